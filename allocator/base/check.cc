@@ -1,0 +1,67 @@
+#include "pinion/allocator/base/check.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "pinion/allocator/base/mutex.h"
+
+namespace pinion {
+namespace {
+
+Mutex& SinkMutex() {
+  static Mutex* mu = new Mutex;
+  return *mu;
+}
+
+LogSink& Sink() {
+  static LogSink* sink = new LogSink([](LogSeverity severity, const std::string& message) {
+    static constexpr const char* kNames[] = {"I", "W", "E"};
+    std::fprintf(stderr, "pinion %s %s\n", kNames[static_cast<int>(severity)], message.c_str());
+  });
+  return *sink;
+}
+
+const char* BaseName(const char* path) {
+  const char* base = path;
+  for (const char* c = path; *c != '\0'; ++c) {
+    if (*c == '/') base = c + 1;
+  }
+  return base;
+}
+
+}  // namespace
+
+LogSink SetLogSink(LogSink sink) {
+  MutexLock lock(SinkMutex());
+  return std::exchange(Sink(), std::move(sink));
+}
+
+namespace internal {
+
+LogMessage::LogMessage(const char* file, int line, LogSeverity severity) : severity_(severity) {
+  stream_ << BaseName(file) << ':' << line << ": ";
+}
+
+LogMessage::~LogMessage() {
+  LogSink sink;
+  {
+    MutexLock lock(SinkMutex());
+    sink = Sink();
+  }
+  sink(severity_, stream_.str());
+}
+
+CheckFailure::CheckFailure(const char* file, int line, const char* condition) {
+  stream_ << "pinion: check failed at " << BaseName(file) << ':' << line << ": " << condition
+          << ' ';
+}
+
+CheckFailure::~CheckFailure() {
+  std::fprintf(stderr, "%s\n", stream_.str().c_str());
+  std::fflush(stderr);
+  std::abort();
+}
+
+}  // namespace internal
+}  // namespace pinion

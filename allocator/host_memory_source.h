@@ -1,0 +1,46 @@
+// Where segments of host memory come from.
+//
+// The allocator owns policy, not memory: it is given a source. Plain sources live in
+// allocator/os, pinned ones in device/cuda and device/emulated; adaptors (limiting, failing) wrap
+// another source.
+//
+// Thread safety: implementations are thread-safe. The allocator never calls one with a lock held.
+
+#ifndef PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_
+#define PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace pinion {
+
+struct HostSegment {
+  void* data = nullptr;
+  uint64_t size_bytes = 0;
+  int numa_node = -1;  // -1: unknown or spread
+};
+
+class HostMemorySource {
+ public:
+  virtual ~HostMemorySource() = default;
+
+  // "cudaHostAlloc", "emulated pinned", "heap": for statistics and messages.
+  virtual std::string name() const = 0;
+
+  // Sizes are multiples of this, and so are the addresses that are returned. A power of two.
+  virtual uint64_t granularity_bytes() const = 0;
+
+  // `size_bytes` is a positive multiple of granularity_bytes(). ResourceExhausted when the memory
+  // cannot be had (any error latched by the device has been cleared); any other code means that
+  // the source is broken and asking again is useless.
+  virtual absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) = 0;
+
+  // `segment` came from this source and nothing uses it any more. May synchronise a device.
+  virtual absl::Status Free(const HostSegment& segment) = 0;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_

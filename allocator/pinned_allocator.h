@@ -1,0 +1,68 @@
+// A caching allocator of page-locked ("pinned") host memory under a budget for the host's RAM.
+//
+//   PINION_ASSIGN_OR_RETURN(std::shared_ptr<PinnedAllocator> allocator,
+//                           PinnedAllocator::Create({}, std::move(source)));
+//   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator->Allocate(5 * kMiB));
+//
+// Pinning costs 0.1 to 1 s per GiB and may stall every process that uses the driver, so memory is
+// pinned in large segments and kept; blocks are cut from segments by segregated fit (at least eight
+// buckets per doubling: at most 12.5 % of a request is rounding) and coalesced when they come back.
+//
+//   segment  |--used--|-free-|--used--|---------free---------|
+//                        \______________/ buckets by size: first fit is best fit within 12.5 %
+//
+// Thread safety: thread-safe. No call to the source, a timeline's Poll, or the operating system is
+// made while a lock is held.
+// Ownership: blocks may outlive the allocator object; their memory then goes with the last block.
+
+#ifndef PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
+#define PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/ram_watermark.h"
+
+namespace pinion {
+
+class PinnedAllocator {
+ public:
+  // InvalidArgument for bad options (the message names the field). `ram` is where the host's RAM
+  // is read; tests inject fixtures.
+  static absl::StatusOr<std::shared_ptr<PinnedAllocator>> Create(
+      const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
+      RamProbe ram = RamProbe());
+
+  ~PinnedAllocator();
+  PinnedAllocator(const PinnedAllocator&) = delete;
+  PinnedAllocator& operator=(const PinnedAllocator&) = delete;
+
+  // A block of at least `size_bytes`, aligned to 4096 bytes if that large, else to 256.
+  // InvalidArgument for 0. ResourceExhausted when the budget or the source refuses and no cached
+  // block fits: the message names the request, what is locked, and which limit was hit.
+  absl::StatusOr<PinnedBlock> Allocate(uint64_t size_bytes);
+
+  // Grows until `size_bytes` more than what is in use can be served without pinning.
+  absl::Status Reserve(uint64_t size_bytes);
+
+  // Gives wholly free segments back until at most `keep_bytes` stay locked. Returns the bytes
+  // given back. Unpinning can synchronise a device: call it between steps.
+  absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
+
+  AllocatorStats GetStats() const;
+
+ private:
+  class Impl;
+  explicit PinnedAllocator(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ALLOCATOR_PINNED_ALLOCATOR_H_

@@ -1,0 +1,64 @@
+// A block of host memory from a PinnedAllocator.
+//
+//   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator->Allocate(5 * kMiB));
+//   std::memcpy(block.data(), source, block.size_bytes());
+//   ...                                            // copies that a device makes from or to it
+//   std::move(block).ReleaseAfter({copy_ticket});  // or let it go out of scope when none is running
+//
+// Move-only. The destructor returns the block for immediate reuse, so whoever lets a device touch
+// it calls ReleaseAfter instead (engine/host_buffer.h does that by construction).
+//
+// Thread safety: a value; different blocks may be used and released on different threads.
+// Ownership: a block may outlive its PinnedAllocator: the memory goes when both are gone.
+
+#ifndef PINION_ALLOCATOR_PINNED_BLOCK_H_
+#define PINION_ALLOCATOR_PINNED_BLOCK_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "pinion/allocator/fence.h"
+
+namespace pinion {
+
+namespace internal {
+class SegmentPool;
+struct BlockRecord;
+}  // namespace internal
+
+class PinnedBlock {
+ public:
+  PinnedBlock() = default;  // empty
+  PinnedBlock(PinnedBlock&& other) noexcept;
+  PinnedBlock& operator=(PinnedBlock&& other) noexcept;
+  PinnedBlock(const PinnedBlock&) = delete;
+  PinnedBlock& operator=(const PinnedBlock&) = delete;
+  ~PinnedBlock();
+
+  bool empty() const { return record_ == nullptr; }
+
+  void* data() const { return data_; }
+  uint64_t size_bytes() const { return size_bytes_; }          // as asked for
+  uint64_t capacity_bytes() const { return capacity_bytes_; }  // as booked: size rounded to its bucket
+  int numa_node() const { return numa_node_; }                 // -1: unknown
+  // Differs for every block that was ever handed out in this process, reused addresses included.
+  uint64_t id() const { return id_; }
+
+  // Returns the block once every ticket is done. The block is empty afterwards.
+  void ReleaseAfter(absl::Span<const FenceTicket> tickets) &&;
+
+ private:
+  friend class internal::SegmentPool;
+
+  internal::SegmentPool* pool_ = nullptr;
+  internal::BlockRecord* record_ = nullptr;
+  void* data_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  uint64_t capacity_bytes_ = 0;
+  uint64_t id_ = 0;
+  int numa_node_ = -1;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ALLOCATOR_PINNED_BLOCK_H_

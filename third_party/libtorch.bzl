@@ -1,0 +1,75 @@
+"""Finds LibTorch: TORCH_PATH, else the torch wheel in the repository's .venv.
+
+Targets:
+  @libtorch//:torch_cpu   headers, libc10 and libtorch_cpu: all that Pinion links
+  @libtorch//:libs        the shared libraries, as run-time data
+"""
+
+_BUILD = """
+package(default_visibility = ["//visibility:public"])
+
+filegroup(
+    name = "libs",
+    srcs = {libs},
+)
+
+cc_library(
+    name = "torch_cpu",
+    srcs = {libs},
+    hdrs = glob(["torch/include/**/*.h", "torch/include/**/*.hpp", "torch/include/**/*.cuh"]),
+    # The wheel is a release build: some c10 and ATen layouts differ without NDEBUG.
+    defines = ["NDEBUG", "PINION_TORCH_LIB_DIR=\\\\\\"{lib_dir}\\\\\\""],
+    includes = [
+        "torch/include",
+        "torch/include/torch/csrc/api/include",
+    ],
+)
+"""
+
+_REMEDY = "Run ./bazelw, which installs the torch wheel into .venv, or set TORCH_PATH to a directory with include/ and lib/ of LibTorch 2.11."
+
+def _torch_root(ctx):
+    given = ctx.os.environ.get("TORCH_PATH", "")
+    if given:
+        root = ctx.path(given)
+        if not root.get_child("include").get_child("c10").exists:
+            fail("TORCH_PATH=%s has no include/c10. %s" % (given, _REMEDY))
+        return root
+    workspace = ctx.path(Label("//:WORKSPACE")).dirname
+    lib = workspace.get_child(".venv").get_child("lib")
+    if lib.exists:
+        for python in lib.readdir():
+            root = python.get_child("site-packages").get_child("torch")
+            if root.get_child("include").get_child("c10").exists:
+                return root
+    fail("LibTorch was not found. " + _REMEDY)
+
+def _libtorch_configure_impl(ctx):
+    root = _torch_root(ctx)
+    version = root.get_child("version.py")
+    if version.exists and "'2.11." not in ctx.read(version):
+        fail("%s is not LibTorch 2.11, the version that Pinion is built and tested against. %s" % (root, _REMEDY))
+    ctx.symlink(root.get_child("include"), "torch/include")
+    libs = []
+    for name in ["libc10.so", "libtorch_cpu.so", "libgomp.so.1"]:
+        path = root.get_child("lib").get_child(name)
+        if path.exists:
+            ctx.symlink(path, "torch/lib/" + name)
+            libs.append("torch/lib/" + name)
+        elif name != "libgomp.so.1":
+            fail("%s is missing. %s" % (path, _REMEDY))
+
+    # libtorch_cpu.so needs these two; a full install brings them as wheels.
+    nvidia = root.dirname.get_child("nvidia").get_child("cu13").get_child("lib")
+    for name in ["libcudart.so.13", "libcupti.so.13"]:
+        path = nvidia.get_child(name)
+        if path.exists:
+            ctx.symlink(path, "nvidia/cu13/lib/" + name)
+            libs.append("nvidia/cu13/lib/" + name)
+    ctx.file("BUILD.bazel", _BUILD.format(libs = repr(libs), lib_dir = root.get_child("lib")))
+
+libtorch_configure = repository_rule(
+    implementation = _libtorch_configure_impl,
+    local = True,
+    environ = ["TORCH_PATH"],
+)
