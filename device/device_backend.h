@@ -1,0 +1,31 @@
+// How a program hands its devices to the layers above: explicit, no registry, no static
+// constructors.
+//
+//   auto session = OffloadSession::Create({}, CudaBackend());             //
+//   device/cuda/cuda_backend.h auto session = OffloadSession::Create({}, EmulatedBackend(machine));
+//   // device/emulated/...
+//
+// Thread safety: `device` may be called from any thread, and is called once per index by a user
+// that caches the result.
+
+#ifndef PINION_DEVICE_DEVICE_BACKEND_H_
+#define PINION_DEVICE_DEVICE_BACKEND_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "pinion/device/device.h"
+
+namespace pinion {
+
+struct DeviceBackend {
+  std::string type_name;  // as LibTorch prints it: "cuda", "emu"
+  // NotFound names the index and how many devices there are.
+  std::function<absl::StatusOr<std::shared_ptr<Device>>(int index)> device;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_DEVICE_BACKEND_H_

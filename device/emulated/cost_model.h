@@ -1,0 +1,68 @@
+// What things cost on the emulated accelerator: a roofline for kernels, a link model for copies.
+//
+//   kernel  launch_us + max(flops / peak_flops(type), bytes / memory_bandwidth)
+//   copy    fixed_us + bytes / bandwidth             (half-performance size = fixed_us * bandwidth)
+//
+// All times are modelled, never measured, and are labelled so wherever they are printed. The
+// constants of each preset, with their sources, stand in cost_model.cc and nowhere else.
+
+#ifndef PINION_DEVICE_EMULATED_COST_MODEL_H_
+#define PINION_DEVICE_EMULATED_COST_MODEL_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace pinion {
+
+enum class ComputeType { kFloat32, kBFloat16, kFloat64 };
+
+struct LinkModel {
+  double h2d_gb_per_s = 0;  // 1e9 bytes per second, one direction alone
+  double d2h_gb_per_s = 0;
+  double h2d_duplex_gb_per_s = 0;  // with the other direction busy
+  double d2h_duplex_gb_per_s = 0;
+  double host_gb_per_s = 0;      // all devices of the host together, per direction; 0: no limit
+  double fixed_us = 0;           // per copy
+  double pageable_gb_per_s = 0;  // pageable memory: slower, and the host blocks
+};
+
+struct DevicePreset {
+  std::string name;
+  std::string description;         // the device, the link, and that it is modelled
+  double float32_tflop_per_s = 0;  // as training reaches them, not the data sheet's
+  double bfloat16_tflop_per_s = 0;
+  double float64_tflop_per_s = 0;
+  double memory_gb_per_s = 0;
+  double launch_us = 0;       // on the device, per kernel
+  double host_call_us = 0;    // the host clock's cost of a launch or copy call
+  double host_event_us = 0;   // of an event or query call
+  double pin_ms_per_gib = 0;  // of pinning host memory
+  LinkModel link;
+
+  DevicePreset();  // h100_pcie5
+};
+
+// "a100_pcie4", "h100_pcie5", "b200_pcie5", "gh200_c2c", "gb200_c2c". NotFound names them all.
+absl::StatusOr<DevicePreset> FindPreset(const std::string& name);
+std::vector<std::string> PresetNames();
+
+// Shrinks a device so that a small model on it behaves as a large one on `base`: FLOPs per byte
+// transferred, bytes of memory traffic per byte transferred, and fixed costs per tensor keep their
+// proportions. `flops_per_byte` and `tensor_bytes` describe the two models: FLOPs of a training
+// step per byte of saved activations, and the mean size of a saved tensor.
+struct Workload {
+  double flops_per_saved_byte = 0;
+  double mean_saved_tensor_bytes = 0;
+};
+DevicePreset ScalePreset(const DevicePreset& base, const Workload& large, const Workload& small);
+
+// Milliseconds that the model asks for a kernel or for a copy alone on an idle link.
+double KernelMs(const DevicePreset& preset, double flops, double memory_bytes, ComputeType type);
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_EMULATED_COST_MODEL_H_

@@ -1,0 +1,185 @@
+// The emulated accelerator: a host with n devices, simulated as discrete events.
+//
+//   EmulatedOptions options;
+//   options.device_count = 2;
+//   options.preset = *FindPreset("h100_pcie5");
+//   PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
+//   EmulatedMachine::Create(options)); Device& device = *machine->device(0);
+//
+// Three separate things happen to what is submitted:
+//   values  Real bytes move. A copy is deferred and reads its source when it takes effect; the
+//           schedule decides when, among all legal moments. A kernel runs at once on the host,
+//           after the effects of all that it is ordered after.
+//   races   Vector clocks over byte ranges. Two accesses, one of them a write, that no event or
+//           stream orders are an error, whatever order the bytes took: it names both accesses,
+//           their streams and the missing edge.
+//   time    Virtual. The host clock H rises by each call's cost and by blocking waits; kernels and
+//           copies take what the preset's cost model says; links are shared as fluids.
+//
+// There are no threads here: all of it happens inside the calls. All host threads share one host
+// clock (docs/decisions): an order among host threads is taken for granted, TSan's job.
+//
+// Thread safety: thread-safe (one mutex). Times are exact and repeatable when one host thread is
+// active at a time.
+// Ownership: devices live as long as the machine; keep the shared_ptr.
+
+#ifndef PINION_DEVICE_EMULATED_EMULATED_MACHINE_H_
+#define PINION_DEVICE_EMULATED_EMULATED_MACHINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/faults.h"
+
+namespace pinion {
+
+// When a deferred copy takes effect, among the moments that its dependencies allow.
+enum class EffectSchedule {
+  kEarly,   // as soon as what it depends on has taken effect
+  kLate,    // only when something that depends on it, or an observation, forces it
+  kRandom,  // the seed decides at each call
+};
+
+// What Allocate may hand out after a Free.
+enum class ReuseMode {
+  kImmediate,   // last in, first out: recycled addresses, as a caching allocator does
+  kQuarantine,  // an address comes back as late as capacity allows
+};
+
+struct EmulatedOptions {
+  int device_count = 1;
+  uint64_t memory_bytes = uint64_t{8} << 30;  // per device; out of memory beyond it
+  DevicePreset preset;                        // cost_model.h; the default is h100_pcie5
+  EffectSchedule schedule = EffectSchedule::kLate;
+  ReuseMode reuse = ReuseMode::kImmediate;
+  uint64_t seed = 1;  // drives every random choice
+  bool detect_races = true;
+  // A race is fatal by default: the process prints the report and aborts. Otherwise races are
+  // collected (races()), for tests of the detector itself.
+  bool abort_on_race = true;
+  bool record_trace = false;  // keep the timeline for WriteChromeTrace
+  FaultPlan faults;           // faults.h
+
+  absl::Status Validate() const;
+};
+
+struct ByteRange {
+  const void* data = nullptr;
+  uint64_t size_bytes = 0;
+};
+
+// An operator on a stream, as the LibTorch device submits it.
+struct Kernel {
+  std::string name;
+  std::vector<ByteRange> reads;
+  std::vector<ByteRange> writes;
+  double flops = 0;
+  double memory_bytes = 0;  // traffic to device memory; 0: the sum of reads and writes
+  ComputeType type = ComputeType::kFloat32;
+};
+
+struct MemoryStats {
+  uint64_t limit_bytes = 0;
+  uint64_t in_use_bytes = 0;
+  uint64_t peak_bytes = 0;
+  uint64_t allocations = 0;
+  uint64_t frees = 0;
+};
+
+// Virtual time and traffic of one device since the last ResetStats.
+struct TimeStats {
+  double compute_busy_ms = 0;
+  double h2d_busy_ms = 0;
+  double d2h_busy_ms = 0;
+  uint64_t h2d_bytes = 0;
+  uint64_t d2h_bytes = 0;
+  // Time in which a compute stream (a foreign one, or the default one) had work that only waited
+  // for a copy: what offload costs the step.
+  double stalled_on_copies_ms = 0;
+  uint64_t kernels = 0;
+  uint64_t copies = 0;
+};
+
+class EmulatedMachine {
+ public:
+  static absl::StatusOr<std::shared_ptr<EmulatedMachine>> Create(const EmulatedOptions& options);
+  virtual ~EmulatedMachine() = default;
+
+  virtual const EmulatedOptions& options() const = 0;
+  virtual int device_count() const = 0;
+  // A shared_ptr that keeps the machine alive.
+  virtual std::shared_ptr<Device> device(int index) = 0;
+
+  // Every device has a default stream that exists from the start.
+  virtual StreamHandle default_stream(int device) = 0;
+
+  // --- Kernels ---
+  // Forces the effects of all that work on `stream` is ordered after, so that the caller may now
+  // run the operator on the host over the device's memory. Then, with the ranges known, Launch
+  // submits it: race checks, time, trace. Nothing else may be submitted on `stream` in between by
+  // the same thread except Allocate and Free.
+  virtual absl::Status PrepareKernel(int device, StreamHandle stream) = 0;
+  virtual absl::Status Launch(int device, StreamHandle stream, const Kernel& kernel) = 0;
+
+  // --- Copies outside the engine ---
+  // As cudaMemcpyAsync: any mix of device and host pointers (pinned or pageable; the machine
+  // knows). Pageable memory blocks the host.
+  virtual absl::Status Copy(int device, void* dst, const void* src, uint64_t size_bytes,
+                            StreamHandle stream) = 0;
+
+  // A use of `data`'s allocation by another stream, as tensor.record_stream(): Free waits for it.
+  virtual absl::Status RecordStream(const void* data, StreamHandle stream) = 0;
+
+  // A host access to pinned memory, to be checked against copies. Tests and CPU operators use it.
+  virtual absl::Status HostAccess(const void* data, uint64_t size_bytes, bool write) = 0;
+
+  // --- Observation ---
+  // Blocks until all work of the device is done; forces all effects.
+  virtual absl::Status SynchronizeDevice(int device) = 0;
+  virtual double now_ms() const = 0;  // the host clock H
+  virtual MemoryStats memory_stats(int device) const = 0;
+  virtual void ResetPeakMemory(int device) = 0;
+  virtual TimeStats time_stats(int device) const = 0;
+  virtual void ResetTimeStats(int device) = 0;
+  // Who holds the device's memory, largest first: "aten::addmm 24 MiB (12 allocations)".
+  virtual std::string MemoryReport(int device) const = 0;
+  virtual absl::Status SetMemoryLimit(int device, uint64_t limit_bytes) = 0;
+  // True if `data` lies in the memory of some device; *device is set to its index.
+  virtual bool IsDevicePointer(const void* data, int* device) const = 0;
+  virtual bool IsPinned(const void* data) const = 0;
+  // Reports of races seen so far (with abort_on_race off).
+  virtual std::vector<std::string> races() const = 0;
+
+  // --- Tests ---
+  // Makes IsCapturing(stream) answer `capturing`; polling an event of a capturing stream fails.
+  virtual absl::Status SetCapturing(StreamHandle stream, bool capturing) = 0;
+
+  // Chrome trace (Perfetto opens it): one row per stream, virtual microseconds.
+  virtual absl::Status WriteChromeTrace(const std::string& path) const = 0;
+};
+
+// Names who allocates device memory on this thread, for MemoryReport. The outermost label wins.
+class AllocationLabel {
+ public:
+  explicit AllocationLabel(std::string label);
+  ~AllocationLabel();
+  AllocationLabel(const AllocationLabel&) = delete;
+  AllocationLabel& operator=(const AllocationLabel&) = delete;
+
+  static const std::string& Current();  // "" without one
+
+ private:
+  bool outermost_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_EMULATED_EMULATED_MACHINE_H_

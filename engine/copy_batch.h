@@ -1,0 +1,51 @@
+// The pieces of one transfer: a plain builder.
+//
+//   CopyBatch batch(CopyDirection::kDeviceToHost);
+//   batch.Add(buffer, /*host_offset_bytes=*/0, tensor_data, tensor_bytes);
+//   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(std::move(batch), compute_stream));
+//
+// One ticket covers the whole batch: nothing in it is available before all of it is. The batch
+// keeps its host buffers alive; device memory stays the caller's, who must keep it until the
+// transfer is done (in the order of a stream that waited for it).
+//
+// Thread safety: none; build it on one thread.
+
+#ifndef PINION_ENGINE_COPY_BATCH_H_
+#define PINION_ENGINE_COPY_BATCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "pinion/device/device.h"
+#include "pinion/engine/host_buffer.h"
+
+namespace pinion {
+
+class CopyBatch {
+ public:
+  explicit CopyBatch(CopyDirection direction) : direction_(direction) {}
+  CopyBatch(CopyBatch&&) = default;
+  CopyBatch& operator=(CopyBatch&&) = default;
+
+  // Checks that the range lies in the buffer and that size_bytes > 0.
+  void Add(std::shared_ptr<HostBuffer> host, uint64_t host_offset_bytes, void* device_data,
+           uint64_t size_bytes);
+
+  CopyDirection direction() const { return direction_; }
+  bool empty() const { return pieces_.empty(); }
+  uint64_t size_bytes() const { return size_bytes_; }
+  const std::vector<CopyPiece>& pieces() const { return pieces_; }
+  // Each buffer once, in the order of its first piece.
+  const std::vector<std::shared_ptr<HostBuffer>>& buffers() const { return buffers_; }
+
+ private:
+  CopyDirection direction_;
+  std::vector<CopyPiece> pieces_;
+  std::vector<std::shared_ptr<HostBuffer>> buffers_;
+  uint64_t size_bytes_ = 0;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_COPY_BATCH_H_

@@ -1,0 +1,35 @@
+// What a TransferEngine did, as a value.
+
+#ifndef PINION_ENGINE_ENGINE_STATS_H_
+#define PINION_ENGINE_ENGINE_STATS_H_
+
+#include <cstdint>
+#include <string>
+
+namespace pinion {
+
+// Invariant: submitted == completed + in_flight (transfers and bytes alike).
+struct DirectionStats {
+  uint64_t submitted_transfers = 0;
+  uint64_t submitted_pieces = 0;
+  uint64_t submitted_bytes = 0;
+  uint64_t completed_transfers = 0;  // as far as polling knows
+  uint64_t completed_bytes = 0;
+  uint64_t in_flight_bytes = 0;
+  uint64_t peak_in_flight_bytes = 0;
+  uint64_t flow_control_waits = 0;  // Submit blocked the host
+  uint64_t failed_submits = 0;
+};
+
+struct EngineStats {
+  DirectionStats h2d;
+  DirectionStats d2h;
+  uint64_t event_waits = 0;          // stream waits that were enqueued
+  uint64_t event_waits_skipped = 0;  // not needed: known to be done
+
+  std::string ToString() const;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_ENGINE_STATS_H_

@@ -1,0 +1,114 @@
+// Moves batches of bytes between one device and the host, beside its compute.
+//
+//   PINION_ASSIGN_OR_RETURN(auto engine, TransferEngine::Create({}, device));
+//   auto buffer = std::make_shared<HostBuffer>(std::move(block));
+//   CopyBatch batch(CopyDirection::kDeviceToHost);
+//   batch.Add(buffer, 0, data, size_bytes);
+//   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(std::move(batch), compute));  // after
+//   compute's present work out.WaitOn(compute, WaitSite::kEvictAfterCopyOut);   // an event: the
+//   host goes on
+//
+// Two streams per device, one per direction, never the legacy default stream: links are full
+// duplex. What is submitted to one direction executes in order of submission. Before a batch's
+// copies the engine makes its stream wait for (a) the present work of the `after` stream and
+// (b) copies of the other direction that still touch one of its host buffers (H2D of a block waits
+// for that block's D2H; D2H into a block waits for reads of it).
+//
+// Each submission is numbered on its direction's timeline (a Transfer's ticket). One event per
+// submission, kept in a FIFO ring, polled outside locks.
+//
+// Errors: a transient device error or out-of-memory is returned, and nothing of that batch will be
+// written later. A sticky error poisons the engine: it makes no further device call, every later
+// call returns the first error with the name of the call that failed, tickets that were not done
+// stay undone (so their host blocks are never reused), and no host data is lost.
+//
+// Thread safety: thread-safe. Submissions of one direction take turns; no mutex is held across a
+// device call.
+// Ownership: transfers and tickets share ownership of what they need; the engine's destructor
+// drains for at most `drain_timeout`, then leaks what is still in flight and says so.
+
+#ifndef PINION_ENGINE_TRANSFER_ENGINE_H_
+#define PINION_ENGINE_TRANSFER_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "pinion/device/device.h"
+#include "pinion/engine/copy_batch.h"
+#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/wait_site.h"
+
+namespace pinion {
+
+struct EngineOptions {
+  // Submit blocks the host while more than this is in flight in its direction (a batch that is
+  // larger on its own goes when nothing else is). Bounds the ring of events and how long a needed
+  // copy queues behind others. Must be positive.
+  uint64_t max_in_flight_bytes = uint64_t{1} << 30;
+
+  // How long the destructor and flow control wait before they give up.
+  absl::Duration drain_timeout = absl::Seconds(60);
+
+  absl::Status Validate() const;
+};
+
+namespace internal {
+class StreamTimeline;
+}
+
+// One submitted batch. A copyable value; default-constructed it is done.
+class Transfer {
+ public:
+  Transfer() = default;
+
+  FenceTicket ticket() const;
+  bool IsDone() const;  // as far as polling knows; no device call
+
+  // Later work of `stream` starts after this transfer. Makes no device call when it is known to
+  // be done. Never blocks the host.
+  absl::Status WaitOn(StreamHandle stream, WaitSite site) const;
+
+  // Blocks the host until the transfer is done. DeadlineExceeded after `timeout`, naming the
+  // transfer and what its stream is stuck behind where the device knows.
+  absl::Status Wait(absl::Duration timeout) const;
+
+ private:
+  friend class TransferEngine;
+  std::shared_ptr<internal::StreamTimeline> timeline_;
+  uint64_t value_ = 0;
+};
+
+class TransferEngine {
+ public:
+  static absl::StatusOr<std::shared_ptr<TransferEngine>> Create(const EngineOptions& options,
+                                                                std::shared_ptr<Device> device);
+  virtual ~TransferEngine() = default;
+
+  // Enqueues the batch (not empty) after the present work of `after`.
+  virtual absl::StatusOr<Transfer> Submit(CopyBatch batch, StreamHandle after) = 0;
+
+  // A ticket for the present work of a foreign stream: done when that work is.
+  virtual absl::StatusOr<FenceTicket> Mark(StreamHandle stream) = 0;
+
+  // Later work of `later` starts after the present work of `earlier`. Never blocks the host.
+  virtual absl::Status OrderStreams(StreamHandle earlier, StreamHandle later, WaitSite site) = 0;
+
+  // Asks the device how far both directions have come.
+  virtual void Poll() = 0;
+
+  // Blocks until everything submitted so far is done.
+  virtual absl::Status Drain(absl::Duration timeout) = 0;
+
+  // OkStatus, or the sticky error that poisoned the engine.
+  virtual absl::Status health() const = 0;
+
+  virtual Device& device() const = 0;
+  virtual EngineStats GetStats() const = 0;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_TRANSFER_ENGINE_H_

@@ -1,0 +1,46 @@
+// Every wait between streams, by name.
+//
+// No stream waits for another except through a site listed here: a call site that is not in the
+// list does not compile. Tests disable one site at a time and must then see a race or wrong bytes
+// (mutation of synchronisation), so that no wait is decoration and none is missing.
+
+#ifndef PINION_ENGINE_WAIT_SITE_H_
+#define PINION_ENGINE_WAIT_SITE_H_
+
+namespace pinion {
+
+enum class WaitSite {
+  // engine
+  kCopyAfterCompute,     // a copy starts after the work that its batch was submitted after
+  kCopyAfterHostBuffer,  // a copy starts after earlier copies of the other direction on its host
+                         // buffer
+  kFlowControl,          // the host waits until bytes in flight are below the bound
+  // hooks
+  kEvictAfterCopyOut,    // device memory is dropped after its copy out is done
+  kUnpackAfterCopyIn,    // backward reads a fetched tensor after its copy in is done
+  kFreeAfterCopy,        // a device buffer under copy is freed after the copy
+  kUnpackOnOtherStream,  // backward on another stream than forward waits for forward's work
+};
+
+inline constexpr int kWaitSiteCount = 7;
+
+const char* WaitSiteName(WaitSite site);
+
+// False while a test has disabled `site`. One relaxed load.
+bool WaitSiteEnabled(WaitSite site);
+
+// Tests only. Disables `site` process-wide for the lifetime of the object.
+class ScopedDisableWaitSite {
+ public:
+  explicit ScopedDisableWaitSite(WaitSite site);
+  ~ScopedDisableWaitSite();
+  ScopedDisableWaitSite(const ScopedDisableWaitSite&) = delete;
+  ScopedDisableWaitSite& operator=(const ScopedDisableWaitSite&) = delete;
+
+ private:
+  WaitSite site_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_WAIT_SITE_H_

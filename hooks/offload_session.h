@@ -1,0 +1,151 @@
+// Activation offload for LibTorch, in three lines.
+//
+//   auto session = pinion::OffloadSession::Create({}, pinion::CudaBackend()).value();
+//   {
+//     pinion::OffloadScope scope(session, *model);      // tensors that autograd saves in here ...
+//     loss = torch::cross_entropy_loss(model->forward(x), y);
+//   }
+//   loss.backward();                                    // ... come back just in time in here
+//
+// What autograd saves for backward is copied to pinned host memory on a stream of its own; the
+// device memory goes once the copy is done and a window of bytes has passed; backward fetches it
+// ahead of need. Results are bit-identical with and without.
+//
+// Every saved tensor's handle owns its host data: graphs may be dropped, kept (retain_graph),
+// interleaved or abandoned by an exception without anything to clean up.
+//
+// Thread safety: OffloadSession is thread-safe; backward's worker threads unpack concurrently. A
+// scope belongs to the thread that made it (and to the autograd workers that run on its behalf).
+// Ownership: handles share ownership of the session; a graph may outlive it.
+// Errors: bad options are InvalidArgument. Inside forward and backward, errors are c10::Error: the
+// ones that autograd itself would raise, and c10::OutOfMemoryError. Running out of host memory is
+// not an error: the tensor then stays on the device, and the statistics say so.
+
+#ifndef PINION_HOOKS_OFFLOAD_SESSION_H_
+#define PINION_HOOKS_OFFLOAD_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/transfer_engine.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace pinion {
+
+struct OffloadOptions {
+  // False makes every scope do nothing. The environment variable PINION_DISABLE=1 does the same.
+  bool enabled = true;
+
+  // Saved tensors of at least this many bytes are offloaded (TRL's default and boundary).
+  uint64_t min_offload_bytes = 1024;
+
+  // True: copies run beside the compute, backward prefetches. False: every pack and unpack blocks
+  // until its copy is done (what save_on_cpu does): a baseline.
+  bool overlap = true;
+
+  // Device bytes whose copy out was submitted and which are not dropped yet; the tensors saved last
+  // stay on the device up to this size. Larger hides more of the link, smaller saves more memory.
+  // kAutoWindow: twice the largest tensor saved so far, or a sixteenth of what a step saves,
+  // whichever is more, up to 256 MiB. 0 is refused.
+  uint64_t eviction_window_bytes = kAutoWindow;
+
+  // Device bytes that were fetched ahead of need. kAutoWindow as above. 0 is refused.
+  uint64_t prefetch_window_bytes = kAutoWindow;
+
+  // Leaves that do not require a gradient (inputs, buffers) are held by someone else anyway:
+  // offloading them frees nothing.
+  bool offload_leaves = false;
+
+  AllocatorOptions allocator;
+  EngineOptions engine;
+
+  static constexpr uint64_t kAutoWindow = UINT64_MAX;
+
+  absl::Status Validate() const;
+};
+
+// Counters since the session began. Bytes are of storages that were copied, each once per version.
+struct OffloadStats {
+  uint64_t packed = 0;      // saved tensors that reached a scope
+  uint64_t offloaded = 0;   // of these: with a host copy of their own
+  uint64_t shared = 0;      //   views and repeats of one that has a copy already
+  uint64_t kept_small = 0;  //   kept on the device, by reason
+  uint64_t kept_parameter = 0;
+  uint64_t kept_leaf = 0;
+  uint64_t kept_held = 0;  //   offloading them freed nothing last time
+  uint64_t kept_no_host_memory = 0;
+  uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once
+  uint64_t kept_capturing = 0;
+  uint64_t kept_unsupported = 0;  //   not strided, not of the session's device type, ...
+  uint64_t offloaded_bytes = 0;
+
+  uint64_t unpacked = 0;
+  uint64_t reused_on_device = 0;  // the storage was still alive: no copy back
+  uint64_t prefetch_hits = 0;
+  uint64_t fetched_on_demand = 0;
+  uint64_t prefetches_dropped = 0;  // fetched, never read: partial backward, dead branch
+  uint64_t prefetches_refused = 0;  // no device memory for them
+  uint64_t fetched_bytes = 0;
+  uint64_t live_handles = 0;
+
+  double pack_unpack_us = 0;  // wall time of the host inside pack and unpack, total
+
+  std::string ToString() const;
+};
+
+class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
+ public:
+  static absl::StatusOr<std::shared_ptr<OffloadSession>> Create(const OffloadOptions& options,
+                                                                DeviceBackend backend);
+  virtual ~OffloadSession() = default;
+
+  virtual const OffloadOptions& options() const = 0;
+  virtual OffloadStats GetStats() const = 0;
+  virtual AllocatorStats GetAllocatorStats() const = 0;
+  virtual EngineStats GetEngineStats(int device_index) const = 0;
+
+  // Gives cached host memory back: call it between steps.
+  virtual absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) = 0;
+};
+
+// While it lives, tensors that autograd saves on this thread go to `session`. Nests: the innermost
+// scope wins. The parameters and buffers of `module` stay on the device, by storage; without a
+// module, leaves that require a gradient are taken for parameters.
+class OffloadScope {
+ public:
+  explicit OffloadScope(std::shared_ptr<OffloadSession> session);
+  OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module);
+  ~OffloadScope();
+  OffloadScope(const OffloadScope&) = delete;
+  OffloadScope& operator=(const OffloadScope&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Tensors saved while it lives stay on the device, inside any OffloadScope.
+class NoOffloadScope {
+ public:
+  NoOffloadScope();
+  ~NoOffloadScope();
+  NoOffloadScope(const NoOffloadScope&) = delete;
+  NoOffloadScope& operator=(const NoOffloadScope&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_OFFLOAD_SESSION_H_
