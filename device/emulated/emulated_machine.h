@@ -150,6 +150,7 @@ class EmulatedMachine {
   virtual TimeStats time_stats(int device) const = 0;
   virtual void ResetTimeStats(int device) = 0;
   // Who holds the device's memory, largest first: "aten::addmm 24 MiB (12 allocations)".
+  // Names come from device/allocation_label.h.
   virtual std::string MemoryReport(int device) const = 0;
   virtual absl::Status SetMemoryLimit(int device, uint64_t limit_bytes) = 0;
   // True if `data` lies in the memory of some device; *device is set to its index.
@@ -164,20 +165,6 @@ class EmulatedMachine {
 
   // Chrome trace (Perfetto opens it): one row per stream, virtual microseconds.
   virtual absl::Status WriteChromeTrace(const std::string& path) const = 0;
-};
-
-// Names who allocates device memory on this thread, for MemoryReport. The outermost label wins.
-class AllocationLabel {
- public:
-  explicit AllocationLabel(std::string label);
-  ~AllocationLabel();
-  AllocationLabel(const AllocationLabel&) = delete;
-  AllocationLabel& operator=(const AllocationLabel&) = delete;
-
-  static const std::string& Current();  // "" without one
-
- private:
-  bool outermost_;
 };
 
 }  // namespace pinion

@@ -1,0 +1,31 @@
+// Names who allocates device memory on this thread, so that an out-of-memory report can say who
+// holds what.
+//
+//   AllocationLabel label("optimizer state");
+//   optimizer.step();
+//
+// Thread safety: per thread. The outermost label wins.
+
+#ifndef PINION_DEVICE_ALLOCATION_LABEL_H_
+#define PINION_DEVICE_ALLOCATION_LABEL_H_
+
+#include <string>
+
+namespace pinion {
+
+class AllocationLabel {
+ public:
+  explicit AllocationLabel(std::string label);
+  ~AllocationLabel();
+  AllocationLabel(const AllocationLabel&) = delete;
+  AllocationLabel& operator=(const AllocationLabel&) = delete;
+
+  static const std::string& Current();  // "" without one
+
+ private:
+  bool outermost_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_ALLOCATION_LABEL_H_
