@@ -34,6 +34,7 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/engine_stats.h"
 #include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/offload_stats.h"
 
 namespace torch::nn {
 class Module;
@@ -52,18 +53,15 @@ struct OffloadOptions {
   // until its copy is done (what save_on_cpu does): a baseline.
   bool overlap = true;
 
-  // Device bytes whose copy out was submitted and which are not dropped yet; the tensors saved last
-  // stay on the device up to this size. Larger hides more of the link, smaller saves more memory.
-  // kAutoWindow: twice the largest tensor saved so far, or a sixteenth of what a step saves,
-  // whichever is more, up to 256 MiB. 0 is refused.
+  // Device bytes of saved tensors that are kept before the oldest is dropped: the ones saved last
+  // stay on the device, and copies out have this long to finish beside the compute. Larger hides
+  // more of the link, smaller saves more memory. kAutoWindow: twice the largest tensor saved so
+  // far, or a sixteenth of what the last scope saved (up to 256 MiB), whichever is more. 0 is
+  // refused.
   uint64_t eviction_window_bytes = kAutoWindow;
 
-  // Device bytes that were fetched ahead of need. kAutoWindow as above. 0 is refused.
+  // Device bytes that were fetched ahead of need and not read yet. As above.
   uint64_t prefetch_window_bytes = kAutoWindow;
-
-  // Leaves that do not require a gradient (inputs, buffers) are held by someone else anyway:
-  // offloading them frees nothing.
-  bool offload_leaves = false;
 
   AllocatorOptions allocator;
   EngineOptions engine;
@@ -71,35 +69,6 @@ struct OffloadOptions {
   static constexpr uint64_t kAutoWindow = UINT64_MAX;
 
   absl::Status Validate() const;
-};
-
-// Counters since the session began. Bytes are of storages that were copied, each once per version.
-struct OffloadStats {
-  uint64_t packed = 0;      // saved tensors that reached a scope
-  uint64_t offloaded = 0;   // of these: with a host copy of their own
-  uint64_t shared = 0;      //   views and repeats of one that has a copy already
-  uint64_t kept_small = 0;  //   kept on the device, by reason
-  uint64_t kept_parameter = 0;
-  uint64_t kept_leaf = 0;
-  uint64_t kept_held = 0;  //   offloading them freed nothing last time
-  uint64_t kept_no_host_memory = 0;
-  uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once
-  uint64_t kept_capturing = 0;
-  uint64_t kept_unsupported = 0;  //   not strided, not of the session's device type, ...
-  uint64_t offloaded_bytes = 0;
-
-  uint64_t unpacked = 0;
-  uint64_t reused_on_device = 0;  // the storage was still alive: no copy back
-  uint64_t prefetch_hits = 0;
-  uint64_t fetched_on_demand = 0;
-  uint64_t prefetches_dropped = 0;  // fetched, never read: partial backward, dead branch
-  uint64_t prefetches_refused = 0;  // no device memory for them
-  uint64_t fetched_bytes = 0;
-  uint64_t live_handles = 0;
-
-  double pack_unpack_us = 0;  // wall time of the host inside pack and unpack, total
-
-  std::string ToString() const;
 };
 
 class OffloadSession : public std::enable_shared_from_this<OffloadSession> {

@@ -1,0 +1,639 @@
+#include "pinion/hooks/device_offloader.h"
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/device/allocation_label.h"
+
+namespace pinion {
+namespace {
+
+constexpr uint64_t kMaxBatchBytes = kMiB;
+constexpr uint64_t kMaxAutoWindowBytes = 256 * kMiB;
+constexpr int kTransientRetries = 3;
+// CPU kernels may choose a code path by alignment; what comes back keeps its address modulo this.
+constexpr uint64_t kAlignmentBytes = 512;
+
+// All of the storage when the tensor covers half of it or more, so that its other views share one
+// copy; else only what the tensor can touch (a small view of a flat buffer must not move it all).
+StorageExtent ExtentToSave(const at::Tensor& tensor) {
+  const uint64_t storage_bytes = tensor.storage().nbytes();
+  StorageExtent extent = ExtentOf(tensor);
+  if (2 * extent.size_bytes() >= storage_bytes) return {0, storage_bytes};
+  extent.begin_bytes &= ~(kAlignmentBytes - 1);
+  return extent;
+}
+
+template <typename Enqueue>
+auto RetryTransient(Enqueue enqueue) {
+  auto result = enqueue();
+  for (int attempt = 1; attempt < kTransientRetries && absl::IsUnavailable(result.status());
+       ++attempt) {
+    result = enqueue();
+  }
+  return result;
+}
+
+}  // namespace
+
+class DeviceOffloader::Handle : public SavedTensor {
+ public:
+  Handle(std::shared_ptr<DeviceOffloader> owner, RecordPtr record, const at::Tensor& tensor)
+      : owner_(std::move(owner)),
+        record_(std::move(record)),
+        version_(tensor),
+        sizes_(tensor.sizes()),
+        strides_(tensor.strides()),
+        offset_bytes_(static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize()),
+        dtype_(tensor.dtype()) {}
+
+  ~Handle() override { owner_->Release(*this); }
+
+  at::Tensor Unpack() override {
+    version_.Check(c10::typeMetaToScalarType(dtype_), sizes_);
+    return owner_->Unpack(*this);
+  }
+
+  const RecordPtr& record() const { return record_; }
+
+  at::Tensor View(c10::Storage storage, uint64_t begin_bytes) const {
+    const c10::Device device = storage.device();
+    const c10::DispatchKeySet keys(
+        c10::computeDispatchKey(c10::typeMetaToScalarType(dtype_), c10::kStrided, device));
+    auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, dtype_);
+    impl->set_sizes_and_strides(
+        sizes_, strides_, static_cast<int64_t>((offset_bytes_ - begin_bytes) / dtype_.itemsize()));
+    return at::Tensor(std::move(impl));
+  }
+
+  uint64_t read_epoch = 0;  // guarded by the owner's mutex
+
+ private:
+  const std::shared_ptr<DeviceOffloader> owner_;
+  const RecordPtr record_;
+  const SavedVersion version_;
+  const c10::SmallVector<int64_t, 5> sizes_;
+  const c10::SmallVector<int64_t, 5> strides_;
+  const uint64_t offset_bytes_;
+  const caffe2::TypeMeta dtype_;
+};
+
+DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device device,
+                                 std::shared_ptr<TransferEngine> engine,
+                                 std::shared_ptr<PinnedAllocator> allocator,
+                                 std::shared_ptr<OffloadStatsRecorder> stats)
+    : options_(options),
+      device_(device),
+      engine_(std::move(engine)),
+      allocator_(std::move(allocator)),
+      stats_(std::move(stats)) {}
+
+uint64_t DeviceOffloader::Window(uint64_t option) const {
+  if (option != OffloadOptions::kAutoWindow) return option;
+  return std::max(2 * largest_bytes_, std::min(kMaxAutoWindowBytes, last_scope_bytes_ / 16));
+}
+
+uint64_t DeviceOffloader::BatchBytes() const {
+  return std::min(kMaxBatchBytes, Window(options_.eviction_window_bytes) / 4);
+}
+
+// ---------------------------------------------------------------------------------------- pack
+
+std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool leaf) {
+  const c10::Stream stream = CurrentStream(device_);
+  const auto keep = [this](uint64_t OffloadStats::*reason) {
+    stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
+    return nullptr;
+  };
+  if (!engine_->health().ok()) return keep(&OffloadStats::kept_copy_failed);
+  const absl::StatusOr<bool> capturing = engine_->device().IsCapturing(NativeStream(stream));
+  if (!capturing.ok() || *capturing) return keep(&OffloadStats::kept_capturing);
+
+  const c10::Storage& storage = tensor.storage();
+  const StorageExtent extent = ExtentToSave(tensor);
+  const uint32_t version = SavedVersion(tensor).saved();
+  {
+    MutexLock lock(mu_);
+    if (RecordPtr shared = FindShared(storage, version, ExtentOf(tensor), tensor.itemsize())) {
+      ++shared->live_handles;
+      stats_->Update([](OffloadStats& stats) {
+        ++stats.shared;
+        ++stats.live_handles;
+      });
+      return std::make_unique<Handle>(shared_from_this(), std::move(shared), tensor);
+    }
+  }
+
+  absl::StatusOr<PinnedBlock> block = allocator_->Allocate(extent.size_bytes());
+  if (!block.ok()) return keep(&OffloadStats::kept_no_host_memory);
+
+  auto record = std::make_shared<StorageRecord>(storage, version, extent, stream, leaf);
+  record->host = std::make_shared<HostBuffer>(*std::move(block));
+  record->live_handles = 1;
+  auto handle = std::make_unique<Handle>(shared_from_this(), record, tensor);
+  const uint64_t size_bytes = record->size_bytes();
+  stats_->Update([size_bytes](OffloadStats& stats) {
+    ++stats.offloaded;
+    ++stats.live_handles;
+    stats.offloaded_bytes += size_bytes;
+  });
+
+  bool flush = false;
+  {
+    MutexLock lock(mu_);
+    by_storage_[storage.unsafeGetStorageImpl()].push_back(record.get());
+    record->position = order_.insert(order_.end(), record.get());
+    largest_bytes_ = std::max(largest_bytes_, size_bytes);
+    scope_bytes_ += size_bytes;
+    if (options_.overlap) {
+      record->in_window = true;
+      window_bytes_ += size_bytes;
+      window_.push_back(record);
+      pending_.push_back(record);
+      pending_bytes_ += size_bytes;
+      flush = pending_bytes_ >= BatchBytes();
+    }
+  }
+  if (!options_.overlap) {
+    CopyOutBlocking(record);
+    return handle;
+  }
+  if (flush) FlushPending();
+  EvictOverWindow();
+  return handle;
+}
+
+DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& storage,
+                                                       uint32_t version,
+                                                       const StorageExtent& extent,
+                                                       uint64_t item_bytes) {
+  const auto found = by_storage_.find(storage.unsafeGetStorageImpl());
+  if (found == by_storage_.end()) return nullptr;
+  for (StorageRecord* record : found->second) {
+    if (record->version == version && record->extent.begin_bytes <= extent.begin_bytes &&
+        extent.end_bytes <= record->extent.end_bytes &&
+        record->extent.begin_bytes % item_bytes == 0) {
+      return record->shared_from_this();
+    }
+  }
+  return nullptr;
+}
+
+void DeviceOffloader::EndScope() {
+  if (!options_.overlap) return;
+  FlushPending();
+  MutexLock lock(mu_);
+  if (scope_bytes_ > 0) last_scope_bytes_ = scope_bytes_;
+  scope_bytes_ = 0;
+}
+
+// A record whose copy will not be made: the device keeps the bytes, the host block goes back.
+void DeviceOffloader::KeepOnDevice(StorageRecord& record, Released& released) {
+  record.state = StorageRecord::CopyOut::kNone;
+  released.hosts.push_back(std::move(record.host));
+  LeaveWindow(record);
+}
+
+void DeviceOffloader::LeaveWindow(StorageRecord& record) {
+  if (!record.in_window) return;
+  record.in_window = false;
+  window_bytes_ -= record.size_bytes();
+}
+
+void DeviceOffloader::FlushPending() {
+  std::vector<RecordPtr> batch;
+  Released released;
+  uint64_t held = 0;
+  uint64_t held_bytes = 0;
+  {
+    MutexLock lock(mu_);
+    for (RecordPtr& record : std::exchange(pending_, {})) {
+      if (record->live_handles == 0) continue;
+      // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let
+      // go of it, while an input is still held: only the former's copy would free anything.
+      if (record->leaf && record->source.use_count() > 1) {
+        ++held;
+        held_bytes += record->size_bytes();
+        KeepOnDevice(*record, released);
+        continue;
+      }
+      record->state = StorageRecord::CopyOut::kSubmitting;
+      batch.push_back(std::move(record));
+    }
+    pending_bytes_ = 0;
+  }
+  if (held > 0) {
+    stats_->Update([&](OffloadStats& stats) {
+      stats.kept_held += held;
+      stats.offloaded -= held;
+      stats.offloaded_bytes -= held_bytes;
+    });
+  }
+  // One batch per pack stream: its copies start after that stream's present work.
+  while (!batch.empty()) {
+    const c10::Stream stream = batch.front()->pack_stream;
+    const auto rest = std::stable_partition(
+        batch.begin(), batch.end(),
+        [&](const RecordPtr& record) { return record->pack_stream == stream; });
+    SubmitCopyOut({batch.begin(), rest});
+    batch.erase(batch.begin(), rest);
+  }
+}
+
+void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
+  // Keeps the device memory alive while mu_ is not held, whatever becomes of the handles.
+  std::vector<c10::Storage> sources;
+  CopyBatch batch(CopyDirection::kDeviceToHost);
+  {
+    MutexLock lock(mu_);
+    for (const RecordPtr& record : records) {
+      sources.push_back(record->source);
+      if (!record->source) continue;  // its last handle went meanwhile
+      batch.Add(record->host, 0,
+                static_cast<char*>(record->source.mutable_data()) + record->extent.begin_bytes,
+                record->size_bytes());
+    }
+  }
+  if (batch.empty()) return;
+  const c10::Stream stream = records.front()->pack_stream;
+  // Not retried: the tensor is on the device and may simply stay there.
+  absl::StatusOr<Transfer> copy = engine_->Submit(std::move(batch), NativeStream(stream));
+  if (!copy.ok()) {
+    PINION_LOG(kWarning) << "saved tensors stay on the device: " << copy.status();
+  }
+
+  Released released;
+  uint64_t failed = 0;
+  uint64_t failed_bytes = 0;
+  {
+    MutexLock lock(mu_);
+    for (size_t i = 0; i < records.size(); ++i) {
+      StorageRecord& record = *records[i];
+      if (!sources[i]) continue;
+      if (!copy.ok()) {
+        ++failed;
+        failed_bytes += record.size_bytes();
+        KeepOnDevice(record, released);
+        continue;
+      }
+      record.copy_out = *copy;
+      record.state = StorageRecord::CopyOut::kSubmitted;
+      // The last handle went while the copy was submitted: its source is ours to guard.
+      if (record.live_handles == 0) {
+        released.storages.emplace_back(std::move(sources[i]), stream, *copy,
+                                       WaitSite::kFreeAfterCopy);
+      }
+    }
+  }
+  if (failed > 0) {
+    stats_->Update([&](OffloadStats& stats) {
+      stats.kept_copy_failed += failed;
+      stats.offloaded -= failed;
+      stats.offloaded_bytes -= failed_bytes;
+    });
+  }
+}
+
+// The baseline without overlap: the host waits, then the device memory goes.
+void DeviceOffloader::CopyOutBlocking(const RecordPtr& record) {
+  {
+    MutexLock lock(mu_);
+    record->state = StorageRecord::CopyOut::kSubmitting;
+  }
+  SubmitCopyOut({record});
+  Transfer copy;
+  c10::Storage source;
+  {
+    MutexLock lock(mu_);
+    if (record->state != StorageRecord::CopyOut::kSubmitted) return;
+    copy = record->copy_out;
+  }
+  ThrowIfError(copy.Wait(absl::InfiniteDuration()), "waiting for a copy to the host");
+  {
+    MutexLock lock(mu_);
+    source = std::exchange(record->source, c10::Storage());
+  }
+  const bool freed = source.use_count() == 1;
+  stats_->Update([&](OffloadStats& stats) {
+    stats.evicted_bytes += record->size_bytes();
+    if (!freed) ++stats.evicted_not_freed;
+  });
+}
+
+void DeviceOffloader::EvictOverWindow() {
+  std::vector<GuardedStorage> evicted;
+  bool blocked_by_pending = true;
+  while (blocked_by_pending) {
+    blocked_by_pending = false;
+    uint64_t bytes = 0;
+    uint64_t not_freed = 0;
+    {
+      MutexLock lock(mu_);
+      const uint64_t limit = Window(options_.eviction_window_bytes);
+      while (!window_.empty()) {
+        const RecordPtr record = window_.front().lock();
+        if (record == nullptr || !record->in_window) {
+          window_.pop_front();
+          continue;
+        }
+        if (window_bytes_ <= limit) break;
+        if (record->state == StorageRecord::CopyOut::kPending) {
+          blocked_by_pending = true;
+          break;
+        }
+        if (record->state != StorageRecord::CopyOut::kSubmitted) break;  // another thread's turn
+        window_.pop_front();
+        LeaveWindow(*record);
+        bytes += record->size_bytes();
+        // Whoever else owns it frees it later than this wait, so letting go is safe either way.
+        if (record->source.use_count() > 1) ++not_freed;
+        evicted.emplace_back(std::exchange(record->source, c10::Storage()), record->pack_stream,
+                             record->copy_out, WaitSite::kEvictAfterCopyOut);
+      }
+    }
+    if (bytes > 0) {
+      stats_->Update([&](OffloadStats& stats) {
+        stats.evicted_bytes += bytes;
+        stats.evicted_not_freed += not_freed;
+      });
+    }
+    evicted.clear();
+    if (blocked_by_pending) FlushPending();
+  }
+}
+
+// -------------------------------------------------------------------------------------- unpack
+
+at::Tensor DeviceOffloader::Unpack(Handle& handle) {
+  NoteBackward();
+  const c10::Stream stream = CurrentStream(device_);
+  uint64_t begin_bytes = 0;
+  c10::Storage storage = Acquire(handle, stream, &begin_bytes);
+  stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
+  Prefetch(*handle.record());
+  return handle.View(std::move(storage), begin_bytes);
+}
+
+c10::Storage DeviceOffloader::Acquire(Handle& handle, const c10::Stream& stream,
+                                      uint64_t* begin_bytes) {
+  StorageRecord& record = *handle.record();
+  for (;;) {
+    GuardedStorage fetched;  // let go of after mu_
+    Released released;
+    c10::Storage storage;
+    bool alive = false;
+    {
+      MutexLock lock(mu_);
+      while (record.fetching) fetched_.Wait(mu_);
+      storage = record.source;
+      if (!storage) {
+        if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
+      }
+      alive = static_cast<bool>(storage);
+      if (!alive && record.fetched) {
+        storage = record.fetched.storage();
+        fetched = GuardedStorage(storage, record.fetched.stream(), record.fetched.copy(),
+                                 WaitSite::kFreeAfterCopy);
+        if (std::exchange(record.fetched_ahead, false)) {
+          prefetched_bytes_ -= record.size_bytes();
+          stats_->Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
+        }
+      }
+      if (storage) {
+        MarkRead(handle, released);
+      } else {
+        record.fetching = true;
+      }
+    }
+    if (alive) {
+      stats_->Update([](OffloadStats& stats) { ++stats.reused_on_device; });
+      if (stream != record.pack_stream) {
+        ThrowIfError(engine_->OrderStreams(NativeStream(record.pack_stream), NativeStream(stream),
+                                           WaitSite::kUnpackOnOtherStream),
+                     "ordering backward's stream after forward's");
+        RecordOnStream(storage, stream);
+      }
+      *begin_bytes = 0;
+      return storage;
+    }
+    if (storage) {
+      ThrowIfError(fetched.copy().WaitOn(NativeStream(stream), WaitSite::kUnpackAfterCopyIn),
+                   "waiting for a saved tensor");
+      // The reader's stream has waited, and the framework orders the free after the reader.
+      if (stream != fetched.stream()) RecordOnStream(storage, stream);
+      fetched.Disarm();
+      for (GuardedStorage& read : released.storages) read.Disarm();
+      *begin_bytes = record.extent.begin_bytes;
+      return storage;
+    }
+    FetchNow(record, stream);
+  }
+}
+
+void DeviceOffloader::MarkRead(Handle& handle, Released& released) {
+  StorageRecord& record = *handle.record();
+  if (handle.read_epoch == record.epoch) return;
+  handle.read_epoch = record.epoch;
+  ++record.read_handles;
+  if (record.read_handles < record.live_handles) return;
+  ++record.epoch;
+  record.read_handles = 0;
+  if (record.fetched) released.storages.push_back(TakeFetched(record));
+}
+
+GuardedStorage DeviceOffloader::TakeFetched(StorageRecord& record) {
+  if (std::exchange(record.fetched_ahead, false)) {
+    prefetched_bytes_ -= record.size_bytes();
+    stats_->Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
+  }
+  return std::move(record.fetched);
+}
+
+void DeviceOffloader::FetchNow(StorageRecord& record, const c10::Stream& stream) {
+  GuardedStorage fetched;
+  try {
+    const AllocationLabel label("saved tensors fetched by Pinion");
+    c10::Storage storage;
+    try {
+      storage = AllocateStorage(stream, record.size_bytes());
+    } catch (const c10::OutOfMemoryError&) {
+      DropUnreadPrefetches();
+      storage = AllocateStorage(stream, record.size_bytes());
+    }
+    const absl::StatusOr<Transfer> copy = RetryTransient([&] {
+      CopyBatch batch(CopyDirection::kHostToDevice);
+      batch.Add(record.host, 0, storage.mutable_data(), record.size_bytes());
+      return engine_->Submit(std::move(batch), NativeStream(stream));
+    });
+    ThrowIfError(copy.status(), "fetching a saved tensor (its bytes are safe in host memory)");
+    if (!options_.overlap) {
+      ThrowIfError(copy->Wait(absl::InfiniteDuration()), "waiting for a saved tensor");
+    }
+    fetched = GuardedStorage(std::move(storage), stream, *copy, WaitSite::kFreeAfterCopy);
+  } catch (...) {
+    MutexLock lock(mu_);
+    record.fetching = false;
+    fetched_.NotifyAll();
+    throw;
+  }
+  stats_->Update([&](OffloadStats& stats) {
+    ++stats.fetched_on_demand;
+    stats.fetched_bytes += record.size_bytes();
+  });
+  MutexLock lock(mu_);
+  record.fetching = false;
+  record.fetched_in = CurrentBackward();
+  record.fetched = std::move(fetched);  // it was empty: nothing is let go of under mu_
+  fetched_.NotifyAll();
+}
+
+// ------------------------------------------------------------------------------------ prefetch
+
+void DeviceOffloader::Prefetch(StorageRecord& from) {
+  if (!options_.overlap) return;
+  for (;;) {
+    std::vector<RecordPtr> claimed;
+    {
+      MutexLock lock(mu_);
+      claimed = ClaimForPrefetch(from);
+    }
+    if (claimed.empty() || !FetchAhead(claimed)) return;
+  }
+}
+
+std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::ClaimForPrefetch(StorageRecord& from) {
+  std::vector<RecordPtr> claimed;
+  const uint64_t limit = Window(options_.prefetch_window_bytes);
+  const uint64_t batch_limit = BatchBytes();
+  uint64_t batch_bytes = 0;
+  for (auto it = from.position; it != order_.begin();) {
+    StorageRecord& record = **--it;
+    if (record.state != StorageRecord::CopyOut::kSubmitted || record.source || record.fetched ||
+        record.fetching || !record.identity.expired()) {
+      continue;
+    }
+    if (!claimed.empty() && (record.pack_stream != claimed.front()->pack_stream ||
+                             batch_bytes + record.size_bytes() > batch_limit)) {
+      break;
+    }
+    if (prefetched_bytes_ > 0 && prefetched_bytes_ + record.size_bytes() > limit) break;
+    record.fetching = true;
+    record.fetched_ahead = true;
+    prefetched_bytes_ += record.size_bytes();
+    batch_bytes += record.size_bytes();
+    claimed.push_back(record.shared_from_this());
+  }
+  return claimed;
+}
+
+// False when the device has no room: backward goes on without more prefetches for now.
+bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
+  const c10::Stream stream = records.front()->pack_stream;
+  std::vector<c10::Storage> storages(records.size());
+  absl::StatusOr<Transfer> copy;
+  CopyBatch batch(CopyDirection::kHostToDevice);
+  try {
+    const AllocationLabel label("saved tensors fetched by Pinion");
+    for (size_t i = 0; i < records.size(); ++i) {
+      storages[i] = AllocateStorage(stream, records[i]->size_bytes());
+      batch.Add(records[i]->host, 0, storages[i].mutable_data(), records[i]->size_bytes());
+    }
+    copy = engine_->Submit(std::move(batch), NativeStream(stream));
+  } catch (const c10::OutOfMemoryError&) {
+    copy = absl::ResourceExhaustedError("no device memory to prefetch into");
+  }
+
+  const int64_t backward = CurrentBackward();
+  Released released;
+  uint64_t bytes = 0;
+  {
+    MutexLock lock(mu_);
+    for (size_t i = 0; i < records.size(); ++i) {
+      StorageRecord& record = *records[i];
+      record.fetching = false;
+      if (copy.ok()) {
+        record.fetched_in = backward;
+        record.fetched =
+            GuardedStorage(std::move(storages[i]), stream, *copy, WaitSite::kFreeAfterCopy);
+        bytes += record.size_bytes();
+        // The last handle went while the copy was submitted.
+        if (record.live_handles == 0) released.storages.push_back(TakeFetched(record));
+      } else {
+        record.fetched_ahead = false;
+        prefetched_bytes_ -= record.size_bytes();
+      }
+    }
+    fetched_.NotifyAll();
+  }
+  stats_->Update([&](OffloadStats& stats) {
+    stats.fetched_bytes += bytes;
+    if (!copy.ok()) stats.prefetches_refused += records.size();
+  });
+  return copy.ok();
+}
+
+void DeviceOffloader::DropUnreadPrefetches() {
+  Released released;
+  MutexLock lock(mu_);
+  for (StorageRecord* record : order_) {
+    if (record->fetched_ahead && record->fetched) released.storages.push_back(TakeFetched(*record));
+  }
+}
+
+void DeviceOffloader::NoteBackward() {
+  const int64_t backward = CurrentBackward();
+  if (backward == -1) return;
+  {
+    MutexLock lock(mu_);
+    if (!backwards_.insert(backward).second) return;
+  }
+  AtEndOfBackward([self = shared_from_this(), backward] { self->EndBackward(backward); });
+}
+
+void DeviceOffloader::EndBackward(int64_t backward) {
+  Released released;
+  MutexLock lock(mu_);
+  backwards_.erase(backward);
+  for (StorageRecord* record : order_) {
+    if (record->fetched && record->fetched_in == backward) {
+      released.storages.push_back(TakeFetched(*record));
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------- release
+
+void DeviceOffloader::Release(Handle& handle) {
+  StorageRecord& record = *handle.record();
+  Released released;
+  stats_->Update([](OffloadStats& stats) { --stats.live_handles; });
+  MutexLock lock(mu_);
+  --record.live_handles;
+  if (handle.read_epoch == record.epoch) --record.read_handles;
+  if (record.live_handles > 0) {
+    if (record.fetched && record.read_handles == record.live_handles) {
+      released.storages.push_back(TakeFetched(record));
+    }
+    return;
+  }
+  const auto found = by_storage_.find(record.identity._unsafe_get_target());
+  std::erase(found->second, &record);
+  if (found->second.empty()) by_storage_.erase(found);
+  order_.erase(record.position);
+  LeaveWindow(record);
+  if (record.state == StorageRecord::CopyOut::kPending) pending_bytes_ -= record.size_bytes();
+  if (record.source) {
+    released.storages.emplace_back(std::exchange(record.source, c10::Storage()), record.pack_stream,
+                                   record.copy_out, WaitSite::kFreeAfterCopy);
+  }
+  if (record.fetched) released.storages.push_back(TakeFetched(record));
+}
+
+}  // namespace pinion

@@ -1,0 +1,121 @@
+// The saved tensors of one device: the rules of the data path have their home here.
+//
+//   pack     a block of host memory, a copy out after the pack stream's present work; a handle
+//   evict    once a window of bytes has passed, the pack stream waits for the copy (an event, never
+//            the host) and the device storage is dropped
+//   unpack   storage alive? use it. fetched? the current stream waits for it. else fetch now
+//   prefetch the tensors that were packed before this one, newest first, within a window of bytes
+//
+// Small pieces wait until a large one goes, a quarter of the window has passed, or the scope ends,
+// and then travel as one batch.
+//
+// Thread safety: thread-safe. No device, allocator or LibTorch call is made with mu_ held.
+// Ownership: handles share ownership, so a graph may outlive the session.
+
+#ifndef PINION_HOOKS_DEVICE_OFFLOADER_H_
+#define PINION_HOOKS_DEVICE_OFFLOADER_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
+#include "pinion/hooks/saved_version.h"
+#include "pinion/hooks/storage_record.h"
+
+namespace pinion {
+
+class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
+ public:
+  DeviceOffloader(const OffloadOptions& options, c10::Device device,
+                  std::shared_ptr<TransferEngine> engine,
+                  std::shared_ptr<PinnedAllocator> allocator,
+                  std::shared_ptr<OffloadStatsRecorder> stats);
+
+  // Null when the tensor has to stay on the device; the reason has been counted.
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool leaf);
+
+  // A scope of the session ended: what is pending goes, and the windows learn what it saved.
+  void EndScope();
+
+  TransferEngine& engine() const { return *engine_; }
+
+ private:
+  class Handle;
+  using RecordPtr = std::shared_ptr<StorageRecord>;
+
+  // Things to let go of once mu_ is released.
+  struct Released {
+    std::vector<GuardedStorage> storages;
+    std::vector<std::shared_ptr<HostBuffer>> hosts;
+  };
+
+  at::Tensor Unpack(Handle& handle);
+  void Release(Handle& handle);
+
+  // --- out ---
+  RecordPtr FindShared(const c10::Storage& storage, uint32_t version, const StorageExtent& extent,
+                       uint64_t item_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  RecordPtr Register(RecordPtr record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FlushPending();
+  void SubmitCopyOut(const std::vector<RecordPtr>& records);
+  void CopyOutBlocking(const RecordPtr& record);
+  void EvictOverWindow();
+  void KeepOnDevice(StorageRecord& record, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LeaveWindow(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // --- in ---
+  // The storage that holds the handle's bytes, ready for use on `stream`, and the offset in the
+  // original storage at which it begins.
+  c10::Storage Acquire(Handle& handle, const c10::Stream& stream, uint64_t* begin_bytes);
+  void FetchNow(StorageRecord& record, const c10::Stream& stream);
+  void Prefetch(StorageRecord& from);
+  std::vector<RecordPtr> ClaimForPrefetch(StorageRecord& from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool FetchAhead(const std::vector<RecordPtr>& records);
+  void MarkRead(Handle& handle, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  GuardedStorage TakeFetched(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropUnreadPrefetches();
+  void NoteBackward();
+  void EndBackward(int64_t backward);
+
+  uint64_t Window(uint64_t option) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t BatchBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const OffloadOptions options_;
+  const c10::Device device_;
+  const std::shared_ptr<TransferEngine> engine_;
+  const std::shared_ptr<PinnedAllocator> allocator_;
+  const std::shared_ptr<OffloadStatsRecorder> stats_;
+
+  Mutex mu_;
+  CondVar fetched_;
+  // Registered records, by storage; a record is registered while it has live handles.
+  absl::flat_hash_map<const c10::StorageImpl*, std::vector<StorageRecord*>> by_storage_
+      ABSL_GUARDED_BY(mu_);
+  std::list<StorageRecord*> order_ ABSL_GUARDED_BY(mu_);  // oldest pack first
+  std::vector<RecordPtr> pending_ ABSL_GUARDED_BY(mu_);
+  uint64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::deque<std::weak_ptr<StorageRecord>> window_ ABSL_GUARDED_BY(mu_);  // oldest first
+  uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t largest_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t scope_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t last_scope_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_DEVICE_OFFLOADER_H_

@@ -1,0 +1,42 @@
+#include "pinion/hooks/guarded_storage.h"
+
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+#include "pinion/engine/process_exit.h"
+#include "pinion/hooks/torch_bridge.h"
+
+namespace pinion {
+
+GuardedStorage::GuardedStorage(GuardedStorage&& other) noexcept { *this = std::move(other); }
+
+GuardedStorage& GuardedStorage::operator=(GuardedStorage&& other) noexcept {
+  if (this == &other) return *this;
+  Drop();
+  storage_ = std::exchange(other.storage_, c10::Storage());
+  stream_ = other.stream_;
+  copy_ = std::exchange(other.copy_, Transfer());
+  site_ = other.site_;
+  return *this;
+}
+
+GuardedStorage::~GuardedStorage() { Drop(); }
+
+void GuardedStorage::Drop() {
+  if (!storage_) return;
+  const bool exiting = ProcessIsExiting();
+  const absl::Status waited =
+      exiting ? absl::OkStatus() : copy_.WaitOn(NativeStream(*stream_), site_);
+  if (exiting || !waited.ok()) {
+    if (!exiting) {
+      PINION_LOG(kError) << "leaking " << storage_.nbytes()
+                         << " bytes of device memory: a copy may still touch them (" << waited
+                         << ")";
+    }
+    storage_.unsafeReleaseStorageImpl();
+  }
+  storage_ = c10::Storage();
+  copy_ = Transfer();
+}
+
+}  // namespace pinion

@@ -1,0 +1,65 @@
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
+#include "pinion/hooks/scope_packer.h"
+
+namespace pinion {
+namespace {
+
+// Null, which switches hooks off, for a session that is not enabled.
+std::shared_ptr<PackTarget> TargetOf(const std::shared_ptr<OffloadSession>& session) {
+  PINION_CHECK(session != nullptr) << "OffloadScope needs a session";
+  if (!session->options().enabled) return nullptr;
+  auto target = std::dynamic_pointer_cast<PackTarget>(session);
+  PINION_CHECK(target != nullptr) << "this OffloadSession was not made by OffloadSession::Create";
+  return target;
+}
+
+std::shared_ptr<SavedTensorPacker> PackerFor(std::shared_ptr<PackTarget> target,
+                                             ParameterStorages parameters) {
+  if (target == nullptr) return nullptr;
+  return std::make_shared<ScopePacker>(std::move(target), std::move(parameters));
+}
+
+ParameterStorages StoragesOf(const torch::nn::Module& module) {
+  ParameterStorages storages;
+  for (const at::Tensor& parameter : module.parameters()) storages.Add(parameter);
+  for (const at::Tensor& buffer : module.buffers()) storages.Add(buffer);
+  return storages;
+}
+
+}  // namespace
+
+struct OffloadScope::State {
+  State(std::shared_ptr<PackTarget> pack_target, ParameterStorages parameters)
+      : target(std::move(pack_target)), scope(PackerFor(target, std::move(parameters))) {}
+  ~State() {
+    if (target != nullptr) target->EndScope();
+  }
+
+  const std::shared_ptr<PackTarget> target;
+  const SavedTensorScope scope;
+};
+
+OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session)
+    : state_(std::make_unique<State>(TargetOf(session), ParameterStorages())) {}
+
+OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module)
+    : state_(std::make_unique<State>(TargetOf(session), StoragesOf(module))) {}
+
+OffloadScope::~OffloadScope() = default;
+
+struct NoOffloadScope::State {
+  const SavedTensorScope scope{nullptr};
+};
+
+NoOffloadScope::NoOffloadScope() : state_(std::make_unique<State>()) {}
+
+NoOffloadScope::~NoOffloadScope() = default;
+
+}  // namespace pinion

@@ -1,0 +1,179 @@
+#include "pinion/hooks/offload_session.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/hooks/device_offloader.h"
+#include "pinion/hooks/scope_packer.h"
+#include "pinion/hooks/torch_bridge.h"
+
+namespace pinion {
+namespace {
+
+bool DisabledByEnvironment() {
+  const char* value = std::getenv("PINION_DISABLE");
+  return value != nullptr && std::string(value) == "1";
+}
+
+// "cuda" and "emu" by name, so that hooks depends on neither.
+absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name) {
+  try {
+    return c10::Device(type_name).type();
+  } catch (const c10::Error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LibTorch knows no device type \"", type_name,
+                     "\" (is the emulated device registered?): ", error.what_without_backtrace()));
+  }
+}
+
+class SessionImpl : public OffloadSession, public PackTarget {
+ public:
+  SessionImpl(const OffloadOptions& options, DeviceBackend backend, c10::DeviceType device_type)
+      : options_(options), backend_(std::move(backend)), device_type_(device_type) {
+    options_.enabled = options.enabled && !DisabledByEnvironment();
+  }
+
+  const OffloadOptions& options() const override { return options_; }
+  OffloadStats GetStats() const override { return stats_->Get(); }
+
+  AllocatorStats GetAllocatorStats() const override {
+    MutexLock lock(mu_);
+    return allocator_ == nullptr ? AllocatorStats() : allocator_->GetStats();
+  }
+
+  EngineStats GetEngineStats(int device_index) const override {
+    std::shared_ptr<DeviceOffloader> offloader;
+    {
+      MutexLock lock(mu_);
+      const auto found = offloaders_.find(device_index);
+      if (found == offloaders_.end()) return EngineStats();
+      offloader = found->second;
+    }
+    offloader->engine().Poll();
+    return offloader->engine().GetStats();
+  }
+
+  absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) override {
+    std::shared_ptr<PinnedAllocator> allocator;
+    {
+      MutexLock lock(mu_);
+      allocator = allocator_;
+    }
+    return allocator == nullptr ? 0 : allocator->Trim(keep_bytes);
+  }
+
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor,
+                                    const ParameterStorages& parameters) override;
+
+  void EndScope() override {
+    for (const auto& offloader : Offloaders()) offloader->EndScope();
+  }
+
+  OffloadStatsRecorder& stats() override { return *stats_; }
+
+ private:
+  std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason) {
+    stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
+    return nullptr;
+  }
+
+  std::vector<std::shared_ptr<DeviceOffloader>> Offloaders() const {
+    MutexLock lock(mu_);
+    std::vector<std::shared_ptr<DeviceOffloader>> offloaders;
+    for (const auto& [index, offloader] : offloaders_) offloaders.push_back(offloader);
+    return offloaders;
+  }
+
+  absl::StatusOr<std::shared_ptr<DeviceOffloader>> OffloaderFor(c10::Device device);
+
+  OffloadOptions options_;
+  const DeviceBackend backend_;
+  const c10::DeviceType device_type_;
+  const std::shared_ptr<OffloadStatsRecorder> stats_ = std::make_shared<OffloadStatsRecorder>();
+
+  mutable Mutex mu_;
+  std::shared_ptr<PinnedAllocator> allocator_ ABSL_GUARDED_BY(mu_);
+  std::map<int, std::shared_ptr<DeviceOffloader>> offloaders_ ABSL_GUARDED_BY(mu_);
+};
+
+std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
+                                               const ParameterStorages& parameters) {
+  // Recomputed activations are needed at once, and a double backward's saved tensors soon.
+  if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward);
+  switch (ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters)) {
+    case TensorKind::kUnsupported:
+      return Keep(&OffloadStats::kept_unsupported);
+    case TensorKind::kParameter:
+      return Keep(&OffloadStats::kept_parameter);
+    case TensorKind::kSmall:
+      return Keep(&OffloadStats::kept_small);
+    case TensorKind::kHeldLeaf:
+    case TensorKind::kActivation:
+      break;
+  }
+  auto offloader = OffloaderFor(tensor.device());
+  ThrowIfError(offloader.status(), "setting up offload for a device");
+  return (*offloader)->Pack(tensor, tensor.is_leaf());
+}
+
+absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::Device device) {
+  std::shared_ptr<PinnedAllocator> allocator;
+  {
+    MutexLock lock(mu_);
+    if (const auto found = offloaders_.find(device.index()); found != offloaders_.end()) {
+      return found->second;
+    }
+    allocator = allocator_;
+  }
+  // Outside the lock: this calls the device. Two threads may both get here; the first to be back
+  // wins and the other's engine goes unused.
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> native, backend_.device(device.index()));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
+                          TransferEngine::Create(options_.engine, native));
+  if (allocator == nullptr) {
+    PINION_ASSIGN_OR_RETURN(allocator,
+                            PinnedAllocator::Create(options_.allocator, native->pinned_source()));
+  }
+  MutexLock lock(mu_);
+  if (allocator_ == nullptr) allocator_ = std::move(allocator);
+  auto& offloader = offloaders_[device.index()];
+  if (offloader == nullptr) {
+    offloader =
+        std::make_shared<DeviceOffloader>(options_, device, std::move(engine), allocator_, stats_);
+  }
+  return offloader;
+}
+
+}  // namespace
+
+absl::Status OffloadOptions::Validate() const {
+  if (eviction_window_bytes == 0 || prefetch_window_bytes == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        eviction_window_bytes == 0 ? "eviction_window_bytes" : "prefetch_window_bytes",
+        " is 0: a copy needs a window to run in. Use OffloadOptions::kAutoWindow, or overlap = "
+        "false for copies that block"));
+  }
+  PINION_RETURN_IF_ERROR(allocator.Validate());
+  return engine.Validate();
+}
+
+absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
+    const OffloadOptions& options, DeviceBackend backend) {
+  PINION_RETURN_IF_ERROR(options.Validate());
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType device_type, DeviceTypeOf(backend.type_name));
+  return std::make_shared<SessionImpl>(options, std::move(backend), device_type);
+}
+
+}  // namespace pinion

@@ -1,0 +1,20 @@
+#include "pinion/hooks/saved_version.h"
+
+#include <c10/util/Exception.h>
+
+namespace pinion {
+
+SavedVersion::SavedVersion(const at::Tensor& tensor)
+    : counter_(tensor.unsafeGetTensorImpl()->version_counter()),
+      saved_(counter_.enabled() ? counter_.current_version() : 0) {}
+
+void SavedVersion::Check(c10::ScalarType dtype, c10::IntArrayRef sizes) const {
+  if (!counter_.enabled()) return;
+  TORCH_CHECK(counter_.current_version() == saved_,
+              "one of the variables needed for gradient computation has been modified by an "
+              "inplace operation: [",
+              c10::toString(dtype), " ", sizes, "] is at version ", counter_.current_version(),
+              "; expected version ", saved_, " instead. Clone it before changing it in place.");
+}
+
+}  // namespace pinion

@@ -1,0 +1,33 @@
+// The version check that saved-tensor hooks switch off in autograd, done here instead.
+
+#ifndef PINION_HOOKS_SAVED_VERSION_H_
+#define PINION_HOOKS_SAVED_VERSION_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+
+namespace pinion {
+
+// A tensor's version at the moment it was saved, and the counter that all its views share.
+class SavedVersion {
+ public:
+  explicit SavedVersion(const at::Tensor& tensor);
+
+  uint32_t saved() const { return saved_; }
+
+  // Throws what autograd throws when a saved tensor was changed in place since. The arguments
+  // describe the tensor in the message.
+  void Check(c10::ScalarType dtype, c10::IntArrayRef sizes) const;
+
+ private:
+  c10::VariableVersion counter_;
+  uint32_t saved_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_SAVED_VERSION_H_

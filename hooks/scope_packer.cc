@@ -1,0 +1,73 @@
+#include "pinion/hooks/scope_packer.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <chrono>
+#include <utility>
+
+#include "pinion/hooks/saved_version.h"
+#include "pinion/hooks/torch_bridge.h"
+
+namespace pinion {
+namespace {
+
+// Adds the wall time of its own life to the statistics.
+class HostTimer {
+ public:
+  explicit HostTimer(OffloadStatsRecorder& stats) : stats_(stats) {}
+  ~HostTimer() {
+    const std::chrono::duration<double, std::micro> elapsed =
+        std::chrono::steady_clock::now() - start_;
+    stats_.Update([&](OffloadStats& stats) { stats.pack_unpack_us += elapsed.count(); });
+  }
+
+ private:
+  OffloadStatsRecorder& stats_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+class KeptTensor : public SavedTensor {
+ public:
+  explicit KeptTensor(const at::Tensor& tensor)
+      : tensor_(DetachedAlias(tensor)), version_(tensor) {}
+
+  at::Tensor Unpack() override {
+    version_.Check(tensor_.scalar_type(), tensor_.sizes());
+    return tensor_;
+  }
+
+ private:
+  const at::Tensor tensor_;
+  const SavedVersion version_;
+};
+
+class TimedTensor : public SavedTensor {
+ public:
+  TimedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<PackTarget> target)
+      : saved_(std::move(saved)), target_(std::move(target)) {}
+
+  at::Tensor Unpack() override {
+    const HostTimer timer(target_->stats());
+    return saved_->Unpack();
+  }
+
+ private:
+  const std::unique_ptr<SavedTensor> saved_;
+  const std::shared_ptr<PackTarget> target_;
+};
+
+}  // namespace
+
+ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters)
+    : target_(std::move(target)), parameters_(std::move(parameters)) {}
+
+std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor) {
+  const HostTimer timer(target_->stats());
+  target_->stats().Update([](OffloadStats& stats) { ++stats.packed; });
+  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, parameters_);
+  if (saved == nullptr) return std::make_unique<KeptTensor>(tensor);
+  return std::make_unique<TimedTensor>(std::move(saved), target_);
+}
+
+}  // namespace pinion

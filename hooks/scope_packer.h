@@ -1,0 +1,42 @@
+// What stands between a scope and its session: parameters known by storage, statistics, and the
+// tensors that stay on the device.
+
+#ifndef PINION_HOOKS_SCOPE_PACKER_H_
+#define PINION_HOOKS_SCOPE_PACKER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "pinion/hooks/offload_policy.h"
+#include "pinion/hooks/offload_stats.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
+
+namespace pinion {
+
+// A session as its scopes see it.
+class PackTarget {
+ public:
+  virtual ~PackTarget() = default;
+  // Null: the tensor stays on the device; the reason has been counted.
+  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor,
+                                            const ParameterStorages& parameters) = 0;
+  virtual void EndScope() = 0;
+  virtual OffloadStatsRecorder& stats() = 0;
+};
+
+class ScopePacker : public SavedTensorPacker {
+ public:
+  ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters);
+
+  // Never null. Wall time inside it, and inside the result's Unpack, is counted.
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override;
+
+ private:
+  const std::shared_ptr<PackTarget> target_;
+  const ParameterStorages parameters_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_SCOPE_PACKER_H_

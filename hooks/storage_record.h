@@ -1,0 +1,72 @@
+// One saved storage (or a part of one), at one version: what DeviceOffloader knows about it.
+//
+// A record is shared by the handles of all saved tensors that are views of the same bytes. Fields
+// below the line are guarded by the owning DeviceOffloader's mutex.
+
+#ifndef PINION_HOOKS_STORAGE_RECORD_H_
+#define PINION_HOOKS_STORAGE_RECORD_H_
+
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <list>
+#include <memory>
+
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/guarded_storage.h"
+#include "pinion/hooks/offload_policy.h"
+#include "pinion/hooks/torch_bridge.h"
+
+namespace pinion {
+
+struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
+  enum class CopyOut {
+    kPending,     // waits for company, or for the window
+    kSubmitting,  // on some thread right now
+    kSubmitted,   // `copy_out` is valid
+    kNone,        // never: the source stays on the device
+  };
+
+  StorageRecord(const c10::Storage& storage, uint32_t version_at_pack, StorageExtent saved_extent,
+                const c10::Stream& stream, bool is_leaf)
+      : identity(storage.getWeakStorageImpl()),
+        version(version_at_pack),
+        extent(saved_extent),
+        pack_stream(stream),
+        leaf(is_leaf),
+        source(storage) {}
+
+  uint64_t size_bytes() const { return extent.size_bytes(); }
+
+  // The weak reference keeps the StorageImpl's address from being recycled.
+  const WeakStorage identity;
+  const uint32_t version;
+  const StorageExtent extent;  // the bytes of the storage that are saved
+  const c10::Stream pack_stream;
+  const bool leaf;
+
+  // ---- guarded ----
+  c10::Storage source;  // empty once evicted
+  CopyOut state = CopyOut::kPending;
+  Transfer copy_out;
+  std::shared_ptr<HostBuffer> host;  // empty when state is kNone
+
+  GuardedStorage fetched;      // the bytes of `extent`, back on the device
+  bool fetching = false;       // some thread fills `fetched`
+  bool fetched_ahead = false;  // and nobody has read it yet
+  int64_t fetched_in = -1;     // by which backward
+
+  // Handles that were unpacked since `epoch` began. When all live ones are, `fetched` may go.
+  int live_handles = 0;
+  int read_handles = 0;
+  uint64_t epoch = 1;
+
+  bool in_window = false;                        // counted in the eviction window
+  std::list<StorageRecord*>::iterator position;  // in the order of packing
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_STORAGE_RECORD_H_
