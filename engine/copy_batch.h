@@ -5,8 +5,9 @@
 //   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(std::move(batch), compute_stream));
 //
 // One ticket covers the whole batch: nothing in it is available before all of it is. The batch
-// keeps its host buffers alive; device memory stays the caller's, who must keep it until the
-// transfer is done (in the order of a stream that waited for it).
+// keeps its host buffers alive until Submit has given them its ticket; device memory stays the
+// caller's, who must keep it until the transfer is done (in the order of a stream that waited for
+// it).
 //
 // Thread safety: none; build it on one thread.
 

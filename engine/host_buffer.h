@@ -5,7 +5,8 @@
 //
 // Thread safety: thread-safe. The bytes are the owner's to order: read them on the host only after
 // Transfer::Wait.
-// Ownership: shared; a CopyBatch and the Transfer made from it hold a reference.
+// Ownership: shared; a CopyBatch holds a reference until it was submitted. From then on the
+// buffer's tickets keep the memory from being reused, whether the buffer itself lives or not.
 
 #ifndef PINION_ENGINE_HOST_BUFFER_H_
 #define PINION_ENGINE_HOST_BUFFER_H_

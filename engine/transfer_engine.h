@@ -4,9 +4,10 @@
 //   auto buffer = std::make_shared<HostBuffer>(std::move(block));
 //   CopyBatch batch(CopyDirection::kDeviceToHost);
 //   batch.Add(buffer, 0, data, size_bytes);
-//   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(std::move(batch), compute));  // after
-//   compute's present work out.WaitOn(compute, WaitSite::kEvictAfterCopyOut);   // an event: the
-//   host goes on
+//   // After compute's present work:
+//   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(std::move(batch), compute));
+//   // An event, the host goes on:
+//   PINION_RETURN_IF_ERROR(out.WaitOn(compute, WaitSite::kEvictAfterCopyOut));
 //
 // Two streams per device, one per direction, never the legacy default stream: links are full
 // duplex. What is submitted to one direction executes in order of submission. Before a batch's
@@ -36,6 +37,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/engine_stats.h"
@@ -87,10 +89,12 @@ class TransferEngine {
                                                                 std::shared_ptr<Device> device);
   virtual ~TransferEngine() = default;
 
-  // Enqueues the batch (not empty) after the present work of `after`.
+  // Enqueues the batch (not empty) after the present work of `after`. FailedPrecondition while
+  // `after` captures a graph; DeadlineExceeded when flow control waited for drain_timeout.
   virtual absl::StatusOr<Transfer> Submit(CopyBatch batch, StreamHandle after) = 0;
 
-  // A ticket for the present work of a foreign stream: done when that work is.
+  // A ticket for the present work of a foreign stream: done when that work is. The stream must
+  // live until then. FailedPrecondition while it captures a graph.
   virtual absl::StatusOr<FenceTicket> Mark(StreamHandle stream) = 0;
 
   // Later work of `later` starts after the present work of `earlier`. Never blocks the host.
@@ -107,6 +111,9 @@ class TransferEngine {
 
   virtual Device& device() const = 0;
   virtual EngineStats GetStats() const = 0;
+
+ protected:
+  static Transfer MakeTransfer(std::shared_ptr<internal::StreamTimeline> timeline, uint64_t value);
 };
 
 }  // namespace pinion

@@ -1,0 +1,32 @@
+#include "pinion/engine/copy_batch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+
+void CopyBatch::Add(std::shared_ptr<HostBuffer> host, uint64_t host_offset_bytes, void* device_data,
+                    uint64_t size_bytes) {
+  PINION_CHECK(host != nullptr);
+  PINION_CHECK(device_data != nullptr);
+  PINION_CHECK(size_bytes > 0) << "an empty piece";
+  PINION_CHECK(host_offset_bytes <= host->size_bytes() &&
+               size_bytes <= host->size_bytes() - host_offset_bytes)
+      << "bytes [" << host_offset_bytes << ", +" << size_bytes << ") of a host buffer of "
+      << host->size_bytes() << " bytes";
+  void* const host_data = static_cast<char*>(host->data()) + host_offset_bytes;
+  if (direction_ == CopyDirection::kDeviceToHost) {
+    pieces_.push_back({host_data, device_data, size_bytes});
+  } else {
+    pieces_.push_back({device_data, host_data, size_bytes});
+  }
+  size_bytes_ += size_bytes;
+  // From the back: pieces of one buffer mostly come together.
+  if (std::find(buffers_.rbegin(), buffers_.rend(), host) == buffers_.rend()) {
+    buffers_.push_back(std::move(host));
+  }
+}
+
+}  // namespace pinion

@@ -1,0 +1,29 @@
+#include "pinion/engine/engine_stats.h"
+
+#include <sstream>
+
+#include "pinion/allocator/base/bytes.h"
+
+namespace pinion {
+namespace {
+
+void Print(std::ostream& out, const char* name, const DirectionStats& stats) {
+  out << name << ": " << stats.submitted_transfers << " transfers ("
+      << HumanBytes(stats.submitted_bytes) << " in " << stats.submitted_pieces << " pieces), "
+      << stats.completed_transfers << " completed, " << HumanBytes(stats.in_flight_bytes)
+      << " in flight (peak " << HumanBytes(stats.peak_in_flight_bytes) << "), "
+      << stats.flow_control_waits << " flow control waits, " << stats.failed_submits
+      << " failed submits\n";
+}
+
+}  // namespace
+
+std::string EngineStats::ToString() const {
+  std::ostringstream out;
+  Print(out, "D2H", d2h);
+  Print(out, "H2D", h2d);
+  out << "event waits: " << event_waits << " enqueued, " << event_waits_skipped << " not needed\n";
+  return out.str();
+}
+
+}  // namespace pinion

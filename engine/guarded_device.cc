@@ -1,0 +1,119 @@
+#include "pinion/engine/guarded_device.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/engine/process_exit.h"
+
+namespace pinion::internal {
+namespace {
+
+const absl::Status& StatusOf(const absl::Status& status) { return status; }
+
+template <typename T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
+}  // namespace
+
+GuardedDevice::GuardedDevice(std::shared_ptr<Device> device)
+    : device_(std::move(device)), fork_generation_(ForkGeneration()) {
+  PINION_CHECK(device_ != nullptr) << "an engine needs a device";
+}
+
+absl::Status GuardedDevice::health() const {
+  if (poisoned_.load(std::memory_order_acquire)) {
+    MutexLock lock(mu_);
+    return first_error_;
+  }
+  if (ProcessIsExiting()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(device_->name(), ": the process is exiting; no device call is made"));
+  }
+  if (ForkGeneration() != fork_generation_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(device_->name(), " was opened before fork() and cannot be used in the ",
+                     "child process: open devices after fork(), or spawn instead"));
+  }
+  return absl::OkStatus();
+}
+
+void GuardedDevice::Poison(const char* call, const absl::Status& status) {
+  const absl::Status error = absl::InternalError(absl::StrCat(
+      device_->name(), " failed for good at ", call, ": ", status.message(),
+      " (its engine makes no further device call; copies in flight count as never done; restart "
+      "the process to use the device again)"));
+  {
+    MutexLock lock(mu_);
+    if (!first_error_.ok()) return;
+    first_error_ = error;
+    poisoned_.store(true, std::memory_order_release);
+  }
+  PINION_LOG(kError) << error.message();
+}
+
+template <typename Result, typename Call>
+Result GuardedDevice::Guard(const char* name, const Call& call) {
+  if (absl::Status healthy = health(); !healthy.ok()) return healthy;
+  Result result = call();
+  if (ClassifyDeviceError(StatusOf(result)) == DeviceErrorClass::kSticky) {
+    Poison(name, StatusOf(result));
+    return health();
+  }
+  return result;
+}
+
+absl::StatusOr<StreamHandle> GuardedDevice::CreateStream(const std::string& name) {
+  return Guard<absl::StatusOr<StreamHandle>>("CreateStream",
+                                             [&] { return device_->CreateStream(name); });
+}
+
+absl::Status GuardedDevice::DestroyStream(StreamHandle stream) {
+  return Guard<absl::Status>("DestroyStream", [&] { return device_->DestroyStream(stream); });
+}
+
+absl::Status GuardedDevice::SynchronizeStream(StreamHandle stream) {
+  return Guard<absl::Status>("SynchronizeStream",
+                             [&] { return device_->SynchronizeStream(stream); });
+}
+
+absl::StatusOr<bool> GuardedDevice::IsCapturing(StreamHandle stream) {
+  return Guard<absl::StatusOr<bool>>("IsCapturing", [&] { return device_->IsCapturing(stream); });
+}
+
+absl::StatusOr<EventHandle> GuardedDevice::CreateEvent() {
+  return Guard<absl::StatusOr<EventHandle>>("CreateEvent", [&] { return device_->CreateEvent(); });
+}
+
+absl::Status GuardedDevice::DestroyEvent(EventHandle event) {
+  return Guard<absl::Status>("DestroyEvent", [&] { return device_->DestroyEvent(event); });
+}
+
+absl::Status GuardedDevice::RecordEvent(EventHandle event, StreamHandle stream) {
+  return Guard<absl::Status>("RecordEvent", [&] { return device_->RecordEvent(event, stream); });
+}
+
+absl::Status GuardedDevice::StreamWaitEvent(StreamHandle stream, EventHandle event) {
+  absl::Status waited = Guard<absl::Status>(
+      "StreamWaitEvent", [&] { return device_->StreamWaitEvent(stream, event); });
+  if (waited.ok()) event_waits_.fetch_add(1, std::memory_order_relaxed);
+  return waited;
+}
+
+absl::StatusOr<bool> GuardedDevice::QueryEvent(EventHandle event) {
+  return Guard<absl::StatusOr<bool>>("QueryEvent", [&] { return device_->QueryEvent(event); });
+}
+
+absl::Status GuardedDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
+  return Guard<absl::Status>("WaitEvent", [&] { return device_->WaitEvent(event, timeout); });
+}
+
+absl::Status GuardedDevice::CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+                                      StreamHandle stream) {
+  return Guard<absl::Status>("CopyAsync",
+                             [&] { return device_->CopyAsync(direction, pieces, stream); });
+}
+
+}  // namespace pinion::internal

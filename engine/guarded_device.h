@@ -1,0 +1,78 @@
+// A device that is never called again once it has failed for good.
+//
+// The first sticky error (ClassifyDeviceError) poisons it: from then on every call returns that
+// error, with the name of the call that failed first, and reaches no device. The same goes for a
+// process that is exiting, or that is a fork of the one that opened the device: accelerators do
+// not survive fork.
+//
+// Thread safety: thread-safe. Calls that are already running when the device is poisoned finish.
+
+#ifndef PINION_ENGINE_GUARDED_DEVICE_H_
+#define PINION_ENGINE_GUARDED_DEVICE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/device/device.h"
+
+namespace pinion::internal {
+
+class GuardedDevice {
+ public:
+  explicit GuardedDevice(std::shared_ptr<Device> device);
+  GuardedDevice(const GuardedDevice&) = delete;
+  GuardedDevice& operator=(const GuardedDevice&) = delete;
+
+  Device& device() const { return *device_; }
+
+  // OkStatus, or why no call is made any more.
+  absl::Status health() const;
+
+  // `call` is what the message says has failed; `status` is why. The first one counts.
+  void Poison(const char* call, const absl::Status& status);
+
+  // As in device.h.
+  absl::StatusOr<StreamHandle> CreateStream(const std::string& name);
+  absl::Status DestroyStream(StreamHandle stream);
+  absl::Status SynchronizeStream(StreamHandle stream);
+  absl::StatusOr<bool> IsCapturing(StreamHandle stream);
+  absl::StatusOr<EventHandle> CreateEvent();
+  absl::Status DestroyEvent(EventHandle event);
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream);
+  absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event);
+  absl::StatusOr<bool> QueryEvent(EventHandle event);
+  absl::Status WaitEvent(EventHandle event, absl::Duration timeout);
+  absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+                         StreamHandle stream);
+
+  // Stream waits that were enqueued, and those that were known not to be needed.
+  uint64_t event_waits() const { return event_waits_.load(std::memory_order_relaxed); }
+  uint64_t event_waits_skipped() const {
+    return event_waits_skipped_.load(std::memory_order_relaxed);
+  }
+  void CountSkippedWait() { event_waits_skipped_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  template <typename Result, typename Call>
+  Result Guard(const char* name, const Call& call);
+
+  const std::shared_ptr<Device> device_;
+  const int fork_generation_;
+  std::atomic<bool> poisoned_{false};
+  std::atomic<uint64_t> event_waits_{0};
+  std::atomic<uint64_t> event_waits_skipped_{0};
+  mutable Mutex mu_;
+  absl::Status first_error_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace pinion::internal
+
+#endif  // PINION_ENGINE_GUARDED_DEVICE_H_

@@ -1,0 +1,122 @@
+// One stream's submissions, numbered: the engine's FenceTimeline.
+//
+//   pending   | 5: event | 6: event | 7: event |      Completed() == 4
+//             \_ oldest, the only one that is polled
+//
+// Each submission has one event, recorded right behind it. The events form a FIFO ring, and are
+// queried outside of any lock: two threads that poll at once query the same event, which its
+// reference keeps from being used again, and the later answer changes nothing. Completed() is an
+// atomic that only rises.
+//
+// Numbers equal the order of the stream because whoever enqueues work and records an event does so
+// within turn().
+//
+// Once the device is poisoned the timeline never advances again.
+//
+// Thread safety: thread-safe.
+// Ownership: shared by the engine, its transfers and their tickets. A timeline that made its stream
+// destroys it, unless work is left on it: then the stream is leaked, and the log says so.
+
+#ifndef PINION_ENGINE_STREAM_TIMELINE_H_
+#define PINION_ENGINE_STREAM_TIMELINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/device/device.h"
+#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/event_pool.h"
+#include "pinion/engine/fifo_turn.h"
+#include "pinion/engine/guarded_device.h"
+
+namespace pinion::internal {
+
+class StreamTimeline final : public FenceTimeline {
+ public:
+  enum class Ownership { kOwned, kForeign };
+
+  // `name` is for messages: "D2H on emu:0".
+  StreamTimeline(std::shared_ptr<GuardedDevice> device, StreamHandle stream, Ownership ownership,
+                 std::string name);
+  ~StreamTimeline() override;
+
+  StreamHandle stream() const { return stream_; }
+  FifoTurn& turn() { return turn_; }
+
+  // --- Within turn() ---
+
+  // Records `event` and gives what is on the stream now the next number. An error changes nothing.
+  absl::StatusOr<uint64_t> Mark(EventRef event);
+
+  // The same for a copy that is already enqueued, so that it must not be lost: where `event`
+  // cannot be recorded, this waits for the stream instead, and where that fails too it poisons the
+  // device. The number is never done then.
+  uint64_t NumberCopy(EventRef event, uint64_t size_bytes, uint64_t pieces);
+
+  // A copy that failed for good (the device is poisoned) and may still be writing: a number that is
+  // never done.
+  uint64_t NumberLostCopy(uint64_t size_bytes, uint64_t pieces);
+
+  void CountFailedSubmit();
+  void CountFlowControlWait();
+
+  // --- Anywhere ---
+
+  // The smallest number whose completion leaves at most `allowed_bytes` in flight; 0 if that is so
+  // already.
+  uint64_t NumberToWaitFor(uint64_t allowed_bytes) const;
+  uint64_t last_number() const;
+  size_t pending_count() const;
+  DirectionStats GetStats() const;
+
+  // Later work of `stream` starts after number `value`. No device call when it is known to be done.
+  absl::Status OrderAfter(uint64_t value, StreamHandle stream);
+
+  uint64_t Completed() const override { return completed_.load(std::memory_order_acquire); }
+  void Poll() override;
+  // FailedPrecondition while the stream captures.
+  absl::Status Wait(uint64_t value, absl::Duration timeout) override;
+
+ private:
+  struct Pending {
+    uint64_t value = 0;
+    EventRef event;  // null: never done
+    uint64_t size_bytes = 0;
+  };
+
+  uint64_t Append(EventRef event, uint64_t size_bytes, uint64_t pieces)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Complete(uint64_t value);
+  // Moves the events into `released`, whose owner lets go of them after the lock.
+  void CompleteUpTo(uint64_t value, std::vector<EventRef>& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Null when `value` is done, or will never be.
+  EventRef EventOf(uint64_t value) const;
+  absl::StatusOr<bool> IsCapturing() const;
+
+  const std::shared_ptr<GuardedDevice> device_;
+  const StreamHandle stream_;
+  const Ownership ownership_;
+  const std::string name_;
+  FifoTurn turn_;
+
+  std::atomic<uint64_t> completed_{0};  // written under mu_
+  mutable Mutex mu_;
+  std::deque<Pending> pending_ ABSL_GUARDED_BY(mu_);
+  uint64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
+  DirectionStats stats_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace pinion::internal
+
+#endif  // PINION_ENGINE_STREAM_TIMELINE_H_
