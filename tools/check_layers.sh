@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Asks bazel that no dependency leads the wrong way: allocator <- device <- engine <- hooks, LibTorch
+# only under hooks and programs, CUDA only under device/cuda and programs.
+# Prints one line per rule and "N passed, N failed"; exits 1 if a rule is broken.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+passed=0
+failed=0
+
+# rule TEXT FROM TO: no path leads from FROM to TO.
+rule() {
+  local path
+  if ! path=$(./bazelw query --noshow_progress "somepath($2, $3)" 2>&1); then
+    echo "FAIL  $1: bazel query failed: $path"
+    failed=$((failed + 1))
+  elif grep -q '^[@/]' <<<"$path"; then
+    echo "FAIL  $1:"
+    grep '^[@/]' <<<"$path" | sed 's/^/        /'
+    failed=$((failed + 1))
+  else
+    echo "ok    $1"
+    passed=$((passed + 1))
+  fi
+}
+
+rule "allocator knows no layer above it" "//allocator/..." "(//device/... + //engine/... + //hooks/...)"
+rule "device knows no layer above it" "//device/..." "(//engine/... + //hooks/...)"
+rule "engine does not know hooks" "//engine/..." "//hooks/..."
+rule "the library does not know its programs" "(//allocator/... + //device/... + //engine/... + //hooks/...)" "(//bench/... + //examples/... + //tests/...)"
+rule "only hooks includes LibTorch" "(//allocator/... + //device/... + //engine/...)" "@libtorch//..."
+rule "engine and hooks include no CUDA" "(//engine/... + //hooks/...)" "@local_config_cuda//..."
+rule "allocator and the emulated device include no CUDA" "(//allocator/... + //device/emulated/... + //device:all)" "@local_config_cuda//..."
+rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
+rule "hooks speak to device.h alone" "//hooks:all" "(//device/emulated/... + //device/cuda/...)"
+
+echo "$passed passed, $failed failed"
+[[ $failed -eq 0 ]]
