@@ -1,0 +1,60 @@
+// The part of the CUDA runtime that Pinion uses, as one table of function pointers.
+//
+// The real files of this folder run against RealCudaApi() on a GPU and, in tests without one,
+// against a fake runtime. The real table is bound at link time to the shared runtime that LibTorch
+// loads too: the static one would keep a state of its own.
+
+#ifndef PINION_DEVICE_CUDA_CUDA_API_H_
+#define PINION_DEVICE_CUDA_CUDA_API_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace pinion {
+
+struct CudaApi {
+  // Devices, per host thread.
+  decltype(&cudaGetDeviceCount) GetDeviceCount;
+  decltype(&cudaGetDevice) GetDevice;
+  decltype(&cudaSetDevice) SetDevice;
+  decltype(&cudaThreadExchangeStreamCaptureMode) ThreadExchangeStreamCaptureMode;
+
+  // Errors.
+  decltype(&cudaGetLastError) GetLastError;
+  decltype(&cudaGetErrorName) GetErrorName;
+  decltype(&cudaGetErrorString) GetErrorString;
+
+  // Memory.
+  decltype(&cudaMemGetInfo) MemGetInfo;
+  decltype(&cudaMallocAsync) MallocAsync;
+  decltype(&cudaFreeAsync) FreeAsync;
+  decltype(&cudaHostAlloc) HostAlloc;
+  decltype(&cudaFreeHost) FreeHost;
+
+  // Streams.
+  decltype(&cudaStreamCreateWithFlags) StreamCreateWithFlags;
+  decltype(&cudaStreamDestroy) StreamDestroy;
+  decltype(&cudaStreamSynchronize) StreamSynchronize;
+  decltype(&cudaStreamIsCapturing) StreamIsCapturing;
+
+  // Events.
+  decltype(&cudaEventCreateWithFlags) EventCreateWithFlags;
+  decltype(&cudaEventDestroy) EventDestroy;
+  decltype(&cudaEventRecord) EventRecord;
+  decltype(&cudaStreamWaitEvent) StreamWaitEvent;
+  decltype(&cudaEventQuery) EventQuery;
+
+  // Copies.
+  decltype(&cudaMemcpyAsync) MemcpyAsync;
+  // All pieces in one call, each source read in the order of the stream. Null where the runtime is
+  // older than 12.8.
+  cudaError_t (*MemcpyBatchAsync)(void* const* dsts, const void* const* srcs, const size_t* sizes,
+                                  size_t count, cudaStream_t stream);
+};
+
+const CudaApi& RealCudaApi();
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_CUDA_CUDA_API_H_

@@ -1,0 +1,68 @@
+// A CUDA device behind device.h.
+//
+// Every call makes its device current and restores the one that the calling thread had. Streams are
+// non-blocking ones, events carry no times. Device memory comes from the device's default pool
+// (cudaMallocAsync): LibTorch programs use it only where Pinion itself needs memory.
+//
+// Several pieces go in one cudaMemcpyBatchAsync where the runtime has it, else in a loop. CUDA does
+// not say how much of a failed batch was enqueued, so a failed copy of several pieces waits for the
+// stream: nothing is written later.
+//
+// Thread safety: thread-safe, as the runtime is.
+
+#ifndef PINION_DEVICE_CUDA_CUDA_DEVICE_H_
+#define PINION_DEVICE_CUDA_CUDA_DEVICE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/device.h"
+
+namespace pinion {
+
+// `api` outlives the device. The caller has checked that `index` exists (cuda_backend.h).
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(const CudaApi& api, int index);
+
+  std::string name() const override;
+  int index() const override { return index_; }
+
+  absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override;
+  absl::Status Free(void* data, StreamHandle stream) override;
+  std::shared_ptr<HostMemorySource> pinned_source() override { return pinned_source_; }
+
+  absl::StatusOr<StreamHandle> CreateStream(const std::string& name) override;
+  absl::Status DestroyStream(StreamHandle stream) override;
+  absl::Status SynchronizeStream(StreamHandle stream) override;
+  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override;
+
+  absl::StatusOr<EventHandle> CreateEvent() override;
+  absl::Status DestroyEvent(EventHandle event) override;
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override;
+  absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override;
+  absl::StatusOr<bool> QueryEvent(EventHandle event) override;
+  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override;
+
+  absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+                         StreamHandle stream) override;
+
+ private:
+  absl::Status CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+                          cudaStream_t stream);
+  absl::Status ToStatus(cudaError_t error, const char* call) const;
+
+  const CudaApi& api_;
+  const int index_;
+  const std::shared_ptr<HostMemorySource> pinned_source_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_CUDA_CUDA_DEVICE_H_

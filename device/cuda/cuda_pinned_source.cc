@@ -1,0 +1,56 @@
+#include "pinion/device/cuda/cuda_pinned_source.h"
+
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/cuda/cuda_scope.h"
+#include "pinion/device/cuda/cuda_status.h"
+
+namespace pinion {
+
+CudaPinnedSource::CudaPinnedSource(const CudaApi& api, int index) : api_(api), index_(index) {}
+
+absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
+  PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
+      << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  PINION_ASSIGN_OR_RETURN(void* data, Pin(size_bytes));
+  if (reinterpret_cast<uintptr_t>(data) % granularity_bytes() == 0) {
+    return HostSegment{data, size_bytes, /*numa_node=*/-1};
+  }
+  // CUDA promises pages only. Large allocations have come on 2 MiB boundaries; where they do not,
+  // a boundary is cut out of a larger one.
+  PINION_RETURN_IF_ERROR(
+      CudaStatus(api_, api_.FreeHost(data), absl::StrCat("cudaFreeHost of ", size_bytes)));
+  PINION_ASSIGN_OR_RETURN(void* larger, Pin(size_bytes + granularity_bytes()));
+  void* const aligned =
+      reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(larger), granularity_bytes()));
+  MutexLock lock(mu_);
+  unaligned_[aligned] = larger;
+  return HostSegment{aligned, size_bytes, /*numa_node=*/-1};
+}
+
+absl::StatusOr<void*> CudaPinnedSource::Pin(uint64_t size_bytes) {
+  CudaDeviceScope scope(api_, index_);
+  PINION_RETURN_IF_ERROR(scope.status());
+  RelaxedCaptureScope relaxed(api_);
+  void* data = nullptr;
+  PINION_RETURN_IF_ERROR(CudaStatus(api_, api_.HostAlloc(&data, size_bytes, cudaHostAllocPortable),
+                                    absl::StrCat("cudaHostAlloc of ", HumanBytes(size_bytes))));
+  return data;
+}
+
+absl::Status CudaPinnedSource::Free(const HostSegment& segment) {
+  void* data = segment.data;
+  {
+    MutexLock lock(mu_);
+    if (const auto node = unaligned_.extract(data); !node.empty()) data = node.mapped();
+  }
+  CudaDeviceScope scope(api_, index_);
+  PINION_RETURN_IF_ERROR(scope.status());
+  RelaxedCaptureScope relaxed(api_);
+  return CudaStatus(api_, api_.FreeHost(data),
+                    absl::StrCat("cudaFreeHost of ", HumanBytes(segment.size_bytes)));
+}
+
+}  // namespace pinion

@@ -1,0 +1,45 @@
+// Page-locked host memory from cudaHostAlloc, usable by every CUDA device of the process.
+//
+// Thread safety: thread-safe. Pinning can stall other threads that use the driver, and freeing
+// waits for the device.
+
+#ifndef PINION_DEVICE_CUDA_CUDA_PINNED_SOURCE_H_
+#define PINION_DEVICE_CUDA_CUDA_PINNED_SOURCE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/cuda/cuda_api.h"
+
+namespace pinion {
+
+class CudaPinnedSource final : public HostMemorySource {
+ public:
+  // Pins through device `index`; `api` outlives the source.
+  CudaPinnedSource(const CudaApi& api, int index);
+
+  std::string name() const override { return "cudaHostAlloc"; }
+  uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
+  absl::Status Free(const HostSegment& segment) override;
+
+ private:
+  absl::StatusOr<void*> Pin(uint64_t size_bytes);
+
+  const CudaApi& api_;
+  const int index_;
+  Mutex mu_;
+  // What CUDA returned, by the aligned address inside it that was handed out; only where they
+  // differ.
+  std::map<void*, void*> unaligned_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_CUDA_CUDA_PINNED_SOURCE_H_
