@@ -1,9 +1,8 @@
 // How a program hands its devices to the layers above: explicit, no registry, no static
 // constructors.
 //
-//   auto session = OffloadSession::Create({}, CudaBackend());             //
-//   device/cuda/cuda_backend.h auto session = OffloadSession::Create({}, EmulatedBackend(machine));
-//   // device/emulated/...
+//   auto session = OffloadSession::Create({}, CudaBackend());             // device/cuda
+//   auto session = OffloadSession::Create({}, EmulatedBackend(machine));  // device/emulated
 //
 // Thread safety: `device` may be called from any thread, and is called once per index by a user
 // that caches the result.

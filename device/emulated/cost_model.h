@@ -2,6 +2,7 @@
 //
 //   kernel  launch_us + max(flops / peak_flops(type), bytes / memory_bandwidth)
 //   copy    fixed_us + bytes / bandwidth             (half-performance size = fixed_us * bandwidth)
+//   batch   fixed_us + (pieces - 1) * piece_us + bytes / bandwidth
 //
 // All times are modelled, never measured, and are labelled so wherever they are printed. The
 // constants of each preset, with their sources, stand in cost_model.cc and nowhere else.
@@ -27,6 +28,7 @@ struct LinkModel {
   double d2h_duplex_gb_per_s = 0;
   double host_gb_per_s = 0;      // all devices of the host together, per direction; 0: no limit
   double fixed_us = 0;           // per copy
+  double piece_us = 0;           // per further piece of a batched copy
   double pageable_gb_per_s = 0;  // pageable memory: slower, and the host blocks
 };
 
@@ -44,20 +46,26 @@ struct DevicePreset {
   LinkModel link;
 
   DevicePreset();  // h100_pcie5
+
+  // InvalidArgument that names the field and its value.
+  absl::Status Validate() const;
 };
 
 // "a100_pcie4", "h100_pcie5", "b200_pcie5", "gh200_c2c", "gb200_c2c". NotFound names them all.
 absl::StatusOr<DevicePreset> FindPreset(const std::string& name);
 std::vector<std::string> PresetNames();
 
-// Shrinks a device so that a small model on it behaves as a large one on `base`: FLOPs per byte
-// transferred, bytes of memory traffic per byte transferred, and fixed costs per tensor keep their
-// proportions. `flops_per_byte` and `tensor_bytes` describe the two models: FLOPs of a training
-// step per byte of saved activations, and the mean size of a saved tensor.
+// A model as seen by offload. Both are positive.
 struct Workload {
-  double flops_per_saved_byte = 0;
+  double flops_per_saved_byte = 0;  // FLOPs of a training step per byte of saved activations
   double mean_saved_tensor_bytes = 0;
 };
+
+// Shrinks a device so that a small model on it behaves as a large one on `base`. These proportions
+// are kept, each against the time that the link takes for the same tensor: the time of its FLOPs
+// (if their number per byte is the workload's), of its memory traffic, and all that is paid per
+// tensor (launches, host calls, the fixed cost of a copy). So the small model's step is the large
+// one's, shortened by the ratio of the tensor sizes.
 DevicePreset ScalePreset(const DevicePreset& base, const Workload& large, const Workload& small);
 
 // Milliseconds that the model asks for a kernel or for a copy alone on an idle link.

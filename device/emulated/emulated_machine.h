@@ -3,8 +3,8 @@
 //   EmulatedOptions options;
 //   options.device_count = 2;
 //   options.preset = *FindPreset("h100_pcie5");
-//   PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
-//   EmulatedMachine::Create(options)); Device& device = *machine->device(0);
+//   PINION_ASSIGN_OR_RETURN(auto machine, EmulatedMachine::Create(options));
+//   Device& device = *machine->device(0);
 //
 // Three separate things happen to what is submitted:
 //   values  Real bytes move. A copy is deferred and reads its source when it takes effect; the
@@ -31,13 +31,12 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/faults.h"
+#include "pinion/device/emulated/time_stats.h"
 
 namespace pinion {
 
@@ -88,24 +87,12 @@ struct Kernel {
 
 struct MemoryStats {
   uint64_t limit_bytes = 0;
+  // What was asked for and not freed, plus what was freed while a recorded stream (RecordStream)
+  // still had to get to that point.
   uint64_t in_use_bytes = 0;
   uint64_t peak_bytes = 0;
   uint64_t allocations = 0;
   uint64_t frees = 0;
-};
-
-// Virtual time and traffic of one device since the last ResetStats.
-struct TimeStats {
-  double compute_busy_ms = 0;
-  double h2d_busy_ms = 0;
-  double d2h_busy_ms = 0;
-  uint64_t h2d_bytes = 0;
-  uint64_t d2h_bytes = 0;
-  // Time in which a compute stream (a foreign one, or the default one) had work that only waited
-  // for a copy: what offload costs the step.
-  double stalled_on_copies_ms = 0;
-  uint64_t kernels = 0;
-  uint64_t copies = 0;
 };
 
 class EmulatedMachine {
@@ -131,7 +118,8 @@ class EmulatedMachine {
 
   // --- Copies outside the engine ---
   // As cudaMemcpyAsync: any mix of device and host pointers (pinned or pageable; the machine
-  // knows). Pageable memory blocks the host.
+  // knows). Pageable memory blocks the host. A copy inside a device runs on its compute engine, one
+  // between devices on the source's D2H link.
   virtual absl::Status Copy(int device, void* dst, const void* src, uint64_t size_bytes,
                             StreamHandle stream) = 0;
 
@@ -160,6 +148,9 @@ class EmulatedMachine {
   virtual std::vector<std::string> races() const = 0;
 
   // --- Tests ---
+  // Calls of a kind so far, failed ones included: the k to go up to in "fail the k-th call".
+  virtual uint64_t calls(DeviceCall call) const = 0;
+
   // Makes IsCapturing(stream) answer `capturing`; polling an event of a capturing stream fails.
   virtual absl::Status SetCapturing(StreamHandle stream, bool capturing) = 0;
 

@@ -3,8 +3,10 @@
 #ifndef PINION_DEVICE_EMULATED_FAULTS_H_
 #define PINION_DEVICE_EMULATED_FAULTS_H_
 
+#include <array>
 #include <cstdint>
-#include <string>
+#include <limits>
+#include <optional>
 #include <vector>
 
 namespace pinion {
@@ -22,8 +24,15 @@ enum class DeviceCall {
   kStreamWaitEvent,
   kQueryEvent,
   kWaitEvent,
+  kSynchronize,
 };
 
+inline constexpr int kDeviceCallKinds = 12;
+
+const char* DeviceCallName(DeviceCall call);  // "Allocate"
+
+// A call that fails does nothing. A transient failure is Unavailable (ResourceExhausted for
+// kAllocate and kPin), a sticky one Internal.
 struct Fault {
   DeviceCall call = DeviceCall::kAny;
   uint64_t at = 1;      // fails the at-th call of that kind, counted from 1 over all devices
@@ -32,8 +41,31 @@ struct Fault {
 
 struct FaultPlan {
   std::vector<Fault> calls;
-  // Copies of this direction's streams never finish ("h2d" or "d2h" stuck), from the at-th copy on.
-  uint64_t stall_copies_from = 0;  // 0: never
+  // From the n-th copy on, counted from 1 over all devices, copies are stuck for `stall_ms` of
+  // virtual time before their bytes move. 0: never.
+  uint64_t stall_copies_from = 0;
+  double stall_ms = std::numeric_limits<double>::infinity();
+};
+
+// Counts calls and says which of them fail.
+//
+// Thread safety: none.
+class FaultInjector {
+ public:
+  explicit FaultInjector(FaultPlan plan);
+
+  // Counts one call (not kAny). The fault that it hits, a sticky one before a transient one.
+  std::optional<Fault> Count(DeviceCall call);
+
+  // Calls counted so far, the failed ones included.
+  uint64_t calls(DeviceCall call) const { return calls_[static_cast<int>(call)]; }
+
+  // How long the copy that was counted last is stuck before it moves; 0: not at all.
+  double StallMs() const;
+
+ private:
+  FaultPlan plan_;
+  std::array<uint64_t, kDeviceCallKinds> calls_ = {};
 };
 
 }  // namespace pinion

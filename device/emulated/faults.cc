@@ -1,0 +1,38 @@
+#include "pinion/device/emulated/faults.h"
+
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+
+const char* DeviceCallName(DeviceCall call) {
+  constexpr const char* kNames[kDeviceCallKinds] = {"Any",         "Allocate",    "Pin",
+                                                    "Copy",        "Kernel",      "CreateStream",
+                                                    "CreateEvent", "RecordEvent", "StreamWaitEvent",
+                                                    "QueryEvent",  "WaitEvent",   "Synchronize"};
+  return kNames[static_cast<int>(call)];
+}
+
+FaultInjector::FaultInjector(FaultPlan plan) : plan_(std::move(plan)) {}
+
+std::optional<Fault> FaultInjector::Count(DeviceCall call) {
+  PINION_CHECK(call != DeviceCall::kAny) << "kAny is the sum of the others, never a call";
+  ++calls_[static_cast<int>(DeviceCall::kAny)];
+  ++calls_[static_cast<int>(call)];
+  std::optional<Fault> hit;
+  for (const Fault& fault : plan_.calls) {
+    if (fault.call != DeviceCall::kAny && fault.call != call) continue;
+    if (calls(fault.call) != fault.at) continue;
+    if (!hit.has_value() || fault.sticky) hit = fault;
+  }
+  return hit;
+}
+
+double FaultInjector::StallMs() const {
+  const bool stalled =
+      plan_.stall_copies_from != 0 && calls(DeviceCall::kCopy) >= plan_.stall_copies_from;
+  return stalled ? plan_.stall_ms : 0;
+}
+
+}  // namespace pinion

@@ -1,0 +1,147 @@
+// Virtual time: a discrete-event simulation of streams, compute engines and links.
+//
+// The host clock is the present. What is submitted now starts when its stream has got to it, what
+// it waits for is done, and its engine is free; the simulation advances only when the host does:
+// when it spends time on a call (Spend) or blocks (RunUntil).
+//
+//   kernels   one at a time per device, in the order in which they became ready
+//   copies    a latency phase, then bytes: copies of one direction of a device share its bandwidth
+//             equally; the bandwidth is lower while the other direction moves bytes too, and all
+//             devices of the host share the host's (max-min fair)
+//   waits     take no time
+//
+// All times are in milliseconds, sizes in bytes, rates in bytes per millisecond.
+//
+// Thread safety: none.
+
+#ifndef PINION_DEVICE_EMULATED_TIME_MODEL_H_
+#define PINION_DEVICE_EMULATED_TIME_MODEL_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/deferred_effects.h"
+#include "pinion/device/emulated/time_stats.h"
+
+namespace pinion {
+
+// A piece of work as the simulation saw it.
+struct TimedWork {
+  int stream = 0;
+  std::string name;
+  double start_ms = 0;
+  double end_ms = 0;
+  uint64_t size_bytes = 0;  // of copies
+};
+
+class TimeModel {
+ public:
+  static constexpr double kForever = std::numeric_limits<double>::infinity();
+
+  struct CopyCost {
+    int device = 0;  // whose link
+    CopyDirection direction = CopyDirection::kHostToDevice;
+    uint64_t size_bytes = 0;
+    double latency_ms = 0;         // kForever: the copy is stuck
+    double rate_limit = kForever;  // of this copy, bytes per ms
+  };
+
+  TimeModel(const LinkModel& link, int device_count);
+
+  // Called for each piece of work that took time, when it is done.
+  void set_observer(std::function<void(const TimedWork&)> observer) {
+    observer_ = std::move(observer);
+  }
+
+  int AddStream(int device, std::string name);
+
+  // Each returns the point that the new entry is.
+  // `name` and `number` say which one it is in messages.
+  StreamPoint AddWait(int stream, StreamPoint waited_for);
+  StreamPoint AddKernel(int stream, std::string name, uint64_t number, double duration_ms);
+  StreamPoint AddCopy(int stream, std::string name, uint64_t number, const CopyCost& cost);
+
+  // The last entry of a stream.
+  StreamPoint Tail(int stream) const { return {stream, streams_[stream].submitted}; }
+  bool Done(StreamPoint point) const { return streams_[point.stream].done >= point.seq; }
+
+  double now_ms() const { return now_; }
+  void Spend(double ms) { AdvanceTo(now_ + ms); }
+
+  // Blocks the host until `point` is done or `timeout_ms` have passed. kStuck if the point can
+  // never be reached; time then passes only if the timeout is finite.
+  enum class Outcome { kDone, kTimeout, kStuck };
+  Outcome RunUntil(StreamPoint point, double timeout_ms);
+
+  // What keeps `point` from being done: "copy D2H #12 on emu:0/d2h, which is stuck".
+  std::string WhyPending(StreamPoint point) const;
+
+  const TimeStats& stats(int device) const { return devices_[device].stats; }
+  void ResetStats(int device) { devices_[device].stats = TimeStats(); }
+
+ private:
+  enum class Kind { kWait, kKernel, kCopy };
+  enum class Phase { kQueued, kReady, kLatency, kMoving };  // kReady: a kernel, until it is done
+
+  struct Entry {
+    Kind kind = Kind::kWait;
+    Phase phase = Phase::kQueued;
+    std::string name;
+    uint64_t number = 0;
+    StreamPoint waited_for;
+    double duration_ms = 0;  // kernels
+    CopyCost copy;
+    double start = 0;
+    double end = 0;              // of a running kernel, of a copy's phase
+    double remaining_bytes = 0;  // at `since`
+    double rate = 0;
+    double since = 0;
+  };
+  struct Stream {
+    int device = 0;
+    std::string name;
+    std::deque<Entry> queue;  // the first is in progress or blocked
+    uint64_t submitted = 0;
+    uint64_t done = 0;
+    uint64_t kernels_queued = 0;
+  };
+  struct DeviceState {
+    std::deque<int> ready;            // streams whose first entry is a kernel; the first one runs
+    std::array<int, 2> copying = {};  // copies in progress per direction
+    std::array<int, 2> moving = {};   // of those, past their latency
+    TimeStats stats;
+  };
+
+  StreamPoint Add(int stream, Entry entry);
+  void AdvanceTo(double ms);
+  double NextEventMs() const;
+  void PassTimeTo(double ms);  // accounts busy and stalled time; no event lies before `ms`
+  void FinishDueAt(double ms);
+  void StartWhatCan();
+  bool TryStart(int stream);
+  void RunNextKernel(DeviceState& device);
+  void Finish(int stream);
+  void ShareLinks();
+  // Follows waits from the head of `stream` to the entry that holds everything up.
+  int RootOf(int stream) const;
+  bool StalledOnCopy(int stream) const;
+
+  const LinkModel link_;
+  double now_ = 0;
+  std::vector<Stream> streams_;
+  std::vector<DeviceState> devices_;
+  std::vector<int> copying_;  // streams whose first entry is a copy in progress
+  bool links_changed_ = false;
+  std::function<void(const TimedWork&)> observer_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_EMULATED_TIME_MODEL_H_
