@@ -159,6 +159,7 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool InPinned(const void* data, uint64_t size_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  bool AllDone(const std::vector<StreamPoint>& points) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReleaseHeld(int device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MakeRoom(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublishIdleStreams(int device, int slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

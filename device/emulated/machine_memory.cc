@@ -91,38 +91,45 @@ absl::Status MachineCore::Free(int device, void* data, StreamHandle stream) {
   return absl::OkStatus();
 }
 
+bool MachineCore::AllDone(const std::vector<StreamPoint>& points) const {
+  for (StreamPoint point : points) {
+    if (!time_.Done(point)) return false;
+  }
+  return true;
+}
+
 void MachineCore::ReleaseHeld(int device) const {
   DeviceState& state = devices_[device];
-  const auto released = [&](const HeldMemory& held) {
-    if (!std::all_of(held.until.begin(), held.until.end(),
-                     [&](StreamPoint point) { return time_.Done(point); })) {
-      return false;
+  std::vector<HeldMemory> still_held;
+  for (HeldMemory& held : state.held) {
+    if (AllDone(held.until)) {
+      arenas_[device]->Free(held.data, held.size_bytes, held.stream);
+      state.memory.in_use_bytes -= held.size_bytes;
+    } else {
+      still_held.push_back(std::move(held));
     }
-    arenas_[device]->Free(held.data, held.size_bytes, held.stream);
-    state.memory.in_use_bytes -= held.size_bytes;
-    return true;
-  };
-  state.held.erase(std::remove_if(state.held.begin(), state.held.end(), released),
-                   state.held.end());
+  }
+  state.held = std::move(still_held);
 }
 
 // Waits, if need be, for streams that hold freed memory, as pools do before they give up.
 bool MachineCore::MakeRoom(int device, uint64_t size_bytes) {
   DeviceState& state = devices_[device];
-  const auto fits = [&] {
+  const auto fits = [&state, size_bytes] {
     return size_bytes <= state.limit_bytes &&
            state.memory.in_use_bytes <= state.limit_bytes - size_bytes;
   };
-  while (!fits()) {
-    const auto reachable = [&](const HeldMemory& held) {
-      return std::all_of(held.until.begin(), held.until.end(), [&](StreamPoint point) {
-        return time_.RunUntil(point, TimeModel::kForever) == TimeModel::Outcome::kDone;
-      });
-    };
-    if (std::none_of(state.held.begin(), state.held.end(), reachable)) return false;
-    ReleaseHeld(device);
+  for (size_t i = 0; !fits() && i < state.held.size();) {
+    const std::vector<StreamPoint> until = state.held[i].until;
+    for (StreamPoint point : until) time_.RunUntil(point, TimeModel::kForever);
+    if (AllDone(until)) {
+      ReleaseHeld(device);
+      i = 0;
+    } else {
+      ++i;
+    }
   }
-  return true;
+  return fits();
 }
 
 // What was freed on a stream that has finished all its work may go to every stream.

@@ -1,5 +1,6 @@
 // The work half of MachineCore: kernels and copies.
 
+#include <algorithm>
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
@@ -117,6 +118,8 @@ absl::Status MachineCore::SubmitCopy(int slot, std::string name, std::vector<Cop
     detector_.Write(piece.dst, piece.size_bytes);
   }
   DeliverRaces();
+  // Their order among each other is undefined: not the one that a careless caller expects.
+  std::reverse(pieces.begin(), pieces.end());
   if (pageable) cost.rate_limit = options_.preset.link.pageable_gb_per_s * 1e6;
   const double stall_ms = faults_.StallMs();
   cost.latency_ms += stall_ms;

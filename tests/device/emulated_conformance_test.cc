@@ -1,0 +1,71 @@
+// The conformance suite on the emulated device: every schedule of effects, both reuse modes.
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/device_conformance.h"
+
+namespace pinion {
+namespace {
+
+class EmulatedUnderTest : public DeviceUnderTest {
+ public:
+  explicit EmulatedUnderTest(const EmulatedOptions& options)
+      : machine_(EmulatedMachine::Create(options).value()), device_(machine_->device(1)) {}
+
+  Device& device() override { return *device_; }
+
+  absl::Status Fill(void* data, uint8_t value, uint64_t size_bytes, StreamHandle stream) override {
+    PINION_RETURN_IF_ERROR(machine_->PrepareKernel(1, stream));
+    std::memset(data, value, size_bytes);
+    Kernel fill;
+    fill.name = "fill";
+    fill.writes = {{data, size_bytes}};
+    return machine_->Launch(1, stream, fill);
+  }
+
+  std::vector<std::string> Complaints() override { return machine_->races(); }
+
+ private:
+  std::shared_ptr<EmulatedMachine> machine_;
+  std::shared_ptr<Device> device_;
+};
+
+template <EffectSchedule schedule, ReuseMode reuse>
+std::unique_ptr<DeviceUnderTest> MakeEmulated() {
+  EmulatedOptions options;
+  options.device_count = 2;
+  options.memory_bytes = 64 * kMiB;
+  options.schedule = schedule;
+  options.reuse = reuse;
+  options.abort_on_race = false;
+  return std::make_unique<EmulatedUnderTest>(options);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Emulated, DeviceConformanceTest,
+    ::testing::Values(
+        DeviceConformanceCase{"EarlyImmediate",
+                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kImmediate>},
+        DeviceConformanceCase{"LateImmediate",
+                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kImmediate>},
+        DeviceConformanceCase{"RandomImmediate",
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate>},
+        DeviceConformanceCase{"EarlyQuarantine",
+                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kQuarantine>},
+        DeviceConformanceCase{"LateQuarantine",
+                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kQuarantine>},
+        DeviceConformanceCase{"RandomQuarantine",
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kQuarantine>}),
+    DeviceConformanceCaseName);
+
+}  // namespace
+}  // namespace pinion
