@@ -1,0 +1,283 @@
+#include "pinion/device/emulated/time_model.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/deferred_effects.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::HasSubstr;
+using Outcome = TimeModel::Outcome;
+
+constexpr CopyDirection kIn = CopyDirection::kHostToDevice;
+constexpr CopyDirection kOut = CopyDirection::kDeviceToHost;
+constexpr double kExact = 1e-9;
+
+// Round numbers: 10 MB take 1 ms in and 2 ms out alone, twice that with both directions busy.
+LinkModel RoundLink() {
+  LinkModel link;
+  link.h2d_gb_per_s = 10;
+  link.d2h_gb_per_s = 5;
+  link.h2d_duplex_gb_per_s = 5;
+  link.d2h_duplex_gb_per_s = 2.5;
+  return link;
+}
+constexpr uint64_t kTenMb = 10'000'000;
+
+TimeModel::CopyCost Cost(CopyDirection direction, uint64_t size_bytes, int device = 0,
+                         double latency_ms = 0) {
+  TimeModel::CopyCost cost;
+  cost.device = device;
+  cost.direction = direction;
+  cost.size_bytes = size_bytes;
+  cost.latency_ms = latency_ms;
+  return cost;
+}
+
+class TimeModelTest : public ::testing::Test {
+ protected:
+  TimeModelTest() : TimeModelTest(RoundLink(), 1) {}
+  TimeModelTest(const LinkModel& link, int device_count) : time_(link, device_count) {
+    time_.set_observer([this](const TimedWork& work) { done_.push_back(work); });
+    compute_ = time_.AddStream(0, "emu:0/compute");
+    in_ = time_.AddStream(0, "emu:0/in");
+    out_ = time_.AddStream(0, "emu:0/out");
+  }
+
+  StreamPoint Kernel(int stream, double ms) { return time_.AddKernel(stream, "kernel", 1, ms); }
+  StreamPoint Copy(int stream, const TimeModel::CopyCost& cost) {
+    return time_.AddCopy(stream, "copy", 2, cost);
+  }
+  void RunToEnd(StreamPoint point) {
+    ASSERT_EQ(time_.RunUntil(point, TimeModel::kForever), Outcome::kDone);
+  }
+
+  TimeModel time_;
+  std::vector<TimedWork> done_;
+  int compute_, in_, out_;
+};
+
+TEST_F(TimeModelTest, CopyTakesItsLatencyAndItsBytes) {
+  RunToEnd(Copy(in_, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.25)));
+  EXPECT_NEAR(time_.now_ms(), 1.25, kExact);
+}
+
+TEST_F(TimeModelTest, CopiesOfOneStreamFollowEachOther) {
+  Copy(in_, Cost(kIn, kTenMb, 0, 0.25));
+  RunToEnd(Copy(in_, Cost(kIn, kTenMb, 0, 0.25)));
+  EXPECT_NEAR(time_.now_ms(), 2.5, kExact);
+  ASSERT_EQ(done_.size(), 2u);
+  EXPECT_NEAR(done_[1].start_ms, 1.25, kExact);
+}
+
+TEST_F(TimeModelTest, CopiesOfOneDirectionShareItsBandwidth) {
+  const int second = time_.AddStream(0, "emu:0/in2");
+  const StreamPoint small = Copy(in_, Cost(kIn, kTenMb));
+  const StreamPoint large = Copy(second, Cost(kIn, 3 * kTenMb));
+  RunToEnd(small);
+  EXPECT_NEAR(time_.now_ms(), 2, kExact);  // half of the link each
+  RunToEnd(large);
+  EXPECT_NEAR(time_.now_ms(), 4, kExact);  // the link carried 40 MB without a break
+}
+
+TEST_F(TimeModelTest, BothDirectionsAtOnceGetTheDuplexRates) {
+  const StreamPoint in = Copy(in_, Cost(kIn, kTenMb));     // 2 ms at the duplex rate
+  const StreamPoint out = Copy(out_, Cost(kOut, kTenMb));  // then half of it alone
+  RunToEnd(in);
+  EXPECT_NEAR(time_.now_ms(), 2, kExact);
+  RunToEnd(out);
+  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+}
+
+TEST_F(TimeModelTest, LatencyDoesNotDisturbTheOtherDirection) {
+  const StreamPoint in = Copy(in_, Cost(kIn, kTenMb));
+  Copy(out_, Cost(kOut, kTenMb, 0, /*latency_ms=*/1));
+  RunToEnd(in);
+  EXPECT_NEAR(time_.now_ms(), 1, kExact);
+}
+
+TEST_F(TimeModelTest, CopyLimitedByItselfLeavesItsTimeAloneToTheRate) {
+  TimeModel::CopyCost pageable = Cost(kIn, kTenMb);
+  pageable.rate_limit = 2.5e6;
+  RunToEnd(Copy(in_, pageable));
+  EXPECT_NEAR(time_.now_ms(), 4, kExact);
+}
+
+TEST_F(TimeModelTest, TimesDoNotDependOnHowOftenTheClockIsLookedAt) {
+  const StreamPoint in = Copy(in_, Cost(kIn, 12'345'677));
+  Copy(out_, Cost(kOut, 7'654'321));
+  TimeModel other(RoundLink(), 1);
+  other.AddStream(0, "c");
+  other.AddStream(0, "i");
+  other.AddStream(0, "o");
+  other.AddCopy(in_, "copy", 2, Cost(kIn, 12'345'677));
+  other.AddCopy(out_, "copy", 2, Cost(kOut, 7'654'321));
+  for (int i = 0; i < 1000; ++i) other.Spend(0.0003);
+  RunToEnd(in);
+  ASSERT_EQ(other.RunUntil(in, TimeModel::kForever), Outcome::kDone);
+  EXPECT_EQ(time_.now_ms(), other.now_ms());
+}
+
+class TwoDevicesTest : public TimeModelTest {
+ protected:
+  static LinkModel Link() {
+    LinkModel link = RoundLink();
+    link.host_gb_per_s = 12;
+    return link;
+  }
+  TwoDevicesTest() : TimeModelTest(Link(), 2) { in1_ = time_.AddStream(1, "emu:1/in"); }
+  int in1_;
+};
+
+TEST_F(TwoDevicesTest, DevicesShareTheHost) {
+  const StreamPoint first = Copy(in_, Cost(kIn, 6'000'000, 0));
+  const StreamPoint second = Copy(in1_, Cost(kIn, 16'000'000, 1));
+  RunToEnd(first);
+  EXPECT_NEAR(time_.now_ms(), 1, kExact);  // 6 of the host's 12 GB/s each
+  RunToEnd(second);
+  EXPECT_NEAR(time_.now_ms(), 2, kExact);  // then its own 10
+}
+
+TEST_F(TwoDevicesTest, WhatASlowDeviceLeavesOfTheHostGoesToTheOther) {
+  // Device 0 is held to its duplex rate of 5, so device 1 gets 7 of the host's 12.
+  Copy(out_, Cost(kOut, 10 * kTenMb, 0));
+  Copy(in_, Cost(kIn, 10 * kTenMb, 0));
+  RunToEnd(Copy(in1_, Cost(kIn, 7'000'000, 1)));
+  EXPECT_NEAR(time_.now_ms(), 1, kExact);
+}
+
+TEST_F(TimeModelTest, KernelsOfTwoStreamsTakeTurnsInTheOrderTheyBecameReady) {
+  const int second = time_.AddStream(0, "emu:0/second");
+  const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb));
+  time_.AddWait(compute_, copy);
+  const StreamPoint late = Kernel(compute_, 1);  // submitted first, ready at 1
+  const StreamPoint early = Kernel(second, 3);
+  RunToEnd(early);
+  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+  RunToEnd(late);
+  EXPECT_NEAR(time_.now_ms(), 4, kExact);
+  EXPECT_NEAR(time_.stats(0).compute_busy_ms, 4, kExact);
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
+}
+
+TEST_F(TimeModelTest, WorkStartsNoEarlierThanItIsSubmitted) {
+  time_.Spend(5);
+  RunToEnd(Kernel(compute_, 1));
+  EXPECT_NEAR(time_.now_ms(), 6, kExact);
+}
+
+TEST_F(TimeModelTest, KernelBehindAFinishedCopyIsNotStalled) {
+  const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb));
+  Kernel(compute_, 2);
+  time_.AddWait(compute_, copy);
+  RunToEnd(Kernel(compute_, 1));
+  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
+}
+
+TEST_F(TimeModelTest, StallIsTheTimeBetweenReadyAndTheEndOfTheCopy) {
+  const StreamPoint copy = Copy(in_, Cost(kIn, 3 * kTenMb));
+  Kernel(compute_, 1);
+  time_.AddWait(compute_, copy);
+  RunToEnd(Kernel(compute_, 1));
+  EXPECT_NEAR(time_.now_ms(), 4, kExact);
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 2, kExact);
+}
+
+TEST_F(TimeModelTest, StallIsSeenThroughAChainOfWaits) {
+  const int between = time_.AddStream(0, "emu:0/between");
+  const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb));
+  const StreamPoint link = time_.AddWait(between, copy);
+  time_.AddWait(compute_, link);
+  RunToEnd(Kernel(compute_, 1));
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
+}
+
+TEST_F(TimeModelTest, CopyOnTheComputeStreamItselfIsAStall) {
+  Copy(compute_, Cost(kOut, kTenMb));
+  RunToEnd(Kernel(compute_, 1));
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 2, kExact);
+}
+
+TEST_F(TimeModelTest, WaitingForAKernelOfAnotherStreamIsNoStall) {
+  const int second = time_.AddStream(0, "emu:0/second");
+  time_.AddWait(compute_, Kernel(second, 2));
+  Copy(in_, Cost(kIn, kTenMb));
+  RunToEnd(Kernel(compute_, 1));
+  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
+}
+
+TEST_F(TimeModelTest, StreamWithoutKernelsIsNeverStalled) {
+  const StreamPoint in = Copy(in_, Cost(kIn, kTenMb));
+  time_.AddWait(out_, in);
+  RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
+  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
+}
+
+TEST_F(TimeModelTest, StatsCountWorkWhenItIsDoneAndStartAgainAtAReset) {
+  Copy(in_, Cost(kIn, kTenMb));
+  Copy(out_, Cost(kOut, kTenMb));
+  Kernel(compute_, 0.5);
+  time_.Spend(1);
+  EXPECT_EQ(time_.stats(0).kernels, 1u);
+  EXPECT_EQ(time_.stats(0).copies, 0u);
+  EXPECT_NEAR(time_.stats(0).h2d_busy_ms, 1, kExact);
+  time_.ResetStats(0);
+  time_.Spend(9);
+  const TimeStats& stats = time_.stats(0);
+  EXPECT_EQ(stats.kernels, 0u);
+  EXPECT_EQ(stats.copies, 2u);
+  EXPECT_EQ(stats.h2d_bytes, kTenMb);
+  EXPECT_EQ(stats.d2h_bytes, kTenMb);
+  EXPECT_NEAR(stats.h2d_busy_ms, 1, kExact);
+  EXPECT_NEAR(stats.d2h_busy_ms, 2, kExact);
+}
+
+TEST_F(TimeModelTest, TimeoutPassesAndTheWorkGoesOn) {
+  const StreamPoint kernel = Kernel(compute_, 3);
+  EXPECT_EQ(time_.RunUntil(kernel, 1), Outcome::kTimeout);
+  EXPECT_NEAR(time_.now_ms(), 1, kExact);
+  EXPECT_THAT(time_.WhyPending(kernel), HasSubstr("kernel #1 on emu:0/compute"));
+  RunToEnd(kernel);
+  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+}
+
+TEST_F(TimeModelTest, StuckCopyIsNamedAtOnceThroughWhoeverWaitsForIt) {
+  const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
+  const StreamPoint wait = time_.AddWait(compute_, copy);
+  EXPECT_EQ(time_.RunUntil(wait, TimeModel::kForever), Outcome::kStuck);
+  EXPECT_EQ(time_.now_ms(), 0);
+  EXPECT_THAT(time_.WhyPending(wait), HasSubstr("copy #2 on emu:0/in"));
+  EXPECT_THAT(time_.WhyPending(wait), HasSubstr("emu:0/compute waits for"));
+  EXPECT_THAT(time_.WhyPending(wait), HasSubstr("never finish"));
+  EXPECT_EQ(time_.RunUntil(wait, 7), Outcome::kStuck);
+  EXPECT_NEAR(time_.now_ms(), 7, kExact);
+}
+
+TEST_F(TimeModelTest, StuckCopyDoesNotSlowTheOtherDirectionDown) {
+  Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
+  RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
+  EXPECT_NEAR(time_.now_ms(), 2, kExact);
+}
+
+TEST_F(TimeModelTest, PrefetchedLayersHideBehindComputeExceptTheFirst) {
+  // Ten layers: each needs a copy of 1 ms, then computes 2 ms; copies run ahead.
+  StreamPoint last;
+  for (int layer = 0; layer < 10; ++layer) {
+    time_.AddWait(compute_, Copy(in_, Cost(kIn, kTenMb)));
+    last = Kernel(compute_, 2);
+  }
+  RunToEnd(last);
+  EXPECT_NEAR(time_.now_ms(), 21, kExact);
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
+}
+
+}  // namespace
+}  // namespace pinion
