@@ -26,22 +26,22 @@ struct AllocatorStats {
   ByteGauge cached_bytes;     // free inside segments
   ByteGauge locked_bytes;     // segments held from the source
 
-  uint64_t allocations = 0;   // successful
-  uint64_t hits = 0;          // served without asking the source
-  uint64_t misses = 0;        // had to grow
-  uint64_t failures = 0;      // returned an error
+  uint64_t allocations = 0;  // successful
+  uint64_t hits = 0;         // served without asking the source
+  uint64_t misses = 0;       // had to grow
+  uint64_t failures = 0;     // returned an error
 
-  uint64_t pin_calls = 0;     // calls of HostMemorySource::Allocate, failed ones included
+  uint64_t pin_calls = 0;  // calls of HostMemorySource::Allocate, failed ones included
   uint64_t pin_failures = 0;
-  double pin_ms = 0;          // wall time inside them
+  double pin_ms = 0;  // wall time inside them
   uint64_t unpin_calls = 0;
 
   uint64_t waits_for_deferred = 0;  // the degrade order, step by step
   uint64_t watermark_warnings = 0;
   uint64_t watermark_refusals = 0;
-  uint64_t limit_refusals = 0;      // max_locked_bytes
+  uint64_t limit_refusals = 0;  // max_locked_bytes
   uint64_t trims = 0;
-  uint64_t leaked_bytes = 0;        // segments kept at the end since their tickets never got done
+  uint64_t leaked_bytes = 0;  // segments kept at the end since their tickets never got done
 
   absl::Status CheckInvariants() const;
   std::string ToString() const;  // a few lines for people

@@ -27,7 +27,7 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_block.h"
-#include "pinion/allocator/ram_watermark.h"
+#include "pinion/allocator/ram_probe.h"
 
 namespace pinion {
 
@@ -43,12 +43,19 @@ class PinnedAllocator {
   PinnedAllocator(const PinnedAllocator&) = delete;
   PinnedAllocator& operator=(const PinnedAllocator&) = delete;
 
-  // A block of at least `size_bytes`, aligned to 4096 bytes if that large, else to 256.
-  // InvalidArgument for 0. ResourceExhausted when the budget or the source refuses and no cached
-  // block fits: the message names the request, what is locked, and which limit was hit.
+  // A block of at least `size_bytes`, aligned to 4096 bytes from 32 KiB on, else to 256.
+  // InvalidArgument for 0 and for more than 2^47. ResourceExhausted when the budget or the source
+  // refuses and no cached block fits: the message names the request, what is locked, and which
+  // limit was hit. Any other code is the source's: it is broken for good.
+  //
+  // The order of attempts: a cached block; one whose tickets have got done, after asking the
+  // device; waiting for one, up to max_wait_for_deferred; growth; a second growth after cached
+  // segments were given back.
   absl::StatusOr<PinnedBlock> Allocate(uint64_t size_bytes);
 
-  // Grows until `size_bytes` more than what is in use can be served without pinning.
+  // Grows until `size_bytes` more than what is in use can be served without pinning, as blocks of
+  // 32 KiB or more and of up to segment_bytes. Errors as those of Allocate; what was gained until
+  // then stays.
   absl::Status Reserve(uint64_t size_bytes);
 
   // Gives wholly free segments back until at most `keep_bytes` stay locked. Returns the bytes

@@ -1,0 +1,26 @@
+#include "pinion/allocator/pinned_block.h"
+
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/segment.h"
+#include "pinion/allocator/segment_pool.h"
+
+namespace pinion {
+
+PinnedBlock::PinnedBlock(internal::SegmentPool* pool, internal::BlockRecord* record)
+    : pool_(pool),
+      record_(record),
+      data_(record->data),
+      size_bytes_(record->size_bytes),
+      capacity_bytes_(record->capacity_bytes),
+      id_(record->id),
+      numa_node_(record->segment->memory.numa_node) {}
+
+void PinnedBlock::ReleaseAfter(absl::Span<const FenceTicket> tickets) && {
+  PINION_CHECK(!empty()) << "ReleaseAfter on an empty block";
+  PinnedBlock block(std::move(*this));
+  block.pool_->ReleaseAfter(std::exchange(block.record_, nullptr), block.id_, tickets);
+}
+
+void PinnedBlock::Release() { pool_->Release(std::exchange(record_, nullptr), id_); }
+
+}  // namespace pinion

@@ -1,0 +1,297 @@
+#include "pinion/allocator/segment_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/hardening.h"
+#include "pinion/allocator/size_class.h"
+
+namespace pinion::internal {
+namespace {
+
+constexpr absl::Duration kTeardownWait = absl::Seconds(1);
+// The least that one timeline is waited for while others are deferred too.
+constexpr absl::Duration kShortestWait = absl::Microseconds(100);
+
+// Pools take ids by the chunk, so that a block costs no atomic operation that pools share.
+constexpr uint64_t kIdsPerChunk = uint64_t{1} << 20;
+std::atomic<uint64_t> next_chunk_of_ids{1};
+
+void Raise(ByteGauge* gauge, uint64_t current) {
+  gauge->current = current;
+  gauge->peak = std::max(gauge->peak, current);
+}
+
+}  // namespace
+
+SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, uint64_t max_locked_bytes)
+    : source_(std::move(source)), max_locked_bytes_(max_locked_bytes) {}
+
+SegmentPool::~SegmentPool() {
+  WaitForAllDeferred(absl::Now() + kTeardownWait);
+  (void)GiveBack(UINT64_MAX);  // logs what fails
+  if (const uint64_t leaked = locked_bytes(); leaked != 0) {
+    PINION_LOG(kError) << "leaking " << HumanBytes(leaked) << " of " << source_->name()
+                       << " memory: copies that use it were not done within "
+                       << absl::FormatDuration(kTeardownWait) << " of the last release";
+  }
+}
+
+uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) {
+  return RoundUpToSizeClass(size_bytes + kRedZoneBytes);
+}
+
+BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {
+  Timelines retired;
+  BlockRecord* block;
+  {
+    MutexLock lock(mu_);
+    ReclaimLocked(&retired);
+    block = TakeLocked(size_bytes, &AllocatorStats::hits);
+  }
+  if (kHardened && block != nullptr) PrepareBlock(*block);
+  return block;
+}
+
+void SegmentPool::Release(BlockRecord* block, uint64_t id) {
+  std::shared_ptr<SegmentPool> last;
+  if (kHardened) {
+    {
+      MutexLock lock(mu_);
+      CheckLiveLocked(block, id);
+    }
+    CheckAndPoisonBlock(*block);
+  }
+  MutexLock lock(mu_);
+  CheckLiveLocked(block, id);
+  last = EndLifeLocked(block);
+  heap_.Put(block);
+  UpdateGaugesLocked();
+}
+
+void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
+                               absl::Span<const FenceTicket> tickets) {
+  absl::InlinedVector<FenceTicket, 2> open;
+  for (const FenceTicket& ticket : tickets) {
+    if (!ticket.IsDone()) open.push_back(ticket);
+  }
+  if (open.empty()) return Release(block, id);
+  std::shared_ptr<SegmentPool> last;
+  MutexLock lock(mu_);
+  CheckLiveLocked(block, id);
+  last = EndLifeLocked(block);
+  block->state = BlockState::kDeferred;
+  stats_.deferred_bytes.current += block->capacity_bytes;
+  deferred_.Add(block, open);
+  UpdateGaugesLocked();
+}
+
+bool SegmentPool::PollDeferred() {
+  std::vector<FenceTicket> tickets;
+  {
+    MutexLock lock(mu_);
+    tickets = deferred_.NextTickets();
+  }
+  for (const FenceTicket& ticket : tickets) ticket.timeline->Poll();
+  return !tickets.empty();
+}
+
+BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Time deadline) {
+  while (true) {
+    std::vector<FenceTicket> tickets;
+    {
+      MutexLock lock(mu_);
+      tickets = deferred_.NextTickets();
+    }
+    bool waited = false;
+    for (const FenceTicket& ticket : tickets) {
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) return nullptr;
+      // A timeline that is stuck must not use up the others' time.
+      const absl::Duration share =
+          std::max(kShortestWait, left / static_cast<int64_t>(tickets.size()));
+      const absl::Status status = ticket.timeline->Wait(ticket.value, std::min(left, share));
+      waited |= status.ok() || absl::IsDeadlineExceeded(status);
+      if (BlockRecord* block = TryAllocate(size_bytes); block != nullptr) return block;
+    }
+    if (!waited) return nullptr;
+  }
+}
+
+absl::Status SegmentPool::BeginGrowth(uint64_t bytes) {
+  MutexLock lock(mu_);
+  const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_;
+  if (taken > max_locked_bytes_ || bytes > max_locked_bytes_ - taken) {
+    return absl::ResourceExhaustedError(absl::StrCat("to lock ", HumanBytes(bytes),
+                                                     " more would exceed max_locked_bytes, ",
+                                                     HumanBytes(max_locked_bytes_)));
+  }
+  in_transit_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+void SegmentPool::CancelGrowth(uint64_t bytes) {
+  MutexLock lock(mu_);
+  in_transit_bytes_ -= bytes;
+}
+
+BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, bool small,
+                                       uint64_t size_bytes) {
+  if (kHardened) PoisonFree(segment.data, segment.size_bytes);
+  BlockRecord* block = nullptr;
+  {
+    MutexLock lock(mu_);
+    in_transit_bytes_ -= segment.size_bytes;
+    heap_.AddSegment(segment, small);
+    if (size_bytes != 0) block = TakeLocked(size_bytes, &AllocatorStats::misses);
+    UpdateGaugesLocked();
+  }
+  if (kHardened && block != nullptr) PrepareBlock(*block);
+  return block;
+}
+
+uint64_t SegmentPool::BytesOverLimit(uint64_t bytes) const {
+  MutexLock lock(mu_);
+  const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_ + bytes;
+  return taken > max_locked_bytes_ ? taken - max_locked_bytes_ : 0;
+}
+
+absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes) {
+  Timelines retired;
+  std::vector<HostSegment> segments;
+  uint64_t removed_bytes = 0;
+  {
+    MutexLock lock(mu_);
+    ReclaimLocked(&retired);
+    segments = heap_.RemoveFreeSegments(bytes);
+    for (const HostSegment& segment : segments) removed_bytes += segment.size_bytes;
+    in_transit_bytes_ += removed_bytes;
+    if (!segments.empty()) ++stats_.trims;
+    UpdateGaugesLocked();
+  }
+  absl::Status first_error;
+  uint64_t lost_bytes = 0;
+  for (const HostSegment& segment : segments) {
+    const absl::Status status = source_->Free(segment);
+    if (status.ok()) continue;
+    PINION_LOG(kError) << source_->name() << " failed to free " << HumanBytes(segment.size_bytes)
+                       << ", which are lost: " << status.ToString();
+    lost_bytes += segment.size_bytes;
+    first_error.Update(status);
+  }
+  {
+    MutexLock lock(mu_);
+    in_transit_bytes_ -= removed_bytes;
+    stats_.unpin_calls += segments.size();
+    stats_.leaked_bytes += lost_bytes;
+  }
+  if (!first_error.ok()) return first_error;
+  return removed_bytes;
+}
+
+uint64_t SegmentPool::large_free_bytes() const {
+  MutexLock lock(mu_);
+  return heap_.large_free_bytes();
+}
+
+uint64_t SegmentPool::locked_bytes() const {
+  MutexLock lock(mu_);
+  return heap_.segment_bytes();
+}
+
+AllocatorStats SegmentPool::GetStats() const {
+  MutexLock lock(mu_);
+  return stats_;
+}
+
+void SegmentPool::CountPinCall(bool ok, absl::Duration duration) {
+  MutexLock lock(mu_);
+  ++stats_.pin_calls;
+  if (!ok) ++stats_.pin_failures;
+  stats_.pin_ms += absl::ToDoubleMilliseconds(duration);
+}
+
+void SegmentPool::Count(uint64_t AllocatorStats::*counter) {
+  MutexLock lock(mu_);
+  ++(stats_.*counter);
+}
+
+void SegmentPool::Abandon(std::shared_ptr<SegmentPool> pool) {
+  (void)pool->GiveBack(UINT64_MAX);  // logs what fails
+  MutexLock lock(pool->mu_);
+  if (pool->live_blocks_ != 0) pool->kept_by_blocks_ = pool;
+}
+
+BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, uint64_t AllocatorStats::*counter) {
+  BlockRecord* block = heap_.Take(BookedBytes(size_bytes));
+  if (block == nullptr) return nullptr;
+  if (next_id_ == end_of_ids_) {
+    next_id_ = next_chunk_of_ids.fetch_add(kIdsPerChunk, std::memory_order_relaxed);
+    end_of_ids_ = next_id_ + kIdsPerChunk;
+  }
+  block->id = next_id_++;
+  block->size_bytes = size_bytes;
+  ++live_blocks_;
+  ++stats_.allocations;
+  ++(stats_.*counter);
+  stats_.requested_bytes.current += size_bytes;
+  stats_.booked_bytes.current += block->capacity_bytes;
+  UpdateGaugesLocked();
+  return block;
+}
+
+void SegmentPool::ReclaimLocked(Timelines* retired) {
+  if (deferred_.empty()) return;
+  while (BlockRecord* block = deferred_.TakeDone(retired)) {
+    if (kHardened) CheckAndPoisonBlock(*block);
+    stats_.deferred_bytes.current -= block->capacity_bytes;
+    heap_.Put(block);
+  }
+  UpdateGaugesLocked();
+}
+
+void SegmentPool::CheckLiveLocked(const BlockRecord* block, uint64_t id) const {
+  PINION_CHECK(block->state == BlockState::kLive && block->id == id)
+      << "pinned block " << id << " is released, but it is not live (released before?)";
+}
+
+std::shared_ptr<SegmentPool> SegmentPool::EndLifeLocked(BlockRecord* block) {
+  stats_.requested_bytes.current -= block->size_bytes;
+  stats_.booked_bytes.current -= block->capacity_bytes;
+  return --live_blocks_ == 0 ? std::move(kept_by_blocks_) : nullptr;
+}
+
+void SegmentPool::UpdateGaugesLocked() {
+  Raise(&stats_.requested_bytes, stats_.requested_bytes.current);
+  Raise(&stats_.booked_bytes, stats_.booked_bytes.current);
+  Raise(&stats_.deferred_bytes, stats_.deferred_bytes.current);
+  Raise(&stats_.locked_bytes, heap_.segment_bytes());
+  Raise(&stats_.cached_bytes,
+        heap_.segment_bytes() - stats_.booked_bytes.current - stats_.deferred_bytes.current);
+}
+
+void SegmentPool::WaitForAllDeferred(absl::Time deadline) {
+  while (true) {
+    Timelines retired;
+    std::vector<FenceTicket> tickets;
+    {
+      MutexLock lock(mu_);
+      ReclaimLocked(&retired);
+      tickets = deferred_.NextTickets();
+    }
+    bool progress = false;
+    for (const FenceTicket& ticket : tickets) {
+      const absl::Duration left = std::max(absl::ZeroDuration(), deadline - absl::Now());
+      progress |= ticket.timeline->Wait(ticket.value, left).ok();
+    }
+    if (!progress) return;
+  }
+}
+
+}  // namespace pinion::internal
