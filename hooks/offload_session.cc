@@ -4,12 +4,11 @@
 #include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -157,17 +156,6 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::
 }
 
 }  // namespace
-
-absl::Status OffloadOptions::Validate() const {
-  if (eviction_window_bytes == 0 || prefetch_window_bytes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        eviction_window_bytes == 0 ? "eviction_window_bytes" : "prefetch_window_bytes",
-        " is 0: a copy needs a window to run in. Use OffloadOptions::kAutoWindow, or overlap = "
-        "false for copies that block"));
-  }
-  PINION_RETURN_IF_ERROR(allocator.Validate());
-  return engine.Validate();
-}
 
 absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
     const OffloadOptions& options, DeviceBackend backend) {

@@ -29,11 +29,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/engine_stats.h"
-#include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_stats.h"
 
 namespace torch::nn {
@@ -41,35 +40,6 @@ class Module;
 }
 
 namespace pinion {
-
-struct OffloadOptions {
-  // False makes every scope do nothing. The environment variable PINION_DISABLE=1 does the same.
-  bool enabled = true;
-
-  // Saved tensors of at least this many bytes are offloaded (TRL's default and boundary).
-  uint64_t min_offload_bytes = 1024;
-
-  // True: copies run beside the compute, backward prefetches. False: every pack and unpack blocks
-  // until its copy is done (what save_on_cpu does): a baseline.
-  bool overlap = true;
-
-  // Device bytes of saved tensors that are kept before the oldest is dropped: the ones saved last
-  // stay on the device, and copies out have this long to finish beside the compute. Larger hides
-  // more of the link, smaller saves more memory. kAutoWindow: twice the largest tensor saved so
-  // far, or a sixteenth of what the last scope saved (up to 256 MiB), whichever is more. 0 is
-  // refused.
-  uint64_t eviction_window_bytes = kAutoWindow;
-
-  // Device bytes that were fetched ahead of need and not read yet. As above.
-  uint64_t prefetch_window_bytes = kAutoWindow;
-
-  AllocatorOptions allocator;
-  EngineOptions engine;
-
-  static constexpr uint64_t kAutoWindow = UINT64_MAX;
-
-  absl::Status Validate() const;
-};
 
 class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
  public:

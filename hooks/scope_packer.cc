@@ -1,6 +1,5 @@
 #include "pinion/hooks/scope_packer.h"
 
-#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
 #include <chrono>

@@ -1,0 +1,41 @@
+// What an operator costs: its floating-point operations and its traffic to memory.
+//
+// Matrix products, convolutions, attention and recurrent layers are counted; everything else is
+// bound by memory. docs/emulated.md has the formulas.
+//
+// Thread safety: pure functions.
+
+#ifndef PINION_HOOKS_EMULATED_EMU_COSTS_H_
+#define PINION_HOOKS_EMULATED_EMU_COSTS_H_
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+
+#include <string>
+
+namespace pinion::emu {
+
+enum class CostRule {
+  kMemory,     // reads its arguments, writes its results
+  kGather,     // touches its first tensor only where its indices say
+  kMatmul,     // self, other
+  kAddMatmul,  // bias, self, other
+  kConvolution,
+  kConvolutionBackward,
+  kAttention,
+  kAttentionBackward,
+  kRecurrent,
+};
+
+// By the name without overload: "aten::mm".
+CostRule CostRuleOf(const std::string& name);
+
+// `arguments` are the operator's, before it runs.
+double FlopsOf(CostRule rule, c10::ArrayRef<c10::IValue> arguments);
+
+// Traffic of a kGather operator whose tensors, read and written whole, have `whole_bytes`.
+double GatherBytes(c10::ArrayRef<c10::IValue> arguments, bool in_place, double whole_bytes);
+
+}  // namespace pinion::emu
+
+#endif  // PINION_HOOKS_EMULATED_EMU_COSTS_H_

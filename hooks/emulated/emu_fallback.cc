@@ -1,0 +1,178 @@
+#include "pinion/hooks/emulated/emu_fallback.h"
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/ivalue_inl.h>
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include "pinion/device/allocation_label.h"
+#include "pinion/hooks/emulated/emu_costs.h"
+#include "pinion/hooks/emulated/emu_generator.h"
+#include "pinion/hooks/emulated/emu_host_kernel.h"
+#include "pinion/hooks/emulated/emu_operator.h"
+#include "pinion/hooks/emulated/emu_state.h"
+
+namespace pinion::emu {
+namespace {
+
+using Arguments = c10::ArrayRef<c10::IValue>;
+
+bool IsBoolean(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
+}
+
+// Turns the arguments on the stack into the CPU's, and the results into the device's.
+class BoxedCall {
+ public:
+  BoxedCall(const Operator& op, torch::jit::Stack* stack)
+      : op_(op), stack_(stack), kernel_(op.name), count_(op.arguments.size()) {}
+
+  HostKernel& kernel() { return kernel_; }
+  Arguments arguments() const { return torch::jit::last(*stack_, count_); }
+
+  void ArgumentsToHost() {
+    const size_t first = stack_->size() - count_;
+    for (size_t i = 0; i < count_; ++i) {
+      c10::IValue& value = (*stack_)[first + i];
+      if (op_.arguments[i].access != HostKernel::Access::kRead) written_.emplace_back(i, value);
+      Convert(value, op_.arguments[i].access);
+    }
+    if (kernel_.device() < 0) kernel_.SetDevice(CurrentDevice());
+    // Generators last: the default one depends on the device.
+    for (size_t i = 0; i < count_; ++i) {
+      if (op_.arguments[i].generator) ConvertGenerator((*stack_)[first + i]);
+    }
+  }
+
+  void ResultsToDevice() {
+    const size_t results = op_.result_arguments.size();
+    const size_t first = stack_->size() - results;
+    for (size_t i = 0; i < results; ++i) {
+      c10::IValue& value = (*stack_)[first + i];
+      const int argument = op_.result_arguments[i];
+      if (argument >= 0) {
+        value = Original(static_cast<size_t>(argument));
+      } else if (value.isTensor()) {
+        value = kernel_.Result(value.toTensor());
+      } else if (value.isTensorList()) {
+        c10::List<at::Tensor> tensors;
+        for (const at::Tensor& tensor : value.toTensorVector()) {
+          tensors.push_back(kernel_.Result(tensor));
+        }
+        value = std::move(tensors);
+      }
+    }
+  }
+
+  // Boolean indices become positions: the host must know how many.
+  bool indexed_by_mask() const { return indexed_by_mask_; }
+
+ private:
+  at::Tensor ConvertTensor(const at::Tensor& tensor, HostKernel::Access access) {
+    if (!tensor.defined()) return tensor;
+    if (tensor.device().type() == kEmu) return kernel_.Alias(tensor, access);
+    const bool scalar = tensor.dim() == 0 && access == HostKernel::Access::kRead;
+    TORCH_CHECK(tensor.is_cpu() && (scalar || op_.takes_host_tensors), op_.name,
+                " expects all tensors on one device, but found one of shape ", tensor.sizes(),
+                " on ", tensor.device(), " beside those on emu");
+    return tensor;
+  }
+
+  void Convert(c10::IValue& value, HostKernel::Access access) {
+    if (value.isTensor()) {
+      value = ConvertTensor(value.toTensor(), access);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> tensors;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        tensors.push_back(ConvertTensor(tensor, access));
+      }
+      value = std::move(tensors);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> tensors;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+        if (!tensor.has_value()) {
+          tensors.push_back(std::nullopt);
+          continue;
+        }
+        indexed_by_mask_ = indexed_by_mask_ || (tensor->defined() && IsBoolean(*tensor));
+        tensors.push_back(ConvertTensor(*tensor, access));
+      }
+      value = std::move(tensors);
+    } else if (value.isDevice() && value.toDevice().type() == kEmu) {
+      kernel_.SetDevice(IndexOf(value.toDevice()));
+      value = c10::Device(c10::kCPU);
+    }
+  }
+
+  void ConvertGenerator(c10::IValue& value) {
+    if (value.isNone()) {
+      value = HostGeneratorOf(DefaultGenerator(kernel_.device()));
+      return;
+    }
+    const at::Generator& given = value.toGenerator();
+    if (given.device().type() != kEmu) return;
+    TORCH_CHECK(given.device().index() == kernel_.device(), op_.name, " on emu:",
+                static_cast<int>(kernel_.device()), " was given a generator of ", given.device());
+    value = HostGeneratorOf(given);
+  }
+
+  const c10::IValue& Original(size_t argument) const {
+    for (const auto& [index, value] : written_) {
+      if (index == argument) return value;
+    }
+    TORCH_CHECK(false, op_.name, ": a result is none of the arguments");
+  }
+
+  const Operator& op_;
+  torch::jit::Stack* const stack_;
+  HostKernel kernel_;
+  const size_t count_;
+  c10::SmallVector<std::pair<size_t, c10::IValue>, 4> written_;
+  bool indexed_by_mask_ = false;
+};
+
+}  // namespace
+
+void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Operator& description = OperatorOf(op);
+  TORCH_CHECK_NOT_IMPLEMENTED(description.refusal.empty(), description.refusal);
+  BoxedCall call(description, stack);
+  HostKernel& kernel = call.kernel();
+  const double flops = FlopsOf(description.cost, call.arguments());
+  call.ArgumentsToHost();
+  kernel.Prepare();
+  const bool gather = description.cost == CostRule::kGather;
+  c10::SmallVector<c10::IValue, 8> gather_arguments;
+  if (gather) gather_arguments.append(call.arguments().begin(), call.arguments().end());
+  {
+    const HostScope scope;
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  kernel.UpdateWritten();
+  {
+    const AllocationLabel label(description.name);
+    call.ResultsToDevice();
+  }
+  kernel.Launch(flops, gather ? GatherBytes(gather_arguments, description.in_place,
+                                            kernel.memory_bytes())
+                              : kernel.memory_bytes());
+  if (description.observed_by_host || call.indexed_by_mask()) kernel.Synchronize();
+}
+
+void RunLabelled(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const AllocationLabel label(OperatorOf(op).name);
+  // Any backend without a kernel of its own has the composite one, which asks its tensors for
+  // their device.
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3), stack);
+}
+
+}  // namespace pinion::emu

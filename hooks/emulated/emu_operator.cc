@@ -1,0 +1,125 @@
+#include "pinion/hooks/emulated/emu_operator.h"
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/jit_type.h>
+#include <c10/core/DispatchKey.h>
+
+#include <functional>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "pinion/allocator/base/mutex.h"
+
+namespace pinion::emu {
+namespace {
+
+using Names = absl::flat_hash_set<std::string>;
+
+// The shapes of their results depend on values, or they check values: CUDA waits for those too.
+bool ShapeDependsOnValues(const std::string& name) {
+  static const auto* const names = new Names{
+      "aten::nonzero",       "aten::masked_select",     "aten::_unique",
+      "aten::_unique2",      "aten::unique_dim",        "aten::unique_consecutive",
+      "aten::bincount",      "aten::repeat_interleave", "aten::unique_dim_consecutive",
+      "aten::_linalg_check_errors"};
+  return names->contains(name);
+}
+
+bool TakesHostTensors(const std::string& name) {
+  static const auto* const names =
+      new Names{"aten::index",    "aten::index_put_", "aten::_index_put_impl_",
+                "aten::_pack_padded_sequence", "aten::_pad_packed_sequence",
+                "aten::lstm",     "aten::gru",        "aten::rnn_tanh",
+                "aten::rnn_relu"};
+  return names->contains(name);
+}
+
+// They do not read what they overwrite.
+bool OnlyWrites(const std::string& name) {
+  static const auto* const names =
+      new Names{"aten::zero_",      "aten::fill_",   "aten::normal_",      "aten::uniform_",
+                "aten::bernoulli_", "aten::random_", "aten::exponential_", "aten::_foreach_zero_"};
+  return names->contains(name);
+}
+
+bool IsWritten(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+int ArgumentOf(const c10::FunctionSchema& schema, const c10::Argument& result) {
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::AliasInfo* const info = schema.arguments()[i].alias_info();
+    if (info != nullptr && info->beforeSets() == result.alias_info()->beforeSets()) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+Operator Describe(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
+  Operator description;
+  description.name = schema.name();
+  const std::string full_name = c10::toString(schema.operator_name());
+  if (!handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    description.refusal =
+        "emu runs operators with the CPU's kernels, and the CPU has none for " + full_name;
+  }
+  for (const c10::Argument& argument : schema.arguments()) {
+    Operator::Argument described;
+    if (IsWritten(argument)) {
+      const bool overwritten = argument.is_out() || OnlyWrites(description.name);
+      described.access =
+          overwritten ? HostKernel::Access::kWrite : HostKernel::Access::kReadWrite;
+      description.in_place = description.in_place || !argument.is_out();
+    }
+    const c10::TypePtr optional = c10::OptionalType::create(c10::GeneratorType::get());
+    described.generator = *argument.type() == *optional;
+    description.arguments.push_back(described);
+  }
+  description.observed_by_host = ShapeDependsOnValues(description.name);
+  for (const c10::Argument& result : schema.returns()) {
+    int argument = -1;
+    if (result.alias_info() != nullptr) {
+      argument = ArgumentOf(schema, result);
+      if (!result.alias_info()->isWrite() && description.refusal.empty()) {
+        description.refusal =
+            full_name + " returns a view of its argument and emu has no kernel of its own for it; "
+            "a copy in its place would silently break aliasing";
+      }
+    }
+    description.result_arguments.push_back(argument);
+    const c10::TypeKind kind = result.type()->kind();
+    if (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType) {
+      description.observed_by_host = true;
+    }
+  }
+  description.takes_host_tensors = TakesHostTensors(description.name);
+  description.cost = CostRuleOf(description.name);
+  return description;
+}
+
+struct Cache {
+  Mutex mu;
+  absl::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const Operator>,
+                      std::hash<c10::OperatorHandle>>
+      operators ABSL_GUARDED_BY(mu);
+};
+
+}  // namespace
+
+const Operator& OperatorOf(const c10::OperatorHandle& handle) {
+  static Cache* const cache = new Cache;
+  {
+    const MutexLock lock(cache->mu);
+    const auto found = cache->operators.find(handle);
+    if (found != cache->operators.end()) return *found->second;
+  }
+  auto description = std::make_unique<const Operator>(Describe(handle));
+  const MutexLock lock(cache->mu);
+  return *cache->operators.emplace(handle, std::move(description)).first->second;
+}
+
+}  // namespace pinion::emu

@@ -1,0 +1,41 @@
+// What the fallback needs to know of an operator, read from its schema once.
+//
+// Thread safety: thread-safe; descriptions live for ever.
+
+#ifndef PINION_HOOKS_EMULATED_EMU_OPERATOR_H_
+#define PINION_HOOKS_EMULATED_EMU_OPERATOR_H_
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <vector>
+
+#include "pinion/hooks/emulated/emu_costs.h"
+#include "pinion/hooks/emulated/emu_host_kernel.h"
+
+namespace pinion::emu {
+
+struct Operator {
+  struct Argument {
+    HostKernel::Access access = HostKernel::Access::kRead;
+    bool generator = false;
+  };
+
+  std::string name;     // "aten::add", without the overload
+  std::string refusal;  // why emu does not run it; empty if it does
+  std::vector<Argument> arguments;
+  // Of each result, the argument that it is; -1 for a fresh one.
+  std::vector<int> result_arguments;
+  bool in_place = false;
+  // The host needs what it computes, a number or a shape, so it waits for the device.
+  bool observed_by_host = false;
+  // Takes tensors of the CPU beside the device's, as CUDA does: indices, lengths.
+  bool takes_host_tensors = false;
+  CostRule cost = CostRule::kMemory;
+};
+
+const Operator& OperatorOf(const c10::OperatorHandle& handle);
+
+}  // namespace pinion::emu
+
+#endif  // PINION_HOOKS_EMULATED_EMU_OPERATOR_H_
