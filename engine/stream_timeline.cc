@@ -92,12 +92,16 @@ DirectionStats StreamTimeline::GetStats() const {
   return stats_;
 }
 
-absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream) {
+absl::Status StreamTimeline::OrderAfter(uint64_t value, GuardedDevice& waiter,
+                                        StreamHandle stream) {
   const EventRef event = EventOf(value);
-  if (event != nullptr) return device_->StreamWaitEvent(stream, event->handle());
-  if (Completed() < value) return device_->health();
-  device_->CountSkippedWait();
-  return absl::OkStatus();
+  if (event == nullptr && Completed() >= value) {
+    waiter.CountSkippedWait();
+    return absl::OkStatus();
+  }
+  // Once this device has failed the event may never be done, and the waiter would be stuck.
+  PINION_RETURN_IF_ERROR(device_->health());
+  return waiter.StreamWaitEvent(stream, event->handle());
 }
 
 void StreamTimeline::Poll() {

@@ -164,7 +164,7 @@ absl::Status TransferEngineImpl::OrderAfterBuffers(
   for (const FenceTicket& ticket : latest) {
     auto* other = dynamic_cast<StreamTimeline*>(ticket.timeline.get());
     PINION_CHECK(other != nullptr) << "a host buffer has a ticket that no engine has issued";
-    PINION_RETURN_IF_ERROR(other->OrderAfter(ticket.value, timeline->stream()));
+    PINION_RETURN_IF_ERROR(other->OrderAfter(ticket.value, *guarded_, timeline->stream()));
   }
   return absl::OkStatus();
 }

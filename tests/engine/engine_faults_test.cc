@@ -1,0 +1,394 @@
+// What the engine does when the device fails.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/engine/wait_site.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::ForwardingDevice;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::Pattern;
+using ::pinion::testing::StatusIs;
+using ::pinion::testing::TestMachineOptions;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+// Keeps the log off the test's output, and in hand.
+class CapturedLog {
+ public:
+  CapturedLog()
+      : previous_(SetLogSink(
+            [this](LogSeverity, const std::string& message) { text_ += message + "\n"; })) {}
+  ~CapturedLog() { SetLogSink(previous_); }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  LogSink previous_;
+};
+
+struct FaultyWorld {
+  explicit FaultyWorld(const EngineOptions& options = {},
+                       const EmulatedOptions& machine_options = TestMachineOptions())
+      : machine(*EmulatedMachine::Create(machine_options)),
+        device(std::make_shared<ForwardingDevice>(machine->device(0))),
+        world(machine, device, options) {}
+
+  // The next call of `call` fails with `status`, once.
+  void FailNext(const std::string& call, absl::Status status) {
+    device->FailCalls([call, status, failed = false](const std::string& name, uint64_t) mutable {
+      if (failed || name != call) return absl::OkStatus();
+      failed = true;
+      return status;
+    });
+  }
+
+  CapturedLog log;
+  std::shared_ptr<EmulatedMachine> machine;
+  std::shared_ptr<ForwardingDevice> device;
+  EngineWorld world;
+};
+
+TEST(EngineFaultsTest, ATransientFailureIsReturnedAndNothingIsWritten) {
+  for (const char* call :
+       {"IsCapturing", "CreateEvent", "RecordEvent", "StreamWaitEvent", "CopyAsync"}) {
+    SCOPED_TRACE(call);
+    FaultyWorld faulty;
+    EngineWorld& world = faulty.world;
+    uint8_t* const data = world.AllocateDevice(100);
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
+    world.WriteHost(*host, Pattern(1, 100));
+    world.WriteDevice(data, Pattern(2, 100), world.compute());
+    faulty.FailNext(call, absl::UnavailableError("injected"));
+
+    EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+
+    EXPECT_THAT(host->tickets(), IsEmpty());
+    ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+    EXPECT_EQ(world.ReadHost(*host), Pattern(1, 100));
+    EXPECT_EQ(world.engine().GetStats().d2h.failed_submits, 1u);
+    EXPECT_EQ(world.engine().GetStats().d2h.submitted_transfers, 0u);
+    EXPECT_THAT(world.engine().health(), IsOk());
+
+    const absl::StatusOr<Transfer> again = world.TryCopyOut(host, data, world.compute());
+    ASSERT_THAT(again, IsOk());
+    ASSERT_THAT(again->Wait(kLong), IsOk());
+    EXPECT_EQ(world.ReadHost(*host), Pattern(2, 100));
+  }
+}
+
+TEST(EngineFaultsTest, OutOfMemoryIsReturnedAndTheEngineGoesOn) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(100);
+  faulty.FailNext("CopyAsync", absl::ResourceExhaustedError("no memory"));
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()), IsOk());
+}
+
+// The copy is on the stream when its event cannot be recorded: it must not be forgotten.
+TEST(EngineFaultsTest, ACopyWhoseEventCannotBeRecordedIsWaitedFor) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(100);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
+  world.WriteDevice(data, Pattern(1, 100), world.compute());
+  int records = 0;
+  faulty.device->FailCalls([&records](const std::string& call, uint64_t) -> absl::Status {
+    if (call == "RecordEvent" && ++records == 2) return absl::UnavailableError("injected");
+    return absl::OkStatus();
+  });
+
+  const absl::StatusOr<Transfer> out = world.TryCopyOut(host, data, world.compute());
+
+  ASSERT_THAT(out, IsOk());
+  EXPECT_TRUE(out->IsDone());
+  EXPECT_EQ(world.ReadHost(*host), Pattern(1, 100));
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+}
+
+TEST(EngineFaultsTest, ACopyThatCanNeitherBeMarkedNorWaitedForPoisonsTheEngine) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(100);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
+  world.WriteDevice(data, Pattern(1, 100), world.compute());
+  int records = 0;
+  faulty.device->FailCalls([&records](const std::string& call, uint64_t) -> absl::Status {
+    if (call == "RecordEvent" && ++records == 2) return absl::UnavailableError("injected");
+    if (call == "SynchronizeStream") return absl::UnavailableError("stuck");
+    return absl::OkStatus();
+  });
+
+  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("RecordEvent: injected")));
+
+  ASSERT_EQ(host->tickets().size(), 1u);
+  EXPECT_FALSE(host->tickets()[0].IsDone());
+}
+
+TEST(EngineFaultsTest, AStickyErrorNamesTheFirstCallThatFailedForEver) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(100);
+  const std::shared_ptr<HostBuffer> before = world.NewHostBuffer(100);
+  world.WriteDevice(data, Pattern(1, 100), world.compute());
+  const Transfer done = world.CopyOut(before, data, world.compute());
+  ASSERT_THAT(done.Wait(kLong), IsOk());
+  const Transfer pending = world.CopyOut(world.NewHostBuffer(100), data, world.compute());
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
+  faulty.FailNext("CopyAsync", absl::InternalError("an illegal memory access"));
+  const auto is_the_error =
+      StatusIs(absl::StatusCode::kInternal,
+               AllOf(HasSubstr("CopyAsync"), HasSubstr("an illegal memory access")));
+
+  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()), is_the_error);
+
+  const uint64_t calls = faulty.device->calls();
+  EXPECT_THAT(world.TryCopyIn(before, data, world.compute()), is_the_error);
+  EXPECT_THAT(world.engine().Mark(world.compute()), is_the_error);
+  EXPECT_THAT(world.engine().OrderStreams(world.compute(), StreamHandle(nullptr),
+                                          WaitSite::kUnpackOnOtherStream),
+              is_the_error);
+  EXPECT_THAT(world.engine().Drain(kLong), is_the_error);
+  EXPECT_THAT(world.engine().health(), is_the_error);
+  EXPECT_THAT(pending.Wait(kLong), is_the_error);
+  EXPECT_THAT(pending.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), is_the_error);
+  world.engine().Poll();
+  pending.ticket().timeline->Poll();
+  world.DestroyEngine();
+  EXPECT_EQ(faulty.device->calls(), calls);
+
+  // What was done stays done, and its bytes stay; what was in flight is never done.
+  EXPECT_THAT(done.Wait(kLong), IsOk());
+  EXPECT_EQ(world.ReadHost(*before), Pattern(1, 100));
+  EXPECT_FALSE(pending.IsDone());
+  // The copy that failed may still be writing.
+  ASSERT_EQ(host->tickets().size(), 1u);
+  EXPECT_FALSE(host->tickets()[0].IsDone());
+  EXPECT_THAT(faulty.log.text(), HasSubstr("CopyAsync"));
+}
+
+TEST(EngineFaultsTest, BlocksOfAPoisonedEngineAreNeverReused) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  std::set<void*> in_flight;
+  for (int i = 0; i < 3; ++i) {
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+    in_flight.insert(host->data());
+    world.CopyOut(host, data, world.compute());
+  }
+  faulty.FailNext("QueryEvent", absl::InternalError("an ECC error"));
+  world.engine().Poll();
+  ASSERT_THAT(world.engine().health(), Not(IsOk()));
+
+  std::vector<std::shared_ptr<HostBuffer>> blocks;
+  for (int i = 0; i < 20; ++i) {
+    blocks.push_back(world.NewHostBuffer(kMiB));
+    EXPECT_EQ(in_flight.count(blocks.back()->data()), 0u);
+  }
+}
+
+// One stuck event kept everything behind it from being recycled: 90 GB pinned on a GH200
+// (pytorch#183501). Here each timeline is on its own.
+TEST(EngineFaultsTest, AStuckDirectionDoesNotHoldBackTheOther) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  const StreamHandle side = world.NewStream();
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  ASSERT_THAT(world.engine().OrderStreams(world.compute(), side, WaitSite::kUnpackOnOtherStream),
+              IsOk());
+  Kernel year_long;
+  year_long.name = "year long";
+  year_long.flops = 1e22;
+  ASSERT_THAT(world.machine().Launch(0, side, year_long), IsOk());
+  const Transfer stuck = world.CopyOut(world.NewHostBuffer(kMiB), data, side);
+
+  uint8_t* const other = world.AllocateDevice(kMiB);
+  void* reused = nullptr;
+  for (int i = 0; i < 3; ++i) {
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+    if (i > 0) {
+      EXPECT_EQ(host->data(), reused);
+    }
+    reused = host->data();
+    const Transfer in = world.CopyIn(host, other, world.compute());
+    ASSERT_THAT(in.Wait(kLong), IsOk());
+  }
+  EXPECT_FALSE(stuck.IsDone());
+}
+
+TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
+  EmulatedOptions machine_options = TestMachineOptions();
+  machine_options.faults.stall_copies_from = 1;
+  EngineOptions options;
+  options.max_in_flight_bytes = kMiB;
+  options.drain_timeout = absl::Seconds(5);
+  FaultyWorld faulty(options, machine_options);
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  const Transfer stuck = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  const auto says_why = StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                 AllOf(HasSubstr("D2H on emu:0"), HasSubstr("behind")));
+
+  EXPECT_THAT(stuck.Wait(absl::Seconds(1)), says_why);
+  EXPECT_THAT(world.engine().Drain(absl::Seconds(1)), says_why);
+  // Flow control gives up as well, and leaves nothing behind.
+  EXPECT_THAT(world.TryCopyOut(world.NewHostBuffer(kMiB), data, world.compute()), says_why);
+  EXPECT_EQ(world.engine().GetStats().d2h.submitted_transfers, 1u);
+  EXPECT_THAT(world.engine().health(), IsOk());
+
+  world.DestroyEngine();
+  EXPECT_THAT(faulty.log.text(), HasSubstr("destroyed with copies in flight"));
+  EXPECT_FALSE(stuck.IsDone());
+}
+
+// --- Fail the k-th call, for every k ---
+
+// Tensors go out and come back. `retry` runs a step again that failed for the moment.
+absl::Status OffloadScript(EngineWorld& world, bool retry, std::vector<uint8_t*>& data,
+                           std::vector<std::vector<uint8_t>>& arrived) {
+  constexpr int kTensors = 4;
+  constexpr uint64_t kSize = 3000;
+  const StreamHandle compute = world.compute();
+  const auto run = [retry](const std::function<absl::Status()>& step) {
+    absl::Status status = step();
+    if (retry && absl::IsUnavailable(status)) status = step();
+    return status;
+  };
+  std::vector<std::shared_ptr<HostBuffer>> hosts;
+  for (int i = 0; i < kTensors; ++i) {
+    data.push_back(world.AllocateDevice(kSize));
+    world.WriteDevice(data[i], Pattern(i, kSize), compute);
+    hosts.push_back(world.NewHostBuffer(kSize));
+    Transfer out;
+    PINION_RETURN_IF_ERROR(run([&] {
+      absl::StatusOr<Transfer> submitted = world.TryCopyOut(hosts[i], data[i], compute);
+      if (submitted.ok()) out = *submitted;
+      return submitted.status();
+    }));
+    PINION_RETURN_IF_ERROR(run([&] { return out.WaitOn(compute, WaitSite::kEvictAfterCopyOut); }));
+    world.WriteDevice(data[i], Pattern(100 + i, kSize), compute);
+    if (i == 1) world.engine().Poll();
+  }
+  for (int i = kTensors - 1; i >= 0; --i) {
+    Transfer in;
+    PINION_RETURN_IF_ERROR(run([&] {
+      absl::StatusOr<Transfer> submitted = world.TryCopyIn(hosts[i], data[i], compute);
+      if (submitted.ok()) in = *submitted;
+      return submitted.status();
+    }));
+    hosts[i].reset();
+    PINION_RETURN_IF_ERROR(run([&] { return in.WaitOn(compute, WaitSite::kUnpackAfterCopyIn); }));
+    arrived.insert(arrived.begin(), world.ReadDevice(data[i], kSize, compute));
+  }
+  return run([&] { return world.engine().Drain(kLong); });
+}
+
+uint64_t CallsOfTheScript() {
+  FaultyWorld faulty;
+  const uint64_t before = faulty.device->calls();
+  std::vector<uint8_t*> data;
+  std::vector<std::vector<uint8_t>> arrived;
+  PINION_CHECK(OffloadScript(faulty.world, false, data, arrived).ok());
+  return faulty.device->calls() - before;
+}
+
+TEST(EngineFaultsTest, WhicheverCallFailsForTheMomentARetryGivesTheRightBytes) {
+  const uint64_t calls = CallsOfTheScript();
+  ASSERT_GT(calls, 50u);
+  for (uint64_t k = 1; k <= calls; ++k) {
+    SCOPED_TRACE(k);
+    FaultyWorld faulty;
+    const uint64_t fail_at = faulty.device->calls() + k;
+    faulty.device->FailCalls([fail_at](const std::string& call, uint64_t number) -> absl::Status {
+      return number == fail_at ? absl::UnavailableError(absl::StrCat("injected in ", call))
+                               : absl::OkStatus();
+    });
+    std::vector<uint8_t*> data;
+    std::vector<std::vector<uint8_t>> arrived;
+    ASSERT_THAT(OffloadScript(faulty.world, true, data, arrived), IsOk());
+    for (size_t i = 0; i < arrived.size(); ++i) EXPECT_EQ(arrived[i], Pattern(i, 3000));
+    EXPECT_THAT(faulty.machine->races(), IsEmpty());
+
+    faulty.world.engine().Poll();
+    EXPECT_EQ(faulty.world.engine().GetStats().d2h.in_flight_bytes, 0u);
+    EXPECT_EQ(faulty.world.engine().GetStats().h2d.in_flight_bytes, 0u);
+    ASSERT_THAT(faulty.world.allocator().Trim(0), IsOk());
+    EXPECT_EQ(faulty.world.allocator().GetStats().locked_bytes.current, 0u);
+  }
+}
+
+TEST(EngineFaultsTest, WhicheverCallFailsForGoodTheErrorIsClearAndNoCallFollows) {
+  const uint64_t calls = CallsOfTheScript();
+  for (uint64_t k = 1; k <= calls; ++k) {
+    SCOPED_TRACE(k);
+    FaultyWorld faulty;
+    const uint64_t fail_at = faulty.device->calls() + k;
+    std::string failed_call;
+    faulty.device->FailCalls([&](const std::string& call, uint64_t number) -> absl::Status {
+      if (number < fail_at) return absl::OkStatus();
+      if (failed_call.empty()) failed_call = call;
+      return absl::InternalError("injected");
+    });
+    std::vector<uint8_t*> data;
+    std::vector<std::vector<uint8_t>> arrived;
+    EXPECT_THAT(OffloadScript(faulty.world, true, data, arrived),
+                StatusIs(absl::StatusCode::kInternal,
+                         AllOf(HasSubstr(failed_call), HasSubstr("injected"))));
+    for (size_t i = 0; i < arrived.size(); ++i) {
+      EXPECT_EQ(arrived[i], Pattern(4 - arrived.size() + i, 3000));
+    }
+    faulty.world.DestroyEngine();
+    EXPECT_EQ(faulty.device->calls(), fail_at);
+    EXPECT_THAT(faulty.machine->races(), IsEmpty());
+  }
+}
+
+TEST(EngineFaultsTest, CreateReturnsWhatTheDeviceSaid) {
+  CapturedLog log;
+  const std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
+  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  device->FailCalls([](const std::string&, uint64_t number) -> absl::Status {
+    return number == 2 ? absl::UnavailableError("no stream left") : absl::OkStatus();
+  });
+  EXPECT_THAT(TransferEngine::Create({}, device),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no stream left")));
+}
+
+}  // namespace
+}  // namespace pinion

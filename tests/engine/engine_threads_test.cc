@@ -1,0 +1,125 @@
+// Several threads at once. Most of what this finds, it finds under ThreadSanitizer.
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/device/device.h"
+#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/engine/wait_site.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::Pattern;
+using ::pinion::testing::TestMachineOptions;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+constexpr uint64_t kSize = 4 * kKiB;
+constexpr int kThreads = 4;
+constexpr int kRounds = 50;
+
+TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
+  EngineOptions options;
+  options.max_in_flight_bytes = 3 * kSize;
+  EngineWorld world(TestMachineOptions(), options);
+  std::atomic<bool> stop{false};
+  std::thread poller([&] {
+    while (!stop.load()) {
+      world.engine().Poll();
+      EXPECT_THAT(world.engine().health(), IsOk());
+      const DirectionStats stats = world.engine().GetStats().d2h;
+      EXPECT_EQ(stats.submitted_bytes, stats.completed_bytes + stats.in_flight_bytes);
+    }
+  });
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&world, t] {
+      const StreamHandle stream = world.NewStream();
+      uint8_t* const data = world.AllocateDevice(kSize);
+      ASSERT_THAT(
+          world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
+          IsOk());
+      uint64_t last_out = 0;
+      for (int round = 0; round < kRounds; ++round) {
+        const std::vector<uint8_t> bytes = Pattern(1000 * t + round, kSize);
+        world.WriteDevice(data, bytes, stream);
+        const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
+        const Transfer out = world.CopyOut(host, data, stream);
+        EXPECT_GT(out.ticket().value, last_out);
+        last_out = out.ticket().value;
+        ASSERT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut), IsOk());
+        world.WriteDevice(data, Pattern(7, kSize), stream);
+        const Transfer in = world.CopyIn(host, data, stream);
+        if (round % 3 == 0) {
+          ASSERT_THAT(in.Wait(kLong), IsOk());
+          world.engine().Poll();
+          EXPECT_TRUE(out.IsDone());
+        }
+        ASSERT_THAT(in.WaitOn(stream, WaitSite::kUnpackAfterCopyIn), IsOk());
+        EXPECT_EQ(world.ReadDevice(data, kSize, stream), bytes);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  stop = true;
+  poller.join();
+  ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+  EXPECT_EQ(world.engine().GetStats().d2h.completed_transfers,
+            static_cast<uint64_t>(kThreads * kRounds));
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+}
+
+TEST(EngineThreadsTest, MarksOfOneStreamFromManyThreadsAllGetDone) {
+  EngineWorld world;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&world] {
+      for (int i = 0; i < kRounds; ++i) {
+        const absl::StatusOr<FenceTicket> ticket = world.engine().Mark(world.compute());
+        ASSERT_THAT(ticket, IsOk());
+        ticket->timeline->Poll();
+        ASSERT_THAT(ticket->timeline->Wait(ticket->value, kLong), IsOk());
+        EXPECT_TRUE(ticket->IsDone());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// One thread drops the engine while others still hold transfers and buffers.
+TEST(EngineThreadsTest, TheLastOwnerMayBeAnyThread) {
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(kSize);
+  world.WriteDevice(data, Pattern(1, kSize), world.compute());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
+    Transfer out = world.CopyOut(host, data, world.compute());
+    threads.emplace_back([host = std::move(host), out = std::move(out)]() mutable {
+      host.reset();
+      EXPECT_THAT(out.Wait(kLong), IsOk());
+      out = Transfer();
+    });
+  }
+  world.DestroyEngine();
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,72 @@
+// Globals that hold copies in flight at process exit, and children of fork.
+
+#include "pinion/engine/process_exit.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/forwarding_device.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::ForwardingDevice;
+using ::pinion::testing::TestMachineOptions;
+
+// As a program would hold them: destroyed when the process exits, after main.
+std::unique_ptr<EngineWorld> global_world;
+std::shared_ptr<HostBuffer> global_buffer;
+Transfer global_transfer;
+
+// Exits with copies in flight. A device call during exit ends the process with 3 instead.
+[[noreturn]] void ExitWithCopiesInFlight() {
+  std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
+  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  device->FailCalls([](const std::string&, uint64_t) {
+    if (ProcessIsExiting()) _exit(3);
+    return absl::OkStatus();
+  });
+  global_world = std::make_unique<EngineWorld>(machine, device, EngineOptions());
+  global_buffer = global_world->NewHostBuffer(kMiB);
+  uint8_t* const data = global_world->AllocateDevice(kMiB);
+  global_transfer = global_world->CopyIn(global_buffer, data, global_world->compute());
+  std::exit(0);
+}
+
+TEST(ProcessExitDeathTest, NothingCallsTheDeviceWhileTheProcessExits) {
+  EXPECT_EXIT(ExitWithCopiesInFlight(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(ProcessExitTest, AProcessThatRunsIsNotExiting) {
+  WatchProcess();
+  EXPECT_FALSE(ProcessIsExiting());
+}
+
+TEST(ProcessExitDeathTest, AForkedChildIsRefusedWithARemedy) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  EngineWorld world;
+  EXPECT_EXIT(
+      {
+        const absl::Status refused = world.engine().Mark(world.compute()).status();
+        const bool clear =
+            absl::IsFailedPrecondition(refused) && absl::StrContains(refused.message(), "fork()");
+        _exit(clear ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace pinion

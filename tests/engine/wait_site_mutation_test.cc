@@ -1,0 +1,133 @@
+// Takes the engine's waits away, one at a time. Each must be missed.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/engine/wait_site.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::Pattern;
+using ::pinion::testing::TestMachineOptions;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+EmulatedOptions WithoutDetector() {
+  EmulatedOptions options = TestMachineOptions();
+  options.detect_races = false;
+  options.schedule = EffectSchedule::kLate;
+  return options;
+}
+
+// Compute writes a tensor, which is then copied out.
+void CopyOutWhatAKernelWrote(EngineWorld& world) {
+  uint8_t* const data = world.AllocateDevice(kKiB);
+  const StreamHandle stream = world.NewStream();
+  ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
+              IsOk());
+  world.WriteDevice(data, Pattern(1, kKiB), stream);
+  world.CopyOut(world.NewHostBuffer(kKiB), data, stream);
+}
+
+TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeIsARace) {
+  {
+    EngineWorld world;
+    CopyOutWhatAKernelWrote(world);
+    EXPECT_THAT(world.machine().races(), IsEmpty());
+  }
+  ScopedDisableWaitSite disabled(WaitSite::kCopyAfterCompute);
+  EngineWorld world;
+  CopyOutWhatAKernelWrote(world);
+  // It has not waited for the allocation either, but that is the same missing edge.
+  EXPECT_THAT(world.machine().races(), Contains(AllOf(HasSubstr("copy D2H"), HasSubstr("write #"),
+                                                      HasSubstr("Missing edge"))));
+}
+
+// Returns what arrives on the host when the source is itself written by a copy on `compute`.
+std::vector<uint8_t> CopyOutWhatACopyWrote(EngineWorld& world) {
+  const std::shared_ptr<HostBuffer> source = world.NewHostBuffer(kKiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
+  world.WriteHost(*source, Pattern(1, kKiB));
+  world.WriteHost(*host, Pattern(2, kKiB));
+  uint8_t* const data = world.AllocateDevice(kKiB);
+  world.WriteDevice(data, Pattern(3, kKiB), world.compute());
+  EXPECT_THAT(world.machine().Copy(0, data, source->data(), kKiB, world.compute()), IsOk());
+  const Transfer out = world.CopyOut(host, data, world.compute());
+  EXPECT_THAT(out.Wait(kLong), IsOk());
+  return world.ReadHost(*host);
+}
+
+TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeMovesStaleBytes) {
+  {
+    EngineWorld world(WithoutDetector());
+    EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(1, kKiB));
+  }
+  ScopedDisableWaitSite disabled(WaitSite::kCopyAfterCompute);
+  EngineWorld world(WithoutDetector());
+  EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(3, kKiB));
+}
+
+// A tensor goes out and comes back through the same block.
+std::vector<uint8_t> OutAndBack(EngineWorld& world) {
+  uint8_t* const from = world.AllocateDevice(kKiB);
+  uint8_t* const to = world.AllocateDevice(kKiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
+  world.WriteHost(*host, Pattern(2, kKiB));
+  world.WriteDevice(from, Pattern(1, kKiB), world.compute());
+  world.CopyOut(host, from, world.compute());
+  const Transfer in = world.CopyIn(host, to, world.compute());
+  EXPECT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  return world.ReadDevice(to, kKiB, world.compute());
+}
+
+TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutIsARace) {
+  ScopedDisableWaitSite disabled(WaitSite::kCopyAfterHostBuffer);
+  EngineWorld world;
+  OutAndBack(world);
+  EXPECT_THAT(world.machine().races(),
+              ElementsAre(AllOf(HasSubstr("copy H2D"), HasSubstr("copy D2H"),
+                                HasSubstr("pinion H2D must wait for an event"))));
+}
+
+TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutMovesStaleBytes) {
+  {
+    EngineWorld world(WithoutDetector());
+    EXPECT_EQ(OutAndBack(world), Pattern(1, kKiB));
+  }
+  ScopedDisableWaitSite disabled(WaitSite::kCopyAfterHostBuffer);
+  EngineWorld world(WithoutDetector());
+  EXPECT_EQ(OutAndBack(world), Pattern(2, kKiB));
+}
+
+TEST(WaitSiteMutationTest, WithoutFlowControlTheBoundIsBroken) {
+  ScopedDisableWaitSite disabled(WaitSite::kFlowControl);
+  EngineOptions options;
+  options.max_in_flight_bytes = 2 * kMiB;
+  EngineWorld world(TestMachineOptions(), options);
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  for (int i = 0; i < 5; ++i) world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  EXPECT_GT(world.engine().GetStats().d2h.peak_in_flight_bytes, 2 * kMiB);
+}
+
+}  // namespace
+}  // namespace pinion
