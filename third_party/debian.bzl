@@ -46,7 +46,7 @@ _ABSL = {
         "symbolize": ["symbolize", "stacktrace"],
     },
     "flags": {
-        "flag": ["flags", "flags_internal", "flags_reflection", "flags_marshalling", "flags_commandlineflag"],
+        "flag": ["flags_internal", "flags_reflection", "flags_marshalling", "flags_commandlineflag"],
         "parse": ["flags_parse"],
         "usage": ["flags_usage"],
     },
@@ -54,7 +54,7 @@ _ABSL = {
     "hash": {"hash": ["hash"]},
     "numeric": {"bits": []},
     "status": {"status": ["status"], "statusor": ["statusor", "status"]},
-    "strings": {"strings": ["strings"], "str_format": ["str_format_internal", "strings"]},
+    "strings": {"strings": ["strings", "throw_delegate"], "str_format": ["str_format_internal", "strings"]},
     "time": {"time": ["time"]},
     "types": {"span": []},
 }

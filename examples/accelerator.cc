@@ -1,0 +1,123 @@
+#include "pinion/examples/accelerator.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/cuda/cuda_backend.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/hooks/emulated/emu_device.h"
+
+namespace pinion {
+namespace {
+
+// More than any model here asks for: the emulated device then has no limit of its own.
+constexpr uint64_t kUnlimitedBytes = uint64_t{64} << 30;
+
+constexpr char kEmulated[] = "emu:0";
+
+// LibTorch caches that there is no CUDA when it is asked before this library is loaded.
+absl::Status LoadTorchCuda() {
+  const std::string path = absl::StrCat(PINION_TORCH_LIB_DIR, "/libtorch_cuda.so");
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return absl::OkStatus();
+  const char* reason = dlerror();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "cannot load ", path, " (", reason == nullptr ? "no reason given" : reason,
+      "); install the CUDA libraries of the torch wheel (pip install torch==2.11.0 in .venv), or "
+      "choose --device=",
+      kEmulated));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ChooseDevice(const std::string& requested) {
+  if (requested == kEmulated) return requested;
+  int index = 0;
+  const bool wants_cuda = absl::StartsWith(requested, "cuda:") &&
+                          absl::SimpleAtoi(requested.substr(5), &index) && index >= 0;
+  if (!requested.empty() && !wants_cuda) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device=", requested, " is neither cuda:N nor ", kEmulated));
+  }
+  const absl::StatusOr<int> count = CudaDeviceCount();
+  if (requested.empty() && absl::IsNotFound(count.status())) return kEmulated;
+  if (!count.ok()) {
+    return absl::Status(count.status().code(),
+                        absl::StrCat(count.status().message(), "; --device=", kEmulated,
+                                     " trains on the emulated device"));
+  }
+  if (index >= *count) {
+    return absl::NotFoundError(absl::StrCat("--device=", requested, ": this machine has ", *count,
+                                            " CUDA devices; --device=", kEmulated,
+                                            " trains on the emulated one"));
+  }
+  PINION_RETURN_IF_ERROR(LoadTorchCuda());
+  return absl::StrCat("cuda:", index);
+}
+
+absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {
+  if (options.device != kEmulated) {
+    const c10::Device device(options.device);
+    c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+    return Accelerator(device, CudaBackend(), nullptr);
+  }
+  EmulatedOptions emulated;
+  emulated.memory_bytes = std::min(options.device_memory_bytes, kUnlimitedBytes);
+  emulated.preset = options.preset;
+  emulated.seed = options.seed;
+  emulated.record_trace = !options.trace_path.empty();
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
+                          EmulatedMachine::Create(emulated));
+  PINION_RETURN_IF_ERROR(RegisterEmuDevice(machine));
+  return Accelerator(c10::Device(kEmulated), EmulatedBackend(machine), machine);
+}
+
+void Accelerator::Synchronize() {
+  c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+}
+
+double Accelerator::now_ms() const {
+  if (machine_ != nullptr) return machine_->now_ms();
+  return std::chrono::duration<double, std::milli>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+std::optional<double> Accelerator::stalled_ms() const {
+  if (machine_ == nullptr) return std::nullopt;
+  return machine_->time_stats(device_.index()).stalled_on_copies_ms;
+}
+
+uint64_t Accelerator::peak_bytes() const {
+  if (machine_ != nullptr) return machine_->memory_stats(device_.index()).peak_bytes;
+  constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return c10::getDeviceAllocator(device_.type())
+      ->getDeviceStats(device_.index())
+      .allocated_bytes[kAggregate]
+      .peak;
+}
+
+absl::Status Accelerator::WriteTrace(const std::string& path) const {
+  PINION_CHECK(machine_ != nullptr) << "there is no timeline of " << device_.str();
+  return machine_->WriteChromeTrace(path);
+}
+
+}  // namespace pinion

@@ -1,0 +1,56 @@
+// The device of one run: its clock, its memory, its traffic, alike on emu and on cuda.
+//
+// Thread safety: as the run that owns it: one thread.
+// Ownership: tensors of the device must be gone before another Accelerator is opened.
+
+#ifndef PINION_EXAMPLES_ACCELERATOR_H_
+#define PINION_EXAMPLES_ACCELERATOR_H_
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/examples/run_options.h"
+
+namespace pinion {
+
+// The accelerator that `requested` names ("cuda:0", "emu:0"), or where it is empty the best that
+// there is: "cuda:0" with a driver, else "emu:0". Loads LibTorch's CUDA libraries where they are
+// needed; one that cannot be loaded is an error that names it.
+absl::StatusOr<std::string> ChooseDevice(const std::string& requested);
+
+class Accelerator {
+ public:
+  // Registers a fresh emulated machine, or takes the CUDA device that ChooseDevice has prepared.
+  static absl::StatusOr<Accelerator> Open(const RunOptions& options);
+
+  c10::Device device() const { return device_; }
+  const DeviceBackend& backend() const { return backend_; }
+  const std::shared_ptr<EmulatedMachine>& machine() const { return machine_; }  // null on cuda
+
+  void Synchronize();
+  // Virtual time on emu, wall time on cuda.
+  double now_ms() const;
+  std::optional<double> stalled_ms() const;
+  uint64_t peak_bytes() const;
+  absl::Status WriteTrace(const std::string& path) const;
+
+ private:
+  Accelerator(c10::Device device, DeviceBackend backend, std::shared_ptr<EmulatedMachine> machine)
+      : device_(device), backend_(std::move(backend)), machine_(std::move(machine)) {}
+
+  c10::Device device_;
+  DeviceBackend backend_;
+  std::shared_ptr<EmulatedMachine> machine_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_EXAMPLES_ACCELERATOR_H_

@@ -1,0 +1,107 @@
+#include "pinion/examples/compare.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/step_bound.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/examples/gpt_config.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/examples/text_data.h"
+#include "pinion/examples/training_run.h"
+
+namespace pinion {
+namespace {
+
+// A link that hides the transfers of small models too, whose FLOPs per byte are few, and one that
+// cannot. The lower bound in the output says whether they do.
+constexpr const char* kRealPresets[] = {"gh200_c2c", "a100_pcie4"};
+
+// "The link can hide it", as docs/design.md defines it.
+constexpr double kHiddenBound = 1.01;
+
+// By bits: a loss that is not a number equals itself.
+bool SameBits(const RunResult& a, const RunResult& b) {
+  return a.gradient_fingerprints == b.gradient_fingerprints &&
+         std::equal(a.losses.begin(), a.losses.end(), b.losses.begin(), b.losses.end(),
+                    [](float x, float y) {
+                      return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
+                    });
+}
+
+absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions options,
+                                        const TextData& text, const RunAnnouncement& announce) {
+  ComparedGroup group;
+  group.name = name;
+  const std::string trace_path = std::exchange(options.trace_path, "");
+  for (const OffloadMode mode :
+       {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion}) {
+    announce(absl::StrCat(name, ", ", OffloadModeName(mode)));
+    options.offload = mode;
+    if (mode == OffloadMode::kPinion) options.trace_path = trace_path;
+    ComparedRun run;
+    run.offload = mode;
+    PINION_ASSIGN_OR_RETURN(run.result, Train(options, text, nullptr));
+    const RunResult& reference = group.runs.empty() ? run.result : group.runs.front().result;
+    run.bit_identical = SameBits(run.result, reference);
+    group.runs.push_back(std::move(run));
+  }
+  return group;
+}
+
+std::string LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
+  const RunResult& none = group.runs.front().result;
+  const RunResult& pinion = group.runs.back().result;
+  const LinkModel& link = options.preset.link;
+  const double compute_ms = none.trace.compute_ms();
+  const double bound_ms = StepLowerBoundMs(none.trace, pinion.peak_activation_bytes,
+                                           {link.d2h_gb_per_s * 1e6, link.h2d_gb_per_s * 1e6});
+  return absl::StrFormat(
+      "its link %s hide the transfer: within Pinion's peak no policy can beat %.2f x the compute "
+      "(Pinion's step: %.2f x the step without offload)",
+      bound_ms <= kHiddenBound * compute_ms ? "can" : "cannot", bound_ms / compute_ms,
+      pinion.step_ms / none.step_ms);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const TextData& text,
+                                                   const RunAnnouncement& announce) {
+  RunOptions options = base;
+  options.for_comparison = true;
+  options.device_memory_bytes = UINT64_MAX;
+  std::vector<ComparedGroup> groups;
+  if (!absl::StartsWith(options.device, "emu:")) {
+    PINION_ASSIGN_OR_RETURN(ComparedGroup group,
+                            CompareOn(options.device, options, text, announce));
+    group.description = "times are measured";
+    groups.push_back(std::move(group));
+    return groups;
+  }
+  PINION_ASSIGN_OR_RETURN(const ScaledDevice scaled, ScaledDeviceFor(options.model));
+  options.preset = scaled.preset;
+  PINION_ASSIGN_OR_RETURN(ComparedGroup group, CompareOn("scaled", options, text, announce));
+  group.description =
+      absl::StrCat("stands for ", scaled.stands_for, "; ", LinkVerdict(group, options));
+  groups.push_back(std::move(group));
+  options.trace_path.clear();
+  for (const char* name : kRealPresets) {
+    PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(name));
+    PINION_ASSIGN_OR_RETURN(ComparedGroup real, CompareOn(name, options, text, announce));
+    real.description = LinkVerdict(real, options);
+    groups.push_back(std::move(real));
+  }
+  return groups;
+}
+
+}  // namespace pinion

@@ -1,0 +1,45 @@
+// The same training without offload, with blocking offload and with Pinion, side by side.
+
+#ifndef PINION_EXAMPLES_COMPARE_H_
+#define PINION_EXAMPLES_COMPARE_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/examples/text_data.h"
+#include "pinion/examples/training_run.h"
+
+namespace pinion {
+
+struct ComparedRun {
+  OffloadMode offload = OffloadMode::kNone;
+  RunResult result;
+  // Losses and gradients of every step have the bits of the group's run without offload. Empty
+  // where there is none to compare with.
+  std::optional<bool> bit_identical;
+};
+
+// One device, with the three runs in the order of OffloadMode.
+struct ComparedGroup {
+  std::string name;         // "scaled", a preset's name, or "cuda:0"
+  std::string description;  // for people
+  std::vector<ComparedRun> runs;
+};
+
+// Called before each run: "scaled, blocking".
+using RunAnnouncement = std::function<void(const std::string& run)>;
+
+// On the emulated accelerator: the scaled preset, a real one whose link hides this model's
+// transfers and one whose link cannot. On CUDA: the device as it is. `base` says what to train;
+// its offload mode, preset and memory limit are replaced. A trace, where one is asked for, is the
+// first group's run with Pinion.
+absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const TextData& text,
+                                                   const RunAnnouncement& announce);
+
+}  // namespace pinion
+
+#endif  // PINION_EXAMPLES_COMPARE_H_

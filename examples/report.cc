@@ -1,0 +1,118 @@
+#include "pinion/examples/report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/examples/compare.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/examples/training_run.h"
+
+namespace pinion {
+namespace {
+
+constexpr int kBarWidth = 24;
+constexpr int kPlainEvery = 10;
+
+std::string Bar(double fraction) {
+  const int full = static_cast<int>(fraction * kBarWidth);
+  return absl::StrCat("[", std::string(full, '#'), std::string(kBarWidth - full, '.'), "] ");
+}
+
+std::string Row(const ComparedRun& run, const RunResult& reference) {
+  const RunResult& result = run.result;
+  const bool offloads = run.offload != OffloadMode::kNone;
+  const auto offload_only = [offloads](const std::string& cell) { return offloads ? cell : "-"; };
+  const auto share = [](double value, double of) {
+    return of > 0 ? absl::StrFormat(" (%3.0f %%)", 100 * value / of) : "";
+  };
+  return absl::StrFormat("  %-9s %11s %11s%-8s %9.2f ms%-8s %9s %10s %8s %9s  %s\n",
+                         OffloadModeName(run.offload), HumanBytes(result.peak_device_bytes),
+                         HumanBytes(result.peak_activation_bytes),
+                         share(result.peak_activation_bytes, reference.peak_activation_bytes),
+                         result.step_ms, share(result.step_ms, reference.step_ms),
+                         result.stall_ms ? absl::StrFormat("%.2f ms", *result.stall_ms) : "-",
+                         offload_only(HumanBytes(static_cast<uint64_t>(result.bytes_moved))),
+                         offload_only(absl::StrCat(result.pin_calls_after_warmup)),
+                         offload_only(absl::StrFormat("%.1f us", result.pack_unpack_us)),
+                         offload_only(run.bit_identical.value_or(false) ? "yes" : "NO"));
+}
+
+}  // namespace
+
+ProgressPrinter::ProgressPrinter(FILE* file, bool modelled)
+    : file_(file), modelled_(modelled), terminal_(isatty(fileno(file)) != 0) {}
+
+ProgressPrinter::~ProgressPrinter() {
+  if (line_open_) std::fputc('\n', file_);
+}
+
+void ProgressPrinter::Print(const StepProgress& progress) {
+  const bool last = progress.step == progress.last_step;
+  if (!terminal_ && progress.step != 1 && progress.step % kPlainEvery != 0 && !last) return;
+  const std::string line = absl::StrFormat(
+      "step %*d/%d  loss %.4f  %.0f tokens/s  device peak %s  host pinned %s  link %.2f GB/s%s",
+      static_cast<int>(absl::StrCat(progress.last_step).size()), progress.step, progress.last_step,
+      progress.loss, progress.tokens_per_s, HumanBytes(progress.peak_device_bytes),
+      HumanBytes(progress.pinned_host_bytes), progress.link_gb_per_s,
+      modelled_ ? " (modelled)" : "");
+  if (terminal_) {
+    const double fraction = static_cast<double>(progress.step) / progress.last_step;
+    std::fputs(absl::StrCat("\r\x1b[K", Bar(fraction), line).c_str(), file_);
+    line_open_ = true;
+  } else {
+    std::fputs(absl::StrCat(line, "\n").c_str(), file_);
+  }
+  std::fflush(file_);
+}
+
+std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool modelled) {
+  std::string table =
+      absl::StrFormat("  %-9s %11s %19s %20s %9s %10s %8s %9s  %s\n", "offload", "device peak",
+                      "peak activations", modelled ? "step (modelled)" : "step", "stalled",
+                      "moved/step", "pins*", "host**", "bit-identical");
+  for (const ComparedGroup& group : groups) {
+    absl::StrAppend(&table, group.name, ": ", group.description, "\n");
+    for (const ComparedRun& run : group.runs) {
+      absl::StrAppend(&table, Row(run, group.runs.front().result));
+    }
+  }
+  absl::StrAppend(&table,
+                  "  *  pinning calls after warm-up   ** wall time of the host per saved tensor, "
+                  "pack and unpack\n");
+  return table;
+}
+
+std::string ToJson(const std::vector<ComparedGroup>& groups) {
+  nlohmann::ordered_json runs = nlohmann::ordered_json::array();
+  for (const ComparedGroup& group : groups) {
+    for (const ComparedRun& run : group.runs) {
+      const RunResult& result = run.result;
+      nlohmann::ordered_json json;
+      json["name"] = OffloadModeName(run.offload);
+      json["preset"] = group.name;
+      json["losses"] = result.losses;
+      json["peak_device_bytes"] = result.peak_device_bytes;
+      json["peak_activation_bytes"] = result.peak_activation_bytes;
+      json["step_ms"] = result.step_ms;
+      json["stall_ms"] = result.stall_ms ? nlohmann::ordered_json(*result.stall_ms) : nullptr;
+      json["bytes_moved"] = result.bytes_moved;
+      json["tokens_per_s"] = result.tokens_per_s;
+      json["pin_calls_after_warmup"] = result.pin_calls_after_warmup;
+      json["pack_unpack_us"] = result.pack_unpack_us;
+      if (run.bit_identical) json["bit_identical"] = *run.bit_identical;
+      runs.push_back(std::move(json));
+    }
+  }
+  return nlohmann::ordered_json{{"runs", std::move(runs)}}.dump(1) + "\n";
+}
+
+}  // namespace pinion

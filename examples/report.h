@@ -1,0 +1,45 @@
+// What train_gpt prints and writes.
+
+#ifndef PINION_EXAMPLES_REPORT_H_
+#define PINION_EXAMPLES_REPORT_H_
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "pinion/examples/compare.h"
+#include "pinion/examples/training_run.h"
+
+namespace pinion {
+
+// A line that rewrites itself on a terminal; elsewhere a line for the first step, every tenth and
+// the last.
+//
+// Thread safety: one thread.
+class ProgressPrinter {
+ public:
+  // `modelled`: times of the link are; the line says so.
+  ProgressPrinter(FILE* file, bool modelled);
+  ~ProgressPrinter();  // ends the line
+  ProgressPrinter(const ProgressPrinter&) = delete;
+  ProgressPrinter& operator=(const ProgressPrinter&) = delete;
+
+  void Print(const StepProgress& progress);
+
+ private:
+  FILE* file_;
+  bool modelled_;
+  bool terminal_;
+  bool line_open_ = false;
+};
+
+// The group's runs as a table with a header, for people.
+std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool modelled);
+
+// {"runs": [{"name", "preset", "losses", "peak_device_bytes", ...}]}; the runs in the groups'
+// order. What was not measured is null.
+std::string ToJson(const std::vector<ComparedGroup>& groups);
+
+}  // namespace pinion
+
+#endif  // PINION_EXAMPLES_REPORT_H_

@@ -1,0 +1,293 @@
+// Trains a GPT on a text with its activations offloaded to host memory.
+//
+//   train_gpt                       trains under a memory limit that offloading alone can meet
+//   train_gpt --offload=none        the same without offloading: runs out of device memory
+//   train_gpt --compare             none, blocking and Pinion side by side
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/examples/accelerator.h"
+#include "pinion/examples/compare.h"
+#include "pinion/examples/gpt_config.h"
+#include "pinion/examples/output_file.h"
+#include "pinion/examples/report.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/examples/text_data.h"
+#include "pinion/examples/training_run.h"
+
+ABSL_FLAG(std::string, text, "",
+          "file to train on; default: the King James Bible of the Debian package bible-kjv");
+ABSL_FLAG(std::string, size, "small", "shape of the model: tiny, small, medium or large");
+ABSL_FLAG(std::optional<int64_t>, layers, std::nullopt, "layers, instead of the size's");
+ABSL_FLAG(std::optional<int64_t>, width, std::nullopt, "width of a layer, instead of the size's");
+ABSL_FLAG(std::optional<int64_t>, heads, std::nullopt, "attention heads, instead of the size's");
+ABSL_FLAG(std::optional<int64_t>, sequence, std::nullopt, "tokens in a sequence");
+ABSL_FLAG(std::optional<int64_t>, batch, std::nullopt, "sequences in a step");
+ABSL_FLAG(double, dropout, 0, "share of the residual branches' outputs that a step drops");
+ABSL_FLAG(std::string, dtype, "float32", "float32 or bfloat16");
+ABSL_FLAG(std::optional<int64_t>, steps, std::nullopt,
+          "steps to train; default: 150, with --compare 12");
+ABSL_FLAG(uint64_t, seed, 1, "of the initial weights, the batches and dropout");
+ABSL_FLAG(std::string, offload, "pinion", "none, blocking or pinion");
+ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
+ABSL_FLAG(
+    std::string, device_memory, "",
+    "limit of the emulated device, as 96MiB, or unlimited; default: what the model needs with "
+    "offload, which is less than it needs without");
+ABSL_FLAG(std::string, preset, "",
+          "emulated device: scaled (default), a100_pcie4, h100_pcie5, b200_pcie5, gh200_c2c or "
+          "gb200_c2c");
+ABSL_FLAG(std::string, resume, "", "checkpoint to go on from");
+ABSL_FLAG(std::string, checkpoint, "", "file to write a checkpoint to at the end");
+ABSL_FLAG(std::string, json, "", "file to write the results to");
+ABSL_FLAG(std::string, trace, "",
+          "file to write the timeline of compute and copies to (Chrome trace; emulated device)");
+ABSL_FLAG(bool, compare, false, "run without offload, with blocking offload and with Pinion");
+
+namespace pinion {
+namespace {
+
+constexpr char kScaled[] = "scaled";
+constexpr char kUnlimited[] = "unlimited";
+constexpr int64_t kDefaultSteps = 150;
+constexpr int64_t kCompareSteps = 12;
+
+// The share of the saved bytes for which the default memory limit leaves room.
+constexpr double kDefaultActivationShare = 0.4;
+
+absl::StatusOr<uint64_t> ParseBytes(const std::string& text) {
+  const size_t digits_end = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string unit = text.substr(digits_end);
+  double value = 0;
+  double scale = 0;
+  for (const auto& [name, bytes] : {std::pair<const char*, uint64_t>{"", 1},
+                                    {"B", 1},
+                                    {"KiB", kKiB},
+                                    {"MiB", kMiB},
+                                    {"GiB", kGiB}}) {
+    if (unit == name) scale = static_cast<double>(bytes);
+  }
+  constexpr double kMost = static_cast<double>(uint64_t{1} << 50);
+  if (!absl::SimpleAtod(text.substr(0, digits_end), &value) || scale == 0 ||
+      !(value * scale >= 1 && value * scale <= kMost)) {
+    return absl::InvalidArgumentError(absl::StrCat("--device_memory=", text,
+                                                   " is not a size: write it as 96MiB, 1.5GiB, a "
+                                                   "number of bytes, or unlimited"));
+  }
+  return static_cast<uint64_t>(value * scale);
+}
+
+absl::StatusOr<GptConfig> ModelFromFlags() {
+  PINION_ASSIGN_OR_RETURN(GptConfig model, FindGptSize(absl::GetFlag(FLAGS_size)));
+  model.layers = absl::GetFlag(FLAGS_layers).value_or(model.layers);
+  model.width = absl::GetFlag(FLAGS_width).value_or(model.width);
+  model.heads = absl::GetFlag(FLAGS_heads).value_or(model.heads);
+  model.sequence = absl::GetFlag(FLAGS_sequence).value_or(model.sequence);
+  model.batch = absl::GetFlag(FLAGS_batch).value_or(model.batch);
+  model.dropout = absl::GetFlag(FLAGS_dropout);
+  const std::string dtype = absl::GetFlag(FLAGS_dtype);
+  if (dtype != "float32" && dtype != "bfloat16") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dtype=", dtype, " is neither float32 nor bfloat16"));
+  }
+  model.bfloat16 = dtype == "bfloat16";
+  PINION_RETURN_IF_ERROR(model.Validate());
+  return model;
+}
+
+// Flags that say something about one run, or about the emulated device, where there is none.
+absl::Status RefuseMeaninglessFlags(bool compare, bool emulated) {
+  const struct {
+    const char* name;
+    bool given;
+    bool single_run_only;
+    bool emulated_only;
+    const char* remedy;
+  } flags[] = {
+      {"--resume", !absl::GetFlag(FLAGS_resume).empty(), true, false, ""},
+      {"--checkpoint", !absl::GetFlag(FLAGS_checkpoint).empty(), true, false, ""},
+      {"--preset", !absl::GetFlag(FLAGS_preset).empty(), true, true, ""},
+      {"--device_memory", !absl::GetFlag(FLAGS_device_memory).empty(), true, true,
+       "; PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:F limits a CUDA device"},
+      {"--trace", !absl::GetFlag(FLAGS_trace).empty(), false, true,
+       "; timelines of CUDA devices are not available in this version"},
+  };
+  for (const auto& flag : flags) {
+    if (!flag.given) continue;
+    if (compare && flag.single_run_only) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag.name, " does not go with --compare, which chooses it itself"));
+    }
+    if (!emulated && flag.emulated_only) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag.name, " is for the emulated device only", flag.remedy));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What the run's emulated device is, for people.
+absl::StatusOr<std::string> ChoosePreset(RunOptions& options) {
+  const std::string name = absl::GetFlag(FLAGS_preset);
+  if (!name.empty() && name != kScaled) {
+    PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(name));
+    return options.preset.description;
+  }
+  PINION_ASSIGN_OR_RETURN(ScaledDevice scaled, ScaledDeviceFor(options.model));
+  options.preset = scaled.preset;
+  return absl::StrCat("scaled so that this model stands for ", scaled.stands_for);
+}
+
+absl::Status ChooseMemoryLimit(RunOptions& options) {
+  const std::string text = absl::GetFlag(FLAGS_device_memory);
+  if (text == kUnlimited) return absl::OkStatus();
+  if (!text.empty()) {
+    PINION_ASSIGN_OR_RETURN(options.device_memory_bytes, ParseBytes(text));
+    return absl::OkStatus();
+  }
+  const double activation_bytes = kDefaultActivationShare * SavedBytes(options.model);
+  options.device_memory_bytes =
+      AlignUp(PersistentBytes(options.model) + static_cast<uint64_t>(activation_bytes), kMiB);
+  return absl::OkStatus();
+}
+
+void PrintHeader(const RunOptions& options, const std::string& device, const TextData& text) {
+  const GptConfig& model = options.model;
+  absl::PrintF("device   %s%s\n", options.device, device.empty() ? "" : ", modelled: " + device);
+  absl::PrintF(
+      "model    GPT, %d layers of width %d, %d heads, %.2f million parameters, %s\n"
+      "text     %d bytes, %d different ones; %d sequences of %d in a step\n",
+      model.layers, model.width, model.heads, ParameterCount(model) / 1e6,
+      model.bfloat16 ? "bfloat16" : "float32", text.size(), text.vocabulary(), model.batch,
+      model.sequence);
+  absl::PrintF(
+      "memory   %s; parameters, gradients and optimizer state %s, saved activations about %s\n",
+      options.device_memory_bytes == UINT64_MAX
+          ? "no limit"
+          : absl::StrCat("limit ", HumanBytes(options.device_memory_bytes)),
+      HumanBytes(PersistentBytes(model)), HumanBytes(SavedBytes(model)));
+}
+
+void PrintSummary(const RunOptions& options, const RunResult& result, bool modelled) {
+  const size_t count = std::min<size_t>(10, result.losses.size());
+  const auto mean = [count](auto first) {
+    return std::accumulate(first, first + count, 0.0) / count;
+  };
+  const double first = mean(result.losses.begin()), last = mean(result.losses.end() - count);
+  absl::PrintF("loss     %.4f in the first %d steps, %.4f in the last: %.0f %% lower\n", first,
+               count, last, 100 * (1 - last / first));
+  absl::PrintF("memory   device peak %s, of which activations %s; %s pinned on the host\n",
+               HumanBytes(result.peak_device_bytes), HumanBytes(result.peak_activation_bytes),
+               HumanBytes(result.pinned_host_bytes));
+  absl::PrintF(
+      "step     %.2f ms%s%s with --offload=%s; %.0f tokens/s (wall)\n", result.step_ms,
+      modelled ? " (modelled)" : "",
+      result.stall_ms ? absl::StrFormat(", %.2f ms stalled on the link", *result.stall_ms) : "",
+      OffloadModeName(options.offload), result.tokens_per_s);
+}
+
+absl::Status CheckOutputs() {
+  for (const std::string& path :
+       {absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_trace), absl::GetFlag(FLAGS_checkpoint)}) {
+    if (!path.empty()) PINION_RETURN_IF_ERROR(CheckWritable(path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteJson(const std::vector<ComparedGroup>& groups) {
+  const std::string path = absl::GetFlag(FLAGS_json);
+  return path.empty() ? absl::OkStatus() : WriteAtomically(path, ToJson(groups));
+}
+
+absl::Status RunComparison(const RunOptions& options, const TextData& text, bool modelled) {
+  PINION_ASSIGN_OR_RETURN(const std::vector<ComparedGroup> groups,
+                          Compare(options, text, [](const std::string& run) {
+                            absl::PrintF("running  %s\n", run);
+                            std::fflush(stdout);
+                          }));
+  absl::PrintF("\n%s", ComparisonTable(groups, modelled));
+  return WriteJson(groups);
+}
+
+absl::Status RunOnce(const RunOptions& options, const TextData& text, bool modelled) {
+  RunResult result;
+  {
+    ProgressPrinter printer(stdout, modelled);
+    PINION_ASSIGN_OR_RETURN(result, Train(options, text, [&](const StepProgress& progress) {
+                              printer.Print(progress);
+                            }));
+  }
+  PrintSummary(options, result, modelled);
+  ComparedGroup group;
+  group.name = modelled ? options.preset.name : options.device;
+  group.runs.push_back({options.offload, std::move(result), std::nullopt});
+  return WriteJson({std::move(group)});
+}
+
+absl::Status TrainGpt(const std::vector<char*>& arguments) {
+  if (arguments.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", arguments[1], "\" is not a flag; see --help"));
+  }
+  const bool compare = absl::GetFlag(FLAGS_compare);
+  RunOptions options;
+  PINION_ASSIGN_OR_RETURN(options.model, ModelFromFlags());
+  PINION_ASSIGN_OR_RETURN(options.offload, FindOffloadMode(absl::GetFlag(FLAGS_offload)));
+  options.steps = absl::GetFlag(FLAGS_steps).value_or(compare ? kCompareSteps : kDefaultSteps);
+  options.seed = absl::GetFlag(FLAGS_seed);
+  options.resume_path = absl::GetFlag(FLAGS_resume);
+  options.checkpoint_path = absl::GetFlag(FLAGS_checkpoint);
+  options.trace_path = absl::GetFlag(FLAGS_trace);
+  PINION_ASSIGN_OR_RETURN(options.device, ChooseDevice(absl::GetFlag(FLAGS_device)));
+  const bool emulated = absl::StartsWith(options.device, "emu:");
+  PINION_RETURN_IF_ERROR(RefuseMeaninglessFlags(compare, emulated));
+  PINION_RETURN_IF_ERROR(CheckOutputs());
+
+  const std::string text_path = absl::GetFlag(FLAGS_text);
+  PINION_ASSIGN_OR_RETURN(std::string contents,
+                          text_path.empty() ? ReadDefaultText() : ReadTextFile(text_path));
+  PINION_ASSIGN_OR_RETURN(const TextData text, TextData::Create(std::move(contents)));
+  options.model.vocabulary = text.vocabulary();
+
+  std::string device;
+  if (compare) {
+    if (emulated) device = "three presets, unlimited memory";
+  } else if (emulated) {
+    PINION_ASSIGN_OR_RETURN(device, ChoosePreset(options));
+    PINION_RETURN_IF_ERROR(ChooseMemoryLimit(options));
+  }
+  PINION_RETURN_IF_ERROR(CheckRun(options, text));
+  PrintHeader(options, device, text);
+  return compare ? RunComparison(options, text, emulated) : RunOnce(options, text, emulated);
+}
+
+}  // namespace
+}  // namespace pinion
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "trains a GPT on a text with its activations offloaded to host memory");
+  const absl::Status status = pinion::TrainGpt(absl::ParseCommandLine(argc, argv));
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "train_gpt: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

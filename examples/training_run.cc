@@ -1,0 +1,393 @@
+#include "pinion/examples/training_run.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/_foreach_zero.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/step_bound.h"
+#include "pinion/bench/step_trace.h"
+#include "pinion/device/allocation_label.h"
+#include "pinion/examples/accelerator.h"
+#include "pinion/examples/checkpoint.h"
+#include "pinion/examples/gpt.h"
+#include "pinion/examples/gpt_config.h"
+#include "pinion/examples/output_file.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/examples/tensor_fingerprint.h"
+#include "pinion/examples/text_data.h"
+#include "pinion/hooks/offload_policy.h"
+#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
+
+namespace pinion {
+namespace {
+
+constexpr double kLearningRate = 1e-3;
+constexpr int64_t kLearningRateWarmup = 20;
+constexpr double kBeta1 = 0.9, kBeta2 = 0.99, kWeightDecay = 0.1, kEpsilon = 1e-8;
+
+// AdamW as one operator over all parameters. torch::optim::AdamW has no such form, and its dozen
+// operators per parameter would outweigh a small model's own work.
+class FusedAdamW {
+ public:
+  explicit FusedAdamW(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+    const AllocationLabel label("optimizer state");
+    for (const at::Tensor& parameter : parameters_) {
+      means_.push_back(at::zeros_like(parameter));
+      squares_.push_back(at::zeros_like(parameter));
+    }
+  }
+
+  // `step` counts from 1.
+  void Step(const std::vector<at::Tensor>& gradients, int64_t step) {
+    const c10::NoGradGuard no_grad;
+    const AllocationLabel label("optimizer state");
+    const double warmup = std::min(1.0, static_cast<double>(step) / kLearningRateWarmup);
+    const std::vector<at::Tensor> steps(
+        parameters_.size(),
+        at::scalar_tensor(static_cast<float>(step), parameters_[0].options().dtype(at::kFloat)));
+    at::_fused_adamw_(parameters_, gradients, means_, squares_, /*max_exp_avg_sqs=*/{}, steps,
+                      warmup * kLearningRate, kBeta1, kBeta2, kWeightDecay, kEpsilon,
+                      /*amsgrad=*/false, /*maximize=*/false);
+  }
+
+  const std::vector<at::Tensor>& means() const { return means_; }
+  const std::vector<at::Tensor>& squares() const { return squares_; }
+
+ private:
+  std::vector<at::Tensor> parameters_, means_, squares_;
+};
+
+struct Batch {
+  at::Tensor inputs, targets;  // [batch, sequence], on the device
+};
+
+// A run's counters at one moment.
+struct Reading {
+  double now_ms = 0;
+  double wall_s = 0;
+  std::optional<double> stalled_ms;
+  uint64_t moved_bytes = 0;
+};
+
+class Trainer {
+ public:
+  Trainer(const RunOptions& options, const TextData& text, Accelerator accelerator,
+          std::shared_ptr<OffloadSession> session)
+      : options_(options),
+        text_(text),
+        accelerator_(std::move(accelerator)),
+        session_(std::move(session)) {}
+
+  absl::Status Build() {
+    torch::manual_seed(options_.seed);
+    model_ = Gpt(options_.model);
+    {
+      const AllocationLabel label("parameters");
+      model_->to(accelerator_.device(), options_.model.bfloat16 ? at::kBFloat16 : at::kFloat);
+    }
+    parameters_ = model_->parameters();
+    {
+      // Kept from step to step, so that what is left of the peak is activations.
+      const AllocationLabel label("gradients");
+      for (at::Tensor& parameter : parameters_) {
+        gradients_.push_back(at::zeros_like(parameter));
+        parameter.mutable_grad() = gradients_.back();
+      }
+    }
+    optimizer_.emplace(parameters_);
+    return options_.resume_path.empty() ? absl::OkStatus() : Resume();
+  }
+
+  absl::StatusOr<RunResult> Run(const ProgressSink& progress) {
+    const int64_t warmup = options_.steps > kWarmupSteps ? kWarmupSteps : 0;
+    const int64_t last_step = steps_done_ + options_.steps;
+    OffloadStats stats_after_warmup;
+    uint64_t pins_after_warmup = 0;
+    Reading total;
+    for (int64_t i = 0; i < options_.steps; ++i) {
+      if (i == warmup && session_ != nullptr) {
+        stats_after_warmup = session_->GetStats();
+        pins_after_warmup = session_->GetAllocatorStats().pin_calls;
+      }
+      accelerator_.Synchronize();
+      const Reading before = Read();
+      const float loss = Step();
+      accelerator_.Synchronize();
+      const Reading after = Read();
+      result_.losses.push_back(loss);
+      if (i >= warmup) {
+        total.now_ms += after.now_ms - before.now_ms;
+        total.wall_s += after.wall_s - before.wall_s;
+        total.moved_bytes += after.moved_bytes - before.moved_bytes;
+        if (after.stalled_ms) {
+          total.stalled_ms = total.stalled_ms.value_or(0) + *after.stalled_ms - *before.stalled_ms;
+        }
+      }
+      if (options_.for_comparison) {
+        result_.gradient_fingerprints.push_back(TensorFingerprint(gradients_));
+      }
+      if (progress) progress(Progress(before, after, loss, last_step));
+    }
+
+    const double measured = options_.steps - warmup;
+    result_.step_ms = total.now_ms / measured;
+    if (total.stalled_ms) result_.stall_ms = *total.stalled_ms / measured;
+    result_.bytes_moved = total.moved_bytes / measured;
+    result_.tokens_per_s = options_.model.tokens() * measured / total.wall_s;
+    result_.peak_device_bytes = accelerator_.peak_bytes();
+    for (const at::Tensor& gradient : gradients_) result_.persistent_bytes += gradient.nbytes();
+    for (const auto& [name, tensor] : State()) result_.persistent_bytes += tensor.nbytes();
+    result_.peak_activation_bytes =
+        result_.peak_device_bytes - std::min(result_.peak_device_bytes, result_.persistent_bytes);
+    if (session_ != nullptr) {
+      const OffloadStats stats = session_->GetStats();
+      const AllocatorStats allocator = session_->GetAllocatorStats();
+      const uint64_t packed = stats.packed - stats_after_warmup.packed;
+      result_.pin_calls_after_warmup = allocator.pin_calls - pins_after_warmup;
+      result_.pack_unpack_us =
+          packed == 0 ? 0 : (stats.pack_unpack_us - stats_after_warmup.pack_unpack_us) / packed;
+      result_.saved_tensors = packed / static_cast<uint64_t>(measured);
+      result_.pinned_host_bytes = allocator.locked_bytes.peak;
+    }
+    PINION_RETURN_IF_ERROR(WriteFiles());
+    if (options_.for_comparison && session_ == nullptr && accelerator_.machine() != nullptr) {
+      result_.trace = RecordTrace();
+    }
+    return std::move(result_);
+  }
+
+  int64_t steps_done() const { return steps_done_; }
+
+ private:
+  float Step() {
+    const int64_t step = steps_done_ + 1;
+    // Of dropout: a function of the step, so that a resumed run draws what the other would have.
+    torch::manual_seed(options_.seed + 1'000'003 * step);
+    const Batch batch = UploadBatch(step);
+    at::_foreach_zero_(gradients_);
+    at::Tensor loss;
+    {
+      std::optional<OffloadScope> scope;
+      if (session_ != nullptr) scope.emplace(session_, *model_);
+      loss = Loss(batch);
+    }
+    loss.backward();
+    optimizer_->Step(gradients_, step);
+    steps_done_ = step;
+    return loss.item<float>();
+  }
+
+  Batch UploadBatch(int64_t step) const {
+    const GptConfig& model = options_.model;
+    TokenBatch tokens = text_.Sample(model.batch, model.sequence, options_.seed, step);
+    const auto upload = [&](std::vector<int64_t>& row_by_row) {
+      return at::from_blob(row_by_row.data(), {model.batch, model.sequence},
+                           at::TensorOptions().dtype(at::kLong))
+          .to(accelerator_.device());
+    };
+    return {upload(tokens.inputs), upload(tokens.targets)};
+  }
+
+  at::Tensor Loss(const Batch& batch) {
+    const at::Tensor logits = model_->forward(batch.inputs).to(at::kFloat);
+    return at::cross_entropy_loss(logits.flatten(0, 1), batch.targets.flatten());
+  }
+
+  // One more step, whose times mean nothing. Spoils the gradients.
+  StepTrace RecordTrace() {
+    ParameterStorages storages;
+    for (const at::Tensor& parameter : parameters_) storages.Add(parameter);
+    StepTraceRecorder recorder(accelerator_.machine(), accelerator_.device().index(),
+                               std::move(storages));
+    const Batch batch = UploadBatch(steps_done_ + 1);
+    at::Tensor loss;
+    {
+      const SavedTensorScope scope(recorder.packer());
+      loss = Loss(batch);
+    }
+    recorder.EndForward();
+    loss.backward();
+    return recorder.Finish();
+  }
+
+  Reading Read() const {
+    Reading reading;
+    reading.now_ms = accelerator_.now_ms();
+    reading.wall_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    reading.stalled_ms = accelerator_.stalled_ms();
+    if (session_ != nullptr) {
+      const EngineStats engine = session_->GetEngineStats(accelerator_.device().index());
+      reading.moved_bytes = engine.h2d.submitted_bytes + engine.d2h.submitted_bytes;
+    }
+    return reading;
+  }
+
+  StepProgress Progress(const Reading& before, const Reading& after, double loss,
+                        int64_t last_step) const {
+    StepProgress progress;
+    progress.step = steps_done_;
+    progress.last_step = last_step;
+    progress.loss = loss;
+    progress.tokens_per_s = options_.model.tokens() / (after.wall_s - before.wall_s);
+    progress.peak_device_bytes = accelerator_.peak_bytes();
+    if (session_ != nullptr) {
+      progress.pinned_host_bytes = session_->GetAllocatorStats().locked_bytes.current;
+    }
+    progress.link_gb_per_s =
+        (after.moved_bytes - before.moved_bytes) / ((after.now_ms - before.now_ms) * 1e6);
+    return progress;
+  }
+
+  // What a checkpoint's run and this one must have in common.
+  std::string Description() const {
+    const GptConfig& model = options_.model;
+    return absl::StrCat(
+        "--layers=", model.layers, " --width=", model.width, " --heads=", model.heads,
+        " --sequence=", model.sequence, " --batch=", model.batch, " --dropout=", model.dropout,
+        " --dtype=", model.bfloat16 ? "bfloat16" : "float32", " --seed=", options_.seed,
+        " on a text of ", text_.size(), " bytes, ", text_.vocabulary(), " of them different");
+  }
+
+  // Every tensor of the run's state by its name in a checkpoint.
+  std::map<std::string, at::Tensor> State() const {
+    std::map<std::string, at::Tensor> state;
+    size_t i = 0;
+    for (const auto& parameter : model_->named_parameters()) {
+      state.emplace(absl::StrCat("model.", parameter.key()), parameter.value());
+      state.emplace(absl::StrCat("mean.", parameter.key()), optimizer_->means()[i]);
+      state.emplace(absl::StrCat("square.", parameter.key()), optimizer_->squares()[i]);
+      ++i;
+    }
+    return state;
+  }
+
+  absl::Status Resume() {
+    PINION_ASSIGN_OR_RETURN(const Checkpoint checkpoint, ReadCheckpoint(options_.resume_path));
+    if (checkpoint.run != Description()) {
+      return absl::InvalidArgumentError(absl::StrCat(options_.resume_path, " was trained with ",
+                                                     checkpoint.run, ", not with ", Description()));
+    }
+    const c10::NoGradGuard no_grad;
+    for (auto& [name, tensor] : State()) {
+      const auto saved = checkpoint.tensors.find(name);
+      if (saved == checkpoint.tensors.end() || saved->second.sizes() != tensor.sizes()) {
+        return absl::DataLossError(
+            absl::StrCat(options_.resume_path, " has no tensor ", name, " of the right size"));
+      }
+      tensor.copy_(saved->second);
+    }
+    steps_done_ = checkpoint.steps;
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteFiles() const {
+    if (!options_.checkpoint_path.empty()) {
+      Checkpoint checkpoint;
+      checkpoint.steps = steps_done_;
+      checkpoint.run = Description();
+      for (const auto& [name, tensor] : State()) {
+        checkpoint.tensors.emplace(name, tensor.detach().cpu());
+      }
+      PINION_RETURN_IF_ERROR(WriteCheckpoint(options_.checkpoint_path, checkpoint));
+    }
+    if (options_.trace_path.empty()) return absl::OkStatus();
+    return WriteAtomically(options_.trace_path, [this](const std::string& temporary) {
+      return accelerator_.WriteTrace(temporary);
+    });
+  }
+
+  const RunOptions& options_;
+  const TextData& text_;
+  Accelerator accelerator_;
+  std::shared_ptr<OffloadSession> session_;  // null without offload
+
+  Gpt model_ = nullptr;
+  std::vector<at::Tensor> parameters_, gradients_;
+  std::optional<FusedAdamW> optimizer_;
+  int64_t steps_done_ = 0;
+  RunResult result_;
+};
+
+absl::Status OutOfMemory(const RunOptions& options, int64_t step, const std::string& report) {
+  const std::string limit =
+      options.device_memory_bytes == UINT64_MAX
+          ? ""
+          : absl::StrCat(" under --device_memory=", HumanBytes(options.device_memory_bytes));
+  const bool offloads = options.offload != OffloadMode::kNone;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      options.device, " ran out of memory in step ", step,
+      " with --offload=", OffloadModeName(options.offload), limit, "; ",
+      offloads ? "use a smaller --batch or more memory" : "use --offload=pinion or more memory",
+      "\n", report));
+}
+
+}  // namespace
+
+absl::Status CheckRun(const RunOptions& options, const TextData& text) {
+  PINION_RETURN_IF_ERROR(options.model.Validate());
+  PINION_RETURN_IF_ERROR(text.CheckSequence(options.model.sequence));
+  if (options.steps < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--steps=", options.steps, " must be at least 1"));
+  }
+  const uint64_t persistent_bytes = PersistentBytes(options.model);
+  if (options.device_memory_bytes < persistent_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device_memory=", HumanBytes(options.device_memory_bytes),
+                     " is too small: parameters, gradients and optimizer state alone take ",
+                     HumanBytes(persistent_bytes)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
+                                const ProgressSink& progress) {
+  PINION_RETURN_IF_ERROR(CheckRun(options, text));
+  PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
+  std::shared_ptr<OffloadSession> session;
+  if (options.offload != OffloadMode::kNone) {
+    OffloadOptions offload;
+    offload.overlap = options.offload == OffloadMode::kPinion;
+    PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
+  }
+  if (options.for_comparison && accelerator.device().is_cuda()) {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  }
+  Trainer trainer(options, text, std::move(accelerator), std::move(session));
+  try {
+    PINION_RETURN_IF_ERROR(trainer.Build());
+    return trainer.Run(progress);
+  } catch (const c10::OutOfMemoryError& error) {
+    return OutOfMemory(options, trainer.steps_done() + 1, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    return absl::InternalError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+}  // namespace pinion

@@ -1,0 +1,74 @@
+// One training of a GPT on an accelerator, and what it measured. Knows no LibTorch: only its .cc
+// does.
+//
+//   PINION_ASSIGN_OR_RETURN(RunResult result, Train(options, text, print_progress));
+//
+// On the emulated accelerator memory and bytes are exact, and times are modelled. On CUDA times
+// are wall-clock times, and stalls and timelines are not available.
+//
+// Thread safety: one call at a time: a run on the emulated accelerator registers its own machine.
+
+#ifndef PINION_EXAMPLES_TRAINING_RUN_H_
+#define PINION_EXAMPLES_TRAINING_RUN_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/bench/step_bound.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/examples/text_data.h"
+
+namespace pinion {
+
+// Steps that rates and times leave out: the first learns the order of use, pins memory, and warms
+// allocators up.
+inline constexpr int64_t kWarmupSteps = 3;
+
+struct StepProgress {
+  int64_t step = 0;  // from 1, counted over resumed runs
+  int64_t last_step = 0;
+  double loss = 0;
+  double tokens_per_s = 0;  // wall time
+  uint64_t peak_device_bytes = 0;
+  uint64_t pinned_host_bytes = 0;
+  double link_gb_per_s = 0;  // both directions, over the step's (modelled) time
+};
+using ProgressSink = std::function<void(const StepProgress&)>;
+
+struct RunResult {
+  std::vector<float> losses;
+  std::vector<uint64_t> gradient_fingerprints;  // per step; empty unless for_comparison
+  StepTrace trace;                              // empty unless for_comparison says otherwise
+
+  uint64_t peak_device_bytes = 0;
+  uint64_t persistent_bytes = 0;       // parameters, gradients, optimizer state
+  uint64_t peak_activation_bytes = 0;  // the peak less the persistent bytes
+
+  // Means over the steps after warm-up (over all, where there are no more).
+  double step_ms = 0;
+  std::optional<double> stall_ms;  // compute that only waited for a copy
+  double bytes_moved = 0;          // over the link, both directions, by offloading
+  double tokens_per_s = 0;         // wall time
+
+  uint64_t pin_calls_after_warmup = 0;
+  double pack_unpack_us = 0;   // wall time of the host per saved tensor
+  uint64_t saved_tensors = 0;  // that reached the session, per step
+  uint64_t pinned_host_bytes = 0;
+};
+
+// InvalidArgument, naming the flag and the remedy, for options that Train would refuse.
+absl::Status CheckRun(const RunOptions& options, const TextData& text);
+
+// Bad options and files are InvalidArgument, NotFound or DataLoss. Running out of device memory is
+// ResourceExhausted with the report of who holds what; its first line stands alone.
+absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
+                                const ProgressSink& progress);
+
+}  // namespace pinion
+
+#endif  // PINION_EXAMPLES_TRAINING_RUN_H_
