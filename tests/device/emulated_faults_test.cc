@@ -1,0 +1,255 @@
+// Injected faults: failing calls, stuck copies, capturing streams.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
+#include "pinion/tests/device/emulated_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::IsOkAndHolds;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class EmulatedFaultsTest : public EmulatedFixture {
+ protected:
+  void StartWith(const FaultPlan& faults) {
+    EmulatedOptions options = Options();
+    options.faults = faults;
+    Start(options);
+  }
+};
+
+TEST_F(EmulatedFaultsTest, TransientFaultFailsOneCallAndDoesNothing) {
+  StartWith({.calls = {{DeviceCall::kCopy, 2}}});
+  uint8_t* const data = OnDevice(kKiB);
+  uint8_t* const host = Pinned(kKiB);
+  host[0] = 1;
+  ASSERT_THAT(ToDevice(data, host, kKiB, compute_), IsOk());
+  Synchronize(compute_);
+  host[0] = 2;
+  EXPECT_THAT(ToDevice(data, host, kKiB, compute_),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("Copy call 2"), HasSubstr("transient"))));
+  Synchronize(compute_);
+  EXPECT_EQ(data[0], 1);
+  EXPECT_THAT(ToDevice(data, host, kKiB, compute_), IsOk());
+}
+
+TEST_F(EmulatedFaultsTest, FailedAllocationsAreOutOfMemory) {
+  StartWith({.calls = {{DeviceCall::kAllocate, 1}, {DeviceCall::kPin, 1}}});
+  EXPECT_THAT(device_->Allocate(kKiB, compute_), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(source_->Allocate(4 * kKiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(device_->Allocate(kKiB, compute_), IsOk());
+  EXPECT_THAT(source_->Allocate(4 * kKiB), IsOk());
+}
+
+TEST_F(EmulatedFaultsTest, StickyFaultFailsEveryLaterCallOfItsDeviceWithTheFirstError) {
+  EmulatedOptions options = Options();
+  options.device_count = 2;
+  options.faults.calls = {{DeviceCall::kRecordEvent, 1, /*sticky=*/true}};
+  Start(options);
+  void* const data = OnDevice(kKiB);
+  const EventHandle event = device_->CreateEvent().value();
+  const auto sticky = StatusIs(absl::StatusCode::kInternal, HasSubstr("RecordEvent call 1 failed"));
+  EXPECT_THAT(device_->RecordEvent(event, compute_), sticky);
+  EXPECT_THAT(device_->Allocate(kKiB, compute_), sticky);
+  EXPECT_THAT(Free(data), sticky);
+  EXPECT_THAT(device_->CreateStream("x"), sticky);
+  EXPECT_THAT(device_->QueryEvent(event), sticky);
+  EXPECT_THAT(device_->SynchronizeStream(compute_), sticky);
+  EXPECT_THAT(device_->DestroyEvent(event), sticky);
+  EXPECT_THAT(source_->Allocate(4 * kKiB), sticky);
+  EXPECT_THAT(machine_->PrepareKernel(0, compute_), sticky);
+  EXPECT_THAT(machine_->device(1)->CreateStream("x"), IsOk());
+}
+
+TEST_F(EmulatedFaultsTest, AnyCountsCallsOfEveryKind) {
+  StartWith({.calls = {{DeviceCall::kAny, 5}}});  // two streams were created already
+  EXPECT_EQ(machine_->calls(DeviceCall::kAny), 2u);
+  EXPECT_EQ(machine_->calls(DeviceCall::kCreateStream), 2u);
+  EXPECT_THAT(device_->CreateEvent(), IsOk());
+  EXPECT_THAT(device_->Allocate(kKiB, compute_), IsOk());
+  EXPECT_THAT(device_->CreateEvent(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(device_->CreateEvent(), IsOk());
+}
+
+TEST_F(EmulatedFaultsTest, EveryKindOfCallCanFail) {
+  for (int kind = 1; kind < kDeviceCallKinds; ++kind) {
+    const DeviceCall call = static_cast<DeviceCall>(kind);
+    Start(Options());
+    const uint64_t before = machine_->calls(call);
+    StartWith({.calls = {{call, before + 1}}});
+    std::vector<absl::Status> seen;
+    const auto data = device_->Allocate(kKiB, compute_);
+    seen.push_back(data.status());
+    const auto host = source_->Allocate(4 * kKiB);
+    seen.push_back(host.status());
+    if (data.ok() && host.ok()) {
+      seen.push_back(ToDevice(static_cast<uint8_t*>(*data), host->data, kKiB, compute_));
+      Kernel kernel;
+      kernel.writes = {{*data, kKiB}};
+      seen.push_back(machine_->Launch(0, compute_, kernel));
+    }
+    seen.push_back(device_->CreateStream("x").status());
+    const auto event = device_->CreateEvent();
+    seen.push_back(event.status());
+    if (event.ok()) {
+      seen.push_back(device_->RecordEvent(*event, compute_));
+      seen.push_back(device_->StreamWaitEvent(out_, *event));
+      seen.push_back(device_->QueryEvent(*event).status());
+      seen.push_back(device_->WaitEvent(*event, absl::InfiniteDuration()));
+    }
+    seen.push_back(device_->SynchronizeStream(compute_));
+    std::vector<std::string> failures;
+    for (const absl::Status& status : seen) {
+      if (!status.ok()) failures.emplace_back(status.message());
+    }
+    EXPECT_THAT(failures, ::testing::ElementsAre(HasSubstr(DeviceCallName(call))));
+  }
+}
+
+TEST_F(EmulatedFaultsTest, WaitForAStuckCopyEndsAtOnceAndNamesIt) {
+  // pytorch#183501: one event that never completed stopped the recycling of 90 GB of pinned
+  // memory, and nothing said which.
+  StartWith({.stall_copies_from = 2});
+  uint8_t* const data = OnDevice(kKiB);
+  uint8_t* const host = Pinned(2 * kKiB);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, kKiB, out_), IsOk());
+  const EventHandle first = Record(out_);
+  ASSERT_THAT(ToHost(host + kKiB, data, kKiB, out_), IsOk());
+  const EventHandle second = Record(out_);
+  Order(out_, compute_);
+  const EventHandle behind = Record(compute_);
+  EXPECT_THAT(device_->WaitEvent(first, absl::InfiniteDuration()), IsOk());
+  const auto stuck = AllOf(HasSubstr("copy D2H #"), HasSubstr("emu:0/d2h"), HasSubstr("stuck"));
+  EXPECT_THAT(device_->WaitEvent(second, absl::InfiniteDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, stuck));
+  const double before = machine_->now_ms();
+  EXPECT_THAT(device_->WaitEvent(behind, absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(stuck, HasSubstr("emu:0/default"), HasSubstr("30s"))));
+  EXPECT_NEAR(machine_->now_ms() - before, 30'000, 1);
+  EXPECT_THAT(device_->QueryEvent(second), IsOkAndHolds(false));
+  EXPECT_THAT(device_->SynchronizeStream(out_), StatusIs(absl::StatusCode::kUnavailable, stuck));
+  EXPECT_THAT(machine_->PrepareKernel(0, compute_),
+              StatusIs(absl::StatusCode::kUnavailable, stuck));
+}
+
+TEST_F(EmulatedFaultsTest, MemoryFreedBehindAStuckCopyIsNeverReused) {
+  StartWith({.stall_copies_from = 1});
+  uint8_t* const data = OnDevice(kKiB);
+  uint8_t* const host = Pinned(kKiB);
+  Fill(data, 1, kKiB, compute_);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, kKiB, out_), IsOk());
+  Order(out_, compute_);
+  ASSERT_THAT(Free(data), IsOk());
+  EXPECT_EQ(data[0], 1);  // not poisoned: the copy still reads it
+  EXPECT_NE(OnDevice(kKiB), data);
+  EXPECT_EQ(Memory().in_use_bytes, 2 * kKiB);
+}
+
+TEST_F(EmulatedFaultsTest, CopyThatIsStuckForAWhileFinishesThen) {
+  StartWith({.stall_copies_from = 1, .stall_ms = 50});
+  uint8_t* const data = OnDevice(kKiB);
+  uint8_t* const host = Pinned(kKiB);
+  host[0] = 7;
+  ASSERT_THAT(ToDevice(data, host, kKiB, compute_), IsOk());
+  const EventHandle event = Record(compute_);
+  EXPECT_THAT(device_->WaitEvent(event, absl::Milliseconds(10)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("still running")));
+  EXPECT_THAT(device_->WaitEvent(event, absl::Milliseconds(100)), IsOk());
+  EXPECT_NEAR(machine_->now_ms(), 50, 1);
+  EXPECT_EQ(data[0], 7);
+}
+
+TEST_F(EmulatedFaultsTest, EventOfACapturingStreamCannotBePolled) {
+  // pytorch#193982: the host allocator polled an event that a graph had captured.
+  Start(Options());
+  ASSERT_THAT(machine_->SetCapturing(compute_, true), IsOk());
+  EXPECT_THAT(device_->IsCapturing(compute_), IsOkAndHolds(true));
+  EXPECT_THAT(device_->IsCapturing(out_), IsOkAndHolds(false));
+  const EventHandle event = Record(compute_);
+  ASSERT_THAT(machine_->SetCapturing(compute_, false), IsOk());
+  EXPECT_THAT(device_->QueryEvent(event), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(device_->WaitEvent(event, absl::InfiniteDuration()),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  ASSERT_THAT(device_->RecordEvent(event, compute_), IsOk());
+  EXPECT_THAT(device_->QueryEvent(event), IsOkAndHolds(true));
+}
+
+TEST_F(EmulatedFaultsTest, CallersBugsAreInvalidArguments) {
+  EmulatedOptions options = Options();
+  options.device_count = 2;
+  Start(options);
+  uint8_t* const data = OnDevice(kKiB);
+  uint8_t* const host = Pinned(kKiB);
+  const auto invalid = StatusIs(absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(ToHost(data, host, kKiB, compute_), invalid);  // the wrong way round
+  EXPECT_THAT(ToHost(host, data, 0, compute_), invalid);
+  EXPECT_THAT(device_->CopyAsync(CopyDirection::kHostToDevice, {}, compute_), invalid);
+  EXPECT_THAT(machine_->device(1)->SynchronizeStream(compute_), invalid);
+  EXPECT_THAT(device_->DestroyStream(compute_), invalid);
+  EXPECT_THAT(device_->QueryEvent(EventHandle()), invalid);
+  EXPECT_THAT(machine_->HostAccess(data, 1, true), invalid);
+  ASSERT_THAT(device_->DestroyStream(out_), IsOk());
+  EXPECT_THAT(device_->SynchronizeStream(out_), invalid);
+  const EventHandle foreign = machine_->device(1)->CreateEvent().value();
+  EXPECT_THAT(device_->RecordEvent(foreign, compute_), invalid);
+}
+
+TEST_F(EmulatedFaultsTest, BadOptionsAreRefusedByName) {
+  EmulatedOptions options = Options();
+  options.device_count = 0;
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("device_count")));
+  options = Options();
+  options.memory_bytes = 0;
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("memory_bytes")));
+  options = Options();
+  options.preset.link.h2d_gb_per_s = 0;
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("h2d_gb_per_s")));
+}
+
+TEST_F(EmulatedFaultsTest, BackendNamesTheDevicesItHas) {
+  EmulatedOptions options = Options();
+  options.device_count = 2;
+  Start(options);
+  const DeviceBackend backend = EmulatedBackend(machine_);
+  EXPECT_EQ(backend.type_name, "emu");
+  EXPECT_EQ(backend.device(1).value()->name(), "emu:1");
+  EXPECT_THAT(backend.device(2),
+              StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("emu:2"), HasSubstr("has 2"))));
+}
+
+TEST_F(EmulatedFaultsTest, DevicesAndPinnedSourcesKeepTheMachineAlive) {
+  Start(Options());
+  const HostSegment segment = source_->Allocate(4 * kKiB).value();
+  machine_.reset();
+  EXPECT_THAT(device_->CreateStream("late"), IsOk());
+  device_.reset();
+  EXPECT_THAT(source_->Free(segment), IsOk());
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,183 @@
+// Limits, reuse and reports of the emulated device's memory.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/allocation_label.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/emulated_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class EmulatedMemoryTest : public EmulatedFixture {
+ protected:
+  void Start(uint64_t memory_bytes) {
+    EmulatedOptions options = Options();
+    options.memory_bytes = memory_bytes;
+    EmulatedFixture::Start(options);
+  }
+};
+
+TEST_F(EmulatedMemoryTest, StatsFollowEveryByte) {
+  Start(kMiB);
+  void* const a = OnDevice(1000);
+  void* const b = OnDevice(500);
+  EXPECT_EQ(Memory().in_use_bytes, 1500u);
+  ASSERT_THAT(Free(a), IsOk());
+  EXPECT_EQ(Memory().in_use_bytes, 500u);
+  EXPECT_EQ(Memory().peak_bytes, 1500u);
+  machine_->ResetPeakMemory(0);
+  EXPECT_EQ(Memory().peak_bytes, 500u);
+  ASSERT_THAT(Free(b), IsOk());
+  EXPECT_EQ(Memory().allocations, 2u);
+  EXPECT_EQ(Memory().frees, 2u);
+  EXPECT_EQ(Memory().limit_bytes, kMiB);
+}
+
+TEST_F(EmulatedMemoryTest, OutOfMemorySaysWhoHoldsWhat) {
+  Start(kMiB);
+  {
+    AllocationLabel label("weights");
+    OnDevice(512 * kKiB);
+    AllocationLabel inner("aten::addmm");
+    OnDevice(128 * kKiB);
+  }
+  OnDevice(kKiB);
+  EXPECT_THAT(device_->Allocate(512 * kKiB, compute_),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("emu:0"), HasSubstr("asked for 512 KiB"),
+                             HasSubstr("in use 641 KiB of 1 MiB"),
+                             HasSubstr("weights 640 KiB (2 allocations)"),
+                             HasSubstr("(no label) 1 KiB (1 allocation)"))));
+  EXPECT_EQ(Memory().in_use_bytes, 641 * kKiB);
+}
+
+TEST_F(EmulatedMemoryTest, WholeLimitCanBeUsedHoweverFragmented) {
+  Start(kMiB);
+  std::vector<void*> data;
+  for (int i = 0; i < 1024; ++i) data.push_back(OnDevice(kKiB));
+  for (int i = 0; i < 1024; i += 2) ASSERT_THAT(Free(data[i]), IsOk());
+  EXPECT_THAT(device_->Allocate(512 * kKiB, compute_), IsOk());
+  EXPECT_THAT(device_->Allocate(1, compute_), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(EmulatedMemoryTest, LimitCanBeMovedAtRunTime) {
+  Start(kMiB);
+  void* const data = OnDevice(512 * kKiB);
+  ASSERT_THAT(machine_->SetMemoryLimit(0, 256 * kKiB), IsOk());
+  EXPECT_THAT(device_->Allocate(1, compute_), StatusIs(absl::StatusCode::kResourceExhausted));
+  ASSERT_THAT(Free(data), IsOk());
+  EXPECT_THAT(device_->Allocate(256 * kKiB, compute_), IsOk());
+  ASSERT_THAT(machine_->SetMemoryLimit(0, 2 * kMiB), IsOk());
+  EXPECT_THAT(device_->Allocate(kMiB, compute_), IsOk());
+  EXPECT_THAT(machine_->SetMemoryLimit(0, 3 * kMiB),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 MiB")));
+}
+
+TEST_F(EmulatedMemoryTest, DoubleFreeAndForeignPointersAreRefused) {
+  Start(kMiB);
+  uint8_t* const data = OnDevice(kKiB);
+  EXPECT_THAT(Free(data + 1), StatusIs(absl::StatusCode::kInvalidArgument));
+  ASSERT_THAT(Free(data), IsOk());
+  EXPECT_THAT(Free(data), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("twice")));
+  EXPECT_THAT(machine_->RecordStream(data, out_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("freed?")));
+  EXPECT_THAT(device_->Allocate(0, compute_), StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(EmulatedMemoryTest, UseAfterFreeIsRefusedByCopiesAndKernels) {
+  Start(kMiB);
+  uint8_t* const host = Pinned(kKiB);
+  uint8_t* const data = OnDevice(kKiB);
+  EXPECT_THAT(ToHost(host, data, kKiB + 1, compute_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("one live allocation")));
+  ASSERT_THAT(Free(data), IsOk());
+  EXPECT_THAT(ToHost(host, data, kKiB, compute_), StatusIs(absl::StatusCode::kInvalidArgument));
+  Kernel kernel;
+  kernel.name = "aten::add";
+  kernel.reads = {{data, kKiB}};
+  EXPECT_THAT(machine_->Launch(0, compute_, kernel),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("aten::add")));
+}
+
+TEST_F(EmulatedMemoryTest, AddressOfABusyStreamIsNotGivenToAnother) {
+  Start(kMiB);
+  uint8_t* const data = OnDevice(kKiB);
+  Launch("long", {}, {{data, kKiB}}, compute_, /*flops=*/1e12);
+  ASSERT_THAT(Free(data), IsOk());
+  void* const other = device_->Allocate(kKiB, out_).value();
+  EXPECT_NE(other, data);
+  Synchronize(compute_);
+  EXPECT_EQ(device_->Allocate(kKiB, out_).value(), data);  // complete: for everybody
+}
+
+TEST_F(EmulatedMemoryTest, RecordedStreamHoldsFreedMemoryUntilItGotThere) {
+  Start(64 * kMiB);
+  uint8_t* const data = OnDevice(32 * kMiB);
+  uint8_t* const host = Pinned(32 * kMiB);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, 32 * kMiB, out_), IsOk());
+  ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
+  ASSERT_THAT(Free(data), IsOk());
+  EXPECT_THAT(machine_->races(), IsEmpty());
+  EXPECT_EQ(Memory().in_use_bytes, 32 * kMiB);
+  EXPECT_THAT(machine_->MemoryReport(0), HasSubstr("recorded streams"));
+  EXPECT_NE(OnDevice(kMiB), data);
+  Synchronize(out_);
+  EXPECT_EQ(Memory().in_use_bytes, kMiB);
+}
+
+TEST_F(EmulatedMemoryTest, AllocationWaitsForRecordedStreamsBeforeItGivesUp) {
+  Start(kMiB);
+  uint8_t* const data = OnDevice(kMiB);
+  uint8_t* const host = Pinned(kMiB);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, kMiB, out_), IsOk());
+  ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
+  ASSERT_THAT(Free(data), IsOk());
+  const double before = machine_->now_ms();
+  EXPECT_THAT(device_->Allocate(kMiB, compute_), IsOk());
+  EXPECT_GT(machine_->now_ms() - before, 0.018);  // 1 MiB at 57.3 GB/s
+}
+
+TEST_F(EmulatedMemoryTest, PinnedMemoryIsKnownUntilItIsFreed) {
+  Start(kMiB);
+  uint8_t* const host = Pinned(8 * kKiB);
+  void* const data = OnDevice(kKiB);
+  int device = -1;
+  EXPECT_TRUE(machine_->IsPinned(host));
+  EXPECT_TRUE(machine_->IsPinned(host + 8 * kKiB - 1));
+  EXPECT_FALSE(machine_->IsPinned(&device));
+  EXPECT_FALSE(machine_->IsPinned(data));
+  EXPECT_TRUE(machine_->IsDevicePointer(data, &device));
+  EXPECT_EQ(device, 0);
+  EXPECT_FALSE(machine_->IsDevicePointer(host, &device));
+  ASSERT_THAT(source_->Free({host, 8 * kKiB, -1}), IsOk());
+  EXPECT_FALSE(machine_->IsPinned(host));
+}
+
+TEST_F(EmulatedMemoryTest, UnpinningWaitsForCopiesButReportsThatNobodyElseDid) {
+  Start(kMiB);
+  uint8_t* const host = Pinned(4 * kKiB);
+  uint8_t* const data = OnDevice(4 * kKiB);
+  Fill(data, 1, 4 * kKiB, compute_);
+  ASSERT_THAT(ToHost(host, data, 4 * kKiB, compute_), IsOk());
+  ASSERT_THAT(source_->Free({host, 4 * kKiB, -1}), IsOk());
+  EXPECT_THAT(machine_->races(), ::testing::ElementsAre(HasSubstr("the unpinning")));
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,116 @@
+#include "pinion/device/emulated/memory_arena.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+
+namespace pinion {
+namespace {
+
+constexpr uint64_t kCapacity = kMiB;
+
+std::unique_ptr<MemoryArena> MakeArena(uint64_t reserve_bytes, bool quarantine) {
+  void* const mapping = mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return std::make_unique<MemoryArena>(mapping, reserve_bytes, quarantine);
+}
+
+TEST(MemoryArenaTest, FreedAddressComesBackToItsStreamAtOnce) {
+  auto arena = MakeArena(4 * kCapacity, false);
+  arena->Allocate(kKiB, 0, kCapacity);
+  void* const data = arena->Allocate(kKiB, 0, kCapacity);
+  arena->Allocate(kKiB, 0, kCapacity);
+  arena->Free(data, kKiB, 0);
+  EXPECT_EQ(arena->Allocate(kKiB, 0, kCapacity), data);
+}
+
+TEST(MemoryArenaTest, LastFreedOfEqualSizesComesBackFirst) {
+  auto arena = MakeArena(4 * kCapacity, false);
+  void* data[5];
+  for (void*& d : data) d = arena->Allocate(kKiB, 0, kCapacity);
+  arena->Free(data[1], kKiB, 0);
+  arena->Free(data[3], kKiB, 0);
+  EXPECT_EQ(arena->Allocate(kKiB, 0, kCapacity), data[3]);
+  EXPECT_EQ(arena->Allocate(kKiB, 0, kCapacity), data[1]);
+}
+
+TEST(MemoryArenaTest, FreedAddressGoesToOtherStreamsOnlyOncePublished) {
+  auto arena = MakeArena(4 * kCapacity, false);
+  void* const data = arena->Allocate(kKiB, 0, kCapacity);
+  arena->Allocate(kKiB, 0, kCapacity);
+  arena->Free(data, kKiB, 0);
+  EXPECT_TRUE(arena->HasUnpublished(0));
+  void* const other = arena->Allocate(kKiB, 1, kCapacity);
+  EXPECT_NE(other, data);
+  arena->Publish(0);
+  EXPECT_FALSE(arena->HasUnpublished(0));
+  EXPECT_EQ(arena->Allocate(kKiB, 1, kCapacity), data);
+}
+
+TEST(MemoryArenaTest, QuarantineKeepsAnAddressAsLongAsThereIsRoom) {
+  auto arena = MakeArena(4 * kCapacity, true);
+  void* const data = arena->Allocate(kCapacity / 4, 0, kCapacity);
+  arena->Free(data, kCapacity / 4, 0);
+  for (int i = 0; i < 3; ++i) {
+    void* const other = arena->Allocate(kCapacity / 4, 0, kCapacity);
+    EXPECT_NE(other, data);
+    arena->Free(other, kCapacity / 4, 0);
+  }
+  EXPECT_EQ(arena->Allocate(kCapacity / 4, 0, kCapacity), data);  // the oldest first
+}
+
+TEST(MemoryArenaTest, NeighboursCoalesce) {
+  auto arena = MakeArena(4 * kKiB, false);
+  void* data[4];
+  for (void*& d : data) d = arena->Allocate(kKiB, 0, kCapacity);
+  EXPECT_EQ(arena->Allocate(1, 0, kCapacity), nullptr);
+  for (int i : {0, 2, 1, 3}) arena->Free(data[i], kKiB, 0);
+  EXPECT_EQ(arena->Allocate(4 * kKiB, 0, kCapacity), data[0]);
+}
+
+TEST(MemoryArenaTest, LiveRangesNeverOverlapAndRandomSizesNeverFragmentItFull) {
+  for (int seed = 1; seed <= 40; ++seed) {
+    std::mt19937 random(seed);
+    auto arena = MakeArena(4 * kCapacity, seed % 2 == 0);
+    struct Live {
+      uint64_t size_bytes;
+      int stream;
+    };
+    std::map<char*, Live> live;
+    uint64_t live_bytes = 0;
+    for (int step = 0; step < 3000; ++step) {
+      const uint64_t size_bytes =
+          MemoryArena::kAlignment * (1 + (random() % 8 == 0 ? random() % 200 : random() % 8));
+      const int stream = random() % 3;
+      if (random() % 2 == 0 && live_bytes + size_bytes <= kCapacity) {
+        char* const data = static_cast<char*>(arena->Allocate(size_bytes, stream, kCapacity));
+        ASSERT_NE(data, nullptr) << "seed " << seed << ", step " << step;
+        ASSERT_TRUE(arena->Contains(data) && arena->Contains(data + size_bytes - 1));
+        const auto next = live.lower_bound(data);
+        ASSERT_TRUE(next == live.end() || data + size_bytes <= next->first) << "seed " << seed;
+        if (next != live.begin()) {
+          const auto previous = std::prev(next);
+          ASSERT_LE(previous->first + previous->second.size_bytes, data) << "seed " << seed;
+        }
+        live[data] = {size_bytes, stream};
+        live_bytes += size_bytes;
+      } else if (!live.empty()) {
+        auto it = live.begin();
+        std::advance(it, random() % live.size());
+        arena->Free(it->first, it->second.size_bytes, it->second.stream);
+        live_bytes -= it->second.size_bytes;
+        live.erase(it);
+        if (random() % 50 == 0) arena->Publish(random() % 3);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pinion
