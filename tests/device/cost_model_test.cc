@@ -1,0 +1,94 @@
+#include "pinion/device/emulated/cost_model.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(CostModelTest, EveryPresetIsValidAndSaysThatItIsModelled) {
+  ASSERT_EQ(PresetNames().size(), 5u);
+  for (const std::string& name : PresetNames()) {
+    const DevicePreset preset = FindPreset(name).value();
+    EXPECT_EQ(preset.name, name);
+    EXPECT_THAT(preset.Validate(), IsOk());
+    EXPECT_THAT(preset.description, HasSubstr("modelled"));
+    EXPECT_LE(preset.link.h2d_duplex_gb_per_s, preset.link.h2d_gb_per_s) << name;
+    EXPECT_LE(preset.link.d2h_duplex_gb_per_s, preset.link.d2h_gb_per_s) << name;
+    EXPECT_LT(preset.link.pageable_gb_per_s, preset.link.d2h_duplex_gb_per_s) << name;
+  }
+}
+
+TEST(CostModelTest, DefaultPresetIsH100OnPcie5) { EXPECT_EQ(DevicePreset().name, "h100_pcie5"); }
+
+TEST(CostModelTest, UnknownPresetNamesTheKnownOnes) {
+  EXPECT_THAT(FindPreset("tpu"),
+              StatusIs(absl::StatusCode::kNotFound,
+                       AllOf(HasSubstr("tpu"), HasSubstr("a100_pcie4"), HasSubstr("gb200_c2c"))));
+}
+
+TEST(CostModelTest, KernelTakesTheSlowerOfComputeAndMemoryPlusItsLaunch) {
+  DevicePreset preset;
+  preset.launch_us = 2;
+  preset.bfloat16_tflop_per_s = 100;
+  preset.float64_tflop_per_s = 1;
+  preset.memory_gb_per_s = 1000;
+  EXPECT_DOUBLE_EQ(KernelMs(preset, 1e11, 1e6, ComputeType::kBFloat16), 1.002);
+  EXPECT_DOUBLE_EQ(KernelMs(preset, 1e9, 1e6, ComputeType::kFloat64), 1.002);
+  EXPECT_DOUBLE_EQ(KernelMs(preset, 1e3, 1e9, ComputeType::kBFloat16), 1.002);
+  EXPECT_DOUBLE_EQ(KernelMs(preset, 0, 0, ComputeType::kFloat32), 0.002);
+}
+
+TEST(CostModelTest, HalfPerformanceSizeOfPcie5IsThatOfTheMeasurements) {
+  const LinkModel link = DevicePreset().link;
+  const double bytes = link.fixed_us * 1e-6 * link.h2d_gb_per_s * 1e9;
+  EXPECT_NEAR(bytes, 170e3, 20e3);
+}
+
+// Per saved tensor: what its compute, memory traffic and fixed costs take, against its transfer.
+struct Ratios {
+  double flops, traffic, launch, call, fixed;
+};
+Ratios RatiosOf(const DevicePreset& preset, const Workload& workload) {
+  const double bytes = workload.mean_saved_tensor_bytes;
+  const double transfer_ms = bytes / (preset.link.d2h_gb_per_s * 1e6);
+  const double launch_ms = preset.launch_us * 1e-3;
+  const double traffic = 3 * bytes;
+  return {(KernelMs(preset, bytes * workload.flops_per_saved_byte, 0, ComputeType::kBFloat16) -
+           launch_ms) /
+              transfer_ms,
+          (KernelMs(preset, 0, traffic, ComputeType::kBFloat16) - launch_ms) / transfer_ms,
+          launch_ms / transfer_ms, preset.host_call_us / transfer_ms,
+          preset.link.fixed_us / transfer_ms};
+}
+
+TEST(CostModelTest, ScaledPresetKeepsEveryProportionOfTheLargeModel) {
+  const Workload large = {.flops_per_saved_byte = 6000, .mean_saved_tensor_bytes = 64e6};
+  const Workload small = {.flops_per_saved_byte = 150, .mean_saved_tensor_bytes = 256e3};
+  for (const std::string& name : PresetNames()) {
+    const DevicePreset base = FindPreset(name).value();
+    const DevicePreset scaled = ScalePreset(base, large, small);
+    const Ratios a = RatiosOf(base, large);
+    const Ratios b = RatiosOf(scaled, small);
+    EXPECT_NEAR(b.flops / a.flops, 1, 1e-9) << name;
+    EXPECT_NEAR(b.traffic / a.traffic, 1, 1e-9) << name;
+    EXPECT_NEAR(b.launch / a.launch, 1, 1e-9) << name;
+    EXPECT_NEAR(b.call / a.call, 1, 1e-9) << name;
+    EXPECT_NEAR(b.fixed / a.fixed, 1, 1e-9) << name;
+    EXPECT_THAT(scaled.Validate(), IsOk());
+    EXPECT_THAT(scaled.description, AllOf(HasSubstr("modelled"), HasSubstr("scaled")));
+  }
+}
+
+}  // namespace
+}  // namespace pinion

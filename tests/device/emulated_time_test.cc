@@ -1,0 +1,250 @@
+// What calls cost on the emulated machine, its trace, and that all of it is repeatable.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/emulated_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr double kExact = 1e-9;
+
+class EmulatedTimeTest : public EmulatedFixture {
+ protected:
+  // Host calls are free, so that only the device's times are seen.
+  static EmulatedOptions FreeHost() {
+    EmulatedOptions options = Options();
+    options.preset.host_call_us = 0;
+    options.preset.host_event_us = 0;
+    options.preset.pin_ms_per_gib = 0;
+    return options;
+  }
+};
+
+TEST_F(EmulatedTimeTest, CopyTakesTheFixedCostAndTheLinksTime) {
+  const EmulatedOptions options = FreeHost();
+  Start(options);
+  uint8_t* const data = OnDevice(16 * kMiB);
+  uint8_t* const host = Pinned(16 * kMiB);
+  ASSERT_THAT(ToDevice(data, host, 16 * kMiB, compute_), IsOk());
+  EXPECT_EQ(machine_->now_ms(), 0);  // asynchronous
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->now_ms(), 0.003 + 16.0 * kMiB / 55.6e6, kExact);
+  const TimeStats stats = machine_->time_stats(0);
+  EXPECT_EQ(stats.copies, 1u);
+  EXPECT_EQ(stats.h2d_bytes, 16 * kMiB);
+  EXPECT_NEAR(stats.h2d_busy_ms, machine_->now_ms(), kExact);
+}
+
+TEST_F(EmulatedTimeTest, BatchPaysTheFixedCostOnceAndALittlePerPiece) {
+  Start(FreeHost());
+  uint8_t* const data = OnDevice(kMiB);
+  uint8_t* const host = Pinned(kMiB);
+  std::vector<CopyPiece> pieces;
+  for (int i = 0; i < 10; ++i) pieces.push_back({host + i * 1000, data + i * 1000, 1000});
+  ASSERT_THAT(device_->CopyAsync(CopyDirection::kDeviceToHost, pieces, compute_), IsOk());
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->now_ms(), 0.003 + 9 * 0.001 + 10'000 / 57.3e6, kExact);
+}
+
+TEST_F(EmulatedTimeTest, KernelWithoutTrafficOfItsOwnMovesItsRanges) {
+  Start(FreeHost());
+  uint8_t* const data = OnDevice(32 * kMiB);
+  Launch("copy", {{data, 16 * kMiB}}, {{data + 16 * kMiB, 16 * kMiB}}, compute_);
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->now_ms(), 0.002 + 32.0 * kMiB / 3350e6, kExact);
+  EXPECT_EQ(machine_->time_stats(0).kernels, 1u);
+}
+
+TEST_F(EmulatedTimeTest, PageableCopyBlocksTheHostAtThePageableRate) {
+  Start(FreeHost());
+  uint8_t* const data = OnDevice(16 * kMiB);
+  std::vector<uint8_t> pageable(16 * kMiB);
+  ASSERT_THAT(ToDevice(data, pageable.data(), 16 * kMiB, compute_), IsOk());
+  EXPECT_NEAR(machine_->now_ms(), 0.003 + 16.0 * kMiB / 13e6, kExact);
+}
+
+TEST_F(EmulatedTimeTest, HostPaysForItsCallsAndForPinning) {
+  EmulatedOptions options = Options();
+  options.preset.host_call_us = 7;
+  options.preset.host_event_us = 5;
+  options.preset.pin_ms_per_gib = 1024;
+  Start(options);
+  const double start = machine_->now_ms();
+  uint8_t* const host = Pinned(kMiB);
+  EXPECT_NEAR(machine_->now_ms() - start, 1, kExact);
+  uint8_t* const data = OnDevice(kKiB);
+  EXPECT_NEAR(machine_->now_ms() - start, 1.005, kExact);
+  ASSERT_THAT(ToHost(host, data, kKiB, compute_), IsOk());
+  EXPECT_NEAR(machine_->now_ms() - start, 1.012, kExact);
+}
+
+TEST_F(EmulatedTimeTest, EventIsDoneExactlyWhenVirtualTimeHasReachedIt) {
+  EmulatedOptions options = FreeHost();
+  options.preset.host_event_us = 100;  // a query every 0.1 ms
+  options.preset.memory_gb_per_s = 1;
+  options.preset.launch_us = 0;
+  Start(options);
+  uint8_t* const data = OnDevice(kMiB);
+  const EventHandle event = device_->CreateEvent().value();
+  Launch("kernel", {{data, 1'000'000}}, {}, compute_);  // 1 ms
+  const double start = machine_->now_ms();
+  ASSERT_THAT(device_->RecordEvent(event, compute_), IsOk());
+  int queries = 1;
+  while (!device_->QueryEvent(event).value()) ++queries;
+  EXPECT_NEAR(machine_->now_ms() - start, 0.1 * (queries + 1), kExact);
+  EXPECT_NEAR(queries, 9, 1);
+}
+
+TEST_F(EmulatedTimeTest, OffloadThatOverlapsCostsNothingAndOneThatBlocksIsCounted) {
+  EmulatedOptions options = FreeHost();
+  options.preset.launch_us = 0;
+  options.preset.link.fixed_us = 0;
+  Start(options);
+  uint8_t* const data = OnDevice(32 * kMiB);
+  uint8_t* const host = Pinned(16 * kMiB);
+  const double copy_ms = 16.0 * kMiB / 57.3e6;
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, 16 * kMiB, out_), IsOk());
+  Launch("other", {}, {{data + 16 * kMiB, 16 * kMiB}}, compute_, /*flops=*/33.5e9 * copy_ms);
+  Order(out_, compute_);
+  Launch("next", {}, {{data, kMiB}}, compute_);
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms, 0, 1e-6);
+  machine_->ResetTimeStats(0);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, 16 * kMiB, out_), IsOk());
+  Order(out_, compute_);
+  Launch("next", {}, {{data, kMiB}}, compute_);
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms, copy_ms, kExact);
+}
+
+TEST_F(EmulatedTimeTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
+  EmulatedOptions options = FreeHost();
+  options.record_trace = true;
+  Start(options);
+  uint8_t* const data = OnDevice(kMiB);
+  uint8_t* const host = Pinned(kMiB);
+  Launch("quote\" back\\slash \xff", {}, {{data, kMiB}}, compute_);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, kMiB, out_), IsOk());
+  Synchronize(out_);
+  const std::string path = ::testing::TempDir() + "/emulated_trace.json";
+  ASSERT_THAT(machine_->WriteChromeTrace(path), IsOk());
+  std::ifstream file(path);
+  const nlohmann::json trace = nlohmann::json::parse(file);
+  std::remove(path.c_str());
+  EXPECT_THAT(trace["otherData"]["times"].get<std::string>(), HasSubstr("modelled"));
+  std::vector<std::string> rows;
+  std::vector<nlohmann::json> slices;
+  for (const nlohmann::json& event : trace["traceEvents"]) {
+    if (event["ph"] == "M") rows.push_back(event["args"]["name"]);
+    if (event["ph"] == "X") slices.push_back(event);
+  }
+  EXPECT_THAT(rows, ::testing::ElementsAre(HasSubstr("modelled"), "emu:0/default", "emu:0/h2d",
+                                           "emu:0/d2h"));
+  ASSERT_EQ(slices.size(), 2u);
+  EXPECT_THAT(slices[0]["name"].get<std::string>(), HasSubstr("quote\""));
+  EXPECT_EQ(slices[1]["name"], "copy D2H");
+  EXPECT_EQ(slices[1]["args"]["bytes"], kMiB);
+  EXPECT_NEAR(slices[1]["dur"].get<double>(), 3 + kMiB / 57.3e3, 1e-6);
+  EXPECT_NEAR(slices[1]["ts"].get<double>(), slices[0]["dur"].get<double>(), 1e-6);
+}
+
+TEST_F(EmulatedTimeTest, TraceThatCannotBeWrittenSaysWhy) {
+  Start(Options());
+  EXPECT_THAT(machine_->WriteChromeTrace("/tmp/x.json"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("record_trace")));
+  EmulatedOptions options = Options();
+  options.record_trace = true;
+  Start(options);
+  EXPECT_THAT(machine_->WriteChromeTrace("/nowhere/x.json"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/nowhere/x.json")));
+}
+
+// Runs a random and racy program; all that can be seen of it goes into the result.
+struct Outcome {
+  double now_ms;
+  double stalled_ms;
+  std::vector<uint8_t> bytes;
+};
+
+class DeterminismTest : public EmulatedFixture, public ::testing::WithParamInterface<int> {
+ protected:
+  Outcome Run(uint64_t machine_seed) {
+    EmulatedOptions options = Options();
+    options.schedule = EffectSchedule::kRandom;
+    options.seed = machine_seed;
+    options.detect_races = false;
+    Start(options);
+    std::mt19937 random(GetParam());
+    constexpr uint64_t kBytes = 64 * kKiB;
+    uint8_t* const data = OnDevice(kBytes);
+    uint8_t* const host = Pinned(kBytes);
+    std::memset(data, 0, kBytes);
+    for (int step = 0; step < 200; ++step) {
+      const uint64_t offset = random() % kBytes;
+      const uint64_t size_bytes = 1 + random() % (kBytes - offset);
+      switch (random() % 4) {
+        case 0:
+          Fill(data + offset, static_cast<uint8_t>(step), size_bytes, compute_);
+          break;
+        case 1:
+          EXPECT_THAT(ToHost(host + offset, data + offset, size_bytes, out_), IsOk());
+          break;
+        case 2:
+          EXPECT_THAT(ToDevice(data + offset, host + offset, size_bytes, in_), IsOk());
+          break;
+        case 3:
+          Order(out_, random() % 2 == 0 ? in_ : compute_);
+          break;
+      }
+    }
+    EXPECT_THAT(machine_->SynchronizeDevice(0), IsOk());
+    Outcome outcome = {machine_->now_ms(), machine_->time_stats(0).stalled_on_copies_ms, {}};
+    outcome.bytes.assign(data, data + kBytes);
+    outcome.bytes.insert(outcome.bytes.end(), host, host + kBytes);
+    return outcome;
+  }
+};
+
+TEST_P(DeterminismTest, SameSeedGivesSameTimesAndBytes) {
+  const Outcome first = Run(5);
+  const Outcome second = Run(5);
+  EXPECT_EQ(first.now_ms, second.now_ms);
+  EXPECT_EQ(first.stalled_ms, second.stalled_ms);
+  EXPECT_EQ(first.bytes, second.bytes);
+}
+
+TEST_P(DeterminismTest, OtherSeedGivesSameTimesAndOtherBytesOfARacyProgram) {
+  const Outcome first = Run(5);
+  const Outcome second = Run(6);
+  EXPECT_EQ(first.now_ms, second.now_ms);
+  EXPECT_NE(first.bytes, second.bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Programs, DeterminismTest, ::testing::Range(1, 11));
+
+}  // namespace
+}  // namespace pinion
