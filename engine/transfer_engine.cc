@@ -212,7 +212,6 @@ EngineStats TransferEngineImpl::GetStats() const {
 
 // A copy stream that waited for a capturing stream would be drawn into the capture.
 absl::Status TransferEngineImpl::CheckUsable(StreamHandle stream) {
-  PINION_CHECK(stream.valid()) << "a default-constructed StreamHandle names no stream";
   PINION_ASSIGN_OR_RETURN(const bool capturing, guarded_->IsCapturing(stream));
   if (!capturing) return absl::OkStatus();
   return absl::FailedPreconditionError(

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/cuda/cuda_pinned_source.h"
 #include "pinion/device/cuda/cuda_scope.h"
@@ -15,15 +14,19 @@
 namespace pinion {
 namespace {
 
-cudaStream_t Native(StreamHandle stream) {
-  PINION_CHECK(stream.valid()) << "a default-constructed StreamHandle names no stream";
-  return static_cast<cudaStream_t>(stream.native());
+absl::Status Check(StreamHandle stream) {
+  if (stream.valid()) return absl::OkStatus();
+  return absl::InvalidArgumentError("a default-constructed StreamHandle names no stream");
 }
 
-cudaEvent_t Native(EventHandle event) {
-  PINION_CHECK(event.valid()) << "a default-constructed EventHandle names no event";
-  return static_cast<cudaEvent_t>(event.native());
+absl::Status Check(EventHandle event) {
+  if (event.valid()) return absl::OkStatus();
+  return absl::InvalidArgumentError("a default-constructed EventHandle names no event");
 }
+
+cudaStream_t Native(StreamHandle stream) { return static_cast<cudaStream_t>(stream.native()); }
+
+cudaEvent_t Native(EventHandle event) { return static_cast<cudaEvent_t>(event.native()); }
 
 }  // namespace
 
@@ -32,22 +35,28 @@ CudaDevice::CudaDevice(const CudaApi& api, int index)
 
 std::string CudaDevice::name() const { return absl::StrCat("cuda:", index_); }
 
-absl::Status CudaDevice::ToStatus(cudaError_t error, const char* call) const {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return CudaStatus(api_, error, absl::StrCat(call, " on ", name()));
-}
-
-absl::StatusOr<void*> CudaDevice::Allocate(uint64_t size_bytes, StreamHandle stream) {
-  PINION_CHECK(size_bytes > 0);
+template <typename Function>
+absl::Status CudaDevice::Call(const char* name, const Function& function) const {
   CudaDeviceScope scope(api_, index_);
   PINION_RETURN_IF_ERROR(scope.status());
+  const cudaError_t error = function();
+  if (error == cudaSuccess) return absl::OkStatus();
+  return CudaStatus(api_, error, absl::StrCat(name, " on ", this->name()));
+}
+
+// --- Memory ---
+
+absl::StatusOr<void*> CudaDevice::Allocate(uint64_t size_bytes, StreamHandle stream) {
+  PINION_RETURN_IF_ERROR(Check(stream));
+  if (size_bytes == 0) return absl::InvalidArgumentError("Allocate: size_bytes is 0");
   void* data = nullptr;
   const absl::Status allocated =
-      ToStatus(api_.MallocAsync(&data, size_bytes, Native(stream)), "cudaMallocAsync");
+      Call("cudaMallocAsync", [&] { return api_.MallocAsync(&data, size_bytes, Native(stream)); });
   if (absl::IsResourceExhausted(allocated)) {
     size_t free_bytes = 0;
     size_t total_bytes = 0;
-    if (api_.MemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) api_.GetLastError();
+    PINION_RETURN_IF_ERROR(
+        Call("cudaMemGetInfo", [&] { return api_.MemGetInfo(&free_bytes, &total_bytes); }));
     return absl::ResourceExhaustedError(absl::StrCat(
         name(), " cannot give ", HumanBytes(size_bytes), ": ", HumanBytes(free_bytes), " of ",
         HumanBytes(total_bytes),
@@ -58,85 +67,85 @@ absl::StatusOr<void*> CudaDevice::Allocate(uint64_t size_bytes, StreamHandle str
 }
 
 absl::Status CudaDevice::Free(void* data, StreamHandle stream) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  return ToStatus(api_.FreeAsync(data, Native(stream)), "cudaFreeAsync");
+  PINION_RETURN_IF_ERROR(Check(stream));
+  return Call("cudaFreeAsync", [&] { return api_.FreeAsync(data, Native(stream)); });
 }
 
+// --- Streams ---
+
 absl::StatusOr<StreamHandle> CudaDevice::CreateStream(const std::string&) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
   cudaStream_t stream = nullptr;
-  PINION_RETURN_IF_ERROR(ToStatus(api_.StreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                                  "cudaStreamCreateWithFlags"));
+  PINION_RETURN_IF_ERROR(Call("cudaStreamCreateWithFlags", [&] {
+    return api_.StreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  }));
   return StreamHandle(stream);
 }
 
 absl::Status CudaDevice::DestroyStream(StreamHandle stream) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  return ToStatus(api_.StreamDestroy(Native(stream)), "cudaStreamDestroy");
+  PINION_RETURN_IF_ERROR(Check(stream));
+  return Call("cudaStreamDestroy", [&] { return api_.StreamDestroy(Native(stream)); });
 }
 
 absl::Status CudaDevice::SynchronizeStream(StreamHandle stream) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  return ToStatus(api_.StreamSynchronize(Native(stream)), "cudaStreamSynchronize");
+  PINION_RETURN_IF_ERROR(Check(stream));
+  return Call("cudaStreamSynchronize", [&] { return api_.StreamSynchronize(Native(stream)); });
 }
 
 absl::StatusOr<bool> CudaDevice::IsCapturing(StreamHandle stream) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
+  PINION_RETURN_IF_ERROR(Check(stream));
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t error = api_.StreamIsCapturing(Native(stream), &status);
-  if (error == cudaErrorStreamCaptureImplicit) {
+  PINION_RETURN_IF_ERROR(Call("cudaStreamIsCapturing", [&] {
+    const cudaError_t error = api_.StreamIsCapturing(Native(stream), &status);
+    if (error != cudaErrorStreamCaptureImplicit) return error;
     // The legacy stream, while a blocking stream captures: touching it would spoil that capture.
     api_.GetLastError();
-    return true;
-  }
-  PINION_RETURN_IF_ERROR(ToStatus(error, "cudaStreamIsCapturing"));
+    status = cudaStreamCaptureStatusActive;
+    return cudaSuccess;
+  }));
   return status != cudaStreamCaptureStatusNone;
 }
 
+// --- Events ---
+
 absl::StatusOr<EventHandle> CudaDevice::CreateEvent() {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
   cudaEvent_t event = nullptr;
-  PINION_RETURN_IF_ERROR(ToStatus(api_.EventCreateWithFlags(&event, cudaEventDisableTiming),
-                                  "cudaEventCreateWithFlags"));
+  PINION_RETURN_IF_ERROR(Call("cudaEventCreateWithFlags", [&] {
+    return api_.EventCreateWithFlags(&event, cudaEventDisableTiming);
+  }));
   return EventHandle(event);
 }
 
 absl::Status CudaDevice::DestroyEvent(EventHandle event) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  return ToStatus(api_.EventDestroy(Native(event)), "cudaEventDestroy");
+  PINION_RETURN_IF_ERROR(Check(event));
+  return Call("cudaEventDestroy", [&] { return api_.EventDestroy(Native(event)); });
 }
 
 absl::Status CudaDevice::RecordEvent(EventHandle event, StreamHandle stream) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  return ToStatus(api_.EventRecord(Native(event), Native(stream)), "cudaEventRecord");
+  PINION_RETURN_IF_ERROR(Check(event));
+  PINION_RETURN_IF_ERROR(Check(stream));
+  return Call("cudaEventRecord", [&] { return api_.EventRecord(Native(event), Native(stream)); });
 }
 
 absl::Status CudaDevice::StreamWaitEvent(StreamHandle stream, EventHandle event) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  return ToStatus(api_.StreamWaitEvent(Native(stream), Native(event), cudaEventWaitDefault),
-                  "cudaStreamWaitEvent");
+  PINION_RETURN_IF_ERROR(Check(stream));
+  PINION_RETURN_IF_ERROR(Check(event));
+  return Call("cudaStreamWaitEvent", [&] {
+    return api_.StreamWaitEvent(Native(stream), Native(event), cudaEventWaitDefault);
+  });
 }
 
 absl::StatusOr<bool> CudaDevice::QueryEvent(EventHandle event) {
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  RelaxedCaptureScope relaxed(api_);
-  const cudaError_t error = api_.EventQuery(Native(event));
-  if (error == cudaErrorNotReady) {
+  PINION_RETURN_IF_ERROR(Check(event));
+  bool done = true;
+  PINION_RETURN_IF_ERROR(Call("cudaEventQuery", [&] {
+    RelaxedCaptureScope relaxed(api_);
+    const cudaError_t error = api_.EventQuery(Native(event));
+    if (error != cudaErrorNotReady) return error;
     api_.GetLastError();  // it is latched like any error, and must not be found by anybody else
-    return false;
-  }
-  PINION_RETURN_IF_ERROR(ToStatus(error, "cudaEventQuery"));
-  return true;
+    done = false;
+    return cudaSuccess;
+  }));
+  return done;
 }
 
 // CUDA waits for an event with no timeout, so this asks in growing intervals: short ones while a
@@ -158,25 +167,25 @@ absl::Status CudaDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
   }
 }
 
+// --- Copies ---
+
 absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                                    StreamHandle stream) {
-  PINION_CHECK(!pieces.empty());
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  absl::Status copied = CopyPieces(direction, pieces, Native(stream));
+  PINION_RETURN_IF_ERROR(Check(stream));
+  if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
+  const absl::Status copied = CopyPieces(direction, pieces, Native(stream));
   if (!copied.ok() && pieces.size() > 1 &&
       ClassifyDeviceError(copied) != DeviceErrorClass::kSticky) {
-    PINION_RETURN_IF_ERROR(
-        ToStatus(api_.StreamSynchronize(Native(stream)), "cudaStreamSynchronize"));
+    PINION_RETURN_IF_ERROR(SynchronizeStream(stream));
   }
   return copied;
 }
 
 absl::Status CudaDevice::CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
-                                    cudaStream_t stream) {
+                                    cudaStream_t stream) const {
   // The batch call does not take the legacy default stream.
-  if (pieces.size() > 1 && api_.MemcpyBatchAsync != nullptr && stream != nullptr &&
-      stream != cudaStreamLegacy) {
+  const bool legacy = stream == nullptr || stream == cudaStreamLegacy;
+  if (pieces.size() > 1 && api_.MemcpyBatchAsync != nullptr && !legacy) {
     std::vector<void*> dsts;
     std::vector<const void*> srcs;
     std::vector<size_t> sizes;
@@ -188,17 +197,20 @@ absl::Status CudaDevice::CopyPieces(CopyDirection direction, absl::Span<const Co
       srcs.push_back(piece.src);
       sizes.push_back(piece.size_bytes);
     }
-    return ToStatus(
-        api_.MemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), pieces.size(), stream),
-        "cudaMemcpyBatchAsync");
+    return Call("cudaMemcpyBatchAsync", [&] {
+      return api_.MemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), pieces.size(), stream);
+    });
   }
   const cudaMemcpyKind kind =
       direction == CopyDirection::kHostToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-  for (const CopyPiece& piece : pieces) {
-    PINION_RETURN_IF_ERROR(ToStatus(
-        api_.MemcpyAsync(piece.dst, piece.src, piece.size_bytes, kind, stream), "cudaMemcpyAsync"));
-  }
-  return absl::OkStatus();
+  return Call("cudaMemcpyAsync", [&] {
+    for (const CopyPiece& piece : pieces) {
+      const cudaError_t error =
+          api_.MemcpyAsync(piece.dst, piece.src, piece.size_bytes, kind, stream);
+      if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+  });
 }
 
 }  // namespace pinion

@@ -54,9 +54,11 @@ class CudaDevice final : public Device {
                          StreamHandle stream) override;
 
  private:
+  // Makes this device current, calls, and puts both the result and the thread right again.
+  template <typename Function>
+  absl::Status Call(const char* name, const Function& function) const;
   absl::Status CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
-                          cudaStream_t stream);
-  absl::Status ToStatus(cudaError_t error, const char* call) const;
+                          cudaStream_t stream) const;
 
   const CudaApi& api_;
   const int index_;

@@ -12,7 +12,6 @@
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"

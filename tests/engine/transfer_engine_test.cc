@@ -156,7 +156,7 @@ TEST(TransferEngineTest, ABlockIsNotReusedBeforeItsCopiesAreDone) {
     EXPECT_TRUE(in_flight.insert(host->data()).second) << "block " << i << " was in flight";
     last = world.CopyOut(host, data, world.compute());
   }
-  EXPECT_EQ(world.allocator().GetStats().deferred_bytes.current, 8 * kMiB);
+  EXPECT_GE(world.allocator().GetStats().deferred_bytes.current, 8 * kMiB);
 
   ASSERT_THAT(last.Wait(kLong), IsOk());
 

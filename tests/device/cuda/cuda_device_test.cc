@@ -1,0 +1,228 @@
+// What the CUDA device does beyond the conformance suite: CUDA's own traps, on the fake runtime.
+
+#include "pinion/device/cuda/cuda_device.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/cuda/cuda_backend.h"
+#include "pinion/device/cuda/cuda_status.h"
+#include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeCuda;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::IsOkAndHolds;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+EmulatedOptions TwoDevices() {
+  EmulatedOptions options;
+  options.device_count = 2;
+  options.memory_bytes = 64 * kMiB;
+  return options;
+}
+
+class CudaDeviceTest : public ::testing::Test {
+ protected:
+  CudaDeviceTest() : fake_(TwoDevices()), device_(FakeCuda::Api(), 1) {}
+
+  int CurrentDevice() {
+    int device = -1;
+    EXPECT_EQ(FakeCuda::Api().GetDevice(&device), cudaSuccess);
+    return device;
+  }
+  // What the next unrelated call of the program would be blamed for.
+  cudaError_t LatchedError() { return FakeCuda::Api().GetLastError(); }
+
+  // A stream with hours of work, and an event behind it.
+  EventHandle EventBehindLongWork(StreamHandle stream) {
+    Kernel kernel;
+    kernel.name = "long";
+    kernel.flops = 1e19;
+    EXPECT_THAT(fake_.machine().Launch(1, stream, kernel), IsOk());
+    const EventHandle event = device_.CreateEvent().value();
+    EXPECT_THAT(device_.RecordEvent(event, stream), IsOk());
+    return event;
+  }
+
+  FakeCuda fake_;
+  CudaDevice device_;
+};
+
+// A registration function left another device current, and later launches went there
+// (sglang#26568).
+TEST_F(CudaDeviceTest, NoCallLeavesAnotherDeviceCurrent) {
+  ASSERT_EQ(CurrentDevice(), 0);
+  const StreamHandle stream = device_.CreateStream("s").value();
+  EXPECT_EQ(CurrentDevice(), 0);
+  void* const data = device_.Allocate(kMiB, stream).value();
+  EXPECT_EQ(CurrentDevice(), 0);
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  EXPECT_EQ(CurrentDevice(), 0);
+  const CopyPiece piece = {data, segment.data, kMiB};
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, {&piece, 1}, stream), IsOk());
+  EXPECT_EQ(CurrentDevice(), 0);
+  EXPECT_THAT(device_.SynchronizeStream(stream), IsOk());
+  EXPECT_THAT(device_.pinned_source()->Free(segment), IsOk());
+  EXPECT_THAT(device_.Free(data, stream), IsOk());
+  fake_.FailNext("EventCreateWithFlags", cudaErrorMemoryAllocation);
+  EXPECT_FALSE(device_.CreateEvent().ok());
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
+TEST_F(CudaDeviceTest, ADeviceThatIsCurrentAlreadyIsNotSetAgain) {
+  ASSERT_EQ(FakeCuda::Api().SetDevice(1), cudaSuccess);
+  const int calls = fake_.calls("SetDevice");
+  EXPECT_THAT(device_.CreateEvent(), IsOk());
+  EXPECT_EQ(fake_.calls("SetDevice"), calls);
+}
+
+// A failed registration was ignored, and its latched error blamed on the next kernel launch
+// (maru#64, vLLM#51081).
+TEST_F(CudaDeviceTest, AFailedPinLeavesNoErrorBehind) {
+  fake_.FailNext("HostAlloc", cudaErrorMemoryAllocation);
+  EXPECT_THAT(
+      device_.pinned_source()->Allocate(2 * kMiB),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               AllOf(HasSubstr("cudaHostAlloc of 2 MiB"), HasSubstr("cudaErrorMemoryAllocation"))));
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+}
+
+TEST_F(CudaDeviceTest, OutOfMemoryLeavesNoErrorBehind) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  EXPECT_THAT(device_.Allocate(kGiB, stream), StatusIs(absl::StatusCode::kResourceExhausted,
+                                                       AllOf(HasSubstr("cuda:1 cannot give 1 GiB"),
+                                                             HasSubstr("64 MiB of 64 MiB"))));
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+}
+
+TEST_F(CudaDeviceTest, AnEventThatIsNotReadyLeavesNoErrorBehind) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  const EventHandle event = EventBehindLongWork(stream);
+  EXPECT_THAT(device_.QueryEvent(event), IsOkAndHolds(false));
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+}
+
+TEST_F(CudaDeviceTest, AStickyErrorIsInternalFromThenOn) {
+  fake_.FailNext("EventCreateWithFlags", cudaErrorIllegalAddress);
+  EXPECT_THAT(device_.CreateEvent(), StatusIs(absl::StatusCode::kInternal,
+                                              AllOf(HasSubstr("cudaEventCreateWithFlags on cuda:1"),
+                                                    HasSubstr("cudaErrorIllegalAddress"))));
+  EXPECT_THAT(device_.CreateEvent(), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(device_.CreateStream("s"), StatusIs(absl::StatusCode::kInternal));
+}
+
+TEST_F(CudaDeviceTest, OnePieceIsAPlainCopyAndSeveralAreOneBatch) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  auto* const data = static_cast<char*>(device_.Allocate(kMiB, stream).value());
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  auto* const host = static_cast<char*>(segment.data);
+  const std::vector<CopyPiece> pieces = {{data, host, 100}, {data + 200, host + 300, 100}};
+
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, {&pieces[0], 1}, stream), IsOk());
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 1);
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, pieces, stream), IsOk());
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 1);
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
+
+  CudaDevice older(FakeCuda::ApiWithoutBatch(), 1);
+  EXPECT_THAT(older.CopyAsync(CopyDirection::kHostToDevice, pieces, stream), IsOk());
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 3);
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
+}
+
+TEST_F(CudaDeviceTest, NothingIsWrittenAfterACopyOfSeveralPiecesHasFailed) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  auto* const data = static_cast<char*>(device_.Allocate(kMiB, stream).value());
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  auto* const host = static_cast<char*>(segment.data);
+  CudaDevice older(FakeCuda::ApiWithoutBatch(), 1);
+  // The first piece is good and enqueued; the second is no memory of the device.
+  const std::vector<CopyPiece> pieces = {{host, data, 100}, {host + 300, host + 600, 100}};
+  EXPECT_THAT(older.CopyAsync(CopyDirection::kDeviceToHost, pieces, stream),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(fake_.calls("StreamSynchronize"), 1);
+}
+
+// Querying an event while any stream captures in the global mode spoils that capture
+// (pytorch#193982 and the caching allocator's own guard).
+TEST_F(CudaDeviceTest, QueriesAndPinningDoNotSpoilSomebodysCapture) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  const EventHandle event = device_.CreateEvent().value();
+  ASSERT_THAT(device_.RecordEvent(event, stream), IsOk());
+  const StreamHandle captured = device_.CreateStream("captured").value();
+  fake_.SetCapturing(captured, true);
+
+  EXPECT_THAT(device_.IsCapturing(captured), IsOkAndHolds(true));
+  EXPECT_THAT(device_.QueryEvent(event), IsOk());
+  const absl::StatusOr<HostSegment> segment = device_.pinned_source()->Allocate(2 * kMiB);
+  ASSERT_THAT(segment, IsOk());
+  EXPECT_THAT(device_.pinned_source()->Free(*segment), IsOk());
+
+  EXPECT_FALSE(fake_.capture_spoiled());
+  // The thread's mode is as it was.
+  EXPECT_EQ(FakeCuda::Api().EventQuery(static_cast<cudaEvent_t>(event.native())),
+            cudaErrorStreamCaptureUnsupported);
+}
+
+TEST_F(CudaDeviceTest, WaitingForAStuckEventEndsWithDeadlineExceeded) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  const EventHandle event = EventBehindLongWork(stream);
+  EXPECT_THAT(device_.WaitEvent(event, absl::Milliseconds(3)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("cuda:1")));
+}
+
+TEST_F(CudaDeviceTest, ErrorsMeanWhatTheDeviceInterfaceSays) {
+  const auto code = [](cudaError_t error) {
+    return CudaStatus(FakeCuda::Api(), error, "what").code();
+  };
+  EXPECT_EQ(code(cudaSuccess), absl::StatusCode::kOk);
+  EXPECT_EQ(code(cudaErrorMemoryAllocation), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(code(cudaErrorDevicesUnavailable), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(code(cudaErrorInvalidValue), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(cudaErrorStreamCaptureUnsupported), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(code(cudaErrorInsufficientDriver), absl::StatusCode::kNotFound);
+  EXPECT_EQ(code(cudaErrorIllegalAddress), absl::StatusCode::kInternal);
+  EXPECT_EQ(code(cudaErrorECCUncorrectable), absl::StatusCode::kInternal);
+  EXPECT_EQ(code(cudaErrorUnknown), absl::StatusCode::kInternal);
+}
+
+TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {
+  const DeviceBackend backend = CudaBackend(FakeCuda::Api());
+  EXPECT_EQ(backend.type_name, "cuda");
+  EXPECT_THAT(CudaDeviceCount(FakeCuda::Api()), IsOkAndHolds(2));
+  const absl::StatusOr<std::shared_ptr<Device>> device = backend.device(1);
+  ASSERT_THAT(device, IsOk());
+  EXPECT_EQ((*device)->name(), "cuda:1");
+  EXPECT_THAT(backend.device(2), StatusIs(absl::StatusCode::kNotFound,
+                                          AllOf(HasSubstr("cuda:2"), HasSubstr("2 device(s)"))));
+}
+
+TEST_F(CudaDeviceTest, WithoutADriverTheBackendSaysWhatIsMissing) {
+  fake_.SetNoDriver();
+  EXPECT_THAT(
+      CudaBackend(FakeCuda::Api()).device(0),
+      StatusIs(absl::StatusCode::kNotFound,
+               AllOf(HasSubstr("NVIDIA driver"), HasSubstr("cudaErrorInsufficientDriver"))));
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace pinion

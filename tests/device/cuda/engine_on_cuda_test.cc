@@ -1,0 +1,90 @@
+// The engine on the real CUDA device over the fake runtime.
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/device.h"
+#include "pinion/engine/copy_batch.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/engine/wait_site.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::FakeCuda;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::Pattern;
+using ::pinion::testing::StatusIs;
+using ::pinion::testing::TestMachineOptions;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+class EngineOnCudaTest : public ::testing::Test {
+ protected:
+  EngineOnCudaTest()
+      : fake_(TestMachineOptions()),
+        world_(fake_.shared_machine(), std::make_shared<CudaDevice>(FakeCuda::Api(), 0), {}) {}
+
+  FakeCuda fake_;
+  EngineWorld world_;
+};
+
+TEST_F(EngineOnCudaTest, BytesComeBackUnchangedAndOrdered) {
+  for (const uint64_t size_bytes : {uint64_t{1}, 4 * kKiB + 1, kMiB}) {
+    SCOPED_TRACE(size_bytes);
+    uint8_t* const data = world_.AllocateDevice(size_bytes);
+    const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(size_bytes);
+    world_.WriteDevice(data, Pattern(1, size_bytes), world_.compute());
+    const Transfer out = world_.CopyOut(host, data, world_.compute());
+    ASSERT_THAT(out.WaitOn(world_.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+    world_.WriteDevice(data, Pattern(2, size_bytes), world_.compute());
+    const Transfer in = world_.CopyIn(host, data, world_.compute());
+    ASSERT_THAT(in.WaitOn(world_.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    EXPECT_EQ(world_.ReadDevice(data, size_bytes, world_.compute()), Pattern(1, size_bytes));
+  }
+  EXPECT_THAT(world_.engine().Drain(kLong), IsOk());
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(EngineOnCudaTest, ABatchOfSeveralPiecesIsOneDriverCall) {
+  uint8_t* const data = world_.AllocateDevice(1000);
+  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(1000);
+  world_.WriteDevice(data, Pattern(1, 1000), world_.compute());
+  CopyBatch batch(CopyDirection::kDeviceToHost);
+  for (int i = 0; i < 10; ++i) batch.Add(host, 100 * (9 - i), data + 100 * i, 100);
+  const absl::StatusOr<Transfer> out = world_.engine().Submit(std::move(batch), world_.compute());
+  ASSERT_THAT(out, IsOk());
+  ASSERT_THAT(out->Wait(kLong), IsOk());
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 0);
+}
+
+TEST_F(EngineOnCudaTest, AStickyErrorPoisonsTheEngine) {
+  uint8_t* const data = world_.AllocateDevice(100);
+  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(100);
+  fake_.FailNext("MemcpyAsync", cudaErrorECCUncorrectable);
+  EXPECT_THAT(world_.TryCopyIn(host, data, world_.compute()),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("cudaErrorECCUncorrectable")));
+  const int copies = fake_.calls("MemcpyAsync");
+  EXPECT_THAT(world_.TryCopyIn(host, data, world_.compute()),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("CopyAsync")));
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), copies);
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,69 @@
+// The conformance suite on the real CUDA device over the fake runtime, with and without the batch
+// call.
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/device/device_conformance.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeCuda;
+
+EmulatedOptions TwoDevices() {
+  EmulatedOptions options;
+  options.device_count = 2;
+  options.memory_bytes = 64 * kMiB;
+  options.abort_on_race = false;
+  return options;
+}
+
+// Device 1, so that whatever forgets to make it current is found.
+class FakeCudaUnderTest : public DeviceUnderTest {
+ public:
+  explicit FakeCudaUnderTest(const CudaApi& api) : fake_(TwoDevices()), device_(api, 1) {}
+
+  Device& device() override { return device_; }
+
+  absl::Status Fill(void* data, uint8_t value, uint64_t size_bytes, StreamHandle stream) override {
+    PINION_RETURN_IF_ERROR(fake_.machine().PrepareKernel(1, stream));
+    std::memset(data, value, size_bytes);
+    Kernel fill;
+    fill.name = "fill";
+    fill.writes = {{data, size_bytes}};
+    return fake_.machine().Launch(1, stream, fill);
+  }
+
+  std::vector<std::string> Complaints() override { return fake_.machine().races(); }
+
+ private:
+  FakeCuda fake_;
+  CudaDevice device_;
+};
+
+std::unique_ptr<DeviceUnderTest> MakeWithBatch() {
+  return std::make_unique<FakeCudaUnderTest>(FakeCuda::Api());
+}
+
+std::unique_ptr<DeviceUnderTest> MakeWithoutBatch() {
+  return std::make_unique<FakeCudaUnderTest>(FakeCuda::ApiWithoutBatch());
+}
+
+INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceConformanceTest,
+                         ::testing::Values(DeviceConformanceCase{"WithBatch", MakeWithBatch},
+                                           DeviceConformanceCase{"WithoutBatch", MakeWithoutBatch}),
+                         DeviceConformanceCaseName);
+
+}  // namespace
+}  // namespace pinion
