@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -31,10 +32,17 @@ StorageExtent ExtentToSave(const at::Tensor& tensor) {
   return extent;
 }
 
+const absl::Status& StatusOf(const absl::Status& status) { return status; }
+
+template <typename T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
 template <typename Enqueue>
 auto RetryTransient(Enqueue enqueue) {
   auto result = enqueue();
-  for (int attempt = 1; attempt < kTransientRetries && absl::IsUnavailable(result.status());
+  for (int attempt = 1; attempt < kTransientRetries && absl::IsUnavailable(StatusOf(result));
        ++attempt) {
     result = enqueue();
   }
@@ -70,6 +78,8 @@ class DeviceOffloader::Handle : public SavedTensor {
     auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, dtype_);
     impl->set_sizes_and_strides(
         sizes_, strides_, static_cast<int64_t>((offset_bytes_ - begin_bytes) / dtype_.itemsize()));
+    // A backward that changes it in place is found out by whoever shares it, as without offload.
+    impl->set_version_counter(version_.counter());
     return at::Tensor(std::move(impl));
   }
 
@@ -106,7 +116,7 @@ uint64_t DeviceOffloader::BatchBytes() const {
 
 // ---------------------------------------------------------------------------------------- pack
 
-std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool leaf) {
+std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held) {
   const c10::Stream stream = CurrentStream(device_);
   const auto keep = [this](uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
@@ -118,7 +128,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
 
   const c10::Storage& storage = tensor.storage();
   const StorageExtent extent = ExtentToSave(tensor);
-  const uint32_t version = SavedVersion(tensor).saved();
+  const SavedVersion version(tensor);
   {
     MutexLock lock(mu_);
     if (RecordPtr shared = FindShared(storage, version, ExtentOf(tensor), tensor.itemsize())) {
@@ -134,7 +144,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
   absl::StatusOr<PinnedBlock> block = allocator_->Allocate(extent.size_bytes());
   if (!block.ok()) return keep(&OffloadStats::kept_no_host_memory);
 
-  auto record = std::make_shared<StorageRecord>(storage, version, extent, stream, leaf);
+  const uint64_t node = CurrentNode();
+  auto record = std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, node);
   record->host = std::make_shared<HostBuffer>(*std::move(block));
   record->live_handles = 1;
   auto handle = std::make_unique<Handle>(shared_from_this(), record, tensor);
@@ -155,7 +166,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     if (options_.overlap) {
       record->in_window = true;
       window_bytes_ += size_bytes;
-      window_.push_back(record);
+      record->window_position = window_.insert(window_.end(), record.get());
       pending_.push_back(record);
       pending_bytes_ += size_bytes;
       flush = pending_bytes_ >= BatchBytes();
@@ -165,13 +176,13 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     CopyOutBlocking(record);
     return handle;
   }
-  if (flush) FlushPending();
-  EvictOverWindow();
+  if (flush) FlushPending(node);
+  EvictOverWindow(node);
   return handle;
 }
 
 DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& storage,
-                                                       uint32_t version,
+                                                       const SavedVersion& version,
                                                        const StorageExtent& extent,
                                                        uint64_t item_bytes) {
   const auto found = by_storage_.find(storage.unsafeGetStorageImpl());
@@ -188,7 +199,7 @@ DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& stora
 
 void DeviceOffloader::EndScope() {
   if (!options_.overlap) return;
-  FlushPending();
+  FlushPending(std::nullopt);
   MutexLock lock(mu_);
   if (scope_bytes_ > 0) last_scope_bytes_ = scope_bytes_;
   scope_bytes_ = 0;
@@ -204,30 +215,37 @@ void DeviceOffloader::KeepOnDevice(StorageRecord& record, Released& released) {
 void DeviceOffloader::LeaveWindow(StorageRecord& record) {
   if (!record.in_window) return;
   record.in_window = false;
+  window_.erase(record.window_position);
   window_bytes_ -= record.size_bytes();
 }
 
-void DeviceOffloader::FlushPending() {
+void DeviceOffloader::FlushPending(std::optional<uint64_t> running_node) {
+  std::vector<RecordPtr> taken;  // let go of after mu_
   std::vector<RecordPtr> batch;
   Released released;
   uint64_t held = 0;
   uint64_t held_bytes = 0;
   {
     MutexLock lock(mu_);
-    for (RecordPtr& record : std::exchange(pending_, {})) {
+    taken.swap(pending_);
+    for (const RecordPtr& record : taken) {
       if (record->live_handles == 0) continue;
+      if (record->maybe_held && record->node == running_node) {
+        pending_.push_back(record);
+        continue;
+      }
+      pending_bytes_ -= record->size_bytes();
       // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let
       // go of it, while an input is still held: only the former's copy would free anything.
-      if (record->leaf && record->source.use_count() > 1) {
+      if (record->maybe_held && record->source.use_count() > 1) {
         ++held;
         held_bytes += record->size_bytes();
         KeepOnDevice(*record, released);
         continue;
       }
       record->state = StorageRecord::CopyOut::kSubmitting;
-      batch.push_back(std::move(record));
+      batch.push_back(record);
     }
-    pending_bytes_ = 0;
   }
   if (held > 0) {
     stats_->Update([&](OffloadStats& stats) {
@@ -256,9 +274,9 @@ void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
     for (const RecordPtr& record : records) {
       sources.push_back(record->source);
       if (!record->source) continue;  // its last handle went meanwhile
-      batch.Add(record->host, 0,
-                static_cast<char*>(record->source.mutable_data()) + record->extent.begin_bytes,
-                record->size_bytes());
+      // Read only; mutable_data() would make a lazily cloned storage copy itself.
+      char* const data = static_cast<char*>(const_cast<void*>(record->source.data()));
+      batch.Add(record->host, 0, data + record->extent.begin_bytes, record->size_bytes());
     }
   }
   if (batch.empty()) return;
@@ -327,29 +345,22 @@ void DeviceOffloader::CopyOutBlocking(const RecordPtr& record) {
   });
 }
 
-void DeviceOffloader::EvictOverWindow() {
+void DeviceOffloader::EvictOverWindow(uint64_t running_node) {
   std::vector<GuardedStorage> evicted;
-  bool blocked_by_pending = true;
-  while (blocked_by_pending) {
-    blocked_by_pending = false;
+  for (bool flushed = false;; flushed = true) {
+    bool blocked_by_pending = false;
     uint64_t bytes = 0;
     uint64_t not_freed = 0;
     {
       MutexLock lock(mu_);
       const uint64_t limit = Window(options_.eviction_window_bytes);
-      while (!window_.empty()) {
-        const RecordPtr record = window_.front().lock();
-        if (record == nullptr || !record->in_window) {
-          window_.pop_front();
-          continue;
-        }
-        if (window_bytes_ <= limit) break;
+      while (window_bytes_ > limit) {
+        StorageRecord* const record = window_.front();
         if (record->state == StorageRecord::CopyOut::kPending) {
           blocked_by_pending = true;
           break;
         }
         if (record->state != StorageRecord::CopyOut::kSubmitted) break;  // another thread's turn
-        window_.pop_front();
         LeaveWindow(*record);
         bytes += record->size_bytes();
         // Whoever else owns it frees it later than this wait, so letting go is safe either way.
@@ -365,7 +376,8 @@ void DeviceOffloader::EvictOverWindow() {
       });
     }
     evicted.clear();
-    if (blocked_by_pending) FlushPending();
+    if (!blocked_by_pending || flushed) return;
+    FlushPending(running_node);
   }
 }
 
@@ -415,8 +427,11 @@ c10::Storage DeviceOffloader::Acquire(Handle& handle, const c10::Stream& stream,
     if (alive) {
       stats_->Update([](OffloadStats& stats) { ++stats.reused_on_device; });
       if (stream != record.pack_stream) {
-        ThrowIfError(engine_->OrderStreams(NativeStream(record.pack_stream), NativeStream(stream),
-                                           WaitSite::kUnpackOnOtherStream),
+        ThrowIfError(RetryTransient([&] {
+                       return engine_->OrderStreams(NativeStream(record.pack_stream),
+                                                    NativeStream(stream),
+                                                    WaitSite::kUnpackOnOtherStream);
+                     }),
                      "ordering backward's stream after forward's");
         RecordOnStream(storage, stream);
       }
@@ -424,7 +439,10 @@ c10::Storage DeviceOffloader::Acquire(Handle& handle, const c10::Stream& stream,
       return storage;
     }
     if (storage) {
-      ThrowIfError(fetched.copy().WaitOn(NativeStream(stream), WaitSite::kUnpackAfterCopyIn),
+      ThrowIfError(RetryTransient([&] {
+                     return fetched.copy().WaitOn(NativeStream(stream),
+                                                  WaitSite::kUnpackAfterCopyIn);
+                   }),
                    "waiting for a saved tensor");
       // The reader's stream has waited, and the framework orders the free after the reader.
       if (stream != fetched.stream()) RecordOnStream(storage, stream);
@@ -473,10 +491,10 @@ void DeviceOffloader::FetchNow(StorageRecord& record, const c10::Stream& stream)
       return engine_->Submit(std::move(batch), NativeStream(stream));
     });
     ThrowIfError(copy.status(), "fetching a saved tensor (its bytes are safe in host memory)");
+    fetched = GuardedStorage(std::move(storage), stream, *copy, WaitSite::kFreeAfterCopy);
     if (!options_.overlap) {
       ThrowIfError(copy->Wait(absl::InfiniteDuration()), "waiting for a saved tensor");
     }
-    fetched = GuardedStorage(std::move(storage), stream, *copy, WaitSite::kFreeAfterCopy);
   } catch (...) {
     MutexLock lock(mu_);
     record.fetching = false;
@@ -533,7 +551,8 @@ std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::ClaimForPrefetch(Storag
   return claimed;
 }
 
-// False when the device has no room: backward goes on without more prefetches for now.
+// False when that failed: backward goes on without more prefetches for now. Whatever is wrong with
+// the device is for a fetch that is needed to report.
 bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
   const c10::Stream stream = records.front()->pack_stream;
   std::vector<c10::Storage> storages(records.size());
@@ -546,8 +565,8 @@ bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
       batch.Add(records[i]->host, 0, storages[i].mutable_data(), records[i]->size_bytes());
     }
     copy = engine_->Submit(std::move(batch), NativeStream(stream));
-  } catch (const c10::OutOfMemoryError&) {
-    copy = absl::ResourceExhaustedError("no device memory to prefetch into");
+  } catch (const std::exception& error) {
+    copy = absl::UnavailableError(error.what());
   }
 
   const int64_t backward = CurrentBackward();

@@ -54,13 +54,12 @@ struct Voidify {
 }  // namespace internal
 }  // namespace pinion
 
-#define PINION_LOG(severity)                                                             \
-  ::pinion::internal::LogMessage(__FILE__, __LINE__, ::pinion::LogSeverity::severity) \
-      .stream()
+#define PINION_LOG(severity) \
+  ::pinion::internal::LogMessage(__FILE__, __LINE__, ::pinion::LogSeverity::severity).stream()
 
-#define PINION_CHECK(condition)                                            \
-  (condition) ? (void)0                                                    \
-              : ::pinion::internal::Voidify() &                            \
+#define PINION_CHECK(condition)                 \
+  (condition) ? (void)0                         \
+              : ::pinion::internal::Voidify() & \
                     ::pinion::internal::CheckFailure(__FILE__, __LINE__, #condition).stream()
 
 #if defined(PINION_HARDENED) && PINION_HARDENED

@@ -11,10 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define PINION_RETURN_IF_ERROR(expression)                              \
-  do {                                                                  \
-    if (absl::Status pinion_status = (expression); !pinion_status.ok()) \
-      return pinion_status;                                             \
+#define PINION_RETURN_IF_ERROR(expression)                                                    \
+  do {                                                                                        \
+    if (absl::Status pinion_status = (expression); !pinion_status.ok()) return pinion_status; \
   } while (false)
 
 #define PINION_ASSIGN_OR_RETURN(lhs, expression) \
