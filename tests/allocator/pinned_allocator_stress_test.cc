@@ -1,0 +1,178 @@
+// Many threads at once: for ThreadSanitizer, and for bytes that get mixed up.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/run_threads.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::FakeSource;
+using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::RunThreads;
+
+class PinnedAllocatorStressTest : public ::testing::Test {
+ protected:
+  PinnedAllocatorStressTest() {
+    AllocatorOptions options;
+    options.segment_bytes = kMiB;
+    options.max_locked_bytes = 32 * kMiB;
+    allocator_ = PinnedAllocator::Create(options, source_, host_.Probe()).value();
+  }
+
+  void ExpectCleanEnd() {
+    EXPECT_THAT(allocator_->GetStats().CheckInvariants(), IsOk());
+    EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 0u);
+    EXPECT_THAT(allocator_->Trim(0), IsOk());
+    EXPECT_EQ(source_->outstanding_bytes(), 0u);
+  }
+
+  FakeHost host_;
+  const std::shared_ptr<FakeSource> source_ = std::make_shared<FakeSource>();
+  std::shared_ptr<PinnedAllocator> allocator_;
+};
+
+bool Holds(const PinnedBlock& block, unsigned char fill) {
+  const auto* bytes = static_cast<const unsigned char*>(block.data());
+  return std::all_of(bytes, bytes + block.size_bytes(),
+                     [fill](unsigned char byte) { return byte == fill; });
+}
+
+TEST_F(PinnedAllocatorStressTest, ThreadsThatDoEverythingAtOnceKeepTheirBytes) {
+  std::atomic<int> damaged{0};
+  RunThreads(4, [&](int thread) {
+    std::mt19937_64 random(thread + 1);
+    const auto timeline = std::make_shared<FakeTimeline>();
+    const auto fill = static_cast<unsigned char>(thread + 1);
+    std::vector<PinnedBlock> blocks;
+    for (uint64_t step = 1; step <= 1500; ++step) {
+      const uint64_t choice = random() % 100;
+      if (choice < 50) {
+        absl::StatusOr<PinnedBlock> block =
+            allocator_->Allocate(1 + random() % (random() % 4 == 0 ? 256 * kKiB : 8 * kKiB));
+        if (!block.ok()) continue;
+        std::memset(block->data(), fill, block->size_bytes());
+        blocks.push_back(*std::move(block));
+      } else if (choice < 95) {
+        if (blocks.empty()) continue;
+        std::swap(blocks[random() % blocks.size()], blocks.back());
+        if (!Holds(blocks.back(), fill)) ++damaged;
+        if (choice < 75) std::move(blocks.back()).ReleaseAfter({timeline->Ticket(step)});
+        blocks.pop_back();
+      } else if (choice < 98) {
+        timeline->CompleteOnDevice(step);
+      } else {
+        (void)allocator_->Trim(8 * kMiB);
+        (void)allocator_->GetStats();
+      }
+    }
+    timeline->CompleteOnDevice(UINT64_MAX);
+  });
+  EXPECT_EQ(damaged, 0);
+  ExpectCleanEnd();
+}
+
+// Autograd: one thread packs, another unpacks and drops the handle with its copy's ticket.
+TEST_F(PinnedAllocatorStressTest, BlocksThatOneThreadMakesAreReleasedByAnotherWithTickets) {
+  constexpr uint64_t kBlocks = 3000;
+  const auto timeline = std::make_shared<FakeTimeline>();
+  Mutex mu;
+  CondVar changed;
+  std::deque<PinnedBlock> queue;
+  std::atomic<int> damaged{0};
+  RunThreads(2, [&](int thread) {
+    for (uint64_t i = 1; i <= kBlocks; ++i) {
+      if (thread == 0) {
+        absl::StatusOr<PinnedBlock> block = allocator_->Allocate(4 * kKiB + i % 7 * kKiB);
+        ASSERT_THAT(block, IsOk());
+        std::memset(block->data(), static_cast<int>(i % 251), block->size_bytes());
+        MutexLock lock(mu);
+        while (queue.size() >= 64) changed.Wait(mu);
+        queue.push_back(*std::move(block));
+        changed.NotifyAll();
+      } else {
+        PinnedBlock block;
+        {
+          MutexLock lock(mu);
+          while (queue.empty()) changed.Wait(mu);
+          block = std::move(queue.front());
+          queue.pop_front();
+          changed.NotifyAll();
+        }
+        if (!Holds(block, static_cast<unsigned char>(i % 251))) ++damaged;
+        std::move(block).ReleaseAfter({timeline->Ticket(i)});
+        if (i % 16 == 0) timeline->CompleteOnDevice(i);
+      }
+    }
+  });
+  EXPECT_EQ(damaged, 0);
+  timeline->CompleteOnDevice(kBlocks);
+  ExpectCleanEnd();
+}
+
+TEST_F(PinnedAllocatorStressTest, ThreadsThatGrowTogetherStayUnderTheLimit) {
+  std::atomic<uint64_t> failures{0};
+  std::vector<std::vector<PinnedBlock>> blocks(8);
+  RunThreads(8, [&](int thread) {
+    for (int i = 0; i < 10; ++i) {
+      absl::StatusOr<PinnedBlock> block = allocator_->Allocate(900 * kKiB);
+      if (block.ok()) {
+        blocks[thread].push_back(*std::move(block));
+      } else {
+        ++failures;
+      }
+    }
+  });
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_LE(stats.locked_bytes.peak, 32 * kMiB);
+  EXPECT_EQ(stats.limit_refusals, failures);
+  EXPECT_GT(failures, 0u);
+  blocks.clear();
+  ExpectCleanEnd();
+}
+
+TEST_F(PinnedAllocatorStressTest, TheAllocatorGoesWhileThreadsReleaseItsLastBlocks) {
+  for (int round = 0; round < 50; ++round) {
+    AllocatorOptions options;
+    options.segment_bytes = kMiB;
+    std::shared_ptr<PinnedAllocator> allocator =
+        PinnedAllocator::Create(options, source_, host_.Probe()).value();
+    std::vector<std::optional<PinnedBlock>> blocks(3);
+    for (auto& block : blocks) block = allocator->Allocate(100 * kKiB).value();
+    RunThreads(4, [&](int thread) {
+      if (thread == 3) {
+        allocator.reset();
+      } else {
+        blocks[thread].reset();
+      }
+    });
+    ASSERT_EQ(source_->outstanding_bytes(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace pinion

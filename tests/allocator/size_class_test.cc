@@ -1,0 +1,104 @@
+#include "pinion/allocator/size_class.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+
+namespace pinion::internal {
+namespace {
+
+// Sizes spread evenly over the doublings, so that small and large ones are tried alike.
+uint64_t RandomSize(std::mt19937_64& random, uint64_t max_bytes) {
+  const int log2 = std::uniform_int_distribution<int>(0, FloorLog2(max_bytes))(random);
+  const uint64_t low = uint64_t{1} << log2;
+  return std::uniform_int_distribution<uint64_t>(low, std::min(2 * low - 1, max_bytes))(random);
+}
+
+void CheckClass(uint64_t size_bytes) {
+  const uint64_t rounded = RoundUpToSizeClass(size_bytes);
+  ASSERT_GE(rounded, size_bytes);
+  ASSERT_EQ(rounded % kMinBlockBytes, 0u) << size_bytes;
+  ASSERT_EQ(RoundUpToSizeClass(rounded), rounded) << size_bytes;
+  if (size_bytes >= 4 * kKiB) {
+    ASSERT_LE(8 * (rounded - size_bytes), size_bytes) << size_bytes;
+  } else {
+    ASSERT_LT(rounded - size_bytes, kMinBlockBytes) << size_bytes;
+  }
+  ASSERT_LT(rounded - size_bytes, 2 * kMiB) << size_bytes;
+  if (!IsSmallClass(rounded)) {
+    ASSERT_EQ(rounded % (4 * kKiB), 0u) << size_bytes;
+  }
+}
+
+TEST(SizeClassTest, EverySizeUpTo256KiBWastesAtMostAnEighth) {
+  for (uint64_t size_bytes = 1; size_bytes <= 256 * kKiB; ++size_bytes) {
+    ASSERT_NO_FATAL_FAILURE(CheckClass(size_bytes));
+  }
+}
+
+TEST(SizeClassTest, RandomSizesWasteAtMostAnEighthAndAtMost2MiB) {
+  std::mt19937_64 random(20261121);
+  for (int i = 0; i < 200000; ++i) {
+    ASSERT_NO_FATAL_FAILURE(CheckClass(RandomSize(random, kMaxBlockBytes)));
+  }
+  ASSERT_NO_FATAL_FAILURE(CheckClass(kMaxBlockBytes));
+}
+
+// A power-of-two cache locks 2 GiB for each of these: production reports 1.67 to 2 times the
+// bytes that were asked for.
+TEST(SizeClassTest, AStoreJustAboveAPowerOfTwoIsNotDoubled) {
+  const uint64_t size_bytes = kGiB + kGiB / 5;
+  EXPECT_LE(RoundUpToSizeClass(size_bytes) - size_bytes, 2 * kMiB);
+}
+
+TEST(SizeClassTest, ClassesGrowWithTheRequest) {
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 200000; ++i) {
+    const uint64_t a = RandomSize(random, kMaxBlockBytes - 1);
+    ASSERT_LE(RoundUpToSizeClass(a), RoundUpToSizeClass(a + 1)) << a;
+  }
+}
+
+TEST(SizeClassTest, ThereAreAtLeastEightClassesPerDoubling) {
+  for (uint64_t low = 4 * kKiB; low < kGiB; low *= 2) {
+    int classes = 0;
+    for (uint64_t size = low; size < 2 * low; size = RoundUpToSizeClass(size + 1)) ++classes;
+    EXPECT_GE(classes, 8) << low;
+  }
+}
+
+TEST(SizeClassTest, BucketsAreContiguousAndOrdered) {
+  const int last = kLevels * kBucketsPerLevel - 1;
+  for (int bucket = 0; bucket < last; ++bucket) {
+    const uint64_t low = LowerBoundOfBucket(bucket);
+    const uint64_t next = LowerBoundOfBucket(bucket + 1);
+    ASSERT_LT(low, next);
+    ASSERT_EQ(BucketOf(low), bucket);
+    ASSERT_EQ(BucketOf(next - 1), bucket);
+  }
+}
+
+// A cache that popped from a bucket of mixed sizes without comparing gave a 150 MB block for a
+// 200 MB request (pytorch#192722).
+TEST(SizeClassTest, WhateverLiesInABucketThatIsSearchedFits) {
+  std::mt19937_64 random(192722);
+  for (int i = 0; i < 200000; ++i) {
+    const uint64_t size_bytes = std::max(kMinBlockBytes, RandomSize(random, kMaxBlockBytes));
+    const int bucket = FirstFittingBucket(size_bytes);
+    ASSERT_GE(LowerBoundOfBucket(bucket), size_bytes);
+    ASSERT_LE(bucket, BucketOf(size_bytes) + 1);
+  }
+}
+
+// So a block that comes back serves the same request again, whatever else is free.
+TEST(SizeClassTest, EveryClassUpTo256MiBIsTheLowerBoundOfItsBucket) {
+  for (uint64_t size = kMinBlockBytes; size <= 256 * kMiB; size = RoundUpToSizeClass(size + 1)) {
+    ASSERT_EQ(LowerBoundOfBucket(BucketOf(size)), size);
+  }
+}
+
+}  // namespace
+}  // namespace pinion::internal

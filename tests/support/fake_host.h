@@ -1,0 +1,60 @@
+// A directory that looks like /proc and /sys/fs/cgroup to a RamProbe.
+//
+//   FakeHost host;
+//   host.SetMeminfo(/*total_bytes=*/16 * kGiB, /*available_bytes=*/8 * kGiB);
+//   host.Write("proc/self/cgroup", "0::/a/b\n");
+//   host.Write("cgroup/a/memory.max", "max\n");
+//   RamProbe probe = host.Probe();
+//
+// Thread safety: none.
+
+#ifndef PINION_TESTS_SUPPORT_FAKE_HOST_H_
+#define PINION_TESTS_SUPPORT_FAKE_HOST_H_
+
+#include <stdlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/ram_probe.h"
+
+namespace pinion::testing {
+
+class FakeHost {
+ public:
+  FakeHost() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "pinion_host_XXXXXX").string();
+    PINION_CHECK(mkdtemp(pattern.data()) != nullptr) << pattern;
+    root_ = pattern;
+  }
+  ~FakeHost() { std::filesystem::remove_all(root_); }
+  FakeHost(const FakeHost&) = delete;
+  FakeHost& operator=(const FakeHost&) = delete;
+
+  // `path` is relative; its directories are made.
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path full = root_ / path;
+    std::filesystem::create_directories(full.parent_path());
+    std::ofstream(full) << text;
+  }
+
+  void SetMeminfo(uint64_t total_bytes, uint64_t available_bytes) {
+    Write("proc/meminfo", "MemTotal:       " + std::to_string(total_bytes / 1024) +
+                              " kB\nMemFree:        1 kB\nMemAvailable:   " +
+                              std::to_string(available_bytes / 1024) + " kB\n");
+  }
+
+  RamProbe Probe() const {
+    return RamProbe((root_ / "proc").string(), (root_ / "cgroup").string());
+  }
+
+ private:
+  std::filesystem::path root_;
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_SUPPORT_FAKE_HOST_H_

@@ -1,0 +1,109 @@
+// Sources of host memory for tests.
+//
+// FakeSource hands out real, aligned memory, keeps books, and can be told to fail. It dies when it
+// is asked to free what it did not hand out, and reports what was never freed.
+//
+//   auto source = std::make_shared<FakeSource>();
+//   source->FailCall(2);                       // the third Allocate fails
+//   source->on_allocate = [&] { ... };         // called by each Allocate
+//   EXPECT_EQ(source->outstanding_bytes(), 0);
+//
+// Thread safety: thread-safe once on_allocate is set.
+
+#ifndef PINION_TESTS_SUPPORT_FAKE_SOURCE_H_
+#define PINION_TESTS_SUPPORT_FAKE_SOURCE_H_
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/host_memory_source.h"
+
+namespace pinion::testing {
+
+class FakeSource final : public HostMemorySource {
+ public:
+  explicit FakeSource(uint64_t granularity_bytes = 4096) : granularity_bytes_(granularity_bytes) {}
+
+  ~FakeSource() override {
+    for (const auto& [data, size_bytes] : segments_) std::free(data);
+  }
+
+  std::function<void()> on_allocate;
+
+  // The call with this number, counted from 0, fails with `code`.
+  void FailCall(uint64_t call, absl::StatusCode code = absl::StatusCode::kResourceExhausted) {
+    MutexLock lock(mu_);
+    failing_[call] = code;
+  }
+  // Every call fails that would have more than `bytes` outstanding.
+  void LimitBytes(uint64_t bytes) {
+    MutexLock lock(mu_);
+    limit_bytes_ = bytes;
+  }
+  void FailEveryFree() {
+    MutexLock lock(mu_);
+    fail_free_ = true;
+  }
+
+  uint64_t calls() const {
+    MutexLock lock(mu_);
+    return calls_;
+  }
+  uint64_t outstanding_bytes() const {
+    MutexLock lock(mu_);
+    return outstanding_bytes_;
+  }
+
+  std::string name() const override { return "fake"; }
+  uint64_t granularity_bytes() const override { return granularity_bytes_; }
+
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    if (on_allocate) on_allocate();
+    MutexLock lock(mu_);
+    PINION_CHECK(size_bytes != 0 && size_bytes % granularity_bytes_ == 0);
+    const auto failing = failing_.find(calls_++);
+    if (failing != failing_.end()) return absl::Status(failing->second, "told to fail");
+    if (size_bytes > limit_bytes_ || outstanding_bytes_ > limit_bytes_ - size_bytes) {
+      return absl::ResourceExhaustedError("over the fake's limit");
+    }
+    void* data = std::aligned_alloc(granularity_bytes_, size_bytes);
+    PINION_CHECK(data != nullptr);
+    segments_[data] = size_bytes;
+    outstanding_bytes_ += size_bytes;
+    return HostSegment{.data = data, .size_bytes = size_bytes, .numa_node = 3};
+  }
+
+  absl::Status Free(const HostSegment& segment) override {
+    MutexLock lock(mu_);
+    const auto found = segments_.find(segment.data);
+    PINION_CHECK(found != segments_.end() && found->second == segment.size_bytes)
+        << "freed a segment that the fake does not know";
+    if (fail_free_) return absl::InternalError("told to fail to free");
+    std::free(segment.data);
+    outstanding_bytes_ -= segment.size_bytes;
+    segments_.erase(found);
+    return absl::OkStatus();
+  }
+
+ private:
+  const uint64_t granularity_bytes_;
+  mutable Mutex mu_;
+  std::map<uint64_t, absl::StatusCode> failing_ ABSL_GUARDED_BY(mu_);
+  uint64_t limit_bytes_ ABSL_GUARDED_BY(mu_) = UINT64_MAX;
+  bool fail_free_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t calls_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t outstanding_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<void*, uint64_t> segments_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_SUPPORT_FAKE_SOURCE_H_
