@@ -20,9 +20,9 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -46,7 +46,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
                   std::shared_ptr<OffloadStatsRecorder> stats);
 
   // Null when the tensor has to stay on the device; the reason has been counted.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool leaf);
+  // One that is `maybe_held` stays if someone still holds it once its operator has returned.
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held);
 
   // A scope of the session ended: what is pending goes, and the windows learn what it saved.
   void EndScope();
@@ -67,13 +68,14 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void Release(Handle& handle);
 
   // --- out ---
-  RecordPtr FindShared(const c10::Storage& storage, uint32_t version, const StorageExtent& extent,
-                       uint64_t item_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  RecordPtr Register(RecordPtr record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void FlushPending();
+  RecordPtr FindShared(const c10::Storage& storage, const SavedVersion& version,
+                       const StorageExtent& extent, uint64_t item_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether a tensor of `running_node` is held cannot be told yet: those stay pending.
+  void FlushPending(std::optional<uint64_t> running_node);
   void SubmitCopyOut(const std::vector<RecordPtr>& records);
   void CopyOutBlocking(const RecordPtr& record);
-  void EvictOverWindow();
+  void EvictOverWindow(uint64_t running_node);
   void KeepOnDevice(StorageRecord& record, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LeaveWindow(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -108,7 +110,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   std::list<StorageRecord*> order_ ABSL_GUARDED_BY(mu_);  // oldest pack first
   std::vector<RecordPtr> pending_ ABSL_GUARDED_BY(mu_);
   uint64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  std::deque<std::weak_ptr<StorageRecord>> window_ ABSL_GUARDED_BY(mu_);  // oldest first
+  std::list<StorageRecord*> window_ ABSL_GUARDED_BY(mu_);  // oldest first
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t largest_bytes_ ABSL_GUARDED_BY(mu_) = 0;

@@ -2,11 +2,18 @@
 
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/engine/process_exit.h"
 #include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
+namespace {
+
+constexpr absl::Duration kHostWait = absl::Seconds(60);
+
+}  // namespace
 
 GuardedStorage::GuardedStorage(GuardedStorage&& other) noexcept { *this = std::move(other); }
 
@@ -25,8 +32,9 @@ GuardedStorage::~GuardedStorage() { Drop(); }
 void GuardedStorage::Drop() {
   if (!storage_) return;
   const bool exiting = ProcessIsExiting();
-  const absl::Status waited =
-      exiting ? absl::OkStatus() : copy_.WaitOn(NativeStream(*stream_), site_);
+  absl::Status waited = exiting ? absl::OkStatus() : copy_.WaitOn(NativeStream(*stream_), site_);
+  // An error that passes costs time, not memory.
+  if (!waited.ok()) waited = copy_.Wait(kHostWait);
   if (exiting || !waited.ok()) {
     if (!exiting) {
       PINION_LOG(kError) << "leaking " << storage_.nbytes()

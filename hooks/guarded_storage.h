@@ -2,8 +2,8 @@
 //
 // Rule: every device buffer under copy has one owner. On whatever thread that owner lets go, the
 // stream that the buffer was allocated on waits for the copy first, so the framework cannot hand
-// the memory out again while the copy still reads or writes it. If that wait cannot be enqueued (a
-// poisoned engine, an exiting process) the memory is leaked instead.
+// the memory out again while the copy still reads or writes it. If that wait cannot be enqueued the
+// host waits; if it cannot either (a poisoned engine, an exiting process) the memory is leaked.
 //
 // Thread safety: a value; letting go of different ones on different threads is fine. Never destroy
 // one with a lock held: it calls the device.

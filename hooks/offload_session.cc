@@ -111,7 +111,9 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
                                                const ParameterStorages& parameters) {
   // Recomputed activations are needed at once, and a double backward's saved tensors soon.
   if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward);
-  switch (ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters)) {
+  const TensorKind kind =
+      ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters);
+  switch (kind) {
     case TensorKind::kUnsupported:
       return Keep(&OffloadStats::kept_unsupported);
     case TensorKind::kParameter:
@@ -124,7 +126,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
   }
   auto offloader = OffloaderFor(tensor.device());
   ThrowIfError(offloader.status(), "setting up offload for a device");
-  return (*offloader)->Pack(tensor, tensor.is_leaf());
+  return (*offloader)->Pack(tensor, /*maybe_held=*/kind == TensorKind::kHeldLeaf);
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::Device device) {

@@ -1,6 +1,7 @@
 #include "pinion/hooks/saved_tensor_hooks.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -106,6 +107,8 @@ SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer)
     : guard_(kScopeSlot, Activate(std::move(packer))) {}
 
 int64_t CurrentBackward() { return torch::autograd::get_current_graph_task_id(); }
+
+uint64_t CurrentNode() { return at::sequence_number::peek(); }
 
 void AtEndOfBackward(std::function<void()> callback) {
   TORCH_CHECK(CurrentBackward() != -1, "AtEndOfBackward was called outside of a backward");

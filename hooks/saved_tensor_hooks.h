@@ -55,6 +55,10 @@ class SavedTensorScope {
 // The backward that the calling thread runs right now, by a number that never repeats; -1 outside.
 int64_t CurrentBackward();
 
+// A number that the tensors saved by one node share, on the thread that creates it. While it stays
+// the same, the operator that saves them has not returned.
+uint64_t CurrentNode();
+
 // Runs `callback` when the current backward has succeeded, on the thread that finishes it. Only
 // inside a backward.
 void AtEndOfBackward(std::function<void()> callback);

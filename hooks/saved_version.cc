@@ -2,11 +2,28 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstring>
+
 namespace pinion {
+namespace {
+
+// Which counter it is. LibTorch has no accessor for it; a VariableVersion is one pointer.
+const void* IdentityOf(const c10::VariableVersion& counter) {
+  static_assert(sizeof(counter) == sizeof(void*));
+  const void* identity = nullptr;
+  std::memcpy(&identity, &counter, sizeof(identity));
+  return identity;
+}
+
+}  // namespace
 
 SavedVersion::SavedVersion(const at::Tensor& tensor)
     : counter_(tensor.unsafeGetTensorImpl()->version_counter()),
       saved_(counter_.enabled() ? counter_.current_version() : 0) {}
+
+bool operator==(const SavedVersion& a, const SavedVersion& b) {
+  return IdentityOf(a.counter_) == IdentityOf(b.counter_) && a.saved_ == b.saved_;
+}
 
 void SavedVersion::Check(c10::ScalarType dtype, c10::IntArrayRef sizes) const {
   if (!counter_.enabled()) return;

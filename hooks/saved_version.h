@@ -17,7 +17,11 @@ class SavedVersion {
  public:
   explicit SavedVersion(const at::Tensor& tensor);
 
-  uint32_t saved() const { return saved_; }
+  const c10::VariableVersion& counter() const { return counter_; }
+
+  // The same version of the same counter: two tensors of one storage for which this is true have
+  // the same bytes. One storage can have several counters, which rise on their own (variable_data).
+  friend bool operator==(const SavedVersion& a, const SavedVersion& b);
 
   // Throws what autograd throws when a saved tensor was changed in place since. The arguments
   // describe the tensor in the message.

@@ -12,11 +12,13 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <utility>
 
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/guarded_storage.h"
 #include "pinion/hooks/offload_policy.h"
+#include "pinion/hooks/saved_version.h"
 #include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
@@ -29,23 +31,26 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
     kNone,        // never: the source stays on the device
   };
 
-  StorageRecord(const c10::Storage& storage, uint32_t version_at_pack, StorageExtent saved_extent,
-                const c10::Stream& stream, bool is_leaf)
+  StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
+                StorageExtent saved_extent, const c10::Stream& stream, bool may_be_held,
+                uint64_t saved_by)
       : identity(storage.getWeakStorageImpl()),
-        version(version_at_pack),
+        version(std::move(version_at_pack)),
         extent(saved_extent),
         pack_stream(stream),
-        leaf(is_leaf),
+        maybe_held(may_be_held),
+        node(saved_by),
         source(storage) {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
 
   // The weak reference keeps the StorageImpl's address from being recycled.
   const WeakStorage identity;
-  const uint32_t version;
+  const SavedVersion version;
   const StorageExtent extent;  // the bytes of the storage that are saved
   const c10::Stream pack_stream;
-  const bool leaf;
+  const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
+  const uint64_t node;    // that saved it first
 
   // ---- guarded ----
   c10::Storage source;  // empty once evicted
@@ -63,8 +68,9 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   int read_handles = 0;
   uint64_t epoch = 1;
 
-  bool in_window = false;                        // counted in the eviction window
-  std::list<StorageRecord*>::iterator position;  // in the order of packing
+  bool in_window = false;                               // counted in the eviction window
+  std::list<StorageRecord*>::iterator window_position;  // valid while in_window
+  std::list<StorageRecord*>::iterator position;         // in the order of packing
 };
 
 }  // namespace pinion
