@@ -90,7 +90,7 @@ class RaceDetector {
   struct Span {
     uint64_t end = 0;
     Epoch write;
-    absl::InlinedVector<Epoch, 2> reads;  // the latest of each context
+    std::vector<Epoch> reads;  // the latest of each context
   };
   struct Memory {
     uint64_t size_bytes = 0;

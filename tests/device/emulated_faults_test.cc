@@ -128,7 +128,7 @@ TEST_F(EmulatedFaultsTest, EveryKindOfCallCanFail) {
 TEST_F(EmulatedFaultsTest, WaitForAStuckCopyEndsAtOnceAndNamesIt) {
   // pytorch#183501: one event that never completed stopped the recycling of 90 GB of pinned
   // memory, and nothing said which.
-  StartWith({.stall_copies_from = 2});
+  StartWith({.calls = {}, .stall_copies_from = 2});
   uint8_t* const data = OnDevice(kKiB);
   uint8_t* const host = Pinned(2 * kKiB);
   Order(compute_, out_);
@@ -154,7 +154,7 @@ TEST_F(EmulatedFaultsTest, WaitForAStuckCopyEndsAtOnceAndNamesIt) {
 }
 
 TEST_F(EmulatedFaultsTest, MemoryFreedBehindAStuckCopyIsNeverReused) {
-  StartWith({.stall_copies_from = 1});
+  StartWith({.calls = {}, .stall_copies_from = 1});
   uint8_t* const data = OnDevice(kKiB);
   uint8_t* const host = Pinned(kKiB);
   Fill(data, 1, kKiB, compute_);
@@ -168,7 +168,7 @@ TEST_F(EmulatedFaultsTest, MemoryFreedBehindAStuckCopyIsNeverReused) {
 }
 
 TEST_F(EmulatedFaultsTest, CopyThatIsStuckForAWhileFinishesThen) {
-  StartWith({.stall_copies_from = 1, .stall_ms = 50});
+  StartWith({.calls = {}, .stall_copies_from = 1, .stall_ms = 50});
   uint8_t* const data = OnDevice(kKiB);
   uint8_t* const host = Pinned(kKiB);
   host[0] = 7;
