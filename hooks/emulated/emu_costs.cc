@@ -59,8 +59,7 @@ double ConvolutionBackwardFlops(c10::ArrayRef<c10::IValue> arguments) {
 }
 
 // Two products of [queries x head] and [head x keys]; backward has five. A causal mask needs half.
-double AttentionFlops(const c10::IValue& query, const c10::IValue& key, bool causal,
-                      int products) {
+double AttentionFlops(const c10::IValue& query, const c10::IValue& key, bool causal, int products) {
   return 2.0 * products * Numel(query) * Size(key, -2) * (causal ? 0.5 : 1);
 }
 

@@ -120,8 +120,9 @@ class BoxedCall {
     }
     const at::Generator& given = value.toGenerator();
     if (given.device().type() != kEmu) return;
-    TORCH_CHECK(given.device().index() == kernel_.device(), op_.name, " on emu:",
-                static_cast<int>(kernel_.device()), " was given a generator of ", given.device());
+    TORCH_CHECK(given.device().index() == kernel_.device(), op_.name,
+                " on emu:", static_cast<int>(kernel_.device()), " was given a generator of ",
+                given.device());
     value = HostGeneratorOf(given);
   }
 
@@ -162,9 +163,9 @@ void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const AllocationLabel label(description.name);
     call.ResultsToDevice();
   }
-  kernel.Launch(flops, gather ? GatherBytes(gather_arguments, description.in_place,
-                                            kernel.memory_bytes())
-                              : kernel.memory_bytes());
+  kernel.Launch(flops,
+                gather ? GatherBytes(gather_arguments, description.in_place, kernel.memory_bytes())
+                       : kernel.memory_bytes());
   if (description.observed_by_host || call.indexed_by_mask()) kernel.Synchronize();
 }
 

@@ -55,8 +55,7 @@ std::array<at::Generator, kMaxDevices> MakeDefaultGenerators() {
 }  // namespace
 
 at::Generator NewGenerator(c10::DeviceIndex index) {
-  return at::Generator(
-      c10::make_intrusive<EmuGenerator>(index, at::detail::createCPUGenerator()));
+  return at::Generator(c10::make_intrusive<EmuGenerator>(index, at::detail::createCPUGenerator()));
 }
 
 const at::Generator& DefaultGenerator(c10::DeviceIndex index) {

@@ -73,8 +73,9 @@ void HostKernel::SetDevice(c10::DeviceIndex index) {
     device_ = index;
     stream_ = CurrentHandle(index);
   }
-  TORCH_CHECK(device_ == index, name_, " expects all tensors on one device, but found emu:",
-              static_cast<int>(device_), " and emu:", static_cast<int>(index));
+  TORCH_CHECK(device_ == index, name_,
+              " expects all tensors on one device, but found emu:", static_cast<int>(device_),
+              " and emu:", static_cast<int>(index));
 }
 
 const c10::Storage& HostKernel::HostStorage(const at::Tensor& tensor) {

@@ -19,20 +19,29 @@ using Names = absl::flat_hash_set<std::string>;
 
 // The shapes of their results depend on values, or they check values: CUDA waits for those too.
 bool ShapeDependsOnValues(const std::string& name) {
-  static const auto* const names = new Names{
-      "aten::nonzero",       "aten::masked_select",     "aten::_unique",
-      "aten::_unique2",      "aten::unique_dim",        "aten::unique_consecutive",
-      "aten::bincount",      "aten::repeat_interleave", "aten::unique_dim_consecutive",
-      "aten::_linalg_check_errors"};
+  static const auto* const names = new Names{"aten::nonzero",
+                                             "aten::masked_select",
+                                             "aten::_unique",
+                                             "aten::_unique2",
+                                             "aten::unique_dim",
+                                             "aten::unique_consecutive",
+                                             "aten::bincount",
+                                             "aten::repeat_interleave",
+                                             "aten::unique_dim_consecutive",
+                                             "aten::_linalg_check_errors"};
   return names->contains(name);
 }
 
 bool TakesHostTensors(const std::string& name) {
-  static const auto* const names =
-      new Names{"aten::index",    "aten::index_put_", "aten::_index_put_impl_",
-                "aten::_pack_padded_sequence", "aten::_pad_packed_sequence",
-                "aten::lstm",     "aten::gru",        "aten::rnn_tanh",
-                "aten::rnn_relu"};
+  static const auto* const names = new Names{"aten::index",
+                                             "aten::index_put_",
+                                             "aten::_index_put_impl_",
+                                             "aten::_pack_padded_sequence",
+                                             "aten::_pad_packed_sequence",
+                                             "aten::lstm",
+                                             "aten::gru",
+                                             "aten::rnn_tanh",
+                                             "aten::rnn_relu"};
   return names->contains(name);
 }
 
@@ -71,8 +80,7 @@ Operator Describe(const c10::OperatorHandle& handle) {
     Operator::Argument described;
     if (IsWritten(argument)) {
       const bool overwritten = argument.is_out() || OnlyWrites(description.name);
-      described.access =
-          overwritten ? HostKernel::Access::kWrite : HostKernel::Access::kReadWrite;
+      described.access = overwritten ? HostKernel::Access::kWrite : HostKernel::Access::kReadWrite;
       description.in_place = description.in_place || !argument.is_out();
     }
     const c10::TypePtr optional = c10::OptionalType::create(c10::GeneratorType::get());
@@ -86,7 +94,8 @@ Operator Describe(const c10::OperatorHandle& handle) {
       argument = ArgumentOf(schema, result);
       if (!result.alias_info()->isWrite() && description.refusal.empty()) {
         description.refusal =
-            full_name + " returns a view of its argument and emu has no kernel of its own for it; "
+            full_name +
+            " returns a view of its argument and emu has no kernel of its own for it; "
             "a copy in its place would silently break aliasing";
       }
     }

@@ -59,9 +59,9 @@ ThreadState& ThisThread() {
 }
 
 void CheckIndex(c10::DeviceIndex index) {
-  TORCH_CHECK(index >= 0 && index < DeviceCount(), "there is no device emu:",
-              static_cast<int>(index), ": the emulated machine has ", DeviceCount(),
-              " devices (EmulatedOptions::device_count)");
+  TORCH_CHECK(index >= 0 && index < DeviceCount(),
+              "there is no device emu:", static_cast<int>(index), ": the emulated machine has ",
+              DeviceCount(), " devices (EmulatedOptions::device_count)");
 }
 
 ThreadStream& CurrentThreadStream(c10::DeviceIndex index) {

@@ -1,0 +1,117 @@
+#include "pinion/hooks/emulated/emu_copy.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/Stream.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <string>
+
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/emulated/emu_host_kernel.h"
+#include "pinion/hooks/emulated/emu_state.h"
+#include "pinion/hooks/torch_bridge.h"
+
+namespace pinion::emu {
+namespace {
+
+void* DataOf(const at::Tensor& tensor) { return tensor.mutable_data_ptr(); }
+
+bool HasMathBit(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
+// The bytes of both are the same sequence of elements.
+bool SameBytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && !HasMathBit(a) && !HasMathBit(b) &&
+         ((a.is_contiguous() && b.is_contiguous()) ||
+          (a.strides() == b.strides() && a.is_non_overlapping_and_dense()));
+}
+
+void CopyWithinDevice(const at::Tensor& src, const at::Tensor& dst) {
+  static const std::string* const name = new std::string("aten::copy_");
+  HostKernel kernel(*name);
+  const at::Tensor from = kernel.Read(src);
+  const at::Tensor to = kernel.Alias(dst, HostKernel::Access::kWrite);
+  kernel.Prepare();
+  {
+    const HostScope scope;
+    to.copy_(from);
+  }
+  kernel.Launch();
+}
+
+// Keeps pinned memory from being reused before the copy is done.
+void RecordPinned(const at::Tensor& host, const c10::Stream& stream) {
+  at::HostAllocator* const allocator = at::getHostAllocator(kEmu);
+  if (allocator == nullptr || !Machine().IsPinned(host.const_data_ptr())) return;
+  const c10::DataPtr& data = host.storage().data_ptr();
+  allocator->record_event(data.get(), data.get_context(), stream);
+}
+
+void CopyBytes(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
+  if (src.numel() == 0) return;
+  const bool to_host = dst.is_cpu();
+  const c10::DeviceIndex index = (to_host ? src : dst).device().index();
+  const c10::Stream stream = CurrentStream(index);
+  ThrowIfError(
+      Machine().Copy(index, DataOf(dst), src.const_data_ptr(), src.nbytes(), CurrentHandle(index)),
+      "copying between host and device");
+  if (!non_blocking) {
+    ThrowIfError(DeviceAt(index).SynchronizeStream(CurrentHandle(index)), "waiting for a copy");
+    return;
+  }
+  RecordPinned(to_host ? dst : src, stream);
+}
+
+void CopyBetweenDevices(const at::Tensor& src, const at::Tensor& dst) {
+  const c10::Stream source = CurrentStream(src.device().index());
+  const c10::Stream destination = CurrentStream(dst.device().index());
+  // `dst` is written on the source's stream, so that stream follows the destination's and is
+  // followed by it.
+  c10::Event dst_ready(kEmu);
+  dst_ready.record(destination);
+  dst_ready.block(source);
+  if (src.numel() > 0) {
+    ThrowIfError(Machine().Copy(source.device_index(), DataOf(dst), src.const_data_ptr(),
+                                src.nbytes(), HandleOf(source)),
+                 "copying between devices");
+  }
+  c10::Event copied(kEmu);
+  copied.record(source);
+  copied.block(destination);
+}
+
+void MoveBytes(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
+  if (src.is_cpu() || dst.is_cpu()) {
+    CopyBytes(src, dst, non_blocking);
+  } else {
+    CopyBetweenDevices(src, dst);
+  }
+}
+
+}  // namespace
+
+at::Tensor CopyFrom(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
+  const at::Tensor from = src.sizes() == dst.sizes() ? src : src.expand(dst.sizes());
+  if (dst.numel() == 0) return dst;
+  if (from.device() == dst.device()) {
+    CopyWithinDevice(from, dst);
+  } else if (SameBytes(from, dst)) {
+    MoveBytes(from, dst, non_blocking);
+  } else {
+    const at::Tensor packed = from.to(dst.scalar_type()).resolve_conj().resolve_neg().contiguous();
+    if (dst.is_contiguous() && !HasMathBit(dst)) {
+      MoveBytes(packed, dst, non_blocking);
+    } else {
+      const at::Tensor staged = at::empty(dst.sizes(), dst.options());
+      MoveBytes(packed, staged, /*non_blocking=*/false);
+      dst.copy_(staged);
+    }
+  }
+  return dst;
+}
+
+}  // namespace pinion::emu

@@ -1,0 +1,111 @@
+#include "pinion/hooks/emulated/emu_device.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "pinion/hooks/emulated/emu_allocator.h"
+#include "pinion/hooks/emulated/emu_autocast.h"
+#include "pinion/hooks/emulated/emu_fallback.h"
+#include "pinion/hooks/emulated/emu_guard.h"
+#include "pinion/hooks/emulated/emu_hooks.h"
+#include "pinion/hooks/emulated/emu_memory_ops.h"
+#include "pinion/hooks/emulated/emu_nn_ops.h"
+#include "pinion/hooks/emulated/emu_pinned.h"
+#include "pinion/hooks/emulated/emu_state.h"
+
+namespace pinion {
+namespace {
+
+using c10::DispatchKey;
+
+// Registrations last as long as their library, so it is never destroyed.
+torch::Library& NewLibrary(const char* name_space, DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+}
+
+bool IsMutable(const c10::OperatorHandle& op) { return op.schema().is_mutable(); }
+
+// An operator with kernels of LibTorch's own for any backend does not reach the backend's fallback.
+// Where the CPU has a kernel too, the composite one would give other bits: the fallback is
+// registered for it by name.
+void RegisterOverComposites(torch::Library& library) {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const std::optional<c10::OperatorHandle> op = dispatcher.findSchema(name);
+    if (!op.has_value() || op->schema().getNamespace() != "aten") continue;
+    if (op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
+    const bool structured =
+        op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+    const bool composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+                           op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    const bool on_cpu = op->hasKernelForDispatchKey(DispatchKey::CPU);
+    const std::string full_name = c10::toString(name);
+    if (structured && !IsMutable(*op)) {
+      library.impl(full_name.c_str(),
+                   torch::CppFunction::makeFromBoxedFunction<&emu::RunLabelled>());
+    } else if ((structured || composite) && on_cpu) {
+      library.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
+    }
+  }
+  // Composite alone, but they would look for a convolution of the backend's own.
+  for (const char* name : {"convolution", "convolution_backward", "_convolution"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
+  }
+}
+
+void RegisterKernels() {
+  torch::Library& library = NewLibrary("aten", DispatchKey::PrivateUse1);
+  emu::RegisterMemoryOps(library);
+  emu::RegisterNnOps(library, NewLibrary("aten", DispatchKey::AutogradPrivateUse1));
+  RegisterOverComposites(library);
+  NewLibrary("_", DispatchKey::PrivateUse1)
+      .fallback(torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
+  emu::RegisterAutocast(NewLibrary("aten", DispatchKey::AutocastPrivateUse1));
+  NewLibrary("_", DispatchKey::AutocastPrivateUse1).fallback(torch::CppFunction::makeFallthrough());
+}
+
+void RegisterDeviceType() {
+  c10::register_privateuse1_backend("emu");
+  c10::SetAllocator(emu::kEmu, &emu::EmuAllocator::Get());
+  c10::impl::registerDeviceGuard(emu::kEmu, new emu::EmuGuard);
+  at::RegisterPrivateUse1HooksInterface(new emu::EmuHooks);
+  at::setHostAllocator(emu::kEmu, &emu::EmuPinnedAllocator::Get());
+  RegisterKernels();
+}
+
+}  // namespace
+
+absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
+  if (machine == nullptr) return absl::InvalidArgumentError("RegisterEmuDevice needs a machine");
+  if (machine->device_count() > emu::kMaxDevices) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("EmulatedOptions::device_count is ", machine->device_count(),
+                     "; LibTorch's emu takes ", emu::kMaxDevices, " at most"));
+  }
+  if (const int64_t live_bytes = emu::EmuAllocator::Get().live_bytes(); live_bytes > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("tensors of the machine that is registered hold ", live_bytes,
+                     " bytes; drop them before another machine takes its place"));
+  }
+  static const bool registered = [] {
+    RegisterDeviceType();
+    return true;
+  }();
+  static_cast<void>(registered);
+  emu::InstallMachine(std::move(machine));
+  return absl::OkStatus();
+}
+
+std::shared_ptr<EmulatedMachine> RegisteredEmuMachine() { return emu::InstalledMachine(); }
+
+}  // namespace pinion

@@ -1,0 +1,161 @@
+#include "pinion/hooks/emulated/emu_memory_ops.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Stream.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "pinion/device/allocation_label.h"
+#include "pinion/hooks/emulated/emu_allocator.h"
+#include "pinion/hooks/emulated/emu_copy.h"
+#include "pinion/hooks/emulated/emu_host_kernel.h"
+#include "pinion/hooks/emulated/emu_state.h"
+#include "pinion/hooks/torch_bridge.h"
+
+namespace pinion::emu {
+namespace {
+
+c10::DeviceIndex IndexFor(std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  TORCH_CHECK(!pin_memory.value_or(false), "only tensors of the CPU can be pinned");
+  return device.has_value() ? IndexOf(*device) : CurrentDevice();
+}
+
+at::Tensor EmptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
+                        std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
+                        std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  const AllocationLabel label("aten::empty_strided");
+  return MakeDeviceTensor(IndexFor(device, pin_memory), size, stride, c10::dtype_or_default(dtype));
+}
+
+at::Tensor Empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<c10::Device> device,
+                 std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+  const AllocationLabel label("aten::empty");
+  at::Tensor tensor = MakeDeviceTensor(IndexFor(device, pin_memory), {c10::multiply_integers(size)},
+                                       {1}, c10::dtype_or_default(dtype));
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(size);
+  if (format.value_or(at::MemoryFormat::Contiguous) != at::MemoryFormat::Contiguous) {
+    impl->empty_tensor_restride(*format);
+  }
+  return tensor;
+}
+
+const at::Tensor& Resize(const at::Tensor& self, at::IntArrayRef size,
+                         std::optional<at::MemoryFormat> format) {
+  c10::TensorImpl* const impl = self.unsafeGetTensorImpl();
+  if (impl->sizes() == size) return self;
+  const size_t needed = at::detail::computeStorageNbytesContiguous(
+      size, self.itemsize(), static_cast<size_t>(self.storage_offset()));
+  if (needed > self.storage().nbytes()) ResizeStorage(self.storage(), needed);
+  impl->set_sizes_contiguous(size);
+  if (format.has_value()) impl->empty_tensor_restride(*format);
+  return self;
+}
+
+at::Tensor& SetStorage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                       at::IntArrayRef stride) {
+  const auto first = static_cast<size_t>(offset);
+  const size_t needed =
+      stride.data() == nullptr
+          ? at::detail::computeStorageNbytesContiguous(size, self.itemsize(), first)
+          : at::detail::computeStorageNbytes(size, stride, self.itemsize(), first);
+  if (needed > source.nbytes()) ResizeStorage(source, needed);
+  return at::native::set_storage_cpu_(self, std::move(source), offset, size, stride);
+}
+
+at::Tensor& SetEmpty(at::Tensor& self) {
+  EmuAllocator& allocator = EmuAllocator::Get();
+  const c10::Storage empty(c10::Storage::use_byte_size_t(), 0,
+                           allocator.AllocateOn(self.device().index(), 0), &allocator,
+                           /*resizable=*/true);
+  return SetStorage(self, empty, 0, {0}, {});
+}
+
+at::Scalar LocalScalarDense(const at::Tensor& self) {
+  static const std::string* const name = new std::string("aten::_local_scalar_dense");
+  HostKernel kernel(*name);
+  const at::Tensor host = kernel.Read(self);
+  kernel.Prepare();
+  const at::Scalar value = at::native::_local_scalar_dense_cpu(host);
+  kernel.Launch();
+  kernel.Synchronize();
+  return value;
+}
+
+at::Tensor CopyFromAndResize(const at::Tensor& self, const at::Tensor& dst) {
+  dst.resize_(self.sizes());
+  return CopyFrom(self, dst, /*non_blocking=*/false);
+}
+
+void RecordStream(at::Tensor& self, at::Stream stream) {
+  EmuAllocator::Get().recordStream(self.storage().data_ptr(), stream);
+}
+
+// Parameters keep their identity when a module moves to the device.
+bool HasCompatibleShallowCopyType(const at::Tensor& self, const at::Tensor& from) {
+  return self.layout() == from.layout();
+}
+
+}  // namespace
+
+void ResizeStorage(const c10::Storage& storage, size_t size_bytes) {
+  c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
+  TORCH_CHECK(impl->resizable(), "a storage of ", impl->nbytes(), " bytes on ", impl->device(),
+              " cannot be resized to ", size_bytes);
+  const c10::DeviceIndex index = impl->device().index();
+  c10::DataPtr data = EmuAllocator::Get().AllocateOn(index, size_bytes);
+  const size_t kept = std::min(size_bytes, impl->nbytes());
+  if (kept > 0) {
+    ThrowIfError(Machine().Copy(index, data.get(), impl->data(), kept, CurrentHandle(index)),
+                 "resizing a storage");
+  }
+  impl->set_data_ptr_noswap(std::move(data));
+  impl->set_nbytes(size_bytes);
+}
+
+void RegisterMemoryOps(torch::Library& library) {
+  using at::Tensor;
+  library.impl("empty.memory_format", &Empty);
+  library.impl("empty_strided", &EmptyStrided);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", static_cast<Tensor (*)(const Tensor&, at::IntArrayRef)>(at::native::view));
+  library.impl("view.dtype", &at::native::view_dtype);
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("unfold", static_cast<Tensor (*)(const Tensor&, int64_t, int64_t, int64_t)>(
+                             at::native::unfold));
+  library.impl("view_as_real", &at::native::view_as_real);
+  library.impl("view_as_complex", &at::native::view_as_complex);
+  library.impl("set_", &SetEmpty);
+  library.impl("set_.source_Storage",
+               static_cast<Tensor& (*)(Tensor&, at::Storage)>(at::native::set_));
+  library.impl("set_.source_Storage_storage_offset", &SetStorage);
+  library.impl("set_.source_Tensor", &at::native::set_tensor_);
+  library.impl("resize_", &Resize);
+  library.impl("_copy_from", &CopyFrom);
+  library.impl("_copy_from_and_resize", &CopyFromAndResize);
+  library.impl("_local_scalar_dense", &LocalScalarDense);
+  library.impl("record_stream", &RecordStream);
+  library.impl("_has_compatible_shallow_copy_type", &HasCompatibleShallowCopyType);
+}
+
+}  // namespace pinion::emu

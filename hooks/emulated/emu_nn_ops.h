@@ -1,0 +1,16 @@
+// Operators of neural networks that LibTorch routes differently on a device of its own: dropout,
+// the choice of an attention kernel, recurrent layers. Each does what the CPU does, bit for bit.
+
+#ifndef PINION_HOOKS_EMULATED_EMU_NN_OPS_H_
+#define PINION_HOOKS_EMULATED_EMU_NN_OPS_H_
+
+#include <torch/library.h>
+
+namespace pinion::emu {
+
+// `library` implements "aten" for PrivateUse1, `autograd` for AutogradPrivateUse1.
+void RegisterNnOps(torch::Library& library, torch::Library& autograd);
+
+}  // namespace pinion::emu
+
+#endif  // PINION_HOOKS_EMULATED_EMU_NN_OPS_H_

@@ -1,0 +1,188 @@
+#include "pinion/hooks/emulated/emu_recurrent.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/ivalue_inl.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "pinion/device/allocation_label.h"
+#include "pinion/hooks/emulated/emu_costs.h"
+#include "pinion/hooks/emulated/emu_fallback.h"
+#include "pinion/hooks/emulated/emu_host_kernel.h"
+#include "pinion/hooks/emulated/emu_operator.h"
+#include "pinion/hooks/emulated/emu_state.h"
+
+namespace pinion::emu {
+namespace {
+
+using torch::autograd::variable_list;
+
+// An operator call whose tensors have been taken out, in order.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, std::vector<c10::IValue> arguments)
+      : op_(op), arguments_(std::move(arguments)) {}
+
+  const c10::OperatorHandle& op() const { return op_; }
+
+  // Calls `visit` on each tensor and puts its answer in the tensor's place.
+  template <typename Visit>
+  static void VisitTensors(std::vector<c10::IValue>& arguments, const Visit& visit) {
+    for (c10::IValue& value : arguments) {
+      if (value.isTensor()) {
+        value = visit(value.toTensor());
+      } else if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(visit(tensor));
+        value = std::move(list);
+      }
+    }
+  }
+
+  torch::jit::Stack With(const variable_list& tensors) const {
+    torch::jit::Stack stack = arguments_;
+    size_t next = 0;
+    VisitTensors(stack, [&](const at::Tensor&) { return tensors[next++]; });
+    return stack;
+  }
+
+ private:
+  c10::OperatorHandle op_;
+  std::vector<c10::IValue> arguments_;
+};
+
+variable_list TakeResults(torch::jit::Stack& stack) {
+  variable_list results;
+  for (c10::IValue& value : stack) results.push_back(std::move(value).toTensor());
+  return results;
+}
+
+// The CPU's generator: dropout between layers draws from it, on emu as well.
+class CpuRandomState {
+ public:
+  static at::Tensor Get() {
+    const std::lock_guard<std::mutex> lock(Generator().mutex());
+    return at::Tensor(Generator().unsafeGetGeneratorImpl()->get_state());
+  }
+  static void Set(const at::Tensor& state) {
+    const std::lock_guard<std::mutex> lock(Generator().mutex());
+    Generator().unsafeGetGeneratorImpl()->set_state(*state.unsafeGetTensorImpl());
+  }
+
+ private:
+  static at::Generator Generator() { return at::detail::getDefaultCPUGenerator(); }
+};
+
+class Recurrent : public torch::autograd::Function<Recurrent> {
+ public:
+  static variable_list forward(torch::autograd::AutogradContext* context,
+                               const std::shared_ptr<Call>& call, const variable_list& tensors) {
+    context->saved_data["random_state"] = CpuRandomState::Get();
+    context->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<CallHolder>(call));
+    context->save_for_backward(tensors);
+    torch::jit::Stack stack = call->With(tensors);
+    RunOnHost(call->op(), &stack);
+    return TakeResults(stack);
+  }
+
+  static variable_list backward(torch::autograd::AutogradContext* context,
+                                const variable_list& grads) {
+    const Call& call =
+        *static_cast<const CallHolder&>(*context->saved_data["call"].toCapsule()).call;
+    variable_list gradients(1);  // of the call itself
+    const variable_list tensors = context->get_saved_variables();
+    variable_list computed =
+        Differentiate(call, context->saved_data["random_state"].toTensor(), tensors, grads);
+    gradients.insert(gradients.end(), computed.begin(), computed.end());
+    return gradients;
+  }
+
+ private:
+  struct CallHolder : torch::CustomClassHolder {
+    explicit CallHolder(std::shared_ptr<Call> held) : call(std::move(held)) {}
+    std::shared_ptr<Call> call;
+  };
+
+  static variable_list Differentiate(const Call& call, const at::Tensor& random_state,
+                                     const variable_list& tensors, const variable_list& grads) {
+    const Operator& description = OperatorOf(call.op());
+    HostKernel kernel(description.name);
+    variable_list inputs, differentiable;
+    for (const at::Tensor& tensor : tensors) {
+      const bool on_device = tensor.defined() && tensor.device().type() == kEmu;
+      inputs.push_back(on_device ? kernel.Read(tensor) : tensor);
+      if (!on_device || !tensor.requires_grad()) continue;
+      inputs.back().set_requires_grad(true);
+      differentiable.push_back(inputs.back());
+    }
+    variable_list host_grads;
+    for (const at::Tensor& grad : grads) {
+      host_grads.push_back(grad.defined() ? kernel.Read(grad) : grad);
+    }
+    kernel.Prepare();
+    const variable_list computed =
+        DifferentiateOnHost(call, random_state, inputs, differentiable, host_grads);
+    const AllocationLabel label(description.name);
+    variable_list results(tensors.size());
+    size_t next = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].defined() && inputs[i].requires_grad()) {
+        results[i] = kernel.Result(computed[next++]);
+      }
+    }
+    const torch::jit::Stack arguments = call.With(inputs);
+    kernel.Launch(3 * FlopsOf(CostRule::kRecurrent, arguments));
+    return results;
+  }
+
+  static variable_list DifferentiateOnHost(const Call& call, const at::Tensor& random_state,
+                                           const variable_list& inputs,
+                                           const variable_list& differentiable,
+                                           const variable_list& grads) {
+    const at::AutoGradMode enable(true);
+    const at::Tensor present_state = CpuRandomState::Get();
+    CpuRandomState::Set(random_state);
+    torch::jit::Stack stack = call.With(inputs);
+    call.op().callBoxed(stack);
+    CpuRandomState::Set(present_state);
+    variable_list outputs, output_grads;
+    const variable_list all_outputs = TakeResults(stack);
+    for (size_t i = 0; i < all_outputs.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      outputs.push_back(all_outputs[i]);
+      output_grads.push_back(grads[i]);
+    }
+    return torch::autograd::grad(outputs, differentiable, output_grads,
+                                 /*retain_graph=*/std::nullopt, /*create_graph=*/false,
+                                 /*allow_unused=*/true);
+  }
+};
+
+}  // namespace
+
+void RunRecurrent(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  std::vector<c10::IValue> arguments = torch::jit::pop(*stack, op.schema().arguments().size());
+  variable_list tensors;
+  Call::VisitTensors(arguments, [&](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return at::Tensor();
+  });
+  const auto call = std::make_shared<Call>(op, std::move(arguments));
+  for (at::Tensor& result : Recurrent::apply(call, tensors)) stack->emplace_back(std::move(result));
+}
+
+}  // namespace pinion::emu
