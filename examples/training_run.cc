@@ -169,7 +169,8 @@ class Trainer {
       result_.pin_calls_after_warmup = allocator.pin_calls - pins_after_warmup;
       result_.pack_unpack_us =
           packed == 0 ? 0 : (stats.pack_unpack_us - stats_after_warmup.pack_unpack_us) / packed;
-      result_.saved_tensors = packed / static_cast<uint64_t>(measured);
+      result_.offloaded_bytes =
+          (stats.offloaded_bytes - stats_after_warmup.offloaded_bytes) / measured;
       result_.pinned_host_bytes = allocator.locked_bytes.peak;
     }
     PINION_RETURN_IF_ERROR(WriteFiles());

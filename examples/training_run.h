@@ -53,11 +53,11 @@ struct RunResult {
   double step_ms = 0;
   std::optional<double> stall_ms;  // compute that only waited for a copy
   double bytes_moved = 0;          // over the link, both directions, by offloading
+  double offloaded_bytes = 0;      // of saved tensors that got a host copy
   double tokens_per_s = 0;         // wall time
 
   uint64_t pin_calls_after_warmup = 0;
-  double pack_unpack_us = 0;   // wall time of the host per saved tensor
-  uint64_t saved_tensors = 0;  // that reached the session, per step
+  double pack_unpack_us = 0;  // wall time of the host per saved tensor
   uint64_t pinned_host_bytes = 0;
 };
 

@@ -1,0 +1,207 @@
+// The program as a user runs it.
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class TrainGptTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::remove_all(directory_);
+    std::filesystem::create_directories(directory_);
+    std::ofstream text(text_);
+    for (int i = 0; i < 400; ++i) text << "the quick brown fox jumps over the lazy dog " << i * i;
+  }
+
+  // Runs the program with `flags` after `environment`, in the shell's syntax.
+  Outcome Run(const std::string& flags, const std::string& environment = "") const {
+    const std::string out = testing::TempDir() + "/out", err = testing::TempDir() + "/err";
+    const std::string command =
+        absl::StrCat(environment, " examples/train_gpt ", flags, " >", out, " 2>", err);
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Contents(out), Contents(err)};
+  }
+
+  Outcome Tiny(const std::string& flags) const {
+    return Run(absl::StrCat("--device=emu:0 --size=tiny --text=", text_, " ", flags));
+  }
+
+  nlohmann::json Runs(const std::string& path) const {
+    return nlohmann::json::parse(Contents(path))["runs"];
+  }
+
+  std::vector<std::string> Files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+      names.push_back(entry.path().filename());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  void ExpectOneClearLine(const Outcome& outcome, const std::string& part) const {
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_THAT(outcome.err, HasSubstr(part));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_EQ(outcome.err.back(), '\n');
+  }
+
+  const std::string directory_ = testing::TempDir() + "/train_gpt_test";
+  const std::string text_ = directory_ + "/text";
+};
+
+TEST_F(TrainGptTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
+  const struct {
+    const char* flags;
+    const char* part;
+  } cases[] = {
+      {"--text=/no/such/file", "/no/such/file"},
+      {"--text=/dev/null", "/dev/null is empty"},
+      {"--sequence=1000000 --batch=1", "--sequence=1000000"},
+      {"--device=tpu:0", "--device=tpu:0"},
+      {"--device=emu:1", "--device=emu:1"},
+      {"--preset=dreamt", "h100_pcie5"},
+      {"--size=huge", "tiny, small"},
+      {"--offload=maybe", "--offload=maybe"},
+      {"--dtype=int8", "--dtype=int8"},
+      {"--heads=3", "--heads=3"},
+      {"--steps=0", "--steps=0"},
+      {"--device_memory=1MiB", "optimizer state alone take"},
+      {"--device_memory=lots", "--device_memory=lots"},
+      {"--steps=many", "many"},
+      {"--no_such_flag", "no_such_flag"},
+      {"stray", "stray"},
+      {"--json=/no/such/directory/out.json", "/no/such/directory/out.json"},
+      {"--trace=/no/such/directory/out.json", "/no/such/directory/out.json"},
+      {"--checkpoint=/no/such/directory/out.pt", "/no/such/directory/out.pt"},
+      {"--resume=/no/such/file.pt", "/no/such/file.pt"},
+      {"--compare --checkpoint=x", "--compare"},
+  };
+  const std::string outputs =
+      absl::StrCat(" --json=", directory_, "/json --checkpoint=", directory_, "/checkpoint");
+  for (const auto& [flags, part] : cases) {
+    SCOPED_TRACE(flags);
+    ExpectOneClearLine(Tiny(absl::StrCat(outputs, " ", flags)), part);
+    EXPECT_EQ(Files(), std::vector<std::string>({"text"})) << "nothing is left behind";
+  }
+}
+
+TEST_F(TrainGptTest, AMissingBibleNamesThePackageThatHasIt) {
+  const Outcome outcome = Run("--device=emu:0", "PATH=/nowhere");
+  ExpectOneClearLine(outcome, "bible-kjv");
+}
+
+TEST_F(TrainGptTest, ADamagedCheckpointIsRefusedAndKept) {
+  const std::string path = directory_ + "/checkpoint";
+  ASSERT_EQ(Tiny("--steps=1 --checkpoint=" + path).exit_code, 0);
+  const std::string whole = Contents(path);
+  ASSERT_GT(whole.size(), 100'000);
+
+  std::string flipped = whole;
+  flipped[whole.size() / 2] ^= 1;
+  for (const std::string& damaged :
+       {flipped, whole.substr(0, whole.size() / 2), std::string("not a checkpoint")}) {
+    std::ofstream(path, std::ios::binary) << damaged;
+    ExpectOneClearLine(Tiny(absl::StrCat("--steps=1 --resume=", path, " --checkpoint=", path)),
+                       path);
+    EXPECT_EQ(Contents(path), damaged);
+  }
+}
+
+TEST_F(TrainGptTest, WithoutOffloadTheDefaultLimitIsTooSmallAndTheReportSaysWhoHoldsWhat) {
+  const Outcome outcome = Tiny("--steps=2 --offload=none --json=" + directory_ + "/json");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, StartsWith("train_gpt: emu:0 ran out of memory in step 1"));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("--offload=pinion"), HasSubstr("parameters"),
+                                 HasSubstr("optimizer state")));
+  EXPECT_EQ(Files(), std::vector<std::string>({"text"}));
+}
+
+TEST_F(TrainGptTest, WithOffloadTheDefaultLimitSufficesForTheSameLosses) {
+  const std::string limited = directory_ + "/limited", unlimited = directory_ + "/unlimited";
+  const Outcome outcome = Tiny("--steps=4 --json=" + limited);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("step 4/4"), HasSubstr("(modelled)"),
+                                 HasSubstr("stands for a GPT of width")));
+  ASSERT_EQ(
+      Tiny("--steps=4 --offload=none --device_memory=unlimited --json=" + unlimited).exit_code, 0);
+  EXPECT_EQ(Runs(limited)[0]["losses"], Runs(unlimited)[0]["losses"]);
+}
+
+// The claims that the comparison is there to make, on a model that takes seconds.
+TEST_F(TrainGptTest, TheComparisonMeetsItsGoalsAndRepeats) {
+  const std::string path = directory_ + "/first", again = directory_ + "/second";
+  const Outcome outcome = Tiny("--compare --steps=6 --json=" + path);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("step (modelled)"), HasSubstr("can hide the transfer"),
+                                 HasSubstr("cannot hide the transfer")));
+
+  const nlohmann::json runs = Runs(path);
+  ASSERT_EQ(runs.size(), 9);
+  const char* const names[] = {"none", "blocking", "pinion"};
+  for (int i = 0; i < 9; ++i) {
+    SCOPED_TRACE(runs[i]["preset"].get<std::string>() + " " + runs[i]["name"].get<std::string>());
+    EXPECT_EQ(runs[i]["name"], names[i % 3]);
+    EXPECT_EQ(runs[i]["losses"].size(), 6);
+    EXPECT_TRUE(runs[i]["bit_identical"]);
+    EXPECT_EQ(runs[i]["pin_calls_after_warmup"], 0);
+  }
+  const nlohmann::json none = runs[0], blocking = runs[1], pinion = runs[2];
+  EXPECT_EQ(none["preset"], "scaled");
+  EXPECT_LE(pinion["peak_activation_bytes"], 0.35 * none["peak_activation_bytes"].get<double>());
+  EXPECT_LE(pinion["step_ms"], 1.05 * none["step_ms"].get<double>());
+  EXPECT_GT(blocking["step_ms"], 1.2 * pinion["step_ms"].get<double>());
+  EXPECT_GT(pinion["bytes_moved"], 0);
+  EXPECT_EQ(none["bytes_moved"], 0);
+
+  ASSERT_EQ(Tiny("--compare --steps=6 --json=" + again).exit_code, 0);
+  nlohmann::json second = Runs(again), first = runs;
+  for (nlohmann::json* wall : {&first, &second}) {
+    for (nlohmann::json& run : *wall) {
+      run.erase("pack_unpack_us");  // wall time
+      run.erase("tokens_per_s");
+    }
+  }
+  EXPECT_EQ(first, second);
+}
+
+TEST_F(TrainGptTest, TheTraceIsATimelineThatChromeReads) {
+  const std::string path = directory_ + "/trace";
+  ASSERT_EQ(Tiny("--steps=2 --trace=" + path).exit_code, 0);
+  const nlohmann::json trace = nlohmann::json::parse(Contents(path));
+  const nlohmann::json& events = trace.is_array() ? trace : trace["traceEvents"];
+  EXPECT_GT(events.size(), 100);
+}
+
+}  // namespace
+}  // namespace pinion
