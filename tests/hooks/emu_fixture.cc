@@ -1,0 +1,115 @@
+#include "pinion/tests/hooks/emu_fixture.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/hooks/emulated/emu_device.h"
+
+namespace pinion::testing {
+namespace {
+
+const char* NameOf(EffectSchedule schedule) {
+  switch (schedule) {
+    case EffectSchedule::kEarly:
+      return "kEarly";
+    case EffectSchedule::kLate:
+      return "kLate";
+    case EffectSchedule::kRandom:
+      return "kRandom";
+  }
+  return "?";
+}
+
+}  // namespace
+
+EmulatedOptions MachineOptions(EffectSchedule schedule, ReuseMode reuse, uint64_t seed) {
+  EmulatedOptions options;
+  options.memory_bytes = 64 * kMiB;
+  options.schedule = schedule;
+  options.reuse = reuse;
+  options.seed = seed;
+  return options;
+}
+
+OffloadOptions SmallWindows(uint64_t window_bytes) {
+  OffloadOptions options;
+  options.eviction_window_bytes = window_bytes;
+  options.prefetch_window_bytes = window_bytes;
+  options.allocator.segment_bytes = kMiB;
+  return options;
+}
+
+std::string Describe(const EmulatedOptions& options) {
+  return std::string("schedule ") + NameOf(options.schedule) + ", reuse " +
+         (options.reuse == ReuseMode::kImmediate ? "kImmediate" : "kQuarantine") + ", seed " +
+         std::to_string(options.seed);
+}
+
+bool Soon(const std::function<bool()>& condition) {
+  for (int i = 0; i < 10000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return condition();
+}
+
+EmuWorld::EmuWorld(const EmulatedOptions& machine, const OffloadOptions& offload) {
+  at::set_num_threads(1);
+  machine_ = EmulatedMachine::Create(machine).value();
+  absl::Status registered;
+  PINION_CHECK(Soon([&] {
+    registered = RegisterEmuDevice(machine_);
+    return registered.ok();
+  })) << registered;
+  session_ = NewSession(offload);
+}
+
+EmuWorld::~EmuWorld() {
+  if (session_ != nullptr) {
+    EXPECT_TRUE(Soon([&] { return session_->GetStats().live_handles == 0; }))
+        << session_->GetStats().ToString();
+  }
+}
+
+std::shared_ptr<OffloadSession> EmuWorld::NewSession(const OffloadOptions& offload) {
+  return OffloadSession::Create(offload, EmulatedBackend(machine_)).value();
+}
+
+c10::Device EmuWorld::device(int index) const {
+  return c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index));
+}
+
+c10::Stream EmuWorld::NewStream(int index) const {
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1)
+      .getNewStream(device(index), /*priority=*/0);
+}
+
+OffloadStats EmuWorld::QuietStats() {
+  EXPECT_TRUE(Soon([&] { return session_->GetStats().live_handles == 0; }));
+  for (int index = 0; index < machine_->device_count(); ++index) {
+    EXPECT_TRUE(machine_->SynchronizeDevice(index).ok());
+  }
+  return session_->GetStats();
+}
+
+void EmuWorld::ExpectNothingLeft() {
+  const OffloadStats stats = QuietStats();
+  EXPECT_EQ(stats.live_handles, 0u) << stats.ToString();
+  for (int index = 0; index < machine_->device_count(); ++index) {
+    const EngineStats engine = session_->GetEngineStats(index);
+    EXPECT_EQ(engine.h2d.in_flight_bytes, 0u);
+    EXPECT_EQ(engine.d2h.in_flight_bytes, 0u);
+  }
+  EXPECT_TRUE(Soon([&] { return session_->GetAllocatorStats().booked_bytes.current == 0; }));
+}
+
+}  // namespace pinion::testing

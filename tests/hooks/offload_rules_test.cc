@@ -1,0 +1,464 @@
+// Which saved tensors leave the device, and that they come back as they were.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
+#include <ATen/ops/complex.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/offload_options.h"
+#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/offload_stats.h"
+#include "pinion/tests/hooks/emu_fixture.h"
+#include "pinion/tests/hooks/probe.h"
+#include "pinion/tests/hooks/test_net.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kInPlaceMessage = "has been modified by an inplace operation";
+
+// A change in place while the copy out reads it is a race by the letter. It harms nothing, since
+// whoever unpacks the copy is refused: that is what these tests are about.
+EmulatedOptions RacesAllowed() {
+  EmulatedOptions options = MachineOptions();
+  options.detect_races = false;
+  return options;
+}
+
+// A window of one byte evicts everything at once.
+class OffloadRules : public ::testing::Test {
+ protected:
+  explicit OffloadRules(const EmulatedOptions& machine = MachineOptions())
+      : world_(machine, SmallWindows(1)) {}
+
+  OffloadStats stats() { return world_.session()->GetStats(); }
+  at::Tensor activation(at::IntArrayRef sizes, int first = 0) {
+    return Activation(carrier_, sizes, first);
+  }
+  // Saves tensors in a scope. They live as long as the caller and autograd hold them.
+  at::Tensor Save(const std::vector<at::Tensor>& tensors) {
+    const OffloadScope scope(world_.session());
+    return Observe(carrier_, tensors, &seen_);
+  }
+
+  EmuWorld world_;
+  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+  std::vector<at::Tensor> seen_;
+};
+
+class OffloadRulesInPlace : public OffloadRules {
+ protected:
+  OffloadRulesInPlace() : OffloadRules(RacesAllowed()) {}
+};
+
+// --- Views ---
+
+// TRL keeps the second view of a storage on the device, which keeps all of it there: bytes are
+// copied and nothing is freed.
+TEST_F(OffloadRules, ViewsShareOneCopyAndComeBackWithTheirStrides) {
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> views = {
+      [](const at::Tensor& t) { return t; },
+      [](const at::Tensor& t) { return t.transpose(0, 2); },
+      [](const at::Tensor& t) { return t.chunk(3, -1)[1]; },
+      [](const at::Tensor& t) { return t.slice(0, 1, 7, 2); },
+      [](const at::Tensor& t) {
+        return t.select(0, 3).unsqueeze(0).expand({5, -1, -1});
+      },
+      [](const at::Tensor& t) { return t.view({-1}).slice(0, 100, 900); },
+  };
+  at::Tensor base = activation({8, 16, 24});
+  const at::Tensor expected = ActivationValues({8, 16, 24});
+  std::vector<at::Tensor> saved;
+  for (const auto& view : views) saved.push_back(view(base));
+  const at::Tensor y = Save(saved);
+  EXPECT_EQ(stats().offloaded, 1u);
+  EXPECT_EQ(stats().shared, views.size() - 1);
+  EXPECT_EQ(stats().offloaded_bytes, base.nbytes());
+
+  saved.clear();
+  base.reset();
+  y.backward();
+  EXPECT_EQ(stats().fetched_bytes, expected.nbytes());
+  ASSERT_EQ(seen_.size(), views.size());
+  for (size_t i = 0; i < views.size(); ++i) {
+    SCOPED_TRACE("view " + std::to_string(i));
+    const at::Tensor view = views[i](expected);
+    EXPECT_EQ(seen_[i].sizes(), view.sizes());
+    EXPECT_EQ(seen_[i].strides(), view.strides());
+    EXPECT_EQ(seen_[i].storage_offset(), view.storage_offset());
+    EXPECT_TRUE(SameBytes(seen_[i], view));
+    EXPECT_TRUE(seen_[i].is_alias_of(seen_[0]));
+  }
+}
+
+TEST_F(OffloadRules, ChannelsLastComesBackAsChannelsLast) {
+  at::Tensor image = activation({2, 3, 8, 8}).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor expected =
+      ActivationValues({2, 3, 8, 8}).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor y = Save({image});
+  image.reset();
+  y.backward();
+  EXPECT_EQ(seen_[0].strides(), expected.strides());
+  EXPECT_TRUE(seen_[0].is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(SameBytes(seen_[0], expected));
+}
+
+// TRL's broadcast branch copies all of the storage even for a small view of a huge one, such as
+// FSDP's flat parameters.
+TEST_F(OffloadRules, ASmallViewOfALargeStorageDoesNotMoveAllOfIt) {
+  at::Tensor flat = activation({64 << 10});
+  const at::Tensor y = Save({flat.slice(0, 5000, 6024), flat.slice(0, 40001, 41025)});
+  EXPECT_EQ(stats().offloaded, 2u);
+  EXPECT_LE(stats().offloaded_bytes, 2 * (4 * kKiB + 512));
+  flat.reset();
+  y.backward();
+  const at::Tensor expected = ActivationValues({64 << 10});
+  EXPECT_TRUE(SameBytes(seen_[0], expected.slice(0, 5000, 6024)));
+  EXPECT_TRUE(SameBytes(seen_[1], expected.slice(0, 40001, 41025)));
+}
+
+TEST_F(OffloadRules, AViewInsideAPartThatWasCopiedSharesIt) {
+  at::Tensor flat = activation({64 << 10});
+  const at::Tensor y = Save({flat.slice(0, 5000, 6024), flat.slice(0, 5100, 5800)});
+  EXPECT_EQ(stats().offloaded, 1u);
+  EXPECT_EQ(stats().shared, 1u);
+  flat.reset();
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_[1], ActivationValues({64 << 10}).slice(0, 5100, 5800)));
+}
+
+TEST_F(OffloadRules, EveryTypeComesBackBitByBit) {
+  const std::vector<at::ScalarType> types = {at::kDouble,   at::kFloat,         at::kHalf,
+                                             at::kBFloat16, at::kFloat8_e4m3fn, at::kLong,
+                                             at::kByte,     at::kBool,          at::kComplexFloat};
+  std::vector<at::Tensor> saved;
+  std::vector<at::Tensor> expected;
+  for (const at::ScalarType type : types) {
+    expected.push_back(ActivationValues({40, 60}, static_cast<int>(type)).to(type));
+    saved.push_back(expected.back().to(world_.device()));
+  }
+  const at::Tensor y = Save(saved);
+  saved.clear();
+  // The scope that decides about tensors which somebody may hold ends after the next save.
+  y.backward();
+  for (size_t i = 0; i < types.size(); ++i) {
+    EXPECT_EQ(seen_[i].scalar_type(), types[i]);
+    EXPECT_TRUE(SameBytes(seen_[i], expected[i])) << c10::toString(types[i]);
+  }
+}
+
+// --- Which tensors ---
+
+TEST_F(OffloadRules, TheSmallestThatIsOffloadedHasMinOffloadBytes) {
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(carrier_, {activation({1023 / 4}), activation({1024 / 4})}, &seen_);
+  }
+  EXPECT_EQ(stats().kept_small, 1u);
+  EXPECT_EQ(stats().offloaded, 1u);
+  EXPECT_EQ(stats().offloaded_bytes, 1024u);
+}
+
+TEST_F(OffloadRules, ByteTensorsHaveTheSameBoundary) {
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    const at::TensorOptions bytes = at::TensorOptions(world_.device()).dtype(at::kByte);
+    y = Observe(carrier_, {at::zeros({1023}, bytes), at::zeros({1024}, bytes)}, &seen_);
+  }
+  EXPECT_EQ(stats().kept_small, 1u);
+  EXPECT_EQ(stats().offloaded, 1u);
+  EXPECT_EQ(stats().offloaded_bytes, 1024u);
+}
+
+// The bytes that would be copied count, not the logical ones.
+TEST_F(OffloadRules, AnExpandedScalarIsSmall) {
+  const at::Tensor y = Save({activation({1}).expand({4096})});
+  EXPECT_EQ(stats().kept_small, 1u);
+}
+
+// Autograd saves Linear's weight as a view of it, which is no leaf.
+TEST_F(OffloadRules, LinearsWeightStaysAlthoughItArrivesAsAView) {
+  const at::Tensor weight =
+      at::ones({64, 64}, at::TensorOptions(world_.device())).requires_grad_(true);
+  {
+    const OffloadScope scope(world_.session());
+    at::linear(activation({32, 64}), weight);
+  }
+  EXPECT_EQ(stats().kept_parameter, 1u);
+  EXPECT_EQ(stats().offloaded, 1u);  // the input of the layer
+}
+
+// Offloaded is not freed: the copy of a tensor that the user holds frees nothing.
+TEST_F(OffloadRules, AnInputThatTheUserHoldsIsNotCopied) {
+  const at::Tensor input = ActivationValues({32, 32}).to(world_.device());
+  const at::Tensor y = Save({input});
+  EXPECT_EQ(stats().kept_held, 1u);
+  EXPECT_EQ(stats().offloaded, 0u);
+  EXPECT_EQ(world_.session()->GetEngineStats(0).d2h.submitted_bytes, 0u);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_[0], input));
+}
+
+// A mask is a leaf like an input, but nobody holds it. It is saved while the operator that made it
+// still does, however large it is.
+TEST_F(OffloadRules, ADropoutMaskIsOffloaded) {
+  const at::Tensor x = activation({128, 128});
+  {
+    const OffloadScope scope(world_.session());
+    at::Tensor y = std::get<0>(at::native_dropout(x, 0.5, true));
+    y = std::get<0>(at::native_dropout(y, 0.5, true));
+    EXPECT_EQ(stats().offloaded_bytes, 2u * 128 * 128);
+  }
+  EXPECT_EQ(stats().kept_held, 0u);
+  EXPECT_EQ(stats().offloaded, 2u);
+  EXPECT_EQ(stats().evicted_not_freed, 0u);
+  EXPECT_EQ(world_.session()->GetEngineStats(0).d2h.submitted_bytes, 2u * 128 * 128);
+}
+
+TEST_F(OffloadRules, WhatIsNotAPlainTensorOfTheDevicePassesThrough) {
+  const at::TensorOptions emu(world_.device());
+  const at::Tensor complex =
+      at::complex(ActivationValues({32, 32}), ActivationValues({32, 32}, 7)).to(world_.device());
+  const at::Tensor host = ActivationValues({32, 32}, 3);
+  const at::Tensor sparse = at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::ones({1}), {9});
+  const at::Tensor y = Save({at::_conj(complex), at::_neg_view(host.to(world_.device())), host,
+                             sparse, at::empty({0, 64}, emu)});
+  EXPECT_EQ(stats().kept_unsupported, 5u);
+  EXPECT_EQ(stats().packed, 5u);
+  y.backward();
+  EXPECT_TRUE(seen_[0].is_conj());
+  EXPECT_TRUE(SameBytes(seen_[0].resolve_conj(), at::_conj(complex).resolve_conj()));
+  EXPECT_TRUE(SameBytes(seen_[1].resolve_neg(), host.neg()));
+  EXPECT_TRUE(SameBytes(seen_[2], host));
+  EXPECT_TRUE(seen_[3].is_sparse());
+  EXPECT_EQ(seen_[4].sizes(), at::IntArrayRef({0, 64}));
+}
+
+TEST_F(OffloadRules, ACapturingStreamPassesThrough) {
+  const at::Tensor t = activation({32, 32});
+  const StreamHandle stream = world_.machine().default_stream(0);
+  ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
+  const at::Tensor y = Save({t});
+  ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
+  EXPECT_EQ(stats().kept_capturing, 1u);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({32, 32})));
+}
+
+// --- Identity ---
+
+// trl#6241: a tracker keyed by address took a new tensor at a recycled address for one that it had
+// a copy of already, and backward got the dead tensor's bytes.
+TEST_F(OffloadRules, ARecycledAddressIsNotTheTensorThatLivedThere) {
+  at::Tensor first = activation({64, 64}, 1);
+  const void* const address = first.const_data_ptr();
+  std::vector<at::Tensor> seen_first;
+  at::Tensor y;
+  bool recycled = false;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(carrier_, {first}, &seen_first);
+    first.reset();
+    at::Tensor second;
+    std::vector<at::Tensor> others;
+    for (int i = 0; i < 8 && !recycled; ++i) {
+      second = activation({64, 64}, 2);
+      recycled = second.const_data_ptr() == address;
+      others.push_back(second);
+    }
+    y = Observe(y, {second}, &seen_);
+  }
+  ASSERT_TRUE(recycled) << "the test's premise";
+  EXPECT_EQ(stats().offloaded, 2u);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_first[0], ActivationValues({64, 64}, 1)));
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({64, 64}, 2)));
+}
+
+TEST_F(OffloadRulesInPlace, TheSameStorageAtAnotherVersionIsAnotherCopy) {
+  at::Tensor t = activation({32, 32});
+  std::vector<at::Tensor> seen_before;
+  const at::Tensor before = [&] {
+    const OffloadScope scope(world_.session());
+    return Observe(carrier_, {t}, &seen_before);
+  }();
+  t.detach().add_(1000);
+  const at::Tensor after = Save({t});
+  EXPECT_EQ(stats().offloaded, 2u);
+  t.reset();
+  after.backward();
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({32, 32}).add(1000)));
+  EXPECT_THROW(before.backward(), c10::Error);
+}
+
+// A storage can have two version counters, which rise on their own: equal numbers of different
+// counters say nothing.
+TEST_F(OffloadRulesInPlace, TheSameNumberOfAnotherVersionCounterIsAnotherCopy) {
+  at::Tensor t = activation({32, 32});
+  at::Tensor other = t.variable_data();
+  t.detach().add_(1);
+  std::vector<at::Tensor> seen_first;
+  const at::Tensor first = [&] {
+    const OffloadScope scope(world_.session());
+    return Observe(carrier_, {t}, &seen_first);
+  }();
+  other.add_(1);
+  const at::Tensor second = Save({other});
+  t.reset();
+  other.reset();
+  second.backward();
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({32, 32}).add(2)));
+}
+
+// --- Changes in place after saving ---
+
+// What autograd says about a square whose operand was changed; empty if it says nothing. The
+// gradient, if there is one, goes to *gradient.
+std::string SquareThenChange(EmuWorld& world, bool offload, int64_t size, bool hold,
+                             float* gradient) {
+  const at::Tensor a =
+      at::ones({size}, at::TensorOptions(world.device())).mul(4).requires_grad_(true);
+  at::Tensor loss;
+  at::Tensor b;
+  {
+    std::optional<OffloadScope> scope;
+    if (offload) scope.emplace(world.session());
+    b = at::mul(a, 1);
+    loss = at::sum(at::mul(b, b));
+  }
+  b.detach().add_(200);
+  if (!hold) b.reset();
+  try {
+    loss.backward();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  *gradient = a.grad()[0].item<float>();
+  return "";
+}
+
+// Saved-tensor hooks switch autograd's own check off: a hook that keeps the tensor and returns it
+// as it is, as TRL's does for what it leaves on the device, gives a gradient of 408 instead of 8.
+TEST_F(OffloadRulesInPlace, AChangeAfterSavingRaisesWhatAutogradRaises) {
+  for (const int64_t size : {16, 1024}) {    // too small to offload; offloaded
+    for (const bool hold : {true, false}) {  // still on the device at backward, or not
+      SCOPED_TRACE("size " + std::to_string(size) + (hold ? ", held" : ", gone"));
+      float gradient = 0;
+      EXPECT_THAT(SquareThenChange(world_, /*offload=*/false, size, hold, &gradient),
+                  HasSubstr(kInPlaceMessage));
+      EXPECT_THAT(SquareThenChange(world_, /*offload=*/true, size, hold, &gradient),
+                  HasSubstr(kInPlaceMessage));
+      EXPECT_EQ(gradient, 0) << "of a backward that should not have run";
+    }
+  }
+  EXPECT_GT(stats().kept_small, 0u);
+  EXPECT_GT(stats().offloaded, 0u);
+}
+
+TEST_F(OffloadRulesInPlace, TheErrorNamesTheVersionsAndTheTensor) {
+  at::Tensor t = activation({32, 40});
+  const at::Tensor y = Save({t});
+  t.detach().add_(1);
+  try {
+    y.backward();
+    FAIL() << "backward should have thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("[Float [32, 40]] is at version 1; expected version 0"));
+  }
+}
+
+// Two nodes save views of one tensor, and the first to run changes what it unpacked. Without
+// offload the second then refuses.
+TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksIsFoundOut) {
+  for (const bool offload : {false, true}) {
+    SCOPED_TRACE(offload ? "with offload" : "without");
+    at::Tensor t = activation({32, 32});
+    at::Tensor y;
+    {
+      std::optional<OffloadScope> scope;
+      if (offload) scope.emplace(world_.session());
+      y = Observe(carrier_, {t}, &seen_);
+      y = Probe(y, {t.view({-1})}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
+        const c10::NoGradGuard no_grad;
+        unpack()[0].add_(1);
+        return grad;
+      });
+    }
+    t.reset();
+    EXPECT_THROW(y.backward(), c10::Error);
+  }
+}
+
+// --- Options ---
+
+TEST(OffloadOptionsTest, AWindowOfZeroIsRefusedByName) {
+  OffloadOptions options;
+  options.eviction_window_bytes = 0;
+  EXPECT_THAT(options.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("eviction_window_bytes is 0")));
+  options = OffloadOptions();
+  options.prefetch_window_bytes = 0;
+  EXPECT_THAT(options.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("prefetch_window_bytes is 0")));
+  EXPECT_THAT(OffloadSession::Create(options, DeviceBackend()),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(OffloadOptionsTest, ADeviceTypeThatLibTorchDoesNotKnowIsRefusedByName) {
+  EXPECT_THAT(OffloadSession::Create({}, DeviceBackend{"abacus", nullptr}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"abacus\"")));
+}
+
+TEST(OffloadOptionsTest, ADisabledSessionDoesNothing) {
+  OffloadOptions options = SmallWindows();
+  options.enabled = false;
+  EmuWorld world(MachineOptions(), options);
+  const TestNet net(world.device(), at::kFloat);
+  ExpectSameGradients(TrainStep(net, nullptr), TrainStep(net, world.session()));
+  EXPECT_EQ(world.session()->GetStats().packed, 0u);
+}
+
+TEST(OffloadOptionsTest, TheEnvironmentVariableDisablesEverySession) {
+  ASSERT_EQ(setenv("PINION_DISABLE", "1", 1), 0);
+  EmuWorld world;
+  ASSERT_EQ(unsetenv("PINION_DISABLE"), 0);
+  EXPECT_FALSE(world.session()->options().enabled);
+  const TestNet net(world.device(), at::kFloat);
+  TrainStep(net, world.session());
+  EXPECT_EQ(world.session()->GetStats().packed, 0u);
+}
+
+}  // namespace
+}  // namespace pinion::testing

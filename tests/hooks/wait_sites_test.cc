@@ -1,0 +1,190 @@
+// Every wait is load-bearing: take one away and the race detector names two accesses that nothing
+// orders any more, or a bound is broken. With all of them, it has nothing to say.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/wait_site.h"
+#include "pinion/hooks/offload_options.h"
+#include "pinion/hooks/offload_session.h"
+#include "pinion/tests/hooks/emu_fixture.h"
+#include "pinion/tests/hooks/probe.h"
+#include "pinion/tests/hooks/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+EmulatedOptions CollectRaces() {
+  EmulatedOptions options = MachineOptions();
+  options.abort_on_race = false;
+  return options;
+}
+
+at::Tensor NewCarrier(EmuWorld& world) {
+  return at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+}
+
+// Saves an activation that nobody else holds, in a scope.
+at::Tensor SaveOne(EmuWorld& world, const at::Tensor& carrier, ProbeBackward backward) {
+  const at::Tensor activation = Activation(carrier, {64, 64}, 1);
+  const OffloadScope scope(world.session());
+  return Probe(carrier, {activation}, std::move(backward));
+}
+
+at::Tensor UseSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
+  at::mul(unpack()[0], 2);
+  return grad;
+}
+
+ProbeBackward UseSavedOn(const c10::Stream& stream) {
+  return [stream](const at::Tensor& grad, const UnpackSaved& unpack) {
+    const c10::StreamGuard guard(stream);
+    at::mul(unpack()[0], 2);
+    return grad;
+  };
+}
+
+// Each returns what went wrong: reports of races, or a bound that was broken.
+using Evidence = std::vector<std::string>;
+
+Evidence RoundTrip() {
+  EmuWorld world(CollectRaces(), SmallWindows(1));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSaved).backward();
+  return world.machine().races();
+}
+
+// Evicted, then unpacked on a stream that has waited for nothing.
+Evidence RoundTripToAnotherStream() {
+  EmuWorld world(CollectRaces(), SmallWindows(1));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSavedOn(world.NewStream())).backward();
+  return world.machine().races();
+}
+
+// The same, with the tensor still on the device.
+Evidence ReuseOnAnotherStream() {
+  EmuWorld world(CollectRaces(), SmallWindows(kMiB));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSavedOn(world.NewStream())).backward();
+  return world.machine().races();
+}
+
+// Dropped inside the window: the copy out still reads the device memory that goes.
+Evidence DropWhileCopyingOut() {
+  EmuWorld world(CollectRaces(), SmallWindows(kMiB));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSaved).reset();
+  return world.machine().races();
+}
+
+constexpr uint64_t kMaxInFlightBytes = 20 * kKiB;
+
+Evidence ManyCopiesInFlight() {
+  OffloadOptions options = SmallWindows(1);
+  options.engine.max_in_flight_bytes = kMaxInFlightBytes;
+  EmuWorld world(CollectRaces(), options);
+  const at::Tensor carrier = NewCarrier(world);
+  at::Tensor y = carrier;
+  {
+    const OffloadScope scope(world.session());
+    for (int i = 0; i < 4; ++i) y = Probe(y, {Activation(carrier, {64, 64}, i)}, UseSaved);
+  }
+  Evidence evidence = world.machine().races();
+  const uint64_t peak = world.session()->GetEngineStats(0).d2h.peak_in_flight_bytes;
+  if (peak > kMaxInFlightBytes) {
+    evidence.push_back("D2H had " + std::to_string(peak) + " bytes in flight");
+  }
+  return evidence;
+}
+
+struct Scenario {
+  WaitSite site;
+  Evidence (*run)();
+  // What the evidence names when the wait is missing.
+  std::string first;
+  std::string second;
+};
+
+const std::vector<Scenario>& Scenarios() {
+  static const auto* scenarios = new std::vector<Scenario>{
+      {WaitSite::kCopyAfterCompute, RoundTrip, "copy D2H", "aten::"},
+      {WaitSite::kCopyAfterHostBuffer, RoundTripToAnotherStream, "copy D2H", "copy H2D"},
+      {WaitSite::kFlowControl, ManyCopiesInFlight, "D2H", "bytes in flight"},
+      {WaitSite::kEvictAfterCopyOut, RoundTrip, "copy D2H", "the free"},
+      {WaitSite::kUnpackAfterCopyIn, RoundTrip, "copy H2D", "aten::mul"},
+      {WaitSite::kFreeAfterCopy, DropWhileCopyingOut, "copy D2H", "the free"},
+      {WaitSite::kUnpackOnOtherStream, ReuseOnAnotherStream, "aten::add", "aten::mul"},
+  };
+  return *scenarios;
+}
+
+class WaitSites : public ::testing::TestWithParam<Scenario> {};
+
+TEST_P(WaitSites, NothingIsWrongWithTheWait) { EXPECT_THAT(GetParam().run(), IsEmpty()); }
+
+TEST_P(WaitSites, WithoutItTheEvidenceNamesWhatIsUnordered) {
+  const ScopedDisableWaitSite disable(GetParam().site);
+  EXPECT_THAT(GetParam().run(),
+              Contains(AllOf(HasSubstr(GetParam().first), HasSubstr(GetParam().second))));
+}
+
+INSTANTIATE_TEST_SUITE_P(AllSites, WaitSites, ::testing::ValuesIn(Scenarios()),
+                         [](const auto& info) {
+                           return std::string(WaitSiteName(info.param.site));
+                         });
+
+TEST(WaitSitesTable, EverySiteHasAScenario) {
+  ASSERT_EQ(Scenarios().size(), static_cast<size_t>(kWaitSiteCount));
+  for (int i = 0; i < kWaitSiteCount; ++i) {
+    EXPECT_EQ(static_cast<int>(Scenarios()[i].site), i)
+        << "no scenario for " << WaitSiteName(static_cast<WaitSite>(i));
+  }
+}
+
+// The detector is not the only witness: copies that come as late as possible move wrong bytes.
+class WaitSitesBytes : public ::testing::TestWithParam<WaitSite> {};
+
+TEST_P(WaitSitesBytes, WithoutItTheBytesAreWrong) {
+  for (const bool disabled : {false, true}) {
+    std::optional<ScopedDisableWaitSite> disable;
+    if (disabled) disable.emplace(GetParam());
+    EmulatedOptions machine = MachineOptions(EffectSchedule::kLate);
+    machine.detect_races = false;
+    EmuWorld world(machine, SmallWindows(1));
+    const at::Tensor carrier = NewCarrier(world);
+    bool same = false;
+    SaveOne(world, carrier, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      same = SameBytes(at::mul(unpack()[0], 1), ActivationValues({64, 64}, 1));
+      return grad;
+    }).backward();
+    EXPECT_EQ(same, !disabled);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sites, WaitSitesBytes,
+                         ::testing::Values(WaitSite::kEvictAfterCopyOut,
+                                           WaitSite::kUnpackAfterCopyIn),
+                         [](const auto& info) { return std::string(WaitSiteName(info.param)); });
+
+}  // namespace
+}  // namespace pinion::testing
