@@ -11,14 +11,14 @@ namespace pinion {
 // Invariant: submitted == completed + in_flight (transfers and bytes alike).
 struct DirectionStats {
   uint64_t submitted_transfers = 0;
-  uint64_t submitted_pieces = 0;
+  uint64_t submitted_pieces = 0;  // as the device got them: neighbours merged
   uint64_t submitted_bytes = 0;
   uint64_t completed_transfers = 0;  // as far as polling knows
   uint64_t completed_bytes = 0;
   uint64_t in_flight_bytes = 0;
   uint64_t peak_in_flight_bytes = 0;
   uint64_t flow_control_waits = 0;  // Submit blocked the host
-  uint64_t failed_submits = 0;
+  uint64_t failed_submits = 0;      // returned an error
 };
 
 struct EngineStats {

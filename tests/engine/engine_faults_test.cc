@@ -19,6 +19,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/engine/wait_site.h"
@@ -115,6 +116,26 @@ TEST(EngineFaultsTest, OutOfMemoryIsReturnedAndTheEngineGoesOn) {
   EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()),
               StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()), IsOk());
+}
+
+// No device copies across the border of two allocations, even where they touch and so were merged.
+TEST(EngineFaultsTest, NeighboursThatTheDeviceRefusesAsOnePieceGoOneByOne) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(200);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(200);
+  world.WriteDevice(data, Pattern(1, 200), world.compute());
+  faulty.FailNext("CopyAsync", absl::InvalidArgumentError("not inside one allocation"));
+  CopyBatch batch(CopyDirection::kDeviceToHost);
+  batch.Add(host, 0, data, 100);
+  batch.Add(host, 100, data + 100, 100);
+
+  const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
+
+  ASSERT_THAT(out, IsOk());
+  ASSERT_THAT(out->Wait(kLong), IsOk());
+  EXPECT_EQ(world.ReadHost(*host), Pattern(1, 200));
+  EXPECT_EQ(world.engine().GetStats().d2h.submitted_pieces, 2u);
 }
 
 // The copy is on the stream when its event cannot be recorded: it must not be forgotten.

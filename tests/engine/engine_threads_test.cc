@@ -1,11 +1,14 @@
 // Several threads at once. Most of what this finds, it finds under ThreadSanitizer.
 
 #include <atomic>
+#include <future>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -13,17 +16,20 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/engine_stats.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/engine/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::EngineWorld;
+using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::TestMachineOptions;
@@ -100,6 +106,38 @@ TEST(EngineThreadsTest, MarksOfOneStreamFromManyThreadsAllGetDone) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  std::promise<void> hangs;
+  std::promise<void> go_on;
+  std::atomic<int> queries{0};
+  device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "QueryEvent" && queries.fetch_add(1) == 0) {
+      hangs.set_value();
+      go_on.get_future().wait();
+    }
+    return absl::OkStatus();
+  });
+  EngineWorld world(machine, device, {});
+  uint8_t* const data = world.AllocateDevice(kSize);
+  world.WriteDevice(data, Pattern(1, kSize), world.compute());
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kSize), data, world.compute());
+  ASSERT_THAT(machine->SynchronizeDevice(0), IsOk());
+
+  std::thread poller([&] { world.engine().Poll(); });
+  hangs.get_future().wait();
+  world.engine().Poll();
+  EXPECT_TRUE(out.IsDone());
+  const Transfer next = world.CopyOut(world.NewHostBuffer(kSize), data, world.compute());
+  go_on.set_value();
+  poller.join();
+
+  EXPECT_THAT(next.Wait(kLong), IsOk());
+  EXPECT_EQ(world.engine().GetStats().d2h.completed_transfers, 2u);
 }
 
 // One thread drops the engine while others still hold transfers and buffers.
