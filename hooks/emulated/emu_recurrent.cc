@@ -90,7 +90,8 @@ class CpuRandomState {
 class Recurrent : public torch::autograd::Function<Recurrent> {
  public:
   static variable_list forward(torch::autograd::AutogradContext* context,
-                               const std::shared_ptr<Call>& call, const variable_list& tensors) {
+                               const std::shared_ptr<Call>& call, at::TensorList list) {
+    const variable_list tensors = list.vec();
     context->saved_data["random_state"] = CpuRandomState::Get();
     context->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<CallHolder>(call));
     context->save_for_backward(tensors);
@@ -103,6 +104,8 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
                                 const variable_list& grads) {
     const Call& call =
         *static_cast<const CallHolder&>(*context->saved_data["call"].toCapsule()).call;
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), call.op().schema().name(),
+                                ": emu has no double backward through recurrent layers");
     variable_list gradients(1);  // of the call itself
     const variable_list tensors = context->get_saved_variables();
     variable_list computed =
@@ -122,12 +125,15 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     const Operator& description = OperatorOf(call.op());
     HostKernel kernel(description.name);
     variable_list inputs, differentiable;
-    for (const at::Tensor& tensor : tensors) {
-      const bool on_device = tensor.defined() && tensor.device().type() == kEmu;
-      inputs.push_back(on_device ? kernel.Read(tensor) : tensor);
-      if (!on_device || !tensor.requires_grad()) continue;
+    std::vector<size_t> differentiated;  // where in `tensors`
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const bool on_device = tensors[i].defined() && tensors[i].device().type() == kEmu;
+      inputs.push_back(on_device ? kernel.Read(tensors[i]) : tensors[i]);
+      // A tensor that is given twice has one gradient, the first time.
+      if (!on_device || !tensors[i].requires_grad() || inputs.back().requires_grad()) continue;
       inputs.back().set_requires_grad(true);
       differentiable.push_back(inputs.back());
+      differentiated.push_back(i);
     }
     variable_list host_grads;
     for (const at::Tensor& grad : grads) {
@@ -138,11 +144,8 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
         DifferentiateOnHost(call, random_state, inputs, differentiable, host_grads);
     const AllocationLabel label(description.name);
     variable_list results(tensors.size());
-    size_t next = 0;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (inputs[i].defined() && inputs[i].requires_grad()) {
-        results[i] = kernel.Result(computed[next++]);
-      }
+    for (size_t i = 0; i < differentiated.size(); ++i) {
+      results[differentiated[i]] = kernel.Result(computed[i]);
     }
     const torch::jit::Stack arguments = call.With(inputs);
     kernel.Launch(3 * FlopsOf(CostRule::kRecurrent, arguments));
@@ -182,7 +185,8 @@ void RunRecurrent(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return at::Tensor();
   });
   const auto call = std::make_shared<Call>(op, std::move(arguments));
-  for (at::Tensor& result : Recurrent::apply(call, tensors)) stack->emplace_back(std::move(result));
+  for (at::Tensor& result : Recurrent::apply(call, at::TensorList(tensors)))
+    stack->emplace_back(std::move(result));
 }
 
 }  // namespace pinion::emu

@@ -1,5 +1,6 @@
 #include "pinion/tests/hooks/emulated/parity_cases.h"
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <sstream>
@@ -327,6 +328,7 @@ Tensors RunSaveAndLoad(Device device, ScalarType type) {
   std::stringstream stream;
   torch::save(model, stream);
   Gpt loaded;
+  loaded->to(type);
   torch::load(loaded, stream, device);
   Tensors results;
   AppendState(*loaded, results);
