@@ -383,6 +383,7 @@ TEST_F(PinnedAllocatorTest, TheSourceMayUseTheAllocatorThatCallsIt) {
 }
 
 TEST_F(PinnedAllocatorTest, WhicheverPinCallFailsTheBooksStayRight) {
+  options_.segment_bytes = 256 * kKiB;
   uint64_t calls = 0;
   for (uint64_t failing = 0; failing <= calls; ++failing) {
     SCOPED_TRACE(::testing::Message() << "call " << failing << " fails");
@@ -393,7 +394,7 @@ TEST_F(PinnedAllocatorTest, WhicheverPinCallFailsTheBooksStayRight) {
     std::mt19937_64 random(1);
     std::vector<PinnedBlock> blocks;
     for (int i = 0; i < 40; ++i) {
-      absl::StatusOr<PinnedBlock> block = allocator->Allocate(1 + random() % (6 * kMiB));
+      absl::StatusOr<PinnedBlock> block = allocator->Allocate(1 + random() % (384 * kKiB));
       if (block.ok()) {
         blocks.push_back(*std::move(block));
       } else {
@@ -465,8 +466,8 @@ TEST_F(PinnedAllocatorTest, ASegmentThatCannotBeFreedIsCountedAsLeaked) {
 
 TEST_F(PinnedAllocatorTest, OncePeakDemandStoppedRisingNoStepPins) {
   // Each step holds blocks of new sizes, half of them until copies are done, up to the same peak.
-  constexpr uint64_t kPeakBytes = 4 * kMiB;
-  options_.segment_bytes = kMiB;
+  constexpr uint64_t kPeakBytes = 2 * kMiB;
+  options_.segment_bytes = 512 * kKiB;
   Make();
   std::mt19937_64 random(2026);
   uint64_t ticket = 0;
@@ -474,7 +475,7 @@ TEST_F(PinnedAllocatorTest, OncePeakDemandStoppedRisingNoStepPins) {
     std::vector<PinnedBlock> blocks;
     uint64_t held_bytes = 0;
     while (true) {
-      const uint64_t size_bytes = 1 + random() % (192 * kKiB);
+      const uint64_t size_bytes = 32 * kKiB + random() % (64 * kKiB);
       if (held_bytes + size_bytes > kPeakBytes) break;
       held_bytes += size_bytes;
       blocks.push_back(Take(size_bytes));
