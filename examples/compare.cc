@@ -30,6 +30,9 @@ constexpr const char* kRealPresets[] = {"gh200_c2c", "a100_pcie4"};
 // "The link can hide it", as docs/design.md defines it.
 constexpr double kHiddenBound = 1.01;
 
+// Below this share of compute in a step, something else bounds it.
+constexpr double kComputeBound = 0.9;
+
 // By bits: a loss that is not a number equals itself.
 bool SameBits(const RunResult& a, const RunResult& b) {
   return a.gradient_fingerprints == b.gradient_fingerprints &&
@@ -66,11 +69,16 @@ std::string LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
   const double compute_ms = none.trace.compute_ms();
   const double bound_ms = StepLowerBoundMs(none.trace, pinion.peak_activation_bytes,
                                            {link.d2h_gb_per_s * 1e6, link.h2d_gb_per_s * 1e6});
-  return absl::StrFormat(
-      "its link %s hide the transfer: within Pinion's peak no policy can beat %.2f x the compute "
-      "(Pinion's step: %.2f x the step without offload)",
-      bound_ms <= kHiddenBound * compute_ms ? "can" : "cannot", bound_ms / compute_ms,
-      pinion.step_ms / none.step_ms);
+  std::string verdict = absl::StrFormat(
+      "its link %s hide the transfer (within Pinion's peak no policy can beat %.2f x the compute)",
+      bound_ms <= kHiddenBound * compute_ms ? "can" : "cannot", bound_ms / compute_ms);
+  if (compute_ms < kComputeBound * none.step_ms) {
+    absl::StrAppendFormat(&verdict,
+                          "; this model is too small for it: the host's calls, not compute (%.2f "
+                          "ms), set the pace",
+                          compute_ms);
+  }
+  return verdict;
 }
 
 }  // namespace

@@ -30,19 +30,20 @@ constexpr NamedSize kSizes[] = {
 // two layer norms (2), their outputs (2), queries, keys and values (3), the attention's output
 // (1), the wide layer before and after its activation function (8).
 constexpr int64_t kSavedWidths = 16;
-// In how many tensors: queries, keys and values are views of one.
-constexpr int64_t kSavedTensors = 8;
+// In how many tensors: queries, keys and values are views of one; five more are a number per token
+// (means and deviations of the two norms) or per token and head (the attention's normalisers).
+constexpr int64_t kSavedTensors = 8 + 5;
 // With dropout, its two masks.
 constexpr int64_t kDropoutMasks = 2;
 
 // The named large model that the scaled preset stands for, trained in bfloat16 with dropout.
-// 34 bytes per token and unit of width, in ten tensors: Korthikanti et al., "Reducing Activation
-// Recomputation in Large Transformer Models", with flash attention.
+// 34 bytes per token and unit of width, in ten tensors and the five small ones: Korthikanti et al.,
+// "Reducing Activation Recomputation in Large Transformer Models", with flash attention.
 constexpr char kLargeLink[] = "gh200_c2c";
 constexpr double kLargeWidth = 4096;
 constexpr double kLargeSequence = 4096;
 constexpr double kLargeSavedBytes = 34;
-constexpr double kLargeSavedTensors = 10;
+constexpr double kLargeSavedTensors = 10 + 5;
 
 // FLOPs of a layer per token and unit of width, forward and backward: 24 for the four matrix
 // products, two per position that causal attention sees; backward costs twice forward.

@@ -38,7 +38,7 @@ int64_t ParameterCount(const GptConfig& config);
 // Bytes of parameters, gradients and the two moments of AdamW.
 uint64_t PersistentBytes(const GptConfig& config);
 
-// Bytes that autograd saves in one step, and in how many tensors of offloadable size.
+// Bytes that autograd saves in one step, and in how many tensors (of 1 KiB and more).
 uint64_t SavedBytes(const GptConfig& config);
 int64_t SavedTensors(const GptConfig& config);
 

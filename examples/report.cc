@@ -86,8 +86,9 @@ std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool model
     }
   }
   absl::StrAppend(&table,
-                  "  *  pinning calls after warm-up   ** wall time of the host per saved tensor, "
-                  "pack and unpack\n");
+                  "  *  pinning calls after warm-up\n"
+                  "  ** wall time of the host per saved tensor, pack and unpack",
+                  modelled ? ", the emulated device's own work included\n" : "\n");
   return table;
 }
 

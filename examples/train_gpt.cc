@@ -72,7 +72,7 @@ constexpr int64_t kDefaultSteps = 150;
 constexpr int64_t kCompareSteps = 12;
 
 // The share of the saved bytes for which the default memory limit leaves room.
-constexpr double kDefaultActivationShare = 0.4;
+constexpr double kDefaultActivationShare = 0.3;
 
 absl::StatusOr<uint64_t> ParseBytes(const std::string& text) {
   const size_t digits_end = std::min(text.find_first_not_of("0123456789."), text.size());
@@ -185,6 +185,7 @@ void PrintHeader(const RunOptions& options, const std::string& device, const Tex
           ? "no limit"
           : absl::StrCat("limit ", HumanBytes(options.device_memory_bytes)),
       HumanBytes(PersistentBytes(model)), HumanBytes(SavedBytes(model)));
+  std::fflush(stdout);  // before a run's first error
 }
 
 void PrintSummary(const RunOptions& options, const RunResult& result, bool modelled) {

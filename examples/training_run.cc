@@ -171,8 +171,12 @@ class Trainer {
           packed == 0 ? 0 : (stats.pack_unpack_us - stats_after_warmup.pack_unpack_us) / packed;
       result_.offloaded_bytes =
           (stats.offloaded_bytes - stats_after_warmup.offloaded_bytes) / measured;
+      result_.offloaded_tensors = (stats.offloaded - stats_after_warmup.offloaded) / measured;
       result_.pinned_host_bytes = allocator.locked_bytes.peak;
     }
+    fprintf(stderr, "%s\n%s\n%s\n", session_->GetStats().ToString().c_str(),
+            session_->GetEngineStats(0).ToString().c_str(),
+            session_->GetAllocatorStats().ToString().c_str());
     PINION_RETURN_IF_ERROR(WriteFiles());
     if (options_.for_comparison && session_ == nullptr && accelerator_.machine() != nullptr) {
       result_.trace = RecordTrace();

@@ -53,11 +53,14 @@ struct RunResult {
   double step_ms = 0;
   std::optional<double> stall_ms;  // compute that only waited for a copy
   double bytes_moved = 0;          // over the link, both directions, by offloading
-  double offloaded_bytes = 0;      // of saved tensors that got a host copy
+  double offloaded_bytes = 0;      // of saved tensors that got a host copy ...
+  double offloaded_tensors = 0;    // ... and their number
   double tokens_per_s = 0;         // wall time
 
   uint64_t pin_calls_after_warmup = 0;
-  double pack_unpack_us = 0;  // wall time of the host per saved tensor
+  // Wall time of the host per saved tensor. On the emulated accelerator the device's own work, the
+  // bytes that really move included, is part of it.
+  double pack_unpack_us = 0;
   uint64_t pinned_host_bytes = 0;
 };
 

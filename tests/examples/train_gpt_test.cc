@@ -158,10 +158,12 @@ TEST_F(TrainGptTest, WithOffloadTheDefaultLimitSufficesForTheSameLosses) {
   EXPECT_EQ(Runs(limited)[0]["losses"], Runs(unlimited)[0]["losses"]);
 }
 
-// The claims that the comparison is there to make, on a model that takes seconds.
-TEST_F(TrainGptTest, TheComparisonMeetsItsGoalsAndRepeats) {
-  const std::string path = directory_ + "/first", again = directory_ + "/second";
-  const Outcome outcome = Tiny("--compare --steps=6 --json=" + path);
+// The claims that the comparison is there to make, on a model whose tensors are no smaller than
+// those of the default one.
+TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
+  const std::string path = directory_ + "/json";
+  const Outcome outcome = Run(absl::StrCat(
+      "--device=emu:0 --layers=8 --compare --steps=5 --text=", text_, " --json=", path));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("step (modelled)"), HasSubstr("can hide the transfer"),
                                  HasSubstr("cannot hide the transfer")));
@@ -172,7 +174,8 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoalsAndRepeats) {
   for (int i = 0; i < 9; ++i) {
     SCOPED_TRACE(runs[i]["preset"].get<std::string>() + " " + runs[i]["name"].get<std::string>());
     EXPECT_EQ(runs[i]["name"], names[i % 3]);
-    EXPECT_EQ(runs[i]["losses"].size(), 6);
+    EXPECT_EQ(runs[i]["losses"].size(), 5);
+    EXPECT_EQ(runs[i]["losses"], runs[0]["losses"]) << "no preset touches a result";
     EXPECT_TRUE(runs[i]["bit_identical"]);
     EXPECT_EQ(runs[i]["pin_calls_after_warmup"], 0);
   }
@@ -180,19 +183,23 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoalsAndRepeats) {
   EXPECT_EQ(none["preset"], "scaled");
   EXPECT_LE(pinion["peak_activation_bytes"], 0.35 * none["peak_activation_bytes"].get<double>());
   EXPECT_LE(pinion["step_ms"], 1.05 * none["step_ms"].get<double>());
-  EXPECT_GT(blocking["step_ms"], 1.2 * pinion["step_ms"].get<double>());
+  EXPECT_GE(blocking["step_ms"], 1.2 * pinion["step_ms"].get<double>());
   EXPECT_GT(pinion["bytes_moved"], 0);
   EXPECT_EQ(none["bytes_moved"], 0);
+}
 
-  ASSERT_EQ(Tiny("--compare --steps=6 --json=" + again).exit_code, 0);
-  nlohmann::json second = Runs(again), first = runs;
-  for (nlohmann::json* wall : {&first, &second}) {
-    for (nlohmann::json& run : *wall) {
+TEST_F(TrainGptTest, TheComparisonRepeatsItsNumbersToTheLastDigit) {
+  nlohmann::json runs[2];
+  for (nlohmann::json& these : runs) {
+    const std::string path = directory_ + "/json";
+    ASSERT_EQ(Tiny("--compare --steps=5 --json=" + path).exit_code, 0);
+    these = Runs(path);
+    for (nlohmann::json& run : these) {
       run.erase("pack_unpack_us");  // wall time
       run.erase("tokens_per_s");
     }
   }
-  EXPECT_EQ(first, second);
+  EXPECT_EQ(runs[0], runs[1]);
 }
 
 TEST_F(TrainGptTest, TheTraceIsATimelineThatChromeReads) {

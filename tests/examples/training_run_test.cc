@@ -104,6 +104,7 @@ TEST(Train, WhatARunHoldsAndSavesIsWhatTheFormulasSay) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->persistent_bytes, PersistentBytes(options.model));
   EXPECT_NEAR(result->offloaded_bytes, SavedBytes(options.model), 0.05 * SavedBytes(options.model));
+  EXPECT_NEAR(result->offloaded_tensors, SavedTensors(options.model), 4);
 }
 
 TEST(Train, AResumedRunGoesOnWithTheLossesOfAnUninterruptedOne) {
