@@ -114,6 +114,10 @@ uint64_t DeviceOffloader::BatchBytes() const {
   return std::min(kMaxBatchBytes, Window(options_.eviction_window_bytes) / 4);
 }
 
+void DeviceOffloader::LeakIfPoisoned(c10::Storage& storage) const {
+  if (!engine_->health().ok()) storage.unsafeReleaseStorageImpl();
+}
+
 // ---------------------------------------------------------------------------------------- pack
 
 std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held) {
@@ -298,6 +302,7 @@ void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
       if (!copy.ok()) {
         ++failed;
         failed_bytes += record.size_bytes();
+        LeakIfPoisoned(sources[i]);
         KeepOnDevice(record, released);
         continue;
       }
@@ -490,6 +495,7 @@ void DeviceOffloader::FetchNow(StorageRecord& record, const c10::Stream& stream)
       batch.Add(record.host, 0, storage.mutable_data(), record.size_bytes());
       return engine_->Submit(std::move(batch), NativeStream(stream));
     });
+    if (!copy.ok()) LeakIfPoisoned(storage);
     ThrowIfError(copy.status(), "fetching a saved tensor (its bytes are safe in host memory)");
     fetched = GuardedStorage(std::move(storage), stream, *copy, WaitSite::kFreeAfterCopy);
     if (!options_.overlap) {
@@ -587,6 +593,7 @@ bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
       } else {
         record.fetched_ahead = false;
         prefetched_bytes_ -= record.size_bytes();
+        LeakIfPoisoned(storages[i]);
       }
     }
     fetched_.NotifyAll();

@@ -93,6 +93,9 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void NoteBackward();
   void EndBackward(int64_t backward);
 
+  // For memory of a copy that could not be submitted: if that was for good, the copy may still run.
+  void LeakIfPoisoned(c10::Storage& storage) const;
+
   uint64_t Window(uint64_t option) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t BatchBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

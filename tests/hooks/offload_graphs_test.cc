@@ -50,18 +50,19 @@ NetShape SeededNet(uint64_t seed) {
 
 class OffloadGraphs : public ::testing::Test {
  protected:
-  explicit OffloadGraphs(int device_count = 1) : world_(WithDevices(device_count)) {}
+  OffloadGraphs() : world_(TwoDevices()) {}
 
-  static EmulatedOptions WithDevices(int count) {
+  // In every test: autograd starts its workers once, one for each device that there is then.
+  static EmulatedOptions TwoDevices() {
     EmulatedOptions options = MachineOptions();
-    options.device_count = count;
+    options.device_count = 2;
     return options;
   }
 
   OffloadStats stats() { return world_.session()->GetStats(); }
   uint64_t device_bytes() { return world_.machine().memory_stats(0).in_use_bytes; }
-  at::Tensor NewCarrier(int device = 0) {
-    return at::ones({1}, at::TensorOptions(world_.device(device))).requires_grad_(true);
+  at::Tensor NewCarrier() {
+    return at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   }
   at::Tensor Forward(const TestNet& net) {
     const OffloadScope scope(world_.session());
@@ -419,13 +420,8 @@ TEST_F(OffloadGraphs, AScopeOfADisabledSessionSwitchesOffloadOff) {
 
 // --- Devices, streams and threads ---
 
-class OffloadTwoDevices : public OffloadGraphs {
- protected:
-  OffloadTwoDevices() : OffloadGraphs(2) {}
-};
-
 // TRL restores to the current device instead of the tensor's.
-TEST_F(OffloadTwoDevices, EachTensorComesBackToItsOwnDevice) {
+TEST_F(OffloadGraphs, EachTensorComesBackToItsOwnDevice) {
   const TestNet on_0(world_.device(0), at::kFloat, SeededNet(1));
   const TestNet on_1(world_.device(1), at::kFloat, SeededNet(2));
   const Gradients plain_0 = TrainStep(on_0, nullptr);
@@ -448,9 +444,8 @@ TEST_F(OffloadTwoDevices, EachTensorComesBackToItsOwnDevice) {
 
 // torchtune and TRL take the default stream at construction for the stream of all computation.
 TEST_F(OffloadGraphs, ForwardAndBackwardMayRunOnAStreamOfTheirOwn) {
-  Gradients plain;
   const TestNet net(world_.device(), at::kFloat);
-  plain = TrainStep(net, nullptr);
+  const Gradients plain = TrainStep(net, nullptr);
   ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
   {
     const c10::StreamGuard guard(world_.NewStream());

@@ -102,7 +102,10 @@ constexpr uint64_t kMaxInFlightBytes = 20 * kKiB;
 Evidence ManyCopiesInFlight() {
   OffloadOptions options = SmallWindows(1);
   options.engine.max_in_flight_bytes = kMaxInFlightBytes;
-  EmuWorld world(CollectRaces(), options);
+  EmulatedOptions slow = CollectRaces();
+  slow.faults.stall_copies_from = 1;
+  slow.faults.stall_ms = 1;
+  EmuWorld world(slow, options);
   const at::Tensor carrier = NewCarrier(world);
   at::Tensor y = carrier;
   {
