@@ -64,6 +64,12 @@ struct EmulatedOptions {
   // A race is fatal by default: the process prints the report and aborts. Otherwise races are
   // collected (races()), for tests of the detector itself.
   bool abort_on_race = true;
+  // For hardened tests: the CPU cannot touch pinned memory too early. Of the pages (4 KiB) that lie
+  // entirely inside the host's end of a copy, those of a destination are unreadable and those of a
+  // source read-only, from the submission until the host has observed the copy (synchronised, or
+  // queried with the answer yes), whenever the bytes move. An access is a SIGSEGV that names the
+  // copy. Not for programs whose kernels read or write pinned memory: they run on the host, too.
+  bool protect_host_pages = false;
   bool record_trace = false;  // keep the timeline for WriteChromeTrace
   FaultPlan faults;           // faults.h
 

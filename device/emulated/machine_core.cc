@@ -16,6 +16,7 @@ MachineCore::MachineCore(const EmulatedOptions& options,
       arenas_(std::move(arenas)),
       time_(options.preset.link, options.device_count),
       effects_(options.seed),
+      protection_(options.protect_host_pages ? std::make_unique<HostProtection>() : nullptr),
       faults_(options.faults),
       devices_(options.device_count) {
   MutexLock lock(mu_);
@@ -104,6 +105,7 @@ void MachineCore::DeliverRaces() {
 void MachineCore::Observe(StreamPoint point, const VectorClock& clock) {
   PINION_CHECK(effects_.Force(point)) << "finished work cannot be stuck";
   detector_.Join(RaceDetector::kHost, clock);
+  if (protection_ != nullptr) protection_->OpenSeen(detector_.Clock(RaceDetector::kHost));
 }
 
 absl::Status MachineCore::BlockUntil(StreamPoint point) {

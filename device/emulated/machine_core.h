@@ -3,6 +3,7 @@
 //   time_model        when things happen
 //   deferred_effects  when bytes move
 //   race_detector     what nothing orders
+//   host_protection   which host pages the CPU must leave alone, if asked for
 //   memory_arena      addresses; fault_injector and chrome_trace as their names say
 //
 // A stream is known to all of them by the same small number, its slot; the race detector's
@@ -33,6 +34,7 @@
 #include "pinion/device/emulated/deferred_effects.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
+#include "pinion/device/emulated/host_protection.h"
 #include "pinion/device/emulated/memory_arena.h"
 #include "pinion/device/emulated/race_detector.h"
 #include "pinion/device/emulated/time_model.h"
@@ -140,7 +142,8 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   StreamHandle AddStream(int device, const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static int ContextOf(int slot) { return slot + 1; }
 
-  // The host has seen that `point`, which is done, is: forces its effects and joins `clock`.
+  // The host has seen that `point`, which is done, is: forces its effects, joins `clock`, and opens
+  // the host pages of the copies that it covers.
   void Observe(StreamPoint point, const VectorClock& clock) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Passes time until `point` is done. Unavailable, saying why, if it never will be.
   absl::Status BlockUntil(StreamPoint point) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -173,6 +176,8 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   TimeModel time_ ABSL_GUARDED_BY(mu_);
   DeferredEffects effects_ ABSL_GUARDED_BY(mu_);
   RaceDetector detector_ ABSL_GUARDED_BY(mu_);
+  // Null unless EmulatedOptions::protect_host_pages.
+  const std::unique_ptr<HostProtection> protection_ ABSL_PT_GUARDED_BY(mu_);
   FaultInjector faults_ ABSL_GUARDED_BY(mu_);
   ChromeTrace trace_ ABSL_GUARDED_BY(mu_);
   std::vector<std::string> races_ ABSL_GUARDED_BY(mu_);

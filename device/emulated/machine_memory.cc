@@ -177,13 +177,20 @@ absl::StatusOr<HostSegment> MachineCore::AllocatePinned(int device, uint64_t siz
         options_.preset.pin_ms_per_gib * static_cast<double>(size_bytes) / double{kGiB};
     PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kPin, pin_ms * 1e3));
   }
-  void* const data =
-      mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  TwoViews views;
+  if (options_.protect_host_pages) {
+    PINION_ASSIGN_OR_RETURN(views, MapTwice(size_bytes));
+  } else {
+    views.program =
+        mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
+  void* const data = views.program;
   if (data == MAP_FAILED) {
     return absl::ResourceExhaustedError("the host has no " + HumanBytes(size_bytes) +
                                         " for emulated pinned memory: " + std::strerror(errno));
   }
   MutexLock lock(mu_);
+  if (protection_ != nullptr) protection_->AddSegment(views, size_bytes);
   pinned_[Address(data)] = size_bytes;
   if (options_.detect_races) {
     detector_.AddMemory(data, size_bytes, RaceDetector::kHost, "the pinning");
@@ -192,6 +199,7 @@ absl::StatusOr<HostSegment> MachineCore::AllocatePinned(int device, uint64_t siz
 }
 
 absl::Status MachineCore::FreePinned(int device, const HostSegment& segment) {
+  void* machine_view = nullptr;
   {
     MutexLock lock(mu_);
     PINION_RETURN_IF_ERROR(CheckUsable(device));
@@ -207,7 +215,11 @@ absl::Status MachineCore::FreePinned(int device, const HostSegment& segment) {
       detector_.RemoveMemory(segment.data, RaceDetector::kHost, {}, "the unpinning");
       DeliverRaces();
     }
+    if (protection_ != nullptr) machine_view = protection_->RemoveSegment(segment.data);
     pinned_.erase(it);
+  }
+  if (machine_view != nullptr) {
+    PINION_CHECK(munmap(machine_view, segment.size_bytes) == 0);
   }
   PINION_CHECK(munmap(segment.data, segment.size_bytes) == 0);
   return absl::OkStatus();

@@ -118,6 +118,11 @@ absl::Status MachineCore::SubmitCopy(int slot, std::string name, std::vector<Cop
     detector_.Write(piece.dst, piece.size_bytes);
   }
   DeliverRaces();
+  if (protection_ != nullptr) {
+    const HostProtection::Moment moment = {context, detector_.Clock(context).Get(context)};
+    const std::string what = name + " #" + std::to_string(number) + " on " + streams_[slot].name;
+    for (CopyPiece& piece : pieces) piece = protection_->Close(piece, moment, what);
+  }
   // Their order among each other is undefined: not the one that a careless caller expects.
   std::reverse(pieces.begin(), pieces.end());
   if (pageable) cost.rate_limit = options_.preset.link.pageable_gb_per_s * 1e6;

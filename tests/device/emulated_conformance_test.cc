@@ -1,4 +1,5 @@
-// The conformance suite on the emulated device: every schedule of effects, both reuse modes.
+// The conformance suite on the emulated device: every schedule of effects, both reuse modes,
+// and protected host pages.
 
 #include <cstring>
 #include <memory>
@@ -39,13 +40,14 @@ class EmulatedUnderTest : public DeviceUnderTest {
   std::shared_ptr<Device> device_;
 };
 
-template <EffectSchedule schedule, ReuseMode reuse>
+template <EffectSchedule schedule, ReuseMode reuse, bool protect = false>
 std::unique_ptr<DeviceUnderTest> MakeEmulated() {
   EmulatedOptions options;
   options.device_count = 2;
   options.memory_bytes = 64 * kMiB;
   options.schedule = schedule;
   options.reuse = reuse;
+  options.protect_host_pages = protect;
   options.abort_on_race = false;
   return std::make_unique<EmulatedUnderTest>(options);
 }
@@ -64,7 +66,9 @@ INSTANTIATE_TEST_SUITE_P(
         DeviceConformanceCase{"LateQuarantine",
                               MakeEmulated<EffectSchedule::kLate, ReuseMode::kQuarantine>},
         DeviceConformanceCase{"RandomQuarantine",
-                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kQuarantine>}),
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kQuarantine>},
+        DeviceConformanceCase{"RandomImmediateProtected",
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate, true>}),
     DeviceConformanceCaseName);
 
 }  // namespace
