@@ -107,10 +107,12 @@ Evidence ManyCopiesInFlight() {
   slow.faults.stall_ms = 1;
   EmuWorld world(slow, options);
   const at::Tensor carrier = NewCarrier(world);
+  std::vector<at::Tensor> activations;  // first, since making one waits for a copy to the device
+  for (int i = 0; i < 4; ++i) activations.push_back(Activation(carrier, {64, 64}, i));
   at::Tensor y = carrier;
   {
     const OffloadScope scope(world.session());
-    for (int i = 0; i < 4; ++i) y = Probe(y, {Activation(carrier, {64, 64}, i)}, UseSaved);
+    for (const at::Tensor& activation : activations) y = Probe(y, {activation}, UseSaved);
   }
   Evidence evidence = world.machine().races();
   const uint64_t peak = world.session()->GetEngineStats(0).d2h.peak_in_flight_bytes;
