@@ -243,6 +243,30 @@ TEST(EngineFaultsTest, BlocksOfAPoisonedEngineAreNeverReused) {
   }
 }
 
+// A stream that waited for an event of a dead device would be stuck for ever.
+TEST(EngineFaultsTest, ADeviceDoesNotWaitForCopiesOfAPoisonedOne) {
+  EmulatedOptions machine_options = TestMachineOptions();
+  machine_options.device_count = 2;
+  FaultyWorld faulty({}, machine_options);
+  EngineWorld& world = faulty.world;
+  const std::shared_ptr<TransferEngine> healthy =
+      TransferEngine::Create({}, faulty.machine->device(1)).value();
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
+  uint8_t* const from = world.AllocateDevice(100);
+  uint8_t* const to = world.AllocateDevice(100, 1);
+  world.WriteDevice(from, Pattern(1, 100), world.compute());
+  world.CopyOut(host, from, world.compute());
+  faulty.FailNext("QueryEvent", absl::InternalError("an ECC error"));
+  world.engine().Poll();
+
+  CopyBatch batch(CopyDirection::kHostToDevice);
+  batch.Add(host, 0, to, 100);
+  EXPECT_THAT(
+      healthy->Submit(std::move(batch), world.compute(1)),
+      StatusIs(absl::StatusCode::kInternal, AllOf(HasSubstr("emu:0"), HasSubstr("an ECC error"))));
+  EXPECT_THAT(healthy->health(), IsOk());
+}
+
 // One stuck event kept everything behind it from being recycled: 90 GB pinned on a GH200
 // (pytorch#183501). Here each timeline is on its own.
 TEST(EngineFaultsTest, AStuckDirectionDoesNotHoldBackTheOther) {

@@ -1,6 +1,7 @@
 // Several threads at once. Most of what this finds, it finds under ThreadSanitizer.
 
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -138,6 +139,42 @@ TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
 
   EXPECT_THAT(next.Wait(kLong), IsOk());
   EXPECT_EQ(world.engine().GetStats().d2h.completed_transfers, 2u);
+}
+
+// A number covers what was enqueued before it. A submission that is slow between its copy and its
+// number must not be overtaken, or the wrong copy counts as done.
+TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  EngineWorld world(machine, device, {});
+  uint8_t* const data = world.AllocateDevice(kSize);
+  world.WriteDevice(data, Pattern(1, kSize), world.compute());
+  const std::shared_ptr<HostBuffer> hosts[] = {world.NewHostBuffer(kSize),
+                                               world.NewHostBuffer(kSize)};
+  std::promise<void> copied;
+  std::promise<void> go_on;
+  std::atomic<int> records{0};
+  device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "RecordEvent" && records.fetch_add(1) == 1) {  // the first one is of compute
+      copied.set_value();
+      go_on.get_future().wait();
+    }
+    return absl::OkStatus();
+  });
+
+  Transfer first;
+  Transfer second;
+  std::thread slow([&] { first = world.CopyOut(hosts[0], data, world.compute()); });
+  copied.get_future().wait();
+  std::thread fast([&] { second = world.CopyOut(hosts[1], data, world.compute()); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time to overtake, if it could
+  go_on.set_value();
+  slow.join();
+  fast.join();
+
+  EXPECT_EQ(first.ticket().value, 1u);
+  EXPECT_EQ(second.ticket().value, 2u);
 }
 
 // One thread drops the engine while others still hold transfers and buffers.
