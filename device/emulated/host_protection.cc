@@ -70,8 +70,8 @@ void PrintAddress(uintptr_t address) {
 
 void OnFault(int signal, siginfo_t* info, void* /*context*/) {
   const uintptr_t address = Address(info->si_addr);
-  const Note* const note = std::find_if(notes, notes + kNotes, [address](const Note& note) {
-    return address < note.end && address >= note.begin;
+  const Note* const note = std::find_if(notes, notes + kNotes, [address](const Note& copy) {
+    return address < copy.end && address >= copy.begin;
   });
   if (info->si_code == SEGV_ACCERR && note != notes + kNotes) {
     Print("pinion: host access to ");

@@ -43,7 +43,7 @@ constexpr absl::Duration kLong = absl::Seconds(60);
 constexpr int kOperations = 220;
 constexpr int kDevices = 2;
 constexpr int kStreams = 3;
-constexpr uint64_t kMaxSize = 1500;
+constexpr uint64_t kMaxSize = 8'000;  // copies of a byte and of whole pages
 
 struct Tensor {
   int device = 0;
@@ -274,6 +274,7 @@ TEST_P(EngineSimulationTest, EveryByteIsWhatTheProgramSays) {
     EmulatedOptions machine_options = TestMachineOptions();
     machine_options.device_count = kDevices;
     machine_options.memory_bytes = kMiB;
+    machine_options.protect_host_pages = true;
     machine_options.seed = seed;
     std::tie(machine_options.schedule, machine_options.reuse) = GetParam();
     EngineOptions engine_options;
