@@ -36,25 +36,18 @@ _ABSL = {
     "base": {"core_headers": []},
     "cleanup": {"cleanup": []},
     "container": {
-        "btree": ["throw_delegate"],
         "flat_hash_map": ["raw_hash_set", "hash"],
         "flat_hash_set": ["raw_hash_set", "hash"],
         "inlined_vector": ["throw_delegate"],
     },
-    "debugging": {
-        "stacktrace": ["stacktrace"],
-        "symbolize": ["symbolize", "stacktrace"],
-    },
     "flags": {
-        "flag": ["flags_internal", "flags_reflection", "flags_marshalling", "flags_commandlineflag"],
+        "flag": ["flags", "flags_internal", "flags_reflection", "flags_marshalling", "flags_commandlineflag"],
         "parse": ["flags_parse"],
         "usage": ["flags_usage"],
     },
-    "functional": {"any_invocable": [], "function_ref": []},
-    "hash": {"hash": ["hash"]},
-    "numeric": {"bits": []},
+    "functional": {"function_ref": []},
     "status": {"status": ["status"], "statusor": ["statusor", "status"]},
-    "strings": {"strings": ["strings", "throw_delegate"], "str_format": ["str_format_internal", "strings"]},
+    "strings": {"strings": ["strings"], "str_format": ["str_format_internal", "strings"]},
     "time": {"time": ["time"]},
     "types": {"span": []},
 }

@@ -2,27 +2,29 @@
 
 Targets:
   @libtorch//:torch_cpu   headers, libc10 and libtorch_cpu: all that Pinion links
-  @libtorch//:libs        the shared libraries, as run-time data
+  @libtorch//:lib_dir     where the wheel's other libraries are (PINION_TORCH_LIB_DIR), for
+                          programs that load libtorch_cuda
 """
 
 _BUILD = """
 package(default_visibility = ["//visibility:public"])
-
-filegroup(
-    name = "libs",
-    srcs = {libs},
-)
 
 cc_library(
     name = "torch_cpu",
     srcs = {libs},
     hdrs = glob(["torch/include/**/*.h", "torch/include/**/*.hpp", "torch/include/**/*.cuh"]),
     # The wheel is a release build: some c10 and ATen layouts differ without NDEBUG.
-    defines = ["NDEBUG", "PINION_TORCH_LIB_DIR=\\\\\\"{lib_dir}\\\\\\""],
+    defines = ["NDEBUG"],
     includes = [
         "torch/include",
         "torch/include/torch/csrc/api/include",
     ],
+)
+
+cc_library(
+    name = "lib_dir",
+    # An absolute path: on a target of its own, so that only its users' command lines hold it.
+    defines = ["PINION_TORCH_LIB_DIR=\\\\\\"{lib_dir}\\\\\\""],
 )
 """
 

@@ -31,8 +31,11 @@ rule "the library does not know its programs" "(//allocator/... + //device/... +
 rule "only hooks includes LibTorch" "(//allocator/... + //device/... + //engine/...)" "@libtorch//..."
 rule "engine and hooks include no CUDA" "(//engine/... + //hooks/...)" "@local_config_cuda//..."
 rule "allocator and the emulated device include no CUDA" "(//allocator/... + //device/emulated/... + //device:all)" "@local_config_cuda//..."
+rule "the emulated device does not know CUDA's" "//device/emulated/..." "//device/cuda/..."
+rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//device/emulated/..."
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
 rule "hooks speak to device.h alone" "//hooks:all" "(//device/emulated/... + //device/cuda/...)"
+rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks:offload_session"
 
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

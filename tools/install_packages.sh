@@ -15,15 +15,18 @@ done
 
 if [[ $EUID -eq 0 ]]; then
   as_root=()
-elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
-  as_root=(sudo -n)
+elif command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; }; then
+  as_root=(sudo) # asks for the password where somebody can type it
 else
-  die "missing Debian packages, and neither root nor password-less sudo is available. Ask an administrator to run: apt-get install ${missing[*]}"
+  die "missing Debian packages, and neither root nor sudo without a password is available. Ask an administrator to run: apt-get install ${missing[*]}"
 fi
 
 printf 'installing Debian packages: %s\n' "${missing[*]}" >&2
+"${as_root[@]}" true || die "sudo refused; needed to install ${missing[*]}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-{ "${as_root[@]}" apt-get update -qq &&
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 ||
-  die "apt-get could not install ${missing[*]}: $(grep -E '^(E|W):' "$log" | head -1)"
+apt() { # a fresh machine's own updater may hold the lock for a while
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1
+}
+{ apt update && apt install -y --no-install-recommends "${missing[@]}"; } ||
+  die "apt-get could not install ${missing[*]}: $(grep -E '^E:' "$log" | head -1)"

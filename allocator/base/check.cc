@@ -16,7 +16,7 @@ Mutex& SinkMutex() {
 
 LogSink& Sink() {
   static LogSink* sink = new LogSink([](LogSeverity severity, const std::string& message) {
-    static constexpr const char* kNames[] = {"I", "W", "E"};
+    static constexpr const char* kNames[] = {"W", "E"};
     std::fprintf(stderr, "pinion %s %s\n", kNames[static_cast<int>(severity)], message.c_str());
   });
   return *sink;

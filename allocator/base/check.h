@@ -16,7 +16,7 @@
 
 namespace pinion {
 
-enum class LogSeverity { kInfo, kWarning, kError };
+enum class LogSeverity { kWarning, kError };
 
 using LogSink = std::function<void(LogSeverity, const std::string& message)>;
 
