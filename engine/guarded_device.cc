@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/engine/process_exit.h"
+#include "pinion/device/process_exit.h"
 
 namespace pinion::internal {
 namespace {
@@ -24,10 +24,6 @@ GuardedDevice::GuardedDevice(std::shared_ptr<Device> device)
 }
 
 absl::Status GuardedDevice::health() const {
-  if (poisoned_.load(std::memory_order_acquire)) {
-    MutexLock lock(mu_);
-    return first_error_;
-  }
   if (ProcessIsExiting()) {
     return absl::FailedPreconditionError(
         absl::StrCat(device_->name(), ": the process is exiting; no device call is made"));
@@ -36,6 +32,11 @@ absl::Status GuardedDevice::health() const {
     return absl::FailedPreconditionError(
         absl::StrCat(device_->name(), " was opened before fork() and cannot be used in the ",
                      "child process: open devices after fork(), or spawn instead"));
+  }
+  // Last: a child of fork() may find the lock taken for ever.
+  if (poisoned_.load(std::memory_order_acquire)) {
+    MutexLock lock(mu_);
+    return first_error_;
   }
   return absl::OkStatus();
 }

@@ -94,18 +94,33 @@ DirectionStats StreamTimeline::GetStats() const {
 
 absl::Status StreamTimeline::OrderAfter(uint64_t value, GuardedDevice& waiter,
                                         StreamHandle stream) {
-  const EventRef event = EventOf(value);
-  if (event == nullptr && Completed() >= value) {
+  if (Completed() >= value) {
     waiter.CountSkippedWait();
     return absl::OkStatus();
   }
   // Once this device has failed the event may never be done, and the waiter would be stuck.
   PINION_RETURN_IF_ERROR(device_->health());
+  const EventRef event = EventOf(value);
+  if (event == nullptr) {
+    return Completed() >= value ? absl::OkStatus() : device_->health();
+  }
   return waiter.StreamWaitEvent(stream, event->handle());
 }
 
+absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream) {
+  if (Completed() >= value) return OrderAfter(value, *device_, stream);
+  PINION_ASSIGN_OR_RETURN(const bool capturing, device_->IsCapturing(stream));
+  if (!capturing) return OrderAfter(value, *device_, stream);
+  Poll();
+  if (Completed() >= value) return OrderAfter(value, *device_, stream);
+  return absl::FailedPreconditionError(
+      absl::StrCat(name_, ": submission ", value, " is not done, and the stream that is to wait ",
+                   "for it captures a graph; wait on the host, or after the capture has ended"));
+}
+
 void StreamTimeline::Poll() {
-  if (pending_count() == 0) return;
+  // Before any lock: a child of fork may find it taken for ever.
+  if (!device_->health().ok() || pending_count() == 0) return;
   // Querying an event while its stream captures a graph would break the capture.
   if (absl::StatusOr<bool> capturing = IsCapturing(); !capturing.ok() || *capturing) return;
   while (true) {
@@ -123,6 +138,8 @@ void StreamTimeline::Poll() {
 }
 
 absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
+  if (Completed() >= value) return absl::OkStatus();
+  PINION_RETURN_IF_ERROR(device_->health());
   const EventRef event = EventOf(value);
   if (event == nullptr) {
     return Completed() >= value ? absl::OkStatus() : device_->health();

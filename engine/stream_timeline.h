@@ -79,13 +79,12 @@ class StreamTimeline final : public FenceTimeline {
   size_t pending_count() const;
   DirectionStats GetStats() const;
 
-  // Later work of `stream`, which belongs to `waiter` (another device, maybe), starts after number
-  // `value`. No device call when that is known to be done.
+  // Later work of `stream`, which belongs to `waiter` (another device, maybe) and does not capture,
+  // starts after number `value`. No device call when that is known to be done.
   absl::Status OrderAfter(uint64_t value, GuardedDevice& waiter, StreamHandle stream);
-  // The same for a stream of this device.
-  absl::Status OrderAfter(uint64_t value, StreamHandle stream) {
-    return OrderAfter(value, *device_, stream);
-  }
+  // The same for any stream of this device. FailedPrecondition while it captures, unless `value` is
+  // done: a wait for work outside of the graph breaks the capture.
+  absl::Status OrderAfter(uint64_t value, StreamHandle stream);
 
   uint64_t Completed() const override { return completed_.load(std::memory_order_acquire); }
   void Poll() override;

@@ -13,10 +13,10 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/process_exit.h"
 #include "pinion/engine/coalesce.h"
 #include "pinion/engine/event_pool.h"
 #include "pinion/engine/guarded_device.h"
-#include "pinion/engine/process_exit.h"
 #include "pinion/engine/stream_timeline.h"
 
 namespace pinion {
@@ -48,6 +48,9 @@ class TransferEngineImpl final : public TransferEngine {
   absl::StatusOr<Transfer> Submit(CopyBatch batch, StreamHandle after) override;
   absl::StatusOr<FenceTicket> Mark(StreamHandle stream) override;
   absl::Status OrderStreams(StreamHandle earlier, StreamHandle later, WaitSite site) override;
+  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override {
+    return guarded_->IsCapturing(stream);
+  }
   void Poll() override;
   absl::Status Drain(absl::Duration timeout) override;
   absl::Status health() const override { return guarded_->health(); }
@@ -61,6 +64,8 @@ class TransferEngineImpl final : public TransferEngine {
   absl::Status OrderAfterBuffers(const CopyBatch& batch,
                                  const std::shared_ptr<StreamTimeline>& timeline);
   absl::Status CheckUsable(StreamHandle stream);
+  // OrderStreams of streams that are known not to capture.
+  absl::Status OrderUsable(StreamHandle earlier, StreamHandle later, WaitSite site);
   std::shared_ptr<StreamTimeline> ForeignTimeline(StreamHandle stream);
 
   const EngineOptions options_;
@@ -87,6 +92,8 @@ absl::StatusOr<Transfer> TransferEngineImpl::Submit(CopyBatch batch, StreamHandl
   PINION_CHECK(!batch.empty()) << "Submit of an empty batch";
   const std::shared_ptr<StreamTimeline>& timeline =
       batch.direction() == CopyDirection::kHostToDevice ? h2d_ : d2h_;
+  // Before any lock: a child of fork() may find the turn taken for ever.
+  PINION_RETURN_IF_ERROR(health());
   FifoTurn::Scope turn(timeline->turn());
   const absl::StatusOr<uint64_t> value = SubmitInTurn(batch, after, timeline);
   if (!value.ok()) {
@@ -103,7 +110,7 @@ absl::StatusOr<uint64_t> TransferEngineImpl::SubmitInTurn(
   PINION_RETURN_IF_ERROR(CheckUsable(after));
   PINION_RETURN_IF_ERROR(WaitForRoom(batch.size_bytes(), *timeline));
   PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
-  PINION_RETURN_IF_ERROR(OrderStreams(after, timeline->stream(), WaitSite::kCopyAfterCompute));
+  PINION_RETURN_IF_ERROR(OrderUsable(after, timeline->stream(), WaitSite::kCopyAfterCompute));
   PINION_RETURN_IF_ERROR(OrderAfterBuffers(batch, timeline));
 
   const std::vector<CopyPiece> merged = CoalescePieces(batch.pieces());
@@ -182,6 +189,14 @@ absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
 absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle later,
                                               WaitSite site) {
   if (earlier == later || !WaitSiteEnabled(site)) return absl::OkStatus();
+  PINION_RETURN_IF_ERROR(CheckUsable(earlier));
+  PINION_RETURN_IF_ERROR(CheckUsable(later));
+  return OrderUsable(earlier, later, site);
+}
+
+absl::Status TransferEngineImpl::OrderUsable(StreamHandle earlier, StreamHandle later,
+                                             WaitSite site) {
+  if (earlier == later || !WaitSiteEnabled(site)) return absl::OkStatus();
   PINION_ASSIGN_OR_RETURN(const EventRef event, events_->Acquire());
   PINION_RETURN_IF_ERROR(guarded_->RecordEvent(event->handle(), earlier));
   return guarded_->StreamWaitEvent(later, event->handle());
@@ -215,8 +230,8 @@ absl::Status TransferEngineImpl::CheckUsable(StreamHandle stream) {
   PINION_ASSIGN_OR_RETURN(const bool capturing, guarded_->IsCapturing(stream));
   if (!capturing) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(device_->name(), ": the stream captures a graph; transfers can follow it only ",
-                   "after the capture has ended"));
+      absl::StrCat(device_->name(), ": a stream captures a graph; transfers can follow it, and it ",
+                   "can wait for other streams, only after the capture has ended"));
 }
 
 std::shared_ptr<StreamTimeline> TransferEngineImpl::ForeignTimeline(StreamHandle stream) {

@@ -70,7 +70,8 @@ class Transfer {
   bool IsDone() const;  // as far as polling knows; no device call
 
   // Later work of `stream` starts after this transfer. Makes no device call when it is known to
-  // be done. Never blocks the host.
+  // be done. Never blocks the host. FailedPrecondition while `stream` captures a graph and the
+  // transfer is not done: Wait() on the host instead.
   absl::Status WaitOn(StreamHandle stream, WaitSite site) const;
 
   // Blocks the host until the transfer is done. DeadlineExceeded after `timeout`, naming the
@@ -98,7 +99,11 @@ class TransferEngine {
   virtual absl::StatusOr<FenceTicket> Mark(StreamHandle stream) = 0;
 
   // Later work of `later` starts after the present work of `earlier`. Never blocks the host.
+  // FailedPrecondition while either captures a graph: one would be drawn into the other's.
   virtual absl::Status OrderStreams(StreamHandle earlier, StreamHandle later, WaitSite site) = 0;
+
+  // True while `stream` captures a graph: nothing can be submitted after it, or wait in it.
+  virtual absl::StatusOr<bool> IsCapturing(StreamHandle stream) = 0;
 
   // Asks the device how far both directions have come.
   virtual void Poll() = 0;

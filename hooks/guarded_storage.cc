@@ -5,8 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/engine/process_exit.h"
-#include "pinion/hooks/torch_bridge.h"
+#include "pinion/device/process_exit.h"
 
 namespace pinion {
 namespace {
@@ -32,7 +31,7 @@ GuardedStorage::~GuardedStorage() { Drop(); }
 void GuardedStorage::Drop() {
   if (!storage_) return;
   const bool exiting = ProcessIsExiting();
-  absl::Status waited = exiting ? absl::OkStatus() : copy_.WaitOn(NativeStream(*stream_), site_);
+  absl::Status waited = exiting ? absl::OkStatus() : copy_.WaitOn(stream_->native, site_);
   // An error that passes costs time, not memory.
   if (!waited.ok()) waited = copy_.Wait(kHostWait);
   if (exiting || !waited.ok()) {

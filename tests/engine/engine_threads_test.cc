@@ -1,7 +1,6 @@
 // Several threads at once. Most of what this finds, it finds under ThreadSanitizer.
 
 #include <atomic>
-#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -144,37 +143,39 @@ TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
 // A number covers what was enqueued before it. A submission that is slow between its copy and its
 // number must not be overtaken, or the wrong copy counts as done.
 TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
+  static thread_local bool copied = false;  // and not numbered yet
   const std::shared_ptr<EmulatedMachine> machine =
       EmulatedMachine::Create(TestMachineOptions()).value();
   auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   EngineWorld world(machine, device, {});
   uint8_t* const data = world.AllocateDevice(kSize);
   world.WriteDevice(data, Pattern(1, kSize), world.compute());
-  const std::shared_ptr<HostBuffer> hosts[] = {world.NewHostBuffer(kSize),
-                                               world.NewHostBuffer(kSize)};
-  std::promise<void> copied;
-  std::promise<void> go_on;
-  std::atomic<int> records{0};
+  std::atomic<int> submitting{0};
+  std::atomic<int> between{0};
+  std::atomic<int> overtakers{0};
   device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "RecordEvent" && records.fetch_add(1) == 1) {  // the first one is of compute
-      copied.set_value();
-      go_on.get_future().wait();
+    if (call == "CopyAsync") {
+      copied = true;
+      if (between.fetch_add(1) != 0) overtakers.fetch_add(1);
+      // Slow, as long as the others have not come as far as they come without overtaking.
+      for (int i = 0; i < 100 || submitting.load() < kThreads; ++i) std::this_thread::yield();
+    } else if (call == "RecordEvent" && std::exchange(copied, false)) {
+      between.fetch_sub(1);
     }
     return absl::OkStatus();
   });
 
-  Transfer first;
-  Transfer second;
-  std::thread slow([&] { first = world.CopyOut(hosts[0], data, world.compute()); });
-  copied.get_future().wait();
-  std::thread fast([&] { second = world.CopyOut(hosts[1], data, world.compute()); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time to overtake, if it could
-  go_on.set_value();
-  slow.join();
-  fast.join();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
+      submitting.fetch_add(1);
+      for (int i = 0; i < kRounds; ++i) world.CopyOut(host, data, world.compute());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 
-  EXPECT_EQ(first.ticket().value, 1u);
-  EXPECT_EQ(second.ticket().value, 2u);
+  EXPECT_EQ(overtakers.load(), 0);
 }
 
 // One thread drops the engine while others still hold transfers and buffers.

@@ -12,6 +12,7 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/engine/copy_batch.h"
+#include "pinion/tests/support/fake_host.h"
 
 namespace pinion::testing {
 namespace {
@@ -29,9 +30,7 @@ std::shared_ptr<PinnedAllocator> SmallAllocator(EmulatedMachine& machine) {
   AllocatorOptions options;
   options.segment_bytes = std::max(source->granularity_bytes(), uint64_t{4} * kMiB);
   // What else runs on this host is not what these tests are about.
-  options.warn_percent = options.high_percent = 100.0;
-  options.low_percent = 99.0;
-  return Value(PinnedAllocator::Create(options, source));
+  return Value(PinnedAllocator::Create(options, source, FakeHost().Probe()));
 }
 
 }  // namespace

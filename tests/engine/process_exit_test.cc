@@ -1,18 +1,23 @@
 // Globals that hold copies in flight at process exit, and children of fork.
 
-#include "pinion/engine/process_exit.h"
+#include "pinion/device/process_exit.h"
 
 #include <unistd.h>
 
 #include <cstdlib>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
@@ -65,6 +70,40 @@ TEST(ProcessExitDeathTest, AForkedChildIsRefusedWithARemedy) {
         _exit(clear ? 0 : 1);
       },
       ::testing::ExitedWithCode(0), "");
+}
+
+// The thread that held the turn, or a lock, is not there in the child to give it back.
+TEST(ProcessExitDeathTest, AChildForkedInTheMiddleOfASubmissionIsRefusedToo) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  EngineWorld world(machine, device, {});
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  std::promise<void> submits;
+  std::promise<void> go_on;
+  device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "CopyAsync") {
+      submits.set_value();
+      go_on.get_future().wait();
+    }
+    return absl::OkStatus();
+  });
+  std::thread submitter([&] { world.CopyIn(host, data, world.compute()); });
+  submits.get_future().wait();
+  EXPECT_EXIT(
+      {
+        alarm(30);  // instead of a hang
+        CopyBatch batch(CopyDirection::kHostToDevice);
+        batch.Add(host, 0, data, kMiB);
+        const absl::Status refused =
+            world.engine().Submit(std::move(batch), world.compute()).status();
+        _exit(absl::IsFailedPrecondition(refused) ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+  go_on.set_value();
+  submitter.join();
 }
 
 }  // namespace

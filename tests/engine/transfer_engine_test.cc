@@ -28,6 +28,7 @@ namespace {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
@@ -314,6 +315,56 @@ TEST(TransferEngineTest, ACapturingStreamIsRefused) {
   EXPECT_THAT(world.engine().Mark(stream), StatusIs(absl::StatusCode::kFailedPrecondition));
   ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
   EXPECT_THAT(world.TryCopyIn(host, data, stream), IsOk());
+}
+
+// The same the other way round: a captured wait for an event from outside of the graph breaks the
+// capture.
+TEST(TransferEngineTest, ACapturingStreamDoesNotWaitForACopy) {
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  const StreamHandle stream = world.NewStream();
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  const uint64_t waits = world.engine().GetStats().event_waits;
+  ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
+  EXPECT_THAT(world.engine().IsCapturing(stream), IsOkAndHolds(true));
+
+  EXPECT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("D2H on emu:0"), HasSubstr("captures a graph"))));
+  EXPECT_EQ(world.engine().GetStats().event_waits, waits);
+
+  EXPECT_THAT(out.Wait(kLong), IsOk());
+  EXPECT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut), IsOk());
+  EXPECT_EQ(world.engine().GetStats().event_waits, waits);
+}
+
+TEST(TransferEngineTest, ACapturingStreamFindsOutThatACopyIsDone) {
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(100);
+  world.WriteDevice(data, Pattern(1, 100), world.compute());
+  const StreamHandle stream = world.NewStream();
+  const Transfer out = world.CopyOut(world.NewHostBuffer(100), data, world.compute());
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+  ASSERT_FALSE(out.IsDone());
+  ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
+  EXPECT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut), IsOk());
+  EXPECT_TRUE(out.IsDone());
+}
+
+TEST(TransferEngineTest, ACapturingStreamIsNotOrderedWithAnother) {
+  EngineWorld world;
+  const StreamHandle stream = world.NewStream();
+  ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
+  EXPECT_THAT(world.engine().OrderStreams(stream, world.compute(), WaitSite::kUnpackOnOtherStream),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(world.engine().GetStats().event_waits, 0u);
+  ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
+  EXPECT_THAT(world.engine().IsCapturing(stream), IsOkAndHolds(false));
+  EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
+              IsOk());
 }
 
 TEST(TransferEngineTest, MarksOfAStreamThatCapturesAreNotPolled) {

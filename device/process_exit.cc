@@ -1,4 +1,4 @@
-#include "pinion/engine/process_exit.h"
+#include "pinion/device/process_exit.h"
 
 #include <pthread.h>
 

@@ -10,12 +10,12 @@
 //
 // Thread safety: thread-safe.
 
-#ifndef PINION_ENGINE_PROCESS_EXIT_H_
-#define PINION_ENGINE_PROCESS_EXIT_H_
+#ifndef PINION_DEVICE_PROCESS_EXIT_H_
+#define PINION_DEVICE_PROCESS_EXIT_H_
 
 namespace pinion {
 
-// Registers the handlers, once per process. TransferEngine::Create does it.
+// Registers the handlers, once per process. Whatever calls a device does it when it is made.
 void WatchProcess();
 
 bool ProcessIsExiting();
@@ -25,4 +25,4 @@ int ForkGeneration();
 
 }  // namespace pinion
 
-#endif  // PINION_ENGINE_PROCESS_EXIT_H_
+#endif  // PINION_DEVICE_PROCESS_EXIT_H_
