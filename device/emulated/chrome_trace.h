@@ -31,7 +31,6 @@ class ChromeTrace {
   void NameStream(int device, int stream, std::string name);
   void Add(Slice slice) { slices_.push_back(std::move(slice)); }
 
-  std::string ToJson() const;
   // Unavailable, with the path and the reason, if the file cannot be written.
   absl::Status Write(const std::string& path) const;
 
@@ -41,6 +40,8 @@ class ChromeTrace {
     int stream;  // -1: the device itself
     std::string name;
   };
+
+  std::string ToJson() const;
 
   std::vector<Row> rows_;
   std::vector<Slice> slices_;

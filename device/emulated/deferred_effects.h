@@ -42,8 +42,6 @@ class DeferredEffects {
   // Applies some of what may legally take effect now.
   void ApplySome();
 
-  bool Applied(StreamPoint point) const;
-
  private:
   enum class Kind { kCopy, kWait, kObstacle };
   struct Effect {
@@ -53,6 +51,7 @@ class DeferredEffects {
     std::vector<CopyPiece> pieces;
   };
 
+  bool Applied(StreamPoint point) const;
   std::deque<Effect>& QueueOf(int stream);
   void ApplyCopy(const Effect& effect);
 

@@ -23,6 +23,7 @@ absl::Status EmulatedOptions::Validate() const {
     return absl::InvalidArgumentError("memory_bytes is " + std::to_string(memory_bytes) +
                                       "; it must be between 1 and 1 TiB");
   }
+  PINION_RETURN_IF_ERROR(faults.Validate());
   return preset.Validate();
 }
 

@@ -118,7 +118,8 @@ class EmulatedMachine {
   // Forces the effects of all that work on `stream` is ordered after, so that the caller may now
   // run the operator on the host over the device's memory. Then, with the ranges known, Launch
   // submits it: race checks, time, trace. Nothing else may be submitted on `stream` in between by
-  // the same thread except Allocate and Free.
+  // the same thread except Allocate and Free. Injected faults of kernels (DeviceCall::kKernel) fail
+  // PrepareKernel: the operator must not run then, and Launch not be called.
   virtual absl::Status PrepareKernel(int device, StreamHandle stream) = 0;
   virtual absl::Status Launch(int device, StreamHandle stream, const Kernel& kernel) = 0;
 

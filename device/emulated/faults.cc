@@ -1,5 +1,7 @@
 #include "pinion/device/emulated/faults.h"
 
+#include <cstddef>
+#include <string>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -12,6 +14,20 @@ const char* DeviceCallName(DeviceCall call) {
                                                     "CreateEvent", "RecordEvent", "StreamWaitEvent",
                                                     "QueryEvent",  "WaitEvent",   "Synchronize"};
   return kNames[static_cast<int>(call)];
+}
+
+absl::Status FaultPlan::Validate() const {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (calls[i].at == 0) {
+      return absl::InvalidArgumentError("faults.calls[" + std::to_string(i) +
+                                        "].at is 0; calls are counted from 1");
+    }
+  }
+  if (!(stall_ms >= 0)) {  // NaN is refused, too
+    return absl::InvalidArgumentError("faults.stall_ms is " + std::to_string(stall_ms) +
+                                      "; it must be at least 0 (infinity: stuck for ever)");
+  }
+  return absl::OkStatus();
 }
 
 FaultInjector::FaultInjector(FaultPlan plan) : plan_(std::move(plan)) {}

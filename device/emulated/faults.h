@@ -9,6 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace pinion {
 
 // The kinds of calls that can be made to fail. kAny counts every call of every kind.
@@ -32,7 +34,8 @@ inline constexpr int kDeviceCallKinds = 12;
 const char* DeviceCallName(DeviceCall call);  // "Allocate"
 
 // A call that fails does nothing. A transient failure is Unavailable (ResourceExhausted for
-// kAllocate and kPin), a sticky one Internal.
+// kAllocate and kPin), a sticky one Internal. A kernel fails in PrepareKernel, before its operator
+// runs on the host.
 struct Fault {
   DeviceCall call = DeviceCall::kAny;
   uint64_t at = 1;      // fails the at-th call of that kind, counted from 1 over all devices
@@ -45,6 +48,9 @@ struct FaultPlan {
   // virtual time before their bytes move. 0: never.
   uint64_t stall_copies_from = 0;
   double stall_ms = std::numeric_limits<double>::infinity();
+
+  // InvalidArgument that names the field and its value.
+  absl::Status Validate() const;
 };
 
 // Counts calls and says which of them fail.

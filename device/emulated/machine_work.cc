@@ -13,7 +13,8 @@ namespace pinion {
 
 absl::Status MachineCore::PrepareKernel(int device, StreamHandle stream) {
   MutexLock lock(mu_);
-  PINION_RETURN_IF_ERROR(CheckUsable(device));
+  // The operator runs between this call and Launch, so a fault must hit here; Launch pays.
+  PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kKernel, /*cost_us=*/0));
   PINION_ASSIGN_OR_RETURN(const int slot, FindSlot(device, stream));
   const StreamPoint tail = time_.Tail(slot);
   if (effects_.Force(tail)) return absl::OkStatus();
@@ -23,7 +24,8 @@ absl::Status MachineCore::PrepareKernel(int device, StreamHandle stream) {
 
 absl::Status MachineCore::Launch(int device, StreamHandle stream, const Kernel& kernel) {
   MutexLock lock(mu_);
-  PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kKernel, options_.preset.host_call_us));
+  PINION_RETURN_IF_ERROR(CheckUsable(device));
+  time_.Spend(options_.preset.host_call_us * 1e-3);
   PINION_ASSIGN_OR_RETURN(const int slot, FindSlot(device, stream));
   double memory_bytes = 0;
   for (const std::vector<ByteRange>* ranges : {&kernel.reads, &kernel.writes}) {

@@ -27,10 +27,6 @@ int RaceDetector::AddContext(std::string name) {
   return static_cast<int>(contexts_.size()) - 1;
 }
 
-bool RaceDetector::SeenByHost(int context) const {
-  return contexts_[kHost].clock.Get(context) >= contexts_[context].epoch;
-}
-
 int RaceDetector::Intern(std::string name) {
   const auto [it, added] = name_ids_.try_emplace(std::move(name), static_cast<int>(names_.size()));
   if (added) names_.push_back(it->first);

@@ -56,8 +56,6 @@ class RaceDetector {
 
   const VectorClock& Clock(int context) const { return contexts_[context].clock; }
   void Join(int context, const VectorClock& clock) { contexts_[context].clock.Join(clock); }
-  // True if the host has seen everything that the context has done.
-  bool SeenByHost(int context) const;
 
   // Memory whose accesses are checked. Adding it is a write by `context`, an operation of its own:
   // its users must come after the allocation.

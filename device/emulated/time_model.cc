@@ -174,6 +174,13 @@ void TimeModel::AdvanceTo(double ms) {
 }
 
 TimeModel::Outcome TimeModel::RunUntil(StreamPoint point, double timeout_ms) {
+  stream_awaited_by_host_ = point.stream;
+  const Outcome outcome = PassTimeUntil(point, timeout_ms);
+  stream_awaited_by_host_ = kNone;
+  return outcome;
+}
+
+TimeModel::Outcome TimeModel::PassTimeUntil(StreamPoint point, double timeout_ms) {
   const double deadline = now_ + timeout_ms;
   while (!Done(point)) {
     const double next = NextEventMs();
@@ -200,11 +207,14 @@ void TimeModel::PassTimeTo(double ms) {
     if (device.copying[Index(CopyDirection::kDeviceToHost)] > 0) device.stats.d2h_busy_ms += passed;
   }
   if (copying_.empty()) return;  // nothing can be stalled on a copy
+  int host_held_up_by = DeviceThatHoldsUpTheHost();
   for (int stream = 0; stream < static_cast<int>(streams_.size()); ++stream) {
-    if (StalledOnCopy(stream)) {
-      devices_[streams_[stream].device].stats.stalled_on_copies_ms += passed;
-    }
+    if (!StalledOnCopy(stream)) continue;
+    const int device = streams_[stream].device;
+    devices_[device].stats.stalled_on_copies_ms += passed;
+    if (device == host_held_up_by || stream == stream_awaited_by_host_) host_held_up_by = kNone;
   }
+  if (host_held_up_by != kNone) devices_[host_held_up_by].stats.stalled_on_copies_ms += passed;
 }
 
 // Gives every moving copy its rate. What a copy has moved so far is settled only when its rate
@@ -257,10 +267,19 @@ int TimeModel::RootOf(int stream) const {
   return stream;
 }
 
-bool TimeModel::StalledOnCopy(int stream) const {
-  if (streams_[stream].kernels_queued == 0) return false;
+bool TimeModel::HeldUpByCopy(int stream) const {
   const std::deque<Entry>& root = streams_[RootOf(stream)].queue;
   return !root.empty() && root.front().kind == Kind::kCopy;
+}
+
+bool TimeModel::StalledOnCopy(int stream) const {
+  return streams_[stream].kernels_queued > 0 && HeldUpByCopy(stream);
+}
+
+int TimeModel::DeviceThatHoldsUpTheHost() const {
+  if (stream_awaited_by_host_ == kNone || !HeldUpByCopy(stream_awaited_by_host_)) return kNone;
+  const int device = streams_[RootOf(stream_awaited_by_host_)].queue.front().copy.device;
+  return devices_[device].ready.empty() ? device : kNone;
 }
 
 std::string TimeModel::WhyPending(StreamPoint point) const {

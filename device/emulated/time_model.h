@@ -131,7 +131,13 @@ class TimeModel {
   void ShareLinks();
   // Follows waits from the head of `stream` to the entry that holds everything up.
   int RootOf(int stream) const;
+  bool HeldUpByCopy(int stream) const;
   bool StalledOnCopy(int stream) const;
+  // The device whose copy the blocked host waits for while its compute engine is idle, or kNone.
+  int DeviceThatHoldsUpTheHost() const;
+  Outcome PassTimeUntil(StreamPoint point, double timeout_ms);
+
+  static constexpr int kNone = -1;
 
   const LinkModel link_;
   double now_ = 0;
@@ -139,6 +145,7 @@ class TimeModel {
   std::vector<DeviceState> devices_;
   std::vector<int> copying_;  // streams whose first entry is a copy in progress
   bool links_changed_ = false;
+  int stream_awaited_by_host_ = kNone;
   std::function<void(const TimedWork&)> observer_;
 };
 

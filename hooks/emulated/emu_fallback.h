@@ -1,7 +1,7 @@
 // The boxed fallback: any operator of the device, run with the CPU's kernel over device memory.
 //
 // Refused with c10::Error that names the operator: one that the CPU does not have, one that returns
-// a view (a view must be native: emu_views.h), one that mixes devices.
+// a view (a view must be native: emu_memory_ops.h), one that mixes devices.
 //
 // Thread safety: thread-safe.
 

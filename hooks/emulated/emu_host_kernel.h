@@ -68,6 +68,8 @@ class HostKernel {
   void SetDevice(c10::DeviceIndex index);
   c10::DeviceIndex device() const { return device_; }
 
+  // Throws if the kernel cannot run (an injected fault, a stuck stream); the operator must not,
+  // then.
   void Prepare();
 
   // The device's tensor for what the CPU returned: the original of an alias, else a copy in fresh

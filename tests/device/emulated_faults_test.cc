@@ -1,6 +1,7 @@
 // Injected faults: failing calls, stuck copies, capturing streams.
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -103,9 +104,7 @@ TEST_F(EmulatedFaultsTest, EveryKindOfCallCanFail) {
     seen.push_back(host.status());
     if (data.ok() && host.ok()) {
       seen.push_back(ToDevice(static_cast<uint8_t*>(*data), host->data, kKiB, compute_));
-      Kernel kernel;
-      kernel.writes = {{*data, kKiB}};
-      seen.push_back(machine_->Launch(0, compute_, kernel));
+      seen.push_back(machine_->PrepareKernel(0, compute_));
     }
     seen.push_back(device_->CreateStream("x").status());
     const auto event = device_->CreateEvent();
@@ -123,6 +122,19 @@ TEST_F(EmulatedFaultsTest, EveryKindOfCallCanFail) {
     }
     EXPECT_THAT(failures, ::testing::ElementsAre(HasSubstr(DeviceCallName(call))));
   }
+}
+
+TEST_F(EmulatedFaultsTest, KernelFailsBeforeItsOperatorRunsAndNeverAtItsLaunch) {
+  StartWith({.calls = {{DeviceCall::kKernel, 2}}});
+  uint8_t* const data = OnDevice(kKiB);
+  Fill(data, 1, kKiB, compute_);
+  EXPECT_THAT(machine_->PrepareKernel(0, compute_),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("Kernel call 2")));
+  ASSERT_THAT(machine_->PrepareKernel(0, compute_), IsOk());
+  Launch("fill", {}, {{data, kKiB}}, compute_);
+  EXPECT_EQ(machine_->calls(DeviceCall::kKernel), 3u);
+  Synchronize(compute_);
+  EXPECT_EQ(machine_->time_stats(0).kernels, 2u);
 }
 
 TEST_F(EmulatedFaultsTest, WaitForAStuckCopyEndsAtOnceAndNamesIt) {
@@ -229,6 +241,20 @@ TEST_F(EmulatedFaultsTest, BadOptionsAreRefusedByName) {
   options.preset.link.h2d_gb_per_s = 0;
   EXPECT_THAT(EmulatedMachine::Create(options),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("h2d_gb_per_s")));
+}
+
+TEST_F(EmulatedFaultsTest, BadFaultPlansAreRefusedByFieldAndValue) {
+  EmulatedOptions options = Options();
+  options.faults.calls = {{DeviceCall::kCopy, 1}, {DeviceCall::kPin, 0}};
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.calls[1].at is 0")));
+  options = Options();
+  options.faults.stall_ms = -2;
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.stall_ms is -2")));
+  options.faults.stall_ms = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.stall_ms is nan")));
 }
 
 TEST_F(EmulatedFaultsTest, BackendNamesTheDevicesItHas) {

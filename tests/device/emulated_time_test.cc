@@ -140,6 +140,39 @@ TEST_F(EmulatedTimeTest, OffloadThatOverlapsCostsNothingAndOneThatBlocksIsCounte
   EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms, copy_ms, kExact);
 }
 
+TEST_F(EmulatedTimeTest, EveryCallThatBlocksTheHostOnACopyCountsTheStall) {
+  EmulatedOptions options = FreeHost();
+  options.preset.link.fixed_us = 0;
+  Start(options);
+  uint8_t* const data = OnDevice(16 * kMiB);
+  uint8_t* const host = Pinned(16 * kMiB);
+  std::vector<uint8_t> pageable(16 * kMiB);
+  const double copy_ms = 16.0 * kMiB / 57.3e6;
+  const auto stall_of = [this, data](const auto& copy) {
+    Launch("kernel", {}, {{data, kMiB}}, compute_);
+    Order(compute_, out_);
+    machine_->ResetTimeStats(0);
+    copy();
+    EXPECT_THAT(machine_->SynchronizeDevice(0), IsOk());
+    return machine_->time_stats(0).stalled_on_copies_ms;
+  };
+  const auto submit = [&] { ASSERT_THAT(ToHost(host, data, 16 * kMiB, out_), IsOk()); };
+  EXPECT_NEAR(stall_of([&] {
+                submit();
+                ASSERT_THAT(device_->WaitEvent(Record(out_), absl::InfiniteDuration()), IsOk());
+              }),
+              copy_ms, kExact);
+  EXPECT_NEAR(stall_of([&] {
+                submit();
+                Synchronize(out_);
+              }),
+              copy_ms, kExact);
+  EXPECT_NEAR(stall_of(submit), copy_ms, kExact);  // SynchronizeDevice waits for it
+  EXPECT_NEAR(
+      stall_of([&] { ASSERT_THAT(ToHost(pageable.data(), data, 16 * kMiB, out_), IsOk()); }),
+      16.0 * kMiB / 13e6, kExact);
+}
+
 TEST_F(EmulatedTimeTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
   EmulatedOptions options = FreeHost();
   options.record_trace = true;

@@ -216,9 +216,51 @@ TEST_F(TimeModelTest, WaitingForAKernelOfAnotherStreamIsNoStall) {
 TEST_F(TimeModelTest, StreamWithoutKernelsIsNeverStalled) {
   const StreamPoint in = Copy(in_, Cost(kIn, kTenMb));
   time_.AddWait(out_, in);
-  RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
-  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+  const StreamPoint out = Copy(out_, Cost(kOut, kTenMb));
+  time_.Spend(3);  // the host does not wait
+  EXPECT_TRUE(time_.Done(out));
   EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
+}
+
+TEST_F(TimeModelTest, CopyThatTheHostBlocksOnBeforeItSubmitsMoreIsAStall) {
+  for (int layer = 0; layer < 3; ++layer) {
+    time_.AddWait(out_, Kernel(compute_, 1));
+    RunToEnd(Copy(out_, Cost(kOut, kTenMb)));  // 2 ms
+  }
+  RunToEnd(Kernel(compute_, 1));
+  EXPECT_NEAR(time_.now_ms(), 10, kExact);
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 6, kExact);
+}
+
+TEST_F(TimeModelTest, HostThatBlocksOnACopyIsNoStallWhileAKernelRuns) {
+  Kernel(compute_, 1.5);
+  RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
+  EXPECT_NEAR(time_.now_ms(), 2, kExact);
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 0.5, kExact);
+}
+
+TEST_F(TimeModelTest, StallOfAStreamDoesNotCountAgainForTheHost) {
+  const StreamPoint copy = Copy(in_, Cost(kIn, 3 * kTenMb));
+  time_.AddWait(compute_, copy);
+  const StreamPoint kernel = Kernel(compute_, 1);
+  EXPECT_EQ(time_.RunUntil(copy, 1), Outcome::kTimeout);  // the host waits for the copy itself
+  RunToEnd(kernel);                                       // and for the stream that it holds up
+  EXPECT_NEAR(time_.now_ms(), 4, kExact);
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 3, kExact);
+}
+
+TEST_F(TwoDevicesTest, HostThatBlocksOnACopyStallsTheDeviceOfTheCopy) {
+  RunToEnd(Copy(in1_, Cost(kIn, kTenMb, 1)));
+  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
+  EXPECT_NEAR(time_.stats(1).stalled_on_copies_ms, 1, kExact);
+}
+
+TEST_F(TwoDevicesTest, KernelBehindACopyOfAnotherDeviceStallsItsOwnDeviceAlone) {
+  const int compute1 = time_.AddStream(1, "emu:1/compute");
+  time_.AddWait(compute1, Copy(in_, Cost(kIn, kTenMb, 0)));
+  RunToEnd(Kernel(compute1, 1));
+  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
+  EXPECT_NEAR(time_.stats(1).stalled_on_copies_ms, 1, kExact);
 }
 
 TEST_F(TimeModelTest, StatsCountWorkWhenItIsDoneAndStartAgainAtAReset) {

@@ -24,6 +24,7 @@
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
 
 namespace pinion {
 namespace {
@@ -187,6 +188,18 @@ TEST_F(EmuDeviceTest, ViewsShareMemory) {
   base.t().narrow(0, 1, 1).add_(2);
   base.as_strided({2}, {12}, 5).fill_(3);
   EXPECT_EQ(base.sum().item<float>(), 4 * 3 + 4 * 2 + 2 * 3);
+}
+
+TEST_F(EmuDeviceTest, OperatorWhoseKernelFailsDoesNothing) {
+  EmulatedOptions options = Options();
+  options.faults.calls = {{DeviceCall::kKernel, 2}};
+  Use(options);
+  at::Tensor tensor = at::ones({4}, OnEmu());  // its fill_ is kernel 1
+  EXPECT_THAT(ErrorOf([&] { tensor.add_(1); }),
+              AllOf(HasSubstr("aten::add"), HasSubstr("Kernel call 2 failed (injected")));
+  EXPECT_TRUE(at::equal(tensor.to(at::kCPU), at::ones({4})));
+  tensor.add_(1);
+  EXPECT_TRUE(at::equal(tensor.to(at::kCPU), at::full({4}, 2.0)));
 }
 
 TEST_F(EmuDeviceTest, OutArgumentsGrow) {
