@@ -41,7 +41,7 @@ struct AllocatorStats {
   uint64_t watermark_refusals = 0;
   uint64_t limit_refusals = 0;  // max_locked_bytes
   uint64_t trims = 0;
-  uint64_t leaked_bytes = 0;  // segments kept at the end since their tickets never got done
+  uint64_t leaked_bytes = 0;  // segments that the source failed to free
 
   absl::Status CheckInvariants() const;
   std::string ToString() const;  // a few lines for people

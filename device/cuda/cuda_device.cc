@@ -31,7 +31,10 @@ cudaEvent_t Native(EventHandle event) { return static_cast<cudaEvent_t>(event.na
 }  // namespace
 
 CudaDevice::CudaDevice(const CudaApi& api, int index)
-    : api_(api), index_(index), pinned_source_(std::make_shared<CudaPinnedSource>(api, index)) {}
+    : api_(api),
+      index_(index),
+      pinned_source_(std::make_shared<CudaPinnedSource>(api, index)),
+      has_batch_(api.MemcpyBatchAsync != nullptr) {}
 
 std::string CudaDevice::name() const { return absl::StrCat("cuda:", index_); }
 
@@ -182,24 +185,12 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
 }
 
 absl::Status CudaDevice::CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
-                                    cudaStream_t stream) const {
+                                    cudaStream_t stream) {
   // The batch call does not take the legacy default stream.
   const bool legacy = stream == nullptr || stream == cudaStreamLegacy;
-  if (pieces.size() > 1 && api_.MemcpyBatchAsync != nullptr && !legacy) {
-    std::vector<void*> dsts;
-    std::vector<const void*> srcs;
-    std::vector<size_t> sizes;
-    dsts.reserve(pieces.size());
-    srcs.reserve(pieces.size());
-    sizes.reserve(pieces.size());
-    for (const CopyPiece& piece : pieces) {
-      dsts.push_back(piece.dst);
-      srcs.push_back(piece.src);
-      sizes.push_back(piece.size_bytes);
-    }
-    return Call("cudaMemcpyBatchAsync", [&] {
-      return api_.MemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), pieces.size(), stream);
-    });
+  if (pieces.size() > 1 && !legacy && has_batch_.load(std::memory_order_relaxed)) {
+    const absl::Status copied = CopyInBatch(pieces, stream);
+    if (copied.ok() || has_batch_.load(std::memory_order_relaxed)) return copied;
   }
   const cudaMemcpyKind kind =
       direction == CopyDirection::kHostToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
@@ -210,6 +201,28 @@ absl::Status CudaDevice::CopyPieces(CopyDirection direction, absl::Span<const Co
       if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
+  });
+}
+
+absl::Status CudaDevice::CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStream_t stream) {
+  std::vector<void*> dsts;
+  std::vector<const void*> srcs;
+  std::vector<size_t> sizes;
+  dsts.reserve(pieces.size());
+  srcs.reserve(pieces.size());
+  sizes.reserve(pieces.size());
+  for (const CopyPiece& piece : pieces) {
+    dsts.push_back(piece.dst);
+    srcs.push_back(piece.src);
+    sizes.push_back(piece.size_bytes);
+  }
+  return Call("cudaMemcpyBatchAsync", [&] {
+    const cudaError_t error =
+        api_.MemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), pieces.size(), stream);
+    if (error == cudaErrorCallRequiresNewerDriver || error == cudaErrorNotSupported) {
+      has_batch_.store(false, std::memory_order_relaxed);
+    }
+    return error;
   });
 }
 

@@ -4,15 +4,17 @@
 // non-blocking ones, events carry no times. Device memory comes from the device's default pool
 // (cudaMallocAsync): LibTorch programs use it only where Pinion itself needs memory.
 //
-// Several pieces go in one cudaMemcpyBatchAsync where the runtime has it, else in a loop. CUDA does
-// not say how much of a failed batch was enqueued, so a failed copy of several pieces waits for the
-// stream: nothing is written later.
+// Several pieces go in one cudaMemcpyBatchAsync where the runtime and the driver have it, else in a
+// loop: a runtime of 12.8 or newer also runs on drivers that lack the call, and only the first call
+// tells. CUDA does not say how much of a failed batch was enqueued, so a failed copy of several
+// pieces waits for the stream: nothing is written later.
 //
 // Thread safety: thread-safe, as the runtime is.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_DEVICE_H_
 #define PINION_DEVICE_CUDA_CUDA_DEVICE_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -58,11 +60,13 @@ class CudaDevice final : public Device {
   template <typename Function>
   absl::Status Call(const char* name, const Function& function) const;
   absl::Status CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
-                          cudaStream_t stream) const;
+                          cudaStream_t stream);
+  absl::Status CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStream_t stream);
 
   const CudaApi& api_;
   const int index_;
   const std::shared_ptr<HostMemorySource> pinned_source_;
+  std::atomic<bool> has_batch_;  // falls once the driver has refused it
 };
 
 }  // namespace pinion

@@ -6,10 +6,14 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/cuda/cuda_scope.h"
 #include "pinion/device/cuda/cuda_status.h"
+#include "pinion/device/process_exit.h"
 
 namespace pinion {
 
-CudaPinnedSource::CudaPinnedSource(const CudaApi& api, int index) : api_(api), index_(index) {}
+CudaPinnedSource::CudaPinnedSource(const CudaApi& api, int index)
+    : api_(api), index_(index), fork_generation_(ForkGeneration()) {
+  WatchProcess();
+}
 
 absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
   PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
@@ -20,8 +24,7 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
   }
   // CUDA promises pages only. Large allocations have come on 2 MiB boundaries; where they do not,
   // a boundary is cut out of a larger one.
-  PINION_RETURN_IF_ERROR(
-      CudaStatus(api_, api_.FreeHost(data), absl::StrCat("cudaFreeHost of ", size_bytes)));
+  PINION_RETURN_IF_ERROR(Unpin(data, size_bytes));
   PINION_ASSIGN_OR_RETURN(void* larger, Pin(size_bytes + granularity_bytes()));
   void* const aligned =
       reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(larger), granularity_bytes()));
@@ -40,17 +43,22 @@ absl::StatusOr<void*> CudaPinnedSource::Pin(uint64_t size_bytes) {
   return data;
 }
 
+absl::Status CudaPinnedSource::Unpin(void* data, uint64_t size_bytes) {
+  CudaDeviceScope scope(api_, index_);
+  PINION_RETURN_IF_ERROR(scope.status());
+  RelaxedCaptureScope relaxed(api_);
+  return CudaStatus(api_, api_.FreeHost(data),
+                    absl::StrCat("cudaFreeHost of ", HumanBytes(size_bytes)));
+}
+
 absl::Status CudaPinnedSource::Free(const HostSegment& segment) {
+  if (ProcessIsExiting() || ForkGeneration() != fork_generation_) return absl::OkStatus();
   void* data = segment.data;
   {
     MutexLock lock(mu_);
     if (const auto node = unaligned_.extract(data); !node.empty()) data = node.mapped();
   }
-  CudaDeviceScope scope(api_, index_);
-  PINION_RETURN_IF_ERROR(scope.status());
-  RelaxedCaptureScope relaxed(api_);
-  return CudaStatus(api_, api_.FreeHost(data),
-                    absl::StrCat("cudaFreeHost of ", HumanBytes(segment.size_bytes)));
+  return Unpin(data, segment.size_bytes);
 }
 
 }  // namespace pinion

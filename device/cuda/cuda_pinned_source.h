@@ -1,5 +1,8 @@
 // Page-locked host memory from cudaHostAlloc, usable by every CUDA device of the process.
 //
+// While the process exits, and in a child of fork, Free leaves the memory to the operating system:
+// the runtime may be gone, or is another process's.
+//
 // Thread safety: thread-safe. Pinning can stall other threads that use the driver, and freeing
 // waits for the device.
 
@@ -31,9 +34,11 @@ class CudaPinnedSource final : public HostMemorySource {
 
  private:
   absl::StatusOr<void*> Pin(uint64_t size_bytes);
+  absl::Status Unpin(void* data, uint64_t size_bytes);
 
   const CudaApi& api_;
   const int index_;
+  const int fork_generation_;
   Mutex mu_;
   // What CUDA returned, by the aligned address inside it that was handed out; only where they
   // differ.

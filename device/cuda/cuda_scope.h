@@ -11,8 +11,9 @@ namespace pinion {
 // Makes a device current. status() says whether that worked.
 //
 // Restoring device 0 on a thread that never used it makes CUDA open a context there (some hundred
-// MiB of its memory): select the device first (cudaSetDevice, or CUDA_VISIBLE_DEVICES), as
-// multi-GPU programs do.
+// MiB of its memory). The runtime does not tell: cudaGetDevice says 0 for a thread that never chose
+// as well, and not to restore would break the thread that did choose. Select the device first
+// (cudaSetDevice, or CUDA_VISIBLE_DEVICES), as multi-GPU programs do.
 class CudaDeviceScope {
  public:
   CudaDeviceScope(const CudaApi& api, int index);

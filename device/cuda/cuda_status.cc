@@ -31,6 +31,7 @@ absl::StatusCode CodeOf(cudaError_t error) {
 
     case cudaErrorNotPermitted:
     case cudaErrorNotSupported:
+    case cudaErrorCallRequiresNewerDriver:  // the one call; older ones go on
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureMerge:

@@ -148,6 +148,29 @@ TEST_F(CudaDeviceTest, OnePieceIsAPlainCopyAndSeveralAreOneBatch) {
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
 }
 
+// The runtime has the call and the driver does not: cudart 12.8 on a driver of CUDA 12.4, say.
+TEST_F(CudaDeviceTest, ADriverWithoutTheBatchCallIsAskedOnce) {
+  for (const cudaError_t refusal : {cudaErrorCallRequiresNewerDriver, cudaErrorNotSupported}) {
+    SCOPED_TRACE(cudaGetErrorName(refusal));
+    CudaDevice device(FakeCuda::Api(), 1);
+    const StreamHandle stream = device.CreateStream("s").value();
+    auto* const data = static_cast<char*>(device.Allocate(kMiB, stream).value());
+    const HostSegment segment = device.pinned_source()->Allocate(2 * kMiB).value();
+    auto* const host = static_cast<char*>(segment.data);
+    const std::vector<CopyPiece> pieces = {{data, host, 100}, {data + 200, host + 300, 100}};
+    const int copies = fake_.calls("MemcpyAsync");
+    const int batches = fake_.calls("MemcpyBatchAsync");
+    fake_.FailNext("MemcpyBatchAsync", refusal);
+
+    EXPECT_THAT(device.CopyAsync(CopyDirection::kHostToDevice, pieces, stream), IsOk());
+    EXPECT_EQ(LatchedError(), cudaSuccess);
+    EXPECT_EQ(fake_.calls("MemcpyAsync"), copies + 2);
+    EXPECT_THAT(device.CopyAsync(CopyDirection::kHostToDevice, pieces, stream), IsOk());
+    EXPECT_EQ(fake_.calls("MemcpyAsync"), copies + 4);
+    EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), batches + 1);
+  }
+}
+
 TEST_F(CudaDeviceTest, NothingIsWrittenAfterACopyOfSeveralPiecesHasFailed) {
   const StreamHandle stream = device_.CreateStream("s").value();
   auto* const data = static_cast<char*>(device_.Allocate(kMiB, stream).value());
@@ -182,6 +205,19 @@ TEST_F(CudaDeviceTest, QueriesAndPinningDoNotSpoilSomebodysCapture) {
             cudaErrorStreamCaptureUnsupported);
 }
 
+TEST_F(CudaDeviceTest, MemoryOnPageBoundariesIsPinnedAgainWithoutSpoilingACapture) {
+  fake_.AlignToPagesOnly();
+  fake_.SetCapturing(device_.CreateStream("captured").value(), true);
+  const absl::StatusOr<HostSegment> segment = device_.pinned_source()->Allocate(2 * kMiB);
+  ASSERT_THAT(segment, IsOk());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(segment->data) % (2 * kMiB), 0u);
+  EXPECT_EQ(fake_.calls("FreeHost"), 1);
+  EXPECT_THAT(device_.pinned_source()->Free(*segment), IsOk());
+  EXPECT_EQ(fake_.calls("FreeHost"), 2);
+  EXPECT_FALSE(fake_.capture_spoiled());
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
 TEST_F(CudaDeviceTest, WaitingForAStuckEventEndsWithDeadlineExceeded) {
   const StreamHandle stream = device_.CreateStream("s").value();
   const EventHandle event = EventBehindLongWork(stream);
@@ -198,6 +234,7 @@ TEST_F(CudaDeviceTest, ErrorsMeanWhatTheDeviceInterfaceSays) {
   EXPECT_EQ(code(cudaErrorDevicesUnavailable), absl::StatusCode::kUnavailable);
   EXPECT_EQ(code(cudaErrorInvalidValue), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(cudaErrorStreamCaptureUnsupported), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(code(cudaErrorCallRequiresNewerDriver), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(code(cudaErrorInsufficientDriver), absl::StatusCode::kNotFound);
   EXPECT_EQ(code(cudaErrorIllegalAddress), absl::StatusCode::kInternal);
   EXPECT_EQ(code(cudaErrorECCUncorrectable), absl::StatusCode::kInternal);

@@ -12,6 +12,8 @@
 namespace pinion::testing {
 namespace {
 
+constexpr uint64_t kPage = 4 * kKiB;
+
 std::atomic<FakeCuda*> the_fake{nullptr};
 
 struct ThreadState {
@@ -316,12 +318,15 @@ cudaError_t FakeCuda::Latch(const absl::Status& status) {
 
 absl::Status FakeCuda::HostAlloc(void** data, size_t size_bytes) {
   const std::shared_ptr<HostMemorySource> source = current().pinned_source();
+  const uint64_t slack_bytes = pages_only_ ? kPage : 0;
   const absl::StatusOr<HostSegment> segment =
-      source->Allocate(AlignUp(size_bytes, source->granularity_bytes()));
+      source->Allocate(AlignUp(size_bytes + slack_bytes, source->granularity_bytes()));
   if (!segment.ok()) return segment.status();
-  *data = segment->data;
+  char* begin = static_cast<char*>(segment->data);
+  if (pages_only_) begin += reinterpret_cast<uintptr_t>(begin) % (2 * kPage) == 0 ? kPage : 0;
+  *data = begin;
   MutexLock lock(mu_);
-  pinned_[segment->data] = *segment;
+  pinned_[*data] = *segment;
   return absl::OkStatus();
 }
 

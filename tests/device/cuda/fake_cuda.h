@@ -47,6 +47,8 @@ class FakeCuda {
   void FailNext(const std::string& function, cudaError_t error);
   // What cudaGetDeviceCount returns where there is no driver.
   void SetNoDriver() { no_driver_ = true; }
+  // cudaHostAlloc returns memory on the boundary of a 4 KiB page from now on, and of no larger one.
+  void AlignToPagesOnly() { pages_only_ = true; }
   void SetCapturing(StreamHandle stream, bool capturing);
   bool capture_spoiled() const;
   int calls(const std::string& function) const;
@@ -69,6 +71,7 @@ class FakeCuda {
  private:
   const std::shared_ptr<EmulatedMachine> machine_;
   bool no_driver_ = false;
+  bool pages_only_ = false;
   mutable Mutex mu_;
   std::map<std::string, cudaError_t> fail_next_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);

@@ -1,0 +1,70 @@
+// Pinned memory of globals at process exit, and in children of fork.
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/cuda/cuda_pinned_source.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeCuda;
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsOk;
+
+// A runtime whose cudaFreeHost ends the process with 3.
+const CudaApi& ApiThatMustNotFree() {
+  static const CudaApi api = [] {
+    CudaApi strict = FakeCuda::Api();
+    strict.FreeHost = [](void*) -> cudaError_t { _exit(3); };
+    return strict;
+  }();
+  return api;
+}
+
+// As a program would hold them: destroyed when the process exits, after main.
+std::shared_ptr<PinnedAllocator> global_allocator;
+PinnedBlock global_block;
+
+[[noreturn]] void ExitWithPinnedMemory() {
+  new FakeCuda(EmulatedOptions());  // a runtime is never unloaded by the program
+  AllocatorOptions options;
+  options.segment_bytes = 2 * kMiB;
+  global_allocator =
+      PinnedAllocator::Create(options, std::make_shared<CudaPinnedSource>(ApiThatMustNotFree(), 0),
+                              FakeHost().Probe())
+          .value();
+  global_block = global_allocator->Allocate(kMiB).value();
+  std::exit(0);
+}
+
+TEST(CudaExitDeathTest, AGlobalAllocatorLeavesItsMemoryToTheOperatingSystem) {
+  EXPECT_EXIT(ExitWithPinnedMemory(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(CudaExitDeathTest, AForkedChildLeavesTheMemoryToItsParent) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  FakeCuda fake{EmulatedOptions()};
+  CudaPinnedSource source(FakeCuda::Api(), 0);
+  const HostSegment segment = source.Allocate(2 * kMiB).value();
+  EXPECT_EXIT(_exit(source.Free(segment).ok() && fake.calls("FreeHost") == 0 ? 0 : 1),
+              ::testing::ExitedWithCode(0), "");
+  EXPECT_THAT(source.Free(segment), IsOk());
+  EXPECT_EQ(fake.calls("FreeHost"), 1);
+}
+
+}  // namespace
+}  // namespace pinion
