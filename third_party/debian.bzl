@@ -41,13 +41,13 @@ _ABSL = {
         "inlined_vector": ["throw_delegate"],
     },
     "flags": {
-        "flag": ["flags", "flags_internal", "flags_reflection", "flags_marshalling", "flags_commandlineflag"],
+        "flag": ["flags_internal", "flags_reflection", "flags_marshalling", "flags_commandlineflag"],
         "parse": ["flags_parse"],
         "usage": ["flags_usage"],
     },
     "functional": {"function_ref": []},
     "status": {"status": ["status"], "statusor": ["statusor", "status"]},
-    "strings": {"strings": ["strings"], "str_format": ["str_format_internal", "strings"]},
+    "strings": {"strings": ["strings", "throw_delegate"], "str_format": ["str_format_internal", "strings"]},
     "time": {"time": ["time"]},
     "types": {"span": []},
 }
