@@ -4,19 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/process_exit.h"
 
 namespace pinion::internal {
-namespace {
-
-const absl::Status& StatusOf(const absl::Status& status) { return status; }
-
-template <typename T>
-const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
-  return result.status();
-}
-
-}  // namespace
 
 GuardedDevice::GuardedDevice(std::shared_ptr<Device> device)
     : device_(std::move(device)), fork_generation_(ForkGeneration()) {

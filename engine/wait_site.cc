@@ -31,6 +31,8 @@ const char* WaitSiteName(WaitSite site) {
       return "kFreeAfterCopy";
     case WaitSite::kUnpackOnOtherStream:
       return "kUnpackOnOtherStream";
+    case WaitSite::kBlockingCopyOut:
+      return "kBlockingCopyOut";
   }
   PINION_CHECK(false) << "no wait site has the number " << static_cast<int>(site);
   return "";

@@ -20,9 +20,10 @@ enum class WaitSite {
   kUnpackAfterCopyIn,    // backward reads a fetched tensor after its copy in is done
   kFreeAfterCopy,        // a device buffer under copy is freed after the copy
   kUnpackOnOtherStream,  // backward on another stream than forward waits for forward's work
+  kBlockingCopyOut,      // without overlap, the host waits before it drops device memory
 };
 
-inline constexpr int kWaitSiteCount = 7;
+inline constexpr int kWaitSiteCount = 8;
 
 const char* WaitSiteName(WaitSite site);
 

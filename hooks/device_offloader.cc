@@ -1,6 +1,7 @@
 #include "pinion/hooks/device_offloader.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -40,28 +41,28 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
 
 uint64_t DeviceOffloader::Window(uint64_t option) const {
   if (option != OffloadOptions::kAutoWindow) return option;
-  return std::max(2 * largest_bytes_, std::min(kMaxAutoWindowBytes, last_scope_bytes_ / 16));
+  return std::max(2 * std::max(scope_.largest, last_scope_.largest),
+                  std::min(kMaxAutoWindowBytes, last_scope_.total / 16));
 }
 
 uint64_t DeviceOffloader::BatchBytes() const {
   return std::min(kMaxBatchBytes, Window(options_.eviction_window_bytes) / 4);
 }
 
-void DeviceOffloader::LeakIfPoisoned(c10::Storage& storage) const {
-  if (!engine_->health().ok()) storage.unsafeReleaseStorageImpl();
-}
+bool DeviceOffloader::IsPoisoned() const { return !engine_->health().ok(); }
 
 // ---------------------------------------------------------------------------------------- pack
 
 std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held) {
-  const c10::Stream stream = CurrentStream(device_);
+  const BoundStream stream(CurrentStream(device_));
   const auto keep = [this](uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     return nullptr;
   };
-  if (!engine_->health().ok()) return keep(&OffloadStats::kept_copy_failed);
-  const absl::StatusOr<bool> capturing = engine_->device().IsCapturing(NativeStream(stream));
-  if (!capturing.ok() || *capturing) return keep(&OffloadStats::kept_capturing);
+  if (IsPoisoned()) return keep(&OffloadStats::kept_copy_failed);
+  const absl::StatusOr<bool> capturing = engine_->IsCapturing(stream.native);
+  if (!capturing.ok()) return keep(&OffloadStats::kept_copy_failed);
+  if (*capturing) return keep(&OffloadStats::kept_capturing);
 
   const c10::Storage& storage = tensor.storage();
   const StorageExtent extent = ExtentToSave(tensor);
@@ -98,8 +99,9 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     MutexLock lock(mu_);
     by_storage_[storage.unsafeGetStorageImpl()].push_back(record.get());
     record->position = order_.insert(order_.end(), record.get());
-    largest_bytes_ = std::max(largest_bytes_, size_bytes);
-    scope_bytes_ += size_bytes;
+    record->scope = scope_number_;
+    scope_.largest = std::max(scope_.largest, size_bytes);
+    scope_.total += size_bytes;
     if (options_.overlap) {
       record->in_window = true;
       window_bytes_ += size_bytes;
@@ -125,7 +127,8 @@ DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& stora
   const auto found = by_storage_.find(storage.unsafeGetStorageImpl());
   if (found == by_storage_.end()) return nullptr;
   for (StorageRecord* record : found->second) {
-    if (record->version == version && record->extent.begin_bytes <= extent.begin_bytes &&
+    if (record->version == version && record->HasItsMemory(storage) &&
+        record->extent.begin_bytes <= extent.begin_bytes &&
         extent.end_bytes <= record->extent.end_bytes &&
         record->extent.begin_bytes % item_bytes == 0) {
       return record->shared_from_this();
@@ -138,8 +141,8 @@ void DeviceOffloader::EndScope() {
   if (!options_.overlap) return;
   FlushPending(std::nullopt);
   MutexLock lock(mu_);
-  if (scope_bytes_ > 0) last_scope_bytes_ = scope_bytes_;
-  scope_bytes_ = 0;
+  ++scope_number_;
+  if (scope_.total > 0) last_scope_ = std::exchange(scope_, ScopeBytes());
 }
 
 // A record whose copy will not be made: the device keeps the bytes, the host block goes back.
@@ -193,10 +196,10 @@ void DeviceOffloader::FlushPending(std::optional<uint64_t> running_node) {
   }
   // One batch per pack stream: its copies start after that stream's present work.
   while (!batch.empty()) {
-    const c10::Stream stream = batch.front()->pack_stream;
+    const c10::Stream stream = batch.front()->pack_stream.torch;
     const auto rest = std::stable_partition(
         batch.begin(), batch.end(),
-        [&](const RecordPtr& record) { return record->pack_stream == stream; });
+        [&](const RecordPtr& record) { return record->pack_stream.torch == stream; });
     SubmitCopyOut({batch.begin(), rest});
     batch.erase(batch.begin(), rest);
   }
@@ -206,27 +209,47 @@ void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
   // Keeps the device memory alive while mu_ is not held, whatever becomes of the handles.
   std::vector<c10::Storage> sources;
   CopyBatch batch(CopyDirection::kDeviceToHost);
+  Released released;
+  uint64_t failed = 0;
+  uint64_t failed_bytes = 0;
   {
     MutexLock lock(mu_);
     for (const RecordPtr& record : records) {
-      sources.push_back(record->source);
+      sources.emplace_back();
       if (!record->source) continue;  // its last handle went meanwhile
+      if (!record->HasItsMemory(record->source)) {
+        KeepOnDevice(*record, released);
+        ++failed;
+        failed_bytes += record->size_bytes();
+        continue;
+      }
+      sources.back() = record->source;
       // Read only; mutable_data() would make a lazily cloned storage copy itself.
-      char* const data = static_cast<char*>(const_cast<void*>(record->source.data()));
+      char* const data = static_cast<char*>(const_cast<void*>(record->data));
       batch.Add(record->host, 0, data + record->extent.begin_bytes, record->size_bytes());
     }
   }
-  if (batch.empty()) return;
-  const c10::Stream stream = records.front()->pack_stream;
-  // Not retried: the tensor is on the device and may simply stay there.
-  absl::StatusOr<Transfer> copy = engine_->Submit(std::move(batch), NativeStream(stream));
+  const BoundStream stream = records.front()->pack_stream;
+  absl::StatusOr<Transfer> copy = Transfer();
+  if (!batch.empty()) {
+    try {
+      // The copy is ordered with the pack stream, the memory's reuse with the stream that it was
+      // allocated on.
+      for (const c10::Storage& source : sources) {
+        if (source) RecordOnStream(source, stream.torch);
+      }
+      // Not retried: the tensor is on the device and may simply stay there.
+      copy = engine_->Submit(std::move(batch), stream.native);
+    } catch (const std::exception& error) {
+      copy = absl::UnavailableError(error.what());
+    }
+  }
   if (!copy.ok()) {
     PINION_LOG(kWarning) << "saved tensors stay on the device: " << copy.status();
   }
 
-  Released released;
-  uint64_t failed = 0;
-  uint64_t failed_bytes = 0;
+  const bool poisoned = !copy.ok() && IsPoisoned();
+
   {
     MutexLock lock(mu_);
     for (size_t i = 0; i < records.size(); ++i) {
@@ -235,7 +258,7 @@ void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
       if (!copy.ok()) {
         ++failed;
         failed_bytes += record.size_bytes();
-        LeakIfPoisoned(sources[i]);
+        if (poisoned) sources[i].unsafeReleaseStorageImpl();
         KeepOnDevice(record, released);
         continue;
       }
@@ -271,7 +294,9 @@ void DeviceOffloader::CopyOutBlocking(const RecordPtr& record) {
     if (record->state != StorageRecord::CopyOut::kSubmitted) return;
     copy = record->copy_out;
   }
-  ThrowIfError(copy.Wait(absl::InfiniteDuration()), "waiting for a copy to the host");
+  if (WaitSiteEnabled(WaitSite::kBlockingCopyOut)) {
+    ThrowIfError(copy.Wait(absl::InfiniteDuration()), "waiting for a copy to the host");
+  }
   {
     MutexLock lock(mu_);
     source = std::exchange(record->source, c10::Storage());

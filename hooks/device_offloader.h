@@ -4,7 +4,8 @@
 //   evict    once a window of bytes has passed, the pack stream waits for the copy (an event, never
 //            the host) and the device storage is dropped
 //   unpack   storage alive? use it. fetched? the current stream waits for it. else fetch now
-//   prefetch the tensors that were packed before this one, newest first, within a window of bytes
+//   prefetch the tensors that were packed before this one in the same scope, newest first, within a
+//            window of bytes
 //
 // Small pieces wait until a large one goes, a quarter of the window has passed, or the scope ends,
 // and then travel as one batch.
@@ -17,7 +18,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/util/SmallVector.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
 
 #include <cstdint>
 #include <list>
@@ -35,6 +37,7 @@
 #include "pinion/hooks/saved_tensor_hooks.h"
 #include "pinion/hooks/saved_version.h"
 #include "pinion/hooks/storage_record.h"
+#include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
 
@@ -64,6 +67,19 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     std::vector<std::shared_ptr<HostBuffer>> hosts;
   };
 
+  // What was saved in a scope.
+  struct ScopeBytes {
+    uint64_t total = 0;
+    uint64_t largest = 0;  // of one tensor
+  };
+
+  // What backward reads.
+  struct Bytes {
+    c10::Storage storage;
+    uint64_t begin_bytes = 0;      // of the original storage, at which this one begins
+    c10::VariableVersion version;  // for views of it
+  };
+
   at::Tensor Unpack(Handle& handle);
   void Release(Handle& handle);
 
@@ -80,10 +96,10 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void LeaveWindow(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // --- in ---
-  // The storage that holds the handle's bytes, ready for use on `stream`, and the offset in the
-  // original storage at which it begins.
-  c10::Storage Acquire(Handle& handle, const c10::Stream& stream, uint64_t* begin_bytes);
-  void FetchNow(StorageRecord& record, const c10::Stream& stream);
+  // The handle's bytes, ready for use on `stream`.
+  Bytes Acquire(Handle& handle, const BoundStream& stream);
+  void FetchNow(StorageRecord& record, const BoundStream& stream);
+  bool IsInHostMemory(const StorageRecord& record);
   void Prefetch(StorageRecord& from);
   std::vector<RecordPtr> ClaimForPrefetch(StorageRecord& from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool FetchAhead(const std::vector<RecordPtr>& records);
@@ -93,8 +109,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void NoteBackward();
   void EndBackward(int64_t backward);
 
-  // For memory of a copy that could not be submitted: if that was for good, the copy may still run.
-  void LeakIfPoisoned(c10::Storage& storage) const;
+  // Whether a copy that could not be submitted may run all the same: its memory must be leaked.
+  bool IsPoisoned() const ABSL_LOCKS_EXCLUDED(mu_);
 
   uint64_t Window(uint64_t option) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t BatchBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -116,9 +132,13 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   std::list<StorageRecord*> window_ ABSL_GUARDED_BY(mu_);  // oldest first
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t largest_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t scope_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t last_scope_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  // After a refusal, prefetching pauses for this many unpacks, and for twice as many after the
+  // next.
+  uint64_t prefetch_pause_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t next_prefetch_pause_ ABSL_GUARDED_BY(mu_) = 1;
+  ScopeBytes scope_ ABSL_GUARDED_BY(mu_);
+  ScopeBytes last_scope_ ABSL_GUARDED_BY(mu_);
+  uint64_t scope_number_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -41,15 +41,15 @@ class DeviceOffloader::Handle : public SavedTensor {
 
   const RecordPtr& record() const { return record_; }
 
-  at::Tensor View(c10::Storage storage, uint64_t begin_bytes) const {
-    const c10::Device device = storage.device();
+  at::Tensor View(Bytes bytes) const {
+    const c10::Device device = bytes.storage.device();
     const c10::DispatchKeySet keys(
         c10::computeDispatchKey(c10::typeMetaToScalarType(dtype_), c10::kStrided, device));
-    auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, dtype_);
+    auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(bytes.storage), keys, dtype_);
     impl->set_sizes_and_strides(
-        sizes_, strides_, static_cast<int64_t>((offset_bytes_ - begin_bytes) / dtype_.itemsize()));
-    // A backward that changes it in place is found out by whoever shares it, as without offload.
-    impl->set_version_counter(version_.counter());
+        sizes_, strides_,
+        static_cast<int64_t>((offset_bytes_ - bytes.begin_bytes) / dtype_.itemsize()));
+    impl->set_version_counter(bytes.version);
     return at::Tensor(std::move(impl));
   }
 

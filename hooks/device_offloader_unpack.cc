@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/device_offloader_handle.h"
@@ -14,13 +15,6 @@ namespace pinion {
 namespace {
 
 constexpr int kTransientRetries = 3;
-
-const absl::Status& StatusOf(const absl::Status& status) { return status; }
-
-template <typename T>
-const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
-  return result.status();
-}
 
 template <typename Enqueue>
 auto RetryTransient(Enqueue enqueue) {
@@ -38,71 +32,81 @@ auto RetryTransient(Enqueue enqueue) {
 
 at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   NoteBackward();
-  const c10::Stream stream = CurrentStream(device_);
-  uint64_t begin_bytes = 0;
-  c10::Storage storage = Acquire(handle, stream, &begin_bytes);
+  Bytes bytes = Acquire(handle, BoundStream(CurrentStream(device_)));
   stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
   Prefetch(*handle.record());
-  return handle.View(std::move(storage), begin_bytes);
+  return handle.View(std::move(bytes));
 }
 
-c10::Storage DeviceOffloader::Acquire(Handle& handle, const c10::Stream& stream,
-                                      uint64_t* begin_bytes) {
+DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStream& stream) {
   StorageRecord& record = *handle.record();
   for (;;) {
-    GuardedStorage fetched;  // let go of after mu_
+    GuardedStorage changed;  // both are let go of after mu_
+    GuardedStorage fetched;
     Released released;
-    c10::Storage storage;
+    Bytes bytes;
     bool alive = false;
+    bool lost = false;
     {
       MutexLock lock(mu_);
       while (record.fetching) fetched_.Wait(mu_);
-      storage = record.source;
-      if (!storage) {
-        if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
+      bytes.storage = record.source;
+      if (!bytes.storage) {
+        if (auto impl = record.identity.lock()) bytes.storage = c10::Storage(std::move(impl));
       }
-      alive = static_cast<bool>(storage);
+      alive = bytes.storage && record.HasItsMemory(bytes.storage);
+      if (alive) {
+        // A backward that changes it in place is found out by whoever shares it, as without
+        // offload.
+        bytes.version = record.version.counter();
+      } else {
+        lost = record.state != StorageRecord::CopyOut::kSubmitted;
+        bytes.storage = c10::Storage();
+        // What a reader has changed is the reader's: the saved bytes are in host memory.
+        if (record.fetched && record.fetched_version.current_version() != 0) {
+          changed = TakeFetched(record);
+        }
+      }
       if (!alive && record.fetched) {
-        storage = record.fetched.storage();
-        fetched = GuardedStorage(storage, record.fetched.stream(), record.fetched.copy(),
+        bytes = {record.fetched.storage(), record.extent.begin_bytes, record.fetched_version};
+        fetched = GuardedStorage(bytes.storage, record.fetched.stream(), record.fetched.copy(),
                                  WaitSite::kFreeAfterCopy);
         if (std::exchange(record.fetched_ahead, false)) {
           prefetched_bytes_ -= record.size_bytes();
           stats_->Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
         }
       }
-      if (storage) {
+      if (bytes.storage) {
         MarkRead(handle, released);
-      } else {
+      } else if (!lost) {
         record.fetching = true;
       }
     }
+    TORCH_CHECK(!lost,
+                "the storage of a tensor that is needed for gradient computation was resized or "
+                "given other memory after the tensor was saved");
     if (alive) {
       stats_->Update([](OffloadStats& stats) { ++stats.reused_on_device; });
-      if (stream != record.pack_stream) {
+      if (stream.torch != record.pack_stream.torch) {
         ThrowIfError(RetryTransient([&] {
-                       return engine_->OrderStreams(NativeStream(record.pack_stream),
-                                                    NativeStream(stream),
+                       return engine_->OrderStreams(record.pack_stream.native, stream.native,
                                                     WaitSite::kUnpackOnOtherStream);
                      }),
                      "ordering backward's stream after forward's");
-        RecordOnStream(storage, stream);
+        RecordOnStream(bytes.storage, stream.torch);
       }
-      *begin_bytes = 0;
-      return storage;
+      return bytes;
     }
-    if (storage) {
+    if (bytes.storage) {
       ThrowIfError(RetryTransient([&] {
-                     return fetched.copy().WaitOn(NativeStream(stream),
-                                                  WaitSite::kUnpackAfterCopyIn);
+                     return fetched.copy().WaitOn(stream.native, WaitSite::kUnpackAfterCopyIn);
                    }),
                    "waiting for a saved tensor");
       // The reader's stream has waited, and the framework orders the free after the reader.
-      if (stream != fetched.stream()) RecordOnStream(storage, stream);
+      if (stream.torch != fetched.stream().torch) RecordOnStream(bytes.storage, stream.torch);
       fetched.Disarm();
       for (GuardedStorage& read : released.storages) read.Disarm();
-      *begin_bytes = record.extent.begin_bytes;
-      return storage;
+      return bytes;
     }
     FetchNow(record, stream);
   }
@@ -124,27 +128,33 @@ GuardedStorage DeviceOffloader::TakeFetched(StorageRecord& record) {
     prefetched_bytes_ -= record.size_bytes();
     stats_->Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
   }
+  ++record.epoch;
+  record.read_handles = 0;
   return std::move(record.fetched);
 }
 
-void DeviceOffloader::FetchNow(StorageRecord& record, const c10::Stream& stream) {
+void DeviceOffloader::FetchNow(StorageRecord& record, const BoundStream& stream) {
   GuardedStorage fetched;
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
     c10::Storage storage;
     try {
-      storage = AllocateStorage(stream, record.size_bytes());
+      storage = AllocateStorage(stream.torch, record.size_bytes());
     } catch (const c10::OutOfMemoryError&) {
       DropUnreadPrefetches();
-      storage = AllocateStorage(stream, record.size_bytes());
+      storage = AllocateStorage(stream.torch, record.size_bytes());
     }
     const absl::StatusOr<Transfer> copy = RetryTransient([&] {
       CopyBatch batch(CopyDirection::kHostToDevice);
       batch.Add(record.host, 0, storage.mutable_data(), record.size_bytes());
-      return engine_->Submit(std::move(batch), NativeStream(stream));
+      return engine_->Submit(std::move(batch), stream.native);
     });
-    if (!copy.ok()) LeakIfPoisoned(storage);
-    ThrowIfError(copy.status(), "fetching a saved tensor (its bytes are safe in host memory)");
+    if (!copy.ok() && IsPoisoned()) storage.unsafeReleaseStorageImpl();
+    if (!copy.ok())
+      ThrowIfError(copy.status(),
+                   IsInHostMemory(record)
+                       ? "fetching a saved tensor (its bytes are safe in host memory)"
+                       : "fetching a saved tensor");
     fetched = GuardedStorage(std::move(storage), stream, *copy, WaitSite::kFreeAfterCopy);
     if (!options_.overlap) {
       ThrowIfError(copy->Wait(absl::InfiniteDuration()), "waiting for a saved tensor");
@@ -163,7 +173,17 @@ void DeviceOffloader::FetchNow(StorageRecord& record, const c10::Stream& stream)
   record.fetching = false;
   record.fetched_in = CurrentBackward();
   record.fetched = std::move(fetched);  // it was empty: nothing is let go of under mu_
+  record.fetched_version = c10::VariableVersion(0);
   fetched_.NotifyAll();
+}
+
+bool DeviceOffloader::IsInHostMemory(const StorageRecord& record) {
+  Transfer copy_out;
+  {
+    MutexLock lock(mu_);
+    copy_out = record.copy_out;
+  }
+  return copy_out.IsDone();
 }
 
 // ------------------------------------------------------------------------------------ prefetch
@@ -174,6 +194,10 @@ void DeviceOffloader::Prefetch(StorageRecord& from) {
     std::vector<RecordPtr> claimed;
     {
       MutexLock lock(mu_);
+      if (prefetch_pause_ > 0) {
+        --prefetch_pause_;
+        return;
+      }
       claimed = ClaimForPrefetch(from);
     }
     if (claimed.empty() || !FetchAhead(claimed)) return;
@@ -187,11 +211,13 @@ std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::ClaimForPrefetch(Storag
   uint64_t batch_bytes = 0;
   for (auto it = from.position; it != order_.begin();) {
     StorageRecord& record = **--it;
+    // Before that there is another graph, whose backward may be far away.
+    if (record.scope != from.scope) break;
     if (record.state != StorageRecord::CopyOut::kSubmitted || record.source || record.fetched ||
         record.fetching || !record.identity.expired()) {
       continue;
     }
-    if (!claimed.empty() && (record.pack_stream != claimed.front()->pack_stream ||
+    if (!claimed.empty() && (record.pack_stream.torch != claimed.front()->pack_stream.torch ||
                              batch_bytes + record.size_bytes() > batch_limit)) {
       break;
     }
@@ -208,21 +234,22 @@ std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::ClaimForPrefetch(Storag
 // False when that failed: backward goes on without more prefetches for now. Whatever is wrong with
 // the device is for a fetch that is needed to report.
 bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
-  const c10::Stream stream = records.front()->pack_stream;
+  const BoundStream stream = records.front()->pack_stream;
   std::vector<c10::Storage> storages(records.size());
   absl::StatusOr<Transfer> copy;
   CopyBatch batch(CopyDirection::kHostToDevice);
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
     for (size_t i = 0; i < records.size(); ++i) {
-      storages[i] = AllocateStorage(stream, records[i]->size_bytes());
+      storages[i] = AllocateStorage(stream.torch, records[i]->size_bytes());
       batch.Add(records[i]->host, 0, storages[i].mutable_data(), records[i]->size_bytes());
     }
-    copy = engine_->Submit(std::move(batch), NativeStream(stream));
+    copy = engine_->Submit(std::move(batch), stream.native);
   } catch (const std::exception& error) {
     copy = absl::UnavailableError(error.what());
   }
 
+  const bool poisoned = !copy.ok() && IsPoisoned();
   const int64_t backward = CurrentBackward();
   Released released;
   uint64_t bytes = 0;
@@ -233,6 +260,7 @@ bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
       record.fetching = false;
       if (copy.ok()) {
         record.fetched_in = backward;
+        record.fetched_version = c10::VariableVersion(0);
         record.fetched =
             GuardedStorage(std::move(storages[i]), stream, *copy, WaitSite::kFreeAfterCopy);
         bytes += record.size_bytes();
@@ -241,8 +269,14 @@ bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
       } else {
         record.fetched_ahead = false;
         prefetched_bytes_ -= record.size_bytes();
-        LeakIfPoisoned(storages[i]);
+        if (poisoned) storages[i].unsafeReleaseStorageImpl();
       }
+    }
+    // An allocation that fails is expensive: LibTorch's allocator for CUDA gives its cache back.
+    if (copy.ok()) {
+      next_prefetch_pause_ = 1;
+    } else {
+      prefetch_pause_ = std::exchange(next_prefetch_pause_, 2 * next_prefetch_pause_);
     }
     fetched_.NotifyAll();
   }
@@ -267,8 +301,13 @@ void DeviceOffloader::NoteBackward() {
   {
     MutexLock lock(mu_);
     if (!backwards_.insert(backward).second) return;
+    prefetch_pause_ = 0;
+    next_prefetch_pause_ = 1;
   }
-  AtEndOfBackward([self = shared_from_this(), backward] { self->EndBackward(backward); });
+  // A backward that throws does not run the callback, but lets go of it.
+  std::shared_ptr<void> end(
+      nullptr, [self = shared_from_this(), backward](void*) { self->EndBackward(backward); });
+  AtEndOfBackward([end = std::move(end)]() mutable { end.reset(); });
 }
 
 void DeviceOffloader::EndBackward(int64_t backward) {

@@ -12,12 +12,12 @@
 #define PINION_HOOKS_GUARDED_STORAGE_H_
 
 #include <c10/core/Storage.h>
-#include <c10/core/Stream.h>
 
 #include <optional>
 
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/engine/wait_site.h"
+#include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
 
@@ -25,7 +25,7 @@ class GuardedStorage {
  public:
   GuardedStorage() = default;  // empty
   // `stream` is the one that the storage belongs to: its frees are ordered on it.
-  GuardedStorage(c10::Storage storage, const c10::Stream& stream, Transfer copy, WaitSite site)
+  GuardedStorage(c10::Storage storage, const BoundStream& stream, Transfer copy, WaitSite site)
       : storage_(std::move(storage)), stream_(stream), copy_(std::move(copy)), site_(site) {}
   GuardedStorage(GuardedStorage&& other) noexcept;
   GuardedStorage& operator=(GuardedStorage&& other) noexcept;
@@ -35,7 +35,7 @@ class GuardedStorage {
   // Valid unless empty. Using the bytes on `stream` before the copy is done is the user's to order.
   const c10::Storage& storage() const { return storage_; }
   const Transfer& copy() const { return copy_; }
-  const c10::Stream& stream() const { return *stream_; }
+  const BoundStream& stream() const { return *stream_; }
 
   // Lets go without the wait: a stream that uses the storage has waited for the copy, and the
   // framework orders the free after that stream.
@@ -45,7 +45,7 @@ class GuardedStorage {
   void Drop();
 
   c10::Storage storage_;
-  std::optional<c10::Stream> stream_;
+  std::optional<BoundStream> stream_;
   Transfer copy_;
   WaitSite site_ = WaitSite::kFreeAfterCopy;
 };

@@ -12,6 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/hooks/device_offloader.h"
@@ -125,7 +126,14 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
       break;
   }
   auto offloader = OffloaderFor(tensor.device());
-  ThrowIfError(offloader.status(), "setting up offload for a device");
+  if (absl::IsInvalidArgument(offloader.status()) || absl::IsNotFound(offloader.status())) {
+    ThrowIfError(offloader.status(), "setting up offload for a device");
+  }
+  if (!offloader.ok()) {
+    PINION_LOG(kWarning) << "a saved tensor stays on the device, which cannot be set up now: "
+                         << offloader.status();
+    return Keep(&OffloadStats::kept_copy_failed);
+  }
   return (*offloader)->Pack(tensor, /*maybe_held=*/kind == TensorKind::kHeldLeaf);
 }
 

@@ -11,6 +11,9 @@
 // device memory goes once the copy is done and a window of bytes has passed; backward fetches it
 // ahead of need. Results are bit-identical with and without.
 //
+// All copies out of a device run on one stream, after the work of whatever stream saved the tensor:
+// a program with independent streams sees them wait for each other's copies.
+//
 // Every saved tensor's handle owns its host data: graphs may be dropped, kept (retain_graph),
 // interleaved or abandoned by an exception without anything to clean up.
 //
@@ -56,9 +59,10 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   virtual absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) = 0;
 };
 
-// While it lives, tensors that autograd saves on this thread go to `session`. Nests: the innermost
-// scope wins. The parameters and buffers of `module` stay on the device, by storage; without a
-// module, leaves that require a gradient are taken for parameters.
+// While it lives, tensors that autograd saves on this thread go to `session`. Make one around a
+// whole forward: backward fetches ahead within a scope. Nests: the innermost scope wins. The
+// parameters and buffers of `module` stay on the device, by storage; without a module, leaves that
+// require a gradient are taken for parameters.
 class OffloadScope {
  public:
   explicit OffloadScope(std::shared_ptr<OffloadSession> session);

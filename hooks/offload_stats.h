@@ -22,7 +22,7 @@ struct OffloadStats {
   uint64_t kept_no_host_memory = 0;
   uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once
   uint64_t kept_capturing = 0;
-  uint64_t kept_copy_failed = 0;
+  uint64_t kept_copy_failed = 0;  //   or the device could not be set up, or is broken
   uint64_t kept_unsupported = 0;  //   not strided, not of the session's device type, ...
   uint64_t offloaded_bytes = 0;
   uint64_t evicted_bytes = 0;      // dropped from the device once copied
@@ -33,7 +33,7 @@ struct OffloadStats {
   uint64_t prefetch_hits = 0;
   uint64_t fetched_on_demand = 0;
   uint64_t prefetches_dropped = 0;  // fetched, never read: partial backward, dead branch
-  uint64_t prefetches_refused = 0;  // no device memory for them
+  uint64_t prefetches_refused = 0;  // could not be started: no device memory, or a failed copy
   uint64_t fetched_bytes = 0;
   uint64_t live_handles = 0;
 

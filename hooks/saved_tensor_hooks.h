@@ -59,8 +59,8 @@ int64_t CurrentBackward();
 // the same, the operator that saves them has not returned.
 uint64_t CurrentNode();
 
-// Runs `callback` when the current backward has succeeded, on the thread that finishes it. Only
-// inside a backward.
+// Runs `callback` when the current backward has succeeded, on the thread that finishes it. One that
+// throws destroys the callback instead. Only inside a backward.
 void AtEndOfBackward(std::function<void()> callback);
 
 }  // namespace pinion

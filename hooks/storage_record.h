@@ -1,13 +1,14 @@
 // One saved storage (or a part of one), at one version: what DeviceOffloader knows about it.
 //
 // A record is shared by the handles of all saved tensors that are views of the same bytes. Fields
-// below the line are guarded by the owning DeviceOffloader's mutex.
+// below the line are guarded by the owning DeviceOffloader's mutex. Clang cannot check that: an
+// annotation would need an expression for that mutex, and a record does not know its owner.
 
 #ifndef PINION_HOOKS_STORAGE_RECORD_H_
 #define PINION_HOOKS_STORAGE_RECORD_H_
 
 #include <c10/core/Storage.h>
-#include <c10/core/Stream.h>
+#include <c10/core/TensorImpl.h>
 
 #include <cstdint>
 #include <list>
@@ -32,11 +33,13 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   };
 
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
-                StorageExtent saved_extent, const c10::Stream& stream, bool may_be_held,
+                StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
                 uint64_t saved_by)
       : identity(storage.getWeakStorageImpl()),
         version(std::move(version_at_pack)),
         extent(saved_extent),
+        data(storage.data()),
+        storage_bytes(storage.nbytes()),
         pack_stream(stream),
         maybe_held(may_be_held),
         node(saved_by),
@@ -44,11 +47,19 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
 
+  // False once someone has resized `storage`, the one that was saved, or given it other memory:
+  // that raises no version.
+  bool HasItsMemory(const c10::Storage& storage) const {
+    return storage.data() == data && storage.nbytes() == storage_bytes;
+  }
+
   // The weak reference keeps the StorageImpl's address from being recycled.
   const WeakStorage identity;
   const SavedVersion version;
   const StorageExtent extent;  // the bytes of the storage that are saved
-  const c10::Stream pack_stream;
+  const void* const data;      // of all of the storage
+  const uint64_t storage_bytes;
+  const BoundStream pack_stream;
   const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
   const uint64_t node;    // that saved it first
 
@@ -58,10 +69,11 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   Transfer copy_out;
   std::shared_ptr<HostBuffer> host;  // empty when state is kNone
 
-  GuardedStorage fetched;      // the bytes of `extent`, back on the device
-  bool fetching = false;       // some thread fills `fetched`
-  bool fetched_ahead = false;  // and nobody has read it yet
-  int64_t fetched_in = -1;     // by which backward
+  GuardedStorage fetched;                // the bytes of `extent`, back on the device
+  c10::VariableVersion fetched_version;  // of its views: rises when one of them is changed in place
+  bool fetching = false;                 // some thread fills `fetched`
+  bool fetched_ahead = false;            // and nobody has read it yet
+  int64_t fetched_in = -1;               // by which backward
 
   // Handles that were unpacked since `epoch` began. When all live ones are, `fetched` may go.
   int live_handles = 0;
@@ -71,6 +83,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   bool in_window = false;                               // counted in the eviction window
   std::list<StorageRecord*>::iterator window_position;  // valid while in_window
   std::list<StorageRecord*>::iterator position;         // in the order of packing
+  uint64_t scope = 0;                                   // whose end is the next after the pack
 };
 
 }  // namespace pinion

@@ -26,6 +26,15 @@ void ThrowIfError(const absl::Status& status, const char* doing);
 c10::Stream CurrentStream(c10::Device device);
 StreamHandle NativeStream(const c10::Stream& stream);
 
+// A stream with its native handle, which LibTorch may throw when it is asked for: destructors and
+// holders of a mutex have no need to.
+struct BoundStream {
+  explicit BoundStream(const c10::Stream& stream) : torch(stream), native(NativeStream(stream)) {}
+
+  c10::Stream torch;
+  StreamHandle native;
+};
+
 // Uninitialised device memory on `stream`. Throws c10::OutOfMemoryError, as LibTorch's allocators
 // do.
 c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes);

@@ -1,4 +1,4 @@
-// Early return on absl::Status.
+// Early return on absl::Status, and the status inside whatever a call returns.
 //
 //   PINION_RETURN_IF_ERROR(device.RecordEvent(event, stream));
 //   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator.Allocate(size_bytes));
@@ -26,5 +26,17 @@
 
 #define PINION_CONCAT(a, b) PINION_CONCAT_IMPL(a, b)
 #define PINION_CONCAT_IMPL(a, b) a##b
+
+namespace pinion {
+
+// For templates over calls that return either.
+inline const absl::Status& StatusOf(const absl::Status& status) { return status; }
+
+template <typename T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
+}  // namespace pinion
 
 #endif  // PINION_ALLOCATOR_BASE_STATUS_MACROS_H_

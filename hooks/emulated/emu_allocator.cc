@@ -61,6 +61,8 @@ void EmuAllocator::emptyCache(c10::MempoolId_t /*pool*/) {}  // nothing is cache
 
 void EmuAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
   if (data.get() == nullptr) return;
+  const auto* const block = data.cast_context<Block>(&EmuAllocator::Delete);
+  if (block != nullptr && block->stream == HandleOf(stream)) return;  // its frees are ordered there
   ThrowIfError(Machine().RecordStream(data.get(), HandleOf(stream)), "recording a stream");
 }
 

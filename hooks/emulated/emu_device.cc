@@ -68,6 +68,11 @@ void RegisterKernels() {
   emu::RegisterMemoryOps(library);
   emu::RegisterNnOps(library, NewLibrary("aten", DispatchKey::AutogradPrivateUse1));
   RegisterOverComposites(library);
+  // It takes tensors as they are, conjugated or negated lazily: to resolve those first, LibTorch
+  // would call it.
+  for (const DispatchKey key : {DispatchKey::Conjugate, DispatchKey::Negative}) {
+    NewLibrary("aten", key).impl("_copy_from", torch::CppFunction::makeFallthrough());
+  }
   NewLibrary("_", DispatchKey::PrivateUse1)
       .fallback(torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
   emu::RegisterAutocast(NewLibrary("aten", DispatchKey::AutocastPrivateUse1));

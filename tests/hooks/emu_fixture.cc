@@ -5,8 +5,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -29,7 +32,32 @@ const char* NameOf(EffectSchedule schedule) {
   return "?";
 }
 
+// The value among `choices` that the environment variable names; the first if there is none.
+template <typename Value>
+Value FromEnvironment(const char* variable,
+                      const std::vector<std::pair<std::string, Value>>& choices) {
+  const char* const given = std::getenv(variable);
+  if (given == nullptr) return choices.front().second;
+  for (const auto& [name, value] : choices) {
+    if (name == given) return value;
+  }
+  PINION_CHECK(false) << variable << " is \"" << given << "\", which emu_fixture.h does not name";
+  return choices.front().second;
+}
+
 }  // namespace
+
+EmulatedOptions MachineOptions() {
+  const char* const seed = std::getenv("PINION_TEST_SEED");
+  return MachineOptions(
+      FromEnvironment<EffectSchedule>("PINION_TEST_SCHEDULE",
+                                      {{"late", EffectSchedule::kLate},
+                                       {"early", EffectSchedule::kEarly},
+                                       {"random", EffectSchedule::kRandom}}),
+      FromEnvironment<ReuseMode>("PINION_TEST_REUSE", {{"immediate", ReuseMode::kImmediate},
+                                                       {"quarantine", ReuseMode::kQuarantine}}),
+      seed == nullptr ? 1 : std::strtoull(seed, nullptr, 10));
+}
 
 EmulatedOptions MachineOptions(EffectSchedule schedule, ReuseMode reuse, uint64_t seed) {
   EmulatedOptions options;
@@ -45,6 +73,9 @@ OffloadOptions SmallWindows(uint64_t window_bytes) {
   options.eviction_window_bytes = window_bytes;
   options.prefetch_window_bytes = window_bytes;
   options.allocator.segment_bytes = kMiB;
+  options.allocator.warn_percent = 100;
+  options.allocator.high_percent = 100;
+  options.allocator.low_percent = 100;
   return options;
 }
 
@@ -62,7 +93,8 @@ bool Soon(const std::function<bool()>& condition) {
   return condition();
 }
 
-EmuWorld::EmuWorld(const EmulatedOptions& machine, const OffloadOptions& offload) {
+EmuWorld::EmuWorld(const EmulatedOptions& machine, const OffloadOptions& offload)
+    : trace_(__FILE__, __LINE__, Describe(machine)) {
   at::set_num_threads(1);
   machine_ = EmulatedMachine::Create(machine).value();
   absl::Status registered;

@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 
+#include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/offload_options.h"
@@ -26,12 +27,16 @@
 
 namespace pinion::testing {
 
-// A small machine; copies take effect as late as possible, races are fatal.
-EmulatedOptions MachineOptions(EffectSchedule schedule = EffectSchedule::kLate,
-                               ReuseMode reuse = ReuseMode::kImmediate, uint64_t seed = 1);
+// A small machine; races are fatal. The environment decides about the order of effects:
+// PINION_TEST_SCHEDULE is early, late (the default) or random, PINION_TEST_REUSE is immediate (the
+// default) or quarantine, PINION_TEST_SEED is a number. A failure prints what they were.
+EmulatedOptions MachineOptions();
+// For a test that is about one of them.
+EmulatedOptions MachineOptions(EffectSchedule schedule, ReuseMode reuse = ReuseMode::kImmediate,
+                               uint64_t seed = 1);
 
-// Windows of `window_bytes`, small enough for the test net to overflow them, and small segments of
-// host memory.
+// Windows of `window_bytes`, small enough for the test net to overflow them, small segments of
+// host memory, and all of the host's RAM, however much of it others use.
 OffloadOptions SmallWindows(uint64_t window_bytes = 16 << 10);
 
 // "schedule kRandom, reuse kImmediate, seed 7": for SCOPED_TRACE.
@@ -59,6 +64,7 @@ class EmuWorld {
   void ExpectNothingLeft();
 
  private:
+  const ::testing::ScopedTrace trace_;
   std::shared_ptr<EmulatedMachine> machine_;
   std::shared_ptr<OffloadSession> session_;
 };

@@ -73,6 +73,15 @@ Evidence RoundTrip() {
   return world.machine().races();
 }
 
+Evidence RoundTripWithBlockingCopies() {
+  OffloadOptions options = SmallWindows();
+  options.overlap = false;
+  EmuWorld world(CollectRaces(), options);
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSaved).backward();
+  return world.machine().races();
+}
+
 // Evicted, then unpacked on a stream that has waited for nothing.
 Evidence RoundTripToAnotherStream() {
   EmuWorld world(CollectRaces(), SmallWindows(1));
@@ -139,6 +148,7 @@ const std::vector<Scenario>& Scenarios() {
       {WaitSite::kUnpackAfterCopyIn, RoundTrip, "copy H2D", "aten::mul"},
       {WaitSite::kFreeAfterCopy, DropWhileCopyingOut, "copy D2H", "the free"},
       {WaitSite::kUnpackOnOtherStream, ReuseOnAnotherStream, "aten::add", "aten::mul"},
+      {WaitSite::kBlockingCopyOut, RoundTripWithBlockingCopies, "copy D2H", "the free"},
   };
   return *scenarios;
 }
