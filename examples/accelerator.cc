@@ -1,15 +1,20 @@
 #include "pinion/examples/accelerator.h"
 
+#include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -34,21 +39,39 @@ constexpr uint64_t kUnlimitedBytes = uint64_t{64} << 30;
 
 constexpr char kEmulated[] = "emu:0";
 
-// LibTorch caches that there is no CUDA when it is asked before this library is loaded.
-absl::Status LoadTorchCuda() {
-  const std::string path = absl::StrCat(PINION_TORCH_LIB_DIR, "/libtorch_cuda.so");
-  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return absl::OkStatus();
+constexpr int kRegisterAttempts = 500;
+constexpr std::chrono::milliseconds kRegisterPause(10);
+
+constexpr char kEmulatedRemedy[] = "; --device=emu:0 trains on the emulated device";
+
+// Why a library cannot be loaded, in the loader's words, which name it; empty when it can.
+std::string WhyNotLoaded(const std::string& library, int flags) {
+  if (dlopen(library.c_str(), flags) != nullptr) return "";
   const char* reason = dlerror();
+  return reason == nullptr ? library : reason;
+}
+
+// LibTorch caches that there is no CUDA when it is asked before this library is loaded.
+absl::Status LoadTorchCuda(const std::string& torch_lib_dir) {
+  const std::string path = absl::StrCat(torch_lib_dir, "/libtorch_cuda.so");
+  const std::string reason = WhyNotLoaded(path, RTLD_NOW | RTLD_GLOBAL);
+  if (reason.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "cannot load ", path, " (", reason == nullptr ? "no reason given" : reason,
-      "); install the CUDA libraries of the torch wheel (pip install torch==2.11.0 in .venv), or "
-      "choose --device=",
-      kEmulated));
+      "cannot load ", path, " (", reason,
+      "): install LibTorch with its CUDA libraries (pip install torch==2.11.0 in .venv)",
+      kEmulatedRemedy));
+}
+
+absl::Status CannotUseCuda(const absl::Status& why) {
+  const std::string reason = WhyNotLoaded("libcuda.so.1", RTLD_LAZY);
+  return absl::Status(
+      why.code(), absl::StrCat(why.message(), reason.empty() ? "" : "; ", reason, kEmulatedRemedy));
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> ChooseDevice(const std::string& requested) {
+absl::StatusOr<std::string> ChooseDevice(const std::string& requested,
+                                         const CudaInstallation& cuda) {
   if (requested == kEmulated) return requested;
   int index = 0;
   const bool wants_cuda = absl::StartsWith(requested, "cuda:") &&
@@ -57,25 +80,23 @@ absl::StatusOr<std::string> ChooseDevice(const std::string& requested) {
     return absl::InvalidArgumentError(
         absl::StrCat("--device=", requested, " is neither cuda:N nor ", kEmulated));
   }
-  const absl::StatusOr<int> count = CudaDeviceCount();
-  if (requested.empty() && absl::IsNotFound(count.status())) return kEmulated;
-  if (!count.ok()) {
-    return absl::Status(count.status().code(),
-                        absl::StrCat(count.status().message(), "; --device=", kEmulated,
-                                     " trains on the emulated device"));
-  }
+  const absl::StatusOr<int> count = CudaDeviceCount(cuda.api);
+  std::error_code ignored;
+  const bool has_driver = count.ok() || std::filesystem::exists(cuda.driver_file, ignored);
+  if (requested.empty() && !has_driver) return kEmulated;
+  if (!count.ok()) return CannotUseCuda(count.status());
   if (index >= *count) {
     return absl::NotFoundError(absl::StrCat("--device=", requested, ": this machine has ", *count,
-                                            " CUDA devices; --device=", kEmulated,
-                                            " trains on the emulated one"));
+                                            " CUDA devices", kEmulatedRemedy));
   }
-  PINION_RETURN_IF_ERROR(LoadTorchCuda());
+  PINION_RETURN_IF_ERROR(LoadTorchCuda(cuda.torch_lib_dir));
   return absl::StrCat("cuda:", index);
 }
 
 absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {
   if (options.device != kEmulated) {
     const c10::Device device(options.device);
+    at::globalContext().lazyInitDevice(device.type());
     c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
     return Accelerator(device, CudaBackend(), nullptr);
   }
@@ -86,7 +107,13 @@ absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {
   emulated.record_trace = !options.trace_path.empty();
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
                           EmulatedMachine::Create(emulated));
-  PINION_RETURN_IF_ERROR(RegisterEmuDevice(machine));
+  // Autograd's workers let go of the last run's tensors a moment after its last backward.
+  absl::Status registered = RegisterEmuDevice(machine);
+  for (int i = 0; i < kRegisterAttempts && absl::IsFailedPrecondition(registered); ++i) {
+    std::this_thread::sleep_for(kRegisterPause);
+    registered = RegisterEmuDevice(machine);
+  }
+  PINION_RETURN_IF_ERROR(registered);
   return Accelerator(c10::Device(kEmulated), EmulatedBackend(machine), machine);
 }
 

@@ -15,16 +15,25 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/examples/run_options.h"
 
 namespace pinion {
 
+// Where this machine's CUDA is looked for.
+struct CudaInstallation {
+  std::string driver_file = "/proc/driver/nvidia/version";  // exists where there is a driver
+  std::string torch_lib_dir = PINION_TORCH_LIB_DIR;         // has libtorch_cuda.so
+  const CudaApi& api = RealCudaApi();
+};
+
 // The accelerator that `requested` names ("cuda:0", "emu:0"), or where it is empty the best that
 // there is: "cuda:0" with a driver, else "emu:0". Loads LibTorch's CUDA libraries where they are
-// needed; one that cannot be loaded is an error that names it.
-absl::StatusOr<std::string> ChooseDevice(const std::string& requested);
+// needed. A driver or a library that cannot be used is an error that names it.
+absl::StatusOr<std::string> ChooseDevice(const std::string& requested,
+                                         const CudaInstallation& cuda = {});
 
 class Accelerator {
  public:

@@ -70,7 +70,7 @@ std::string LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
   const double bound_ms = StepLowerBoundMs(none.trace, pinion.peak_activation_bytes,
                                            {link.d2h_gb_per_s * 1e6, link.h2d_gb_per_s * 1e6});
   std::string verdict = absl::StrFormat(
-      "its link %s hide the transfer (within Pinion's peak no policy can beat %.2f x the compute)",
+      "the link %s hide the transfer: within Pinion's peak no policy beats %.2f x the compute",
       bound_ms <= kHiddenBound * compute_ms ? "can" : "cannot", bound_ms / compute_ms);
   if (compute_ms < kComputeBound * none.step_ms) {
     absl::StrAppendFormat(&verdict,

@@ -20,11 +20,12 @@ struct NamedSize {
 };
 
 constexpr NamedSize kSizes[] = {
-    {"tiny", 8, 64, 2, 64, 4},
-    {"small", 12, 128, 4, 256, 8},
-    {"medium", 16, 256, 8, 256, 8},
-    {"large", 24, 512, 8, 512, 8},
+    {"tiny", 8, 64, 2, 64, 4},     {"small", 12, 128, 4, 256, 8}, {"medium", 16, 256, 8, 256, 8},
+    {"large", 24, 512, 8, 512, 8}, {"wide", 6, 512, 8, 256, 4},
 };
+
+// Beyond this arithmetic on sizes could overflow, and no host could hold it.
+constexpr double kMostLayerElements = 1e12;
 
 // What one layer saves, in tensors of one element per token and unit of width: the inputs of the
 // two layer norms (2), their outputs (2), queries, keys and values (3), the attention's output
@@ -69,6 +70,12 @@ absl::Status GptConfig::Validate() const {
   if (width % heads != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--width=", width, " must be a multiple of --heads=", heads));
+  }
+  if (static_cast<double>(layers) * width * width > kMostLayerElements ||
+      static_cast<double>(width) * batch * sequence > kMostLayerElements) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--layers=", layers, " --width=", width, " --batch=", batch, " --sequence=", sequence,
+        " make a model or a step of more than 1e12 numbers; choose smaller ones"));
   }
   if (!(dropout >= 0 && dropout < 1)) {
     return absl::InvalidArgumentError(

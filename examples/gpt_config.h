@@ -29,7 +29,8 @@ struct GptConfig {
   absl::Status Validate() const;
 };
 
-// "tiny", "small", "medium", "large", without a vocabulary. NotFound names them all.
+// "tiny", "small", "medium", "large", and "wide", which keeps a real accelerator busy enough to
+// hide transfers; without a vocabulary. NotFound names them all.
 absl::StatusOr<GptConfig> FindGptSize(const std::string& name);
 std::vector<std::string> GptSizeNames();
 

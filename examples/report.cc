@@ -1,5 +1,6 @@
 #include "pinion/examples/report.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,8 +20,13 @@
 namespace pinion {
 namespace {
 
-constexpr int kBarWidth = 24;
+constexpr int kBarWidth = 12;
 constexpr int kPlainEvery = 10;
+
+size_t TerminalWidth(FILE* file) {
+  winsize size = {};
+  return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
+}
 
 std::string Bar(double fraction) {
   const int full = static_cast<int>(fraction * kBarWidth);
@@ -59,17 +65,19 @@ void ProgressPrinter::Print(const StepProgress& progress) {
   const bool last = progress.step == progress.last_step;
   if (!terminal_ && progress.step != 1 && progress.step % kPlainEvery != 0 && !last) return;
   const std::string line = absl::StrFormat(
-      "step %*d/%d  loss %.4f  %.0f tokens/s  device peak %s  host pinned %s  link %.2f GB/s%s",
+      "%*d/%d  loss %.4f  %.0f tok/s  device %s  host pinned %s  %.1f GB/s%s",
       static_cast<int>(absl::StrCat(progress.last_step).size()), progress.step, progress.last_step,
       progress.loss, progress.tokens_per_s, HumanBytes(progress.peak_device_bytes),
       HumanBytes(progress.pinned_host_bytes), progress.link_gb_per_s,
       modelled_ ? " (modelled)" : "");
   if (terminal_) {
     const double fraction = static_cast<double>(progress.step) / progress.last_step;
-    std::fputs(absl::StrCat("\r\x1b[K", Bar(fraction), line).c_str(), file_);
+    // A line that wraps could not be rewritten.
+    const std::string shown = absl::StrCat(Bar(fraction), line).substr(0, TerminalWidth(file_) - 1);
+    std::fputs(absl::StrCat("\r\x1b[K", shown).c_str(), file_);
     line_open_ = true;
   } else {
-    std::fputs(absl::StrCat(line, "\n").c_str(), file_);
+    std::fputs(absl::StrCat("step ", line, "\n").c_str(), file_);
   }
   std::fflush(file_);
 }
@@ -109,7 +117,8 @@ std::string ToJson(const std::vector<ComparedGroup>& groups) {
       json["tokens_per_s"] = result.tokens_per_s;
       json["pin_calls_after_warmup"] = result.pin_calls_after_warmup;
       json["pack_unpack_us"] = result.pack_unpack_us;
-      if (run.bit_identical) json["bit_identical"] = *run.bit_identical;
+      json["bit_identical"] =
+          run.bit_identical ? nlohmann::ordered_json(*run.bit_identical) : nullptr;
       runs.push_back(std::move(json));
     }
   }

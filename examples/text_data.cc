@@ -120,7 +120,7 @@ absl::StatusOr<std::string> ReadDefaultText() {
   if (text.size() < kBibleLeastBytes) {
     return absl::NotFoundError(
         absl::StrCat("the command `bible` printed ", text.size(),
-                     " bytes of text instead of 4.2 million: ", kBibleRemedy));
+                     " bytes of text instead of 4.1 million: ", kBibleRemedy));
   }
   return text;
 }

@@ -4,9 +4,12 @@
 //   train_gpt --offload=none        the same without offloading: runs out of device memory
 //   train_gpt --compare             none, blocking and Pinion side by side
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -22,6 +25,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/cost_model.h"
@@ -36,7 +40,9 @@
 
 ABSL_FLAG(std::string, text, "",
           "file to train on; default: the King James Bible of the Debian package bible-kjv");
-ABSL_FLAG(std::string, size, "small", "shape of the model: tiny, small, medium or large");
+ABSL_FLAG(std::string, size, "",
+          "shape of the model: tiny, small, medium, large or wide; default: small, with --compare "
+          "wide");
 ABSL_FLAG(std::optional<int64_t>, layers, std::nullopt, "layers, instead of the size's");
 ABSL_FLAG(std::optional<int64_t>, width, std::nullopt, "width of a layer, instead of the size's");
 ABSL_FLAG(std::optional<int64_t>, heads, std::nullopt, "attention heads, instead of the size's");
@@ -45,7 +51,7 @@ ABSL_FLAG(std::optional<int64_t>, batch, std::nullopt, "sequences in a step");
 ABSL_FLAG(double, dropout, 0, "share of the residual branches' outputs that a step drops");
 ABSL_FLAG(std::string, dtype, "float32", "float32 or bfloat16");
 ABSL_FLAG(std::optional<int64_t>, steps, std::nullopt,
-          "steps to train; default: 150, with --compare 12");
+          "steps to train; default: 150, with --compare 5");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial weights, the batches and dropout");
 ABSL_FLAG(std::string, offload, "pinion", "none, blocking or pinion");
 ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
@@ -69,7 +75,7 @@ namespace {
 constexpr char kScaled[] = "scaled";
 constexpr char kUnlimited[] = "unlimited";
 constexpr int64_t kDefaultSteps = 150;
-constexpr int64_t kCompareSteps = 12;
+constexpr int64_t kCompareSteps = 5;
 
 // The share of the saved bytes for which the default memory limit leaves room.
 constexpr double kDefaultActivationShare = 0.3;
@@ -97,7 +103,9 @@ absl::StatusOr<uint64_t> ParseBytes(const std::string& text) {
 }
 
 absl::StatusOr<GptConfig> ModelFromFlags() {
-  PINION_ASSIGN_OR_RETURN(GptConfig model, FindGptSize(absl::GetFlag(FLAGS_size)));
+  std::string size = absl::GetFlag(FLAGS_size);
+  if (size.empty()) size = absl::GetFlag(FLAGS_compare) ? "wide" : "small";
+  PINION_ASSIGN_OR_RETURN(GptConfig model, FindGptSize(size));
   model.layers = absl::GetFlag(FLAGS_layers).value_or(model.layers);
   model.width = absl::GetFlag(FLAGS_width).value_or(model.width);
   model.heads = absl::GetFlag(FLAGS_heads).value_or(model.heads);
@@ -149,7 +157,13 @@ absl::Status RefuseMeaninglessFlags(bool compare, bool emulated) {
 absl::StatusOr<std::string> ChoosePreset(RunOptions& options) {
   const std::string name = absl::GetFlag(FLAGS_preset);
   if (!name.empty() && name != kScaled) {
-    PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(name));
+    absl::StatusOr<DevicePreset> preset = FindPreset(name);
+    if (!preset.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--preset=", name, " is neither ", kScaled,
+                       " nor one of: ", absl::StrJoin(PresetNames(), ", ")));
+    }
+    options.preset = *std::move(preset);
     return options.preset.description;
   }
   PINION_ASSIGN_OR_RETURN(ScaledDevice scaled, ScaledDeviceFor(options.model));
@@ -196,9 +210,10 @@ void PrintSummary(const RunOptions& options, const RunResult& result, bool model
   const double first = mean(result.losses.begin()), last = mean(result.losses.end() - count);
   absl::PrintF("loss     %.4f in the first %d steps, %.4f in the last: %.0f %% lower\n", first,
                count, last, 100 * (1 - last / first));
-  absl::PrintF("memory   device peak %s, of which activations %s; %s pinned on the host\n",
-               HumanBytes(result.peak_device_bytes), HumanBytes(result.peak_activation_bytes),
-               HumanBytes(result.pinned_host_bytes));
+  absl::PrintF(
+      "memory   device peak %s, of which activations %s; %s pinned on the host, in segments\n",
+      HumanBytes(result.peak_device_bytes), HumanBytes(result.peak_activation_bytes),
+      HumanBytes(result.pinned_host_bytes));
   absl::PrintF(
       "step     %.2f ms%s%s with --offload=%s; %.0f tokens/s (wall)\n", result.step_ms,
       modelled ? " (modelled)" : "",
@@ -239,7 +254,8 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
   }
   PrintSummary(options, result, modelled);
   ComparedGroup group;
-  group.name = modelled ? options.preset.name : options.device;
+  group.name = modelled ? absl::GetFlag(FLAGS_preset) : options.device;
+  if (group.name.empty()) group.name = kScaled;
   group.runs.push_back({options.offload, std::move(result), std::nullopt});
   return WriteJson({std::move(group)});
 }
@@ -260,6 +276,11 @@ absl::Status TrainGpt(const std::vector<char*>& arguments) {
   options.trace_path = absl::GetFlag(FLAGS_trace);
   PINION_ASSIGN_OR_RETURN(options.device, ChooseDevice(absl::GetFlag(FLAGS_device)));
   const bool emulated = absl::StartsWith(options.device, "emu:");
+  if (compare && options.steps <= kWarmupSteps) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--steps=", options.steps, " leaves --compare nothing to measure: its numbers are those ",
+        "after ", kWarmupSteps, " steps of warm-up"));
+  }
   PINION_RETURN_IF_ERROR(RefuseMeaninglessFlags(compare, emulated));
   PINION_RETURN_IF_ERROR(CheckOutputs());
 
@@ -287,7 +308,15 @@ absl::Status TrainGpt(const std::vector<char*>& arguments) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "trains a GPT on a text with its activations offloaded to host memory");
-  const absl::Status status = pinion::TrainGpt(absl::ParseCommandLine(argc, argv));
+  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  // `bazel run` starts programs among their runfiles; paths are meant from where it was typed.
+  if (const char* typed_in = std::getenv("BUILD_WORKING_DIRECTORY")) {
+    if (chdir(typed_in) != 0) {
+      std::fprintf(stderr, "train_gpt: cannot go to BUILD_WORKING_DIRECTORY=%s\n", typed_in);
+      return 1;
+    }
+  }
+  const absl::Status status = pinion::TrainGpt(arguments);
   if (status.ok()) return 0;
   std::fprintf(stderr, "train_gpt: %s\n", std::string(status.message()).c_str());
   return 1;

@@ -1,11 +1,11 @@
 #include "pinion/examples/training_run.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -94,12 +94,14 @@ struct Reading {
 
 class Trainer {
  public:
+  // Counts the steps that are done in `steps_done`, those of a resumed run included.
   Trainer(const RunOptions& options, const TextData& text, Accelerator accelerator,
-          std::shared_ptr<OffloadSession> session)
+          std::shared_ptr<OffloadSession> session, int64_t& steps_done)
       : options_(options),
         text_(text),
         accelerator_(std::move(accelerator)),
-        session_(std::move(session)) {}
+        session_(std::move(session)),
+        steps_done_(steps_done) {}
 
   absl::Status Build() {
     torch::manual_seed(options_.seed);
@@ -109,14 +111,7 @@ class Trainer {
       model_->to(accelerator_.device(), options_.model.bfloat16 ? at::kBFloat16 : at::kFloat);
     }
     parameters_ = model_->parameters();
-    {
-      // Kept from step to step, so that what is left of the peak is activations.
-      const AllocationLabel label("gradients");
-      for (at::Tensor& parameter : parameters_) {
-        gradients_.push_back(at::zeros_like(parameter));
-        parameter.mutable_grad() = gradients_.back();
-      }
-    }
+    MakeGradients();
     optimizer_.emplace(parameters_);
     return options_.resume_path.empty() ? absl::OkStatus() : Resume();
   }
@@ -147,7 +142,7 @@ class Trainer {
         }
       }
       if (options_.for_comparison) {
-        result_.gradient_fingerprints.push_back(TensorFingerprint(gradients_));
+        result_.gradient_fingerprints.push_back(TensorFingerprint(all_gradients_));
       }
       if (progress) progress(Progress(before, after, loss, last_step));
     }
@@ -158,7 +153,7 @@ class Trainer {
     result_.bytes_moved = total.moved_bytes / measured;
     result_.tokens_per_s = options_.model.tokens() * measured / total.wall_s;
     result_.peak_device_bytes = accelerator_.peak_bytes();
-    for (const at::Tensor& gradient : gradients_) result_.persistent_bytes += gradient.nbytes();
+    result_.persistent_bytes = all_gradients_.nbytes();
     for (const auto& [name, tensor] : State()) result_.persistent_bytes += tensor.nbytes();
     result_.peak_activation_bytes =
         result_.peak_device_bytes - std::min(result_.peak_device_bytes, result_.persistent_bytes);
@@ -174,9 +169,6 @@ class Trainer {
       result_.offloaded_tensors = (stats.offloaded - stats_after_warmup.offloaded) / measured;
       result_.pinned_host_bytes = allocator.locked_bytes.peak;
     }
-    fprintf(stderr, "%s\n%s\n%s\n", session_->GetStats().ToString().c_str(),
-            session_->GetEngineStats(0).ToString().c_str(),
-            session_->GetAllocatorStats().ToString().c_str());
     PINION_RETURN_IF_ERROR(WriteFiles());
     if (options_.for_comparison && session_ == nullptr && accelerator_.machine() != nullptr) {
       result_.trace = RecordTrace();
@@ -184,15 +176,13 @@ class Trainer {
     return std::move(result_);
   }
 
-  int64_t steps_done() const { return steps_done_; }
-
  private:
   float Step() {
     const int64_t step = steps_done_ + 1;
     // Of dropout: a function of the step, so that a resumed run draws what the other would have.
     torch::manual_seed(options_.seed + 1'000'003 * step);
     const Batch batch = UploadBatch(step);
-    at::_foreach_zero_(gradients_);
+    all_gradients_.zero_();
     at::Tensor loss;
     {
       std::optional<OffloadScope> scope;
@@ -203,6 +193,22 @@ class Trainer {
     optimizer_->Step(gradients_, step);
     steps_done_ = step;
     return loss.item<float>();
+  }
+
+  // Kept from step to step, so that what is left of the peak is activations, and views of one
+  // tensor, so that one operator clears them.
+  void MakeGradients() {
+    const AllocationLabel label("gradients");
+    int64_t count = 0;
+    for (const at::Tensor& parameter : parameters_) count += parameter.numel();
+    all_gradients_ = at::zeros({count}, parameters_[0].options().requires_grad(false));
+    int64_t offset = 0;
+    for (at::Tensor& parameter : parameters_) {
+      parameter.mutable_grad() =
+          all_gradients_.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+      gradients_.push_back(parameter.grad());
+      offset += parameter.numel();
+    }
   }
 
   Batch UploadBatch(int64_t step) const {
@@ -329,11 +335,12 @@ class Trainer {
   const TextData& text_;
   Accelerator accelerator_;
   std::shared_ptr<OffloadSession> session_;  // null without offload
+  int64_t& steps_done_;                      // the caller's: it outlives what throws
 
   Gpt model_ = nullptr;
   std::vector<at::Tensor> parameters_, gradients_;
+  at::Tensor all_gradients_;
   std::optional<FusedAdamW> optimizer_;
-  int64_t steps_done_ = 0;
   RunResult result_;
 };
 
@@ -372,22 +379,24 @@ absl::Status CheckRun(const RunOptions& options, const TextData& text) {
 absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
                                 const ProgressSink& progress) {
   PINION_RETURN_IF_ERROR(CheckRun(options, text));
-  PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
-  std::shared_ptr<OffloadSession> session;
-  if (options.offload != OffloadMode::kNone) {
-    OffloadOptions offload;
-    offload.overlap = options.offload == OffloadMode::kPinion;
-    PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
-  }
-  if (options.for_comparison && accelerator.device().is_cuda()) {
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  }
-  Trainer trainer(options, text, std::move(accelerator), std::move(session));
+  int64_t steps_done = 0;
   try {
+    PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
+    std::shared_ptr<OffloadSession> session;
+    if (options.offload != OffloadMode::kNone) {
+      OffloadOptions offload;
+      offload.overlap = options.offload == OffloadMode::kPinion;
+      PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
+    }
+    if (options.for_comparison && accelerator.device().is_cuda()) {
+      at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+      at::globalContext().setDeterministicFillUninitializedMemory(false);
+    }
+    Trainer trainer(options, text, std::move(accelerator), std::move(session), steps_done);
     PINION_RETURN_IF_ERROR(trainer.Build());
     return trainer.Run(progress);
   } catch (const c10::OutOfMemoryError& error) {
-    return OutOfMemory(options, trainer.steps_done() + 1, error.what_without_backtrace());
+    return OutOfMemory(options, steps_done + 1, error.what_without_backtrace());
   } catch (const c10::Error& error) {
     return absl::InternalError(error.what_without_backtrace());
   } catch (const std::exception& error) {
