@@ -111,6 +111,53 @@ TEST(OffloadDeviceMemory, APrefetchThatDoesNotFitIsDropped) {
   EXPECT_EQ(world.session()->GetStats().fetched_on_demand, 4u);
 }
 
+// An allocation that fails makes LibTorch's allocator for CUDA give its cache back and wait for the
+// device: at every unpack, that would cost more than prefetching can gain.
+TEST(OffloadDeviceMemory, PrefetchesThatDoNotFitAreTriedLessAndLessOften) {
+  constexpr int kTensors = 16;
+  for (const bool room_later : {false, true}) {
+    SCOPED_TRACE(room_later ? "there is room later" : "there is never room");
+    EmuWorld world(MachineOptions(), EvictAllPrefetchAll());
+    const at::Tensor carrier = NewCarrier(world);
+    at::Tensor y = carrier;
+    {
+      const OffloadScope scope(world.session());
+      for (int i = 0; i < kTensors; ++i) {
+        y = Probe(y, {LargeActivation(carrier, i)},
+                  [&, i](const at::Tensor& grad, const UnpackSaved& unpack) {
+                    unpack();
+                    if (room_later && i == kTensors / 2) LeaveRoom(world, 8 * kTensorBytes);
+                    return grad;
+                  });
+      }
+    }
+    LeaveRoom(world, kTensorBytes + kTensorBytes / 2);
+    y.backward();
+    const OffloadStats stats = world.QuietStats();
+    EXPECT_GT(stats.prefetches_refused, 0u);
+    EXPECT_LE(stats.prefetches_refused, 4u);  // each pause is twice as long: 1, 2, 4, 8 unpacks
+    EXPECT_EQ(stats.prefetch_hits > 0, room_later) << stats.ToString();
+  }
+}
+
+TEST(OffloadDeviceMemory, AHugeTensorWidensTheAutomaticWindowUntilTheNextScopeEnds) {
+  EmuWorld world(MachineOptions(), SmallWindows(OffloadOptions::kAutoWindow));
+  const at::Tensor carrier = NewCarrier(world);
+  const auto evicted_bytes = [&](at::IntArrayRef sizes) {
+    const uint64_t before = world.session()->GetStats().evicted_bytes;
+    std::vector<at::Tensor> seen;
+    at::Tensor y = carrier;
+    {
+      const OffloadScope scope(world.session());
+      for (int i = 0; i < 8; ++i) y = Observe(y, {Activation(carrier, sizes, i)}, &seen);
+    }
+    return world.session()->GetStats().evicted_bytes - before;
+  };
+  evicted_bytes({256, 256});
+  EXPECT_EQ(evicted_bytes({32, 32}), 0u);
+  EXPECT_EQ(evicted_bytes({32, 32}), 6u * 4 * kKiB);
+}
+
 TEST(OffloadDeviceMemory, ATensorThatIsNeededTakesThePlaceOfUnreadPrefetches) {
   EmuWorld world(MachineOptions(), EvictAllPrefetchAll());
   const at::Tensor carrier = NewCarrier(world);
@@ -227,18 +274,30 @@ TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
   options.overlap = std::get<1>(GetParam());
   Gradients plain;
   uint64_t calls_before = 0;
+  uint64_t calls_in_forward = 0;
   uint64_t calls_after = 0;
   {
     EmuWorld world(SlowCopies(), options);
     const TestNet net(world.device(), at::kFloat, TinyNet());
     calls_before = world.machine().calls(call);
-    plain = TrainStep(net, world.session());
+    SeedGenerators();
+    at::Tensor loss;
+    {
+      const OffloadScope scope(world.session());
+      loss = net.Loss();
+    }
+    calls_in_forward = world.machine().calls(call);
+    loss.backward();
+    plain = TakeGradients(net, loss);
     calls_after = world.machine().calls(call);
     ExpectSameGradients(TrainStep(net, nullptr), plain);
   }
   ASSERT_LT(calls_before, calls_after) << "a step makes no such call";
   for (uint64_t at = calls_before + 1; at <= calls_after; ++at) {
     SCOPED_TRACE(std::string(DeviceCallName(call)) + " call " + std::to_string(at));
+    // Without host memory or its copy, a tensor stays on the device; a query is repeated.
+    const bool must_succeed = call == DeviceCall::kPin || call == DeviceCall::kQueryEvent ||
+                              (call == DeviceCall::kCopy && at <= calls_in_forward);
     EmulatedOptions machine = SlowCopies();
     machine.faults.calls.push_back({call, at, /*sticky=*/false});
     EmuWorld world(machine, options);
@@ -247,6 +306,7 @@ TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
       const Gradients gradients = TrainStep(net, world.session());
       EXPECT_TRUE(SameGradients(plain, gradients)) << "a wrong gradient without an error";
     } catch (const c10::Error& error) {
+      EXPECT_FALSE(must_succeed) << error.what_without_backtrace();
       EXPECT_THAT(error.what(), HasSubstr("failed (injected, transient)"));
     }
     for (const at::Tensor& parameter : net.parameters()) parameter.mutable_grad().reset();

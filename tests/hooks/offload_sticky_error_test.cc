@@ -120,6 +120,21 @@ TEST_F(OffloadStickyError, EveryCallOfAStepMayFailForGood) {
   EXPECT_GT(errors, 0);
 }
 
+// An answer that does not come is no capture: whoever reads the statistics should look for an
+// error.
+TEST_F(OffloadStickyError, ATensorWhoseStreamCannotBeAskedCountsAsAFailedCopy) {
+  const auto failing = std::make_shared<ForwardingDevice>(device());
+  failing->FailCalls([](const std::string& call, uint64_t) {
+    return call == "IsCapturing" ? absl::UnavailableError("injected") : absl::OkStatus();
+  });
+  const auto session = SessionOn(failing);
+  std::vector<at::Tensor> seen;
+  Forward(session, NewCarrier(), &seen).backward();
+  EXPECT_TRUE(SameBytes(seen[0], ActivationValues({64, 64}, 1)));
+  EXPECT_EQ(session->GetStats().kept_copy_failed, 2u);
+  EXPECT_EQ(session->GetStats().kept_capturing, 0u);
+}
+
 TEST_F(OffloadStickyError, BackwardNamesTheFirstCallThatFailedAndHostDataIsKept) {
   const auto breaking = std::make_shared<BreakingDevice>(device(), CopyDirection::kHostToDevice);
   const auto session = SessionOn(breaking);
