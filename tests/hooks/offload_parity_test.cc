@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <tuple>
 
@@ -60,11 +61,10 @@ TEST_P(OffloadParity, GradientsAreBitwiseTheSameWhenCopiesBlock) {
   EXPECT_EQ(world.session()->GetStats().prefetch_hits, 0u);
 }
 
-std::string ModeName(const ::testing::TestParamInfo<Modes>& info) {
+std::string ModeName(EffectSchedule schedule, ReuseMode reuse) {
   static constexpr const char* kSchedules[] = {"Early", "Late", "Random"};
-  const auto [schedule, reuse, dtype] = info.param;
   return std::string(kSchedules[static_cast<int>(schedule)]) +
-         (reuse == ReuseMode::kImmediate ? "Immediate" : "Quarantine") + c10::toString(dtype);
+         (reuse == ReuseMode::kImmediate ? "Immediate" : "Quarantine");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -73,20 +73,26 @@ INSTANTIATE_TEST_SUITE_P(
                                          EffectSchedule::kRandom),
                        ::testing::Values(ReuseMode::kImmediate, ReuseMode::kQuarantine),
                        ::testing::Values(at::kFloat, at::kBFloat16)),
-    ModeName);
+    [](const auto& info) {
+      return ModeName(std::get<0>(info.param), std::get<1>(info.param)) +
+             c10::toString(std::get<2>(info.param));
+    });
+
+class OffloadParitySeeds : public ::testing::TestWithParam<std::tuple<EffectSchedule, ReuseMode>> {
+};
 
 // A race that the detector sees aborts the process after printing the seed and both accesses.
-TEST(OffloadParityRandom, NoSeedFindsARaceOrAnotherGradient) {
-  constexpr uint64_t kSeeds = 200;
+TEST_P(OffloadParitySeeds, NoneFindsARaceOrAnotherGradient) {
+  const auto [schedule, reuse] = GetParam();
   constexpr uint64_t kWindows[] = {1, 5 << 10, 24 << 10, OffloadOptions::kAutoWindow};
+  // Where the seed decides nothing, once with each window.
+  const uint64_t seeds = schedule == EffectSchedule::kRandom ? 200 : std::size(kWindows);
   NetShape shape;
   shape.layers = 1;
   const Gradients plain = PlainGradients(at::kFloat, shape);
-  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    const EmulatedOptions machine =
-        MachineOptions(EffectSchedule::kRandom,
-                       seed % 2 == 0 ? ReuseMode::kImmediate : ReuseMode::kQuarantine, seed);
-    const uint64_t window_bytes = kWindows[seed / 2 % 4];
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    const EmulatedOptions machine = MachineOptions(schedule, reuse, seed);
+    const uint64_t window_bytes = kWindows[seed % std::size(kWindows)];
     SCOPED_TRACE(Describe(machine) + ", windows of " + std::to_string(window_bytes) + " bytes");
     EmuWorld world(machine, SmallWindows(window_bytes));
     const TestNet net(world.device(), at::kFloat, shape);
@@ -94,6 +100,13 @@ TEST(OffloadParityRandom, NoSeedFindsARaceOrAnotherGradient) {
     if (HasFailure()) return;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    AllModes, OffloadParitySeeds,
+    ::testing::Combine(::testing::Values(EffectSchedule::kEarly, EffectSchedule::kLate,
+                                         EffectSchedule::kRandom),
+                       ::testing::Values(ReuseMode::kImmediate, ReuseMode::kQuarantine)),
+    [](const auto& info) { return ModeName(std::get<0>(info.param), std::get<1>(info.param)); });
 
 TEST(OffloadMemory, PeakDeviceMemoryFalls) {
   NetShape shape;
