@@ -417,6 +417,25 @@ TEST_F(EmuDeviceTest, CopiesConvertTypesAndLayouts) {
   EXPECT_THAT(machine_->races(), IsEmpty());
 }
 
+// Lazy views are resolved by a copy, which must not ask for resolved tensors in its turn.
+TEST_F(EmuDeviceTest, LazyConjugatesAndNegativesAreResolvedByCopies) {
+  const at::Tensor host = at::complex(at::randn({6, 5}), at::randn({6, 5}));
+  const at::Tensor conjugate = at::_conj(host.to(Emu()));
+  const at::Tensor expected = at::_conj(host).resolve_conj();
+  ASSERT_TRUE(conjugate.is_conj());
+  EXPECT_TRUE(at::equal(conjugate.cpu(), expected));
+  EXPECT_TRUE(at::equal(conjugate.resolve_conj().cpu(), expected));
+  EXPECT_TRUE(at::equal(conjugate.to(Emu(1)).cpu(), expected));
+
+  const at::Tensor real = at::randn({6, 5});
+  const at::Tensor negative = at::_neg_view(real.to(Emu()));
+  ASSERT_TRUE(negative.is_neg());
+  EXPECT_TRUE(at::equal(negative.cpu(), -real));
+  EXPECT_TRUE(at::equal(negative.resolve_neg().cpu(), -real));
+  negative.copy_(real);
+  EXPECT_TRUE(at::equal(negative.cpu(), real));
+}
+
 TEST_F(EmuDeviceTest, CopiesBetweenDevicesAreOrderedOnBoth) {
   const at::Tensor source = at::ones({1000}, OnEmu(0)) * 2;
   const at::Tensor copy = source.to(Emu(1), /*non_blocking=*/true);
