@@ -82,7 +82,6 @@ class HostKernel {
 
   // As counted so far: aliases that are read or written, and results.
   double memory_bytes() const;
-  ComputeType compute_type() const { return compute_type_; }
 
   // `memory_bytes` < 0: as counted.
   void Launch(double flops = 0, double memory_bytes = -1);
