@@ -78,12 +78,26 @@ enum class DeviceErrorClass { kNone, kOutOfMemory, kTransient, kCallerBug, kStic
 // kTransient at worst, never kSticky, unless its code is Internal.
 DeviceErrorClass ClassifyDeviceError(const absl::Status& status);
 
+enum class LinkKind { kUnknown, kPcie, kNvlinkC2c };
+
+// What is known of a device without measuring it; for reports and benchmarks.
+struct DeviceInfo {
+  std::string model;  // "NVIDIA H200"
+  LinkKind link = LinkKind::kUnknown;
+  std::string link_name;      // "PCIe 5 x16", "NVLink-C2C"; empty: unknown
+  double rated_gb_per_s = 0;  // of the link, raw, per direction, 1e9 bytes per second; 0: unknown
+  int numa_node = -1;         // of the host, next to the device; -1: unknown
+  bool modelled = false;      // times are virtual
+};
+
 class Device {
  public:
   virtual ~Device() = default;
 
   virtual std::string name() const = 0;  // "cuda:0", "emu:1"
   virtual int index() const = 0;
+  // What cannot be found out is left unknown.
+  virtual DeviceInfo info() const = 0;
 
   // --- Memory ---
   // Device memory that is ready for use on `stream` and, after Free, is reused in the order of
@@ -102,8 +116,10 @@ class Device {
   // True while `stream` captures a CUDA graph: polling events and pinning must wait.
   virtual absl::StatusOr<bool> IsCapturing(StreamHandle stream) = 0;
 
-  // --- Events (without timing) ---
+  // --- Events ---
   virtual absl::StatusOr<EventHandle> CreateEvent() = 0;
+  // An event that also notes when it is done, for ElapsedMs. Costs more than one without.
+  virtual absl::StatusOr<EventHandle> CreateTimedEvent() = 0;
   virtual absl::Status DestroyEvent(EventHandle event) = 0;
   // Recording again moves the event; waits made before keep the old point.
   virtual absl::Status RecordEvent(EventHandle event, StreamHandle stream) = 0;
@@ -114,6 +130,9 @@ class Device {
   // Blocks until the event is done. DeadlineExceeded, with the reason where it is known (which
   // stream is stuck behind what), when that takes longer than `timeout`.
   virtual absl::Status WaitEvent(EventHandle event, absl::Duration timeout) = 0;
+  // Milliseconds of the device's clock between the last records of two timed events. Unavailable
+  // while one of them is not done; InvalidArgument for events without timing or never recorded.
+  virtual absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) = 0;
 
   // --- Copies ---
   // Enqueues all pieces on `stream`, in one driver call where the driver has one. The pieces must

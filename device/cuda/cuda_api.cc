@@ -29,6 +29,9 @@ const CudaApi& RealCudaApi() {
     .GetDeviceCount = &cudaGetDeviceCount,
     .GetDevice = &cudaGetDevice,
     .SetDevice = &cudaSetDevice,
+    .DeviceGetAttribute = &cudaDeviceGetAttribute,
+    .DeviceGetPCIBusId = &cudaDeviceGetPCIBusId,
+    .GetDeviceProperties = &cudaGetDeviceProperties,
     .ThreadExchangeStreamCaptureMode = &cudaThreadExchangeStreamCaptureMode,
     .GetLastError = &cudaGetLastError,
     .GetErrorName = &cudaGetErrorName,
@@ -47,6 +50,7 @@ const CudaApi& RealCudaApi() {
     .EventRecord = &cudaEventRecord,
     .StreamWaitEvent = &cudaStreamWaitEvent,
     .EventQuery = &cudaEventQuery,
+    .EventElapsedTime = &cudaEventElapsedTime,
     .MemcpyAsync = &cudaMemcpyAsync,
 #if CUDART_VERSION >= 12080
     .MemcpyBatchAsync = &BatchInStreamOrder,

@@ -18,6 +18,9 @@ struct CudaApi {
   decltype(&cudaGetDeviceCount) GetDeviceCount;
   decltype(&cudaGetDevice) GetDevice;
   decltype(&cudaSetDevice) SetDevice;
+  decltype(&cudaDeviceGetAttribute) DeviceGetAttribute;
+  decltype(&cudaDeviceGetPCIBusId) DeviceGetPCIBusId;
+  cudaError_t (*GetDeviceProperties)(cudaDeviceProp* properties, int device);
   decltype(&cudaThreadExchangeStreamCaptureMode) ThreadExchangeStreamCaptureMode;
 
   // Errors.
@@ -44,6 +47,7 @@ struct CudaApi {
   decltype(&cudaEventRecord) EventRecord;
   decltype(&cudaStreamWaitEvent) StreamWaitEvent;
   decltype(&cudaEventQuery) EventQuery;
+  decltype(&cudaEventElapsedTime) EventElapsedTime;
 
   // Copies.
   decltype(&cudaMemcpyAsync) MemcpyAsync;

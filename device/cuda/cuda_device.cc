@@ -10,6 +10,7 @@
 #include "pinion/device/cuda/cuda_pinned_source.h"
 #include "pinion/device/cuda/cuda_scope.h"
 #include "pinion/device/cuda/cuda_status.h"
+#include "pinion/device/cuda/pci_link.h"
 
 namespace pinion {
 namespace {
@@ -45,6 +46,43 @@ absl::Status CudaDevice::Call(const char* name, const Function& function) const 
   const cudaError_t error = function();
   if (error == cudaSuccess) return absl::OkStatus();
   return CudaStatus(api_, error, absl::StrCat(name, " on ", this->name()));
+}
+
+DeviceInfo CudaDevice::info() const {
+  DeviceInfo info;
+  cudaDeviceProp properties = {};
+  if (Call("cudaGetDeviceProperties", [&] {
+        return api_.GetDeviceProperties(&properties, index_);
+      }).ok()) {
+    info.model = properties.name;
+  }
+  int coherent = 0;
+  if (Call("cudaDeviceGetAttribute",
+           [&] {
+             return api_.DeviceGetAttribute(
+                 &coherent, cudaDevAttrPageableMemoryAccessUsesHostPageTables, index_);
+           })
+          .ok() &&
+      coherent != 0) {
+    info.link = LinkKind::kNvlinkC2c;
+    info.link_name = "NVLink-C2C";
+    // Per GPU and direction: 900 GB/s both ways for one Hopper; two Blackwells share as much.
+    info.rated_gb_per_s = properties.major == 9 ? 450 : 225;
+  }
+  char bus_id[32] = {};
+  if (!Call("cudaDeviceGetPCIBusId", [&] {
+         return api_.DeviceGetPCIBusId(bus_id, sizeof(bus_id), index_);
+       }).ok()) {
+    return info;
+  }
+  const PciLink pci = ReadPciLink(bus_id);
+  info.numa_node = pci.numa_node;
+  if (info.link == LinkKind::kUnknown && pci.generation > 0) {
+    info.link = LinkKind::kPcie;
+    info.link_name = absl::StrCat("PCIe ", pci.generation, " x", pci.lanes);
+    info.rated_gb_per_s = pci.gb_per_s;
+  }
+  return info;
 }
 
 // --- Memory ---
@@ -110,12 +148,31 @@ absl::StatusOr<bool> CudaDevice::IsCapturing(StreamHandle stream) {
 
 // --- Events ---
 
-absl::StatusOr<EventHandle> CudaDevice::CreateEvent() {
+absl::StatusOr<EventHandle> CudaDevice::CreateEvent() { return NewEvent(cudaEventDisableTiming); }
+
+absl::StatusOr<EventHandle> CudaDevice::CreateTimedEvent() { return NewEvent(cudaEventDefault); }
+
+absl::StatusOr<EventHandle> CudaDevice::NewEvent(unsigned int flags) {
   cudaEvent_t event = nullptr;
-  PINION_RETURN_IF_ERROR(Call("cudaEventCreateWithFlags", [&] {
-    return api_.EventCreateWithFlags(&event, cudaEventDisableTiming);
-  }));
+  PINION_RETURN_IF_ERROR(
+      Call("cudaEventCreateWithFlags", [&] { return api_.EventCreateWithFlags(&event, flags); }));
   return EventHandle(event);
+}
+
+absl::StatusOr<double> CudaDevice::ElapsedMs(EventHandle start, EventHandle end) {
+  PINION_RETURN_IF_ERROR(Check(start));
+  PINION_RETURN_IF_ERROR(Check(end));
+  float elapsed_ms = 0;
+  bool done = true;
+  PINION_RETURN_IF_ERROR(Call("cudaEventElapsedTime", [&] {
+    const cudaError_t error = api_.EventElapsedTime(&elapsed_ms, Native(start), Native(end));
+    if (error != cudaErrorNotReady) return error;
+    api_.GetLastError();  // as in QueryEvent
+    done = false;
+    return cudaSuccess;
+  }));
+  if (!done) return absl::UnavailableError("ElapsedMs: one of the events is not done");
+  return elapsed_ms;
 }
 
 absl::Status CudaDevice::DestroyEvent(EventHandle event) {

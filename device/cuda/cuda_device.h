@@ -1,7 +1,7 @@
 // A CUDA device behind device.h.
 //
 // Every call makes its device current and restores the one that the calling thread had. Streams are
-// non-blocking ones, events carry no times. Device memory comes from the device's default pool
+// non-blocking ones. Device memory comes from the device's default pool
 // (cudaMallocAsync): LibTorch programs use it only where Pinion itself needs memory.
 //
 // Several pieces go in one cudaMemcpyBatchAsync where the runtime and the driver have it, else in a
@@ -35,6 +35,7 @@ class CudaDevice final : public Device {
 
   std::string name() const override;
   int index() const override { return index_; }
+  DeviceInfo info() const override;
 
   absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override;
   absl::Status Free(void* data, StreamHandle stream) override;
@@ -46,11 +47,14 @@ class CudaDevice final : public Device {
   absl::StatusOr<bool> IsCapturing(StreamHandle stream) override;
 
   absl::StatusOr<EventHandle> CreateEvent() override;
+  absl::StatusOr<EventHandle> CreateTimedEvent() override;
   absl::Status DestroyEvent(EventHandle event) override;
   absl::Status RecordEvent(EventHandle event, StreamHandle stream) override;
   absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override;
   absl::StatusOr<bool> QueryEvent(EventHandle event) override;
   absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override;
+
+  absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) override;
 
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream) override;
@@ -59,6 +63,7 @@ class CudaDevice final : public Device {
   // Makes this device current, calls, and puts both the result and the thread right again.
   template <typename Function>
   absl::Status Call(const char* name, const Function& function) const;
+  absl::StatusOr<EventHandle> NewEvent(unsigned int flags);
   absl::Status CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                           cudaStream_t stream);
   absl::Status CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStream_t stream);

@@ -9,6 +9,9 @@ namespace {
 struct PresetConstants {
   const char* name;
   const char* description;
+  LinkKind link;
+  const char* link_name;
+  double rated;
   double float32_tflop_per_s, bfloat16_tflop_per_s, float64_tflop_per_s;
   double memory_gb_per_s;
   double pin_ms_per_gib;
@@ -22,6 +25,9 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
     {
         .name = "a100_pcie4",
         .description = "A100 80 GB on PCIe 4 x16",
+        .link = LinkKind::kPcie,
+        .link_name = "PCIe 4 x16",
+        .rated = 31.5,
         .float32_tflop_per_s = 9.75,    // 19.5
         .bfloat16_tflop_per_s = 156.0,  // 312
         .float64_tflop_per_s = 9.75,    // 19.5 with tensor cores
@@ -37,6 +43,9 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
     {
         .name = "h100_pcie5",
         .description = "H100 80 GB HBM3 on PCIe 5 x16",
+        .link = LinkKind::kPcie,
+        .link_name = "PCIe 5 x16",
+        .rated = 63.0,
         .float32_tflop_per_s = 33.5,    // 67
         .bfloat16_tflop_per_s = 494.5,  // 989
         .float64_tflop_per_s = 33.5,    // 67 with tensor cores
@@ -52,6 +61,9 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
     {
         .name = "b200_pcie5",
         .description = "B200 on PCIe 5 x16",
+        .link = LinkKind::kPcie,
+        .link_name = "PCIe 5 x16",
+        .rated = 63.0,
         .float32_tflop_per_s = 37.5,     // 75
         .bfloat16_tflop_per_s = 1125.0,  // 2250
         .float64_tflop_per_s = 18.5,     // 37
@@ -67,6 +79,9 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
     {
         .name = "gh200_c2c",
         .description = "GH200 96 GB on NVLink-C2C, one superchip",
+        .link = LinkKind::kNvlinkC2c,
+        .link_name = "NVLink-C2C",
+        .rated = 450,
         .float32_tflop_per_s = 33.5,    // 67
         .bfloat16_tflop_per_s = 494.5,  // 989
         .float64_tflop_per_s = 33.5,    // 67
@@ -82,6 +97,9 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
     {
         .name = "gb200_c2c",
         .description = "GB200 on NVLink-C2C, two GPUs per Grace",
+        .link = LinkKind::kNvlinkC2c,
+        .link_name = "NVLink-C2C",
+        .rated = 225,
         .float32_tflop_per_s = 40.0,     // 80
         .bfloat16_tflop_per_s = 1250.0,  // 2500
         .float64_tflop_per_s = 20.0,     // 40
@@ -114,6 +132,9 @@ void Fill(const PresetConstants& constants, DevicePreset& preset) {
   preset.host_event_us = kHostEventUs;
   preset.pin_ms_per_gib = constants.pin_ms_per_gib;
   preset.link = {
+      .kind = constants.link,
+      .name = constants.link_name,
+      .rated_gb_per_s = constants.rated,
       .h2d_gb_per_s = constants.h2d,
       .d2h_gb_per_s = constants.d2h,
       .h2d_duplex_gb_per_s = constants.h2d_duplex,
@@ -155,6 +176,7 @@ absl::Status DevicePreset::Validate() const {
       {"host_call_us", host_call_us, true},
       {"host_event_us", host_event_us, true},
       {"pin_ms_per_gib", pin_ms_per_gib, true},
+      {"link.rated_gb_per_s", link.rated_gb_per_s, true},
       {"link.h2d_gb_per_s", link.h2d_gb_per_s, false},
       {"link.d2h_gb_per_s", link.d2h_gb_per_s, false},
       {"link.h2d_duplex_gb_per_s", link.h2d_duplex_gb_per_s, false},

@@ -16,13 +16,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "pinion/device/device.h"
 
 namespace pinion {
 
 enum class ComputeType { kFloat32, kBFloat16, kFloat64 };
 
 struct LinkModel {
-  double h2d_gb_per_s = 0;  // 1e9 bytes per second, one direction alone
+  LinkKind kind = LinkKind::kUnknown;
+  std::string name;
+  double rated_gb_per_s = 0;  // raw, per direction
+  double h2d_gb_per_s = 0;    // 1e9 bytes per second, one direction alone
   double d2h_gb_per_s = 0;
   double h2d_duplex_gb_per_s = 0;  // with the other direction busy
   double d2h_duplex_gb_per_s = 0;

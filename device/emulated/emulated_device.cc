@@ -32,6 +32,8 @@ class EmulatedPinnedSource : public HostMemorySource {
 
 std::string EmulatedDevice::name() const { return core_->DeviceName(index_); }
 
+DeviceInfo EmulatedDevice::info() const { return core_->Info(index_); }
+
 absl::StatusOr<void*> EmulatedDevice::Allocate(uint64_t size_bytes, StreamHandle stream) {
   return core_->Allocate(index_, size_bytes, stream);
 }
@@ -60,7 +62,13 @@ absl::StatusOr<bool> EmulatedDevice::IsCapturing(StreamHandle stream) {
   return core_->IsCapturing(index_, stream);
 }
 
-absl::StatusOr<EventHandle> EmulatedDevice::CreateEvent() { return core_->CreateEvent(index_); }
+absl::StatusOr<EventHandle> EmulatedDevice::CreateEvent() {
+  return core_->CreateEvent(index_, /*timed=*/false);
+}
+
+absl::StatusOr<EventHandle> EmulatedDevice::CreateTimedEvent() {
+  return core_->CreateEvent(index_, /*timed=*/true);
+}
 
 absl::Status EmulatedDevice::DestroyEvent(EventHandle event) {
   return core_->DestroyEvent(index_, event);
@@ -80,6 +88,10 @@ absl::StatusOr<bool> EmulatedDevice::QueryEvent(EventHandle event) {
 
 absl::Status EmulatedDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
   return core_->WaitEvent(index_, event, timeout);
+}
+
+absl::StatusOr<double> EmulatedDevice::ElapsedMs(EventHandle start, EventHandle end) {
+  return core_->ElapsedMs(index_, start, end);
 }
 
 absl::Status EmulatedDevice::CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,

@@ -27,6 +27,7 @@ class EmulatedDevice : public Device {
 
   std::string name() const override;
   int index() const override { return index_; }
+  DeviceInfo info() const override;
   absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override;
   absl::Status Free(void* data, StreamHandle stream) override;
   std::shared_ptr<HostMemorySource> pinned_source() override;
@@ -35,11 +36,13 @@ class EmulatedDevice : public Device {
   absl::Status SynchronizeStream(StreamHandle stream) override;
   absl::StatusOr<bool> IsCapturing(StreamHandle stream) override;
   absl::StatusOr<EventHandle> CreateEvent() override;
+  absl::StatusOr<EventHandle> CreateTimedEvent() override;
   absl::Status DestroyEvent(EventHandle event) override;
   absl::Status RecordEvent(EventHandle event, StreamHandle stream) override;
   absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override;
   absl::StatusOr<bool> QueryEvent(EventHandle event) override;
   absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override;
+  absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) override;
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream) override;
 

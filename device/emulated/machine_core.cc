@@ -187,11 +187,12 @@ absl::Status MachineCore::SetCapturing(StreamHandle stream, bool capturing) {
 
 // --- Events ---
 
-absl::StatusOr<EventHandle> MachineCore::CreateEvent(int device) {
+absl::StatusOr<EventHandle> MachineCore::CreateEvent(int device, bool timed) {
   MutexLock lock(mu_);
   PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kCreateEvent, options_.preset.host_event_us));
   void* const native = reinterpret_cast<void*>(next_handle_ += 16);
   events_[native].device = device;
+  events_[native].timed = timed;
   return EventHandle(native);
 }
 
@@ -214,6 +215,10 @@ absl::Status MachineCore::RecordEvent(int device, EventHandle event, StreamHandl
   }
   state->recorded = true;
   state->captured = streams_[slot].capturing;
+  if (state->timed) {
+    state->time_ms = std::make_shared<double>(-1);
+    effects_.AddWait(time_.AddStamp(slot, state->time_ms), {slot, 0});
+  }
   state->point = time_.Tail(slot);
   state->clock = detector_.Clock(ContextOf(slot));
   return absl::OkStatus();
@@ -265,7 +270,34 @@ absl::Status MachineCore::WaitEvent(int device, EventHandle event, absl::Duratio
   return absl::OkStatus();
 }
 
+absl::StatusOr<double> MachineCore::ElapsedMs(int device, EventHandle start, EventHandle end) {
+  MutexLock lock(mu_);
+  PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kQueryEvent, options_.preset.host_event_us));
+  PINION_ASSIGN_OR_RETURN(EventState* const first, FindEvent(start));
+  PINION_ASSIGN_OR_RETURN(EventState* const second, FindEvent(end));
+  for (const EventState* event : {first, second}) {
+    if (!event->timed || !event->recorded) {
+      return absl::InvalidArgumentError(
+          "ElapsedMs: an event without timing, or one that was never recorded");
+    }
+    if (*event->time_ms < 0) {
+      return absl::UnavailableError("ElapsedMs: the event on " +
+                                    streams_[event->point.stream].name + " is not done");
+    }
+  }
+  return *second->time_ms - *first->time_ms;
+}
+
 // --- What tests and reports read ---
+
+DeviceInfo MachineCore::Info(int device) const {
+  const LinkModel& link = options_.preset.link;
+  return {.model = options_.preset.description,
+          .link = link.kind,
+          .link_name = link.name,
+          .rated_gb_per_s = link.rated_gb_per_s,
+          .modelled = true};
+}
 
 double MachineCore::now_ms() const {
   MutexLock lock(mu_);

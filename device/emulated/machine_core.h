@@ -82,12 +82,14 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   absl::Status DestroyStream(int device, StreamHandle stream);
   absl::Status SynchronizeStream(int device, StreamHandle stream);
   absl::StatusOr<bool> IsCapturing(int device, StreamHandle stream);
-  absl::StatusOr<EventHandle> CreateEvent(int device);
+  DeviceInfo Info(int device) const;
+  absl::StatusOr<EventHandle> CreateEvent(int device, bool timed);
   absl::Status DestroyEvent(int device, EventHandle event);
   absl::Status RecordEvent(int device, EventHandle event, StreamHandle stream);
   absl::Status StreamWaitEvent(int device, StreamHandle stream, EventHandle event);
   absl::StatusOr<bool> QueryEvent(int device, EventHandle event);
   absl::Status WaitEvent(int device, EventHandle event, absl::Duration timeout);
+  absl::StatusOr<double> ElapsedMs(int device, EventHandle start, EventHandle end);
   absl::Status CopyAsync(int device, CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream);
 
@@ -103,6 +105,8 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
     bool captured = false;  // by its last record
     StreamPoint point;
     VectorClock clock;
+    bool timed = false;
+    std::shared_ptr<double> time_ms;  // of the last record; negative until it is done
   };
   struct Allocation {
     uint64_t size_bytes = 0;

@@ -33,6 +33,14 @@ StreamPoint TimeModel::AddWait(int stream, StreamPoint waited_for) {
   return Add(stream, std::move(entry));
 }
 
+StreamPoint TimeModel::AddStamp(int stream, std::shared_ptr<double> time_ms) {
+  Entry entry;
+  entry.kind = Kind::kWait;
+  entry.waited_for = {stream, 0};
+  entry.stamp = std::move(time_ms);
+  return Add(stream, std::move(entry));
+}
+
 StreamPoint TimeModel::AddKernel(int stream, std::string name, uint64_t number,
                                  double duration_ms) {
   Entry entry;
@@ -110,6 +118,7 @@ void TimeModel::Finish(int stream) {
   Entry entry = std::move(state.queue.front());
   state.queue.pop_front();
   ++state.done;
+  if (entry.stamp != nullptr) *entry.stamp = now_;
   if (entry.kind == Kind::kKernel) {
     DeviceState& device = devices_[state.device];
     --state.kernels_queued;

@@ -22,6 +22,7 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,8 @@ class TimeModel {
   // Each returns the point that the new entry is.
   // `name` and `number` say which one it is in messages.
   StreamPoint AddWait(int stream, StreamPoint waited_for);
+  // `time_ms` is set to the time at which the stream gets there.
+  StreamPoint AddStamp(int stream, std::shared_ptr<double> time_ms);
   StreamPoint AddKernel(int stream, std::string name, uint64_t number, double duration_ms);
   StreamPoint AddCopy(int stream, std::string name, uint64_t number, const CopyCost& cost);
 
@@ -96,7 +99,8 @@ class TimeModel {
     std::string name;
     uint64_t number = 0;
     StreamPoint waited_for;
-    double duration_ms = 0;  // kernels
+    std::shared_ptr<double> stamp;  // of a wait for nothing
+    double duration_ms = 0;         // kernels
     CopyCost copy;
     double start = 0;
     double end = 0;              // of a running kernel, of a copy's phase

@@ -85,6 +85,10 @@ class DeviceConformanceTest : public ::testing::TestWithParam<DeviceConformanceC
     events_.push_back(device().CreateEvent().value());
     return events_.back();
   }
+  EventHandle TimedEvent() {
+    events_.push_back(device().CreateTimedEvent().value());
+    return events_.back();
+  }
   // `later` continues after the present work of `earlier`.
   void Order(StreamHandle earlier, StreamHandle later) {
     const EventHandle event = Event();
@@ -262,6 +266,37 @@ TEST_P(DeviceConformanceTest, EventMayBeDestroyedWhileAWaitForItIsQueued) {
   ToHost(host, there, kMiB, other_);
   Synchronize(other_);
   ExpectBytes(host, 8, kMiB);
+}
+
+TEST_P(DeviceConformanceTest, TimedEventsTellHowLongTheWorkBetweenThemTook) {
+  constexpr uint64_t kSize = 4 << 20;
+  uint8_t* const data = OnDevice(kSize);
+  uint8_t* const host = Pinned(kSize);
+  const EventHandle before = TimedEvent();
+  const EventHandle between = TimedEvent();
+  const EventHandle after = TimedEvent();
+  ASSERT_TRUE(device().RecordEvent(before, stream_).ok());
+  ToDevice(data, host, kSize, stream_);
+  ASSERT_TRUE(device().RecordEvent(between, stream_).ok());
+  ToDevice(data, host, kSize, stream_);
+  ASSERT_TRUE(device().RecordEvent(after, stream_).ok());
+  Synchronize(stream_);
+  const double first = device().ElapsedMs(before, between).value();
+  const double both = device().ElapsedMs(before, after).value();
+  EXPECT_GT(first, 0);
+  EXPECT_GT(both, first);
+}
+
+TEST_P(DeviceConformanceTest, OnlyTimedEventsThatWereRecordedHaveATime) {
+  const EventHandle timed = TimedEvent();
+  const EventHandle plain = Event();
+  ASSERT_TRUE(device().RecordEvent(timed, stream_).ok());
+  ASSERT_TRUE(device().RecordEvent(plain, stream_).ok());
+  Synchronize(stream_);
+  EXPECT_EQ(device().ElapsedMs(timed, plain).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(device().ElapsedMs(timed, TimedEvent()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(device().QueryEvent(timed).value()) << "the device goes on";
 }
 
 TEST_P(DeviceConformanceTest, FreedMemoryIsReusedInTheOrderOfItsStream) {

@@ -40,6 +40,7 @@ class ForwardingDevice : public Device {
 
   std::string name() const override { return device_->name(); }
   int index() const override { return device_->index(); }
+  DeviceInfo info() const override { return device_->info(); }
   std::shared_ptr<HostMemorySource> pinned_source() override { return device_->pinned_source(); }
 
   absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override {
@@ -70,6 +71,10 @@ class ForwardingDevice : public Device {
     PINION_RETURN_IF_ERROR(Count("CreateEvent"));
     return device_->CreateEvent();
   }
+  absl::StatusOr<EventHandle> CreateTimedEvent() override {
+    PINION_RETURN_IF_ERROR(Count("CreateTimedEvent"));
+    return device_->CreateTimedEvent();
+  }
   absl::Status DestroyEvent(EventHandle event) override {
     PINION_RETURN_IF_ERROR(Count("DestroyEvent"));
     return device_->DestroyEvent(event);
@@ -89,6 +94,10 @@ class ForwardingDevice : public Device {
   absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override {
     PINION_RETURN_IF_ERROR(Count("WaitEvent"));
     return device_->WaitEvent(event, timeout);
+  }
+  absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) override {
+    PINION_RETURN_IF_ERROR(Count("ElapsedMs"));
+    return device_->ElapsedMs(start, end);
   }
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream) override {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,35 @@ cudaError_t SetDevice(int device) {
     return FakeCuda::Latch(cudaErrorInvalidDevice);
   }
   thread_state.device = device;
+  return cudaSuccess;
+}
+
+// The fake's devices hang on no bus.
+cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "DeviceGetAttribute");
+  if (device >= fake.machine().device_count()) return FakeCuda::Latch(cudaErrorInvalidDevice);
+  const DeviceInfo info = fake.machine().device(device)->info();
+  *value = 0;
+  if (attribute == cudaDevAttrPageableMemoryAccessUsesHostPageTables) {
+    *value = info.link == LinkKind::kNvlinkC2c;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t DeviceGetPCIBusId(char*, int, int) {
+  FAKE_CUDA_ENTER(FakeCuda::Get(), "DeviceGetPCIBusId");
+  return FakeCuda::Latch(cudaErrorInvalidDevice);
+}
+
+cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "GetDeviceProperties");
+  if (device >= fake.machine().device_count()) return FakeCuda::Latch(cudaErrorInvalidDevice);
+  *properties = {};
+  std::snprintf(properties->name, sizeof(properties->name), "%s",
+                fake.machine().device(device)->info().model.c_str());
+  properties->major = 9;
   return cudaSuccess;
 }
 
@@ -133,8 +163,9 @@ cudaError_t StreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* stat
 cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "EventCreateWithFlags");
-  PINION_CHECK(flags == cudaEventDisableTiming) << "a slow event: " << flags;
-  const absl::StatusOr<EventHandle> created = fake.current().CreateEvent();
+  PINION_CHECK(flags == cudaEventDisableTiming || flags == cudaEventDefault) << flags;
+  const absl::StatusOr<EventHandle> created =
+      flags == cudaEventDefault ? fake.current().CreateTimedEvent() : fake.current().CreateEvent();
   if (created.ok()) *event = static_cast<cudaEvent_t>(created->native());
   return FakeCuda::Latch(created.status());
 }
@@ -164,6 +195,16 @@ cudaError_t EventQuery(cudaEvent_t event) {
   const absl::StatusOr<bool> done = fake.current().QueryEvent(EventHandle(event));
   if (done.ok() && !*done) return FakeCuda::Latch(cudaErrorNotReady);
   return FakeCuda::Latch(done.status());
+}
+
+cudaError_t EventElapsedTime(float* elapsed_ms, cudaEvent_t start, cudaEvent_t end) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "EventElapsedTime");
+  const absl::StatusOr<double> elapsed =
+      fake.current().ElapsedMs(EventHandle(start), EventHandle(end));
+  if (absl::IsUnavailable(elapsed.status())) return FakeCuda::Latch(cudaErrorNotReady);
+  if (elapsed.ok()) *elapsed_ms = static_cast<float>(*elapsed);
+  return FakeCuda::Latch(elapsed.status());
 }
 
 cudaError_t MemcpyAsync(void* dst, const void* src, size_t size_bytes, cudaMemcpyKind kind,
@@ -208,6 +249,9 @@ const CudaApi& FakeCuda::Api() {
       .GetDeviceCount = &testing::GetDeviceCount,
       .GetDevice = &testing::GetDevice,
       .SetDevice = &testing::SetDevice,
+      .DeviceGetAttribute = &testing::DeviceGetAttribute,
+      .DeviceGetPCIBusId = &testing::DeviceGetPCIBusId,
+      .GetDeviceProperties = &testing::GetDeviceProperties,
       .ThreadExchangeStreamCaptureMode = &testing::ThreadExchangeStreamCaptureMode,
       .GetLastError = &testing::GetLastError,
       .GetErrorName = &cudaGetErrorName,
@@ -226,6 +270,7 @@ const CudaApi& FakeCuda::Api() {
       .EventRecord = &testing::EventRecord,
       .StreamWaitEvent = &testing::StreamWaitEvent,
       .EventQuery = &testing::EventQuery,
+      .EventElapsedTime = &testing::EventElapsedTime,
       .MemcpyAsync = &testing::MemcpyAsync,
       .MemcpyBatchAsync = &testing::MemcpyBatchAsync,
   };
