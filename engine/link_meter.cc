@@ -1,0 +1,205 @@
+#include "pinion/engine/link_meter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+
+namespace pinion {
+namespace {
+
+// Far beyond what any of these copies take; a stream that is stuck is an error then, not a hang.
+constexpr absl::Duration kPatience = absl::Minutes(1);
+
+// A queue that is longer than the driver's (about 1000 entries) blocks the host, and the gate is
+// over before everything is submitted.
+constexpr int kMaxGateCopies = 512;
+// Several times what the longest copy needs that fits a device.
+constexpr int kMaxTrafficCopies = 1 << 16;
+
+constexpr double kUsPerMs = 1e3;
+
+void LogIfBad(const absl::Status& status, const char* what) {
+  if (!status.ok()) PINION_LOG(kWarning) << "link meter: " << what << ": " << status.message();
+}
+
+absl::Status CopyOne(Device& device, CopyDirection direction, const CopyPiece& piece,
+                     StreamHandle stream) {
+  return device.CopyAsync(direction, {&piece, 1}, stream);
+}
+
+}  // namespace
+
+LinkBuffer LinkBuffer::Part(uint64_t offset_bytes, uint64_t part_bytes) const {
+  PINION_CHECK(part_bytes <= size_bytes && offset_bytes <= size_bytes - part_bytes)
+      << part_bytes << " bytes at " << offset_bytes << " of " << size_bytes;
+  return {static_cast<char*>(host) + offset_bytes, static_cast<char*>(device) + offset_bytes,
+          part_bytes};
+}
+
+CopyPiece LinkBuffer::Piece(CopyDirection direction) const {
+  return direction == CopyDirection::kHostToDevice ? CopyPiece{device, host, size_bytes}
+                                                   : CopyPiece{host, device, size_bytes};
+}
+
+absl::StatusOr<std::unique_ptr<LinkMeter>> LinkMeter::Create(Device& device) {
+  std::unique_ptr<LinkMeter> meter(new LinkMeter(device));
+  PINION_RETURN_IF_ERROR(meter->Init());
+  return meter;
+}
+
+absl::Status LinkMeter::Init() {
+  PINION_ASSIGN_OR_RETURN(stream_, device_.CreateStream("link meter"));
+  PINION_ASSIGN_OR_RETURN(traffic_may_start_, device_.CreateEvent());
+  PINION_ASSIGN_OR_RETURN(gate_, device_.CreateEvent());
+  PINION_ASSIGN_OR_RETURN(start_, device_.CreateTimedEvent());
+  PINION_ASSIGN_OR_RETURN(end_, device_.CreateTimedEvent());
+  return absl::OkStatus();
+}
+
+LinkMeter::~LinkMeter() {
+  ClearTraffic();
+  for (const EventHandle event : {traffic_may_start_, gate_, start_, end_}) {
+    if (event.valid()) LogIfBad(device_.DestroyEvent(event), "an event leaks");
+  }
+  if (stream_.valid()) LogIfBad(device_.DestroyStream(stream_), "a stream leaks");
+}
+
+absl::Status LinkMeter::AddTraffic(Device& device, CopyDirection direction,
+                                   const LinkBuffer& buffer) {
+  const uint64_t half = buffer.size_bytes / 2;
+  PINION_CHECK(half >= 2) << "traffic needs a larger buffer than " << buffer.size_bytes << " bytes";
+  for (const uint64_t first_bytes : {half, half / 2}) {
+    Lane lane;
+    lane.device = &device;
+    lane.direction = direction;
+    lane.piece = buffer.Part(first_bytes == half ? 0 : half, half).Piece(direction);
+    lane.first_bytes = first_bytes;
+    PINION_RETURN_IF_ERROR(AddLane(std::move(lane)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LinkMeter::AddLane(Lane lane) {
+  PINION_ASSIGN_OR_RETURN(lane.stream, lane.device->CreateStream("link meter traffic"));
+  absl::StatusOr<EventHandle> end = lane.device->CreateEvent();
+  if (!end.ok()) {
+    Destroy(lane);
+    return end.status();
+  }
+  lane.end = *end;
+  lanes_.push_back(lane);
+  return absl::OkStatus();
+}
+
+void LinkMeter::Destroy(const Lane& lane) {
+  if (lane.end.valid()) LogIfBad(lane.device->DestroyEvent(lane.end), "an event leaks");
+  LogIfBad(lane.device->DestroyStream(lane.stream), "a stream leaks");
+}
+
+void LinkMeter::ClearTraffic() {
+  for (const Lane& lane : lanes_) Destroy(lane);
+  lanes_.clear();
+}
+
+absl::StatusOr<double> LinkMeter::MeasureUs(const LinkLoad& load) {
+  PINION_CHECK(gate_buffer_.size_bytes > 0) << "MeasureUs without SetGate";
+  while (true) {
+    PINION_ASSIGN_OR_RETURN(const Sample sample, Take(load));
+    if (sample.gate_held && sample.traffic_lasted) return sample.us;
+    if (!sample.gate_held && (gate_copies_ *= 2) > kMaxGateCopies) {
+      gate_copies_ = kMaxGateCopies;
+      return absl::FailedPreconditionError(absl::StrCat(
+          device_.name(), ": ", kMaxGateCopies, " copies of ", HumanBytes(gate_buffer_.size_bytes),
+          " were over before ", load.copies,
+          " more could be submitted, so they cannot be timed apart from the host: use a larger "
+          "gate or fewer copies"));
+    }
+    if (!sample.traffic_lasted && (traffic_copies_ *= 2) > kMaxTrafficCopies) {
+      traffic_copies_ = kMaxTrafficCopies;
+      return absl::FailedPreconditionError(
+          absl::StrCat(device_.name(), ": ", kMaxTrafficCopies, " copies of ",
+                       HumanBytes(lanes_.front().piece.size_bytes),
+                       " were over before the copies that they should run beside: give the "
+                       "traffic a larger buffer"));
+    }
+  }
+}
+
+absl::StatusOr<LinkMeter::Sample> LinkMeter::Take(const LinkLoad& load) {
+  const CopyPiece gate = gate_buffer_.Piece(load.direction);
+  for (int i = 0; i < gate_copies_; ++i) {
+    if (i == gate_copies_ - 1) {
+      PINION_RETURN_IF_ERROR(device_.RecordEvent(traffic_may_start_, stream_));
+    }
+    PINION_RETURN_IF_ERROR(CopyOne(device_, load.direction, gate, stream_));
+  }
+  PINION_RETURN_IF_ERROR(device_.RecordEvent(gate_, stream_));
+  PINION_RETURN_IF_ERROR(SubmitTraffic());
+  PINION_RETURN_IF_ERROR(SubmitLoad(load));
+  Sample sample;
+  PINION_ASSIGN_OR_RETURN(const bool gate_over, device_.QueryEvent(gate_));
+  sample.gate_held = !gate_over;
+  PINION_RETURN_IF_ERROR(device_.WaitEvent(end_, kPatience));
+  sample.traffic_lasted = true;
+  for (const Lane& lane : lanes_) {
+    PINION_ASSIGN_OR_RETURN(const bool over, lane.device->QueryEvent(lane.end));
+    if (over) sample.traffic_lasted = false;
+  }
+  PINION_RETURN_IF_ERROR(Settle());
+  PINION_ASSIGN_OR_RETURN(const double ms, device_.ElapsedMs(start_, end_));
+  sample.us = ms * kUsPerMs / load.copies;
+  return sample;
+}
+
+absl::Status LinkMeter::SubmitTraffic() {
+  for (const Lane& lane : lanes_) {
+    PINION_RETURN_IF_ERROR(lane.device->StreamWaitEvent(lane.stream, traffic_may_start_));
+  }
+  for (int i = 0; i < traffic_copies_ && !lanes_.empty(); ++i) {
+    for (const Lane& lane : lanes_) {
+      CopyPiece piece = lane.piece;
+      if (i == 0) piece.size_bytes = lane.first_bytes;
+      PINION_RETURN_IF_ERROR(CopyOne(*lane.device, lane.direction, piece, lane.stream));
+    }
+  }
+  for (const Lane& lane : lanes_) {
+    PINION_RETURN_IF_ERROR(lane.device->RecordEvent(lane.end, lane.stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LinkMeter::SubmitLoad(const LinkLoad& load) {
+  PINION_CHECK(load.copies >= 1 && !load.pieces.empty()) << "a load of nothing";
+  PINION_RETURN_IF_ERROR(device_.RecordEvent(start_, stream_));
+  for (int i = 0; i < load.copies; ++i) {
+    PINION_RETURN_IF_ERROR(device_.CopyAsync(load.direction, load.pieces, stream_));
+  }
+  return device_.RecordEvent(end_, stream_);
+}
+
+absl::StatusOr<double> LinkMeter::MeasureUngatedUs(const LinkLoad& load) {
+  PINION_RETURN_IF_ERROR(SubmitLoad(load));
+  PINION_RETURN_IF_ERROR(Settle());
+  PINION_ASSIGN_OR_RETURN(const double ms, device_.ElapsedMs(start_, end_));
+  return ms * kUsPerMs / load.copies;
+}
+
+absl::Status LinkMeter::Settle() {
+  // Recorded anew, since a submission that failed half-way recorded nothing behind it. The timed
+  // events stay as they are.
+  PINION_RETURN_IF_ERROR(device_.RecordEvent(gate_, stream_));
+  for (const Lane& lane : lanes_) {
+    PINION_RETURN_IF_ERROR(lane.device->RecordEvent(lane.end, lane.stream));
+  }
+  for (const Lane& lane : lanes_) {
+    PINION_RETURN_IF_ERROR(lane.device->WaitEvent(lane.end, kPatience));
+  }
+  return device_.WaitEvent(gate_, kPatience);
+}
+
+}  // namespace pinion
