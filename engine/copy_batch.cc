@@ -1,6 +1,5 @@
 #include "pinion/engine/copy_batch.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -23,10 +22,7 @@ void CopyBatch::Add(std::shared_ptr<HostBuffer> host, uint64_t host_offset_bytes
     pieces_.push_back({device_data, host_data, size_bytes});
   }
   size_bytes_ += size_bytes;
-  // From the back: pieces of one buffer mostly come together.
-  if (std::find(buffers_.rbegin(), buffers_.rend(), host) == buffers_.rend()) {
-    buffers_.push_back(std::move(host));
-  }
+  if (buffers_.empty() || buffers_.back() != host) buffers_.push_back(std::move(host));
 }
 
 }  // namespace pinion

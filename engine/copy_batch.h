@@ -37,7 +37,7 @@ class CopyBatch {
   bool empty() const { return pieces_.empty(); }
   uint64_t size_bytes() const { return size_bytes_; }
   const std::vector<CopyPiece>& pieces() const { return pieces_; }
-  // Each buffer once, in the order of its first piece.
+  // In the order of the pieces; once for pieces of one buffer that come together.
   const std::vector<std::shared_ptr<HostBuffer>>& buffers() const { return buffers_; }
 
  private:

@@ -8,9 +8,12 @@
 
 namespace pinion {
 
-// Invariant: submitted == completed + in_flight (transfers and bytes alike).
+// Invariants: submitted_bytes == completed_bytes + in_flight_bytes; completed_transfers <=
+// submitted_transfers <= submitted_chunks. Chunks of a batch that failed half way count, the batch
+// does not.
 struct DirectionStats {
   uint64_t submitted_transfers = 0;
+  uint64_t submitted_chunks = 0;  // one per transfer, more where it was larger than half the window
   uint64_t submitted_pieces = 0;  // as the device got them: neighbours merged
   uint64_t submitted_bytes = 0;
   uint64_t completed_transfers = 0;  // as far as polling knows
@@ -26,6 +29,7 @@ struct EngineStats {
   DirectionStats d2h;
   uint64_t event_waits = 0;          // stream waits that were enqueued
   uint64_t event_waits_skipped = 0;  // not needed: known to be done
+  uint64_t transient_retries = 0;    // device calls made again after they had failed for the moment
 
   std::string ToString() const;
 };

@@ -9,8 +9,10 @@
 
 namespace pinion::internal {
 
-GuardedDevice::GuardedDevice(std::shared_ptr<Device> device)
-    : device_(std::move(device)), fork_generation_(ForkGeneration()) {
+GuardedDevice::GuardedDevice(std::shared_ptr<Device> device, int transient_retries)
+    : device_(std::move(device)),
+      max_transient_retries_(transient_retries),
+      fork_generation_(ForkGeneration()) {
   PINION_CHECK(device_ != nullptr) << "an engine needs a device";
 }
 
@@ -50,6 +52,12 @@ template <typename Result, typename Call>
 Result GuardedDevice::Guard(const char* name, const Call& call) {
   if (absl::Status healthy = health(); !healthy.ok()) return healthy;
   Result result = call();
+  // Not every transient error: after DeadlineExceeded the caller's time is up.
+  for (int retry = 0; retry < max_transient_retries_ && absl::IsUnavailable(StatusOf(result));
+       ++retry) {
+    retries_.fetch_add(1, std::memory_order_relaxed);
+    result = call();
+  }
   if (ClassifyDeviceError(StatusOf(result)) == DeviceErrorClass::kSticky) {
     Poison(name, StatusOf(result));
     return health();

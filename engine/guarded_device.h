@@ -1,4 +1,9 @@
-// A device that is never called again once it has failed for good.
+// A device whose calls are made again when they fail for the moment, and never again once it has
+// failed for good.
+//
+// A call that returns Unavailable has done nothing (device.h: copies are all or nothing, the rest
+// is idempotent), so it is repeated at once, a few times. The retry policy of the whole library is
+// here.
 //
 // The first sticky error (ClassifyDeviceError) poisons it: from then on every call returns that
 // error, with the name of the call that failed first, and reaches no device. The same goes for a
@@ -27,7 +32,8 @@ namespace pinion::internal {
 
 class GuardedDevice {
  public:
-  explicit GuardedDevice(std::shared_ptr<Device> device);
+  // `transient_retries`: how often a call that fails for the moment is made again.
+  GuardedDevice(std::shared_ptr<Device> device, int transient_retries);
   GuardedDevice(const GuardedDevice&) = delete;
   GuardedDevice& operator=(const GuardedDevice&) = delete;
 
@@ -53,6 +59,8 @@ class GuardedDevice {
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream);
 
+  // Calls that were made again.
+  uint64_t transient_retries() const { return retries_.load(std::memory_order_relaxed); }
   // Stream waits that were enqueued, and those that were known not to be needed.
   uint64_t event_waits() const { return event_waits_.load(std::memory_order_relaxed); }
   uint64_t event_waits_skipped() const {
@@ -65,8 +73,10 @@ class GuardedDevice {
   Result Guard(const char* name, const Call& call);
 
   const std::shared_ptr<Device> device_;
+  const int max_transient_retries_;
   const int fork_generation_;
   std::atomic<bool> poisoned_{false};
+  std::atomic<uint64_t> retries_{0};
   std::atomic<uint64_t> event_waits_{0};
   std::atomic<uint64_t> event_waits_skipped_{0};
   mutable Mutex mu_;

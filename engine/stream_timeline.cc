@@ -163,6 +163,7 @@ absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
 uint64_t StreamTimeline::Append(EventRef event, uint64_t size_bytes, uint64_t pieces) {
   pending_.push_back({++last_number_, std::move(event), size_bytes});
   ++stats_.submitted_transfers;
+  ++stats_.submitted_chunks;
   stats_.submitted_pieces += pieces;
   stats_.submitted_bytes += size_bytes;
   stats_.in_flight_bytes += size_bytes;

@@ -1,6 +1,7 @@
 #include "pinion/engine/transfer_engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <string>
 #include <utility>
@@ -53,6 +54,7 @@ class TransferEngineImpl final : public TransferEngine {
   }
   void Poll() override;
   absl::Status Drain(absl::Duration timeout) override;
+  absl::Status Shutdown(absl::Duration timeout) override;
   absl::Status health() const override { return guarded_->health(); }
   Device& device() const override { return *device_; }
   EngineStats GetStats() const override;
@@ -63,6 +65,7 @@ class TransferEngineImpl final : public TransferEngine {
   absl::Status WaitForRoom(uint64_t size_bytes, StreamTimeline& timeline);
   absl::Status OrderAfterBuffers(const CopyBatch& batch,
                                  const std::shared_ptr<StreamTimeline>& timeline);
+  absl::Status CheckOpen() const;
   absl::Status CheckUsable(StreamHandle stream);
   // OrderStreams of streams that are known not to capture.
   absl::Status OrderUsable(StreamHandle earlier, StreamHandle later, WaitSite site);
@@ -75,16 +78,17 @@ class TransferEngineImpl final : public TransferEngine {
   const std::shared_ptr<StreamTimeline> h2d_;
   const std::shared_ptr<StreamTimeline> d2h_;
 
+  std::atomic<bool> shut_down_{false};
   Mutex mu_;
   std::map<void*, std::shared_ptr<StreamTimeline>> foreign_ ABSL_GUARDED_BY(mu_);
 };
 
 TransferEngineImpl::~TransferEngineImpl() {
   if (!health().ok()) return;
-  if (absl::Status drained = Drain(options_.drain_timeout); !drained.ok()) {
+  if (absl::Status ended = Shutdown(options_.drain_timeout); !ended.ok()) {
     PINION_LOG(kError) << "an engine was destroyed with copies in flight, which keep their host "
                           "memory for good: "
-                       << drained.message();
+                       << ended.message();
   }
 }
 
@@ -95,6 +99,7 @@ absl::StatusOr<Transfer> TransferEngineImpl::Submit(CopyBatch batch, StreamHandl
   // Before any lock: a child of fork() may find the turn taken for ever.
   PINION_RETURN_IF_ERROR(health());
   FifoTurn::Scope turn(timeline->turn());
+  PINION_RETURN_IF_ERROR(CheckOpen());
   const absl::StatusOr<uint64_t> value = SubmitInTurn(batch, after, timeline);
   if (!value.ok()) {
     timeline->CountFailedSubmit();
@@ -177,6 +182,7 @@ absl::Status TransferEngineImpl::OrderAfterBuffers(
 }
 
 absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
+  PINION_RETURN_IF_ERROR(CheckOpen());
   PINION_RETURN_IF_ERROR(CheckUsable(stream));
   const std::shared_ptr<StreamTimeline> timeline = ForeignTimeline(stream);
   if (timeline->pending_count() > kPollAbovePending) timeline->Poll();
@@ -188,6 +194,7 @@ absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
 
 absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle later,
                                               WaitSite site) {
+  PINION_RETURN_IF_ERROR(CheckOpen());
   if (earlier == later || !WaitSiteEnabled(site)) return absl::OkStatus();
   PINION_RETURN_IF_ERROR(CheckUsable(earlier));
   PINION_RETURN_IF_ERROR(CheckUsable(later));
@@ -216,10 +223,26 @@ absl::Status TransferEngineImpl::Drain(absl::Duration timeout) {
   return absl::OkStatus();
 }
 
+absl::Status TransferEngineImpl::Shutdown(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  shut_down_.store(true, std::memory_order_release);
+  PINION_RETURN_IF_ERROR(Drain(timeout));
+  // A submission that was under way has been let through by now, or it is refused.
+  for (StreamTimeline* timeline : {d2h_.get(), h2d_.get()}) FifoTurn::Scope turn(timeline->turn());
+  return Drain(std::max(deadline - absl::Now(), absl::ZeroDuration()));
+}
+
+absl::Status TransferEngineImpl::CheckOpen() const {
+  if (!shut_down_.load(std::memory_order_acquire)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(device_->name(), ": the transfer engine was shut down; create another one"));
+}
+
 EngineStats TransferEngineImpl::GetStats() const {
   EngineStats stats;
   stats.h2d = h2d_->GetStats();
   stats.d2h = d2h_->GetStats();
+  stats.transient_retries = guarded_->transient_retries();
   stats.event_waits = guarded_->event_waits();
   stats.event_waits_skipped = guarded_->event_waits_skipped();
   return stats;
@@ -268,6 +291,10 @@ absl::Status EngineOptions::Validate() const {
                                                    absl::FormatDuration(drain_timeout),
                                                    "; it must be positive"));
   }
+  if (transient_retries < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("EngineOptions::transient_retries is ",
+                                                   transient_retries, "; it must be at least 0"));
+  }
   return absl::OkStatus();
 }
 
@@ -288,7 +315,7 @@ absl::StatusOr<std::shared_ptr<TransferEngine>> TransferEngine::Create(
     const EngineOptions& options, std::shared_ptr<Device> device) {
   PINION_RETURN_IF_ERROR(options.Validate());
   WatchProcess();
-  auto guarded = std::make_shared<GuardedDevice>(device);
+  auto guarded = std::make_shared<GuardedDevice>(device, options.transient_retries);
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<StreamTimeline> h2d,
                           CreateTimeline(guarded, CopyDirection::kHostToDevice));
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<StreamTimeline> d2h,

@@ -18,15 +18,23 @@
 // Each submission is numbered on its direction's timeline (a Transfer's ticket). One event per
 // submission, kept in a FIFO ring, polled outside locks.
 //
-// Errors: a transient device error or out-of-memory is returned, and nothing of that batch will be
-// written later. A sticky error poisons the engine: it makes no further device call, every later
-// call returns the first error with the name of the call that failed, tickets that were not done
-// stay undone (so their host blocks are never reused), and no host data is lost.
+// Bytes in flight never exceed a window per direction. A batch that is larger than half of it goes
+// in chunks of about that size, and Submit blocks the host in between: two chunks keep the link
+// busy, and what is submitted next queues behind a window at most. One Transfer covers all of them.
+//
+// Errors: a call that fails for the moment (Unavailable) is repeated at once, `transient_retries`
+// times. If it still fails, or device memory is short, the error is returned and nothing of that
+// batch will be written later: where chunks of it are under way, Submit waits for them first. A
+// sticky error poisons the engine: it makes no further device call, every later call returns the
+// first error with the name of the call that failed, tickets that were not done stay undone (so
+// their host blocks are never reused), and no host data is lost. A batch of which a part is stuck
+// for drain_timeout while the rest has failed can be neither finished nor taken back: that poisons
+// the engine, too. A timeout names the submission that is not done and what that one waits for.
 //
 // Thread safety: thread-safe. Submissions of one direction take turns; no mutex is held across a
 // device call.
 // Ownership: transfers and tickets share ownership of what they need; the engine's destructor
-// drains for at most `drain_timeout`, then leaks what is still in flight and says so.
+// shuts it down within `drain_timeout`, then leaks what is still in flight and says so.
 
 #ifndef PINION_ENGINE_TRANSFER_ENGINE_H_
 #define PINION_ENGINE_TRANSFER_ENGINE_H_
@@ -46,13 +54,19 @@
 namespace pinion {
 
 struct EngineOptions {
-  // Submit blocks the host while more than this is in flight in its direction (a batch that is
-  // larger on its own goes when nothing else is). Bounds the ring of events and how long a needed
-  // copy queues behind others. Must be positive.
-  uint64_t max_in_flight_bytes = uint64_t{1} << 30;
+  // The window: Submit blocks the host rather than have more than this in flight in its direction.
+  // What is submitted next queues behind it, so a needed fetch waits for at most this many bytes
+  // (256 MiB: 5 ms on PCIe 5, 1 ms on NVLink-C2C). Large enough that the fixed cost of a chunk,
+  // which is half a window, is below 1 % on the fastest link. Must be positive.
+  uint64_t max_in_flight_bytes = uint64_t{256} << 20;
 
   // How long the destructor and flow control wait before they give up.
   absl::Duration drain_timeout = absl::Seconds(60);
+
+  // How often a device call that fails for the moment (Unavailable) is made again before its error
+  // is returned. Without a pause: what does not pass at once is for the caller to see, and nobody
+  // sleeps with a turn in hand. At least 0.
+  int transient_retries = 2;
 
   absl::Status Validate() const;
 };
@@ -91,7 +105,8 @@ class TransferEngine {
   virtual ~TransferEngine() = default;
 
   // Enqueues the batch (not empty) after the present work of `after`. FailedPrecondition while
-  // `after` captures a graph; DeadlineExceeded when flow control waited for drain_timeout.
+  // `after` captures a graph; DeadlineExceeded when flow control waited for drain_timeout before
+  // anything of the batch was enqueued.
   virtual absl::StatusOr<Transfer> Submit(CopyBatch batch, StreamHandle after) = 0;
 
   // A ticket for the present work of a foreign stream: done when that work is. The stream must
@@ -108,8 +123,14 @@ class TransferEngine {
   // Asks the device how far both directions have come.
   virtual void Poll() = 0;
 
-  // Blocks until everything submitted so far is done.
+  // Blocks until everything submitted so far is done. DeadlineExceeded after `timeout`.
   virtual absl::Status Drain(absl::Duration timeout) = 0;
+
+  // Ends the engine: from now on Submit, Mark and OrderStreams are refused (FailedPrecondition),
+  // and what was submitted is drained. DeadlineExceeded after `timeout`, as Drain; what is in
+  // flight then is leaked if nobody waits for it later: transfers and tickets can still be waited
+  // for.
+  virtual absl::Status Shutdown(absl::Duration timeout) = 0;
 
   // OkStatus, or the sticky error that poisoned the engine.
   virtual absl::Status health() const = 0;

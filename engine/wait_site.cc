@@ -23,6 +23,10 @@ const char* WaitSiteName(WaitSite site) {
       return "kCopyAfterHostBuffer";
     case WaitSite::kFlowControl:
       return "kFlowControl";
+    case WaitSite::kCopyWithoutEvent:
+      return "kCopyWithoutEvent";
+    case WaitSite::kFailedBatch:
+      return "kFailedBatch";
     case WaitSite::kEvictAfterCopyOut:
       return "kEvictAfterCopyOut";
     case WaitSite::kUnpackAfterCopyIn:

@@ -1,8 +1,10 @@
-// Every wait between streams, by name.
+// Every wait, by name.
 //
-// No stream waits for another except through a site listed here: a call site that is not in the
-// list does not compile. Tests disable one site at a time and must then see a race or wrong bytes
-// (mutation of synchronisation), so that no wait is decoration and none is missing.
+// No stream waits for another, and the host for none by itself, except through a site listed here:
+// a call site that is not in the list does not compile. Tests disable one site at a time and must
+// then see a race, wrong bytes or a broken bound (mutation of synchronisation), so that no wait is
+// decoration and none is missing. docs/waits.md says for each what it orders and which tests see it
+// missing.
 
 #ifndef PINION_ENGINE_WAIT_SITE_H_
 #define PINION_ENGINE_WAIT_SITE_H_
@@ -15,6 +17,8 @@ enum class WaitSite {
   kCopyAfterHostBuffer,  // a copy starts after earlier copies of the other direction on its host
                          // buffer
   kFlowControl,          // the host waits until bytes in flight are below the bound
+  kCopyWithoutEvent,     // the host waits for a copy whose event could not be recorded
+  kFailedBatch,          // the host waits for the chunks of a batch whose next one has failed
   // hooks
   kEvictAfterCopyOut,    // device memory is dropped after its copy out is done
   kUnpackAfterCopyIn,    // backward reads a fetched tensor after its copy in is done
@@ -23,7 +27,8 @@ enum class WaitSite {
   kBlockingCopyOut,      // without overlap, the host waits before it drops device memory
 };
 
-inline constexpr int kWaitSiteCount = 8;
+inline constexpr int kEngineWaitSiteCount = 5;  // the first ones
+inline constexpr int kWaitSiteCount = 10;
 
 const char* WaitSiteName(WaitSite site);
 

@@ -31,15 +31,15 @@ TEST(CopyBatchTest, PiecesPointTheWayOfTheDirection) {
   EXPECT_EQ(in.pieces()[0].src, static_cast<char*>(host->data()) + 128);
 }
 
-TEST(CopyBatchTest, ListsEachBufferOnceAndAddsUpTheBytes) {
+TEST(CopyBatchTest, ListsTheBuffersOfItsPiecesAndAddsUpTheBytes) {
   EngineWorld world;
   const std::shared_ptr<HostBuffer> a = world.NewHostBuffer(512);
   const std::shared_ptr<HostBuffer> b = world.NewHostBuffer(512);
   CopyBatch batch(CopyDirection::kDeviceToHost);
   EXPECT_TRUE(batch.empty());
   batch.Add(a, 0, device_memory, 100);
-  batch.Add(b, 0, device_memory + 100, 200);
-  batch.Add(a, 100, device_memory + 300, 300);
+  batch.Add(a, 100, device_memory + 100, 200);
+  batch.Add(b, 0, device_memory + 300, 300);
   EXPECT_THAT(batch.buffers(), ElementsAre(a, b));
   EXPECT_EQ(batch.size_bytes(), 600u);
 }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -168,10 +169,12 @@ INSTANTIATE_TEST_SUITE_P(AllSites, WaitSites, ::testing::ValuesIn(Scenarios()),
                            return std::string(WaitSiteName(info.param.site));
                          });
 
-TEST(WaitSitesTable, EverySiteHasAScenario) {
-  ASSERT_EQ(Scenarios().size(), static_cast<size_t>(kWaitSiteCount));
-  for (int i = 0; i < kWaitSiteCount; ++i) {
-    EXPECT_EQ(static_cast<int>(Scenarios()[i].site), i)
+// Those of the engine that need a failing device have theirs in tests/engine.
+TEST(WaitSitesTable, EverySiteOfHooksHasAScenario) {
+  std::set<WaitSite> sites;
+  for (const Scenario& scenario : Scenarios()) sites.insert(scenario.site);
+  for (int i = kEngineWaitSiteCount; i < kWaitSiteCount; ++i) {
+    EXPECT_TRUE(sites.contains(static_cast<WaitSite>(i)))
         << "no scenario for " << WaitSiteName(static_cast<WaitSite>(i));
   }
 }
