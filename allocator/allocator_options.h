@@ -4,11 +4,23 @@
 #define PINION_ALLOCATOR_ALLOCATOR_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
 namespace pinion {
+
+// How full the host is, by the marks of AllocatorOptions. A level is entered above its mark and
+// left `high_percent - low_percent` points below it, so that it does not flicker.
+enum class RamLevel { kNormal, kWarn, kHigh };
+
+struct RamLevelChange {
+  RamLevel from = RamLevel::kNormal;
+  RamLevel to = RamLevel::kNormal;
+  double percent = 0;           // psutil's, as sampled
+  uint64_t headroom_bytes = 0;  // what the host and every cgroup leave, see RamProbe
+};
 
 struct AllocatorOptions {
   // --- The budget for the host's RAM ---
@@ -17,11 +29,18 @@ struct AllocatorOptions {
   // logged and counted. TRL warns at the same mark. 0 < warn <= high.
   double warn_percent = 60.0;
 
-  // Above this percentage nothing grows any more: requests are served from cached blocks only.
+  // No growth goes above this percentage: requests are served from cached blocks only. Where others
+  // take the host above it, nothing grows until it has come down to low_percent.
   double high_percent = 90.0;
 
   // Trimming after the high mark was hit gives cached memory back down to this percentage.
   double low_percent = 85.0;
+
+  // Called when the level that a growth or Trim sampled differs from the last one: on the thread
+  // that called Allocate, Reserve or Trim, before that returns, with no lock held. It may call the
+  // allocator; a change that this brings about is told by a nested call. Threads that grow at once
+  // may call it at once.
+  std::function<void(const RamLevelChange&)> on_ram_level;
 
   // The most that this allocator locks, whatever the host has. 0 is refused; the default is no
   // limit of its own.
@@ -35,6 +54,15 @@ struct AllocatorOptions {
 
   // How long Allocate waits for released blocks whose tickets are not done yet before it grows.
   absl::Duration max_wait_for_deferred = absl::Milliseconds(0);
+
+  // Where blocks of 32 KiB and more begin; their sizes are rounded up to multiples of it too. A
+  // power of two from 4096 up to the source's granularity: 2 MiB for whole huge pages.
+  uint64_t alignment_bytes = 4096;
+
+  // Where the source or max_locked_bytes refuses to pin, serve from memory that is not pinned. A
+  // device copies from and to it more slowly, and blocks the host meanwhile. The high mark holds
+  // for it as well. PinnedBlock::pinned() tells which it is.
+  bool pageable_fallback = false;
 
   // InvalidArgument that names the field, its value and what it must be.
   absl::Status Validate() const;

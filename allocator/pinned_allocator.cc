@@ -31,10 +31,10 @@ constexpr uint64_t kPageBytes = 4096;
 
 class PinnedAllocator::Impl {
  public:
-  Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source, RamProbe ram)
+  Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source, HostRam ram)
       : options_(options),
         granularity_bytes_(source->granularity_bytes()),
-        watermark_(options, std::move(ram)),
+        watermark_(options, std::move(ram.probe)),
         pool_(std::make_shared<SegmentPool>(std::move(source), options.max_locked_bytes)) {}
 
   ~Impl() { SegmentPool::Abandon(std::move(pool_)); }
@@ -202,7 +202,7 @@ absl::Status PinnedAllocator::Impl::Fail(const char* verb, uint64_t size_bytes,
 }
 
 absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
-    const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source, RamProbe ram) {
+    const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source, HostRam ram) {
   PINION_RETURN_IF_ERROR(options.Validate());
   if (source == nullptr) {
     return absl::InvalidArgumentError("PinnedAllocator::Create: source is null");

@@ -26,36 +26,37 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/host_ram.h"
 #include "pinion/allocator/pinned_block.h"
-#include "pinion/allocator/ram_probe.h"
 
 namespace pinion {
 
 class PinnedAllocator {
  public:
-  // InvalidArgument for bad options (the message names the field). `ram` is where the host's RAM
-  // is read; tests inject fixtures.
+  // InvalidArgument for bad options (the message names the field). `ram` is this host, whose budget
+  // all Pinion processes of the user share; tests inject fixtures.
   static absl::StatusOr<std::shared_ptr<PinnedAllocator>> Create(
       const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
-      RamProbe ram = RamProbe());
+      HostRam ram = HostRam());
 
   ~PinnedAllocator();
   PinnedAllocator(const PinnedAllocator&) = delete;
   PinnedAllocator& operator=(const PinnedAllocator&) = delete;
 
-  // A block of at least `size_bytes`, aligned to 4096 bytes from 32 KiB on, else to 256.
+  // A block of at least `size_bytes`, aligned to alignment_bytes from 32 KiB on, else to 256.
   // InvalidArgument for 0 and for more than 2^47. ResourceExhausted when the budget or the source
   // refuses and no cached block fits: the message names the request, what is locked, and which
   // limit was hit. Any other code is the source's: it is broken for good.
   //
-  // The order of attempts: a cached block; one whose tickets have got done, after asking the
-  // device; waiting for one, up to max_wait_for_deferred; growth; a second growth after cached
-  // segments were given back.
+  // The order of attempts, each counted: a cached block; one whose tickets have got done, after
+  // asking the device; waiting for one, up to max_wait_for_deferred; growth; a second growth after
+  // cached segments were given back; with pageable_fallback, memory that is not pinned.
   absl::StatusOr<PinnedBlock> Allocate(uint64_t size_bytes);
 
   // Grows until `size_bytes` more than what is in use can be served without pinning, as blocks of
-  // 32 KiB or more and of up to segment_bytes. Errors as those of Allocate; what was gained until
-  // then stays.
+  // 32 KiB or more. What is missing is pinned in as few segments as can be had (of at most 1 GiB,
+  // or segment_bytes where that is more), so that large blocks fit as well. Errors as those of
+  // Allocate; what was gained until then stays.
   absl::Status Reserve(uint64_t size_bytes);
 
   // Gives wholly free segments back until at most `keep_bytes` stay locked. Returns the bytes

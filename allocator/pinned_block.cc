@@ -13,7 +13,8 @@ PinnedBlock::PinnedBlock(internal::SegmentPool* pool, internal::BlockRecord* rec
       size_bytes_(record->size_bytes),
       capacity_bytes_(record->capacity_bytes),
       id_(record->id),
-      numa_node_(record->segment->memory.numa_node) {}
+      numa_node_(record->segment->memory.numa_node),
+      pinned_(true) {}
 
 void PinnedBlock::ReleaseAfter(absl::Span<const FenceTicket> tickets) && {
   PINION_CHECK(!empty()) << "ReleaseAfter on an empty block";

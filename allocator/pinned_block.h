@@ -3,8 +3,7 @@
 //   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator->Allocate(5 * kMiB));
 //   std::memcpy(block.data(), source, block.size_bytes());
 //   ...                                            // copies that a device makes from or to it
-//   std::move(block).ReleaseAfter({copy_ticket});  // or let it go out of scope when none is
-//   running
+//   std::move(block).ReleaseAfter({copy_ticket});  // or let it go out of scope: no copy runs
 //
 // Move-only. The destructor returns the block for immediate reuse, so whoever lets a device touch
 // it calls ReleaseAfter instead (engine/host_buffer.h does that by construction).
@@ -47,10 +46,11 @@ class PinnedBlock {
 
   void* data() const { return data_; }
   uint64_t size_bytes() const { return size_bytes_; }  // as asked for
-  uint64_t capacity_bytes() const {
-    return capacity_bytes_;
-  }                                             // as booked: size rounded to its bucket
+  // As booked: the size, rounded to its bucket.
+  uint64_t capacity_bytes() const { return capacity_bytes_; }
   int numa_node() const { return numa_node_; }  // -1: unknown
+  // False only with AllocatorOptions::pageable_fallback.
+  bool pinned() const { return pinned_; }
   // Differs for every block that was ever handed out in this process, reused addresses included.
   uint64_t id() const { return id_; }
 
@@ -72,6 +72,7 @@ class PinnedBlock {
     std::swap(capacity_bytes_, other.capacity_bytes_);
     std::swap(id_, other.id_);
     std::swap(numa_node_, other.numa_node_);
+    std::swap(pinned_, other.pinned_);
   }
 
   internal::SegmentPool* pool_ = nullptr;
@@ -81,6 +82,7 @@ class PinnedBlock {
   uint64_t capacity_bytes_ = 0;
   uint64_t id_ = 0;
   int numa_node_ = -1;
+  bool pinned_ = false;
 };
 
 }  // namespace pinion
