@@ -83,8 +83,8 @@ class Workbench {
     for (uint64_t size_bytes = from_bytes; size_bytes <= measured().size_bytes; size_bytes *= 4) {
       LinkLoad load;
       load.direction = direction;
-      load.pieces = {measured().Part(0, size_bytes).Piece(direction)};
-      load.copies = static_cast<int>(std::clamp<uint64_t>(kLoadBytes / size_bytes, 1, kMostCopies));
+      load.pieces.assign(std::clamp<uint64_t>(kLoadBytes / size_bytes, 1, kMostCopies),
+                         measured().Part(0, size_bytes).Piece(direction));
       PINION_ASSIGN_OR_RETURN(const double us, MedianUs(load));
       times.push_back({size_bytes, us});
     }
@@ -105,6 +105,7 @@ class Workbench {
 
   absl::Status Borrow(PinnedAllocator& allocator, uint64_t size_bytes) {
     PINION_ASSIGN_OR_RETURN(PinnedBlock host, allocator.Allocate(size_bytes));
+    if (!host.pinned()) return absl::ResourceExhaustedError("no pinned memory is left");
     PINION_ASSIGN_OR_RETURN(on_device_, device_.Allocate(size_bytes, meter_->stream()));
     host_ = std::move(host);
     size_bytes_ = size_bytes;
@@ -116,6 +117,7 @@ class Workbench {
   absl::StatusOr<double> MeasureBatchUs(CopyDirection direction, int pieces) {
     LinkLoad load;
     load.direction = direction;
+    load.pieces_per_copy = pieces;
     for (int i = 0; i < pieces; ++i) {
       // Apart from each other, so that no driver takes two of them for one.
       const uint64_t offset_bytes = 2 * kSmallestCopyBytes * static_cast<uint64_t>(i);

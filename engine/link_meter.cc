@@ -1,10 +1,11 @@
 #include "pinion/engine/link_meter.h"
 
-#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -115,7 +116,7 @@ absl::StatusOr<double> LinkMeter::MeasureUs(const LinkLoad& load) {
       gate_copies_ = kMaxGateCopies;
       return absl::FailedPreconditionError(absl::StrCat(
           device_.name(), ": ", kMaxGateCopies, " copies of ", HumanBytes(gate_buffer_.size_bytes),
-          " were over before ", load.copies,
+          " were over before ", load.copies(),
           " more could be submitted, so they cannot be timed apart from the host: use a larger "
           "gate or fewer copies"));
     }
@@ -152,7 +153,7 @@ absl::StatusOr<LinkMeter::Sample> LinkMeter::Take(const LinkLoad& load) {
   }
   PINION_RETURN_IF_ERROR(Settle());
   PINION_ASSIGN_OR_RETURN(const double ms, device_.ElapsedMs(start_, end_));
-  sample.us = ms * kUsPerMs / load.copies;
+  sample.us = ms * kUsPerMs / load.copies();
   return sample;
 }
 
@@ -174,10 +175,14 @@ absl::Status LinkMeter::SubmitTraffic() {
 }
 
 absl::Status LinkMeter::SubmitLoad(const LinkLoad& load) {
-  PINION_CHECK(load.copies >= 1 && !load.pieces.empty()) << "a load of nothing";
+  const size_t per_copy = static_cast<size_t>(load.pieces_per_copy);
+  PINION_CHECK(load.copies() >= 1 && load.pieces.size() % per_copy == 0)
+      << load.pieces.size() << " pieces cannot go " << per_copy << " at a time";
   PINION_RETURN_IF_ERROR(device_.RecordEvent(start_, stream_));
-  for (int i = 0; i < load.copies; ++i) {
-    PINION_RETURN_IF_ERROR(device_.CopyAsync(load.direction, load.pieces, stream_));
+  const absl::Span<const CopyPiece> pieces = load.pieces;
+  for (size_t first = 0; first < pieces.size(); first += per_copy) {
+    PINION_RETURN_IF_ERROR(
+        device_.CopyAsync(load.direction, pieces.subspan(first, per_copy), stream_));
   }
   return device_.RecordEvent(end_, stream_);
 }
@@ -186,7 +191,7 @@ absl::StatusOr<double> LinkMeter::MeasureUngatedUs(const LinkLoad& load) {
   PINION_RETURN_IF_ERROR(SubmitLoad(load));
   PINION_RETURN_IF_ERROR(Settle());
   PINION_ASSIGN_OR_RETURN(const double ms, device_.ElapsedMs(start_, end_));
-  return ms * kUsPerMs / load.copies;
+  return ms * kUsPerMs / load.copies();
 }
 
 absl::Status LinkMeter::Settle() {

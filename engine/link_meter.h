@@ -2,7 +2,7 @@
 //
 //   PINION_ASSIGN_OR_RETURN(const std::unique_ptr<LinkMeter> meter, LinkMeter::Create(*device));
 //   meter->SetGate(gate_buffer);
-//   PINION_ASSIGN_OR_RETURN(const double us, meter->MeasureUs({direction, {piece}, 16}));
+//   PINION_ASSIGN_OR_RETURN(const double us, meter->MeasureUs({direction, pieces}));
 //   ...
 //   PINION_RETURN_IF_ERROR(meter->Settle());  // before any of the memory goes
 //
@@ -47,11 +47,14 @@ struct LinkBuffer {
   CopyPiece Piece(CopyDirection direction) const;
 };
 
-// `copies` submissions of the same pieces, one behind the other. Both are at least 1.
+// Copies that are submitted one behind the other: one CopyAsync for every `pieces_per_copy` pieces,
+// of which there is a whole number. The pieces of one submission must not overlap.
 struct LinkLoad {
   CopyDirection direction = CopyDirection::kHostToDevice;
   std::vector<CopyPiece> pieces;
-  int copies = 1;
+  int pieces_per_copy = 1;
+
+  int copies() const { return static_cast<int>(pieces.size()) / pieces_per_copy; }
 };
 
 class LinkMeter {
@@ -73,7 +76,7 @@ class LinkMeter {
   absl::Status AddTraffic(Device& device, CopyDirection direction, const LinkBuffer& buffer);
   void ClearTraffic();
 
-  // Microseconds per submission of `load`. The load's memory must be pinned.
+  // Microseconds per submission of `load`, on average. The load's memory must be pinned.
   absl::StatusOr<double> MeasureUs(const LinkLoad& load);
 
   // The same without gate and traffic, for pageable memory: its copies block the host, and so a
