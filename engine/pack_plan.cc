@@ -1,0 +1,93 @@
+#include "pinion/engine/pack_plan.h"
+
+#include <algorithm>
+
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/engine/link_curve.h"
+
+namespace pinion {
+namespace {
+
+// A piece is never dearer than a copy of its own, whatever a noisy measurement says.
+double PieceUs(const LinkCurve& curve) { return std::min(curve.piece_us, curve.fixed_us); }
+
+double TransferUs(const LinkCurve& curve, uint64_t pieces, uint64_t size_bytes) {
+  const double piece_us = PieceUs(curve);
+  return LinkCurve{curve.fixed_us, piece_us, curve.gb_per_s}.BatchUs(pieces, size_bytes);
+}
+
+bool IsKnown(const LinkCalibration& link) { return link.h2d.gb_per_s > 0 && link.d2h.gb_per_s > 0; }
+
+void Append(PackPlan::Group& group, size_t piece, uint64_t size_bytes) {
+  const uint64_t offset = AlignUp(group.size_bytes, kPackAlignmentBytes);
+  group.pieces.push_back(piece);
+  group.offsets.push_back(offset);
+  group.size_bytes = offset + size_bytes;
+}
+
+}  // namespace
+
+double GatherCost::GatherUs(uint64_t pieces, uint64_t size_bytes) const {
+  const uint64_t launches = (pieces + pieces_per_launch - 1) / pieces_per_launch;
+  return static_cast<double>(launches) * launch_us +
+         2 * static_cast<double>(size_bytes) / (memory_gb_per_s * 1e3);
+}
+
+uint64_t LargestSmallPiece(const LinkCalibration& link) {
+  if (!IsKnown(link)) return 0;
+  // With its padding, so that padding never costs more than what sharing a copy saves.
+  const double bytes = PieceUs(link.h2d) * link.h2d.gb_per_s * 1e3;
+  return static_cast<uint64_t>(bytes) / kPackAlignmentBytes * kPackAlignmentBytes;
+}
+
+PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
+                     const GatherCost& gather) {
+  const uint64_t small_bytes = LargestSmallPiece(link);
+  PackPlan plan;
+  size_t shared = sizes.size();  // the group of small pieces, once there is one
+  uint64_t shared_bytes = 0;     // without padding
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    PINION_CHECK(sizes[i] > 0) << "piece " << i << " is empty";
+    const bool small = sizes[i] <= small_bytes;
+    if (small && shared < plan.groups.size()) {
+      Append(plan.groups[shared], i, sizes[i]);
+    } else {
+      if (small) shared = plan.groups.size();
+      Append(plan.groups.emplace_back(), i, sizes[i]);
+    }
+    if (small) shared_bytes += sizes[i];
+  }
+  if (shared < plan.groups.size()) {
+    PackPlan::Group& group = plan.groups[shared];
+    const double padding_us =
+        static_cast<double>(group.size_bytes - shared_bytes) / (link.d2h.gb_per_s * 1e3);
+    group.gather = gather.GatherUs(group.pieces.size(), group.size_bytes) + padding_us <
+                   static_cast<double>(group.pieces.size() - 1) * PieceUs(link.d2h);
+  }
+  return plan;
+}
+
+double PlanUs(const PackPlan& plan, absl::Span<const uint64_t> sizes, const LinkCalibration& link,
+              const GatherCost& gather) {
+  if (plan.groups.empty()) return 0;
+  double gather_us = 0;
+  uint64_t pieces_out = 0;
+  uint64_t bytes_out = 0;
+  uint64_t bytes_in = 0;
+  for (const PackPlan::Group& group : plan.groups) {
+    bytes_in += group.size_bytes;
+    if (group.gather) {
+      gather_us += gather.GatherUs(group.pieces.size(), group.size_bytes);
+      pieces_out += 1;
+      bytes_out += group.size_bytes;
+      continue;
+    }
+    pieces_out += group.pieces.size();
+    for (const size_t piece : group.pieces) bytes_out += sizes[piece];
+  }
+  return gather_us + TransferUs(link.d2h, pieces_out, bytes_out) +
+         TransferUs(link.h2d, plan.groups.size(), bytes_in);
+}
+
+}  // namespace pinion

@@ -1,0 +1,202 @@
+#include "pinion/engine/pack_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/link_curve.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+// Of the order of PCIe 5: 55 GB/s, half of it for 165 KB, 1 us for each further piece.
+LinkCalibration Pcie5() {
+  LinkCalibration link;
+  link.h2d = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 55};
+  link.d2h = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 55};
+  return link;
+}
+
+std::vector<size_t> GroupSizes(const PackPlan& plan) {
+  std::vector<size_t> sizes;
+  for (const PackPlan::Group& group : plan.groups) sizes.push_back(group.pieces.size());
+  return sizes;
+}
+
+TEST(PackPlan, ManySmallPiecesAreGatheredIntoOneBlock) {
+  const std::vector<uint64_t> sizes(100, 4 * kKiB);
+  const PackPlan plan = PlanPacking(sizes, Pcie5());
+  ASSERT_THAT(plan.groups, SizeIs(1));
+  EXPECT_TRUE(plan.groups[0].gather);
+  EXPECT_EQ(plan.groups[0].size_bytes, 400 * kKiB);
+}
+
+// A kernel on the compute stream costs more than what three pieces cost the link.
+TEST(PackPlan, AFewSmallPiecesShareABlockWithoutAGather) {
+  const std::vector<uint64_t> sizes(3, 4 * kKiB);
+  const PackPlan plan = PlanPacking(sizes, Pcie5());
+  ASSERT_THAT(plan.groups, SizeIs(1));
+  EXPECT_FALSE(plan.groups[0].gather);
+}
+
+TEST(PackPlan, LargePiecesStayAlone) {
+  const std::vector<uint64_t> sizes(100, kMiB);
+  EXPECT_THAT(GroupSizes(PlanPacking(sizes, Pcie5())), Each(1));
+}
+
+TEST(PackPlan, SmallPiecesBetweenLargeOnesFindEachOther) {
+  const PackPlan plan = PlanPacking({kMiB, 4 * kKiB, kMiB, 8 * kKiB, 2 * kMiB, 16 * kKiB}, Pcie5());
+  ASSERT_THAT(plan.groups, SizeIs(4));
+  EXPECT_THAT(plan.groups[1].pieces, ElementsAre(1, 3, 5));
+  EXPECT_THAT(plan.groups[1].offsets, ElementsAre(0, 4 * kKiB, 12 * kKiB));
+}
+
+TEST(PackPlan, NothingSharesABlockWherePiecesAreFree) {
+  LinkCalibration link = Pcie5();
+  link.h2d.piece_us = 0;
+  EXPECT_EQ(LargestSmallPiece(link), 0u);
+  EXPECT_THAT(GroupSizes(PlanPacking({512, 512, 512}, link)), ElementsAre(1, 1, 1));
+}
+
+TEST(PackPlan, NothingSharesABlockOnALinkThatNobodyHasMeasured) {
+  EXPECT_THAT(GroupSizes(PlanPacking({512, 512, 512}, LinkCalibration())), ElementsAre(1, 1, 1));
+}
+
+TEST(PackPlan, APieceIsSmallWhileItsBytesTakeNoLongerThanItsFixedCost) {
+  const uint64_t limit = LargestSmallPiece(Pcie5());
+  EXPECT_EQ(limit, 55000 / 512 * 512u);
+  EXPECT_THAT(GroupSizes(PlanPacking({limit, limit}, Pcie5())), ElementsAre(2));
+  EXPECT_THAT(GroupSizes(PlanPacking({limit + 1, limit + 1}, Pcie5())), ElementsAre(1, 1));
+}
+
+TEST(PackPlan, NothingIsGatheredWhereTheKernelCostsMoreThanThePieces) {
+  const std::vector<uint64_t> sizes(50, 4 * kKiB);
+  EXPECT_TRUE(PlanPacking(sizes, Pcie5(), {.launch_us = 40}).groups[0].gather);
+  EXPECT_FALSE(PlanPacking(sizes, Pcie5(), {.launch_us = 60}).groups[0].gather);
+}
+
+TEST(PackPlan, NothingComesOfNothing) {
+  EXPECT_THAT(PlanPacking({}, Pcie5()).groups, SizeIs(0));
+  EXPECT_EQ(PlanUs(PackPlan(), {}, Pcie5()), 0);
+}
+
+// --- Any link, any pieces ---
+
+class PackPlanSeeds : public ::testing::TestWithParam<uint64_t> {
+ protected:
+  double Uniform(double from, double to) {
+    return std::uniform_real_distribution<double>(from, to)(random_);
+  }
+  uint64_t Integer(uint64_t from, uint64_t to) {
+    return std::uniform_int_distribution<uint64_t>(from, to)(random_);
+  }
+  LinkCurve AnyCurve() {
+    // A measured piece may be dearer than a copy, or free.
+    return {Uniform(0, 10), Integer(0, 3) == 0 ? 0 : Uniform(0, 12), Uniform(0.5, 500)};
+  }
+  LinkCalibration AnyLink() {
+    LinkCalibration link;
+    link.h2d = AnyCurve();
+    link.d2h = AnyCurve();
+    return link;
+  }
+  GatherCost AnyGather() { return {Uniform(0, 20), Integer(1, 100), Uniform(10, 8000)}; }
+  std::vector<uint64_t> AnySizes() {
+    std::vector<uint64_t> sizes(Integer(1, 200));
+    for (uint64_t& size : sizes) size = Integer(1, uint64_t{1} << Integer(1, 22));
+    return sizes;
+  }
+
+  std::mt19937_64 random_{GetParam()};
+};
+
+TEST_P(PackPlanSeeds, EveryPieceHasAPlaceOfItsOwnThatIsAligned) {
+  for (int round = 0; round < 20; ++round) {
+    const std::vector<uint64_t> sizes = AnySizes();
+    const PackPlan plan = PlanPacking(sizes, AnyLink(), AnyGather());
+    std::vector<int> seen(sizes.size(), 0);
+    size_t first = 0;
+    for (const PackPlan::Group& group : plan.groups) {
+      ASSERT_FALSE(group.pieces.empty());
+      ASSERT_EQ(group.pieces.size(), group.offsets.size());
+      EXPECT_TRUE(std::is_sorted(group.pieces.begin(), group.pieces.end()));
+      EXPECT_GE(group.pieces.front(), first);
+      first = group.pieces.front();
+      EXPECT_EQ(group.offsets.front(), 0u);
+      uint64_t end = 0;
+      for (size_t i = 0; i < group.pieces.size(); ++i) {
+        ++seen[group.pieces[i]];
+        EXPECT_EQ(group.offsets[i] % kPackAlignmentBytes, 0u);
+        EXPECT_GE(group.offsets[i], end);
+        EXPECT_LT(group.offsets[i], end + kPackAlignmentBytes);
+        end = group.offsets[i] + sizes[group.pieces[i]];
+      }
+      EXPECT_EQ(group.size_bytes, end);
+      EXPECT_TRUE(group.pieces.size() > 1 || !group.gather);
+    }
+    EXPECT_THAT(seen, Each(1));
+  }
+}
+
+TEST_P(PackPlanSeeds, ThePlanIsNeverSlowerThanTheBatchOrTheLoop) {
+  for (int round = 0; round < 20; ++round) {
+    const std::vector<uint64_t> sizes = AnySizes();
+    const LinkCalibration link = AnyLink();
+    const GatherCost gather = AnyGather();
+    const double plan_us = PlanUs(PlanPacking(sizes, link, gather), sizes, link, gather);
+    const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+    double loop_us = 0;
+    for (const uint64_t size : sizes) loop_us += link.d2h.CopyUs(size) + link.h2d.CopyUs(size);
+    const double batch_us =
+        link.d2h.BatchUs(sizes.size(), bytes) + link.h2d.BatchUs(sizes.size(), bytes);
+    EXPECT_LE(plan_us, loop_us * (1 + 1e-9));
+    EXPECT_LE(plan_us, batch_us * (1 + 1e-9));
+  }
+}
+
+TEST_P(PackPlanSeeds, AnotherPieceNeverMakesThePlanFasterNorSplitsAGroup) {
+  for (int round = 0; round < 20; ++round) {
+    std::vector<uint64_t> sizes = AnySizes();
+    const LinkCalibration link = AnyLink();
+    const GatherCost gather = AnyGather();
+    const PackPlan before = PlanPacking(sizes, link, gather);
+    const double before_us = PlanUs(before, sizes, link, gather);
+    sizes.push_back(Integer(1, 64 * kKiB));
+    const PackPlan after = PlanPacking(sizes, link, gather);
+    EXPECT_GE(PlanUs(after, sizes, link, gather), before_us * (1 - 1e-9));
+    ASSERT_GE(after.groups.size(), before.groups.size());
+    for (size_t i = 0; i < before.groups.size(); ++i) {
+      EXPECT_GE(after.groups[i].pieces.size(), before.groups[i].pieces.size());
+    }
+  }
+}
+
+TEST_P(PackPlanSeeds, DearerPiecesNeverShareLess) {
+  for (int round = 0; round < 20; ++round) {
+    const std::vector<uint64_t> sizes = AnySizes();
+    LinkCalibration link = AnyLink();
+    const size_t before = PlanPacking(sizes, link).groups.size();
+    for (LinkCurve* curve : {&link.h2d, &link.d2h}) {
+      curve->piece_us *= 2;
+      curve->fixed_us *= 2;
+    }
+    EXPECT_LE(PlanPacking(sizes, link).groups.size(), before);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, PackPlanSeeds, ::testing::Range<uint64_t>(1, 21),
+                         [](const auto& info) { return "Seed" + std::to_string(info.param); });
+
+}  // namespace
+}  // namespace pinion
