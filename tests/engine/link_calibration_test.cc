@@ -106,7 +106,7 @@ TEST_F(LinkCalibrationTest, GivesEverythingBack) {
   EngineWorld world(Machine("h100_pcie5"));
   ASSERT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()), IsOk());
   EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 0u);
-  EXPECT_EQ(world.allocator().GetStats().in_use_bytes, 0u);
+  EXPECT_EQ(world.allocator().GetStats().used_bytes.now, 0u);
   EXPECT_THAT(world.machine().races(), ::testing::IsEmpty());
 }
 
@@ -139,7 +139,7 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
       EXPECT_THAT(link, StatusIs(absl::StatusCode::kUnavailable)) << which;
     }
     EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 0u) << which;
-    EXPECT_EQ(world.allocator().GetStats().in_use_bytes, 0u) << which;
+    EXPECT_EQ(world.allocator().GetStats().used_bytes.now, 0u) << which;
     ASSERT_THAT(world.machine().races(), ::testing::IsEmpty()) << which;
   }
 }
@@ -151,7 +151,7 @@ TEST_F(LinkCalibrationTest, AfterAStickyErrorPinnedMemoryIsNotReused) {
   EngineWorld world(options);
   EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
               StatusIs(absl::StatusCode::kInternal));
-  EXPECT_GT(world.allocator().GetStats().in_use_bytes, 0u);
+  EXPECT_GT(world.allocator().GetStats().used_bytes.now, 0u);
 }
 
 TEST_F(LinkCalibrationTest, BesideOtherTrafficItFindsALinkThatIsNoFaster) {

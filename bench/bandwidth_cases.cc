@@ -1,0 +1,352 @@
+#include "pinion/bench/bandwidth_cases.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/link_curve.h"
+
+namespace pinion {
+namespace {
+
+constexpr CopyDirection kH2d = CopyDirection::kHostToDevice;
+constexpr CopyDirection kD2h = CopyDirection::kDeviceToHost;
+
+constexpr char kSmLatency[] = "host_device_latency_sm";
+constexpr char kCeLatency[] = "host_device_latency_ce";
+
+// Many small copies per sample, so that the events around them do not count.
+constexpr uint64_t kSampleBytes = 64 * kMiB;
+constexpr int kMostCopies = 16;
+// What the devices of one host do to each other shows at any large size.
+constexpr uint64_t kAllDevicesBytes = 64 * kMiB;
+constexpr uint64_t kLatencyBytes = 64;
+
+CopyDirection Opposite(CopyDirection direction) { return direction == kH2d ? kD2h : kH2d; }
+
+SamplePlan PlanFor(uint64_t size_bytes, const BandwidthOptions& options) {
+  SamplePlan plan;
+  plan.samples = options.samples;
+  uint64_t sample_bytes = kSampleBytes;
+  if (options.bytes_per_size > 0) {
+    sample_bytes = std::min(sample_bytes, options.bytes_per_size / 4);
+  }
+  plan.copies = static_cast<int>(std::clamp<uint64_t>(sample_bytes / size_bytes, 1, kMostCopies));
+  if (options.bytes_per_size > 0) {
+    const uint64_t affordable = options.bytes_per_size / (size_bytes * plan.copies);
+    plan.samples = static_cast<int>(std::clamp<uint64_t>(affordable, 1, plan.samples));
+  }
+  return plan;
+}
+
+// The cases of one run, while it runs.
+class Run {
+ public:
+  Run(const std::vector<BenchDevice>& devices, const BandwidthOptions& options,
+      const Progress& progress)
+      : devices_(devices), options_(options), progress_(progress) {
+    for (const BenchDevice& device : devices) {
+      result_.devices.push_back({device.device->name(), device.device->info(), std::nullopt});
+      result_.modelled |= device.device->info().modelled;
+    }
+    for (const CaseSpec& spec : BandwidthCases()) {
+      if (Wanted(spec.name))
+        AddCase(spec.name, spec.description).bidirectional = spec.bidirectional;
+    }
+  }
+
+  BandwidthResult Execute() && {
+    for (const BenchDevice& device : devices_) {
+      absl::StatusOr<std::unique_ptr<LinkWorkspace>> workspace =
+          LinkWorkspace::Create(device.device, device.memory.front());
+      if (!workspace.ok()) {
+        FailAll(workspace.status());
+        return std::move(result_);
+      }
+      workspaces_.push_back(*std::move(workspace));
+    }
+    for (size_t column = 0; column < devices_.size(); ++column) {
+      for (const MemoryKind& kind : devices_[column].memory) RunWithMemory(column, kind);
+    }
+    RunLatencies();
+    workspaces_.clear();
+    for (size_t column = 0; column < devices_.size(); ++column) Calibrate(column);
+    return std::move(result_);
+  }
+
+ private:
+  bool Wanted(const std::string& name) const {
+    return options_.cases.empty() || std::count(options_.cases.begin(), options_.cases.end(), name);
+  }
+
+  CaseResult& AddCase(const std::string& name, const std::string& description) {
+    result_.cases.emplace_back();
+    result_.cases.back().name = name;
+    result_.cases.back().description = description;
+    return result_.cases.back();
+  }
+
+  CaseResult& CaseOf(const CaseSpec& spec) {
+    return *std::find_if(result_.cases.begin(), result_.cases.end(),
+                         [&](const CaseResult& result) { return result.name == spec.name; });
+  }
+
+  static void Fail(CaseResult& result, const absl::Status& why) {
+    result.status = CaseStatus::kError;
+    result.reason = std::string(why.message());
+    result.series.clear();
+  }
+
+  void FailAll(const absl::Status& why) {
+    for (CaseResult& result : result_.cases) Fail(result, why);
+  }
+
+  void RunWithMemory(size_t column, const MemoryKind& kind) {
+    LinkWorkspace& workspace = *workspaces_[column];
+    const bool near = &kind == &devices_[column].memory.front();
+    const std::string where = absl::StrCat(workspace.device().name(), ", ", kind.name, " memory",
+                                           kind.numa_node < 0 ? "" : " of node ",
+                                           kind.numa_node < 0 ? "" : absl::StrCat(kind.numa_node));
+    const absl::Status got = GetMemory(workspace, kind, where);
+    for (const CaseSpec& spec : BandwidthCases()) {
+      if (!Wanted(spec.name)) continue;
+      if (!near && (spec.bidirectional || spec.all_devices)) continue;
+      CaseResult& result = CaseOf(spec);
+      if (result.status == CaseStatus::kError) continue;
+      progress_(absl::StrCat(spec.name, ", ", where));
+      Series series;
+      series.column = static_cast<int>(column);
+      series.device = workspace.device().name();
+      series.memory = kind.name;
+      series.numa_node = workspace.numa_node();
+      series.remote = kind.remote;
+      series.direction = spec.direction;
+      absl::Status ran = got;
+      if (ran.ok()) ran = AddTraffic(spec, column);
+      if (ran.ok()) ran = Sweep(spec, workspace, series);
+      workspace.meter().ClearTraffic();
+      if (ran.ok()) {
+        result.series.push_back(std::move(series));
+      } else {
+        Fail(result, ran);
+      }
+    }
+  }
+
+  // As much as there is, down to a size that still says something about the link.
+  absl::Status GetMemory(LinkWorkspace& workspace, const MemoryKind& kind,
+                         const std::string& where) {
+    absl::Status got;
+    const uint64_t least_bytes = std::min(options_.max_bytes, 16 * kMiB);
+    for (uint64_t size = options_.max_bytes; size >= least_bytes; size /= 2) {
+      got = workspace.Use(kind, size);
+      if (got.ok() && size < options_.max_bytes) {
+        result_.warnings.push_back(
+            absl::StrCat(where, ": no memory for copies of more than ", HumanBytes(size)));
+      }
+      if (!absl::IsResourceExhausted(got)) break;
+    }
+    return got;
+  }
+
+  absl::Status AddTraffic(const CaseSpec& spec, size_t column) {
+    LinkMeter& meter = workspaces_[column]->meter();
+    const auto add = [&meter](LinkWorkspace& workspace, CopyDirection direction) {
+      return meter.AddTraffic(workspace.device(), direction, workspace.traffic(direction));
+    };
+    if (spec.bidirectional) {
+      PINION_RETURN_IF_ERROR(add(*workspaces_[column], Opposite(spec.direction)));
+    }
+    for (size_t other = 0; spec.all_devices && other < workspaces_.size(); ++other) {
+      if (other == column) continue;
+      PINION_RETURN_IF_ERROR(add(*workspaces_[other], spec.direction));
+      if (spec.bidirectional) {
+        PINION_RETURN_IF_ERROR(add(*workspaces_[other], Opposite(spec.direction)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Sweep(const CaseSpec& spec, LinkWorkspace& workspace, Series& series) {
+    std::vector<uint64_t> sizes = SweepSizes(options_);
+    if (spec.all_devices) sizes = {std::min(kAllDevicesBytes, options_.max_bytes)};
+    std::vector<CopyTime> medians;
+    for (const uint64_t size_bytes : sizes) {
+      if (size_bytes > workspace.size_bytes()) break;
+      PINION_ASSIGN_OR_RETURN(const SizePoint point,
+                              MeasurePoint(workspace, spec.direction, size_bytes));
+      series.points.push_back(point);
+      medians.push_back({size_bytes, point.us.median});
+    }
+    if (medians.size() > 2) {
+      if (absl::StatusOr<LinkCurve> curve = FitLinkCurve(medians); curve.ok())
+        series.curve = *curve;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<SizePoint> MeasurePoint(LinkWorkspace& workspace, CopyDirection direction,
+                                         uint64_t size_bytes) {
+    const SamplePlan plan = PlanFor(size_bytes, options_);
+    PINION_ASSIGN_OR_RETURN(SampleTimes us, workspace.Measure(direction, size_bytes, plan));
+    return SizePoint{size_bytes, plan.copies, Summarize(std::move(us))};
+  }
+
+  void RunLatencies() {
+    if (Wanted(kCeLatency)) {
+      CaseResult& result = AddCase(kCeLatency,
+                                   "memcpy CE latency of one copy, CPU -> GPU(column) in row 0, "
+                                   "CPU <- GPU(column) in row 1 (ns)");
+      result.latency = true;
+      if (const absl::Status ran = RunCeLatency(result); !ran.ok()) Fail(result, ran);
+    }
+    if (Wanted(kSmLatency)) {
+      CaseResult& result = AddCase(kSmLatency, "memory latency SM CPU(row) <-> GPU(column) (ns)");
+      result.latency = true;
+      RunSmLatency(result);
+    }
+  }
+
+  absl::Status RunCeLatency(CaseResult& result) {
+    for (size_t column = 0; column < devices_.size(); ++column) {
+      LinkWorkspace& workspace = *workspaces_[column];
+      progress_(absl::StrCat(kCeLatency, ", ", workspace.device().name()));
+      PINION_RETURN_IF_ERROR(workspace.Use(devices_[column].memory.front(), kMiB));
+      for (const CopyDirection direction : {kH2d, kD2h}) {
+        Series series;
+        series.column = static_cast<int>(column);
+        series.device = workspace.device().name();
+        series.memory = devices_[column].memory.front().name;
+        series.numa_node = workspace.numa_node();
+        series.direction = direction;
+        const SamplePlan plan = {.samples = options_.samples, .copies = 1};
+        PINION_ASSIGN_OR_RETURN(SampleTimes us, workspace.Measure(direction, kLatencyBytes, plan));
+        series.points.push_back({kLatencyBytes, plan.copies, Summarize(std::move(us))});
+        result.series.push_back(std::move(series));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void RunSmLatency(CaseResult& result) {
+    for (size_t column = 0; column < devices_.size(); ++column) {
+      const BenchDevice& device = devices_[column];
+      if (device.read_latency_ns == nullptr) {
+        result.status = CaseStatus::kWaived;
+        result.reason = device.no_read_latency;
+        return;
+      }
+      progress_(absl::StrCat(kSmLatency, ", ", device.device->name()));
+      SampleTimes us;
+      for (int i = 0; i < options_.samples; ++i) {
+        const absl::StatusOr<double> ns = device.read_latency_ns();
+        if (!ns.ok()) return Fail(result, ns.status());
+        us.push_back(*ns * 1e-3);
+      }
+      Series series;
+      series.column = static_cast<int>(column);
+      series.device = device.device->name();
+      series.memory = device.memory.front().name;
+      series.points.push_back({/*size_bytes=*/0, /*copies=*/1, Summarize(std::move(us))});
+      result.series.push_back(std::move(series));
+    }
+  }
+
+  void Calibrate(size_t column) {
+    progress_(absl::StrCat("calibration, ", result_.devices[column].name));
+    const absl::StatusOr<LinkCalibration> link = [&]() -> absl::StatusOr<LinkCalibration> {
+      PINION_ASSIGN_OR_RETURN(const std::shared_ptr<PinnedAllocator> allocator,
+                              PinnedAllocator::Create({}, devices_[column].memory.front().source));
+      return CalibrateLink(*devices_[column].device, *allocator);
+    }();
+    if (link.ok()) {
+      result_.devices[column].calibration = *link;
+    } else {
+      result_.warnings.push_back(absl::StrCat(
+          result_.devices[column].name, " could not be calibrated: ", link.status().message()));
+    }
+  }
+
+  const std::vector<BenchDevice>& devices_;
+  const BandwidthOptions& options_;
+  const Progress& progress_;
+  std::vector<std::unique_ptr<LinkWorkspace>> workspaces_;
+  BandwidthResult result_;
+};
+
+}  // namespace
+
+const std::vector<CaseSpec>& BandwidthCases() {
+  static const auto& cases = *new std::vector<CaseSpec>{
+      {"host_to_device_memcpy_ce", "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)", kH2d,
+       false, false},
+      {"device_to_host_memcpy_ce", "memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)", kD2h,
+       false, false},
+      {"host_to_device_bidirectional_memcpy_ce",
+       "memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)", kH2d, true, false},
+      {"device_to_host_bidirectional_memcpy_ce",
+       "memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)", kD2h, true, false},
+      {"all_to_host_memcpy_ce", "memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)", kD2h, false,
+       true},
+      {"all_to_host_bidirectional_memcpy_ce", "memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)",
+       kD2h, true, true},
+      {"host_to_all_memcpy_ce", "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)", kH2d, false,
+       true},
+      {"host_to_all_bidirectional_memcpy_ce", "memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)",
+       kH2d, true, true},
+  };
+  return cases;
+}
+
+std::vector<std::string> CaseNames() {
+  std::vector<std::string> names;
+  for (const CaseSpec& spec : BandwidthCases()) names.push_back(spec.name);
+  names.push_back(kCeLatency);
+  names.push_back(kSmLatency);
+  return names;
+}
+
+std::vector<uint64_t> SweepSizes(const BandwidthOptions& options) {
+  std::vector<uint64_t> sizes;
+  for (uint64_t size = options.min_bytes; size < options.max_bytes; size *= 4)
+    sizes.push_back(size);
+  sizes.push_back(options.max_bytes);
+  return sizes;
+}
+
+absl::Status BandwidthOptions::Validate() const {
+  if (min_bytes < kKiB || min_bytes > max_bytes || max_bytes > 64 * kGiB) {
+    return absl::InvalidArgumentError(absl::StrCat("sizes from ", min_bytes, " to ", max_bytes,
+                                                   " bytes: they must be from 1 KiB to 64 GiB"));
+  }
+  if (min_bytes % kKiB != 0 || max_bytes % kKiB != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sizes from ", min_bytes, " to ", max_bytes, " bytes: whole KiB, please"));
+  }
+  if (samples < 1 || samples > 10000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("samples is ", samples, "; it must be from 1 to 10000"));
+  }
+  const std::vector<std::string> known = CaseNames();
+  for (const std::string& name : cases) {
+    if (std::count(known.begin(), known.end(), name) == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("no case \"", name, "\"; there are: ", absl::StrJoin(known, ", ")));
+    }
+  }
+  return absl::OkStatus();
+}
+
+BandwidthResult RunBandwidth(const std::vector<BenchDevice>& devices,
+                             const BandwidthOptions& options, const Progress& progress) {
+  PINION_CHECK(!devices.empty()) << "no devices";
+  return Run(devices, options, progress).Execute();
+}
+
+}  // namespace pinion

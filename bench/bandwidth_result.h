@@ -1,0 +1,95 @@
+// What a run of the bandwidth program found: plain data for its reports.
+
+#ifndef PINION_BENCH_BANDWIDTH_RESULT_H_
+#define PINION_BENCH_BANDWIDTH_RESULT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pinion/bench/goals.h"
+#include "pinion/bench/statistics.h"
+#include "pinion/device/device.h"
+#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/link_curve.h"
+
+namespace pinion {
+
+struct SizePoint {
+  uint64_t size_bytes = 0;
+  int copies = 0;  // per sample
+  Summary us;      // per copy
+
+  // 1e9 bytes per second; the faster ones are the 95th percentile.
+  double gb_per_s() const { return GbPerS(us.median); }
+  double p5_gb_per_s() const { return GbPerS(us.p95); }
+  double p95_gb_per_s() const { return GbPerS(us.p5); }
+
+ private:
+  double GbPerS(double each_us) const { return static_cast<double>(size_bytes) / (each_us * 1e3); }
+};
+
+// One case with one device and one kind of memory.
+struct Series {
+  int column = 0;  // of the device, among those of the run
+  std::string device;
+  std::string memory;  // MemoryKind::name
+  int numa_node = -1;  // of the memory; -1: unknown
+  bool remote = false;
+  CopyDirection direction = CopyDirection::kHostToDevice;
+  std::vector<SizePoint> points;   // by size
+  std::optional<LinkCurve> curve;  // where there are sizes enough for one
+
+  const SizePoint& largest() const { return points.back(); }
+  double best_gb_per_s() const;
+};
+
+enum class CaseStatus { kPassed, kWaived, kError };
+const char* CaseStatusName(CaseStatus status);  // as nvbandwidth prints them
+
+struct CaseResult {
+  std::string name;
+  std::string description;  // with the unit, as nvbandwidth prints it
+  CaseStatus status = CaseStatus::kPassed;
+  std::string reason;    // why it did not pass
+  bool latency = false;  // values are times in ns, not bandwidths in GB/s
+  bool bidirectional = false;
+  std::vector<Series> series;  // empty unless passed
+
+  double Value(const SizePoint& point) const {
+    return latency ? point.us.median * 1e3 : point.gb_per_s();
+  }
+  // What stands in nvbandwidth's matrix: a row of devices, or one per direction where both were
+  // measured; the largest size in pinned memory near the device. Nothing: not measured.
+  std::vector<std::vector<std::optional<double>>> Matrix(int columns) const;
+};
+
+struct DeviceResult {
+  std::string name;
+  DeviceInfo info;
+  std::optional<LinkCalibration> calibration;
+};
+
+struct BandwidthResult {
+  std::vector<DeviceResult> devices;
+  bool modelled = false;
+  int cuda_runtime_version = 0;  // as CUDART_VERSION; 0: no CUDA
+  std::string driver_version;
+  std::vector<std::string> warnings;
+  std::vector<CaseResult> cases;
+
+  const CaseResult* Find(const std::string& name) const;
+};
+
+// The first series of that column and direction, which is of pinned memory near the device; null if
+// there is none.
+const Series* NearPinned(const CaseResult& result, int column, CopyDirection direction);
+
+// Rows, and goals judged from them: bytes arrive, large copies reach the link's own bandwidth, and
+// the engine's calibration agrees with the sweep.
+BenchReport MakeReport(const BandwidthResult& result);
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_BANDWIDTH_RESULT_H_

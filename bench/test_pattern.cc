@@ -1,0 +1,53 @@
+#include "pinion/bench/test_pattern.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+namespace {
+
+constexpr uint64_t kTileBytes = 64 * kKiB;
+
+// The first word of the tile at `offset_bytes`.
+uint64_t Stamp(uint64_t first_word, uint64_t offset_bytes) {
+  return first_word ^ (offset_bytes / kTileBytes + 1);
+}
+
+}  // namespace
+
+TestPattern::TestPattern(uint64_t seed) : tile_(kTileBytes / sizeof(uint64_t)) {
+  std::mt19937_64 random(seed);
+  std::generate(tile_.begin(), tile_.end(), [&random] { return random(); });
+}
+
+void TestPattern::Fill(void* data, uint64_t offset_bytes, uint64_t size_bytes) const {
+  PINION_CHECK(offset_bytes % kTileBytes == 0) << offset_bytes;
+  char* const bytes = static_cast<char*>(data);
+  for (uint64_t done = 0; done < size_bytes; done += kTileBytes) {
+    const uint64_t stamp = Stamp(tile_[0], offset_bytes + done);
+    const uint64_t part = std::min(kTileBytes, size_bytes - done);
+    std::memcpy(bytes + done, tile_.data(), part);
+    std::memcpy(bytes + done, &stamp, std::min(sizeof(stamp), part));
+  }
+}
+
+std::optional<uint64_t> TestPattern::FirstDifference(const void* data, uint64_t offset_bytes,
+                                                     uint64_t size_bytes) const {
+  PINION_CHECK(offset_bytes % kTileBytes == 0) << offset_bytes;
+  const char* const bytes = static_cast<const char*>(data);
+  std::vector<uint64_t> tile = tile_;
+  const char* const expected = reinterpret_cast<const char*>(tile.data());
+  for (uint64_t done = 0; done < size_bytes; done += kTileBytes) {
+    tile[0] = Stamp(tile_[0], offset_bytes + done);
+    const uint64_t part = std::min(kTileBytes, size_bytes - done);
+    if (std::memcmp(bytes + done, expected, part) == 0) continue;
+    return done + (std::mismatch(expected, expected + part, bytes + done).first - expected);
+  }
+  return std::nullopt;
+}
+
+}  // namespace pinion
