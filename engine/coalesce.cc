@@ -3,33 +3,88 @@
 #include <algorithm>
 #include <functional>
 
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+
 namespace pinion {
 namespace {
+
+constexpr uint64_t kCutAlignmentBytes = 4 * kKiB;
+
+bool ByDestination(const CopyPiece& a, const CopyPiece& b) {
+  return std::less<const void*>()(a.dst, b.dst);
+}
+
+// The end of a cut, counted from the beginning of its piece.
+uint64_t AlignedCut(uint64_t end_bytes) { return end_bytes - end_bytes % kCutAlignmentBytes; }
 
 const void* End(const void* data, uint64_t size_bytes) {
   return static_cast<const char*>(data) + size_bytes;
 }
 
+CopyPiece PartOf(const CopyPiece& piece, uint64_t begin_bytes, uint64_t size_bytes) {
+  return {static_cast<char*>(piece.dst) + begin_bytes,
+          static_cast<const char*>(piece.src) + begin_bytes, size_bytes};
+}
+
 }  // namespace
 
-std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces) {
+std::vector<CopyPiece> SortPieces(absl::Span<const CopyPiece> pieces) {
   std::vector<CopyPiece> sorted(pieces.begin(), pieces.end());
-  std::sort(sorted.begin(), sorted.end(), [](const CopyPiece& a, const CopyPiece& b) {
-    return std::less<const void*>()(a.dst, b.dst);
-  });
-  std::vector<CopyPiece> merged;
-  for (const CopyPiece& piece : sorted) {
-    if (!merged.empty()) {
-      CopyPiece& last = merged.back();
-      if (End(last.dst, last.size_bytes) == piece.dst &&
-          End(last.src, last.size_bytes) == piece.src) {
-        last.size_bytes += piece.size_bytes;
-        continue;
-      }
-    }
-    merged.push_back(piece);
+  if (!std::is_sorted(sorted.begin(), sorted.end(), ByDestination)) {
+    std::sort(sorted.begin(), sorted.end(), ByDestination);
   }
+  return sorted;
+}
+
+std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces) {
+  std::vector<CopyPiece> merged = SortPieces(pieces);
+  size_t last = 0;
+  for (size_t i = 1; i < merged.size(); ++i) {
+    const CopyPiece piece = merged[i];
+    if (End(merged[last].dst, merged[last].size_bytes) == piece.dst &&
+        End(merged[last].src, merged[last].size_bytes) == piece.src) {
+      merged[last].size_bytes += piece.size_bytes;
+    } else {
+      merged[++last] = piece;
+    }
+  }
+  if (!merged.empty()) merged.resize(last + 1);
   return merged;
+}
+
+std::vector<CopyPiece> SlicePieces(absl::Span<const CopyPiece> pieces, uint64_t begin_bytes,
+                                   uint64_t max_bytes) {
+  auto piece = pieces.begin();
+  for (; piece != pieces.end() && piece->size_bytes <= begin_bytes; ++piece) {
+    begin_bytes -= piece->size_bytes;
+  }
+  PINION_CHECK(piece != pieces.end() && max_bytes > 0) << "an empty slice";
+  std::vector<CopyPiece> slice;
+  for (; piece != pieces.end() && max_bytes > 0; ++piece) {
+    uint64_t size_bytes = piece->size_bytes - begin_bytes;
+    if (size_bytes > max_bytes) {
+      const uint64_t aligned_end = AlignedCut(begin_bytes + max_bytes);
+      if (aligned_end > begin_bytes) {
+        size_bytes = aligned_end - begin_bytes;
+      } else if (slice.empty()) {
+        size_bytes = max_bytes;
+      } else {
+        break;
+      }
+      max_bytes = size_bytes;
+    }
+    slice.push_back(PartOf(*piece, begin_bytes, size_bytes));
+    max_bytes -= size_bytes;
+    begin_bytes = 0;
+  }
+  return slice;
+}
+
+uint64_t TotalBytes(absl::Span<const CopyPiece> pieces) {
+  uint64_t total = 0;
+  for (const CopyPiece& piece : pieces) total += piece.size_bytes;
+  return total;
 }
 
 }  // namespace pinion

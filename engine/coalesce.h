@@ -1,11 +1,14 @@
-// Merges the pieces of a copy that are adjacent on both sides.
+// What is done to the pieces of a batch before a device sees them: neighbours are merged, chunks
+// are cut. Pure functions.
 //
-// A copy costs 2 to 7 us of the host's time and about as much of the link's, so two neighbours in
-// one piece are cheaper than two pieces. A pure function.
+// A piece costs the host and the link about a microsecond, so two neighbours in one piece are
+// cheaper than two pieces. What a batch copies is the concatenation of its pieces by ascending
+// destination, whether they are merged or not: a chunk is a range of those bytes.
 
 #ifndef PINION_ENGINE_COALESCE_H_
 #define PINION_ENGINE_COALESCE_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -13,9 +16,20 @@
 
 namespace pinion {
 
+// The same pieces by ascending destination. Cheap when that is how they come.
+std::vector<CopyPiece> SortPieces(absl::Span<const CopyPiece> pieces);
+
 // Copies the same bytes to the same places with as few pieces as merging of neighbours can give,
 // by ascending destination. The pieces' destinations must not overlap.
 std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces);
+
+// The pieces of at most `max_bytes` bytes, and at least one, from `begin_bytes` on. A piece that
+// must be cut is cut at a multiple of 4 KiB from its beginning where that leaves anything, so that
+// its parts are aligned as it was. begin_bytes must lie inside, max_bytes be positive.
+std::vector<CopyPiece> SlicePieces(absl::Span<const CopyPiece> pieces, uint64_t begin_bytes,
+                                   uint64_t max_bytes);
+
+uint64_t TotalBytes(absl::Span<const CopyPiece> pieces);
 
 }  // namespace pinion
 

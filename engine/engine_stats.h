@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "pinion/engine/duration_histogram.h"
+
 namespace pinion {
 
 // Invariants: submitted_bytes == completed_bytes + in_flight_bytes; completed_transfers <=
@@ -22,6 +24,11 @@ struct DirectionStats {
   uint64_t peak_in_flight_bytes = 0;
   uint64_t flow_control_waits = 0;  // Submit blocked the host
   uint64_t failed_submits = 0;      // returned an error
+
+  // With EngineOptions::time_transfers, as far as polling knows.
+  DurationSummary copy_time;   // of chunks, on the device
+  DurationSummary stall_time;  // of streams, at waits for transfers of this direction
+  uint64_t untimed = 0;        // chunks and waits whose events could not be recorded or read
 };
 
 struct EngineStats {

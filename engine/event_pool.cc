@@ -12,7 +12,8 @@ PooledEvent::PooledEvent(std::shared_ptr<EventPool> pool, EventHandle handle)
 
 PooledEvent::~PooledEvent() { pool_->Release(handle_); }
 
-EventPool::EventPool(std::shared_ptr<GuardedDevice> device) : device_(std::move(device)) {}
+EventPool::EventPool(std::shared_ptr<GuardedDevice> device, Timing timing)
+    : device_(std::move(device)), timing_(timing) {}
 
 EventPool::~EventPool() {
   if (!device_->health().ok()) return;  // leaks: the device must not be called
@@ -38,9 +39,17 @@ absl::StatusOr<EventRef> EventPool::Acquire() {
     }
   }
   if (!event.valid()) {
-    PINION_ASSIGN_OR_RETURN(event, device_->CreateEvent());
+    PINION_ASSIGN_OR_RETURN(
+        event, timing_ == Timing::kTimed ? device_->CreateTimedEvent() : device_->CreateEvent());
   }
   return std::make_shared<const PooledEvent>(shared_from_this(), event);
+}
+
+absl::StatusOr<EventRef> EventPool::Order(StreamHandle earlier, StreamHandle later) {
+  PINION_ASSIGN_OR_RETURN(EventRef event, Acquire());
+  PINION_RETURN_IF_ERROR(device_->RecordEvent(event->handle(), earlier));
+  PINION_RETURN_IF_ERROR(device_->StreamWaitEvent(later, event->handle()));
+  return event;
 }
 
 void EventPool::Release(EventHandle event) {

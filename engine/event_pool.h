@@ -40,7 +40,9 @@ using EventRef = std::shared_ptr<const PooledEvent>;
 
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  explicit EventPool(std::shared_ptr<GuardedDevice> device);
+  enum class Timing { kUntimed, kTimed };
+
+  explicit EventPool(std::shared_ptr<GuardedDevice> device, Timing timing = Timing::kUntimed);
   ~EventPool();
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
@@ -48,11 +50,16 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   // An event to record. It may still carry an old record: don't query it before.
   absl::StatusOr<EventRef> Acquire();
 
+  // Later work of `later` starts after the present work of `earlier`; both belong to the device.
+  // Returns the event of that work.
+  absl::StatusOr<EventRef> Order(StreamHandle earlier, StreamHandle later);
+
  private:
   friend class PooledEvent;
   void Release(EventHandle event);
 
   const std::shared_ptr<GuardedDevice> device_;
+  const Timing timing_;
   Mutex mu_;
   std::vector<EventHandle> free_ ABSL_GUARDED_BY(mu_);
 };

@@ -34,6 +34,21 @@ absl::Status GuardedDevice::health() const {
   return absl::OkStatus();
 }
 
+absl::Status GuardedDevice::accepting() const {
+  PINION_RETURN_IF_ERROR(health());
+  if (accepting_.load(std::memory_order_acquire)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(device_->name(), ": the transfer engine was shut down; create another one"));
+}
+
+absl::Status GuardedDevice::CheckNotCapturing(StreamHandle stream) {
+  PINION_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+  if (!capturing) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(device_->name(), ": a stream captures a graph; transfers can follow it, and it ",
+                   "can wait for other streams, only after the capture has ended"));
+}
+
 void GuardedDevice::Poison(const char* call, const absl::Status& status) {
   const absl::Status error = absl::InternalError(absl::StrCat(
       device_->name(), " failed for good at ", call, ": ", status.message(),
@@ -87,6 +102,11 @@ absl::StatusOr<EventHandle> GuardedDevice::CreateEvent() {
   return Guard<absl::StatusOr<EventHandle>>("CreateEvent", [&] { return device_->CreateEvent(); });
 }
 
+absl::StatusOr<EventHandle> GuardedDevice::CreateTimedEvent() {
+  return Guard<absl::StatusOr<EventHandle>>("CreateTimedEvent",
+                                            [&] { return device_->CreateTimedEvent(); });
+}
+
 absl::Status GuardedDevice::DestroyEvent(EventHandle event) {
   return Guard<absl::Status>("DestroyEvent", [&] { return device_->DestroyEvent(event); });
 }
@@ -108,6 +128,10 @@ absl::StatusOr<bool> GuardedDevice::QueryEvent(EventHandle event) {
 
 absl::Status GuardedDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
   return Guard<absl::Status>("WaitEvent", [&] { return device_->WaitEvent(event, timeout); });
+}
+
+absl::StatusOr<double> GuardedDevice::ElapsedMs(EventHandle start, EventHandle end) {
+  return Guard<absl::StatusOr<double>>("ElapsedMs", [&] { return device_->ElapsedMs(start, end); });
 }
 
 absl::Status GuardedDevice::CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,

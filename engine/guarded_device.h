@@ -42,6 +42,15 @@ class GuardedDevice {
   // OkStatus, or why no call is made any more.
   absl::Status health() const;
 
+  // health(), or that the engine was shut down. The calls below go on after that, so that what is
+  // in flight can be waited for.
+  absl::Status accepting() const;
+  void StopAccepting() { accepting_.store(false, std::memory_order_release); }
+
+  // FailedPrecondition while `stream` captures a graph. A stream that waited for a capturing one
+  // would be drawn into the capture, and a captured wait for outside work breaks it.
+  absl::Status CheckNotCapturing(StreamHandle stream);
+
   // `call` is what the message says has failed; `status` is why. The first one counts.
   void Poison(const char* call, const absl::Status& status);
 
@@ -51,11 +60,13 @@ class GuardedDevice {
   absl::Status SynchronizeStream(StreamHandle stream);
   absl::StatusOr<bool> IsCapturing(StreamHandle stream);
   absl::StatusOr<EventHandle> CreateEvent();
+  absl::StatusOr<EventHandle> CreateTimedEvent();
   absl::Status DestroyEvent(EventHandle event);
   absl::Status RecordEvent(EventHandle event, StreamHandle stream);
   absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event);
   absl::StatusOr<bool> QueryEvent(EventHandle event);
   absl::Status WaitEvent(EventHandle event, absl::Duration timeout);
+  absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end);
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream);
 
@@ -76,6 +87,7 @@ class GuardedDevice {
   const int max_transient_retries_;
   const int fork_generation_;
   std::atomic<bool> poisoned_{false};
+  std::atomic<bool> accepting_{true};
   std::atomic<uint64_t> retries_{0};
   std::atomic<uint64_t> event_waits_{0};
   std::atomic<uint64_t> event_waits_skipped_{0};

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/wait_site.h"
 
 namespace pinion::internal {
 
@@ -19,7 +20,7 @@ StreamTimeline::~StreamTimeline() {
   Poll();
   if (const size_t pending = pending_count(); pending > 0) {
     PINION_LOG(kError) << name_ << ": leaked the stream, " << pending
-                       << " submissions on it are not done";
+                       << " submissions on it are not done: " << WhyPending(last_number());
     return;
   }
   if (absl::Status destroyed = device_->DestroyStream(stream_); !destroyed.ok()) {
@@ -27,32 +28,37 @@ StreamTimeline::~StreamTimeline() {
   }
 }
 
+void StreamTimeline::SetTimer(std::shared_ptr<TransferTimer> timer, CopyDirection direction) {
+  timer_ = std::move(timer);
+  direction_ = direction;
+}
+
 absl::StatusOr<uint64_t> StreamTimeline::Mark(EventRef event) {
   PINION_RETURN_IF_ERROR(device_->RecordEvent(event->handle(), stream_));
   MutexLock lock(mu_);
-  return Append(std::move(event), 0, 0);
+  return Append(std::move(event), {});
 }
 
-uint64_t StreamTimeline::NumberCopy(EventRef event, uint64_t size_bytes, uint64_t pieces) {
+uint64_t StreamTimeline::NumberCopy(EventRef event, SubmittedCopy copy) {
   const absl::Status recorded = device_->RecordEvent(event->handle(), stream_);
   if (recorded.ok()) {
     MutexLock lock(mu_);
-    return Append(std::move(event), size_bytes, pieces);
+    return Append(std::move(event), std::move(copy));
   }
-  if (!device_->SynchronizeStream(stream_).ok()) {
+  if (WaitSiteEnabled(WaitSite::kCopyWithoutEvent) && !device_->SynchronizeStream(stream_).ok()) {
     device_->Poison("RecordEvent", recorded);
-    return NumberLostCopy(size_bytes, pieces);
+    return NumberLostCopy(std::move(copy));
   }
-  std::vector<EventRef> released;
+  Released released;
   MutexLock lock(mu_);
-  const uint64_t value = Append(nullptr, size_bytes, pieces);
+  const uint64_t value = Append(nullptr, std::move(copy));
   CompleteUpTo(value, released);
   return value;
 }
 
-uint64_t StreamTimeline::NumberLostCopy(uint64_t size_bytes, uint64_t pieces) {
+uint64_t StreamTimeline::NumberLostCopy(SubmittedCopy copy) {
   MutexLock lock(mu_);
-  return Append(nullptr, size_bytes, pieces);
+  return Append(nullptr, std::move(copy));
 }
 
 void StreamTimeline::CountFailedSubmit() {
@@ -71,7 +77,7 @@ uint64_t StreamTimeline::NumberToWaitFor(uint64_t allowed_bytes) const {
   uint64_t value = 0;
   for (const Pending& oldest : pending_) {
     if (in_flight <= allowed_bytes) break;
-    in_flight -= oldest.size_bytes;
+    in_flight -= oldest.copy.size_bytes;
     value = oldest.value;
   }
   return value;
@@ -107,10 +113,16 @@ absl::Status StreamTimeline::OrderAfter(uint64_t value, GuardedDevice& waiter,
   return waiter.StreamWaitEvent(stream, event->handle());
 }
 
-absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream) {
+absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, WaitSite site) {
   if (Completed() >= value) return OrderAfter(value, *device_, stream);
   PINION_ASSIGN_OR_RETURN(const bool capturing, device_->IsCapturing(stream));
-  if (!capturing) return OrderAfter(value, *device_, stream);
+  if (!capturing) {
+    if (timer_ == nullptr) return OrderAfter(value, *device_, stream);
+    TransferTimer::Start start = timer_->Begin(stream);
+    PINION_RETURN_IF_ERROR(OrderAfter(value, *device_, stream));
+    timer_->EndStall(std::move(start), stream, site, direction_, value);
+    return absl::OkStatus();
+  }
   Poll();
   if (Completed() >= value) return OrderAfter(value, *device_, stream);
   return absl::FailedPreconditionError(
@@ -124,16 +136,18 @@ void StreamTimeline::Poll() {
   // Querying an event while its stream captures a graph would break the capture.
   if (absl::StatusOr<bool> capturing = IsCapturing(); !capturing.ok() || *capturing) return;
   while (true) {
-    Pending oldest;
+    uint64_t value = 0;
+    EventRef event;
     {
       MutexLock lock(mu_);
       if (pending_.empty()) return;
-      oldest = pending_.front();
+      value = pending_.front().value;
+      event = pending_.front().event;
     }
-    if (oldest.event == nullptr) return;
-    const absl::StatusOr<bool> done = device_->QueryEvent(oldest.event->handle());
+    if (event == nullptr) return;
+    const absl::StatusOr<bool> done = device_->QueryEvent(event->handle());
     if (!done.ok() || !*done) return;
-    Complete(oldest.value);
+    Complete(value);
   }
 }
 
@@ -152,39 +166,39 @@ absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
   const absl::Status waited = device_->WaitEvent(event->handle(), timeout);
   if (absl::IsDeadlineExceeded(waited)) {
     return absl::DeadlineExceededError(
-        absl::StrCat(name_, ": submission ", value, " was not done after ",
-                     absl::FormatDuration(timeout), " (", waited.message(), ")"));
+        absl::StrCat(name_, ": after ", absl::FormatDuration(timeout), " ", WhyPending(value), " (",
+                     waited.message(), ")"));
   }
   PINION_RETURN_IF_ERROR(waited);
   Complete(value);
   return absl::OkStatus();
 }
 
-uint64_t StreamTimeline::Append(EventRef event, uint64_t size_bytes, uint64_t pieces) {
-  pending_.push_back({++last_number_, std::move(event), size_bytes});
-  ++stats_.submitted_transfers;
+uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy copy) {
+  if (copy.ends_transfer) ++stats_.submitted_transfers;
   ++stats_.submitted_chunks;
-  stats_.submitted_pieces += pieces;
-  stats_.submitted_bytes += size_bytes;
-  stats_.in_flight_bytes += size_bytes;
+  stats_.submitted_pieces += copy.pieces;
+  stats_.submitted_bytes += copy.size_bytes;
+  stats_.in_flight_bytes += copy.size_bytes;
   stats_.peak_in_flight_bytes = std::max(stats_.peak_in_flight_bytes, stats_.in_flight_bytes);
+  pending_.push_back({++last_number_, std::move(event), std::move(copy)});
   return last_number_;
 }
 
 void StreamTimeline::Complete(uint64_t value) {
-  std::vector<EventRef> released;
+  Released released;
   MutexLock lock(mu_);
   CompleteUpTo(value, released);
 }
 
-void StreamTimeline::CompleteUpTo(uint64_t value, std::vector<EventRef>& released) {
+void StreamTimeline::CompleteUpTo(uint64_t value, Released& released) {
   while (!pending_.empty() && pending_.front().value <= value) {
     Pending& done = pending_.front();
-    ++stats_.completed_transfers;
-    stats_.completed_bytes += done.size_bytes;
-    stats_.in_flight_bytes -= done.size_bytes;
+    if (done.copy.ends_transfer) ++stats_.completed_transfers;
+    stats_.completed_bytes += done.copy.size_bytes;
+    stats_.in_flight_bytes -= done.copy.size_bytes;
     completed_.store(done.value, std::memory_order_release);
-    released.push_back(std::move(done.event));
+    released.push_back(std::move(done));
     pending_.pop_front();
   }
 }
@@ -195,6 +209,53 @@ EventRef StreamTimeline::EventOf(uint64_t value) const {
       << name_ << ": nothing with the number " << value << " was submitted";
   if (pending_.empty() || value < pending_.front().value) return nullptr;
   return pending_[value - pending_.front().value].event;
+}
+
+// --- What a timeout says ---
+
+std::string StreamTimeline::WhyPending(uint64_t value) {
+  Poll();
+  Pending asked;
+  Pending oldest;
+  {
+    MutexLock lock(mu_);
+    if (Completed() >= value) return absl::StrCat("submission ", value, " is done by now");
+    oldest = pending_.front();
+    asked = pending_[value - oldest.value];
+  }
+  const std::string holds = WhatHolds(oldest);
+  if (asked.value == oldest.value) return absl::StrCat(Describe(asked), " is not done: it ", holds);
+  return absl::StrCat(Describe(asked), " is not done: it waits for its predecessors, and ",
+                      Describe(oldest), " ", holds);
+}
+
+std::string StreamTimeline::Describe(const Pending& pending) {
+  const SubmittedCopy& copy = pending.copy;
+  if (copy.pieces == 0) return absl::StrCat("mark ", pending.value);
+  return absl::StrCat("submission ", pending.value, " (", HumanBytes(copy.size_bytes), ", ",
+                      copy.pieces, copy.pieces == 1 ? " piece)" : " pieces)");
+}
+
+std::string StreamTimeline::WhatHolds(const Pending& oldest) const {
+  if (!device_->health().ok()) return "was lost when the device failed";
+  if (oldest.copy.pieces == 0) return "waits for the work before it on its stream";
+  const Prerequisites& after = oldest.copy.after;
+  if (after.compute != nullptr) {
+    const absl::StatusOr<bool> done = device_->QueryEvent(after.compute->handle());
+    if (done.ok() && !*done) {
+      return "has not started: it waits for the work that was on its compute stream when it was "
+             "submitted";
+    }
+  }
+  for (const auto& [timeline, value] : after.submissions) {
+    // A timeline that is gone has no submissions.
+    const std::shared_ptr<StreamTimeline> other = timeline.lock();
+    if (other == nullptr || other->Completed() >= value) continue;
+    const std::string why = other->WhyPending(value);
+    if (other->Completed() >= value) continue;
+    return absl::StrCat("has not started: it waits for ", other->name_, ", where ", why);
+  }
+  return "has all that it waits for, but its copy has not finished";
 }
 
 absl::StatusOr<bool> StreamTimeline::IsCapturing() const {

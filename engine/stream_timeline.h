@@ -25,9 +25,10 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -38,8 +39,28 @@
 #include "pinion/engine/event_pool.h"
 #include "pinion/engine/fifo_turn.h"
 #include "pinion/engine/guarded_device.h"
+#include "pinion/engine/transfer_timer.h"
+#include "pinion/engine/wait_site.h"
 
 namespace pinion::internal {
+
+class StreamTimeline;
+
+// What a submission was ordered after, beside its predecessor: kept until it is done, so that a
+// timeout can name what is in the way. Devices do not tell.
+struct Prerequisites {
+  EventRef compute;  // null: none
+  // Numbers of other timelines. Weak: two directions wait for each other's submissions.
+  absl::InlinedVector<std::pair<std::weak_ptr<StreamTimeline>, uint64_t>, 1> submissions;
+};
+
+// A copy that is to be numbered.
+struct SubmittedCopy {
+  uint64_t size_bytes = 0;
+  uint64_t pieces = 0;
+  bool ends_transfer = true;  // the last chunk of its batch
+  Prerequisites after;
+};
 
 class StreamTimeline final : public FenceTimeline {
  public:
@@ -49,6 +70,9 @@ class StreamTimeline final : public FenceTimeline {
   StreamTimeline(std::shared_ptr<GuardedDevice> device, StreamHandle stream, Ownership ownership,
                  std::string name);
   ~StreamTimeline() override;
+
+  // Times waits for this timeline, the copies of `direction`. Before anybody else has it.
+  void SetTimer(std::shared_ptr<TransferTimer> timer, CopyDirection direction);
 
   StreamHandle stream() const { return stream_; }
   FifoTurn& turn() { return turn_; }
@@ -61,11 +85,11 @@ class StreamTimeline final : public FenceTimeline {
   // The same for a copy that is already enqueued, so that it must not be lost: where `event`
   // cannot be recorded, this waits for the stream instead, and where that fails too it poisons the
   // device. The number is never done then.
-  uint64_t NumberCopy(EventRef event, uint64_t size_bytes, uint64_t pieces);
+  uint64_t NumberCopy(EventRef event, SubmittedCopy copy);
 
   // A copy that failed for good (the device is poisoned) and may still be writing: a number that is
   // never done.
-  uint64_t NumberLostCopy(uint64_t size_bytes, uint64_t pieces);
+  uint64_t NumberLostCopy(SubmittedCopy copy);
 
   void CountFailedSubmit();
   void CountFlowControlWait();
@@ -82,28 +106,33 @@ class StreamTimeline final : public FenceTimeline {
   // Later work of `stream`, which belongs to `waiter` (another device, maybe) and does not capture,
   // starts after number `value`. No device call when that is known to be done.
   absl::Status OrderAfter(uint64_t value, GuardedDevice& waiter, StreamHandle stream);
-  // The same for any stream of this device. FailedPrecondition while it captures, unless `value` is
-  // done: a wait for work outside of the graph breaks the capture.
-  absl::Status OrderAfter(uint64_t value, StreamHandle stream);
+  // The same for any stream of this device, timed. FailedPrecondition while it captures, unless
+  // `value` is done: a wait for work outside of the graph breaks the capture.
+  absl::Status OrderAfter(uint64_t value, StreamHandle stream, WaitSite site);
 
   uint64_t Completed() const override { return completed_.load(std::memory_order_acquire); }
   void Poll() override;
-  // FailedPrecondition while the stream captures.
+  // FailedPrecondition while the stream captures. A DeadlineExceeded says what keeps `value`.
   absl::Status Wait(uint64_t value, absl::Duration timeout) override;
 
  private:
   struct Pending {
     uint64_t value = 0;
     EventRef event;  // null: never done
-    uint64_t size_bytes = 0;
+    SubmittedCopy copy;
   };
 
-  uint64_t Append(EventRef event, uint64_t size_bytes, uint64_t pieces)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  using Released = absl::InlinedVector<Pending, 2>;
+
+  uint64_t Append(EventRef event, SubmittedCopy copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Complete(uint64_t value);
-  // Moves the events into `released`, whose owner lets go of them after the lock.
-  void CompleteUpTo(uint64_t value, std::vector<EventRef>& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Moves what is done into `released`, whose owner lets go of it after the lock.
+  void CompleteUpTo(uint64_t value, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // "submission 12 (8 MiB in 3 pieces) has not started: it waits for ..." Asks the device.
+  std::string WhyPending(uint64_t value);
+  static std::string Describe(const Pending& pending);
+  // What the oldest submission waits for.
+  std::string WhatHolds(const Pending& oldest) const;
   // Null when `value` is done, or will never be.
   EventRef EventOf(uint64_t value) const;
   absl::StatusOr<bool> IsCapturing() const;
@@ -112,6 +141,8 @@ class StreamTimeline final : public FenceTimeline {
   const StreamHandle stream_;
   const Ownership ownership_;
   const std::string name_;
+  std::shared_ptr<TransferTimer> timer_;  // null: waits are not timed
+  CopyDirection direction_ = CopyDirection::kHostToDevice;
   FifoTurn turn_;
 
   std::atomic<uint64_t> completed_{0};  // written under mu_

@@ -53,6 +53,8 @@
 
 namespace pinion {
 
+class TraceSink;
+
 struct EngineOptions {
   // The window: Submit blocks the host rather than have more than this in flight in its direction.
   // What is submitted next queues behind it, so a needed fetch waits for at most this many bytes
@@ -67,6 +69,14 @@ struct EngineOptions {
   // is returned. Without a pause: what does not pass at once is for the caller to see, and nobody
   // sleeps with a turn in hand. At least 0.
   int transient_retries = 2;
+
+  // Where ranges, transfers and stalls are told to (device/trace_sink.h); null: nowhere.
+  std::shared_ptr<TraceSink> trace;
+
+  // Fills EngineStats's copy and stall times through two timed events around each chunk, and around
+  // each wait for one. On, too, with a sink that wants transfers. Costs the host two records and
+  // three queries per chunk and per wait.
+  bool time_transfers = false;
 
   absl::Status Validate() const;
 };

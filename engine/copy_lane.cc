@@ -1,0 +1,201 @@
+#include "pinion/engine/copy_lane.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/engine/coalesce.h"
+#include "pinion/engine/fifo_turn.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/wait_site.h"
+
+namespace pinion::internal {
+namespace {
+
+// A ring that is longer than this is polled by whoever adds to it, so that events are used again
+// even if nobody ever asks how far a stream has come.
+constexpr size_t kPollAbovePending = 16;
+
+}  // namespace
+
+struct CopyLane::Progress {
+  Progress(const CopyBatch& the_batch, StreamHandle stream, uint64_t limit_bytes)
+      : batch(the_batch),
+        after(stream),
+        chunk_bytes(limit_bytes),
+        pieces(CoalescePieces(batch.pieces())) {}
+
+  bool merged() const { return pieces.size() < batch.pieces().size(); }
+
+  // The pieces of the next chunk, of at most `max_bytes` bytes.
+  absl::Span<const CopyPiece> Next(uint64_t max_bytes) {
+    if (sent_bytes == 0 && batch.size_bytes() <= max_bytes) return pieces;
+    chunk = SlicePieces(pieces, sent_bytes, max_bytes);
+    return chunk;
+  }
+
+  const CopyBatch& batch;
+  const StreamHandle after;
+  const uint64_t chunk_bytes;
+  std::vector<CopyPiece> pieces;
+  std::vector<CopyPiece> chunk;
+  uint64_t sent_bytes = 0;
+  uint64_t last_number = 0;
+};
+
+absl::StatusOr<std::unique_ptr<CopyLane>> CopyLane::Create(const Options& options,
+                                                           CopyDirection direction,
+                                                           std::shared_ptr<GuardedDevice> device,
+                                                           std::shared_ptr<EventPool> events) {
+  const std::string name = CopyDirectionName(direction);
+  PINION_ASSIGN_OR_RETURN(const StreamHandle stream,
+                          device->CreateStream(absl::StrCat("pinion ", name)));
+  auto timeline =
+      std::make_shared<StreamTimeline>(device, stream, StreamTimeline::Ownership::kOwned,
+                                       absl::StrCat(name, " on ", device->device().name()));
+  return std::unique_ptr<CopyLane>(
+      new CopyLane(options, direction, std::move(device), std::move(events), std::move(timeline)));
+}
+
+CopyLane::CopyLane(const Options& options, CopyDirection direction,
+                   std::shared_ptr<GuardedDevice> device, std::shared_ptr<EventPool> events,
+                   std::shared_ptr<StreamTimeline> timeline)
+    : options_(options),
+      direction_(direction),
+      device_(std::move(device)),
+      events_(std::move(events)),
+      timeline_(std::move(timeline)) {}
+
+void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
+  timer_ = std::move(timer);
+  timeline_->SetTimer(timer_, direction_);
+}
+
+absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle after) {
+  // Before any lock: a child of fork() may find the turn taken for ever.
+  PINION_RETURN_IF_ERROR(device_->health());
+  // Half of the window: while one chunk is under way, the next one is enqueued behind it.
+  Progress progress(batch, after, std::max<uint64_t>(1, options_.window_bytes / 2));
+  while (progress.sent_bytes < batch.size_bytes()) {
+    const absl::Status submitted = SubmitChunk(progress);
+    if (submitted.ok()) continue;
+    timeline_->CountFailedSubmit();
+    return EndFailedBatch(progress, submitted);
+  }
+  return progress.last_number;
+}
+
+// The copy is the last step that can fail and leave nothing behind; everything that its ticket
+// needs is acquired before it.
+absl::Status CopyLane::SubmitChunk(Progress& progress) {
+  const FifoTurn::Scope turn(timeline_->turn());
+  const bool is_first = progress.sent_bytes == 0;
+  PINION_RETURN_IF_ERROR(device_->accepting());
+  if (is_first) PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(progress.after));
+  absl::Span<const CopyPiece> pieces = progress.Next(progress.chunk_bytes);
+  SubmittedCopy copy;
+  copy.size_bytes = TotalBytes(pieces);
+  PINION_RETURN_IF_ERROR(WaitForRoom(copy.size_bytes));
+  PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
+  if (is_first) {
+    PINION_ASSIGN_OR_RETURN(copy.after, OrderBatch(progress.batch, progress.after));
+  }
+
+  TransferTimer::Start start;
+  if (timer_ != nullptr) start = timer_->Begin(timeline_->stream());
+  absl::Status copied = device_->CopyAsync(direction_, pieces, timeline_->stream());
+  if (absl::IsInvalidArgument(copied) && progress.merged()) {
+    // Neighbours may belong to two allocations that happen to touch, which no device copies in one
+    // piece.
+    progress.pieces = SortPieces(progress.batch.pieces());
+    pieces = progress.Next(copy.size_bytes);
+    copy.size_bytes = TotalBytes(pieces);
+    copied = device_->CopyAsync(direction_, pieces, timeline_->stream());
+  }
+  copy.pieces = pieces.size();
+  copy.ends_transfer = progress.sent_bytes + copy.size_bytes == progress.batch.size_bytes();
+
+  const uint64_t size_bytes = copy.size_bytes;
+  if (copied.ok()) {
+    progress.last_number = timeline_->NumberCopy(std::move(done), std::move(copy));
+  } else if (!device_->health().ok()) {
+    progress.last_number = timeline_->NumberLostCopy(std::move(copy));
+  } else {
+    return copied;
+  }
+  if (timer_ != nullptr) {
+    timer_->EndTransfer(std::move(start), timeline_->stream(),
+                        {direction_, progress.last_number, size_bytes, pieces.size()});
+  }
+  progress.sent_bytes += size_bytes;
+  for (const std::shared_ptr<HostBuffer>& buffer : progress.batch.buffers()) {
+    buffer->AddTicket({timeline_, progress.last_number});
+  }
+  return timeline_->Completed() < progress.last_number ? device_->health() : absl::OkStatus();
+}
+
+absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
+  if (timeline_->pending_count() > kPollAbovePending) timeline_->Poll();
+  const uint64_t allowed_bytes = options_.window_bytes - size_bytes;
+  if (timeline_->NumberToWaitFor(allowed_bytes) == 0) return absl::OkStatus();
+  timeline_->Poll();
+  const uint64_t value = timeline_->NumberToWaitFor(allowed_bytes);
+  if (value == 0 || !WaitSiteEnabled(WaitSite::kFlowControl)) return absl::OkStatus();
+  timeline_->CountFlowControlWait();
+  const absl::Status waited = timeline_->Wait(value, options_.timeout);
+  if (!absl::IsDeadlineExceeded(waited)) return waited;
+  return absl::DeadlineExceededError(absl::StrCat("no room for ", HumanBytes(size_bytes), " in a ",
+                                                  "window of ", HumanBytes(options_.window_bytes),
+                                                  ": ", waited.message()));
+}
+
+// One wait per timeline that has touched any of the buffers, for its latest number.
+absl::StatusOr<Prerequisites> CopyLane::OrderBatch(const CopyBatch& batch, StreamHandle after) {
+  Prerequisites prerequisites;
+  if (WaitSiteEnabled(WaitSite::kCopyAfterCompute) && after != timeline_->stream()) {
+    PINION_ASSIGN_OR_RETURN(prerequisites.compute, events_->Order(after, timeline_->stream()));
+  }
+  if (!WaitSiteEnabled(WaitSite::kCopyAfterHostBuffer)) return prerequisites;
+  std::vector<FenceTicket> latest;
+  for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
+    for (const FenceTicket& ticket : buffer->tickets()) {
+      if (ticket.timeline == timeline_ || ticket.IsDone()) continue;
+      const auto known = std::find_if(latest.begin(), latest.end(), [&](const FenceTicket& other) {
+        return other.timeline == ticket.timeline;
+      });
+      if (known == latest.end()) {
+        latest.push_back(ticket);
+      } else {
+        known->value = std::max(known->value, ticket.value);
+      }
+    }
+  }
+  for (const FenceTicket& ticket : latest) {
+    auto other = std::dynamic_pointer_cast<StreamTimeline>(ticket.timeline);
+    PINION_CHECK(other != nullptr) << "a host buffer has a ticket that no engine has issued";
+    PINION_RETURN_IF_ERROR(other->OrderAfter(ticket.value, *device_, timeline_->stream()));
+    prerequisites.submissions.emplace_back(other, ticket.value);
+  }
+  return prerequisites;
+}
+
+absl::Status CopyLane::EndFailedBatch(const Progress& progress, const absl::Status& error) {
+  if (progress.last_number == 0 || !WaitSiteEnabled(WaitSite::kFailedBatch)) return error;
+  // Flow control that gave up has waited long enough.
+  const absl::Duration timeout =
+      absl::IsDeadlineExceeded(error) ? absl::ZeroDuration() : options_.timeout;
+  const absl::Status waited = timeline_->Wait(progress.last_number, timeout);
+  if (waited.ok()) return error;
+  device_->Poison("a batch that can be neither finished nor taken back",
+                  absl::InternalError(absl::StrCat(error.message(), "; ", waited.message())));
+  return device_->health();
+}
+
+}  // namespace pinion::internal

@@ -1,0 +1,75 @@
+// One direction of an engine: a stream, its timeline, and how a batch gets onto it.
+//
+//   batch ── merge neighbours ──> chunks of half a window ──> wait for room ──> stream
+//
+// The first chunk is ordered after the batch's compute stream and after copies of other timelines
+// that touch its host buffers; the rest follows in the order of the stream. Threads take turns per
+// chunk, so a small batch waits for a chunk of a large one, not for all of it.
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_ENGINE_COPY_LANE_H_
+#define PINION_ENGINE_COPY_LANE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "pinion/device/device.h"
+#include "pinion/engine/copy_batch.h"
+#include "pinion/engine/event_pool.h"
+#include "pinion/engine/guarded_device.h"
+#include "pinion/engine/stream_timeline.h"
+#include "pinion/engine/transfer_timer.h"
+
+namespace pinion::internal {
+
+class CopyLane {
+ public:
+  struct Options {
+    uint64_t window_bytes = 0;  // in flight at most
+    absl::Duration timeout;     // of every wait of the host
+  };
+
+  // Makes the stream.
+  static absl::StatusOr<std::unique_ptr<CopyLane>> Create(const Options& options,
+                                                          CopyDirection direction,
+                                                          std::shared_ptr<GuardedDevice> device,
+                                                          std::shared_ptr<EventPool> events);
+
+  // Times the chunks, and the waits for them. Before the first Submit.
+  void SetTimer(std::shared_ptr<TransferTimer> timer);
+
+  // As TransferEngine::Submit. Returns the number of the last chunk.
+  absl::StatusOr<uint64_t> Submit(const CopyBatch& batch, StreamHandle after);
+
+  // Returns when every Submit that was let in has enqueued the chunk that it was at.
+  void FinishTurns() { const FifoTurn::Scope turn(timeline_->turn()); }
+
+  const std::shared_ptr<StreamTimeline>& timeline() const { return timeline_; }
+
+ private:
+  struct Progress;  // of one Submit
+
+  CopyLane(const Options& options, CopyDirection direction, std::shared_ptr<GuardedDevice> device,
+           std::shared_ptr<EventPool> events, std::shared_ptr<StreamTimeline> timeline);
+
+  absl::Status SubmitChunk(Progress& progress);
+  absl::Status WaitForRoom(uint64_t size_bytes);
+  absl::StatusOr<Prerequisites> OrderBatch(const CopyBatch& batch, StreamHandle after);
+  // Nothing of a batch that failed with `error` is written once this has returned.
+  absl::Status EndFailedBatch(const Progress& progress, const absl::Status& error);
+
+  const Options options_;
+  const CopyDirection direction_;
+  const std::shared_ptr<GuardedDevice> device_;
+  const std::shared_ptr<EventPool> events_;
+  const std::shared_ptr<StreamTimeline> timeline_;
+  std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
+};
+
+}  // namespace pinion::internal
+
+#endif  // PINION_ENGINE_COPY_LANE_H_
