@@ -2,11 +2,14 @@
 
 #include <utility>
 
+#include "pinion/allocator/host_ledger.h"
+
 namespace pinion {
 
-HostRam::HostRam() = default;
+HostRam::HostRam() : ledger(HostLedger::OfThisUser()) {}
 
 HostRam::HostRam(RamProbe probe, std::shared_ptr<HostLedger> ledger)
-    : probe(std::move(probe)), ledger(std::move(ledger)) {}
+    : probe(std::move(probe)),
+      ledger(ledger != nullptr ? std::move(ledger) : HostLedger::Private()) {}
 
 }  // namespace pinion

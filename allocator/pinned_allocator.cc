@@ -34,7 +34,7 @@ class PinnedAllocator::Impl {
   Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source, HostRam ram)
       : options_(options),
         granularity_bytes_(source->granularity_bytes()),
-        watermark_(options, std::move(ram.probe)),
+        watermark_(options, std::move(ram)),
         pool_(std::make_shared<SegmentPool>(std::move(source), options.max_locked_bytes)) {}
 
   ~Impl() { SegmentPool::Abandon(std::move(pool_)); }
@@ -177,6 +177,7 @@ absl::Status PinnedAllocator::Impl::Reserve(uint64_t size_bytes) {
 }
 
 absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
+  watermark_.Observe();
   pool_->PollDeferred();
   const uint64_t locked_bytes = pool_->locked_bytes();
   return pool_->GiveBack(locked_bytes > keep_bytes ? locked_bytes - keep_bytes : 0);
@@ -184,7 +185,9 @@ absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
 
 AllocatorStats PinnedAllocator::Impl::GetStats() const {
   AllocatorStats stats = pool_->GetStats();
-  stats.watermark_warnings = watermark_.warnings();
+  const RamWatermark::Counts counts = watermark_.counts();
+  stats.watermark_warnings = counts.warnings;
+  stats.growth_waits = counts.waits;
   return stats;
 }
 

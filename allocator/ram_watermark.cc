@@ -2,16 +2,21 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
-#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
 namespace {
 
 constexpr absl::Duration kWarningInterval = absl::Minutes(1);
+constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(1);
+
+uint64_t UsedBytes(const RamSample& sample) { return sample.total_bytes - sample.available_bytes; }
 
 // The percentage in use once `taken_bytes` more are.
 double PercentAfter(const RamSample& sample, uint64_t taken_bytes) {
@@ -21,51 +26,82 @@ double PercentAfter(const RamSample& sample, uint64_t taken_bytes) {
          static_cast<double>(sample.total_bytes);
 }
 
+RamLevel NextLevel(const AllocatorOptions& options, RamLevel level, double percent) {
+  const double hysteresis = options.high_percent - options.low_percent;
+  const auto above = [&](RamLevel which, double mark) {
+    return percent > (level >= which ? mark - hysteresis : mark);
+  };
+  if (above(RamLevel::kHigh, options.high_percent)) return RamLevel::kHigh;
+  if (above(RamLevel::kWarn, options.warn_percent)) return RamLevel::kWarn;
+  return RamLevel::kNormal;
+}
+
 }  // namespace
 
-RamWatermark::RamWatermark(const AllocatorOptions& options, RamProbe probe,
+RamWatermark::RamWatermark(const AllocatorOptions& options, HostRam ram,
                            std::function<absl::Time()> clock)
-    : options_(options), probe_(std::move(probe)), clock_(std::move(clock)) {}
+    : options_(options), ram_(std::move(ram)), clock_(std::move(clock)) {}
 
 absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_bytes) {
-  // Taken before the sample: a growth that is committed in between counts twice rather than never.
-  uint64_t taken_bytes;
-  {
-    MutexLock lock(mu_);
-    reserved_bytes_ += size_bytes;
-    taken_bytes = reserved_bytes_;
+  PINION_ASSIGN_OR_RETURN(Growth growth, ram_.ledger->Reserve(size_bytes));
+  absl::Time deadline = absl::InfinitePast();
+  while (true) {
+    // Before the sample: what is committed in between counts twice rather than never.
+    const uint64_t pending_bytes = growth.BytesAhead();
+    const Observation now = SampleLevel();
+    absl::Status refused = Judge(now, size_bytes, pending_bytes);
+    if (refused.ok()) {
+      const double percent = PercentAfter(now.sample, size_bytes + pending_bytes);
+      if (percent > options_.warn_percent) Warn(now.sample, percent);
+      return growth;
+    }
+    if (pending_bytes == 0 || !Judge(now, size_bytes, 0).ok()) return refused;
+    if (deadline == absl::InfinitePast()) {
+      deadline = clock_() + kLongestWait;
+      MutexLock lock(mu_);
+      ++counts_.waits;
+    }
+    if (clock_() >= deadline) return refused;
+    absl::SleepFor(kLookAgainAfter);
   }
-  Growth growth(this, size_bytes);
-  const RamSample sample = probe_.Sample();
+}
+
+absl::Status RamWatermark::Judge(const Observation& now, uint64_t size_bytes,
+                                 uint64_t pending_bytes) const {
+  const RamSample& sample = now.sample;
+  const uint64_t taken_bytes = size_bytes + pending_bytes;
   const double percent = PercentAfter(sample, taken_bytes);
-  const std::string numbers =
-      absl::StrFormat("to take %s more, with %s of %s in use (%.1f %%)", HumanBytes(taken_bytes),
-                      HumanBytes(sample.total_bytes - sample.available_bytes),
-                      HumanBytes(sample.total_bytes), sample.percent);
+  std::string numbers = absl::StrFormat("to take %s more, with %s of %s in use (%.1f %%)",
+                                        HumanBytes(size_bytes), HumanBytes(UsedBytes(sample)),
+                                        HumanBytes(sample.total_bytes), sample.percent);
+  if (pending_bytes != 0) {
+    absl::StrAppend(&numbers, " and ", HumanBytes(pending_bytes), " about to be pinned");
+  }
   if (percent > options_.high_percent) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("%s, would put the host's RAM at %.1f %%, above high_percent (%g)", numbers,
                         percent, options_.high_percent));
+  }
+  if (now.level == RamLevel::kHigh) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s, has to wait: the host was above high_percent (%g) and is not down to low_percent (%g)",
+        numbers, options_.high_percent, options_.low_percent));
   }
   if (taken_bytes > sample.headroom_bytes) {
     return absl::ResourceExhaustedError(absl::StrFormat("%s, does not fit the %s that %s leaves",
                                                         numbers, HumanBytes(sample.headroom_bytes),
                                                         sample.limited_by));
   }
-  if (percent > options_.warn_percent) Warn(sample, percent);
-  return growth;
+  return absl::OkStatus();
 }
 
-uint64_t RamWatermark::BytesToGiveBack(uint64_t growth_bytes) const {
-  uint64_t taken_bytes;
-  {
-    MutexLock lock(mu_);
-    taken_bytes = reserved_bytes_ + growth_bytes;
-  }
-  const RamSample sample = probe_.Sample();
+uint64_t RamWatermark::BytesToGiveBack(uint64_t growth_bytes) {
+  const uint64_t taken_bytes = ram_.ledger->reserved_bytes() + growth_bytes;
+  const Observation now = SampleLevel();
+  const RamSample& sample = now.sample;
   uint64_t bytes = 0;
-  if (PercentAfter(sample, taken_bytes) > options_.high_percent) {
-    const double used = static_cast<double>(sample.total_bytes - sample.available_bytes);
+  if (now.level == RamLevel::kHigh || PercentAfter(sample, taken_bytes) > options_.high_percent) {
+    const auto used = static_cast<double>(UsedBytes(sample));
     const double allowed = options_.low_percent / 100.0 * static_cast<double>(sample.total_bytes);
     if (used > allowed) bytes = static_cast<uint64_t>(used - allowed) + 1;
   }
@@ -75,21 +111,34 @@ uint64_t RamWatermark::BytesToGiveBack(uint64_t growth_bytes) const {
   return bytes;
 }
 
-uint64_t RamWatermark::warnings() const {
+RamWatermark::Counts RamWatermark::counts() const {
   MutexLock lock(mu_);
-  return warnings_;
+  return counts_;
 }
 
-void RamWatermark::Unreserve(uint64_t size_bytes) {
-  MutexLock lock(mu_);
-  reserved_bytes_ -= size_bytes;
+RamWatermark::Observation RamWatermark::SampleLevel() {
+  Observation now{.sample = ram_.probe.Sample(), .level = RamLevel::kNormal};
+  const double percent = PercentAfter(now.sample, 0);
+  RamLevelChange change;
+  {
+    MutexLock lock(mu_);
+    change.from = level_;
+    level_ = NextLevel(options_, level_, percent);
+    change.to = now.level = level_;
+  }
+  if (change.from != change.to && options_.on_ram_level) {
+    change.percent = now.sample.percent;
+    change.headroom_bytes = now.sample.headroom_bytes;
+    options_.on_ram_level(change);
+  }
+  return now;
 }
 
 void RamWatermark::Warn(const RamSample& sample, double percent) {
   const absl::Time now = clock_();
   {
     MutexLock lock(mu_);
-    ++warnings_;
+    ++counts_.warnings;
     if (now - last_warning_ < kWarningInterval) return;
     last_warning_ = now;
   }

@@ -1,31 +1,44 @@
 // The policy that keeps pinned memory within the host's RAM: may the allocator grow?
 //
 //   PINION_ASSIGN_OR_RETURN(RamWatermark::Growth growth, watermark.AdmitGrowth(64 * kMiB));
-//   ... pin 64 MiB ...     // `growth` counts them until it is destroyed; then /proc shows them
+//   ... pin 64 MiB ...     // the host's ledger counts them until `growth` is destroyed; then the
+//                          // kernel's numbers show them
 //
 // A growth is judged by what the host looks like *after* it: refused if that is above the high
 // mark, or if the growth does not fit the headroom (MemAvailable and every cgroup limit, see
-// RamProbe); admitted with a warning if that is above the warn mark. Growths that are admitted and
-// not yet visible are counted in, so threads that grow at once do not pass a mark together.
+// RamProbe); admitted with a warning if that is above the warn mark. What this and other processes
+// reserved before it (HostLedger) is counted in, so nobody passes a mark together with others.
+// Where only that stands in the way, part of it may be in the kernel's numbers already, and count
+// twice: the growth waits, up to kLongestWait, until what is reserved has become visible or was
+// given up.
 //
-// Sampled at growth only. A host whose /proc cannot be read has no marks.
+//   percent  0 ------------- warn ------- low --- high ------ 100
+//   level      kNormal        | kWarn              | kHigh
+//                      <------|            <-------|          left only (high - low) points lower
 //
-// Thread safety: thread-safe; files are read with no lock held.
-// Ownership: a Growth refers to its watermark, which outlives it.
+// At level kHigh nothing grows, whatever its size.
+//
+// Sampled at growth and by Observe only. A host whose /proc cannot be read has no marks.
+//
+// Thread safety: thread-safe; files are read, and AllocatorOptions::on_ram_level is called, with no
+// lock held.
+// Ownership: a Growth is a value.
 
 #ifndef PINION_ALLOCATOR_RAM_WATERMARK_H_
 #define PINION_ALLOCATOR_RAM_WATERMARK_H_
 
 #include <cstdint>
 #include <functional>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/host_ledger.h"
+#include "pinion/allocator/host_ram.h"
 #include "pinion/allocator/ram_probe.h"
 
 namespace pinion {
@@ -33,26 +46,18 @@ namespace pinion {
 class RamWatermark {
  public:
   // Bytes that may be pinned. Destroy it once they are, or once they will not be.
-  class Growth {
-   public:
-    Growth(Growth&& other) noexcept
-        : watermark_(std::exchange(other.watermark_, nullptr)), size_bytes_(other.size_bytes_) {}
-    Growth& operator=(Growth&&) = delete;
-    ~Growth() {
-      if (watermark_ != nullptr) watermark_->Unreserve(size_bytes_);
-    }
+  using Growth = HostLedger::Reservation;
 
-   private:
-    friend class RamWatermark;
-    Growth(RamWatermark* watermark, uint64_t size_bytes)
-        : watermark_(watermark), size_bytes_(size_bytes) {}
+  static constexpr absl::Duration kLongestWait = absl::Milliseconds(100);
 
-    RamWatermark* watermark_;
-    uint64_t size_bytes_;
+  struct Counts {
+    uint64_t warnings = 0;  // growths that were admitted above the warn mark
+    uint64_t waits = 0;     // growths that waited for what was reserved before them
   };
 
-  // `options` are valid. `clock` is for the rate limit of the warning: one a minute.
-  RamWatermark(const AllocatorOptions& options, RamProbe probe,
+  // `options` are valid. `clock` is for the rate limit of the warning, one a minute, and for the
+  // end of the wait.
+  RamWatermark(const AllocatorOptions& options, HostRam ram,
                std::function<absl::Time()> clock = absl::Now);
 
   // ResourceExhausted names the mark or limit that was hit, and the numbers.
@@ -60,22 +65,31 @@ class RamWatermark {
 
   // What has to be given back before a growth that was refused: down to the low mark, and until
   // the growth fits the headroom.
-  uint64_t BytesToGiveBack(uint64_t growth_bytes) const;
+  uint64_t BytesToGiveBack(uint64_t growth_bytes);
 
-  // Growths that were admitted above the warn mark.
-  uint64_t warnings() const;
+  // Samples the host, and tells on_ram_level if that is another level than before.
+  void Observe() { (void)SampleLevel(); }
+
+  Counts counts() const;
 
  private:
-  void Unreserve(uint64_t size_bytes);
+  struct Observation {
+    RamSample sample;
+    RamLevel level;
+  };
+
+  Observation SampleLevel();
+  // Why `size_bytes` may not be taken on top of `pending_bytes`; OK if they may.
+  absl::Status Judge(const Observation& now, uint64_t size_bytes, uint64_t pending_bytes) const;
   void Warn(const RamSample& sample, double percent);
 
   const AllocatorOptions options_;
-  const RamProbe probe_;
+  const HostRam ram_;
   const std::function<absl::Time()> clock_;
 
   mutable Mutex mu_;
-  uint64_t reserved_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t warnings_ ABSL_GUARDED_BY(mu_) = 0;
+  Counts counts_ ABSL_GUARDED_BY(mu_);
+  RamLevel level_ ABSL_GUARDED_BY(mu_) = RamLevel::kNormal;
   absl::Time last_warning_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 };
 

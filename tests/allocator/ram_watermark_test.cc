@@ -1,6 +1,8 @@
 #include "pinion/allocator/ram_watermark.h"
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -16,6 +19,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/host_ledger.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -28,6 +32,7 @@ using ::pinion::testing::IsOk;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -41,11 +46,17 @@ class RamWatermarkTest : public ::testing::Test {
   }
   ~RamWatermarkTest() override { SetLogSink(std::move(previous_sink_)); }
 
+  // One that soon has had enough of waiting.
+  std::function<absl::Time()> Impatient() {
+    return [this] { return absl::UnixEpoch() + absl::Minutes(calls_of_clock_++); };
+  }
+
   void SetUsedPercent(uint64_t percent) { host_.SetMeminfo(100 * kGiB, (100 - percent) * kGiB); }
 
   FakeHost host_;
   AllocatorOptions options_;
   absl::Time now_ = absl::UnixEpoch();
+  std::atomic<int> calls_of_clock_{0};
   std::vector<std::string> warnings_;
   LogSink previous_sink_;
 };
@@ -77,35 +88,76 @@ TEST_F(RamWatermarkTest, AGrowthThatDoesNotFitACgroupIsRefusedByItsName) {
 }
 
 // Ranks that each look first and then allocate pass the mark together.
-TEST_F(RamWatermarkTest, GrowersThatAreNotVisibleYetAreCountedIn) {
+TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetAreCountedIn) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Probe(), Impatient());
   std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(6 * kGiB);
   ASSERT_THAT(*first, IsOk());
-  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), Not(IsOk()));
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), StatusIs(absl::StatusCode::kResourceExhausted,
+                                                        HasSubstr("6 GiB about to be pinned")));
   first.reset();
   EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsOk());
+  EXPECT_EQ(watermark.counts().waits, 1u);
 }
 
-TEST_F(RamWatermarkTest, ThreadsThatGrowAtOnceDoNotPassTheMarkTogether) {
+TEST_F(RamWatermarkTest, GrowthsOfOtherWatermarksWithTheSameLedgerAreCountedIn) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Probe());
-  Mutex mu;
-  std::vector<RamWatermark::Growth> admitted;
-  RunThreads(8, [&](int) {
-    absl::StatusOr<RamWatermark::Growth> growth = watermark.AdmitGrowth(3 * kGiB);
-    if (!growth.ok()) return;
-    MutexLock lock(mu);
-    admitted.push_back(*std::move(growth));
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  RamWatermark watermark(options_, {host_.Probe(), ledger}, Impatient());
+  RamWatermark other(options_, {host_.Probe(), ledger}, Impatient());
+  RamWatermark stranger(options_, host_.Probe(), Impatient());
+  const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB);
+  ASSERT_THAT(first, IsOk());
+  EXPECT_THAT(other.AdmitGrowth(6 * kGiB), Not(IsOk()));
+  EXPECT_THAT(stranger.AdmitGrowth(6 * kGiB), IsOk());
+}
+
+// While a growth is being pinned it is in the kernel's numbers and in the ledger. Whoever comes
+// then does not fit by that sum, and does fit once the pin is done.
+TEST_F(RamWatermarkTest, AGrowthThatIsBecomingVisibleIsNotChargedTwice) {
+  SetUsedPercent(80);
+  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  std::optional<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB).value();
+  SetUsedPercent(86);
+  RunThreads(2, [&](int thread) {
+    if (thread == 0) {
+      EXPECT_THAT(watermark.AdmitGrowth(3 * kGiB), IsOk());
+    } else {
+      while (watermark.counts().waits == 0) absl::SleepFor(absl::Microseconds(100));
+      first.reset();
+    }
   });
-  EXPECT_LE(admitted.size(), 3u);
+}
+
+TEST_F(RamWatermarkTest, WhatDoesNotFitAnywayDoesNotWait) {
+  SetUsedPercent(86);
+  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(kGiB);
+  EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB), Not(IsOk()));
+  EXPECT_EQ(watermark.counts().waits, 0u);
+}
+
+TEST_F(RamWatermarkTest, OfThreadsThatGrowAtOnceThoseThatFitAreAdmittedAndNoMore) {
+  SetUsedPercent(80);
+  for (int round = 0; round < 20; ++round) {
+    RamWatermark watermark(options_, host_.Probe(), Impatient());
+    Mutex mu;
+    std::vector<RamWatermark::Growth> admitted;
+    RunThreads(8, [&](int) {
+      absl::StatusOr<RamWatermark::Growth> growth = watermark.AdmitGrowth(3 * kGiB);
+      if (!growth.ok()) return;
+      MutexLock lock(mu);
+      admitted.push_back(*std::move(growth));
+    });
+    ASSERT_EQ(admitted.size(), 3u);
+  }
 }
 
 TEST_F(RamWatermarkTest, EachGrowthAboveTheWarnMarkIsCountedButOneAMinuteIsLogged) {
   SetUsedPercent(65);
   RamWatermark watermark(options_, host_.Probe(), [this] { return now_; });
   for (int i = 0; i < 3; ++i) EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
-  EXPECT_EQ(watermark.warnings(), 3u);
+  EXPECT_EQ(watermark.counts().warnings, 3u);
   ASSERT_EQ(warnings_.size(), 1u);
   EXPECT_THAT(warnings_[0], AllOf(HasSubstr("65.0 %"), HasSubstr("warn_percent is 60")));
   now_ += absl::Minutes(2);
@@ -117,7 +169,7 @@ TEST_F(RamWatermarkTest, BelowTheWarnMarkNothingIsSaid) {
   SetUsedPercent(50);
   RamWatermark watermark(options_, host_.Probe());
   EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
-  EXPECT_EQ(watermark.warnings(), 0u);
+  EXPECT_EQ(watermark.counts().warnings, 0u);
   EXPECT_TRUE(warnings_.empty());
 }
 
@@ -133,6 +185,83 @@ TEST_F(RamWatermarkTest, BelowTheHighMarkNothingNeedsToGo) {
   SetUsedPercent(87);
   RamWatermark watermark(options_, host_.Probe());
   EXPECT_EQ(watermark.BytesToGiveBack(kMiB), 0u);
+}
+
+// --- Levels ---
+
+class RamLevelTest : public RamWatermarkTest {
+ protected:
+  RamLevelTest() {
+    options_.on_ram_level = [this](const RamLevelChange& change) { changes_.push_back(change); };
+  }
+
+  std::vector<RamLevel> Levels() const {
+    std::vector<RamLevel> levels;
+    for (const RamLevelChange& change : changes_) levels.push_back(change.to);
+    return levels;
+  }
+
+  std::vector<RamLevelChange> changes_;
+};
+
+TEST_F(RamLevelTest, AChangeIsToldOnceWithItsNumbers) {
+  RamWatermark watermark(options_, host_.Probe());
+  SetUsedPercent(65);
+  watermark.Observe();
+  watermark.Observe();
+  ASSERT_EQ(changes_.size(), 1u);
+  EXPECT_EQ(changes_[0].from, RamLevel::kNormal);
+  EXPECT_EQ(changes_[0].to, RamLevel::kWarn);
+  EXPECT_EQ(changes_[0].percent, 65.0);
+  EXPECT_EQ(changes_[0].headroom_bytes, 35 * kGiB);
+}
+
+TEST_F(RamLevelTest, ALevelIsEnteredAboveItsMarkAndLeftWellBelow) {
+  RamWatermark watermark(options_, host_.Probe());  // 60, 90, and 85 to leave the high one
+  for (const uint64_t percent : {60, 61, 59, 56, 90, 91, 89, 86, 85, 56, 55}) {
+    SetUsedPercent(percent);
+    watermark.Observe();
+  }
+  EXPECT_THAT(Levels(),
+              ElementsAre(RamLevel::kWarn, RamLevel::kHigh, RamLevel::kWarn, RamLevel::kNormal));
+}
+
+TEST_F(RamLevelTest, GrowthSamplesTheLevelAndAReservationIsNoLevel) {
+  SetUsedPercent(50);
+  RamWatermark watermark(options_, host_.Probe());
+  const absl::StatusOr<RamWatermark::Growth> growth = watermark.AdmitGrowth(15 * kGiB);
+  watermark.Observe();
+  EXPECT_TRUE(changes_.empty());
+  SetUsedPercent(70);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+  EXPECT_THAT(Levels(), ElementsAre(RamLevel::kWarn));
+}
+
+TEST_F(RamLevelTest, AboveTheHighMarkNothingGrowsUntilTheHostIsDownToTheLowMark) {
+  RamWatermark watermark(options_, host_.Probe());
+  SetUsedPercent(91);
+  watermark.Observe();
+  SetUsedPercent(87);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("low_percent (85)")));
+  EXPECT_GE(watermark.BytesToGiveBack(kMiB), 2 * kGiB);
+  SetUsedPercent(85);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+}
+
+TEST_F(RamLevelTest, TheCallbackMayUseTheWatermarkThatCallsIt) {
+  RamWatermark* self = nullptr;
+  int calls = 0;
+  options_.on_ram_level = [&](const RamLevelChange&) {
+    ++calls;
+    self->Observe();
+    EXPECT_THAT(self->AdmitGrowth(kMiB), IsOk());
+  };
+  RamWatermark watermark(options_, host_.Probe());
+  self = &watermark;
+  SetUsedPercent(65);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+  EXPECT_EQ(calls, 1);
 }
 
 }  // namespace

@@ -6,17 +6,19 @@
 //   host.Write("cgroup/a/memory.max", "max\n");
 //   RamProbe probe = host.Probe();
 //
-// Thread safety: none.
+// Thread safety: one writer at a time; readers at any time.
 
 #ifndef PINION_TESTS_SUPPORT_FAKE_HOST_H_
 #define PINION_TESTS_SUPPORT_FAKE_HOST_H_
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/ram_probe.h"
@@ -30,15 +32,22 @@ class FakeHost {
     PINION_CHECK(mkdtemp(pattern.data()) != nullptr) << pattern;
     root_ = pattern;
   }
-  ~FakeHost() { std::filesystem::remove_all(root_); }
+  // One that another process has made; stays when this goes.
+  explicit FakeHost(std::filesystem::path root) : root_(std::move(root)), owned_(false) {}
+  ~FakeHost() {
+    if (owned_) std::filesystem::remove_all(root_);
+  }
   FakeHost(const FakeHost&) = delete;
   FakeHost& operator=(const FakeHost&) = delete;
 
-  // `path` is relative; its directories are made.
+  // `path` is relative; its directories are made. Whoever reads meanwhile sees the old text or the
+  // new one.
   void Write(const std::string& path, const std::string& text) {
     const std::filesystem::path full = root_ / path;
+    const std::filesystem::path draft = full.string() + "." + std::to_string(getpid());
     std::filesystem::create_directories(full.parent_path());
-    std::ofstream(full) << text;
+    std::ofstream(draft) << text;
+    std::filesystem::rename(draft, full);
   }
 
   void SetMeminfo(uint64_t total_bytes, uint64_t available_bytes) {
@@ -47,12 +56,15 @@ class FakeHost {
                               std::to_string(available_bytes / 1024) + " kB\n");
   }
 
+  const std::filesystem::path& root() const { return root_; }
+
   RamProbe Probe() const {
     return RamProbe((root_ / "proc").string(), (root_ / "cgroup").string());
   }
 
  private:
   std::filesystem::path root_;
+  const bool owned_ = true;
 };
 
 }  // namespace pinion::testing

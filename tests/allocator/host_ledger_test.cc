@@ -1,0 +1,285 @@
+#include "pinion/allocator/host_ledger.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/tests/support/child_process.h"
+#include "pinion/tests/support/run_threads.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::ChildProcess;
+using ::pinion::testing::Gate;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::RunThreads;
+using ::pinion::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Reservation = HostLedger::Reservation;
+
+class HostLedgerTest : public ::testing::Test {
+ protected:
+  HostLedgerTest() : name_("/pinion_ledger_test_" + std::to_string(getpid())) {
+    shm_unlink(name_.c_str());
+  }
+  ~HostLedgerTest() override { shm_unlink(name_.c_str()); }
+
+  std::shared_ptr<HostLedger> Open() const {
+    absl::StatusOr<std::shared_ptr<HostLedger>> ledger = HostLedger::Open(name_);
+    EXPECT_THAT(ledger, IsOk());
+    return ledger.ok() ? *std::move(ledger) : HostLedger::Private();
+  }
+
+  // What others left under the name.
+  void WriteFile(const std::string& bytes) const {
+    const int fd = shm_open(name_.c_str(), O_RDWR | O_CREAT, 0600);
+    ASSERT_GE(fd, 0);
+    ASSERT_EQ(write(fd, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    close(fd);
+  }
+
+  const std::string name_;
+};
+
+TEST_F(HostLedgerTest, AReservationCountsUntilItIsCommittedOrDropped) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  std::optional<Reservation> dropped = ledger->Reserve(5).value();
+  Reservation committed = ledger->Reserve(7).value();
+  EXPECT_EQ(ledger->reserved_bytes(), 12u);
+  dropped.reset();
+  EXPECT_EQ(ledger->reserved_bytes(), 7u);
+  std::move(committed).Commit();
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+}
+
+TEST_F(HostLedgerTest, AMovedReservationIsGivenBackOnce) {
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  {
+    Reservation first = ledger->Reserve(5).value();
+    const Reservation second = std::move(first);
+    EXPECT_EQ(ledger->reserved_bytes(), 5u);
+  }
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+}
+
+// Two that came at once and counted each other would both be refused.
+TEST_F(HostLedgerTest, OnlyWhatWasReservedBeforeIsAhead) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  const Reservation first = ledger->Reserve(1).value();
+  std::optional<Reservation> second = ledger->Reserve(10).value();
+  const Reservation third = ledger->Reserve(100).value();
+  EXPECT_EQ(first.BytesAhead(), 0u);
+  EXPECT_EQ(second->BytesAhead(), 1u);
+  EXPECT_EQ(third.BytesAhead(), 11u);
+  second.reset();
+  EXPECT_EQ(third.BytesAhead(), 1u);
+  // In the place that became free.
+  const Reservation fourth = ledger->Reserve(1000).value();
+  EXPECT_EQ(fourth.BytesAhead(), 101u);
+  EXPECT_EQ(third.BytesAhead(), 1u);
+}
+
+TEST_F(HostLedgerTest, OneNameIsOneLedger) {
+  const Reservation reservation = Open()->Reserve(5).value();
+  EXPECT_EQ(Open()->reserved_bytes(), 5u);
+  EXPECT_EQ(HostLedger::Private()->reserved_bytes(), 0u);
+}
+
+TEST_F(HostLedgerTest, AReservationOutlivesItsLedger) {
+  std::optional<Reservation> reservation = HostLedger::Private()->Reserve(5).value();
+  EXPECT_EQ(reservation->BytesAhead(), 0u);
+  reservation.reset();
+}
+
+TEST_F(HostLedgerTest, WhenAllSlotsAreTakenThatIsAnError) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  std::vector<Reservation> held;
+  for (int i = 0; i < HostLedger::kMaxReservations; ++i) held.push_back(*ledger->Reserve(1));
+  EXPECT_THAT(ledger->Reserve(1), StatusIs(absl::StatusCode::kResourceExhausted,
+                                           HasSubstr("too many growths at once")));
+  EXPECT_EQ(ledger->reserved_bytes(), static_cast<uint64_t>(HostLedger::kMaxReservations));
+  held.pop_back();
+  EXPECT_THAT(ledger->Reserve(1), IsOk());
+}
+
+// Whoever comes last counts all others: otherwise they would pass a mark together.
+TEST_F(HostLedgerTest, OfThreadsThatReserveAtOnceTheLastCountsAll) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  constexpr int kThreads = 4;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::optional<Reservation>> held(kThreads);
+    std::vector<uint64_t> ahead(kThreads);
+    RunThreads(kThreads, [&](int thread) {
+      held[thread].emplace(ledger->Reserve(1).value());
+      ahead[thread] = held[thread]->BytesAhead();
+    });
+    uint64_t most = 0;
+    for (const uint64_t bytes : ahead) most = std::max(most, bytes);
+    ASSERT_EQ(most, kThreads - 1u);
+  }
+}
+
+// --- Processes ---
+
+TEST_F(HostLedgerTest, AProcessSeesWhatAnotherReserves) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  Gate reserved;
+  Gate may_end;
+  ChildProcess child([&] {
+    const Reservation reservation = Open()->Reserve(5).value();
+    reserved.Open();
+    may_end.Pass();
+  });
+  reserved.Pass();
+  EXPECT_EQ(ledger->reserved_bytes(), 5u);
+  EXPECT_EQ(ledger->Reserve(1)->BytesAhead(), 5u);
+  may_end.Open();
+  EXPECT_EQ(child.Wait(), 0);
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+}
+
+TEST_F(HostLedgerTest, TheShareOfAKilledProcessReturns) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  Gate reserved;
+  ChildProcess child([&] {
+    std::vector<Reservation> held;
+    for (int i = 0; i < HostLedger::kMaxReservations; ++i) held.push_back(*ledger->Reserve(1));
+    reserved.Open();
+    Gate::WaitForEver();
+  });
+  reserved.Pass();
+  EXPECT_THAT(ledger->Reserve(1), Not(IsOk()));
+  child.Kill();
+  child.AwaitEnd();
+  // Nobody has looked since: the place of the dead is taken directly.
+  EXPECT_THAT(ledger->Reserve(1), IsOk());
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+  EXPECT_EQ(child.Wait(), -SIGKILL);
+}
+
+TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobody) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  Gate reserved;
+  ChildProcess child([&] {
+    const Reservation reservation = ledger->Reserve(5).value();
+    reserved.Open();
+    Gate::WaitForEver();
+  });
+  reserved.Pass();
+  ASSERT_EQ(kill(child.pid(), SIGSTOP), 0);
+  EXPECT_EQ(ledger->Reserve(1)->BytesAhead(), 5u);
+}
+
+TEST_F(HostLedgerTest, AChildOfForkHasNoReservation) {
+  for (const std::shared_ptr<HostLedger>& ledger : {Open(), HostLedger::Private()}) {
+    std::optional<Reservation> reservation = ledger->Reserve(5).value();
+    ChildProcess child([&] {
+      reservation.reset();  // the child's copy
+      EXPECT_THAT(ledger->Reserve(1), IsOk());
+    });
+    EXPECT_EQ(child.Wait(), 0);
+    EXPECT_EQ(ledger->reserved_bytes(), 5u);
+  }
+}
+
+TEST_F(HostLedgerTest, WhatTheParentReservesForItselfIsNothingToAChild) {
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  const Reservation reservation = ledger->Reserve(5).value();
+  ChildProcess child([&] { EXPECT_EQ(ledger->reserved_bytes(), 0u); });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+// --- Files that are not as they should be ---
+
+TEST_F(HostLedgerTest, AFileThatIsTooShortIsMadeLonger) {
+  WriteFile("abc");
+  const std::shared_ptr<HostLedger> ledger = Open();
+  const Reservation reservation = ledger->Reserve(5).value();
+  EXPECT_EQ(Open()->reserved_bytes(), 5u);
+}
+
+TEST_F(HostLedgerTest, AFileOfRandomBytesHealsItself) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    shm_unlink(name_.c_str());
+    std::mt19937_64 random(seed);
+    std::string bytes(64 * 1024, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    WriteFile(bytes);
+    const std::shared_ptr<HostLedger> ledger = Open();
+    const Reservation reservation = ledger->Reserve(5).value();
+    EXPECT_EQ(ledger->reserved_bytes(), 5u);
+    EXPECT_EQ(ledger->Reserve(1)->BytesAhead(), 5u);
+  }
+}
+
+// A damaged size must not make the sum wrap around to little.
+TEST_F(HostLedgerTest, HugeReservationsAddUpToMoreThanAnyHostHas) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  const Reservation first = ledger->Reserve(UINT64_MAX).value();
+  const Reservation second = ledger->Reserve(UINT64_MAX).value();
+  EXPECT_GE(ledger->reserved_bytes(), uint64_t{1} << 60);
+}
+
+// systemd removes a user's shared memory at logout; processes that start later make a new file.
+TEST_F(HostLedgerTest, ARemovedFileIsOpenedAnew) {
+  const std::shared_ptr<HostLedger> early = Open();
+  const Reservation old = early->Reserve(5).value();
+  ASSERT_EQ(shm_unlink(name_.c_str()), 0);
+  const std::shared_ptr<HostLedger> late = Open();
+  const Reservation reservation = early->Reserve(7).value();
+  EXPECT_EQ(late->reserved_bytes(), 7u);
+}
+
+TEST_F(HostLedgerTest, ANameThatCannotBeOpenedIsAnErrorThatNamesIt) {
+  EXPECT_THAT(HostLedger::Open("/no/such/name"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/no/such/name")));
+}
+
+TEST_F(HostLedgerTest, WithoutSharedMemoryOneLineIsLoggedAndTheProcessReservesForItself) {
+  std::vector<std::string> lines;
+  LogSink previous =
+      SetLogSink([&](LogSeverity, const std::string& message) { lines.push_back(message); });
+  const std::shared_ptr<HostLedger> ledger = HostLedger::OpenOrPrivate("/no/such/name");
+  SetLogSink(std::move(previous));
+  EXPECT_THAT(lines, ElementsAre(HasSubstr("do not know of each other's growth")));
+  const Reservation reservation = ledger->Reserve(5).value();
+  EXPECT_EQ(ledger->reserved_bytes(), 5u);
+}
+
+TEST_F(HostLedgerTest, AFileOfAnotherUserIsNotUsed) {
+  WriteFile("");
+  if (chown(("/dev/shm" + name_).c_str(), 12345, 12345) != 0) {
+    GTEST_SKIP() << "only root can make a file of another user's";
+  }
+  EXPECT_THAT(HostLedger::Open(name_),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("user 12345")));
+}
+
+TEST_F(HostLedgerTest, ThisUsersLedgerIsOneObject) {
+  EXPECT_EQ(HostLedger::OfThisUser(), HostLedger::OfThisUser());
+  EXPECT_THAT(HostLedger::OfThisUser()->Reserve(1), IsOk());
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,74 @@
+#include "pinion/allocator/os/process_identity.h"
+
+#include <sys/prctl.h>
+
+#include "gtest/gtest.h"
+#include "pinion/tests/support/child_process.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::ChildProcess;
+using ::pinion::testing::Gate;
+
+// The pid is in the upper bits, the start in the lower ones.
+constexpr int kStartBits = 42;
+
+TEST(ProcessIdentityTest, AProcessKnowsThatItRuns) {
+  EXPECT_EQ(OwnProcess(), OwnProcess());
+  EXPECT_EQ(OwnProcess() >> kStartBits, static_cast<uint64_t>(getpid()));
+  EXPECT_TRUE(IsRunning(OwnProcess()));
+}
+
+TEST(ProcessIdentityTest, NobodyHasTheIdentityZero) { EXPECT_FALSE(IsRunning(0)); }
+
+TEST(ProcessIdentityTest, ARecycledPidIsAnotherProcess) {
+  EXPECT_FALSE(IsRunning(OwnProcess() + 1));
+  EXPECT_FALSE(IsRunning(OwnProcess() - 1));
+}
+
+// Where the start could not be read, the pid is all there is.
+TEST(ProcessIdentityTest, WithoutAStartThePidDecides) {
+  EXPECT_TRUE(IsRunning(OwnProcess() >> kStartBits << kStartBits));
+}
+
+TEST(ProcessIdentityTest, AChildIsAnotherProcessThanItsParent) {
+  const ProcessIdentity parent = OwnProcess();
+  ChildProcess child([parent] {
+    EXPECT_NE(OwnProcess(), parent);
+    EXPECT_TRUE(IsRunning(OwnProcess()));
+    EXPECT_TRUE(IsRunning(parent));
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST(ProcessIdentityTest, ANameWithParenthesesAndSpacesIsReadOver) {
+  ChildProcess child([] {
+    EXPECT_EQ(prctl(PR_SET_NAME, "a) R (b c"), 0);
+    EXPECT_TRUE(IsRunning(OwnProcess()));
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST(ProcessIdentityTest, AKilledProcessDoesNotRunEvenBeforeItsParentHasAsked) {
+  int identity[2];
+  ASSERT_EQ(pipe(identity), 0);
+  ChildProcess child([&] {
+    const ProcessIdentity own = OwnProcess();
+    EXPECT_EQ(write(identity[1], &own, sizeof(own)), static_cast<ssize_t>(sizeof(own)));
+    Gate::WaitForEver();
+  });
+  ProcessIdentity process = 0;
+  ASSERT_EQ(read(identity[0], &process, sizeof(process)), static_cast<ssize_t>(sizeof(process)));
+  EXPECT_TRUE(IsRunning(process));
+  child.Kill();
+  child.AwaitEnd();
+  EXPECT_FALSE(IsRunning(process)) << "a zombie";
+  child.Wait();
+  EXPECT_FALSE(IsRunning(process));
+}
+
+TEST(ProcessIdentityTest, ThisHostTellsThePidNamespace) { EXPECT_NE(PidNamespace(), 0u); }
+
+}  // namespace
+}  // namespace pinion

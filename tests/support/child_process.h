@@ -1,0 +1,91 @@
+// A child that fork() made, and gates that processes wait at.
+//
+//   Gate ready;
+//   ChildProcess child([&] {
+//     ...
+//     ready.Open();
+//     Gate::WaitForEver();
+//   });
+//   ready.Pass();                          // returns once the child has opened it
+//   child.Kill();
+//   EXPECT_EQ(child.Wait(), -SIGKILL);
+//
+// The test has one thread when it forks. What the body expects in vain is the exit status 1.
+
+#ifndef PINION_TESTS_SUPPORT_CHILD_PROCESS_H_
+#define PINION_TESTS_SUPPORT_CHILD_PROCESS_H_
+
+#include <signal.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/check.h"
+
+namespace pinion::testing {
+
+class Gate {
+ public:
+  Gate() { PINION_CHECK(pipe(ends_) == 0); }
+  ~Gate() {
+    close(ends_[0]);
+    close(ends_[1]);
+  }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  void Open() { PINION_CHECK(write(ends_[1], "x", 1) == 1); }
+  void Pass() {
+    char byte;
+    PINION_CHECK(read(ends_[0], &byte, 1) == 1);
+  }
+
+  [[noreturn]] static void WaitForEver() {
+    while (true) pause();
+  }
+
+ private:
+  int ends_[2];
+};
+
+class ChildProcess {
+ public:
+  explicit ChildProcess(const std::function<void()>& body) : pid_(fork()) {
+    PINION_CHECK(pid_ >= 0);
+    if (pid_ != 0) return;
+    body();
+    _exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  ~ChildProcess() {
+    if (pid_ == 0) return;
+    Kill();
+    Wait();
+  }
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void Kill() { PINION_CHECK(kill(pid_, SIGKILL) == 0); }
+  // Until it is a zombie.
+  void AwaitEnd() {
+    siginfo_t info;
+    PINION_CHECK(waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) == 0);
+  }
+  // The exit status, or minus the signal that ended it.
+  int Wait() {
+    int status = 0;
+    PINION_CHECK(waitpid(pid_, &status, 0) == pid_);
+    pid_ = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_;
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_SUPPORT_CHILD_PROCESS_H_
