@@ -28,7 +28,7 @@ MachineCore::MachineCore(const EmulatedOptions& options,
   }
   for (int device = 0; device < options_.device_count; ++device) {
     facades_.push_back(std::make_unique<EmulatedDevice>(this, device));
-    trace_.NameDevice(device, DeviceName(device) + ", " + options_.preset.description);
+    trace_.NameProcess(device, DeviceName(device) + ", " + options_.preset.description);
     devices_[device].limit_bytes = options_.memory_bytes;
     devices_[device].default_stream = AddStream(device, "default");
   }
@@ -131,7 +131,7 @@ StreamHandle MachineCore::AddStream(int device, const std::string& name) {
   const int context = detector_.AddContext(full_name);
   PINION_CHECK(context == ContextOf(slot));
   streams_.push_back({device, full_name, false});
-  trace_.NameStream(device, slot, full_name);
+  trace_.NameRow(device, slot, full_name);
   void* const native = reinterpret_cast<void*>(next_handle_ += 16);
   slots_[native] = slot;
   return StreamHandle(native);
@@ -328,11 +328,10 @@ absl::Status MachineCore::WriteChromeTrace(const std::string& path) const {
   if (!options_.record_trace) {
     return absl::FailedPreconditionError("there is no trace: set EmulatedOptions::record_trace");
   }
-  ChromeTrace trace;
-  {
+  const ChromeTrace trace = [this] {
     MutexLock lock(mu_);
-    trace = trace_;
-  }
+    return trace_;
+  }();
   return trace.Write(path);
 }
 

@@ -29,8 +29,8 @@
 #include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/chrome_trace.h"
 #include "pinion/device/device.h"
-#include "pinion/device/emulated/chrome_trace.h"
 #include "pinion/device/emulated/deferred_effects.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
@@ -183,7 +183,7 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   // Null unless EmulatedOptions::protect_host_pages.
   const std::unique_ptr<HostProtection> protection_ ABSL_PT_GUARDED_BY(mu_);
   FaultInjector faults_ ABSL_GUARDED_BY(mu_);
-  ChromeTrace trace_ ABSL_GUARDED_BY(mu_);
+  ChromeTrace trace_ ABSL_GUARDED_BY(mu_){"modelled by the emulated accelerator, not measured"};
   std::vector<std::string> races_ ABSL_GUARDED_BY(mu_);
   std::vector<StreamState> streams_ ABSL_GUARDED_BY(mu_);      // by slot
   std::unordered_map<void*, int> slots_ ABSL_GUARDED_BY(mu_);  // by native stream handle

@@ -1,0 +1,60 @@
+// A timeline as a Chrome trace: Perfetto (ui.perfetto.dev) and chrome://tracing open it.
+//
+// Processes have rows, rows have slices. In Pinion's traces a process is a device or the host, and
+// a row a stream or a thread.
+//
+// Thread safety: none; a value.
+
+#ifndef PINION_DEVICE_CHROME_TRACE_H_
+#define PINION_DEVICE_CHROME_TRACE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace pinion {
+
+class ChromeTrace {
+ public:
+  struct Slice {
+    int process = 0;
+    int row = 0;
+    std::string name;
+    double start_ms = 0;
+    double end_ms = 0;
+    uint64_t size_bytes = 0;       // 0: not said
+    uint64_t transfer_number = 0;  // 0: none
+  };
+
+  // `times` tells the reader what the times are: "measured", "modelled".
+  explicit ChromeTrace(std::string times) : times_(std::move(times)) {}
+
+  void NameProcess(int process, std::string name);
+  void NameRow(int process, int row, std::string name);
+  void Add(Slice slice) { slices_.push_back(std::move(slice)); }
+  size_t slice_count() const { return slices_.size(); }
+
+  // Unavailable, with the path and the reason, if the file cannot be written.
+  absl::Status Write(const std::string& path) const;
+
+ private:
+  struct Name {
+    int process;
+    int row;  // -1: the process itself
+    std::string text;
+  };
+
+  std::string ToJson() const;
+
+  std::string times_;
+  std::vector<Name> names_;
+  std::vector<Slice> slices_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_CHROME_TRACE_H_

@@ -1,0 +1,120 @@
+#include "pinion/device/chrome_trace_sink.h"
+
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+namespace {
+
+constexpr int kHost = 0;
+constexpr int kH2dRow = 0;
+constexpr int kD2hRow = 1;
+constexpr int kFirstStallRow = 2;
+
+int RowOf(CopyDirection direction) {
+  return direction == CopyDirection::kHostToDevice ? kH2dRow : kD2hRow;
+}
+
+}  // namespace
+
+ChromeTraceSink::ChromeTraceSink(size_t max_slices)
+    : max_slices_(max_slices), origin_ms_(SteadyClockMs()), trace_("measured") {
+  MutexLock lock(mu_);
+  trace_.NameProcess(kHost, "host");
+}
+
+ChromeTraceSink::Thread& ChromeTraceSink::CallingThread() {
+  const auto [found, added] = threads_.try_emplace(std::this_thread::get_id());
+  if (added) {
+    found->second.row = static_cast<int>(threads_.size());
+    trace_.NameRow(kHost, found->second.row, "thread " + std::to_string(found->second.row));
+  }
+  return found->second;
+}
+
+ChromeTraceSink::DeviceRows& ChromeTraceSink::RowsOf(const std::string& device) {
+  const auto [found, added] = devices_.try_emplace(device);
+  if (added) {
+    const int process = static_cast<int>(devices_.size());
+    found->second.process = process;
+    trace_.NameProcess(process, device);
+    trace_.NameRow(process, kH2dRow, "H2D");
+    trace_.NameRow(process, kD2hRow, "D2H");
+  }
+  return found->second;
+}
+
+void ChromeTraceSink::Keep(ChromeTrace::Slice slice) {
+  if (trace_.slice_count() >= max_slices_) {
+    ++dropped_;
+    return;
+  }
+  slice.start_ms -= origin_ms_;
+  slice.end_ms -= origin_ms_;
+  trace_.Add(std::move(slice));
+}
+
+void ChromeTraceSink::BeginRange(const char* name, uint64_t size_bytes) {
+  const double now_ms = SteadyClockMs();
+  MutexLock lock(mu_);
+  CallingThread().open.push_back({name, size_bytes, now_ms});
+}
+
+void ChromeTraceSink::EndRange() {
+  const double now_ms = SteadyClockMs();
+  MutexLock lock(mu_);
+  Thread& thread = CallingThread();
+  PINION_CHECK(!thread.open.empty()) << "EndRange without BeginRange on this thread";
+  const OpenRange range = thread.open.back();
+  thread.open.pop_back();
+  Keep({.process = kHost,
+        .row = thread.row,
+        .name = range.name,
+        .start_ms = range.start_ms,
+        .end_ms = now_ms,
+        .size_bytes = range.size_bytes});
+}
+
+void ChromeTraceSink::OnTransfer(const TransferRecord& transfer) {
+  MutexLock lock(mu_);
+  Keep({.process = RowsOf(transfer.device).process,
+        .row = RowOf(transfer.direction),
+        .name = std::string("copy ") + CopyDirectionName(transfer.direction),
+        .start_ms = transfer.start_ms,
+        .end_ms = transfer.end_ms,
+        .size_bytes = transfer.size_bytes,
+        .transfer_number = transfer.number});
+}
+
+void ChromeTraceSink::OnStall(const StallRecord& stall) {
+  MutexLock lock(mu_);
+  DeviceRows& rows = RowsOf(stall.device);
+  const auto [found, added] = rows.streams.try_emplace(stall.stream.native());
+  if (added) {
+    const int ordinal = static_cast<int>(rows.streams.size());
+    found->second = kFirstStallRow + ordinal - 1;
+    trace_.NameRow(rows.process, found->second, "stalls of stream " + std::to_string(ordinal));
+  }
+  Keep({.process = rows.process,
+        .row = found->second,
+        .name = stall.wait_site,
+        .start_ms = stall.start_ms,
+        .end_ms = stall.end_ms,
+        .transfer_number = stall.transfer_number});
+}
+
+absl::Status ChromeTraceSink::Write(const std::string& path) const {
+  const ChromeTrace trace = [this] {
+    MutexLock lock(mu_);
+    ChromeTrace copy = trace_;
+    if (dropped_ > 0) {
+      copy.NameProcess(kHost, "host (" + std::to_string(dropped_) + " slices after the first " +
+                                  std::to_string(max_slices_) + " were not kept)");
+    }
+    return copy;
+  }();
+  return trace.Write(path);
+}
+
+}  // namespace pinion

@@ -1,0 +1,81 @@
+// A TraceSink that keeps everything for a file that Perfetto opens.
+//
+//   auto trace = std::make_shared<ChromeTraceSink>();
+//   options.engine.trace = trace;
+//   ... a few steps ...
+//   PINION_RETURN_IF_ERROR(trace->Write("steps.json"));
+//
+//   host     | thread 1  [ pinion.pack ]    [pinion.unpack        ]
+//            | thread 2                     [ pinion.prefetch ]
+//   cuda:0   | D2H                   [ copy D2H ][copy D2H]
+//            | H2D                                    [ copy H2D    ]
+//            | stalls of stream 1                        [ kUnpackAfterCopyIn ]
+//
+// Some 200 bytes of memory per range, transfer and stall: for a few steps, not for a whole training
+// run. Beyond `max_slices` nothing is kept, and the file says so.
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_DEVICE_CHROME_TRACE_SINK_H_
+#define PINION_DEVICE_CHROME_TRACE_SINK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/device/chrome_trace.h"
+#include "pinion/device/trace_sink.h"
+
+namespace pinion {
+
+class ChromeTraceSink final : public TraceSink {
+ public:
+  explicit ChromeTraceSink(size_t max_slices = size_t{1} << 20);
+
+  void BeginRange(const char* name, uint64_t size_bytes) override;
+  void EndRange() override;
+  bool WantsTransfers() const override { return true; }
+  void OnTransfer(const TransferRecord& transfer) override;
+  void OnStall(const StallRecord& stall) override;
+
+  // What has ended so far; time 0 is the sink's construction. Unavailable, with the path and the
+  // reason, if the file cannot be written.
+  absl::Status Write(const std::string& path) const;
+
+ private:
+  struct OpenRange {
+    const char* name;
+    uint64_t size_bytes;
+    double start_ms;
+  };
+  struct Thread {
+    int row = 0;
+    std::vector<OpenRange> open;
+  };
+  struct DeviceRows {
+    int process = 0;
+    std::map<void*, int> streams;  // rows of stalls, by native handle
+  };
+
+  Thread& CallingThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  DeviceRows& RowsOf(const std::string& device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Keep(ChromeTrace::Slice slice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const size_t max_slices_;
+  const double origin_ms_;
+  mutable Mutex mu_;
+  ChromeTrace trace_ ABSL_GUARDED_BY(mu_);
+  uint64_t dropped_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<std::thread::id, Thread> threads_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, DeviceRows> devices_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_CHROME_TRACE_SINK_H_
