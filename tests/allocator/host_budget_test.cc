@@ -35,7 +35,7 @@ using ::pinion::testing::SharedHost;
 #if defined(PINION_HARDENED) && PINION_HARDENED
 constexpr int kRounds = 100;  // a sanitizer's processes start slowly
 #else
-constexpr int kRounds = 300;
+constexpr int kRounds = 200;
 #endif
 
 class HostBudgetTest : public ::testing::Test {
