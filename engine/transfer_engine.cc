@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -53,6 +54,8 @@ class TransferEngineImpl final : public TransferEngine {
   absl::StatusOr<bool> IsCapturing(StreamHandle stream) override {
     return device_->IsCapturing(stream);
   }
+  absl::StatusOr<LinkCalibration> Calibrate(PinnedAllocator& allocator) override;
+  absl::StatusOr<LinkCalibration> Recalibrate(PinnedAllocator& allocator) override;
   void Poll() override;
   absl::Status Drain(absl::Duration timeout) override;
   absl::Status Shutdown(absl::Duration timeout) override;
@@ -61,6 +64,9 @@ class TransferEngineImpl final : public TransferEngine {
   EngineStats GetStats() const override;
 
  private:
+  std::optional<LinkCalibration> KnownLink();
+  // Within calibrating_.
+  absl::StatusOr<LinkCalibration> MeasureLink(PinnedAllocator& allocator);
   std::shared_ptr<StreamTimeline> ForeignTimeline(StreamHandle stream);
 
   const EngineOptions options_;
@@ -70,7 +76,10 @@ class TransferEngineImpl final : public TransferEngine {
   const std::unique_ptr<CopyLane> d2h_;
   const std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
 
+  FifoTurn calibrating_;
+
   Mutex mu_;
+  std::optional<LinkCalibration> link_ ABSL_GUARDED_BY(mu_);
   std::map<void*, std::shared_ptr<StreamTimeline>> foreign_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -88,6 +97,7 @@ absl::StatusOr<Transfer> TransferEngineImpl::Submit(CopyBatch batch, StreamHandl
   const ScopedRange range(options_.trace.get(), "pinion.submit", batch.size_bytes());
   CopyLane& lane = batch.direction() == CopyDirection::kHostToDevice ? *h2d_ : *d2h_;
   PINION_ASSIGN_OR_RETURN(const uint64_t value, lane.Submit(batch, after));
+  if (timer_ != nullptr) timer_->CollectIfMany();
   return MakeTransfer(lane.timeline(), value);
 }
 
@@ -111,6 +121,36 @@ absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle
   return events_->Order(earlier, later).status();
 }
 
+absl::StatusOr<LinkCalibration> TransferEngineImpl::Calibrate(PinnedAllocator& allocator) {
+  PINION_RETURN_IF_ERROR(device_->accepting());
+  const FifoTurn::Scope turn(calibrating_);
+  if (std::optional<LinkCalibration> link = KnownLink()) return *link;
+  return MeasureLink(allocator);
+}
+
+absl::StatusOr<LinkCalibration> TransferEngineImpl::Recalibrate(PinnedAllocator& allocator) {
+  PINION_RETURN_IF_ERROR(device_->accepting());
+  const FifoTurn::Scope turn(calibrating_);
+  return MeasureLink(allocator);
+}
+
+std::optional<LinkCalibration> TransferEngineImpl::KnownLink() {
+  MutexLock lock(mu_);
+  return link_;
+}
+
+absl::StatusOr<LinkCalibration> TransferEngineImpl::MeasureLink(PinnedAllocator& allocator) {
+  absl::StatusOr<LinkCalibration> link = CalibrateLink(device(), allocator);
+  if (ClassifyDeviceError(link.status()) == DeviceErrorClass::kSticky) {
+    device_->Poison("calibration", link.status());
+    return health();
+  }
+  if (!link.ok()) return link;
+  MutexLock lock(mu_);
+  link_ = *link;
+  return link;
+}
+
 void TransferEngineImpl::Poll() {
   h2d_->timeline()->Poll();
   d2h_->timeline()->Poll();
@@ -124,6 +164,7 @@ absl::Status TransferEngineImpl::Drain(absl::Duration timeout) {
     const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
     PINION_RETURN_IF_ERROR(timeline.Wait(timeline.last_number(), left));
   }
+  if (timer_ != nullptr) timer_->Collect();
   return absl::OkStatus();
 }
 

@@ -46,9 +46,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/fence.h"
+#include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/engine_stats.h"
+#include "pinion/engine/link_calibration.h"
 #include "pinion/engine/wait_site.h"
 
 namespace pinion {
@@ -130,16 +132,22 @@ class TransferEngine {
   // True while `stream` captures a graph: nothing can be submitted after it, or wait in it.
   virtual absl::StatusOr<bool> IsCapturing(StreamHandle stream) = 0;
 
+  // What the device's link can do, for whoever plans transfers: measured by the first call, which
+  // borrows device memory and some of `allocator` for it (link_calibration.h), and remembered.
+  virtual absl::StatusOr<LinkCalibration> Calibrate(PinnedAllocator& allocator) = 0;
+  // Measures again, when the link's neighbours have changed. An error keeps what was known.
+  virtual absl::StatusOr<LinkCalibration> Recalibrate(PinnedAllocator& allocator) = 0;
+
   // Asks the device how far both directions have come.
   virtual void Poll() = 0;
 
   // Blocks until everything submitted so far is done. DeadlineExceeded after `timeout`.
   virtual absl::Status Drain(absl::Duration timeout) = 0;
 
-  // Ends the engine: from now on Submit, Mark and OrderStreams are refused (FailedPrecondition),
-  // and what was submitted is drained. DeadlineExceeded after `timeout`, as Drain; what is in
-  // flight then is leaked if nobody waits for it later: transfers and tickets can still be waited
-  // for.
+  // Ends the engine: from now on Submit, Mark, OrderStreams and calibration are refused
+  // (FailedPrecondition), and what was submitted is drained. DeadlineExceeded after `timeout`, as
+  // Drain; what is in flight then is leaked if nobody waits for it later: transfers and tickets can
+  // still be waited for.
   virtual absl::Status Shutdown(absl::Duration timeout) = 0;
 
   // OkStatus, or the sticky error that poisoned the engine.
