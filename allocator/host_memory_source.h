@@ -27,7 +27,7 @@ class HostMemorySource {
  public:
   virtual ~HostMemorySource() = default;
 
-  // "cudaHostAlloc", "emulated pinned", "heap": for statistics and messages.
+  // "cudaHostAlloc", "emulated pinned", "mmap": for statistics and messages.
   virtual std::string name() const = 0;
 
   // Sizes are multiples of this, and so are the addresses that are returned. A power of two.

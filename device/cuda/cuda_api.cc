@@ -1,24 +1,14 @@
 #include "pinion/device/cuda/cuda_api.h"
 
+#include "pinion/device/cuda/memcpy_batch.h"
+
 namespace pinion {
 namespace {
 
 #if CUDART_VERSION >= 12080
-cudaError_t BatchInStreamOrder(void* const* dsts, const void* const* srcs, const size_t* sizes,
-                               size_t count, cudaStream_t stream) {
-  // Not "any order": what a copy out reads may have been written a moment ago by the work that the
-  // stream has just waited for.
-  cudaMemcpyAttributes in_stream_order = {};
-  in_stream_order.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  size_t first_piece = 0;
-#if CUDART_VERSION >= 13000
-  return cudaMemcpyBatchAsync(dsts, srcs, sizes, count, &in_stream_order, &first_piece, 1, stream);
-#else
-  size_t failed_piece = 0;
-  return cudaMemcpyBatchAsync(const_cast<void**>(dsts), const_cast<void**>(srcs),
-                              const_cast<size_t*>(sizes), count, &in_stream_order, &first_piece, 1,
-                              &failed_piece, stream);
-#endif
+cudaError_t MemcpyBatch(void* const* dsts, const void* const* srcs, const size_t* sizes,
+                        size_t count, cudaStream_t stream) {
+  return MemcpyBatchInStreamOrder(&cudaMemcpyBatchAsync, dsts, srcs, sizes, count, stream);
 }
 #endif
 
@@ -41,6 +31,8 @@ const CudaApi& RealCudaApi() {
     .FreeAsync = &cudaFreeAsync,
     .HostAlloc = &cudaHostAlloc,
     .FreeHost = &cudaFreeHost,
+    .HostRegister = &cudaHostRegister,
+    .HostUnregister = &cudaHostUnregister,
     .StreamCreateWithFlags = &cudaStreamCreateWithFlags,
     .StreamDestroy = &cudaStreamDestroy,
     .StreamSynchronize = &cudaStreamSynchronize,
@@ -53,10 +45,14 @@ const CudaApi& RealCudaApi() {
     .EventElapsedTime = &cudaEventElapsedTime,
     .MemcpyAsync = &cudaMemcpyAsync,
 #if CUDART_VERSION >= 12080
-    .MemcpyBatchAsync = &BatchInStreamOrder,
+    .MemcpyBatchAsync = &MemcpyBatch,
 #else
     .MemcpyBatchAsync = nullptr,
 #endif
+    .LibraryLoadData = &cudaLibraryLoadData,
+    .LibraryGetKernel = &cudaLibraryGetKernel,
+    .LibraryUnload = &cudaLibraryUnload,
+    .LaunchKernel = &cudaLaunchKernel,
   };
   return api;
 }

@@ -34,6 +34,8 @@ struct CudaApi {
   decltype(&cudaFreeAsync) FreeAsync;
   decltype(&cudaHostAlloc) HostAlloc;
   decltype(&cudaFreeHost) FreeHost;
+  decltype(&cudaHostRegister) HostRegister;
+  decltype(&cudaHostUnregister) HostUnregister;
 
   // Streams.
   decltype(&cudaStreamCreateWithFlags) StreamCreateWithFlags;
@@ -55,6 +57,12 @@ struct CudaApi {
   // older than 12.8.
   cudaError_t (*MemcpyBatchAsync)(void* const* dsts, const void* const* srcs, const size_t* sizes,
                                   size_t count, cudaStream_t stream);
+
+  // Kernels.
+  decltype(&cudaLibraryLoadData) LibraryLoadData;
+  decltype(&cudaLibraryGetKernel) LibraryGetKernel;
+  decltype(&cudaLibraryUnload) LibraryUnload;
+  decltype(&cudaLaunchKernel) LaunchKernel;
 };
 
 const CudaApi& RealCudaApi();

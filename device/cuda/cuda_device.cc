@@ -8,6 +8,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/cuda/cuda_pinned_source.h"
+#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/cuda/cuda_scope.h"
 #include "pinion/device/cuda/cuda_status.h"
 #include "pinion/device/cuda/pci_link.h"
@@ -28,6 +29,26 @@ absl::Status Check(EventHandle event) {
 cudaStream_t Native(StreamHandle stream) { return static_cast<cudaStream_t>(stream.native()); }
 
 cudaEvent_t Native(EventHandle event) { return static_cast<cudaEvent_t>(event.native()); }
+
+// The part of a piece, from its beginning, whose host memory may be one registration.
+uint64_t WithinRegistration(CopyDirection direction, const CopyPiece& piece) {
+  const void* const host = direction == CopyDirection::kHostToDevice ? piece.src : piece.dst;
+  return BytesToRegistrationBorder(host, piece.size_bytes);
+}
+
+std::vector<CopyPiece> SplitAtRegistrations(CopyDirection direction,
+                                            absl::Span<const CopyPiece> pieces) {
+  std::vector<CopyPiece> split;
+  for (CopyPiece rest : pieces) {
+    while (rest.size_bytes > 0) {
+      const uint64_t size_bytes = WithinRegistration(direction, rest);
+      split.push_back({rest.dst, rest.src, size_bytes});
+      rest = {static_cast<char*>(rest.dst) + size_bytes,
+              static_cast<const char*>(rest.src) + size_bytes, rest.size_bytes - size_bytes};
+    }
+  }
+  return split;
+}
 
 }  // namespace
 
@@ -233,6 +254,13 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
                                    StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
   if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
+  std::vector<CopyPiece> split;
+  if (std::any_of(pieces.begin(), pieces.end(), [direction](const CopyPiece& piece) {
+        return WithinRegistration(direction, piece) < piece.size_bytes;
+      })) {
+    split = SplitAtRegistrations(direction, pieces);
+    pieces = split;
+  }
   const absl::Status copied = CopyPieces(direction, pieces, Native(stream));
   if (!copied.ok() && pieces.size() > 1 &&
       ClassifyDeviceError(copied) != DeviceErrorClass::kSticky) {

@@ -7,7 +7,8 @@
 // Several pieces go in one cudaMemcpyBatchAsync where the runtime and the driver have it, else in a
 // loop: a runtime of 12.8 or newer also runs on drivers that lack the call, and only the first call
 // tells. CUDA does not say how much of a failed batch was enqueued, so a failed copy of several
-// pieces waits for the stream: nothing is written later.
+// pieces waits for the stream: nothing is written later. Pieces are split where the host's memory
+// may be two registrations (cuda_registered_source.h).
 //
 // Thread safety: thread-safe, as the runtime is.
 

@@ -136,6 +136,13 @@ class EmulatedMachine {
   // A host access to pinned memory, to be checked against copies. Tests and CPU operators use it.
   virtual absl::Status HostAccess(const void* data, uint64_t size_bytes, bool write) = 0;
 
+  // --- Memory that somebody else owns ---
+  // Makes it pinned, and pageable again, as cudaHostRegister and cudaHostUnregister do. Whole pages
+  // that are not pinned yet; unregistering waits for all devices. Counts as DeviceCall::kPin.
+  // Unimplemented with protect_host_pages: that needs memory of the machine's own.
+  virtual absl::Status RegisterHost(int device, void* data, uint64_t size_bytes) = 0;
+  virtual absl::Status UnregisterHost(int device, void* data) = 0;
+
   // --- Observation ---
   // Blocks until all work of the device is done; forces all effects.
   virtual absl::Status SynchronizeDevice(int device) = 0;
@@ -160,6 +167,10 @@ class EmulatedMachine {
 
   // Makes IsCapturing(stream) answer `capturing`; polling an event of a capturing stream fails.
   virtual absl::Status SetCapturing(StreamHandle stream, bool capturing) = 0;
+
+  // Every later call of the device fails with `error`, as after a sticky fault: a fake runtime's
+  // copy that faulted while it ran.
+  virtual void BreakDevice(int device, const std::string& error) = 0;
 
   // Chrome trace (Perfetto opens it): one row per stream, virtual microseconds.
   virtual absl::Status WriteChromeTrace(const std::string& path) const = 0;

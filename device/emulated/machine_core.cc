@@ -290,6 +290,11 @@ absl::StatusOr<double> MachineCore::ElapsedMs(int device, EventHandle start, Eve
 
 // --- What tests and reports read ---
 
+void MachineCore::BreakDevice(int device, const std::string& error) {
+  MutexLock lock(mu_);
+  if (devices_[device].sticky_error.empty()) devices_[device].sticky_error = error;
+}
+
 DeviceInfo MachineCore::Info(int device) const {
   const LinkModel& link = options_.preset.link;
   return {.model = options_.preset.description,

@@ -57,6 +57,8 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
                     StreamHandle stream) override;
   absl::Status RecordStream(const void* data, StreamHandle stream) override;
   absl::Status HostAccess(const void* data, uint64_t size_bytes, bool write) override;
+  absl::Status RegisterHost(int device, void* data, uint64_t size_bytes) override;
+  absl::Status UnregisterHost(int device, void* data) override;
   absl::Status SynchronizeDevice(int device) override;
   double now_ms() const override;
   MemoryStats memory_stats(int device) const override;
@@ -70,6 +72,7 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   std::vector<std::string> races() const override;
   uint64_t calls(DeviceCall call) const override;
   absl::Status SetCapturing(StreamHandle stream, bool capturing) override;
+  void BreakDevice(int device, const std::string& error) override;
   absl::Status WriteChromeTrace(const std::string& path) const override;
 
   // Device, by index.
@@ -160,11 +163,15 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SubmitCopyInside(int slot, const CopyPiece& piece)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Where [data, data + size_bytes) lies. InvalidArgument for device memory that is not allocated
-  // and for ranges that leave their allocation.
+  // Where [data, data + size_bytes) lies. InvalidArgument for device memory that is not allocated,
+  // and for ranges that leave their allocation or their pinned segment.
   absl::StatusOr<Place> Locate(const void* data, uint64_t size_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool InPinned(const void* data, uint64_t size_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool TouchesPinned(const void* data, uint64_t size_bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddPinned(void* data, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status RemovePinned(void* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   bool AllDone(const std::vector<StreamPoint>& points) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReleaseHeld(int device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

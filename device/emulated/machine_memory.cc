@@ -21,7 +21,13 @@ namespace {
 // Freed memory reads as NaN in every floating-point type.
 constexpr int kPoison = 0xFF;
 
+constexpr uint64_t kPage = 4 * kKiB;
+
 uintptr_t Address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
+
+double PinUs(const DevicePreset& preset, uint64_t size_bytes) {
+  return preset.pin_ms_per_gib * 1e3 * static_cast<double>(size_bytes) / double{kGiB};
+}
 
 }  // namespace
 
@@ -169,13 +175,11 @@ absl::Status MachineCore::RecordStream(const void* data, StreamHandle stream) {
 // --- Pinned host memory ---
 
 absl::StatusOr<HostSegment> MachineCore::AllocatePinned(int device, uint64_t size_bytes) {
-  PINION_CHECK(size_bytes > 0 && size_bytes % (4 * kKiB) == 0)
+  PINION_CHECK(size_bytes > 0 && size_bytes % kPage == 0)
       << "pinned segments are whole pages, not " << size_bytes << " bytes";
   {
     MutexLock lock(mu_);
-    const double pin_ms =
-        options_.preset.pin_ms_per_gib * static_cast<double>(size_bytes) / double{kGiB};
-    PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kPin, pin_ms * 1e3));
+    PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kPin, PinUs(options_.preset, size_bytes)));
   }
   TwoViews views;
   if (options_.protect_host_pages) {
@@ -191,10 +195,7 @@ absl::StatusOr<HostSegment> MachineCore::AllocatePinned(int device, uint64_t siz
   }
   MutexLock lock(mu_);
   if (protection_ != nullptr) protection_->AddSegment(views, size_bytes);
-  pinned_[Address(data)] = size_bytes;
-  if (options_.detect_races) {
-    detector_.AddMemory(data, size_bytes, RaceDetector::kHost, "the pinning");
-  }
+  AddPinned(data, size_bytes);
   return HostSegment{data, size_bytes, -1};
 }
 
@@ -206,22 +207,60 @@ absl::Status MachineCore::FreePinned(int device, const HostSegment& segment) {
     const auto it = pinned_.find(Address(segment.data));
     PINION_CHECK(it != pinned_.end() && it->second == segment.size_bytes)
         << "the segment did not come from this machine";
-    // Unpinning waits for all devices, but orders nothing: who relies on it has a race.
-    for (int slot = 0; slot < static_cast<int>(streams_.size()); ++slot) {
-      PINION_RETURN_IF_ERROR(BlockUntil(time_.Tail(slot)));
-      PINION_CHECK(effects_.Force(time_.Tail(slot)));
-    }
-    if (options_.detect_races) {
-      detector_.RemoveMemory(segment.data, RaceDetector::kHost, {}, "the unpinning");
-      DeliverRaces();
-    }
+    PINION_RETURN_IF_ERROR(RemovePinned(segment.data));
     if (protection_ != nullptr) machine_view = protection_->RemoveSegment(segment.data);
-    pinned_.erase(it);
   }
   if (machine_view != nullptr) {
     PINION_CHECK(munmap(machine_view, segment.size_bytes) == 0);
   }
   PINION_CHECK(munmap(segment.data, segment.size_bytes) == 0);
+  return absl::OkStatus();
+}
+
+absl::Status MachineCore::RegisterHost(int device, void* data, uint64_t size_bytes) {
+  if (options_.protect_host_pages) {
+    return absl::UnimplementedError(
+        "RegisterHost: protect_host_pages needs memory of the machine's own");
+  }
+  MutexLock lock(mu_);
+  PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kPin, PinUs(options_.preset, size_bytes)));
+  if (size_bytes == 0 || size_bytes % kPage != 0 || Address(data) % kPage != 0) {
+    return absl::InvalidArgumentError("RegisterHost: not whole pages of 4 KiB");
+  }
+  if (int other; IsDevicePointer(data, &other) || TouchesPinned(data, size_bytes)) {
+    return absl::InvalidArgumentError("RegisterHost: memory of a device, or pinned already");
+  }
+  AddPinned(data, size_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status MachineCore::UnregisterHost(int device, void* data) {
+  MutexLock lock(mu_);
+  PINION_RETURN_IF_ERROR(CheckUsable(device));
+  if (pinned_.find(Address(data)) == pinned_.end()) {
+    return absl::InvalidArgumentError("UnregisterHost: this was not registered");
+  }
+  return RemovePinned(data);
+}
+
+void MachineCore::AddPinned(void* data, uint64_t size_bytes) {
+  pinned_[Address(data)] = size_bytes;
+  if (options_.detect_races) {
+    detector_.AddMemory(data, size_bytes, RaceDetector::kHost, "the pinning");
+  }
+}
+
+// Unpinning waits for all devices, but orders nothing: who relies on it has a race.
+absl::Status MachineCore::RemovePinned(void* data) {
+  for (int slot = 0; slot < static_cast<int>(streams_.size()); ++slot) {
+    PINION_RETURN_IF_ERROR(BlockUntil(time_.Tail(slot)));
+    PINION_CHECK(effects_.Force(time_.Tail(slot)));
+  }
+  if (options_.detect_races) {
+    detector_.RemoveMemory(data, RaceDetector::kHost, {}, "the unpinning");
+    DeliverRaces();
+  }
+  pinned_.erase(Address(data));
   return absl::OkStatus();
 }
 
@@ -241,6 +280,13 @@ bool MachineCore::InPinned(const void* data, uint64_t size_bytes) const {
   if (it == pinned_.begin()) return false;
   --it;
   return Address(data) + size_bytes <= it->first + it->second;
+}
+
+bool MachineCore::TouchesPinned(const void* data, uint64_t size_bytes) const {
+  auto it = pinned_.lower_bound(Address(data) + size_bytes);
+  if (it == pinned_.begin()) return false;
+  --it;
+  return Address(data) < it->first + it->second;
 }
 
 bool MachineCore::IsPinned(const void* data) const {
@@ -263,6 +309,11 @@ absl::StatusOr<MachineCore::Place> MachineCore::Locate(const void* data,
   Place place;
   if (!IsDevicePointer(data, &place.device)) {
     place.kind = InPinned(data, size_bytes) ? Place::kPinned : Place::kPageable;
+    if (place.kind == Place::kPageable && TouchesPinned(data, size_bytes)) {
+      return absl::InvalidArgumentError(HumanBytes(size_bytes) +
+                                        " of host memory are not inside one pinned segment, nor "
+                                        "wholly pageable");
+    }
     return place;
   }
   place.kind = Place::kDevice;

@@ -4,18 +4,26 @@
 //   CudaDevice device(FakeCuda::Api(), 0);
 //
 // Streams and events are the emulated device's own handles; a null stream is the current device's
-// default stream. It is as strict as CUDA at its worst: a stream is usable only while its device is
-// current, errors stay latched per thread until they are read, sticky ones for ever, and querying
-// an event or pinning memory while some stream captures a graph fails and spoils the capture,
-// unless the thread has relaxed its capture mode.
+// default stream. It is as strict as CUDA at its worst:
+//   * a stream is usable only while its device is current;
+//   * an error stays latched on its thread until it is read; a sticky one breaks all devices, and
+//     every later call of every thread returns it;
+//   * a copy may fault while it runs: its call succeeds, its bytes never arrive, and a later call,
+//     of whatever kind, tells;
+//   * a batch of copies that fails has enqueued half of its pieces;
+//   * a piece of a copy must not span two registrations, nor registered and other memory;
+//   * querying an event or pinning memory while some stream captures a graph fails and spoils the
+//     capture, unless the thread has relaxed its capture mode.
 //
 // Thread safety: the API's functions are thread-safe. One FakeCuda at a time.
 
 #ifndef PINION_TESTS_DEVICE_CUDA_FAKE_CUDA_H_
 #define PINION_TESTS_DEVICE_CUDA_FAKE_CUDA_H_
 
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -43,39 +51,94 @@ class FakeCuda {
   EmulatedMachine& machine() { return *machine_; }
   const std::shared_ptr<EmulatedMachine>& shared_machine() { return machine_; }
 
+  // --- Faults ---
   // The next call of a function ("MemcpyAsync") fails with `error` and does nothing else.
   void FailNext(const std::string& function, cudaError_t error);
+  // The same for the k-th call from now on, of whatever function; 1 is the next.
+  void FailCall(uint64_t k, cudaError_t error);
+  // The k-th copy from now on (a batch is one) faults while it runs. Up to `unnoticed_calls` later
+  // submissions succeed before a call returns cudaErrorIllegalAddress; queries and synchronisations
+  // notice at once.
+  void FaultCopy(uint64_t k, int unnoticed_calls = 0);
   // What cudaGetDeviceCount returns where there is no driver.
   void SetNoDriver() { no_driver_ = true; }
+  // What every cudaMemcpyBatchAsync returns: that of a driver without it.
+  void RefuseBatches(cudaError_t error);
   // cudaHostAlloc returns memory on the boundary of a 4 KiB page from now on, and of no larger one.
   void AlignToPagesOnly() { pages_only_ = true; }
+  // Devices see registered memory at other addresses than the host does.
+  void SetRegisteredElsewhere() { registered_elsewhere_ = true; }
   void SetCapturing(StreamHandle stream, bool capturing);
+
+  // --- What the program did ---
   bool capture_spoiled() const;
   int calls(const std::string& function) const;
+  // Of all functions that can fail, the failed calls included.
+  uint64_t all_calls() const;
+  // The function of the call that FailCall or FaultCopy hit; "" while none was hit.
+  std::string failed_function() const;
+  // Streams and events that are not destroyed; pinned and registered segments that are not freed.
+  size_t live_handles() const;
+  size_t live_segments() const;
 
   // --- What the functions of the table do; `function` is their name in CudaApi ---
+  struct ThreadState {
+    int device = 0;
+    cudaError_t last_error = cudaSuccess;
+    cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+  };
+  static ThreadState& thread();
   static FakeCuda& Get();
+  static bool IsSticky(cudaError_t error);
   Device& current();
   StreamHandle Stream(cudaStream_t stream);
   // Counts a call. Its error, if it is to fail.
   cudaError_t Enter(const char* function);
+  // The same for a call that knows nothing of broken devices: it is about the thread alone.
+  cudaError_t EnterThread(const char* function);
   // The same for a call that a capture does not tolerate.
   cudaError_t EnterUnsafe(const char* function);
+  // The same for work that is submitted. *lost: the device is broken and nobody has noticed, so the
+  // call succeeds and does nothing.
+  cudaError_t EnterSubmission(const char* function, bool* lost);
+  // The same for a copy.
+  cudaError_t EnterCopy(const char* function, bool* lost);
+  cudaError_t batch_refusal() const;
   // Latches the error that a status means, and returns it.
-  static cudaError_t Latch(const absl::Status& status);
-  static cudaError_t Latch(cudaError_t error);
+  cudaError_t Latch(const absl::Status& status);
+  cudaError_t Latch(cudaError_t error);
   bool no_driver() const { return no_driver_; }
+  bool registered_elsewhere() const { return registered_elsewhere_; }
+  void AddHandle(void* handle);
+  void RemoveHandle(void* handle);
   absl::Status HostAlloc(void** data, size_t size_bytes);
   absl::Status FreeHost(void* data);
+  absl::Status HostRegister(void* data, size_t size_bytes);
+  absl::Status HostUnregister(void* data);
 
  private:
+  void Count(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  cudaError_t Injected(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   const std::shared_ptr<EmulatedMachine> machine_;
   bool no_driver_ = false;
   bool pages_only_ = false;
+  bool registered_elsewhere_ = false;
   mutable Mutex mu_;
+  cudaError_t sticky_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
+  bool faulted_ ABSL_GUARDED_BY(mu_) = false;  // a copy has, and nobody has noticed
+  int unnoticed_calls_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t fault_copy_in_ ABSL_GUARDED_BY(mu_) = 0;  // 0: never
+  uint64_t fail_call_in_ ABSL_GUARDED_BY(mu_) = 0;   // 0: never
+  cudaError_t fail_call_with_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
   std::map<std::string, cudaError_t> fail_next_ ABSL_GUARDED_BY(mu_);
+  cudaError_t batch_refusal_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
   std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);
+  uint64_t all_calls_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string failed_function_ ABSL_GUARDED_BY(mu_);
+  std::set<void*> handles_ ABSL_GUARDED_BY(mu_);
   std::map<void*, HostSegment> pinned_ ABSL_GUARDED_BY(mu_);
+  std::set<void*> registered_ ABSL_GUARDED_BY(mu_);
   int capturing_ ABSL_GUARDED_BY(mu_) = 0;
   bool capture_spoiled_ ABSL_GUARDED_BY(mu_) = false;
 };

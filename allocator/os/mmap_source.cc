@@ -1,0 +1,130 @@
+#include "pinion/allocator/os/mmap_source.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/os/numa.h"
+
+namespace pinion {
+namespace {
+
+// What a thread touches at a time: the size of a huge page.
+constexpr uint64_t kTouchBytes = 2 * kMiB;
+
+// Makes the pages of the range present. 0, or an errno.
+int TouchPages(char* data, uint64_t size_bytes) {
+  if (madvise(data, size_bytes, MADV_POPULATE_WRITE) == 0) return 0;
+  if (errno != EINVAL) return errno;
+  // A kernel before 5.14.
+  const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  for (uint64_t at = 0; at < size_bytes; at += page_bytes) {
+    *static_cast<volatile char*>(data + at) = 0;
+  }
+  return 0;
+}
+
+// The same by `thread_count` threads, this one among them.
+int TouchTogether(char* data, uint64_t size_bytes, int thread_count, int numa_node) {
+  std::atomic<uint64_t> next = 0;
+  std::atomic<int> error = 0;
+  const auto touch = [&] {
+    const ScopedNumaThread near(numa_node);
+    while (error.load(std::memory_order_relaxed) == 0) {
+      const uint64_t at = next.fetch_add(kTouchBytes, std::memory_order_relaxed);
+      if (at >= size_bytes) return;
+      const int failed = TouchPages(data + at, std::min(kTouchBytes, size_bytes - at));
+      if (failed != 0) error.store(failed, std::memory_order_relaxed);
+    }
+  };
+  std::vector<std::thread> others;
+  const uint64_t useful = std::min<uint64_t>(thread_count, size_bytes / kTouchBytes);
+  try {
+    while (others.size() + 1 < useful) others.emplace_back(touch);
+  } catch (const std::system_error&) {
+    // The host has no threads left: those that there are do the work.
+  }
+  touch();
+  for (std::thread& other : others) other.join();
+  return error.load();
+}
+
+absl::Status NoMemory(const std::string& what, uint64_t size_bytes, int error) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, " of ", HumanBytes(size_bytes), ": ", std::strerror(error),
+                   "; look at the host's free memory, the limit of address space (ulimit -v) and "
+                   "vm.overcommit_memory, or lower AllocatorOptions::max_locked_bytes"));
+}
+
+}  // namespace
+
+absl::Status MmapOptions::Validate() const {
+  if (numa_node < -1 || (numa_node >= 0 && !HasNumaNode(numa_node))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "numa_node is ", numa_node, "; it must be -1 or a node of this host (", NumaNodes(), ")"));
+  }
+  if (touch_threads < 0 || touch_threads > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("touch_threads is ", touch_threads, "; it must lie between 0 and 1024"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<MmapSource>> MmapSource::Create(const MmapOptions& options) {
+  PINION_RETURN_IF_ERROR(options.Validate());
+  return std::shared_ptr<MmapSource>(new MmapSource(options));
+}
+
+absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
+  PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
+      << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  // mmap aligns to pages only: what is before and after the aligned part goes back.
+  const uint64_t mapped_bytes = size_bytes + granularity_bytes();
+  void* const mapped =
+      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return NoMemory("mmap", size_bytes, errno);
+  char* const begin = static_cast<char*>(mapped);
+  char* const data =
+      reinterpret_cast<char*>(AlignUp(reinterpret_cast<uintptr_t>(mapped), granularity_bytes()));
+  const uint64_t before_bytes = data - begin;
+  if (before_bytes > 0) munmap(begin, before_bytes);
+  munmap(data + size_bytes, mapped_bytes - size_bytes - before_bytes);
+  absl::Cleanup unmap = [&] { munmap(data, size_bytes); };
+
+  if (madvise(data, size_bytes, MADV_DONTFORK) != 0) {
+    return absl::InternalError(absl::StrCat("madvise(MADV_DONTFORK): ", std::strerror(errno)));
+  }
+  // A kernel without huge pages refuses; then there are none.
+  if (options_.huge_pages) madvise(data, size_bytes, MADV_HUGEPAGE);
+  if (options_.numa_node >= 0) {
+    PINION_RETURN_IF_ERROR(PreferNumaNode(data, size_bytes, options_.numa_node));
+  }
+  if (options_.touch_threads > 0) {
+    const int error = TouchTogether(data, size_bytes, options_.touch_threads, options_.numa_node);
+    if (error != 0) return NoMemory("touching the pages", size_bytes, error);
+  }
+  std::move(unmap).Cancel();
+  return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
+}
+
+absl::Status MmapSource::Free(const HostSegment& segment) {
+  if (munmap(segment.data, segment.size_bytes) == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("munmap of ", HumanBytes(segment.size_bytes), " at ",
+                                          reinterpret_cast<uintptr_t>(segment.data), ": ",
+                                          std::strerror(errno)));
+}
+
+}  // namespace pinion

@@ -1,0 +1,203 @@
+#include "pinion/allocator/os/mmap_source.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/numa.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+HostSegment Segment(const MmapOptions& options, uint64_t size_bytes) {
+  return MmapSource::Create(options).value()->Allocate(size_bytes).value();
+}
+
+void Free(const HostSegment& segment) {
+  EXPECT_THAT(MmapSource::Create().value()->Free(segment), IsOk());
+}
+
+uint64_t ResidentBytes(const HostSegment& segment) {
+  const uint64_t page_bytes = sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> resident(segment.size_bytes / page_bytes);
+  EXPECT_EQ(mincore(segment.data, segment.size_bytes, resident.data()), 0);
+  return page_bytes *
+         std::count_if(resident.begin(), resident.end(), [](unsigned char c) { return c & 1; });
+}
+
+// What /proc/self/smaps says of the mapping that `data` lies in: " rd wr mr mw me dc hg ".
+std::string VmFlags(const void* data) {
+  std::ifstream smaps("/proc/self/smaps");
+  std::string line;
+  bool inside = false;
+  while (std::getline(smaps, line)) {
+    unsigned long long begin = 0;
+    unsigned long long end = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &begin, &end) == 2) {
+      const auto address = reinterpret_cast<uintptr_t>(data);
+      inside = begin <= address && address < end;
+    }
+    if (inside && line.rfind("VmFlags:", 0) == 0) return line.substr(8) + " ";
+  }
+  return "";
+}
+
+TEST(MmapSourceTest, SegmentsAreAlignedToHugePagesAndZero) {
+  for (const uint64_t size_bytes : {2 * kMiB, 6 * kMiB}) {
+    const HostSegment segment = Segment({}, size_bytes);
+    EXPECT_EQ(segment.size_bytes, size_bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.data) % (2 * kMiB), 0u);
+    const char* const bytes = static_cast<const char*>(segment.data);
+    EXPECT_TRUE(std::all_of(bytes, bytes + size_bytes, [](char c) { return c == 0; }));
+    std::memset(segment.data, 1, size_bytes);
+    Free(segment);
+  }
+}
+
+TEST(MmapSourceTest, NothingButTheSegmentStaysMapped) {
+  const HostSegment segment = Segment({}, 2 * kMiB);
+  char* const data = static_cast<char*>(segment.data);
+  Free(segment);
+  EXPECT_EQ(msync(data, 2 * kMiB, MS_ASYNC), -1);
+  EXPECT_EQ(errno, ENOMEM);
+}
+
+TEST(MmapSourceTest, EveryPageIsThereHoweverManyThreadsTouchThem) {
+  for (const int threads : {1, 3, 64}) {
+    SCOPED_TRACE(threads);
+    const HostSegment segment = Segment({.touch_threads = threads}, 14 * kMiB);
+    EXPECT_EQ(ResidentBytes(segment), segment.size_bytes);
+    Free(segment);
+  }
+}
+
+TEST(MmapSourceTest, UntouchedPagesComeWithTheirFirstUse) {
+  const HostSegment segment = Segment({.touch_threads = 0}, 4 * kMiB);
+  EXPECT_EQ(ResidentBytes(segment), 0u);
+  static_cast<char*>(segment.data)[3 * kMiB] = 1;
+  EXPECT_GT(ResidentBytes(segment), 0u);
+  Free(segment);
+}
+
+// Copy-on-write after fork() gives the parent other pages than the device writes to.
+TEST(MmapSourceDeathTest, AChildDoesNotInheritASegment) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  const HostSegment segment = Segment({}, 2 * kMiB);
+  EXPECT_THAT(VmFlags(segment.data), HasSubstr(" dc "));
+  EXPECT_EXIT(_exit(msync(segment.data, kMiB, MS_ASYNC) == -1 && errno == ENOMEM ? 0 : 1),
+              ::testing::ExitedWithCode(0), "");
+  Free(segment);
+}
+
+TEST(MmapSourceTest, HugePagesAreAskedForOnlyWhenTheOptionSaysSo) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) {
+    GTEST_SKIP() << "this kernel has no transparent huge pages";
+  }
+  const HostSegment plain = Segment({}, 2 * kMiB);
+  EXPECT_THAT(VmFlags(plain.data), Not(HasSubstr(" hg ")));
+  const HostSegment huge = Segment({.huge_pages = true}, 2 * kMiB);
+  EXPECT_THAT(VmFlags(huge.data), HasSubstr(" hg "));
+  Free(plain);
+  Free(huge);
+}
+
+TEST(MmapSourceTest, ASegmentKnowsTheNodeThatHoldsIt) {
+  const HostSegment segment = Segment({}, 4 * kMiB);
+  if (segment.numa_node < 0 || NumaNodes() != "0") {
+    GTEST_SKIP() << "the kernel does not tell, or there are several nodes: " << NumaNodes();
+  }
+  EXPECT_EQ(segment.numa_node, 0);
+  Free(segment);
+}
+
+TEST(MmapSourceTest, MemoryComesFromTheNodeThatWasAskedFor) {
+  if (!HasNumaNode(0)) GTEST_SKIP() << "there is no node 0";
+  const auto source = MmapSource::Create({.numa_node = 0, .touch_threads = 2}).value();
+  const absl::StatusOr<HostSegment> segment = source->Allocate(4 * kMiB);
+  if (absl::IsFailedPrecondition(segment.status())) GTEST_SKIP() << segment.status();
+  ASSERT_THAT(segment, IsOk());
+  EXPECT_EQ(segment->numa_node, 0);
+  EXPECT_EQ(ResidentBytes(*segment), segment->size_bytes);
+  Free(*segment);
+}
+
+TEST(MmapSourceTest, UntouchedPagesLieOnNoNode) {
+  const HostSegment segment = Segment({.touch_threads = 0}, 2 * kMiB);
+  EXPECT_EQ(segment.numa_node, -1);
+  Free(segment);
+}
+
+TEST(MmapSourceTest, TheCallersThreadMayRunWhereItRanBefore) {
+  cpu_set_t before;
+  cpu_set_t after;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  {
+    const ScopedNumaThread near(0);
+    cpu_set_t inside;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(inside), &inside), 0);
+    cpu_set_t both;
+    CPU_AND(&both, &inside, &before);
+    EXPECT_TRUE(CPU_EQUAL(&both, &inside)) << "a CPU that the program was kept from";
+  }
+  ASSERT_EQ(sched_getaffinity(0, sizeof(after), &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
+}
+
+TEST(MmapSourceTest, ANodeThatDoesNotExistIsRefused) {
+  EXPECT_THAT(MmapSource::Create({.numa_node = 4095}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("numa_node is 4095"), HasSubstr(NumaNodes()))));
+  EXPECT_THAT(MmapSource::Create({.touch_threads = -1}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("touch_threads is -1")));
+}
+
+TEST(MmapSourceTest, WhatTheSystemRefusesIsResourceExhausted) {
+  EXPECT_THAT(MmapSource::Create().value()->Allocate(uint64_t{1} << 60),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("Cannot allocate memory")));
+}
+
+// Exits with 0 if a gibibyte is refused with advice under a limit of address space.
+void AllocateUnderALimit() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t limit_bytes = pages * sysconf(_SC_PAGESIZE) + 256 * kMiB;
+  const rlimit limit = {limit_bytes, limit_bytes};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+  const absl::Status status = MmapSource::Create().value()->Allocate(kGiB).status();
+  const std::string text(status.message());
+  const bool clear =
+      text.find("1 GiB") != std::string::npos && text.find("ulimit -v") != std::string::npos;
+  _exit(absl::IsResourceExhausted(status) && clear ? 0 : 1);
+}
+
+TEST(MmapSourceDeathTest, ALimitOfAddressSpaceIsNamedAsTheRemedy) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  EXPECT_EXIT(AllocateUnderALimit(), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace pinion

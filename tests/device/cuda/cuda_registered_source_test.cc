@@ -1,0 +1,198 @@
+#include "pinion/device/cuda/cuda_registered_source.h"
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/mmap_source.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeCuda;
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+EmulatedOptions MachineOptions() {
+  EmulatedOptions options;
+  options.device_count = 2;
+  options.memory_bytes = 64 * kMiB;
+  options.abort_on_race = false;
+  return options;
+}
+
+// Large segments take address space alone.
+MmapOptions Untouched() {
+  MmapOptions options;
+  options.touch_threads = 0;
+  return options;
+}
+
+class CudaRegisteredSourceTest : public ::testing::Test {
+ protected:
+  CudaRegisteredSourceTest()
+      : fake_(MachineOptions()),
+        source_(CudaRegisteredSource::Create(FakeCuda::Api(), 1, Untouched()).value()) {}
+
+  FakeCuda fake_;
+  std::shared_ptr<CudaRegisteredSource> source_;
+};
+
+TEST_F(CudaRegisteredSourceTest, AnAllocatorGetsPinnedMemoryFromIt) {
+  AllocatorOptions options;
+  options.segment_bytes = 2 * kMiB;
+  PINION_ASSERT_OK_AND_ASSIGN(std::shared_ptr<PinnedAllocator> allocator,
+                              PinnedAllocator::Create(options, source_, FakeHost().Probe()));
+  PINION_ASSERT_OK_AND_ASSIGN(PinnedBlock block, allocator->Allocate(kMiB));
+  EXPECT_TRUE(fake_.machine().IsPinned(block.data()));
+  EXPECT_EQ(fake_.live_segments(), 1u);
+  block = PinnedBlock();
+  EXPECT_THAT(allocator->Trim(0), IsOk());
+  EXPECT_EQ(fake_.live_segments(), 0u);
+}
+
+// One call for 700 GB held a lock of the driver for 12 minutes, on the whole host
+// (TensorRT-LLM#17773); one for 512 GiB fails (maru#64, vLLM#51080).
+TEST_F(CudaRegisteredSourceTest, OneCallRegistersAGibibyteAtMost) {
+  const uint64_t size_bytes = 2 * kGiB + 2 * kMiB;
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(size_bytes));
+  const int calls = fake_.calls("HostRegister");
+  EXPECT_GE(calls, 3);
+  EXPECT_LE(calls, 4);
+  char* const data = static_cast<char*>(segment.data);
+  EXPECT_TRUE(fake_.machine().IsPinned(data));
+  EXPECT_TRUE(fake_.machine().IsPinned(data + kGiB));
+  EXPECT_TRUE(fake_.machine().IsPinned(data + size_bytes - 1));
+  EXPECT_THAT(source_->Free(segment), IsOk());
+  EXPECT_EQ(fake_.calls("HostUnregister"), calls);
+  EXPECT_EQ(fake_.live_segments(), 0u);
+}
+
+TEST_F(CudaRegisteredSourceTest, ASegmentOfAGibibyteIsOneRegistrationWhereverItLies) {
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(kGiB));
+  EXPECT_EQ(fake_.calls("HostRegister"), 1);
+  EXPECT_THAT(source_->Free(segment), IsOk());
+}
+
+// cudaMemcpyBatchAsync failed for a page that spanned two registrations (sglang#36798).
+TEST_F(CudaRegisteredSourceTest, ACopyMaySpanTwoRegistrations) {
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(kGiB + 4 * kMiB));
+  char* const begin = static_cast<char*>(segment.data);
+  const uint64_t border = BytesToRegistrationBorder(begin, segment.size_bytes);
+  ASSERT_LT(border, segment.size_bytes);
+  // As much as there is on the smaller side of the border, up to 1 MiB, and some on the other.
+  const uint64_t before = std::min(border, kMiB);
+  const uint64_t after = std::min(segment.size_bytes - border, kMiB);
+  const uint64_t size_bytes = before + after;
+  char* const host = begin + border - before;
+  for (uint64_t i = 0; i < size_bytes; ++i) host[i] = static_cast<char>(i * 31 + 7);
+  const std::vector<char> bytes(host, host + size_bytes);
+
+  CudaDevice with_batch(FakeCuda::Api(), 1);
+  CudaDevice without_batch(FakeCuda::ApiWithoutBatch(), 1);
+  for (CudaDevice* const device : {&with_batch, &without_batch}) {
+    const StreamHandle stream = device->CreateStream("s").value();
+    void* const there = device->Allocate(size_bytes, stream).value();
+    std::memcpy(host, bytes.data(), size_bytes);
+    const CopyPiece in = {there, host, size_bytes};
+    const CopyPiece out = {host, there, size_bytes};
+    EXPECT_THAT(device->CopyAsync(CopyDirection::kHostToDevice, {&in, 1}, stream), IsOk());
+    EXPECT_THAT(device->SynchronizeStream(stream), IsOk());
+    std::memset(host, 0, size_bytes);
+    EXPECT_THAT(device->CopyAsync(CopyDirection::kDeviceToHost, {&out, 1}, stream), IsOk());
+    EXPECT_THAT(device->SynchronizeStream(stream), IsOk());
+    EXPECT_EQ(std::memcmp(host, bytes.data(), size_bytes), 0);
+    EXPECT_THAT(device->Free(there, stream), IsOk());
+  }
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 2);
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 4);
+  EXPECT_THAT(source_->Free(segment), IsOk());
+  EXPECT_THAT(fake_.machine().races(), IsEmpty());
+}
+
+// A registration's failure was ignored, and its latched error blamed on the next kernel launch
+// (maru#64, vLLM#51081).
+TEST_F(CudaRegisteredSourceTest, AFailedRegistrationTakesBackTheEarlierOnes) {
+  for (const int good_calls : {0, 1, 2}) {
+    SCOPED_TRACE(good_calls);
+    // The attribute was asked for already; each registration is one call after one SetDevice and
+    // GetDevice.
+    fake_.FailCall(3 + good_calls, cudaErrorMemoryAllocation);
+    EXPECT_THAT(source_->Allocate(3 * kGiB),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         AllOf(HasSubstr("cudaHostRegister of"), HasSubstr("segment of 3 GiB"),
+                               HasSubstr("cudaErrorMemoryAllocation"))));
+    EXPECT_EQ(fake_.live_segments(), 0u);
+    EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
+  }
+}
+
+TEST_F(CudaRegisteredSourceTest, AnErrorWhileUnregisteringKeepsTheAddressesTaken) {
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(2 * kMiB));
+  fake_.FailNext("HostUnregister", cudaErrorInvalidValue);
+  EXPECT_THAT(source_->Free(segment), StatusIs(absl::StatusCode::kInvalidArgument,
+                                               HasSubstr("cudaHostUnregister")));
+  std::memset(segment.data, 1, segment.size_bytes);  // mapped still
+  EXPECT_THAT(source_->Free(segment), IsOk());
+}
+
+TEST_F(CudaRegisteredSourceTest, NobodysCaptureIsSpoiledAndNoDeviceStaysCurrent) {
+  CudaDevice device(FakeCuda::Api(), 1);
+  fake_.SetCapturing(device.CreateStream("captured").value(), true);
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(2 * kMiB));
+  EXPECT_THAT(source_->Free(segment), IsOk());
+  EXPECT_FALSE(fake_.capture_spoiled());
+  int current = -1;
+  EXPECT_EQ(FakeCuda::Api().GetDevice(&current), cudaSuccess);
+  EXPECT_EQ(current, 0);
+}
+
+// Batches of copies took the host's address for the device's (sglang#40232).
+TEST_F(CudaRegisteredSourceTest, ADeviceThatSeesItElsewhereIsRefused) {
+  fake_.SetRegisteredElsewhere();
+  EXPECT_THAT(CudaRegisteredSource::Create(FakeCuda::Api(), 1),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("cuda:1"), HasSubstr("CudaPinnedSource"))));
+}
+
+TEST_F(CudaRegisteredSourceTest, BadOptionsAreRefused) {
+  MmapOptions options;
+  options.touch_threads = -1;
+  EXPECT_THAT(CudaRegisteredSource::Create(FakeCuda::Api(), 1, options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("touch_threads is -1")));
+}
+
+TEST_F(CudaRegisteredSourceTest, AForkedChildLeavesTheMemoryToItsParent) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(2 * kMiB));
+  EXPECT_EXIT(_exit(source_->Free(segment).ok() && fake_.calls("HostUnregister") == 0 ? 0 : 1),
+              ::testing::ExitedWithCode(0), "");
+  EXPECT_THAT(source_->Free(segment), IsOk());
+  EXPECT_EQ(fake_.calls("HostUnregister"), 1);
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,349 @@
+// The functions of the fake runtime; its state is in fake_cuda.cc.
+
+#include <cstdint>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+
+namespace pinion::testing {
+namespace {
+
+// Returns from the calling function what the call is to fail with.
+#define FAKE_CUDA_ENTER(fake, function) \
+  if (const cudaError_t error = (fake).Enter(function); error != cudaSuccess) return error
+
+cudaError_t GetDeviceCount(int* count) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "GetDeviceCount");
+  if (fake.no_driver()) return fake.Latch(cudaErrorInsufficientDriver);
+  *count = fake.machine().device_count();
+  return cudaSuccess;
+}
+
+cudaError_t GetDevice(int* device) {
+  const cudaError_t error = FakeCuda::Get().EnterThread("GetDevice");
+  if (error != cudaSuccess) return error;
+  *device = FakeCuda::thread().device;
+  return cudaSuccess;
+}
+
+cudaError_t SetDevice(int device) {
+  FakeCuda& fake = FakeCuda::Get();
+  const cudaError_t error = fake.EnterThread("SetDevice");
+  if (error != cudaSuccess) return error;
+  if (device < 0 || device >= fake.machine().device_count()) {
+    return fake.Latch(cudaErrorInvalidDevice);
+  }
+  FakeCuda::thread().device = device;
+  return cudaSuccess;
+}
+
+// The fake's devices hang on no bus.
+cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "DeviceGetAttribute");
+  if (device >= fake.machine().device_count()) return fake.Latch(cudaErrorInvalidDevice);
+  const DeviceInfo info = fake.machine().device(device)->info();
+  *value = 0;
+  if (attribute == cudaDevAttrPageableMemoryAccessUsesHostPageTables) {
+    *value = info.link == LinkKind::kNvlinkC2c;
+  } else if (attribute == cudaDevAttrCanUseHostPointerForRegisteredMem) {
+    *value = !fake.registered_elsewhere();
+  }
+  return cudaSuccess;
+}
+
+cudaError_t DeviceGetPCIBusId(char*, int, int) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "DeviceGetPCIBusId");
+  return fake.Latch(cudaErrorInvalidDevice);
+}
+
+cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "GetDeviceProperties");
+  if (device >= fake.machine().device_count()) return fake.Latch(cudaErrorInvalidDevice);
+  *properties = {};
+  std::snprintf(properties->name, sizeof(properties->name), "%s",
+                fake.machine().device(device)->info().model.c_str());
+  properties->major = 9;
+  return cudaSuccess;
+}
+
+cudaError_t ThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, FakeCuda::thread().capture_mode);
+  return cudaSuccess;
+}
+
+cudaError_t GetLastError() {
+  const cudaError_t error = FakeCuda::thread().last_error;
+  if (!FakeCuda::IsSticky(error)) FakeCuda::thread().last_error = cudaSuccess;
+  return error;
+}
+
+cudaError_t MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "MemGetInfo");
+  const MemoryStats stats = fake.machine().memory_stats(FakeCuda::thread().device);
+  *free_bytes = stats.limit_bytes - stats.in_use_bytes;
+  *total_bytes = stats.limit_bytes;
+  return cudaSuccess;
+}
+
+cudaError_t MallocAsync(void** data, size_t size_bytes, cudaStream_t stream) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "MallocAsync");
+  const absl::StatusOr<void*> allocated = fake.current().Allocate(size_bytes, fake.Stream(stream));
+  if (allocated.ok()) *data = *allocated;
+  return fake.Latch(allocated.status());
+}
+
+cudaError_t FreeAsync(void* data, cudaStream_t stream) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "FreeAsync");
+  return fake.Latch(fake.current().Free(data, fake.Stream(stream)));
+}
+
+cudaError_t HostAlloc(void** data, size_t size_bytes, unsigned int flags) {
+  FakeCuda& fake = FakeCuda::Get();
+  PINION_CHECK(flags == cudaHostAllocPortable) << "not usable by every device: " << flags;
+  if (const cudaError_t error = fake.EnterUnsafe("HostAlloc"); error != cudaSuccess) return error;
+  return fake.Latch(fake.HostAlloc(data, size_bytes));
+}
+
+cudaError_t FreeHost(void* data) {
+  FakeCuda& fake = FakeCuda::Get();
+  if (const cudaError_t error = fake.EnterUnsafe("FreeHost"); error != cudaSuccess) return error;
+  return fake.Latch(fake.FreeHost(data));
+}
+
+cudaError_t HostRegister(void* data, size_t size_bytes, unsigned int flags) {
+  FakeCuda& fake = FakeCuda::Get();
+  PINION_CHECK(flags == cudaHostRegisterPortable) << "not usable by every device: " << flags;
+  if (const cudaError_t error = fake.EnterUnsafe("HostRegister"); error != cudaSuccess) {
+    return error;
+  }
+  return fake.Latch(fake.HostRegister(data, size_bytes));
+}
+
+cudaError_t HostUnregister(void* data) {
+  FakeCuda& fake = FakeCuda::Get();
+  if (const cudaError_t error = fake.EnterUnsafe("HostUnregister"); error != cudaSuccess) {
+    return error;
+  }
+  const absl::Status unregistered = fake.HostUnregister(data);
+  if (absl::IsInvalidArgument(unregistered)) return fake.Latch(cudaErrorHostMemoryNotRegistered);
+  return fake.Latch(unregistered);
+}
+
+cudaError_t StreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "StreamCreateWithFlags");
+  PINION_CHECK(flags == cudaStreamNonBlocking) << "a stream that waits for the legacy one";
+  const absl::StatusOr<StreamHandle> created = fake.current().CreateStream("fake cuda");
+  if (created.ok()) {
+    *stream = static_cast<cudaStream_t>(created->native());
+    fake.AddHandle(*stream);
+  }
+  return fake.Latch(created.status());
+}
+
+cudaError_t StreamDestroy(cudaStream_t stream) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "StreamDestroy");
+  fake.RemoveHandle(stream);
+  return fake.Latch(fake.current().DestroyStream(fake.Stream(stream)));
+}
+
+cudaError_t StreamSynchronize(cudaStream_t stream) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "StreamSynchronize");
+  return fake.Latch(fake.current().SynchronizeStream(fake.Stream(stream)));
+}
+
+cudaError_t StreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "StreamIsCapturing");
+  const absl::StatusOr<bool> capturing = fake.current().IsCapturing(fake.Stream(stream));
+  if (capturing.ok()) {
+    *status = *capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  }
+  return fake.Latch(capturing.status());
+}
+
+cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "EventCreateWithFlags");
+  PINION_CHECK(flags == cudaEventDisableTiming || flags == cudaEventDefault) << flags;
+  const absl::StatusOr<EventHandle> created =
+      flags == cudaEventDefault ? fake.current().CreateTimedEvent() : fake.current().CreateEvent();
+  if (created.ok()) {
+    *event = static_cast<cudaEvent_t>(created->native());
+    fake.AddHandle(*event);
+  }
+  return fake.Latch(created.status());
+}
+
+cudaError_t EventDestroy(cudaEvent_t event) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "EventDestroy");
+  fake.RemoveHandle(event);
+  return fake.Latch(fake.current().DestroyEvent(EventHandle(event)));
+}
+
+cudaError_t EventRecord(cudaEvent_t event, cudaStream_t stream) {
+  FakeCuda& fake = FakeCuda::Get();
+  bool lost = false;
+  const cudaError_t error = fake.EnterSubmission("EventRecord", &lost);
+  if (error != cudaSuccess || lost) return error;
+  return fake.Latch(fake.current().RecordEvent(EventHandle(event), fake.Stream(stream)));
+}
+
+cudaError_t StreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
+  FakeCuda& fake = FakeCuda::Get();
+  bool lost = false;
+  const cudaError_t error = fake.EnterSubmission("StreamWaitEvent", &lost);
+  if (error != cudaSuccess || lost) return error;
+  PINION_CHECK(flags == cudaEventWaitDefault);
+  return fake.Latch(fake.current().StreamWaitEvent(fake.Stream(stream), EventHandle(event)));
+}
+
+cudaError_t EventQuery(cudaEvent_t event) {
+  FakeCuda& fake = FakeCuda::Get();
+  if (const cudaError_t error = fake.EnterUnsafe("EventQuery"); error != cudaSuccess) return error;
+  const absl::StatusOr<bool> done = fake.current().QueryEvent(EventHandle(event));
+  if (done.ok() && !*done) return fake.Latch(cudaErrorNotReady);
+  return fake.Latch(done.status());
+}
+
+cudaError_t EventElapsedTime(float* elapsed_ms, cudaEvent_t start, cudaEvent_t end) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "EventElapsedTime");
+  const absl::StatusOr<double> elapsed =
+      fake.current().ElapsedMs(EventHandle(start), EventHandle(end));
+  if (absl::IsUnavailable(elapsed.status())) return fake.Latch(cudaErrorNotReady);
+  if (elapsed.ok()) *elapsed_ms = static_cast<float>(*elapsed);
+  return fake.Latch(elapsed.status());
+}
+
+cudaError_t MemcpyAsync(void* dst, const void* src, size_t size_bytes, cudaMemcpyKind kind,
+                        cudaStream_t stream) {
+  FakeCuda& fake = FakeCuda::Get();
+  bool lost = false;
+  const cudaError_t error = fake.EnterCopy("MemcpyAsync", &lost);
+  if (error != cudaSuccess || lost) return error;
+  PINION_CHECK(kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost);
+  const CopyPiece piece = {dst, src, size_bytes};
+  return fake.Latch(fake.current().CopyAsync(
+      kind == cudaMemcpyHostToDevice ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost,
+      {&piece, 1}, fake.Stream(stream)));
+}
+
+cudaError_t MemcpyBatchAsync(void* const* dsts, const void* const* srcs, const size_t* sizes,
+                             size_t count, cudaStream_t stream) {
+  FakeCuda& fake = FakeCuda::Get();
+  bool lost = false;
+  const cudaError_t error = fake.EnterCopy("MemcpyBatchAsync", &lost);
+  if (lost) return cudaSuccess;
+  if (fake.batch_refusal() != cudaSuccess) return fake.Latch(fake.batch_refusal());
+  const bool refused = error == cudaErrorNotSupported || error == cudaErrorCallRequiresNewerDriver;
+  if (refused || FakeCuda::IsSticky(error)) return error;
+  if (stream == nullptr || stream == cudaStreamLegacy || count == 0) {
+    return fake.Latch(cudaErrorInvalidValue);
+  }
+  std::vector<CopyPiece> pieces;
+  for (size_t i = 0; i < count; ++i) pieces.push_back({dsts[i], srcs[i], sizes[i]});
+  if (error != cudaSuccess) pieces.resize((count + 1) / 2);
+  int device = 0;
+  const bool h2d = fake.machine().IsDevicePointer(dsts[0], &device);
+  const cudaError_t copied = fake.Latch(
+      fake.current().CopyAsync(h2d ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost,
+                               pieces, fake.Stream(stream)));
+  return error != cudaSuccess ? fake.Latch(error) : copied;
+}
+
+// The fake runs no code of GPUs.
+cudaError_t LibraryLoadData(cudaLibrary_t*, const void*, cudaJitOption*, void**, unsigned int,
+                            cudaLibraryOption*, void**, unsigned int) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "LibraryLoadData");
+  return fake.Latch(cudaErrorNotSupported);
+}
+
+cudaError_t LibraryGetKernel(cudaKernel_t*, cudaLibrary_t, const char*) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "LibraryGetKernel");
+  return fake.Latch(cudaErrorNotSupported);
+}
+
+cudaError_t LibraryUnload(cudaLibrary_t) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "LibraryUnload");
+  return fake.Latch(cudaErrorNotSupported);
+}
+
+cudaError_t LaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+  FakeCuda& fake = FakeCuda::Get();
+  FAKE_CUDA_ENTER(fake, "LaunchKernel");
+  return fake.Latch(cudaErrorNotSupported);
+}
+
+#undef FAKE_CUDA_ENTER
+
+}  // namespace
+
+const CudaApi& FakeCuda::Api() {
+  static constexpr CudaApi api = {
+      .GetDeviceCount = &testing::GetDeviceCount,
+      .GetDevice = &testing::GetDevice,
+      .SetDevice = &testing::SetDevice,
+      .DeviceGetAttribute = &testing::DeviceGetAttribute,
+      .DeviceGetPCIBusId = &testing::DeviceGetPCIBusId,
+      .GetDeviceProperties = &testing::GetDeviceProperties,
+      .ThreadExchangeStreamCaptureMode = &testing::ThreadExchangeStreamCaptureMode,
+      .GetLastError = &testing::GetLastError,
+      .GetErrorName = &cudaGetErrorName,
+      .GetErrorString = &cudaGetErrorString,
+      .MemGetInfo = &testing::MemGetInfo,
+      .MallocAsync = &testing::MallocAsync,
+      .FreeAsync = &testing::FreeAsync,
+      .HostAlloc = &testing::HostAlloc,
+      .FreeHost = &testing::FreeHost,
+      .HostRegister = &testing::HostRegister,
+      .HostUnregister = &testing::HostUnregister,
+      .StreamCreateWithFlags = &testing::StreamCreateWithFlags,
+      .StreamDestroy = &testing::StreamDestroy,
+      .StreamSynchronize = &testing::StreamSynchronize,
+      .StreamIsCapturing = &testing::StreamIsCapturing,
+      .EventCreateWithFlags = &testing::EventCreateWithFlags,
+      .EventDestroy = &testing::EventDestroy,
+      .EventRecord = &testing::EventRecord,
+      .StreamWaitEvent = &testing::StreamWaitEvent,
+      .EventQuery = &testing::EventQuery,
+      .EventElapsedTime = &testing::EventElapsedTime,
+      .MemcpyAsync = &testing::MemcpyAsync,
+      .MemcpyBatchAsync = &testing::MemcpyBatchAsync,
+      .LibraryLoadData = &testing::LibraryLoadData,
+      .LibraryGetKernel = &testing::LibraryGetKernel,
+      .LibraryUnload = &testing::LibraryUnload,
+      .LaunchKernel = &testing::LaunchKernel,
+  };
+  return api;
+}
+
+const CudaApi& FakeCuda::ApiWithoutBatch() {
+  static const CudaApi api = [] {
+    CudaApi older = Api();
+    older.MemcpyBatchAsync = nullptr;
+    return older;
+  }();
+  return api;
+}
+
+}  // namespace pinion::testing
