@@ -1,0 +1,84 @@
+// What engine_bench measures, and what it has measured: plain data, and the grid of cases.
+//
+// Pure.
+
+#ifndef PINION_BENCH_ENGINE_CASES_H_
+#define PINION_BENCH_ENGINE_CASES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pinion {
+
+enum class BenchSection {
+  kCopies,   // large copies, one alone and several back to back
+  kPieces,   // many small pieces
+  kCompute,  // copies beside matrix products
+  kSubmit,   // the host's cost of TransferEngine::Submit, on a device that does nothing
+};
+
+enum class BenchFlow { kDeviceToHost, kHostToDevice, kDuplex };
+
+enum class BenchMethod {
+  kRaw,        // one device call per piece, as a program without an engine does
+  kEngine,     // one Submit per transfer
+  kPacked,     // gathered on the device into one piece; fetched as one piece, and views of it
+  kAdjacent,   // kSubmit: pieces that the engine can merge
+  kScattered,  // kSubmit: pieces that it cannot
+};
+
+// What else goes on.
+enum class BenchSetting {
+  kIdle,           // nothing
+  kBesideCompute,  // products that the copies are not ordered with
+  kAfterCompute,   // each transfer follows products
+  kEventsDone,     // kSubmit: submissions are done at once
+  kEventsPending,  // kSubmit: submissions queue up, as on a busy device
+};
+
+struct BenchCase {
+  BenchSection section = BenchSection::kCopies;
+  BenchFlow flow = BenchFlow::kDeviceToHost;
+  BenchMethod method = BenchMethod::kRaw;
+  BenchSetting setting = BenchSetting::kIdle;
+  uint64_t transfers = 1;  // back to back; per direction
+  uint64_t pieces = 1;     // of each transfer
+  uint64_t piece_bytes = 0;
+
+  friend bool operator==(const BenchCase&, const BenchCase&) = default;
+};
+
+// Names, as in reports. A loop is kRaw, and a batch kEngine, of several pieces.
+const char* SectionName(BenchSection section);
+const char* FlowName(BenchFlow flow);
+const char* MethodName(const BenchCase& of);
+const char* SettingName(BenchSetting setting);
+
+// "copies/D2H/engine/16x4MiB", "pieces/H2D/packed/256x4KiB", "submit/D2H/scattered/256/pending".
+std::string CaseName(const BenchCase& of);
+
+// Of all transfers, both directions together.
+uint64_t CaseBytes(const BenchCase& of);
+
+// Virtual milliseconds on an emulated device, else wall time. Medians over the runs of a case.
+struct BenchTime {
+  double ms = 0;                // from the first call to the last byte; kSubmit: of one Submit
+  double host_ms = 0;           // of that, until the last call had returned
+  double compute_ms = 0;        // with compute: of the products, beside the copies
+  double compute_alone_ms = 0;  // ... and without them
+};
+
+struct BenchRow {
+  BenchCase of;
+  BenchTime time;
+};
+
+double GbPerS(const BenchRow& row);  // 1e9 bytes per second
+
+// Every case, in the order of a run. `quick`: fewer sizes; all goals can still be judged.
+std::vector<BenchCase> EngineBenchCases(bool quick);
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_ENGINE_CASES_H_
