@@ -11,6 +11,8 @@ namespace {
 // More than this in a lane is a stream that is stuck: later spans are not timed.
 constexpr size_t kMaxPending = 4096;
 
+constexpr size_t kManyPending = 16;
+
 // CUDA gives elapsed times as floats: from a nearer anchor they are exact to 0.1 us.
 constexpr double kAnchorMs = 1000;
 
@@ -94,6 +96,15 @@ void TransferTimer::Collect() {
   collecting_ = false;
 }
 
+void TransferTimer::CollectIfMany() {
+  size_t pending = 0;
+  {
+    MutexLock lock(mu_);
+    for (const std::deque<Span>& lane : lanes_) pending += lane.size();
+  }
+  if (pending > kManyPending) Collect();
+}
+
 void TransferTimer::CollectLane(Lane lane) {
   while (true) {
     Span span;  // holds its events until after the lock
@@ -174,13 +185,6 @@ void TransferTimer::AddTo(CopyDirection direction, DirectionStats& stats) const 
   stats.copy_time = times.copy.Summary();
   stats.stall_time = times.stall.Summary();
   stats.untimed = times.untimed;
-}
-
-size_t TransferTimer::pending_count() const {
-  MutexLock lock(mu_);
-  size_t count = 0;
-  for (const std::deque<Span>& lane : lanes_) count += lane.size();
-  return count;
 }
 
 }  // namespace pinion::internal

@@ -5,6 +5,9 @@
 //   timer->EndTransfer(start, stream, {...});                   // and one behind them
 //
 // The same around a wait: the time between the two events is what the stream was stalled for.
+// A stream that was idle gets to the first event at once and then waits for the host's next calls,
+// which so count, too: some microseconds.
+//
 // What is done is found out when somebody polls (Collect), never by blocking; then it goes into a
 // histogram per direction and to the sink. An event that cannot be recorded costs the measurement,
 // not the transfer.
@@ -65,10 +68,11 @@ class TransferTimer {
   // Takes in what is done. Returns at once while another thread does so.
   void Collect();
 
+  // For whoever submits often, in case that nobody polls.
+  void CollectIfMany();
+
   // Adds what was collected so far to `stats`.
   void AddTo(CopyDirection direction, DirectionStats& stats) const;
-  // Measurements that are not collected yet.
-  size_t pending_count() const;
 
  private:
   struct Anchor {

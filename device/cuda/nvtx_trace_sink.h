@@ -1,0 +1,31 @@
+// Pinion's ranges for Nsight Systems, as NVTX ranges of a domain of their own ("pinion").
+//
+//   options.engine.trace = std::make_shared<NvtxTraceSink>();
+//   $ nsys profile --trace=cuda,nvtx ./train        (--nvtx-domain-include=pinion for these alone)
+//
+// A range's bytes are its NVTX payload. Transfers are not repeated here: Nsight Systems sees every
+// copy itself, on the stream that made it. Without a tool attached an NVTX call does nothing.
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_DEVICE_CUDA_NVTX_TRACE_SINK_H_
+#define PINION_DEVICE_CUDA_NVTX_TRACE_SINK_H_
+
+#include <cstdint>
+
+#include "pinion/device/trace_sink.h"
+
+namespace pinion {
+
+class NvtxTraceSink final : public TraceSink {
+ public:
+  void BeginRange(const char* name, uint64_t size_bytes) override;
+  void EndRange() override;
+  bool WantsTransfers() const override { return false; }
+  void OnTransfer(const TransferRecord&) override {}
+  void OnStall(const StallRecord&) override {}
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_CUDA_NVTX_TRACE_SINK_H_
