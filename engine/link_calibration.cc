@@ -21,6 +21,7 @@ constexpr uint64_t kMostBytes = 16 * kMiB;
 constexpr uint64_t kLeastBytes = kMiB;
 
 constexpr int kRepeats = 5;
+constexpr int kRepeatsOfModelled = 1;  // modelled times do not scatter
 constexpr uint64_t kSmallestCopyBytes = 4 * kKiB;
 // Enough small copies for the events around them not to count, few enough for a short gate.
 constexpr uint64_t kLoadBytes = 8 * kMiB;
@@ -69,12 +70,12 @@ class Workbench {
   // The median of several samples of `load`.
   absl::StatusOr<double> MedianUs(const LinkLoad& load) {
     std::vector<double> samples;
-    for (int i = 0; i < kRepeats; ++i) {
+    for (int i = 0; i < repeats_; ++i) {
       PINION_ASSIGN_OR_RETURN(const double us, meter_->MeasureUs(load));
       samples.push_back(us);
     }
-    std::nth_element(samples.begin(), samples.begin() + kRepeats / 2, samples.end());
-    return samples[kRepeats / 2];
+    std::nth_element(samples.begin(), samples.begin() + repeats_ / 2, samples.end());
+    return samples[repeats_ / 2];
   }
 
   // A curve without piece_us, from copies of all sizes from `from_bytes` on.
@@ -101,7 +102,9 @@ class Workbench {
 
  private:
   Workbench(Device& device, std::unique_ptr<LinkMeter> meter)
-      : device_(device), meter_(std::move(meter)) {}
+      : device_(device),
+        repeats_(device.info().modelled ? kRepeatsOfModelled : kRepeats),
+        meter_(std::move(meter)) {}
 
   absl::Status Borrow(PinnedAllocator& allocator, uint64_t size_bytes) {
     PINION_ASSIGN_OR_RETURN(PinnedBlock host, allocator.Allocate(size_bytes));
@@ -127,6 +130,7 @@ class Workbench {
   }
 
   Device& device_;
+  const int repeats_;
   std::unique_ptr<LinkMeter> meter_;
   PinnedBlock host_;
   void* on_device_ = nullptr;

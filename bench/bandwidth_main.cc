@@ -1,0 +1,144 @@
+// What a PCIe or NVLink-C2C link can do: nvbandwidth's host-device cases over sizes and kinds of
+// host memory, on CUDA or on the emulated accelerator. docs/bandwidth.md tells how to read it.
+//
+//   ./bazelw run --config=opt //bench:bandwidth -- --json=/tmp/bandwidth.json
+
+#include <cstdint>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/bandwidth_cases.h"
+#include "pinion/bench/bandwidth_csv.h"
+#include "pinion/bench/bandwidth_plot.h"
+#include "pinion/bench/bandwidth_result.h"
+#include "pinion/bench/bandwidth_text.h"
+#include "pinion/bench/bench_devices.h"
+#include "pinion/bench/goals.h"
+#include "pinion/bench/nvbandwidth_json.h"
+#include "pinion/examples/output_file.h"
+
+ABSL_FLAG(std::string, device, "",
+          "cuda, cuda:N, emu or emu:N: all devices of a kind, or one; default: cuda where there is "
+          "a device, else emu");
+ABSL_FLAG(std::string, preset, "h100_pcie5",
+          "emulated devices: a100_pcie4, h100_pcie5, b200_pcie5, gh200_c2c or gb200_c2c");
+ABSL_FLAG(int, emulated_devices, 2, "how many there are");
+ABSL_FLAG(std::vector<std::string>, cases, {}, "comma-separated names; default: all");
+ABSL_FLAG(uint64_t, min_kib, 4, "smallest copy");
+ABSL_FLAG(uint64_t, max_kib, 1024 * 1024, "largest copy");
+ABSL_FLAG(int, samples, 10, "per size, of which the median is reported");
+ABSL_FLAG(bool, quick, false, "copies of up to 16 MiB and few samples, for a first look");
+ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
+ABSL_FLAG(std::string, nvbandwidth_json, "", "file to write nvbandwidth's own JSON to");
+ABSL_FLAG(std::string, csv, "", "file to write one line per size to");
+ABSL_FLAG(std::string, plot, "", "file.svg or file.png to draw bandwidth over size to (gnuplot)");
+
+namespace pinion {
+namespace {
+
+// Modelled times do not scatter, but the bytes of every copy move.
+constexpr uint64_t kModelledBytesPerSize = 64 * kMiB;
+constexpr uint64_t kQuickBytes = 16 * kMiB;
+constexpr int kQuickSamples = 3;
+
+BandwidthOptions OptionsFromFlags(bool modelled) {
+  BandwidthOptions options;
+  options.min_bytes = absl::GetFlag(FLAGS_min_kib) * kKiB;
+  options.max_bytes = absl::GetFlag(FLAGS_max_kib) * kKiB;
+  options.samples = absl::GetFlag(FLAGS_samples);
+  options.cases = absl::GetFlag(FLAGS_cases);
+  if (modelled) options.bytes_per_size = kModelledBytesPerSize;
+  if (absl::GetFlag(FLAGS_quick)) {
+    options.max_bytes = std::min(options.max_bytes, kQuickBytes);
+    options.samples = std::min(options.samples, kQuickSamples);
+    options.bytes_per_size = kQuickBytes;
+  }
+  return options;
+}
+
+// Before anything is measured: a run of minutes must not end in a typing error.
+absl::Status CheckOutputs() {
+  for (const std::string& path : {absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_nvbandwidth_json),
+                                  absl::GetFlag(FLAGS_csv), absl::GetFlag(FLAGS_plot)}) {
+    if (!path.empty()) PINION_RETURN_IF_ERROR(CheckWritable(path));
+  }
+  if (const std::string plot = absl::GetFlag(FLAGS_plot); !plot.empty()) {
+    PINION_RETURN_IF_ERROR(CheckPlot(plot));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteOutputs(const BandwidthResult& result, const BenchReport& report) {
+  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
+    PINION_RETURN_IF_ERROR(report.Write(path));
+  }
+  if (const std::string path = absl::GetFlag(FLAGS_nvbandwidth_json); !path.empty()) {
+    PINION_RETURN_IF_ERROR(WriteAtomically(path, NvbandwidthJson(result).dump(1) + "\n"));
+  }
+  if (const std::string path = absl::GetFlag(FLAGS_csv); !path.empty()) {
+    PINION_RETURN_IF_ERROR(WriteAtomically(path, BandwidthCsv(result)));
+  }
+  if (const std::string path = absl::GetFlag(FLAGS_plot); !path.empty()) {
+    PINION_RETURN_IF_ERROR(WriteBandwidthPlot(result, path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Main() {
+  PINION_RETURN_IF_ERROR(CheckOutputs());
+  DeviceChoice choice;
+  choice.device = absl::GetFlag(FLAGS_device);
+  choice.preset = absl::GetFlag(FLAGS_preset);
+  choice.emulated_devices = absl::GetFlag(FLAGS_emulated_devices);
+  PINION_ASSIGN_OR_RETURN(BenchDevices opened, OpenBenchDevices(choice));
+  const bool modelled = opened.devices.front().device->info().modelled;
+  const BandwidthOptions options = OptionsFromFlags(modelled);
+  PINION_RETURN_IF_ERROR(options.Validate());
+
+  BandwidthResult result = RunBandwidth(opened.devices, options, [](const std::string& what) {
+    std::cerr << "measuring " << what << std::endl;
+  });
+  result.cuda_runtime_version = opened.cuda_runtime_version;
+  result.driver_version = opened.driver_version;
+  result.warnings.insert(result.warnings.begin(), opened.notes.begin(), opened.notes.end());
+
+  const BenchReport report = MakeReport(result);
+  std::cout << BandwidthText(result) << report.GoalsText();
+  PINION_RETURN_IF_ERROR(WriteOutputs(result, report));
+  if (report.AllMet()) return absl::OkStatus();
+  return absl::OutOfRangeError("not all goals are met");
+}
+
+}  // namespace
+}  // namespace pinion
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "Measures copies between the host and its devices as nvbandwidth does, over sizes and kinds "
+      "of host memory. Exits with 1 when a goal is missed, with 2 when it cannot run.");
+  // As other programs spell it: --nvbandwidth-json is --nvbandwidth_json.
+  std::vector<std::string> arguments(argv, argv + argc);
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) {
+    if (argument.rfind("--", 0) == 0) {
+      for (size_t i = 2; i < argument.size() && argument[i] != '='; ++i) {
+        if (argument[i] == '-') argument[i] = '_';
+      }
+    }
+    pointers.push_back(argument.data());
+  }
+  absl::ParseCommandLine(argc, pointers.data());
+  const absl::Status ran = pinion::Main();
+  if (ran.ok()) return 0;
+  std::cerr << "bandwidth: " << ran.message() << "\n";
+  return absl::IsOutOfRange(ran) ? 1 : 2;
+}

@@ -1,0 +1,136 @@
+#include "pinion/bench/bandwidth_plot.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/bench/bandwidth_text.h"
+#include "pinion/examples/output_file.h"
+
+namespace pinion {
+namespace {
+
+// Wong's palette: told apart by everybody, in print as well.
+constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#56B4E9", "#E69F00",
+                                    "#009E73", "#CC79A7", "#000000", "#999999"};
+constexpr int kColourCount = sizeof(kColours) / sizeof(kColours[0]);
+
+struct Line {
+  std::string label;
+  const Series* series;
+};
+
+std::vector<Line> LinesOf(const BandwidthResult& result) {
+  std::vector<Line> lines;
+  for (const CaseResult& of_case : result.cases) {
+    if (of_case.latency) continue;
+    for (const Series& series : of_case.series) {
+      if (series.column == 0 && series.points.size() > 1) {
+        lines.push_back({SeriesLabel(of_case, series), &series});
+      }
+    }
+  }
+  return lines;
+}
+
+// In gnuplot's double quotes.
+std::string Quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + "\"";
+}
+
+std::string SizeTics() {
+  std::string tics;
+  for (uint64_t size = 4 * kKiB; size <= 16 * kGiB; size *= 4) {
+    absl::StrAppendFormat(&tics, "%s\"%s\" %d", tics.empty() ? "" : ", ", HumanBytes(size), size);
+  }
+  return tics;
+}
+
+}  // namespace
+
+std::string PlotScript(const BandwidthResult& result, const std::string& terminal,
+                       const std::string& output) {
+  const std::vector<Line> lines = LinesOf(result);
+  const DeviceResult& device = result.devices.front();
+  std::string script = terminal == "png"
+                           ? "set terminal pngcairo noenhanced size 1200,720 font 'sans,13'\n"
+                           : "set terminal svg noenhanced size 1000,600 dynamic font 'sans,13' "
+                             "background '#ffffff'\n";
+  absl::StrAppend(&script, "set output ", Quoted(output), "\n");
+  absl::StrAppendFormat(
+      &script, "set title %s\n",
+      Quoted(absl::StrCat("Copies between host and device: ", device.info.model)));
+  absl::StrAppendFormat(&script,
+                        "set xlabel 'size of a copy'\n"
+                        "set ylabel 'GB/s%s'\n"
+                        "set logscale x 4\n"
+                        "set xtics (%s)\n"
+                        "set yrange [0:*]\n"
+                        "set grid lc rgb '#dddddd' lt 1\n"
+                        "set border 3 lc rgb '#666666'\n"
+                        "set tics nomirror\n"
+                        "set key outside right top Left reverse spacing 1.4 samplen 2\n",
+                        result.modelled ? " (modelled)" : "", SizeTics());
+  std::string plot;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const Series& series = *lines[i].series;
+    const char* const colour = kColours[i % kColourCount];
+    absl::StrAppendFormat(&script, "$points%d << EOD\n", i);
+    for (const SizePoint& point : series.points) {
+      absl::StrAppendFormat(&script, "%d %.6g %.6g %.6g\n", point.size_bytes, point.gb_per_s(),
+                            point.p5_gb_per_s(), point.p95_gb_per_s());
+    }
+    script += "EOD\n";
+    if (series.curve.has_value()) {
+      absl::StrAppendFormat(&plot,
+                            "%s[%d:%d] x / (%.9g + x / %.9g) * 1e-3 with lines lw 2 lc rgb '%s' "
+                            "notitle",
+                            plot.empty() ? "" : ", \\\n  ", series.points.front().size_bytes,
+                            series.largest().size_bytes, series.curve->fixed_us,
+                            series.curve->gb_per_s * 1e3, colour);
+    }
+    absl::StrAppendFormat(&plot,
+                          "%s$points%d using 1:2:3:4 with yerrorbars pt 7 ps 0.6 lw 1.5 lc rgb "
+                          "'%s' title %s",
+                          plot.empty() ? "" : ", \\\n  ", i, colour, Quoted(lines[i].label));
+  }
+  return absl::StrCat(script, "plot ", plot, "\n");
+}
+
+absl::Status CheckPlot(const std::string& path) {
+  if (!absl::EndsWith(path, ".svg") && !absl::EndsWith(path, ".png")) {
+    return absl::InvalidArgumentError(absl::StrCat("--plot=", path, " must end in .svg or .png"));
+  }
+  if (std::system("command -v gnuplot >/dev/null") != 0) {
+    return absl::NotFoundError("--plot needs gnuplot: apt-get install gnuplot-nox");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteBandwidthPlot(const BandwidthResult& result, const std::string& path) {
+  if (LinesOf(result).empty()) {
+    return absl::FailedPreconditionError("there is nothing to plot: no case has several sizes");
+  }
+  return WriteAtomically(path, [&](const std::string& temporary) -> absl::Status {
+    const std::string script =
+        PlotScript(result, absl::EndsWith(path, ".png") ? "png" : "svg", temporary);
+    std::FILE* const gnuplot = popen("gnuplot", "w");
+    if (gnuplot == nullptr) return absl::UnavailableError("gnuplot cannot be started");
+    const bool told = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
+    const int exit_status = pclose(gnuplot);
+    if (told && exit_status == 0) return absl::OkStatus();
+    return absl::UnavailableError(
+        absl::StrCat("gnuplot failed with the exit status ", exit_status, ", see above"));
+  });
+}
+
+}  // namespace pinion

@@ -1,0 +1,154 @@
+#include "pinion/bench/bench_devices.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/os/mmap_source.h"
+#include "pinion/allocator/os/numa.h"
+#include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/cuda/cuda_backend.h"
+#include "pinion/device/cuda/cuda_registered_source.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+
+namespace pinion {
+namespace {
+
+constexpr int kMaxNumaNodes = 64;
+
+// The index in "cuda:1"; nothing in "cuda".
+absl::StatusOr<std::optional<int>> IndexIn(const std::string& name) {
+  const std::pair<std::string, std::string> parts = absl::StrSplit(name, absl::MaxSplits(':', 1));
+  if (!absl::StrContains(name, ':')) return std::nullopt;
+  int index = 0;
+  if (absl::SimpleAtoi(parts.second, &index) && index >= 0) return index;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device=", name, " names no device: use cuda, cuda:0, emu or emu:0"));
+}
+
+absl::StatusOr<std::vector<BenchDevice>> Open(const DeviceBackend& backend, const std::string& name,
+                                              int count) {
+  PINION_ASSIGN_OR_RETURN(const std::optional<int> only, IndexIn(name));
+  std::vector<BenchDevice> devices;
+  for (int index = only.value_or(0); index < (only ? *only + 1 : count); ++index) {
+    BenchDevice device;
+    PINION_ASSIGN_OR_RETURN(device.device, backend.device(index));
+    devices.push_back(std::move(device));
+  }
+  return devices;
+}
+
+MemoryKind Kind(std::string name, std::shared_ptr<HostMemorySource> source) {
+  MemoryKind kind;
+  kind.name = std::move(name);
+  kind.source = std::move(source);
+  return kind;
+}
+
+// Pinned, registered and pageable memory near the device, then the former two of other nodes.
+absl::Status AddCudaMemory(BenchDevice& device, std::vector<std::string>& notes) {
+  const int near = device.device->info().numa_node;
+  std::vector<int> nodes = {near};
+  for (int node = 0; node < kMaxNumaNodes; ++node) {
+    if (near >= 0 && node != near && HasNumaNode(node)) nodes.push_back(node);
+  }
+  for (const int node : nodes) {
+    MmapOptions memory;
+    memory.numa_node = node;
+    std::vector<MemoryKind> kinds = {Kind("pinned", device.device->pinned_source())};
+    absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> registered =
+        CudaRegisteredSource::Create(RealCudaApi(), device.device->index(), memory);
+    if (registered.ok()) {
+      kinds.push_back(Kind("registered", *registered));
+    } else {
+      notes.push_back(absl::StrCat("no registered memory: ", registered.status().message()));
+    }
+    if (node == near) {
+      PINION_ASSIGN_OR_RETURN(std::shared_ptr<MmapSource> pageable, MmapSource::Create(memory));
+      kinds.push_back(Kind("pageable", std::move(pageable)));
+      kinds.back().pinned = false;
+    }
+    for (MemoryKind& kind : kinds) {
+      kind.numa_node = node;
+      kind.remote = node != near;
+      device.memory.push_back(std::move(kind));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// "580.65.06" of a line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul ...".
+std::string DriverVersion() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  for (std::string word; file >> word;) {
+    double number = 0;
+    if (absl::StrContains(word, '.') && absl::SimpleAtod(word.substr(0, word.find('.')), &number)) {
+      return word;
+    }
+  }
+  return "unknown";
+}
+
+absl::StatusOr<BenchDevices> OpenCuda(const std::string& name) {
+  BenchDevices opened;
+  opened.backend = CudaBackend();
+  PINION_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
+  PINION_ASSIGN_OR_RETURN(opened.devices, Open(opened.backend, name, count));
+  opened.cuda_runtime_version = CUDART_VERSION;
+  opened.driver_version = DriverVersion();
+  for (BenchDevice& device : opened.devices) {
+    PINION_RETURN_IF_ERROR(AddCudaMemory(device, opened.notes));
+    device.no_read_latency = "this build has no kernel that chases pointers";
+  }
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (connections != nullptr && std::string(connections) == "1") {
+    opened.notes.push_back(
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 lets copies and kernels wait for each other; unset it");
+  }
+  return opened;
+}
+
+absl::StatusOr<BenchDevices> OpenEmulated(const std::string& name, const DeviceChoice& choice) {
+  EmulatedOptions options;
+  PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(choice.preset));
+  options.device_count = choice.emulated_devices;
+  if (choice.emulated_memory_bytes > 0) options.memory_bytes = choice.emulated_memory_bytes;
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
+                          EmulatedMachine::Create(options));
+  BenchDevices opened;
+  opened.backend = EmulatedBackend(std::move(machine));
+  PINION_ASSIGN_OR_RETURN(opened.devices, Open(opened.backend, name, choice.emulated_devices));
+  opened.driver_version = "emulated";
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<MmapSource> pageable, MmapSource::Create());
+  for (BenchDevice& device : opened.devices) {
+    device.memory.push_back(Kind("pinned", device.device->pinned_source()));
+    device.memory.push_back(Kind("registered", device.device->pinned_source()));
+    device.memory.push_back(Kind("pageable", pageable));
+    device.memory.back().pinned = false;
+    device.no_read_latency =
+        "the emulated accelerator's kernels run on the host: none can chase pointers for it";
+  }
+  return opened;
+}
+
+}  // namespace
+
+absl::StatusOr<BenchDevices> OpenBenchDevices(const DeviceChoice& choice) {
+  std::string name = choice.device;
+  if (name.empty()) name = CudaDeviceCount().ok() ? "cuda" : "emu";
+  if (name == "cuda" || absl::StartsWith(name, "cuda:")) return OpenCuda(name);
+  if (name == "emu" || absl::StartsWith(name, "emu:")) return OpenEmulated(name, choice);
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device=", name, " names no device: use cuda, cuda:0, emu or emu:0"));
+}
+
+}  // namespace pinion

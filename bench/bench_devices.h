@@ -1,0 +1,41 @@
+// The devices that the bandwidth program measures, and the host memory that it measures them with.
+//
+// Thread safety: one thread at a time. Ownership: the devices live as long as what was opened.
+
+#ifndef PINION_BENCH_BENCH_DEVICES_H_
+#define PINION_BENCH_BENCH_DEVICES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/bench/bandwidth_cases.h"
+#include "pinion/device/device_backend.h"
+
+namespace pinion {
+
+struct DeviceChoice {
+  // "cuda", "cuda:N", "emu" or "emu:N": all devices of a kind, or one. Empty: "cuda" where there is
+  // a CUDA device, else "emu".
+  std::string device;
+  std::string preset = "h100_pcie5";  // of the emulated ones
+  int emulated_devices = 2;
+  uint64_t emulated_memory_bytes = 0;  // of each
+};
+
+struct BenchDevices {
+  DeviceBackend backend;  // keeps the devices alive
+  std::vector<BenchDevice> devices;
+  int cuda_runtime_version = 0;  // 0: no CUDA
+  std::string driver_version;
+  std::vector<std::string> notes;  // what could not be had, and what is set to a bad value
+};
+
+// NotFound where there is no such device; InvalidArgument for names that are none.
+absl::StatusOr<BenchDevices> OpenBenchDevices(const DeviceChoice& choice);
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_BENCH_DEVICES_H_
