@@ -24,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/chrome_trace_sink.h"
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
@@ -98,7 +99,9 @@ absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {
     const c10::Device device(options.device);
     at::globalContext().lazyInitDevice(device.type());
     c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
-    return Accelerator(device, CudaBackend(), nullptr);
+    Accelerator accelerator(device, CudaBackend(), nullptr);
+    if (!options.trace_path.empty()) accelerator.trace_ = std::make_shared<ChromeTraceSink>();
+    return accelerator;
   }
   EmulatedOptions emulated;
   emulated.memory_bytes = std::min(options.device_memory_bytes, kUnlimitedBytes);
@@ -143,8 +146,9 @@ uint64_t Accelerator::peak_bytes() const {
 }
 
 absl::Status Accelerator::WriteTrace(const std::string& path) const {
-  PINION_CHECK(machine_ != nullptr) << "there is no timeline of " << device_.str();
-  return machine_->WriteChromeTrace(path);
+  if (machine_ != nullptr) return machine_->WriteChromeTrace(path);
+  PINION_CHECK(trace_ != nullptr) << "nobody has asked for a timeline of " << device_.str();
+  return trace_->Write(path);
 }
 
 }  // namespace pinion

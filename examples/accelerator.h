@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "pinion/device/chrome_trace_sink.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -44,11 +45,16 @@ class Accelerator {
   const DeviceBackend& backend() const { return backend_; }
   const std::shared_ptr<EmulatedMachine>& machine() const { return machine_; }  // null on cuda
 
+  // Where the run's ranges and transfers are told to. Null without a trace, and on emu, whose
+  // machine keeps the timeline itself.
+  const std::shared_ptr<ChromeTraceSink>& trace() const { return trace_; }
+
   void Synchronize();
   // Virtual time on emu, wall time on cuda.
   double now_ms() const;
   std::optional<double> stalled_ms() const;
   uint64_t peak_bytes() const;
+  // RunOptions::trace_path was given.
   absl::Status WriteTrace(const std::string& path) const;
 
  private:
@@ -58,6 +64,7 @@ class Accelerator {
   c10::Device device_;
   DeviceBackend backend_;
   std::shared_ptr<EmulatedMachine> machine_;
+  std::shared_ptr<ChromeTraceSink> trace_;
 };
 
 }  // namespace pinion

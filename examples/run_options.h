@@ -35,7 +35,7 @@ struct RunOptions {
 
   std::string resume_path;      // a checkpoint to go on from; "": from the beginning
   std::string checkpoint_path;  // written at the end; "": none
-  std::string trace_path;       // emulated accelerator only; "": none
+  std::string trace_path;       // of a Chrome trace, written at the end; "": none
 
   // Adds what comparisons need to the result: fingerprints of all gradients and, without offload
   // on the emulated accelerator, the trace of a step. Asks LibTorch for operators that give the

@@ -29,6 +29,7 @@
 #include "pinion/bench/step_bound.h"
 #include "pinion/bench/step_trace.h"
 #include "pinion/device/allocation_label.h"
+#include "pinion/device/trace_sink.h"
 #include "pinion/examples/accelerator.h"
 #include "pinion/examples/checkpoint.h"
 #include "pinion/examples/gpt.h"
@@ -179,17 +180,22 @@ class Trainer {
  private:
   float Step() {
     const int64_t step = steps_done_ + 1;
+    const ScopedRange range(accelerator_.trace().get(), "step");
     // Of dropout: a function of the step, so that a resumed run draws what the other would have.
     torch::manual_seed(options_.seed + 1'000'003 * step);
     const Batch batch = UploadBatch(step);
     all_gradients_.zero_();
     at::Tensor loss;
     {
+      const ScopedRange forward(accelerator_.trace().get(), "forward");
       std::optional<OffloadScope> scope;
       if (session_ != nullptr) scope.emplace(session_, *model_);
       loss = Loss(batch);
     }
-    loss.backward();
+    {
+      const ScopedRange backward(accelerator_.trace().get(), "backward");
+      loss.backward();
+    }
     optimizer_->Step(gradients_, step);
     steps_done_ = step;
     return loss.item<float>();
@@ -386,6 +392,7 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
     if (options.offload != OffloadMode::kNone) {
       OffloadOptions offload;
       offload.overlap = options.offload == OffloadMode::kPinion;
+      offload.engine.trace = accelerator.trace();
       PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
     }
     if (options.for_comparison && accelerator.device().is_cuda()) {
