@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
 namespace {
@@ -35,6 +36,10 @@ absl::Status AllocatorOptions::Validate() const {
   if (segment_bytes == 0 || segment_bytes > (uint64_t{1} << 47)) {
     return Refuse("segment_bytes", absl::StrCat(segment_bytes),
                   "positive, at most 2^47, and a multiple of the source's granularity");
+  }
+  if (alignment_bytes < 4096 || !IsPowerOfTwo(alignment_bytes)) {
+    return Refuse("alignment_bytes", absl::StrCat(alignment_bytes),
+                  "a power of two from 4096 up to the source's granularity");
   }
   if (max_wait_for_deferred < absl::ZeroDuration()) {
     return Refuse("max_wait_for_deferred", absl::FormatDuration(max_wait_for_deferred),

@@ -11,6 +11,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/ram_watermark.h"
 #include "pinion/allocator/segment.h"
 #include "pinion/allocator/segment_pool.h"
@@ -27,21 +28,39 @@ constexpr uint64_t kSmallSegmentBytes = 2 * kMiB;
 
 constexpr uint64_t kPageBytes = 4096;
 
+// One call that pins more holds a lock of the driver's for about a second (TRT-LLM#17773).
+constexpr uint64_t kLargestChunkBytes = kGiB;
+
 }  // namespace
 
 class PinnedAllocator::Impl {
  public:
-  Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source, HostRam ram)
+  // A block and what it belongs to.
+  struct Served {
+    SegmentPool* pool = nullptr;
+    BlockRecord* block = nullptr;
+  };
+
+  // `pageable`: where pageable_fallback gets its memory; null without it.
+  Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
+       std::shared_ptr<HostMemorySource> pageable, HostRam ram)
       : options_(options),
-        granularity_bytes_(source->granularity_bytes()),
+        largest_chunk_bytes_(std::max(kLargestChunkBytes, options.segment_bytes)),
         watermark_(options, std::move(ram)),
-        pool_(std::make_shared<SegmentPool>(std::move(source), options.max_locked_bytes)) {}
+        pool_(std::make_shared<SegmentPool>(std::move(source), /*pinned=*/true,
+                                            options.max_locked_bytes, options.alignment_bytes)) {
+    if (pageable != nullptr) {
+      pageable_pool_ = std::make_shared<SegmentPool>(std::move(pageable), /*pinned=*/false,
+                                                     UINT64_MAX, options.alignment_bytes);
+    }
+  }
 
-  ~Impl() { SegmentPool::Abandon(std::move(pool_)); }
+  ~Impl() {
+    SegmentPool::Abandon(std::move(pool_));
+    if (pageable_pool_ != nullptr) SegmentPool::Abandon(std::move(pageable_pool_));
+  }
 
-  SegmentPool& pool() const { return *pool_; }
-
-  absl::StatusOr<BlockRecord*> AllocateOnMiss(uint64_t size_bytes);
+  absl::StatusOr<Served> Allocate(uint64_t size_bytes);
   absl::Status Reserve(uint64_t size_bytes);
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
   AllocatorStats GetStats() const;
@@ -58,91 +77,128 @@ class PinnedAllocator::Impl {
     BlockRecord* block = nullptr;
   };
 
+  // A block that was released and whose tickets are done, or get done soon. Null if none fits.
+  BlockRecord* TakeDeferred(SegmentPool& pool, uint64_t size_bytes);
+
+  // Adds a segment with room for a block of `size_bytes`, and takes that.
+  Growth Grow(SegmentPool& pool, uint64_t size_bytes);
+
   // One attempt to add a segment, and to take a block of `size_bytes` from it (0: none).
-  Growth TryGrow(uint64_t segment_bytes, bool small, uint64_t size_bytes);
+  Growth TryGrow(SegmentPool& pool, uint64_t segment_bytes, bool small, uint64_t size_bytes);
 
   // Gives cached segments back so that a refused growth may pass. Returns the bytes given back.
-  uint64_t MakeRoom(Refusal refusal, uint64_t segment_bytes);
+  uint64_t MakeRoom(SegmentPool& pool, Refusal refusal, uint64_t segment_bytes);
 
   void CountRefusal(Refusal refusal);
 
   const AllocatorOptions options_;
-  const uint64_t granularity_bytes_;
+  const uint64_t largest_chunk_bytes_;
   RamWatermark watermark_;
   std::shared_ptr<SegmentPool> pool_;
+  std::shared_ptr<SegmentPool> pageable_pool_;  // null without pageable_fallback
 };
 
-absl::StatusOr<BlockRecord*> PinnedAllocator::Impl::AllocateOnMiss(uint64_t size_bytes) {
-  if (pool_->PollDeferred()) {
-    if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) return block;
-    if (options_.max_wait_for_deferred > absl::ZeroDuration()) {
-      pool_->Count(&AllocatorStats::waits_for_deferred);
-      const absl::Time deadline = absl::Now() + options_.max_wait_for_deferred;
-      BlockRecord* block = pool_->WaitForDeferred(size_bytes, deadline);
-      if (block != nullptr) return block;
-    }
+absl::StatusOr<PinnedAllocator::Impl::Served> PinnedAllocator::Impl::Allocate(uint64_t size_bytes) {
+  if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) {
+    return Served{pool_.get(), block};
   }
-
-  const uint64_t booked_bytes = SegmentPool::BookedBytes(size_bytes);
-  const bool small = internal::IsSmallClass(booked_bytes);
-  const uint64_t least_bytes = AlignUp(booked_bytes, granularity_bytes_);
-  const uint64_t chunk_bytes =
-      small ? std::min(options_.segment_bytes, AlignUp(kSmallSegmentBytes, granularity_bytes_))
-            : options_.segment_bytes;
-  const uint64_t wished_bytes = std::max(least_bytes, chunk_bytes);
-
-  Growth growth = TryGrow(wished_bytes, small, size_bytes);
-  if (growth.refusal != Refusal::kNone) {
-    const uint64_t room = MakeRoom(growth.refusal, least_bytes);
-    // Meanwhile somebody else may have released a block, or grown.
-    if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) return block;
-    if (room > 0 || least_bytes < wished_bytes) {
-      growth = TryGrow(least_bytes, small, size_bytes);
-    }
+  if (BlockRecord* block = TakeDeferred(*pool_, size_bytes); block != nullptr) {
+    return Served{pool_.get(), block};
   }
-  if (growth.status.ok()) return growth.block;
+  Growth growth = Grow(*pool_, size_bytes);
+  if (growth.status.ok()) return Served{pool_.get(), growth.block};
   CountRefusal(growth.refusal);
-  return growth.status;
+  const bool not_pinnable = growth.refusal == Refusal::kLimit || growth.refusal == Refusal::kSource;
+  if (pageable_pool_ == nullptr || !not_pinnable) return growth.status;
+
+  BlockRecord* block = pageable_pool_->TryAllocate(size_bytes);
+  if (block == nullptr) block = TakeDeferred(*pageable_pool_, size_bytes);
+  if (block == nullptr) {
+    growth = Grow(*pageable_pool_, size_bytes);
+    if (!growth.status.ok()) return growth.status;
+    block = growth.block;
+  }
+  return Served{pageable_pool_.get(), block};
 }
 
-PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(uint64_t segment_bytes, bool small,
+BlockRecord* PinnedAllocator::Impl::TakeDeferred(SegmentPool& pool, uint64_t size_bytes) {
+  if (!pool.PollDeferred()) return nullptr;
+  BlockRecord* block = pool.TryAllocate(size_bytes);
+  if (block != nullptr) {
+    pool.Count(&AllocatorStats::polled_hits);
+  } else if (options_.max_wait_for_deferred > absl::ZeroDuration()) {
+    pool.Count(&AllocatorStats::waits_for_deferred);
+    block = pool.WaitForDeferred(size_bytes, absl::Now() + options_.max_wait_for_deferred);
+    if (block != nullptr) pool.Count(&AllocatorStats::waited_hits);
+  }
+  return block;
+}
+
+PinnedAllocator::Impl::Growth PinnedAllocator::Impl::Grow(SegmentPool& pool, uint64_t size_bytes) {
+  const uint64_t granularity_bytes = pool.source().granularity_bytes();
+  const uint64_t booked_bytes = pool.BookedBytes(size_bytes);
+  const bool small = internal::IsSmallClass(booked_bytes);
+  const uint64_t least_bytes = AlignUp(booked_bytes, granularity_bytes);
+  const uint64_t chunk_bytes =
+      small ? std::min(options_.segment_bytes, kSmallSegmentBytes) : options_.segment_bytes;
+  uint64_t wished_bytes = std::max(least_bytes, AlignUp(chunk_bytes, granularity_bytes));
+  if (!small) {
+    // Segments that are free as a whole are too short for this block, and would stay so: shapes
+    // that change would lock the sum of what each of them needed. One segment takes their place.
+    wished_bytes = std::max(wished_bytes,
+                            pool.GiveBack(largest_chunk_bytes_, /*keep_small=*/true).value_or(0));
+  }
+
+  Growth growth = TryGrow(pool, wished_bytes, small, size_bytes);
+  if (growth.refusal == Refusal::kNone) return growth;
+  const uint64_t room = MakeRoom(pool, growth.refusal, least_bytes);
+  // Meanwhile somebody else may have released a block, or grown.
+  if (BlockRecord* block = pool.TryAllocate(size_bytes); block != nullptr) return {.block = block};
+  if (room == 0 && least_bytes == wished_bytes) return growth;
+  pool.Count(&AllocatorStats::growth_retries);
+  return TryGrow(pool, least_bytes, small, size_bytes);
+}
+
+PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
+                                                             uint64_t segment_bytes, bool small,
                                                              uint64_t size_bytes) {
-  if (absl::Status status = pool_->BeginGrowth(segment_bytes); !status.ok()) {
+  if (absl::Status status = pool.BeginGrowth(segment_bytes); !status.ok()) {
     return {.status = std::move(status), .refusal = Refusal::kLimit};
   }
   absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes);
   if (!admitted.ok()) {
-    pool_->CancelGrowth(segment_bytes);
+    pool.CancelGrowth(segment_bytes);
     return {.status = admitted.status(), .refusal = Refusal::kWatermark};
   }
+  HostMemorySource& source = pool.source();
   const absl::Time start = absl::Now();
-  const absl::StatusOr<HostSegment> segment = pool_->source().Allocate(segment_bytes);
-  pool_->CountPinCall(segment.ok(), absl::Now() - start);
+  const absl::StatusOr<HostSegment> segment = source.Allocate(segment_bytes);
+  pool.CountPinCall(segment.ok(), absl::Now() - start);
   if (!segment.ok()) {
-    pool_->CancelGrowth(segment_bytes);
+    pool.CancelGrowth(segment_bytes);
     const absl::Status status(
         segment.status().code(),
-        absl::StrCat(pool_->source().name(), " failed to provide ", HumanBytes(segment_bytes), ": ",
+        absl::StrCat(source.name(), " failed to provide ", HumanBytes(segment_bytes), ": ",
                      segment.status().message()));
     // Other codes mean that the source is broken: making room does not help.
     const bool exhausted = absl::IsResourceExhausted(status);
     return {.status = status, .refusal = exhausted ? Refusal::kSource : Refusal::kNone};
   }
   PINION_CHECK(segment->size_bytes == segment_bytes &&
-               reinterpret_cast<uintptr_t>(segment->data) % granularity_bytes_ == 0)
-      << pool_->source().name() << " returned " << segment->size_bytes << " bytes at "
-      << segment->data << " for a request of " << segment_bytes << " aligned to "
-      << granularity_bytes_;
-  return {.block = pool_->FinishGrowth(*segment, small, size_bytes)};
+               reinterpret_cast<uintptr_t>(segment->data) % source.granularity_bytes() == 0)
+      << source.name() << " returned " << segment->size_bytes << " bytes at " << segment->data
+      << " for a request of " << segment_bytes << " aligned to " << source.granularity_bytes();
+  return {.block = pool.FinishGrowth(*segment, small, size_bytes)};
 }
 
-uint64_t PinnedAllocator::Impl::MakeRoom(Refusal refusal, uint64_t segment_bytes) {
+uint64_t PinnedAllocator::Impl::MakeRoom(SegmentPool& pool, Refusal refusal,
+                                         uint64_t segment_bytes) {
   uint64_t bytes = 0;
   switch (refusal) {
     case Refusal::kNone:
       return 0;
     case Refusal::kLimit:
-      bytes = pool_->BytesOverLimit(segment_bytes);
+      bytes = pool.BytesOverLimit(segment_bytes);
       break;
     case Refusal::kWatermark:
       bytes = watermark_.BytesToGiveBack(segment_bytes);
@@ -151,23 +207,29 @@ uint64_t PinnedAllocator::Impl::MakeRoom(Refusal refusal, uint64_t segment_bytes
       bytes = UINT64_MAX;
       break;
   }
-  return pool_->GiveBack(bytes).value_or(0);
+  return pool.GiveBack(bytes).value_or(0);
 }
 
 void PinnedAllocator::Impl::CountRefusal(Refusal refusal) {
   if (refusal == Refusal::kLimit) pool_->Count(&AllocatorStats::limit_refusals);
   if (refusal == Refusal::kWatermark) pool_->Count(&AllocatorStats::watermark_refusals);
+  if (refusal == Refusal::kSource) pool_->Count(&AllocatorStats::source_refusals);
 }
 
 absl::Status PinnedAllocator::Impl::Reserve(uint64_t size_bytes) {
+  const uint64_t granularity_bytes = pool_->source().granularity_bytes();
   while (true) {
     const uint64_t free_bytes = pool_->large_free_bytes();
     if (free_bytes >= size_bytes) return absl::OkStatus();
     const uint64_t missing_bytes =
-        std::max(AlignUp(size_bytes - free_bytes, granularity_bytes_), kPageBytes);
-    Growth growth = TryGrow(options_.segment_bytes, /*small=*/false, /*size_bytes=*/0);
-    if (growth.refusal != Refusal::kNone && missing_bytes < options_.segment_bytes) {
-      growth = TryGrow(missing_bytes, /*small=*/false, /*size_bytes=*/0);
+        AlignUp(std::min(size_bytes - free_bytes, largest_chunk_bytes_), granularity_bytes);
+    // In one piece if that can be had, or else in halves of it, but in no more than it takes.
+    const uint64_t least_bytes = std::min(missing_bytes, options_.segment_bytes);
+    uint64_t chunk_bytes = std::max(missing_bytes, options_.segment_bytes);
+    Growth growth = TryGrow(*pool_, chunk_bytes, /*small=*/false, /*size_bytes=*/0);
+    while (growth.refusal != Refusal::kNone && chunk_bytes > least_bytes) {
+      chunk_bytes = std::max(least_bytes, AlignUp(chunk_bytes / 2, granularity_bytes));
+      growth = TryGrow(*pool_, chunk_bytes, /*small=*/false, /*size_bytes=*/0);
     }
     if (!growth.status.ok()) {
       CountRefusal(growth.refusal);
@@ -180,7 +242,15 @@ absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
   watermark_.Observe();
   pool_->PollDeferred();
   const uint64_t locked_bytes = pool_->locked_bytes();
-  return pool_->GiveBack(locked_bytes > keep_bytes ? locked_bytes - keep_bytes : 0);
+  PINION_ASSIGN_OR_RETURN(
+      uint64_t given_back_bytes,
+      pool_->GiveBack(locked_bytes > keep_bytes ? locked_bytes - keep_bytes : 0));
+  if (pageable_pool_ != nullptr) {
+    pageable_pool_->PollDeferred();
+    PINION_ASSIGN_OR_RETURN(const uint64_t pageable_bytes, pageable_pool_->GiveBack(UINT64_MAX));
+    given_back_bytes += pageable_bytes;
+  }
+  return given_back_bytes;
 }
 
 AllocatorStats PinnedAllocator::Impl::GetStats() const {
@@ -188,6 +258,12 @@ AllocatorStats PinnedAllocator::Impl::GetStats() const {
   const RamWatermark::Counts counts = watermark_.counts();
   stats.watermark_warnings = counts.warnings;
   stats.growth_waits = counts.waits;
+  if (pageable_pool_ != nullptr) {
+    const AllocatorStats pageable = pageable_pool_->GetStats();
+    stats.pageable_bytes = pageable.locked_bytes;
+    stats.pageable_allocations = pageable.allocations;
+    stats.allocations += pageable.allocations;
+  }
   return stats;
 }
 
@@ -221,8 +297,17 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
         "AllocatorOptions::segment_bytes is ", options.segment_bytes,
         "; it must be a multiple of the granularity of ", source->name(), ", ", granularity_bytes));
   }
-  return std::shared_ptr<PinnedAllocator>(
-      new PinnedAllocator(std::make_unique<Impl>(options, std::move(source), std::move(ram))));
+  if (options.alignment_bytes > granularity_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "AllocatorOptions::alignment_bytes is ", options.alignment_bytes,
+        "; it must be at most the granularity of ", source->name(), ", ", granularity_bytes));
+  }
+  std::shared_ptr<HostMemorySource> pageable;
+  if (options.pageable_fallback) {
+    PINION_ASSIGN_OR_RETURN(pageable, MmapSource::Create());
+  }
+  return std::shared_ptr<PinnedAllocator>(new PinnedAllocator(
+      std::make_unique<Impl>(options, std::move(source), std::move(pageable), std::move(ram))));
 }
 
 PinnedAllocator::PinnedAllocator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -233,13 +318,9 @@ absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
     return impl_->Fail("allocate", size_bytes,
                        absl::InvalidArgumentError("size_bytes must be from 1 to 2^47"));
   }
-  BlockRecord* block = impl_->pool().TryAllocate(size_bytes);
-  if (block == nullptr) {
-    absl::StatusOr<BlockRecord*> grown = impl_->AllocateOnMiss(size_bytes);
-    if (!grown.ok()) return impl_->Fail("allocate", size_bytes, grown.status());
-    block = *grown;
-  }
-  return PinnedBlock(&impl_->pool(), block);
+  const absl::StatusOr<Impl::Served> served = impl_->Allocate(size_bytes);
+  if (!served.ok()) return impl_->Fail("allocate", size_bytes, served.status());
+  return PinnedBlock(served->pool, served->block);
 }
 
 absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) {

@@ -14,7 +14,7 @@ PinnedBlock::PinnedBlock(internal::SegmentPool* pool, internal::BlockRecord* rec
       capacity_bytes_(record->capacity_bytes),
       id_(record->id),
       numa_node_(record->segment->memory.numa_node),
-      pinned_(true) {}
+      pinned_(pool->pinned()) {}
 
 void PinnedBlock::ReleaseAfter(absl::Span<const FenceTicket> tickets) && {
   PINION_CHECK(!empty()) << "ReleaseAfter on an empty block";

@@ -39,7 +39,8 @@ struct Segment {
   HostSegment memory;
   BlockRecord* first = nullptr;  // the block at the segment's start
   uint64_t used_blocks = 0;      // live and deferred ones
-  bool small = false;            // cut into small blocks
+  uint64_t used_bytes = 0;
+  bool small = false;  // cut into small blocks
 };
 
 }  // namespace pinion::internal

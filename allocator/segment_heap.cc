@@ -1,6 +1,7 @@
 #include "pinion/allocator/segment_heap.h"
 
 #include <cstddef>
+#include <map>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -45,12 +46,14 @@ BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
   }
   block->state = BlockState::kLive;
   ++block->segment->used_blocks;
+  block->segment->used_bytes += class_bytes;
   return block;
 }
 
 void SegmentHeap::Put(BlockRecord* block) {
   PINION_DCHECK(block->state == BlockState::kLive || block->state == BlockState::kDeferred);
   --block->segment->used_blocks;
+  block->segment->used_bytes -= block->capacity_bytes;
   if (BlockRecord* after = block->after; after != nullptr && after->state == BlockState::kFree) {
     RemoveFree(after);
     Join(block, after);
@@ -64,11 +67,11 @@ void SegmentHeap::Put(BlockRecord* block) {
   InsertFree(block);
 }
 
-std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes) {
+std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, bool keep_small) {
   std::vector<HostSegment> removed;
   uint64_t removed_bytes = 0;
   for (size_t i = segments_.size(); i-- > 0 && removed_bytes < bytes;) {
-    if (segments_[i]->used_blocks != 0) continue;
+    if (segments_[i]->used_blocks != 0 || (keep_small && segments_[i]->small)) continue;
     const std::unique_ptr<Segment> segment = std::move(segments_[i]);
     segments_.erase(segments_.begin() + static_cast<ptrdiff_t>(i));
     RemoveFree(segment->first);
@@ -78,6 +81,20 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes) {
     removed.push_back(segment->memory);
   }
   return removed;
+}
+
+std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
+  std::map<int, NumaNodeStats> nodes;
+  for (const std::unique_ptr<Segment>& segment : segments_) {
+    NumaNodeStats& node = nodes[segment->memory.numa_node];
+    node.numa_node = segment->memory.numa_node;
+    ++node.segments;
+    node.locked_bytes += segment->memory.size_bytes;
+    node.used_bytes += segment->used_bytes;
+  }
+  std::vector<NumaNodeStats> result;
+  for (const auto& [_, node] : nodes) result.push_back(node);
+  return result;
 }
 
 BlockRecord* SegmentHeap::NewRecord() {

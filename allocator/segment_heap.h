@@ -4,8 +4,8 @@
 //               ^ before/after: neighbours by address ^
 //
 // It never touches the memory it manages (tests give it made-up addresses), asks nobody for more,
-// and knows no tickets: SegmentPool adds those, and the lock. All but AddSegment and
-// RemoveFreeSegments take constant time.
+// and knows no tickets: SegmentPool adds those, and the lock. All but AddSegment,
+// RemoveFreeSegments and NumaNodes take constant time.
 //
 // Thread safety: none of its own.
 
@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/free_lists.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/segment.h"
@@ -40,7 +41,10 @@ class SegmentHeap {
   void Put(BlockRecord* block);
 
   // Takes wholly free segments out, the newest first, until their sizes add up to `bytes`.
-  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes);
+  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes, bool keep_small = false);
+
+  // Of all segments, by node. Looks at each.
+  std::vector<NumaNodeStats> NumaNodes() const;
 
   uint64_t segment_bytes() const { return segment_bytes_; }
   // Free bytes that can serve what is not small.

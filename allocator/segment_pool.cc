@@ -23,15 +23,24 @@ constexpr absl::Duration kShortestWait = absl::Microseconds(100);
 constexpr uint64_t kIdsPerChunk = uint64_t{1} << 20;
 std::atomic<uint64_t> next_chunk_of_ids{1};
 
-void Raise(ByteGauge* gauge, uint64_t current) {
-  gauge->current = current;
-  gauge->peak = std::max(gauge->peak, current);
+void Add(ByteGauge* gauge, uint64_t bytes) {
+  gauge->current += bytes;
+  gauge->total += bytes;
+  gauge->peak = std::max(gauge->peak, gauge->current);
+}
+
+double MillisecondsSince(absl::Time start) {
+  return absl::ToDoubleMilliseconds(absl::Now() - start);
 }
 
 }  // namespace
 
-SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, uint64_t max_locked_bytes)
-    : source_(std::move(source)), max_locked_bytes_(max_locked_bytes) {}
+SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
+                         uint64_t max_locked_bytes, uint64_t alignment_bytes)
+    : source_(std::move(source)),
+      pinned_(pinned),
+      max_locked_bytes_(max_locked_bytes),
+      alignment_bytes_(alignment_bytes) {}
 
 SegmentPool::~SegmentPool() {
   WaitForAllDeferred(absl::Now() + kTeardownWait);
@@ -43,8 +52,9 @@ SegmentPool::~SegmentPool() {
   }
 }
 
-uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) {
-  return RoundUpToSizeClass(size_bytes + kRedZoneBytes);
+uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) const {
+  const uint64_t class_bytes = RoundUpToSizeClass(size_bytes + kRedZoneBytes);
+  return IsSmallClass(class_bytes) ? class_bytes : AlignUp(class_bytes, alignment_bytes_);
 }
 
 BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {
@@ -53,7 +63,7 @@ BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {
   {
     MutexLock lock(mu_);
     ReclaimLocked(&retired);
-    block = TakeLocked(size_bytes, &AllocatorStats::hits);
+    block = TakeLocked(size_bytes, /*hit=*/true);
   }
   if (kHardened && block != nullptr) PrepareBlock(*block);
   return block;
@@ -71,8 +81,8 @@ void SegmentPool::Release(BlockRecord* block, uint64_t id) {
   MutexLock lock(mu_);
   CheckLiveLocked(block, id);
   last = EndLifeLocked(block);
-  heap_.Put(block);
-  UpdateGaugesLocked();
+  PutLocked(block);
+  UpdateCachedLocked();
 }
 
 void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
@@ -87,9 +97,8 @@ void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
   CheckLiveLocked(block, id);
   last = EndLifeLocked(block);
   block->state = BlockState::kDeferred;
-  stats_.deferred_bytes.current += block->capacity_bytes;
+  Add(&stats_.deferred_bytes, block->capacity_bytes);
   deferred_.Add(block, open);
-  UpdateGaugesLocked();
 }
 
 bool SegmentPool::PollDeferred() {
@@ -149,8 +158,9 @@ BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, bool small,
     MutexLock lock(mu_);
     in_transit_bytes_ -= segment.size_bytes;
     heap_.AddSegment(segment, small);
-    if (size_bytes != 0) block = TakeLocked(size_bytes, &AllocatorStats::misses);
-    UpdateGaugesLocked();
+    Add(&stats_.locked_bytes, segment.size_bytes);
+    if (size_bytes != 0) block = TakeLocked(size_bytes, /*hit=*/false);
+    UpdateCachedLocked();
   }
   if (kHardened && block != nullptr) PrepareBlock(*block);
   return block;
@@ -162,23 +172,30 @@ uint64_t SegmentPool::BytesOverLimit(uint64_t bytes) const {
   return taken > max_locked_bytes_ ? taken - max_locked_bytes_ : 0;
 }
 
-absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes) {
+absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes, bool keep_small) {
   Timelines retired;
   std::vector<HostSegment> segments;
   uint64_t removed_bytes = 0;
   {
     MutexLock lock(mu_);
     ReclaimLocked(&retired);
-    segments = heap_.RemoveFreeSegments(bytes);
+    segments = heap_.RemoveFreeSegments(bytes, keep_small);
     for (const HostSegment& segment : segments) removed_bytes += segment.size_bytes;
     in_transit_bytes_ += removed_bytes;
+    stats_.locked_bytes.current -= removed_bytes;
     if (!segments.empty()) ++stats_.trims;
-    UpdateGaugesLocked();
+    UpdateCachedLocked();
   }
   absl::Status first_error;
   uint64_t lost_bytes = 0;
+  double unpin_ms = 0;
+  double max_unpin_ms = 0;
   for (const HostSegment& segment : segments) {
+    const absl::Time start = absl::Now();
     const absl::Status status = source_->Free(segment);
+    const double ms = MillisecondsSince(start);
+    unpin_ms += ms;
+    max_unpin_ms = std::max(max_unpin_ms, ms);
     if (status.ok()) continue;
     PINION_LOG(kError) << source_->name() << " failed to free " << HumanBytes(segment.size_bytes)
                        << ", which are lost: " << status.ToString();
@@ -189,6 +206,8 @@ absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes) {
     MutexLock lock(mu_);
     in_transit_bytes_ -= removed_bytes;
     stats_.unpin_calls += segments.size();
+    stats_.unpin_ms += unpin_ms;
+    stats_.max_unpin_ms = std::max(stats_.max_unpin_ms, max_unpin_ms);
     stats_.leaked_bytes += lost_bytes;
   }
   if (!first_error.ok()) return first_error;
@@ -207,14 +226,26 @@ uint64_t SegmentPool::locked_bytes() const {
 
 AllocatorStats SegmentPool::GetStats() const {
   MutexLock lock(mu_);
-  return stats_;
+  AllocatorStats stats = stats_;
+  for (int level = 0; level < kLevels; ++level) {
+    const Bucket& bucket = buckets_[level];
+    if (bucket.allocations == 0) continue;
+    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << level,
+                                  .allocations = bucket.allocations,
+                                  .misses = bucket.misses,
+                                  .booked_bytes = bucket.booked_bytes});
+  }
+  stats.numa_nodes = heap_.NumaNodes();
+  return stats;
 }
 
 void SegmentPool::CountPinCall(bool ok, absl::Duration duration) {
+  const double ms = absl::ToDoubleMilliseconds(duration);
   MutexLock lock(mu_);
   ++stats_.pin_calls;
   if (!ok) ++stats_.pin_failures;
-  stats_.pin_ms += absl::ToDoubleMilliseconds(duration);
+  stats_.pin_ms += ms;
+  stats_.max_pin_ms = std::max(stats_.max_pin_ms, ms);
 }
 
 void SegmentPool::Count(uint64_t AllocatorStats::*counter) {
@@ -228,7 +259,7 @@ void SegmentPool::Abandon(std::shared_ptr<SegmentPool> pool) {
   if (pool->live_blocks_ != 0) pool->kept_by_blocks_ = pool;
 }
 
-BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, uint64_t AllocatorStats::*counter) {
+BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, bool hit) {
   BlockRecord* block = heap_.Take(BookedBytes(size_bytes));
   if (block == nullptr) return nullptr;
   if (next_id_ == end_of_ids_) {
@@ -239,11 +270,21 @@ BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, uint64_t AllocatorStat
   block->size_bytes = size_bytes;
   ++live_blocks_;
   ++stats_.allocations;
-  ++(stats_.*counter);
-  stats_.requested_bytes.current += size_bytes;
-  stats_.booked_bytes.current += block->capacity_bytes;
-  UpdateGaugesLocked();
+  ++(hit ? stats_.hits : stats_.misses);
+  Add(&stats_.requested_bytes, size_bytes);
+  Add(&stats_.booked_bytes, block->capacity_bytes);
+  Add(&stats_.used_bytes, block->capacity_bytes);
+  Bucket& bucket = BucketLocked(block);
+  ++bucket.allocations;
+  if (!hit) ++bucket.misses;
+  Add(&bucket.booked_bytes, block->capacity_bytes);
+  UpdateCachedLocked();
   return block;
+}
+
+void SegmentPool::PutLocked(BlockRecord* block) {
+  stats_.used_bytes.current -= block->capacity_bytes;
+  heap_.Put(block);
 }
 
 void SegmentPool::ReclaimLocked(Timelines* retired) {
@@ -251,9 +292,9 @@ void SegmentPool::ReclaimLocked(Timelines* retired) {
   while (BlockRecord* block = deferred_.TakeDone(retired)) {
     if (kHardened) CheckAndPoisonBlock(*block);
     stats_.deferred_bytes.current -= block->capacity_bytes;
-    heap_.Put(block);
+    PutLocked(block);
   }
-  UpdateGaugesLocked();
+  UpdateCachedLocked();
 }
 
 void SegmentPool::CheckLiveLocked(const BlockRecord* block, uint64_t id) const {
@@ -264,16 +305,22 @@ void SegmentPool::CheckLiveLocked(const BlockRecord* block, uint64_t id) const {
 std::shared_ptr<SegmentPool> SegmentPool::EndLifeLocked(BlockRecord* block) {
   stats_.requested_bytes.current -= block->size_bytes;
   stats_.booked_bytes.current -= block->capacity_bytes;
+  BucketLocked(block).booked_bytes.current -= block->capacity_bytes;
   return --live_blocks_ == 0 ? std::move(kept_by_blocks_) : nullptr;
 }
 
-void SegmentPool::UpdateGaugesLocked() {
-  Raise(&stats_.requested_bytes, stats_.requested_bytes.current);
-  Raise(&stats_.booked_bytes, stats_.booked_bytes.current);
-  Raise(&stats_.deferred_bytes, stats_.deferred_bytes.current);
-  Raise(&stats_.locked_bytes, heap_.segment_bytes());
-  Raise(&stats_.cached_bytes,
-        heap_.segment_bytes() - stats_.booked_bytes.current - stats_.deferred_bytes.current);
+SegmentPool::Bucket& SegmentPool::BucketLocked(const BlockRecord* block) {
+  return buckets_[FloorLog2(block->capacity_bytes) - kMinBlockLog2];
+}
+
+void SegmentPool::UpdateCachedLocked() {
+  const uint64_t cached = heap_.segment_bytes() - stats_.used_bytes.current;
+  ByteGauge& gauge = stats_.cached_bytes;
+  if (cached > gauge.current) {
+    Add(&gauge, cached - gauge.current);
+  } else {
+    gauge.current = cached;
+  }
 }
 
 void SegmentPool::WaitForAllDeferred(absl::Time deadline) {

@@ -16,6 +16,7 @@
 #ifndef PINION_ALLOCATOR_SEGMENT_POOL_H_
 #define PINION_ALLOCATOR_SEGMENT_POOL_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -32,20 +33,24 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/segment.h"
 #include "pinion/allocator/segment_heap.h"
+#include "pinion/allocator/size_class.h"
 
 namespace pinion::internal {
 
 class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
  public:
-  SegmentPool(std::shared_ptr<HostMemorySource> source, uint64_t max_locked_bytes);
+  // `pinned`: whether the source's memory is. `alignment_bytes` is of blocks that are not small.
+  SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned, uint64_t max_locked_bytes,
+              uint64_t alignment_bytes);
   ~SegmentPool();
   SegmentPool(const SegmentPool&) = delete;
   SegmentPool& operator=(const SegmentPool&) = delete;
 
   HostMemorySource& source() const { return *source_; }
+  bool pinned() const { return pinned_; }
 
   // The bytes that are booked for a request; 0 < size_bytes <= kMaxBlockBytes.
-  static uint64_t BookedBytes(uint64_t size_bytes);
+  uint64_t BookedBytes(uint64_t size_bytes) const;
 
   // --- Blocks ---
 
@@ -75,7 +80,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
 
   // Gives wholly free segments back until they add up to `bytes`. Returns what was given back;
   // the source's error if it failed to free one (which is then lost).
-  absl::StatusOr<uint64_t> GiveBack(uint64_t bytes);
+  absl::StatusOr<uint64_t> GiveBack(uint64_t bytes, bool keep_small = false);
 
   // Free bytes that can serve blocks that are not small.
   uint64_t large_free_bytes() const;
@@ -94,24 +99,36 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
  private:
   using Timelines = DeferredReleases::Timelines;
 
-  BlockRecord* TakeLocked(uint64_t size_bytes, uint64_t AllocatorStats::*counter)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What SizeBucketStats tells, of one doubling.
+  struct Bucket {
+    uint64_t allocations = 0;
+    uint64_t misses = 0;
+    ByteGauge booked_bytes;
+  };
+
+  BlockRecord* TakeLocked(uint64_t size_bytes, bool hit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Into the free bytes, from those of its state.
+  void PutLocked(BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReclaimLocked(Timelines* retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CheckLiveLocked(const BlockRecord* block, uint64_t id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes a block off the live ones. The last one's reference to the pool is returned, and dropped
   // by the caller once it has let go of the lock.
   std::shared_ptr<SegmentPool> EndLifeLocked(BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void UpdateGaugesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Bucket& BucketLocked(const BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UpdateCachedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WaitForAllDeferred(absl::Time deadline);
 
   const std::shared_ptr<HostMemorySource> source_;
+  const bool pinned_;
   const uint64_t max_locked_bytes_;
+  const uint64_t alignment_bytes_;
 
   mutable Mutex mu_;
   SegmentHeap heap_ ABSL_GUARDED_BY(mu_);
   DeferredReleases deferred_ ABSL_GUARDED_BY(mu_);
   AllocatorStats stats_ ABSL_GUARDED_BY(mu_);
+  std::array<Bucket, kLevels> buckets_ ABSL_GUARDED_BY(mu_);
   // Being pinned or unpinned outside of the lock: locked for all the limit knows.
   uint64_t in_transit_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t live_blocks_ ABSL_GUARDED_BY(mu_) = 0;

@@ -1,6 +1,7 @@
 #include "pinion/allocator/allocator_options.h"
 
 #include <cmath>
+#include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -51,6 +52,16 @@ TEST(AllocatorOptionsTest, SizesOfZeroAreRefused) {
   options.segment_bytes = 0;
   EXPECT_THAT(options.Validate(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("segment_bytes")));
+}
+
+TEST(AllocatorOptionsTest, AnAlignmentIsAPowerOfTwoOfAPageOrMore) {
+  for (const uint64_t bytes : {0, 2048, 5000, 12288}) {
+    AllocatorOptions options;
+    options.alignment_bytes = bytes;
+    EXPECT_THAT(options.Validate(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("alignment_bytes")))
+        << bytes;
+  }
 }
 
 TEST(AllocatorOptionsTest, ANegativeWaitIsRefused) {

@@ -1,5 +1,9 @@
 #include "pinion/allocator/allocator_stats.h"
 
+#include <cstdint>
+#include <map>
+#include <string>
+
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -14,19 +18,30 @@ using ::testing::HasSubstr;
 
 AllocatorStats Consistent() {
   AllocatorStats stats;
-  stats.requested_bytes = {90, 90};
-  stats.booked_bytes = {100, 200};
-  stats.deferred_bytes = {50, 50};
-  stats.cached_bytes = {850, 900};
-  stats.locked_bytes = {1000, 1000};
-  stats.allocations = 3;
+  stats.requested_bytes = {90, 90, 300};
+  stats.booked_bytes = {100, 200, 400};
+  stats.deferred_bytes = {50, 50, 60};
+  stats.used_bytes = {150, 250, 400};
+  stats.cached_bytes = {850, 900, 2000};
+  stats.locked_bytes = {1000, 1000, 1500};
+  stats.pageable_bytes = {5, 6, 7};
+  stats.allocations = 5;
   stats.hits = 2;
+  stats.polled_hits = 1;
+  stats.waits_for_deferred = 1;
+  stats.waited_hits = 1;
   stats.misses = 1;
+  stats.pageable_allocations = 2;
+  stats.pin_calls = 3;
+  stats.pin_failures = 1;
+  stats.pin_ms = 30;
+  stats.max_pin_ms = 20;
+  stats.unpin_calls = 1;
+  stats.size_buckets = {
+      {.from_bytes = 64, .allocations = 3, .misses = 1, .booked_bytes = {100, 200, 400}}};
+  stats.numa_nodes = {{.numa_node = 0, .segments = 1, .locked_bytes = 400, .used_bytes = 50},
+                      {.numa_node = 1, .segments = 2, .locked_bytes = 600, .used_bytes = 100}};
   return stats;
-}
-
-void ExpectBroken(const AllocatorStats& stats, const char* invariant) {
-  EXPECT_THAT(stats.CheckInvariants(), StatusIs(absl::StatusCode::kInternal, HasSubstr(invariant)));
 }
 
 TEST(AllocatorStatsTest, FreshAndConsistentStatisticsPass) {
@@ -35,28 +50,54 @@ TEST(AllocatorStatsTest, FreshAndConsistentStatisticsPass) {
 }
 
 TEST(AllocatorStatsTest, EachBrokenInvariantIsNamed) {
-  AllocatorStats stats = Consistent();
-  stats.requested_bytes = {101, 101};
-  ExpectBroken(stats, "requested <= booked");
-  stats = Consistent();
-  stats.booked_bytes = {1001, 1001};
-  ExpectBroken(stats, "booked <= locked");
-  stats = Consistent();
-  stats.cached_bytes.current = 849;
-  ExpectBroken(stats, "booked + deferred + cached == locked");
-  stats = Consistent();
-  stats.hits = 3;
-  ExpectBroken(stats, "hits + misses == allocations");
-  stats = Consistent();
-  stats.deferred_bytes.peak = 49;
-  ExpectBroken(stats, "current <= peak");
+  const auto expect_broken = [](const char* invariant, const auto& change) {
+    AllocatorStats stats = Consistent();
+    change(stats);
+    EXPECT_THAT(stats.CheckInvariants(),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr(invariant)));
+  };
+  using Stats = AllocatorStats;
+  expect_broken("requested <= booked", [](Stats& s) { s.requested_bytes.current = 101; });
+  expect_broken("requested <= booked", [](Stats& s) { s.requested_bytes.peak = 201; });
+  expect_broken("booked <= used", [](Stats& s) { s.booked_bytes.current = 151; });
+  expect_broken("used <= locked", [](Stats& s) { s.used_bytes.peak = 1001; });
+  expect_broken("booked + deferred == used", [](Stats& s) { s.deferred_bytes.current = 49; });
+  expect_broken("used + cached == locked", [](Stats& s) { s.cached_bytes.current = 849; });
+  expect_broken("== allocations", [](Stats& s) { s.hits = 3; });
+  expect_broken("polled_hits + waited_hits <= hits", [](Stats& s) { s.polled_hits = 2; });
+  expect_broken("waited_hits <= waits", [](Stats& s) { s.waits_for_deferred = 0; });
+  expect_broken("pin_failures <= pin_calls", [](Stats& s) { s.pin_failures = 4; });
+  expect_broken("current <= peak", [](Stats& s) { s.deferred_bytes.peak = 49; });
+  expect_broken("peak <= total", [](Stats& s) { s.cached_bytes.total = 899; });
+  expect_broken("size buckets", [](Stats& s) { s.size_buckets[0].allocations = 2; });
+  expect_broken("size buckets", [](Stats& s) { s.size_buckets[0].booked_bytes.current = 99; });
+  expect_broken("NUMA nodes", [](Stats& s) { s.numa_nodes[0].used_bytes = 51; });
+  expect_broken("NUMA nodes", [](Stats& s) { s.numa_nodes.pop_back(); });
+}
+
+// The names that torch.cuda.host_memory_stats() documents.
+TEST(AllocatorStatsTest, TorchsNamesAreServed) {
+  const std::map<std::string, int64_t> stats = HostMemoryStats(Consistent());
+  EXPECT_EQ(stats.at("allocated_bytes.current"), 1000);
+  EXPECT_EQ(stats.at("allocated_bytes.peak"), 1000);
+  EXPECT_EQ(stats.at("allocated_bytes.allocated"), 1500);
+  EXPECT_EQ(stats.at("allocated_bytes.freed"), 500);
+  EXPECT_EQ(stats.at("active_bytes.current"), 150);
+  EXPECT_EQ(stats.at("num_host_alloc"), 2);
+  EXPECT_EQ(stats.at("num_host_free"), 1);
+  EXPECT_EQ(stats.at("host_alloc_time.total"), 30000);
+  EXPECT_EQ(stats.at("host_alloc_time.max"), 20000);
+  EXPECT_EQ(stats.at("host_alloc_time.avg"), 10000);
+  EXPECT_EQ(stats.at("host_free_time.count"), 1);
 }
 
 TEST(AllocatorStatsTest, TheTextNamesWhatWasUsedAndRefused) {
   AllocatorStats stats = Consistent();
   stats.watermark_refusals = 7;
   EXPECT_THAT(stats.ToString(), HasSubstr("booked 100 B (peak 200 B)"));
-  EXPECT_THAT(stats.ToString(), HasSubstr("refusals 7"));
+  EXPECT_THAT(stats.ToString(), HasSubstr("by the watermark 7"));
+  EXPECT_THAT(stats.ToString(), HasSubstr("from 64 B: 3 allocations"));
+  EXPECT_THAT(stats.ToString(), HasSubstr("NUMA node 1: 2 segments"));
 }
 
 }  // namespace

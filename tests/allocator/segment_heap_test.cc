@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/segment.h"
@@ -102,6 +103,35 @@ TEST(SegmentHeapTest, OnlyWhollyFreeSegmentsAreRemoved) {
   EXPECT_EQ(heap.RemoveFreeSegments(UINT64_MAX).size(), 1u);
   EXPECT_EQ(heap.segment_bytes(), 0u);
   EXPECT_EQ(heap.large_free_bytes(), 0u);
+}
+
+TEST(SegmentHeapTest, SmallSegmentsAreKeptWhereThatIsAskedFor) {
+  SegmentHeap heap;
+  heap.AddSegment(FakeSegment(1 * kGiB, kMiB), /*small=*/false);
+  heap.AddSegment(FakeSegment(2 * kGiB, kMiB), /*small=*/true);
+  EXPECT_EQ(heap.RemoveFreeSegments(UINT64_MAX, /*keep_small=*/true).size(), 1u);
+  EXPECT_NE(heap.Take(kMinBlockBytes), nullptr);
+}
+
+TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
+  SegmentHeap heap;
+  EXPECT_TRUE(heap.NumaNodes().empty());
+  HostSegment memory = FakeSegment(1 * kGiB, kMiB);
+  memory.numa_node = 1;
+  heap.AddSegment(memory, /*small=*/false);
+  heap.AddSegment(FakeSegment(2 * kGiB, 2 * kMiB), /*small=*/false);
+  heap.AddSegment(FakeSegment(3 * kGiB, 3 * kMiB), /*small=*/true);
+  BlockRecord* block = heap.Take(2 * kMiB);
+  const std::vector<NumaNodeStats> nodes = heap.NumaNodes();
+  ASSERT_EQ(nodes.size(), 2u);
+  EXPECT_EQ(nodes[0].numa_node, -1);
+  EXPECT_EQ(nodes[0].segments, 2u);
+  EXPECT_EQ(nodes[0].locked_bytes, 5 * kMiB);
+  EXPECT_EQ(nodes[0].used_bytes, 2 * kMiB);
+  EXPECT_EQ(nodes[1].numa_node, 1);
+  EXPECT_EQ(nodes[1].used_bytes, 0u);
+  heap.Put(block);
+  EXPECT_EQ(heap.NumaNodes()[0].used_bytes, 0u);
 }
 
 TEST(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
