@@ -105,6 +105,7 @@ absl::StatusOr<std::unique_ptr<CopyMethod>> NewPackedCopies(CopyWorld& world, c1
   }
   lane.device_stride_bytes = lane.piece_bytes;
   PINION_RETURN_IF_ERROR(lane.Prepare(world));
+  lane.device = nullptr;
   return std::make_unique<PackedIn>(world, std::move(lane), device);
 }
 
