@@ -31,6 +31,13 @@ absl::StatusCode CodeOf(cudaError_t error) {
 
     case cudaErrorNotPermitted:
     case cudaErrorNotSupported:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorInvalidPtx:
+    case cudaErrorJitCompilationDisabled:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorSymbolNotFound:
+    case cudaErrorUnsupportedPtxVersion:
     case cudaErrorCallRequiresNewerDriver:  // the one call; older ones go on
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:

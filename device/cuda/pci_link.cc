@@ -9,6 +9,8 @@
 namespace pinion {
 namespace {
 
+constexpr int kUnknownWidth = 255;  // PCIE_LNK_WIDTH_UNKNOWN of the kernel
+
 struct Generation {
   double gt_per_s;     // as sysfs prints it
   double gb_per_lane;  // after 8b/10b (1, 2) or 128b/130b (3 to 5); 6 sends flits
@@ -32,6 +34,7 @@ PciLink ReadPciLink(const std::string& bus_id, const std::string& devices) {
   double gt_per_s = 0;  // "32.0 GT/s PCIe"
   std::ifstream(folder + "max_link_speed") >> gt_per_s;
   std::ifstream(folder + "max_link_width") >> link.lanes;
+  if (link.lanes == kUnknownWidth) link.lanes = 0;
   std::ifstream node(folder + "numa_node");
   if (!(node >> link.numa_node)) link.numa_node = -1;
   for (size_t i = 0; i < kGenerations.size(); ++i) {

@@ -15,8 +15,9 @@ struct PciLink {
 };
 
 // `bus_id` as CUDA prints it ("0000:C1:00.0"); `devices` is /sys/bus/pci/devices, tests inject
-// another. The widest and fastest that both ends can do: an idle link may have slowed down.
-// What cannot be read stays unknown.
+// another. What the device can do, not what the link does now: an idle one has slowed down. Nor
+// what the slot can do, since the ports of virtual machines make their figures up. What cannot be
+// read stays unknown.
 PciLink ReadPciLink(const std::string& bus_id, const std::string& devices = "/sys/bus/pci/devices");
 
 }  // namespace pinion

@@ -18,6 +18,7 @@
 #include "pinion/device/cuda/cuda_status.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -239,6 +240,34 @@ TEST_F(CudaDeviceTest, ErrorsMeanWhatTheDeviceInterfaceSays) {
   EXPECT_EQ(code(cudaErrorIllegalAddress), absl::StatusCode::kInternal);
   EXPECT_EQ(code(cudaErrorECCUncorrectable), absl::StatusCode::kInternal);
   EXPECT_EQ(code(cudaErrorUnknown), absl::StatusCode::kInternal);
+}
+
+TEST_F(CudaDeviceTest, WhatSysfsDoesNotKnowOfTheLinkStaysUnknown) {
+  const DeviceInfo info = device_.info();
+  EXPECT_EQ(info.model, fake_.machine().device(1)->info().model);
+  EXPECT_EQ(info.link, LinkKind::kUnknown);
+  EXPECT_EQ(info.link_name, "");
+  EXPECT_EQ(info.rated_gb_per_s, 0);
+  EXPECT_EQ(info.numa_node, -1);
+  EXPECT_FALSE(info.modelled);
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+}
+
+TEST_F(CudaDeviceTest, ADeviceThatCannotBeAskedIsUnknownAndLeavesNoErrorBehind) {
+  fake_.FailNext("GetDeviceProperties", cudaErrorInvalidDevice);
+  fake_.FailNext("DeviceGetAttribute", cudaErrorInvalidValue);
+  EXPECT_EQ(device_.info().model, "");
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+}
+
+TEST(CudaDeviceInfoTest, ADeviceThatReadsTheHostsPageTablesHangsOnNvlinkC2c) {
+  EmulatedOptions options;
+  options.preset = *FindPreset("gh200_c2c");
+  const FakeCuda fake(options);
+  const DeviceInfo info = CudaDevice(FakeCuda::Api(), 0).info();
+  EXPECT_EQ(info.link, LinkKind::kNvlinkC2c);
+  EXPECT_EQ(info.link_name, "NVLink-C2C");
+  EXPECT_EQ(info.rated_gb_per_s, 450);
 }
 
 TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {

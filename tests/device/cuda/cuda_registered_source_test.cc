@@ -153,8 +153,8 @@ TEST_F(CudaRegisteredSourceTest, AFailedRegistrationTakesBackTheEarlierOnes) {
 TEST_F(CudaRegisteredSourceTest, AnErrorWhileUnregisteringKeepsTheAddressesTaken) {
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(2 * kMiB));
   fake_.FailNext("HostUnregister", cudaErrorInvalidValue);
-  EXPECT_THAT(source_->Free(segment), StatusIs(absl::StatusCode::kInvalidArgument,
-                                               HasSubstr("cudaHostUnregister")));
+  EXPECT_THAT(source_->Free(segment),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaHostUnregister")));
   std::memset(segment.data, 1, segment.size_bytes);  // mapped still
   EXPECT_THAT(source_->Free(segment), IsOk());
 }

@@ -86,5 +86,74 @@ TEST_F(EngineOnCudaTest, AStickyErrorPoisonsTheEngine) {
   EXPECT_EQ(fake_.calls("MemcpyAsync"), copies);
 }
 
+// A copy that faults while it runs: its call has succeeded, and up to this many submissions after
+// it do before a call tells.
+class FaultingCopyTest : public EngineOnCudaTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(FaultingCopyTest, PoisonsTheEngineWhenACallTellsAndItsHostBlockIsNotReused) {
+  constexpr uint64_t kSize = 64 * kKiB;
+  uint8_t* const data = world_.AllocateDevice(kSize);
+  std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(kSize);
+  const uint8_t* const block = static_cast<const uint8_t*>(host->data());
+  world_.WriteDevice(data, Pattern(1, kSize), world_.compute());
+  fake_.FaultCopy(1, GetParam());
+
+  const absl::StatusOr<Transfer> out = world_.TryCopyOut(host, data, world_.compute());
+  const auto names_the_fault =
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("cudaErrorIllegalAddress"));
+  if (out.ok()) {
+    EXPECT_THAT(out->Wait(kLong), names_the_fault);
+    EXPECT_FALSE(out->IsDone());
+  } else {
+    EXPECT_THAT(out.status(), names_the_fault);
+  }
+  EXPECT_THAT(world_.engine().health(), names_the_fault);
+  const uint64_t calls = fake_.all_calls();
+  EXPECT_THAT(world_.TryCopyIn(host, data, world_.compute()), names_the_fault);
+  EXPECT_EQ(fake_.all_calls(), calls) << "a poisoned engine makes no call";
+
+  host.reset();
+  std::vector<std::shared_ptr<HostBuffer>> others;
+  for (int i = 0; i < 16; ++i) {
+    others.push_back(world_.NewHostBuffer(kSize));
+    const uint8_t* const other = static_cast<const uint8_t*>(others.back()->data());
+    EXPECT_TRUE(other + kSize <= block || block + kSize <= other) << "the block is used again";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(UnnoticedCalls, FaultingCopyTest, ::testing::Values(0, 1, 2, 3));
+
+TEST_F(EngineOnCudaTest, ARecoverableErrorPoisonsNothing) {
+  uint8_t* const data = world_.AllocateDevice(100);
+  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(100);
+  for (const cudaError_t error : {cudaErrorMemoryAllocation, cudaErrorInvalidValue}) {
+    fake_.FailNext("MemcpyAsync", error);
+    EXPECT_FALSE(world_.TryCopyIn(host, data, world_.compute()).ok());
+    EXPECT_THAT(world_.engine().health(), IsOk());
+    EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
+  }
+  const Transfer in = world_.CopyIn(host, data, world_.compute());
+  EXPECT_THAT(in.Wait(kLong), IsOk());
+}
+
+TEST_F(EngineOnCudaTest, ADriverWithoutTheBatchCallMovesTheSameBytes) {
+  fake_.RefuseBatches(cudaErrorCallRequiresNewerDriver);
+  uint8_t* const data = world_.AllocateDevice(1000);
+  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(1000);
+  world_.WriteDevice(data, Pattern(1, 1000), world_.compute());
+  for (int round = 0; round < 2; ++round) {
+    CopyBatch batch(CopyDirection::kDeviceToHost);
+    for (int i = 0; i < 10; ++i) batch.Add(host, 100 * i, data + 100 * (9 - i), 100);
+    const absl::StatusOr<Transfer> out = world_.engine().Submit(std::move(batch), world_.compute());
+    ASSERT_THAT(out, IsOk());
+    ASSERT_THAT(out->Wait(kLong), IsOk());
+  }
+  const std::vector<uint8_t> arrived = world_.ReadHost(*host);
+  const std::vector<uint8_t> sent = Pattern(1, 1000);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(arrived[i], sent[100 * (9 - i / 100) + i % 100]);
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1) << "the device remembers";
+  EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
+}
+
 }  // namespace
 }  // namespace pinion

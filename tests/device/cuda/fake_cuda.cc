@@ -3,6 +3,7 @@
 #include "pinion/tests/device/cuda/fake_cuda.h"
 
 #include <atomic>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/bytes.h"
@@ -18,7 +19,9 @@ std::atomic<FakeCuda*> the_fake{nullptr};
 }  // namespace
 
 FakeCuda::FakeCuda(const EmulatedOptions& options)
-    : machine_(EmulatedMachine::Create(options).value()) {
+    : FakeCuda(EmulatedMachine::Create(options).value()) {}
+
+FakeCuda::FakeCuda(std::shared_ptr<EmulatedMachine> machine) : machine_(std::move(machine)) {
   PINION_CHECK(the_fake.exchange(this) == nullptr) << "two FakeCuda at a time";
   thread() = ThreadState();
 }
@@ -195,14 +198,9 @@ cudaError_t FakeCuda::EnterCopy(const char* function, bool* lost) {
 cudaError_t FakeCuda::Latch(cudaError_t error) {
   if (error == cudaSuccess) return error;
   thread().last_error = error;
-  if (!IsSticky(error)) return error;
-  {
+  if (IsSticky(error)) {
     MutexLock lock(mu_);
-    if (sticky_ != cudaSuccess) return sticky_;
     sticky_ = error;
-  }
-  for (int device = 0; device < machine_->device_count(); ++device) {
-    machine_->BreakDevice(device, cudaGetErrorName(error));
   }
   return error;
 }

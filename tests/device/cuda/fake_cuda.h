@@ -6,10 +6,11 @@
 // Streams and events are the emulated device's own handles; a null stream is the current device's
 // default stream. It is as strict as CUDA at its worst:
 //   * a stream is usable only while its device is current;
-//   * an error stays latched on its thread until it is read; a sticky one breaks all devices, and
-//     every later call of every thread returns it;
-//   * a copy may fault while it runs: its call succeeds, its bytes never arrive, and a later call,
-//     of whatever kind, tells;
+//   * an error stays latched on its thread until it is read; a sticky one is returned by every
+//   later
+//     call of every thread (what others do on the machine itself, as LibTorch's kernels, goes on);
+//   * a copy may fault while it runs: its call succeeds, its bytes never arrive, a later call, of
+//     whatever kind, tells, and the machine's devices are broken;
 //   * a batch of copies that fails has enqueued half of its pieces;
 //   * a piece of a copy must not span two registrations, nor registered and other memory;
 //   * querying an event or pinning memory while some stream captures a graph fails and spoils the
@@ -39,6 +40,8 @@ namespace pinion::testing {
 class FakeCuda {
  public:
   explicit FakeCuda(const EmulatedOptions& options);
+  // The runtime of a machine that others know, too.
+  explicit FakeCuda(std::shared_ptr<EmulatedMachine> machine);
   ~FakeCuda();
   FakeCuda(const FakeCuda&) = delete;
   FakeCuda& operator=(const FakeCuda&) = delete;

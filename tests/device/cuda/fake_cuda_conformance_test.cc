@@ -1,5 +1,5 @@
-// The conformance suite on the real CUDA device over the fake runtime, with and without the batch
-// call.
+// The conformance suite, and the engine's basic duty, on the real CUDA device over the fake
+// runtime, with and without the batch call.
 
 #include <cstring>
 #include <memory>
@@ -7,12 +7,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/cuda/engine_round_trip.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/device/device_conformance.h"
 
@@ -64,6 +68,15 @@ INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceConformanceTest,
                          ::testing::Values(DeviceConformanceCase{"WithBatch", MakeWithBatch},
                                            DeviceConformanceCase{"WithoutBatch", MakeWithoutBatch}),
                          DeviceConformanceCaseName);
+
+TEST(EngineOnFakeCudaTest, BytesGoOutAndComeBack) {
+  for (const CudaApi* const api : {&FakeCuda::Api(), &FakeCuda::ApiWithoutBatch()}) {
+    FakeCudaUnderTest under_test(*api);
+    testing::ExpectEngineRoundTrip(under_test, under_test.device().pinned_source());
+    testing::ExpectEngineRoundTrip(under_test, CudaRegisteredSource::Create(*api, 1).value());
+    EXPECT_THAT(under_test.Complaints(), ::testing::IsEmpty());
+  }
+}
 
 }  // namespace
 }  // namespace pinion

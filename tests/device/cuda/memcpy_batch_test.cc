@@ -22,8 +22,8 @@ struct Seen {
 cudaError_t MemcpyBatch13(void* const* dsts, const void* const* srcs, const size_t* sizes,
                           size_t count, cudaMemcpyAttributes* attributes, size_t* first_pieces,
                           size_t attribute_count, cudaStream_t stream) {
-  seen = {dsts[1],         srcs[1], sizes[1], count, attributes[0].srcAccessOrder, first_pieces[0],
-          attribute_count, stream};
+  seen = {dsts[1],         srcs[1],         sizes[1], count, attributes[0].srcAccessOrder,
+          first_pieces[0], attribute_count, stream};
   return cudaErrorInvalidValue;
 }
 

@@ -1,0 +1,85 @@
+#include "pinion/device/cuda/pci_link.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace pinion {
+namespace {
+
+// A directory that looks like /sys/bus/pci/devices.
+class PciLinkTest : public ::testing::Test {
+ protected:
+  PciLinkTest() : root_(std::filesystem::path(::testing::TempDir()) / "pci_link_test_XXXXXX") {
+    std::string pattern = root_.string();
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    root_ = pattern;
+  }
+  ~PciLinkTest() override { std::filesystem::remove_all(root_); }
+
+  void Write(const std::string& file, const std::string& text) {
+    std::filesystem::create_directories(root_ / "0000:c1:00.0");
+    std::ofstream(root_ / "0000:c1:00.0" / file) << text << "\n";
+  }
+  PciLink Read(const std::string& speed, const std::string& width) {
+    Write("max_link_speed", speed);
+    Write("max_link_width", width);
+    return Read();
+  }
+  // CUDA prints the address in upper case.
+  PciLink Read() const { return ReadPciLink("0000:C1:00.0", root_.string()); }
+
+  std::filesystem::path root_;
+};
+
+TEST_F(PciLinkTest, RatesAreThoseAfterTheLineCode) {
+  EXPECT_NEAR(Read("16.0 GT/s PCIe", "16").gb_per_s, 31.5, 0.05);
+  EXPECT_NEAR(Read("32.0 GT/s PCIe", "16").gb_per_s, 63.0, 0.05);
+  EXPECT_NEAR(Read("32.0 GT/s PCIe", "8").gb_per_s, 31.5, 0.05);
+  EXPECT_NEAR(Read("8.0 GT/s PCIe", "16").gb_per_s, 15.75, 0.05);
+  EXPECT_NEAR(Read("64.0 GT/s PCIe", "16").gb_per_s, 128, 0.5);
+  EXPECT_NEAR(Read("2.5 GT/s PCIe", "1").gb_per_s, 0.25, 0.001);
+}
+
+TEST_F(PciLinkTest, GenerationAndLanesAreReadAsTheyAre) {
+  const PciLink link = Read("32.0 GT/s PCIe", "16");
+  EXPECT_EQ(link.generation, 5);
+  EXPECT_EQ(link.lanes, 16);
+}
+
+TEST_F(PciLinkTest, WhatTheKernelDoesNotKnowStaysUnknown) {
+  const PciLink link = Read("Unknown", "255");
+  EXPECT_EQ(link.generation, 0);
+  EXPECT_EQ(link.lanes, 0);
+  EXPECT_EQ(link.gb_per_s, 0);
+}
+
+TEST_F(PciLinkTest, ASpeedThatNoGenerationHasIsUnknown) {
+  const PciLink link = Read("48.0 GT/s PCIe", "16");
+  EXPECT_EQ(link.generation, 0);
+  EXPECT_EQ(link.gb_per_s, 0);
+}
+
+TEST_F(PciLinkTest, ADeviceThatSysfsDoesNotHaveIsUnknown) {
+  const PciLink link = Read();
+  EXPECT_EQ(link.generation, 0);
+  EXPECT_EQ(link.lanes, 0);
+  EXPECT_EQ(link.gb_per_s, 0);
+  EXPECT_EQ(link.numa_node, -1);
+}
+
+TEST_F(PciLinkTest, TheNodeIsReadWhereThereIsOne) {
+  Write("numa_node", "1");
+  EXPECT_EQ(Read().numa_node, 1);
+  Write("numa_node", "-1");
+  EXPECT_EQ(Read().numa_node, -1);
+  Write("numa_node", "");
+  EXPECT_EQ(Read().numa_node, -1);
+}
+
+}  // namespace
+}  // namespace pinion
