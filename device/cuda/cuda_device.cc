@@ -186,6 +186,7 @@ absl::StatusOr<double> CudaDevice::ElapsedMs(EventHandle start, EventHandle end)
   float elapsed_ms = 0;
   bool done = true;
   PINION_RETURN_IF_ERROR(Call("cudaEventElapsedTime", [&] {
+    RelaxedCaptureScope relaxed(api_);
     const cudaError_t error = api_.EventElapsedTime(&elapsed_ms, Native(start), Native(end));
     if (error != cudaErrorNotReady) return error;
     api_.GetLastError();  // as in QueryEvent
