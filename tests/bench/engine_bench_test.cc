@@ -29,7 +29,7 @@ std::string Contents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-Outcome Run(const std::string& flags) {
+Outcome RunBench(const std::string& flags) {
   const std::string out = testing::TempDir() + "/out", err = testing::TempDir() + "/err";
   const std::string command =
       absl::StrCat("bench/engine_bench --device=emu:0 ", flags, " >", out, " 2>", err);
@@ -39,7 +39,7 @@ Outcome Run(const std::string& flags) {
 
 TEST(EngineBenchTest, AQuickRunMeetsEveryGoalOfTheModelledLink) {
   const std::string path = testing::TempDir() + "/engine_bench.json";
-  const Outcome outcome = Run(absl::StrCat("--quick --json=", path));
+  const Outcome outcome = RunBench(absl::StrCat("--quick --json=", path));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const nlohmann::json report = nlohmann::json::parse(Contents(path));
   int judged = 0;
@@ -58,17 +58,17 @@ TEST(EngineBenchTest, AQuickRunMeetsEveryGoalOfTheModelledLink) {
 }
 
 TEST(EngineBenchTest, ModelledTimesAreLabelledAsSuch) {
-  const Outcome outcome = Run("--benchmark_filter=copies/D2H/raw/1x4MiB");
+  const Outcome outcome = RunBench("--benchmark_filter=copies/D2H/raw/1x4MiB");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("times are modelled"));
   EXPECT_THAT(outcome.out, ::testing::ContainsRegex("copies/D2H/raw/1x4MiB.*modelled"));
 }
 
 TEST(EngineBenchTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
-  EXPECT_THAT(Run("--preset=abacus").err, HasSubstr("no preset \"abacus\""));
-  EXPECT_THAT(Run("--json=/no/such/dir/file").err, HasSubstr("/no/such/dir"));
-  EXPECT_THAT(Run("faster").err, HasSubstr("\"faster\" is not a flag"));
-  EXPECT_EQ(Run("faster").exit_code, 1);
+  EXPECT_THAT(RunBench("--preset=abacus").err, HasSubstr("no preset \"abacus\""));
+  EXPECT_THAT(RunBench("--json=/no/such/dir/file").err, HasSubstr("/no/such/dir"));
+  EXPECT_THAT(RunBench("faster").err, HasSubstr("\"faster\" is not a flag"));
+  EXPECT_EQ(RunBench("faster").exit_code, 1);
 }
 
 }  // namespace
