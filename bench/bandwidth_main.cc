@@ -3,6 +3,7 @@
 //
 //   ./bazelw run --config=opt //bench:bandwidth -- --json=/tmp/bandwidth.json
 
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <string>
@@ -34,7 +35,10 @@ ABSL_FLAG(std::string, preset, "h100_pcie5",
 ABSL_FLAG(int, emulated_devices, 2, "how many there are");
 ABSL_FLAG(std::vector<std::string>, cases, {}, "comma-separated names; default: all");
 ABSL_FLAG(uint64_t, min_kib, 4, "smallest copy");
-ABSL_FLAG(uint64_t, max_kib, 1024 * 1024, "largest copy");
+ABSL_FLAG(
+    uint64_t, max_kib, 0,
+    "largest copy; default: 1048576 (1 GiB), on emulated devices 65536, beyond which the model has "
+    "nothing to tell");
 ABSL_FLAG(int, samples, 10, "per size, of which the median is reported");
 ABSL_FLAG(bool, quick, false, "copies of up to 16 MiB and few samples, for a first look");
 ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
@@ -47,13 +51,17 @@ namespace {
 
 // Modelled times do not scatter, but the bytes of every copy move.
 constexpr uint64_t kModelledBytesPerSize = 64 * kMiB;
+constexpr uint64_t kModelledMaxBytes = 64 * kMiB;
 constexpr uint64_t kQuickBytes = 16 * kMiB;
 constexpr int kQuickSamples = 3;
 
 BandwidthOptions OptionsFromFlags(bool modelled) {
   BandwidthOptions options;
   options.min_bytes = absl::GetFlag(FLAGS_min_kib) * kKiB;
-  options.max_bytes = absl::GetFlag(FLAGS_max_kib) * kKiB;
+  if (modelled) options.max_bytes = kModelledMaxBytes;
+  if (const uint64_t max_kib = absl::GetFlag(FLAGS_max_kib); max_kib > 0) {
+    options.max_bytes = max_kib * kKiB;
+  }
   options.samples = absl::GetFlag(FLAGS_samples);
   options.cases = absl::GetFlag(FLAGS_cases);
   if (modelled) options.bytes_per_size = kModelledBytesPerSize;

@@ -1,7 +1,9 @@
 #include "pinion/bench/bandwidth_plot.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -14,23 +16,33 @@
 namespace pinion {
 namespace {
 
-// Wong's palette: told apart by everybody, in print as well.
-constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#56B4E9", "#E69F00",
-                                    "#009E73", "#CC79A7", "#000000", "#999999"};
-constexpr int kColourCount = sizeof(kColours) / sizeof(kColours[0]);
+// Colours (of Wong's palette: told apart by everybody) are directions, dashes and points are kinds.
+constexpr const char* kH2dColour = "#0072B2";
+constexpr const char* kD2hColour = "#D55E00";
+constexpr int kPointTypes[] = {7, 5, 6, 9, 12, 4, 8};  // of gnuplot
+constexpr int kPointTypeCount = sizeof(kPointTypes) / sizeof(kPointTypes[0]);
 
 struct Line {
   std::string label;
   const Series* series;
+  const char* colour;
+  int kind;  // the same for both directions
 };
 
 std::vector<Line> LinesOf(const BandwidthResult& result) {
   std::vector<Line> lines;
-  for (const CaseResult& of_case : result.cases) {
-    if (of_case.latency) continue;
-    for (const Series& series : of_case.series) {
-      if (series.column == 0 && series.points.size() > 1) {
-        lines.push_back({SeriesLabel(of_case, series), &series});
+  for (const CopyDirection direction :
+       {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
+    const bool h2d = direction == CopyDirection::kHostToDevice;
+    int kind = 0;
+    for (const CaseResult& of_case : result.cases) {
+      if (of_case.latency) continue;
+      for (const Series& series : of_case.series) {
+        if (series.column != 0 || series.direction != direction || series.points.size() < 2) {
+          continue;
+        }
+        lines.push_back(
+            {SeriesLabel(of_case, series), &series, h2d ? kH2dColour : kD2hColour, kind++});
       }
     }
   }
@@ -61,6 +73,12 @@ std::string PlotScript(const BandwidthResult& result, const std::string& termina
                        const std::string& output) {
   const std::vector<Line> lines = LinesOf(result);
   const DeviceResult& device = result.devices.front();
+  uint64_t smallest = UINT64_MAX;
+  uint64_t largest = 0;
+  for (const Line& line : lines) {
+    smallest = std::min(smallest, line.series->points.front().size_bytes);
+    largest = std::max(largest, line.series->largest().size_bytes);
+  }
   std::string script = terminal == "png"
                            ? "set terminal pngcairo noenhanced size 1200,720 font 'sans,13'\n"
                            : "set terminal svg noenhanced size 1000,600 dynamic font 'sans,13' "
@@ -74,34 +92,39 @@ std::string PlotScript(const BandwidthResult& result, const std::string& termina
                         "set ylabel 'GB/s%s'\n"
                         "set logscale x 4\n"
                         "set xtics (%s)\n"
+                        "set xrange [%d:%d]\n"
                         "set yrange [0:*]\n"
                         "set grid lc rgb '#dddddd' lt 1\n"
                         "set border 3 lc rgb '#666666'\n"
                         "set tics nomirror\n"
                         "set key outside right top Left reverse spacing 1.4 samplen 2\n",
-                        result.modelled ? " (modelled)" : "", SizeTics());
+                        result.modelled ? " (modelled)" : "", SizeTics(), smallest * 3 / 4,
+                        largest * 4 / 3);
   std::string plot;
+  const auto add = [&plot](const std::string& what) {
+    absl::StrAppend(&plot, plot.empty() ? "" : ", \\\n  ", what);
+  };
   for (size_t i = 0; i < lines.size(); ++i) {
-    const Series& series = *lines[i].series;
-    const char* const colour = kColours[i % kColourCount];
+    const auto& [label, series, colour, kind] = lines[i];
+    const int point_type = kPointTypes[kind % kPointTypeCount];
+    const std::string pen = absl::StrFormat("lw 2 dt %d lc rgb '%s'", kind + 1, colour);
     absl::StrAppendFormat(&script, "$points%d << EOD\n", i);
-    for (const SizePoint& point : series.points) {
+    for (const SizePoint& point : series->points) {
       absl::StrAppendFormat(&script, "%d %.6g %.6g %.6g\n", point.size_bytes, point.gb_per_s(),
                             point.p5_gb_per_s(), point.p95_gb_per_s());
     }
     script += "EOD\n";
-    if (series.curve.has_value()) {
-      absl::StrAppendFormat(&plot,
-                            "%s[%d:%d] x / (%.9g + x / %.9g) * 1e-3 with lines lw 2 lc rgb '%s' "
-                            "notitle",
-                            plot.empty() ? "" : ", \\\n  ", series.points.front().size_bytes,
-                            series.largest().size_bytes, series.curve->fixed_us,
-                            series.curve->gb_per_s * 1e3, colour);
+    if (series->curve.has_value()) {
+      add(absl::StrFormat("[%d:%d] x / (%.9g + x / %.9g) * 1e-3 with lines %s notitle",
+                          series->points.front().size_bytes, series->largest().size_bytes,
+                          series->curve->fixed_us, series->curve->gb_per_s * 1e3, pen));
     }
-    absl::StrAppendFormat(&plot,
-                          "%s$points%d using 1:2:3:4 with yerrorbars pt 7 ps 0.6 lw 1.5 lc rgb "
-                          "'%s' title %s",
-                          plot.empty() ? "" : ", \\\n  ", i, colour, Quoted(lines[i].label));
+    add(
+        absl::StrFormat("$points%d using 1:2:3:4 with yerrorbars pt %d ps 0.8 lw 1.5 lc rgb '%s' "
+                        "notitle",
+                        i, point_type, colour));
+    add(absl::StrFormat("keyentry with linespoints pt %d ps 0.8 %s title %s", point_type, pen,
+                        Quoted(label)));
   }
   return absl::StrCat(script, "plot ", plot, "\n");
 }

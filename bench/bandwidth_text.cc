@@ -52,7 +52,7 @@ void AppendMatrix(const CaseResult& of_case, int columns, std::string& text) {
                           of_case.reason);
     return;
   }
-  absl::StrAppend(&text, of_case.description, "\n   ");
+  absl::StrAppend(&text, "Running ", of_case.name, ".\n", of_case.description, "\n   ");
   for (int column = 0; column < columns; ++column) absl::StrAppendFormat(&text, "%10d", column);
   double sum = 0;
   int row = 0;

@@ -16,6 +16,7 @@
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/cuda/cuda_registered_source.h"
+#include "pinion/device/cuda/host_latency.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -24,6 +25,7 @@ namespace pinion {
 namespace {
 
 constexpr int kMaxNumaNodes = 64;
+constexpr uint64_t kReadsPerSample = 100'000;  // a tenth of a second
 
 // The index in "cuda:1"; nothing in "cuda".
 absl::StatusOr<std::optional<int>> IndexIn(const std::string& name) {
@@ -107,7 +109,9 @@ absl::StatusOr<BenchDevices> OpenCuda(const std::string& name) {
   opened.driver_version = DriverVersion();
   for (BenchDevice& device : opened.devices) {
     PINION_RETURN_IF_ERROR(AddCudaMemory(device, opened.notes));
-    device.no_read_latency = "this build has no kernel that chases pointers";
+    device.read_latency_ns = [index = device.device->index()] {
+      return MeasureHostLatencyNs(RealCudaApi(), index, kReadsPerSample);
+    };
   }
   const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (connections != nullptr && std::string(connections) == "1") {

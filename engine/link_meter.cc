@@ -1,5 +1,7 @@
 #include "pinion/engine/link_meter.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
@@ -21,6 +23,9 @@ constexpr absl::Duration kPatience = absl::Minutes(1);
 constexpr int kMaxGateCopies = 512;
 // Several times what the longest copy needs that fits a device.
 constexpr int kMaxTrafficCopies = 1 << 16;
+
+// A first guess, for links of any speed: what one moves in the fixed cost of a copy.
+constexpr uint64_t kFixedCostBytes = kMiB;
 
 constexpr double kUsPerMs = 1e3;
 
@@ -112,35 +117,59 @@ absl::StatusOr<double> LinkMeter::MeasureUs(const LinkLoad& load) {
   while (true) {
     PINION_ASSIGN_OR_RETURN(const Sample sample, Take(load));
     if (sample.gate_held && sample.traffic_lasted) return sample.us;
-    if (!sample.gate_held && (gate_copies_ *= 2) > kMaxGateCopies) {
-      gate_copies_ = kMaxGateCopies;
-      return absl::FailedPreconditionError(absl::StrCat(
-          device_.name(), ": ", kMaxGateCopies, " copies of ", HumanBytes(gate_buffer_.size_bytes),
-          " were over before ", load.copies(),
-          " more could be submitted, so they cannot be timed apart from the host: use a larger "
-          "gate or fewer copies"));
+    if (!sample.gate_held) {
+      if (GateCopies(load) == kMaxGateCopies) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            device_.name(), ": ", kMaxGateCopies, " copies of ",
+            HumanBytes(gate_buffer_.size_bytes), " were over before ", load.copies(),
+            " more could be submitted, so they cannot be timed apart from the host: use a larger "
+            "gate or fewer copies"));
+      }
+      gate_copies_per_submission_ *= 2;
     }
-    if (!sample.traffic_lasted && (traffic_copies_ *= 2) > kMaxTrafficCopies) {
-      traffic_copies_ = kMaxTrafficCopies;
-      return absl::FailedPreconditionError(
-          absl::StrCat(device_.name(), ": ", kMaxTrafficCopies, " copies of ",
-                       HumanBytes(lanes_.front().piece.size_bytes),
-                       " were over before the copies that they should run beside: give the "
-                       "traffic a larger buffer"));
+    if (!sample.traffic_lasted) {
+      if (TrafficCopies(load) == kMaxTrafficCopies) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(device_.name(), ": ", kMaxTrafficCopies, " copies of ",
+                         HumanBytes(lanes_.front().piece.size_bytes),
+                         " were over before the copies that they should run beside: give the "
+                         "traffic a larger buffer"));
+      }
+      traffic_bytes_per_byte_ *= 1.5;
     }
   }
 }
 
+int LinkMeter::TrafficCopies(const LinkLoad& load) const {
+  if (lanes_.empty()) return 0;
+  // The last gate copy, and the fixed costs of the load as if they were bytes.
+  uint64_t beside_bytes = gate_buffer_.size_bytes + kFixedCostBytes * load.copies();
+  for (const CopyPiece& piece : load.pieces) beside_bytes += piece.size_bytes;
+  const double round_bytes = 2 * static_cast<double>(lanes_.front().piece.size_bytes);
+  const double copies =
+      std::ceil(traffic_bytes_per_byte_ * static_cast<double>(beside_bytes) / round_bytes);
+  return static_cast<int>(std::min<double>(copies + 1, kMaxTrafficCopies));
+}
+
+int LinkMeter::GateCopies(const LinkLoad& load) const {
+  // Events count as well: two for each lane, and four more.
+  const double submissions =
+      load.copies() + 4.0 + static_cast<double>(lanes_.size()) * (TrafficCopies(load) + 2);
+  const double copies = std::ceil(gate_copies_per_submission_ * submissions);
+  return static_cast<int>(std::min<double>(copies, kMaxGateCopies));
+}
+
 absl::StatusOr<LinkMeter::Sample> LinkMeter::Take(const LinkLoad& load) {
   const CopyPiece gate = gate_buffer_.Piece(load.direction);
-  for (int i = 0; i < gate_copies_; ++i) {
-    if (i == gate_copies_ - 1) {
+  const int gate_copies = GateCopies(load);
+  for (int i = 0; i < gate_copies; ++i) {
+    if (i == gate_copies - 1) {
       PINION_RETURN_IF_ERROR(device_.RecordEvent(traffic_may_start_, stream_));
     }
     PINION_RETURN_IF_ERROR(CopyOne(device_, load.direction, gate, stream_));
   }
   PINION_RETURN_IF_ERROR(device_.RecordEvent(gate_, stream_));
-  PINION_RETURN_IF_ERROR(SubmitTraffic());
+  PINION_RETURN_IF_ERROR(SubmitTraffic(TrafficCopies(load)));
   PINION_RETURN_IF_ERROR(SubmitLoad(load));
   Sample sample;
   PINION_ASSIGN_OR_RETURN(const bool gate_over, device_.QueryEvent(gate_));
@@ -157,11 +186,11 @@ absl::StatusOr<LinkMeter::Sample> LinkMeter::Take(const LinkLoad& load) {
   return sample;
 }
 
-absl::Status LinkMeter::SubmitTraffic() {
+absl::Status LinkMeter::SubmitTraffic(int copies) {
   for (const Lane& lane : lanes_) {
     PINION_RETURN_IF_ERROR(lane.device->StreamWaitEvent(lane.stream, traffic_may_start_));
   }
-  for (int i = 0; i < traffic_copies_ && !lanes_.empty(); ++i) {
+  for (int i = 0; i < copies; ++i) {
     for (const Lane& lane : lanes_) {
       CopyPiece piece = lane.piece;
       if (i == 0) piece.size_bytes = lane.first_bytes;

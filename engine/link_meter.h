@@ -106,7 +106,9 @@ class LinkMeter {
 
   absl::Status Init();
   absl::Status AddLane(Lane lane);
-  absl::Status SubmitTraffic();
+  int GateCopies(const LinkLoad& load) const;
+  int TrafficCopies(const LinkLoad& load) const;  // per lane
+  absl::Status SubmitTraffic(int copies);
   absl::Status SubmitLoad(const LinkLoad& load);
   absl::StatusOr<Sample> Take(const LinkLoad& load);
   static void Destroy(const Lane& lane);
@@ -119,9 +121,10 @@ class LinkMeter {
   EventHandle end_;
   LinkBuffer gate_buffer_;
   std::vector<Lane> lanes_;
-  // What has been enough so far.
-  int gate_copies_ = 1;
-  int traffic_copies_ = 4;
+  // What has been enough so far, as rates, so that a large load does not have to learn what small
+  // ones taught.
+  double gate_copies_per_submission_ = 1.0 / 16;
+  double traffic_bytes_per_byte_ = 1.25;  // of one direction or device
 };
 
 }  // namespace pinion
