@@ -1,5 +1,6 @@
 #include "pinion/device/emulated/faults.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -21,6 +22,16 @@ absl::Status FaultPlan::Validate() const {
     if (calls[i].at == 0) {
       return absl::InvalidArgumentError("faults.calls[" + std::to_string(i) +
                                         "].at is 0; calls are counted from 1");
+    }
+  }
+  for (size_t i = 0; i < stalls.size(); ++i) {
+    if (stalls[i].at == 0) {
+      return absl::InvalidArgumentError("faults.stalls[" + std::to_string(i) +
+                                        "].at is 0; copies are counted from 1");
+    }
+    if (!(stalls[i].ms >= 0)) {
+      return absl::InvalidArgumentError("faults.stalls[" + std::to_string(i) + "].ms is " +
+                                        std::to_string(stalls[i].ms) + "; it must be at least 0");
     }
   }
   if (!(stall_ms >= 0)) {  // NaN is refused, too
@@ -46,9 +57,12 @@ std::optional<Fault> FaultInjector::Count(DeviceCall call) {
 }
 
 double FaultInjector::StallMs() const {
-  const bool stalled =
-      plan_.stall_copies_from != 0 && calls(DeviceCall::kCopy) >= plan_.stall_copies_from;
-  return stalled ? plan_.stall_ms : 0;
+  const uint64_t copy = calls(DeviceCall::kCopy);
+  double ms = plan_.stall_copies_from != 0 && copy >= plan_.stall_copies_from ? plan_.stall_ms : 0;
+  for (const Stall& stall : plan_.stalls) {
+    if (stall.at == copy) ms = std::max(ms, stall.ms);
+  }
+  return ms;
 }
 
 }  // namespace pinion

@@ -42,8 +42,15 @@ struct Fault {
   bool sticky = false;  // sticky: every later call of that device fails too, as CUDA latches errors
 };
 
+// One copy that is stuck for a while before its bytes move.
+struct Stall {
+  uint64_t at = 1;  // the at-th copy, counted from 1 over all devices
+  double ms = std::numeric_limits<double>::infinity();  // of virtual time
+};
+
 struct FaultPlan {
   std::vector<Fault> calls;
+  std::vector<Stall> stalls;
   // From the n-th copy on, counted from 1 over all devices, copies are stuck for `stall_ms` of
   // virtual time before their bytes move. 0: never.
   uint64_t stall_copies_from = 0;

@@ -193,6 +193,18 @@ TEST_F(EmulatedFaultsTest, CopyThatIsStuckForAWhileFinishesThen) {
   EXPECT_EQ(data[0], 7);
 }
 
+TEST_F(EmulatedFaultsTest, OneCopyIsStalledAndTheNextIsNot) {
+  StartWith({.calls = {}, .stalls = {{.at = 2, .ms = 50}}});
+  uint8_t* const data = OnDevice(kKiB);
+  uint8_t* const host = Pinned(kKiB);
+  for (const double expected_ms : {0.0, 50.0, 0.0}) {
+    const double before = machine_->now_ms();
+    ASSERT_THAT(ToDevice(data, host, kKiB, compute_), IsOk());
+    Synchronize(compute_);
+    EXPECT_NEAR(machine_->now_ms() - before, expected_ms, 1);
+  }
+}
+
 TEST_F(EmulatedFaultsTest, EventOfACapturingStreamCannotBePolled) {
   // pytorch#193982: the host allocator polled an event that a graph had captured.
   Start(Options());
@@ -249,6 +261,13 @@ TEST_F(EmulatedFaultsTest, BadFaultPlansAreRefusedByFieldAndValue) {
   EXPECT_THAT(EmulatedMachine::Create(options),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.calls[1].at is 0")));
   options = Options();
+  options.faults.stalls = {{.at = 0, .ms = 1}};
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.stalls[0].at is 0")));
+  options.faults.stalls = {{.at = 1, .ms = -2}};
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.stalls[0].ms is -2")));
+  options.faults.stalls = {};
   options.faults.stall_ms = -2;
   EXPECT_THAT(EmulatedMachine::Create(options),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.stall_ms is -2")));

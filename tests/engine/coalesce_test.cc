@@ -87,5 +87,74 @@ TEST(CoalesceTest, RandomPiecesCopyTheSameBytesAndLeaveNoNeighbours) {
   }
 }
 
+TEST(SortPiecesTest, SortsByDestinationAndMergesNothing) {
+  const std::vector<CopyPiece> sorted = SortPieces({Piece(10, 110, 10), Piece(0, 100, 10)});
+  ASSERT_THAT(sorted, SizeIs(2));
+  EXPECT_EQ(sorted[0].dst, memory);
+  EXPECT_EQ(sorted[1].dst, memory + 10);
+}
+
+char large_host[64 * 1024];
+char large_memory[64 * 1024];
+
+TEST(SlicePiecesTest, APieceIsCutWhereItsPartsStayAligned) {
+  const std::vector<CopyPiece> pieces = {{large_memory, large_host, 3},
+                                         {large_memory + 4096, large_host + 4096, 40'000}};
+  // 9997 bytes of the second piece would fit.
+  const std::vector<CopyPiece> slice = SlicePieces(pieces, 0, 10'000);
+  ASSERT_THAT(slice, SizeIs(2));
+  EXPECT_EQ(slice[1].size_bytes, 8192u);
+  const std::vector<CopyPiece> next = SlicePieces(pieces, 3 + 8192, 10'000);
+  ASSERT_THAT(next, SizeIs(1));
+  EXPECT_EQ(next[0].dst, large_memory + 4096 + 8192);
+  EXPECT_EQ(next[0].src, large_host + 4096 + 8192);
+  EXPECT_EQ(next[0].size_bytes, 8192u);
+}
+
+TEST(SlicePiecesTest, ALimitBelowTheAlignmentCutsAnyhow) {
+  const std::vector<CopyPiece> slice = SlicePieces({{large_memory, large_host, 5000}}, 10, 100);
+  ASSERT_THAT(slice, SizeIs(1));
+  EXPECT_EQ(slice[0].dst, large_memory + 10);
+  EXPECT_EQ(slice[0].size_bytes, 100u);
+}
+
+TEST(SlicePiecesTest, RandomSlicesOneAfterAnotherCopyTheSameBytes) {
+  for (uint32_t seed = 1; seed <= 300; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const uint64_t largest_piece = 1 + random() % 12'000;
+    std::vector<CopyPiece> pieces;
+    uint64_t dst = 0;
+    while (dst + largest_piece < sizeof(large_memory)) {
+      const uint64_t size_bytes = 1 + random() % largest_piece;
+      const uint64_t src = random() % (sizeof(large_host) - size_bytes);
+      pieces.push_back({large_memory + dst, large_host + src, size_bytes});
+      dst += size_bytes + random() % 2;
+    }
+    const uint64_t limit = 1 + random() % 20'000;
+    const uint64_t total = TotalBytes(pieces);
+
+    std::vector<CopyPiece> sliced;
+    uint64_t sent = 0;
+    while (sent < total) {
+      const std::vector<CopyPiece> slice = SlicePieces(pieces, sent, limit);
+      const uint64_t size_bytes = TotalBytes(slice);
+      ASSERT_GT(size_bytes, 0u);
+      ASSERT_LE(size_bytes, limit);
+      // Cutting for alignment does not make chunks much smaller than they may be.
+      if (sent + size_bytes < total) EXPECT_GT(size_bytes + 4096, limit);
+      sent += size_bytes;
+      sliced.insert(sliced.end(), slice.begin(), slice.end());
+    }
+
+    EXPECT_EQ(sent, total);
+    EXPECT_EQ(BytesOf(sliced), BytesOf(pieces));
+  }
+}
+
+TEST(SlicePiecesDeathTest, NothingLiesBehindTheEnd) {
+  EXPECT_DEATH(SlicePieces({Piece(0, 0, 10)}, 10, 5), "an empty slice");
+}
+
 }  // namespace
 }  // namespace pinion

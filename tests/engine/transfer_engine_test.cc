@@ -19,6 +19,7 @@
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/engine_stats.h"
 #include "pinion/engine/host_buffer.h"
+#include "pinion/engine/link_calibration.h"
 #include "pinion/engine/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -218,18 +219,6 @@ TEST(TransferEngineTest, FlowControlBoundsTheBytesInFlight) {
   EXPECT_GT(stats.flow_control_waits, 0u);
 }
 
-TEST(TransferEngineTest, ABatchAboveTheBoundGoesAlone) {
-  EngineOptions options;
-  options.max_in_flight_bytes = kMiB;
-  EngineWorld world(TestMachineOptions(), options);
-  uint8_t* const data = world.AllocateDevice(4 * kMiB);
-  world.WriteDevice(data, Pattern(1, 4 * kMiB), world.compute());
-  const Transfer small = world.CopyOut(world.NewHostBuffer(100), data, world.compute());
-  world.CopyOut(world.NewHostBuffer(4 * kMiB), data, world.compute());
-  EXPECT_TRUE(small.IsDone());
-  EXPECT_EQ(world.engine().GetStats().d2h.peak_in_flight_bytes, 4 * kMiB);
-}
-
 TEST(TransferEngineTest, DirectionsDoNotCountAgainstEachOther) {
   EngineOptions options;
   options.max_in_flight_bytes = kMiB;
@@ -407,6 +396,20 @@ TEST(TransferEngineTest, StatsAddUpAndPrint) {
               AllOf(HasSubstr("D2H: 5 transfers (5 MiB"), HasSubstr("H2D: 0 transfers")));
 }
 
+TEST(TransferEngineTest, TheLinkIsMeasuredOnceUnlessAskedAgain) {
+  EngineWorld world;
+  const absl::StatusOr<LinkCalibration> first = world.engine().Calibrate(world.allocator());
+  ASSERT_THAT(first, IsOk());
+  EXPECT_GT(first->h2d_duplex_gb_per_s, 0);
+  const double now_ms = world.machine().now_ms();
+  const absl::StatusOr<LinkCalibration> again = world.engine().Calibrate(world.allocator());
+  ASSERT_THAT(again, IsOk());
+  EXPECT_EQ(again->h2d_duplex_gb_per_s, first->h2d_duplex_gb_per_s);
+  EXPECT_EQ(world.machine().now_ms(), now_ms);
+  EXPECT_THAT(world.engine().Recalibrate(world.allocator()), IsOk());
+  EXPECT_GT(world.machine().now_ms(), now_ms);
+}
+
 TEST(TransferEngineTest, TransfersAndTicketsOutliveTheEngine) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(1000);
@@ -428,6 +431,10 @@ TEST(TransferEngineTest, BadOptionsAreRefusedByName) {
   no_time.drain_timeout = absl::ZeroDuration();
   EXPECT_THAT(no_time.Validate(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("drain_timeout")));
+  EngineOptions no_number;
+  no_number.transient_retries = -1;
+  EXPECT_THAT(no_number.Validate(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("transient_retries is -1")));
   EXPECT_THAT(EngineOptions().Validate(), IsOk());
 }
 

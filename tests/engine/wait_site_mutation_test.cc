@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -14,20 +15,24 @@
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/engine/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::EngineWorld;
+using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::TestMachineOptions;
+using ::pinion::testing::WithoutRetries;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
@@ -116,6 +121,83 @@ TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutMovesStaleBytes) {
   ScopedDisableWaitSite disabled(WaitSite::kCopyAfterHostBuffer);
   EngineWorld world(WithoutDetector());
   EXPECT_EQ(OutAndBack(world), Pattern(2, kKiB));
+}
+
+// Returns what is on the host after a copy out whose event could not be recorded.
+std::vector<uint8_t> CopyOutWithoutAnEvent(FaultyWorld& faulty) {
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kKiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
+  world.WriteHost(*host, Pattern(2, kKiB));
+  world.WriteDevice(data, Pattern(1, kKiB), world.compute());
+  int records = 0;
+  faulty.device->FailCalls([&records](const std::string& call, uint64_t) -> absl::Status {
+    return call == "RecordEvent" && ++records == 2 ? absl::UnavailableError("injected")
+                                                   : absl::OkStatus();
+  });
+  const Transfer out = world.CopyOut(host, data, world.compute());
+  EXPECT_TRUE(out.IsDone());
+  return world.ReadHost(*host);
+}
+
+TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForIsARace) {
+  ScopedDisableWaitSite disabled(WaitSite::kCopyWithoutEvent);
+  FaultyWorld faulty(WithoutRetries());
+  CopyOutWithoutAnEvent(faulty);
+  EXPECT_THAT(faulty.machine->races(),
+              Contains(AllOf(HasSubstr("copy D2H"), HasSubstr("host access"))));
+}
+
+TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForHasNotArrived) {
+  {
+    FaultyWorld faulty(WithoutRetries(), WithoutDetector());
+    EXPECT_EQ(CopyOutWithoutAnEvent(faulty), Pattern(1, kKiB));
+  }
+  ScopedDisableWaitSite disabled(WaitSite::kCopyWithoutEvent);
+  FaultyWorld faulty(WithoutRetries(), WithoutDetector());
+  EXPECT_EQ(CopyOutWithoutAnEvent(faulty), Pattern(2, kKiB));
+}
+
+// A batch fails at its second chunk. Returns what is on the host when all is done, after the owner
+// has filled the buffer with Pattern(2).
+std::vector<uint8_t> ReuseTheBufferOfAFailedBatch(FaultyWorld& faulty) {
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kKiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
+  world.WriteDevice(data, Pattern(1, kKiB), world.compute());
+  int copies = 0;
+  faulty.device->FailCalls([&copies](const std::string& call, uint64_t) -> absl::Status {
+    return call == "CopyAsync" && ++copies == 2 ? absl::UnavailableError("injected")
+                                                : absl::OkStatus();
+  });
+  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()), Not(IsOk()));
+  world.WriteHost(*host, Pattern(2, kKiB));
+  EXPECT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+  return world.ReadHost(*host);
+}
+
+EngineOptions SmallChunks() {
+  EngineOptions options = WithoutRetries();
+  options.max_in_flight_bytes = kKiB;
+  return options;
+}
+
+TEST(WaitSiteMutationTest, AFailedBatchThatIsNotWaitedForIsARace) {
+  ScopedDisableWaitSite disabled(WaitSite::kFailedBatch);
+  FaultyWorld faulty(SmallChunks());
+  ReuseTheBufferOfAFailedBatch(faulty);
+  EXPECT_THAT(faulty.machine->races(),
+              Contains(AllOf(HasSubstr("copy D2H"), HasSubstr("host access"))));
+}
+
+TEST(WaitSiteMutationTest, AFailedBatchThatIsNotWaitedForOverwritesItsBuffer) {
+  {
+    FaultyWorld faulty(SmallChunks(), WithoutDetector());
+    EXPECT_EQ(ReuseTheBufferOfAFailedBatch(faulty), Pattern(2, kKiB));
+  }
+  ScopedDisableWaitSite disabled(WaitSite::kFailedBatch);
+  FaultyWorld faulty(SmallChunks(), WithoutDetector());
+  EXPECT_NE(ReuseTheBufferOfAFailedBatch(faulty), Pattern(2, kKiB));
 }
 
 TEST(WaitSiteMutationTest, WithoutFlowControlTheBoundIsBroken) {

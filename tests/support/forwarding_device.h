@@ -37,6 +37,9 @@ class ForwardingDevice : public Device {
     fail_ = std::move(fail);
   }
   uint64_t calls() const { return calls_.load(); }
+  // Made and not destroyed.
+  int live_streams() const { return live_streams_.load(); }
+  int live_events() const { return live_events_.load(); }
 
   std::string name() const override { return device_->name(); }
   int index() const override { return device_->index(); }
@@ -53,11 +56,11 @@ class ForwardingDevice : public Device {
   }
   absl::StatusOr<StreamHandle> CreateStream(const std::string& name) override {
     PINION_RETURN_IF_ERROR(Count("CreateStream"));
-    return device_->CreateStream(name);
+    return Made(device_->CreateStream(name), live_streams_);
   }
   absl::Status DestroyStream(StreamHandle stream) override {
     PINION_RETURN_IF_ERROR(Count("DestroyStream"));
-    return device_->DestroyStream(stream);
+    return Destroyed(device_->DestroyStream(stream), live_streams_);
   }
   absl::Status SynchronizeStream(StreamHandle stream) override {
     PINION_RETURN_IF_ERROR(Count("SynchronizeStream"));
@@ -69,15 +72,15 @@ class ForwardingDevice : public Device {
   }
   absl::StatusOr<EventHandle> CreateEvent() override {
     PINION_RETURN_IF_ERROR(Count("CreateEvent"));
-    return device_->CreateEvent();
+    return Made(device_->CreateEvent(), live_events_);
   }
   absl::StatusOr<EventHandle> CreateTimedEvent() override {
     PINION_RETURN_IF_ERROR(Count("CreateTimedEvent"));
-    return device_->CreateTimedEvent();
+    return Made(device_->CreateTimedEvent(), live_events_);
   }
   absl::Status DestroyEvent(EventHandle event) override {
     PINION_RETURN_IF_ERROR(Count("DestroyEvent"));
-    return device_->DestroyEvent(event);
+    return Destroyed(device_->DestroyEvent(event), live_events_);
   }
   absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
     PINION_RETURN_IF_ERROR(Count("RecordEvent"));
@@ -111,9 +114,21 @@ class ForwardingDevice : public Device {
     return fail_ ? fail_(call, number) : absl::OkStatus();
   }
 
+  template <typename Handle>
+  static absl::StatusOr<Handle> Made(absl::StatusOr<Handle> handle, std::atomic<int>& live) {
+    if (handle.ok()) live.fetch_add(1);
+    return handle;
+  }
+  static absl::Status Destroyed(absl::Status status, std::atomic<int>& live) {
+    if (status.ok()) live.fetch_sub(1);
+    return status;
+  }
+
   const std::shared_ptr<Device> device_;
   std::function<absl::Status(const std::string&, uint64_t)> fail_;
   std::atomic<uint64_t> calls_{0};
+  std::atomic<int> live_streams_{0};
+  std::atomic<int> live_events_{0};
 };
 
 }  // namespace pinion::testing

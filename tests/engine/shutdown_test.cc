@@ -1,0 +1,229 @@
+// Ends with a deadline, and what a timeout says.
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/engine/wait_site.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::FaultyWorld;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::Pattern;
+using ::pinion::testing::StatusIs;
+using ::pinion::testing::TestMachineOptions;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+// The at-th copy is stuck for `ms`, or for ever.
+EmulatedOptions WithStall(uint64_t at, double ms = std::numeric_limits<double>::infinity()) {
+  EmulatedOptions options = TestMachineOptions();
+  options.faults.stalls = {{.at = at, .ms = ms}};
+  return options;
+}
+
+EngineOptions ShortPatience() {
+  EngineOptions options;
+  options.drain_timeout = absl::Seconds(5);
+  return options;
+}
+
+// `stream` gets a kernel that takes years.
+void Jam(EngineWorld& world, StreamHandle stream) {
+  ASSERT_THAT(world.machine().PrepareKernel(0, stream), IsOk());
+  Kernel kernel;
+  kernel.name = "year long";
+  kernel.flops = 1e22;
+  ASSERT_THAT(world.machine().Launch(0, stream, kernel), IsOk());
+}
+
+auto TimesOut(const std::string& why) {
+  return StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(why));
+}
+
+// --- What a timeout says ---
+
+TEST(TimeoutTest, NamesTheComputeStreamThatIsNotDone) {
+  EngineWorld world(TestMachineOptions(), ShortPatience());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  Jam(world, world.compute());
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  EXPECT_THAT(out.Wait(absl::Seconds(1)),
+              TimesOut("D2H on emu:0: after 1s submission 1 (1 MiB, 1 piece) is not done: it has "
+                       "not started: it waits for the work that was on its compute stream when it "
+                       "was submitted"));
+}
+
+TEST(TimeoutTest, NamesThePredecessorThatIsNotDone) {
+  EngineWorld world(TestMachineOptions(), ShortPatience());
+  const StreamHandle side = world.NewStream();
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  ASSERT_THAT(world.engine().OrderStreams(world.compute(), side, WaitSite::kUnpackOnOtherStream),
+              IsOk());
+  Jam(world, world.compute());
+  world.CopyOut(world.NewHostBuffer(kKiB), data, world.compute());
+  const Transfer behind = world.CopyOut(world.NewHostBuffer(kMiB), data, side);
+  EXPECT_THAT(behind.Wait(absl::Seconds(1)),
+              TimesOut("submission 2 (1 MiB, 1 piece) is not done: it waits for its predecessors, "
+                       "and submission 1 (1 KiB, 1 piece) has not started"));
+}
+
+TEST(TimeoutTest, NamesACopyThatHasAllItNeedsAndIsStuck) {
+  EngineWorld world(WithStall(1), ShortPatience());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  EXPECT_THAT(in.Wait(absl::Seconds(1)),
+              TimesOut("H2D on emu:0: after 1s submission 1 (1 MiB, 1 piece) is not done: it has "
+                       "all that it waits for, but its copy has not finished"));
+}
+
+TEST(TimeoutTest, FollowsTheWaitToTheOtherDirection) {
+  EngineWorld world(WithStall(1), ShortPatience());
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  world.CopyOut(host, data, world.compute());
+  const Transfer in = world.CopyIn(host, data + kMiB, world.compute());
+  EXPECT_THAT(in.Wait(absl::Seconds(1)),
+              TimesOut("H2D on emu:0: after 1s submission 1 (1 MiB, 1 piece) is not done: it has "
+                       "not started: it waits for D2H on emu:0, where submission 1 (1 MiB, 1 "
+                       "piece) is not done: it has all that it waits for, but its copy"));
+}
+
+TEST(TimeoutTest, FollowsTheWaitToAnotherDevice) {
+  EmulatedOptions machine = WithStall(1);
+  machine.device_count = 2;
+  EngineWorld world(machine, ShortPatience());
+  uint8_t* const from = world.AllocateDevice(kMiB, 0);
+  uint8_t* const to = world.AllocateDevice(kMiB, 1);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  world.CopyOut(host, from, world.compute(0), 0);
+  const Transfer in = world.CopyIn(host, to, world.compute(1), 1);
+  EXPECT_THAT(in.Wait(absl::Seconds(1)), TimesOut("it waits for D2H on emu:0, where submission 1"));
+}
+
+TEST(TimeoutTest, NamesTheStreamOfAMark) {
+  EngineWorld world(TestMachineOptions(), ShortPatience());
+  Jam(world, world.compute());
+  const absl::StatusOr<FenceTicket> mark = world.engine().Mark(world.compute());
+  ASSERT_THAT(mark, IsOk());
+  EXPECT_THAT(mark->timeline->Wait(mark->value, absl::Seconds(1)),
+              TimesOut("a foreign stream on emu:0: after 1s mark 1 is not done: it waits for the "
+                       "work before it on its stream"));
+}
+
+TEST(TimeoutTest, OfFlowControlNamesTheWindowAndWhoFillsIt) {
+  EngineOptions options = ShortPatience();
+  options.max_in_flight_bytes = 2 * kMiB;
+  EngineWorld world(WithStall(1), options);
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  for (int i = 0; i < 2; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("no room for 1 MiB in a window of 2 MiB"),
+                             HasSubstr("submission 1"), HasSubstr("its copy has not finished"))));
+  EXPECT_THAT(world.engine().health(), IsOk());
+}
+
+// --- Shutdown ---
+
+TEST(ShutdownTest, DrainsAndThenRefusesWhatIsNew) {
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  const Transfer in = world.CopyIn(host, data, world.compute());
+
+  ASSERT_THAT(world.engine().Shutdown(kLong), IsOk());
+
+  EXPECT_TRUE(in.IsDone());
+  const auto refused = StatusIs(absl::StatusCode::kFailedPrecondition,
+                                AllOf(HasSubstr("emu:0"), HasSubstr("shut down")));
+  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()), refused);
+  EXPECT_THAT(world.engine().Mark(world.compute()), refused);
+  EXPECT_THAT(world.engine().OrderStreams(world.compute(), world.NewStream(),
+                                          WaitSite::kUnpackOnOtherStream),
+              refused);
+  EXPECT_THAT(world.engine().Calibrate(world.allocator()), refused);
+  EXPECT_THAT(world.engine().Recalibrate(world.allocator()), refused);
+  EXPECT_THAT(world.engine().health(), IsOk());
+  EXPECT_THAT(world.engine().Shutdown(kLong), IsOk());
+}
+
+TEST(ShutdownTest, OfAStuckEngineEndsInTimeAndSaysWhy) {
+  EngineWorld world(WithStall(1), ShortPatience());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  const double before_ms = world.machine().now_ms();
+  EXPECT_THAT(world.engine().Shutdown(absl::Seconds(1)), TimesOut("its copy has not finished"));
+  EXPECT_LT(world.machine().now_ms() - before_ms, 1'010);
+}
+
+TEST(ShutdownTest, WhatItLeftInFlightCanStillBeWaitedFor) {
+  EngineWorld world(WithStall(1, /*ms=*/2'000), ShortPatience());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  world.WriteHost(*host, Pattern(1, kMiB));
+  const Transfer in = world.CopyIn(host, data, world.compute());
+  EXPECT_THAT(world.engine().Shutdown(absl::Seconds(1)), TimesOut("submission 1"));
+  EXPECT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  EXPECT_EQ(world.ReadDevice(data, kMiB, world.compute()), Pattern(1, kMiB));
+  EXPECT_THAT(in.Wait(absl::Seconds(2)), IsOk());
+}
+
+// The destructor neither hangs nor destroys a stream that has work on it.
+TEST(ShutdownTest, TheDestructorOfAStuckEngineEndsInTimeAndLeaks) {
+  FaultyWorld faulty(ShortPatience(), WithStall(1));
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  const double before_ms = world.machine().now_ms();
+  world.DestroyEngine();
+  EXPECT_LT(world.machine().now_ms() - before_ms, 5'010);
+  EXPECT_THAT(faulty.log.text(), AllOf(HasSubstr("destroyed with copies in flight"),
+                                       HasSubstr("its copy has not finished")));
+  EXPECT_FALSE(in.IsDone());
+  EXPECT_EQ(faulty.device->live_streams(), 1);  // D2H's is gone
+}
+
+// A retried call inside a wait with a deadline, on a device that then fails for good.
+TEST(ShutdownTest, OfAPoisonedEngineReturnsTheFirstErrorAtOnce) {
+  FaultyWorld faulty(ShortPatience(), WithStall(1));
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  int waits = 0;
+  faulty.device->FailCalls([&waits](const std::string& call, uint64_t) -> absl::Status {
+    if (call != "WaitEvent") return absl::OkStatus();
+    return ++waits == 1 ? absl::UnavailableError("busy") : absl::InternalError("an ECC error");
+  });
+  const double before_ms = world.machine().now_ms();
+  EXPECT_THAT(world.engine().Shutdown(kLong),
+              StatusIs(absl::StatusCode::kInternal,
+                       AllOf(HasSubstr("WaitEvent"), HasSubstr("an ECC error"))));
+  EXPECT_EQ(waits, 2);
+  world.DestroyEngine();
+  EXPECT_LT(world.machine().now_ms() - before_ms, 1);
+}
+
+}  // namespace
+}  // namespace pinion

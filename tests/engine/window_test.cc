@@ -1,0 +1,355 @@
+// Bytes in flight never exceed the window, a fetch never waits for more than it, and that costs
+// no bandwidth: in exact virtual time.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_batch.h"
+#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/engine/wait_site.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::FaultyWorld;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::Pattern;
+using ::pinion::testing::StatusIs;
+using ::pinion::testing::TestMachineOptions;
+using ::pinion::testing::WithoutRetries;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+EngineOptions Window(uint64_t bytes) {
+  EngineOptions options;
+  options.max_in_flight_bytes = bytes;
+  return options;
+}
+
+// A link so slow that 1 MiB on it is what 256 MiB are on the real one: fixed costs stay what they
+// are, and tests move little memory.
+constexpr double kSlowdown = 256;
+
+EmulatedOptions SlowLink(const std::string& preset) {
+  EmulatedOptions options = TestMachineOptions();
+  options.detect_races = false;
+  options.preset = *FindPreset(preset);
+  LinkModel& link = options.preset.link;
+  for (double* gb_per_s : {&link.h2d_gb_per_s, &link.d2h_gb_per_s, &link.h2d_duplex_gb_per_s,
+                           &link.d2h_duplex_gb_per_s}) {
+    *gb_per_s /= kSlowdown;
+  }
+  return options;
+}
+
+double TransferMs(uint64_t size_bytes, double gb_per_s) {
+  return static_cast<double>(size_bytes) / (gb_per_s * 1e6);
+}
+
+// --- The bound ---
+
+TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
+  for (const uint64_t window : {uint64_t{1}, uint64_t{100}, 64 * kKiB, 64 * kKiB + 1}) {
+    for (const uint64_t pieces : {1, 7}) {
+      SCOPED_TRACE(std::to_string(pieces) + " pieces, window " + std::to_string(window));
+      EngineWorld world(TestMachineOptions(), Window(window));
+      const uint64_t piece_bytes = 10 * window / pieces + 1;
+      const uint64_t size_bytes = pieces * piece_bytes;
+      uint8_t* const data = world.AllocateDevice(size_bytes);
+      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(size_bytes);
+      world.WriteDevice(data, Pattern(1, size_bytes), world.compute());
+      CopyBatch batch(CopyDirection::kDeviceToHost);
+      std::vector<uint8_t> expected(size_bytes);
+      for (uint64_t i = 0; i < pieces; ++i) {  // the host's in reverse order: none are merged
+        const uint64_t to = (pieces - 1 - i) * piece_bytes;
+        batch.Add(host, to, data + i * piece_bytes, piece_bytes);
+        const std::vector<uint8_t> all = Pattern(1, size_bytes);
+        std::copy_n(all.begin() + i * piece_bytes, piece_bytes, expected.begin() + to);
+      }
+
+      const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
+
+      ASSERT_THAT(out, IsOk());
+      const DirectionStats stats = world.engine().GetStats().d2h;
+      EXPECT_LE(stats.peak_in_flight_bytes, window);
+      EXPECT_EQ(stats.submitted_transfers, 1u);
+      EXPECT_GE(stats.submitted_chunks, 10u);
+      ASSERT_THAT(out->Wait(kLong), IsOk());
+      EXPECT_EQ(world.ReadHost(*host), expected);
+      EXPECT_EQ(world.engine().GetStats().d2h.in_flight_bytes, 0u);
+      EXPECT_EQ(world.engine().GetStats().d2h.completed_transfers, 1u);
+      EXPECT_THAT(world.machine().races(), IsEmpty());
+    }
+  }
+}
+
+TEST(WindowTest, OneTicketCoversAllChunks) {
+  EngineWorld world(TestMachineOptions(), Window(64 * kKiB));
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  world.WriteHost(*host, Pattern(1, kMiB));
+  const Transfer in = world.CopyIn(host, data, world.compute());
+  EXPECT_FALSE(in.IsDone());
+  EXPECT_EQ(in.ticket().value, world.engine().GetStats().h2d.submitted_chunks);
+  ASSERT_EQ(host->tickets().size(), 1u);
+  EXPECT_EQ(host->tickets()[0].value, in.ticket().value);
+  ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  EXPECT_EQ(world.ReadDevice(data, kMiB, world.compute()), Pattern(1, kMiB));
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+}
+
+// A fetch that backward needs now, behind whatever was prefetched.
+TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
+  constexpr uint64_t kWindow = kMiB;
+  for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
+    for (uint32_t seed = 1; seed <= 20; ++seed) {
+      SCOPED_TRACE(preset + ", seed " + std::to_string(seed));
+      const EmulatedOptions machine = SlowLink(preset);
+      std::mt19937 random(seed);
+      EngineWorld world(machine, Window(kWindow));
+      uint8_t* const data = world.AllocateDevice(3 * kWindow);
+      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(3 * kWindow);
+      for (int i = 1 + random() % 4; i > 0; --i) {
+        CopyBatch prefetch(CopyDirection::kHostToDevice);
+        prefetch.Add(host, 0, data, kWindow / 8 + random() % (2 * kWindow));
+        ASSERT_THAT(world.engine().Submit(std::move(prefetch), world.compute()), IsOk());
+      }
+      const uint64_t fetch_bytes = 1 + random() % (kWindow / 4);
+      CopyBatch fetch(CopyDirection::kHostToDevice);
+      fetch.Add(host, 0, data, fetch_bytes);
+      const double before_ms = world.machine().now_ms();
+
+      const absl::StatusOr<Transfer> fetched =
+          world.engine().Submit(std::move(fetch), world.compute());
+      ASSERT_THAT(fetched, IsOk());
+      ASSERT_THAT(fetched->Wait(kLong), IsOk());
+
+      // At most ten chunks are in flight, each with its fixed cost and calls of the host.
+      constexpr double kFixedMs = 0.1;
+      EXPECT_LT(world.machine().now_ms() - before_ms,
+                TransferMs(kWindow + fetch_bytes, machine.preset.link.h2d_gb_per_s) + kFixedMs);
+    }
+  }
+}
+
+// The same link without the bound: the fetch waits for all of them.
+TEST(WindowTest, WithoutFlowControlAFetchWaitsForEverything) {
+  const ScopedDisableWaitSite disabled(WaitSite::kFlowControl);
+  const EmulatedOptions machine = SlowLink("h100_pcie5");
+  EngineWorld world(machine, Window(kMiB));
+  uint8_t* const data = world.AllocateDevice(4 * kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(4 * kMiB);
+  const double before_ms = world.machine().now_ms();
+  world.CopyIn(host, data, world.compute());
+  const Transfer fetched = world.CopyIn(world.NewHostBuffer(100), data, world.compute());
+  ASSERT_THAT(fetched.Wait(kLong), IsOk());
+  EXPECT_GT(world.machine().now_ms() - before_ms,
+            TransferMs(4 * kMiB, machine.preset.link.h2d_gb_per_s));
+}
+
+// --- What it costs ---
+
+// Milliseconds of one copy in one driver call, in each of `directions`, all at once.
+double RawMs(EngineWorld& world, const std::vector<CopyDirection>& directions, uint8_t* data,
+             const HostBuffer& host, uint64_t size_bytes) {
+  const std::shared_ptr<Device> device = world.machine().device(0);
+  const double before_ms = world.machine().now_ms();
+  std::vector<StreamHandle> streams;
+  for (const CopyDirection direction : directions) {
+    const bool out = direction == CopyDirection::kDeviceToHost;
+    uint8_t* const on_device = data + (out ? size_bytes : 0);
+    uint8_t* const on_host = static_cast<uint8_t*>(host.data()) + (out ? size_bytes : 0);
+    const CopyPiece piece = {out ? on_host : on_device, out ? on_device : on_host, size_bytes};
+    streams.push_back(*device->CreateStream("raw"));
+    EXPECT_THAT(device->CopyAsync(direction, {&piece, 1}, streams.back()), IsOk());
+  }
+  for (const StreamHandle stream : streams) {
+    EXPECT_THAT(device->SynchronizeStream(stream), IsOk());
+  }
+  return world.machine().now_ms() - before_ms;
+}
+
+TEST(WindowTest, ALargeBatchIsNearlyAsFastAsOneCopy) {
+  constexpr uint64_t kSize = 8 * kMiB;  // 2 GiB on the real link
+  for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
+    for (const CopyDirection direction :
+         {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
+      SCOPED_TRACE(preset + ", " + CopyDirectionName(direction));
+      EngineWorld world(SlowLink(preset), Window(kMiB));
+      uint8_t* const data = world.AllocateDevice(2 * kSize);
+      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(2 * kSize);
+      const double raw_ms = RawMs(world, {direction}, data, *host, kSize);
+
+      const double before_ms = world.machine().now_ms();
+      CopyBatch batch(direction);
+      batch.Add(host, 0, data, kSize);
+      ASSERT_THAT(world.engine().Submit(std::move(batch), world.compute()), IsOk());
+      ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+
+      EXPECT_LT(world.machine().now_ms() - before_ms, raw_ms / 0.98);
+    }
+  }
+}
+
+TEST(WindowTest, BothDirectionsTogetherAreNearlyAsFastAsTwoCopies) {
+  constexpr uint64_t kSize = 8 * kMiB;
+  constexpr uint64_t kBatch = kMiB / 4;  // on one thread the directions take turns
+  for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
+    SCOPED_TRACE(preset);
+    EngineWorld world(SlowLink(preset), Window(kMiB));
+    uint8_t* const data = world.AllocateDevice(2 * kSize);
+    const std::shared_ptr<HostBuffer> in = world.NewHostBuffer(2 * kSize);
+    const std::shared_ptr<HostBuffer> out = world.NewHostBuffer(2 * kSize);
+    const double raw_ms = RawMs(world, {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost},
+                                data, *in, kSize);
+
+    // Each direction is fed when it has less in flight, as two threads would.
+    const double before_ms = world.machine().now_ms();
+    uint64_t sent[2] = {};
+    while (sent[0] < kSize || sent[1] < kSize) {
+      world.engine().Poll();
+      const EngineStats stats = world.engine().GetStats();
+      const bool feed_in = sent[1] == kSize || (sent[0] < kSize && stats.h2d.in_flight_bytes <=
+                                                                       stats.d2h.in_flight_bytes);
+      CopyBatch batch(feed_in ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost);
+      uint64_t& done = sent[feed_in ? 0 : 1];
+      batch.Add(feed_in ? in : out, done, data + (feed_in ? 0 : kSize) + done, kBatch);
+      done += kBatch;
+      ASSERT_THAT(world.engine().Submit(std::move(batch), world.compute()), IsOk());
+    }
+    ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+
+    EXPECT_LT(world.machine().now_ms() - before_ms, raw_ms / 0.97);
+  }
+}
+
+// --- A batch that fails half way ---
+
+constexpr uint64_t kChunk = 64 * kKiB;
+
+EngineOptions TwoChunksInFlight(EngineOptions options = WithoutRetries()) {
+  options.max_in_flight_bytes = 2 * kChunk;
+  options.drain_timeout = absl::Seconds(5);
+  return options;
+}
+
+// Makes the number-th CopyAsync from now on return `status`, and all after it work.
+void FailCopy(FaultyWorld& faulty, int number, absl::Status status) {
+  faulty.device->FailCalls(
+      [number, status, copies = 0](const std::string& call, uint64_t) mutable -> absl::Status {
+        return call == "CopyAsync" && ++copies == number ? status : absl::OkStatus();
+      });
+}
+
+TEST(WindowTest, ABatchThatFailsHalfWayIsOverWhenItReturns) {
+  FaultyWorld faulty(TwoChunksInFlight());
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(8 * kChunk);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
+  world.WriteDevice(data, Pattern(1, 8 * kChunk), world.compute());
+  FailCopy(faulty, 4, absl::UnavailableError("injected"));
+
+  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+
+  // The host may write to the buffer at once, and nothing comes after it.
+  for (const FenceTicket& ticket : host->tickets()) EXPECT_TRUE(ticket.IsDone());
+  EXPECT_EQ(world.engine().GetStats().d2h.in_flight_bytes, 0u);
+  EXPECT_EQ(world.engine().GetStats().d2h.submitted_chunks, 3u);
+  EXPECT_EQ(world.engine().GetStats().d2h.submitted_transfers, 0u);
+  EXPECT_EQ(world.engine().GetStats().d2h.failed_submits, 1u);
+  world.WriteHost(*host, Pattern(2, 8 * kChunk));
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+  EXPECT_EQ(world.ReadHost(*host), Pattern(2, 8 * kChunk));
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+
+  const absl::StatusOr<Transfer> again = world.TryCopyOut(host, data, world.compute());
+  ASSERT_THAT(again, IsOk());
+  ASSERT_THAT(again->Wait(kLong), IsOk());
+  EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
+}
+
+TEST(WindowTest, AStickyErrorHalfWayLosesTheBatchAndKeepsItsBlocks) {
+  FaultyWorld faulty(TwoChunksInFlight());
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(8 * kChunk);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
+  world.WriteHost(*host, Pattern(1, 8 * kChunk));
+  FailCopy(faulty, 4, absl::InternalError("an ECC error"));
+  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
+  ASSERT_EQ(host->tickets().size(), 1u);
+  EXPECT_FALSE(host->tickets()[0].IsDone());
+  EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
+}
+
+// Its memory would be written at any time later: nobody may use it again.
+TEST(WindowTest, ABatchThatIsStuckHalfWayPoisonsTheEngine) {
+  EmulatedOptions machine = TestMachineOptions();
+  machine.faults.stalls = {{.at = 2}};
+  FaultyWorld faulty(TwoChunksInFlight(), machine);
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(8 * kChunk);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
+  world.WriteDevice(data, Pattern(1, 8 * kChunk), world.compute());
+  const double before_ms = world.machine().now_ms();
+
+  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
+              StatusIs(absl::StatusCode::kInternal,
+                       AllOf(HasSubstr("neither finished nor taken back"), HasSubstr("no room"),
+                             HasSubstr("its copy has not finished"))));
+
+  EXPECT_LT(world.machine().now_ms() - before_ms, 5'100);  // drain_timeout, once
+  EXPECT_THAT(world.engine().health(), StatusIs(absl::StatusCode::kInternal));
+  ASSERT_EQ(host->tickets().size(), 1u);
+  EXPECT_FALSE(host->tickets()[0].IsDone());
+}
+
+// No device copies across the border of two allocations, wherever in the batch it is.
+TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThere) {
+  FaultyWorld faulty(TwoChunksInFlight());
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(8 * kChunk);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
+  world.WriteDevice(data, Pattern(1, 8 * kChunk), world.compute());
+  FailCopy(faulty, 3, absl::InvalidArgumentError("not inside one allocation"));
+  CopyBatch batch(CopyDirection::kDeviceToHost);
+  constexpr uint64_t kPiece = kChunk / 4 * 3;
+  for (uint64_t begin = 0; begin < 8 * kChunk; begin += kPiece) {
+    batch.Add(host, begin, data + begin, std::min(kPiece, 8 * kChunk - begin));
+  }
+
+  const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
+
+  ASSERT_THAT(out, IsOk());
+  ASSERT_THAT(out->Wait(kLong), IsOk());
+  EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
+  EXPECT_EQ(world.engine().GetStats().d2h.submitted_bytes, 8 * kChunk);
+}
+
+}  // namespace
+}  // namespace pinion
