@@ -1,14 +1,15 @@
 // The saved tensors of one device: the rules of the data path have their home here.
 //
-//   pack     a block of host memory, a copy out after the pack stream's present work; a handle
+//   pack     a copy out to a block of host memory, after the pack stream's present work; a handle
 //   evict    once a window of bytes has passed, the pack stream waits for the copy (an event, never
 //            the host) and the device storage is dropped
 //   unpack   storage alive? use it. fetched? the current stream waits for it. else fetch now
-//   prefetch the tensors that were packed before this one in the same scope, newest first, within a
+//   prefetch the parcels that were packed before this one in the same scope, newest first, within a
 //            window of bytes
 //
-// Small pieces wait until a large one goes, a quarter of the window has passed, or the scope ends,
-// and then travel as one batch.
+// Tensors below 1 MiB wait until there is that much of them, a quarter of the window has passed, or
+// the scope ends, and then leave as one batch. Small ones, by the calibration of the link, wait for
+// each other in the same way and share a parcel.
 //
 // Thread safety: thread-safe. No device, allocator or LibTorch call is made with mu_ held.
 // Ownership: handles share ownership, so a graph may outlive the session.
@@ -23,6 +24,7 @@
 
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -31,9 +33,12 @@
 #include "absl/container/flat_hash_set.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/pinned_allocator.h"
+#include "pinion/engine/link_calibration.h"
 #include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/guarded_storage.h"
 #include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_stats.h"
+#include "pinion/hooks/parcel.h"
 #include "pinion/hooks/saved_tensor_hooks.h"
 #include "pinion/hooks/saved_version.h"
 #include "pinion/hooks/storage_record.h"
@@ -43,7 +48,7 @@ namespace pinion {
 
 class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
  public:
-  DeviceOffloader(const OffloadOptions& options, c10::Device device,
+  DeviceOffloader(const OffloadOptions& options, c10::Device device, const LinkCalibration& link,
                   std::shared_ptr<TransferEngine> engine,
                   std::shared_ptr<PinnedAllocator> allocator,
                   std::shared_ptr<OffloadStatsRecorder> stats);
@@ -56,15 +61,17 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void EndScope();
 
   TransferEngine& engine() const { return *engine_; }
+  const LinkCalibration& link() const { return link_; }
 
  private:
   class Handle;
   using RecordPtr = std::shared_ptr<StorageRecord>;
+  using ParcelPtr = std::shared_ptr<Parcel>;
 
   // Things to let go of once mu_ is released.
   struct Released {
     std::vector<GuardedStorage> storages;
-    std::vector<std::shared_ptr<HostBuffer>> hosts;
+    std::vector<c10::Storage> gathered;  // no copy touches them
   };
 
   // What was saved in a scope.
@@ -76,35 +83,59 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // What backward reads.
   struct Bytes {
     c10::Storage storage;
-    uint64_t begin_bytes = 0;      // of the original storage, at which this one begins
+    int64_t shift_bytes = 0;       // from a place in the original storage to the same byte here
     c10::VariableVersion version;  // for views of it
   };
 
+  // What leaves together: a parcel in the making.
+  struct Leaving;
+
   at::Tensor Unpack(Handle& handle);
   void Release(Handle& handle);
+  void Forget(StorageRecord& record, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // --- out ---
   RecordPtr FindShared(const c10::Storage& storage, const SavedVersion& version,
                        const StorageExtent& extent, uint64_t item_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LeavePending(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsSmall(const StorageRecord& record) const {
+    return record.size_bytes() <= largest_small_bytes_;
+  }
+  // Which of those that are pending leave: small ones can wait for more of them.
+  enum class Flush { kLarge, kAll };
   // Whether a tensor of `running_node` is held cannot be told yet: those stay pending.
-  void FlushPending(std::optional<uint64_t> running_node);
+  void FlushPending(Flush which, std::optional<uint64_t> running_node);
+  // Records of one pack stream.
   void SubmitCopyOut(const std::vector<RecordPtr>& records);
+  std::vector<Leaving> PlanParcels(const std::vector<RecordPtr>& records);
+  c10::Storage Gather(const Leaving& leaving);
+  void Publish(Leaving& leaving, const Transfer& copy, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CopyOutBlocking(const RecordPtr& record);
-  void EvictOverWindow(uint64_t running_node);
-  void KeepOnDevice(StorageRecord& record, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void LeaveWindow(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EvictOverWindow();
+  GuardedStorage Evict(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
+  void KeepOnDevice(const std::vector<RecordPtr>& records, uint64_t OffloadStats::*reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EnterWindow(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LeaveWindow(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // --- in ---
   // The handle's bytes, ready for use on `stream`.
   Bytes Acquire(Handle& handle, const BoundStream& stream);
-  void FetchNow(StorageRecord& record, const BoundStream& stream);
-  bool IsInHostMemory(const StorageRecord& record);
-  void Prefetch(StorageRecord& from);
-  std::vector<RecordPtr> ClaimForPrefetch(StorageRecord& from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool FetchAhead(const std::vector<RecordPtr>& records);
+  // Without a copy back; no storage if there is none.
+  Bytes BytesOnDevice(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FetchNow(Parcel& parcel, const BoundStream& stream);
+  bool IsInHostMemory(const Parcel& parcel);
+  void Prefetch(const StorageRecord& from);
+  std::vector<ParcelPtr> ClaimForPrefetch(const StorageRecord& from, int64_t backward)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t backward);
+  void EndFetch(Parcel& parcel, GuardedStorage fetched, int64_t backward)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MarkRead(Handle& handle, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  GuardedStorage TakeFetched(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  GuardedStorage TakeFetched(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropUnreadPrefetches();
   void NoteBackward();
   void EndBackward(int64_t backward);
@@ -117,6 +148,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   const OffloadOptions options_;
   const c10::Device device_;
+  const LinkCalibration link_;
+  const uint64_t largest_small_bytes_;
   const std::shared_ptr<TransferEngine> engine_;
   const std::shared_ptr<PinnedAllocator> allocator_;
   const std::shared_ptr<OffloadStatsRecorder> stats_;
@@ -126,10 +159,14 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // Registered records, by storage; a record is registered while it has live handles.
   absl::flat_hash_map<const c10::StorageImpl*, std::vector<StorageRecord*>> by_storage_
       ABSL_GUARDED_BY(mu_);
-  std::list<StorageRecord*> order_ ABSL_GUARDED_BY(mu_);  // oldest pack first
+  uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  // Parcels with live handles, in the order of packing of their last record: backward needs that
+  // one first.
+  std::map<uint64_t, Parcel*> order_ ABSL_GUARDED_BY(mu_);
   std::vector<RecordPtr> pending_ ABSL_GUARDED_BY(mu_);
   uint64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  std::list<StorageRecord*> window_ ABSL_GUARDED_BY(mu_);  // oldest first
+  uint64_t pending_small_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of these
+  std::list<Parcel*> window_ ABSL_GUARDED_BY(mu_);         // oldest first
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   // After a refusal, prefetching pauses for this many unpacks, and for twice as many after the

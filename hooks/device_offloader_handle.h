@@ -29,7 +29,7 @@ class DeviceOffloader::Handle : public SavedTensor {
         version_(tensor),
         sizes_(tensor.sizes()),
         strides_(tensor.strides()),
-        offset_bytes_(static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize()),
+        offset_bytes_(tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize())),
         dtype_(tensor.dtype()) {}
 
   ~Handle() override { owner_->Release(*this); }
@@ -48,12 +48,12 @@ class DeviceOffloader::Handle : public SavedTensor {
     auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(bytes.storage), keys, dtype_);
     impl->set_sizes_and_strides(
         sizes_, strides_,
-        static_cast<int64_t>((offset_bytes_ - bytes.begin_bytes) / dtype_.itemsize()));
+        (offset_bytes_ + bytes.shift_bytes) / static_cast<int64_t>(dtype_.itemsize()));
     impl->set_version_counter(bytes.version);
     return at::Tensor(std::move(impl));
   }
 
-  uint64_t read_epoch = 0;  // guarded by the owner's mutex
+  uint64_t read_epoch = 0;  // of the record's parcel; guarded by the owner's mutex
 
  private:
   const std::shared_ptr<DeviceOffloader> owner_;
@@ -61,7 +61,7 @@ class DeviceOffloader::Handle : public SavedTensor {
   const SavedVersion version_;
   const c10::SmallVector<int64_t, 5> sizes_;
   const c10::SmallVector<int64_t, 5> strides_;
-  const uint64_t offset_bytes_;
+  const int64_t offset_bytes_;
   const caffe2::TypeMeta dtype_;
 };
 

@@ -2,11 +2,11 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "absl/time/time.h"
-#include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/device_offloader_handle.h"
@@ -14,16 +14,12 @@
 namespace pinion {
 namespace {
 
-constexpr int kTransientRetries = 3;
-
-template <typename Enqueue>
-auto RetryTransient(Enqueue enqueue) {
-  auto result = enqueue();
-  for (int attempt = 1; attempt < kTransientRetries && absl::IsUnavailable(StatusOf(result));
-       ++attempt) {
-    result = enqueue();
-  }
-  return result;
+// Not all of what its records need is on the device.
+bool IsAway(const Parcel& parcel) {
+  if (parcel.gathered) return false;
+  return std::any_of(parcel.records.begin(), parcel.records.end(), [](const auto* record) {
+    return !record->source && record->identity.expired();
+  });
 }
 
 }  // namespace
@@ -41,46 +37,38 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
 DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStream& stream) {
   StorageRecord& record = *handle.record();
   for (;;) {
-    GuardedStorage changed;  // both are let go of after mu_
+    GuardedStorage changed;  // all are let go of after mu_
     GuardedStorage fetched;
     Released released;
     Bytes bytes;
+    ParcelPtr parcel;
     bool alive = false;
     bool lost = false;
     {
       MutexLock lock(mu_);
-      while (record.fetching) fetched_.Wait(mu_);
-      bytes.storage = record.source;
-      if (!bytes.storage) {
-        if (auto impl = record.identity.lock()) bytes.storage = c10::Storage(std::move(impl));
-      }
-      alive = bytes.storage && record.HasItsMemory(bytes.storage);
-      if (alive) {
-        // A backward that changes it in place is found out by whoever shares it, as without
-        // offload.
-        bytes.version = record.version.counter();
-      } else {
-        lost = record.state != StorageRecord::CopyOut::kSubmitted;
-        bytes.storage = c10::Storage();
+      parcel = record.parcel;
+      while (parcel != nullptr && parcel->fetching) fetched_.Wait(mu_);
+      bytes = BytesOnDevice(record);
+      alive = static_cast<bool>(bytes.storage);
+      lost = !alive && parcel == nullptr;
+      if (!alive && !lost) {
         // What a reader has changed is the reader's: the saved bytes are in host memory.
-        if (record.fetched && record.fetched_version.current_version() != 0) {
-          changed = TakeFetched(record);
+        if (parcel->fetched && record.fetched_version.current_version() != 0) {
+          changed = TakeFetched(*parcel);
+        }
+        if (parcel->fetched) {
+          bytes = {parcel->fetched.storage(), record.ShiftIntoParcel(), record.fetched_version};
+          fetched = GuardedStorage(bytes.storage, parcel->fetched.stream(), parcel->fetched.copy(),
+                                   WaitSite::kFreeAfterCopy);
+          if (std::exchange(parcel->fetched_ahead, false)) {
+            prefetched_bytes_ -= parcel->size_bytes();
+            stats_->Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
+          }
+        } else {
+          parcel->fetching = true;
         }
       }
-      if (!alive && record.fetched) {
-        bytes = {record.fetched.storage(), record.extent.begin_bytes, record.fetched_version};
-        fetched = GuardedStorage(bytes.storage, record.fetched.stream(), record.fetched.copy(),
-                                 WaitSite::kFreeAfterCopy);
-        if (std::exchange(record.fetched_ahead, false)) {
-          prefetched_bytes_ -= record.size_bytes();
-          stats_->Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
-        }
-      }
-      if (bytes.storage) {
-        MarkRead(handle, released);
-      } else if (!lost) {
-        record.fetching = true;
-      }
+      if (bytes.storage) MarkRead(handle, released);
     }
     TORCH_CHECK(!lost,
                 "the storage of a tensor that is needed for gradient computation was resized or "
@@ -88,19 +76,15 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
     if (alive) {
       stats_->Update([](OffloadStats& stats) { ++stats.reused_on_device; });
       if (stream.torch != record.pack_stream.torch) {
-        ThrowIfError(RetryTransient([&] {
-                       return engine_->OrderStreams(record.pack_stream.native, stream.native,
-                                                    WaitSite::kUnpackOnOtherStream);
-                     }),
+        ThrowIfError(engine_->OrderStreams(record.pack_stream.native, stream.native,
+                                           WaitSite::kUnpackOnOtherStream),
                      "ordering backward's stream after forward's");
         RecordOnStream(bytes.storage, stream.torch);
       }
       return bytes;
     }
     if (bytes.storage) {
-      ThrowIfError(RetryTransient([&] {
-                     return fetched.copy().WaitOn(stream.native, WaitSite::kUnpackAfterCopyIn);
-                   }),
+      ThrowIfError(fetched.copy().WaitOn(stream.native, WaitSite::kUnpackAfterCopyIn),
                    "waiting for a saved tensor");
       // The reader's stream has waited, and the framework orders the free after the reader.
       if (stream.torch != fetched.stream().torch) RecordOnStream(bytes.storage, stream.torch);
@@ -108,141 +92,163 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
       for (GuardedStorage& read : released.storages) read.Disarm();
       return bytes;
     }
-    FetchNow(record, stream);
+    FetchNow(*parcel, stream);
   }
+}
+
+DeviceOffloader::Bytes DeviceOffloader::BytesOnDevice(StorageRecord& record) {
+  // A backward that changes it in place is found out by whoever shares it, as without offload.
+  const c10::VariableVersion& version = record.version.counter();
+  if (record.parcel != nullptr && record.parcel->gathered) {
+    return {record.parcel->gathered, record.ShiftIntoParcel(), version};
+  }
+  c10::Storage storage = record.source;
+  if (!storage) {
+    if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
+  }
+  if (!storage || !record.HasItsMemory(storage)) return {};
+  return {std::move(storage), /*shift_bytes=*/0, version};
 }
 
 void DeviceOffloader::MarkRead(Handle& handle, Released& released) {
-  StorageRecord& record = *handle.record();
-  if (handle.read_epoch == record.epoch) return;
-  handle.read_epoch = record.epoch;
-  ++record.read_handles;
-  if (record.read_handles < record.live_handles) return;
-  ++record.epoch;
-  record.read_handles = 0;
-  if (record.fetched) released.storages.push_back(TakeFetched(record));
+  if (handle.record()->parcel == nullptr) return;
+  Parcel& parcel = *handle.record()->parcel;
+  if (handle.read_epoch == parcel.epoch) return;
+  handle.read_epoch = parcel.epoch;
+  ++parcel.read_handles;
+  if (parcel.read_handles < parcel.live_handles) return;
+  ++parcel.epoch;
+  parcel.read_handles = 0;
+  if (parcel.fetched) released.storages.push_back(TakeFetched(parcel));
 }
 
-GuardedStorage DeviceOffloader::TakeFetched(StorageRecord& record) {
-  if (std::exchange(record.fetched_ahead, false)) {
-    prefetched_bytes_ -= record.size_bytes();
+GuardedStorage DeviceOffloader::TakeFetched(Parcel& parcel) {
+  if (std::exchange(parcel.fetched_ahead, false)) {
+    prefetched_bytes_ -= parcel.size_bytes();
     stats_->Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
   }
-  ++record.epoch;
-  record.read_handles = 0;
-  return std::move(record.fetched);
+  ++parcel.epoch;
+  parcel.read_handles = 0;
+  return std::move(parcel.fetched);
 }
 
-void DeviceOffloader::FetchNow(StorageRecord& record, const BoundStream& stream) {
+void DeviceOffloader::FetchNow(Parcel& parcel, const BoundStream& stream) {
   GuardedStorage fetched;
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
     c10::Storage storage;
     try {
-      storage = AllocateStorage(stream.torch, record.size_bytes());
+      storage = AllocateStorage(stream.torch, parcel.size_bytes());
     } catch (const c10::OutOfMemoryError&) {
       DropUnreadPrefetches();
-      storage = AllocateStorage(stream.torch, record.size_bytes());
+      storage = AllocateStorage(stream.torch, parcel.size_bytes());
     }
-    const absl::StatusOr<Transfer> copy = RetryTransient([&] {
-      CopyBatch batch(CopyDirection::kHostToDevice);
-      batch.Add(record.host, 0, storage.mutable_data(), record.size_bytes());
-      return engine_->Submit(std::move(batch), stream.native);
-    });
+    CopyBatch batch(CopyDirection::kHostToDevice);
+    batch.Add(parcel.host, 0, storage.mutable_data(), parcel.size_bytes());
+    const absl::StatusOr<Transfer> copy = engine_->Submit(std::move(batch), stream.native);
     if (!copy.ok() && IsPoisoned()) storage.unsafeReleaseStorageImpl();
-    if (!copy.ok())
+    if (!copy.ok()) {
       ThrowIfError(copy.status(),
-                   IsInHostMemory(record)
+                   IsInHostMemory(parcel)
                        ? "fetching a saved tensor (its bytes are safe in host memory)"
                        : "fetching a saved tensor");
+    }
     fetched = GuardedStorage(std::move(storage), stream, *copy, WaitSite::kFreeAfterCopy);
     if (!options_.overlap) {
       ThrowIfError(copy->Wait(absl::InfiniteDuration()), "waiting for a saved tensor");
     }
   } catch (...) {
     MutexLock lock(mu_);
-    record.fetching = false;
+    parcel.fetching = false;
     fetched_.NotifyAll();
     throw;
   }
   stats_->Update([&](OffloadStats& stats) {
     ++stats.fetched_on_demand;
-    stats.fetched_bytes += record.size_bytes();
+    stats.fetched_bytes += parcel.size_bytes();
   });
+  const int64_t backward = CurrentBackward();
   MutexLock lock(mu_);
-  record.fetching = false;
-  record.fetched_in = CurrentBackward();
-  record.fetched = std::move(fetched);  // it was empty: nothing is let go of under mu_
-  record.fetched_version = c10::VariableVersion(0);
+  EndFetch(parcel, std::move(fetched), backward);
   fetched_.NotifyAll();
 }
 
-bool DeviceOffloader::IsInHostMemory(const StorageRecord& record) {
+// `fetched` was empty before: nothing is let go of under mu_.
+void DeviceOffloader::EndFetch(Parcel& parcel, GuardedStorage fetched, int64_t backward) {
+  parcel.fetching = false;
+  parcel.fetched_in = backward;
+  parcel.fetched = std::move(fetched);
+  for (StorageRecord* record : parcel.records) record->fetched_version = c10::VariableVersion(0);
+}
+
+bool DeviceOffloader::IsInHostMemory(const Parcel& parcel) {
   Transfer copy_out;
   {
     MutexLock lock(mu_);
-    copy_out = record.copy_out;
+    copy_out = parcel.copy_out;
   }
   return copy_out.IsDone();
 }
 
 // ------------------------------------------------------------------------------------ prefetch
 
-void DeviceOffloader::Prefetch(StorageRecord& from) {
+void DeviceOffloader::Prefetch(const StorageRecord& from) {
   if (!options_.overlap) return;
+  const int64_t backward = CurrentBackward();
   for (;;) {
-    std::vector<RecordPtr> claimed;
+    std::vector<ParcelPtr> claimed;
     {
       MutexLock lock(mu_);
       if (prefetch_pause_ > 0) {
         --prefetch_pause_;
         return;
       }
-      claimed = ClaimForPrefetch(from);
+      claimed = ClaimForPrefetch(from, backward);
     }
-    if (claimed.empty() || !FetchAhead(claimed)) return;
+    if (claimed.empty() || !FetchAhead(claimed, backward)) return;
   }
 }
 
-std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::ClaimForPrefetch(StorageRecord& from) {
-  std::vector<RecordPtr> claimed;
+std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const StorageRecord& from,
+                                                                          int64_t backward) {
+  std::vector<ParcelPtr> claimed;
   const uint64_t limit = Window(options_.prefetch_window_bytes);
   const uint64_t batch_limit = BatchBytes();
   uint64_t batch_bytes = 0;
-  for (auto it = from.position; it != order_.begin();) {
-    StorageRecord& record = **--it;
+  for (auto it = order_.lower_bound(from.sequence); it != order_.begin();) {
+    Parcel& parcel = *(--it)->second;
     // Before that there is another graph, whose backward may be far away.
-    if (record.scope != from.scope) break;
-    if (record.state != StorageRecord::CopyOut::kSubmitted || record.source || record.fetched ||
-        record.fetching || !record.identity.expired()) {
-      continue;
-    }
-    if (!claimed.empty() && (record.pack_stream.torch != claimed.front()->pack_stream.torch ||
-                             batch_bytes + record.size_bytes() > batch_limit)) {
+    if (parcel.scope != from.scope) break;
+    // A node reads what it saved in its own order, so what lies before may have been read already,
+    // by handles that go when the node is done.
+    const bool had = backward != -1 && parcel.fetched_in == backward;
+    if (had || parcel.fetched || parcel.fetching || !IsAway(parcel)) continue;
+    if (!claimed.empty() && (parcel.pack_stream.torch != claimed.front()->pack_stream.torch ||
+                             batch_bytes + parcel.size_bytes() > batch_limit)) {
       break;
     }
-    if (prefetched_bytes_ > 0 && prefetched_bytes_ + record.size_bytes() > limit) break;
-    record.fetching = true;
-    record.fetched_ahead = true;
-    prefetched_bytes_ += record.size_bytes();
-    batch_bytes += record.size_bytes();
-    claimed.push_back(record.shared_from_this());
+    if (prefetched_bytes_ > 0 && prefetched_bytes_ + parcel.size_bytes() > limit) break;
+    parcel.fetching = true;
+    parcel.fetched_ahead = true;
+    prefetched_bytes_ += parcel.size_bytes();
+    batch_bytes += parcel.size_bytes();
+    claimed.push_back(parcel.shared_from_this());
   }
   return claimed;
 }
 
 // False when that failed: backward goes on without more prefetches for now. Whatever is wrong with
 // the device is for a fetch that is needed to report.
-bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
-  const BoundStream stream = records.front()->pack_stream;
-  std::vector<c10::Storage> storages(records.size());
+bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t backward) {
+  const BoundStream stream = parcels.front()->pack_stream;
+  std::vector<c10::Storage> storages(parcels.size());
   absl::StatusOr<Transfer> copy;
   CopyBatch batch(CopyDirection::kHostToDevice);
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
-    for (size_t i = 0; i < records.size(); ++i) {
-      storages[i] = AllocateStorage(stream.torch, records[i]->size_bytes());
-      batch.Add(records[i]->host, 0, storages[i].mutable_data(), records[i]->size_bytes());
+    for (size_t i = 0; i < parcels.size(); ++i) {
+      storages[i] = AllocateStorage(stream.torch, parcels[i]->size_bytes());
+      batch.Add(parcels[i]->host, 0, storages[i].mutable_data(), parcels[i]->size_bytes());
     }
     copy = engine_->Submit(std::move(batch), stream.native);
   } catch (const std::exception& error) {
@@ -250,25 +256,23 @@ bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
   }
 
   const bool poisoned = !copy.ok() && IsPoisoned();
-  const int64_t backward = CurrentBackward();
   Released released;
   uint64_t bytes = 0;
   {
     MutexLock lock(mu_);
-    for (size_t i = 0; i < records.size(); ++i) {
-      StorageRecord& record = *records[i];
-      record.fetching = false;
+    for (size_t i = 0; i < parcels.size(); ++i) {
+      Parcel& parcel = *parcels[i];
       if (copy.ok()) {
-        record.fetched_in = backward;
-        record.fetched_version = c10::VariableVersion(0);
-        record.fetched =
-            GuardedStorage(std::move(storages[i]), stream, *copy, WaitSite::kFreeAfterCopy);
-        bytes += record.size_bytes();
+        EndFetch(parcel,
+                 GuardedStorage(std::move(storages[i]), stream, *copy, WaitSite::kFreeAfterCopy),
+                 backward);
+        bytes += parcel.size_bytes();
         // The last handle went while the copy was submitted.
-        if (record.live_handles == 0) released.storages.push_back(TakeFetched(record));
+        if (parcel.live_handles == 0) released.storages.push_back(TakeFetched(parcel));
       } else {
-        record.fetched_ahead = false;
-        prefetched_bytes_ -= record.size_bytes();
+        parcel.fetching = false;
+        parcel.fetched_ahead = false;
+        prefetched_bytes_ -= parcel.size_bytes();
         if (poisoned) storages[i].unsafeReleaseStorageImpl();
       }
     }
@@ -282,7 +286,7 @@ bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
   }
   stats_->Update([&](OffloadStats& stats) {
     stats.fetched_bytes += bytes;
-    if (!copy.ok()) stats.prefetches_refused += records.size();
+    if (!copy.ok()) stats.prefetches_refused += parcels.size();
   });
   return copy.ok();
 }
@@ -290,8 +294,10 @@ bool DeviceOffloader::FetchAhead(const std::vector<RecordPtr>& records) {
 void DeviceOffloader::DropUnreadPrefetches() {
   Released released;
   MutexLock lock(mu_);
-  for (StorageRecord* record : order_) {
-    if (record->fetched_ahead && record->fetched) released.storages.push_back(TakeFetched(*record));
+  for (const auto& [sequence, parcel] : order_) {
+    if (!parcel->fetched_ahead || !parcel->fetched) continue;
+    parcel->fetched_in = -1;  // it may be fetched ahead once more
+    released.storages.push_back(TakeFetched(*parcel));
   }
 }
 
@@ -314,9 +320,9 @@ void DeviceOffloader::EndBackward(int64_t backward) {
   Released released;
   MutexLock lock(mu_);
   backwards_.erase(backward);
-  for (StorageRecord* record : order_) {
-    if (record->fetched && record->fetched_in == backward) {
-      released.storages.push_back(TakeFetched(*record));
+  for (const auto& [sequence, parcel] : order_) {
+    if (parcel->fetched && parcel->fetched_in == backward) {
+      released.storages.push_back(TakeFetched(*parcel));
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "pinion/hooks/guarded_storage.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -19,7 +20,8 @@ GuardedStorage::GuardedStorage(GuardedStorage&& other) noexcept { *this = std::m
 GuardedStorage& GuardedStorage::operator=(GuardedStorage&& other) noexcept {
   if (this == &other) return *this;
   Drop();
-  storage_ = std::exchange(other.storage_, c10::Storage());
+  storages_ = std::move(other.storages_);
+  other.storages_.clear();
   stream_ = other.stream_;
   copy_ = std::exchange(other.copy_, Transfer());
   site_ = other.site_;
@@ -29,20 +31,24 @@ GuardedStorage& GuardedStorage::operator=(GuardedStorage&& other) noexcept {
 GuardedStorage::~GuardedStorage() { Drop(); }
 
 void GuardedStorage::Drop() {
-  if (!storage_) return;
+  if (storages_.empty()) return;
   const bool exiting = ProcessIsExiting();
   absl::Status waited = exiting ? absl::OkStatus() : copy_.WaitOn(stream_->native, site_);
   // An error that passes costs time, not memory.
   if (!waited.ok()) waited = copy_.Wait(kHostWait);
   if (exiting || !waited.ok()) {
+    uint64_t leaked_bytes = 0;
+    for (c10::Storage& storage : storages_) {
+      leaked_bytes += storage.nbytes();
+      storage.unsafeReleaseStorageImpl();
+    }
     if (!exiting) {
-      PINION_LOG(kError) << "leaking " << storage_.nbytes()
+      PINION_LOG(kError) << "leaking " << leaked_bytes
                          << " bytes of device memory: a copy may still touch them (" << waited
                          << ")";
     }
-    storage_.unsafeReleaseStorageImpl();
   }
-  storage_ = c10::Storage();
+  storages_.clear();
   copy_ = Transfer();
 }
 

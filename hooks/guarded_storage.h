@@ -14,7 +14,9 @@
 #include <c10/core/Storage.h>
 
 #include <optional>
+#include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/engine/wait_site.h"
 #include "pinion/hooks/torch_bridge.h"
@@ -25,26 +27,34 @@ class GuardedStorage {
  public:
   GuardedStorage() = default;  // empty
   // `stream` is the one that the storage belongs to: its frees are ordered on it.
+  GuardedStorage(const BoundStream& stream, Transfer copy, WaitSite site)
+      : stream_(stream), copy_(std::move(copy)), site_(site) {}
   GuardedStorage(c10::Storage storage, const BoundStream& stream, Transfer copy, WaitSite site)
-      : storage_(std::move(storage)), stream_(stream), copy_(std::move(copy)), site_(site) {}
+      : GuardedStorage(stream, std::move(copy), site) {
+    Add(std::move(storage));
+  }
   GuardedStorage(GuardedStorage&& other) noexcept;
   GuardedStorage& operator=(GuardedStorage&& other) noexcept;
   ~GuardedStorage();
 
-  explicit operator bool() const { return static_cast<bool>(storage_); }
-  // Valid unless empty. Using the bytes on `stream` before the copy is done is the user's to order.
-  const c10::Storage& storage() const { return storage_; }
+  // Another one under the same copy, which one wait covers. Not empty.
+  void Add(c10::Storage storage) { storages_.push_back(std::move(storage)); }
+
+  explicit operator bool() const { return !storages_.empty(); }
+  // Valid unless empty; the first one. Using the bytes on `stream` before the copy is done is the
+  // user's to order.
+  const c10::Storage& storage() const { return storages_.front(); }
   const Transfer& copy() const { return copy_; }
   const BoundStream& stream() const { return *stream_; }
 
   // Lets go without the wait: a stream that uses the storage has waited for the copy, and the
   // framework orders the free after that stream.
-  void Disarm() { storage_ = c10::Storage(); }
+  void Disarm() { storages_.clear(); }
 
  private:
   void Drop();
 
-  c10::Storage storage_;
+  absl::InlinedVector<c10::Storage, 1> storages_;
   std::optional<BoundStream> stream_;
   Transfer copy_;
   WaitSite site_ = WaitSite::kFreeAfterCopy;

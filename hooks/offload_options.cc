@@ -2,8 +2,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/link_curve.h"
 
 namespace pinion {
+
+LinkCalibration AssumedLink() {
+  LinkCalibration link;
+  link.h2d = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 20};
+  link.d2h = link.h2d;
+  link.h2d_duplex_gb_per_s = 15;
+  link.d2h_duplex_gb_per_s = 15;
+  return link;
+}
 
 absl::Status OffloadOptions::Validate() const {
   if (eviction_window_bytes == 0 || prefetch_window_bytes == 0) {
@@ -11,6 +21,14 @@ absl::Status OffloadOptions::Validate() const {
         eviction_window_bytes == 0 ? "eviction_window_bytes" : "prefetch_window_bytes",
         " is 0: a copy needs a window to run in. Use OffloadOptions::kAutoWindow, or overlap = "
         "false for copies that block"));
+  }
+  if (link.has_value()) {
+    for (const LinkCurve& curve : {link->h2d, link->d2h}) {
+      if (curve.fixed_us >= 0 && curve.piece_us >= 0 && curve.gb_per_s > 0) continue;
+      return absl::InvalidArgumentError(
+          "link has a direction with negative costs or without bandwidth: leave it empty, and the "
+          "device is measured");
+    }
   }
   PINION_RETURN_IF_ERROR(allocator.Validate());
   return engine.Validate();

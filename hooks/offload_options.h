@@ -4,9 +4,11 @@
 #define PINION_HOOKS_OFFLOAD_OPTIONS_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "pinion/allocator/allocator_options.h"
+#include "pinion/engine/link_calibration.h"
 #include "pinion/engine/transfer_engine.h"
 
 namespace pinion {
@@ -26,11 +28,18 @@ struct OffloadOptions {
   // stay on the device, and copies out have this long to finish beside the compute. Larger hides
   // more of the link, smaller saves more memory. kAutoWindow: twice the largest tensor that this
   // scope or the last one saved, or a sixteenth of what the last scope saved (up to 256 MiB),
-  // whichever is more. 0 is refused.
+  // whichever is more. Beside the window, up to half as much (2 MiB at most) waits for company to
+  // leave with. 0 is refused.
   uint64_t eviction_window_bytes = kAutoWindow;
 
   // Device bytes that were fetched ahead of need and not read yet. As above.
   uint64_t prefetch_window_bytes = kAutoWindow;
+
+  // What the link can do: it decides which tensors are small enough to share a copy. Without it,
+  // each device is measured when it is first used, which takes up to a few hundred milliseconds; a
+  // device that cannot be measured then is taken for a PCIe 4 one (AssumedLink). Give it, of an
+  // earlier run for example, where runs must not differ.
+  std::optional<LinkCalibration> link;
 
   AllocatorOptions allocator;
   EngineOptions engine;
@@ -39,6 +48,9 @@ struct OffloadOptions {
 
   absl::Status Validate() const;
 };
+
+// 20 GB/s in either direction; 3 us for a copy, 1 us for each further piece of a batch.
+LinkCalibration AssumedLink();
 
 }  // namespace pinion
 

@@ -52,7 +52,8 @@ TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
   } else if (base.is_leaf() && base.requires_grad()) {
     return TensorKind::kParameter;
   }
-  if (ExtentOf(tensor).size_bytes() < min_offload_bytes) return TensorKind::kSmall;
+  const uint64_t size_bytes = ExtentOf(tensor).size_bytes();
+  if (size_bytes == 0 || size_bytes < min_offload_bytes) return TensorKind::kSmall;
   return base.is_leaf() ? TensorKind::kHeldLeaf : TensorKind::kActivation;
 }
 

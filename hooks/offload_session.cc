@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/link_calibration.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/scope_packer.h"
 #include "pinion/hooks/torch_bridge.h"
@@ -38,6 +40,14 @@ absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name) {
   }
 }
 
+LinkCalibration LinkOf(Device& device, PinnedAllocator& allocator) {
+  const absl::StatusOr<LinkCalibration> link = CalibrateLink(device, allocator);
+  if (link.ok()) return *link;
+  PINION_LOG(kWarning) << device.name() << " is taken for a PCIe 4 device, as its link cannot be "
+                       << "measured now: " << link.status();
+  return AssumedLink();
+}
+
 class SessionImpl : public OffloadSession, public PackTarget {
  public:
   SessionImpl(const OffloadOptions& options, DeviceBackend backend, c10::DeviceType device_type)
@@ -54,15 +64,16 @@ class SessionImpl : public OffloadSession, public PackTarget {
   }
 
   EngineStats GetEngineStats(int device_index) const override {
-    std::shared_ptr<DeviceOffloader> offloader;
-    {
-      MutexLock lock(mu_);
-      const auto found = offloaders_.find(device_index);
-      if (found == offloaders_.end()) return EngineStats();
-      offloader = found->second;
-    }
+    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
+    if (offloader == nullptr) return EngineStats();
     offloader->engine().Poll();
     return offloader->engine().GetStats();
+  }
+
+  std::optional<LinkCalibration> GetLink(int device_index) const override {
+    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
+    if (offloader == nullptr) return std::nullopt;
+    return offloader->link();
   }
 
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) override {
@@ -87,6 +98,12 @@ class SessionImpl : public OffloadSession, public PackTarget {
   std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     return nullptr;
+  }
+
+  std::shared_ptr<DeviceOffloader> FindOffloader(int device_index) const {
+    MutexLock lock(mu_);
+    const auto found = offloaders_.find(device_index);
+    return found == offloaders_.end() ? nullptr : found->second;
   }
 
   std::vector<std::shared_ptr<DeviceOffloader>> Offloaders() const {
@@ -155,12 +172,14 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::
     PINION_ASSIGN_OR_RETURN(allocator,
                             PinnedAllocator::Create(options_.allocator, native->pinned_source()));
   }
+  const LinkCalibration link =
+      options_.link.has_value() ? *options_.link : LinkOf(*native, *allocator);
   MutexLock lock(mu_);
   if (allocator_ == nullptr) allocator_ = std::move(allocator);
   auto& offloader = offloaders_[device.index()];
   if (offloader == nullptr) {
-    offloader =
-        std::make_shared<DeviceOffloader>(options_, device, std::move(engine), allocator_, stats_);
+    offloader = std::make_shared<DeviceOffloader>(options_, device, link, std::move(engine),
+                                                  allocator_, stats_);
   }
   return offloader;
 }

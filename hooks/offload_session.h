@@ -29,12 +29,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/engine_stats.h"
+#include "pinion/engine/link_calibration.h"
 #include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_stats.h"
 
@@ -54,6 +55,10 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   virtual OffloadStats GetStats() const = 0;
   virtual AllocatorStats GetAllocatorStats() const = 0;
   virtual EngineStats GetEngineStats(int device_index) const = 0;
+
+  // What transfers of the device are planned from; empty until the device is first used. Of a run
+  // that measured it, it serves later ones as OffloadOptions::link.
+  virtual std::optional<LinkCalibration> GetLink(int device_index) const = 0;
 
   // Gives cached host memory back: call it between steps.
   virtual absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) = 0;

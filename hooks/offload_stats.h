@@ -22,15 +22,17 @@ struct OffloadStats {
   uint64_t kept_no_host_memory = 0;
   uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once
   uint64_t kept_capturing = 0;
-  uint64_t kept_copy_failed = 0;  //   or the device could not be set up, or is broken
-  uint64_t kept_unsupported = 0;  //   not strided, not of the session's device type, ...
-  uint64_t offloaded_bytes = 0;
+  uint64_t kept_copy_failed = 0;   //   or the device could not be set up, or is broken
+  uint64_t kept_unsupported = 0;   //   not strided, not of the session's device type, ...
+  uint64_t offloaded_bytes = 0;    // as the link carries them: with a group's padding
+  uint64_t groups = 0;             // blocks of host memory that several small tensors share
+  uint64_t grouped = 0;            //   these tensors
   uint64_t evicted_bytes = 0;      // dropped from the device once copied
   uint64_t evicted_not_freed = 0;  //   of these tensors: with another owner at that moment
 
   uint64_t unpacked = 0;
   uint64_t reused_on_device = 0;  // the storage was still alive: no copy back
-  uint64_t prefetch_hits = 0;
+  uint64_t prefetch_hits = 0;     // a group counts once, here and below
   uint64_t fetched_on_demand = 0;
   uint64_t prefetches_dropped = 0;  // fetched, never read: partial backward, dead branch
   uint64_t prefetches_refused = 0;  // could not be started: no device memory, or a failed copy

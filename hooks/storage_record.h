@@ -11,14 +11,11 @@
 #include <c10/core/TensorImpl.h>
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <utility>
 
-#include "pinion/engine/host_buffer.h"
-#include "pinion/engine/transfer_engine.h"
-#include "pinion/hooks/guarded_storage.h"
 #include "pinion/hooks/offload_policy.h"
+#include "pinion/hooks/parcel.h"
 #include "pinion/hooks/saved_version.h"
 #include "pinion/hooks/torch_bridge.h"
 
@@ -28,7 +25,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   enum class CopyOut {
     kPending,     // waits for company, or for the window
     kSubmitting,  // on some thread right now
-    kSubmitted,   // `copy_out` is valid
+    kSubmitted,   // in a parcel
     kNone,        // never: the source stays on the device
   };
 
@@ -47,6 +44,11 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
 
+  // From a place in the storage to the same byte in the parcel.
+  int64_t ShiftIntoParcel() const {
+    return static_cast<int64_t>(parcel_offset) - static_cast<int64_t>(extent.begin_bytes);
+  }
+
   // False once someone has resized `storage`, the one that was saved, or given it other memory:
   // that raises no version.
   bool HasItsMemory(const c10::Storage& storage) const {
@@ -64,26 +66,15 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const uint64_t node;    // that saved it first
 
   // ---- guarded ----
-  c10::Storage source;  // empty once evicted
+  c10::Storage source;  // empty once evicted or gathered
   CopyOut state = CopyOut::kPending;
-  Transfer copy_out;
-  std::shared_ptr<HostBuffer> host;  // empty when state is kNone
+  std::shared_ptr<Parcel> parcel;  // once the copy is submitted
+  uint64_t parcel_offset = 0;      // at which `extent` begins in it
 
-  GuardedStorage fetched;                // the bytes of `extent`, back on the device
-  c10::VariableVersion fetched_version;  // of its views: rises when one of them is changed in place
-  bool fetching = false;                 // some thread fills `fetched`
-  bool fetched_ahead = false;            // and nobody has read it yet
-  int64_t fetched_in = -1;               // by which backward
-
-  // Handles that were unpacked since `epoch` began. When all live ones are, `fetched` may go.
+  c10::VariableVersion fetched_version;  // of views of what was fetched: rises when one is changed
   int live_handles = 0;
-  int read_handles = 0;
-  uint64_t epoch = 1;
-
-  bool in_window = false;                               // counted in the eviction window
-  std::list<StorageRecord*>::iterator window_position;  // valid while in_window
-  std::list<StorageRecord*>::iterator position;         // in the order of packing
-  uint64_t scope = 0;                                   // whose end is the next after the pack
+  uint64_t sequence = 0;  // in the order of packing
+  uint64_t scope = 0;     // whose end is the next after the pack
 };
 
 }  // namespace pinion

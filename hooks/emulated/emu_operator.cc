@@ -48,8 +48,9 @@ bool TakesHostTensors(const std::string& name) {
 // They do not read what they overwrite.
 bool OnlyWrites(const std::string& name) {
   static const auto* const names =
-      new Names{"aten::zero_",      "aten::fill_",   "aten::normal_",      "aten::uniform_",
-                "aten::bernoulli_", "aten::random_", "aten::exponential_", "aten::_foreach_zero_"};
+      new Names{"aten::zero_",        "aten::fill_",          "aten::normal_",
+                "aten::uniform_",     "aten::bernoulli_",     "aten::random_",
+                "aten::exponential_", "aten::_foreach_zero_", "aten::_foreach_copy_"};
   return names->contains(name);
 }
 

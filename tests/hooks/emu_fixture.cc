@@ -72,6 +72,7 @@ OffloadOptions SmallWindows(uint64_t window_bytes) {
   OffloadOptions options;
   options.eviction_window_bytes = window_bytes;
   options.prefetch_window_bytes = window_bytes;
+  options.link = AssumedLink();
   options.allocator.segment_bytes = kMiB;
   options.allocator.warn_percent = 100;
   options.allocator.high_percent = 100;

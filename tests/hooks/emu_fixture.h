@@ -35,8 +35,8 @@ EmulatedOptions MachineOptions();
 EmulatedOptions MachineOptions(EffectSchedule schedule, ReuseMode reuse = ReuseMode::kImmediate,
                                uint64_t seed = 1);
 
-// Windows of `window_bytes`, small enough for the test net to overflow them, small segments of
-// host memory, and all of the host's RAM, however much of it others use.
+// Windows of `window_bytes`, small enough for the test net to overflow them, a link that nobody
+// measures, small segments of host memory, and all of the host's RAM, however much others use.
 OffloadOptions SmallWindows(uint64_t window_bytes = 16 << 10);
 
 // "schedule kRandom, reuse kImmediate, seed 7": for SCOPED_TRACE.

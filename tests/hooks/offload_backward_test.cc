@@ -54,6 +54,24 @@ TEST_F(OffloadBackward, APartialBackwardDropsWhatItFetchedAheadAndDidNotRead) {
   EXPECT_TRUE(Soon([&] { return device_bytes() == before; }));
 }
 
+// A node reads what it saved in its own order, first to last, while prefetching goes from last to
+// first: what lies before a tensor may have been read already.
+TEST_F(OffloadBackward, WhatANodeHasReadIsNotFetchedAgain) {
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    std::vector<at::Tensor> saved;
+    for (int i = 0; i < 6; ++i) saved.push_back(Activation(carrier, {64, 64}, i));
+    y = Observe(carrier, saved, &seen);
+    y = Observe(y, {Activation(carrier, {64, 64}, 7)}, &seen);
+  }
+  y.backward();
+  EXPECT_EQ(stats().prefetches_dropped, 0u);
+  EXPECT_LE(stats().fetched_bytes, 6u * 64 * 64 * 4);
+}
+
 TEST_F(OffloadBackward, AnUnpackedTensorThatTheUserKeepsStaysAsItIs) {
   const at::Tensor carrier = NewCarrier();
   std::vector<at::Tensor> seen;

@@ -44,8 +44,11 @@ TEST_P(OffloadParity, GradientsAreBitwiseTheSame) {
   for (int step = 0; step < 3; ++step) {
     ExpectSameGradients(plain, TrainStep(net, world.session()));
   }
-  EXPECT_GT(world.session()->GetStats().evicted_bytes, 0u);
-  EXPECT_GT(world.session()->GetStats().prefetch_hits, 0u);
+  const OffloadStats stats = world.session()->GetStats();
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.prefetch_hits, 0u);
+  EXPECT_GT(stats.groups, 0u);
+  EXPECT_EQ(stats.prefetches_dropped, 0u) << "what was read is fetched again";
 }
 
 TEST_P(OffloadParity, GradientsAreBitwiseTheSameWhenCopiesBlock) {

@@ -31,6 +31,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -107,6 +108,60 @@ Evidence DropWhileCopyingOut() {
   return world.machine().races();
 }
 
+// Small tensors, enough of them to be gathered into one block.
+at::Tensor SaveGroup(EmuWorld& world, const at::Tensor& carrier, const ProbeBackward& backward) {
+  constexpr int kTensors = 16;
+  std::vector<at::Tensor> activations;
+  for (int i = 0; i < kTensors; ++i) activations.push_back(Activation(carrier, {512}, i));
+  const OffloadScope scope(world.session());
+  at::Tensor y = carrier;
+  for (int i = 0; i < kTensors; ++i) {
+    y = Probe(y, {std::exchange(activations[i], at::Tensor())}, backward);
+  }
+  return y;
+}
+
+// Gathered, copied, evicted, fetched in one piece, read on `backward`'s stream.
+Evidence GroupRoundTrip(EmuWorld& world, const ProbeBackward& backward) {
+  const at::Tensor carrier = NewCarrier(world);
+  const at::Tensor group = SaveGroup(world, carrier, backward);
+  EXPECT_EQ(world.session()->GetStats().groups, 1u) << "the test's premise";
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(group, {Activation(carrier, {128, 256})}, UseSaved);  // takes all of the window
+  }
+  y.backward();
+  EXPECT_GT(world.session()->GetStats().fetched_on_demand, 0u) << "the test's premise";
+  return world.machine().races();
+}
+
+Evidence GroupRoundTrip() {
+  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
+  return GroupRoundTrip(world, UseSaved);
+}
+
+Evidence GroupRoundTripToAnotherStream() {
+  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
+  return GroupRoundTrip(world, UseSavedOn(world.NewStream()));
+}
+
+// The gathered bytes are still on the device.
+Evidence GroupReuseOnAnotherStream() {
+  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveGroup(world, carrier, UseSavedOn(world.NewStream())).backward();
+  EXPECT_EQ(world.session()->GetStats().reused_on_device, 16u) << "the test's premise";
+  return world.machine().races();
+}
+
+Evidence DropGroupWhileCopyingOut() {
+  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveGroup(world, carrier, UseSaved).reset();
+  return world.machine().races();
+}
+
 constexpr uint64_t kMaxInFlightBytes = 20 * kKiB;
 
 Evidence ManyCopiesInFlight() {
@@ -134,6 +189,7 @@ Evidence ManyCopiesInFlight() {
 
 struct Scenario {
   WaitSite site;
+  std::string variant;
   Evidence (*run)();
   // What the evidence names when the wait is missing.
   std::string first;
@@ -142,14 +198,22 @@ struct Scenario {
 
 const std::vector<Scenario>& Scenarios() {
   static const auto* scenarios = new std::vector<Scenario>{
-      {WaitSite::kCopyAfterCompute, RoundTrip, "copy D2H", "aten::"},
-      {WaitSite::kCopyAfterHostBuffer, RoundTripToAnotherStream, "copy D2H", "copy H2D"},
-      {WaitSite::kFlowControl, ManyCopiesInFlight, "D2H", "bytes in flight"},
-      {WaitSite::kEvictAfterCopyOut, RoundTrip, "copy D2H", "the free"},
-      {WaitSite::kUnpackAfterCopyIn, RoundTrip, "copy H2D", "aten::mul"},
-      {WaitSite::kFreeAfterCopy, DropWhileCopyingOut, "copy D2H", "the free"},
-      {WaitSite::kUnpackOnOtherStream, ReuseOnAnotherStream, "aten::add", "aten::mul"},
-      {WaitSite::kBlockingCopyOut, RoundTripWithBlockingCopies, "copy D2H", "the free"},
+      {WaitSite::kCopyAfterCompute, "", RoundTrip, "copy D2H", "aten::"},
+      {WaitSite::kCopyAfterCompute, "Group", GroupRoundTrip, "copy D2H", "aten::_foreach_copy_"},
+      {WaitSite::kCopyAfterHostBuffer, "", RoundTripToAnotherStream, "copy D2H", "copy H2D"},
+      {WaitSite::kCopyAfterHostBuffer, "Group", GroupRoundTripToAnotherStream, "copy D2H",
+       "copy H2D"},
+      {WaitSite::kFlowControl, "", ManyCopiesInFlight, "D2H", "bytes in flight"},
+      {WaitSite::kEvictAfterCopyOut, "", RoundTrip, "copy D2H", "the free"},
+      {WaitSite::kEvictAfterCopyOut, "Group", GroupRoundTrip, "copy D2H", "the free"},
+      {WaitSite::kUnpackAfterCopyIn, "", RoundTrip, "copy H2D", "aten::mul"},
+      {WaitSite::kUnpackAfterCopyIn, "Group", GroupRoundTrip, "copy H2D", "aten::mul"},
+      {WaitSite::kFreeAfterCopy, "", DropWhileCopyingOut, "copy D2H", "the free"},
+      {WaitSite::kFreeAfterCopy, "Group", DropGroupWhileCopyingOut, "copy D2H", "the free"},
+      {WaitSite::kUnpackOnOtherStream, "", ReuseOnAnotherStream, "aten::add", "aten::mul"},
+      {WaitSite::kUnpackOnOtherStream, "Group", GroupReuseOnAnotherStream, "aten::_foreach_copy_",
+       "aten::mul"},
+      {WaitSite::kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
   };
   return *scenarios;
 }
@@ -166,16 +230,16 @@ TEST_P(WaitSites, WithoutItTheEvidenceNamesWhatIsUnordered) {
 
 INSTANTIATE_TEST_SUITE_P(AllSites, WaitSites, ::testing::ValuesIn(Scenarios()),
                          [](const auto& info) {
-                           return std::string(WaitSiteName(info.param.site));
+                           return WaitSiteName(info.param.site) + info.param.variant;
                          });
 
 // Those of the engine that need a failing device have theirs in tests/engine.
-TEST(WaitSitesTable, EverySiteOfHooksHasAScenario) {
-  std::set<WaitSite> sites;
-  for (const Scenario& scenario : Scenarios()) sites.insert(scenario.site);
+// The engine has tests of its own for its sites.
+TEST(WaitSitesTable, EverySiteOfTheHooksHasAScenario) {
   for (int i = kEngineWaitSiteCount; i < kWaitSiteCount; ++i) {
-    EXPECT_TRUE(sites.contains(static_cast<WaitSite>(i)))
-        << "no scenario for " << WaitSiteName(static_cast<WaitSite>(i));
+    const auto site = static_cast<WaitSite>(i);
+    EXPECT_THAT(Scenarios(), Contains(Field(&Scenario::site, site)))
+        << "no scenario for " << WaitSiteName(site);
   }
 }
 
