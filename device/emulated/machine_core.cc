@@ -231,6 +231,14 @@ absl::Status MachineCore::StreamWaitEvent(int device, StreamHandle stream, Event
   PINION_ASSIGN_OR_RETURN(EventState* const state, FindEvent(event));
   PINION_ASSIGN_OR_RETURN(const int slot, FindSlot(device, stream));
   if (!state->recorded) return absl::OkStatus();
+  if (streams_[slot].capturing != state->captured) {
+    // CUDA fails the first, which breaks the capture, and draws the second into it: no program
+    // wants either.
+    return absl::FailedPreconditionError(
+        state->captured
+            ? streams_[slot].name + " cannot wait for an event that a graph has captured"
+            : streams_[slot].name + " captures a graph and cannot wait for work outside of it");
+  }
   const StreamPoint point = time_.AddWait(slot, state->point);
   effects_.AddWait(point, state->point);
   detector_.Join(ContextOf(slot), state->clock);

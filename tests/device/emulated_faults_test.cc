@@ -220,6 +220,18 @@ TEST_F(EmulatedFaultsTest, EventOfACapturingStreamCannotBePolled) {
   EXPECT_THAT(device_->QueryEvent(event), IsOkAndHolds(true));
 }
 
+TEST_F(EmulatedFaultsTest, CapturedAndOtherWorkDoNotWaitForEachOther) {
+  Start(Options());
+  const EventHandle outside = Record(out_);
+  ASSERT_THAT(machine_->SetCapturing(compute_, true), IsOk());
+  const EventHandle captured = Record(compute_);
+  EXPECT_THAT(device_->StreamWaitEvent(compute_, outside),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("outside")));
+  EXPECT_THAT(device_->StreamWaitEvent(out_, captured),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("captured")));
+  EXPECT_THAT(device_->StreamWaitEvent(compute_, captured), IsOk());
+}
+
 TEST_F(EmulatedFaultsTest, CallersBugsAreInvalidArguments) {
   EmulatedOptions options = Options();
   options.device_count = 2;

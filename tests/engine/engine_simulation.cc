@@ -151,6 +151,7 @@ class Simulation {
     for (int i = 0; i < 4; ++i) NewHostCopy();
     for (int i = 0; i < kOperations && Goes(); ++i) {
       if (i == scenario_.stuck_kernel_at) LaunchSlow(kStuckFlops);
+      NoticeFailedDevices();
       Step();
       ++result_.operations;
       CheckStats();
@@ -216,6 +217,13 @@ class Simulation {
   bool Holds(int device, const absl::Status& status) {
     if (!status.ok()) Lose(device, status);
     return status.ok();
+  }
+
+  // Polling finds out, and has nobody to tell.
+  void NoticeFailedDevices() {
+    for (int device = 0; device < kDevices; ++device) {
+      if (!lost_[device]) Holds(device, world_.engine(device).health());
+    }
   }
 
   void Lose(int device, const absl::Status& status) {

@@ -29,6 +29,7 @@ using ::pinion::testing::IsOk;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -153,6 +154,37 @@ TEST_F(EngineOnCudaTest, ADriverWithoutTheBatchCallMovesTheSameBytes) {
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(arrived[i], sent[100 * (9 - i / 100) + i % 100]);
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1) << "the device remembers";
   EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
+}
+
+// CUDA does not tell what a stream waits for: the engine knows what it made it wait for.
+TEST(EngineOnStuckCudaTest, ATimeoutNamesWhatACopyWaitsFor) {
+  EmulatedOptions machine = TestMachineOptions();
+  machine.faults.stalls = {{.at = 1}};
+  FakeCuda fake(machine);
+  EngineOptions options;
+  options.drain_timeout = absl::Milliseconds(20);
+  EngineWorld world(fake.shared_machine(), std::make_shared<CudaDevice>(FakeCuda::Api(), 0),
+                    options);
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> source = world.NewHostBuffer(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  ASSERT_THAT(world.machine().Copy(0, data, source->data(), kMiB, world.compute()), IsOk());
+
+  const Transfer out = world.CopyOut(host, data, world.compute());
+  const Transfer in = world.CopyIn(host, data, world.NewStream());
+
+  constexpr const char* kWaitsForCompute =
+      "submission 1 (1 MiB, 1 piece) is not done: it has not started: it waits for the work that "
+      "was on its compute stream when it was submitted";
+  EXPECT_THAT(out.Wait(absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("D2H on cuda:0"), HasSubstr(kWaitsForCompute))));
+  EXPECT_THAT(in.Wait(absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("H2D on cuda:0"), HasSubstr("it waits for D2H on cuda:0"),
+                             HasSubstr(kWaitsForCompute))));
+  EXPECT_THAT(world.engine().Shutdown(absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(kWaitsForCompute)));
 }
 
 }  // namespace
