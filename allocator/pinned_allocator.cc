@@ -60,7 +60,10 @@ class PinnedAllocator::Impl {
     if (pageable_pool_ != nullptr) SegmentPool::Abandon(std::move(pageable_pool_));
   }
 
-  absl::StatusOr<Served> Allocate(uint64_t size_bytes);
+  SegmentPool& pool() const { return *pool_; }
+
+  // Of blocks that no free one fits.
+  absl::StatusOr<Served> AllocateOnMiss(uint64_t size_bytes);
   absl::Status Reserve(uint64_t size_bytes);
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
   AllocatorStats GetStats() const;
@@ -98,10 +101,8 @@ class PinnedAllocator::Impl {
   std::shared_ptr<SegmentPool> pageable_pool_;  // null without pageable_fallback
 };
 
-absl::StatusOr<PinnedAllocator::Impl::Served> PinnedAllocator::Impl::Allocate(uint64_t size_bytes) {
-  if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) {
-    return Served{pool_.get(), block};
-  }
+absl::StatusOr<PinnedAllocator::Impl::Served> PinnedAllocator::Impl::AllocateOnMiss(
+    uint64_t size_bytes) {
   if (BlockRecord* block = TakeDeferred(*pool_, size_bytes); block != nullptr) {
     return Served{pool_.get(), block};
   }
@@ -318,7 +319,10 @@ absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
     return impl_->Fail("allocate", size_bytes,
                        absl::InvalidArgumentError("size_bytes must be from 1 to 2^47"));
   }
-  const absl::StatusOr<Impl::Served> served = impl_->Allocate(size_bytes);
+  if (BlockRecord* block = impl_->pool().TryAllocate(size_bytes); block != nullptr) {
+    return PinnedBlock(&impl_->pool(), block);
+  }
+  const absl::StatusOr<Impl::Served> served = impl_->AllocateOnMiss(size_bytes);
   if (!served.ok()) return impl_->Fail("allocate", size_bytes, served.status());
   return PinnedBlock(served->pool, served->block);
 }

@@ -40,6 +40,7 @@ _ABSL = {
         "flat_hash_set": ["raw_hash_set", "hash"],
         "inlined_vector": ["throw_delegate"],
     },
+    "debugging": {"symbolize": ["symbolize", "debugging_internal", "demangle_internal"]},
     "flags": {
         "flag": ["flags_internal", "flags_reflection", "flags_marshalling", "flags_commandlineflag"],
         "parse": ["flags_parse"],

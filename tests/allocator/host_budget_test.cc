@@ -33,7 +33,7 @@ using ::pinion::testing::SharedHost;
 
 // Rounds of killing one process and starting another.
 #if defined(PINION_HARDENED) && PINION_HARDENED
-constexpr int kRounds = 100;  // a sanitizer's processes start slowly
+constexpr int kRounds = 60;  // a sanitizer's processes start slowly
 #else
 constexpr int kRounds = 200;
 #endif

@@ -41,6 +41,7 @@ class RamWatermarkTest : public ::testing::Test {
  protected:
   RamWatermarkTest() {
     previous_sink_ = SetLogSink([this](LogSeverity severity, const std::string& message) {
+      MutexLock lock(mu_);
       if (severity == LogSeverity::kWarning) warnings_.push_back(message);
     });
   }
@@ -57,6 +58,7 @@ class RamWatermarkTest : public ::testing::Test {
   AllocatorOptions options_;
   absl::Time now_ = absl::UnixEpoch();
   std::atomic<int> calls_of_clock_{0};
+  Mutex mu_;  // of warnings_ while several threads grow
   std::vector<std::string> warnings_;
   LogSink previous_sink_;
 };

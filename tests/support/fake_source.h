@@ -97,7 +97,7 @@ class FakeSource final : public HostMemorySource {
   const uint64_t granularity_bytes_;
   mutable Mutex mu_;
   std::map<uint64_t, absl::StatusCode> failing_ ABSL_GUARDED_BY(mu_);
-  uint64_t limit_bytes_ ABSL_GUARDED_BY(mu_) = UINT64_MAX;
+  uint64_t limit_bytes_ ABSL_GUARDED_BY(mu_) = uint64_t{1} << 40;
   bool fail_free_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t calls_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t outstanding_bytes_ ABSL_GUARDED_BY(mu_) = 0;

@@ -1,0 +1,44 @@
+// A HostMemorySource that passes everything on to another one: the base of those that change
+// something on the way. They stack:
+//
+//   source = std::make_shared<LimitingSource>(std::make_shared<TrackingSource>(source), 4 * kGiB);
+//
+// Thread safety: thread-safe if the upstream source is.
+// Ownership: shares the upstream source.
+
+#ifndef PINION_ALLOCATOR_ADAPTORS_SOURCE_ADAPTOR_H_
+#define PINION_ALLOCATOR_ADAPTORS_SOURCE_ADAPTOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/host_memory_source.h"
+
+namespace pinion {
+
+class SourceAdaptor : public HostMemorySource {
+ public:
+  explicit SourceAdaptor(std::shared_ptr<HostMemorySource> upstream)
+      : upstream_(std::move(upstream)) {
+    PINION_CHECK(upstream_ != nullptr) << "a source adaptor without a source";
+  }
+
+  std::string name() const override { return upstream_->name(); }
+  uint64_t granularity_bytes() const override { return upstream_->granularity_bytes(); }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    return upstream_->Allocate(size_bytes);
+  }
+  absl::Status Free(const HostSegment& segment) override { return upstream_->Free(segment); }
+
+ private:
+  const std::shared_ptr<HostMemorySource> upstream_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ALLOCATOR_ADAPTORS_SOURCE_ADAPTOR_H_
