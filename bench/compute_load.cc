@@ -66,9 +66,9 @@ absl::StatusOr<BenchTime> ComputeLoad::TimeCopies(CopyMethod& method, const Benc
   BenchTime time;
   PINION_ASSIGN_OR_RETURN(time.compute_alone_ms,
                           TimeAlone(products * static_cast<int64_t>(of.transfers)));
-  PINION_RETURN_IF_ERROR(world_.device().RecordEvent(start_, world_.compute()));
   const double start_ms = world_.now_ms();
   if (of.setting == BenchSetting::kAfterCompute) {
+    PINION_RETURN_IF_ERROR(world_.device().RecordEvent(start_, world_.compute()));
     for (uint64_t i = 0; i < of.transfers; ++i) {
       Enqueue(products);
       PINION_RETURN_IF_ERROR(method.Submit(world_.compute()));
@@ -77,6 +77,8 @@ absl::StatusOr<BenchTime> ComputeLoad::TimeCopies(CopyMethod& method, const Benc
     for (uint64_t i = 0; i < of.transfers; ++i) {
       PINION_RETURN_IF_ERROR(method.Submit(world_.idle()));
     }
+    // Not before: the products' time would have the host's cost of submitting in it.
+    PINION_RETURN_IF_ERROR(world_.device().RecordEvent(start_, world_.compute()));
     Enqueue(products * static_cast<int64_t>(of.transfers));
   }
   PINION_RETURN_IF_ERROR(world_.device().RecordEvent(end_, world_.compute()));

@@ -7,6 +7,7 @@
 //
 // docs/engine_bench.md says how to read it.
 
+#include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/Device.h>
 #include <unistd.h>
@@ -62,7 +63,7 @@ constexpr int kModelledRuns = 1;
 constexpr int kMeasuredRuns = 10;
 constexpr int kSubmitRuns = 51;
 
-// The emulated device computes on the CPU; a GPU should be busy for longer than a launch takes.
+// Of the matrices: a GPU should be busy for longer than a launch takes.
 constexpr int64_t kEmulatedWidth = 256;
 constexpr int64_t kGpuWidth = 2048;
 
@@ -128,6 +129,8 @@ absl::StatusOr<std::unique_ptr<EngineBench>> EngineBench::Create(const RunOption
                           opened.backend().device(opened.device().index()));
   bench->name_ = device->name();
   bench->info_ = device->info();
+  // The emulated device computes on the CPU, here in pieces too small to share among threads.
+  if (opened.machine() != nullptr) at::set_num_threads(1);
   const StreamHandle compute = NativeStream(CurrentStream(opened.device()));
   PINION_ASSIGN_OR_RETURN(
       bench->world_, CopyWorld::Create(device, compute, [&opened] { return opened.now_ms(); }));
@@ -147,9 +150,10 @@ absl::StatusOr<std::unique_ptr<EngineBench>> EngineBench::Create(const RunOption
 }
 
 std::string EngineBench::Header() const {
-  return absl::StrCat(name_, ", ", info_.model, info_.link_name.empty() ? "" : " on ",
-                      info_.link_name, info_.modelled ? "; times are modelled" : "", "\n",
-                      link_.ToString());
+  // A modelled device's model says what link it is on, and that it is modelled.
+  const bool names_link = info_.modelled || info_.link_name.empty();
+  return absl::StrCat(name_, ", ", info_.model, names_link ? "" : " on ",
+                      names_link ? "" : info_.link_name, "\n", link_.ToString());
 }
 
 bool EngineBench::Modelled(const BenchCase& of) const {

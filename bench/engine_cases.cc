@@ -26,9 +26,11 @@ constexpr uint64_t kPieceBytes[] = {4 * kKiB, 16 * kKiB, 64 * kKiB, 256 * kKiB};
 constexpr uint64_t kQuickPieceBytes[] = {4 * kKiB, 16 * kKiB, 64 * kKiB};
 
 constexpr uint64_t kComputeTransfers = 4;
-constexpr uint64_t kComputeBytes = 16 * kMiB;
+constexpr uint64_t kComputeBytes[] = {4 * kMiB, 16 * kMiB};
+constexpr uint64_t kMostQuickComputeBytes = 4 * kMiB;
 
 constexpr uint64_t kSubmitPieces[] = {1, 16, 256, 4096};
+constexpr uint64_t kMostQuickSubmitPieces = 256;
 constexpr uint64_t kSubmitPieceBytes = 256;
 
 uint64_t BackToBack(uint64_t size_bytes) {
@@ -74,17 +76,20 @@ void AddPieces(bool quick, std::vector<BenchCase>& cases) {
   }
 }
 
-void AddCompute(std::vector<BenchCase>& cases) {
+void AddCompute(bool quick, std::vector<BenchCase>& cases) {
   for (const BenchSetting setting :
        {BenchSetting::kIdle, BenchSetting::kBesideCompute, BenchSetting::kAfterCompute}) {
     for (const BenchFlow flow : kAllFlows) {
-      for (const BenchMethod method : kRawAndEngine) {
-        cases.push_back({.section = BenchSection::kCompute,
-                         .flow = flow,
-                         .method = method,
-                         .setting = setting,
-                         .transfers = kComputeTransfers,
-                         .piece_bytes = kComputeBytes});
+      for (const uint64_t size_bytes : kComputeBytes) {
+        if (quick && size_bytes > kMostQuickComputeBytes) continue;
+        for (const BenchMethod method : kRawAndEngine) {
+          cases.push_back({.section = BenchSection::kCompute,
+                           .flow = flow,
+                           .method = method,
+                           .setting = setting,
+                           .transfers = kComputeTransfers,
+                           .piece_bytes = size_bytes});
+        }
       }
     }
   }
@@ -97,7 +102,7 @@ void AddSubmit(bool quick, std::vector<BenchCase>& cases) {
         for (const uint64_t pieces : kSubmitPieces) {
           // One piece has no neighbours.
           if (pieces == 1 && method == BenchMethod::kScattered) continue;
-          if (quick && setting == BenchSetting::kEventsDone) continue;
+          if (quick && pieces > kMostQuickSubmitPieces) continue;
           cases.push_back({.section = BenchSection::kSubmit,
                            .flow = flow,
                            .method = method,
@@ -206,7 +211,7 @@ std::vector<BenchCase> EngineBenchCases(bool quick) {
   std::vector<BenchCase> cases;
   AddCopies(quick, cases);
   AddPieces(quick, cases);
-  AddCompute(cases);
+  AddCompute(quick, cases);
   AddSubmit(quick, cases);
   return cases;
 }

@@ -60,7 +60,7 @@ TEST(EngineBenchTest, AQuickRunMeetsEveryGoalOfTheModelledLink) {
 TEST(EngineBenchTest, ModelledTimesAreLabelledAsSuch) {
   const Outcome outcome = RunBench("--benchmark_filter=copies/D2H/raw/1x4MiB");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("times are modelled"));
+  EXPECT_THAT(outcome.out, HasSubstr("(modelled)"));
   EXPECT_THAT(outcome.out, ::testing::ContainsRegex("copies/D2H/raw/1x4MiB.*modelled"));
 }
 
