@@ -4,7 +4,8 @@
 //
 // The first chunk is ordered after the batch's compute stream and after copies of other timelines
 // that touch its host buffers; the rest follows in the order of the stream. Threads take turns per
-// chunk, so a small batch waits for a chunk of a large one, not for all of it.
+// chunk, in the order in which they came: a small batch waits for a window and for one chunk of
+// each thread before it, not for all of a large one.
 //
 // Thread safety: thread-safe.
 
