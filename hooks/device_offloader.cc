@@ -63,6 +63,7 @@ bool DeviceOffloader::IsPoisoned() const { return !engine_->health().ok(); }
 // ---------------------------------------------------------------------------------------- pack
 
 std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held) {
+  const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const auto keep = [this](uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
@@ -91,6 +92,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
   const uint64_t node = CurrentNode();
   const auto record = std::make_shared<StorageRecord>(storage, version, ExtentToSave(tensor),
                                                       stream, maybe_held, node);
+  if (options_.verify) record->checksum = TensorChecksum::Of(storage, record->extent);
   record->live_handles = 1;
   auto handle = std::make_unique<Handle>(shared_from_this(), record, tensor);
   const uint64_t size_bytes = record->size_bytes();
@@ -145,6 +147,7 @@ DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& stora
 
 void DeviceOffloader::EndScope() {
   if (!options_.overlap) return;
+  const ScopedRange range(trace(), "pinion.end_scope");
   FlushPending(Flush::kAll, std::nullopt);
   MutexLock lock(mu_);
   ++scope_number_;
@@ -167,9 +170,17 @@ void DeviceOffloader::LeaveWindow(Parcel& parcel) {
 
 void DeviceOffloader::EvictOverWindow() {
   std::vector<GuardedStorage> evicted;  // let go of after mu_
-  MutexLock lock(mu_);
-  const uint64_t limit = Window(options_.eviction_window_bytes);
-  while (window_bytes_ > limit) evicted.push_back(Evict(*window_.front()));
+  uint64_t evicted_bytes = 0;
+  {
+    MutexLock lock(mu_);
+    const uint64_t limit = Window(options_.eviction_window_bytes);
+    const uint64_t before_bytes = window_bytes_;
+    while (window_bytes_ > limit) evicted.push_back(Evict(*window_.front()));
+    evicted_bytes = before_bytes - window_bytes_;
+  }
+  if (evicted.empty()) return;
+  const ScopedRange range(trace(), "pinion.evict", evicted_bytes);
+  evicted.clear();
 }
 
 GuardedStorage DeviceOffloader::Evict(Parcel& parcel) {

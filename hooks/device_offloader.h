@@ -33,6 +33,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/pinned_allocator.h"
+#include "pinion/device/trace_sink.h"
 #include "pinion/engine/link_calibration.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/guarded_storage.h"
@@ -124,6 +125,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // --- in ---
   // The handle's bytes, ready for use on `stream`.
   Bytes Acquire(Handle& handle, const BoundStream& stream);
+  // Throws unless `bytes`, which `copy_in` has brought back, are those that were saved.
+  void Verify(const Handle& handle, const Bytes& bytes, const Transfer& copy_in);
   // Without a copy back; no storage if there is none.
   Bytes BytesOnDevice(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FetchNow(Parcel& parcel, const BoundStream& stream);
@@ -142,6 +145,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   // Whether a copy that could not be submitted may run all the same: its memory must be leaked.
   bool IsPoisoned() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  TraceSink* trace() const { return options_.engine.trace.get(); }
 
   uint64_t Window(uint64_t option) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t BatchBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -9,10 +9,12 @@
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "pinion/hooks/device_offloader.h"
@@ -40,6 +42,11 @@ class DeviceOffloader::Handle : public SavedTensor {
   }
 
   const RecordPtr& record() const { return record_; }
+
+  // For messages: "Float [16, 32]".
+  std::string Describe() const {
+    return c10::str(c10::typeMetaToScalarType(dtype_), " ", c10::IntArrayRef(sizes_));
+  }
 
   at::Tensor View(Bytes bytes) const {
     const c10::Device device = bytes.storage.device();

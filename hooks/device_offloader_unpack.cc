@@ -27,6 +27,7 @@ bool IsAway(const Parcel& parcel) {
 // -------------------------------------------------------------------------------------- unpack
 
 at::Tensor DeviceOffloader::Unpack(Handle& handle) {
+  const ScopedRange range(trace(), "pinion.unpack", handle.record()->size_bytes());
   NoteBackward();
   Bytes bytes = Acquire(handle, BoundStream(CurrentStream(device_)));
   stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
@@ -90,10 +91,33 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
       if (stream.torch != fetched.stream().torch) RecordOnStream(bytes.storage, stream.torch);
       fetched.Disarm();
       for (GuardedStorage& read : released.storages) read.Disarm();
+      if (record.checksum) Verify(handle, bytes, fetched.copy());
       return bytes;
     }
     FetchNow(*parcel, stream);
   }
+}
+
+void DeviceOffloader::Verify(const Handle& handle, const Bytes& bytes, const Transfer& copy_in) {
+  const StorageRecord& record = *handle.record();
+  const uint64_t begin_bytes = record.extent.begin_bytes + bytes.shift_bytes;
+  const uint64_t saved = record.checksum.value();
+  const uint64_t found =
+      TensorChecksum::Of(bytes.storage, {begin_bytes, begin_bytes + record.size_bytes()}).value();
+  if (found == saved) {
+    stats_->Update([](OffloadStats& stats) { ++stats.verified; });
+    return;
+  }
+  Transfer copy_out;
+  {
+    MutexLock lock(mu_);
+    copy_out = record.parcel->copy_out;
+  }
+  TORCH_CHECK(false,
+              "Pinion, in verify mode: a saved tensor has come back changed: ", handle.Describe(),
+              ", its ", record.size_bytes(), " bytes copied out by D2H ", copy_out.ticket().value,
+              " of ", device_, " and back by H2D ", copy_in.ticket().value, "; their checksum was ",
+              saved, " and is ", found);
 }
 
 DeviceOffloader::Bytes DeviceOffloader::BytesOnDevice(StorageRecord& record) {
@@ -133,6 +157,7 @@ GuardedStorage DeviceOffloader::TakeFetched(Parcel& parcel) {
 }
 
 void DeviceOffloader::FetchNow(Parcel& parcel, const BoundStream& stream) {
+  const ScopedRange range(trace(), "pinion.fetch", parcel.size_bytes());
   GuardedStorage fetched;
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
@@ -240,6 +265,9 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
 // False when that failed: backward goes on without more prefetches for now. Whatever is wrong with
 // the device is for a fetch that is needed to report.
 bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t backward) {
+  uint64_t wanted_bytes = 0;
+  for (const ParcelPtr& parcel : parcels) wanted_bytes += parcel->size_bytes();
+  const ScopedRange range(trace(), "pinion.prefetch", wanted_bytes);
   const BoundStream stream = parcels.front()->pack_stream;
   std::vector<c10::Storage> storages(parcels.size());
   absl::StatusOr<Transfer> copy;

@@ -41,8 +41,14 @@ struct OffloadOptions {
   // earlier run for example, where runs must not differ.
   std::optional<LinkCalibration> link;
 
+  // Every saved tensor that comes back is checked against a checksum that was taken on the device
+  // when it was saved (tensor_checksum.h). Bytes that differ are a c10::Error that names the tensor
+  // and its transfers. To find faults with: it waits for the device whenever a fetched tensor is
+  // unpacked. The environment variable PINION_VERIFY=1 does the same.
+  bool verify = false;
+
   AllocatorOptions allocator;
-  EngineOptions engine;
+  EngineOptions engine;  // its `trace` is told the hooks' ranges, too
 
   static constexpr uint64_t kAutoWindow = UINT64_MAX;
 

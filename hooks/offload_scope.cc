@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
+#include "pinion/device/trace_sink.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/hooks/saved_tensor_hooks.h"
 #include "pinion/hooks/scope_packer.h"
@@ -36,21 +37,24 @@ ParameterStorages StoragesOf(const torch::nn::Module& module) {
 }  // namespace
 
 struct OffloadScope::State {
-  State(std::shared_ptr<PackTarget> pack_target, ParameterStorages parameters)
-      : target(std::move(pack_target)), scope(PackerFor(target, std::move(parameters))) {}
+  State(const std::shared_ptr<OffloadSession>& session, ParameterStorages parameters)
+      : target(TargetOf(session)),
+        range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
+        scope(PackerFor(target, std::move(parameters))) {}
   ~State() {
     if (target != nullptr) target->EndScope();
   }
 
   const std::shared_ptr<PackTarget> target;
+  const ScopedRange range;
   const SavedTensorScope scope;
 };
 
 OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session)
-    : state_(std::make_unique<State>(TargetOf(session), ParameterStorages())) {}
+    : state_(std::make_unique<State>(session, ParameterStorages())) {}
 
 OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module)
-    : state_(std::make_unique<State>(TargetOf(session), StoragesOf(module))) {}
+    : state_(std::make_unique<State>(session, StoragesOf(module))) {}
 
 OffloadScope::~OffloadScope() = default;
 

@@ -24,8 +24,8 @@
 namespace pinion {
 namespace {
 
-bool DisabledByEnvironment() {
-  const char* value = std::getenv("PINION_DISABLE");
+bool SwitchedOnByEnvironment(const char* name) {
+  const char* value = std::getenv(name);
   return value != nullptr && std::string(value) == "1";
 }
 
@@ -52,7 +52,8 @@ class SessionImpl : public OffloadSession, public PackTarget {
  public:
   SessionImpl(const OffloadOptions& options, DeviceBackend backend, c10::DeviceType device_type)
       : options_(options), backend_(std::move(backend)), device_type_(device_type) {
-    options_.enabled = options.enabled && !DisabledByEnvironment();
+    options_.enabled = options.enabled && !SwitchedOnByEnvironment("PINION_DISABLE");
+    options_.verify = options.verify || SwitchedOnByEnvironment("PINION_VERIFY");
   }
 
   const OffloadOptions& options() const override { return options_; }

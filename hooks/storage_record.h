@@ -17,6 +17,7 @@
 #include "pinion/hooks/offload_policy.h"
 #include "pinion/hooks/parcel.h"
 #include "pinion/hooks/saved_version.h"
+#include "pinion/hooks/tensor_checksum.h"
 #include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
@@ -64,6 +65,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const BoundStream pack_stream;
   const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
   const uint64_t node;    // that saved it first
+
+  TensorChecksum checksum;  // of `extent`'s bytes when they were saved; only in verify mode
 
   // ---- guarded ----
   c10::Storage source;  // empty once evicted or gathered
