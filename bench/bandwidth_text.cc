@@ -1,6 +1,7 @@
 #include "pinion/bench/bandwidth_text.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -18,6 +19,9 @@ struct Column {
   const CaseResult* of_case;
   const Series* series;
   std::string label;
+
+  // Of the column in a table, with room for a number of any size.
+  int width() const { return static_cast<int>(std::max<size_t>(label.size(), 6)) + 3; }
 };
 
 // The sweeps of one device.
@@ -80,12 +84,12 @@ void AppendSizes(const std::vector<Column>& columns, std::string& text) {
   }
   absl::StrAppendFormat(&text, "%10s", "size");
   for (const Column& column : columns) {
-    absl::StrAppendFormat(&text, "%*s", static_cast<int>(column.label.size()) + 3, column.label);
+    absl::StrAppendFormat(&text, "%*s", column.width(), column.label);
   }
   for (const auto& [size_bytes, row] : rows) {
     absl::StrAppendFormat(&text, "\n%10s", HumanBytes(size_bytes));
     for (size_t i = 0; i < row.size(); ++i) {
-      const int width = static_cast<int>(columns[i].label.size()) + 3;
+      const int width = columns[i].width();
       text += row[i] ? absl::StrFormat("%*.2f", width, *row[i]) : std::string(width, ' ');
     }
   }

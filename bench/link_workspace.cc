@@ -13,7 +13,7 @@ namespace pinion {
 namespace {
 
 // Large enough to cover the submission of a sample with few copies, on the fastest link.
-constexpr uint64_t kNearPartBytes = 16 * kMiB;
+constexpr uint64_t kNearPartBytes = 8 * kMiB;
 constexpr uint64_t kNearBytes = 3 * kNearPartBytes;
 
 absl::StatusOr<HostSegment> AllocateHost(const MemoryKind& kind, uint64_t size_bytes) {

@@ -121,10 +121,12 @@ class LinkMeter {
   EventHandle end_;
   LinkBuffer gate_buffer_;
   std::vector<Lane> lanes_;
-  // What has been enough so far, as rates, so that a large load does not have to learn what small
-  // ones taught.
-  double gate_copies_per_submission_ = 1.0 / 16;
-  double traffic_bytes_per_byte_ = 1.25;  // of one direction or device
+  // What was enough of late, as rates, so that a large load does not have to learn what small ones
+  // taught.
+  static constexpr double kLeastGate = 1.0 / 16;
+  static constexpr double kLeastTraffic = 1.25;  // some more, until the host has seen the end
+  double gate_copies_per_submission_ = kLeastGate;
+  double traffic_bytes_per_byte_ = kLeastTraffic;  // of one direction or device
 };
 
 }  // namespace pinion
