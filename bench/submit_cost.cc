@@ -8,6 +8,7 @@
 
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/null_device.h"
+#include "pinion/bench/statistics.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/transfer_engine.h"
 
@@ -67,13 +68,16 @@ absl::StatusOr<BenchTime> SubmitCost::Run() {
   std::vector<Transfer> transfers;
   transfers.reserve(batches.size());
   TransferEngine& engine = world_->engine();
-  const double start_ms = WallMs();
+  // One by one: whatever else runs on this machine interrupts some of them, and not the median.
+  std::vector<double> times_ms;
   for (CopyBatch& batch : batches) {
+    const double start_ms = WallMs();
     PINION_ASSIGN_OR_RETURN(Transfer transfer, engine.Submit(std::move(batch), world_->compute()));
+    times_ms.push_back(WallMs() - start_ms);
     transfers.push_back(std::move(transfer));
   }
-  const double ms = (WallMs() - start_ms) / kSubmits;
   PINION_RETURN_IF_ERROR(world_->SynchronizeAll());
+  const double ms = Summarize(std::move(times_ms)).median;
   return BenchTime{.ms = ms, .host_ms = ms};
 }
 

@@ -20,7 +20,7 @@ class SubmitCost {
   // `of` is one way.
   static absl::StatusOr<std::unique_ptr<SubmitCost>> Create(const BenchCase& of);
 
-  // Per Submit, over some that follow each other closely. Their batches are built before.
+  // The median of some that follow each other closely. Their batches are built before.
   absl::StatusOr<BenchTime> Run();
 
  private:
