@@ -50,7 +50,7 @@ struct Stall {
 
 struct FaultPlan {
   std::vector<Fault> calls;
-  std::vector<Stall> stalls;
+  std::vector<Stall> stalls = {};
   // From the n-th copy on, counted from 1 over all devices, copies are stuck for `stall_ms` of
   // virtual time before their bytes move. 0: never.
   uint64_t stall_copies_from = 0;
