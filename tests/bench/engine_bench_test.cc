@@ -1,10 +1,5 @@
 // The program as a user runs it.
 
-#include <sys/wait.h>
-
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -12,36 +7,25 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/tests/support/run_program.h"
 
 namespace pinion {
 namespace {
 
+using testing::FileContents;
 using ::testing::HasSubstr;
+using testing::ProgramOutcome;
+using testing::RunProgram;
 
-struct Outcome {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
-std::string Contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-Outcome RunBench(const std::string& flags) {
-  const std::string out = testing::TempDir() + "/out", err = testing::TempDir() + "/err";
-  const std::string command =
-      absl::StrCat("bench/engine_bench --device=emu:0 ", flags, " >", out, " 2>", err);
-  const int status = std::system(command.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Contents(out), Contents(err)};
+ProgramOutcome RunBench(const std::string& flags) {
+  return RunProgram("bench/engine_bench --device=emu:0 " + flags);
 }
 
 TEST(EngineBenchTest, AQuickRunMeetsEveryGoalOfTheModelledLink) {
-  const std::string path = testing::TempDir() + "/engine_bench.json";
-  const Outcome outcome = RunBench(absl::StrCat("--quick --json=", path));
+  const std::string path = ::testing::TempDir() + "/engine_bench.json";
+  const ProgramOutcome outcome = RunBench(absl::StrCat("--quick --json=", path));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  const nlohmann::json report = nlohmann::json::parse(Contents(path));
+  const nlohmann::json report = nlohmann::json::parse(FileContents(path));
   int judged = 0;
   for (const nlohmann::json& goal : report["goals"]) {
     const std::string name = goal["name"];
@@ -58,7 +42,7 @@ TEST(EngineBenchTest, AQuickRunMeetsEveryGoalOfTheModelledLink) {
 }
 
 TEST(EngineBenchTest, ModelledTimesAreLabelledAsSuch) {
-  const Outcome outcome = RunBench("--benchmark_filter=copies/D2H/raw/1x4MiB");
+  const ProgramOutcome outcome = RunBench("--benchmark_filter=copies/D2H/raw/1x4MiB");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("(modelled)"));
   EXPECT_THAT(outcome.out, ::testing::ContainsRegex("copies/D2H/raw/1x4MiB.*modelled"));

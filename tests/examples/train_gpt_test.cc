@@ -1,12 +1,9 @@
 // The program as a user runs it.
 
-#include <sys/wait.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
@@ -15,24 +12,17 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/tests/support/run_program.h"
 
 namespace pinion {
 namespace {
 
 using ::testing::AllOf;
+using testing::FileContents;
 using ::testing::HasSubstr;
+using testing::ProgramOutcome;
+using testing::RunProgram;
 using ::testing::StartsWith;
-
-struct Outcome {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
-std::string Contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 class TrainGptTest : public ::testing::Test {
  protected:
@@ -44,20 +34,16 @@ class TrainGptTest : public ::testing::Test {
   }
 
   // Runs the program with `flags` after `environment`, in the shell's syntax.
-  Outcome Run(const std::string& flags, const std::string& environment = "") const {
-    const std::string out = testing::TempDir() + "/out", err = testing::TempDir() + "/err";
-    const std::string command =
-        absl::StrCat(environment, " examples/train_gpt ", flags, " >", out, " 2>", err);
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Contents(out), Contents(err)};
+  ProgramOutcome Run(const std::string& flags, const std::string& environment = "") const {
+    return RunProgram(absl::StrCat(environment, " examples/train_gpt ", flags));
   }
 
-  Outcome Tiny(const std::string& flags) const {
+  ProgramOutcome Tiny(const std::string& flags) const {
     return Run(absl::StrCat("--device=emu:0 --size=tiny --text=", text_, " ", flags));
   }
 
   nlohmann::json Runs(const std::string& path) const {
-    return nlohmann::json::parse(Contents(path))["runs"];
+    return nlohmann::json::parse(FileContents(path))["runs"];
   }
 
   std::vector<std::string> Files() const {
@@ -69,14 +55,14 @@ class TrainGptTest : public ::testing::Test {
     return names;
   }
 
-  void ExpectOneClearLine(const Outcome& outcome, const std::string& part) const {
+  void ExpectOneClearLine(const ProgramOutcome& outcome, const std::string& part) const {
     EXPECT_EQ(outcome.exit_code, 1);
     EXPECT_THAT(outcome.err, HasSubstr(part));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
     EXPECT_EQ(outcome.err.back(), '\n');
   }
 
-  const std::string directory_ = testing::TempDir() + "/train_gpt_test";
+  const std::string directory_ = ::testing::TempDir() + "/train_gpt_test";
   const std::string text_ = directory_ + "/text";
 };
 
@@ -117,14 +103,14 @@ TEST_F(TrainGptTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
 }
 
 TEST_F(TrainGptTest, AMissingBibleNamesThePackageThatHasIt) {
-  const Outcome outcome = Run("--device=emu:0", "PATH=/nowhere");
+  const ProgramOutcome outcome = Run("--device=emu:0", "PATH=/nowhere");
   ExpectOneClearLine(outcome, "bible-kjv");
 }
 
 TEST_F(TrainGptTest, ADamagedCheckpointIsRefusedAndKept) {
   const std::string path = directory_ + "/checkpoint";
   ASSERT_EQ(Tiny("--steps=1 --checkpoint=" + path).exit_code, 0);
-  const std::string whole = Contents(path);
+  const std::string whole = FileContents(path);
   ASSERT_GT(whole.size(), 100'000);
 
   std::string flipped = whole;
@@ -134,12 +120,12 @@ TEST_F(TrainGptTest, ADamagedCheckpointIsRefusedAndKept) {
     std::ofstream(path, std::ios::binary) << damaged;
     ExpectOneClearLine(Tiny(absl::StrCat("--steps=1 --resume=", path, " --checkpoint=", path)),
                        path);
-    EXPECT_EQ(Contents(path), damaged);
+    EXPECT_EQ(FileContents(path), damaged);
   }
 }
 
 TEST_F(TrainGptTest, WithoutOffloadTheDefaultLimitIsTooSmallAndTheReportSaysWhoHoldsWhat) {
-  const Outcome outcome = Tiny("--steps=2 --offload=none --json=" + directory_ + "/json");
+  const ProgramOutcome outcome = Tiny("--steps=2 --offload=none --json=" + directory_ + "/json");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.err, StartsWith("train_gpt: emu:0 ran out of memory in step 1"));
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("--offload=pinion"), HasSubstr("parameters"),
@@ -149,7 +135,7 @@ TEST_F(TrainGptTest, WithoutOffloadTheDefaultLimitIsTooSmallAndTheReportSaysWhoH
 
 TEST_F(TrainGptTest, WithOffloadTheDefaultLimitSufficesForTheSameLosses) {
   const std::string limited = directory_ + "/limited", unlimited = directory_ + "/unlimited";
-  const Outcome outcome = Tiny("--steps=4 --json=" + limited);
+  const ProgramOutcome outcome = Tiny("--steps=4 --json=" + limited);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("step 4/4"), HasSubstr("(modelled)"),
                                  HasSubstr("stands for a GPT of width")));
@@ -161,7 +147,7 @@ TEST_F(TrainGptTest, WithOffloadTheDefaultLimitSufficesForTheSameLosses) {
 // The claims that the comparison is there to make, on its default model.
 TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
   const std::string path = directory_ + "/json";
-  const Outcome outcome =
+  const ProgramOutcome outcome =
       Run(absl::StrCat("--device=emu:0 --compare --steps=4 --text=", text_, " --json=", path));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("step (modelled)"), HasSubstr("can hide the transfer"),
@@ -202,14 +188,14 @@ TEST_F(TrainGptTest, TheLossFallsByAFifth) {
 
 TEST_F(TrainGptTest, PathsAreMeantFromWhereTheCommandWasTyped) {
   setenv("BUILD_WORKING_DIRECTORY", directory_.c_str(), 1);
-  const Outcome outcome = Tiny("--steps=1 --json=here");
+  const ProgramOutcome outcome = Tiny("--steps=1 --json=here");
   unsetenv("BUILD_WORKING_DIRECTORY");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(Runs(directory_ + "/here").size(), 1);
 }
 
 TEST_F(TrainGptTest, AComparisonNeedsStepsAfterItsWarmUp) {
-  const Outcome outcome = Tiny("--compare --steps=3");
+  const ProgramOutcome outcome = Tiny("--compare --steps=3");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("--steps=3"), HasSubstr("warm-up")));
 }
@@ -231,7 +217,7 @@ TEST_F(TrainGptTest, TheComparisonRepeatsItsNumbersToTheLastDigit) {
 TEST_F(TrainGptTest, TheTraceIsATimelineThatChromeReads) {
   const std::string path = directory_ + "/trace";
   ASSERT_EQ(Tiny("--steps=2 --trace=" + path).exit_code, 0);
-  const nlohmann::json trace = nlohmann::json::parse(Contents(path));
+  const nlohmann::json trace = nlohmann::json::parse(FileContents(path));
   const nlohmann::json& events = trace.is_array() ? trace : trace["traceEvents"];
   EXPECT_GT(events.size(), 100);
 }
