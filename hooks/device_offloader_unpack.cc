@@ -8,6 +8,7 @@
 
 #include "absl/time/time.h"
 #include "pinion/device/allocation_label.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/device_offloader_handle.h"
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
@@ -40,11 +41,19 @@ absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name) {
   }
 }
 
-LinkCalibration LinkOf(Device& device, PinnedAllocator& allocator) {
-  const absl::StatusOr<LinkCalibration> link = CalibrateLink(device, allocator);
+// Measuring allocates and waits, which would break a graph that `stream` captures.
+absl::StatusOr<LinkCalibration> MeasureLink(TransferEngine& engine, PinnedAllocator& allocator,
+                                            StreamHandle stream) {
+  PINION_ASSIGN_OR_RETURN(const bool capturing, engine.IsCapturing(stream));
+  if (capturing) return absl::FailedPreconditionError("a graph is being captured");
+  return engine.Calibrate(allocator);
+}
+
+LinkCalibration LinkOf(TransferEngine& engine, PinnedAllocator& allocator, StreamHandle stream) {
+  const absl::StatusOr<LinkCalibration> link = MeasureLink(engine, allocator, stream);
   if (link.ok()) return *link;
-  PINION_LOG(kWarning) << device.name() << " is taken for a PCIe 4 device, as its link cannot be "
-                       << "measured now: " << link.status();
+  PINION_LOG(kWarning) << engine.device().name() << " is taken for a PCIe 4 device, since its link "
+                       << "cannot be measured now: " << link.status();
   return AssumedLink();
 }
 
@@ -174,7 +183,8 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::
                             PinnedAllocator::Create(options_.allocator, native->pinned_source()));
   }
   const LinkCalibration link =
-      options_.link.has_value() ? *options_.link : LinkOf(*native, *allocator);
+      options_.link.has_value() ? *options_.link
+                                : LinkOf(*engine, *allocator, NativeStream(CurrentStream(device)));
   MutexLock lock(mu_);
   if (allocator_ == nullptr) allocator_ = std::move(allocator);
   auto& offloader = offloaders_[device.index()];
