@@ -196,6 +196,7 @@ TEST_F(CudaDeviceTest, QueriesAndPinningDoNotSpoilSomebodysCapture) {
 
   EXPECT_THAT(device_.IsCapturing(captured), IsOkAndHolds(true));
   EXPECT_THAT(device_.QueryEvent(event), IsOk());
+  EXPECT_FALSE(device_.ElapsedMs(event, event).ok()) << "it has no timing";
   const absl::StatusOr<HostSegment> segment = device_.pinned_source()->Allocate(2 * kMiB);
   ASSERT_THAT(segment, IsOk());
   EXPECT_THAT(device_.pinned_source()->Free(*segment), IsOk());

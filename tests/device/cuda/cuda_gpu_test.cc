@@ -3,9 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +21,7 @@
 #include "pinion/device/cuda/cuda_status.h"
 #include "pinion/device/cuda/host_latency.h"
 #include "pinion/device/device.h"
+#include "pinion/tests/device/cuda/copy_across_border.h"
 #include "pinion/tests/device/cuda/engine_round_trip.h"
 #include "pinion/tests/device/device_conformance.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -87,31 +86,10 @@ TEST_F(CudaGpuTest, ACopySpansTwoRegistrations) {
   const auto source = CudaRegisteredSource::Create(RealCudaApi(), 0, {.touch_threads = 4});
   if (absl::IsFailedPrecondition(source.status())) GTEST_SKIP() << source.status();
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.value()->Allocate(kGiB + 4 * kMiB));
-  char* const begin = static_cast<char*>(segment.data);
-  const uint64_t border = BytesToRegistrationBorder(begin, segment.size_bytes);
-  const uint64_t before = std::min(border, kMiB);
-  const uint64_t size_bytes = before + std::min(segment.size_bytes - border, kMiB);
-  char* const host = begin + border - before;
-  CudaApi without_batch_api = RealCudaApi();
-  without_batch_api.MemcpyBatchAsync = nullptr;
-  CudaDevice with_batch(RealCudaApi(), 0);
-  CudaDevice without_batch(without_batch_api, 0);
-  for (CudaDevice* const device : {&with_batch, &without_batch}) {
-    const StreamHandle stream = device->CreateStream("s").value();
-    void* const there = device->Allocate(size_bytes, stream).value();
-    std::memset(host, 5, size_bytes);
-    const CopyPiece in = {there, host, size_bytes};
-    const CopyPiece out = {host, there, size_bytes};
-    EXPECT_THAT(device->CopyAsync(CopyDirection::kHostToDevice, {&in, 1}, stream), IsOk());
-    EXPECT_THAT(device->SynchronizeStream(stream), IsOk());
-    std::memset(host, 0, size_bytes);
-    EXPECT_THAT(device->CopyAsync(CopyDirection::kDeviceToHost, {&out, 1}, stream), IsOk());
-    EXPECT_THAT(device->SynchronizeStream(stream), IsOk());
-    EXPECT_EQ(host[0], 5);
-    EXPECT_EQ(std::memcmp(host, host + 1, size_bytes - 1), 0);
-    EXPECT_THAT(device->Free(there, stream), IsOk());
-    EXPECT_THAT(device->DestroyStream(stream), IsOk());
-  }
+  CudaApi without_batch = RealCudaApi();
+  without_batch.MemcpyBatchAsync = nullptr;
+  testing::ExpectCopyAcrossBorder(RealCudaApi(), 0, segment);
+  testing::ExpectCopyAcrossBorder(without_batch, 0, segment);
   EXPECT_THAT(source.value()->Free(segment), IsOk());
 }
 

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,6 +19,7 @@
 #include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/cuda/copy_across_border.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -100,33 +99,8 @@ TEST_F(CudaRegisteredSourceTest, ASegmentOfAGibibyteIsOneRegistrationWhereverItL
 // cudaMemcpyBatchAsync failed for a page that spanned two registrations (sglang#36798).
 TEST_F(CudaRegisteredSourceTest, ACopyMaySpanTwoRegistrations) {
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(kGiB + 4 * kMiB));
-  char* const begin = static_cast<char*>(segment.data);
-  const uint64_t border = BytesToRegistrationBorder(begin, segment.size_bytes);
-  ASSERT_LT(border, segment.size_bytes);
-  // As much as there is on the smaller side of the border, up to 1 MiB, and some on the other.
-  const uint64_t before = std::min(border, kMiB);
-  const uint64_t after = std::min(segment.size_bytes - border, kMiB);
-  const uint64_t size_bytes = before + after;
-  char* const host = begin + border - before;
-  for (uint64_t i = 0; i < size_bytes; ++i) host[i] = static_cast<char>(i * 31 + 7);
-  const std::vector<char> bytes(host, host + size_bytes);
-
-  CudaDevice with_batch(FakeCuda::Api(), 1);
-  CudaDevice without_batch(FakeCuda::ApiWithoutBatch(), 1);
-  for (CudaDevice* const device : {&with_batch, &without_batch}) {
-    const StreamHandle stream = device->CreateStream("s").value();
-    void* const there = device->Allocate(size_bytes, stream).value();
-    std::memcpy(host, bytes.data(), size_bytes);
-    const CopyPiece in = {there, host, size_bytes};
-    const CopyPiece out = {host, there, size_bytes};
-    EXPECT_THAT(device->CopyAsync(CopyDirection::kHostToDevice, {&in, 1}, stream), IsOk());
-    EXPECT_THAT(device->SynchronizeStream(stream), IsOk());
-    std::memset(host, 0, size_bytes);
-    EXPECT_THAT(device->CopyAsync(CopyDirection::kDeviceToHost, {&out, 1}, stream), IsOk());
-    EXPECT_THAT(device->SynchronizeStream(stream), IsOk());
-    EXPECT_EQ(std::memcmp(host, bytes.data(), size_bytes), 0);
-    EXPECT_THAT(device->Free(there, stream), IsOk());
-  }
+  testing::ExpectCopyAcrossBorder(FakeCuda::Api(), 1, segment);
+  testing::ExpectCopyAcrossBorder(FakeCuda::ApiWithoutBatch(), 1, segment);
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 2);
   EXPECT_EQ(fake_.calls("MemcpyAsync"), 4);
   EXPECT_THAT(source_->Free(segment), IsOk());

@@ -224,7 +224,9 @@ cudaError_t EventQuery(cudaEvent_t event) {
 
 cudaError_t EventElapsedTime(float* elapsed_ms, cudaEvent_t start, cudaEvent_t end) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "EventElapsedTime");
+  if (const cudaError_t error = fake.EnterUnsafe("EventElapsedTime"); error != cudaSuccess) {
+    return error;
+  }
   const absl::StatusOr<double> elapsed =
       fake.current().ElapsedMs(EventHandle(start), EventHandle(end));
   if (absl::IsUnavailable(elapsed.status())) return fake.Latch(cudaErrorNotReady);

@@ -1,0 +1,53 @@
+// A copy whose host memory is two registrations, on the fake runtime and on real ones.
+
+#ifndef PINION_TESTS_DEVICE_CUDA_COPY_ACROSS_BORDER_H_
+#define PINION_TESTS_DEVICE_CUDA_COPY_ACROSS_BORDER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/cuda/cuda_registered_source.h"
+#include "pinion/device/device.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+
+// `segment` is registered memory of more than a gibibyte. Bytes on both sides of its first border
+// go to the device in one piece and come back.
+inline void ExpectCopyAcrossBorder(const CudaApi& api, int index, const HostSegment& segment) {
+  char* const begin = static_cast<char*>(segment.data);
+  const uint64_t border = BytesToRegistrationBorder(begin, segment.size_bytes);
+  ASSERT_LT(border, segment.size_bytes);
+  const uint64_t before = std::min(border, kMiB);
+  const uint64_t size_bytes = before + std::min(segment.size_bytes - border, kMiB);
+  char* const host = begin + border - before;
+  for (uint64_t i = 0; i < size_bytes; ++i) host[i] = static_cast<char>(i * 31 + i / 509);
+  const std::vector<char> bytes(host, host + size_bytes);
+
+  CudaDevice device(api, index);
+  PINION_ASSERT_OK_AND_ASSIGN(const StreamHandle stream, device.CreateStream("s"));
+  PINION_ASSERT_OK_AND_ASSIGN(void* const there, device.Allocate(size_bytes, stream));
+  const CopyPiece in = {there, host, size_bytes};
+  const CopyPiece out = {host, there, size_bytes};
+  EXPECT_THAT(device.CopyAsync(CopyDirection::kHostToDevice, {&in, 1}, stream), IsOk());
+  EXPECT_THAT(device.SynchronizeStream(stream), IsOk());
+  std::memset(host, 0, size_bytes);
+  EXPECT_THAT(device.CopyAsync(CopyDirection::kDeviceToHost, {&out, 1}, stream), IsOk());
+  EXPECT_THAT(device.SynchronizeStream(stream), IsOk());
+  EXPECT_EQ(std::memcmp(host, bytes.data(), size_bytes), 0);
+  EXPECT_THAT(device.Free(there, stream), IsOk());
+  EXPECT_THAT(device.SynchronizeStream(stream), IsOk());
+  EXPECT_THAT(device.DestroyStream(stream), IsOk());
+}
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_DEVICE_CUDA_COPY_ACROSS_BORDER_H_
