@@ -9,8 +9,10 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
+#include "pinion/bench/statistics.h"
 #include "pinion/engine/link_calibration.h"
 #include "pinion/engine/link_curve.h"
+#include "pinion/engine/link_meter.h"
 
 namespace pinion {
 namespace {

@@ -39,10 +39,8 @@ ABSL_FLAG(
     uint64_t, max_kib, 0,
     "largest copy; default: 1048576 (1 GiB), on emulated devices 65536, beyond which the model has "
     "nothing to tell");
-ABSL_FLAG(
-    int, samples, 0,
-    "per size, of which the median is reported; default: 10, on emulated devices, whose times do "
-    "not scatter, 3");
+ABSL_FLAG(int, samples, 10,
+          "per size, of which the median is reported; fewer of large copies on emulated devices");
 ABSL_FLAG(bool, quick, false, "copies of up to 16 MiB and few samples, for a first look");
 ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 ABSL_FLAG(std::string, nvbandwidth_json, "", "file to write nvbandwidth's own JSON to");
@@ -55,7 +53,6 @@ namespace {
 // Modelled times do not scatter, but the bytes of every copy move.
 constexpr uint64_t kModelledBytesPerSize = 64 * kMiB;
 constexpr uint64_t kModelledMaxBytes = 64 * kMiB;
-constexpr int kModelledSamples = 3;
 constexpr uint64_t kQuickBytes = 16 * kMiB;
 constexpr int kQuickSamples = 3;
 
@@ -64,13 +61,12 @@ BandwidthOptions OptionsFromFlags(bool modelled) {
   options.min_bytes = absl::GetFlag(FLAGS_min_kib) * kKiB;
   if (modelled) {
     options.max_bytes = kModelledMaxBytes;
-    options.samples = kModelledSamples;
     options.bytes_per_size = kModelledBytesPerSize;
   }
   if (const uint64_t max_kib = absl::GetFlag(FLAGS_max_kib); max_kib > 0) {
     options.max_bytes = max_kib * kKiB;
   }
-  if (const int samples = absl::GetFlag(FLAGS_samples); samples != 0) options.samples = samples;
+  options.samples = absl::GetFlag(FLAGS_samples);
   options.cases = absl::GetFlag(FLAGS_cases);
   if (absl::GetFlag(FLAGS_quick)) {
     options.max_bytes = std::min(options.max_bytes, kQuickBytes);

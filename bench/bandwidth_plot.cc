@@ -126,7 +126,7 @@ std::string PlotScript(const BandwidthResult& result, const std::string& termina
     add(absl::StrFormat("keyentry with linespoints pt %d ps 0.8 %s title %s", point_type, pen,
                         Quoted(label)));
   }
-  return absl::StrCat(script, "plot ", plot, "\n");
+  return absl::StrCat(script, "plot sample ", plot, "\n");
 }
 
 absl::Status CheckPlot(const std::string& path) {

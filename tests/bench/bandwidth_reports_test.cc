@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -196,6 +198,16 @@ TEST(BandwidthPlotTest, HasAPointForEverySizeOfTheFirstDevice) {
   EXPECT_THAT(script, HasSubstr("\n268435456 55."));
   EXPECT_THAT(script, HasSubstr("title \"H2D pageable\""));
   EXPECT_THAT(script, Not(HasSubstr("modelled")));
+}
+
+TEST(BandwidthPlotTest, GnuplotUnderstandsTheScript) {
+  const std::string path = ::testing::TempDir() + "/bandwidth.svg";
+  ASSERT_THAT(CheckPlot(path), testing::IsOk());
+  ASSERT_THAT(WriteBandwidthPlot(TwoDevices(), path), testing::IsOk());
+  std::ifstream file(path);
+  const std::string svg((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  EXPECT_THAT(svg, HasSubstr("H2D pageable"));
+  EXPECT_THAT(svg, HasSubstr("256 MiB"));  // the last size has a mark on the axis
 }
 
 TEST(BandwidthPlotTest, AnotherFormatIsRefusedBeforeAnythingIsMeasured) {
