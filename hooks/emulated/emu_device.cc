@@ -61,6 +61,8 @@ void RegisterOverComposites(torch::Library& library) {
   for (const char* name : {"convolution", "convolution_backward", "_convolution"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
   }
+  // One kernel on CUDA, where the composite one has a kernel for each tensor.
+  library.impl("_foreach_copy_", torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
 }
 
 void RegisterKernels() {
