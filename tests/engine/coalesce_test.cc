@@ -119,7 +119,7 @@ TEST(SlicePiecesTest, ALimitBelowTheAlignmentCutsAnyhow) {
 }
 
 TEST(SlicePiecesTest, RandomSlicesOneAfterAnotherCopyTheSameBytes) {
-  for (uint32_t seed = 1; seed <= 300; ++seed) {
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const uint64_t largest_piece = 1 + random() % 12'000;
