@@ -8,6 +8,7 @@
 
 #include "absl/debugging/symbolize.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
 
 namespace pinion {
 namespace {
