@@ -15,8 +15,9 @@ namespace {
 
 constexpr int kMaxFrames = 32;
 
-// By the tables of exceptions: optimised code has no frame pointers to follow.
-std::vector<void*> CallersStack() {
+// By the tables of exceptions: optimised code has no frame pointers to follow. Not inlined, so that
+// it is always two frames that are not the caller's.
+[[gnu::noinline]] std::vector<void*> CallersStack() {
   void* frames[kMaxFrames];
   const int count = backtrace(frames, kMaxFrames);
   // Without this function and Allocate.
