@@ -238,9 +238,14 @@ TEST_P(CudaPathFailures, WhicheverCallFailsNothingIsLost) {
     // A call that did not give something back cannot be made good.
     const bool gives_back = failed == "StreamDestroy" || failed == "EventDestroy" ||
                             failed == "FreeHost" || failed == "GetDevice";
-    EXPECT_LE(world.fake().live_handles(), gives_back ? 1u : 0u);
-    EXPECT_LE(world.fake().live_segments(), gives_back ? 1u : 0u);
-    EXPECT_EQ(world.device_bytes(), device_bytes);
+    const uint64_t may_stay = gives_back ? 1 : 0;
+    // Autograd's workers let go of the last tensors a moment after backward has thrown.
+    EXPECT_TRUE(Soon([&] {
+      return world.fake().live_handles() <= may_stay && world.fake().live_segments() <= may_stay &&
+             world.device_bytes() == device_bytes;
+    })) << world.fake().live_handles()
+        << " streams and events, " << world.fake().live_segments() << " pinned segments and "
+        << world.device_bytes() - device_bytes << " bytes of the device are left";
     EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess) << "left for somebody else to find";
   }
   RecordProperty("calls", static_cast<int>(undisturbed.calls));
