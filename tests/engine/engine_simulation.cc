@@ -40,6 +40,9 @@ constexpr absl::Duration kPatience = absl::Seconds(10);  // far more than anythi
 constexpr double kSlowFlops = 1e12;                      // some 15 ms
 constexpr double kStuckFlops = 1e22;                     // years
 
+// A seed that loses both devices before goes on in another world.
+constexpr uint64_t kLeastOperations = 200;
+
 using Random = std::mt19937_64;
 using Bytes = std::vector<uint8_t>;
 
@@ -615,8 +618,21 @@ class SilentLog {
 SimulationResult SimulateEngine(uint64_t seed) {
   const SilentLog silent;
   Random random(seed);
-  Scenario scenario = DrawScenario(seed, random);
-  return Simulation(std::move(scenario), random).Run();
+  SimulationResult total;
+  while (total.failure.empty() && total.operations < kLeastOperations) {
+    Scenario scenario = DrawScenario(seed, random);
+    const SimulationResult world = Simulation(std::move(scenario), random).Run();
+    total.failure = world.failure;
+    total.operations += world.operations;
+    total.transfers += world.transfers;
+    total.chunks += world.chunks;
+    total.flow_control_waits += world.flow_control_waits;
+    total.retries += world.retries;
+    total.failed_submits += world.failed_submits;
+    total.lost_device |= world.lost_device;
+    total.stuck_device |= world.stuck_device;
+  }
+  return total;
 }
 
 }  // namespace pinion::testing

@@ -15,7 +15,6 @@ using ::pinion::testing::SimulationResult;
 constexpr uint64_t kSeeds = 300;
 
 TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
-  uint64_t whole = 0;  // ran to the end on both devices
   uint64_t lost = 0;
   uint64_t stuck = 0;
   uint64_t retries = 0;
@@ -25,7 +24,7 @@ TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     const SimulationResult result = SimulateEngine(seed);
     ASSERT_EQ(result.failure, "") << "seed " << seed;
-    whole += result.operations >= 200 ? 1 : 0;
+    EXPECT_GE(result.operations, 200u) << "seed " << seed;
     lost += result.lost_device ? 1 : 0;
     stuck += result.stuck_device ? 1 : 0;
     retries += result.retries;
@@ -34,7 +33,6 @@ TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
     chunked += result.chunks > result.transfers ? 1 : 0;
   }
   // Nothing that the simulation is about has quietly stopped to happen.
-  EXPECT_GT(whole, kSeeds * 9 / 10);
   EXPECT_GT(lost, kSeeds / 30);
   EXPECT_GT(stuck, kSeeds / 30);
   EXPECT_GT(chunked, kSeeds / 5);
