@@ -48,7 +48,8 @@ struct AllocatorOptions {
 
   // --- Performance ---
 
-  // Segments are asked for in chunks of this size, or of the block's size where that is larger.
+  // Segments are asked for in chunks of this size, or of the block's size where that is larger;
+  // larger ones take the place of free ones that have become too short.
   // A multiple of the source's granularity.
   uint64_t segment_bytes = uint64_t{64} << 20;
 

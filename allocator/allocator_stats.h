@@ -89,8 +89,8 @@ struct AllocatorStats {
 
 // The same under the names of torch.cuda.host_memory_stats(), for tools that know those:
 // "allocated_bytes.current", "num_host_alloc", "host_alloc_time.total" (microseconds), ...
-// Without "allocations.*" and "*_time.min", which are about blocks that map one to one to driver
-// calls.
+// Without "allocations.*", "active_requests.*" and "*_time.min", which are about blocks that map
+// one to one to driver calls.
 std::map<std::string, int64_t> HostMemoryStats(const AllocatorStats& stats);
 
 }  // namespace pinion

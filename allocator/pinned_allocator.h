@@ -60,7 +60,8 @@ class PinnedAllocator {
   absl::Status Reserve(uint64_t size_bytes);
 
   // Gives wholly free segments back until at most `keep_bytes` stay locked. Returns the bytes
-  // given back. Unpinning can synchronise a device: call it between steps.
+  // given back. Unpinning can synchronise a device: call it between steps. (A growth may unpin,
+  // too, where segments that are too short make room for a longer one.)
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
 
   AllocatorStats GetStats() const;
