@@ -132,7 +132,8 @@ class Run {
       absl::Status ran = got;
       if (ran.ok()) ran = AddTraffic(spec, column);
       if (ran.ok()) ran = Sweep(spec, workspace, series);
-      workspace.meter().ClearTraffic();
+      const absl::Status cleared = workspace.meter().ClearTraffic();
+      if (ran.ok()) ran = cleared;
       if (ran.ok()) {
         result.series.push_back(std::move(series));
       } else {

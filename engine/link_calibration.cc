@@ -6,10 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/engine/link_meter.h"
@@ -30,6 +32,17 @@ constexpr uint64_t kMostCopies = 16;
 // The further piece of a batch is the slope between these two.
 constexpr int kFewPieces = 4;
 constexpr int kManyPieces = 32;
+
+// Memory that a device may still write to: never used again.
+void KeepForEver(PinnedBlock block) {
+  struct Kept {
+    Mutex mu;
+    std::vector<PinnedBlock> blocks ABSL_GUARDED_BY(mu);
+  };
+  static Kept* const kept = new Kept;
+  MutexLock lock(kept->mu);
+  kept->blocks.push_back(std::move(block));
+}
 
 // The memory that a calibration borrows, and the meter that uses it. Half is for what is measured
 // and its gate, half for traffic in the other direction.
@@ -55,7 +68,7 @@ class Workbench {
       PINION_LOG(kError) << "link calibration: " << HumanBytes(size_bytes_)
                          << " of pinned memory leak, a copy may still touch them: "
                          << settled.message();
-      new PinnedBlock(std::move(host_));
+      KeepForEver(std::move(host_));
       return;
     }
     if (on_device_ == nullptr) return;
@@ -89,7 +102,10 @@ class Workbench {
       PINION_ASSIGN_OR_RETURN(const double us, MedianUs(load));
       times.push_back({size_bytes, us});
     }
-    return FitLinkCurve(times);
+    absl::StatusOr<LinkCurve> curve = FitLinkCurve(times);
+    if (curve.ok()) return curve;
+    // Not the caller's fault.
+    return absl::FailedPreconditionError(curve.status().message());
   }
 
   absl::StatusOr<double> MeasurePieceUs(CopyDirection direction, const LinkCurve& curve) {
@@ -161,7 +177,7 @@ absl::StatusOr<LinkCalibration> CalibrateLink(Device& device, PinnedAllocator& a
         bench->meter().AddTraffic(device, Opposite(direction), bench->traffic()));
     PINION_ASSIGN_OR_RETURN(const LinkCurve duplex,
                             bench->MeasureCurve(direction, bench->measured().size_bytes / 16));
-    bench->meter().ClearTraffic();
+    PINION_RETURN_IF_ERROR(bench->meter().ClearTraffic());
     (h2d ? link.h2d_duplex_gb_per_s : link.d2h_duplex_gb_per_s) =
         std::min(duplex.gb_per_s, curve.gb_per_s);
   }

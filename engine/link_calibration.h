@@ -10,7 +10,8 @@
 // Copies of other programs, or of this one, that run meanwhile make the result worse, not wrong.
 //
 // Errors: ResourceExhausted when not even 1 MiB can be had on both sides; FailedPrecondition when
-// submission is too slow for this link to be measured (link_meter.h); the device's own errors.
+// submission is too slow for this link to be measured (link_meter.h), or the times are noise;
+// DeadlineExceeded when a copy takes longer than a minute; the device's own errors.
 // Thread safety: the values are plain data. CalibrateLink may run beside other users of the device.
 
 #ifndef PINION_ENGINE_LINK_CALIBRATION_H_

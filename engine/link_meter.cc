@@ -22,7 +22,7 @@ constexpr absl::Duration kPatience = absl::Minutes(1);
 // over before everything is submitted.
 constexpr int kMaxGateCopies = 512;
 // Several times what the longest copy needs that fits a device.
-constexpr int kMaxTrafficCopies = 1 << 16;
+constexpr int kMaxTrafficCopies = 1 << 10;
 
 // A host that was held up once must not make all later samples long. Costs one sample in fourteen.
 constexpr double kForget = 0.95;
@@ -71,7 +71,7 @@ absl::Status LinkMeter::Init() {
 }
 
 LinkMeter::~LinkMeter() {
-  ClearTraffic();
+  for (const Lane& lane : lanes_) Destroy(lane);
   for (const EventHandle event : {traffic_may_start_, gate_, start_, end_}) {
     if (event.valid()) LogIfBad(device_.DestroyEvent(event), "an event leaks");
   }
@@ -110,12 +110,15 @@ void LinkMeter::Destroy(const Lane& lane) {
   LogIfBad(lane.device->DestroyStream(lane.stream), "a stream leaks");
 }
 
-void LinkMeter::ClearTraffic() {
+absl::Status LinkMeter::ClearTraffic() {
+  PINION_RETURN_IF_ERROR(Settle());
   for (const Lane& lane : lanes_) Destroy(lane);
   lanes_.clear();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<double> LinkMeter::MeasureUs(const LinkLoad& load) {
+  PINION_CHECK(load.pieces_per_copy >= 1) << "copies of no pieces";
   PINION_CHECK(gate_buffer_.size_bytes > 0) << "MeasureUs without SetGate";
   while (true) {
     PINION_ASSIGN_OR_RETURN(const Sample sample, Take(load));

@@ -21,8 +21,8 @@
 // Errors: FailedPrecondition when submission is so slow that no gate of bearable length holds; the
 // device's own errors; DeadlineExceeded when a copy takes longer than a minute.
 // Thread safety: one thread at a time. Ownership: memory and devices are the caller's; both must
-// stay until Settle returned OkStatus or the meter is gone, whichever is first, and memory that a
-// copy may still touch (Settle failed) must stay for good.
+// stay until Settle has returned OkStatus after the last measurement. Where it fails, the memory
+// must stay for good: the end of the meter stops no copy.
 
 #ifndef PINION_ENGINE_LINK_METER_H_
 #define PINION_ENGINE_LINK_METER_H_
@@ -74,7 +74,8 @@ class LinkMeter {
   // From now on, copies between the ends of `buffer` run beside what is measured. The buffer is
   // pinned, touched by nobody else meanwhile, and ready for use on any stream of `device`.
   absl::Status AddTraffic(Device& device, CopyDirection direction, const LinkBuffer& buffer);
-  void ClearTraffic();
+  // Waits for the copies that were submitted. If that fails the traffic stays, for Settle to see.
+  absl::Status ClearTraffic();
 
   // Microseconds per submission of `load`, on average. The load's memory must be pinned.
   absl::StatusOr<double> MeasureUs(const LinkLoad& load);

@@ -94,6 +94,8 @@ TransferEngineImpl::~TransferEngineImpl() {
 
 absl::StatusOr<Transfer> TransferEngineImpl::Submit(CopyBatch batch, StreamHandle after) {
   PINION_CHECK(!batch.empty()) << "Submit of an empty batch";
+  // Before a sink's lock: a child of fork() may find it taken for ever.
+  PINION_RETURN_IF_ERROR(health());
   const ScopedRange range(options_.trace.get(), "pinion.submit", batch.size_bytes());
   CopyLane& lane = batch.direction() == CopyDirection::kHostToDevice ? *h2d_ : *d2h_;
   PINION_ASSIGN_OR_RETURN(const uint64_t value, lane.Submit(batch, after));
@@ -122,14 +124,15 @@ absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle
 }
 
 absl::StatusOr<LinkCalibration> TransferEngineImpl::Calibrate(PinnedAllocator& allocator) {
-  PINION_RETURN_IF_ERROR(device_->accepting());
+  // Before any lock, for the same reason.
+  PINION_RETURN_IF_ERROR(health());
   const FifoTurn::Scope turn(calibrating_);
   if (std::optional<LinkCalibration> link = KnownLink()) return *link;
   return MeasureLink(allocator);
 }
 
 absl::StatusOr<LinkCalibration> TransferEngineImpl::Recalibrate(PinnedAllocator& allocator) {
-  PINION_RETURN_IF_ERROR(device_->accepting());
+  PINION_RETURN_IF_ERROR(health());
   const FifoTurn::Scope turn(calibrating_);
   return MeasureLink(allocator);
 }
@@ -140,6 +143,7 @@ std::optional<LinkCalibration> TransferEngineImpl::KnownLink() {
 }
 
 absl::StatusOr<LinkCalibration> TransferEngineImpl::MeasureLink(PinnedAllocator& allocator) {
+  PINION_RETURN_IF_ERROR(device_->accepting());
   absl::StatusOr<LinkCalibration> link = CalibrateLink(device(), allocator);
   if (ClassifyDeviceError(link.status()) == DeviceErrorClass::kSticky) {
     device_->Poison("calibration", link.status());

@@ -88,7 +88,7 @@ DeviceInfo CudaDevice::info() const {
     info.link = LinkKind::kNvlinkC2c;
     info.link_name = "NVLink-C2C";
     // Per GPU and direction: 900 GB/s both ways for one Hopper; two Blackwells share as much.
-    info.rated_gb_per_s = properties.major == 9 ? 450 : 225;
+    info.rated_gb_per_s = properties.major == 9 ? 450 : properties.major > 9 ? 225 : 0;
   }
   char bus_id[32] = {};
   if (!Call("cudaDeviceGetPCIBusId", [&] {
@@ -98,7 +98,7 @@ DeviceInfo CudaDevice::info() const {
   }
   const PciLink pci = ReadPciLink(bus_id);
   info.numa_node = pci.numa_node;
-  if (info.link == LinkKind::kUnknown && pci.generation > 0) {
+  if (info.link == LinkKind::kUnknown && pci.gb_per_s > 0) {
     info.link = LinkKind::kPcie;
     info.link_name = absl::StrCat("PCIe ", pci.generation, " x", pci.lanes);
     info.rated_gb_per_s = pci.gb_per_s;
@@ -265,7 +265,12 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
   const absl::Status copied = CopyPieces(direction, pieces, Native(stream));
   if (!copied.ok() && pieces.size() > 1 &&
       ClassifyDeviceError(copied) != DeviceErrorClass::kSticky) {
-    PINION_RETURN_IF_ERROR(SynchronizeStream(stream));
+    const absl::Status settled = SynchronizeStream(stream);
+    if (!settled.ok()) {
+      // As bad as a sticky error: memory may be written that the caller believes to be his.
+      return absl::InternalError(absl::StrCat(copied.message(), "; what was enqueued of it could ",
+                                              "not be waited for: ", settled.message()));
+    }
   }
   return copied;
 }

@@ -3,7 +3,7 @@
 // the one before.
 //
 // The kernel is PTX text, which the driver compiles: building Pinion takes no nvcc. It assembles
-// for sm_80, sm_90 and sm_100; on a GPU it has not run yet.
+// for sm_80, sm_90 and sm_100.
 
 #ifndef PINION_DEVICE_CUDA_HOST_LATENCY_H_
 #define PINION_DEVICE_CUDA_HOST_LATENCY_H_
