@@ -1,0 +1,51 @@
+// What a training program asked of a host allocator, step by step: recorded once, replayed by the
+// allocator's benchmark and its tests.
+//
+//   # comment
+//   s             a training step begins
+//   a 17 786432   block 17, 786432 bytes, is allocated
+//   f 17          and freed
+//
+// Thread safety: pure functions and values.
+
+#ifndef PINION_BENCH_ALLOCATOR_ALLOCATION_TRACE_H_
+#define PINION_BENCH_ALLOCATOR_ALLOCATION_TRACE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace pinion {
+
+struct AllocationEvent {
+  enum class Kind { kStep, kAllocate, kFree };
+  Kind kind = Kind::kStep;
+  uint32_t block = 0;       // of kAllocate and kFree; a number is used again once it was freed
+  uint64_t size_bytes = 0;  // of kAllocate
+
+  friend bool operator==(const AllocationEvent&, const AllocationEvent&) = default;
+};
+
+struct AllocationTrace {
+  std::string name;  // of the program: "gpt2_small"
+  std::vector<AllocationEvent> events;
+  uint32_t blocks = 0;  // one more than the largest number of a block
+  uint64_t allocations = 0;
+  uint64_t peak_bytes = 0;  // of live blocks
+};
+
+// InvalidArgument names the line: not a line of the above, a block that is allocated twice or freed
+// without being allocated, or one that is still live at the end.
+absl::StatusOr<AllocationTrace> ParseAllocationTrace(std::string name, std::string_view text);
+// The name is the file's, without folder and ".txt". NotFound, or as ParseAllocationTrace.
+absl::StatusOr<AllocationTrace> ReadAllocationTrace(const std::string& path);
+
+std::string FormatAllocationTrace(const AllocationTrace& trace);
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_ALLOCATOR_ALLOCATION_TRACE_H_

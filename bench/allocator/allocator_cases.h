@@ -1,0 +1,214 @@
+// What allocator_bench measures, for any of the peers (peers.h).
+//
+// All times are wall-clock. A result is the median of several samples, each of which is long
+// enough for the clock; the tail (p99) comes from calls that are timed one by one, in runs of their
+// own.
+
+#ifndef PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
+#define PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
+
+#include <atomic>
+#include <barrier>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pinion/bench/allocator/allocation_trace.h"
+#include "pinion/bench/allocator/latency.h"
+#include "pinion/bench/allocator/peers.h"
+
+namespace pinion {
+
+struct CaseResult {
+  double median_ns = 0;  // per allocate + free
+  double p99_ns = 0;     // of one call, allocate or free
+};
+
+// How much more than was asked for a trace's blocks keep from others, and what was locked for them.
+struct WasteResult {
+  double mean_percent = 0;     // booked over requested, over all allocations by bytes
+  double locked_per_peak = 0;  // locked over the most bytes that were live at once; 0: unknown
+  uint64_t upstream_bytes = 0;
+};
+
+template <typename Peer>
+using Blocks = std::vector<std::optional<typename Peer::Block>>;
+
+// Plays the trace once. `around` is called with each call, and makes it.
+template <typename Peer, typename Around>
+void Replay(Peer& peer, const AllocationTrace& trace, Blocks<Peer>& blocks, const Around& around) {
+  for (const AllocationEvent& event : trace.events) {
+    if (event.kind == AllocationEvent::Kind::kAllocate) {
+      around([&] { blocks[event.block].emplace(peer.Allocate(event.size_bytes)); });
+    } else if (event.kind == AllocationEvent::Kind::kFree) {
+      around([&] {
+        peer.Free(*std::move(blocks[event.block]));
+        blocks[event.block].reset();
+      });
+    }
+  }
+}
+
+// `threads` threads play the trace at once on one allocator.
+template <typename Peer>
+CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
+  Peer peer(std::make_shared<CopyClock>(0));
+  // Some hundred microseconds at least.
+  const int replays = static_cast<int>(4000 / trace.allocations) + 1;
+  std::vector<double> pair_ns(samples);
+  CallTimes calls(2 * trace.allocations * replays * threads);
+  std::vector<CallTimes> thread_calls(threads, CallTimes(2 * trace.allocations * replays));
+  std::barrier barrier(threads);
+  const auto play = [&](int thread) {
+    Blocks<Peer> blocks(trace.blocks);
+    const auto plain = [](const auto& call) { call(); };
+    Replay(peer, trace, blocks, plain);
+    for (double& sample : pair_ns) {
+      barrier.arrive_and_wait();
+      const double start = NowNs();
+      for (int i = 0; i < replays; ++i) Replay(peer, trace, blocks, plain);
+      barrier.arrive_and_wait();
+      if (thread == 0) {
+        sample = (NowNs() - start) / static_cast<double>(replays * trace.allocations);
+      }
+    }
+    barrier.arrive_and_wait();
+    const auto timed = [&](const auto& call) { thread_calls[thread].Time(call); };
+    for (int i = 0; i < replays; ++i) Replay(peer, trace, blocks, timed);
+  };
+  std::vector<std::jthread> others;
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back(play, thread);
+  play(0);
+  others.clear();
+  for (const CallTimes& times : thread_calls) calls.Merge(times);
+  return {Percentile(pair_ns, 0.5), calls.PercentileNs(0.99)};
+}
+
+// What backward does: one thread allocates, another frees with a ticket of the copy that still
+// reads. Up to 64 blocks are on their way, and copies take 32 submissions.
+template <typename Peer>
+CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
+  constexpr uint64_t kBlocks = 20'000;
+  constexpr size_t kQueue = 64;
+  const auto clock = std::make_shared<CopyClock>(/*lag=*/32);
+  Peer peer(clock);
+  std::vector<uint64_t> sizes;
+  for (const AllocationEvent& event : trace.events) {
+    if (event.kind == AllocationEvent::Kind::kAllocate) sizes.push_back(event.size_bytes);
+  }
+
+  // Block `i` travels in slot i % kQueue: full once the producer is past it, empty once the
+  // consumer is.
+  std::vector<std::optional<typename Peer::Block>> queue(kQueue);
+  alignas(64) std::atomic<uint64_t> produced{0};
+  alignas(64) std::atomic<uint64_t> consumed{0};
+  const auto run = [&](const auto& around_allocate, const auto& around_free) {
+    produced = 0;
+    consumed = 0;
+    std::jthread consumer([&] {
+      for (uint64_t i = 0; i < kBlocks; ++i) {
+        while (produced.load(std::memory_order_acquire) <= i) std::this_thread::yield();
+        std::optional<typename Peer::Block>& slot = queue[i % kQueue];
+        around_free([&] { peer.FreeAfter(*std::move(slot), clock->Submit()); });
+        slot.reset();
+        consumed.store(i + 1, std::memory_order_release);
+      }
+    });
+    for (uint64_t i = 0; i < kBlocks; ++i) {
+      while (i - consumed.load(std::memory_order_acquire) >= kQueue) std::this_thread::yield();
+      around_allocate([&] { queue[i % kQueue].emplace(peer.Allocate(sizes[i % sizes.size()])); });
+      produced.store(i + 1, std::memory_order_release);
+    }
+  };
+
+  const auto plain = [](const auto& call) { call(); };
+  run(plain, plain);
+  std::vector<double> pair_ns(samples);
+  for (double& sample : pair_ns) {
+    const double start = NowNs();
+    run(plain, plain);
+    sample = (NowNs() - start) / static_cast<double>(kBlocks);
+  }
+  CallTimes allocations(kBlocks);
+  CallTimes frees(kBlocks);
+  run([&](const auto& call) { allocations.Time(call); },
+      [&](const auto& call) { frees.Time(call); });
+  clock->FinishAll();
+  allocations.Merge(frees);
+  return {Percentile(pair_ns, 0.5), allocations.PercentileNs(0.99)};
+}
+
+// Allocate and free 1 KiB beside `holes` free holes of that size that cannot coalesce (rmm#2507).
+template <typename Peer>
+CaseResult AmongHoles(uint64_t holes, int samples) {
+  constexpr uint64_t kSize = 1024;
+  constexpr int kPairs = 2000;
+  Peer peer(std::make_shared<CopyClock>(0));
+  std::vector<std::optional<typename Peer::Block>> blocks;
+  for (uint64_t i = 0; i < 2 * holes; ++i) blocks.emplace_back(peer.Allocate(kSize));
+  for (uint64_t i = 0; i < 2 * holes; i += 2) {
+    peer.Free(*std::move(blocks[i]));
+    blocks[i].reset();
+  }
+  std::vector<double> pair_ns(samples);
+  for (double& sample : pair_ns) {
+    const double start = NowNs();
+    for (int i = 0; i < kPairs; ++i) peer.Free(peer.Allocate(kSize));
+    sample = (NowNs() - start) / kPairs;
+  }
+  CallTimes calls(2 * kPairs);
+  for (int i = 0; i < kPairs; ++i) {
+    auto block = calls.Time([&] { return peer.Allocate(kSize); });
+    calls.Time([&] { peer.Free(std::move(block)); });
+  }
+  for (auto& block : blocks) {
+    if (block.has_value()) peer.Free(*std::move(block));
+  }
+  return {Percentile(pair_ns, 0.5), calls.PercentileNs(0.99)};
+}
+
+template <typename Peer>
+WasteResult Waste(const AllocationTrace& trace) {
+  Peer peer(std::make_shared<CopyClock>(0));
+  Blocks<Peer> blocks(trace.blocks);
+  uint64_t requested = 0;
+  uint64_t booked = 0;
+  for (const AllocationEvent& event : trace.events) {
+    if (event.kind == AllocationEvent::Kind::kAllocate) {
+      blocks[event.block].emplace(peer.Allocate(event.size_bytes));
+      requested += event.size_bytes;
+      booked += peer.booked_bytes(*blocks[event.block]);
+    } else if (event.kind == AllocationEvent::Kind::kFree) {
+      peer.Free(*std::move(blocks[event.block]));
+      blocks[event.block].reset();
+    }
+  }
+  return {100.0 * (static_cast<double>(booked) / static_cast<double>(requested) - 1),
+          static_cast<double>(peer.locked_bytes()) / static_cast<double>(trace.peak_bytes),
+          peer.locked_bytes()};
+}
+
+// The largest share, in percent, by which a request of 4 KiB to 64 MiB is rounded up.
+template <typename Peer>
+double WorstRoundingPercent() {
+  Peer peer(std::make_shared<CopyClock>(0));
+  double worst = 0;
+  // Just above each bucket is where rounding is worst; a step of 1/64 of a doubling meets them all.
+  for (double size = 4096; size < 64.0 * (1 << 20); size *= 1.0109) {
+    for (const uint64_t request : {static_cast<uint64_t>(size), static_cast<uint64_t>(size) + 1}) {
+      typename Peer::Block block = peer.Allocate(request);
+      worst = std::max(worst, 100.0 * (static_cast<double>(peer.booked_bytes(block)) /
+                                           static_cast<double>(request) -
+                                       1));
+      peer.Free(std::move(block));
+    }
+  }
+  return worst;
+}
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_

@@ -1,0 +1,66 @@
+// Wall-clock time of calls that take nanoseconds.
+
+#ifndef PINION_BENCH_ALLOCATOR_LATENCY_H_
+#define PINION_BENCH_ALLOCATOR_LATENCY_H_
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <vector>
+
+namespace pinion {
+
+inline double NowNs() {
+  return std::chrono::duration<double, std::nano>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// The value that `fraction` of the samples do not exceed (nearest rank). Reorders them; there is at
+// least one.
+inline double Percentile(std::vector<double>& samples, double fraction) {
+  const size_t rank = std::min(samples.size() - 1,
+                               static_cast<size_t>(fraction * static_cast<double>(samples.size())));
+  std::nth_element(samples.begin(), samples.begin() + rank, samples.end());
+  return samples[rank];
+}
+
+// What two readings of the clock around nothing say.
+inline double ClockOverheadNs() {
+  static const double overhead = [] {
+    std::vector<double> samples(10'001);
+    for (double& sample : samples) {
+      const double start = NowNs();
+      sample = NowNs() - start;
+    }
+    return Percentile(samples, 0.5);
+  }();
+  return overhead;
+}
+
+// Times single calls, less what reading the clock costs.
+class CallTimes {
+ public:
+  explicit CallTimes(size_t expected) { samples_.reserve(expected); }
+
+  template <typename Call>
+  auto Time(const Call& call) {
+    struct Note {
+      CallTimes& times;
+      const double start = NowNs();
+      ~Note() { times.samples_.push_back(std::max(0.0, NowNs() - start - ClockOverheadNs())); }
+    } note{*this};
+    return call();
+  }
+  void Merge(const CallTimes& other) {
+    samples_.insert(samples_.end(), other.samples_.begin(), other.samples_.end());
+  }
+  double PercentileNs(double fraction) { return Percentile(samples_, fraction); }
+
+ private:
+  std::vector<double> samples_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_ALLOCATOR_LATENCY_H_

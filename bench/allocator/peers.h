@@ -1,0 +1,200 @@
+// The allocators that allocator_bench compares. Each is a class with the same few functions, found
+// at compile time, so that nothing stands between the benchmark and what it measures:
+//
+//   struct Peer {
+//     using Block = ...;                       // movable; what Allocate gives and Free takes
+//     static constexpr const char* kName;
+//     Block Allocate(uint64_t size_bytes);     // aborts when memory is short
+//     void Free(Block block);
+//     // Free, but reusable only once the copies up to `number` are done (CopyClock).
+//     void FreeAfter(Block block, uint64_t number);
+//     uint64_t booked_bytes(const Block& block) const;  // what the block keeps from others
+//     uint64_t locked_bytes() const;           // held from the upstream now; 0: not known
+//   };
+//
+// All but malloc and mimalloc get their memory from HostUpstream, which takes the place of
+// cudaHostAlloc. Nothing touches the memory.
+//
+// Thread safety: as the allocators promise: all functions from any thread.
+
+#ifndef PINION_BENCH_ALLOCATOR_PEERS_H_
+#define PINION_BENCH_ALLOCATOR_PEERS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+
+namespace pinion {
+
+// How far a stream of copies has come, without a device: copy `number` is done once `lag` later
+// ones were submitted. What a real event or ticket costs on a device comes on top, for everybody.
+class CopyClock final : public FenceTimeline {
+ public:
+  explicit CopyClock(uint64_t lag) : lag_(lag) {}
+
+  uint64_t Submit() {
+    const uint64_t number = submitted_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (number > lag_) completed_.store(number - lag_, std::memory_order_release);
+    return number;
+  }
+  void FinishAll() { completed_.store(submitted_.load(), std::memory_order_release); }
+
+  uint64_t Completed() const override { return completed_.load(std::memory_order_acquire); }
+  void Poll() override {}
+  absl::Status Wait(uint64_t, absl::Duration) override { return absl::OkStatus(); }
+
+ private:
+  const uint64_t lag_;
+  std::atomic<uint64_t> submitted_{0};
+  std::atomic<uint64_t> completed_{0};
+};
+
+// Aligned host memory, and how much of it is out.
+class HostUpstream {
+ public:
+  static constexpr size_t kAlignment = size_t{2} << 20;
+
+  void* Allocate(size_t size_bytes, size_t alignment = kAlignment);
+  void Free(void* data, size_t size_bytes);
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> calls_{0};
+};
+
+class PinionPeer {
+ public:
+  using Block = PinnedBlock;
+  static constexpr const char* kName = "Pinion";
+
+  explicit PinionPeer(std::shared_ptr<CopyClock> clock);
+  Block Allocate(uint64_t size_bytes) { return allocator_->Allocate(size_bytes).value(); }
+  void Free(Block block) {}
+  void FreeAfter(Block block, uint64_t number) {
+    std::move(block).ReleaseAfter({FenceTicket{clock_, number}});
+  }
+  uint64_t booked_bytes(const Block& block) const { return block.capacity_bytes(); }
+  uint64_t locked_bytes() const { return upstream_->bytes(); }
+
+ private:
+  const std::shared_ptr<CopyClock> clock_;
+  const std::shared_ptr<HostUpstream> upstream_ = std::make_shared<HostUpstream>();
+  std::shared_ptr<PinnedAllocator> allocator_;
+};
+
+// A block that is known by its address and size.
+struct PlainBlock {
+  void* data = nullptr;
+  uint64_t size_bytes = 0;
+  void* context = nullptr;
+};
+
+// PyTorch's CachingHostAllocatorImpl, the template behind pin_memory(), on host memory.
+class PyTorchPeer {
+ public:
+  using Block = PlainBlock;
+  static constexpr const char* kName = "PyTorch";
+
+  explicit PyTorchPeer(std::shared_ptr<CopyClock> clock);
+  ~PyTorchPeer();
+  Block Allocate(uint64_t size_bytes);
+  void Free(Block block);
+  void FreeAfter(Block block, uint64_t number);  // record_event, then free
+  uint64_t booked_bytes(const Block& block) const;
+  uint64_t locked_bytes() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// RMM's pool_memory_resource (librmm itself) over host memory. Its blocks belong to streams: one
+// that is freed on another stream than the one that asks next is handed over with an event.
+class RmmPeer {
+ public:
+  using Block = PlainBlock;
+  static constexpr const char* kName = "RMM pool";
+
+  explicit RmmPeer(std::shared_ptr<CopyClock> clock);
+  ~RmmPeer();
+  Block Allocate(uint64_t size_bytes);
+  void Free(Block block);
+  void FreeAfter(Block block, uint64_t number);  // deallocate on the copy stream
+  uint64_t booked_bytes(const Block& block) const;
+  uint64_t locked_bytes() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The textbook: free chunks in a multimap by size, best fit, coalesced at once, one mutex. Knows no
+// tickets.
+class BestFitPeer {
+ public:
+  using Block = PlainBlock;
+  static constexpr const char* kName = "best-fit map";
+
+  explicit BestFitPeer(std::shared_ptr<CopyClock>) {}
+  ~BestFitPeer();
+  Block Allocate(uint64_t size_bytes);
+  void Free(Block block);
+  void FreeAfter(Block block, uint64_t) { Free(block); }
+  uint64_t booked_bytes(const Block& block) const { return block.size_bytes; }
+  uint64_t locked_bytes() const { return upstream_.bytes(); }
+
+ private:
+  using BySize = std::multimap<uint64_t, char*>;
+
+  void Insert(char* begin, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  HostUpstream upstream_;
+  Mutex mu_;
+  BySize by_size_ ABSL_GUARDED_BY(mu_);
+  std::map<char*, BySize::iterator> by_address_ ABSL_GUARDED_BY(mu_);
+  std::map<char*, uint64_t> segments_ ABSL_GUARDED_BY(mu_);  // chunks do not coalesce across them
+};
+
+// The floor for latency: general-purpose allocators, which know neither pinning nor tickets.
+class MallocPeer {
+ public:
+  using Block = PlainBlock;
+  static constexpr const char* kName = "malloc";
+
+  explicit MallocPeer(std::shared_ptr<CopyClock>) {}
+  Block Allocate(uint64_t size_bytes);
+  void Free(Block block);
+  void FreeAfter(Block block, uint64_t) { Free(block); }
+  uint64_t booked_bytes(const Block& block) const;
+  uint64_t locked_bytes() const { return 0; }
+};
+
+class MimallocPeer {
+ public:
+  using Block = PlainBlock;
+  static constexpr const char* kName = "mimalloc";
+
+  explicit MimallocPeer(std::shared_ptr<CopyClock>) {}
+  Block Allocate(uint64_t size_bytes);
+  void Free(Block block);
+  void FreeAfter(Block block, uint64_t) { Free(block); }
+  uint64_t booked_bytes(const Block& block) const;
+  uint64_t locked_bytes() const { return 0; }
+};
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_ALLOCATOR_PEERS_H_
