@@ -5,39 +5,25 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/TensorImpl.h>
-#include <c10/util/ArrayRef.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <utility>
 
 #include "pinion/device/allocation_label.h"
+#include "pinion/hooks/storage_view.h"
 
 namespace pinion {
 namespace {
 
-at::Tensor Bytes(c10::Storage storage, uint64_t begin_bytes, uint64_t size_bytes) {
-  const c10::DispatchKeySet keys(
-      c10::computeDispatchKey(at::kByte, c10::kStrided, storage.device()));
-  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys,
-                                                   c10::scalarTypeToTypeMeta(at::kByte));
-  const int64_t sizes[] = {static_cast<int64_t>(size_bytes)};
-  const int64_t strides[] = {1};
-  impl->set_sizes_and_strides(c10::IntArrayRef(sizes), c10::IntArrayRef(strides),
-                              static_cast<int64_t>(begin_bytes));
-  return at::Tensor(std::move(impl));
-}
-
 // In a storage of its own: an operator that asks a lazily cloned storage for its data, even to read
 // it, makes it copy itself.
 at::Tensor Borrow(const void* data, uint64_t size_bytes, c10::Device device) {
-  return Bytes(c10::Storage(c10::Storage::use_byte_size_t(), size_bytes,
-                            c10::DataPtr(const_cast<void*>(data), device), /*allocator=*/nullptr,
-                            /*resizable=*/false),
-               0, size_bytes);
+  return ViewOfStorage(
+      c10::Storage(c10::Storage::use_byte_size_t(), size_bytes,
+                   c10::DataPtr(const_cast<void*>(data), device), /*allocator=*/nullptr,
+                   /*resizable=*/false),
+      at::kByte, 0, size_bytes);
 }
 
 }  // namespace
@@ -50,7 +36,7 @@ c10::Storage GatherOnDevice(const BoundStream& stream, const std::vector<GatherP
   std::vector<at::Tensor> to;
   for (const GatherPiece& piece : pieces) {
     from.push_back(Borrow(piece.data, piece.size_bytes, stream.torch.device()));
-    to.push_back(Bytes(block, piece.offset_bytes, piece.size_bytes));
+    to.push_back(ViewOfStorage(block, at::kByte, piece.offset_bytes, piece.size_bytes));
   }
   const c10::StreamGuard guard(stream.torch);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -182,9 +182,11 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::
     PINION_ASSIGN_OR_RETURN(allocator,
                             PinnedAllocator::Create(options_.allocator, native->pinned_source()));
   }
+  // Without overlap nothing is planned.
   const LinkCalibration link =
       options_.link.has_value() ? *options_.link
-                                : LinkOf(*engine, *allocator, NativeStream(CurrentStream(device)));
+      : options_.overlap        ? LinkOf(*engine, *allocator, NativeStream(CurrentStream(device)))
+                                : AssumedLink();
   MutexLock lock(mu_);
   if (allocator_ == nullptr) allocator_ = std::move(allocator);
   auto& offloader = offloaders_[device.index()];

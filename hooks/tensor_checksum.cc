@@ -3,18 +3,16 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "pinion/device/allocation_label.h"
+#include "pinion/hooks/storage_view.h"
 
 namespace pinion {
 namespace {
@@ -29,28 +27,14 @@ constexpr uint64_t kMix2 = 0x94D049BB133111EB;
 
 int64_t Signed(uint64_t value) { return static_cast<int64_t>(value); }
 
-// The bytes [begin, begin + size) of `storage` as elements of `type`, which they are aligned for.
-at::Tensor View(const c10::Storage& storage, c10::ScalarType type, uint64_t begin_bytes,
-                uint64_t size_bytes) {
-  const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(type);
-  const c10::DispatchKeySet keys(c10::computeDispatchKey(type, c10::kStrided, storage.device()));
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), keys, dtype);
-  const auto elements = [&](uint64_t bytes) { return Signed(bytes / dtype.itemsize()); };
-  const int64_t size = elements(size_bytes);
-  const int64_t stride = 1;
-  impl->set_sizes_and_strides(c10::IntArrayRef(size), c10::IntArrayRef(stride),
-                              elements(begin_bytes));
-  return at::Tensor(std::move(impl));
-}
-
 at::Tensor Words(const c10::Storage& storage, uint64_t begin_bytes, uint64_t size_bytes) {
   const bool aligned =
       (reinterpret_cast<uintptr_t>(storage.data()) + begin_bytes) % kWordBytes == 0 &&
       begin_bytes % kWordBytes == 0;
   if (aligned && size_bytes % kWordBytes == 0) {
-    return View(storage, at::kLong, begin_bytes, size_bytes);
+    return ViewOfStorage(storage, at::kLong, begin_bytes, size_bytes);
   }
-  const at::Tensor bytes = View(storage, at::kByte, begin_bytes, size_bytes);
+  const at::Tensor bytes = ViewOfStorage(storage, at::kByte, begin_bytes, size_bytes);
   const uint64_t padded_bytes = (size_bytes + kWordBytes - 1) / kWordBytes * kWordBytes;
   at::Tensor padded = at::zeros({Signed(padded_bytes)}, bytes.options());
   padded.narrow(0, 0, Signed(size_bytes)).copy_(bytes);

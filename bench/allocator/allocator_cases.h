@@ -19,6 +19,7 @@
 #include "pinion/bench/allocator/allocation_trace.h"
 #include "pinion/bench/allocator/latency.h"
 #include "pinion/bench/allocator/peers.h"
+#include "pinion/bench/statistics.h"
 
 namespace pinion {
 
@@ -84,7 +85,7 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   play(0);
   others.clear();
   for (const CallTimes& times : thread_calls) calls.Merge(times);
-  return {Percentile(pair_ns, 0.5), calls.PercentileNs(0.99)};
+  return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
 }
 
 // What backward does: one thread allocates, another frees with a ticket of the copy that still
@@ -138,7 +139,7 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
       [&](const auto& call) { frees.Time(call); });
   clock->FinishAll();
   allocations.Merge(frees);
-  return {Percentile(pair_ns, 0.5), allocations.PercentileNs(0.99)};
+  return {Summarize(pair_ns).median, allocations.PercentileNs(0.99)};
 }
 
 // Allocate and free 1 KiB beside `holes` free holes of that size that cannot coalesce (rmm#2507).
@@ -167,7 +168,7 @@ CaseResult AmongHoles(uint64_t holes, int samples) {
   for (auto& block : blocks) {
     if (block.has_value()) peer.Free(*std::move(block));
   }
-  return {Percentile(pair_ns, 0.5), calls.PercentileNs(0.99)};
+  return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
 }
 
 template <typename Peer>

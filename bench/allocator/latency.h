@@ -8,21 +8,14 @@
 #include <cstddef>
 #include <vector>
 
+#include "pinion/bench/statistics.h"
+
 namespace pinion {
 
 inline double NowNs() {
   return std::chrono::duration<double, std::nano>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-// The value that `fraction` of the samples do not exceed (nearest rank). Reorders them; there is at
-// least one.
-inline double Percentile(std::vector<double>& samples, double fraction) {
-  const size_t rank = std::min(samples.size() - 1,
-                               static_cast<size_t>(fraction * static_cast<double>(samples.size())));
-  std::nth_element(samples.begin(), samples.begin() + rank, samples.end());
-  return samples[rank];
 }
 
 // What two readings of the clock around nothing say.
@@ -33,7 +26,7 @@ inline double ClockOverheadNs() {
       const double start = NowNs();
       sample = NowNs() - start;
     }
-    return Percentile(samples, 0.5);
+    return Summarize(samples).median;
   }();
   return overhead;
 }
@@ -55,7 +48,10 @@ class CallTimes {
   void Merge(const CallTimes& other) {
     samples_.insert(samples_.end(), other.samples_.begin(), other.samples_.end());
   }
-  double PercentileNs(double fraction) { return Percentile(samples_, fraction); }
+  double PercentileNs(double fraction) {
+    std::sort(samples_.begin(), samples_.end());
+    return Quantile(samples_, fraction);
+  }
 
  private:
   std::vector<double> samples_;

@@ -5,54 +5,48 @@
 namespace pinion {
 namespace {
 
-#if CUDART_VERSION >= 12080
 cudaError_t MemcpyBatch(void* const* dsts, const void* const* srcs, const size_t* sizes,
                         size_t count, cudaStream_t stream) {
   return MemcpyBatchInStreamOrder(&cudaMemcpyBatchAsync, dsts, srcs, sizes, count, stream);
 }
-#endif
 
 }  // namespace
 
 const CudaApi& RealCudaApi() {
   static constexpr CudaApi api = {
-    .GetDeviceCount = &cudaGetDeviceCount,
-    .GetDevice = &cudaGetDevice,
-    .SetDevice = &cudaSetDevice,
-    .DeviceGetAttribute = &cudaDeviceGetAttribute,
-    .DeviceGetPCIBusId = &cudaDeviceGetPCIBusId,
-    .GetDeviceProperties = &cudaGetDeviceProperties,
-    .ThreadExchangeStreamCaptureMode = &cudaThreadExchangeStreamCaptureMode,
-    .GetLastError = &cudaGetLastError,
-    .GetErrorName = &cudaGetErrorName,
-    .GetErrorString = &cudaGetErrorString,
-    .MemGetInfo = &cudaMemGetInfo,
-    .MallocAsync = &cudaMallocAsync,
-    .FreeAsync = &cudaFreeAsync,
-    .HostAlloc = &cudaHostAlloc,
-    .FreeHost = &cudaFreeHost,
-    .HostRegister = &cudaHostRegister,
-    .HostUnregister = &cudaHostUnregister,
-    .StreamCreateWithFlags = &cudaStreamCreateWithFlags,
-    .StreamDestroy = &cudaStreamDestroy,
-    .StreamSynchronize = &cudaStreamSynchronize,
-    .StreamIsCapturing = &cudaStreamIsCapturing,
-    .EventCreateWithFlags = &cudaEventCreateWithFlags,
-    .EventDestroy = &cudaEventDestroy,
-    .EventRecord = &cudaEventRecord,
-    .StreamWaitEvent = &cudaStreamWaitEvent,
-    .EventQuery = &cudaEventQuery,
-    .EventElapsedTime = &cudaEventElapsedTime,
-    .MemcpyAsync = &cudaMemcpyAsync,
-#if CUDART_VERSION >= 12080
-    .MemcpyBatchAsync = &MemcpyBatch,
-#else
-    .MemcpyBatchAsync = nullptr,
-#endif
-    .LibraryLoadData = &cudaLibraryLoadData,
-    .LibraryGetKernel = &cudaLibraryGetKernel,
-    .LibraryUnload = &cudaLibraryUnload,
-    .LaunchKernel = &cudaLaunchKernel,
+      .GetDeviceCount = &cudaGetDeviceCount,
+      .GetDevice = &cudaGetDevice,
+      .SetDevice = &cudaSetDevice,
+      .DeviceGetAttribute = &cudaDeviceGetAttribute,
+      .DeviceGetPCIBusId = &cudaDeviceGetPCIBusId,
+      .GetDeviceProperties = &cudaGetDeviceProperties,
+      .ThreadExchangeStreamCaptureMode = &cudaThreadExchangeStreamCaptureMode,
+      .GetLastError = &cudaGetLastError,
+      .GetErrorName = &cudaGetErrorName,
+      .GetErrorString = &cudaGetErrorString,
+      .MemGetInfo = &cudaMemGetInfo,
+      .MallocAsync = &cudaMallocAsync,
+      .FreeAsync = &cudaFreeAsync,
+      .HostAlloc = &cudaHostAlloc,
+      .FreeHost = &cudaFreeHost,
+      .HostRegister = &cudaHostRegister,
+      .HostUnregister = &cudaHostUnregister,
+      .StreamCreateWithFlags = &cudaStreamCreateWithFlags,
+      .StreamDestroy = &cudaStreamDestroy,
+      .StreamSynchronize = &cudaStreamSynchronize,
+      .StreamIsCapturing = &cudaStreamIsCapturing,
+      .EventCreateWithFlags = &cudaEventCreateWithFlags,
+      .EventDestroy = &cudaEventDestroy,
+      .EventRecord = &cudaEventRecord,
+      .StreamWaitEvent = &cudaStreamWaitEvent,
+      .EventQuery = &cudaEventQuery,
+      .EventElapsedTime = &cudaEventElapsedTime,
+      .MemcpyAsync = &cudaMemcpyAsync,
+      .MemcpyBatchAsync = &MemcpyBatch,
+      .LibraryLoadData = &cudaLibraryLoadData,
+      .LibraryGetKernel = &cudaLibraryGetKernel,
+      .LibraryUnload = &cudaLibraryUnload,
+      .LaunchKernel = &cudaLaunchKernel,
   };
   return api;
 }

@@ -53,8 +53,8 @@ struct CudaApi {
 
   // Copies.
   decltype(&cudaMemcpyAsync) MemcpyAsync;
-  // All pieces in one call, each source read in the order of the stream. Null where the runtime is
-  // older than 12.8.
+  // All pieces in one call, each source read in the order of the stream. Null: the runtime has no
+  // such call.
   cudaError_t (*MemcpyBatchAsync)(void* const* dsts, const void* const* srcs, const size_t* sizes,
                                   size_t count, cudaStream_t stream);
 
