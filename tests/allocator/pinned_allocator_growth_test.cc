@@ -15,6 +15,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
@@ -146,12 +147,8 @@ TEST_F(PinnedAllocatorGrowthTest, OncePeakDemandStoppedRisingNoStepPins) {
 // done. Segments cut for one shape are useless to the next: this run used to lock twice its demand.
 TEST_F(PinnedAllocatorGrowthTest, AThousandStepsOfVaryingShapesLockLittleMoreThanTheyNeed) {
   constexpr uint64_t kLayers = 12;
-  constexpr size_t kLate = 8;  // copies are seen so many releases later
-#if defined(PINION_HARDENED) && PINION_HARDENED
-  constexpr int kSteps = 5;  // each byte is filled and checked
-#else
-  constexpr int kSteps = 1000;
-#endif
+  constexpr size_t kLate = 8;                           // copies are seen so many releases later
+  constexpr int kSteps = config::kHardened ? 5 : 1000;  // hardened: each byte is filled and checked
   options_.segment_bytes = kMiB;
   for (const uint64_t seed : {1, 2, 3, 4}) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
