@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_ledger.h"
+#include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/shared_host.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -31,12 +32,8 @@ using ::pinion::testing::FakeHost;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::SharedHost;
 
-// Rounds of killing one process and starting another.
-#if defined(PINION_HARDENED) && PINION_HARDENED
-constexpr int kRounds = 60;  // a sanitizer's processes start slowly
-#else
-constexpr int kRounds = 200;
-#endif
+// Rounds of killing one process and starting another; a sanitizer's processes start slowly.
+constexpr int kRounds = config::kHardened ? 60 : 200;
 
 class HostBudgetTest : public ::testing::Test {
  protected:
