@@ -125,7 +125,7 @@ RamWatermark::Counts RamWatermark::counts() const {
 }
 
 RamWatermark::Observation RamWatermark::SampleLevel() {
-  Observation now{.sample = ram_.probe.Sample(), .level = RamLevel::kNormal};
+  Observation now{.sample = ram_.probe.Sample(options_.high_percent), .level = RamLevel::kNormal};
   const double percent = PercentAfter(now.sample, 0);
   RamLevelChange change;
   {

@@ -80,15 +80,17 @@ TEST_F(RamWatermarkTest, TheHighMarkIsJudgedAfterTheGrowth) {
                              HasSubstr("91.0 %"), HasSubstr("high_percent (90)"))));
 }
 
-TEST_F(RamWatermarkTest, AGrowthThatDoesNotFitACgroupIsRefusedByItsName) {
+// At the limit itself the kernel kills: what is left below it is the rest of the program's.
+TEST_F(RamWatermarkTest, TheHighMarkHoldsForACgroupTooAndIsNamed) {
   SetUsedPercent(10);
   host_.Write("proc/self/cgroup", "0::/pod\n");
   host_.Write("cgroup/pod/memory.max", "1073741824\n");
   host_.Write("cgroup/pod/memory.current", "0\n");
   RamWatermark watermark(options_, host_.Probe());
-  EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
-  EXPECT_THAT(watermark.AdmitGrowth(kGiB + 1),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cgroup /pod memory.max")));
+  EXPECT_THAT(watermark.AdmitGrowth(921 * kMiB), IsOk());
+  EXPECT_THAT(watermark.AdmitGrowth(922 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("that 90 % of cgroup /pod memory.max leaves")));
 }
 
 // Ranks that each look first and then allocate pass the mark together.
