@@ -99,7 +99,9 @@ class HostLedger {
   HostLedger(std::string name, std::shared_ptr<Table> table)
       : name_(std::move(name)), table_(std::move(table)) {}
 
-  static absl::StatusOr<std::shared_ptr<Table>> Map(const std::string& name);
+  // The table of the file of that name: `current` if that is it. Makes the file if there is none.
+  static absl::StatusOr<std::shared_ptr<Table>> Map(const std::string& name,
+                                                    std::shared_ptr<Table> current);
   // The table, or the new one where somebody has removed its file.
   std::shared_ptr<Table> CurrentTable();
 

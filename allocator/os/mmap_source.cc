@@ -91,6 +91,7 @@ absl::StatusOr<std::shared_ptr<MmapSource>> MmapSource::Create(const MmapOptions
 absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
   PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
       << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  if (origin_.InForkedChild()) return origin_.Refusal("a source of mapped memory");
   // mmap aligns to pages only: what is before and after the aligned part goes back.
   const uint64_t mapped_bytes = size_bytes + granularity_bytes();
   void* const mapped =
@@ -121,6 +122,7 @@ absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
 }
 
 absl::Status MmapSource::Free(const HostSegment& segment) {
+  if (origin_.InForkedChild()) return absl::OkStatus();
   if (munmap(segment.data, segment.size_bytes) == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("munmap of ", HumanBytes(segment.size_bytes), " at ",
                                           reinterpret_cast<uintptr_t>(segment.data), ": ",

@@ -7,9 +7,10 @@
 //   PINION_ASSIGN_OR_RETURN(auto allocator, PinnedAllocator::Create({}, std::move(source)));
 //
 // A segment is not inherited by children of fork(): copy-on-write would move the parent's pages
-// away from under a device that copies to them.
+// away from under a device that copies to them. A child may have mapped something else at its
+// address, so an inherited source unmaps nothing, and maps nothing that it could not unmap.
 //
-// Thread safety: thread-safe (it has no state). Touching 1 GiB takes a second or so.
+// Thread safety: thread-safe (its state does not change). Touching 1 GiB takes a second or so.
 
 #ifndef PINION_ALLOCATOR_OS_MMAP_SOURCE_H_
 #define PINION_ALLOCATOR_OS_MMAP_SOURCE_H_
@@ -21,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/fork_origin.h"
 
 namespace pinion {
 
@@ -51,7 +53,8 @@ class MmapSource final : public HostMemorySource {
   std::string name() const override { return "mmap"; }
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
   // ResourceExhausted where the system has no memory or no addresses: the message names the size
-  // and the limit to look at. FailedPrecondition where it does not let us choose the NUMA node.
+  // and the limit to look at. FailedPrecondition where it does not let us choose the NUMA node,
+  // and in a child of fork() that inherited the source.
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;
 
@@ -59,6 +62,7 @@ class MmapSource final : public HostMemorySource {
   explicit MmapSource(const MmapOptions& options) : options_(options) {}
 
   const MmapOptions options_;
+  const ForkOrigin origin_;
 };
 
 }  // namespace pinion

@@ -30,7 +30,7 @@ uint64_t BytesToRegistrationBorder(const void* data, uint64_t size_bytes) {
 
 CudaRegisteredSource::CudaRegisteredSource(const CudaApi& api, int index,
                                            std::shared_ptr<MmapSource> memory)
-    : api_(api), index_(index), memory_(std::move(memory)), fork_generation_(ForkGeneration()) {
+    : api_(api), index_(index), memory_(std::move(memory)) {
   WatchProcess();
 }
 
@@ -93,7 +93,7 @@ absl::Status CudaRegisteredSource::Unregister(const HostSegment& segment, uint64
 }
 
 absl::Status CudaRegisteredSource::Free(const HostSegment& segment) {
-  if (ProcessIsExiting() || ForkGeneration() != fork_generation_) return absl::OkStatus();
+  if (ProcessIsExiting() || origin_.InForkedChild()) return absl::OkStatus();
   // See Register: with an error, the addresses stay taken.
   PINION_RETURN_IF_ERROR(Unregister(segment, segment.size_bytes));
   return memory_->Free(segment);

@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/device/cuda/cuda_api.h"
 
@@ -66,7 +67,7 @@ class CudaRegisteredSource final : public HostMemorySource {
   const CudaApi& api_;
   const int index_;
   const std::shared_ptr<MmapSource> memory_;
-  const int fork_generation_;
+  const ForkOrigin origin_;
 };
 
 }  // namespace pinion

@@ -94,6 +94,18 @@ TEST_F(RamProbeCgroupTest, HighBoundsBeforeMaxDoes) {
   EXPECT_EQ(sample.limited_by, "cgroup /a/b memory.high");
 }
 
+TEST_F(RamProbeCgroupTest, APercentageOfTheLimitMayBeAllThatCounts) {
+  host_.Write("cgroup/a/b/memory.max", "1000000\n");
+  host_.Write("cgroup/a/b/memory.current", "200000\n");
+  // Of the parent's 2,000,000 less is left above 50 %, though more below 100 %.
+  host_.Write("cgroup/a/memory.max", "2000000\n");
+  host_.Write("cgroup/a/memory.current", "900000\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 800000u);
+  const RamSample half = host_.Probe().Sample(50);
+  EXPECT_EQ(half.headroom_bytes, 100000u);
+  EXPECT_EQ(half.limited_by, "50 % of cgroup /a memory.max");
+}
+
 // A container of 70 GiB read 0.45 GiB of headroom while 68.9 GiB were file cache.
 TEST_F(RamProbeCgroupTest, WhatTheKernelCanReclaimIsNotUsed) {
   host_.Write("cgroup/a/b/memory.max", "10000000\n");
