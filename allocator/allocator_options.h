@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "pinion/config/build_config.h"
 
 namespace pinion {
 
@@ -51,7 +52,7 @@ struct AllocatorOptions {
   // Segments are asked for in chunks of this size, or of the block's size where that is larger;
   // larger ones take the place of free ones that have become too short.
   // A multiple of the source's granularity.
-  uint64_t segment_bytes = uint64_t{64} << 20;
+  uint64_t segment_bytes = config::kChunkBytes;  // --//config:chunk_mib, 1 GiB
 
   // How long Allocate waits for released blocks whose tickets are not done yet before it grows.
   absl::Duration max_wait_for_deferred = absl::Milliseconds(0);

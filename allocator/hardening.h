@@ -1,4 +1,4 @@
-// Checks of hardened builds (PINION_HARDENED=1, every sanitizer configuration): red zones behind
+// Checks of hardened builds (--//config:hardening, every sanitizer configuration): red zones behind
 // blocks, and a byte pattern in free memory.
 //
 // A device writes without asking a sanitizer, so these find what AddressSanitizer cannot: a copy
@@ -10,14 +10,11 @@
 #include <cstdint>
 
 #include "pinion/allocator/segment.h"
+#include "pinion/config/build_config.h"
 
 namespace pinion::internal {
 
-#if defined(PINION_HARDENED) && PINION_HARDENED
-inline constexpr bool kHardened = true;
-#else
-inline constexpr bool kHardened = false;
-#endif
+using config::kHardened;
 
 // Room that is added to each request for a red zone. What rounding adds belongs to it too.
 inline constexpr uint64_t kRedZoneBytes = kHardened ? 64 : 0;

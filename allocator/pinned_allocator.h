@@ -43,7 +43,8 @@ class PinnedAllocator {
   PinnedAllocator(const PinnedAllocator&) = delete;
   PinnedAllocator& operator=(const PinnedAllocator&) = delete;
 
-  // A block of at least `size_bytes`, aligned to alignment_bytes from 32 KiB on, else to 256.
+  // A block of at least `size_bytes`, aligned to alignment_bytes from 32 KiB on, else to
+  // --//config:min_block_bytes (256).
   // InvalidArgument for 0 and for more than 2^47. ResourceExhausted when the budget or the source
   // refuses and no cached block fits: the message names the request, what is locked, and which
   // limit was hit. Any other code is the source's: it is broken for good.

@@ -16,7 +16,9 @@ enum class BlockState : uint8_t {
   kUnused,    // the record describes nothing
   kFree,      // in a free list
   kLive,      // a PinnedBlock owns it
+  kReleased,  // ... no more, but that is not in the books yet
   kDeferred,  // released, waiting for tickets
+  kSlab,      // cut into small blocks
 };
 
 struct BlockRecord {
@@ -35,12 +37,14 @@ struct BlockRecord {
   BlockState state = BlockState::kUnused;
 };
 
+// Memory that is cut into blocks: what a source gave, or a slab, which is a block of such a segment
+// that is cut into small blocks itself.
 struct Segment {
   HostSegment memory;
   BlockRecord* first = nullptr;  // the block at the segment's start
-  uint64_t used_blocks = 0;      // live and deferred ones
-  uint64_t used_bytes = 0;
-  bool small = false;  // cut into small blocks
+  uint64_t used_blocks = 0;      // live, deferred, slabs
+  uint64_t used_bytes = 0;       // of live and deferred ones, those in slabs included
+  BlockRecord* slab = nullptr;   // of a slab: the block that it is
 };
 
 }  // namespace pinion::internal

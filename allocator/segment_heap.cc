@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -14,64 +15,48 @@ constexpr int kRecordsPerChunk = 128;
 
 }  // namespace
 
-void SegmentHeap::AddSegment(const HostSegment& memory, bool small) {
-  auto segment = std::make_unique<Segment>();
-  segment->memory = memory;
-  segment->small = small;
-  BlockRecord* block = NewRecord();
-  block->data = static_cast<char*>(memory.data);
-  block->capacity_bytes = memory.size_bytes;
-  block->segment = segment.get();
-  segment->first = block;
-  segments_.push_back(std::move(segment));
+void SegmentHeap::AddSegment(const HostSegment& memory) {
+  segments_.push_back(NewSegment(memory, /*slab=*/nullptr));
   segment_bytes_ += memory.size_bytes;
-  InsertFree(block);
 }
 
 BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
-  BlockRecord* block = (IsSmallClass(class_bytes) ? small_ : large_).Find(class_bytes);
-  if (block == nullptr) return nullptr;
-  RemoveFree(block);
-  if (block->capacity_bytes > class_bytes) {
-    BlockRecord* rest = NewRecord();
-    rest->data = block->data + class_bytes;
-    rest->capacity_bytes = block->capacity_bytes - class_bytes;
-    rest->segment = block->segment;
-    rest->before = block;
-    rest->after = block->after;
-    if (rest->after != nullptr) rest->after->before = rest;
-    block->after = rest;
-    block->capacity_bytes = class_bytes;
-    InsertFree(rest);
+  const bool small = IsSmallClass(class_bytes);
+  FreeLists& lists = small ? small_ : large_;
+  BlockRecord* block = lists.Find(class_bytes);
+  if (block == nullptr) {
+    const bool look_again = small ? AddSlab(class_bytes) : DissolveFreeSlabs();
+    if (look_again) block = lists.Find(class_bytes);
+    if (block == nullptr) return nullptr;
   }
+  Carve(block, class_bytes);
   block->state = BlockState::kLive;
-  ++block->segment->used_blocks;
-  block->segment->used_bytes += class_bytes;
+  Segment* const segment = block->segment;
+  segment->used_bytes += class_bytes;
+  if (segment->slab != nullptr) segment->slab->segment->used_bytes += class_bytes;
   return block;
 }
 
 void SegmentHeap::Put(BlockRecord* block) {
-  PINION_DCHECK(block->state == BlockState::kLive || block->state == BlockState::kDeferred);
-  --block->segment->used_blocks;
-  block->segment->used_bytes -= block->capacity_bytes;
-  if (BlockRecord* after = block->after; after != nullptr && after->state == BlockState::kFree) {
-    RemoveFree(after);
-    Join(block, after);
-  }
-  if (BlockRecord* before = block->before;
-      before != nullptr && before->state == BlockState::kFree) {
-    RemoveFree(before);
-    Join(before, block);
-    block = before;
-  }
-  InsertFree(block);
+  Segment* const segment = block->segment;
+  segment->used_bytes -= block->capacity_bytes;
+  if (segment->slab != nullptr) segment->slab->segment->used_bytes -= block->capacity_bytes;
+  Free(block);
 }
 
-std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, bool keep_small) {
+std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, bool all_or_none) {
+  DissolveFreeSlabs();
   std::vector<HostSegment> removed;
+  if (all_or_none) {
+    uint64_t free_bytes = 0;
+    for (const std::unique_ptr<Segment>& segment : segments_) {
+      if (segment->used_blocks == 0) free_bytes += segment->memory.size_bytes;
+    }
+    if (free_bytes < bytes) return removed;
+  }
   uint64_t removed_bytes = 0;
   for (size_t i = segments_.size(); i-- > 0 && removed_bytes < bytes;) {
-    if (segments_[i]->used_blocks != 0 || (keep_small && segments_[i]->small)) continue;
+    if (segments_[i]->used_blocks != 0) continue;
     const std::unique_ptr<Segment> segment = std::move(segments_[i]);
     segments_.erase(segments_.begin() + static_cast<ptrdiff_t>(i));
     RemoveFree(segment->first);
@@ -97,6 +82,75 @@ std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
   return result;
 }
 
+std::unique_ptr<Segment> SegmentHeap::NewSegment(const HostSegment& memory, BlockRecord* slab) {
+  auto segment = std::make_unique<Segment>();
+  segment->memory = memory;
+  segment->slab = slab;
+  BlockRecord* const block = NewRecord();
+  block->data = static_cast<char*>(memory.data);
+  block->capacity_bytes = memory.size_bytes;
+  block->segment = segment.get();
+  segment->first = block;
+  InsertFree(block);
+  return segment;
+}
+
+void SegmentHeap::Carve(BlockRecord* block, uint64_t bytes) {
+  RemoveFree(block);
+  ++block->segment->used_blocks;
+  if (block->capacity_bytes == bytes) return;
+  BlockRecord* const rest = NewRecord();
+  rest->data = block->data + bytes;
+  rest->capacity_bytes = block->capacity_bytes - bytes;
+  rest->segment = block->segment;
+  rest->before = block;
+  rest->after = block->after;
+  if (rest->after != nullptr) rest->after->before = rest;
+  block->after = rest;
+  block->capacity_bytes = bytes;
+  InsertFree(rest);
+}
+
+void SegmentHeap::Free(BlockRecord* block) {
+  --block->segment->used_blocks;
+  if (BlockRecord* after = block->after; after != nullptr && after->state == BlockState::kFree) {
+    RemoveFree(after);
+    Join(block, after);
+  }
+  if (BlockRecord* before = block->before;
+      before != nullptr && before->state == BlockState::kFree) {
+    RemoveFree(before);
+    Join(before, block);
+    block = before;
+  }
+  InsertFree(block);
+}
+
+bool SegmentHeap::AddSlab(uint64_t class_bytes) {
+  uint64_t bytes = slab_bytes_;
+  BlockRecord* block = large_.Find(bytes);
+  if (block == nullptr) {
+    bytes = RoomFor(class_bytes);
+    block = large_.Find(bytes);
+    if (block == nullptr) return false;
+  }
+  Carve(block, bytes);
+  block->state = BlockState::kSlab;
+  slabs_.push_back(NewSegment({block->data, bytes, block->segment->memory.numa_node}, block));
+  return true;
+}
+
+bool SegmentHeap::DissolveFreeSlabs() {
+  const size_t dissolved = std::erase_if(slabs_, [this](const std::unique_ptr<Segment>& slab) {
+    if (slab->used_blocks != 0) return false;
+    RemoveFree(slab->first);
+    Recycle(slab->first);
+    Free(slab->slab);
+    return true;
+  });
+  return dissolved != 0;
+}
+
 BlockRecord* SegmentHeap::NewRecord() {
   if (unused_records_ == nullptr) {
     record_chunks_.push_back(std::make_unique<BlockRecord[]>(kRecordsPerChunk));
@@ -119,7 +173,7 @@ void SegmentHeap::Recycle(BlockRecord* block) {
 
 void SegmentHeap::InsertFree(BlockRecord* block) {
   block->state = BlockState::kFree;
-  if (block->segment->small) {
+  if (block->segment->slab != nullptr) {
     small_.Insert(block);
   } else {
     large_.Insert(block);
@@ -128,7 +182,7 @@ void SegmentHeap::InsertFree(BlockRecord* block) {
 }
 
 void SegmentHeap::RemoveFree(BlockRecord* block) {
-  if (block->segment->small) {
+  if (block->segment->slab != nullptr) {
     small_.Remove(block);
   } else {
     large_.Remove(block);

@@ -3,9 +3,13 @@
 //   segment  |--used--|-free-|--used--|---------free---------|
 //               ^ before/after: neighbours by address ^
 //
+// Small blocks are cut from slabs, which are blocks themselves, so that a small block that lives
+// long does not cut a large hole in two. Slabs that have become free serve until a large block
+// needs their room.
+//
 // It never touches the memory it manages (tests give it made-up addresses), asks nobody for more,
-// and knows no tickets: SegmentPool adds those, and the lock. All but AddSegment,
-// RemoveFreeSegments and NumaNodes take constant time.
+// and knows no tickets: SegmentPool adds those, and the lock. Take and Put take constant time
+// (Take of a large block that does not fit looks at the slabs); the others look at every segment.
 //
 // Thread safety: none of its own.
 
@@ -18,6 +22,7 @@
 #include <vector>
 
 #include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/free_lists.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/segment.h"
@@ -26,31 +31,48 @@ namespace pinion::internal {
 
 class SegmentHeap {
  public:
-  SegmentHeap() = default;
+  // `alignment_bytes`: of blocks that are not small, whose classes are multiples of it; a power of
+  // two, at least 4096. `slab_bytes`: of slabs, where a segment has that much room.
+  SegmentHeap(uint64_t alignment_bytes, uint64_t slab_bytes)
+      : alignment_bytes_(alignment_bytes), slab_bytes_(AlignUp(slab_bytes, alignment_bytes)) {}
   SegmentHeap(const SegmentHeap&) = delete;
   SegmentHeap& operator=(const SegmentHeap&) = delete;
 
-  // `small` segments serve small classes only, the others all other classes.
-  void AddSegment(const HostSegment& memory, bool small);
+  void AddSegment(const HostSegment& memory);
 
   // A block of exactly `class_bytes`, a result of RoundUpToSizeClass; its state is kLive. Null if
   // no free block is large enough.
   BlockRecord* Take(uint64_t class_bytes);
 
-  // Makes a live or deferred block free, and joins it with its free neighbours.
+  // Takes a live, released or deferred block back, at once whole with its free neighbours.
   void Put(BlockRecord* block);
 
-  // Takes wholly free segments out, the newest first, until their sizes add up to `bytes`.
-  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes, bool keep_small = false);
+  // Takes wholly free segments out, the newest first, until their sizes add up to `bytes`. With
+  // `all_or_none`: none if they do not.
+  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes, bool all_or_none = false);
 
   // Of all segments, by node. Looks at each.
   std::vector<NumaNodeStats> NumaNodes() const;
 
   uint64_t segment_bytes() const { return segment_bytes_; }
-  // Free bytes that can serve what is not small.
+  // Free bytes outside of slabs.
   uint64_t large_free_bytes() const { return large_free_bytes_; }
 
+  // The room in a segment that a block of `class_bytes` needs where there is no other.
+  uint64_t RoomFor(uint64_t class_bytes) const { return AlignUp(class_bytes, alignment_bytes_); }
+
  private:
+  // Takes the first `bytes` of a free block; what is left stays free.
+  void Carve(BlockRecord* block, uint64_t bytes);
+  // Makes a block with room for `class_bytes` a slab. False if there is none.
+  bool AddSlab(uint64_t class_bytes);
+  // Of wholly free ones. False if there was none.
+  bool DissolveFreeSlabs();
+  // One free block.
+  std::unique_ptr<Segment> NewSegment(const HostSegment& memory, BlockRecord* slab);
+  // Makes a used block free, and joins it with its free neighbours.
+  void Free(BlockRecord* block);
+
   BlockRecord* NewRecord();
   void Recycle(BlockRecord* block);
   void InsertFree(BlockRecord* block);
@@ -60,7 +82,10 @@ class SegmentHeap {
 
   FreeLists small_;
   FreeLists large_;
+  const uint64_t alignment_bytes_;
+  const uint64_t slab_bytes_;
   std::vector<std::unique_ptr<Segment>> segments_;
+  std::vector<std::unique_ptr<Segment>> slabs_;
   uint64_t segment_bytes_ = 0;
   uint64_t large_free_bytes_ = 0;
 

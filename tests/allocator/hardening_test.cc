@@ -1,7 +1,5 @@
 // What hardened builds find. Elsewhere only the checks of the books are left.
 
-#include "pinion/allocator/hardening.h"
-
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -12,6 +10,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/config/build_config.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
@@ -19,7 +18,7 @@
 namespace pinion {
 namespace {
 
-using ::pinion::internal::kHardened;
+using config::kHardened;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;

@@ -26,6 +26,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_ledger.h"
 #include "pinion/allocator/ram_probe.h"
+#include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/shared_host.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
@@ -39,12 +40,8 @@ using ::pinion::testing::FakeHost;
 using ::pinion::testing::RealCgroup;
 using ::pinion::testing::SharedHost;
 
-// Rounds of killing one process and starting another.
-#if defined(PINION_HARDENED) && PINION_HARDENED
-constexpr int kRounds = 60;  // a sanitizer's processes start slowly
-#else
-constexpr int kRounds = 200;
-#endif
+// Rounds of killing one process and starting another; a sanitizer's processes start slowly.
+constexpr int kRounds = config::kHardened ? 60 : 200;
 
 // Of what never happens again once somebody is stuck.
 constexpr absl::Duration kWatchdog = absl::Seconds(100);

@@ -17,6 +17,9 @@
 namespace pinion::internal {
 namespace {
 
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kSlab = 64 * kKiB;
+
 // The heap never touches memory, so addresses may be made up.
 HostSegment FakeSegment(uint64_t address, uint64_t size_bytes) {
   return {.data = reinterpret_cast<void*>(address), .size_bytes = size_bytes};
@@ -25,13 +28,13 @@ HostSegment FakeSegment(uint64_t address, uint64_t size_bytes) {
 uint64_t Address(const BlockRecord* block) { return reinterpret_cast<uint64_t>(block->data); }
 
 TEST(SegmentHeapTest, AnEmptyHeapHasNoBlock) {
-  SegmentHeap heap;
+  SegmentHeap heap(kPage, kSlab);
   EXPECT_EQ(heap.Take(kMiB), nullptr);
 }
 
 TEST(SegmentHeapTest, BlocksAreCutToTheirSize) {
-  SegmentHeap heap;
-  heap.AddSegment(FakeSegment(kGiB, 4 * kMiB), /*small=*/false);
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(kGiB, 4 * kMiB));
   const BlockRecord* first = heap.Take(kMiB);
   const BlockRecord* second = heap.Take(3 * kMiB);
   ASSERT_NE(first, nullptr);
@@ -45,8 +48,8 @@ TEST(SegmentHeapTest, BlocksAreCutToTheirSize) {
 TEST(SegmentHeapTest, NeighboursJoinInWhateverOrderTheyComeBack) {
   std::vector<int> order = {0, 1, 2, 3};
   do {
-    SegmentHeap heap;
-    heap.AddSegment(FakeSegment(kGiB, 4 * kMiB), /*small=*/false);
+    SegmentHeap heap(kPage, kSlab);
+    heap.AddSegment(FakeSegment(kGiB, 4 * kMiB));
     std::vector<BlockRecord*> blocks;
     for (int i = 0; i < 4; ++i) blocks.push_back(heap.Take(kMiB));
     for (const int i : order) heap.Put(blocks[i]);
@@ -57,45 +60,74 @@ TEST(SegmentHeapTest, NeighboursJoinInWhateverOrderTheyComeBack) {
 }
 
 TEST(SegmentHeapTest, BlocksOfDifferentSegmentsDoNotJoinEvenIfTheyTouch) {
-  SegmentHeap heap;
-  heap.AddSegment(FakeSegment(kGiB, kMiB), /*small=*/false);
-  heap.AddSegment(FakeSegment(kGiB + kMiB, kMiB), /*small=*/false);
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(kGiB, kMiB));
+  heap.AddSegment(FakeSegment(kGiB + kMiB, kMiB));
   EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
 }
 
 TEST(SegmentHeapTest, TheTightestHoleIsTaken) {
-  SegmentHeap heap;
-  heap.AddSegment(FakeSegment(1 * kGiB, 8 * kMiB), /*small=*/false);
-  heap.AddSegment(FakeSegment(2 * kGiB, 3 * kMiB), /*small=*/false);
-  heap.AddSegment(FakeSegment(3 * kGiB, 5 * kMiB), /*small=*/false);
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(1 * kGiB, 8 * kMiB));
+  heap.AddSegment(FakeSegment(2 * kGiB, 3 * kMiB));
+  heap.AddSegment(FakeSegment(3 * kGiB, 5 * kMiB));
   EXPECT_EQ(Address(heap.Take(3 * kMiB)), 2 * kGiB);
   EXPECT_EQ(Address(heap.Take(4 * kMiB)), 3 * kGiB);
 }
 
 TEST(SegmentHeapTest, ALargeHoleThatFitsExactlyIsFoundBehindSmallerOnesOfItsBucket) {
-  SegmentHeap heap;
+  SegmentHeap heap(kPage, kSlab);
   const uint64_t size_bytes = 518 * kMiB;  // within the bucket from 512 to 520 MiB
-  heap.AddSegment(FakeSegment(1 * kGiB, size_bytes), /*small=*/false);
-  heap.AddSegment(FakeSegment(2 * kGiB, size_bytes - 2 * kMiB), /*small=*/false);
+  heap.AddSegment(FakeSegment(1 * kGiB, size_bytes));
+  heap.AddSegment(FakeSegment(2 * kGiB, size_bytes - 2 * kMiB));
   BlockRecord* block = heap.Take(size_bytes);
   ASSERT_NE(block, nullptr);
   EXPECT_EQ(Address(block), kGiB);
 }
 
-TEST(SegmentHeapTest, SmallBlocksStayOutOfLargeSegments) {
-  SegmentHeap heap;
-  heap.AddSegment(FakeSegment(kGiB, kMiB), /*small=*/false);
+TEST(SegmentHeapTest, SmallBlocksShareASlab) {
+  SegmentHeap heap(kPage, kSlab);
   EXPECT_EQ(heap.Take(kMinBlockBytes), nullptr);
-  heap.AddSegment(FakeSegment(2 * kGiB, kMiB), /*small=*/true);
-  EXPECT_EQ(Address(heap.Take(kMinBlockBytes)), 2 * kGiB);
-  EXPECT_EQ(Address(heap.Take(kSmallLimitBytes)), kGiB);
+  heap.AddSegment(FakeSegment(kGiB, kMiB));
+  const BlockRecord* first = heap.Take(kMinBlockBytes);
+  const BlockRecord* second = heap.Take(kMinBlockBytes);
+  EXPECT_EQ(Address(first), kGiB);
+  EXPECT_EQ(Address(second), kGiB + kMinBlockBytes);
+  EXPECT_EQ(heap.large_free_bytes(), kMiB - kSlab);
+  EXPECT_EQ(Address(heap.Take(kSmallLimitBytes)), kGiB + kSlab);
+}
+
+TEST(SegmentHeapTest, ASlabThatDoesNotFitIsAsSmallAsItsBlock) {
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(kGiB, kPage));
+  EXPECT_EQ(Address(heap.Take(kMinBlockBytes)), kGiB);
+  EXPECT_EQ(Address(heap.Take(kMinBlockBytes)), kGiB + kMinBlockBytes);
+  EXPECT_EQ(heap.large_free_bytes(), 0u);
+}
+
+TEST(SegmentHeapTest, SlabsKeepTheAlignmentOfLargeBlocks) {
+  constexpr uint64_t kAlignment = 2 * kMiB;
+  SegmentHeap heap(kAlignment, kSlab);
+  heap.AddSegment(FakeSegment(kGiB, 8 * kMiB));
+  ASSERT_NE(heap.Take(kMinBlockBytes), nullptr);
+  EXPECT_EQ(Address(heap.Take(kAlignment)) % kAlignment, 0u);
+}
+
+TEST(SegmentHeapTest, AFreeSlabMakesRoomForALargeBlock) {
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(kGiB, kMiB));
+  BlockRecord* small = heap.Take(kMinBlockBytes);
+  EXPECT_EQ(heap.Take(kMiB), nullptr);
+  heap.Put(small);
+  EXPECT_EQ(heap.large_free_bytes(), kMiB - kSlab);  // kept for the next small block
+  EXPECT_NE(heap.Take(kMiB), nullptr);
 }
 
 TEST(SegmentHeapTest, OnlyWhollyFreeSegmentsAreRemoved) {
-  SegmentHeap heap;
-  heap.AddSegment(FakeSegment(1 * kGiB, kMiB), /*small=*/false);
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(1 * kGiB, kMiB));
   BlockRecord* used = heap.Take(512 * kKiB);
-  heap.AddSegment(FakeSegment(2 * kGiB, kMiB), /*small=*/false);
+  heap.AddSegment(FakeSegment(2 * kGiB, kMiB));
   const std::vector<HostSegment> removed = heap.RemoveFreeSegments(UINT64_MAX);
   ASSERT_EQ(removed.size(), 1u);
   EXPECT_EQ(removed[0].data, reinterpret_cast<void*>(2 * kGiB));
@@ -105,23 +137,32 @@ TEST(SegmentHeapTest, OnlyWhollyFreeSegmentsAreRemoved) {
   EXPECT_EQ(heap.large_free_bytes(), 0u);
 }
 
-TEST(SegmentHeapTest, SmallSegmentsAreKeptWhereThatIsAskedFor) {
-  SegmentHeap heap;
-  heap.AddSegment(FakeSegment(1 * kGiB, kMiB), /*small=*/false);
-  heap.AddSegment(FakeSegment(2 * kGiB, kMiB), /*small=*/true);
-  EXPECT_EQ(heap.RemoveFreeSegments(UINT64_MAX, /*keep_small=*/true).size(), 1u);
-  EXPECT_NE(heap.Take(kMinBlockBytes), nullptr);
+TEST(SegmentHeapTest, ASegmentWhoseSlabsAreFreeIsRemoved) {
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(kGiB, kMiB));
+  BlockRecord* small = heap.Take(kMinBlockBytes);
+  EXPECT_TRUE(heap.RemoveFreeSegments(UINT64_MAX).empty());
+  heap.Put(small);
+  EXPECT_EQ(heap.RemoveFreeSegments(UINT64_MAX).size(), 1u);
+}
+
+TEST(SegmentHeapTest, NothingIsRemovedWhereThatWouldNotBeEnough) {
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(kGiB, kMiB));
+  EXPECT_TRUE(heap.RemoveFreeSegments(kMiB + 1, /*all_or_none=*/true).empty());
+  EXPECT_EQ(heap.RemoveFreeSegments(kMiB, /*all_or_none=*/true).size(), 1u);
 }
 
 TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
-  SegmentHeap heap;
+  SegmentHeap heap(kPage, kSlab);
   EXPECT_TRUE(heap.NumaNodes().empty());
   HostSegment memory = FakeSegment(1 * kGiB, kMiB);
   memory.numa_node = 1;
-  heap.AddSegment(memory, /*small=*/false);
-  heap.AddSegment(FakeSegment(2 * kGiB, 2 * kMiB), /*small=*/false);
-  heap.AddSegment(FakeSegment(3 * kGiB, 3 * kMiB), /*small=*/true);
+  heap.AddSegment(memory);
+  heap.AddSegment(FakeSegment(2 * kGiB, 2 * kMiB));
+  heap.AddSegment(FakeSegment(3 * kGiB, 3 * kMiB));
   BlockRecord* block = heap.Take(2 * kMiB);
+  BlockRecord* small = heap.Take(kMinBlockBytes);
   const std::vector<NumaNodeStats> nodes = heap.NumaNodes();
   ASSERT_EQ(nodes.size(), 2u);
   EXPECT_EQ(nodes[0].numa_node, -1);
@@ -129,14 +170,16 @@ TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
   EXPECT_EQ(nodes[0].locked_bytes, 5 * kMiB);
   EXPECT_EQ(nodes[0].used_bytes, 2 * kMiB);
   EXPECT_EQ(nodes[1].numa_node, 1);
-  EXPECT_EQ(nodes[1].used_bytes, 0u);
+  EXPECT_EQ(nodes[1].used_bytes, kMinBlockBytes);
   heap.Put(block);
+  heap.Put(small);
   EXPECT_EQ(heap.NumaNodes()[0].used_bytes, 0u);
+  EXPECT_EQ(heap.NumaNodes()[1].used_bytes, 0u);
 }
 
 TEST(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
-  SegmentHeap heap;
-  for (uint64_t i = 1; i <= 4; ++i) heap.AddSegment(FakeSegment(i * kGiB, kMiB), /*small=*/false);
+  SegmentHeap heap(kPage, kSlab);
+  for (uint64_t i = 1; i <= 4; ++i) heap.AddSegment(FakeSegment(i * kGiB, kMiB));
   EXPECT_TRUE(heap.RemoveFreeSegments(0).empty());
   EXPECT_EQ(heap.RemoveFreeSegments(kMiB + 1).size(), 2u);
   EXPECT_EQ(heap.segment_bytes(), 2 * kMiB);
@@ -190,10 +233,10 @@ TEST(SegmentHeapTest, RandomOperationsAgreeWithAReference) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
-    SegmentHeap heap;
+    SegmentHeap heap(kPage, kSlab);
     ReferenceHeap reference;
     for (uint64_t i = 1; i <= 3; ++i) {
-      heap.AddSegment(FakeSegment(i * kGiB, i * 16 * kMiB), /*small=*/false);
+      heap.AddSegment(FakeSegment(i * kGiB, i * 16 * kMiB));
       reference.AddSegment(i * kGiB, i * 16 * kMiB);
     }
     std::vector<BlockRecord*> live;
