@@ -40,6 +40,11 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 // More than any host has; sums of a damaged table's words do not wrap around.
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 
+// The one that OfThisUser returns, as long as somebody has it. A static that owned it would be
+// destroyed before others that use it, or stay behind when a library is unloaded (dlclose).
+constinit Mutex of_this_user_mu;
+HostLedger* of_this_user ABSL_GUARDED_BY(of_this_user_mu) = nullptr;
+
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
@@ -117,9 +122,25 @@ void HostLedger::Reservation::Release() {
 }
 
 std::shared_ptr<HostLedger> HostLedger::OfThisUser() {
-  static const auto* ledger = new std::shared_ptr<HostLedger>(OpenOrPrivate(absl::StrCat(
-      "/pinion_ledger_", kLayoutVersion, "_uid", geteuid(), "_pidns", PidNamespace())));
-  return *ledger;
+  // Whoever is the last to let go of one may not have entered the destructor yet.
+  const auto in_use = []() ABSL_EXCLUSIVE_LOCKS_REQUIRED(of_this_user_mu) {
+    return of_this_user == nullptr ? nullptr : of_this_user->weak_from_this().lock();
+  };
+  {
+    MutexLock lock(of_this_user_mu);
+    if (std::shared_ptr<HostLedger> ledger = in_use()) return ledger;
+  }
+  std::shared_ptr<HostLedger> opened = OpenOrPrivate(
+      absl::StrCat("/pinion_ledger_", kLayoutVersion, "_uid", geteuid(), "_pidns", PidNamespace()));
+  MutexLock lock(of_this_user_mu);
+  if (std::shared_ptr<HostLedger> ledger = in_use()) return ledger;  // another thread was faster
+  of_this_user = opened.get();
+  return opened;
+}
+
+HostLedger::~HostLedger() {
+  MutexLock lock(of_this_user_mu);
+  if (of_this_user == this) of_this_user = nullptr;
 }
 
 std::shared_ptr<HostLedger> HostLedger::OpenOrPrivate(const std::string& name) {

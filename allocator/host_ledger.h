@@ -42,7 +42,7 @@
 
 namespace pinion {
 
-class HostLedger {
+class HostLedger : public std::enable_shared_from_this<HostLedger> {
  private:
   struct Table;
 
@@ -76,7 +76,7 @@ class HostLedger {
 
   // The one that all processes of this user (in this pid namespace) share. Where that cannot be
   // had - no /dev/shm, a full one, a file of somebody else's under its name - one line is logged
-  // and this process reserves for itself. One object per process.
+  // and this process reserves for itself. One object at a time per process.
   static std::shared_ptr<HostLedger> OfThisUser();
 
   // As above, under a name for shm_open: "/x". Makes it if there is none.
@@ -86,6 +86,7 @@ class HostLedger {
   // Of those who hold this object.
   static std::shared_ptr<HostLedger> Private();
 
+  ~HostLedger();
   HostLedger(const HostLedger&) = delete;
   HostLedger& operator=(const HostLedger&) = delete;
 
