@@ -10,6 +10,7 @@
 
 namespace pinion::internal {
 
+class SegmentHeap;
 struct Segment;
 
 enum class BlockState : uint8_t {
@@ -41,10 +42,11 @@ struct BlockRecord {
 // that is cut into small blocks itself.
 struct Segment {
   HostSegment memory;
-  BlockRecord* first = nullptr;  // the block at the segment's start
-  uint64_t used_blocks = 0;      // live, deferred, slabs
-  uint64_t used_bytes = 0;       // of live and deferred ones, those in slabs included
-  BlockRecord* slab = nullptr;   // of a slab: the block that it is
+  const SegmentHeap* heap = nullptr;  // that it belongs to
+  BlockRecord* first = nullptr;       // the block at the segment's start
+  uint64_t used_blocks = 0;           // live, deferred, slabs
+  uint64_t used_bytes = 0;            // of live and deferred ones, those in slabs included
+  BlockRecord* slab = nullptr;        // of a slab: the block that it is
 };
 
 }  // namespace pinion::internal

@@ -88,6 +88,7 @@ std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
 std::unique_ptr<Segment> SegmentHeap::NewSegment(const HostSegment& memory, BlockRecord* slab) {
   auto segment = std::make_unique<Segment>();
   segment->memory = memory;
+  segment->heap = this;
   segment->slab = slab;
   BlockRecord* const block = NewRecord();
   block->data = static_cast<char*>(memory.data);
