@@ -35,7 +35,8 @@ TEST_F(PinnedAllocatorTicketsTest, ADeferredBlockIsNotUsedBeforeItsTicketIsDone)
   const PinnedBlock rest = Take(kMiB - 2 * kSlack);
   std::move(block).ReleaseAfter({timeline_->Ticket(1)});
   EXPECT_TRUE(block.empty());
-  EXPECT_NE(Take(2 * kMiB).data(), data);
+  const PinnedBlock other = Take(2 * kMiB);
+  EXPECT_NE(other.data(), data);
   timeline_->CompleteVisibly(1);
   EXPECT_EQ(Take(3 * kMiB).data(), data);
 }
