@@ -11,6 +11,7 @@
 
 namespace pinion::internal {
 
+class SegmentHeap;
 struct Run;
 
 enum class BlockState : uint8_t {
@@ -41,6 +42,7 @@ struct BlockRecord {
 // Memory without a gap that is cut into blocks: segments side by side, or a slab, which is a block
 // of such a run that is cut into small blocks itself.
 struct Run {
+  const SegmentHeap* heap = nullptr;  // that it belongs to
   std::vector<HostSegment> segments;  // by address, of one NUMA node; of a slab, the slab
   BlockRecord* first = nullptr;       // the blocks at its ends
   BlockRecord* last = nullptr;

@@ -121,6 +121,7 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
   }
   if (above != nullptr) {
     auto upper = std::make_unique<Run>();
+    upper->heap = this;
     upper->segments.assign(run.segments.begin() + index + 1, run.segments.end());
     upper->first = above;
     upper->last = around->after == nullptr ? above : run.last;
@@ -195,6 +196,7 @@ std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
 
 std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord* slab) {
   auto run = std::make_unique<Run>();
+  run->heap = this;
   run->segments.push_back(memory);
   run->slab = slab;
   BlockRecord* const block = NewRecord();

@@ -50,11 +50,6 @@ uint64_t SlabBytes(uint64_t segment_bytes) {
   return std::clamp(segment_bytes / 64, kLeastSlabBytes, kMostSlabBytes);
 }
 
-void CheckState(const BlockRecord* block, uint64_t id, BlockState state) {
-  PINION_CHECK(block->state == state && block->id == id)
-      << "pinned block " << id << " is released, but it is not live (released before?)";
-}
-
 double MillisecondsSince(absl::Time start) {
   return absl::ToDoubleMilliseconds(absl::Now() - start);
 }
@@ -155,7 +150,7 @@ void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
 
 void SegmentPool::MarkReleased(BlockRecord* block, uint64_t id) {
   MutexLock lock(mu_);
-  CheckState(block, id, BlockState::kLive);
+  CheckReleased(*block, id, BlockState::kLive, &heap_);
   block->state = BlockState::kReleased;
 }
 
@@ -300,6 +295,7 @@ absl::StatusOr<uint64_t> SegmentPool::GiveBack(const SegmentHeap::Removal& wante
   double unpin_ms = 0;
   double max_unpin_ms = 0;
   for (const HostSegment& segment : segments) {
+    if (kHardened) CheckFreeSegment(segment);
     const absl::Time start = absl::Now();
     const absl::Status status = source_->Free(segment);
     const double ms = MillisecondsSince(start);
@@ -422,7 +418,7 @@ void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
 
 void SegmentPool::EndLifeLocked(BlockRecord* block, uint64_t id,
                                 std::shared_ptr<SegmentPool>* last) {
-  CheckState(block, id, kStateOnEntry);
+  CheckReleased(*block, id, kStateOnEntry, &heap_);
   stats_.requested_bytes.current -= block->size_bytes;
   stats_.booked_bytes.current -= block->capacity_bytes;
   BucketLocked(block).booked_bytes.current -= block->capacity_bytes;
