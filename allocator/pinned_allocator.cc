@@ -12,6 +12,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/ram_watermark.h"
 #include "pinion/allocator/segment.h"
@@ -70,6 +71,8 @@ class PinnedAllocator::Impl {
   }
 
   SegmentPool& pool() const { return *pool_; }
+  bool InForkedChild() const { return origin_.InForkedChild(); }
+  absl::Status ForkRefusal() const { return origin_.Refusal("this PinnedAllocator"); }
 
   // Of blocks that no free one fits.
   absl::StatusOr<Served> AllocateOnMiss(uint64_t size_bytes);
@@ -106,6 +109,7 @@ class PinnedAllocator::Impl {
 
   void CountRefusal(Refusal refusal);
 
+  const ForkOrigin origin_;
   const AllocatorOptions options_;
   const uint64_t largest_chunk_bytes_;
   RamWatermark watermark_;
@@ -186,6 +190,7 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
   absl::Cleanup cancel = [&] { pool.CancelGrowth(segment_bytes); };
   absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes);
   if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
+  if (segment_bytes > pool.segment_bytes()) pool.GiveBackLongOnes();
   HostMemorySource& source = pool.source();
   const absl::Time start = absl::Now();
   const absl::StatusOr<HostSegment> segment = source.Allocate(segment_bytes);
@@ -219,7 +224,9 @@ uint64_t PinnedAllocator::Impl::MakeRoom(SegmentPool& pool, Refusal refusal,
     }
     case Refusal::kWatermark: {
       const uint64_t missing_bytes = watermark_.BytesToGiveBack(segment_bytes);
-      return pool.GiveBack(missing_bytes, /*all_or_none=*/true).value_or(0);
+      // A host that is full gets what there is, for itself.
+      const bool all_or_none = watermark_.level() != RamLevel::kHigh;
+      return pool.GiveBack(missing_bytes, all_or_none).value_or(0);
     }
     case Refusal::kSource:
       return pool.GiveBack(UINT64_MAX).value_or(0);
@@ -241,7 +248,9 @@ absl::Status PinnedAllocator::Impl::Reserve(uint64_t size_bytes) {
     if (free_bytes >= size_bytes) return absl::OkStatus();
     const uint64_t missing_bytes =
         AlignUp(std::min(size_bytes - free_bytes, largest_chunk_bytes_), granularity_bytes);
-    const uint64_t least_bytes = std::min(missing_bytes, kLeastReservedBytes);
+    const uint64_t limit_bytes = AlignDown(pool_->BytesToLimit(), granularity_bytes);
+    const uint64_t least_bytes =
+        std::min(missing_bytes, std::clamp(limit_bytes, granularity_bytes, kLeastReservedBytes));
     const Growth growth = AddSegment(*pool_, missing_bytes, least_bytes, /*size_bytes=*/0);
     if (!growth.status.ok()) {
       CountRefusal(growth.refusal);
@@ -325,7 +334,9 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
 PinnedAllocator::PinnedAllocator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PinnedAllocator::~PinnedAllocator() = default;
 
+// First of all: a child of fork() may find a lock taken for ever.
 absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
+  if (impl_->InForkedChild()) return impl_->ForkRefusal();
   if (size_bytes == 0 || size_bytes > internal::kMaxBlockBytes) {
     return impl_->Fail("allocate", size_bytes,
                        absl::InvalidArgumentError("size_bytes must be from 1 to 2^47"));
@@ -339,14 +350,18 @@ absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
 }
 
 absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) {
+  if (impl_->InForkedChild()) return impl_->ForkRefusal();
   const absl::Status status = impl_->Reserve(size_bytes);
   return status.ok() ? status : impl_->Fail("reserve", size_bytes, status);
 }
 
 absl::StatusOr<uint64_t> PinnedAllocator::Trim(uint64_t keep_bytes) {
+  if (impl_->InForkedChild()) return impl_->ForkRefusal();
   return impl_->Trim(keep_bytes);
 }
 
-AllocatorStats PinnedAllocator::GetStats() const { return impl_->GetStats(); }
+AllocatorStats PinnedAllocator::GetStats() const {
+  return impl_->InForkedChild() ? AllocatorStats() : impl_->GetStats();
+}
 
 }  // namespace pinion

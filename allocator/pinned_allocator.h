@@ -14,6 +14,8 @@
 // Thread safety: thread-safe. No call to the source, a timeline's Poll, or the operating system is
 // made while a lock is held.
 // Ownership: blocks may outlive the allocator object; their memory then goes with the last block.
+// Fork: a child of fork() may destroy what it inherits, which does nothing. Its other calls return
+// FailedPrecondition (and empty statistics): pinned memory is the parent's alone.
 
 #ifndef PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
 #define PINION_ALLOCATOR_PINNED_ALLOCATOR_H_

@@ -119,6 +119,11 @@ uint64_t RamWatermark::BytesToGiveBack(uint64_t growth_bytes) {
   return bytes;
 }
 
+RamLevel RamWatermark::level() const {
+  MutexLock lock(mu_);
+  return level_;
+}
+
 RamWatermark::Counts RamWatermark::counts() const {
   MutexLock lock(mu_);
   return counts_;

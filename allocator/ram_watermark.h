@@ -68,6 +68,9 @@ class RamWatermark {
   // and into the headroom; at level kHigh, down to the low mark at least.
   uint64_t BytesToGiveBack(uint64_t growth_bytes);
 
+  // As it was when the host was sampled last.
+  RamLevel level() const;
+
   // Samples the host, and tells on_ram_level if that is another level than before.
   void Observe() { (void)SampleLevel(); }
 

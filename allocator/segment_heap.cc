@@ -44,19 +44,22 @@ void SegmentHeap::Put(BlockRecord* block) {
   Free(block);
 }
 
-std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, bool all_or_none) {
+std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(const Removal& wanted) {
   DissolveFreeSlabs();
+  const auto removable = [&](const Segment& segment) {
+    return segment.used_blocks == 0 && segment.memory.size_bytes > wanted.longer_than_bytes;
+  };
   std::vector<HostSegment> removed;
-  if (all_or_none) {
-    uint64_t free_bytes = 0;
+  if (wanted.all_or_none) {
+    uint64_t removable_bytes = 0;
     for (const std::unique_ptr<Segment>& segment : segments_) {
-      if (segment->used_blocks == 0) free_bytes += segment->memory.size_bytes;
+      if (removable(*segment)) removable_bytes += segment->memory.size_bytes;
     }
-    if (free_bytes < bytes) return removed;
+    if (removable_bytes < wanted.bytes) return removed;
   }
   uint64_t removed_bytes = 0;
-  for (size_t i = segments_.size(); i-- > 0 && removed_bytes < bytes;) {
-    if (segments_[i]->used_blocks != 0) continue;
+  for (size_t i = segments_.size(); i-- > 0 && removed_bytes < wanted.bytes;) {
+    if (!removable(*segments_[i])) continue;
     const std::unique_ptr<Segment> segment = std::move(segments_[i]);
     segments_.erase(segments_.begin() + static_cast<ptrdiff_t>(i));
     RemoveFree(segment->first);

@@ -47,9 +47,13 @@ class SegmentHeap {
   // Takes a live, released or deferred block back, at once whole with its free neighbours.
   void Put(BlockRecord* block);
 
-  // Takes wholly free segments out, the newest first, until their sizes add up to `bytes`. With
-  // `all_or_none`: none if they do not.
-  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes, bool all_or_none = false);
+  // Takes wholly free segments out, the newest first, until their sizes add up to `bytes`.
+  struct Removal {
+    uint64_t bytes = UINT64_MAX;
+    bool all_or_none = false;  // none if they do not add up to that
+    uint64_t longer_than_bytes = 0;
+  };
+  std::vector<HostSegment> RemoveFreeSegments(const Removal& wanted);
 
   // Of all segments, by node. Looks at each.
   std::vector<NumaNodeStats> NumaNodes() const;
@@ -68,7 +72,7 @@ class SegmentHeap {
   bool AddSlab(uint64_t class_bytes);
   // Of wholly free ones. False if there was none.
   bool DissolveFreeSlabs();
-  // One free block.
+  // A segment that is one free block.
   std::unique_ptr<Segment> NewSegment(const HostSegment& memory, BlockRecord* slab);
   // Makes a used block free, and joins it with its free neighbours.
   void Free(BlockRecord* block);

@@ -124,6 +124,7 @@ BlockRecord* SegmentPool::TryAllocateWithAll(uint64_t size_bytes) {
 }
 
 void SegmentPool::Release(BlockRecord* block, uint64_t id) {
+  if (origin_.InForkedChild()) return;
   if (kHardened) {
     MarkReleased(block, id);
     CheckAndPoisonBlock(*block);
@@ -137,6 +138,7 @@ void SegmentPool::Release(BlockRecord* block, uint64_t id) {
 
 void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
                                absl::Span<const FenceTicket> tickets) {
+  if (origin_.InForkedChild()) return;
   absl::InlinedVector<const FenceTicket*, 2> open;
   for (const FenceTicket& ticket : tickets) {
     if (!ticket.IsDone()) open.push_back(&ticket);
@@ -150,6 +152,7 @@ void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
   EndLifeLocked(block, id, &last);
   for (const FenceTicket* ticket : open) DeferLocked(block, ticket->timeline, ticket->value);
 }
+
 void SegmentPool::MarkReleased(BlockRecord* block, uint64_t id) {
   MutexLock lock(mu_);
   CheckState(block, id, BlockState::kLive);
@@ -273,7 +276,11 @@ uint64_t SegmentPool::BytesToLimit() const {
   return max_locked_bytes_ - std::min(taken, max_locked_bytes_);
 }
 
-absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes, bool all_or_none) {
+void SegmentPool::GiveBackLongOnes() {
+  (void)GiveBack({.longer_than_bytes = segment_bytes_});  // logs what fails
+}
+
+absl::StatusOr<uint64_t> SegmentPool::GiveBack(const SegmentHeap::Removal& wanted) {
   Settle();
   Leftovers leftovers;
   std::vector<HostSegment> segments;
@@ -281,7 +288,7 @@ absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes, bool all_or_none)
   {
     MutexLock lock(mu_);
     ReclaimLocked(&leftovers);
-    segments = heap_.RemoveFreeSegments(bytes, all_or_none);
+    segments = heap_.RemoveFreeSegments(wanted);
     for (const HostSegment& segment : segments) removed_bytes += segment.size_bytes;
     in_transit_bytes_ += removed_bytes;
     stats_.locked_bytes.current -= removed_bytes;
@@ -360,6 +367,7 @@ void SegmentPool::Count(uint64_t AllocatorStats::*counter) {
 }
 
 void SegmentPool::Abandon(std::shared_ptr<SegmentPool> pool) {
+  if (pool->origin_.InForkedChild()) return KeepForEver(std::move(pool));
   ReleaseBuffers::Batches batches = pool->buffers_.Close();
   {
     Leftovers leftovers;

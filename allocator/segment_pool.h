@@ -35,6 +35,7 @@
 #include "pinion/allocator/deferred_releases.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/release_buffers.h"
 #include "pinion/allocator/segment.h"
 #include "pinion/allocator/segment_heap.h"
@@ -64,6 +65,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   BlockRecord* TryAllocate(uint64_t size_bytes);
 
   // `id` is the one that the record had when it was handed out. Dies if that was released already.
+  // In a child of fork() they do nothing: the memory may not be there, and the lock be taken.
   void Release(BlockRecord* block, uint64_t id);
   void ReleaseAfter(BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets);
 
@@ -87,7 +89,14 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   // Gives wholly free segments back until they add up to `bytes`; with `all_or_none`, nothing if
   // they do not. Returns what was given back; the source's error if it failed to free one (which
   // is then lost).
-  absl::StatusOr<uint64_t> GiveBack(uint64_t bytes, bool all_or_none = false);
+  absl::StatusOr<uint64_t> GiveBack(uint64_t bytes, bool all_or_none = false) {
+    return GiveBack({.bytes = bytes, .all_or_none = all_or_none});
+  }
+
+  // Before a segment is added for a block that is longer than segment_bytes: those that were, and
+  // are free now, are too short for it. Without this a run whose longest block grows would lock
+  // the sum of what it ever was.
+  void GiveBackLongOnes();
 
   // Free bytes that can serve blocks that are not small.
   uint64_t large_free_bytes();
@@ -118,6 +127,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
     ByteGauge booked_bytes;
   };
 
+  absl::StatusOr<uint64_t> GiveBack(const SegmentHeap::Removal& wanted);
   uint64_t BookedBytes(uint64_t size_bytes) const;
   // Hardened builds: dies if the block is not live.
   void MarkReleased(BlockRecord* block, uint64_t id);
@@ -148,6 +158,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   void UpdateCachedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WaitForAllDeferred(absl::Time deadline);
 
+  const ForkOrigin origin_;
   const std::shared_ptr<HostMemorySource> source_;
   const bool pinned_;
   const uint64_t max_locked_bytes_;

@@ -61,7 +61,7 @@ TEST_F(PinnedAllocatorRefusalTest, NearTheLimitASegmentIsNoLargerThanItsBlock) {
 TEST_F(PinnedAllocatorRefusalTest, CachedSegmentsMakeRoomUnderTheLimit) {
   options_.max_locked_bytes = 8 * kMiB;
   Make();
-  Take(100);  // in a segment of 2 MiB
+  Take(100);  // in a segment of 4 MiB
   Take(7 * kMiB - kSlack);
   const AllocatorStats stats = allocator_->GetStats();
   EXPECT_EQ(stats.trims, 1u);
@@ -69,6 +69,27 @@ TEST_F(PinnedAllocatorRefusalTest, CachedSegmentsMakeRoomUnderTheLimit) {
   EXPECT_EQ(stats.growth_retries, 1u);
   EXPECT_EQ(stats.limit_refusals, 0u);
   EXPECT_EQ(stats.locked_bytes.current, 7 * kMiB);
+}
+
+// What is given back for nothing is pinned again by the next step, and so on.
+TEST_F(PinnedAllocatorRefusalTest, NothingGoesBackForAGrowthThatWouldStillBeRefused) {
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  const PinnedBlock used = Take(3 * kMiB);
+  Take(3 * kMiB);  // in a segment of its own, which is free now
+  EXPECT_THAT(allocator_->Allocate(6 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(allocator_->GetStats().unpin_calls, 0u);
+  EXPECT_EQ(allocator_->GetStats().locked_bytes.current, 8 * kMiB);
+}
+
+// Without room for a whole segment, a smaller one serves more blocks than one that is just as large
+// as the first of them.
+TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkSegmentsAreSmaller) {
+  options_.segment_bytes = 16 * kMiB;
+  Make();
+  host_.SetMeminfo(100 * kGiB, 10 * kGiB + 8 * kMiB);
+  const PinnedBlock block = Take(kMiB / 2);
+  EXPECT_EQ(source_->outstanding_bytes(), kMiB);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, AReserveBeyondTheLimitKeepsWhatItGot) {
@@ -122,7 +143,7 @@ TEST_F(PinnedAllocatorRefusalTest, GrowthAboveTheWarnMarkIsCounted) {
 
 TEST_F(PinnedAllocatorRefusalTest, AFailedPinTrimsAndIsRetriedOnce) {
   source_->LimitBytes(9 * kMiB);
-  Take(100);  // in a segment of 2 MiB
+  Take(100);  // in a segment of 4 MiB
   Take(8 * kMiB - kSlack);
   const AllocatorStats stats = allocator_->GetStats();
   EXPECT_EQ(stats.pin_failures, 1u);

@@ -30,13 +30,15 @@ using ::pinion::testing::PinnedAllocatorFixture;
 using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
 
 TEST_F(PinnedAllocatorTicketsTest, ADeferredBlockIsNotUsedBeforeItsTicketIsDone) {
-  PinnedBlock block = Take(kMiB);
+  PinnedBlock block = Take(3 * kMiB);
   void* const data = block.data();
+  const PinnedBlock rest = Take(kMiB - 2 * kSlack);
   std::move(block).ReleaseAfter({timeline_->Ticket(1)});
   EXPECT_TRUE(block.empty());
-  EXPECT_NE(Take(kMiB).data(), data);
+  const PinnedBlock other = Take(2 * kMiB);
+  EXPECT_NE(other.data(), data);
   timeline_->CompleteVisibly(1);
-  EXPECT_EQ(Take(kMiB).data(), data);
+  EXPECT_EQ(Take(3 * kMiB).data(), data);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TicketsThatAreDoneOrAbsentDoNotDefer) {

@@ -128,11 +128,11 @@ TEST(SegmentHeapTest, OnlyWhollyFreeSegmentsAreRemoved) {
   heap.AddSegment(FakeSegment(1 * kGiB, kMiB));
   BlockRecord* used = heap.Take(512 * kKiB);
   heap.AddSegment(FakeSegment(2 * kGiB, kMiB));
-  const std::vector<HostSegment> removed = heap.RemoveFreeSegments(UINT64_MAX);
+  const std::vector<HostSegment> removed = heap.RemoveFreeSegments({});
   ASSERT_EQ(removed.size(), 1u);
   EXPECT_EQ(removed[0].data, reinterpret_cast<void*>(2 * kGiB));
   heap.Put(used);
-  EXPECT_EQ(heap.RemoveFreeSegments(UINT64_MAX).size(), 1u);
+  EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 1u);
   EXPECT_EQ(heap.segment_bytes(), 0u);
   EXPECT_EQ(heap.large_free_bytes(), 0u);
 }
@@ -141,16 +141,25 @@ TEST(SegmentHeapTest, ASegmentWhoseSlabsAreFreeIsRemoved) {
   SegmentHeap heap(kPage, kSlab);
   heap.AddSegment(FakeSegment(kGiB, kMiB));
   BlockRecord* small = heap.Take(kMinBlockBytes);
-  EXPECT_TRUE(heap.RemoveFreeSegments(UINT64_MAX).empty());
+  EXPECT_TRUE(heap.RemoveFreeSegments({}).empty());
   heap.Put(small);
-  EXPECT_EQ(heap.RemoveFreeSegments(UINT64_MAX).size(), 1u);
+  EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 1u);
 }
 
 TEST(SegmentHeapTest, NothingIsRemovedWhereThatWouldNotBeEnough) {
   SegmentHeap heap(kPage, kSlab);
   heap.AddSegment(FakeSegment(kGiB, kMiB));
-  EXPECT_TRUE(heap.RemoveFreeSegments(kMiB + 1, /*all_or_none=*/true).empty());
-  EXPECT_EQ(heap.RemoveFreeSegments(kMiB, /*all_or_none=*/true).size(), 1u);
+  EXPECT_TRUE(heap.RemoveFreeSegments({.bytes = kMiB + 1, .all_or_none = true}).empty());
+  EXPECT_EQ(heap.RemoveFreeSegments({.bytes = kMiB, .all_or_none = true}).size(), 1u);
+}
+
+TEST(SegmentHeapTest, OnlyLongSegmentsAreRemovedWhereThatIsAskedFor) {
+  SegmentHeap heap(kPage, kSlab);
+  heap.AddSegment(FakeSegment(1 * kGiB, kMiB));
+  heap.AddSegment(FakeSegment(2 * kGiB, 2 * kMiB));
+  const std::vector<HostSegment> removed = heap.RemoveFreeSegments({.longer_than_bytes = kMiB});
+  ASSERT_EQ(removed.size(), 1u);
+  EXPECT_EQ(removed[0].size_bytes, 2 * kMiB);
 }
 
 TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
@@ -180,8 +189,8 @@ TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
 TEST(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
   SegmentHeap heap(kPage, kSlab);
   for (uint64_t i = 1; i <= 4; ++i) heap.AddSegment(FakeSegment(i * kGiB, kMiB));
-  EXPECT_TRUE(heap.RemoveFreeSegments(0).empty());
-  EXPECT_EQ(heap.RemoveFreeSegments(kMiB + 1).size(), 2u);
+  EXPECT_TRUE(heap.RemoveFreeSegments({.bytes = 0}).empty());
+  EXPECT_EQ(heap.RemoveFreeSegments({.bytes = kMiB + 1}).size(), 2u);
   EXPECT_EQ(heap.segment_bytes(), 2 * kMiB);
 }
 
@@ -260,7 +269,7 @@ TEST(SegmentHeapTest, RandomOperationsAgreeWithAReference) {
     }
     for (BlockRecord* block : live) heap.Put(block);
     ASSERT_EQ(heap.large_free_bytes(), heap.segment_bytes());
-    ASSERT_EQ(heap.RemoveFreeSegments(UINT64_MAX).size(), 3u);
+    ASSERT_EQ(heap.RemoveFreeSegments({}).size(), 3u);
   }
 }
 
