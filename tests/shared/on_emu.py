@@ -1,0 +1,58 @@
+"""Python's pinned tensors on Pinion's allocator, with the emulated device as the accelerator."""
+
+import ctypes
+import json
+import sys
+import types
+
+import torch
+
+MIB = 1 << 20
+
+pinion = ctypes.CDLL(sys.argv[1])
+install = pinion.pinion_install_torch_host_allocator
+install.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double]
+pinion.pinion_last_error.restype = ctypes.c_char_p
+pinion.pinion_torch_host_memory_stats.restype = ctypes.c_char_p
+
+
+def stat(name):
+    return json.loads(pinion.pinion_torch_host_memory_stats(b"emu"))[name]
+
+
+# What Python wants of a device beyond its C++ side.
+emu = types.ModuleType("torch.emu")
+emu.current_device = lambda: 0
+torch._register_device_module("emu", emu)
+
+# However much of this host's RAM others use, and 256 MiB.
+assert install(b"emu", 256 * MIB, 100) == 0, pinion.pinion_last_error()
+assert pinion.pinion_last_error() == b""
+assert stat("active_bytes.current") == 0
+
+tensor = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
+assert tensor.is_pinned()
+assert stat("active_bytes.current") == 3 * MIB
+
+source = torch.arange(MIB, dtype=torch.int32)
+pinned = source.pin_memory()
+assert pinned.is_pinned() and torch.equal(pinned, source)
+assert stat("active_bytes.current") == 7 * MIB
+
+device = pinned.to("emu", non_blocking=True)
+del pinned, tensor
+other = torch.full((MIB,), -1, dtype=torch.int32).pin_memory()
+assert torch.equal(device.cpu(), source)
+
+try:
+    torch.empty(512 * MIB, dtype=torch.uint8, pin_memory=True)
+    raise AssertionError("there is no limit")
+except torch.OutOfMemoryError as error:
+    assert "max_locked_bytes" in str(error), error
+
+batches = torch.utils.data.DataLoader(range(64), batch_size=8, pin_memory=True)
+assert all(batch.is_pinned() for batch in batches)
+
+assert install(b"emu", 0, 0) == -1
+assert "already" in pinion.pinion_last_error().decode()
+print("passed")
