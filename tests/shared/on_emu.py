@@ -20,15 +20,16 @@ def stat(name):
     return json.loads(pinion.pinion_torch_host_memory_stats(b"emu"))[name]
 
 
-# What Python wants of a device beyond its C++ side.
-emu = types.ModuleType("torch.emu")
-emu.current_device = lambda: 0
-torch._register_device_module("emu", emu)
-
 # However much of this host's RAM others use, and 256 MiB.
 assert install(b"emu", 256 * MIB, 100) == 0, pinion.pinion_last_error()
 assert pinion.pinion_last_error() == b""
 assert stat("active_bytes.current") == 0
+
+# What Python wants of a device beyond its C++ side.
+emu = types.ModuleType("torch.emu")
+emu.is_available = lambda: True
+emu.current_device = lambda: 0
+torch._register_device_module("emu", emu)
 
 tensor = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
 assert tensor.is_pinned()
@@ -50,8 +51,11 @@ try:
 except torch.OutOfMemoryError as error:
     assert "max_locked_bytes" in str(error), error
 
-batches = torch.utils.data.DataLoader(range(64), batch_size=8, pin_memory=True)
+# Its workers are forks of this process; a thread of this process pins.
+loader = torch.utils.data.DataLoader(range(64), batch_size=8, num_workers=2, pin_memory=True)
+batches = list(loader)
 assert all(batch.is_pinned() for batch in batches)
+assert torch.equal(torch.cat(batches), torch.arange(64))
 
 assert install(b"emu", 0, 0) == -1
 assert "already" in pinion.pinion_last_error().decode()
