@@ -12,6 +12,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -22,20 +23,26 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/hooks/torch_bridge.h"
 #include "pinion/tests/support/child_process.h"
+#include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -43,6 +50,8 @@ namespace pinion::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr c10::DeviceType kEmu = c10::DeviceType::PrivateUse1;
@@ -64,6 +73,43 @@ AllocatorOptions Options() {
   return options;
 }
 
+// Calls of each device's pinned source.
+std::atomic<int> g_pins[2];
+
+class CountingSource final : public HostMemorySource {
+ public:
+  CountingSource(std::shared_ptr<HostMemorySource> source, std::atomic<int>& pins)
+      : source_(std::move(source)), pins_(pins) {}
+  std::string name() const override { return source_->name(); }
+  uint64_t granularity_bytes() const override { return source_->granularity_bytes(); }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    ++pins_;
+    return source_->Allocate(size_bytes);
+  }
+  absl::Status Free(const HostSegment& segment) override { return source_->Free(segment); }
+
+ private:
+  const std::shared_ptr<HostMemorySource> source_;
+  std::atomic<int>& pins_;
+};
+
+class CountedDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  std::shared_ptr<HostMemorySource> pinned_source() override {
+    return std::make_shared<CountingSource>(ForwardingDevice::pinned_source(), g_pins[index()]);
+  }
+};
+
+// The registered machine's devices.
+DeviceBackend Backend() {
+  const DeviceBackend emulated = EmulatedBackend(RegisteredEmuMachine());
+  return {emulated.type_name, [emulated](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+            PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, emulated.device(index));
+            return std::make_shared<CountedDevice>(std::move(device));
+          }};
+}
+
 class TorchHostAllocatorTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -74,7 +120,7 @@ class TorchHostAllocatorTest : public ::testing::Test {
     machine_ = new std::shared_ptr(EmulatedMachine::Create(options).value());
     ASSERT_THAT(RegisterEmuDevice(*machine_), IsOk());
     pinned_before_ = new at::Tensor(Pinned(kMiB));
-    ASSERT_THAT(InstallTorchHostAllocator(Options(), EmulatedBackend(*machine_)), IsOk());
+    ASSERT_THAT(InstallTorchHostAllocator(Options(), Backend()), IsOk());
   }
 
   void SetUp() override {
@@ -168,9 +214,9 @@ TEST_F(TorchHostAllocatorTest, APinnedTensorCanGrow) {
 }
 
 // at::CachingHostAllocator books 8 MiB for 5, and keeps them.
-TEST_F(TorchHostAllocatorTest, ItBooksWhatIsAskedForAndNotAPowerOfTwo) {
+TEST_F(TorchHostAllocatorTest, ItBooksAnEighthMoreThanIsAskedForAtMost) {
   const at::Tensor tensor = Pinned(5 * kMiB);
-  EXPECT_EQ(Stats().booked_bytes.current - kept_bytes(), 5 * kMiB);
+  EXPECT_LE(8 * (Stats().booked_bytes.current - kept_bytes()), 9 * 5 * kMiB);
 }
 
 TEST_F(TorchHostAllocatorTest, ABlockThatNoCopyUsedIsReusedAtOnce) {
@@ -283,7 +329,7 @@ TEST_F(TorchHostAllocatorTest, WhatACaptureCopiesIsNeverReused) {
   tensor.reset();
   Settle();
   EXPECT_FALSE(Reused(data));
-  EXPECT_EQ(Stats().booked_bytes.current - kept_bytes(), uint64_t{kWholeSegment});
+  EXPECT_GE(Stats().booked_bytes.current - kept_bytes(), uint64_t{kWholeSegment});
 }
 
 TEST_F(TorchHostAllocatorTest, ABlockThatIsFreedWhileItsStreamCapturesIsNeverReused) {
@@ -328,9 +374,19 @@ TEST_F(TorchHostAllocatorTest, BeyondTheLimitPinMemoryIsOutOfMemory) {
   EXPECT_TRUE(Pinned(kWholeSegment).is_pinned());
 }
 
+// Pinning opens a context on the device: a rank of cuda:1 has no business on cuda:0.
+TEST_F(TorchHostAllocatorTest, ASegmentIsPinnedThroughTheCurrentDevice) {
+  const int pins_0 = g_pins[0];
+  const int pins_1 = g_pins[1];
+  const c10::DeviceGuard guard(c10::Device(kEmu, 1));
+  const at::Tensor tensor = Pinned(kWholeSegment);
+  EXPECT_EQ(g_pins[0], pins_0);
+  EXPECT_EQ(g_pins[1], pins_1 + 1);
+}
+
 TEST_F(TorchHostAllocatorTest, EmptyCacheGivesTheSegmentsBack) {
   Pinned(kWholeSegment);
-  EXPECT_EQ(Stats().cached_bytes.current, uint64_t{kWholeSegment});
+  EXPECT_GE(Stats().cached_bytes.current, uint64_t{kWholeSegment});
   allocator().empty_cache();
   EXPECT_EQ(Stats().cached_bytes.current, 0u);
   EXPECT_EQ(allocator().get_stats().num_host_free, 1);
@@ -346,13 +402,14 @@ TEST_F(TorchHostAllocatorTest, StatisticsCountWhatLibTorchHoldsAndTheSegmentsBeh
   EXPECT_EQ(stats.active_requests.peak, 2);
   EXPECT_EQ(stats.active_requests.allocated, 2);
   EXPECT_EQ(stats.active_requests.freed, 1);
-  EXPECT_EQ(stats.active_bytes.current, kWholeSegment);
-  EXPECT_EQ(stats.active_bytes.peak, 2 * kWholeSegment);
+  const int64_t block_bytes = Stats().booked_bytes.current - kept_bytes();
+  EXPECT_EQ(stats.active_bytes.current, block_bytes);
+  EXPECT_EQ(stats.active_bytes.peak, 2 * block_bytes);
   EXPECT_EQ(stats.allocations.current, segments + 2);
   EXPECT_EQ(stats.num_host_alloc, 2);
   EXPECT_EQ(stats.num_host_free, 0);
   EXPECT_EQ(stats.host_alloc_time.count, 2);
-  EXPECT_EQ(stats.bucket_allocation[21], 2);  // 2^21 is 2 MiB
+  EXPECT_THAT(stats.bucket_allocation, Contains(2));
   EXPECT_EQ(static_cast<uint64_t>(stats.allocated_bytes.current), Stats().locked_bytes.current);
 
   allocator().reset_accumulated_stats();
@@ -361,11 +418,11 @@ TEST_F(TorchHostAllocatorTest, StatisticsCountWhatLibTorchHoldsAndTheSegmentsBeh
   EXPECT_EQ(stats.active_requests.current, 1);
   EXPECT_EQ(stats.active_requests.peak, 1);
   EXPECT_EQ(stats.active_requests.allocated, 0);
-  EXPECT_EQ(stats.active_bytes.peak, kWholeSegment);
+  EXPECT_EQ(stats.active_bytes.peak, block_bytes);
   EXPECT_EQ(stats.allocations.allocated, 0);
   EXPECT_EQ(stats.num_host_alloc, 0);
   EXPECT_EQ(stats.host_alloc_time.count, 0);
-  EXPECT_EQ(stats.bucket_allocation[21], 0);
+  EXPECT_THAT(stats.bucket_allocation, Each(0));
 
   second.reset();
   allocator().empty_cache();
@@ -377,7 +434,7 @@ TEST_F(TorchHostAllocatorTest, StatisticsCountWhatLibTorchHoldsAndTheSegmentsBeh
 }
 
 TEST_F(TorchHostAllocatorTest, ItIsInstalledOnceForATypeThatLibTorchKnows) {
-  const DeviceBackend backend = EmulatedBackend(RegisteredEmuMachine());
+  const DeviceBackend backend = Backend();
   EXPECT_THAT(InstallTorchHostAllocator(Options(), backend),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("emu")));
   EXPECT_THAT(InstallTorchHostAllocator(Options(), {"warp_drive", backend.device}),

@@ -90,13 +90,26 @@ TEST(LibpinionTorch, PythonWithoutAGpuIsToldSoAndGoesOn) {
   if (CudaDeviceCount().ok()) GTEST_SKIP() << "there is a GPU";
   const ProgramOutcome outcome = RunProgram(python + " tests/shared/without_gpu.py " + kLibrary);
   EXPECT_EQ(outcome.out, "passed\n") << outcome.err;
+  EXPECT_EQ(outcome.exit_code, 0);
 }
 
 TEST(LibpinionTorch, PythonsPinnedTensorsComeFromPinion) {
   const std::string python = PythonWithTorch();
   if (python.empty()) GTEST_SKIP() << "no Python that can import torch (PINION_TEST_PYTHON)";
-  const ProgramOutcome outcome = RunProgram(python + " tests/shared/on_emu.py " + kEmuLibrary);
+  const ProgramOutcome outcome =
+      RunProgram(python + " tests/shared/pinned_tensors.py " + kEmuLibrary + " emu");
   EXPECT_EQ(outcome.out, "passed\n") << outcome.err;
+  EXPECT_EQ(outcome.exit_code, 0);
+}
+
+TEST(LibpinionTorch, PythonsPinnedTensorsComeFromPinionOnAGpu) {
+  const std::string python = PythonWithTorch();
+  if (python.empty()) GTEST_SKIP() << "no Python that can import torch (PINION_TEST_PYTHON)";
+  if (!CudaDeviceCount().ok()) GTEST_SKIP() << "there is no GPU";
+  const ProgramOutcome outcome =
+      RunProgram(python + " tests/shared/pinned_tensors.py " + kLibrary + " cuda");
+  EXPECT_EQ(outcome.out, "passed\n") << outcome.err;
+  EXPECT_EQ(outcome.exit_code, 0);
 }
 
 }  // namespace
