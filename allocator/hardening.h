@@ -32,7 +32,7 @@ inline constexpr uint64_t kRedZoneBytes = kHardened ? 64 : 0;
 void DieOfRelease(const BlockRecord& block, uint64_t id, BlockState state);
 inline void CheckReleased(const BlockRecord& block, uint64_t id, BlockState state,
                           const SegmentHeap* heap) {
-  if (block.id == id && block.state == state && block.segment->heap == heap) return;
+  if (block.id == id && block.state == state && block.run->heap == heap) return;
   DieOfRelease(block, id, state);
 }
 

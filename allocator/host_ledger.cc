@@ -122,9 +122,11 @@ void HostLedger::Reservation::Release() {
 }
 
 std::shared_ptr<HostLedger> HostLedger::OfThisUser() {
-  // Whoever is the last to let go of one may not have entered the destructor yet.
+  // Whoever is the last to let go of one may not have entered the destructor yet. In a child of
+  // fork(), a thread of the parent's may hold the lock of the inherited one for ever.
   const auto in_use = []() ABSL_EXCLUSIVE_LOCKS_REQUIRED(of_this_user_mu) {
-    return of_this_user == nullptr ? nullptr : of_this_user->weak_from_this().lock();
+    const bool none = of_this_user == nullptr || of_this_user->origin_.InForkedChild();
+    return none ? nullptr : of_this_user->weak_from_this().lock();
   };
   {
     MutexLock lock(of_this_user_mu);

@@ -38,6 +38,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/os/process_identity.h"
 
 namespace pinion {
@@ -106,6 +107,7 @@ class HostLedger : public std::enable_shared_from_this<HostLedger> {
   // The table, or the new one where somebody has removed its file.
   std::shared_ptr<Table> CurrentTable();
 
+  const ForkOrigin origin_;
   const std::string name_;  // "": private
   mutable Mutex mu_;
   std::shared_ptr<Table> table_ ABSL_GUARDED_BY(mu_);

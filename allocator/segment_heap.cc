@@ -1,5 +1,6 @@
 #include "pinion/allocator/segment_heap.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -13,11 +14,35 @@ namespace {
 
 constexpr int kRecordsPerChunk = 128;
 
+char* EndOf(const HostSegment& segment) {
+  return static_cast<char*>(segment.data) + segment.size_bytes;
+}
+
 }  // namespace
 
-void SegmentHeap::AddSegment(const HostSegment& memory) {
-  segments_.push_back(NewSegment(memory, /*slab=*/nullptr));
+void SegmentHeap::AddSegment(const HostSegment& memory, JoinsAt joins_at) {
   segment_bytes_ += memory.size_bytes;
+  runs_.push_back(NewRun(memory, /*slab=*/nullptr));
+  Run* added = runs_.back().get();
+  const auto joined = [&](Run& lower, Run& upper) {
+    const HostSegment& below = lower.segments.back();
+    const HostSegment& above = upper.segments.front();
+    if (EndOf(below) != above.data || below.numa_node != above.numa_node) return false;
+    if (!joins_at(above.data)) return false;
+    JoinRuns(lower, upper);
+    return true;
+  };
+  std::erase_if(runs_, [&](const std::unique_ptr<Run>& run) {
+    if (run.get() == added) return false;
+    return joined(*added, *run);
+  });
+  for (const std::unique_ptr<Run>& run : runs_) {
+    if (run.get() != added && joined(*run, *added)) {
+      runs_.erase(std::find_if(runs_.begin(), runs_.end(),
+                               [&](const auto& other) { return other.get() == added; }));
+      return;
+    }
+  }
 }
 
 BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
@@ -31,92 +56,181 @@ BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
   }
   Carve(block, class_bytes);
   block->state = BlockState::kLive;
-  Segment* const segment = block->segment;
-  segment->used_bytes += class_bytes;
-  if (segment->slab != nullptr) segment->slab->segment->used_bytes += class_bytes;
+  Run* const run = block->run;
+  run->used_bytes += class_bytes;
+  if (run->slab != nullptr) run->slab->run->used_bytes += class_bytes;
   return block;
 }
 
 void SegmentHeap::Put(BlockRecord* block) {
-  Segment* const segment = block->segment;
-  segment->used_bytes -= block->capacity_bytes;
-  if (segment->slab != nullptr) segment->slab->segment->used_bytes -= block->capacity_bytes;
+  Run* const run = block->run;
+  run->used_bytes -= block->capacity_bytes;
+  if (run->slab != nullptr) run->slab->run->used_bytes -= block->capacity_bytes;
   Free(block);
 }
 
 std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(const Removal& wanted) {
   DissolveFreeSlabs();
-  const auto removable = [&](const Segment& segment) {
-    return segment.used_blocks == 0 && segment.memory.size_bytes > wanted.longer_than_bytes;
+  struct Removable {
+    Run* run;
+    size_t index;
+    BlockRecord* around;
   };
-  std::vector<HostSegment> removed;
-  if (wanted.all_or_none) {
-    uint64_t removable_bytes = 0;
-    for (const std::unique_ptr<Segment>& segment : segments_) {
-      if (removable(*segment)) removable_bytes += segment->memory.size_bytes;
+  std::vector<Removable> removables;
+  uint64_t bytes = 0;
+  for (size_t i = runs_.size(); i-- > 0 && bytes < wanted.bytes;) {
+    Run& run = *runs_[i];
+    BlockRecord* block = run.last;
+    for (size_t index = run.segments.size(); index-- > 0 && bytes < wanted.bytes;) {
+      const HostSegment& segment = run.segments[index];
+      while (block->data >= EndOf(segment)) block = block->before;
+      if (block->state != BlockState::kFree || block->data > segment.data ||
+          segment.size_bytes <= wanted.longer_than_bytes) {
+        continue;
+      }
+      removables.push_back({&run, index, block});
+      bytes += segment.size_bytes;
     }
-    if (removable_bytes < wanted.bytes) return removed;
   }
-  uint64_t removed_bytes = 0;
-  for (size_t i = segments_.size(); i-- > 0 && removed_bytes < wanted.bytes;) {
-    if (!removable(*segments_[i])) continue;
-    const std::unique_ptr<Segment> segment = std::move(segments_[i]);
-    segments_.erase(segments_.begin() + static_cast<ptrdiff_t>(i));
-    RemoveFree(segment->first);
-    Recycle(segment->first);
-    segment_bytes_ -= segment->memory.size_bytes;
-    removed_bytes += segment->memory.size_bytes;
-    removed.push_back(segment->memory);
+  std::vector<HostSegment> removed;
+  if (wanted.all_or_none && bytes < wanted.bytes) return removed;
+  // From the upper end of each run down: what stays of a run keeps its indices.
+  for (const Removable& removable : removables) {
+    removed.push_back(removable.run->segments[removable.index]);
+    segment_bytes_ -= removed.back().size_bytes;
+    RemoveSegment(*removable.run, removable.index, removable.around);
   }
+  std::erase_if(runs_, [](const std::unique_ptr<Run>& run) { return run->segments.empty(); });
   return removed;
+}
+
+void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
+  const HostSegment segment = run.segments[index];
+  RemoveFree(around);
+  char* const around_end = around->data + around->capacity_bytes;
+  BlockRecord* above = around->after;
+  if (around_end > EndOf(segment)) {
+    BlockRecord* const rest = NewRecord();
+    rest->data = EndOf(segment);
+    rest->capacity_bytes = around_end - EndOf(segment);
+    rest->run = &run;
+    rest->after = above;
+    if (above != nullptr) above->before = rest;
+    InsertFree(rest);
+    above = rest;
+  }
+  if (above != nullptr) {
+    auto upper = std::make_unique<Run>();
+    upper->heap = this;
+    upper->segments.assign(run.segments.begin() + index + 1, run.segments.end());
+    upper->first = above;
+    upper->last = around->after == nullptr ? above : run.last;
+    above->before = nullptr;
+    MoveBlocks(run, *upper);
+    runs_.push_back(std::move(upper));
+  }
+  run.segments.resize(index);
+
+  around->after = nullptr;
+  if (around->data < segment.data) {
+    around->capacity_bytes = static_cast<char*>(segment.data) - around->data;
+    run.last = around;
+    InsertFree(around);
+  } else {
+    run.last = around->before;
+    if (run.last != nullptr) run.last->after = nullptr;
+    if (run.first == around) run.first = nullptr;
+    Recycle(around);
+  }
+}
+
+void SegmentHeap::MoveBlocks(Run& from, Run& to) {
+  for (BlockRecord* block = to.first; block != nullptr; block = block->after) {
+    block->run = &to;
+    if (block->state == BlockState::kFree) continue;
+    --from.used_blocks;
+    ++to.used_blocks;
+    if (block->state == BlockState::kSlab) continue;
+    from.used_bytes -= block->capacity_bytes;
+    to.used_bytes += block->capacity_bytes;
+  }
+  for (const std::unique_ptr<Run>& slab : slabs_) {
+    if (slab->slab->run != &to) continue;
+    from.used_bytes -= slab->used_bytes;
+    to.used_bytes += slab->used_bytes;
+  }
+}
+
+void SegmentHeap::JoinRuns(Run& lower, Run& upper) {
+  lower.segments.insert(lower.segments.end(), upper.segments.begin(), upper.segments.end());
+  for (BlockRecord* block = upper.first; block != nullptr; block = block->after)
+    block->run = &lower;
+  lower.used_blocks += upper.used_blocks;
+  lower.used_bytes += upper.used_bytes;
+  BlockRecord* const below = lower.last;
+  BlockRecord* const above = upper.first;
+  below->after = above;
+  above->before = below;
+  lower.last = upper.last;
+  if (below->state != BlockState::kFree || above->state != BlockState::kFree) return;
+  RemoveFree(below);
+  RemoveFree(above);
+  Join(below, above);
+  InsertFree(below);
 }
 
 std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
   std::map<int, NumaNodeStats> nodes;
-  for (const std::unique_ptr<Segment>& segment : segments_) {
-    NumaNodeStats& node = nodes[segment->memory.numa_node];
-    node.numa_node = segment->memory.numa_node;
-    ++node.segments;
-    node.locked_bytes += segment->memory.size_bytes;
-    node.used_bytes += segment->used_bytes;
+  for (const std::unique_ptr<Run>& run : runs_) {
+    const int numa_node = run->segments.front().numa_node;
+    NumaNodeStats& node = nodes[numa_node];
+    node.numa_node = numa_node;
+    node.segments += run->segments.size();
+    for (const HostSegment& segment : run->segments) node.locked_bytes += segment.size_bytes;
+    node.used_bytes += run->used_bytes;
   }
   std::vector<NumaNodeStats> result;
   for (const auto& [_, node] : nodes) result.push_back(node);
   return result;
 }
 
-std::unique_ptr<Segment> SegmentHeap::NewSegment(const HostSegment& memory, BlockRecord* slab) {
-  auto segment = std::make_unique<Segment>();
-  segment->memory = memory;
-  segment->heap = this;
-  segment->slab = slab;
+std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord* slab) {
+  auto run = std::make_unique<Run>();
+  run->heap = this;
+  run->segments.push_back(memory);
+  run->slab = slab;
   BlockRecord* const block = NewRecord();
   block->data = static_cast<char*>(memory.data);
   block->capacity_bytes = memory.size_bytes;
-  block->segment = segment.get();
-  segment->first = block;
+  block->run = run.get();
+  run->first = block;
+  run->last = block;
   InsertFree(block);
-  return segment;
+  return run;
 }
 
 void SegmentHeap::Carve(BlockRecord* block, uint64_t bytes) {
   RemoveFree(block);
-  ++block->segment->used_blocks;
+  ++block->run->used_blocks;
   if (block->capacity_bytes == bytes) return;
   BlockRecord* const rest = NewRecord();
   rest->data = block->data + bytes;
   rest->capacity_bytes = block->capacity_bytes - bytes;
-  rest->segment = block->segment;
+  rest->run = block->run;
   rest->before = block;
   rest->after = block->after;
-  if (rest->after != nullptr) rest->after->before = rest;
+  if (rest->after != nullptr) {
+    rest->after->before = rest;
+  } else {
+    block->run->last = rest;
+  }
   block->after = rest;
   block->capacity_bytes = bytes;
   InsertFree(rest);
 }
 
 void SegmentHeap::Free(BlockRecord* block) {
-  --block->segment->used_blocks;
+  --block->run->used_blocks;
   if (BlockRecord* after = block->after; after != nullptr && after->state == BlockState::kFree) {
     RemoveFree(after);
     Join(block, after);
@@ -140,12 +254,12 @@ bool SegmentHeap::AddSlab(uint64_t class_bytes) {
   }
   Carve(block, bytes);
   block->state = BlockState::kSlab;
-  slabs_.push_back(NewSegment({block->data, bytes, block->segment->memory.numa_node}, block));
+  slabs_.push_back(NewRun({block->data, bytes, block->run->segments.front().numa_node}, block));
   return true;
 }
 
 bool SegmentHeap::DissolveFreeSlabs() {
-  const size_t dissolved = std::erase_if(slabs_, [this](const std::unique_ptr<Segment>& slab) {
+  const size_t dissolved = std::erase_if(slabs_, [this](const std::unique_ptr<Run>& slab) {
     if (slab->used_blocks != 0) return false;
     RemoveFree(slab->first);
     Recycle(slab->first);
@@ -177,7 +291,7 @@ void SegmentHeap::Recycle(BlockRecord* block) {
 
 void SegmentHeap::InsertFree(BlockRecord* block) {
   block->state = BlockState::kFree;
-  if (block->segment->slab != nullptr) {
+  if (block->run->slab != nullptr) {
     small_.Insert(block);
   } else {
     large_.Insert(block);
@@ -186,7 +300,7 @@ void SegmentHeap::InsertFree(BlockRecord* block) {
 }
 
 void SegmentHeap::RemoveFree(BlockRecord* block) {
-  if (block->segment->slab != nullptr) {
+  if (block->run->slab != nullptr) {
     small_.Remove(block);
   } else {
     large_.Remove(block);
@@ -197,7 +311,11 @@ void SegmentHeap::RemoveFree(BlockRecord* block) {
 void SegmentHeap::Join(BlockRecord* lower, BlockRecord* upper) {
   lower->capacity_bytes += upper->capacity_bytes;
   lower->after = upper->after;
-  if (lower->after != nullptr) lower->after->before = lower;
+  if (lower->after != nullptr) {
+    lower->after->before = lower;
+  } else {
+    lower->run->last = lower;
+  }
   Recycle(upper);
 }
 

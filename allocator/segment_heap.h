@@ -1,7 +1,10 @@
 // Cuts segments into blocks and joins them again: segregated fit with immediate coalescing.
 //
-//   segment  |--used--|-free-|--used--|---------free---------|
-//               ^ before/after: neighbours by address ^
+//   run  |--used--|-free-|--used--|---------free---------|--used--|
+//           ^ before/after: neighbours by address ^
+//         '------- segment -------'------- segment --------'
+//
+// A run is one segment, or several that lie side by side and may be joined.
 //
 // Small blocks are cut from slabs, which are blocks themselves, so that a small block that lives
 // long does not cut a large hole in two. Slabs that have become free serve until a large block
@@ -21,6 +24,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/free_lists.h"
@@ -35,10 +39,13 @@ class SegmentHeap {
   // two, at least 4096. `slab_bytes`: of slabs, where a segment has that much room.
   SegmentHeap(uint64_t alignment_bytes, uint64_t slab_bytes)
       : alignment_bytes_(alignment_bytes), slab_bytes_(AlignUp(slab_bytes, alignment_bytes)) {}
+  using JoinsAt = absl::FunctionRef<bool(const void* border)>;
+
   SegmentHeap(const SegmentHeap&) = delete;
   SegmentHeap& operator=(const SegmentHeap&) = delete;
 
-  void AddSegment(const HostSegment& memory);
+  // `joins_at` says whether a block may cross the border between this and a neighbouring segment.
+  void AddSegment(const HostSegment& memory, JoinsAt joins_at);
 
   // A block of exactly `class_bytes`, a result of RoundUpToSizeClass; its state is kLive. Null if
   // no free block is large enough.
@@ -72,8 +79,15 @@ class SegmentHeap {
   bool AddSlab(uint64_t class_bytes);
   // Of wholly free ones. False if there was none.
   bool DissolveFreeSlabs();
-  // A segment that is one free block.
-  std::unique_ptr<Segment> NewSegment(const HostSegment& memory, BlockRecord* slab);
+  // A run of one segment that is one free block.
+  std::unique_ptr<Run> NewRun(const HostSegment& memory, BlockRecord* slab);
+  // `lower` takes over `upper`, which begins where it ends.
+  void JoinRuns(Run& lower, Run& upper);
+  // Takes segment `index`, which lies in the free block `around`, out of the run, which becomes two
+  // if that is in its midst.
+  void RemoveSegment(Run& run, size_t index, BlockRecord* around);
+  // To a run that already has them in its chain.
+  void MoveBlocks(Run& from, Run& to);
   // Makes a used block free, and joins it with its free neighbours.
   void Free(BlockRecord* block);
 
@@ -88,8 +102,8 @@ class SegmentHeap {
   FreeLists large_;
   const uint64_t alignment_bytes_;
   const uint64_t slab_bytes_;
-  std::vector<std::unique_ptr<Segment>> segments_;
-  std::vector<std::unique_ptr<Segment>> slabs_;
+  std::vector<std::unique_ptr<Run>> runs_;
+  std::vector<std::unique_ptr<Run>> slabs_;
   uint64_t segment_bytes_ = 0;
   uint64_t large_free_bytes_ = 0;
 

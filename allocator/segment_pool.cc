@@ -256,7 +256,7 @@ BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, uint64_t size
   {
     MutexLock lock(mu_);
     in_transit_bytes_ -= segment.size_bytes;
-    heap_.AddSegment(segment);
+    heap_.AddSegment(segment, [this](const void* border) { return source_->JoinsAt(border); });
     Add(&stats_.locked_bytes, segment.size_bytes);
     if (size_bytes != 0) block = TakeLocked(size_bytes, /*hit=*/false);
     UpdateCachedLocked();

@@ -9,6 +9,8 @@
 // the flag is up before any object is destroyed that was complete before WatchProcess() was
 // called, and the device's runtime, which was loaded earlier still, goes later.
 //
+// To what is inside a shared library, dlclose() is an exit: it leaks what it still holds then.
+//
 // Thread safety: thread-safe.
 
 #ifndef PINION_DEVICE_PROCESS_EXIT_H_

@@ -234,7 +234,11 @@ void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
   const auto found = by_storage_.find(record.identity._unsafe_get_target());
   std::erase(found->second, &record);
   if (found->second.empty()) by_storage_.erase(found);
-  if (record.state == StorageRecord::CopyOut::kPending) LeavePending(record);
+  if (record.state == StorageRecord::CopyOut::kPending) {
+    LeavePending(record);
+    // The handle that goes still shares the record: nothing is let go of under mu_.
+    std::erase_if(pending_, [&](const RecordPtr& pending) { return pending.get() == &record; });
+  }
   Transfer copy_out;
   if (record.parcel != nullptr) {
     Parcel& parcel = *record.parcel;

@@ -71,7 +71,6 @@ void DeviceOffloader::FlushPending(Flush which, std::optional<uint64_t> running_
     std::vector<RecordPtr> held;
     taken.swap(pending_);
     for (const RecordPtr& record : taken) {
-      if (record->live_handles == 0) continue;
       const bool undecided = record->maybe_held && record->node == running_node;
       if (undecided || (which == Flush::kLarge && IsSmall(*record))) {
         pending_.push_back(record);

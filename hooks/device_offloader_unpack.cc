@@ -39,7 +39,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
 DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStream& stream) {
   StorageRecord& record = *handle.record();
   for (;;) {
-    GuardedStorage changed;  // all are let go of after mu_
+    GuardedStorage changed;  // these are let go of after mu_
     GuardedStorage fetched;
     Released released;
     Bytes bytes;
@@ -95,6 +95,7 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
       if (record.checksum) Verify(handle, bytes, fetched.copy());
       return bytes;
     }
+    changed = GuardedStorage();  // the fetch may need its memory
     FetchNow(*parcel, stream);
   }
 }

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
-#include <c10/util/Exception.h>
 
 #include <cstdlib>
 #include <map>
@@ -13,7 +12,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -28,17 +26,6 @@ namespace {
 bool SwitchedOnByEnvironment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && std::string(value) == "1";
-}
-
-// "cuda" and "emu" by name, so that hooks depends on neither.
-absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name) {
-  try {
-    return c10::Device(type_name).type();
-  } catch (const c10::Error& error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("LibTorch knows no device type \"", type_name,
-                     "\" (is the emulated device registered?): ", error.what_without_backtrace()));
-  }
 }
 
 // Measuring allocates and waits, which would break a graph that `stream` captures.

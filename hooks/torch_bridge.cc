@@ -1,6 +1,7 @@
 #include "pinion/hooks/torch_bridge.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -9,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace pinion {
 
 void ThrowIfError(const absl::Status& status, const char* doing) {
@@ -16,6 +19,16 @@ void ThrowIfError(const absl::Status& status, const char* doing) {
   const std::string text = "Pinion, while " + std::string(doing) + ": " + status.ToString();
   TORCH_CHECK_WITH(OutOfMemoryError, !absl::IsResourceExhausted(status), text);
   TORCH_CHECK(false, text);
+}
+
+absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name) {
+  try {
+    return c10::Device(type_name).type();
+  } catch (const c10::Error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LibTorch knows no device type \"", type_name,
+                     "\" (is the emulated device registered?): ", error.what_without_backtrace()));
+  }
 }
 
 c10::Stream CurrentStream(c10::Device device) {

@@ -9,12 +9,15 @@
 #define PINION_HOOKS_TORCH_BRIDGE_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "pinion/device/device.h"
 
 namespace pinion {
@@ -22,6 +25,10 @@ namespace pinion {
 // Throws c10::Error with the status's text, prefixed by `doing` ("fetching a saved tensor").
 // ResourceExhausted becomes c10::OutOfMemoryError, which is what LibTorch programs catch.
 void ThrowIfError(const absl::Status& status, const char* doing);
+
+// "cuda" and "emu" by name, so that hooks depends on neither. InvalidArgument where LibTorch knows
+// no such type.
+absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name);
 
 c10::Stream CurrentStream(c10::Device device);
 StreamHandle NativeStream(const c10::Stream& stream);

@@ -34,6 +34,7 @@ class SourceAdaptor : public HostMemorySource {
 
   std::string name() const override { return upstream_->name(); }
   uint64_t granularity_bytes() const override { return upstream_->granularity_bytes(); }
+  bool JoinsAt(const void* border) const override { return upstream_->JoinsAt(border); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     return upstream_->Allocate(size_bytes);
   }

@@ -52,6 +52,10 @@ absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> CudaRegisteredSource::Crea
       new CudaRegisteredSource(api, index, std::move(mapped)));
 }
 
+bool CudaRegisteredSource::JoinsAt(const void* border) const {
+  return reinterpret_cast<uintptr_t>(border) % kRegistrationBytes == 0;
+}
+
 absl::StatusOr<HostSegment> CudaRegisteredSource::Allocate(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(const HostSegment segment, memory_->Allocate(size_bytes));
   PINION_RETURN_IF_ERROR(Register(segment));

@@ -333,6 +333,19 @@ TEST_F(HostLedgerTest, AFileOfAnotherUserIsNotUsed) {
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("user 12345")));
 }
 
+// The inherited one's lock may be held by a thread that the child does not have.
+TEST_F(HostLedgerTest, AChildHasALedgerOfItsOwnThatIsSharedWithItsParent) {
+  const std::shared_ptr<HostLedger> parents = HostLedger::OfThisUser();
+  const Reservation reservation = parents->Reserve(4321).value();
+  ChildProcess child([&] {
+    const std::shared_ptr<HostLedger> own = HostLedger::OfThisUser();
+    EXPECT_NE(own, parents);
+    EXPECT_EQ(own, HostLedger::OfThisUser());
+    EXPECT_GE(own->reserved_bytes(), 4321u);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
 TEST_F(HostLedgerTest, ThisUsersLedgerIsOneObject) {
   EXPECT_EQ(HostLedger::OfThisUser(), HostLedger::OfThisUser());
   EXPECT_THAT(HostLedger::OfThisUser()->Reserve(1), IsOk());

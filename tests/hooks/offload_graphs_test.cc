@@ -86,6 +86,20 @@ TEST_F(OffloadGraphs, AGraphThatIsDroppedWithoutBackwardReturnsEverything) {
   EXPECT_EQ(device_bytes(), before);
 }
 
+// A scope around a whole evaluation drops one graph after the other.
+TEST_F(OffloadGraphs, AGraphThatIsDroppedInItsScopeIsForgottenBeforeTheScopeEnds) {
+  const at::Tensor carrier = NewCarrier();
+  const at::Tensor tensor = Activation(carrier, {16, 16});  // small enough to wait for company
+  const auto references = [&] { return tensor.storage().getWeakStorageImpl().weak_use_count(); };
+  const auto before = references();
+  const OffloadScope scope(world_.session());
+  std::vector<at::Tensor> seen;
+  at::Tensor y = Observe(carrier, {tensor}, &seen);
+  EXPECT_GT(references(), before);
+  y.reset();
+  EXPECT_EQ(references(), before);
+}
+
 // TRL's tracker grows by each branch whose backward never runs (its
 // test_stale_tracker_state_is_cleared_between_forwards).
 TEST_F(OffloadGraphs, ABranchThatNeverRunsBackwardLeavesNothingBehind) {

@@ -437,6 +437,30 @@ TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksSpoilsNoOtherNodes)
   }
 }
 
+// Fetching once more takes no more memory than fetching once.
+TEST_F(OffloadRulesInPlace, WhatWasChangedGoesBeforeItIsFetchedAgain) {
+  constexpr uint64_t kTensorBytes = 512 * kKiB;
+  EmulatedMachine& machine = world_.machine();
+  at::Tensor t = activation({512, 256});
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(carrier_, {t}, &seen_);
+    y = Probe(y, {t.view({-1})}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const c10::NoGradGuard no_grad;
+      unpack()[0].add_(1);
+      const uint64_t in_use_bytes = machine.memory_stats(0).in_use_bytes;
+      EXPECT_TRUE(machine.SetMemoryLimit(0, in_use_bytes + kTensorBytes / 2).ok());
+      return grad;
+    });
+  }
+  t.reset();
+  y.backward();
+  EXPECT_EQ(stats().fetched_on_demand, 2u);
+  ASSERT_THAT(machine.SetMemoryLimit(0, machine.options().memory_bytes), IsOk());
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({512, 256})));
+}
+
 // The engine adds gradients in place to one that nobody else owns, and a node may return what it
 // has unpacked as its gradient. That changes nothing that was saved.
 TEST_F(OffloadRules, ASavedTensorMayBeAGradientInEveryBackwardOfARetainedGraph) {

@@ -2,9 +2,9 @@
 //
 //   exiting_program global|local|leaked main|thread|busy
 //
-// What holds the allocator, the engine and their memory: a global, a static of a function, or
-// nobody. Who ends the process: main returns, another thread calls exit, or main returns while
-// another thread goes on submitting.
+// What holds the allocator, the engine and their memory: a global, a static of a function, or one
+// that is never destroyed. Who ends the process: main returns, another thread calls exit, or main
+// returns while another thread goes on submitting.
 //
 // The exit code 4 means that the runtime was called after it was unloaded, 5 that it was called at
 // all while globals were destroyed.
@@ -97,9 +97,9 @@ World& HeldBy(const std::string& holder) {
     static World world;
     return world;
   }
-  auto world = std::make_unique<World>();
-  if (holder == "global") return *(global_world = std::move(world));
-  return *world.release();
+  if (holder == "global") return *(global_world = std::make_unique<World>());
+  static World* const never_destroyed = new World;
+  return *never_destroyed;
 }
 
 int Run(const std::string& holder, const std::string& ender) {

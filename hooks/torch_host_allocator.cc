@@ -1,0 +1,335 @@
+#include "pinion/hooks/torch_host_allocator.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/device/process_exit.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/torch_pinned_source.h"
+
+namespace pinion {
+namespace {
+
+// A stream that copies of a block ran on, and who can tell how far it is.
+struct StreamUse {
+  BoundStream stream;
+  std::shared_ptr<TransferEngine> engine;
+};
+
+// How copies have used a block.
+struct BlockUses {
+  absl::InlinedVector<StreamUse, 1> streams;
+  absl::Status never_reusable;  // not OK: why
+};
+
+class TorchHostAllocator final : public at::HostAllocator {
+ public:
+  // `previous` pinned what the program has pinned so far; null: nobody did.
+  TorchHostAllocator(std::shared_ptr<PinnedAllocator> allocator,
+                     std::shared_ptr<TorchPinnedSource> source, DeviceBackend backend,
+                     c10::DeviceType type, at::HostAllocator* previous)
+      : allocator_(std::move(allocator)),
+        source_(std::move(source)),
+        backend_(std::move(backend)),
+        type_(type),
+        previous_(previous),
+        fork_generation_(ForkGeneration()) {}
+
+  const PinnedAllocator& allocator() const { return *allocator_; }
+
+  c10::DataPtr allocate(size_t size_bytes) override;
+  bool record_event(void* data, void* context, c10::Stream stream) override;
+  void empty_cache() override;
+  void copy_data(void* dst, const void* src, size_t size_bytes) const override {
+    default_copy_data(dst, src, size_bytes);
+  }
+
+  at::HostStats get_stats() override;
+  void reset_accumulated_stats() override;
+  void reset_peak_stats() override;
+
+  // CUDAGraph announces its captures. There is one pool for all: what a graph uses never returns.
+  void begin_allocate_to_pool(c10::MempoolId_t /*pool*/,
+                              std::function<bool(c10::Stream)> /*filter*/) override {
+    captures_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void end_allocate_to_pool(c10::MempoolId_t /*pool*/) override {
+    captures_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  void release_pool(c10::MempoolId_t /*pool*/) override {}
+
+ private:
+  // What a DataPtr holds.
+  struct Held {
+    PinnedBlock block;
+    TorchHostAllocator* allocator = nullptr;
+  };
+  struct Live {
+    uint64_t size_bytes = 0;
+    BlockUses uses;
+  };
+
+  static void Delete(void* held);
+  void Release(PinnedBlock block);
+
+  // The block is lost to this process: a child, or nearly gone.
+  bool Abandoned() const { return ProcessIsExiting() || ForkGeneration() != fork_generation_; }
+
+  bool IsLive(const void* data);
+  // The block that `data` points into; null: none.
+  Live* Find(const void* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  absl::StatusOr<StreamUse> UseOf(const c10::Stream& stream);
+  absl::StatusOr<std::shared_ptr<TransferEngine>> EngineFor(int device_index);
+
+  const std::shared_ptr<PinnedAllocator> allocator_;
+  const std::shared_ptr<TorchPinnedSource> source_;
+  const DeviceBackend backend_;
+  const c10::DeviceType type_;
+  at::HostAllocator* const previous_;
+  const int fork_generation_;
+  std::atomic<int> captures_{0};
+
+  Mutex mu_;
+  // By address, not by context: LibTorch names a block by either, and a view that was made with
+  // from_blob has a context of its own, and an address within the block.
+  std::map<const void*, Live, std::greater<>> live_ ABSL_GUARDED_BY(mu_);
+  std::map<int, std::shared_ptr<TransferEngine>> engines_ ABSL_GUARDED_BY(mu_);
+  std::vector<PinnedBlock> never_reused_ ABSL_GUARDED_BY(mu_);
+  c10::CachingAllocator::Stat active_requests_ ABSL_GUARDED_BY(mu_);
+  c10::CachingAllocator::Stat active_bytes_ ABSL_GUARDED_BY(mu_);
+};
+
+c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
+  const c10::Device cpu(c10::kCPU);
+  if (size_bytes == 0) return c10::DataPtr(nullptr, nullptr, &Delete, cpu);
+  TORCH_CHECK(ForkGeneration() == fork_generation_,
+              "a child of fork() cannot pin memory: pin it in the parent, or start the child with "
+              "the spawn method");
+  absl::StatusOr<PinnedBlock> block = allocator_->Allocate(size_bytes);
+  ThrowIfError(block.status(), "pinning host memory for LibTorch");
+  BlockUses uses;
+  if (captures_.load(std::memory_order_relaxed) > 0) {
+    const c10::impl::VirtualGuardImpl guard(type_);
+    const absl::StatusOr<StreamUse> use = UseOf(guard.getStream(guard.getDevice()));
+    uses.never_reusable = use.status();
+  }
+  void* const data = block->data();
+  const uint64_t booked_bytes = block->capacity_bytes();
+  auto held = std::make_unique<Held>(Held{*std::move(block), this});
+  {
+    const MutexLock lock(mu_);
+    live_[data] = {size_bytes, std::move(uses)};
+    active_requests_.increase(1);
+    active_bytes_.increase(booked_bytes);
+  }
+  return c10::DataPtr(data, held.release(), &Delete, cpu);
+}
+
+void TorchHostAllocator::Delete(void* context) {
+  auto* const held = static_cast<Held*>(context);
+  if (held == nullptr || held->allocator->Abandoned()) return;
+  held->allocator->Release(std::move(held->block));
+  delete held;
+}
+
+// Destructors call this: it logs what it cannot return.
+void TorchHostAllocator::Release(PinnedBlock block) {
+  BlockUses uses;
+  {
+    const MutexLock lock(mu_);
+    uses = std::move(live_.extract(block.data()).mapped().uses);
+    active_requests_.decrease(1);
+    active_bytes_.decrease(block.capacity_bytes());
+  }
+  absl::InlinedVector<FenceTicket, 1> tickets;
+  for (const StreamUse& use : uses.streams) {
+    absl::StatusOr<FenceTicket> ticket = use.engine->Mark(use.stream.native);
+    uses.never_reusable.Update(ticket.status());
+    if (ticket.ok()) tickets.push_back(*std::move(ticket));
+  }
+  if (uses.never_reusable.ok()) {
+    std::move(block).ReleaseAfter(tickets);
+    return;
+  }
+  const uint64_t size_bytes = block.size_bytes();
+  bool first = false;
+  {
+    const MutexLock lock(mu_);
+    first = never_reused_.empty();
+    never_reused_.push_back(std::move(block));
+  }
+  if (first) {
+    PINION_LOG(kWarning) << "a pinned block of " << size_bytes
+                         << " bytes is never used again: " << uses.never_reusable.message()
+                         << " (said of the first one only)";
+  }
+}
+
+bool TorchHostAllocator::record_event(void* data, void* context, c10::Stream stream) {
+  if (!IsLive(data)) {
+    return previous_ != nullptr && previous_->record_event(data, context, stream);
+  }
+  absl::StatusOr<StreamUse> use = UseOf(stream);
+  const MutexLock lock(mu_);
+  Live* const live = Find(data);
+  if (live == nullptr) return false;
+  BlockUses& uses = live->uses;
+  uses.never_reusable.Update(use.status());
+  const auto same_stream = [&stream](const StreamUse& known) {
+    return known.stream.torch == stream;
+  };
+  if (use.ok() && std::none_of(uses.streams.begin(), uses.streams.end(), same_stream)) {
+    uses.streams.push_back(*std::move(use));
+  }
+  return true;
+}
+
+absl::StatusOr<StreamUse> TorchHostAllocator::UseOf(const c10::Stream& stream) {
+  try {
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
+                            EngineFor(stream.device_index()));
+    StreamUse use = {BoundStream(stream), std::move(engine)};
+    PINION_ASSIGN_OR_RETURN(const bool capturing, use.engine->IsCapturing(use.stream.native));
+    if (capturing) return absl::FailedPreconditionError("a graph that was captured uses it");
+    return use;
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(error.what());
+  }
+}
+
+absl::StatusOr<std::shared_ptr<TransferEngine>> TorchHostAllocator::EngineFor(int device_index) {
+  {
+    const MutexLock lock(mu_);
+    if (const auto found = engines_.find(device_index); found != engines_.end()) {
+      return found->second;
+    }
+  }
+  // Outside the lock: this calls the device. Of two threads that get here, the first to be back
+  // wins.
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.device(device_index));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
+                          TransferEngine::Create({}, std::move(device)));
+  const MutexLock lock(mu_);
+  return engines_.try_emplace(device_index, engine).first->second;
+}
+
+TorchHostAllocator::Live* TorchHostAllocator::Find(const void* data) {
+  const auto found = live_.lower_bound(data);  // downwards: the block that begins at or below it
+  if (found == live_.end()) return nullptr;
+  const char* const end = static_cast<const char*>(found->first) + found->second.size_bytes;
+  return data < end ? &found->second : nullptr;
+}
+
+bool TorchHostAllocator::IsLive(const void* data) {
+  const MutexLock lock(mu_);
+  return Find(data) != nullptr;
+}
+
+void TorchHostAllocator::empty_cache() {
+  ThrowIfError(allocator_->Trim(0).status(), "giving cached pinned memory back");
+  if (previous_ != nullptr) previous_->empty_cache();
+}
+
+at::HostStats TorchHostAllocator::get_stats() {
+  at::HostStats stats = source_->GetStats();
+  const MutexLock lock(mu_);
+  stats.active_requests = active_requests_;
+  stats.active_bytes = active_bytes_;
+  return stats;
+}
+
+void TorchHostAllocator::reset_accumulated_stats() {
+  source_->ResetAccumulatedStats();
+  const MutexLock lock(mu_);
+  active_requests_.reset_accumulated();
+  active_bytes_.reset_accumulated();
+}
+
+void TorchHostAllocator::reset_peak_stats() {
+  source_->ResetPeakStats();
+  const MutexLock lock(mu_);
+  active_requests_.reset_peak();
+  active_bytes_.reset_peak();
+}
+
+// By device type. Never destroyed: LibTorch keeps the addresses for ever.
+struct Installed {
+  Mutex mu;
+  std::map<c10::DeviceType, TorchHostAllocator*> allocators ABSL_GUARDED_BY(mu);
+};
+
+Installed& TheInstalled() {
+  static Installed* const installed = new Installed;
+  return *installed;
+}
+
+}  // namespace
+
+absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
+                                       const DeviceBackend& backend) {
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<TorchPinnedSource> source,
+                          TorchPinnedSource::Create(backend, type));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<PinnedAllocator> allocator,
+                          PinnedAllocator::Create(options, source));
+  WatchProcess();
+  at::HostAllocator* const previous = at::getHostAllocator(type);
+  auto torch_allocator =
+      std::make_unique<TorchHostAllocator>(std::move(allocator), source, backend, type, previous);
+  Installed& installed = TheInstalled();
+  {
+    const MutexLock lock(installed.mu);
+    if (!installed.allocators.try_emplace(type, torch_allocator.get()).second) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("Pinion's host allocator is installed for ", backend.type_name, " already"));
+    }
+  }
+  // Above whatever a backend registers for itself, now or when it is loaded.
+  at::setHostAllocator(type, torch_allocator.release(), /*priority=*/UINT8_MAX);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AllocatorStats> TorchHostAllocatorStats(const std::string& device_type) {
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(device_type));
+  Installed& installed = TheInstalled();
+  const TorchHostAllocator* allocator = nullptr;
+  {
+    const MutexLock lock(installed.mu);
+    if (const auto found = installed.allocators.find(type); found != installed.allocators.end()) {
+      allocator = found->second;
+    }
+  }
+  if (allocator == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("Pinion's host allocator is not installed for ", device_type));
+  }
+  return allocator->allocator().GetStats();
+}
+
+}  // namespace pinion

@@ -1,0 +1,83 @@
+#include "pinion/shared/c_api.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/hooks/torch_host_allocator.h"
+#include "pinion/shared/backend_by_name.h"
+
+namespace pinion {
+namespace {
+
+thread_local std::string last_error;
+thread_local std::string last_stats;
+
+// No exception may reach C. True if `call` returned OkStatus.
+template <typename Call>
+bool Succeeds(const Call& call) {
+  last_error.clear();
+  try {
+    if (const absl::Status status = call(); !status.ok()) last_error = status.ToString();
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  }
+  return last_error.empty();
+}
+
+AllocatorOptions OptionsOf(uint64_t max_locked_bytes, double high_percent) {
+  AllocatorOptions options;
+  if (max_locked_bytes != 0) options.max_locked_bytes = max_locked_bytes;
+  if (high_percent != 0) {
+    // As far below it as by default, so that the level does not flicker.
+    options.low_percent = high_percent - (options.high_percent - options.low_percent);
+    options.warn_percent = std::min(options.warn_percent, high_percent);
+    options.high_percent = high_percent;
+  }
+  return options;
+}
+
+std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
+
+std::string ToJson(const std::map<std::string, int64_t>& values) {
+  std::string json = "{";
+  for (const auto& [name, value] : values) {
+    absl::StrAppend(&json, json.size() > 1 ? ", " : "", "\"", name, "\": ", value);
+  }
+  return json + "}";
+}
+
+}  // namespace
+}  // namespace pinion
+
+int pinion_install_torch_host_allocator(const char* device_type, uint64_t max_locked_bytes,
+                                        double high_percent) {
+  const bool installed = pinion::Succeeds([&]() -> absl::Status {
+    PINION_ASSIGN_OR_RETURN(const pinion::DeviceBackend backend,
+                            pinion::BackendByName(pinion::TextOf(device_type)));
+    return pinion::InstallTorchHostAllocator(pinion::OptionsOf(max_locked_bytes, high_percent),
+                                             backend);
+  });
+  return installed ? 0 : -1;
+}
+
+const char* pinion_torch_host_memory_stats(const char* device_type) {
+  const bool found = pinion::Succeeds([&]() -> absl::Status {
+    PINION_ASSIGN_OR_RETURN(const pinion::AllocatorStats stats,
+                            pinion::TorchHostAllocatorStats(pinion::TextOf(device_type)));
+    pinion::last_stats = pinion::ToJson(pinion::HostMemoryStats(stats));
+    return absl::OkStatus();
+  });
+  return found ? pinion::last_stats.c_str() : nullptr;
+}
+
+const char* pinion_last_error() { return pinion::last_error.c_str(); }

@@ -1,0 +1,116 @@
+// libpinion_torch.so as a program loads it that knows nothing of Pinion.
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/device/cuda/cuda_backend.h"
+#include "pinion/shared/c_api.h"
+#include "pinion/tests/support/run_program.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kLibrary[] = "shared/libpinion_torch.so";
+constexpr char kEmuLibrary[] = "tests/shared/libpinion_torch_emu.so";
+
+struct Library {
+  explicit Library(const char* path) : handle(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+    EXPECT_NE(handle, nullptr) << dlerror();
+    Find("pinion_install_torch_host_allocator", install);
+    Find("pinion_torch_host_memory_stats", stats);
+    Find("pinion_last_error", last_error);
+  }
+  template <typename Function>
+  void Find(const char* name, Function*& function) {
+    function = reinterpret_cast<Function*>(dlsym(handle, name));
+    EXPECT_NE(function, nullptr) << name;
+  }
+
+  void* const handle;
+  decltype(pinion_install_torch_host_allocator)* install;
+  decltype(pinion_torch_host_memory_stats)* stats;
+  decltype(pinion_last_error)* last_error;
+};
+
+// One that can import torch: PINION_TEST_PYTHON, else the .venv's that LibTorch came with. Empty if
+// there is none, as where the wheel was installed without the CUDA libraries that it asks for.
+std::string PythonWithTorch() {
+  const char* const given = std::getenv("PINION_TEST_PYTHON");
+  const std::string python =
+      given != nullptr ? given : PINION_TORCH_LIB_DIR "/../../../../../bin/python3";
+  return RunProgram(python + " -c 'import torch'").exit_code == 0 ? python : "";
+}
+
+TEST(LibpinionTorch, ExportsItsCFunctionsAlone) {
+  const ProgramOutcome symbols =
+      RunProgram(std::string("nm -DC --defined-only ") + kLibrary + " | grep -c 'pinion::'");
+  EXPECT_EQ(symbols.out, "0\n") << symbols.err;
+}
+
+TEST(LibpinionTorch, SaysWhatIsMissingWhereThereIsNoGpu) {
+  if (CudaDeviceCount().ok()) GTEST_SKIP() << "there is a GPU";
+  const Library pinion(kLibrary);
+  EXPECT_EQ(pinion.install("cuda", 0, 0), -1);
+  EXPECT_THAT(pinion.last_error(), HasSubstr("no CUDA device: install an NVIDIA driver"));
+  EXPECT_EQ(pinion.stats("cuda"), nullptr);
+  EXPECT_THAT(pinion.last_error(), HasSubstr("not installed for cuda"));
+}
+
+TEST(LibpinionTorch, RefusesWhatItDoesNotKnow) {
+  const Library pinion(kLibrary);
+  EXPECT_EQ(pinion.install("emu", 0, 0), -1);
+  EXPECT_THAT(pinion.last_error(), HasSubstr("it has \"cuda\""));
+  EXPECT_EQ(pinion.install(nullptr, 0, 0), -1);
+  EXPECT_EQ(pinion.stats(nullptr), nullptr);
+}
+
+TEST(LibpinionTorch, InstallsForADeviceThatIsThere) {
+  const Library pinion(kEmuLibrary);
+  EXPECT_EQ(pinion.install("emu", 0, 101), -1);
+  EXPECT_THAT(pinion.last_error(), HasSubstr("high_percent"));
+  ASSERT_EQ(pinion.install("emu", 64 << 20, 100), 0) << pinion.last_error();
+  EXPECT_STREQ(pinion.last_error(), "");
+  const char* const stats = pinion.stats("emu");
+  ASSERT_NE(stats, nullptr) << pinion.last_error();
+  EXPECT_THAT(stats, HasSubstr("\"active_bytes.current\": 0"));
+  EXPECT_EQ(pinion.install("emu", 64 << 20, 100), -1);
+  EXPECT_THAT(pinion.last_error(), HasSubstr("already"));
+}
+
+TEST(LibpinionTorch, PythonWithoutAGpuIsToldSoAndGoesOn) {
+  const std::string python = PythonWithTorch();
+  if (python.empty()) GTEST_SKIP() << "no Python that can import torch (PINION_TEST_PYTHON)";
+  if (CudaDeviceCount().ok()) GTEST_SKIP() << "there is a GPU";
+  const ProgramOutcome outcome = RunProgram(python + " tests/shared/without_gpu.py " + kLibrary);
+  EXPECT_EQ(outcome.out, "passed\n") << outcome.err;
+  EXPECT_EQ(outcome.exit_code, 0);
+}
+
+TEST(LibpinionTorch, PythonsPinnedTensorsComeFromPinion) {
+  const std::string python = PythonWithTorch();
+  if (python.empty()) GTEST_SKIP() << "no Python that can import torch (PINION_TEST_PYTHON)";
+  const ProgramOutcome outcome =
+      RunProgram(python + " tests/shared/pinned_tensors.py " + kEmuLibrary + " emu");
+  EXPECT_EQ(outcome.out, "passed\n") << outcome.err;
+  EXPECT_EQ(outcome.exit_code, 0);
+}
+
+TEST(LibpinionTorch, PythonsPinnedTensorsComeFromPinionOnAGpu) {
+  const std::string python = PythonWithTorch();
+  if (python.empty()) GTEST_SKIP() << "no Python that can import torch (PINION_TEST_PYTHON)";
+  if (!CudaDeviceCount().ok()) GTEST_SKIP() << "there is no GPU";
+  const ProgramOutcome outcome =
+      RunProgram(python + " tests/shared/pinned_tensors.py " + kLibrary + " cuda");
+  EXPECT_EQ(outcome.out, "passed\n") << outcome.err;
+  EXPECT_EQ(outcome.exit_code, 0);
+}
+
+}  // namespace
+}  // namespace pinion::testing
