@@ -190,7 +190,8 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
   absl::Cleanup cancel = [&] { pool.CancelGrowth(segment_bytes); };
   absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes);
   if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
-  if (segment_bytes > pool.segment_bytes()) pool.GiveBackLongOnes();
+  // Reserve counts on what is free already, the long ones included.
+  if (size_bytes != 0 && segment_bytes > pool.segment_bytes()) pool.GiveBackLongOnes();
   HostMemorySource& source = pool.source();
   const absl::Time start = absl::Now();
   const absl::StatusOr<HostSegment> segment = source.Allocate(segment_bytes);

@@ -177,7 +177,7 @@ class Model {
   absl::Status ReplaceTimeline(uint8_t a, uint8_t b);
   absl::Status Look(uint8_t, uint8_t);
   absl::Status Trim(uint8_t a, uint8_t);
-  absl::Status Reserve(uint8_t a, uint8_t b);
+  absl::Status Reserve(uint8_t a, uint8_t);
   absl::Status FailNextCall(uint8_t a, uint8_t);
   absl::Status FillHost(uint8_t a, uint8_t);
 
@@ -412,9 +412,15 @@ absl::Status Model::Trim(uint8_t a, uint8_t) {
   return absl::OkStatus();
 }
 
-absl::Status Model::Reserve(uint8_t a, uint8_t b) {
-  const absl::Status status = world_.allocator().Reserve(Size(a, b));
-  return status.ok() || world_.MayRefuse(status) ? absl::OkStatus() : status;
+absl::Status Model::Reserve(uint8_t a, uint8_t) {
+  const uint64_t size_bytes = world_.options().max_locked_bytes * a / 255;
+  const absl::Status status = world_.allocator().Reserve(size_bytes);
+  if (!status.ok()) return world_.MayRefuse(status) ? absl::OkStatus() : status;
+  const uint64_t cached_bytes = world_.allocator().GetStats().cached_bytes.current;
+  if (world_.alone() && cached_bytes < size_bytes) {
+    return Wrong(absl::StrCat(size_bytes, " were reserved, ", cached_bytes, " are free"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Model::FailNextCall(uint8_t a, uint8_t) {

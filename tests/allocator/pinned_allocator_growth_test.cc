@@ -79,6 +79,14 @@ TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsOnePieceWhereThatCanBeHad) {
   EXPECT_EQ(source_->calls(), 1u);
 }
 
+// Each growth gave the long segment back that the one before had added, for ever.
+TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedBesideALongSegmentAddsToIt) {
+  EXPECT_THAT(allocator_->Reserve(10 * kMiB), IsOk());
+  EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
+  EXPECT_EQ(source_->outstanding_bytes(), 16 * kMiB);
+  EXPECT_EQ(source_->calls(), 2u);
+}
+
 TEST_F(PinnedAllocatorGrowthTest, TrimGivesBackWhatIsFreeDownToWhatIsKept) {
   {
     std::vector<PinnedBlock> blocks;

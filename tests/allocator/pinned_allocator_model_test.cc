@@ -2,6 +2,9 @@
 // likes, and allocator_fuzz looks for lists that this does not think of.
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -24,6 +27,18 @@ TEST(PinnedAllocatorModelTest, RandomOperationsAgreeWithTheModel) {
     EXPECT_GT(result.deferred_releases, 100u) << "seed " << seed;
     EXPECT_GT(result.reuses, 100u) << "seed " << seed;
   }
+}
+
+TEST(PinnedAllocatorModelTest, ListsThatAFuzzerFoundAgreeWithTheModel) {
+  int lists = 0;
+  for (const auto& file : std::filesystem::directory_iterator("tests/allocator/corpus")) {
+    std::ifstream bytes(file.path(), std::ios::binary);
+    const OperationList list{std::istreambuf_iterator<char>(bytes),
+                             std::istreambuf_iterator<char>()};
+    ASSERT_EQ(RunOperations({list}).failure, "") << file.path();
+    ++lists;
+  }
+  EXPECT_GT(lists, 10);
 }
 
 TEST(PinnedAllocatorModelTest, ThreadsThatShareAnAllocatorAgreeWithTheirModels) {
