@@ -31,9 +31,8 @@ struct RamSample {
   uint64_t available_bytes = 0;
   double percent = 0;  // (total - available) / total * 100, rounded to one decimal as psutil does
   uint64_t headroom_bytes = UINT64_MAX;  // UINT64_MAX: nothing is known to limit it
-  // What set headroom_bytes: "MemAvailable", "cgroup /a/b memory.max", "90 % of cgroup /a
-  // memory.max";
-  // "" when nothing did.
+  // What set headroom_bytes: "MemAvailable", "cgroup /a/b memory.max", "90 % of cgroup /a/b
+  // memory.max"; "" when nothing did.
   std::string limited_by;
 };
 

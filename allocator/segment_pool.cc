@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/keep_for_ever.h"
 #include "pinion/allocator/hardening.h"
 #include "pinion/allocator/size_class.h"
 

@@ -9,7 +9,8 @@
 // the flag is up before any object is destroyed that was complete before WatchProcess() was
 // called, and the device's runtime, which was loaded earlier still, goes later.
 //
-// To what is inside a shared library, dlclose() is an exit: it leaks what it still holds then.
+// To a shared library with Pinion inside, dlclose() is an exit: its statics leak what they hold of
+// a device.
 //
 // Thread safety: thread-safe.
 

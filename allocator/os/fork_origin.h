@@ -17,7 +17,6 @@
 #define PINION_ALLOCATOR_OS_FORK_ORIGIN_H_
 
 #include <atomic>
-#include <memory>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -43,10 +42,6 @@ class ForkOrigin {
  private:
   int generation_;
 };
-
-// Keeps what a child inherited for as long as it runs, where a destructor would find what another
-// thread of the parent's was in the middle of changing. The operating system takes it back.
-void KeepForEver(std::shared_ptr<const void> inherited);
 
 }  // namespace pinion
 

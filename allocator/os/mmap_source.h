@@ -14,7 +14,7 @@
 // away from under a device that copies to them. A child may have mapped something else at its
 // address, so an inherited source unmaps nothing, and maps nothing that it could not unmap.
 //
-// Thread safety: thread-safe (its state does not change). Touching 1 GiB takes a second or so.
+// Thread safety: thread-safe. Touching 1 GiB takes a second or so.
 
 #ifndef PINION_ALLOCATOR_OS_MMAP_SOURCE_H_
 #define PINION_ALLOCATOR_OS_MMAP_SOURCE_H_

@@ -45,6 +45,16 @@ int UseAll() {
 
 extern "C" int UseTheAllocator() { return pinion::UseAll(); }
 
+// Destroyed as the library goes.
+extern "C" int UseGlobals() {
+  static std::shared_ptr<pinion::PinnedAllocator> allocator;
+  static pinion::PinnedBlock block;
+  allocator = pinion::PinnedAllocator::Create({}, pinion::MmapSource::Create().value()).value();
+  block = allocator->Allocate(5 * pinion::kMiB).value();
+  std::memset(block.data(), 1, block.size_bytes());
+  return 0;
+}
+
 // What is kept for each thread is made by each thread, and goes with it.
 extern "C" int UseTheAllocatorOnAnotherThread() {
   int result = -1;

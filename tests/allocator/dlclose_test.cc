@@ -1,7 +1,8 @@
 // A library that has Pinion inside is loaded, used and unloaded: nothing of it may stay, be called
 // later, or leak. (Leaks are AddressSanitizer's to find, as the test ends.)
 
-#include <string>
+#include <cstdint>
+#include <fstream>
 
 #include "gtest/gtest.h"
 #include "pinion/tests/support/child_process.h"
@@ -23,6 +24,25 @@ TEST(DlcloseTest, ALibraryThatHasUsedTheAllocatorCanBeUnloadedAndLoadedAgain) {
     library.Close();
     EXPECT_FALSE(LoadedLibrary::IsLoaded(kLibrary)) << "something keeps it";
   }
+}
+
+uint64_t PagesMapped() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages;
+}
+
+TEST(DlcloseTest, GlobalsOfALibraryGoWithIt) {
+  uint64_t after_first = 0;
+  for (int round = 0; round < 3; ++round) {
+    LoadedLibrary library(kLibrary);
+    EXPECT_EQ(library.Call("UseGlobals"), 0);
+    library.Close();
+    EXPECT_FALSE(LoadedLibrary::IsLoaded(kLibrary)) << "something keeps it";
+    if (round == 0) after_first = PagesMapped();
+  }
+  // Half a segment of the default size.
+  EXPECT_LT(PagesMapped(), after_first + (uint64_t{32} << 20) / 4096);
 }
 
 // Its handlers go with it.

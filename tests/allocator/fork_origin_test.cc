@@ -1,7 +1,5 @@
 #include "pinion/allocator/os/fork_origin.h"
 
-#include <memory>
-
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -38,17 +36,6 @@ TEST(ForkOriginTest, ARefusalNamesTheObjectAndTheRemedy) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("this pool was made before fork()"),
                              HasSubstr("make another one in the child"), HasSubstr("spawn"))));
-}
-
-TEST(ForkOriginTest, WhatIsKeptForEverIsNotDestroyed) {
-  const auto object = std::make_shared<int>(7);
-  std::weak_ptr<int> observer = object;
-  ChildProcess child([&] {
-    KeepForEver(object);
-    KeepForEver(object);
-    EXPECT_EQ(observer.use_count(), 3);
-  });
-  EXPECT_EQ(child.Wait(), 0);
 }
 
 }  // namespace

@@ -7,6 +7,9 @@
 // With the directory of a cgroup behind that, it joins the cgroup, and takes real memory of the
 // real host.
 
+#include <signal.h>
+#include <sys/prctl.h>
+
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -93,6 +96,7 @@ void Churn(const SharedHost& host, PinnedAllocator& allocator, std::mt19937_64& 
 }
 
 int Run(const std::vector<std::string>& arguments) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // the test may be killed before it says stop
   const bool real = arguments.size() == 7;
   if (real) RealCgroup::Join(arguments[6]);
   const int process = std::stoi(arguments[3]);
