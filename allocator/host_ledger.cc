@@ -1,6 +1,7 @@
 #include "pinion/allocator/host_ledger.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -44,6 +45,13 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 // destroyed before others that use it, or stay behind when a library is unloaded (dlclose).
 constinit Mutex of_this_user_mu;
 HostLedger* of_this_user ABSL_GUARDED_BY(of_this_user_mu) = nullptr;
+
+// A child of fork() that makes an allocator must not find the lock taken by a thread that it does
+// not have. Registered while the library is loaded, as in base/check.cc.
+[[maybe_unused]] const int held_across_fork =
+    pthread_atfork([]() ABSL_NO_THREAD_SAFETY_ANALYSIS { of_this_user_mu.Lock(); },
+                   []() ABSL_NO_THREAD_SAFETY_ANALYSIS { of_this_user_mu.Unlock(); },
+                   []() ABSL_NO_THREAD_SAFETY_ANALYSIS { of_this_user_mu.Unlock(); });
 
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));

@@ -37,13 +37,19 @@ std::vector<CopyPiece> SortPieces(absl::Span<const CopyPiece> pieces) {
   return sorted;
 }
 
-std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces) {
+std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces,
+                                      std::vector<const void*> host_blocks) {
   std::vector<CopyPiece> merged = SortPieces(pieces);
+  std::sort(host_blocks.begin(), host_blocks.end(), std::less<>());
+  const auto begins_block = [&host_blocks](const void* data) {
+    return std::binary_search(host_blocks.begin(), host_blocks.end(), data, std::less<>());
+  };
   size_t last = 0;
   for (size_t i = 1; i < merged.size(); ++i) {
     const CopyPiece piece = merged[i];
     if (End(merged[last].dst, merged[last].size_bytes) == piece.dst &&
-        End(merged[last].src, merged[last].size_bytes) == piece.src) {
+        End(merged[last].src, merged[last].size_bytes) == piece.src && !begins_block(piece.dst) &&
+        !begins_block(piece.src)) {
       merged[last].size_bytes += piece.size_bytes;
     } else {
       merged[++last] = piece;

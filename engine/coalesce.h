@@ -20,8 +20,11 @@ namespace pinion {
 std::vector<CopyPiece> SortPieces(absl::Span<const CopyPiece> pieces);
 
 // Copies the same bytes to the same places with as few pieces as merging of neighbours can give,
-// by ascending destination. The pieces' destinations must not overlap.
-std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces);
+// by ascending destination. The pieces' destinations must not overlap. `host_blocks` are the
+// beginnings of the blocks that the host's side lies in: blocks are not merged with each other,
+// because two that touch may be of two pinned segments, which CUDA does not copy in one piece.
+std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces,
+                                      std::vector<const void*> host_blocks);
 
 // The pieces of at most `max_bytes` bytes, and at least one, from `begin_bytes` on. A piece that
 // must be cut is cut at a multiple of 4 KiB from its beginning where that leaves anything, so that

@@ -23,6 +23,14 @@ namespace {
 // even if nobody ever asks how far a stream has come.
 constexpr size_t kPollAbovePending = 16;
 
+std::vector<const void*> HostBlocks(const CopyBatch& batch) {
+  std::vector<const void*> blocks;
+  for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
+    blocks.push_back(buffer->data());
+  }
+  return blocks;
+}
+
 }  // namespace
 
 struct CopyLane::Progress {
@@ -30,7 +38,7 @@ struct CopyLane::Progress {
       : batch(the_batch),
         after(stream),
         chunk_bytes(limit_bytes),
-        pieces(CoalescePieces(batch.pieces())) {}
+        pieces(CoalescePieces(batch.pieces(), HostBlocks(batch))) {}
 
   bool merged() const { return pieces.size() < batch.pieces().size(); }
 
@@ -112,8 +120,8 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   if (timer_ != nullptr) start = timer_->Begin(timeline_->stream());
   absl::Status copied = device_->CopyAsync(direction_, pieces, timeline_->stream());
   if (absl::IsInvalidArgument(copied) && progress.merged()) {
-    // Neighbours may belong to two allocations that happen to touch, which no device copies in one
-    // piece.
+    // On the device, neighbours may belong to two allocations that happen to touch, which it does
+    // not copy in one piece.
     progress.pieces = SortPieces(progress.batch.pieces());
     pieces = progress.Next(copy.size_bytes);
     copy.size_bytes = TotalBytes(pieces);

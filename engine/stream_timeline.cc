@@ -133,8 +133,6 @@ absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, Wai
 void StreamTimeline::Poll() {
   // Before any lock: a child of fork may find it taken for ever.
   if (!device_->health().ok() || pending_count() == 0) return;
-  // Querying an event while its stream captures a graph would break the capture.
-  if (absl::StatusOr<bool> capturing = IsCapturing(); !capturing.ok() || *capturing) return;
   while (true) {
     uint64_t value = 0;
     EventRef event;
@@ -157,11 +155,6 @@ absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
   const EventRef event = EventOf(value);
   if (event == nullptr) {
     return Completed() >= value ? absl::OkStatus() : device_->health();
-  }
-  PINION_ASSIGN_OR_RETURN(const bool capturing, IsCapturing());
-  if (capturing) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name_, ": the stream captures a graph; wait after the capture has ended"));
   }
   const absl::Status waited = device_->WaitEvent(event->handle(), timeout);
   if (absl::IsDeadlineExceeded(waited)) {
@@ -256,11 +249,6 @@ std::string StreamTimeline::WhatHolds(const Pending& oldest) const {
     return absl::StrCat("has not started: it waits for ", other->name_, ", where ", why);
   }
   return "has all that it waits for, but its copy has not finished";
-}
-
-absl::StatusOr<bool> StreamTimeline::IsCapturing() const {
-  if (ownership_ == Ownership::kOwned) return false;  // Submit refuses to follow a capture
-  return device_->IsCapturing(stream_);
 }
 
 }  // namespace pinion::internal

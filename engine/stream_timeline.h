@@ -11,6 +11,10 @@
 // Numbers equal the order of the stream because whoever enqueues work and records an event does so
 // within turn().
 //
+// From its event on, a submission needs no stream: a foreign one may be destroyed (asking a dead
+// stream anything is undefined in CUDA) or capture a graph, while its events are polled. They were
+// recorded outside of the graph, and devices ask for them in a way that leaves captures alone.
+//
 // Once the device is poisoned the timeline never advances again.
 //
 // Thread safety: thread-safe.
@@ -112,7 +116,7 @@ class StreamTimeline final : public FenceTimeline {
 
   uint64_t Completed() const override { return completed_.load(std::memory_order_acquire); }
   void Poll() override;
-  // FailedPrecondition while the stream captures. A DeadlineExceeded says what keeps `value`.
+  // A DeadlineExceeded says what keeps `value`.
   absl::Status Wait(uint64_t value, absl::Duration timeout) override;
 
  private:
@@ -135,7 +139,6 @@ class StreamTimeline final : public FenceTimeline {
   std::string WhatHolds(const Pending& oldest) const;
   // Null when `value` is done, or will never be.
   EventRef EventOf(uint64_t value) const;
-  absl::StatusOr<bool> IsCapturing() const;
 
   const std::shared_ptr<GuardedDevice> device_;
   const StreamHandle stream_;

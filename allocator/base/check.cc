@@ -1,11 +1,14 @@
 #include "pinion/allocator/base/check.h"
 
+#include <pthread.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <type_traits>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
 
 namespace pinion {
@@ -15,6 +18,14 @@ namespace {
 // which a library that is unloaded (dlclose) would leave behind.
 constinit Mutex sink_mu;
 static_assert(std::is_trivially_destructible_v<Mutex>);
+
+// A child of fork() that logs must find neither the lock taken, by a thread that it does not have,
+// nor the sink half changed. Registered while the library is loaded: a static of a function would
+// have a lock of its own to be left behind with.
+[[maybe_unused]] const int held_across_fork =
+    pthread_atfork([]() ABSL_NO_THREAD_SAFETY_ANALYSIS { sink_mu.Lock(); },
+                   []() ABSL_NO_THREAD_SAFETY_ANALYSIS { sink_mu.Unlock(); },
+                   []() ABSL_NO_THREAD_SAFETY_ANALYSIS { sink_mu.Unlock(); });
 
 void LogToStandardError(LogSeverity severity, const std::string& message) {
   static constexpr const char* kNames[] = {"W", "E"};

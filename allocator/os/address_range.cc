@@ -1,14 +1,25 @@
 #include "pinion/allocator/os/address_range.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <iterator>
 
 #include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
+namespace {
+
+// Addresses that are set aside count as used (ulimit -v).
+bool AddressesAreLimited() {
+  rlimit limit;
+  return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+}
+
+}  // namespace
 
 AddressRange::AddressRange(uint64_t size_bytes) {
+  if (AddressesAreLimited()) return;
   const uint64_t mapped_bytes = size_bytes + kGiB;
   void* const mapped =
       mmap(nullptr, mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -24,7 +35,6 @@ AddressRange::AddressRange(uint64_t size_bytes) {
 
 AddressRange::~AddressRange() {
   if (origin_.InForkedChild()) return;
-  MutexLock lock(mu_);
   for (const auto& [data, free_bytes] : free_) munmap(data, free_bytes);
 }
 

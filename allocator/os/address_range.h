@@ -23,8 +23,8 @@ namespace pinion {
 
 class AddressRange {
  public:
-  // Begins at a multiple of 1 GiB. Empty where the system does not give so many addresses away
-  // (ulimit -v).
+  // Begins at a multiple of 1 GiB. Empty where the system does not give so many addresses away, and
+  // where it limits them (ulimit -v), because the rest of the program would lack what is set aside.
   explicit AddressRange(uint64_t size_bytes);
   ~AddressRange();
   AddressRange(const AddressRange&) = delete;

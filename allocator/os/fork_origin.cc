@@ -14,12 +14,16 @@ std::atomic<int> fork_generation{0};
 
 }  // namespace internal
 
-ForkOrigin::ForkOrigin() {
-  static const int registered = pthread_atfork(
-      nullptr, nullptr, [] { internal::fork_generation.fetch_add(1, std::memory_order_relaxed); });
-  static_cast<void>(registered);
-  generation_ = internal::fork_generation.load(std::memory_order_relaxed);
-}
+namespace {
+
+// While the library is loaded: a static of a function has a lock, which a child would find taken if
+// another thread was just making the first ForkOrigin.
+[[maybe_unused]] const int registered = pthread_atfork(
+    nullptr, nullptr, [] { internal::fork_generation.fetch_add(1, std::memory_order_relaxed); });
+
+}  // namespace
+
+ForkOrigin::ForkOrigin() : generation_(internal::fork_generation.load(std::memory_order_relaxed)) {}
 
 absl::Status ForkOrigin::Refusal(std::string_view what) const {
   return absl::FailedPreconditionError(absl::StrCat(

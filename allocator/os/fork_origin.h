@@ -24,7 +24,7 @@
 namespace pinion {
 
 namespace internal {
-// fork() calls that lie between this process and the one that made the first ForkOrigin.
+// fork() calls that lie between this process and the one that loaded the library.
 extern std::atomic<int> fork_generation;
 }  // namespace internal
 

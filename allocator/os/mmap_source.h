@@ -8,7 +8,8 @@
 //
 // Segments lie side by side where that can be had, so that a block may cross from one into the next
 // and a run whose shapes vary pins no more than its peak. For that, addresses for twice the host's
-// memory are set aside; they cost nothing but a large number in the column VIRT of `top`.
+// memory are set aside; they cost nothing but a large number in the column VIRT of `top`. Under a
+// limit of address space (ulimit -v) none are: segments lie where they happen to.
 //
 // A segment is not inherited by children of fork(): copy-on-write would move the parent's pages
 // away from under a device that copies to them. A child may have mapped something else at its

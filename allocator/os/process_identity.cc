@@ -25,6 +25,9 @@ constexpr uint64_t kStartMask = (uint64_t{1} << kStartBits) - 1;
 // Of this process; 0: not known yet.
 std::atomic<ProcessIdentity> cached{0};
 
+// A grandchild may have the pid of the one that looked first, if that has ended.
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { cached = 0; });
+
 struct ProcStat {
   char state = '?';
   uint64_t threads = 0;
@@ -51,9 +54,6 @@ std::optional<ProcStat> ReadStat(pid_t pid) {
 }  // namespace
 
 ProcessIdentity OwnProcess() {
-  // A grandchild may have the pid of the one that looked first, if that has ended.
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { cached = 0; });
-  static_cast<void>(registered);
   const auto pid = static_cast<uint64_t>(getpid());
   ProcessIdentity own = cached.load(std::memory_order_relaxed);
   if (own >> kStartBits == pid) return own;

@@ -1,5 +1,6 @@
 #include "pinion/device/cuda/cuda_pinned_source.h"
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
@@ -18,6 +19,10 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
   PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
       << size_bytes << " bytes are not a multiple of " << granularity_bytes();
   if (origin_.InForkedChild()) return origin_.Refusal(name());
+  if (ProcessIsExiting()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name(), ": the process is exiting; no more memory is pinned"));
+  }
   PINION_ASSIGN_OR_RETURN(void* data, Pin(size_bytes));
   if (reinterpret_cast<uintptr_t>(data) % granularity_bytes() == 0) {
     return HostSegment{data, size_bytes, /*numa_node=*/-1};

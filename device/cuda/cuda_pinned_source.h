@@ -1,7 +1,7 @@
 // Page-locked host memory from cudaHostAlloc, usable by every CUDA device of the process.
 //
 // While the process exits, and in a child of fork(), Free leaves the memory to the operating
-// system: the runtime may be gone, or is another process's. In such a child Allocate is refused
+// system: the runtime may be gone, or is another process's. Allocate is refused there
 // (FailedPrecondition).
 //
 // Thread safety: thread-safe. Pinning can stall other threads that use the driver, and freeing

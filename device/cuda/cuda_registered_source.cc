@@ -58,6 +58,12 @@ bool CudaRegisteredSource::JoinsAt(const void* border) const {
 
 absl::StatusOr<HostSegment> CudaRegisteredSource::Allocate(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(const HostSegment segment, memory_->Allocate(size_bytes));
+  // Asked now, because touching takes a while.
+  if (ProcessIsExiting()) {
+    PINION_RETURN_IF_ERROR(memory_->Free(segment));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name(), ": the process is exiting; no more memory is pinned"));
+  }
   PINION_RETURN_IF_ERROR(Register(segment));
   return segment;
 }

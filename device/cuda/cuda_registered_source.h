@@ -17,7 +17,8 @@
 // are joined at those addresses only.
 //
 // While the process exits, and in a child of fork, Free leaves the memory to the operating system:
-// the runtime may be gone, or is another process's; the child has no copy of the memory.
+// the runtime may be gone, or is another process's; the child has no copy of the memory. Allocate
+// is refused there (FailedPrecondition).
 //
 // Thread safety: thread-safe. Pinning can stall other threads that use the driver, and freeing
 // waits for the device.

@@ -1,14 +1,18 @@
 #include "pinion/allocator/os/address_range.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cstdint>
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/tests/support/child_process.h"
 
 namespace pinion {
 namespace {
+
+using ::pinion::testing::ChildProcess;
 
 bool IsMapped(char* data) { return msync(data, 4096, MS_ASYNC) == 0; }
 
@@ -63,6 +67,16 @@ TEST(AddressRangeTest, MoreAddressesThanThereAreMakeAnEmptyRange) {
   AddressRange range(uint64_t{1} << 60);
   EXPECT_EQ(range.Take(kMiB), nullptr);
   EXPECT_FALSE(range.Contains(nullptr));
+}
+
+TEST(AddressRangeTest, WhereAddressesAreLimitedNoneAreSetAside) {
+  ChildProcess child([] {
+    const rlimit limit = {uint64_t{1} << 60, uint64_t{1} << 60};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    AddressRange range(8 * kMiB);
+    EXPECT_EQ(range.Take(2 * kMiB), nullptr);
+  });
+  EXPECT_EQ(child.Wait(), 0);
 }
 
 }  // namespace

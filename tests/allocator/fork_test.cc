@@ -6,9 +6,11 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,6 +24,8 @@
 #include "pinion/allocator/adaptors/tracking_source.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/host_ledger.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/os/heap_source.h"
 #include "pinion/allocator/os/mmap_source.h"
@@ -145,6 +149,49 @@ TEST_F(ForkTest, AChildThatExitsOrderlyLeavesTheParentsMemoryAlone) {
   std::memset(block.data(), 1, kMiB);
   block = PinnedBlock();
   allocator = nullptr;
+}
+
+// Forks again and again while two threads repeat `others`; each child must get through `own`.
+void ForkInTheMiddleOf(const std::function<void()>& others, const std::function<void()>& own) {
+  std::atomic<bool> stop = false;
+  const auto repeat = [&] {
+    while (!stop) others();
+  };
+  std::thread threads[2] = {std::thread(repeat), std::thread(repeat)};
+  for (int round = 0; round < 100; ++round) {
+    ChildProcess child([&] {
+      alarm(10);  // instead of a hang
+      own();
+    });
+    const int outcome = child.Wait();
+    EXPECT_EQ(outcome, 0) << "round " << round;
+    if (outcome != 0) break;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+// As the refusal tells it to.
+TEST(ForkInTheMiddleTest, AChildMakesAnAllocatorWhateverOthersDidWithTheLedger) {
+  const std::shared_ptr<HostLedger> parents = HostLedger::OfThisUser();
+  ForkInTheMiddleOf([] { HostLedger::OfThisUser(); },
+                    [] {
+                      const absl::StatusOr<Allocator> made =
+                          PinnedAllocator::Create({}, std::make_shared<HeapSource>());
+                      EXPECT_THAT(made, IsOk());
+                    });
+}
+
+TEST(ForkInTheMiddleTest, AChildLogsWhateverOthersDidWithTheLog) {
+  const LogSink quiet = [](LogSeverity, const std::string&) {};
+  LogSink previous = SetLogSink(quiet);
+  ForkInTheMiddleOf(
+      [&quiet] {
+        SetLogSink(quiet);
+        PINION_LOG(kWarning) << "parent";
+      },
+      [] { PINION_LOG(kWarning) << "child"; });
+  SetLogSink(std::move(previous));
 }
 
 // The child has none of the threads that were inside the allocator, and all of their locks.

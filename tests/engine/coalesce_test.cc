@@ -33,10 +33,10 @@ std::map<const char*, const char*> BytesOf(const std::vector<CopyPiece>& pieces)
   return bytes;
 }
 
-TEST(CoalesceTest, NothingStaysNothing) { EXPECT_THAT(CoalescePieces({}), IsEmpty()); }
+TEST(CoalesceTest, NothingStaysNothing) { EXPECT_THAT(CoalescePieces({}, {}), IsEmpty()); }
 
 TEST(CoalesceTest, NeighboursOnBothSidesBecomeOnePiece) {
-  const std::vector<CopyPiece> merged = CoalescePieces({Piece(0, 100, 10), Piece(10, 110, 5)});
+  const std::vector<CopyPiece> merged = CoalescePieces({Piece(0, 100, 10), Piece(10, 110, 5)}, {});
   ASSERT_THAT(merged, SizeIs(1));
   EXPECT_EQ(merged[0].dst, memory);
   EXPECT_EQ(merged[0].src, host + 100);
@@ -44,17 +44,32 @@ TEST(CoalesceTest, NeighboursOnBothSidesBecomeOnePiece) {
 }
 
 TEST(CoalesceTest, TheOrderOfThePiecesDoesNotMatter) {
-  EXPECT_THAT(CoalescePieces({Piece(20, 120, 4), Piece(0, 100, 10), Piece(10, 110, 10)}),
+  EXPECT_THAT(CoalescePieces({Piece(20, 120, 4), Piece(0, 100, 10), Piece(10, 110, 10)}, {}),
               SizeIs(1));
 }
 
 TEST(CoalesceTest, NeighboursOnOneSideOnlyStayApart) {
-  EXPECT_THAT(CoalescePieces({Piece(0, 100, 10), Piece(10, 111, 5)}), SizeIs(2));
-  EXPECT_THAT(CoalescePieces({Piece(0, 100, 10), Piece(11, 110, 5)}), SizeIs(2));
+  EXPECT_THAT(CoalescePieces({Piece(0, 100, 10), Piece(10, 111, 5)}, {}), SizeIs(2));
+  EXPECT_THAT(CoalescePieces({Piece(0, 100, 10), Piece(11, 110, 5)}, {}), SizeIs(2));
 }
 
 TEST(CoalesceTest, SourcesInTheOtherOrderStayApart) {
-  EXPECT_THAT(CoalescePieces({Piece(0, 110, 10), Piece(10, 100, 10)}), SizeIs(2));
+  EXPECT_THAT(CoalescePieces({Piece(0, 110, 10), Piece(10, 100, 10)}, {}), SizeIs(2));
+}
+
+// Each may be the end of a pinned segment, whoever is copied to whom.
+TEST(CoalesceTest, NeighboursOfTwoHostBlocksStayApart) {
+  const std::vector<CopyPiece> in = {Piece(0, 100, 10), Piece(10, 110, 5), Piece(15, 115, 5)};
+  std::vector<CopyPiece> out;
+  for (const CopyPiece& piece : in) {
+    out.push_back({const_cast<void*>(piece.src), piece.dst, piece.size_bytes});
+  }
+  for (const std::vector<CopyPiece>& pieces : {in, out}) {
+    const std::vector<CopyPiece> merged = CoalescePieces(pieces, {host + 110, host + 100});
+    ASSERT_THAT(merged, SizeIs(2));
+    EXPECT_EQ(merged[0].size_bytes, 10u);
+    EXPECT_EQ(merged[1].size_bytes, 10u);
+  }
 }
 
 TEST(CoalesceTest, RandomPiecesCopyTheSameBytesAndLeaveNoNeighbours) {
@@ -74,7 +89,7 @@ TEST(CoalesceTest, RandomPiecesCopyTheSameBytesAndLeaveNoNeighbours) {
     }
     std::shuffle(pieces.begin(), pieces.end(), random);
 
-    const std::vector<CopyPiece> merged = CoalescePieces(pieces);
+    const std::vector<CopyPiece> merged = CoalescePieces(pieces, {});
 
     EXPECT_EQ(BytesOf(merged), BytesOf(pieces));
     for (const CopyPiece& a : merged) {

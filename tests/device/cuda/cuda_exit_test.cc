@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
@@ -14,6 +16,7 @@
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_pinned_source.h"
+#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/fake_host.h"
@@ -54,6 +57,35 @@ PinnedBlock global_block;
 
 TEST(CudaExitDeathTest, AGlobalAllocatorLeavesItsMemoryToTheOperatingSystem) {
   EXPECT_EXIT(ExitWithPinnedMemory(), ::testing::ExitedWithCode(0), "");
+}
+
+// What a program still does while it exits.
+FakeCuda* runtime = nullptr;  // as above
+std::shared_ptr<HostMemorySource> late_source;
+
+// Exits with 0 if its handler is refused without a call of the runtime.
+[[noreturn]] void ExitAndPin(std::shared_ptr<HostMemorySource> (*make_source)()) {
+  std::atexit([] {
+    const uint64_t calls = runtime->all_calls();
+    const absl::Status refused = late_source->Allocate(2 * kMiB).status();
+    const bool clear =
+        absl::IsFailedPrecondition(refused) && absl::StrContains(refused.message(), "exiting");
+    _exit(clear && runtime->all_calls() == calls ? 0 : 1);
+  });
+  runtime = new FakeCuda(EmulatedOptions());
+  late_source = make_source();
+  std::exit(2);
+}
+
+TEST(CudaExitDeathTest, APinWhileTheProcessExitsIsRefused) {
+  EXPECT_EXIT(ExitAndPin([]() -> std::shared_ptr<HostMemorySource> {
+                return std::make_shared<CudaPinnedSource>(FakeCuda::Api(), 0);
+              }),
+              ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(ExitAndPin([]() -> std::shared_ptr<HostMemorySource> {
+                return CudaRegisteredSource::Create(FakeCuda::Api(), 0).value();
+              }),
+              ::testing::ExitedWithCode(0), "");
 }
 
 TEST(CudaExitDeathTest, AForkedChildIsGivenNone) {

@@ -1,5 +1,6 @@
 // The engine on the real CUDA device over the fake runtime.
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -9,8 +10,12 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
@@ -18,6 +23,7 @@
 #include "pinion/engine/wait_site.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -25,6 +31,7 @@ namespace {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FakeCuda;
+using ::pinion::testing::FakeHost;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
@@ -73,6 +80,32 @@ TEST_F(EngineOnCudaTest, ABatchOfSeveralPiecesIsOneDriverCall) {
   ASSERT_THAT(out->Wait(kLong), IsOk());
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
   EXPECT_EQ(fake_.calls("MemcpyAsync"), 0);
+}
+
+// Registered segments lie side by side, and CUDA refuses a piece that spans two (sglang#36798).
+TEST_F(EngineOnCudaTest, BlocksThatTouchAreNotCopiedInOnePiece) {
+  AllocatorOptions options;
+  options.segment_bytes = 2 * kMiB;
+  const std::shared_ptr<PinnedAllocator> allocator =
+      PinnedAllocator::Create(options, CudaRegisteredSource::Create(FakeCuda::Api(), 0).value(),
+                              FakeHost().Probe())
+          .value();
+  // Blocks that begin at a multiple of 2 MiB begin where a segment does.
+  std::vector<std::shared_ptr<HostBuffer>> blocks;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(std::make_shared<HostBuffer>(allocator->Allocate(2 * kMiB).value()));
+  }
+  std::sort(blocks.begin(), blocks.end(),
+            [](const auto& a, const auto& b) { return a->data() < b->data(); });
+  uint8_t* const data = world_.AllocateDevice(8 * kMiB);
+  world_.WriteDevice(data, Pattern(1, 8 * kMiB), world_.compute());
+  CopyBatch batch(CopyDirection::kDeviceToHost);
+  for (int i = 0; i < 4; ++i) batch.Add(blocks[i], 0, data + i * 2 * kMiB, 2 * kMiB);
+  const absl::StatusOr<Transfer> out = world_.engine().Submit(std::move(batch), world_.compute());
+  ASSERT_THAT(out, IsOk());
+  ASSERT_THAT(out->Wait(kLong), IsOk());
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 0) << "a copy in one piece was tried, and refused";
 }
 
 TEST_F(EngineOnCudaTest, AStickyErrorPoisonsTheEngine) {
@@ -154,6 +187,35 @@ TEST_F(EngineOnCudaTest, ADriverWithoutTheBatchCallMovesTheSameBytes) {
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(arrived[i], sent[100 * (9 - i / 100) + i % 100]);
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1) << "the device remembers";
   EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
+}
+
+// LibTorch looks at events only: a program may destroy its stream when its work is done.
+TEST_F(EngineOnCudaTest, AMarkIsDoneAfterItsStreamWasDestroyed) {
+  for (const bool polled : {true, false}) {
+    const StreamHandle stream = world_.NewStream();
+    const absl::StatusOr<FenceTicket> ticket = world_.engine().Mark(stream);
+    ASSERT_THAT(ticket, IsOk());
+    ASSERT_THAT(world_.engine().device().SynchronizeStream(stream), IsOk());
+    ASSERT_THAT(world_.engine().device().DestroyStream(stream), IsOk());
+    const int asked = fake_.calls("StreamIsCapturing");
+    if (polled) {
+      ticket->timeline->Poll();
+      EXPECT_TRUE(ticket->IsDone());
+    } else {
+      EXPECT_THAT(ticket->timeline->Wait(ticket->value, kLong), IsOk());
+    }
+    EXPECT_EQ(fake_.calls("StreamIsCapturing"), asked) << "the dead stream was asked";
+  }
+}
+
+TEST_F(EngineOnCudaTest, MarksArePolledDuringACaptureWithoutSpoilingIt) {
+  const StreamHandle stream = world_.NewStream();
+  const absl::StatusOr<FenceTicket> ticket = world_.engine().Mark(stream);
+  ASSERT_THAT(ticket, IsOk());
+  fake_.SetCapturing(stream, true);
+  ticket->timeline->Poll();
+  EXPECT_TRUE(ticket->IsDone());
+  EXPECT_FALSE(fake_.capture_spoiled());
 }
 
 // CUDA does not tell what a stream waits for: the engine knows what it made it wait for.

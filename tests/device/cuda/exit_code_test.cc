@@ -29,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(All, ExitCodeTest,
                          ::testing::Values(Ending("global", "main"), Ending("global", "thread"),
                                            Ending("local", "main"), Ending("local", "thread"),
                                            Ending("leaked", "main"), Ending("leaked", "thread"),
-                                           Ending("leaked", "busy")),
+                                           Ending("leaked", "busy"), Ending("leaked", "pinning")),
                          [](const auto& info) {
                            return std::string(std::get<0>(info.param)) + "_" +
                                   std::get<1>(info.param);

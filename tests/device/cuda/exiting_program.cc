@@ -1,10 +1,10 @@
 // A program that ends with the exit code 3 while copies are in flight. See exit_code_test.
 //
-//   exiting_program global|local|leaked main|thread|busy
+//   exiting_program global|local|leaked main|thread|busy|pinning
 //
 // What holds the allocator, the engine and their memory: a global, a static of a function, or one
 // that is never destroyed. Who ends the process: main returns, another thread calls exit, or main
-// returns while another thread goes on submitting.
+// returns while another thread goes on submitting, or pinning memory and giving it back.
 //
 // The exit code 4 means that the runtime was called after it was unloaded, 5 that it was called at
 // all while globals were destroyed.
@@ -46,10 +46,16 @@ std::atomic<uint64_t> calls_before_exit{0};
 // One thread may have been on its way into the runtime when that was unloaded.
 uint64_t late_calls_allowed = 0;
 bool calls_during_exit_allowed = true;
+// What that thread has done.
+bool has_busy_thread = false;
+std::atomic<uint64_t> rounds{0};
 
 // The first static of the program, so the last that is destroyed.
 struct Judge {
   ~Judge() {
+    if (runtime == nullptr) return;
+    // Rounds that began after the runtime was unloaded.
+    for (const uint64_t before = rounds; has_busy_thread && rounds < before + 3;) usleep(100);
     if (runtime->calls_after_unload() > late_calls_allowed) _exit(4);
     if (!calls_during_exit_allowed && runtime->all_calls() > calls_before_exit) _exit(5);
   }
@@ -81,6 +87,12 @@ struct World {
     }
   }
 
+  // Memory that no segment has room for.
+  void Pin() {
+    if (!allocator->Allocate(8 * kMiB).ok()) return;
+    allocator->Trim(0).IgnoreError();
+  }
+
   const std::shared_ptr<Device> device = std::make_shared<CudaDevice>(FakeCuda::Api(), 0);
   std::shared_ptr<PinnedAllocator> allocator;
   std::shared_ptr<TransferEngine> engine;
@@ -108,12 +120,17 @@ int Run(const std::string& holder, const std::string& ender) {
   std::atexit([] { runtime->Unload(); });
   World& world = HeldBy(holder);
   world.Submit();
-  if (ender == "busy") {
+  if (ender == "busy" || ender == "pinning") {
     late_calls_allowed = 1;
-    std::thread([&world] {
-      while (true) {
-        world.Submit();
-        world.transfers.clear();
+    has_busy_thread = true;
+    std::thread([&world, pins = ender == "pinning"] {
+      for (;; ++rounds) {
+        if (pins) {
+          world.Pin();
+        } else {
+          world.Submit();
+          world.transfers.clear();
+        }
       }
     }).detach();
     usleep(10'000);

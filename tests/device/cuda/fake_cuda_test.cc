@@ -186,6 +186,9 @@ TEST_F(FakeCudaTest, APieceThatSpansTwoRegistrationsIsRefused) {
   EXPECT_EQ(copy(memory + 2048), cudaErrorInvalidValue) << "half of it is not registered";
   ASSERT_EQ(api_.HostRegister(memory + 4096, 4096, cudaHostRegisterPortable), cudaSuccess);
   EXPECT_EQ(copy(memory + 2048), cudaErrorInvalidValue) << "it is two registrations";
+  const void* const from = memory + 2048;
+  const size_t size_bytes = 4096;
+  EXPECT_EQ(api_.MemcpyBatchAsync(&data_, &from, &size_bytes, 1, stream_), cudaErrorInvalidValue);
   EXPECT_EQ(copy(memory + 4096), cudaSuccess);
   EXPECT_EQ(api_.StreamSynchronize(stream_), cudaSuccess);
   EXPECT_EQ(api_.HostUnregister(memory), cudaSuccess);
