@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "pinion/config/build_config.h"
 
 namespace pinion {
 
@@ -29,17 +30,19 @@ struct AllocatorOptions {
   // logged and counted. TRL warns at the same mark. 0 < warn <= high.
   double warn_percent = 60.0;
 
-  // No growth goes above this percentage: requests are served from cached blocks only. Where others
-  // take the host above it, nothing grows until it has come down to low_percent.
+  // No growth goes above this percentage of the host, nor of the limit of any cgroup: requests are
+  // served from cached blocks only. Where others take the host above it, nothing grows until it has
+  // come down to low_percent.
   double high_percent = 90.0;
 
-  // Trimming after the high mark was hit gives cached memory back down to this percentage.
+  // A host above the high mark gets cached memory back down to this percentage. (Elsewhere a growth
+  // that does not fit gives back what lets it fit, or nothing.)
   double low_percent = 85.0;
 
   // Called when the level that a growth or Trim sampled differs from the last one: on the thread
   // that called Allocate, Reserve or Trim, before that returns, with no lock held. It may call the
   // allocator; a change that this brings about is told by a nested call. Threads that grow at once
-  // may call it at once.
+  // may call it at once. What it throws passes through the call, which has then done nothing.
   std::function<void(const RamLevelChange&)> on_ram_level;
 
   // The most that this allocator locks, whatever the host has. 0 is refused; the default is no
@@ -51,7 +54,7 @@ struct AllocatorOptions {
   // Segments are asked for in chunks of this size, or of the block's size where that is larger;
   // larger ones take the place of free ones that have become too short.
   // A multiple of the source's granularity.
-  uint64_t segment_bytes = uint64_t{64} << 20;
+  uint64_t segment_bytes = config::kChunkBytes;  // --//config:chunk_mib, 1 GiB
 
   // How long Allocate waits for released blocks whose tickets are not done yet before it grows.
   absl::Duration max_wait_for_deferred = absl::Milliseconds(0);

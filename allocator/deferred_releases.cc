@@ -11,25 +11,23 @@ constexpr auto kLaterFirst = [](const auto& a, const auto& b) { return a.value >
 
 }  // namespace
 
-void DeferredReleases::Add(BlockRecord* block, absl::Span<const FenceTicket> tickets) {
-  block->pending_tickets = static_cast<uint32_t>(tickets.size());
-  for (const FenceTicket& ticket : tickets) {
-    std::vector<Entry>& heap = QueueOf(ticket.timeline).heap;
-    heap.push_back({ticket.value, block});
-    std::push_heap(heap.begin(), heap.end(), kLaterFirst);
-  }
+void DeferredReleases::Add(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline,
+                           uint64_t value) {
+  ++block->pending_tickets;
+  std::vector<Entry>& heap = QueueOf(timeline).heap;
+  heap.push_back({value, block});
+  std::push_heap(heap.begin(), heap.end(), kLaterFirst);
 }
 
-BlockRecord* DeferredReleases::TakeDone(Timelines* retired) {
+void DeferredReleases::TakeDone(std::vector<BlockRecord*>* done, Timelines* retired) {
   for (size_t i = 0; i < queues_.size();) {
     Queue& queue = queues_[i];
     const uint64_t completed = queue.timeline->Completed();
-    BlockRecord* done = nullptr;
-    while (done == nullptr && !queue.heap.empty() && queue.heap.front().value <= completed) {
+    while (!queue.heap.empty() && queue.heap.front().value <= completed) {
       BlockRecord* block = queue.heap.front().block;
       std::pop_heap(queue.heap.begin(), queue.heap.end(), kLaterFirst);
       queue.heap.pop_back();
-      if (--block->pending_tickets == 0) done = block;
+      if (--block->pending_tickets == 0) done->push_back(block);
     }
     if (queue.heap.empty()) {
       retired->push_back(std::move(queue.timeline));
@@ -38,9 +36,7 @@ BlockRecord* DeferredReleases::TakeDone(Timelines* retired) {
     } else {
       ++i;
     }
-    if (done != nullptr) return done;
   }
-  return nullptr;
 }
 
 std::vector<FenceTicket> DeferredReleases::NextTickets() const {

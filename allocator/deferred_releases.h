@@ -19,7 +19,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/segment.h"
 
@@ -31,11 +30,11 @@ class DeferredReleases {
 
   bool empty() const { return queues_.empty(); }
 
-  // `block` waits for each of `tickets`; there is at least one, and none has a null timeline.
-  void Add(BlockRecord* block, absl::Span<const FenceTicket> tickets);
+  // `block` waits for `value` on `timeline`, and for whatever it was added with before.
+  void Add(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline, uint64_t value);
 
-  // One block whose tickets are all done, or null. Call it until it returns null.
-  BlockRecord* TakeDone(Timelines* retired);
+  // The blocks whose tickets are all done, into `done`.
+  void TakeDone(std::vector<BlockRecord*>* done, Timelines* retired);
 
   // What is waited for next on each timeline.
   std::vector<FenceTicket> NextTickets() const;

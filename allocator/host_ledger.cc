@@ -40,6 +40,11 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 // More than any host has; sums of a damaged table's words do not wrap around.
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;
 
+// The one that OfThisUser returns, as long as somebody has it. A static that owned it would be
+// destroyed before others that use it, or stay behind when a library is unloaded (dlclose).
+constinit Mutex of_this_user_mu;
+HostLedger* of_this_user ABSL_GUARDED_BY(of_this_user_mu) = nullptr;
+
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
@@ -48,12 +53,15 @@ absl::Status SystemError(const std::string& what) {
 
 struct HostLedger::Table {
   ~Table() {
-    if (fd < 0) {
+    if (is_private) {
       delete shared;
     } else {
       munmap(shared, sizeof(SharedTable));
-      close(fd);
     }
+  }
+
+  bool IsOf(const struct stat& file) const {
+    return !is_private && device == file.st_dev && inode == file.st_ino;
   }
 
   // False if somebody else did first.
@@ -64,7 +72,7 @@ struct HostLedger::Table {
   // Whether the reservations of `holder` are void. A private table in a child of fork() is a copy
   // that its parent no longer writes to.
   bool IsGone(ProcessIdentity holder) const {
-    return holder != OwnProcess() && (fd < 0 || !IsRunning(holder));
+    return holder != OwnProcess() && (is_private || !IsRunning(holder));
   }
 
   // A free slot, or else one that a dead process has left. -1 if there is none.
@@ -98,7 +106,10 @@ struct HostLedger::Table {
   }
 
   SharedTable* shared = nullptr;
-  int fd = -1;  // -1: in this process's own memory
+  bool is_private = true;  // in this process's own memory
+  // Of the file. That is not kept open: a daemon closes all files, whoever they belong to.
+  dev_t device = 0;
+  ino_t inode = 0;
 };
 
 uint64_t HostLedger::Reservation::BytesAhead() const { return table_->BytesBefore(turn_, slot_); }
@@ -111,9 +122,27 @@ void HostLedger::Reservation::Release() {
 }
 
 std::shared_ptr<HostLedger> HostLedger::OfThisUser() {
-  static const auto* ledger = new std::shared_ptr<HostLedger>(OpenOrPrivate(absl::StrCat(
-      "/pinion_ledger_", kLayoutVersion, "_uid", geteuid(), "_pidns", PidNamespace())));
-  return *ledger;
+  // Whoever is the last to let go of one may not have entered the destructor yet. In a child of
+  // fork(), a thread of the parent's may hold the lock of the inherited one for ever.
+  const auto in_use = []() ABSL_EXCLUSIVE_LOCKS_REQUIRED(of_this_user_mu) {
+    const bool none = of_this_user == nullptr || of_this_user->origin_.InForkedChild();
+    return none ? nullptr : of_this_user->weak_from_this().lock();
+  };
+  {
+    MutexLock lock(of_this_user_mu);
+    if (std::shared_ptr<HostLedger> ledger = in_use()) return ledger;
+  }
+  std::shared_ptr<HostLedger> opened = OpenOrPrivate(
+      absl::StrCat("/pinion_ledger_", kLayoutVersion, "_uid", geteuid(), "_pidns", PidNamespace()));
+  MutexLock lock(of_this_user_mu);
+  if (std::shared_ptr<HostLedger> ledger = in_use()) return ledger;  // another thread was faster
+  of_this_user = opened.get();
+  return opened;
+}
+
+HostLedger::~HostLedger() {
+  MutexLock lock(of_this_user_mu);
+  if (of_this_user == this) of_this_user = nullptr;
 }
 
 std::shared_ptr<HostLedger> HostLedger::OpenOrPrivate(const std::string& name) {
@@ -125,7 +154,7 @@ std::shared_ptr<HostLedger> HostLedger::OpenOrPrivate(const std::string& name) {
 }
 
 absl::StatusOr<std::shared_ptr<HostLedger>> HostLedger::Open(const std::string& name) {
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Table> table, Map(name));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Table> table, Map(name, /*current=*/nullptr));
   return std::shared_ptr<HostLedger>(new HostLedger(name, std::move(table)));
 }
 
@@ -135,27 +164,33 @@ std::shared_ptr<HostLedger> HostLedger::Private() {
   return std::shared_ptr<HostLedger>(new HostLedger("", std::move(table)));
 }
 
-absl::StatusOr<std::shared_ptr<HostLedger::Table>> HostLedger::Map(const std::string& name) {
-  const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
+absl::StatusOr<std::shared_ptr<HostLedger::Table>> HostLedger::Map(const std::string& name,
+                                                                   std::shared_ptr<Table> current) {
+  int fd;
+  do {
+    fd = shm_open(name.c_str(), O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
+  } while (fd < 0 && errno == EINTR);
   if (fd < 0) return SystemError(absl::StrCat("shm_open of ", name));
-  absl::Cleanup close_fd = [fd] { close(fd); };
+  const absl::Cleanup close_fd = [fd] { close(fd); };
   struct stat info;
   if (fstat(fd, &info) != 0) return SystemError(absl::StrCat("fstat of ", name));
   if (info.st_uid != geteuid()) {
     return absl::PermissionDeniedError(
         absl::StrCat(name, " in shared memory belongs to user ", info.st_uid));
   }
+  if (current != nullptr && current->IsOf(info)) return current;
   // To touch a page that a full file system does not have would be a SIGBUS later on.
-  if (const int error = posix_fallocate(fd, 0, sizeof(SharedTable)); error != 0) {
-    errno = error;
-    return SystemError(absl::StrCat("room for ", name, " in shared memory"));
-  }
+  do {
+    errno = posix_fallocate(fd, 0, sizeof(SharedTable));
+  } while (errno == EINTR);
+  if (errno != 0) return SystemError(absl::StrCat("room for ", name, " in shared memory"));
   void* data = mmap(nullptr, sizeof(SharedTable), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return SystemError(absl::StrCat("mmap of ", name));
-  std::move(close_fd).Cancel();
   auto table = std::make_shared<Table>();
   table->shared = static_cast<SharedTable*>(data);
-  table->fd = fd;
+  table->is_private = false;
+  table->device = info.st_dev;
+  table->inode = info.st_ino;
   return table;
 }
 
@@ -166,10 +201,9 @@ std::shared_ptr<HostLedger::Table> HostLedger::CurrentTable() {
     MutexLock lock(mu_);
     table = table_;
   }
-  struct stat info;
-  if (table->fd < 0 || fstat(table->fd, &info) != 0 || info.st_nlink > 0) return table;
-  absl::StatusOr<std::shared_ptr<Table>> mapped = Map(name_);
-  if (!mapped.ok()) return table;
+  if (table->is_private) return table;
+  absl::StatusOr<std::shared_ptr<Table>> mapped = Map(name_, table);
+  if (!mapped.ok() || *mapped == table) return table;
   MutexLock lock(mu_);
   if (table_ == table) table_ = *std::move(mapped);
   return table_;

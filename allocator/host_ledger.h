@@ -38,11 +38,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/os/process_identity.h"
 
 namespace pinion {
 
-class HostLedger {
+class HostLedger : public std::enable_shared_from_this<HostLedger> {
  private:
   struct Table;
 
@@ -76,7 +77,7 @@ class HostLedger {
 
   // The one that all processes of this user (in this pid namespace) share. Where that cannot be
   // had - no /dev/shm, a full one, a file of somebody else's under its name - one line is logged
-  // and this process reserves for itself. One object per process.
+  // and this process reserves for itself. One object at a time per process.
   static std::shared_ptr<HostLedger> OfThisUser();
 
   // As above, under a name for shm_open: "/x". Makes it if there is none.
@@ -86,6 +87,7 @@ class HostLedger {
   // Of those who hold this object.
   static std::shared_ptr<HostLedger> Private();
 
+  ~HostLedger();
   HostLedger(const HostLedger&) = delete;
   HostLedger& operator=(const HostLedger&) = delete;
 
@@ -99,10 +101,13 @@ class HostLedger {
   HostLedger(std::string name, std::shared_ptr<Table> table)
       : name_(std::move(name)), table_(std::move(table)) {}
 
-  static absl::StatusOr<std::shared_ptr<Table>> Map(const std::string& name);
+  // The table of the file of that name: `current` if that is it. Makes the file if there is none.
+  static absl::StatusOr<std::shared_ptr<Table>> Map(const std::string& name,
+                                                    std::shared_ptr<Table> current);
   // The table, or the new one where somebody has removed its file.
   std::shared_ptr<Table> CurrentTable();
 
+  const ForkOrigin origin_;
   const std::string name_;  // "": private
   mutable Mutex mu_;
   std::shared_ptr<Table> table_ ABSL_GUARDED_BY(mu_);

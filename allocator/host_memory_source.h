@@ -4,7 +4,8 @@
 // allocator/os, pinned ones in device/cuda and device/emulated; adaptors (limiting, failing) wrap
 // another source.
 //
-// Thread safety: implementations are thread-safe. The allocator never calls one with a lock held.
+// Thread safety: implementations are thread-safe. The allocator calls none with a lock held, but for
+// JoinsAt, which only computes.
 
 #ifndef PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_
 #define PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_
@@ -32,6 +33,10 @@ class HostMemorySource {
 
   // Sizes are multiples of this, and so are the addresses that are returned. A power of two.
   virtual uint64_t granularity_bytes() const = 0;
+
+  // Whether a block may cross `border`, where one segment ends and another begins: whoever copies
+  // it has to manage with that.
+  virtual bool JoinsAt(const void* border) const { return false; }
 
   // `size_bytes` is a positive multiple of granularity_bytes(). ResourceExhausted when the memory
   // cannot be had (any error latched by the device has been cleared); any other code means that

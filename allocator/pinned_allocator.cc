@@ -5,12 +5,14 @@
 #include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/ram_watermark.h"
 #include "pinion/allocator/segment.h"
@@ -23,13 +25,19 @@ namespace {
 using internal::BlockRecord;
 using internal::SegmentPool;
 
-// Small blocks are few bytes in all: a chunk of them is no larger than a large block's rounding.
-constexpr uint64_t kSmallSegmentBytes = 2 * kMiB;
-
 constexpr uint64_t kPageBytes = 4096;
 
 // One call that pins more holds a lock of the driver's for about a second (TRT-LLM#17773).
 constexpr uint64_t kLargestChunkBytes = kGiB;
+
+// A segment that the host's RAM has no room for is asked for again with so much less.
+constexpr uint64_t kNextSmallerSegment = 16;
+
+// Less is not worth a call that pins, where there is a choice.
+constexpr uint64_t kLeastReservedBytes = 16 * kMiB;
+
+// Memory that is not pinned costs nothing but its pages, which are touched at once.
+constexpr uint64_t kPageableSegmentBytes = 64 * kMiB;
 
 }  // namespace
 
@@ -48,10 +56,12 @@ class PinnedAllocator::Impl {
         largest_chunk_bytes_(std::max(kLargestChunkBytes, options.segment_bytes)),
         watermark_(options, std::move(ram)),
         pool_(std::make_shared<SegmentPool>(std::move(source), /*pinned=*/true,
-                                            options.max_locked_bytes, options.alignment_bytes)) {
+                                            options.max_locked_bytes, options)) {
     if (pageable != nullptr) {
+      AllocatorOptions pageable_options = options;
+      pageable_options.segment_bytes = std::min(options.segment_bytes, kPageableSegmentBytes);
       pageable_pool_ = std::make_shared<SegmentPool>(std::move(pageable), /*pinned=*/false,
-                                                     UINT64_MAX, options.alignment_bytes);
+                                                     UINT64_MAX, pageable_options);
     }
   }
 
@@ -61,6 +71,8 @@ class PinnedAllocator::Impl {
   }
 
   SegmentPool& pool() const { return *pool_; }
+  bool InForkedChild() const { return origin_.InForkedChild(); }
+  absl::Status ForkRefusal() const { return origin_.Refusal("this PinnedAllocator"); }
 
   // Of blocks that no free one fits.
   absl::StatusOr<Served> AllocateOnMiss(uint64_t size_bytes);
@@ -86,14 +98,18 @@ class PinnedAllocator::Impl {
   // Adds a segment with room for a block of `size_bytes`, and takes that.
   Growth Grow(SegmentPool& pool, uint64_t size_bytes);
 
-  // One attempt to add a segment, and to take a block of `size_bytes` from it (0: none).
-  Growth TryGrow(SegmentPool& pool, uint64_t segment_bytes, bool small, uint64_t size_bytes);
+  // Adds a segment of `wished_bytes`, or of less where the limit or the host's RAM has no more
+  // room, down to `least_bytes`; takes a block of `size_bytes` from it (0: none).
+  Growth AddSegment(SegmentPool& pool, uint64_t wished_bytes, uint64_t least_bytes,
+                    uint64_t size_bytes);
+  Growth TryGrow(SegmentPool& pool, uint64_t segment_bytes, uint64_t size_bytes);
 
   // Gives cached segments back so that a refused growth may pass. Returns the bytes given back.
   uint64_t MakeRoom(SegmentPool& pool, Refusal refusal, uint64_t segment_bytes);
 
   void CountRefusal(Refusal refusal);
 
+  const ForkOrigin origin_;
   const AllocatorOptions options_;
   const uint64_t largest_chunk_bytes_;
   RamWatermark watermark_;
@@ -136,47 +152,51 @@ BlockRecord* PinnedAllocator::Impl::TakeDeferred(SegmentPool& pool, uint64_t siz
 }
 
 PinnedAllocator::Impl::Growth PinnedAllocator::Impl::Grow(SegmentPool& pool, uint64_t size_bytes) {
-  const uint64_t granularity_bytes = pool.source().granularity_bytes();
-  const uint64_t booked_bytes = pool.BookedBytes(size_bytes);
-  const bool small = internal::IsSmallClass(booked_bytes);
-  const uint64_t least_bytes = AlignUp(booked_bytes, granularity_bytes);
-  const uint64_t chunk_bytes =
-      small ? std::min(options_.segment_bytes, kSmallSegmentBytes) : options_.segment_bytes;
-  uint64_t wished_bytes = std::max(least_bytes, AlignUp(chunk_bytes, granularity_bytes));
-  if (!small) {
-    // Segments that are free as a whole are too short for this block, and would stay so: shapes
-    // that change would lock the sum of what each of them needed. One segment takes their place.
-    wished_bytes = std::max(wished_bytes,
-                            pool.GiveBack(largest_chunk_bytes_, /*keep_small=*/true).value_or(0));
-  }
-
-  Growth growth = TryGrow(pool, wished_bytes, small, size_bytes);
+  const uint64_t least_bytes = pool.LeastSegmentBytes(size_bytes);
+  const uint64_t wished_bytes = std::max(least_bytes, pool.segment_bytes());
+  Growth growth = AddSegment(pool, wished_bytes, least_bytes, size_bytes);
   if (growth.refusal == Refusal::kNone) return growth;
   const uint64_t room = MakeRoom(pool, growth.refusal, least_bytes);
   // Meanwhile somebody else may have released a block, or grown.
   if (BlockRecord* block = pool.TryAllocate(size_bytes); block != nullptr) return {.block = block};
-  if (room == 0 && least_bytes == wished_bytes) return growth;
+  // The source was not asked for less yet.
+  const bool less = growth.refusal == Refusal::kSource && least_bytes < wished_bytes;
+  if (room == 0 && !less) return growth;
   pool.Count(&AllocatorStats::growth_retries);
-  return TryGrow(pool, least_bytes, small, size_bytes);
+  return AddSegment(pool, std::max(least_bytes, room), least_bytes, size_bytes);
+}
+
+PinnedAllocator::Impl::Growth PinnedAllocator::Impl::AddSegment(SegmentPool& pool,
+                                                                uint64_t wished_bytes,
+                                                                uint64_t least_bytes,
+                                                                uint64_t size_bytes) {
+  const uint64_t granularity_bytes = pool.source().granularity_bytes();
+  uint64_t segment_bytes =
+      std::min(wished_bytes, AlignDown(pool.BytesToLimit(), granularity_bytes));
+  while (true) {
+    segment_bytes = std::max(segment_bytes, least_bytes);
+    Growth growth = TryGrow(pool, segment_bytes, size_bytes);
+    if (growth.refusal != Refusal::kWatermark || segment_bytes == least_bytes) return growth;
+    segment_bytes = AlignDown(segment_bytes / kNextSmallerSegment, granularity_bytes);
+  }
 }
 
 PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
-                                                             uint64_t segment_bytes, bool small,
+                                                             uint64_t segment_bytes,
                                                              uint64_t size_bytes) {
   if (absl::Status status = pool.BeginGrowth(segment_bytes); !status.ok()) {
     return {.status = std::move(status), .refusal = Refusal::kLimit};
   }
+  absl::Cleanup cancel = [&] { pool.CancelGrowth(segment_bytes); };
   absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes);
-  if (!admitted.ok()) {
-    pool.CancelGrowth(segment_bytes);
-    return {.status = admitted.status(), .refusal = Refusal::kWatermark};
-  }
+  if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
+  // Reserve counts on what is free already, the long ones included.
+  if (size_bytes != 0 && segment_bytes > pool.segment_bytes()) pool.GiveBackLongOnes();
   HostMemorySource& source = pool.source();
   const absl::Time start = absl::Now();
   const absl::StatusOr<HostSegment> segment = source.Allocate(segment_bytes);
   pool.CountPinCall(segment.ok(), absl::Now() - start);
   if (!segment.ok()) {
-    pool.CancelGrowth(segment_bytes);
     const absl::Status status(
         segment.status().code(),
         absl::StrCat(source.name(), " failed to provide ", HumanBytes(segment_bytes), ": ",
@@ -189,26 +209,30 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
                reinterpret_cast<uintptr_t>(segment->data) % source.granularity_bytes() == 0)
       << source.name() << " returned " << segment->size_bytes << " bytes at " << segment->data
       << " for a request of " << segment_bytes << " aligned to " << source.granularity_bytes();
-  return {.block = pool.FinishGrowth(*segment, small, size_bytes)};
+  std::move(cancel).Cancel();
+  return {.block = pool.FinishGrowth(*segment, size_bytes)};
 }
 
 uint64_t PinnedAllocator::Impl::MakeRoom(SegmentPool& pool, Refusal refusal,
                                          uint64_t segment_bytes) {
-  uint64_t bytes = 0;
   switch (refusal) {
     case Refusal::kNone:
       return 0;
-    case Refusal::kLimit:
-      bytes = pool.BytesOverLimit(segment_bytes);
-      break;
-    case Refusal::kWatermark:
-      bytes = watermark_.BytesToGiveBack(segment_bytes);
-      break;
+    case Refusal::kLimit: {
+      const uint64_t left_bytes = pool.BytesToLimit();
+      const uint64_t missing_bytes = segment_bytes - std::min(segment_bytes, left_bytes);
+      return pool.GiveBack(missing_bytes, /*all_or_none=*/true).value_or(0);
+    }
+    case Refusal::kWatermark: {
+      const uint64_t missing_bytes = watermark_.BytesToGiveBack(segment_bytes);
+      // A host that is full gets what there is, for itself.
+      const bool all_or_none = watermark_.level() != RamLevel::kHigh;
+      return pool.GiveBack(missing_bytes, all_or_none).value_or(0);
+    }
     case Refusal::kSource:
-      bytes = UINT64_MAX;
-      break;
+      return pool.GiveBack(UINT64_MAX).value_or(0);
   }
-  return pool.GiveBack(bytes).value_or(0);
+  return 0;
 }
 
 void PinnedAllocator::Impl::CountRefusal(Refusal refusal) {
@@ -219,19 +243,16 @@ void PinnedAllocator::Impl::CountRefusal(Refusal refusal) {
 
 absl::Status PinnedAllocator::Impl::Reserve(uint64_t size_bytes) {
   const uint64_t granularity_bytes = pool_->source().granularity_bytes();
+  pool_->PollDeferred();
   while (true) {
     const uint64_t free_bytes = pool_->large_free_bytes();
     if (free_bytes >= size_bytes) return absl::OkStatus();
     const uint64_t missing_bytes =
         AlignUp(std::min(size_bytes - free_bytes, largest_chunk_bytes_), granularity_bytes);
-    // In one piece if that can be had, or else in halves of it, but in no more than it takes.
-    const uint64_t least_bytes = std::min(missing_bytes, options_.segment_bytes);
-    uint64_t chunk_bytes = std::max(missing_bytes, options_.segment_bytes);
-    Growth growth = TryGrow(*pool_, chunk_bytes, /*small=*/false, /*size_bytes=*/0);
-    while (growth.refusal != Refusal::kNone && chunk_bytes > least_bytes) {
-      chunk_bytes = std::max(least_bytes, AlignUp(chunk_bytes / 2, granularity_bytes));
-      growth = TryGrow(*pool_, chunk_bytes, /*small=*/false, /*size_bytes=*/0);
-    }
+    const uint64_t limit_bytes = AlignDown(pool_->BytesToLimit(), granularity_bytes);
+    const uint64_t least_bytes =
+        std::min(missing_bytes, std::clamp(limit_bytes, granularity_bytes, kLeastReservedBytes));
+    const Growth growth = AddSegment(*pool_, missing_bytes, least_bytes, /*size_bytes=*/0);
     if (!growth.status.ok()) {
       CountRefusal(growth.refusal);
       return growth.status;
@@ -314,7 +335,9 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
 PinnedAllocator::PinnedAllocator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PinnedAllocator::~PinnedAllocator() = default;
 
+// First of all: a child of fork() may find a lock taken for ever.
 absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
+  if (impl_->InForkedChild()) return impl_->ForkRefusal();
   if (size_bytes == 0 || size_bytes > internal::kMaxBlockBytes) {
     return impl_->Fail("allocate", size_bytes,
                        absl::InvalidArgumentError("size_bytes must be from 1 to 2^47"));
@@ -328,14 +351,18 @@ absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
 }
 
 absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) {
+  if (impl_->InForkedChild()) return impl_->ForkRefusal();
   const absl::Status status = impl_->Reserve(size_bytes);
   return status.ok() ? status : impl_->Fail("reserve", size_bytes, status);
 }
 
 absl::StatusOr<uint64_t> PinnedAllocator::Trim(uint64_t keep_bytes) {
+  if (impl_->InForkedChild()) return impl_->ForkRefusal();
   return impl_->Trim(keep_bytes);
 }
 
-AllocatorStats PinnedAllocator::GetStats() const { return impl_->GetStats(); }
+AllocatorStats PinnedAllocator::GetStats() const {
+  return impl_->InForkedChild() ? AllocatorStats() : impl_->GetStats();
+}
 
 }  // namespace pinion

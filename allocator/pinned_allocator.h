@@ -14,6 +14,8 @@
 // Thread safety: thread-safe. No call to the source, a timeline's Poll, or the operating system is
 // made while a lock is held.
 // Ownership: blocks may outlive the allocator object; their memory then goes with the last block.
+// Fork: a child of fork() may destroy what it inherits, which does nothing. Its other calls return
+// FailedPrecondition (and empty statistics): pinned memory is the parent's alone.
 
 #ifndef PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
 #define PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
@@ -43,7 +45,8 @@ class PinnedAllocator {
   PinnedAllocator(const PinnedAllocator&) = delete;
   PinnedAllocator& operator=(const PinnedAllocator&) = delete;
 
-  // A block of at least `size_bytes`, aligned to alignment_bytes from 32 KiB on, else to 256.
+  // A block of at least `size_bytes`, aligned to alignment_bytes from 32 KiB on, else to
+  // --//config:min_block_bytes (256).
   // InvalidArgument for 0 and for more than 2^47. ResourceExhausted when the budget or the source
   // refuses and no cached block fits: the message names the request, what is locked, and which
   // limit was hit. Any other code is the source's: it is broken for good.

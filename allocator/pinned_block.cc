@@ -11,10 +11,13 @@ PinnedBlock::PinnedBlock(internal::SegmentPool* pool, internal::BlockRecord* rec
       record_(record),
       data_(record->data),
       size_bytes_(record->size_bytes),
-      capacity_bytes_(record->capacity_bytes),
-      id_(record->id),
-      numa_node_(record->segment->memory.numa_node),
-      pinned_(pool->pinned()) {}
+      id_(record->id) {}
+
+uint64_t PinnedBlock::capacity_bytes() const { return record_->capacity_bytes; }
+
+int PinnedBlock::numa_node() const { return record_->run->segments.front().numa_node; }
+
+bool PinnedBlock::pinned() const { return pool_->pinned(); }
 
 void PinnedBlock::ReleaseAfter(absl::Span<const FenceTicket> tickets) && {
   PINION_CHECK(!empty()) << "ReleaseAfter on an empty block";

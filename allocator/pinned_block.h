@@ -30,10 +30,12 @@ struct BlockRecord;
 class PinnedBlock {
  public:
   PinnedBlock() = default;  // empty
-  PinnedBlock(PinnedBlock&& other) noexcept { Swap(other); }
+  PinnedBlock(PinnedBlock&& other) noexcept { Take(other); }
   PinnedBlock& operator=(PinnedBlock&& other) noexcept {
-    PinnedBlock moved(std::move(other));
-    Swap(moved);
+    if (this != &other) {
+      if (record_ != nullptr) Release();
+      Take(other);
+    }
     return *this;
   }
   PinnedBlock(const PinnedBlock&) = delete;
@@ -46,13 +48,13 @@ class PinnedBlock {
 
   void* data() const { return data_; }
   uint64_t size_bytes() const { return size_bytes_; }  // as asked for
-  // As booked: the size, rounded to its bucket.
-  uint64_t capacity_bytes() const { return capacity_bytes_; }
-  int numa_node() const { return numa_node_; }  // -1: unknown
-  // False only with AllocatorOptions::pageable_fallback.
-  bool pinned() const { return pinned_; }
   // Differs for every block that was ever handed out in this process, reused addresses included.
   uint64_t id() const { return id_; }
+
+  // Of blocks that are not empty:
+  uint64_t capacity_bytes() const;  // as booked: the size, rounded to its class
+  int numa_node() const;            // -1: unknown
+  bool pinned() const;              // false only with AllocatorOptions::pageable_fallback
 
   // Returns the block once every ticket is done. The block is empty afterwards. It must not be
   // empty before.
@@ -64,25 +66,19 @@ class PinnedBlock {
   PinnedBlock(internal::SegmentPool* pool, internal::BlockRecord* record);
 
   void Release();
-  void Swap(PinnedBlock& other) noexcept {
-    std::swap(pool_, other.pool_);
-    std::swap(record_, other.record_);
-    std::swap(data_, other.data_);
-    std::swap(size_bytes_, other.size_bytes_);
-    std::swap(capacity_bytes_, other.capacity_bytes_);
-    std::swap(id_, other.id_);
-    std::swap(numa_node_, other.numa_node_);
-    std::swap(pinned_, other.pinned_);
+  void Take(PinnedBlock& other) noexcept {
+    pool_ = std::exchange(other.pool_, nullptr);
+    record_ = std::exchange(other.record_, nullptr);
+    data_ = std::exchange(other.data_, nullptr);
+    size_bytes_ = std::exchange(other.size_bytes_, 0);
+    id_ = std::exchange(other.id_, 0);
   }
 
   internal::SegmentPool* pool_ = nullptr;
   internal::BlockRecord* record_ = nullptr;
   void* data_ = nullptr;
   uint64_t size_bytes_ = 0;
-  uint64_t capacity_bytes_ = 0;
   uint64_t id_ = 0;
-  int numa_node_ = -1;
-  bool pinned_ = false;
 };
 
 }  // namespace pinion

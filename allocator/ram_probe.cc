@@ -104,7 +104,7 @@ void ReadHost(const std::string& proc_root, RamSample* sample) {
 }
 
 void ApplyCgroup(const std::string& directory, const std::string& cgroup, const CgroupFiles& files,
-                 RamSample* sample) {
+                 double percent, RamSample* sample) {
   const std::optional<uint64_t> current =
       ReadLimit(absl::StrCat(directory, cgroup, "/", files.current));
   if (!current.has_value()) return;
@@ -121,22 +121,24 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
         used = SaturatingSubtract(*used, Field(stat, absl::StrCat(files.stat_prefix, reclaimable)));
       }
     }
-    const uint64_t headroom = SaturatingSubtract(limit, *used);
+    const auto usable = static_cast<uint64_t>(static_cast<double>(limit) * percent / 100);
+    const uint64_t headroom = SaturatingSubtract(std::min(limit, usable), *used);
     if (headroom >= sample->headroom_bytes) continue;
     sample->headroom_bytes = headroom;
-    sample->limited_by = absl::StrCat("cgroup ", cgroup.empty() ? "/" : cgroup, " ", name);
+    sample->limited_by = absl::StrCat(percent < 100 ? absl::StrCat(percent, " % of ") : "",
+                                      "cgroup ", cgroup.empty() ? "/" : cgroup, " ", name);
   }
 }
 
 // `cgroup` is a path such as "/a/b". Inside a container it may be the host's path while the mount
 // shows the container's own cgroup as its root; levels that do not exist set no limit.
 void ApplyCgroupAndAncestors(const std::string& directory, std::string cgroup,
-                             const CgroupFiles& files, RamSample* sample) {
+                             const CgroupFiles& files, double percent, RamSample* sample) {
   while (!cgroup.empty() && cgroup.back() == '/') cgroup.pop_back();
   // A process outside of its cgroup namespace's root is shown as "/../..".
   if (absl::StrContains(cgroup, "/..")) cgroup.clear();
   while (true) {
-    ApplyCgroup(directory, cgroup, files, sample);
+    ApplyCgroup(directory, cgroup, files, percent, sample);
     if (cgroup.empty()) return;
     cgroup.resize(cgroup.rfind('/'));
   }
@@ -147,7 +149,7 @@ void ApplyCgroupAndAncestors(const std::string& directory, std::string cgroup,
 RamProbe::RamProbe(std::string proc_root, std::string cgroup_root)
     : proc_root_(std::move(proc_root)), cgroup_root_(std::move(cgroup_root)) {}
 
-RamSample RamProbe::Sample() const {
+RamSample RamProbe::Sample(double cgroup_percent) const {
   RamSample sample;
   ReadHost(proc_root_, &sample);
   std::istringstream lines(ReadFile(absl::StrCat(proc_root_, "/self/cgroup")));
@@ -156,12 +158,13 @@ RamSample RamProbe::Sample() const {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
     if (parts[0] == "0" && parts[1].empty()) {
-      ApplyCgroupAndAncestors(cgroup_root_, parts[2], kV2, &sample);
+      ApplyCgroupAndAncestors(cgroup_root_, parts[2], kV2, cgroup_percent, &sample);
       continue;
     }
     const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
     if (std::find(controllers.begin(), controllers.end(), "memory") != controllers.end()) {
-      ApplyCgroupAndAncestors(absl::StrCat(cgroup_root_, "/memory"), parts[2], kV1, &sample);
+      ApplyCgroupAndAncestors(absl::StrCat(cgroup_root_, "/memory"), parts[2], kV1, cgroup_percent,
+                              &sample);
     }
   }
   return sample;

@@ -10,6 +10,9 @@
 // page cache counts as used in `current`, but the kernel gives it up before it kills anyone.
 // `file` as a whole must not be subtracted: it contains shared memory, which stays.
 //
+// A cgroup's limit is where the kernel begins to kill, and the program's own growth is charged to
+// it too: a policy that stops at 90 % of the host samples with 90 % of each limit.
+//
 // A file that is missing sets no limit. A limit of 0 means zero bytes; "max" and v1's huge numbers
 // mean no limit.
 //
@@ -28,7 +31,8 @@ struct RamSample {
   uint64_t available_bytes = 0;
   double percent = 0;  // (total - available) / total * 100, rounded to one decimal as psutil does
   uint64_t headroom_bytes = UINT64_MAX;  // UINT64_MAX: nothing is known to limit it
-  // What set headroom_bytes: "MemAvailable", "cgroup /a/b memory.max"; "" when nothing did.
+  // What set headroom_bytes: "MemAvailable", "cgroup /a/b memory.max", "90 % of cgroup /a/b
+  // memory.max"; "" when nothing did.
   std::string limited_by;
 };
 
@@ -38,7 +42,8 @@ class RamProbe {
   // Tests give directories with files of their own.
   RamProbe(std::string proc_root, std::string cgroup_root);
 
-  RamSample Sample() const;
+  // `cgroup_percent`: how much of a cgroup's limit counts.
+  RamSample Sample(double cgroup_percent = 100) const;
 
  private:
   std::string proc_root_;

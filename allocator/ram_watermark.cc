@@ -26,13 +26,23 @@ double PercentAfter(const RamSample& sample, uint64_t taken_bytes) {
          static_cast<double>(sample.total_bytes);
 }
 
+// What is to be given back before `used_bytes` are no more than `percent` of the host.
+uint64_t BytesAbove(double percent, const RamSample& sample, uint64_t used_bytes) {
+  if (sample.total_bytes == 0) return 0;
+  const double allowed = percent / 100.0 * static_cast<double>(sample.total_bytes);
+  const double above = static_cast<double>(used_bytes) - allowed;
+  return above > 0 ? static_cast<uint64_t>(above) + 1 : 0;
+}
+
 RamLevel NextLevel(const AllocatorOptions& options, RamLevel level, double percent) {
   const double hysteresis = options.high_percent - options.low_percent;
-  const auto above = [&](RamLevel which, double mark) {
-    return percent > (level >= which ? mark - hysteresis : mark);
+  // A warn mark below the hysteresis must not last for ever.
+  const double warn_end = std::max(options.warn_percent - hysteresis, options.warn_percent / 2);
+  const auto above = [&](RamLevel which, double mark, double end) {
+    return percent > (level >= which ? end : mark);
   };
-  if (above(RamLevel::kHigh, options.high_percent)) return RamLevel::kHigh;
-  if (above(RamLevel::kWarn, options.warn_percent)) return RamLevel::kWarn;
+  if (above(RamLevel::kHigh, options.high_percent, options.low_percent)) return RamLevel::kHigh;
+  if (above(RamLevel::kWarn, options.warn_percent, warn_end)) return RamLevel::kWarn;
   return RamLevel::kNormal;
 }
 
@@ -99,16 +109,19 @@ uint64_t RamWatermark::BytesToGiveBack(uint64_t growth_bytes) {
   const uint64_t taken_bytes = ram_.ledger->reserved_bytes() + growth_bytes;
   const Observation now = SampleLevel();
   const RamSample& sample = now.sample;
-  uint64_t bytes = 0;
-  if (now.level == RamLevel::kHigh || PercentAfter(sample, taken_bytes) > options_.high_percent) {
-    const auto used = static_cast<double>(UsedBytes(sample));
-    const double allowed = options_.low_percent / 100.0 * static_cast<double>(sample.total_bytes);
-    if (used > allowed) bytes = static_cast<uint64_t>(used - allowed) + 1;
+  uint64_t bytes = BytesAbove(options_.high_percent, sample, UsedBytes(sample) + taken_bytes);
+  if (now.level == RamLevel::kHigh) {
+    bytes = std::max(bytes, BytesAbove(options_.low_percent, sample, UsedBytes(sample)));
   }
   if (taken_bytes > sample.headroom_bytes) {
     bytes = std::max(bytes, taken_bytes - sample.headroom_bytes);
   }
   return bytes;
+}
+
+RamLevel RamWatermark::level() const {
+  MutexLock lock(mu_);
+  return level_;
 }
 
 RamWatermark::Counts RamWatermark::counts() const {
@@ -117,7 +130,7 @@ RamWatermark::Counts RamWatermark::counts() const {
 }
 
 RamWatermark::Observation RamWatermark::SampleLevel() {
-  Observation now{.sample = ram_.probe.Sample(), .level = RamLevel::kNormal};
+  Observation now{.sample = ram_.probe.Sample(options_.high_percent), .level = RamLevel::kNormal};
   const double percent = PercentAfter(now.sample, 0);
   RamLevelChange change;
   {

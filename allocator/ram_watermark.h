@@ -5,23 +5,24 @@
 //                          // kernel's numbers show them
 //
 // A growth is judged by what the host looks like *after* it: refused if that is above the high
-// mark, or if the growth does not fit the headroom (MemAvailable and every cgroup limit, see
-// RamProbe); admitted with a warning if that is above the warn mark. What this and other processes
-// reserved before it (HostLedger) is counted in, so nobody passes a mark together with others.
-// Where only that stands in the way, part of it may be in the kernel's numbers already, and count
-// twice: the growth waits, up to kLongestWait, until what is reserved has become visible or was
-// given up.
+// mark, or if the growth does not fit the headroom (MemAvailable, and the same percentage of every
+// cgroup limit, see RamProbe); admitted with a warning if that is above the warn mark. What this
+// and other processes reserved before it (HostLedger) is counted in, so nobody passes a mark
+// together with others. Where only that stands in the way, part of it may be in the kernel's
+// numbers already, and count twice: the growth waits, up to kLongestWait, until what is reserved
+// has become visible or was given up.
 //
 //   percent  0 ------------- warn ------- low --- high ------ 100
 //   level      kNormal        | kWarn              | kHigh
 //                      <------|            <-------|          left only (high - low) points lower
+//                                                             (warn: at half its mark, if not yet)
 //
 // At level kHigh nothing grows, whatever its size.
 //
 // Sampled at growth and by Observe only. A host whose /proc cannot be read has no marks.
 //
 // Thread safety: thread-safe; files are read, and AllocatorOptions::on_ram_level is called, with no
-// lock held.
+// lock held. What that throws passes through the call, which then has reserved nothing.
 // Ownership: a Growth is a value.
 
 #ifndef PINION_ALLOCATOR_RAM_WATERMARK_H_
@@ -63,9 +64,12 @@ class RamWatermark {
   // ResourceExhausted names the mark or limit that was hit, and the numbers.
   absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes);
 
-  // What has to be given back before a growth that was refused: down to the low mark, and until
-  // the growth fits the headroom.
+  // What has to be given back before a growth that was refused: until it fits below the high mark
+  // and into the headroom; at level kHigh, down to the low mark at least.
   uint64_t BytesToGiveBack(uint64_t growth_bytes);
+
+  // As it was when the host was sampled last.
+  RamLevel level() const;
 
   // Samples the host, and tells on_ram_level if that is another level than before.
   void Observe() { (void)SampleLevel(); }

@@ -1,22 +1,26 @@
-// The records behind blocks and segments. They lie outside of the memory that they describe, which
-// a device may be writing to.
+// The records behind blocks and the memory that they are cut from. They lie outside of the memory
+// that they describe, which a device may be writing to.
 
 #ifndef PINION_ALLOCATOR_SEGMENT_H_
 #define PINION_ALLOCATOR_SEGMENT_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "pinion/allocator/host_memory_source.h"
 
 namespace pinion::internal {
 
-struct Segment;
+class SegmentHeap;
+struct Run;
 
 enum class BlockState : uint8_t {
   kUnused,    // the record describes nothing
   kFree,      // in a free list
   kLive,      // a PinnedBlock owns it
+  kReleased,  // ... no more, but that is not in the books yet
   kDeferred,  // released, waiting for tickets
+  kSlab,      // cut into small blocks
 };
 
 struct BlockRecord {
@@ -24,8 +28,8 @@ struct BlockRecord {
   uint64_t capacity_bytes = 0;
   uint64_t size_bytes = 0;  // as asked for; of live blocks
   uint64_t id = 0;          // of live and deferred blocks
-  Segment* segment = nullptr;
-  // The neighbours by address within the segment; null at its ends.
+  Run* run = nullptr;
+  // The neighbours by address within the run; null at its ends.
   BlockRecord* before = nullptr;
   BlockRecord* after = nullptr;
   // The free list of the block's bucket. Unused records are chained through `next_free`.
@@ -35,12 +39,16 @@ struct BlockRecord {
   BlockState state = BlockState::kUnused;
 };
 
-struct Segment {
-  HostSegment memory;
-  BlockRecord* first = nullptr;  // the block at the segment's start
-  uint64_t used_blocks = 0;      // live and deferred ones
-  uint64_t used_bytes = 0;
-  bool small = false;  // cut into small blocks
+// Memory without a gap that is cut into blocks: segments side by side, or a slab, which is a block
+// of such a run that is cut into small blocks itself.
+struct Run {
+  const SegmentHeap* heap = nullptr;  // that it belongs to
+  std::vector<HostSegment> segments;  // by address, of one NUMA node; of a slab, the slab
+  BlockRecord* first = nullptr;       // the blocks at its ends
+  BlockRecord* last = nullptr;
+  uint64_t used_blocks = 0;     // live, deferred, slabs
+  uint64_t used_bytes = 0;      // of live and deferred ones, those in slabs included
+  BlockRecord* slab = nullptr;  // of a slab: the block that it is
 };
 
 }  // namespace pinion::internal

@@ -1,7 +1,9 @@
 #include "pinion/allocator/segment_heap.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -12,48 +14,223 @@ namespace {
 
 constexpr int kRecordsPerChunk = 128;
 
+char* EndOf(const HostSegment& segment) {
+  return static_cast<char*>(segment.data) + segment.size_bytes;
+}
+
 }  // namespace
 
-void SegmentHeap::AddSegment(const HostSegment& memory, bool small) {
-  auto segment = std::make_unique<Segment>();
-  segment->memory = memory;
-  segment->small = small;
-  BlockRecord* block = NewRecord();
-  block->data = static_cast<char*>(memory.data);
-  block->capacity_bytes = memory.size_bytes;
-  block->segment = segment.get();
-  segment->first = block;
-  segments_.push_back(std::move(segment));
+void SegmentHeap::AddSegment(const HostSegment& memory, JoinsAt joins_at) {
   segment_bytes_ += memory.size_bytes;
-  InsertFree(block);
+  runs_.push_back(NewRun(memory, /*slab=*/nullptr));
+  Run* added = runs_.back().get();
+  const auto joined = [&](Run& lower, Run& upper) {
+    const HostSegment& below = lower.segments.back();
+    const HostSegment& above = upper.segments.front();
+    if (EndOf(below) != above.data || below.numa_node != above.numa_node) return false;
+    if (!joins_at(above.data)) return false;
+    JoinRuns(lower, upper);
+    return true;
+  };
+  std::erase_if(runs_, [&](const std::unique_ptr<Run>& run) {
+    if (run.get() == added) return false;
+    return joined(*added, *run);
+  });
+  for (const std::unique_ptr<Run>& run : runs_) {
+    if (run.get() != added && joined(*run, *added)) {
+      runs_.erase(std::find_if(runs_.begin(), runs_.end(),
+                               [&](const auto& other) { return other.get() == added; }));
+      return;
+    }
+  }
 }
 
 BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
-  BlockRecord* block = (IsSmallClass(class_bytes) ? small_ : large_).Find(class_bytes);
-  if (block == nullptr) return nullptr;
-  RemoveFree(block);
-  if (block->capacity_bytes > class_bytes) {
-    BlockRecord* rest = NewRecord();
-    rest->data = block->data + class_bytes;
-    rest->capacity_bytes = block->capacity_bytes - class_bytes;
-    rest->segment = block->segment;
-    rest->before = block;
-    rest->after = block->after;
-    if (rest->after != nullptr) rest->after->before = rest;
-    block->after = rest;
-    block->capacity_bytes = class_bytes;
-    InsertFree(rest);
+  const bool small = IsSmallClass(class_bytes);
+  FreeLists& lists = small ? small_ : large_;
+  BlockRecord* block = lists.Find(class_bytes);
+  if (block == nullptr) {
+    const bool look_again = small ? AddSlab(class_bytes) : DissolveFreeSlabs();
+    if (look_again) block = lists.Find(class_bytes);
+    if (block == nullptr) return nullptr;
   }
+  Carve(block, class_bytes);
   block->state = BlockState::kLive;
-  ++block->segment->used_blocks;
-  block->segment->used_bytes += class_bytes;
+  Run* const run = block->run;
+  run->used_bytes += class_bytes;
+  if (run->slab != nullptr) run->slab->run->used_bytes += class_bytes;
   return block;
 }
 
 void SegmentHeap::Put(BlockRecord* block) {
-  PINION_DCHECK(block->state == BlockState::kLive || block->state == BlockState::kDeferred);
-  --block->segment->used_blocks;
-  block->segment->used_bytes -= block->capacity_bytes;
+  Run* const run = block->run;
+  run->used_bytes -= block->capacity_bytes;
+  if (run->slab != nullptr) run->slab->run->used_bytes -= block->capacity_bytes;
+  Free(block);
+}
+
+std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(const Removal& wanted) {
+  DissolveFreeSlabs();
+  struct Removable {
+    Run* run;
+    size_t index;
+    BlockRecord* around;
+  };
+  std::vector<Removable> removables;
+  uint64_t bytes = 0;
+  for (size_t i = runs_.size(); i-- > 0 && bytes < wanted.bytes;) {
+    Run& run = *runs_[i];
+    BlockRecord* block = run.last;
+    for (size_t index = run.segments.size(); index-- > 0 && bytes < wanted.bytes;) {
+      const HostSegment& segment = run.segments[index];
+      while (block->data >= EndOf(segment)) block = block->before;
+      if (block->state != BlockState::kFree || block->data > segment.data ||
+          segment.size_bytes <= wanted.longer_than_bytes) {
+        continue;
+      }
+      removables.push_back({&run, index, block});
+      bytes += segment.size_bytes;
+    }
+  }
+  std::vector<HostSegment> removed;
+  if (wanted.all_or_none && bytes < wanted.bytes) return removed;
+  // From the upper end of each run down: what stays of a run keeps its indices.
+  for (const Removable& removable : removables) {
+    removed.push_back(removable.run->segments[removable.index]);
+    segment_bytes_ -= removed.back().size_bytes;
+    RemoveSegment(*removable.run, removable.index, removable.around);
+  }
+  std::erase_if(runs_, [](const std::unique_ptr<Run>& run) { return run->segments.empty(); });
+  return removed;
+}
+
+void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
+  const HostSegment segment = run.segments[index];
+  RemoveFree(around);
+  char* const around_end = around->data + around->capacity_bytes;
+  BlockRecord* above = around->after;
+  if (around_end > EndOf(segment)) {
+    BlockRecord* const rest = NewRecord();
+    rest->data = EndOf(segment);
+    rest->capacity_bytes = around_end - EndOf(segment);
+    rest->run = &run;
+    rest->after = above;
+    if (above != nullptr) above->before = rest;
+    InsertFree(rest);
+    above = rest;
+  }
+  if (above != nullptr) {
+    auto upper = std::make_unique<Run>();
+    upper->heap = this;
+    upper->segments.assign(run.segments.begin() + index + 1, run.segments.end());
+    upper->first = above;
+    upper->last = around->after == nullptr ? above : run.last;
+    above->before = nullptr;
+    MoveBlocks(run, *upper);
+    runs_.push_back(std::move(upper));
+  }
+  run.segments.resize(index);
+
+  around->after = nullptr;
+  if (around->data < segment.data) {
+    around->capacity_bytes = static_cast<char*>(segment.data) - around->data;
+    run.last = around;
+    InsertFree(around);
+  } else {
+    run.last = around->before;
+    if (run.last != nullptr) run.last->after = nullptr;
+    if (run.first == around) run.first = nullptr;
+    Recycle(around);
+  }
+}
+
+void SegmentHeap::MoveBlocks(Run& from, Run& to) {
+  for (BlockRecord* block = to.first; block != nullptr; block = block->after) {
+    block->run = &to;
+    if (block->state == BlockState::kFree) continue;
+    --from.used_blocks;
+    ++to.used_blocks;
+    if (block->state == BlockState::kSlab) continue;
+    from.used_bytes -= block->capacity_bytes;
+    to.used_bytes += block->capacity_bytes;
+  }
+  for (const std::unique_ptr<Run>& slab : slabs_) {
+    if (slab->slab->run != &to) continue;
+    from.used_bytes -= slab->used_bytes;
+    to.used_bytes += slab->used_bytes;
+  }
+}
+
+void SegmentHeap::JoinRuns(Run& lower, Run& upper) {
+  lower.segments.insert(lower.segments.end(), upper.segments.begin(), upper.segments.end());
+  for (BlockRecord* block = upper.first; block != nullptr; block = block->after)
+    block->run = &lower;
+  lower.used_blocks += upper.used_blocks;
+  lower.used_bytes += upper.used_bytes;
+  BlockRecord* const below = lower.last;
+  BlockRecord* const above = upper.first;
+  below->after = above;
+  above->before = below;
+  lower.last = upper.last;
+  if (below->state != BlockState::kFree || above->state != BlockState::kFree) return;
+  RemoveFree(below);
+  RemoveFree(above);
+  Join(below, above);
+  InsertFree(below);
+}
+
+std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
+  std::map<int, NumaNodeStats> nodes;
+  for (const std::unique_ptr<Run>& run : runs_) {
+    const int numa_node = run->segments.front().numa_node;
+    NumaNodeStats& node = nodes[numa_node];
+    node.numa_node = numa_node;
+    node.segments += run->segments.size();
+    for (const HostSegment& segment : run->segments) node.locked_bytes += segment.size_bytes;
+    node.used_bytes += run->used_bytes;
+  }
+  std::vector<NumaNodeStats> result;
+  for (const auto& [_, node] : nodes) result.push_back(node);
+  return result;
+}
+
+std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord* slab) {
+  auto run = std::make_unique<Run>();
+  run->heap = this;
+  run->segments.push_back(memory);
+  run->slab = slab;
+  BlockRecord* const block = NewRecord();
+  block->data = static_cast<char*>(memory.data);
+  block->capacity_bytes = memory.size_bytes;
+  block->run = run.get();
+  run->first = block;
+  run->last = block;
+  InsertFree(block);
+  return run;
+}
+
+void SegmentHeap::Carve(BlockRecord* block, uint64_t bytes) {
+  RemoveFree(block);
+  ++block->run->used_blocks;
+  if (block->capacity_bytes == bytes) return;
+  BlockRecord* const rest = NewRecord();
+  rest->data = block->data + bytes;
+  rest->capacity_bytes = block->capacity_bytes - bytes;
+  rest->run = block->run;
+  rest->before = block;
+  rest->after = block->after;
+  if (rest->after != nullptr) {
+    rest->after->before = rest;
+  } else {
+    block->run->last = rest;
+  }
+  block->after = rest;
+  block->capacity_bytes = bytes;
+  InsertFree(rest);
+}
+
+void SegmentHeap::Free(BlockRecord* block) {
+  --block->run->used_blocks;
   if (BlockRecord* after = block->after; after != nullptr && after->state == BlockState::kFree) {
     RemoveFree(after);
     Join(block, after);
@@ -67,34 +244,29 @@ void SegmentHeap::Put(BlockRecord* block) {
   InsertFree(block);
 }
 
-std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, bool keep_small) {
-  std::vector<HostSegment> removed;
-  uint64_t removed_bytes = 0;
-  for (size_t i = segments_.size(); i-- > 0 && removed_bytes < bytes;) {
-    if (segments_[i]->used_blocks != 0 || (keep_small && segments_[i]->small)) continue;
-    const std::unique_ptr<Segment> segment = std::move(segments_[i]);
-    segments_.erase(segments_.begin() + static_cast<ptrdiff_t>(i));
-    RemoveFree(segment->first);
-    Recycle(segment->first);
-    segment_bytes_ -= segment->memory.size_bytes;
-    removed_bytes += segment->memory.size_bytes;
-    removed.push_back(segment->memory);
+bool SegmentHeap::AddSlab(uint64_t class_bytes) {
+  uint64_t bytes = slab_bytes_;
+  BlockRecord* block = large_.Find(bytes);
+  if (block == nullptr) {
+    bytes = RoomFor(class_bytes);
+    block = large_.Find(bytes);
+    if (block == nullptr) return false;
   }
-  return removed;
+  Carve(block, bytes);
+  block->state = BlockState::kSlab;
+  slabs_.push_back(NewRun({block->data, bytes, block->run->segments.front().numa_node}, block));
+  return true;
 }
 
-std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
-  std::map<int, NumaNodeStats> nodes;
-  for (const std::unique_ptr<Segment>& segment : segments_) {
-    NumaNodeStats& node = nodes[segment->memory.numa_node];
-    node.numa_node = segment->memory.numa_node;
-    ++node.segments;
-    node.locked_bytes += segment->memory.size_bytes;
-    node.used_bytes += segment->used_bytes;
-  }
-  std::vector<NumaNodeStats> result;
-  for (const auto& [_, node] : nodes) result.push_back(node);
-  return result;
+bool SegmentHeap::DissolveFreeSlabs() {
+  const size_t dissolved = std::erase_if(slabs_, [this](const std::unique_ptr<Run>& slab) {
+    if (slab->used_blocks != 0) return false;
+    RemoveFree(slab->first);
+    Recycle(slab->first);
+    Free(slab->slab);
+    return true;
+  });
+  return dissolved != 0;
 }
 
 BlockRecord* SegmentHeap::NewRecord() {
@@ -119,7 +291,7 @@ void SegmentHeap::Recycle(BlockRecord* block) {
 
 void SegmentHeap::InsertFree(BlockRecord* block) {
   block->state = BlockState::kFree;
-  if (block->segment->small) {
+  if (block->run->slab != nullptr) {
     small_.Insert(block);
   } else {
     large_.Insert(block);
@@ -128,7 +300,7 @@ void SegmentHeap::InsertFree(BlockRecord* block) {
 }
 
 void SegmentHeap::RemoveFree(BlockRecord* block) {
-  if (block->segment->small) {
+  if (block->run->slab != nullptr) {
     small_.Remove(block);
   } else {
     large_.Remove(block);
@@ -139,7 +311,11 @@ void SegmentHeap::RemoveFree(BlockRecord* block) {
 void SegmentHeap::Join(BlockRecord* lower, BlockRecord* upper) {
   lower->capacity_bytes += upper->capacity_bytes;
   lower->after = upper->after;
-  if (lower->after != nullptr) lower->after->before = lower;
+  if (lower->after != nullptr) {
+    lower->after->before = lower;
+  } else {
+    lower->run->last = lower;
+  }
   Recycle(upper);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -9,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/keep_for_ever.h"
 #include "pinion/allocator/hardening.h"
 #include "pinion/allocator/size_class.h"
 
@@ -29,6 +31,26 @@ void Add(ByteGauge* gauge, uint64_t bytes) {
   gauge->peak = std::max(gauge->peak, gauge->current);
 }
 
+// Deferred blocks are looked at by every so many allocations: the counter that says which are done
+// is in the cache of the thread that raises it.
+constexpr uint32_t kReclaimEvery = 4;
+
+// Releases of other threads that one allocation enters: more than they can add meanwhile, and few
+// enough for its latency.
+constexpr uint32_t kSettlePerAllocation = 2;
+
+// Hardened builds mark a block as released at once; others find a second release when they enter
+// it.
+constexpr BlockState kStateOnEntry = kHardened ? BlockState::kReleased : BlockState::kLive;
+
+// A slab is a sixty-fourth of a segment, within these bounds.
+constexpr uint64_t kLeastSlabBytes = 64 * kKiB;
+constexpr uint64_t kMostSlabBytes = 2 * kMiB;
+
+uint64_t SlabBytes(uint64_t segment_bytes) {
+  return std::clamp(segment_bytes / 64, kLeastSlabBytes, kMostSlabBytes);
+}
+
 double MillisecondsSince(absl::Time start) {
   return absl::ToDoubleMilliseconds(absl::Now() - start);
 }
@@ -36,11 +58,13 @@ double MillisecondsSince(absl::Time start) {
 }  // namespace
 
 SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
-                         uint64_t max_locked_bytes, uint64_t alignment_bytes)
+                         uint64_t max_locked_bytes, const AllocatorOptions& options)
     : source_(std::move(source)),
       pinned_(pinned),
       max_locked_bytes_(max_locked_bytes),
-      alignment_bytes_(alignment_bytes) {}
+      alignment_bytes_(options.alignment_bytes),
+      segment_bytes_(options.segment_bytes),
+      heap_(options.alignment_bytes, SlabBytes(options.segment_bytes)) {}
 
 SegmentPool::~SegmentPool() {
   WaitForAllDeferred(absl::Now() + kTeardownWait);
@@ -57,12 +81,38 @@ uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) const {
   return IsSmallClass(class_bytes) ? class_bytes : AlignUp(class_bytes, alignment_bytes_);
 }
 
+uint64_t SegmentPool::LeastSegmentBytes(uint64_t size_bytes) const {
+  return AlignUp(AlignUp(BookedBytes(size_bytes), alignment_bytes_), source_->granularity_bytes());
+}
+
 BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {
-  Timelines retired;
+  std::unique_ptr<ReleaseBatch> mine = buffers_.TakeMine();
+  Leftovers leftovers;
   BlockRecord* block;
   {
     MutexLock lock(mu_);
-    ReclaimLocked(&retired);
+    uint32_t to_settle = kSettlePerAllocation;
+    buffers_.TakeIncoming(&incoming_);
+    if (mine != nullptr) {
+      to_settle = mine->size;
+      incoming_.push_back(std::move(mine));
+    }
+    SettleLocked(to_settle, &leftovers);
+    if (until_reclaim_-- == 0) ReclaimLocked(&leftovers);
+    block = TakeLocked(size_bytes, /*hit=*/true);
+  }
+  if (block == nullptr) return TryAllocateWithAll(size_bytes);
+  if (kHardened) PrepareBlock(*block);
+  return block;
+}
+
+BlockRecord* SegmentPool::TryAllocateWithAll(uint64_t size_bytes) {
+  Settle();
+  Leftovers leftovers;
+  BlockRecord* block;
+  {
+    MutexLock lock(mu_);
+    ReclaimLocked(&leftovers);
     block = TakeLocked(size_bytes, /*hit=*/true);
   }
   if (kHardened && block != nullptr) PrepareBlock(*block);
@@ -70,38 +120,88 @@ BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {
 }
 
 void SegmentPool::Release(BlockRecord* block, uint64_t id) {
-  std::shared_ptr<SegmentPool> last;
+  if (origin_.InForkedChild()) return;
   if (kHardened) {
-    {
-      MutexLock lock(mu_);
-      CheckLiveLocked(block, id);
-    }
+    MarkReleased(block, id);
     CheckAndPoisonBlock(*block);
   }
-  MutexLock lock(mu_);
-  CheckLiveLocked(block, id);
-  last = EndLifeLocked(block);
-  PutLocked(block);
+  if (!mu_.TryLock()) return ReleaseLater({block, id}, nullptr);
+  std::shared_ptr<SegmentPool> last;
+  EnterLocked({block, id}, nullptr, 0, &last);
   UpdateCachedLocked();
+  mu_.Unlock();
 }
 
 void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
                                absl::Span<const FenceTicket> tickets) {
-  absl::InlinedVector<FenceTicket, 2> open;
+  if (origin_.InForkedChild()) return;
+  absl::InlinedVector<const FenceTicket*, 2> open;
   for (const FenceTicket& ticket : tickets) {
-    if (!ticket.IsDone()) open.push_back(ticket);
+    if (!ticket.IsDone()) open.push_back(&ticket);
   }
   if (open.empty()) return Release(block, id);
+  if (kHardened) MarkReleased(block, id);
+  if (open.size() == 1) return ReleaseLater({block, id, open[0]->value}, open[0]->timeline);
+
   std::shared_ptr<SegmentPool> last;
   MutexLock lock(mu_);
-  CheckLiveLocked(block, id);
-  last = EndLifeLocked(block);
+  EndLifeLocked(block, id, &last);
+  for (const FenceTicket* ticket : open) DeferLocked(block, ticket->timeline, ticket->value);
+}
+
+void SegmentPool::MarkReleased(BlockRecord* block, uint64_t id) {
+  MutexLock lock(mu_);
+  CheckReleased(*block, id, BlockState::kLive, &heap_);
+  block->state = BlockState::kReleased;
+}
+
+void SegmentPool::ReleaseLater(const ReleaseBatch::Release& release,
+                               const std::shared_ptr<FenceTimeline>& timeline) {
+  if (buffers_.Add(release, timeline)) return;
+  std::shared_ptr<SegmentPool> last;
+  MutexLock lock(mu_);
+  EnterLocked(release, timeline, 0, &last);
+  UpdateCachedLocked();
+}
+
+void SegmentPool::Settle() {
+  ReleaseBuffers::Batches batches = buffers_.TakeAll();
+  Leftovers leftovers;
+  MutexLock lock(mu_);
+  std::move(batches.begin(), batches.end(), std::back_inserter(incoming_));
+  SettleLocked(UINT64_MAX, &leftovers);
+}
+
+void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
+  if (incoming_.empty()) return;
+  while (!incoming_.empty() && most-- > 0) {
+    ReleaseBatch& batch = *incoming_.back();
+    EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, &leftovers->last);
+    if (batch.size > 0) continue;
+    leftovers->batches.push_back(std::move(incoming_.back()));
+    incoming_.pop_back();
+  }
+  UpdateCachedLocked();
+}
+
+void SegmentPool::EnterLocked(const ReleaseBatch::Release& release,
+                              const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
+                              std::shared_ptr<SegmentPool>* last) {
+  EndLifeLocked(release.block, release.id, last);
+  if (release.ticket > completed) return DeferLocked(release.block, timeline, release.ticket);
+  if (kHardened && release.ticket != 0) CheckAndPoisonBlock(*release.block);
+  PutLocked(release.block);
+}
+
+void SegmentPool::DeferLocked(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline,
+                              uint64_t value) {
+  if (block->state != BlockState::kDeferred) Add(&stats_.deferred_bytes, block->capacity_bytes);
   block->state = BlockState::kDeferred;
-  Add(&stats_.deferred_bytes, block->capacity_bytes);
-  deferred_.Add(block, open);
+  deferred_.Add(block, timeline, value);
 }
 
 bool SegmentPool::PollDeferred() {
+  Settle();
   std::vector<FenceTicket> tickets;
   {
     MutexLock lock(mu_);
@@ -113,6 +213,7 @@ bool SegmentPool::PollDeferred() {
 
 BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Time deadline) {
   while (true) {
+    Settle();
     std::vector<FenceTicket> tickets;
     {
       MutexLock lock(mu_);
@@ -150,14 +251,13 @@ void SegmentPool::CancelGrowth(uint64_t bytes) {
   in_transit_bytes_ -= bytes;
 }
 
-BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, bool small,
-                                       uint64_t size_bytes) {
+BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, uint64_t size_bytes) {
   if (kHardened) PoisonFree(segment.data, segment.size_bytes);
   BlockRecord* block = nullptr;
   {
     MutexLock lock(mu_);
     in_transit_bytes_ -= segment.size_bytes;
-    heap_.AddSegment(segment, small);
+    heap_.AddSegment(segment, [this](const void* border) { return source_->JoinsAt(border); });
     Add(&stats_.locked_bytes, segment.size_bytes);
     if (size_bytes != 0) block = TakeLocked(size_bytes, /*hit=*/false);
     UpdateCachedLocked();
@@ -166,20 +266,25 @@ BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, bool small,
   return block;
 }
 
-uint64_t SegmentPool::BytesOverLimit(uint64_t bytes) const {
+uint64_t SegmentPool::BytesToLimit() const {
   MutexLock lock(mu_);
-  const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_ + bytes;
-  return taken > max_locked_bytes_ ? taken - max_locked_bytes_ : 0;
+  const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_;
+  return max_locked_bytes_ - std::min(taken, max_locked_bytes_);
 }
 
-absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes, bool keep_small) {
-  Timelines retired;
+void SegmentPool::GiveBackLongOnes() {
+  (void)GiveBack({.longer_than_bytes = segment_bytes_});  // logs what fails
+}
+
+absl::StatusOr<uint64_t> SegmentPool::GiveBack(const SegmentHeap::Removal& wanted) {
+  Settle();
+  Leftovers leftovers;
   std::vector<HostSegment> segments;
   uint64_t removed_bytes = 0;
   {
     MutexLock lock(mu_);
-    ReclaimLocked(&retired);
-    segments = heap_.RemoveFreeSegments(bytes, keep_small);
+    ReclaimLocked(&leftovers);
+    segments = heap_.RemoveFreeSegments(wanted);
     for (const HostSegment& segment : segments) removed_bytes += segment.size_bytes;
     in_transit_bytes_ += removed_bytes;
     stats_.locked_bytes.current -= removed_bytes;
@@ -191,6 +296,7 @@ absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes, bool keep_small) 
   double unpin_ms = 0;
   double max_unpin_ms = 0;
   for (const HostSegment& segment : segments) {
+    if (kHardened) CheckFreeSegment(segment);
     const absl::Time start = absl::Now();
     const absl::Status status = source_->Free(segment);
     const double ms = MillisecondsSince(start);
@@ -214,8 +320,11 @@ absl::StatusOr<uint64_t> SegmentPool::GiveBack(uint64_t bytes, bool keep_small) 
   return removed_bytes;
 }
 
-uint64_t SegmentPool::large_free_bytes() const {
+uint64_t SegmentPool::large_free_bytes() {
+  Settle();
+  Leftovers leftovers;
   MutexLock lock(mu_);
+  ReclaimLocked(&leftovers);
   return heap_.large_free_bytes();
 }
 
@@ -224,7 +333,8 @@ uint64_t SegmentPool::locked_bytes() const {
   return heap_.segment_bytes();
 }
 
-AllocatorStats SegmentPool::GetStats() const {
+AllocatorStats SegmentPool::GetStats() {
+  Settle();
   MutexLock lock(mu_);
   AllocatorStats stats = stats_;
   for (int level = 0; level < kLevels; ++level) {
@@ -254,9 +364,16 @@ void SegmentPool::Count(uint64_t AllocatorStats::*counter) {
 }
 
 void SegmentPool::Abandon(std::shared_ptr<SegmentPool> pool) {
+  if (pool->origin_.InForkedChild()) return KeepForEver(std::move(pool));
+  ReleaseBuffers::Batches batches = pool->buffers_.Close();
+  {
+    Leftovers leftovers;
+    MutexLock lock(pool->mu_);
+    std::move(batches.begin(), batches.end(), std::back_inserter(pool->incoming_));
+    pool->SettleLocked(UINT64_MAX, &leftovers);
+    if (pool->live_blocks_ != 0) pool->kept_by_blocks_ = pool;
+  }
   (void)pool->GiveBack(UINT64_MAX);  // logs what fails
-  MutexLock lock(pool->mu_);
-  if (pool->live_blocks_ != 0) pool->kept_by_blocks_ = pool;
 }
 
 BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, bool hit) {
@@ -287,9 +404,12 @@ void SegmentPool::PutLocked(BlockRecord* block) {
   heap_.Put(block);
 }
 
-void SegmentPool::ReclaimLocked(Timelines* retired) {
+void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
+  until_reclaim_ = kReclaimEvery;
   if (deferred_.empty()) return;
-  while (BlockRecord* block = deferred_.TakeDone(retired)) {
+  done_.clear();
+  deferred_.TakeDone(&done_, &leftovers->timelines);
+  for (BlockRecord* block : done_) {
     if (kHardened) CheckAndPoisonBlock(*block);
     stats_.deferred_bytes.current -= block->capacity_bytes;
     PutLocked(block);
@@ -297,16 +417,13 @@ void SegmentPool::ReclaimLocked(Timelines* retired) {
   UpdateCachedLocked();
 }
 
-void SegmentPool::CheckLiveLocked(const BlockRecord* block, uint64_t id) const {
-  PINION_CHECK(block->state == BlockState::kLive && block->id == id)
-      << "pinned block " << id << " is released, but it is not live (released before?)";
-}
-
-std::shared_ptr<SegmentPool> SegmentPool::EndLifeLocked(BlockRecord* block) {
+void SegmentPool::EndLifeLocked(BlockRecord* block, uint64_t id,
+                                std::shared_ptr<SegmentPool>* last) {
+  CheckReleased(*block, id, kStateOnEntry, &heap_);
   stats_.requested_bytes.current -= block->size_bytes;
   stats_.booked_bytes.current -= block->capacity_bytes;
   BucketLocked(block).booked_bytes.current -= block->capacity_bytes;
-  return --live_blocks_ == 0 ? std::move(kept_by_blocks_) : nullptr;
+  if (--live_blocks_ == 0) *last = std::move(kept_by_blocks_);
 }
 
 SegmentPool::Bucket& SegmentPool::BucketLocked(const BlockRecord* block) {
@@ -325,11 +442,11 @@ void SegmentPool::UpdateCachedLocked() {
 
 void SegmentPool::WaitForAllDeferred(absl::Time deadline) {
   while (true) {
-    Timelines retired;
+    Leftovers leftovers;
     std::vector<FenceTicket> tickets;
     {
       MutexLock lock(mu_);
-      ReclaimLocked(&retired);
+      ReclaimLocked(&leftovers);
       tickets = deferred_.NextTickets();
     }
     bool progress = false;

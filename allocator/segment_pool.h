@@ -1,11 +1,14 @@
 // What blocks belong to: the segments, the blocks that wait for tickets, the statistics, and the
 // lock around them. PinnedAllocator decides when to grow; this keeps the books.
 //
-//   TryAllocate --> live block --Release---------------------------> free
-//                        \_______ReleaseAfter--> deferred --reclaim--^
+//   TryAllocate --> live block --Release---------------------------------------> free
+//                        \_______ReleaseAfter--> buffer --> deferred --reclaim--^
 //
-// Deferred blocks are reclaimed by TryAllocate (which only loads counters) and after PollDeferred
-// or WaitForDeferred (which ask the device).
+// Releases never wait: one with a ticket, or one that meets the lock held, goes to a buffer
+// (release_buffers.h). TryAllocate enters what its own thread released, some of what others handed
+// over, and all there is before it says that nothing fits. Deferred blocks are reclaimed by
+// TryAllocate (which only loads counters) and after PollDeferred or WaitForDeferred (which ask the
+// device).
 //
 // Thread safety: thread-safe. No call to the source, and none to a timeline but Completed(), is
 // made while the lock is held.
@@ -26,11 +29,14 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/deferred_releases.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/fork_origin.h"
+#include "pinion/allocator/release_buffers.h"
 #include "pinion/allocator/segment.h"
 #include "pinion/allocator/segment_heap.h"
 #include "pinion/allocator/size_class.h"
@@ -39,18 +45,19 @@ namespace pinion::internal {
 
 class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
  public:
-  // `pinned`: whether the source's memory is. `alignment_bytes` is of blocks that are not small.
+  // `pinned`: whether the source's memory is. Limit, alignment and segment size are the options'.
   SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned, uint64_t max_locked_bytes,
-              uint64_t alignment_bytes);
+              const AllocatorOptions& options);
   ~SegmentPool();
   SegmentPool(const SegmentPool&) = delete;
   SegmentPool& operator=(const SegmentPool&) = delete;
 
   HostMemorySource& source() const { return *source_; }
   bool pinned() const { return pinned_; }
+  uint64_t segment_bytes() const { return segment_bytes_; }
 
-  // The bytes that are booked for a request; 0 < size_bytes <= kMaxBlockBytes.
-  uint64_t BookedBytes(uint64_t size_bytes) const;
+  // The least segment that has room for a request; 0 < size_bytes <= kMaxBlockBytes.
+  uint64_t LeastSegmentBytes(uint64_t size_bytes) const;
 
   // --- Blocks ---
 
@@ -58,6 +65,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   BlockRecord* TryAllocate(uint64_t size_bytes);
 
   // `id` is the one that the record had when it was handed out. Dies if that was released already.
+  // In a child of fork() they do nothing: the memory may not be there, and the lock be taken.
   void Release(BlockRecord* block, uint64_t id);
   void ReleaseAfter(BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets);
 
@@ -74,21 +82,29 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   absl::Status BeginGrowth(uint64_t bytes);
   void CancelGrowth(uint64_t bytes);
   // Adds the segment, and takes a block of `size_bytes` at once, before anyone else can; 0: none.
-  BlockRecord* FinishGrowth(const HostSegment& segment, bool small, uint64_t size_bytes);
-  // How far the limit is from admitting `bytes`; 0 if it does.
-  uint64_t BytesOverLimit(uint64_t bytes) const;
+  BlockRecord* FinishGrowth(const HostSegment& segment, uint64_t size_bytes);
+  // What the limit still admits.
+  uint64_t BytesToLimit() const;
 
-  // Gives wholly free segments back until they add up to `bytes`. Returns what was given back;
-  // the source's error if it failed to free one (which is then lost).
-  absl::StatusOr<uint64_t> GiveBack(uint64_t bytes, bool keep_small = false);
+  // Gives wholly free segments back until they add up to `bytes`; with `all_or_none`, nothing if
+  // they do not. Returns what was given back; the source's error if it failed to free one (which
+  // is then lost).
+  absl::StatusOr<uint64_t> GiveBack(uint64_t bytes, bool all_or_none = false) {
+    return GiveBack({.bytes = bytes, .all_or_none = all_or_none});
+  }
+
+  // Before a segment is added for a block that is longer than segment_bytes: those that were, and
+  // are free now, are too short for it. Without this a run whose longest block grows would lock
+  // the sum of what it ever was.
+  void GiveBackLongOnes();
 
   // Free bytes that can serve blocks that are not small.
-  uint64_t large_free_bytes() const;
+  uint64_t large_free_bytes();
   uint64_t locked_bytes() const;
 
   // --- Statistics ---
 
-  AllocatorStats GetStats() const;
+  AllocatorStats GetStats();
   void CountPinCall(bool ok, absl::Duration duration);
   // `counter` is a member that counts something: &AllocatorStats::failures.
   void Count(uint64_t AllocatorStats::*counter);
@@ -97,7 +113,12 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   static void Abandon(std::shared_ptr<SegmentPool> pool);
 
  private:
-  using Timelines = DeferredReleases::Timelines;
+  // What is let go of while the lock is held, and destroyed after that.
+  struct Leftovers {
+    DeferredReleases::Timelines timelines;
+    ReleaseBuffers::Batches batches;
+    std::shared_ptr<SegmentPool> last;  // the live blocks' reference, once there are none
+  };
 
   // What SizeBucketStats tells, of one doubling.
   struct Bucket {
@@ -106,27 +127,51 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
     ByteGauge booked_bytes;
   };
 
+  absl::StatusOr<uint64_t> GiveBack(const SegmentHeap::Removal& wanted);
+  uint64_t BookedBytes(uint64_t size_bytes) const;
+  // Hardened builds: dies if the block is not live.
+  void MarkReleased(BlockRecord* block, uint64_t id);
+  // Through this thread's buffer. The pool may be gone afterwards.
+  void ReleaseLater(const ReleaseBatch::Release& release,
+                    const std::shared_ptr<FenceTimeline>& timeline);
+  // Enters all releases that are on their way.
+  void Settle();
+  // Enters up to `most` of those that were handed over.
+  void SettleLocked(uint64_t most, Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Into the books. `completed` is of the timeline.
+  void EnterLocked(const ReleaseBatch::Release& release,
+                   const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
+                   std::shared_ptr<SegmentPool>* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DeferLocked(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline,
+                   uint64_t value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // TryAllocate, once more, with all that could be free by now.
+  BlockRecord* TryAllocateWithAll(uint64_t size_bytes);
+
   BlockRecord* TakeLocked(uint64_t size_bytes, bool hit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Into the free bytes, from those of its state.
   void PutLocked(BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReclaimLocked(Timelines* retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CheckLiveLocked(const BlockRecord* block, uint64_t id) const
+  void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes a block off the live ones. Dies if it is none.
+  void EndLifeLocked(BlockRecord* block, uint64_t id, std::shared_ptr<SegmentPool>* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Takes a block off the live ones. The last one's reference to the pool is returned, and dropped
-  // by the caller once it has let go of the lock.
-  std::shared_ptr<SegmentPool> EndLifeLocked(BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Bucket& BucketLocked(const BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void UpdateCachedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WaitForAllDeferred(absl::Time deadline);
 
+  const ForkOrigin origin_;
   const std::shared_ptr<HostMemorySource> source_;
   const bool pinned_;
   const uint64_t max_locked_bytes_;
   const uint64_t alignment_bytes_;
+  const uint64_t segment_bytes_;
+  ReleaseBuffers buffers_;
 
   mutable Mutex mu_;
   SegmentHeap heap_ ABSL_GUARDED_BY(mu_);
   DeferredReleases deferred_ ABSL_GUARDED_BY(mu_);
+  ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, to be entered
+  std::vector<BlockRecord*> done_ ABSL_GUARDED_BY(mu_);    // of ReclaimLocked
+  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_) = 0;        // calls of TryAllocate
   AllocatorStats stats_ ABSL_GUARDED_BY(mu_);
   std::array<Bucket, kLevels> buckets_ ABSL_GUARDED_BY(mu_);
   // Being pinned or unpinned outside of the lock: locked for all the limit knows.

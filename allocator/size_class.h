@@ -1,8 +1,12 @@
 // Sizes of blocks, and the buckets that free blocks are kept in. Pure arithmetic.
 //
-// A request is rounded up to a size class: multiples of 256 bytes below 4 KiB, then eight classes
-// per doubling, then multiples of 2 MiB. So at most 12.5 % of a request of 4 KiB or more is
-// rounding, and never more than 2 MiB.
+// A request is rounded up to a size class. Of each doubling there are
+// --//config:buckets_per_doubling classes, eight by default: at most 12.5 % of a request is
+// rounding. At the ends other steps hold:
+//
+//   below 32 KiB   classes are multiples of --//config:min_block_bytes, 256 by default
+//   from there on  classes are multiples of a page, 4 KiB
+//   largest step   2 MiB: no more than that is rounding
 //
 // Free blocks have any multiple of their arena's unit as size, and are kept in 64 buckets per
 // doubling. Every class up to 256 MiB is the lower bound of a bucket, so whatever lies in the
@@ -12,38 +16,38 @@
 //   buckets   |.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|
 //
 // Blocks below 32 KiB come from segments of their own: a small block that lives long does not cut
-// a large hole in two, and every block that is not small is a whole number of 4 KiB pages.
+// a large hole in two, and every block that is not small is a whole number of pages.
 
 #ifndef PINION_ALLOCATOR_SIZE_CLASS_H_
 #define PINION_ALLOCATOR_SIZE_CLASS_H_
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/config/build_config.h"
 
 namespace pinion::internal {
 
-inline constexpr uint64_t kMinBlockBytes = 256;
+constexpr int FloorLog2(uint64_t value) { return std::bit_width(value) - 1; }
+
+inline constexpr uint64_t kMinBlockBytes = config::kMinBlockBytes;
 inline constexpr uint64_t kMaxRoundingBytes = 2 * kMiB;
 inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 47;
 // Classes below this are small; from here on they are multiples of 4 KiB.
 inline constexpr uint64_t kSmallLimitBytes = 32 * kKiB;
 
-inline constexpr int kMinBlockLog2 = 8;
+inline constexpr int kMinBlockLog2 = FloorLog2(kMinBlockBytes);
 inline constexpr int kBucketsPerLevelLog2 = 6;
 inline constexpr int kBucketsPerLevel = 1 << kBucketsPerLevelLog2;
-inline constexpr int kLevels = 40;  // one per doubling, from 256 bytes to below 2^48
-
-constexpr int FloorLog2(uint64_t value) { return std::bit_width(value) - 1; }
+inline constexpr int kLevels = 48 - kMinBlockLog2;  // one per doubling, up to below 2^48
 
 // The class of a request: 0 < size_bytes <= kMaxBlockBytes.
 constexpr uint64_t RoundUpToSizeClass(uint64_t size_bytes) {
-  const uint64_t eighth = std::bit_floor(size_bytes) / 8;
-  const uint64_t step = eighth < kMinBlockBytes      ? kMinBlockBytes
-                        : eighth > kMaxRoundingBytes ? kMaxRoundingBytes
-                                                     : eighth;
-  return AlignUp(size_bytes, step);
+  const uint64_t least_step = size_bytes < kSmallLimitBytes ? kMinBlockBytes : 4 * kKiB;
+  const uint64_t step = std::bit_floor(size_bytes) / config::kBucketsPerDoubling;
+  return AlignUp(size_bytes, std::clamp(step, least_step, kMaxRoundingBytes));
 }
 
 constexpr bool IsSmallClass(uint64_t class_bytes) { return class_bytes < kSmallLimitBytes; }

@@ -10,9 +10,7 @@
 namespace pinion::internal {
 
 GuardedDevice::GuardedDevice(std::shared_ptr<Device> device, int transient_retries)
-    : device_(std::move(device)),
-      max_transient_retries_(transient_retries),
-      fork_generation_(ForkGeneration()) {
+    : device_(std::move(device)), max_transient_retries_(transient_retries) {
   PINION_CHECK(device_ != nullptr) << "an engine needs a device";
 }
 
@@ -21,11 +19,7 @@ absl::Status GuardedDevice::health() const {
     return absl::FailedPreconditionError(
         absl::StrCat(device_->name(), ": the process is exiting; no device call is made"));
   }
-  if (ForkGeneration() != fork_generation_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(device_->name(), " was opened before fork() and cannot be used in the ",
-                     "child process: open devices after fork(), or spawn instead"));
-  }
+  if (origin_.InForkedChild()) return origin_.Refusal(device_->name());
   // Last: a child of fork() may find the lock taken for ever.
   if (poisoned_.load(std::memory_order_acquire)) {
     MutexLock lock(mu_);

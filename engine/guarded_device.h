@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/device/device.h"
 
 namespace pinion::internal {
@@ -85,7 +86,7 @@ class GuardedDevice {
 
   const std::shared_ptr<Device> device_;
   const int max_transient_retries_;
-  const int fork_generation_;
+  const ForkOrigin origin_;
   std::atomic<bool> poisoned_{false};
   std::atomic<bool> accepting_{true};
   std::atomic<uint64_t> retries_{0};

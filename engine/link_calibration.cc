@@ -6,12 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/keep_for_ever.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/engine/link_meter.h"
@@ -32,17 +31,6 @@ constexpr uint64_t kMostCopies = 16;
 // The further piece of a batch is the slope between these two.
 constexpr int kFewPieces = 4;
 constexpr int kManyPieces = 32;
-
-// Memory that a device may still write to: never used again.
-void KeepForEver(PinnedBlock block) {
-  struct Kept {
-    Mutex mu;
-    std::vector<PinnedBlock> blocks ABSL_GUARDED_BY(mu);
-  };
-  static Kept* const kept = new Kept;
-  MutexLock lock(kept->mu);
-  kept->blocks.push_back(std::move(block));
-}
 
 // The memory that a calibration borrows, and the meter that uses it. Half is for what is measured
 // and its gate, half for traffic in the other direction.
@@ -68,7 +56,7 @@ class Workbench {
       PINION_LOG(kError) << "link calibration: " << HumanBytes(size_bytes_)
                          << " of pinned memory leak, a copy may still touch them: "
                          << settled.message();
-      KeepForEver(std::move(host_));
+      KeepForEver(std::make_shared<PinnedBlock>(std::move(host_)));
       return;
     }
     if (on_device_ == nullptr) return;

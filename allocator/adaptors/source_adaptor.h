@@ -3,6 +3,9 @@
 //
 //   source = std::make_shared<LimitingSource>(std::make_shared<TrackingSource>(source), 4 * kGiB);
 //
+// In a child of fork() an inherited adaptor with a lock of its own frees nothing: a thread that the
+// child does not have may hold it.
+//
 // Thread safety: thread-safe if the upstream source is.
 // Ownership: shares the upstream source.
 
@@ -18,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/fork_origin.h"
 
 namespace pinion {
 
@@ -30,13 +34,18 @@ class SourceAdaptor : public HostMemorySource {
 
   std::string name() const override { return upstream_->name(); }
   uint64_t granularity_bytes() const override { return upstream_->granularity_bytes(); }
+  bool JoinsAt(const void* border) const override { return upstream_->JoinsAt(border); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     return upstream_->Allocate(size_bytes);
   }
   absl::Status Free(const HostSegment& segment) override { return upstream_->Free(segment); }
 
+ protected:
+  bool InForkedChild() const { return origin_.InForkedChild(); }
+
  private:
   const std::shared_ptr<HostMemorySource> upstream_;
+  const ForkOrigin origin_;
 };
 
 }  // namespace pinion

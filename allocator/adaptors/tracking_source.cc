@@ -27,7 +27,7 @@ constexpr int kMaxFrames = 32;
 }  // namespace
 
 TrackingSource::~TrackingSource() {
-  if (held_bytes() == 0) return;
+  if (InForkedChild() || held_bytes() == 0) return;
   PINION_LOG(kError) << name() << " goes while " << HumanBytes(held_bytes()) << " are held:\n"
                      << Report();
 }
@@ -81,6 +81,7 @@ absl::StatusOr<HostSegment> TrackingSource::Allocate(uint64_t size_bytes) {
 }
 
 absl::Status TrackingSource::Free(const HostSegment& segment) {
+  if (InForkedChild()) return absl::OkStatus();
   {
     // Before the memory goes: another thread may be given the same address at once.
     MutexLock lock(mu_);

@@ -20,6 +20,11 @@ constexpr uint64_t AlignUp(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) & ~(alignment - 1);
 }
 
+// The largest multiple of `alignment` (a power of two) that is not above `value`.
+constexpr uint64_t AlignDown(uint64_t value, uint64_t alignment) {
+  return value & ~(alignment - 1);
+}
+
 // "512 B", "1.5 KiB", "64 MiB", "2.25 GiB": three significant digits, binary units.
 std::string HumanBytes(uint64_t size_bytes);
 

@@ -2,6 +2,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <new>
+#include <type_traits>
 #include <utility>
 
 #include "pinion/allocator/base/mutex.h"
@@ -9,16 +11,19 @@
 namespace pinion {
 namespace {
 
-Mutex& SinkMutex() {
-  static Mutex* mu = new Mutex;
-  return *mu;
+// Without destructors, so that those of other statics may log, and without memory from the heap,
+// which a library that is unloaded (dlclose) would leave behind.
+constinit Mutex sink_mu;
+static_assert(std::is_trivially_destructible_v<Mutex>);
+
+void LogToStandardError(LogSeverity severity, const std::string& message) {
+  static constexpr const char* kNames[] = {"W", "E"};
+  std::fprintf(stderr, "pinion %s %s\n", kNames[static_cast<int>(severity)], message.c_str());
 }
 
 LogSink& Sink() {
-  static LogSink* sink = new LogSink([](LogSeverity severity, const std::string& message) {
-    static constexpr const char* kNames[] = {"W", "E"};
-    std::fprintf(stderr, "pinion %s %s\n", kNames[static_cast<int>(severity)], message.c_str());
-  });
+  alignas(LogSink) static char storage[sizeof(LogSink)];
+  static LogSink* const sink = new (storage) LogSink(&LogToStandardError);
   return *sink;
 }
 
@@ -33,7 +38,7 @@ const char* BaseName(const char* path) {
 }  // namespace
 
 LogSink SetLogSink(LogSink sink) {
-  MutexLock lock(SinkMutex());
+  MutexLock lock(sink_mu);
   return std::exchange(Sink(), std::move(sink));
 }
 
@@ -46,7 +51,7 @@ LogMessage::LogMessage(const char* file, int line, LogSeverity severity) : sever
 LogMessage::~LogMessage() {
   LogSink sink;
   {
-    MutexLock lock(SinkMutex());
+    MutexLock lock(sink_mu);
     sink = Sink();
   }
   sink(severity_, stream_.str());

@@ -4,8 +4,8 @@
 //   PINION_LOG(kWarning) << "host RAM is at " << percent << " %";
 //
 // What can happen in a correct program is an absl::Status, never a check. Destructors log and
-// count. PINION_DCHECK is active in hardened builds (`--copt=-DPINION_HARDENED=1` and every
-// sanitizer config); it does not look at NDEBUG, which LibTorch's headers require everywhere.
+// count. PINION_DCHECK is active in hardened builds (`--//config:hardening` and every sanitizer
+// config); it does not look at NDEBUG, which LibTorch's headers require everywhere.
 
 #ifndef PINION_ALLOCATOR_BASE_CHECK_H_
 #define PINION_ALLOCATOR_BASE_CHECK_H_
@@ -13,6 +13,8 @@
 #include <functional>
 #include <sstream>
 #include <string>
+
+#include "pinion/config/build_config.h"
 
 namespace pinion {
 
@@ -57,16 +59,14 @@ struct Voidify {
 #define PINION_LOG(severity) \
   ::pinion::internal::LogMessage(__FILE__, __LINE__, ::pinion::LogSeverity::severity).stream()
 
-#define PINION_CHECK(condition)                 \
-  (condition) ? (void)0                         \
-              : ::pinion::internal::Voidify() & \
-                    ::pinion::internal::CheckFailure(__FILE__, __LINE__, #condition).stream()
+#define PINION_CHECK(condition) PINION_INTERNAL_CHECK((condition), #condition)
 
-#if defined(PINION_HARDENED) && PINION_HARDENED
-#define PINION_DCHECK(condition) PINION_CHECK(condition)
-#else
 #define PINION_DCHECK(condition) \
-  while (false) PINION_CHECK(condition)
-#endif
+  PINION_INTERNAL_CHECK(!::pinion::config::kHardened || (condition), #condition)
+
+#define PINION_INTERNAL_CHECK(passed, text)  \
+  (passed) ? (void)0                         \
+           : ::pinion::internal::Voidify() & \
+                 ::pinion::internal::CheckFailure(__FILE__, __LINE__, text).stream()
 
 #endif  // PINION_ALLOCATOR_BASE_CHECK_H_

@@ -25,6 +25,13 @@ namespace {
 // What a thread touches at a time: the size of a huge page.
 constexpr uint64_t kTouchBytes = 2 * kMiB;
 
+constexpr int kMapFlags = MAP_PRIVATE | MAP_ANONYMOUS;
+
+uint64_t PhysicalBytes() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
 // Makes the pages of the range present. 0, or an errno.
 int TouchPages(char* data, uint64_t size_bytes) {
   if (madvise(data, size_bytes, MADV_POPULATE_WRITE) == 0) return 0;
@@ -88,22 +95,48 @@ absl::StatusOr<std::shared_ptr<MmapSource>> MmapSource::Create(const MmapOptions
   return std::shared_ptr<MmapSource>(new MmapSource(options));
 }
 
-absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
-  PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
-      << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+MmapSource::MmapSource(const MmapOptions& options)
+    : options_(options), range_(2 * AlignUp(PhysicalBytes(), kGiB)) {}
+
+char* MmapSource::TakeAddresses(uint64_t size_bytes) {
+  if (char* const data = range_.Take(size_bytes); data != nullptr) return data;
   // mmap aligns to pages only: what is before and after the aligned part goes back.
   const uint64_t mapped_bytes = size_bytes + granularity_bytes();
-  void* const mapped =
-      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) return NoMemory("mmap", size_bytes, errno);
+  void* const mapped = mmap(nullptr, mapped_bytes, PROT_NONE, kMapFlags | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
   char* const begin = static_cast<char*>(mapped);
   char* const data =
       reinterpret_cast<char*>(AlignUp(reinterpret_cast<uintptr_t>(mapped), granularity_bytes()));
   const uint64_t before_bytes = data - begin;
   if (before_bytes > 0) munmap(begin, before_bytes);
   munmap(data + size_bytes, mapped_bytes - size_bytes - before_bytes);
-  absl::Cleanup unmap = [&] { munmap(data, size_bytes); };
+  return data;
+}
 
+absl::Status MmapSource::ReturnAddresses(char* data, uint64_t size_bytes) {
+  if (!range_.Contains(data)) {
+    if (munmap(data, size_bytes) == 0) return absl::OkStatus();
+  } else if (mmap(data, size_bytes, PROT_NONE, kMapFlags | MAP_NORESERVE | MAP_FIXED, -1, 0) !=
+             MAP_FAILED) {
+    madvise(data, size_bytes, MADV_DONTFORK);
+    range_.Return(data, size_bytes);
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat("unmapping ", HumanBytes(size_bytes), " at ",
+                                          reinterpret_cast<uintptr_t>(data), ": ",
+                                          std::strerror(errno)));
+}
+
+absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
+  PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
+      << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  if (origin_.InForkedChild()) return origin_.Refusal("a source of mapped memory");
+  char* const data = TakeAddresses(size_bytes);
+  if (data == nullptr) return NoMemory("mmap", size_bytes, errno);
+  absl::Cleanup unmap = [&] { ReturnAddresses(data, size_bytes).IgnoreError(); };
+  if (mmap(data, size_bytes, PROT_READ | PROT_WRITE, kMapFlags | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    return NoMemory("mmap", size_bytes, errno);
+  }
   if (madvise(data, size_bytes, MADV_DONTFORK) != 0) {
     return absl::InternalError(absl::StrCat("madvise(MADV_DONTFORK): ", std::strerror(errno)));
   }
@@ -121,10 +154,8 @@ absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
 }
 
 absl::Status MmapSource::Free(const HostSegment& segment) {
-  if (munmap(segment.data, segment.size_bytes) == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("munmap of ", HumanBytes(segment.size_bytes), " at ",
-                                          reinterpret_cast<uintptr_t>(segment.data), ": ",
-                                          std::strerror(errno)));
+  if (origin_.InForkedChild()) return absl::OkStatus();
+  return ReturnAddresses(static_cast<char*>(segment.data), segment.size_bytes);
 }
 
 }  // namespace pinion

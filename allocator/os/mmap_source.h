@@ -6,10 +6,15 @@
 //   PINION_ASSIGN_OR_RETURN(auto source, MmapSource::Create(options));
 //   PINION_ASSIGN_OR_RETURN(auto allocator, PinnedAllocator::Create({}, std::move(source)));
 //
-// A segment is not inherited by children of fork(): copy-on-write would move the parent's pages
-// away from under a device that copies to them.
+// Segments lie side by side where that can be had, so that a block may cross from one into the next
+// and a run whose shapes vary pins no more than its peak. For that, addresses for twice the host's
+// memory are set aside; they cost nothing but a large number in the column VIRT of `top`.
 //
-// Thread safety: thread-safe (it has no state). Touching 1 GiB takes a second or so.
+// A segment is not inherited by children of fork(): copy-on-write would move the parent's pages
+// away from under a device that copies to them. A child may have mapped something else at its
+// address, so an inherited source unmaps nothing, and maps nothing that it could not unmap.
+//
+// Thread safety: thread-safe. Touching 1 GiB takes a second or so.
 
 #ifndef PINION_ALLOCATOR_OS_MMAP_SOURCE_H_
 #define PINION_ALLOCATOR_OS_MMAP_SOURCE_H_
@@ -21,6 +26,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/address_range.h"
+#include "pinion/allocator/os/fork_origin.h"
 
 namespace pinion {
 
@@ -50,15 +57,23 @@ class MmapSource final : public HostMemorySource {
 
   std::string name() const override { return "mmap"; }
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
+  bool JoinsAt(const void* border) const override { return true; }
   // ResourceExhausted where the system has no memory or no addresses: the message names the size
-  // and the limit to look at. FailedPrecondition where it does not let us choose the NUMA node.
+  // and the limit to look at. FailedPrecondition where it does not let us choose the NUMA node,
+  // and in a child of fork() that inherited the source.
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;
 
  private:
-  explicit MmapSource(const MmapOptions& options) : options_(options) {}
+  explicit MmapSource(const MmapOptions& options);
+
+  // Addresses, with nothing mapped there that would be missed. Null if there are none.
+  char* TakeAddresses(uint64_t size_bytes);
+  absl::Status ReturnAddresses(char* data, uint64_t size_bytes);
 
   const MmapOptions options_;
+  const ForkOrigin origin_;
+  AddressRange range_;
 };
 
 }  // namespace pinion

@@ -1,5 +1,6 @@
 #include "pinion/allocator/os/process_identity.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -20,6 +21,9 @@ namespace {
 // Linux has pids below 2^22. The start is in ticks of 10 ms since boot, which do not fill 42 bits.
 constexpr int kStartBits = 42;
 constexpr uint64_t kStartMask = (uint64_t{1} << kStartBits) - 1;
+
+// Of this process; 0: not known yet.
+std::atomic<ProcessIdentity> cached{0};
 
 struct ProcStat {
   char state = '?';
@@ -47,7 +51,9 @@ std::optional<ProcStat> ReadStat(pid_t pid) {
 }  // namespace
 
 ProcessIdentity OwnProcess() {
-  static std::atomic<ProcessIdentity> cached{0};
+  // A grandchild may have the pid of the one that looked first, if that has ended.
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { cached = 0; });
+  static_cast<void>(registered);
   const auto pid = static_cast<uint64_t>(getpid());
   ProcessIdentity own = cached.load(std::memory_order_relaxed);
   if (own >> kStartBits == pid) return own;

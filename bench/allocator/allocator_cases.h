@@ -7,6 +7,7 @@
 #ifndef PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
 #define PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <cstdint>
@@ -34,6 +35,14 @@ struct WasteResult {
   double locked_per_peak = 0;  // locked over the most bytes that were live at once; 0: unknown
   uint64_t upstream_bytes = 0;
 };
+
+// For waits that are short where there is a processor for each thread.
+template <typename Condition>
+void SpinUntil(const Condition& condition) {
+  for (int spins = 0; !condition(); ++spins) {
+    if (spins > 10'000) std::this_thread::yield();
+  }
+}
 
 template <typename Peer>
 using Blocks = std::vector<std::optional<typename Peer::Block>>;
@@ -89,11 +98,14 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
 }
 
 // What backward does: one thread allocates, another frees with a ticket of the copy that still
-// reads. Up to 64 blocks are on their way, and copies take 32 submissions.
+// reads. Blocks are handed over 64 at a time, so that what is measured is the allocator and not the
+// queue; up to 256 are on their way, and copies take 32 submissions.
 template <typename Peer>
 CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
-  constexpr uint64_t kBlocks = 20'000;
-  constexpr size_t kQueue = 64;
+  constexpr uint64_t kBatches = 320;
+  constexpr size_t kBatch = 64;
+  constexpr uint64_t kBlocks = kBatches * kBatch;
+  constexpr size_t kQueue = 4;
   const auto clock = std::make_shared<CopyClock>(/*lag=*/32);
   Peer peer(clock);
   std::vector<uint64_t> sizes;
@@ -101,26 +113,33 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
     if (event.kind == AllocationEvent::Kind::kAllocate) sizes.push_back(event.size_bytes);
   }
 
-  // Block `i` travels in slot i % kQueue: full once the producer is past it, empty once the
+  // Batch `i` travels in slot i % kQueue: full once the producer is past it, empty once the
   // consumer is.
-  std::vector<std::optional<typename Peer::Block>> queue(kQueue);
+  std::array<std::vector<typename Peer::Block>, kQueue> queue;
+  for (auto& slot : queue) slot.reserve(kBatch);
   alignas(64) std::atomic<uint64_t> produced{0};
   alignas(64) std::atomic<uint64_t> consumed{0};
   const auto run = [&](const auto& around_allocate, const auto& around_free) {
     produced = 0;
     consumed = 0;
     std::jthread consumer([&] {
-      for (uint64_t i = 0; i < kBlocks; ++i) {
-        while (produced.load(std::memory_order_acquire) <= i) std::this_thread::yield();
-        std::optional<typename Peer::Block>& slot = queue[i % kQueue];
-        around_free([&] { peer.FreeAfter(*std::move(slot), clock->Submit()); });
-        slot.reset();
+      for (uint64_t i = 0; i < kBatches; ++i) {
+        SpinUntil([&] { return produced.load(std::memory_order_acquire) > i; });
+        for (typename Peer::Block& block : queue[i % kQueue]) {
+          around_free([&] { peer.FreeAfter(std::move(block), clock->Submit()); });
+        }
+        queue[i % kQueue].clear();
         consumed.store(i + 1, std::memory_order_release);
       }
     });
-    for (uint64_t i = 0; i < kBlocks; ++i) {
-      while (i - consumed.load(std::memory_order_acquire) >= kQueue) std::this_thread::yield();
-      around_allocate([&] { queue[i % kQueue].emplace(peer.Allocate(sizes[i % sizes.size()])); });
+    size_t next_size = 0;
+    for (uint64_t i = 0; i < kBatches; ++i) {
+      SpinUntil([&] { return i - consumed.load(std::memory_order_acquire) < kQueue; });
+      for (size_t n = 0; n < kBatch; ++n) {
+        const uint64_t size_bytes = sizes[next_size];
+        if (++next_size == sizes.size()) next_size = 0;
+        around_allocate([&] { queue[i % kQueue].push_back(peer.Allocate(size_bytes)); });
+      }
       produced.store(i + 1, std::memory_order_release);
     }
   };

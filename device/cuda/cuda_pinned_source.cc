@@ -10,14 +10,14 @@
 
 namespace pinion {
 
-CudaPinnedSource::CudaPinnedSource(const CudaApi& api, int index)
-    : api_(api), index_(index), fork_generation_(ForkGeneration()) {
+CudaPinnedSource::CudaPinnedSource(const CudaApi& api, int index) : api_(api), index_(index) {
   WatchProcess();
 }
 
 absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
   PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
       << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  if (origin_.InForkedChild()) return origin_.Refusal(name());
   PINION_ASSIGN_OR_RETURN(void* data, Pin(size_bytes));
   if (reinterpret_cast<uintptr_t>(data) % granularity_bytes() == 0) {
     return HostSegment{data, size_bytes, /*numa_node=*/-1};
@@ -52,7 +52,7 @@ absl::Status CudaPinnedSource::Unpin(void* data, uint64_t size_bytes) {
 }
 
 absl::Status CudaPinnedSource::Free(const HostSegment& segment) {
-  if (ProcessIsExiting() || ForkGeneration() != fork_generation_) return absl::OkStatus();
+  if (ProcessIsExiting() || origin_.InForkedChild()) return absl::OkStatus();
   void* data = segment.data;
   {
     MutexLock lock(mu_);

@@ -1,7 +1,8 @@
 // Page-locked host memory from cudaHostAlloc, usable by every CUDA device of the process.
 //
-// While the process exits, and in a child of fork, Free leaves the memory to the operating system:
-// the runtime may be gone, or is another process's.
+// While the process exits, and in a child of fork(), Free leaves the memory to the operating
+// system: the runtime may be gone, or is another process's. In such a child Allocate is refused
+// (FailedPrecondition).
 //
 // Thread safety: thread-safe. Pinning can stall other threads that use the driver, and freeing
 // waits for the device.
@@ -18,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/device/cuda/cuda_api.h"
 
 namespace pinion {
@@ -38,7 +40,7 @@ class CudaPinnedSource final : public HostMemorySource {
 
   const CudaApi& api_;
   const int index_;
-  const int fork_generation_;
+  const ForkOrigin origin_;
   Mutex mu_;
   // What CUDA returned, by the aligned address inside it that was handed out; only where they
   // differ.

@@ -30,7 +30,7 @@ uint64_t BytesToRegistrationBorder(const void* data, uint64_t size_bytes) {
 
 CudaRegisteredSource::CudaRegisteredSource(const CudaApi& api, int index,
                                            std::shared_ptr<MmapSource> memory)
-    : api_(api), index_(index), memory_(std::move(memory)), fork_generation_(ForkGeneration()) {
+    : api_(api), index_(index), memory_(std::move(memory)) {
   WatchProcess();
 }
 
@@ -50,6 +50,10 @@ absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> CudaRegisteredSource::Crea
   }
   return std::shared_ptr<CudaRegisteredSource>(
       new CudaRegisteredSource(api, index, std::move(mapped)));
+}
+
+bool CudaRegisteredSource::JoinsAt(const void* border) const {
+  return reinterpret_cast<uintptr_t>(border) % kRegistrationBytes == 0;
 }
 
 absl::StatusOr<HostSegment> CudaRegisteredSource::Allocate(uint64_t size_bytes) {
@@ -93,7 +97,7 @@ absl::Status CudaRegisteredSource::Unregister(const HostSegment& segment, uint64
 }
 
 absl::Status CudaRegisteredSource::Free(const HostSegment& segment) {
-  if (ProcessIsExiting() || ForkGeneration() != fork_generation_) return absl::OkStatus();
+  if (ProcessIsExiting() || origin_.InForkedChild()) return absl::OkStatus();
   // See Register: with an error, the addresses stay taken.
   PINION_RETURN_IF_ERROR(Unregister(segment, segment.size_bytes));
   return memory_->Free(segment);

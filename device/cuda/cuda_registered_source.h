@@ -13,7 +13,8 @@
 // 512 GiB on, so segments of more than 1 GiB are registered piece by piece, at addresses that are
 // multiples of kRegistrationBytes. cudaMemcpyBatchAsync refuses a piece that spans two
 // registrations (sglang#36798): CudaDevice splits copies at those addresses, and whoever else
-// copies memory of a segment of more than 1 GiB must do the same.
+// copies a block that crosses one must do the same. For that reason segments that lie side by side
+// are joined at those addresses only.
 //
 // While the process exits, and in a child of fork, Free leaves the memory to the operating system:
 // the runtime may be gone, or is another process's; the child has no copy of the memory.
@@ -31,6 +32,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/device/cuda/cuda_api.h"
 
@@ -53,6 +55,7 @@ class CudaRegisteredSource final : public HostMemorySource {
 
   std::string name() const override { return "cudaHostRegister"; }
   uint64_t granularity_bytes() const override { return memory_->granularity_bytes(); }
+  bool JoinsAt(const void* border) const override;
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;
 
@@ -66,7 +69,7 @@ class CudaRegisteredSource final : public HostMemorySource {
   const CudaApi& api_;
   const int index_;
   const std::shared_ptr<MmapSource> memory_;
-  const int fork_generation_;
+  const ForkOrigin origin_;
 };
 
 }  // namespace pinion

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/segment.h"
@@ -13,10 +14,16 @@ namespace pinion::internal {
 namespace {
 
 using ::pinion::testing::FakeTimeline;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 class DeferredReleasesTest : public ::testing::Test {
  protected:
-  BlockRecord* TakeDone() { return deferred_.TakeDone(&retired_); }
+  std::vector<BlockRecord*> TakeDone() {
+    std::vector<BlockRecord*> done;
+    deferred_.TakeDone(&done, &retired_);
+    return done;
+  }
 
   const std::shared_ptr<FakeTimeline> a_ = std::make_shared<FakeTimeline>();
   const std::shared_ptr<FakeTimeline> b_ = std::make_shared<FakeTimeline>();
@@ -26,47 +33,48 @@ class DeferredReleasesTest : public ::testing::Test {
 };
 
 TEST_F(DeferredReleasesTest, ABlockIsDoneWhenItsTicketIs) {
-  deferred_.Add(&blocks_[0], {a_->Ticket(5)});
+  deferred_.Add(&blocks_[0], a_, 5);
   a_->CompleteVisibly(4);
-  EXPECT_EQ(TakeDone(), nullptr);
+  EXPECT_THAT(TakeDone(), IsEmpty());
   a_->CompleteVisibly(5);
-  EXPECT_EQ(TakeDone(), &blocks_[0]);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));
   EXPECT_TRUE(deferred_.empty());
 }
 
 TEST_F(DeferredReleasesTest, ABlockWithSeveralTicketsWaitsForAllOfThem) {
-  deferred_.Add(&blocks_[0], {a_->Ticket(1), b_->Ticket(1), a_->Ticket(3)});
+  deferred_.Add(&blocks_[0], a_, 1);
+  deferred_.Add(&blocks_[0], b_, 1);
+  deferred_.Add(&blocks_[0], a_, 3);
   a_->CompleteVisibly(3);
-  EXPECT_EQ(TakeDone(), nullptr);
+  EXPECT_THAT(TakeDone(), IsEmpty());
   b_->CompleteVisibly(1);
-  EXPECT_EQ(TakeDone(), &blocks_[0]);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));
 }
 
 // One event that never fired kept 90 GB from being recycled (pytorch#183501): the cache stopped at
 // the first event that was not ready.
 TEST_F(DeferredReleasesTest, AStuckTimelineHoldsBackOnlyItsOwnBlocks) {
-  deferred_.Add(&blocks_[0], {a_->Ticket(1)});  // stuck, and first
-  deferred_.Add(&blocks_[1], {b_->Ticket(1)});
-  deferred_.Add(&blocks_[2], {b_->Ticket(2)});
+  deferred_.Add(&blocks_[0], a_, 1);  // stuck, and first
+  deferred_.Add(&blocks_[1], b_, 1);
+  deferred_.Add(&blocks_[2], b_, 2);
   b_->CompleteVisibly(2);
-  EXPECT_EQ(TakeDone(), &blocks_[1]);
-  EXPECT_EQ(TakeDone(), &blocks_[2]);
-  EXPECT_EQ(TakeDone(), nullptr);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[1], &blocks_[2]));
+  EXPECT_THAT(TakeDone(), IsEmpty());
 }
 
 // Backward releases what forward submitted last first.
 TEST_F(DeferredReleasesTest, BlocksAreReclaimedByTicketNotByOrderOfRelease) {
-  deferred_.Add(&blocks_[0], {a_->Ticket(9)});
-  deferred_.Add(&blocks_[1], {a_->Ticket(4)});
+  deferred_.Add(&blocks_[0], a_, 9);
+  deferred_.Add(&blocks_[1], a_, 4);
   a_->CompleteVisibly(4);
-  EXPECT_EQ(TakeDone(), &blocks_[1]);
-  EXPECT_EQ(TakeDone(), nullptr);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[1]));
+  EXPECT_THAT(TakeDone(), IsEmpty());
 }
 
 TEST_F(DeferredReleasesTest, NextTicketsAreTheEarliestOfEachTimeline) {
-  deferred_.Add(&blocks_[0], {a_->Ticket(9)});
-  deferred_.Add(&blocks_[1], {a_->Ticket(4)});
-  deferred_.Add(&blocks_[2], {b_->Ticket(2)});
+  deferred_.Add(&blocks_[0], a_, 9);
+  deferred_.Add(&blocks_[1], a_, 4);
+  deferred_.Add(&blocks_[2], b_, 2);
   const std::vector<FenceTicket> next = deferred_.NextTickets();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_EQ(next[0].timeline, a_);
@@ -78,10 +86,10 @@ TEST_F(DeferredReleasesTest, NextTicketsAreTheEarliestOfEachTimeline) {
 TEST_F(DeferredReleasesTest, ReferencesToTimelinesAreHandedOverNotDropped) {
   auto timeline = std::make_shared<FakeTimeline>();
   const std::weak_ptr<FakeTimeline> watch = timeline;
-  deferred_.Add(&blocks_[0], {timeline->Ticket(1)});
+  deferred_.Add(&blocks_[0], timeline, 1);
   timeline->CompleteVisibly(1);
   timeline.reset();
-  EXPECT_EQ(TakeDone(), &blocks_[0]);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));
   EXPECT_FALSE(watch.expired());
   retired_.clear();
   EXPECT_TRUE(watch.expired());

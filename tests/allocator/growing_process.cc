@@ -3,9 +3,14 @@
 //
 //   growing_process ROOT LEDGER PROCESS SEED fill   takes as much as it gets, and keeps it
 //   growing_process ROOT LEDGER PROCESS SEED churn  takes and releases at random
+//
+// With the directory of a cgroup behind that, it joins the cgroup, and takes real memory of the
+// real host.
+
+#include <signal.h>
+#include <sys/prctl.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -17,38 +22,42 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "pinion/allocator/adaptors/source_adaptor.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_ledger.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/heap_source.h"
+#include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/ram_probe.h"
 #include "pinion/tests/allocator/shared_host.h"
+#include "pinion/tests/support/real_cgroup.h"
 
 namespace pinion::testing {
 namespace {
 
-// What it hands out is committed on the fixture host, some time after it was admitted.
-class CommittingSource final : public HostMemorySource {
+// What it hands out is committed on the shared host, some time after it was admitted.
+class CommittingSource final : public SourceAdaptor {
  public:
-  CommittingSource(SharedHost& host, int process, std::mt19937_64& random)
-      : host_(host), process_(process), random_(random) {}
-
-  std::string name() const override { return "committing"; }
-  uint64_t granularity_bytes() const override { return 4096; }
+  CommittingSource(std::shared_ptr<HostMemorySource> upstream, SharedHost& host, int process,
+                   std::mt19937_64& random)
+      : SourceAdaptor(std::move(upstream)), host_(host), process_(process), random_(random) {}
 
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     absl::SleepFor(absl::Microseconds(static_cast<int64_t>(random_() % 300)));
-    host_.Commit(process_, size_bytes);
+    absl::StatusOr<HostSegment> segment = SourceAdaptor::Allocate(size_bytes);
+    if (segment.ok()) host_.Commit(process_, size_bytes);
     absl::SleepFor(absl::Microseconds(static_cast<int64_t>(random_() % 300)));
-    return HostSegment{.data = std::aligned_alloc(4096, size_bytes), .size_bytes = size_bytes};
+    return segment;
   }
 
   absl::Status Free(const HostSegment& segment) override {
-    std::free(segment.data);
+    absl::Status status = SourceAdaptor::Free(segment);
     host_.Release(process_, segment.size_bytes);
-    return absl::OkStatus();
+    return status;
   }
 
  private:
@@ -60,20 +69,21 @@ class CommittingSource final : public HostMemorySource {
 void Fill(const SharedHost& host, PinnedAllocator& allocator) {
   std::vector<PinnedBlock> blocks;
   while (true) {
-    absl::StatusOr<PinnedBlock> block = allocator.Allocate(900 * kKiB);
+    absl::StatusOr<PinnedBlock> block = allocator.Allocate(1800 * kKiB);
     if (block.ok()) {
       blocks.push_back(*std::move(block));
     } else if (!absl::StrContains(block.status().message(), "about to be pinned")) {
       break;  // full, whatever the others do
     }
   }
+  ++host.state().full;
   while (!host.state().stop) absl::SleepFor(absl::Milliseconds(1));
 }
 
 void Churn(const SharedHost& host, PinnedAllocator& allocator, std::mt19937_64& random) {
   std::vector<PinnedBlock> blocks;
   while (!host.state().stop) {
-    absl::StatusOr<PinnedBlock> block = allocator.Allocate(kMiB + random() % (4 * kMiB));
+    absl::StatusOr<PinnedBlock> block = allocator.Allocate(kMiB + random() % (8 * kMiB));
     if (block.ok()) {
       blocks.push_back(*std::move(block));
     } else {
@@ -85,18 +95,24 @@ void Churn(const SharedHost& host, PinnedAllocator& allocator, std::mt19937_64& 
   }
 }
 
-int Run(char** arguments) {
-  const int process = std::atoi(arguments[3]);
-  std::mt19937_64 random(std::strtoull(arguments[4], nullptr, 10));
+int Run(const std::vector<std::string>& arguments) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // the test may be killed before it says stop
+  const bool real = arguments.size() == 7;
+  if (real) RealCgroup::Join(arguments[6]);
+  const int process = std::stoi(arguments[3]);
+  std::mt19937_64 random(std::stoull(arguments[4]));
   SharedHost host(arguments[1], /*make=*/false);
   SetLogSink([](LogSeverity, const std::string&) {});  // warnings of the marks
   AllocatorOptions options;
-  options.segment_bytes = kMiB;
+  options.segment_bytes = 2 * kMiB;
+  std::shared_ptr<HostMemorySource> memory = std::make_shared<HeapSource>();
+  if (real) memory = MmapSource::Create().value();
   const std::shared_ptr<PinnedAllocator> allocator =
-      PinnedAllocator::Create(options, std::make_shared<CommittingSource>(host, process, random),
-                              {host.Probe(), HostLedger::Open(arguments[2]).value()})
+      PinnedAllocator::Create(
+          options, std::make_shared<CommittingSource>(std::move(memory), host, process, random),
+          {real ? RamProbe() : host.Probe(), HostLedger::Open(arguments[2]).value()})
           .value();
-  if (arguments[5] == std::string("fill")) {
+  if (arguments[5] == "fill") {
     Fill(host, *allocator);
   } else {
     Churn(host, *allocator, random);
@@ -107,4 +123,6 @@ int Run(char** arguments) {
 }  // namespace
 }  // namespace pinion::testing
 
-int main(int argc, char** argv) { return argc == 6 ? pinion::testing::Run(argv) : 2; }
+int main(int argc, char** argv) {
+  return argc == 6 || argc == 7 ? pinion::testing::Run({argv, argv + argc}) : 2;
+}

@@ -1,4 +1,4 @@
-// What hardened builds find. Elsewhere only the checks of the books are left.
+// What is found when a program misuses a block: most of it in hardened builds only.
 
 #include "pinion/allocator/hardening.h"
 
@@ -7,11 +7,15 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/segment.h"
+#include "pinion/allocator/segment_pool.h"
+#include "pinion/config/build_config.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
@@ -19,7 +23,7 @@
 namespace pinion {
 namespace {
 
-using ::pinion::internal::kHardened;
+using config::kHardened;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
@@ -42,16 +46,64 @@ class HardeningTest : public ::testing::Test {
 
 using HardeningDeathTest = HardeningTest;
 
-TEST_F(HardeningDeathTest, ABlockThatIsReleasedTwiceIsNamed) {
+// Ends its life a second time, as only a copy behind the type's back can.
+void ReleaseTwice(PinnedBlock block) {
+  alignas(PinnedBlock) unsigned char bytes[sizeof(PinnedBlock)];
+  std::memcpy(bytes, static_cast<void*>(&block), sizeof(block));
+  block = PinnedBlock();
+  reinterpret_cast<PinnedBlock*>(bytes)->~PinnedBlock();
+}
+
+// In every build. Where releases are entered later, the second one is found then.
+TEST_F(HardeningDeathTest, ABlockThatIsReleasedTwiceIsNamedWithTheRemedy) {
   const auto release_twice = [this] {
+    ReleaseTwice(Take(1000));
+    (void)allocator_->GetStats();
+  };
+  EXPECT_DEATH(release_twice(),
+               "pinned block [0-9]+.* is released, but it is not live: it was released before.*"
+               "copied byte by byte or destroyed twice");
+}
+
+TEST_F(HardeningDeathTest, ABlockThatIsReleasedTwiceIsNamedThoughItsBytesWereJoinedWithOthers) {
+  if (!kHardened) GTEST_SKIP() << "only in hardened builds";
+  const auto release_twice = [this] {
+    const PinnedBlock before = Take(40000);
+    ReleaseTwice(Take(40000));  // joins what is free behind it
+  };
+  EXPECT_DEATH(release_twice(),
+               "pinned block [0-9]+ \\(40000 bytes at 0x[0-9a-f]+\\) is released, but it is not");
+}
+
+TEST_F(HardeningDeathTest, ASecondReleaseWithATicketIsFoundToo) {
+  const auto release_twice = [this] {
+    const auto timeline = std::make_shared<FakeTimeline>();
     PinnedBlock block = Take(1000);
-    // Only a copy behind the type's back can be released twice.
     alignas(PinnedBlock) unsigned char bytes[sizeof(PinnedBlock)];
     std::memcpy(bytes, static_cast<void*>(&block), sizeof(block));
-    block = PinnedBlock();
-    reinterpret_cast<PinnedBlock*>(bytes)->~PinnedBlock();
+    std::move(block).ReleaseAfter({timeline->Ticket(1)});
+    std::move(*reinterpret_cast<PinnedBlock*>(bytes)).ReleaseAfter({timeline->Ticket(1)});
+    (void)allocator_->GetStats();
   };
-  EXPECT_DEATH(release_twice(), "pinned block [0-9]+ is released, but it is not live");
+  EXPECT_DEATH(release_twice(),
+               "pinned block [0-9]+ \\(1000 bytes at 0x[0-9a-f]+\\) is released, "
+               "but it is not live");
+}
+
+// A PinnedBlock knows its pool, so this takes one that was overwritten, or a bug in here.
+TEST_F(HardeningDeathTest, ABlockOfAnotherPoolIsNamedWithTheRemedy) {
+  const auto release_to_another = [] {
+    const auto source = std::make_shared<FakeSource>();
+    AllocatorOptions options;
+    options.segment_bytes = kMiB;
+    internal::SegmentPool own(source, /*pinned=*/true, UINT64_MAX, options);
+    internal::SegmentPool other(source, /*pinned=*/true, UINT64_MAX, options);
+    internal::BlockRecord* const block = own.FinishGrowth(source->Allocate(kMiB).value(), 1000);
+    other.Release(block, block->id);
+  };
+  EXPECT_DEATH(release_to_another(),
+               "pinned block [0-9]+ \\(1000 bytes at 0x[0-9a-f]+\\) is released to a pool that it "
+               "is not from.*the allocator that handed it out");
 }
 
 TEST_F(HardeningDeathTest, ReleaseAfterOnAnEmptyBlockDies) {
@@ -65,7 +117,10 @@ TEST_F(HardeningDeathTest, AWriteBeyondTheEndIsFoundAtTheRelease) {
       PinnedBlock block = Take(size_bytes);
       static_cast<char*>(block.data())[size_bytes + 5] = 0;
     };
-    EXPECT_DEATH(overflow(), "written to beyond its end, at byte");
+    EXPECT_DEATH(overflow(),
+                 absl::StrCat("pinned block [0-9]+ \\(", size_bytes,
+                              " bytes at 0x[0-9a-f]+\\) was written to beyond its end, at byte ",
+                              size_bytes + 5, ".*ask Allocate for all that is written"));
   }
 }
 
@@ -78,7 +133,7 @@ TEST_F(HardeningDeathTest, AWriteBeyondTheEndIsFoundWhenTheTicketIsDone) {
     std::move(block).ReleaseAfter({timeline->Ticket(1)});
     data[64 * kKiB] = 0;  // the copy, which is too long
     timeline->CompleteVisibly(1);
-    Take(1000);
+    EXPECT_TRUE(allocator_->Trim(0).ok());
   };
   EXPECT_DEATH(overflow(), "written to beyond its end, at byte 65536");
 }
@@ -94,7 +149,36 @@ TEST_F(HardeningDeathTest, AWriteToFreeMemoryIsFoundWhenItIsUsedAgain) {
     data[77] = 1;
     Take(64 * kKiB);
   };
-  EXPECT_DEATH(write_after_release(), "\\+ 77 was written to after its block was released");
+  EXPECT_DEATH(write_after_release(),
+               "pinned block [0-9]+ \\(65536 bytes at 0x[0-9a-f]+\\) was written to after its "
+               "release, at 0x[0-9a-f]+ \\(found when it became block [0-9]+\\).*ReleaseAfter");
+}
+
+TEST_F(HardeningDeathTest, AWriteToFreeMemoryIsFoundWhenItsSegmentGoesBack) {
+  if (!kHardened) GTEST_SKIP() << "only in hardened builds";
+  const auto write_after_release = [this] {
+    PinnedBlock block = Take(64 * kKiB);
+    char* const data = static_cast<char*>(block.data());
+    block = PinnedBlock();
+    data[77] = 1;
+    EXPECT_TRUE(allocator_->Trim(0).ok());
+  };
+  EXPECT_DEATH(write_after_release(),
+               "\\(65536 bytes at 0x[0-9a-f]+\\) was written to after its "
+               "release.*found when its segment was given back");
+}
+
+// No check sees a read; whoever looks at what it got does.
+TEST_F(HardeningTest, AReadOfFreeMemoryOrOfWhatWasNeverWrittenGetsThePattern) {
+  if (!kHardened) GTEST_SKIP() << "only in hardened builds";
+  PinnedBlock block = Take(64 * kKiB);
+  const auto* const bytes = static_cast<const unsigned char*>(block.data());
+  EXPECT_EQ(bytes[0], internal::kFreePattern);
+  EXPECT_EQ(bytes[64 * kKiB], internal::kRedZonePattern);
+  std::memset(block.data(), 7, block.size_bytes());
+  block = PinnedBlock();
+  EXPECT_EQ(bytes[0], internal::kFreePattern);
+  EXPECT_EQ(bytes[64 * kKiB - 1], internal::kFreePattern);
 }
 
 TEST_F(HardeningTest, OrdinaryUseTripsNothing) {

@@ -1,11 +1,15 @@
 #include "pinion/allocator/host_ledger.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,6 +26,30 @@
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
+
+// The C library's, which fail with EINTR as often as they are told to. Kernels interrupt them too
+// rarely for a test.
+namespace {
+int interruptions_of_open = 0;
+int interruptions_of_fallocate = 0;
+}  // namespace
+
+extern "C" int shm_open(const char* name, int flags, mode_t mode) {
+  if (interruptions_of_open > 0) {
+    --interruptions_of_open;
+    errno = EINTR;
+    return -1;
+  }
+  return open((std::string("/dev/shm") + name).c_str(), flags | O_NOFOLLOW | O_CLOEXEC, mode);
+}
+
+extern "C" int posix_fallocate(int fd, off_t offset, off_t size_bytes) {
+  if (interruptions_of_fallocate > 0) {
+    --interruptions_of_fallocate;
+    return EINTR;
+  }
+  return syscall(SYS_fallocate, fd, 0, offset, size_bytes) == 0 ? 0 : errno;
+}
 
 namespace pinion {
 namespace {
@@ -251,6 +279,35 @@ TEST_F(HostLedgerTest, ARemovedFileIsOpenedAnew) {
   EXPECT_EQ(late->reserved_bytes(), 7u);
 }
 
+// As daemons do. The number of a file that the ledger had open would name another file then.
+TEST_F(HostLedgerTest, AProgramMayCloseAllFilesAndOpenOthers) {
+  ChildProcess child([&] {
+    std::shared_ptr<HostLedger> ledger = Open();
+    const std::shared_ptr<HostLedger> other = Open();
+    int ends[16];
+    close_range(3, UINT_MAX, 0);
+    for (int i = 0; i < 16; i += 2) ASSERT_EQ(pipe(ends + i), 0);
+    {
+      const Reservation reservation = ledger->Reserve(5).value();
+      EXPECT_EQ(other->reserved_bytes(), 5u);
+    }
+    ledger.reset();
+    for (const int end : ends) EXPECT_EQ(close(end), 0) << "somebody else has closed it";
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+// As a profiler's timer may. The ledger would be private without anybody noticing.
+TEST_F(HostLedgerTest, InterruptedCallsAreMadeAgain) {
+  const std::shared_ptr<HostLedger> other = Open();
+  interruptions_of_open = 2;
+  interruptions_of_fallocate = 2;
+  const Reservation reservation = Open()->Reserve(5).value();
+  EXPECT_EQ(other->reserved_bytes(), 5u);
+  EXPECT_EQ(interruptions_of_open, 0);
+  EXPECT_EQ(interruptions_of_fallocate, 0);
+}
+
 TEST_F(HostLedgerTest, ANameThatCannotBeOpenedIsAnErrorThatNamesIt) {
   EXPECT_THAT(HostLedger::Open("/no/such/name"),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/no/such/name")));
@@ -274,6 +331,19 @@ TEST_F(HostLedgerTest, AFileOfAnotherUserIsNotUsed) {
   }
   EXPECT_THAT(HostLedger::Open(name_),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("user 12345")));
+}
+
+// The inherited one's lock may be held by a thread that the child does not have.
+TEST_F(HostLedgerTest, AChildHasALedgerOfItsOwnThatIsSharedWithItsParent) {
+  const std::shared_ptr<HostLedger> parents = HostLedger::OfThisUser();
+  const Reservation reservation = parents->Reserve(4321).value();
+  ChildProcess child([&] {
+    const std::shared_ptr<HostLedger> own = HostLedger::OfThisUser();
+    EXPECT_NE(own, parents);
+    EXPECT_EQ(own, HostLedger::OfThisUser());
+    EXPECT_GE(own->reserved_bytes(), 4321u);
+  });
+  EXPECT_EQ(child.Wait(), 0);
 }
 
 TEST_F(HostLedgerTest, ThisUsersLedgerIsOneObject) {

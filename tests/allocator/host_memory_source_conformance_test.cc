@@ -22,11 +22,13 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/heap_source.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/run_threads.h"
@@ -35,6 +37,7 @@
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::IsOk;
@@ -131,6 +134,17 @@ TEST_P(HostMemorySourceTest, MoreThanAnyHostHasIsResourceExhausted) {
   EXPECT_THAT(source_->Free(segment), IsOk());
 }
 
+TEST_P(HostMemorySourceTest, AChildThatFreesWhatItInheritedTakesNothingFromTheParent) {
+  const HostSegment segment = Get(source_->granularity_bytes());
+  std::memset(segment.data, 7, segment.size_bytes);
+  ChildProcess child([&] { EXPECT_THAT(source_->Free(segment), IsOk()); });
+  EXPECT_EQ(child.Wait(), 0);
+  const auto* bytes = static_cast<const unsigned char*>(segment.data);
+  EXPECT_TRUE(
+      std::all_of(bytes, bytes + segment.size_bytes, [](unsigned char b) { return b == 7; }));
+  EXPECT_THAT(source_->Free(segment), IsOk());
+}
+
 TEST_P(HostMemorySourceTest, AnAllocatorRunsOnIt) {
   AllocatorOptions options;
   options.segment_bytes = 4 * kMiB;
@@ -145,6 +159,7 @@ TEST_P(HostMemorySourceTest, AnAllocatorRunsOnIt) {
 
 const Kind kKinds[] = {
     {"Fake", [] { return std::make_shared<FakeSource>(); }},
+    {"Heap", [] { return std::make_shared<HeapSource>(); }},
     {"Mmap", Mmap},
     {"EmulatedPinned",
      [] {

@@ -22,11 +22,13 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/os/numa.h"
+#include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ChildProcess;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
@@ -112,6 +114,31 @@ TEST(MmapSourceDeathTest, AChildDoesNotInheritASegment) {
   EXPECT_EXIT(_exit(VmFlags(segment.data).find(" dc ") == std::string::npos ? 0 : 1),
               ::testing::ExitedWithCode(0), "");
   Free(segment);
+}
+
+// The child's own mapping may lie where the parent's segment does.
+TEST(MmapSourceTest, AChildThatFreesAnInheritedSegmentUnmapsNothing) {
+  const auto source = MmapSource::Create().value();
+  const HostSegment segment = source->Allocate(2 * kMiB).value();
+  ChildProcess child([&] {
+    void* const own = mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    EXPECT_EQ(own, segment.data);
+    EXPECT_THAT(source->Free(segment), IsOk());
+    EXPECT_EQ(msync(own, segment.size_bytes, MS_ASYNC), 0) << "it is not mapped any more";
+  });
+  EXPECT_EQ(child.Wait(), 0);
+  EXPECT_THAT(source->Free(segment), IsOk());
+}
+
+TEST(MmapSourceTest, AChildMakesASourceOfItsOwn) {
+  const auto source = MmapSource::Create().value();
+  ChildProcess child([&] {
+    EXPECT_THAT(source->Allocate(2 * kMiB),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("before fork()")));
+    Free(Segment({}, 2 * kMiB));
+  });
+  EXPECT_EQ(child.Wait(), 0);
 }
 
 TEST(MmapSourceTest, HugePagesAreAskedForOnlyWhenTheOptionSaysSo) {

@@ -1,6 +1,9 @@
 #include "pinion/allocator/os/process_identity.h"
 
 #include <sys/prctl.h>
+#include <unistd.h>
+
+#include <fstream>
 
 #include "gtest/gtest.h"
 #include "pinion/tests/support/child_process.h"
@@ -40,6 +43,40 @@ TEST(ProcessIdentityTest, AChildIsAnotherProcessThanItsParent) {
     EXPECT_TRUE(IsRunning(parent));
   });
   EXPECT_EQ(child.Wait(), 0);
+}
+
+// A grandchild that is given the pid of the grandparent, and has what that knew about itself.
+TEST(ProcessIdentityTest, AGrandchildWithTheSamePidIsAnotherProcess) {
+  constexpr int kSame = 1;
+  constexpr int kNoSuchPid = 2;
+  Gate grandparent_ended;
+  int result[2];
+  ASSERT_EQ(pipe(result), 0);
+  ChildProcess grandparent([&] {
+    const ProcessIdentity inherited = OwnProcess();
+    const pid_t pid = getpid();
+    if (fork() != 0) return;
+    grandparent_ended.Pass();
+    usleep(20'000);  // starts are told apart by ticks of 10 ms
+    char outcome = kNoSuchPid;
+    for (int attempt = 0; attempt < 100 && outcome == kNoSuchPid; ++attempt) {
+      // Asks for the next pid; somebody else may be faster.
+      std::ofstream("/proc/sys/kernel/ns_last_pid") << pid - 1;
+      ChildProcess grandchild([&] {
+        if (getpid() != pid) _exit(kNoSuchPid);
+        _exit(OwnProcess() == inherited ? kSame : 0);
+      });
+      outcome = static_cast<char>(grandchild.Wait());
+    }
+    EXPECT_EQ(write(result[1], &outcome, 1), 1);
+    _exit(0);
+  });
+  EXPECT_EQ(grandparent.Wait(), 0);
+  grandparent_ended.Open();
+  char outcome = 0;
+  ASSERT_EQ(read(result[0], &outcome, 1), 1);
+  if (outcome == kNoSuchPid) GTEST_SKIP() << "this process may not choose a pid";
+  EXPECT_EQ(outcome, 0) << "taken for its grandparent";
 }
 
 TEST(ProcessIdentityTest, ANameWithParenthesesAndSpacesIsReadOver) {

@@ -1,6 +1,7 @@
 #include "pinion/allocator/ram_probe.h"
 
 #include <cstdint>
+#include <string>
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -85,6 +86,28 @@ TEST_F(RamProbeCgroupTest, AnAncestorsLimitBounds) {
   EXPECT_EQ(sample.limited_by, "cgroup /a memory.max");
 }
 
+TEST_F(RamProbeCgroupTest, EveryAncestorsLimitBoundsInBothVersions) {
+  const std::string levels[] = {"/a/b/c/d", "/a/b/c", "/a/b", "/a", ""};
+  for (const bool v1 : {false, true}) {
+    for (const std::string& tight : levels) {
+      SCOPED_TRACE(::testing::Message() << (v1 ? "v1 " : "v2 ") << tight << "/");
+      const std::string limit = v1 ? "memory.limit_in_bytes" : "memory.max";
+      FakeHost host;
+      host.SetMeminfo(64 * kGiB, 60 * kGiB);
+      host.Write("proc/self/cgroup", v1 ? "4:memory:/a/b/c/d\n0::/\n" : "0::/a/b/c/d\n");
+      for (const std::string& level : levels) {
+        const std::string directory = (v1 ? "cgroup/memory" : "cgroup") + level + "/";
+        host.Write(directory + limit, std::to_string((level == tight ? 3 : 9) * kGiB));
+        host.Write(directory + (v1 ? "memory.usage_in_bytes" : "memory.current"),
+                   std::to_string(kGiB));
+      }
+      const RamSample sample = host.Probe().Sample();
+      EXPECT_EQ(sample.headroom_bytes, 2 * kGiB);
+      EXPECT_EQ(sample.limited_by, "cgroup " + (tight.empty() ? "/" : tight) + " " + limit);
+    }
+  }
+}
+
 TEST_F(RamProbeCgroupTest, HighBoundsBeforeMaxDoes) {
   host_.Write("cgroup/a/b/memory.max", "8589934592\n");
   host_.Write("cgroup/a/b/memory.high", "4294967296\n");
@@ -92,6 +115,18 @@ TEST_F(RamProbeCgroupTest, HighBoundsBeforeMaxDoes) {
   const RamSample sample = host_.Probe().Sample();
   EXPECT_EQ(sample.headroom_bytes, 4 * kGiB);
   EXPECT_EQ(sample.limited_by, "cgroup /a/b memory.high");
+}
+
+TEST_F(RamProbeCgroupTest, APercentageOfTheLimitMayBeAllThatCounts) {
+  host_.Write("cgroup/a/b/memory.max", "1000000\n");
+  host_.Write("cgroup/a/b/memory.current", "200000\n");
+  // Of the parent's 2,000,000 less is left above 50 %, though more below 100 %.
+  host_.Write("cgroup/a/memory.max", "2000000\n");
+  host_.Write("cgroup/a/memory.current", "900000\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 800000u);
+  const RamSample half = host_.Probe().Sample(50);
+  EXPECT_EQ(half.headroom_bytes, 100000u);
+  EXPECT_EQ(half.limited_by, "50 % of cgroup /a memory.max");
 }
 
 // A container of 70 GiB read 0.45 GiB of headroom while 68.9 GiB were file cache.

@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,15 +80,17 @@ TEST_F(RamWatermarkTest, TheHighMarkIsJudgedAfterTheGrowth) {
                              HasSubstr("91.0 %"), HasSubstr("high_percent (90)"))));
 }
 
-TEST_F(RamWatermarkTest, AGrowthThatDoesNotFitACgroupIsRefusedByItsName) {
+// At the limit itself the kernel kills: what is left below it is the rest of the program's.
+TEST_F(RamWatermarkTest, TheHighMarkHoldsForACgroupTooAndIsNamed) {
   SetUsedPercent(10);
   host_.Write("proc/self/cgroup", "0::/pod\n");
   host_.Write("cgroup/pod/memory.max", "1073741824\n");
   host_.Write("cgroup/pod/memory.current", "0\n");
   RamWatermark watermark(options_, host_.Probe());
-  EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
-  EXPECT_THAT(watermark.AdmitGrowth(kGiB + 1),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cgroup /pod memory.max")));
+  EXPECT_THAT(watermark.AdmitGrowth(921 * kMiB), IsOk());
+  EXPECT_THAT(watermark.AdmitGrowth(922 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("that 90 % of cgroup /pod memory.max leaves")));
 }
 
 // Ranks that each look first and then allocate pass the mark together.
@@ -189,6 +193,41 @@ TEST_F(RamWatermarkTest, BelowTheHighMarkNothingNeedsToGo) {
   EXPECT_EQ(watermark.BytesToGiveBack(kMiB), 0u);
 }
 
+TEST_F(RamWatermarkTest, AGrowthThatWouldPassTheHighMarkMakesRoomForItselfAndNoMore) {
+  SetUsedPercent(86);
+  RamWatermark watermark(options_, host_.Probe());
+  const uint64_t bytes = watermark.BytesToGiveBack(6 * kGiB);
+  EXPECT_GE(bytes, 2 * kGiB);
+  EXPECT_LE(bytes, 2 * kGiB + kMiB);
+}
+
+// Whatever the marks and the host are: what BytesToGiveBack says lets the refused growth pass.
+TEST_F(RamWatermarkTest, AfterTheBytesWereGivenBackTheGrowthPasses) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  int refused = 0;
+  while (refused < 100) {
+    options_.high_percent = static_cast<double>(10 + random() % 90);
+    options_.low_percent = options_.high_percent / static_cast<double>(1 + random() % 3);
+    options_.warn_percent = options_.high_percent;
+    const uint64_t total = kGiB + random() % (100 * kGiB);
+    const uint64_t used = random() % total;
+    host_.SetMeminfo(total, total - used);
+    RamWatermark watermark(options_, host_.Probe());
+    const uint64_t growth = 1 + random() % (total / 4);
+    if (watermark.AdmitGrowth(growth).ok()) continue;
+    ++refused;
+    const uint64_t bytes = watermark.BytesToGiveBack(growth);
+    if (bytes > used) continue;  // it does not fit the empty host
+    // The file is in units of 1 KiB.
+    host_.SetMeminfo(total, total - used + bytes + 2 * kKiB);
+    EXPECT_THAT(watermark.AdmitGrowth(growth), IsOk())
+        << growth << " with " << used << " of " << total << " in use, marks at "
+        << options_.low_percent << " and " << options_.high_percent;
+  }
+}
+
 // --- Levels ---
 
 class RamLevelTest : public RamWatermarkTest {
@@ -248,6 +287,29 @@ TEST_F(RamLevelTest, AboveTheHighMarkNothingGrowsUntilTheHostIsDownToTheLowMark)
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("low_percent (85)")));
   EXPECT_GE(watermark.BytesToGiveBack(kMiB), 2 * kGiB);
   SetUsedPercent(85);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+}
+
+// high - low may be more than the warn mark is.
+TEST_F(RamLevelTest, ALowWarnMarkIsLeftToo) {
+  options_.warn_percent = 20;
+  options_.low_percent = 60;
+  RamWatermark watermark(options_, host_.Probe());
+  for (const uint64_t percent : {21, 11, 10}) {
+    SetUsedPercent(percent);
+    watermark.Observe();
+  }
+  EXPECT_THAT(Levels(), ElementsAre(RamLevel::kWarn, RamLevel::kNormal));
+  EXPECT_EQ(changes_[1].percent, 10.0);
+}
+
+TEST_F(RamLevelTest, ACallbackThatThrowsLeavesNoReservation) {
+  options_.on_ram_level = [](const RamLevelChange&) { throw std::runtime_error("the user's"); };
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  RamWatermark watermark(options_, {host_.Probe(), ledger});
+  SetUsedPercent(65);
+  EXPECT_THROW((void)watermark.AdmitGrowth(kMiB), std::runtime_error);
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
 }
 

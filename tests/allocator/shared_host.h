@@ -1,4 +1,5 @@
-// A fixture host whose RAM several processes take: /proc/meminfo shows what they have committed.
+// A host whose RAM several processes take: a fixture whose /proc/meminfo shows what they have
+// committed. Where they run on the real one, it keeps the same books of them.
 //
 //   SharedHost host(root, /*make=*/true);      // in the test
 //   SharedHost host(root, /*make=*/false);     // in each process that takes part
@@ -33,8 +34,8 @@ namespace pinion::testing {
 class SharedHost {
  public:
   static constexpr int kProcesses = 8;
-  static constexpr uint64_t kTotalBytes = kGiB;
-  static constexpr uint64_t kUsedByOthersBytes = 890 * kMiB;
+  static constexpr uint64_t kTotalBytes = 2 * kGiB;
+  static constexpr uint64_t kUsedByOthersBytes = 1780 * kMiB;
   // What is left below 90 %.
   static constexpr uint64_t kRoomBytes = kTotalBytes / 10 * 9 - kUsedByOthersBytes;
 
@@ -42,7 +43,9 @@ class SharedHost {
   struct State {
     std::atomic<bool> stop;
     std::atomic<uint64_t> growths;
-    std::atomic<uint64_t> violations;  // times that more than kRoomBytes were committed
+    std::atomic<uint64_t> full;        // processes that were refused for good
+    std::atomic<uint64_t> room_bytes;  // what they may commit together
+    std::atomic<uint64_t> violations;  // times that more than that was committed
     std::atomic<uint64_t> committed_bytes[kProcesses];
   };
 
@@ -52,7 +55,10 @@ class SharedHost {
     void* data = mmap(nullptr, sizeof(State), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
     PINION_CHECK(data != MAP_FAILED);
     state_ = static_cast<State*>(data);
-    if (make) Change(0, 0);
+    if (make) {
+      state_->room_bytes = kRoomBytes;
+      Change(0, 0);
+    }
   }
   ~SharedHost() {
     munmap(state_, sizeof(State));
@@ -84,7 +90,7 @@ class SharedHost {
   void Change(int process, int64_t delta) {
     PINION_CHECK(flock(fd_, LOCK_EX) == 0);
     const uint64_t sum = committed_bytes() + static_cast<uint64_t>(delta);
-    if (sum > kRoomBytes) ++state_->violations;
+    if (sum > state_->room_bytes) ++state_->violations;
     std::atomic<uint64_t>& own = state_->committed_bytes[process];
     // A process that dies in between leaves too much in meminfo rather than too little.
     if (delta < 0) own += static_cast<uint64_t>(delta);

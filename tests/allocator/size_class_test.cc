@@ -1,3 +1,5 @@
+// Holds for every value of the flags --//config:buckets_per_doubling and min_block_bytes.
+
 #include "pinion/allocator/size_class.h"
 
 #include <algorithm>
@@ -6,9 +8,14 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/config/build_config.h"
 
 namespace pinion::internal {
 namespace {
+
+using config::kBucketsPerDoubling;
+
+constexpr uint64_t kPageBytes = 4 * kKiB;
 
 // Sizes spread evenly over the doublings, so that small and large ones are tried alike.
 uint64_t RandomSize(std::mt19937_64& random, uint64_t max_bytes) {
@@ -19,27 +26,22 @@ uint64_t RandomSize(std::mt19937_64& random, uint64_t max_bytes) {
 
 void CheckClass(uint64_t size_bytes) {
   const uint64_t rounded = RoundUpToSizeClass(size_bytes);
+  const uint64_t unit = IsSmallClass(rounded) ? kMinBlockBytes : kPageBytes;
   ASSERT_GE(rounded, size_bytes);
-  ASSERT_EQ(rounded % kMinBlockBytes, 0u) << size_bytes;
+  ASSERT_EQ(rounded % unit, 0u) << size_bytes;
   ASSERT_EQ(RoundUpToSizeClass(rounded), rounded) << size_bytes;
-  if (size_bytes >= 4 * kKiB) {
-    ASSERT_LE(8 * (rounded - size_bytes), size_bytes) << size_bytes;
-  } else {
-    ASSERT_LT(rounded - size_bytes, kMinBlockBytes) << size_bytes;
-  }
-  ASSERT_LT(rounded - size_bytes, 2 * kMiB) << size_bytes;
-  if (!IsSmallClass(rounded)) {
-    ASSERT_EQ(rounded % (4 * kKiB), 0u) << size_bytes;
-  }
+  const uint64_t waste = rounded - size_bytes;
+  ASSERT_TRUE(waste < unit || kBucketsPerDoubling * waste <= size_bytes) << size_bytes;
+  ASSERT_LT(waste, 2 * kMiB) << size_bytes;
 }
 
-TEST(SizeClassTest, EverySizeUpTo256KiBWastesAtMostAnEighth) {
+TEST(SizeClassTest, EverySizeUpTo256KiBWastesLessThanAUnitOrAPartOfItself) {
   for (uint64_t size_bytes = 1; size_bytes <= 256 * kKiB; ++size_bytes) {
     ASSERT_NO_FATAL_FAILURE(CheckClass(size_bytes));
   }
 }
 
-TEST(SizeClassTest, RandomSizesWasteAtMostAnEighthAndAtMost2MiB) {
+TEST(SizeClassTest, RandomSizesWasteLessThanAUnitOrAPartOfThemselvesAndAtMost2MiB) {
   std::mt19937_64 random(20261121);
   for (int i = 0; i < 200000; ++i) {
     ASSERT_NO_FATAL_FAILURE(CheckClass(RandomSize(random, kMaxBlockBytes)));
@@ -62,11 +64,18 @@ TEST(SizeClassTest, ClassesGrowWithTheRequest) {
   }
 }
 
-TEST(SizeClassTest, ThereAreAtLeastEightClassesPerDoubling) {
-  for (uint64_t low = 4 * kKiB; low < kGiB; low *= 2) {
-    int classes = 0;
+TEST(SizeClassTest, ADoublingHasAsManyClassesAsTheFlagSays) {
+  const auto classes_from = [](uint64_t low) {
+    uint64_t classes = 0;
     for (uint64_t size = low; size < 2 * low; size = RoundUpToSizeClass(size + 1)) ++classes;
-    EXPECT_GE(classes, 8) << low;
+    return classes;
+  };
+  for (uint64_t low = kBucketsPerDoubling * kMinBlockBytes; low < kSmallLimitBytes; low *= 2) {
+    EXPECT_EQ(classes_from(low), kBucketsPerDoubling) << low;
+  }
+  for (uint64_t low = kBucketsPerDoubling * kPageBytes;
+       low <= kBucketsPerDoubling * kMaxRoundingBytes; low *= 2) {
+    EXPECT_EQ(classes_from(low), kBucketsPerDoubling) << low;
   }
 }
 

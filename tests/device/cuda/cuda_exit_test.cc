@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
@@ -53,6 +54,17 @@ PinnedBlock global_block;
 
 TEST(CudaExitDeathTest, AGlobalAllocatorLeavesItsMemoryToTheOperatingSystem) {
   EXPECT_EXIT(ExitWithPinnedMemory(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(CudaExitDeathTest, AForkedChildIsGivenNone) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  FakeCuda fake{EmulatedOptions()};
+  CudaPinnedSource source(FakeCuda::Api(), 0);
+  EXPECT_EXIT(
+      _exit(absl::IsFailedPrecondition(source.Allocate(2 * kMiB).status()) && fake.all_calls() == 0
+                ? 0
+                : 1),
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST(CudaExitDeathTest, AForkedChildLeavesTheMemoryToItsParent) {

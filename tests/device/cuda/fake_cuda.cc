@@ -79,6 +79,11 @@ void FakeCuda::SetCapturing(StreamHandle stream, bool capturing) {
   capturing_ += capturing ? 1 : -1;
 }
 
+void FakeCuda::Unload() {
+  MutexLock lock(mu_);
+  unloaded_ = true;
+}
+
 // --- What the program did ---
 
 bool FakeCuda::capture_spoiled() const {
@@ -95,6 +100,11 @@ int FakeCuda::calls(const std::string& function) const {
 uint64_t FakeCuda::all_calls() const {
   MutexLock lock(mu_);
   return all_calls_;
+}
+
+uint64_t FakeCuda::calls_after_unload() const {
+  MutexLock lock(mu_);
+  return calls_after_unload_;
 }
 
 std::string FakeCuda::failed_function() const {
@@ -123,9 +133,11 @@ StreamHandle FakeCuda::Stream(cudaStream_t stream) {
 void FakeCuda::Count(const char* function) {
   ++calls_[function];
   ++all_calls_;
+  if (unloaded_) ++calls_after_unload_;
 }
 
 cudaError_t FakeCuda::Injected(const char* function) {
+  if (unloaded_) return cudaErrorCudartUnloading;
   const auto next = fail_next_.extract(function);
   if (!next.empty()) return next.mapped();
   if (fail_call_in_ == 0 || --fail_call_in_ > 0) return cudaSuccess;

@@ -72,12 +72,15 @@ class FakeCuda {
   // Devices see registered memory at other addresses than the host does.
   void SetRegisteredElsewhere() { registered_elsewhere_ = true; }
   void SetCapturing(StreamHandle stream, bool capturing);
+  // As while a process exits: from now on every call fails with cudaErrorCudartUnloading.
+  void Unload();
 
   // --- What the program did ---
   bool capture_spoiled() const;
   int calls(const std::string& function) const;
   // Of all functions that can fail, the failed calls included.
   uint64_t all_calls() const;
+  uint64_t calls_after_unload() const;
   // The function of the call that FailCall or FaultCopy hit; "" while none was hit.
   std::string failed_function() const;
   // Streams and events that are not destroyed; pinned and registered segments that are not freed.
@@ -138,6 +141,8 @@ class FakeCuda {
   cudaError_t batch_refusal_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
   std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);
   uint64_t all_calls_ ABSL_GUARDED_BY(mu_) = 0;
+  bool unloaded_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t calls_after_unload_ ABSL_GUARDED_BY(mu_) = 0;
   std::string failed_function_ ABSL_GUARDED_BY(mu_);
   std::set<void*> handles_ ABSL_GUARDED_BY(mu_);
   std::map<void*, HostSegment> pinned_ ABSL_GUARDED_BY(mu_);

@@ -1,0 +1,36 @@
+// Host memory from the C++ heap: for programs and tests without a device, and the least that any
+// other source can cost.
+//
+//   PINION_ASSIGN_OR_RETURN(auto allocator,
+//                           PinnedAllocator::Create({}, std::make_shared<HeapSource>()));
+//
+// Pages come with their first use, as the heap's do; a host that has none left then kills the
+// process. MmapSource touches them at once.
+//
+// A child of fork() has copies of the segments and may free them.
+//
+// Thread safety: thread-safe (it has no state).
+
+#ifndef PINION_ALLOCATOR_OS_HEAP_SOURCE_H_
+#define PINION_ALLOCATOR_OS_HEAP_SOURCE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/allocator/host_memory_source.h"
+
+namespace pinion {
+
+class HeapSource final : public HostMemorySource {
+ public:
+  std::string name() const override { return "heap"; }
+  uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
+  absl::Status Free(const HostSegment& segment) override;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ALLOCATOR_OS_HEAP_SOURCE_H_

@@ -1,0 +1,94 @@
+#include "pinion/allocator/release_buffers.h"
+
+#include <utility>
+
+namespace pinion::internal {
+namespace {
+
+std::atomic<uint32_t> threads_seen{0};
+
+uint32_t ThreadNumber() {
+  thread_local uint32_t number = 0;
+  if (number == 0) number = threads_seen.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number;
+}
+
+std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
+  if (batch != nullptr && batch->timeline != nullptr) {
+    batch->completed = batch->timeline->Completed();
+  }
+  return batch;
+}
+
+}  // namespace
+
+ReleaseBuffers::~ReleaseBuffers() {
+  Batches left;
+  TakeIncoming(&left);
+}
+
+bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
+                         const std::shared_ptr<FenceTimeline>& timeline) {
+  Buffer& buffer = Mine();
+  MutexLock lock(buffer.mu);
+  if (buffer.closed) return false;
+  if (buffer.batch != nullptr && timeline != nullptr && buffer.batch->timeline != nullptr &&
+      buffer.batch->timeline != timeline) {
+    HandOver(std::move(buffer.batch));
+  }
+  if (buffer.batch == nullptr) {
+    buffer.batch = std::make_unique<ReleaseBatch>();
+    buffer.used.store(true, std::memory_order_relaxed);
+  }
+  ReleaseBatch& batch = *buffer.batch;
+  if (batch.timeline == nullptr) batch.timeline = timeline;
+  batch.releases[batch.size++] = release;
+  if (batch.size == ReleaseBatch::kCapacity) {
+    buffer.used.store(false, std::memory_order_relaxed);
+    HandOver(std::move(buffer.batch));
+  }
+  return true;
+}
+
+std::unique_ptr<ReleaseBatch> ReleaseBuffers::TakeMine() {
+  Buffer& buffer = Mine();
+  if (!buffer.used.load(std::memory_order_relaxed)) return nullptr;
+  MutexLock lock(buffer.mu);
+  buffer.used.store(false, std::memory_order_relaxed);
+  return Stamped(std::move(buffer.batch));
+}
+
+ReleaseBuffers::Buffer& ReleaseBuffers::Mine() {
+  return buffers_[ThreadNumber() % buffers_.size()];
+}
+
+ReleaseBuffers::Batches ReleaseBuffers::Take(bool close) {
+  Batches batches;
+  for (Buffer& buffer : buffers_) {
+    if (!close && !buffer.used.load(std::memory_order_relaxed)) continue;
+    MutexLock lock(buffer.mu);
+    buffer.closed |= close;
+    buffer.used.store(false, std::memory_order_relaxed);
+    if (buffer.batch != nullptr) batches.push_back(Stamped(std::move(buffer.batch)));
+  }
+  TakeIncoming(&batches);
+  return batches;
+}
+
+void ReleaseBuffers::TakeIncomingList(Batches* batches) {
+  ReleaseBatch* next = incoming_.exchange(nullptr, std::memory_order_acquire);
+  while (next != nullptr) {
+    batches->emplace_back(next);
+    next = next->next;
+  }
+}
+
+void ReleaseBuffers::HandOver(std::unique_ptr<ReleaseBatch> batch) {
+  ReleaseBatch* const added = Stamped(std::move(batch)).release();
+  added->next = incoming_.load(std::memory_order_relaxed);
+  while (!incoming_.compare_exchange_weak(added->next, added, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace pinion::internal

@@ -1,0 +1,194 @@
+// What a child of fork() may do with the allocator and the blocks that it inherits: be refused, and
+// drop them.
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/adaptors/tracking_source.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/os/heap_source.h"
+#include "pinion/allocator/os/mmap_source.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/support/child_process.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::ChildProcess;
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Allocator = std::shared_ptr<PinnedAllocator>;
+
+auto IsRefused() {
+  return StatusIs(absl::StatusCode::kFailedPrecondition,
+                  AllOf(HasSubstr("before fork()"), HasSubstr("make another one in the child")));
+}
+
+class ForkTest : public ::testing::Test {
+ protected:
+  Allocator NewAllocator(std::shared_ptr<HostMemorySource> source) {
+    AllocatorOptions options;
+    options.segment_bytes = 2 * kMiB;
+    return PinnedAllocator::Create(options, std::move(source), host_.Probe()).value();
+  }
+  Allocator OverMappedMemory() { return NewAllocator(MmapSource::Create().value()); }
+
+  FakeHost host_;
+};
+
+TEST_F(ForkTest, EveryCallOfAChildIsRefusedWithARemedy) {
+  const Allocator allocator = OverMappedMemory();
+  const PinnedBlock block = allocator->Allocate(kMiB).value();
+  ChildProcess child([&] {
+    // From what is cached, and from what is not.
+    EXPECT_THAT(allocator->Allocate(kKiB), IsRefused());
+    EXPECT_THAT(allocator->Allocate(10 * kMiB), IsRefused());
+    EXPECT_THAT(allocator->Reserve(10 * kMiB), IsRefused());
+    EXPECT_THAT(allocator->Trim(0), IsRefused());
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST_F(ForkTest, AChildMakesAnAllocatorOfItsOwn) {
+  const Allocator parents = OverMappedMemory();
+  ChildProcess child([&] {
+    const Allocator own = OverMappedMemory();
+    const absl::StatusOr<PinnedBlock> block = own->Allocate(kMiB);
+    EXPECT_THAT(block, IsOk());
+    std::memset(block->data(), 1, kMiB);
+    EXPECT_THAT(own->Trim(0), IsOk());
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+// The memory is not mapped in the child: whoever looks at it, as a hardened build does when a block
+// comes back, dies.
+TEST_F(ForkTest, AChildDropsWhatItInheritedWithoutTouchingIt) {
+  Allocator allocator = OverMappedMemory();
+  std::optional<PinnedBlock> block = allocator->Allocate(kMiB).value();
+  PinnedBlock moved_over = allocator->Allocate(kKiB).value();
+  PinnedBlock deferred = allocator->Allocate(kMiB).value();
+  const auto timeline = std::make_shared<FakeTimeline>();
+  std::memset(block->data(), 7, kMiB);
+  ChildProcess child([&] {
+    block.reset();
+    moved_over = PinnedBlock();
+    std::move(deferred).ReleaseAfter({timeline->Ticket(1)});
+    allocator.reset();
+  });
+  EXPECT_EQ(child.Wait(), 0);
+  EXPECT_EQ(static_cast<const char*>(block->data())[kMiB - 1], 7);
+  block.reset();
+  EXPECT_THAT(allocator->Allocate(kMiB), IsOk());
+}
+
+TEST_F(ForkTest, BlocksThatOutliveTheirAllocatorAreDroppedInAChildToo) {
+  Allocator allocator = OverMappedMemory();
+  std::optional<PinnedBlock> block = allocator->Allocate(kMiB).value();
+  allocator.reset();
+  ChildProcess child([&] { block.reset(); });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+// What is deferred may wait for a device that is the parent's.
+TEST_F(ForkTest, AChildWaitsForNoTicket) {
+  Allocator allocator = OverMappedMemory();
+  const auto timeline = std::make_shared<FakeTimeline>();
+  allocator->Allocate(kMiB).value().ReleaseAfter({timeline->Ticket(1)});
+  ChildProcess child([&] {
+    allocator.reset();
+    EXPECT_EQ(timeline->waits(), 0u);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+  timeline->CompleteOnDevice(1);
+}
+
+TEST_F(ForkTest, AChildThatExitsOrderlyLeavesTheParentsMemoryAlone) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  static Allocator allocator;
+  static PinnedBlock block;
+  allocator = NewAllocator(std::make_shared<TrackingSource>(MmapSource::Create().value()));
+  block = allocator->Allocate(kMiB).value();
+  EXPECT_EXIT(
+      {
+        block = PinnedBlock();
+        allocator = nullptr;
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
+  std::memset(block.data(), 1, kMiB);
+  block = PinnedBlock();
+  allocator = nullptr;
+}
+
+// The child has none of the threads that were inside the allocator, and all of their locks.
+TEST_F(ForkTest, ForksInTheMiddleOfOtherThreadsCallsHoldUpNobody) {
+  const Allocator mapped = OverMappedMemory();
+  const Allocator heap = NewAllocator(std::make_shared<HeapSource>());
+  std::atomic<bool> stop = false;
+  std::atomic<uint64_t> calls = 0;
+  const auto hammer = [&](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<PinnedBlock> blocks;
+    while (!stop) {
+      PinnedAllocator& allocator = random() % 2 == 0 ? *mapped : *heap;
+      absl::StatusOr<PinnedBlock> block = allocator.Allocate(1 + random() % (3 * kMiB));
+      ASSERT_THAT(block, IsOk());
+      blocks.push_back(*std::move(block));
+      if (blocks.size() > 4) blocks.erase(blocks.begin() + static_cast<int>(random() % 4));
+      if (random() % 16 == 0) {
+        ASSERT_THAT(allocator.Trim(0), IsOk());
+      }
+      ++calls;
+    }
+  };
+  std::thread threads[2] = {std::thread(hammer, 1), std::thread(hammer, 2)};
+  PinnedBlock live[2] = {mapped->Allocate(kMiB).value(), heap->Allocate(kMiB).value()};
+  for (int round = 0; round < 60; ++round) {
+    ChildProcess child([&] {
+      alarm(30);  // instead of a hang
+      for (const Allocator& allocator : {mapped, heap}) {
+        EXPECT_THAT(allocator->Allocate(kMiB), IsRefused());
+        EXPECT_THAT(allocator->Reserve(kMiB), IsRefused());
+        EXPECT_THAT(allocator->Trim(0), IsRefused());
+        EXPECT_EQ(allocator->GetStats().locked_bytes.current, 0u);
+      }
+      for (PinnedBlock& block : live) block = PinnedBlock();
+    });
+    ASSERT_EQ(child.Wait(), 0) << "round " << round;
+  }
+  // The parent goes on.
+  const uint64_t before = calls;
+  while (calls < before + 100) absl::SleepFor(absl::Milliseconds(1));
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,144 @@
+// How much is pinned when, and when it goes back.
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeSource;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::IsOkAndHolds;
+using ::pinion::testing::kSlack;
+using ::pinion::testing::PinnedAllocatorFixture;
+using ::pinion::testing::StatusIs;
+
+using PinnedAllocatorGrowthTest = PinnedAllocatorFixture;
+
+TEST_F(PinnedAllocatorGrowthTest, ALargeRequestGetsASegmentOfItsOwnSize) {
+  Take(13 * kMiB - kSlack);
+  EXPECT_EQ(source_->outstanding_bytes(), 13 * kMiB);
+}
+
+TEST_F(PinnedAllocatorGrowthTest, SmallRequestsShareASegmentWithLargeOnes) {
+  const PinnedBlock small = Take(100);
+  const PinnedBlock large = Take(3 * kMiB);
+  EXPECT_EQ(source_->calls(), 1u);
+}
+
+// A run whose longest block grows would lock all that it ever was.
+TEST_F(PinnedAllocatorGrowthTest, ALongSegmentThatIsFreeMakesWayForALongerOne) {
+  Take(3 * kMiB);
+  Take(6 * kMiB - kSlack);
+  Take(8 * kMiB - kSlack);
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.locked_bytes.current, 4 * kMiB + 8 * kMiB);
+  EXPECT_EQ(stats.locked_bytes.peak, 4 * kMiB + 8 * kMiB);
+  EXPECT_EQ(stats.unpin_calls, 1u);
+}
+
+// An allocator called event creation, which called the allocator, and the lock was not recursive
+// (mlx#2232); another held its lock across cudaHostAlloc, and a whole node waited (TRT-LLM#17773).
+TEST_F(PinnedAllocatorGrowthTest, TheSourceMayUseTheAllocatorThatCallsIt) {
+  const PinnedBlock warm = Take(100);
+  source_->on_allocate = [this] {
+    (void)allocator_->GetStats();
+    const PinnedBlock inner = Take(200);
+    EXPECT_THAT(allocator_->Trim(UINT64_MAX), IsOk());
+  };
+  Take(kMiB);
+  source_->on_allocate = nullptr;
+}
+
+TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsServedWithoutPinning) {
+  EXPECT_THAT(allocator_->Reserve(10 * kMiB), IsOk());
+  const uint64_t calls = source_->calls();
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 10; ++i) blocks.push_back(Take(kMiB - kSlack));
+  EXPECT_EQ(source_->calls(), calls);
+  EXPECT_EQ(allocator_->GetStats().misses, 0u);
+}
+
+TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsOnePieceWhereThatCanBeHad) {
+  EXPECT_THAT(allocator_->Reserve(50 * kMiB), IsOk());
+  Take(50 * kMiB - kSlack);
+  EXPECT_EQ(source_->calls(), 1u);
+}
+
+// Each growth gave the long segment back that the one before had added, for ever.
+TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedBesideALongSegmentAddsToIt) {
+  EXPECT_THAT(allocator_->Reserve(10 * kMiB), IsOk());
+  EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
+  EXPECT_EQ(source_->outstanding_bytes(), 16 * kMiB);
+  EXPECT_EQ(source_->calls(), 2u);
+}
+
+TEST_F(PinnedAllocatorGrowthTest, TrimGivesBackWhatIsFreeDownToWhatIsKept) {
+  {
+    std::vector<PinnedBlock> blocks;
+    for (int i = 0; i < 4; ++i) blocks.push_back(Take(4 * kMiB - kSlack));
+  }
+  EXPECT_THAT(allocator_->Trim(8 * kMiB), IsOkAndHolds(8 * kMiB));
+  EXPECT_EQ(source_->outstanding_bytes(), 8 * kMiB);
+  EXPECT_THAT(allocator_->Trim(8 * kMiB), IsOkAndHolds(0u));
+  EXPECT_EQ(allocator_->GetStats().trims, 1u);
+}
+
+TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedIsCountedAsLeaked) {
+  const auto source = std::make_shared<FakeSource>();
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
+  Take(kMiB);
+  source->FailEveryFree();
+  EXPECT_THAT(allocator_->Trim(0), StatusIs(absl::StatusCode::kInternal));
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.leaked_bytes, 4 * kMiB);
+  EXPECT_EQ(stats.locked_bytes.current, 0u);
+  EXPECT_THAT(stats.CheckInvariants(), IsOk());
+}
+
+TEST_F(PinnedAllocatorGrowthTest, OncePeakDemandStoppedRisingNoStepPins) {
+  // Each step holds blocks of new sizes, half of them until copies are done, up to the same peak.
+  constexpr uint64_t kPeakBytes = 2 * kMiB;
+  options_.segment_bytes = 512 * kKiB;
+  Make();
+  std::mt19937_64 random(2026);
+  uint64_t ticket = 0;
+  const auto step = [&] {
+    std::vector<PinnedBlock> blocks;
+    uint64_t held_bytes = 0;
+    while (true) {
+      const uint64_t size_bytes = 32 * kKiB + random() % (64 * kKiB);
+      if (held_bytes + size_bytes > kPeakBytes) break;
+      held_bytes += size_bytes;
+      blocks.push_back(Take(size_bytes));
+    }
+    ++ticket;
+    for (PinnedBlock& block : blocks) {
+      if (random() % 2 == 0) std::move(block).ReleaseAfter({timeline_->Ticket(ticket)});
+    }
+    timeline_->CompleteVisibly(ticket);  // as when the engine polls at its next submission
+  };
+  for (int i = 0; i < 50; ++i) step();
+  const uint64_t pin_calls = allocator_->GetStats().pin_calls;
+  for (int i = 0; i < 1000; ++i) step();
+  EXPECT_EQ(allocator_->GetStats().pin_calls, pin_calls);
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_LE(8 * stats.booked_bytes.peak, 9 * stats.requested_bytes.peak);
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,256 @@
+// What happens when a limit, the host or the source refuses to let the allocator grow.
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeSource;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::IsOkAndHolds;
+using ::pinion::testing::kSlack;
+using ::pinion::testing::PinnedAllocatorFixture;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using PinnedAllocatorRefusalTest = PinnedAllocatorFixture;
+
+TEST_F(PinnedAllocatorRefusalTest, TheLimitIsKeptAndNamed) {
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  const PinnedBlock block = Take(5 * kMiB);
+  EXPECT_THAT(allocator_->Allocate(4 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("allocate 4 MiB"), HasSubstr("max_locked_bytes, 8 MiB"),
+                             HasSubstr("are locked"))));
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.limit_refusals, 1u);
+  EXPECT_EQ(stats.failures, 1u);
+  EXPECT_EQ(stats.pin_calls, 1u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, NearTheLimitASegmentIsNoLargerThanItsBlock) {
+  options_.max_locked_bytes = 5 * kMiB;
+  Make();
+  const PinnedBlock block = Take(4 * kMiB - kSlack);
+  const PinnedBlock second = Take(kMiB - kSlack);
+  EXPECT_EQ(source_->outstanding_bytes(), 5 * kMiB);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, CachedSegmentsMakeRoomUnderTheLimit) {
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  Take(100);  // in a segment of 4 MiB
+  Take(7 * kMiB - kSlack);
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.trims, 1u);
+  EXPECT_EQ(stats.unpin_calls, 1u);
+  EXPECT_EQ(stats.growth_retries, 1u);
+  EXPECT_EQ(stats.limit_refusals, 0u);
+  EXPECT_EQ(stats.locked_bytes.current, 7 * kMiB);
+}
+
+// What is given back for nothing is pinned again by the next step, and so on.
+TEST_F(PinnedAllocatorRefusalTest, NothingGoesBackForAGrowthThatWouldStillBeRefused) {
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  const PinnedBlock used = Take(3 * kMiB);
+  Take(3 * kMiB);  // in a segment of its own, which is free now
+  EXPECT_THAT(allocator_->Allocate(6 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(allocator_->GetStats().unpin_calls, 0u);
+  EXPECT_EQ(allocator_->GetStats().locked_bytes.current, 8 * kMiB);
+}
+
+// Without room for a whole segment, a smaller one serves more blocks than one that is just as large
+// as the first of them.
+TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkSegmentsAreSmaller) {
+  options_.segment_bytes = 16 * kMiB;
+  Make();
+  host_.SetMeminfo(100 * kGiB, 10 * kGiB + 8 * kMiB);
+  const PinnedBlock block = Take(kMiB / 2);
+  EXPECT_EQ(source_->outstanding_bytes(), kMiB);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, AReserveBeyondTheLimitKeepsWhatItGot) {
+  options_.max_locked_bytes = 9 * kMiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(20 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("reserve 20 MiB")));
+  EXPECT_EQ(allocator_->GetStats().locked_bytes.current, 9 * kMiB);
+  EXPECT_EQ(allocator_->GetStats().failures, 1u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkOnlyTheCacheServes) {
+  Take(kMiB);
+  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
+  const PinnedBlock cached = Take(kMiB);
+  EXPECT_THAT(allocator_->Allocate(8 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent (90)")));
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.watermark_refusals, 1u);
+  EXPECT_EQ(stats.pin_calls, 1u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkCachedSegmentsGoBack) {
+  Take(kMiB);
+  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
+  EXPECT_THAT(allocator_->Allocate(8 * kMiB), Not(IsOk()));
+  EXPECT_EQ(source_->outstanding_bytes(), 0u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, LevelsOfTheHostAreToldAndMayBeAnsweredByATrim) {
+  std::vector<RamLevel> levels;
+  options_.on_ram_level = [&](const RamLevelChange& change) {
+    levels.push_back(change.to);
+    if (change.to == RamLevel::kHigh) {
+      EXPECT_THAT(allocator_->Trim(0), IsOk());
+    }
+  };
+  Make();
+  Take(kMiB);
+  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
+  EXPECT_THAT(allocator_->Trim(UINT64_MAX), IsOk());
+  EXPECT_THAT(levels, ElementsAre(RamLevel::kHigh));
+  EXPECT_EQ(source_->outstanding_bytes(), 0u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, GrowthAboveTheWarnMarkIsCounted) {
+  host_.SetMeminfo(100 * kGiB, 30 * kGiB);
+  Take(kMiB);
+  EXPECT_EQ(allocator_->GetStats().watermark_warnings, 1u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, AFailedPinTrimsAndIsRetriedOnce) {
+  source_->LimitBytes(9 * kMiB);
+  Take(100);  // in a segment of 4 MiB
+  Take(8 * kMiB - kSlack);
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.pin_failures, 1u);
+  EXPECT_EQ(stats.pin_calls, 3u);
+  EXPECT_EQ(stats.unpin_calls, 1u);
+  EXPECT_EQ(stats.growth_retries, 1u);
+  EXPECT_EQ(stats.source_refusals, 0u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusesTwiceIsCounted) {
+  source_->LimitBytes(kMiB);
+  EXPECT_THAT(allocator_->Allocate(2 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(allocator_->GetStats().source_refusals, 1u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, WhereAWholeSegmentFailsOneOfTheBlocksSizeMayDo) {
+  source_->LimitBytes(kMiB);
+  Take(kMiB - kSlack);
+  EXPECT_EQ(allocator_->GetStats().pin_calls, 2u);
+  EXPECT_EQ(allocator_->GetStats().locked_bytes.current, kMiB);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, ABrokenSourceIsNotAskedAgain) {
+  source_->FailCall(0, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(allocator_->Allocate(kMiB),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("fake failed to provide 4 MiB"), HasSubstr("told to"))));
+  EXPECT_EQ(source_->calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, WhicheverPinCallFailsTheBooksStayRight) {
+  options_.segment_bytes = 256 * kKiB;
+  uint64_t calls = 0;
+  for (uint64_t failing = 0; failing <= calls; ++failing) {
+    SCOPED_TRACE(::testing::Message() << "call " << failing << " fails");
+    const auto source = std::make_shared<FakeSource>();
+    source->FailCall(failing);
+    PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<PinnedAllocator> allocator,
+                                PinnedAllocator::Create(options_, source, host_.Probe()));
+    std::mt19937_64 random(1);
+    std::vector<PinnedBlock> blocks;
+    for (int i = 0; i < 40; ++i) {
+      absl::StatusOr<PinnedBlock> block = allocator->Allocate(1 + random() % (384 * kKiB));
+      if (block.ok()) {
+        blocks.push_back(*std::move(block));
+      } else {
+        ASSERT_THAT(block, StatusIs(absl::StatusCode::kResourceExhausted));
+      }
+      if (i % 5 == 4) blocks.erase(blocks.begin(), blocks.begin() + 2);
+      ASSERT_THAT(allocator->GetStats().CheckInvariants(), IsOk());
+      ASSERT_EQ(allocator->GetStats().locked_bytes.current, source->outstanding_bytes());
+    }
+    EXPECT_EQ(allocator->GetStats().pin_calls, source->calls());
+    calls = source->calls();
+    blocks.clear();
+    EXPECT_THAT(allocator->Trim(0), IsOk());
+    EXPECT_EQ(source->outstanding_bytes(), 0u);
+  }
+}
+
+TEST_F(PinnedAllocatorRefusalTest, WithoutTheOptionEveryBlockIsPinned) {
+  EXPECT_TRUE(Take(kMiB).pinned());
+  source_->LimitBytes(0);
+  EXPECT_THAT(allocator_->Allocate(8 * kMiB), Not(IsOk()));
+}
+
+TEST_F(PinnedAllocatorRefusalTest, WhereTheSourceRefusesPageableMemoryMayServe) {
+  options_.pageable_fallback = true;
+  Make();
+  const PinnedBlock pinned = Take(4 * kMiB - kSlack);
+  EXPECT_TRUE(pinned.pinned());
+  source_->LimitBytes(0);
+  {
+    const PinnedBlock block = Take(5 * kMiB);
+    EXPECT_FALSE(block.pinned());
+    std::memset(block.data(), 1, block.size_bytes());
+  }
+  Take(5 * kMiB);  // from what is cached
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.pageable_allocations, 2u);
+  EXPECT_EQ(stats.source_refusals, 2u);
+  EXPECT_EQ(stats.failures, 0u);
+  EXPECT_EQ(stats.locked_bytes.current, 4 * kMiB);
+  EXPECT_EQ(stats.pageable_bytes.current, 6 * kMiB);
+  EXPECT_THAT(allocator_->Trim(4 * kMiB), IsOkAndHolds(6 * kMiB));
+}
+
+TEST_F(PinnedAllocatorRefusalTest, WhereTheLimitRefusesPageableMemoryMayServe) {
+  options_.pageable_fallback = true;
+  options_.max_locked_bytes = 4 * kMiB;
+  Make();
+  EXPECT_FALSE(Take(5 * kMiB).pinned());
+  EXPECT_EQ(allocator_->GetStats().limit_refusals, 1u);
+}
+
+// Pageable memory is RAM as well.
+TEST_F(PinnedAllocatorRefusalTest, TheHighMarkHoldsForPageableMemoryToo) {
+  options_.pageable_fallback = true;
+  Make();
+  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
+  EXPECT_THAT(allocator_->Allocate(kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
+  options_.max_locked_bytes = kMiB;
+  Make();
+  EXPECT_THAT(allocator_->Allocate(5 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
+}
+
+}  // namespace
+}  // namespace pinion

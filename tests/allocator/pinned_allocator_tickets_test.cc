@@ -1,0 +1,138 @@
+// Blocks that are released while a device still uses them.
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeSource;
+using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::IsOkAndHolds;
+using ::pinion::testing::kSlack;
+using ::pinion::testing::PinnedAllocatorFixture;
+
+using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
+
+TEST_F(PinnedAllocatorTicketsTest, ADeferredBlockIsNotUsedBeforeItsTicketIsDone) {
+  PinnedBlock block = Take(3 * kMiB);
+  void* const data = block.data();
+  const PinnedBlock rest = Take(kMiB - 2 * kSlack);
+  std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  EXPECT_TRUE(block.empty());
+  const PinnedBlock other = Take(2 * kMiB);
+  EXPECT_NE(other.data(), data);
+  timeline_->CompleteVisibly(1);
+  EXPECT_EQ(Take(3 * kMiB).data(), data);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, TicketsThatAreDoneOrAbsentDoNotDefer) {
+  timeline_->CompleteVisibly(3);
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(3), FenceTicket()});
+  Take(kMiB).ReleaseAfter({});
+  EXPECT_EQ(allocator_->GetStats().deferred_bytes.peak, 0u);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, AHitAsksNoDevice) {
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
+  for (int i = 0; i < 100; ++i) Take(kMiB);
+  EXPECT_EQ(timeline_->polls() + timeline_->waits(), 0u);
+  timeline_->CompleteVisibly(1);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, AMissAsksTheDeviceBeforeItGrows) {
+  Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
+  timeline_->CompleteOnDevice(1);
+  Take(4 * kMiB - kSlack);
+  EXPECT_EQ(timeline_->polls(), 1u);
+  EXPECT_EQ(allocator_->GetStats().pin_calls, 1u);
+  EXPECT_EQ(allocator_->GetStats().polled_hits, 1u);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, ByDefaultAMissGrowsRatherThanWaits) {
+  Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
+  Take(4 * kMiB - kSlack);
+  EXPECT_EQ(timeline_->waits(), 0u);
+  EXPECT_EQ(allocator_->GetStats().waits_for_deferred, 0u);
+  EXPECT_EQ(allocator_->GetStats().pin_calls, 2u);
+  timeline_->CompleteVisibly(1);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, AStuckTimelineDoesNotUseUpTheWaitOfAnother) {
+  options_.max_wait_for_deferred = absl::Milliseconds(40);
+  Make();
+  const auto stuck = std::make_shared<FakeTimeline>();
+  Take(2 * kMiB - kSlack).ReleaseAfter({stuck->Ticket(1)});
+  PinnedBlock other = Take(2 * kMiB - kSlack);
+  // Done at the first Wait, not at the Poll before it.
+  class DoneWhenWaitedFor final : public FenceTimeline {
+   public:
+    uint64_t Completed() const override { return done_; }
+    void Poll() override {}
+    absl::Status Wait(uint64_t value, absl::Duration) override {
+      done_ = value;
+      return absl::OkStatus();
+    }
+
+   private:
+    uint64_t done_ = 0;
+  };
+  std::move(other).ReleaseAfter({{std::make_shared<DoneWhenWaitedFor>(), 1}});
+  Take(2 * kMiB - kSlack);
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.waits_for_deferred, 1u);
+  EXPECT_EQ(stats.waited_hits, 1u);
+  EXPECT_EQ(stats.pin_calls, 1u);
+  stuck->CompleteVisibly(1);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, TheWaitEndsAndTheAllocatorGrows) {
+  options_.max_wait_for_deferred = absl::Milliseconds(1);
+  Make();
+  Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
+  Take(4 * kMiB - kSlack);
+  EXPECT_EQ(allocator_->GetStats().waits_for_deferred, 1u);
+  EXPECT_EQ(allocator_->GetStats().pin_calls, 2u);
+  timeline_->CompleteVisibly(1);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, TheEndWaitsForTickets) {
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
+  timeline_->CompleteOnDevice(1);
+  allocator_.reset();
+  EXPECT_EQ(source_->outstanding_bytes(), 0u);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, MemoryThatADeviceMayStillWriteToIsLeaked) {
+  const auto source = std::make_shared<FakeSource>();
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
+  Take(8 * kMiB);
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});  // in a segment of its own or the one above
+  allocator_.reset();
+  EXPECT_GT(source->outstanding_bytes(), 0u);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, TrimKeepsSegmentsWithDeferredBlocks) {
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
+  EXPECT_THAT(allocator_->Trim(0), IsOkAndHolds(0u));
+  timeline_->CompleteOnDevice(1);
+  EXPECT_THAT(allocator_->Trim(0), IsOkAndHolds(4 * kMiB));
+}
+
+}  // namespace
+}  // namespace pinion

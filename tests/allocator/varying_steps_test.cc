@@ -1,0 +1,192 @@
+// A thousand training steps of varying batch and sequence: what is pinned when, how much of it is
+// of no use, and how much of the host's RAM it takes.
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/adaptors/limiting_source.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/host_ram.h"
+#include "pinion/allocator/os/mmap_source.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/config/build_config.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::FakeSource;
+using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::IsOk;
+
+constexpr int kSteps = 1000;
+
+// What a transformer's layers and its loss save for backward, released in reverse order once late
+// copies are done.
+class Training {
+ public:
+  struct Model {  // GPT-2 XL
+    uint64_t layers = 48;
+    uint64_t hidden = 1600;
+    uint64_t heads = 25;
+    uint64_t vocabulary = 50257;
+  };
+
+  Training(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options, HostRam ram,
+           const Model& model, size_t late_copies, uint64_t seed)
+      : source_(std::make_shared<LimitingSource>(std::move(source), UINT64_MAX)),
+        allocator_(PinnedAllocator::Create(options, source_, std::move(ram)).value()),
+        model_(model),
+        late_copies_(late_copies),
+        random_(seed) {}
+  ~Training() { timeline_->CompleteOnDevice(ticket_); }
+
+  void Step() {
+    const uint64_t batch = 1 + random_() % 8;
+    const uint64_t sequence = 64 + random_() % 961;
+    const uint64_t hidden_bytes = batch * sequence * model_.hidden * 2;
+    for (uint64_t layer = 0; layer < model_.layers; ++layer) {
+      for (const uint64_t times : {1, 3, 1}) Save(times * hidden_bytes);
+      Save(batch * model_.heads * sequence * 4);
+      for (const uint64_t times : {1, 1, 4, 4, 1}) Save(times * hidden_bytes);
+    }
+    Save(batch * sequence * model_.vocabulary * 2);
+    while (!saved_.empty()) {
+      late_.push_back(saved_.back().capacity_bytes());
+      std::move(saved_.back()).ReleaseAfter({timeline_->Ticket(++ticket_)});
+      saved_.pop_back();
+      if (late_.size() <= late_copies_) continue;
+      timeline_->CompleteVisibly(ticket_ - late_copies_);
+      demand_bytes_ -= late_.front();
+      late_.pop_front();
+    }
+    ++steps_;
+  }
+
+  uint64_t pinned_bytes() const { return source_->taken_bytes(); }
+  // Of blocks that are in use or wait for copies.
+  uint64_t peak_demand_bytes() const { return peak_demand_bytes_; }
+  int step_of_last_rise() const { return step_of_last_rise_; }
+  int step_of_last_pin() const { return step_of_last_pin_; }
+  // What the last growth found: locked bytes that were free, and of no use to the block it was for.
+  double last_fragmentation() const { return last_fragmentation_; }
+
+ private:
+  void Save(uint64_t size_bytes) {
+    const uint64_t locked_bytes = source_->taken_bytes();
+    absl::StatusOr<PinnedBlock> block = allocator_->Allocate(size_bytes);
+    ASSERT_THAT(block, IsOk());
+    if (source_->taken_bytes() != locked_bytes) {
+      step_of_last_pin_ = steps_;
+      last_fragmentation_ = static_cast<double>(locked_bytes - demand_bytes_) /
+                            static_cast<double>(source_->taken_bytes());
+    }
+    demand_bytes_ += block->capacity_bytes();
+    if (demand_bytes_ > peak_demand_bytes_) {
+      peak_demand_bytes_ = demand_bytes_;
+      step_of_last_rise_ = steps_;
+    }
+    saved_.push_back(*std::move(block));
+  }
+
+  const std::shared_ptr<LimitingSource> source_;  // watches what is pinned
+  const std::shared_ptr<PinnedAllocator> allocator_;
+  const Model model_;
+  const size_t late_copies_;
+  std::mt19937_64 random_;
+  const std::shared_ptr<FakeTimeline> timeline_ = std::make_shared<FakeTimeline>();
+  uint64_t ticket_ = 0;
+  std::vector<PinnedBlock> saved_;
+  std::deque<uint64_t> late_;
+  uint64_t demand_bytes_ = 0;
+  uint64_t peak_demand_bytes_ = 0;
+  int steps_ = 0;
+  double last_fragmentation_ = 0;
+  int step_of_last_pin_ = -1;
+  int step_of_last_rise_ = -1;
+};
+
+class VaryingStepsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (config::kHardened) GTEST_SKIP() << "hardened builds fill and check gigabytes at each step";
+    host_.SetMeminfo(1000 * kGiB, 999 * kGiB);
+  }
+
+  // Calls `expect` after a thousand steps, each with late copies and not.
+  void Run(const std::function<std::shared_ptr<HostMemorySource>()>& make_source,
+           const std::function<void(const Training&)>& expect) {
+    AllocatorOptions options;
+    options.segment_bytes = kGiB;
+    for (const size_t late_copies : {0, 8, 60}) {
+      for (uint64_t seed = 1; seed <= 2; ++seed) {
+        SCOPED_TRACE(::testing::Message()
+                     << "seed " << seed << ", " << late_copies << " late copies");
+        Training training(make_source(), options, host_.Probe(), {}, late_copies, seed);
+        for (int step = 0; step < kSteps; ++step) training.Step();
+        expect(training);
+      }
+    }
+  }
+
+  FakeHost host_;
+};
+
+void ExpectNoWaste(const Training& training) {
+  EXPECT_LE(training.step_of_last_pin(), training.step_of_last_rise());
+  EXPECT_LT(training.last_fragmentation(), 0.1);
+  EXPECT_LT(100 * training.pinned_bytes(), 112 * training.peak_demand_bytes());
+}
+
+// Its segments lie side by side, and blocks may cross from one into the next.
+TEST_F(VaryingStepsTest, MappedMemoryIsPinnedOnlyWhileDemandRises) {
+  Run([] { return MmapSource::Create({.touch_threads = 0}).value(); }, ExpectNoWaste);
+}
+
+// As cudaHostAlloc's.
+TEST_F(VaryingStepsTest, MemoryThatDoesNotJoinIsPinnedOnlyWhileDemandRises) {
+  Run([] { return std::make_shared<FakeSource>(); }, ExpectNoWaste);
+}
+
+uint64_t ResidentBytes() {
+  uint64_t pages = 0;
+  uint64_t resident_pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident_pages;
+  return resident_pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+TEST_F(VaryingStepsTest, ResidentMemoryStaysWhereItIs) {
+  AllocatorOptions options;
+  options.segment_bytes = 64 * kMiB;
+  Training training(MmapSource::Create().value(), options, host_.Probe(),
+                    {.layers = 12, .hidden = 128, .heads = 2, .vocabulary = 4096},
+                    /*late_copies=*/8, /*seed=*/1);
+  uint64_t resident_bytes = 0;
+  for (int step = 1; step <= kSteps; ++step) {
+    training.Step();
+    if (step == 200) resident_bytes = ResidentBytes();
+  }
+  EXPECT_GT(resident_bytes, training.peak_demand_bytes());  // it is really there
+  EXPECT_LE(ResidentBytes(), resident_bytes + 64 * kMiB);
+}
+
+}  // namespace
+}  // namespace pinion

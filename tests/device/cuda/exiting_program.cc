@@ -1,0 +1,133 @@
+// A program that ends with the exit code 3 while copies are in flight. See exit_code_test.
+//
+//   exiting_program global|local|leaked main|thread|busy
+//
+// What holds the allocator, the engine and their memory: a global, a static of a function, or one
+// that is never destroyed. Who ends the process: main returns, another thread calls exit, or main
+// returns while another thread goes on submitting.
+//
+// The exit code 4 means that the runtime was called after it was unloaded, 5 that it was called at
+// all while globals were destroyed.
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_batch.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/support/fake_host.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeCuda;
+using ::pinion::testing::FakeHost;
+
+FakeCuda* runtime = nullptr;  // never destroyed
+std::atomic<uint64_t> calls_before_exit{0};
+// One thread may have been on its way into the runtime when that was unloaded.
+uint64_t late_calls_allowed = 0;
+bool calls_during_exit_allowed = true;
+
+// The first static of the program, so the last that is destroyed.
+struct Judge {
+  ~Judge() {
+    if (runtime->calls_after_unload() > late_calls_allowed) _exit(4);
+    if (!calls_during_exit_allowed && runtime->all_calls() > calls_before_exit) _exit(5);
+  }
+} judge;
+
+struct World {
+  World() {
+    AllocatorOptions options;
+    options.segment_bytes = 4 * kMiB;
+    allocator =
+        PinnedAllocator::Create(options, device->pinned_source(), FakeHost().Probe()).value();
+    engine = TransferEngine::Create({}, device).value();
+    compute = device->CreateStream("compute").value();
+    data = static_cast<uint8_t*>(device->Allocate(2 * kMiB, compute).value());
+    block = allocator->Allocate(kMiB).value();
+  }
+
+  // Both ways at once, each with memory of its own.
+  void Submit() {
+    for (const CopyDirection direction :
+         {CopyDirection::kDeviceToHost, CopyDirection::kHostToDevice}) {
+      absl::StatusOr<PinnedBlock> host = allocator->Allocate(kMiB);
+      if (!host.ok()) return;
+      CopyBatch batch(direction);
+      uint8_t* const mine = direction == CopyDirection::kDeviceToHost ? data : data + kMiB;
+      batch.Add(std::make_shared<HostBuffer>(*std::move(host)), 0, mine, kMiB);
+      absl::StatusOr<Transfer> transfer = engine->Submit(std::move(batch), compute);
+      if (transfer.ok()) transfers.push_back(*std::move(transfer));
+    }
+  }
+
+  const std::shared_ptr<Device> device = std::make_shared<CudaDevice>(FakeCuda::Api(), 0);
+  std::shared_ptr<PinnedAllocator> allocator;
+  std::shared_ptr<TransferEngine> engine;
+  StreamHandle compute;
+  uint8_t* data = nullptr;
+  PinnedBlock block;
+  std::vector<Transfer> transfers;
+};
+
+std::unique_ptr<World> global_world;
+
+World& HeldBy(const std::string& holder) {
+  if (holder == "local") {
+    static World world;
+    return world;
+  }
+  if (holder == "global") return *(global_world = std::make_unique<World>());
+  static World* const never_destroyed = new World;
+  return *never_destroyed;
+}
+
+int Run(const std::string& holder, const std::string& ender) {
+  runtime = new FakeCuda(EmulatedOptions());
+  // The runtime was loaded before whatever uses it, and so is unloaded after that.
+  std::atexit([] { runtime->Unload(); });
+  World& world = HeldBy(holder);
+  world.Submit();
+  if (ender == "busy") {
+    late_calls_allowed = 1;
+    std::thread([&world] {
+      while (true) {
+        world.Submit();
+        world.transfers.clear();
+      }
+    }).detach();
+    usleep(10'000);
+    return 3;
+  }
+  // A static of a function goes while the runtime is there.
+  calls_during_exit_allowed = holder == "local";
+  calls_before_exit = runtime->all_calls();
+  if (ender == "main") return 3;
+  std::thread([] { std::exit(3); }).detach();
+  while (true) pause();
+}
+
+}  // namespace
+}  // namespace pinion
+
+int main(int argc, char** argv) { return argc == 3 ? pinion::Run(argv[1], argv[2]) : 2; }

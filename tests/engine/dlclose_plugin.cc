@@ -1,0 +1,37 @@
+// A library that copies with an engine of its own, and leaves nothing behind: see dlclose_test.
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/tests/engine/engine_world.h"
+
+namespace pinion {
+namespace {
+
+int Use() {
+  testing::EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  world.WriteDevice(data, testing::Pattern(1, kMiB), world.compute());
+  if (!world.CopyOut(host, data, world.compute()).Wait(absl::Seconds(30)).ok()) return 1;
+  if (world.ReadHost(*host) != testing::Pattern(1, kMiB)) return 2;
+  world.CopyIn(host, data, world.compute());  // in flight while everything goes
+  return 0;
+}
+
+}  // namespace
+}  // namespace pinion
+
+// On a thread of its own: what each thread keeps (the label of its allocations) goes with it, and
+// would keep the library until then.
+extern "C" int UseTheEngine() {
+  int result = -1;
+  std::thread([&] { result = pinion::Use(); }).join();
+  return result;
+}

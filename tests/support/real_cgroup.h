@@ -1,0 +1,124 @@
+// A memory cgroup of this machine, below the one that the test runs in.
+//
+//   const absl::StatusOr<std::unique_ptr<RealCgroup>> cgroup = RealCgroup::Create(256 * kMiB);
+//   if (!cgroup.ok()) GTEST_SKIP() << cgroup.status();    // not root, or no memory controller here
+//   ... a child process calls RealCgroup::Join((*cgroup)->directory()) first of all ...
+//
+// Version 1 and 2. Removed with the object: the processes inside must have ended by then.
+//
+// Thread safety: thread-compatible.
+
+#ifndef PINION_TESTS_SUPPORT_REAL_CGROUP_H_
+#define PINION_TESTS_SUPPORT_REAL_CGROUP_H_
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
+
+namespace pinion::testing {
+
+class RealCgroup {
+ public:
+  // FailedPrecondition that says why the machine does not let the test make one.
+  static absl::StatusOr<std::unique_ptr<RealCgroup>> Create(uint64_t limit_bytes) {
+    const std::filesystem::path own = OwnDirectory();
+    if (own.empty()) return absl::FailedPreconditionError("no memory cgroup is mounted");
+    std::unique_ptr<RealCgroup> cgroup(
+        new RealCgroup(own / absl::StrCat("pinion_test_", getpid())));
+    std::error_code error;
+    if (!std::filesystem::create_directory(cgroup->directory_, error)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("mkdir ", cgroup->directory_.string(), ": ", error.message()));
+    }
+    for (const char* limit : {"memory.limit_in_bytes", "memory.max"}) {
+      if (Write(cgroup->directory_ / limit, std::to_string(limit_bytes)).ok()) return cgroup;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("no limit can be set in ", cgroup->directory_.string(),
+                     ": its parent does not pass the memory controller on"));
+  }
+  ~RealCgroup() {
+    for (int attempt = 0; attempt < 100; ++attempt) {
+      if (rmdir(directory_.c_str()) == 0 || errno != EBUSY) return;
+      usleep(10'000);  // those who have just ended
+    }
+    PINION_LOG(kError) << "cannot remove " << directory_ << ": " << std::strerror(errno);
+  }
+
+  // Moves the calling process there.
+  static void Join(const std::filesystem::path& directory) {
+    const absl::Status joined = Write(directory / "cgroup.procs", "0");
+    PINION_CHECK(joined.ok()) << joined;
+  }
+
+  const std::filesystem::path& directory() const { return directory_; }
+
+  // How often a process wanted more than the limit, and how many were killed for it.
+  uint64_t limit_hits() const {
+    return IsV1() ? Number("memory.failcnt") : Field("memory.events", "max");
+  }
+  uint64_t kills() const {
+    return Field(IsV1() ? "memory.oom_control" : "memory.events", "oom_kill");
+  }
+
+ private:
+  explicit RealCgroup(std::filesystem::path directory) : directory_(std::move(directory)) {}
+
+  // What of /proc/self/cgroup exists here; empty if nothing does.
+  static std::filesystem::path OwnDirectory() {
+    std::ifstream file("/proc/self/cgroup");
+    for (std::string line; std::getline(file, line);) {
+      const bool v2 = line.rfind("0::", 0) == 0;
+      const size_t v1 = line.find(":memory:");
+      if (!v2 && v1 == std::string::npos) continue;
+      const std::filesystem::path directory =
+          v2 ? "/sys/fs/cgroup" + line.substr(3) : "/sys/fs/cgroup/memory" + line.substr(v1 + 8);
+      if (std::filesystem::exists(directory / (v2 ? "cgroup.procs" : "memory.limit_in_bytes"))) {
+        return directory;
+      }
+    }
+    return {};
+  }
+
+  static absl::Status Write(const std::filesystem::path& path, const std::string& text) {
+    std::ofstream file(path);
+    file << text << std::flush;
+    return file ? absl::OkStatus()
+                : absl::UnavailableError(absl::StrCat(path.string(), ": ", std::strerror(errno)));
+  }
+
+  bool IsV1() const { return std::filesystem::exists(directory_ / "memory.failcnt"); }
+  uint64_t Number(const std::string& file) const {
+    uint64_t number = UINT64_MAX;
+    std::ifstream(directory_ / file) >> number;
+    return number;
+  }
+  // UINT64_MAX where it is missing.
+  uint64_t Field(const std::string& file, const std::string& field) const {
+    std::ifstream lines(directory_ / file);
+    std::string name;
+    uint64_t value = 0;
+    while (lines >> name >> value) {
+      if (name == field) return value;
+    }
+    return UINT64_MAX;
+  }
+
+  const std::filesystem::path directory_;
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_SUPPORT_REAL_CGROUP_H_
