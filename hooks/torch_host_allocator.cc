@@ -6,7 +6,6 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +24,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/fence.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/process_exit.h"
@@ -57,8 +57,7 @@ class TorchHostAllocator final : public at::HostAllocator {
         source_(std::move(source)),
         backend_(std::move(backend)),
         type_(type),
-        previous_(previous),
-        fork_generation_(ForkGeneration()) {}
+        previous_(previous) {}
 
   const PinnedAllocator& allocator() const { return *allocator_; }
 
@@ -95,7 +94,7 @@ class TorchHostAllocator final : public at::HostAllocator {
   void Release(const void* data);
 
   // The block is lost to this process: a child, or nearly gone.
-  bool Abandoned() const { return ProcessIsExiting() || ForkGeneration() != fork_generation_; }
+  bool Abandoned() const { return ProcessIsExiting() || origin_.InForkedChild(); }
 
   bool IsLive(const void* data);
   // The block that `data` points into; null: none.
@@ -109,7 +108,7 @@ class TorchHostAllocator final : public at::HostAllocator {
   const DeviceBackend backend_;
   const c10::DeviceType type_;
   at::HostAllocator* const previous_;
-  const int fork_generation_;
+  const ForkOrigin origin_;
   std::atomic<int> captures_{0};
 
   Mutex mu_;
@@ -125,9 +124,6 @@ class TorchHostAllocator final : public at::HostAllocator {
 c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
   const c10::Device cpu(c10::kCPU);
   if (size_bytes == 0) return c10::DataPtr(nullptr, nullptr, &Delete, cpu);
-  TORCH_CHECK(ForkGeneration() == fork_generation_,
-              "a child of fork() cannot pin memory: pin it in the parent, or start the child with "
-              "the spawn method");
   absl::StatusOr<PinnedBlock> block = allocator_->Allocate(size_bytes);
   ThrowIfError(block.status(), "pinning host memory for LibTorch");
   BlockUses uses;
