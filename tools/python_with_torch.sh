@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Prints the path of a Python that can import torch, from the .venv that ./bazelw has filled.
+#
+#   ./bazelw test --config=opt --test_env=PINION_TEST_PYTHON="$(tools/python_with_torch.sh)" //tests/shared/...
+#
+# Where ./bazelw found no GPU it installed the wheel without the CUDA libraries that it asks for (a
+# 3 GB download), of which `import torch` needs the names alone. So this makes .venv/torch-python:
+# libraries whose functions all trap, the one small package that torch imports, and a Python that
+# finds both. Tensors in host memory and on other devices than CUDA work. Makes it once.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly venv=$PWD/.venv folder=$PWD/.venv/torch-python
+die() { echo "python_with_torch.sh: $*" >&2; exit 1; }
+imports_torch() { [[ -x $1 ]] && "$1" -c 'import torch' 2>/dev/null; }
+
+for python in "$venv/bin/python3" "$folder/python3"; do
+  if imports_torch "$python"; then
+    echo "$python"
+    exit
+  fi
+done
+torch_libraries=("$venv"/lib/python3*/site-packages/torch/lib/*.so)
+[[ -e ${torch_libraries[0]} ]] || die "no torch in .venv: run ./bazelw version without TORCH_PATH first"
+
+# stub NAME VERSION: a library that defines what torch's want of it.
+stub() {
+  local name=$1 version=$2 prefix=${1#lib}
+  prefix=${prefix%%[._]*}
+  { grep -i "^$prefix" "$folder/undefined" || true; } | sed 's/@.*//' | sort -u |
+    sed 's/.*/.globl &; .type &, @function; &: ud2/' >"$folder/stub.s"
+  echo "$version { global: *; };" >"$folder/stub.lds"
+  g++ -shared -nostdlib -Wl,-soname,"$name" -Wl,--version-script="$folder/stub.lds" \
+    -o "$folder/lib/$name" -x assembler "$folder/stub.s"
+}
+
+rm -rf "$folder"
+mkdir -p "$folder/lib"
+nm -D --undefined-only "${torch_libraries[@]}" | awk '$1 == "U" { print $2 }' >"$folder/undefined"
+needed=$(readelf -dW "${torch_libraries[@]}" | sed -n 's/.*(NEEDED).*\[\(lib\(cu\|nv\|nccl\)[^]]*\)\]/\1/p' | sort -u)
+for name in $needed; do
+  case $name in
+  # The wheels that bring these are there; the driver's is asked for at run time.
+  libcudart.so.* | libcupti.so.* | libcuda.so.*) continue ;;
+  esac
+  prefix=${name#lib}
+  version=$({ grep -i "^${prefix%%[._]*}.*@" "$folder/undefined" || true; } | sed 's/.*@//' | sort -u | head -1)
+  stub "$name" "$version"
+done
+rm -f "$folder"/undefined "$folder"/stub.*
+
+"$venv/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/packages" \
+  typing_extensions==4.16.0 >&2 || die "pip could not install typing_extensions (the lines above)"
+
+cat >"$folder/python3" <<EOF
+#!/usr/bin/env bash
+export PYTHONPATH="$folder/packages\${PYTHONPATH:+:\$PYTHONPATH}"
+export LD_LIBRARY_PATH="$folder/lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
+exec "$venv/bin/python3" "\$@"
+EOF
+chmod +x "$folder/python3"
+"$folder/python3" -c 'import torch' || die "import torch still fails (the lines above)"
+echo "$folder/python3"
