@@ -6,14 +6,18 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,6 +35,7 @@
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/torch_bridge.h"
 #include "pinion/hooks/torch_pinned_source.h"
+#include "pinion/hooks/torch_version.h"
 
 namespace pinion {
 namespace {
@@ -60,6 +65,8 @@ class TorchHostAllocator final : public at::HostAllocator {
         previous_(previous) {}
 
   const PinnedAllocator& allocator() const { return *allocator_; }
+  bool InForkedChild() const { return origin_.InForkedChild(); }
+  absl::Status Refusal() const { return origin_.Refusal("Pinion's host allocator"); }
 
   c10::DataPtr allocate(size_t size_bytes) override;
   bool record_event(void* data, void* context, c10::Stream stream) override;
@@ -95,6 +102,11 @@ class TorchHostAllocator final : public at::HostAllocator {
 
   // The block is lost to this process: a child, or nearly gone.
   bool Abandoned() const { return ProcessIsExiting() || origin_.InForkedChild(); }
+
+  // Before any lock: another thread of the parent may have held it at the fork.
+  void ThrowInForkedChild(const char* doing) const {
+    if (origin_.InForkedChild()) ThrowIfError(Refusal(), doing);
+  }
 
   bool IsLive(const void* data);
   // The block that `data` points into; null: none.
@@ -183,6 +195,7 @@ void TorchHostAllocator::Release(const void* data) {
 }
 
 bool TorchHostAllocator::record_event(void* data, void* context, c10::Stream stream) {
+  if (origin_.InForkedChild()) return false;
   if (!IsLive(data)) {
     return previous_ != nullptr && previous_->record_event(data, context, stream);
   }
@@ -244,11 +257,13 @@ bool TorchHostAllocator::IsLive(const void* data) {
 }
 
 void TorchHostAllocator::empty_cache() {
+  ThrowInForkedChild("giving cached pinned memory back");
   ThrowIfError(allocator_->Trim(0).status(), "giving cached pinned memory back");
   if (previous_ != nullptr) previous_->empty_cache();
 }
 
 at::HostStats TorchHostAllocator::get_stats() {
+  ThrowInForkedChild("reading the statistics of pinned memory");
   at::HostStats stats = source_->GetStats();
   const MutexLock lock(mu_);
   stats.active_requests = active_requests_;
@@ -257,6 +272,7 @@ at::HostStats TorchHostAllocator::get_stats() {
 }
 
 void TorchHostAllocator::reset_accumulated_stats() {
+  ThrowInForkedChild("resetting the statistics of pinned memory");
   source_->ResetAccumulatedStats();
   const MutexLock lock(mu_);
   active_requests_.reset_accumulated();
@@ -264,27 +280,48 @@ void TorchHostAllocator::reset_accumulated_stats() {
 }
 
 void TorchHostAllocator::reset_peak_stats() {
+  ThrowInForkedChild("resetting the statistics of pinned memory");
   source_->ResetPeakStats();
   const MutexLock lock(mu_);
   active_requests_.reset_peak();
   active_bytes_.reset_peak();
 }
 
-// By device type. Never destroyed: LibTorch keeps the addresses for ever.
-struct Installed {
-  Mutex mu;
-  std::map<c10::DeviceType, TorchHostAllocator*> allocators ABSL_GUARDED_BY(mu);
-};
+// By device type. Never destroyed: LibTorch keeps the addresses for ever. No lock, which a child of
+// fork() could find taken.
+std::atomic<TorchHostAllocator*> g_installed[c10::COMPILE_TIME_MAX_DEVICE_TYPES];
 
-Installed& TheInstalled() {
-  static Installed* const installed = new Installed;
-  return *installed;
+std::atomic<TorchHostAllocator*>& InstalledFor(c10::DeviceType type) {
+  return g_installed[static_cast<size_t>(type)];
+}
+
+bool SwitchedOff() {
+  const char* const value = std::getenv("PINION_DISABLE");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+absl::StatusOr<TorchHostAllocator*> Installed(const std::string& device_type) {
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(device_type));
+  TorchHostAllocator* const allocator = InstalledFor(type);
+  if (allocator == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("Pinion's host allocator is not installed for ", device_type,
+                     SwitchedOff() ? ": PINION_DISABLE=1 is in the environment" : ""));
+  }
+  if (allocator->InForkedChild()) return allocator->Refusal();
+  return allocator;
 }
 
 }  // namespace
 
 absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
                                        const DeviceBackend& backend) {
+  PINION_RETURN_IF_ERROR(CheckTorchVersion(aoti_torch_abi_version()));
+  if (SwitchedOff()) {
+    PINION_LOG(kWarning) << "LibTorch's own host allocator stays for " << backend.type_name
+                         << ": PINION_DISABLE=1 is in the environment";
+    return absl::OkStatus();
+  }
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<TorchPinnedSource> source,
                           TorchPinnedSource::Create(backend, type));
@@ -294,13 +331,10 @@ absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
   at::HostAllocator* const previous = at::getHostAllocator(type);
   auto torch_allocator =
       std::make_unique<TorchHostAllocator>(std::move(allocator), source, backend, type, previous);
-  Installed& installed = TheInstalled();
-  {
-    const MutexLock lock(installed.mu);
-    if (!installed.allocators.try_emplace(type, torch_allocator.get()).second) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("Pinion's host allocator is installed for ", backend.type_name, " already"));
-    }
+  TorchHostAllocator* none = nullptr;
+  if (!InstalledFor(type).compare_exchange_strong(none, torch_allocator.get())) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("Pinion's host allocator is installed for ", backend.type_name, " already"));
   }
   // Above whatever a backend registers for itself, now or when it is loaded.
   at::setHostAllocator(type, torch_allocator.release(), /*priority=*/UINT8_MAX);
@@ -308,20 +342,38 @@ absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
 }
 
 absl::StatusOr<AllocatorStats> TorchHostAllocatorStats(const std::string& device_type) {
-  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(device_type));
-  Installed& installed = TheInstalled();
-  const TorchHostAllocator* allocator = nullptr;
-  {
-    const MutexLock lock(installed.mu);
-    if (const auto found = installed.allocators.find(type); found != installed.allocators.end()) {
-      allocator = found->second;
-    }
-  }
-  if (allocator == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("Pinion's host allocator is not installed for ", device_type));
-  }
+  PINION_ASSIGN_OR_RETURN(const TorchHostAllocator* const allocator, Installed(device_type));
   return allocator->allocator().GetStats();
+}
+
+absl::StatusOr<std::map<std::string, int64_t>> TorchHostMemoryStats(
+    const std::string& device_type) {
+  PINION_ASSIGN_OR_RETURN(TorchHostAllocator* const allocator, Installed(device_type));
+  const at::HostStats stats = allocator->get_stats();
+  std::map<std::string, int64_t> result;
+  const auto set = [&result](const std::string& name, const c10::CachingAllocator::Stat& stat) {
+    result[name + ".current"] = stat.current;
+    result[name + ".peak"] = stat.peak;
+    result[name + ".allocated"] = stat.allocated;
+    result[name + ".freed"] = stat.freed;
+  };
+  const auto set_times = [&result](const std::string& name,
+                                   const c10::CachingAllocator::DurationStat& stat) {
+    result[name + ".total"] = stat.total;
+    result[name + ".max"] = stat.max;
+    result[name + ".min"] = stat.min;
+    result[name + ".count"] = stat.count;
+    result[name + ".avg"] = stat.count == 0 ? 0 : stat.total / stat.count;
+  };
+  set("active_requests", stats.active_requests);
+  set("active_bytes", stats.active_bytes);
+  set("allocations", stats.allocations);
+  set("allocated_bytes", stats.allocated_bytes);
+  set_times("host_alloc_time", stats.host_alloc_time);
+  set_times("host_free_time", stats.host_free_time);
+  result["num_host_alloc"] = stats.num_host_alloc;
+  result["num_host_free"] = stats.num_host_free;
+  return result;
 }
 
 }  // namespace pinion

@@ -22,12 +22,14 @@
 // allocator itself is thread-safe.
 // Ownership: it stays for the life of the process, as LibTorch demands, and so do the backend's
 // devices that it has used. Memory that was pinned before belongs to the allocator that pinned it.
-// Fork, exit: a child of fork() cannot pin (c10::Error), and may drop what it inherits. While the
-// process exits, nothing is given back.
+// Fork, exit: a child of fork() cannot pin nor read statistics (c10::Error, FailedPrecondition),
+// and may drop what it inherits. While the process exits, nothing is given back.
 
 #ifndef PINION_HOOKS_TORCH_HOST_ALLOCATOR_H_
 #define PINION_HOOKS_TORCH_HOST_ALLOCATOR_H_
 
+#include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -39,12 +41,18 @@
 namespace pinion {
 
 // For the backend's device type. AlreadyExists the second time; InvalidArgument for bad options or
-// a device type that LibTorch does not know; the backend's own error if it has no device.
+// a device type that LibTorch does not know; FailedPrecondition beside another release of LibTorch
+// than it was compiled for; the backend's own error if it has no device. With PINION_DISABLE=1 in
+// the environment LibTorch's own allocator stays: OK, and a line in the log.
 absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
                                        const DeviceBackend& backend);
 
 // Of the one that is installed for "cuda", "emu", ...; NotFound if there is none.
 absl::StatusOr<AllocatorStats> TorchHostAllocatorStats(const std::string& device_type);
+
+// What LibTorch's own statistics say of it, under the names of torch.cuda.host_memory_stats():
+// "active_bytes.current", "host_alloc_time.total" (microseconds), ... Errors as above.
+absl::StatusOr<std::map<std::string, int64_t>> TorchHostMemoryStats(const std::string& device_type);
 
 }  // namespace pinion
 

@@ -18,14 +18,12 @@ namespace {
 
 // Throws what LibTorch does where it has no such device.
 int DeviceToPinWith(c10::DeviceType type) {
-  const c10::DeviceIndex current = c10::impl::VirtualGuardImpl(type).getDevice().index();
   const at::AcceleratorHooksInterface& hooks =
       at::globalContext().getAcceleratorHooksInterface(type);
-  if (hooks.hasPrimaryContext(current)) return current;
-  for (c10::DeviceIndex index = 0; index < hooks.deviceCount(); ++index) {
-    if (hooks.hasPrimaryContext(index)) return index;
-  }
-  return current;
+  return FirstInUse(c10::impl::VirtualGuardImpl(type).getDevice().index(), hooks.deviceCount(),
+                    [&hooks](int index) {
+                      return hooks.hasPrimaryContext(static_cast<c10::DeviceIndex>(index));
+                    });
 }
 
 class Stopwatch {
@@ -41,6 +39,14 @@ class Stopwatch {
 };
 
 }  // namespace
+
+int FirstInUse(int current, int device_count, const std::function<bool(int)>& in_use) {
+  if (in_use(current)) return current;
+  for (int index = 0; index < device_count; ++index) {
+    if (in_use(index)) return index;
+  }
+  return current;
+}
 
 absl::StatusOr<std::shared_ptr<TorchPinnedSource>> TorchPinnedSource::Create(DeviceBackend backend,
                                                                              c10::DeviceType type) {

@@ -15,6 +15,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,6 +28,10 @@
 #include "pinion/device/device_backend.h"
 
 namespace pinion {
+
+// `current` if this process has a context on it, else the first device that it has one on, else
+// `current`.
+int FirstInUse(int current, int device_count, const std::function<bool(int)>& in_use);
 
 class TorchPinnedSource final : public HostMemorySource {
  public:

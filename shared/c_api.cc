@@ -10,7 +10,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/allocator_options.h"
-#include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/hooks/torch_host_allocator.h"
@@ -34,12 +33,14 @@ bool Succeeds(const Call& call) {
   return last_error.empty();
 }
 
-AllocatorOptions OptionsOf(uint64_t max_locked_bytes, double high_percent) {
+AllocatorOptions OptionsOf(uint64_t max_locked_bytes, double high_percent, uint64_t segment_bytes) {
   AllocatorOptions options;
+  options.segment_bytes = segment_bytes != 0 ? segment_bytes : PINION_DEFAULT_SEGMENT_BYTES;
   if (max_locked_bytes != 0) options.max_locked_bytes = max_locked_bytes;
   if (high_percent != 0) {
-    // As far below it as by default, so that the level does not flicker.
-    options.low_percent = high_percent - (options.high_percent - options.low_percent);
+    // As far below it as by default, so that the level does not flicker; a low one leaves half.
+    const double gap = options.high_percent - options.low_percent;
+    options.low_percent = std::max(high_percent - gap, high_percent / 2);
     options.warn_percent = std::min(options.warn_percent, high_percent);
     options.high_percent = high_percent;
   }
@@ -60,21 +61,21 @@ std::string ToJson(const std::map<std::string, int64_t>& values) {
 }  // namespace pinion
 
 int pinion_install_torch_host_allocator(const char* device_type, uint64_t max_locked_bytes,
-                                        double high_percent) {
+                                        double high_percent, uint64_t segment_bytes) {
   const bool installed = pinion::Succeeds([&]() -> absl::Status {
     PINION_ASSIGN_OR_RETURN(const pinion::DeviceBackend backend,
                             pinion::BackendByName(pinion::TextOf(device_type)));
-    return pinion::InstallTorchHostAllocator(pinion::OptionsOf(max_locked_bytes, high_percent),
-                                             backend);
+    return pinion::InstallTorchHostAllocator(
+        pinion::OptionsOf(max_locked_bytes, high_percent, segment_bytes), backend);
   });
   return installed ? 0 : -1;
 }
 
 const char* pinion_torch_host_memory_stats(const char* device_type) {
   const bool found = pinion::Succeeds([&]() -> absl::Status {
-    PINION_ASSIGN_OR_RETURN(const pinion::AllocatorStats stats,
-                            pinion::TorchHostAllocatorStats(pinion::TextOf(device_type)));
-    pinion::last_stats = pinion::ToJson(pinion::HostMemoryStats(stats));
+    PINION_ASSIGN_OR_RETURN(const auto stats,
+                            pinion::TorchHostMemoryStats(pinion::TextOf(device_type)));
+    pinion::last_stats = pinion::ToJson(stats);
     return absl::OkStatus();
   });
   return found ? pinion::last_stats.c_str() : nullptr;

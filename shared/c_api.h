@@ -3,14 +3,14 @@
 //   import ctypes, torch    # torch first: the library uses the LibTorch that is there
 //   pinion = ctypes.CDLL("bazel-bin/shared/libpinion_torch.so")
 //   install = pinion.pinion_install_torch_host_allocator
-//   install.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double]
+//   install.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double, ctypes.c_uint64]
 //   pinion.pinion_last_error.restype = ctypes.c_char_p
-//   if install(b"cuda", 64 << 30, 0) != 0:
+//   if install(b"cuda", 64 << 30, 0, 0) != 0:
 //       raise RuntimeError(pinion.pinion_last_error().decode())
 //   torch.empty(1 << 20, pin_memory=True)    # from Pinion
 //
-// The library is for the release of LibTorch that it was built with; beside another one its
-// behaviour is undefined. It exports these functions alone, and is never unloaded.
+// The library is for the release of LibTorch that it was built with, and installs itself beside no
+// other. It exports these functions alone, and is never unloaded.
 //
 // Thread safety: as hooks/torch_host_allocator.h: install before others use pinned memory.
 
@@ -23,16 +23,20 @@
 extern "C" {
 #endif
 
-// Puts Pinion's allocator behind LibTorch's pinned memory for `device_type`, "cuda".
-// `max_locked_bytes` and `high_percent` are those of allocator/allocator_options.h, 0 for their
-// defaults; the other marks follow high_percent. Returns 0, or -1 and an error: LibTorch's own
-// allocator then stays.
-int pinion_install_torch_host_allocator(const char* device_type, uint64_t max_locked_bytes,
-                                        double high_percent);
+// What is pinned at a time where `segment_bytes` is 0: less than in C++, as few programs that
+// cannot link Pinion pin many GiB, and one that does still makes only four calls for each.
+#define PINION_DEFAULT_SEGMENT_BYTES (UINT64_C(256) << 20)
 
-// Statistics as a JSON object under the names of torch.cuda.host_memory_stats(): integers, of
-// bytes, calls and microseconds, since the installation. NULL and an error where nothing is
-// installed for the type.
+// Puts Pinion's allocator behind LibTorch's pinned memory for `device_type`, "cuda".
+// `max_locked_bytes`, `high_percent` and `segment_bytes` are those of
+// allocator/allocator_options.h, 0 for a default; the other marks follow high_percent. Returns 0,
+// or -1 and an error: LibTorch's own allocator then stays. With PINION_DISABLE=1 in the environment
+// it stays too, and this is 0.
+int pinion_install_torch_host_allocator(const char* device_type, uint64_t max_locked_bytes,
+                                        double high_percent, uint64_t segment_bytes);
+
+// What torch.cuda.host_memory_stats() says, as a JSON object: integers, of bytes, calls and
+// microseconds. NULL and an error where nothing is installed for the type.
 const char* pinion_torch_host_memory_stats(const char* device_type);
 
 // Why this thread's last call failed; empty if it did not. This text and that of the statistics

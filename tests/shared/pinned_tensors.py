@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 pinion = ctypes.CDLL(sys.argv[1])
 install = pinion.pinion_install_torch_host_allocator
-install.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double]
+install.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double, ctypes.c_uint64]
 pinion.pinion_last_error.restype = ctypes.c_char_p
 pinion.pinion_torch_host_memory_stats.restype = ctypes.c_char_p
 
@@ -22,8 +22,8 @@ def stat(name):
     return json.loads(pinion.pinion_torch_host_memory_stats(device_type.encode()))[name]
 
 
-# At most 256 MiB, however much of this host's RAM others use.
-assert install(device_type.encode(), 256 * MIB, 100) == 0, pinion.pinion_last_error()
+# At most 1 GiB, however much of this host's RAM others use.
+assert install(device_type.encode(), 1024 * MIB, 100, 0) == 0, pinion.pinion_last_error()
 assert pinion.pinion_last_error() == b""
 assert stat("active_bytes.current") == 0
 
@@ -37,6 +37,7 @@ if device_type == "emu":
 tensor = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
 assert tensor.is_pinned()
 assert stat("active_bytes.current") == 3 * MIB
+assert stat("allocated_bytes.current") == 256 * MIB
 
 source = torch.arange(MIB, dtype=torch.int32)
 pinned = source.pin_memory()
@@ -45,11 +46,16 @@ assert stat("active_bytes.current") == 7 * MIB
 
 on_device = pinned.to(device_type, non_blocking=True)
 del pinned, tensor
+assert stat("active_bytes.current") == 0  # the copy may be under way: the block waits for it
+if device_type == "cuda":
+    of_torch = torch.cuda.host_memory_stats()
+    for name in ("active_bytes.current", "allocated_bytes.current", "host_alloc_time.count"):
+        assert stat(name) == of_torch[name], (name, of_torch)
 other = torch.full((MIB,), -1, dtype=torch.int32).pin_memory()
 assert torch.equal(on_device.cpu(), source)
 
 try:
-    torch.empty(512 * MIB, dtype=torch.uint8, pin_memory=True)
+    torch.empty(2048 * MIB, dtype=torch.uint8, pin_memory=True)
     raise AssertionError("there is no limit")
 except torch.OutOfMemoryError as error:
     assert "max_locked_bytes" in str(error), error
@@ -77,6 +83,6 @@ if device_type == "cuda":
     graph.replay()
     assert captured.sum().item() == MIB
 
-assert install(device_type.encode(), 0, 0) == -1
+assert install(device_type.encode(), 0, 0, 0) == -1
 assert "already" in pinion.pinion_last_error().decode()
 print("passed")
