@@ -114,10 +114,11 @@ std::map<std::string, int64_t> HostMemoryStats(const AllocatorStats& stats) {
     set(name + ".avg", count == 0 ? 0 : static_cast<uint64_t>(total_ms * 1000) / count);
   };
   set_gauge("allocated_bytes", stats.locked_bytes);
-  set_gauge("active_bytes", stats.used_bytes);
-  set("num_host_alloc", stats.pin_calls - stats.pin_failures);
+  set_gauge("active_bytes", stats.booked_bytes);
+  const uint64_t pins = stats.pin_calls - stats.pin_failures;
+  set("num_host_alloc", pins);
   set("num_host_free", stats.unpin_calls);
-  set_times("host_alloc_time", stats.pin_calls, stats.pin_ms, stats.max_pin_ms);
+  set_times("host_alloc_time", pins, stats.pin_ms, stats.max_pin_ms);
   set_times("host_free_time", stats.unpin_calls, stats.unpin_ms, stats.max_unpin_ms);
   return result;
 }
