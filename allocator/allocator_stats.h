@@ -77,7 +77,7 @@ struct AllocatorStats {
 
   uint64_t watermark_warnings = 0;  // growths above the warn mark
   uint64_t growth_waits = 0;  // growths that waited for others, admitted before, to become visible
-  uint64_t trims = 0;
+  uint64_t trims = 0;         // times that cached segments went back
   uint64_t leaked_bytes = 0;  // segments that the source failed to free
 
   std::vector<SizeBucketStats> size_buckets;  // those that were ever used, by size

@@ -4,8 +4,8 @@
 // allocator/os, pinned ones in device/cuda and device/emulated; adaptors (limiting, failing) wrap
 // another source.
 //
-// Thread safety: implementations are thread-safe. The allocator calls none with a lock held, but for
-// JoinsAt, which only computes.
+// Thread safety: implementations are thread-safe. The allocator calls none with a lock held, but
+// for JoinsAt, which only computes.
 
 #ifndef PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_
 #define PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_

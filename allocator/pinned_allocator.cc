@@ -18,6 +18,7 @@
 #include "pinion/allocator/segment.h"
 #include "pinion/allocator/segment_pool.h"
 #include "pinion/allocator/size_class.h"
+#include "pinion/allocator/turn.h"
 
 namespace pinion {
 namespace {
@@ -59,7 +60,8 @@ class PinnedAllocator::Impl {
                                             options.max_locked_bytes, options)) {
     if (pageable != nullptr) {
       AllocatorOptions pageable_options = options;
-      pageable_options.segment_bytes = std::min(options.segment_bytes, kPageableSegmentBytes);
+      pageable_options.segment_bytes = AlignUp(
+          std::min(options.segment_bytes, kPageableSegmentBytes), pageable->granularity_bytes());
       pageable_pool_ = std::make_shared<SegmentPool>(std::move(pageable), /*pinned=*/false,
                                                      UINT64_MAX, pageable_options);
     }
@@ -95,16 +97,20 @@ class PinnedAllocator::Impl {
   // A block that was released and whose tickets are done, or get done soon. Null if none fits.
   BlockRecord* TakeDeferred(SegmentPool& pool, uint64_t size_bytes);
 
-  // Adds a segment with room for a block of `size_bytes`, and takes that.
+  // Adds a segment with room for a block of `size_bytes`, and takes that. A block that came free
+  // while other threads grew does as well.
+  Growth GrowInTurn(SegmentPool& pool, uint64_t size_bytes);
   Growth Grow(SegmentPool& pool, uint64_t size_bytes);
 
   // Adds a segment of `wished_bytes`, or of less where the limit or the host's RAM has no more
   // room, down to `least_bytes`; takes a block of `size_bytes` from it (0: none).
   Growth AddSegment(SegmentPool& pool, uint64_t wished_bytes, uint64_t least_bytes,
-                    uint64_t size_bytes);
-  Growth TryGrow(SegmentPool& pool, uint64_t segment_bytes, uint64_t size_bytes);
+                    uint64_t size_bytes, RamWatermark::Wait wait);
+  Growth TryGrow(SegmentPool& pool, uint64_t segment_bytes, uint64_t size_bytes,
+                 RamWatermark::Wait wait);
 
-  // Gives cached segments back so that a refused growth may pass. Returns the bytes given back.
+  // Sees to it that a refused growth of `segment_bytes` may pass, with cached segments if those are
+  // needed and enough. Returns the bytes that it may take then; 0 if it is refused for good.
   uint64_t MakeRoom(SegmentPool& pool, Refusal refusal, uint64_t segment_bytes);
 
   void CountRefusal(Refusal refusal);
@@ -122,7 +128,7 @@ absl::StatusOr<PinnedAllocator::Impl::Served> PinnedAllocator::Impl::AllocateOnM
   if (BlockRecord* block = TakeDeferred(*pool_, size_bytes); block != nullptr) {
     return Served{pool_.get(), block};
   }
-  Growth growth = Grow(*pool_, size_bytes);
+  Growth growth = GrowInTurn(*pool_, size_bytes);
   if (growth.status.ok()) return Served{pool_.get(), growth.block};
   CountRefusal(growth.refusal);
   const bool not_pinnable = growth.refusal == Refusal::kLimit || growth.refusal == Refusal::kSource;
@@ -131,7 +137,7 @@ absl::StatusOr<PinnedAllocator::Impl::Served> PinnedAllocator::Impl::AllocateOnM
   BlockRecord* block = pageable_pool_->TryAllocate(size_bytes);
   if (block == nullptr) block = TakeDeferred(*pageable_pool_, size_bytes);
   if (block == nullptr) {
-    growth = Grow(*pageable_pool_, size_bytes);
+    growth = GrowInTurn(*pageable_pool_, size_bytes);
     if (!growth.status.ok()) return growth.status;
     block = growth.block;
   }
@@ -151,47 +157,65 @@ BlockRecord* PinnedAllocator::Impl::TakeDeferred(SegmentPool& pool, uint64_t siz
   return block;
 }
 
+PinnedAllocator::Impl::Growth PinnedAllocator::Impl::GrowInTurn(SegmentPool& pool,
+                                                                uint64_t size_bytes) {
+  const internal::TurnHolder turn(pool.growth_turn());
+  if (turn.waited()) {
+    if (BlockRecord* block = pool.TryAllocate(size_bytes); block != nullptr)
+      return {.block = block};
+  }
+  return Grow(pool, size_bytes);
+}
+
 PinnedAllocator::Impl::Growth PinnedAllocator::Impl::Grow(SegmentPool& pool, uint64_t size_bytes) {
   const uint64_t least_bytes = pool.LeastSegmentBytes(size_bytes);
   const uint64_t wished_bytes = std::max(least_bytes, pool.segment_bytes());
-  Growth growth = AddSegment(pool, wished_bytes, least_bytes, size_bytes);
+  Growth growth =
+      AddSegment(pool, wished_bytes, least_bytes, size_bytes, RamWatermark::Wait::kForOthers);
   if (growth.refusal == Refusal::kNone) return growth;
   const uint64_t room = MakeRoom(pool, growth.refusal, least_bytes);
-  // Meanwhile somebody else may have released a block, or grown.
+  // Meanwhile somebody may have released a block.
   if (BlockRecord* block = pool.TryAllocate(size_bytes); block != nullptr) return {.block = block};
-  // The source was not asked for less yet.
-  const bool less = growth.refusal == Refusal::kSource && least_bytes < wished_bytes;
-  if (room == 0 && !less) return growth;
+  // A source was not asked for less yet.
+  const bool ask_for_less = growth.refusal == Refusal::kSource && least_bytes < wished_bytes;
+  if (room == 0 && !ask_for_less) return growth;
   pool.Count(&AllocatorStats::growth_retries);
-  return AddSegment(pool, std::max(least_bytes, room), least_bytes, size_bytes);
+  const uint64_t second_bytes = std::max(least_bytes, std::min(room, pool.segment_bytes()));
+  growth = AddSegment(pool, second_bytes, least_bytes, size_bytes, RamWatermark::Wait::kNo);
+  if (growth.refusal == Refusal::kSource && least_bytes < second_bytes) {
+    growth = AddSegment(pool, least_bytes, least_bytes, size_bytes, RamWatermark::Wait::kNo);
+  }
+  return growth;
 }
 
 PinnedAllocator::Impl::Growth PinnedAllocator::Impl::AddSegment(SegmentPool& pool,
                                                                 uint64_t wished_bytes,
                                                                 uint64_t least_bytes,
-                                                                uint64_t size_bytes) {
+                                                                uint64_t size_bytes,
+                                                                RamWatermark::Wait wait) {
   const uint64_t granularity_bytes = pool.source().granularity_bytes();
   uint64_t segment_bytes =
       std::min(wished_bytes, AlignDown(pool.BytesToLimit(), granularity_bytes));
   while (true) {
     segment_bytes = std::max(segment_bytes, least_bytes);
-    Growth growth = TryGrow(pool, segment_bytes, size_bytes);
+    Growth growth = TryGrow(pool, segment_bytes, size_bytes, wait);
     if (growth.refusal != Refusal::kWatermark || segment_bytes == least_bytes) return growth;
+    if (watermark_.level() == RamLevel::kHigh) return growth;
     segment_bytes = AlignDown(segment_bytes / kNextSmallerSegment, granularity_bytes);
+    wait = RamWatermark::Wait::kNo;
   }
 }
 
 PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
                                                              uint64_t segment_bytes,
-                                                             uint64_t size_bytes) {
+                                                             uint64_t size_bytes,
+                                                             RamWatermark::Wait wait) {
   if (absl::Status status = pool.BeginGrowth(segment_bytes); !status.ok()) {
     return {.status = std::move(status), .refusal = Refusal::kLimit};
   }
   absl::Cleanup cancel = [&] { pool.CancelGrowth(segment_bytes); };
-  absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes);
+  absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes, wait);
   if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
-  // Reserve counts on what is free already, the long ones included.
-  if (size_bytes != 0 && segment_bytes > pool.segment_bytes()) pool.GiveBackLongOnes();
   HostMemorySource& source = pool.source();
   const absl::Time start = absl::Now();
   const absl::StatusOr<HostSegment> segment = source.Allocate(segment_bytes);
@@ -210,29 +234,35 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
       << source.name() << " returned " << segment->size_bytes << " bytes at " << segment->data
       << " for a request of " << segment_bytes << " aligned to " << source.granularity_bytes();
   std::move(cancel).Cancel();
-  return {.block = pool.FinishGrowth(*segment, size_bytes)};
+  BlockRecord* const block = pool.FinishGrowth(*segment, size_bytes);
+  if (block != nullptr && segment_bytes > largest_chunk_bytes_) {
+    // Longer than all others but those that were added for a block like this one, and are too short
+    // for it: a run whose longest block grows would lock the sum of what that ever was.
+    pool.GiveBack({.bytes = segment_bytes, .longer_than_bytes = largest_chunk_bytes_});
+  }
+  return {.block = block};
 }
 
 uint64_t PinnedAllocator::Impl::MakeRoom(SegmentPool& pool, Refusal refusal,
                                          uint64_t segment_bytes) {
+  uint64_t missing_bytes = 0;
   switch (refusal) {
     case Refusal::kNone:
       return 0;
-    case Refusal::kLimit: {
-      const uint64_t left_bytes = pool.BytesToLimit();
-      const uint64_t missing_bytes = segment_bytes - std::min(segment_bytes, left_bytes);
-      return pool.GiveBack(missing_bytes, /*all_or_none=*/true).value_or(0);
-    }
-    case Refusal::kWatermark: {
-      const uint64_t missing_bytes = watermark_.BytesToGiveBack(segment_bytes);
+    case Refusal::kLimit:
+      missing_bytes = segment_bytes - std::min(segment_bytes, pool.BytesToLimit());
+      break;
+    case Refusal::kWatermark:
+      missing_bytes = watermark_.BytesToGiveBack(segment_bytes);
       // A host that is full gets what there is, for itself.
-      const bool all_or_none = watermark_.level() != RamLevel::kHigh;
-      return pool.GiveBack(missing_bytes, all_or_none).value_or(0);
-    }
+      if (watermark_.level() == RamLevel::kHigh)
+        return pool.GiveBack({.bytes = missing_bytes}).bytes;
+      break;
     case Refusal::kSource:
-      return pool.GiveBack(UINT64_MAX).value_or(0);
+      return pool.GiveBack({}).bytes;
   }
-  return 0;
+  if (missing_bytes == 0) return segment_bytes;  // others have made room meanwhile
+  return pool.GiveBack({.bytes = missing_bytes, .all_or_none = true}).bytes;
 }
 
 void PinnedAllocator::Impl::CountRefusal(Refusal refusal) {
@@ -244,15 +274,18 @@ void PinnedAllocator::Impl::CountRefusal(Refusal refusal) {
 absl::Status PinnedAllocator::Impl::Reserve(uint64_t size_bytes) {
   const uint64_t granularity_bytes = pool_->source().granularity_bytes();
   pool_->PollDeferred();
+  const internal::TurnHolder turn(pool_->growth_turn());
+  auto wait = RamWatermark::Wait::kForOthers;
   while (true) {
-    const uint64_t free_bytes = pool_->large_free_bytes();
+    const uint64_t free_bytes = pool_->RoomForLargeBlocks();
     if (free_bytes >= size_bytes) return absl::OkStatus();
     const uint64_t missing_bytes =
         AlignUp(std::min(size_bytes - free_bytes, largest_chunk_bytes_), granularity_bytes);
     const uint64_t limit_bytes = AlignDown(pool_->BytesToLimit(), granularity_bytes);
-    const uint64_t least_bytes =
-        std::min(missing_bytes, std::clamp(limit_bytes, granularity_bytes, kLeastReservedBytes));
-    const Growth growth = AddSegment(*pool_, missing_bytes, least_bytes, /*size_bytes=*/0);
+    const uint64_t least_bytes = std::min(
+        missing_bytes, std::max(granularity_bytes, std::min(limit_bytes, kLeastReservedBytes)));
+    const Growth growth = AddSegment(*pool_, missing_bytes, least_bytes, /*size_bytes=*/0, wait);
+    wait = RamWatermark::Wait::kNo;
     if (!growth.status.ok()) {
       CountRefusal(growth.refusal);
       return growth.status;
@@ -264,15 +297,16 @@ absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
   watermark_.Observe();
   pool_->PollDeferred();
   const uint64_t locked_bytes = pool_->locked_bytes();
-  PINION_ASSIGN_OR_RETURN(
-      uint64_t given_back_bytes,
-      pool_->GiveBack(locked_bytes > keep_bytes ? locked_bytes - keep_bytes : 0));
+  SegmentPool::GivenBack given =
+      pool_->GiveBack({.bytes = locked_bytes > keep_bytes ? locked_bytes - keep_bytes : 0});
   if (pageable_pool_ != nullptr) {
     pageable_pool_->PollDeferred();
-    PINION_ASSIGN_OR_RETURN(const uint64_t pageable_bytes, pageable_pool_->GiveBack(UINT64_MAX));
-    given_back_bytes += pageable_bytes;
+    const SegmentPool::GivenBack pageable = pageable_pool_->GiveBack({});
+    given.bytes += pageable.bytes;
+    given.status.Update(pageable.status);
   }
-  return given_back_bytes;
+  PINION_RETURN_IF_ERROR(given.status);
+  return given.bytes;
 }
 
 AllocatorStats PinnedAllocator::Impl::GetStats() const {
@@ -327,6 +361,11 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
   std::shared_ptr<HostMemorySource> pageable;
   if (options.pageable_fallback) {
     PINION_ASSIGN_OR_RETURN(pageable, MmapSource::Create());
+    if (options.alignment_bytes > pageable->granularity_bytes()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "AllocatorOptions::alignment_bytes is ", options.alignment_bytes,
+          "; with pageable_fallback it must be at most ", pageable->granularity_bytes()));
+    }
   }
   return std::shared_ptr<PinnedAllocator>(new PinnedAllocator(
       std::make_unique<Impl>(options, std::move(source), std::move(pageable), std::move(ram))));

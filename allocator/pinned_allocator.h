@@ -12,7 +12,7 @@
 //                        \______________/ buckets by size: first fit is best fit within 12.5 %
 //
 // Thread safety: thread-safe. No call to the source, a timeline's Poll, or the operating system is
-// made while a lock is held.
+// made while a lock is held. One thread at a time grows; others that need to wait for it.
 // Ownership: blocks may outlive the allocator object; their memory then goes with the last block.
 // Fork: a child of fork() may destroy what it inherits, which does nothing. Its other calls return
 // FailedPrecondition (and empty statistics): pinned memory is the parent's alone.

@@ -15,7 +15,7 @@ PinnedBlock::PinnedBlock(internal::SegmentPool* pool, internal::BlockRecord* rec
 
 uint64_t PinnedBlock::capacity_bytes() const { return record_->capacity_bytes; }
 
-int PinnedBlock::numa_node() const { return record_->run->segments.front().numa_node; }
+int PinnedBlock::numa_node() const { return record_->numa_node; }
 
 bool PinnedBlock::pinned() const { return pool_->pinned(); }
 

@@ -52,7 +52,7 @@ RamWatermark::RamWatermark(const AllocatorOptions& options, HostRam ram,
                            std::function<absl::Time()> clock)
     : options_(options), ram_(std::move(ram)), clock_(std::move(clock)) {}
 
-absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_bytes) {
+absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_bytes, Wait wait) {
   PINION_ASSIGN_OR_RETURN(Growth growth, ram_.ledger->Reserve(size_bytes));
   absl::Time deadline = absl::InfinitePast();
   while (true) {
@@ -65,7 +65,7 @@ absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_byt
       if (percent > options_.warn_percent) Warn(now.sample, percent);
       return growth;
     }
-    if (pending_bytes == 0 || !Judge(now, size_bytes, 0).ok()) return refused;
+    if (wait == Wait::kNo || pending_bytes == 0 || !Judge(now, size_bytes, 0).ok()) return refused;
     if (deadline == absl::InfinitePast()) {
       deadline = clock_() + kLongestWait;
       MutexLock lock(mu_);

@@ -61,8 +61,12 @@ class RamWatermark {
   RamWatermark(const AllocatorOptions& options, HostRam ram,
                std::function<absl::Time()> clock = absl::Now);
 
+  // Whether to wait, up to kLongestWait, where only what other processes are about to pin is in the
+  // way: they may fail to.
+  enum class Wait { kForOthers, kNo };
+
   // ResourceExhausted names the mark or limit that was hit, and the numbers.
-  absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes);
+  absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes, Wait wait = Wait::kForOthers);
 
   // What has to be given back before a growth that was refused: until it fits below the high mark
   // and into the headroom; at level kHigh, down to the low mark at least.

@@ -14,7 +14,7 @@ uint32_t ThreadNumber() {
 }
 
 std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
-  if (batch != nullptr && batch->timeline != nullptr) {
+  if (batch->timeline != nullptr) {
     batch->completed = batch->timeline->Completed();
   }
   return batch;
@@ -44,35 +44,35 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
   if (batch.timeline == nullptr) batch.timeline = timeline;
   batch.releases[batch.size++] = release;
   if (batch.size == ReleaseBatch::kCapacity) {
-    buffer.used.store(false, std::memory_order_relaxed);
     HandOver(std::move(buffer.batch));
+    buffer.used.store(false, std::memory_order_release);
   }
   return true;
 }
 
-std::unique_ptr<ReleaseBatch> ReleaseBuffers::TakeMine() {
+bool ReleaseBuffers::TakeMine(Batches* batches) {
   Buffer& buffer = Mine();
-  if (!buffer.used.load(std::memory_order_relaxed)) return nullptr;
+  if (!buffer.used.load(std::memory_order_relaxed)) return false;
   MutexLock lock(buffer.mu);
   buffer.used.store(false, std::memory_order_relaxed);
-  return Stamped(std::move(buffer.batch));
+  if (buffer.batch == nullptr) return false;
+  batches->push_back(Stamped(std::move(buffer.batch)));
+  return true;
 }
 
 ReleaseBuffers::Buffer& ReleaseBuffers::Mine() {
   return buffers_[ThreadNumber() % buffers_.size()];
 }
 
-ReleaseBuffers::Batches ReleaseBuffers::Take(bool close) {
-  Batches batches;
+void ReleaseBuffers::Take(Batches* batches, bool close) {
   for (Buffer& buffer : buffers_) {
-    if (!close && !buffer.used.load(std::memory_order_relaxed)) continue;
+    if (!close && !buffer.used.load(std::memory_order_acquire)) continue;
     MutexLock lock(buffer.mu);
     buffer.closed |= close;
     buffer.used.store(false, std::memory_order_relaxed);
-    if (buffer.batch != nullptr) batches.push_back(Stamped(std::move(buffer.batch)));
+    if (buffer.batch != nullptr) batches->push_back(Stamped(std::move(buffer.batch)));
   }
-  TakeIncoming(&batches);
-  return batches;
+  TakeIncoming(batches);
 }
 
 void ReleaseBuffers::TakeIncomingList(Batches* batches) {

@@ -57,19 +57,19 @@ class ReleaseBuffers {
   // Adds to this thread's buffer. False once the buffers are closed: then nothing was added.
   bool Add(const ReleaseBatch::Release& release, const std::shared_ptr<FenceTimeline>& timeline);
 
-  // What this thread's buffer holds; null if that is nothing.
-  std::unique_ptr<ReleaseBatch> TakeMine();
+  // What this thread's buffer holds, into `batches`. False if that is nothing.
+  bool TakeMine(Batches* batches);
 
-  // Full batches of all threads, into `batches`.
+  // Full batches of all threads.
   void TakeIncoming(Batches* batches) {
     if (incoming_.load(std::memory_order_relaxed) != nullptr) TakeIncomingList(batches);
   }
 
-  // All that buffers and the list hold.
-  Batches TakeAll() { return Take(/*close=*/false); }
+  // All that buffers and the list hold: every release that happened before.
+  void TakeAll(Batches* batches) { Take(batches, /*close=*/false); }
 
   // The same, and takes no more.
-  Batches Close() { return Take(/*close=*/true); }
+  void Close(Batches* batches) { Take(batches, /*close=*/true); }
 
  private:
   // One cache line each, and the next one, which the processor fetches along with it.
@@ -77,12 +77,13 @@ class ReleaseBuffers {
     Mutex mu;
     std::unique_ptr<ReleaseBatch> batch ABSL_GUARDED_BY(mu);
     bool closed ABSL_GUARDED_BY(mu) = false;
-    // So that an empty buffer costs a load: whether there is a batch.
+    // So that an empty buffer costs a load: whether there is a batch. False only once what was full
+    // is in the list.
     std::atomic<bool> used = false;
   };
 
   Buffer& Mine();
-  Batches Take(bool close);
+  void Take(Batches* batches, bool close);
   void TakeIncomingList(Batches* batches);
   void HandOver(std::unique_ptr<ReleaseBatch> batch);
 

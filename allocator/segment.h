@@ -36,6 +36,7 @@ struct BlockRecord {
   BlockRecord* previous_free = nullptr;
   BlockRecord* next_free = nullptr;
   uint32_t pending_tickets = 0;
+  int16_t numa_node = -1;  // of its run, which changes while other threads grow
   BlockState state = BlockState::kUnused;
 };
 

@@ -114,6 +114,7 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
     rest->data = EndOf(segment);
     rest->capacity_bytes = around_end - EndOf(segment);
     rest->run = &run;
+    rest->numa_node = around->numa_node;
     rest->after = above;
     if (above != nullptr) above->before = rest;
     InsertFree(rest);
@@ -203,6 +204,7 @@ std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord*
   block->data = static_cast<char*>(memory.data);
   block->capacity_bytes = memory.size_bytes;
   block->run = run.get();
+  block->numa_node = static_cast<int16_t>(memory.numa_node);
   run->first = block;
   run->last = block;
   InsertFree(block);
@@ -217,6 +219,7 @@ void SegmentHeap::Carve(BlockRecord* block, uint64_t bytes) {
   rest->data = block->data + bytes;
   rest->capacity_bytes = block->capacity_bytes - bytes;
   rest->run = block->run;
+  rest->numa_node = block->numa_node;
   rest->before = block;
   rest->after = block->after;
   if (rest->after != nullptr) {
@@ -254,7 +257,7 @@ bool SegmentHeap::AddSlab(uint64_t class_bytes) {
   }
   Carve(block, bytes);
   block->state = BlockState::kSlab;
-  slabs_.push_back(NewRun({block->data, bytes, block->run->segments.front().numa_node}, block));
+  slabs_.push_back(NewRun({block->data, bytes, block->numa_node}, block));
   return true;
 }
 

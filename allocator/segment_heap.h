@@ -11,8 +11,9 @@
 // needs their room.
 //
 // It never touches the memory it manages (tests give it made-up addresses), asks nobody for more,
-// and knows no tickets: SegmentPool adds those, and the lock. Take and Put take constant time
-// (Take of a large block that does not fit looks at the slabs); the others look at every segment.
+// and knows no tickets: SegmentPool adds those, and the lock. Take and Put take constant time (Take
+// of a large block that does not fit looks at the slabs); the others look at all segments, and at
+// the blocks of runs that they join or part.
 //
 // Thread safety: none of its own.
 
@@ -35,12 +36,12 @@ namespace pinion::internal {
 
 class SegmentHeap {
  public:
+  using JoinsAt = absl::FunctionRef<bool(const void* border)>;
+
   // `alignment_bytes`: of blocks that are not small, whose classes are multiples of it; a power of
   // two, at least 4096. `slab_bytes`: of slabs, where a segment has that much room.
   SegmentHeap(uint64_t alignment_bytes, uint64_t slab_bytes)
       : alignment_bytes_(alignment_bytes), slab_bytes_(AlignUp(slab_bytes, alignment_bytes)) {}
-  using JoinsAt = absl::FunctionRef<bool(const void* border)>;
-
   SegmentHeap(const SegmentHeap&) = delete;
   SegmentHeap& operator=(const SegmentHeap&) = delete;
 
@@ -54,7 +55,11 @@ class SegmentHeap {
   // Takes a live, released or deferred block back, at once whole with its free neighbours.
   void Put(BlockRecord* block);
 
-  // Takes wholly free segments out, the newest first, until their sizes add up to `bytes`.
+  // Makes slabs that are wholly free room for large blocks again. False if there was none.
+  bool DissolveFreeSlabs();
+
+  // Takes wholly free segments out, those of the newest runs first, until their sizes add up to
+  // `bytes`.
   struct Removal {
     uint64_t bytes = UINT64_MAX;
     bool all_or_none = false;  // none if they do not add up to that
@@ -77,8 +82,6 @@ class SegmentHeap {
   void Carve(BlockRecord* block, uint64_t bytes);
   // Makes a block with room for `class_bytes` a slab. False if there is none.
   bool AddSlab(uint64_t class_bytes);
-  // Of wholly free ones. False if there was none.
-  bool DissolveFreeSlabs();
   // A run of one segment that is one free block.
   std::unique_ptr<Run> NewRun(const HostSegment& memory, BlockRecord* slab);
   // `lower` takes over `upper`, which begins where it ends.

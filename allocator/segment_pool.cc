@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -34,6 +33,9 @@ void Add(ByteGauge* gauge, uint64_t bytes) {
 // Deferred blocks are looked at by every so many allocations: the counter that says which are done
 // is in the cache of the thread that raises it.
 constexpr uint32_t kReclaimEvery = 4;
+
+// How many such looks go by until one looks into the buffers of all threads.
+constexpr uint32_t kLookAroundEvery = 64;
 
 // Releases of other threads that one allocation enters: more than they can add meanwhile, and few
 // enough for its latency.
@@ -68,7 +70,7 @@ SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
 
 SegmentPool::~SegmentPool() {
   WaitForAllDeferred(absl::Now() + kTeardownWait);
-  (void)GiveBack(UINT64_MAX);  // logs what fails
+  GiveBack({});
   if (const uint64_t leaked = locked_bytes(); leaked != 0) {
     PINION_LOG(kError) << "leaking " << HumanBytes(leaked) << " of " << source_->name()
                        << " memory: copies that use it were not done within "
@@ -86,34 +88,20 @@ uint64_t SegmentPool::LeastSegmentBytes(uint64_t size_bytes) const {
 }
 
 BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {
-  std::unique_ptr<ReleaseBatch> mine = buffers_.TakeMine();
   Leftovers leftovers;
   BlockRecord* block;
   {
     MutexLock lock(mu_);
-    uint32_t to_settle = kSettlePerAllocation;
     buffers_.TakeIncoming(&incoming_);
-    if (mine != nullptr) {
-      to_settle = mine->size;
-      incoming_.push_back(std::move(mine));
-    }
-    SettleLocked(to_settle, &leftovers);
+    const bool mine = buffers_.TakeMine(&incoming_);
+    SettleLocked(mine ? incoming_.back()->size : kSettlePerAllocation, &leftovers);
     if (until_reclaim_-- == 0) ReclaimLocked(&leftovers);
     block = TakeLocked(size_bytes, /*hit=*/true);
-  }
-  if (block == nullptr) return TryAllocateWithAll(size_bytes);
-  if (kHardened) PrepareBlock(*block);
-  return block;
-}
-
-BlockRecord* SegmentPool::TryAllocateWithAll(uint64_t size_bytes) {
-  Settle();
-  Leftovers leftovers;
-  BlockRecord* block;
-  {
-    MutexLock lock(mu_);
-    ReclaimLocked(&leftovers);
-    block = TakeLocked(size_bytes, /*hit=*/true);
+    if (block == nullptr) {
+      SettleAllLocked(&leftovers);
+      ReclaimLocked(&leftovers);
+      block = TakeLocked(size_bytes, /*hit=*/true);
+    }
   }
   if (kHardened && block != nullptr) PrepareBlock(*block);
   return block;
@@ -164,12 +152,9 @@ void SegmentPool::ReleaseLater(const ReleaseBatch::Release& release,
   UpdateCachedLocked();
 }
 
-void SegmentPool::Settle() {
-  ReleaseBuffers::Batches batches = buffers_.TakeAll();
-  Leftovers leftovers;
-  MutexLock lock(mu_);
-  std::move(batches.begin(), batches.end(), std::back_inserter(incoming_));
-  SettleLocked(UINT64_MAX, &leftovers);
+void SegmentPool::SettleAllLocked(Leftovers* leftovers) {
+  buffers_.TakeAll(&incoming_);
+  SettleLocked(UINT64_MAX, leftovers);
 }
 
 void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
@@ -201,10 +186,11 @@ void SegmentPool::DeferLocked(BlockRecord* block, const std::shared_ptr<FenceTim
 }
 
 bool SegmentPool::PollDeferred() {
-  Settle();
+  Leftovers leftovers;
   std::vector<FenceTicket> tickets;
   {
     MutexLock lock(mu_);
+    SettleAllLocked(&leftovers);
     tickets = deferred_.NextTickets();
   }
   for (const FenceTicket& ticket : tickets) ticket.timeline->Poll();
@@ -213,10 +199,11 @@ bool SegmentPool::PollDeferred() {
 
 BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Time deadline) {
   while (true) {
-    Settle();
+    Leftovers leftovers;
     std::vector<FenceTicket> tickets;
     {
       MutexLock lock(mu_);
+      SettleAllLocked(&leftovers);
       tickets = deferred_.NextTickets();
     }
     bool waited = false;
@@ -272,17 +259,13 @@ uint64_t SegmentPool::BytesToLimit() const {
   return max_locked_bytes_ - std::min(taken, max_locked_bytes_);
 }
 
-void SegmentPool::GiveBackLongOnes() {
-  (void)GiveBack({.longer_than_bytes = segment_bytes_});  // logs what fails
-}
-
-absl::StatusOr<uint64_t> SegmentPool::GiveBack(const SegmentHeap::Removal& wanted) {
-  Settle();
+SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted) {
   Leftovers leftovers;
   std::vector<HostSegment> segments;
   uint64_t removed_bytes = 0;
   {
     MutexLock lock(mu_);
+    SettleAllLocked(&leftovers);
     ReclaimLocked(&leftovers);
     segments = heap_.RemoveFreeSegments(wanted);
     for (const HostSegment& segment : segments) removed_bytes += segment.size_bytes;
@@ -291,7 +274,7 @@ absl::StatusOr<uint64_t> SegmentPool::GiveBack(const SegmentHeap::Removal& wante
     if (!segments.empty()) ++stats_.trims;
     UpdateCachedLocked();
   }
-  absl::Status first_error;
+  GivenBack result;
   uint64_t lost_bytes = 0;
   double unpin_ms = 0;
   double max_unpin_ms = 0;
@@ -306,25 +289,26 @@ absl::StatusOr<uint64_t> SegmentPool::GiveBack(const SegmentHeap::Removal& wante
     PINION_LOG(kError) << source_->name() << " failed to free " << HumanBytes(segment.size_bytes)
                        << ", which are lost: " << status.ToString();
     lost_bytes += segment.size_bytes;
-    first_error.Update(status);
+    result.status.Update(status);
   }
+  result.bytes = removed_bytes - lost_bytes;
   {
     MutexLock lock(mu_);
-    in_transit_bytes_ -= removed_bytes;
+    in_transit_bytes_ -= result.bytes;  // what is lost may still be pinned: the limit counts it
     stats_.unpin_calls += segments.size();
     stats_.unpin_ms += unpin_ms;
     stats_.max_unpin_ms = std::max(stats_.max_unpin_ms, max_unpin_ms);
     stats_.leaked_bytes += lost_bytes;
   }
-  if (!first_error.ok()) return first_error;
-  return removed_bytes;
+  return result;
 }
 
-uint64_t SegmentPool::large_free_bytes() {
-  Settle();
+uint64_t SegmentPool::RoomForLargeBlocks() {
   Leftovers leftovers;
   MutexLock lock(mu_);
+  SettleAllLocked(&leftovers);
   ReclaimLocked(&leftovers);
+  heap_.DissolveFreeSlabs();
   return heap_.large_free_bytes();
 }
 
@@ -334,8 +318,9 @@ uint64_t SegmentPool::locked_bytes() const {
 }
 
 AllocatorStats SegmentPool::GetStats() {
-  Settle();
+  Leftovers leftovers;
   MutexLock lock(mu_);
+  SettleAllLocked(&leftovers);
   AllocatorStats stats = stats_;
   for (int level = 0; level < kLevels; ++level) {
     const Bucket& bucket = buckets_[level];
@@ -365,15 +350,14 @@ void SegmentPool::Count(uint64_t AllocatorStats::*counter) {
 
 void SegmentPool::Abandon(std::shared_ptr<SegmentPool> pool) {
   if (pool->origin_.InForkedChild()) return KeepForEver(std::move(pool));
-  ReleaseBuffers::Batches batches = pool->buffers_.Close();
   {
     Leftovers leftovers;
     MutexLock lock(pool->mu_);
-    std::move(batches.begin(), batches.end(), std::back_inserter(pool->incoming_));
+    pool->buffers_.Close(&pool->incoming_);
     pool->SettleLocked(UINT64_MAX, &leftovers);
     if (pool->live_blocks_ != 0) pool->kept_by_blocks_ = pool;
   }
-  (void)pool->GiveBack(UINT64_MAX);  // logs what fails
+  pool->GiveBack({});
 }
 
 BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, bool hit) {
@@ -405,7 +389,12 @@ void SegmentPool::PutLocked(BlockRecord* block) {
 }
 
 void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
-  until_reclaim_ = kReclaimEvery;
+  until_reclaim_ = kReclaimEvery - 1;
+  if (until_look_around_-- == 0) {
+    // A thread that has ended leaves its last releases, and what they hold on to, in its buffer.
+    until_look_around_ = kLookAroundEvery;
+    SettleAllLocked(leftovers);
+  }
   if (deferred_.empty()) return;
   done_.clear();
   deferred_.TakeDone(&done_, &leftovers->timelines);

@@ -4,14 +4,14 @@
 //   TryAllocate --> live block --Release---------------------------------------> free
 //                        \_______ReleaseAfter--> buffer --> deferred --reclaim--^
 //
-// Releases never wait: one with a ticket, or one that meets the lock held, goes to a buffer
-// (release_buffers.h). TryAllocate enters what its own thread released, some of what others handed
-// over, and all there is before it says that nothing fits. Deferred blocks are reclaimed by
-// TryAllocate (which only loads counters) and after PollDeferred or WaitForDeferred (which ask the
-// device).
+// A release does not wait for those who allocate: one with a ticket, or one that meets the lock
+// held, goes to a buffer (release_buffers.h); only one with several open tickets takes the lock.
+// TryAllocate enters what its own thread released, some of what others handed over, and all there
+// is before it says that nothing fits. Deferred blocks are reclaimed by TryAllocate (which only
+// loads counters) and after PollDeferred or WaitForDeferred (which ask the device).
 //
-// Thread safety: thread-safe. No call to the source, and none to a timeline but Completed(), is
-// made while the lock is held.
+// Thread safety: thread-safe. No call to the source but JoinsAt, and none to a timeline but
+// Completed(), is made while the lock is held.
 // Ownership: shared by the allocator and, as one reference, all live blocks. The last one to go
 // waits for a bounded time for tickets and gives the segments back; a segment whose tickets are
 // not done by then is leaked, since a device may still be writing to it.
@@ -26,7 +26,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/allocator_options.h"
@@ -40,6 +39,7 @@
 #include "pinion/allocator/segment.h"
 #include "pinion/allocator/segment_heap.h"
 #include "pinion/allocator/size_class.h"
+#include "pinion/allocator/turn.h"
 
 namespace pinion::internal {
 
@@ -86,20 +86,19 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   // What the limit still admits.
   uint64_t BytesToLimit() const;
 
-  // Gives wholly free segments back until they add up to `bytes`; with `all_or_none`, nothing if
-  // they do not. Returns what was given back; the source's error if it failed to free one (which
-  // is then lost).
-  absl::StatusOr<uint64_t> GiveBack(uint64_t bytes, bool all_or_none = false) {
-    return GiveBack({.bytes = bytes, .all_or_none = all_or_none});
-  }
+  // One thread at a time asks the source: two that find nothing at once would both pin a whole
+  // segment.
+  Turn& growth_turn() { return growth_turn_; }
 
-  // Before a segment is added for a block that is longer than segment_bytes: those that were, and
-  // are free now, are too short for it. Without this a run whose longest block grows would lock
-  // the sum of what it ever was.
-  void GiveBackLongOnes();
+  // Gives wholly free segments back. What the source fails to free is lost, and logged.
+  struct GivenBack {
+    uint64_t bytes = 0;   // without what is lost
+    absl::Status status;  // the first error
+  };
+  GivenBack GiveBack(const SegmentHeap::Removal& wanted);
 
   // Free bytes that can serve blocks that are not small.
-  uint64_t large_free_bytes();
+  uint64_t RoomForLargeBlocks();
   uint64_t locked_bytes() const;
 
   // --- Statistics ---
@@ -127,15 +126,14 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
     ByteGauge booked_bytes;
   };
 
-  absl::StatusOr<uint64_t> GiveBack(const SegmentHeap::Removal& wanted);
   uint64_t BookedBytes(uint64_t size_bytes) const;
   // Hardened builds: dies if the block is not live.
   void MarkReleased(BlockRecord* block, uint64_t id);
   // Through this thread's buffer. The pool may be gone afterwards.
   void ReleaseLater(const ReleaseBatch::Release& release,
                     const std::shared_ptr<FenceTimeline>& timeline);
-  // Enters all releases that are on their way.
-  void Settle();
+  // Enters all releases that happened before.
+  void SettleAllLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Enters up to `most` of those that were handed over.
   void SettleLocked(uint64_t most, Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Into the books. `completed` is of the timeline.
@@ -144,9 +142,6 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
                    std::shared_ptr<SegmentPool>* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeferLocked(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline,
                    uint64_t value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // TryAllocate, once more, with all that could be free by now.
-  BlockRecord* TryAllocateWithAll(uint64_t size_bytes);
-
   BlockRecord* TakeLocked(uint64_t size_bytes, bool hit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Into the free bytes, from those of its state.
   void PutLocked(BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -164,12 +159,14 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   const uint64_t max_locked_bytes_;
   const uint64_t alignment_bytes_;
   const uint64_t segment_bytes_;
+  Turn growth_turn_;
   ReleaseBuffers buffers_;
 
   mutable Mutex mu_;
   SegmentHeap heap_ ABSL_GUARDED_BY(mu_);
   DeferredReleases deferred_ ABSL_GUARDED_BY(mu_);
   ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, to be entered
+  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_) = 0;    // calls of ReclaimLocked
   std::vector<BlockRecord*> done_ ABSL_GUARDED_BY(mu_);    // of ReclaimLocked
   uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_) = 0;        // calls of TryAllocate
   AllocatorStats stats_ ABSL_GUARDED_BY(mu_);

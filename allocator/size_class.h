@@ -8,15 +8,16 @@
 //   from there on  classes are multiples of a page, 4 KiB
 //   largest step   2 MiB: no more than that is rounding
 //
-// Free blocks have any multiple of their arena's unit as size, and are kept in 64 buckets per
+// Free blocks have any multiple of their run's unit as size, and are kept in 64 buckets per
 // doubling. Every class up to 256 MiB is the lower bound of a bucket, so whatever lies in the
 // bucket of a request fits it.
 //
 //   classes   |   8 MiB   |   9 MiB   |  10 MiB   |  ...
 //   buckets   |.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|
 //
-// Blocks below 32 KiB come from segments of their own: a small block that lives long does not cut
-// a large hole in two, and every block that is not small is a whole number of pages.
+// Blocks below 32 KiB come from slabs, which are large blocks themselves: a small block that lives
+// long does not cut a large hole in two, and every block that is not small is a whole number of
+// pages.
 
 #ifndef PINION_ALLOCATOR_SIZE_CLASS_H_
 #define PINION_ALLOCATOR_SIZE_CLASS_H_

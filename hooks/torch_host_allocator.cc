@@ -6,7 +6,6 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +24,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/fence.h"
+#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/process_exit.h"
@@ -57,8 +57,7 @@ class TorchHostAllocator final : public at::HostAllocator {
         source_(std::move(source)),
         backend_(std::move(backend)),
         type_(type),
-        previous_(previous),
-        fork_generation_(ForkGeneration()) {}
+        previous_(previous) {}
 
   const PinnedAllocator& allocator() const { return *allocator_; }
 
@@ -84,21 +83,18 @@ class TorchHostAllocator final : public at::HostAllocator {
   void release_pool(c10::MempoolId_t /*pool*/) override {}
 
  private:
-  // What a DataPtr holds.
-  struct Held {
+  // What LibTorch holds: the context of a DataPtr.
+  struct Live {
     PinnedBlock block;
     TorchHostAllocator* allocator = nullptr;
-  };
-  struct Live {
-    uint64_t size_bytes = 0;
-    BlockUses uses;
+    BlockUses uses;  // under mu_ until it is released
   };
 
-  static void Delete(void* held);
-  void Release(PinnedBlock block);
+  static void Delete(void* live);
+  void Release(const void* data);
 
   // The block is lost to this process: a child, or nearly gone.
-  bool Abandoned() const { return ProcessIsExiting() || ForkGeneration() != fork_generation_; }
+  bool Abandoned() const { return ProcessIsExiting() || origin_.InForkedChild(); }
 
   bool IsLive(const void* data);
   // The block that `data` points into; null: none.
@@ -112,12 +108,12 @@ class TorchHostAllocator final : public at::HostAllocator {
   const DeviceBackend backend_;
   const c10::DeviceType type_;
   at::HostAllocator* const previous_;
-  const int fork_generation_;
+  const ForkOrigin origin_;
   std::atomic<int> captures_{0};
 
   Mutex mu_;
   // By address, not by context: LibTorch names a block by either, and a view that was made with
-  // from_blob has a context of its own, and an address within the block.
+  // from_blob has a context of its own, and an address within the block. Nodes stay where they are.
   std::map<const void*, Live, std::greater<>> live_ ABSL_GUARDED_BY(mu_);
   std::map<int, std::shared_ptr<TransferEngine>> engines_ ABSL_GUARDED_BY(mu_);
   std::vector<PinnedBlock> never_reused_ ABSL_GUARDED_BY(mu_);
@@ -128,9 +124,6 @@ class TorchHostAllocator final : public at::HostAllocator {
 c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
   const c10::Device cpu(c10::kCPU);
   if (size_bytes == 0) return c10::DataPtr(nullptr, nullptr, &Delete, cpu);
-  TORCH_CHECK(ForkGeneration() == fork_generation_,
-              "a child of fork() cannot pin memory: pin it in the parent, or start the child with "
-              "the spawn method");
   absl::StatusOr<PinnedBlock> block = allocator_->Allocate(size_bytes);
   ThrowIfError(block.status(), "pinning host memory for LibTorch");
   BlockUses uses;
@@ -140,33 +133,31 @@ c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
     uses.never_reusable = use.status();
   }
   void* const data = block->data();
-  const uint64_t booked_bytes = block->capacity_bytes();
-  auto held = std::make_unique<Held>(Held{*std::move(block), this});
-  {
-    const MutexLock lock(mu_);
-    live_[data] = {size_bytes, std::move(uses)};
-    active_requests_.increase(1);
-    active_bytes_.increase(booked_bytes);
-  }
-  return c10::DataPtr(data, held.release(), &Delete, cpu);
+  const MutexLock lock(mu_);
+  active_requests_.increase(1);
+  active_bytes_.increase(block->capacity_bytes());
+  Live& live = live_[data];
+  live = {*std::move(block), this, std::move(uses)};
+  return c10::DataPtr(data, &live, &Delete, cpu);
 }
 
 void TorchHostAllocator::Delete(void* context) {
-  auto* const held = static_cast<Held*>(context);
-  if (held == nullptr || held->allocator->Abandoned()) return;
-  held->allocator->Release(std::move(held->block));
-  delete held;
+  auto* const live = static_cast<Live*>(context);
+  if (live == nullptr || live->allocator->Abandoned()) return;
+  live->allocator->Release(live->block.data());
 }
 
 // Destructors call this: it logs what it cannot return.
-void TorchHostAllocator::Release(PinnedBlock block) {
-  BlockUses uses;
+void TorchHostAllocator::Release(const void* data) {
+  decltype(live_)::node_type released;
   {
     const MutexLock lock(mu_);
-    uses = std::move(live_.extract(block.data()).mapped().uses);
+    released = live_.extract(data);
     active_requests_.decrease(1);
-    active_bytes_.decrease(block.capacity_bytes());
+    active_bytes_.decrease(released.mapped().block.capacity_bytes());
   }
+  PinnedBlock& block = released.mapped().block;
+  BlockUses& uses = released.mapped().uses;
   absl::InlinedVector<FenceTicket, 1> tickets;
   for (const StreamUse& use : uses.streams) {
     absl::StatusOr<FenceTicket> ticket = use.engine->Mark(use.stream.native);
@@ -242,7 +233,8 @@ absl::StatusOr<std::shared_ptr<TransferEngine>> TorchHostAllocator::EngineFor(in
 TorchHostAllocator::Live* TorchHostAllocator::Find(const void* data) {
   const auto found = live_.lower_bound(data);  // downwards: the block that begins at or below it
   if (found == live_.end()) return nullptr;
-  const char* const end = static_cast<const char*>(found->first) + found->second.size_bytes;
+  const PinnedBlock& block = found->second.block;
+  const char* const end = static_cast<const char*>(block.data()) + block.size_bytes();
   return data < end ? &found->second : nullptr;
 }
 

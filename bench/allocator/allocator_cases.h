@@ -216,9 +216,10 @@ template <typename Peer>
 double WorstRoundingPercent() {
   Peer peer(std::make_shared<CopyClock>(0));
   double worst = 0;
-  // Just above each bucket is where rounding is worst; a step of 1/64 of a doubling meets them all.
-  for (double size = 4096; size < 64.0 * (1 << 20); size *= 1.0109) {
-    for (const uint64_t request : {static_cast<uint64_t>(size), static_cast<uint64_t>(size) + 1}) {
+  // Just above a size class is where rounding is worst; the finest allocator has 64 of a doubling.
+  for (uint64_t doubling = 4096; doubling < uint64_t{64} << 20; doubling *= 2) {
+    for (uint64_t edge = doubling; edge < 2 * doubling; edge += doubling / 64) {
+      const uint64_t request = edge + 1;
       typename Peer::Block block = peer.Allocate(request);
       worst = std::max(worst, 100.0 * (static_cast<double>(peer.booked_bytes(block)) /
                                            static_cast<double>(request) -

@@ -14,11 +14,13 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/config/build_config.h"
 
 namespace pinion {
 namespace {
 
-constexpr uint64_t kSegmentBytes = 64 * kMiB;  // AllocatorOptions::segment_bytes
+// Of Pinion and of the best-fit map: the traces are of small models.
+constexpr uint64_t kSegmentBytes = std::min(config::kChunkBytes, 64 * kMiB);
 
 // Opened at run time and kept to itself: linked, Debian's library would take malloc's place, too.
 struct Mimalloc {
@@ -78,6 +80,7 @@ PinionPeer::PinionPeer(std::shared_ptr<CopyClock> clock) : clock_(std::move(cloc
   AllocatorOptions options;
   // The traces hold gigabytes that nobody touches: this is not about the host's RAM.
   options.warn_percent = options.high_percent = options.low_percent = 100;
+  options.segment_bytes = kSegmentBytes;
   allocator_ =
       PinnedAllocator::Create(options, std::make_shared<UpstreamSource>(upstream_)).value();
 }

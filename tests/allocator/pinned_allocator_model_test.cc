@@ -19,7 +19,7 @@ using ::pinion::testing::RandomOperations;
 using ::pinion::testing::RunOperations;
 
 TEST(PinnedAllocatorModelTest, RandomOperationsAgreeWithTheModel) {
-  for (uint64_t seed = 1; seed <= 24; ++seed) {
+  for (uint64_t seed = 1; seed <= 16; ++seed) {
     const OperationsResult result = RunOperations({RandomOperations(seed, 10000)});
     ASSERT_EQ(result.failure, "") << "seed " << seed;
     // Nothing that this is about has quietly stopped to happen.

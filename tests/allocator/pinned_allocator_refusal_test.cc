@@ -14,6 +14,7 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_ledger.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
@@ -92,6 +93,18 @@ TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkSegmentsAreSmaller) {
   EXPECT_EQ(source_->outstanding_bytes(), kMiB);
 }
 
+// Not for each smaller segment that is tried.
+TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
+  host_.SetMeminfo(100 * kGiB, 11 * kGiB);
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  const auto others = ledger->Reserve(kGiB);
+  ASSERT_THAT(others, IsOk());
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_,
+                              PinnedAllocator::Create(options_, source_, {host_.Probe(), ledger}));
+  EXPECT_THAT(allocator_->Allocate(100 * kKiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
+}
+
 TEST_F(PinnedAllocatorRefusalTest, AReserveBeyondTheLimitKeepsWhatItGot) {
   options_.max_locked_bytes = 9 * kMiB;
   Make();
@@ -151,6 +164,14 @@ TEST_F(PinnedAllocatorRefusalTest, AFailedPinTrimsAndIsRetriedOnce) {
   EXPECT_EQ(stats.unpin_calls, 1u);
   EXPECT_EQ(stats.growth_retries, 1u);
   EXPECT_EQ(stats.source_refusals, 0u);
+}
+
+// One pin of all that was given back would hold the driver's lock for as many seconds.
+TEST_F(PinnedAllocatorRefusalTest, TheSecondAttemptPinsNoMoreThanASegmentOrItsBlock) {
+  EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
+  source_->FailCall(source_->calls());
+  Take(18 * kMiB - kSlack);
+  EXPECT_EQ(source_->outstanding_bytes(), 18 * kMiB);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusesTwiceIsCounted) {
@@ -250,6 +271,18 @@ TEST_F(PinnedAllocatorRefusalTest, TheHighMarkHoldsForPageableMemoryToo) {
   Make();
   EXPECT_THAT(allocator_->Allocate(5 * kMiB),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
+}
+
+TEST_F(PinnedAllocatorRefusalTest, AFallbackHasTheGranularityOfItsOwnSource) {
+  options_.segment_bytes = 3 * kMiB;
+  options_.max_locked_bytes = 4096;
+  options_.pageable_fallback = true;
+  Make();
+  EXPECT_FALSE(Take(kMiB).pinned());
+  options_.alignment_bytes = 4 * kMiB;
+  options_.segment_bytes = 4 * kMiB;
+  EXPECT_THAT(PinnedAllocator::Create(options_, std::make_shared<FakeSource>(4 * kMiB)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("pageable_fallback")));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/tests/support/fake_host.h"
@@ -131,6 +132,34 @@ TEST_F(PinnedAllocatorStressTest, BlocksThatOneThreadMakesAreReleasedByAnotherWi
   });
   EXPECT_EQ(damaged, 0);
   timeline->CompleteOnDevice(kBlocks);
+  ExpectCleanEnd();
+}
+
+// Segments join and part while the blocks in them are in use.
+TEST_F(PinnedAllocatorStressTest, ABlockCanBeAskedWhileOthersGrowAndTrim) {
+  AllocatorOptions options;
+  options.segment_bytes = 2 * kMiB;
+  allocator_ =
+      PinnedAllocator::Create(options, MmapSource::Create().value(), host_.Probe()).value();
+  std::atomic<bool> done{false};
+  RunThreads(2, [&](int thread) {
+    if (thread == 0) {
+      const PinnedBlock block = allocator_->Allocate(kMiB).value();
+      while (!done) {
+        EXPECT_GE(block.numa_node(), -1);
+        EXPECT_GE(block.capacity_bytes(), kMiB);
+      }
+    } else {
+      for (int round = 0; round < 100; ++round) {
+        std::vector<PinnedBlock> blocks;
+        for (int i = 0; i < 4; ++i) blocks.push_back(allocator_->Allocate(2 * kMiB - 256).value());
+        std::swap(blocks[round % 4], blocks.back());
+        blocks.resize(2);
+        EXPECT_THAT(allocator_->Trim(0), IsOk());
+      }
+      done = true;
+    }
+  });
   ExpectCleanEnd();
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -132,6 +133,17 @@ TEST_F(PinnedAllocatorTicketsTest, TrimKeepsSegmentsWithDeferredBlocks) {
   EXPECT_THAT(allocator_->Trim(0), IsOkAndHolds(0u));
   timeline_->CompleteOnDevice(1);
   EXPECT_THAT(allocator_->Trim(0), IsOkAndHolds(4 * kMiB));
+}
+
+// What a thread released last waits in its buffer, with the device's stream behind the ticket.
+TEST_F(PinnedAllocatorTicketsTest, AThreadThatHasEndedHoldsOnToNothing) {
+  auto timeline = std::make_shared<FakeTimeline>();
+  const std::weak_ptr<FakeTimeline> watch = timeline;
+  std::thread([&] { Take(kMiB).ReleaseAfter({timeline->Ticket(1)}); }).join();
+  timeline->CompleteVisibly(1);
+  timeline.reset();
+  for (int i = 0; i < 1000; ++i) (void)allocator_->Allocate(100 * kKiB);
+  EXPECT_TRUE(watch.expired());
 }
 
 }  // namespace

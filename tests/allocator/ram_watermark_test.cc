@@ -135,6 +135,14 @@ TEST_F(RamWatermarkTest, AGrowthThatIsBecomingVisibleIsNotChargedTwice) {
   });
 }
 
+TEST_F(RamWatermarkTest, WhoDoesNotWantToWaitIsRefusedAtOnce) {
+  SetUsedPercent(80);
+  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB);
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB, RamWatermark::Wait::kNo), Not(IsOk()));
+  EXPECT_EQ(watermark.counts().waits, 0u);
+}
+
 TEST_F(RamWatermarkTest, WhatDoesNotFitAnywayDoesNotWait) {
   SetUsedPercent(86);
   RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });

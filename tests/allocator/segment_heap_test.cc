@@ -5,7 +5,8 @@
 #include <iterator>
 #include <map>
 #include <random>
-#include <set>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -313,22 +314,28 @@ class ReferenceHeap {
   std::map<uint64_t, uint64_t> used_;
 };
 
-class SegmentHeapRandomTest : public ::testing::TestWithParam<bool> {};
+class SegmentHeapRandomTest : public ::testing::TestWithParam<std::tuple<bool, bool>> {};
 
-// Segments come and go, side by side; parameter: whether they join.
+// Segments of two sizes come and go, side by side. Parameters: whether they join, and whether there
+// are small blocks, whose slabs the reference does not know.
 TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
-  const bool joins = GetParam();
+  const auto [joins, small] = GetParam();
   constexpr uint64_t kSegments = 6;
-  constexpr uint64_t kSegmentBytes = 8 * kMiB;
-  // What does not join does not touch either, for the reference.
-  const uint64_t distance = joins ? kSegmentBytes : 2 * kSegmentBytes;
+  constexpr uint64_t kMostBytes = 8 * kMiB;
+  const auto bytes_of = [](uint64_t i) { return i % 3 == 1 ? 3 * kMiB : kMostBytes; };
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
     SegmentHeap heap(kPage, kSlab);
     ReferenceHeap reference;
-    std::set<uint64_t> absent;
-    for (uint64_t i = 0; i < kSegments; ++i) absent.insert(kGiB + i * distance);
+    std::map<uint64_t, uint64_t> absent;
+    uint64_t next = kGiB;
+    for (uint64_t i = 0; i < kSegments; ++i) {
+      absent[next] = bytes_of(i);
+      // What does not join does not touch either, for the reference.
+      next += joins ? bytes_of(i) : 2 * kMostBytes;
+    }
+    uint64_t segment_bytes = 0;
     std::vector<BlockRecord*> live;
     uint64_t used_bytes = 0;
     for (int step = 0; step < 3000; ++step) {
@@ -336,25 +343,30 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
       if (choice < 3) {
         if (absent.empty()) continue;
         const auto which = std::next(absent.begin(), random() % absent.size());
-        AddSegment(heap, FakeSegment(*which, kSegmentBytes), joins);
-        reference.AddSegment(*which, kSegmentBytes);
+        AddSegment(heap, FakeSegment(which->first, which->second), joins);
+        reference.AddSegment(which->first, which->second);
+        segment_bytes += which->second;
         absent.erase(which);
       } else if (choice < 5) {
         const bool all = random() % 2 == 0;
         const int free_segments = reference.FreeSegments();
         const std::vector<HostSegment> removed =
-            heap.RemoveFreeSegments({.bytes = all ? UINT64_MAX : kSegmentBytes});
+            heap.RemoveFreeSegments({.bytes = all ? UINT64_MAX : 1});
         ASSERT_EQ(removed.size(), all ? free_segments : std::min(free_segments, 1));
         for (const HostSegment& segment : removed) {
           ASSERT_NO_FATAL_FAILURE(reference.RemoveSegment(segment));
-          absent.insert(reinterpret_cast<uint64_t>(segment.data));
+          absent[reinterpret_cast<uint64_t>(segment.data)] = segment.size_bytes;
+          segment_bytes -= segment.size_bytes;
         }
       } else if (choice < 55 || live.empty()) {
-        const uint64_t wish = kSmallLimitBytes << (random() % 9);
+        const uint64_t least = small ? kMinBlockBytes : kSmallLimitBytes;
+        const uint64_t wish = least << (random() % (small ? 16 : 9));
         const uint64_t size_bytes = RoundUpToSizeClass(wish + random() % wish);
         BlockRecord* block = heap.Take(size_bytes);
         // A block is found whenever any hole is large enough: nothing is lost between buckets.
-        ASSERT_EQ(block != nullptr, reference.LargestHole() >= size_bytes);
+        if (!small) {
+          ASSERT_EQ(block != nullptr, reference.LargestHole() >= size_bytes);
+        }
         if (block == nullptr) continue;
         ASSERT_EQ(block->capacity_bytes, size_bytes);
         ASSERT_NO_FATAL_FAILURE(reference.Take(Address(block), size_bytes));
@@ -367,8 +379,11 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
         heap.Put(live.back());
         live.pop_back();
       }
-      ASSERT_EQ(heap.segment_bytes(), (kSegments - absent.size()) * kSegmentBytes);
-      ASSERT_EQ(heap.large_free_bytes(), heap.segment_bytes() - used_bytes);
+      ASSERT_EQ(heap.segment_bytes(), segment_bytes);
+      ASSERT_LE(heap.large_free_bytes(), segment_bytes - used_bytes);
+      if (!small) {
+        ASSERT_EQ(heap.large_free_bytes(), segment_bytes - used_bytes);
+      }
       const std::vector<NumaNodeStats> nodes = heap.NumaNodes();
       ASSERT_EQ(nodes.empty() ? 0 : nodes[0].used_bytes, used_bytes);
     }
@@ -378,8 +393,12 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SegmentHeapRandomTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "Joined" : "Apart"; });
+INSTANTIATE_TEST_SUITE_P(All, SegmentHeapRandomTest,
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "Joined" : "Apart") +
+                                  (std::get<1>(info.param) ? "WithSmallBlocks" : "");
+                         });
 
 }  // namespace
 }  // namespace pinion::internal
