@@ -1,9 +1,12 @@
 #include "pinion/allocator/release_buffers.h"
 
+#include <cstddef>
 #include <utility>
 
 namespace pinion::internal {
 namespace {
+
+constexpr size_t kCacheLineBytes = 64;
 
 std::atomic<uint32_t> threads_seen{0};
 
@@ -25,6 +28,7 @@ std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
 ReleaseBuffers::~ReleaseBuffers() {
   Batches left;
   TakeIncoming(&left);
+  left.emplace_back(spare_.load(std::memory_order_acquire));
 }
 
 bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
@@ -37,7 +41,7 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
     HandOver(std::move(buffer.batch));
   }
   if (buffer.batch == nullptr) {
-    buffer.batch = std::make_unique<ReleaseBatch>();
+    buffer.batch = NewBatch();
     buffer.used.store(true, std::memory_order_relaxed);
   }
   ReleaseBatch& batch = *buffer.batch;
@@ -79,8 +83,17 @@ void ReleaseBuffers::TakeIncomingList(Batches* batches) {
   ReleaseBatch* next = incoming_.exchange(nullptr, std::memory_order_acquire);
   while (next != nullptr) {
     batches->emplace_back(next);
+    // Another processor wrote it; it is read a little at a time.
+    for (size_t line = 0; line < sizeof(ReleaseBatch); line += kCacheLineBytes) {
+      __builtin_prefetch(reinterpret_cast<const char*>(next) + line);
+    }
     next = next->next;
   }
+}
+
+std::unique_ptr<ReleaseBatch> ReleaseBuffers::NewBatch() {
+  std::unique_ptr<ReleaseBatch> spare(spare_.exchange(nullptr, std::memory_order_acq_rel));
+  return spare != nullptr ? std::move(spare) : std::make_unique<ReleaseBatch>();
 }
 
 void ReleaseBuffers::HandOver(std::unique_ptr<ReleaseBatch> batch) {

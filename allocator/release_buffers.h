@@ -65,6 +65,12 @@ class ReleaseBuffers {
     if (incoming_.load(std::memory_order_relaxed) != nullptr) TakeIncomingList(batches);
   }
 
+  // An empty batch, for the next one who needs one: threads that free each other's memory wait for
+  // each other in malloc.
+  void Recycle(std::unique_ptr<ReleaseBatch> batch) {
+    std::unique_ptr<ReleaseBatch>(spare_.exchange(batch.release(), std::memory_order_acq_rel));
+  }
+
   // All that buffers and the list hold: every release that happened before.
   void TakeAll(Batches* batches) { Take(batches, /*close=*/false); }
 
@@ -86,9 +92,11 @@ class ReleaseBuffers {
   void Take(Batches* batches, bool close);
   void TakeIncomingList(Batches* batches);
   void HandOver(std::unique_ptr<ReleaseBatch> batch);
+  std::unique_ptr<ReleaseBatch> NewBatch();
 
   std::array<Buffer, 32> buffers_;
   alignas(128) std::atomic<ReleaseBatch*> incoming_ = nullptr;
+  alignas(128) std::atomic<ReleaseBatch*> spare_ = nullptr;
 };
 
 }  // namespace pinion::internal

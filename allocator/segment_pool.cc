@@ -163,7 +163,9 @@ void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
     ReleaseBatch& batch = *incoming_.back();
     EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, &leftovers->last);
     if (batch.size > 0) continue;
-    leftovers->batches.push_back(std::move(incoming_.back()));
+    if (batch.timeline != nullptr) leftovers->timelines.push_back(std::move(batch.timeline));
+    batch.completed = 0;
+    buffers_.Recycle(std::move(incoming_.back()));
     incoming_.pop_back();
   }
   UpdateCachedLocked();

@@ -115,7 +115,6 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   // What is let go of while the lock is held, and destroyed after that.
   struct Leftovers {
     DeferredReleases::Timelines timelines;
-    ReleaseBuffers::Batches batches;
     std::shared_ptr<SegmentPool> last;  // the live blocks' reference, once there are none
   };
 

@@ -113,7 +113,7 @@ class Device {
   virtual absl::StatusOr<StreamHandle> CreateStream(const std::string& name) = 0;
   virtual absl::Status DestroyStream(StreamHandle stream) = 0;
   virtual absl::Status SynchronizeStream(StreamHandle stream) = 0;
-  // True while `stream` captures a CUDA graph: polling events and pinning must wait.
+  // True while `stream` captures a CUDA graph: what is submitted to it runs with each replay only.
   virtual absl::StatusOr<bool> IsCapturing(StreamHandle stream) = 0;
 
   // --- Events ---

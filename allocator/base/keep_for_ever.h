@@ -1,5 +1,5 @@
-// For what must not be destroyed: memory that a device may still write to, or what a child of fork()
-// inherited in the middle of a change. The operating system takes it back.
+// For what must not be destroyed: memory that a device may still write to, or what a child of
+// fork() inherited in the middle of a change. The operating system takes it back.
 //
 // Thread safety: thread-safe, without a lock.
 // Ownership: takes it, for as long as the process runs. It stays reachable, so that leak checkers

@@ -165,7 +165,8 @@ class EmulatedMachine {
   // Calls of a kind so far, failed ones included: the k to go up to in "fail the k-th call".
   virtual uint64_t calls(DeviceCall call) const = 0;
 
-  // Makes IsCapturing(stream) answer `capturing`; polling an event of a capturing stream fails.
+  // Makes IsCapturing(stream) answer `capturing`; polling an event that was recorded meanwhile
+  // fails.
   virtual absl::Status SetCapturing(StreamHandle stream, bool capturing) = 0;
 
   // Every later call of the device fails with `error`, as after a sticky fault: a fake runtime's
