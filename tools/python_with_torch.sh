@@ -21,7 +21,7 @@ for python in "$venv/bin/python3" "$folder/python3"; do
   fi
 done
 torch_libraries=("$venv"/lib/python3*/site-packages/torch/lib/*.so)
-[[ -e ${torch_libraries[0]} ]] || die "no torch in .venv: run ./bazelw version without TORCH_PATH first"
+[[ -e ${torch_libraries[0]} ]] || die "no torch in .venv: run ./bazelw info without TORCH_PATH first"
 
 # stub NAME VERSION: a library that defines what torch's want of it.
 stub() {
