@@ -3,10 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 
-#include <cstdlib>
 #include <map>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,16 +15,12 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/link_calibration.h"
 #include "pinion/hooks/device_offloader.h"
+#include "pinion/hooks/environment.h"
 #include "pinion/hooks/scope_packer.h"
 #include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
 namespace {
-
-bool SwitchedOnByEnvironment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr && std::string(value) == "1";
-}
 
 // Measuring allocates and waits, which would break a graph that `stream` captures.
 absl::StatusOr<LinkCalibration> MeasureLink(TransferEngine& engine, PinnedAllocator& allocator,

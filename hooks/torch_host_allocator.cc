@@ -11,13 +11,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,6 +31,7 @@
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/process_exit.h"
 #include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/environment.h"
 #include "pinion/hooks/torch_bridge.h"
 #include "pinion/hooks/torch_pinned_source.h"
 #include "pinion/hooks/torch_version.h"
@@ -295,18 +294,14 @@ std::atomic<TorchHostAllocator*>& InstalledFor(c10::DeviceType type) {
   return g_installed[static_cast<size_t>(type)];
 }
 
-bool SwitchedOff() {
-  const char* const value = std::getenv("PINION_DISABLE");
-  return value != nullptr && std::string_view(value) == "1";
-}
-
 absl::StatusOr<TorchHostAllocator*> Installed(const std::string& device_type) {
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(device_type));
   TorchHostAllocator* const allocator = InstalledFor(type);
   if (allocator == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("Pinion's host allocator is not installed for ", device_type,
-                     SwitchedOff() ? ": PINION_DISABLE=1 is in the environment" : ""));
+    return absl::NotFoundError(absl::StrCat(
+        "Pinion's host allocator is not installed for ", device_type,
+        SwitchedOnByEnvironment("PINION_DISABLE") ? ": PINION_DISABLE=1 is in the environment"
+                                                  : ""));
   }
   if (allocator->InForkedChild()) return allocator->Refusal();
   return allocator;
@@ -317,7 +312,7 @@ absl::StatusOr<TorchHostAllocator*> Installed(const std::string& device_type) {
 absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
                                        const DeviceBackend& backend) {
   PINION_RETURN_IF_ERROR(CheckTorchVersion(aoti_torch_abi_version()));
-  if (SwitchedOff()) {
+  if (SwitchedOnByEnvironment("PINION_DISABLE")) {
     PINION_LOG(kWarning) << "LibTorch's own host allocator stays for " << backend.type_name
                          << ": PINION_DISABLE=1 is in the environment";
     return absl::OkStatus();
