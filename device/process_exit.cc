@@ -1,7 +1,6 @@
 #include "pinion/device/process_exit.h"
 
 #include <atomic>
-#include <cstdlib>
 
 namespace pinion {
 namespace {
@@ -12,8 +11,11 @@ std::atomic<bool> exiting{false};
 }  // namespace
 
 void WatchProcess() {
-  static const int registered = std::atexit([] { exiting.store(true, std::memory_order_relaxed); });
-  static_cast<void>(registered);
+  // Not std::atexit: under ThreadSanitizer its handlers outlive the library that registered them.
+  struct Exit {
+    ~Exit() { exiting.store(true, std::memory_order_relaxed); }
+  };
+  static const Exit exit;
 }
 
 bool ProcessIsExiting() { return exiting.load(std::memory_order_relaxed); }

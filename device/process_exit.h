@@ -5,7 +5,7 @@
 // device ask here first, and leak instead when the answer is yes: the operating system takes it all
 // back anyway.
 //
-// How it works: an atexit handler sets a flag. Handlers run in reverse order of registration, so
+// How it works: an exit handler sets a flag. Handlers run in reverse order of registration, so
 // the flag is up before any object is destroyed that was complete before WatchProcess() was
 // called, and the device's runtime, which was loaded earlier still, goes later.
 //
