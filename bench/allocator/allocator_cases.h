@@ -7,6 +7,8 @@
 #ifndef PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
 #define PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
 
+#include <sched.h>
+
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -34,6 +36,39 @@ struct WasteResult {
   double mean_percent = 0;     // booked over requested, over all allocations by bytes
   double locked_per_peak = 0;  // locked over the most bytes that were live at once; 0: unknown
   uint64_t upstream_bytes = 0;
+};
+
+// Keeps this thread on a processor of its own, where there are so many: otherwise the scheduler may
+// run the threads of a case in turn on one, and nothing is shared that costs anything.
+class OnProcessor {
+ public:
+  explicit OnProcessor(int thread) {
+    // A thread inherits where its maker may run, which may be on one processor by now.
+    static const cpu_set_t allowed = Affinity();
+    before_ = Affinity();
+    int wanted = thread % CPU_COUNT(&allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &allowed) || wanted-- > 0) continue;
+      cpu_set_t mine;
+      CPU_ZERO(&mine);
+      CPU_SET(cpu, &mine);
+      sched_setaffinity(0, sizeof(mine), &mine);
+      return;
+    }
+  }
+  ~OnProcessor() { sched_setaffinity(0, sizeof(before_), &before_); }
+  OnProcessor(const OnProcessor&) = delete;
+  OnProcessor& operator=(const OnProcessor&) = delete;
+
+ private:
+  static cpu_set_t Affinity() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    sched_getaffinity(0, sizeof(set), &set);
+    return set;
+  }
+
+  cpu_set_t before_;
 };
 
 // For waits that are short where there is a processor for each thread.
@@ -73,6 +108,7 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   std::vector<CallTimes> thread_calls(threads, CallTimes(2 * trace.allocations * replays));
   std::barrier barrier(threads);
   const auto play = [&](int thread) {
+    const OnProcessor processor(thread);
     Blocks<Peer> blocks(trace.blocks);
     const auto plain = [](const auto& call) { call(); };
     Replay(peer, trace, blocks, plain);
@@ -122,7 +158,9 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
   const auto run = [&](const auto& around_allocate, const auto& around_free) {
     produced = 0;
     consumed = 0;
+    const OnProcessor processor(0);
     std::jthread consumer([&] {
+      const OnProcessor other(1);
       for (uint64_t i = 0; i < kBatches; ++i) {
         SpinUntil([&] { return produced.load(std::memory_order_acquire) > i; });
         for (typename Peer::Block& block : queue[i % kQueue]) {
