@@ -51,8 +51,7 @@ struct AllocatorOptions {
 
   // --- Performance ---
 
-  // Segments are asked for in chunks of this size, or of the block's size where that is larger;
-  // larger ones take the place of free ones that have become too short.
+  // Segments are asked for in chunks of this size, or of the block's size where that is larger.
   // A multiple of the source's granularity.
   uint64_t segment_bytes = config::kChunkBytes;  // --//config:chunk_mib, 1 GiB
 

@@ -56,14 +56,14 @@ class PinnedAllocator::Impl {
       : options_(options),
         largest_chunk_bytes_(std::max(kLargestChunkBytes, options.segment_bytes)),
         watermark_(options, std::move(ram)),
-        pool_(std::make_shared<SegmentPool>(std::move(source), /*pinned=*/true,
-                                            options.max_locked_bytes, options)) {
+        pool_(std::make_shared<SegmentPool>(std::move(source), /*pinned=*/true, options)) {
     if (pageable != nullptr) {
       AllocatorOptions pageable_options = options;
+      pageable_options.max_locked_bytes = UINT64_MAX;  // it locks nothing
       pageable_options.segment_bytes = AlignUp(
           std::min(options.segment_bytes, kPageableSegmentBytes), pageable->granularity_bytes());
-      pageable_pool_ = std::make_shared<SegmentPool>(std::move(pageable), /*pinned=*/false,
-                                                     UINT64_MAX, pageable_options);
+      pageable_pool_ =
+          std::make_shared<SegmentPool>(std::move(pageable), /*pinned=*/false, pageable_options);
     }
   }
 
@@ -161,8 +161,9 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::GrowInTurn(SegmentPool& poo
                                                                 uint64_t size_bytes) {
   const internal::TurnHolder turn(pool.growth_turn());
   if (turn.waited()) {
-    if (BlockRecord* block = pool.TryAllocate(size_bytes); block != nullptr)
-      return {.block = block};
+    if (BlockRecord* found = pool.TryAllocate(size_bytes); found != nullptr) {
+      return {.block = found};
+    }
   }
   return Grow(pool, size_bytes);
 }
@@ -255,8 +256,9 @@ uint64_t PinnedAllocator::Impl::MakeRoom(SegmentPool& pool, Refusal refusal,
     case Refusal::kWatermark:
       missing_bytes = watermark_.BytesToGiveBack(segment_bytes);
       // A host that is full gets what there is, for itself.
-      if (watermark_.level() == RamLevel::kHigh)
+      if (watermark_.level() == RamLevel::kHigh) {
         return pool.GiveBack({.bytes = missing_bytes}).bytes;
+      }
       break;
     case Refusal::kSource:
       return pool.GiveBack({}).bytes;

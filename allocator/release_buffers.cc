@@ -17,9 +17,7 @@ uint32_t ThreadNumber() {
 }
 
 std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
-  if (batch->timeline != nullptr) {
-    batch->completed = batch->timeline->Completed();
-  }
+  batch->completed = batch->timeline == nullptr ? 0 : batch->timeline->Completed();
   return batch;
 }
 

@@ -22,27 +22,18 @@ char* EndOf(const HostSegment& segment) {
 
 void SegmentHeap::AddSegment(const HostSegment& memory, JoinsAt joins_at) {
   segment_bytes_ += memory.size_bytes;
-  runs_.push_back(NewRun(memory, /*slab=*/nullptr));
-  Run* added = runs_.back().get();
-  const auto joined = [&](Run& lower, Run& upper) {
-    const HostSegment& below = lower.segments.back();
-    const HostSegment& above = upper.segments.front();
-    if (EndOf(below) != above.data || below.numa_node != above.numa_node) return false;
-    if (!joins_at(above.data)) return false;
-    JoinRuns(lower, upper);
-    return true;
-  };
-  std::erase_if(runs_, [&](const std::unique_ptr<Run>& run) {
-    if (run.get() == added) return false;
-    return joined(*added, *run);
-  });
+  Run* below = nullptr;
+  Run* above = nullptr;
   for (const std::unique_ptr<Run>& run : runs_) {
-    if (run.get() != added && joined(*run, *added)) {
-      runs_.erase(std::find_if(runs_.begin(), runs_.end(),
-                               [&](const auto& other) { return other.get() == added; }));
-      return;
-    }
+    if (run->segments.front().numa_node != memory.numa_node) continue;
+    if (EndOf(run->segments.back()) == memory.data) below = run.get();
+    if (EndOf(memory) == run->segments.front().data) above = run.get();
   }
+  runs_.push_back(NewRun(memory, /*slab=*/nullptr));
+  Run& added = *runs_.back();
+  if (above != nullptr && joins_at(EndOf(memory))) JoinRuns(added, *above);
+  if (below != nullptr && joins_at(memory.data)) JoinRuns(*below, added);
+  DropEmptyRuns();
 }
 
 BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
@@ -100,8 +91,12 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(const Removal& wanted) 
     segment_bytes_ -= removed.back().size_bytes;
     RemoveSegment(*removable.run, removable.index, removable.around);
   }
-  std::erase_if(runs_, [](const std::unique_ptr<Run>& run) { return run->segments.empty(); });
+  DropEmptyRuns();
   return removed;
+}
+
+void SegmentHeap::DropEmptyRuns() {
+  std::erase_if(runs_, [](const std::unique_ptr<Run>& run) { return run->segments.empty(); });
 }
 
 void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
@@ -110,11 +105,7 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
   char* const around_end = around->data + around->capacity_bytes;
   BlockRecord* above = around->after;
   if (around_end > EndOf(segment)) {
-    BlockRecord* const rest = NewRecord();
-    rest->data = EndOf(segment);
-    rest->capacity_bytes = around_end - EndOf(segment);
-    rest->run = &run;
-    rest->numa_node = around->numa_node;
+    BlockRecord* const rest = NewBlock(EndOf(segment), around_end - EndOf(segment), run);
     rest->after = above;
     if (above != nullptr) above->before = rest;
     InsertFree(rest);
@@ -164,8 +155,10 @@ void SegmentHeap::MoveBlocks(Run& from, Run& to) {
 
 void SegmentHeap::JoinRuns(Run& lower, Run& upper) {
   lower.segments.insert(lower.segments.end(), upper.segments.begin(), upper.segments.end());
-  for (BlockRecord* block = upper.first; block != nullptr; block = block->after)
+  upper.segments.clear();
+  for (BlockRecord* block = upper.first; block != nullptr; block = block->after) {
     block->run = &lower;
+  }
   lower.used_blocks += upper.used_blocks;
   lower.used_bytes += upper.used_bytes;
   BlockRecord* const below = lower.last;
@@ -200,11 +193,7 @@ std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord*
   run->heap = this;
   run->segments.push_back(memory);
   run->slab = slab;
-  BlockRecord* const block = NewRecord();
-  block->data = static_cast<char*>(memory.data);
-  block->capacity_bytes = memory.size_bytes;
-  block->run = run.get();
-  block->numa_node = static_cast<int16_t>(memory.numa_node);
+  BlockRecord* const block = NewBlock(static_cast<char*>(memory.data), memory.size_bytes, *run);
   run->first = block;
   run->last = block;
   InsertFree(block);
@@ -215,11 +204,8 @@ void SegmentHeap::Carve(BlockRecord* block, uint64_t bytes) {
   RemoveFree(block);
   ++block->run->used_blocks;
   if (block->capacity_bytes == bytes) return;
-  BlockRecord* const rest = NewRecord();
-  rest->data = block->data + bytes;
-  rest->capacity_bytes = block->capacity_bytes - bytes;
-  rest->run = block->run;
-  rest->numa_node = block->numa_node;
+  BlockRecord* const rest =
+      NewBlock(block->data + bytes, block->capacity_bytes - bytes, *block->run);
   rest->before = block;
   rest->after = block->after;
   if (rest->after != nullptr) {
@@ -251,7 +237,7 @@ bool SegmentHeap::AddSlab(uint64_t class_bytes) {
   uint64_t bytes = slab_bytes_;
   BlockRecord* block = large_.Find(bytes);
   if (block == nullptr) {
-    bytes = RoomFor(class_bytes);
+    bytes = AlignUp(class_bytes, alignment_bytes_);
     block = large_.Find(bytes);
     if (block == nullptr) return false;
   }
@@ -284,6 +270,15 @@ BlockRecord* SegmentHeap::NewRecord() {
   BlockRecord* record = std::exchange(unused_records_, unused_records_->next_free);
   record->next_free = nullptr;
   return record;
+}
+
+BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run) {
+  BlockRecord* const block = NewRecord();
+  block->data = data;
+  block->capacity_bytes = capacity_bytes;
+  block->run = &run;
+  block->numa_node = static_cast<int16_t>(run.segments.front().numa_node);
+  return block;
 }
 
 void SegmentHeap::Recycle(BlockRecord* block) {

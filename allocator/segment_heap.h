@@ -74,9 +74,6 @@ class SegmentHeap {
   // Free bytes outside of slabs.
   uint64_t large_free_bytes() const { return large_free_bytes_; }
 
-  // The room in a segment that a block of `class_bytes` needs where there is no other.
-  uint64_t RoomFor(uint64_t class_bytes) const { return AlignUp(class_bytes, alignment_bytes_); }
-
  private:
   // Takes the first `bytes` of a free block; what is left stays free.
   void Carve(BlockRecord* block, uint64_t bytes);
@@ -84,8 +81,9 @@ class SegmentHeap {
   bool AddSlab(uint64_t class_bytes);
   // A run of one segment that is one free block.
   std::unique_ptr<Run> NewRun(const HostSegment& memory, BlockRecord* slab);
-  // `lower` takes over `upper`, which begins where it ends.
+  // `lower` takes over `upper`, which begins where it ends, and is empty then.
   void JoinRuns(Run& lower, Run& upper);
+  void DropEmptyRuns();
   // Takes segment `index`, which lies in the free block `around`, out of the run, which becomes two
   // if that is in its midst.
   void RemoveSegment(Run& run, size_t index, BlockRecord* around);
@@ -95,6 +93,8 @@ class SegmentHeap {
   void Free(BlockRecord* block);
 
   BlockRecord* NewRecord();
+  // Without neighbours, and in no list.
+  BlockRecord* NewBlock(char* data, uint64_t capacity_bytes, Run& run);
   void Recycle(BlockRecord* block);
   void InsertFree(BlockRecord* block);
   void RemoveFree(BlockRecord* block);

@@ -60,10 +60,10 @@ double MillisecondsSince(absl::Time start) {
 }  // namespace
 
 SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
-                         uint64_t max_locked_bytes, const AllocatorOptions& options)
+                         const AllocatorOptions& options)
     : source_(std::move(source)),
       pinned_(pinned),
-      max_locked_bytes_(max_locked_bytes),
+      max_locked_bytes_(options.max_locked_bytes),
       alignment_bytes_(options.alignment_bytes),
       segment_bytes_(options.segment_bytes),
       heap_(options.alignment_bytes, SlabBytes(options.segment_bytes)) {}
@@ -84,7 +84,7 @@ uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) const {
 }
 
 uint64_t SegmentPool::LeastSegmentBytes(uint64_t size_bytes) const {
-  return AlignUp(AlignUp(BookedBytes(size_bytes), alignment_bytes_), source_->granularity_bytes());
+  return AlignUp(BookedBytes(size_bytes), source_->granularity_bytes());
 }
 
 BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {
@@ -164,7 +164,6 @@ void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
     EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, &leftovers->last);
     if (batch.size > 0) continue;
     if (batch.timeline != nullptr) leftovers->timelines.push_back(std::move(batch.timeline));
-    batch.completed = 0;
     buffers_.Recycle(std::move(incoming_.back()));
     incoming_.pop_back();
   }

@@ -45,8 +45,9 @@ namespace pinion::internal {
 
 class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
  public:
-  // `pinned`: whether the source's memory is. Limit, alignment and segment size are the options'.
-  SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned, uint64_t max_locked_bytes,
+  // `pinned`: whether the source's memory is. Limit, alignment (at most the source's granularity)
+  // and segment size are the options'.
+  SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
               const AllocatorOptions& options);
   ~SegmentPool();
   SegmentPool(const SegmentPool&) = delete;

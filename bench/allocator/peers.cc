@@ -1,7 +1,6 @@
 #include "pinion/bench/allocator/peers.h"
 
 #include <dlfcn.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -23,8 +22,8 @@ namespace {
 constexpr uint64_t kSegmentBytes = std::min(config::kChunkBytes, 64 * kMiB);
 
 // Opened at run time and kept to itself: linked, Debian's library would take malloc's place, too.
-struct Mimalloc {
-  Mimalloc() {
+struct MimallocLibrary {
+  MimallocLibrary() {
     void* const library = dlopen("libmimalloc.so.2", RTLD_NOW | RTLD_LOCAL);
     PINION_CHECK(library != nullptr) << dlerror() << "; install libmimalloc2.0";
     allocate = reinterpret_cast<void* (*)(size_t)>(dlsym(library, "mi_malloc"));
@@ -37,9 +36,9 @@ struct Mimalloc {
   size_t (*usable_size)(const void*);
 };
 
-const Mimalloc& TheMimalloc() {
-  static const Mimalloc mimalloc;
-  return mimalloc;
+const MimallocLibrary& TheLibrary() {
+  static const MimallocLibrary library;
+  return library;
 }
 
 class UpstreamSource final : public HostMemorySource {
@@ -135,24 +134,10 @@ void BestFitPeer::Insert(char* begin, uint64_t size_bytes) {
   by_address_[begin] = by_size_.emplace(size_bytes, begin);
 }
 
-PlainBlock MallocPeer::Allocate(uint64_t size_bytes) {
-  return {std::malloc(size_bytes), size_bytes};
-}
+void* Mimalloc::Allocate(size_t size_bytes) { return TheLibrary().allocate(size_bytes); }
 
-void MallocPeer::Free(Block block) { std::free(block.data); }
+void Mimalloc::Free(void* data) { TheLibrary().free(data); }
 
-uint64_t MallocPeer::booked_bytes(const Block& block) const {
-  return malloc_usable_size(block.data);
-}
-
-PlainBlock MimallocPeer::Allocate(uint64_t size_bytes) {
-  return {TheMimalloc().allocate(size_bytes), size_bytes};
-}
-
-void MimallocPeer::Free(Block block) { TheMimalloc().free(block.data); }
-
-uint64_t MimallocPeer::booked_bytes(const Block& block) const {
-  return TheMimalloc().usable_size(block.data);
-}
+size_t Mimalloc::UsableSize(void* data) { return TheLibrary().usable_size(data); }
 
 }  // namespace pinion

@@ -20,9 +20,12 @@
 #ifndef PINION_BENCH_ALLOCATOR_PEERS_H_
 #define PINION_BENCH_ALLOCATOR_PEERS_H_
 
+#include <malloc.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <utility>
@@ -169,31 +172,36 @@ class BestFitPeer {
 };
 
 // The floor for latency: general-purpose allocators, which know neither pinning nor tickets.
-class MallocPeer {
+// `Library` has their functions.
+template <typename Library>
+class GeneralPeer {
  public:
   using Block = PlainBlock;
+  static constexpr const char* kName = Library::kName;
+
+  explicit GeneralPeer(std::shared_ptr<CopyClock>) {}
+  Block Allocate(uint64_t size_bytes) { return {Library::Allocate(size_bytes), size_bytes}; }
+  void Free(Block block) { Library::Free(block.data); }
+  void FreeAfter(Block block, uint64_t) { Free(block); }
+  uint64_t booked_bytes(const Block& block) const { return Library::UsableSize(block.data); }
+  uint64_t locked_bytes() const { return 0; }
+};
+
+struct Malloc {
   static constexpr const char* kName = "malloc";
-
-  explicit MallocPeer(std::shared_ptr<CopyClock>) {}
-  Block Allocate(uint64_t size_bytes);
-  void Free(Block block);
-  void FreeAfter(Block block, uint64_t) { Free(block); }
-  uint64_t booked_bytes(const Block& block) const;
-  uint64_t locked_bytes() const { return 0; }
+  static void* Allocate(size_t size_bytes) { return std::malloc(size_bytes); }
+  static void Free(void* data) { std::free(data); }
+  static size_t UsableSize(void* data) { return malloc_usable_size(data); }
 };
+using MallocPeer = GeneralPeer<Malloc>;
 
-class MimallocPeer {
- public:
-  using Block = PlainBlock;
+struct Mimalloc {
   static constexpr const char* kName = "mimalloc";
-
-  explicit MimallocPeer(std::shared_ptr<CopyClock>) {}
-  Block Allocate(uint64_t size_bytes);
-  void Free(Block block);
-  void FreeAfter(Block block, uint64_t) { Free(block); }
-  uint64_t booked_bytes(const Block& block) const;
-  uint64_t locked_bytes() const { return 0; }
+  static void* Allocate(size_t size_bytes);
+  static void Free(void* data);
+  static size_t UsableSize(void* data);
 };
+using MimallocPeer = GeneralPeer<Mimalloc>;
 
 }  // namespace pinion
 

@@ -1,9 +1,13 @@
 // A thousand training steps of varying batch and sequence: what is pinned when, how much of it is
-// of no use, and how much of the host's RAM it takes.
+// of no use, and how much of the host's RAM it takes. More seeds, and what they found:
+//
+//   --test_env=PINION_STEPS_SEEDS=40 --test_output=all
 
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <fstream>
 #include <functional>
@@ -38,6 +42,11 @@ using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::IsOk;
 
 constexpr int kSteps = 1000;
+
+uint64_t Seeds() {
+  const char* const seeds = std::getenv("PINION_STEPS_SEEDS");
+  return seeds == nullptr ? 2 : std::strtoull(seeds, nullptr, 10);
+}
 
 // What a transformer's layers and its loss save for backward, released in reverse order once late
 // copies are done.
@@ -89,6 +98,16 @@ class Training {
   // What the last growth found: locked bytes that were free, and of no use to the block it was for.
   double last_fragmentation() const { return last_fragmentation_; }
 
+  void Print() const {
+    std::printf(
+        "peak demand %.2f GiB, %.3f of it pinned, last rise at step %d, last pin at %d, which "
+        "found "
+        "%.1f %% free but useless\n",
+        static_cast<double>(peak_demand_bytes_) / static_cast<double>(kGiB),
+        static_cast<double>(pinned_bytes()) / static_cast<double>(peak_demand_bytes_),
+        step_of_last_rise_, step_of_last_pin_, 100 * last_fragmentation_);
+  }
+
  private:
   void Save(uint64_t size_bytes) {
     const uint64_t locked_bytes = source_->taken_bytes();
@@ -137,12 +156,13 @@ class VaryingStepsTest : public ::testing::Test {
     AllocatorOptions options;
     options.segment_bytes = kGiB;
     for (const size_t late_copies : {0, 8, 60}) {
-      for (uint64_t seed = 1; seed <= 2; ++seed) {
+      for (uint64_t seed = 1; seed <= Seeds(); ++seed) {
         SCOPED_TRACE(::testing::Message()
                      << "seed " << seed << ", " << late_copies << " late copies");
         Training training(make_source(), options, host_.Probe(), {}, late_copies, seed);
         for (int step = 0; step < kSteps; ++step) training.Step();
         expect(training);
+        training.Print();
       }
     }
   }

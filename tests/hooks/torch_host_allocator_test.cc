@@ -1,53 +1,30 @@
-// LibTorch's pinned memory on Pinion's allocator. A process can install it once, so all tests share
-// one machine and one allocator; each begins and ends with nothing in use.
+// What a tensor of LibTorch gets, who waits for its copies, and what is said of it.
 
 #include "pinion/hooks/torch_host_allocator.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/randint.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <map>
-#include <memory>
 #include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/allocator_options.h"
-#include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/status_macros.h"
-#include "pinion/allocator/host_memory_source.h"
-#include "pinion/device/device.h"
-#include "pinion/device/device_backend.h"
-#include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/hooks/torch_bridge.h"
-#include "pinion/tests/support/child_process.h"
-#include "pinion/tests/support/forwarding_device.h"
-#include "pinion/tests/support/run_threads.h"
+#include "pinion/tests/hooks/torch_host_allocator_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -58,155 +35,7 @@ using ::testing::Contains;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr c10::DeviceType kEmu = c10::DeviceType::PrivateUse1;
-
-// Every block of this size has a segment to itself: it is reused, or its segment stays unused.
-constexpr int64_t kWholeSegment = 2 * kMiB;
-constexpr uint64_t kLimitBytes = 64 * kMiB;
-
-// Destroyed after what the program registers to happen at its exit.
-at::Tensor g_lives_until_exit;
-
-AllocatorOptions Options() {
-  AllocatorOptions options;
-  options.segment_bytes = kWholeSegment;
-  options.max_locked_bytes = kLimitBytes;
-  options.warn_percent = 100;  // however much of this host's RAM others use
-  options.high_percent = 100;
-  options.low_percent = 100;
-  return options;
-}
-
-// Calls of each device's pinned source.
-std::atomic<int> g_pins[2];
-
-class CountingSource final : public HostMemorySource {
- public:
-  CountingSource(std::shared_ptr<HostMemorySource> source, std::atomic<int>& pins)
-      : source_(std::move(source)), pins_(pins) {}
-  std::string name() const override { return source_->name(); }
-  uint64_t granularity_bytes() const override { return source_->granularity_bytes(); }
-  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
-    ++pins_;
-    return source_->Allocate(size_bytes);
-  }
-  absl::Status Free(const HostSegment& segment) override { return source_->Free(segment); }
-
- private:
-  const std::shared_ptr<HostMemorySource> source_;
-  std::atomic<int>& pins_;
-};
-
-class CountedDevice final : public ForwardingDevice {
- public:
-  using ForwardingDevice::ForwardingDevice;
-  std::shared_ptr<HostMemorySource> pinned_source() override {
-    return std::make_shared<CountingSource>(ForwardingDevice::pinned_source(), g_pins[index()]);
-  }
-};
-
-// The registered machine's devices.
-DeviceBackend Backend() {
-  const DeviceBackend emulated = EmulatedBackend(RegisteredEmuMachine());
-  return {emulated.type_name, [emulated](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
-            PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, emulated.device(index));
-            return std::make_shared<CountedDevice>(std::move(device));
-          }};
-}
-
-class TorchHostAllocatorTest : public ::testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    at::set_num_threads(1);
-    EmulatedOptions options;
-    options.device_count = 2;
-    options.memory_bytes = 64 * kMiB;
-    machine_ = new std::shared_ptr(EmulatedMachine::Create(options).value());
-    ASSERT_THAT(RegisterEmuDevice(*machine_), IsOk());
-    pinned_before_ = new at::Tensor(Pinned(kMiB));
-    ASSERT_THAT(InstallTorchHostAllocator(Options(), Backend()), IsOk());
-  }
-
-  void SetUp() override {
-    Settle();
-    allocator().reset_accumulated_stats();
-    allocator().reset_peak_stats();
-    kept_bytes_ = Stats().booked_bytes.current;
-  }
-  void TearDown() override {
-    Settle();
-    EXPECT_EQ(allocator().get_stats().active_requests.current, 0);
-    EXPECT_EQ(Stats().deferred_bytes.current, 0u);
-    EXPECT_THAT(Stats().CheckInvariants(), IsOk());
-  }
-
-  static EmulatedMachine& machine() { return **machine_; }
-  static at::HostAllocator& allocator() { return *at::getHostAllocator(kEmu); }
-  static AllocatorStats Stats() { return TorchHostAllocatorStats("emu").value(); }
-  static at::Tensor& pinned_before() { return *pinned_before_; }
-
-  // What tests before this one have seen to that it is never used again.
-  uint64_t kept_bytes() const { return kept_bytes_; }
-
-  static void Settle() {
-    for (int i = 0; i < machine().device_count(); ++i) {
-      ASSERT_THAT(machine().SynchronizeDevice(i), IsOk());
-    }
-    allocator().empty_cache();
-  }
-
-  static at::Tensor Pinned(int64_t size_bytes) {
-    return at::empty({size_bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-  }
-  static at::Tensor OnDevice(int64_t size_bytes, int index = 0) {
-    return at::empty({size_bytes}, at::TensorOptions(at::kByte).device(c10::Device(kEmu, index)));
-  }
-  static at::Tensor Random(int64_t size_bytes) { return at::randint(256, {size_bytes}, at::kByte); }
-
-  // Work that takes the stream a second of virtual time.
-  static void Delay(const c10::Stream& stream) {
-    const int device = stream.device_index();
-    ASSERT_THAT(machine().PrepareKernel(device, NativeStream(stream)), IsOk());
-    Kernel kernel;
-    kernel.name = "delay";
-    kernel.flops = 1e14;
-    ASSERT_THAT(machine().Launch(device, NativeStream(stream), kernel), IsOk());
-  }
-  static c10::Stream DefaultStream(int index = 0) {
-    return CurrentStream(c10::Device(kEmu, index));
-  }
-  static c10::Stream NewStream(int index = 0) {
-    return c10::impl::VirtualGuardImpl(kEmu).getNewStream(c10::Device(kEmu, index), 0);
-  }
-
-  // LibTorch holds nothing, nothing is waited for, and a block of kWholeSegment is booked still.
-  bool ABlockIsKeptForEver() const {
-    const AllocatorStats stats = Stats();
-    return allocator().get_stats().active_requests.current == 0 &&
-           stats.deferred_bytes.current == 0 &&
-           stats.booked_bytes.current == kept_bytes_ + kWholeSegment;
-  }
-
-  static void ExpectForkError(const std::function<void()>& call) {
-    try {
-      call();
-      ADD_FAILURE() << "a child of fork() has used the parent's allocator";
-    } catch (const c10::Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("made before fork()"));
-    }
-  }
-
-  // Whether a new block lies where `data` is.
-  static bool Reused(const void* data) { return Pinned(kWholeSegment).data_ptr() == data; }
-
- private:
-  static std::shared_ptr<EmulatedMachine>* machine_;
-  static at::Tensor* pinned_before_;
-  uint64_t kept_bytes_ = 0;
-};
-
-std::shared_ptr<EmulatedMachine>* TorchHostAllocatorTest::machine_ = nullptr;
-at::Tensor* TorchHostAllocatorTest::pinned_before_ = nullptr;
+using TorchHostAllocatorTest = TorchHostAllocatorFixture;
 
 TEST_F(TorchHostAllocatorTest, PinMemoryAndEmptyTakeBlocksOfPinion) {
   const at::Tensor source = Random(kMiB);
@@ -509,111 +338,6 @@ TEST_F(TorchHostAllocatorTest, ItIsInstalledOnceForATypeThatLibTorchKnows) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_locked_bytes")));
   EXPECT_THAT(TorchHostAllocatorStats("cuda"), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(TorchHostAllocatorStats("warp_drive"), StatusIs(absl::StatusCode::kInvalidArgument));
-}
-
-// As a DataLoader with pin_memory=True: workers pin batches that the training loop copies to the
-// device, and drops at once.
-TEST_F(TorchHostAllocatorTest, ThreadsMayPinCopyAndDropAtOnce) {
-  std::vector<at::Tensor> batches;
-  for (int i = 0; i < 4; ++i) batches.push_back(Random(64 * 1024 + i));
-  std::atomic<int> wrong = 0;
-  RunThreads(4, [&](int thread) {
-    const at::Tensor& batch = batches[thread];
-    const c10::StreamGuard guard(NewStream(thread % 2));
-    at::Tensor device = OnDevice(batch.numel(), thread % 2);
-    for (int step = 0; step < 50; ++step) {
-      device.zero_();
-      device.copy_(batch.pin_memory(), /*non_blocking=*/true);
-      const at::Tensor back = Pinned(batch.numel());
-      back.copy_(device, /*non_blocking=*/false);
-      if (!at::equal(back, batch)) ++wrong;
-    }
-  });
-  EXPECT_EQ(wrong, 0);
-}
-
-TEST_F(TorchHostAllocatorTest, ABlockMayBeFreedWhileAnotherThreadRecordsAnEventForIt) {
-  const c10::Stream stream = DefaultStream();
-  Delay(stream);
-  std::atomic<void*> shared = nullptr;
-  std::atomic<bool> done = false;
-  std::atomic<int> recorded = 0;
-  int blocks = 0;
-  RunThreads(2, [&](int thread) {
-    if (thread == 0) {
-      while (blocks < 2000 || (recorded < 100 && blocks < 1000000)) {
-        const c10::DataPtr block = allocator().allocate(4096);
-        shared = block.get();
-        ++blocks;
-      }
-      done = true;
-    } else {
-      while (!done) recorded += allocator().record_event(shared, nullptr, stream);
-    }
-  });
-  EXPECT_GE(recorded, 100);
-  EXPECT_GT(Stats().deferred_bytes.current, 0u);  // the stream is behind
-  EXPECT_EQ(allocator().get_stats().active_requests.allocated, blocks);
-}
-
-TEST_F(TorchHostAllocatorTest, AChildOfForkCannotPinAndMayDropWhatItInherits) {
-  at::Tensor inherited = Pinned(kMiB);
-  at::Tensor device = OnDevice(kMiB);
-  device.copy_(inherited, /*non_blocking=*/true);
-  ChildProcess child([&] {
-    ExpectForkError([] { Pinned(kMiB); });
-    inherited.reset();
-  });
-  EXPECT_EQ(child.Wait(), 0);
-}
-
-// A lock that another thread of the parent holds at the fork stays taken in the child.
-TEST_F(TorchHostAllocatorTest, AChildOfForkHangsInNothingThatTheParentsThreadsWereDoing) {
-  const at::Tensor shared = Pinned(kMiB);
-  void* const data = shared.data_ptr();
-  const c10::Stream stream = DefaultStream();
-  std::atomic<bool> done = false;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&] {
-      while (!done) {
-        const c10::DataPtr block = allocator().allocate(4096);
-        allocator().record_event(data, nullptr, stream);
-        allocator().get_stats();
-        allocator().reset_peak_stats();
-      }
-    });
-  }
-  for (int i = 0; i < 30; ++i) {
-    ChildProcess child([&] {
-      alarm(60);  // ends a child that hangs
-      EXPECT_FALSE(allocator().record_event(data, nullptr, stream));
-      ExpectForkError([] { allocator().get_stats(); });
-      ExpectForkError([] { allocator().reset_accumulated_stats(); });
-      ExpectForkError([] { allocator().reset_peak_stats(); });
-      ExpectForkError([] { allocator().empty_cache(); });
-      EXPECT_THAT(TorchHostMemoryStats("emu").status(),
-                  StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("fork")));
-    });
-    EXPECT_EQ(child.Wait(), 0);
-  }
-  done = true;
-  for (std::thread& thread : threads) thread.join();
-}
-
-TEST_F(TorchHostAllocatorTest, PinnedTensorsMayOutliveTheProgramsLastLine) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto exit_with_copies_in_flight = [] {
-    static at::Tensor goes_before_the_handlers;
-    g_lives_until_exit = Pinned(kMiB);
-    goes_before_the_handlers = Pinned(kMiB);
-    static at::Tensor device = OnDevice(2 * kMiB);
-    Delay(DefaultStream());
-    device.slice(0, 0, kMiB).copy_(g_lives_until_exit, /*non_blocking=*/true);
-    device.slice(0, kMiB, 2 * kMiB).copy_(goes_before_the_handlers, /*non_blocking=*/true);
-    std::exit(0);
-  };
-  EXPECT_EXIT(exit_with_copies_in_flight(), ::testing::ExitedWithCode(0), "^$");
 }
 
 }  // namespace
