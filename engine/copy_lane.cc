@@ -188,10 +188,22 @@ absl::StatusOr<Prerequisites> CopyLane::OrderBatch(const CopyBatch& batch, Strea
   for (const FenceTicket& ticket : latest) {
     auto other = std::dynamic_pointer_cast<StreamTimeline>(ticket.timeline);
     PINION_CHECK(other != nullptr) << "a host buffer has a ticket that no engine has issued";
-    PINION_RETURN_IF_ERROR(other->OrderAfter(ticket.value, *device_, timeline_->stream()));
+    uint64_t& waits_for = WaitsFor(other);
+    if (waits_for < ticket.value) {
+      PINION_RETURN_IF_ERROR(other->OrderAfter(ticket.value, *device_, timeline_->stream()));
+      waits_for = ticket.value;
+    }
     prerequisites.submissions.emplace_back(other, ticket.value);
   }
   return prerequisites;
+}
+
+uint64_t& CopyLane::WaitsFor(const std::shared_ptr<StreamTimeline>& other) {
+  std::erase_if(waits_for_, [](const auto& known) { return known.first.expired(); });
+  for (auto& [timeline, number] : waits_for_) {
+    if (timeline.lock() == other) return number;
+  }
+  return waits_for_.emplace_back(other, 0).second;
 }
 
 absl::Status CopyLane::EndFailedBatch(const Progress& progress, const absl::Status& error) {

@@ -17,6 +17,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -63,6 +65,8 @@ class CopyLane {
   absl::Status SubmitChunk(Progress& progress);
   absl::Status WaitForRoom(uint64_t size_bytes);
   absl::StatusOr<Prerequisites> OrderBatch(const CopyBatch& batch, StreamHandle after);
+  // The number of `other` that the lane's stream waits for already; 0: none.
+  uint64_t& WaitsFor(const std::shared_ptr<StreamTimeline>& other);
   // Nothing of a batch that failed with `error` is written once this has returned.
   absl::Status EndFailedBatch(const Progress& progress, const absl::Status& error);
 
@@ -72,6 +76,9 @@ class CopyLane {
   const std::shared_ptr<EventPool> events_;
   const std::shared_ptr<StreamTimeline> timeline_;
   std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
+  // The highest number of each other timeline that the lane's stream waits for already. Within a
+  // turn of the timeline.
+  std::vector<std::pair<std::weak_ptr<StreamTimeline>, uint64_t>> waits_for_;
 };
 
 }  // namespace pinion::internal

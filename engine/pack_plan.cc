@@ -41,6 +41,12 @@ uint64_t LargestSmallPiece(const LinkCalibration& link) {
   return static_cast<uint64_t>(bytes) / kPackAlignmentBytes * kPackAlignmentBytes;
 }
 
+uint64_t FullBatchBytes(const LinkCalibration& link) {
+  if (!IsKnown(link)) return kMiB;
+  return static_cast<uint64_t>(
+      16 * std::max(link.h2d.HalfPerformanceBytes(), link.d2h.HalfPerformanceBytes()));
+}
+
 PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
                      const GatherCost& gather) {
   const uint64_t small_bytes = LargestSmallPiece(link);

@@ -56,6 +56,10 @@ struct PackPlan {
 // The largest piece that gains from company; 0 if pieces cost nothing or the link is unknown.
 uint64_t LargestSmallPiece(const LinkCalibration& link);
 
+// A batch of so many bytes fills the link in either direction: fixed costs are a seventeenth of its
+// time. 1 MiB for a link that is unknown.
+uint64_t FullBatchBytes(const LinkCalibration& link);
+
 // `sizes` are positive. Never slower, by PlanUs, than all pieces in one batch, or one by one.
 PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
                      const GatherCost& gather = {});

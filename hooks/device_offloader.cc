@@ -13,9 +13,6 @@
 namespace pinion {
 namespace {
 
-constexpr uint64_t kMaxBatchBytes = kMiB;
-constexpr uint64_t kMaxAutoWindowBytes = 256 * kMiB;
-
 // All of the storage when the tensor covers half of it or more, so that its other views share one
 // copy; else only what the tensor can touch (a small view of a flat buffer must not move it all).
 StorageExtent ExtentToSave(const at::Tensor& tensor) {
@@ -44,18 +41,23 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
       device_(device),
       link_(link),
       largest_small_bytes_(LargestSmallPiece(link)),
+      full_batch_bytes_(FullBatchBytes(link)),
       engine_(std::move(engine)),
       allocator_(std::move(allocator)),
       stats_(std::move(stats)) {}
 
 uint64_t DeviceOffloader::Window(uint64_t option) const {
   if (option != OffloadOptions::kAutoWindow) return option;
-  return std::max(2 * std::max(scope_.largest, last_scope_.largest),
-                  std::min(kMaxAutoWindowBytes, last_scope_.total / 16));
+  return AutoWindowBytes(scope_, last_scope_);
+}
+
+uint64_t DeviceOffloader::ShareOfWindow(uint64_t option, uint64_t size_bytes) const {
+  if (option != OffloadOptions::kAutoWindow) return size_bytes;
+  return std::min(size_bytes, Window(option) / 2);
 }
 
 uint64_t DeviceOffloader::BatchBytes() const {
-  return std::min(kMaxBatchBytes, Window(options_.eviction_window_bytes) / 4);
+  return std::min(full_batch_bytes_, Window(options_.eviction_window_bytes) / 4);
 }
 
 bool DeviceOffloader::IsPoisoned() const { return !engine_->health().ok(); }
@@ -106,15 +108,16 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
   bool flush_large = false;
   {
     MutexLock lock(mu_);
-    by_storage_[storage.unsafeGetStorageImpl()].push_back(record.get());
+    SavedStorage& saved = by_storage_[storage.unsafeGetStorageImpl()];
+    record->pending_bytes = saved.records.empty() ? record->storage_bytes : size_bytes;
+    saved.records.push_back(record.get());
     record->sequence = ++last_sequence_;
     record->scope = scope_number_;
-    scope_.largest = std::max(scope_.largest, size_bytes);
-    scope_.total += size_bytes;
+    scope_.Add(size_bytes);
     if (options_.overlap) {
       pending_.push_back(record);
-      pending_bytes_ += size_bytes;
-      if (IsSmall(*record)) pending_small_bytes_ += size_bytes;
+      pending_bytes_ += record->pending_bytes;
+      if (IsSmall(*record)) pending_small_bytes_ += record->pending_bytes;
       flush_all = pending_small_bytes_ >= BatchBytes();
       flush_large = pending_bytes_ - pending_small_bytes_ >= BatchBytes();
     }
@@ -134,7 +137,7 @@ DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& stora
                                                        uint64_t item_bytes) {
   const auto found = by_storage_.find(storage.unsafeGetStorageImpl());
   if (found == by_storage_.end()) return nullptr;
-  for (StorageRecord* record : found->second) {
+  for (StorageRecord* record : found->second.records) {
     if (record->version == version && record->HasItsMemory(storage) &&
         record->extent.begin_bytes <= extent.begin_bytes &&
         extent.end_bytes <= record->extent.end_bytes &&
@@ -151,21 +154,73 @@ void DeviceOffloader::EndScope() {
   FlushPending(Flush::kAll, std::nullopt);
   MutexLock lock(mu_);
   ++scope_number_;
-  if (scope_.total > 0) last_scope_ = std::exchange(scope_, ScopeBytes());
+  if (!scope_.empty()) last_scope_ = std::exchange(scope_, ScopeSizes());
 }
 
 // --------------------------------------------------------------------------------------- evict
 
+// What is held counts once, for the parcel that lets go of it: where parcels share a storage, that
+// is the one that came last, since they are evicted in their order.
 void DeviceOffloader::EnterWindow(Parcel& parcel) {
-  parcel.window_bytes = parcel.gathered ? parcel.size_bytes() : RecordBytes(parcel);
   parcel.window_position = window_.insert(window_.end(), &parcel);
-  window_bytes_ += parcel.window_bytes;
+  uint64_t held_bytes = 0;
+  if (parcel.gathered) {
+    held_bytes = parcel.size_bytes();
+  } else {
+    for (const StorageRecord* record : parcel.records) {
+      Parcel*& held_by = by_storage_[record->identity._unsafe_get_target()].held_by;
+      if (held_by == &parcel) continue;
+      if (held_by != nullptr) SetHeldBytes(*held_by, held_by->held_bytes - record->storage_bytes);
+      held_by = &parcel;
+      held_bytes += record->storage_bytes;
+    }
+  }
+  SetHeldBytes(parcel, held_bytes);
 }
 
 void DeviceOffloader::LeaveWindow(Parcel& parcel) {
-  if (parcel.window_bytes == 0) return;
-  window_.erase(parcel.window_position);
-  window_bytes_ -= std::exchange(parcel.window_bytes, 0);
+  if (!parcel.window_position.has_value()) return;
+  SetHeldBytes(parcel, 0);
+  window_.erase(*parcel.window_position);
+  parcel.window_position.reset();
+  for (const StorageRecord* record : parcel.records) {
+    Parcel*& held_by = by_storage_[record->identity._unsafe_get_target()].held_by;
+    if (held_by == &parcel) held_by = nullptr;
+  }
+}
+
+void DeviceOffloader::SetHeldBytes(Parcel& parcel, uint64_t held_bytes) {
+  const uint64_t window_bytes = ShareOfWindow(options_.eviction_window_bytes, held_bytes);
+  window_bytes_ += window_bytes;
+  window_bytes_ -= std::exchange(parcel.window_bytes, window_bytes);
+  parcel.held_bytes = held_bytes;
+}
+
+void DeviceOffloader::StopHolding(const StorageRecord& record, SavedStorage& storage) {
+  if (storage.held_by == nullptr || storage.held_by != record.parcel.get()) return;
+  Parcel* other = nullptr;
+  for (auto it = storage.records.rbegin(); it != storage.records.rend() && other == nullptr; ++it) {
+    if (!(*it)->source || (*it)->parcel == nullptr) continue;
+    if ((*it)->parcel->window_position.has_value()) other = (*it)->parcel.get();
+  }
+  Parcel* const holder = std::exchange(storage.held_by, other);
+  if (holder == other) return;
+  SetHeldBytes(*holder, holder->held_bytes - record.storage_bytes);
+  if (other != nullptr) SetHeldBytes(*other, other->held_bytes + record.storage_bytes);
+}
+
+std::vector<GuardedStorage> DeviceOffloader::EvictDownTo(uint64_t limit_bytes) {
+  std::vector<GuardedStorage> evicted;
+  while (window_bytes_ > limit_bytes) {
+    GuardedStorage next = Evict(*window_.front());
+    if (!next) continue;
+    if (!evicted.empty() && evicted.back().stream().torch == next.stream().torch) {
+      evicted.back().Add(std::move(next));  // the later of the two copies covers both
+    } else {
+      evicted.push_back(std::move(next));
+    }
+  }
+  return evicted;
 }
 
 void DeviceOffloader::EvictOverWindow() {
@@ -173,14 +228,20 @@ void DeviceOffloader::EvictOverWindow() {
   uint64_t evicted_bytes = 0;
   {
     MutexLock lock(mu_);
-    const uint64_t limit = Window(options_.eviction_window_bytes);
     const uint64_t before_bytes = window_bytes_;
-    while (window_bytes_ > limit) evicted.push_back(Evict(*window_.front()));
+    evicted = EvictDownTo(Window(options_.eviction_window_bytes));
     evicted_bytes = before_bytes - window_bytes_;
   }
   if (evicted.empty()) return;
   const ScopedRange range(trace(), "pinion.evict", evicted_bytes);
   evicted.clear();
+}
+
+void DeviceOffloader::FreeDeviceMemory() {
+  DropUnreadPrefetches();
+  std::vector<GuardedStorage> evicted;  // let go of after mu_
+  MutexLock lock(mu_);
+  evicted = EvictDownTo(0);
 }
 
 GuardedStorage DeviceOffloader::Evict(Parcel& parcel) {
@@ -231,25 +292,20 @@ void DeviceOffloader::Release(Handle& handle) {
 
 // Its last handle is gone.
 void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
-  const auto found = by_storage_.find(record.identity._unsafe_get_target());
-  std::erase(found->second, &record);
-  if (found->second.empty()) by_storage_.erase(found);
   if (record.state == StorageRecord::CopyOut::kPending) {
     LeavePending(record);
     // The handle that goes still shares the record: nothing is let go of under mu_.
     std::erase_if(pending_, [&](const RecordPtr& pending) { return pending.get() == &record; });
   }
+  const auto found = by_storage_.find(record.identity._unsafe_get_target());
+  std::erase(found->second.records, &record);
   Transfer copy_out;
   if (record.parcel != nullptr) {
-    Parcel& parcel = *record.parcel;
-    copy_out = parcel.copy_out;
-    std::erase(parcel.records, &record);
-    if (parcel.window_bytes > 0 && record.source) {
-      parcel.window_bytes -= record.size_bytes();
-      window_bytes_ -= record.size_bytes();
-      if (parcel.window_bytes == 0) window_.erase(parcel.window_position);
-    }
+    copy_out = record.parcel->copy_out;
+    std::erase(record.parcel->records, &record);
+    StopHolding(record, found->second);
   }
+  if (found->second.records.empty()) by_storage_.erase(found);
   if (record.source) {
     released.storages.emplace_back(std::exchange(record.source, c10::Storage()), record.pack_stream,
                                    copy_out, WaitSite::kFreeAfterCopy);
@@ -257,8 +313,8 @@ void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
 }
 
 void DeviceOffloader::LeavePending(const StorageRecord& record) {
-  pending_bytes_ -= record.size_bytes();
-  if (IsSmall(record)) pending_small_bytes_ -= record.size_bytes();
+  pending_bytes_ -= record.pending_bytes;
+  if (IsSmall(record)) pending_small_bytes_ -= record.pending_bytes;
 }
 
 }  // namespace pinion

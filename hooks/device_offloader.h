@@ -2,14 +2,15 @@
 //
 //   pack     a copy out to a block of host memory, after the pack stream's present work; a handle
 //   evict    once a window of bytes has passed, the pack stream waits for the copy (an event, never
-//            the host) and the device storage is dropped
+//            the host) and the device storage is dropped. What counts is the memory that is held:
+//            all of a storage, however little of it was saved
 //   unpack   storage alive? use it. fetched? the current stream waits for it. else fetch now
 //   prefetch the parcels that were packed before this one in the same scope, newest first, within a
 //            window of bytes
 //
-// Tensors below 1 MiB wait until there is that much of them, a quarter of the window has passed, or
-// the scope ends, and then leave as one batch. Small ones, by the calibration of the link, wait for
-// each other in the same way and share a parcel.
+// Tensors that do not fill the link by themselves, as it is calibrated, wait until they hold as
+// much device memory as does, or a quarter of the window, or the scope ends, and then leave as one
+// batch. Small ones wait for each other in the same way and share a parcel.
 //
 // Thread safety: thread-safe. No device, allocator or LibTorch call is made with mu_ held.
 // Ownership: handles share ownership, so a graph may outlive the session.
@@ -27,6 +28,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -44,6 +47,7 @@
 #include "pinion/hooks/saved_version.h"
 #include "pinion/hooks/storage_record.h"
 #include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/window_size.h"
 
 namespace pinion {
 
@@ -61,6 +65,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // A scope of the session ended: what is pending goes, and the windows learn what it saved.
   void EndScope();
 
+  // Lets go of all device memory that can be fetched again: what was fetched ahead and not read
+  // yet, and tensors whose copy out was submitted. Its streams wait for the copies, the host does
+  // not.
+  void FreeDeviceMemory();
+
   TransferEngine& engine() const { return *engine_; }
   const LinkCalibration& link() const { return link_; }
 
@@ -75,10 +84,43 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     std::vector<c10::Storage> gathered;  // no copy touches them
   };
 
-  // What was saved in a scope.
-  struct ScopeBytes {
-    uint64_t total = 0;
-    uint64_t largest = 0;  // of one tensor
+  // The records of a storage, all with live handles.
+  struct SavedStorage {
+    std::vector<StorageRecord*> records;
+    // The parcel in the eviction window whose eviction lets go of the storage: the last one.
+    Parcel* held_by = nullptr;
+  };
+
+  // Tries again after a refusal, less and less often.
+  struct BackOff {
+    uint64_t pause = 0;  // attempts that are left out
+    uint64_t next_pause = 1;
+
+    bool MayTry() {
+      if (pause == 0) return true;
+      --pause;
+      return false;
+    }
+    void Refused() { pause = std::exchange(next_pause, 2 * next_pause); }
+    void Worked() { next_pause = 1; }
+  };
+
+  // Where prefetching goes on: the parcels between it and the one that was read have been looked
+  // at.
+  struct PrefetchCursor {
+    int64_t backward = kNone;
+    uint64_t scope = 0;
+    uint64_t sequence = 0;
+
+    static constexpr int64_t kNone = -2;
+  };
+
+  // A wait of a stream for a fetched parcel, which those for earlier ones need not repeat.
+  struct LastWait {
+    std::thread::id thread;
+    int64_t backward = -1;
+    c10::Stream stream;
+    uint64_t number = 0;
   };
 
   // What backward reads.
@@ -110,17 +152,25 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // Records of one pack stream.
   void SubmitCopyOut(const std::vector<RecordPtr>& records);
   std::vector<Leaving> PlanParcels(const std::vector<RecordPtr>& records);
+  // Whether the group keeps device memory from going that its copy needs but a little of.
+  bool HoldsMuchMore(const Leaving& leaving);
   c10::Storage Gather(const Leaving& leaving);
   void Publish(Leaving& leaving, const Transfer& copy, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CopyOutBlocking(const RecordPtr& record);
   void EvictOverWindow();
+  // The oldest go until no more counts in the window. One wait covers those of one stream.
+  std::vector<GuardedStorage> EvictDownTo(uint64_t limit_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GuardedStorage Evict(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
   void KeepOnDevice(const std::vector<RecordPtr>& records, uint64_t OffloadStats::*reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EnterWindow(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LeaveWindow(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetHeldBytes(Parcel& parcel, uint64_t held_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The record, which is not in `storage` any more, does not hold it: another one may.
+  void StopHolding(const StorageRecord& record, SavedStorage& storage)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // --- in ---
   // The handle's bytes, ready for use on `stream`.
@@ -129,6 +179,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void Verify(const Handle& handle, const Bytes& bytes, const Transfer& copy_in);
   // Without a copy back; no storage if there is none.
   Bytes BytesOnDevice(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `stream` waits for the copy, unless it waits for a later one already.
+  void WaitForCopyIn(const Transfer& copy, const BoundStream& stream);
   void FetchNow(Parcel& parcel, const BoundStream& stream);
   bool IsInHostMemory(const Parcel& parcel);
   void Prefetch(const StorageRecord& from);
@@ -149,12 +201,16 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   TraceSink* trace() const { return options_.engine.trace.get(); }
 
   uint64_t Window(uint64_t option) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What `size_bytes` of one parcel count in that window.
+  uint64_t ShareOfWindow(uint64_t option, uint64_t size_bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t BatchBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const OffloadOptions options_;
   const c10::Device device_;
   const LinkCalibration link_;
   const uint64_t largest_small_bytes_;
+  const uint64_t full_batch_bytes_;
   const std::shared_ptr<TransferEngine> engine_;
   const std::shared_ptr<PinnedAllocator> allocator_;
   const std::shared_ptr<OffloadStatsRecorder> stats_;
@@ -162,8 +218,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   Mutex mu_;
   CondVar fetched_;
   // Registered records, by storage; a record is registered while it has live handles.
-  absl::flat_hash_map<const c10::StorageImpl*, std::vector<StorageRecord*>> by_storage_
-      ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const c10::StorageImpl*, SavedStorage> by_storage_ ABSL_GUARDED_BY(mu_);
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
   // Parcels with live handles, in the order of packing of their last record: backward needs that
   // one first.
@@ -171,15 +226,15 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   std::vector<RecordPtr> pending_ ABSL_GUARDED_BY(mu_);
   uint64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t pending_small_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of these
+  BackOff gather_back_off_ ABSL_GUARDED_BY(mu_);           // in gathers
   std::list<Parcel*> window_ ABSL_GUARDED_BY(mu_);         // oldest first
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  // After a refusal, prefetching pauses for this many unpacks, and for twice as many after the
-  // next.
-  uint64_t prefetch_pause_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t next_prefetch_pause_ ABSL_GUARDED_BY(mu_) = 1;
-  ScopeBytes scope_ ABSL_GUARDED_BY(mu_);
-  ScopeBytes last_scope_ ABSL_GUARDED_BY(mu_);
+  BackOff prefetch_back_off_ ABSL_GUARDED_BY(mu_);  // in unpacks
+  PrefetchCursor cursor_ ABSL_GUARDED_BY(mu_);
+  std::optional<LastWait> last_wait_ ABSL_GUARDED_BY(mu_);
+  ScopeSizes scope_ ABSL_GUARDED_BY(mu_);
+  ScopeSizes last_scope_ ABSL_GUARDED_BY(mu_);
   uint64_t scope_number_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);
 };

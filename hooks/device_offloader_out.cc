@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/engine/copy_batch.h"
@@ -170,7 +171,7 @@ std::vector<DeviceOffloader::Leaving> DeviceOffloader::PlanParcels(
       // The copy is ordered with the pack stream, the memory's reuse with the stream that it was
       // allocated on.
       for (const c10::Storage& source : leaving.sources) RecordOnStream(source, stream.torch);
-      if (group.gather) leaving.gathered = Gather(leaving);
+      if (group.gather || HoldsMuchMore(leaving)) leaving.gathered = Gather(leaving);
     } catch (const std::exception& error) {
       PINION_LOG(kWarning) << "saved tensors stay on the device: " << error.what();
       MutexLock lock(mu_);
@@ -182,9 +183,24 @@ std::vector<DeviceOffloader::Leaving> DeviceOffloader::PlanParcels(
   return all;
 }
 
+bool DeviceOffloader::HoldsMuchMore(const Leaving& leaving) {
+  if (!IsSmall(*leaving.records.front())) return false;
+  absl::flat_hash_set<const void*> storages;
+  uint64_t held_bytes = 0;
+  for (const RecordPtr& record : leaving.records) {
+    if (storages.insert(record->data).second) held_bytes += record->storage_bytes;
+  }
+  MutexLock lock(mu_);
+  return held_bytes >= std::max(BatchBytes(), 2 * leaving.parcel->size_bytes());
+}
+
 // Empty if that is not possible now: the pieces can be copied one by one.
 c10::Storage DeviceOffloader::Gather(const Leaving& leaving) {
   const BoundStream& stream = leaving.parcel->pack_stream;
+  {
+    MutexLock lock(mu_);
+    if (!gather_back_off_.MayTry()) return c10::Storage();
+  }
   // A kernel on a stream that captures would become part of the graph.
   const absl::StatusOr<bool> capturing = engine_->IsCapturing(stream.native);
   if (!capturing.ok() || *capturing) return c10::Storage();
@@ -192,11 +208,15 @@ c10::Storage DeviceOffloader::Gather(const Leaving& leaving) {
   for (size_t i = 0; i < leaving.records.size(); ++i) {
     pieces.push_back({leaving.DataOf(i), leaving.records[i]->size_bytes(), leaving.offsets[i]});
   }
+  c10::Storage gathered;
   try {
-    return GatherOnDevice(stream, pieces, leaving.parcel->size_bytes());
+    gathered = GatherOnDevice(stream, pieces, leaving.parcel->size_bytes());
   } catch (const std::exception&) {
-    return c10::Storage();
+    // Out of memory, most likely, which is expensive to find out.
   }
+  MutexLock lock(mu_);
+  gathered ? gather_back_off_.Worked() : gather_back_off_.Refused();
+  return gathered;
 }
 
 // The copy was submitted.

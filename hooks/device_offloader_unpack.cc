@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -63,7 +64,7 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
           fetched = GuardedStorage(bytes.storage, parcel->fetched.stream(), parcel->fetched.copy(),
                                    WaitSite::kFreeAfterCopy);
           if (std::exchange(parcel->fetched_ahead, false)) {
-            prefetched_bytes_ -= parcel->size_bytes();
+            prefetched_bytes_ -= std::exchange(parcel->ahead_bytes, 0);
             stats_->Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
           }
         } else {
@@ -86,8 +87,7 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
       return bytes;
     }
     if (bytes.storage) {
-      ThrowIfError(fetched.copy().WaitOn(stream.native, WaitSite::kUnpackAfterCopyIn),
-                   "waiting for a saved tensor");
+      WaitForCopyIn(fetched.copy(), stream);
       // The reader's stream has waited, and the framework orders the free after the reader.
       if (stream.torch != fetched.stream().torch) RecordOnStream(bytes.storage, stream.torch);
       fetched.Disarm();
@@ -98,6 +98,26 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
     changed = GuardedStorage();  // the fetch may need its memory
     FetchNow(*parcel, stream);
   }
+}
+
+// One copy brings many tensors back, and a later copy is done after an earlier one. What a thread
+// has seen a stream wait for is remembered only within one backward: later, another stream may have
+// its handle.
+void DeviceOffloader::WaitForCopyIn(const Transfer& copy, const BoundStream& stream) {
+  const LastWait wait = {std::this_thread::get_id(), CurrentBackward(), stream.torch,
+                         copy.ticket().value};
+  if (wait.backward != -1) {
+    MutexLock lock(mu_);
+    if (last_wait_.has_value() && last_wait_->thread == wait.thread &&
+        last_wait_->backward == wait.backward && last_wait_->stream == wait.stream &&
+        last_wait_->number >= wait.number) {
+      return;
+    }
+  }
+  ThrowIfError(copy.WaitOn(stream.native, WaitSite::kUnpackAfterCopyIn),
+               "waiting for a saved tensor");
+  MutexLock lock(mu_);
+  last_wait_ = wait;
 }
 
 void DeviceOffloader::Verify(const Handle& handle, const Bytes& bytes, const Transfer& copy_in) {
@@ -150,7 +170,7 @@ void DeviceOffloader::MarkRead(Handle& handle, Released& released) {
 
 GuardedStorage DeviceOffloader::TakeFetched(Parcel& parcel) {
   if (std::exchange(parcel.fetched_ahead, false)) {
-    prefetched_bytes_ -= parcel.size_bytes();
+    prefetched_bytes_ -= std::exchange(parcel.ahead_bytes, 0);
     stats_->Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
   }
   ++parcel.epoch;
@@ -227,10 +247,7 @@ void DeviceOffloader::Prefetch(const StorageRecord& from) {
     std::vector<ParcelPtr> claimed;
     {
       MutexLock lock(mu_);
-      if (prefetch_pause_ > 0) {
-        --prefetch_pause_;
-        return;
-      }
+      if (!prefetch_back_off_.MayTry()) return;
       claimed = ClaimForPrefetch(from, backward);
     }
     if (claimed.empty() || !FetchAhead(claimed, backward)) return;
@@ -243,25 +260,38 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
   const uint64_t limit = Window(options_.prefetch_window_bytes);
   const uint64_t batch_limit = BatchBytes();
   uint64_t batch_bytes = 0;
-  for (auto it = order_.lower_bound(from.sequence); it != order_.begin();) {
+  uint64_t looks = 0;
+  if (cursor_.backward != backward || cursor_.scope != from.scope ||
+      cursor_.sequence > from.sequence) {
+    cursor_ = {backward, from.scope, from.sequence};
+  }
+  for (auto it = order_.lower_bound(cursor_.sequence); it != order_.begin();) {
     Parcel& parcel = *(--it)->second;
     // Before that there is another graph, whose backward may be far away.
     if (parcel.scope != from.scope) break;
+    ++looks;
     // A node reads what it saved in its own order, so what lies before may have been read already,
     // by handles that go when the node is done.
     const bool had = backward != -1 && parcel.fetched_in == backward;
-    if (had || parcel.fetched || parcel.fetching || !IsAway(parcel)) continue;
+    if (had || parcel.fetched || parcel.fetching || !IsAway(parcel)) {
+      cursor_.sequence = parcel.sequence;
+      continue;
+    }
     if (!claimed.empty() && (parcel.pack_stream.torch != claimed.front()->pack_stream.torch ||
                              batch_bytes + parcel.size_bytes() > batch_limit)) {
       break;
     }
-    if (prefetched_bytes_ > 0 && prefetched_bytes_ + parcel.size_bytes() > limit) break;
+    const uint64_t share = ShareOfWindow(options_.prefetch_window_bytes, parcel.size_bytes());
+    if (prefetched_bytes_ > 0 && prefetched_bytes_ + share > limit) break;
     parcel.fetching = true;
     parcel.fetched_ahead = true;
-    prefetched_bytes_ += parcel.size_bytes();
+    parcel.ahead_bytes = share;
+    prefetched_bytes_ += share;
     batch_bytes += parcel.size_bytes();
     claimed.push_back(parcel.shared_from_this());
+    cursor_.sequence = parcel.sequence;
   }
+  if (looks > 0) stats_->Update([looks](OffloadStats& stats) { stats.prefetch_looks += looks; });
   return claimed;
 }
 
@@ -304,15 +334,16 @@ bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t 
       } else {
         parcel.fetching = false;
         parcel.fetched_ahead = false;
-        prefetched_bytes_ -= parcel.size_bytes();
+        prefetched_bytes_ -= std::exchange(parcel.ahead_bytes, 0);
         if (poisoned) storages[i].unsafeReleaseStorageImpl();
       }
     }
     // An allocation that fails is expensive: LibTorch's allocator for CUDA gives its cache back.
     if (copy.ok()) {
-      next_prefetch_pause_ = 1;
+      prefetch_back_off_.Worked();
     } else {
-      prefetch_pause_ = std::exchange(next_prefetch_pause_, 2 * next_prefetch_pause_);
+      prefetch_back_off_.Refused();
+      cursor_ = PrefetchCursor();
     }
     fetched_.NotifyAll();
   }
@@ -326,6 +357,7 @@ bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t 
 void DeviceOffloader::DropUnreadPrefetches() {
   Released released;
   MutexLock lock(mu_);
+  cursor_ = PrefetchCursor();
   for (const auto& [sequence, parcel] : order_) {
     if (!parcel->fetched_ahead || !parcel->fetched) continue;
     parcel->fetched_in = -1;  // it may be fetched ahead once more
@@ -339,8 +371,7 @@ void DeviceOffloader::NoteBackward() {
   {
     MutexLock lock(mu_);
     if (!backwards_.insert(backward).second) return;
-    prefetch_pause_ = 0;
-    next_prefetch_pause_ = 1;
+    prefetch_back_off_ = BackOff();
   }
   // A backward that throws does not run the callback, but lets go of it.
   std::shared_ptr<void> end(

@@ -30,6 +30,12 @@ GuardedStorage& GuardedStorage::operator=(GuardedStorage&& other) noexcept {
 
 GuardedStorage::~GuardedStorage() { Drop(); }
 
+void GuardedStorage::Add(GuardedStorage other) {
+  for (c10::Storage& storage : other.storages_) storages_.push_back(std::move(storage));
+  other.storages_.clear();
+  if (other.copy_.ticket().value > copy_.ticket().value) copy_ = std::move(other.copy_);
+}
+
 void GuardedStorage::Drop() {
   if (storages_.empty()) return;
   const bool exiting = ProcessIsExiting();

@@ -39,6 +39,9 @@ class GuardedStorage {
 
   // Another one under the same copy, which one wait covers. Not empty.
   void Add(c10::Storage storage) { storages_.push_back(std::move(storage)); }
+  // Those under another copy of the same direction, of the same engine, with the same stream and
+  // site: one wait for the later copy covers both.
+  void Add(GuardedStorage other);
 
   explicit operator bool() const { return !storages_.empty(); }
   // Valid unless empty; the first one. Using the bytes on `stream` before the copy is done is the

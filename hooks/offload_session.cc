@@ -1,10 +1,12 @@
 #include "pinion/hooks/offload_session.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -67,12 +69,18 @@ class SessionImpl : public OffloadSession, public PackTarget {
     return offloader->link();
   }
 
+  absl::Status Reserve(int device_index, uint64_t size_bytes) override {
+    const auto index = static_cast<c10::DeviceIndex>(device_index);
+    PINION_RETURN_IF_ERROR(OffloaderFor(c10::Device(device_type_, index)).status());
+    return Allocator()->Reserve(size_bytes);
+  }
+
+  void FreeDeviceMemory(int device_index) override {
+    if (const auto offloader = FindOffloader(device_index)) offloader->FreeDeviceMemory();
+  }
+
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) override {
-    std::shared_ptr<PinnedAllocator> allocator;
-    {
-      MutexLock lock(mu_);
-      allocator = allocator_;
-    }
+    const std::shared_ptr<PinnedAllocator> allocator = Allocator();
     return allocator == nullptr ? 0 : allocator->Trim(keep_bytes);
   }
 
@@ -80,6 +88,10 @@ class SessionImpl : public OffloadSession, public PackTarget {
                                     const ParameterStorages& parameters) override;
 
   void EndScope() override {
+    {
+      MutexLock lock(mu_);
+      failed_.clear();
+    }
     for (const auto& offloader : Offloaders()) offloader->EndScope();
   }
 
@@ -89,6 +101,12 @@ class SessionImpl : public OffloadSession, public PackTarget {
   std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     return nullptr;
+  }
+
+  // Null until a device was set up.
+  std::shared_ptr<PinnedAllocator> Allocator() const {
+    MutexLock lock(mu_);
+    return allocator_;
   }
 
   std::shared_ptr<DeviceOffloader> FindOffloader(int device_index) const {
@@ -104,7 +122,11 @@ class SessionImpl : public OffloadSession, public PackTarget {
     return offloaders;
   }
 
+  // The device's, which is set up at its first use. What fails is not tried again in this scope.
   absl::StatusOr<std::shared_ptr<DeviceOffloader>> OffloaderFor(c10::Device device);
+  absl::StatusOr<std::shared_ptr<DeviceOffloader>> SetUp(c10::Device device);
+  // Whether the log has nothing yet about a device that cannot be set up.
+  bool IsFirstToldOf(c10::Device device);
 
   OffloadOptions options_;
   const DeviceBackend backend_;
@@ -114,6 +136,8 @@ class SessionImpl : public OffloadSession, public PackTarget {
   mutable Mutex mu_;
   std::shared_ptr<PinnedAllocator> allocator_ ABSL_GUARDED_BY(mu_);
   std::map<int, std::shared_ptr<DeviceOffloader>> offloaders_ ABSL_GUARDED_BY(mu_);
+  std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // devices, in this scope
+  std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure is in the log
 };
 
 std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
@@ -138,22 +162,41 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
     ThrowIfError(offloader.status(), "setting up offload for a device");
   }
   if (!offloader.ok()) {
-    PINION_LOG(kWarning) << "a saved tensor stays on the device, which cannot be set up now: "
-                         << offloader.status();
+    if (IsFirstToldOf(tensor.device())) {
+      PINION_LOG(kWarning) << "saved tensors stay on " << tensor.device().str()
+                           << ", which cannot be set up now (each scope tries again): "
+                           << offloader.status();
+    }
     return Keep(&OffloadStats::kept_copy_failed);
   }
   return (*offloader)->Pack(tensor, /*maybe_held=*/kind == TensorKind::kHeldLeaf);
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::Device device) {
-  std::shared_ptr<PinnedAllocator> allocator;
   {
     MutexLock lock(mu_);
     if (const auto found = offloaders_.find(device.index()); found != offloaders_.end()) {
       return found->second;
     }
-    allocator = allocator_;
+    if (const auto found = failed_.find(device.index()); found != failed_.end()) {
+      return found->second;
+    }
   }
+  absl::StatusOr<std::shared_ptr<DeviceOffloader>> offloader = SetUp(device);
+  if (!offloader.ok()) {
+    MutexLock lock(mu_);
+    failed_.try_emplace(device.index(), offloader.status());
+  }
+  return offloader;
+}
+
+bool SessionImpl::IsFirstToldOf(c10::Device device) {
+  MutexLock lock(mu_);
+  return told_.insert(device.index()).second;
+}
+
+absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device device) {
+  std::shared_ptr<PinnedAllocator> allocator = Allocator();
   // Outside the lock: this calls the device. Two threads may both get here; the first to be back
   // wins and the other's engine goes unused.
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> native, backend_.device(device.index()));

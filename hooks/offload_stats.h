@@ -36,6 +36,7 @@ struct OffloadStats {
   uint64_t fetched_on_demand = 0;
   uint64_t prefetches_dropped = 0;  // fetched, never read: partial backward, dead branch
   uint64_t prefetches_refused = 0;  // could not be started: no device memory, or a failed copy
+  uint64_t prefetch_looks = 0;      // at tensors and groups, to choose what to fetch ahead
   uint64_t fetched_bytes = 0;
   uint64_t verified = 0;  // fetched tensors with the right checksum (OffloadOptions::verify)
   uint64_t live_handles = 0;

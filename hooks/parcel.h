@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -54,10 +55,14 @@ struct Parcel : public std::enable_shared_from_this<Parcel> {
   int read_handles = 0;
   uint64_t epoch = 1;
 
-  uint64_t window_bytes = 0;  // of the device, counted in the eviction window; 0: not in it
-  std::list<Parcel*>::iterator window_position;  // valid while in it
-  uint64_t sequence = 0;                         // of the record that was saved last
-  uint64_t scope = 0;                            // of that one
+  // In the eviction window; while in it, the device memory that goes with the parcel's eviction,
+  // and what that counts there.
+  std::optional<std::list<Parcel*>::iterator> window_position;
+  uint64_t held_bytes = 0;
+  uint64_t window_bytes = 0;
+  uint64_t ahead_bytes = 0;  // what it counts in the prefetch window while `fetched_ahead`
+  uint64_t sequence = 0;     // of the record that was saved last
+  uint64_t scope = 0;        // of that one
 };
 
 }  // namespace pinion

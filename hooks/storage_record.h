@@ -77,7 +77,9 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   c10::VariableVersion fetched_version;  // of views of what was fetched: rises when one is changed
   int live_handles = 0;
   uint64_t sequence = 0;  // in the order of packing
-  uint64_t scope = 0;     // whose end is the next after the pack
+  // Of the device, that its copy out lets go of: all of the storage for the first record of it.
+  uint64_t pending_bytes = 0;
+  uint64_t scope = 0;  // whose end is the next after the pack
 };
 
 }  // namespace pinion

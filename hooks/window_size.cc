@@ -1,6 +1,7 @@
 #include "pinion/hooks/window_size.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "pinion/allocator/base/bytes.h"
 

@@ -50,6 +50,14 @@ TEST(PackPlan, AFewSmallPiecesShareABlockWithoutAGather) {
   EXPECT_FALSE(plan.groups[0].gather);
 }
 
+TEST(PackPlan, AFullBatchSpendsASeventeenthOfItsTimeOnFixedCosts) {
+  LinkCalibration link = Pcie5();
+  EXPECT_NEAR(link.d2h.CopyUs(FullBatchBytes(link)), 17 * link.d2h.fixed_us, 0.01);
+  link.h2d.fixed_us *= 2;  // the dearer direction decides
+  EXPECT_NEAR(link.h2d.CopyUs(FullBatchBytes(link)), 17 * link.h2d.fixed_us, 0.01);
+  EXPECT_EQ(FullBatchBytes(LinkCalibration()), kMiB);
+}
+
 TEST(PackPlan, LargePiecesStayAlone) {
   const std::vector<uint64_t> sizes(100, kMiB);
   EXPECT_THAT(GroupSizes(PlanPacking(sizes, Pcie5())), Each(1));

@@ -229,6 +229,26 @@ TEST(TransferEngineTest, DirectionsDoNotCountAgainstEachOther) {
   EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
+// Backward fetches first what was copied out last: its wait covers all earlier copies.
+TEST(TransferEngineTest, ACopyInThatFollowsALaterOneWaitsForNoCopyOutAgain) {
+  EmulatedOptions machine = TestMachineOptions();
+  machine.faults.stall_copies_from = 1;
+  machine.faults.stall_ms = 10;  // nothing is known to be done
+  EngineWorld world(machine);
+  uint8_t* const data = world.AllocateDevice(4 * kMiB);
+  std::vector<std::shared_ptr<HostBuffer>> hosts;
+  for (int i = 0; i < 4; ++i) {
+    hosts.push_back(world.NewHostBuffer(kMiB));
+    world.CopyOut(hosts[i], data + i * kMiB, world.compute());
+  }
+  const uint64_t before = world.engine().GetStats().event_waits;
+  for (int i = 3; i >= 0; --i) world.CopyIn(hosts[i], data + i * kMiB, world.compute());
+  EXPECT_EQ(world.engine().GetStats().event_waits - before, 4u + 1)
+      << "each after compute, and one for all copies out";
+  ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+}
+
 TEST(TransferEngineTest, AWaitForADoneTransferMakesNoDeviceCall) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(100);

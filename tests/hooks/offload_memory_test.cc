@@ -1,0 +1,593 @@
+// What saved tensors leave behind on the device and in host memory, and what they cost the host:
+// all of it counted, none of it timed.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
+#include "pinion/engine/engine_stats.h"
+#include "pinion/hooks/offload_options.h"
+#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/offload_stats.h"
+#include "pinion/tests/hooks/emu_fixture.h"
+#include "pinion/tests/hooks/probe.h"
+#include "pinion/tests/hooks/test_net.h"
+#include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+// A tensor of so many KiB; 32 and more fill a copy of their own on the link of SmallWindows().
+std::vector<int64_t> KiB(int64_t kib) { return {kib * 256}; }
+
+// Copies take so long that nothing is known to be done while a test saves and reads.
+EmulatedOptions SlowCopies() {
+  EmulatedOptions machine = MachineOptions();
+  machine.faults.stall_copies_from = 1;
+  machine.faults.stall_ms = 10;
+  return machine;
+}
+
+class World : public EmuWorld {
+ public:
+  explicit World(const OffloadOptions& options, const EmulatedOptions& machine = MachineOptions())
+      : EmuWorld(machine, options) {}
+
+  OffloadStats stats() { return session()->GetStats(); }
+  // Waits of a stream for another one, those included that need no call since the work is done.
+  uint64_t waits() {
+    const EngineStats engine = session()->GetEngineStats(0);
+    return engine.event_waits + engine.event_waits_skipped;
+  }
+  // Known once everything is done that was submitted.
+  uint64_t device_bytes() {
+    EXPECT_THAT(machine().SynchronizeDevice(0), IsOk());
+    return machine().memory_stats(0).in_use_bytes;
+  }
+  void LeaveRoom(uint64_t size_bytes) {
+    EXPECT_THAT(machine().SetMemoryLimit(0, device_bytes() + size_bytes), IsOk());
+  }
+  at::Tensor activation(int64_t kib, int first = 0) { return Activation(carrier, KiB(kib), first); }
+  // A node for each size in KiB, in a scope of their own.
+  at::Tensor Save(const std::vector<int64_t>& kib) {
+    const OffloadScope scope(session());
+    at::Tensor y = carrier;
+    for (const int64_t size : kib) y = Probe(y, {activation(size)}, Use);
+    return y;
+  }
+  static at::Tensor Use(const at::Tensor& grad, const UnpackSaved& unpack) {
+    at::mul(unpack()[0], 2);
+    return grad;
+  }
+
+  at::Tensor carrier = at::ones({1}, at::TensorOptions(device())).requires_grad_(true);
+};
+
+// --- What stays on the device ---
+
+// Logits, say: twice their size, both ways, would hold more than all that is saved.
+TEST(OffloadMemory, OneTensorThatIsLargerThanAllOthersDoesNotWidenTheAutomaticWindow) {
+  World world(SmallWindows(OffloadOptions::kAutoWindow));
+  std::vector<int64_t> sizes(16, 32);
+  sizes[8] = 2048;
+  world.Save(sizes);
+  const uint64_t before = world.device_bytes();
+  const at::Tensor y = world.Save(sizes);
+  // A sixteenth of 2,528 KiB, and what waits for company.
+  EXPECT_LE(world.device_bytes() - before, (158 + 40) * kKiB) << world.stats().ToString();
+}
+
+TEST(OffloadMemory, TheLargestTensorIsNotWaitedForWhenItIsTheLastOne) {
+  World world(SmallWindows(OffloadOptions::kAutoWindow));
+  std::vector<int64_t> sizes(16, 32);
+  sizes.back() = 2048;
+  world.Save(sizes).backward();
+  const OffloadStats before = world.QuietStats();
+  world.Save(sizes).backward();
+  const OffloadStats stats = world.QuietStats();
+  EXPECT_GE(stats.reused_on_device, before.reused_on_device + 1);
+  EXPECT_LE(stats.fetched_bytes - before.fetched_bytes, 15 * 32 * kKiB);
+}
+
+TEST(OffloadMemory, ASmallSliceThatHoldsALargeStorageLeavesAtOnce) {
+  World world(SmallWindows(64 * kKiB));
+  const uint64_t before = world.device_bytes();
+  std::vector<at::Tensor> seen;
+  const OffloadScope scope(world.session());
+  at::Tensor y = Observe(world.carrier, {world.activation(1024).narrow(0, 512, 512)}, &seen);
+  y = Observe(y, {world.activation(2)}, &seen);
+  EXPECT_EQ(world.stats().offloaded, 2u);
+  EXPECT_LE(world.device_bytes() - before, 16 * kKiB) << world.stats().ToString();
+  y.backward();
+}
+
+TEST(OffloadMemory, AWindowCountsTheWholeStorageOfASliceAndOnceForAllSlices) {
+  for (const uint64_t window_kib : {768, 1280}) {
+    SCOPED_TRACE(window_kib);
+    World world(SmallWindows(window_kib * kKiB));
+    at::Tensor whole = world.activation(1024);
+    at::Tensor y = world.carrier;
+    {
+      const OffloadScope scope(world.session());
+      for (int i = 0; i < 4; ++i) {
+        y = Probe(y, {whole.narrow(0, i * 64 * 1024, 64 * 1024)}, World::Use);
+      }
+    }
+    whole.reset();
+    EXPECT_EQ(world.stats().offloaded, 4u);
+    EXPECT_EQ(world.stats().evicted_bytes, window_kib == 768 ? 1024 * kKiB : 0u);
+    y.backward();
+  }
+}
+
+// The slices that live on hold the storage that the one that went was counted for.
+TEST(OffloadMemory, AStorageCountsUntilItsLastSliceHasGone) {
+  World world(SmallWindows(1536 * kKiB));
+  at::Tensor whole = world.activation(1024);
+  at::Tensor first;
+  at::Tensor second;
+  at::Tensor later;
+  {
+    const OffloadScope scope(world.session());
+    first = Probe(world.carrier, {whole.narrow(0, 0, 64 * 1024)}, World::Use);
+    second = Probe(world.carrier, {whole.narrow(0, 64 * 1024, 64 * 1024)}, World::Use);
+    later = Probe(world.carrier, {world.activation(32)}, World::Use);
+  }
+  whole.reset();
+  ASSERT_EQ(world.stats().offloaded, 3u);
+  second.reset();
+  {
+    const OffloadScope scope(world.session());
+    later = Probe(later, {world.activation(768)}, World::Use);
+    later = Probe(later, {world.activation(32)}, World::Use);
+  }
+  EXPECT_EQ(world.stats().evicted_bytes, 256 * kKiB) << "the first slice";
+}
+
+TEST(OffloadMemory, AnOperatorThatRunsOutInBackwardMayHaveWhatPinionHolds) {
+  World world(SmallWindows(kMiB));
+  std::vector<at::Tensor> seen;
+  bool ran_out = false;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Observe(world.carrier, {world.activation(128, 1)}, &seen);
+    y = Observe(y, {world.activation(128, 2)}, &seen);
+    y = Probe(y, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+      const auto allocate = [&] { at::empty(KiB(200), at::TensorOptions(world.device())); };
+      try {
+        allocate();
+      } catch (const c10::OutOfMemoryError&) {
+        ran_out = true;
+        world.session()->FreeDeviceMemory(0);
+        allocate();
+      }
+      return grad;
+    });
+  }
+  world.LeaveRoom(16 * kKiB);
+  y.backward();
+  EXPECT_TRUE(ran_out);
+  EXPECT_EQ(world.stats().fetched_bytes, 256 * kKiB);
+  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(128), 1)));
+}
+
+TEST(OffloadMemory, UnreadPrefetchesAreFreedOnRequestToo) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = kMiB;
+  World world(options);
+  uint64_t freed = 0;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {world.activation(128)}, World::Use);
+    y = Probe(y, {world.activation(128)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const std::vector<at::Tensor> read = unpack();
+      const uint64_t before = world.device_bytes();
+      world.session()->FreeDeviceMemory(0);
+      freed = before - world.device_bytes();
+      return grad;
+    });
+  }
+  y.backward();
+  EXPECT_GE(freed, 128 * kKiB);
+  EXPECT_EQ(world.QuietStats().prefetches_dropped, 1u);
+}
+
+uint64_t OutOfMemoryErrors(World& world) {
+  auto* const allocator =
+      dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(world.device().type()));
+  return allocator->getDeviceStats(0).num_ooms;
+}
+
+// An allocation that fails makes LibTorch's allocator for CUDA give its cache back.
+TEST(OffloadMemory, GathersThatDoNotFitAreTriedLessAndLessOften) {
+  World world(SmallWindows(64 * kKiB));
+  constexpr int kGroups = 32;
+  constexpr int kPerGroup = 8;  // of 2 KiB: a quarter of the window
+  std::vector<at::Tensor> activations;
+  for (int i = 0; i < kGroups * kPerGroup; ++i) activations.push_back(world.activation(2, i));
+  std::vector<at::Tensor> carriers;
+  for (size_t i = 0; i < activations.size(); ++i) {
+    carriers.push_back(at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true));
+  }
+  const uint64_t before = OutOfMemoryErrors(world);
+  std::vector<at::Tensor> nodes;
+  {
+    const OffloadScope scope(world.session());
+    for (size_t i = 0; i < activations.size(); ++i) {
+      world.LeaveRoom(8 * kKiB);
+      nodes.push_back(Probe(carriers[i], {activations[i]}, World::Use));
+    }
+  }
+  EXPECT_GE(world.stats().groups, static_cast<uint64_t>(kGroups - 1));
+  const uint64_t errors = OutOfMemoryErrors(world) - before;
+  EXPECT_GE(errors, 1u);
+  EXPECT_LE(errors, 6u);  // each pause is twice as long: 1, 2, 4, 8, 16 gathers
+}
+
+// --- Host memory ---
+
+TEST(OffloadMemory, WhatIsReservedIsNotPinnedInForward) {
+  World world(SmallWindows());
+  ASSERT_THAT(world.session()->Reserve(0, 4 * kMiB), IsOk());
+  const uint64_t pinned = world.machine().calls(DeviceCall::kPin);
+  ASSERT_GT(pinned, 0u);
+  const at::Tensor y = world.Save(std::vector<int64_t>(40, 64));
+  EXPECT_GE(world.stats().offloaded_bytes, 2 * kMiB);
+  EXPECT_EQ(world.machine().calls(DeviceCall::kPin), pinned);
+}
+
+TEST(OffloadMemory, AReserveForADeviceThatThereIsNotIsAnError) {
+  World world(SmallWindows());
+  EXPECT_FALSE(world.session()->Reserve(7, kMiB).ok());
+}
+
+// --- What it costs the host ---
+
+TEST(OffloadHostCost, EachParcelIsLookedAtOnceToFetchAheadWhetherItIsAwayOrNot) {
+  constexpr int kTensors = 200;
+  for (const bool away : {false, true}) {
+    SCOPED_TRACE(away ? "away" : "on the device");
+    OffloadOptions options = SmallWindows(away ? 1 : 32 * kMiB);
+    options.prefetch_window_bytes = 64 * kKiB;
+    World world(options);
+    world.Save(std::vector<int64_t>(kTensors, 32)).backward();
+    const OffloadStats stats = world.QuietStats();
+    ASSERT_EQ(stats.reused_on_device, away ? 0u : static_cast<uint64_t>(kTensors));
+    EXPECT_GE(stats.prefetch_looks, kTensors - 1u);
+    EXPECT_LE(stats.prefetch_looks, 4u * kTensors);
+  }
+}
+
+TEST(OffloadHostCost, ParcelsThatAreEvictedTogetherAreWaitedForOnce) {
+  World world(SmallWindows(512 * kKiB), SlowCopies());
+  const OffloadScope scope(world.session());
+  at::Tensor y = world.carrier;
+  for (int i = 0; i < 4; ++i) y = Probe(y, {world.activation(128)}, World::Use);
+  ASSERT_EQ(world.stats().evicted_bytes, 0u);
+  at::Tensor large = world.activation(512);
+  const uint64_t before = world.waits();
+  y = Probe(y, {std::move(large)}, World::Use);
+  ASSERT_EQ(world.stats().evicted_bytes, 512 * kKiB);
+  EXPECT_EQ(world.waits() - before, 2u)
+      << "of the large one's copy for compute, and the evictions'";
+  y.backward();
+}
+
+TEST(OffloadHostCost, AGroupIsWaitedForOnceHoweverManyTensorsAreReadFromIt) {
+  OffloadOptions options = SmallWindows(128 * kKiB);
+  options.prefetch_window_bytes = 1;
+  World world(options, SlowCopies());
+  at::Tensor y = world.carrier;
+  {
+    const OffloadScope scope(world.session());
+    for (int i = 0; i < 16; ++i) y = Probe(y, {world.activation(2)}, World::Use);
+  }
+  world.session()->FreeDeviceMemory(0);
+  const uint64_t before = world.waits();
+  y.backward();
+  EXPECT_EQ(world.stats().fetched_on_demand, 1u);
+  EXPECT_LE(world.waits() - before, 3u)
+      << "of the fetch for compute and for the copy out, and of the readers for the fetch";
+}
+
+TEST(OffloadHostCost, ADeviceThatCannotBeSetUpIsTriedOnceInAScopeAndLoggedOnce) {
+  World world(SmallWindows());
+  int tries = 0;
+  const DeviceBackend backend = {"emu", [&tries](int) -> absl::StatusOr<std::shared_ptr<Device>> {
+                                   ++tries;
+                                   return absl::UnavailableError("busy");
+                                 }};
+  const auto session = OffloadSession::Create(SmallWindows(), backend).value();
+  ::testing::internal::CaptureStderr();
+  for (int step = 1; step <= 2; ++step) {
+    {
+      const OffloadScope scope(session);
+      for (int i = 0; i < 5; ++i) Probe(world.carrier, {world.activation(4)}, World::Use);
+    }
+    EXPECT_EQ(tries, step);
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(session->GetStats().kept_copy_failed, 10u);
+  const size_t first = log.find("cannot be set up");
+  EXPECT_NE(first, std::string::npos);
+  EXPECT_EQ(log.find("cannot be set up", first + 1), std::string::npos);
+}
+
+// --- Windows ---
+
+TEST(OffloadWindows, AnEmptyScopeDoesNotMakeThemForgetTheOneBefore) {
+  World world(SmallWindows(OffloadOptions::kAutoWindow));
+  world.Save(std::vector<int64_t>(8, 256));
+  { const OffloadScope empty(world.session()); }
+  const uint64_t before = world.stats().evicted_bytes;
+  const at::Tensor y = world.Save(std::vector<int64_t>(8, 32));
+  EXPECT_EQ(world.stats().evicted_bytes, before);
+}
+
+TEST(OffloadWindows, ATensorAboveThePrefetchWindowIsFetchedAheadAllTheSame) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = 32 * kKiB;
+  World world(options);
+  world.Save({128, 128, 128}).backward();
+  EXPECT_EQ(world.QuietStats().prefetch_hits, 2u);
+}
+
+// A fetch that found no memory has dropped them; they are fetched ahead again, and count no more.
+TEST(OffloadWindows, PrefetchingGoesOnAfterPrefetchesWereDropped) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = 2 * 64 * kKiB;
+  World world(options);
+  at::Tensor needed;
+  at::Tensor y = world.carrier;
+  {
+    const OffloadScope scope(world.session());
+    for (int i = 0; i < 4; ++i) y = Probe(y, {world.activation(64)}, World::Use);
+    y = Probe(y, {world.activation(64)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const std::vector<at::Tensor> read = unpack();
+      world.LeaveRoom(96 * kKiB);
+      needed.backward();
+      EXPECT_EQ(world.stats().prefetches_dropped, 2u) << "the test's premise";
+      world.LeaveRoom(kMiB);
+      return grad;
+    });
+  }
+  {
+    const OffloadScope scope(world.session());
+    needed = Probe(world.carrier, {world.activation(160)},
+                   [](const at::Tensor& grad, const UnpackSaved& unpack) {
+                     unpack();
+                     return grad;
+                   });
+  }
+  const uint64_t hits = world.stats().prefetch_hits;
+  y.backward();
+  EXPECT_EQ(world.QuietStats().prefetch_hits - hits, 3u) << world.stats().ToString();
+}
+
+TEST(OffloadWindows, ATensorThatIsReadTwiceStandsInForNoOtherOfItsParcel) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = 1;
+  World world(options);
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    const at::Tensor shared = world.activation(64);
+    y = Probe(world.carrier, {shared}, World::Use);
+    y = Probe(y, {shared}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
+      unpack();
+      return World::Use(grad, unpack);
+    });
+  }
+  world.session()->FreeDeviceMemory(0);
+  y.backward();
+  EXPECT_EQ(world.QuietStats().fetched_on_demand, 1u);
+}
+
+// --- What comes back ---
+
+TEST(OffloadBytes, ASmallViewComesBackWithTheAlignmentThatItHad) {
+  World world(SmallWindows(1));
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  uint64_t alignment = 0;
+  {
+    const OffloadScope scope(world.session());
+    const at::Tensor view = world.activation(64).narrow(0, 1001, 300);
+    alignment = reinterpret_cast<uintptr_t>(view.data_ptr()) % 512;
+    y = Observe(world.carrier, {view}, &seen);
+  }
+  world.session()->FreeDeviceMemory(0);
+  ASSERT_EQ(alignment, 1001u * 4 % 512);
+  y.backward();
+  EXPECT_EQ(world.stats().fetched_on_demand, 1u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(seen[0].data_ptr()) % 512, alignment);
+}
+
+TEST(OffloadBytes, OffloadedBytesCountTheOnesBetweenTensorsThatAreGathered) {
+  World world(SmallWindows(512 * kKiB));
+  constexpr uint64_t kTensors = 40;
+  at::Tensor y = world.carrier;
+  {
+    const OffloadScope scope(world.session());
+    for (uint64_t i = 0; i < kTensors; ++i) {
+      y = Probe(y, {Activation(world.carrier, {500})}, World::Use);  // 2,000 bytes
+    }
+  }
+  EXPECT_EQ(world.stats().groups, 1u);
+  EXPECT_EQ(world.stats().offloaded_bytes, (kTensors - 1) * 2048 + 2000);
+}
+
+// Only the size, or only the address, of what is saved is another one.
+TEST(OffloadBytes, AStorageWithAnotherSizeOrAddressIsNotWhatWasSaved) {
+  for (const bool size : {false, true}) {
+    SCOPED_TRACE(size ? "the size" : "the address");
+    World world(SmallWindows(64 * kKiB));
+    at::Tensor kept = world.activation(64);
+    at::Tensor y;
+    {
+      const OffloadScope scope(world.session());
+      y = Probe(world.carrier, {kept}, World::Use);
+    }
+    ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+    c10::StorageImpl* const storage = kept.storage().unsafeGetStorageImpl();
+    const at::Tensor other = world.activation(64, 100);
+    c10::DataPtr memory;  // what was saved
+    if (size) {
+      storage->set_nbytes(32 * kKiB);
+    } else {
+      memory = storage->set_data_ptr(c10::DataPtr(other.data_ptr(), kept.device()));
+    }
+    y.backward();
+    if (size) {
+      storage->set_nbytes(64 * kKiB);
+    } else {
+      storage->set_data_ptr_noswap(std::move(memory));
+    }
+    EXPECT_EQ(world.QuietStats().fetched_on_demand, 1u) << "the bytes are those in host memory";
+    EXPECT_EQ(world.stats().reused_on_device, 0u);
+  }
+}
+
+TEST(OffloadBytes, MemoryThatAnotherStreamReadsIsNotReusedBeforeItHas) {
+  World world(SmallWindows(kMiB));
+  const c10::Stream other = world.NewStream();
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {world.activation(64)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                const c10::StreamGuard guard(other);
+                at::mul(unpack()[0], 2);
+                return grad;
+              });
+  }
+  y.backward();
+  y.reset();
+  ASSERT_TRUE(Soon([&] { return world.stats().live_handles == 0; }));
+  ASSERT_EQ(world.stats().reused_on_device, 1u);
+  // The race detector ends the process if these are the bytes that the other stream still reads.
+  for (int i = 0; i < 8; ++i) world.activation(64, i);
+}
+
+TEST(OffloadBytes, NothingIsGatheredOnAStreamThatCaptures) {
+  World world(SmallWindows(128 * kKiB));
+  const StreamHandle stream = world.machine().default_stream(0);
+  at::Tensor y = world.carrier;
+  uint64_t kernels = 0;
+  {
+    const OffloadScope scope(world.session());
+    for (int i = 0; i < 10; ++i) y = Probe(y, {world.activation(2)}, World::Use);
+    world.device_bytes();
+    kernels = world.machine().time_stats(0).kernels;
+    ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
+  }
+  ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
+  world.device_bytes();
+  EXPECT_EQ(world.machine().time_stats(0).kernels, kernels);
+  EXPECT_EQ(world.stats().kept_copy_failed, 10u);
+}
+
+// --- A handle that dies while a copy is submitted ---
+
+// Runs `act` when the number-th copy is about to be submitted.
+class ActingDevice : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+
+  absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+                         StreamHandle stream) override {
+    if (direction == direction_ && --copies_ == 0) std::exchange(act_, nullptr)();
+    return ForwardingDevice::CopyAsync(direction, pieces, stream);
+  }
+
+  void ActAtCopy(CopyDirection direction, int number, std::function<void()> act) {
+    direction_ = direction;
+    copies_ = number;
+    act_ = std::move(act);
+  }
+
+ private:
+  CopyDirection direction_ = CopyDirection::kHostToDevice;
+  int copies_ = 0;
+  std::function<void()> act_;
+};
+
+class OffloadDyingHandle : public ::testing::Test {
+ protected:
+  std::shared_ptr<OffloadSession> NewSession(const OffloadOptions& options) {
+    device_ = std::make_shared<ActingDevice>(world_.machine().device(0));
+    const std::shared_ptr<Device> device = device_;
+    return OffloadSession::Create(options, {"emu", [device](int) { return device; }}).value();
+  }
+
+  World world_{SmallWindows()};
+  std::shared_ptr<ActingDevice> device_;
+};
+
+TEST_F(OffloadDyingHandle, ASourceIsFreedAfterTheCopyThatWasSubmittedMeanwhile) {
+  const auto session = NewSession(SmallWindows(256 * kKiB));
+  at::Tensor first;
+  at::Tensor second;
+  {
+    const OffloadScope scope(session);
+    first = Probe(world_.carrier, {world_.activation(40)}, World::Use);  // waits for company
+    ASSERT_EQ(session->GetEngineStats(0).d2h.submitted_transfers, 0u);
+    device_->ActAtCopy(CopyDirection::kDeviceToHost, 1, [&first] { first.reset(); });
+    second = Probe(world_.carrier, {world_.activation(64)}, World::Use);
+    ASSERT_FALSE(first.defined());
+    // The race detector ends the process if these are bytes that the copy still reads.
+    for (int i = 0; i < 8; ++i) world_.activation(40, i);
+  }
+  EXPECT_EQ(session->GetStats().live_handles, 1u);
+  second.backward();
+}
+
+TEST_F(OffloadDyingHandle, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = 64 * kKiB;
+  const auto session = NewSession(options);
+  at::Tensor doomed;
+  at::Tensor y;
+  {
+    const OffloadScope scope(session);
+    y = world_.carrier;
+    for (int i = 0; i < 3; ++i) y = Probe(y, {world_.activation(64)}, World::Use);
+    doomed = Probe(world_.carrier, {world_.activation(64)}, World::Use);
+    y = Probe(y, {world_.activation(64)}, World::Use);
+  }
+  device_->ActAtCopy(CopyDirection::kHostToDevice, 2, [&doomed] { doomed.reset(); });
+  y.backward();
+  ASSERT_FALSE(doomed.defined());
+  ASSERT_TRUE(Soon([&] { return session->GetStats().live_handles == 0; }));
+  EXPECT_EQ(session->GetStats().prefetches_dropped, 1u);
+  EXPECT_GE(session->GetStats().prefetch_hits, 2u) << "its place in the window is free again";
+}
+
+}  // namespace
+}  // namespace pinion::testing
