@@ -7,9 +7,11 @@
 //   prefetch the parcels that were packed before this one in the same scope, newest first, within a
 //            window of bytes
 //
-// Tensors below 1 MiB wait until there is that much of them, a quarter of the window has passed, or
-// the scope ends, and then leave as one batch. Small ones, by the calibration of the link, wait for
-// each other in the same way and share a parcel.
+// Nothing reads a saved tensor before the operator that saved it has returned (HasReturned): no
+// copy, no gather, no checksum, no judgement on who holds it. That is known at the thread's next
+// node, or at the end of the scope. Tensors below 1 MiB then wait until there is that much of them,
+// a quarter of the window has passed, or the scope ends, and leave as one batch. Small ones, by the
+// calibration of the link, wait for each other in the same way and share a parcel.
 //
 // Thread safety: thread-safe. No device, allocator or LibTorch call is made with mu_ held.
 // Ownership: handles share ownership, so a graph may outlive the session.
@@ -26,7 +28,7 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -56,10 +58,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   // Null when the tensor has to stay on the device; the reason has been counted.
   // One that is `maybe_held` stays if someone still holds it once its operator has returned.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held);
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held, ScopeId scope);
 
-  // A scope of the session ended: what is pending goes, and the windows learn what it saved.
-  void EndScope();
+  // No operator of the scope runs any more: what is pending of it goes, and the windows learn what
+  // it saved.
+  void EndScope(ScopeId scope);
 
   TransferEngine& engine() const { return *engine_; }
   const LinkCalibration& link() const { return link_; }
@@ -81,11 +84,19 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     uint64_t largest = 0;  // of one tensor
   };
 
+  struct OpenScope {
+    ScopeBytes saved;
+    std::vector<RecordPtr> running;  // their operators have not returned, as far as is known
+    std::vector<RecordPtr> large;    // these wait for company
+    std::vector<RecordPtr> small;
+    uint64_t large_bytes = 0;
+    uint64_t small_bytes = 0;
+  };
+
   // What backward reads.
   struct Bytes {
     c10::Storage storage;
-    int64_t shift_bytes = 0;       // from a place in the original storage to the same byte here
-    c10::VariableVersion version;  // for views of it
+    int64_t shift_bytes = 0;  // from a place in the original storage to the same byte here
   };
 
   // What leaves together: a parcel in the making.
@@ -99,18 +110,22 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   RecordPtr FindShared(const c10::Storage& storage, const SavedVersion& version,
                        const StorageExtent& extent, uint64_t item_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void LeavePending(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsSmall(const StorageRecord& record) const {
     return record.size_bytes() <= largest_small_bytes_;
   }
-  // Which of those that are pending leave: small ones can wait for more of them.
-  enum class Flush { kLarge, kAll };
-  // Whether a tensor of `running_node` is held cannot be told yet: those stay pending.
-  void FlushPending(Flush which, std::optional<uint64_t> running_node);
+  // From `running` to those who wait for company.
+  void EndOperator(OpenScope& scope, RecordPtr record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RemovePending(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those who need not wait for company any longer: large ones do not wait for small ones, and
+  // nobody waits once the scope ends.
+  std::vector<RecordPtr> TakeDue(OpenScope& scope, bool ends) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Leaves that somebody holds stay; the others leave.
+  void CopyOut(std::vector<RecordPtr> due);
   // Records of one pack stream.
   void SubmitCopyOut(const std::vector<RecordPtr>& records);
   std::vector<Leaving> PlanParcels(const std::vector<RecordPtr>& records);
   c10::Storage Gather(const Leaving& leaving);
+  void TakeChecksums(const Leaving& leaving);
   void Publish(Leaving& leaving, const Transfer& copy, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CopyOutBlocking(const RecordPtr& record);
@@ -165,22 +180,18 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   absl::flat_hash_map<const c10::StorageImpl*, std::vector<StorageRecord*>> by_storage_
       ABSL_GUARDED_BY(mu_);
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
-  // Parcels with live handles, in the order of packing of their last record: backward needs that
-  // one first.
-  std::map<uint64_t, Parcel*> order_ ABSL_GUARDED_BY(mu_);
-  std::vector<RecordPtr> pending_ ABSL_GUARDED_BY(mu_);
-  uint64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t pending_small_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of these
-  std::list<Parcel*> window_ ABSL_GUARDED_BY(mu_);         // oldest first
+  // Parcels with live handles, by scope, in the order of packing of their last record: backward
+  // needs that one first.
+  std::map<std::pair<ScopeId, uint64_t>, Parcel*> order_ ABSL_GUARDED_BY(mu_);
+  std::map<ScopeId, OpenScope> scopes_ ABSL_GUARDED_BY(mu_);
+  std::list<Parcel*> window_ ABSL_GUARDED_BY(mu_);  // oldest first
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   // After a refusal, prefetching pauses for this many unpacks, and for twice as many after the
   // next.
   uint64_t prefetch_pause_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_prefetch_pause_ ABSL_GUARDED_BY(mu_) = 1;
-  ScopeBytes scope_ ABSL_GUARDED_BY(mu_);
   ScopeBytes last_scope_ ABSL_GUARDED_BY(mu_);
-  uint64_t scope_number_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -24,6 +24,7 @@
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/guarded_storage.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
 #include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
@@ -57,7 +58,9 @@ struct Parcel : public std::enable_shared_from_this<Parcel> {
   uint64_t window_bytes = 0;  // of the device, counted in the eviction window; 0: not in it
   std::list<Parcel*>::iterator window_position;  // valid while in it
   uint64_t sequence = 0;                         // of the record that was saved last
-  uint64_t scope = 0;                            // of that one
+  ScopeId scope = 0;                             // of that one
+
+  std::pair<ScopeId, uint64_t> OrderKey() const { return {scope, sequence}; }
 };
 
 }  // namespace pinion
