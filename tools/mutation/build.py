@@ -102,6 +102,8 @@ class Tree:
     def _flags(self):
         # Warnings that are errors say nothing about a mutant.
         flags = ["--config=opt", "--copt=-O1", "--copt=-w", "--symlink_prefix=/", "--color=no", "--curses=no"]
+        # As in the sanitizers' builds: what a mutant reads beyond the end of a container then does not go unnoticed.
+        flags.append("--copt=-D_GLIBCXX_ASSERTIONS")
         if "one_file" in (self.path / "config/BUILD.bazel").read_text():
             flags.append("--//config:one_file=false")
         if self._hardened:

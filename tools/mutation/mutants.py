@@ -163,8 +163,11 @@ _CALLEES = {
     "AlignUp": "AlignDown",
     "AlignDown": "AlignUp",
 }
-# Only people read what these make.
-_MESSAGES = re.compile(r"^(absl::)?(StrCat|StrAppend|StrFormat|StrJoin|Substitute)$|^(c10::)?str$|LogIfBad$|HumanBytes$")
+# Only people read what these make, or only a clock can tell that they were called.
+_MESSAGES = re.compile(
+    r"^(absl::)?(StrCat|StrAppend|StrFormat|StrJoin|Substitute)$|^(c10::)?str$|LogIfBad$|HumanBytes$|"
+    r"^__builtin_prefetch$|[.>]reserve$"
+)
 _STATUS_MAKER = re.compile(r"^absl::\w+Error$")
 _CHECKS = re.compile(r"^(PINION_CHECK|PINION_DCHECK|TORCH_CHECK\w*|TORCH_INTERNAL_ASSERT\w*)$")
 _RETURNS_ERROR = {"PINION_RETURN_IF_ERROR", "ThrowIfError"}
@@ -559,7 +562,7 @@ class _Finder:
         if _CHECKS.match(callee):
             self._add(scope, "removed check", STATEMENT, node, "")
             return
-        if re.split(r"::|\.|->", callee)[-1] in _DANGEROUS:
+        if _MESSAGES.search(callee) or re.split(r"::|\.|->", callee)[-1] in _DANGEROUS:
             return
         kind = "removed wait" if _WAITS.search(text.split("\n")[0] if len(text) > 200 else text) else "removed statement"
         self._add(scope, kind, STATEMENT, node, "")
