@@ -120,7 +120,12 @@ class Tree:
                     by_path[mutant.path].append(mutant)
             for path, found in by_path.items():
                 changed[path], regions[path] = schemata.instrument(sources.text[path], found, sources.slots[path])
-            self.sync(changed)
+            if attempt == 1:
+                self.sync(changed)
+            else:  # not again: the tree may have changed meanwhile
+                for path, text in changed.items():
+                    if (self.path / path).read_bytes() != text:
+                        (self.path / path).write_bytes(text)
             self._say(f"building {len(sources.mutants)} mutants at once, attempt {attempt}")
             log = self.path.parent / "build.log"
             with open(log, "w") as out:
