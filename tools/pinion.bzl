@@ -14,6 +14,13 @@ def pinion_library(name, srcs = [], hdrs = [], **kwargs):
         **kwargs
     )
 
+# For what //tools/portable collects: libraries in the lib/ beside a program's folder come first,
+# also for what those libraries load (which RUNPATH, the linker's default, leaves out).
+PORTABLE_LINKOPTS = [
+    "-Wl,--disable-new-dtags",
+    "-Wl,-rpath,$$ORIGIN/../lib",
+]
+
 def pinion_test(name, srcs = None, deps = [], size = "small", **kwargs):
     """A GoogleTest binary of one source file, `<name>.cc` unless told otherwise."""
     native.cc_test(
