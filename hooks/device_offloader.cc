@@ -48,7 +48,11 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
 
 uint64_t DeviceOffloader::Window(uint64_t option) const {
   if (option != OffloadOptions::kAutoWindow) return option;
-  return AutoWindowBytes(scope_, last_scope_);
+  uint64_t window_bytes = AutoWindowBytes(ScopeSizes(), last_scope_);
+  for (const auto& [id, scope] : scopes_) {
+    window_bytes = std::max(window_bytes, AutoWindowBytes(scope.saved, last_scope_));
+  }
+  return window_bytes;
 }
 
 uint64_t DeviceOffloader::ShareOfWindow(uint64_t option, uint64_t size_bytes) const {
@@ -64,7 +68,8 @@ bool DeviceOffloader::IsPoisoned() const { return !engine_->health().ok(); }
 
 // ---------------------------------------------------------------------------------------- pack
 
-std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held) {
+std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held,
+                                                   ScopeId scope) {
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const auto keep = [this](uint64_t OffloadStats::*reason) {
@@ -91,10 +96,9 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     }
   }
 
-  const uint64_t node = CurrentNode();
+  const NodeId node = CurrentNode();
   const auto record = std::make_shared<StorageRecord>(storage, version, ExtentToSave(tensor),
-                                                      stream, maybe_held, node);
-  if (options_.verify) record->checksum = TensorChecksum::Of(storage, record->extent);
+                                                      stream, maybe_held, node, scope);
   record->live_handles = 1;
   auto handle = std::make_unique<Handle>(shared_from_this(), record, tensor);
   const uint64_t size_bytes = record->size_bytes();
@@ -104,29 +108,26 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     stats.offloaded_bytes += size_bytes;
   });
 
-  bool flush_all = false;
-  bool flush_large = false;
+  std::vector<RecordPtr> due;
   {
     MutexLock lock(mu_);
     SavedStorage& saved = by_storage_[storage.unsafeGetStorageImpl()];
     record->pending_bytes = saved.records.empty() ? record->storage_bytes : size_bytes;
     saved.records.push_back(record.get());
     record->sequence = ++last_sequence_;
-    record->scope = scope_number_;
-    scope_.Add(size_bytes);
-    if (options_.overlap) {
-      pending_.push_back(record);
-      pending_bytes_ += record->pending_bytes;
-      if (IsSmall(*record)) pending_small_bytes_ += record->pending_bytes;
-      flush_all = pending_small_bytes_ >= BatchBytes();
-      flush_large = pending_bytes_ - pending_small_bytes_ >= BatchBytes();
+    OpenScope& open = scopes_[scope];
+    open.saved.Add(size_bytes);
+    for (RecordPtr& earlier : std::exchange(open.running, {})) {
+      if (HasReturned(earlier->node, node)) {
+        EndOperator(open, std::move(earlier));
+      } else {
+        open.running.push_back(std::move(earlier));
+      }
     }
+    open.running.push_back(record);
+    due = TakeDue(open, /*ends=*/false);
   }
-  if (!options_.overlap) {
-    CopyOutBlocking(record);
-    return handle;
-  }
-  if (flush_all || flush_large) FlushPending(flush_all ? Flush::kAll : Flush::kLarge, node);
+  CopyOut(std::move(due));
   EvictOverWindow();
   return handle;
 }
@@ -137,24 +138,40 @@ DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& stora
                                                        uint64_t item_bytes) {
   const auto found = by_storage_.find(storage.unsafeGetStorageImpl());
   if (found == by_storage_.end()) return nullptr;
-  for (StorageRecord* record : found->second.records) {
-    if (record->version == version && record->HasItsMemory(storage) &&
-        record->extent.begin_bytes <= extent.begin_bytes &&
-        extent.end_bytes <= record->extent.end_bytes &&
-        record->extent.begin_bytes % item_bytes == 0) {
-      return record->shared_from_this();
+  // Newest first: what was saved since at another version, even by another counter, says that the
+  // bytes may have changed.
+  for (auto it = found->second.records.rbegin(); it != found->second.records.rend(); ++it) {
+    StorageRecord& record = **it;
+    if (record.extent.end_bytes <= extent.begin_bytes ||
+        extent.end_bytes <= record.extent.begin_bytes) {
+      continue;
+    }
+    if (record.version != version || !record.HasItsMemory(storage)) return nullptr;
+    if (record.extent.begin_bytes <= extent.begin_bytes &&
+        extent.end_bytes <= record.extent.end_bytes &&
+        record.extent.begin_bytes % item_bytes == 0) {
+      return record.shared_from_this();
     }
   }
   return nullptr;
 }
 
-void DeviceOffloader::EndScope() {
-  if (!options_.overlap) return;
+void DeviceOffloader::EndScope(ScopeId scope) {
   const ScopedRange range(trace(), "pinion.end_scope");
-  FlushPending(Flush::kAll, std::nullopt);
+  std::vector<RecordPtr> due;
+  {
+    MutexLock lock(mu_);
+    const auto found = scopes_.find(scope);
+    if (found == scopes_.end()) return;  // it saved nothing on this device
+    OpenScope& open = found->second;
+    for (RecordPtr& saved : std::exchange(open.running, {})) EndOperator(open, std::move(saved));
+    due = TakeDue(open, /*ends=*/true);
+  }
+  CopyOut(std::move(due));
+  EvictOverWindow();
   MutexLock lock(mu_);
-  ++scope_number_;
-  if (!scope_.empty()) last_scope_ = std::exchange(scope_, ScopeSizes());
+  const auto ended = scopes_.extract(scope);
+  if (!ended.empty() && !ended.mapped().saved.empty()) last_scope_ = ended.mapped().saved;
 }
 
 // --------------------------------------------------------------------------------------- evict
@@ -277,7 +294,7 @@ void DeviceOffloader::Release(Handle& handle) {
   if (--record.live_handles == 0) Forget(record, released);
   if (parcel == nullptr) return;
   if (parcel->live_handles == 0) {
-    order_.erase(parcel->sequence);
+    order_.erase(parcel->OrderKey());
     LeaveWindow(*parcel);
     if (parcel->gathered) {
       released.storages.emplace_back(std::exchange(parcel->gathered, c10::Storage()),
@@ -292,11 +309,8 @@ void DeviceOffloader::Release(Handle& handle) {
 
 // Its last handle is gone.
 void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
-  if (record.state == StorageRecord::CopyOut::kPending) {
-    LeavePending(record);
-    // The handle that goes still shares the record: nothing is let go of under mu_.
-    std::erase_if(pending_, [&](const RecordPtr& pending) { return pending.get() == &record; });
-  }
+  // The handle that goes still shares the record: nothing is let go of under mu_.
+  if (record.state == StorageRecord::CopyOut::kPending) RemovePending(record);
   const auto found = by_storage_.find(record.identity._unsafe_get_target());
   std::erase(found->second.records, &record);
   Transfer copy_out;
@@ -310,11 +324,6 @@ void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
     released.storages.emplace_back(std::exchange(record.source, c10::Storage()), record.pack_stream,
                                    copy_out, WaitSite::kFreeAfterCopy);
   }
-}
-
-void DeviceOffloader::LeavePending(const StorageRecord& record) {
-  pending_bytes_ -= record.pending_bytes;
-  if (IsSmall(record)) pending_small_bytes_ -= record.pending_bytes;
 }
 
 }  // namespace pinion

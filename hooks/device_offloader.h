@@ -8,9 +8,12 @@
 //   prefetch the parcels that were packed before this one in the same scope, newest first, within a
 //            window of bytes
 //
-// Tensors that do not fill the link by themselves, as it is calibrated, wait until they hold as
-// much device memory as does, or a quarter of the window, or the scope ends, and then leave as one
-// batch. Small ones wait for each other in the same way and share a parcel.
+// Nothing reads a saved tensor before the operator that saved it has returned (HasReturned): no
+// copy, no gather, no checksum, no judgement on who holds it. That is known at the thread's next
+// node, or at the end of the scope. Tensors that do not fill the link by themselves, as it is
+// calibrated, then wait until they hold as much device memory as does, or a quarter of the window,
+// or the scope ends, and leave as one batch. Small ones wait for each other in the same way and
+// share a parcel.
 //
 // Thread safety: thread-safe. No device, allocator or LibTorch call is made with mu_ held.
 // Ownership: handles share ownership, so a graph may outlive the session.
@@ -60,10 +63,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   // Null when the tensor has to stay on the device; the reason has been counted.
   // One that is `maybe_held` stays if someone still holds it once its operator has returned.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held);
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held, ScopeId scope);
 
-  // A scope of the session ended: what is pending goes, and the windows learn what it saved.
-  void EndScope();
+  // No operator of the scope runs any more: what is pending of it goes, and the windows learn what
+  // it saved.
+  void EndScope(ScopeId scope);
 
   // Lets go of all device memory that can be fetched again: what was fetched ahead and not read
   // yet, and tensors whose copy out was submitted. Its streams wait for the copies, the host does
@@ -123,11 +127,19 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     uint64_t number = 0;
   };
 
+  struct OpenScope {
+    ScopeSizes saved;
+    std::vector<RecordPtr> running;  // their operators have not returned, as far as is known
+    std::vector<RecordPtr> large;    // these wait for company
+    std::vector<RecordPtr> small;
+    uint64_t large_bytes = 0;
+    uint64_t small_bytes = 0;
+  };
+
   // What backward reads.
   struct Bytes {
     c10::Storage storage;
-    int64_t shift_bytes = 0;       // from a place in the original storage to the same byte here
-    c10::VariableVersion version;  // for views of it
+    int64_t shift_bytes = 0;  // from a place in the original storage to the same byte here
   };
 
   // What leaves together: a parcel in the making.
@@ -141,20 +153,24 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   RecordPtr FindShared(const c10::Storage& storage, const SavedVersion& version,
                        const StorageExtent& extent, uint64_t item_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void LeavePending(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsSmall(const StorageRecord& record) const {
     return record.size_bytes() <= largest_small_bytes_;
   }
-  // Which of those that are pending leave: small ones can wait for more of them.
-  enum class Flush { kLarge, kAll };
-  // Whether a tensor of `running_node` is held cannot be told yet: those stay pending.
-  void FlushPending(Flush which, std::optional<uint64_t> running_node);
+  // From `running` to those who wait for company.
+  void EndOperator(OpenScope& scope, RecordPtr record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RemovePending(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those who need not wait for company any longer: large ones do not wait for small ones, and
+  // nobody waits once the scope ends.
+  std::vector<RecordPtr> TakeDue(OpenScope& scope, bool ends) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Leaves that somebody holds stay; the others leave.
+  void CopyOut(std::vector<RecordPtr> due);
   // Records of one pack stream.
   void SubmitCopyOut(const std::vector<RecordPtr>& records);
   std::vector<Leaving> PlanParcels(const std::vector<RecordPtr>& records);
   // Whether the group keeps device memory from going that its copy needs but a little of.
   bool HoldsMuchMore(const Leaving& leaving);
   c10::Storage Gather(const Leaving& leaving);
+  void TakeChecksums(const Leaving& leaving);
   void Publish(Leaving& leaving, const Transfer& copy, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CopyOutBlocking(const RecordPtr& record);
@@ -220,22 +236,18 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // Registered records, by storage; a record is registered while it has live handles.
   absl::flat_hash_map<const c10::StorageImpl*, SavedStorage> by_storage_ ABSL_GUARDED_BY(mu_);
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
-  // Parcels with live handles, in the order of packing of their last record: backward needs that
-  // one first.
-  std::map<uint64_t, Parcel*> order_ ABSL_GUARDED_BY(mu_);
-  std::vector<RecordPtr> pending_ ABSL_GUARDED_BY(mu_);
-  uint64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t pending_small_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of these
-  BackOff gather_back_off_ ABSL_GUARDED_BY(mu_);           // in gathers
-  std::list<Parcel*> window_ ABSL_GUARDED_BY(mu_);         // oldest first
+  // Parcels with live handles, by scope, in the order of packing of their last record: backward
+  // needs that one first.
+  std::map<std::pair<ScopeId, uint64_t>, Parcel*> order_ ABSL_GUARDED_BY(mu_);
+  std::map<ScopeId, OpenScope> scopes_ ABSL_GUARDED_BY(mu_);
+  BackOff gather_back_off_ ABSL_GUARDED_BY(mu_);    // in gathers
+  std::list<Parcel*> window_ ABSL_GUARDED_BY(mu_);  // oldest first
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   BackOff prefetch_back_off_ ABSL_GUARDED_BY(mu_);  // in unpacks
   PrefetchCursor cursor_ ABSL_GUARDED_BY(mu_);
   std::optional<LastWait> last_wait_ ABSL_GUARDED_BY(mu_);
-  ScopeSizes scope_ ABSL_GUARDED_BY(mu_);
   ScopeSizes last_scope_ ABSL_GUARDED_BY(mu_);
-  uint64_t scope_number_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);
 };
 

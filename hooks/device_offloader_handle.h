@@ -37,7 +37,7 @@ class DeviceOffloader::Handle : public SavedTensor {
   ~Handle() override { owner_->Release(*this); }
 
   at::Tensor Unpack() override {
-    version_.Check(c10::typeMetaToScalarType(dtype_), sizes_);
+    version_.Check([this] { return Describe(); });
     return owner_->Unpack(*this);
   }
 
@@ -48,7 +48,7 @@ class DeviceOffloader::Handle : public SavedTensor {
     return c10::str(c10::typeMetaToScalarType(dtype_), " ", c10::IntArrayRef(sizes_));
   }
 
-  at::Tensor View(Bytes bytes) const {
+  at::Tensor View(Bytes bytes, const c10::VariableVersion& version) const {
     const c10::Device device = bytes.storage.device();
     const c10::DispatchKeySet keys(
         c10::computeDispatchKey(c10::typeMetaToScalarType(dtype_), c10::kStrided, device));
@@ -56,7 +56,7 @@ class DeviceOffloader::Handle : public SavedTensor {
     impl->set_sizes_and_strides(
         sizes_, strides_,
         (offset_bytes_ + bytes.shift_bytes) / static_cast<int64_t>(dtype_.itemsize()));
-    impl->set_version_counter(bytes.version);
+    impl->set_version_counter(version);
     return at::Tensor(std::move(impl));
   }
 

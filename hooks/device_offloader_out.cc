@@ -1,5 +1,7 @@
 // How saved tensors leave the device.
 
+#include <c10/core/StreamGuard.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -64,30 +66,57 @@ void DeviceOffloader::KeepOnDevice(const std::vector<RecordPtr>& records,
   });
 }
 
-void DeviceOffloader::FlushPending(Flush which, std::optional<uint64_t> running_node) {
-  std::vector<RecordPtr> taken;  // let go of after mu_
+void DeviceOffloader::EndOperator(OpenScope& scope, RecordPtr record) {
+  const bool small = IsSmall(*record);
+  (small ? scope.small_bytes : scope.large_bytes) += record->pending_bytes;
+  (small ? scope.small : scope.large).push_back(std::move(record));
+}
+
+void DeviceOffloader::RemovePending(const StorageRecord& record) {
+  OpenScope& scope = scopes_.at(record.scope);
+  const auto is_record = [&](const RecordPtr& pending) { return pending.get() == &record; };
+  if (std::erase_if(scope.running, is_record) > 0) return;
+  const bool small = IsSmall(record);
+  std::erase_if(small ? scope.small : scope.large, is_record);
+  (small ? scope.small_bytes : scope.large_bytes) -= record.pending_bytes;
+}
+
+std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::TakeDue(OpenScope& scope, bool ends) {
+  const bool all = ends || !options_.overlap || scope.small_bytes >= BatchBytes();
+  std::vector<RecordPtr> due;
+  if (all || scope.large_bytes >= BatchBytes()) {
+    due = std::exchange(scope.large, {});
+    scope.large_bytes = 0;
+  }
+  if (all) {
+    // In the order of packing, which is the order in which they are evicted.
+    const std::vector<RecordPtr> small = std::exchange(scope.small, {});
+    scope.small_bytes = 0;
+    const auto middle = due.insert(due.end(), small.begin(), small.end());
+    std::inplace_merge(due.begin(), middle, due.end(), [](const RecordPtr& a, const RecordPtr& b) {
+      return a->sequence < b->sequence;
+    });
+  }
+  for (const RecordPtr& record : due) record->state = StorageRecord::CopyOut::kSubmitting;
+  return due;
+}
+
+void DeviceOffloader::CopyOut(std::vector<RecordPtr> due) {
   std::vector<RecordPtr> leaving;
   {
     MutexLock lock(mu_);
     std::vector<RecordPtr> held;
-    taken.swap(pending_);
-    for (const RecordPtr& record : taken) {
-      const bool undecided = record->maybe_held && record->node == running_node;
-      if (undecided || (which == Flush::kLarge && IsSmall(*record))) {
-        pending_.push_back(record);
-        continue;
-      }
-      LeavePending(*record);
+    for (const RecordPtr& record : due) {
       // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let
       // go of it, while an input is still held: only the former's copy would free anything.
-      if (record->maybe_held && record->source.use_count() > 1) {
-        held.push_back(record);
-        continue;
-      }
-      record->state = StorageRecord::CopyOut::kSubmitting;
-      leaving.push_back(record);
+      const bool stays = record->maybe_held && record->source.use_count() > 1;
+      (stays ? held : leaving).push_back(record);
     }
     KeepOnDevice(held, &OffloadStats::kept_held);
+  }
+  if (!options_.overlap) {
+    for (const RecordPtr& record : leaving) CopyOutBlocking(record);
+    return;
   }
   // One batch per pack stream: its copies start after that stream's present work.
   while (!leaving.empty()) {
@@ -102,6 +131,14 @@ void DeviceOffloader::FlushPending(Flush which, std::optional<uint64_t> running_
 
 void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
   const BoundStream stream = records.front()->pack_stream;
+  // A gather or a checksum on a stream that captures would become part of the graph.
+  const absl::StatusOr<bool> capturing = engine_->IsCapturing(stream.native);
+  if (!capturing.ok() || *capturing) {
+    MutexLock lock(mu_);
+    KeepOnDevice(records,
+                 capturing.ok() ? &OffloadStats::kept_capturing : &OffloadStats::kept_copy_failed);
+    return;
+  }
   std::vector<Leaving> all = PlanParcels(records);
   if (all.empty()) return;
   absl::StatusOr<Transfer> copy;
@@ -171,6 +208,7 @@ std::vector<DeviceOffloader::Leaving> DeviceOffloader::PlanParcels(
       // The copy is ordered with the pack stream, the memory's reuse with the stream that it was
       // allocated on.
       for (const c10::Storage& source : leaving.sources) RecordOnStream(source, stream.torch);
+      if (options_.verify) TakeChecksums(leaving);
       if (group.gather || HoldsMuchMore(leaving)) leaving.gathered = Gather(leaving);
     } catch (const std::exception& error) {
       PINION_LOG(kWarning) << "saved tensors stay on the device: " << error.what();
@@ -194,6 +232,14 @@ bool DeviceOffloader::HoldsMuchMore(const Leaving& leaving) {
   return held_bytes >= std::max(BatchBytes(), 2 * leaving.parcel->size_bytes());
 }
 
+void DeviceOffloader::TakeChecksums(const Leaving& leaving) {
+  const c10::StreamGuard guard(leaving.parcel->pack_stream.torch);
+  for (size_t i = 0; i < leaving.records.size(); ++i) {
+    StorageRecord& record = *leaving.records[i];
+    record.checksum = TensorChecksum::Of(leaving.sources[i], record.extent);
+  }
+}
+
 // Empty if that is not possible now: the pieces can be copied one by one.
 c10::Storage DeviceOffloader::Gather(const Leaving& leaving) {
   const BoundStream& stream = leaving.parcel->pack_stream;
@@ -201,9 +247,6 @@ c10::Storage DeviceOffloader::Gather(const Leaving& leaving) {
     MutexLock lock(mu_);
     if (!gather_back_off_.MayTry()) return c10::Storage();
   }
-  // A kernel on a stream that captures would become part of the graph.
-  const absl::StatusOr<bool> capturing = engine_->IsCapturing(stream.native);
-  if (!capturing.ok() || *capturing) return c10::Storage();
   std::vector<GatherPiece> pieces;
   for (size_t i = 0; i < leaving.records.size(); ++i) {
     pieces.push_back({leaving.DataOf(i), leaving.records[i]->size_bytes(), leaving.offsets[i]});
@@ -252,7 +295,7 @@ void DeviceOffloader::Publish(Leaving& leaving, const Transfer& copy, Released& 
     }
   }
   if (parcel.live_handles > 0) {
-    order_.emplace(parcel.sequence, &parcel);
+    order_.emplace(parcel.OrderKey(), &parcel);
     if (options_.overlap) EnterWindow(parcel);
   } else if (parcel.gathered) {
     ours.Add(std::exchange(parcel.gathered, c10::Storage()));
@@ -269,10 +312,6 @@ void DeviceOffloader::Publish(Leaving& leaving, const Transfer& copy, Released& 
 
 // The baseline without overlap: the host waits, then the device memory goes.
 void DeviceOffloader::CopyOutBlocking(const RecordPtr& record) {
-  {
-    MutexLock lock(mu_);
-    record->state = StorageRecord::CopyOut::kSubmitting;
-  }
   SubmitCopyOut({record});
   ParcelPtr parcel;
   Transfer copy_out;
@@ -283,7 +322,11 @@ void DeviceOffloader::CopyOutBlocking(const RecordPtr& record) {
     copy_out = parcel->copy_out;
   }
   if (WaitSiteEnabled(WaitSite::kBlockingCopyOut)) {
-    ThrowIfError(copy_out.Wait(absl::InfiniteDuration()), "waiting for a copy to the host");
+    const absl::Status copied = copy_out.Wait(absl::InfiniteDuration());
+    if (!copied.ok()) {
+      PINION_LOG(kWarning) << "a saved tensor stays on the device: " << copied;
+      return;
+    }
   }
   GuardedStorage evicted;
   {

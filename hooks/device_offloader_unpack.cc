@@ -12,6 +12,7 @@
 #include "pinion/engine/copy_batch.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/device_offloader_handle.h"
+#include "pinion/hooks/lent_tensors.h"
 
 namespace pinion {
 namespace {
@@ -34,14 +35,19 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   Bytes bytes = Acquire(handle, BoundStream(CurrentStream(device_)));
   stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
   Prefetch(*handle.record());
-  return handle.View(std::move(bytes));
+  SettleLoans();
+  // The engine may have a tensor over memory that nobody else needs for its own, and change it.
+  if (bytes.storage.use_count() == 1 && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
+    return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
+  }
+  // A node that changes any other in place is found out by whoever shares it, as without offload.
+  return Lend(handle.View(std::move(bytes), handle.record()->version.counter()));
 }
 
 DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStream& stream) {
   StorageRecord& record = *handle.record();
   for (;;) {
-    GuardedStorage changed;  // these are let go of after mu_
-    GuardedStorage fetched;
+    GuardedStorage fetched;  // these are let go of after mu_
     Released released;
     Bytes bytes;
     ParcelPtr parcel;
@@ -55,12 +61,8 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
       alive = static_cast<bool>(bytes.storage);
       lost = !alive && parcel == nullptr;
       if (!alive && !lost) {
-        // What a reader has changed is the reader's: the saved bytes are in host memory.
-        if (parcel->fetched && record.fetched_version.current_version() != 0) {
-          changed = TakeFetched(*parcel);
-        }
         if (parcel->fetched) {
-          bytes = {parcel->fetched.storage(), record.ShiftIntoParcel(), record.fetched_version};
+          bytes = {parcel->fetched.storage(), record.ShiftIntoParcel()};
           fetched = GuardedStorage(bytes.storage, parcel->fetched.stream(), parcel->fetched.copy(),
                                    WaitSite::kFreeAfterCopy);
           if (std::exchange(parcel->fetched_ahead, false)) {
@@ -95,7 +97,6 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
       if (record.checksum) Verify(handle, bytes, fetched.copy());
       return bytes;
     }
-    changed = GuardedStorage();  // the fetch may need its memory
     FetchNow(*parcel, stream);
   }
 }
@@ -143,17 +144,15 @@ void DeviceOffloader::Verify(const Handle& handle, const Bytes& bytes, const Tra
 }
 
 DeviceOffloader::Bytes DeviceOffloader::BytesOnDevice(StorageRecord& record) {
-  // A backward that changes it in place is found out by whoever shares it, as without offload.
-  const c10::VariableVersion& version = record.version.counter();
   if (record.parcel != nullptr && record.parcel->gathered) {
-    return {record.parcel->gathered, record.ShiftIntoParcel(), version};
+    return {record.parcel->gathered, record.ShiftIntoParcel()};
   }
   c10::Storage storage = record.source;
   if (!storage) {
     if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
   }
   if (!storage || !record.HasItsMemory(storage)) return {};
-  return {std::move(storage), /*shift_bytes=*/0, version};
+  return {std::move(storage), /*shift_bytes=*/0};
 }
 
 void DeviceOffloader::MarkRead(Handle& handle, Released& released) {
@@ -226,7 +225,6 @@ void DeviceOffloader::EndFetch(Parcel& parcel, GuardedStorage fetched, int64_t b
   parcel.fetching = false;
   parcel.fetched_in = backward;
   parcel.fetched = std::move(fetched);
-  for (StorageRecord* record : parcel.records) record->fetched_version = c10::VariableVersion(0);
 }
 
 bool DeviceOffloader::IsInHostMemory(const Parcel& parcel) {
@@ -265,9 +263,9 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
       cursor_.sequence > from.sequence) {
     cursor_ = {backward, from.scope, from.sequence};
   }
-  for (auto it = order_.lower_bound(cursor_.sequence); it != order_.begin();) {
+  for (auto it = order_.lower_bound({from.scope, cursor_.sequence}); it != order_.begin();) {
     Parcel& parcel = *(--it)->second;
-    // Before that there is another graph, whose backward may be far away.
+    // Another scope is another graph, whose backward may be far away.
     if (parcel.scope != from.scope) break;
     ++looks;
     // A node reads what it saved in its own order, so what lies before may have been read already,
@@ -358,7 +356,7 @@ void DeviceOffloader::DropUnreadPrefetches() {
   Released released;
   MutexLock lock(mu_);
   cursor_ = PrefetchCursor();
-  for (const auto& [sequence, parcel] : order_) {
+  for (const auto& [key, parcel] : order_) {
     if (!parcel->fetched_ahead || !parcel->fetched) continue;
     parcel->fetched_in = -1;  // it may be fetched ahead once more
     released.storages.push_back(TakeFetched(*parcel));
@@ -373,17 +371,14 @@ void DeviceOffloader::NoteBackward() {
     if (!backwards_.insert(backward).second) return;
     prefetch_back_off_ = BackOff();
   }
-  // A backward that throws does not run the callback, but lets go of it.
-  std::shared_ptr<void> end(
-      nullptr, [self = shared_from_this(), backward](void*) { self->EndBackward(backward); });
-  AtEndOfBackward([end = std::move(end)]() mutable { end.reset(); });
+  AtEndOfBackward([self = shared_from_this(), backward] { self->EndBackward(backward); });
 }
 
 void DeviceOffloader::EndBackward(int64_t backward) {
   Released released;
   MutexLock lock(mu_);
   backwards_.erase(backward);
-  for (const auto& [sequence, parcel] : order_) {
+  for (const auto& [key, parcel] : order_) {
     if (parcel->fetched && parcel->fetched_in == backward) {
       released.storages.push_back(TakeFetched(*parcel));
     }

@@ -26,10 +26,11 @@ struct OffloadOptions {
 
   // Device bytes of saved tensors that are kept before the oldest is dropped: the ones saved last
   // stay on the device, and copies out have this long to finish beside the compute. Larger hides
-  // more of the link, smaller saves more memory. kAutoWindow: twice the largest tensor that this
-  // scope or the last one saved, or a sixteenth of what the last scope saved (up to 256 MiB),
-  // whichever is more. Beside the window, up to half as much (2 MiB at most) waits for company to
-  // leave with. 0 is refused.
+  // more of the link, smaller saves more memory. kAutoWindow: twice the largest tensor but for
+  // three that this scope or the last one saved, or a sixteenth of what the last scope saved (up to
+  // 256 MiB), whichever is more; larger tensors count as half of it. A tensor counts with all of
+  // its storage. Beside the window, up to half as much waits for company to leave with. 0 is
+  // refused.
   uint64_t eviction_window_bytes = kAutoWindow;
 
   // Device bytes that were fetched ahead of need and not read yet. As above.

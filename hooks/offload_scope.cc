@@ -1,6 +1,8 @@
 #include <torch/nn/module.h>
 
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -22,9 +24,22 @@ std::shared_ptr<PackTarget> TargetOf(const std::shared_ptr<OffloadSession>& sess
 }
 
 std::shared_ptr<SavedTensorPacker> PackerFor(std::shared_ptr<PackTarget> target,
-                                             ParameterStorages parameters) {
+                                             ParameterStorages parameters, ScopeId scope) {
   if (target == nullptr) return nullptr;
-  return std::make_shared<ScopePacker>(std::move(target), std::move(parameters));
+  return std::make_shared<ScopePacker>(std::move(target), std::move(parameters), scope);
+}
+
+ScopeId NewScopeId() {
+  static std::atomic<ScopeId> last{0};
+  return ++last;
+}
+
+// The scope of the same session that the calling thread is in, if any: an inner one goes on with
+// what the outer one has begun (its prefetch order, what waits for company).
+std::optional<ScopeId> OuterScope(const PackTarget* target) {
+  const auto* packer = dynamic_cast<const ScopePacker*>(CurrentPacker());
+  if (packer == nullptr || &packer->target() != target) return std::nullopt;
+  return packer->scope();
 }
 
 ParameterStorages StoragesOf(const torch::nn::Module& module) {
@@ -39,13 +54,17 @@ ParameterStorages StoragesOf(const torch::nn::Module& module) {
 struct OffloadScope::State {
   State(const std::shared_ptr<OffloadSession>& session, ParameterStorages parameters)
       : target(TargetOf(session)),
+        outer(OuterScope(target.get())),
+        id(outer.has_value() ? *outer : NewScopeId()),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
-        scope(PackerFor(target, std::move(parameters))) {}
+        scope(PackerFor(target, std::move(parameters), id)) {}
   ~State() {
-    if (target != nullptr) target->EndScope();
+    if (target != nullptr && !outer.has_value()) target->EndScope(id);
   }
 
   const std::shared_ptr<PackTarget> target;
+  const std::optional<ScopeId> outer;
+  const ScopeId id;
   const ScopedRange range;
   const SavedTensorScope scope;
 };

@@ -84,15 +84,15 @@ class SessionImpl : public OffloadSession, public PackTarget {
     return allocator == nullptr ? 0 : allocator->Trim(keep_bytes);
   }
 
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor,
-                                    const ParameterStorages& parameters) override;
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const ParameterStorages& parameters,
+                                    ScopeId scope) override;
 
-  void EndScope() override {
+  void EndScope(ScopeId scope) override {
     {
       MutexLock lock(mu_);
       failed_.clear();
     }
-    for (const auto& offloader : Offloaders()) offloader->EndScope();
+    for (const auto& offloader : Offloaders()) offloader->EndScope(scope);
   }
 
   OffloadStatsRecorder& stats() override { return *stats_; }
@@ -141,7 +141,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
 };
 
 std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
-                                               const ParameterStorages& parameters) {
+                                               const ParameterStorages& parameters, ScopeId scope) {
   // Recomputed activations are needed at once, and a double backward's saved tensors soon.
   if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward);
   const TensorKind kind =
@@ -169,7 +169,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
     }
     return Keep(&OffloadStats::kept_copy_failed);
   }
-  return (*offloader)->Pack(tensor, /*maybe_held=*/kind == TensorKind::kHeldLeaf);
+  return (*offloader)->Pack(tensor, /*maybe_held=*/kind == TensorKind::kHeldLeaf, scope);
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::Device device) {

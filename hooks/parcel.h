@@ -25,6 +25,7 @@
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/guarded_storage.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
 #include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
@@ -62,7 +63,9 @@ struct Parcel : public std::enable_shared_from_this<Parcel> {
   uint64_t window_bytes = 0;
   uint64_t ahead_bytes = 0;  // what it counts in the prefetch window while `fetched_ahead`
   uint64_t sequence = 0;     // of the record that was saved last
-  uint64_t scope = 0;        // of that one
+  ScopeId scope = 0;         // of that one
+
+  std::pair<ScopeId, uint64_t> OrderKey() const { return {scope, sequence}; }
 };
 
 }  // namespace pinion

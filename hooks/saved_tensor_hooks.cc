@@ -9,7 +9,11 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/version.h>
 
+#include <atomic>
+#include <cstddef>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR != 11
 #error "Pinion's hooks into autograd were checked against LibTorch 2.11 only."
@@ -24,9 +28,19 @@ using torch::autograd::Engine;
 constexpr c10::DebugInfoKind kScopeSlot = c10::DebugInfoKind::TEST_INFO_2;
 
 struct ScopeInfo : public c10::DebugInfoBase {
-  explicit ScopeInfo(std::shared_ptr<SavedTensorPacker> p) : packer(std::move(p)) {}
-  std::shared_ptr<SavedTensorPacker> packer;
+  ScopeInfo(std::shared_ptr<SavedTensorPacker> p, size_t hooks)
+      : packer(std::move(p)), outer_hooks(hooks) {}
+  const std::shared_ptr<SavedTensorPacker> packer;
+  const size_t outer_hooks;  // LibTorch's own hooks around the scope
 };
+
+// LibTorch's own hooks on this thread. Those that were added since a scope was opened lie inside
+// it.
+size_t OwnHooks() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
+
+const ScopeInfo* CurrentScope() {
+  return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
+}
 
 class Hooks : public torch::autograd::SavedVariableHooks {
  public:
@@ -70,8 +84,9 @@ class ProxyEngine : public Engine {
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    const auto* scope = static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
-    if (scope != nullptr && scope->packer != nullptr && at::SavedTensorDefaultHooks::is_enabled()) {
+    const ScopeInfo* scope = CurrentScope();
+    if (scope != nullptr && scope->packer != nullptr && OwnHooks() <= scope->outer_hooks &&
+        at::SavedTensorDefaultHooks::is_enabled()) {
       return std::make_unique<Hooks>(scope->packer);
     }
     return previous_.get_default_saved_variable_hooks();
@@ -81,38 +96,85 @@ class ProxyEngine : public Engine {
   Engine& previous_;
 };
 
-ProxyEngine& TheProxy() {
-  // Leaked: graphs may be destroyed by static destructors.
-  static ProxyEngine* proxy = new ProxyEngine(Engine::get_default_engine());
-  return *proxy;
+std::atomic<ProxyEngine*> the_proxy{nullptr};
+
+// Python sets an engine of its own when it loads torch, be it before a program's first scope or
+// after: so each scope looks. Proxies are leaked: graphs may be destroyed by static destructors.
+void InstallProxy() {
+  const Engine* const proxy = the_proxy.load();  // before the engine: at worst there are two
+  Engine& engine = Engine::get_default_engine();
+  if (&engine == proxy) return;
+  the_proxy.store(new ProxyEngine(engine));
+  torch::autograd::set_default_engine_stub([]() -> Engine& { return *the_proxy.load(); });
 }
 
-void InstallProxy() {
-  static const bool installed = [] {
-    TheProxy();
-    torch::autograd::set_default_engine_stub([]() -> Engine& { return TheProxy(); });
-    return true;
-  }();
-  (void)installed;
+// Takes the newest entry off the thread's debug info, which is not empty.
+std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>> PopDebugInfo() {
+  for (auto number = static_cast<int>(c10::DebugInfoKind::TEST_INFO_2); number >= 0; --number) {
+    const auto kind = static_cast<c10::DebugInfoKind>(number);
+    // There is no way to ask for the newest one's kind.
+    if (kind == kScopeSlot || c10::ThreadLocalDebugInfo::get(kind) == nullptr) continue;
+    try {
+      return {kind, c10::ThreadLocalDebugInfo::_pop(kind)};
+    } catch (const c10::Error&) {
+    }
+  }
+  return {kScopeSlot, c10::ThreadLocalDebugInfo::_pop(kScopeSlot)};
+}
+
+// Puts `info` (null: nothing) into the slot of scopes and returns what was there. It goes to the
+// bottom: who pushes something inside a scope may leave it there, and who has pushed something
+// before may pop it.
+std::shared_ptr<c10::DebugInfoBase> ExchangeScope(std::shared_ptr<c10::DebugInfoBase> info) {
+  std::vector<std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>> others;
+  std::shared_ptr<c10::DebugInfoBase> previous;
+  while (c10::ThreadLocalDebugInfo::current() != nullptr) {
+    auto entry = PopDebugInfo();
+    if (entry.first == kScopeSlot) {
+      previous = std::move(entry.second);
+    } else {
+      others.push_back(std::move(entry));
+    }
+  }
+  if (info != nullptr) c10::ThreadLocalDebugInfo::_push(kScopeSlot, std::move(info));
+  for (; !others.empty(); others.pop_back()) {
+    c10::ThreadLocalDebugInfo::_push(others.back().first, std::move(others.back().second));
+  }
+  return previous;
 }
 
 std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorPacker> packer) {
   InstallProxy();
-  return std::make_shared<ScopeInfo>(std::move(packer));
+  return ExchangeScope(std::make_shared<ScopeInfo>(std::move(packer), OwnHooks()));
 }
 
 }  // namespace
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer)
-    : guard_(kScopeSlot, Activate(std::move(packer))) {}
+    : outer_(Activate(std::move(packer))) {}
+
+SavedTensorScope::~SavedTensorScope() { ExchangeScope(outer_); }
+
+const SavedTensorPacker* CurrentPacker() {
+  const ScopeInfo* scope = CurrentScope();
+  return scope == nullptr ? nullptr : scope->packer.get();
+}
 
 int64_t CurrentBackward() { return torch::autograd::get_current_graph_task_id(); }
 
-uint64_t CurrentNode() { return at::sequence_number::peek(); }
+NodeId CurrentNode() { return {std::this_thread::get_id(), at::sequence_number::peek()}; }
+
+bool HasReturned(const NodeId& node, const NodeId& current) {
+  return node.thread == current.thread && node.sequence != current.sequence;
+}
+
+bool BackwardKeepsGraph() { return torch::autograd::get_current_graph_task_keep_graph(); }
 
 void AtEndOfBackward(std::function<void()> callback) {
   TORCH_CHECK(CurrentBackward() != -1, "AtEndOfBackward was called outside of a backward");
-  Engine::get_default_engine().queue_callback(std::move(callback));
+  // A backward that throws does not run its callbacks, but lets go of them.
+  std::shared_ptr<void> end(nullptr, [callback = std::move(callback)](void*) { callback(); });
+  Engine::get_default_engine().queue_callback([end = std::move(end)]() mutable { end.reset(); });
 }
 
 }  // namespace pinion

@@ -5,6 +5,10 @@
 // saves there is handed to the scope's packer. The scope travels in c10::ThreadLocalDebugInfo,
 // which autograd carries to its worker threads (a plain thread_local would not get there).
 //
+// Among scopes and the hooks of Python (torch.autograd.graph.saved_tensors_hooks, which activation
+// checkpointing uses) the innermost wins. A profiler, which lives in the same ThreadLocalDebugInfo,
+// may be started and stopped inside a scope or around it.
+//
 //   class KeepOnDevice : public SavedTensorPacker { ... };
 //   SavedTensorScope scope(std::make_shared<KeepOnDevice>());
 //
@@ -21,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <thread>
 
 namespace pinion {
 
@@ -41,26 +46,49 @@ class SavedTensorPacker {
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) = 0;
 };
 
+// What was saved together: the scopes of one session that lie within each other share a number.
+// Process-wide.
+using ScopeId = uint64_t;
+
 class SavedTensorScope {
  public:
   // A null packer switches hooks off inside outer scopes.
   explicit SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer);
+  ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 
  private:
-  c10::DebugInfoGuard guard_;
+  const std::shared_ptr<c10::DebugInfoBase> outer_;  // null without one
 };
+
+// Of the innermost scope that the calling thread is in; null without one, or where it is switched
+// off.
+const SavedTensorPacker* CurrentPacker();
 
 // The backward that the calling thread runs right now, by a number that never repeats; -1 outside.
 int64_t CurrentBackward();
 
-// A number that the tensors saved by one node share, on the thread that creates it. While it stays
-// the same, the operator that saves them has not returned.
-uint64_t CurrentNode();
+// The node that saves tensors right now. Nodes are numbered by thread.
+struct NodeId {
+  std::thread::id thread;
+  uint64_t sequence = 0;
+};
 
-// Runs `callback` when the current backward has succeeded, on the thread that finishes it. One that
-// throws destroys the callback instead. Only inside a backward.
+// The youngest node of the calling thread.
+NodeId CurrentNode();
+
+// Whether the operator that saved tensors for `node` has returned, as far as the thread of
+// `current` can tell: it has once its thread creates another node. Until then the operator may
+// still write what it has saved: LibTorch saves arguments before it calls the kernel, among them
+// some that the kernel fills without raising a version (the noise of rrelu, running statistics).
+bool HasReturned(const NodeId& node, const NodeId& current);
+
+// Whether that backward was told to keep the graph (retain_graph, create_graph).
+bool BackwardKeepsGraph();
+
+// Runs `callback`, which must not throw, once when the current backward has ended, whether it has
+// succeeded or thrown, on whatever thread that is. Only inside a backward.
 void AtEndOfBackward(std::function<void()> callback);
 
 }  // namespace pinion

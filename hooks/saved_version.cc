@@ -25,13 +25,17 @@ bool operator==(const SavedVersion& a, const SavedVersion& b) {
   return IdentityOf(a.counter_) == IdentityOf(b.counter_) && a.saved_ == b.saved_;
 }
 
-void SavedVersion::Check(c10::ScalarType dtype, c10::IntArrayRef sizes) const {
+void SavedVersion::Check(absl::FunctionRef<std::string()> describe) const {
   if (!counter_.enabled()) return;
-  TORCH_CHECK(counter_.current_version() == saved_,
+  const uint32_t version = counter_.current_version();
+  if (version == saved_) return;
+  TORCH_CHECK(false,
               "one of the variables needed for gradient computation has been modified by an "
               "inplace operation: [",
-              c10::toString(dtype), " ", sizes, "] is at version ", counter_.current_version(),
-              "; expected version ", saved_, " instead. Clone it before changing it in place.");
+              describe(), "] is at version ", version, "; expected version ", saved_,
+              " instead. Clone it before changing it in place. Hint: anomaly detection, "
+              "torch::autograd::AnomalyMode::set_enabled(true), shows the forward of the operator "
+              "that failed to compute its gradient.");
 }
 
 }  // namespace pinion

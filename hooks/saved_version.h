@@ -4,11 +4,12 @@
 #define PINION_HOOKS_SAVED_VERSION_H_
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <string>
+
+#include "absl/functional/function_ref.h"
 
 namespace pinion {
 
@@ -23,9 +24,9 @@ class SavedVersion {
   // the same bytes. One storage can have several counters, which rise on their own (variable_data).
   friend bool operator==(const SavedVersion& a, const SavedVersion& b);
 
-  // Throws what autograd throws when a saved tensor was changed in place since. The arguments
-  // describe the tensor in the message.
-  void Check(c10::ScalarType dtype, c10::IntArrayRef sizes) const;
+  // Throws what autograd throws when a saved tensor was changed in place since. `describe` tells
+  // the message which tensor that is ("Float [16, 32]").
+  void Check(absl::FunctionRef<std::string()> describe) const;
 
  private:
   c10::VariableVersion counter_;

@@ -1,10 +1,13 @@
 #include "pinion/hooks/scope_packer.h"
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
 
 #include <chrono>
+#include <string>
 #include <utility>
 
+#include "pinion/hooks/lent_tensors.h"
 #include "pinion/hooks/saved_version.h"
 #include "pinion/hooks/torch_bridge.h"
 
@@ -26,14 +29,22 @@ class HostTimer {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+// "Float [16, 32]". A nested tensor has no sizes to tell.
+std::string Describe(const at::Tensor& tensor) {
+  if (tensor.is_nested()) return c10::str(tensor.scalar_type(), " nested tensor");
+  return c10::str(tensor.scalar_type(), " ", tensor.sizes());
+}
+
 class KeptTensor : public SavedTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor)
       : tensor_(DetachedAlias(tensor)), version_(tensor) {}
 
   at::Tensor Unpack() override {
-    version_.Check(tensor_.scalar_type(), tensor_.sizes());
-    return tensor_;
+    version_.Check([this] { return Describe(tensor_); });
+    // A storage that nobody else has is the graph's own.
+    const bool shared = !tensor_.has_storage() || tensor_.storage().use_count() > 1;
+    return shared || BackwardKeepsGraph() ? Lend(tensor_) : tensor_;
   }
 
  private:
@@ -58,13 +69,14 @@ class TimedTensor : public SavedTensor {
 
 }  // namespace
 
-ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters)
-    : target_(std::move(target)), parameters_(std::move(parameters)) {}
+ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters,
+                         ScopeId scope)
+    : target_(std::move(target)), parameters_(std::move(parameters)), scope_(scope) {}
 
 std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor) {
   const HostTimer timer(target_->stats());
   target_->stats().Update([](OffloadStats& stats) { ++stats.packed; });
-  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, parameters_);
+  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, parameters_, scope_);
   if (saved == nullptr) return std::make_unique<KeptTensor>(tensor);
   return std::make_unique<TimedTensor>(std::move(saved), target_);
 }

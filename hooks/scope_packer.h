@@ -20,14 +20,18 @@ class PackTarget {
   virtual ~PackTarget() = default;
   // Null: the tensor stays on the device; the reason has been counted.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor,
-                                            const ParameterStorages& parameters) = 0;
-  virtual void EndScope() = 0;
+                                            const ParameterStorages& parameters, ScopeId scope) = 0;
+  // No operator that has saved tensors in `scope` runs any more, on no thread.
+  virtual void EndScope(ScopeId scope) = 0;
   virtual OffloadStatsRecorder& stats() = 0;
 };
 
 class ScopePacker : public SavedTensorPacker {
  public:
-  ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters);
+  ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters, ScopeId scope);
+
+  const PackTarget& target() const { return *target_; }
+  ScopeId scope() const { return scope_; }
 
   // Never null. Wall time inside it, and inside the result's Unpack, is counted.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override;
@@ -35,6 +39,7 @@ class ScopePacker : public SavedTensorPacker {
  private:
   const std::shared_ptr<PackTarget> target_;
   const ParameterStorages parameters_;
+  const ScopeId scope_;
 };
 
 }  // namespace pinion

@@ -16,6 +16,7 @@
 
 #include "pinion/hooks/offload_policy.h"
 #include "pinion/hooks/parcel.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
 #include "pinion/hooks/saved_version.h"
 #include "pinion/hooks/tensor_checksum.h"
 #include "pinion/hooks/torch_bridge.h"
@@ -24,7 +25,7 @@ namespace pinion {
 
 struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   enum class CopyOut {
-    kPending,     // waits for company, or for the window
+    kPending,     // waits for its operator to return, and for company
     kSubmitting,  // on some thread right now
     kSubmitted,   // in a parcel
     kNone,        // never: the source stays on the device
@@ -32,7 +33,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
                 StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
-                uint64_t saved_by)
+                const NodeId& saved_by, ScopeId saved_in)
       : identity(storage.getWeakStorageImpl()),
         version(std::move(version_at_pack)),
         extent(saved_extent),
@@ -41,6 +42,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
         pack_stream(stream),
         maybe_held(may_be_held),
         node(saved_by),
+        scope(saved_in),
         source(storage) {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
@@ -64,9 +66,12 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const uint64_t storage_bytes;
   const BoundStream pack_stream;
   const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
-  const uint64_t node;    // that saved it first
+  const NodeId node;      // that saved it first
+  const ScopeId scope;    // in which that was
 
-  TensorChecksum checksum;  // of `extent`'s bytes when they were saved; only in verify mode
+  // Of `extent`'s bytes when they leave; only in verify mode. Written before the parcel is
+  // published, read by those who have found the parcel.
+  TensorChecksum checksum;
 
   // ---- guarded ----
   c10::Storage source;  // empty once evicted or gathered
@@ -74,12 +79,10 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   std::shared_ptr<Parcel> parcel;  // once the copy is submitted
   uint64_t parcel_offset = 0;      // at which `extent` begins in it
 
-  c10::VariableVersion fetched_version;  // of views of what was fetched: rises when one is changed
   int live_handles = 0;
   uint64_t sequence = 0;  // in the order of packing
   // Of the device, that its copy out lets go of: all of the storage for the first record of it.
   uint64_t pending_bytes = 0;
-  uint64_t scope = 0;  // whose end is the next after the pack
 };
 
 }  // namespace pinion

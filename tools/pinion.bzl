@@ -54,6 +54,13 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
         **kwargs
     )
 
+# For what //tools/portable collects: libraries in the lib/ beside a program's folder come first,
+# also for what those libraries load (which RUNPATH, the linker's default, leaves out).
+PORTABLE_LINKOPTS = [
+    "-Wl,--disable-new-dtags",
+    "-Wl,-rpath,$$ORIGIN/../lib",
+]
+
 def one_file():
     """Ends the BUILD file of each folder of the library: the file that includes all .cc files."""
     parts = [rule for name, rule in native.existing_rules().items() if name.endswith("_text")]

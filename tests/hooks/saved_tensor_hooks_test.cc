@@ -1,0 +1,235 @@
+// A scope beside others who have hooks into autograd or into the thread's state: Python's
+// saved-tensor hooks, an engine that is set later, a profiler.
+
+#include "pinion/hooks/saved_tensor_hooks.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/SafePyObject.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/csrc/profiler/api.h>
+
+#include <memory>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "pinion/hooks/torch_bridge.h"
+
+namespace pinion {
+namespace {
+
+using torch::autograd::Engine;
+
+class Keep : public SavedTensor {
+ public:
+  explicit Keep(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+  at::Tensor Unpack() override { return tensor_; }
+
+ private:
+  const at::Tensor tensor_;
+};
+
+class CountingPacker : public SavedTensorPacker {
+ public:
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override {
+    ++packed;
+    return std::make_unique<Keep>(DetachedAlias(tensor));
+  }
+
+  int packed = 0;
+};
+
+// As Python's engine: answers with hooks of its own while LibTorch's stack has some.
+class PythonLikeEngine : public Engine {
+ public:
+  ~PythonLikeEngine() override { stop(); }
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return Engine::get_base_engine().execute(roots, inputs, keep_graph, create_graph,
+                                             accumulate_grad, outputs);
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return nullptr;
+    return std::make_unique<Hooks>(&packed);
+  }
+
+  int packed = 0;
+
+ private:
+  class Hooks : public torch::autograd::SavedVariableHooks {
+   public:
+    explicit Hooks(int* packed) : packed_(packed) {}
+    void call_pack_hook(const at::Tensor& tensor) override {
+      ++*packed_;
+      tensor_ = DetachedAlias(tensor);
+    }
+    at::Tensor call_unpack_hook() override { return tensor_; }
+
+   private:
+    int* const packed_;
+    at::Tensor tensor_;
+  };
+};
+
+PythonLikeEngine& ThePythonLikeEngine() {
+  static PythonLikeEngine* const engine = new PythonLikeEngine;
+  return *engine;
+}
+
+// As torch.autograd.graph.saved_tensors_hooks, the context manager.
+class PythonHooks {
+ public:
+  PythonHooks() {
+    at::SavedTensorDefaultHooks::lazy_initialize();
+    at::SavedTensorDefaultHooks::push_hooks(c10::SafePyObject(nullptr, nullptr),
+                                            c10::SafePyObject(nullptr, nullptr));
+  }
+  ~PythonHooks() { at::SavedTensorDefaultHooks::pop_hooks(); }
+};
+
+class SavedTensorHooksTest : public ::testing::Test {
+ protected:
+  SavedTensorHooksTest() {
+    torch::autograd::set_default_engine_stub([]() -> Engine& { return ThePythonLikeEngine(); });
+    ThePythonLikeEngine().packed = 0;
+  }
+  ~SavedTensorHooksTest() override {
+    torch::autograd::set_default_engine_stub(&Engine::get_base_engine);
+  }
+
+  // An operator that saves one tensor.
+  void SaveOne() { at::exp(x_); }
+  int packed_by_python() { return ThePythonLikeEngine().packed; }
+
+  const at::Tensor x_ = at::ones({4}).requires_grad_(true);
+  const std::shared_ptr<CountingPacker> packer_ = std::make_shared<CountingPacker>();
+};
+
+TEST_F(SavedTensorHooksTest, PythonsHooksInsideAScopeWin) {
+  const SavedTensorScope scope(packer_);
+  SaveOne();
+  EXPECT_EQ(packer_->packed, 1);
+  {
+    const PythonHooks hooks;
+    SaveOne();
+    EXPECT_EQ(packer_->packed, 1);
+    EXPECT_EQ(packed_by_python(), 1);
+  }
+  SaveOne();
+  EXPECT_EQ(packer_->packed, 2);
+  EXPECT_EQ(packed_by_python(), 1);
+}
+
+TEST_F(SavedTensorHooksTest, AScopeInsidePythonsHooksWins) {
+  const PythonHooks hooks;
+  SaveOne();
+  EXPECT_EQ(packed_by_python(), 1);
+  {
+    const SavedTensorScope scope(packer_);
+    SaveOne();
+    EXPECT_EQ(packer_->packed, 1);
+    {
+      const PythonHooks inner;
+      const SavedTensorScope innermost(packer_);
+      SaveOne();
+      EXPECT_EQ(packer_->packed, 2);
+    }
+    EXPECT_EQ(packed_by_python(), 1);
+  }
+  SaveOne();
+  EXPECT_EQ(packed_by_python(), 2);
+}
+
+// Whoever loads Python's torch after the first scope replaces the engine.
+TEST_F(SavedTensorHooksTest, AnEngineThatIsSetLaterIsFoundByTheNextScope) {
+  {
+    const SavedTensorScope scope(packer_);
+    SaveOne();
+  }
+  torch::autograd::set_default_engine_stub(&Engine::get_base_engine);
+  torch::autograd::set_default_engine_stub([]() -> Engine& { return ThePythonLikeEngine(); });
+  SaveOne();
+  EXPECT_EQ(packer_->packed, 1);
+  const SavedTensorScope scope(packer_);
+  SaveOne();
+  EXPECT_EQ(packer_->packed, 2);
+  const PythonHooks hooks;
+  SaveOne();
+  EXPECT_EQ(packed_by_python(), 1) << "and the new engine is asked";
+}
+
+// --- A profiler, which shares the thread's debug info with scopes ---
+
+void StartProfiler() {
+  torch::autograd::profiler::enableProfiler(
+      torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO),
+      {torch::profiler::impl::ActivityType::CPU});
+}
+
+bool ProfilerRuns() {
+  return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr;
+}
+
+bool ScopeIsOpen() { return CurrentPacker() != nullptr; }
+
+TEST_F(SavedTensorHooksTest, AProfilerFromBeforeAScopeMayStopInside) {
+  StartProfiler();
+  {
+    const SavedTensorScope scope(packer_);
+    EXPECT_TRUE(ProfilerRuns());
+    torch::autograd::profiler::disableProfiler();
+    EXPECT_FALSE(ProfilerRuns());
+    EXPECT_TRUE(ScopeIsOpen());
+    SaveOne();
+    EXPECT_EQ(packer_->packed, 1);
+  }
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
+}
+
+TEST_F(SavedTensorHooksTest, AProfilerThatStartsInsideAScopeMayStopAfterIt) {
+  {
+    const SavedTensorScope scope(packer_);
+    StartProfiler();
+    SaveOne();
+    EXPECT_EQ(packer_->packed, 1);
+  }
+  EXPECT_TRUE(ProfilerRuns());
+  EXPECT_FALSE(ScopeIsOpen());
+  SaveOne();
+  EXPECT_EQ(packer_->packed, 1);
+  torch::autograd::profiler::disableProfiler();
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
+}
+
+struct Producer : c10::DebugInfoBase {};
+
+TEST_F(SavedTensorHooksTest, AllThatOthersHavePushedStaysInItsOrder) {
+  const c10::DebugInfoGuard producer(c10::DebugInfoKind::PRODUCER_INFO,
+                                     std::make_shared<Producer>());
+  const SavedTensorScope outer(packer_);
+  StartProfiler();
+  {
+    const c10::DebugInfoGuard context(c10::DebugInfoKind::INFERENCE_CONTEXT,
+                                      std::make_shared<Producer>());
+    const SavedTensorScope inner(std::make_shared<CountingPacker>());
+    SaveOne();
+    EXPECT_EQ(packer_->packed, 0);
+  }
+  SaveOne();
+  EXPECT_EQ(packer_->packed, 1);
+  torch::autograd::profiler::disableProfiler();
+  EXPECT_NE(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PRODUCER_INFO), nullptr);
+  EXPECT_TRUE(ScopeIsOpen());
+}
+
+}  // namespace
+}  // namespace pinion
