@@ -19,10 +19,6 @@
 namespace pinion::internal {
 namespace {
 
-// A ring that is longer than this is polled by whoever adds to it, so that events are used again
-// even if nobody ever asks how far a stream has come.
-constexpr size_t kPollAbovePending = 16;
-
 std::vector<const void*> HostBlocks(const CopyBatch& batch) {
   std::vector<const void*> blocks;
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
@@ -150,7 +146,7 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
 }
 
 absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
-  if (timeline_->pending_count() > kPollAbovePending) timeline_->Poll();
+  timeline_->PollIfMany();
   const uint64_t allowed_bytes = options_.window_bytes - size_bytes;
   if (timeline_->NumberToWaitFor(allowed_bytes) == 0) return absl::OkStatus();
   timeline_->Poll();

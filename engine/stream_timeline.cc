@@ -10,6 +10,11 @@
 #include "pinion/engine/wait_site.h"
 
 namespace pinion::internal {
+namespace {
+
+constexpr size_t kManyPending = 16;
+
+}  // namespace
 
 StreamTimeline::StreamTimeline(std::shared_ptr<GuardedDevice> device, StreamHandle stream,
                                Ownership ownership, std::string name)
@@ -147,6 +152,10 @@ void StreamTimeline::Poll() {
     if (!done.ok() || !*done) return;
     Complete(value);
   }
+}
+
+void StreamTimeline::PollIfMany() {
+  if (pending_count() > kManyPending) Poll();
 }
 
 absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
