@@ -106,7 +106,8 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   absl::Span<const CopyPiece> pieces = progress.Next(progress.chunk_bytes);
   SubmittedCopy copy;
   copy.size_bytes = TotalBytes(pieces);
-  PINION_RETURN_IF_ERROR(WaitForRoom(copy.size_bytes));
+  timeline_->PollIfMany();
+  if (progress.batch.waits_for_room()) PINION_RETURN_IF_ERROR(WaitForRoom(copy.size_bytes));
   PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
   if (is_first) {
     PINION_ASSIGN_OR_RETURN(copy.after, OrderBatch(progress.batch, progress.after));
@@ -146,7 +147,6 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
 }
 
 absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
-  timeline_->PollIfMany();
   const uint64_t allowed_bytes = options_.window_bytes - size_bytes;
   if (timeline_->NumberToWaitFor(allowed_bytes) == 0) return absl::OkStatus();
   timeline_->Poll();

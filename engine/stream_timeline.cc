@@ -12,7 +12,7 @@
 namespace pinion::internal {
 namespace {
 
-constexpr size_t kManyPending = 16;
+constexpr size_t kManySubmissions = 16;
 
 }  // namespace
 
@@ -155,7 +155,7 @@ void StreamTimeline::Poll() {
 }
 
 void StreamTimeline::PollIfMany() {
-  if (pending_count() > kManyPending) Poll();
+  if (pending_count() > kManySubmissions) Poll();
 }
 
 absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {

@@ -23,6 +23,14 @@ struct CudaApi {
   cudaError_t (*GetDeviceProperties)(cudaDeviceProp* properties, int device);
   decltype(&cudaThreadExchangeStreamCaptureMode) ThreadExchangeStreamCaptureMode;
 
+  // Contexts: the driver's calls, which the runtime has none for. Whether the device has a context
+  // yet; CUDA makes it at first use, and cudaSetDevice counts as one.
+  cudaError_t (*HasContext)(int device, bool* has_context);
+  // Makes the device's context current on this thread until PopContext, which puts back what was
+  // current before, be it nothing.
+  cudaError_t (*PushContext)(int device);
+  cudaError_t (*PopContext)();
+
   // Errors.
   decltype(&cudaGetLastError) GetLastError;
   decltype(&cudaGetErrorName) GetErrorName;
@@ -54,7 +62,7 @@ struct CudaApi {
   // Copies.
   decltype(&cudaMemcpyAsync) MemcpyAsync;
   // All pieces in one call, each source read in the order of the stream. Null: the runtime has no
-  // such call.
+  // such call, or PINION_COPY_LOOP=1 in the environment says not to use it.
   cudaError_t (*MemcpyBatchAsync)(void* const* dsts, const void* const* srcs, const size_t* sizes,
                                   size_t count, cudaStream_t stream);
 

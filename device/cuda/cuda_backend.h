@@ -1,11 +1,9 @@
 // The CUDA devices of this process, for the layers above.
 //
-//   cudaSetDevice(rank);                   // once on each thread of yours that calls Pinion
 //   PINION_ASSIGN_OR_RETURN(auto session, OffloadSession::Create({}, CudaBackend()));
 //
-// Every call leaves the thread's current device as it was. For a thread that never selected one
-// that is cuda:0, and selecting it again makes CUDA 12 open a context there: some hundred MiB of
-// cuda:0 for each rank that works on another device. The workers of autograd have selected theirs.
+// Every call leaves the thread's current device as it was, and makes no context on any device but
+// its own.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_BACKEND_H_
 #define PINION_DEVICE_CUDA_CUDA_BACKEND_H_

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/cuda/cuda_pinned_source.h"
@@ -12,13 +11,28 @@
 #include "pinion/device/cuda/cuda_scope.h"
 #include "pinion/device/cuda/cuda_status.h"
 #include "pinion/device/cuda/pci_link.h"
+#include "pinion/device/cuda/poll_until.h"
 
 namespace pinion {
 namespace {
 
+// Programs are known to hang, or to crash, in one call of some ten thousand pieces (vllm#49276).
+constexpr size_t kMaxPiecesPerBatch = 1024;
+
+// From this size on a piece takes the link longer than its call takes the host, so that a call of
+// its own costs nothing, and only such a call is sure to use a copy engine.
+constexpr uint64_t kLargePieceBytes = kMiB;
+
 absl::Status Check(StreamHandle stream) {
-  if (stream.valid()) return absl::OkStatus();
-  return absl::InvalidArgumentError("a default-constructed StreamHandle names no stream");
+  if (!stream.valid()) {
+    return absl::InvalidArgumentError("a default-constructed StreamHandle names no stream");
+  }
+  if (stream.native() == cudaStreamPerThread) {
+    return absl::InvalidArgumentError(
+        "cudaStreamPerThread is another stream on each thread, and Pinion uses streams on other "
+        "threads than their owner's; create a stream (cudaStreamCreateWithFlags) instead");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Check(EventHandle event) {
@@ -29,6 +43,14 @@ absl::Status Check(EventHandle event) {
 cudaStream_t Native(StreamHandle stream) { return static_cast<cudaStream_t>(stream.native()); }
 
 cudaEvent_t Native(EventHandle event) { return static_cast<cudaEvent_t>(event.native()); }
+
+bool IsLegacy(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
+
+bool AreLarge(absl::Span<const CopyPiece> pieces) {
+  uint64_t size_bytes = 0;
+  for (const CopyPiece& piece : pieces) size_bytes += piece.size_bytes;
+  return size_bytes / kLargePieceBytes >= pieces.size();
+}
 
 // The part of a piece, from its beginning, whose host memory may be one registration.
 uint64_t WithinRegistration(CopyDirection direction, const CopyPiece& piece) {
@@ -150,7 +172,10 @@ absl::Status CudaDevice::DestroyStream(StreamHandle stream) {
 
 absl::Status CudaDevice::SynchronizeStream(StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
-  return Call("cudaStreamSynchronize", [&] { return api_.StreamSynchronize(Native(stream)); });
+  return Call("cudaStreamSynchronize", [&] {
+    RelaxedCaptureScope relaxed(api_);
+    return api_.StreamSynchronize(Native(stream));
+  });
 }
 
 absl::StatusOr<bool> CudaDevice::IsCapturing(StreamHandle stream) {
@@ -230,23 +255,12 @@ absl::StatusOr<bool> CudaDevice::QueryEvent(EventHandle event) {
   return done;
 }
 
-// CUDA waits for an event with no timeout, so this asks in growing intervals: short ones while a
-// copy of usual size takes, long ones while something is stuck.
 absl::Status CudaDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
-  absl::Duration pause = absl::Microseconds(10);
-  while (true) {
-    PINION_ASSIGN_OR_RETURN(const bool done, QueryEvent(event));
-    if (done) return absl::OkStatus();
-    const absl::Duration left = deadline - absl::Now();
-    if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(name(), ": an event was not done after ", absl::FormatDuration(timeout),
-                       "; CUDA does not say what its stream waits for"));
-    }
-    absl::SleepFor(std::min(pause, left));
-    pause = std::min(pause * 1.25, absl::Milliseconds(1));
-  }
+  PINION_ASSIGN_OR_RETURN(const bool done, PollUntil([&] { return QueryEvent(event); }, timeout));
+  if (done) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat(name(), ": an event was not done after ",
+                                                  absl::FormatDuration(timeout),
+                                                  "; CUDA does not say what its stream waits for"));
 }
 
 // --- Copies ---
@@ -278,10 +292,10 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
 absl::Status CudaDevice::CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                                     cudaStream_t stream) {
   // The batch call does not take the legacy default stream.
-  const bool legacy = stream == nullptr || stream == cudaStreamLegacy;
-  if (pieces.size() > 1 && !legacy && has_batch_.load(std::memory_order_relaxed)) {
-    const absl::Status copied = CopyInBatch(pieces, stream);
-    if (copied.ok() || has_batch_.load(std::memory_order_relaxed)) return copied;
+  if (pieces.size() > 1 && !IsLegacy(stream) && !AreLarge(pieces)) {
+    PINION_ASSIGN_OR_RETURN(const size_t copied, CopyInBatches(pieces, stream));
+    pieces.remove_prefix(copied);
+    if (pieces.empty()) return absl::OkStatus();
   }
   const cudaMemcpyKind kind =
       direction == CopyDirection::kHostToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
@@ -295,7 +309,19 @@ absl::Status CudaDevice::CopyPieces(CopyDirection direction, absl::Span<const Co
   });
 }
 
-absl::Status CudaDevice::CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStream_t stream) {
+absl::StatusOr<size_t> CudaDevice::CopyInBatches(absl::Span<const CopyPiece> pieces,
+                                                 cudaStream_t stream) {
+  size_t copied = 0;
+  while (copied < pieces.size() && has_batch_.load(std::memory_order_relaxed)) {
+    const absl::Span<const CopyPiece> batch = pieces.subspan(copied, kMaxPiecesPerBatch);
+    PINION_ASSIGN_OR_RETURN(const bool taken, CopyInBatch(batch, stream));
+    if (taken) copied += batch.size();
+  }
+  return copied;
+}
+
+absl::StatusOr<bool> CudaDevice::CopyInBatch(absl::Span<const CopyPiece> pieces,
+                                             cudaStream_t stream) {
   std::vector<void*> dsts;
   std::vector<const void*> srcs;
   std::vector<size_t> sizes;
@@ -307,14 +333,17 @@ absl::Status CudaDevice::CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStr
     srcs.push_back(piece.src);
     sizes.push_back(piece.size_bytes);
   }
-  return Call("cudaMemcpyBatchAsync", [&] {
+  bool taken = true;
+  PINION_RETURN_IF_ERROR(Call("cudaMemcpyBatchAsync", [&] {
     const cudaError_t error =
         api_.MemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), pieces.size(), stream);
-    if (error == cudaErrorCallRequiresNewerDriver || error == cudaErrorNotSupported) {
-      has_batch_.store(false, std::memory_order_relaxed);
-    }
-    return error;
-  });
+    if (error != cudaErrorCallRequiresNewerDriver && error != cudaErrorNotSupported) return error;
+    api_.GetLastError();  // as in QueryEvent
+    has_batch_.store(false, std::memory_order_relaxed);
+    taken = false;
+    return cudaSuccess;
+  }));
+  return taken;
 }
 
 }  // namespace pinion

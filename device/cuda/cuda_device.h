@@ -4,11 +4,12 @@
 // non-blocking ones. Device memory comes from the device's default pool
 // (cudaMallocAsync): LibTorch programs use it only where Pinion itself needs memory.
 //
-// Several pieces go in one cudaMemcpyBatchAsync where the runtime and the driver have it, else in a
-// loop: a runtime of 12.8 or newer also runs on drivers that lack the call, and only the first call
-// tells. CUDA does not say how much of a failed batch was enqueued, so a failed copy of several
-// pieces waits for the stream: nothing is written later. Pieces are split where the host's memory
-// may be two registrations (cuda_registered_source.h).
+// Small pieces go in one cudaMemcpyBatchAsync for every 1024 of them where the runtime and the
+// driver have it, else in a loop: a runtime of 12.8 or newer also runs on drivers that lack the
+// call, and only the first call tells. PINION_COPY_LOOP=1 in the environment asks for the loop.
+// CUDA does not say how much of a failed batch was enqueued, so a failed copy of several pieces
+// waits for the stream: nothing is written later. Pieces are split where the host's memory may be
+// two registrations (cuda_registered_source.h).
 //
 // Thread safety: thread-safe, as the runtime is.
 
@@ -16,6 +17,7 @@
 #define PINION_DEVICE_CUDA_CUDA_DEVICE_H_
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -67,7 +69,11 @@ class CudaDevice final : public Device {
   absl::StatusOr<EventHandle> NewEvent(unsigned int flags);
   absl::Status CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                           cudaStream_t stream);
-  absl::Status CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStream_t stream);
+  // How many of the pieces, the first ones, the driver has taken: fewer than all where it has no
+  // batch call.
+  absl::StatusOr<size_t> CopyInBatches(absl::Span<const CopyPiece> pieces, cudaStream_t stream);
+  // False: the driver has no such call.
+  absl::StatusOr<bool> CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStream_t stream);
 
   const CudaApi& api_;
   const int index_;

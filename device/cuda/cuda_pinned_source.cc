@@ -23,13 +23,16 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
     return absl::FailedPreconditionError(
         absl::StrCat(name(), ": the process is exiting; no more memory is pinned"));
   }
-  PINION_ASSIGN_OR_RETURN(void* data, Pin(size_bytes));
-  if (reinterpret_cast<uintptr_t>(data) % granularity_bytes() == 0) {
-    return HostSegment{data, size_bytes, /*numa_node=*/-1};
-  }
   // CUDA promises pages only. Large allocations have come on 2 MiB boundaries; where they do not,
-  // a boundary is cut out of a larger one.
-  PINION_RETURN_IF_ERROR(Unpin(data, size_bytes));
+  // a boundary is cut out of a larger one, at once from then on: pinning takes long.
+  if (comes_aligned_.load(std::memory_order_relaxed)) {
+    PINION_ASSIGN_OR_RETURN(void* data, Pin(size_bytes));
+    if (reinterpret_cast<uintptr_t>(data) % granularity_bytes() == 0) {
+      return HostSegment{data, size_bytes, /*numa_node=*/-1};
+    }
+    comes_aligned_.store(false, std::memory_order_relaxed);
+    PINION_RETURN_IF_ERROR(Unpin(data, size_bytes));
+  }
   PINION_ASSIGN_OR_RETURN(void* larger, Pin(size_bytes + granularity_bytes()));
   void* const aligned =
       reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(larger), granularity_bytes()));

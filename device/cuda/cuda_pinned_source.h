@@ -10,6 +10,7 @@
 #ifndef PINION_DEVICE_CUDA_CUDA_PINNED_SOURCE_H_
 #define PINION_DEVICE_CUDA_CUDA_PINNED_SOURCE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -41,6 +42,7 @@ class CudaPinnedSource final : public HostMemorySource {
   const CudaApi& api_;
   const int index_;
   const ForkOrigin origin_;
+  std::atomic<bool> comes_aligned_{true};  // falls once CUDA has returned other memory
   Mutex mu_;
   // What CUDA returned, by the aligned address inside it that was handed out; only where they
   // differ.

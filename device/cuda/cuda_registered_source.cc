@@ -37,11 +37,22 @@ CudaRegisteredSource::CudaRegisteredSource(const CudaApi& api, int index,
 absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> CudaRegisteredSource::Create(
     const CudaApi& api, int index, const MmapOptions& memory) {
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<MmapSource> mapped, MmapSource::Create(memory));
-  int same_address = 0;
-  PINION_RETURN_IF_ERROR(CudaStatus(
-      api,
-      api.DeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, index),
-      absl::StrCat("cudaDeviceGetAttribute on cuda:", index)));
+  const auto attribute = [&](cudaDeviceAttr which) -> absl::StatusOr<int> {
+    int value = 0;
+    PINION_RETURN_IF_ERROR(CudaStatus(api, api.DeviceGetAttribute(&value, which, index),
+                                      absl::StrCat("cudaDeviceGetAttribute on cuda:", index)));
+    return value;
+  };
+  PINION_ASSIGN_OR_RETURN(const int host_page_tables,
+                          attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables));
+  if (host_page_tables != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cuda:", index,
+                     " reads the host's page tables, as GH200 does: cudaHostRegister does not lock "
+                     "pages there; use CudaPinnedSource (cudaHostAlloc)"));
+  }
+  PINION_ASSIGN_OR_RETURN(const int same_address,
+                          attribute(cudaDevAttrCanUseHostPointerForRegisteredMem));
   if (same_address == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("cuda:", index,

@@ -50,7 +50,9 @@ class CudaRegisteredSource final : public HostMemorySource {
  public:
   // Registers through device `index`; `api` outlives the source. InvalidArgument for bad options.
   // FailedPrecondition where the device sees registered memory at another address than the host
-  // does (WSL2): its copies in batches would go astray (sglang#40232). Use CudaPinnedSource there.
+  // does (WSL2), because its copies in batches would go astray (sglang#40232), and where the device
+  // uses the host's page tables (GH200, GB200), because CUDA does not lock the pages then. Use
+  // CudaPinnedSource there.
   static absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> Create(
       const CudaApi& api, int index, const MmapOptions& memory = {});
 

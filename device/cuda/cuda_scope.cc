@@ -8,12 +8,28 @@ namespace pinion {
 CudaDeviceScope::CudaDeviceScope(const CudaApi& api, int index) : api_(api) {
   status_ = CudaStatus(api_, api_.GetDevice(&previous_), "cudaGetDevice");
   if (!status_.ok() || previous_ == index) return;
+  bool has_context = true;
+  if (api_.HasContext(previous_, &has_context) == cudaSuccess && !has_context) {
+    status_ =
+        CudaStatus(api_, api_.PushContext(index), absl::StrCat("cuCtxPushCurrent(", index, ")"));
+    if (status_.ok()) restore_ = Restore::kContext;
+    return;
+  }
   status_ = CudaStatus(api_, api_.SetDevice(index), absl::StrCat("cudaSetDevice(", index, ")"));
-  restore_ = status_.ok();
+  if (status_.ok()) restore_ = Restore::kDevice;
 }
 
 CudaDeviceScope::~CudaDeviceScope() {
-  if (restore_) api_.SetDevice(previous_);
+  switch (restore_) {
+    case Restore::kNothing:
+      break;
+    case Restore::kDevice:
+      api_.SetDevice(previous_);
+      break;
+    case Restore::kContext:
+      api_.PopContext();
+      break;
+  }
 }
 
 RelaxedCaptureScope::RelaxedCaptureScope(const CudaApi& api) : api_(api) {

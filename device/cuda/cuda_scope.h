@@ -10,10 +10,10 @@ namespace pinion {
 
 // Makes a device current. status() says whether that worked.
 //
-// Restoring device 0 on a thread that never used it makes CUDA open a context there (some hundred
-// MiB of its memory). The runtime does not tell: cudaGetDevice says 0 for a thread that never chose
-// as well, and not to restore would break the thread that did choose. Select the device first
-// (cudaSetDevice, or CUDA_VISIBLE_DEVICES), as multi-GPU programs do.
+// cudaSetDevice makes a context on the device, some hundred MiB of its memory, if it has none yet:
+// to put device 0 back on a thread that never chose one would cost each rank of a host that much
+// of device 0. A device without a context cannot have been chosen, so the thread's own state is
+// left alone then: the driver pushes a context on top of it, and pops it again.
 class CudaDeviceScope {
  public:
   CudaDeviceScope(const CudaApi& api, int index);
@@ -24,14 +24,16 @@ class CudaDeviceScope {
   const absl::Status& status() const { return status_; }
 
  private:
+  enum class Restore { kNothing, kDevice, kContext };
+
   const CudaApi& api_;
   int previous_ = -1;
-  bool restore_ = false;
+  Restore restore_ = Restore::kNothing;
   absl::Status status_;
 };
 
-// Lets this thread query events and pin memory while another stream captures a graph in the
-// "global" mode, which would otherwise refuse the call and spoil the capture.
+// Lets this thread query events, wait for streams and pin memory while another stream captures a
+// graph in the "global" mode, which would otherwise refuse the call and spoil the capture.
 class RelaxedCaptureScope {
  public:
   explicit RelaxedCaptureScope(const CudaApi& api);

@@ -34,6 +34,7 @@ class EmulatedUnderTest : public DeviceUnderTest {
   }
 
   std::vector<std::string> Complaints() override { return machine_->races(); }
+  uint64_t memory_bytes() override { return machine_->memory_stats(1).limit_bytes; }
 
  private:
   std::shared_ptr<EmulatedMachine> machine_;

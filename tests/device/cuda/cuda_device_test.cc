@@ -149,6 +149,113 @@ TEST_F(CudaDeviceTest, OnePieceIsAPlainCopyAndSeveralAreOneBatch) {
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
 }
 
+// One call of 51,828 pieces ended in a segmentation fault, and repeated smaller ones in a hang
+// (vllm#49276).
+TEST_F(CudaDeviceTest, ABatchOfManyPiecesIsSeveralCalls) {
+  constexpr uint64_t kPieces = 3000;
+  const StreamHandle stream = device_.CreateStream("s").value();
+  auto* const data = static_cast<char*>(device_.Allocate(kMiB, stream).value());
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  auto* const host = static_cast<char*>(segment.data);
+  std::vector<CopyPiece> in, out;
+  for (uint64_t i = 0; i < kPieces; ++i) {
+    host[16 * i] = static_cast<char>(i * 7);
+    in.push_back({data + 16 * i, host + 16 * i, 1});
+    out.push_back({host + kMiB + 16 * i, data + 16 * i, 1});
+  }
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, in, stream), IsOk());
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 3);
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kDeviceToHost, out, stream), IsOk());
+  EXPECT_THAT(device_.SynchronizeStream(stream), IsOk());
+  for (uint64_t i = 0; i < kPieces; ++i) {
+    ASSERT_EQ(host[kMiB + 16 * i], static_cast<char>(i * 7)) << i;
+  }
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 0);
+}
+
+TEST_F(CudaDeviceTest, WhenALaterCallOfABatchFailsNothingIsWrittenAfterwards) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  auto* const data = static_cast<char*>(device_.Allocate(kMiB, stream).value());
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  auto* const host = static_cast<char*>(segment.data);
+  std::vector<CopyPiece> pieces;
+  for (uint64_t i = 0; i < 1024; ++i) pieces.push_back({data + 16 * i, host + 16 * i, 1});
+  pieces.push_back({host, host + kMiB, 1});  // no memory of the device
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, pieces, stream),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 2);
+  EXPECT_EQ(fake_.calls("StreamSynchronize"), 1);
+}
+
+// A driver may copy the pieces of a batch by a kernel, which queues behind compute.
+TEST_F(CudaDeviceTest, LargePiecesAreCopiedOneByOne) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  auto* const data = static_cast<char*>(device_.Allocate(4 * kMiB, stream).value());
+  const HostSegment segment = device_.pinned_source()->Allocate(4 * kMiB).value();
+  auto* const host = static_cast<char*>(segment.data);
+  const std::vector<CopyPiece> pieces = {{data, host, kMiB},
+                                         {data + 2 * kMiB, host + 2 * kMiB, kMiB}};
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, pieces, stream), IsOk());
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 2);
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 0);
+}
+
+TEST_F(CudaDeviceTest, TheLegacyStreamGetsNoBatch) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  auto* const data = static_cast<char*>(device_.Allocate(kMiB, stream).value());
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  auto* const host = static_cast<char*>(segment.data);
+  const std::vector<CopyPiece> pieces = {{data, host, 100}, {data + 200, host + 300, 100}};
+  ASSERT_THAT(device_.SynchronizeStream(stream), IsOk());
+  for (const cudaStream_t legacy : {cudaStream_t{nullptr}, cudaStreamLegacy}) {
+    EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, pieces, StreamHandle(legacy)),
+                IsOk());
+  }
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 0);
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 4);
+}
+
+// It names another stream on each thread: an event of one thread's would order another's.
+TEST_F(CudaDeviceTest, TheStreamPerThreadIsRefusedByName) {
+  const StreamHandle per_thread(cudaStreamPerThread);
+  const auto refusal = StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("cudaStreamPerThread is another stream on each thread"));
+  EXPECT_THAT(device_.RecordEvent(device_.CreateEvent().value(), per_thread), refusal);
+  EXPECT_THAT(device_.IsCapturing(per_thread), refusal);
+}
+
+TEST_F(CudaDeviceTest, TheLegacyStreamCapturesWhileAStreamThatItWaitsForDoes) {
+  EXPECT_THAT(device_.IsCapturing(StreamHandle(nullptr)), IsOkAndHolds(false));
+  fake_.SetBlockingStreamCaptures();
+  EXPECT_THAT(device_.IsCapturing(StreamHandle(nullptr)), IsOkAndHolds(true));
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+  EXPECT_FALSE(fake_.capture_spoiled());
+}
+
+// Every rank of a host had a context on device 0 (pytorch#135279).
+TEST_F(CudaDeviceTest, AThreadThatNeverChoseADeviceGetsNoContextOnDeviceZero) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  EXPECT_THAT(device_.SynchronizeStream(stream), IsOk());
+  EXPECT_THAT(device_.pinned_source()->Free(segment), IsOk());
+  EXPECT_TRUE(fake_.has_context(1));
+  EXPECT_FALSE(fake_.has_context(0));
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
+TEST_F(CudaDeviceTest, AThreadThatChoseADeviceGetsItBack) {
+  ASSERT_EQ(FakeCuda::Api().SetDevice(0), cudaSuccess);
+  EXPECT_THAT(device_.CreateEvent(), IsOk());
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
+// A driver whose contexts the runtime does not hand out.
+TEST_F(CudaDeviceTest, WithoutTheDriversCallsADeviceIsSelectedAndPutBack) {
+  fake_.FailNext("HasContext", cudaErrorNotSupported);
+  EXPECT_THAT(device_.CreateEvent(), IsOk());
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
 // The runtime has the call and the driver does not: cudart 12.8 on a driver of CUDA 12.4, say.
 TEST_F(CudaDeviceTest, ADriverWithoutTheBatchCallIsAskedOnce) {
   for (const cudaError_t refusal : {cudaErrorCallRequiresNewerDriver, cudaErrorNotSupported}) {
@@ -205,6 +312,40 @@ TEST_F(CudaDeviceTest, QueriesAndPinningDoNotSpoilSomebodysCapture) {
   // The thread's mode is as it was.
   EXPECT_EQ(FakeCuda::Api().EventQuery(static_cast<cudaEvent_t>(event.native())),
             cudaErrorStreamCaptureUnsupported);
+}
+
+TEST_F(CudaDeviceTest, AFailedCopyIsWaitedForWithoutSpoilingSomebodysCapture) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  auto* const data = static_cast<char*>(device_.Allocate(kMiB, stream).value());
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  auto* const host = static_cast<char*>(segment.data);
+  fake_.SetCapturing(device_.CreateStream("captured").value(), true);
+  fake_.FailNext("MemcpyBatchAsync", cudaErrorMemoryAllocation);
+  const std::vector<CopyPiece> pieces = {{data, host, 100}, {data + 200, host + 300, 100}};
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, pieces, stream),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(fake_.calls("StreamSynchronize"), 1);
+  EXPECT_FALSE(fake_.capture_spoiled());
+}
+
+TEST_F(CudaDeviceTest, ATimeOfAnEventThatIsNotDoneLeavesNoErrorBehind) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  const EventHandle before = device_.CreateTimedEvent().value();
+  const EventHandle after = device_.CreateTimedEvent().value();
+  ASSERT_THAT(device_.RecordEvent(before, stream), IsOk());
+  EventBehindLongWork(stream);
+  ASSERT_THAT(device_.RecordEvent(after, stream), IsOk());
+  EXPECT_THAT(device_.ElapsedMs(before, after), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+}
+
+TEST_F(CudaDeviceTest, MemoryThatCameUnalignedOnceIsAskedForWithRoomToAlignIt) {
+  fake_.AlignToPagesOnly();
+  for (int i = 0; i < 3; ++i) {
+    const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.data) % (2 * kMiB), 0u);
+  }
+  EXPECT_EQ(fake_.calls("HostAlloc"), 4) << "the first one was pinned twice";
 }
 
 TEST_F(CudaDeviceTest, MemoryOnPageBoundariesIsPinnedAgainWithoutSpoilingACapture) {

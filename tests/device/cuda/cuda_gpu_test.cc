@@ -42,6 +42,13 @@ class GpuUnderTest : public DeviceUnderTest {
         "cudaMemsetAsync");
   }
 
+  uint64_t memory_bytes() override {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    EXPECT_EQ(RealCudaApi().MemGetInfo(&free_bytes, &total_bytes), cudaSuccess);
+    return total_bytes;
+  }
+
  private:
   CudaDevice device_{RealCudaApi(), 0};
 };

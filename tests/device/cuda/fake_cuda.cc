@@ -16,6 +16,8 @@ constexpr uint64_t kPage = 4 * kKiB;
 
 std::atomic<FakeCuda*> the_fake{nullptr};
 
+bool IsLegacy(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
+
 }  // namespace
 
 FakeCuda::FakeCuda(const EmulatedOptions& options)
@@ -74,7 +76,8 @@ cudaError_t FakeCuda::batch_refusal() const {
 }
 
 void FakeCuda::SetCapturing(StreamHandle stream, bool capturing) {
-  PINION_CHECK(machine_->SetCapturing(stream, capturing).ok());
+  PINION_CHECK(
+      machine_->SetCapturing(Stream(static_cast<cudaStream_t>(stream.native())), capturing).ok());
   MutexLock lock(mu_);
   capturing_ += capturing ? 1 : -1;
 }
@@ -112,6 +115,11 @@ std::string FakeCuda::failed_function() const {
   return failed_function_;
 }
 
+bool FakeCuda::has_context(int device) const {
+  MutexLock lock(mu_);
+  return contexts_.count(device) > 0;
+}
+
 size_t FakeCuda::live_handles() const {
   MutexLock lock(mu_);
   return handles_.size();
@@ -124,10 +132,44 @@ size_t FakeCuda::live_segments() const {
 
 // --- Calls ---
 
-Device& FakeCuda::current() { return *machine_->device(thread().device); }
+Device& FakeCuda::current() { return *machine_->device(thread().device()); }
 
 StreamHandle FakeCuda::Stream(cudaStream_t stream) {
-  return stream == nullptr ? machine_->default_stream(thread().device) : StreamHandle(stream);
+  PINION_CHECK(stream != cudaStreamPerThread) << "another stream on each thread";
+  if (IsLegacy(stream)) return machine_->default_stream(thread().device());
+  MutexLock lock(mu_);
+  const auto it = recycled_.find(stream);
+  return it == recycled_.end() ? StreamHandle(stream) : it->second;
+}
+
+absl::StatusOr<cudaStream_t> FakeCuda::CreateStream() {
+  const absl::StatusOr<StreamHandle> created = current().CreateStream("fake cuda");
+  if (!created.ok()) return created.status();
+  MutexLock lock(mu_);
+  auto handle = static_cast<cudaStream_t>(created->native());
+  if (!free_handles_.empty()) {
+    handle = free_handles_.back();
+    free_handles_.pop_back();
+    recycled_[handle] = *created;
+  }
+  handles_.insert(handle);
+  return handle;
+}
+
+absl::Status FakeCuda::DestroyStream(cudaStream_t stream) {
+  const StreamHandle ours = Stream(stream);
+  {
+    MutexLock lock(mu_);
+    handles_.erase(stream);
+    recycled_.erase(stream);
+    if (recycles_handles_) free_handles_.push_back(stream);
+  }
+  return current().DestroyStream(ours);
+}
+
+void FakeCuda::AddContext(int device) {
+  MutexLock lock(mu_);
+  contexts_.insert(device);
 }
 
 void FakeCuda::Count(const char* function) {
@@ -155,11 +197,33 @@ cudaError_t FakeCuda::EnterThread(const char* function) {
   return Latch(error);
 }
 
-cudaError_t FakeCuda::Enter(const char* function) {
+cudaError_t FakeCuda::EnterDriver(const char* function) {
+  MutexLock lock(mu_);
+  Count(function);
+  return Injected(function);
+}
+
+cudaError_t FakeCuda::CheckLegacy(cudaStream_t stream) const {
+  return blocking_stream_captures_ && IsLegacy(stream) ? cudaErrorStreamCaptureImplicit
+                                                       : cudaSuccess;
+}
+
+cudaError_t FakeCuda::UseLegacy(cudaStream_t stream) {
+  const cudaError_t error = CheckLegacy(stream);
+  if (error == cudaSuccess) return error;
+  {
+    MutexLock lock(mu_);
+    capture_spoiled_ = true;
+  }
+  return Latch(error);
+}
+
+cudaError_t FakeCuda::Enter(const char* function, bool uses_device) {
   cudaError_t error;
   {
     MutexLock lock(mu_);
     Count(function);
+    if (uses_device) contexts_.insert(thread().device());
     error = faulted_ ? cudaErrorIllegalAddress : sticky_;
     if (error == cudaSuccess) error = Injected(function);
   }
@@ -272,7 +336,10 @@ absl::Status FakeCuda::FreeHost(void* data) {
 }
 
 absl::Status FakeCuda::HostRegister(void* data, size_t size_bytes) {
-  const absl::Status registered = machine_->RegisterHost(thread().device, data, size_bytes);
+  const int device = thread().device();
+  const absl::Status registered = ReadsHostPageTables(device)
+                                      ? absl::OkStatus()
+                                      : machine_->RegisterHost(device, data, size_bytes);
   if (registered.ok()) {
     MutexLock lock(mu_);
     registered_.insert(data);
@@ -285,7 +352,12 @@ absl::Status FakeCuda::HostUnregister(void* data) {
     MutexLock lock(mu_);
     if (registered_.erase(data) == 0) return absl::InvalidArgumentError("not registered");
   }
-  return machine_->UnregisterHost(thread().device, data);
+  if (!machine_->IsPinned(data)) return absl::OkStatus();
+  return machine_->UnregisterHost(thread().device(), data);
+}
+
+bool FakeCuda::ReadsHostPageTables(int device) {
+  return machine_->device(device)->info().link == LinkKind::kNvlinkC2c;
 }
 
 }  // namespace pinion::testing

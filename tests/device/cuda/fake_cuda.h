@@ -6,15 +6,22 @@
 // Streams and events are the emulated device's own handles; a null stream is the current device's
 // default stream. It is as strict as CUDA at its worst:
 //   * a stream is usable only while its device is current;
+//   * a call makes a context on the device that is current, and cudaSetDevice on the one it names;
 //   * an error stays latched on its thread until it is read; a sticky one is returned by every
-//   later
-//     call of every thread (what others do on the machine itself, as LibTorch's kernels, goes on);
+//     later call of every thread (what others do on the machine itself, as LibTorch's kernels,
+//     goes on);
 //   * a copy may fault while it runs: its call succeeds, its bytes never arrive, a later call, of
 //     whatever kind, tells, and the machine's devices are broken;
-//   * a batch of copies that fails has enqueued half of its pieces;
+//   * a batch of copies that fails has enqueued half of its pieces, and one of more than
+//     kMaxBatchPieces ends the process;
 //   * a piece of a copy must not span two registrations, nor registered and other memory;
-//   * querying an event or pinning memory while some stream captures a graph fails and spoils the
-//     capture, unless the thread has relaxed its capture mode.
+//   * registering memory of a device that reads the host's page tables locks nothing: the memory
+//     stays pageable;
+//   * freeing and unregistering pinned memory wait for all that the device has to do;
+//   * an allocation far beyond the device's memory is an invalid value, not a lack of memory;
+//   * querying an event, waiting for a stream or pinning memory while some stream captures a graph
+//     fails and spoils the capture, unless the thread has relaxed its capture mode;
+//   * so does whatever touches the legacy stream while a stream captures that waits for it.
 //
 // Thread safety: the API's functions are thread-safe. One FakeCuda at a time.
 
@@ -26,9 +33,11 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/device/cuda/cuda_api.h"
@@ -39,6 +48,9 @@ namespace pinion::testing {
 
 class FakeCuda {
  public:
+  // What a driver takes in one cudaMemcpyBatchAsync before it hangs.
+  static constexpr size_t kMaxBatchPieces = 1024;
+
   explicit FakeCuda(const EmulatedOptions& options);
   // The runtime of a machine that others know, too.
   explicit FakeCuda(std::shared_ptr<EmulatedMachine> machine);
@@ -72,6 +84,10 @@ class FakeCuda {
   // Devices see registered memory at other addresses than the host does.
   void SetRegisteredElsewhere() { registered_elsewhere_ = true; }
   void SetCapturing(StreamHandle stream, bool capturing);
+  // A stream of the program's that is not a non-blocking one captures a graph.
+  void SetBlockingStreamCaptures() { blocking_stream_captures_ = true; }
+  // From now on a new stream gets the handle of the one that was destroyed last.
+  void RecycleStreamHandles() { recycles_handles_ = true; }
   // As while a process exits: from now on every call fails with cudaErrorCudartUnloading.
   void Unload();
 
@@ -83,13 +99,17 @@ class FakeCuda {
   uint64_t calls_after_unload() const;
   // The function of the call that FailCall or FaultCopy hit; "" while none was hit.
   std::string failed_function() const;
+  bool has_context(int device) const;
   // Streams and events that are not destroyed; pinned and registered segments that are not freed.
   size_t live_handles() const;
   size_t live_segments() const;
 
   // --- What the functions of the table do; `function` is their name in CudaApi ---
   struct ThreadState {
-    int device = 0;
+    int device() const { return pushed.empty() ? selected : pushed.back(); }
+
+    int selected = 0;         // by cudaSetDevice
+    std::vector<int> pushed;  // contexts, on top of it
     cudaError_t last_error = cudaSuccess;
     cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
   };
@@ -98,11 +118,20 @@ class FakeCuda {
   static bool IsSticky(cudaError_t error);
   Device& current();
   StreamHandle Stream(cudaStream_t stream);
+  absl::StatusOr<cudaStream_t> CreateStream();
+  absl::Status DestroyStream(cudaStream_t stream);
+  void AddContext(int device);
   // Counts a call. Its error, if it is to fail.
-  cudaError_t Enter(const char* function);
+  cudaError_t Enter(const char* function, bool uses_device = true);
   // The same for a call that knows nothing of broken devices: it is about the thread alone.
   cudaError_t EnterThread(const char* function);
-  // The same for a call that a capture does not tolerate.
+  // The same for a call of the driver's, whose errors are not latched.
+  cudaError_t EnterDriver(const char* function);
+  // cudaErrorStreamCaptureImplicit for the legacy stream while a stream that waits for it captures.
+  cudaError_t CheckLegacy(cudaStream_t stream) const;
+  // The same for a call that would use the stream: it spoils that capture.
+  cudaError_t UseLegacy(cudaStream_t stream);
+  // Enter for a call that a capture does not tolerate.
   cudaError_t EnterUnsafe(const char* function);
   // The same for work that is submitted. *lost: the device is broken and nobody has noticed, so the
   // call succeeds and does nothing.
@@ -117,6 +146,8 @@ class FakeCuda {
   bool registered_elsewhere() const { return registered_elsewhere_; }
   void AddHandle(void* handle);
   void RemoveHandle(void* handle);
+  // As GH200: all that hangs on NVLink-C2C.
+  bool ReadsHostPageTables(int device);
   absl::Status HostAlloc(void** data, size_t size_bytes);
   absl::Status FreeHost(void* data);
   absl::Status HostRegister(void* data, size_t size_bytes);
@@ -130,6 +161,8 @@ class FakeCuda {
   bool no_driver_ = false;
   bool pages_only_ = false;
   bool registered_elsewhere_ = false;
+  bool blocking_stream_captures_ = false;
+  bool recycles_handles_ = false;
   mutable Mutex mu_;
   cudaError_t sticky_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
   bool faulted_ ABSL_GUARDED_BY(mu_) = false;  // a copy has, and nobody has noticed
@@ -145,6 +178,9 @@ class FakeCuda {
   uint64_t calls_after_unload_ ABSL_GUARDED_BY(mu_) = 0;
   std::string failed_function_ ABSL_GUARDED_BY(mu_);
   std::set<void*> handles_ ABSL_GUARDED_BY(mu_);
+  std::set<int> contexts_ ABSL_GUARDED_BY(mu_);
+  std::vector<cudaStream_t> free_handles_ ABSL_GUARDED_BY(mu_);
+  std::map<cudaStream_t, StreamHandle> recycled_ ABSL_GUARDED_BY(mu_);  // the machine's stream
   std::map<void*, HostSegment> pinned_ ABSL_GUARDED_BY(mu_);
   std::set<void*> registered_ ABSL_GUARDED_BY(mu_);
   int capturing_ ABSL_GUARDED_BY(mu_) = 0;

@@ -20,7 +20,10 @@ namespace {
 
 cudaError_t GetDeviceCount(int* count) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "GetDeviceCount");
+  if (const cudaError_t error = fake.Enter("GetDeviceCount", /*uses_device=*/false);
+      error != cudaSuccess) {
+    return error;
+  }
   if (fake.no_driver()) return fake.Latch(cudaErrorInsufficientDriver);
   *count = fake.machine().device_count();
   return cudaSuccess;
@@ -29,7 +32,7 @@ cudaError_t GetDeviceCount(int* count) {
 cudaError_t GetDevice(int* device) {
   const cudaError_t error = FakeCuda::Get().EnterThread("GetDevice");
   if (error != cudaSuccess) return error;
-  *device = FakeCuda::thread().device;
+  *device = FakeCuda::thread().device();
   return cudaSuccess;
 }
 
@@ -40,19 +43,46 @@ cudaError_t SetDevice(int device) {
   if (device < 0 || device >= fake.machine().device_count()) {
     return fake.Latch(cudaErrorInvalidDevice);
   }
-  FakeCuda::thread().device = device;
+  PINION_CHECK(FakeCuda::thread().pushed.empty()) << "SetDevice under a pushed context";
+  FakeCuda::thread().selected = device;
+  fake.AddContext(device);
+  return cudaSuccess;
+}
+
+cudaError_t HasContext(int device, bool* has_context) {
+  FakeCuda& fake = FakeCuda::Get();
+  if (const cudaError_t error = fake.EnterDriver("HasContext"); error != cudaSuccess) return error;
+  *has_context = fake.has_context(device);
+  return cudaSuccess;
+}
+
+cudaError_t PushContext(int device) {
+  FakeCuda& fake = FakeCuda::Get();
+  if (const cudaError_t error = fake.EnterDriver("PushContext"); error != cudaSuccess) return error;
+  FakeCuda::thread().pushed.push_back(device);
+  fake.AddContext(device);
+  return cudaSuccess;
+}
+
+cudaError_t PopContext() {
+  FakeCuda& fake = FakeCuda::Get();
+  if (const cudaError_t error = fake.EnterDriver("PopContext"); error != cudaSuccess) return error;
+  PINION_CHECK(!FakeCuda::thread().pushed.empty());
+  FakeCuda::thread().pushed.pop_back();
   return cudaSuccess;
 }
 
 // The fake's devices hang on no bus.
 cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "DeviceGetAttribute");
+  if (const cudaError_t error = fake.Enter("DeviceGetAttribute", /*uses_device=*/false);
+      error != cudaSuccess) {
+    return error;
+  }
   if (device >= fake.machine().device_count()) return fake.Latch(cudaErrorInvalidDevice);
-  const DeviceInfo info = fake.machine().device(device)->info();
   *value = 0;
   if (attribute == cudaDevAttrPageableMemoryAccessUsesHostPageTables) {
-    *value = info.link == LinkKind::kNvlinkC2c;
+    *value = fake.ReadsHostPageTables(device);
   } else if (attribute == cudaDevAttrCanUseHostPointerForRegisteredMem) {
     *value = !fake.registered_elsewhere();
   }
@@ -61,13 +91,19 @@ cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device)
 
 cudaError_t DeviceGetPCIBusId(char*, int, int) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "DeviceGetPCIBusId");
+  if (const cudaError_t error = fake.Enter("DeviceGetPCIBusId", /*uses_device=*/false);
+      error != cudaSuccess) {
+    return error;
+  }
   return fake.Latch(cudaErrorInvalidDevice);
 }
 
 cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "GetDeviceProperties");
+  if (const cudaError_t error = fake.Enter("GetDeviceProperties", /*uses_device=*/false);
+      error != cudaSuccess) {
+    return error;
+  }
   if (device >= fake.machine().device_count()) return fake.Latch(cudaErrorInvalidDevice);
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "%s",
@@ -90,7 +126,7 @@ cudaError_t GetLastError() {
 cudaError_t MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "MemGetInfo");
-  const MemoryStats stats = fake.machine().memory_stats(FakeCuda::thread().device);
+  const MemoryStats stats = fake.machine().memory_stats(FakeCuda::thread().device());
   *free_bytes = stats.limit_bytes - stats.in_use_bytes;
   *total_bytes = stats.limit_bytes;
   return cudaSuccess;
@@ -99,6 +135,12 @@ cudaError_t MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 cudaError_t MallocAsync(void** data, size_t size_bytes, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "MallocAsync");
+  if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
+  // The documentation names no error for a size that no device can have.
+  const int device = FakeCuda::thread().device();
+  if (size_bytes / 1024 > fake.machine().memory_stats(device).limit_bytes) {
+    return fake.Latch(cudaErrorInvalidValue);
+  }
   const absl::StatusOr<void*> allocated = fake.current().Allocate(size_bytes, fake.Stream(stream));
   if (allocated.ok()) *data = *allocated;
   return fake.Latch(allocated.status());
@@ -107,6 +149,7 @@ cudaError_t MallocAsync(void** data, size_t size_bytes, cudaStream_t stream) {
 cudaError_t FreeAsync(void* data, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "FreeAsync");
+  if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
   return fake.Latch(fake.current().Free(data, fake.Stream(stream)));
 }
 
@@ -146,30 +189,32 @@ cudaError_t StreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "StreamCreateWithFlags");
   PINION_CHECK(flags == cudaStreamNonBlocking) << "a stream that waits for the legacy one";
-  const absl::StatusOr<StreamHandle> created = fake.current().CreateStream("fake cuda");
-  if (created.ok()) {
-    *stream = static_cast<cudaStream_t>(created->native());
-    fake.AddHandle(*stream);
-  }
+  const absl::StatusOr<cudaStream_t> created = fake.CreateStream();
+  if (created.ok()) *stream = *created;
   return fake.Latch(created.status());
 }
 
 cudaError_t StreamDestroy(cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "StreamDestroy");
-  fake.RemoveHandle(stream);
-  return fake.Latch(fake.current().DestroyStream(fake.Stream(stream)));
+  return fake.Latch(fake.DestroyStream(stream));
 }
 
 cudaError_t StreamSynchronize(cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "StreamSynchronize");
+  if (const cudaError_t error = fake.EnterUnsafe("StreamSynchronize"); error != cudaSuccess) {
+    return error;
+  }
+  if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
   return fake.Latch(fake.current().SynchronizeStream(fake.Stream(stream)));
 }
 
 cudaError_t StreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "StreamIsCapturing");
+  if (const cudaError_t error = fake.CheckLegacy(stream); error != cudaSuccess) {
+    return fake.Latch(error);
+  }
   const absl::StatusOr<bool> capturing = fake.current().IsCapturing(fake.Stream(stream));
   if (capturing.ok()) {
     *status = *capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
@@ -202,6 +247,7 @@ cudaError_t EventRecord(cudaEvent_t event, cudaStream_t stream) {
   bool lost = false;
   const cudaError_t error = fake.EnterSubmission("EventRecord", &lost);
   if (error != cudaSuccess || lost) return error;
+  if (const cudaError_t legacy = fake.UseLegacy(stream); legacy != cudaSuccess) return legacy;
   return fake.Latch(fake.current().RecordEvent(EventHandle(event), fake.Stream(stream)));
 }
 
@@ -210,6 +256,7 @@ cudaError_t StreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int
   bool lost = false;
   const cudaError_t error = fake.EnterSubmission("StreamWaitEvent", &lost);
   if (error != cudaSuccess || lost) return error;
+  if (const cudaError_t legacy = fake.UseLegacy(stream); legacy != cudaSuccess) return legacy;
   PINION_CHECK(flags == cudaEventWaitDefault);
   return fake.Latch(fake.current().StreamWaitEvent(fake.Stream(stream), EventHandle(event)));
 }
@@ -240,6 +287,7 @@ cudaError_t MemcpyAsync(void* dst, const void* src, size_t size_bytes, cudaMemcp
   bool lost = false;
   const cudaError_t error = fake.EnterCopy("MemcpyAsync", &lost);
   if (error != cudaSuccess || lost) return error;
+  if (const cudaError_t legacy = fake.UseLegacy(stream); legacy != cudaSuccess) return legacy;
   PINION_CHECK(kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost);
   const CopyPiece piece = {dst, src, size_bytes};
   return fake.Latch(fake.current().CopyAsync(
@@ -250,6 +298,7 @@ cudaError_t MemcpyAsync(void* dst, const void* src, size_t size_bytes, cudaMemcp
 cudaError_t MemcpyBatchAsync(void* const* dsts, const void* const* srcs, const size_t* sizes,
                              size_t count, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
+  PINION_CHECK(count <= FakeCuda::kMaxBatchPieces) << "the driver hangs in " << count << " pieces";
   bool lost = false;
   const cudaError_t error = fake.EnterCopy("MemcpyBatchAsync", &lost);
   if (lost) return cudaSuccess;
@@ -309,6 +358,9 @@ const CudaApi& FakeCuda::Api() {
       .DeviceGetPCIBusId = &testing::DeviceGetPCIBusId,
       .GetDeviceProperties = &testing::GetDeviceProperties,
       .ThreadExchangeStreamCaptureMode = &testing::ThreadExchangeStreamCaptureMode,
+      .HasContext = &testing::HasContext,
+      .PushContext = &testing::PushContext,
+      .PopContext = &testing::PopContext,
       .GetLastError = &testing::GetLastError,
       .GetErrorName = &cudaGetErrorName,
       .GetErrorString = &cudaGetErrorString,

@@ -50,6 +50,7 @@ class FakeCudaUnderTest : public DeviceUnderTest {
   }
 
   std::vector<std::string> Complaints() override { return fake_.machine().races(); }
+  uint64_t memory_bytes() override { return fake_.machine().memory_stats(1).limit_bytes; }
 
  private:
   FakeCuda fake_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -14,6 +15,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -166,6 +168,102 @@ TEST_F(FakeCudaTest, ABatchThatFailsHasEnqueuedHalfOfItsPieces) {
   EXPECT_EQ(CopyOutTo(there.data()), cudaSuccess);
   EXPECT_EQ(there[0], 2);
   EXPECT_EQ(there[100], 1);
+}
+
+TEST_F(FakeCudaTest, ABatchThatIsTooLargeEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  const std::vector<void*> dsts(FakeCuda::kMaxBatchPieces + 1, data_);
+  const std::vector<const void*> srcs(dsts.size(), host_);
+  const std::vector<size_t> sizes(dsts.size(), 1);
+  EXPECT_DEATH(api_.MemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), dsts.size(), stream_),
+               "hangs in 1025 pieces");
+}
+
+TEST_F(FakeCudaTest, ADeviceGetsAContextWhenItIsSelectedOrUsed) {
+  EXPECT_TRUE(fake_.has_context(0)) << "the test has allocated there";
+  EXPECT_FALSE(fake_.has_context(1));
+  ASSERT_EQ(api_.SetDevice(1), cudaSuccess);
+  EXPECT_TRUE(fake_.has_context(1));
+}
+
+TEST_F(FakeCudaTest, APoppedContextLeavesTheThreadAsItWas) {
+  int device = -1;
+  ASSERT_EQ(api_.PushContext(1), cudaSuccess);
+  ASSERT_EQ(api_.GetDevice(&device), cudaSuccess);
+  EXPECT_EQ(device, 1);
+  ASSERT_EQ(api_.PopContext(), cudaSuccess);
+  ASSERT_EQ(api_.GetDevice(&device), cudaSuccess);
+  EXPECT_EQ(device, 0);
+}
+
+TEST_F(FakeCudaTest, WaitingForAStreamSpoilsSomebodysCapture) {
+  cudaStream_t captured = nullptr;
+  ASSERT_EQ(api_.StreamCreateWithFlags(&captured, cudaStreamNonBlocking), cudaSuccess);
+  fake_.SetCapturing(StreamHandle(captured), true);
+  EXPECT_EQ(api_.StreamSynchronize(stream_), cudaErrorStreamCaptureUnsupported);
+  EXPECT_TRUE(fake_.capture_spoiled());
+}
+
+// cudaStreamIsCapturing tells of it without harm; whatever else touches the legacy stream spoils
+// the capture.
+TEST_F(FakeCudaTest, TheLegacyStreamIsUnusableWhileAStreamThatItWaitsForCaptures) {
+  fake_.SetBlockingStreamCaptures();
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  EXPECT_EQ(api_.StreamIsCapturing(stream_, &status), cudaSuccess);
+  for (const cudaStream_t legacy : {cudaStream_t{nullptr}, cudaStreamLegacy}) {
+    EXPECT_EQ(api_.StreamIsCapturing(legacy, &status), cudaErrorStreamCaptureImplicit);
+  }
+  EXPECT_FALSE(fake_.capture_spoiled());
+  EXPECT_EQ(api_.EventRecord(event_, stream_), cudaSuccess);
+  EXPECT_FALSE(fake_.capture_spoiled());
+  EXPECT_EQ(api_.EventRecord(event_, nullptr), cudaErrorStreamCaptureImplicit);
+  EXPECT_TRUE(fake_.capture_spoiled());
+}
+
+TEST_F(FakeCudaTest, ADestroyedStreamsHandleIsGivenToTheNextOne) {
+  fake_.RecycleStreamHandles();
+  Kernel kernel;
+  kernel.name = "long";
+  kernel.flops = 1e19;
+  ASSERT_THAT(fake_.machine().Launch(0, StreamHandle(stream_), kernel), IsOk());
+  ASSERT_EQ(api_.StreamDestroy(stream_), cudaSuccess);
+  cudaStream_t next = nullptr;
+  ASSERT_EQ(api_.StreamCreateWithFlags(&next, cudaStreamNonBlocking), cudaSuccess);
+  EXPECT_EQ(next, stream_);
+  ASSERT_EQ(api_.EventRecord(event_, next), cudaSuccess);
+  EXPECT_EQ(api_.EventQuery(event_), cudaSuccess) << "it is another stream";
+}
+
+TEST_F(FakeCudaTest, FreeingAndUnregisteringWaitForTheDevice) {
+  alignas(4096) static char memory[4096];
+  ASSERT_EQ(api_.HostRegister(memory, sizeof(memory), cudaHostRegisterPortable), cudaSuccess);
+  void* unused = nullptr;
+  ASSERT_EQ(api_.HostAlloc(&unused, kSize, cudaHostAllocPortable), cudaSuccess);
+  for (const auto& free : {+[](void* data) { return FakeCuda::Api().FreeHost(data); },
+                           +[](void* data) { return FakeCuda::Api().HostUnregister(data); }}) {
+    EXPECT_EQ(CopyIn(), cudaSuccess);
+    EXPECT_EQ(api_.EventRecord(event_, stream_), cudaSuccess);
+    EXPECT_EQ(api_.EventQuery(event_), cudaErrorNotReady);
+    EXPECT_EQ(free(std::exchange(unused, memory)), cudaSuccess);
+    EXPECT_EQ(api_.EventQuery(event_), cudaSuccess);
+  }
+}
+
+TEST(FakeCudaOnGh200Test, RegisteredMemoryStaysPageable) {
+  alignas(4096) static char memory[4096];
+  EmulatedOptions options;
+  options.preset = *FindPreset("gh200_c2c");
+  FakeCuda fake(options);
+  const CudaApi& api = FakeCuda::Api();
+  EXPECT_EQ(api.HostRegister(memory, sizeof(memory), cudaHostRegisterPortable), cudaSuccess);
+  EXPECT_FALSE(fake.machine().IsPinned(memory));
+  EXPECT_EQ(api.HostUnregister(memory), cudaSuccess);
+}
+
+TEST_F(FakeCudaTest, MuchMoreThanTheDeviceHasIsAnInvalidValue) {
+  void* data = nullptr;
+  EXPECT_EQ(api_.MallocAsync(&data, uint64_t{1} << 50, stream_), cudaErrorInvalidValue);
+  EXPECT_EQ(api_.MallocAsync(&data, 128 * kMiB, stream_), cudaErrorMemoryAllocation);
 }
 
 TEST_F(FakeCudaTest, RegisteredAndAllocatedMemoryAreNotMistakenForEachOther) {

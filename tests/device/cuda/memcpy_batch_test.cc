@@ -14,6 +14,7 @@ struct Seen {
   size_t size = 0;
   size_t count = 0;
   cudaMemcpySrcAccessOrder order = cudaMemcpySrcAccessOrderInvalid;
+  unsigned int flags = 0;
   size_t first_piece = 99;
   size_t attribute_count = 0;
   cudaStream_t stream = nullptr;
@@ -22,8 +23,15 @@ struct Seen {
 cudaError_t MemcpyBatch13(void* const* dsts, const void* const* srcs, const size_t* sizes,
                           size_t count, cudaMemcpyAttributes* attributes, size_t* first_pieces,
                           size_t attribute_count, cudaStream_t stream) {
-  seen = {dsts[1],         srcs[1],         sizes[1], count, attributes[0].srcAccessOrder,
-          first_pieces[0], attribute_count, stream};
+  seen = {.dst = dsts[1],
+          .src = srcs[1],
+          .size = sizes[1],
+          .count = count,
+          .order = attributes[0].srcAccessOrder,
+          .flags = attributes[0].flags,
+          .first_piece = first_pieces[0],
+          .attribute_count = attribute_count,
+          .stream = stream};
   return cudaErrorInvalidValue;
 }
 
@@ -49,6 +57,7 @@ void ExpectTheCallGetsThrough(MemcpyBatch memcpy_batch) {
   EXPECT_EQ(seen.size, 2u);
   EXPECT_EQ(seen.count, 2u);
   EXPECT_EQ(seen.order, cudaMemcpySrcAccessOrderStream);
+  EXPECT_EQ(seen.flags, unsigned{cudaMemcpyFlagPreferOverlapWithCompute});
   EXPECT_EQ(seen.first_piece, 0u);
   EXPECT_EQ(seen.attribute_count, 1u);
   EXPECT_EQ(seen.stream, stream);
