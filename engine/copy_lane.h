@@ -1,6 +1,6 @@
 // One direction of an engine: a stream, its timeline, and how a batch gets onto it.
 //
-//   batch ── merge neighbours ──> chunks of half a window ──> wait for room ──> stream
+//   batch ── merge neighbours ──> chunks ──> wait for room ──> stream
 //
 // The first chunk is ordered after the batch's compute stream and after copies of other timelines
 // that touch its host buffers; the rest follows in the order of the stream. Threads take turns per
@@ -17,7 +17,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/event_pool.h"
@@ -31,7 +30,7 @@ class CopyLane {
  public:
   struct Options {
     uint64_t window_bytes = 0;  // in flight at most
-    absl::Duration timeout;     // of every wait of the host
+    uint64_t chunk_bytes = 0;  // at most half of the window: one is enqueued while one is under way
   };
 
   // Makes the stream.
