@@ -23,9 +23,18 @@
 
 namespace pinion {
 
+// Who keeps the queue of copies to a device short.
+enum class FlowControl {
+  kEngine,  // Submit blocks the host while the engine's window is full
+  kCaller,  // Submit never waits for room: the caller has a bound of its own for what it fetches
+};
+
 class CopyBatch {
  public:
-  explicit CopyBatch(CopyDirection direction) : direction_(direction) {}
+  // Copies to the host need no flow control: each has a pinned block of its own until it is done,
+  // and the pool of those is the bound.
+  explicit CopyBatch(CopyDirection direction, FlowControl flow_control = FlowControl::kEngine)
+      : direction_(direction), flow_control_(flow_control) {}
   CopyBatch(CopyBatch&&) = default;
   CopyBatch& operator=(CopyBatch&&) = default;
 
@@ -34,6 +43,10 @@ class CopyBatch {
            uint64_t size_bytes);
 
   CopyDirection direction() const { return direction_; }
+  // Whether Submit may block the host until there is room in the window.
+  bool waits_for_room() const {
+    return direction_ == CopyDirection::kHostToDevice && flow_control_ == FlowControl::kEngine;
+  }
   bool empty() const { return pieces_.empty(); }
   uint64_t size_bytes() const { return size_bytes_; }
   const std::vector<CopyPiece>& pieces() const { return pieces_; }
@@ -42,6 +55,7 @@ class CopyBatch {
 
  private:
   CopyDirection direction_;
+  FlowControl flow_control_;
   std::vector<CopyPiece> pieces_;
   std::vector<std::shared_ptr<HostBuffer>> buffers_;
   uint64_t size_bytes_ = 0;

@@ -109,7 +109,8 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   absl::Span<const CopyPiece> pieces = progress.Next(progress.chunk_bytes);
   SubmittedCopy copy;
   copy.size_bytes = TotalBytes(pieces);
-  PINION_RETURN_IF_ERROR(WaitForRoom(copy.size_bytes));
+  if (timeline_->pending_count() > kPollAbovePending) timeline_->Poll();
+  if (progress.batch.waits_for_room()) PINION_RETURN_IF_ERROR(WaitForRoom(copy.size_bytes));
   PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
   if (is_first) {
     PINION_ASSIGN_OR_RETURN(copy.after, OrderBatch(progress.batch, progress.after));
@@ -149,7 +150,6 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
 }
 
 absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
-  if (timeline_->pending_count() > kPollAbovePending) timeline_->Poll();
   const uint64_t allowed_bytes = options_.window_bytes - size_bytes;
   if (timeline_->NumberToWaitFor(allowed_bytes) == 0) return absl::OkStatus();
   timeline_->Poll();

@@ -1,6 +1,9 @@
 // One direction of an engine: a stream, its timeline, and how a batch gets onto it.
 //
-//   batch ── merge neighbours ──> chunks ──> wait for room ──> stream
+//   batch ── merge neighbours ──> chunks ──> (wait for room) ──> stream
+//
+// Only batches to the device wait for room, and of these only the ones whose callers leave flow
+// control to the engine (copy_batch.h).
 //
 // The first chunk is ordered after the batch's compute stream and after copies of other timelines
 // that touch its host buffers; the rest follows in the order of the stream. Threads take turns per
@@ -29,7 +32,7 @@ namespace pinion::internal {
 class CopyLane {
  public:
   struct Options {
-    uint64_t window_bytes = 0;  // in flight at most
+    uint64_t window_bytes = 0;  // in flight at most, for batches that wait for room
     uint64_t chunk_bytes = 0;  // at most half of the window: one is enqueued while one is under way
   };
 

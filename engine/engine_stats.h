@@ -22,7 +22,7 @@ struct DirectionStats {
   uint64_t completed_bytes = 0;
   uint64_t in_flight_bytes = 0;
   uint64_t peak_in_flight_bytes = 0;
-  uint64_t flow_control_waits = 0;  // Submit blocked the host
+  uint64_t flow_control_waits = 0;  // Submit blocked the host; copies to the device only
   uint64_t failed_submits = 0;      // returned an error
 
   // With EngineOptions::time_transfers, as far as polling knows.

@@ -18,10 +18,14 @@
 // Each submission is numbered on its direction's timeline (a Transfer's ticket). One event per
 // submission, kept in a FIFO ring, polled outside locks.
 //
-// Bytes in flight never exceed a window per direction: Submit blocks the host, and what is
-// submitted next queues behind a window at most. A large batch goes in chunks of about half a
-// millisecond of the link, at most half of the window, so that the small copies of others on the
-// same copy engine have their turn. One Transfer covers all of them.
+// A large batch goes in chunks of about half a millisecond of the link, at most half of the window,
+// so that the small copies of others on the same copy engine have their turn; one Transfer covers
+// all of them. Copies to the host are enqueued without waiting: the blocks of pinned memory that
+// they fill bound them. Copies to the device are what somebody waits for, and what is submitted
+// next queues behind them, so that no more than the window is in flight: Submit blocks the host
+// until there is room, two chunks at a time keep the link busy. A caller that has a bound of its
+// own for what it fetches ahead says so (FlowControl::kCaller in copy_batch.h) and is never
+// blocked.
 //
 // Errors: a call that fails for the moment (Unavailable) is repeated at once, `transient_retries`
 // times. If it still fails, or device memory is short, the error is returned and nothing of that
@@ -59,10 +63,11 @@ namespace pinion {
 class TraceSink;
 
 struct EngineOptions {
-  // The window: Submit blocks the host rather than have more than this in flight in its direction.
-  // What is submitted next queues behind it, so a needed fetch waits for at most this many bytes
-  // (256 MiB: 5 ms on PCIe 5, 1 ms on NVLink-C2C). Large enough that the fixed cost of a chunk,
-  // which is at most half a window, is below 1 % on the fastest link. Must be positive.
+  // The window: Submit blocks the host rather than have more than this in flight to the device,
+  // where the batch leaves flow control to the engine. What is submitted next queues behind it, so
+  // a copy in that is needed waits for at most this many bytes (256 MiB: 5 ms on PCIe 5, 1 ms on
+  // NVLink-C2C). Large enough that the fixed cost of a chunk, which is at most half a window, is
+  // below 1 % on the fastest link. Must be positive.
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;
 
   // How long the destructor waits for what is in flight before it leaks that.

@@ -16,7 +16,7 @@ enum class WaitSite {
   kCopyAfterCompute,     // a copy starts after the work that its batch was submitted after
   kCopyAfterHostBuffer,  // a copy starts after earlier copies of the other direction on its host
                          // buffer
-  kFlowControl,          // the host waits until bytes in flight are below the bound
+  kFlowControl,          // the host waits until bytes in flight to the device are below the bound
   kCopyWithoutEvent,     // the host waits for a copy whose event could not be recorded
   kFailedBatch,          // the host waits for the chunks of a batch whose next one has failed
   // hooks

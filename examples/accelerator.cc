@@ -5,6 +5,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
 #include <chrono>
@@ -59,7 +60,8 @@ absl::Status LoadTorchCuda(const std::string& torch_lib_dir) {
   if (reason.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "cannot load ", path, " (", reason,
-      "): install LibTorch with its CUDA libraries (pip install torch==2.11.0 in .venv)",
+      "): install LibTorch with its CUDA libraries (pip install torch==2.11.0 in .venv), or name ",
+      "one with TORCH_PATH, which ./bazelw and programs in a portable folder read",
       kEmulatedRemedy));
 }
 
@@ -70,6 +72,18 @@ absl::Status CannotUseCuda(const absl::Status& why) {
 }
 
 }  // namespace
+
+std::string LoadedTorchLibDir() {
+  void* const library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  PINION_CHECK(library != nullptr) << "libtorch_cpu.so is not loaded: " << dlerror();
+  const link_map* map = nullptr;
+  PINION_CHECK(dlinfo(library, RTLD_DI_LINKMAP, &map) == 0) << dlerror();
+  // Bazel loads a link to the library; the others lie beside the library itself.
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::canonical(map->l_name, error);
+  dlclose(library);
+  return path.parent_path().string();
+}
 
 absl::StatusOr<std::string> ChooseDevice(const std::string& requested,
                                          const CudaInstallation& cuda) {

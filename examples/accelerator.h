@@ -23,10 +23,14 @@
 
 namespace pinion {
 
+// The folder of the libtorch_cpu.so that this process has loaded: the other libraries of the same
+// LibTorch lie there.
+std::string LoadedTorchLibDir();
+
 // Where this machine's CUDA is looked for.
 struct CudaInstallation {
   std::string driver_file = "/proc/driver/nvidia/version";  // exists where there is a driver
-  std::string torch_lib_dir = PINION_TORCH_LIB_DIR;         // has libtorch_cuda.so
+  std::string torch_lib_dir = LoadedTorchLibDir();          // has libtorch_cuda.so
   const CudaApi& api = RealCudaApi();
 };
 

@@ -19,6 +19,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/examples/shared_data.h"
 
 namespace pinion {
 namespace {
@@ -101,7 +103,12 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
   return text;
 }
 
-absl::StatusOr<std::string> ReadDefaultText() {
+namespace {
+
+// What `bible` prints: from the file that travels with the program, else from the command.
+absl::StatusOr<std::string> PrintedBible() {
+  const std::string path = SharedDataPath("king_james_bible.txt");
+  if (!path.empty()) return ReadTextFile(path);
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(kBibleCommand, "r"), pclose);
   if (pipe == nullptr) {
     return absl::InternalError(absl::StrCat("cannot start a shell: ", std::strerror(errno)));
@@ -111,6 +118,13 @@ absl::StatusOr<std::string> ReadDefaultText() {
   while (const size_t count = fread(buffer.data(), 1, buffer.size(), pipe.get())) {
     printed.append(buffer.data(), count);
   }
+  return printed;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadDefaultText() {
+  PINION_ASSIGN_OR_RETURN(const std::string printed, PrintedBible());
   std::string text;
   text.reserve(printed.size());
   for (const absl::string_view line : absl::StrSplit(printed, '\n')) {

@@ -45,7 +45,8 @@ class TextData {
 absl::StatusOr<std::string> ReadTextFile(const std::string& path);
 
 // The King James Bible, a verse a line, as Debian's package bible-kjv prints it: public domain,
-// 4.1 MB. NotFound names the package when the command `bible` is missing.
+// 4.1 MB. A program in a portable folder brings it along. Elsewhere NotFound names the package when
+// the command `bible` is missing.
 absl::StatusOr<std::string> ReadDefaultText();
 
 }  // namespace pinion

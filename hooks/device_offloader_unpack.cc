@@ -170,7 +170,8 @@ void DeviceOffloader::FetchNow(Parcel& parcel, const BoundStream& stream) {
       DropUnreadPrefetches();
       storage = AllocateStorage(stream.torch, parcel.size_bytes());
     }
-    CopyBatch batch(CopyDirection::kHostToDevice);
+    // Backward needs it now, and what is in flight before it the prefetch window bounds.
+    CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
     batch.Add(parcel.host, 0, storage.mutable_data(), parcel.size_bytes());
     const absl::StatusOr<Transfer> copy = engine_->Submit(std::move(batch), stream.native);
     if (!copy.ok() && IsPoisoned()) storage.unsafeReleaseStorageImpl();
@@ -273,7 +274,8 @@ bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t 
   const BoundStream stream = parcels.front()->pack_stream;
   std::vector<c10::Storage> storages(parcels.size());
   absl::StatusOr<Transfer> copy;
-  CopyBatch batch(CopyDirection::kHostToDevice);
+  // The prefetch window is the bound: the host never waits for a prefetch.
+  CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
     for (size_t i = 0; i < parcels.size(); ++i) {

@@ -2,8 +2,8 @@
 
 Targets:
   @libtorch//:torch_cpu   headers, libc10 and libtorch_cpu: all that Pinion links
-  @libtorch//:lib_dir     where the wheel's other libraries are (PINION_TORCH_LIB_DIR), for
-                          programs that load libtorch_cuda
+  @libtorch//:lib_dir     where the wheel's libraries are (PINION_TORCH_LIB_DIR), for tests that
+                          look for the Python beside them
 """
 
 _BUILD = """

@@ -1,18 +1,98 @@
-"""Pinion's C++ rules: include paths that start with the project's name.
+"""Pinion's C++ rules: include paths that start with the project's name, and the library's folders
+compiled as one file each.
 
 `//allocator:pinned_block` is included as "pinion/allocator/pinned_block.h",
 inside this repository and in those that depend on it.
+
+With `--//config:one_file`, which --config=opt gives, a folder of the library is one object: a
+generated file includes the .cc files of all its libraries, so that the headers, which are what takes
+the time, are read once. Otherwise each library has an object of its own, which clang's layering
+check needs, and which builds faster after an edit. The price of the one file is that names in the
+anonymous namespaces of a folder differ, and that objects of folders do not need each other in a
+circle.
 """
 
-def pinion_library(name, srcs = [], hdrs = [], **kwargs):
+_LAYERS = ["allocator", "device", "engine", "hooks"]
+
+def _if_one_file(one_file, otherwise):
+    return select({
+        "//config:folders_are_one_file": one_file,
+        "//conditions:default": otherwise,
+    })
+
+def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
+    """A `cc_library`, usually of one .h and one .cc file."""
+    prefixes = {
+        "include_prefix": "pinion/" + native.package_name(),
+        "strip_include_prefix": "/" + native.package_name(),
+    }
+    if native.package_name().split("/")[0] not in _LAYERS:
+        kwargs.update(prefixes)
+        native.cc_library(name = name, srcs = srcs, hdrs = hdrs, deps = deps, **kwargs)
+        return
+
+    # What the folder's one file includes and what that needs. Its siblings are text as well: the
+    # one file cannot depend on what depends on it.
+    siblings = [label for label in deps if label.startswith(":")]
+    others = [label for label in deps if not label.startswith(":")]
+    text = name + "_text"
+    native.cc_library(
+        name = text,
+        hdrs = hdrs,
+        textual_hdrs = srcs,
+        deps = others + [label + "_text" for label in siblings],
+        linkopts = kwargs.get("linkopts", []),
+        visibility = ["//visibility:private"],
+        **prefixes
+    )
+    kwargs.update(prefixes)
     native.cc_library(
         name = name,
-        srcs = srcs,
-        hdrs = hdrs,
-        include_prefix = "pinion/" + native.package_name(),
-        strip_include_prefix = "/" + native.package_name(),
+        srcs = _if_one_file([], srcs),
+        hdrs = _if_one_file([], hdrs),
+        deps = siblings + _if_one_file([":" + text] + ([":one_file"] if srcs else []), others),
         **kwargs
     )
+
+# For what //tools/portable collects: libraries in the lib/ beside a program's folder come first,
+# also for what those libraries load (which RUNPATH, the linker's default, leaves out).
+PORTABLE_LINKOPTS = [
+    "-Wl,--disable-new-dtags",
+    "-Wl,-rpath,$$ORIGIN/../lib",
+]
+
+def one_file():
+    """Ends the BUILD file of each folder of the library: the file that includes all .cc files."""
+    parts = [rule for name, rule in native.existing_rules().items() if name.endswith("_text")]
+    _includes(
+        name = "one_file_source",
+        srcs = sorted([source for part in parts for source in part["textual_hdrs"]]),
+        out = "one_file.cc",
+        visibility = ["//visibility:private"],
+    )
+    native.cc_library(
+        name = "one_file",
+        srcs = ["one_file.cc"],
+        # gcc takes the included .cc files for headers, whose types others would see. (clang does not
+        # know the warning.)
+        copts = ["-Wno-subobject-linkage", "-Wno-unknown-warning-option"],
+        deps = [":" + part["name"] for part in parts],
+        # Not a part of `//...`, which would compile everything twice.
+        tags = ["manual"],
+        visibility = ["//visibility:private"],
+    )
+
+def _includes_impl(ctx):
+    paths = ["%s/%s" % (source.label.package, source.label.name) for source in ctx.attr.srcs]
+    ctx.actions.write(ctx.outputs.out, "".join(["#include \"%s\"\n" % path for path in paths]))
+
+_includes = rule(
+    implementation = _includes_impl,
+    attrs = {
+        "out": attr.output(mandatory = True),
+        "srcs": attr.label_list(allow_files = [".cc"]),
+    },
+)
 
 def pinion_test(name, srcs = None, deps = [], size = "small", **kwargs):
     """A GoogleTest binary of one source file, `<name>.cc` unless told otherwise."""

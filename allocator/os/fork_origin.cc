@@ -18,7 +18,7 @@ namespace {
 
 // While the library is loaded: a static of a function has a lock, which a child would find taken if
 // another thread was just making the first ForkOrigin.
-[[maybe_unused]] const int registered = pthread_atfork(
+[[maybe_unused]] const int counted_in_child = pthread_atfork(
     nullptr, nullptr, [] { internal::fork_generation.fetch_add(1, std::memory_order_relaxed); });
 
 }  // namespace

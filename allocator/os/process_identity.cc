@@ -26,7 +26,8 @@ constexpr uint64_t kStartMask = (uint64_t{1} << kStartBits) - 1;
 std::atomic<ProcessIdentity> cached{0};
 
 // A grandchild may have the pid of the one that looked first, if that has ended.
-[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { cached = 0; });
+[[maybe_unused]] const int forgotten_in_child =
+    pthread_atfork(nullptr, nullptr, [] { cached = 0; });
 
 struct ProcStat {
   char state = '?';

@@ -28,9 +28,10 @@
 #include "pinion/bench/allocator/allocator_cases.h"
 #include "pinion/bench/allocator/peers.h"
 #include "pinion/bench/goals.h"
+#include "pinion/examples/shared_data.h"
 
 ABSL_FLAG(std::string, json, "", "writes rows and goals to this file");
-ABSL_FLAG(std::string, traces, "bench/allocator/traces", "folder of the recorded traces");
+ABSL_FLAG(std::string, traces, "", "folder of the recorded traces; default: the repository's");
 ABSL_FLAG(int, samples, 31, "samples that a median is taken of");
 
 namespace pinion {
@@ -150,12 +151,21 @@ class Run {
   std::optional<double> mean_rounding_;
 };
 
-// Every trace of the folder, by name.
-std::vector<AllocationTrace> ReadTraces() {
+// --traces, else what travels with the program, else the repository's, in which `bazel run` starts.
+std::filesystem::path TraceFolder() {
   const std::filesystem::path given = absl::GetFlag(FLAGS_traces);
   const char* const run_from = std::getenv("BUILD_WORKSPACE_DIRECTORY");  // by bazel run
-  const std::filesystem::path folder =
-      given.is_relative() && run_from != nullptr ? std::filesystem::path(run_from) / given : given;
+  if (given.empty()) {
+    const std::string shared = SharedDataPath("allocation_traces");
+    return shared.empty() ? "bench/allocator/traces" : shared;
+  }
+  return given.is_relative() && run_from != nullptr ? std::filesystem::path(run_from) / given
+                                                    : given;
+}
+
+// Every trace of the folder, by name.
+std::vector<AllocationTrace> ReadTraces() {
+  const std::filesystem::path folder = TraceFolder();
   std::vector<std::string> paths;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kPageBytes = 4 * kKiB;
 
-uintptr_t Address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
+uintptr_t AddressOf(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
 // --- What the SIGSEGV handler reads ---
 // It may neither lock nor allocate, so copies in flight leave notes in a table of all machines.
@@ -69,7 +69,7 @@ void PrintAddress(uintptr_t address) {
 }
 
 void OnFault(int signal, siginfo_t* info, void* /*context*/) {
-  const uintptr_t address = Address(info->si_addr);
+  const uintptr_t address = AddressOf(info->si_addr);
   const Note* const note = std::find_if(notes, notes + kNotes, [address](const Note& copy) {
     return address < copy.end && address >= copy.begin;
   });
@@ -135,12 +135,12 @@ HostProtection::~HostProtection() {
 }
 
 void HostProtection::AddSegment(const TwoViews& views, uint64_t size_bytes) {
-  segments_[Address(views.program)] = {static_cast<char*>(views.machine), size_bytes,
-                                       std::vector<PageUse>(size_bytes / kPageBytes)};
+  segments_[AddressOf(views.program)] = {static_cast<char*>(views.machine), size_bytes,
+                                         std::vector<PageUse>(size_bytes / kPageBytes)};
 }
 
 void* HostProtection::RemoveSegment(const void* program) {
-  const auto it = segments_.find(Address(program));
+  const auto it = segments_.find(AddressOf(program));
   PINION_CHECK(it != segments_.end());
   const uintptr_t begin = it->first;
   const uintptr_t end = begin + it->second.size_bytes;
@@ -170,7 +170,7 @@ void HostProtection::OpenSeen(const VectorClock& host) {
 
 void* HostProtection::CloseEnd(void* data, uint64_t size_bytes, bool written, Moment copy,
                                const std::string& what) {
-  const uintptr_t begin = Address(data);
+  const uintptr_t begin = AddressOf(data);
   const auto it = segments_.upper_bound(begin);
   if (it == segments_.begin()) return data;
   const auto& [program, segment] = *std::prev(it);

@@ -313,18 +313,17 @@ TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
   FaultyWorld faulty(options, machine_options);
   EngineWorld& world = faulty.world;
   uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  const Transfer stuck = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  const Transfer stuck = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
   const auto says_why = StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                 AllOf(HasSubstr("D2H on emu:0"), HasSubstr("submission 1"),
+                                 AllOf(HasSubstr("H2D on emu:0"), HasSubstr("submission 1"),
                                        HasSubstr("its copy has not finished")));
 
   EXPECT_THAT(stuck.Wait(absl::Seconds(1)), says_why);
   EXPECT_THAT(world.engine().Drain(absl::Seconds(1)), says_why);
   // Flow control on a device that knows that it is stuck for ever ends as well, and leaves nothing
   // behind.
-  EXPECT_THAT(world.TryCopyOut(world.NewHostBuffer(kMiB), data, world.compute()), says_why);
-  EXPECT_EQ(world.engine().GetStats().d2h.submitted_transfers, 1u);
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), says_why);
+  EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
   EXPECT_THAT(world.engine().health(), IsOk());
 
   world.DestroyEngine();

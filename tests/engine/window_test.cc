@@ -1,5 +1,5 @@
-// Bytes in flight never exceed the window, a fetch never waits for more than it, and that costs
-// no bandwidth: in exact virtual time.
+// Bytes in flight to the device never exceed the window, a fetch never waits for more than it, that
+// costs no bandwidth, and nothing else waits for it: in exact virtual time.
 
 #include <algorithm>
 #include <cstdint>
@@ -81,27 +81,27 @@ TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
       const uint64_t size_bytes = pieces * piece_bytes;
       uint8_t* const data = world.AllocateDevice(size_bytes);
       const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(size_bytes);
-      world.WriteDevice(data, Pattern(1, size_bytes), world.compute());
-      CopyBatch batch(CopyDirection::kDeviceToHost);
+      world.WriteHost(*host, Pattern(1, size_bytes));
+      CopyBatch batch(CopyDirection::kHostToDevice);
       std::vector<uint8_t> expected(size_bytes);
       for (uint64_t i = 0; i < pieces; ++i) {  // the host's in reverse order: none are merged
-        const uint64_t to = (pieces - 1 - i) * piece_bytes;
-        batch.Add(host, to, data + i * piece_bytes, piece_bytes);
+        const uint64_t from = (pieces - 1 - i) * piece_bytes;
+        batch.Add(host, from, data + i * piece_bytes, piece_bytes);
         const std::vector<uint8_t> all = Pattern(1, size_bytes);
-        std::copy_n(all.begin() + i * piece_bytes, piece_bytes, expected.begin() + to);
+        std::copy_n(all.begin() + from, piece_bytes, expected.begin() + i * piece_bytes);
       }
 
-      const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
+      const absl::StatusOr<Transfer> in = world.engine().Submit(std::move(batch), world.compute());
 
-      ASSERT_THAT(out, IsOk());
-      const DirectionStats stats = world.engine().GetStats().d2h;
+      ASSERT_THAT(in, IsOk());
+      const DirectionStats stats = world.engine().GetStats().h2d;
       EXPECT_LE(stats.peak_in_flight_bytes, window);
       EXPECT_EQ(stats.submitted_transfers, 1u);
       EXPECT_GE(stats.submitted_chunks, 10u);
-      ASSERT_THAT(out->Wait(kLong), IsOk());
-      EXPECT_EQ(world.ReadHost(*host), expected);
-      EXPECT_EQ(world.engine().GetStats().d2h.in_flight_bytes, 0u);
-      EXPECT_EQ(world.engine().GetStats().d2h.completed_transfers, 1u);
+      ASSERT_THAT(in->Wait(kLong), IsOk());
+      EXPECT_EQ(world.ReadDevice(data, size_bytes, world.compute()), expected);
+      EXPECT_EQ(world.engine().GetStats().h2d.in_flight_bytes, 0u);
+      EXPECT_EQ(world.engine().GetStats().h2d.completed_transfers, 1u);
       EXPECT_THAT(world.machine().races(), IsEmpty());
     }
   }
@@ -120,6 +120,40 @@ TEST(WindowTest, OneTicketCoversAllChunks) {
   ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
   EXPECT_EQ(world.ReadDevice(data, kMiB, world.compute()), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
+}
+
+// Milliseconds of the host for a batch of `size_bytes` on a link that takes much longer for it.
+double SubmitMs(EngineWorld& world, CopyBatch batch, uint64_t size_bytes) {
+  batch.Add(world.NewHostBuffer(size_bytes), 0, world.AllocateDevice(size_bytes), size_bytes);
+  const double before_ms = world.machine().now_ms();
+  EXPECT_THAT(world.engine().Submit(std::move(batch), world.compute()), IsOk());
+  return world.machine().now_ms() - before_ms;
+}
+
+// Each waiting copy out has a block of pinned memory already: the window would bound nothing else.
+TEST(WindowTest, ACopyOutOfTenWindowsNeverBlocksTheHost) {
+  const EmulatedOptions machine = SlowLink("h100_pcie5");
+  EngineWorld world(machine, Window(kMiB / 4));
+  constexpr uint64_t kSize = 10 * kMiB / 4;
+  const double submit_ms = SubmitMs(world, CopyBatch(CopyDirection::kDeviceToHost), kSize);
+  EXPECT_LT(submit_ms, TransferMs(kSize, machine.preset.link.d2h_gb_per_s) / 20);
+  const DirectionStats stats = world.engine().GetStats().d2h;
+  EXPECT_EQ(stats.flow_control_waits, 0u);
+  EXPECT_EQ(stats.submitted_chunks, 20u);
+  EXPECT_EQ(stats.peak_in_flight_bytes, kSize);
+}
+
+TEST(WindowTest, ACopyInBlocksTheHostUnlessItsCallerBoundsWhatItFetches) {
+  const EmulatedOptions machine = SlowLink("h100_pcie5");
+  constexpr uint64_t kSize = 10 * kMiB / 4;
+  const double copy_ms = TransferMs(kSize, machine.preset.link.h2d_gb_per_s);
+  EngineWorld blocked(machine, Window(kMiB / 4));
+  EXPECT_GT(SubmitMs(blocked, CopyBatch(CopyDirection::kHostToDevice), kSize), copy_ms / 2);
+  EXPECT_GT(blocked.engine().GetStats().h2d.flow_control_waits, 0u);
+  EngineWorld free(machine, Window(kMiB / 4));
+  EXPECT_LT(SubmitMs(free, CopyBatch(CopyDirection::kHostToDevice, FlowControl::kCaller), kSize),
+            copy_ms / 20);
+  EXPECT_EQ(free.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
 // A fetch that backward needs now, behind whatever was prefetched.

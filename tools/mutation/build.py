@@ -1,0 +1,212 @@
+"""Builds the tests of a copy of the tree in which every mutant sleeps."""
+
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import mutants as m
+import schemata
+
+_ERROR = re.compile(r"^(\S+?\.(?:h|cc)):(\d+):(\d+): (?:fatal )?error: (.*)")
+_PLACE = re.compile(r"^(?:In file included from |\s+from )?(\S+?\.(?:h|cc)):(\d+):(\d+)?")
+_HEADER_LINES = schemata._HEADER.count("\n")
+
+
+class BuildError(Exception):
+    pass
+
+
+def library_files(root, layers):
+    """The .h and .cc files of the layers."""
+    listed = _listed(root, *layers)
+    return sorted(path for path in listed if path.endswith((".h", ".cc")))
+
+
+def _listed(root, *paths):
+    """What git tracks, and what it would track."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [path for path in listed if (pathlib.Path(root) / path).is_file()]
+
+
+class Sources:
+    """The files of the library with all their mutants."""
+
+    def __init__(self, root, paths):
+        self.text = {path: (pathlib.Path(root) / path).read_bytes() for path in paths}
+        following = m.enumerators(self.text.values())
+        self.mutants = []
+        for path in paths:
+            header = self.text.get(path[:-2] + "h", b"") if path.endswith(".cc") else b""
+            self.mutants += m.find(path, self.text[path], following, header)
+        self.slots = schemata.slots(paths)
+
+    def number(self, mutant):
+        return schemata.number_of(mutant, self.slots)
+
+    def mutated(self, mutant):
+        return m.apply(self.text[mutant.path], mutant)
+
+
+class Tree:
+    """A copy of the tree under `scratch`, with bazel's output beside it. The user's own tree is only read."""
+
+    def __init__(self, root, scratch, say, hardened=False):
+        self.root = pathlib.Path(root)
+        self.path = pathlib.Path(scratch) / "tree"
+        self._output_base = pathlib.Path(scratch) / "bazel"
+        self._rejected_file = pathlib.Path(scratch) / "rejected.json"
+        self._say = say
+        self._hardened = hardened
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.rejected = set()
+        if self._rejected_file.exists():
+            self.rejected = {tuple(key) for key in json.loads(self._rejected_file.read_text())}
+
+    def is_rejected(self, mutant):
+        return (*mutant.key, mutant.kind) in self.rejected
+
+    def sync(self, changed):
+        """Makes the copy what the tree is, but for the files in `changed`: {path: bytes}."""
+        wanted = set(_listed(self.root))
+        old = {str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file() and not p.is_symlink()}
+        for path in old - wanted - {"user.bazelrc"}:
+            (self.path / path).unlink()
+        for path in wanted:
+            source, target = self.root / path, self.path / path
+            data = changed.get(path) or source.read_bytes()
+            if target.is_file() and target.read_bytes() == data:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            target.chmod(source.stat().st_mode & 0o777)
+        venv = self.path / ".venv"
+        if not venv.is_symlink():
+            venv.symlink_to((self.root / ".venv").resolve())
+        user = self.root / "user.bazelrc"
+        if user.exists():
+            (self.path / "user.bazelrc").write_bytes(user.read_bytes())
+
+    def _bazel(self, *arguments, **kwargs):
+        return subprocess.run(
+            ["./bazelw", f"--output_base={self._output_base}", *arguments],
+            cwd=self.path, text=True, env={**os.environ, "PINION_SKIP_INSTALL": "1"}, **kwargs,
+        )
+
+    def _flags(self):
+        # Warnings that are errors say nothing about a mutant.
+        flags = ["--config=opt", "--copt=-O1", "--copt=-w", "--symlink_prefix=/", "--color=no", "--curses=no"]
+        if "one_file" in (self.path / "config/BUILD.bazel").read_text():
+            flags.append("--//config:one_file=false")
+        if self._hardened:
+            flags += ["--//config:hardening", "--//config:chunk_mib=64"]
+        return flags
+
+    def build(self, sources, targets):
+        """Builds with all mutants that compile; the others are remembered in self.rejected."""
+        for attempt in range(1, 13):
+            regions, changed = {}, {}
+            by_path = collections.defaultdict(list)
+            for mutant in sources.mutants:
+                if not self.is_rejected(mutant):
+                    by_path[mutant.path].append(mutant)
+            for path, found in by_path.items():
+                changed[path], regions[path] = schemata.instrument(sources.text[path], found, sources.slots[path])
+            self.sync(changed)
+            self._say(f"building {len(sources.mutants)} mutants at once, attempt {attempt}")
+            log = self.path.parent / "build.log"
+            with open(log, "w") as out:
+                done = self._bazel("build", *self._flags(), "-k", *targets, stdout=out, stderr=subprocess.STDOUT)
+            if done.returncode == 0:
+                return
+            bad = self._culprits(log.read_text(), changed, regions)
+            if not bad:
+                raise BuildError(f"the build fails, and not for a mutant: see {log}")
+            self._say(f"{len(bad)} mutants do not compile, e.g. {bad[0].name}")
+            self.rejected |= {(*mutant.key, mutant.kind) for mutant in bad}
+            self._rejected_file.write_text(json.dumps(sorted(self.rejected)))
+        raise BuildError("mutants that do not compile are still left")
+
+    def _culprits(self, log, changed, regions):
+        lines = log.splitlines()
+        found = {}
+        for i, line in enumerate(lines):
+            error = _ERROR.match(line)
+            if not error:
+                continue
+            # The error's own place, else the macros and templates that led to it, as the lines after and before say.
+            around = [line] + lines[i + 1 : i + 12] + lines[max(0, i - 12) : i][::-1]
+            for place in around:
+                if place is not line and _ERROR.match(place):
+                    continue
+                match = _PLACE.match(place)
+                path = _own_path(match.group(1), changed) if match else None
+                if path is None:
+                    continue
+                hits = self._at(changed[path], regions[path], int(match.group(2)), int(match.group(3) or 0))
+                if hits:
+                    found.update({id(mutant): mutant for mutant in hits})
+                    break
+        return list(found.values())
+
+    @staticmethod
+    def _at(text, regions, line, column):
+        starts = [0]
+        for newline in re.finditer(rb"\n", text):
+            starts.append(newline.end())
+        line += _HEADER_LINES
+        if line > len(starts):
+            return []
+        begin = starts[line - 1]
+        end = starts[line] if line < len(starts) else len(text)
+        at = begin + max(column, 1) - 1
+        around = [region for region in regions if column and region.start <= at < region.end]
+        if around:
+            return min(around, key=lambda region: region.end - region.start).mutants
+        return [mutant for region in regions if region.start < end and begin < region.end for mutant in region.mutants]
+
+    def tests(self, targets):
+        """{label: (binary, runfiles, environment)} of the C++ tests among the targets."""
+        query = " + ".join(f"kind(cc_test, tests({target}))" for target in targets)
+        xml = self._bazel("query", "--output=xml", "--color=no", query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if xml.returncode:
+            raise BuildError(f"bazel query {query} fails")
+        bin_path = self._bazel(
+            "info", *self._flags(), "bazel-bin", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ).stdout.strip()
+        result = {}
+        text = re.sub(r"<\?xml[^>]*\?>", "", xml.stdout)
+        for rule in ElementTree.fromstring(text).iter("rule"):
+            label = rule.get("name")
+            environment = {}
+            for table in rule.findall("dict"):
+                if table.get("name") == "env":
+                    for pair in table.findall("pair"):
+                        name, value = (string.get("value") for string in pair.findall("string"))
+                        environment[name] = value
+            binary = os.path.join(bin_path, label[2:].replace(":", "/"))
+            if os.path.exists(binary):
+                result[label] = (binary, binary + ".runfiles/pinion", environment)
+            else:
+                print(f"no {binary}", file=sys.stderr)
+        return result
+
+
+def _own_path(path, changed):
+    if path in changed:
+        return path
+    if "/pinion/" in path:
+        tail = path.rsplit("/pinion/", 1)[1]
+        if tail in changed:
+            return tail
+    return None
+
+
+def digest(path):
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()

@@ -1,0 +1,161 @@
+"""tools/mutate: see --help and CONTRIBUTING.md."""
+
+import argparse
+import concurrent.futures
+import hashlib
+import os
+import pathlib
+import random
+import shlex
+import sys
+import time
+
+import build
+import report
+import runs
+
+_LAYERS = ["allocator", "device", "engine", "hooks"]
+# A layer's own tests, and those of whatever else is there to test it.
+_TESTS = {
+    "allocator": ["//tests/allocator/..."],
+    "device": ["//tests/device/...", "//tests/engine/..."],
+    "engine": ["//tests/engine/...", "//tests/device/cuda/..."],
+    "hooks": ["//tests/hooks/...", "//tests/shared/..."],
+}
+
+
+def choose(mutants, seed, count):
+    """At most one mutant of a line, so that a few long lines do not make up the sample."""
+    order = sorted(mutants, key=lambda mutant: (mutant.path, mutant.start, mutant.end, mutant.change))
+    random.Random(seed).shuffle(order)
+    lines, chosen = set(), []
+    for mutant in order:
+        if len(chosen) < count and (mutant.path, mutant.line) not in lines:
+            lines.add((mutant.path, mutant.line))
+            chosen.append(mutant)
+    return chosen
+
+
+def measure(runner, tests, jobs, say):
+    """{name: groups that pass}."""
+    groups, done = {}, 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(runner.measure, name, build.digest(tests[name][0])): name for name in tests}
+        for future in concurrent.futures.as_completed(running):
+            name = running[future]
+            groups[name], bad = future.result()
+            done += 1
+            say(f"[{done}/{len(tests)}] {name}: {sum(g.seconds for g in groups[name]):.1f} s")
+            for group in bad:
+                say(f"  fails without any mutant, and is left out: {name} {' '.join(group.cases)}")
+    return groups
+
+
+def try_all(runner, chosen, number_of, groups_of, jobs, say):
+    """One result per mutant, in the order of `chosen`."""
+
+    def try_one(mutant):
+        number = number_of(mutant)
+        reaching = [g for g in groups_of(mutant) if number in g.reached]
+        outcome = runner.try_mutant(number, mutant.path, reaching) if reaching else runs.Outcome(False)
+        state = "killed" if outcome.killed else "survived" if reaching else "not reached"
+        return {
+            "name": mutant.name, "path": mutant.path, "line": mutant.line, "kind": mutant.kind, "number": number,
+            "state": state, "by": outcome.by, "timed_out": outcome.timed_out, "seconds": round(outcome.seconds, 1),
+            "tests": sorted({g.label for g in reaching}),
+        }
+
+    results, done = {}, 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(try_one, mutant): i for i, mutant in enumerate(chosen)}
+        for future in concurrent.futures.as_completed(running):
+            result = results[running[future]] = future.result()
+            done += 1
+            by = f" by {result['by']}" if result["by"] else ""
+            late = " (timeout)" if result["timed_out"] else ""
+            say(f"[{done}/{len(chosen)}] {result['state']}{by}{late} in {result['seconds']} s: {result['name']}")
+    return [results[i] for i in sorted(results)]
+
+
+def main(arguments):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    parser = argparse.ArgumentParser(
+        prog="tools/mutate",
+        description="Plants bugs in a copy of the library, one at a time, and reports those that no test notices.",
+    )
+    parser.add_argument("--seed", type=int, default=None, help="which mutants; another one each day unless given")
+    parser.add_argument("--count", type=int, default=200, help="how many (200)")
+    parser.add_argument("--paths", nargs="+", default=_LAYERS, help="directories or files of the library (all layers)")
+    parser.add_argument("--tests", nargs="+", help="bazel targets (those of the layers that are mutated)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="test programs at a time (all processors)")
+    parser.add_argument("--only", help="run the mutants whose name contains this, instead of a sample")
+    parser.add_argument("--hardened", action="store_true", help="mutate what hardened builds check, in such a build")
+    parser.add_argument("--report", help="write survivors with their diff to this file (markdown)")
+    parser.add_argument("--json", help="write all results to this file")
+    parser.add_argument("--list", action="store_true", help="print all mutants and stop")
+    parser.add_argument("--scratch", help="where the copy is built (~/.cache/pinion_mutate/...)")
+    options = parser.parse_args(arguments)
+    if options.seed is None:
+        options.seed = int(time.strftime("%Y%m%d"))
+    start = time.monotonic()
+
+    def say(text):
+        print(f"{time.monotonic() - start:6.0f} s  {text}", flush=True)
+
+    sys.setrecursionlimit(20000)
+    layers = [layer for layer in _LAYERS if any(path.split("/")[0] == layer for path in options.paths)]
+    if not layers:
+        parser.error(f"--paths names nothing of {', '.join(_LAYERS)}")
+    # All layers are instrumented, whatever is asked for: runs of other paths and seeds then share the build.
+    sources = build.Sources(root, build.library_files(root, _LAYERS))
+    wanted = tuple(path.rstrip("/") for path in options.paths)
+    mutants = [m for m in sources.mutants if any(m.path == w or m.path.startswith(w + "/") for w in wanted)]
+    if not options.hardened:
+        mutants = [m for m in mutants if not m.only_hardened and not m.path.startswith("allocator/hardening.")]
+    if options.list:
+        print("\n".join(mutant.name for mutant in mutants))
+        return 0
+
+    default = os.path.join("~/.cache/pinion_mutate", hashlib.sha256(str(root).encode()).hexdigest()[:8])
+    scratch = pathlib.Path(options.scratch or default).expanduser()
+    tree = build.Tree(root, scratch, say, options.hardened)
+    targets = {layer: options.tests or _TESTS[layer] for layer in layers}
+    tree.build(sources, sorted({target for of_layer in targets.values() for target in of_layer}))
+
+    labels = {layer: tree.tests(of_layer) for layer, of_layer in targets.items()}
+    tests = {name: test for of_layer in labels.values() for name, test in of_layer.items()}
+    runner = runs.Runner(tests, scratch / "runs")
+    say(f"seeing what {len(tests)} test programs reach")
+    groups = measure(runner, tests, options.jobs, say)
+
+    known = report.read_equivalents((root / "docs/mutation.md").read_text())
+    possible = [m for m in mutants if not tree.is_rejected(m) and m.key not in known]
+    rejected = sum(tree.is_rejected(m) for m in mutants)
+    say(f"{len(mutants)} mutants, {rejected} do not compile, {len(mutants) - rejected - len(possible)} change nothing")
+    stale = set(known) - {m.key for m in sources.mutants}
+    for path, line, change in sorted(key for key in stale if key[0].split("/")[0] in layers):
+        say(f"docs/mutation.md has a row that is no mutant's: {path}: {line}: {change}")
+    if options.only:
+        chosen = [m for m in possible if options.only in m.name]
+    else:
+        chosen = choose(possible, options.seed, options.count)
+
+    def groups_of(mutant):
+        return [group for name in labels[report.layer(mutant.path)] for group in groups[name]]
+
+    results = try_all(runner, chosen, sources.number, groups_of, options.jobs, say)
+    command = f"tools/mutate {shlex.join(arguments)}" + ("" if "--seed" in arguments else f" --seed {options.seed}")
+    text = report.markdown(command, results, sources, {sources.number(m): m for m in chosen})
+    if options.report:
+        pathlib.Path(options.report).write_text(text)
+    if options.json:
+        report.write_json(options.json, command, results)
+    if not options.report:
+        print(text)
+    for row in report.summary(results):
+        say(f"{row[0]}: {row[1]} killed ({row[2]} by timeout), {row[3]} survived, {row[4]} not reached: {report.share(row):.1f} %")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,161 @@
+"""Puts all mutants of a file into one source text, each switched on by its number at run time."""
+
+import dataclasses
+
+import mutants as m
+
+# Every file has a slot of the numbers, so that a change of one file leaves the others' numbers alone.
+NUMBERS_PER_FILE = 4096
+SLOTS = 2048
+
+# Weak and hidden: one copy per program or shared library, without the link-time uniqueness of an inline variable,
+# which would keep a library from being unloaded. PINION_MUTANT is the number that is on, PINION_MUTANT_REACHED a file of
+# one byte per number that is set once the mutant's place is executed; children of the process write to it as well.
+_HEADER = """#ifndef PINION_MUTANT_
+#define PINION_MUTANT_
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <type_traits>
+struct PinionMutantState { long on; unsigned char* volatile reached; };
+__attribute__((weak, visibility("hidden"))) PinionMutantState pinion_mutant_state = {-1, nullptr};
+extern "C" __attribute__((weak, visibility("hidden"), noinline)) void pinion_mutant_begin() {
+  const char* const on = getenv("PINION_MUTANT");
+  const char* const path = getenv("PINION_MUTANT_REACHED");
+  pinion_mutant_state.on = on != nullptr ? atol(on) : -1;
+  const int fd = path != nullptr ? open(path, O_RDWR | O_CLOEXEC) : -1;
+  void* const map = mmap(nullptr, %(size)d, PROT_READ | PROT_WRITE,
+                         fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, fd, 0);
+  if (fd >= 0) close(fd);
+  if (map == MAP_FAILED) abort();
+  pinion_mutant_state.reached = static_cast<unsigned char*>(map);
+}
+static inline bool PinionMutantIsOn(long number) {
+  if (__builtin_expect(pinion_mutant_state.reached == nullptr, 0)) pinion_mutant_begin();
+  pinion_mutant_state.reached[number] = 1;
+  return pinion_mutant_state.on == number;
+}
+// What the compiler computes is never mutated.
+static constexpr bool PinionMutant(long number) {
+  if (std::is_constant_evaluated()) return false;
+  return PinionMutantIsOn(number);
+}
+#endif
+#line 1
+""" % {"size": NUMBERS_PER_FILE * SLOTS}
+_HEADER = _HEADER.replace("#include <type_traits>", "#include <type_traits>\n#include <unistd.h>")
+
+
+@dataclasses.dataclass
+class Region:
+    """Bytes of the instrumented file that belong to these mutants."""
+
+    start: int
+    end: int
+    mutants: list
+
+
+def slots(paths):
+    """{path: slot}: from the path alone, but for those whose slots collide."""
+    import zlib
+
+    taken = {}
+    for path in sorted(paths):
+        slot = zlib.crc32(path.encode()) % SLOTS
+        while slot in taken:
+            slot = (slot + 1) % SLOTS
+        taken[slot] = path
+    return {path: slot for slot, path in taken.items()}
+
+
+class _Writer:
+    def __init__(self, source, found, first_number):
+        self.source = source
+        self.first = first_number
+        self.pieces = []
+        self.length = 0
+        self.regions = []
+        self.by_node = {}
+        for mutant in found:
+            self.by_node.setdefault(mutant.node_id, []).append(mutant)
+
+    def put(self, text):
+        data = text if isinstance(text, bytes) else text.encode()
+        self.pieces.append(data)
+        self.length += len(data)
+
+    def alternative(self, mutant, text):
+        start = self.length
+        self.put(text)
+        self.regions.append(Region(start, self.length, [mutant]))
+
+    def switch(self, mutant):
+        return f"PinionMutant({self.first + mutant.number})"
+
+    def node(self, node):
+        mine = self.by_node.get(node.id, [])
+        start = self.length
+        for mutant in mine:
+            if mutant.form == m.ENTRY:
+                self.put(f"if ({self.switch(mutant)}) {{ ")
+                self.alternative(mutant, mutant.replacement)
+                self.put(" } ")
+        expressions = [mutant for mutant in mine if mutant.form == m.EXPRESSION]
+        statements = [mutant for mutant in mine if mutant.form == m.STATEMENT]
+        if expressions:
+            self.put("(")
+            for mutant in expressions:
+                self.put(f"{self.switch(mutant)} ? (")
+                self.alternative(mutant, mutant.replacement)
+                self.put(") : ")
+            self.put("(")
+        for mutant in statements:
+            self.put(f"{{ if ({self.switch(mutant)}) {{ ")
+            self.alternative(mutant, mutant.replacement)
+            self.put(" } else { ")
+        position = node.start_byte
+        for child in node.children:
+            self.put(self.source[position : child.start_byte])
+            self.node(child)
+            position = child.end_byte
+        self.put(self.source[position : node.end_byte])
+        self.put(" } }" * len(statements))
+        if expressions:
+            self.put("))")
+        if mine:
+            self.regions.append(Region(start, self.length, mine))
+
+
+def instrument(source, found, slot):
+    """(text, regions); `found` may lack some of the file's mutants."""
+    if not found:
+        return source, []
+    # The parse tree is made anew, and node ids with it.
+    tree = m.parse(source)
+    nodes = {}
+
+    def index(node):
+        nodes.setdefault((node.start_byte, node.end_byte), []).append(node)
+        for child in node.children:
+            index(child)
+
+    index(tree.root_node)
+    writer = _Writer(source, [], slot * NUMBERS_PER_FILE)
+    for mutant in found:
+        if mutant.form == m.ENTRY:
+            candidates = [n for span, ns in nodes.items() if span[0] == mutant.start for n in ns]
+            candidates = [n for n in candidates if n.parent.type == "compound_statement"]
+        else:
+            candidates = nodes[(mutant.start, mutant.end)]
+        writer.by_node.setdefault(candidates[0].id, []).append(mutant)
+    header = _HEADER.encode()
+    writer.put(header)
+    root = tree.root_node
+    writer.put(source[: root.start_byte])
+    writer.node(root)
+    writer.put(source[root.end_byte :])
+    return b"".join(writer.pieces), writer.regions
+
+
+def number_of(mutant, slots_by_path):
+    return slots_by_path[mutant.path] * NUMBERS_PER_FILE + mutant.number
