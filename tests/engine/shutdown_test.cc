@@ -39,6 +39,7 @@ using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
@@ -139,10 +140,43 @@ TEST(TimeoutTest, NamesTheStreamOfAMark) {
                        "work before it on its stream"));
 }
 
-TEST(TimeoutTest, OfFlowControlNamesTheWindowAndWhoFillsIt) {
+// An engine was given up for good because a GPU had stood still for a minute.
+TEST(TimeoutTest, OfFlowControlIsLoggedAndWaitedOut) {
   EngineOptions options = ShortPatience();
   options.max_in_flight_bytes = 2 * kMiB;
-  EngineWorld world(WithStall(1), options);
+  FaultyWorld faulty(options, WithStall(1, /*ms=*/5 * 60'000));
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), IsOk());
+  }
+  EXPECT_THAT(faulty.log.text(), AllOf(HasSubstr("H2D on emu:0: after 1m submission 1"),
+                                       HasSubstr("its copy has not finished"),
+                                       HasSubstr("waiting on"), Not(HasSubstr("after 10m"))));
+  EXPECT_THAT(world.engine().Drain(kLong), IsOk());
+}
+
+TEST(TimeoutTest, AnErrorEndsAWaitThatNothingElseEnds) {
+  EngineOptions options = ShortPatience();
+  options.max_in_flight_bytes = 2 * kMiB;
+  FaultyWorld faulty(options, WithStall(1));
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  for (int i = 0; i < 2; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  faulty.device->FailCalls([waits = 0](const std::string& call, uint64_t) mutable -> absl::Status {
+    if (call != "WaitEvent" || ++waits < 3) return absl::OkStatus();
+    return absl::InternalError("an ECC error");
+  });
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
+}
+
+// Only a device that is emulated knows.
+TEST(TimeoutTest, OfFlowControlThatCanNeverEndNamesTheWindowAndWhoFillsIt) {
+  EngineOptions options = ShortPatience();
+  options.max_in_flight_bytes = 2 * kMiB;
+  FaultyWorld faulty(options, WithStall(1));
+  EngineWorld& world = faulty.world;
   uint8_t* const data = world.AllocateDevice(kMiB);
   for (int i = 0; i < 2; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
   EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
