@@ -60,13 +60,10 @@ uint64_t LargestSmallPiece(const LinkCalibration& link);
 // time. 1 MiB for a link that is unknown.
 uint64_t FullBatchBytes(const LinkCalibration& link);
 
-// `sizes` are positive. Never slower, by PlanUs, than all pieces in one batch, or one by one.
+// `sizes` are positive. By the times of link and device, out and back, the plan is never slower
+// than all pieces in one batch, or one by one.
 PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
                      const GatherCost& gather = {});
-
-// Microseconds of link and device that the plan takes, out and back, if nothing overlaps.
-double PlanUs(const PackPlan& plan, absl::Span<const uint64_t> sizes, const LinkCalibration& link,
-              const GatherCost& gather = {});
 
 }  // namespace pinion
 

@@ -11,7 +11,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <latch>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -92,8 +94,31 @@ class ProxyEngine : public Engine {
     return previous_.get_default_saved_variable_hooks();
   }
 
+  Engine& previous() { return previous_; }
+
  private:
   Engine& previous_;
+};
+
+// Reaches what Engine keeps for classes that derive from it.
+class Workers : public Engine {
+ public:
+  static void Start(Engine& engine, size_t device_count) {
+    if (engine.*(&Workers::thread_pool_shared_) == nullptr) return;  // no backward has run
+    auto& queues = engine.*(&Workers::device_ready_queues_);
+    while (queues.size() < device_count) {
+      const int device = static_cast<int>(queues.size());
+      const auto queue = std::make_shared<torch::autograd::ReadyQueue>();
+      queues.push_back(queue);
+      // The engine's destructor waits for the threads that it has seen start.
+      const auto started = std::make_shared<std::latch>(1);
+      std::thread([&engine, device, queue, started] {
+        started->count_down();
+        engine.thread_init(device, queue);
+      }).detach();
+      started->wait();
+    }
+  }
 };
 
 std::atomic<ProxyEngine*> the_proxy{nullptr};
@@ -169,6 +194,12 @@ bool HasReturned(const NodeId& node, const NodeId& current) {
 }
 
 bool BackwardKeepsGraph() { return torch::autograd::get_current_graph_task_keep_graph(); }
+
+void StartBackwardWorkers(int device_count) {
+  Engine* engine = &Engine::get_default_engine();
+  while (auto* const proxy = dynamic_cast<ProxyEngine*>(engine)) engine = &proxy->previous();
+  Workers::Start(*engine, static_cast<size_t>(device_count));
+}
 
 void AtEndOfBackward(std::function<void()> callback) {
   TORCH_CHECK(CurrentBackward() != -1, "AtEndOfBackward was called outside of a backward");

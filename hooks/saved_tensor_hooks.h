@@ -69,6 +69,9 @@ const SavedTensorPacker* CurrentPacker();
 // The backward that the calling thread runs right now, by a number that never repeats; -1 outside.
 int64_t CurrentBackward();
 
+// Whether that backward was told to keep the graph (retain_graph, create_graph).
+bool BackwardKeepsGraph();
+
 // The node that saves tensors right now. Nodes are numbered by thread.
 struct NodeId {
   std::thread::id thread;
@@ -84,8 +87,10 @@ NodeId CurrentNode();
 // some that the kernel fills without raising a version (the noise of rrelu, running statistics).
 bool HasReturned(const NodeId& node, const NodeId& current);
 
-// Whether that backward was told to keep the graph (retain_graph, create_graph).
-bool BackwardKeepsGraph();
+// Autograd starts one worker thread per device when the first backward of the process runs, one on
+// the CPU included, and none later. Starts those of devices that have come since, up to
+// `device_count`; does nothing before that first backward. Not while a backward runs.
+void StartBackwardWorkers(int device_count);
 
 // Runs `callback`, which must not throw, once when the current backward has ended, whether it has
 // succeeded or thrown, on whatever thread that is. Only inside a backward.

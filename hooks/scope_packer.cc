@@ -1,5 +1,6 @@
 #include "pinion/hooks/scope_packer.h"
 
+#include <c10/core/DispatchKey.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>
 
@@ -35,10 +36,16 @@ std::string Describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes());
 }
 
+// What vmap wraps refuses to be detached without its interpreter: it is kept as it is.
+at::Tensor WithoutHistory(const at::Tensor& tensor) {
+  const bool batched = tensor.key_set().has(c10::DispatchKey::FuncTorchBatched);
+  return batched ? tensor : DetachedAlias(tensor);
+}
+
 class KeptTensor : public SavedTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor)
-      : tensor_(DetachedAlias(tensor)), version_(tensor) {}
+      : tensor_(WithoutHistory(tensor)), version_(tensor) {}
 
   at::Tensor Unpack() override {
     version_.Check([this] { return Describe(tensor_); });

@@ -55,7 +55,7 @@ class OffloadModule : public ::testing::Test {
   }
   OffloadStats stats() { return world_.session()->GetStats(); }
 
-  EmuWorld world_;
+  EmuWorld world_{MachineOptions(), SmallWindows(1)};
   MaskedLayers model_;
 };
 
@@ -102,7 +102,7 @@ TEST_F(OffloadModule, GradientsOfAModuleAreBitwiseTheSame) {
   };
   const at::Tensor plain = gradient(false);
   EXPECT_TRUE(SameBytes(plain, gradient(true)));
-  EXPECT_GT(stats().fetched_bytes + stats().reused_on_device, 0u);
+  EXPECT_GT(stats().fetched_bytes, 0u);
 }
 
 }  // namespace

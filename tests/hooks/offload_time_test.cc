@@ -8,17 +8,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
 #include "pinion/engine/engine_stats.h"
 #include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/hooks/offload_stats.h"
 #include "pinion/tests/hooks/emu_fixture.h"
 #include "pinion/tests/hooks/probe.h"
+#include "pinion/tests/hooks/test_net.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -111,6 +114,34 @@ TEST(OffloadTime, TensorsOfFourEngineWindowsNeverMakeTheComputeWait) {
   EXPECT_EQ(step.backward.stalled_ms, 0);
   EXPECT_NEAR(step.forward.idle_ms, none.forward.idle_ms, 1e-9);
   EXPECT_NEAR(step.backward.idle_ms, none.backward.idle_ms, 1e-9);
+}
+
+// Calls that make the host wait for the device, in one step.
+uint64_t HostWaits(EmuWorld& world, const TestNet& net, bool offload) {
+  const auto waits = [&world] {
+    return world.machine().calls(DeviceCall::kWaitEvent) +
+           world.machine().calls(DeviceCall::kSynchronize);
+  };
+  const uint64_t before = waits();
+  {
+    std::optional<OffloadScope> scope;
+    if (offload) scope.emplace(world.session());
+    net.Loss().backward();
+  }
+  const uint64_t after = waits();
+  for (const at::Tensor& parameter : net.parameters()) parameter.mutable_grad().reset();
+  return after - before;
+}
+
+TEST(OffloadTime, AStepMakesNoCallThatWaitsForTheDevice) {
+  EmuWorld world(MachineOptions(), SmallWindows(4 * kKiB));
+  const TestNet net(world.device(), at::kFloat);
+  ASSERT_EQ(HostWaits(world, net, /*offload=*/false), 0u) << "the test's premise";
+  for (int step = 0; step < 3; ++step) EXPECT_EQ(HostWaits(world, net, /*offload=*/true), 0u);
+  const OffloadStats stats = world.QuietStats();
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.prefetch_hits, 0u);
+  EXPECT_GT(stats.fetched_on_demand, 0u);
 }
 
 }  // namespace

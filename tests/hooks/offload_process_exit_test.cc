@@ -1,0 +1,52 @@
+// A graph that is alive when the process exits.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/offload_stats.h"
+#include "pinion/tests/hooks/emu_fixture.h"
+#include "pinion/tests/hooks/probe.h"
+#include "pinion/tests/hooks/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+// Destroyed by static destructors, while the process exits.
+at::Tensor g_carrier;
+at::Tensor g_loss;
+std::vector<at::Tensor> g_seen;
+
+void LeaveALiveGraph(bool unread_prefetch) {
+  auto* const world = new EmuWorld(MachineOptions(), SmallWindows());
+  g_carrier = at::ones({1}, at::TensorOptions(world->device())).requires_grad_(true);
+  at::Tensor later;
+  {
+    const OffloadScope scope(world->session());
+    g_loss = g_carrier;
+    for (int i = 0; i < 6; ++i) {
+      g_loss = Observe(g_loss, {Activation(g_carrier, {64, 64}, i)}, &g_seen);
+    }
+    later = Observe(g_carrier, {Activation(g_carrier, {64, 64}, 7)}, &g_seen);
+  }
+  if (unread_prefetch) later.backward();
+  const OffloadStats stats = world->session()->GetStats();
+  if (stats.evicted_bytes == 0 || stats.live_handles == 0) std::_Exit(3);  // the test's premise
+  world->DropSession();
+  std::cerr << "exiting\n";
+  std::exit(0);
+}
+
+TEST(OffloadProcessExitDeathTest, ALiveGraphInAStaticDoesNotDisturbIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(LeaveALiveGraph(/*unread_prefetch=*/false), ::testing::ExitedWithCode(0), "exiting");
+  EXPECT_EXIT(LeaveALiveGraph(/*unread_prefetch=*/true), ::testing::ExitedWithCode(0), "exiting");
+}
+
+}  // namespace
+}  // namespace pinion::testing
