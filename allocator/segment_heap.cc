@@ -131,7 +131,6 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
   } else {
     run.last = around->before;
     if (run.last != nullptr) run.last->after = nullptr;
-    if (run.first == around) run.first = nullptr;
     Recycle(around);
   }
 }

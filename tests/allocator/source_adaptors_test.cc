@@ -20,6 +20,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -27,9 +28,9 @@
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::IsOk;
-
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
@@ -87,6 +88,14 @@ TEST(FailingSourceTest, AFreeThatFailsDoesNotReachTheUpstream) {
   source.FailEveryFree();
   EXPECT_THAT(source.Free(segment), StatusIs(absl::StatusCode::kInternal));
   EXPECT_EQ(upstream->outstanding_bytes(), kMiB);
+}
+
+TEST(FailingSourceTest, AChildOfForkIsNotTold) {
+  FailingSource source(std::make_shared<FakeSource>());
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.Allocate(kMiB));
+  source.FailEveryFree();
+  ChildProcess child([&] { EXPECT_THAT(source.Free(segment), IsOk()); });
+  EXPECT_EQ(child.Wait(), 0);
 }
 
 TEST(DelayingSourceTest, MoreBytesTakeLonger) {
