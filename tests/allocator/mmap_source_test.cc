@@ -160,6 +160,18 @@ TEST(MmapSourceTest, AChildThatFreesAnInheritedSegmentUnmapsNothing) {
   EXPECT_THAT(source->Free(segment), IsOk());
 }
 
+TEST(MmapSourceTest, AChildDoesNotInheritTheAddressesOfAFreedSegment) {
+  const auto source = MmapSource::Create().value();
+  const HostSegment segment = source->Allocate(2 * kMiB).value();
+  EXPECT_THAT(source->Free(segment), IsOk());
+  ChildProcess child([&] {
+    void* const own = mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    EXPECT_EQ(own, segment.data) << "something is mapped there";
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
 TEST(MmapSourceTest, AChildMakesASourceOfItsOwn) {
   const auto source = MmapSource::Create().value();
   ChildProcess child([&] {
@@ -230,6 +242,12 @@ TEST(MmapSourceTest, ANodeThatDoesNotExistIsRefused) {
                        AllOf(HasSubstr("numa_node is 4095"), HasSubstr(NumaNodes()))));
   EXPECT_THAT(MmapSource::Create({.touch_threads = -1}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("touch_threads is -1")));
+}
+
+TEST(MmapSourceTest, TheEndsOfARangeAreValid) {
+  EXPECT_THAT(MmapOptions{.touch_threads = 0}.Validate(), IsOk());
+  EXPECT_THAT(MmapOptions{.touch_threads = 1024}.Validate(), IsOk());
+  EXPECT_THAT(MmapOptions{.touch_threads = 1025}.Validate(), Not(IsOk()));
 }
 
 TEST(MmapSourceTest, WhatTheSystemRefusesIsResourceExhausted) {
