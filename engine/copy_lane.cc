@@ -19,10 +19,6 @@
 namespace pinion::internal {
 namespace {
 
-// A ring that is longer than this is polled by whoever adds to it, so that events are used again
-// even if nobody ever asks how far a stream has come.
-constexpr size_t kPollAbovePending = 16;
-
 std::vector<const void*> HostBlocks(const CopyBatch& batch) {
   std::vector<const void*> blocks;
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
@@ -89,8 +85,7 @@ void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
 absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle after) {
   // Before any lock: a child of fork() may find the turn taken for ever.
   PINION_RETURN_IF_ERROR(device_->health());
-  // Half of the window: while one chunk is under way, the next one is enqueued behind it.
-  Progress progress(batch, after, std::max<uint64_t>(1, options_.window_bytes / 2));
+  Progress progress(batch, after, options_.chunk_bytes);
   while (progress.sent_bytes < batch.size_bytes()) {
     const absl::Status submitted = SubmitChunk(progress);
     if (submitted.ok()) continue;
@@ -110,7 +105,7 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   absl::Span<const CopyPiece> pieces = progress.Next(progress.chunk_bytes);
   SubmittedCopy copy;
   copy.size_bytes = TotalBytes(pieces);
-  if (timeline_->pending_count() > kPollAbovePending) timeline_->Poll();
+  timeline_->PollIfMany();
   if (progress.batch.waits_for_room()) PINION_RETURN_IF_ERROR(WaitForRoom(copy.size_bytes));
   PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
   if (is_first) {
@@ -157,7 +152,7 @@ absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
   const uint64_t value = timeline_->NumberToWaitFor(allowed_bytes);
   if (value == 0 || !WaitSiteEnabled(WaitSite::kFlowControl)) return absl::OkStatus();
   timeline_->CountFlowControlWait();
-  const absl::Status waited = timeline_->Wait(value, options_.timeout);
+  const absl::Status waited = timeline_->WaitWhileHealthy(value);
   if (!absl::IsDeadlineExceeded(waited)) return waited;
   return absl::DeadlineExceededError(absl::StrCat("no room for ", HumanBytes(size_bytes), " in a ",
                                                   "window of ", HumanBytes(options_.window_bytes),
@@ -196,10 +191,7 @@ absl::StatusOr<Prerequisites> CopyLane::OrderBatch(const CopyBatch& batch, Strea
 
 absl::Status CopyLane::EndFailedBatch(const Progress& progress, const absl::Status& error) {
   if (progress.last_number == 0 || !WaitSiteEnabled(WaitSite::kFailedBatch)) return error;
-  // Flow control that gave up has waited long enough.
-  const absl::Duration timeout =
-      absl::IsDeadlineExceeded(error) ? absl::ZeroDuration() : options_.timeout;
-  const absl::Status waited = timeline_->Wait(progress.last_number, timeout);
+  const absl::Status waited = timeline_->WaitWhileHealthy(progress.last_number);
   if (waited.ok()) return error;
   device_->Poison("a batch that can be neither finished nor taken back",
                   absl::InternalError(absl::StrCat(error.message(), "; ", waited.message())));

@@ -1,6 +1,6 @@
 // One direction of an engine: a stream, its timeline, and how a batch gets onto it.
 //
-//   batch ── merge neighbours ──> chunks of half a window ──> (wait for room) ──> stream
+//   batch ── merge neighbours ──> chunks ──> (wait for room) ──> stream
 //
 // Only batches to the device wait for room, and of these only the ones whose callers leave flow
 // control to the engine (copy_batch.h).
@@ -20,7 +20,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/event_pool.h"
@@ -34,7 +33,7 @@ class CopyLane {
  public:
   struct Options {
     uint64_t window_bytes = 0;  // in flight at most, for batches that wait for room
-    absl::Duration timeout;     // of every wait of the host
+    uint64_t chunk_bytes = 0;  // at most half of the window: one is enqueued while one is under way
   };
 
   // Makes the stream.

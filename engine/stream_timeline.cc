@@ -7,9 +7,15 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/deadline.h"
 #include "pinion/engine/wait_site.h"
 
 namespace pinion::internal {
+namespace {
+
+constexpr size_t kManySubmissions = 16;
+
+}  // namespace
 
 StreamTimeline::StreamTimeline(std::shared_ptr<GuardedDevice> device, StreamHandle stream,
                                Ownership ownership, std::string name)
@@ -149,22 +155,39 @@ void StreamTimeline::Poll() {
   }
 }
 
+void StreamTimeline::PollIfMany() {
+  if (pending_count() > kManySubmissions) Poll();
+}
+
 absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
-  if (Completed() >= value) return absl::OkStatus();
-  PINION_RETURN_IF_ERROR(device_->health());
-  const EventRef event = EventOf(value);
-  if (event == nullptr) {
-    return Completed() >= value ? absl::OkStatus() : device_->health();
+  const Deadline deadline(timeout);
+  while (Completed() < value) {
+    PINION_RETURN_IF_ERROR(device_->health());
+    const uint64_t next = ownership_ == Ownership::kOwned ? value : Completed() + 1;
+    const EventRef event = EventOf(next);
+    if (event == nullptr) {
+      if (Completed() >= next) continue;
+      return device_->health();
+    }
+    const absl::Status waited = device_->WaitEvent(event->handle(), deadline.Left());
+    if (absl::IsDeadlineExceeded(waited)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(name_, ": after ", absl::FormatDuration(timeout), " ", WhyPending(value),
+                       " (", waited.message(), ")"));
+    }
+    PINION_RETURN_IF_ERROR(waited);
+    Complete(next);
   }
-  const absl::Status waited = device_->WaitEvent(event->handle(), timeout);
-  if (absl::IsDeadlineExceeded(waited)) {
-    return absl::DeadlineExceededError(
-        absl::StrCat(name_, ": after ", absl::FormatDuration(timeout), " ", WhyPending(value), " (",
-                     waited.message(), ")"));
-  }
-  PINION_RETURN_IF_ERROR(waited);
-  Complete(value);
   return absl::OkStatus();
+}
+
+absl::Status StreamTimeline::WaitWhileHealthy(uint64_t value) {
+  for (const absl::Duration patience : {absl::Minutes(1), absl::Minutes(10), absl::Hours(1)}) {
+    const absl::Status waited = Wait(value, patience);
+    if (!absl::IsDeadlineExceeded(waited)) return waited;
+    PINION_LOG(kWarning) << waited.message() << "; the device reports no error: waiting on";
+  }
+  return Wait(value, absl::InfiniteDuration());
 }
 
 uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy copy) {

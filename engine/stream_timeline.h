@@ -9,7 +9,9 @@
 // atomic that only rises.
 //
 // Numbers equal the order of the stream because whoever enqueues work and records an event does so
-// within turn().
+// within turn(). A foreign handle may be two streams, one after the other: a program destroys one,
+// and the next one that it creates has the same handle. What is done on the second says nothing of
+// the first, so each number of a foreign timeline is asked for by itself.
 //
 // From its event on, a submission needs no stream: a foreign one may be destroyed (asking a dead
 // stream anything is undefined in CUDA) or capture a graph, while its events are polled. They were
@@ -116,8 +118,15 @@ class StreamTimeline final : public FenceTimeline {
 
   uint64_t Completed() const override { return completed_.load(std::memory_order_acquire); }
   void Poll() override;
+  // For whoever submits, so that events are used again even if nobody else asks how far the stream
+  // has come: polls once many submissions are pending.
+  void PollIfMany();
   // A DeadlineExceeded says what keeps `value`.
   absl::Status Wait(uint64_t value, absl::Duration timeout) override;
+  // Waits for as long as the device is healthy: one that stands still (a rank that straggles, a
+  // debugger) goes on some time. The log says now and then what is waited for. DeadlineExceeded
+  // only from a device that knows that it will stand still for ever, as an emulated one does.
+  absl::Status WaitWhileHealthy(uint64_t value);
 
  private:
   struct Pending {

@@ -8,13 +8,14 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/process_exit.h"
 #include "pinion/device/trace_sink.h"
 #include "pinion/engine/copy_lane.h"
+#include "pinion/engine/deadline.h"
 #include "pinion/engine/event_pool.h"
 #include "pinion/engine/fifo_turn.h"
 #include "pinion/engine/guarded_device.h"
@@ -25,6 +26,7 @@ namespace pinion {
 namespace {
 
 using internal::CopyLane;
+using internal::Deadline;
 using internal::EventPool;
 using internal::EventRef;
 using internal::FifoTurn;
@@ -32,8 +34,19 @@ using internal::GuardedDevice;
 using internal::StreamTimeline;
 using internal::TransferTimer;
 
-// A ring of marks that is longer than this is polled by whoever adds to it.
-constexpr size_t kPollAbovePending = 16;
+// A copy engine serves one copy at a time: those of others (the bytes of an .item(), the next
+// inputs) queue behind a chunk. Half a millisecond of the link is little for them, and the fixed
+// cost of a copy, some 3 us, little of it.
+constexpr double kChunkMs = 0.5;
+constexpr uint64_t kLeastChunkBytes = 16 * kMiB;
+constexpr uint64_t kChunkBytesOfUnknownLink = 32 * kMiB;
+
+uint64_t ChunkBytes(const DeviceInfo& device, uint64_t window_bytes) {
+  const uint64_t chunk_bytes = device.rated_gb_per_s > 0
+                                   ? static_cast<uint64_t>(device.rated_gb_per_s * 1e6 * kChunkMs)
+                                   : kChunkBytesOfUnknownLink;
+  return std::clamp<uint64_t>(window_bytes / 2, 1, std::max(kLeastChunkBytes, chunk_bytes));
+}
 
 class TransferEngineImpl final : public TransferEngine {
  public:
@@ -55,7 +68,6 @@ class TransferEngineImpl final : public TransferEngine {
     return device_->IsCapturing(stream);
   }
   absl::StatusOr<LinkCalibration> Calibrate(PinnedAllocator& allocator) override;
-  absl::StatusOr<LinkCalibration> Recalibrate(PinnedAllocator& allocator) override;
   void Poll() override;
   absl::Status Drain(absl::Duration timeout) override;
   absl::Status Shutdown(absl::Duration timeout) override;
@@ -107,7 +119,7 @@ absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
   PINION_RETURN_IF_ERROR(device_->accepting());
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(stream));
   const std::shared_ptr<StreamTimeline> timeline = ForeignTimeline(stream);
-  if (timeline->pending_count() > kPollAbovePending) timeline->Poll();
+  timeline->PollIfMany();
   PINION_ASSIGN_OR_RETURN(EventRef event, events_->Acquire());
   FifoTurn::Scope turn(timeline->turn());
   PINION_ASSIGN_OR_RETURN(const uint64_t value, timeline->Mark(std::move(event)));
@@ -128,12 +140,6 @@ absl::StatusOr<LinkCalibration> TransferEngineImpl::Calibrate(PinnedAllocator& a
   PINION_RETURN_IF_ERROR(health());
   const FifoTurn::Scope turn(calibrating_);
   if (std::optional<LinkCalibration> link = KnownLink()) return *link;
-  return MeasureLink(allocator);
-}
-
-absl::StatusOr<LinkCalibration> TransferEngineImpl::Recalibrate(PinnedAllocator& allocator) {
-  PINION_RETURN_IF_ERROR(health());
-  const FifoTurn::Scope turn(calibrating_);
   return MeasureLink(allocator);
 }
 
@@ -162,24 +168,23 @@ void TransferEngineImpl::Poll() {
 }
 
 absl::Status TransferEngineImpl::Drain(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const Deadline deadline(timeout);
   for (const CopyLane* lane : {d2h_.get(), h2d_.get()}) {
     StreamTimeline& timeline = *lane->timeline();
-    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
-    PINION_RETURN_IF_ERROR(timeline.Wait(timeline.last_number(), left));
+    PINION_RETURN_IF_ERROR(timeline.Wait(timeline.last_number(), deadline.Left()));
   }
   if (timer_ != nullptr) timer_->Collect();
   return absl::OkStatus();
 }
 
 absl::Status TransferEngineImpl::Shutdown(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const Deadline deadline(timeout);
   device_->StopAccepting();
   PINION_RETURN_IF_ERROR(Drain(timeout));
   // With nothing in flight no submission waits for room, so turns are short.
   d2h_->FinishTurns();
   h2d_->FinishTurns();
-  return Drain(std::max(deadline - absl::Now(), absl::ZeroDuration()));
+  return Drain(deadline.Left());
 }
 
 EngineStats TransferEngineImpl::GetStats() const {
@@ -246,7 +251,9 @@ absl::StatusOr<std::shared_ptr<TransferEngine>> TransferEngine::Create(
   WatchProcess();
   auto guarded = std::make_shared<GuardedDevice>(std::move(device), options.transient_retries);
   auto events = std::make_shared<EventPool>(guarded);
-  const CopyLane::Options lane_options = {options.max_in_flight_bytes, options.drain_timeout};
+  const CopyLane::Options lane_options = {
+      .window_bytes = options.max_in_flight_bytes,
+      .chunk_bytes = ChunkBytes(guarded->device().info(), options.max_in_flight_bytes)};
   PINION_ASSIGN_OR_RETURN(
       std::unique_ptr<CopyLane> h2d,
       CopyLane::Create(lane_options, CopyDirection::kHostToDevice, guarded, events));

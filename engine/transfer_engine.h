@@ -18,12 +18,13 @@
 // Each submission is numbered on its direction's timeline (a Transfer's ticket). One event per
 // submission, kept in a FIFO ring, polled outside locks.
 //
-// A batch that is larger than half of the window goes in chunks of about that size; one Transfer
-// covers all of them. Copies to the host are enqueued without waiting: the blocks of pinned memory
-// that they fill bound them. Copies to the device are what somebody waits for, and what is
-// submitted next queues behind them, so that no more than the window is in flight: Submit blocks
-// the host until there is room, two chunks at a time keep the link busy. A caller that has a bound
-// of its own for what it fetches ahead says so (FlowControl::kCaller in copy_batch.h) and is never
+// A large batch goes in chunks of about half a millisecond of the link, at most half of the window,
+// so that the small copies of others on the same copy engine have their turn; one Transfer covers
+// all of them. Copies to the host are enqueued without waiting: the blocks of pinned memory that
+// they fill bound them. Copies to the device are what somebody waits for, and what is submitted
+// next queues behind them, so that no more than the window is in flight: Submit blocks the host
+// until there is room, two chunks at a time keep the link busy. A caller that has a bound of its
+// own for what it fetches ahead says so (FlowControl::kCaller in copy_batch.h) and is never
 // blocked.
 //
 // Errors: a call that fails for the moment (Unavailable) is repeated at once, `transient_retries`
@@ -31,9 +32,9 @@
 // batch will be written later: where chunks of it are under way, Submit waits for them first. A
 // sticky error poisons the engine: it makes no further device call, every later call returns the
 // first error with the name of the call that failed, tickets that were not done stay undone (so
-// their host blocks are never reused), and no host data is lost. A batch of which a part is stuck
-// for drain_timeout while the rest has failed can be neither finished nor taken back: that poisons
-// the engine, too. A timeout names the submission that is not done and what that one waits for.
+// their host blocks are never reused), and no host data is lost. A device that stands still and
+// reports no error is waited for, and the log says so: only an error or the caller's own deadline
+// ends a wait. A timeout names the submission that is not done and what that one waits for.
 //
 // Thread safety: thread-safe. Submissions of one direction take turns; no mutex is held across a
 // device call.
@@ -65,11 +66,11 @@ struct EngineOptions {
   // The window: Submit blocks the host rather than have more than this in flight to the device,
   // where the batch leaves flow control to the engine. What is submitted next queues behind it, so
   // a copy in that is needed waits for at most this many bytes (256 MiB: 5 ms on PCIe 5, 1 ms on
-  // NVLink-C2C). Large enough that the fixed cost of a chunk,
-  // which is half a window, is below 1 % on the fastest link. Must be positive.
+  // NVLink-C2C). Large enough that the fixed cost of a chunk, which is at most half a window, is
+  // below 1 % on the fastest link. Must be positive.
   uint64_t max_in_flight_bytes = uint64_t{256} << 20;
 
-  // How long the destructor and flow control wait before they give up.
+  // How long the destructor waits for what is in flight before it leaks that.
   absl::Duration drain_timeout = absl::Seconds(60);
 
   // How often a device call that fails for the moment (Unavailable) is made again before its error
@@ -122,8 +123,7 @@ class TransferEngine {
   virtual ~TransferEngine() = default;
 
   // Enqueues the batch (not empty) after the present work of `after`. FailedPrecondition while
-  // `after` captures a graph; DeadlineExceeded when flow control waited for drain_timeout before
-  // anything of the batch was enqueued.
+  // `after` captures a graph. Flow control waits for as long as it takes.
   virtual absl::StatusOr<Transfer> Submit(CopyBatch batch, StreamHandle after) = 0;
 
   // A ticket for the present work of a foreign stream: done when that work is. The stream must
@@ -140,8 +140,6 @@ class TransferEngine {
   // What the device's link can do, for whoever plans transfers: measured by the first call, which
   // borrows device memory and some of `allocator` for it (link_calibration.h), and remembered.
   virtual absl::StatusOr<LinkCalibration> Calibrate(PinnedAllocator& allocator) = 0;
-  // Measures again, when the link's neighbours have changed. An error keeps what was known.
-  virtual absl::StatusOr<LinkCalibration> Recalibrate(PinnedAllocator& allocator) = 0;
 
   // Asks the device how far both directions have come.
   virtual void Poll() = 0;

@@ -16,8 +16,6 @@
 namespace pinion {
 namespace {
 
-constexpr char kNodes[] = "/sys/devices/system/node/";
-
 std::string ReadLine(const std::string& path) {
   std::string line;
   std::ifstream file(path);
@@ -41,11 +39,11 @@ void ForEachOf(const std::string& list, const Visit& visit) {
 
 }  // namespace
 
-std::string NumaNodes() { return ReadLine(absl::StrCat(kNodes, "online")); }
+std::string NumaNodes(const std::string& root) { return ReadLine(absl::StrCat(root, "online")); }
 
-bool HasNumaNode(int node) {
+bool HasNumaNode(int node, const std::string& root) {
   bool found = false;
-  ForEachOf(NumaNodes(), [&](int number) { found |= number == node; });
+  ForEachOf(NumaNodes(root), [&](int number) { found |= number == node; });
   return found;
 }
 
@@ -84,11 +82,11 @@ absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {
                        : ""));
 }
 
-ScopedNumaThread::ScopedNumaThread(int node) {
+ScopedNumaThread::ScopedNumaThread(int node, const std::string& root) {
   if (node < 0 || sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
   cpu_set_t near;
   CPU_ZERO(&near);
-  ForEachOf(ReadLine(absl::StrCat(kNodes, "node", node, "/cpulist")), [&](int cpu) {
+  ForEachOf(ReadLine(absl::StrCat(root, "node", node, "/cpulist")), [&](int cpu) {
     // CPUs that the program was kept from stay forbidden.
     if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &before_)) CPU_SET(cpu, &near);
   });

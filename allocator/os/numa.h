@@ -17,9 +17,12 @@
 
 namespace pinion {
 
+// Where the kernel tells of nodes.
+inline constexpr char kNumaRoot[] = "/sys/devices/system/node/";
+
 // As the kernel writes them: "0", "0-1,4". Empty where it does not tell.
-std::string NumaNodes();
-bool HasNumaNode(int node);
+std::string NumaNodes(const std::string& root = kNumaRoot);
+bool HasNumaNode(int node, const std::string& root = kNumaRoot);
 
 // The node that holds all of the range, by looking at one page in every `stride_bytes`. -1: several
 // nodes, pages that nobody has touched yet, or the kernel does not tell.
@@ -34,7 +37,7 @@ absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node);
 // allowed, or for node -1, nothing happens.
 class ScopedNumaThread {
  public:
-  explicit ScopedNumaThread(int node);
+  explicit ScopedNumaThread(int node, const std::string& root = kNumaRoot);
   ~ScopedNumaThread();
   ScopedNumaThread(const ScopedNumaThread&) = delete;
   ScopedNumaThread& operator=(const ScopedNumaThread&) = delete;

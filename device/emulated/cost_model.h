@@ -34,6 +34,9 @@ struct LinkModel {
   double fixed_us = 0;           // per copy
   double piece_us = 0;           // per further piece of a batched copy
   double pageable_gb_per_s = 0;  // pageable memory: slower, and the host blocks
+  // A direction's copies are served one after the other, first come, first served, as one copy
+  // engine does. Otherwise they share its bandwidth.
+  bool one_copy_at_a_time = false;
 };
 
 struct DevicePreset {

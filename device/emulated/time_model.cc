@@ -95,16 +95,29 @@ bool TimeModel::TryStart(int stream) {
       device.ready.push_back(stream);
       if (device.ready.size() == 1) RunNextKernel(device);
       return false;
-    case Kind::kCopy:
-      entry.phase = Phase::kLatency;
-      entry.start = now_;
-      entry.end = now_ + entry.copy.latency_ms;
-      entry.remaining_bytes = static_cast<double>(entry.copy.size_bytes);
-      ++devices_[entry.copy.device].copying[Index(entry.copy.direction)];
-      copying_.push_back(stream);
+    case Kind::kCopy: {
+      DeviceState& owner = devices_[entry.copy.device];
+      const size_t direction = Index(entry.copy.direction);
+      if (link_.one_copy_at_a_time && owner.copying[direction] > 0) {
+        entry.phase = Phase::kReady;
+        owner.waiting[direction].push_back(stream);
+      } else {
+        StartCopy(stream);
+      }
       return false;
+    }
   }
   return false;
+}
+
+void TimeModel::StartCopy(int stream) {
+  Entry& entry = streams_[stream].queue.front();
+  entry.phase = Phase::kLatency;
+  entry.start = now_;
+  entry.end = now_ + entry.copy.latency_ms;
+  entry.remaining_bytes = static_cast<double>(entry.copy.size_bytes);
+  ++devices_[entry.copy.device].copying[Index(entry.copy.direction)];
+  copying_.push_back(stream);
 }
 
 void TimeModel::RunNextKernel(DeviceState& device) {
@@ -132,6 +145,10 @@ void TimeModel::Finish(int stream) {
     --device.moving[direction];
     links_changed_ = true;
     copying_.erase(std::find(copying_.begin(), copying_.end(), stream));
+    if (std::deque<int>& waiting = device.waiting[direction]; !waiting.empty()) {
+      StartCopy(waiting.front());
+      waiting.pop_front();
+    }
     ++device.stats.copies;
     (entry.copy.direction == CopyDirection::kHostToDevice ? device.stats.h2d_bytes
                                                           : device.stats.d2h_bytes) +=

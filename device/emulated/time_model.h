@@ -6,8 +6,9 @@
 //
 //   kernels   one at a time per device, in the order in which they became ready
 //   copies    a latency phase, then bytes: copies of one direction of a device share its bandwidth
-//             equally; the bandwidth is lower while the other direction moves bytes too, and all
-//             devices of the host share the host's (max-min fair)
+//             equally, or are served one after the other; the bandwidth is lower while the other
+//             direction moves bytes too, and all devices of the host share the host's (max-min
+//             fair)
 //   waits     take no time
 //
 // All times are in milliseconds, sizes in bytes, rates in bytes per millisecond.
@@ -91,7 +92,8 @@ class TimeModel {
 
  private:
   enum class Kind { kWait, kKernel, kCopy };
-  enum class Phase { kQueued, kReady, kLatency, kMoving };  // kReady: a kernel, until it is done
+  // kReady: a kernel, until it is done, and a copy until its engine is free.
+  enum class Phase { kQueued, kReady, kLatency, kMoving };
 
   struct Entry {
     Kind kind = Kind::kWait;
@@ -117,7 +119,9 @@ class TimeModel {
     uint64_t kernels_queued = 0;
   };
   struct DeviceState {
-    std::deque<int> ready;            // streams whose first entry is a kernel; the first one runs
+    std::deque<int> ready;  // streams whose first entry is a kernel; the first one runs
+    // Streams whose first entry is a copy that its engine is not free for, per direction.
+    std::array<std::deque<int>, 2> waiting;
     std::array<int, 2> copying = {};  // copies in progress per direction
     std::array<int, 2> moving = {};   // of those, past their latency
     TimeStats stats;
@@ -131,6 +135,7 @@ class TimeModel {
   void StartWhatCan();
   bool TryStart(int stream);
   void RunNextKernel(DeviceState& device);
+  void StartCopy(int stream);
   void Finish(int stream);
   void ShareLinks();
   // Follows waits from the head of `stream` to the entry that holds everything up.

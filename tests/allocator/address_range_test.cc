@@ -49,6 +49,19 @@ TEST(AddressRangeTest, StretchesThatComeBackAreJoined) {
   }
 }
 
+TEST(AddressRangeTest, StretchesThatDoNotTouchStayApart) {
+  AddressRange range(8 * kMiB);
+  char* const data = range.Take(8 * kMiB);
+  range.Return(data + 6 * kMiB, 2 * kMiB);
+  range.Return(data, 2 * kMiB);
+  range.Return(data + 3 * kMiB, 2 * kMiB);
+  EXPECT_EQ(range.Take(3 * kMiB), nullptr);
+  EXPECT_EQ(range.Take(2 * kMiB), data);
+  EXPECT_EQ(range.Take(2 * kMiB), data + 3 * kMiB);
+  EXPECT_EQ(range.Take(2 * kMiB), data + 6 * kMiB);
+  EXPECT_EQ(range.Take(1), nullptr);
+}
+
 TEST(AddressRangeTest, WhatIsStillTakenOutlivesTheRange) {
   char* taken = nullptr;
   char* returned = nullptr;

@@ -131,6 +131,18 @@ TEST(MmapSourceTest, AChildThatFreesAnInheritedSegmentUnmapsNothing) {
   EXPECT_THAT(source->Free(segment), IsOk());
 }
 
+TEST(MmapSourceTest, AChildDoesNotInheritTheAddressesOfAFreedSegment) {
+  const auto source = MmapSource::Create().value();
+  const HostSegment segment = source->Allocate(2 * kMiB).value();
+  EXPECT_THAT(source->Free(segment), IsOk());
+  ChildProcess child([&] {
+    void* const own = mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    EXPECT_EQ(own, segment.data) << "something is mapped there";
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
 TEST(MmapSourceTest, AChildMakesASourceOfItsOwn) {
   const auto source = MmapSource::Create().value();
   ChildProcess child([&] {

@@ -66,6 +66,14 @@ TEST_F(PinnedAllocatorTest, BlocksAreAlignedToPagesFrom32KiBOnElseToTheSmallestB
   }
 }
 
+TEST_F(PinnedAllocatorTest, ALimitThatAdmitsNoSegmentIsRefusedByName) {
+  options_.max_locked_bytes = 4095;
+  EXPECT_THAT(PinnedAllocator::Create(options_, source_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("max_locked_bytes is 4095; nothing could be allocated: it must be "
+                                 "at least the granularity of fake, 4096")));
+}
+
 TEST_F(PinnedAllocatorTest, ALargerAlignmentHoldsForAllButSmallBlocks) {
   options_.alignment_bytes = 64 * kKiB;
   EXPECT_THAT(PinnedAllocator::Create(options_, source_),

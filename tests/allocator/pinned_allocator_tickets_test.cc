@@ -30,6 +30,20 @@ using ::pinion::testing::PinnedAllocatorFixture;
 
 using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
 
+// Done at the first Wait for it, not at the Poll before it.
+class DoneWhenWaitedFor final : public FenceTimeline {
+ public:
+  uint64_t Completed() const override { return done_; }
+  void Poll() override {}
+  absl::Status Wait(uint64_t value, absl::Duration) override {
+    done_ = value;
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t done_ = 0;
+};
+
 TEST_F(PinnedAllocatorTicketsTest, ADeferredBlockIsNotUsedBeforeItsTicketIsDone) {
   PinnedBlock block = Take(3 * kMiB);
   void* const data = block.data();
@@ -80,19 +94,6 @@ TEST_F(PinnedAllocatorTicketsTest, AStuckTimelineDoesNotUseUpTheWaitOfAnother) {
   const auto stuck = std::make_shared<FakeTimeline>();
   Take(2 * kMiB - kSlack).ReleaseAfter({stuck->Ticket(1)});
   PinnedBlock other = Take(2 * kMiB - kSlack);
-  // Done at the first Wait, not at the Poll before it.
-  class DoneWhenWaitedFor final : public FenceTimeline {
-   public:
-    uint64_t Completed() const override { return done_; }
-    void Poll() override {}
-    absl::Status Wait(uint64_t value, absl::Duration) override {
-      done_ = value;
-      return absl::OkStatus();
-    }
-
-   private:
-    uint64_t done_ = 0;
-  };
   std::move(other).ReleaseAfter({{std::make_shared<DoneWhenWaitedFor>(), 1}});
   Take(2 * kMiB - kSlack);
   const AllocatorStats stats = allocator_->GetStats();
@@ -100,6 +101,19 @@ TEST_F(PinnedAllocatorTicketsTest, AStuckTimelineDoesNotUseUpTheWaitOfAnother) {
   EXPECT_EQ(stats.waited_hits, 1u);
   EXPECT_EQ(stats.pin_calls, 1u);
   stuck->CompleteVisibly(1);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, TheWaitGoesOnUntilWhatIsDoneIsEnough) {
+  options_.max_locked_bytes = 4 * kMiB;
+  options_.max_wait_for_deferred = absl::Seconds(60);
+  Make();
+  PinnedBlock low = Take(2 * kMiB - kSlack);
+  PinnedBlock high = Take(2 * kMiB - kSlack);
+  const auto timeline = std::make_shared<DoneWhenWaitedFor>();
+  std::move(low).ReleaseAfter({{timeline, 1}});
+  std::move(high).ReleaseAfter({{timeline, 2}});
+  Take(4 * kMiB - kSlack);
+  EXPECT_EQ(allocator_->GetStats().waited_hits, 1u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TheWaitEndsAndTheAllocatorGrows) {

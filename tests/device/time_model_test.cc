@@ -76,6 +76,40 @@ TEST_F(TimeModelTest, CopiesOfOneStreamFollowEachOther) {
   EXPECT_NEAR(done_[1].start_ms, 1.25, kExact);
 }
 
+class OneCopyAtATimeTest : public TimeModelTest {
+ protected:
+  OneCopyAtATimeTest() : TimeModelTest(Link(), 1) {}
+
+ private:
+  static LinkModel Link() {
+    LinkModel link = RoundLink();
+    link.one_copy_at_a_time = true;
+    return link;
+  }
+};
+
+TEST_F(OneCopyAtATimeTest, CopiesOfOneDirectionAreServedInTheOrderInWhichTheyCame) {
+  const int second = time_.AddStream(0, "emu:0/in2");
+  const int third = time_.AddStream(0, "emu:0/in3");
+  Copy(in_, Cost(kIn, kTenMb, 0, 0.25));
+  Copy(in_, Cost(kIn, kTenMb, 0, 0.25));  // ready after the others
+  Copy(third, Cost(kIn, kTenMb, 0, 0.25));
+  const StreamPoint last = Copy(second, Cost(kIn, kTenMb, 0, 0.25));
+  RunToEnd(last);
+  EXPECT_NEAR(time_.now_ms(), 3 * 1.25, kExact);
+  ASSERT_EQ(done_.size(), 3u);
+  EXPECT_EQ(done_[1].stream, third);
+  EXPECT_NEAR(done_[1].start_ms, 1.25, kExact);
+  RunToEnd(time_.Tail(in_));
+  EXPECT_NEAR(time_.now_ms(), 4 * 1.25, kExact);
+}
+
+TEST_F(OneCopyAtATimeTest, TheOtherDirectionHasAnEngineOfItsOwn) {
+  Copy(in_, Cost(kIn, kTenMb));
+  RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
+  EXPECT_NEAR(time_.now_ms(), 3, kExact) << "2 ms of half its bandwidth, 1 ms of all";
+}
+
 TEST_F(TimeModelTest, CopiesOfOneDirectionShareItsBandwidth) {
   const int second = time_.AddStream(0, "emu:0/in2");
   const StreamPoint small = Copy(in_, Cost(kIn, kTenMb));

@@ -320,7 +320,8 @@ TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
 
   EXPECT_THAT(stuck.Wait(absl::Seconds(1)), says_why);
   EXPECT_THAT(world.engine().Drain(absl::Seconds(1)), says_why);
-  // Flow control gives up as well, and leaves nothing behind.
+  // Flow control on a device that knows that it is stuck for ever ends as well, and leaves nothing
+  // behind.
   EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), says_why);
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
   EXPECT_THAT(world.engine().health(), IsOk());

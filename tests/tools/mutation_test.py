@@ -108,6 +108,7 @@ class FindTest(unittest.TestCase):
             "int array[4];",
             "void F() { constexpr int a = 1 + 2; }",
             "void F() { PINION_LOG(kError) << 1 + 2; }",
+            "void F() { a.reserve(1 + 2); }",
             "template <int n = 3> class C;",
         ):
             self.assertEqual(changes(text), [], text)

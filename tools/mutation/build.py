@@ -102,6 +102,8 @@ class Tree:
     def _flags(self):
         # Warnings that are errors say nothing about a mutant.
         flags = ["--config=opt", "--copt=-O1", "--copt=-w", "--symlink_prefix=/", "--color=no", "--curses=no"]
+        # As in the sanitizers' builds: what a mutant reads beyond the end of a container then does not go unnoticed.
+        flags.append("--copt=-D_GLIBCXX_ASSERTIONS")
         if "one_file" in (self.path / "config/BUILD.bazel").read_text():
             flags.append("--//config:one_file=false")
         if self._hardened:
@@ -118,7 +120,12 @@ class Tree:
                     by_path[mutant.path].append(mutant)
             for path, found in by_path.items():
                 changed[path], regions[path] = schemata.instrument(sources.text[path], found, sources.slots[path])
-            self.sync(changed)
+            if attempt == 1:
+                self.sync(changed)
+            else:  # not again: the tree may have changed meanwhile
+                for path, text in changed.items():
+                    if (self.path / path).read_bytes() != text:
+                        (self.path / path).write_bytes(text)
             self._say(f"building {len(sources.mutants)} mutants at once, attempt {attempt}")
             log = self.path.parent / "build.log"
             with open(log, "w") as out:

@@ -93,13 +93,17 @@ def parse(source):
 
 def enumerators(sources):
     """Of every enum class in the files: {"Enum::kName": "Enum::kNextName"}."""
-    following = {}
+    following, seen = {}, set()
     for source in sources:
         for match in re.finditer(rb"\benum class (\w+)[^{;]*\{([^}]*)\}", source):
             body = re.sub(rb"//[^\n]*", b"", match.group(2)).decode()
             names = [part.split("=")[0].strip() for part in body.split(",")]
             names = [name for name in names if name]
             enum = match.group(1).decode()
+            if enum in seen:  # of two classes: which one is meant, only a compiler knows
+                following = {name: after for name, after in following.items() if not name.startswith(enum + "::")}
+                continue
+            seen.add(enum)
             for name, after in zip(names, names[1:] + names[:1]):
                 if name != after:
                     following[f"{enum}::{name}"] = f"{enum}::{after}"
@@ -163,8 +167,11 @@ _CALLEES = {
     "AlignUp": "AlignDown",
     "AlignDown": "AlignUp",
 }
-# Only people read what these make.
-_MESSAGES = re.compile(r"^(absl::)?(StrCat|StrAppend|StrFormat|StrJoin|Substitute)$|^(c10::)?str$|LogIfBad$|HumanBytes$")
+# Only people read what these make, or only a clock can tell that they were called.
+_MESSAGES = re.compile(
+    r"^(absl::)?(StrCat|StrAppend|StrFormat|StrJoin|Substitute)$|^(c10::)?str$|LogIfBad$|HumanBytes$|"
+    r"^__builtin_prefetch$|[.>]reserve$"
+)
 _STATUS_MAKER = re.compile(r"^absl::\w+Error$")
 _CHECKS = re.compile(r"^(PINION_CHECK|PINION_DCHECK|TORCH_CHECK\w*|TORCH_INTERNAL_ASSERT\w*)$")
 _RETURNS_ERROR = {"PINION_RETURN_IF_ERROR", "ThrowIfError"}
@@ -340,7 +347,7 @@ class _Finder:
                 self.walk(child, scope)
 
     def _member(self, node, scope):
-        if self._is_constant(node) or any(self.text(c) == "static" for c in node.children):
+        if self._is_constant(node) or any(self.text(c) in ("static", "virtual") for c in node.children):
             return
         value = node.child_by_field_name("default_value")
         declarator = node.child_by_field_name("declarator")
@@ -364,7 +371,7 @@ class _Finder:
                 return False
         # Streams, strings.
         no_numbers = op in ("<<", ">>") and node.parent.type in ("expression_statement", "condition_clause", "binary_expression")
-        no_numbers |= any("string" in side.type for side in (left, right))
+        no_numbers |= self._is_text(node)
         if op in _COMPARISONS:
             for other in _COMPARISONS[op]:
                 self._replace(scope, "comparison", node, operator, other)
@@ -379,6 +386,9 @@ class _Finder:
         elif op in _ARITHMETIC and not no_numbers:
             self._replace(scope, "arithmetic", node, operator, _ARITHMETIC[op])
         return True
+
+    def _is_text(self, node):
+        return re.search(r'"|to_string|HumanBytes|name', self.text(node)) is not None
 
     def _on_unary_expression(self, node, scope):
         operator, argument = node.child_by_field_name("operator"), node.child_by_field_name("argument")
@@ -397,7 +407,7 @@ class _Finder:
     def _on_assignment_expression(self, node, scope):
         operator = node.child_by_field_name("operator")
         other = _ASSIGNMENTS.get(self.text(operator))
-        if other:
+        if other and not self._is_text(node):
             self._replace(scope, "arithmetic", node, operator, other)
 
     def _on_conditional_expression(self, node, scope):
@@ -559,7 +569,7 @@ class _Finder:
         if _CHECKS.match(callee):
             self._add(scope, "removed check", STATEMENT, node, "")
             return
-        if re.split(r"::|\.|->", callee)[-1] in _DANGEROUS:
+        if _MESSAGES.search(callee) or re.split(r"::|\.|->", callee)[-1] in _DANGEROUS:
             return
         kind = "removed wait" if _WAITS.search(text.split("\n")[0] if len(text) > 200 else text) else "removed statement"
         self._add(scope, kind, STATEMENT, node, "")

@@ -17,6 +17,7 @@
 #include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
@@ -206,6 +207,40 @@ TEST_F(EngineOnCudaTest, AMarkIsDoneAfterItsStreamWasDestroyed) {
     }
     EXPECT_EQ(fake_.calls("StreamIsCapturing"), asked) << "the dead stream was asked";
   }
+}
+
+// A program destroys a stream that has work on it, and the next one gets its handle: what is done
+// there says nothing of the first one's work, under which a block must not be used again.
+TEST_F(EngineOnCudaTest, AMarkOfADestroyedStreamIsNotDoneBecauseItsHandleIsUsedAgain) {
+  fake_.RecycleStreamHandles();
+  Device& device = world_.engine().device();
+  const StreamHandle first = device.CreateStream("first").value();
+  Kernel kernel;
+  kernel.name = "long";
+  kernel.flops = 1e16;
+  ASSERT_THAT(fake_.machine().Launch(0, first, kernel), IsOk());
+  const absl::StatusOr<FenceTicket> before = world_.engine().Mark(first);
+  ASSERT_THAT(before, IsOk());
+  ASSERT_THAT(device.DestroyStream(first), IsOk());
+  const StreamHandle second = device.CreateStream("second").value();
+  ASSERT_EQ(second, first);
+  const absl::StatusOr<FenceTicket> after = world_.engine().Mark(second);
+  ASSERT_THAT(after, IsOk());
+
+  after->timeline->Poll();
+  EXPECT_FALSE(before->IsDone());
+  EXPECT_THAT(after->timeline->Wait(after->value, absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("mark 1")));
+  EXPECT_FALSE(before->IsDone());
+
+  ASSERT_THAT(fake_.machine().SynchronizeDevice(0), IsOk());
+  EXPECT_THAT(after->timeline->Wait(after->value, kLong), IsOk());
+  EXPECT_TRUE(before->IsDone());
+}
+
+TEST_F(EngineOnCudaTest, AMarkOfTheStreamPerThreadIsRefused) {
+  EXPECT_THAT(world_.engine().Mark(StreamHandle(cudaStreamPerThread)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaStreamPerThread")));
 }
 
 TEST_F(EngineOnCudaTest, MarksArePolledDuringACaptureWithoutSpoilingIt) {

@@ -1,0 +1,120 @@
+#include "pinion/allocator/os/numa.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/tests/support/fake_host.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeHost;
+
+std::vector<int> AllowedCpus() {
+  cpu_set_t set;
+  EXPECT_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+TEST(NumaTest, EveryNodeOfTheKernelsListIsThereAndNoOther) {
+  FakeHost host;
+  host.Write("online", "0-2,5,8-9\n");
+  const std::string root = host.root().string() + "/";
+  EXPECT_EQ(NumaNodes(root), "0-2,5,8-9");
+  for (int node = -1; node < 12; ++node) {
+    const bool there = (0 <= node && node <= 2) || node == 5 || node == 8 || node == 9;
+    EXPECT_EQ(HasNumaNode(node, root), there) << node;
+  }
+}
+
+TEST(NumaTest, AHostThatDoesNotTellHasNoNode) {
+  FakeHost host;
+  EXPECT_EQ(NumaNodes(host.root().string() + "/"), "");
+  EXPECT_FALSE(HasNumaNode(0, host.root().string() + "/"));
+}
+
+TEST(NumaTest, AListThatIsNoneNamesNoNode) {
+  FakeHost host;
+  host.Write("online", "none,0\n");
+  EXPECT_FALSE(HasNumaNode(0, host.root().string() + "/"));
+}
+
+class ScopedNumaThreadTest : public ::testing::Test {
+ protected:
+  ScopedNumaThreadTest() : before_(AllowedCpus()) {}
+  ~ScopedNumaThreadTest() override { EXPECT_EQ(AllowedCpus(), before_); }
+
+  // A node of these CPUs.
+  std::string NodeOf(int node, const std::string& cpus) {
+    host_.Write("node" + std::to_string(node) + "/cpulist", cpus + "\n");
+    return host_.root().string() + "/";
+  }
+
+  FakeHost host_;
+  const std::vector<int> before_;
+};
+
+TEST_F(ScopedNumaThreadTest, TheThreadRunsOnTheNodesCpusUntilTheScopeEnds) {
+  if (before_.size() < 2) GTEST_SKIP() << "one CPU is no choice";
+  for (const int node : {0, 3}) {
+    const int cpu = before_.back();
+    const std::string root = NodeOf(node, std::to_string(cpu));
+    {
+      const ScopedNumaThread near(node, root);
+      EXPECT_EQ(AllowedCpus(), std::vector<int>{cpu});
+    }
+    EXPECT_EQ(AllowedCpus(), before_);
+  }
+}
+
+TEST_F(ScopedNumaThreadTest, CpusThatTheProgramWasKeptFromStayForbidden) {
+  if (before_.size() < 2) GTEST_SKIP() << "one CPU is no choice";
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(before_.front(), &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  {
+    const ScopedNumaThread near(0, NodeOf(0, "0-1023,5000"));
+    EXPECT_EQ(AllowedCpus(), std::vector<int>{before_.front()});
+  }
+  EXPECT_EQ(AllowedCpus(), std::vector<int>{before_.front()});
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const int cpu : before_) CPU_SET(cpu, &all);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+TEST_F(ScopedNumaThreadTest, ANodeWithoutCpusOrNoNodeChangesNothing) {
+  const ScopedNumaThread memory_only(1, NodeOf(1, ""));
+  EXPECT_EQ(AllowedCpus(), before_);
+  const ScopedNumaThread nowhere(-1, NodeOf(-1, std::to_string(before_.back())));
+  EXPECT_EQ(AllowedCpus(), before_);
+}
+
+TEST(NumaTest, MemoryThatIsPartlyUntouchedLiesOnNoNode) {
+  constexpr uint64_t kPage = 4096;
+  void* const data =
+      mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(data, MAP_FAILED);
+  char* const bytes = static_cast<char*>(data);
+  bytes[0] = 1;
+  const int node = NumaNodeOf(data, kPage, kPage);
+  EXPECT_EQ(NumaNodeOf(data, 2 * kPage, kPage), -1);
+  EXPECT_EQ(NumaNodeOf(bytes + kPage, kPage, kPage), -1);
+  EXPECT_EQ(NumaNodeOf(data, 2 * kPage, 2 * kPage), node) << "one page in two is looked at";
+  EXPECT_EQ(NumaNodeOf(data, 0, kPage), -1);
+  munmap(data, 4 * kPage);
+}
+
+}  // namespace
+}  // namespace pinion
