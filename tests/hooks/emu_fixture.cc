@@ -25,6 +25,7 @@
 #include "pinion/examples/accelerator.h"
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/hooks/cpu_kernels.h"
 
 namespace pinion::testing {
 namespace {
@@ -184,6 +185,7 @@ std::unique_ptr<EmuWorld::Place> EmuWorld::Open(const EmulatedOptions& options) 
 EmuWorld::EmuWorld(const EmulatedOptions& machine, const OffloadOptions& offload)
     : trace_(__FILE__, __LINE__, Describe(machine)), place_(Open(machine)) {
   at::set_num_threads(1);
+  ChooseCpuKernels();
   session_ = NewSession(offload);
 }
 
