@@ -95,32 +95,4 @@ std::string AllocatorStats::ToString() const {
   return out.str();
 }
 
-std::map<std::string, int64_t> HostMemoryStats(const AllocatorStats& stats) {
-  std::map<std::string, int64_t> result;
-  const auto set = [&result](const std::string& name, uint64_t value) {
-    result[name] = static_cast<int64_t>(value);
-  };
-  const auto set_gauge = [&set](const std::string& name, const ByteGauge& gauge) {
-    set(name + ".current", gauge.current);
-    set(name + ".peak", gauge.peak);
-    set(name + ".allocated", gauge.total);
-    set(name + ".freed", gauge.total - gauge.current);
-  };
-  const auto set_times = [&set](const std::string& name, uint64_t count, double total_ms,
-                                double max_ms) {
-    set(name + ".count", count);
-    set(name + ".total", static_cast<uint64_t>(total_ms * 1000));
-    set(name + ".max", static_cast<uint64_t>(max_ms * 1000));
-    set(name + ".avg", count == 0 ? 0 : static_cast<uint64_t>(total_ms * 1000) / count);
-  };
-  set_gauge("allocated_bytes", stats.locked_bytes);
-  set_gauge("active_bytes", stats.booked_bytes);
-  const uint64_t pins = stats.pin_calls - stats.pin_failures;
-  set("num_host_alloc", pins);
-  set("num_host_free", stats.unpin_calls);
-  set_times("host_alloc_time", pins, stats.pin_ms, stats.max_pin_ms);
-  set_times("host_free_time", stats.unpin_calls, stats.unpin_ms, stats.max_unpin_ms);
-  return result;
-}
-
 }  // namespace pinion

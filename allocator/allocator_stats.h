@@ -4,7 +4,6 @@
 #define PINION_ALLOCATOR_ALLOCATOR_STATS_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -86,12 +85,6 @@ struct AllocatorStats {
   absl::Status CheckInvariants() const;
   std::string ToString() const;  // a few lines for people
 };
-
-// The same under the names of torch.cuda.host_memory_stats(), for tools that know those:
-// "allocated_bytes.current", "num_host_alloc", "host_alloc_time.total" (microseconds), ...
-// Without "allocations.*", "active_requests.*" and "*_time.min", which are about blocks that map
-// one to one to driver calls.
-std::map<std::string, int64_t> HostMemoryStats(const AllocatorStats& stats);
 
 }  // namespace pinion
 

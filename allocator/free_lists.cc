@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "pinion/allocator/base/check.h"
+
 namespace pinion::internal {
 namespace {
 
@@ -59,6 +61,8 @@ int FreeLists::FirstUsedBucket(int bucket) const {
     if (levels == 0) return -1;
     level = std::countr_zero(levels);
     buckets = used_buckets_[level];
+    PINION_CHECK(buckets != 0) << "level " << level << " of the free lists is marked as used and "
+                               << "has no block";
   }
   return level * kBucketsPerLevel + std::countr_zero(buckets);
 }

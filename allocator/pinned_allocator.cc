@@ -31,10 +31,10 @@ constexpr uint64_t kPageBytes = 4096;
 // One call that pins more holds a lock of the driver's for about a second (TRT-LLM#17773).
 constexpr uint64_t kLargestChunkBytes = kGiB;
 
-// A segment that the host's RAM has no room for is asked for again with so much less.
+// Where the host's RAM has no room for a segment, the next attempt is for 1/16 of its size.
 constexpr uint64_t kNextSmallerSegment = 16;
 
-// Less is not worth a call that pins, where there is a choice.
+// A call that pins is worth its cost from this size on, where there is a choice.
 constexpr uint64_t kLeastReservedBytes = 16 * kMiB;
 
 // Memory that is not pinned costs nothing but its pages, which are touched at once.
@@ -237,8 +237,8 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
   std::move(cancel).Cancel();
   BlockRecord* const block = pool.FinishGrowth(*segment, size_bytes);
   if (block != nullptr && segment_bytes > largest_chunk_bytes_) {
-    // Longer than all others but those that were added for a block like this one, and are too short
-    // for it: a run whose longest block grows would lock the sum of what that ever was.
+    // Older oversized segments go back: a run whose longest block keeps growing would otherwise
+    // lock the sum of all the maxima that it ever had.
     pool.GiveBack({.bytes = segment_bytes, .longer_than_bytes = largest_chunk_bytes_});
   }
   return {.block = block};
@@ -354,6 +354,12 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
     return absl::InvalidArgumentError(absl::StrCat(
         "AllocatorOptions::segment_bytes is ", options.segment_bytes,
         "; it must be a multiple of the granularity of ", source->name(), ", ", granularity_bytes));
+  }
+  if (options.max_locked_bytes < granularity_bytes && !options.pageable_fallback) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("AllocatorOptions::max_locked_bytes is ", options.max_locked_bytes,
+                     "; nothing could be allocated: it must be at least the granularity of ",
+                     source->name(), ", ", granularity_bytes, ", or pageable_fallback be set"));
   }
   if (options.alignment_bytes > granularity_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(

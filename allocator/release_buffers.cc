@@ -95,8 +95,10 @@ std::unique_ptr<ReleaseBatch> ReleaseBuffers::NewBatch() {
 }
 
 void ReleaseBuffers::HandOver(std::unique_ptr<ReleaseBatch> batch) {
+  // The head is read before the batch is stamped: a timeline of a test's can hand over another
+  // batch in between.
+  batch->next = incoming_.load(std::memory_order_relaxed);
   ReleaseBatch* const added = Stamped(std::move(batch)).release();
-  added->next = incoming_.load(std::memory_order_relaxed);
   while (!incoming_.compare_exchange_weak(added->next, added, std::memory_order_release,
                                           std::memory_order_relaxed)) {
   }

@@ -47,8 +47,7 @@ struct Run {
   std::vector<HostSegment> segments;  // by address, of one NUMA node; of a slab, the slab
   BlockRecord* first = nullptr;       // the blocks at its ends
   BlockRecord* last = nullptr;
-  uint64_t used_blocks = 0;     // live, deferred, slabs
-  uint64_t used_bytes = 0;      // of live and deferred ones, those in slabs included
+  uint64_t used_bytes = 0;      // of live and deferred blocks, those in slabs included
   BlockRecord* slab = nullptr;  // of a slab: the block that it is
 };
 

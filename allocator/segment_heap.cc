@@ -131,7 +131,6 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
   } else {
     run.last = around->before;
     if (run.last != nullptr) run.last->after = nullptr;
-    if (run.first == around) run.first = nullptr;
     Recycle(around);
   }
 }
@@ -139,10 +138,7 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
 void SegmentHeap::MoveBlocks(Run& from, Run& to) {
   for (BlockRecord* block = to.first; block != nullptr; block = block->after) {
     block->run = &to;
-    if (block->state == BlockState::kFree) continue;
-    --from.used_blocks;
-    ++to.used_blocks;
-    if (block->state == BlockState::kSlab) continue;
+    if (block->state == BlockState::kFree || block->state == BlockState::kSlab) continue;
     from.used_bytes -= block->capacity_bytes;
     to.used_bytes += block->capacity_bytes;
   }
@@ -159,7 +155,6 @@ void SegmentHeap::JoinRuns(Run& lower, Run& upper) {
   for (BlockRecord* block = upper.first; block != nullptr; block = block->after) {
     block->run = &lower;
   }
-  lower.used_blocks += upper.used_blocks;
   lower.used_bytes += upper.used_bytes;
   BlockRecord* const below = lower.last;
   BlockRecord* const above = upper.first;
@@ -202,7 +197,6 @@ std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord*
 
 void SegmentHeap::Carve(BlockRecord* block, uint64_t bytes) {
   RemoveFree(block);
-  ++block->run->used_blocks;
   if (block->capacity_bytes == bytes) return;
   BlockRecord* const rest =
       NewBlock(block->data + bytes, block->capacity_bytes - bytes, *block->run);
@@ -219,7 +213,6 @@ void SegmentHeap::Carve(BlockRecord* block, uint64_t bytes) {
 }
 
 void SegmentHeap::Free(BlockRecord* block) {
-  --block->run->used_blocks;
   if (BlockRecord* after = block->after; after != nullptr && after->state == BlockState::kFree) {
     RemoveFree(after);
     Join(block, after);
@@ -249,7 +242,7 @@ bool SegmentHeap::AddSlab(uint64_t class_bytes) {
 
 bool SegmentHeap::DissolveFreeSlabs() {
   const size_t dissolved = std::erase_if(slabs_, [this](const std::unique_ptr<Run>& slab) {
-    if (slab->used_blocks != 0) return false;
+    if (slab->used_bytes != 0) return false;
     RemoveFree(slab->first);
     Recycle(slab->first);
     Free(slab->slab);
@@ -267,9 +260,7 @@ BlockRecord* SegmentHeap::NewRecord() {
       unused_records_ = &chunk[i];
     }
   }
-  BlockRecord* record = std::exchange(unused_records_, unused_records_->next_free);
-  record->next_free = nullptr;
-  return record;
+  return std::exchange(unused_records_, unused_records_->next_free);
 }
 
 BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run) {
@@ -298,6 +289,9 @@ void SegmentHeap::InsertFree(BlockRecord* block) {
 }
 
 void SegmentHeap::RemoveFree(BlockRecord* block) {
+  PINION_CHECK(block->state == BlockState::kFree)
+      << "a block of " << block->capacity_bytes << " bytes is taken out of the free ones and is in "
+      << "state " << static_cast<int>(block->state);
   if (block->run->slab != nullptr) {
     small_.Remove(block);
   } else {

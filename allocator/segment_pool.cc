@@ -37,8 +37,8 @@ constexpr uint32_t kReclaimEvery = 4;
 // How many such looks go by until one looks into the buffers of all threads.
 constexpr uint32_t kLookAroundEvery = 64;
 
-// Releases of other threads that one allocation enters: more than they can add meanwhile, and few
-// enough for its latency.
+// How many releases of other threads one allocation enters into the books: few, for its latency.
+// Two keep pace, since a block that is released was allocated once.
 constexpr uint32_t kSettlePerAllocation = 2;
 
 // Hardened builds mark a block as released at once; others find a second release when they enter
@@ -69,12 +69,12 @@ SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
       heap_(options.alignment_bytes, SlabBytes(options.segment_bytes)) {}
 
 SegmentPool::~SegmentPool() {
-  WaitForAllDeferred(absl::Now() + kTeardownWait);
+  const absl::Status waited = WaitForAllDeferred(absl::Now() + kTeardownWait);
   GiveBack({});
   if (const uint64_t leaked = locked_bytes(); leaked != 0) {
     PINION_LOG(kError) << "leaking " << HumanBytes(leaked) << " of " << source_->name()
-                       << " memory: copies that use it were not done within "
-                       << absl::FormatDuration(kTeardownWait) << " of the last release";
+                       << " memory: "
+                       << (waited.ok() ? "its source did not take it back" : waited.message());
   }
 }
 
@@ -186,27 +186,23 @@ void SegmentPool::DeferLocked(BlockRecord* block, const std::shared_ptr<FenceTim
   deferred_.Add(block, timeline, value);
 }
 
-bool SegmentPool::PollDeferred() {
+std::vector<FenceTicket> SegmentPool::OpenTickets() {
   Leftovers leftovers;
-  std::vector<FenceTicket> tickets;
-  {
-    MutexLock lock(mu_);
-    SettleAllLocked(&leftovers);
-    tickets = deferred_.NextTickets();
-  }
+  MutexLock lock(mu_);
+  SettleAllLocked(&leftovers);
+  ReclaimLocked(&leftovers);
+  return deferred_.NextTickets();
+}
+
+bool SegmentPool::PollDeferred() {
+  const std::vector<FenceTicket> tickets = OpenTickets();
   for (const FenceTicket& ticket : tickets) ticket.timeline->Poll();
   return !tickets.empty();
 }
 
 BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Time deadline) {
   while (true) {
-    Leftovers leftovers;
-    std::vector<FenceTicket> tickets;
-    {
-      MutexLock lock(mu_);
-      SettleAllLocked(&leftovers);
-      tickets = deferred_.NextTickets();
-    }
+    const std::vector<FenceTicket> tickets = OpenTickets();
     bool waited = false;
     for (const FenceTicket& ticket : tickets) {
       const absl::Duration left = deadline - absl::Now();
@@ -430,21 +426,17 @@ void SegmentPool::UpdateCachedLocked() {
   }
 }
 
-void SegmentPool::WaitForAllDeferred(absl::Time deadline) {
+absl::Status SegmentPool::WaitForAllDeferred(absl::Time deadline) {
   while (true) {
-    Leftovers leftovers;
-    std::vector<FenceTicket> tickets;
-    {
-      MutexLock lock(mu_);
-      ReclaimLocked(&leftovers);
-      tickets = deferred_.NextTickets();
-    }
     bool progress = false;
-    for (const FenceTicket& ticket : tickets) {
+    absl::Status failed;
+    for (const FenceTicket& ticket : OpenTickets()) {
       const absl::Duration left = std::max(absl::ZeroDuration(), deadline - absl::Now());
-      progress |= ticket.timeline->Wait(ticket.value, left).ok();
+      const absl::Status waited = ticket.timeline->Wait(ticket.value, left);
+      progress |= waited.ok();
+      failed.Update(waited);
     }
-    if (!progress) return;
+    if (!progress) return failed;
   }
 }
 

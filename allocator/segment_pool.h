@@ -151,7 +151,10 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Bucket& BucketLocked(const BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void UpdateCachedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WaitForAllDeferred(absl::Time deadline);
+  // What deferred blocks wait for next, one ticket per timeline, once those that are done are free.
+  std::vector<FenceTicket> OpenTickets();
+  // Why some are left, if any are.
+  absl::Status WaitForAllDeferred(absl::Time deadline);
 
   const ForkOrigin origin_;
   const std::shared_ptr<HostMemorySource> source_;

@@ -1,12 +1,12 @@
-// Who may do something that takes long and is to be done once: others wait, and then look whether
-// it is still to be done.
+// A section that one thread at a time is in, for long work that many threads may want done at once:
+// a thread that had to wait looks first whether another thread has done the work meanwhile.
 //
 //   const TurnHolder mine(turn_);
 //   if (mine.waited() && AlreadyDone()) return;
 //   ...
 //
-// Not a Mutex: what is done meanwhile calls the operating system, and may come back to take the
-// turn again, on the same thread.
+// A turn is re-entrant: the work calls the operating system and the user's callbacks, which may
+// come back to the allocator on the same thread. Therefore it is not a Mutex.
 //
 // Thread safety: thread-safe.
 

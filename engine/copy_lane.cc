@@ -19,10 +19,6 @@
 namespace pinion::internal {
 namespace {
 
-// A ring that is longer than this is polled by whoever adds to it, so that events are used again
-// even if nobody ever asks how far a stream has come.
-constexpr size_t kPollAbovePending = 16;
-
 std::vector<const void*> HostBlocks(const CopyBatch& batch) {
   std::vector<const void*> blocks;
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
@@ -109,7 +105,7 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   absl::Span<const CopyPiece> pieces = progress.Next(progress.chunk_bytes);
   SubmittedCopy copy;
   copy.size_bytes = TotalBytes(pieces);
-  if (timeline_->pending_count() > kPollAbovePending) timeline_->Poll();
+  timeline_->PollIfMany();
   if (progress.batch.waits_for_room()) PINION_RETURN_IF_ERROR(WaitForRoom(copy.size_bytes));
   PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
   if (is_first) {

@@ -12,11 +12,6 @@ namespace {
 // A piece is never dearer than a copy of its own, whatever a noisy measurement says.
 double PieceUs(const LinkCurve& curve) { return std::min(curve.piece_us, curve.fixed_us); }
 
-double TransferUs(const LinkCurve& curve, uint64_t pieces, uint64_t size_bytes) {
-  const double piece_us = PieceUs(curve);
-  return LinkCurve{curve.fixed_us, piece_us, curve.gb_per_s}.BatchUs(pieces, size_bytes);
-}
-
 bool IsKnown(const LinkCalibration& link) { return link.h2d.gb_per_s > 0 && link.d2h.gb_per_s > 0; }
 
 void Append(PackPlan::Group& group, size_t piece, uint64_t size_bytes) {
@@ -66,28 +61,6 @@ PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& li
                    static_cast<double>(group.pieces.size() - 1) * PieceUs(link.d2h);
   }
   return plan;
-}
-
-double PlanUs(const PackPlan& plan, absl::Span<const uint64_t> sizes, const LinkCalibration& link,
-              const GatherCost& gather) {
-  if (plan.groups.empty()) return 0;
-  double gather_us = 0;
-  uint64_t pieces_out = 0;
-  uint64_t bytes_out = 0;
-  uint64_t bytes_in = 0;
-  for (const PackPlan::Group& group : plan.groups) {
-    bytes_in += group.size_bytes;
-    if (group.gather) {
-      gather_us += gather.GatherUs(group.pieces.size(), group.size_bytes);
-      pieces_out += 1;
-      bytes_out += group.size_bytes;
-      continue;
-    }
-    pieces_out += group.pieces.size();
-    for (const size_t piece : group.pieces) bytes_out += sizes[piece];
-  }
-  return gather_us + TransferUs(link.d2h, pieces_out, bytes_out) +
-         TransferUs(link.h2d, plan.groups.size(), bytes_in);
 }
 
 }  // namespace pinion

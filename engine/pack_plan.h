@@ -56,13 +56,10 @@ struct PackPlan {
 // The largest piece that gains from company; 0 if pieces cost nothing or the link is unknown.
 uint64_t LargestSmallPiece(const LinkCalibration& link);
 
-// `sizes` are positive. Never slower, by PlanUs, than all pieces in one batch, or one by one.
+// `sizes` are positive. By the times of link and device, out and back, the plan is never slower
+// than all pieces in one batch, or one by one.
 PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
                      const GatherCost& gather = {});
-
-// Microseconds of link and device that the plan takes, out and back, if nothing overlaps.
-double PlanUs(const PackPlan& plan, absl::Span<const uint64_t> sizes, const LinkCalibration& link,
-              const GatherCost& gather = {});
 
 }  // namespace pinion
 

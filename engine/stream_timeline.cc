@@ -11,6 +11,11 @@
 #include "pinion/engine/wait_site.h"
 
 namespace pinion::internal {
+namespace {
+
+constexpr size_t kManySubmissions = 16;
+
+}  // namespace
 
 StreamTimeline::StreamTimeline(std::shared_ptr<GuardedDevice> device, StreamHandle stream,
                                Ownership ownership, std::string name)
@@ -148,6 +153,10 @@ void StreamTimeline::Poll() {
     if (!done.ok() || !*done) return;
     Complete(value);
   }
+}
+
+void StreamTimeline::PollIfMany() {
+  if (pending_count() > kManySubmissions) Poll();
 }
 
 absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {

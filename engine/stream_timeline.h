@@ -118,6 +118,9 @@ class StreamTimeline final : public FenceTimeline {
 
   uint64_t Completed() const override { return completed_.load(std::memory_order_acquire); }
   void Poll() override;
+  // For whoever submits, so that events are used again even if nobody else asks how far the stream
+  // has come: polls once many submissions are pending.
+  void PollIfMany();
   // A DeadlineExceeded says what keeps `value`.
   absl::Status Wait(uint64_t value, absl::Duration timeout) override;
   // Waits for as long as the device is healthy: one that stands still (a rank that straggles, a

@@ -48,9 +48,6 @@ uint64_t ChunkBytes(const DeviceInfo& device, uint64_t window_bytes) {
   return std::clamp<uint64_t>(window_bytes / 2, 1, std::max(kLeastChunkBytes, chunk_bytes));
 }
 
-// A ring of marks that is longer than this is polled by whoever adds to it.
-constexpr size_t kPollAbovePending = 16;
-
 class TransferEngineImpl final : public TransferEngine {
  public:
   TransferEngineImpl(const EngineOptions& options, std::shared_ptr<GuardedDevice> device,
@@ -71,7 +68,6 @@ class TransferEngineImpl final : public TransferEngine {
     return device_->IsCapturing(stream);
   }
   absl::StatusOr<LinkCalibration> Calibrate(PinnedAllocator& allocator) override;
-  absl::StatusOr<LinkCalibration> Recalibrate(PinnedAllocator& allocator) override;
   void Poll() override;
   absl::Status Drain(absl::Duration timeout) override;
   absl::Status Shutdown(absl::Duration timeout) override;
@@ -123,7 +119,7 @@ absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
   PINION_RETURN_IF_ERROR(device_->accepting());
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(stream));
   const std::shared_ptr<StreamTimeline> timeline = ForeignTimeline(stream);
-  if (timeline->pending_count() > kPollAbovePending) timeline->Poll();
+  timeline->PollIfMany();
   PINION_ASSIGN_OR_RETURN(EventRef event, events_->Acquire());
   FifoTurn::Scope turn(timeline->turn());
   PINION_ASSIGN_OR_RETURN(const uint64_t value, timeline->Mark(std::move(event)));
@@ -144,12 +140,6 @@ absl::StatusOr<LinkCalibration> TransferEngineImpl::Calibrate(PinnedAllocator& a
   PINION_RETURN_IF_ERROR(health());
   const FifoTurn::Scope turn(calibrating_);
   if (std::optional<LinkCalibration> link = KnownLink()) return *link;
-  return MeasureLink(allocator);
-}
-
-absl::StatusOr<LinkCalibration> TransferEngineImpl::Recalibrate(PinnedAllocator& allocator) {
-  PINION_RETURN_IF_ERROR(health());
-  const FifoTurn::Scope turn(calibrating_);
   return MeasureLink(allocator);
 }
 

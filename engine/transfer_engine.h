@@ -140,8 +140,6 @@ class TransferEngine {
   // What the device's link can do, for whoever plans transfers: measured by the first call, which
   // borrows device memory and some of `allocator` for it (link_calibration.h), and remembered.
   virtual absl::StatusOr<LinkCalibration> Calibrate(PinnedAllocator& allocator) = 0;
-  // Measures again, when the link's neighbours have changed. An error keeps what was known.
-  virtual absl::StatusOr<LinkCalibration> Recalibrate(PinnedAllocator& allocator) = 0;
 
   // Asks the device how far both directions have come.
   virtual void Poll() = 0;

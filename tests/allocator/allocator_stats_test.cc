@@ -1,7 +1,6 @@
 #include "pinion/allocator/allocator_stats.h"
 
 #include <cstdint>
-#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -46,6 +45,7 @@ AllocatorStats Consistent() {
 
 TEST(AllocatorStatsTest, FreshAndConsistentStatisticsPass) {
   EXPECT_THAT(AllocatorStats().CheckInvariants(), IsOk());
+  EXPECT_EQ(AllocatorStats().max_pin_ms + AllocatorStats().max_unpin_ms, 0);
   EXPECT_THAT(Consistent().CheckInvariants(), IsOk());
 }
 
@@ -73,23 +73,6 @@ TEST(AllocatorStatsTest, EachBrokenInvariantIsNamed) {
   expect_broken("size buckets", [](Stats& s) { s.size_buckets[0].booked_bytes.current = 99; });
   expect_broken("NUMA nodes", [](Stats& s) { s.numa_nodes[0].used_bytes = 51; });
   expect_broken("NUMA nodes", [](Stats& s) { s.numa_nodes.pop_back(); });
-}
-
-// The names that torch.cuda.host_memory_stats() documents.
-TEST(AllocatorStatsTest, TorchsNamesAreServed) {
-  const std::map<std::string, int64_t> stats = HostMemoryStats(Consistent());
-  EXPECT_EQ(stats.at("allocated_bytes.current"), 1000);
-  EXPECT_EQ(stats.at("allocated_bytes.peak"), 1000);
-  EXPECT_EQ(stats.at("allocated_bytes.allocated"), 1500);
-  EXPECT_EQ(stats.at("allocated_bytes.freed"), 500);
-  EXPECT_EQ(stats.at("active_bytes.current"), 100);
-  EXPECT_EQ(stats.at("num_host_alloc"), 2);
-  EXPECT_EQ(stats.at("num_host_free"), 1);
-  EXPECT_EQ(stats.at("host_alloc_time.count"), 2);
-  EXPECT_EQ(stats.at("host_alloc_time.total"), 30000);
-  EXPECT_EQ(stats.at("host_alloc_time.max"), 20000);
-  EXPECT_EQ(stats.at("host_alloc_time.avg"), 15000);
-  EXPECT_EQ(stats.at("host_free_time.count"), 1);
 }
 
 TEST(AllocatorStatsTest, TheTextSaysEverythingThatWasCounted) {

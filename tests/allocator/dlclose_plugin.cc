@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "pinion/allocator/adaptors/tracking_source.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
@@ -37,7 +36,7 @@ int Use(std::shared_ptr<HostMemorySource> source) {
 int UseAll() {
   PINION_LOG(kWarning) << "from a library that will be unloaded";
   if (const int failed = Use(std::make_shared<HeapSource>()); failed != 0) return failed;
-  return Use(std::make_shared<TrackingSource>(MmapSource::Create().value()));
+  return Use(MmapSource::Create().value());
 }
 
 }  // namespace

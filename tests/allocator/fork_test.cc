@@ -21,7 +21,6 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/adaptors/tracking_source.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
@@ -137,7 +136,7 @@ TEST_F(ForkTest, AChildThatExitsOrderlyLeavesTheParentsMemoryAlone) {
   GTEST_FLAG_SET(death_test_style, "fast");
   static Allocator allocator;
   static PinnedBlock block;
-  allocator = NewAllocator(std::make_shared<TrackingSource>(MmapSource::Create().value()));
+  allocator = NewAllocator(MmapSource::Create().value());
   block = allocator->Allocate(kMiB).value();
   EXPECT_EXIT(
       {

@@ -22,7 +22,6 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "pinion/allocator/adaptors/source_adaptor.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
@@ -35,6 +34,7 @@
 #include "pinion/allocator/ram_probe.h"
 #include "pinion/tests/allocator/shared_host.h"
 #include "pinion/tests/support/real_cgroup.h"
+#include "pinion/tests/support/source_adaptor.h"
 
 namespace pinion::testing {
 namespace {

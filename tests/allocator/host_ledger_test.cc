@@ -3,11 +3,14 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdint>
@@ -23,6 +26,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/os/process_identity.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -205,6 +209,25 @@ TEST_F(HostLedgerTest, TheShareOfAKilledProcessReturns) {
   EXPECT_EQ(child.Wait(), -SIGKILL);
 }
 
+TEST_F(HostLedgerTest, OnlyThePlaceOfTheDeadIsTaken) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  const Reservation alive = ledger->Reserve(100).value();
+  Gate reserved;
+  ChildProcess child([&] {
+    std::vector<Reservation> held;
+    for (int i = 1; i < HostLedger::kMaxReservations; ++i) held.push_back(*ledger->Reserve(1));
+    reserved.Open();
+    Gate::WaitForEver();
+  });
+  reserved.Pass();
+  child.Kill();
+  child.AwaitEnd();
+  const Reservation late = ledger->Reserve(10).value();
+  EXPECT_EQ(late.BytesAhead(), 100u);
+  EXPECT_EQ(ledger->reserved_bytes(), 110u);
+  EXPECT_EQ(child.Wait(), -SIGKILL);
+}
+
 TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobody) {
   const std::shared_ptr<HostLedger> ledger = Open();
   Gate reserved;
@@ -235,6 +258,76 @@ TEST_F(HostLedgerTest, WhatTheParentReservesForItselfIsNothingToAChild) {
   const Reservation reservation = ledger->Reserve(5).value();
   ChildProcess child([&] { EXPECT_EQ(ledger->reserved_bytes(), 0u); });
   EXPECT_EQ(child.Wait(), 0);
+}
+
+// --- In the midst of a reservation ---
+
+// The words of the table (host_ledger.h), as another process finds them.
+struct Words {
+  struct Slot {
+    std::atomic<uint64_t> owner;
+    std::atomic<uint64_t> size_bytes;
+    std::atomic<uint64_t> turn;
+  };
+  std::atomic<uint64_t> last_turn;
+  Slot slots[HostLedger::kMaxReservations];
+};
+
+class HostLedgerWordsTest : public HostLedgerTest {
+ protected:
+  HostLedgerWordsTest() : ledger_(Open()) {
+    const int fd = shm_open(name_.c_str(), O_RDWR, 0);
+    void* const data = mmap(nullptr, sizeof(Words), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    PINION_CHECK(fd >= 0 && data != MAP_FAILED);
+    close(fd);
+    words_ = static_cast<Words*>(data);
+  }
+  ~HostLedgerWordsTest() override { munmap(words_, sizeof(Words)); }
+
+  const std::shared_ptr<HostLedger> ledger_;
+  Words* words_;
+};
+
+// It may be before or behind whoever looks: both may pin if nobody counts it.
+TEST_F(HostLedgerWordsTest, AReservationThatHasNoTurnYetIsAheadOfEverybody) {
+  Words::Slot& slot = words_->slots[7];
+  slot.owner = OwnProcess();
+  slot.size_bytes = 5;
+  slot.turn = 0;
+  EXPECT_EQ(ledger_->Reserve(1)->BytesAhead(), 5u);
+  slot.turn = 100;  // behind the next ones
+  EXPECT_EQ(ledger_->Reserve(1)->BytesAhead(), 0u);
+}
+
+// A child reserves one instruction at a time, and the table is looked at after each of them.
+TEST_F(HostLedgerWordsTest, WhoeverDrawsALaterTurnSeesTheBytes) {
+  const Words::Slot& slot = words_->slots[0];
+  words_->slots[0].turn = UINT64_MAX;  // as somebody who has overwritten the table left it
+  const uint64_t turn_before = words_->last_turn;
+  const pid_t child = fork();
+  PINION_CHECK(child >= 0);
+  if (child == 0) {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(2);
+    raise(SIGSTOP);
+    const Reservation reservation = ledger_->Reserve(5).value();
+    raise(SIGSTOP);
+    _exit(0);
+  }
+  int status = 0;
+  PINION_CHECK(waitpid(child, &status, 0) == child);
+  if (WIFEXITED(status)) GTEST_SKIP() << "this system does not let a process trace its child";
+  uint64_t steps = 0;
+  do {
+    PINION_CHECK(ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) == 0);
+    PINION_CHECK(waitpid(child, &status, 0) == child && WIFSTOPPED(status));
+    ++steps;
+    if (words_->last_turn == turn_before) continue;
+    ASSERT_EQ(slot.size_bytes, 5u) << "at step " << steps << " a turn was drawn without them";
+    ASSERT_LE(slot.turn, turn_before + 1) << "at step " << steps << " they seem to come later";
+  } while (WSTOPSIG(status) == SIGTRAP);
+  EXPECT_EQ(words_->last_turn, turn_before + 1);
+  EXPECT_EQ(slot.turn, turn_before + 1);
+  PINION_CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
 }
 
 // --- Files that are not as they should be ---

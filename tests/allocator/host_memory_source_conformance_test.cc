@@ -14,11 +14,6 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/adaptors/delaying_source.h"
-#include "pinion/allocator/adaptors/failing_source.h"
-#include "pinion/allocator/adaptors/limiting_source.h"
-#include "pinion/allocator/adaptors/source_adaptor.h"
-#include "pinion/allocator/adaptors/tracking_source.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
@@ -32,6 +27,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/run_threads.h"
+#include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -42,6 +38,7 @@ using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::RunThreads;
+using ::pinion::testing::SourceAdaptor;
 using ::pinion::testing::StatusIs;
 
 using Source = std::shared_ptr<HostMemorySource>;
@@ -165,17 +162,7 @@ const Kind kKinds[] = {
      [] {
        return std::make_shared<EmulatedPinned>(EmulatedMachine::Create(EmulatedOptions()).value());
      }},
-    {"Limiting", [] { return std::make_shared<LimitingSource>(Mmap(), kGiB); }},
-    {"Failing", [] { return std::make_shared<FailingSource>(Mmap()); }},
-    {"Delaying", [] { return std::make_shared<DelayingSource>(Mmap(), DelayingSource::Delays()); }},
-    {"Tracking", [] { return std::make_shared<TrackingSource>(Mmap()); }},
-    {"AllAdaptors",
-     [] {
-       return std::make_shared<LimitingSource>(
-           std::make_shared<FailingSource>(std::make_shared<TrackingSource>(
-               std::make_shared<DelayingSource>(Mmap(), DelayingSource::Delays()))),
-           kGiB);
-     }},
+    {"Adapted", [] { return std::make_shared<SourceAdaptor>(Mmap()); }},
 };
 
 INSTANTIATE_TEST_SUITE_P(All, HostMemorySourceTest, ::testing::ValuesIn(kKinds),

@@ -1,8 +1,10 @@
 // How much is pinned when, and when it goes back.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,6 +32,7 @@ using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
 using ::pinion::testing::StatusIs;
+using ::testing::HasSubstr;
 
 using PinnedAllocatorGrowthTest = PinnedAllocatorFixture;
 
@@ -63,11 +66,18 @@ TEST_F(PinnedAllocatorGrowthTest, ALongBlockCostsNothingOfWhatWasReserved) {
 }
 
 TEST_F(PinnedAllocatorGrowthTest, ThreadsThatFindNothingAtOncePinOneSegment) {
+  constexpr int kThreads = 8;
   options_.segment_bytes = 16 * kMiB;
-  options_.max_locked_bytes = 16 * kMiB;
-  Make();
-  source_->on_allocate = [] { absl::SleepFor(absl::Milliseconds(20)); };
-  testing::RunThreads(8, [&](int) { EXPECT_THAT(allocator_->Allocate(kMiB), IsOk()); });
+  Make();  // without a limit, which would refuse a second segment
+  std::atomic<int> asking{0};
+  source_->on_allocate = [&asking] {
+    while (asking < kThreads) std::this_thread::yield();
+    absl::SleepFor(absl::Milliseconds(20));
+  };
+  testing::RunThreads(kThreads, [&](int) {
+    ++asking;
+    EXPECT_THAT(allocator_->Allocate(kMiB), IsOk());
+  });
   EXPECT_EQ(source_->calls(), 1u);
   EXPECT_EQ(allocator_->GetStats().failures, 0u);
   source_->on_allocate = nullptr;
@@ -138,6 +148,20 @@ TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedIsCountedAsLeaked) {
   EXPECT_EQ(stats.leaked_bytes, 4 * kMiB);
   EXPECT_EQ(stats.locked_bytes.current, 0u);
   EXPECT_THAT(stats.CheckInvariants(), IsOk());
+}
+
+// It may still be pinned.
+TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedCountsAgainstTheLimit) {
+  options_.max_locked_bytes = 8 * kMiB;
+  const auto source = std::make_shared<FakeSource>();
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
+  Take(kMiB);
+  source->FailEveryFree();
+  EXPECT_THAT(allocator_->Trim(0), StatusIs(absl::StatusCode::kInternal));
+  const PinnedBlock block = Take(4 * kMiB - kSlack);
+  EXPECT_THAT(allocator_->Allocate(kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("max_locked_bytes")));
+  EXPECT_EQ(source->outstanding_bytes(), 8 * kMiB);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, OncePeakDemandStoppedRisingNoStepPins) {

@@ -51,6 +51,14 @@ TEST_F(PinnedAllocatorRefusalTest, TheLimitIsKeptAndNamed) {
   EXPECT_EQ(stats.pin_calls, 1u);
 }
 
+TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusedDoesNotCountAgainstTheLimit) {
+  options_.max_locked_bytes = 4 * kMiB;
+  Make();
+  for (const uint64_t call : {0, 1, 2}) source_->FailCall(call);
+  while (source_->calls() < 3) EXPECT_THAT(allocator_->Allocate(4 * kMiB - kSlack), Not(IsOk()));
+  Take(4 * kMiB - kSlack);
+}
+
 TEST_F(PinnedAllocatorRefusalTest, NearTheLimitASegmentIsNoLargerThanItsBlock) {
   options_.max_locked_bytes = 5 * kMiB;
   Make();
@@ -102,6 +110,20 @@ TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
   PINION_ASSERT_OK_AND_ASSIGN(allocator_,
                               PinnedAllocator::Create(options_, source_, {host_.Probe(), ledger}));
   EXPECT_THAT(allocator_->Allocate(100 * kKiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
+}
+
+// With room for 20 MiB at a time: a reservation of 64 MiB is made of a few segments that are worth
+// a call, and waits once for what others are about to pin, not for each of its segments.
+TEST_F(PinnedAllocatorRefusalTest, AReserveNearTheHighMarkPinsNoCrumbsAndWaitsOnce) {
+  host_.SetMeminfo(100 * kGiB, 11 * kGiB + 20 * kMiB);
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  const auto others = ledger->Reserve(kGiB);
+  ASSERT_THAT(others, IsOk());
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_,
+                              PinnedAllocator::Create(options_, source_, {host_.Probe(), ledger}));
+  EXPECT_THAT(allocator_->Reserve(64 * kMiB), IsOk());
+  EXPECT_EQ(source_->calls(), 4u);
   EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
 }
 
@@ -168,10 +190,26 @@ TEST_F(PinnedAllocatorRefusalTest, AFailedPinTrimsAndIsRetriedOnce) {
 
 // One pin of all that was given back would hold the driver's lock for as many seconds.
 TEST_F(PinnedAllocatorRefusalTest, TheSecondAttemptPinsNoMoreThanASegmentOrItsBlock) {
-  EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
+  {
+    std::vector<PinnedBlock> blocks;
+    for (int i = 0; i < 6; ++i) blocks.push_back(Take(4 * kMiB - kSlack));
+  }
   source_->FailCall(source_->calls());
-  Take(18 * kMiB - kSlack);
-  EXPECT_EQ(source_->outstanding_bytes(), 18 * kMiB);
+  Take(5 * kMiB - kSlack);
+  EXPECT_EQ(source_->outstanding_bytes(), 5 * kMiB);  // of 24 that were given back
+}
+
+// What the source does while it refuses: a block comes free, and no more can be pinned.
+TEST_F(PinnedAllocatorRefusalTest, ABlockThatComesFreeWhileTheSourceRefusesServes) {
+  PinnedBlock held = Take(2 * kMiB - kSlack);
+  const PinnedBlock neighbour = Take(2 * kMiB - kSlack);  // keeps the segment
+  source_->LimitBytes(source_->outstanding_bytes());
+  source_->on_allocate = [&held] { held = PinnedBlock(); };
+  const PinnedBlock block = Take(2 * kMiB - kSlack);
+  source_->on_allocate = nullptr;
+  EXPECT_EQ(allocator_->GetStats().pin_failures, 1u);
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
+  EXPECT_EQ(allocator_->GetStats().source_refusals, 0u);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusesTwiceIsCounted) {
@@ -269,6 +307,18 @@ TEST_F(PinnedAllocatorRefusalTest, TheHighMarkHoldsForPageableMemoryToo) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
   options_.max_locked_bytes = kMiB;
   Make();
+  EXPECT_THAT(allocator_->Allocate(5 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
+}
+
+// Memory that is not pinned stands in where pinning is refused, not where RAM is short: then a
+// tensor stays on the device.
+TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkNoPageableMemoryServesEvenIfItIsCached) {
+  options_.pageable_fallback = true;
+  Make();
+  source_->LimitBytes(0);
+  EXPECT_FALSE(Take(5 * kMiB).pinned());  // and back into the cache
+  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
   EXPECT_THAT(allocator_->Allocate(5 * kMiB),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
 }

@@ -106,6 +106,21 @@ TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetAreCountedIn) {
   EXPECT_EQ(watermark.counts().waits, 1u);
 }
 
+TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetCountAgainstACgroupToo) {
+  SetUsedPercent(10);
+  host_.Write("proc/self/cgroup", "0::/pod\n");
+  host_.Write("cgroup/pod/memory.max", "1073741824\n");
+  host_.Write("cgroup/pod/memory.current", "0\n");
+  RamWatermark watermark(options_, host_.Probe(), Impatient());
+  std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(600 * kMiB);
+  ASSERT_THAT(*first, IsOk());
+  EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("600 MiB about to be pinned"), HasSubstr("cgroup /pod"))));
+  first.reset();
+  EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB), IsOk());
+}
+
 TEST_F(RamWatermarkTest, GrowthsOfOtherWatermarksWithTheSameLedgerAreCountedIn) {
   SetUsedPercent(80);
   const std::shared_ptr<HostLedger> ledger = HostLedger::Private();

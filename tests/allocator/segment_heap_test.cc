@@ -250,6 +250,23 @@ TEST(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
   EXPECT_EQ(heap.large_free_bytes(), 0u);
 }
 
+// The short segment that stays is the whole of what is above the gap.
+TEST(SegmentHeapTest, AFreeSegmentAboveOneThatWasRemovedServesOn) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, 2 * kMiB), /*joins=*/true);
+  AddSegment(heap, FakeSegment(kGiB + 2 * kMiB, kMiB), /*joins=*/true);
+  ASSERT_EQ(heap.RemoveFreeSegments({.longer_than_bytes = kMiB}).size(), 1u);
+  BlockRecord* block = heap.Take(kMiB);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
+  heap.Put(block);
+  // A segment that joins at the upper end extends what is there.
+  AddSegment(heap, FakeSegment(kGiB + 3 * kMiB, kMiB), /*joins=*/true);
+  block = heap.Take(2 * kMiB);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
+}
+
 // The reference: where segments are, which addresses are in use, and nothing else.
 class ReferenceHeap {
  public:
@@ -290,10 +307,11 @@ class ReferenceHeap {
     return largest;
   }
 
-  int FreeSegments() const {
+  int FreeSegments(uint64_t longer_than_bytes) const {
     return static_cast<int>(
-        std::count_if(segments_.begin(), segments_.end(),
-                      [&](const auto& segment) { return IsFree(segment.first, segment.second); }));
+        std::count_if(segments_.begin(), segments_.end(), [&](const auto& segment) {
+          return segment.second > longer_than_bytes && IsFree(segment.first, segment.second);
+        }));
   }
 
  private:
@@ -322,7 +340,8 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
   const auto [joins, small] = GetParam();
   constexpr uint64_t kSegments = 6;
   constexpr uint64_t kMostBytes = 8 * kMiB;
-  const auto bytes_of = [](uint64_t i) { return i % 3 == 1 ? 3 * kMiB : kMostBytes; };
+  constexpr uint64_t kShortBytes = 3 * kMiB;
+  const auto bytes_of = [](uint64_t i) { return i % 3 == 1 ? kShortBytes : kMostBytes; };
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
@@ -349,9 +368,10 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
         absent.erase(which);
       } else if (choice < 5) {
         const bool all = random() % 2 == 0;
-        const int free_segments = reference.FreeSegments();
-        const std::vector<HostSegment> removed =
-            heap.RemoveFreeSegments({.bytes = all ? UINT64_MAX : 1});
+        const uint64_t longer_than_bytes = random() % 2 == 0 ? kShortBytes : 0;
+        const int free_segments = reference.FreeSegments(longer_than_bytes);
+        const std::vector<HostSegment> removed = heap.RemoveFreeSegments(
+            {.bytes = all ? UINT64_MAX : 1, .longer_than_bytes = longer_than_bytes});
         ASSERT_EQ(removed.size(), all ? free_segments : std::min(free_segments, 1));
         for (const HostSegment& segment : removed) {
           ASSERT_NO_FATAL_FAILURE(reference.RemoveSegment(segment));

@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/adaptors/limiting_source.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
@@ -31,6 +31,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -40,6 +41,7 @@ using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::SourceAdaptor;
 
 constexpr int kSteps = 1000;
 
@@ -47,6 +49,26 @@ uint64_t Seeds() {
   const char* const seeds = std::getenv("PINION_STEPS_SEEDS");
   return seeds == nullptr ? 2 : std::strtoull(seeds, nullptr, 10);
 }
+
+// Knows how much of its memory is taken.
+class WatchedSource final : public SourceAdaptor {
+ public:
+  using SourceAdaptor::SourceAdaptor;
+  uint64_t taken_bytes() const { return taken_bytes_; }
+
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    absl::StatusOr<HostSegment> segment = SourceAdaptor::Allocate(size_bytes);
+    if (segment.ok()) taken_bytes_ += size_bytes;
+    return segment;
+  }
+  absl::Status Free(const HostSegment& segment) override {
+    taken_bytes_ -= segment.size_bytes;
+    return SourceAdaptor::Free(segment);
+  }
+
+ private:
+  uint64_t taken_bytes_ = 0;
+};
 
 // What a transformer's layers and its loss save for backward, released in reverse order once late
 // copies are done.
@@ -61,7 +83,7 @@ class Training {
 
   Training(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options, HostRam ram,
            const Model& model, size_t late_copies, uint64_t seed)
-      : source_(std::make_shared<LimitingSource>(std::move(source), UINT64_MAX)),
+      : source_(std::make_shared<WatchedSource>(std::move(source))),
         allocator_(PinnedAllocator::Create(options, source_, std::move(ram)).value()),
         model_(model),
         late_copies_(late_copies),
@@ -126,7 +148,7 @@ class Training {
     saved_.push_back(*std::move(block));
   }
 
-  const std::shared_ptr<LimitingSource> source_;  // watches what is pinned
+  const std::shared_ptr<WatchedSource> source_;
   const std::shared_ptr<PinnedAllocator> allocator_;
   const Model model_;
   const size_t late_copies_;

@@ -1,6 +1,8 @@
 // Several threads at once. Most of what this finds, it finds under ThreadSanitizer.
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -176,6 +178,47 @@ TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
   for (std::thread& thread : threads) thread.join();
 
   EXPECT_EQ(overtakers.load(), 0);
+}
+
+// Does something between a record and what its thread does next, once.
+class ActingDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  std::function<void()> after_record;
+
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
+    absl::Status recorded = ForwardingDevice::RecordEvent(event, stream);
+    if (const auto act = std::exchange(after_record, nullptr); act != nullptr) act();
+    return recorded;
+  }
+};
+
+// A mark that overtakes another one between its record and its number would count as done with it.
+TEST(EngineThreadsTest, MarksOfOneStreamAreNumberedInItsOrder) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  auto device = std::make_shared<ActingDevice>(machine->device(0));
+  EngineWorld world(machine, device, {});
+  std::thread other;
+  std::promise<FenceTicket> marked;
+  std::future<FenceTicket> late = marked.get_future();
+  device->after_record = [&] {
+    other = std::thread([&] {
+      ASSERT_THAT(machine->PrepareKernel(0, world.compute()), IsOk());
+      Kernel year_long;
+      year_long.flops = 1e22;
+      ASSERT_THAT(machine->Launch(0, world.compute(), year_long), IsOk());
+      marked.set_value(world.engine().Mark(world.compute()).value());
+    });
+    // As far as it comes, which is not the end.
+    late.wait_for(std::chrono::milliseconds(100));
+  };
+  const absl::StatusOr<FenceTicket> early = world.engine().Mark(world.compute());
+  ASSERT_THAT(early, IsOk());
+  const FenceTicket after = late.get();
+  other.join();
+  EXPECT_THAT(early->timeline->Wait(early->value, kLong), IsOk());
+  EXPECT_FALSE(after.IsDone());
 }
 
 // One thread drops the engine while others still hold transfers and buffers.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -32,6 +33,35 @@ std::vector<size_t> GroupSizes(const PackPlan& plan) {
   std::vector<size_t> sizes;
   for (const PackPlan::Group& group : plan.groups) sizes.push_back(group.pieces.size());
   return sizes;
+}
+
+double TransferUs(const LinkCurve& curve, uint64_t pieces, uint64_t size_bytes) {
+  // A piece is never dearer than a copy of its own, whatever a noisy measurement says.
+  const double piece_us = std::min(curve.piece_us, curve.fixed_us);
+  return LinkCurve{curve.fixed_us, piece_us, curve.gb_per_s}.BatchUs(pieces, size_bytes);
+}
+
+// Microseconds of link and device that the plan takes, out and back, if nothing overlaps.
+double PlanUs(const PackPlan& plan, absl::Span<const uint64_t> sizes, const LinkCalibration& link,
+              const GatherCost& gather = {}) {
+  if (plan.groups.empty()) return 0;
+  double gather_us = 0;
+  uint64_t pieces_out = 0;
+  uint64_t bytes_out = 0;
+  uint64_t bytes_in = 0;
+  for (const PackPlan::Group& group : plan.groups) {
+    bytes_in += group.size_bytes;
+    if (group.gather) {
+      gather_us += gather.GatherUs(group.pieces.size(), group.size_bytes);
+      pieces_out += 1;
+      bytes_out += group.size_bytes;
+      continue;
+    }
+    pieces_out += group.pieces.size();
+    for (const size_t piece : group.pieces) bytes_out += sizes[piece];
+  }
+  return gather_us + TransferUs(link.d2h, pieces_out, bytes_out) +
+         TransferUs(link.h2d, plan.groups.size(), bytes_in);
 }
 
 TEST(PackPlan, ManySmallPiecesAreGatheredIntoOneBlock) {

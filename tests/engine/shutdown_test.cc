@@ -1,12 +1,17 @@
 // Ends with a deadline, and what a timeout says.
 
+#include <chrono>
 #include <cstdint>
+#include <future>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,6 +24,7 @@
 #include "pinion/engine/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
+#include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -26,6 +32,7 @@ namespace {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
+using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
@@ -198,7 +205,6 @@ TEST(ShutdownTest, DrainsAndThenRefusesWhatIsNew) {
                                           WaitSite::kUnpackOnOtherStream),
               refused);
   EXPECT_THAT(world.engine().Calibrate(world.allocator()), refused);
-  EXPECT_THAT(world.engine().Recalibrate(world.allocator()), refused);
   EXPECT_THAT(world.engine().health(), IsOk());
   EXPECT_THAT(world.engine().Shutdown(kLong), IsOk());
 }
@@ -237,6 +243,76 @@ TEST(ShutdownTest, TheDestructorOfAStuckEngineEndsInTimeAndLeaks) {
                                        HasSubstr("its copy has not finished")));
   EXPECT_FALSE(in.IsDone());
   EXPECT_EQ(faulty.device->live_streams(), 1);  // D2H's is gone
+}
+
+TEST(ShutdownTest, AStreamWithWorkOnItIsLeakedOnceNobodyHasItsTimeline) {
+  const testing::CapturedLog log;
+  const std::shared_ptr<EmulatedMachine> machine = EmulatedMachine::Create(WithStall(1)).value();
+  const auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  {
+    EngineWorld world(machine, device, ShortPatience());
+    world.CopyIn(world.NewHostBuffer(kMiB), world.AllocateDevice(kMiB), world.compute());
+  }
+  EXPECT_THAT(log.text(),
+              HasSubstr("H2D on emu:0: leaked the stream, 1 submissions on it are not done"));
+  EXPECT_EQ(device->live_streams(), 1);  // D2H's is gone
+}
+
+// Notes how long each wait is let to take, and takes a while for it.
+class SlowWaits final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+
+  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override {
+    timeouts_.push_back(timeout);
+    absl::SleepFor(absl::Milliseconds(1));
+    return ForwardingDevice::WaitEvent(event, timeout);
+  }
+  const std::vector<absl::Duration>& timeouts() const { return timeouts_; }
+
+ private:
+  std::vector<absl::Duration> timeouts_;
+};
+
+TEST(ShutdownTest, BothDirectionsShareTheTimeOfADrain) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  const auto device = std::make_shared<SlowWaits>(machine->device(0));
+  EngineWorld world(machine, device, {});
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+  ASSERT_EQ(device->timeouts().size(), 2u);
+  EXPECT_LE(device->timeouts()[0], kLong);
+  EXPECT_LT(device->timeouts()[1], device->timeouts()[0]);
+}
+
+// One that was let in before the engine was shut down, and gets on with its copy only then.
+TEST(ShutdownTest, WaitsForASubmissionThatIsHalfWay) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  std::thread other;
+  std::promise<void> ended;
+  uint64_t completed_at_end = 0;
+  faulty.device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "CopyAsync" && !other.joinable()) {
+      other = std::thread([&] {
+        EXPECT_THAT(world.engine().Shutdown(kLong), IsOk());
+        completed_at_end = world.engine().GetStats().h2d.completed_transfers;
+        ended.set_value();
+      });
+      // As far as it comes, which is not the end.
+      ended.get_future().wait_for(std::chrono::milliseconds(100));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()), IsOk());
+  other.join();
+  EXPECT_EQ(completed_at_end, 1u);
 }
 
 // A retried call inside a wait with a deadline, on a device that then fails for good.

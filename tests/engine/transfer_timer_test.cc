@@ -3,9 +3,12 @@
 #include "pinion/engine/transfer_timer.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -40,6 +43,7 @@ using ::pinion::testing::Pattern;
 using ::pinion::testing::RecordingTraceSink;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::TestMachineOptions;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Hours(1);  // of virtual time
@@ -341,6 +345,36 @@ TEST(TransferTimerTest, AStreamThatIsStuckCostsBoundedMemory) {
   }
   EXPECT_EQ(world.engine().GetStats().h2d.untimed, kWaits - 4096);
   EXPECT_EQ(DrainedStats(world).h2d.stall_time.count, 4096);
+}
+
+// A second thread polls in the midst of a collection, when the first has a measurement in hand.
+TEST(TransferTimerTest, OfTwoThreadsThatPollAtOnceOneCollects) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  auto sink = std::make_shared<RecordingTraceSink>();
+  EngineWorld world(machine, device, Timed(sink));
+  const StreamHandle busy = world.NewStream();
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  const Transfer first = world.CopyIn(host, data, world.compute());
+  ASSERT_THAT(machine->SynchronizeDevice(0), IsOk());
+  Compute(world, 1000, busy);
+  const Transfer second = world.CopyIn(host, data, busy);
+  std::atomic<bool> acted{false};
+  device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "ElapsedMs" && !acted.exchange(true)) {
+      std::thread([&] { world.engine().Poll(); }).join();
+    }
+    return absl::OkStatus();
+  });
+  world.engine().Poll();
+  EXPECT_TRUE(acted);
+  ASSERT_THAT(second.Wait(kLong), IsOk());
+  world.engine().Poll();
+  std::vector<uint64_t> numbers;
+  for (const TransferRecord& transfer : sink->transfers()) numbers.push_back(transfer.number);
+  EXPECT_THAT(numbers, ElementsAre(1, 2));
 }
 
 TEST(TransferTimerTest, ThreadsThatSubmitWaitAndPollLoseNoMeasurement) {

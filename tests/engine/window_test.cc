@@ -442,5 +442,30 @@ TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThere) {
   EXPECT_EQ(world.engine().GetStats().d2h.submitted_bytes, 8 * kChunk);
 }
 
+// Pieces are cut where their parts stay aligned, which is elsewhere than in the merged whole.
+TEST(WindowTest, AChunkThatGetsShorterBecauseItWasRefusedMergedLosesNoByte) {
+  constexpr uint64_t kPiece = 5'000;
+  constexpr uint64_t kSize = 50 * kPiece;
+  for (const int refused : {1, 2, 3}) {
+    SCOPED_TRACE("chunk " + std::to_string(refused));
+    FaultyWorld faulty(TwoChunksInFlight());
+    EngineWorld& world = faulty.world;
+    uint8_t* const data = world.AllocateDevice(kSize);
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
+    world.WriteDevice(data, Pattern(1, kSize), world.compute());
+    FailCopy(faulty, refused, absl::InvalidArgumentError("not inside one allocation"));
+    CopyBatch batch(CopyDirection::kDeviceToHost);
+    for (uint64_t at = 0; at < kSize; at += kPiece) batch.Add(host, at, data + at, kPiece);
+
+    const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
+
+    ASSERT_THAT(out, IsOk());
+    ASSERT_THAT(out->Wait(kLong), IsOk());
+    EXPECT_EQ(world.ReadHost(*host), Pattern(1, kSize));
+    EXPECT_EQ(world.engine().GetStats().d2h.submitted_bytes, kSize);
+    EXPECT_EQ(world.engine().GetStats().d2h.completed_transfers, 1u);
+  }
+}
+
 }  // namespace
 }  // namespace pinion

@@ -1,16 +1,11 @@
-// A HostMemorySource that passes everything on to another one: the base of those that change
-// something on the way. They stack:
-//
-//   source = std::make_shared<LimitingSource>(std::make_shared<TrackingSource>(source), 4 * kGiB);
-//
-// In a child of fork() an inherited adaptor with a lock of its own frees nothing: a thread that the
-// child does not have may hold it.
+// A HostMemorySource that passes everything on to another one: the base of sources that watch or
+// change something on the way.
 //
 // Thread safety: thread-safe if the upstream source is.
 // Ownership: shares the upstream source.
 
-#ifndef PINION_ALLOCATOR_ADAPTORS_SOURCE_ADAPTOR_H_
-#define PINION_ALLOCATOR_ADAPTORS_SOURCE_ADAPTOR_H_
+#ifndef PINION_TESTS_SUPPORT_SOURCE_ADAPTOR_H_
+#define PINION_TESTS_SUPPORT_SOURCE_ADAPTOR_H_
 
 #include <cstdint>
 #include <memory>
@@ -21,9 +16,8 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/os/fork_origin.h"
 
-namespace pinion {
+namespace pinion::testing {
 
 class SourceAdaptor : public HostMemorySource {
  public:
@@ -40,14 +34,10 @@ class SourceAdaptor : public HostMemorySource {
   }
   absl::Status Free(const HostSegment& segment) override { return upstream_->Free(segment); }
 
- protected:
-  bool InForkedChild() const { return origin_.InForkedChild(); }
-
  private:
   const std::shared_ptr<HostMemorySource> upstream_;
-  const ForkOrigin origin_;
 };
 
-}  // namespace pinion
+}  // namespace pinion::testing
 
-#endif  // PINION_ALLOCATOR_ADAPTORS_SOURCE_ADAPTOR_H_
+#endif  // PINION_TESTS_SUPPORT_SOURCE_ADAPTOR_H_
