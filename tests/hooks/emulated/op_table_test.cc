@@ -17,7 +17,7 @@ TEST_P(OpTableTest, HasTheBitsOfTheCpuWithOffloadAndWithout) {
   if (python.empty()) GTEST_SKIP() << kNoPythonWithTorch;
   // Not RunProgram: the script prints its progress.
   const std::string command =
-      python + " tests/hooks/emulated/op_table.py tests/hooks/emulated/libop_table.so " +
+      python + " -B tests/hooks/emulated/op_table.py tests/hooks/emulated/libop_table.so " +
       GetParam();
   EXPECT_EQ(std::system(command.c_str()), 0);
 }
