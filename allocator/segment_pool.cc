@@ -69,12 +69,12 @@ SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
       heap_(options.alignment_bytes, SlabBytes(options.segment_bytes)) {}
 
 SegmentPool::~SegmentPool() {
-  WaitForAllDeferred(absl::Now() + kTeardownWait);
+  const absl::Status waited = WaitForAllDeferred(absl::Now() + kTeardownWait);
   GiveBack({});
   if (const uint64_t leaked = locked_bytes(); leaked != 0) {
     PINION_LOG(kError) << "leaking " << HumanBytes(leaked) << " of " << source_->name()
-                       << " memory: copies that use it were not done within "
-                       << absl::FormatDuration(kTeardownWait) << " of the last release";
+                       << " memory: "
+                       << (waited.ok() ? "its source did not take it back" : waited.message());
   }
 }
 
@@ -426,14 +426,17 @@ void SegmentPool::UpdateCachedLocked() {
   }
 }
 
-void SegmentPool::WaitForAllDeferred(absl::Time deadline) {
-  bool progress = true;
-  while (progress) {
-    progress = false;
+absl::Status SegmentPool::WaitForAllDeferred(absl::Time deadline) {
+  while (true) {
+    bool progress = false;
+    absl::Status failed;
     for (const FenceTicket& ticket : OpenTickets()) {
       const absl::Duration left = std::max(absl::ZeroDuration(), deadline - absl::Now());
-      progress |= ticket.timeline->Wait(ticket.value, left).ok();
+      const absl::Status waited = ticket.timeline->Wait(ticket.value, left);
+      progress |= waited.ok();
+      failed.Update(waited);
     }
+    if (!progress) return failed;
   }
 }
 

@@ -153,7 +153,8 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   void UpdateCachedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What deferred blocks wait for next, one ticket per timeline, once those that are done are free.
   std::vector<FenceTicket> OpenTickets();
-  void WaitForAllDeferred(absl::Time deadline);
+  // Why some are left, if any are.
+  absl::Status WaitForAllDeferred(absl::Time deadline);
 
   const ForkOrigin origin_;
   const std::shared_ptr<HostMemorySource> source_;

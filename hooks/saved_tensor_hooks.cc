@@ -9,6 +9,10 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/version.h>
 
+#include <cstddef>
+#include <latch>
+#include <memory>
+#include <thread>
 #include <utility>
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR != 11
@@ -77,8 +81,31 @@ class ProxyEngine : public Engine {
     return previous_.get_default_saved_variable_hooks();
   }
 
+  Engine& previous() { return previous_; }
+
  private:
   Engine& previous_;
+};
+
+// Reaches what Engine keeps for classes that derive from it.
+class Workers : public Engine {
+ public:
+  static void Start(Engine& engine, size_t device_count) {
+    if (engine.*(&Workers::thread_pool_shared_) == nullptr) return;  // no backward has run
+    auto& queues = engine.*(&Workers::device_ready_queues_);
+    while (queues.size() < device_count) {
+      const int device = static_cast<int>(queues.size());
+      const auto queue = std::make_shared<torch::autograd::ReadyQueue>();
+      queues.push_back(queue);
+      // The engine's destructor waits for the threads that it has seen start.
+      const auto started = std::make_shared<std::latch>(1);
+      std::thread([&engine, device, queue, started] {
+        started->count_down();
+        engine.thread_init(device, queue);
+      }).detach();
+      started->wait();
+    }
+  }
 };
 
 ProxyEngine& TheProxy() {
@@ -109,6 +136,12 @@ SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer)
 int64_t CurrentBackward() { return torch::autograd::get_current_graph_task_id(); }
 
 uint64_t CurrentNode() { return at::sequence_number::peek(); }
+
+void StartBackwardWorkers(int device_count) {
+  Engine& engine = Engine::get_default_engine();
+  auto* const proxy = dynamic_cast<ProxyEngine*>(&engine);
+  Workers::Start(proxy != nullptr ? proxy->previous() : engine, static_cast<size_t>(device_count));
+}
 
 void AtEndOfBackward(std::function<void()> callback) {
   TORCH_CHECK(CurrentBackward() != -1, "AtEndOfBackward was called outside of a backward");

@@ -59,6 +59,11 @@ int64_t CurrentBackward();
 // the same, the operator that saves them has not returned.
 uint64_t CurrentNode();
 
+// Autograd starts one worker thread per device when the first backward of the process runs, one on
+// the CPU included, and none later. Starts those of devices that have come since, up to
+// `device_count`; does nothing before that first backward. Not while a backward runs.
+void StartBackwardWorkers(int device_count);
+
 // Runs `callback` when the current backward has succeeded, on the thread that finishes it. One that
 // throws destroys the callback instead. Only inside a backward.
 void AtEndOfBackward(std::function<void()> callback);

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,10 +16,11 @@
 namespace pinion::emu {
 
 struct EmuAllocator::Block {
-  Device* device;  // outlives the block: a machine is not replaced while tensors live
+  std::shared_ptr<Device> device;  // keeps its machine alive
   StreamHandle stream;
   void* data;
   size_t size_bytes;
+  int abandoned;  // when it was allocated
 };
 
 EmuAllocator& EmuAllocator::Get() {
@@ -33,15 +35,16 @@ c10::DataPtr EmuAllocator::allocate(size_t size_bytes) {
 c10::DataPtr EmuAllocator::AllocateOn(c10::DeviceIndex index, size_t size_bytes) {
   const c10::Device torch_device(kEmu, index);
   if (size_bytes == 0) return c10::DataPtr(nullptr, torch_device);
-  Device& device = DeviceAt(index);
+  std::shared_ptr<Device> device = SharedDeviceAt(index);
   const StreamHandle stream = CurrentHandle(index);
-  const absl::StatusOr<void*> data = device.Allocate(size_bytes, stream);
+  const absl::StatusOr<void*> data = device->Allocate(size_bytes, stream);
   if (absl::IsResourceExhausted(data.status())) {
     out_of_memory_errors_.fetch_add(1, std::memory_order_relaxed);
   }
   ThrowIfError(data.status(), "allocating device memory");
   live_bytes_.fetch_add(static_cast<int64_t>(size_bytes), std::memory_order_relaxed);
-  auto block = std::make_unique<Block>(Block{&device, stream, *data, size_bytes});
+  auto block = std::make_unique<Block>(Block{std::move(device), stream, *data, size_bytes,
+                                             abandoned_.load(std::memory_order_relaxed)});
   return c10::DataPtr(*data, block.release(), &EmuAllocator::Delete, torch_device);
 }
 
@@ -52,7 +55,15 @@ void EmuAllocator::Delete(void* context) {
     PINION_LOG(kError) << "freeing " << block->size_bytes << " bytes of " << block->device->name()
                        << ": " << status.ToString();
   }
-  Get().live_bytes_.fetch_sub(static_cast<int64_t>(block->size_bytes), std::memory_order_release);
+  EmuAllocator& allocator = Get();
+  if (block->abandoned != allocator.abandoned_.load(std::memory_order_relaxed)) return;
+  allocator.live_bytes_.fetch_sub(static_cast<int64_t>(block->size_bytes),
+                                  std::memory_order_release);
+}
+
+void EmuAllocator::Abandon() {
+  abandoned_.fetch_add(1, std::memory_order_relaxed);
+  live_bytes_.store(0, std::memory_order_release);
 }
 
 bool EmuAllocator::initialized() { return DeviceCount() > 0; }

@@ -28,8 +28,11 @@ class EmuAllocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t size_bytes) override;
   c10::DataPtr AllocateOn(c10::DeviceIndex index, size_t size_bytes);
 
-  // Memory of any machine that tensors hold.
+  // Memory that tensors hold, but for that of machines before Abandon().
   int64_t live_bytes() const { return live_bytes_.load(std::memory_order_acquire); }
+  // What tensors hold is theirs for ever, and keeps its machine: nothing can be freed on a device
+  // that is broken. Not while others allocate or free.
+  void Abandon();
 
   bool initialized() override;
   void emptyCache(c10::MempoolId_t pool) override;
@@ -46,6 +49,7 @@ class EmuAllocator final : public c10::DeviceAllocator {
   static void Delete(void* block);
 
   std::atomic<int64_t> live_bytes_ = 0;
+  std::atomic<int> abandoned_ = 0;  // times
   std::atomic<int64_t> out_of_memory_errors_ = 0;
 };
 

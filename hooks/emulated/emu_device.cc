@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/hooks/emulated/emu_allocator.h"
 #include "pinion/hooks/emulated/emu_autocast.h"
 #include "pinion/hooks/emulated/emu_fallback.h"
@@ -22,6 +23,7 @@
 #include "pinion/hooks/emulated/emu_nn_ops.h"
 #include "pinion/hooks/emulated/emu_pinned.h"
 #include "pinion/hooks/emulated/emu_state.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
 
 namespace pinion {
 namespace {
@@ -90,6 +92,14 @@ void RegisterDeviceType() {
   RegisterKernels();
 }
 
+// After an error that stays, what was in use is leaked on purpose: nobody can drop it.
+bool Broken(EmulatedMachine& machine) {
+  for (int index = 0; index < machine.device_count(); ++index) {
+    if (absl::IsInternal(machine.SynchronizeDevice(index))) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
@@ -99,7 +109,12 @@ absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
         absl::StrCat("EmulatedOptions::device_count is ", machine->device_count(),
                      "; LibTorch's emu takes ", emu::kMaxDevices, " at most"));
   }
-  if (const int64_t live_bytes = emu::EmuAllocator::Get().live_bytes(); live_bytes > 0) {
+  if (const int64_t live_bytes = emu::EmuAllocator::Get().live_bytes();
+      live_bytes > 0 && Broken(*emu::InstalledMachine())) {
+    PINION_LOG(kWarning) << "a device of the machine that is registered is broken; " << live_bytes
+                         << " bytes that its tensors hold are lost, and the machine with them";
+    emu::EmuAllocator::Get().Abandon();
+  } else if (live_bytes > 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("tensors of the machine that is registered hold ", live_bytes,
                      " bytes; drop them before another machine takes its place"));
@@ -110,6 +125,7 @@ absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
   }();
   static_cast<void>(registered);
   emu::InstallMachine(std::move(machine));
+  StartBackwardWorkers(emu::DeviceCount());
   return absl::OkStatus();
 }
 

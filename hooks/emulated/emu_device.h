@@ -26,7 +26,9 @@
 namespace pinion {
 
 // Registers `machine` as the device type "emu". Later calls replace the machine (tests do, with
-// other seeds): FailedPrecondition, naming the bytes, while tensors of the old one are alive.
+// other seeds): FailedPrecondition, naming the bytes, while tensors of the old one are alive. A
+// machine with a broken device can always be replaced: its tensors stay with it and must not be
+// used any more.
 absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine);
 
 // The machine that was registered last; null before.

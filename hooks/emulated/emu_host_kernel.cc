@@ -37,6 +37,12 @@ bool SameLayout(const c10::TensorImpl& a, const c10::TensorImpl& b) {
          a.storage_offset() == b.storage_offset();
 }
 
+// The lazy conjugation and negation of `from`.
+void CopyMathBits(const c10::TensorImpl& from, c10::TensorImpl& to) {
+  if (to.is_conj() != from.is_conj()) to._set_conj(from.is_conj());
+  if (to.is_neg() != from.is_neg()) to._set_neg(from.is_neg());
+}
+
 }  // namespace
 
 HostScope::HostScope()
@@ -110,8 +116,7 @@ at::Tensor HostKernel::Alias(const at::Tensor& tensor, Access access) {
   c10::TensorImpl* const host_impl = host.unsafeGetTensorImpl();
   host_impl->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
   if (impl->is_wrapped_number()) host_impl->set_wrapped_number(true);
-  if (impl->is_conj()) host_impl->_set_conj(true);
-  if (impl->is_neg()) host_impl->_set_neg(true);
+  CopyMathBits(*impl, *host_impl);
   if (!typed_ && tensor.is_floating_point()) {
     typed_ = true;
     const at::ScalarType type = tensor.scalar_type();
@@ -135,8 +140,7 @@ at::Tensor HostKernel::Result(const at::Tensor& host) {
                               ": emu has dense tensors only, but the result is ", host.layout());
   at::Tensor result = MakeDeviceTensor(device_, host.sizes(), host.strides(), host.scalar_type());
   FillFrom(host, result.storage().mutable_data(), ExtentOf(host));
-  if (host.is_conj()) result._set_conj(true);
-  if (host.is_neg()) result._set_neg(true);
+  CopyMathBits(*host.unsafeGetTensorImpl(), *result.unsafeGetTensorImpl());
   results_.push_back(result);
   return result;
 }
@@ -166,6 +170,8 @@ void HostKernel::UpdateWritten() {
     if (!SameLayout(*device, *host)) {
       device->set_sizes_and_strides(host->sizes(), host->strides(), host->storage_offset());
     }
+    // Kernels conjugate lazily, too: a solver transposes its result's strides and sets the bit.
+    CopyMathBits(*host, *device);
   }
 }
 

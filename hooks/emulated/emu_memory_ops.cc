@@ -60,6 +60,23 @@ at::Tensor Empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
   return tensor;
 }
 
+// As on other devices: zeros without memory, which LibTorch knows by a dispatch key.
+at::Tensor EfficientZeroTensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                               std::optional<at::Layout> /*layout*/,
+                               std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  const at::ScalarType type = c10::dtype_or_default(dtype);
+  const c10::Device on(kEmu, IndexFor(device, pin_memory));
+  at::Tensor zeros = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::Storage::use_byte_size_t(),
+                   at::detail::computeStorageNbytesContiguous(size, c10::elementSize(type)),
+                   c10::DataPtr(nullptr, on)),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1) |
+          c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+      c10::scalarTypeToTypeMeta(type));
+  zeros.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  return zeros;
+}
+
 const at::Tensor& Resize(const at::Tensor& self, at::IntArrayRef size,
                          std::optional<at::MemoryFormat> format) {
   c10::TensorImpl* const impl = self.unsafeGetTensorImpl();
@@ -137,6 +154,7 @@ void RegisterMemoryOps(torch::Library& library) {
   using at::Tensor;
   library.impl("empty.memory_format", &Empty);
   library.impl("empty_strided", &EmptyStrided);
+  library.impl("_efficientzerotensor", &EfficientZeroTensor);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
   library.impl("view", static_cast<Tensor (*)(const Tensor&, at::IntArrayRef)>(at::native::view));
   library.impl("view.dtype", &at::native::view_dtype);

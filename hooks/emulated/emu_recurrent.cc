@@ -38,6 +38,7 @@ class Call {
       : op_(op), arguments_(std::move(arguments)) {}
 
   const c10::OperatorHandle& op() const { return op_; }
+  bool grad_enabled() const { return grad_enabled_; }
 
   // Calls `visit` on each tensor and puts its answer in the tensor's place.
   template <typename Visit>
@@ -63,6 +64,7 @@ class Call {
  private:
   c10::OperatorHandle op_;
   std::vector<c10::IValue> arguments_;
+  const bool grad_enabled_ = at::GradMode::is_enabled();
 };
 
 variable_list TakeResults(torch::jit::Stack& stack) {
@@ -96,6 +98,9 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     context->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<CallHolder>(call));
     context->save_for_backward(tensors);
     torch::jit::Stack stack = call->With(tensors);
+    // oneDNN has other kernels for training, and takes them where gradients are enabled. Autograd
+    // disables them in here.
+    const at::AutoGradMode as_called(call->grad_enabled());
     RunOnHost(call->op(), &stack);
     return TakeResults(stack);
   }

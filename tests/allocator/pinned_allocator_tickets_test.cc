@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -11,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
@@ -27,6 +30,10 @@ using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
 
@@ -158,6 +165,28 @@ TEST_F(PinnedAllocatorTicketsTest, AThreadThatHasEndedHoldsOnToNothing) {
   timeline.reset();
   for (int i = 0; i < 1000; ++i) (void)allocator_->Allocate(100 * kKiB);
   EXPECT_TRUE(watch.expired());
+}
+
+// A device that is not asked any more, in a process that exits, is no copy that takes too long.
+TEST_F(PinnedAllocatorTicketsTest, WhatIsLeakedAtTheEndSaysWhy) {
+  class Refuses final : public FenceTimeline {
+   public:
+    uint64_t Completed() const override { return 0; }
+    void Poll() override {}
+    absl::Status Wait(uint64_t, absl::Duration) override {
+      return absl::FailedPreconditionError("the process is exiting");
+    }
+  };
+  PINION_ASSERT_OK_AND_ASSIGN(
+      allocator_, PinnedAllocator::Create(options_, std::make_shared<FakeSource>(), host_.Probe()));
+  Take(kMiB).ReleaseAfter({{std::make_shared<Refuses>(), 1}});
+  std::vector<std::string> lines;
+  LogSink previous =
+      SetLogSink([&](LogSeverity, const std::string& message) { lines.push_back(message); });
+  allocator_.reset();
+  SetLogSink(std::move(previous));
+  EXPECT_THAT(lines, ElementsAre(AllOf(HasSubstr("leaking"), HasSubstr("the process is exiting"),
+                                       Not(HasSubstr("not done")))));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/tests/hooks/cpu_kernels.h"
 
 namespace pinion::testing {
 namespace {
@@ -97,6 +98,7 @@ bool Soon(const std::function<bool()>& condition) {
 EmuWorld::EmuWorld(const EmulatedOptions& machine, const OffloadOptions& offload)
     : trace_(__FILE__, __LINE__, Describe(machine)) {
   at::set_num_threads(1);
+  ChooseCpuKernels();
   machine_ = EmulatedMachine::Create(machine).value();
   absl::Status registered;
   PINION_CHECK(Soon([&] {

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/shared/c_api.h"
+#include "pinion/tests/support/python_with_torch.h"
 #include "pinion/tests/support/run_program.h"
 
 namespace pinion::testing {
@@ -24,8 +24,6 @@ using ::testing::UnorderedElementsAre;
 
 constexpr char kLibrary[] = "shared/libpinion_torch.so";
 constexpr char kEmuLibrary[] = "tests/shared/libpinion_torch_emu.so";
-constexpr char kNoPython[] =
-    "no Python that can import torch: tools/python_with_torch.sh prints one for PINION_TEST_PYTHON";
 
 struct Library {
   explicit Library(const char* path) : handle(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
@@ -45,15 +43,6 @@ struct Library {
   decltype(pinion_torch_host_memory_stats)* stats;
   decltype(pinion_last_error)* last_error;
 };
-
-// One that can import torch: PINION_TEST_PYTHON, else the .venv's that LibTorch came with. Empty if
-// there is none, as where the wheel was installed without the CUDA libraries that it asks for.
-std::string PythonWithTorch() {
-  const char* const given = std::getenv("PINION_TEST_PYTHON");
-  const std::string python =
-      given != nullptr ? given : PINION_TORCH_LIB_DIR "/../../../../../bin/python3";
-  return RunProgram(python + " -c 'import torch'").exit_code == 0 ? python : "";
-}
 
 TEST(LibpinionTorch, ExportsItsCFunctionsAlone) {
   const ProgramOutcome symbols = RunProgram(std::string("nm -D --defined-only ") + kLibrary);
@@ -110,7 +99,7 @@ TEST(LibpinionTorch, InstallsForADeviceThatIsThere) {
 
 TEST(LibpinionTorch, PythonWithoutAGpuIsToldSoAndGoesOn) {
   const std::string python = PythonWithTorch();
-  if (python.empty()) GTEST_SKIP() << kNoPython;
+  if (python.empty()) GTEST_SKIP() << kNoPythonWithTorch;
   if (CudaDeviceCount().ok()) GTEST_SKIP() << "there is a GPU";
   const ProgramOutcome outcome = RunProgram(python + " tests/shared/without_gpu.py " + kLibrary);
   EXPECT_EQ(outcome.out, "passed\n") << outcome.err;
@@ -119,7 +108,7 @@ TEST(LibpinionTorch, PythonWithoutAGpuIsToldSoAndGoesOn) {
 
 TEST(LibpinionTorch, PythonsPinnedTensorsComeFromPinion) {
   const std::string python = PythonWithTorch();
-  if (python.empty()) GTEST_SKIP() << kNoPython;
+  if (python.empty()) GTEST_SKIP() << kNoPythonWithTorch;
   const ProgramOutcome outcome =
       RunProgram(python + " tests/shared/pinned_tensors.py " + kEmuLibrary + " emu");
   EXPECT_EQ(outcome.out, "passed\n") << outcome.err;
@@ -128,7 +117,7 @@ TEST(LibpinionTorch, PythonsPinnedTensorsComeFromPinion) {
 
 TEST(LibpinionTorch, PythonsPinnedTensorsComeFromPinionOnAGpu) {
   const std::string python = PythonWithTorch();
-  if (python.empty()) GTEST_SKIP() << kNoPython;
+  if (python.empty()) GTEST_SKIP() << kNoPythonWithTorch;
   if (!CudaDeviceCount().ok()) GTEST_SKIP() << "there is no GPU";
   const ProgramOutcome outcome =
       RunProgram(python + " tests/shared/pinned_tensors.py " + kLibrary + " cuda");

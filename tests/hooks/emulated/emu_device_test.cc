@@ -119,6 +119,18 @@ TEST_F(EmuDeviceTest, KeepsTheMachineWhileTensorsLive) {
   EXPECT_TRUE(RegisterEmuDevice(EmulatedMachine::Create(Options()).value()).ok());
 }
 
+// A broken device frees nothing, so an engine leaks what its copies used: nobody can drop that.
+TEST_F(EmuDeviceTest, ABrokenMachineIsReplacedThoughTensorsLive) {
+  std::optional<at::Tensor> tensor = at::ones({256}, OnEmu());
+  machine_->BreakDevice(1, "an error that stays");
+  Use(Options());
+  const at::Tensor other = at::ones({256}, OnEmu());
+  EXPECT_EQ(other.sum().item<float>(), 256);
+  tensor.reset();
+  const absl::Status refused = RegisterEmuDevice(EmulatedMachine::Create(Options()).value());
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("1024 bytes"));
+}
+
 TEST_F(EmuDeviceTest, StreamsOfAnEarlierMachineNameStreamsOfTheNextOne) {
   const c10::Stream stream = NewStream();
   const c10::impl::VirtualGuardImpl guard(c10::kPrivateUse1);
@@ -211,6 +223,34 @@ TEST_F(EmuDeviceTest, OutArgumentsGrow) {
   at::Tensor selected = at::empty({0}, OnEmu());
   at::masked_select_out(selected, a, a > 0);
   EXPECT_EQ(selected.sum().item<float>(), 1200);
+}
+
+// Solvers transpose their result and set its conjugate bit, in place.
+TEST_F(EmuDeviceTest, ResultsMayBeConjugatedLazily) {
+  const at::Tensor matrix = at::randn({3, 3}, at::kComplexDouble);
+  const at::Tensor right = at::randn({3, 3}, at::kComplexDouble);
+  const auto solve = [&](c10::Device device) {
+    const auto [lu, pivots, info] = at::linalg_lu_factor_ex(matrix.to(device));
+    return at::linalg_lu_solve(lu, pivots, right.to(device), /*left=*/false);
+  };
+  EXPECT_TRUE(at::equal(solve(Emu()).to(at::kCPU), solve(at::kCPU)));
+}
+
+TEST_F(EmuDeviceTest, ZerosWithoutMemoryAreZeros) {
+  const at::Tensor ones = at::ones({4}, OnEmu());
+  const at::Tensor zeros = at::_efficientzerotensor({4}, ones.options());
+  EXPECT_TRUE((ones * zeros)._is_zerotensor());
+  EXPECT_EQ((ones + zeros).sum().item<float>(), 4);
+  EXPECT_EQ(zeros.to(at::kCPU).sum().item<float>(), 0);
+  const at::Tensor leaf = at::randn({4}, OnEmu()).requires_grad_(true);
+  leaf.sgn().sum().backward();
+  EXPECT_EQ(leaf.grad().abs().sum().item<float>(), 0);
+}
+
+TEST_F(EmuDeviceTest, DropoutOfEverythingHasNoGradient) {
+  const at::Tensor mask = at::ones({4}, OnEmu().dtype(at::kBool));
+  const at::Tensor grad = at::native_dropout_backward(at::ones({4}, OnEmu()), mask, /*scale=*/0);
+  EXPECT_EQ(grad.abs().sum().item<float>(), 0);
 }
 
 TEST_F(EmuDeviceTest, ItemWaitsForTheDevice) {

@@ -12,6 +12,7 @@
 
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/tests/hooks/cpu_kernels.h"
 #include "pinion/tests/hooks/emulated/parity_cases.h"
 
 namespace pinion {
@@ -33,6 +34,7 @@ at::Tensor OnCpu(const at::Tensor& tensor) {
 }
 
 TEST_P(EmuParityTest, HasTheBitsOfTheCpu) {
+  testing::ChooseCpuKernels();
   const auto& [parity_case, index, type] = GetParam();
   EmulatedOptions options;
   options.device_count = 2;

@@ -194,10 +194,11 @@ Tensors RunDropout(Device device, ScalarType type) {
 }
 
 template <typename Module, typename Options>
-Tensors RunRecurrentModule(const Options& options, Device device, ScalarType type) {
+Tensors RunRecurrentModule(const Options& options, Device device, ScalarType type,
+                           at::IntArrayRef input_sizes = {7, 3, 6}) {
   auto module = Build<Module>(device, type, options);
   torch::manual_seed(kDataSeed);
-  const Tensor input = Normal({7, 3, 6}, device, type);
+  const Tensor input = Normal(input_sizes, device, type);
   return Train(*module, [&] { return std::get<0>(module(input)).pow(2).mean(); });
 }
 
@@ -211,11 +212,27 @@ Tensors RunRecurrent(Device device, ScalarType type) {
   append(
       RunRecurrentModule<nn::GRU>(nn::GRUOptions(6, 5).num_layers(2).dropout(0.3), device, type));
   append(RunRecurrentModule<nn::RNN>(nn::RNNOptions(6, 5), device, type));
+  append(RunRecurrentModule<nn::LSTM>(nn::LSTMOptions(12, 10), device, type, {15, 4, 12}));
+  append(RunRecurrentModule<nn::LSTM>(nn::LSTMOptions(33, 64), device, type, {20, 5, 33}));
+  append(RunRecurrentModule<nn::LSTM>(nn::LSTMOptions(16, 16).batch_first(true), device, type,
+                                      {1, 31, 16}));
+  append(RunRecurrentModule<nn::LSTM>(nn::LSTMOptions(6, 8).proj_size(3), device, type));
+  append(RunRecurrentModule<nn::GRU>(nn::GRUOptions(12, 10).bidirectional(true), device, type,
+                                     {15, 4, 12}));
   auto cell = Build<nn::LSTMCell>(device, type, 6, 5);
   torch::manual_seed(kDataSeed);
   const Tensor input = Normal({3, 6}, device, type);
   append(Train(*cell, [&] { return std::get<0>(cell(input)).sum(); }));
   return results;
+}
+
+// Without gradients, oneDNN has other kernels than in training.
+Tensors RunRecurrentInference(Device device, ScalarType type) {
+  auto module = Build<nn::LSTM>(device, type, nn::LSTMOptions(12, 10));
+  torch::manual_seed(kDataSeed);
+  const Tensor input = Normal({15, 4, 12}, device, type);
+  const torch::NoGradGuard inference;
+  return {std::get<0>(module(input))};
 }
 
 Tensors RunPackedSequence(Device device, ScalarType type) {
@@ -374,6 +391,7 @@ std::vector<ParityCase> ParityCases() {
           {"ScaledDotProduct", RunScaledDotProduct},
           {"Dropout", RunDropout},
           {"Recurrent", RunRecurrent},
+          {"RecurrentInference", RunRecurrentInference},
           {"PackedSequence", RunPackedSequence},
           {"RandomNumbers", RunRandomNumbers},
           {"Operators", RunOperators},

@@ -1,0 +1,27 @@
+// A Python that can import torch, for tests that run programs in it.
+
+#ifndef PINION_TESTS_SUPPORT_PYTHON_WITH_TORCH_H_
+#define PINION_TESTS_SUPPORT_PYTHON_WITH_TORCH_H_
+
+#include <cstdlib>
+#include <string>
+
+#include "pinion/tests/support/run_program.h"
+
+namespace pinion::testing {
+
+inline constexpr char kNoPythonWithTorch[] =
+    "no Python that can import torch: tools/python_with_torch.sh prints one for PINION_TEST_PYTHON";
+
+// PINION_TEST_PYTHON, else the .venv's that LibTorch came with. Empty if neither can import
+// `modules`, as where the wheel was installed without the CUDA libraries that it asks for.
+inline std::string PythonWithTorch(const std::string& modules = "torch") {
+  const char* const given = std::getenv("PINION_TEST_PYTHON");
+  const std::string python =
+      given != nullptr ? given : PINION_TORCH_LIB_DIR "/../../../../../bin/python3";
+  return RunProgram(python + " -c 'import " + modules + "'").exit_code == 0 ? python : "";
+}
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_SUPPORT_PYTHON_WITH_TORCH_H_
