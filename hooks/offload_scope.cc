@@ -34,13 +34,26 @@ ParameterStorages StoragesOf(const torch::nn::Module& module) {
   return storages;
 }
 
+// A user who opens one in a checkpointed block's forward means the first run of that forward.
+void SayThatNothingLeavesInBackward() {
+  [[maybe_unused]] static const bool said = [] {
+    PINION_LOG(kWarning)
+        << "an OffloadScope was opened inside a backward, where a checkpoint computes a block "
+           "again: what is saved there is needed at once and stays on the device "
+           "(OffloadStats::kept_in_backward). Open the scope around the whole forward";
+    return true;
+  }();
+}
+
 }  // namespace
 
 struct OffloadScope::State {
   State(const std::shared_ptr<OffloadSession>& session, ParameterStorages parameters)
       : target(TargetOf(session)),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
-        scope(PackerFor(target, std::move(parameters))) {}
+        scope(PackerFor(target, std::move(parameters))) {
+    if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
+  }
   ~State() {
     if (target != nullptr) target->EndScope();
   }

@@ -9,6 +9,11 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <memory>
+
+namespace torch::autograd {
+struct Node;
+}
 
 namespace pinion {
 
@@ -23,13 +28,17 @@ class SavedVersion {
   // the same bytes. One storage can have several counters, which rise on their own (variable_data).
   friend bool operator==(const SavedVersion& a, const SavedVersion& b);
 
-  // Throws what autograd throws when a saved tensor was changed in place since. The arguments
-  // describe the tensor in the message.
+  // Throws what autograd throws when a saved tensor was changed in place since: it names the
+  // operator that the tensor is an output of. The arguments describe the tensor in the message.
   void Check(c10::ScalarType dtype, c10::IntArrayRef sizes) const;
 
  private:
   c10::VariableVersion counter_;
   uint32_t saved_;
+  // The operator that made the tensor, for the message. Weak, since the graph must not be kept; the
+  // node that asks for the tensor keeps it alive.
+  std::weak_ptr<torch::autograd::Node> producer_;
+  uint32_t output_ = 0;  // which one of the producer's
 };
 
 }  // namespace pinion

@@ -77,8 +77,8 @@ TEST(OffloadHostBudget, ATensorThatCannotBePinnedStaysOnTheDevice) {
 
 // Leaves room for `size_bytes` more than what is in use now.
 void LeaveRoom(EmuWorld& world, uint64_t size_bytes) {
-  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
-  const uint64_t in_use = world.machine().memory_stats(0).in_use_bytes;
+  ASSERT_THAT(world.Synchronize(), IsOk());
+  const uint64_t in_use = world.device_bytes();
   ASSERT_THAT(world.machine().SetMemoryLimit(0, in_use + size_bytes), IsOk());
 }
 

@@ -17,6 +17,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
@@ -303,7 +304,7 @@ TEST_F(OffloadRulesRecycling, ARecycledAddressIsNotTheTensorThatLivedThere) {
     y = Observe(carrier_, {first}, &seen_first);
     first.reset();
     // What is freed behind work that is not done is reused only after it.
-    ASSERT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+    ASSERT_THAT(world_.Synchronize(), IsOk());
     std::vector<at::Tensor> others;
     at::Tensor second = at::mul(source, 1);
     while (second.const_data_ptr() != address && others.size() < 16) {
@@ -398,7 +399,7 @@ TEST_F(OffloadRulesInPlace, AChangeAfterSavingRaisesWhatAutogradRaises) {
   EXPECT_GT(stats().offloaded, 0u);
 }
 
-TEST_F(OffloadRulesInPlace, TheErrorNamesTheVersionsAndTheTensor) {
+TEST_F(OffloadRulesInPlace, TheErrorNamesTheTensorItsOperatorTheVersionsAndARemedy) {
   at::Tensor t = activation({32, 40});
   const at::Tensor y = Save({t});
   t.detach().add_(1);
@@ -406,7 +407,10 @@ TEST_F(OffloadRulesInPlace, TheErrorNamesTheVersionsAndTheTensor) {
     y.backward();
     FAIL() << "backward should have thrown";
   } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("[Float [32, 40]] is at version 1; expected version 0"));
+    EXPECT_THAT(error.what(), HasSubstr("[Float [32, 40]]"));
+    EXPECT_THAT(error.what(), HasSubstr("which is output 0 of " + t.grad_fn()->name()));
+    EXPECT_THAT(error.what(), HasSubstr("is at version 1; expected version 0"));
+    EXPECT_THAT(error.what(), HasSubstr("set_detect_anomaly"));
   }
 }
 
@@ -504,7 +508,7 @@ TEST_F(OffloadRules, AStorageThatIsResizedBeforeItsCopyIsNotRead) {
 TEST_F(OffloadRules, AStorageThatIsResizedAfterItsCopyComesBackFromTheHost) {
   at::Tensor t = activation({32, 32});
   const at::Tensor y = Save({t});
-  ASSERT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+  ASSERT_THAT(world_.Synchronize(), IsOk());
   DropMemory(t);
   y.backward();
   EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({32, 32})));
