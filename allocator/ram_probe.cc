@@ -157,7 +157,7 @@ RamSample RamProbe::Sample(double cgroup_percent) const {
     // "0::/a/b" in v2, "7:cpu,memory:/a/b" in v1. The path may contain colons.
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
-    if (parts[0] == "0" && parts[1].empty()) {
+    if (parts[0] == "0") {
       ApplyCgroupAndAncestors(cgroup_root_, parts[2], kV2, cgroup_percent, &sample);
       continue;
     }

@@ -131,7 +131,6 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
   } else {
     run.last = around->before;
     if (run.last != nullptr) run.last->after = nullptr;
-    if (run.first == around) run.first = nullptr;
     Recycle(around);
   }
 }
@@ -261,9 +260,7 @@ BlockRecord* SegmentHeap::NewRecord() {
       unused_records_ = &chunk[i];
     }
   }
-  BlockRecord* record = std::exchange(unused_records_, unused_records_->next_free);
-  record->next_free = nullptr;
-  return record;
+  return std::exchange(unused_records_, unused_records_->next_free);
 }
 
 BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run) {

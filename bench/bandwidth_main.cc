@@ -26,13 +26,14 @@
 #include "pinion/bench/goals.h"
 #include "pinion/bench/nvbandwidth_json.h"
 #include "pinion/examples/output_file.h"
+#include "pinion/examples/working_directory.h"
 
 ABSL_FLAG(std::string, device, "",
           "cuda, cuda:N, emu or emu:N: all devices of a kind, or one; default: cuda where there is "
           "a device, else emu");
 ABSL_FLAG(std::string, preset, "h100_pcie5",
           "emulated devices: a100_pcie4, h100_pcie5, b200_pcie5, gh200_c2c or gb200_c2c");
-ABSL_FLAG(int, emulated_devices, 2, "how many there are");
+ABSL_FLAG(int, emulated_devices, 1, "how many there are");
 ABSL_FLAG(std::vector<std::string>, cases, {}, "comma-separated names; default: all");
 ABSL_FLAG(uint64_t, min_kib, 4, "smallest copy");
 ABSL_FLAG(
@@ -88,10 +89,7 @@ absl::Status CheckOutputs() {
   return absl::OkStatus();
 }
 
-absl::Status WriteOutputs(const BandwidthResult& result, const BenchReport& report) {
-  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
-    PINION_RETURN_IF_ERROR(report.Write(path));
-  }
+absl::Status WriteOutputs(const BandwidthResult& result) {
   if (const std::string path = absl::GetFlag(FLAGS_nvbandwidth_json); !path.empty()) {
     PINION_RETURN_IF_ERROR(WriteAtomically(path, NvbandwidthJson(result).dump(1) + "\n"));
   }
@@ -122,11 +120,9 @@ absl::Status Main() {
   result.driver_version = opened.driver_version;
   result.warnings.insert(result.warnings.begin(), opened.notes.begin(), opened.notes.end());
 
-  const BenchReport report = MakeReport(result);
-  std::cout << BandwidthText(result) << report.GoalsText();
-  PINION_RETURN_IF_ERROR(WriteOutputs(result, report));
-  if (report.AllMet()) return absl::OkStatus();
-  return absl::OutOfRangeError("not all goals are met");
+  std::cout << BandwidthText(result);
+  PINION_RETURN_IF_ERROR(WriteOutputs(result));
+  return MakeReport(result).Finish(absl::GetFlag(FLAGS_json));
 }
 
 }  // namespace
@@ -148,8 +144,7 @@ int main(int argc, char** argv) {
     pointers.push_back(argument.data());
   }
   absl::ParseCommandLine(argc, pointers.data());
-  const absl::Status ran = pinion::Main();
-  if (ran.ok()) return 0;
-  std::cerr << "bandwidth: " << ran.message() << "\n";
-  return absl::IsOutOfRange(ran) ? 1 : 2;
+  absl::Status status = pinion::EnterWorkingDirectory();
+  if (status.ok()) status = pinion::Main();
+  return pinion::ExitCode("bandwidth", status);
 }

@@ -21,7 +21,7 @@ struct DeviceChoice {
   // a CUDA device, else "emu".
   std::string device;
   std::string preset = "h100_pcie5";  // of the emulated ones
-  int emulated_devices = 2;
+  int emulated_devices = 1;
   uint64_t emulated_memory_bytes = 0;  // of each
 };
 

@@ -10,11 +10,9 @@
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/Device.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -47,6 +45,7 @@
 #include "pinion/examples/accelerator.h"
 #include "pinion/examples/output_file.h"
 #include "pinion/examples/run_options.h"
+#include "pinion/examples/working_directory.h"
 #include "pinion/hooks/torch_bridge.h"
 
 ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
@@ -285,10 +284,9 @@ absl::Status Run(const std::vector<char*>& arguments) {
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
 
-  const BenchReport report = bench->Report();
-  absl::PrintF("\n%s", report.GoalsText());
-  if (!json.empty()) PINION_RETURN_IF_ERROR(report.Write(json));
-  if (bench->failures().empty()) return absl::OkStatus();
+  absl::PrintF("\n");
+  const absl::Status finished = bench->Report().Finish(json);
+  if (bench->failures().empty()) return finished;
   return absl::InternalError(absl::StrJoin(bench->failures(), "\n"));
 }
 
@@ -299,15 +297,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv, pinion::PrintHelp);
   absl::SetProgramUsageMessage("what copies cost through the engine; see --help");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
-  // `bazel run` starts programs among their runfiles; paths are meant from where it was typed.
-  if (const char* typed_in = std::getenv("BUILD_WORKING_DIRECTORY")) {
-    if (chdir(typed_in) != 0) {
-      std::fprintf(stderr, "engine_bench: cannot go to BUILD_WORKING_DIRECTORY=%s\n", typed_in);
-      return 1;
-    }
-  }
-  const absl::Status status = pinion::Run(arguments);
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "engine_bench: %s\n", std::string(status.message()).c_str());
-  return 1;
+  absl::Status status = pinion::EnterWorkingDirectory();
+  if (status.ok()) status = pinion::Run(arguments);
+  return pinion::ExitCode("engine_bench", status);
 }

@@ -1,8 +1,13 @@
 #include "pinion/bench/goals.h"
 
 #include <algorithm>
+#include <iostream>
+#include <string>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "pinion/allocator/base/status_macros.h"
 #include "pinion/examples/output_file.h"
 
 namespace pinion {
@@ -11,8 +16,8 @@ std::string Bound::ToString() const {
   return absl::StrFormat("%s %.4g", kind == Kind::kAtLeast ? ">=" : "<=", limit);
 }
 
-bool BenchReport::AllMet() const {
-  return std::all_of(goals_.begin(), goals_.end(), [](const Goal& goal) { return goal.met(); });
+bool BenchReport::AnyMissed() const {
+  return std::any_of(goals_.begin(), goals_.end(), [](const Goal& goal) { return goal.missed(); });
 }
 
 nlohmann::ordered_json BenchReport::ToJson() const {
@@ -22,7 +27,7 @@ nlohmann::ordered_json BenchReport::ToJson() const {
     json["name"] = goal.name;
     json["goal"] = goal.bound.ToString();
     json["value"] = goal.value ? nlohmann::ordered_json(*goal.value) : nullptr;
-    json["met"] = goal.met();
+    json["met"] = goal.value ? nlohmann::ordered_json(goal.met()) : nullptr;
     goals.push_back(std::move(json));
   }
   return {{"rows", rows_}, {"goals", std::move(goals)}};
@@ -31,15 +36,36 @@ nlohmann::ordered_json BenchReport::ToJson() const {
 std::string BenchReport::GoalsText() const {
   std::string text;
   for (const Goal& goal : goals_) {
-    absl::StrAppendFormat(
-        &text, "%s  %s: %s (goal %s)\n", goal.met() ? "met   " : "MISSED", goal.name,
-        goal.value ? absl::StrFormat("%.4g", *goal.value) : "not measured", goal.bound.ToString());
+    absl::StrAppendFormat(&text, "%-6s  %s: %s (goal %s)\n",
+                          goal.met()      ? "met"
+                          : goal.missed() ? "MISSED"
+                                          : "-",
+                          goal.name,
+                          goal.value ? absl::StrFormat("%.4g", *goal.value) : "not measured",
+                          goal.bound.ToString());
   }
   return text;
 }
 
 absl::Status BenchReport::Write(const std::string& path) const {
   return WriteAtomically(path, ToJson().dump(1) + "\n");
+}
+
+absl::Status BenchReport::Finish(const std::string& path) const {
+  std::cout << GoalsText() << std::flush;
+  if (!path.empty()) PINION_RETURN_IF_ERROR(Write(path));
+  std::string missed;
+  for (const Goal& goal : goals_) {
+    if (goal.missed()) absl::StrAppend(&missed, "\n  ", goal.name);
+  }
+  if (missed.empty()) return absl::OkStatus();
+  return absl::OutOfRangeError("goals that are missed:" + missed);
+}
+
+int ExitCode(const char* program, const absl::Status& status) {
+  if (status.ok()) return 0;
+  std::cerr << program << ": " << status.message() << "\n";
+  return absl::IsOutOfRange(status) ? 1 : 2;
 }
 
 }  // namespace pinion

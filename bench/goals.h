@@ -5,11 +5,11 @@
 //   BenchReport report;
 //   report.AddRow({{"case", "host_to_device"}, {"gb_per_s", 55.1}});
 //   report.AddGoal("pinned H2D over nvbandwidth", AtLeast(0.98), 0.991);
-//   PINION_RETURN_IF_ERROR(report.Write(path));
-//   std::cout << report.GoalsText();
+//   return report.Finish(absl::GetFlag(FLAGS_json));    // and in main: return ExitCode(name,
+//   status)
 //
-// A goal is judged by the run itself, from its rows. What could not be measured is not a goal that
-// is met: it is added without a value and counts as missed.
+// A goal is judged by the run itself, from its rows. A goal that nothing was measured for, because
+// a filter left its rows out, is added without a value: it is neither met nor missed.
 //
 // Thread safety: a value; one thread at a time.
 
@@ -43,9 +43,10 @@ inline Bound AtMost(double limit) { return {Bound::Kind::kAtMost, limit}; }
 struct Goal {
   std::string name;
   Bound bound;
-  std::optional<double> value;  // none: it could not be measured
+  std::optional<double> value;  // none: nothing was measured
 
   bool met() const { return value.has_value() && bound.Holds(*value); }
+  bool missed() const { return value.has_value() && !bound.Holds(*value); }
 };
 
 class BenchReport {
@@ -58,18 +59,27 @@ class BenchReport {
 
   const std::vector<nlohmann::ordered_json>& rows() const { return rows_; }
   const std::vector<Goal>& goals() const { return goals_; }
-  bool AllMet() const;
+  bool AnyMissed() const;
 
   nlohmann::ordered_json ToJson() const;
-  // One line per goal: "met    name: value (goal >= 0.98)". Empty without goals.
+  // One line per goal: "met     name: value (goal >= 0.98)"; "MISSED  ..."; "-       name: not
+  // measured ...". Empty without goals.
   std::string GoalsText() const;
   // Never leaves half a file.
   absl::Status Write(const std::string& path) const;
+
+  // The end of a run: prints the goals to stdout and writes the file, unless `path` is empty.
+  // OutOfRange names the goals that are missed.
+  absl::Status Finish(const std::string& path) const;
 
  private:
   std::vector<nlohmann::ordered_json> rows_;
   std::vector<Goal> goals_;
 };
+
+// Prints the error, if it is one, to stderr. 0; 1 for goals that are missed (OutOfRange); 2 for all
+// other errors: the program could not run, or what it ran went wrong.
+int ExitCode(const char* program, const absl::Status& status);
 
 }  // namespace pinion
 

@@ -3,10 +3,42 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <vector>
 
 #include "nlohmann/json.hpp"
 
 namespace pinion {
+namespace {
+
+// Each arrow is a flow of its own, since a flow's steps would be joined one after the other.
+void AddArrows(const std::vector<ChromeTrace::Slice>& slices, nlohmann::json& events) {
+  std::map<uint64_t, const ChromeTrace::Slice*> origins;
+  for (const ChromeTrace::Slice& slice : slices) {
+    if (slice.arrow_from != 0) origins[slice.arrow_from] = &slice;
+  }
+  uint64_t arrows = 0;
+  for (const ChromeTrace::Slice& slice : slices) {
+    const auto origin = origins.find(slice.arrow_to);
+    if (slice.arrow_to == 0 || origin == origins.end()) continue;
+    const auto end = [&events, id = ++arrows](const char* phase, const ChromeTrace::Slice& at,
+                                              double time_ms) {
+      events.push_back({{"ph", phase},
+                        {"id", id},
+                        {"cat", "copies"},
+                        {"name", "comes back"},
+                        {"pid", at.process},
+                        {"tid", at.row},
+                        {"ts", time_ms * 1e3}});
+      if (*phase == 'f') events.back()["bp"] = "e";  // binds to the slice around it
+    };
+    // Inside both slices, so that a reader's rounding cannot lose them.
+    end("s", *origin->second, (origin->second->start_ms + origin->second->end_ms) / 2);
+    end("f", slice, (slice.start_ms + slice.end_ms) / 2);
+  }
+}
+
+}  // namespace
 
 void ChromeTrace::NameProcess(int process, std::string name) {
   names_.push_back({process, -1, std::move(name)});
@@ -14,6 +46,11 @@ void ChromeTrace::NameProcess(int process, std::string name) {
 
 void ChromeTrace::NameRow(int process, int row, std::string name) {
   names_.push_back({process, row, std::move(name)});
+}
+
+void ChromeTrace::Clear() {
+  slices_.clear();
+  samples_.clear();
 }
 
 std::string ChromeTrace::ToJson() const {
@@ -33,7 +70,16 @@ std::string ChromeTrace::ToJson() const {
                             {"dur", (slice.end_ms - slice.start_ms) * 1e3}};
     if (slice.size_bytes > 0) event["args"]["bytes"] = slice.size_bytes;
     if (slice.transfer_number > 0) event["args"]["transfer"] = slice.transfer_number;
+    if (!slice.operator_name.empty()) event["args"]["operator"] = slice.operator_name;
     events.push_back(std::move(event));
+  }
+  AddArrows(slices_, events);
+  for (const Sample& sample : samples_) {
+    events.push_back({{"ph", "C"},
+                      {"name", sample.name},
+                      {"pid", sample.process},
+                      {"ts", sample.time_ms * 1e3},
+                      {"args", {{"bytes", sample.value_bytes}}}});
   }
   const nlohmann::json trace = {{"displayTimeUnit", "ms"},
                                 {"otherData", {{"times", times_}}},

@@ -1,7 +1,8 @@
 // A timeline as a Chrome trace: Perfetto (ui.perfetto.dev) and chrome://tracing open it.
 //
-// Processes have rows, rows have slices. In Pinion's traces a process is a device or the host, and
-// a row a stream or a thread.
+// Processes have rows, rows have slices; arrows lead from slice to slice, and samples make a graph
+// of a number over time. In Pinion's traces a process is a device or the host, and a row a stream
+// or a thread.
 //
 // Thread safety: none; a value.
 
@@ -26,8 +27,19 @@ class ChromeTrace {
     std::string name;
     double start_ms = 0;
     double end_ms = 0;
-    uint64_t size_bytes = 0;       // 0: not said
-    uint64_t transfer_number = 0;  // 0: none
+    uint64_t size_bytes = 0;         // 0: not said
+    uint64_t transfer_number = 0;    // 0: none
+    std::string operator_name = "";  // "": not said
+    // An arrow leads from the slice that has a number here to those that have it there. 0: none.
+    uint64_t arrow_from = 0;
+    uint64_t arrow_to = 0;
+  };
+  // A graph's value from `time_ms` on. A graph is known by its process and name.
+  struct Sample {
+    int process = 0;
+    std::string name;
+    double time_ms = 0;
+    uint64_t value_bytes = 0;
   };
 
   // `times` tells the reader what the times are: "measured", "modelled".
@@ -36,6 +48,9 @@ class ChromeTrace {
   void NameProcess(int process, std::string name);
   void NameRow(int process, int row, std::string name);
   void Add(Slice slice) { slices_.push_back(std::move(slice)); }
+  void Add(Sample sample) { samples_.push_back(std::move(sample)); }
+  // Forgets slices and samples, and keeps the names.
+  void Clear();
   size_t slice_count() const { return slices_.size(); }
 
   // Unavailable, with the path and the reason, if the file cannot be written.
@@ -53,6 +68,7 @@ class ChromeTrace {
   std::string times_;
   std::vector<Name> names_;
   std::vector<Slice> slices_;
+  std::vector<Sample> samples_;
 };
 
 }  // namespace pinion

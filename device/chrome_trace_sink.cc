@@ -1,5 +1,6 @@
 #include "pinion/device/chrome_trace_sink.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -50,7 +51,8 @@ void ChromeTraceSink::Keep(ChromeTrace::Slice slice) {
     ++dropped_;
     return;
   }
-  slice.start_ms -= origin_ms_;
+  if (slice.end_ms <= origin_ms_) return;
+  slice.start_ms = std::max(slice.start_ms, origin_ms_) - origin_ms_;
   slice.end_ms -= origin_ms_;
   trace_.Add(std::move(slice));
 }
@@ -102,6 +104,13 @@ void ChromeTraceSink::OnStall(const StallRecord& stall) {
         .start_ms = stall.start_ms,
         .end_ms = stall.end_ms,
         .transfer_number = stall.transfer_number});
+}
+
+void ChromeTraceSink::Restart() {
+  MutexLock lock(mu_);
+  trace_.Clear();
+  dropped_ = 0;
+  origin_ms_ = SteadyClockMs();
 }
 
 absl::Status ChromeTraceSink::Write(const std::string& path) const {

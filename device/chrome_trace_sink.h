@@ -44,8 +44,12 @@ class ChromeTraceSink final : public TraceSink {
   void OnTransfer(const TransferRecord& transfer) override;
   void OnStall(const StallRecord& stall) override;
 
-  // What has ended so far; time 0 is the sink's construction. Unavailable, with the path and the
-  // reason, if the file cannot be written.
+  // Forgets what has ended so far, such as the pinning and the calibration of a first step; now
+  // becomes time 0.
+  void Restart();
+
+  // What has ended so far; time 0 is the sink's construction, or Restart. Unavailable, with the
+  // path and the reason, if the file cannot be written.
   absl::Status Write(const std::string& path) const;
 
  private:
@@ -68,8 +72,8 @@ class ChromeTraceSink final : public TraceSink {
   void Keep(ChromeTrace::Slice slice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const size_t max_slices_;
-  const double origin_ms_;
   mutable Mutex mu_;
+  double origin_ms_ ABSL_GUARDED_BY(mu_);
   ChromeTrace trace_ ABSL_GUARDED_BY(mu_);
   uint64_t dropped_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::thread::id, Thread> threads_ ABSL_GUARDED_BY(mu_);

@@ -13,7 +13,7 @@ constexpr size_t kMaxPending = 4096;
 
 constexpr size_t kManyPending = 16;
 
-// CUDA gives elapsed times as floats: from a nearer anchor they are exact to 0.1 us.
+// CUDA gives elapsed times as floats: from a nearer anchor they keep their resolution, 0.5 us.
 constexpr double kAnchorMs = 1000;
 
 constexpr absl::Duration kIdleStreamTimeout = absl::Seconds(10);

@@ -159,6 +159,15 @@ uint64_t Accelerator::peak_bytes() const {
       .peak;
 }
 
+std::shared_ptr<TraceSink> Accelerator::trace() const {
+  return machine_ != nullptr ? machine_->trace() : trace_;
+}
+
+void Accelerator::RestartTrace() {
+  if (machine_ != nullptr) machine_->RestartTrace();
+  if (trace_ != nullptr) trace_->Restart();
+}
+
 absl::Status Accelerator::WriteTrace(const std::string& path) const {
   if (machine_ != nullptr) return machine_->WriteChromeTrace(path);
   PINION_CHECK(trace_ != nullptr) << "nobody has asked for a timeline of " << device_.str();

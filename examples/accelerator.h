@@ -19,6 +19,7 @@
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/trace_sink.h"
 #include "pinion/examples/run_options.h"
 
 namespace pinion {
@@ -49,9 +50,10 @@ class Accelerator {
   const DeviceBackend& backend() const { return backend_; }
   const std::shared_ptr<EmulatedMachine>& machine() const { return machine_; }  // null on cuda
 
-  // Where the run's ranges and transfers are told to. Null without a trace, and on emu, whose
-  // machine keeps the timeline itself.
-  const std::shared_ptr<ChromeTraceSink>& trace() const { return trace_; }
+  // Where the run's ranges are told to, and on cuda its transfers. Null without a trace.
+  std::shared_ptr<TraceSink> trace() const;
+  // Forgets what was before, if there is a trace.
+  void RestartTrace();
 
   void Synchronize();
   // Virtual time on emu, wall time on cuda.
@@ -68,7 +70,7 @@ class Accelerator {
   c10::Device device_;
   DeviceBackend backend_;
   std::shared_ptr<EmulatedMachine> machine_;
-  std::shared_ptr<ChromeTraceSink> trace_;
+  std::shared_ptr<ChromeTraceSink> trace_;  // null on emu, whose machine keeps the timeline
 };
 
 }  // namespace pinion

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
+#include "pinion/hooks/environment.h"
 
 namespace pinion {
 namespace {
@@ -42,8 +44,10 @@ bool SameBits(const RunResult& a, const RunResult& b) {
                     });
 }
 
+// `repetition` is the second run without offload; it is made here if it is empty.
 absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions options,
-                                        const TextData& text, const RunAnnouncement& announce) {
+                                        const TextData& text, const RunAnnouncement& announce,
+                                        std::optional<RunResult>& repetition) {
   ComparedGroup group;
   group.name = name;
   const std::string trace_path = std::exchange(options.trace_path, "");
@@ -55,8 +59,15 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
     ComparedRun run;
     run.offload = mode;
     PINION_ASSIGN_OR_RETURN(run.result, Train(options, text, nullptr));
-    const RunResult& reference = group.runs.empty() ? run.result : group.runs.front().result;
-    run.bit_identical = SameBits(run.result, reference);
+    if (!repetition.has_value()) {
+      announce(absl::StrCat(name, ", ", OffloadModeName(mode), " once more"));
+      PINION_ASSIGN_OR_RETURN(repetition, Train(options, text, nullptr));
+    }
+    if (mode == OffloadMode::kNone) {
+      run.bit_identical = SameBits(run.result, *repetition);
+    } else {
+      run.bit_identical = BitIdentical(run.result, group.runs.front().result, *repetition);
+    }
     group.runs.push_back(std::move(run));
   }
   return group;
@@ -83,29 +94,42 @@ std::string LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
 
 }  // namespace
 
+std::optional<bool> BitIdentical(const RunResult& run, const RunResult& reference,
+                                 const RunResult& repetition) {
+  if (!SameBits(reference, repetition)) return std::nullopt;
+  return SameBits(run, reference);
+}
+
 absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const TextData& text,
                                                    const RunAnnouncement& announce) {
+  if (SwitchedOnByEnvironment("PINION_DISABLE")) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--compare has nothing to compare with ", SwitchesThatAreOn(), ": unset it"));
+  }
   RunOptions options = base;
   options.for_comparison = true;
   options.device_memory_bytes = UINT64_MAX;
   std::vector<ComparedGroup> groups;
+  std::optional<RunResult> repetition;
   if (!absl::StartsWith(options.device, "emu:")) {
     PINION_ASSIGN_OR_RETURN(ComparedGroup group,
-                            CompareOn(options.device, options, text, announce));
+                            CompareOn(options.device, options, text, announce, repetition));
     group.description = "times are measured";
     groups.push_back(std::move(group));
     return groups;
   }
   PINION_ASSIGN_OR_RETURN(const ScaledDevice scaled, ScaledDeviceFor(options.model));
   options.preset = scaled.preset;
-  PINION_ASSIGN_OR_RETURN(ComparedGroup group, CompareOn("scaled", options, text, announce));
+  PINION_ASSIGN_OR_RETURN(ComparedGroup group,
+                          CompareOn("scaled", options, text, announce, repetition));
   group.description =
       absl::StrCat("stands for ", scaled.stands_for, "; ", LinkVerdict(group, options));
   groups.push_back(std::move(group));
   options.trace_path.clear();
   for (const char* name : kRealPresets) {
     PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(name));
-    PINION_ASSIGN_OR_RETURN(ComparedGroup real, CompareOn(name, options, text, announce));
+    PINION_ASSIGN_OR_RETURN(ComparedGroup real,
+                            CompareOn(name, options, text, announce, repetition));
     real.description = LinkVerdict(real, options);
     groups.push_back(std::move(real));
   }

@@ -18,8 +18,8 @@ namespace pinion {
 struct ComparedRun {
   OffloadMode offload = OffloadMode::kNone;
   RunResult result;
-  // Losses and gradients of every step have the bits of the group's run without offload. Empty
-  // where there is none to compare with.
+  // BitIdentical to the first group's run without offload; of that run itself: to its repetition.
+  // Empty for a run that nothing was compared with.
   std::optional<bool> bit_identical;
 };
 
@@ -30,13 +30,20 @@ struct ComparedGroup {
   std::vector<ComparedRun> runs;
 };
 
+// Whether losses and gradients of every step have the bits of the reference. Empty where the
+// reference, run twice, does not have its own: the operators' fault, which says nothing of `run`.
+std::optional<bool> BitIdentical(const RunResult& run, const RunResult& reference,
+                                 const RunResult& repetition);
+
 // Called before each run: "scaled, blocking".
 using RunAnnouncement = std::function<void(const std::string& run)>;
 
 // On the emulated accelerator: the scaled preset, a real one whose link hides this model's
 // transfers and one whose link cannot. On CUDA: the device as it is. `base` says what to train;
 // its offload mode, preset and memory limit are replaced. A trace, where one is asked for, is the
-// first group's run with Pinion.
+// first group's run with Pinion. The first group's run without offload is made twice, since no
+// comparison means anything where it does not repeat itself. FailedPrecondition with
+// PINION_DISABLE=1, which leaves nothing to compare.
 absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const TextData& text,
                                                    const RunAnnouncement& announce);
 

@@ -16,6 +16,7 @@
 #include "pinion/examples/compare.h"
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/training_run.h"
+#include "pinion/hooks/environment.h"
 
 namespace pinion {
 namespace {
@@ -31,6 +32,11 @@ size_t TerminalWidth(FILE* file) {
 std::string Bar(double fraction) {
   const int full = static_cast<int>(fraction * kBarWidth);
   return absl::StrCat("[", std::string(full, '#'), std::string(kBarWidth - full, '.'), "] ");
+}
+
+std::string Verdict(const std::optional<bool>& bit_identical) {
+  if (!bit_identical.has_value()) return "unknown***";
+  return *bit_identical ? "yes" : "NO";
 }
 
 std::string Row(const ComparedRun& run, const RunResult& reference) {
@@ -49,7 +55,7 @@ std::string Row(const ComparedRun& run, const RunResult& reference) {
                          offload_only(HumanBytes(static_cast<uint64_t>(result.bytes_moved))),
                          offload_only(absl::StrCat(result.pin_calls_after_warmup)),
                          offload_only(absl::StrFormat("%.1f us", result.pack_unpack_us)),
-                         offload_only(run.bit_identical.value_or(false) ? "yes" : "NO"));
+                         offload_only(Verdict(run.bit_identical)));
 }
 
 }  // namespace
@@ -97,6 +103,14 @@ std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool model
                   "  *  pinning calls after warm-up\n"
                   "  ** wall time of the host per saved tensor, pack and unpack",
                   modelled ? ", the emulated device's own work included\n" : "\n");
+  if (!groups.front().runs.front().bit_identical.value_or(true)) {
+    absl::StrAppend(&table,
+                    "  *** the run without offload does not repeat its own bits: its operators "
+                    "are not deterministic\n");
+  }
+  if (const std::string on = SwitchesThatAreOn(); !on.empty()) {
+    absl::StrAppend(&table, "  measured with ", on, "\n");
+  }
   return table;
 }
 

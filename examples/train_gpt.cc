@@ -4,12 +4,9 @@
 //   train_gpt --offload=none        the same without offloading: runs out of device memory
 //   train_gpt --compare             none, blocking and Pinion side by side
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -37,6 +34,8 @@
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
+#include "pinion/examples/working_directory.h"
+#include "pinion/hooks/environment.h"
 
 ABSL_FLAG(std::string, text, "",
           "file to train on; default: the King James Bible of the Debian package bible-kjv");
@@ -199,6 +198,7 @@ void PrintHeader(const RunOptions& options, const std::string& device, const Tex
           ? "no limit"
           : absl::StrCat("limit ", HumanBytes(options.device_memory_bytes)),
       HumanBytes(PersistentBytes(model)), HumanBytes(SavedBytes(model)));
+  if (const std::string on = SwitchesThatAreOn(); !on.empty()) absl::PrintF("switches %s\n", on);
   std::fflush(stdout);  // before a run's first error
 }
 
@@ -309,14 +309,8 @@ int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "trains a GPT on a text with its activations offloaded to host memory");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
-  // `bazel run` starts programs among their runfiles; paths are meant from where it was typed.
-  if (const char* typed_in = std::getenv("BUILD_WORKING_DIRECTORY")) {
-    if (chdir(typed_in) != 0) {
-      std::fprintf(stderr, "train_gpt: cannot go to BUILD_WORKING_DIRECTORY=%s\n", typed_in);
-      return 1;
-    }
-  }
-  const absl::Status status = pinion::TrainGpt(arguments);
+  absl::Status status = pinion::EnterWorkingDirectory();
+  if (status.ok()) status = pinion::TrainGpt(arguments);
   if (status.ok()) return 0;
   std::fprintf(stderr, "train_gpt: %s\n", std::string(status.message()).c_str());
   return 1;

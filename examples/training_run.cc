@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <memory>
@@ -38,6 +39,7 @@
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/tensor_fingerprint.h"
 #include "pinion/examples/text_data.h"
+#include "pinion/hooks/environment.h"
 #include "pinion/hooks/offload_policy.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/hooks/saved_tensor_hooks.h"
@@ -101,6 +103,7 @@ class Trainer {
       : options_(options),
         text_(text),
         accelerator_(std::move(accelerator)),
+        trace_(accelerator_.trace()),
         session_(std::move(session)),
         steps_done_(steps_done) {}
 
@@ -129,6 +132,8 @@ class Trainer {
         pins_after_warmup = session_->GetAllocatorStats().pin_calls;
       }
       accelerator_.Synchronize();
+      // The first step pins host memory and measures the link, which would fill the picture.
+      if (i == 1) accelerator_.RestartTrace();
       const Reading before = Read();
       const float loss = Step();
       accelerator_.Synchronize();
@@ -180,23 +185,26 @@ class Trainer {
  private:
   float Step() {
     const int64_t step = steps_done_ + 1;
-    const ScopedRange range(accelerator_.trace().get(), "step");
+    const ScopedRange range(trace_.get(), "step");
     // Of dropout: a function of the step, so that a resumed run draws what the other would have.
     torch::manual_seed(options_.seed + 1'000'003 * step);
     const Batch batch = UploadBatch(step);
     all_gradients_.zero_();
     at::Tensor loss;
     {
-      const ScopedRange forward(accelerator_.trace().get(), "forward");
+      const ScopedRange forward(trace_.get(), "forward");
       std::optional<OffloadScope> scope;
       if (session_ != nullptr) scope.emplace(session_, *model_);
       loss = Loss(batch);
     }
     {
-      const ScopedRange backward(accelerator_.trace().get(), "backward");
+      const ScopedRange backward(trace_.get(), "backward");
       loss.backward();
     }
-    optimizer_->Step(gradients_, step);
+    {
+      const ScopedRange optimizer(trace_.get(), "optimizer");
+      optimizer_->Step(gradients_, step);
+    }
     steps_done_ = step;
     return loss.item<float>();
   }
@@ -340,6 +348,7 @@ class Trainer {
   const RunOptions& options_;
   const TextData& text_;
   Accelerator accelerator_;
+  const std::shared_ptr<TraceSink> trace_;   // null without a trace
   std::shared_ptr<OffloadSession> session_;  // null without offload
   int64_t& steps_done_;                      // the caller's: it outlives what throws
 
@@ -356,14 +365,25 @@ absl::Status OutOfMemory(const RunOptions& options, int64_t step, const std::str
           ? ""
           : absl::StrCat(" under --device_memory=", HumanBytes(options.device_memory_bytes));
   const bool offloads = options.offload != OffloadMode::kNone;
-  return absl::ResourceExhaustedError(absl::StrCat(
-      options.device, " ran out of memory in step ", step,
-      " with --offload=", OffloadModeName(options.offload), limit, "; ",
-      offloads ? "use a smaller --batch or more memory" : "use --offload=pinion or more memory",
-      "\n", report));
+  const bool disabled = offloads && SwitchedOnByEnvironment("PINION_DISABLE");
+  return absl::ResourceExhaustedError(
+      absl::StrCat(options.device, " ran out of memory in step ", step,
+                   " with --offload=", OffloadModeName(options.offload), limit, "; ",
+                   disabled   ? absl::StrCat("unset ", SwitchesThatAreOn())
+                   : offloads ? "use a smaller --batch or more memory"
+                              : "use --offload=pinion or more memory",
+                   "\n", report));
 }
 
 }  // namespace
+
+void AskForRepeatableBits() {
+  // cuBLAS's workspaces of a fixed size; a user's own choice stays.
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  // With warn_only attention's backward would take the algorithm that does not repeat itself.
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
 
 absl::Status CheckRun(const RunOptions& options, const TextData& text) {
   PINION_RETURN_IF_ERROR(options.model.Validate());
@@ -395,10 +415,7 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
       offload.engine.trace = accelerator.trace();
       PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
     }
-    if (options.for_comparison && accelerator.device().is_cuda()) {
-      at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-      at::globalContext().setDeterministicFillUninitializedMemory(false);
-    }
+    if (options.for_comparison && accelerator.device().is_cuda()) AskForRepeatableBits();
     Trainer trainer(options, text, std::move(accelerator), std::move(session), steps_done);
     PINION_RETURN_IF_ERROR(trainer.Build());
     return trainer.Run(progress);

@@ -25,7 +25,7 @@
 
 namespace pinion {
 
-// Steps that rates and times leave out: the first learns the order of use, pins memory, and warms
+// Steps that rates and times leave out: the first ones pin host memory, measure the link and warm
 // allocators up.
 inline constexpr int64_t kWarmupSteps = 3;
 
@@ -63,6 +63,10 @@ struct RunResult {
   double pack_unpack_us = 0;
   uint64_t pinned_host_bytes = 0;
 };
+
+// From here on CUDA's operators give the same bits on every run, or throw that they cannot. Before
+// the first of them: cuBLAS looks once.
+void AskForRepeatableBits();
 
 // InvalidArgument, naming the flag and the remedy, for options that Train would refuse.
 absl::Status CheckRun(const RunOptions& options, const TextData& text);

@@ -1,4 +1,4 @@
-// Copies many pieces of device memory into one block, with a kernel or two.
+// Copies many pieces of device memory into one block, with a few kernels.
 
 #ifndef PINION_HOOKS_GATHER_H_
 #define PINION_HOOKS_GATHER_H_

@@ -49,6 +49,17 @@ ParameterStorages StoragesOf(const torch::nn::Module& module) {
   return storages;
 }
 
+// A user who opens one in a checkpointed block's forward means the first run of that forward.
+void SayThatNothingLeavesInBackward() {
+  [[maybe_unused]] static const bool said = [] {
+    PINION_LOG(kWarning)
+        << "an OffloadScope was opened inside a backward, where a checkpoint computes a block "
+           "again: what is saved there is needed at once and stays on the device "
+           "(OffloadStats::kept_in_backward). Open the scope around the whole forward";
+    return true;
+  }();
+}
+
 }  // namespace
 
 struct OffloadScope::State {
@@ -57,7 +68,9 @@ struct OffloadScope::State {
         outer(OuterScope(target.get())),
         id(outer.has_value() ? *outer : NewScopeId()),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
-        scope(PackerFor(target, std::move(parameters), id)) {}
+        scope(PackerFor(target, std::move(parameters), id)) {
+    if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
+  }
   ~State() {
     if (target != nullptr && !outer.has_value()) target->EndScope(id);
   }

@@ -5,11 +5,13 @@
 
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -86,6 +88,15 @@ class SessionImpl : public OffloadSession, public PackTarget {
   OffloadStatsRecorder& stats() override { return *stats_; }
 
  private:
+  // A session of another backend would watch a whole training run and do nothing.
+  void RefuseOtherAccelerator(c10::Device device) const {
+    if (device.type() == device_type_ || device.is_cpu() || device.is_meta()) return;
+    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+                     "the session was made for \"", backend_.type_name, "\", and the tensor is on ",
+                     device.str(), ": create the session with the backend of that device")),
+                 "saving a tensor in an OffloadScope");
+  }
+
   std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     return nullptr;
@@ -124,6 +135,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
       ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters);
   switch (kind) {
     case TensorKind::kUnsupported:
+      RefuseOtherAccelerator(tensor.device());
       return Keep(&OffloadStats::kept_unsupported);
     case TensorKind::kParameter:
       return Keep(&OffloadStats::kept_parameter);
@@ -184,7 +196,17 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
     const OffloadOptions& options, DeviceBackend backend) {
   PINION_RETURN_IF_ERROR(options.Validate());
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType device_type, DeviceTypeOf(backend.type_name));
-  return std::make_shared<SessionImpl>(options, std::move(backend), device_type);
+  if (const std::string on = SwitchesThatAreOn(); !on.empty()) {
+    PINION_LOG(kWarning) << "a session for " << backend.type_name << " begins with " << on;
+  }
+  auto session = std::make_shared<SessionImpl>(options, backend, device_type);
+  if (!session->options().enabled) return session;
+  // What cannot work on the first device is refused here: in the middle of forward nobody could do
+  // anything about it.
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> first, backend.device(0));
+  PINION_RETURN_IF_ERROR(
+      PinnedAllocator::Create(options.allocator, first->pinned_source()).status());
+  return session;
 }
 
 }  // namespace pinion

@@ -20,8 +20,9 @@
 // Thread safety: OffloadSession is thread-safe; backward's worker threads unpack concurrently. A
 // scope belongs to the thread that made it (and to the autograd workers that run on its behalf).
 // Ownership: handles share ownership of the session; a graph may outlive it.
-// Errors: bad options are InvalidArgument. Inside forward and backward, errors are c10::Error: the
-// ones that autograd itself would raise, and c10::OutOfMemoryError. Running out of host memory is
+// Errors: bad options are InvalidArgument, a backend without a device is NotFound. Inside forward
+// and backward, errors are c10::Error: the ones that autograd itself would raise, a tensor on an
+// accelerator that the backend is not for, and c10::OutOfMemoryError. Running out of host memory is
 // not an error: the tensor then stays on the device, and the statistics say so.
 
 #ifndef PINION_HOOKS_OFFLOAD_SESSION_H_
@@ -47,6 +48,8 @@ namespace pinion {
 
 class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
  public:
+  // Logs the switches of the environment that are on (hooks/environment.h). A session that is not
+  // enabled asks for no device.
   static absl::StatusOr<std::shared_ptr<OffloadSession>> Create(const OffloadOptions& options,
                                                                 DeviceBackend backend);
   virtual ~OffloadSession() = default;
@@ -65,7 +68,9 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 };
 
 // While it lives, tensors that autograd saves on this thread go to `session`. Make one around a
-// whole forward: backward fetches ahead within a scope. Nests: the innermost scope wins. The
+// whole forward: backward fetches ahead within a scope. Nests: the innermost scope wins. Inside a
+// backward, as when a checkpoint computes a block again, nothing leaves: a scope that is made there
+// says so in the log. The
 // parameters and buffers of `module` stay on the device, by storage; without a module, leaves that
 // require a gradient are taken for parameters.
 class OffloadScope {

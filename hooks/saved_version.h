@@ -7,9 +7,14 @@
 #include <c10/core/TensorImpl.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/functional/function_ref.h"
+
+namespace torch::autograd {
+struct Node;
+}
 
 namespace pinion {
 
@@ -24,13 +29,18 @@ class SavedVersion {
   // the same bytes. One storage can have several counters, which rise on their own (variable_data).
   friend bool operator==(const SavedVersion& a, const SavedVersion& b);
 
-  // Throws what autograd throws when a saved tensor was changed in place since. `describe` tells
-  // the message which tensor that is ("Float [16, 32]").
+  // Throws what autograd throws when a saved tensor was changed in place since: it names the
+  // operator that the tensor is an output of. `describe` tells the message which tensor that is
+  // ("Float [16, 32]").
   void Check(absl::FunctionRef<std::string()> describe) const;
 
  private:
   c10::VariableVersion counter_;
   uint32_t saved_;
+  // The operator that made the tensor, for the message. Weak, since the graph must not be kept; the
+  // node that asks for the tensor keeps it alive.
+  std::weak_ptr<torch::autograd::Node> producer_;
+  uint32_t output_ = 0;  // which one of the producer's
 };
 
 }  // namespace pinion

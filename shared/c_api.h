@@ -9,6 +9,9 @@
 //       raise RuntimeError(pinion.pinion_last_error().decode())
 //   torch.empty(1 << 20, pin_memory=True)    # from Pinion
 //
+// Where LibTorch is not loaded, or cannot be, each call fails and says so. libpinion_torch_impl.so
+// has to lie beside the library.
+//
 // The library is for the release of LibTorch that it was built with, and installs itself beside no
 // other. It exports these functions alone, and is never unloaded.
 //

@@ -1,25 +1,24 @@
 #!/usr/bin/env bash
-# Prints the path of a Python that can import torch, from the .venv that ./bazelw has filled.
+# Prints the path of a Python that can import torch and torch.testing's table of operators, from the
+# .venv that ./bazelw has filled.
 #
 #   ./bazelw test --config=opt --test_env=PINION_TEST_PYTHON="$(tools/python_with_torch.sh)" //tests/shared/...
 #
 # Where ./bazelw found no GPU it installed the wheel without the CUDA libraries that it asks for (a
 # 3 GB download), of which `import torch` needs the names alone. So this makes .venv/torch-python:
-# libraries whose functions all trap, the one small package that torch imports, and a Python that
+# libraries whose functions all trap, the packages that torch and its tests import, and a Python that
 # finds both. Tensors in host memory and on other devices than CUDA work. Makes it once.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly venv=$PWD/.venv folder=$PWD/.venv/torch-python
 die() { echo "python_with_torch.sh: $*" >&2; exit 1; }
-imports_torch() { [[ -x $1 ]] && "$1" -c 'import torch' 2>/dev/null; }
+imports() { [[ -x $1 ]] && "$1" -c "import $2" 2>/dev/null; } # imports PYTHON MODULES
 
-for python in "$venv/bin/python3" "$folder/python3"; do
-  if imports_torch "$python"; then
-    echo "$python"
-    exit
-  fi
-done
+if imports "$folder/python3" "torch, numpy, expecttest, sympy"; then
+  echo "$folder/python3"
+  exit
+fi
 torch_libraries=("$venv"/lib/python3*/site-packages/torch/lib/*.so)
 [[ -e ${torch_libraries[0]} ]] || die "no torch in .venv: run ./bazelw info without TORCH_PATH first"
 
@@ -36,21 +35,24 @@ stub() {
 
 rm -rf "$folder"
 mkdir -p "$folder/lib"
-nm -D --undefined-only "${torch_libraries[@]}" | awk '$1 == "U" { print $2 }' >"$folder/undefined"
-needed=$(readelf -dW "${torch_libraries[@]}" | sed -n 's/.*(NEEDED).*\[\(lib\(cu\|nv\|nccl\)[^]]*\)\]/\1/p' | sort -u)
-for name in $needed; do
-  case $name in
-  # The wheels that bring these are there; the driver's is asked for at run time.
-  libcudart.so.* | libcupti.so.* | libcuda.so.*) continue ;;
-  esac
-  prefix=${name#lib}
-  version=$({ grep -i "^${prefix%%[._]*}.*@" "$folder/undefined" || true; } | sed 's/.*@//' | sort -u | head -1)
-  stub "$name" "$version"
-done
-rm -f "$folder"/undefined "$folder"/stub.*
+if ! imports "$venv/bin/python3" torch; then
+  nm -D --undefined-only "${torch_libraries[@]}" | awk '$1 == "U" { print $2 }' >"$folder/undefined"
+  needed=$(readelf -dW "${torch_libraries[@]}" | sed -n 's/.*(NEEDED).*\[\(lib\(cu\|nv\|nccl\)[^]]*\)\]/\1/p' | sort -u)
+  for name in $needed; do
+    case $name in
+    # The wheels that bring these are there; the driver's is asked for at run time.
+    libcudart.so.* | libcupti.so.* | libcuda.so.*) continue ;;
+    esac
+    prefix=${name#lib}
+    version=$({ grep -i "^${prefix%%[._]*}.*@" "$folder/undefined" || true; } | sed 's/.*@//' | sort -u | head -1)
+    stub "$name" "$version"
+  done
+  rm -f "$folder"/undefined "$folder"/stub.*
+fi
 
 "$venv/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/packages" \
-  typing_extensions==4.16.0 >&2 || die "pip could not install typing_extensions (the lines above)"
+  typing_extensions==4.16.0 numpy==2.3.5 expecttest==0.3.0 sympy==1.13.3 mpmath==1.3.0 >&2 ||
+  die "pip could not install what torch's tests import (the lines above)"
 
 cat >"$folder/python3" <<EOF
 #!/usr/bin/env bash
@@ -59,5 +61,5 @@ export LD_LIBRARY_PATH="$folder/lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
 exec "$venv/bin/python3" "\$@"
 EOF
 chmod +x "$folder/python3"
-"$folder/python3" -c 'import torch' || die "import torch still fails (the lines above)"
+"$folder/python3" -c 'import torch, numpy, expecttest, sympy' || die "import torch still fails (the lines above)"
 echo "$folder/python3"

@@ -21,14 +21,18 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/allocator/allocation_trace.h"
 #include "pinion/bench/allocator/allocator_cases.h"
 #include "pinion/bench/allocator/peers.h"
 #include "pinion/bench/goals.h"
+#include "pinion/examples/output_file.h"
 #include "pinion/examples/shared_data.h"
+#include "pinion/examples/working_directory.h"
 
 ABSL_FLAG(std::string, json, "", "writes rows and goals to this file");
 ABSL_FLAG(std::string, traces, "", "folder of the recorded traces; default: the repository's");
@@ -151,16 +155,13 @@ class Run {
   std::optional<double> mean_rounding_;
 };
 
-// --traces, else what travels with the program, else the repository's, in which `bazel run` starts.
+// --traces, else what travels with the program, else the repository's.
 std::filesystem::path TraceFolder() {
-  const std::filesystem::path given = absl::GetFlag(FLAGS_traces);
-  const char* const run_from = std::getenv("BUILD_WORKSPACE_DIRECTORY");  // by bazel run
-  if (given.empty()) {
-    const std::string shared = SharedDataPath("allocation_traces");
-    return shared.empty() ? "bench/allocator/traces" : shared;
-  }
-  return given.is_relative() && run_from != nullptr ? std::filesystem::path(run_from) / given
-                                                    : given;
+  if (const std::string given = absl::GetFlag(FLAGS_traces); !given.empty()) return given;
+  if (const std::string shared = SharedDataPath("allocation_traces"); !shared.empty())
+    return shared;
+  const char* const repository = std::getenv("BUILD_WORKSPACE_DIRECTORY");  // by bazel run
+  return std::filesystem::path(repository == nullptr ? "." : repository) / "bench/allocator/traces";
 }
 
 // Every trace of the folder, by name.
@@ -183,22 +184,17 @@ std::vector<AllocationTrace> ReadTraces() {
 }
 
 template <typename... Peers>
-int RunAll() {
+absl::Status RunAll() {
+  const std::string json = absl::GetFlag(FLAGS_json);
+  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
   Run run(ReadTraces());
   (run.Register<Peers>(), ...);
   benchmark::RunSpecifiedBenchmarks();
   std::cout << absl::StreamFormat("\n%-14s %-14s %11s %11s %12s\n", "peer", "trace", "worst round",
                                   "mean round", "locked/peak");
   (run.MeasureWaste<Peers>(), ...);
-  const BenchReport report = run.Judge();
-  std::cout << "\n" << report.GoalsText();
-  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
-    if (const absl::Status written = report.Write(path); !written.ok()) {
-      std::cerr << written << "\n";
-      return 1;
-    }
-  }
-  return 0;
+  std::cout << "\n";
+  return run.Judge().Finish(json);
 }
 
 }  // namespace
@@ -209,5 +205,9 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   absl::ParseCommandLine(argc, argv);
   using namespace pinion;
-  return RunAll<PinionPeer, PyTorchPeer, RmmPeer, BestFitPeer, MimallocPeer, MallocPeer>();
+  absl::Status status = EnterWorkingDirectory();
+  if (status.ok()) {
+    status = RunAll<PinionPeer, PyTorchPeer, RmmPeer, BestFitPeer, MimallocPeer, MallocPeer>();
+  }
+  return ExitCode("allocator_bench", status);
 }

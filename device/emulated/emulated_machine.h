@@ -37,6 +37,7 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/device/emulated/time_stats.h"
+#include "pinion/device/trace_sink.h"
 
 namespace pinion {
 
@@ -70,8 +71,9 @@ struct EmulatedOptions {
   // queried with the answer yes), whenever the bytes move. An access is a SIGSEGV that names the
   // copy. Not for programs whose kernels read or write pinned memory: they run on the host, too.
   bool protect_host_pages = false;
-  bool record_trace = false;  // keep the timeline for WriteChromeTrace
-  FaultPlan faults;           // faults.h
+  // Keep the timeline for WriteChromeTrace: some hundred bytes per kernel and copy.
+  bool record_trace = false;
+  FaultPlan faults;  // faults.h
 
   absl::Status Validate() const;
 };
@@ -173,7 +175,15 @@ class EmulatedMachine {
   // copy that faulted while it ran.
   virtual void BreakDevice(int device, const std::string& error) = 0;
 
-  // Chrome trace (Perfetto opens it): one row per stream, virtual microseconds.
+  // --- The timeline (EmulatedOptions::record_trace) ---
+  // Takes the host's ranges into it, in virtual time: for EngineOptions::trace, and for a program's
+  // own ScopedRanges. Keeps the machine alive. Null without record_trace.
+  virtual std::shared_ptr<TraceSink> trace() = 0;
+  // Forgets what was before: pinning and other things that happen once would fill the picture.
+  virtual void RestartTrace() = 0;
+  // Chrome trace (Perfetto opens it), virtual microseconds since the start, or RestartTrace: a row
+  // per stream and per host thread, the device's memory, what compute stalled on, and an arrow from
+  // each copy out to the copies in that read what it wrote.
   virtual absl::Status WriteChromeTrace(const std::string& path) const = 0;
 };
 

@@ -9,6 +9,27 @@
 #include "pinion/device/emulated/emulated_device.h"
 
 namespace pinion {
+namespace {
+
+// The host's ranges in virtual time. Transfers and stalls are the machine's own knowledge, which
+// needs no timed events.
+class HostRanges : public TraceSink {
+ public:
+  explicit HostRanges(MachineCore* machine) : machine_(machine) {}
+
+  void BeginRange(const char* name, uint64_t size_bytes) override {
+    machine_->BeginRange(name, size_bytes);
+  }
+  void EndRange() override { machine_->EndRange(); }
+  bool WantsTransfers() const override { return false; }
+  void OnTransfer(const TransferRecord&) override {}
+  void OnStall(const StallRecord&) override {}
+
+ private:
+  MachineCore* const machine_;
+};
+
+}  // namespace
 
 MachineCore::MachineCore(const EmulatedOptions& options,
                          std::vector<std::unique_ptr<MemoryArena>> arenas)
@@ -18,17 +39,23 @@ MachineCore::MachineCore(const EmulatedOptions& options,
       effects_(options.seed),
       protection_(options.protect_host_pages ? std::make_unique<HostProtection>() : nullptr),
       faults_(options.faults),
+      trace_(options.record_trace ? std::make_unique<MachineTrace>() : nullptr),
+      ranges_(options.record_trace ? std::make_unique<HostRanges>(this) : nullptr),
       devices_(options.device_count) {
   MutexLock lock(mu_);
-  if (options_.record_trace) {
+  if (trace_ != nullptr) {
     time_.set_observer([this](const TimedWork& work) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-      trace_.Add({streams_[work.stream].device, work.stream, work.name, work.start_ms, work.end_ms,
-                  work.size_bytes});
+      trace_->OnDone(streams_[work.stream].device, work);
+    });
+    time_.set_stall_observer([this](const TimedStall& stall) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      trace_->OnStall(stall.device, stall);
     });
   }
   for (int device = 0; device < options_.device_count; ++device) {
     facades_.push_back(std::make_unique<EmulatedDevice>(this, device));
-    trace_.NameProcess(device, DeviceName(device) + ", " + options_.preset.description);
+    if (trace_ != nullptr) {
+      trace_->NameDevice(device, DeviceName(device) + ", " + options_.preset.description);
+    }
     devices_[device].limit_bytes = options_.memory_bytes;
     devices_[device].default_stream = AddStream(device, "default");
   }
@@ -131,7 +158,7 @@ StreamHandle MachineCore::AddStream(int device, const std::string& name) {
   const int context = detector_.AddContext(full_name);
   PINION_CHECK(context == ContextOf(slot));
   streams_.push_back({device, full_name, false});
-  trace_.NameRow(device, slot, full_name);
+  if (trace_ != nullptr) trace_->NameStream(device, slot, full_name);
   void* const native = reinterpret_cast<void*>(next_handle_ += 16);
   slots_[native] = slot;
   return StreamHandle(native);
@@ -337,13 +364,37 @@ uint64_t MachineCore::calls(DeviceCall call) const {
   return faults_.calls(call);
 }
 
+std::shared_ptr<TraceSink> MachineCore::trace() {
+  if (ranges_ == nullptr) return nullptr;
+  return std::shared_ptr<TraceSink>(shared_from_this(), ranges_.get());
+}
+
+void MachineCore::RestartTrace() {
+  MutexLock lock(mu_);
+  if (trace_ == nullptr) return;
+  trace_->Restart(time_.now_ms());
+  for (int device = 0; device < options_.device_count; ++device) {
+    trace_->OnMemory(device, time_.now_ms(), devices_[device].memory.in_use_bytes);
+  }
+}
+
+void MachineCore::BeginRange(const char* name, uint64_t size_bytes) {
+  MutexLock lock(mu_);
+  trace_->BeginRange(name, size_bytes, time_.now_ms());
+}
+
+void MachineCore::EndRange() {
+  MutexLock lock(mu_);
+  trace_->EndRange(time_.now_ms());
+}
+
 absl::Status MachineCore::WriteChromeTrace(const std::string& path) const {
-  if (!options_.record_trace) {
+  if (trace_ == nullptr) {
     return absl::FailedPreconditionError("there is no trace: set EmulatedOptions::record_trace");
   }
   const ChromeTrace trace = [this] {
     MutexLock lock(mu_);
-    return trace_;
+    return trace_->Finish();
   }();
   return trace.Write(path);
 }

@@ -4,7 +4,7 @@
 //   deferred_effects  when bytes move
 //   race_detector     what nothing orders
 //   host_protection   which host pages the CPU must leave alone, if asked for
-//   memory_arena      addresses; fault_injector and chrome_trace as their names say
+//   memory_arena      addresses; fault_injector and machine_trace as their names say
 //
 // A stream is known to all of them by the same small number, its slot; the race detector's
 // contexts are slots + 1, since its context 0 is the host. Each entry of a stream has the same
@@ -29,15 +29,16 @@
 #include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/device/chrome_trace.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/deferred_effects.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/device/emulated/host_protection.h"
+#include "pinion/device/emulated/machine_trace.h"
 #include "pinion/device/emulated/memory_arena.h"
 #include "pinion/device/emulated/race_detector.h"
 #include "pinion/device/emulated/time_model.h"
+#include "pinion/device/trace_sink.h"
 
 namespace pinion {
 
@@ -73,7 +74,13 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   uint64_t calls(DeviceCall call) const override;
   absl::Status SetCapturing(StreamHandle stream, bool capturing) override;
   void BreakDevice(int device, const std::string& error) override;
+  std::shared_ptr<TraceSink> trace() override;
+  void RestartTrace() override;
   absl::Status WriteChromeTrace(const std::string& path) const override;
+
+  // Host ranges, by trace().
+  void BeginRange(const char* name, uint64_t size_bytes);
+  void EndRange();
 
   // Device, by index.
   std::string DeviceName(int device) const;
@@ -178,6 +185,9 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   bool MakeRoom(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublishIdleStreams(int device, int slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string Report(int device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetInUse(int device, uint64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Enter, for a call that pins.
+  absl::Status EnterPin(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const EmulatedOptions options_;
   const std::vector<std::unique_ptr<MemoryArena>> arenas_;  // Contains() without the lock
@@ -190,7 +200,9 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   // Null unless EmulatedOptions::protect_host_pages.
   const std::unique_ptr<HostProtection> protection_ ABSL_PT_GUARDED_BY(mu_);
   FaultInjector faults_ ABSL_GUARDED_BY(mu_);
-  ChromeTrace trace_ ABSL_GUARDED_BY(mu_){"modelled by the emulated accelerator, not measured"};
+  // Null unless EmulatedOptions::record_trace.
+  const std::unique_ptr<MachineTrace> trace_ ABSL_PT_GUARDED_BY(mu_);
+  const std::unique_ptr<TraceSink> ranges_;  // null as well
   std::vector<std::string> races_ ABSL_GUARDED_BY(mu_);
   std::vector<StreamState> streams_ ABSL_GUARDED_BY(mu_);      // by slot
   std::unordered_map<void*, int> slots_ ABSL_GUARDED_BY(mu_);  // by native stream handle

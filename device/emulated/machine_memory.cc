@@ -52,7 +52,7 @@ absl::StatusOr<void*> MachineCore::Allocate(int device, uint64_t size_bytes, Str
   }
   state.allocations[Address(data)] = {size_bytes, label, {}};
   ++state.memory.allocations;
-  state.memory.in_use_bytes += size_bytes;
+  SetInUse(device, state.memory.in_use_bytes + size_bytes);
   state.memory.peak_bytes = std::max(state.memory.peak_bytes, state.memory.in_use_bytes);
   if (options_.detect_races) {
     detector_.AddMemory(data, size_bytes, ContextOf(slot), "the allocation");
@@ -97,6 +97,11 @@ absl::Status MachineCore::Free(int device, void* data, StreamHandle stream) {
   return absl::OkStatus();
 }
 
+void MachineCore::SetInUse(int device, uint64_t bytes) const {
+  devices_[device].memory.in_use_bytes = bytes;
+  if (trace_ != nullptr) trace_->OnMemory(device, time_.now_ms(), bytes);
+}
+
 bool MachineCore::AllDone(const std::vector<StreamPoint>& points) const {
   for (StreamPoint point : points) {
     if (!time_.Done(point)) return false;
@@ -110,7 +115,7 @@ void MachineCore::ReleaseHeld(int device) const {
   for (HeldMemory& held : state.held) {
     if (AllDone(held.until)) {
       arenas_[device]->Free(held.data, held.size_bytes, held.stream);
-      state.memory.in_use_bytes -= held.size_bytes;
+      SetInUse(device, state.memory.in_use_bytes - held.size_bytes);
     } else {
       still_held.push_back(std::move(held));
     }
@@ -174,12 +179,19 @@ absl::Status MachineCore::RecordStream(const void* data, StreamHandle stream) {
 
 // --- Pinned host memory ---
 
+absl::Status MachineCore::EnterPin(int device, uint64_t size_bytes) {
+  const double start_ms = time_.now_ms();
+  PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kPin, PinUs(options_.preset, size_bytes)));
+  if (trace_ != nullptr) trace_->OnPin(start_ms, time_.now_ms(), size_bytes);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<HostSegment> MachineCore::AllocatePinned(int device, uint64_t size_bytes) {
   PINION_CHECK(size_bytes > 0 && size_bytes % kPage == 0)
       << "pinned segments are whole pages, not " << size_bytes << " bytes";
   {
     MutexLock lock(mu_);
-    PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kPin, PinUs(options_.preset, size_bytes)));
+    PINION_RETURN_IF_ERROR(EnterPin(device, size_bytes));
   }
   TwoViews views;
   if (options_.protect_host_pages) {
@@ -223,7 +235,7 @@ absl::Status MachineCore::RegisterHost(int device, void* data, uint64_t size_byt
         "RegisterHost: protect_host_pages needs memory of the machine's own");
   }
   MutexLock lock(mu_);
-  PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kPin, PinUs(options_.preset, size_bytes)));
+  PINION_RETURN_IF_ERROR(EnterPin(device, size_bytes));
   if (size_bytes == 0 || size_bytes % kPage != 0 || Address(data) % kPage != 0) {
     return absl::InvalidArgumentError("RegisterHost: not whole pages of 4 KiB");
   }

@@ -43,6 +43,7 @@ absl::Status MachineCore::Launch(int device, StreamHandle stream, const Kernel& 
   for (const ByteRange& range : kernel.reads) detector_.Read(range.data, range.size_bytes);
   for (const ByteRange& range : kernel.writes) detector_.Write(range.data, range.size_bytes);
   DeliverRaces();
+  if (trace_ != nullptr) trace_->WillRun(number, static_cast<uint64_t>(memory_bytes));
   time_.AddKernel(slot, kernel.name, number,
                   KernelMs(options_.preset, kernel.flops, memory_bytes, kernel.type));
   return absl::OkStatus();
@@ -120,6 +121,11 @@ absl::Status MachineCore::SubmitCopy(int slot, std::string name, std::vector<Cop
     detector_.Write(piece.dst, piece.size_bytes);
   }
   DeliverRaces();
+  if (trace_ != nullptr && cost.direction == CopyDirection::kDeviceToHost) {
+    trace_->WillCopyOut(number, pieces);
+  } else if (trace_ != nullptr) {
+    trace_->WillCopyIn(number, pieces);
+  }
   if (protection_ != nullptr) {
     const HostProtection::Moment moment = {context, detector_.Clock(context).Get(context)};
     const std::string what = name + " #" + std::to_string(number) + " on " + streams_[slot].name;
@@ -146,6 +152,7 @@ absl::Status MachineCore::SubmitCopyInside(int slot, const CopyPiece& piece) {
   detector_.Write(piece.dst, piece.size_bytes);
   DeliverRaces();
   const double traffic = 2 * static_cast<double>(piece.size_bytes);
+  if (trace_ != nullptr) trace_->WillRun(number, 2 * piece.size_bytes);
   const StreamPoint point =
       time_.AddKernel(slot, "copy D2D", number,
                       KernelMs(options_.preset, /*flops=*/0, traffic, ComputeType::kFloat32));

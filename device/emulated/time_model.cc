@@ -155,7 +155,12 @@ void TimeModel::Finish(int stream) {
         entry.copy.size_bytes;
   }
   if (observer_ && (entry.kind == Kind::kKernel || entry.kind == Kind::kCopy)) {
-    observer_({stream, std::move(entry.name), entry.start, now_, entry.copy.size_bytes});
+    observer_({.stream = stream,
+               .name = std::move(entry.name),
+               .number = entry.number,
+               .is_copy = entry.kind == Kind::kCopy,
+               .start_ms = entry.start,
+               .end_ms = now_});
   }
 }
 
@@ -237,10 +242,20 @@ void TimeModel::PassTimeTo(double ms) {
   for (int stream = 0; stream < static_cast<int>(streams_.size()); ++stream) {
     if (!StalledOnCopy(stream)) continue;
     const int device = streams_[stream].device;
-    devices_[device].stats.stalled_on_copies_ms += passed;
+    CountStall(device, stream, passed);
     if (device == host_held_up_by || stream == stream_awaited_by_host_) host_held_up_by = kNone;
   }
-  if (host_held_up_by != kNone) devices_[host_held_up_by].stats.stalled_on_copies_ms += passed;
+  if (host_held_up_by != kNone) CountStall(host_held_up_by, stream_awaited_by_host_, passed);
+}
+
+// `stream` is held up by a copy, and now_ is the end of the time that passed.
+void TimeModel::CountStall(int device, int stream, double passed_ms) {
+  devices_[device].stats.stalled_on_copies_ms += passed_ms;
+  if (!stall_observer_) return;
+  stall_observer_({.device = device,
+                   .name = streams_[RootOf(stream)].queue.front().name,
+                   .start_ms = now_ - passed_ms,
+                   .end_ms = now_});
 }
 
 // Gives every moving copy its rate. What a copy has moved so far is settled only when its rate

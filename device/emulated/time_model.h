@@ -38,9 +38,18 @@ namespace pinion {
 struct TimedWork {
   int stream = 0;
   std::string name;
+  uint64_t number = 0;
+  bool is_copy = false;
   double start_ms = 0;
   double end_ms = 0;
-  uint64_t size_bytes = 0;  // of copies
+};
+
+// A part of the time that TimeStats::stalled_on_copies_ms counts.
+struct TimedStall {
+  int device = 0;
+  std::string name;  // of the copy that is waited for
+  double start_ms = 0;
+  double end_ms = 0;
 };
 
 class TimeModel {
@@ -60,6 +69,11 @@ class TimeModel {
   // Called for each piece of work that took time, when it is done.
   void set_observer(std::function<void(const TimedWork&)> observer) {
     observer_ = std::move(observer);
+  }
+
+  // Called as time passes, for each part of it.
+  void set_stall_observer(std::function<void(const TimedStall&)> observer) {
+    stall_observer_ = std::move(observer);
   }
 
   int AddStream(int device, std::string name);
@@ -142,6 +156,7 @@ class TimeModel {
   int RootOf(int stream) const;
   bool HeldUpByCopy(int stream) const;
   bool StalledOnCopy(int stream) const;
+  void CountStall(int device, int stream, double passed_ms);
   // The device whose copy the blocked host waits for while its compute engine is idle, or kNone.
   int DeviceThatHoldsUpTheHost() const;
   Outcome PassTimeUntil(StreamPoint point, double timeout_ms);
@@ -156,6 +171,7 @@ class TimeModel {
   bool links_changed_ = false;
   int stream_awaited_by_host_ = kNone;
   std::function<void(const TimedWork&)> observer_;
+  std::function<void(const TimedStall&)> stall_observer_;
 };
 
 }  // namespace pinion

@@ -53,6 +53,36 @@ class BoxedCall {
     }
   }
 
+  // Gives the operator its arguments in its wider type; Narrow() takes back what it made of them.
+  void Widen() {
+    if (op_.wider.is_narrow == nullptr) return;
+    const size_t first = stack_->size() - count_;
+    for (size_t i = 0; i < count_; ++i) {
+      c10::IValue& value = (*stack_)[first + i];
+      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      const at::Tensor host = value.toTensor();
+      if (!op_.wider.is_narrow(host.scalar_type())) continue;
+      narrow_ = host.scalar_type();
+      const at::Tensor wide = host.to(op_.wider.wide);
+      if (op_.arguments[i].access != HostKernel::Access::kRead) widened_.emplace_back(host, wide);
+      value = wide;
+    }
+  }
+
+  void Narrow() {
+    if (!narrow_.has_value()) return;
+    for (const auto& [host, wide] : widened_) {
+      host.resize_(wide.sizes());
+      host.copy_(wide);
+    }
+    const size_t first = stack_->size() - op_.result_arguments.size();
+    for (size_t i = first; i < stack_->size(); ++i) {
+      c10::IValue& value = (*stack_)[i];
+      const bool wide = value.isTensor() && value.toTensor().scalar_type() == op_.wider.wide;
+      if (wide) value = value.toTensor().to(*narrow_);
+    }
+  }
+
   void ResultsToDevice() {
     const size_t results = op_.result_arguments.size();
     const size_t first = stack_->size() - results;
@@ -139,6 +169,9 @@ class BoxedCall {
   const size_t count_;
   c10::SmallVector<std::pair<size_t, c10::IValue>, 4> written_;
   bool indexed_by_mask_ = false;
+  std::optional<at::ScalarType> narrow_;
+  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2>
+      widened_;  // written ones, as given and wide
 };
 
 }  // namespace
@@ -156,7 +189,9 @@ void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (gather) gather_arguments.append(call.arguments().begin(), call.arguments().end());
   {
     const HostScope scope;
+    call.Widen();
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    call.Narrow();
   }
   kernel.UpdateWritten();
   {

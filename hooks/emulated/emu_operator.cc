@@ -54,6 +54,26 @@ bool OnlyWrites(const std::string& name) {
   return names->contains(name);
 }
 
+bool IsInteger(at::ScalarType type) { return c10::isIntegralType(type, /*includeBool=*/false); }
+
+bool IsHalf(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+
+WiderType WiderTypeOf(const std::string& name) {
+  // Counts, and products of values and numbers of bins, are exact in double.
+  if (name == "aten::histc") return {&IsInteger, at::kDouble};
+  static const auto* const computed_in_float = new Names{"aten::trace",
+                                                         "aten::avg_pool3d",
+                                                         "aten::avg_pool3d_backward",
+                                                         "aten::_upsample_bilinear2d_aa",
+                                                         "aten::_upsample_bilinear2d_aa_backward",
+                                                         "aten::multi_margin_loss",
+                                                         "aten::multi_margin_loss_backward",
+                                                         "aten::multilabel_margin_loss_forward",
+                                                         "aten::multilabel_margin_loss_backward"};
+  if (computed_in_float->contains(name)) return {&IsHalf, at::kFloat};
+  return {};
+}
+
 bool IsWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -108,6 +128,7 @@ Operator Describe(const c10::OperatorHandle& handle) {
   }
   description.takes_host_tensors = TakesHostTensors(description.name);
   description.cost = CostRuleOf(description.name);
+  description.wider = WiderTypeOf(description.name);
   return description;
 }
 

@@ -6,6 +6,7 @@
 #define PINION_HOOKS_EMULATED_EMU_OPERATOR_H_
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/ScalarType.h>
 
 #include <string>
 #include <vector>
@@ -14,6 +15,13 @@
 #include "pinion/hooks/emulated/emu_host_kernel.h"
 
 namespace pinion::emu {
+
+// A type that CUDA has a kernel for and the CPU has not, and the one that holds its values exactly
+// and is computed in instead.
+struct WiderType {
+  bool (*is_narrow)(at::ScalarType) = nullptr;  // null: the CPU has them all
+  at::ScalarType wide = at::kFloat;
+};
 
 struct Operator {
   struct Argument {
@@ -32,6 +40,7 @@ struct Operator {
   // Takes tensors of the CPU beside the device's, as CUDA does: indices, lengths.
   bool takes_host_tensors = false;
   CostRule cost = CostRule::kMemory;
+  WiderType wider;
 };
 
 const Operator& OperatorOf(const c10::OperatorHandle& handle);

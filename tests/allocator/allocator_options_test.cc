@@ -43,6 +43,27 @@ TEST(AllocatorOptionsTest, AMarkThatIsNoPercentageIsRefused) {
   }
 }
 
+TEST(AllocatorOptionsTest, TheEndsOfARangeAreValid) {
+  AllocatorOptions options;
+  options.high_percent = 100;
+  options.warn_percent = 100;
+  options.low_percent = 100;
+  options.segment_bytes = uint64_t{1} << 47;
+  options.alignment_bytes = 4096;
+  options.max_locked_bytes = 1;
+  EXPECT_THAT(options.Validate(), IsOk());
+  options.segment_bytes += 1;
+  EXPECT_THAT(options.Validate(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("segment_bytes")));
+  for (double AllocatorOptions::*mark :
+       {&AllocatorOptions::high_percent, &AllocatorOptions::warn_percent,
+        &AllocatorOptions::low_percent}) {
+    AllocatorOptions zero;
+    zero.*mark = 0;
+    EXPECT_THAT(zero.Validate(), StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+}
+
 TEST(AllocatorOptionsTest, SizesOfZeroAreRefused) {
   AllocatorOptions options;
   options.max_locked_bytes = 0;

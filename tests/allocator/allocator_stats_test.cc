@@ -45,6 +45,7 @@ AllocatorStats Consistent() {
 
 TEST(AllocatorStatsTest, FreshAndConsistentStatisticsPass) {
   EXPECT_THAT(AllocatorStats().CheckInvariants(), IsOk());
+  EXPECT_EQ(AllocatorStats().max_pin_ms + AllocatorStats().max_unpin_ms, 0);
   EXPECT_THAT(Consistent().CheckInvariants(), IsOk());
 }
 

@@ -209,6 +209,25 @@ TEST_F(HostLedgerTest, TheShareOfAKilledProcessReturns) {
   EXPECT_EQ(child.Wait(), -SIGKILL);
 }
 
+TEST_F(HostLedgerTest, OnlyThePlaceOfTheDeadIsTaken) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  const Reservation alive = ledger->Reserve(100).value();
+  Gate reserved;
+  ChildProcess child([&] {
+    std::vector<Reservation> held;
+    for (int i = 1; i < HostLedger::kMaxReservations; ++i) held.push_back(*ledger->Reserve(1));
+    reserved.Open();
+    Gate::WaitForEver();
+  });
+  reserved.Pass();
+  child.Kill();
+  child.AwaitEnd();
+  const Reservation late = ledger->Reserve(10).value();
+  EXPECT_EQ(late.BytesAhead(), 100u);
+  EXPECT_EQ(ledger->reserved_bytes(), 110u);
+  EXPECT_EQ(child.Wait(), -SIGKILL);
+}
+
 TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobody) {
   const std::shared_ptr<HostLedger> ledger = Open();
   Gate reserved;

@@ -105,6 +105,35 @@ TEST(MmapSourceTest, UntouchedPagesComeWithTheirFirstUse) {
   Free(segment);
 }
 
+// A run of segments is as long as the addresses that were set aside.
+TEST(MmapSourceTest, SegmentsLieSideBySideHoweverManyGibibytesTheyAre) {
+  const auto source = MmapSource::Create({.touch_threads = 0}).value();
+  std::vector<HostSegment> segments;
+  for (int i = 0; i < 5; ++i) segments.push_back(source->Allocate(kGiB).value());
+  char* const first = static_cast<char*>(segments.front().data);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(segments[i].data, first + i * kGiB) << "segment " << i;
+  for (const HostSegment& segment : segments) EXPECT_THAT(source->Free(segment), IsOk());
+}
+
+TEST(MmapSourceTest, WhereAddressesAreLimitedSegmentsAreAlignedAllTheSame) {
+  ChildProcess child([] {
+    const rlimit limit = {uint64_t{1} << 60, uint64_t{1} << 60};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    const auto source = MmapSource::Create({.touch_threads = 0}).value();
+    for (int i = 0; i < 3; ++i) {
+      const HostSegment segment = source->Allocate(2 * kMiB).value();
+      char* const data = static_cast<char*>(segment.data);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % (2 * kMiB), 0u);
+      data[0] = data[2 * kMiB - 1] = 1;
+      EXPECT_THAT(source->Free(segment), IsOk());
+      EXPECT_EQ(msync(data, 2 * kMiB, MS_ASYNC), -1) << "it is still mapped";
+      // The next one lies elsewhere, and not by luck on a boundary.
+      mmap(nullptr, sysconf(_SC_PAGESIZE), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
 // Copy-on-write after fork() gives the parent other pages than the device writes to.
 TEST(MmapSourceDeathTest, AChildDoesNotInheritASegment) {
   GTEST_FLAG_SET(death_test_style, "fast");
@@ -213,6 +242,12 @@ TEST(MmapSourceTest, ANodeThatDoesNotExistIsRefused) {
                        AllOf(HasSubstr("numa_node is 4095"), HasSubstr(NumaNodes()))));
   EXPECT_THAT(MmapSource::Create({.touch_threads = -1}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("touch_threads is -1")));
+}
+
+TEST(MmapSourceTest, TheEndsOfARangeAreValid) {
+  EXPECT_THAT(MmapOptions{.touch_threads = 0}.Validate(), IsOk());
+  EXPECT_THAT(MmapOptions{.touch_threads = 1024}.Validate(), IsOk());
+  EXPECT_THAT(MmapOptions{.touch_threads = 1025}.Validate(), Not(IsOk()));
 }
 
 TEST(MmapSourceTest, WhatTheSystemRefusesIsResourceExhausted) {

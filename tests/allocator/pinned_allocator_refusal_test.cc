@@ -51,6 +51,14 @@ TEST_F(PinnedAllocatorRefusalTest, TheLimitIsKeptAndNamed) {
   EXPECT_EQ(stats.pin_calls, 1u);
 }
 
+TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusedDoesNotCountAgainstTheLimit) {
+  options_.max_locked_bytes = 4 * kMiB;
+  Make();
+  for (const uint64_t call : {0, 1, 2}) source_->FailCall(call);
+  while (source_->calls() < 3) EXPECT_THAT(allocator_->Allocate(4 * kMiB - kSlack), Not(IsOk()));
+  Take(4 * kMiB - kSlack);
+}
+
 TEST_F(PinnedAllocatorRefusalTest, NearTheLimitASegmentIsNoLargerThanItsBlock) {
   options_.max_locked_bytes = 5 * kMiB;
   Make();

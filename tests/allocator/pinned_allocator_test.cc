@@ -2,18 +2,24 @@
 
 #include "pinion/allocator/pinned_allocator.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
@@ -40,6 +46,37 @@ TEST_F(PinnedAllocatorTest, BadOptionsAreRefusedByName) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("source")));
   EXPECT_THAT(PinnedAllocator::Create({}, std::make_shared<FakeSource>(512)),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("granularity_bytes")));
+  options_ = {};
+  options_.max_wait_for_deferred = absl::Seconds(-1);
+  EXPECT_THAT(PinnedAllocator::Create(options_, source_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_wait_for_deferred")));
+}
+
+// Gives memory that is not what was asked for.
+class WrongSource final : public HostMemorySource {
+ public:
+  WrongSource(uint64_t more_bytes, uint64_t shift_bytes)
+      : more_bytes_(more_bytes), shift_bytes_(shift_bytes) {}
+  std::string name() const override { return "wrong"; }
+  uint64_t granularity_bytes() const override { return 4096; }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    return HostSegment{reinterpret_cast<void*>((uintptr_t{1} << 40) + shift_bytes_),
+                       size_bytes + more_bytes_, 0};
+  }
+  absl::Status Free(const HostSegment&) override { return absl::OkStatus(); }
+
+ private:
+  const uint64_t more_bytes_;
+  const uint64_t shift_bytes_;
+};
+
+TEST_F(PinnedAllocatorTest, ASourceThatGivesOtherMemoryThanAskedForIsNamed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const auto& source :
+       {std::make_shared<WrongSource>(4096, 0), std::make_shared<WrongSource>(0, 512)}) {
+    const auto allocator = PinnedAllocator::Create(options_, source, host_.Probe()).value();
+    EXPECT_DEATH((void)allocator->Allocate(kMiB), "wrong returned .* aligned to 4096");
+  }
 }
 
 TEST_F(PinnedAllocatorTest, ABlockKnowsItsSizes) {
@@ -55,6 +92,9 @@ TEST_F(PinnedAllocatorTest, SizesOfZeroAndBeyondAnyHostAreRefused) {
   EXPECT_THAT(allocator_->Allocate(0), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(allocator_->Allocate(UINT64_MAX), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_EQ(allocator_->GetStats().failures, 2u);
+  // No host has as much, but a block may be as large.
+  EXPECT_THAT(allocator_->Allocate(uint64_t{1} << 47),
+              StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
 TEST_F(PinnedAllocatorTest, BlocksAreAlignedToPagesFrom32KiBOnElseToTheSmallestBlock) {
@@ -133,6 +173,18 @@ TEST_F(PinnedAllocatorTest, StatisticsAreExact) {
   EXPECT_EQ(stats.locked_bytes.current, 4 * kMiB);
   EXPECT_THAT(stats.CheckInvariants(), IsOk());
   timeline_->CompleteVisibly(1);
+}
+
+TEST_F(PinnedAllocatorTest, TheLongestPinAndTheSumOfAllAreKept) {
+  source_->on_allocate = [] { absl::SleepFor(absl::Milliseconds(2)); };
+  const PinnedBlock first = Take(4 * kMiB - kSlack);
+  const AllocatorStats one = allocator_->GetStats();
+  EXPECT_GE(one.max_pin_ms, 2);
+  EXPECT_EQ(one.pin_ms, one.max_pin_ms);
+  const PinnedBlock second = Take(4 * kMiB - kSlack);
+  const AllocatorStats two = allocator_->GetStats();
+  EXPECT_GE(two.pin_ms, one.pin_ms + 2);
+  EXPECT_NEAR(two.max_pin_ms, std::max(one.max_pin_ms, two.pin_ms - one.pin_ms), 1e-6);
 }
 
 TEST_F(PinnedAllocatorTest, StatisticsAreKeptPerSizeAndPerNumaNode) {

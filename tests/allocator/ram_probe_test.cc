@@ -147,6 +147,11 @@ TEST_F(RamProbeCgroupTest, SharedMemoryIsUsed) {
   EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 100000u);
 }
 
+TEST_F(RamProbeCgroupTest, ALimitWhoseUsageIsUnknownIsNone) {
+  host_.Write("cgroup/a/b/memory.max", "1000\n");
+  EXPECT_EQ(host_.Probe().Sample().limited_by, "MemAvailable");
+}
+
 TEST_F(RamProbeCgroupTest, ALimitOfZeroIsZero) {
   host_.Write("cgroup/a/b/memory.max", "0\n");
   host_.Write("cgroup/a/b/memory.current", "0\n");

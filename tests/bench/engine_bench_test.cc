@@ -21,24 +21,36 @@ ProgramOutcome RunBench(const std::string& flags) {
   return RunProgram("bench/engine_bench --device=emu:0 " + flags);
 }
 
+// Submit's goal is wall time: on a busy machine it is missed, and the program exits with 1.
 TEST(EngineBenchTest, AQuickRunMeetsEveryGoalOfTheModelledLink) {
   const std::string path = ::testing::TempDir() + "/engine_bench.json";
   const ProgramOutcome outcome = RunBench(absl::StrCat("--quick --json=", path));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  ASSERT_LE(outcome.exit_code, 1) << outcome.err;
   const nlohmann::json report = nlohmann::json::parse(FileContents(path));
   int judged = 0;
+  bool any_missed = false;
   for (const nlohmann::json& goal : report["goals"]) {
     const std::string name = goal["name"];
     EXPECT_THAT(outcome.out, HasSubstr(name));
+    any_missed |= !goal["met"].get<bool>();
     if (absl::StartsWith(name, "Submit")) continue;  // wall time
     EXPECT_TRUE(goal["met"].get<bool>()) << goal;
     ++judged;
   }
   EXPECT_EQ(judged, 9);
+  EXPECT_EQ(outcome.exit_code, any_missed ? 1 : 0);
   for (const nlohmann::json& row : report["rows"]) {
     EXPECT_EQ(row["modelled"].get<bool>(), row["section"] != "submit") << row;
     EXPECT_GT(row["ms"].get<double>(), 0) << row;
   }
+}
+
+// On this preset's slow link packing gains 4.7 at most where the goal is 5.
+TEST(EngineBenchTest, AMissedGoalIsTheExitStatus) {
+  const ProgramOutcome outcome = RunBench("--preset=a100_pcie4 --quick --benchmark_filter=pieces/");
+  const bool missed = outcome.out.find("MISSED") != std::string::npos;
+  EXPECT_EQ(outcome.exit_code, missed ? 1 : 0) << outcome.out << outcome.err;
+  EXPECT_TRUE(missed) << outcome.out;
 }
 
 TEST(EngineBenchTest, ModelledTimesAreLabelledAsSuch) {
@@ -52,7 +64,7 @@ TEST(EngineBenchTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
   EXPECT_THAT(RunBench("--preset=abacus").err, HasSubstr("no preset \"abacus\""));
   EXPECT_THAT(RunBench("--json=/no/such/dir/file").err, HasSubstr("/no/such/dir"));
   EXPECT_THAT(RunBench("faster").err, HasSubstr("\"faster\" is not a flag"));
-  EXPECT_EQ(RunBench("faster").exit_code, 1);
+  EXPECT_EQ(RunBench("faster").exit_code, 2);
 }
 
 }  // namespace

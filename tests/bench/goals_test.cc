@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -22,16 +23,30 @@ TEST(GoalsTest, AGoalIsMetAtItsLimit) {
   EXPECT_FALSE(AtMost(12.5).Holds(12.6));
 }
 
-TEST(GoalsTest, WhatWasNotMeasuredIsNotMet) {
+TEST(GoalsTest, WhatWasNotMeasuredIsNeitherMetNorMissed) {
   BenchReport report;
   report.AddGoal("duplex", AtLeast(0), std::nullopt);
-  EXPECT_FALSE(report.AllMet());
-  EXPECT_THAT(report.GoalsText(), HasSubstr("MISSED  duplex: not measured (goal >= 0)"));
+  EXPECT_FALSE(report.AnyMissed());
+  EXPECT_EQ(report.GoalsText(), "-       duplex: not measured (goal >= 0)\n");
   EXPECT_TRUE(report.ToJson()["goals"][0]["value"].is_null());
-  EXPECT_EQ(report.ToJson()["goals"][0]["met"], false);
+  EXPECT_TRUE(report.ToJson()["goals"][0]["met"].is_null());
+  EXPECT_THAT(report.Finish(""), testing::IsOk());
 }
 
-TEST(GoalsTest, AReportWithoutGoalsMeetsThemAll) { EXPECT_TRUE(BenchReport().AllMet()); }
+TEST(GoalsTest, ARunThatMissesAGoalExitsWith1AndNamesIt) {
+  BenchReport report;
+  report.AddGoal("speed", AtLeast(50), 55.5);
+  EXPECT_EQ(ExitCode("bench", report.Finish("")), 0);
+  report.AddGoal("waste", AtMost(0.1), 0.25);
+  const absl::Status finished = report.Finish("");
+  EXPECT_THAT(std::string(finished.message()), HasSubstr("waste"));
+  EXPECT_EQ(ExitCode("bench", finished), 1);
+}
+
+TEST(GoalsTest, ARunThatWentWrongExitsWith2) {
+  EXPECT_EQ(ExitCode("bench", absl::InternalError("wrong bytes")), 2);
+  EXPECT_EQ(ExitCode("bench", BenchReport().Finish("/no/such/dir/file")), 2);
+}
 
 TEST(GoalsTest, TheFileHasRowsAndGoals) {
   BenchReport report;
@@ -47,7 +62,7 @@ TEST(GoalsTest, TheFileHasRowsAndGoals) {
     "rows": [{"case": "a", "gb_per_s": 55.5}, {"case": "b"}],
     "goals": [{"name": "speed", "goal": ">= 50", "value": 55.5, "met": true},
               {"name": "waste", "goal": "<= 0.1", "value": 0.25, "met": false}]})"));
-  EXPECT_FALSE(report.AllMet());
+  EXPECT_TRUE(report.AnyMissed());
   std::filesystem::remove(path);
 }
 

@@ -119,6 +119,17 @@ TEST(ChromeTraceSinkTest, TransfersLieOnTheirDirectionsRowAndStallsOnTheirStream
   EXPECT_EQ(trace.slices()[2]["name"], "kUnpackAfterCopyIn");
 }
 
+TEST(ChromeTraceSinkTest, ARestartForgetsWhatWasBefore) {
+  ChromeTraceSink sink;
+  { const ScopedRange range(&sink, "warm-up"); }
+  sink.Restart();
+  { const ScopedRange range(&sink, "step"); }
+  const Written trace(sink);
+  ASSERT_EQ(trace.slices().size(), 1);
+  EXPECT_EQ(trace.slices()[0]["name"], "step");
+  EXPECT_GE(trace.slices()[0]["ts"].get<double>(), 0);
+}
+
 TEST(ChromeTraceSinkTest, WhatIsNotKeptAnyMoreIsCounted) {
   ChromeTraceSink sink(/*max_slices=*/2);
   for (int i = 0; i < 5; ++i) const ScopedRange range(&sink, "range");

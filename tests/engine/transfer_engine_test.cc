@@ -1,10 +1,14 @@
 #include "pinion/engine/transfer_engine.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -124,6 +128,25 @@ TEST(TransferEngineTest, CopyInOfABlockWaitsForItsCopyOutByItself) {
   ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
 
   EXPECT_EQ(world.ReadDevice(to, kMiB, world.compute()), Pattern(1, kMiB));
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+}
+
+// The buffer that was copied out last comes first in the batch.
+TEST(TransferEngineTest, ABatchWaitsForTheLatestOfItsBuffers) {
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(4 * kMiB);
+  const std::shared_ptr<HostBuffer> early = world.NewHostBuffer(kMiB);
+  const std::shared_ptr<HostBuffer> late = world.NewHostBuffer(kMiB);
+  world.WriteDevice(data, Pattern(1, 2 * kMiB), world.compute());
+  world.CopyOut(early, data, world.compute());
+  world.CopyOut(late, data + kMiB, world.compute());
+  CopyBatch batch(CopyDirection::kHostToDevice);
+  batch.Add(late, 0, data + 3 * kMiB, kMiB);
+  batch.Add(early, 0, data + 2 * kMiB, kMiB);
+  const absl::StatusOr<Transfer> in = world.engine().Submit(std::move(batch), world.compute());
+  ASSERT_THAT(in, IsOk());
+  ASSERT_THAT(in->WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  EXPECT_EQ(world.ReadDevice(data + 2 * kMiB, 2 * kMiB, world.compute()), Pattern(1, 2 * kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
@@ -422,6 +445,42 @@ TEST(TransferEngineTest, TheLinkIsMeasuredOnce) {
   ASSERT_THAT(again, IsOk());
   EXPECT_EQ(again->h2d_duplex_gb_per_s, first->h2d_duplex_gb_per_s);
   EXPECT_EQ(world.machine().now_ms(), now_ms);
+}
+
+TEST(TransferEngineTest, ThreadsThatAskForTheLinkAtOnceMeasureItOnce) {
+  const auto allocations = [](bool with_another_thread) {
+    FaultyWorld faulty;
+    EngineWorld& world = faulty.world;
+    std::atomic<int> count{0};
+    std::thread other;
+    std::promise<void> measured;
+    faulty.device->FailCalls([&](const std::string& call, uint64_t) {
+      if (call == "Allocate" && ++count == 1 && with_another_thread) {
+        other = std::thread([&] {
+          EXPECT_THAT(world.engine().Calibrate(world.allocator()), IsOk());
+          measured.set_value();
+        });
+        // As far as it comes, which is not the end.
+        measured.get_future().wait_for(std::chrono::milliseconds(100));
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_THAT(world.engine().Calibrate(world.allocator()), IsOk());
+    if (other.joinable()) other.join();
+    return count.load();
+  };
+  const int alone = allocations(false);
+  EXPECT_GT(alone, 0);
+  EXPECT_EQ(allocations(true), alone);
+}
+
+TEST(TransferEngineTest, ADeviceThatFailsForGoodDuringACalibrationPoisonsTheEngine) {
+  FaultyWorld faulty;
+  faulty.FailNext("Allocate", absl::InternalError("an ECC error"));
+  EXPECT_THAT(faulty.world.engine().Calibrate(faulty.world.allocator()),
+              StatusIs(absl::StatusCode::kInternal,
+                       AllOf(HasSubstr("calibration"), HasSubstr("an ECC error"))));
+  EXPECT_THAT(faulty.world.engine().health(), StatusIs(absl::StatusCode::kInternal));
 }
 
 TEST(TransferEngineTest, TransfersAndTicketsOutliveTheEngine) {

@@ -103,6 +103,14 @@ TEST(TransferTimerTest, CopyTimesAreTheLinksOwn) {
   EXPECT_THAT(stats.ToString(), HasSubstr("copies 1 x"));
 }
 
+TEST(TransferTimerTest, AfterADrainEveryCopyIsTimed) {
+  EngineWorld world(TestMachineOptions(), Timed());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+  EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 1);
+}
+
 TEST(TransferTimerTest, StallsAddUpToWhatTheMachineSawStalled) {
   EngineWorld world(TestMachineOptions(), Timed());
   uint8_t* const data = world.AllocateDevice(32 * kMiB);

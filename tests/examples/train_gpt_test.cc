@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
@@ -214,12 +215,51 @@ TEST_F(TrainGptTest, TheComparisonRepeatsItsNumbersToTheLastDigit) {
   EXPECT_EQ(runs[0], runs[1]);
 }
 
-TEST_F(TrainGptTest, TheTraceIsATimelineThatChromeReads) {
+// What a reader looks for first: the second step, which is like all later ones, from time 0 on.
+TEST_F(TrainGptTest, TheTraceShowsStepsWithTheirPartsMemoryAndArrows) {
   const std::string path = directory_ + "/trace";
-  ASSERT_EQ(Tiny("--steps=2 --trace=" + path).exit_code, 0);
+  ASSERT_EQ(Tiny("--steps=3 --trace=" + path).exit_code, 0);
   const nlohmann::json trace = nlohmann::json::parse(FileContents(path));
-  const nlohmann::json& events = trace.is_array() ? trace : trace["traceEvents"];
-  EXPECT_GT(events.size(), 100);
+  std::map<std::string, std::vector<nlohmann::json>> slices, phases;
+  for (const nlohmann::json& event : trace["traceEvents"]) {
+    phases[event["ph"]].push_back(event);
+    if (event["ph"] == "X") slices[event["name"]].push_back(event);
+  }
+  ASSERT_EQ(slices["step"].size(), 2);
+  EXPECT_NEAR(slices["step"][0]["ts"].get<double>(), 0, 1);
+  for (const char* part : {"forward", "backward", "optimizer"}) {
+    ASSERT_EQ(slices[part].size(), 2) << part;
+    for (int i = 0; i < 2; ++i) {
+      const nlohmann::json &step = slices["step"][i], &inside = slices[part][i];
+      EXPECT_GE(inside["ts"], step["ts"]) << part;
+      EXPECT_LE(inside["ts"].get<double>() + inside["dur"].get<double>(),
+                step["ts"].get<double>() + step["dur"].get<double>() + 1e-6)
+          << part;
+    }
+  }
+  EXPECT_EQ(slices.count("pin host memory"), 0) << "only the first step pins";
+  EXPECT_GT(slices["pinion.pack"].size(), 0);
+  EXPECT_GT(phases["C"].size(), 10) << "the memory's graph";
+  EXPECT_GT(phases["s"].size(), 0);
+  EXPECT_EQ(phases["s"].size(), phases["f"].size());
+}
+
+TEST_F(TrainGptTest, ASwitchThatIsOnIsNamedWhereItMatters) {
+  const std::string flags = absl::StrCat("--device=emu:0 --size=tiny --steps=4 --text=", text_);
+  const ProgramOutcome disabled = Run(flags, "PINION_DISABLE=1");
+  EXPECT_EQ(disabled.exit_code, 1);
+  EXPECT_THAT(disabled.out, HasSubstr("switches PINION_DISABLE=1"));
+  EXPECT_THAT(disabled.err,
+              AllOf(HasSubstr("ran out of memory"), HasSubstr("unset PINION_DISABLE")));
+  EXPECT_EQ(disabled.err.find("smaller --batch"), std::string::npos) << disabled.err;
+
+  const ProgramOutcome nothing = Run(flags + " --compare", "PINION_DISABLE=1");
+  EXPECT_EQ(nothing.exit_code, 1);
+  EXPECT_THAT(nothing.err, HasSubstr("nothing to compare with PINION_DISABLE=1"));
+
+  const ProgramOutcome verified = Run(flags + " --compare", "PINION_VERIFY=1");
+  EXPECT_EQ(verified.exit_code, 0) << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("measured with PINION_VERIFY=1"));
 }
 
 }  // namespace

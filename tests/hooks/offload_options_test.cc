@@ -2,22 +2,29 @@
 
 #include "pinion/hooks/offload_options.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/engine_stats.h"
 #include "pinion/engine/link_calibration.h"
+#include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/tests/hooks/emu_fixture.h"
 #include "pinion/tests/hooks/test_net.h"
@@ -26,6 +33,7 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(OffloadOptionsTest, AWindowOfZeroIsRefusedByName) {
@@ -63,6 +71,88 @@ TEST(OffloadOptionsTest, TheEnvironmentVariableDisablesEverySession) {
   const TestNet net(world.device(), at::kFloat);
   TrainStep(net, world.session());
   EXPECT_EQ(world.session()->GetStats().packed, 0u);
+}
+
+// --- What cannot work is refused where it is given ---
+
+// Collects the log while it lives.
+class ScopedLog {
+ public:
+  ScopedLog()
+      : before_(SetLogSink([this](LogSeverity, const std::string& line) { text_ += line; })) {}
+  ~ScopedLog() { SetLogSink(before_); }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  const LogSink before_;
+};
+
+DeviceBackend WithoutDevices() {
+  return {"cuda", [](int) { return absl::NotFoundError("no CUDA device: install a driver"); }};
+}
+
+TEST(OffloadSessionCreate, WithoutADeviceIsRefused) {
+  EXPECT_THAT(OffloadSession::Create({}, WithoutDevices()),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no CUDA device")));
+}
+
+TEST(OffloadSessionCreate, ADisabledSessionNeedsNoDevice) {
+  OffloadOptions options;
+  options.enabled = false;
+  EXPECT_THAT(OffloadSession::Create(options, WithoutDevices()), IsOk());
+}
+
+TEST(OffloadSessionCreate, AnAlignmentThatTheDeviceCannotServeIsRefusedByName) {
+  EmuWorld world;
+  OffloadOptions options = SmallWindows();
+  options.allocator.alignment_bytes = 4 * kMiB;
+  EXPECT_THAT(
+      OffloadSession::Create(options, EmulatedBackend(RegisteredEmuMachine())),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("alignment_bytes is 4194304")));
+}
+
+// The backend was forgotten, where a program moved from one accelerator to another.
+TEST(OffloadSessionScope, ATensorOnAnotherAcceleratorRaisesAndACpuTensorDoesNot) {
+  EmuWorld world;
+  const DeviceBackend emulated = EmulatedBackend(RegisteredEmuMachine());
+  const auto session = OffloadSession::Create(SmallWindows(), {"cuda", emulated.device}).value();
+  TrainStep(TestNet(at::kCPU, at::kFloat), session);
+  EXPECT_GT(session->GetStats().kept_unsupported, 0u);
+  const TestNet net(world.device(), at::kFloat);
+  try {
+    TrainStep(net, session);
+    FAIL() << "forward should have thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("made for \"cuda\""), HasSubstr("emu:0")));
+  }
+}
+
+TEST(OffloadSessionCreate, ASwitchThatIsOnIsNamedInTheLog) {
+  EmuWorld world;
+  for (const char* name : {"PINION_DISABLE", "PINION_VERIFY"}) {
+    const ScopedLog log;
+    ASSERT_EQ(setenv(name, "1", 1), 0);
+    world.NewSession(SmallWindows());
+    ASSERT_EQ(unsetenv(name), 0);
+    EXPECT_THAT(log.text(), HasSubstr(std::string(name) + "=1"));
+  }
+  const ScopedLog log;
+  world.NewSession(SmallWindows());
+  EXPECT_EQ(log.text(), "");
+}
+
+// A scope in the forward of a checkpointed block is opened again when backward computes the block.
+TEST(OffloadSessionScope, AScopeInsideABackwardSaysThatNothingLeaves) {
+  EmuWorld world;
+  const ScopedLog log;
+  const at::Tensor x = at::ones({64}, at::TensorOptions().device(world.device())).requires_grad_();
+  const at::Tensor y = x.mul(2);
+  y.register_hook([&](const at::Tensor&) { const OffloadScope scope(world.session()); });
+  { const OffloadScope scope(world.session()); }
+  EXPECT_EQ(log.text(), "");
+  y.sum().backward();
+  EXPECT_THAT(log.text(), HasSubstr("kept_in_backward"));
 }
 
 // --- The link ---

@@ -109,6 +109,8 @@ class FindTest(unittest.TestCase):
             "void F() { constexpr int a = 1 + 2; }",
             "void F() { PINION_LOG(kError) << 1 + 2; }",
             "void F() { a.reserve(1 + 2); }",
+            "void F() { int array[4]; }",
+            "void F() { while (true) continue_here; }",
             "template <int n = 3> class C;",
         ):
             self.assertEqual(changes(text), [], text)

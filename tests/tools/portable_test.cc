@@ -81,6 +81,20 @@ TEST_F(PortableTest, AnotherReleaseOfLibTorchIsRefusedByItsVersion) {
   EXPECT_THAT(outcome.err, HasSubstr("another version (2.9.1)"));
 }
 
+TEST_F(PortableTest, LibpinionTorchSaysThatTorchHasToBeImportedFirst) {
+  const std::string script = ::testing::TempDir() + "/without_torch.py";
+  std::ofstream(script) << "import ctypes, sys\n"
+                           "pinion = ctypes.CDLL(sys.argv[1])\n"
+                           "pinion.pinion_last_error.restype = ctypes.c_char_p\n"
+                           "print(pinion.pinion_install_torch_host_allocator(b'cuda', 0, 0, 0))\n"
+                           "print(pinion.pinion_last_error().decode())\n";
+  const ProgramOutcome outcome =
+      RunProgram(absl::StrCat("cd / && exec env -i PATH=/usr/bin:/bin python3 ", script, " ",
+                              Folder(), "/lib/libpinion_torch.so"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(StartsWith("-1\n"), HasSubstr("`import torch` first")));
+}
+
 TEST_F(PortableTest, EveryProgramStarts) {
   for (const char* program : {"bandwidth", "engine_bench", "allocator_bench"}) {
     const ProgramOutcome outcome = Run(absl::StrCat(program, " --help"), Torch());
@@ -93,7 +107,7 @@ TEST_F(PortableTest, EveryProgramStarts) {
 TEST_F(PortableTest, NothingButTheCAndCppRuntimesComesFromTheSystem) {
   for (const char* file :
        {"libexec/train_gpt", "libexec/bandwidth", "libexec/engine_bench", "libexec/allocator_bench",
-        "libexec/cuda_gpu_test", "lib/libpinion_torch.so"}) {
+        "libexec/cuda_gpu_test", "lib/libpinion_torch_impl.so"}) {
     SCOPED_TRACE(file);
     EXPECT_EQ(Loads(file, "not found"), "");
     const std::string abseil = Loads(file, "libabsl_");

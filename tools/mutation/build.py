@@ -90,8 +90,11 @@ class Tree:
         if not venv.is_symlink():
             venv.symlink_to((self.root / ".venv").resolve())
         user = self.root / "user.bazelrc"
-        if user.exists():
-            (self.path / "user.bazelrc").write_bytes(user.read_bytes())
+        flags = user.read_text() if user.exists() else ""
+        if "one_file" in (self.path / "config/BUILD.bazel").read_text():
+            # A file at a time: a mutant that does not compile then costs its own file only.
+            flags += "\nbuild:opt --//config:one_file=false\n"
+        (self.path / "user.bazelrc").write_text(flags)
 
     def _bazel(self, *arguments, **kwargs):
         return subprocess.run(
@@ -104,8 +107,6 @@ class Tree:
         flags = ["--config=opt", "--copt=-O1", "--copt=-w", "--symlink_prefix=/", "--color=no", "--curses=no"]
         # As in the sanitizers' builds: what a mutant reads beyond the end of a container then does not go unnoticed.
         flags.append("--copt=-D_GLIBCXX_ASSERTIONS")
-        if "one_file" in (self.path / "config/BUILD.bazel").read_text():
-            flags.append("--//config:one_file=false")
         if self._hardened:
             flags += ["--//config:hardening", "--//config:chunk_mib=64"]
         return flags

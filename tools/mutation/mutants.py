@@ -415,14 +415,19 @@ class _Finder:
 
     def _on_number_literal(self, node, scope):
         text = self.text(node)
-        match = re.match(r"^(0[xX][0-9a-fA-F']+|[0-9']+)([uUlLzZ]*)$", text)
+        match = re.match(r"^(0[xX][0-9a-fA-F']+|-?[0-9']+)([uUlLzZ]*)$", text)
         if match:
             value, suffix = int(match.group(1).replace("'", ""), 0), match.group(2)
-            self._add(scope, "constant", EXPRESSION, node, f"{0 if value == 1 else value + 1}{suffix}")
+            self._add(scope, "constant", EXPRESSION, node, f"{0 if value == 1 else value + 1}{suffix}")  # -1 becomes 0
         else:
             self._add(scope, "constant", EXPRESSION, node, f"({text} * 2 + ({text} == 0))")
 
+    def _on_array_declarator(self, node, scope):
+        return False
+
     def _on_true(self, node, scope):
+        if node.parent.type == "condition_clause":  # while (true)
+            return
         self._add(scope, "constant", EXPRESSION, node, "false")
 
     def _on_false(self, node, scope):
@@ -556,7 +561,7 @@ class _Finder:
             return
         expression = node.named_children[0]
         text = self.text(expression)
-        if text.startswith(("PINION_LOG", "TORCH_WARN", "delete")) or re.match(r"^(absl::)?StrAppend\(", text):
+        if text.startswith(("PINION_LOG", "PINION_TSAN", "TORCH_WARN", "delete")) or re.match(r"^(absl::)?StrAppend\(", text):
             return text.startswith("delete")
         if expression.type not in ("call_expression", "assignment_expression", "update_expression", "binary_expression"):
             return

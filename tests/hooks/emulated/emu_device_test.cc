@@ -247,6 +247,26 @@ TEST_F(EmuDeviceTest, ZerosWithoutMemoryAreZeros) {
   EXPECT_EQ(leaf.grad().abs().sum().item<float>(), 0);
 }
 
+// Models ask "is it the CPU?" and take CUDA's way otherwise, with types that the CPU has no kernel
+// for.
+TEST_F(EmuDeviceTest, TypesThatOnlyCudaHasAreComputedInAWiderOne) {
+  const at::Tensor values = at::randint(100, {1000}, at::kLong);
+  const at::Tensor counts = values.to(Emu()).histc(7, 0, 99);
+  EXPECT_EQ(counts.scalar_type(), at::kLong);
+  EXPECT_TRUE(at::equal(counts.to(at::kCPU), values.to(at::kDouble).histc(7, 0, 99).to(at::kLong)));
+  at::Tensor out = at::empty({0}, OnEmu().dtype(at::kLong));
+  at::histc_out(out, values.to(Emu()), 7, 0, 99);
+  EXPECT_TRUE(at::equal(out.to(at::kCPU), counts.to(at::kCPU)));
+
+  const at::Tensor image = at::randn({1, 2, 4, 4, 4}).to(at::kBFloat16);
+  const at::Tensor leaf = image.to(Emu()).requires_grad_(true);
+  const at::Tensor pooled = at::avg_pool3d(leaf, {2, 2, 2});
+  pooled.sum().backward();
+  EXPECT_TRUE(at::equal(pooled.detach().to(at::kCPU),
+                        at::avg_pool3d(image.to(at::kFloat), {2, 2, 2}).to(at::kBFloat16)));
+  EXPECT_TRUE(at::equal(leaf.grad().to(at::kCPU), at::full_like(image, 0.125)));
+}
+
 TEST_F(EmuDeviceTest, DropoutOfEverythingHasNoGradient) {
   const at::Tensor mask = at::ones({4}, OnEmu().dtype(at::kBool));
   const at::Tensor grad = at::native_dropout_backward(at::ones({4}, OnEmu()), mask, /*scale=*/0);

@@ -1,0 +1,66 @@
+// What programs load that know nothing of Pinion: it needs neither LibTorch nor Abseil to be
+// loaded, and hands each call to libpinion_torch_impl.so beside it, which does. So a program that
+// has not loaded LibTorch yet gets an error that it can read, instead of the loader's.
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+#include "pinion/shared/c_api.h"
+
+namespace {
+
+constexpr char kImplementation[] = "libpinion_torch_impl.so";
+
+thread_local char last_error[1024] = "";
+
+// Null, and the reason in last_error, if the implementation cannot be loaded now.
+void* Implementation() {
+  last_error[0] = 0;
+  Dl_info self = {};
+  char path[4096] = "";
+  if (dladdr(reinterpret_cast<const void*>(&Implementation), &self) != 0) {
+    const char* const slash = std::strrchr(self.dli_fname, '/');
+    const int folder = slash == nullptr ? 0 : static_cast<int>(slash + 1 - self.dli_fname);
+    std::snprintf(path, sizeof(path), "%.*s%s", folder, self.dli_fname, kImplementation);
+  }
+  // Loading it again is cheap, and it may work after the program has loaded LibTorch.
+  void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    std::snprintf(last_error, sizeof(last_error),
+                  "Pinion cannot be loaded: %s. It uses the LibTorch that the program has loaded: "
+                  "in Python, `import torch` first",
+                  dlerror());
+  }
+  return library;
+}
+
+// `function` of the implementation; null as above.
+template <typename Function>
+Function* Find(const char* name, Function* /*type*/) {
+  void* const library = Implementation();
+  return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library, name));
+}
+
+}  // namespace
+
+int pinion_install_torch_host_allocator(const char* device_type, uint64_t max_locked_bytes,
+                                        double high_percent, uint64_t segment_bytes) {
+  auto* const install =
+      Find("pinion_install_torch_host_allocator", &pinion_install_torch_host_allocator);
+  return install == nullptr ? -1
+                            : install(device_type, max_locked_bytes, high_percent, segment_bytes);
+}
+
+const char* pinion_torch_host_memory_stats(const char* device_type) {
+  auto* const stats = Find("pinion_torch_host_memory_stats", &pinion_torch_host_memory_stats);
+  return stats == nullptr ? nullptr : stats(device_type);
+}
+
+const char* pinion_last_error() {
+  if (last_error[0] != 0) return last_error;
+  auto* const error = Find("pinion_last_error", &pinion_last_error);
+  return error == nullptr ? last_error : error();
+}

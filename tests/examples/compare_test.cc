@@ -1,0 +1,66 @@
+// What the comparison says of a reference that does not repeat itself.
+
+#include "pinion/examples/compare.h"
+
+#include <ATen/Context.h>
+
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/examples/report.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/examples/training_run.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+RunResult Losses(float last) {
+  RunResult result;
+  result.losses = {4, 3, last};
+  return result;
+}
+
+TEST(BitIdentical, ARunHasTheReferencesBitsOrNot) {
+  EXPECT_EQ(BitIdentical(Losses(2), Losses(2), Losses(2)), true);
+  EXPECT_EQ(BitIdentical(Losses(1), Losses(2), Losses(2)), false);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(BitIdentical(Losses(nan), Losses(nan), Losses(nan)), true) << "by bits";
+}
+
+TEST(BitIdentical, AReferenceThatDoesNotRepeatItselfSaysNothing) {
+  EXPECT_EQ(BitIdentical(Losses(2), Losses(2), Losses(1)), std::nullopt);
+  EXPECT_EQ(BitIdentical(Losses(1), Losses(2), Losses(1)), std::nullopt);
+}
+
+std::string Table(bool reference_repeats) {
+  ComparedGroup group;
+  group.runs.push_back({OffloadMode::kNone, RunResult(), reference_repeats});
+  group.runs.push_back({OffloadMode::kPinion, RunResult(),
+                        reference_repeats ? std::optional<bool>(true) : std::nullopt});
+  return ComparisonTable({group}, /*modelled=*/false);
+}
+
+TEST(ComparisonTable, SaysUnknownWhereTheReferenceDoesNotRepeatItself) {
+  EXPECT_THAT(Table(false), HasSubstr("unknown***"));
+  EXPECT_THAT(Table(false), HasSubstr("does not repeat its own bits"));
+  EXPECT_THAT(Table(true), Not(HasSubstr("***")));
+}
+
+// A warning alone would leave attention's backward on CUDA as it is.
+TEST(AskForRepeatableBits, RefusesOperatorsThatDoNotRepeatThemselves) {
+  unsetenv("CUBLAS_WORKSPACE_CONFIG");
+  AskForRepeatableBits();
+  EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+  EXPECT_FALSE(at::globalContext().deterministicAlgorithmsWarnOnly());
+  EXPECT_STREQ(std::getenv("CUBLAS_WORKSPACE_CONFIG"), ":4096:8");
+}
+
+}  // namespace
+}  // namespace pinion
