@@ -1,6 +1,8 @@
 #include "pinion/tests/hooks/emu_fixture.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -11,11 +13,18 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/device/cuda/cuda_backend.h"
+#include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/examples/accelerator.h"
 #include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/hooks/cpu_kernels.h"
 
 namespace pinion::testing {
@@ -31,6 +40,14 @@ const char* NameOf(EffectSchedule schedule) {
       return "kRandom";
   }
   return "?";
+}
+
+// What cudaHostAlloc's segments are a multiple of.
+constexpr uint64_t kCudaGranularityBytes = 2 * kMiB;
+
+std::string TestDevice() {
+  const char* const given = std::getenv("PINION_TEST_DEVICE");
+  return given == nullptr ? "emu" : given;
 }
 
 // The value among `choices` that the environment variable names; the first if there is none.
@@ -74,7 +91,7 @@ OffloadOptions SmallWindows(uint64_t window_bytes) {
   options.eviction_window_bytes = window_bytes;
   options.prefetch_window_bytes = window_bytes;
   options.link = AssumedLink();
-  options.allocator.segment_bytes = kMiB;
+  options.allocator.segment_bytes = TestDevice() == "emu" ? kMiB : kCudaGranularityBytes;
   options.allocator.warn_percent = 100;
   options.allocator.high_percent = 100;
   options.allocator.low_percent = 100;
@@ -95,16 +112,80 @@ bool Soon(const std::function<bool()>& condition) {
   return condition();
 }
 
-EmuWorld::EmuWorld(const EmulatedOptions& machine, const OffloadOptions& offload)
-    : trace_(__FILE__, __LINE__, Describe(machine)) {
-  at::set_num_threads(1);
-  ChooseCpuKernels();
-  machine_ = EmulatedMachine::Create(machine).value();
+struct EmuWorld::Place {
+  c10::DeviceType type = c10::DeviceType::PrivateUse1;
+  int first_index = 0;
+  int device_count = 0;
+  std::shared_ptr<EmulatedMachine> machine;  // none on a GPU
+  std::unique_ptr<FakeCuda> fake_cuda;
+  DeviceBackend backend;
+  std::vector<std::weak_ptr<OffloadSession>> sessions;
+};
+
+namespace {
+
+// Ends the test, which then counts as skipped.
+[[noreturn]] void Skip(const std::string& reason) {
+  [&reason] { GTEST_SKIP() << reason; }();
+  // GoogleTest takes it for an end that has been reported.
+  throw ::testing::AssertionException(
+      ::testing::TestPartResult(::testing::TestPartResult::kSkip, nullptr, -1, reason.c_str()));
+}
+
+void Register(const std::shared_ptr<EmulatedMachine>& machine) {
   absl::Status registered;
   PINION_CHECK(Soon([&] {
-    registered = RegisterEmuDevice(machine_);
+    registered = RegisterEmuDevice(machine);
     return registered.ok();
   })) << registered;
+}
+
+absl::StatusOr<std::shared_ptr<Device>> FakeCudaDevice(int index) {
+  return std::make_shared<CudaDevice>(FakeCuda::Api(), index);
+}
+
+c10::CachingDeviceAllocator::DeviceStats TorchStats(c10::DeviceType type, int index) {
+  return c10::getDeviceAllocator(type)->getDeviceStats(static_cast<c10::DeviceIndex>(index));
+}
+
+constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+}  // namespace
+
+std::unique_ptr<EmuWorld::Place> EmuWorld::Open(const EmulatedOptions& options) {
+  auto place = std::make_unique<Place>();
+  const std::string name = TestDevice();
+  if (name == "emu" || name == "fake_cuda") {
+    place->machine = EmulatedMachine::Create(options).value();
+    place->device_count = place->machine->device_count();
+    Register(place->machine);
+    if (name == "emu") {
+      place->backend = EmulatedBackend(place->machine);
+    } else {
+      place->fake_cuda = std::make_unique<FakeCuda>(place->machine);
+      place->backend = {"emu", FakeCudaDevice};
+    }
+    return place;
+  }
+  if (options.memory_bytes != MachineOptions().memory_bytes) Skip("limits the emulated memory");
+  const absl::StatusOr<std::string> chosen = ChooseDevice(name);
+  PINION_CHECK(!absl::IsInvalidArgument(chosen.status()))
+      << "PINION_TEST_DEVICE: " << chosen.status();
+  if (!chosen.ok()) Skip(std::string(chosen.status().message()));
+  const c10::Device device(*chosen);
+  at::globalContext().lazyInitDevice(device.type());
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  place->type = device.type();
+  place->first_index = device.index();
+  place->device_count = CudaDeviceCount().value() - device.index();
+  place->backend = CudaBackend();
+  return place;
+}
+
+EmuWorld::EmuWorld(const EmulatedOptions& machine, const OffloadOptions& offload)
+    : trace_(__FILE__, __LINE__, Describe(machine)), place_(Open(machine)) {
+  at::set_num_threads(1);
+  ChooseCpuKernels();
   session_ = NewSession(offload);
 }
 
@@ -113,25 +194,65 @@ EmuWorld::~EmuWorld() {
     EXPECT_TRUE(Soon([&] { return session_->GetStats().live_handles == 0; }))
         << session_->GetStats().ToString();
   }
+  session_.reset();
+  // Their engines call the fake runtime to the end.
+  if (place_->fake_cuda == nullptr) return;
+  for (const auto& session : place_->sessions) {
+    EXPECT_TRUE(Soon([&] { return session.expired(); }));
+  }
+}
+
+EmulatedMachine& EmuWorld::machine() {
+  if (place_->machine == nullptr) Skip("is about the emulated accelerator");
+  return *place_->machine;
 }
 
 std::shared_ptr<OffloadSession> EmuWorld::NewSession(const OffloadOptions& offload) {
-  return OffloadSession::Create(offload, EmulatedBackend(machine_)).value();
+  if (TestDevice() != "emu" && offload.allocator.segment_bytes % kCudaGranularityBytes != 0) {
+    Skip("pins less at a time than CUDA can");
+  }
+  std::shared_ptr<OffloadSession> session =
+      OffloadSession::Create(offload, place_->backend).value();
+  place_->sessions.push_back(session);
+  return session;
 }
 
 c10::Device EmuWorld::device(int index) const {
-  return c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index));
+  if (index >= place_->device_count) {
+    Skip("needs " + std::to_string(index + 1) + " devices from the given one on");
+  }
+  return c10::Device(place_->type, static_cast<c10::DeviceIndex>(place_->first_index + index));
 }
 
 c10::Stream EmuWorld::NewStream(int index) const {
-  return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1)
-      .getNewStream(device(index), /*priority=*/0);
+  return c10::impl::VirtualGuardImpl(place_->type).getNewStream(device(index), /*priority=*/0);
+}
+
+absl::Status EmuWorld::Synchronize(int index) {
+  if (place_->machine != nullptr) return place_->machine->SynchronizeDevice(index);
+  c10::impl::VirtualGuardImpl(place_->type).synchronizeDevice(device(index).index());
+  return absl::OkStatus();
+}
+
+uint64_t EmuWorld::device_bytes(int index) {
+  if (place_->machine != nullptr) return place_->machine->memory_stats(index).in_use_bytes;
+  return TorchStats(place_->type, device(index).index()).allocated_bytes[kAggregate].current;
+}
+
+uint64_t EmuWorld::peak_device_bytes(int index) {
+  if (place_->machine != nullptr) return place_->machine->memory_stats(index).peak_bytes;
+  return TorchStats(place_->type, device(index).index()).allocated_bytes[kAggregate].peak;
+}
+
+void EmuWorld::ResetPeak(int index) {
+  if (place_->machine != nullptr) return place_->machine->ResetPeakMemory(index);
+  c10::getDeviceAllocator(place_->type)->resetPeakStats(device(index).index());
 }
 
 OffloadStats EmuWorld::QuietStats() {
   EXPECT_TRUE(Soon([&] { return session_->GetStats().live_handles == 0; }));
-  for (int index = 0; index < machine_->device_count(); ++index) {
-    EXPECT_TRUE(machine_->SynchronizeDevice(index).ok());
+  for (int index = 0; index < place_->device_count; ++index) {
+    EXPECT_TRUE(Synchronize(index).ok());
   }
   return session_->GetStats();
 }
@@ -139,8 +260,8 @@ OffloadStats EmuWorld::QuietStats() {
 void EmuWorld::ExpectNothingLeft() {
   const OffloadStats stats = QuietStats();
   EXPECT_EQ(stats.live_handles, 0u) << stats.ToString();
-  for (int index = 0; index < machine_->device_count(); ++index) {
-    const EngineStats engine = session_->GetEngineStats(index);
+  for (int index = 0; index < place_->device_count; ++index) {
+    const EngineStats engine = session_->GetEngineStats(device(index).index());
     EXPECT_EQ(engine.h2d.in_flight_bytes, 0u);
     EXPECT_EQ(engine.d2h.in_flight_bytes, 0u);
   }

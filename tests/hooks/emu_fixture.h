@@ -1,8 +1,16 @@
-// An emulated machine that LibTorch knows as "emu", with an offload session on it.
+// Devices that LibTorch computes on, with an offload session on them: an emulated machine that
+// LibTorch knows as "emu", or what the environment names.
 //
 //   EmuWorld world;
 //   const TestNet net(world.device(), at::kFloat);
 //   TrainStep(net, world.session());
+//
+// PINION_TEST_DEVICE chooses:
+//   emu          the default
+//   fake_cuda    LibTorch computes on emu; the session copies through device/cuda, over a fake CUDA
+//                runtime on the same machine
+//   cuda:0       a GPU. A test that asks for the machine is about the emulated accelerator alone
+//                (its virtual time, its race detector, its faults): it skips and says so
 //
 // A machine takes the place of the one before, so tensors must be gone when the next is made: keep
 // what is compared on the CPU.
@@ -18,6 +26,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -49,14 +58,22 @@ class EmuWorld {
   // Waits until autograd's workers have let go of what the test has.
   ~EmuWorld();
 
-  EmulatedMachine& machine() { return *machine_; }
+  // Ends the test as skipped where there is no emulated machine. In the test's own thread only.
+  EmulatedMachine& machine();
   const std::shared_ptr<OffloadSession>& session() { return session_; }
   std::shared_ptr<OffloadSession> NewSession(const OffloadOptions& offload);
   // The session goes when the graphs that use it do.
   void DropSession() { session_.reset(); }
 
+  // Ends the test as skipped where there are fewer GPUs.
   c10::Device device(int index = 0) const;
   c10::Stream NewStream(int index = 0) const;
+
+  absl::Status Synchronize(int index = 0);
+  // In use, and the most since ResetPeak.
+  uint64_t device_bytes(int index = 0);
+  uint64_t peak_device_bytes(int index = 0);
+  void ResetPeak(int index = 0);
 
   // After waiting for autograd's workers to let go of their last references, and for all copies.
   OffloadStats QuietStats();
@@ -64,8 +81,12 @@ class EmuWorld {
   void ExpectNothingLeft();
 
  private:
+  // Where the devices are, and how the session reaches them.
+  struct Place;
+  static std::unique_ptr<Place> Open(const EmulatedOptions& options);
+
   const ::testing::ScopedTrace trace_;
-  std::shared_ptr<EmulatedMachine> machine_;
+  const std::unique_ptr<Place> place_;
   std::shared_ptr<OffloadSession> session_;
 };
 

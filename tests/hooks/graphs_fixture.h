@@ -38,7 +38,7 @@ class GraphsFixture : public ::testing::Test {
   }
 
   OffloadStats stats() { return world_.session()->GetStats(); }
-  uint64_t device_bytes() { return world_.machine().memory_stats(0).in_use_bytes; }
+  uint64_t device_bytes() { return world_.device_bytes(); }
   at::Tensor NewCarrier() {
     return at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   }

@@ -64,7 +64,7 @@ class OffloadGroups : public ::testing::Test {
 
   OffloadStats stats() { return world_.session()->GetStats(); }
   EngineStats engine() { return world_.session()->GetEngineStats(0); }
-  uint64_t device_bytes() { return world_.machine().memory_stats(0).in_use_bytes; }
+  uint64_t device_bytes() { return world_.device_bytes(); }
   at::Tensor small(int first) { return Activation(carrier_, {kFloats}, first); }
   static at::Tensor SmallValues(int first) { return ActivationValues({kFloats}, first); }
 
@@ -370,7 +370,7 @@ TEST_F(OffloadGroups, EachStreamHasGroupsOfItsOwn) {
   seen_.resize(2 * kPerGroup);
   at::Tensor on_main = carrier_;
   at::Tensor on_other;
-  ASSERT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+  ASSERT_THAT(world_.Synchronize(), IsOk());
   {
     const OffloadScope scope(world_.session());
     std::optional<c10::StreamGuard> guard(other);
@@ -391,7 +391,7 @@ TEST_F(OffloadGroups, EachStreamHasGroupsOfItsOwn) {
     const c10::StreamGuard guard(other);
     on_other.backward();
   }
-  ASSERT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+  ASSERT_THAT(world_.Synchronize(), IsOk());
   ExpectSeen(2 * kPerGroup);
 }
 
@@ -454,7 +454,7 @@ TEST_F(OffloadGroups, WithoutDeviceMemoryToGatherTheTensorsAreCopiedOneByOne) {
     const OffloadScope scope(world_.session());
     for (int i = 0; i < kPerGroup; ++i) {
       if (i + 1 == kPerGroup) {
-        ASSERT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+        ASSERT_THAT(world_.Synchronize(), IsOk());
         ASSERT_THAT(world_.machine().SetMemoryLimit(0, device_bytes() + 4 * kKiB), IsOk());
       }
       y = Observe(y, {activations[i]}, &seen_[i]);
@@ -524,7 +524,7 @@ SmallTensorsRun RunSmallTensors(bool share) {
     for (int i = 0; i < kTensors; ++i) {
       activations.push_back(Activation(carrier, {1024 * (1 + i % 4)}, i));  // 4 to 16 KiB
     }
-    EXPECT_TRUE(world.machine().SynchronizeDevice(0).ok());
+    EXPECT_TRUE(world.Synchronize().ok());
     const double begin_ms = world.machine().now_ms();
     const uint64_t calls_before = world.machine().calls(DeviceCall::kAny);
     at::Tensor y = carrier;
@@ -535,7 +535,7 @@ SmallTensorsRun RunSmallTensors(bool share) {
       }
     }
     y.backward();
-    EXPECT_TRUE(world.machine().SynchronizeDevice(0).ok());
+    EXPECT_TRUE(world.Synchronize().ok());
     run.step_ms = world.machine().now_ms() - begin_ms;
     run.device_calls = world.machine().calls(DeviceCall::kAny) - calls_before;
     if (!warm) continue;

@@ -195,8 +195,8 @@ TEST(OffloadOptionsLink, ADeviceThatCannotBeMeasuredIsTakenForPcie4) {
   EmuWorld world(MachineOptions(), WithoutLink());
   const TestNet net(world.device(), at::kFloat);
   const Gradients plain = TrainStep(net, nullptr);
-  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
-  const uint64_t in_use = world.machine().memory_stats(0).in_use_bytes;
+  ASSERT_THAT(world.Synchronize(), IsOk());
+  const uint64_t in_use = world.device_bytes();
   ASSERT_THAT(world.machine().SetMemoryLimit(0, in_use + 512 * kKiB), IsOk());
   ExpectSameGradients(plain, TrainStep(net, world.session()));
   EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, AssumedLink().h2d.gb_per_s);

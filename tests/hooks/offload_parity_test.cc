@@ -118,10 +118,10 @@ TEST(OffloadMemory, PeakDeviceMemoryFalls) {
   const auto peak_bytes = [&](bool offload) {
     EmuWorld world(MachineOptions(), SmallWindows(32 * kKiB));
     const TestNet net(world.device(), at::kFloat, shape);
-    const uint64_t base_bytes = world.machine().memory_stats(0).in_use_bytes;
-    world.machine().ResetPeakMemory(0);
+    const uint64_t base_bytes = world.device_bytes();
+    world.ResetPeak();
     TrainStep(net, offload ? world.session() : nullptr);
-    return world.machine().memory_stats(0).peak_bytes - base_bytes;
+    return world.peak_device_bytes() - base_bytes;
   };
   const uint64_t without = peak_bytes(false);
   EXPECT_LT(peak_bytes(true), without / 2) << "without offload: " << without;

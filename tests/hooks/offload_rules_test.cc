@@ -323,7 +323,7 @@ TEST_F(OffloadRulesRecycling, ARecycledAddressIsNotTheTensorThatLivedThere) {
   {
     const OffloadScope scope(world_.session());
     // What is freed behind work that is not done is reused only after it.
-    ASSERT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+    ASSERT_THAT(world_.Synchronize(), IsOk());
     std::vector<at::Tensor> others;
     at::Tensor second = at::mul(source, 1);
     while (second.const_data_ptr() != address && others.size() < 16) {
@@ -539,7 +539,7 @@ TEST_F(OffloadRules, AStorageThatIsResizedBeforeItsCopyIsNotRead) {
 TEST_F(OffloadRules, AStorageThatIsResizedAfterItsCopyComesBackFromTheHost) {
   at::Tensor t = activation({32, 32});
   const at::Tensor y = Save({t});
-  ASSERT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+  ASSERT_THAT(world_.Synchronize(), IsOk());
   DropMemory(t);
   y.backward();
   EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({32, 32})));

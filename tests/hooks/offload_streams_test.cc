@@ -50,7 +50,7 @@ TEST_F(OffloadStreams, EachTensorComesBackToItsOwnDevice) {
 TEST_F(OffloadStreams, ForwardAndBackwardMayRunOnAStreamOfTheirOwn) {
   const TestNet net(world_.device(), at::kFloat);
   const Gradients plain = TrainStep(net, nullptr);
-  ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
+  ASSERT_TRUE(world_.Synchronize().ok());
   {
     const c10::StreamGuard guard(world_.NewStream());
     for (int step = 0; step < 2; ++step) {
@@ -63,11 +63,11 @@ TEST_F(OffloadStreams, ForwardAndBackwardMayRunOnAStreamOfTheirOwn) {
 TEST_F(OffloadStreams, BackwardMayBeCalledOnAnotherStreamThanForward) {
   const TestNet net(world_.device(), at::kFloat);
   const Gradients plain = TrainStep(net, nullptr);
-  ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
+  ASSERT_TRUE(world_.Synchronize().ok());
   SeedGenerators();
   const at::Tensor loss = Forward(net);
   const c10::Stream other = world_.NewStream();
-  ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
+  ASSERT_TRUE(world_.Synchronize().ok());
   {
     const c10::StreamGuard guard(other);
     loss.backward();
@@ -145,7 +145,7 @@ TEST_F(OffloadStreams, TwoThreadsTrainWithOneSession) {
     nets.emplace_back(world_.device(), at::kFloat, SeededNet(10 + i));
     plain.push_back(TrainStep(nets[i], nullptr));
   }
-  ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
+  ASSERT_TRUE(world_.Synchronize().ok());
   for (const bool own_streams : {false, true}) {
     SCOPED_TRACE(own_streams ? "a stream each" : "on one stream");
     std::vector<int> same(kThreads, 0);

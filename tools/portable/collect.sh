@@ -3,6 +3,7 @@
 #   libexec=PROGRAM   the program, and a launcher of its name in bin/
 #   lib=LIBRARY       a shared library
 #   share...=FILE     data
+#   .=FILE            a script, beside bin/
 # What programs and libraries load goes to lib/ too, but for LibTorch, which the target machine
 # brings, and for the C and C++ runtimes of every Linux.
 set -euo pipefail
@@ -15,7 +16,7 @@ for argument in "$@"; do
   mkdir -p "$folder/$place"
   cp -L "$file" "$folder/$place/"
   [[ $place == libexec ]] && cp -L "$launcher" "$folder/bin/${file##*/}"
-  [[ $place == share* ]] && continue
+  [[ $place == share* || $place == . ]] && continue
   # A library that ldd does not find is left out as well: the test runs what is here.
   ldd "$file" | awk '$3 ~ /^\// { print $3 }'
 done | sort -u | while read -r library; do

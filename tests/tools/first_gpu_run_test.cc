@@ -1,0 +1,160 @@
+// tools/first_gpu_run.sh with programs that hang, die and fail as those on a GPU may.
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/tests/support/run_program.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kSucceeds[] = "echo fine";
+
+class FirstGpuRunTest : public ::testing::Test {
+ protected:
+  FirstGpuRunTest() {
+    std::filesystem::remove_all(Folder());
+    std::filesystem::create_directories(Folder() + "/bin");
+    for (const char* name : {"train_gpt", "bandwidth", "engine_bench", "cuda_gpu_test",
+                             "fake_cuda_conformance_test", "batch_soak", "offload_gpu_test"}) {
+      Program(name, kSucceeds);
+    }
+  }
+
+  static std::string Folder() { return ::testing::TempDir() + "/first_gpu_run"; }
+
+  static void Program(const std::string& name, const std::string& script) {
+    const std::string path = Folder() + "/bin/" + name;
+    std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
+    ASSERT_EQ(chmod(path.c_str(), 0755), 0);
+  }
+
+  static ProgramOutcome Run(const std::string& arguments) {
+    return RunProgram(absl::StrCat("PATH=/usr/bin:/bin tools/first_gpu_run.sh --programs=",
+                                   Folder(), "/bin --out=", Folder(), "/out ", arguments));
+  }
+
+  static nlohmann::json Summary() {
+    return nlohmann::json::parse(FileContents(Folder() + "/out/summary.json"));
+  }
+
+  // The verdict on the only case of that name.
+  static std::string VerdictOn(const std::string& name) {
+    const nlohmann::json summary = Summary();
+    for (const auto& row : summary["cases"]) {
+      if (row["name"] == name) return row["verdict"];
+    }
+    return "no such case";
+  }
+};
+
+TEST_F(FirstGpuRunTest, RunsEveryStepAndSaysThatItPassed) {
+  // What --compare writes.
+  Program("train_gpt",
+          "for a in \"$@\"; do case $a in --json=*) echo '\"bit_identical\": true' >\"${a#*=}\";; "
+          "esac; done");
+  const ProgramOutcome outcome = Run("--device=cuda:0");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  for (const char* step :
+       {" 1  loader", " 2  device tests", " 3  compute-sanitizer", " 4  link", " 5  training",
+        " 6  same bits", " 7  tensors of 512 MiB", " 8  caching allocator",
+        " 9  offload under LibTorch", "10  engine", "11  batches"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(step));
+  }
+  EXPECT_EQ(FileContents(Folder() + "/out/summary.txt"), outcome.out);
+  EXPECT_EQ(Summary()["device"], "cuda:0");
+  EXPECT_EQ(VerdictOn("compare"), "passed");
+}
+
+TEST_F(FirstGpuRunTest, GoesOnAfterAProgramThatHangs) {
+  Program("bandwidth", "echo copying 16 MiB; sleep 1000 & sleep 1000");
+  const ProgramOutcome outcome = Run("--device=cuda:0 --steps=4,10 --limit=1");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("after 1 s; it was saying: copying 16 MiB"));
+  EXPECT_EQ(VerdictOn("bandwidth"), "timed-out");
+  EXPECT_EQ(VerdictOn("engine_bench"), "passed");
+}
+
+TEST_F(FirstGpuRunTest, KillsWhatIgnoresASignal) {
+  Program("bandwidth", "trap '' TERM; while :; do sleep 1; done");
+  EXPECT_THAT(Run("--device=emu:0 --steps=4 --limit=1").out, Not(HasSubstr("cannot be killed")));
+  EXPECT_EQ(VerdictOn("bandwidth"), "timed-out");
+}
+
+TEST_F(FirstGpuRunTest, NamesTheSignalAndTheLastError) {
+  Program("bandwidth", "echo 'cudaErrorIllegalAddress in cudaMemcpyBatchAsync'; kill -SEGV $$");
+  Program("engine_bench", "echo 'MISSED large copies'; exit 3");
+  const ProgramOutcome outcome = Run("--device=cuda:0 --steps=4,10");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("signal 11: cudaErrorIllegalAddress in cudaMemcpyBatch"),
+                                 HasSubstr("exit code 3: MISSED large copies")));
+}
+
+TEST_F(FirstGpuRunTest, WithoutTheBatchCallIfThatIsTheCulprit) {
+  Program("cuda_gpu_test", "[ \"$PINION_COPY_LOOP\" = 1 ]");
+  Program("batch_soak", "echo loop=$PINION_COPY_LOOP; [ -n \"$PINION_COPY_LOOP\" ]");
+  const ProgramOutcome outcome = Run("--device=cuda:0 --steps=2,11");
+  EXPECT_EQ(VerdictOn("cuda_gpu_test"), "failed");
+  EXPECT_EQ(VerdictOn("cuda_gpu_test without the batch call"), "passed");
+  EXPECT_EQ(VerdictOn("batch_soak"), "passed") << outcome.out;
+}
+
+TEST_F(FirstGpuRunTest, AMissingLibraryIsALoaderFailureAndHelpIsNot) {
+  Program("train_gpt",
+          "echo 'train_gpt: error while loading shared libraries: libx.so' >&2; exit 127");
+  Program("bandwidth", "echo usage; exit 1");
+  Run("--device=emu:0 --steps=1");
+  EXPECT_EQ(VerdictOn("train_gpt"), "failed");
+  EXPECT_EQ(VerdictOn("bandwidth"), "passed");
+}
+
+TEST_F(FirstGpuRunTest, DifferentBitsAreAFailureAndAReferenceThatDoesNotRepeatItselfIsNot) {
+  const std::string write_json =
+      "for a in \"$@\"; do case $a in --json=*) echo '\"bit_identical\": $' >\"${a#*=}\";; esac; "
+      "done";
+  std::string script = write_json;
+  Program("train_gpt", script.replace(script.find('$', script.find("identical")), 1, "false"));
+  EXPECT_EQ(Run("--device=cuda:0 --steps=6").exit_code, 1);
+  EXPECT_EQ(VerdictOn("compare"), "failed");
+  script = write_json;
+  Program("train_gpt", script.replace(script.find('$', script.find("identical")), 1, "null"));
+  EXPECT_EQ(Run("--device=cuda:0 --steps=6").exit_code, 0);
+  EXPECT_EQ(VerdictOn("compare"), "unknown");
+}
+
+TEST_F(FirstGpuRunTest, ATestThatSkippedDidNotPass) {
+  Program("offload_gpu_test",
+          "echo '[  SKIPPED ] X.Y'; echo '[  PASSED  ] 0 tests.'; echo '[  SKIPPED ] 1 test'");
+  EXPECT_EQ(Run("--device=cuda:0 --steps=9").exit_code, 0);
+  EXPECT_EQ(VerdictOn("offload_gpu_test"), "skipped");
+}
+
+TEST_F(FirstGpuRunTest, StopsWhenTheDeviceNoLongerAnswers) {
+  Program("nvidia-smi", "[ $# -gt 0 ]");
+  Program("bandwidth", "kill -KILL $$");
+  const ProgramOutcome outcome = RunProgram(absl::StrCat(
+      "PATH=", Folder(), "/bin:/usr/bin:/bin tools/first_gpu_run.sh --programs=", Folder(),
+      "/bin --out=", Folder(), "/out --device=cuda:0 --steps=4,10"));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_EQ(VerdictOn("engine_bench"), "not-run");
+}
+
+TEST_F(FirstGpuRunTest, RefusesADeviceThatItDoesNotKnow) {
+  const ProgramOutcome outcome = Run("--device=tpu:0");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--device=tpu:0 is neither cuda:N nor emu:0"));
+}
+
+}  // namespace
+}  // namespace pinion::testing
