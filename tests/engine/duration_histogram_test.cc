@@ -22,6 +22,10 @@ TEST(DurationHistogramTest, AnEmptyOneIsAllZero) {
   EXPECT_EQ(summary.max_ms, 0);
 }
 
+TEST(DurationHistogramTest, ASummaryOfNothingIsAllZero) {
+  EXPECT_EQ(DurationSummary().ToString(), "0 x, 0 ms in all, p50 0, p95 0, p99 0, max 0 ms");
+}
+
 TEST(DurationHistogramTest, CountTotalAndMaximumAreExact) {
   DurationHistogram histogram;
   for (const double ms : {0.25, 7.0, 0.125}) histogram.Add(ms);
