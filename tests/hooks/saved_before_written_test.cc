@@ -75,18 +75,20 @@ class SavedBeforeWritten : public ::testing::TestWithParam<std::tuple<bool, bool
 
 // Any node's: an activation that is written between its save and the return of the operator.
 TEST_P(SavedBeforeWritten, AnActivationLeavesAsItsOperatorHasLeftIt) {
+  std::vector<at::Tensor> seen_next;
   at::Tensor y;
   {
     const OffloadScope scope(world_.session());
     at::Tensor noise = Activation(carrier_, {64, 64}, 1);
-    y = Observe(carrier_, {noise}, &seen_);
+    // What the node saves after it does not mean that the operator has returned.
+    y = Observe(carrier_, {noise, Activation(carrier_, {64, 64}, 3)}, &seen_);
     noise.variable_data().copy_(ActivationValues({64, 64}, 7));  // raises no version of `noise`
     noise.reset();
-    y = Observe(y, {Activation(carrier_, {64, 64}, 2)}, &seen_);
+    y = Observe(y, {Activation(carrier_, {64, 64}, 2)}, &seen_next);
     EXPECT_GT(stats().evicted_bytes, 0u) << "the operator has returned";
   }
   y.backward();
-  EXPECT_EQ(stats().offloaded, 2u);
+  EXPECT_EQ(stats().offloaded, 3u);
   EXPECT_GT(stats().fetched_bytes, 0u);
   EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({64, 64}, 7)));
 }

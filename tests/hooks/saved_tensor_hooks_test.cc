@@ -15,6 +15,7 @@
 #include <torch/csrc/profiler/api.h>
 
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "gtest/gtest.h"
@@ -170,9 +171,11 @@ TEST_F(SavedTensorHooksTest, AnEngineThatIsSetLaterIsFoundByTheNextScope) {
 // --- A profiler, which shares the thread's debug info with scopes ---
 
 void StartProfiler() {
-  torch::autograd::profiler::enableProfiler(
-      torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO),
-      {torch::profiler::impl::ActivityType::CPU});
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  const std::set<torch::profiler::impl::ActivityType> cpu = {
+      torch::profiler::impl::ActivityType::CPU};
+  torch::autograd::profiler::prepareProfiler(config, cpu);
+  torch::autograd::profiler::enableProfiler(config, cpu);
 }
 
 bool ProfilerRuns() {
