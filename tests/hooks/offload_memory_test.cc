@@ -321,12 +321,15 @@ TEST(OffloadHostCost, AGroupIsWaitedForOnceHoweverManyTensorsAreReadFromIt) {
 
 TEST(OffloadHostCost, ADeviceThatCannotBeSetUpIsTriedOnceInAScopeAndLoggedOnce) {
   World world(SmallWindows());
+  bool busy = false;
   int tries = 0;
-  const DeviceBackend backend = {"emu", [&tries](int) -> absl::StatusOr<std::shared_ptr<Device>> {
-                                   ++tries;
-                                   return absl::UnavailableError("busy");
-                                 }};
-  const auto session = OffloadSession::Create(SmallWindows(), backend).value();
+  const auto device = [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+    if (!busy) return world.machine().device(index);
+    ++tries;
+    return absl::UnavailableError("busy");
+  };
+  const auto session = OffloadSession::Create(SmallWindows(), {"emu", device}).value();
+  busy = true;
   ::testing::internal::CaptureStderr();
   for (int step = 1; step <= 2; ++step) {
     {
