@@ -171,7 +171,7 @@ void DeviceOffloader::EndScope(ScopeId scope) {
   EvictOverWindow();
   MutexLock lock(mu_);
   const auto ended = scopes_.extract(scope);
-  if (!ended.empty() && !ended.mapped().saved.empty()) last_scope_ = ended.mapped().saved;
+  if (!ended.empty()) last_scope_ = ended.mapped().saved;
 }
 
 // --------------------------------------------------------------------------------------- evict

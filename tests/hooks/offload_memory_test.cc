@@ -122,6 +122,7 @@ TEST(OffloadMemory, ASmallSliceThatHoldsALargeStorageLeavesAtOnce) {
   y = Observe(y, {world.activation(2)}, &seen);
   EXPECT_EQ(world.stats().offloaded, 2u);
   EXPECT_LE(world.device_bytes() - before, 16 * kKiB) << world.stats().ToString();
+  EXPECT_EQ(world.stats().evicted_bytes, 0u) << "it was gathered: nothing waits for its copy";
   y.backward();
 }
 
