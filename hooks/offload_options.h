@@ -43,9 +43,9 @@ struct OffloadOptions {
   std::optional<LinkCalibration> link;
 
   // Every saved tensor that comes back is checked against a checksum that was taken on the device
-  // when it was saved (tensor_checksum.h). Bytes that differ are a c10::Error that names the tensor
-  // and its transfers. To find faults with: it waits for the device whenever a fetched tensor is
-  // unpacked. The environment variable PINION_VERIFY=1 does the same.
+  // when its copy out was submitted (tensor_checksum.h). Bytes that differ are a c10::Error that
+  // names the tensor and its transfers. To find faults with: it waits for the device whenever a
+  // fetched tensor is unpacked. The environment variable PINION_VERIFY=1 does the same.
   bool verify = false;
 
   AllocatorOptions allocator;

@@ -47,6 +47,10 @@ if [[ -z $programs ]]; then
   else
     (cd "$here/.." && ./bazelw build --config=portable //tools/portable) || exit
     programs=$here/../bazel-bin/tools/portable/portable/bin
+    # They run beside the LibTorch that they were built against.
+    for torch in "$here"/../.venv/lib/python3*/site-packages/torch; do
+      [[ -n ${TORCH_PATH:-} || ! -d $torch ]] || export TORCH_PATH=$torch
+    done
   fi
 fi
 programs=$(cd "$programs" && pwd) || exit
