@@ -198,6 +198,17 @@ class RunTest(unittest.TestCase):
         name, killed, _, survived, unreached = report.summary(list(self.results.values()))[-1]
         self.assertEqual((name, killed + survived + unreached), ("all", len(self.found)))
 
+    def test_what_survived_is_found_again_in_the_file_of_an_earlier_run(self):
+        file = pathlib.Path(self.temporary.name) / "results.json"
+        report.write_json(file, "command", list(self.results.values()))
+        alive = report.read_alive(file)
+        killed = {result["state"] == "killed" for name, result in self.results.items() if self.key_of(name) in alive}
+        self.assertEqual(killed, {False})
+        self.assertEqual(len(alive), sum(r["state"] != "killed" for r in self.results.values()))
+
+    def key_of(self, name):
+        return next(mutant.key for mutant in self.found if mutant.name == name)
+
     def test_a_mutant_that_does_not_compile_is_found_by_the_error(self):
         folder = pathlib.Path(self.temporary.name) / "broken"
         folder.mkdir()

@@ -60,7 +60,7 @@ def try_all(runner, chosen, number_of, groups_of, jobs, say):
         outcome = runner.try_mutant(number, mutant.path, reaching) if reaching else runs.Outcome(False)
         state = "killed" if outcome.killed else "survived" if reaching else "not reached"
         return {
-            "name": mutant.name, "path": mutant.path, "line": mutant.line, "kind": mutant.kind, "number": number,
+            "name": mutant.name, "key": mutant.key, "path": mutant.path, "line": mutant.line, "kind": mutant.kind, "number": number,
             "state": state, "by": outcome.by, "timed_out": outcome.timed_out, "seconds": round(outcome.seconds, 1),
             "tests": sorted({g.label for g in reaching}),
         }
@@ -89,6 +89,7 @@ def main(arguments):
     parser.add_argument("--tests", nargs="+", help="bazel targets (those of the layers that are mutated)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="test programs at a time (all processors)")
     parser.add_argument("--only", help="run the mutants whose name contains this, instead of a sample")
+    parser.add_argument("--again", help="run those that no test killed in this file of an earlier --json")
     parser.add_argument("--hardened", action="store_true", help="mutate what hardened builds check, in such a build")
     parser.add_argument("--report", help="write survivors with their diff to this file (markdown)")
     parser.add_argument("--json", help="write all results to this file")
@@ -135,7 +136,10 @@ def main(arguments):
     stale = set(known) - {m.key for m in sources.mutants}
     for path, line, change in sorted(key for key in stale if key[0].split("/")[0] in layers):
         say(f"docs/mutation.md has a row that is no mutant's: {path}: {line}: {change}")
-    if options.only:
+    if options.again:
+        alive = report.read_alive(options.again)
+        chosen = [m for m in possible if m.key in alive]
+    elif options.only:
         chosen = [m for m in possible if options.only in m.name]
     else:
         chosen = choose(possible, options.seed, options.count)

@@ -82,3 +82,9 @@ def write_json(path, command, results):
     rows = [dict(zip(("layer", "killed", "timed_out", "survived", "not_reached"), row)) for row in summary(results)]
     with open(path, "w") as file:
         json.dump({"command": command, "summary": rows, "mutants": results}, file, indent=1)
+
+
+def read_alive(path):
+    """Keys of the mutants that no test killed, from what write_json wrote."""
+    with open(path) as file:
+        return {tuple(r["key"]) for r in json.load(file)["mutants"] if r["state"] != "killed"}
