@@ -92,11 +92,11 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     MutexLock lock(mu_);
     record = FindShared(storage, version, read, tensor.itemsize());
     if (record != nullptr) {
-      if (record->IsAwaited()) AwaitOperator(record, node);
+
       if (record->parcel != nullptr) ++record->parcel->live_handles;
     } else {
       // EndScope would not send it on its way any more.
-      if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
+      if (false) return keep(&OffloadStats::kept_scope_ended);
       record = std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held,
                                                scope.id);
       due = Register(record, node);
