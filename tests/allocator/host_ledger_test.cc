@@ -288,7 +288,8 @@ class HostLedgerWordsTest : public HostLedgerTest {
   Words* words_;
 };
 
-// It may be before or behind whoever looks: both may pin if nobody counts it.
+// A reservation that is still drawing its turn may come before or behind whoever looks: if neither
+// counted the other, both might pin.
 TEST_F(HostLedgerWordsTest, AReservationThatHasNoTurnYetIsAheadOfEverybody) {
   Words::Slot& slot = words_->slots[7];
   slot.owner = OwnProcess();
@@ -304,30 +305,34 @@ TEST_F(HostLedgerWordsTest, WhoeverDrawsALaterTurnSeesTheBytes) {
   const Words::Slot& slot = words_->slots[0];
   words_->slots[0].turn = UINT64_MAX;  // as somebody who has overwritten the table left it
   const uint64_t turn_before = words_->last_turn;
-  const pid_t child = fork();
-  PINION_CHECK(child >= 0);
-  if (child == 0) {
-    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(2);
+  constexpr int kMayNotBeTraced = 2;
+  ChildProcess child([&] {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(kMayNotBeTraced);
     raise(SIGSTOP);
     const Reservation reservation = ledger_->Reserve(5).value();
     raise(SIGSTOP);
-    _exit(0);
+  });
+  siginfo_t info;
+  const auto await_stop = [&] {  // leaves a child that has ended to `child`
+    return waitid(P_PID, child.pid(), &info, WEXITED | WSTOPPED | WNOWAIT) == 0 &&
+           info.si_code == CLD_TRAPPED;
+  };
+  const bool stopped = await_stop();
+  if (!stopped && info.si_status == kMayNotBeTraced) {
+    GTEST_SKIP() << "this system does not let a process trace its child";
   }
-  int status = 0;
-  PINION_CHECK(waitpid(child, &status, 0) == child);
-  if (WIFEXITED(status)) GTEST_SKIP() << "this system does not let a process trace its child";
+  ASSERT_TRUE(stopped);
   uint64_t steps = 0;
   do {
-    PINION_CHECK(ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) == 0);
-    PINION_CHECK(waitpid(child, &status, 0) == child && WIFSTOPPED(status));
+    ASSERT_EQ(ptrace(PTRACE_SINGLESTEP, child.pid(), nullptr, nullptr), 0);
+    ASSERT_TRUE(await_stop());
     ++steps;
     if (words_->last_turn == turn_before) continue;
     ASSERT_EQ(slot.size_bytes, 5u) << "at step " << steps << " a turn was drawn without them";
     ASSERT_LE(slot.turn, turn_before + 1) << "at step " << steps << " they seem to come later";
-  } while (WSTOPSIG(status) == SIGTRAP);
+  } while (info.si_status == SIGTRAP);
   EXPECT_EQ(words_->last_turn, turn_before + 1);
   EXPECT_EQ(slot.turn, turn_before + 1);
-  PINION_CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
 }
 
 // --- Files that are not as they should be ---

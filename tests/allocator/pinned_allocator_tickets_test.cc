@@ -1,5 +1,6 @@
 // Blocks that are released while a device still uses them.
 
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -37,10 +38,12 @@ using ::testing::Not;
 
 using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
 
-// Done at the first Wait for it, not at the Poll before it.
+// Done at the first Wait for it, not at the Poll before it; or seen to be done when it has been
+// looked at `looks` times.
 class DoneWhenWaitedFor final : public FenceTimeline {
  public:
-  uint64_t Completed() const override { return done_; }
+  explicit DoneWhenWaitedFor(int looks = INT_MAX) : looks_(looks) {}
+  uint64_t Completed() const override { return looks_-- > 0 ? done_ : UINT64_MAX; }
   void Poll() override {}
   absl::Status Wait(uint64_t value, absl::Duration) override {
     done_ = value;
@@ -48,6 +51,7 @@ class DoneWhenWaitedFor final : public FenceTimeline {
   }
 
  private:
+  mutable int looks_;
   uint64_t done_ = 0;
 };
 
@@ -108,6 +112,17 @@ TEST_F(PinnedAllocatorTicketsTest, AStuckTimelineDoesNotUseUpTheWaitOfAnother) {
   EXPECT_EQ(stats.waited_hits, 1u);
   EXPECT_EQ(stats.pin_calls, 1u);
   stuck->CompleteVisibly(1);
+}
+
+// What came free between two looks was nobody's to wait for any more, and a segment was pinned.
+TEST_F(PinnedAllocatorTicketsTest, WhenATicketGetsDoneDuringAMissItsBlockServesIt) {
+  options_.max_wait_for_deferred = absl::Minutes(1);
+  for (int looks = 0; looks < 12; ++looks) {
+    Make();
+    Take(4 * kMiB - kSlack).ReleaseAfter({{std::make_shared<DoneWhenWaitedFor>(looks), 1}});
+    (void)allocator_->Allocate(4 * kMiB - kSlack);
+    EXPECT_EQ(allocator_->GetStats().pin_calls, 1u) << "done after " << looks << " looks";
+  }
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TheWaitGoesOnUntilWhatIsDoneIsEnough) {
