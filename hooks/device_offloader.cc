@@ -92,13 +92,12 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     MutexLock lock(mu_);
     record = FindShared(storage, version, read, tensor.itemsize());
     if (record != nullptr) {
-
       if (record->parcel != nullptr) ++record->parcel->live_handles;
     } else {
       // EndScope would not send it on its way any more.
       if (false) return keep(&OffloadStats::kept_scope_ended);
-      record = std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held,
-                                               scope.id);
+      record =
+          std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id);
       due = Register(record, node);
     }
     ++record->live_handles;

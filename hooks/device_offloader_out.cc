@@ -107,9 +107,8 @@ std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::TakeDue(OpenScope& scop
     due.insert(due.end(), small.begin(), small.end());
   }
   // In the order of packing, which is the order in which they are evicted.
-  std::sort(due.begin(), due.end(), [](const RecordPtr& a, const RecordPtr& b) {
-    return a->sequence < b->sequence;
-  });
+  std::sort(due.begin(), due.end(),
+            [](const RecordPtr& a, const RecordPtr& b) { return a->sequence < b->sequence; });
   for (const RecordPtr& record : due) record->state = StorageRecord::CopyOut::kSubmitting;
   return due;
 }

@@ -37,7 +37,8 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
   Prefetch(*handle.record());
   // The engine may have a tensor over memory that nobody else needs for its own, and change it.
-  // Not the memory that was saved, whoever lets go of it: other handles find it as long as it lives.
+  // Not the memory that was saved, whoever lets go of it: other handles find it as long as it
+  // lives.
   if (CurrentBackward() != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {

@@ -21,9 +21,9 @@ std::string OffloadStats::ToString() const {
       "alive\n",
       packed, offloaded, HumanBytes(offloaded_bytes), grouped, groups, shared, kept(), kept_small,
       kept_parameter, kept_held, kept_no_host_memory, kept_in_backward, kept_scope_ended,
-      kept_capturing, kept_copy_failed, kept_unsupported, HumanBytes(evicted_bytes), evicted_not_freed, unpacked,
-      reused_on_device, prefetch_hits, fetched_on_demand, HumanBytes(fetched_bytes),
-      prefetches_dropped, prefetches_refused, verified, live_handles);
+      kept_capturing, kept_copy_failed, kept_unsupported, HumanBytes(evicted_bytes),
+      evicted_not_freed, unpacked, reused_on_device, prefetch_hits, fetched_on_demand,
+      HumanBytes(fetched_bytes), prefetches_dropped, prefetches_refused, verified, live_handles);
 }
 
 }  // namespace pinion

@@ -80,8 +80,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   c10::Storage source;  // empty once evicted or gathered
   CopyOut state = CopyOut::kInUse;
   absl::InlinedVector<NodeId, 1> nodes;  // of the operators that may still run, while kInUse
-  std::shared_ptr<Parcel> parcel;  // once the copy is submitted
-  uint64_t parcel_offset = 0;      // at which `extent` begins in it
+  std::shared_ptr<Parcel> parcel;        // once the copy is submitted
+  uint64_t parcel_offset = 0;            // at which `extent` begins in it
 
   int live_handles = 0;
   uint64_t sequence = 0;  // in the order of packing
