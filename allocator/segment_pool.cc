@@ -112,7 +112,6 @@ void SegmentPool::Release(BlockRecord* block, uint64_t id) {
   if (!mu_.TryLock()) return ReleaseLater({block, id}, nullptr);
   std::shared_ptr<SegmentPool> last;
   EnterLocked({block, id}, nullptr, 0, &last);
-  UpdateCachedLocked();
   mu_.Unlock();
 }
 
@@ -145,7 +144,6 @@ void SegmentPool::ReleaseLater(const ReleaseBatch::Release& release,
   std::shared_ptr<SegmentPool> last;
   MutexLock lock(mu_);
   EnterLocked(release, timeline, 0, &last);
-  UpdateCachedLocked();
 }
 
 void SegmentPool::SettleAllLocked(Leftovers* leftovers) {
@@ -154,7 +152,6 @@ void SegmentPool::SettleAllLocked(Leftovers* leftovers) {
 }
 
 void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
-  if (incoming_.empty()) return;
   while (!incoming_.empty() && most-- > 0) {
     ReleaseBatch& batch = *incoming_.back();
     EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, &leftovers->last);
@@ -163,7 +160,6 @@ void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
     buffers_.Recycle(std::move(incoming_.back()));
     incoming_.pop_back();
   }
-  UpdateCachedLocked();
 }
 
 void SegmentPool::EnterLocked(const ReleaseBatch::Release& release,
@@ -381,6 +377,7 @@ BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, bool hit) {
 void SegmentPool::PutLocked(BlockRecord* block) {
   stats_.used_bytes.current -= block->capacity_bytes;
   heap_.Put(block);
+  UpdateCachedLocked();
 }
 
 void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
@@ -390,7 +387,6 @@ void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
     until_look_around_ = kLookAroundEvery;
     SettleAllLocked(leftovers);
   }
-  if (deferred_.empty()) return;
   done_.clear();
   deferred_.TakeDone(&done_, &leftovers->timelines);
   for (BlockRecord* block : done_) {
@@ -398,7 +394,6 @@ void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
     stats_.deferred_bytes.current -= block->capacity_bytes;
     PutLocked(block);
   }
-  UpdateCachedLocked();
 }
 
 void SegmentPool::EndLifeLocked(BlockRecord* block, uint64_t id,
