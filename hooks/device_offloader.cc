@@ -266,8 +266,10 @@ void DeviceOffloader::EvictOverWindow() {
 void DeviceOffloader::FreeDeviceMemory() {
   DropUnreadPrefetches();
   std::vector<GuardedStorage> evicted;  // let go of after mu_
+  Released released;
   MutexLock lock(mu_);
   evicted = EvictDownTo(0);
+  TakeLate(0, released);
 }
 
 GuardedStorage DeviceOffloader::Evict(Parcel& parcel) {
@@ -306,9 +308,9 @@ void DeviceOffloader::Release(Handle& handle) {
     order_.erase(parcel->OrderKey());
     LeaveWindow(*parcel);
     if (parcel->gathered) {
-      released.storages.emplace_back(std::exchange(parcel->gathered, c10::Storage()),
-                                     parcel->pack_stream, parcel->copy_out,
-                                     WaitSite::kFreeAfterCopy);
+      LetGo(GuardedStorage(std::exchange(parcel->gathered, c10::Storage()), parcel->pack_stream,
+                           parcel->copy_out, WaitSite::kFreeAfterCopy),
+            parcel->size_bytes(), released);
     }
   }
   if (parcel->fetched && parcel->read_handles == parcel->live_handles) {
@@ -329,9 +331,28 @@ void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
     StopHolding(record, found->second);
   }
   if (found->second.records.empty()) by_storage_.erase(found);
-  if (record.source) {
-    released.storages.emplace_back(std::exchange(record.source, c10::Storage()), record.pack_stream,
-                                   copy_out, WaitSite::kFreeAfterCopy);
+  if (!record.source) return;
+  GuardedStorage source(std::exchange(record.source, c10::Storage()), record.pack_stream, copy_out,
+                        WaitSite::kFreeAfterCopy);
+  const bool copied = record.parcel != nullptr;
+  LetGo(std::move(source), copied ? record.storage_bytes : 0, released);
+}
+
+void DeviceOffloader::LetGo(GuardedStorage source, uint64_t size_bytes, Released& released) {
+  if (size_bytes == 0 || CurrentBackward() == -1) {
+    released.storages.push_back(std::move(source));
+    return;
+  }
+  late_.push_back({std::move(source), size_bytes});
+  late_bytes_ += size_bytes;
+  TakeLate(Window(options_.eviction_window_bytes) / 4, released);
+}
+
+void DeviceOffloader::TakeLate(uint64_t limit_bytes, Released& released) {
+  while (late_bytes_ > limit_bytes) {
+    late_bytes_ -= late_.front().size_bytes;
+    released.storages.push_back(std::move(late_.front().source));
+    late_.pop_front();
   }
 }
 

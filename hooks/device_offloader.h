@@ -27,6 +27,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -125,6 +126,12 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     uint64_t number = 0;
   };
 
+  // A saved storage that nobody needs any more, but for its copy out.
+  struct Late {
+    GuardedStorage source;
+    uint64_t size_bytes = 0;
+  };
+
   struct OpenScope {
     ScopeSizes saved;
     std::vector<RecordPtr> in_use;  // their operators have not returned, as far as is known
@@ -148,6 +155,14 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   at::Tensor Unpack(Handle& handle);
   void Release(Handle& handle);
   void Forget(StorageRecord& record, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // `source` of that many bytes, all handles of which are gone, and which its copy out may still
+  // read. In a backward, which has read it before it was evicted, the copy is likely to be under
+  // way: it goes a little later, so that the stream need not wait for the copy at once.
+  void LetGo(GuardedStorage source, uint64_t size_bytes, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The oldest of those go until no more are left than that.
+  void TakeLate(uint64_t limit_bytes, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // --- out ---
   RecordPtr FindShared(const c10::Storage& storage, const SavedVersion& version,
@@ -255,6 +270,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   std::list<Parcel*> window_ ABSL_GUARDED_BY(mu_);  // oldest first
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::deque<Late> late_ ABSL_GUARDED_BY(mu_);  // oldest first
+  uint64_t late_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   BackOff prefetch_back_off_ ABSL_GUARDED_BY(mu_);  // in unpacks
   std::optional<LastWait> last_wait_ ABSL_GUARDED_BY(mu_);
   ScopeSizes last_scope_ ABSL_GUARDED_BY(mu_);

@@ -396,6 +396,7 @@ void DeviceOffloader::EndBackward(int64_t backward) {
       released.storages.push_back(TakeFetched(*parcel));
     }
   }
+  TakeLate(0, released);
 }
 
 }  // namespace pinion
