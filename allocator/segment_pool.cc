@@ -112,7 +112,6 @@ void SegmentPool::Release(BlockRecord* block, uint64_t id) {
   if (!mu_.TryLock()) return ReleaseLater({block, id}, nullptr);
   std::shared_ptr<SegmentPool> last;
   EnterLocked({block, id}, nullptr, 0, &last);
-  UpdateCachedLocked();
   mu_.Unlock();
 }
 
@@ -145,7 +144,6 @@ void SegmentPool::ReleaseLater(const ReleaseBatch::Release& release,
   std::shared_ptr<SegmentPool> last;
   MutexLock lock(mu_);
   EnterLocked(release, timeline, 0, &last);
-  UpdateCachedLocked();
 }
 
 void SegmentPool::SettleAllLocked(Leftovers* leftovers) {
@@ -154,16 +152,14 @@ void SegmentPool::SettleAllLocked(Leftovers* leftovers) {
 }
 
 void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
-  if (incoming_.empty()) return;
   while (!incoming_.empty() && most-- > 0) {
     ReleaseBatch& batch = *incoming_.back();
     EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, &leftovers->last);
     if (batch.size > 0) continue;
-    if (batch.timeline != nullptr) leftovers->timelines.push_back(std::move(batch.timeline));
+    leftovers->timelines.push_back(std::move(batch.timeline));
     buffers_.Recycle(std::move(incoming_.back()));
     incoming_.pop_back();
   }
-  UpdateCachedLocked();
 }
 
 void SegmentPool::EnterLocked(const ReleaseBatch::Release& release,
@@ -219,7 +215,7 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration ti
 absl::Status SegmentPool::BeginGrowth(uint64_t bytes) {
   MutexLock lock(mu_);
   const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_;
-  if (taken > max_locked_bytes_ || bytes > max_locked_bytes_ - taken) {
+  if (bytes > max_locked_bytes_ - taken) {
     return absl::ResourceExhaustedError(absl::StrCat("to lock ", HumanBytes(bytes),
                                                      " more would exceed max_locked_bytes, ",
                                                      HumanBytes(max_locked_bytes_)));
@@ -250,8 +246,7 @@ BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, uint64_t size
 
 uint64_t SegmentPool::BytesToLimit() const {
   MutexLock lock(mu_);
-  const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_;
-  return max_locked_bytes_ - std::min(taken, max_locked_bytes_);
+  return max_locked_bytes_ - heap_.segment_bytes() - in_transit_bytes_;
 }
 
 SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted) {
@@ -271,8 +266,8 @@ SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted)
   }
   GivenBack result;
   uint64_t lost_bytes = 0;
-  double unpin_ms = 0;
-  double max_unpin_ms = 0;
+  double unpin_ms{};
+  double max_unpin_ms{};
   for (const HostSegment& segment : segments) {
     if (kHardened) CheckFreeSegment(segment);
     const Stopwatch stopwatch;
@@ -301,7 +296,6 @@ SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted)
 uint64_t SegmentPool::RoomForLargeBlocks() {
   Leftovers leftovers;
   MutexLock lock(mu_);
-  SettleAllLocked(&leftovers);
   ReclaimLocked(&leftovers);
   heap_.DissolveFreeSlabs();
   return heap_.large_free_bytes();
@@ -317,10 +311,9 @@ AllocatorStats SegmentPool::GetStats() {
   MutexLock lock(mu_);
   SettleAllLocked(&leftovers);
   AllocatorStats stats = stats_;
-  for (int level = 0; level < kLevels; ++level) {
-    const Bucket& bucket = buckets_[level];
+  for (const Bucket& bucket : buckets_) {
     if (bucket.allocations == 0) continue;
-    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << level,
+    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << (&bucket - buckets_.data()),
                                   .allocations = bucket.allocations,
                                   .misses = bucket.misses,
                                   .booked_bytes = bucket.booked_bytes});
@@ -381,6 +374,7 @@ BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, bool hit) {
 void SegmentPool::PutLocked(BlockRecord* block) {
   stats_.used_bytes.current -= block->capacity_bytes;
   heap_.Put(block);
+  UpdateCachedLocked();
 }
 
 void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
@@ -390,7 +384,6 @@ void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
     until_look_around_ = kLookAroundEvery;
     SettleAllLocked(leftovers);
   }
-  if (deferred_.empty()) return;
   done_.clear();
   deferred_.TakeDone(&done_, &leftovers->timelines);
   for (BlockRecord* block : done_) {
@@ -398,7 +391,6 @@ void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
     stats_.deferred_bytes.current -= block->capacity_bytes;
     PutLocked(block);
   }
-  UpdateCachedLocked();
 }
 
 void SegmentPool::EndLifeLocked(BlockRecord* block, uint64_t id,
@@ -417,11 +409,9 @@ SegmentPool::Bucket& SegmentPool::BucketLocked(const BlockRecord* block) {
 void SegmentPool::UpdateCachedLocked() {
   const uint64_t cached = heap_.segment_bytes() - stats_.used_bytes.current;
   ByteGauge& gauge = stats_.cached_bytes;
-  if (cached > gauge.current) {
-    Add(&gauge, cached - gauge.current);
-  } else {
-    gauge.current = cached;
-  }
+  gauge.total += cached - std::min(cached, gauge.current);
+  gauge.current = cached;
+  gauge.peak = std::max(gauge.peak, cached);
 }
 
 absl::Status SegmentPool::WaitForAllDeferred(absl::Duration timeout) {
