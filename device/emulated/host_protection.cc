@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 
 #include "absl/status/status.h"
 #include "pinion/allocator/base/bytes.h"
@@ -122,8 +123,8 @@ absl::StatusOr<TwoViews> MapTwice(uint64_t size_bytes) {
 }
 
 HostProtection::HostProtection() {
-  static const bool installed = (InstallHandler(), true);
-  (void)installed;
+  static std::once_flag installed;
+  std::call_once(installed, InstallHandler);
 }
 
 HostProtection::~HostProtection() {

@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "pinion/allocator/base/check.h"
-
 namespace pinion {
 namespace {
 
@@ -300,15 +298,14 @@ void TimeModel::ShareLinks() {
 }
 
 int TimeModel::RootOf(int stream) const {
-  while (!streams_[stream].queue.empty() && streams_[stream].queue.front().kind == Kind::kWait) {
+  while (streams_[stream].queue.front().kind == Kind::kWait) {
     stream = streams_[stream].queue.front().waited_for.stream;
   }
   return stream;
 }
 
 bool TimeModel::HeldUpByCopy(int stream) const {
-  const std::deque<Entry>& root = streams_[RootOf(stream)].queue;
-  return !root.empty() && root.front().kind == Kind::kCopy;
+  return streams_[RootOf(stream)].queue.front().kind == Kind::kCopy;
 }
 
 bool TimeModel::StalledOnCopy(int stream) const {
@@ -331,7 +328,6 @@ int TimeModel::CopyingOn(const CopyCost& link) const {
 std::string TimeModel::WhyPending(StreamPoint point) const {
   if (Done(point)) return "nothing: it is done";
   int holder = RootOf(point.stream);
-  PINION_CHECK(!streams_[holder].queue.empty()) << "an entry that is not done waits for nothing";
   if (const Entry& first = streams_[holder].queue.front();
       first.kind == Kind::kCopy && first.phase == Phase::kReady) {
     holder = CopyingOn(first.copy);

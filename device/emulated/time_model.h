@@ -152,7 +152,8 @@ class TimeModel {
   void StartCopy(int stream);
   void Finish(int stream);
   void ShareLinks();
-  // Follows waits from the head of `stream` to the entry that holds everything up.
+  // Follows waits from the head of `stream`, which is not idle, to the stream whose first entry
+  // holds everything up. There is one: what is waited for is not done.
   int RootOf(int stream) const;
   // The stream whose copy a copy that is ready waits for: it has the engine of that direction.
   int CopyingOn(const CopyCost& link) const;

@@ -88,7 +88,8 @@ TEST(CostModelTest, DefaultPresetIsH100OnPcie5) { EXPECT_EQ(DevicePreset().name,
 TEST(CostModelTest, UnknownPresetNamesTheKnownOnes) {
   EXPECT_THAT(FindPreset("tpu"),
               StatusIs(absl::StatusCode::kNotFound,
-                       AllOf(HasSubstr("tpu"), HasSubstr("a100_pcie4"), HasSubstr("gb200_c2c"))));
+                       AllOf(HasSubstr("tpu"), HasSubstr(": a100_pcie4, h100_pcie5, "),
+                             HasSubstr("gb200_c2c"))));
 }
 
 TEST(CostModelTest, KernelTakesTheSlowerOfComputeAndMemoryPlusItsLaunch) {

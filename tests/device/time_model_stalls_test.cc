@@ -92,6 +92,14 @@ TEST_F(TwoDevicesTest, HostThatBlocksOnACopyStallsTheDeviceOfTheCopy) {
   EXPECT_NEAR(time_.stats(1).stalled_on_copies_ms, 1, kExact);
 }
 
+TEST_F(TwoDevicesTest, HostThatBlocksOnACopyIsNotStalledByTheOneBehindIt) {
+  const StreamPoint first = Copy(in_, Cost(kIn, kTenMb, 0));
+  Copy(in_, Cost(kIn, kTenMb, 1));
+  RunToEnd(first);
+  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
+  EXPECT_EQ(time_.stats(1).stalled_on_copies_ms, 0);
+}
+
 TEST_F(TwoDevicesTest, AStallOfOneDeviceDoesNotHideTheHostsOnAnother) {
   const int compute1 = time_.AddStream(1, "emu:1/compute");
   time_.AddWait(compute1, Copy(in1_, Cost(kIn, 4'000'000, 1)));
