@@ -7,10 +7,10 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/os/mmap_source.h"
@@ -145,13 +145,13 @@ absl::StatusOr<PinnedAllocator::Impl::Served> PinnedAllocator::Impl::AllocateOnM
 }
 
 BlockRecord* PinnedAllocator::Impl::TakeDeferred(SegmentPool& pool, uint64_t size_bytes) {
-  if (!pool.PollDeferred()) return nullptr;
+  const bool some_left = pool.PollDeferred();
   BlockRecord* block = pool.TryAllocate(size_bytes);
   if (block != nullptr) {
     pool.Count(&AllocatorStats::polled_hits);
-  } else if (options_.max_wait_for_deferred > absl::ZeroDuration()) {
+  } else if (some_left && options_.max_wait_for_deferred > absl::ZeroDuration()) {
     pool.Count(&AllocatorStats::waits_for_deferred);
-    block = pool.WaitForDeferred(size_bytes, absl::Now() + options_.max_wait_for_deferred);
+    block = pool.WaitForDeferred(size_bytes, options_.max_wait_for_deferred);
     if (block != nullptr) pool.Count(&AllocatorStats::waited_hits);
   }
   return block;
@@ -218,9 +218,9 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
   absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes, wait);
   if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
   HostMemorySource& source = pool.source();
-  const absl::Time start = absl::Now();
+  const internal::Stopwatch stopwatch;
   const absl::StatusOr<HostSegment> segment = source.Allocate(segment_bytes);
-  pool.CountPinCall(segment.ok(), absl::Now() - start);
+  pool.CountPinCall(segment.ok(), stopwatch.Elapsed());
   if (!segment.ok()) {
     const absl::Status status(
         segment.status().code(),

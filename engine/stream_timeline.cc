@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/deadline.h"
 #include "pinion/engine/wait_site.h"
 
 namespace pinion::internal {

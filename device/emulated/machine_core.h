@@ -144,6 +144,8 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
     int device = -1;
   };
 
+  std::unique_ptr<TraceSink> NewRanges();
+
   // What every call begins with: the latched error, the fault plan, the call's cost, and (by
   // EffectSchedule) effects that happen to happen now.
   absl::Status Enter(int device, DeviceCall call, double cost_us)
@@ -192,6 +194,7 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   const EmulatedOptions options_;
   const std::vector<std::unique_ptr<MemoryArena>> arenas_;  // Contains() without the lock
   std::vector<std::unique_ptr<Device>> facades_;
+  const std::unique_ptr<TraceSink> ranges_;
 
   mutable Mutex mu_;
   TimeModel time_ ABSL_GUARDED_BY(mu_);
@@ -202,7 +205,6 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   FaultInjector faults_ ABSL_GUARDED_BY(mu_);
   // Null unless EmulatedOptions::record_trace.
   const std::unique_ptr<MachineTrace> trace_ ABSL_PT_GUARDED_BY(mu_);
-  const std::unique_ptr<TraceSink> ranges_;  // null as well
   std::vector<std::string> races_ ABSL_GUARDED_BY(mu_);
   std::vector<StreamState> streams_ ABSL_GUARDED_BY(mu_);      // by slot
   std::unordered_map<void*, int> slots_ ABSL_GUARDED_BY(mu_);  // by native stream handle

@@ -323,10 +323,22 @@ int TimeModel::DeviceThatHoldsUpTheHost() const {
   return devices_[device].ready.empty() ? device : kNone;
 }
 
+int TimeModel::CopyingOn(const CopyCost& link) const {
+  return *std::find_if(copying_.begin(), copying_.end(), [this, &link](int stream) {
+    const CopyCost& copy = streams_[stream].queue.front().copy;
+    return copy.device == link.device && copy.direction == link.direction;
+  });
+}
+
 std::string TimeModel::WhyPending(StreamPoint point) const {
   if (Done(point)) return "nothing: it is done";
-  const Stream& root = streams_[RootOf(point.stream)];
-  PINION_CHECK(!root.queue.empty()) << "an entry that is not done waits for nothing";
+  int holder = RootOf(point.stream);
+  PINION_CHECK(!streams_[holder].queue.empty()) << "an entry that is not done waits for nothing";
+  if (const Entry& first = streams_[holder].queue.front();
+      first.kind == Kind::kCopy && first.phase == Phase::kReady) {
+    holder = CopyingOn(first.copy);
+  }
+  const Stream& root = streams_[holder];
   const Entry& entry = root.queue.front();
   std::string what = entry.name + " #" + std::to_string(entry.number) + " on " + root.name;
   if (root.name != streams_[point.stream].name) {

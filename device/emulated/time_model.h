@@ -154,6 +154,8 @@ class TimeModel {
   void ShareLinks();
   // Follows waits from the head of `stream` to the entry that holds everything up.
   int RootOf(int stream) const;
+  // The stream whose copy a copy that is ready waits for: it has the engine of that direction.
+  int CopyingOn(const CopyCost& link) const;
   bool HeldUpByCopy(int stream) const;
   bool StalledOnCopy(int stream) const;
   void CountStall(int device, int stream, double passed_ms);

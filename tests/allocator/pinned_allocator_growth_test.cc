@@ -150,7 +150,7 @@ TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedIsCountedAsLeaked) {
   EXPECT_THAT(stats.CheckInvariants(), IsOk());
 }
 
-// It may still be pinned.
+// A segment that the source did not take back may still be pinned.
 TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedCountsAgainstTheLimit) {
   options_.max_locked_bytes = 8 * kMiB;
   const auto source = std::make_shared<FakeSource>();

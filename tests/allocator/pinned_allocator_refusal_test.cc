@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -97,6 +98,16 @@ TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkSegmentsAreSmaller) {
   options_.segment_bytes = 16 * kMiB;
   Make();
   host_.SetMeminfo(100 * kGiB, 10 * kGiB + 8 * kMiB);
+  const PinnedBlock block = Take(kMiB / 2);
+  EXPECT_EQ(source_->outstanding_bytes(), kMiB);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, InASmallCgroupSegmentsAreSmallerWhateverTheHostHas) {
+  options_.segment_bytes = 16 * kMiB + 8 * 4096;  // a sixteenth is no multiple of the granularity
+  Make();
+  host_.Write("proc/self/cgroup", "0::/pod\n");
+  host_.Write("cgroup/pod/memory.max", std::to_string(8 * kMiB));
+  host_.Write("cgroup/pod/memory.current", "0\n");
   const PinnedBlock block = Take(kMiB / 2);
   EXPECT_EQ(source_->outstanding_bytes(), kMiB);
 }
@@ -225,6 +236,23 @@ TEST_F(PinnedAllocatorRefusalTest, WhereAWholeSegmentFailsOneOfTheBlocksSizeMayD
   EXPECT_EQ(allocator_->GetStats().locked_bytes.current, kMiB);
 }
 
+// The source has room for 5 MiB, all in segments that are too short for the block.
+TEST_F(PinnedAllocatorRefusalTest, WhatWasGivenBackIsGrownAtOnceOrElseTheBlocksSize) {
+  for (const bool second_fails : {false, true}) {
+    options_.segment_bytes = 8 * kMiB;
+    Make();
+    source_->LimitBytes(5 * kMiB);
+    {
+      std::vector<PinnedBlock> blocks;
+      for (int i = 0; i < 5; ++i) blocks.push_back(Take(kMiB - kSlack));
+    }
+    if (second_fails) source_->FailCall(source_->calls() + 1);
+    const PinnedBlock block = Take(3 * kMiB - kSlack);
+    EXPECT_EQ(block.size_bytes(), 3 * kMiB - kSlack);
+    EXPECT_EQ(source_->outstanding_bytes(), (second_fails ? 3 : 5) * kMiB);
+  }
+}
+
 TEST_F(PinnedAllocatorRefusalTest, ABrokenSourceIsNotAskedAgain) {
   source_->FailCall(0, absl::StatusCode::kUnavailable);
   EXPECT_THAT(allocator_->Allocate(kMiB),
@@ -293,9 +321,11 @@ TEST_F(PinnedAllocatorRefusalTest, WhereTheSourceRefusesPageableMemoryMayServe) 
 TEST_F(PinnedAllocatorRefusalTest, WhereTheLimitRefusesPageableMemoryMayServe) {
   options_.pageable_fallback = true;
   options_.max_locked_bytes = 4 * kMiB;
+  options_.segment_bytes = kGiB;
   Make();
   EXPECT_FALSE(Take(5 * kMiB).pinned());
   EXPECT_EQ(allocator_->GetStats().limit_refusals, 1u);
+  EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 64 * kMiB);
 }
 
 // Pageable memory is RAM as well.
@@ -321,6 +351,12 @@ TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkNoPageableMemoryServesEvenIfI
   host_.SetMeminfo(100 * kGiB, 5 * kGiB);
   EXPECT_THAT(allocator_->Allocate(5 * kMiB),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
+}
+
+TEST_F(PinnedAllocatorRefusalTest, AFallbackHasTheAlignmentOfItsOwnSource) {
+  options_.pageable_fallback = true;
+  options_.alignment_bytes = 2 * kMiB;
+  EXPECT_THAT(PinnedAllocator::Create(options_, std::make_shared<FakeSource>(2 * kMiB)), IsOk());
 }
 
 TEST_F(PinnedAllocatorRefusalTest, AFallbackHasTheGranularityOfItsOwnSource) {

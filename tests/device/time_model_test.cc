@@ -104,6 +104,16 @@ TEST_F(OneCopyAtATimeTest, CopiesOfOneDirectionAreServedInTheOrderInWhichTheyCam
   EXPECT_NEAR(time_.now_ms(), 4 * 1.25, kExact);
 }
 
+TEST_F(OneCopyAtATimeTest, ACopyBehindAStuckOneIsStuckAndTheStuckOneIsNamed) {
+  const int second = time_.AddStream(0, "emu:0/in2");
+  Copy(out_, Cost(kOut, kTenMb));
+  Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
+  const StreamPoint waiting = Copy(second, Cost(kIn, kTenMb));
+  EXPECT_EQ(time_.RunUntil(waiting, TimeModel::kForever), Outcome::kStuck);
+  EXPECT_EQ(time_.WhyPending(waiting),
+            "copy #2 on emu:0/in (which emu:0/in2 waits for), which is stuck and will never finish");
+}
+
 TEST_F(OneCopyAtATimeTest, TheOtherDirectionHasAnEngineOfItsOwn) {
   Copy(in_, Cost(kIn, kTenMb));
   RunToEnd(Copy(out_, Cost(kOut, kTenMb)));

@@ -1,11 +1,14 @@
 """tools/mutate on a small C++ program of its own."""
 
+import contextlib
+import io
 import os
 import pathlib
 import subprocess
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 import build
 import main
@@ -191,16 +194,17 @@ class RunTest(unittest.TestCase):
     def test_the_report_counts_and_shows_them(self):
         sources = types.SimpleNamespace(text={"sample.inc": self.source})
         by_number = {self.number(mutant): mutant for mutant in self.found}
-        text = report.markdown("command", list(self.results.values()), sources, by_number)
+        text = report.markdown("command", list(self.results.values()), sources, by_number, [runs.Group("//a:test", ["Suite.Case"])])
         self.assertIn("## Survivors", text)
         self.assertIn("+  return a >= b ? a : b;", text)
         self.assertIn("## Killed by a timeout", text)
+        self.assertIn("## Left out: fail without any mutant\n\n* `//a:test Suite.Case`\n", text)
         name, killed, _, survived, unreached = report.summary(list(self.results.values()))[-1]
         self.assertEqual((name, killed + survived + unreached), ("all", len(self.found)))
 
     def test_what_survived_is_found_again_in_the_file_of_an_earlier_run(self):
         file = pathlib.Path(self.temporary.name) / "results.json"
-        report.write_json(file, "command", list(self.results.values()))
+        report.write_json(file, "command", list(self.results.values()), [])
         alive = report.read_alive(file)
         killed = {result["state"] == "killed" for name, result in self.results.items() if self.key_of(name) in alive}
         self.assertEqual(killed, {False})
@@ -222,6 +226,100 @@ class RunTest(unittest.TestCase):
         bad = tree._culprits(done.stderr, {"broken.cc": text}, {"broken.cc": regions})
         self.assertEqual([mutant.change for mutant in bad], ["s + t -> s - t"])
 
+    def test_a_program_that_fails_without_a_mutant_is_left_out_and_named(self):
+        folder = pathlib.Path(self.temporary.name)
+        runner = runs.Runner({"//a:bad": ("/bin/false", str(folder), {})}, folder / "bad")
+        groups, left_out = main.measure(runner, {"//a:bad": ("/bin/false", str(folder))}, 1, lambda text: None)
+        self.assertEqual(groups, {"//a:bad": []})
+        self.assertEqual([group.label for group in left_out], ["//a:bad"])
+
+    def test_programs_are_told_which_python_the_tests_use(self):
+        folder = pathlib.Path(self.temporary.name)
+        runner = runs.Runner({"env": ("/usr/bin/env", str(folder), {})}, folder / "env")
+        with unittest.mock.patch.dict(os.environ, {"PINION_TEST_PYTHON": "/a/python"}):
+            self.assertIn("PINION_TEST_PYTHON=/a/python", runner.run("env")[1].splitlines())
+
+
+class BuildTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def tree_and_mutants(self, text):
+        (self.folder / "x.cc").write_text(text)
+        sources = build.Sources(self.folder, ["x.cc"])
+        tree = build.Tree(self.folder, self.folder / "scratch", lambda text: None)
+        tree.forget_other_texts(sources)
+        return tree, sources.mutants
+
+    def test_of_two_alike_on_one_line_only_the_one_that_does_not_compile_is_left_out(self):
+        text = "void F(T a, int b) { G(a + b); H(b + b); G(a + b); }"
+        tree, found = self.tree_and_mutants(text)
+        alike = [mutant for mutant in found if mutant.change == "a + b -> a - b"]
+        self.assertEqual(len(alike), 2)
+        tree.reject(alike[:1])
+        again, found = self.tree_and_mutants(text)
+        self.assertEqual([mutant.start for mutant in found if again.is_rejected(mutant)], [alike[0].start])
+
+    def test_what_did_not_compile_is_tried_again_when_its_file_has_changed(self):
+        text = "void F(T a, int b) { G(a + b); }"
+        tree, found = self.tree_and_mutants(text)
+        tree.reject(found)
+        tree, found = self.tree_and_mutants(text + "\n")
+        self.assertFalse(any(tree.is_rejected(mutant) for mutant in found))
+
+    def test_the_digest_of_a_test_is_also_that_of_the_libraries_that_it_links(self):
+        libraries = self.folder / "runfiles" / "_solib_k8"
+        (libraries / "_U@libtorch").mkdir(parents=True)
+        binary, own, foreign = self.folder / "test", libraries / "libown.so", libraries / "_U@libtorch" / "libtorch.so"
+        for file in (binary, own, foreign):
+            file.write_text("1")
+
+        def digest():
+            build._digest.cache_clear()
+            return build.digest(binary, self.folder / "runfiles")
+
+        digests = [digest()]
+        for file in (foreign, own, binary):
+            file.write_text("2")
+            digests.append(digest())
+        self.assertEqual(digests[0], digests[1])
+        self.assertEqual(len(set(digests)), 3)
+
+
+class OptionsTest(unittest.TestCase):
+    def test_a_path_that_names_no_file_is_refused(self):
+        for path in ("engine/typo.cc", "engin", "tests"):
+            with mock_library(["engine/copy_lane.cc"]), contextlib.redirect_stderr(io.StringIO()) as errors:
+                with self.assertRaises(SystemExit, msg=path):
+                    main.main(["--list", "--paths", "engine", path])
+            self.assertIn(f"--paths: {path} is no file or directory", errors.getvalue())
+
+    def test_a_list_fails_where_the_table_names_a_mutant_that_there_is_not(self):
+        with mock_library(["engine/copy_lane.cc"]), contextlib.redirect_stderr(io.StringIO()) as errors:
+            with contextlib.redirect_stdout(io.StringIO()) as listed:
+                self.assertEqual(main.main(["--list", "--paths", "engine"]), 1)
+        self.assertIn("engine/copy_lane.cc:1: arithmetic", listed.getvalue())
+        self.assertIn("a row that is no mutant's: allocator/segment_pool.cc", errors.getvalue())
+
+
+def mock_library(paths):
+    """main finds these files, of one function each, in place of the library."""
+
+    class Sources(build.Sources):
+        def __init__(self, root, ignored):
+            with tempfile.TemporaryDirectory() as folder:
+                for path in paths:
+                    (pathlib.Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+                    (pathlib.Path(folder) / path).write_text("int F(int a) { return a + 1; }\n")
+                super().__init__(folder, paths)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(unittest.mock.patch.object(build, "library_files", lambda root, layers: paths))
+    stack.enter_context(unittest.mock.patch.object(build, "Sources", Sources))
+    return stack
+
 
 class TableTest(unittest.TestCase):
     def test_a_row_is_recognised_after_lines_have_moved(self):
@@ -230,6 +328,11 @@ class TableTest(unittest.TestCase):
         table = "| file | line | mutant | why |\n|---|---|---|---|\n" + report.table_row(mutant)[:-2] + " proof |\n"
         moved = named(mutants.find("x.cc", b"\n\n// Moved.\n" + source, {}), "a || b -> a && b")
         self.assertEqual(report.read_equivalents(table), {moved.key: "proof"})
+
+    def test_a_row_that_is_no_mutants_is_found(self):
+        mutant = named(mutants.find("x.cc", b"bool F(bool a, bool b) { return G(a || b); }\n", {}), "a || b -> a && b")
+        other = ("x.cc", "gone", "a -> b")
+        self.assertEqual(report.rows_without_mutant({mutant.key: "", other: ""}, [mutant]), [other])
 
     def test_every_row_of_the_documents_table_has_a_proof(self):
         text = pathlib.Path("docs/mutation.md").read_text()

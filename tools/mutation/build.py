@@ -1,6 +1,7 @@
 """Builds the tests of a copy of the tree in which every mutant sleeps."""
 
 import collections
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import schemata
 
 _ERROR = re.compile(r"^(\S+?\.(?:h|cc)):(\d+):(\d+): (?:fatal )?error: (.*)")
 _PLACE = re.compile(r"^(?:In file included from |\s+from )?(\S+?\.(?:h|cc)):(\d+):(\d+)?")
-_HEADER_LINES = schemata._HEADER.count("\n")
+_HEADER_LINES = schemata.HEADER.count("\n")
 
 
 class BuildError(Exception):
@@ -50,9 +51,6 @@ class Sources:
     def number(self, mutant):
         return schemata.number_of(mutant, self.slots)
 
-    def mutated(self, mutant):
-        return m.apply(self.text[mutant.path], mutant)
-
 
 class Tree:
     """A copy of the tree under `scratch`, with bazel's output beside it. The user's own tree is only read."""
@@ -61,16 +59,27 @@ class Tree:
         self.root = pathlib.Path(root)
         self.path = pathlib.Path(scratch) / "tree"
         self._output_base = pathlib.Path(scratch) / "bazel"
-        self._rejected_file = pathlib.Path(scratch) / "rejected.json"
+        self._rejected_file = pathlib.Path(scratch) / "does_not_compile.json"
         self._say = say
         self._hardened = hardened
         self.path.mkdir(parents=True, exist_ok=True)
-        self.rejected = set()
-        if self._rejected_file.exists():
-            self.rejected = {tuple(key) for key in json.loads(self._rejected_file.read_text())}
+        # Of each file: what it was, and the mutants of that text that do not compile.
+        self._rejected = json.loads(self._rejected_file.read_text()) if self._rejected_file.exists() else {}
 
     def is_rejected(self, mutant):
-        return (*mutant.key, mutant.kind) in self.rejected
+        return mutant.path in self._rejected and _place(mutant) in self._rejected[mutant.path]["mutants"]
+
+    def reject(self, mutants):
+        for mutant in mutants:
+            self._rejected[mutant.path]["mutants"].append(_place(mutant))
+        self._rejected_file.write_text(json.dumps(self._rejected))
+
+    def forget_other_texts(self, sources):
+        """A mutant that did not compile may do so once its file has changed."""
+        for path, text in sources.text.items():
+            digest = hashlib.sha256(text).hexdigest()
+            if path not in self._rejected or self._rejected[path]["digest"] != digest:
+                self._rejected[path] = {"digest": digest, "mutants": []}
 
     def sync(self, changed):
         """Makes the copy what the tree is, but for the files in `changed`: {path: bytes}."""
@@ -112,7 +121,8 @@ class Tree:
         return flags
 
     def build(self, sources, targets):
-        """Builds with all mutants that compile; the others are remembered in self.rejected."""
+        """Builds with all mutants that compile; the others are remembered, see is_rejected."""
+        self.forget_other_texts(sources)
         for attempt in range(1, 13):
             regions, changed = {}, {}
             by_path = collections.defaultdict(list)
@@ -137,8 +147,7 @@ class Tree:
             if not bad:
                 raise BuildError(f"the build fails, and not for a mutant: see {log}")
             self._say(f"{len(bad)} mutants do not compile, e.g. {bad[0].name}")
-            self.rejected |= {(*mutant.key, mutant.kind) for mutant in bad}
-            self._rejected_file.write_text(json.dumps(sorted(self.rejected)))
+            self.reject(bad)
         raise BuildError("mutants that do not compile are still left")
 
     def _culprits(self, log, changed, regions):
@@ -216,5 +225,23 @@ def _own_path(path, changed):
     return None
 
 
-def digest(path):
+def _place(mutant):
+    """Tells it from all other mutants of the same text."""
+    return [mutant.start, mutant.end, mutant.form, mutant.replacement]
+
+
+@functools.lru_cache(maxsize=None)
+def _digest(path):
     return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+
+
+def digest(binary, runfiles):
+    """Of a test program and of what it runs with: the library's parts, which it links dynamically, and its data. Not of
+    LibTorch's and CUDA's libraries, which are in folders of their own."""
+    names = [""]
+    for folder, folders, files in os.walk(runfiles):
+        folders[:] = [name for name in folders if not name.startswith("_U@")]
+        names += [os.path.relpath(os.path.join(folder, name), runfiles) for name in files]
+    paths = {name: os.path.realpath(os.path.join(runfiles, name) if name else binary) for name in names}
+    lines = [f"{name} {_digest(path)}" for name, path in sorted(paths.items()) if os.path.isfile(path)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

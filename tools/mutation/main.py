@@ -37,18 +37,19 @@ def choose(mutants, seed, count):
 
 
 def measure(runner, tests, jobs, say):
-    """{name: groups that pass}."""
-    groups, done = {}, 0
+    """({name: groups that pass}, groups that fail without any mutant)."""
+    groups, left_out, done = {}, [], 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(runner.measure, name, build.digest(tests[name][0])): name for name in tests}
+        running = {pool.submit(runner.measure, name, build.digest(*tests[name][:2])): name for name in tests}
         for future in concurrent.futures.as_completed(running):
             name = running[future]
             groups[name], bad = future.result()
             done += 1
             say(f"[{done}/{len(tests)}] {name}: {sum(g.seconds for g in groups[name]):.1f} s")
+            left_out += bad
             for group in bad:
                 say(f"  fails without any mutant, and is left out: {name} {' '.join(group.cases)}")
-    return groups
+    return groups, left_out
 
 
 def try_all(runner, chosen, number_of, groups_of, jobs, say):
@@ -78,7 +79,7 @@ def try_all(runner, chosen, number_of, groups_of, jobs, say):
 
 
 def main(arguments):
-    root = pathlib.Path(__file__).resolve().parents[2]
+    root = pathlib.Path(__file__).absolute().parents[2]
     parser = argparse.ArgumentParser(
         prog="tools/mutate",
         description="Plants bugs in a copy of the library, one at a time, and reports those that no test notices.",
@@ -93,7 +94,7 @@ def main(arguments):
     parser.add_argument("--hardened", action="store_true", help="mutate what hardened builds check, in such a build")
     parser.add_argument("--report", help="write survivors with their diff to this file (markdown)")
     parser.add_argument("--json", help="write all results to this file")
-    parser.add_argument("--list", action="store_true", help="print all mutants and stop")
+    parser.add_argument("--list", action="store_true", help="print all mutants and stop; fails if docs/mutation.md names others")
     parser.add_argument("--scratch", help="where the copy is built (~/.cache/pinion_mutate/...)")
     options = parser.parse_args(arguments)
     if options.seed is None:
@@ -104,18 +105,25 @@ def main(arguments):
         print(f"{time.monotonic() - start:6.0f} s  {text}", flush=True)
 
     sys.setrecursionlimit(20000)
-    layers = [layer for layer in _LAYERS if any(path.split("/")[0] == layer for path in options.paths)]
-    if not layers:
-        parser.error(f"--paths names nothing of {', '.join(_LAYERS)}")
     # All layers are instrumented, whatever is asked for: runs of other paths and seeds then share the build.
     sources = build.Sources(root, build.library_files(root, _LAYERS))
-    wanted = tuple(path.rstrip("/") for path in options.paths)
-    mutants = [m for m in sources.mutants if any(m.path == w or m.path.startswith(w + "/") for w in wanted)]
+    wanted = set()
+    for path in options.paths:
+        named = {p for p in sources.text if p == path or p.startswith(path.rstrip("/") + "/")}
+        if not named:
+            parser.error(f"--paths: {path} is no file or directory of {', '.join(_LAYERS)} (paths start at the root of the tree)")
+        wanted |= named
+    layers = [layer for layer in _LAYERS if any(report.layer(path) == layer for path in wanted)]
+    mutants = [m for m in sources.mutants if m.path in wanted]
     if not options.hardened:
         mutants = [m for m in mutants if not m.only_hardened and not m.path.startswith("allocator/hardening.")]
+    known = report.read_equivalents((root / "docs/mutation.md").read_text())
+    stale = report.rows_without_mutant(known, sources.mutants)
+    for path, line, change in stale:
+        print(f"docs/mutation.md has a row that is no mutant's: {path}: {line}: {change}", file=sys.stderr)
     if options.list:
         print("\n".join(mutant.name for mutant in mutants))
-        return 0
+        return 1 if stale else 0
 
     default = os.path.join("~/.cache/pinion_mutate", hashlib.sha256(str(root).encode()).hexdigest()[:8])
     scratch = pathlib.Path(options.scratch or default).expanduser()
@@ -127,15 +135,11 @@ def main(arguments):
     tests = {name: test for of_layer in labels.values() for name, test in of_layer.items()}
     runner = runs.Runner(tests, scratch / "runs")
     say(f"seeing what {len(tests)} test programs reach")
-    groups = measure(runner, tests, options.jobs, say)
+    groups, left_out = measure(runner, tests, options.jobs, say)
 
-    known = report.read_equivalents((root / "docs/mutation.md").read_text())
     possible = [m for m in mutants if not tree.is_rejected(m) and m.key not in known]
     rejected = sum(tree.is_rejected(m) for m in mutants)
     say(f"{len(mutants)} mutants, {rejected} do not compile, {len(mutants) - rejected - len(possible)} change nothing")
-    stale = set(known) - {m.key for m in sources.mutants}
-    for path, line, change in sorted(key for key in stale if key[0].split("/")[0] in layers):
-        say(f"docs/mutation.md has a row that is no mutant's: {path}: {line}: {change}")
     if options.again:
         alive = report.read_alive(options.again)
         chosen = [m for m in possible if m.key in alive]
@@ -149,16 +153,18 @@ def main(arguments):
 
     results = try_all(runner, chosen, sources.number, groups_of, options.jobs, say)
     command = f"tools/mutate {shlex.join(arguments)}" + ("" if "--seed" in arguments else f" --seed {options.seed}")
-    text = report.markdown(command, results, sources, {sources.number(m): m for m in chosen})
+    text = report.markdown(command, results, sources, {sources.number(m): m for m in chosen}, left_out)
     if options.report:
         pathlib.Path(options.report).write_text(text)
     if options.json:
-        report.write_json(options.json, command, results)
+        report.write_json(options.json, command, results, left_out)
     if not options.report:
         print(text)
     for row in report.summary(results):
         say(f"{row[0]}: {row[1]} killed ({row[2]} by timeout), {row[3]} survived, {row[4]} not reached: {report.share(row):.1f} %")
-    return 0
+    if left_out:
+        say(f"{len(left_out)} groups of test cases fail without any mutant, and were left out")
+    return 1 if left_out else 0
 
 
 if __name__ == "__main__":

@@ -18,6 +18,11 @@ def read_equivalents(text):
     return known
 
 
+def rows_without_mutant(known, mutants):
+    """Keys of the table that are no mutant's."""
+    return sorted(set(known) - {mutant.key for mutant in mutants})
+
+
 def table_row(mutant):
     path, line, change = (text.replace("|", "\\|") for text in mutant.key)
     return f"| `{path}` | `{line}` | `{change}` | |"
@@ -54,7 +59,7 @@ def share(row):
     return 100 * killed / max(1, killed + survived + unreached)
 
 
-def markdown(command, results, sources, by_name):
+def markdown(command, results, sources, by_number, left_out):
     lines = ["# Mutants", "", f"`{command}`", ""]
     lines += ["| layer | mutants | killed | of them by timeout | survived | not reached by any test | killed |", "|" + "---|" * 7]
     for row in summary(results):
@@ -68,20 +73,26 @@ def markdown(command, results, sources, by_name):
             continue
         lines += ["", f"## {title}"]
         for r in chosen:
-            mutant = by_name[r["number"]]
+            mutant = by_number[r["number"]]
             lines += ["", f"### {r['name']}", "", f"in `{mutant.function}`; tests that reach it: {len(r['tests'])}"]
             lines += [f"`{test}`" for test in r["tests"][:6]]
             lines += ["", "```diff", diff(sources.text[mutant.path], mutant), "```", "", table_row(mutant)]
     timed_out = [r for r in results if r["timed_out"]]
     if timed_out:
         lines += ["", "## Killed by a timeout", ""] + [f"* {r['name']}: {r['by']}" for r in timed_out]
+    if left_out:
+        lines += ["", "## Left out: fail without any mutant", ""]
+        lines += [f"* `{' '.join([group.label, *group.cases])}`" for group in left_out]
     return "\n".join(lines) + "\n"
 
 
-def write_json(path, command, results):
+def write_json(path, command, results, left_out):
     rows = [dict(zip(("layer", "killed", "timed_out", "survived", "not_reached"), row)) for row in summary(results)]
     with open(path, "w") as file:
-        json.dump({"command": command, "summary": rows, "mutants": results}, file, indent=1)
+        json.dump({
+            "command": command, "summary": rows, "mutants": results,
+            "left_out": [{"test": group.label, "cases": group.cases} for group in left_out],
+        }, file, indent=1)
 
 
 def read_alive(path):

@@ -73,6 +73,7 @@ class Runner:
                 "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": temporary, "TEST_TMPDIR": temporary, "TMPDIR": temporary,
                 "TEST_SRCDIR": os.path.dirname(directory), "RUNFILES_DIR": os.path.dirname(directory),
                 "TEST_WORKSPACE": os.path.basename(directory), "USER": os.environ.get("USER", "nobody"), **environment,
+                **_passed_on(),
             }
             if mutant is not None:
                 variables["PINION_MUTANT"] = str(mutant)
@@ -115,7 +116,8 @@ class Runner:
         return [Group(name, cases[i : i + per_group]) for i in range(0, len(cases), per_group)]
 
     def measure(self, name, key):
-        """(groups that pass, groups that fail) without a mutant, and what they reach; `key` names the binary's content."""
+        """(groups that pass, groups that fail) without a mutant, and what they reach; `key` names what is run."""
+        key = json.dumps([key, _passed_on()], sort_keys=True)
         cache = self._scratch / ("reach-" + re.sub(r"\W", "_", name) + ".json")
         if cache.exists():
             saved = json.loads(cache.read_text())
@@ -161,6 +163,11 @@ class Runner:
                 how = "" if failed else f" (ended with {code})"
                 return Outcome(True, f"{name} {case}{how}", False, time.monotonic() - start)
         return Outcome(False, seconds=time.monotonic() - start)
+
+
+def _passed_on():
+    """What tests take from the user's environment."""
+    return {name: os.environ[name] for name in ("PINION_TEST_PYTHON",) if name in os.environ}
 
 
 def _filter(cases):

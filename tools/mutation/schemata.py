@@ -1,6 +1,7 @@
 """Puts all mutants of a file into one source text, each switched on by its number at run time."""
 
 import dataclasses
+import zlib
 
 import mutants as m
 
@@ -11,12 +12,13 @@ SLOTS = 2048
 # Weak and hidden: one copy per program or shared library, without the link-time uniqueness of an inline variable,
 # which would keep a library from being unloaded. PINION_MUTANT is the number that is on, PINION_MUTANT_REACHED a file of
 # one byte per number that is set once the mutant's place is executed; children of the process write to it as well.
-_HEADER = """#ifndef PINION_MUTANT_
+HEADER = """#ifndef PINION_MUTANT_
 #define PINION_MUTANT_
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <type_traits>
+#include <unistd.h>
 struct PinionMutantState { long on; unsigned char* volatile reached; };
 __attribute__((weak, visibility("hidden"))) PinionMutantState pinion_mutant_state = {-1, nullptr};
 extern "C" __attribute__((weak, visibility("hidden"), noinline)) void pinion_mutant_begin() {
@@ -43,7 +45,6 @@ static constexpr bool PinionMutant(long number) {
 #endif
 #line 1
 """ % {"size": NUMBERS_PER_FILE * SLOTS}
-_HEADER = _HEADER.replace("#include <type_traits>", "#include <type_traits>\n#include <unistd.h>")
 
 
 @dataclasses.dataclass
@@ -57,8 +58,6 @@ class Region:
 
 def slots(paths):
     """{path: slot}: from the path alone, but for those whose slots collide."""
-    import zlib
-
     taken = {}
     for path in sorted(paths):
         slot = zlib.crc32(path.encode()) % SLOTS
@@ -69,15 +68,13 @@ def slots(paths):
 
 
 class _Writer:
-    def __init__(self, source, found, first_number):
+    def __init__(self, source, first_number):
         self.source = source
         self.first = first_number
         self.pieces = []
         self.length = 0
         self.regions = []
-        self.by_node = {}
-        for mutant in found:
-            self.by_node.setdefault(mutant.node_id, []).append(mutant)
+        self.by_node = {}  # {id: its mutants}
 
     def put(self, text):
         data = text if isinstance(text, bytes) else text.encode()
@@ -140,16 +137,16 @@ def instrument(source, found, slot):
             index(child)
 
     index(tree.root_node)
-    writer = _Writer(source, [], slot * NUMBERS_PER_FILE)
+    writer = _Writer(source, slot * NUMBERS_PER_FILE)
     for mutant in found:
+        assert mutant.number < NUMBERS_PER_FILE, f"{mutant.path} has more mutants than numbers"
         if mutant.form == m.ENTRY:
             candidates = [n for span, ns in nodes.items() if span[0] == mutant.start for n in ns]
             candidates = [n for n in candidates if n.parent.type == "compound_statement"]
         else:
             candidates = nodes[(mutant.start, mutant.end)]
         writer.by_node.setdefault(candidates[0].id, []).append(mutant)
-    header = _HEADER.encode()
-    writer.put(header)
+    writer.put(HEADER)
     root = tree.root_node
     writer.put(source[: root.start_byte])
     writer.node(root)

@@ -21,7 +21,7 @@
 //   * an allocation far beyond the device's memory is an invalid value, not a lack of memory;
 //   * querying an event, waiting for a stream or pinning memory while some stream captures a graph
 //     fails and spoils the capture, unless the thread has relaxed its capture mode;
-//   * so does whatever touches the legacy stream while a stream captures that waits for it.
+//   * so does whatever touches the legacy stream while a stream that synchronises with it captures.
 //
 // Thread safety: the API's functions are thread-safe. One FakeCuda at a time.
 
@@ -127,7 +127,8 @@ class FakeCuda {
   cudaError_t EnterThread(const char* function);
   // The same for a call of the driver's, whose errors are not latched.
   cudaError_t EnterDriver(const char* function);
-  // cudaErrorStreamCaptureImplicit for the legacy stream while a stream that waits for it captures.
+  // cudaErrorStreamCaptureImplicit for the legacy stream while a stream that synchronises with it
+  // captures.
   cudaError_t CheckLegacy(cudaStream_t stream) const;
   // The same for a call that would use the stream: it spoils that capture.
   cudaError_t UseLegacy(cudaStream_t stream);
