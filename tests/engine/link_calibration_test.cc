@@ -20,6 +20,7 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -194,19 +195,14 @@ TEST_F(LinkCalibrationTest, LittlePinnedMemoryIsAllThatIsUsed) {
   const auto source = machine->device(0)->pinned_source();
   AllocatorOptions options;
   options.pageable_fallback = true;
-  options.segment_bytes = source->granularity_bytes();
-  for (const uint64_t locked_bytes : {2 * kMiB, uint64_t{0}}) {
-    options.max_locked_bytes = locked_bytes;
-    const auto allocator =
-        PinnedAllocator::Create(options, source, testing::FakeHost().Probe()).value();
-    const absl::StatusOr<LinkCalibration> link = CalibrateLink(*machine->device(0), *allocator);
-    if (locked_bytes > 0) {
-      ExpectModel(link, machine_options.preset.link);
-    } else {
-      EXPECT_THAT(link, StatusIs(absl::StatusCode::kResourceExhausted,
-                                 HasSubstr("no pinned memory is left")));
-    }
-  }
+  options.segment_bytes = options.max_locked_bytes = 2 * kMiB;
+  const auto allocator =
+      PinnedAllocator::Create(options, source, testing::FakeHost().Probe()).value();
+  ExpectModel(CalibrateLink(*machine->device(0), *allocator), machine_options.preset.link);
+  const PinnedBlock all = allocator->Allocate(2 * kMiB).value();
+  EXPECT_THAT(
+      CalibrateLink(*machine->device(0), *allocator),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no pinned memory is left")));
 }
 
 TEST_F(LinkCalibrationTest, AFullDeviceIsAnErrorThatSaysWhatIsMissing) {
@@ -265,8 +261,9 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
   std::vector<uint64_t> failing;
   for (uint64_t k = 1; k + 100 < freed_at; k += k < 100 ? 1 : 97) failing.push_back(k);
   for (uint64_t k = freed_at - 100; k <= calls; ++k) {
-    if (k < freed_at - 2 || k >= freed_at) failing.push_back(k);
+    if (k < freed_at - 2 || k > freed_at) failing.push_back(k);
   }
+  failing.push_back(freed_at);  // the last, since it leaves less memory
   EngineWorld world(options);
   for (const uint64_t k : failing) {
     const CapturedLog log;
