@@ -26,10 +26,10 @@ uintptr_t AddressOf(const void* data) { return reinterpret_cast<uintptr_t>(data)
 // When it is full, accesses still fault, without a message.
 
 struct Note {
-  std::atomic<bool> taken = false;
-  std::atomic<uintptr_t> begin = 0;
-  std::atomic<uintptr_t> end = 0;  // set last: then the rest is valid
-  char what[96] = {};
+  std::atomic<bool> taken;
+  std::atomic<uintptr_t> begin;
+  std::atomic<uintptr_t> end;  // set last: then the rest is valid
+  char what[96];
 };
 
 constexpr int kNotes = 512;

@@ -36,7 +36,6 @@ StreamPoint TimeModel::AddWait(int stream, StreamPoint waited_for) {
 StreamPoint TimeModel::AddStamp(int stream, std::shared_ptr<double> time_ms) {
   Entry entry;
   entry.kind = Kind::kWait;
-  entry.waited_for = {stream, 0};
   entry.stamp = std::move(time_ms);
   return Add(stream, std::move(entry));
 }
@@ -237,7 +236,6 @@ void TimeModel::PassTimeTo(double ms) {
     if (device.copying[Index(CopyDirection::kHostToDevice)] > 0) device.stats.h2d_busy_ms += passed;
     if (device.copying[Index(CopyDirection::kDeviceToHost)] > 0) device.stats.d2h_busy_ms += passed;
   }
-  if (copying_.empty()) return;  // nothing can be stalled on a copy
   int host_held_up_by = DeviceThatHoldsUpTheHost();
   for (int stream = 0; stream < static_cast<int>(streams_.size()); ++stream) {
     if (!StalledOnCopy(stream)) continue;

@@ -114,7 +114,7 @@ class TimeModel {
     Phase phase = Phase::kQueued;
     std::string name;
     uint64_t number = 0;
-    StreamPoint waited_for;
+    StreamPoint waited_for;         // done from the start unless it is set
     std::shared_ptr<double> stamp;  // of a wait for nothing
     double duration_ms = 0;         // kernels
     CopyCost copy;
