@@ -85,7 +85,7 @@ struct HostLedger::Table {
   // A free slot, or else one that a dead process has left. -1 if there is none.
   int ClaimAny(ProcessIdentity owner) {
     for (int i = 0; i < kMaxReservations; ++i) {
-      if (shared->slots[i].owner == 0 && Claim(i, 0, owner)) return i;
+      if (Claim(i, 0, owner)) return i;
     }
     for (int i = 0; i < kMaxReservations; ++i) {
       const ProcessIdentity holder = shared->slots[i].owner;

@@ -160,11 +160,8 @@ BlockRecord* PinnedAllocator::Impl::TakeDeferred(SegmentPool& pool, uint64_t siz
 PinnedAllocator::Impl::Growth PinnedAllocator::Impl::GrowInTurn(SegmentPool& pool,
                                                                 uint64_t size_bytes) {
   const internal::TurnHolder turn(pool.growth_turn());
-  if (turn.waited()) {
-    if (BlockRecord* found = pool.TryAllocate(size_bytes); found != nullptr) {
-      return {.block = found};
-    }
-  }
+  // Another thread may have had the turn, and grown.
+  if (BlockRecord* block = pool.TryAllocate(size_bytes); block != nullptr) return {.block = block};
   return Grow(pool, size_bytes);
 }
 
@@ -201,7 +198,6 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::AddSegment(SegmentPool& poo
     segment_bytes = std::max(segment_bytes, least_bytes);
     Growth growth = TryGrow(pool, segment_bytes, size_bytes, wait);
     if (growth.refusal != Refusal::kWatermark || segment_bytes == least_bytes) return growth;
-    if (watermark_.level() == RamLevel::kHigh) return growth;
     segment_bytes = AlignDown(segment_bytes / kNextSmallerSegment, granularity_bytes);
     wait = RamWatermark::Wait::kNo;
   }
@@ -246,7 +242,7 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
 
 uint64_t PinnedAllocator::Impl::MakeRoom(SegmentPool& pool, Refusal refusal,
                                          uint64_t segment_bytes) {
-  uint64_t missing_bytes = 0;
+  uint64_t missing_bytes{};
   switch (refusal) {
     case Refusal::kNone:
       return 0;
@@ -300,7 +296,7 @@ absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
   pool_->PollDeferred();
   const uint64_t locked_bytes = pool_->locked_bytes();
   SegmentPool::GivenBack given =
-      pool_->GiveBack({.bytes = locked_bytes > keep_bytes ? locked_bytes - keep_bytes : 0});
+      pool_->GiveBack({.bytes = locked_bytes - std::min(locked_bytes, keep_bytes)});
   if (pageable_pool_ != nullptr) {
     pageable_pool_->PollDeferred();
     const SegmentPool::GivenBack pageable = pageable_pool_->GiveBack({});

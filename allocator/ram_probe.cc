@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -24,19 +25,20 @@ using Fields = absl::flat_hash_map<std::string, uint64_t>;
 // What the two versions call the same things.
 struct CgroupFiles {
   const char* current;
-  const char* max;
-  const char* high;         // null: there is none
+  std::span<const char* const> limits;
   const char* stat_prefix;  // of the fields that include descendants
 };
-constexpr CgroupFiles kV2 = {"memory.current", "memory.max", "memory.high", ""};
-constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", "memory.limit_in_bytes", nullptr, "total_"};
+constexpr const char* kV2Limits[] = {"memory.max", "memory.high"};
+constexpr const char* kV1Limits[] = {"memory.limit_in_bytes"};
+constexpr CgroupFiles kV2 = {"memory.current", kV2Limits, ""};
+constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", kV1Limits, "total_"};
 
 uint64_t SaturatingSubtract(uint64_t a, uint64_t b) { return a - std::min(a, b); }
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
-  if (file) text << file.rdbuf();
+  text << file.rdbuf();
   return text.str();
 }
 
@@ -99,8 +101,7 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
       ReadNumber(absl::StrCat(directory, cgroup, "/", files.current));
   if (!current.has_value()) return;
   std::optional<uint64_t> used;  // read only where there is a limit
-  for (const char* name : {files.max, files.high}) {
-    if (name == nullptr) continue;
+  for (const char* name : files.limits) {
     const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(directory, cgroup, "/", name));
     if (!limit.has_value()) continue;
     if (!used.has_value()) {
@@ -123,7 +124,6 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
 // shows the container's own cgroup as its root; levels that do not exist set no limit.
 void ApplyCgroupAndAncestors(const std::string& directory, std::string cgroup,
                              const CgroupFiles& files, double percent, RamSample* sample) {
-  while (!cgroup.empty() && cgroup.back() == '/') cgroup.pop_back();
   // A process outside of its cgroup namespace's root is shown as "/../..".
   if (absl::StrContains(cgroup, "/..")) cgroup.clear();
   while (true) {

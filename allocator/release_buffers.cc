@@ -47,7 +47,6 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
   batch.releases[batch.size++] = release;
   if (batch.size == ReleaseBatch::kCapacity) {
     HandOver(std::move(buffer.batch));
-    buffer.used.store(false, std::memory_order_release);
   }
   return true;
 }

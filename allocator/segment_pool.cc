@@ -156,7 +156,7 @@ void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
     ReleaseBatch& batch = *incoming_.back();
     EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, &leftovers->last);
     if (batch.size > 0) continue;
-    if (batch.timeline != nullptr) leftovers->timelines.push_back(std::move(batch.timeline));
+    leftovers->timelines.push_back(std::move(batch.timeline));
     buffers_.Recycle(std::move(incoming_.back()));
     incoming_.pop_back();
   }
@@ -215,7 +215,7 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration ti
 absl::Status SegmentPool::BeginGrowth(uint64_t bytes) {
   MutexLock lock(mu_);
   const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_;
-  if (taken > max_locked_bytes_ || bytes > max_locked_bytes_ - taken) {
+  if (bytes > max_locked_bytes_ - taken) {
     return absl::ResourceExhaustedError(absl::StrCat("to lock ", HumanBytes(bytes),
                                                      " more would exceed max_locked_bytes, ",
                                                      HumanBytes(max_locked_bytes_)));
@@ -246,8 +246,7 @@ BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, uint64_t size
 
 uint64_t SegmentPool::BytesToLimit() const {
   MutexLock lock(mu_);
-  const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_;
-  return max_locked_bytes_ - std::min(taken, max_locked_bytes_);
+  return max_locked_bytes_ - heap_.segment_bytes() - in_transit_bytes_;
 }
 
 SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted) {
@@ -267,8 +266,8 @@ SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted)
   }
   GivenBack result;
   uint64_t lost_bytes = 0;
-  double unpin_ms = 0;
-  double max_unpin_ms = 0;
+  double unpin_ms{};
+  double max_unpin_ms{};
   for (const HostSegment& segment : segments) {
     if (kHardened) CheckFreeSegment(segment);
     const Stopwatch stopwatch;
@@ -297,7 +296,6 @@ SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted)
 uint64_t SegmentPool::RoomForLargeBlocks() {
   Leftovers leftovers;
   MutexLock lock(mu_);
-  SettleAllLocked(&leftovers);
   ReclaimLocked(&leftovers);
   heap_.DissolveFreeSlabs();
   return heap_.large_free_bytes();
@@ -313,10 +311,9 @@ AllocatorStats SegmentPool::GetStats() {
   MutexLock lock(mu_);
   SettleAllLocked(&leftovers);
   AllocatorStats stats = stats_;
-  for (int level = 0; level < kLevels; ++level) {
-    const Bucket& bucket = buckets_[level];
+  for (const Bucket& bucket : buckets_) {
     if (bucket.allocations == 0) continue;
-    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << level,
+    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << (&bucket - buckets_.data()),
                                   .allocations = bucket.allocations,
                                   .misses = bucket.misses,
                                   .booked_bytes = bucket.booked_bytes});
@@ -412,11 +409,9 @@ SegmentPool::Bucket& SegmentPool::BucketLocked(const BlockRecord* block) {
 void SegmentPool::UpdateCachedLocked() {
   const uint64_t cached = heap_.segment_bytes() - stats_.used_bytes.current;
   ByteGauge& gauge = stats_.cached_bytes;
-  if (cached > gauge.current) {
-    Add(&gauge, cached - gauge.current);
-  } else {
-    gauge.current = cached;
-  }
+  gauge.total += cached - std::min(cached, gauge.current);
+  gauge.current = cached;
+  gauge.peak = std::max(gauge.peak, cached);
 }
 
 absl::Status SegmentPool::WaitForAllDeferred(absl::Duration timeout) {

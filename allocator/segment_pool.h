@@ -171,12 +171,13 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   SegmentHeap heap_ ABSL_GUARDED_BY(mu_);
   DeferredReleases deferred_ ABSL_GUARDED_BY(mu_);
   ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, to be entered
-  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_) = 0;    // calls of ReclaimLocked
+  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_){};      // calls of ReclaimLocked
   std::vector<BlockRecord*> done_ ABSL_GUARDED_BY(mu_);    // of ReclaimLocked
-  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_) = 0;        // calls of TryAllocate
+  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_){};          // calls of TryAllocate
   AllocatorStats stats_ ABSL_GUARDED_BY(mu_);
   std::array<Bucket, kLevels> buckets_ ABSL_GUARDED_BY(mu_);
-  // Being pinned or unpinned outside of the lock: locked for all the limit knows.
+  // Being pinned or unpinned outside of the lock: locked for all the limit knows. With the heap's
+  // segments never more than the limit.
   uint64_t in_transit_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t live_blocks_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 0;

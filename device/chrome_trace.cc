@@ -15,7 +15,7 @@ namespace {
 void AddArrows(const std::vector<ChromeTrace::Slice>& slices, nlohmann::json& events) {
   std::map<uint64_t, const ChromeTrace::Slice*> origins;
   for (const ChromeTrace::Slice& slice : slices) {
-    if (slice.arrow_from != 0) origins[slice.arrow_from] = &slice;
+    origins[slice.arrow_from] = &slice;
   }
   uint64_t arrows = 0;
   const auto end = [&events, &arrows](const char* phase, const ChromeTrace::Slice& at) {

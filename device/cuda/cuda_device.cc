@@ -105,17 +105,10 @@ DeviceInfo CudaDevice::info() const {
     info.rated_gb_per_s = properties.major == 9 ? 450 : properties.major > 9 ? 225 : 0;
   }
   char bus_id[32] = {};
-  if (!Call("cudaDeviceGetPCIBusId", [&] {
-         return api_.DeviceGetPCIBusId(bus_id, sizeof(bus_id), index_);
-       }).ok()) {
-    return info;
-  }
-  const PciLink pci = ReadPciLink(bus_id);
-  info.numa_node = pci.numa_node;
-  if (info.link == LinkKind::kUnknown && pci.gb_per_s > 0) {
-    info.link = LinkKind::kPcie;
-    info.link_name = absl::StrCat("PCIe ", pci.generation, " x", pci.lanes);
-    info.rated_gb_per_s = pci.gb_per_s;
+  if (Call("cudaDeviceGetPCIBusId", [&] {
+        return api_.DeviceGetPCIBusId(bus_id, sizeof(bus_id), index_);
+      }).ok()) {
+    AddPciLink(ReadPciLink(bus_id), &info);
   }
   return info;
 }

@@ -134,8 +134,7 @@ absl::Status MachineCore::Synchronize(int slot) {
 StreamHandle MachineCore::AddStream(int device, const std::string& name) {
   const std::string full_name = DeviceName(device) + "/" + name;
   const int slot = time_.AddStream(device, full_name);
-  const int context = detector_.AddContext(full_name);
-  PINION_CHECK(context == ContextOf(slot));
+  detector_.AddContext(full_name);  // ContextOf(slot)
   streams_.push_back({device, full_name, false});
   if (trace_ != nullptr) trace_->NameStream(device, slot, full_name);
   void* const native = reinterpret_cast<void*>(next_handle_ += 16);
@@ -198,7 +197,7 @@ absl::StatusOr<EventHandle> MachineCore::CreateEvent(int device, bool timed) {
   PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kCreateEvent, options_.preset.host_event_us));
   void* const native = reinterpret_cast<void*>(next_handle_ += 16);
   events_[native].device = device;
-  events_[native].timed = timed;
+  if (timed) events_[native].time_ms = std::make_shared<double>(-1);
   return EventHandle(native);
 }
 
@@ -221,7 +220,7 @@ absl::Status MachineCore::RecordEvent(int device, EventHandle event, StreamHandl
   }
   state->recorded = true;
   state->captured = streams_[slot].capturing;
-  if (state->timed) {
+  if (state->time_ms != nullptr) {
     state->time_ms = std::make_shared<double>(-1);
     effects_.AddWait(time_.AddStamp(slot, state->time_ms), {slot, 0});
   }
@@ -290,7 +289,7 @@ absl::StatusOr<double> MachineCore::ElapsedMs(int device, EventHandle start, Eve
   PINION_ASSIGN_OR_RETURN(EventState* const first, FindEvent(start));
   PINION_ASSIGN_OR_RETURN(EventState* const second, FindEvent(end));
   for (const EventState* event : {first, second}) {
-    if (!event->timed || !event->recorded) {
+    if (event->time_ms == nullptr || !event->recorded) {
       return absl::InvalidArgumentError(
           "ElapsedMs: an event without timing, or one that was never recorded");
     }

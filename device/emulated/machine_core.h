@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -115,13 +116,13 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
     bool captured = false;  // by its last record
     StreamPoint point;
     VectorClock clock;
-    bool timed = false;
-    std::shared_ptr<double> time_ms;  // of the last record; negative until it is done
+    // Of the last record; negative until it is done. Null: without timing.
+    std::shared_ptr<double> time_ms;
   };
   struct Allocation {
     uint64_t size_bytes = 0;
     std::string label;
-    std::vector<int> recorded;  // slots of RecordStream
+    std::set<int> recorded;  // slots of RecordStream
   };
   // Freed, but the streams have not come that far yet.
   struct HeldMemory {

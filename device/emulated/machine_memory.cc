@@ -76,9 +76,8 @@ absl::Status MachineCore::Free(int device, void* data, StreamHandle stream) {
   bool forced = effects_.Force(time_.Tail(slot));
   if (!forced) until.push_back(time_.Tail(slot));
   for (int other : allocation.recorded) {
-    const StreamPoint tail = time_.Tail(other);
-    if (!effects_.Force(tail)) forced = false;
-    if (!time_.Done(tail)) until.push_back(tail);
+    until.push_back(time_.Tail(other));
+    forced &= effects_.Force(until.back());
   }
   if (forced) std::memset(data, kPoison, allocation.size_bytes);
   state.held.push_back(
@@ -137,9 +136,7 @@ bool MachineCore::MakeRoom(int device, uint64_t size_bytes) {
 void MachineCore::PublishIdleStreams(int device, int slot) {
   MemoryArena& arena = *arenas_[device];
   for (int other = 0; other < arena.stream_count(); ++other) {
-    if (other != slot && arena.HasUnpublished(other) && time_.Done(time_.Tail(other))) {
-      arena.Publish(other);
-    }
+    if (other != slot && time_.Done(time_.Tail(other))) arena.Publish(other);
   }
 }
 
@@ -151,7 +148,7 @@ absl::Status MachineCore::RecordStream(const void* data, StreamHandle stream) {
   }
   PINION_RETURN_IF_ERROR(CheckUsable(device));
   const auto slot = slots_.find(stream.native());
-  if (!stream.valid() || slot == slots_.end()) {
+  if (slot == slots_.end()) {
     return absl::InvalidArgumentError("RecordStream: no such stream");
   }
   std::map<uintptr_t, Allocation>& allocations = devices_[device].allocations;
@@ -160,10 +157,7 @@ absl::Status MachineCore::RecordStream(const void* data, StreamHandle stream) {
       Address(data) >= std::prev(it)->first + std::prev(it)->second.size_bytes) {
     return absl::InvalidArgumentError("RecordStream: the memory is not allocated (freed?)");
   }
-  std::vector<int>& recorded = std::prev(it)->second.recorded;
-  if (std::find(recorded.begin(), recorded.end(), slot->second) == recorded.end()) {
-    recorded.push_back(slot->second);
-  }
+  std::prev(it)->second.recorded.insert(slot->second);
   return absl::OkStatus();
 }
 

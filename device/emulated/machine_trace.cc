@@ -107,7 +107,6 @@ void MachineTrace::OnMemory(int device, double now_ms, uint64_t in_use_bytes) {
 }
 
 void MachineTrace::OnPin(double start_ms, double end_ms, uint64_t size_bytes) {
-  if (end_ms == start_ms) return;
   recorder_.Add({.process = kHost,
                  .row = kPinRow,
                  .name = "pin host memory",
@@ -116,10 +115,7 @@ void MachineTrace::OnPin(double start_ms, double end_ms, uint64_t size_bytes) {
                  .size_bytes = size_bytes});
 }
 
-void MachineTrace::Restart(double now_ms) {
-  recorder_.Restart(now_ms);
-  for (auto& [device, stall] : stalls_) stall = {};
-}
+void MachineTrace::Restart(double now_ms) { recorder_.Restart(now_ms); }
 
 ChromeTrace MachineTrace::Finish() const {
   TraceRecorder whole = recorder_;

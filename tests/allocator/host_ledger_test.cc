@@ -14,7 +14,9 @@
 #include <cerrno>
 #include <climits>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <random>
@@ -156,12 +158,17 @@ TEST_F(HostLedgerTest, OneNameIsOneLedger) {
   EXPECT_EQ(HostLedger::Private()->reserved_bytes(), 0u);
 }
 
-TEST_F(HostLedgerTest, AFileIsMappedOnceForAsLongAsItIsNeeded) {
+TEST_F(HostLedgerTest, AFileIsMappedOnceForAsLongAsItIsNeededAndNotKeptOpen) {
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto files_before = open_files();
   std::shared_ptr<HostLedger> ledger = Open();
   std::vector<Reservation> held;
   for (int i = 0; i < 3; ++i) held.push_back(ledger->Reserve(1).value());
   ledger.reset();
   EXPECT_EQ(Mappings(), 1);
+  EXPECT_EQ(open_files(), files_before);
   held.clear();
   EXPECT_EQ(Mappings(), 0);
 }
@@ -453,8 +460,10 @@ TEST_F(HostLedgerTest, AFileThatTheSystemGivesNoMemoryForIsAnErrorThatNamesTheCa
     EXPECT_THAT(HostLedger::Open(name_),
                 StatusIs(absl::StatusCode::kUnavailable, HasSubstr(call + name_)));
   };
+  const std::shared_ptr<HostLedger> opened_before = Open();
   opened_is_closed = true;
   refused("fstat of ");
+  EXPECT_THAT(opened_before->Reserve(1), IsOk());
   opened_is_closed = false;
   error_of_fallocate = ENOSPC;
   refused("room for ");

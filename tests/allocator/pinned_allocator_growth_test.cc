@@ -113,6 +113,13 @@ TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsServedWithoutPinning) {
   EXPECT_EQ(allocator_->GetStats().misses, 0u);
 }
 
+TEST_F(PinnedAllocatorGrowthTest, AReserveAsksTheDeviceBeforeItGrows) {
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
+  timeline_->CompleteOnDevice(1);
+  EXPECT_THAT(allocator_->Reserve(4 * kMiB), IsOk());
+  EXPECT_EQ(source_->calls(), 1u);
+}
+
 TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsOnePieceWhereThatCanBeHad) {
   EXPECT_THAT(allocator_->Reserve(50 * kMiB), IsOk());
   Take(50 * kMiB - kSlack);

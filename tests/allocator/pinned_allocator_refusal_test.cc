@@ -48,6 +48,7 @@ TEST_F(PinnedAllocatorRefusalTest, TheLimitIsKeptAndNamed) {
                              HasSubstr("are locked"))));
   const AllocatorStats stats = allocator_->GetStats();
   EXPECT_EQ(stats.limit_refusals, 1u);
+  EXPECT_EQ(stats.growth_retries, 0u);
   EXPECT_EQ(stats.failures, 1u);
   EXPECT_EQ(stats.pin_calls, 1u);
 }
@@ -61,11 +62,12 @@ TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusedDoesNotCountAgainstTheLim
 }
 
 TEST_F(PinnedAllocatorRefusalTest, NearTheLimitASegmentIsNoLargerThanItsBlock) {
-  options_.max_locked_bytes = 5 * kMiB;
+  options_.max_locked_bytes = 5 * kMiB + 100;  // no multiple of the granularity
   Make();
   const PinnedBlock block = Take(4 * kMiB - kSlack);
-  const PinnedBlock second = Take(kMiB - kSlack);
+  const PinnedBlock second = Take(kMiB / 2);
   EXPECT_EQ(source_->outstanding_bytes(), 5 * kMiB);
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, CachedSegmentsMakeRoomUnderTheLimit) {
@@ -122,6 +124,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
                               PinnedAllocator::Create(options_, source_, {host_.Probe(), ledger}));
   EXPECT_THAT(allocator_->Allocate(100 * kKiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
 }
 
 // With room for 20 MiB at a time: a reservation of 64 MiB is made of a few segments that are worth
@@ -227,6 +230,10 @@ TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusesTwiceIsCounted) {
   source_->LimitBytes(kMiB);
   EXPECT_THAT(allocator_->Allocate(2 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(allocator_->GetStats().source_refusals, 1u);
+  EXPECT_EQ(source_->calls(), 2u);
+  // Not for the same size again.
+  EXPECT_THAT(allocator_->Allocate(8 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(source_->calls(), 3u);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, WhereAWholeSegmentFailsOneOfTheBlocksSizeMayDo) {
@@ -328,6 +335,18 @@ TEST_F(PinnedAllocatorRefusalTest, WhereTheLimitRefusesPageableMemoryMayServe) {
   EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 64 * kMiB);
 }
 
+TEST_F(PinnedAllocatorRefusalTest, PageableBlocksAreDeferredAndOutliveTheirAllocatorAsOthersDo) {
+  options_.pageable_fallback = true;
+  Make();
+  source_->LimitBytes(0);
+  Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
+  timeline_->CompleteOnDevice(1);
+  const PinnedBlock block = Take(4 * kMiB - kSlack);
+  EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 4 * kMiB);
+  allocator_.reset();
+  std::memset(block.data(), 1, block.size_bytes());
+}
+
 // Pageable memory is RAM as well.
 TEST_F(PinnedAllocatorRefusalTest, TheHighMarkHoldsForPageableMemoryToo) {
   options_.pageable_fallback = true;
@@ -365,6 +384,7 @@ TEST_F(PinnedAllocatorRefusalTest, AFallbackHasTheGranularityOfItsOwnSource) {
   options_.pageable_fallback = true;
   Make();
   EXPECT_FALSE(Take(kMiB).pinned());
+  EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 4 * kMiB);
   options_.alignment_bytes = 4 * kMiB;
   options_.segment_bytes = 4 * kMiB;
   EXPECT_THAT(PinnedAllocator::Create(options_, std::make_shared<FakeSource>(4 * kMiB)),

@@ -80,8 +80,10 @@ TEST_F(PinnedAllocatorTicketsTest, ATicketIsDoneFromItsValueOn) {
 TEST_F(PinnedAllocatorTicketsTest, WhatAThreadReleasedServesItsNextAllocation) {
   PinnedBlock block = Take(kMiB - kSlack);
   const PinnedBlock next = Take(100 * kKiB);  // keeps the block apart from the rest
+  PinnedBlock more[] = {Take(100 * kKiB), Take(100 * kKiB), Take(100 * kKiB)};
   void* const data = block.data();
   std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  for (PinnedBlock& other : more) std::move(other).ReleaseAfter({timeline_->Ticket(1)});
   timeline_->CompleteVisibly(1);
   EXPECT_EQ(allocator_->Allocate(kMiB - kSlack)->data(), data);
 }
@@ -96,17 +98,38 @@ class CountingTimeline final : public FenceTimeline {
   }
   void Poll() override {}
   absl::Status Wait(uint64_t value, absl::Duration) override {
+    if (waits_in_vain-- > 0) return absl::DeadlineExceededError("not yet");
     done_ = value;
     return absl::OkStatus();
   }
   int looks() const { return looks_; }
 
   std::function<void()> on_look;
+  int waits_in_vain = 0;
 
  private:
   mutable int looks_ = 0;
   uint64_t done_ = 0;
 };
+
+// Each wait is a share of the time that there is.
+TEST_F(PinnedAllocatorTicketsTest, AShareOfTheWaitThatWasInVainIsNotTheEndOfIt) {
+  options_.max_wait_for_deferred = absl::Seconds(60);
+  Make();
+  const auto timeline = std::make_shared<CountingTimeline>();
+  timeline->waits_in_vain = 2;
+  Take(4 * kMiB - kSlack).ReleaseAfter({{timeline, 1}});
+  Take(4 * kMiB - kSlack);
+  EXPECT_EQ(allocator_->GetStats().pin_calls, 1u);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, ABlockThatOutlivesItsAllocatorWaitsForItsTicket) {
+  PinnedBlock block = Take(kMiB);
+  allocator_.reset();
+  timeline_->CompleteOnDevice(1);
+  std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  EXPECT_EQ(timeline_->waits(), 1u);
+}
 
 // The counter is in the cache of the thread that raises it.
 TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimeline) {

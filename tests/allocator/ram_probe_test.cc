@@ -70,6 +70,7 @@ TEST_F(RamProbeCgroupTest, MaxMeansNoLimit) {
 // A container of 8 GiB on a host of 78 GiB read 76 GiB free (kekzl/imp#2070).
 TEST_F(RamProbeCgroupTest, TheProcessesOwnLimitBounds) {
   host_.Write("cgroup/a/b/memory.max", "8589934592\n");
+  host_.Write("cgroup/a/b/memory.high", "8589934592\n");  // leaves as much, and is not named
   host_.Write("cgroup/a/b/memory.current", "1073741824\n");
   const RamSample sample = host_.Probe().Sample();
   EXPECT_EQ(sample.headroom_bytes, 7 * kGiB);

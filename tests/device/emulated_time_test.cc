@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/emulated_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -19,6 +21,8 @@ namespace pinion {
 namespace {
 
 using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::HasSubstr;
 
 constexpr double kExact = 1e-9;
 
@@ -65,6 +69,70 @@ TEST_F(EmulatedTimeTest, PageableCopyBlocksTheHostAtThePageableRate) {
   std::vector<uint8_t> pageable(16 * kMiB);
   ASSERT_THAT(ToDevice(data, pageable.data(), 16 * kMiB, compute_), IsOk());
   EXPECT_NEAR(machine_->now_ms(), 0.003 + 16.0 * kMiB / 13e6, kExact);
+}
+
+TEST_F(EmulatedTimeTest, KernelThatSaysItsTrafficAndItsTypeTakesTheirTime) {
+  Start(FreeHost());
+  uint8_t* const data = OnDevice(kMiB);
+  Kernel kernel;
+  kernel.name = "kernel";
+  kernel.writes = {{data, kMiB}};
+  kernel.memory_bytes = 3350e6;
+  ASSERT_THAT(machine_->Launch(0, compute_, kernel), IsOk());
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->now_ms(), 0.002 + 1, kExact);
+  kernel.flops = 2 * 494.5e9;
+  kernel.type = ComputeType::kBFloat16;
+  ASSERT_THAT(machine_->Launch(0, compute_, kernel), IsOk());
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->now_ms(), 2 * 0.002 + 3, kExact);
+}
+
+// As cudaMemcpyAsync: whatever lies where.
+TEST_F(EmulatedTimeTest, CopyOfAnyKindTakesItsLinksTime) {
+  constexpr uint64_t kSize = kMiB;
+  EmulatedOptions options = FreeHost();
+  options.device_count = 2;
+  options.detect_races = false;
+  Start(options);
+  uint8_t* const here = OnDevice(2 * kSize);
+  auto* const there = static_cast<uint8_t*>(
+      machine_->device(1)->Allocate(kSize, machine_->default_stream(1)).value());
+  uint8_t* const pinned = Pinned(kSize);
+  std::vector<uint8_t> memory(kSize);
+  uint8_t* const pageable = memory.data();
+  const struct {
+    const char* what;
+    void* dst;
+    const void* src;
+    double ms;
+    uint64_t in, out, out_of_1, kernels;  // what the statistics count
+  } cases[] = {
+      {"in", here, pinned, 0.003 + kSize / 55.6e6, kSize, 0, 0, 0},
+      {"out", pinned, here, 0.003 + kSize / 57.3e6, 0, kSize, 0, 0},
+      {"in, pageable", here, pageable, 0.003 + kSize / 13e6, kSize, 0, 0, 0},
+      {"out, pageable", pageable, here, 0.003 + kSize / 13e6, 0, kSize, 0, 0},
+      {"to the other device", there, here, 0.003 + kSize / 57.3e6, 0, kSize, 0, 0},
+      {"from the other device", here, there, 0.003 + kSize / 57.3e6, 0, 0, kSize, 0},
+      {"inside", here + kSize, here, 0.002 + 2 * kSize / 3350e6, 0, 0, 0, 1},
+  };
+  for (const auto& [what, dst, src, ms, in, out, out_of_1, kernels] : cases) {
+    SCOPED_TRACE(what);
+    machine_->ResetTimeStats(0);
+    machine_->ResetTimeStats(1);
+    const double before = machine_->now_ms();
+    ASSERT_THAT(machine_->Copy(0, dst, src, kSize, compute_), IsOk());
+    Synchronize(compute_);
+    EXPECT_NEAR(machine_->now_ms() - before, ms, kExact);
+    const TimeStats stats = machine_->time_stats(0), other = machine_->time_stats(1);
+    EXPECT_EQ(stats.h2d_bytes, in);
+    EXPECT_EQ(stats.d2h_bytes, out);
+    EXPECT_EQ(other.d2h_bytes, out_of_1);
+    EXPECT_EQ(stats.kernels, kernels);
+  }
+  EXPECT_THAT(machine_->Copy(0, nullptr, nullptr, 0, compute_), IsOk());
+  EXPECT_THAT(machine_->Copy(0, pinned, pageable, kSize, compute_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("neither")));
 }
 
 TEST_F(EmulatedTimeTest, HostPaysForItsCallsAndForPinning) {

@@ -122,6 +122,14 @@ TEST_F(EmulatedTraceTest, KernelsNameTheirOperatorAndTheirBytes) {
   EXPECT_EQ(kernel["args"]["bytes"], kMiB);
 }
 
+TEST_F(EmulatedTraceTest, ACopyInsideTheDeviceReadsAndWritesItsBytes) {
+  StartRecording();
+  uint8_t* const data = OnDevice(2 * kMiB);
+  ASSERT_THAT(machine_->Copy(0, data + kMiB, data, kMiB, compute_), IsOk());
+  Synchronize(compute_);
+  EXPECT_EQ(Named(EventsOf(*machine_, "X"), "copy D2D")["args"]["bytes"], 2 * kMiB);
+}
+
 // The arrows' ends of a written trace: which copy out, counted from 0, leads to which copy in.
 std::vector<std::pair<int, int>> Arrows(const EmulatedMachine& machine) {
   std::vector<nlohmann::json> outs, ins;

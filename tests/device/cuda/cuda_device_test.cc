@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -88,6 +90,44 @@ TEST_F(CudaDeviceTest, TheStreamPerThreadIsRefusedByName) {
   EXPECT_THAT(device_.IsCapturing(per_thread), refusal);
 }
 
+TEST_F(CudaDeviceTest, AHandleThatNamesNothingIsRefusedBeforeAnyCall) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  const EventHandle event = device_.CreateEvent().value();
+  const CopyPiece piece;
+  const uint64_t calls = fake_.all_calls();
+  for (const absl::Status& refused :
+       {device_.Allocate(kKiB, {}).status(), device_.Free(nullptr, {}), device_.DestroyStream({}),
+        device_.SynchronizeStream({}), device_.IsCapturing({}).status(),
+        device_.RecordEvent(event, {}), device_.StreamWaitEvent({}, event),
+        device_.CopyAsync(CopyDirection::kHostToDevice, {&piece, 1}, {})}) {
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("StreamHandle")));
+  }
+  for (const absl::Status& refused :
+       {device_.DestroyEvent({}), device_.RecordEvent({}, stream),
+        device_.StreamWaitEvent(stream, {}), device_.QueryEvent({}).status(),
+        device_.WaitEvent({}, absl::ZeroDuration()), device_.ElapsedMs({}, event).status(),
+        device_.ElapsedMs(event, {}).status()}) {
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("EventHandle")));
+  }
+  EXPECT_THAT(device_.Allocate(0, stream),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("size_bytes is 0")));
+  EXPECT_EQ(fake_.all_calls(), calls);
+}
+
+TEST_F(CudaDeviceTest, WhatIsFreedAndDestroyedIsGone) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  void* const data = device_.Allocate(kMiB, stream).value();
+  const EventHandle event = device_.CreateEvent().value();
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  EXPECT_THAT(device_.Free(data, stream), IsOk());
+  EXPECT_THAT(device_.DestroyEvent(event), IsOk());
+  EXPECT_THAT(device_.DestroyStream(stream), IsOk());
+  EXPECT_THAT(device_.pinned_source()->Free(segment), IsOk());
+  EXPECT_EQ(fake_.machine().memory_stats(1).in_use_bytes, 0u);
+  EXPECT_EQ(fake_.live_handles(), 0u);
+  EXPECT_EQ(fake_.live_segments(), 0u);
+}
+
 TEST_F(CudaDeviceTest, MemoryThatCameUnalignedOnceIsAskedForWithRoomToAlignIt) {
   fake_.AlignToPagesOnly();
   for (int i = 0; i < 3; ++i) {
@@ -95,6 +135,13 @@ TEST_F(CudaDeviceTest, MemoryThatCameUnalignedOnceIsAskedForWithRoomToAlignIt) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.data) % (2 * kMiB), 0u);
   }
   EXPECT_EQ(fake_.calls("HostAlloc"), 4) << "the first one was pinned twice";
+}
+
+TEST_F(CudaDeviceTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
+  EXPECT_DEATH(device_.pinned_source()->Allocate(0).status().IgnoreError(),
+               "0 bytes are not a multiple");
+  EXPECT_DEATH(device_.pinned_source()->Allocate(kMiB).status().IgnoreError(),
+               "are not a multiple");
 }
 
 TEST_F(CudaDeviceTest, WaitingForAStuckEventEndsWithDeadlineExceeded) {
@@ -139,13 +186,18 @@ TEST_F(CudaDeviceTest, ADeviceThatCannotBeAskedIsUnknownAndLeavesNoErrorBehind) 
 }
 
 TEST(CudaDeviceInfoTest, ADeviceThatReadsTheHostsPageTablesHangsOnNvlinkC2c) {
-  EmulatedOptions options;
-  options.preset = *FindPreset("gh200_c2c");
-  const FakeCuda fake(options);
-  const DeviceInfo info = CudaDevice(FakeCuda::Api(), 0).info();
-  EXPECT_EQ(info.link, LinkKind::kNvlinkC2c);
-  EXPECT_EQ(info.link_name, "NVLink-C2C");
-  EXPECT_EQ(info.rated_gb_per_s, 450);
+  const std::pair<const char*, int> presets[] = {{"gh200_c2c", 450}, {"gb200_c2c", 225}};
+  for (const auto& [preset, gb_per_s] : presets) {
+    EmulatedOptions options;
+    options.preset = *FindPreset(preset);
+    FakeCuda fake(options);
+    const CudaDevice device(FakeCuda::Api(), 0);
+    EXPECT_EQ(device.info().link, LinkKind::kNvlinkC2c);
+    EXPECT_EQ(device.info().link_name, "NVLink-C2C");
+    EXPECT_EQ(device.info().rated_gb_per_s, gb_per_s);
+    fake.FailNext("GetDeviceProperties", cudaErrorInvalidDevice);
+    EXPECT_EQ(device.info().rated_gb_per_s, 0) << "whose generation is unknown";
+  }
 }
 
 TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {
@@ -157,6 +209,21 @@ TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {
   EXPECT_EQ((*device)->name(), "cuda:1");
   EXPECT_THAT(backend.device(2), StatusIs(absl::StatusCode::kNotFound,
                                           AllOf(HasSubstr("cuda:2"), HasSubstr("2 device(s)"))));
+  EXPECT_THAT(backend.device(-1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("cuda:-1")));
+}
+
+TEST_F(CudaDeviceTest, NoDevicesAreADriverThatIsMissingAndAnotherErrorIsItself) {
+  CudaApi none = FakeCuda::Api();
+  none.GetDeviceCount = [](int* count) {
+    *count = 0;
+    return cudaSuccess;
+  };
+  EXPECT_THAT(CudaDeviceCount(none), StatusIs(absl::StatusCode::kNotFound,
+                                              HasSubstr("an NVIDIA driver for CUDA " +
+                                                        std::to_string(CUDART_VERSION / 1000))));
+  fake_.FailNext("GetDeviceCount", cudaErrorECCUncorrectable);
+  EXPECT_THAT(CudaDeviceCount(FakeCuda::Api()),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("counting the CUDA devices")));
 }
 
 TEST_F(CudaDeviceTest, WithoutADriverTheBackendSaysWhatIsMissing) {
