@@ -339,7 +339,9 @@ void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
 }
 
 void DeviceOffloader::LetGo(GuardedStorage source, uint64_t size_bytes, Released& released) {
-  if (size_bytes == 0 || CurrentBackward() == -1) {
+  const int64_t backward = CurrentBackward();
+  // Only what EndBackward will be called for.
+  if (size_bytes == 0 || backward == -1 || !backwards_.contains(backward)) {
     released.storages.push_back(std::move(source));
     return;
   }
