@@ -157,11 +157,12 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void Forget(StorageRecord& record, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // `source` of that many bytes, all handles of which are gone, and which its copy out may still
-  // read. In a backward, which has read it before it was evicted, the copy is likely to be under
-  // way: it goes a little later, so that the stream need not wait for the copy at once.
+  // read (none does if there are 0). In a backward, which has read it before it was evicted, the
+  // copy is likely to be under way: the memory goes when a quarter of the window more has gone, or
+  // when the backward ends, so that the stream need not wait for the copy at once.
   void LetGo(GuardedStorage source, uint64_t size_bytes, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The oldest of those go until no more are left than that.
+  // The oldest of what goes later goes, until no more than that is left.
   void TakeLate(uint64_t limit_bytes, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // --- out ---

@@ -115,6 +115,36 @@ TEST(OffloadTime, TensorsOfFourEngineWindowsNeverMakeTheComputeWait) {
   EXPECT_NEAR(step.backward.idle_ms, none.backward.idle_ms, 1e-9);
 }
 
+// Its memory goes when the copy out is done, and until then the compute does something else.
+TEST(OffloadTime, WhatBackwardReadsBeforeItsCopyOutIsDoneMakesNoKernelWaitForTheCopy) {
+  EmuWorld world(FastLinkSlowCompute(), SmallWindows(8 * kTensorBytes));
+  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor factor = at::ones({kRows, kRows}, at::TensorOptions(world.device()));
+  TimeStats stats;
+  for (int step = 0; step < 2; ++step) {  // the first one pins the memory
+    at::Tensor y;
+    {
+      const OffloadScope scope(world.session());
+      y = Probe(carrier, {}, [&factor](const at::Tensor& grad, const UnpackSaved&) {
+        at::mm(factor, factor);
+        return grad;
+      });
+      y = Probe(y, {at::add(factor, y)}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
+        unpack();
+        return grad;
+      });
+    }
+    world.machine().ResetTimeStats(0);
+    y.backward();
+    EXPECT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+    stats = world.machine().time_stats(0);
+  }
+  ASSERT_EQ(world.QuietStats().reused_on_device, 2u);
+  ASSERT_EQ(world.session()->GetEngineStats(0).d2h.completed_transfers, 2u);
+  EXPECT_GT(stats.compute_busy_ms, 0);
+  EXPECT_EQ(stats.stalled_on_copies_ms, 0);
+}
+
 // Calls that make the host wait for the device, in one step.
 uint64_t HostWaits(EmuWorld& world, const TestNet& net, bool offload) {
   const auto waits = [&world] {
