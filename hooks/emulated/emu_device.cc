@@ -107,11 +107,6 @@ bool Broken(EmulatedMachine& machine) {
 
 absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
   if (machine == nullptr) return absl::InvalidArgumentError("RegisterEmuDevice needs a machine");
-  if (machine->device_count() > emu::kMaxDevices) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("EmulatedOptions::device_count is ", machine->device_count(),
-                     "; LibTorch's emu takes ", emu::kMaxDevices, " at most"));
-  }
   if (const int64_t live_bytes = emu::EmuAllocator::Get().live_bytes(); live_bytes > 0) {
     if (!Broken(*emu::InstalledMachine())) {
       return absl::FailedPreconditionError(

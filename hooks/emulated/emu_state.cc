@@ -59,7 +59,7 @@ void CheckIndex(c10::DeviceIndex index) {
 
 c10::StreamId& CurrentId(c10::DeviceIndex index) {
   CheckIndex(index);
-  return ThisThread().streams[index];
+  return ThisThread().streams.at(index);
 }
 
 c10::Stream MakeStream(c10::DeviceIndex index, c10::StreamId id) {

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <sstream>
@@ -86,14 +87,10 @@ TEST_F(EmuDeviceTest, KeepsTheMachineWhileTensorsLive) {
   EXPECT_TRUE(RegisterEmuDevice(EmulatedMachine::Create(Options()).value()).ok());
 }
 
-TEST_F(EmuDeviceTest, TakesAMachineOfAtMost64Devices) {
+TEST_F(EmuDeviceTest, TakesAsManyDevicesAsAMachineMayHave) {
   EXPECT_EQ(RegisterEmuDevice(nullptr).code(), absl::StatusCode::kInvalidArgument);
   EmulatedOptions options = Options();
   options.memory_bytes = 1 << 20;
-  options.device_count = 65;
-  const absl::Status refused = RegisterEmuDevice(EmulatedMachine::Create(options).value());
-  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("65"), HasSubstr("64 at most")));
   options.device_count = 64;
   Use(options);
   EXPECT_EQ(at::ones({4}, OnEmu(63)).sum().item<float>(), 4);
@@ -347,7 +344,7 @@ TEST_F(EmuDeviceTest, KernelsOfEveryKindSeeTheCopiesBeforeThem) {
 }
 
 TEST_F(EmuDeviceTest, TheHostWaitsForWhatItNeedsToKnow) {
-  const at::Tensor a = at::ones({4}, OnEmu()), large = at::ones({512, 512}, OnEmu());
+  const at::Tensor a = at::ones({4}, OnEmu()), host = Pinned({1 << 20});
   const at::Tensor rows = at::ones({1}, OnEmu().dtype(at::kLong)), same = a.clone();
   const at::Tensor bytes = a.to(at::kByte), flags = a.to(at::kBool);
   const struct {
@@ -372,7 +369,7 @@ TEST_F(EmuDeviceTest, TheHostWaitsForWhatItNeedsToKnow) {
                 }}};
   for (const auto& item : cases) {
     ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
-    at::mm(large, large);
+    host.to(Emu(), /*non_blocking=*/true);
     const double before_ms = machine_->now_ms();
     item.run();
     const double waited_ms = machine_->now_ms() - before_ms;
@@ -529,7 +526,7 @@ TEST_F(EmuDeviceTest, OnlyTensorsOfTheCpuArePinned) {
 }
 
 TEST_F(EmuDeviceTest, TensorsHaveTheStridesOfTheirMemoryFormat) {
-  const at::IntArrayRef sizes = {2, 3, 4, 5};
+  const std::vector<int64_t> sizes = {2, 3, 4, 5};
   for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
     const at::Tensor expected = at::empty(sizes, at::kFloat, format);
     EXPECT_EQ(at::empty(sizes, OnEmu().memory_format(format)).strides(), expected.strides());
