@@ -27,7 +27,7 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/tests/hooks/emulated/emu_fixture.h"
+#include "pinion/tests/hooks/emulated/emu_device_fixture.h"
 
 namespace pinion {
 namespace {

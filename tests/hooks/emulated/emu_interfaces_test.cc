@@ -23,7 +23,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/tests/hooks/emulated/emu_fixture.h"
+#include "pinion/tests/hooks/emulated/emu_device_fixture.h"
 
 namespace pinion {
 namespace {

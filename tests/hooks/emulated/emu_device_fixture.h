@@ -1,7 +1,7 @@
 // A machine of two small devices, registered as "emu", for tests of the device itself.
 
-#ifndef PINION_TESTS_HOOKS_EMULATED_EMU_FIXTURE_H_
-#define PINION_TESTS_HOOKS_EMULATED_EMU_FIXTURE_H_
+#ifndef PINION_TESTS_HOOKS_EMULATED_EMU_DEVICE_FIXTURE_H_
+#define PINION_TESTS_HOOKS_EMULATED_EMU_DEVICE_FIXTURE_H_
 
 #include <ATen/ATen.h>
 #include <c10/core/Device.h>
@@ -60,4 +60,4 @@ std::string ErrorOf(const Function& function) {
 
 }  // namespace pinion
 
-#endif  // PINION_TESTS_HOOKS_EMULATED_EMU_FIXTURE_H_
+#endif  // PINION_TESTS_HOOKS_EMULATED_EMU_DEVICE_FIXTURE_H_
