@@ -101,6 +101,7 @@ TEST_F(EmuDeviceTest, ABrokenMachineIsReplacedThoughTensorsLive) {
   std::optional<at::Tensor> tensor = at::ones({256}, OnEmu());
   machine_->BreakDevice(1, "an error that stays");
   Use(Options());
+  Use(Options());
   const at::Tensor other = at::ones({256}, OnEmu());
   EXPECT_EQ(other.sum().item<float>(), 256);
   tensor.reset();
@@ -186,6 +187,8 @@ TEST_F(EmuDeviceTest, ViewsShareMemory) {
   base.t().narrow(0, 1, 1).add_(2);
   base.as_strided({2}, {12}, 5).fill_(3);
   EXPECT_EQ(base.sum().item<float>(), 4 * 3 + 4 * 2 + 2 * 3);
+  at::view_as_complex(base.view({4, 3, 2})).zero_();
+  EXPECT_EQ(base.sum().item<float>(), 0);
 }
 
 TEST_F(EmuDeviceTest, OperatorWhoseKernelFailsDoesNothing) {
@@ -232,7 +235,7 @@ TEST_F(EmuDeviceTest, OutArgumentsComeBackInTheirOrder) {
 
 TEST_F(EmuDeviceTest, ADetachedTensorIsChangedInPlace) {
   const at::Tensor tensor = at::ones({4}, OnEmu());
-  tensor.detach().add_(1);
+  tensor.variable_data().add_(1);
   EXPECT_EQ(tensor.sum().item<float>(), 8);
 }
 
