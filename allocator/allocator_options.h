@@ -45,8 +45,9 @@ struct AllocatorOptions {
   // may call it at once. What it throws passes through the call, which has then done nothing.
   std::function<void(const RamLevelChange&)> on_ram_level;
 
-  // The most that this allocator locks, whatever the host has: at least the source's granularity
-  // (2 MiB for pinned memory), unless pageable_fallback is set. The default is no limit of its own.
+  // The most that this allocator locks, whatever the host has. From 1 on; at least the source's
+  // granularity (2 MiB for pinned memory) unless pageable_fallback is set. The default is no limit
+  // of its own.
   uint64_t max_locked_bytes = UINT64_MAX;
 
   // --- Performance ---

@@ -28,8 +28,6 @@ class DeferredReleases {
  public:
   using Timelines = std::vector<std::shared_ptr<FenceTimeline>>;
 
-  bool empty() const { return queues_.empty(); }
-
   // `block` waits for `value` on `timeline`, and for whatever it was added with before.
   void Add(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline, uint64_t value);
 

@@ -2,8 +2,6 @@
 
 #include <bit>
 
-#include "pinion/allocator/base/check.h"
-
 namespace pinion::internal {
 namespace {
 
@@ -54,15 +52,12 @@ BlockRecord* FreeLists::Find(uint64_t size_bytes) const {
 
 int FreeLists::FirstUsedBucket(int bucket) const {
   int level = bucket / kBucketsPerLevel;
-  if (level >= kLevels) return -1;
   uint64_t buckets = used_buckets_[level] & (~uint64_t{0} << (bucket % kBucketsPerLevel));
   if (buckets == 0) {
     const uint64_t levels = used_levels_ & (~uint64_t{0} << level << 1);
     if (levels == 0) return -1;
     level = std::countr_zero(levels);
     buckets = used_buckets_[level];
-    PINION_CHECK(buckets != 0) << "level " << level << " of the free lists is marked as used and "
-                               << "has no block";
   }
   return level * kBucketsPerLevel + std::countr_zero(buckets);
 }

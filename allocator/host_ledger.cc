@@ -22,7 +22,8 @@ namespace {
 // In the file's name: a program of another layout uses another file.
 constexpr int kLayoutVersion = 1;
 
-// The owner has published its bytes and not drawn its turn yet. Everybody counts it.
+// The owner has published its bytes and not drawn its turn yet. It is before all turns: everybody
+// counts it.
 constexpr uint64_t kNoTurnYet = 0;
 
 // Zero bytes are a table without reservations, so a new file needs no initialisation.
@@ -68,9 +69,7 @@ struct HostLedger::Table {
     }
   }
 
-  bool IsOf(const struct stat& file) const {
-    return !is_private && device == file.st_dev && inode == file.st_ino;
-  }
+  bool IsOf(const struct stat& file) const { return device == file.st_dev && inode == file.st_ino; }
 
   // False if somebody else did first.
   bool Claim(int slot, ProcessIdentity expected, ProcessIdentity owner) {
@@ -86,28 +85,27 @@ struct HostLedger::Table {
   // A free slot, or else one that a dead process has left. -1 if there is none.
   int ClaimAny(ProcessIdentity owner) {
     for (int i = 0; i < kMaxReservations; ++i) {
-      if (shared->slots[i].owner == 0 && Claim(i, 0, owner)) return i;
+      if (Claim(i, 0, owner)) return i;
     }
     for (int i = 0; i < kMaxReservations; ++i) {
       const ProcessIdentity holder = shared->slots[i].owner;
-      if ((holder == 0 || IsGone(holder)) && Claim(i, holder, owner)) return i;
+      if (IsGone(holder) && Claim(i, holder, owner)) return i;
     }
     return -1;
   }
 
-  // Bytes of running owners whose turn is before `turn`, but for those of `own_slot`.
-  uint64_t BytesBefore(uint64_t turn, int own_slot) {
+  // Bytes of running owners whose turn is before `turn`.
+  uint64_t BytesBefore(uint64_t turn) {
     uint64_t bytes = 0;
     for (int i = 0; i < kMaxReservations; ++i) {
       Slot& slot = shared->slots[i];
       const ProcessIdentity holder = slot.owner;
-      if (i == own_slot || holder == 0) continue;
+      if (holder == 0) continue;
       if (IsGone(holder)) {
         (void)Claim(i, holder, 0);  // so that nobody needs to look at it again
         continue;
       }
-      const uint64_t other = slot.turn;
-      if (other != kNoTurnYet && other >= turn) continue;
+      if (slot.turn >= turn) continue;
       bytes = std::min(kMostBytes, bytes + std::min<uint64_t>(kMostBytes, slot.size_bytes));
     }
     return bytes;
@@ -120,7 +118,7 @@ struct HostLedger::Table {
   ino_t inode = 0;
 };
 
-uint64_t HostLedger::Reservation::BytesAhead() const { return table_->BytesBefore(turn_, slot_); }
+uint64_t HostLedger::Reservation::BytesAhead() const { return table_->BytesBefore(turn_); }
 
 void HostLedger::Reservation::Release() {
   if (table_ == nullptr) return;
@@ -211,10 +209,9 @@ std::shared_ptr<HostLedger::Table> HostLedger::CurrentTable() {
   }
   if (table->is_private) return table;
   absl::StatusOr<std::shared_ptr<Table>> mapped = Map(name_, table);
-  if (!mapped.ok() || *mapped == table) return table;
+  if (!mapped.ok()) return table;
   MutexLock lock(mu_);
-  if (table_ == table) table_ = *std::move(mapped);
-  return table_;
+  return table_ = *std::move(mapped);
 }
 
 absl::StatusOr<HostLedger::Reservation> HostLedger::Reserve(uint64_t size_bytes) {
@@ -241,7 +238,7 @@ uint64_t HostLedger::reserved_bytes() const {
     MutexLock lock(mu_);
     table = table_;
   }
-  return table->BytesBefore(UINT64_MAX, /*own_slot=*/-1);
+  return table->BytesBefore(UINT64_MAX);
 }
 
 }  // namespace pinion

@@ -7,10 +7,10 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/os/fork_origin.h"
 #include "pinion/allocator/os/mmap_source.h"
@@ -145,13 +145,13 @@ absl::StatusOr<PinnedAllocator::Impl::Served> PinnedAllocator::Impl::AllocateOnM
 }
 
 BlockRecord* PinnedAllocator::Impl::TakeDeferred(SegmentPool& pool, uint64_t size_bytes) {
-  if (!pool.PollDeferred()) return nullptr;
+  const bool some_left = pool.PollDeferred();
   BlockRecord* block = pool.TryAllocate(size_bytes);
   if (block != nullptr) {
     pool.Count(&AllocatorStats::polled_hits);
-  } else if (options_.max_wait_for_deferred > absl::ZeroDuration()) {
+  } else if (some_left && options_.max_wait_for_deferred > absl::ZeroDuration()) {
     pool.Count(&AllocatorStats::waits_for_deferred);
-    block = pool.WaitForDeferred(size_bytes, absl::Now() + options_.max_wait_for_deferred);
+    block = pool.WaitForDeferred(size_bytes, options_.max_wait_for_deferred);
     if (block != nullptr) pool.Count(&AllocatorStats::waited_hits);
   }
   return block;
@@ -160,11 +160,8 @@ BlockRecord* PinnedAllocator::Impl::TakeDeferred(SegmentPool& pool, uint64_t siz
 PinnedAllocator::Impl::Growth PinnedAllocator::Impl::GrowInTurn(SegmentPool& pool,
                                                                 uint64_t size_bytes) {
   const internal::TurnHolder turn(pool.growth_turn());
-  if (turn.waited()) {
-    if (BlockRecord* found = pool.TryAllocate(size_bytes); found != nullptr) {
-      return {.block = found};
-    }
-  }
+  // Another thread may have had the turn, and grown.
+  if (BlockRecord* block = pool.TryAllocate(size_bytes); block != nullptr) return {.block = block};
   return Grow(pool, size_bytes);
 }
 
@@ -201,7 +198,6 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::AddSegment(SegmentPool& poo
     segment_bytes = std::max(segment_bytes, least_bytes);
     Growth growth = TryGrow(pool, segment_bytes, size_bytes, wait);
     if (growth.refusal != Refusal::kWatermark || segment_bytes == least_bytes) return growth;
-    if (watermark_.level() == RamLevel::kHigh) return growth;
     segment_bytes = AlignDown(segment_bytes / kNextSmallerSegment, granularity_bytes);
     wait = RamWatermark::Wait::kNo;
   }
@@ -218,9 +214,9 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
   absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes, wait);
   if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
   HostMemorySource& source = pool.source();
-  const absl::Time start = absl::Now();
+  const internal::Stopwatch stopwatch;
   const absl::StatusOr<HostSegment> segment = source.Allocate(segment_bytes);
-  pool.CountPinCall(segment.ok(), absl::Now() - start);
+  pool.CountPinCall(segment.ok(), stopwatch.Elapsed());
   if (!segment.ok()) {
     const absl::Status status(
         segment.status().code(),
@@ -246,7 +242,7 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
 
 uint64_t PinnedAllocator::Impl::MakeRoom(SegmentPool& pool, Refusal refusal,
                                          uint64_t segment_bytes) {
-  uint64_t missing_bytes = 0;
+  uint64_t missing_bytes{};
   switch (refusal) {
     case Refusal::kNone:
       return 0;
@@ -300,7 +296,7 @@ absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
   pool_->PollDeferred();
   const uint64_t locked_bytes = pool_->locked_bytes();
   SegmentPool::GivenBack given =
-      pool_->GiveBack({.bytes = locked_bytes > keep_bytes ? locked_bytes - keep_bytes : 0});
+      pool_->GiveBack({.bytes = locked_bytes - std::min(locked_bytes, keep_bytes)});
   if (pageable_pool_ != nullptr) {
     pageable_pool_->PollDeferred();
     const SegmentPool::GivenBack pageable = pageable_pool_->GiveBack({});

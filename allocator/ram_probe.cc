@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <limits>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -15,32 +15,30 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace pinion {
 namespace {
-
-constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
-// v1 writes the largest page-aligned int64 for "no limit"; no host has 2^62 bytes.
-constexpr uint64_t kV1UnlimitedFrom = uint64_t{1} << 62;
 
 using Fields = absl::flat_hash_map<std::string, uint64_t>;
 
 // What the two versions call the same things.
 struct CgroupFiles {
   const char* current;
-  const char* max;
-  const char* high;         // null: there is none
+  std::span<const char* const> limits;
   const char* stat_prefix;  // of the fields that include descendants
 };
-constexpr CgroupFiles kV2 = {"memory.current", "memory.max", "memory.high", ""};
-constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", "memory.limit_in_bytes", nullptr, "total_"};
+constexpr const char* kV2Limits[] = {"memory.max", "memory.high"};
+constexpr const char* kV1Limits[] = {"memory.limit_in_bytes"};
+constexpr CgroupFiles kV2 = {"memory.current", kV2Limits, ""};
+constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", kV1Limits, "total_"};
 
-uint64_t SaturatingSubtract(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+uint64_t SaturatingSubtract(uint64_t a, uint64_t b) { return a - std::min(a, b); }
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
-  if (file) text << file.rdbuf();
+  text << file.rdbuf();
   return text.str();
 }
 
@@ -52,11 +50,9 @@ Fields ReadFields(const std::string& path) {
     std::istringstream words(line);
     std::string name;
     std::string unit;
-    uint64_t value = 0;
-    if (!(words >> name >> value)) continue;
-    if (!name.empty() && name.back() == ':') name.pop_back();
-    words >> unit;
-    fields[name] = unit == "kB" ? value * 1024 : value;
+    uint64_t value{};
+    words >> name >> value >> unit;
+    fields[std::string(absl::StripSuffix(name, ":"))] = unit == "kB" ? value * 1024 : value;
   }
   return fields;
 }
@@ -66,19 +62,15 @@ uint64_t Field(const Fields& fields, const std::string& name) {
   return found == fields.end() ? 0 : found->second;
 }
 
-// Nothing when the file is missing; kUnlimited for "max".
-std::optional<uint64_t> ReadLimit(const std::string& path) {
-  std::istringstream words(ReadFile(path));
-  std::string text;
-  uint64_t value = 0;
-  if (!(words >> text)) return std::nullopt;
-  if (text == "max") return kUnlimited;
-  if (!absl::SimpleAtoi(text, &value)) return std::nullopt;
-  return value >= kV1UnlimitedFrom ? kUnlimited : value;
+// Nothing when the file is missing, or for "max": no limit. (v1 writes the largest page-aligned
+// int64 for that, which is more than any host has.)
+std::optional<uint64_t> ReadNumber(const std::string& path) {
+  uint64_t value;
+  if (!absl::SimpleAtoi(ReadFile(path), &value)) return std::nullopt;
+  return value;
 }
 
 double PsutilPercent(uint64_t total, uint64_t available) {
-  if (total == 0) return 0;
   const double percent =
       static_cast<double>(total - available) / static_cast<double>(total) * 100.0;
   // Python rounds the exact binary value to the nearest decimal, as printf does.
@@ -106,14 +98,12 @@ void ReadHost(const std::string& proc_root, RamSample* sample) {
 void ApplyCgroup(const std::string& directory, const std::string& cgroup, const CgroupFiles& files,
                  double percent, RamSample* sample) {
   const std::optional<uint64_t> current =
-      ReadLimit(absl::StrCat(directory, cgroup, "/", files.current));
+      ReadNumber(absl::StrCat(directory, cgroup, "/", files.current));
   if (!current.has_value()) return;
   std::optional<uint64_t> used;  // read only where there is a limit
-  for (const char* name : {files.max, files.high}) {
-    if (name == nullptr) continue;
-    const uint64_t limit =
-        ReadLimit(absl::StrCat(directory, cgroup, "/", name)).value_or(kUnlimited);
-    if (limit == kUnlimited) continue;
+  for (const char* name : files.limits) {
+    const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(directory, cgroup, "/", name));
+    if (!limit.has_value()) continue;
     if (!used.has_value()) {
       const Fields stat = ReadFields(absl::StrCat(directory, cgroup, "/memory.stat"));
       used = *current;
@@ -121,8 +111,8 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
         used = SaturatingSubtract(*used, Field(stat, absl::StrCat(files.stat_prefix, reclaimable)));
       }
     }
-    const auto usable = static_cast<uint64_t>(static_cast<double>(limit) * percent / 100);
-    const uint64_t headroom = SaturatingSubtract(std::min(limit, usable), *used);
+    const auto usable = static_cast<uint64_t>(static_cast<double>(*limit) * percent / 100);
+    const uint64_t headroom = SaturatingSubtract(std::min(*limit, usable), *used);
     if (headroom >= sample->headroom_bytes) continue;
     sample->headroom_bytes = headroom;
     sample->limited_by = absl::StrCat(percent < 100 ? absl::StrCat(percent, " % of ") : "",
@@ -134,7 +124,6 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
 // shows the container's own cgroup as its root; levels that do not exist set no limit.
 void ApplyCgroupAndAncestors(const std::string& directory, std::string cgroup,
                              const CgroupFiles& files, double percent, RamSample* sample) {
-  while (!cgroup.empty() && cgroup.back() == '/') cgroup.pop_back();
   // A process outside of its cgroup namespace's root is shown as "/../..".
   if (absl::StrContains(cgroup, "/..")) cgroup.clear();
   while (true) {
@@ -156,13 +145,11 @@ RamSample RamProbe::Sample(double cgroup_percent) const {
   for (std::string line; std::getline(lines, line);) {
     // "0::/a/b" in v2, "7:cpu,memory:/a/b" in v1. The path may contain colons.
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
+    if (parts.size() != 3 || parts[2][0] != '/') continue;
+    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
     if (parts[0] == "0") {
       ApplyCgroupAndAncestors(cgroup_root_, parts[2], kV2, cgroup_percent, &sample);
-      continue;
-    }
-    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
-    if (std::find(controllers.begin(), controllers.end(), "memory") != controllers.end()) {
+    } else if (std::find(controllers.begin(), controllers.end(), "memory") != controllers.end()) {
       ApplyCgroupAndAncestors(absl::StrCat(cgroup_root_, "/memory"), parts[2], kV1, cgroup_percent,
                               &sample);
     }

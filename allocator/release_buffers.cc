@@ -47,7 +47,6 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
   batch.releases[batch.size++] = release;
   if (batch.size == ReleaseBatch::kCapacity) {
     HandOver(std::move(buffer.batch));
-    buffer.used.store(false, std::memory_order_release);
   }
   return true;
 }
@@ -95,8 +94,8 @@ std::unique_ptr<ReleaseBatch> ReleaseBuffers::NewBatch() {
 }
 
 void ReleaseBuffers::HandOver(std::unique_ptr<ReleaseBatch> batch) {
-  // The head is read before the batch is stamped: a timeline of a test's can hand over another
-  // batch in between.
+  // Read before `Completed()` is called, so that a batch that another thread hands over during that
+  // call is met by the retry below. Tests hand one over from within it.
   batch->next = incoming_.load(std::memory_order_relaxed);
   ReleaseBatch* const added = Stamped(std::move(batch)).release();
   while (!incoming_.compare_exchange_weak(added->next, added, std::memory_order_release,

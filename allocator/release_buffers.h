@@ -83,8 +83,7 @@ class ReleaseBuffers {
     Mutex mu;
     std::unique_ptr<ReleaseBatch> batch ABSL_GUARDED_BY(mu);
     bool closed ABSL_GUARDED_BY(mu) = false;
-    // So that an empty buffer costs a load: whether there is a batch. False only once what was full
-    // is in the list.
+    // False only if there is no batch, so that an empty buffer costs a load.
     std::atomic<bool> used = false;
   };
 

@@ -6,9 +6,10 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/keep_for_ever.h"
 #include "pinion/allocator/hardening.h"
 #include "pinion/allocator/size_class.h"
@@ -53,10 +54,6 @@ uint64_t SlabBytes(uint64_t segment_bytes) {
   return std::clamp(segment_bytes / 64, kLeastSlabBytes, kMostSlabBytes);
 }
 
-double MillisecondsSince(absl::Time start) {
-  return absl::ToDoubleMilliseconds(absl::Now() - start);
-}
-
 }  // namespace
 
 SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
@@ -69,12 +66,11 @@ SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
       heap_(options.alignment_bytes, SlabBytes(options.segment_bytes)) {}
 
 SegmentPool::~SegmentPool() {
-  const absl::Status waited = WaitForAllDeferred(absl::Now() + kTeardownWait);
+  const absl::Status waited = WaitForAllDeferred(kTeardownWait);
   GiveBack({});
   if (const uint64_t leaked = locked_bytes(); leaked != 0) {
     PINION_LOG(kError) << "leaking " << HumanBytes(leaked) << " of " << source_->name()
-                       << " memory: "
-                       << (waited.ok() ? "its source did not take it back" : waited.message());
+                       << " memory: " << waited.message();
   }
 }
 
@@ -116,7 +112,6 @@ void SegmentPool::Release(BlockRecord* block, uint64_t id) {
   if (!mu_.TryLock()) return ReleaseLater({block, id}, nullptr);
   std::shared_ptr<SegmentPool> last;
   EnterLocked({block, id}, nullptr, 0, &last);
-  UpdateCachedLocked();
   mu_.Unlock();
 }
 
@@ -149,7 +144,6 @@ void SegmentPool::ReleaseLater(const ReleaseBatch::Release& release,
   std::shared_ptr<SegmentPool> last;
   MutexLock lock(mu_);
   EnterLocked(release, timeline, 0, &last);
-  UpdateCachedLocked();
 }
 
 void SegmentPool::SettleAllLocked(Leftovers* leftovers) {
@@ -158,16 +152,14 @@ void SegmentPool::SettleAllLocked(Leftovers* leftovers) {
 }
 
 void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
-  if (incoming_.empty()) return;
   while (!incoming_.empty() && most-- > 0) {
     ReleaseBatch& batch = *incoming_.back();
     EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, &leftovers->last);
     if (batch.size > 0) continue;
-    if (batch.timeline != nullptr) leftovers->timelines.push_back(std::move(batch.timeline));
+    leftovers->timelines.push_back(std::move(batch.timeline));
     buffers_.Recycle(std::move(incoming_.back()));
     incoming_.pop_back();
   }
-  UpdateCachedLocked();
 }
 
 void SegmentPool::EnterLocked(const ReleaseBatch::Release& release,
@@ -186,7 +178,7 @@ void SegmentPool::DeferLocked(BlockRecord* block, const std::shared_ptr<FenceTim
   deferred_.Add(block, timeline, value);
 }
 
-std::vector<FenceTicket> SegmentPool::OpenTickets() {
+std::vector<FenceTicket> SegmentPool::ReclaimAndListTickets() {
   Leftovers leftovers;
   MutexLock lock(mu_);
   SettleAllLocked(&leftovers);
@@ -195,18 +187,19 @@ std::vector<FenceTicket> SegmentPool::OpenTickets() {
 }
 
 bool SegmentPool::PollDeferred() {
-  const std::vector<FenceTicket> tickets = OpenTickets();
+  const std::vector<FenceTicket> tickets = ReclaimAndListTickets();
   for (const FenceTicket& ticket : tickets) ticket.timeline->Poll();
   return !tickets.empty();
 }
 
-BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Time deadline) {
+BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration timeout) {
+  const Deadline deadline(timeout);
   while (true) {
-    const std::vector<FenceTicket> tickets = OpenTickets();
+    const std::vector<FenceTicket> tickets = ReclaimAndListTickets();
     bool waited = false;
     for (const FenceTicket& ticket : tickets) {
-      const absl::Duration left = deadline - absl::Now();
-      if (left <= absl::ZeroDuration()) return nullptr;
+      const absl::Duration left = deadline.Left();
+      if (left == absl::ZeroDuration()) return nullptr;
       // A timeline that is stuck must not use up the others' time.
       const absl::Duration share =
           std::max(kShortestWait, left / static_cast<int64_t>(tickets.size()));
@@ -214,14 +207,15 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Time deadli
       waited |= status.ok() || absl::IsDeadlineExceeded(status);
       if (BlockRecord* block = TryAllocate(size_bytes); block != nullptr) return block;
     }
-    if (!waited) return nullptr;
+    // Without a ticket, too: others may have reclaimed what it was open for.
+    if (!waited) return TryAllocate(size_bytes);
   }
 }
 
 absl::Status SegmentPool::BeginGrowth(uint64_t bytes) {
   MutexLock lock(mu_);
   const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_;
-  if (taken > max_locked_bytes_ || bytes > max_locked_bytes_ - taken) {
+  if (bytes > max_locked_bytes_ - taken) {
     return absl::ResourceExhaustedError(absl::StrCat("to lock ", HumanBytes(bytes),
                                                      " more would exceed max_locked_bytes, ",
                                                      HumanBytes(max_locked_bytes_)));
@@ -252,8 +246,7 @@ BlockRecord* SegmentPool::FinishGrowth(const HostSegment& segment, uint64_t size
 
 uint64_t SegmentPool::BytesToLimit() const {
   MutexLock lock(mu_);
-  const uint64_t taken = heap_.segment_bytes() + in_transit_bytes_;
-  return max_locked_bytes_ - std::min(taken, max_locked_bytes_);
+  return max_locked_bytes_ - heap_.segment_bytes() - in_transit_bytes_;
 }
 
 SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted) {
@@ -273,13 +266,13 @@ SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted)
   }
   GivenBack result;
   uint64_t lost_bytes = 0;
-  double unpin_ms = 0;
-  double max_unpin_ms = 0;
+  double unpin_ms{};
+  double max_unpin_ms{};
   for (const HostSegment& segment : segments) {
     if (kHardened) CheckFreeSegment(segment);
-    const absl::Time start = absl::Now();
+    const Stopwatch stopwatch;
     const absl::Status status = source_->Free(segment);
-    const double ms = MillisecondsSince(start);
+    const double ms = absl::ToDoubleMilliseconds(stopwatch.Elapsed());
     unpin_ms += ms;
     max_unpin_ms = std::max(max_unpin_ms, ms);
     if (status.ok()) continue;
@@ -303,7 +296,6 @@ SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted)
 uint64_t SegmentPool::RoomForLargeBlocks() {
   Leftovers leftovers;
   MutexLock lock(mu_);
-  SettleAllLocked(&leftovers);
   ReclaimLocked(&leftovers);
   heap_.DissolveFreeSlabs();
   return heap_.large_free_bytes();
@@ -319,10 +311,9 @@ AllocatorStats SegmentPool::GetStats() {
   MutexLock lock(mu_);
   SettleAllLocked(&leftovers);
   AllocatorStats stats = stats_;
-  for (int level = 0; level < kLevels; ++level) {
-    const Bucket& bucket = buckets_[level];
+  for (const Bucket& bucket : buckets_) {
     if (bucket.allocations == 0) continue;
-    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << level,
+    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << (&bucket - buckets_.data()),
                                   .allocations = bucket.allocations,
                                   .misses = bucket.misses,
                                   .booked_bytes = bucket.booked_bytes});
@@ -383,6 +374,7 @@ BlockRecord* SegmentPool::TakeLocked(uint64_t size_bytes, bool hit) {
 void SegmentPool::PutLocked(BlockRecord* block) {
   stats_.used_bytes.current -= block->capacity_bytes;
   heap_.Put(block);
+  UpdateCachedLocked();
 }
 
 void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
@@ -392,7 +384,6 @@ void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
     until_look_around_ = kLookAroundEvery;
     SettleAllLocked(leftovers);
   }
-  if (deferred_.empty()) return;
   done_.clear();
   deferred_.TakeDone(&done_, &leftovers->timelines);
   for (BlockRecord* block : done_) {
@@ -400,7 +391,6 @@ void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
     stats_.deferred_bytes.current -= block->capacity_bytes;
     PutLocked(block);
   }
-  UpdateCachedLocked();
 }
 
 void SegmentPool::EndLifeLocked(BlockRecord* block, uint64_t id,
@@ -419,20 +409,18 @@ SegmentPool::Bucket& SegmentPool::BucketLocked(const BlockRecord* block) {
 void SegmentPool::UpdateCachedLocked() {
   const uint64_t cached = heap_.segment_bytes() - stats_.used_bytes.current;
   ByteGauge& gauge = stats_.cached_bytes;
-  if (cached > gauge.current) {
-    Add(&gauge, cached - gauge.current);
-  } else {
-    gauge.current = cached;
-  }
+  gauge.total += cached - std::min(cached, gauge.current);
+  gauge.current = cached;
+  gauge.peak = std::max(gauge.peak, cached);
 }
 
-absl::Status SegmentPool::WaitForAllDeferred(absl::Time deadline) {
+absl::Status SegmentPool::WaitForAllDeferred(absl::Duration timeout) {
+  const Deadline deadline(timeout);
   while (true) {
     bool progress = false;
     absl::Status failed;
-    for (const FenceTicket& ticket : OpenTickets()) {
-      const absl::Duration left = std::max(absl::ZeroDuration(), deadline - absl::Now());
-      const absl::Status waited = ticket.timeline->Wait(ticket.value, left);
+    for (const FenceTicket& ticket : ReclaimAndListTickets()) {
+      const absl::Status waited = ticket.timeline->Wait(ticket.value, deadline.Left());
       progress |= waited.ok();
       failed.Update(waited);
     }

@@ -7,8 +7,8 @@
 // A release does not wait for those who allocate: one with a ticket, or one that meets the lock
 // held, goes to a buffer (release_buffers.h); only one with several open tickets takes the lock.
 // TryAllocate enters what its own thread released, some of what others handed over, and all there
-// is before it says that nothing fits. Deferred blocks are reclaimed by TryAllocate (which only
-// loads counters) and after PollDeferred or WaitForDeferred (which ask the device).
+// is before it says that nothing fits. To reclaim deferred blocks loads their timelines' counters
+// and is done in passing; PollDeferred and WaitForDeferred ask the devices first.
 //
 // Thread safety: thread-safe. No call to the source but JoinsAt, and none to a timeline but
 // Completed(), is made while the lock is held.
@@ -70,11 +70,13 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   void Release(BlockRecord* block, uint64_t id);
   void ReleaseAfter(BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets);
 
-  // Asks the devices how far the timelines that blocks wait for have come. False if none waits.
+  // Asks the devices how far the timelines that blocks wait for have come. False if no block waits
+  // for one any more; what came free before that is for TryAllocate to find, either way.
   bool PollDeferred();
 
-  // Waits until something fits, nothing is deferred any more, or `deadline`. Null unless it fits.
-  BlockRecord* WaitForDeferred(uint64_t size_bytes, absl::Time deadline);
+  // Waits until something fits, nothing is deferred any more, or `timeout` has passed. Null unless
+  // something fits.
+  BlockRecord* WaitForDeferred(uint64_t size_bytes, absl::Duration timeout);
 
   // --- Segments ---
 
@@ -151,10 +153,10 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Bucket& BucketLocked(const BlockRecord* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void UpdateCachedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What deferred blocks wait for next, one ticket per timeline, once those that are done are free.
-  std::vector<FenceTicket> OpenTickets();
+  // Reclaims, and returns what the rest waits for next: one ticket per timeline.
+  std::vector<FenceTicket> ReclaimAndListTickets();
   // Why some are left, if any are.
-  absl::Status WaitForAllDeferred(absl::Time deadline);
+  absl::Status WaitForAllDeferred(absl::Duration timeout);
 
   const ForkOrigin origin_;
   const std::shared_ptr<HostMemorySource> source_;
@@ -169,12 +171,13 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   SegmentHeap heap_ ABSL_GUARDED_BY(mu_);
   DeferredReleases deferred_ ABSL_GUARDED_BY(mu_);
   ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, to be entered
-  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_) = 0;    // calls of ReclaimLocked
+  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_){};      // calls of ReclaimLocked
   std::vector<BlockRecord*> done_ ABSL_GUARDED_BY(mu_);    // of ReclaimLocked
-  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_) = 0;        // calls of TryAllocate
+  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_){};          // calls of TryAllocate
   AllocatorStats stats_ ABSL_GUARDED_BY(mu_);
   std::array<Bucket, kLevels> buckets_ ABSL_GUARDED_BY(mu_);
-  // Being pinned or unpinned outside of the lock: locked for all the limit knows.
+  // Being pinned or unpinned outside of the lock: locked for all the limit knows. With the heap's
+  // segments never more than the limit.
   uint64_t in_transit_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t live_blocks_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 0;

@@ -1,8 +1,8 @@
 // A section that one thread at a time is in, for long work that many threads may want done at once:
-// a thread that had to wait looks first whether another thread has done the work meanwhile.
+// whoever has the turn looks first whether another thread has done the work meanwhile.
 //
 //   const TurnHolder mine(turn_);
-//   if (mine.waited() && AlreadyDone()) return;
+//   if (AlreadyDone()) return;
 //   ...
 //
 // A turn is re-entrant: the work calls the operating system and the user's callbacks, which may
@@ -34,10 +34,7 @@ class TurnHolder {
   explicit TurnHolder(Turn& turn) : turn_(turn) {
     MutexLock lock(turn_.mu_);
     again_ = turn_.holder_ == std::this_thread::get_id();
-    while (!again_ && turn_.holder_ != std::thread::id()) {
-      waited_ = true;
-      turn_.ended_.Wait(turn_.mu_);
-    }
+    while (!again_ && turn_.holder_ != std::thread::id()) turn_.ended_.Wait(turn_.mu_);
     turn_.holder_ = std::this_thread::get_id();
   }
   ~TurnHolder() {
@@ -51,13 +48,9 @@ class TurnHolder {
   TurnHolder(const TurnHolder&) = delete;
   TurnHolder& operator=(const TurnHolder&) = delete;
 
-  // Another thread had it first.
-  bool waited() const { return waited_; }
-
  private:
   Turn& turn_;
-  bool again_ = false;
-  bool waited_ = false;
+  bool again_{};  // it is an inner turn
 };
 
 }  // namespace pinion::internal

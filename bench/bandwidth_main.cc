@@ -121,8 +121,10 @@ absl::Status Main() {
   result.warnings.insert(result.warnings.begin(), opened.notes.begin(), opened.notes.end());
 
   std::cout << BandwidthText(result);
-  PINION_RETURN_IF_ERROR(WriteOutputs(result));
-  return MakeReport(result).Finish(absl::GetFlag(FLAGS_json));
+  // First what needs no other program, as the plot does.
+  absl::Status status = MakeReport(result).Finish(absl::GetFlag(FLAGS_json));
+  status.Update(WriteOutputs(result));
+  return status;
 }
 
 }  // namespace

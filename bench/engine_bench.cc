@@ -281,8 +281,9 @@ absl::Status Run(const std::vector<char*>& arguments) {
   absl::PrintF("%s\n", bench->Header());
   std::fflush(stdout);
   for (const BenchCase& of : EngineBenchCases(absl::GetFlag(FLAGS_quick))) bench->Register(of);
-  benchmark::RunSpecifiedBenchmarks();
+  const size_t matched = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
+  if (matched == 0) return absl::InvalidArgumentError("--benchmark_filter leaves no case");
 
   absl::PrintF("\n");
   const absl::Status finished = bench->Report().Finish(json);

@@ -1,6 +1,5 @@
 #include "pinion/bench/goals.h"
 
-#include <algorithm>
 #include <iostream>
 #include <string>
 
@@ -14,10 +13,6 @@ namespace pinion {
 
 std::string Bound::ToString() const {
   return absl::StrFormat("%s %.4g", kind == Kind::kAtLeast ? ">=" : "<=", limit);
-}
-
-bool BenchReport::AnyMissed() const {
-  return std::any_of(goals_.begin(), goals_.end(), [](const Goal& goal) { return goal.missed(); });
 }
 
 nlohmann::ordered_json BenchReport::ToJson() const {

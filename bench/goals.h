@@ -5,8 +5,9 @@
 //   BenchReport report;
 //   report.AddRow({{"case", "host_to_device"}, {"gb_per_s", 55.1}});
 //   report.AddGoal("pinned H2D over nvbandwidth", AtLeast(0.98), 0.991);
-//   return report.Finish(absl::GetFlag(FLAGS_json));    // and in main: return ExitCode(name,
-//   status)
+//   return report.Finish(absl::GetFlag(FLAGS_json));
+//   ...
+//   return ExitCode("bandwidth", status);               // in main
 //
 // A goal is judged by the run itself, from its rows. A goal that nothing was measured for, because
 // a filter left its rows out, is added without a value: it is neither met nor missed.
@@ -59,7 +60,6 @@ class BenchReport {
 
   const std::vector<nlohmann::ordered_json>& rows() const { return rows_; }
   const std::vector<Goal>& goals() const { return goals_; }
-  bool AnyMissed() const;
 
   nlohmann::ordered_json ToJson() const;
   // One line per goal: "met     name: value (goal >= 0.98)"; "MISSED  ..."; "-       name: not

@@ -15,26 +15,28 @@ namespace {
 void AddArrows(const std::vector<ChromeTrace::Slice>& slices, nlohmann::json& events) {
   std::map<uint64_t, const ChromeTrace::Slice*> origins;
   for (const ChromeTrace::Slice& slice : slices) {
-    if (slice.arrow_from != 0) origins[slice.arrow_from] = &slice;
+    origins[slice.arrow_from] = &slice;
   }
   uint64_t arrows = 0;
+  const auto end = [&events, &arrows](const char* phase, const ChromeTrace::Slice& at) {
+    events.push_back({{"ph", phase},
+                      {"id", arrows},
+                      {"cat", "copies"},
+                      {"name", "comes back"},
+                      {"pid", at.process},
+                      {"tid", at.row},
+                      // Inside the slice, so that a reader's rounding cannot lose it.
+                      {"ts", (at.start_ms + at.end_ms) / 2 * 1e3}});
+  };
   for (const ChromeTrace::Slice& slice : slices) {
-    const auto origin = origins.find(slice.arrow_to);
-    if (slice.arrow_to == 0 || origin == origins.end()) continue;
-    const auto end = [&events, id = ++arrows](const char* phase, const ChromeTrace::Slice& at,
-                                              double time_ms) {
-      events.push_back({{"ph", phase},
-                        {"id", id},
-                        {"cat", "copies"},
-                        {"name", "comes back"},
-                        {"pid", at.process},
-                        {"tid", at.row},
-                        {"ts", time_ms * 1e3}});
-      if (*phase == 'f') events.back()["bp"] = "e";  // binds to the slice around it
-    };
-    // Inside both slices, so that a reader's rounding cannot lose them.
-    end("s", *origin->second, (origin->second->start_ms + origin->second->end_ms) / 2);
-    end("f", slice, (slice.start_ms + slice.end_ms) / 2);
+    for (const uint64_t number : slice.arrows_to) {
+      const auto origin = origins.find(number);
+      if (origin == origins.end()) continue;
+      ++arrows;
+      end("s", *origin->second);
+      end("f", slice);
+      events.back()["bp"] = "e";  // binds to the slice around it
+    }
   }
 }
 

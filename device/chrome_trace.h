@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,9 +31,9 @@ class ChromeTrace {
     uint64_t size_bytes = 0;         // 0: not said
     uint64_t transfer_number = 0;    // 0: none
     std::string operator_name = "";  // "": not said
-    // An arrow leads from the slice that has a number here to those that have it there. 0: none.
-    uint64_t arrow_from = 0;
-    uint64_t arrow_to = 0;
+    // An arrow leads from the slice whose arrow_from is N to every slice whose arrows_to has N.
+    uint64_t arrow_from = 0;  // 0: none
+    std::set<uint64_t> arrows_to = {};
   };
   // A graph's value from `time_ms` on. A graph is known by its process and name.
   struct Sample {

@@ -1,9 +1,6 @@
 #include "pinion/device/chrome_trace_sink.h"
 
-#include <algorithm>
 #include <utility>
-
-#include "pinion/allocator/base/check.h"
 
 namespace pinion {
 namespace {
@@ -20,62 +17,38 @@ int RowOf(CopyDirection direction) {
 }  // namespace
 
 ChromeTraceSink::ChromeTraceSink(size_t max_slices)
-    : max_slices_(max_slices), origin_ms_(SteadyClockMs()), trace_("measured") {
-  MutexLock lock(mu_);
-  trace_.NameProcess(kHost, "host");
-}
-
-ChromeTraceSink::Thread& ChromeTraceSink::CallingThread() {
-  const auto [found, added] = threads_.try_emplace(std::this_thread::get_id());
-  if (added) {
-    found->second.row = static_cast<int>(threads_.size());
-    trace_.NameRow(kHost, found->second.row, "thread " + std::to_string(found->second.row));
-  }
-  return found->second;
-}
+    : max_slices_(max_slices), recorder_("measured", kHost, "host", SteadyClockMs()) {}
 
 ChromeTraceSink::DeviceRows& ChromeTraceSink::RowsOf(const std::string& device) {
   const auto [found, added] = devices_.try_emplace(device);
   if (added) {
     const int process = static_cast<int>(devices_.size());
     found->second.process = process;
-    trace_.NameProcess(process, device);
-    trace_.NameRow(process, kH2dRow, "H2D");
-    trace_.NameRow(process, kD2hRow, "D2H");
+    recorder_.trace().NameProcess(process, device);
+    recorder_.trace().NameRow(process, kH2dRow, "H2D");
+    recorder_.trace().NameRow(process, kD2hRow, "D2H");
   }
   return found->second;
 }
 
 void ChromeTraceSink::Keep(ChromeTrace::Slice slice) {
-  if (trace_.slice_count() >= max_slices_) {
+  if (recorder_.trace().slice_count() < max_slices_) {
+    recorder_.Add(std::move(slice));
+  } else {
     ++dropped_;
-    return;
   }
-  if (slice.end_ms <= origin_ms_) return;
-  slice.start_ms = std::max(slice.start_ms, origin_ms_) - origin_ms_;
-  slice.end_ms -= origin_ms_;
-  trace_.Add(std::move(slice));
 }
 
 void ChromeTraceSink::BeginRange(const char* name, uint64_t size_bytes) {
   const double now_ms = SteadyClockMs();
   MutexLock lock(mu_);
-  CallingThread().open.push_back({name, size_bytes, now_ms});
+  recorder_.BeginRange(name, size_bytes, now_ms);
 }
 
 void ChromeTraceSink::EndRange() {
   const double now_ms = SteadyClockMs();
   MutexLock lock(mu_);
-  Thread& thread = CallingThread();
-  PINION_CHECK(!thread.open.empty()) << "EndRange without BeginRange on this thread";
-  const OpenRange range = thread.open.back();
-  thread.open.pop_back();
-  Keep({.process = kHost,
-        .row = thread.row,
-        .name = range.name,
-        .start_ms = range.start_ms,
-        .end_ms = now_ms,
-        .size_bytes = range.size_bytes});
+  Keep(recorder_.EndRange(now_ms));
 }
 
 void ChromeTraceSink::OnTransfer(const TransferRecord& transfer) {
@@ -96,7 +69,8 @@ void ChromeTraceSink::OnStall(const StallRecord& stall) {
   if (added) {
     const int ordinal = static_cast<int>(rows.streams.size());
     found->second = kFirstStallRow + ordinal - 1;
-    trace_.NameRow(rows.process, found->second, "stalls of stream " + std::to_string(ordinal));
+    recorder_.trace().NameRow(rows.process, found->second,
+                              "stalls of stream " + std::to_string(ordinal));
   }
   Keep({.process = rows.process,
         .row = found->second,
@@ -108,15 +82,14 @@ void ChromeTraceSink::OnStall(const StallRecord& stall) {
 
 void ChromeTraceSink::Restart() {
   MutexLock lock(mu_);
-  trace_.Clear();
+  recorder_.Restart(SteadyClockMs());
   dropped_ = 0;
-  origin_ms_ = SteadyClockMs();
 }
 
 absl::Status ChromeTraceSink::Write(const std::string& path) const {
   const ChromeTrace trace = [this] {
     MutexLock lock(mu_);
-    ChromeTrace copy = trace_;
+    ChromeTrace copy = recorder_.trace();
     if (dropped_ > 0) {
       copy.NameProcess(kHost, "host (" + std::to_string(dropped_) + " slices after the first " +
                                   std::to_string(max_slices_) + " were not kept)");

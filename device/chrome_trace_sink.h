@@ -23,13 +23,12 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/chrome_trace.h"
+#include "pinion/device/trace_recorder.h"
 #include "pinion/device/trace_sink.h"
 
 namespace pinion {
@@ -53,30 +52,18 @@ class ChromeTraceSink final : public TraceSink {
   absl::Status Write(const std::string& path) const;
 
  private:
-  struct OpenRange {
-    const char* name;
-    uint64_t size_bytes;
-    double start_ms;
-  };
-  struct Thread {
-    int row = 0;
-    std::vector<OpenRange> open;
-  };
   struct DeviceRows {
     int process = 0;
     std::map<void*, int> streams;  // rows of stalls, by native handle
   };
 
-  Thread& CallingThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   DeviceRows& RowsOf(const std::string& device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Keep(ChromeTrace::Slice slice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const size_t max_slices_;
   mutable Mutex mu_;
-  double origin_ms_ ABSL_GUARDED_BY(mu_);
-  ChromeTrace trace_ ABSL_GUARDED_BY(mu_);
+  TraceRecorder recorder_ ABSL_GUARDED_BY(mu_);
   uint64_t dropped_ ABSL_GUARDED_BY(mu_) = 0;
-  std::map<std::thread::id, Thread> threads_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, DeviceRows> devices_ ABSL_GUARDED_BY(mu_);
 };
 

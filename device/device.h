@@ -135,9 +135,9 @@ class Device {
   virtual absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) = 0;
 
   // --- Copies ---
-  // Enqueues all pieces on `stream`, in one driver call where the driver has one. The pieces must
-  // not overlap: their order among each other is undefined. All or nothing: an error means that
-  // nothing of this call will be written later, unless the error is sticky.
+  // Enqueues all pieces on `stream`, in as few driver calls as serve it. The pieces must not
+  // overlap: their order among each other is undefined. All or nothing: an error means that nothing
+  // of this call will be written later, unless the error is sticky.
   virtual absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                                  StreamHandle stream) = 0;
 };

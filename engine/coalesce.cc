@@ -31,9 +31,7 @@ CopyPiece PartOf(const CopyPiece& piece, uint64_t begin_bytes, uint64_t size_byt
 
 std::vector<CopyPiece> SortPieces(absl::Span<const CopyPiece> pieces) {
   std::vector<CopyPiece> sorted(pieces.begin(), pieces.end());
-  if (!std::is_sorted(sorted.begin(), sorted.end(), ByDestination)) {
-    std::sort(sorted.begin(), sorted.end(), ByDestination);
-  }
+  std::sort(sorted.begin(), sorted.end(), ByDestination);
   return sorted;
 }
 
@@ -61,26 +59,24 @@ std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces,
 
 std::vector<CopyPiece> SlicePieces(absl::Span<const CopyPiece> pieces, uint64_t begin_bytes,
                                    uint64_t max_bytes) {
-  auto piece = pieces.begin();
-  for (; piece != pieces.end() && piece->size_bytes <= begin_bytes; ++piece) {
-    begin_bytes -= piece->size_bytes;
-  }
-  PINION_CHECK(piece != pieces.end() && max_bytes > 0) << "an empty slice";
+  PINION_CHECK(begin_bytes < TotalBytes(pieces) && max_bytes > 0) << "an empty slice";
   std::vector<CopyPiece> slice;
-  for (; piece != pieces.end() && max_bytes > 0; ++piece) {
-    uint64_t size_bytes = piece->size_bytes - begin_bytes;
+  for (const CopyPiece& piece : pieces) {
+    if (piece.size_bytes <= begin_bytes) {
+      begin_bytes -= piece.size_bytes;
+      continue;
+    }
+    const uint64_t size_bytes = piece.size_bytes - begin_bytes;
     if (size_bytes > max_bytes) {
       const uint64_t aligned_end = AlignedCut(begin_bytes + max_bytes);
       if (aligned_end > begin_bytes) {
-        size_bytes = aligned_end - begin_bytes;
+        slice.push_back(PartOf(piece, begin_bytes, aligned_end - begin_bytes));
       } else if (slice.empty()) {
-        size_bytes = max_bytes;
-      } else {
-        break;
+        slice.push_back(PartOf(piece, begin_bytes, max_bytes));
       }
-      max_bytes = size_bytes;
+      break;
     }
-    slice.push_back(PartOf(*piece, begin_bytes, size_bytes));
+    slice.push_back(PartOf(piece, begin_bytes, size_bytes));
     max_bytes -= size_bytes;
     begin_bytes = 0;
   }

@@ -16,7 +16,7 @@
 
 namespace pinion {
 
-// The same pieces by ascending destination. Cheap when that is how they come.
+// The same pieces by ascending destination.
 std::vector<CopyPiece> SortPieces(absl::Span<const CopyPiece> pieces);
 
 // Copies the same bytes to the same places with as few pieces as merging of neighbours can give,

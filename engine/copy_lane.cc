@@ -30,24 +30,21 @@ std::vector<const void*> HostBlocks(const CopyBatch& batch) {
 }  // namespace
 
 struct CopyLane::Progress {
-  Progress(const CopyBatch& the_batch, StreamHandle stream, uint64_t limit_bytes)
+  Progress(const CopyBatch& the_batch, StreamHandle stream)
       : batch(the_batch),
         after(stream),
-        chunk_bytes(limit_bytes),
         pieces(CoalescePieces(batch.pieces(), HostBlocks(batch))) {}
 
   bool merged() const { return pieces.size() < batch.pieces().size(); }
 
   // The pieces of the next chunk, of at most `max_bytes` bytes.
   absl::Span<const CopyPiece> Next(uint64_t max_bytes) {
-    if (sent_bytes == 0 && batch.size_bytes() <= max_bytes) return pieces;
     chunk = SlicePieces(pieces, sent_bytes, max_bytes);
     return chunk;
   }
 
   const CopyBatch& batch;
   const StreamHandle after;
-  const uint64_t chunk_bytes;
   std::vector<CopyPiece> pieces;
   std::vector<CopyPiece> chunk;
   uint64_t sent_bytes = 0;
@@ -83,32 +80,36 @@ void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
 }
 
 absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle after) {
-  // Before any lock: a child of fork() may find the turn taken for ever.
-  PINION_RETURN_IF_ERROR(device_->health());
-  Progress progress(batch, after, options_.chunk_bytes);
-  while (progress.sent_bytes < batch.size_bytes()) {
-    const absl::Status submitted = SubmitChunk(progress);
-    if (submitted.ok()) continue;
-    timeline_->CountFailedSubmit();
-    return EndFailedBatch(progress, submitted);
+  Progress progress(batch, after);
+  // First of all: a wait of the host for room may break the capture.
+  absl::Status submitted = device_->CheckNotCapturing(after);
+  while (submitted.ok() && progress.sent_bytes < batch.size_bytes()) {
+    submitted = batch.waits_for_room() ? SubmitChunkWithinWindow(progress) : SubmitChunk(progress);
   }
-  return progress.last_number;
+  if (submitted.ok()) return progress.last_number;
+  timeline_->CountFailedSubmit();
+  return EndFailedBatch(progress, submitted);
+}
+
+// Those who wait for room have turns of their own, so that nobody else waits with them.
+absl::Status CopyLane::SubmitChunkWithinWindow(Progress& progress) {
+  const FifoTurn::Scope turn(room_turn_);
+  PINION_RETURN_IF_ERROR(device_->accepting());
+  PINION_RETURN_IF_ERROR(WaitForRoom(TotalBytes(progress.Next(options_.chunk_bytes))));
+  return SubmitChunk(progress);
 }
 
 // The copy is the last step that can fail and leave nothing behind; everything that its ticket
 // needs is acquired before it.
 absl::Status CopyLane::SubmitChunk(Progress& progress) {
   const FifoTurn::Scope turn(timeline_->turn());
-  const bool is_first = progress.sent_bytes == 0;
   PINION_RETURN_IF_ERROR(device_->accepting());
-  if (is_first) PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(progress.after));
-  absl::Span<const CopyPiece> pieces = progress.Next(progress.chunk_bytes);
+  absl::Span<const CopyPiece> pieces = progress.Next(options_.chunk_bytes);
   SubmittedCopy copy;
   copy.size_bytes = TotalBytes(pieces);
   timeline_->PollIfMany();
-  if (progress.batch.waits_for_room()) PINION_RETURN_IF_ERROR(WaitForRoom(copy.size_bytes));
   PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
-  if (is_first) {
+  if (progress.sent_bytes == 0) {
     PINION_ASSIGN_OR_RETURN(copy.after, OrderBatch(progress.batch, progress.after));
   }
 
@@ -130,7 +131,7 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   if (copied.ok()) {
     progress.last_number = timeline_->NumberCopy(std::move(done), std::move(copy));
   } else if (!device_->health().ok()) {
-    progress.last_number = timeline_->NumberLostCopy(std::move(copy));
+    progress.last_number = timeline_->NumberLostCopy(std::move(done), std::move(copy));
   } else {
     return copied;
   }
@@ -142,7 +143,7 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   for (const std::shared_ptr<HostBuffer>& buffer : progress.batch.buffers()) {
     buffer->AddTicket({timeline_, progress.last_number});
   }
-  return timeline_->Completed() < progress.last_number ? device_->health() : absl::OkStatus();
+  return device_->health();
 }
 
 absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
@@ -162,7 +163,7 @@ absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
 // One wait per timeline that has touched any of the buffers, for its latest number.
 absl::StatusOr<Prerequisites> CopyLane::OrderBatch(const CopyBatch& batch, StreamHandle after) {
   Prerequisites prerequisites;
-  if (WaitSiteEnabled(WaitSite::kCopyAfterCompute) && after != timeline_->stream()) {
+  if (WaitSiteEnabled(WaitSite::kCopyAfterCompute)) {
     PINION_ASSIGN_OR_RETURN(prerequisites.compute, events_->Order(after, timeline_->stream()));
   }
   if (!WaitSiteEnabled(WaitSite::kCopyAfterHostBuffer)) return prerequisites;
@@ -202,11 +203,11 @@ uint64_t& CopyLane::WaitsFor(const std::shared_ptr<StreamTimeline>& other) {
 }
 
 absl::Status CopyLane::EndFailedBatch(const Progress& progress, const absl::Status& error) {
-  if (progress.last_number == 0 || !WaitSiteEnabled(WaitSite::kFailedBatch)) return error;
+  if (!WaitSiteEnabled(WaitSite::kFailedBatch)) return error;
   const absl::Status waited = timeline_->WaitWhileHealthy(progress.last_number);
   if (waited.ok()) return error;
   device_->Poison("a batch that can be neither finished nor taken back",
-                  absl::InternalError(absl::StrCat(error.message(), "; ", waited.message())));
+                  absl::StrCat(error.message(), "; ", waited.message()));
   return device_->health();
 }
 

@@ -8,7 +8,9 @@
 // The first chunk is ordered after the batch's compute stream and after copies of other timelines
 // that touch its host buffers; the rest follows in the order of the stream. Threads take turns per
 // chunk, in the order in which they came: a small batch waits for a window and for one chunk of
-// each thread before it, not for all of a large one.
+// each thread before it, not for all of a large one. A batch that does not wait for room does not
+// wait for those that do, either: it may go ahead of them, and what it enqueues between a chunk's
+// wait and the chunk itself comes on top of the window.
 //
 // Thread safety: thread-safe.
 
@@ -25,6 +27,7 @@
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/event_pool.h"
+#include "pinion/engine/fifo_turn.h"
 #include "pinion/engine/guarded_device.h"
 #include "pinion/engine/stream_timeline.h"
 #include "pinion/engine/transfer_timer.h"
@@ -61,6 +64,7 @@ class CopyLane {
   CopyLane(const Options& options, CopyDirection direction, std::shared_ptr<GuardedDevice> device,
            std::shared_ptr<EventPool> events, std::shared_ptr<StreamTimeline> timeline);
 
+  absl::Status SubmitChunkWithinWindow(Progress& progress);
   absl::Status SubmitChunk(Progress& progress);
   absl::Status WaitForRoom(uint64_t size_bytes);
   absl::StatusOr<Prerequisites> OrderBatch(const CopyBatch& batch, StreamHandle after);
@@ -74,6 +78,7 @@ class CopyLane {
   const std::shared_ptr<GuardedDevice> device_;
   const std::shared_ptr<EventPool> events_;
   const std::shared_ptr<StreamTimeline> timeline_;
+  FifoTurn room_turn_;
   std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
   // The highest number of each other timeline that the lane's stream waits for already. Within a
   // turn of the timeline.

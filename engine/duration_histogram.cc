@@ -23,7 +23,7 @@ int DurationHistogram::BucketOf(double duration_ns) {
   int exponent = 0;
   const double fraction = std::frexp(duration_ns, &exponent);  // in [0.5, 1)
   const int within = static_cast<int>((2 * fraction - 1) * kBucketsPerOctave);
-  return std::min(1 + (exponent - 1) * kBucketsPerOctave + within, kBuckets - 1);
+  return std::min(1 + (exponent - 1) * kBucketsPerOctave + within, kLastBucket);
 }
 
 double DurationHistogram::MiddleNs(int bucket) {
@@ -43,15 +43,9 @@ void DurationHistogram::Add(double duration_ms) {
 
 double DurationHistogram::PercentileMs(double share) const {
   PINION_CHECK(share > 0 && share <= 1) << "a percentile of " << share;
-  if (count_ == 0) return 0;
-  const auto rank =
-      std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(share * static_cast<double>(count_))));
-  uint64_t seen = 0;
+  const auto rank = static_cast<uint64_t>(std::ceil(share * static_cast<double>(count_)));
   int bucket = 0;
-  for (; bucket < kBuckets - 1; ++bucket) {
-    seen += counts_[bucket];
-    if (seen >= rank) break;
-  }
+  for (uint64_t seen = counts_[0]; seen < rank; seen += counts_[bucket]) ++bucket;
   return std::min(MiddleNs(bucket) / kNsPerMs, max_ms_);
 }
 

@@ -43,12 +43,13 @@ class DurationHistogram {
  private:
   static constexpr int kOctaves = 40;
   static constexpr int kBucketsPerOctave = 16;
-  static constexpr int kBuckets = 1 + kOctaves * kBucketsPerOctave;  // the first: shorter than 1 ns
+  // Bucket 0 is for what is shorter than 1 ns.
+  static constexpr int kLastBucket = kOctaves * kBucketsPerOctave;
 
   static int BucketOf(double duration_ns);
   static double MiddleNs(int bucket);
 
-  std::array<uint64_t, kBuckets> counts_ = {};
+  std::array<uint64_t, kLastBucket + 1> counts_ = {};
   uint64_t count_ = 0;
   double total_ms_ = 0;
   double max_ms_ = 0;

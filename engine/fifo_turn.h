@@ -40,7 +40,7 @@ class FifoTurn {
   void Leave() {
     MutexLock lock(mu_);
     ++serving_;
-    if (serving_ != next_) changed_.NotifyAll();
+    changed_.NotifyAll();
   }
 
   Mutex mu_;

@@ -21,11 +21,8 @@ absl::Status GuardedDevice::health() const {
   }
   if (origin_.InForkedChild()) return origin_.Refusal(device_->name());
   // Last: a child of fork() may find the lock taken for ever.
-  if (poisoned_.load(std::memory_order_acquire)) {
-    MutexLock lock(mu_);
-    return first_error_;
-  }
-  return absl::OkStatus();
+  MutexLock lock(mu_);
+  return first_error_;
 }
 
 absl::Status GuardedDevice::accepting() const {
@@ -43,16 +40,15 @@ absl::Status GuardedDevice::CheckNotCapturing(StreamHandle stream) {
                    "can wait for other streams, only after the capture has ended"));
 }
 
-void GuardedDevice::Poison(const char* call, const absl::Status& status) {
+void GuardedDevice::Poison(const char* call, absl::string_view why) {
   const absl::Status error = absl::InternalError(absl::StrCat(
-      device_->name(), " failed for good at ", call, ": ", status.message(),
+      device_->name(), " failed for good at ", call, ": ", why,
       " (its engine makes no further device call; copies in flight count as never done; restart "
       "the process to use the device again)"));
   {
     MutexLock lock(mu_);
     if (!first_error_.ok()) return;
     first_error_ = error;
-    poisoned_.store(true, std::memory_order_release);
   }
   PINION_LOG(kError) << error.message();
 }
@@ -68,7 +64,7 @@ Result GuardedDevice::Guard(const char* name, const Call& call) {
     result = call();
   }
   if (ClassifyDeviceError(StatusOf(result)) == DeviceErrorClass::kSticky) {
-    Poison(name, StatusOf(result));
+    Poison(name, StatusOf(result).message());
     return health();
   }
   return result;

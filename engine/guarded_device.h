@@ -23,6 +23,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
@@ -52,8 +53,8 @@ class GuardedDevice {
   // would be drawn into the capture, and a captured wait for outside work breaks it.
   absl::Status CheckNotCapturing(StreamHandle stream);
 
-  // `call` is what the message says has failed; `status` is why. The first one counts.
-  void Poison(const char* call, const absl::Status& status);
+  // `call` is what the message says has failed. The first one counts.
+  void Poison(const char* call, absl::string_view why);
 
   // As in device.h.
   absl::StatusOr<StreamHandle> CreateStream(const std::string& name);
@@ -87,7 +88,6 @@ class GuardedDevice {
   const std::shared_ptr<Device> device_;
   const int max_transient_retries_;
   const ForkOrigin origin_;
-  std::atomic<bool> poisoned_{false};
   std::atomic<bool> accepting_{true};
   std::atomic<uint64_t> retries_{0};
   std::atomic<uint64_t> event_waits_{0};

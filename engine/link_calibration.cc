@@ -24,13 +24,19 @@ constexpr uint64_t kLeastBytes = kMiB;
 constexpr int kRepeats = 5;
 constexpr int kRepeatsOfModelled = 1;  // modelled times do not scatter
 constexpr uint64_t kSmallestCopyBytes = 4 * kKiB;
-// Enough small copies for the events around them not to count, few enough for a short gate.
-constexpr uint64_t kLoadBytes = 8 * kMiB;
+// Enough small copies for the events around them not to count, few enough for a short gate. One of
+// the largest, which takes half of what is borrowed.
+constexpr uint64_t kLoadBytes = kMostBytes / 2;
 constexpr uint64_t kMostCopies = 16;
+// Beside traffic, copies from this part of the largest on are enough: what is looked for is the
+// slope.
+constexpr uint64_t kDuplexPart = 16;
 
 // The further piece of a batch is the slope between these two.
 constexpr int kFewPieces = 4;
 constexpr int kManyPieces = 32;
+// Apart from each other, so that no driver takes two of them for one.
+constexpr uint64_t kPieceDistanceBytes = 2 * kSmallestCopyBytes;
 
 // The memory that a calibration borrows, and the meter that uses it. Half is for what is measured
 // and its gate, half for traffic in the other direction.
@@ -51,22 +57,22 @@ class Workbench {
   }
 
   ~Workbench() {
+    if (on_device_ == nullptr) return;  // nothing was borrowed, so nothing is in flight
     const absl::Status settled = meter_->Settle();
     if (!settled.ok()) {
-      PINION_LOG(kError) << "link calibration: " << HumanBytes(size_bytes_)
+      PINION_LOG(kError) << "link calibration: " << HumanBytes(host_.size_bytes())
                          << " of pinned memory leak, a copy may still touch them: "
                          << settled.message();
       KeepForEver(std::make_shared<PinnedBlock>(std::move(host_)));
       return;
     }
-    if (on_device_ == nullptr) return;
     const absl::Status freed = device_.Free(on_device_, meter_->stream());
     if (!freed.ok()) PINION_LOG(kError) << "link calibration: " << freed.message();
   }
 
   LinkMeter& meter() { return *meter_; }
-  LinkBuffer measured() const { return All().Part(0, size_bytes_ / 2); }
-  LinkBuffer traffic() const { return All().Part(size_bytes_ / 2, size_bytes_ / 2); }
+  LinkBuffer measured() const { return All().Part(0, HalfBytes()); }
+  LinkBuffer traffic() const { return All().Part(HalfBytes(), HalfBytes()); }
 
   // The median of several samples of `load`.
   absl::StatusOr<double> MedianUs(const LinkLoad& load) {
@@ -75,7 +81,7 @@ class Workbench {
       PINION_ASSIGN_OR_RETURN(const double us, meter_->MeasureUs(load));
       samples.push_back(us);
     }
-    std::nth_element(samples.begin(), samples.begin() + repeats_ / 2, samples.end());
+    std::sort(samples.begin(), samples.end());
     return samples[repeats_ / 2];
   }
 
@@ -85,7 +91,7 @@ class Workbench {
     for (uint64_t size_bytes = from_bytes; size_bytes <= measured().size_bytes; size_bytes *= 4) {
       LinkLoad load;
       load.direction = direction;
-      load.pieces.assign(std::clamp<uint64_t>(kLoadBytes / size_bytes, 1, kMostCopies),
+      load.pieces.assign(std::min(kLoadBytes / size_bytes, kMostCopies),
                          measured().Part(0, size_bytes).Piece(direction));
       PINION_ASSIGN_OR_RETURN(const double us, MedianUs(load));
       times.push_back({size_bytes, us});
@@ -115,19 +121,18 @@ class Workbench {
     if (!host.pinned()) return absl::ResourceExhaustedError("no pinned memory is left");
     PINION_ASSIGN_OR_RETURN(on_device_, device_.Allocate(size_bytes, meter_->stream()));
     host_ = std::move(host);
-    size_bytes_ = size_bytes;
     return absl::OkStatus();
   }
 
-  LinkBuffer All() const { return {host_.data(), on_device_, size_bytes_}; }
+  LinkBuffer All() const { return {host_.data(), on_device_, host_.size_bytes()}; }
+  uint64_t HalfBytes() const { return host_.size_bytes() / 2; }
 
   absl::StatusOr<double> MeasureBatchUs(CopyDirection direction, int pieces) {
     LinkLoad load;
     load.direction = direction;
     load.pieces_per_copy = pieces;
     for (int i = 0; i < pieces; ++i) {
-      // Apart from each other, so that no driver takes two of them for one.
-      const uint64_t offset_bytes = 2 * kSmallestCopyBytes * static_cast<uint64_t>(i);
+      const uint64_t offset_bytes = kPieceDistanceBytes * static_cast<uint64_t>(i);
       load.pieces.push_back(measured().Part(offset_bytes, kSmallestCopyBytes).Piece(direction));
     }
     return MedianUs(load);
@@ -138,7 +143,6 @@ class Workbench {
   std::unique_ptr<LinkMeter> meter_;
   PinnedBlock host_;
   void* on_device_ = nullptr;
-  uint64_t size_bytes_ = 0;
 };
 
 constexpr CopyDirection Opposite(CopyDirection direction) {
@@ -160,11 +164,11 @@ absl::StatusOr<LinkCalibration> CalibrateLink(Device& device, PinnedAllocator& a
     PINION_ASSIGN_OR_RETURN(curve.piece_us, bench->MeasurePieceUs(direction, curve));
     (h2d ? link.h2d : link.d2h) = curve;
 
-    // Large copies are enough: what is looked for is the slope.
     PINION_RETURN_IF_ERROR(
         bench->meter().AddTraffic(device, Opposite(direction), bench->traffic()));
-    PINION_ASSIGN_OR_RETURN(const LinkCurve duplex,
-                            bench->MeasureCurve(direction, bench->measured().size_bytes / 16));
+    PINION_ASSIGN_OR_RETURN(
+        const LinkCurve duplex,
+        bench->MeasureCurve(direction, bench->measured().size_bytes / kDuplexPart));
     PINION_RETURN_IF_ERROR(bench->meter().ClearTraffic());
     (h2d ? link.h2d_duplex_gb_per_s : link.d2h_duplex_gb_per_s) =
         std::min(duplex.gb_per_s, curve.gb_per_s);

@@ -1,5 +1,7 @@
 #include "pinion/engine/link_curve.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
@@ -28,12 +30,8 @@ absl::StatusOr<LinkCurve> FitLinkCurve(absl::Span<const CopyTime> times) {
         absl::StrCat("a link's curve needs copies of two sizes at least; there are ", times.size(),
                      " times, all of one size"));
   }
-  double slope = (w * wxy - wx * wy) / determinant;
-  double fixed_us = (wy - slope * wx) / w;
-  if (fixed_us < 0) {
-    fixed_us = 0;
-    slope = wxy / wxx;
-  }
+  const double fixed_us = std::max(0.0, (wxx * wy - wx * wxy) / determinant);
+  const double slope = (wxy - fixed_us * wx) / wxx;  // the best one for this fixed cost
   if (!(slope > 0)) {
     return absl::InvalidArgumentError(
         "larger copies took no longer than small ones: the times are noise");

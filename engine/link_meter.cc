@@ -172,12 +172,11 @@ int LinkMeter::GateCopies(const LinkLoad& load) const {
 absl::StatusOr<LinkMeter::Sample> LinkMeter::Take(const LinkLoad& load) {
   const CopyPiece gate = gate_buffer_.Piece(load.direction);
   const int gate_copies = GateCopies(load);
-  for (int i = 0; i < gate_copies; ++i) {
-    if (i == gate_copies - 1) {
-      PINION_RETURN_IF_ERROR(device_.RecordEvent(traffic_may_start_, stream_));
-    }
+  for (int i = 1; i < gate_copies; ++i) {
     PINION_RETURN_IF_ERROR(CopyOne(device_, load.direction, gate, stream_));
   }
+  PINION_RETURN_IF_ERROR(device_.RecordEvent(traffic_may_start_, stream_));
+  PINION_RETURN_IF_ERROR(CopyOne(device_, load.direction, gate, stream_));
   PINION_RETURN_IF_ERROR(device_.RecordEvent(gate_, stream_));
   PINION_RETURN_IF_ERROR(SubmitTraffic(TrafficCopies(load)));
   PINION_RETURN_IF_ERROR(SubmitLoad(load));

@@ -1,6 +1,7 @@
 #include "pinion/engine/pack_plan.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
@@ -46,21 +47,21 @@ PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& li
                      const GatherCost& gather) {
   const uint64_t small_bytes = LargestSmallPiece(link);
   PackPlan plan;
-  size_t shared = sizes.size();  // the group of small pieces, once there is one
+  std::optional<size_t> shared;  // the group of small pieces
   uint64_t shared_bytes = 0;     // without padding
   for (size_t i = 0; i < sizes.size(); ++i) {
     PINION_CHECK(sizes[i] > 0) << "piece " << i << " is empty";
     const bool small = sizes[i] <= small_bytes;
-    if (small && shared < plan.groups.size()) {
-      Append(plan.groups[shared], i, sizes[i]);
+    if (small && shared.has_value()) {
+      Append(plan.groups[*shared], i, sizes[i]);
     } else {
       if (small) shared = plan.groups.size();
       Append(plan.groups.emplace_back(), i, sizes[i]);
     }
     if (small) shared_bytes += sizes[i];
   }
-  if (shared < plan.groups.size()) {
-    PackPlan::Group& group = plan.groups[shared];
+  if (shared.has_value()) {
+    PackPlan::Group& group = plan.groups[*shared];
     const double padding_us =
         static_cast<double>(group.size_bytes - shared_bytes) / (link.d2h.gb_per_s * 1e3);
     group.gather = gather.GatherUs(group.pieces.size(), group.size_bytes) + padding_us <

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/deadline.h"
 #include "pinion/engine/wait_site.h"
 
 namespace pinion::internal {
@@ -52,19 +52,19 @@ uint64_t StreamTimeline::NumberCopy(EventRef event, SubmittedCopy copy) {
     return Append(std::move(event), std::move(copy));
   }
   if (WaitSiteEnabled(WaitSite::kCopyWithoutEvent) && !device_->SynchronizeStream(stream_).ok()) {
-    device_->Poison("RecordEvent", recorded);
-    return NumberLostCopy(std::move(copy));
+    device_->Poison("RecordEvent", recorded.message());
+    return NumberLostCopy(std::move(event), std::move(copy));
   }
   Released released;
   MutexLock lock(mu_);
-  const uint64_t value = Append(nullptr, std::move(copy));
+  const uint64_t value = Append(std::move(event), std::move(copy));
   CompleteUpTo(value, released);
   return value;
 }
 
-uint64_t StreamTimeline::NumberLostCopy(SubmittedCopy copy) {
+uint64_t StreamTimeline::NumberLostCopy(EventRef event, SubmittedCopy copy) {
   MutexLock lock(mu_);
-  return Append(nullptr, std::move(copy));
+  return Append(std::move(event), std::move(copy));
 }
 
 void StreamTimeline::CountFailedSubmit() {
@@ -106,21 +106,21 @@ DirectionStats StreamTimeline::GetStats() const {
 
 absl::Status StreamTimeline::OrderAfter(uint64_t value, GuardedDevice& waiter,
                                         StreamHandle stream) {
-  if (Completed() >= value) {
+  const EventRef event = EventOf(value);
+  if (event == nullptr) {
     waiter.CountSkippedWait();
     return absl::OkStatus();
   }
   // Once this device has failed the event may never be done, and the waiter would be stuck.
   PINION_RETURN_IF_ERROR(device_->health());
-  const EventRef event = EventOf(value);
-  if (event == nullptr) {
-    return Completed() >= value ? absl::OkStatus() : device_->health();
-  }
   return waiter.StreamWaitEvent(stream, event->handle());
 }
 
 absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, WaitSite site) {
-  if (Completed() >= value) return OrderAfter(value, *device_, stream);
+  if (Completed() >= value) {  // before any lock: a child of fork() may find it taken for ever
+    device_->CountSkippedWait();
+    return absl::OkStatus();
+  }
   PINION_ASSIGN_OR_RETURN(const bool capturing, device_->IsCapturing(stream));
   if (!capturing) {
     if (timer_ == nullptr) return OrderAfter(value, *device_, stream);
@@ -138,7 +138,7 @@ absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, Wai
 
 void StreamTimeline::Poll() {
   // Before any lock: a child of fork may find it taken for ever.
-  if (!device_->health().ok() || pending_count() == 0) return;
+  if (!device_->health().ok()) return;
   while (true) {
     uint64_t value = 0;
     EventRef event;
@@ -148,7 +148,6 @@ void StreamTimeline::Poll() {
       value = pending_.front().value;
       event = pending_.front().event;
     }
-    if (event == nullptr) return;
     const absl::StatusOr<bool> done = device_->QueryEvent(event->handle());
     if (!done.ok() || !*done) return;
     Complete(value);
@@ -161,14 +160,12 @@ void StreamTimeline::PollIfMany() {
 
 absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
   const Deadline deadline(timeout);
-  while (Completed() < value) {
-    PINION_RETURN_IF_ERROR(device_->health());
-    const uint64_t next = ownership_ == Ownership::kOwned ? value : Completed() + 1;
-    const EventRef event = EventOf(next);
-    if (event == nullptr) {
-      if (Completed() >= next) continue;
-      return device_->health();
-    }
+  while (true) {
+    // Before any lock: a child of fork() may find it taken for ever.
+    const absl::Status healthy = device_->health();
+    if (!healthy.ok()) return Completed() >= value ? absl::OkStatus() : healthy;
+    const auto [next, event] = NextOf(value);
+    if (event == nullptr) return absl::OkStatus();
     const absl::Status waited = device_->WaitEvent(event->handle(), deadline.Left());
     if (absl::IsDeadlineExceeded(waited)) {
       return absl::DeadlineExceededError(
@@ -178,7 +175,6 @@ absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
     PINION_RETURN_IF_ERROR(waited);
     Complete(next);
   }
-  return absl::OkStatus();
 }
 
 absl::Status StreamTimeline::WaitWhileHealthy(uint64_t value) {
@@ -219,12 +215,24 @@ void StreamTimeline::CompleteUpTo(uint64_t value, Released& released) {
   }
 }
 
-EventRef StreamTimeline::EventOf(uint64_t value) const {
-  MutexLock lock(mu_);
+const StreamTimeline::Pending* StreamTimeline::Find(uint64_t value) const {
   PINION_CHECK(value <= last_number_)
       << name_ << ": nothing with the number " << value << " was submitted";
-  if (pending_.empty() || value < pending_.front().value) return nullptr;
-  return pending_[value - pending_.front().value].event;
+  return value <= Completed() ? nullptr : &pending_[value - Completed() - 1];
+}
+
+EventRef StreamTimeline::EventOf(uint64_t value) const {
+  MutexLock lock(mu_);
+  const Pending* const pending = Find(value);
+  return pending == nullptr ? nullptr : pending->event;
+}
+
+std::pair<uint64_t, EventRef> StreamTimeline::NextOf(uint64_t value) const {
+  MutexLock lock(mu_);
+  const Pending* const pending = Find(value);
+  if (pending == nullptr) return {};
+  const Pending& next = ownership_ == Ownership::kOwned ? *pending : pending_.front();
+  return {next.value, next.event};
 }
 
 // --- What a timeout says ---
@@ -235,9 +243,10 @@ std::string StreamTimeline::WhyPending(uint64_t value) {
   Pending oldest;
   {
     MutexLock lock(mu_);
-    if (Completed() >= value) return absl::StrCat("submission ", value, " is done by now");
+    const Pending* const pending = Find(value);
+    if (pending == nullptr) return absl::StrCat("submission ", value, " is done by now");
+    asked = *pending;
     oldest = pending_.front();
-    asked = pending_[value - oldest.value];
   }
   const std::string holds = WhatHolds(oldest);
   if (asked.value == oldest.value) return absl::StrCat(Describe(asked), " is not done: it ", holds);
@@ -266,7 +275,7 @@ std::string StreamTimeline::WhatHolds(const Pending& oldest) const {
   for (const auto& [timeline, value] : after.submissions) {
     // A timeline that is gone has no submissions.
     const std::shared_ptr<StreamTimeline> other = timeline.lock();
-    if (other == nullptr || other->Completed() >= value) continue;
+    if (other == nullptr) continue;
     const std::string why = other->WhyPending(value);
     if (other->Completed() >= value) continue;
     return absl::StrCat("has not started: it waits for ", other->name_, ", where ", why);

@@ -94,8 +94,8 @@ class StreamTimeline final : public FenceTimeline {
   uint64_t NumberCopy(EventRef event, SubmittedCopy copy);
 
   // A copy that failed for good (the device is poisoned) and may still be writing: a number that is
-  // never done.
-  uint64_t NumberLostCopy(SubmittedCopy copy);
+  // never done. `event` was not recorded.
+  uint64_t NumberLostCopy(EventRef event, SubmittedCopy copy);
 
   void CountFailedSubmit();
   void CountFlowControlWait();
@@ -131,7 +131,7 @@ class StreamTimeline final : public FenceTimeline {
  private:
   struct Pending {
     uint64_t value = 0;
-    EventRef event;  // null: never done
+    EventRef event;
     SubmittedCopy copy;
   };
 
@@ -146,19 +146,23 @@ class StreamTimeline final : public FenceTimeline {
   static std::string Describe(const Pending& pending);
   // What the oldest submission waits for.
   std::string WhatHolds(const Pending& oldest) const;
-  // Null when `value` is done, or will never be.
+  // The next three: null when `value` is done.
+  const Pending* Find(uint64_t value) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   EventRef EventOf(uint64_t value) const;
+  // What is waited for next by who waits for `value`: that, but of a foreign stream the oldest.
+  std::pair<uint64_t, EventRef> NextOf(uint64_t value) const;
 
   const std::shared_ptr<GuardedDevice> device_;
   const StreamHandle stream_;
   const Ownership ownership_;
   const std::string name_;
   std::shared_ptr<TransferTimer> timer_;  // null: waits are not timed
-  CopyDirection direction_ = CopyDirection::kHostToDevice;
+  CopyDirection direction_{};             // set with timer_
   FifoTurn turn_;
 
   std::atomic<uint64_t> completed_{0};  // written under mu_
   mutable Mutex mu_;
+  // From completed_ + 1 on.
   std::deque<Pending> pending_ ABSL_GUARDED_BY(mu_);
   uint64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
   DirectionStats stats_ ABSL_GUARDED_BY(mu_);

@@ -10,12 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/process_exit.h"
 #include "pinion/device/trace_sink.h"
 #include "pinion/engine/copy_lane.h"
-#include "pinion/engine/deadline.h"
 #include "pinion/engine/event_pool.h"
 #include "pinion/engine/fifo_turn.h"
 #include "pinion/engine/guarded_device.h"
@@ -152,7 +152,7 @@ absl::StatusOr<LinkCalibration> TransferEngineImpl::MeasureLink(PinnedAllocator&
   PINION_RETURN_IF_ERROR(device_->accepting());
   absl::StatusOr<LinkCalibration> link = CalibrateLink(device(), allocator);
   if (ClassifyDeviceError(link.status()) == DeviceErrorClass::kSticky) {
-    device_->Poison("calibration", link.status());
+    device_->Poison("calibration", link.status().message());
     return health();
   }
   if (!link.ok()) return link;
@@ -181,7 +181,7 @@ absl::Status TransferEngineImpl::Shutdown(absl::Duration timeout) {
   const Deadline deadline(timeout);
   device_->StopAccepting();
   PINION_RETURN_IF_ERROR(Drain(timeout));
-  // With nothing in flight no submission waits for room, so turns are short.
+  // With nothing in flight no device call of a turn blocks.
   d2h_->FinishTurns();
   h2d_->FinishTurns();
   return Drain(deadline.Left());

@@ -58,7 +58,7 @@ void TransferTimer::EndTransfer(Start start, StreamHandle stream, const Copy& co
   span.host_ms = start.host_ms;
   span.copy = copy;
   span.stream = stream;
-  End(copy.direction == CopyDirection::kHostToDevice ? kH2d : kD2h, std::move(span));
+  End(static_cast<Lane>(copy.direction), std::move(span));
 }
 
 void TransferTimer::EndStall(Start start, StreamHandle stream, WaitSite site,
@@ -91,7 +91,7 @@ void TransferTimer::Collect() {
     if (collecting_) return;
     collecting_ = true;
   }
-  for (int lane = 0; lane < kLaneCount; ++lane) CollectLane(static_cast<Lane>(lane));
+  for (const Lane lane : {kH2d, kD2h, kStalls}) CollectLane(lane);
   MutexLock lock(mu_);
   collecting_ = false;
 }

@@ -98,7 +98,8 @@ class TransferTimer {
     DurationHistogram stall;
     uint64_t untimed = 0;
   };
-  // Spans that end in the order in which they were begun; those of kStalls mostly do.
+  // Spans that end in the order in which they were begun; those of kStalls mostly do. The first two
+  // have the numbers of their directions.
   enum Lane { kH2d, kD2h, kStalls, kLaneCount };
 
   TransferTimer(std::shared_ptr<GuardedDevice> device, std::shared_ptr<EventPool> events,

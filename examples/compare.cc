@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/step_bound.h"
 #include "pinion/device/emulated/cost_model.h"
@@ -64,7 +65,7 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
       PINION_ASSIGN_OR_RETURN(repetition, Train(options, text, nullptr));
     }
     if (mode == OffloadMode::kNone) {
-      run.bit_identical = SameBits(run.result, *repetition);
+      run.repeats_itself = SameBits(run.result, *repetition);
     } else {
       run.bit_identical = BitIdentical(run.result, group.runs.front().result, *repetition);
     }
@@ -98,6 +99,19 @@ std::optional<bool> BitIdentical(const RunResult& run, const RunResult& referenc
                                  const RunResult& repetition) {
   if (!SameBits(reference, repetition)) return std::nullopt;
   return SameBits(run, reference);
+}
+
+absl::Status CheckBits(const std::vector<ComparedGroup>& groups) {
+  std::vector<std::string> changed;
+  for (const ComparedGroup& group : groups) {
+    for (const ComparedRun& run : group.runs) {
+      if (run.bit_identical.value_or(true)) continue;
+      changed.push_back(absl::StrCat(group.name, " with --offload=", OffloadModeName(run.offload)));
+    }
+  }
+  if (changed.empty()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("losses or gradients differ from those without offload: ",
+                                          absl::StrJoin(changed, ", ")));
 }
 
 absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const TextData& text,

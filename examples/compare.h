@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
@@ -18,9 +19,11 @@ namespace pinion {
 struct ComparedRun {
   OffloadMode offload = OffloadMode::kNone;
   RunResult result;
-  // BitIdentical to the first group's run without offload; of that run itself: to its repetition.
-  // Empty for a run that nothing was compared with.
+  // BitIdentical to the group's run without offload. Empty where nothing can be said, and for that
+  // run itself.
   std::optional<bool> bit_identical;
+  // Of a run without offload: whether the same run once more had its bits.
+  std::optional<bool> repeats_itself;
 };
 
 // One device, with the three runs in the order of OffloadMode.
@@ -34,6 +37,9 @@ struct ComparedGroup {
 // reference, run twice, does not have its own: the operators' fault, which says nothing of `run`.
 std::optional<bool> BitIdentical(const RunResult& run, const RunResult& reference,
                                  const RunResult& repetition);
+
+// DataLoss names the runs whose bits offload has changed.
+absl::Status CheckBits(const std::vector<ComparedGroup>& groups);
 
 // Called before each run: "scaled, blocking".
 using RunAnnouncement = std::function<void(const std::string& run)>;

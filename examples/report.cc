@@ -34,6 +34,11 @@ std::string Bar(double fraction) {
   return absl::StrCat("[", std::string(full, '#'), std::string(kBarWidth - full, '.'), "] ");
 }
 
+template <typename T>
+nlohmann::ordered_json OrNull(const std::optional<T>& value) {
+  return value ? nlohmann::ordered_json(*value) : nullptr;
+}
+
 std::string Verdict(const std::optional<bool>& bit_identical) {
   if (!bit_identical.has_value()) return "unknown***";
   return *bit_identical ? "yes" : "NO";
@@ -103,7 +108,7 @@ std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool model
                   "  *  pinning calls after warm-up\n"
                   "  ** wall time of the host per saved tensor, pack and unpack",
                   modelled ? ", the emulated device's own work included\n" : "\n");
-  if (!groups.front().runs.front().bit_identical.value_or(true)) {
+  if (!groups.front().runs.front().repeats_itself.value_or(true)) {
     absl::StrAppend(&table,
                     "  *** the run without offload does not repeat its own bits: its operators "
                     "are not deterministic\n");
@@ -126,13 +131,13 @@ std::string ToJson(const std::vector<ComparedGroup>& groups) {
       json["peak_device_bytes"] = result.peak_device_bytes;
       json["peak_activation_bytes"] = result.peak_activation_bytes;
       json["step_ms"] = result.step_ms;
-      json["stall_ms"] = result.stall_ms ? nlohmann::ordered_json(*result.stall_ms) : nullptr;
+      json["stall_ms"] = OrNull(result.stall_ms);
       json["bytes_moved"] = result.bytes_moved;
       json["tokens_per_s"] = result.tokens_per_s;
       json["pin_calls_after_warmup"] = result.pin_calls_after_warmup;
       json["pack_unpack_us"] = result.pack_unpack_us;
-      json["bit_identical"] =
-          run.bit_identical ? nlohmann::ordered_json(*run.bit_identical) : nullptr;
+      json["bit_identical"] = OrNull(run.bit_identical);
+      json["repeats_itself"] = OrNull(run.repeats_itself);
       runs.push_back(std::move(json));
     }
   }

@@ -37,7 +37,8 @@ class ProgressPrinter {
 std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool modelled);
 
 // {"runs": [{"name", "preset", "losses", "peak_device_bytes", ...}]}; the runs in the groups'
-// order. What was not measured is null.
+// order. What was not measured or compared is null: "bit_identical" of a run without offload, and
+// "repeats_itself" of all others.
 std::string ToJson(const std::vector<ComparedGroup>& groups);
 
 }  // namespace pinion

@@ -241,7 +241,8 @@ absl::Status RunComparison(const RunOptions& options, const TextData& text, bool
                             std::fflush(stdout);
                           }));
   absl::PrintF("\n%s", ComparisonTable(groups, modelled));
-  return WriteJson(groups);
+  PINION_RETURN_IF_ERROR(WriteJson(groups));
+  return CheckBits(groups);
 }
 
 absl::Status RunOnce(const RunOptions& options, const TextData& text, bool modelled) {
@@ -256,7 +257,7 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
   ComparedGroup group;
   group.name = modelled ? absl::GetFlag(FLAGS_preset) : options.device;
   if (group.name.empty()) group.name = kScaled;
-  group.runs.push_back({options.offload, std::move(result), std::nullopt});
+  group.runs.push_back({options.offload, std::move(result), std::nullopt, std::nullopt});
   return WriteJson({std::move(group)});
 }
 

@@ -23,7 +23,7 @@ StorageExtent ExtentToSave(const at::Tensor& tensor) {
   return extent;
 }
 
-// Of its tensors that somebody still has a use for.
+// Of the parcel's records that have live handles.
 uint64_t RecordBytes(const Parcel& parcel) {
   uint64_t bytes = 0;
   for (const StorageRecord* record : parcel.records) bytes += record->size_bytes();
@@ -69,7 +69,7 @@ bool DeviceOffloader::IsPoisoned() const { return !engine_->health().ok(); }
 // ---------------------------------------------------------------------------------------- pack
 
 std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held,
-                                                   ScopeId scope) {
+                                                   const PackScope& scope) {
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const auto keep = [this](uint64_t OffloadStats::*reason) {
@@ -83,53 +83,63 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
 
   const c10::Storage& storage = tensor.storage();
   const SavedVersion version(tensor);
-  {
-    MutexLock lock(mu_);
-    if (RecordPtr shared = FindShared(storage, version, ExtentOf(tensor), tensor.itemsize())) {
-      ++shared->live_handles;
-      if (shared->parcel != nullptr) ++shared->parcel->live_handles;
-      stats_->Update([](OffloadStats& stats) {
-        ++stats.shared;
-        ++stats.live_handles;
-      });
-      return std::make_unique<Handle>(shared_from_this(), std::move(shared), tensor);
-    }
-  }
-
+  const StorageExtent read = ExtentOf(tensor);
+  const StorageExtent extent = ExtentToSave(tensor);
   const NodeId node = CurrentNode();
-  const auto record = std::make_shared<StorageRecord>(storage, version, ExtentToSave(tensor),
-                                                      stream, maybe_held, node, scope);
-  record->live_handles = 1;
-  auto handle = std::make_unique<Handle>(shared_from_this(), record, tensor);
-  const uint64_t size_bytes = record->size_bytes();
-  stats_->Update([size_bytes](OffloadStats& stats) {
-    ++stats.offloaded;
-    ++stats.live_handles;
-    stats.offloaded_bytes += size_bytes;
-  });
-
+  RecordPtr record;
   std::vector<RecordPtr> due;
   {
     MutexLock lock(mu_);
-    SavedStorage& saved = by_storage_[storage.unsafeGetStorageImpl()];
-    record->pending_bytes = saved.records.empty() ? record->storage_bytes : size_bytes;
-    saved.records.push_back(record.get());
-    record->sequence = ++last_sequence_;
-    OpenScope& open = scopes_[scope];
-    open.saved.Add(size_bytes);
-    for (RecordPtr& earlier : std::exchange(open.running, {})) {
-      if (HasReturned(earlier->node, node)) {
-        EndOperator(open, std::move(earlier));
-      } else {
-        open.running.push_back(std::move(earlier));
-      }
+    record = FindShared(storage, version, read, tensor.itemsize());
+    if (record != nullptr) {
+
+      if (record->parcel != nullptr) ++record->parcel->live_handles;
+    } else {
+      // EndScope would not send it on its way any more.
+      if (false) return keep(&OffloadStats::kept_scope_ended);
+      record = std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held,
+                                               scope.id);
+      due = Register(record, node);
     }
-    open.running.push_back(record);
-    due = TakeDue(open, /*ends=*/false);
+    ++record->live_handles;
+    stats_->Update([&](OffloadStats& stats) {
+      ++stats.live_handles;
+      if (record->live_handles > 1) {
+        ++stats.shared;
+        return;
+      }
+      ++stats.offloaded;
+      stats.offloaded_bytes += record->size_bytes();
+    });
   }
+  auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
   CopyOut(std::move(due));
   EvictOverWindow();
   return handle;
+}
+
+std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::Register(const RecordPtr& record,
+                                                                  const NodeId& node) {
+  SavedStorage& saved = by_storage_[record->identity._unsafe_get_target()];
+  record->pending_bytes = saved.records.empty() ? record->storage_bytes : record->size_bytes();
+  saved.records.push_back(record.get());
+  record->sequence = ++last_sequence_;
+  OpenScope& open = scopes_[record->scope];
+  open.saved.Add(record->size_bytes());
+  for (RecordPtr& earlier : std::exchange(open.in_use, {})) {
+    absl::InlinedVector<NodeId, 1>& nodes = earlier->nodes;
+    nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
+                               [&](const NodeId& saver) { return HasReturned(saver, node); }),
+                nodes.end());
+    if (nodes.empty()) {
+      EndOperator(open, std::move(earlier));
+    } else {
+      open.in_use.push_back(std::move(earlier));
+    }
+  }
+  open.in_use.push_back(record);
+  record->nodes.push_back(node);
+  return TakeDue(open, /*ends=*/false);
 }
 
 DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& storage,
@@ -164,7 +174,7 @@ void DeviceOffloader::EndScope(ScopeId scope) {
     const auto found = scopes_.find(scope);
     if (found == scopes_.end()) return;  // it saved nothing on this device
     OpenScope& open = found->second;
-    for (RecordPtr& saved : std::exchange(open.running, {})) EndOperator(open, std::move(saved));
+    for (RecordPtr& saved : std::exchange(open.in_use, {})) EndOperator(open, std::move(saved));
     due = TakeDue(open, /*ends=*/true);
   }
   CopyOut(std::move(due));
@@ -310,7 +320,7 @@ void DeviceOffloader::Release(Handle& handle) {
 // Its last handle is gone.
 void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
   // The handle that goes still shares the record: nothing is let go of under mu_.
-  if (record.state == StorageRecord::CopyOut::kPending) RemovePending(record);
+  if (record.IsAwaited()) RemovePending(record);
   const auto found = by_storage_.find(record.identity._unsafe_get_target());
   std::erase(found->second.records, &record);
   Transfer copy_out;

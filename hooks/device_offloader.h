@@ -36,7 +36,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/trace_sink.h"
@@ -48,6 +47,7 @@
 #include "pinion/hooks/parcel.h"
 #include "pinion/hooks/saved_tensor_hooks.h"
 #include "pinion/hooks/saved_version.h"
+#include "pinion/hooks/scope_packer.h"
 #include "pinion/hooks/storage_record.h"
 #include "pinion/hooks/torch_bridge.h"
 #include "pinion/hooks/window_size.h"
@@ -63,10 +63,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   // Null when the tensor has to stay on the device; the reason has been counted.
   // One that is `maybe_held` stays if someone still holds it once its operator has returned.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held, ScopeId scope);
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held,
+                                    const PackScope& scope);
 
-  // No operator of the scope runs any more: what is pending of it goes, and the windows learn what
-  // it saved.
+  // No operator of the scope, which has ended, runs any more: what is pending of it goes, and the
+  // windows learn what it saved.
   void EndScope(ScopeId scope);
 
   // Lets go of all device memory that can be fetched again: what was fetched ahead and not read
@@ -85,7 +86,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // Things to let go of once mu_ is released.
   struct Released {
     std::vector<GuardedStorage> storages;
-    std::vector<c10::Storage> gathered;  // no copy touches them
+    std::vector<c10::Storage> plain;  // no copy touches them
   };
 
   // The records of a storage, all with live handles.
@@ -109,14 +110,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     void Worked() { next_pause = 1; }
   };
 
-  // Where prefetching goes on: the parcels between it and the one that was read have been looked
-  // at.
+  // Where a backward's prefetching goes on: of the scope's parcels, those from `sequence` up to the
+  // one that was read last have been looked at.
   struct PrefetchCursor {
-    int64_t backward = kNone;
-    uint64_t scope = 0;
+    ScopeId scope = 0;  // no scope's number
     uint64_t sequence = 0;
-
-    static constexpr int64_t kNone = -2;
   };
 
   // A wait of a stream for a fetched parcel, which those for earlier ones need not repeat.
@@ -129,8 +127,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   struct OpenScope {
     ScopeSizes saved;
-    std::vector<RecordPtr> running;  // their operators have not returned, as far as is known
-    std::vector<RecordPtr> large;    // these wait for company
+    std::vector<RecordPtr> in_use;  // their operators have not returned, as far as is known
+    std::vector<RecordPtr> large;   // these wait for company
     std::vector<RecordPtr> small;
     uint64_t large_bytes = 0;
     uint64_t small_bytes = 0;
@@ -140,6 +138,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   struct Bytes {
     c10::Storage storage;
     int64_t shift_bytes = 0;  // from a place in the original storage to the same byte here
+    // A copy of the host's bytes: nobody reaches it through the tensor that was saved.
+    bool fetched = false;
   };
 
   // What leaves together: a parcel in the making.
@@ -156,8 +156,16 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   bool IsSmall(const StorageRecord& record) const {
     return record.size_bytes() <= largest_small_bytes_;
   }
-  // From `running` to those who wait for company.
+  // A new record. Returns those that are due.
+  std::vector<RecordPtr> Register(const RecordPtr& record, const NodeId& node)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // One more operator has saved the record: nothing is to read it before that one, too, has
+  // returned.
+  void AwaitOperator(const RecordPtr& record, const NodeId& node)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // From `in_use` to those who wait for company.
   void EndOperator(OpenScope& scope, RecordPtr record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // It is in use or pending, and will be neither.
   void RemovePending(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those who need not wait for company any longer: large ones do not wait for small ones, and
   // nobody waits once the scope ends.
@@ -167,7 +175,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // Records of one pack stream.
   void SubmitCopyOut(const std::vector<RecordPtr>& records);
   std::vector<Leaving> PlanParcels(const std::vector<RecordPtr>& records);
-  // Whether the group keeps device memory from going that its copy needs but a little of.
+  // Whether the tensors are small slices of storages that hold far more device memory than the
+  // parcel.
   bool HoldsMuchMore(const Leaving& leaving);
   c10::Storage Gather(const Leaving& leaving);
   void TakeChecksums(const Leaving& leaving);
@@ -194,7 +203,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // Throws unless `bytes`, which `copy_in` has brought back, are those that were saved.
   void Verify(const Handle& handle, const Bytes& bytes, const Transfer& copy_in);
   // Without a copy back; no storage if there is none.
-  Bytes BytesOnDevice(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Bytes BytesOnDevice(StorageRecord& record, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `stream` waits for the copy, unless it waits for a later one already.
   void WaitForCopyIn(const Transfer& copy, const BoundStream& stream);
   void FetchNow(Parcel& parcel, const BoundStream& stream);
@@ -207,6 +216,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MarkRead(Handle& handle, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GuardedStorage TakeFetched(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Prefetching looks at all parcels again.
+  void ResetCursors() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropUnreadPrefetches();
   void NoteBackward();
   void EndBackward(int64_t backward);
@@ -245,10 +256,10 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   BackOff prefetch_back_off_ ABSL_GUARDED_BY(mu_);  // in unpacks
-  PrefetchCursor cursor_ ABSL_GUARDED_BY(mu_);
   std::optional<LastWait> last_wait_ ABSL_GUARDED_BY(mu_);
   ScopeSizes last_scope_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);
+  // Those that run, and -1 for whoever unpacks outside of one.
+  absl::flat_hash_map<int64_t, PrefetchCursor> backwards_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

@@ -66,7 +66,17 @@ void DeviceOffloader::KeepOnDevice(const std::vector<RecordPtr>& records,
   });
 }
 
+void DeviceOffloader::AwaitOperator(const RecordPtr& record, const NodeId& node) {
+  if (record->state == StorageRecord::CopyOut::kPending) {
+    RemovePending(*record);
+    record->state = StorageRecord::CopyOut::kInUse;
+    scopes_.at(record->scope).in_use.push_back(record);
+  }
+  record->nodes.push_back(node);
+}
+
 void DeviceOffloader::EndOperator(OpenScope& scope, RecordPtr record) {
+  record->state = StorageRecord::CopyOut::kPending;
   const bool small = IsSmall(*record);
   (small ? scope.small_bytes : scope.large_bytes) += record->pending_bytes;
   (small ? scope.small : scope.large).push_back(std::move(record));
@@ -75,7 +85,10 @@ void DeviceOffloader::EndOperator(OpenScope& scope, RecordPtr record) {
 void DeviceOffloader::RemovePending(const StorageRecord& record) {
   OpenScope& scope = scopes_.at(record.scope);
   const auto is_record = [&](const RecordPtr& pending) { return pending.get() == &record; };
-  if (std::erase_if(scope.running, is_record) > 0) return;
+  if (record.state == StorageRecord::CopyOut::kInUse) {
+    std::erase_if(scope.in_use, is_record);
+    return;
+  }
   const bool small = IsSmall(record);
   std::erase_if(small ? scope.small : scope.large, is_record);
   (small ? scope.small_bytes : scope.large_bytes) -= record.pending_bytes;
@@ -89,14 +102,14 @@ std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::TakeDue(OpenScope& scop
     scope.large_bytes = 0;
   }
   if (all) {
-    // In the order of packing, which is the order in which they are evicted.
     const std::vector<RecordPtr> small = std::exchange(scope.small, {});
     scope.small_bytes = 0;
-    const auto middle = due.insert(due.end(), small.begin(), small.end());
-    std::inplace_merge(due.begin(), middle, due.end(), [](const RecordPtr& a, const RecordPtr& b) {
-      return a->sequence < b->sequence;
-    });
+    due.insert(due.end(), small.begin(), small.end());
   }
+  // In the order of packing, which is the order in which they are evicted.
+  std::sort(due.begin(), due.end(), [](const RecordPtr& a, const RecordPtr& b) {
+    return a->sequence < b->sequence;
+  });
   for (const RecordPtr& record : due) record->state = StorageRecord::CopyOut::kSubmitting;
   return due;
 }
@@ -291,7 +304,7 @@ void DeviceOffloader::Publish(Leaving& leaving, const Transfer& copy, Released& 
       // The pack stream has read it, in its order: no copy touches it.
       leaving.sources[i] = c10::Storage();
       if (record.source.use_count() > 1) ++not_freed;
-      released.gathered.push_back(std::exchange(record.source, c10::Storage()));
+      released.plain.push_back(std::exchange(record.source, c10::Storage()));
     }
   }
   if (parcel.live_handles > 0) {

@@ -1,4 +1,5 @@
-// How saved tensors come back: the other half is in device_offloader.cc.
+// How saved tensors come back. Which ones leave is in device_offloader.cc, how they leave in
+// device_offloader_out.cc.
 
 #include <c10/util/Exception.h>
 
@@ -35,10 +36,13 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   Bytes bytes = Acquire(handle, BoundStream(CurrentStream(device_)));
   stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
   Prefetch(*handle.record());
-  SettleLoans();
   // The engine may have a tensor over memory that nobody else needs for its own, and change it.
-  if (bytes.storage.use_count() == 1 && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
-    return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
+  // Not the memory that was saved, whoever lets go of it: other handles find it as long as it lives.
+  if (CurrentBackward() != -1 && !BackwardKeepsGraph()) {
+    SettleLoans();
+    if (bytes.storage.use_count() == 1) {
+      return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
+    }
   }
   // A node that changes any other in place is found out by whoever shares it, as without offload.
   return Lend(handle.View(std::move(bytes), handle.record()->version.counter()));
@@ -57,12 +61,12 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
       MutexLock lock(mu_);
       parcel = record.parcel;
       while (parcel != nullptr && parcel->fetching) fetched_.Wait(mu_);
-      bytes = BytesOnDevice(record);
+      bytes = BytesOnDevice(record, released);
       alive = static_cast<bool>(bytes.storage);
       lost = !alive && parcel == nullptr;
       if (!alive && !lost) {
         if (parcel->fetched) {
-          bytes = {parcel->fetched.storage(), record.ShiftIntoParcel()};
+          bytes = {parcel->fetched.storage(), record.ShiftIntoParcel(), /*fetched=*/true};
           fetched = GuardedStorage(bytes.storage, parcel->fetched.stream(), parcel->fetched.copy(),
                                    WaitSite::kFreeAfterCopy);
           if (std::exchange(parcel->fetched_ahead, false)) {
@@ -143,7 +147,7 @@ void DeviceOffloader::Verify(const Handle& handle, const Bytes& bytes, const Tra
               saved, " and is ", found);
 }
 
-DeviceOffloader::Bytes DeviceOffloader::BytesOnDevice(StorageRecord& record) {
+DeviceOffloader::Bytes DeviceOffloader::BytesOnDevice(StorageRecord& record, Released& released) {
   if (record.parcel != nullptr && record.parcel->gathered) {
     return {record.parcel->gathered, record.ShiftIntoParcel()};
   }
@@ -151,7 +155,11 @@ DeviceOffloader::Bytes DeviceOffloader::BytesOnDevice(StorageRecord& record) {
   if (!storage) {
     if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
   }
-  if (!storage || !record.HasItsMemory(storage)) return {};
+  if (!storage) return {};
+  if (!record.HasItsMemory(storage)) {
+    released.plain.push_back(std::move(storage));  // this may be the last owner by now
+    return {};
+  }
   return {std::move(storage), /*shift_bytes=*/0};
 }
 
@@ -259,11 +267,11 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
   const uint64_t batch_limit = BatchBytes();
   uint64_t batch_bytes = 0;
   uint64_t looks = 0;
-  if (cursor_.backward != backward || cursor_.scope != from.scope ||
-      cursor_.sequence > from.sequence) {
-    cursor_ = {backward, from.scope, from.sequence};
+  PrefetchCursor& cursor = backwards_[backward];
+  if (cursor.scope != from.scope || cursor.sequence > from.sequence) {
+    cursor = {from.scope, from.sequence};
   }
-  for (auto it = order_.lower_bound({from.scope, cursor_.sequence}); it != order_.begin();) {
+  for (auto it = order_.lower_bound({from.scope, cursor.sequence}); it != order_.begin();) {
     Parcel& parcel = *(--it)->second;
     // Another scope is another graph, whose backward may be far away.
     if (parcel.scope != from.scope) break;
@@ -272,7 +280,7 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
     // by handles that go when the node is done.
     const bool had = backward != -1 && parcel.fetched_in == backward;
     if (had || parcel.fetched || parcel.fetching || !IsAway(parcel)) {
-      cursor_.sequence = parcel.sequence;
+      cursor.sequence = parcel.sequence;
       continue;
     }
     if (!claimed.empty() && (parcel.pack_stream.torch != claimed.front()->pack_stream.torch ||
@@ -287,7 +295,7 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
     prefetched_bytes_ += share;
     batch_bytes += parcel.size_bytes();
     claimed.push_back(parcel.shared_from_this());
-    cursor_.sequence = parcel.sequence;
+    cursor.sequence = parcel.sequence;
   }
   if (looks > 0) stats_->Update([looks](OffloadStats& stats) { stats.prefetch_looks += looks; });
   return claimed;
@@ -341,7 +349,7 @@ bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t 
       prefetch_back_off_.Worked();
     } else {
       prefetch_back_off_.Refused();
-      cursor_ = PrefetchCursor();
+      ResetCursors();
     }
     fetched_.NotifyAll();
   }
@@ -352,10 +360,14 @@ bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t 
   return copy.ok();
 }
 
+void DeviceOffloader::ResetCursors() {
+  for (auto& [backward, cursor] : backwards_) cursor = PrefetchCursor();
+}
+
 void DeviceOffloader::DropUnreadPrefetches() {
   Released released;
   MutexLock lock(mu_);
-  cursor_ = PrefetchCursor();
+  ResetCursors();
   for (const auto& [key, parcel] : order_) {
     if (!parcel->fetched_ahead || !parcel->fetched) continue;
     parcel->fetched_in = -1;  // it may be fetched ahead once more
@@ -368,7 +380,7 @@ void DeviceOffloader::NoteBackward() {
   if (backward == -1) return;
   {
     MutexLock lock(mu_);
-    if (!backwards_.insert(backward).second) return;
+    if (!backwards_.try_emplace(backward).second) return;
     prefetch_back_off_ = BackOff();
   }
   AtEndOfBackward([self = shared_from_this(), backward] { self->EndBackward(backward); });

@@ -20,20 +20,22 @@ struct OffloadOptions {
   // Saved tensors of at least this many bytes are offloaded (TRL's default and boundary).
   uint64_t min_offload_bytes = 1024;
 
-  // True: copies run beside the compute, backward prefetches. False: every pack and unpack blocks
-  // until its copy is done (what save_on_cpu does): a baseline.
+  // True: copies run beside the compute, backward prefetches. False, as a baseline: the host waits
+  // for each copy. Forward then waits for what an operator has saved at the next operator that saves
+  // something, or at the end of the scope, and backward for what it unpacks.
   bool overlap = true;
 
   // Device bytes of saved tensors that are kept before the oldest is dropped: the ones saved last
   // stay on the device, and copies out have this long to finish beside the compute. Larger hides
-  // more of the link, smaller saves more memory. kAutoWindow: twice the largest tensor but for
-  // three that this scope or the last one saved, or a sixteenth of what the last scope saved (up to
-  // 256 MiB), whichever is more; larger tensors count as half of it. A tensor counts with all of
-  // its storage. Beside the window, up to half as much waits for company to leave with. 0 is
+  // more of the link, smaller saves more memory. kAutoWindow: twice the fourth largest tensor
+  // (of this scope or of the last one, whichever is larger), or a sixteenth of what the last scope
+  // saved (up to 256 MiB) if that is more; a tensor that is larger than half of the window counts as
+  // half. A tensor counts with all of its storage, which may be larger than itself. Beside the window, up to half as much waits for company to leave with. 0 is
   // refused.
   uint64_t eviction_window_bytes = kAutoWindow;
 
-  // Device bytes that were fetched ahead of need and not read yet. As above.
+  // Device bytes that were fetched ahead of need and not read yet; of a tensor only what comes back.
+  // kAutoWindow: the same window as for eviction.
   uint64_t prefetch_window_bytes = kAutoWindow;
 
   // What the link can do: it decides which tensors are small enough to share a copy. Without it,

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -24,21 +23,23 @@ std::shared_ptr<PackTarget> TargetOf(const std::shared_ptr<OffloadSession>& sess
 }
 
 std::shared_ptr<SavedTensorPacker> PackerFor(std::shared_ptr<PackTarget> target,
-                                             ParameterStorages parameters, ScopeId scope) {
+                                             ParameterStorages parameters,
+                                             std::shared_ptr<PackScope> scope) {
   if (target == nullptr) return nullptr;
-  return std::make_shared<ScopePacker>(std::move(target), std::move(parameters), scope);
+  return std::make_shared<ScopePacker>(std::move(target), std::move(parameters), std::move(scope));
 }
 
-ScopeId NewScopeId() {
+std::shared_ptr<PackScope> NewPackScope() {
   static std::atomic<ScopeId> last{0};
-  return ++last;
+  return std::make_shared<PackScope>(++last);
 }
 
-// The scope of the same session that the calling thread is in, if any: an inner one goes on with
-// what the outer one has begun (its prefetch order, what waits for company).
-std::optional<ScopeId> OuterScope(const PackTarget* target) {
+// What the calling thread's innermost scope saves to, null unless that is a scope of the same
+// session: an inner one goes on with what the outer one has begun (its prefetch order, what waits
+// for company).
+std::shared_ptr<PackScope> OuterScope(const PackTarget* target) {
   const auto* packer = dynamic_cast<const ScopePacker*>(CurrentPacker());
-  if (packer == nullptr || &packer->target() != target) return std::nullopt;
+  if (packer == nullptr || &packer->target() != target) return nullptr;
   return packer->scope();
 }
 
@@ -66,18 +67,20 @@ struct OffloadScope::State {
   State(const std::shared_ptr<OffloadSession>& session, ParameterStorages parameters)
       : target(TargetOf(session)),
         outer(OuterScope(target.get())),
-        id(outer.has_value() ? *outer : NewScopeId()),
+        saved(outer != nullptr ? outer : NewPackScope()),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
-        scope(PackerFor(target, std::move(parameters), id)) {
+        scope(PackerFor(target, std::move(parameters), saved)) {
     if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
   }
   ~State() {
-    if (target != nullptr && !outer.has_value()) target->EndScope(id);
+    if (target == nullptr || outer != nullptr) return;
+    saved->ended = true;
+    target->EndScope(saved->id);
   }
 
   const std::shared_ptr<PackTarget> target;
-  const std::optional<ScopeId> outer;
-  const ScopeId id;
+  const std::shared_ptr<PackScope> outer;
+  const std::shared_ptr<PackScope> saved;
   const ScopedRange range;
   const SavedTensorScope scope;
 };

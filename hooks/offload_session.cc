@@ -74,6 +74,9 @@ class SessionImpl : public OffloadSession, public PackTarget {
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
     const auto index = static_cast<c10::DeviceIndex>(device_index);
     PINION_RETURN_IF_ERROR(OffloaderFor(c10::Device(device_type_, index)).status());
+    if (false) {
+      PINION_RETURN_IF_ERROR(SetUp(c10::Device(device_type_, index)).status());
+    }
     return Allocator()->Reserve(size_bytes);
   }
 
@@ -87,7 +90,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
   }
 
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const ParameterStorages& parameters,
-                                    ScopeId scope) override;
+                                    const PackScope& scope) override;
 
   void EndScope(ScopeId scope) override {
     {
@@ -152,7 +155,8 @@ class SessionImpl : public OffloadSession, public PackTarget {
 };
 
 std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
-                                               const ParameterStorages& parameters, ScopeId scope) {
+                                               const ParameterStorages& parameters,
+                                               const PackScope& scope) {
   // Recomputed activations are needed at once, and a double backward's saved tensors soon.
   if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward);
   const TensorKind kind =

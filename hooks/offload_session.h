@@ -70,8 +70,9 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 
   // Lets go of the device memory of saved tensors that are in host memory, or on their way there:
   // for a program that has run out of device memory, in backward for example, and can try again.
-  // They are fetched again when they are needed. Never blocks the host; any thread may call it,
-  // LibTorch's allocator too (docs/tuning.md).
+  // They are fetched again when they are needed. Any thread may call it, LibTorch's allocator too
+  // (docs/tuning.md). Does not block the host, unless a stream cannot be made to wait for the copies
+  // of its tensors, as while it captures a graph: the host waits in its place.
   virtual void FreeDeviceMemory(int device_index) = 0;
 
   // Gives cached host memory back: call it between steps.
@@ -81,9 +82,8 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 // While it lives, tensors that autograd saves on this thread go to `session`. Make one around a
 // whole forward: backward fetches ahead within a scope. Nests: the innermost scope wins. Inside a
 // backward, as when a checkpoint computes a block again, nothing leaves: a scope that is made there
-// says so in the log. The
-// parameters and buffers of `module` stay on the device, by storage; without a module, leaves that
-// require a gradient are taken for parameters.
+// says so in the log. The parameters and buffers of `module` stay on the device, by storage; without
+// a module, leaves that require a gradient are taken for parameters.
 class OffloadScope {
  public:
   explicit OffloadScope(std::shared_ptr<OffloadSession> session);

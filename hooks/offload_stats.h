@@ -21,6 +21,7 @@ struct OffloadStats {
   uint64_t kept_held = 0;  //   a leaf that someone else holds: offloading frees nothing
   uint64_t kept_no_host_memory = 0;
   uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once
+  uint64_t kept_scope_ended = 0;  //   saved by a thread that has outlived the scope
   uint64_t kept_capturing = 0;
   uint64_t kept_copy_failed = 0;   //   or the device could not be set up, or is broken
   uint64_t kept_unsupported = 0;   //   not strided, not of the session's device type, ...

@@ -110,7 +110,8 @@ class Workers : public Engine {
       const int device = static_cast<int>(queues.size());
       const auto queue = std::make_shared<torch::autograd::ReadyQueue>();
       queues.push_back(queue);
-      // The engine's destructor waits for the threads that it has seen start.
+      // The engine's destructor waits for the threads that it has counted, which thread_init does
+      // first. A process that exits at that very moment may not have its new thread counted.
       const auto started = std::make_shared<std::latch>(1);
       std::thread([&engine, device, queue, started] {
         started->count_down();

@@ -46,8 +46,7 @@ class SavedTensorPacker {
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) = 0;
 };
 
-// What was saved together: the scopes of one session that lie within each other share a number.
-// Process-wide.
+// Names what was saved together (PackScope in scope_packer.h); from 1, process-wide.
 using ScopeId = uint64_t;
 
 class SavedTensorScope {

@@ -49,12 +49,18 @@ class KeptTensor : public SavedTensor {
 
   at::Tensor Unpack() override {
     version_.Check([this] { return Describe(tensor_); });
-    // A storage that nobody else has is the graph's own.
-    const bool shared = !tensor_.has_storage() || tensor_.storage().use_count() > 1;
-    return shared || BackwardKeepsGraph() ? Lend(tensor_) : tensor_;
+    return IsShared() || BackwardKeepsGraph() ? Lend(tensor_) : tensor_;
   }
 
  private:
+  // Whether somebody else has its memory, or may come to have it again by a weak reference.
+  bool IsShared() const {
+    if (!tensor_.has_storage()) return true;
+    const c10::weak_intrusive_ptr<c10::StorageImpl> weak = tensor_.storage().getWeakStorageImpl();
+    // All owners together count as one weak reference, and this one is the second.
+    return weak.use_count() > 1 || weak.weak_use_count() > 2;
+  }
+
   const at::Tensor tensor_;
   const SavedVersion version_;
 };
@@ -77,13 +83,13 @@ class TimedTensor : public SavedTensor {
 }  // namespace
 
 ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters,
-                         ScopeId scope)
-    : target_(std::move(target)), parameters_(std::move(parameters)), scope_(scope) {}
+                         std::shared_ptr<PackScope> scope)
+    : target_(std::move(target)), parameters_(std::move(parameters)), scope_(std::move(scope)) {}
 
 std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor) {
   const HostTimer timer(target_->stats());
   target_->stats().Update([](OffloadStats& stats) { ++stats.packed; });
-  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, parameters_, scope_);
+  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, parameters_, *scope_);
   if (saved == nullptr) return std::make_unique<KeptTensor>(tensor);
   return std::make_unique<TimedTensor>(std::move(saved), target_);
 }

@@ -14,6 +14,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "pinion/hooks/offload_policy.h"
 #include "pinion/hooks/parcel.h"
 #include "pinion/hooks/saved_tensor_hooks.h"
@@ -25,7 +26,8 @@ namespace pinion {
 
 struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   enum class CopyOut {
-    kPending,     // waits for its operator to return, and for company
+    kInUse,       // an operator that saved it may still run, and write it
+    kPending,     // waits for company
     kSubmitting,  // on some thread right now
     kSubmitted,   // in a parcel
     kNone,        // never: the source stays on the device
@@ -33,7 +35,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
                 StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
-                const NodeId& saved_by, ScopeId saved_in)
+                ScopeId saved_in)
       : identity(storage.getWeakStorageImpl()),
         version(std::move(version_at_pack)),
         extent(saved_extent),
@@ -41,11 +43,13 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
         storage_bytes(storage.nbytes()),
         pack_stream(stream),
         maybe_held(may_be_held),
-        node(saved_by),
         scope(saved_in),
         source(storage) {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
+
+  // Its copy has not begun, and it has a place in its scope. Guarded.
+  bool IsAwaited() const { return state == CopyOut::kInUse || state == CopyOut::kPending; }
 
   // From a place in the storage to the same byte in the parcel.
   int64_t ShiftIntoParcel() const {
@@ -66,8 +70,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const uint64_t storage_bytes;
   const BoundStream pack_stream;
   const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
-  const NodeId node;      // that saved it first
-  const ScopeId scope;    // in which that was
+  const ScopeId scope;    // in which it was saved first
 
   // Of `extent`'s bytes when they leave; only in verify mode. Written before the parcel is
   // published, read by those who have found the parcel.
@@ -75,7 +78,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   // ---- guarded ----
   c10::Storage source;  // empty once evicted or gathered
-  CopyOut state = CopyOut::kPending;
+  CopyOut state = CopyOut::kInUse;
+  absl::InlinedVector<NodeId, 1> nodes;  // of the operators that may still run, while kInUse
   std::shared_ptr<Parcel> parcel;  // once the copy is submitted
   uint64_t parcel_offset = 0;      // at which `extent` begins in it
 

@@ -8,7 +8,7 @@
 namespace pinion {
 namespace {
 
-// Of the sixteenth; tensors that are larger than that have room for two all the same.
+// What a sixteenth of the last scope is at most. Two tensors of the usual size fit, however large.
 constexpr uint64_t kMostOfAScope = 256 * kMiB;
 
 }  // namespace

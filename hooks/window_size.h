@@ -2,8 +2,8 @@
 //
 // A window holds two tensors of the usual size, so that one can be copied while the next is
 // computed, or a sixteenth of what a scope saves, if that is more. The few that are larger than all
-// others (the logits of a language model) do not make it larger: each counts as half of it, stays
-// until so much more was saved, and goes.
+// others (the logits of a language model) do not make it larger: each counts as half of it, so that
+// two of them fit, stays until so much more was saved, and goes.
 
 #ifndef PINION_HOOKS_WINDOW_SIZE_H_
 #define PINION_HOOKS_WINDOW_SIZE_H_
@@ -22,7 +22,6 @@ class ScopeSizes {
 
   void Add(uint64_t size_bytes);
 
-  bool empty() const { return total_bytes_ == 0; }
   uint64_t total_bytes() const { return total_bytes_; }
   // Of the largest tensor but for the outliers; of the smallest one where there are no more.
   uint64_t usual_bytes() const;

@@ -20,12 +20,15 @@ thread_local char last_error[1024] = "";
 void* Implementation() {
   last_error[0] = 0;
   Dl_info self = {};
-  char path[4096] = "";
-  if (dladdr(reinterpret_cast<const void*>(&Implementation), &self) != 0) {
-    const char* const slash = std::strrchr(self.dli_fname, '/');
-    const int folder = slash == nullptr ? 0 : static_cast<int>(slash + 1 - self.dli_fname);
-    std::snprintf(path, sizeof(path), "%.*s%s", folder, self.dli_fname, kImplementation);
+  if (dladdr(reinterpret_cast<const void*>(&Implementation), &self) == 0) {
+    std::snprintf(last_error, sizeof(last_error),
+                  "Pinion cannot be loaded: the folder of this library is unknown");
+    return nullptr;
   }
+  const char* const slash = std::strrchr(self.dli_fname, '/');
+  const int folder = slash == nullptr ? 0 : static_cast<int>(slash + 1 - self.dli_fname);
+  char path[4096] = "";
+  std::snprintf(path, sizeof(path), "%.*s%s", folder, self.dli_fname, kImplementation);
   // Loading it again is cheap, and it may work after the program has loaded LibTorch.
   void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -37,11 +40,18 @@ void* Implementation() {
   return library;
 }
 
-// `function` of the implementation; null as above.
+// `function` of the implementation; null as above, and where the implementation is of another
+// version.
 template <typename Function>
 Function* Find(const char* name, Function* /*type*/) {
   void* const library = Implementation();
-  return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library, name));
+  if (library == nullptr) return nullptr;
+  void* const function = dlsym(library, name);
+  if (function == nullptr) {
+    std::snprintf(last_error, sizeof(last_error), "%s has no function %s: it is of another version",
+                  kImplementation, name);
+  }
+  return reinterpret_cast<Function*>(function);
 }
 
 }  // namespace

@@ -7,12 +7,14 @@ inside this repository and in those that depend on it.
 With `--//config:one_file`, which --config=opt gives, a folder of the library is one object: a
 generated file includes the .cc files of all its libraries, so that the headers, which are what takes
 the time, are read once. Otherwise each library has an object of its own, which clang's layering
-check needs, and which builds faster after an edit. The price of the one file is that names in the
-anonymous namespaces of a folder differ, and that objects of folders do not need each other in a
-circle.
+check needs, and which builds faster after an edit. The one file asks for two things: no name is
+used twice in the anonymous namespaces of a folder, and no two folders need each other's objects.
 """
 
 _LAYERS = ["allocator", "device", "engine", "hooks"]
+
+# Beside srcs, hdrs and deps.
+_LIBRARY_ARGUMENTS = ["deprecation", "linkopts", "tags", "visibility"]
 
 def _if_one_file(one_file, otherwise):
     return select({
@@ -30,6 +32,11 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
         kwargs.update(prefixes)
         native.cc_library(name = name, srcs = srcs, hdrs = hdrs, deps = deps, **kwargs)
         return
+
+    # Options of one library's compilation would be lost in the one file, which several share.
+    for argument in kwargs:
+        if argument not in _LIBRARY_ARGUMENTS:
+            fail("pinion_library %s: the folder's one file knows nothing of %s" % (name, argument))
 
     # What the folder's one file includes and what that needs. Its siblings are text as well: the
     # one file cannot depend on what depends on it.

@@ -9,7 +9,7 @@ std::string HumanBytes(uint64_t size_bytes) {
   double value = static_cast<double>(size_bytes);
   int unit = 0;
   // 1023.5 would print as "1.02e+03".
-  while (value >= 999.5 && unit < 6) {
+  while (value >= 999.5) {
     value /= 1024;
     ++unit;
   }

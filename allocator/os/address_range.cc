@@ -12,8 +12,9 @@ namespace {
 
 // Addresses that are set aside count as used (ulimit -v).
 bool AddressesAreLimited() {
-  rlimit limit;
-  return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+  rlimit limit = {};
+  getrlimit(RLIMIT_AS, &limit);
+  return limit.rlim_cur != RLIM_INFINITY;
 }
 
 }  // namespace
@@ -27,7 +28,7 @@ AddressRange::AddressRange(uint64_t size_bytes) {
   char* const mapped_end = static_cast<char*>(mapped) + mapped_bytes;
   begin_ = reinterpret_cast<char*>(AlignUp(reinterpret_cast<uintptr_t>(mapped), kGiB));
   end_ = begin_ + size_bytes;
-  if (begin_ != mapped) munmap(mapped, begin_ - static_cast<char*>(mapped));
+  munmap(mapped, begin_ - static_cast<char*>(mapped));
   munmap(end_, mapped_end - end_);
   madvise(begin_, size_bytes, MADV_DONTFORK);
   free_[begin_] = size_bytes;

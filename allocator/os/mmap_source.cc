@@ -25,7 +25,10 @@ namespace {
 // What a thread touches at a time: the size of a huge page.
 constexpr uint64_t kTouchBytes = 2 * kMiB;
 
-constexpr int kMapFlags = MAP_PRIVATE | MAP_ANONYMOUS;
+// Of private memory. MAP_FAILED, as mmap.
+void* Map(void* at, uint64_t size_bytes, int protection, int flags) {
+  return mmap(at, size_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+}
 
 uint64_t PhysicalBytes() {
   return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
@@ -38,9 +41,7 @@ int TouchPages(char* data, uint64_t size_bytes) {
   if (errno != EINVAL) return errno;
   // A kernel before 5.14.
   const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  for (uint64_t at = 0; at < size_bytes; at += page_bytes) {
-    *static_cast<volatile char*>(data + at) = 0;
-  }
+  for (volatile char* page = data; page < data + size_bytes; page += page_bytes) *page = 0;
   return 0;
 }
 
@@ -53,8 +54,9 @@ int TouchTogether(char* data, uint64_t size_bytes, int thread_count, int numa_no
     while (error.load(std::memory_order_relaxed) == 0) {
       const uint64_t at = next.fetch_add(kTouchBytes, std::memory_order_relaxed);
       if (at >= size_bytes) return;
-      const int failed = TouchPages(data + at, std::min(kTouchBytes, size_bytes - at));
-      if (failed != 0) error.store(failed, std::memory_order_relaxed);
+      int none = 0;  // the first error stays
+      error.compare_exchange_strong(none,
+                                    TouchPages(data + at, std::min(kTouchBytes, size_bytes - at)));
     }
   };
   std::vector<std::thread> others;
@@ -102,13 +104,13 @@ char* MmapSource::TakeAddresses(uint64_t size_bytes) {
   if (char* const data = range_.Take(size_bytes); data != nullptr) return data;
   // mmap aligns to pages only: what is before and after the aligned part goes back.
   const uint64_t mapped_bytes = size_bytes + granularity_bytes();
-  void* const mapped = mmap(nullptr, mapped_bytes, PROT_NONE, kMapFlags | MAP_NORESERVE, -1, 0);
+  void* const mapped = Map(nullptr, mapped_bytes, PROT_NONE, MAP_NORESERVE);
   if (mapped == MAP_FAILED) return nullptr;
   char* const begin = static_cast<char*>(mapped);
   char* const data =
       reinterpret_cast<char*>(AlignUp(reinterpret_cast<uintptr_t>(mapped), granularity_bytes()));
   const uint64_t before_bytes = data - begin;
-  if (before_bytes > 0) munmap(begin, before_bytes);
+  munmap(begin, before_bytes);
   munmap(data + size_bytes, mapped_bytes - size_bytes - before_bytes);
   return data;
 }
@@ -116,8 +118,7 @@ char* MmapSource::TakeAddresses(uint64_t size_bytes) {
 absl::Status MmapSource::ReturnAddresses(char* data, uint64_t size_bytes) {
   if (!range_.Contains(data)) {
     if (munmap(data, size_bytes) == 0) return absl::OkStatus();
-  } else if (mmap(data, size_bytes, PROT_NONE, kMapFlags | MAP_NORESERVE | MAP_FIXED, -1, 0) !=
-             MAP_FAILED) {
+  } else if (Map(data, size_bytes, PROT_NONE, MAP_NORESERVE | MAP_FIXED) != MAP_FAILED) {
     madvise(data, size_bytes, MADV_DONTFORK);
     range_.Return(data, size_bytes);
     return absl::OkStatus();
@@ -134,7 +135,7 @@ absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
   char* const data = TakeAddresses(size_bytes);
   if (data == nullptr) return NoMemory("mmap", size_bytes, errno);
   absl::Cleanup unmap = [&] { ReturnAddresses(data, size_bytes).IgnoreError(); };
-  if (mmap(data, size_bytes, PROT_READ | PROT_WRITE, kMapFlags | MAP_FIXED, -1, 0) == MAP_FAILED) {
+  if (Map(data, size_bytes, PROT_READ | PROT_WRITE, MAP_FIXED) == MAP_FAILED) {
     return NoMemory("mmap", size_bytes, errno);
   }
   if (madvise(data, size_bytes, MADV_DONTFORK) != 0) {

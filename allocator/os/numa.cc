@@ -29,8 +29,8 @@ void ForEachOf(const std::string& list, const Visit& visit) {
   for (const auto piece : absl::StrSplit(list, ',', absl::SkipWhitespace())) {
     const std::pair<absl::string_view, absl::string_view> ends =
         absl::StrSplit(piece, absl::MaxSplits('-', 1));
-    int first = 0;
-    int last = 0;
+    int first;
+    int last;
     if (!absl::SimpleAtoi(ends.first, &first)) return;
     if (!absl::SimpleAtoi(ends.second, &last)) last = first;
     for (int number = first; number <= last; ++number) visit(number);
@@ -49,15 +49,13 @@ bool HasNumaNode(int node, const std::string& root) {
 
 int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
   std::vector<const void*> pages;
-  for (uint64_t at = 0; at < size_bytes; at += stride_bytes) {
-    pages.push_back(static_cast<const char*>(data) + at);
-  }
+  const char* const begin = static_cast<const char*>(data);
+  for (const char* at = begin; at < begin + size_bytes; at += stride_bytes) pages.push_back(at);
   std::vector<int> nodes(pages.size(), -1);
-  // Without target nodes, move_pages moves nothing and tells where the pages are.
-  if (syscall(SYS_move_pages, /*pid=*/0, pages.size(), pages.data(), nullptr, nodes.data(),
-              /*flags=*/0) != 0) {
-    return -1;
-  }
+  // Without target nodes, move_pages moves nothing and tells where the pages are. Where it fails,
+  // they are on none.
+  syscall(SYS_move_pages, /*pid=*/0, pages.size(), pages.data(), nullptr, nodes.data(),
+          /*flags=*/0);
   int node = nodes.empty() ? -1 : nodes.front();
   for (const int other : nodes) {
     if (other != node) node = -1;
@@ -84,13 +82,12 @@ absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {
 
 ScopedNumaThread::ScopedNumaThread(int node, const std::string& root) {
   if (node < 0 || sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
-  cpu_set_t near;
-  CPU_ZERO(&near);
+  cpu_set_t near = {};
   ForEachOf(ReadLine(absl::StrCat(root, "node", node, "/cpulist")), [&](int cpu) {
     // CPUs that the program was kept from stay forbidden.
     if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &before_)) CPU_SET(cpu, &near);
   });
-  restore_ = CPU_COUNT(&near) > 0 && sched_setaffinity(0, sizeof(near), &near) == 0;
+  restore_ = sched_setaffinity(0, sizeof(near), &near) == 0;  // EINVAL for none
 }
 
 ScopedNumaThread::~ScopedNumaThread() {

@@ -16,15 +16,16 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/allocator/allocation_trace.h"
 #include "pinion/bench/allocator/allocator_cases.h"
@@ -165,31 +166,40 @@ std::filesystem::path TraceFolder() {
 }
 
 // Every trace of the folder, by name.
-std::vector<AllocationTrace> ReadTraces() {
+absl::StatusOr<std::vector<AllocationTrace>> ReadTraces() {
   const std::filesystem::path folder = TraceFolder();
   std::vector<std::string> paths;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     paths.push_back(entry.path().string());
   }
-  PINION_CHECK(!paths.empty()) << "no traces in " << folder.string() << ": give --traces=FOLDER";
+  if (paths.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("no traces in ", folder.string(), ": give --traces=FOLDER"));
+  }
   std::sort(paths.begin(), paths.end());
   std::vector<AllocationTrace> traces;
   for (const std::string& path : paths) {
-    absl::StatusOr<AllocationTrace> trace = ReadAllocationTrace(path);
-    PINION_CHECK(trace.ok()) << trace.status();
-    traces.push_back(*std::move(trace));
+    PINION_ASSIGN_OR_RETURN(AllocationTrace trace, ReadAllocationTrace(path));
+    traces.push_back(std::move(trace));
   }
   return traces;
 }
 
 template <typename... Peers>
-absl::Status RunAll() {
+absl::Status RunAll(const std::vector<char*>& arguments) {
+  if (arguments.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", arguments[1], "\" is not a flag; see --help"));
+  }
   const std::string json = absl::GetFlag(FLAGS_json);
   if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
-  Run run(ReadTraces());
+  PINION_ASSIGN_OR_RETURN(std::vector<AllocationTrace> traces, ReadTraces());
+  Run run(std::move(traces));
   (run.Register<Peers>(), ...);
-  benchmark::RunSpecifiedBenchmarks();
+  if (benchmark::RunSpecifiedBenchmarks() == 0) {
+    return absl::InvalidArgumentError("--benchmark_filter leaves no case");
+  }
   std::cout << absl::StreamFormat("\n%-14s %-14s %11s %11s %12s\n", "peer", "trace", "worst round",
                                   "mean round", "locked/peak");
   (run.MeasureWaste<Peers>(), ...);
@@ -203,11 +213,12 @@ absl::Status RunAll() {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("Compares Pinion's allocator with its peers.");
   benchmark::Initialize(&argc, argv);
-  absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   using namespace pinion;
   absl::Status status = EnterWorkingDirectory();
   if (status.ok()) {
-    status = RunAll<PinionPeer, PyTorchPeer, RmmPeer, BestFitPeer, MimallocPeer, MallocPeer>();
+    status =
+        RunAll<PinionPeer, PyTorchPeer, RmmPeer, BestFitPeer, MimallocPeer, MallocPeer>(arguments);
   }
   return ExitCode("allocator_bench", status);
 }

@@ -23,8 +23,9 @@ struct CudaApi {
   cudaError_t (*GetDeviceProperties)(cudaDeviceProp* properties, int device);
   decltype(&cudaThreadExchangeStreamCaptureMode) ThreadExchangeStreamCaptureMode;
 
-  // Contexts: the driver's calls, which the runtime has none for. Whether the device has a context
-  // yet; CUDA makes it at first use, and cudaSetDevice counts as one.
+  // Contexts, by the driver: the runtime has no such calls.
+  // Whether the device has a context yet; CUDA makes it at first use, and cudaSetDevice counts as
+  // one.
   cudaError_t (*HasContext)(int device, bool* has_context);
   // Makes the device's context current on this thread until PopContext, which puts back what was
   // current before, be it nothing.

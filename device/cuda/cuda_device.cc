@@ -19,8 +19,9 @@ namespace {
 // Programs are known to hang, or to crash, in one call of some ten thousand pieces (vllm#49276).
 constexpr size_t kMaxPiecesPerBatch = 1024;
 
-// From this size on a piece takes the link longer than its call takes the host, so that a call of
-// its own costs nothing, and only such a call is sure to use a copy engine.
+// From this size on a piece gets a call of its own, whatever it is copied with. It takes the link
+// longer than the call takes the host, so that the call costs nothing, and only such a call is sure
+// to use a copy engine.
 constexpr uint64_t kLargePieceBytes = kMiB;
 
 absl::Status Check(StreamHandle stream) {
@@ -46,24 +47,15 @@ cudaEvent_t Native(EventHandle event) { return static_cast<cudaEvent_t>(event.na
 
 bool IsLegacy(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
 
-bool AreLarge(absl::Span<const CopyPiece> pieces) {
-  uint64_t size_bytes = 0;
-  for (const CopyPiece& piece : pieces) size_bytes += piece.size_bytes;
-  return size_bytes / kLargePieceBytes >= pieces.size();
-}
-
-// The part of a piece, from its beginning, whose host memory may be one registration.
-uint64_t WithinRegistration(CopyDirection direction, const CopyPiece& piece) {
-  const void* const host = direction == CopyDirection::kHostToDevice ? piece.src : piece.dst;
-  return BytesToRegistrationBorder(host, piece.size_bytes);
-}
+bool IsSmall(const CopyPiece& piece) { return piece.size_bytes < kLargePieceBytes; }
 
 std::vector<CopyPiece> SplitAtRegistrations(CopyDirection direction,
                                             absl::Span<const CopyPiece> pieces) {
   std::vector<CopyPiece> split;
   for (CopyPiece rest : pieces) {
     while (rest.size_bytes > 0) {
-      const uint64_t size_bytes = WithinRegistration(direction, rest);
+      const void* const host = direction == CopyDirection::kHostToDevice ? rest.src : rest.dst;
+      const uint64_t size_bytes = BytesToRegistrationBorder(host, rest.size_bytes);
       split.push_back({rest.dst, rest.src, size_bytes});
       rest = {static_cast<char*>(rest.dst) + size_bytes,
               static_cast<const char*>(rest.src) + size_bytes, rest.size_bytes - size_bytes};
@@ -113,17 +105,10 @@ DeviceInfo CudaDevice::info() const {
     info.rated_gb_per_s = properties.major == 9 ? 450 : properties.major > 9 ? 225 : 0;
   }
   char bus_id[32] = {};
-  if (!Call("cudaDeviceGetPCIBusId", [&] {
-         return api_.DeviceGetPCIBusId(bus_id, sizeof(bus_id), index_);
-       }).ok()) {
-    return info;
-  }
-  const PciLink pci = ReadPciLink(bus_id);
-  info.numa_node = pci.numa_node;
-  if (info.link == LinkKind::kUnknown && pci.gb_per_s > 0) {
-    info.link = LinkKind::kPcie;
-    info.link_name = absl::StrCat("PCIe ", pci.generation, " x", pci.lanes);
-    info.rated_gb_per_s = pci.gb_per_s;
+  if (Call("cudaDeviceGetPCIBusId", [&] {
+        return api_.DeviceGetPCIBusId(bus_id, sizeof(bus_id), index_);
+      }).ok()) {
+    AddPciLink(ReadPciLink(bus_id), &info);
   }
   return info;
 }
@@ -269,15 +254,9 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
                                    StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
   if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
-  std::vector<CopyPiece> split;
-  if (std::any_of(pieces.begin(), pieces.end(), [direction](const CopyPiece& piece) {
-        return WithinRegistration(direction, piece) < piece.size_bytes;
-      })) {
-    split = SplitAtRegistrations(direction, pieces);
-    pieces = split;
-  }
-  const absl::Status copied = CopyPieces(direction, pieces, Native(stream));
-  if (!copied.ok() && pieces.size() > 1 &&
+  const std::vector<CopyPiece> split = SplitAtRegistrations(direction, pieces);
+  const absl::Status copied = CopyPieces(direction, split, Native(stream));
+  if (!copied.ok() && split.size() > 1 &&
       ClassifyDeviceError(copied) != DeviceErrorClass::kSticky) {
     const absl::Status settled = SynchronizeStream(stream);
     if (!settled.ok()) {
@@ -289,18 +268,21 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
   return copied;
 }
 
-absl::Status CudaDevice::CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+absl::Status CudaDevice::CopyPieces(CopyDirection direction, std::vector<CopyPiece> pieces,
                                     cudaStream_t stream) {
+  const auto large = std::partition(pieces.begin(), pieces.end(), IsSmall);
+  const absl::Span<const CopyPiece> small(pieces.data(), large - pieces.begin());
+  size_t batched = 0;
   // The batch call does not take the legacy default stream.
-  if (pieces.size() > 1 && !IsLegacy(stream) && !AreLarge(pieces)) {
-    PINION_ASSIGN_OR_RETURN(const size_t copied, CopyInBatches(pieces, stream));
-    pieces.remove_prefix(copied);
-    if (pieces.empty()) return absl::OkStatus();
+  if (small.size() > 1 && !IsLegacy(stream)) {
+    PINION_ASSIGN_OR_RETURN(batched, CopyInBatches(small, stream));
   }
+  const absl::Span<const CopyPiece> rest = absl::MakeConstSpan(pieces).subspan(batched);
+  if (rest.empty()) return absl::OkStatus();
   const cudaMemcpyKind kind =
       direction == CopyDirection::kHostToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
   return Call("cudaMemcpyAsync", [&] {
-    for (const CopyPiece& piece : pieces) {
+    for (const CopyPiece& piece : rest) {
       const cudaError_t error =
           api_.MemcpyAsync(piece.dst, piece.src, piece.size_bytes, kind, stream);
       if (error != cudaSuccess) return error;

@@ -4,9 +4,10 @@
 // non-blocking ones. Device memory comes from the device's default pool
 // (cudaMallocAsync): LibTorch programs use it only where Pinion itself needs memory.
 //
-// Small pieces go in one cudaMemcpyBatchAsync for every 1024 of them where the runtime and the
-// driver have it, else in a loop: a runtime of 12.8 or newer also runs on drivers that lack the
-// call, and only the first call tells. PINION_COPY_LOOP=1 in the environment asks for the loop.
+// Of the pieces of a copy, those of less than 1 MiB go in one cudaMemcpyBatchAsync for every 1024
+// of them where the runtime and the driver have it, else one by one: a runtime of 12.8 or newer
+// also runs on drivers that lack the call, and only the first call tells. PINION_COPY_LOOP=1 in the
+// environment takes the call away. Larger pieces go one by one.
 // CUDA does not say how much of a failed batch was enqueued, so a failed copy of several pieces
 // waits for the stream: nothing is written later. Pieces are split where the host's memory may be
 // two registrations (cuda_registered_source.h).
@@ -20,6 +21,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -67,7 +69,7 @@ class CudaDevice final : public Device {
   template <typename Function>
   absl::Status Call(const char* name, const Function& function) const;
   absl::StatusOr<EventHandle> NewEvent(unsigned int flags);
-  absl::Status CopyPieces(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+  absl::Status CopyPieces(CopyDirection direction, std::vector<CopyPiece> pieces,
                           cudaStream_t stream);
   // How many of the pieces, the first ones, the driver has taken: fewer than all where it has no
   // batch call.

@@ -10,8 +10,8 @@ CudaDeviceScope::CudaDeviceScope(const CudaApi& api, int index) : api_(api) {
   if (!status_.ok() || previous_ == index) return;
   bool has_context = true;
   if (api_.HasContext(previous_, &has_context) == cudaSuccess && !has_context) {
-    status_ =
-        CudaStatus(api_, api_.PushContext(index), absl::StrCat("cuCtxPushCurrent(", index, ")"));
+    status_ = CudaStatus(api_, api_.PushContext(index),
+                         absl::StrCat("making the context of cuda:", index, " current"));
     if (status_.ok()) restore_ = Restore::kContext;
     return;
   }

@@ -45,4 +45,12 @@ PciLink ReadPciLink(const std::string& bus_id, const std::string& devices) {
   return link;
 }
 
+void AddPciLink(const PciLink& pci, DeviceInfo* info) {
+  info->numa_node = pci.numa_node;
+  if (info->link != LinkKind::kUnknown || pci.gb_per_s == 0) return;
+  info->link = LinkKind::kPcie;
+  info->link_name = absl::StrCat("PCIe ", pci.generation, " x", pci.lanes);
+  info->rated_gb_per_s = pci.gb_per_s;
+}
+
 }  // namespace pinion

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "pinion/device/device.h"
+
 namespace pinion {
 
 struct PciLink {
@@ -19,6 +21,10 @@ struct PciLink {
 // what the slot can do, since the ports of virtual machines make their figures up. What cannot be
 // read stays unknown.
 PciLink ReadPciLink(const std::string& bus_id, const std::string& devices = "/sys/bus/pci/devices");
+
+// Adds what is known of the PCIe link to what is known of a device. A link that is known already
+// is another one.
+void AddPciLink(const PciLink& pci, DeviceInfo* info);
 
 }  // namespace pinion
 

@@ -41,15 +41,15 @@ struct LinkModel {
 
 struct DevicePreset {
   std::string name;
-  std::string description;         // the device, the link, and that it is modelled
-  double float32_tflop_per_s = 0;  // as training reaches them, not the data sheet's
-  double bfloat16_tflop_per_s = 0;
-  double float64_tflop_per_s = 0;
-  double memory_gb_per_s = 0;
-  double launch_us = 0;       // on the device, per kernel
-  double host_call_us = 0;    // the host clock's cost of a launch or copy call
-  double host_event_us = 0;   // of an event or query call
-  double pin_ms_per_gib = 0;  // of pinning host memory
+  std::string description;     // the device, the link, and that it is modelled
+  double float32_tflop_per_s;  // as training reaches them, not the data sheet's
+  double bfloat16_tflop_per_s;
+  double float64_tflop_per_s;
+  double memory_gb_per_s;
+  double launch_us;       // on the device, per kernel
+  double host_call_us;    // the host clock's cost of a launch or copy call
+  double host_event_us;   // of an event or query call
+  double pin_ms_per_gib;  // of pinning host memory
   LinkModel link;
 
   DevicePreset();  // h100_pcie5
@@ -64,8 +64,8 @@ std::vector<std::string> PresetNames();
 
 // A model as seen by offload. Both are positive.
 struct Workload {
-  double flops_per_saved_byte = 0;  // FLOPs of a training step per byte of saved activations
-  double mean_saved_tensor_bytes = 0;
+  double flops_per_saved_byte;  // FLOPs of a training step per byte of saved activations
+  double mean_saved_tensor_bytes;
 };
 
 // Shrinks a device so that a small model on it behaves as a large one on `base`. These proportions

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 
 #include "absl/status/status.h"
 #include "pinion/allocator/base/bytes.h"
@@ -26,10 +27,10 @@ uintptr_t AddressOf(const void* data) { return reinterpret_cast<uintptr_t>(data)
 // When it is full, accesses still fault, without a message.
 
 struct Note {
-  std::atomic<bool> taken = false;
-  std::atomic<uintptr_t> begin = 0;
-  std::atomic<uintptr_t> end = 0;  // set last: then the rest is valid
-  char what[96] = {};
+  std::atomic<bool> taken;
+  std::atomic<uintptr_t> begin;
+  std::atomic<uintptr_t> end;  // set last: then the rest is valid
+  char what[96];
 };
 
 constexpr int kNotes = 512;
@@ -122,8 +123,8 @@ absl::StatusOr<TwoViews> MapTwice(uint64_t size_bytes) {
 }
 
 HostProtection::HostProtection() {
-  static const bool installed = (InstallHandler(), true);
-  (void)installed;
+  static std::once_flag installed;
+  std::call_once(installed, InstallHandler);
 }
 
 HostProtection::~HostProtection() {

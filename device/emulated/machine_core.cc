@@ -9,38 +9,17 @@
 #include "pinion/device/emulated/emulated_device.h"
 
 namespace pinion {
-namespace {
-
-// The host's ranges in virtual time. Transfers and stalls are the machine's own knowledge, which
-// needs no timed events.
-class HostRanges : public TraceSink {
- public:
-  explicit HostRanges(MachineCore* machine) : machine_(machine) {}
-
-  void BeginRange(const char* name, uint64_t size_bytes) override {
-    machine_->BeginRange(name, size_bytes);
-  }
-  void EndRange() override { machine_->EndRange(); }
-  bool WantsTransfers() const override { return false; }
-  void OnTransfer(const TransferRecord&) override {}
-  void OnStall(const StallRecord&) override {}
-
- private:
-  MachineCore* const machine_;
-};
-
-}  // namespace
 
 MachineCore::MachineCore(const EmulatedOptions& options,
                          std::vector<std::unique_ptr<MemoryArena>> arenas)
     : options_(options),
       arenas_(std::move(arenas)),
+      ranges_(NewRanges()),
       time_(options.preset.link, options.device_count),
       effects_(options.seed),
       protection_(options.protect_host_pages ? std::make_unique<HostProtection>() : nullptr),
       faults_(options.faults),
       trace_(options.record_trace ? std::make_unique<MachineTrace>() : nullptr),
-      ranges_(options.record_trace ? std::make_unique<HostRanges>(this) : nullptr),
       devices_(options.device_count) {
   MutexLock lock(mu_);
   if (trace_ != nullptr) {
@@ -155,8 +134,7 @@ absl::Status MachineCore::Synchronize(int slot) {
 StreamHandle MachineCore::AddStream(int device, const std::string& name) {
   const std::string full_name = DeviceName(device) + "/" + name;
   const int slot = time_.AddStream(device, full_name);
-  const int context = detector_.AddContext(full_name);
-  PINION_CHECK(context == ContextOf(slot));
+  detector_.AddContext(full_name);  // ContextOf(slot)
   streams_.push_back({device, full_name, false});
   if (trace_ != nullptr) trace_->NameStream(device, slot, full_name);
   void* const native = reinterpret_cast<void*>(next_handle_ += 16);
@@ -219,7 +197,7 @@ absl::StatusOr<EventHandle> MachineCore::CreateEvent(int device, bool timed) {
   PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kCreateEvent, options_.preset.host_event_us));
   void* const native = reinterpret_cast<void*>(next_handle_ += 16);
   events_[native].device = device;
-  events_[native].timed = timed;
+  if (timed) events_[native].time_ms = std::make_shared<double>(-1);
   return EventHandle(native);
 }
 
@@ -242,7 +220,7 @@ absl::Status MachineCore::RecordEvent(int device, EventHandle event, StreamHandl
   }
   state->recorded = true;
   state->captured = streams_[slot].capturing;
-  if (state->timed) {
+  if (state->time_ms != nullptr) {
     state->time_ms = std::make_shared<double>(-1);
     effects_.AddWait(time_.AddStamp(slot, state->time_ms), {slot, 0});
   }
@@ -311,7 +289,7 @@ absl::StatusOr<double> MachineCore::ElapsedMs(int device, EventHandle start, Eve
   PINION_ASSIGN_OR_RETURN(EventState* const first, FindEvent(start));
   PINION_ASSIGN_OR_RETURN(EventState* const second, FindEvent(end));
   for (const EventState* event : {first, second}) {
-    if (!event->timed || !event->recorded) {
+    if (event->time_ms == nullptr || !event->recorded) {
       return absl::InvalidArgumentError(
           "ElapsedMs: an event without timing, or one that was never recorded");
     }
@@ -362,41 +340,6 @@ std::vector<std::string> MachineCore::races() const {
 uint64_t MachineCore::calls(DeviceCall call) const {
   MutexLock lock(mu_);
   return faults_.calls(call);
-}
-
-std::shared_ptr<TraceSink> MachineCore::trace() {
-  if (ranges_ == nullptr) return nullptr;
-  return std::shared_ptr<TraceSink>(shared_from_this(), ranges_.get());
-}
-
-void MachineCore::RestartTrace() {
-  MutexLock lock(mu_);
-  if (trace_ == nullptr) return;
-  trace_->Restart(time_.now_ms());
-  for (int device = 0; device < options_.device_count; ++device) {
-    trace_->OnMemory(device, time_.now_ms(), devices_[device].memory.in_use_bytes);
-  }
-}
-
-void MachineCore::BeginRange(const char* name, uint64_t size_bytes) {
-  MutexLock lock(mu_);
-  trace_->BeginRange(name, size_bytes, time_.now_ms());
-}
-
-void MachineCore::EndRange() {
-  MutexLock lock(mu_);
-  trace_->EndRange(time_.now_ms());
-}
-
-absl::Status MachineCore::WriteChromeTrace(const std::string& path) const {
-  if (trace_ == nullptr) {
-    return absl::FailedPreconditionError("there is no trace: set EmulatedOptions::record_trace");
-  }
-  const ChromeTrace trace = [this] {
-    MutexLock lock(mu_);
-    return trace_->Finish();
-  }();
-  return trace.Write(path);
 }
 
 }  // namespace pinion

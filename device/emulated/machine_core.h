@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -115,13 +116,13 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
     bool captured = false;  // by its last record
     StreamPoint point;
     VectorClock clock;
-    bool timed = false;
-    std::shared_ptr<double> time_ms;  // of the last record; negative until it is done
+    // Of the last record; negative until it is done. Null: without timing.
+    std::shared_ptr<double> time_ms;
   };
   struct Allocation {
     uint64_t size_bytes = 0;
     std::string label;
-    std::vector<int> recorded;  // slots of RecordStream
+    std::set<int> recorded;  // slots of RecordStream
   };
   // Freed, but the streams have not come that far yet.
   struct HeldMemory {
@@ -143,6 +144,8 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
     enum Kind { kDevice, kPinned, kPageable } kind = kPageable;
     int device = -1;
   };
+
+  std::unique_ptr<TraceSink> NewRanges();
 
   // What every call begins with: the latched error, the fault plan, the call's cost, and (by
   // EffectSchedule) effects that happen to happen now.
@@ -192,6 +195,7 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   const EmulatedOptions options_;
   const std::vector<std::unique_ptr<MemoryArena>> arenas_;  // Contains() without the lock
   std::vector<std::unique_ptr<Device>> facades_;
+  const std::unique_ptr<TraceSink> ranges_;
 
   mutable Mutex mu_;
   TimeModel time_ ABSL_GUARDED_BY(mu_);
@@ -202,7 +206,6 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   FaultInjector faults_ ABSL_GUARDED_BY(mu_);
   // Null unless EmulatedOptions::record_trace.
   const std::unique_ptr<MachineTrace> trace_ ABSL_PT_GUARDED_BY(mu_);
-  const std::unique_ptr<TraceSink> ranges_;  // null as well
   std::vector<std::string> races_ ABSL_GUARDED_BY(mu_);
   std::vector<StreamState> streams_ ABSL_GUARDED_BY(mu_);      // by slot
   std::unordered_map<void*, int> slots_ ABSL_GUARDED_BY(mu_);  // by native stream handle

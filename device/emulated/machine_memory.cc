@@ -1,16 +1,12 @@
-// The memory half of MachineCore: device allocations, pinned segments, who holds what.
-
-#include <sys/mman.h>
+// The memory half of MachineCore: device allocations, who holds what, where memory lies.
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <iterator>
 #include <map>
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/emulated/machine_core.h"
@@ -21,13 +17,7 @@ namespace {
 // Freed memory reads as NaN in every floating-point type.
 constexpr int kPoison = 0xFF;
 
-constexpr uint64_t kPage = 4 * kKiB;
-
 uintptr_t Address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
-
-double PinUs(const DevicePreset& preset, uint64_t size_bytes) {
-  return preset.pin_ms_per_gib * 1e3 * static_cast<double>(size_bytes) / double{kGiB};
-}
 
 }  // namespace
 
@@ -86,9 +76,8 @@ absl::Status MachineCore::Free(int device, void* data, StreamHandle stream) {
   bool forced = effects_.Force(time_.Tail(slot));
   if (!forced) until.push_back(time_.Tail(slot));
   for (int other : allocation.recorded) {
-    const StreamPoint tail = time_.Tail(other);
-    if (!effects_.Force(tail)) forced = false;
-    if (!time_.Done(tail)) until.push_back(tail);
+    until.push_back(time_.Tail(other));
+    forced &= effects_.Force(until.back());
   }
   if (forced) std::memset(data, kPoison, allocation.size_bytes);
   state.held.push_back(
@@ -147,9 +136,7 @@ bool MachineCore::MakeRoom(int device, uint64_t size_bytes) {
 void MachineCore::PublishIdleStreams(int device, int slot) {
   MemoryArena& arena = *arenas_[device];
   for (int other = 0; other < arena.stream_count(); ++other) {
-    if (other != slot && arena.HasUnpublished(other) && time_.Done(time_.Tail(other))) {
-      arena.Publish(other);
-    }
+    if (other != slot && time_.Done(time_.Tail(other))) arena.Publish(other);
   }
 }
 
@@ -161,7 +148,7 @@ absl::Status MachineCore::RecordStream(const void* data, StreamHandle stream) {
   }
   PINION_RETURN_IF_ERROR(CheckUsable(device));
   const auto slot = slots_.find(stream.native());
-  if (!stream.valid() || slot == slots_.end()) {
+  if (slot == slots_.end()) {
     return absl::InvalidArgumentError("RecordStream: no such stream");
   }
   std::map<uintptr_t, Allocation>& allocations = devices_[device].allocations;
@@ -170,141 +157,11 @@ absl::Status MachineCore::RecordStream(const void* data, StreamHandle stream) {
       Address(data) >= std::prev(it)->first + std::prev(it)->second.size_bytes) {
     return absl::InvalidArgumentError("RecordStream: the memory is not allocated (freed?)");
   }
-  std::vector<int>& recorded = std::prev(it)->second.recorded;
-  if (std::find(recorded.begin(), recorded.end(), slot->second) == recorded.end()) {
-    recorded.push_back(slot->second);
-  }
+  std::prev(it)->second.recorded.insert(slot->second);
   return absl::OkStatus();
 }
 
-// --- Pinned host memory ---
-
-absl::Status MachineCore::EnterPin(int device, uint64_t size_bytes) {
-  const double start_ms = time_.now_ms();
-  PINION_RETURN_IF_ERROR(Enter(device, DeviceCall::kPin, PinUs(options_.preset, size_bytes)));
-  if (trace_ != nullptr) trace_->OnPin(start_ms, time_.now_ms(), size_bytes);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<HostSegment> MachineCore::AllocatePinned(int device, uint64_t size_bytes) {
-  PINION_CHECK(size_bytes > 0 && size_bytes % kPage == 0)
-      << "pinned segments are whole pages, not " << size_bytes << " bytes";
-  {
-    MutexLock lock(mu_);
-    PINION_RETURN_IF_ERROR(EnterPin(device, size_bytes));
-  }
-  TwoViews views;
-  if (options_.protect_host_pages) {
-    PINION_ASSIGN_OR_RETURN(views, MapTwice(size_bytes));
-  } else {
-    views.program =
-        mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  }
-  void* const data = views.program;
-  if (data == MAP_FAILED) {
-    return absl::ResourceExhaustedError("the host has no " + HumanBytes(size_bytes) +
-                                        " for emulated pinned memory: " + std::strerror(errno));
-  }
-  MutexLock lock(mu_);
-  if (protection_ != nullptr) protection_->AddSegment(views, size_bytes);
-  AddPinned(data, size_bytes);
-  return HostSegment{data, size_bytes, -1};
-}
-
-absl::Status MachineCore::FreePinned(int device, const HostSegment& segment) {
-  void* machine_view = nullptr;
-  {
-    MutexLock lock(mu_);
-    PINION_RETURN_IF_ERROR(CheckUsable(device));
-    const auto it = pinned_.find(Address(segment.data));
-    PINION_CHECK(it != pinned_.end() && it->second == segment.size_bytes)
-        << "the segment did not come from this machine";
-    PINION_RETURN_IF_ERROR(RemovePinned(segment.data));
-    if (protection_ != nullptr) machine_view = protection_->RemoveSegment(segment.data);
-  }
-  if (machine_view != nullptr) {
-    PINION_CHECK(munmap(machine_view, segment.size_bytes) == 0);
-  }
-  PINION_CHECK(munmap(segment.data, segment.size_bytes) == 0);
-  return absl::OkStatus();
-}
-
-absl::Status MachineCore::RegisterHost(int device, void* data, uint64_t size_bytes) {
-  if (options_.protect_host_pages) {
-    return absl::UnimplementedError(
-        "RegisterHost: protect_host_pages needs memory of the machine's own");
-  }
-  MutexLock lock(mu_);
-  PINION_RETURN_IF_ERROR(EnterPin(device, size_bytes));
-  if (size_bytes == 0 || size_bytes % kPage != 0 || Address(data) % kPage != 0) {
-    return absl::InvalidArgumentError("RegisterHost: not whole pages of 4 KiB");
-  }
-  if (int other; IsDevicePointer(data, &other) || TouchesPinned(data, size_bytes)) {
-    return absl::InvalidArgumentError("RegisterHost: memory of a device, or pinned already");
-  }
-  AddPinned(data, size_bytes);
-  return absl::OkStatus();
-}
-
-absl::Status MachineCore::UnregisterHost(int device, void* data) {
-  MutexLock lock(mu_);
-  PINION_RETURN_IF_ERROR(CheckUsable(device));
-  if (pinned_.find(Address(data)) == pinned_.end()) {
-    return absl::InvalidArgumentError("UnregisterHost: this was not registered");
-  }
-  return RemovePinned(data);
-}
-
-void MachineCore::AddPinned(void* data, uint64_t size_bytes) {
-  pinned_[Address(data)] = size_bytes;
-  if (options_.detect_races) {
-    detector_.AddMemory(data, size_bytes, RaceDetector::kHost, "the pinning");
-  }
-}
-
-// Unpinning waits for all devices, but orders nothing: who relies on it has a race.
-absl::Status MachineCore::RemovePinned(void* data) {
-  for (int slot = 0; slot < static_cast<int>(streams_.size()); ++slot) {
-    PINION_RETURN_IF_ERROR(BlockUntil(time_.Tail(slot)));
-    PINION_CHECK(effects_.Force(time_.Tail(slot)));
-  }
-  if (options_.detect_races) {
-    detector_.RemoveMemory(data, RaceDetector::kHost, {}, "the unpinning");
-    DeliverRaces();
-  }
-  pinned_.erase(Address(data));
-  return absl::OkStatus();
-}
-
-absl::Status MachineCore::HostAccess(const void* data, uint64_t size_bytes, bool write) {
-  MutexLock lock(mu_);
-  if (int device; IsDevicePointer(data, &device)) {
-    return absl::InvalidArgumentError("HostAccess: this is memory of " + DeviceName(device));
-  }
-  detector_.Begin(RaceDetector::kHost, "host access");
-  write ? detector_.Write(data, size_bytes) : detector_.Read(data, size_bytes);
-  DeliverRaces();
-  return absl::OkStatus();
-}
-
-bool MachineCore::InPinned(const void* data, uint64_t size_bytes) const {
-  auto it = pinned_.upper_bound(Address(data));
-  if (it == pinned_.begin()) return false;
-  --it;
-  return Address(data) + size_bytes <= it->first + it->second;
-}
-
-bool MachineCore::TouchesPinned(const void* data, uint64_t size_bytes) const {
-  auto it = pinned_.lower_bound(Address(data) + size_bytes);
-  if (it == pinned_.begin()) return false;
-  --it;
-  return Address(data) < it->first + it->second;
-}
-
-bool MachineCore::IsPinned(const void* data) const {
-  MutexLock lock(mu_);
-  return InPinned(data, 1);
-}
+// --- Where memory lies ---
 
 bool MachineCore::IsDevicePointer(const void* data, int* device) const {
   for (int i = 0; i < device_count(); ++i) {

@@ -4,8 +4,6 @@
 #include <iterator>
 #include <utility>
 
-#include "pinion/allocator/base/check.h"
-
 namespace pinion {
 namespace {
 
@@ -14,56 +12,75 @@ constexpr int kStallRow = 100'000;
 constexpr int kHost = 100'000;  // the process
 constexpr int kPinRow = 0;
 
-// Stalls are told in parts. One goes on where the next part begins.
+// The time model reports a stall in parts; a part that begins where the last one ended is the same
+// stall.
 constexpr double kSameMomentMs = 1e-9;
 
-uintptr_t FirstByte(const void* data) { return reinterpret_cast<uintptr_t>(data); }
-
 }  // namespace
+
+MachineTrace::MachineTrace()
+    : recorder_("modelled by the emulated accelerator, not measured", kHost,
+                "host, in modelled time", /*origin_ms=*/0) {
+  recorder_.trace().NameRow(kHost, kPinRow, "pinning");
+}
+
+MachineTrace::CopiedOutMap::iterator MachineTrace::CutAt(uintptr_t address) {
+  const auto next = copied_out_.lower_bound(address);
+  if (next == copied_out_.begin()) return next;
+  CopiedOut& before = std::prev(next)->second;
+  if (before.end <= address) return next;
+  const CopiedOut rest = before;
+  before.end = address;
+  return copied_out_.emplace_hint(next, address, rest);
+}
+
+std::pair<MachineTrace::CopiedOutMap::iterator, MachineTrace::CopiedOutMap::iterator>
+MachineTrace::CopiedOutInto(const void* data, uint64_t size_bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  return {CutAt(begin), CutAt(begin + size_bytes)};
+}
 
 void MachineTrace::WillCopyOut(uint64_t number, absl::Span<const CopyPiece> pieces) {
   Submitted& copy = submitted_[number];
   copy.arrow_from = number;
   for (const CopyPiece& piece : pieces) {
     copy.size_bytes += piece.size_bytes;
-    const uintptr_t begin = FirstByte(piece.dst), end = begin + piece.size_bytes;
-    auto old = copied_out_.upper_bound(begin);
-    if (old != copied_out_.begin() && std::prev(old)->second.end > begin) --old;
-    while (old != copied_out_.end() && old->first < end) old = copied_out_.erase(old);
-    copied_out_[begin] = {end, number};
+    const auto [first, end] = CopiedOutInto(piece.dst, piece.size_bytes);
+    copied_out_.erase(first, end);
+    const auto begin = reinterpret_cast<uintptr_t>(piece.dst);
+    copied_out_[begin] = {begin + piece.size_bytes, number};
   }
 }
 
+// A copy out's number names its arrows; several copies in may end them.
 void MachineTrace::WillCopyIn(uint64_t number, absl::Span<const CopyPiece> pieces) {
   Submitted& copy = submitted_[number];
   for (const CopyPiece& piece : pieces) {
     copy.size_bytes += piece.size_bytes;
-    auto out = copied_out_.upper_bound(FirstByte(piece.src));
-    if (out == copied_out_.begin()) continue;
-    --out;
-    if (FirstByte(piece.src) >= out->second.end) continue;
-    // An arrow has the number of the copy out that it begins at. Chunks of one copy may follow.
-    copy.arrow_to = out->second.number;
+    const auto [first, end] = CopiedOutInto(piece.src, piece.size_bytes);
+    for (auto out = first; out != end; ++out) copy.arrows_to.insert(out->second.number);
   }
 }
 
 void MachineTrace::OnDone(int device, const TimedWork& work) {
   const Submitted submitted = submitted_[work.number];
   submitted_.erase(work.number);
-  Add({.process = device,
-       .row = work.stream,
-       .name = work.name,
-       .start_ms = work.start_ms,
-       .end_ms = work.end_ms,
-       .size_bytes = submitted.size_bytes,
-       .operator_name = work.is_copy ? "" : work.name,
-       .arrow_from = submitted.arrow_from,
-       .arrow_to = submitted.arrow_to});
+  recorder_.Add({.process = device,
+                 .row = work.stream,
+                 .name = work.name,
+                 .start_ms = work.start_ms,
+                 .end_ms = work.end_ms,
+                 .size_bytes = submitted.size_bytes,
+                 .operator_name = work.is_copy ? "" : work.name,
+                 .arrow_from = submitted.arrow_from,
+                 .arrows_to = submitted.arrows_to});
 }
 
 void MachineTrace::OnStall(int device, const TimedStall& stall) {
   const auto [found, added] = stalls_.try_emplace(device);
-  if (added) trace_.NameRow(device, kStallRow, "stalls: compute or the host waits for a copy");
+  if (added) {
+    recorder_.trace().NameRow(device, kStallRow, "stalls: compute or the host waits for a copy");
+  }
   ChromeTrace::Slice& last = found->second;
   const std::string name = "waits for " + stall.name;
   if (last.name == name && stall.start_ms <= last.end_ms + kSameMomentMs) {
@@ -73,7 +90,7 @@ void MachineTrace::OnStall(int device, const TimedStall& stall) {
   // Two streams that wait at once are one stall of the device.
   const double start_ms = std::max(stall.start_ms, last.end_ms);
   if (start_ms >= stall.end_ms) return;
-  Add(std::move(last));
+  recorder_.Add(std::move(last));
   last = {.process = device,
           .row = kStallRow,
           .name = name,
@@ -82,74 +99,28 @@ void MachineTrace::OnStall(int device, const TimedStall& stall) {
 }
 
 void MachineTrace::OnMemory(int device, double now_ms, uint64_t in_use_bytes) {
-  trace_.Add(ChromeTrace::Sample{.process = device,
-                                 .name = "device memory",
-                                 .time_ms = std::max(0.0, now_ms - origin_ms_),
-                                 .value_bytes = in_use_bytes});
+  recorder_.trace().Add(
+      ChromeTrace::Sample{.process = device,
+                          .name = "device memory",
+                          .time_ms = std::max(0.0, now_ms - recorder_.origin_ms()),
+                          .value_bytes = in_use_bytes});
 }
 
 void MachineTrace::OnPin(double start_ms, double end_ms, uint64_t size_bytes) {
-  if (end_ms == start_ms) return;
-  NameHost();
-  Add({.process = kHost,
-       .row = kPinRow,
-       .name = "pin host memory",
-       .start_ms = start_ms,
-       .end_ms = end_ms,
-       .size_bytes = size_bytes});
+  recorder_.Add({.process = kHost,
+                 .row = kPinRow,
+                 .name = "pin host memory",
+                 .start_ms = start_ms,
+                 .end_ms = end_ms,
+                 .size_bytes = size_bytes});
 }
 
-void MachineTrace::BeginRange(const char* name, uint64_t size_bytes, double now_ms) {
-  CallingThread().open.push_back({name, size_bytes, now_ms});
-}
-
-void MachineTrace::EndRange(double now_ms) {
-  Thread& thread = CallingThread();
-  PINION_CHECK(!thread.open.empty()) << "EndRange without BeginRange on this thread";
-  const OpenRange range = thread.open.back();
-  thread.open.pop_back();
-  Add({.process = kHost,
-       .row = thread.row,
-       .name = range.name,
-       .start_ms = range.start_ms,
-       .end_ms = now_ms,
-       .size_bytes = range.size_bytes});
-}
-
-void MachineTrace::Restart(double now_ms) {
-  trace_.Clear();
-  for (auto& [device, stall] : stalls_) stall = {};
-  origin_ms_ = now_ms;
-}
+void MachineTrace::Restart(double now_ms) { recorder_.Restart(now_ms); }
 
 ChromeTrace MachineTrace::Finish() const {
-  MachineTrace whole = *this;
-  for (auto& [device, stall] : whole.stalls_) whole.Add(std::move(stall));
-  return std::move(whole.trace_);
-}
-
-void MachineTrace::Add(ChromeTrace::Slice slice) {
-  if (slice.name.empty() || slice.end_ms <= origin_ms_) return;
-  slice.start_ms = std::max(slice.start_ms, origin_ms_) - origin_ms_;
-  slice.end_ms -= origin_ms_;
-  trace_.Add(std::move(slice));
-}
-
-MachineTrace::Thread& MachineTrace::CallingThread() {
-  const auto [found, added] = threads_.try_emplace(std::this_thread::get_id());
-  if (added) {
-    NameHost();
-    found->second.row = static_cast<int>(threads_.size());
-    trace_.NameRow(kHost, found->second.row, "thread " + std::to_string(found->second.row));
-  }
-  return found->second;
-}
-
-void MachineTrace::NameHost() {
-  if (host_named_) return;
-  host_named_ = true;
-  trace_.NameProcess(kHost, "host, in modelled time");
-  trace_.NameRow(kHost, kPinRow, "pinning");
+  TraceRecorder whole = recorder_;
+  for (const auto& [device, stall] : stalls_) whole.Add(stall);
+  return std::move(whole.trace());
 }
 
 }  // namespace pinion

@@ -17,24 +17,27 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
-#include <thread>
-#include <vector>
+#include <utility>
 
 #include "absl/types/span.h"
 #include "pinion/device/chrome_trace.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/time_model.h"
+#include "pinion/device/trace_recorder.h"
 
 namespace pinion {
 
 class MachineTrace {
  public:
-  MachineTrace() : trace_("modelled by the emulated accelerator, not measured") {}
+  MachineTrace();
 
-  void NameDevice(int device, const std::string& name) { trace_.NameProcess(device, name); }
+  void NameDevice(int device, const std::string& name) {
+    recorder_.trace().NameProcess(device, name);
+  }
   void NameStream(int device, int slot, const std::string& name) {
-    trace_.NameRow(device, slot, name);
+    recorder_.trace().NameRow(device, slot, name);
   }
 
   // Before the work of this number is done.
@@ -46,8 +49,10 @@ class MachineTrace {
   void OnStall(int device, const TimedStall& stall);
   void OnMemory(int device, double now_ms, uint64_t in_use_bytes);
   void OnPin(double start_ms, double end_ms, uint64_t size_bytes);
-  void BeginRange(const char* name, uint64_t size_bytes, double now_ms);
-  void EndRange(double now_ms);
+  void BeginRange(const char* name, uint64_t size_bytes, double now_ms) {
+    recorder_.BeginRange(name, size_bytes, now_ms);
+  }
+  void EndRange(double now_ms) { recorder_.Add(recorder_.EndRange(now_ms)); }
 
   // Forgets what was before; `now_ms` becomes time 0.
   void Restart(double now_ms);
@@ -58,34 +63,26 @@ class MachineTrace {
   struct Submitted {
     uint64_t size_bytes = 0;
     uint64_t arrow_from = 0;
-    uint64_t arrow_to = 0;
+    std::set<uint64_t> arrows_to;
   };
   // Host memory that a copy out has written last, by its first byte.
   struct CopiedOut {
     uintptr_t end = 0;
     uint64_t number = 0;
   };
-  struct OpenRange {
-    const char* name;
-    uint64_t size_bytes;
-    double start_ms;
-  };
-  struct Thread {
-    int row = 0;
-    std::vector<OpenRange> open;
-  };
+  using CopiedOutMap = std::map<uintptr_t, CopiedOut>;
 
-  void Add(ChromeTrace::Slice slice);
-  Thread& CallingThread();
-  void NameHost();
+  // What was copied out into the host's [data, data + size_bytes), and nothing beside it: ranges
+  // that lie across an end of it are cut in two there.
+  std::pair<CopiedOutMap::iterator, CopiedOutMap::iterator> CopiedOutInto(const void* data,
+                                                                          uint64_t size_bytes);
+  // The first range from `address` on.
+  CopiedOutMap::iterator CutAt(uintptr_t address);
 
-  ChromeTrace trace_;
-  double origin_ms_ = 0;
+  TraceRecorder recorder_;
   std::map<uint64_t, Submitted> submitted_;
-  std::map<uintptr_t, CopiedOut> copied_out_;
+  CopiedOutMap copied_out_;
   std::map<int, ChromeTrace::Slice> stalls_;  // by device: the last one, which may go on
-  std::map<std::thread::id, Thread> threads_;
-  bool host_named_ = false;
 };
 
 }  // namespace pinion

@@ -6,7 +6,6 @@
 #include <iterator>
 
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
 
 namespace pinion {
 
@@ -94,7 +93,6 @@ void* MemoryArena::Allocate(uint64_t size_bytes, int stream, uint64_t capacity_b
 void MemoryArena::Free(void* data, uint64_t size_bytes, int stream) {
   size_bytes = AlignUp(size_bytes, kAlignment);
   const uint64_t offset = static_cast<char*>(data) - base_;
-  PINION_DCHECK(offset + size_bytes <= reserve_bytes_);
   live_bytes_ -= size_bytes;
   if (quarantines_) {
     quarantine_.push_back({offset, size_bytes, stream});
@@ -102,10 +100,6 @@ void MemoryArena::Free(void* data, uint64_t size_bytes, int stream) {
   } else {
     PoolOf(stream).Add(offset, size_bytes);
   }
-}
-
-bool MemoryArena::HasUnpublished(int stream) const {
-  return stream < stream_count() && !pools_[stream].empty();
 }
 
 void MemoryArena::Publish(int stream) { PoolOf(stream).MoveTo(common_); }

@@ -33,7 +33,6 @@ class FreePool {
   uint64_t BestFit(uint64_t size_bytes) const;
   // Moves everything to `other`.
   void MoveTo(FreePool& other);
-  bool empty() const { return by_offset_.empty(); }
 
  private:
   struct Range {
@@ -72,7 +71,6 @@ class MemoryArena {
   void Free(void* data, uint64_t size_bytes, int stream);
   // Everything that was freed on `stream` so far is now for everybody.
   void Publish(int stream);
-  bool HasUnpublished(int stream) const;
   int stream_count() const { return static_cast<int>(pools_.size()); }
 
   bool Contains(const void* data) const { return data >= base_ && data < base_ + reserve_bytes_; }

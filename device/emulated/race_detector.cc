@@ -152,17 +152,13 @@ void RaceDetector::Report(const Memory& memory, uint64_t begin, uint64_t end, co
          << (writes ? " writes" : " reads");
     return text.str();
   };
-  const std::string& later_name = contexts_[current_.context].name;
+  // Never the host: what it has done comes before all that is submitted later.
   std::ostringstream report;
   report << "race on bytes [" << begin << ", " << end << ") of " << memory.size_bytes << ": "
          << describe(current_, write) << " them, and " << describe(earlier, earlier_writes)
-         << " them; nothing orders the two. Missing edge: " << later_name << " must wait for ";
-  if (earlier.context == kHost) {
-    report << "the host";
-  } else {
-    report << "an event recorded after " << names_[earlier.name] << " #" << earlier.number << " on "
-           << contexts_[earlier.context].name;
-  }
+         << " them; nothing orders the two. Missing edge: " << contexts_[current_.context].name
+         << " must wait for an event recorded after " << names_[earlier.name] << " #"
+         << earlier.number << " on " << contexts_[earlier.context].name;
   reports_.push_back(report.str());
 }
 

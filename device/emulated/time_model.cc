@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "pinion/allocator/base/check.h"
-
 namespace pinion {
 namespace {
 
@@ -36,7 +34,6 @@ StreamPoint TimeModel::AddWait(int stream, StreamPoint waited_for) {
 StreamPoint TimeModel::AddStamp(int stream, std::shared_ptr<double> time_ms) {
   Entry entry;
   entry.kind = Kind::kWait;
-  entry.waited_for = {stream, 0};
   entry.stamp = std::move(time_ms);
   return Add(stream, std::move(entry));
 }
@@ -237,7 +234,6 @@ void TimeModel::PassTimeTo(double ms) {
     if (device.copying[Index(CopyDirection::kHostToDevice)] > 0) device.stats.h2d_busy_ms += passed;
     if (device.copying[Index(CopyDirection::kDeviceToHost)] > 0) device.stats.d2h_busy_ms += passed;
   }
-  if (copying_.empty()) return;  // nothing can be stalled on a copy
   int host_held_up_by = DeviceThatHoldsUpTheHost();
   for (int stream = 0; stream < static_cast<int>(streams_.size()); ++stream) {
     if (!StalledOnCopy(stream)) continue;
@@ -302,15 +298,14 @@ void TimeModel::ShareLinks() {
 }
 
 int TimeModel::RootOf(int stream) const {
-  while (!streams_[stream].queue.empty() && streams_[stream].queue.front().kind == Kind::kWait) {
+  while (streams_[stream].queue.front().kind == Kind::kWait) {
     stream = streams_[stream].queue.front().waited_for.stream;
   }
   return stream;
 }
 
 bool TimeModel::HeldUpByCopy(int stream) const {
-  const std::deque<Entry>& root = streams_[RootOf(stream)].queue;
-  return !root.empty() && root.front().kind == Kind::kCopy;
+  return streams_[RootOf(stream)].queue.front().kind == Kind::kCopy;
 }
 
 bool TimeModel::StalledOnCopy(int stream) const {
@@ -323,10 +318,21 @@ int TimeModel::DeviceThatHoldsUpTheHost() const {
   return devices_[device].ready.empty() ? device : kNone;
 }
 
+int TimeModel::CopyingOn(const CopyCost& link) const {
+  return *std::find_if(copying_.begin(), copying_.end(), [this, &link](int stream) {
+    const CopyCost& copy = streams_[stream].queue.front().copy;
+    return copy.device == link.device && copy.direction == link.direction;
+  });
+}
+
 std::string TimeModel::WhyPending(StreamPoint point) const {
   if (Done(point)) return "nothing: it is done";
-  const Stream& root = streams_[RootOf(point.stream)];
-  PINION_CHECK(!root.queue.empty()) << "an entry that is not done waits for nothing";
+  int holder = RootOf(point.stream);
+  if (const Entry& first = streams_[holder].queue.front();
+      first.kind == Kind::kCopy && first.phase == Phase::kReady) {
+    holder = CopyingOn(first.copy);
+  }
+  const Stream& root = streams_[holder];
   const Entry& entry = root.queue.front();
   std::string what = entry.name + " #" + std::to_string(entry.number) + " on " + root.name;
   if (root.name != streams_[point.stream].name) {

@@ -114,7 +114,7 @@ class TimeModel {
     Phase phase = Phase::kQueued;
     std::string name;
     uint64_t number = 0;
-    StreamPoint waited_for;
+    StreamPoint waited_for;         // done from the start unless it is set
     std::shared_ptr<double> stamp;  // of a wait for nothing
     double duration_ms = 0;         // kernels
     CopyCost copy;
@@ -152,8 +152,11 @@ class TimeModel {
   void StartCopy(int stream);
   void Finish(int stream);
   void ShareLinks();
-  // Follows waits from the head of `stream` to the entry that holds everything up.
+  // Follows waits from the head of `stream`, which is not idle, to the stream whose first entry
+  // holds everything up. There is one: what is waited for is not done.
   int RootOf(int stream) const;
+  // The stream whose copy a copy that is ready waits for: it has the engine of that direction.
+  int CopyingOn(const CopyCost& link) const;
   bool HeldUpByCopy(int stream) const;
   bool StalledOnCopy(int stream) const;
   void CountStall(int device, int stream, double passed_ms);

@@ -38,7 +38,7 @@ TEST_F(DeferredReleasesTest, ABlockIsDoneWhenItsTicketIs) {
   EXPECT_THAT(TakeDone(), IsEmpty());
   a_->CompleteVisibly(5);
   EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));
-  EXPECT_TRUE(deferred_.empty());
+  EXPECT_THAT(deferred_.NextTickets(), IsEmpty());
 }
 
 TEST_F(DeferredReleasesTest, ABlockWithSeveralTicketsWaitsForAllOfThem) {

@@ -11,10 +11,10 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/os/heap_source.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/support/heap_source.h"
 
 namespace pinion {
 namespace {
@@ -35,7 +35,7 @@ int Use(std::shared_ptr<HostMemorySource> source) {
 
 int UseAll() {
   PINION_LOG(kWarning) << "from a library that will be unloaded";
-  if (const int failed = Use(std::make_shared<HeapSource>()); failed != 0) return failed;
+  if (const int failed = Use(std::make_shared<testing::HeapSource>()); failed != 0) return failed;
   return Use(MmapSource::Create().value());
 }
 

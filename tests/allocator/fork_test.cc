@@ -26,13 +26,13 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_ledger.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/os/heap_source.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/heap_source.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -41,6 +41,7 @@ namespace {
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::HeapSource;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
 using ::testing::AllOf;

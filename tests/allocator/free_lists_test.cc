@@ -51,6 +51,16 @@ TEST_F(FreeListsTest, TheLastBlockOfABucketLeavesNothingBehind) {
   }
 }
 
+// Above 256 MiB, where a bucket holds several sizes.
+TEST_F(FreeListsTest, SixteenBlocksOfABucketAreLookedAt) {
+  BlockRecord* const large = NewBlock(518 * kMiB);
+  lists_.Insert(large);
+  for (int i = 0; i < 15; ++i) lists_.Insert(NewBlock(516 * kMiB));
+  EXPECT_EQ(lists_.Find(518 * kMiB), large);
+  lists_.Insert(NewBlock(516 * kMiB));
+  EXPECT_EQ(lists_.Find(518 * kMiB), nullptr);
+}
+
 TEST_F(FreeListsTest, AnyBlockOfAListCanBeRemoved) {
   for (int removed = 0; removed < 3; ++removed) {
     FreeLists lists;

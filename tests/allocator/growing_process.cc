@@ -27,12 +27,12 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_ledger.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/os/heap_source.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/ram_probe.h"
 #include "pinion/tests/allocator/shared_host.h"
+#include "pinion/tests/support/heap_source.h"
 #include "pinion/tests/support/real_cgroup.h"
 #include "pinion/tests/support/source_adaptor.h"
 

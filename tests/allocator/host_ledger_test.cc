@@ -14,6 +14,9 @@
 #include <cerrno>
 #include <climits>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <random>
@@ -36,6 +39,10 @@
 namespace {
 int interruptions_of_open = 0;
 int interruptions_of_fallocate = 0;
+int error_of_fallocate = 0;
+// Of what shm_open returns: a file that is only for writing cannot be mapped.
+int access_of_open = O_RDWR;
+bool opened_is_closed = false;
 }  // namespace
 
 extern "C" int shm_open(const char* name, int flags, mode_t mode) {
@@ -44,7 +51,10 @@ extern "C" int shm_open(const char* name, int flags, mode_t mode) {
     errno = EINTR;
     return -1;
   }
-  return open((std::string("/dev/shm") + name).c_str(), flags | O_NOFOLLOW | O_CLOEXEC, mode);
+  flags = (flags & ~O_ACCMODE) | access_of_open | O_NOFOLLOW | O_CLOEXEC;
+  const int fd = open((std::string("/dev/shm") + name).c_str(), flags, mode);
+  if (opened_is_closed) close(fd);
+  return fd;
 }
 
 extern "C" int posix_fallocate(int fd, off_t offset, off_t size_bytes) {
@@ -52,6 +62,7 @@ extern "C" int posix_fallocate(int fd, off_t offset, off_t size_bytes) {
     --interruptions_of_fallocate;
     return EINTR;
   }
+  if (error_of_fallocate != 0) return error_of_fallocate;
   return syscall(SYS_fallocate, fd, 0, offset, size_bytes) == 0 ? 0 : errno;
 }
 
@@ -80,6 +91,16 @@ class HostLedgerTest : public ::testing::Test {
     absl::StatusOr<std::shared_ptr<HostLedger>> ledger = HostLedger::Open(name_);
     EXPECT_THAT(ledger, IsOk());
     return ledger.ok() ? *std::move(ledger) : HostLedger::Private();
+  }
+
+  // How often this process has the file mapped.
+  int Mappings() const {
+    std::ifstream maps("/proc/self/maps");
+    int count = 0;
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find(name_) != std::string::npos) ++count;
+    }
+    return count;
   }
 
   // What others left under the name.
@@ -135,6 +156,28 @@ TEST_F(HostLedgerTest, OneNameIsOneLedger) {
   const Reservation reservation = Open()->Reserve(5).value();
   EXPECT_EQ(Open()->reserved_bytes(), 5u);
   EXPECT_EQ(HostLedger::Private()->reserved_bytes(), 0u);
+}
+
+TEST_F(HostLedgerTest, AFileIsMappedOnceForAsLongAsItIsNeededAndNotKeptOpen) {
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto files_before = open_files();
+  std::shared_ptr<HostLedger> ledger = Open();
+  std::vector<Reservation> held;
+  for (int i = 0; i < 3; ++i) held.push_back(ledger->Reserve(1).value());
+  ledger.reset();
+  EXPECT_EQ(Mappings(), 1);
+  EXPECT_EQ(open_files(), files_before);
+  held.clear();
+  EXPECT_EQ(Mappings(), 0);
+}
+
+TEST_F(HostLedgerTest, TheFileIsOfThisUserAlone) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  struct stat info;
+  ASSERT_EQ(stat(("/dev/shm" + name_).c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777u, 0600u);
 }
 
 TEST_F(HostLedgerTest, AReservationOutlivesItsLedger) {
@@ -211,20 +254,21 @@ TEST_F(HostLedgerTest, TheShareOfAKilledProcessReturns) {
 
 TEST_F(HostLedgerTest, OnlyThePlaceOfTheDeadIsTaken) {
   const std::shared_ptr<HostLedger> ledger = Open();
-  const Reservation alive = ledger->Reserve(100).value();
   Gate reserved;
   ChildProcess child([&] {
-    std::vector<Reservation> held;
-    for (int i = 1; i < HostLedger::kMaxReservations; ++i) held.push_back(*ledger->Reserve(1));
+    const Reservation first = ledger->Reserve(1000).value();
     reserved.Open();
     Gate::WaitForEver();
   });
   reserved.Pass();
+  std::vector<Reservation> alive;
+  for (int i = 1; i < HostLedger::kMaxReservations; ++i) alive.push_back(*ledger->Reserve(1));
   child.Kill();
   child.AwaitEnd();
   const Reservation late = ledger->Reserve(10).value();
-  EXPECT_EQ(late.BytesAhead(), 100u);
-  EXPECT_EQ(ledger->reserved_bytes(), 110u);
+  EXPECT_EQ(late.BytesAhead(), alive.size());
+  EXPECT_EQ(ledger->reserved_bytes(), alive.size() + 10);
+  EXPECT_THAT(ledger->Reserve(1), Not(IsOk()));
   EXPECT_EQ(child.Wait(), -SIGKILL);
 }
 
@@ -288,7 +332,8 @@ class HostLedgerWordsTest : public HostLedgerTest {
   Words* words_;
 };
 
-// It may be before or behind whoever looks: both may pin if nobody counts it.
+// A reservation that is still drawing its turn may come before or behind whoever looks: if neither
+// counted the other, both might pin.
 TEST_F(HostLedgerWordsTest, AReservationThatHasNoTurnYetIsAheadOfEverybody) {
   Words::Slot& slot = words_->slots[7];
   slot.owner = OwnProcess();
@@ -304,30 +349,34 @@ TEST_F(HostLedgerWordsTest, WhoeverDrawsALaterTurnSeesTheBytes) {
   const Words::Slot& slot = words_->slots[0];
   words_->slots[0].turn = UINT64_MAX;  // as somebody who has overwritten the table left it
   const uint64_t turn_before = words_->last_turn;
-  const pid_t child = fork();
-  PINION_CHECK(child >= 0);
-  if (child == 0) {
-    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(2);
+  constexpr int kMayNotBeTraced = 2;
+  ChildProcess child([&] {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(kMayNotBeTraced);
     raise(SIGSTOP);
     const Reservation reservation = ledger_->Reserve(5).value();
     raise(SIGSTOP);
-    _exit(0);
+  });
+  siginfo_t info;
+  const auto await_stop = [&] {  // leaves a child that has ended to `child`
+    return waitid(P_PID, child.pid(), &info, WEXITED | WSTOPPED | WNOWAIT) == 0 &&
+           info.si_code == CLD_TRAPPED;
+  };
+  const bool stopped = await_stop();
+  if (!stopped && info.si_status == kMayNotBeTraced) {
+    GTEST_SKIP() << "this system does not let a process trace its child";
   }
-  int status = 0;
-  PINION_CHECK(waitpid(child, &status, 0) == child);
-  if (WIFEXITED(status)) GTEST_SKIP() << "this system does not let a process trace its child";
+  ASSERT_TRUE(stopped);
   uint64_t steps = 0;
   do {
-    PINION_CHECK(ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) == 0);
-    PINION_CHECK(waitpid(child, &status, 0) == child && WIFSTOPPED(status));
+    ASSERT_EQ(ptrace(PTRACE_SINGLESTEP, child.pid(), nullptr, nullptr), 0);
+    ASSERT_TRUE(await_stop());
     ++steps;
     if (words_->last_turn == turn_before) continue;
     ASSERT_EQ(slot.size_bytes, 5u) << "at step " << steps << " a turn was drawn without them";
     ASSERT_LE(slot.turn, turn_before + 1) << "at step " << steps << " they seem to come later";
-  } while (WSTOPSIG(status) == SIGTRAP);
+  } while (info.si_status == SIGTRAP);
   EXPECT_EQ(words_->last_turn, turn_before + 1);
   EXPECT_EQ(slot.turn, turn_before + 1);
-  PINION_CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
 }
 
 // --- Files that are not as they should be ---
@@ -403,7 +452,25 @@ TEST_F(HostLedgerTest, InterruptedCallsAreMadeAgain) {
 
 TEST_F(HostLedgerTest, ANameThatCannotBeOpenedIsAnErrorThatNamesIt) {
   EXPECT_THAT(HostLedger::Open("/no/such/name"),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/no/such/name")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("shm_open of /no/such/name")));
+}
+
+TEST_F(HostLedgerTest, AFileThatTheSystemGivesNoMemoryForIsAnErrorThatNamesTheCall) {
+  const auto refused = [this](const std::string& call) {
+    EXPECT_THAT(HostLedger::Open(name_),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(call + name_)));
+  };
+  const std::shared_ptr<HostLedger> opened_before = Open();
+  opened_is_closed = true;
+  refused("fstat of ");
+  EXPECT_THAT(opened_before->Reserve(1), IsOk());
+  opened_is_closed = false;
+  error_of_fallocate = ENOSPC;
+  refused("room for ");
+  error_of_fallocate = 0;
+  access_of_open = O_WRONLY;
+  refused("mmap of ");
+  access_of_open = O_RDWR;
 }
 
 TEST_F(HostLedgerTest, WithoutSharedMemoryOneLineIsLoggedAndTheProcessReservesForItself) {

@@ -17,7 +17,6 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/os/heap_source.h"
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
@@ -26,6 +25,7 @@
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/heap_source.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -36,6 +36,7 @@ namespace {
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
+using ::pinion::testing::HeapSource;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::SourceAdaptor;

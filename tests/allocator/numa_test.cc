@@ -1,20 +1,30 @@
 #include "pinion/allocator/os/numa.h"
 
+#include <linux/mempolicy.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::HasSubstr;
 
 std::vector<int> AllowedCpus() {
   cpu_set_t set;
@@ -114,6 +124,28 @@ TEST(NumaTest, MemoryThatIsPartlyUntouchedLiesOnNoNode) {
   EXPECT_EQ(NumaNodeOf(data, 2 * kPage, 2 * kPage), node) << "one page in two is looked at";
   EXPECT_EQ(NumaNodeOf(data, 0, kPage), -1);
   munmap(data, 4 * kPage);
+}
+
+TEST(NumaTest, MemoryPrefersTheNodeThatItWasToldTo) {
+  constexpr uint64_t kBytes = 16 * kKiB;
+  void* const data =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(data, MAP_FAILED);
+  const absl::Status status = PreferNumaNode(data, kBytes, 0);
+  if (absl::StrContains(status.message(), "CAP_SYS_NICE")) GTEST_SKIP() << status;
+  EXPECT_THAT(status, IsOk());
+  int mode = -1;
+  unsigned long nodes[16] = {};
+  ASSERT_EQ(syscall(SYS_get_mempolicy, &mode, nodes, 8 * sizeof(nodes), data, MPOL_F_ADDR), 0);
+  EXPECT_EQ(mode, MPOL_PREFERRED);
+  EXPECT_EQ(nodes[0], 1u);
+  for (const int node : {1, 63, 64, 65}) {
+    if (HasNumaNode(node)) continue;
+    EXPECT_THAT(PreferNumaNode(data, kBytes, node),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("mbind to NUMA node " + std::to_string(node) + ": Invalid")));
+  }
+  munmap(data, kBytes);
 }
 
 }  // namespace

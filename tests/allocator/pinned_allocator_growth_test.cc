@@ -113,6 +113,13 @@ TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsServedWithoutPinning) {
   EXPECT_EQ(allocator_->GetStats().misses, 0u);
 }
 
+TEST_F(PinnedAllocatorGrowthTest, AReserveAsksTheDeviceBeforeItGrows) {
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
+  timeline_->CompleteOnDevice(1);
+  EXPECT_THAT(allocator_->Reserve(4 * kMiB), IsOk());
+  EXPECT_EQ(source_->calls(), 1u);
+}
+
 TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsOnePieceWhereThatCanBeHad) {
   EXPECT_THAT(allocator_->Reserve(50 * kMiB), IsOk());
   Take(50 * kMiB - kSlack);
@@ -150,7 +157,7 @@ TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedIsCountedAsLeaked) {
   EXPECT_THAT(stats.CheckInvariants(), IsOk());
 }
 
-// It may still be pinned.
+// A segment that the source did not take back may still be pinned.
 TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedCountsAgainstTheLimit) {
   options_.max_locked_bytes = 8 * kMiB;
   const auto source = std::make_shared<FakeSource>();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,7 @@ TEST_F(PinnedAllocatorRefusalTest, TheLimitIsKeptAndNamed) {
                              HasSubstr("are locked"))));
   const AllocatorStats stats = allocator_->GetStats();
   EXPECT_EQ(stats.limit_refusals, 1u);
+  EXPECT_EQ(stats.growth_retries, 0u);
   EXPECT_EQ(stats.failures, 1u);
   EXPECT_EQ(stats.pin_calls, 1u);
 }
@@ -60,11 +62,12 @@ TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusedDoesNotCountAgainstTheLim
 }
 
 TEST_F(PinnedAllocatorRefusalTest, NearTheLimitASegmentIsNoLargerThanItsBlock) {
-  options_.max_locked_bytes = 5 * kMiB;
+  options_.max_locked_bytes = 5 * kMiB + 100;  // no multiple of the granularity
   Make();
   const PinnedBlock block = Take(4 * kMiB - kSlack);
-  const PinnedBlock second = Take(kMiB - kSlack);
+  const PinnedBlock second = Take(kMiB / 2);
   EXPECT_EQ(source_->outstanding_bytes(), 5 * kMiB);
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, CachedSegmentsMakeRoomUnderTheLimit) {
@@ -101,6 +104,16 @@ TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkSegmentsAreSmaller) {
   EXPECT_EQ(source_->outstanding_bytes(), kMiB);
 }
 
+TEST_F(PinnedAllocatorRefusalTest, InASmallCgroupSegmentsAreSmallerWhateverTheHostHas) {
+  options_.segment_bytes = 16 * kMiB + 8 * 4096;  // a sixteenth is no multiple of the granularity
+  Make();
+  host_.Write("proc/self/cgroup", "0::/pod\n");
+  host_.Write("cgroup/pod/memory.max", std::to_string(8 * kMiB));
+  host_.Write("cgroup/pod/memory.current", "0\n");
+  const PinnedBlock block = Take(kMiB / 2);
+  EXPECT_EQ(source_->outstanding_bytes(), kMiB);
+}
+
 // Not for each smaller segment that is tried.
 TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
   host_.SetMeminfo(100 * kGiB, 11 * kGiB);
@@ -111,6 +124,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
                               PinnedAllocator::Create(options_, source_, {host_.Probe(), ledger}));
   EXPECT_THAT(allocator_->Allocate(100 * kKiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
 }
 
 // With room for 20 MiB at a time: a reservation of 64 MiB is made of a few segments that are worth
@@ -216,6 +230,10 @@ TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusesTwiceIsCounted) {
   source_->LimitBytes(kMiB);
   EXPECT_THAT(allocator_->Allocate(2 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(allocator_->GetStats().source_refusals, 1u);
+  EXPECT_EQ(source_->calls(), 2u);
+  // Not for the same size again.
+  EXPECT_THAT(allocator_->Allocate(8 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(source_->calls(), 3u);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, WhereAWholeSegmentFailsOneOfTheBlocksSizeMayDo) {
@@ -223,6 +241,23 @@ TEST_F(PinnedAllocatorRefusalTest, WhereAWholeSegmentFailsOneOfTheBlocksSizeMayD
   Take(kMiB - kSlack);
   EXPECT_EQ(allocator_->GetStats().pin_calls, 2u);
   EXPECT_EQ(allocator_->GetStats().locked_bytes.current, kMiB);
+}
+
+// The source has room for 5 MiB, all in segments that are too short for the block.
+TEST_F(PinnedAllocatorRefusalTest, WhatWasGivenBackIsGrownAtOnceOrElseTheBlocksSize) {
+  for (const bool second_fails : {false, true}) {
+    options_.segment_bytes = 8 * kMiB;
+    Make();
+    source_->LimitBytes(5 * kMiB);
+    {
+      std::vector<PinnedBlock> blocks;
+      for (int i = 0; i < 5; ++i) blocks.push_back(Take(kMiB - kSlack));
+    }
+    if (second_fails) source_->FailCall(source_->calls() + 1);
+    const PinnedBlock block = Take(3 * kMiB - kSlack);
+    EXPECT_EQ(block.size_bytes(), 3 * kMiB - kSlack);
+    EXPECT_EQ(source_->outstanding_bytes(), (second_fails ? 3 : 5) * kMiB);
+  }
 }
 
 TEST_F(PinnedAllocatorRefusalTest, ABrokenSourceIsNotAskedAgain) {
@@ -293,9 +328,23 @@ TEST_F(PinnedAllocatorRefusalTest, WhereTheSourceRefusesPageableMemoryMayServe) 
 TEST_F(PinnedAllocatorRefusalTest, WhereTheLimitRefusesPageableMemoryMayServe) {
   options_.pageable_fallback = true;
   options_.max_locked_bytes = 4 * kMiB;
+  options_.segment_bytes = kGiB;
   Make();
   EXPECT_FALSE(Take(5 * kMiB).pinned());
   EXPECT_EQ(allocator_->GetStats().limit_refusals, 1u);
+  EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 64 * kMiB);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, PageableBlocksAreDeferredAndOutliveTheirAllocatorAsOthersDo) {
+  options_.pageable_fallback = true;
+  Make();
+  source_->LimitBytes(0);
+  Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
+  timeline_->CompleteOnDevice(1);
+  const PinnedBlock block = Take(4 * kMiB - kSlack);
+  EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 4 * kMiB);
+  allocator_.reset();
+  std::memset(block.data(), 1, block.size_bytes());
 }
 
 // Pageable memory is RAM as well.
@@ -323,12 +372,19 @@ TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkNoPageableMemoryServesEvenIfI
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
 }
 
+TEST_F(PinnedAllocatorRefusalTest, AFallbackHasTheAlignmentOfItsOwnSource) {
+  options_.pageable_fallback = true;
+  options_.alignment_bytes = 2 * kMiB;
+  EXPECT_THAT(PinnedAllocator::Create(options_, std::make_shared<FakeSource>(2 * kMiB)), IsOk());
+}
+
 TEST_F(PinnedAllocatorRefusalTest, AFallbackHasTheGranularityOfItsOwnSource) {
   options_.segment_bytes = 3 * kMiB;
   options_.max_locked_bytes = 4096;
   options_.pageable_fallback = true;
   Make();
   EXPECT_FALSE(Take(kMiB).pinned());
+  EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 4 * kMiB);
   options_.alignment_bytes = 4 * kMiB;
   options_.segment_bytes = 4 * kMiB;
   EXPECT_THAT(PinnedAllocator::Create(options_, std::make_shared<FakeSource>(4 * kMiB)),

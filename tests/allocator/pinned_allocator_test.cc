@@ -46,6 +46,9 @@ TEST_F(PinnedAllocatorTest, BadOptionsAreRefusedByName) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("source")));
   EXPECT_THAT(PinnedAllocator::Create({}, std::make_shared<FakeSource>(512)),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("granularity_bytes")));
+  EXPECT_THAT(
+      PinnedAllocator::Create({}, std::make_shared<FakeSource>(3 * 4096)),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("granularity_bytes is 12288")));
   options_ = {};
   options_.max_wait_for_deferred = absl::Seconds(-1);
   EXPECT_THAT(PinnedAllocator::Create(options_, source_),
@@ -106,7 +109,9 @@ TEST_F(PinnedAllocatorTest, BlocksAreAlignedToPagesFrom32KiBOnElseToTheSmallestB
   }
 }
 
-TEST_F(PinnedAllocatorTest, ALimitThatAdmitsNoSegmentIsRefusedByName) {
+TEST_F(PinnedAllocatorTest, OnlyALimitThatAdmitsNoSegmentIsRefusedByName) {
+  options_.max_locked_bytes = 4096;
+  EXPECT_THAT(PinnedAllocator::Create(options_, source_), IsOk());
   options_.max_locked_bytes = 4095;
   EXPECT_THAT(PinnedAllocator::Create(options_, source_),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -152,6 +157,21 @@ TEST_F(PinnedAllocatorTest, IdsDifferBetweenAllocators) {
   EXPECT_NE(Take(kMiB).id(), block.id());
 }
 
+// Else they would run into those that another allocator hands out.
+TEST_F(PinnedAllocatorTest, IdsOfAnAllocatorRise) {
+  const uint64_t first = Take(kMiB).id();
+  EXPECT_EQ(Take(kMiB).id(), first + 1);
+}
+
+TEST_F(PinnedAllocatorTest, ABlockThatWasMovedFromIsEmpty) {
+  PinnedBlock block = Take(kMiB);
+  const PinnedBlock other = std::move(block);
+  EXPECT_TRUE(block.empty());
+  EXPECT_EQ(block.data(), nullptr);
+  EXPECT_EQ(block.size_bytes(), 0u);
+  EXPECT_EQ(block.id(), 0u);
+}
+
 TEST_F(PinnedAllocatorTest, AnAssignmentReleasesWhatWasThere) {
   PinnedBlock block = Take(kMiB);
   block = Take(2 * kMiB - kSlack);
@@ -185,6 +205,18 @@ TEST_F(PinnedAllocatorTest, TheLongestPinAndTheSumOfAllAreKept) {
   const AllocatorStats two = allocator_->GetStats();
   EXPECT_GE(two.pin_ms, one.pin_ms + 2);
   EXPECT_NEAR(two.max_pin_ms, std::max(one.max_pin_ms, two.pin_ms - one.pin_ms), 1e-6);
+}
+
+TEST_F(PinnedAllocatorTest, TheLongestUnpinAndTheSumOfAllAreKept) {
+  {
+    const PinnedBlock first = Take(4 * kMiB - kSlack);
+    const PinnedBlock second = Take(4 * kMiB - kSlack);
+  }
+  EXPECT_THAT(allocator_->Trim(0), IsOk());
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.unpin_calls, 2u);
+  EXPECT_GT(stats.max_unpin_ms, 0);
+  EXPECT_GT(stats.unpin_ms, stats.max_unpin_ms);
 }
 
 TEST_F(PinnedAllocatorTest, StatisticsAreKeptPerSizeAndPerNumaNode) {

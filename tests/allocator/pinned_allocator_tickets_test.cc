@@ -1,6 +1,8 @@
 // Blocks that are released while a device still uses them.
 
+#include <climits>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,6 +19,7 @@
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
@@ -37,10 +40,12 @@ using ::testing::Not;
 
 using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
 
-// Done at the first Wait for it, not at the Poll before it.
+// Done at the first Wait for it, not at the Poll before it; or seen to be done when it has been
+// looked at `looks` times.
 class DoneWhenWaitedFor final : public FenceTimeline {
  public:
-  uint64_t Completed() const override { return done_; }
+  explicit DoneWhenWaitedFor(int looks = INT_MAX) : looks_(looks) {}
+  uint64_t Completed() const override { return looks_-- > 0 ? done_ : UINT64_MAX; }
   void Poll() override {}
   absl::Status Wait(uint64_t value, absl::Duration) override {
     done_ = value;
@@ -48,6 +53,7 @@ class DoneWhenWaitedFor final : public FenceTimeline {
   }
 
  private:
+  mutable int looks_;
   uint64_t done_ = 0;
 };
 
@@ -61,6 +67,98 @@ TEST_F(PinnedAllocatorTicketsTest, ADeferredBlockIsNotUsedBeforeItsTicketIsDone)
   EXPECT_NE(other.data(), data);
   timeline_->CompleteVisibly(1);
   EXPECT_EQ(Take(3 * kMiB).data(), data);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, ATicketIsDoneFromItsValueOn) {
+  timeline_->CompleteVisibly(3);
+  EXPECT_TRUE(timeline_->Ticket(3).IsDone());
+  EXPECT_FALSE(timeline_->Ticket(4).IsDone());
+  EXPECT_TRUE(FenceTicket().IsDone());
+}
+
+// What this thread released before is in the books before it is given a block.
+TEST_F(PinnedAllocatorTicketsTest, WhatAThreadReleasedServesItsNextAllocation) {
+  PinnedBlock block = Take(kMiB - kSlack);
+  const PinnedBlock next = Take(100 * kKiB);  // keeps the block apart from the rest
+  PinnedBlock more[] = {Take(100 * kKiB), Take(100 * kKiB), Take(100 * kKiB)};
+  void* const data = block.data();
+  std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  for (PinnedBlock& other : more) std::move(other).ReleaseAfter({timeline_->Ticket(1)});
+  timeline_->CompleteVisibly(1);
+  EXPECT_EQ(allocator_->Allocate(kMiB - kSlack)->data(), data);
+}
+
+// Not done before somebody waits for it. Counts the looks at it, and can act in the midst of one.
+class CountingTimeline final : public FenceTimeline {
+ public:
+  uint64_t Completed() const override {
+    ++looks_;
+    if (on_look) on_look();
+    return done_;
+  }
+  void Poll() override {}
+  absl::Status Wait(uint64_t value, absl::Duration) override {
+    if (waits_in_vain-- > 0) return absl::DeadlineExceededError("not yet");
+    done_ = value;
+    return absl::OkStatus();
+  }
+  int looks() const { return looks_; }
+
+  std::function<void()> on_look;
+  int waits_in_vain = 0;
+
+ private:
+  mutable int looks_ = 0;
+  uint64_t done_ = 0;
+};
+
+// Each wait is a share of the time that there is.
+TEST_F(PinnedAllocatorTicketsTest, AShareOfTheWaitThatWasInVainIsNotTheEndOfIt) {
+  options_.max_wait_for_deferred = absl::Seconds(60);
+  Make();
+  const auto timeline = std::make_shared<CountingTimeline>();
+  timeline->waits_in_vain = 2;
+  Take(4 * kMiB - kSlack).ReleaseAfter({{timeline, 1}});
+  Take(4 * kMiB - kSlack);
+  EXPECT_EQ(allocator_->GetStats().pin_calls, 1u);
+}
+
+TEST_F(PinnedAllocatorTicketsTest, ABlockThatOutlivesItsAllocatorWaitsForItsTicket) {
+  PinnedBlock block = Take(kMiB);
+  allocator_.reset();
+  timeline_->CompleteOnDevice(1);
+  std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  EXPECT_EQ(timeline_->waits(), 1u);
+}
+
+// The counter is in the cache of the thread that raises it.
+TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimeline) {
+  const auto timeline = std::make_shared<CountingTimeline>();
+  Take(kMiB).ReleaseAfter({{timeline, 1}});
+  (void)allocator_->GetStats();
+  const int before = timeline->looks();
+  for (int i = 0; i < 400; ++i) (void)allocator_->Allocate(kMiB);
+  EXPECT_EQ(timeline->looks() - before, 100);
+}
+
+// A thread that releases waits for nobody who allocates: here it would wait for itself.
+TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
+  if (config::kHardened) GTEST_SKIP() << "hardened builds mark it in the books at once";
+  const auto timeline = std::make_shared<CountingTimeline>();
+  PinnedBlock plain = Take(100 * kKiB);
+  PinnedBlock deferred = Take(100 * kKiB);
+  Take(kMiB).ReleaseAfter({{timeline, 1}});
+  (void)allocator_->GetStats();
+  timeline->on_look = [&] {
+    plain = PinnedBlock();
+    if (!deferred.empty()) std::move(deferred).ReleaseAfter({timeline_->Ticket(1), FenceTicket()});
+  };
+  for (int i = 0; i < 4; ++i) (void)allocator_->Allocate(kMiB);
+  timeline->on_look = nullptr;
+  EXPECT_TRUE(plain.empty() && deferred.empty());
+  EXPECT_EQ(allocator_->GetStats().deferred_bytes.current,
+            allocator_->GetStats().used_bytes.current);
+  timeline_->CompleteVisibly(1);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TicketsThatAreDoneOrAbsentDoNotDefer) {
@@ -95,7 +193,7 @@ TEST_F(PinnedAllocatorTicketsTest, ByDefaultAMissGrowsRatherThanWaits) {
   timeline_->CompleteVisibly(1);
 }
 
-TEST_F(PinnedAllocatorTicketsTest, AStuckTimelineDoesNotUseUpTheWaitOfAnother) {
+TEST_F(PinnedAllocatorTicketsTest, ACountingTimelineDoesNotUseUpTheWaitOfAnother) {
   options_.max_wait_for_deferred = absl::Milliseconds(40);
   Make();
   const auto stuck = std::make_shared<FakeTimeline>();
@@ -108,6 +206,17 @@ TEST_F(PinnedAllocatorTicketsTest, AStuckTimelineDoesNotUseUpTheWaitOfAnother) {
   EXPECT_EQ(stats.waited_hits, 1u);
   EXPECT_EQ(stats.pin_calls, 1u);
   stuck->CompleteVisibly(1);
+}
+
+// What came free between two looks was nobody's to wait for any more, and a segment was pinned.
+TEST_F(PinnedAllocatorTicketsTest, WhenATicketGetsDoneDuringAMissItsBlockServesIt) {
+  options_.max_wait_for_deferred = absl::Minutes(1);
+  for (int looks = 0; looks < 12; ++looks) {
+    Make();
+    Take(4 * kMiB - kSlack).ReleaseAfter({{std::make_shared<DoneWhenWaitedFor>(looks), 1}});
+    (void)allocator_->Allocate(4 * kMiB - kSlack);
+    EXPECT_EQ(allocator_->GetStats().pin_calls, 1u) << "done after " << looks << " looks";
+  }
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TheWaitGoesOnUntilWhatIsDoneIsEnough) {

@@ -42,6 +42,8 @@ TEST(RamProbeTest, WithoutMemAvailableFreeAndCachedCount) {
 
 TEST(RamProbeTest, AnAvailableAboveTheTotalIsReplacedByFree) {
   FakeHost host;
+  host.Write("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 1000 kB\n");
+  EXPECT_EQ(host.Probe().Sample().available_bytes, 1000u * 1024);
   host.Write("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 2000 kB\n");
   EXPECT_EQ(host.Probe().Sample().available_bytes, 100u * 1024);
 }
@@ -68,6 +70,7 @@ TEST_F(RamProbeCgroupTest, MaxMeansNoLimit) {
 // A container of 8 GiB on a host of 78 GiB read 76 GiB free (kekzl/imp#2070).
 TEST_F(RamProbeCgroupTest, TheProcessesOwnLimitBounds) {
   host_.Write("cgroup/a/b/memory.max", "8589934592\n");
+  host_.Write("cgroup/a/b/memory.high", "8589934592\n");  // leaves as much, and is not named
   host_.Write("cgroup/a/b/memory.current", "1073741824\n");
   const RamSample sample = host_.Probe().Sample();
   EXPECT_EQ(sample.headroom_bytes, 7 * kGiB);
@@ -178,11 +181,24 @@ TEST_F(RamProbeCgroupTest, APathAboveTheNamespaceIsTheRoot) {
   host_.Write("proc/self/cgroup", "0::/../../other\n");
   host_.Write("cgroup/memory.max", "2147483648\n");
   host_.Write("cgroup/memory.current", "1073741824\n");
+  // Beside the mount, where "/.." would lead to.
+  host_.Write("memory.max", "1\n");
+  host_.Write("memory.current", "0\n");
   EXPECT_EQ(host_.Probe().Sample().headroom_bytes, kGiB);
+}
+
+TEST_F(RamProbeCgroupTest, LinesThatNameNoCgroupAreSkipped) {
+  host_.Write("proc/self/cgroup", "nothing\n0:\n0::\n0::relative\n0::/a/b\n");
+  host_.Write("cgroup/a/b/memory.max", "1000\n");
+  host_.Write("cgroup/a/b/memory.current", "0\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 1000u);
 }
 
 TEST_F(RamProbeCgroupTest, VersionOneIsRead) {
   host_.Write("proc/self/cgroup", "12:cpuset:/x\n7:cpu,memory:/a/b\n1:name=systemd:/a\n0::/\n");
+  // Of a cgroup that the process is in for other controllers only.
+  host_.Write("cgroup/memory/x/memory.limit_in_bytes", "1\n");
+  host_.Write("cgroup/memory/x/memory.usage_in_bytes", "0\n");
   host_.Write("cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n");
   host_.Write("cgroup/memory/a/b/memory.usage_in_bytes", "1000\n");
   host_.Write("cgroup/memory/a/memory.limit_in_bytes", "3000000\n");

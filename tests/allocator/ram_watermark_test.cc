@@ -1,6 +1,7 @@
 #include "pinion/allocator/ram_watermark.h"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -189,17 +190,54 @@ TEST_F(RamWatermarkTest, EachGrowthAboveTheWarnMarkIsCountedButOneAMinuteIsLogge
   EXPECT_EQ(watermark.counts().warnings, 3u);
   ASSERT_EQ(warnings_.size(), 1u);
   EXPECT_THAT(warnings_[0], AllOf(HasSubstr("65.0 %"), HasSubstr("warn_percent is 60")));
-  now_ += absl::Minutes(2);
-  EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
-  EXPECT_EQ(warnings_.size(), 2u);
+  for (const size_t lines : {1, 2}) {
+    now_ += lines == 1 ? absl::Minutes(1) - absl::Nanoseconds(1) : absl::Nanoseconds(1);
+    EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
+    EXPECT_EQ(warnings_.size(), lines);
+  }
 }
 
-TEST_F(RamWatermarkTest, BelowTheWarnMarkNothingIsSaid) {
+TEST_F(RamWatermarkTest, UpToTheWarnMarkNothingIsSaid) {
   SetUsedPercent(50);
   RamWatermark watermark(options_, host_.Probe());
-  EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
+  EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
   EXPECT_EQ(watermark.counts().warnings, 0u);
   EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(RamWatermarkTest, WhatOthersAreAboutToPinCountsTowardsTheWarnMark) {
+  SetUsedPercent(50);
+  RamWatermark watermark(options_, host_.Probe());
+  const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsOk());
+  EXPECT_EQ(watermark.counts().warnings, 1u);
+}
+
+// The clock stands still but for the steps that the test makes.
+TEST_F(RamWatermarkTest, TheWaitEndsAtItsLongest) {
+  SetUsedPercent(80);
+  int calls = 0;
+  RamWatermark watermark(options_, host_.Probe(), [&] {
+    return absl::UnixEpoch() + (calls++ == 0 ? absl::ZeroDuration() : RamWatermark::kLongestWait);
+  });
+  const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
+  calls = 0;
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), Not(IsOk()));
+  EXPECT_EQ(calls, 2);
+}
+
+// A processor is what those who pin need.
+TEST_F(RamWatermarkTest, WhoWaitsSleeps) {
+  SetUsedPercent(80);
+  int calls = 0;
+  RamWatermark watermark(options_, host_.Probe(), [&] {
+    ++calls;
+    return absl::Now();
+  });
+  const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
+  calls = 0;
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), Not(IsOk()));
+  EXPECT_LE(calls, 2 + RamWatermark::kLongestWait / absl::Milliseconds(1));
 }
 
 TEST_F(RamWatermarkTest, AboveTheHighMarkTrimmingGoesDownToTheLowMark) {

@@ -38,7 +38,19 @@ std::vector<uint64_t> Ids(const ReleaseBuffers::Batches& batches) {
   return ids;
 }
 
-void OnAnotherThread(const std::function<void()>& body) { std::thread(body).join(); }
+// On a thread with another buffer than this one's: threads share them in turn.
+void OnAnotherThread(const std::function<void()>& body) {
+  ReleaseBuffers probe;
+  ASSERT_TRUE(probe.Add(Id(0), nullptr));
+  bool shared = true;
+  while (shared) {
+    std::thread([&] {
+      ReleaseBuffers::Batches mine;
+      shared = probe.TakeMine(&mine);
+      if (!shared) body();
+    }).join();
+  }
+}
 
 class ReleaseBuffersTest : public ::testing::Test {
  protected:

@@ -1,6 +1,9 @@
 #include "pinion/allocator/segment_heap.h"
 
+#include <malloc.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -265,6 +268,24 @@ TEST(SegmentHeapTest, AFreeSegmentAboveOneThatWasRemovedServesOn) {
   block = heap.Take(2 * kMiB);
   ASSERT_NE(block, nullptr);
   EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
+}
+
+// Records serve again: the heap's own memory does not grow with time.
+TEST(SegmentHeapTest, WhatIsCutAndJoinedAgainTakesNoMoreMemory) {
+  SegmentHeap heap(kPage, kSlab);
+  const auto cycle = [&] {
+    AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
+    AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB), /*joins=*/true);
+    BlockRecord* const small = heap.Take(kMinBlockBytes);
+    BlockRecord* const block = heap.Take(kSmallLimitBytes);
+    heap.Put(small);
+    heap.Put(block);
+    ASSERT_EQ(heap.RemoveFreeSegments({}).size(), 2u);
+  };
+  cycle();
+  const size_t before_bytes = mallinfo2().uordblks;
+  for (int i = 0; i < 10'000; ++i) cycle();
+  EXPECT_LT(mallinfo2().uordblks, before_bytes + 64 * kKiB);
 }
 
 // The reference: where segments are, which addresses are in use, and nothing else.

@@ -106,6 +106,7 @@ TEST(SizeClassTest, WhateverLiesInABucketThatIsSearchedFits) {
 TEST(SizeClassTest, EveryClassUpTo256MiBIsTheLowerBoundOfItsBucket) {
   for (uint64_t size = kMinBlockBytes; size <= 256 * kMiB; size = RoundUpToSizeClass(size + 1)) {
     ASSERT_EQ(LowerBoundOfBucket(BucketOf(size)), size);
+    ASSERT_EQ(FirstFittingBucket(size), BucketOf(size));
   }
 }
 

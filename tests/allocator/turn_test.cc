@@ -10,18 +10,6 @@
 namespace pinion::internal {
 namespace {
 
-TEST(TurnTest, WhoeverFindsNobodyHasNotWaited) {
-  Turn turn;
-  EXPECT_FALSE(TurnHolder(turn).waited());
-  EXPECT_FALSE(TurnHolder(turn).waited());
-}
-
-TEST(TurnTest, OneThreadTakesItsTurnAgainWithoutWaiting) {
-  Turn turn;
-  const TurnHolder outer(turn);
-  EXPECT_FALSE(TurnHolder(turn).waited());
-}
-
 // The other thread is given time to come in too early; a correct turn cannot let it.
 void ExpectThatOthersWaitForTheOuter(bool take_again) {
   Turn turn;

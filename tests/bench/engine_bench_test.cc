@@ -65,6 +65,9 @@ TEST(EngineBenchTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
   EXPECT_THAT(RunBench("--json=/no/such/dir/file").err, HasSubstr("/no/such/dir"));
   EXPECT_THAT(RunBench("faster").err, HasSubstr("\"faster\" is not a flag"));
   EXPECT_EQ(RunBench("faster").exit_code, 2);
+  const ProgramOutcome nothing = RunBench("--benchmark_filter=no_such_case");
+  EXPECT_EQ(nothing.exit_code, 2);
+  EXPECT_THAT(nothing.err, HasSubstr("--benchmark_filter leaves no case"));
 }
 
 }  // namespace

@@ -136,6 +136,22 @@ TEST(ChromeTraceSinkTest, WhatIsNotKeptAnyMoreIsCounted) {
   const Written trace(sink);
   EXPECT_EQ(trace.slices().size(), 2);
   EXPECT_THAT(trace.host_name(), HasSubstr("3 slices"));
+  sink.Restart();
+  EXPECT_EQ(Written(sink).host_name(), "host");
+}
+
+TEST(ChromeTraceSinkTest, WhatARecordDoesNotSayIsNotWritten) {
+  ChromeTraceSink sink;
+  int stream;
+  sink.OnTransfer({.device = "cuda:0", .end_ms = SteadyClockMs() + 1});
+  sink.OnStall(
+      {.device = "cuda:0", .stream = StreamHandle(&stream), .end_ms = SteadyClockMs() + 1});
+  const Written trace(sink);
+  ASSERT_EQ(trace.slices().size(), 2u);
+  for (const nlohmann::json& slice : trace.slices()) {
+    EXPECT_FALSE(slice.contains("args"));
+    EXPECT_EQ(slice["ts"], 0) << "its beginning is unknown";
+  }
 }
 
 TEST(ChromeTraceSinkTest, AFileThatCannotBeWrittenIsNamed) {

@@ -29,12 +29,67 @@ TEST(CostModelTest, EveryPresetIsValidAndSaysThatItIsModelled) {
   }
 }
 
+TEST(CostModelTest, AConstantThatMakesNoSenseIsRefusedByName) {
+  const struct {
+    const char* name;
+    double& (*field)(DevicePreset&);
+    bool may_be_zero;
+  } fields[] = {
+#define PINION_FIELD(field, may_be_zero) \
+  {#field, [](DevicePreset& preset) -> double& { return preset.field; }, may_be_zero}
+      PINION_FIELD(float32_tflop_per_s, false),
+      PINION_FIELD(bfloat16_tflop_per_s, false),
+      PINION_FIELD(float64_tflop_per_s, false),
+      PINION_FIELD(memory_gb_per_s, false),
+      PINION_FIELD(launch_us, true),
+      PINION_FIELD(host_call_us, true),
+      PINION_FIELD(host_event_us, true),
+      PINION_FIELD(pin_ms_per_gib, true),
+      PINION_FIELD(link.rated_gb_per_s, true),
+      PINION_FIELD(link.h2d_gb_per_s, false),
+      PINION_FIELD(link.d2h_gb_per_s, false),
+      PINION_FIELD(link.h2d_duplex_gb_per_s, false),
+      PINION_FIELD(link.d2h_duplex_gb_per_s, false),
+      PINION_FIELD(link.host_gb_per_s, true),
+      PINION_FIELD(link.fixed_us, true),
+      PINION_FIELD(link.piece_us, true),
+      PINION_FIELD(link.pageable_gb_per_s, false),
+#undef PINION_FIELD
+  };
+  for (const auto& [name, field, may_be_zero] : fields) {
+    SCOPED_TRACE(name);
+    DevicePreset preset;
+    field(preset) = -1;
+    EXPECT_THAT(preset.Validate(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(std::string(name) + " is -1"),
+                               HasSubstr(may_be_zero ? "at least 0" : "positive"))));
+    field(preset) = 0;
+    EXPECT_EQ(preset.Validate().ok(), may_be_zero);
+  }
+}
+
+TEST(CostModelTest, ALinkThatNobodyDescribedIsZeros) {
+  const LinkModel link;
+  EXPECT_EQ(link.rated_gb_per_s, 0);
+  EXPECT_EQ(link.h2d_gb_per_s, 0);
+  EXPECT_EQ(link.d2h_gb_per_s, 0);
+  EXPECT_EQ(link.h2d_duplex_gb_per_s, 0);
+  EXPECT_EQ(link.d2h_duplex_gb_per_s, 0);
+  EXPECT_EQ(link.host_gb_per_s, 0);
+  EXPECT_EQ(link.fixed_us, 0);
+  EXPECT_EQ(link.piece_us, 0);
+  EXPECT_EQ(link.pageable_gb_per_s, 0);
+  EXPECT_FALSE(link.one_copy_at_a_time);
+}
+
 TEST(CostModelTest, DefaultPresetIsH100OnPcie5) { EXPECT_EQ(DevicePreset().name, "h100_pcie5"); }
 
 TEST(CostModelTest, UnknownPresetNamesTheKnownOnes) {
   EXPECT_THAT(FindPreset("tpu"),
               StatusIs(absl::StatusCode::kNotFound,
-                       AllOf(HasSubstr("tpu"), HasSubstr("a100_pcie4"), HasSubstr("gb200_c2c"))));
+                       AllOf(HasSubstr("tpu"), HasSubstr(": a100_pcie4, h100_pcie5, "),
+                             HasSubstr("gb200_c2c"))));
 }
 
 TEST(CostModelTest, KernelTakesTheSlowerOfComputeAndMemoryPlusItsLaunch) {
@@ -85,6 +140,11 @@ TEST(CostModelTest, ScaledPresetKeepsEveryProportionOfTheLargeModel) {
     EXPECT_NEAR(b.launch / a.launch, 1, 1e-9) << name;
     EXPECT_NEAR(b.call / a.call, 1, 1e-9) << name;
     EXPECT_NEAR(b.fixed / a.fixed, 1, 1e-9) << name;
+    EXPECT_NEAR(scaled.float32_tflop_per_s / base.float32_tflop_per_s, 150.0 / 6000, 1e-9);
+    EXPECT_NEAR(scaled.float64_tflop_per_s / base.float64_tflop_per_s, 150.0 / 6000, 1e-9);
+    EXPECT_NEAR(scaled.host_event_us / base.host_event_us, 256e3 / 64e6, 1e-9);
+    EXPECT_NEAR(scaled.link.piece_us / base.link.piece_us, 256e3 / 64e6, 1e-9);
+    EXPECT_EQ(scaled.name, name + "_scaled");
     EXPECT_THAT(scaled.Validate(), IsOk());
     EXPECT_THAT(scaled.description, AllOf(HasSubstr("modelled"), HasSubstr("scaled")));
   }

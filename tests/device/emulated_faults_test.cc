@@ -179,6 +179,22 @@ TEST_F(EmulatedFaultsTest, MemoryFreedBehindAStuckCopyIsNeverReused) {
   EXPECT_EQ(Memory().in_use_bytes, 2 * kKiB);
 }
 
+TEST_F(EmulatedFaultsTest, MemoryThatARecordedStreamIsStuckWithIsNeitherPoisonedNorReused) {
+  StartWith({.calls = {}, .stall_copies_from = 1});
+  uint8_t* const data = OnDevice(kKiB);
+  uint8_t* const host = Pinned(kKiB);
+  Fill(data, 1, kKiB, compute_);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, kKiB, out_), IsOk());
+  ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
+  ASSERT_THAT(Free(data), IsOk());
+  EXPECT_EQ(data[0], 1);
+  EXPECT_NE(OnDevice(kKiB), data);
+  EXPECT_THAT(source_->Free({host, 4 * kKiB, -1}),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("stuck")));
+  EXPECT_TRUE(machine_->IsPinned(host));
+}
+
 TEST_F(EmulatedFaultsTest, CopyThatIsStuckForAWhileFinishesThen) {
   StartWith({.calls = {}, .stall_copies_from = 1, .stall_ms = 50});
   uint8_t* const data = OnDevice(kKiB);
@@ -297,6 +313,7 @@ TEST_F(EmulatedFaultsTest, BackendNamesTheDevicesItHas) {
   EXPECT_EQ(backend.device(1).value()->name(), "emu:1");
   EXPECT_THAT(backend.device(2),
               StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("emu:2"), HasSubstr("has 2"))));
+  EXPECT_THAT(backend.device(-1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("emu:-1")));
 }
 
 TEST_F(EmulatedFaultsTest, DevicesAndPinnedSourcesKeepTheMachineAlive) {

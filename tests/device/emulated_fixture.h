@@ -28,6 +28,15 @@ class EmulatedFixture : public ::testing::Test {
     return options;
   }
 
+  // Host calls are free, so that only the device's times are seen.
+  static EmulatedOptions FreeHost() {
+    EmulatedOptions options = Options();
+    options.preset.host_call_us = 0;
+    options.preset.host_event_us = 0;
+    options.preset.pin_ms_per_gib = 0;
+    return options;
+  }
+
   // Every test begins with this.
   void Start(const EmulatedOptions& options) {
     source_.reset();

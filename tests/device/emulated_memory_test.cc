@@ -1,6 +1,9 @@
 // Limits, reuse and reports of the emulated device's memory.
 
+#include <sys/mman.h>
+
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,17 +55,41 @@ TEST_F(EmulatedMemoryTest, OutOfMemorySaysWhoHoldsWhat) {
   {
     AllocationLabel label("weights");
     OnDevice(512 * kKiB);
-    AllocationLabel inner("aten::addmm");
-    OnDevice(128 * kKiB);
+    {
+      AllocationLabel inner("aten::addmm");
+      OnDevice(64 * kKiB);
+    }
+    OnDevice(64 * kKiB);
   }
   OnDevice(kKiB);
   EXPECT_THAT(device_->Allocate(512 * kKiB, compute_),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("emu:0"), HasSubstr("asked for 512 KiB"),
                              HasSubstr("in use 641 KiB of 1 MiB"),
-                             HasSubstr("weights 640 KiB (2 allocations)"),
+                             HasSubstr("weights 640 KiB (3 allocations)"),
                              HasSubstr("(no label) 1 KiB (1 allocation)"))));
   EXPECT_EQ(Memory().in_use_bytes, 641 * kKiB);
+}
+
+TEST_F(EmulatedMemoryTest, AReportNamesTheLargestHolderFirst) {
+  Start(kMiB);
+  const std::pair<const char*, int> holders[] = {{"small", 1}, {"large", 3}, {"middle", 2}};
+  for (const auto& [name, size_bytes] : holders) {
+    AllocationLabel label(name);
+    OnDevice(size_bytes * kKiB);
+  }
+  EXPECT_EQ(machine_->MemoryReport(0),
+            "  large 3 KiB (1 allocation)\n  middle 2 KiB (1 allocation)\n"
+            "  small 1 KiB (1 allocation)\n");
+}
+
+TEST_F(EmulatedMemoryTest, AnIdleStreamGetsItsLastFreedAddressFirst) {
+  Start(kMiB);
+  void* data[4];
+  for (void*& d : data) d = OnDevice(kKiB);
+  ASSERT_THAT(Free(data[2]), IsOk());
+  ASSERT_THAT(Free(data[0]), IsOk());
+  EXPECT_EQ(OnDevice(kKiB), data[0]);
 }
 
 TEST_F(EmulatedMemoryTest, WholeLimitCanBeUsedHoweverFragmented) {
@@ -153,6 +180,27 @@ TEST_F(EmulatedMemoryTest, AllocationWaitsForRecordedStreamsBeforeItGivesUp) {
   EXPECT_GT(machine_->now_ms() - before, 0.018);  // 1 MiB at 57.3 GB/s
 }
 
+TEST_F(EmulatedMemoryTest, APeakThatIsResetKnowsWhatHasBeenReleasedMeanwhile) {
+  Start(kMiB);
+  uint8_t* const data = OnDevice(512 * kKiB);
+  Launch("long", {}, {{data, kKiB}}, out_, /*flops=*/1e9);
+  ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
+  ASSERT_THAT(Free(data), IsOk());
+  Synchronize(out_);
+  machine_->ResetPeakMemory(0);
+  EXPECT_EQ(Memory().peak_bytes, 0u);
+}
+
+TEST_F(EmulatedMemoryTest, ARecordedStreamIsOneOfMemoryThatIsAllocated) {
+  Start(kMiB);
+  uint8_t* const data = OnDevice(kKiB);
+  EXPECT_THAT(machine_->RecordStream(data + kKiB - 1, out_), IsOk());
+  EXPECT_THAT(machine_->RecordStream(data + kKiB, out_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not allocated")));
+  EXPECT_THAT(machine_->RecordStream(Pinned(kKiB), out_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not device memory")));
+}
+
 TEST_F(EmulatedMemoryTest, PinnedMemoryIsKnownUntilItIsFreed) {
   Start(kMiB);
   uint8_t* const host = Pinned(8 * kKiB);
@@ -167,6 +215,8 @@ TEST_F(EmulatedMemoryTest, PinnedMemoryIsKnownUntilItIsFreed) {
   EXPECT_FALSE(machine_->IsDevicePointer(host, &device));
   ASSERT_THAT(source_->Free({host, 8 * kKiB, -1}), IsOk());
   EXPECT_FALSE(machine_->IsPinned(host));
+  unsigned char resident[2] = {};
+  EXPECT_EQ(mincore(host, 8 * kKiB, resident), -1) << "still mapped";
 }
 
 TEST_F(EmulatedMemoryTest, UnpinningWaitsForCopiesButReportsThatNobodyElseDid) {
@@ -175,7 +225,9 @@ TEST_F(EmulatedMemoryTest, UnpinningWaitsForCopiesButReportsThatNobodyElseDid) {
   uint8_t* const data = OnDevice(4 * kKiB);
   Fill(data, 1, 4 * kKiB, compute_);
   ASSERT_THAT(ToHost(host, data, 4 * kKiB, compute_), IsOk());
+  const double before = machine_->now_ms();
   ASSERT_THAT(source_->Free({host, 4 * kKiB, -1}), IsOk());
+  EXPECT_GT(machine_->now_ms(), before);
   EXPECT_THAT(machine_->races(), ::testing::ElementsAre(HasSubstr("the unpinning")));
 }
 

@@ -1,9 +1,7 @@
-// What calls cost on the emulated machine, its trace, and that all of it is repeatable.
+// What calls cost on the emulated machine, and that all of it is repeatable.
 
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -12,12 +10,10 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/device/trace_sink.h"
 #include "pinion/tests/device/emulated_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -30,17 +26,7 @@ using ::testing::HasSubstr;
 
 constexpr double kExact = 1e-9;
 
-class EmulatedTimeTest : public EmulatedFixture {
- protected:
-  // Host calls are free, so that only the device's times are seen.
-  static EmulatedOptions FreeHost() {
-    EmulatedOptions options = Options();
-    options.preset.host_call_us = 0;
-    options.preset.host_event_us = 0;
-    options.preset.pin_ms_per_gib = 0;
-    return options;
-  }
-};
+using EmulatedTimeTest = EmulatedFixture;
 
 TEST_F(EmulatedTimeTest, CopyTakesTheFixedCostAndTheLinksTime) {
   const EmulatedOptions options = FreeHost();
@@ -83,6 +69,70 @@ TEST_F(EmulatedTimeTest, PageableCopyBlocksTheHostAtThePageableRate) {
   std::vector<uint8_t> pageable(16 * kMiB);
   ASSERT_THAT(ToDevice(data, pageable.data(), 16 * kMiB, compute_), IsOk());
   EXPECT_NEAR(machine_->now_ms(), 0.003 + 16.0 * kMiB / 13e6, kExact);
+}
+
+TEST_F(EmulatedTimeTest, KernelThatSaysItsTrafficAndItsTypeTakesTheirTime) {
+  Start(FreeHost());
+  uint8_t* const data = OnDevice(kMiB);
+  Kernel kernel;
+  kernel.name = "kernel";
+  kernel.writes = {{data, kMiB}};
+  kernel.memory_bytes = 3350e6;
+  ASSERT_THAT(machine_->Launch(0, compute_, kernel), IsOk());
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->now_ms(), 0.002 + 1, kExact);
+  kernel.flops = 2 * 494.5e9;
+  kernel.type = ComputeType::kBFloat16;
+  ASSERT_THAT(machine_->Launch(0, compute_, kernel), IsOk());
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->now_ms(), 2 * 0.002 + 3, kExact);
+}
+
+// As cudaMemcpyAsync: whatever lies where.
+TEST_F(EmulatedTimeTest, CopyOfAnyKindTakesItsLinksTime) {
+  constexpr uint64_t kSize = kMiB;
+  EmulatedOptions options = FreeHost();
+  options.device_count = 2;
+  options.detect_races = false;
+  Start(options);
+  uint8_t* const here = OnDevice(2 * kSize);
+  auto* const there = static_cast<uint8_t*>(
+      machine_->device(1)->Allocate(kSize, machine_->default_stream(1)).value());
+  uint8_t* const pinned = Pinned(kSize);
+  std::vector<uint8_t> memory(kSize);
+  uint8_t* const pageable = memory.data();
+  const struct {
+    const char* what;
+    void* dst;
+    const void* src;
+    double ms;
+    uint64_t in, out, out_of_1, kernels;  // what the statistics count
+  } cases[] = {
+      {"in", here, pinned, 0.003 + kSize / 55.6e6, kSize, 0, 0, 0},
+      {"out", pinned, here, 0.003 + kSize / 57.3e6, 0, kSize, 0, 0},
+      {"in, pageable", here, pageable, 0.003 + kSize / 13e6, kSize, 0, 0, 0},
+      {"out, pageable", pageable, here, 0.003 + kSize / 13e6, 0, kSize, 0, 0},
+      {"to the other device", there, here, 0.003 + kSize / 57.3e6, 0, kSize, 0, 0},
+      {"from the other device", here, there, 0.003 + kSize / 57.3e6, 0, 0, kSize, 0},
+      {"inside", here + kSize, here, 0.002 + 2 * kSize / 3350e6, 0, 0, 0, 1},
+  };
+  for (const auto& [what, dst, src, ms, in, out, out_of_1, kernels] : cases) {
+    SCOPED_TRACE(what);
+    machine_->ResetTimeStats(0);
+    machine_->ResetTimeStats(1);
+    const double before = machine_->now_ms();
+    ASSERT_THAT(machine_->Copy(0, dst, src, kSize, compute_), IsOk());
+    Synchronize(compute_);
+    EXPECT_NEAR(machine_->now_ms() - before, ms, kExact);
+    const TimeStats stats = machine_->time_stats(0), other = machine_->time_stats(1);
+    EXPECT_EQ(stats.h2d_bytes, in);
+    EXPECT_EQ(stats.d2h_bytes, out);
+    EXPECT_EQ(other.d2h_bytes, out_of_1);
+    EXPECT_EQ(stats.kernels, kernels);
+  }
+  EXPECT_THAT(machine_->Copy(0, nullptr, nullptr, 0, compute_), IsOk());
+  EXPECT_THAT(machine_->Copy(0, pinned, pageable, kSize, compute_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("neither")));
 }
 
 TEST_F(EmulatedTimeTest, HostPaysForItsCallsAndForPinning) {
@@ -172,182 +222,6 @@ TEST_F(EmulatedTimeTest, EveryCallThatBlocksTheHostOnACopyCountsTheStall) {
   EXPECT_NEAR(
       stall_of([&] { ASSERT_THAT(ToHost(pageable.data(), data, 16 * kMiB, out_), IsOk()); }),
       16.0 * kMiB / 13e6, kExact);
-}
-
-TEST_F(EmulatedTimeTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
-  EmulatedOptions options = FreeHost();
-  options.record_trace = true;
-  Start(options);
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
-  Launch("quote\" back\\slash \xff", {}, {{data, kMiB}}, compute_);
-  Order(compute_, out_);
-  ASSERT_THAT(ToHost(host, data, kMiB, out_), IsOk());
-  Synchronize(out_);
-  const std::string path = ::testing::TempDir() + "/emulated_trace.json";
-  ASSERT_THAT(machine_->WriteChromeTrace(path), IsOk());
-  std::ifstream file(path);
-  const nlohmann::json trace = nlohmann::json::parse(file);
-  std::remove(path.c_str());
-  EXPECT_THAT(trace["otherData"]["times"].get<std::string>(), HasSubstr("modelled"));
-  std::vector<std::string> rows;
-  std::vector<nlohmann::json> slices;
-  for (const nlohmann::json& event : trace["traceEvents"]) {
-    if (event["ph"] == "M") rows.push_back(event["args"]["name"]);
-    if (event["ph"] == "X") slices.push_back(event);
-  }
-  EXPECT_THAT(rows, ::testing::ElementsAre(HasSubstr("modelled"), "emu:0/default", "emu:0/h2d",
-                                           "emu:0/d2h", HasSubstr("stalls")));
-  ASSERT_EQ(slices.size(), 3u);
-  EXPECT_EQ(slices[2]["name"], "waits for copy D2H") << "the host does, in Synchronize";
-  EXPECT_THAT(slices[0]["name"].get<std::string>(), HasSubstr("quote\""));
-  EXPECT_EQ(slices[1]["name"], "copy D2H");
-  EXPECT_EQ(slices[1]["args"]["bytes"], kMiB);
-  EXPECT_NEAR(slices[1]["dur"].get<double>(), 3 + kMiB / 57.3e3, 1e-6);
-  EXPECT_NEAR(slices[1]["ts"].get<double>(), slices[0]["dur"].get<double>(), 1e-6);
-}
-
-// The events of a written trace of one phase: "X" slices, "s" and "f" arrows' ends, "C" samples.
-std::vector<nlohmann::json> EventsOf(const EmulatedMachine& machine, const std::string& phase) {
-  const std::string path = ::testing::TempDir() + "/emulated_trace.json";
-  EXPECT_THAT(machine.WriteChromeTrace(path), IsOk());
-  std::ifstream file(path);
-  const nlohmann::json trace = nlohmann::json::parse(file);
-  std::remove(path.c_str());
-  std::vector<nlohmann::json> events;
-  for (const nlohmann::json& event : trace["traceEvents"]) {
-    if (event["ph"] == phase) events.push_back(event);
-  }
-  return events;
-}
-
-nlohmann::json Named(const std::vector<nlohmann::json>& events, const std::string& name) {
-  for (const nlohmann::json& event : events) {
-    if (event["name"] == name) return event;
-  }
-  ADD_FAILURE() << "no " << name;
-  return {{"ts", 0}, {"dur", 0}, {"tid", -1}, {"args", {{"bytes", 0}}}};
-}
-
-bool Holds(const nlohmann::json& slice, const nlohmann::json& at) {
-  const double ts = slice["ts"], dur = slice["dur"], moment = at["ts"];
-  return slice["pid"] == at["pid"] && slice["tid"] == at["tid"] && ts <= moment &&
-         moment <= ts + dur;
-}
-
-class EmulatedTraceTest : public EmulatedTimeTest {
- protected:
-  // Something leaves, comes back, and is waited for.
-  void OutAndIn() {
-    EmulatedOptions options = FreeHost();
-    options.record_trace = true;
-    Start(options);
-    data_ = OnDevice(kMiB);
-    uint8_t* const host = Pinned(kMiB);
-    const ScopedRange range(machine_->trace().get(), "step", 7);
-    Launch("aten::make", {}, {{data_, kMiB}}, compute_);
-    Order(compute_, out_);
-    ASSERT_THAT(ToHost(host, data_, kMiB, out_), IsOk());
-    Order(out_, in_);
-    ASSERT_THAT(ToDevice(data_, host, kMiB / 2, in_), IsOk());
-    Order(in_, compute_);
-    Launch("aten::use", {{data_, kMiB}}, {}, compute_);
-    Synchronize(compute_);
-  }
-
-  uint8_t* data_ = nullptr;
-};
-
-TEST_F(EmulatedTraceTest, KernelsNameTheirOperatorAndTheirBytes) {
-  OutAndIn();
-  const nlohmann::json kernel = Named(EventsOf(*machine_, "X"), "aten::use");
-  EXPECT_EQ(kernel["args"]["operator"], "aten::use");
-  EXPECT_EQ(kernel["args"]["bytes"], kMiB);
-}
-
-TEST_F(EmulatedTraceTest, AnArrowLeadsFromACopyOutToTheCopyInThatReadsItsBytes) {
-  OutAndIn();
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
-  const std::vector<nlohmann::json> starts = EventsOf(*machine_, "s");
-  const std::vector<nlohmann::json> ends = EventsOf(*machine_, "f");
-  ASSERT_EQ(starts.size(), 1u);
-  ASSERT_EQ(ends.size(), 1u);
-  EXPECT_EQ(starts[0]["id"], ends[0]["id"]);
-  EXPECT_EQ(ends[0]["bp"], "e");
-  EXPECT_TRUE(Holds(Named(slices, "copy D2H"), starts[0]));
-  EXPECT_TRUE(Holds(Named(slices, "copy H2D"), ends[0]));
-}
-
-TEST_F(EmulatedTraceTest, StallsAreOnTheirOwnRowAndAddUpToTheStatistics) {
-  OutAndIn();
-  double stalled_ms = 0;
-  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
-    if (slice["name"].get<std::string>().rfind("waits for copy ", 0) != 0) continue;
-    EXPECT_NE(slice["tid"], Named(EventsOf(*machine_, "X"), "aten::use")["tid"]);
-    stalled_ms += slice["dur"].get<double>() * 1e-3;
-  }
-  EXPECT_GT(stalled_ms, 0);
-  EXPECT_NEAR(stalled_ms, machine_->time_stats(0).stalled_on_copies_ms, 1e-6);
-}
-
-TEST_F(EmulatedTraceTest, AGraphShowsTheDevicesMemory) {
-  OutAndIn();
-  ASSERT_THAT(Free(data_), IsOk());
-  const std::vector<nlohmann::json> samples = EventsOf(*machine_, "C");
-  ASSERT_EQ(samples.size(), 2u);
-  EXPECT_EQ(samples[0]["args"]["bytes"], kMiB);
-  EXPECT_EQ(samples[1]["args"]["bytes"], 0);
-}
-
-TEST_F(EmulatedTraceTest, ARangeOfTheHostSpansWhatItWaitedFor) {
-  OutAndIn();
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
-  const nlohmann::json step = Named(slices, "step"), use = Named(slices, "aten::use");
-  EXPECT_EQ(step["args"]["bytes"], 7);
-  EXPECT_NE(step["pid"], use["pid"]);
-  EXPECT_NEAR(step["ts"].get<double>() + step["dur"].get<double>(),
-              use["ts"].get<double>() + use["dur"].get<double>(), 1e-6);
-}
-
-TEST_F(EmulatedTraceTest, ARestartedTraceBeginsAtZeroWithTheMemoryThatIsInUse) {
-  OutAndIn();
-  machine_->RestartTrace();
-  Launch("aten::later", {{data_, kMiB}}, {}, compute_);
-  Synchronize(compute_);
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
-  ASSERT_EQ(slices.size(), 1u);
-  EXPECT_EQ(slices[0]["name"], "aten::later");
-  EXPECT_NEAR(slices[0]["ts"].get<double>(), 0, 1e-6);
-  const std::vector<nlohmann::json> samples = EventsOf(*machine_, "C");
-  ASSERT_EQ(samples.size(), 1u);
-  EXPECT_EQ(samples[0]["args"]["bytes"], kMiB);
-}
-
-TEST_F(EmulatedTraceTest, PinningIsOnARowOfItsOwn) {
-  EmulatedOptions options = Options();
-  options.record_trace = true;
-  Start(options);
-  Pinned(kMiB);
-  const nlohmann::json pin = Named(EventsOf(*machine_, "X"), "pin host memory");
-  EXPECT_EQ(pin["args"]["bytes"], kMiB);
-  EXPECT_NEAR(pin["dur"].get<double>(), options.preset.pin_ms_per_gib * 1e3 / 1024, 1e-6);
-}
-
-TEST_F(EmulatedTimeTest, WithoutARecordedTraceNobodyIsToldOfRanges) {
-  Start(Options());
-  EXPECT_EQ(machine_->trace(), nullptr);
-  machine_->RestartTrace();
-}
-
-TEST_F(EmulatedTimeTest, TraceThatCannotBeWrittenSaysWhy) {
-  Start(Options());
-  EXPECT_THAT(machine_->WriteChromeTrace("/tmp/x.json"),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("record_trace")));
-  EmulatedOptions options = Options();
-  options.record_trace = true;
-  Start(options);
-  EXPECT_THAT(machine_->WriteChromeTrace("/nowhere/x.json"),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/nowhere/x.json")));
 }
 
 // Runs a random and racy program; all that can be seen of it goes into the result.

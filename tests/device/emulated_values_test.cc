@@ -144,6 +144,37 @@ TEST_F(EmulatedValuesTest, CopiesInsideAndBetweenDevicesKeepTheirBytes) {
   EXPECT_THAT(machine_->races(), IsEmpty());
 }
 
+TEST_F(EmulatedValuesTest, PiecesTakeEffectInAnOrderThatNoCallerExpects) {
+  StartWithout(EffectSchedule::kLate);
+  uint8_t* const data = OnDevice(1);
+  uint8_t* const host = Pinned(2);
+  host[0] = 1;
+  host[1] = 2;
+  const std::vector<CopyPiece> pieces = {{data, host, 1}, {data, host + 1, 1}};
+  ASSERT_TRUE(device_->CopyAsync(CopyDirection::kHostToDevice, pieces, compute_).ok());
+  Synchronize(compute_);
+  EXPECT_EQ(data[0], 1);
+}
+
+TEST_F(EmulatedValuesTest, OnePieceOfPageableMemoryMakesTheHostWaitForAll) {
+  StartWithout(EffectSchedule::kLate);
+  uint8_t* const data = OnDevice(3);
+  uint8_t* const host = Pinned(2);
+  uint8_t pageable = 5;
+  const std::vector<CopyPiece> pieces = {
+      {data, host, 1}, {data + 1, &pageable, 1}, {data + 2, host + 1, 1}};
+  ASSERT_TRUE(device_->CopyAsync(CopyDirection::kHostToDevice, pieces, compute_).ok());
+  EXPECT_EQ(data[1], 5);
+}
+
+TEST_F(EmulatedValuesTest, EarlyCopyInsideADeviceTakesEffectAtOnce) {
+  StartWithout(EffectSchedule::kEarly);
+  uint8_t* const data = OnDevice(2);
+  data[0] = 7;
+  ASSERT_TRUE(machine_->Copy(0, data + 1, data, 1, compute_).ok());
+  EXPECT_EQ(data[1], 7);
+}
+
 TEST_F(EmulatedValuesTest, LongChainOfWaitsIsForcedWithoutRecursion) {
   StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(kKiB);

@@ -1,12 +1,12 @@
 // Host pages of copies in flight: what the CPU may touch, and when.
 
-#include "pinion/device/emulated/host_protection.h"
-
 #include <sys/mman.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -190,11 +190,23 @@ TEST_F(HostProtectionTest, CopiesTakeEffectThroughClosedPages) {
   }
 }
 
+// How many of the process there are of emulated pinned memory, two for each segment.
+int PinnedMappings() {
+  std::ifstream maps("/proc/self/maps");
+  int mappings = 0;
+  for (std::string line; std::getline(maps, line);) {
+    mappings += line.find("pinion emulated pinned memory") != std::string::npos;
+  }
+  return mappings;
+}
+
 TEST_F(HostProtectionTest, SegmentMayBeUnpinnedWhileItIsClosed) {
+  const int mappings = PinnedMappings();
   Start();
   Out(0, 4 * kPage);
   ASSERT_THAT(source_->Free({host_, 4 * kPage, -1}), IsOk());
   EXPECT_THAT(machine_->races(), ElementsAre(HasSubstr("the unpinning")));
+  EXPECT_EQ(PinnedMappings(), mappings);
   uint8_t* const next = Pinned(4 * kPage);
   Write(next, 1);
   Synchronize(compute_);
@@ -252,20 +264,6 @@ TEST_F(HostProtectionTest, IsOffUnlessAskedFor) {
   Write(host_, 2);
   Synchronize(compute_);
   EXPECT_EQ(Read(host_), 7);
-}
-
-TEST(MapTwiceTest, BothViewsAreTheSameMemory) {
-  const TwoViews views = MapTwice(2 * kPage).value();
-  EXPECT_NE(views.program, views.machine);
-  std::memset(views.program, 3, 2 * kPage);
-  EXPECT_EQ(Read(static_cast<uint8_t*>(views.machine) + 2 * kPage - 1), 3);
-  munmap(views.program, 2 * kPage);
-  munmap(views.machine, 2 * kPage);
-}
-
-TEST(MapTwiceTest, MemoryThatTheHostDoesNotHaveIsAnErrorThatNamesTheSize) {
-  EXPECT_THAT(MapTwice(uint64_t{1} << 60), StatusIs(absl::StatusCode::kResourceExhausted,
-                                                    HasSubstr(HumanBytes(uint64_t{1} << 60))));
 }
 
 }  // namespace

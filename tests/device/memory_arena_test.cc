@@ -45,12 +45,43 @@ TEST(MemoryArenaTest, FreedAddressGoesToOtherStreamsOnlyOncePublished) {
   void* const data = arena->Allocate(kKiB, 0, kCapacity);
   arena->Allocate(kKiB, 0, kCapacity);
   arena->Free(data, kKiB, 0);
-  EXPECT_TRUE(arena->HasUnpublished(0));
   void* const other = arena->Allocate(kKiB, 1, kCapacity);
   EXPECT_NE(other, data);
   arena->Publish(0);
-  EXPECT_FALSE(arena->HasUnpublished(0));
   EXPECT_EQ(arena->Allocate(kKiB, 1, kCapacity), data);
+}
+
+TEST(MemoryArenaTest, TheSmallerOfTheOwnAndTheCommonFitIsTakenAndTheOwnOneOfEquals) {
+  auto arena = MakeArena(4 * kCapacity, false);
+  const auto allocate = [&arena](uint64_t size_bytes) {
+    void* const data = arena->Allocate(size_bytes, 0, kCapacity);
+    arena->Allocate(1, 0, kCapacity);  // keeps neighbours apart
+    return data;
+  };
+  void* const common = allocate(2 * kKiB);
+  void* const small_common = allocate(kKiB);
+  void* const own = allocate(2 * kKiB);
+  arena->Free(common, 2 * kKiB, 1);
+  arena->Free(small_common, kKiB, 1);
+  arena->Publish(1);
+  arena->Free(own, 2 * kKiB, 0);
+  EXPECT_EQ(arena->Allocate(kKiB, 0, kCapacity), small_common);
+  EXPECT_EQ(arena->Allocate(2 * kKiB, 0, kCapacity), own);
+  EXPECT_EQ(arena->Allocate(2 * kKiB, 0, kCapacity), common);
+}
+
+TEST(MemoryArenaTest, AllocationsAreAlignedAndBeginAtTheMapping) {
+  auto arena = MakeArena(kCapacity, false);
+  char* const first = static_cast<char*>(arena->Allocate(1, 0, kCapacity));
+  EXPECT_EQ(arena->Allocate(MemoryArena::kAlignment, 0, kCapacity), first + 512);
+  EXPECT_EQ(arena->Allocate(1, 0, kCapacity), first + 1024);
+  EXPECT_FALSE(arena->Contains(first - 1));
+  EXPECT_TRUE(arena->Contains(first));
+  EXPECT_TRUE(arena->Contains(first + kCapacity - 1));
+  EXPECT_FALSE(arena->Contains(first + kCapacity));
+  arena.reset();
+  unsigned char resident = 0;
+  EXPECT_EQ(mincore(first, 1, &resident), -1) << "still mapped";
 }
 
 TEST(MemoryArenaTest, QuarantineKeepsAnAddressAsLongAsThereIsRoom) {

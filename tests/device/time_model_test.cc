@@ -1,67 +1,19 @@
 #include "pinion/device/emulated/time_model.h"
 
+#include <memory>
 #include <string>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/deferred_effects.h"
+#include "pinion/tests/device/time_model_fixture.h"
 
 namespace pinion {
 namespace {
 
 using ::testing::HasSubstr;
-using Outcome = TimeModel::Outcome;
-
-constexpr CopyDirection kIn = CopyDirection::kHostToDevice;
-constexpr CopyDirection kOut = CopyDirection::kDeviceToHost;
-constexpr double kExact = 1e-9;
-
-// Round numbers: 10 MB take 1 ms in and 2 ms out alone, twice that with both directions busy.
-LinkModel RoundLink() {
-  LinkModel link;
-  link.h2d_gb_per_s = 10;
-  link.d2h_gb_per_s = 5;
-  link.h2d_duplex_gb_per_s = 5;
-  link.d2h_duplex_gb_per_s = 2.5;
-  return link;
-}
-constexpr uint64_t kTenMb = 10'000'000;
-
-TimeModel::CopyCost Cost(CopyDirection direction, uint64_t size_bytes, int device = 0,
-                         double latency_ms = 0) {
-  TimeModel::CopyCost cost;
-  cost.device = device;
-  cost.direction = direction;
-  cost.size_bytes = size_bytes;
-  cost.latency_ms = latency_ms;
-  return cost;
-}
-
-class TimeModelTest : public ::testing::Test {
- protected:
-  TimeModelTest() : TimeModelTest(RoundLink(), 1) {}
-  TimeModelTest(const LinkModel& link, int device_count) : time_(link, device_count) {
-    time_.set_observer([this](const TimedWork& work) { done_.push_back(work); });
-    compute_ = time_.AddStream(0, "emu:0/compute");
-    in_ = time_.AddStream(0, "emu:0/in");
-    out_ = time_.AddStream(0, "emu:0/out");
-  }
-
-  StreamPoint Kernel(int stream, double ms) { return time_.AddKernel(stream, "kernel", 1, ms); }
-  StreamPoint Copy(int stream, const TimeModel::CopyCost& cost) {
-    return time_.AddCopy(stream, "copy", 2, cost);
-  }
-  void RunToEnd(StreamPoint point) {
-    ASSERT_EQ(time_.RunUntil(point, TimeModel::kForever), Outcome::kDone);
-  }
-
-  TimeModel time_;
-  std::vector<TimedWork> done_;
-  int compute_, in_, out_;
-};
 
 TEST_F(TimeModelTest, CopyTakesItsLatencyAndItsBytes) {
   RunToEnd(Copy(in_, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.25)));
@@ -102,6 +54,17 @@ TEST_F(OneCopyAtATimeTest, CopiesOfOneDirectionAreServedInTheOrderInWhichTheyCam
   EXPECT_NEAR(done_[1].start_ms, 1.25, kExact);
   RunToEnd(time_.Tail(in_));
   EXPECT_NEAR(time_.now_ms(), 4 * 1.25, kExact);
+}
+
+TEST_F(OneCopyAtATimeTest, ACopyBehindAStuckOneIsStuckAndTheStuckOneIsNamed) {
+  const int second = time_.AddStream(0, "emu:0/in2");
+  Copy(out_, Cost(kOut, kTenMb));
+  Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
+  const StreamPoint waiting = Copy(second, Cost(kIn, kTenMb));
+  EXPECT_EQ(time_.RunUntil(waiting, TimeModel::kForever), Outcome::kStuck);
+  EXPECT_EQ(
+      time_.WhyPending(waiting),
+      "copy #2 on emu:0/in (which emu:0/in2 waits for), which is stuck and will never finish");
 }
 
 TEST_F(OneCopyAtATimeTest, TheOtherDirectionHasAnEngineOfItsOwn) {
@@ -158,17 +121,6 @@ TEST_F(TimeModelTest, TimesDoNotDependOnHowOftenTheClockIsLookedAt) {
   EXPECT_EQ(time_.now_ms(), other.now_ms());
 }
 
-class TwoDevicesTest : public TimeModelTest {
- protected:
-  static LinkModel Link() {
-    LinkModel link = RoundLink();
-    link.host_gb_per_s = 12;
-    return link;
-  }
-  TwoDevicesTest() : TimeModelTest(Link(), 2) { in1_ = time_.AddStream(1, "emu:1/in"); }
-  int in1_;
-};
-
 TEST_F(TwoDevicesTest, DevicesShareTheHost) {
   const StreamPoint first = Copy(in_, Cost(kIn, 6'000'000, 0));
   const StreamPoint second = Copy(in1_, Cost(kIn, 16'000'000, 1));
@@ -206,95 +158,14 @@ TEST_F(TimeModelTest, WorkStartsNoEarlierThanItIsSubmitted) {
   EXPECT_NEAR(time_.now_ms(), 6, kExact);
 }
 
-TEST_F(TimeModelTest, KernelBehindAFinishedCopyIsNotStalled) {
-  const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb));
+TEST_F(TimeModelTest, AStampIsTheTimeAtWhichItsStreamGetsThere) {
+  const auto stamp = std::make_shared<double>(-1);
   Kernel(compute_, 2);
-  time_.AddWait(compute_, copy);
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.now_ms(), 3, kExact);
-  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
-}
-
-TEST_F(TimeModelTest, StallIsTheTimeBetweenReadyAndTheEndOfTheCopy) {
-  const StreamPoint copy = Copy(in_, Cost(kIn, 3 * kTenMb));
-  Kernel(compute_, 1);
-  time_.AddWait(compute_, copy);
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.now_ms(), 4, kExact);
-  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 2, kExact);
-}
-
-TEST_F(TimeModelTest, StallIsSeenThroughAChainOfWaits) {
-  const int between = time_.AddStream(0, "emu:0/between");
-  const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb));
-  const StreamPoint link = time_.AddWait(between, copy);
-  time_.AddWait(compute_, link);
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
-}
-
-TEST_F(TimeModelTest, CopyOnTheComputeStreamItselfIsAStall) {
-  Copy(compute_, Cost(kOut, kTenMb));
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 2, kExact);
-}
-
-TEST_F(TimeModelTest, WaitingForAKernelOfAnotherStreamIsNoStall) {
-  const int second = time_.AddStream(0, "emu:0/second");
-  time_.AddWait(compute_, Kernel(second, 2));
-  Copy(in_, Cost(kIn, kTenMb));
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
-}
-
-TEST_F(TimeModelTest, StreamWithoutKernelsIsNeverStalled) {
-  const StreamPoint in = Copy(in_, Cost(kIn, kTenMb));
-  time_.AddWait(out_, in);
-  const StreamPoint out = Copy(out_, Cost(kOut, kTenMb));
-  time_.Spend(3);  // the host does not wait
-  EXPECT_TRUE(time_.Done(out));
-  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
-}
-
-TEST_F(TimeModelTest, CopyThatTheHostBlocksOnBeforeItSubmitsMoreIsAStall) {
-  for (int layer = 0; layer < 3; ++layer) {
-    time_.AddWait(out_, Kernel(compute_, 1));
-    RunToEnd(Copy(out_, Cost(kOut, kTenMb)));  // 2 ms
-  }
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.now_ms(), 10, kExact);
-  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 6, kExact);
-}
-
-TEST_F(TimeModelTest, HostThatBlocksOnACopyIsNoStallWhileAKernelRuns) {
-  Kernel(compute_, 1.5);
-  RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
-  EXPECT_NEAR(time_.now_ms(), 2, kExact);
-  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 0.5, kExact);
-}
-
-TEST_F(TimeModelTest, StallOfAStreamDoesNotCountAgainForTheHost) {
-  const StreamPoint copy = Copy(in_, Cost(kIn, 3 * kTenMb));
-  time_.AddWait(compute_, copy);
-  const StreamPoint kernel = Kernel(compute_, 1);
-  EXPECT_EQ(time_.RunUntil(copy, 1), Outcome::kTimeout);  // the host waits for the copy itself
-  RunToEnd(kernel);                                       // and for the stream that it holds up
-  EXPECT_NEAR(time_.now_ms(), 4, kExact);
-  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 3, kExact);
-}
-
-TEST_F(TwoDevicesTest, HostThatBlocksOnACopyStallsTheDeviceOfTheCopy) {
-  RunToEnd(Copy(in1_, Cost(kIn, kTenMb, 1)));
-  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
-  EXPECT_NEAR(time_.stats(1).stalled_on_copies_ms, 1, kExact);
-}
-
-TEST_F(TwoDevicesTest, KernelBehindACopyOfAnotherDeviceStallsItsOwnDeviceAlone) {
-  const int compute1 = time_.AddStream(1, "emu:1/compute");
-  time_.AddWait(compute1, Copy(in_, Cost(kIn, kTenMb, 0)));
-  RunToEnd(Kernel(compute1, 1));
-  EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
-  EXPECT_NEAR(time_.stats(1).stalled_on_copies_ms, 1, kExact);
+  time_.AddStamp(compute_, stamp);
+  const StreamPoint end = Kernel(compute_, 1);
+  EXPECT_EQ(*stamp, -1);
+  RunToEnd(end);
+  EXPECT_NEAR(*stamp, 2, kExact);
 }
 
 TEST_F(TimeModelTest, StatsCountWorkWhenItIsDoneAndStartAgainAtAReset) {
@@ -341,18 +212,6 @@ TEST_F(TimeModelTest, StuckCopyDoesNotSlowTheOtherDirectionDown) {
   Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
   RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
   EXPECT_NEAR(time_.now_ms(), 2, kExact);
-}
-
-TEST_F(TimeModelTest, PrefetchedLayersHideBehindComputeExceptTheFirst) {
-  // Ten layers: each needs a copy of 1 ms, then computes 2 ms; copies run ahead.
-  StreamPoint last;
-  for (int layer = 0; layer < 10; ++layer) {
-    time_.AddWait(compute_, Copy(in_, Cost(kIn, kTenMb)));
-    last = Kernel(compute_, 2);
-  }
-  RunToEnd(last);
-  EXPECT_NEAR(time_.now_ms(), 21, kExact);
-  EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
 }
 
 }  // namespace

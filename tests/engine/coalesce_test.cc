@@ -126,6 +126,21 @@ TEST(SlicePiecesTest, APieceIsCutWhereItsPartsStayAligned) {
   EXPECT_EQ(next[0].size_bytes, 8192u);
 }
 
+TEST(SlicePiecesTest, APieceThatJustFitsIsNotCut) {
+  const std::vector<CopyPiece> pieces = {{large_memory, large_host, 5000},
+                                         {large_memory + 5000, large_host, 6000}};
+  EXPECT_EQ(TotalBytes(SlicePieces(pieces, 0, 5000)), 5000u);
+  const std::vector<CopyPiece> rest = SlicePieces(pieces, 5000, 6000);
+  ASSERT_THAT(rest, SizeIs(1));
+  EXPECT_EQ(rest[0].size_bytes, 6000u);
+}
+
+TEST(SlicePiecesTest, APieceThatCannotBeCutAlignedIsLeftForTheNextSlice) {
+  const std::vector<CopyPiece> pieces = {{large_memory, large_host, 3},
+                                         {large_memory + 4096, large_host + 4096, 5000}};
+  EXPECT_THAT(SlicePieces(pieces, 0, 100), SizeIs(1));
+}
+
 TEST(SlicePiecesTest, ALimitBelowTheAlignmentCutsAnyhow) {
   const std::vector<CopyPiece> slice = SlicePieces({{large_memory, large_host, 5000}}, 10, 100);
   ASSERT_THAT(slice, SizeIs(1));
@@ -169,6 +184,7 @@ TEST(SlicePiecesTest, RandomSlicesOneAfterAnotherCopyTheSameBytes) {
 
 TEST(SlicePiecesDeathTest, NothingLiesBehindTheEnd) {
   EXPECT_DEATH(SlicePieces({Piece(0, 0, 10)}, 10, 5), "an empty slice");
+  EXPECT_DEATH(SlicePieces({Piece(0, 0, 10)}, 0, 0), "an empty slice");
 }
 
 }  // namespace

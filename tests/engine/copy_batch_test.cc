@@ -38,8 +38,8 @@ TEST(CopyBatchTest, ListsTheBuffersOfItsPiecesAndAddsUpTheBytes) {
   CopyBatch batch(CopyDirection::kDeviceToHost);
   EXPECT_TRUE(batch.empty());
   batch.Add(a, 0, device_memory, 100);
-  batch.Add(a, 100, device_memory + 100, 200);
-  batch.Add(b, 0, device_memory + 300, 300);
+  batch.Add(b, 0, device_memory + 100, 200);
+  batch.Add(b, 200, device_memory + 300, 300);
   EXPECT_THAT(batch.buffers(), ElementsAre(a, b));
   EXPECT_EQ(batch.size_bytes(), 600u);
 }
@@ -52,6 +52,8 @@ TEST(CopyBatchDeathTest, RefusesBytesOutsideOfTheBuffer) {
   // An offset whose sum with the size wraps around.
   EXPECT_DEATH(batch.Add(host, UINT64_MAX, device_memory, 2), "of a host buffer of 512 bytes");
   EXPECT_DEATH(batch.Add(host, 0, device_memory, 0), "empty piece");
+  EXPECT_DEATH(batch.Add(nullptr, 0, device_memory, 1), "host != nullptr");
+  EXPECT_DEATH(batch.Add(host, 0, nullptr, 1), "device_data != nullptr");
 }
 
 }  // namespace

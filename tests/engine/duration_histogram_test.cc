@@ -56,12 +56,24 @@ TEST(DurationHistogramTest, WhatIsTooShortOrTooLongToTellApartStillCounts) {
   DurationHistogram histogram;
   for (const double ms : {-1e-9, 0.0, 1e-7}) histogram.Add(ms);
   EXPECT_EQ(histogram.PercentileMs(1), 0);
+  EXPECT_EQ(histogram.Summary().total_ms, 1e-7);
   constexpr double kDayMs = 24 * 3600 * 1e3;
   histogram.Add(kDayMs);
   const DurationSummary summary = histogram.Summary();
   EXPECT_EQ(summary.count, 4);
   EXPECT_EQ(summary.max_ms, kDayMs);
   EXPECT_GT(summary.p99_ms, 1e6);
+}
+
+TEST(DurationHistogramTest, ANanosecondIsToldApartFromNothing) {
+  DurationHistogram histogram;
+  histogram.Add(1e-6);
+  EXPECT_EQ(histogram.PercentileMs(1), 1e-6);
+}
+
+TEST(DurationHistogramDeathTest, ThereIsNoPercentileOfNobodyOrOfMoreThanAll) {
+  EXPECT_DEATH(DurationHistogram().PercentileMs(0), "a percentile of 0");
+  EXPECT_DEATH(DurationHistogram().PercentileMs(1.01), "a percentile of 1.01");
 }
 
 class AgainstExactPercentilesTest : public ::testing::TestWithParam<int> {};

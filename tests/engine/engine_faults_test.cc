@@ -26,6 +26,7 @@
 #include "pinion/engine/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -77,14 +78,67 @@ TEST(EngineFaultsTest, ATransientFailureIsReturnedAndNothingIsWritten) {
   }
 }
 
-TEST(EngineFaultsTest, OutOfMemoryIsReturnedAndTheEngineGoesOn) {
-  FaultyWorld faulty;
+// A refused batch that was not merged is not tried in another way.
+TEST(EngineFaultsTest, ARefusalIsReturnedAndTheEngineGoesOn) {
+  for (const absl::Status& refusal : {absl::ResourceExhaustedError("no memory"),
+                                      absl::InvalidArgumentError("no memory of this device")}) {
+    FaultyWorld faulty;
+    EngineWorld& world = faulty.world;
+    uint8_t* const data = world.AllocateDevice(100);
+    faulty.FailNext("CopyAsync", refusal);
+    EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()),
+                StatusIs(refusal.code()));
+    EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()), IsOk());
+  }
+}
+
+TEST(EngineFaultsTest, WhatMarkAndOrderStreamsCannotDoTheySay) {
+  for (const std::string fails : {"IsCapturing", "CreateEvent", "RecordEvent", "StreamWaitEvent"}) {
+    SCOPED_TRACE(fails);
+    FaultyWorld faulty(WithoutRetries());
+    EngineWorld& world = faulty.world;
+    const StreamHandle later = world.NewStream();
+    faulty.device->FailCalls([fails](const std::string& call, uint64_t) {
+      return call == fails ? absl::UnavailableError("injected") : absl::OkStatus();
+    });
+    const auto says_so = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected"));
+    EXPECT_THAT(world.engine().OrderStreams(world.compute(), later, WaitSite::kUnpackOnOtherStream),
+                says_so);
+    if (fails != "StreamWaitEvent") {
+      EXPECT_THAT(world.engine().Mark(later), says_so);
+    }
+  }
+}
+
+TEST(EngineFaultsTest, AWaitThatCannotBeEnqueuedIsAnError) {
+  for (const bool timed : {false, true}) {
+    for (const char* call : {"IsCapturing", "StreamWaitEvent"}) {
+      SCOPED_TRACE(call);
+      EngineOptions options = WithoutRetries();
+      options.time_transfers = timed;
+      FaultyWorld faulty(options);
+      EngineWorld& world = faulty.world;
+      uint8_t* const data = world.AllocateDevice(100);
+      const Transfer in = world.CopyIn(world.NewHostBuffer(100), data, world.compute());
+      faulty.FailNext(call, absl::UnavailableError("injected"));
+      EXPECT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn),
+                  StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+    }
+  }
+}
+
+TEST(EngineFaultsTest, AWaitForRoomThatFailsIsReturnedAndNothingIsEnqueued) {
+  EngineOptions options = WithoutRetries();
+  options.max_in_flight_bytes = kMiB;
+  FaultyWorld faulty(options);
   EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(100);
-  faulty.FailNext("CopyAsync", absl::ResourceExhaustedError("no memory"));
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()),
-              StatusIs(absl::StatusCode::kResourceExhausted));
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()), IsOk());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const Transfer first = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  faulty.FailNext("WaitEvent", absl::UnavailableError("injected"));
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  EXPECT_FALSE(first.IsDone());
+  EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
 }
 
 // No device copies across the border of two allocations, even where they touch and so were merged.
@@ -179,6 +233,7 @@ TEST(EngineFaultsTest, AStickyErrorNamesTheFirstCallThatFailedForEver) {
   pending.ticket().timeline->Poll();
   world.DestroyEngine();
   EXPECT_EQ(faulty.device->calls(), calls);
+  EXPECT_THAT(faulty.log.text(), Not(HasSubstr("destroyed with copies in flight")));
 
   // What was done stays done, and its bytes stay; what was in flight is never done.
   EXPECT_THAT(done.Wait(kLong), IsOk());
@@ -489,6 +544,9 @@ TEST(EngineFaultsTest, WhicheverCallFailsForGoodTheErrorIsClearAndNoCallFollows)
     }
     faulty.world.DestroyEngine();
     EXPECT_EQ(faulty.device->calls(), fail_at);
+    if (failed_call != "DestroyStream" && failed_call != "DestroyEvent") {
+      EXPECT_THAT(faulty.log.text(), Not(HasSubstr("leaked"))) << failed_call;
+    }
     EXPECT_THAT(faulty.machine->races(), IsEmpty());
   }
 }

@@ -8,27 +8,13 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
 
 namespace pinion::testing {
-
-// Keeps the log off the test's output, and in hand.
-class CapturedLog {
- public:
-  CapturedLog()
-      : previous_(SetLogSink(
-            [this](LogSeverity, const std::string& message) { text_ += message + "\n"; })) {}
-  ~CapturedLog() { SetLogSink(previous_); }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-  LogSink previous_;
-};
 
 inline EngineOptions WithoutRetries() {
   EngineOptions options;

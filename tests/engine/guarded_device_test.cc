@@ -10,7 +10,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/engine/engine_world.h"
-#include "pinion/tests/engine/faulty_world.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -44,6 +44,20 @@ TEST(GuardedDeviceTest, ALaterErrorDoesNotReplaceTheFirst) {
   EXPECT_THAT(guarded.SynchronizeStream(stream), first);
   EXPECT_THAT(guarded.health(), first);
   EXPECT_THAT(log.text(), Not(HasSubstr("later")));
+}
+
+TEST(GuardedDeviceTest, AStreamWaitThatFailedIsNotCounted) {
+  const auto machine = EmulatedMachine::Create(testing::TestMachineOptions()).value();
+  const auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  GuardedDevice guarded(device, /*transient_retries=*/0);
+  const EventHandle event = guarded.CreateEvent().value();
+  device->FailCalls([](const std::string&, uint64_t) { return absl::UnavailableError("busy"); });
+  EXPECT_FALSE(guarded.StreamWaitEvent(machine->default_stream(0), event).ok());
+  EXPECT_EQ(guarded.event_waits(), 0u);
+}
+
+TEST(GuardedDeviceDeathTest, NoDeviceIsTheCallersBug) {
+  EXPECT_DEATH(GuardedDevice(nullptr, 0), "needs a device");
 }
 
 }  // namespace

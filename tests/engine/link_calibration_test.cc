@@ -1,17 +1,26 @@
 #include "pinion/engine/link_calibration.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -20,6 +29,8 @@
 #include "pinion/engine/link_curve.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/captured_log.h"
+#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -27,6 +38,8 @@ namespace pinion {
 namespace {
 
 using ::testing::AllOf;
+using testing::CapturedLog;
+using ::testing::ElementsAre;
 using testing::EngineWorld;
 using testing::ForwardingDevice;
 using ::testing::HasSubstr;
@@ -45,8 +58,10 @@ class LinkCalibrationTest : public ::testing::TestWithParam<std::string> {
     return options;
   }
 
-  static void ExpectModel(const absl::StatusOr<LinkCalibration>& link, const LinkModel& model) {
+  static void ExpectModel(const absl::StatusOr<LinkCalibration>& link, const LinkModel& model,
+                          bool modelled = true) {
     ASSERT_THAT(link, IsOk());
+    EXPECT_EQ(link->modelled, modelled);
     EXPECT_NEAR(link->h2d.gb_per_s, model.h2d_gb_per_s, kOnePercent * model.h2d_gb_per_s);
     EXPECT_NEAR(link->d2h.gb_per_s, model.d2h_gb_per_s, kOnePercent * model.d2h_gb_per_s);
     EXPECT_NEAR(link->h2d_duplex_gb_per_s, model.h2d_duplex_gb_per_s,
@@ -78,6 +93,80 @@ TEST_F(LinkCalibrationTest, ASlowHostDoesNotMakeTheLinkSlow) {
   ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()), options.preset.link);
 }
 
+TEST_F(LinkCalibrationTest, APieceThatCostsNextToNothingIsMeasured) {
+  EmulatedOptions options = Machine("h100_pcie5");
+  options.preset.link.piece_us = 0.25;
+  EngineWorld world(options);
+  ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()), options.preset.link);
+}
+
+// Passes for hardware, whose times scatter, if it is told how.
+class ScatteringDevice : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  std::function<double(int sample)> factor;
+  int samples = 0;
+  std::vector<uint64_t> allocated;  // asked for, whether it was had or not
+  std::set<uint64_t> copied;        // sizes of pieces
+  const char* begin = nullptr;      // of what was touched on the host
+  const char* end = nullptr;
+
+  DeviceInfo info() const override {
+    DeviceInfo info = ForwardingDevice::info();
+    info.modelled = factor == nullptr;
+    return info;
+  }
+  absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle stop) override {
+    const double scale = factor == nullptr ? 1 : factor(samples);
+    ++samples;
+    const absl::StatusOr<double> ms = ForwardingDevice::ElapsedMs(start, stop);
+    return ms.ok() ? absl::StatusOr<double>(scale * *ms) : ms;
+  }
+  absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override {
+    allocated.push_back(size_bytes);
+    return ForwardingDevice::Allocate(size_bytes, stream);
+  }
+  absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+                         StreamHandle stream) override {
+    for (const CopyPiece& piece : pieces) {
+      copied.insert(piece.size_bytes);
+      const bool out = direction == CopyDirection::kDeviceToHost;
+      const auto* const host = static_cast<const char*>(out ? piece.dst : piece.src);
+      begin = begin == nullptr ? host : std::min(begin, host);
+      end = std::max(end, host + piece.size_bytes);
+    }
+    return ForwardingDevice::CopyAsync(direction, pieces, stream);
+  }
+};
+
+TEST_F(LinkCalibrationTest, OfTimesThatScatterTheMedianCounts) {
+  const EmulatedOptions options = Machine("h100_pcie5");
+  EngineWorld world(options);
+  ScatteringDevice modelled(world.machine().device(0));
+  ASSERT_THAT(CalibrateLink(modelled, world.allocator()), IsOk());
+  ScatteringDevice device(world.machine().device(0));
+  device.factor = [](int sample) { return std::vector<double>{1, 0.1, 10, 0.1, 10}[sample % 5]; };
+  ExpectModel(CalibrateLink(device, world.allocator()), options.preset.link, /*modelled=*/false);
+  EXPECT_EQ(device.samples, 5 * modelled.samples);
+}
+
+TEST_F(LinkCalibrationTest, TimesThatShrinkAreNoise) {
+  EngineWorld world(Machine("h100_pcie5"));
+  ScatteringDevice device(world.machine().device(0));
+  device.factor = [](int sample) { return std::pow(0.5, sample); };
+  EXPECT_THAT(CalibrateLink(device, world.allocator()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("noise")));
+}
+
+TEST_F(LinkCalibrationTest, HalfOfTheMemoryIsMeasuredAndHalfIsForTraffic) {
+  EngineWorld world(Machine("h100_pcie5"));
+  ScatteringDevice device(world.machine().device(0));
+  ASSERT_THAT(CalibrateLink(device, world.allocator()), IsOk());
+  EXPECT_EQ(device.end - device.begin, 16 * kMiB);
+  EXPECT_THAT(device.copied, ElementsAre(4 * kKiB, 16 * kKiB, 64 * kKiB, 256 * kKiB, 512 * kKiB,
+                                         kMiB, 2 * kMiB, 4 * kMiB, 8 * kMiB));
+}
+
 TEST_F(LinkCalibrationTest, AHostThatNoGateCanOutlastIsAnErrorThatSaysSo) {
   EmulatedOptions options = Machine("h100_pcie5");
   options.preset.host_call_us = 1e6;
@@ -88,26 +177,67 @@ TEST_F(LinkCalibrationTest, AHostThatNoGateCanOutlastIsAnErrorThatSaysSo) {
 }
 
 TEST_F(LinkCalibrationTest, ASmallDeviceIsMeasuredWithLessMemory) {
-  EmulatedOptions options = Machine("h100_pcie5");
-  options.memory_bytes = 3 * kMiB;
-  EngineWorld world(options);
-  ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()), options.preset.link);
+  for (const uint64_t memory_bytes : {3 * kMiB, kMiB}) {
+    EmulatedOptions options = Machine("h100_pcie5");
+    options.memory_bytes = memory_bytes;
+    EngineWorld world(options);
+    ScatteringDevice device(world.machine().device(0));
+    ExpectModel(CalibrateLink(device, world.allocator()), options.preset.link);
+    std::vector<uint64_t> asked_for = {16 * kMiB, 8 * kMiB, 4 * kMiB, 2 * kMiB};
+    if (memory_bytes == kMiB) asked_for.push_back(kMiB);
+    EXPECT_EQ(device.allocated, asked_for);
+  }
+}
+
+TEST_F(LinkCalibrationTest, LittlePinnedMemoryIsAllThatIsUsed) {
+  const EmulatedOptions machine_options = Machine("h100_pcie5");
+  const auto machine = EmulatedMachine::Create(machine_options).value();
+  const auto source = machine->device(0)->pinned_source();
+  AllocatorOptions options;
+  options.pageable_fallback = true;
+  options.segment_bytes = options.max_locked_bytes = 2 * kMiB;
+  const auto allocator =
+      PinnedAllocator::Create(options, source, testing::FakeHost().Probe()).value();
+  ExpectModel(CalibrateLink(*machine->device(0), *allocator), machine_options.preset.link);
+  const PinnedBlock all = allocator->Allocate(2 * kMiB).value();
+  EXPECT_THAT(
+      CalibrateLink(*machine->device(0), *allocator),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no pinned memory is left")));
 }
 
 TEST_F(LinkCalibrationTest, AFullDeviceIsAnErrorThatSaysWhatIsMissing) {
   EmulatedOptions options = Machine("h100_pcie5");
   options.memory_bytes = 512 * kKiB;
   EngineWorld world(options);
+  const CapturedLog log;
   EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("emu:0")));
+  EXPECT_EQ(log.text(), "");
 }
 
 TEST_F(LinkCalibrationTest, GivesEverythingBack) {
   EngineWorld world(Machine("h100_pcie5"));
+  const CapturedLog log;
   ASSERT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()), IsOk());
   EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 0u);
   EXPECT_EQ(world.allocator().GetStats().used_bytes.current, 0u);
   EXPECT_THAT(world.machine().races(), ::testing::IsEmpty());
+  EXPECT_EQ(log.text(), "");
+}
+
+// A stream that stands still may write to the memory at any time later.
+TEST_F(LinkCalibrationTest, WhatIsNotKnownToBeOverKeepsItsMemory) {
+  EngineWorld world(Machine("h100_pcie5"));
+  const CapturedLog log;
+  ForwardingDevice device(world.machine().device(0));
+  device.FailCalls([](const std::string& call, uint64_t) {
+    return call == "WaitEvent" ? absl::DeadlineExceededError("stuck") : absl::OkStatus();
+  });
+  EXPECT_THAT(CalibrateLink(device, world.allocator()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(world.allocator().GetStats().used_bytes.current, 16 * kMiB);
+  EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 16 * kMiB);
+  EXPECT_THAT(log.text(), HasSubstr("16 MiB of pinned memory leak"));
 }
 
 // Every k-th call of a calibration fails in turn: an error comes back, and nothing stays behind.
@@ -115,15 +245,28 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
   EmulatedOptions options = Machine("h100_pcie5");
   options.memory_bytes = 3 * kMiB;  // little to move
   uint64_t calls = 0;
+  uint64_t freed_at = 0;
   {
     EngineWorld world(options);
     ForwardingDevice device(world.machine().device(0));
+    device.FailCalls([&freed_at](const std::string& call, uint64_t number) {
+      if (call == "Free") freed_at = number;
+      return absl::OkStatus();
+    });
     ASSERT_THAT(CalibrateLink(device, world.allocator()), IsOk());
     calls = device.calls();
   }
+  // All of the setting up and the first samples, a sample of the rest, and all of the end, but for
+  // the last record and wait: where these fail the memory leaks.
+  std::vector<uint64_t> failing;
+  for (uint64_t k = 1; k + 100 < freed_at; k += k < 100 ? 1 : 97) failing.push_back(k);
+  for (uint64_t k = freed_at - 100; k <= calls; ++k) {
+    if (k < freed_at - 2 || k > freed_at) failing.push_back(k);
+  }
+  failing.push_back(freed_at);  // the last, since it leaves less memory
   EngineWorld world(options);
-  // All of the setting up and the first samples, then a sample of the rest.
-  for (uint64_t k = 1; k < calls; k += k < 100 ? 1 : 97) {
+  for (const uint64_t k : failing) {
+    const CapturedLog log;
     ForwardingDevice device(world.machine().device(0));
     std::string failed;
     device.FailCalls([&failed, k](const std::string& call, uint64_t number) {
@@ -135,10 +278,17 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
     const std::string which = failed + ", call " + std::to_string(k);
     if (failed == "Free") {  // nothing can be done about it any more, and the result is known
       EXPECT_THAT(link, IsOk()) << which;
+      EXPECT_THAT(log.text(), HasSubstr("link calibration: injected"));
       continue;
     }
-    if (failed != "DestroyEvent" && failed != "DestroyStream") {
+    const int left = device.live_events() + device.live_streams();
+    if (failed == "DestroyEvent" || failed == "DestroyStream") {
+      EXPECT_EQ(left, 1) << which;
+      EXPECT_THAT(log.text(), HasSubstr("leaks: injected")) << which;
+    } else {
       EXPECT_THAT(link, StatusIs(absl::StatusCode::kUnavailable)) << which;
+      EXPECT_EQ(left, 0) << which;
+      EXPECT_EQ(log.text(), "") << which;
     }
     EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 0u) << which;
     EXPECT_EQ(world.allocator().GetStats().used_bytes.current, 0u) << which;
@@ -190,6 +340,13 @@ TEST_F(LinkCalibrationTest, ItsTextSaysThatTimesAreModelled) {
             "further piece");
   link.modelled = true;
   EXPECT_THAT(link.ToString(), HasSubstr("(modelled)"));
+}
+
+TEST_F(LinkCalibrationTest, WhatWasNotMeasuredIsZero) {
+  const LinkCalibration link;
+  EXPECT_EQ(link.h2d_duplex_gb_per_s, 0);
+  EXPECT_EQ(link.d2h_duplex_gb_per_s, 0);
+  EXPECT_FALSE(link.modelled);
 }
 
 }  // namespace

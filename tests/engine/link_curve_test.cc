@@ -15,6 +15,7 @@
 namespace pinion {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::StatusIs;
 
 std::vector<CopyTime> TimesOn(const LinkCurve& curve) {
@@ -63,6 +64,25 @@ TEST(LinkCurveTest, NoiseInProportionToTheTimesHardlyMovesTheFixedCost) {
   EXPECT_NEAR(curve->gb_per_s, truth.gb_per_s, 0.03 * truth.gb_per_s) << "seed 7";
 }
 
+// Where the sums are small, too.
+TEST(LinkCurveTest, ALineOfTwoTinyCopiesIsExact) {
+  const std::vector<CopyTime> times = {{1, 1.0}, {2, 1.5}};
+  absl::StatusOr<LinkCurve> curve = FitLinkCurve(times);
+  ASSERT_THAT(curve, testing::IsOk());
+  EXPECT_NEAR(curve->fixed_us, 0.5, 1e-9);
+  EXPECT_NEAR(curve->gb_per_s, 2e-3, 1e-12);
+}
+
+TEST(LinkCurveTest, WhatWasNotMeasuredIsZero) {
+  const LinkCurve curve;
+  EXPECT_EQ(curve.fixed_us, 0);
+  EXPECT_EQ(curve.piece_us, 0);
+  EXPECT_EQ(curve.gb_per_s, 0);
+  const CopyTime time;
+  EXPECT_EQ(time.size_bytes, 0u);
+  EXPECT_EQ(time.us, 0);
+}
+
 TEST(LinkCurveTest, TheFixedCostIsNeverNegative) {
   const std::vector<CopyTime> times = {{1000, 0.5}, {1000000, 1000}};
   absl::StatusOr<LinkCurve> curve = FitLinkCurve(times);
@@ -72,20 +92,27 @@ TEST(LinkCurveTest, TheFixedCostIsNeverNegative) {
 }
 
 TEST(LinkCurveTest, OneSizeMakesNoLine) {
-  const std::vector<CopyTime> times = {{4096, 3}, {4096, 3.1}, {4096, 2.9}};
-  EXPECT_THAT(FitLinkCurve(times), StatusIs(absl::StatusCode::kInvalidArgument));
-  EXPECT_THAT(FitLinkCurve({}), StatusIs(absl::StatusCode::kInvalidArgument));
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("two sizes"));
+  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{4096, 3}, {4096, 3.1}, {4096, 2.9}}), refused);
+  EXPECT_THAT(FitLinkCurve({}), refused);
+  // Rounding hides a difference of less than a fifteen-thousandth.
+  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'050, 10.001}}), refused);
+  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'070, 10.001}}),
+              testing::IsOk());
 }
 
 TEST(LinkCurveTest, TimesThatShrinkWithTheSizeAreNoise) {
-  const std::vector<CopyTime> times = {{4096, 30}, {8192, 3}, {16384, 0.1}};
-  EXPECT_THAT(FitLinkCurve(times), StatusIs(absl::StatusCode::kInvalidArgument));
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("noise"));
+  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{4096, 30}, {8192, 3}, {16384, 0.1}}), refused);
+  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{4096, 1}, {8192, 1}}), refused);
 }
 
-TEST(LinkCurveTest, ATimeThatIsNotPositiveIsRefused) {
-  for (const double us : {0.0, -1.0, std::nan("")}) {
-    const std::vector<CopyTime> times = {{4096, us}, {kMiB, 20}};
-    EXPECT_THAT(FitLinkCurve(times), StatusIs(absl::StatusCode::kInvalidArgument)) << us;
+TEST(LinkCurveTest, ATimeOrASizeThatIsNotPositiveIsRefused) {
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cannot have taken"));
+  for (const CopyTime& time :
+       {CopyTime{4096, 0.0}, CopyTime{4096, -1.0}, CopyTime{4096, std::nan("")}, CopyTime{0, 1}}) {
+    EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{time, {kMiB, 20}}), refused)
+        << time.size_bytes << " bytes in " << time.us << " us";
   }
 }
 

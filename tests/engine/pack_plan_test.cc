@@ -72,6 +72,39 @@ TEST(PackPlan, ManySmallPiecesAreGatheredIntoOneBlock) {
   EXPECT_EQ(plan.groups[0].size_bytes, 400 * kKiB);
 }
 
+TEST(PackPlan, ALargePieceBesideThemDoesNotChangeThat) {
+  std::vector<uint64_t> sizes(100, 4 * kKiB);
+  sizes.push_back(kMiB);
+  EXPECT_TRUE(PlanPacking(sizes, Pcie5()).groups[0].gather);
+}
+
+TEST(PackPlan, AGatherCostsALaunchPer64PiecesAndTwoPassesOverTheBytes) {
+  EXPECT_DOUBLE_EQ(GatherCost().GatherUs(64, 250'000), 5 + 2 * 0.5);
+  EXPECT_DOUBLE_EQ(GatherCost().GatherUs(65, 250'000), 2 * 5 + 2 * 0.5);
+}
+
+// Of a link that moves a page of packing in a microsecond, as long as a piece costs: of three
+// pieces a gather saves 2 us, and it copies the padding.
+TEST(PackPlan, AGatherPaysForPaddingToo) {
+  LinkCalibration link;
+  link.h2d = link.d2h = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 0.512};
+  const auto gathers = [&link](uint64_t size_bytes, double launch_us) {
+    const GatherCost cost = {.launch_us = launch_us, .memory_gb_per_s = 1e12};
+    const std::vector<uint64_t> sizes(3, size_bytes);
+    return PlanPacking(sizes, link, cost).groups[0].gather;
+  };
+  EXPECT_TRUE(gathers(512, 1));
+  EXPECT_FALSE(gathers(1, 1)) << "1022 bytes of padding";
+  EXPECT_TRUE(gathers(1, 1e-3));
+}
+
+TEST(PackPlan, WhereAGatherGainsNothingThereIsNone) {
+  LinkCalibration link;
+  link.h2d = link.d2h = {.fixed_us = 8, .piece_us = 4, .gb_per_s = 10};
+  const GatherCost cost = {.launch_us = 2, .memory_gb_per_s = 0.512};  // 2 + 6 us for 1536 bytes
+  EXPECT_FALSE(PlanPacking({512, 512, 512}, link, cost).groups[0].gather);
+}
+
 // A kernel on the compute stream costs more than what three pieces cost the link.
 TEST(PackPlan, AFewSmallPiecesShareABlockWithoutAGather) {
   const std::vector<uint64_t> sizes(3, 4 * kKiB);
@@ -85,7 +118,21 @@ TEST(PackPlan, AFullBatchSpendsASeventeenthOfItsTimeOnFixedCosts) {
   EXPECT_NEAR(link.d2h.CopyUs(FullBatchBytes(link)), 17 * link.d2h.fixed_us, 0.01);
   link.h2d.fixed_us *= 2;  // the dearer direction decides
   EXPECT_NEAR(link.h2d.CopyUs(FullBatchBytes(link)), 17 * link.h2d.fixed_us, 0.01);
-  EXPECT_EQ(FullBatchBytes(LinkCalibration()), kMiB);
+}
+
+TEST(PackPlan, ALinkIsKnownOnceBothDirectionsAre) {
+  LinkCalibration slow;
+  slow.h2d = slow.d2h = {.fixed_us = 3, .piece_us = 2, .gb_per_s = 0.5};
+  EXPECT_NEAR(FullBatchBytes(slow), 16 * 1500, 1);
+  EXPECT_EQ(LargestSmallPiece(slow), 512u);
+  LinkCalibration h2d_only = Pcie5();
+  h2d_only.d2h = LinkCurve();
+  LinkCalibration d2h_only = Pcie5();
+  d2h_only.h2d = LinkCurve();
+  for (const LinkCalibration& link : {LinkCalibration(), h2d_only, d2h_only}) {
+    EXPECT_EQ(FullBatchBytes(link), kMiB);
+    EXPECT_EQ(LargestSmallPiece(link), 0u);
+  }
 }
 
 TEST(PackPlan, LargePiecesStayAlone) {
@@ -127,6 +174,10 @@ TEST(PackPlan, NothingIsGatheredWhereTheKernelCostsMoreThanThePieces) {
 TEST(PackPlan, NothingComesOfNothing) {
   EXPECT_THAT(PlanPacking({}, Pcie5()).groups, SizeIs(0));
   EXPECT_EQ(PlanUs(PackPlan(), {}, Pcie5()), 0);
+}
+
+TEST(PackPlanDeathTest, AnEmptyPieceIsTheCallersBug) {
+  EXPECT_DEATH(PlanPacking({512, 0}, Pcie5()), "piece 1 is empty");
 }
 
 // --- Any link, any pieces ---

@@ -33,6 +33,18 @@ using ::pinion::testing::TestMachineOptions;
 // As a program would hold them: destroyed when the process exits, after main.
 std::unique_ptr<EngineWorld> global_world;
 std::shared_ptr<HostBuffer> global_buffer;
+
+// Dies before them. The process ends with 4 unless the engine says why it makes no call.
+struct LooksAtTheEngine {
+  ~LooksAtTheEngine() {
+    if (global_world == nullptr) return;
+    const absl::Status health = global_world->engine().health();
+    const bool clear =
+        absl::IsFailedPrecondition(health) && absl::StrContains(health.message(), "is exiting");
+    if (!clear) _exit(4);
+  }
+} looks_at_the_engine;
+
 Transfer global_transfer;
 
 // Exits with copies in flight. A device call during exit ends the process with 3 instead.

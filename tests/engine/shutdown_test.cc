@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,17 +20,21 @@
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_batch.h"
+#include "pinion/engine/engine_stats.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/engine/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CapturedLog;
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::ForwardingDevice;
@@ -130,6 +135,62 @@ TEST(TimeoutTest, FollowsTheWaitToAnotherDevice) {
   EXPECT_THAT(in.Wait(absl::Seconds(1)), TimesOut("it waits for D2H on emu:0, where submission 1"));
 }
 
+// The copy out was under way when the copy in was submitted, and is done.
+TEST(TimeoutTest, DoesNotNameAWaitThatIsOver) {
+  EngineWorld world(WithStall(2), ShortPatience());
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  world.CopyOut(host, data, world.compute());
+  const Transfer in = world.CopyIn(host, data + kMiB, world.compute());
+  EXPECT_THAT(in.Wait(absl::Seconds(1)),
+              TimesOut("is not done: it has all that it waits for, but its copy"));
+}
+
+TEST(TimeoutTest, SaysWhenTheCopyWasDoneAfterAll) {
+  FaultyWorld faulty(ShortPatience());
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+  faulty.FailNext("WaitEvent", absl::DeadlineExceededError("just"));
+  EXPECT_THAT(in.Wait(absl::Seconds(1)), TimesOut("after 1s submission 1 is done by now (just)"));
+}
+
+TEST(TimeoutTest, NamesNoComputeStreamThatItCannotAsk) {
+  FaultyWorld faulty(testing::WithoutRetries());
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  Jam(world, world.compute());
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  faulty.device->FailCalls([](const std::string& call, uint64_t) {
+    return call == "QueryEvent" ? absl::UnavailableError("busy") : absl::OkStatus();
+  });
+  EXPECT_THAT(out.Wait(absl::Seconds(1)), TimesOut("its copy has not finished"));
+}
+
+TEST(TimeoutTest, NamesTheOtherDeviceThatHasFailed) {
+  EmulatedOptions machine = TestMachineOptions();
+  machine.device_count = 2;
+  FaultyWorld faulty(ShortPatience(), machine);
+  EngineWorld& world = faulty.world;
+  const std::shared_ptr<TransferEngine> healthy =
+      TransferEngine::Create(ShortPatience(), faulty.machine->device(1)).value();
+  uint8_t* const from = world.AllocateDevice(kMiB, 0);
+  uint8_t* const to = world.AllocateDevice(kMiB, 1);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  Jam(world, world.compute(0));
+  world.CopyOut(host, from, world.compute(0));
+  CopyBatch batch(CopyDirection::kHostToDevice);
+  batch.Add(host, 0, to, kMiB);
+  const absl::StatusOr<Transfer> in = healthy->Submit(std::move(batch), world.compute(1));
+  ASSERT_THAT(in, IsOk());
+  faulty.FailNext("QueryEvent", absl::InternalError("an ECC error"));
+  world.engine().Poll();
+  EXPECT_THAT(in->Wait(absl::Seconds(1)),
+              TimesOut("it waits for D2H on emu:0, where submission 1 (1 MiB, 1 piece) is not "
+                       "done: it was lost when the device failed"));
+}
+
 TEST(TimeoutTest, NamesTheStreamOfAMark) {
   EngineWorld world(TestMachineOptions(), ShortPatience());
   Jam(world, world.compute());
@@ -141,19 +202,32 @@ TEST(TimeoutTest, NamesTheStreamOfAMark) {
 }
 
 // An engine was given up for good because a GPU had stood still for a minute.
-TEST(TimeoutTest, OfFlowControlIsLoggedAndWaitedOut) {
-  EngineOptions options = ShortPatience();
-  options.max_in_flight_bytes = 2 * kMiB;
-  FaultyWorld faulty(options, WithStall(1, /*ms=*/5 * 60'000));
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), IsOk());
+TEST(TimeoutTest, OfFlowControlIsLoggedLessAndLessOftenAndWaitedOut) {
+  struct Notice {
+    const char* text;
+    int after_minutes;
+  };
+  const Notice kNotices[] = {{"after 1m ", 1}, {"after 10m ", 11}, {"after 1h ", 71}};
+  for (const int minutes : {5, 30, 180}) {
+    SCOPED_TRACE(minutes);
+    EngineOptions options = ShortPatience();
+    options.max_in_flight_bytes = 2 * kMiB;
+    FaultyWorld faulty(options, WithStall(1, minutes * 60'000.0));
+    EngineWorld& world = faulty.world;
+    uint8_t* const data = world.AllocateDevice(kMiB);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), IsOk());
+    }
+    EXPECT_LE(world.engine().GetStats().h2d.peak_in_flight_bytes, 2 * kMiB);
+    EXPECT_THAT(faulty.log.text(),
+                AllOf(HasSubstr("H2D on emu:0: after 1m submission 1"),
+                      HasSubstr("its copy has not finished"), HasSubstr("waiting on")));
+    for (const Notice& notice : kNotices) {
+      const bool logged = faulty.log.text().find(notice.text) != std::string::npos;
+      EXPECT_EQ(logged, minutes > notice.after_minutes) << notice.text;
+    }
+    EXPECT_THAT(world.engine().Drain(kLong), IsOk());
   }
-  EXPECT_THAT(faulty.log.text(), AllOf(HasSubstr("H2D on emu:0: after 1m submission 1"),
-                                       HasSubstr("its copy has not finished"),
-                                       HasSubstr("waiting on"), Not(HasSubstr("after 10m"))));
-  EXPECT_THAT(world.engine().Drain(kLong), IsOk());
 }
 
 TEST(TimeoutTest, AnErrorEndsAWaitThatNothingElseEnds) {
@@ -218,6 +292,42 @@ TEST(ShutdownTest, OfAStuckEngineEndsInTimeAndSaysWhy) {
   EXPECT_LT(world.machine().now_ms() - before_ms, 1'010);
 }
 
+// It would wait for ever, for room on a device that stands still.
+TEST(ShutdownTest, WhatIsNewIsRefusedBeforeItWaitsForRoom) {
+  EngineOptions options = ShortPatience();
+  options.max_in_flight_bytes = kMiB;
+  EngineWorld world(WithStall(1), options);
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  EXPECT_THAT(world.engine().Shutdown(absl::Seconds(1)), TimesOut("its copy has not finished"));
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("shut down")));
+}
+
+// A driver whose queue is full blocks the host in a call, for as long as the device stands still.
+TEST(ShutdownTest, OfAStuckEngineWaitsForNoCallThatIsStuckToo) {
+  FaultyWorld faulty(ShortPatience(), WithStall(1));
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  std::promise<void> blocked;
+  std::promise<void> released;
+  faulty.device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "CopyAsync") {
+      blocked.set_value();
+      released.get_future().wait();
+    }
+    return absl::OkStatus();
+  });
+  std::thread other(
+      [&] { EXPECT_THAT(world.TryCopyIn(host, data + kMiB, world.compute()), IsOk()); });
+  blocked.get_future().wait();
+  EXPECT_THAT(world.engine().Shutdown(absl::Seconds(1)), TimesOut("its copy has not finished"));
+  released.set_value();
+  other.join();
+}
+
 TEST(ShutdownTest, WhatItLeftInFlightCanStillBeWaitedFor) {
   EngineWorld world(WithStall(1, /*ms=*/2'000), ShortPatience());
   uint8_t* const data = world.AllocateDevice(kMiB);
@@ -246,7 +356,7 @@ TEST(ShutdownTest, TheDestructorOfAStuckEngineEndsInTimeAndLeaks) {
 }
 
 TEST(ShutdownTest, AStreamWithWorkOnItIsLeakedOnceNobodyHasItsTimeline) {
-  const testing::CapturedLog log;
+  const CapturedLog log;
   const std::shared_ptr<EmulatedMachine> machine = EmulatedMachine::Create(WithStall(1)).value();
   const auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   {
@@ -290,7 +400,10 @@ TEST(ShutdownTest, BothDirectionsShareTheTimeOfADrain) {
 }
 
 // One that was let in before the engine was shut down, and gets on with its copy only then.
-TEST(ShutdownTest, WaitsForASubmissionThatIsHalfWay) {
+class ShutdownHalfWayTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(ShutdownHalfWayTest, WaitsForASubmissionThatIsHalfWay) {
+  const bool in = GetParam();
   FaultyWorld faulty;
   EngineWorld& world = faulty.world;
   uint8_t* const data = world.AllocateDevice(kMiB);
@@ -302,7 +415,8 @@ TEST(ShutdownTest, WaitsForASubmissionThatIsHalfWay) {
     if (call == "CopyAsync" && !other.joinable()) {
       other = std::thread([&] {
         EXPECT_THAT(world.engine().Shutdown(kLong), IsOk());
-        completed_at_end = world.engine().GetStats().h2d.completed_transfers;
+        const EngineStats stats = world.engine().GetStats();
+        completed_at_end = (in ? stats.h2d : stats.d2h).completed_transfers;
         ended.set_value();
       });
       // As far as it comes, which is not the end.
@@ -310,10 +424,15 @@ TEST(ShutdownTest, WaitsForASubmissionThatIsHalfWay) {
     }
     return absl::OkStatus();
   });
-  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()), IsOk());
+  EXPECT_THAT(in ? world.TryCopyIn(host, data, world.compute())
+                 : world.TryCopyOut(host, data, world.compute()),
+              IsOk());
   other.join();
   EXPECT_EQ(completed_at_end, 1u);
 }
+
+INSTANTIATE_TEST_SUITE_P(Directions, ShutdownHalfWayTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "In" : "Out"; });
 
 // A retried call inside a wait with a deadline, on a device that then fails for good.
 TEST(ShutdownTest, OfAPoisonedEngineReturnsTheFirstErrorAtOnce) {
@@ -331,6 +450,8 @@ TEST(ShutdownTest, OfAPoisonedEngineReturnsTheFirstErrorAtOnce) {
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("WaitEvent"), HasSubstr("an ECC error"))));
   EXPECT_EQ(waits, 2);
+  EXPECT_THAT(world.engine().Mark(world.compute()),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
   world.DestroyEngine();
   EXPECT_LT(world.machine().now_ms() - before_ms, 1);
 }

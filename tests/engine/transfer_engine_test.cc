@@ -250,8 +250,41 @@ TEST(TransferEngineTest, DirectionsDoNotCountAgainstEachOther) {
   world.WriteDevice(a, Pattern(1, kMiB), world.compute());
   world.CopyOut(world.NewHostBuffer(kMiB), a, world.compute());
   world.CopyIn(world.NewHostBuffer(kMiB), b, world.compute());
-  EXPECT_EQ(world.engine().GetStats().d2h.flow_control_waits, 0u);
   EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
+}
+
+TEST(TransferEngineTest, RoomThatNobodyHasAskedForIsNotWaitedFor) {
+  EngineOptions options;
+  options.max_in_flight_bytes = 2 * kMiB;
+  EngineWorld world(TestMachineOptions(), options);
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  for (int i = 0; i < 2; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
+}
+
+TEST(TransferEngineTest, SubmitWaitsForNoMoreThanTheRoomThatItNeeds) {
+  EngineOptions options;
+  options.max_in_flight_bytes = 2 * kMiB;
+  EngineWorld world(TestMachineOptions(), options);
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  for (int i = 0; i < 3; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  EXPECT_EQ(world.engine().GetStats().h2d.completed_transfers, 1u);
+}
+
+// Two that touch may be of two pinned segments.
+TEST(TransferEngineTest, NeighboursInTwoHostBlocksGoToTheDeviceAsTwoPieces) {
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  const std::shared_ptr<HostBuffer> first = world.NewHostBuffer(kMiB);
+  const std::shared_ptr<HostBuffer> second = world.NewHostBuffer(kMiB);
+  ASSERT_EQ(static_cast<char*>(first->data()) + kMiB, second->data());
+  CopyBatch batch(CopyDirection::kDeviceToHost);
+  batch.Add(first, 0, data, kMiB);
+  batch.Add(second, 0, data + kMiB, kMiB);
+  ASSERT_THAT(world.engine().Submit(std::move(batch), world.compute()), IsOk());
+  EXPECT_EQ(world.engine().GetStats().d2h.submitted_pieces, 2u);
 }
 
 // Backward fetches first what was copied out last: its wait covers all earlier copies.
@@ -292,6 +325,7 @@ TEST(TransferEngineTest, ADefaultTransferIsDone) {
   const Transfer nothing;
   EXPECT_TRUE(nothing.IsDone());
   EXPECT_TRUE(nothing.ticket().IsDone());
+  EXPECT_EQ(nothing.ticket().value, 0u);
   EXPECT_THAT(nothing.Wait(absl::ZeroDuration()), IsOk());
   EXPECT_THAT(nothing.WaitOn(StreamHandle(), WaitSite::kEvictAfterCopyOut), IsOk());
 }
@@ -394,16 +428,20 @@ TEST(TransferEngineTest, ACapturingStreamFindsOutThatACopyIsDone) {
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
   EXPECT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut), IsOk());
   EXPECT_TRUE(out.IsDone());
+  EXPECT_EQ(world.engine().GetStats().event_waits_skipped, 1u);
 }
 
 TEST(TransferEngineTest, ACapturingStreamIsNotOrderedWithAnother) {
   EngineWorld world;
   const StreamHandle stream = world.NewStream();
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
+  // The engine's own words: the device refuses, too, after the damage is done.
+  const auto refused =
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("after the capture has ended"));
   EXPECT_THAT(world.engine().OrderStreams(stream, world.compute(), WaitSite::kUnpackOnOtherStream),
-              StatusIs(absl::StatusCode::kFailedPrecondition));
+              refused);
   EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
-              StatusIs(absl::StatusCode::kFailedPrecondition));
+              refused);
   EXPECT_EQ(world.engine().GetStats().event_waits, 0u);
   ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
   EXPECT_THAT(world.engine().IsCapturing(stream), IsOkAndHolds(false));
@@ -494,6 +532,26 @@ TEST(TransferEngineTest, ThreadsThatAskForTheLinkAtOnceMeasureItOnce) {
   EXPECT_EQ(allocations(true), alone);
 }
 
+TEST(TransferEngineTest, ACalibrationThatFailedIsMadeAgain) {
+  FaultyWorld faulty;
+  TransferEngine& engine = faulty.world.engine();
+  faulty.FailNext("Allocate", absl::UnavailableError("busy"));
+  EXPECT_THAT(engine.Calibrate(faulty.world.allocator()),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("busy")));
+  const absl::StatusOr<LinkCalibration> link = engine.Calibrate(faulty.world.allocator());
+  ASSERT_THAT(link, IsOk());
+  EXPECT_GT(link->h2d.gb_per_s, 0);
+}
+
+TEST(TransferEngineTest, APoisonedEngineHasForgottenItsLink) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  ASSERT_THAT(world.engine().Calibrate(world.allocator()), IsOk());
+  faulty.FailNext("CreateEvent", absl::InternalError("an ECC error"));
+  EXPECT_THAT(world.engine().Mark(world.compute()), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(world.engine().Calibrate(world.allocator()), StatusIs(absl::StatusCode::kInternal));
+}
+
 TEST(TransferEngineTest, ADeviceThatFailsForGoodDuringACalibrationPoisonsTheEngine) {
   FaultyWorld faulty;
   faulty.FailNext("Allocate", absl::InternalError("an ECC error"));
@@ -513,6 +571,14 @@ TEST(TransferEngineTest, TransfersAndTicketsOutliveTheEngine) {
   EXPECT_TRUE(out.IsDone());
   EXPECT_THAT(out.Wait(kLong), IsOk());
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 1000));
+}
+
+TEST(TransferEngineTest, TheDefaultsAreThoseOfTheDocumentation) {
+  const EngineOptions options;
+  EXPECT_EQ(options.max_in_flight_bytes, 256 * kMiB);
+  EXPECT_EQ(options.drain_timeout, absl::Seconds(60));
+  EXPECT_EQ(options.transient_retries, 2);
+  EXPECT_FALSE(options.time_transfers);
 }
 
 TEST(TransferEngineTest, BadOptionsAreRefusedByName) {

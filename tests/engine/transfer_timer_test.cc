@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -42,6 +44,7 @@ using ::pinion::testing::IsOk;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::RecordingTraceSink;
 using ::pinion::testing::RunThreads;
+using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -91,6 +94,8 @@ TEST(TransferTimerTest, CopyTimesAreTheLinksOwn) {
   Compute(world, 1, world.compute());
   world.CopyOut(host, data, world.compute());
   world.CopyIn(host, data, world.compute());  // after the other: nothing is shared
+  world.engine().Poll();
+  EXPECT_EQ(world.engine().GetStats().d2h.copy_time.count, 0) << "it is not done";
 
   const EngineStats stats = DrainedStats(world);
   EXPECT_EQ(stats.d2h.copy_time.count, 1);
@@ -180,12 +185,14 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   auto sink = std::make_shared<RecordingTraceSink>();
   EngineOptions options;
   options.trace = sink;
+  const double created_ms = SteadyClockMs();
   EngineWorld world(TestMachineOptions(), options);
   uint8_t* const data = world.AllocateDevice(4 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(4 * kMiB);
   const double before_ms = SteadyClockMs();
   world.WriteDevice(data, Pattern(1, 4 * kMiB), world.compute());
-  world.CopyOut(host, data, world.compute());
+  const Transfer out = world.CopyOut(host, data, world.compute());
+  ASSERT_THAT(out.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
   const Transfer in = world.CopyIn(host, data, world.compute());
   ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
   const double after_ms = SteadyClockMs();
@@ -202,9 +209,14 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   EXPECT_GE(copy_in.submitted_ms, before_ms);
   EXPECT_LE(copy_in.submitted_ms, after_ms);
   EXPECT_GE(copy_in.start_ms, copy_out.end_ms) << "one clock for both directions";
+  EXPECT_GE(copy_out.start_ms, created_ms) << "and that of everything else";
 
-  ASSERT_EQ(sink->stalls().size(), 1);
-  const StallRecord stall = sink->stalls()[0];
+  ASSERT_EQ(sink->stalls().size(), 2);
+  EXPECT_EQ(sink->stalls()[0].direction, CopyDirection::kDeviceToHost);
+  EXPECT_EQ(sink->stalls()[0].transfer_number, out.ticket().value);
+  EXPECT_STREQ(sink->stalls()[0].wait_site, "kEvictAfterCopyOut");
+  const StallRecord stall = sink->stalls()[1];
+  EXPECT_EQ(stall.direction, CopyDirection::kHostToDevice);
   EXPECT_EQ(stall.device, "emu:0");
   EXPECT_EQ(stall.stream, world.compute());
   EXPECT_STREQ(stall.wait_site, "kUnpackAfterCopyIn");
@@ -299,18 +311,156 @@ TEST_P(BrokenTimingTest, TransfersGoOnAndAreCountedAsNotTimed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, BrokenTimingTest,
-                         ::testing::Values("CreateTimedEvent", "ElapsedMs"));
+                         ::testing::Values("CreateTimedEvent", "ElapsedMs", "QueryEvent"));
 
-// cudaEventElapsedTime's answers are floats.
+// The number-th call fails, and no other.
+TEST(TransferTimerTest, AMomentThatWasNotRecordedOrReadIsCountedAndTheNextIsTimed) {
+  struct Fault {
+    const char* call;
+    int number;
+  };
+  for (const Fault& fault : {Fault{"CreateTimedEvent", 1}, Fault{"CreateTimedEvent", 2},
+                             Fault{"ElapsedMs", 1}, Fault{"ElapsedMs", 2}}) {
+    SCOPED_TRACE(std::string(fault.call) + " " + std::to_string(fault.number));
+    std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
+    auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+    EngineWorld world(machine, device, Timed());
+    device->FailCalls([fault, calls = 0](const std::string& call, uint64_t) mutable {
+      return call == fault.call && ++calls == fault.number ? absl::InvalidArgumentError("injected")
+                                                           : absl::OkStatus();
+    });
+    uint8_t* const data = world.AllocateDevice(kMiB);
+    for (int i = 0; i < 2; ++i) {
+      world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+      ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+    }
+    EXPECT_EQ(world.engine().GetStats().h2d.untimed, 1);
+    EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 1);
+  }
+}
+
+// Its old record is somebody else's moment.
+class TimedRecordsFail : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  bool fail = false;
+  absl::StatusOr<EventHandle> CreateTimedEvent() override {
+    absl::StatusOr<EventHandle> event = ForwardingDevice::CreateTimedEvent();
+    if (event.ok()) timed_.insert(event->native());
+    return event;
+  }
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
+    if (fail && timed_.count(event.native()) > 0) return absl::InvalidArgumentError("injected");
+    return ForwardingDevice::RecordEvent(event, stream);
+  }
+
+ private:
+  std::set<void*> timed_;
+};
+
+TEST(TransferTimerTest, AnEventThatCouldNotBeRecordedAgainIsNotRead) {
+  std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
+  auto device = std::make_shared<TimedRecordsFail>(machine->device(0));
+  EngineWorld world(machine, device, Timed());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  for (const bool fail : {false, true}) {
+    device->fail = fail;
+    world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+    ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+  }
+  EXPECT_EQ(world.engine().GetStats().h2d.untimed, 1);
+  EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 1);
+}
+
+TEST(TransferTimerTest, ADeviceThatFailedIsNotAskedForTimes) {
+  std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
+  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  EngineWorld world(machine, device, Timed());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  device->FailCalls([](const std::string& call, uint64_t) {
+    return call == "QueryEvent" ? absl::InternalError("an ECC error") : absl::OkStatus();
+  });
+  for (int i = 0; i < 2; ++i) world.engine().Poll();
+  EXPECT_EQ(world.engine().GetStats().h2d.untimed, 0);
+}
+
+TEST(TransferTimerTest, AnEngineThatCannotTellTheTimeIsNotMade) {
+  for (const char* fails : {"CreateTimedEvent", "RecordEvent", "WaitEvent"}) {
+    std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
+    auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+    device->FailCalls([fails](const std::string& call, uint64_t) {
+      return call == fails ? absl::InvalidArgumentError("injected") : absl::OkStatus();
+    });
+    EXPECT_THAT(TransferEngine::Create(Timed(), device),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("injected")))
+        << fails;
+    EXPECT_EQ(device->live_streams(), 0) << fails;
+  }
+}
+
+TEST(TransferTimerTest, CopiesInThatAreStuckDoNotHoldBackTheTimesOfCopiesOut) {
+  EngineWorld world(TestMachineOptions(), Timed());
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  const StreamHandle busy = world.NewStream();
+  Compute(world, 1000, busy);
+  world.CopyIn(world.NewHostBuffer(kMiB), data, busy);
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data + kMiB, world.compute());
+  ASSERT_THAT(out.Wait(kLong), IsOk());
+  world.engine().Poll();
+  EXPECT_EQ(world.engine().GetStats().d2h.copy_time.count, 1);
+  EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 0);
+}
+
+TEST(TransferTimerTest, SubmitCollectsTimesOnceManyAreDue) {
+  EngineWorld world(TestMachineOptions(), Timed());
+  uint8_t* const data = world.AllocateDevice(64);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
+  for (int i = 0; i < 17; ++i) {
+    EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 0) << i;
+    world.CopyIn(host, data, world.compute());
+    ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+  }
+  world.CopyIn(host, data, world.compute());
+  EXPECT_GE(world.engine().GetStats().h2d.copy_time.count, 16);
+}
+
+// cudaEventElapsedTime's answers are floats, of half a microsecond's resolution.
 class RoundingDevice : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
   absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) override {
     const absl::StatusOr<double> exact = ForwardingDevice::ElapsedMs(start, end);
     if (!exact.ok()) return exact;
-    return static_cast<float>(*exact);
+    return static_cast<float>(std::floor(*exact * 2e3) / 2e3);
   }
 };
+
+// When each of many short copies began, from the first one's beginning on.
+template <typename AnyDevice>
+std::vector<double> BeginningsMs() {
+  auto sink = std::make_shared<RecordingTraceSink>();
+  std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
+  EngineWorld world(machine, std::make_shared<AnyDevice>(machine->device(0)), Timed(sink));
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  for (int i = 0; i < 200; ++i) world.CopyIn(host, data, world.compute());
+  DrainedStats(world);
+  std::vector<double> beginnings_ms;
+  for (const TransferRecord& transfer : sink->transfers()) {
+    beginnings_ms.push_back(transfer.start_ms - sink->transfers().front().start_ms);
+  }
+  return beginnings_ms;
+}
+
+TEST(TransferTimerTest, RoundingDoesNotAddUpOverShortCopies) {
+  const std::vector<double> exact_ms = BeginningsMs<ForwardingDevice>();
+  const std::vector<double> rounded_ms = BeginningsMs<RoundingDevice>();
+  ASSERT_EQ(rounded_ms.size(), 200);
+  for (size_t i = 0; i < rounded_ms.size(); ++i) {
+    ASSERT_NEAR(rounded_ms[i], exact_ms[i], 2e-3) << i;
+  }
+}
 
 TEST(TransferTimerTest, TimesStayExactInALongRun) {
   auto sink = std::make_shared<RecordingTraceSink>();

@@ -28,5 +28,9 @@ TEST(WaitSiteTest, OneSiteIsDisabledAsLongAsAnyScopeLives) {
   EXPECT_TRUE(WaitSiteEnabled(WaitSite::kFlowControl));
 }
 
+TEST(WaitSiteDeathTest, ANumberThatNoSiteHasIsTheCallersBug) {
+  EXPECT_DEATH(WaitSiteName(static_cast<WaitSite>(kWaitSiteCount)), "no wait site has the number");
+}
+
 }  // namespace
 }  // namespace pinion

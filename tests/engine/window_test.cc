@@ -2,10 +2,13 @@
 // costs no bandwidth, and nothing else waits for it: in exact virtual time.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -154,6 +157,34 @@ TEST(WindowTest, ACopyInBlocksTheHostUnlessItsCallerBoundsWhatItFetches) {
   EXPECT_LT(SubmitMs(free, CopyBatch(CopyDirection::kHostToDevice, FlowControl::kCaller), kSize),
             copy_ms / 20);
   EXPECT_EQ(free.engine().GetStats().h2d.flow_control_waits, 0u);
+}
+
+// With a device that stands still, that would be for as long as it does.
+TEST(WindowTest, ACallersFetchIsNotBlockedByABatchThatWaitsForRoom) {
+  FaultyWorld faulty(Window(kMiB));
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  std::promise<void> blocked;
+  std::promise<void> released;
+  faulty.device->FailCalls([&, waits = 0](const std::string& call, uint64_t) mutable {
+    if (call == "WaitEvent" && ++waits == 1) {
+      blocked.set_value();
+      released.get_future().wait();
+    }
+    return absl::OkStatus();
+  });
+  const std::shared_ptr<HostBuffer> prefetched = world.NewHostBuffer(kMiB);
+  std::thread prefetch([&] { world.CopyIn(prefetched, data, world.compute()); });
+  blocked.get_future().wait();
+  CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
+  batch.Add(world.NewHostBuffer(kMiB), 0, data + kMiB, kMiB);
+  std::future<absl::StatusOr<Transfer>> fetch = std::async(
+      std::launch::async, [&] { return world.engine().Submit(std::move(batch), world.compute()); });
+  EXPECT_EQ(fetch.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  released.set_value();
+  prefetch.join();
+  EXPECT_THAT(fetch.get(), IsOk());
 }
 
 // A fetch that backward needs now, behind whatever was prefetched.

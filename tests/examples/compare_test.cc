@@ -9,15 +9,18 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/examples/report.h"
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/training_run.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -41,9 +44,10 @@ TEST(BitIdentical, AReferenceThatDoesNotRepeatItselfSaysNothing) {
 
 std::string Table(bool reference_repeats) {
   ComparedGroup group;
-  group.runs.push_back({OffloadMode::kNone, RunResult(), reference_repeats});
+  group.runs.push_back({OffloadMode::kNone, RunResult(), std::nullopt, reference_repeats});
   group.runs.push_back({OffloadMode::kPinion, RunResult(),
-                        reference_repeats ? std::optional<bool>(true) : std::nullopt});
+                        reference_repeats ? std::optional<bool>(true) : std::nullopt,
+                        std::nullopt});
   return ComparisonTable({group}, /*modelled=*/false);
 }
 
@@ -51,6 +55,26 @@ TEST(ComparisonTable, SaysUnknownWhereTheReferenceDoesNotRepeatItself) {
   EXPECT_THAT(Table(false), HasSubstr("unknown***"));
   EXPECT_THAT(Table(false), HasSubstr("does not repeat its own bits"));
   EXPECT_THAT(Table(true), Not(HasSubstr("***")));
+}
+
+TEST(CheckBits, NamesTheRunsWhoseBitsOffloadHasChanged) {
+  ComparedGroup group;
+  group.name = "cuda:0";
+  group.runs.push_back({OffloadMode::kNone, RunResult(), std::nullopt, true});
+  group.runs.push_back({OffloadMode::kBlocking, RunResult(), true, std::nullopt});
+  group.runs.push_back({OffloadMode::kPinion, RunResult(), true, std::nullopt});
+  EXPECT_THAT(CheckBits({group}), testing::IsOk());
+  group.runs.back().bit_identical = false;
+  EXPECT_THAT(CheckBits({group}), testing::StatusIs(absl::StatusCode::kDataLoss,
+                                                    AllOf(HasSubstr("cuda:0 with --offload=pinion"),
+                                                          Not(HasSubstr("--offload=blocking")))));
+}
+
+TEST(CheckBits, AReferenceThatDoesNotRepeatItselfIsNoOnesFault) {
+  ComparedGroup group;
+  group.runs.push_back({OffloadMode::kNone, RunResult(), std::nullopt, false});
+  group.runs.push_back({OffloadMode::kPinion, RunResult(), std::nullopt, std::nullopt});
+  EXPECT_THAT(CheckBits({group}), testing::IsOk());
 }
 
 // A warning alone would leave attention's backward on CUDA as it is.

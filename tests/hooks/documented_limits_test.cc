@@ -1,5 +1,6 @@
 // What docs/limits.md says that Pinion does not promise, as it happens.
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
@@ -10,6 +11,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -76,6 +78,7 @@ TEST_F(DocumentedLimits, AWriteThatRaisesNoVersionIsNotInTheCopyThatWasMadeBefor
 TEST_F(DocumentedLimits, ASecondSaveAfterAWriteThatRaisesNoVersionSharesTheFirstCopy) {
   at::Tensor x = activation(1);
   std::vector<at::Tensor> seen_first;
+  std::vector<at::Tensor> seen_second;
   at::Tensor y;
   {
     const OffloadScope scope(world_.session());
@@ -83,12 +86,31 @@ TEST_F(DocumentedLimits, ASecondSaveAfterAWriteThatRaisesNoVersionSharesTheFirst
     y = Observe(y, {activation(2)}, &seen_);  // x leaves
     ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
     WriteUnnoticed(x);
-    y = Observe(y, {x}, &seen_);
+    y = Observe(y, {x}, &seen_second);
     x.reset();
   }
   EXPECT_EQ(stats().shared, 1u);
   y.backward();
   EXPECT_TRUE(SameBytes(seen_first[0], ActivationValues({64, 64}, 1)));
+  EXPECT_TRUE(SameBytes(seen_second[0], ActivationValues({64, 64}, 1)));
+}
+
+// --- Threads that outlive their scope ---
+
+TEST_F(DocumentedLimits, WhatAThreadSavesAfterItsScopeHasEndedStaysOnTheDevice) {
+  at::Tensor y;
+  auto scope = std::make_unique<OffloadScope>(world_.session());
+  const at::ThreadLocalState inside;
+  y = Observe(carrier_, {activation(1)}, &seen_);
+  scope.reset();
+  std::thread([&] {
+    const at::ThreadLocalStateGuard guard(inside);
+    y = Observe(y, {activation(2)}, &seen_);
+  }).join();
+  EXPECT_EQ(stats().offloaded, 1u);
+  EXPECT_EQ(stats().kept_scope_ended, 1u);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({64, 64}, 1)));
 }
 
 // --- Readers on side streams ---

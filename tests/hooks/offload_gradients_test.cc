@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 
@@ -100,6 +101,33 @@ TEST_F(OffloadGradients, AFetchedTensorThatOthersReadIsCopied) {
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({32, 32}, 5)));
   EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({32, 32}, 5).add(1)));
   EXPECT_FALSE(weight.grad().is_alias_of(seen[0]));
+}
+
+// The program holds the tensor until the first node has read it. What the second node then gives
+// away as its gradient, to which the engine adds, is not the memory that the last one finds.
+TEST_F(OffloadGradients, ATensorThatTheUserDropsInBackwardIsCopied) {
+  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+  const at::Tensor weight = NewLeaf(32, true);
+  const at::Tensor other = NewLeaf(32, true);
+  at::Tensor saved = Activation(carrier, {32, 32}, 5);
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(other, {saved}, &seen);
+    y = at::add(y, at::mul(weight, 1));
+    y = at::add(y, Probe(weight, {saved}, ReturnSaved));
+    y = at::add(y, Probe(other, {saved}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                  unpack();
+                  saved.reset();
+                  return grad;
+                }));
+  }
+  y.backward(at::ones_like(y));
+  EXPECT_EQ(stats().evicted_not_freed, 1u);
+  EXPECT_EQ(stats().reused_on_device, 3u);
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({32, 32}, 5)));
+  EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({32, 32}, 5).add(1)));
 }
 
 // What only its node needs is nobody else's: its memory goes with the node, or becomes the

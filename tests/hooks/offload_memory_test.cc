@@ -268,6 +268,25 @@ TEST(OffloadMemory, AReserveForADeviceThatThereIsNotIsAnError) {
   EXPECT_FALSE(world.session()->Reserve(7, kMiB).ok());
 }
 
+TEST(OffloadMemory, AReserveThatFailsOnceIsTriedAgainAndDisturbsNoScope) {
+  World world(SmallWindows());
+  bool fails = false;
+  const DeviceBackend backend = {"emu", [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+                                   if (fails) return absl::UnavailableError("not now");
+                                   return world.machine().device(index);
+                                 }};
+  const auto session = OffloadSession::Create(SmallWindows(1), backend).value();
+  fails = true;
+  EXPECT_THAT(session->Reserve(0, kMiB), StatusIs(absl::StatusCode::kUnavailable));
+  fails = false;
+  {
+    const OffloadScope scope(session);
+    Probe(world.carrier, {world.activation(64)}, World::Use);
+  }
+  EXPECT_EQ(session->GetStats().offloaded, 1u);
+  EXPECT_THAT(session->Reserve(0, kMiB), IsOk());
+}
+
 // --- What it costs the host ---
 
 TEST(OffloadHostCost, EachParcelIsLookedAtOnceToFetchAheadWhetherItIsAwayOrNot) {

@@ -25,6 +25,7 @@ std::vector<at::Tensor> g_seen;
 void LeaveALiveGraph(bool unread_prefetch) {
   auto* const world = new EmuWorld(MachineOptions(), SmallWindows());
   g_carrier = at::ones({1}, at::TensorOptions(world->device())).requires_grad_(true);
+  UnpackSaved unpack;
   at::Tensor later;
   {
     const OffloadScope scope(world->session());
@@ -32,11 +33,20 @@ void LeaveALiveGraph(bool unread_prefetch) {
     for (int i = 0; i < 6; ++i) {
       g_loss = Observe(g_loss, {Activation(g_carrier, {64, 64}, i)}, &g_seen);
     }
-    later = Observe(g_carrier, {Activation(g_carrier, {64, 64}, 7)}, &g_seen);
+    later = Probe(g_carrier, {Activation(g_carrier, {64, 64}, 7)},
+                  [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
+                    unpack = unpack_in_backward;
+                    return grad;
+                  });
   }
-  if (unread_prefetch) later.backward();
+  later.backward({}, /*retain_graph=*/true);
+  // Outside of a backward, at whose end it would be dropped.
+  if (unread_prefetch) unpack();
   const OffloadStats stats = world->session()->GetStats();
-  if (stats.evicted_bytes == 0 || stats.live_handles == 0) std::_Exit(3);  // the test's premise
+  // The test's premises.
+  if (stats.evicted_bytes == 0 || stats.live_handles == 0) std::_Exit(3);
+  const bool unread = stats.fetched_bytes > 0 && stats.prefetch_hits + stats.fetched_on_demand == 0;
+  if (unread_prefetch != unread) std::_Exit(4);
   world->DropSession();
   std::cerr << "exiting\n";
   std::exit(0);

@@ -108,7 +108,6 @@ TEST(OffloadTime, TensorsOfFourEngineWindowsNeverMakeTheComputeWait) {
   ASSERT_EQ(step.hooks.offloaded, 2u * kTensors);
   ASSERT_GE(step.hooks.prefetch_hits, 2u * (kTensors - 4));
   ASSERT_EQ(step.engine.d2h.submitted_chunks, 2u * 8 * kTensors);
-  EXPECT_EQ(step.engine.d2h.flow_control_waits, 0u);
   EXPECT_EQ(step.engine.h2d.flow_control_waits, 0u);
   EXPECT_EQ(step.forward.stalled_ms, 0);
   EXPECT_EQ(step.backward.stalled_ms, 0);

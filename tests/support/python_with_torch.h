@@ -13,8 +13,9 @@ namespace pinion::testing {
 inline constexpr char kNoPythonWithTorch[] =
     "no Python that can import torch: tools/python_with_torch.sh prints one for PINION_TEST_PYTHON";
 
-// PINION_TEST_PYTHON, else the .venv's that LibTorch came with. Empty if neither can import
-// `modules`, as where the wheel was installed without the CUDA libraries that it asks for.
+// PINION_TEST_PYTHON if that is set, else the .venv's that LibTorch came with. Empty if it cannot
+// import `modules`, as the .venv's cannot where the wheel was installed without the CUDA libraries
+// that it asks for.
 inline std::string PythonWithTorch(const std::string& modules = "torch") {
   const char* const given = std::getenv("PINION_TEST_PYTHON");
   const std::string python =

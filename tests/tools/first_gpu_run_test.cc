@@ -2,14 +2,20 @@
 
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/examples/compare.h"
+#include "pinion/examples/report.h"
+#include "pinion/examples/run_options.h"
+#include "pinion/examples/training_run.h"
 #include "pinion/tests/support/run_program.h"
 
 namespace pinion::testing {
@@ -49,21 +55,36 @@ class FirstGpuRunTest : public ::testing::Test {
     return nlohmann::json::parse(FileContents(Folder() + "/out/summary.json"));
   }
 
-  // The verdict on the only case of that name.
-  static std::string VerdictOn(const std::string& name) {
+  // train_gpt writes what --compare does of such runs, and exits as it does.
+  static void TrainGptCompares(bool repeats_itself, std::optional<bool> bit_identical) {
+    ComparedGroup group;
+    group.name = "cuda:0";
+    group.runs.push_back({OffloadMode::kNone, RunResult(), std::nullopt, repeats_itself});
+    group.runs.push_back({OffloadMode::kPinion, RunResult(), bit_identical, std::nullopt});
+    const std::string json = Folder() + "/compared.json";
+    std::ofstream(json) << ToJson({group});
+    Program("train_gpt",
+            absl::StrCat("for a in \"$@\"; do case $a in --json=*) cp ", json,
+                         " \"${a#*=}\";; esac; done; exit ", bit_identical.value_or(true) ? 0 : 1));
+  }
+
+  static nlohmann::json CaseNamed(const std::string& name) {
     const nlohmann::json summary = Summary();
     for (const auto& row : summary["cases"]) {
-      if (row["name"] == name) return row["verdict"];
+      if (row["name"] == name) return row;
     }
-    return "no such case";
+    return nullptr;
+  }
+
+  // The verdict on the only case of that name.
+  static std::string VerdictOn(const std::string& name) {
+    const nlohmann::json row = CaseNamed(name);
+    return row.is_null() ? "no such case" : row["verdict"];
   }
 };
 
 TEST_F(FirstGpuRunTest, RunsEveryStepAndSaysThatItPassed) {
-  // What --compare writes.
-  Program("train_gpt",
-          "for a in \"$@\"; do case $a in --json=*) echo '\"bit_identical\": true' >\"${a#*=}\";; "
-          "esac; done");
+  TrainGptCompares(/*repeats_itself=*/true, /*bit_identical=*/true);
   const ProgramOutcome outcome = Run("--device=cuda:0");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
   for (const char* step :
@@ -114,21 +135,72 @@ TEST_F(FirstGpuRunTest, AMissingLibraryIsALoaderFailureAndHelpIsNot) {
   Program("train_gpt",
           "echo 'train_gpt: error while loading shared libraries: libx.so' >&2; exit 127");
   Program("bandwidth", "echo usage; exit 1");
+  Program("engine_bench",
+          "echo 'engine_bench: python3 finds no torch; set TORCH_PATH' >&2; exit 127");
+  Program("batch_soak", "echo 'symbol lookup error: libx.so: undefined symbol: y' >&2; exit 127");
+  Program("offload_gpu_test", "exit 127");
   Run("--device=emu:0 --steps=1");
   EXPECT_EQ(VerdictOn("train_gpt"), "failed");
   EXPECT_EQ(VerdictOn("bandwidth"), "passed");
+  EXPECT_THAT(CaseNamed("engine_bench")["note"], HasSubstr("set TORCH_PATH"));
+  EXPECT_THAT(CaseNamed("batch_soak")["note"], HasSubstr("undefined symbol: y"));
+  EXPECT_THAT(CaseNamed("offload_gpu_test")["note"], HasSubstr("exit code 1")) << "kept";
+}
+
+TEST_F(FirstGpuRunTest, TwoCudaRuntimesAreFoundOnceLibTorchHasLoadedItsOwn) {
+  Program("train_gpt",
+          "[ -z \"$LD_DEBUG_OUTPUT\" ] || for l in /a /b; do "
+          "echo \"calling init: $l/libcudart.so.13\"; done >$LD_DEBUG_OUTPUT.$$");
+  const ProgramOutcome outcome = Run("--device=cuda:0 --steps=5");
+  EXPECT_EQ(VerdictOn("none"), "failed") << outcome.out;
+  EXPECT_THAT(CaseNamed("none")["note"], HasSubstr("/a/libcudart.so.13 /b/libcudart.so.13"));
+  EXPECT_EQ(VerdictOn("pinion"), "passed");
+}
+
+TEST_F(FirstGpuRunTest, AGoalThatIsMissedFailsOnAGpuOnly) {
+  Program("engine_bench", "echo 'MISSED  Submit: 900 (goal <= 500)'; exit 1");
+  EXPECT_EQ(Run("--device=emu:0 --steps=10").exit_code, 0);
+  EXPECT_EQ(VerdictOn("engine_bench"), "missed");
+  EXPECT_EQ(CaseNamed("engine_bench")["note"], "Submit: 900 (goal <= 500)");
+  EXPECT_EQ(Run("--device=cuda:0 --steps=10").exit_code, 1);
+  EXPECT_EQ(VerdictOn("engine_bench"), "missed");
+}
+
+TEST_F(FirstGpuRunTest, TheSummaryIsJsonWhateverAProgramPrints) {
+  Program("bandwidth", R"(printf 'error: "\\x" \303\344\t\001 \377 end'; exit 3)");
+  Run("--device=cuda:0 --steps=4");
+  EXPECT_EQ(VerdictOn("bandwidth"), "failed");
+  EXPECT_THAT(CaseNamed("bandwidth")["note"], AllOf(HasSubstr("error: x"), HasSubstr("end")));
+}
+
+TEST_F(FirstGpuRunTest, AnotherGpuIsTheOnlyOneThatTheProgramsSee) {
+  Program("batch_soak", "echo \"GPUs $CUDA_VISIBLE_DEVICES\"; exit 3");
+  Run("--device=cuda:2 --steps=11");
+  EXPECT_EQ(Summary()["device"], "cuda:2");
+  EXPECT_THAT(CaseNamed("batch_soak")["note"], HasSubstr("GPUs 2"));
+  setenv("CUDA_VISIBLE_DEVICES", "4,7", 1);
+  Run("--device=cuda:1 --steps=11");
+  EXPECT_THAT(CaseNamed("batch_soak")["note"], HasSubstr("GPUs 7"));
+  const ProgramOutcome outcome = Run("--device=cuda:2 --steps=11");
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("CUDA_VISIBLE_DEVICES=4,7 has no such device"));
+}
+
+TEST_F(FirstGpuRunTest, RefusesAStepThatThereIsNot) {
+  for (const char* steps : {"12", "two", "1,,2", "01", ","}) {
+    const ProgramOutcome outcome = Run(absl::StrCat("--steps=", steps));
+    EXPECT_EQ(outcome.exit_code, 2) << steps;
+    EXPECT_THAT(outcome.err, HasSubstr("the steps are 1 to 11"));
+  }
 }
 
 TEST_F(FirstGpuRunTest, DifferentBitsAreAFailureAndAReferenceThatDoesNotRepeatItselfIsNot) {
-  const std::string write_json =
-      "for a in \"$@\"; do case $a in --json=*) echo '\"bit_identical\": $' >\"${a#*=}\";; esac; "
-      "done";
-  std::string script = write_json;
-  Program("train_gpt", script.replace(script.find('$', script.find("identical")), 1, "false"));
+  TrainGptCompares(/*repeats_itself=*/true, /*bit_identical=*/false);
   EXPECT_EQ(Run("--device=cuda:0 --steps=6").exit_code, 1);
   EXPECT_EQ(VerdictOn("compare"), "failed");
-  script = write_json;
-  Program("train_gpt", script.replace(script.find('$', script.find("identical")), 1, "null"));
+  EXPECT_THAT(CaseNamed("compare")["note"], HasSubstr("differ from those without offload"));
+  TrainGptCompares(/*repeats_itself=*/false, /*bit_identical=*/std::nullopt);
   EXPECT_EQ(Run("--device=cuda:0 --steps=6").exit_code, 0);
   EXPECT_EQ(VerdictOn("compare"), "unknown");
 }

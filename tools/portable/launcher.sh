@@ -7,9 +7,9 @@ set -eu
 name=$(basename "$0")
 folder=$(dirname "$(dirname "$(readlink -f "$0")")")
 remedy="set TORCH_PATH to the folder of a LibTorch 2.11 with lib/libtorch_cpu.so in it, as site-packages/torch is"
-die() {
+die() { # with the loader's exit code
   printf '%s: %s; %s\n' "$name" "$1" "$remedy" >&2
-  exit 1
+  exit 127
 }
 
 torch=${TORCH_PATH:-}

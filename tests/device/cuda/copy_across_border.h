@@ -10,7 +10,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_device.h"
@@ -20,15 +19,16 @@
 
 namespace pinion::testing {
 
-// `segment` is registered memory of more than a gibibyte. Bytes on both sides of its first border
-// go to the device in one piece and come back.
-inline void ExpectCopyAcrossBorder(const CudaApi& api, int index, const HostSegment& segment) {
+// `segment` is registered memory of more than a gibibyte. `side_bytes` on either side of its first
+// border go to the device in one piece and come back.
+inline void ExpectCopyAcrossBorder(const CudaApi& api, int index, const HostSegment& segment,
+                                   uint64_t side_bytes) {
   char* const begin = static_cast<char*>(segment.data);
   const uint64_t border = BytesToRegistrationBorder(begin, segment.size_bytes);
   ASSERT_LT(border, segment.size_bytes);
-  const uint64_t before = std::min(border, kMiB);
-  const uint64_t size_bytes = before + std::min(segment.size_bytes - border, kMiB);
-  char* const host = begin + border - before;
+  ASSERT_LE(side_bytes, std::min(border, segment.size_bytes - border));
+  const uint64_t size_bytes = 2 * side_bytes;
+  char* const host = begin + border - side_bytes;
   for (uint64_t i = 0; i < size_bytes; ++i) host[i] = static_cast<char>(i * 31 + i / 509);
   const std::vector<char> bytes(host, host + size_bytes);
 

@@ -100,9 +100,12 @@ TEST_F(CudaRegisteredSourceTest, ASegmentOfAGibibyteIsOneRegistrationWhereverItL
 // cudaMemcpyBatchAsync failed for a page that spanned two registrations (sglang#36798).
 TEST_F(CudaRegisteredSourceTest, ACopyMaySpanTwoRegistrations) {
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(kGiB + 4 * kMiB));
-  testing::ExpectCopyAcrossBorder(FakeCuda::Api(), 1, segment);
-  testing::ExpectCopyAcrossBorder(FakeCuda::ApiWithoutBatch(), 1, segment);
-  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 0) << "the parts are large";
+  testing::ExpectCopyAcrossBorder(FakeCuda::Api(), 1, segment, 64 * kKiB);
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 2) << "in and out, of two parts each";
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 0);
+  testing::ExpectCopyAcrossBorder(FakeCuda::Api(), 1, segment, kMiB);
+  testing::ExpectCopyAcrossBorder(FakeCuda::ApiWithoutBatch(), 1, segment, 64 * kKiB);
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 2) << "large parts go one by one";
   EXPECT_EQ(fake_.calls("MemcpyAsync"), 8);
   EXPECT_THAT(source_->Free(segment), IsOk());
   EXPECT_THAT(fake_.machine().races(), IsEmpty());
@@ -113,8 +116,7 @@ TEST_F(CudaRegisteredSourceTest, ACopyMaySpanTwoRegistrations) {
 TEST_F(CudaRegisteredSourceTest, AFailedRegistrationTakesBackTheEarlierOnes) {
   for (const int good_calls : {0, 1, 2}) {
     SCOPED_TRACE(good_calls);
-    // The attributes were asked for already; each registration is one call after GetDevice,
-    // HasContext and PushContext.
+    // GetDevice, HasContext and PushContext are called once per Register, before the registrations.
     fake_.FailCall(4 + good_calls, cudaErrorMemoryAllocation);
     EXPECT_THAT(source_->Allocate(3 * kGiB),
                 StatusIs(absl::StatusCode::kResourceExhausted,

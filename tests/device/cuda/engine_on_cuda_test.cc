@@ -100,13 +100,19 @@ TEST_F(EngineOnCudaTest, BlocksThatTouchAreNotCopiedInOnePiece) {
             [](const auto& a, const auto& b) { return a->data() < b->data(); });
   uint8_t* const data = world_.AllocateDevice(8 * kMiB);
   world_.WriteDevice(data, Pattern(1, 8 * kMiB), world_.compute());
-  CopyBatch batch(CopyDirection::kDeviceToHost);
-  for (int i = 0; i < 4; ++i) batch.Add(blocks[i], 0, data + i * 2 * kMiB, 2 * kMiB);
-  const absl::StatusOr<Transfer> out = world_.engine().Submit(std::move(batch), world_.compute());
-  ASSERT_THAT(out, IsOk());
-  ASSERT_THAT(out->Wait(kLong), IsOk());
+  CopyBatch large(CopyDirection::kDeviceToHost);
+  for (int i = 0; i < 4; ++i) large.Add(blocks[i], 0, data + i * 2 * kMiB, 2 * kMiB);
+  CopyBatch small(CopyDirection::kDeviceToHost);
+  small.Add(blocks[0], 2 * kMiB - 64 * kKiB, data, 64 * kKiB);
+  small.Add(blocks[1], 0, data + 64 * kKiB, 64 * kKiB);
+  for (CopyBatch* const batch : {&large, &small}) {
+    const absl::StatusOr<Transfer> out =
+        world_.engine().Submit(std::move(*batch), world_.compute());
+    ASSERT_THAT(out, IsOk());
+    ASSERT_THAT(out->Wait(kLong), IsOk());
+  }
   EXPECT_EQ(fake_.calls("MemcpyAsync"), 4) << "a copy in one piece was tried, and refused";
-  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 0);
+  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
 }
 
 TEST_F(EngineOnCudaTest, AStickyErrorPoisonsTheEngine) {

@@ -21,7 +21,7 @@
 //   * an allocation far beyond the device's memory is an invalid value, not a lack of memory;
 //   * querying an event, waiting for a stream or pinning memory while some stream captures a graph
 //     fails and spoils the capture, unless the thread has relaxed its capture mode;
-//   * so does whatever touches the legacy stream while a stream captures that waits for it.
+//   * so does whatever touches the legacy stream while a stream that synchronises with it captures.
 //
 // Thread safety: the API's functions are thread-safe. One FakeCuda at a time.
 
@@ -29,10 +29,12 @@
 #define PINION_TESTS_DEVICE_CUDA_FAKE_CUDA_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -88,6 +90,11 @@ class FakeCuda {
   void SetBlockingStreamCaptures() { blocking_stream_captures_ = true; }
   // From now on a new stream gets the handle of the one that was destroyed last.
   void RecycleStreamHandles() { recycles_handles_ = true; }
+  // Runs a kernel at its launch, on the host; without one the fake has no code of GPUs. Its time is
+  // what it submits to the machine itself.
+  void SetKernel(std::function<cudaError_t(void** arguments, StreamHandle stream)> kernel) {
+    kernel_ = std::move(kernel);
+  }
   // As while a process exits: from now on every call fails with cudaErrorCudartUnloading.
   void Unload();
 
@@ -99,8 +106,10 @@ class FakeCuda {
   uint64_t calls_after_unload() const;
   // The function of the call that FailCall or FaultCopy hit; "" while none was hit.
   std::string failed_function() const;
+  void ForgetFailedCall();
   bool has_context(int device) const;
-  // Streams and events that are not destroyed; pinned and registered segments that are not freed.
+  // Streams, events and libraries that are not destroyed; pinned and registered segments that are
+  // not freed.
   size_t live_handles() const;
   size_t live_segments() const;
 
@@ -127,7 +136,8 @@ class FakeCuda {
   cudaError_t EnterThread(const char* function);
   // The same for a call of the driver's, whose errors are not latched.
   cudaError_t EnterDriver(const char* function);
-  // cudaErrorStreamCaptureImplicit for the legacy stream while a stream that waits for it captures.
+  // cudaErrorStreamCaptureImplicit for the legacy stream while a stream that synchronises with it
+  // captures.
   cudaError_t CheckLegacy(cudaStream_t stream) const;
   // The same for a call that would use the stream: it spoils that capture.
   cudaError_t UseLegacy(cudaStream_t stream);
@@ -143,6 +153,7 @@ class FakeCuda {
   cudaError_t Latch(const absl::Status& status);
   cudaError_t Latch(cudaError_t error);
   bool no_driver() const { return no_driver_; }
+  const auto& kernel() const { return kernel_; }
   bool registered_elsewhere() const { return registered_elsewhere_; }
   void AddHandle(void* handle);
   void RemoveHandle(void* handle);
@@ -158,6 +169,7 @@ class FakeCuda {
   cudaError_t Injected(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<EmulatedMachine> machine_;
+  std::function<cudaError_t(void**, StreamHandle)> kernel_;
   bool no_driver_ = false;
   bool pages_only_ = false;
   bool registered_elsewhere_ = false;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -108,7 +109,10 @@ cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "%s",
                 fake.machine().device(device)->info().model.c_str());
-  properties->major = 9;
+  const std::string name = properties->name;
+  properties->major = name.find("B200") != std::string::npos   ? 10
+                      : name.find("A100") != std::string::npos ? 8
+                                                               : 9;
   return cudaSuccess;
 }
 
@@ -319,30 +323,41 @@ cudaError_t MemcpyBatchAsync(void* const* dsts, const void* const* srcs, const s
   return error != cudaSuccess ? fake.Latch(error) : copied;
 }
 
-// The fake runs no code of GPUs.
-cudaError_t LibraryLoadData(cudaLibrary_t*, const void*, cudaJitOption*, void**, unsigned int,
-                            cudaLibraryOption*, void**, unsigned int) {
+cudaError_t LibraryLoadData(cudaLibrary_t* library, const void*, cudaJitOption*, void**,
+                            unsigned int jit_options, cudaLibraryOption*, void**,
+                            unsigned int options) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "LibraryLoadData");
-  return fake.Latch(cudaErrorNotSupported);
+  if (fake.kernel() == nullptr) return fake.Latch(cudaErrorNotSupported);
+  PINION_CHECK(jit_options == 0 && options == 0);
+  *library = reinterpret_cast<cudaLibrary_t>(&fake);
+  fake.AddHandle(&fake);
+  return cudaSuccess;
 }
 
-cudaError_t LibraryGetKernel(cudaKernel_t*, cudaLibrary_t, const char*) {
+cudaError_t LibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t, const char*) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "LibraryGetKernel");
-  return fake.Latch(cudaErrorNotSupported);
+  *kernel = reinterpret_cast<cudaKernel_t>(&fake);
+  return cudaSuccess;
 }
 
 cudaError_t LibraryUnload(cudaLibrary_t) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "LibraryUnload");
-  return fake.Latch(cudaErrorNotSupported);
+  fake.RemoveHandle(&fake);
+  return cudaSuccess;
 }
 
-cudaError_t LaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+cudaError_t LaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                         size_t shared_bytes, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER(fake, "LaunchKernel");
-  return fake.Latch(cudaErrorNotSupported);
+  PINION_CHECK(kernel == &fake && shared_bytes == 0);
+  for (const dim3& threads : {grid, block}) {
+    PINION_CHECK(threads.x == 1 && threads.y == 1 && threads.z == 1) << "it runs once";
+  }
+  return fake.Latch(fake.kernel()(arguments, fake.Stream(stream)));
 }
 
 #undef FAKE_CUDA_ENTER

@@ -2,13 +2,18 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -17,7 +22,11 @@ namespace pinion {
 namespace {
 
 using ::pinion::testing::FakeCuda;
+using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::StatusIs;
+using ::testing::AnyOf;
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(HostLatencyTest, ADeviceThatRunsNoKernelsSaysSoAndKeepsNothing) {
@@ -27,6 +36,89 @@ TEST(HostLatencyTest, ADeviceThatRunsNoKernelsSaysSoAndKeepsNothing) {
   EXPECT_EQ(fake.live_handles(), 0u);
   EXPECT_EQ(fake.live_segments(), 0u);
   EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
+}
+
+// The kernel of kHostLatencyPtx, on the host of a machine on which a read takes 500 ns and a call
+// of the host nothing.
+class HostLatencyKernelTest : public ::testing::Test {
+ protected:
+  HostLatencyKernelTest() : fake_(Options()) {
+    fake_.SetKernel(
+        [this](void** arguments, StreamHandle stream) { return Chase(arguments, stream); });
+  }
+
+  static EmulatedOptions Options() {
+    EmulatedOptions options;
+    options.device_count = 2;
+    options.preset.launch_us = 0;
+    options.preset.host_call_us = 0;
+    options.preset.host_event_us = 0;
+    options.preset.memory_gb_per_s = 1;
+    return options;
+  }
+
+  cudaError_t Chase(void** arguments, StreamHandle stream) {
+    void* node = *static_cast<void**>(arguments[0]);
+    const uint64_t reads = *static_cast<uint64_t*>(arguments[1]);
+    nodes_.clear();
+    for (uint64_t i = skipped_; i < reads; ++i) {
+      nodes_.insert(node);
+      node = *static_cast<void**>(node);
+    }
+    **static_cast<void***>(arguments[2]) = node;
+    Kernel kernel;
+    kernel.name = "chase";
+    kernel.memory_bytes = static_cast<double>(reads) * 500;
+    launches_.push_back(reads);
+    return fake_.machine().Launch(FakeCuda::thread().device(), stream, kernel).ok()
+               ? cudaSuccess
+               : cudaErrorInvalidValue;
+  }
+
+  FakeCuda fake_;
+  uint64_t skipped_ = 0;
+  std::set<void*> nodes_;  // that the last launch has read
+  std::vector<uint64_t> launches_;
+};
+
+TEST_F(HostLatencyKernelTest, AReadTakesWhatTheDevicesClockSaysOverTheirNumber) {
+  EXPECT_THAT(MeasureHostLatencyNs(FakeCuda::Api(), 1, 20'000), IsOkAndHolds(DoubleNear(500, 0.1)));
+  EXPECT_THAT(launches_, ElementsAre(16'384, 20'000)) << "every node once, before the clock runs";
+  EXPECT_EQ(nodes_.size(), 16'384u) << "one circle";
+  EXPECT_EQ((reinterpret_cast<uintptr_t>(*nodes_.rbegin()) -
+             reinterpret_cast<uintptr_t>(*nodes_.begin())) /
+                16'383,
+            128u);
+  EXPECT_EQ(fake_.live_handles(), 0u);
+  EXPECT_EQ(fake_.live_segments(), 0u);
+}
+
+TEST_F(HostLatencyKernelTest, AChaseThatEndsElsewhereIsAnError) {
+  skipped_ = 1;
+  EXPECT_THAT(MeasureHostLatencyNs(FakeCuda::Api(), 1, 100),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("wrong word")));
+}
+
+TEST_F(HostLatencyKernelTest, WhicheverCallFailsItIsReportedAndNothingIsKept) {
+  for (uint64_t k = 1;; ++k) {
+    const size_t handles = fake_.live_handles(), segments = fake_.live_segments();
+    fake_.FailCall(k, cudaErrorDevicesUnavailable);
+    const absl::StatusOr<double> ns = MeasureHostLatencyNs(FakeCuda::Api(), 1, 100);
+    const std::string failed = fake_.failed_function();
+    if (failed.empty()) break;
+    SCOPED_TRACE(std::to_string(k) + ", " + failed);
+    if (ns.ok()) {
+      // Nothing can be done about them; GetDevice is the first call of each.
+      EXPECT_THAT(failed, AnyOf("GetDevice", "EventDestroy", "StreamDestroy", "FreeHost",
+                                "LibraryUnload", "HasContext", "SetDevice", "PopContext"));
+    } else {
+      EXPECT_THAT(ns, StatusIs(absl::StatusCode::kUnavailable));
+      EXPECT_EQ(fake_.live_handles(), handles);
+      EXPECT_EQ(fake_.live_segments(), segments);
+    }
+    fake_.ForgetFailedCall();
+    FakeCuda::thread() = FakeCuda::ThreadState();
+  }
 }
 
 TEST(HostLatencyTest, NoReadsAreRefused) {

@@ -47,6 +47,9 @@ nvtxDomainHandle_t CreateDomain(const char* name) {
 
 int Push(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* attributes) {
   EXPECT_EQ(domain, reinterpret_cast<nvtxDomainHandle_t>(&a_domain));
+  EXPECT_EQ(attributes->version, NVTX_VERSION);
+  EXPECT_EQ(attributes->size, NVTX_EVENT_ATTRIB_STRUCT_SIZE);
+  EXPECT_EQ(attributes->messageType, NVTX_MESSAGE_TYPE_ASCII);
   std::string event = std::string("push ") + attributes->message.ascii;
   if (attributes->payloadType == NVTX_PAYLOAD_TYPE_UNSIGNED_INT64) {
     event += " " + std::to_string(attributes->payload.ullValue);

@@ -81,5 +81,25 @@ TEST_F(PciLinkTest, TheNodeIsReadWhereThereIsOne) {
   EXPECT_EQ(Read().numa_node, -1);
 }
 
+TEST_F(PciLinkTest, ADevicesLinkIsPcieUnlessItIsAnotherOneAlready) {
+  const PciLink pci = {.generation = 5, .lanes = 16, .gb_per_s = 63, .numa_node = 3};
+  DeviceInfo info;
+  AddPciLink({.numa_node = 2}, &info);
+  EXPECT_EQ(info.link, LinkKind::kUnknown);
+  EXPECT_EQ(info.numa_node, 2);
+  AddPciLink(pci, &info);
+  EXPECT_EQ(info.link, LinkKind::kPcie);
+  EXPECT_EQ(info.link_name, "PCIe 5 x16");
+  EXPECT_EQ(info.rated_gb_per_s, 63);
+  info.link = LinkKind::kNvlinkC2c;
+  info.link_name = "NVLink-C2C";
+  info.rated_gb_per_s = 450;
+  AddPciLink(pci, &info);
+  EXPECT_EQ(info.link, LinkKind::kNvlinkC2c);
+  EXPECT_EQ(info.link_name, "NVLink-C2C");
+  EXPECT_EQ(info.rated_gb_per_s, 450);
+  EXPECT_EQ(info.numa_node, 3);
+}
+
 }  // namespace
 }  // namespace pinion

@@ -1,5 +1,4 @@
-// Host memory from the C++ heap: for programs and tests without a device, and the least that any
-// other source can cost.
+// Host memory from the C++ heap: what a source can be at the least.
 //
 //   PINION_ASSIGN_OR_RETURN(auto allocator,
 //                           PinnedAllocator::Create({}, std::make_shared<HeapSource>()));
@@ -11,8 +10,8 @@
 //
 // Thread safety: thread-safe (it has no state).
 
-#ifndef PINION_ALLOCATOR_OS_HEAP_SOURCE_H_
-#define PINION_ALLOCATOR_OS_HEAP_SOURCE_H_
+#ifndef PINION_TESTS_SUPPORT_HEAP_SOURCE_H_
+#define PINION_TESTS_SUPPORT_HEAP_SOURCE_H_
 
 #include <cstdint>
 #include <string>
@@ -21,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/host_memory_source.h"
 
-namespace pinion {
+namespace pinion::testing {
 
 class HeapSource final : public HostMemorySource {
  public:
@@ -31,6 +30,6 @@ class HeapSource final : public HostMemorySource {
   absl::Status Free(const HostSegment& segment) override;
 };
 
-}  // namespace pinion
+}  // namespace pinion::testing
 
-#endif  // PINION_ALLOCATOR_OS_HEAP_SOURCE_H_
+#endif  // PINION_TESTS_SUPPORT_HEAP_SOURCE_H_

@@ -1,4 +1,4 @@
-#include "pinion/allocator/os/heap_source.h"
+#include "pinion/tests/support/heap_source.h"
 
 #include <new>
 
@@ -6,7 +6,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 // AddressSanitizer's heap ends the process when it is asked for more than there are addresses.
@@ -35,4 +35,4 @@ absl::Status HeapSource::Free(const HostSegment& segment) {
   return absl::OkStatus();
 }
 
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -1,0 +1,60 @@
+#include "pinion/allocator/base/mutex.h"
+
+#include <time.h>
+
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+
+namespace pinion {
+namespace {
+
+absl::Duration CpuTimeOfThisThread() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return absl::DurationFromTimespec(now);
+}
+
+bool IsHeld(Mutex& mu) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (!mu.TryLock()) return true;
+  mu.Unlock();
+  return false;
+}
+
+// It would take a processor from whoever holds the mutex.
+TEST(MutexTest, AThreadThatWaitsLongSleeps) {
+  Mutex mu;
+  mu.Lock();
+  absl::Duration used;
+  std::thread waiter([&] {
+    mu.Lock();
+    used = CpuTimeOfThisThread();
+    mu.Unlock();
+  });
+  absl::SleepFor(absl::Milliseconds(300));
+  mu.Unlock();
+  waiter.join();
+  EXPECT_LT(used, absl::Milliseconds(60));
+}
+
+TEST(MutexTest, AfterAWaitTheMutexIsHeldAgain) {
+  Mutex mu;
+  CondVar changed;
+  bool there = false;
+  mu.Lock();
+  std::thread other([&] {
+    MutexLock lock(mu);
+    there = true;
+    changed.NotifyAll();
+  });
+  while (!there) changed.Wait(mu);
+  EXPECT_TRUE(IsHeld(mu));
+  mu.Unlock();
+  other.join();
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,67 @@
+// The CUDA device while some stream captures a graph; on the fake runtime.
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/device.h"
+#include "pinion/tests/device/cuda/cuda_device_fixture.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeCuda;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::IsOkAndHolds;
+
+using CudaCapturesTest = testing::CudaDeviceFixture;
+
+TEST_F(CudaCapturesTest, TheLegacyStreamCapturesWhileAStreamThatSynchronisesWithItDoes) {
+  EXPECT_THAT(device_.IsCapturing(StreamHandle(nullptr)), IsOkAndHolds(false));
+  fake_.SetBlockingStreamCaptures();
+  EXPECT_THAT(device_.IsCapturing(StreamHandle(nullptr)), IsOkAndHolds(true));
+  EXPECT_EQ(LatchedError(), cudaSuccess);
+  EXPECT_FALSE(fake_.capture_spoiled());
+}
+
+TEST_F(CudaCapturesTest, QueriesAndPinningDoNotSpoilSomebodysCapture) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  const EventHandle event = device_.CreateEvent().value();
+  ASSERT_THAT(device_.RecordEvent(event, stream), IsOk());
+  const StreamHandle captured = device_.CreateStream("captured").value();
+  fake_.SetCapturing(captured, true);
+
+  EXPECT_THAT(device_.IsCapturing(captured), IsOkAndHolds(true));
+  EXPECT_THAT(device_.QueryEvent(event), IsOk());
+  EXPECT_FALSE(device_.ElapsedMs(event, event).ok()) << "it has no timing";
+  const absl::StatusOr<HostSegment> segment = device_.pinned_source()->Allocate(2 * kMiB);
+  ASSERT_THAT(segment, IsOk());
+  EXPECT_THAT(device_.pinned_source()->Free(*segment), IsOk());
+
+  EXPECT_FALSE(fake_.capture_spoiled());
+  // The thread's mode is as it was.
+  EXPECT_EQ(FakeCuda::Api().EventQuery(static_cast<cudaEvent_t>(event.native())),
+            cudaErrorStreamCaptureUnsupported);
+}
+
+TEST_F(CudaCapturesTest, MemoryOnPageBoundariesIsPinnedAgainWithoutSpoilingACapture) {
+  fake_.AlignToPagesOnly();
+  fake_.SetCapturing(device_.CreateStream("captured").value(), true);
+  const absl::StatusOr<HostSegment> segment = device_.pinned_source()->Allocate(2 * kMiB);
+  ASSERT_THAT(segment, IsOk());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(segment->data) % (2 * kMiB), 0u);
+  EXPECT_EQ(fake_.calls("FreeHost"), 1);
+  EXPECT_THAT(device_.pinned_source()->Free(*segment), IsOk());
+  EXPECT_EQ(fake_.calls("FreeHost"), 2);
+  EXPECT_FALSE(fake_.capture_spoiled());
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,104 @@
+// Which device is current for a call of the CUDA device, and after it; on the fake runtime.
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/device.h"
+#include "pinion/tests/device/cuda/cuda_device_fixture.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeCuda;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using CudaContextsTest = testing::CudaDeviceFixture;
+
+// A registration function left another device current, and later launches went there
+// (sglang#26568).
+TEST_F(CudaContextsTest, NoCallLeavesAnotherDeviceCurrent) {
+  for (const bool chosen : {false, true}) {
+    SCOPED_TRACE(chosen ? "the thread chose device 0" : "the thread chose none");
+    if (chosen) {
+      ASSERT_EQ(FakeCuda::Api().SetDevice(0), cudaSuccess);
+    }
+    ASSERT_EQ(CurrentDevice(), 0);
+    const StreamHandle stream = device_.CreateStream("s").value();
+    EXPECT_EQ(CurrentDevice(), 0);
+    void* const data = device_.Allocate(kMiB, stream).value();
+    EXPECT_EQ(CurrentDevice(), 0);
+    const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+    EXPECT_EQ(CurrentDevice(), 0);
+    const CopyPiece piece = {data, segment.data, kMiB};
+    EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, {&piece, 1}, stream), IsOk());
+    EXPECT_EQ(CurrentDevice(), 0);
+    EXPECT_THAT(device_.SynchronizeStream(stream), IsOk());
+    EXPECT_THAT(device_.pinned_source()->Free(segment), IsOk());
+    EXPECT_THAT(device_.Free(data, stream), IsOk());
+    fake_.FailNext("EventCreateWithFlags", cudaErrorMemoryAllocation);
+    EXPECT_FALSE(device_.CreateEvent().ok());
+    EXPECT_EQ(CurrentDevice(), 0);
+  }
+}
+
+TEST_F(CudaContextsTest, ADeviceThatIsCurrentAlreadyIsNotSetAgain) {
+  ASSERT_EQ(FakeCuda::Api().SetDevice(1), cudaSuccess);
+  const int calls = fake_.calls("SetDevice");
+  EXPECT_THAT(device_.CreateEvent(), IsOk());
+  EXPECT_EQ(fake_.calls("SetDevice"), calls);
+}
+
+TEST_F(CudaContextsTest, AThreadThatNeverChoseADeviceGetsNoContextOnDeviceZero) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  EXPECT_THAT(device_.SynchronizeStream(stream), IsOk());
+  EXPECT_THAT(device_.pinned_source()->Free(segment), IsOk());
+  EXPECT_TRUE(fake_.has_context(1));
+  EXPECT_FALSE(fake_.has_context(0));
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
+// A driver whose contexts the runtime does not hand out.
+TEST_F(CudaContextsTest, WithoutTheDriversCallsADeviceIsSelectedAndPutBack) {
+  fake_.FailNext("HasContext", cudaErrorNotSupported);
+  EXPECT_THAT(device_.CreateEvent(), IsOk());
+  EXPECT_EQ(fake_.calls("SetDevice"), 2);
+  EXPECT_EQ(fake_.calls("PushContext"), 0);
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
+TEST_F(CudaContextsTest, ADeviceThatCannotBeMadeCurrentIsNamedAndNothingIsPutBack) {
+  const struct {
+    const char* function;
+    bool chosen;
+    const char* what;
+  } cases[] = {{"GetDevice", false, "cudaGetDevice"},
+               {"PushContext", false, "making the context of cuda:1 current"},
+               {"SetDevice", true, "cudaSetDevice(1)"}};
+  for (const auto& [function, chosen, what] : cases) {
+    SCOPED_TRACE(function);
+    if (chosen) {
+      ASSERT_EQ(FakeCuda::Api().SetDevice(0), cudaSuccess);
+    }
+    const int set = fake_.calls("SetDevice");
+    fake_.FailNext(function, cudaErrorDevicesUnavailable);
+    EXPECT_THAT(device_.CreateEvent(),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         AllOf(HasSubstr(what), HasSubstr("cudaErrorDevicesUnavailable"))));
+    EXPECT_EQ(fake_.calls("EventCreateWithFlags"), 0);
+    EXPECT_EQ(fake_.calls("PopContext"), 0);
+    EXPECT_EQ(fake_.calls("SetDevice"), set + (chosen ? 1 : 0));
+    EXPECT_EQ(LatchedError(), cudaSuccess);
+  }
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,281 @@
+// What all calls of the emulated device and its machine have in common: what they count as, what
+// they cost the host, and that they fail as they should.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
+#include "pinion/tests/device/emulated_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kPage = 4 * kKiB;
+constexpr double kCallUs = 7, kEventUs = 5, kPinUs = 1024;  // per page, what is pinned
+
+struct Call {
+  const char* name;
+  DeviceCall kind;  // kAny: it is not counted and cannot be made to fail
+  double cost_us;
+  std::function<absl::Status()> make;
+};
+
+class EmulatedCallsTest : public EmulatedFixture {
+ protected:
+  void StartWith(const FaultPlan& faults) {
+    EmulatedOptions options = Options();
+    options.detect_races = false;
+    options.preset.host_call_us = kCallUs;
+    options.preset.host_event_us = kEventUs;
+    options.preset.pin_ms_per_gib = kPinUs * 1e-3 * kGiB / kPage;
+    options.preset.link.fixed_us = 0;
+    options.faults = faults;
+    Start(options);
+    data_ = OnDevice(kPage);
+    other_data_ = OnDevice(kPage);
+    host_ = Pinned(kPage);
+    segment_ = static_cast<uint8_t*>(source_->Allocate(2 * kPage).value().data);
+    event_ = device_->CreateEvent().value();
+    for (EventHandle* const timed : {&start_, &end_}) {
+      *timed = device_->CreateTimedEvent().value();
+      EXPECT_THAT(device_->RecordEvent(*timed, compute_), IsOk());
+    }
+    to_destroy_ = device_->CreateStream("to destroy").value();
+    EXPECT_THAT(device_->RecordEvent(event_, compute_), IsOk());
+    Synchronize(compute_);
+    memory_.resize(3 * kPage);
+    page_ = memory_.data() + kPage - reinterpret_cast<uintptr_t>(memory_.data()) % kPage;
+  }
+
+  static Kernel Nothing() {
+    Kernel kernel;
+    kernel.name = "kernel";
+    return kernel;
+  }
+
+  // Each can be made once.
+  std::vector<Call> Calls() {
+    const CopyPiece in = {data_, host_, 1};
+    return {
+        {"Allocate", DeviceCall::kAllocate, kEventUs,
+         [this] { return device_->Allocate(1, compute_).status(); }},
+        {"Free", DeviceCall::kAny, kEventUs,
+         [this] { return device_->Free(other_data_, compute_); }},
+        {"Pin", DeviceCall::kPin, kPinUs, [this] { return source_->Allocate(kPage).status(); }},
+        {"Pin", DeviceCall::kPin, kPinUs,
+         [this] { return machine_->RegisterHost(0, page_, kPage); }},
+        {"CreateStream", DeviceCall::kCreateStream, kEventUs,
+         [this] { return device_->CreateStream("x").status(); }},
+        {"DestroyStream", DeviceCall::kAny, 0,
+         [this] { return device_->DestroyStream(to_destroy_); }},
+        {"Synchronize", DeviceCall::kSynchronize, kEventUs,
+         [this] { return device_->SynchronizeStream(compute_); }},
+        {"Synchronize", DeviceCall::kSynchronize, kEventUs,
+         [this] { return machine_->SynchronizeDevice(0); }},
+        {"IsCapturing", DeviceCall::kAny, 0,
+         [this] { return device_->IsCapturing(compute_).status(); }},
+        {"CreateEvent", DeviceCall::kCreateEvent, kEventUs,
+         [this] { return device_->CreateEvent().status(); }},
+        {"CreateEvent", DeviceCall::kCreateEvent, kEventUs,
+         [this] { return device_->CreateTimedEvent().status(); }},
+        {"RecordEvent", DeviceCall::kRecordEvent, kEventUs,
+         [this] { return device_->RecordEvent(event_, compute_); }},
+        {"StreamWaitEvent", DeviceCall::kStreamWaitEvent, kEventUs,
+         [this] { return device_->StreamWaitEvent(out_, event_); }},
+        {"QueryEvent", DeviceCall::kQueryEvent, kEventUs,
+         [this] { return device_->QueryEvent(event_).status(); }},
+        {"WaitEvent", DeviceCall::kWaitEvent, kEventUs,
+         [this] { return device_->WaitEvent(event_, absl::InfiniteDuration()); }},
+        {"QueryEvent", DeviceCall::kQueryEvent, kEventUs,
+         [this] { return device_->ElapsedMs(start_, end_).status(); }},
+        {"DestroyEvent", DeviceCall::kAny, 0, [this] { return device_->DestroyEvent(event_); }},
+        {"Copy", DeviceCall::kCopy, kCallUs,
+         [this, in] {
+           return device_->CopyAsync(CopyDirection::kHostToDevice, {&in, 1}, compute_);
+         }},
+        {"Copy", DeviceCall::kCopy, kCallUs,
+         [this] { return machine_->Copy(0, data_, host_, 1, compute_); }},
+        {"Kernel", DeviceCall::kKernel, 0, [this] { return machine_->PrepareKernel(0, compute_); }},
+        {"Launch", DeviceCall::kAny, kCallUs,
+         [this] { return machine_->Launch(0, compute_, Nothing()); }},
+        {"RecordStream", DeviceCall::kAny, 0,
+         [this] { return machine_->RecordStream(data_, out_); }},
+        {"FreePinned", DeviceCall::kAny, 0,
+         [this] {
+           return source_->Free({segment_, 2 * kPage, -1});
+         }},
+    };
+  }
+
+  uint8_t* data_ = nullptr;
+  uint8_t* other_data_ = nullptr;
+  uint8_t* host_ = nullptr;
+  uint8_t* segment_ = nullptr;
+  uint8_t* page_ = nullptr;  // the program's own memory
+  std::vector<uint8_t> memory_;
+  EventHandle event_, start_, end_;
+  StreamHandle to_destroy_;
+};
+
+TEST_F(EmulatedCallsTest, EachCallCostsTheHostItsTimeAndCountsAsItsKind) {
+  StartWith({});
+  std::vector<Call> calls = Calls();
+  for (const Call& call : calls) {
+    SCOPED_TRACE(call.name);
+    // What was submitted before is done, so that only the call itself takes time.
+    ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
+    const uint64_t all = machine_->calls(DeviceCall::kAny), mine = machine_->calls(call.kind);
+    const double before_ms = machine_->now_ms();
+    EXPECT_THAT(call.make(), IsOk());
+    EXPECT_NEAR((machine_->now_ms() - before_ms) * 1e3, call.cost_us, 1e-6);
+    const int counted = call.kind == DeviceCall::kAny ? 0 : 1;
+    EXPECT_EQ(machine_->calls(DeviceCall::kAny), all + counted);
+    EXPECT_EQ(machine_->calls(call.kind), mine + counted);
+  }
+}
+
+TEST_F(EmulatedCallsTest, EachCallFailsAsItsKindDoesOrNotAtAll) {
+  StartWith({});
+  const size_t count = Calls().size();
+  for (size_t i = 0; i < count; ++i) {
+    StartWith({});
+    const DeviceCall kind = Calls()[i].kind;
+    if (kind == DeviceCall::kAny) continue;
+    const uint64_t next = machine_->calls(kind) + 1;
+    StartWith({.calls = {{kind, next}}});
+    const Call call = Calls()[i];
+    const bool memory = kind == DeviceCall::kAllocate || kind == DeviceCall::kPin;
+    EXPECT_THAT(call.make(), StatusIs(memory ? absl::StatusCode::kResourceExhausted
+                                             : absl::StatusCode::kUnavailable,
+                                      AllOf(HasSubstr(std::string("emu:0: ") + call.name + " call"),
+                                            HasSubstr("transient"))));
+    EXPECT_THAT(call.make(), IsOk()) << call.name << ": it has done nothing";
+  }
+}
+
+TEST_F(EmulatedCallsTest, EachCallOfABrokenDeviceFailsAndTakesNoTime) {
+  StartWith({});
+  const std::vector<Call> calls = Calls();
+  machine_->BreakDevice(0, "the first error");
+  machine_->BreakDevice(0, "a second one");
+  const double before_ms = machine_->now_ms();
+  for (const Call& call : calls) {
+    EXPECT_THAT(call.make(), StatusIs(absl::StatusCode::kInternal, HasSubstr("the first error")))
+        << call.name;
+  }
+  EXPECT_EQ(machine_->now_ms(), before_ms);
+}
+
+TEST_F(EmulatedCallsTest, EachCallRefusesAStreamOrAnEventThatIsGone) {
+  StartWith({});
+  const StreamHandle gone = device_->CreateStream("gone").value();
+  ASSERT_THAT(device_->DestroyStream(gone), IsOk());
+  const EventHandle lost = device_->CreateEvent().value();
+  ASSERT_THAT(device_->DestroyEvent(lost), IsOk());
+  const CopyPiece in = {data_, host_, 1};
+  const absl::Status refusals[] = {
+      device_->Allocate(1, gone).status(),
+      device_->Free(data_, gone),
+      device_->DestroyStream(gone),
+      device_->SynchronizeStream(gone),
+      device_->IsCapturing(gone).status(),
+      device_->RecordEvent(event_, gone),
+      device_->StreamWaitEvent(gone, event_),
+      device_->CopyAsync(CopyDirection::kHostToDevice, {&in, 1}, gone),
+      machine_->Copy(0, data_, host_, 1, gone),
+      machine_->PrepareKernel(0, gone),
+      machine_->Launch(0, gone, Nothing()),
+      machine_->RecordStream(data_, gone),
+      machine_->SetCapturing(gone, true),
+      device_->DestroyEvent(lost),
+      device_->RecordEvent(lost, compute_),
+      device_->StreamWaitEvent(compute_, lost),
+      device_->QueryEvent(lost).status(),
+      device_->WaitEvent(lost, absl::ZeroDuration()),
+      device_->ElapsedMs(lost, end_).status(),
+      device_->ElapsedMs(start_, lost).status(),
+  };
+  for (const absl::Status& refusal : refusals) {
+    EXPECT_THAT(refusal, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no such")));
+  }
+  EXPECT_THAT(device_->SynchronizeStream({}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the handle is empty")));
+  EXPECT_THAT(device_->QueryEvent({}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the event handle is empty")));
+}
+
+TEST_F(EmulatedCallsTest, MemoryIsRegisteredInWholePagesOnceAndOnlyTheHosts) {
+  StartWith({});
+  const auto refused = [](const char* why) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why));
+  };
+  EXPECT_THAT(machine_->RegisterHost(0, page_, 0), refused("whole pages"));
+  EXPECT_THAT(machine_->RegisterHost(0, page_, kPage - 1), refused("whole pages"));
+  EXPECT_THAT(machine_->RegisterHost(0, page_ + 1, kPage), refused("whole pages"));
+  EXPECT_THAT(machine_->RegisterHost(0, host_, kPage), refused("pinned already"));
+  EXPECT_THAT(machine_->UnregisterHost(0, page_), refused("not registered"));
+  uint8_t* const there = OnDevice(2 * kPage);
+  EXPECT_THAT(
+      machine_->RegisterHost(
+          0, reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(there), kPage)), kPage),
+      refused("memory of a device"));
+  // A page that follows pageable memory, which is copied as such up to the border.
+  uint8_t* const second = page_ + kPage;
+  EXPECT_THAT(machine_->RegisterHost(0, second, kPage), IsOk());
+  EXPECT_TRUE(machine_->IsPinned(second));
+  EXPECT_FALSE(machine_->IsPinned(second - 1));
+  EXPECT_FALSE(machine_->IsPinned(second + kPage));
+  EXPECT_THAT(ToHost(page_, data_, kPage, compute_), IsOk());
+  EXPECT_THAT(ToHost(second, data_, kPage, compute_), IsOk());
+  EXPECT_THAT(ToHost(page_ + 1, data_, kPage, compute_), refused("one pinned segment"));
+  EXPECT_THAT(ToHost(second + 1, data_, kPage, compute_), refused("one pinned segment"));
+  EXPECT_THAT(machine_->UnregisterHost(0, second), IsOk());
+  EXPECT_FALSE(machine_->IsPinned(second));
+
+  EmulatedOptions options = Options();
+  options.protect_host_pages = true;
+  Start(options);
+  EXPECT_THAT(machine_->RegisterHost(0, page_, kPage), StatusIs(absl::StatusCode::kUnimplemented));
+}
+
+TEST_F(EmulatedCallsTest, PinningIsTheCallersBugUnlessItIsOfWholePages) {
+  StartWith({});
+  EXPECT_DEATH(source_->Allocate(0).status().IgnoreError(), "whole pages, not 0 bytes");
+  EXPECT_DEATH(source_->Allocate(kPage + 1).status().IgnoreError(), "whole pages");
+  EXPECT_DEATH(source_->Free({host_, 2 * kPage, -1}).IgnoreError(), "did not come from");
+  EXPECT_DEATH(source_->Free({page_, kPage, -1}).IgnoreError(), "did not come from");
+  EXPECT_DEATH(machine_->device(1), "no device emu:1; there are 1");
+  EXPECT_DEATH(machine_->device(-1), "no device emu:-1");
+}
+
+TEST_F(EmulatedCallsTest, OptionsHaveLimits) {
+  const auto create = [](const std::function<void(EmulatedOptions&)>& change) {
+    EmulatedOptions options;
+    change(options);
+    return options.Validate().ok();
+  };
+  EXPECT_TRUE(create([](EmulatedOptions& options) { options.device_count = 64; }));
+  EXPECT_FALSE(create([](EmulatedOptions& options) { options.device_count = 65; }));
+  EXPECT_TRUE(create([](EmulatedOptions& options) { options.memory_bytes = 1; }));
+  EXPECT_TRUE(create([](EmulatedOptions& options) { options.memory_bytes = 1024 * kGiB; }));
+  EXPECT_FALSE(create([](EmulatedOptions& options) { options.memory_bytes = 1024 * kGiB + 1; }));
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,297 @@
+// The timeline that the emulated machine writes.
+
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/trace_sink.h"
+#include "pinion/tests/device/emulated_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr double kExact = 1e-6;
+
+// The events of a written trace of one phase: "X" slices, "s" and "f" arrows' ends, "C" samples.
+std::vector<nlohmann::json> EventsOf(const EmulatedMachine& machine, const std::string& phase) {
+  const std::string path = ::testing::TempDir() + "/emulated_trace.json";
+  EXPECT_THAT(machine.WriteChromeTrace(path), IsOk());
+  std::ifstream file(path);
+  const nlohmann::json trace = nlohmann::json::parse(file);
+  std::remove(path.c_str());
+  std::vector<nlohmann::json> events;
+  for (const nlohmann::json& event : trace["traceEvents"]) {
+    if (event["ph"] == phase) events.push_back(event);
+  }
+  return events;
+}
+
+nlohmann::json Named(const std::vector<nlohmann::json>& events, const std::string& name) {
+  for (const nlohmann::json& event : events) {
+    if (event["name"] == name) return event;
+  }
+  ADD_FAILURE() << "no " << name;
+  return {{"ts", 0}, {"dur", 0}, {"tid", -1}, {"args", {{"bytes", 0}}}};
+}
+
+bool Holds(const nlohmann::json& slice, const nlohmann::json& at) {
+  const double ts = slice["ts"], dur = slice["dur"], moment = at["ts"];
+  return slice["pid"] == at["pid"] && slice["tid"] == at["tid"] && ts <= moment &&
+         moment <= ts + dur;
+}
+
+class EmulatedTraceTest : public EmulatedFixture {
+ protected:
+  void StartRecording() {
+    EmulatedOptions options = FreeHost();
+    options.record_trace = true;
+    Start(options);
+  }
+
+  // Something leaves, comes back, and is waited for.
+  void OutAndIn() {
+    StartRecording();
+    data_ = OnDevice(kMiB);
+    uint8_t* const host = Pinned(kMiB);
+    const ScopedRange range(machine_->trace().get(), "step", 7);
+    Launch("aten::make", {}, {{data_, kMiB}}, compute_);
+    Order(compute_, out_);
+    ASSERT_THAT(ToHost(host, data_, kMiB, out_), IsOk());
+    Order(out_, in_);
+    ASSERT_THAT(ToDevice(data_, host, kMiB / 2, in_), IsOk());
+    Order(in_, compute_);
+    Launch("aten::use", {{data_, kMiB}}, {}, compute_);
+    Synchronize(compute_);
+  }
+
+  uint8_t* data_ = nullptr;
+};
+
+TEST_F(EmulatedTraceTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
+  StartRecording();
+  uint8_t* const data = OnDevice(kMiB);
+  uint8_t* const host = Pinned(kMiB);
+  Launch("quote\" back\\slash \xff", {}, {{data, kMiB}}, compute_);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, kMiB, out_), IsOk());
+  Synchronize(out_);
+  const std::string path = ::testing::TempDir() + "/emulated_trace.json";
+  ASSERT_THAT(machine_->WriteChromeTrace(path), IsOk());
+  std::ifstream file(path);
+  const nlohmann::json trace = nlohmann::json::parse(file);
+  std::remove(path.c_str());
+  EXPECT_THAT(trace["otherData"]["times"].get<std::string>(), HasSubstr("modelled"));
+  std::vector<std::string> rows;
+  std::vector<nlohmann::json> slices;
+  for (const nlohmann::json& event : trace["traceEvents"]) {
+    if (event["ph"] == "M") rows.push_back(event["args"]["name"]);
+    if (event["ph"] == "X") slices.push_back(event);
+  }
+  EXPECT_THAT(rows, ElementsAre("host, in modelled time", "pinning",
+                                "emu:0, " + machine_->options().preset.description, "emu:0/default",
+                                "emu:0/h2d", "emu:0/d2h", HasSubstr("stalls")));
+  ASSERT_EQ(slices.size(), 3u);
+  EXPECT_EQ(slices[2]["name"], "waits for copy D2H") << "the host does, in Synchronize";
+  EXPECT_THAT(slices[0]["name"].get<std::string>(), HasSubstr("quote\""));
+  EXPECT_EQ(slices[1]["name"], "copy D2H");
+  EXPECT_EQ(slices[1]["args"]["bytes"], kMiB);
+  EXPECT_NEAR(slices[1]["dur"].get<double>(), 3 + kMiB / 57.3e3, 1e-6);
+  EXPECT_NEAR(slices[1]["ts"].get<double>(), slices[0]["dur"].get<double>(), 1e-6);
+}
+
+TEST_F(EmulatedTraceTest, KernelsNameTheirOperatorAndTheirBytes) {
+  OutAndIn();
+  const nlohmann::json kernel = Named(EventsOf(*machine_, "X"), "aten::use");
+  EXPECT_EQ(kernel["args"]["operator"], "aten::use");
+  EXPECT_EQ(kernel["args"]["bytes"], kMiB);
+}
+
+TEST_F(EmulatedTraceTest, ACopyInsideTheDeviceReadsAndWritesItsBytes) {
+  StartRecording();
+  uint8_t* const data = OnDevice(2 * kMiB);
+  ASSERT_THAT(machine_->Copy(0, data + kMiB, data, kMiB, compute_), IsOk());
+  Synchronize(compute_);
+  EXPECT_EQ(Named(EventsOf(*machine_, "X"), "copy D2D")["args"]["bytes"], 2 * kMiB);
+}
+
+// The arrows' ends of a written trace: which copy out, counted from 0, leads to which copy in.
+std::vector<std::pair<int, int>> Arrows(const EmulatedMachine& machine) {
+  std::vector<nlohmann::json> outs, ins;
+  for (const nlohmann::json& slice : EventsOf(machine, "X")) {
+    if (slice["name"] == "copy D2H") outs.push_back(slice);
+    if (slice["name"] == "copy H2D") ins.push_back(slice);
+  }
+  const auto index_at = [](const std::vector<nlohmann::json>& slices, const nlohmann::json& at) {
+    for (size_t i = 0; i < slices.size(); ++i) {
+      if (Holds(slices[i], at)) return static_cast<int>(i);
+    }
+    return -1;
+  };
+  const std::vector<nlohmann::json> starts = EventsOf(machine, "s"), ends = EventsOf(machine, "f");
+  EXPECT_EQ(starts.size(), ends.size());
+  std::vector<std::pair<int, int>> arrows;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    EXPECT_EQ(starts[i]["id"], ends[i]["id"]);
+    arrows.emplace_back(index_at(outs, starts[i]), index_at(ins, ends[i]));
+  }
+  return arrows;
+}
+
+TEST_F(EmulatedTraceTest, ArrowsFollowTheBytesThroughCopiesThatOverlapAndHaveSeveralPieces) {
+  constexpr uint64_t kPart = 100 * kKiB;
+  struct Range {
+    int first, parts;
+  };
+  const struct {
+    std::vector<Range> outs;              // one after the other
+    std::vector<std::vector<Range>> ins;  // each one copy
+    std::vector<std::pair<int, int>> arrows;
+  } cases[] = {
+      {{{0, 1}}, {{{1, 1}}}, {}},                                            // beside it
+      {{{1, 1}}, {{{0, 1}}}, {}},                                            // before it
+      {{{0, 1}, {1, 1}}, {{{0, 2}}}, {{0, 0}, {1, 0}}},                      // one piece of two
+      {{{0, 1}, {3, 1}}, {{{3, 1}, {0, 1}}}, {{0, 0}, {1, 0}}},              // two pieces
+      {{{0, 4}}, {{{0, 1}}, {{1, 1}}, {{1, 3}}}, {{0, 0}, {0, 1}, {0, 2}}},  // chunks
+      {{{0, 3}, {1, 1}}, {{{0, 1}}, {{1, 1}}, {{2, 1}}}, {{0, 0}, {1, 1}, {0, 2}}},  // its middle
+      {{{0, 1}, {0, 1}}, {{{0, 1}}}, {{1, 0}}},                                      // all of it
+      {{{0, 2}, {1, 2}}, {{{1, 1}}, {{0, 1}}}, {{1, 0}, {0, 1}}},                    // its end
+      {{{1, 2}, {0, 2}}, {{{1, 1}}, {{2, 1}}}, {{1, 0}, {0, 1}}},  // its beginning
+  };
+  for (const auto& [outs, ins, arrows] : cases) {
+    StartRecording();
+    uint8_t* const data = OnDevice(4 * kPart);
+    uint8_t* const host = Pinned(4 * kPart);
+    for (const Range& range : outs) {
+      ASSERT_THAT(ToHost(host + range.first * kPart, data, range.parts * kPart, compute_), IsOk());
+    }
+    for (const std::vector<Range>& in : ins) {
+      std::vector<CopyPiece> pieces;
+      for (const Range& range : in) {
+        const uint64_t offset = range.first * kPart;
+        pieces.push_back({data + offset, host + offset, range.parts * kPart});
+      }
+      ASSERT_THAT(device_->CopyAsync(CopyDirection::kHostToDevice, pieces, compute_), IsOk());
+    }
+    Synchronize(compute_);
+    EXPECT_EQ(Arrows(*machine_), arrows);
+  }
+}
+
+TEST_F(EmulatedTraceTest, StallsAreOnTheirOwnRowAndAddUpToTheStatistics) {
+  OutAndIn();
+  double stalled_ms = 0;
+  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
+    if (slice["name"].get<std::string>().rfind("waits for copy ", 0) != 0) continue;
+    EXPECT_NE(slice["tid"], Named(EventsOf(*machine_, "X"), "aten::use")["tid"]);
+    stalled_ms += slice["dur"].get<double>() * 1e-3;
+  }
+  EXPECT_GT(stalled_ms, 0);
+  EXPECT_NEAR(stalled_ms, machine_->time_stats(0).stalled_on_copies_ms, 1e-6);
+}
+
+// The statistics say what each stream lost, the row when anything of the device stood still.
+TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfTheStatistics) {
+  StartRecording();
+  uint8_t* const data = OnDevice(2 * kMiB);
+  uint8_t* const host = Pinned(2 * kMiB);
+  const StreamHandle other = device_->CreateStream("other").value();
+  Order(compute_, in_);
+  ASSERT_THAT(ToDevice(data, host, kMiB, in_), IsOk());
+  Order(in_, compute_);
+  ASSERT_THAT(ToDevice(data + kMiB, host + kMiB, kMiB, in_), IsOk());
+  Order(in_, other);
+  Launch("aten::first", {{data, kMiB}}, {}, compute_);
+  Launch("aten::second", {{data + kMiB, kMiB}}, {}, other);
+  EXPECT_THAT(machine_->SynchronizeDevice(0), IsOk());
+  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  std::vector<nlohmann::json> stalls;
+  for (const nlohmann::json& slice : slices) {
+    if (slice["name"] == "waits for copy H2D") stalls.push_back(slice);
+  }
+  // Both wait for the first copy; one goes on to wait for the second.
+  const nlohmann::json copy = Named(slices, "copy H2D");
+  const double copy_us = copy["dur"];
+  ASSERT_EQ(stalls.size(), 1u);
+  EXPECT_NEAR(stalls[0]["ts"], copy["ts"], kExact);
+  EXPECT_NEAR(stalls[0]["dur"], 2 * copy_us, kExact);
+  EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms * 1e3, 3 * copy_us, kExact);
+}
+
+TEST_F(EmulatedTraceTest, AGraphShowsTheDevicesMemory) {
+  OutAndIn();
+  ASSERT_THAT(Free(data_), IsOk());
+  const std::vector<nlohmann::json> samples = EventsOf(*machine_, "C");
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_EQ(samples[0]["args"]["bytes"], kMiB);
+  EXPECT_EQ(samples[1]["args"]["bytes"], 0);
+}
+
+TEST_F(EmulatedTraceTest, ARangeOfTheHostSpansWhatItWaitedFor) {
+  OutAndIn();
+  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  const nlohmann::json step = Named(slices, "step"), use = Named(slices, "aten::use");
+  EXPECT_EQ(step["args"]["bytes"], 7);
+  EXPECT_NE(step["pid"], use["pid"]);
+  EXPECT_NEAR(step["ts"].get<double>() + step["dur"].get<double>(),
+              use["ts"].get<double>() + use["dur"].get<double>(), 1e-6);
+}
+
+TEST_F(EmulatedTraceTest, ARestartedTraceBeginsAtZeroWithTheMemoryThatIsInUse) {
+  OutAndIn();
+  machine_->RestartTrace();
+  Launch("aten::later", {{data_, kMiB}}, {}, compute_);
+  Synchronize(compute_);
+  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  ASSERT_EQ(slices.size(), 1u);
+  EXPECT_EQ(slices[0]["name"], "aten::later");
+  EXPECT_NEAR(slices[0]["ts"].get<double>(), 0, 1e-6);
+  const std::vector<nlohmann::json> samples = EventsOf(*machine_, "C");
+  ASSERT_EQ(samples.size(), 1u);
+  EXPECT_EQ(samples[0]["args"]["bytes"], kMiB);
+}
+
+TEST_F(EmulatedTraceTest, PinningIsOnARowOfItsOwn) {
+  EmulatedOptions options = Options();
+  options.record_trace = true;
+  Start(options);
+  Pinned(kMiB);
+  const nlohmann::json pin = Named(EventsOf(*machine_, "X"), "pin host memory");
+  EXPECT_EQ(pin["args"]["bytes"], kMiB);
+  EXPECT_NEAR(pin["dur"].get<double>(), options.preset.pin_ms_per_gib * 1e3 / 1024, 1e-6);
+}
+
+TEST_F(EmulatedTraceTest, WithoutARecordedTraceNobodyIsToldOfRanges) {
+  Start(Options());
+  EXPECT_EQ(machine_->trace(), nullptr);
+  machine_->RestartTrace();
+}
+
+TEST_F(EmulatedTraceTest, TraceThatCannotBeWrittenSaysWhy) {
+  Start(Options());
+  EXPECT_THAT(machine_->WriteChromeTrace("/tmp/x.json"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("record_trace")));
+  EmulatedOptions options = Options();
+  options.record_trace = true;
+  Start(options);
+  EXPECT_THAT(machine_->WriteChromeTrace("/nowhere/x.json"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/nowhere/x.json")));
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,143 @@
+// Memory that is mapped twice, and its pages closed and opened without a machine.
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/host_protection.h"
+#include "pinion/device/emulated/race_detector.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kPage = 4 * kKiB;
+
+// Accesses that no compiler leaves out.
+uint8_t Read(const uint8_t* data) { return *static_cast<const volatile uint8_t*>(data); }
+void Write(uint8_t* data, uint8_t value) { *static_cast<volatile uint8_t*>(data) = value; }
+
+TEST(MapTwiceTest, BothViewsAreTheSameMemory) {
+  const TwoViews views = MapTwice(2 * kPage).value();
+  EXPECT_NE(views.program, views.machine);
+  std::memset(views.program, 3, 2 * kPage);
+  EXPECT_EQ(Read(static_cast<uint8_t*>(views.machine) + 2 * kPage - 1), 3);
+  munmap(views.program, 2 * kPage);
+  munmap(views.machine, 2 * kPage);
+}
+
+// Closing and opening alone: two segments side by side, of a page each, and a page of nobody.
+class SegmentsTest : public ::testing::Test {
+ protected:
+  SegmentsTest() {
+    for (const uint64_t offset : {uint64_t{0}, kPage}) {
+      protection_.AddSegment({Program(offset), Machine(offset)}, kPage);
+    }
+  }
+
+  uint8_t* Program(uint64_t offset) {
+    return static_cast<uint8_t*>(mapping_.views.program) + offset;
+  }
+  uint8_t* Machine(uint64_t offset) {
+    return static_cast<uint8_t*>(mapping_.views.machine) + offset;
+  }
+  // A copy into the program's [begin, end), from memory of nobody. Its destination.
+  void* Close(uint64_t begin, uint64_t end, uint64_t epoch = 1) {
+    return protection_.Close({Program(begin), &elsewhere_, end - begin}, {1, epoch}, "a copy").dst;
+  }
+
+  struct Mapping {
+    const TwoViews views = MapTwice(3 * kPage).value();
+    ~Mapping() { munmap(views.program, 3 * kPage); }
+  } mapping_;
+  HostProtection protection_;
+  char elsewhere_ = 0;
+};
+using SegmentsDeathTest = SegmentsTest;
+
+TEST_F(SegmentsDeathTest, ARemovedSegmentOpensItsOwnPagesAndNotItsNeighbours) {
+  EXPECT_EQ(Close(0, kPage), Machine(0));
+  EXPECT_EQ(Close(kPage, 2 * kPage), Machine(kPage));
+  EXPECT_EQ(protection_.RemoveSegment(Program(0)), Machine(0));
+  Write(Program(0), 1);
+  EXPECT_DEATH(Read(Program(kPage)), "inside a copy");
+  EXPECT_DEATH(protection_.RemoveSegment(Program(0)), "");
+}
+
+TEST_F(SegmentsTest, WhatIsNotInsideOneSegmentIsLeftAlone) {
+  EXPECT_EQ(Close(2 * kPage, 3 * kPage), Program(2 * kPage));
+  EXPECT_EQ(Close(kPage, 3 * kPage), Program(kPage));
+  protection_.RemoveSegment(Program(0));
+  EXPECT_EQ(Close(0, kPage), Program(0));
+  for (uint64_t page = 0; page < 3; ++page) Write(Program(page * kPage), 1);
+}
+
+TEST_F(SegmentsDeathTest, AnEpochOpensTheCopiesUpToIt) {
+  Close(0, kPage, 4);
+  Close(kPage, 2 * kPage, 5);
+  VectorClock host;
+  host.Set(1, 4);
+  protection_.OpenSeen(host);
+  Write(Program(0), 1);
+  EXPECT_DEATH(Write(Program(kPage), 1), "inside a copy");
+}
+
+TEST_F(SegmentsDeathTest, TheMessageHasTheWholeAddress) {
+  Close(0, kPage);
+  char address[32];
+  std::snprintf(address, sizeof(address), "0x%016zx inside",
+                reinterpret_cast<size_t>(Program(kPage - 1)));
+  EXPECT_DEATH(Read(Program(kPage - 1)), address);
+}
+
+TEST_F(SegmentsDeathTest, ASignalThatSomebodySendsStillEndsTheProcess) {
+  EXPECT_DEATH(
+      {
+        raise(SIGSEGV);
+        _exit(0);
+      },
+      "");
+}
+
+// With room for one view more and not for two. Exits with 0 if there is room again afterwards.
+[[noreturn]] void MapTwiceWithRoomForOne() {
+  constexpr uint64_t kSize = uint64_t{1} << 32;
+  uint64_t mapped_pages = 0;
+  std::ifstream("/proc/self/statm") >> mapped_pages;
+  rlimit limit;
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = mapped_pages * kPage + kSize * 3 / 2;
+  setrlimit(RLIMIT_AS, &limit);
+  std::fputs(std::string(MapTwice(kSize).status().message()).c_str(), stderr);
+  const void* const again =
+      mmap(nullptr, kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  _exit(again == MAP_FAILED ? 1 : 0);
+}
+
+TEST(MapTwiceDeathTest, AViewThatHasNoPartnerIsGivenBack) {
+  EXPECT_EXIT(MapTwiceWithRoomForOne(), ::testing::ExitedWithCode(0), "the second");
+}
+
+TEST(MapTwiceTest, MemoryThatTheHostDoesNotHaveIsAnErrorThatNamesTheSize) {
+  EXPECT_THAT(MapTwice(uint64_t{1} << 60),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       ::testing::AllOf(HasSubstr(HumanBytes(uint64_t{1} << 60)),
+                                        HasSubstr("the first view"))));
+}
+
+}  // namespace
+}  // namespace pinion

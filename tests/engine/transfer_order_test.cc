@@ -1,0 +1,190 @@
+// What copies and streams wait for, and that they wait for nothing else.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_batch.h"
+#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/engine/wait_site.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::FaultyWorld;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::TestMachineOptions;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+// Every copy takes so long that nothing is known to be done.
+EmulatedOptions SlowCopies() {
+  EmulatedOptions options = TestMachineOptions();
+  options.faults.stall_copies_from = 1;
+  options.faults.stall_ms = 10;
+  return options;
+}
+
+// Counts the calls of `call` from now on.
+std::shared_ptr<int> CountCalls(FaultyWorld& faulty, const std::string& call) {
+  auto count = std::make_shared<int>(0);
+  faulty.device->FailCalls([call, count](const std::string& made, uint64_t) {
+    if (made == call) ++*count;
+    return absl::OkStatus();
+  });
+  return count;
+}
+
+TEST(TransferOrderTest, ABatchOfSeveralBuffersWaitsForTheOtherDirectionOnce) {
+  EngineWorld world(SlowCopies());
+  uint8_t* const data = world.AllocateDevice(4 * kMiB);
+  CopyBatch batch(CopyDirection::kHostToDevice);
+  for (int i = 0; i < 4; ++i) {
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+    world.CopyOut(host, data + i * kMiB, world.compute());
+    batch.Add(host, 0, data + i * kMiB, kMiB);
+  }
+  const uint64_t before = world.engine().GetStats().event_waits;
+  ASSERT_THAT(world.engine().Submit(std::move(batch), world.compute()), IsOk());
+  EXPECT_EQ(world.engine().GetStats().event_waits - before, 2u) << "compute, and the last copy out";
+  ASSERT_THAT(world.engine().Drain(kLong), IsOk());
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+}
+
+TEST(TransferOrderTest, ACopyWaitsForWhatItsStreamHasNotWaitedForYetOnly) {
+  EngineWorld world(SlowCopies());
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  world.CopyOut(host, data, world.compute());
+  world.CopyIn(host, data, world.compute());
+  const EngineStats before = world.engine().GetStats();
+  world.CopyIn(host, data, world.compute());
+  EXPECT_EQ(world.engine().GetStats().event_waits - before.event_waits, 1u) << "compute";
+  EXPECT_EQ(world.engine().GetStats().event_waits_skipped, 0u);
+}
+
+TEST(TransferOrderTest, ACopyOfABufferWhoseCopiesAreDoneHasNoWaitToSkip) {
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  ASSERT_THAT(world.CopyOut(host, data, world.compute()).Wait(kLong), IsOk());
+  const uint64_t before = world.engine().GetStats().event_waits;
+  world.CopyIn(host, data, world.compute());
+  EXPECT_EQ(world.engine().GetStats().event_waits - before, 1u) << "compute";
+  EXPECT_EQ(world.engine().GetStats().event_waits_skipped, 0u);
+}
+
+TEST(TransferOrderTest, WaitingForOneDevicesCopyIsNotWaitingForAnothers) {
+  EmulatedOptions options = SlowCopies();
+  options.device_count = 2;
+  EngineWorld world(options);
+  uint8_t* const data = world.AllocateDevice(kMiB, 0);
+  uint8_t* const other_data = world.AllocateDevice(kMiB, 1);
+  const std::shared_ptr<HostBuffer> own = world.NewHostBuffer(kMiB);
+  const std::shared_ptr<HostBuffer> other = world.NewHostBuffer(kMiB);
+  world.CopyOut(own, data, world.compute(0), 0);
+  world.CopyIn(own, data, world.compute(0), 0);
+  world.CopyOut(other, other_data, world.compute(1), 1);
+  world.CopyIn(other, data, world.compute(0), 0);
+  ASSERT_THAT(world.engine(0).Drain(kLong), IsOk());
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+}
+
+// What follows in the order of the stream may overlap with a capture.
+TEST(TransferOrderTest, OnlyTheFirstChunkIsOrderedAfterTheStream) {
+  EngineOptions options;
+  options.max_in_flight_bytes = 128 * kKiB;
+  FaultyWorld faulty(options);
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  const StreamHandle stream = world.NewStream();
+  faulty.device->FailCalls([&, copies = 0](const std::string& call, uint64_t) mutable {
+    if (call == "CopyAsync" && ++copies == 2) {
+      EXPECT_THAT(world.machine().SetCapturing(stream, true), IsOk());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, stream), IsOk());
+  EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 16u);
+  EXPECT_EQ(world.engine().GetStats().event_waits, 1u);
+  ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
+}
+
+TEST(TransferOrderTest, AStreamIsNotOrderedAfterItselfNorWhereTheSiteIsDisabled) {
+  EngineWorld world;
+  const StreamHandle stream = world.NewStream();
+  const WaitSite site = WaitSite::kUnpackOnOtherStream;
+  EXPECT_THAT(world.engine().OrderStreams(stream, stream, site), IsOk());
+  const ScopedDisableWaitSite disabled(site);
+  EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, site), IsOk());
+  EXPECT_EQ(world.engine().GetStats().event_waits, 0u);
+}
+
+TEST(TransferOrderTest, AWaitForTheLastOfManyCopiesIsOneWait) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  Transfer last;
+  for (int i = 0; i < 3; ++i) {
+    last = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  }
+  const std::shared_ptr<int> waits = CountCalls(faulty, "WaitEvent");
+  EXPECT_THAT(last.Wait(kLong), IsOk());
+  EXPECT_EQ(*waits, 1);
+}
+
+TEST(TransferOrderTest, SubmitAsksHowFarTheDeviceIsOnceManyArePending) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(64);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
+  const std::shared_ptr<int> queries = CountCalls(faulty, "QueryEvent");
+  for (int i = 0; i < 17; ++i) world.CopyIn(host, data, world.compute());
+  EXPECT_EQ(*queries, 0) << "there is room";
+  world.CopyIn(host, data, world.compute());
+  EXPECT_GT(*queries, 0);
+}
+
+TEST(TransferOrderTest, PollFindsOutAboutBothDirections) {
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  const Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data + kMiB, world.compute());
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+  EXPECT_FALSE(out.IsDone() || in.IsDone());
+  world.engine().Poll();
+  EXPECT_TRUE(out.IsDone() && in.IsDone());
+}
+
+TEST(TransferOrderDeathTest, ATicketThatNoEngineHasIssuedIsTheCallersBug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // an engine does not survive fork
+  EngineWorld world;
+  uint8_t* const data = world.AllocateDevice(64);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
+  const auto foreign = std::make_shared<FakeTimeline>();
+  host->AddTicket(foreign->Ticket(1));
+  EXPECT_DEATH(world.CopyIn(host, data, world.compute()), "no engine has issued");
+  foreign->CompleteVisibly(1);
+}
+
+}  // namespace
+}  // namespace pinion
