@@ -66,8 +66,6 @@ void EmuAllocator::Abandon() {
   live_bytes_.store(0, std::memory_order_release);
 }
 
-bool EmuAllocator::initialized() { return DeviceCount() > 0; }
-
 void EmuAllocator::emptyCache(c10::MempoolId_t /*pool*/) {}  // nothing is cached
 
 void EmuAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
@@ -111,7 +109,6 @@ std::pair<size_t, size_t> EmuAllocator::getMemoryInfo(c10::DeviceIndex index) {
 }
 
 void EmuAllocator::copy_data(void* dst, const void* src, size_t size_bytes) const {
-  if (size_bytes == 0) return;
   const c10::DeviceIndex index = CurrentDevice();
   ThrowIfError(Machine().Copy(index, dst, src, size_bytes, CurrentHandle(index)),
                "copying device memory");

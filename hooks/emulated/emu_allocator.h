@@ -34,7 +34,7 @@ class EmuAllocator final : public c10::DeviceAllocator {
   // that is broken. Not while others allocate or free.
   void Abandon();
 
-  bool initialized() override;
+  bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t pool) override;
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;
@@ -49,8 +49,8 @@ class EmuAllocator final : public c10::DeviceAllocator {
   static void Delete(void* block);
 
   std::atomic<int64_t> live_bytes_ = 0;
-  std::atomic<int> abandoned_ = 0;  // times
-  std::atomic<int64_t> out_of_memory_errors_ = 0;
+  std::atomic<int> abandoned_;  // times
+  std::atomic<int64_t> out_of_memory_errors_;
 };
 
 }  // namespace pinion::emu

@@ -43,19 +43,9 @@ void CopyWithinDevice(const at::Tensor& src, const at::Tensor& dst) {
   kernel.Launch();
 }
 
-// Keeps pinned memory from being reused before the copy is done.
-void RecordPinned(const at::Tensor& host, const c10::Stream& stream) {
-  at::HostAllocator* const allocator = at::getHostAllocator(kEmu);
-  if (allocator == nullptr || !Machine().IsPinned(host.const_data_ptr())) return;
-  const c10::DataPtr& data = host.storage().data_ptr();
-  allocator->record_event(data.get(), data.get_context(), stream);
-}
-
 void CopyBytes(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
-  if (src.numel() == 0) return;
   const bool to_host = dst.is_cpu();
   const c10::DeviceIndex index = (to_host ? src : dst).device().index();
-  const c10::Stream stream = CurrentStream(index);
   ThrowIfError(
       Machine().Copy(index, DataOf(dst), src.const_data_ptr(), src.nbytes(), CurrentHandle(index)),
       "copying between host and device");
@@ -63,7 +53,9 @@ void CopyBytes(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) 
     ThrowIfError(DeviceAt(index).SynchronizeStream(CurrentHandle(index)), "waiting for a copy");
     return;
   }
-  RecordPinned(to_host ? dst : src, stream);
+  // Pinned memory must not be reused before the copy is done. The allocator knows what is its own.
+  const c10::DataPtr& host = (to_host ? dst : src).storage().data_ptr();
+  at::getHostAllocator(kEmu)->record_event(host.get(), host.get_context(), CurrentStream(index));
 }
 
 void CopyBetweenDevices(const at::Tensor& src, const at::Tensor& dst) {
@@ -74,11 +66,9 @@ void CopyBetweenDevices(const at::Tensor& src, const at::Tensor& dst) {
   c10::Event dst_ready(kEmu);
   dst_ready.record(destination);
   dst_ready.block(source);
-  if (src.numel() > 0) {
-    ThrowIfError(Machine().Copy(source.device_index(), DataOf(dst), src.const_data_ptr(),
-                                src.nbytes(), HandleOf(source)),
-                 "copying between devices");
-  }
+  ThrowIfError(Machine().Copy(source.device_index(), DataOf(dst), src.const_data_ptr(),
+                              src.nbytes(), HandleOf(source)),
+               "copying between devices");
   c10::Event copied(kEmu);
   copied.record(source);
   copied.block(destination);
@@ -95,8 +85,8 @@ void MoveBytes(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) 
 }  // namespace
 
 at::Tensor CopyFrom(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
-  const at::Tensor from = src.sizes() == dst.sizes() ? src : src.expand(dst.sizes());
   if (dst.numel() == 0) return dst;
+  const at::Tensor from = src.expand(dst.sizes());
   if (from.device() == dst.device()) {
     CopyWithinDevice(from, dst);
   } else if (SameBytes(from, dst)) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +20,7 @@ double Size(const c10::IValue& tensor, int64_t dim) {
   return static_cast<double>(tensor.toTensor().size(dim));
 }
 
-// Every element of `self` meets every column of `other`: mm, bmm, mv and dot alike.
+// Every element of `self` meets every column of `other`: mm, bmm, addmv and dot alike.
 double MatmulFlops(const c10::IValue& self, const c10::IValue& other) {
   return 2 * Numel(self) * (other.toTensor().dim() < 2 ? 1 : Size(other, -1));
 }
@@ -37,8 +38,7 @@ double ConvolutionFlops(c10::ArrayRef<c10::IValue> arguments) {
     return values[std::min(dim, values.size() - 1)];
   };
   const size_t dims = static_cast<size_t>(weight.dim()) - 2;
-  double outputs = static_cast<double>(weight.size(0));
-  if (input.dim() == weight.dim()) outputs *= static_cast<double>(input.size(0));
+  double outputs = static_cast<double>(input.size(0)) * static_cast<double>(weight.size(0));
   for (size_t dim = 0; dim < dims; ++dim) {
     const int64_t length = input.size(input.dim() - static_cast<int64_t>(dims - dim));
     const int64_t kernel = at(dilation, dim) * (weight.size(static_cast<int64_t>(dim) + 2) - 1) + 1;
@@ -63,9 +63,11 @@ double AttentionFlops(const c10::IValue& query, const c10::IValue& key, bool cau
   return 2.0 * products * Numel(query) * Size(key, -2) * (causal ? 0.5 : 1);
 }
 
+// The input comes first, then the hidden state, or the sizes of batches and a hidden state with a
+// dimension for layers, then weights and biases.
 double RecurrentFlops(c10::ArrayRef<c10::IValue> arguments) {
   double weights = 0;
-  for (size_t i = 1; i < arguments.size(); ++i) {
+  for (size_t i = 2; i < arguments.size(); ++i) {
     if (arguments[i].isTensorList()) {
       for (const at::Tensor& tensor : arguments[i].toTensorVector()) {
         if (tensor.dim() == 2) weights += static_cast<double>(tensor.numel());
@@ -74,7 +76,9 @@ double RecurrentFlops(c10::ArrayRef<c10::IValue> arguments) {
       weights += Numel(arguments[i]);
     }
   }
-  return 2 * weights * Numel(arguments[0]) / std::max(1.0, Size(arguments[0], -1));
+  const at::Tensor& input = arguments[0].toTensor();
+  return 2 * weights *
+         static_cast<double>(c10::multiply_integers(input.sizes().slice(0, input.dim() - 1)));
 }
 
 }  // namespace
@@ -83,18 +87,18 @@ CostRule CostRuleOf(const std::string& name) {
   static const auto* const rules = new absl::flat_hash_map<std::string, CostRule>{
       {"aten::mm", CostRule::kMatmul},
       {"aten::bmm", CostRule::kMatmul},
-      {"aten::mv", CostRule::kMatmul},
       {"aten::dot", CostRule::kMatmul},
       {"aten::addmm", CostRule::kAddMatmul},
       {"aten::addmm_", CostRule::kAddMatmul},
       {"aten::_addmm_activation", CostRule::kAddMatmul},
       {"aten::addmv", CostRule::kAddMatmul},
+      {"aten::addmv_", CostRule::kAddMatmul},
       {"aten::addbmm", CostRule::kAddMatmul},
+      {"aten::addbmm_", CostRule::kAddMatmul},
       {"aten::baddbmm", CostRule::kAddMatmul},
       {"aten::baddbmm_", CostRule::kAddMatmul},
       {"aten::convolution", CostRule::kConvolution},
       {"aten::_convolution", CostRule::kConvolution},
-      {"aten::convolution_overrideable", CostRule::kConvolution},
       {"aten::convolution_backward", CostRule::kConvolutionBackward},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", CostRule::kAttention},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", CostRule::kAttentionBackward},
@@ -109,7 +113,6 @@ CostRule CostRuleOf(const std::string& name) {
       {"aten::gather", CostRule::kGather},
       {"aten::take", CostRule::kGather},
       {"aten::_index_put_impl_", CostRule::kGather},
-      {"aten::index_put_", CostRule::kGather},
       {"aten::index_add_", CostRule::kGather},
       {"aten::index_copy_", CostRule::kGather},
       {"aten::scatter_", CostRule::kGather},

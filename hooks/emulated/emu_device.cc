@@ -9,6 +9,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -92,10 +93,12 @@ void RegisterDeviceType() {
   RegisterKernels();
 }
 
-// After an error that stays, what was in use is leaked on purpose: nobody can drop it.
+// After an error that stays, what was in use is leaked on purpose: nobody can drop it. Of all
+// calls, this one has no effect on a machine that works.
 bool Broken(EmulatedMachine& machine) {
   for (int index = 0; index < machine.device_count(); ++index) {
-    if (absl::IsInternal(machine.SynchronizeDevice(index))) return true;
+    const StreamHandle stream = machine.default_stream(index);
+    if (!machine.device(index)->IsCapturing(stream).ok()) return true;
   }
   return false;
 }
@@ -104,27 +107,20 @@ bool Broken(EmulatedMachine& machine) {
 
 absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
   if (machine == nullptr) return absl::InvalidArgumentError("RegisterEmuDevice needs a machine");
-  if (machine->device_count() > emu::kMaxDevices) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("EmulatedOptions::device_count is ", machine->device_count(),
-                     "; LibTorch's emu takes ", emu::kMaxDevices, " at most"));
-  }
-  if (const int64_t live_bytes = emu::EmuAllocator::Get().live_bytes();
-      live_bytes > 0 && Broken(*emu::InstalledMachine())) {
+  if (const int64_t live_bytes = emu::EmuAllocator::Get().live_bytes(); live_bytes > 0) {
+    if (!Broken(*emu::InstalledMachine())) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("tensors of the machine that is registered hold ", live_bytes,
+                       " bytes; drop them before another machine takes its place"));
+    }
     PINION_LOG(kWarning) << "a device of the machine that is registered is broken; " << live_bytes
                          << " bytes that its tensors hold are lost, and the machine with them";
     emu::EmuAllocator::Get().Abandon();
-  } else if (live_bytes > 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("tensors of the machine that is registered hold ", live_bytes,
-                     " bytes; drop them before another machine takes its place"));
   }
-  static const bool registered = [] {
-    RegisterDeviceType();
-    return true;
-  }();
-  static_cast<void>(registered);
+  // What is registered next takes it for granted.
   emu::InstallMachine(std::move(machine));
+  static std::once_flag registered;
+  std::call_once(registered, RegisterDeviceType);
   StartBackwardWorkers(emu::DeviceCount());
   return absl::OkStatus();
 }

@@ -34,19 +34,18 @@ bool IsBoolean(const at::Tensor& tensor) {
 class BoxedCall {
  public:
   BoxedCall(const Operator& op, torch::jit::Stack* stack)
-      : op_(op), stack_(stack), kernel_(op.name), count_(op.arguments.size()) {}
+      : op_(op), stack_(stack), kernel_(op.name), count_(op.arguments.size()) {
+    const Arguments given = torch::jit::last(*stack, count_);
+    given_.append(given.begin(), given.end());
+  }
 
   HostKernel& kernel() { return kernel_; }
-  Arguments arguments() const { return torch::jit::last(*stack_, count_); }
+  // As they were given: tensors of the device.
+  Arguments arguments() const { return given_; }
 
   void ArgumentsToHost() {
     const size_t first = stack_->size() - count_;
-    for (size_t i = 0; i < count_; ++i) {
-      c10::IValue& value = (*stack_)[first + i];
-      if (op_.arguments[i].access != HostKernel::Access::kRead) written_.emplace_back(i, value);
-      Convert(value, op_.arguments[i].access);
-    }
-    if (kernel_.device() < 0) kernel_.SetDevice(CurrentDevice());
+    for (size_t i = 0; i < count_; ++i) Convert((*stack_)[first + i], op_.arguments[i].access);
     // Generators last: the default one depends on the device.
     for (size_t i = 0; i < count_; ++i) {
       if (op_.arguments[i].generator) ConvertGenerator((*stack_)[first + i]);
@@ -59,7 +58,7 @@ class BoxedCall {
     const size_t first = stack_->size() - count_;
     for (size_t i = 0; i < count_; ++i) {
       c10::IValue& value = (*stack_)[first + i];
-      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      if (!value.isTensor()) continue;
       const at::Tensor host = value.toTensor();
       if (!op_.wider.is_narrow(host.scalar_type())) continue;
       narrow_ = host.scalar_type();
@@ -78,8 +77,7 @@ class BoxedCall {
     const size_t first = stack_->size() - op_.result_arguments.size();
     for (size_t i = first; i < stack_->size(); ++i) {
       c10::IValue& value = (*stack_)[i];
-      const bool wide = value.isTensor() && value.toTensor().scalar_type() == op_.wider.wide;
-      if (wide) value = value.toTensor().to(*narrow_);
+      value = value.toTensor().to(*narrow_);
     }
   }
 
@@ -90,7 +88,7 @@ class BoxedCall {
       c10::IValue& value = (*stack_)[first + i];
       const int argument = op_.result_arguments[i];
       if (argument >= 0) {
-        value = Original(static_cast<size_t>(argument));
+        value = given_[argument];
       } else if (value.isTensor()) {
         value = kernel_.Result(value.toTensor());
       } else if (value.isTensorList()) {
@@ -128,16 +126,13 @@ class BoxedCall {
       value = std::move(tensors);
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> tensors;
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        if (!tensor.has_value()) {
-          tensors.push_back(std::nullopt);
-          continue;
-        }
-        indexed_by_mask_ = indexed_by_mask_ || (tensor->defined() && IsBoolean(*tensor));
-        tensors.push_back(ConvertTensor(*tensor, access));
+      for (const std::optional<at::Tensor>& given : value.toOptionalTensorVector()) {
+        const at::Tensor tensor = given.value_or(at::Tensor());
+        if (IsBoolean(tensor)) indexed_by_mask_ = true;
+        tensors.push_back(ConvertTensor(tensor, access));
       }
       value = std::move(tensors);
-    } else if (value.isDevice() && value.toDevice().type() == kEmu) {
+    } else if (value.isDevice()) {
       kernel_.SetDevice(IndexOf(value.toDevice()));
       value = c10::Device(c10::kCPU);
     }
@@ -156,18 +151,11 @@ class BoxedCall {
     value = HostGeneratorOf(given);
   }
 
-  const c10::IValue& Original(size_t argument) const {
-    for (const auto& [index, value] : written_) {
-      if (index == argument) return value;
-    }
-    TORCH_CHECK(false, op_.name, ": a result is none of the arguments");
-  }
-
   const Operator& op_;
   torch::jit::Stack* const stack_;
   HostKernel kernel_;
   const size_t count_;
-  c10::SmallVector<std::pair<size_t, c10::IValue>, 4> written_;
+  c10::SmallVector<c10::IValue, 8> given_;
   bool indexed_by_mask_ = false;
   std::optional<at::ScalarType> narrow_;
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2>
@@ -184,9 +172,6 @@ void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const double flops = FlopsOf(description.cost, call.arguments());
   call.ArgumentsToHost();
   kernel.Prepare();
-  const bool gather = description.cost == CostRule::kGather;
-  c10::SmallVector<c10::IValue, 8> gather_arguments;
-  if (gather) gather_arguments.append(call.arguments().begin(), call.arguments().end());
   {
     const HostScope scope;
     call.Widen();
@@ -198,9 +183,10 @@ void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const AllocationLabel label(description.name);
     call.ResultsToDevice();
   }
-  kernel.Launch(flops,
-                gather ? GatherBytes(gather_arguments, description.in_place, kernel.memory_bytes())
-                       : kernel.memory_bytes());
+  const double bytes = kernel.memory_bytes();
+  const bool gather = description.cost == CostRule::kGather;
+  const bool in_place = gather && description.arguments[0].access != HostKernel::Access::kRead;
+  kernel.Launch(flops, gather ? GatherBytes(call.arguments(), in_place, bytes) : bytes);
   if (description.observed_by_host || call.indexed_by_mask()) kernel.Synchronize();
 }
 

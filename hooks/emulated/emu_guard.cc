@@ -17,7 +17,7 @@
 namespace pinion::emu {
 namespace {
 
-// What c10 knows as a void*.
+// What c10 knows as a void*: null until it is recorded, and then c10 asks for nothing else.
 struct Event {
   std::shared_ptr<Device> device;  // keeps its machine alive
   EventHandle handle;
@@ -30,12 +30,6 @@ Event* MakeEvent(c10::DeviceIndex index) {
   ThrowIfError(handle.status(), "creating an event");
   event->handle = *handle;
   return event.release();
-}
-
-bool Query(const Event& event) {
-  const absl::StatusOr<bool> done = event.device->QueryEvent(event.handle);
-  ThrowIfError(done.status(), "querying an event");
-  return *done;
 }
 
 void Destroy(const Event& event) noexcept {
@@ -115,25 +109,25 @@ void EmuGuard::record(void** event, const c10::Stream& stream, c10::DeviceIndex 
 }
 
 void EmuGuard::block(void* event, const c10::Stream& stream) const {
-  if (event == nullptr) return;
   ThrowIfError(DeviceAt(stream.device_index())
                    .StreamWaitEvent(HandleOf(stream), static_cast<Event*>(event)->handle),
                "waiting for an event");
 }
 
 bool EmuGuard::queryEvent(void* event) const {
-  return event == nullptr || Query(*static_cast<Event*>(event));
+  const Event& queried = *static_cast<Event*>(event);
+  const absl::StatusOr<bool> done = queried.device->QueryEvent(queried.handle);
+  ThrowIfError(done.status(), "querying an event");
+  return *done;
 }
 
 void EmuGuard::synchronizeEvent(void* event) const {
-  if (event == nullptr) return;
   const Event& awaited = *static_cast<Event*>(event);
   ThrowIfError(awaited.device->WaitEvent(awaited.handle, absl::InfiniteDuration()),
                "synchronizing an event");
 }
 
 void EmuGuard::destroyEvent(void* event, c10::DeviceIndex /*index*/) const noexcept {
-  if (event == nullptr) return;
   const std::unique_ptr<Event> destroyed(static_cast<Event*>(event));
   Destroy(*destroyed);
 }

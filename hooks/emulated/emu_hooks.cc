@@ -10,8 +10,6 @@
 
 namespace pinion::emu {
 
-bool EmuHooks::isAvailable() const { return DeviceCount() > 0; }
-
 bool EmuHooks::hasPrimaryContext(c10::DeviceIndex index) const {
   return index >= 0 && index < DeviceCount();
 }
@@ -46,9 +44,7 @@ at::Device EmuHooks::getDeviceFromPtr(void* data) const {
   return c10::Device(kEmu, static_cast<c10::DeviceIndex>(index));
 }
 
-bool EmuHooks::isPinnedPtr(const void* data) const {
-  return DeviceCount() > 0 && Machine().IsPinned(data);
-}
+bool EmuHooks::isPinnedPtr(const void* data) const { return Machine().IsPinned(data); }
 
 c10::Allocator* EmuHooks::getPinnedMemoryAllocator() const { return at::getHostAllocator(kEmu); }
 

@@ -8,7 +8,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "pinion/hooks/emulated/emu_allocator.h"
@@ -24,23 +23,28 @@ ByteRange RangeOf(const at::Tensor& tensor) {
   return {base + extent.begin_bytes, extent.size_bytes()};
 }
 
-// Moves the bytes that `host` spans to memory of the device. The current kernel's stream has been
-// prepared, so the host may write.
-void FillFrom(const at::Tensor& host, void* device_data, const StorageExtent& extent) {
-  if (extent.size_bytes() == 0) return;
-  const char* const base = static_cast<const char*>(host.storage().data());
-  std::memcpy(device_data, base + extent.begin_bytes, extent.size_bytes());
+// Moves bytes of the host to memory of the device. The current kernel's stream has been prepared,
+// so the host may write.
+void Fill(void* device_data, const void* host_data, size_t size_bytes) {
+  std::copy_n(static_cast<const char*>(host_data), size_bytes, static_cast<char*>(device_data));
 }
 
-bool SameLayout(const c10::TensorImpl& a, const c10::TensorImpl& b) {
-  return a.sizes() == b.sizes() && a.strides() == b.strides() &&
-         a.storage_offset() == b.storage_offset();
+ComputeType ComputeTypeOf(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return ComputeType::kFloat64;
+    case at::kBFloat16:
+    case at::kHalf:
+      return ComputeType::kBFloat16;
+    default:
+      return ComputeType::kFloat32;
+  }
 }
 
 // The lazy conjugation and negation of `from`.
 void CopyMathBits(const c10::TensorImpl& from, c10::TensorImpl& to) {
-  if (to.is_conj() != from.is_conj()) to._set_conj(from.is_conj());
-  if (to.is_neg() != from.is_neg()) to._set_neg(from.is_neg());
+  to._set_conj(from.is_conj());
+  to._set_neg(from.is_neg());
 }
 
 }  // namespace
@@ -107,7 +111,7 @@ at::Tensor HostKernel::Alias(const at::Tensor& tensor, Access access) {
       return aliased.host;
     }
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.has_storage(), name_,
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, name_,
                               ": emu has dense tensors only, not ", tensor.layout());
   SetDevice(tensor.device().index());
   at::Tensor host = at::detail::make_tensor<c10::TensorImpl>(
@@ -117,12 +121,6 @@ at::Tensor HostKernel::Alias(const at::Tensor& tensor, Access access) {
   host_impl->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
   if (impl->is_wrapped_number()) host_impl->set_wrapped_number(true);
   CopyMathBits(*impl, *host_impl);
-  if (!typed_ && tensor.is_floating_point()) {
-    typed_ = true;
-    const at::ScalarType type = tensor.scalar_type();
-    if (type == at::kDouble) compute_type_ = ComputeType::kFloat64;
-    if (type == at::kBFloat16 || type == at::kHalf) compute_type_ = ComputeType::kBFloat16;
-  }
   aliased_.push_back({tensor, host, access});
   return host;
 }
@@ -136,10 +134,11 @@ at::Tensor HostKernel::Result(const at::Tensor& host) {
   for (const Aliased& aliased : aliased_) {
     if (aliased.host.is_same(host)) return aliased.device;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided && host.has_storage(), name_,
+  TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided, name_,
                               ": emu has dense tensors only, but the result is ", host.layout());
   at::Tensor result = MakeDeviceTensor(device_, host.sizes(), host.strides(), host.scalar_type());
-  FillFrom(host, result.storage().mutable_data(), ExtentOf(host));
+  const ByteRange bytes = RangeOf(host);
+  Fill(result.storage().mutable_data(), bytes.data, bytes.size_bytes);
   CopyMathBits(*host.unsafeGetTensorImpl(), *result.unsafeGetTensorImpl());
   results_.push_back(result);
   return result;
@@ -153,21 +152,18 @@ void HostKernel::UpdateWritten() {
     c10::StorageImpl* const storage = device->unsafe_storage().unsafeGetStorageImpl();
     const c10::Storage& now = aliased.host.storage();
     const bool moved =
-        std::none_of(storages_.begin(), storages_.end(), [&](const SharedStorage& shared) {
-          return shared.device == storage && shared.data == now.data();
-        });
+        std::none_of(storages_.begin(), storages_.end(),
+                     [&](const SharedStorage& shared) { return shared.data == now.data(); });
     if (moved) {
       TORCH_CHECK(storage->resizable(), name_, ": the storage of an out= argument of ",
                   storage->nbytes(), " bytes cannot grow to ", now.nbytes());
       c10::DataPtr grown = EmuAllocator::Get().AllocateOn(device_, now.nbytes());
-      if (now.nbytes() > 0) std::memcpy(grown.get(), now.data(), now.nbytes());
+      Fill(grown.get(), now.data(), now.nbytes());
       storage->set_data_ptr_noswap(std::move(grown));
       storage->set_nbytes(now.nbytes());
-      for (SharedStorage& shared : storages_) {
-        if (shared.device == storage) shared.data = now.data();
-      }
     }
-    if (!SameLayout(*device, *host)) {
+    // Not always: LibTorch refuses it for tensors that are detached.
+    if (device->sizes() != host->sizes() || device->strides() != host->strides()) {
       device->set_sizes_and_strides(host->sizes(), host->strides(), host->storage_offset());
     }
     // Kernels conjugate lazily, too: a solver transposes its result's strides and sets the bit.
@@ -179,18 +175,15 @@ void HostKernel::Launch(double flops, double memory_bytes) {
   Kernel kernel;
   kernel.name = name_;
   kernel.flops = flops;
-  kernel.type = compute_type_;
+  if (!aliased_.empty()) kernel.type = ComputeTypeOf(aliased_.front().device.scalar_type());
   kernel.reads.reserve(aliased_.size());
   kernel.writes.reserve(aliased_.size() + results_.size());
   for (const Aliased& aliased : aliased_) {
-    if (aliased.device.numel() == 0) continue;
     const bool read = aliased.access == Access::kRead;
     (read ? kernel.reads : kernel.writes).push_back(RangeOf(aliased.device));
   }
-  for (const at::Tensor& result : results_) {
-    if (result.numel() > 0) kernel.writes.push_back(RangeOf(result));
-  }
-  kernel.memory_bytes = memory_bytes < 0 ? this->memory_bytes() : memory_bytes;
+  for (const at::Tensor& result : results_) kernel.writes.push_back(RangeOf(result));
+  kernel.memory_bytes = memory_bytes;
   ThrowIfError(Machine().Launch(device_, stream_, kernel), name_.c_str());
 }
 

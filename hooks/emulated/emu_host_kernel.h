@@ -83,8 +83,8 @@ class HostKernel {
   // As counted so far: aliases that are read or written, and results.
   double memory_bytes() const;
 
-  // `memory_bytes` < 0: as counted.
-  void Launch(double flops = 0, double memory_bytes = -1);
+  void Launch() { Launch(/*flops=*/0, memory_bytes()); }
+  void Launch(double flops, double memory_bytes);
   // Blocks the host until the device is done, as an operator does whose result the host reads.
   void Synchronize();
 
@@ -108,8 +108,6 @@ class HostKernel {
   c10::SmallVector<SharedStorage, 8> storages_;
   c10::SmallVector<Aliased, 8> aliased_;
   c10::SmallVector<at::Tensor, 4> results_;
-  bool typed_ = false;
-  ComputeType compute_type_ = ComputeType::kFloat32;
 };
 
 }  // namespace pinion::emu

@@ -36,7 +36,7 @@ namespace {
 
 c10::DeviceIndex IndexFor(std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   TORCH_CHECK(!pin_memory.value_or(false), "only tensors of the CPU can be pinned");
-  return device.has_value() ? IndexOf(*device) : CurrentDevice();
+  return IndexOf(device.value());
 }
 
 at::Tensor EmptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
@@ -54,9 +54,7 @@ at::Tensor Empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
                                        {1}, c10::dtype_or_default(dtype));
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_contiguous(size);
-  if (format.value_or(at::MemoryFormat::Contiguous) != at::MemoryFormat::Contiguous) {
-    impl->empty_tensor_restride(*format);
-  }
+  impl->empty_tensor_restride(format.value_or(at::MemoryFormat::Contiguous));
   return tensor;
 }
 
@@ -80,11 +78,12 @@ at::Tensor EfficientZeroTensor(at::IntArrayRef size, std::optional<at::ScalarTyp
 const at::Tensor& Resize(const at::Tensor& self, at::IntArrayRef size,
                          std::optional<at::MemoryFormat> format) {
   c10::TensorImpl* const impl = self.unsafeGetTensorImpl();
-  if (impl->sizes() == size) return self;
-  const size_t needed = at::detail::computeStorageNbytesContiguous(
-      size, self.itemsize(), static_cast<size_t>(self.storage_offset()));
-  if (needed > self.storage().nbytes()) ResizeStorage(self.storage(), needed);
-  impl->set_sizes_contiguous(size);
+  if (impl->sizes() != size) {
+    const size_t needed = at::detail::computeStorageNbytesContiguous(
+        size, self.itemsize(), static_cast<size_t>(self.storage_offset()));
+    if (needed > self.storage().nbytes()) ResizeStorage(self.storage(), needed);
+    impl->set_sizes_contiguous(size);
+  }
   if (format.has_value()) impl->empty_tensor_restride(*format);
   return self;
 }
@@ -117,11 +116,6 @@ at::Scalar LocalScalarDense(const at::Tensor& self) {
   kernel.Launch();
   kernel.Synchronize();
   return value;
-}
-
-at::Tensor CopyFromAndResize(const at::Tensor& self, const at::Tensor& dst) {
-  dst.resize_(self.sizes());
-  return CopyFrom(self, dst, /*non_blocking=*/false);
 }
 
 void RecordStream(at::Tensor& self, at::Stream stream) {
@@ -170,7 +164,6 @@ void RegisterMemoryOps(torch::Library& library) {
   library.impl("set_.source_Tensor", &at::native::set_tensor_);
   library.impl("resize_", &Resize);
   library.impl("_copy_from", &CopyFrom);
-  library.impl("_copy_from_and_resize", &CopyFromAndResize);
   library.impl("_local_scalar_dense", &LocalScalarDense);
   library.impl("record_stream", &RecordStream);
   library.impl("_has_compatible_shallow_copy_type", &HasCompatibleShallowCopyType);

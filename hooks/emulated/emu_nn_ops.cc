@@ -59,12 +59,8 @@ at::Tensor DropoutBackward(const at::Tensor& grad, const at::Tensor& mask, doubl
   {
     const HostScope scope;
     at::Tensor noise = host_mask.to(host_grad.scalar_type());
-    // Autograd's scale is 1 / (1 - p), and 0 where p is 1.
-    if (scale > 0) {
-      noise.div_(1 / scale);
-    } else {
-      noise.mul_(scale);
-    }
+    // Autograd's scale is 1 / (1 - p), and 0 where p is 1: by infinity, then.
+    noise.div_(1 / scale);
     host = host_grad.mul(noise);
   }
   const AllocationLabel label(*name);

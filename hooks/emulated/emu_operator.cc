@@ -34,7 +34,6 @@ bool ShapeDependsOnValues(const std::string& name) {
 
 bool TakesHostTensors(const std::string& name) {
   static const auto* const names = new Names{"aten::index",
-                                             "aten::index_put_",
                                              "aten::_index_put_impl_",
                                              "aten::_pack_padded_sequence",
                                              "aten::_pad_packed_sequence",
@@ -59,7 +58,7 @@ bool IsInteger(at::ScalarType type) { return c10::isIntegralType(type, /*include
 bool IsHalf(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 WiderType WiderTypeOf(const std::string& name) {
-  // Counts, and products of values and numbers of bins, are exact in double.
+  // Counts, and products of values and numbers of bins, are exact in double up to 2^53.
   if (name == "aten::histc") return {&IsInteger, at::kDouble};
   static const auto* const computed_in_float = new Names{"aten::trace",
                                                          "aten::avg_pool3d",
@@ -74,8 +73,11 @@ WiderType WiderTypeOf(const std::string& name) {
   return {};
 }
 
-bool IsWritten(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+HostKernel::Access AccessOf(const std::string& name, const c10::Argument& argument) {
+  const c10::AliasInfo* const info = argument.alias_info();
+  if (info == nullptr || !info->isWrite()) return HostKernel::Access::kRead;
+  return argument.is_out() || OnlyWrites(name) ? HostKernel::Access::kWrite
+                                               : HostKernel::Access::kReadWrite;
 }
 
 int ArgumentOf(const c10::FunctionSchema& schema, const c10::Argument& result) {
@@ -90,25 +92,25 @@ int ArgumentOf(const c10::FunctionSchema& schema, const c10::Argument& result) {
 
 Operator Describe(const c10::OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
-  Operator description;
-  description.name = schema.name();
+  const std::string& name = schema.name();
   const std::string full_name = c10::toString(schema.operator_name());
+  Operator description = {.name = name,
+                          .refusal = {},
+                          .arguments = {},
+                          .result_arguments = {},
+                          .observed_by_host = ShapeDependsOnValues(name),
+                          .takes_host_tensors = TakesHostTensors(name),
+                          .cost = CostRuleOf(name),
+                          .wider = WiderTypeOf(name)};
   if (!handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
     description.refusal =
         "emu runs operators with the CPU's kernels, and the CPU has none for " + full_name;
   }
   for (const c10::Argument& argument : schema.arguments()) {
-    Operator::Argument described;
-    if (IsWritten(argument)) {
-      const bool overwritten = argument.is_out() || OnlyWrites(description.name);
-      described.access = overwritten ? HostKernel::Access::kWrite : HostKernel::Access::kReadWrite;
-      description.in_place = description.in_place || !argument.is_out();
-    }
-    const c10::TypePtr optional = c10::OptionalType::create(c10::GeneratorType::get());
-    described.generator = *argument.type() == *optional;
-    description.arguments.push_back(described);
+    const c10::TypePtr generator = c10::OptionalType::create(c10::GeneratorType::get());
+    description.arguments.push_back(
+        {.access = AccessOf(name, argument), .generator = *argument.type() == *generator});
   }
-  description.observed_by_host = ShapeDependsOnValues(description.name);
   for (const c10::Argument& result : schema.returns()) {
     int argument = -1;
     if (result.alias_info() != nullptr) {
@@ -126,9 +128,6 @@ Operator Describe(const c10::OperatorHandle& handle) {
       description.observed_by_host = true;
     }
   }
-  description.takes_host_tensors = TakesHostTensors(description.name);
-  description.cost = CostRuleOf(description.name);
-  description.wider = WiderTypeOf(description.name);
   return description;
 }
 
@@ -143,14 +142,11 @@ struct Cache {
 
 const Operator& OperatorOf(const c10::OperatorHandle& handle) {
   static Cache* const cache = new Cache;
-  {
-    const MutexLock lock(cache->mu);
-    const auto found = cache->operators.find(handle);
-    if (found != cache->operators.end()) return *found->second;
-  }
-  auto description = std::make_unique<const Operator>(Describe(handle));
   const MutexLock lock(cache->mu);
-  return *cache->operators.emplace(handle, std::move(description)).first->second;
+  const auto found = cache->operators.lazy_emplace(handle, [&](const auto& make) {
+    make(handle, std::make_unique<const Operator>(Describe(handle)));
+  });
+  return *found->second;
 }
 
 }  // namespace pinion::emu

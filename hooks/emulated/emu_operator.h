@@ -16,8 +16,8 @@
 
 namespace pinion::emu {
 
-// A type that CUDA has a kernel for and the CPU has not, and the one that holds its values exactly
-// and is computed in instead.
+// A type that CUDA has a kernel for and the CPU has not, and the wider one that is computed in
+// instead, with one rounding at the end. Double holds integers exactly up to 2^53 only.
 struct WiderType {
   bool (*is_narrow)(at::ScalarType) = nullptr;  // null: the CPU has them all
   at::ScalarType wide = at::kFloat;
@@ -25,8 +25,8 @@ struct WiderType {
 
 struct Operator {
   struct Argument {
-    HostKernel::Access access = HostKernel::Access::kRead;
-    bool generator = false;
+    HostKernel::Access access;
+    bool generator;
   };
 
   std::string name;     // "aten::add", without the overload
@@ -34,12 +34,11 @@ struct Operator {
   std::vector<Argument> arguments;
   // Of each result, the argument that it is; -1 for a fresh one.
   std::vector<int> result_arguments;
-  bool in_place = false;
   // The host needs what it computes, a number or a shape, so it waits for the device.
-  bool observed_by_host = false;
+  bool observed_by_host;
   // Takes tensors of the CPU beside the device's, as CUDA does: indices, lengths.
-  bool takes_host_tensors = false;
-  CostRule cost = CostRule::kMemory;
+  bool takes_host_tensors;
+  CostRule cost;
   WiderType wider;
 };
 

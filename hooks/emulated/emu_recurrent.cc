@@ -135,7 +135,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
       const bool on_device = tensors[i].defined() && tensors[i].device().type() == kEmu;
       inputs.push_back(on_device ? kernel.Read(tensors[i]) : tensors[i]);
       // A tensor that is given twice has one gradient, the first time.
-      if (!on_device || !tensors[i].requires_grad() || inputs.back().requires_grad()) continue;
+      if (!tensors[i].requires_grad() || inputs.back().requires_grad()) continue;
       inputs.back().set_requires_grad(true);
       differentiable.push_back(inputs.back());
       differentiated.push_back(i);
@@ -153,7 +153,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
       results[differentiated[i]] = kernel.Result(computed[i]);
     }
     const torch::jit::Stack arguments = call.With(inputs);
-    kernel.Launch(3 * FlopsOf(CostRule::kRecurrent, arguments));
+    kernel.Launch(3 * FlopsOf(CostRule::kRecurrent, arguments), kernel.memory_bytes());
     return results;
   }
 

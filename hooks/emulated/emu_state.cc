@@ -25,8 +25,8 @@ constexpr uint64_t kPooledStreams = 32;
 struct State {
   std::shared_ptr<EmulatedMachine> machine;
   std::vector<std::shared_ptr<Device>> devices;
-  std::atomic<uint64_t> generation = 0;  // of the machine
-  std::atomic<uint64_t> next_pooled = 0;
+  std::atomic<uint64_t> generation;  // of the machine
+  std::atomic<uint64_t> next_pooled;
 
   Mutex mu;
   std::map<std::pair<int, c10::StreamId>, StreamHandle> streams ABSL_GUARDED_BY(mu);
@@ -37,24 +37,17 @@ State& GlobalState() {
   return *state;
 }
 
-struct ThreadStream {
-  c10::StreamId id = kDefaultStream;
-  StreamHandle handle;  // invalid: not looked up yet
-};
-
 struct ThreadState {
-  uint64_t generation = 0;
-  c10::DeviceIndex device = 0;
-  std::array<ThreadStream, kMaxDevices> streams;
+  uint64_t generation;
+  c10::DeviceIndex device;
+  std::array<c10::StreamId, kMaxDevices> streams;
 };
 
 ThreadState& ThisThread() {
-  thread_local ThreadState thread;
+  thread_local ThreadState thread = {};
   const uint64_t generation = GlobalState().generation.load(std::memory_order_acquire);
-  if (thread.generation != generation) {
-    thread = ThreadState();
-    thread.generation = generation;
-  }
+  if (thread.generation != generation)
+    thread = {.generation = generation, .device = {}, .streams = {}};
   return thread;
 }
 
@@ -64,9 +57,9 @@ void CheckIndex(c10::DeviceIndex index) {
               DeviceCount(), " devices (EmulatedOptions::device_count)");
 }
 
-ThreadStream& CurrentThreadStream(c10::DeviceIndex index) {
+c10::StreamId& CurrentId(c10::DeviceIndex index) {
   CheckIndex(index);
-  return ThisThread().streams[index];
+  return ThisThread().streams.at(index);
 }
 
 c10::Stream MakeStream(c10::DeviceIndex index, c10::StreamId id) {
@@ -100,10 +93,7 @@ EmulatedMachine& Machine() {
 
 int DeviceCount() noexcept { return static_cast<int>(GlobalState().devices.size()); }
 
-Device& DeviceAt(c10::DeviceIndex index) {
-  CheckIndex(index);
-  return *GlobalState().devices[index];
-}
+Device& DeviceAt(c10::DeviceIndex index) { return *SharedDeviceAt(index); }
 
 std::shared_ptr<Device> SharedDeviceAt(c10::DeviceIndex index) {
   CheckIndex(index);
@@ -115,7 +105,7 @@ c10::DeviceIndex CurrentDevice() { return ThisThread().device; }
 c10::DeviceIndex ExchangeDevice(c10::DeviceIndex index) {
   ThreadState& thread = ThisThread();
   const c10::DeviceIndex before = thread.device;
-  if (index >= 0 && index != before) {
+  if (index >= 0) {
     CheckIndex(index);
     thread.device = index;
   }
@@ -129,19 +119,14 @@ c10::DeviceIndex IndexOf(c10::Device device) {
   return index;
 }
 
-c10::Stream CurrentStream(c10::DeviceIndex index) {
-  return MakeStream(index, CurrentThreadStream(index).id);
-}
+c10::Stream CurrentStream(c10::DeviceIndex index) { return MakeStream(index, CurrentId(index)); }
 
 c10::Stream ExchangeStream(const c10::Stream& stream) {
-  ThreadStream& current = CurrentThreadStream(stream.device_index());
-  const c10::Stream before = MakeStream(stream.device_index(), current.id);
-  if (current.id != stream.id()) current = ThreadStream{stream.id(), StreamHandle()};
-  return before;
+  const c10::DeviceIndex index = stream.device_index();
+  return MakeStream(index, std::exchange(CurrentId(index), stream.id()));
 }
 
 c10::Stream PooledStream(c10::DeviceIndex index) {
-  CheckIndex(index);
   const uint64_t turn = GlobalState().next_pooled.fetch_add(1, std::memory_order_relaxed);
   return MakeStream(index, static_cast<c10::StreamId>(turn % kPooledStreams) + 1);
 }
@@ -160,22 +145,11 @@ StreamHandle HandleOf(const c10::Stream& stream) {
   const absl::StatusOr<StreamHandle> created =
       DeviceAt(index).CreateStream("stream " + std::to_string(stream.id()));
   ThrowIfError(created.status(), "creating a stream");
-  StreamHandle handle;
-  {
-    const MutexLock lock(state.mu);
-    handle = state.streams.emplace(key, *created).first->second;
-  }
-  // Another thread was faster.
-  if (!(handle == *created)) {
-    ThrowIfError(DeviceAt(index).DestroyStream(*created), "destroying a stream");
-  }
-  return handle;
+  // If another thread was faster, this one's stream idles.
+  const MutexLock lock(state.mu);
+  return state.streams.emplace(key, *created).first->second;
 }
 
-StreamHandle CurrentHandle(c10::DeviceIndex index) {
-  ThreadStream& current = CurrentThreadStream(index);
-  if (!current.handle.valid()) current.handle = HandleOf(MakeStream(index, current.id));
-  return current.handle;
-}
+StreamHandle CurrentHandle(c10::DeviceIndex index) { return HandleOf(CurrentStream(index)); }
 
 }  // namespace pinion::emu

@@ -39,9 +39,10 @@ c10::DeviceIndex IndexOf(c10::Device device);
 
 c10::Stream CurrentStream(c10::DeviceIndex index);
 c10::Stream ExchangeStream(const c10::Stream& stream);  // returns the one before
-c10::Stream PooledStream(c10::DeviceIndex index);       // round robin over a small pool
+// Round robin over a small pool. Does not look whether there is such a device.
+c10::Stream PooledStream(c10::DeviceIndex index);
 StreamHandle HandleOf(const c10::Stream& stream);
-StreamHandle CurrentHandle(c10::DeviceIndex index);  // HandleOf(CurrentStream(index)), cached
+StreamHandle CurrentHandle(c10::DeviceIndex index);  // HandleOf(CurrentStream(index))
 
 }  // namespace pinion::emu
 

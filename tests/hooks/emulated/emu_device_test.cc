@@ -3,8 +3,9 @@
 #include "pinion/hooks/emulated/emu_device.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -12,7 +13,8 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
-#include <memory>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -25,54 +27,17 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
+#include "pinion/tests/hooks/emulated/emu_device_fixture.h"
 
 namespace pinion {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-class EmuDeviceTest : public ::testing::Test {
- protected:
-  EmuDeviceTest() { Use(Options()); }
-
-  static EmulatedOptions Options() {
-    EmulatedOptions options;
-    options.device_count = 2;
-    options.memory_bytes = uint64_t{64} << 20;
-    options.abort_on_race = false;
-    return options;
-  }
-
-  void Use(const EmulatedOptions& options) {
-    machine_ = EmulatedMachine::Create(options).value();
-    ASSERT_TRUE(RegisterEmuDevice(machine_).ok());
-  }
-
-  static c10::Device Emu(int index = 0) {
-    return c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(index));
-  }
-  static at::TensorOptions OnEmu(int index = 0) { return at::TensorOptions().device(Emu(index)); }
-  static c10::Stream NewStream() {
-    return c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getNewStream(Emu());
-  }
-  static at::Tensor Pinned(at::IntArrayRef sizes) { return at::randn(sizes).pin_memory(); }
-
-  std::shared_ptr<EmulatedMachine> machine_;
-};
-
-template <typename Function>
-std::string ErrorOf(const Function& function) {
-  try {
-    function();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 // --- The device ---
 
@@ -110,19 +75,32 @@ TEST_F(EmuDeviceTest, RefusesADeviceThatTheMachineDoesNotHave) {
 }
 
 TEST_F(EmuDeviceTest, KeepsTheMachineWhileTensorsLive) {
-  std::optional<at::Tensor> tensor = at::empty({256}, OnEmu());
+  std::optional<at::Tensor> tensor = at::empty({1}, OnEmu().dtype(at::kByte));
+  const double before_ms = machine_->now_ms();
   const absl::Status refused = RegisterEmuDevice(EmulatedMachine::Create(Options()).value());
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("1024 bytes"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(" 1 bytes"));
   EXPECT_EQ(RegisteredEmuMachine(), machine_);
+  EXPECT_EQ(machine_->now_ms(), before_ms);
+  EXPECT_EQ(machine_->calls(DeviceCall::kSynchronize), 0);
   tensor.reset();
   EXPECT_TRUE(RegisterEmuDevice(EmulatedMachine::Create(Options()).value()).ok());
+}
+
+TEST_F(EmuDeviceTest, TakesAsManyDevicesAsAMachineMayHave) {
+  EXPECT_EQ(RegisterEmuDevice(nullptr).code(), absl::StatusCode::kInvalidArgument);
+  EmulatedOptions options = Options();
+  options.memory_bytes = 1 << 20;
+  options.device_count = 64;
+  Use(options);
+  EXPECT_EQ(at::ones({4}, OnEmu(63)).sum().item<float>(), 4);
 }
 
 // A broken device frees nothing, so an engine leaks what its copies used: nobody can drop that.
 TEST_F(EmuDeviceTest, ABrokenMachineIsReplacedThoughTensorsLive) {
   std::optional<at::Tensor> tensor = at::ones({256}, OnEmu());
   machine_->BreakDevice(1, "an error that stays");
+  Use(Options());
   Use(Options());
   const at::Tensor other = at::ones({256}, OnEmu());
   EXPECT_EQ(other.sum().item<float>(), 256);
@@ -190,8 +168,17 @@ TEST_F(EmuDeviceTest, RefusesToMixDevices) {
 
 TEST_F(EmuDeviceTest, RefusesCpuTensorsBesideTheDevices) {
   const at::Tensor here = at::ones({4, 4}, OnEmu(0));
-  EXPECT_THAT(ErrorOf([&] { at::mm(here, at::ones({4, 4})); }), Not(IsEmpty()));
-  EXPECT_EQ((here + at::ones({})).sum().item<float>(), 32);  // a scalar may be on the CPU
+  const at::Tensor scalar = at::ones({});
+  EXPECT_THAT(ErrorOf([&] { at::mm(here, at::ones({4, 4})); }), HasSubstr("beside those on emu"));
+  EXPECT_EQ((here + scalar).sum().item<float>(), 32);  // to read, it may be on the CPU
+  EXPECT_THAT(ErrorOf([&] { at::add_out(const_cast<at::Tensor&>(scalar), here, here); }),
+              Not(IsEmpty()));
+  EXPECT_THAT(ErrorOf([&] { here + at::ones({}, at::kMeta); }), HasSubstr("meta"));
+  const at::Tensor rows = at::tensor({1, 0}, at::kLong), mask = at::ones({4}, at::kBool);
+  EXPECT_EQ(here.index({rows}).sum().item<float>(), 8);  // so may indices
+  EXPECT_EQ(here.index({mask}).sum().item<float>(), 16);
+  here.index_put_({rows}, at::zeros({}, OnEmu()));
+  EXPECT_EQ(here.sum().item<float>(), 8);
 }
 
 TEST_F(EmuDeviceTest, ViewsShareMemory) {
@@ -200,6 +187,8 @@ TEST_F(EmuDeviceTest, ViewsShareMemory) {
   base.t().narrow(0, 1, 1).add_(2);
   base.as_strided({2}, {12}, 5).fill_(3);
   EXPECT_EQ(base.sum().item<float>(), 4 * 3 + 4 * 2 + 2 * 3);
+  at::view_as_complex(base.view({4, 3, 2})).zero_();
+  EXPECT_EQ(base.sum().item<float>(), 0);
 }
 
 TEST_F(EmuDeviceTest, OperatorWhoseKernelFailsDoesNothing) {
@@ -223,6 +212,46 @@ TEST_F(EmuDeviceTest, OutArgumentsGrow) {
   at::Tensor selected = at::empty({0}, OnEmu());
   at::masked_select_out(selected, a, a > 0);
   EXPECT_EQ(selected.sum().item<float>(), 1200);
+}
+
+// CUDA has the same rule: what aliases the whole of a storage may not be resized by an operator.
+TEST_F(EmuDeviceTest, OutArgumentsOverMemoryOfAnotherOwnerDoNotGrow) {
+  const at::Tensor a = at::ones({300}, OnEmu());
+  at::Tensor out =
+      at::for_blob(a.data_ptr(), {0}).options(OnEmu()).target_device(Emu()).make_tensor();
+  EXPECT_THAT(ErrorOf([&] { at::mul_out(out, a, a); }), HasSubstr("cannot"));
+}
+
+TEST_F(EmuDeviceTest, OutArgumentsComeBackInTheirOrder) {
+  const at::Tensor values = at::ones({2, 3}, OnEmu());
+  const at::Tensor first = at::empty({0}, OnEmu());
+  const at::Tensor second = at::empty({0}, OnEmu().dtype(at::kLong));
+  torch::jit::Stack stack = {values, 1, false, first, second};
+  c10::Dispatcher::singleton().findSchemaOrThrow("aten::max", "dim_max").callBoxed(stack);
+  ASSERT_EQ(stack.size(), 2);
+  EXPECT_TRUE(stack[0].toTensor().is_same(first));
+  EXPECT_TRUE(stack[1].toTensor().is_same(second));
+}
+
+TEST_F(EmuDeviceTest, ADetachedTensorIsChangedInPlace) {
+  const at::Tensor tensor = at::ones({4}, OnEmu());
+  tensor.variable_data().add_(1);
+  EXPECT_EQ(tensor.sum().item<float>(), 8);
+}
+
+TEST_F(EmuDeviceTest, ANumberDoesNotWidenTheResult) {
+  const at::Tensor half = at::ones({}, OnEmu().dtype(at::kHalf));
+  EXPECT_EQ(at::where(half > 0, half, 2.0).scalar_type(), at::kHalf);
+}
+
+TEST_F(EmuDeviceTest, HasDenseTensorsOnly) {
+  const at::Tensor dense = at::ones({4, 4}, OnEmu());
+  EXPECT_THAT(ErrorOf([&] { dense.to_sparse(); }), HasSubstr("dense tensors only"));
+  const at::Tensor rows = at::arange(5, OnEmu().dtype(at::kLong));
+  const at::Tensor columns = at::arange(4, OnEmu().dtype(at::kLong));
+  const at::Tensor sparse = at::_sparse_csr_tensor_unsafe(rows, columns, at::ones({4}, OnEmu()),
+                                                          {4, 4}, OnEmu().layout(at::kSparseCsr));
+  EXPECT_THAT(ErrorOf([&] { at::sparse_sampled_addmm(sparse, dense, dense); }), Not(IsEmpty()));
 }
 
 // Solvers transpose their result and set its conjugate bit, in place.
@@ -265,12 +294,30 @@ TEST_F(EmuDeviceTest, TypesThatOnlyCudaHasAreComputedInAWiderOne) {
   EXPECT_TRUE(at::equal(pooled.detach().to(at::kCPU),
                         at::avg_pool3d(image.to(at::kFloat), {2, 2, 2}).to(at::kBFloat16)));
   EXPECT_TRUE(at::equal(leaf.grad().to(at::kCPU), at::full_like(image, 0.125)));
+
+  const at::Tensor square = at::randn({3, 3}).to(at::kHalf);
+  EXPECT_TRUE(at::equal(square.to(Emu()).trace().to(at::kCPU),
+                        square.to(at::kFloat).trace().to(at::kHalf)));
+  const at::Tensor flags = at::ones({3}, OnEmu().dtype(at::kBool));
+  EXPECT_THAT(ErrorOf([&] { flags.histc(7, 0, 99); }), Not(IsEmpty()));  // CUDA's has none either
 }
 
 TEST_F(EmuDeviceTest, DropoutOfEverythingHasNoGradient) {
   const at::Tensor mask = at::ones({4}, OnEmu().dtype(at::kBool));
   const at::Tensor grad = at::native_dropout_backward(at::ones({4}, OnEmu()), mask, /*scale=*/0);
   EXPECT_EQ(grad.abs().sum().item<float>(), 0);
+  const auto [output, dropped] = at::native_dropout(at::ones({4}, OnEmu()), 1.0, true);
+  EXPECT_EQ(output.abs().sum().item<float>(), 0);
+  EXPECT_FALSE(dropped.any().item<bool>());
+}
+
+TEST_F(EmuDeviceTest, DropoutOutsideOfTrainingKeepsAll) {
+  const auto [output, mask] = at::native_dropout(at::ones({4}, OnEmu()), 0.9, /*train=*/false);
+  EXPECT_EQ(output.sum().item<float>(), 4);
+  EXPECT_TRUE(mask.all().item<bool>());
+  at::manual_seed(1);
+  const auto kept = std::get<1>(at::native_dropout(at::ones({64}, OnEmu()), 0.9, std::nullopt));
+  EXPECT_LT(kept.sum().item<int64_t>(), 32);  // unset, it is training
 }
 
 TEST_F(EmuDeviceTest, ItemWaitsForTheDevice) {
@@ -283,6 +330,72 @@ TEST_F(EmuDeviceTest, ItemWaitsForTheDevice) {
   machine_->ResetTimeStats(0);
   EXPECT_EQ(machine_->SynchronizeDevice(0), absl::OkStatus());
   EXPECT_EQ(machine_->time_stats(0).compute_busy_ms, 0);  // nothing was left to do
+}
+
+// What a kernel reads is there, though copies take effect as late as they may.
+TEST_F(EmuDeviceTest, KernelsOfEveryKindSeeTheCopiesBeforeThem) {
+  const at::Tensor host = Pinned({64}).fill_(1);
+  const auto late = [&] { return host.to(Emu(), /*non_blocking=*/true); };
+  const at::Tensor mask = at::ones({64}, OnEmu().dtype(at::kBool));
+  EXPECT_EQ(late().select(0, 63).item<float>(), 1);
+  EXPECT_EQ(at::empty({64}, OnEmu()).copy_(late()).sum().item<float>(), 64);
+  EXPECT_EQ(std::get<0>(at::native_dropout(late(), 0.5, false)).sum().item<float>(), 64);
+  EXPECT_EQ(at::native_dropout_backward(late(), mask, 1).sum().item<float>(), 64);
+  at::Tensor grown = late();
+  grown.resize_({65});
+  EXPECT_EQ(grown.narrow(0, 0, 64).sum().item<float>(), 64);
+}
+
+TEST_F(EmuDeviceTest, TheHostWaitsForWhatItNeedsToKnow) {
+  const at::Tensor a = at::ones({4}, OnEmu()), host = Pinned({1 << 20});
+  const at::Tensor rows = at::ones({1}, OnEmu().dtype(at::kLong)), same = a.clone();
+  const at::Tensor bytes = a.to(at::kByte), flags = a.to(at::kBool);
+  const struct {
+    const char* name;
+    bool waits;
+    std::function<void()> run;
+  } cases[] = {{"item", true, [&] { a.select(0, 0).item(); }},
+               {"equal", true, [&] { at::equal(a, same); }},
+               {"nonzero", true, [&] { a.nonzero(); }},
+               {"masked_select", true, [&] { a.masked_select(flags); }},
+               {"_unique2", true, [&] { at::_unique2(a); }},
+               {"bincount", true, [&] { at::bincount(rows); }},
+               {"repeat_interleave", true, [&] { at::repeat_interleave(rows); }},
+               {"a mask", true, [&] { a.index({flags}); }},
+               {"a mask of bytes", true, [&] { a.index({bytes}); }},
+               {"to write by a mask", true, [&] { a.index_put_({flags}, same); }},
+               {"to the host", true, [&] { a.to(at::kCPU); }},
+               {"positions", false, [&] { a.index({rows}); }},
+               {"add", false, [&] { a + same; }},
+               {"a list", false, [&] {
+                  at::_foreach_add({a, same}, 1);
+                }}};
+  for (const auto& item : cases) {
+    ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
+    host.to(Emu(), /*non_blocking=*/true);
+    const double before_ms = machine_->now_ms();
+    item.run();
+    const double waited_ms = machine_->now_ms() - before_ms;
+    ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
+    const double total_ms = machine_->now_ms() - before_ms;
+    EXPECT_EQ(waited_ms > total_ms / 2, item.waits)
+        << item.name << ": " << waited_ms << " of " << total_ms << " ms";
+  }
+}
+
+// Its lists, as CUDA has them: bfloat16, float, the widest of the arguments, or as they are.
+TEST_F(EmuDeviceTest, AutocastHasTheListsOfCuda) {
+  const at::Tensor wide = at::ones({4, 4}, OnEmu()), narrow = wide.to(at::kBFloat16);
+  at::autocast::set_autocast_enabled(Emu().type(), true);
+  at::autocast::set_autocast_dtype(Emu().type(), at::kBFloat16);
+  EXPECT_EQ(at::mm(wide, wide).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at::exp(narrow).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::softmax(narrow, -1).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::norm(narrow, 2).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::dot(narrow.select(0, 0), wide.select(0, 0)).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::relu(narrow).scalar_type(), at::kBFloat16);
+  at::autocast::set_autocast_enabled(Emu().type(), false);
+  at::autocast::clear_cache();
 }
 
 TEST_F(EmuDeviceTest, AMatrixProductCostsItsFlops) {
@@ -335,6 +448,62 @@ TEST_F(EmuDeviceTest, DrawsFromAGeneratorOfItsOwn) {
   EXPECT_TRUE(at::equal(at::randn({4}, OnEmu(1)).to(at::kCPU), on_cpu));
 }
 
+// --- Recurrent layers ---
+
+// The outputs of an LSTM without biases; hidden and cell state are the same tensor.
+at::Tensor Lstm(const at::Tensor& input, const at::Tensor& hidden, double dropout = 0) {
+  const int64_t layers = hidden.size(0), width = hidden.size(2);
+  std::vector<at::Tensor> weights;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    for (const int64_t columns : {layer == 0 ? input.size(2) : width, width}) {
+      weights.push_back(at::randn({4 * width, columns}).to(input.device()));
+    }
+  }
+  return std::get<0>(at::lstm(input, {hidden, hidden}, weights, /*has_biases=*/false, layers,
+                              dropout, /*train=*/true, /*bidirectional=*/false,
+                              /*batch_first=*/false));
+}
+
+TEST_F(EmuDeviceTest, AStateThatIsGivenTwiceHasTheGradientOfBoth) {
+  const auto gradient = [](c10::Device device) {
+    at::manual_seed(1);
+    const at::Tensor input = at::randn({5, 2, 3}).to(device);
+    const at::Tensor hidden = at::randn({1, 2, 4}).to(device).requires_grad_(true);
+    Lstm(input, hidden).sum().backward();
+    return hidden.grad().to(at::kCPU);
+  };
+  EXPECT_TRUE(at::equal(gradient(Emu()), gradient(at::kCPU)));
+}
+
+TEST_F(EmuDeviceTest, BackwardThroughDropoutBetweenLayersLeavesTheCpusGeneratorAlone) {
+  const at::Tensor input = at::ones({5, 2, 4}, OnEmu()).requires_grad_(true);
+  const at::Tensor out = Lstm(input, at::zeros({2, 2, 4}, OnEmu()), /*dropout=*/0.5);
+  at::rand({1});
+  const at::Generator& generator = at::globalContext().defaultGenerator(at::kCPU);
+  const at::Tensor state = generator.get_state().clone();
+  out.sum().backward();
+  EXPECT_TRUE(at::equal(generator.get_state(), state));
+}
+
+TEST_F(EmuDeviceTest, RecurrentLayersHaveNoDoubleBackward) {
+  const at::Tensor input = at::ones({5, 2, 4}, OnEmu()).requires_grad_(true);
+  const at::Tensor out = Lstm(input, at::zeros({1, 2, 4}, OnEmu())).sum();
+  EXPECT_THAT(ErrorOf([&] { out.backward({}, /*retain_graph=*/true, /*create_graph=*/true); }),
+              HasSubstr("no double backward"));
+}
+
+TEST_F(EmuDeviceTest, RecurrentBackwardSeesTheCopyOfItsGradient) {
+  const auto gradient = [&](const at::Tensor& host) {
+    at::manual_seed(1);
+    const at::Tensor input = at::ones({5, 2, 4}, OnEmu()).requires_grad_(true);
+    const at::Tensor out = Lstm(input, at::zeros({1, 2, 4}, OnEmu()));
+    out.backward(host.to(Emu(), /*non_blocking=*/true));
+    return input.grad().to(at::kCPU);
+  };
+  const at::Tensor host = Pinned({5, 2, 4});
+  EXPECT_TRUE(at::equal(gradient(host), gradient(host.clone())));
+}
+
 // --- Memory ---
 
 TEST_F(EmuDeviceTest, OutOfMemoryNamesWhoHoldsWhat) {
@@ -355,16 +524,54 @@ TEST_F(EmuDeviceTest, OutOfMemoryNamesWhoHoldsWhat) {
   EXPECT_EQ(at::mm(a, a).select(0, 0).select(0, 0).item<float>(), 1024);  // and it goes on
 }
 
-TEST_F(EmuDeviceTest, ReportsMemoryThroughLibTorch) {
-  c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(c10::kPrivateUse1);
-  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  allocator.resetPeakStats(0);
-  const int64_t before = allocator.getDeviceStats(0).allocated_bytes[kAll].current;
-  at::empty({1 << 20}, OnEmu());
-  const auto stats = allocator.getDeviceStats(0);
-  EXPECT_EQ(stats.allocated_bytes[kAll].current, before);
-  EXPECT_GE(stats.allocated_bytes[kAll].peak, before + (4 << 20));
-  EXPECT_EQ(allocator.getMemoryInfo(0).second, Options().memory_bytes);
+TEST_F(EmuDeviceTest, OnlyTensorsOfTheCpuArePinned) {
+  EXPECT_THAT(ErrorOf([] { at::empty({4}, OnEmu().pinned_memory(true)); }), HasSubstr("pinned"));
+}
+
+TEST_F(EmuDeviceTest, TensorsHaveTheStridesOfTheirMemoryFormat) {
+  const std::vector<int64_t> sizes = {2, 3, 4, 5};
+  for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    const at::Tensor expected = at::empty(sizes, at::kFloat, format);
+    EXPECT_EQ(at::empty(sizes, OnEmu().memory_format(format)).strides(), expected.strides());
+    EXPECT_EQ(at::empty(sizes, OnEmu()).resize_(sizes, format).strides(), expected.strides());
+    EXPECT_EQ(at::empty({0}, OnEmu()).resize_(sizes, format).strides(), expected.strides());
+  }
+  const at::Tensor transposed = at::ones({2, 3}, OnEmu()).t();
+  EXPECT_EQ(transposed.resize_({3, 2}).strides(), at::IntArrayRef({1, 3}));
+  EXPECT_EQ(transposed.resize_({2, 3}).strides(), at::IntArrayRef({3, 1}));
+}
+
+TEST_F(EmuDeviceTest, AStorageThatIsLargeEnoughStays) {
+  const at::Tensor tensor = at::ones({8}, OnEmu());
+  const void* const data = tensor.data_ptr();
+  tensor.resize_({2});
+  tensor.resize_({8});
+  EXPECT_EQ(tensor.data_ptr(), data);
+  at::Tensor other = at::empty({0}, OnEmu());
+  other.set_(tensor.storage(), 2, {6}, {1});
+  EXPECT_EQ(other.data_ptr(), tensor.narrow(0, 2, 1).data_ptr());
+  EXPECT_EQ(tensor.data_ptr(), data);
+  const uint64_t copies = machine_->calls(DeviceCall::kCopy);
+  at::empty({0}, OnEmu()).resize_({8});
+  EXPECT_EQ(machine_->calls(DeviceCall::kCopy), copies);  // nothing to keep
+}
+
+TEST_F(EmuDeviceTest, SetTakesAStorageAndMakesItLargeEnough) {
+  const at::Tensor owner = at::ones({8}, OnEmu());
+  at::Tensor tensor = at::empty({0}, OnEmu());
+  tensor.set_(owner.storage());
+  EXPECT_EQ(tensor.sizes(), at::IntArrayRef({8}));
+  tensor.set_(owner.storage(), 4, {3, 2}, {2, 1});
+  EXPECT_EQ(owner.storage().nbytes(), 4 * 10);
+  tensor.fill_(2);
+  EXPECT_EQ(owner.sum().item<float>(), 4 + 2 * 4);
+  tensor.set_(owner.storage(), 4, {8});
+  EXPECT_EQ(owner.storage().nbytes(), 4 * 12);
+  tensor.set_();
+  EXPECT_EQ(tensor.sizes(), at::IntArrayRef({0}));
+  EXPECT_EQ(tensor.storage().nbytes(), 0);
+  tensor.resize_({4}).fill_(1);
+  EXPECT_EQ(tensor.sum().item<float>(), 4);
 }
 
 TEST_F(EmuDeviceTest, StoragesResize) {
@@ -397,7 +604,37 @@ TEST_F(EmuDeviceTest, AMissingEventIsARace) {
   const at::Tensor made = at::ones({1024}, OnEmu());
   const c10::StreamGuard guard(side);
   made + 1;
-  EXPECT_THAT(machine_->races(), Not(IsEmpty()));
+  EXPECT_THAT(machine_->races(), Contains(HasSubstr("aten::add")));
+}
+
+TEST_F(EmuDeviceTest, AFreshResultIsWrittenByItsOperator) {
+  const c10::Stream side = NewStream();
+  const at::Tensor made =
+      at::index_select(at::ones({8}, OnEmu()), 0, at::zeros({2}, OnEmu().dtype(at::kLong)));
+  const c10::StreamGuard guard(side);
+  made + 1;
+  EXPECT_THAT(machine_->races(), Contains(HasSubstr("aten::index_select")));
+}
+
+TEST_F(EmuDeviceTest, StreamsMayReadTheSameAndWriteBesideEachOther) {
+  const c10::Stream side = NewStream();
+  const at::Tensor made = at::ones({8}, OnEmu());
+  ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
+  made.narrow(0, 4, 4).sum();
+  made.narrow(0, 4, 4).clone();
+  made.narrow(0, 0, 4).add_(1);
+  {
+    const c10::StreamGuard guard(side);
+    made.narrow(0, 4, 4).sum();
+    made.narrow(0, 4, 4).clone();
+  }
+  ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
+  made.narrow(0, 0, 4).add_(1);
+  {
+    const c10::StreamGuard guard(side);
+    made.narrow(0, 4, 4).add_(1);
+  }
+  EXPECT_THAT(machine_->races(), IsEmpty());
 }
 
 TEST_F(EmuDeviceTest, RecordStreamKeepsMemoryForTheOtherStream) {
@@ -445,6 +682,15 @@ TEST_F(EmuDeviceTest, APinnedCopyIsAsynchronous) {
   EXPECT_TRUE(at::equal(copy.to(at::kCPU), host));
 }
 
+TEST_F(EmuDeviceTest, ABlockingCopyOfPinnedMemoryIsDoneWhateverTheLayout) {
+  const at::Tensor host = Pinned({1 << 18, 4});
+  const at::Tensor columns = at::empty({1 << 18, 8}, OnEmu()).narrow(1, 0, 4);
+  const double before_ms = machine_->now_ms();
+  columns.copy_(host);
+  EXPECT_GE(machine_->now_ms() - before_ms,
+            (4 << 20) / (machine_->options().preset.link.h2d_gb_per_s * 1e6));
+}
+
 TEST_F(EmuDeviceTest, PinnedMemoryOutlivesItsTensorUntilTheCopyIsDone) {
   at::Tensor host = Pinned({1 << 18});
   const at::Tensor expected = host.clone();
@@ -477,6 +723,65 @@ TEST_F(EmuDeviceTest, CopiesConvertTypesAndLayouts) {
   EXPECT_THAT(machine_->races(), IsEmpty());
 }
 
+// Where the elements are in the same order on both sides, the bytes cross as they are; otherwise
+// they are packed before, and unpacked after.
+TEST_F(EmuDeviceTest, CopiesHaveTheirLayoutsWhateverTheyAre) {
+  const struct {
+    const char* name;
+    std::function<at::Tensor(const at::Tensor&)> view;  // of 4 x 6: 2 x 3
+  } layouts[] = {
+      {"packed",
+       [](const at::Tensor& base) {
+         return base.view({24}).narrow(0, 3, 6).view({2, 3});
+       }},
+      {"transposed",
+       [](const at::Tensor& base) {
+         return base.view({24}).narrow(0, 1, 6).view({3, 2}).t();
+       }},
+      {"every second column",
+       [](const at::Tensor& base) {
+         return base.as_strided({2, 3}, {6, 2});
+       }},
+  };
+  const c10::Device cpu(at::kCPU);
+  for (const auto& [from, to] :
+       {std::pair(cpu, Emu()), std::pair(Emu(), cpu), std::pair(Emu(), Emu(1))}) {
+    for (const auto& source : layouts) {
+      for (const auto& target : layouts) {
+        for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+          const at::Tensor values = at::arange(24, at::kFloat).view({4, 6});
+          const at::Tensor expected = at::zeros({4, 6}, type);
+          const at::Tensor copied = at::zeros({4, 6}, type).to(to);
+          target.view(expected).copy_(source.view(values));
+          const at::Tensor given = source.view(values.to(from)), taken = target.view(copied);
+          ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
+          machine_->ResetTimeStats(0);
+          machine_->ResetTimeStats(1);
+          taken.copy_(given);
+          ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
+          ASSERT_TRUE(machine_->SynchronizeDevice(1).ok());
+          const uint64_t kernels =
+              machine_->time_stats(0).kernels + machine_->time_stats(1).kernels;
+          EXPECT_TRUE(at::equal(copied.to(at::kCPU), expected))
+              << source.name << " on " << from << " to " << target.name << " on " << to;
+          const bool same_bytes =
+              &source == &target && &source != &layouts[2] && type == at::kFloat;
+          EXPECT_TRUE(kernels == 0 || !same_bytes) << source.name;
+        }
+      }
+    }
+  }
+  EXPECT_THAT(machine_->races(), IsEmpty());
+}
+
+TEST_F(EmuDeviceTest, CopiesOfNothingDoNothing) {
+  const uint64_t copies = machine_->calls(DeviceCall::kCopy);
+  at::empty({0}, OnEmu()).copy_(at::empty({0}));
+  at::empty({0}, OnEmu(1)).copy_(at::empty({0}, OnEmu()));
+  EXPECT_EQ(machine_->calls(DeviceCall::kCopy), copies);
+  EXPECT_EQ(at::empty({1}, OnEmu()).copy_(at::ones({1})).item<float>(), 1);
+}
+
 // Lazy views are resolved by a copy, which must not ask for resolved tensors in its turn.
 TEST_F(EmuDeviceTest, LazyConjugatesAndNegativesAreResolvedByCopies) {
   const at::Tensor host = at::complex(at::randn({6, 5}), at::randn({6, 5}));
@@ -501,6 +806,9 @@ TEST_F(EmuDeviceTest, CopiesBetweenDevicesAreOrderedOnBoth) {
   const at::Tensor copy = source.to(Emu(1), /*non_blocking=*/true);
   source.fill_(7);
   EXPECT_EQ((copy + 1).sum().item<float>(), 3000);
+  copy.fill_(1);
+  copy.copy_(source);
+  EXPECT_EQ(copy.sum().item<float>(), 7000);
   EXPECT_THAT(machine_->races(), IsEmpty());
 }
 
