@@ -4,6 +4,7 @@
 #include "pinion/hooks/device_offloader.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
@@ -92,10 +93,11 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     MutexLock lock(mu_);
     record = FindShared(storage, version, read, tensor.itemsize());
     if (record != nullptr) {
+      if (record->IsAwaited()) AwaitOperator(record, node);
       if (record->parcel != nullptr) ++record->parcel->live_handles;
     } else {
       // EndScope would not send it on its way any more.
-      if (false) return keep(&OffloadStats::kept_scope_ended);
+      if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
       record =
           std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id);
       due = Register(record, node);
@@ -269,7 +271,7 @@ void DeviceOffloader::FreeDeviceMemory() {
   Released released;
   MutexLock lock(mu_);
   evicted = EvictDownTo(0);
-  TakeLate(0, released);
+  TakeLate(released);
 }
 
 GuardedStorage DeviceOffloader::Evict(Parcel& parcel) {
@@ -345,17 +347,15 @@ void DeviceOffloader::LetGo(GuardedStorage source, uint64_t size_bytes, Released
     released.storages.push_back(std::move(source));
     return;
   }
-  late_.push_back({std::move(source), size_bytes});
+  late_.push_back(std::move(source));
   late_bytes_ += size_bytes;
-  TakeLate(Window(options_.eviction_window_bytes) / 4, released);
+  if (late_bytes_ > Window(options_.eviction_window_bytes) / 2) TakeLate(released);
 }
 
-void DeviceOffloader::TakeLate(uint64_t limit_bytes, Released& released) {
-  while (late_bytes_ > limit_bytes) {
-    late_bytes_ -= late_.front().size_bytes;
-    released.storages.push_back(std::move(late_.front().source));
-    late_.pop_front();
-  }
+void DeviceOffloader::TakeLate(Released& released) {
+  std::move(late_.begin(), late_.end(), std::back_inserter(released.storages));
+  late_.clear();
+  late_bytes_ = 0;
 }
 
 }  // namespace pinion

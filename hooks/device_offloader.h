@@ -27,7 +27,6 @@
 #include <c10/core/TensorImpl.h>
 
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -126,12 +125,6 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     uint64_t number = 0;
   };
 
-  // A saved storage that nobody needs any more, but for its copy out.
-  struct Late {
-    GuardedStorage source;
-    uint64_t size_bytes = 0;
-  };
-
   struct OpenScope {
     ScopeSizes saved;
     std::vector<RecordPtr> in_use;  // their operators have not returned, as far as is known
@@ -158,12 +151,13 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   // `source` of that many bytes, all handles of which are gone, and which its copy out may still
   // read (none does if there are 0). In a backward, which has read it before it was evicted, the
-  // copy is likely to be under way: the memory goes when a quarter of the window more has gone, or
-  // when the backward ends, so that the stream need not wait for the copy at once.
+  // copy is likely to be under way: such memory goes once it adds up to half of the window, or when
+  // the backward ends, so that the stream need not wait for each copy at once. Backward goes from
+  // the last tensors to the first, and copies went the other way: the wait for the first of those
+  // that go covers all others.
   void LetGo(GuardedStorage source, uint64_t size_bytes, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The oldest of what goes later goes, until no more than that is left.
-  void TakeLate(uint64_t limit_bytes, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeLate(Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // --- out ---
   RecordPtr FindShared(const c10::Storage& storage, const SavedVersion& version,
@@ -271,7 +265,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   std::list<Parcel*> window_ ABSL_GUARDED_BY(mu_);  // oldest first
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t prefetched_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  std::deque<Late> late_ ABSL_GUARDED_BY(mu_);  // oldest first
+  // What nobody needs any more but for its copy out (LetGo).
+  std::vector<GuardedStorage> late_ ABSL_GUARDED_BY(mu_);
   uint64_t late_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   BackOff prefetch_back_off_ ABSL_GUARDED_BY(mu_);  // in unpacks
   std::optional<LastWait> last_wait_ ABSL_GUARDED_BY(mu_);

@@ -39,7 +39,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   // The engine may have a tensor over memory that nobody else needs for its own, and change it.
   // Not the memory that was saved, whoever lets go of it: other handles find it as long as it
   // lives.
-  if (CurrentBackward() != -1 && !BackwardKeepsGraph()) {
+  if (bytes.fetched && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
@@ -396,7 +396,7 @@ void DeviceOffloader::EndBackward(int64_t backward) {
       released.storages.push_back(TakeFetched(*parcel));
     }
   }
-  TakeLate(0, released);
+  TakeLate(released);
 }
 
 }  // namespace pinion

@@ -73,8 +73,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
 
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
     const auto index = static_cast<c10::DeviceIndex>(device_index);
-    PINION_RETURN_IF_ERROR(OffloaderFor(c10::Device(device_type_, index)).status());
-    if (false) {
+    if (FindOffloader(device_index) == nullptr) {
       PINION_RETURN_IF_ERROR(SetUp(c10::Device(device_type_, index)).status());
     }
     return Allocator()->Reserve(size_bytes);
