@@ -19,8 +19,8 @@ class FreeLists {
   void Insert(BlockRecord* block);
   void Remove(BlockRecord* block);
 
-  // A block of at least `size_bytes`, the class of a request, that is as small as the buckets can
-  // tell; null if there is none. It stays in its list.
+  // A block of at least `size_bytes`, at most the class of the largest request, that is as small as
+  // the buckets can tell; null if there is none. It stays in its list.
   BlockRecord* Find(uint64_t size_bytes) const;
 
  private:

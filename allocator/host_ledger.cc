@@ -209,9 +209,12 @@ std::shared_ptr<HostLedger::Table> HostLedger::CurrentTable() {
   }
   if (table->is_private) return table;
   absl::StatusOr<std::shared_ptr<Table>> mapped = Map(name_, table);
-  if (!mapped.ok()) return table;
+  if (!mapped.ok() || *mapped == table) return table;
   MutexLock lock(mu_);
-  return table_ = *std::move(mapped);
+  // Another thread may have found the new file first. `table` outlives the lock: a table that
+  // nobody else has is unmapped when it goes.
+  if (table_ == table) table_ = *std::move(mapped);
+  return table_;
 }
 
 absl::StatusOr<HostLedger::Reservation> HostLedger::Reserve(uint64_t size_bytes) {

@@ -95,6 +95,9 @@ void ReadHost(const std::string& proc_root, RamSample* sample) {
   sample->limited_by = "MemAvailable";
 }
 
+// cgroup v1 says "no limit" as the largest number of whole pages.
+constexpr uint64_t kV1UnlimitedFrom = uint64_t{1} << 62;
+
 void ApplyCgroup(const std::string& directory, const std::string& cgroup, const CgroupFiles& files,
                  double percent, RamSample* sample) {
   const std::optional<uint64_t> current =
@@ -103,7 +106,7 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
   std::optional<uint64_t> used;  // read only where there is a limit
   for (const char* name : files.limits) {
     const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(directory, cgroup, "/", name));
-    if (!limit.has_value()) continue;
+    if (!limit.has_value() || *limit >= kV1UnlimitedFrom) continue;
     if (!used.has_value()) {
       const Fields stat = ReadFields(absl::StrCat(directory, cgroup, "/memory.stat"));
       used = *current;

@@ -296,6 +296,7 @@ SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted)
 uint64_t SegmentPool::RoomForLargeBlocks() {
   Leftovers leftovers;
   MutexLock lock(mu_);
+  SettleAllLocked(&leftovers);
   ReclaimLocked(&leftovers);
   heap_.DissolveFreeSlabs();
   return heap_.large_free_bytes();

@@ -81,8 +81,12 @@ void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
 
 absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle after) {
   Progress progress(batch, after);
-  // First of all: a wait of the host for room may break the capture.
-  absl::Status submitted = device_->CheckNotCapturing(after);
+  absl::Status submitted;
+  if (batch.waits_for_room()) {
+    submitted = device_->accepting();
+    // A wait of the host for room may break the capture.
+    if (submitted.ok()) submitted = device_->CheckNotCapturing(after);
+  }
   while (submitted.ok() && progress.sent_bytes < batch.size_bytes()) {
     submitted = batch.waits_for_room() ? SubmitChunkWithinWindow(progress) : SubmitChunk(progress);
   }
@@ -110,6 +114,8 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   timeline_->PollIfMany();
   PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
   if (progress.sent_bytes == 0) {
+    // In the turn: a capture may have begun while this thread waited for it.
+    PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(progress.after));
     PINION_ASSIGN_OR_RETURN(copy.after, OrderBatch(progress.batch, progress.after));
   }
 

@@ -53,7 +53,8 @@ class CopyLane {
   // As TransferEngine::Submit. Returns the number of the last chunk.
   absl::StatusOr<uint64_t> Submit(const CopyBatch& batch, StreamHandle after);
 
-  // Returns when every Submit that was let in has enqueued the chunk that it was at.
+  // Returns when nobody has a turn that was let in. A Submit that still waits for room, or for its
+  // turn, is refused when it gets there.
   void FinishTurns() { const FifoTurn::Scope turn(timeline_->turn()); }
 
   const std::shared_ptr<StreamTimeline>& timeline() const { return timeline_; }

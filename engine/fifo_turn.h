@@ -2,7 +2,8 @@
 //
 // A turn is not a mutex: device calls are made while it is held, so it must never be taken by
 // anything that a device call could run into. Nothing else is held or waited for with it except
-// what the device does.
+// what the device does, and a copy lane's turn of those who wait for room, which is taken before
+// the timeline's.
 //
 //   FifoTurn::Scope turn(timeline->turn());
 //
