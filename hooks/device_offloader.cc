@@ -4,7 +4,6 @@
 #include "pinion/hooks/device_offloader.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
@@ -268,10 +267,8 @@ void DeviceOffloader::EvictOverWindow() {
 void DeviceOffloader::FreeDeviceMemory() {
   DropUnreadPrefetches();
   std::vector<GuardedStorage> evicted;  // let go of after mu_
-  Released released;
   MutexLock lock(mu_);
   evicted = EvictDownTo(0);
-  TakeLate(released);
 }
 
 GuardedStorage DeviceOffloader::Evict(Parcel& parcel) {
@@ -296,6 +293,7 @@ GuardedStorage DeviceOffloader::Evict(Parcel& parcel) {
 
 void DeviceOffloader::Release(Handle& handle) {
   StorageRecord& record = *handle.record();
+  const int64_t backward = CurrentBackward();
   Released released;
   stats_->Update([](OffloadStats& stats) { --stats.live_handles; });
   MutexLock lock(mu_);
@@ -304,7 +302,7 @@ void DeviceOffloader::Release(Handle& handle) {
     --parcel->live_handles;
     if (handle.read_epoch == parcel->epoch) --parcel->read_handles;
   }
-  if (--record.live_handles == 0) Forget(record, released);
+  if (--record.live_handles == 0) Forget(record, backward, released);
   if (parcel == nullptr) return;
   if (parcel->live_handles == 0) {
     order_.erase(parcel->OrderKey());
@@ -312,7 +310,7 @@ void DeviceOffloader::Release(Handle& handle) {
     if (parcel->gathered) {
       LetGo(GuardedStorage(std::exchange(parcel->gathered, c10::Storage()), parcel->pack_stream,
                            parcel->copy_out, WaitSite::kFreeAfterCopy),
-            parcel->size_bytes(), released);
+            parcel->size_bytes(), backward, released);
     }
   }
   if (parcel->fetched && parcel->read_handles == parcel->live_handles) {
@@ -321,7 +319,7 @@ void DeviceOffloader::Release(Handle& handle) {
 }
 
 // Its last handle is gone.
-void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
+void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& released) {
   // The handle that goes still shares the record: nothing is let go of under mu_.
   if (record.IsAwaited()) RemovePending(record);
   const auto found = by_storage_.find(record.identity._unsafe_get_target());
@@ -337,13 +335,15 @@ void DeviceOffloader::Forget(StorageRecord& record, Released& released) {
   GuardedStorage source(std::exchange(record.source, c10::Storage()), record.pack_stream, copy_out,
                         WaitSite::kFreeAfterCopy);
   const bool copied = record.parcel != nullptr;
-  LetGo(std::move(source), copied ? record.storage_bytes : 0, released);
+  LetGo(std::move(source), copied ? record.storage_bytes : 0, backward, released);
 }
 
-void DeviceOffloader::LetGo(GuardedStorage source, uint64_t size_bytes, Released& released) {
-  const int64_t backward = CurrentBackward();
-  // Only what EndBackward will be called for.
-  if (size_bytes == 0 || backward == -1 || !backwards_.contains(backward)) {
+void DeviceOffloader::LetGo(GuardedStorage source, uint64_t size_bytes, int64_t backward,
+                            Released& released) {
+  // Only what EndBackward will be called for, and what no other record could be found to have.
+  const bool later = size_bytes > 0 && backward != -1 && backwards_.contains(backward) &&
+                     !by_storage_.contains(source.storage().unsafeGetStorageImpl());
+  if (!later) {
     released.storages.push_back(std::move(source));
     return;
   }
@@ -353,8 +353,15 @@ void DeviceOffloader::LetGo(GuardedStorage source, uint64_t size_bytes, Released
 }
 
 void DeviceOffloader::TakeLate(Released& released) {
-  std::move(late_.begin(), late_.end(), std::back_inserter(released.storages));
-  late_.clear();
+  std::vector<GuardedStorage> merged;
+  for (GuardedStorage& source : std::exchange(late_, {})) {
+    if (!merged.empty() && merged.back().stream().torch == source.stream().torch) {
+      merged.back().Add(std::move(source));  // the later of the two copies covers both
+    } else {
+      merged.push_back(std::move(source));
+    }
+  }
+  for (GuardedStorage& source : merged) released.storages.push_back(std::move(source));
   late_bytes_ = 0;
 }
 

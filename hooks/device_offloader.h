@@ -70,9 +70,9 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // windows learn what it saved.
   void EndScope(ScopeId scope);
 
-  // Lets go of all device memory that can be fetched again: what was fetched ahead and not read
-  // yet, and tensors whose copy out was submitted. Its streams wait for the copies, the host does
-  // not.
+  // Lets go of all device memory that can be fetched again, or that nobody needs any more: what was
+  // fetched ahead and not read yet, and tensors whose copy out was submitted. Its streams wait for
+  // the copies, the host does not.
   void FreeDeviceMemory();
 
   TransferEngine& engine() const { return *engine_; }
@@ -147,15 +147,14 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   at::Tensor Unpack(Handle& handle);
   void Release(Handle& handle);
-  void Forget(StorageRecord& record, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Forget(StorageRecord& record, int64_t backward, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // `source` of that many bytes, all handles of which are gone, and which its copy out may still
   // read (none does if there are 0). In a backward, which has read it before it was evicted, the
   // copy is likely to be under way: such memory goes once it adds up to half of the window, or when
-  // the backward ends, so that the stream need not wait for each copy at once. Backward goes from
-  // the last tensors to the first, and copies went the other way: the wait for the first of those
-  // that go covers all others.
-  void LetGo(GuardedStorage source, uint64_t size_bytes, Released& released)
+  // the backward ends, so that a stream waits once for many copies, and not at once for each.
+  void LetGo(GuardedStorage source, uint64_t size_bytes, int64_t backward, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeLate(Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -228,6 +227,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   GuardedStorage TakeFetched(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Prefetching looks at all parcels again.
   void ResetCursors() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // And what nobody needs any more but for its copy out.
   void DropUnreadPrefetches();
   void NoteBackward();
   void EndBackward(int64_t backward);

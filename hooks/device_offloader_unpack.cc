@@ -374,6 +374,7 @@ void DeviceOffloader::DropUnreadPrefetches() {
     parcel->fetched_in = -1;  // it may be fetched ahead once more
     released.storages.push_back(TakeFetched(*parcel));
   }
+  TakeLate(released);
 }
 
 void DeviceOffloader::NoteBackward() {

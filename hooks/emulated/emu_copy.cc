@@ -85,8 +85,8 @@ void MoveBytes(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) 
 }  // namespace
 
 at::Tensor CopyFrom(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
+  const at::Tensor from = src.expand(dst.sizes());  // throws where the shapes do not fit
   if (dst.numel() == 0) return dst;
-  const at::Tensor from = src.expand(dst.sizes());
   if (from.device() == dst.device()) {
     CopyWithinDevice(from, dst);
   } else if (SameBytes(from, dst)) {

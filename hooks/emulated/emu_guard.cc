@@ -17,7 +17,8 @@
 namespace pinion::emu {
 namespace {
 
-// What c10 knows as a void*: null until it is recorded, and then c10 asks for nothing else.
+// What c10 knows as a void*: null until it is recorded, and once it was moved from: nobody asks
+// such an event anything.
 struct Event {
   std::shared_ptr<Device> device;  // keeps its machine alive
   EventHandle handle;

@@ -142,11 +142,14 @@ struct Cache {
 
 const Operator& OperatorOf(const c10::OperatorHandle& handle) {
   static Cache* const cache = new Cache;
+  {
+    const MutexLock lock(cache->mu);
+    const auto found = cache->operators.find(handle);
+    if (found != cache->operators.end()) return *found->second;
+  }
+  auto description = std::make_unique<const Operator>(Describe(handle));
   const MutexLock lock(cache->mu);
-  const auto found = cache->operators.lazy_emplace(handle, [&](const auto& make) {
-    make(handle, std::make_unique<const Operator>(Describe(handle)));
-  });
-  return *found->second;
+  return *cache->operators.emplace(handle, std::move(description)).first->second;
 }
 
 }  // namespace pinion::emu
