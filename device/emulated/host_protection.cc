@@ -34,7 +34,7 @@ struct Note {
 };
 
 constexpr int kNotes = 512;
-constinit Note notes[kNotes];
+constinit Note notes[kNotes] = {};
 struct sigaction previous_action;
 
 int LeaveNote(uintptr_t begin, uintptr_t end, const std::string& what) {
