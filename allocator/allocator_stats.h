@@ -27,7 +27,7 @@ struct SizeBucketStats {
 };
 
 struct NumaNodeStats {
-  int numa_node{};  // -1: unknown or spread
+  int numa_node = -1;  // -1: unknown or spread
   uint64_t segments = 0;
   uint64_t locked_bytes = 0;
   uint64_t used_bytes = 0;  // of blocks that are live or deferred

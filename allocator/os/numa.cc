@@ -29,8 +29,8 @@ void ForEachOf(const std::string& list, const Visit& visit) {
   for (const auto piece : absl::StrSplit(list, ',', absl::SkipWhitespace())) {
     const std::pair<absl::string_view, absl::string_view> ends =
         absl::StrSplit(piece, absl::MaxSplits('-', 1));
-    int first;
-    int last;
+    int first = 0;
+    int last = 0;
     if (!absl::SimpleAtoi(ends.first, &first)) return;
     if (!absl::SimpleAtoi(ends.second, &last)) last = first;
     for (int number = first; number <= last; ++number) visit(number);
