@@ -2,40 +2,53 @@
 """Counts the test cases in the test.xml files that bazel wrote under a directory.
 
 Usage: count_tests.py DIRECTORY [NEWER_THAN_FILE]
-Prints "PASSED FAILED SKIPPED". A test binary that died before it could report counts as one failure.
+Prints "PASSED FAILED SKIPPED", then the name and the first lines of the message of each that failed.
+A test binary that died before it could report counts as one failure.
 """
 
 import os
 import sys
 import xml.etree.ElementTree as ElementTree
 
+MESSAGE_LINES = 25
+
 
 def count_file(path):
     cases = ElementTree.parse(path).getroot().iter("testcase")
-    passed = failed = skipped = 0
+    passed = skipped = 0
+    failures = []
     for case in cases:
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed += 1
+        failure = case.find("failure")
+        if failure is None:
+            failure = case.find("error")
+        if failure is not None:
+            message = (failure.get("message") or failure.text or "").splitlines()
+            name = f"{case.get('classname')}.{case.get('name')}"
+            failures.append("\n  ".join([f"FAILED: {name}", *message[:MESSAGE_LINES]]))
         elif case.find("skipped") is not None or case.get("result") == "skipped":
             skipped += 1
         elif case.get("status") != "notrun":
             passed += 1
-    return passed, failed, skipped
+    return passed, failures, skipped
 
 
 def main():
     root = os.path.realpath(sys.argv[1])
     newer_than = os.path.getmtime(sys.argv[2]) if len(sys.argv) > 2 else 0
-    totals = [0, 0, 0]
+    passed = skipped = 0
+    failures = []
     for directory, _, files in os.walk(root):
         if "test.xml" not in files:
             continue
         path = os.path.join(directory, "test.xml")
         if os.path.getmtime(path) < newer_than:
             continue
-        for i, count in enumerate(count_file(path)):
-            totals[i] += count
-    print(*totals)
+        more_passed, more_failures, more_skipped = count_file(path)
+        passed += more_passed
+        skipped += more_skipped
+        failures += more_failures
+    print(passed, len(failures), skipped)
+    print(*failures, sep="\n")
 
 
 if __name__ == "__main__":

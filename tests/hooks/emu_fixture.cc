@@ -6,6 +6,7 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -13,11 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/device_backend.h"
@@ -112,6 +115,34 @@ bool Soon(const std::function<bool()>& condition) {
   return condition();
 }
 
+namespace {
+
+// What calls the fake runtime. Nobody calls it who holds none of these: a reference goes after its
+// owner's last call. (Sessions would be too early: the last reference to one may go in a worker
+// of autograd, whose destructors then still run.)
+class CallersOfFakeCuda {
+ public:
+  std::shared_ptr<Device> NewDevice(int index) {
+    auto device = std::make_shared<CudaDevice>(FakeCuda::Api(), index);
+    MutexLock lock(mu_);
+    callers_.push_back(device);
+    callers_.push_back(device->pinned_source());
+    return device;
+  }
+
+  bool AreGone() const {
+    MutexLock lock(mu_);
+    return std::all_of(callers_.begin(), callers_.end(),
+                       [](const auto& caller) { return caller.expired(); });
+  }
+
+ private:
+  mutable Mutex mu_;
+  std::vector<std::weak_ptr<void>> callers_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
 struct EmuWorld::Place {
   c10::DeviceType type = c10::DeviceType::PrivateUse1;
   int first_index = 0;
@@ -119,7 +150,7 @@ struct EmuWorld::Place {
   std::shared_ptr<EmulatedMachine> machine;  // none on a GPU
   std::unique_ptr<FakeCuda> fake_cuda;
   DeviceBackend backend;
-  std::vector<std::weak_ptr<OffloadSession>> sessions;
+  const std::shared_ptr<CallersOfFakeCuda> callers = std::make_shared<CallersOfFakeCuda>();
 };
 
 namespace {
@@ -138,10 +169,6 @@ void Register(const std::shared_ptr<EmulatedMachine>& machine) {
     registered = RegisterEmuDevice(machine);
     return registered.ok();
   })) << registered;
-}
-
-absl::StatusOr<std::shared_ptr<Device>> FakeCudaDevice(int index) {
-  return std::make_shared<CudaDevice>(FakeCuda::Api(), index);
 }
 
 c10::CachingDeviceAllocator::DeviceStats TorchStats(c10::DeviceType type, int index) {
@@ -163,7 +190,9 @@ std::unique_ptr<EmuWorld::Place> EmuWorld::Open(const EmulatedOptions& options) 
       place->backend = EmulatedBackend(place->machine);
     } else {
       place->fake_cuda = std::make_unique<FakeCuda>(place->machine);
-      place->backend = {"emu", FakeCudaDevice};
+      place->backend = {"emu", [callers = place->callers](int index) {
+                          return absl::StatusOr<std::shared_ptr<Device>>(callers->NewDevice(index));
+                        }};
     }
     return place;
   }
@@ -195,11 +224,7 @@ EmuWorld::~EmuWorld() {
         << session_->GetStats().ToString();
   }
   session_.reset();
-  // Their engines call the fake runtime to the end.
-  if (place_->fake_cuda == nullptr) return;
-  for (const auto& session : place_->sessions) {
-    EXPECT_TRUE(Soon([&] { return session.expired(); }));
-  }
+  EXPECT_TRUE(Soon([&] { return place_->callers->AreGone(); }));
 }
 
 EmulatedMachine& EmuWorld::machine() {
@@ -211,10 +236,7 @@ std::shared_ptr<OffloadSession> EmuWorld::NewSession(const OffloadOptions& offlo
   if (TestDevice() != "emu" && offload.allocator.segment_bytes % kCudaGranularityBytes != 0) {
     Skip("pins less at a time than CUDA can");
   }
-  std::shared_ptr<OffloadSession> session =
-      OffloadSession::Create(offload, place_->backend).value();
-  place_->sessions.push_back(session);
-  return session;
+  return OffloadSession::Create(offload, place_->backend).value();
 }
 
 c10::Device EmuWorld::device(int index) const {
