@@ -242,7 +242,7 @@ PinnedAllocator::Impl::Growth PinnedAllocator::Impl::TryGrow(SegmentPool& pool,
 
 uint64_t PinnedAllocator::Impl::MakeRoom(SegmentPool& pool, Refusal refusal,
                                          uint64_t segment_bytes) {
-  uint64_t missing_bytes{};
+  uint64_t missing_bytes = 0;
   switch (refusal) {
     case Refusal::kNone:
       return 0;

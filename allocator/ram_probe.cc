@@ -50,7 +50,7 @@ Fields ReadFields(const std::string& path) {
     std::istringstream words(line);
     std::string name;
     std::string unit;
-    uint64_t value{};
+    uint64_t value = 0;
     words >> name >> value >> unit;
     fields[std::string(absl::StripSuffix(name, ":"))] = unit == "kB" ? value * 1024 : value;
   }
@@ -65,7 +65,7 @@ uint64_t Field(const Fields& fields, const std::string& name) {
 // Nothing when the file is missing, or for "max": no limit. (v1 writes the largest page-aligned
 // int64 for that, which is more than any host has.)
 std::optional<uint64_t> ReadNumber(const std::string& path) {
-  uint64_t value;
+  uint64_t value = 0;
   if (!absl::SimpleAtoi(ReadFile(path), &value)) return std::nullopt;
   return value;
 }

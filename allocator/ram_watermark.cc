@@ -18,9 +18,9 @@ constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(1);
 
 uint64_t UsedBytes(const RamSample& sample) { return sample.total_bytes - sample.available_bytes; }
 
-// The percentage in use once `taken_bytes` more are.
+// The percentage in use once `taken_bytes` more are. Of a host whose memory is not known that is no
+// number, which is above no mark.
 double PercentAfter(const RamSample& sample, uint64_t taken_bytes) {
-  if (sample.total_bytes == 0) return 0;
   const uint64_t available = sample.available_bytes - std::min(sample.available_bytes, taken_bytes);
   return 100.0 * static_cast<double>(sample.total_bytes - available) /
          static_cast<double>(sample.total_bytes);

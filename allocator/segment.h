@@ -26,8 +26,8 @@ enum class BlockState : uint8_t {
 struct BlockRecord {
   char* data = nullptr;
   uint64_t capacity_bytes = 0;
-  uint64_t size_bytes{};  // as asked for; of live blocks
-  uint64_t id{};          // of live and deferred blocks
+  uint64_t size_bytes = 0;  // as asked for; of live blocks
+  uint64_t id = 0;          // of live and deferred blocks
   Run* run = nullptr;
   // The neighbours by address within the run; null at its ends.
   BlockRecord* before = nullptr;

@@ -22,7 +22,7 @@ constexpr absl::Duration kTeardownWait = absl::Seconds(1);
 constexpr absl::Duration kShortestWait = absl::Microseconds(100);
 
 // Pools take ids by the chunk, so that a block costs no atomic operation that pools share.
-constexpr uint64_t kIdsPerChunk = uint64_t{1} << 20;
+constexpr uint64_t kIdsPerChunk = 4096;
 std::atomic<uint64_t> next_chunk_of_ids{1};
 
 void Add(ByteGauge* gauge, uint64_t bytes) {
@@ -266,8 +266,8 @@ SegmentPool::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted)
   }
   GivenBack result;
   uint64_t lost_bytes = 0;
-  double unpin_ms{};
-  double max_unpin_ms{};
+  double unpin_ms = 0;
+  double max_unpin_ms = 0;
   for (const HostSegment& segment : segments) {
     if (kHardened) CheckFreeSegment(segment);
     const Stopwatch stopwatch;

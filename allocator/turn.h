@@ -50,7 +50,7 @@ class TurnHolder {
 
  private:
   Turn& turn_;
-  bool again_{};  // it is an inner turn
+  bool again_ = false;  // it is an inner turn
 };
 
 }  // namespace pinion::internal

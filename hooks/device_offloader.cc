@@ -265,7 +265,7 @@ void DeviceOffloader::EvictOverWindow() {
 }
 
 void DeviceOffloader::FreeDeviceMemory() {
-  DropUnreadPrefetches();
+  FreeUnneeded();
   std::vector<GuardedStorage> evicted;  // let go of after mu_
   MutexLock lock(mu_);
   evicted = EvictDownTo(0);

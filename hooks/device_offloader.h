@@ -227,8 +227,9 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   GuardedStorage TakeFetched(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Prefetching looks at all parcels again.
   void ResetCursors() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // And what nobody needs any more but for its copy out.
-  void DropUnreadPrefetches();
+  // Lets go of what was fetched and not read, of what nobody needs any more but for its copy out,
+  // and of what came back from those that it was lent to.
+  void FreeUnneeded();
   void NoteBackward();
   void EndBackward(int64_t backward);
 

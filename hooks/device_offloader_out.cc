@@ -287,7 +287,7 @@ void DeviceOffloader::Publish(Leaving& leaving, const Transfer& copy, Released& 
     record_bytes += record.size_bytes();
     if (record.live_handles == 0) {
       // Its last handle went while the copy was submitted: its source is ours to guard.
-      if (!parcel.gathered) ours.Add(std::move(leaving.sources[i]));
+      ours.Add(std::move(leaving.sources[i]));
       continue;
     }
     record.state = StorageRecord::CopyOut::kSubmitted;

@@ -195,7 +195,7 @@ void DeviceOffloader::FetchNow(Parcel& parcel, const BoundStream& stream) {
     try {
       storage = AllocateStorage(stream.torch, parcel.size_bytes());
     } catch (const c10::OutOfMemoryError&) {
-      DropUnreadPrefetches();
+      FreeUnneeded();
       storage = AllocateStorage(stream.torch, parcel.size_bytes());
     }
     // Backward needs it now, and what is in flight before it the prefetch window bounds.
@@ -365,7 +365,8 @@ void DeviceOffloader::ResetCursors() {
   for (auto& [backward, cursor] : backwards_) cursor = PrefetchCursor();
 }
 
-void DeviceOffloader::DropUnreadPrefetches() {
+void DeviceOffloader::FreeUnneeded() {
+  SettleLoans();
   Released released;
   MutexLock lock(mu_);
   ResetCursors();

@@ -28,7 +28,7 @@ AddressRange::AddressRange(uint64_t size_bytes) {
   char* const mapped_end = static_cast<char*>(mapped) + mapped_bytes;
   begin_ = reinterpret_cast<char*>(AlignUp(reinterpret_cast<uintptr_t>(mapped), kGiB));
   end_ = begin_ + size_bytes;
-  munmap(mapped, begin_ - static_cast<char*>(mapped));
+  if (begin_ != mapped) munmap(mapped, begin_ - static_cast<char*>(mapped));
   munmap(end_, mapped_end - end_);
   madvise(begin_, size_bytes, MADV_DONTFORK);
   free_[begin_] = size_bytes;

@@ -30,9 +30,9 @@ std::atomic<ProcessIdentity> cached{0};
     pthread_atfork(nullptr, nullptr, [] { cached = 0; });
 
 struct ProcStat {
-  char state{};
-  uint64_t threads{};
-  uint64_t start{};
+  char state = '?';
+  uint64_t threads = 0;
+  uint64_t start = 0;
 };
 
 std::optional<ProcStat> ReadStat(pid_t pid) {
@@ -40,12 +40,15 @@ std::optional<ProcStat> ReadStat(pid_t pid) {
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
   // "pid (name) state ...": the name may hold anything, parentheses and spaces too.
-  std::istringstream fields(line.substr(line.rfind(')') + 1));
+  const size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream fields(line.substr(name_end + 1));
   ProcStat stat;
   fields >> stat.state;
   std::string skipped;
   for (int field = 4; field < 20; ++field) fields >> skipped;
   fields >> stat.threads >> skipped >> stat.start;
+  if (!fields) return std::nullopt;
   return stat;
 }
 

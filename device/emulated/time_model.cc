@@ -91,7 +91,7 @@ bool TimeModel::TryStart(int stream) {
       entry.phase = Phase::kReady;
       device.ready.push_back(stream);
       if (device.ready.size() == 1) RunNextKernel(device);
-      return false;
+      break;
     case Kind::kCopy: {
       DeviceState& owner = devices_[entry.copy.device];
       const size_t direction = Index(entry.copy.direction);
@@ -101,7 +101,7 @@ bool TimeModel::TryStart(int stream) {
       } else {
         StartCopy(stream);
       }
-      return false;
+      break;
     }
   }
   return false;

@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -45,11 +46,9 @@ class BoxedCall {
 
   void ArgumentsToHost() {
     const size_t first = stack_->size() - count_;
-    for (size_t i = 0; i < count_; ++i) Convert((*stack_)[first + i], op_.arguments[i].access);
-    // Generators last: the default one depends on the device.
-    for (size_t i = 0; i < count_; ++i) {
-      if (op_.arguments[i].generator) ConvertGenerator((*stack_)[first + i]);
-    }
+    for (size_t i = 0; i < count_; ++i) Convert((*stack_)[first + i], op_.arguments[i]);
+    // The generator last: the default one depends on the device.
+    if (op_.generator.has_value()) ConvertGenerator((*stack_)[first + *op_.generator]);
   }
 
   // Gives the operator its arguments in its wider type; Narrow() takes back what it made of them.
@@ -63,7 +62,7 @@ class BoxedCall {
       if (!op_.wider.is_narrow(host.scalar_type())) continue;
       narrow_ = host.scalar_type();
       const at::Tensor wide = host.to(op_.wider.wide);
-      if (op_.arguments[i].access != HostKernel::Access::kRead) widened_.emplace_back(host, wide);
+      if (op_.arguments[i] != HostKernel::Access::kRead) widened_.emplace_back(host, wide);
       value = wide;
     }
   }
@@ -74,22 +73,20 @@ class BoxedCall {
       host.resize_(wide.sizes());
       host.copy_(wide);
     }
-    const size_t first = stack_->size() - op_.result_arguments.size();
-    for (size_t i = first; i < stack_->size(); ++i) {
+    for (size_t i = stack_->size() - op_.results; i < stack_->size(); ++i) {
       c10::IValue& value = (*stack_)[i];
-      value = value.toTensor().to(*narrow_);
+      const at::Tensor& result = value.toTensor();
+      const auto* const written =
+          std::find_if(widened_.begin(), widened_.end(),
+                       [&](const auto& widened) { return widened.second.is_same(result); });
+      value = written == widened_.end() ? result.to(*narrow_) : written->first;
     }
   }
 
   void ResultsToDevice() {
-    const size_t results = op_.result_arguments.size();
-    const size_t first = stack_->size() - results;
-    for (size_t i = 0; i < results; ++i) {
-      c10::IValue& value = (*stack_)[first + i];
-      const int argument = op_.result_arguments[i];
-      if (argument >= 0) {
-        value = given_[argument];
-      } else if (value.isTensor()) {
+    for (size_t i = stack_->size() - op_.results; i < stack_->size(); ++i) {
+      c10::IValue& value = (*stack_)[i];
+      if (value.isTensor()) {
         value = kernel_.Result(value.toTensor());
       } else if (value.isTensorList()) {
         c10::List<at::Tensor> tensors;
@@ -185,7 +182,7 @@ void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   const double bytes = kernel.memory_bytes();
   const bool gather = description.cost == CostRule::kGather;
-  const bool in_place = gather && description.arguments[0].access != HostKernel::Access::kRead;
+  const bool in_place = gather && description.arguments[0] != HostKernel::Access::kRead;
   kernel.Launch(flops, gather ? GatherBytes(call.arguments(), in_place, bytes) : bytes);
   if (description.observed_by_host || call.indexed_by_mask()) kernel.Synchronize();
 }

@@ -2,7 +2,6 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
@@ -107,17 +106,6 @@ at::Tensor& SetEmpty(at::Tensor& self) {
   return SetStorage(self, empty, 0, {0}, {});
 }
 
-at::Scalar LocalScalarDense(const at::Tensor& self) {
-  static const std::string* const name = new std::string("aten::_local_scalar_dense");
-  HostKernel kernel(*name);
-  const at::Tensor host = kernel.Read(self);
-  kernel.Prepare();
-  const at::Scalar value = at::native::_local_scalar_dense_cpu(host);
-  kernel.Launch();
-  kernel.Synchronize();
-  return value;
-}
-
 void RecordStream(at::Tensor& self, at::Stream stream) {
   EmuAllocator::Get().recordStream(self.storage().data_ptr(), stream);
 }
@@ -164,7 +152,6 @@ void RegisterMemoryOps(torch::Library& library) {
   library.impl("set_.source_Tensor", &at::native::set_tensor_);
   library.impl("resize_", &Resize);
   library.impl("_copy_from", &CopyFrom);
-  library.impl("_local_scalar_dense", &LocalScalarDense);
   library.impl("record_stream", &RecordStream);
   library.impl("_has_compatible_shallow_copy_type", &HasCompatibleShallowCopyType);
 }

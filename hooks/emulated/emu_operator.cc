@@ -80,16 +80,6 @@ HostKernel::Access AccessOf(const std::string& name, const c10::Argument& argume
                                                : HostKernel::Access::kReadWrite;
 }
 
-int ArgumentOf(const c10::FunctionSchema& schema, const c10::Argument& result) {
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    const c10::AliasInfo* const info = schema.arguments()[i].alias_info();
-    if (info != nullptr && info->beforeSets() == result.alias_info()->beforeSets()) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
-}
-
 Operator Describe(const c10::OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
   const std::string& name = schema.name();
@@ -97,7 +87,8 @@ Operator Describe(const c10::OperatorHandle& handle) {
   Operator description = {.name = name,
                           .refusal = {},
                           .arguments = {},
-                          .result_arguments = {},
+                          .generator = {},
+                          .results = schema.returns().size(),
                           .observed_by_host = ShapeDependsOnValues(name),
                           .takes_host_tensors = TakesHostTensors(name),
                           .cost = CostRuleOf(name),
@@ -106,23 +97,18 @@ Operator Describe(const c10::OperatorHandle& handle) {
     description.refusal =
         "emu runs operators with the CPU's kernels, and the CPU has none for " + full_name;
   }
+  const c10::TypePtr generator = c10::OptionalType::create(c10::GeneratorType::get());
   for (const c10::Argument& argument : schema.arguments()) {
-    const c10::TypePtr generator = c10::OptionalType::create(c10::GeneratorType::get());
-    description.arguments.push_back(
-        {.access = AccessOf(name, argument), .generator = *argument.type() == *generator});
+    if (*argument.type() == *generator) description.generator = description.arguments.size();
+    description.arguments.push_back(AccessOf(name, argument));
   }
   for (const c10::Argument& result : schema.returns()) {
-    int argument = -1;
-    if (result.alias_info() != nullptr) {
-      argument = ArgumentOf(schema, result);
-      if (!result.alias_info()->isWrite() && description.refusal.empty()) {
-        description.refusal =
-            full_name +
-            " returns a view of its argument and emu has no kernel of its own for it; "
-            "a copy in its place would silently break aliasing";
-      }
+    const c10::AliasInfo* const alias = result.alias_info();
+    if (alias != nullptr && !alias->isWrite() && description.refusal.empty()) {
+      description.refusal = full_name +
+                            " returns a view of its argument and emu has no kernel of its own for "
+                            "it; a copy in its place would silently break aliasing";
     }
-    description.result_arguments.push_back(argument);
     const c10::TypeKind kind = result.type()->kind();
     if (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType) {
       description.observed_by_host = true;

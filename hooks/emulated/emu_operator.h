@@ -8,6 +8,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,16 +26,11 @@ struct WiderType {
 };
 
 struct Operator {
-  struct Argument {
-    HostKernel::Access access;
-    bool generator;
-  };
-
   std::string name;     // "aten::add", without the overload
   std::string refusal;  // why emu does not run it; empty if it does
-  std::vector<Argument> arguments;
-  // Of each result, the argument that it is; -1 for a fresh one.
-  std::vector<int> result_arguments;
+  std::vector<HostKernel::Access> arguments;
+  std::optional<size_t> generator;  // the argument that is one
+  size_t results;
   // The host needs what it computes, a number or a shape, so it waits for the device.
   bool observed_by_host;
   // Takes tensors of the CPU beside the device's, as CUDA does: indices, lengths.

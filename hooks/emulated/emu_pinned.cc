@@ -93,7 +93,6 @@ void EmuPinnedAllocator::empty_cache() {
   const MutexLock lock(mu_);
   released_.insert(released_.end(), std::make_move_iterator(in_use),
                    std::make_move_iterator(released.end()));
-  released.erase(in_use, released.end());
 }
 
 at::HostStats EmuPinnedAllocator::get_stats() {

@@ -85,11 +85,8 @@ void InstallMachine(std::shared_ptr<EmulatedMachine> machine) {
 
 std::shared_ptr<EmulatedMachine> InstalledMachine() { return GlobalState().machine; }
 
-EmulatedMachine& Machine() {
-  EmulatedMachine* const machine = GlobalState().machine.get();
-  TORCH_CHECK(machine != nullptr, "there is no emulated machine: call RegisterEmuDevice first");
-  return *machine;
-}
+// LibTorch hears of the device type once there is a machine.
+EmulatedMachine& Machine() { return *GlobalState().machine; }
 
 int DeviceCount() noexcept { return static_cast<int>(GlobalState().devices.size()); }
 

@@ -26,8 +26,10 @@ inline constexpr int kMaxDevices = 64;
 void InstallMachine(std::shared_ptr<EmulatedMachine> machine);
 std::shared_ptr<EmulatedMachine> InstalledMachine();  // null before the first
 
-// The functions below throw c10::Error when there is no machine, or no device of that index.
+// Not before there is one.
 EmulatedMachine& Machine();
+
+// The functions below throw c10::Error when there is no device of that index.
 int DeviceCount() noexcept;  // 0 without a machine
 Device& DeviceAt(c10::DeviceIndex index);
 std::shared_ptr<Device> SharedDeviceAt(c10::DeviceIndex index);

@@ -31,6 +31,7 @@
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/heap_source.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -40,6 +41,7 @@ namespace {
 
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::HeapSource;
 using ::pinion::testing::IsOk;
@@ -118,6 +120,21 @@ TEST_F(ForkTest, BlocksThatOutliveTheirAllocatorAreDroppedInAChildToo) {
   allocator.reset();
   ChildProcess child([&] { block.reset(); });
   EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST_F(ForkTest, AChildGivesNothingBackToASourceThatKnowsNothingOfForks) {
+  const auto source = std::make_shared<FakeSource>();
+  Allocator allocator = NewAllocator(source);
+  std::optional<PinnedBlock> block = allocator->Allocate(kMiB).value();
+  allocator.reset();
+  const uint64_t pinned_bytes = source->outstanding_bytes();
+  ChildProcess child([&] {
+    block.reset();
+    EXPECT_EQ(source->outstanding_bytes(), pinned_bytes);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+  block.reset();
+  EXPECT_EQ(source->outstanding_bytes(), 0u);
 }
 
 // What is deferred may wait for a device that is the parent's.

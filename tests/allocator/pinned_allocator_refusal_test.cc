@@ -158,7 +158,27 @@ TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkOnlyTheCacheServes) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent (90)")));
   const AllocatorStats stats = allocator_->GetStats();
   EXPECT_EQ(stats.watermark_refusals, 1u);
+  EXPECT_EQ(stats.limit_refusals, 0u);
+  EXPECT_EQ(stats.source_refusals, 0u);
   EXPECT_EQ(stats.pin_calls, 1u);
+}
+
+// Between the refusal and the question how much would have to go back.
+TEST_F(PinnedAllocatorRefusalTest, RamThatOthersGiveBackMeanwhileServes) {
+  options_.on_ram_level = [&](const RamLevelChange& change) {
+    if (change.to == RamLevel::kHigh) host_.SetMeminfo(100 * kGiB, 50 * kGiB);
+  };
+  Make();
+  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
+  EXPECT_THAT(allocator_->Allocate(8 * kMiB), IsOk());
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 1u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, BelowTheHighMarkNothingGoesBackForAGrowthThatWouldPassItStill) {
+  Take(kMiB);
+  host_.SetMeminfo(100 * kGiB, 10 * kGiB + 8 * kMiB);
+  EXPECT_THAT(allocator_->Allocate(32 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(allocator_->GetStats().unpin_calls, 0u);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkCachedSegmentsGoBack) {

@@ -163,6 +163,18 @@ TEST_F(PinnedAllocatorTest, IdsOfAnAllocatorRise) {
   EXPECT_EQ(Take(kMiB).id(), first + 1);
 }
 
+TEST_F(PinnedAllocatorTest, NoTwoAllocatorsGiveTheSameId) {
+  Take(kMiB);
+  const std::shared_ptr<PinnedAllocator> first = std::move(allocator_);
+  Make();
+  const uint64_t other = Take(kMiB).id();
+  for (uint64_t id = 0; id < other + 10'000;) {
+    PINION_ASSERT_OK_AND_ASSIGN(const PinnedBlock block, first->Allocate(kMiB));
+    ASSERT_NE(block.id(), other);
+    id = block.id();
+  }
+}
+
 TEST_F(PinnedAllocatorTest, ABlockThatWasMovedFromIsEmpty) {
   PinnedBlock block = Take(kMiB);
   const PinnedBlock other = std::move(block);
@@ -170,6 +182,15 @@ TEST_F(PinnedAllocatorTest, ABlockThatWasMovedFromIsEmpty) {
   EXPECT_EQ(block.data(), nullptr);
   EXPECT_EQ(block.size_bytes(), 0u);
   EXPECT_EQ(block.id(), 0u);
+}
+
+TEST_F(PinnedAllocatorTest, ABlockThatIsAssignedToItselfStays) {
+  PinnedBlock block = Take(kMiB);
+  PinnedBlock& same = block;
+  const uint64_t id = block.id();
+  block = std::move(same);
+  EXPECT_EQ(block.id(), id);
+  EXPECT_EQ(allocator_->GetStats().requested_bytes.current, kMiB);
 }
 
 TEST_F(PinnedAllocatorTest, AnAssignmentReleasesWhatWasThere) {
@@ -208,14 +229,20 @@ TEST_F(PinnedAllocatorTest, TheLongestPinAndTheSumOfAllAreKept) {
 }
 
 TEST_F(PinnedAllocatorTest, TheLongestUnpinAndTheSumOfAllAreKept) {
+  { const PinnedBlock only = Take(4 * kMiB - kSlack); }
+  EXPECT_THAT(allocator_->Trim(0), IsOk());
+  const AllocatorStats one = allocator_->GetStats();
+  EXPECT_GT(one.max_unpin_ms, 0);
+  EXPECT_EQ(one.unpin_ms, one.max_unpin_ms);
   {
     const PinnedBlock first = Take(4 * kMiB - kSlack);
     const PinnedBlock second = Take(4 * kMiB - kSlack);
   }
   EXPECT_THAT(allocator_->Trim(0), IsOk());
   const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_EQ(stats.unpin_calls, 2u);
-  EXPECT_GT(stats.max_unpin_ms, 0);
+  EXPECT_EQ(stats.unpin_calls, 3u);
+  EXPECT_GT(stats.unpin_ms, one.unpin_ms);
+  EXPECT_GE(stats.max_unpin_ms, one.max_unpin_ms);
   EXPECT_GT(stats.unpin_ms, stats.max_unpin_ms);
 }
 

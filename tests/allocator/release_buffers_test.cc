@@ -1,6 +1,9 @@
 #include "pinion/allocator/release_buffers.h"
 
+#include <malloc.h>
+
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -143,6 +146,20 @@ TEST_F(ReleaseBuffersTest, ABatchServesAgain) {
   ASSERT_TRUE(buffers_.TakeMine(&batches));
   EXPECT_EQ(batches[0].get(), spare);
   EXPECT_THAT(Ids(batches), ElementsAre(2));
+}
+
+TEST_F(ReleaseBuffersTest, TheBatchThatIsSpareGoesWithThem) {
+  const auto cycle = [] {
+    ReleaseBuffers buffers;
+    ASSERT_TRUE(buffers.Add(Id(1), nullptr));
+    ReleaseBuffers::Batches batches;
+    ASSERT_TRUE(buffers.TakeMine(&batches));
+    buffers.Recycle(std::move(batches[0]));
+  };
+  cycle();
+  const size_t before_bytes = mallinfo2().uordblks;
+  for (int i = 0; i < 100; ++i) cycle();
+  EXPECT_LT(mallinfo2().uordblks, before_bytes + sizeof(ReleaseBatch));
 }
 
 // Does something in the midst of a hand-over, once: when a batch asks how far its timeline is.

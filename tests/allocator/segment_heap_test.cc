@@ -73,6 +73,8 @@ TEST(SegmentHeapTest, BlocksOfDifferentSegmentsDoNotJoinEvenIfTheyTouch) {
   AddSegment(heap, FakeSegment(kGiB, kMiB));
   AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB));
   EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
+  AddSegment(heap, FakeSegment(kGiB - kMiB, kMiB));
+  EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
 }
 
 TEST(SegmentHeapTest, TheTightestHoleIsTaken) {

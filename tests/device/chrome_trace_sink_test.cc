@@ -135,7 +135,7 @@ TEST(ChromeTraceSinkTest, WhatIsNotKeptAnyMoreIsCounted) {
   for (int i = 0; i < 5; ++i) const ScopedRange range(&sink, "range");
   const Written trace(sink);
   EXPECT_EQ(trace.slices().size(), 2);
-  EXPECT_THAT(trace.host_name(), HasSubstr("3 slices"));
+  EXPECT_THAT(trace.host_name(), HasSubstr("(3 slices"));
   sink.Restart();
   EXPECT_EQ(Written(sink).host_name(), "host");
 }

@@ -80,6 +80,8 @@ class EmulatedCallsTest : public EmulatedFixture {
         {"Pin", DeviceCall::kPin, kPinUs, [this] { return source_->Allocate(kPage).status(); }},
         {"Pin", DeviceCall::kPin, kPinUs,
          [this] { return machine_->RegisterHost(0, page_, kPage); }},
+        {"UnregisterHost", DeviceCall::kAny, 0,
+         [this] { return machine_->UnregisterHost(0, page_); }},
         {"CreateStream", DeviceCall::kCreateStream, kEventUs,
          [this] { return device_->CreateStream("x").status(); }},
         {"DestroyStream", DeviceCall::kAny, 0,
@@ -252,6 +254,21 @@ TEST_F(EmulatedCallsTest, MemoryIsRegisteredInWholePagesOnceAndOnlyTheHosts) {
   options.protect_host_pages = true;
   Start(options);
   EXPECT_THAT(machine_->RegisterHost(0, page_, kPage), StatusIs(absl::StatusCode::kUnimplemented));
+}
+
+TEST_F(EmulatedCallsTest, ACopyOfAnotherDevicesMemoryIsRefused) {
+  EmulatedOptions options = Options();
+  options.device_count = 2;
+  Start(options);
+  const std::shared_ptr<Device> other = machine_->device(1);
+  void* const there = other->Allocate(16, machine_->default_stream(1)).value();
+  uint8_t* const host = Pinned(kPage);
+  const CopyPiece in = {there, host, 16};
+  const CopyPiece out = {host, there, 16};
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("its memory"));
+  EXPECT_THAT(device_->CopyAsync(CopyDirection::kHostToDevice, {&in, 1}, compute_), refused);
+  EXPECT_THAT(device_->CopyAsync(CopyDirection::kDeviceToHost, {&out, 1}, compute_), refused);
+  EXPECT_THAT(other->Free(there, machine_->default_stream(1)), IsOk());
 }
 
 TEST_F(EmulatedCallsTest, PinningIsTheCallersBugUnlessItIsOfWholePages) {

@@ -295,6 +295,8 @@ TEST_F(EmulatedFaultsTest, BadFaultPlansAreRefusedByFieldAndValue) {
   options.faults.stalls = {{.at = 1, .ms = -2}};
   EXPECT_THAT(EmulatedMachine::Create(options),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.stalls[0].ms is -2")));
+  options.faults.stalls = {{.at = 1, .ms = 0}};
+  EXPECT_THAT(EmulatedMachine::Create(options), IsOk());
   options.faults.stalls = {};
   options.faults.stall_ms = -2;
   EXPECT_THAT(EmulatedMachine::Create(options),

@@ -76,11 +76,11 @@ TEST_F(EmulatedMemoryTest, AReportNamesTheLargestHolderFirst) {
   const std::pair<const char*, int> holders[] = {{"small", 1}, {"large", 3}, {"middle", 2}};
   for (const auto& [name, size_bytes] : holders) {
     AllocationLabel label(name);
-    OnDevice(size_bytes * kKiB);
+    OnDevice(size_bytes);
   }
   EXPECT_EQ(machine_->MemoryReport(0),
-            "  large 3 KiB (1 allocation)\n  middle 2 KiB (1 allocation)\n"
-            "  small 1 KiB (1 allocation)\n");
+            "  large 3 B (1 allocation)\n  middle 2 B (1 allocation)\n"
+            "  small 1 B (1 allocation)\n");
 }
 
 TEST_F(EmulatedMemoryTest, AnIdleStreamGetsItsLastFreedAddressFirst) {

@@ -43,6 +43,23 @@ TEST_F(EmulatedTimeTest, CopyTakesTheFixedCostAndTheLinksTime) {
   EXPECT_NEAR(stats.h2d_busy_ms, machine_->now_ms(), kExact);
 }
 
+TEST_F(EmulatedTimeTest, AnEventThatIsRecordedAgainForgetsItsEarlierTime) {
+  Start(FreeHost());
+  const EventHandle before = device_->CreateTimedEvent().value();
+  const EventHandle event = device_->CreateTimedEvent().value();
+  Kernel kernel;
+  kernel.name = "a second";
+  kernel.memory_bytes = 3350e9;
+  ASSERT_THAT(machine_->PrepareKernel(0, compute_), IsOk());
+  ASSERT_THAT(machine_->Launch(0, compute_, kernel), IsOk());
+  ASSERT_THAT(device_->RecordEvent(event, compute_), IsOk());
+  ASSERT_THAT(device_->RecordEvent(before, out_), IsOk());
+  ASSERT_THAT(device_->RecordEvent(event, out_), IsOk());
+  Synchronize(compute_);
+  Synchronize(out_);
+  EXPECT_NEAR(device_->ElapsedMs(before, event).value(), 0, 1e-6);
+}
+
 TEST_F(EmulatedTimeTest, BatchPaysTheFixedCostOnceAndALittlePerPiece) {
   Start(FreeHost());
   uint8_t* const data = OnDevice(kMiB);

@@ -97,6 +97,15 @@ TEST_F(RaceDetectorTest, EveryUnorderedReaderIsReported) {
   EXPECT_THAT(Reports(), ElementsAre(HasSubstr("on out reads"), HasSubstr("on in reads")));
 }
 
+TEST_F(RaceDetectorTest, AWriteTakesThePlaceOfTheReadsThatItWaitedFor) {
+  Order(compute_, out_);
+  Read(out_);
+  Order(out_, compute_);
+  Write(compute_);
+  Write(in_);
+  EXPECT_THAT(Reports(), ElementsAre(HasSubstr("on compute writes")));
+}
+
 TEST_F(RaceDetectorTest, OnlyOverlappingBytesRace) {
   Order(compute_, out_);
   Write(compute_, kBase, 500);

@@ -58,7 +58,7 @@ TEST_F(OneCopyAtATimeTest, CopiesOfOneDirectionAreServedInTheOrderInWhichTheyCam
 
 TEST_F(OneCopyAtATimeTest, ACopyBehindAStuckOneIsStuckAndTheStuckOneIsNamed) {
   const int second = time_.AddStream(0, "emu:0/in2");
-  Copy(out_, Cost(kOut, kTenMb));
+  Copy(out_, Cost(kOut, kTenMb, 0, TimeModel::kForever));  // stuck, too, but it holds up nobody
   Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
   const StreamPoint waiting = Copy(second, Cost(kIn, kTenMb));
   EXPECT_EQ(time_.RunUntil(waiting, TimeModel::kForever), Outcome::kStuck);

@@ -236,6 +236,7 @@ TEST_F(LinkMeterProtocolTest, WhatWasOverTooEarlyGrowsAndIsForgotten) {
     device_.lies = [lane](int query) { return query == lane; };
     EXPECT_EQ(CallsOf(load), usual + BesideTraffic(3, 4, 15)) << lane;
     device_.lies = nullptr;
+    EXPECT_EQ(CallsOf(load), BesideTraffic(3, 4, 14)) << "5 % are forgotten at a time";
     for (int i = 0; i < 20; ++i) CallsOf(load);
     EXPECT_EQ(CallsOf(load), usual);
   }

@@ -434,6 +434,28 @@ TEST_P(ShutdownHalfWayTest, WaitsForASubmissionThatIsHalfWay) {
 INSTANTIATE_TEST_SUITE_P(Directions, ShutdownHalfWayTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "In" : "Out"; });
 
+TEST(ShutdownTest, WhatIsLeftOfABatchThatIsHalfWayIsRefused) {
+  EngineOptions options;
+  options.max_in_flight_bytes = kMiB;  // eight chunks
+  FaultyWorld faulty(options);
+  EngineWorld& world = faulty.world;
+  std::thread other;
+  faulty.device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "CopyAsync" && !other.joinable()) {
+      other = std::thread([&] { EXPECT_THAT(world.engine().Shutdown(kLong), IsOk()); });
+      while (world.engine().Mark(world.compute()).ok()) absl::SleepFor(absl::Milliseconds(1));
+    }
+    return absl::OkStatus();
+  });
+  // One that does not wait for room, where it would be refused as well.
+  CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
+  batch.Add(world.NewHostBuffer(kMiB), 0, world.AllocateDevice(kMiB), kMiB);
+  EXPECT_THAT(world.engine().Submit(std::move(batch), world.compute()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("shut down")));
+  other.join();
+  EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 1u);
+}
+
 // A retried call inside a wait with a deadline, on a device that then fails for good.
 TEST(ShutdownTest, OfAPoisonedEngineReturnsTheFirstErrorAtOnce) {
   FaultyWorld faulty(ShortPatience(), WithStall(1));

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -31,7 +33,9 @@ using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
@@ -126,6 +130,30 @@ TEST(TransferOrderTest, OnlyTheFirstChunkIsOrderedAfterTheStream) {
   EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, stream), IsOk());
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 16u);
   EXPECT_EQ(world.engine().GetStats().event_waits, 1u);
+  ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
+}
+
+TEST(TransferOrderTest, ACaptureThatBeginsWhileACopyWaitsForItsTurnIsNotSpoiled) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  const StreamHandle stream = world.NewStream();
+  absl::Status refused;
+  std::thread other;
+  faulty.device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "CopyAsync" && !other.joinable()) {
+      other = std::thread([&] {
+        refused = world.TryCopyIn(world.NewHostBuffer(kMiB), data + kMiB, stream).status();
+      });
+      // As far as it comes, which is its turn.
+      absl::SleepFor(absl::Milliseconds(50));
+      EXPECT_THAT(world.machine().SetCapturing(stream, true), IsOk());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), IsOk());
+  other.join();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("captur")));
   ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
 }
 

@@ -15,11 +15,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -217,6 +220,26 @@ TEST(OffloadMemory, UnreadPrefetchesAreFreedOnRequestToo) {
   y.backward();
   EXPECT_GE(freed, 128 * kKiB);
   EXPECT_EQ(world.QuietStats().prefetches_dropped, 1u);
+}
+
+// Backward keeps it for a moment, because its copy out may not be done.
+TEST(OffloadMemory, WhatBackwardIsDoneWithIsFreedOnRequestAtOnce) {
+  World world(SmallWindows(kMiB));
+  uint64_t freed = 0;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+      const uint64_t before = world.device_bytes();
+      world.session()->FreeDeviceMemory(0);
+      freed = before - world.device_bytes();
+      return grad;
+    });
+    y = Probe(y, {world.activation(128)}, World::Use);
+  }
+  y.backward();
+  EXPECT_EQ(world.stats().offloaded, 1u);
+  EXPECT_EQ(freed, 128 * kKiB);
 }
 
 uint64_t OutOfMemoryErrors(World& world) {
@@ -539,7 +562,7 @@ TEST(OffloadBytes, NothingIsGatheredOnAStreamThatCaptures) {
   EXPECT_EQ(world.stats().kept_capturing, 10u);
 }
 
-// --- A handle that dies while a copy is submitted ---
+// --- While a copy is submitted ---
 
 // Runs `act` when the number-th copy is about to be submitted.
 class ActingDevice : public ForwardingDevice {
@@ -564,7 +587,7 @@ class ActingDevice : public ForwardingDevice {
   std::function<void()> act_;
 };
 
-class OffloadDyingHandle : public ::testing::Test {
+class OffloadMeanwhile : public ::testing::Test {
  protected:
   std::shared_ptr<OffloadSession> NewSession(const OffloadOptions& options) {
     device_ = std::make_shared<ActingDevice>(world_.machine().device(0));
@@ -576,7 +599,7 @@ class OffloadDyingHandle : public ::testing::Test {
   std::shared_ptr<ActingDevice> device_;
 };
 
-TEST_F(OffloadDyingHandle, ASourceIsFreedAfterTheCopyThatWasSubmittedMeanwhile) {
+TEST_F(OffloadMeanwhile, ASourceIsFreedAfterTheCopyThatWasSubmittedMeanwhile) {
   const auto session = NewSession(SmallWindows(256 * kKiB));
   at::Tensor first;
   at::Tensor second;
@@ -594,7 +617,7 @@ TEST_F(OffloadDyingHandle, ASourceIsFreedAfterTheCopyThatWasSubmittedMeanwhile) 
   second.backward();
 }
 
-TEST_F(OffloadDyingHandle, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted) {
+TEST_F(OffloadMeanwhile, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted) {
   OffloadOptions options = SmallWindows(1);
   options.prefetch_window_bytes = 64 * kKiB;
   const auto session = NewSession(options);
@@ -613,6 +636,37 @@ TEST_F(OffloadDyingHandle, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitte
   ASSERT_TRUE(Soon([&] { return session->GetStats().live_handles == 0; }));
   EXPECT_EQ(session->GetStats().prefetches_dropped, 1u);
   EXPECT_GE(session->GetStats().prefetch_hits, 2u) << "its place in the window is free again";
+}
+
+TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = 64 * kKiB;
+  const auto session = NewSession(options);
+  UnpackSaved unpack;
+  at::Tensor y;
+  {
+    const OffloadScope scope(session);
+    y = Probe(world_.carrier, {world_.activation(64, 1)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
+                unpack = unpack_in_backward;
+                return grad;
+              });
+    y = Probe(y, {world_.activation(64, 2)}, World::Use);
+  }
+  y.backward({}, /*retain_graph=*/true);
+  const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
+  std::vector<at::Tensor> seen;
+  std::thread reader;
+  // The first one is the fetch of what backward reads first.
+  device_->ActAtCopy(CopyDirection::kHostToDevice, 2, [&] {
+    reader = std::thread([&] { seen = unpack(); });
+    absl::SleepFor(absl::Milliseconds(50));  // as far as it comes
+  });
+  y.backward({}, /*retain_graph=*/true);
+  ASSERT_TRUE(reader.joinable());
+  reader.join();
+  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
+  EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + 2);
 }
 
 }  // namespace

@@ -103,6 +103,14 @@ TEST(OffloadSessionCreate, ADisabledSessionNeedsNoDevice) {
   EXPECT_THAT(OffloadSession::Create(options, WithoutDevices()), IsOk());
 }
 
+TEST(OffloadSessionCreate, WhatTheAllocatorCannotDoIsRefusedWithoutADevice) {
+  OffloadOptions options;
+  options.enabled = false;
+  options.allocator.high_percent = 120;
+  EXPECT_THAT(OffloadSession::Create(options, WithoutDevices()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("high_percent")));
+}
+
 TEST(OffloadSessionCreate, AnAlignmentThatTheDeviceCannotServeIsRefusedByName) {
   EmuWorld world;
   OffloadOptions options = SmallWindows();
@@ -189,6 +197,17 @@ TEST(OffloadOptionsLink, AGivenLinkIsNotMeasured) {
            engine.h2d.submitted_transfers;
   };
   EXPECT_LT(copies(SmallWindows()), copies(WithoutLink()));
+}
+
+TEST(OffloadOptionsLink, WithoutOverlapNothingIsPlannedAndSoNothingMeasured) {
+  OffloadOptions options = WithoutLink();
+  options.overlap = false;
+  EmuWorld world(MachineOptions(), options);
+  const TestNet net(world.device(), at::kFloat);
+  TrainStep(net, world.session());
+  EXPECT_GT(world.session()->GetStats().offloaded, 0u);
+  EXPECT_FALSE(world.session()->GetLink(0)->modelled);
+  EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, AssumedLink().h2d.gb_per_s);
 }
 
 TEST(OffloadOptionsLink, ADeviceThatCannotBeMeasuredIsTakenForPcie4) {

@@ -499,20 +499,29 @@ TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksDoesNotRunTwice) {
 // The engine adds gradients in place to one that nobody else owns, and a node may return what it
 // has unpacked as its gradient. That changes nothing that was saved.
 TEST_F(OffloadRules, ASavedTensorMayBeAGradientInEveryBackwardOfARetainedGraph) {
-  const at::Tensor x = at::ones({32, 32}, at::TensorOptions(world_.device())).requires_grad_(true);
-  const at::Tensor hidden = at::mul(x, 1);
-  at::Tensor y = at::sum(at::mul(hidden, 2));
-  {
-    const OffloadScope scope(world_.session());
-    y = at::add(y, at::sum(Probe(
-                       hidden, {activation({32, 32})},
-                       [](const at::Tensor&, const UnpackSaved& unpack) { return unpack()[0]; })));
+  OffloadOptions large_ones = SmallWindows();
+  large_ones.min_offload_bytes = kMiB;
+  const auto keeping = world_.NewSession(large_ones);
+  for (const auto& session : {world_.session(), keeping}) {
+    const at::Tensor x =
+        at::ones({32, 32}, at::TensorOptions(world_.device())).requires_grad_(true);
+    const at::Tensor hidden = at::mul(x, 1);
+    at::Tensor y = at::sum(at::mul(hidden, 2));
+    {
+      const OffloadScope scope(session);
+      y = at::add(
+          y,
+          at::sum(Probe(hidden, {activation({32, 32})},
+                        [](const at::Tensor&, const UnpackSaved& unpack) { return unpack()[0]; })));
+    }
+    for (int i = 0; i < 3; ++i) {
+      y.backward({}, /*retain_graph=*/true);
+      EXPECT_TRUE(SameBytes(x.grad(), ActivationValues({32, 32}).add(2)));
+      x.mutable_grad().reset();
+    }
   }
-  for (int i = 0; i < 3; ++i) {
-    y.backward({}, /*retain_graph=*/true);
-    EXPECT_TRUE(SameBytes(x.grad(), ActivationValues({32, 32}).add(2)));
-    x.mutable_grad().reset();
-  }
+  EXPECT_EQ(keeping->GetStats().kept_small, 1u);
+  EXPECT_EQ(world_.session()->GetStats().offloaded, 1u);
 }
 
 // As sharded training does with a parameter that it has gathered: no version rises.

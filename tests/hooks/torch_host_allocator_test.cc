@@ -278,6 +278,8 @@ TEST_F(TorchHostAllocatorTest, StatisticsCountWhatLibTorchHoldsAndTheSegmentsBeh
   allocator().reset_peak_stats();
   stats = allocator().get_stats();
   EXPECT_EQ(stats.active_bytes.peak, 0);
+  EXPECT_EQ(stats.host_alloc_time.max, 0);
+  EXPECT_EQ(stats.host_free_time.max, 0);
   EXPECT_EQ(stats.allocated_bytes.peak, stats.allocated_bytes.current);
   EXPECT_EQ(stats.num_host_free, 2);
 }

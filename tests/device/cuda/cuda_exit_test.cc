@@ -62,22 +62,26 @@ TEST(CudaExitDeathTest, AGlobalAllocatorLeavesItsMemoryToTheOperatingSystem) {
 // What a program still does while it exits.
 FakeCuda* runtime = nullptr;  // as above
 std::shared_ptr<HostMemorySource> late_source;
+HostSegment late_segment;
 
-// Exits with 0 if its handler is refused without a call of the runtime.
+// Exits with 0 if its handler is refused, and gives memory back for nothing, without a call of the
+// runtime.
 [[noreturn]] void ExitAndPin(std::shared_ptr<HostMemorySource> (*make_source)()) {
   std::atexit([] {
     const uint64_t calls = runtime->all_calls();
     const absl::Status refused = late_source->Allocate(2 * kMiB).status();
     const bool clear =
         absl::IsFailedPrecondition(refused) && absl::StrContains(refused.message(), "exiting");
-    _exit(clear && runtime->all_calls() == calls ? 0 : 1);
+    const bool freed = late_source->Free(late_segment).ok();
+    _exit(clear && freed && runtime->all_calls() == calls ? 0 : 1);
   });
   runtime = new FakeCuda(EmulatedOptions());
   late_source = make_source();
+  late_segment = late_source->Allocate(2 * kMiB).value();
   std::exit(2);
 }
 
-TEST(CudaExitDeathTest, APinWhileTheProcessExitsIsRefused) {
+TEST(CudaExitDeathTest, WhileTheProcessExitsNothingIsPinnedOrUnpinned) {
   EXPECT_EXIT(ExitAndPin([]() -> std::shared_ptr<HostMemorySource> {
                 return std::make_shared<CudaPinnedSource>(FakeCuda::Api(), 0);
               }),

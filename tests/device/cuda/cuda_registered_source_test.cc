@@ -35,6 +35,7 @@ using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 EmulatedOptions MachineOptions() {
   EmulatedOptions options;
@@ -134,6 +135,21 @@ TEST_F(CudaRegisteredSourceTest, AnErrorWhileUnregisteringKeepsTheAddressesTaken
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaHostUnregister")));
   std::memset(segment.data, 1, segment.size_bytes);  // mapped still
   EXPECT_THAT(source_->Free(segment), IsOk());
+}
+
+TEST_F(CudaRegisteredSourceTest, WithoutItsDeviceNothingIsUnregistered) {
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(2 * kMiB));
+  fake_.FailNext("GetDevice", cudaErrorInitializationError);
+  EXPECT_THAT(source_->Free(segment), Not(IsOk()));
+  EXPECT_TRUE(fake_.machine().IsPinned(segment.data));
+  EXPECT_THAT(source_->Free(segment), IsOk());
+}
+
+TEST_F(CudaRegisteredSourceTest, SegmentsJoinWhereRegistrationsBegin) {
+  const auto address = [](uintptr_t value) { return reinterpret_cast<const void*>(value); };
+  EXPECT_TRUE(source_->JoinsAt(address(3 * kGiB)));
+  EXPECT_FALSE(source_->JoinsAt(address(3 * kGiB + 1)));
+  EXPECT_FALSE(source_->JoinsAt(address(3 * kGiB + 2 * kMiB)));
 }
 
 TEST_F(CudaRegisteredSourceTest, NobodysCaptureIsSpoiledAndNoDeviceStaysCurrent) {

@@ -70,6 +70,7 @@ TEST_F(PciLinkTest, ADeviceThatSysfsDoesNotHaveIsUnknown) {
   EXPECT_EQ(link.lanes, 0);
   EXPECT_EQ(link.gb_per_s, 0);
   EXPECT_EQ(link.numa_node, -1);
+  EXPECT_EQ(PciLink().numa_node, -1);
 }
 
 TEST_F(PciLinkTest, TheNodeIsReadWhereThereIsOne) {

@@ -69,6 +69,14 @@ TEST(PollUntilTest, AShortWaitNeitherSleepsNorYields) {
   EXPECT_EQ(clock.sleeps() + clock.yields(), 0);
 }
 
+TEST(PollUntilTest, AWaitThatIsTooShortToSleepInItYields) {
+  FakePollClock clock;
+  ASSERT_THAT(PollUntil(clock.DoneAt(absl::Microseconds(500)), absl::InfiniteDuration(), clock),
+              IsOkAndHolds(true));
+  EXPECT_EQ(clock.sleeps(), 0);
+  EXPECT_GT(clock.yields(), 400);
+}
+
 TEST(PollUntilTest, TheTimeoutEndsTheWaitAndIsNotSleptThrough) {
   FakePollClock clock;
   EXPECT_THAT(PollUntil(clock.DoneAt(absl::Hours(1)), absl::Milliseconds(100), clock),

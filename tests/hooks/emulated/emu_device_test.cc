@@ -783,6 +783,14 @@ TEST_F(EmuDeviceTest, CopiesOfNothingDoNothing) {
 }
 
 // Lazy views are resolved by a copy, which must not ask for resolved tensors in its turn.
+TEST_F(EmuDeviceTest, CopiesOfAnotherShapeAreRefusedEvenIntoNothing) {
+  for (const int64_t elements : {0, 2}) {
+    const at::Tensor into = at::empty({elements}, OnEmu());
+    EXPECT_THAT(ErrorOf([&] { into.copy_(at::ones({4})); }), HasSubstr("size"));
+    EXPECT_THAT(ErrorOf([&] { into.copy_(at::ones({4}, OnEmu())); }), HasSubstr("size"));
+  }
+}
+
 TEST_F(EmuDeviceTest, LazyConjugatesAndNegativesAreResolvedByCopies) {
   const at::Tensor host = at::complex(at::randn({6, 5}), at::randn({6, 5}));
   const at::Tensor conjugate = at::_conj(host.to(Emu()));
