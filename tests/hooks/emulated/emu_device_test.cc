@@ -233,6 +233,17 @@ TEST_F(EmuDeviceTest, OutArgumentsComeBackInTheirOrder) {
   EXPECT_TRUE(stack[1].toTensor().is_same(second));
 }
 
+TEST_F(EmuDeviceTest, ResultsInAListAreOnTheDevice) {
+  const at::Tensor points = at::arange(20, at::kFloat).view({10, 2});
+  const std::vector<at::Tensor> expected = at::_histogramdd_bin_edges(points, {3, 4});
+  const std::vector<at::Tensor> edges = at::_histogramdd_bin_edges(points.to(Emu(1)), {3, 4});
+  ASSERT_EQ(edges.size(), 2u);
+  for (size_t i = 0; i < edges.size(); ++i) {
+    EXPECT_EQ(edges[i].device(), Emu(1));
+    EXPECT_TRUE(at::equal(edges[i].to(at::kCPU), expected[i])) << i;
+  }
+}
+
 TEST_F(EmuDeviceTest, ADetachedTensorIsChangedInPlace) {
   const at::Tensor tensor = at::ones({4}, OnEmu());
   tensor.variable_data().add_(1);

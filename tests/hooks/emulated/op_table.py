@@ -42,6 +42,7 @@ class Library:
         emu.current_device = lambda: 0
         emu.device_count = lambda: 1
         emu._is_in_bad_fork = lambda: False
+        emu.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
         emu.manual_seed_all = self.functions.op_table_seed
         torch._register_device_module("emu", emu)
 
