@@ -211,9 +211,8 @@ std::shared_ptr<HostLedger::Table> HostLedger::CurrentTable() {
   absl::StatusOr<std::shared_ptr<Table>> mapped = Map(name_, table);
   if (!mapped.ok() || *mapped == table) return table;
   MutexLock lock(mu_);
-  // Another thread may have found the new file first. `table` outlives the lock: a table that
-  // nobody else has is unmapped when it goes.
-  if (table_ == table) table_ = *std::move(mapped);
+  // What is replaced outlives the lock: a table that nobody else has is unmapped when it goes.
+  table_.swap(*mapped);
   return table_;
 }
 

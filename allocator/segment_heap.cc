@@ -41,8 +41,8 @@ BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
   FreeLists& lists = small ? small_ : large_;
   BlockRecord* block = lists.Find(class_bytes);
   if (block == nullptr) {
-    const bool look_again = small ? AddSlab(class_bytes) : DissolveFreeSlabs();
-    if (look_again) block = lists.Find(class_bytes);
+    small ? AddSlab(class_bytes) : DissolveFreeSlabs();
+    block = lists.Find(class_bytes);
     if (block == nullptr) return nullptr;
   }
   Carve(block, class_bytes);
@@ -226,29 +226,27 @@ void SegmentHeap::Free(BlockRecord* block) {
   InsertFree(block);
 }
 
-bool SegmentHeap::AddSlab(uint64_t class_bytes) {
+void SegmentHeap::AddSlab(uint64_t class_bytes) {
   uint64_t bytes = slab_bytes_;
   BlockRecord* block = large_.Find(bytes);
   if (block == nullptr) {
     bytes = AlignUp(class_bytes, alignment_bytes_);
     block = large_.Find(bytes);
-    if (block == nullptr) return false;
+    if (block == nullptr) return;
   }
   Carve(block, bytes);
   block->state = BlockState::kSlab;
   slabs_.push_back(NewRun({block->data, bytes, block->numa_node}, block));
-  return true;
 }
 
-bool SegmentHeap::DissolveFreeSlabs() {
-  const size_t dissolved = std::erase_if(slabs_, [this](const std::unique_ptr<Run>& slab) {
+void SegmentHeap::DissolveFreeSlabs() {
+  std::erase_if(slabs_, [this](const std::unique_ptr<Run>& slab) {
     if (slab->used_bytes != 0) return false;
     RemoveFree(slab->first);
     Recycle(slab->first);
     Free(slab->slab);
     return true;
   });
-  return dissolved != 0;
 }
 
 BlockRecord* SegmentHeap::NewRecord() {

@@ -55,8 +55,8 @@ class SegmentHeap {
   // Takes a live, released or deferred block back, at once whole with its free neighbours.
   void Put(BlockRecord* block);
 
-  // Makes slabs that are wholly free room for large blocks again. False if there was none.
-  bool DissolveFreeSlabs();
+  // Makes slabs that are wholly free room for large blocks again.
+  void DissolveFreeSlabs();
 
   // Takes wholly free segments out, those of the newest runs first, until their sizes add up to
   // `bytes`.
@@ -77,8 +77,8 @@ class SegmentHeap {
  private:
   // Takes the first `bytes` of a free block; what is left stays free.
   void Carve(BlockRecord* block, uint64_t bytes);
-  // Makes a block with room for `class_bytes` a slab. False if there is none.
-  bool AddSlab(uint64_t class_bytes);
+  // Makes a block with room for `class_bytes` a slab, if there is one.
+  void AddSlab(uint64_t class_bytes);
   // A run of one segment that is one free block.
   std::unique_ptr<Run> NewRun(const HostSegment& memory, BlockRecord* slab);
   // `lower` takes over `upper`, which begins where it ends, and is empty then.

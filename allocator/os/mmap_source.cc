@@ -103,7 +103,8 @@ MmapSource::MmapSource(const MmapOptions& options)
 char* MmapSource::TakeAddresses(uint64_t size_bytes) {
   if (char* const data = range_.Take(size_bytes); data != nullptr) return data;
   // mmap aligns to pages only: what is before and after the aligned part goes back.
-  const uint64_t mapped_bytes = size_bytes + granularity_bytes();
+  const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t mapped_bytes = size_bytes + granularity_bytes() - page_bytes;
   void* const mapped = Map(nullptr, mapped_bytes, PROT_NONE, MAP_NORESERVE);
   if (mapped == MAP_FAILED) return nullptr;
   char* const begin = static_cast<char*>(mapped);

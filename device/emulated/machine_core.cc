@@ -79,7 +79,7 @@ absl::Status MachineCore::Enter(int device, DeviceCall call, double cost_us) {
 }
 
 absl::StatusOr<int> MachineCore::FindSlot(int device, StreamHandle stream) const {
-  const auto it = stream.valid() ? slots_.find(stream.native()) : slots_.end();
+  const auto it = slots_.find(stream.native());
   if (it == slots_.end()) {
     return absl::InvalidArgumentError(DeviceName(device) + ": no such stream" +
                                       (stream.valid() ? " (destroyed?)" : ": the handle is empty"));

@@ -142,7 +142,7 @@ class MachineCore : public EmulatedMachine, public std::enable_shared_from_this<
   };
   struct Place {  // where one end of a copy lies
     enum Kind { kDevice, kPinned, kPageable } kind = kPageable;
-    int device = -1;
+    int device = -1;  // -1: the host
   };
 
   std::unique_ptr<TraceSink> NewRanges();

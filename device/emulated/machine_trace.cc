@@ -99,11 +99,10 @@ void MachineTrace::OnStall(int device, const TimedStall& stall) {
 }
 
 void MachineTrace::OnMemory(int device, double now_ms, uint64_t in_use_bytes) {
-  recorder_.trace().Add(
-      ChromeTrace::Sample{.process = device,
-                          .name = "device memory",
-                          .time_ms = std::max(0.0, now_ms - recorder_.origin_ms()),
-                          .value_bytes = in_use_bytes});
+  recorder_.trace().Add(ChromeTrace::Sample{.process = device,
+                                            .name = "device memory",
+                                            .time_ms = now_ms - recorder_.origin_ms(),
+                                            .value_bytes = in_use_bytes});
 }
 
 void MachineTrace::OnPin(double start_ms, double end_ms, uint64_t size_bytes) {

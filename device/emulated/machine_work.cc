@@ -98,9 +98,7 @@ absl::Status MachineCore::Copy(int device, void* dst, const void* src, uint64_t 
   if (to.kind != Place::kDevice && from.kind != Place::kDevice) {
     return absl::InvalidArgumentError("Copy: neither pointer is device memory");
   }
-  if (to.kind == Place::kDevice && from.kind == Place::kDevice && to.device == from.device) {
-    return SubmitCopyInside(slot, piece);
-  }
+  if (to.device == from.device) return SubmitCopyInside(slot, piece);
   TimeModel::CopyCost cost;
   cost.size_bytes = size_bytes;
   cost.latency_ms = options_.preset.link.fixed_us * 1e-3;

@@ -26,14 +26,12 @@ int TimeModel::AddStream(int device, std::string name) {
 
 StreamPoint TimeModel::AddWait(int stream, StreamPoint waited_for) {
   Entry entry;
-  entry.kind = Kind::kWait;
   entry.waited_for = waited_for;
   return Add(stream, std::move(entry));
 }
 
 StreamPoint TimeModel::AddStamp(int stream, std::shared_ptr<double> time_ms) {
   Entry entry;
-  entry.kind = Kind::kWait;
   entry.stamp = std::move(time_ms);
   return Add(stream, std::move(entry));
 }

@@ -23,6 +23,8 @@ TEST(AddressRangeTest, WhatIsTakenLiesSideBySideFromAMultipleOfAGibibyteOn) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % kGiB, 0u);
   EXPECT_EQ(range.Take(4 * kMiB), first + 2 * kMiB);
   EXPECT_TRUE(range.Contains(first));
+  EXPECT_FALSE(range.Contains(first - 1));
+  EXPECT_TRUE(range.Contains(first + 8 * kMiB - 1));
   EXPECT_FALSE(range.Contains(first + 8 * kMiB));
 }
 

@@ -276,6 +276,8 @@ TEST(MmapSourceTest, ASegmentKnowsTheNodeThatHoldsIt) {
   Free(segment);
 }
 
+TEST(MmapSourceTest, NoNodeIsAskedForByDefault) { EXPECT_EQ(MmapOptions().numa_node, -1); }
+
 TEST(MmapSourceTest, MemoryComesFromTheNodeThatWasAskedFor) {
   if (!HasNumaNode(0)) GTEST_SKIP() << "there is no node 0";
   const auto source = MmapSource::Create({.numa_node = 0, .touch_threads = 2}).value();

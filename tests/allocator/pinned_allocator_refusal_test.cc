@@ -367,6 +367,16 @@ TEST_F(PinnedAllocatorRefusalTest, PageableBlocksAreDeferredAndOutliveTheirAlloc
   std::memset(block.data(), 1, block.size_bytes());
 }
 
+TEST_F(PinnedAllocatorRefusalTest, TrimAsksTheDeviceWhetherItIsDoneWithPageableBlocks) {
+  options_.pageable_fallback = true;
+  Make();
+  source_->LimitBytes(0);
+  Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
+  timeline_->CompleteOnDevice(1);
+  EXPECT_THAT(allocator_->Trim(0), IsOkAndHolds(4 * kMiB));
+  EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 0u);
+}
+
 // Pageable memory is RAM as well.
 TEST_F(PinnedAllocatorRefusalTest, TheHighMarkHoldsForPageableMemoryToo) {
   options_.pageable_fallback = true;

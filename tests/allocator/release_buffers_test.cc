@@ -148,6 +148,18 @@ TEST_F(ReleaseBuffersTest, ABatchServesAgain) {
   EXPECT_THAT(Ids(batches), ElementsAre(2));
 }
 
+TEST_F(ReleaseBuffersTest, BatchesThatNobodyTookGoWithThem) {
+  auto timeline = std::make_shared<FakeTimeline>();
+  const std::weak_ptr<FakeTimeline> known_by_batches = timeline;
+  {
+    ReleaseBuffers buffers;
+    for (uint64_t id = 0; id < 2 * kCapacity + 1; ++id) ASSERT_TRUE(buffers.Add(Id(id), timeline));
+    timeline.reset();
+    EXPECT_FALSE(known_by_batches.expired());
+  }
+  EXPECT_TRUE(known_by_batches.expired());
+}
+
 TEST_F(ReleaseBuffersTest, TheBatchThatIsSpareGoesWithThem) {
   const auto cycle = [] {
     ReleaseBuffers buffers;

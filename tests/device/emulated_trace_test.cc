@@ -239,7 +239,9 @@ TEST_F(EmulatedTraceTest, AGraphShowsTheDevicesMemory) {
   const std::vector<nlohmann::json> samples = EventsOf(*machine_, "C");
   ASSERT_EQ(samples.size(), 2u);
   EXPECT_EQ(samples[0]["args"]["bytes"], kMiB);
+  EXPECT_NEAR(samples[0]["ts"].get<double>(), 0, kExact);
   EXPECT_EQ(samples[1]["args"]["bytes"], 0);
+  EXPECT_NEAR(samples[1]["ts"].get<double>(), machine_->now_ms() * 1e3, kExact);
 }
 
 TEST_F(EmulatedTraceTest, ARangeOfTheHostSpansWhatItWaitedFor) {
@@ -264,6 +266,7 @@ TEST_F(EmulatedTraceTest, ARestartedTraceBeginsAtZeroWithTheMemoryThatIsInUse) {
   const std::vector<nlohmann::json> samples = EventsOf(*machine_, "C");
   ASSERT_EQ(samples.size(), 1u);
   EXPECT_EQ(samples[0]["args"]["bytes"], kMiB);
+  EXPECT_NEAR(samples[0]["ts"].get<double>(), 0, kExact);
 }
 
 TEST_F(EmulatedTraceTest, PinningIsOnARowOfItsOwn) {

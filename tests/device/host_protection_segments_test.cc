@@ -132,6 +132,17 @@ TEST(MapTwiceDeathTest, AViewThatHasNoPartnerIsGivenBack) {
   EXPECT_EXIT(MapTwiceWithRoomForOne(), ::testing::ExitedWithCode(0), "the second");
 }
 
+TEST(MapTwiceTest, AProcessWithoutRoomForAFileIsToldWhatFailed) {
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {0, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status status = MapTwice(kPage).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                               HasSubstr("memfd_create: Too many open files")));
+}
+
 TEST(MapTwiceTest, MemoryThatTheHostDoesNotHaveIsAnErrorThatNamesTheSize) {
   EXPECT_THAT(MapTwice(uint64_t{1} << 60),
               StatusIs(absl::StatusCode::kResourceExhausted,

@@ -156,6 +156,17 @@ TEST_F(HostProtectionDeathTest, PagesThatACopySharesWithOthersStayAccessible) {
   EXPECT_EQ(Read(host_ + 3 * kPage), 2);
 }
 
+TEST_F(HostProtectionDeathTest, OfTwoCopiesSideBySideTheOneThatHasThePageIsNamed) {
+  Start();
+  In(0, kPage);
+  Out(kPage, 2 * kPage);
+  In(2 * kPage, 3 * kPage);
+  EXPECT_DEATH(Write(host_ + kPage - 1, 2), "inside copy H2D");
+  EXPECT_DEATH(Write(host_ + kPage, 2), "inside copy D2H");
+  EXPECT_DEATH(Write(host_ + 2 * kPage - 1, 2), "inside copy D2H");
+  EXPECT_DEATH(Write(host_ + 2 * kPage, 2), "inside copy H2D");
+}
+
 TEST_F(HostProtectionDeathTest, PageOfSeveralCopiesIsOpenAfterTheLastOfThem) {
   Start();
   Out(0, 2 * kPage);

@@ -58,7 +58,9 @@ TEST_F(OneCopyAtATimeTest, CopiesOfOneDirectionAreServedInTheOrderInWhichTheyCam
 
 TEST_F(OneCopyAtATimeTest, ACopyBehindAStuckOneIsStuckAndTheStuckOneIsNamed) {
   const int second = time_.AddStream(0, "emu:0/in2");
-  Copy(out_, Cost(kOut, kTenMb, 0, TimeModel::kForever));  // stuck, too, but it holds up nobody
+  // Stuck, too, but it holds up nobody but its own stream.
+  Copy(out_, Cost(kOut, kTenMb, 0, TimeModel::kForever));
+  Copy(out_, Cost(kIn, kTenMb));
   Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
   const StreamPoint waiting = Copy(second, Cost(kIn, kTenMb));
   EXPECT_EQ(time_.RunUntil(waiting, TimeModel::kForever), Outcome::kStuck);
@@ -152,6 +154,21 @@ TEST_F(TimeModelTest, KernelsOfTwoStreamsTakeTurnsInTheOrderTheyBecameReady) {
   EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
 }
 
+TEST_F(TimeModelTest, KernelsOfManyStreamsRunOneAfterTheOther) {
+  const int second = time_.AddStream(0, "emu:0/second");
+  const int third = time_.AddStream(0, "emu:0/third");
+  Kernel(compute_, 1);
+  Kernel(second, 2);
+  RunToEnd(Kernel(third, 4));
+  ASSERT_EQ(done_.size(), 3u);
+  EXPECT_EQ(done_[1].stream, second);
+  EXPECT_NEAR(done_[1].start_ms, 1, kExact);
+  EXPECT_NEAR(done_[1].end_ms, 3, kExact);
+  EXPECT_EQ(done_[2].stream, third);
+  EXPECT_NEAR(done_[2].start_ms, 3, kExact);
+  EXPECT_NEAR(done_[2].end_ms, 7, kExact);
+}
+
 TEST_F(TimeModelTest, WorkStartsNoEarlierThanItIsSubmitted) {
   time_.Spend(5);
   RunToEnd(Kernel(compute_, 1));
@@ -194,6 +211,11 @@ TEST_F(TimeModelTest, TimeoutPassesAndTheWorkGoesOn) {
   EXPECT_THAT(time_.WhyPending(kernel), HasSubstr("kernel #1 on emu:0/compute"));
   RunToEnd(kernel);
   EXPECT_NEAR(time_.now_ms(), 3, kExact);
+}
+
+TEST_F(TimeModelTest, WhatEndsAsTheTimeoutPassesIsDone) {
+  const StreamPoint kernel = Kernel(compute_, 3);
+  EXPECT_EQ(time_.RunUntil(kernel, 3), Outcome::kDone);
 }
 
 TEST_F(TimeModelTest, StuckCopyIsNamedAtOnceThroughWhoeverWaitsForIt) {

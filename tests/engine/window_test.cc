@@ -160,6 +160,21 @@ TEST(WindowTest, ACopyInBlocksTheHostUnlessItsCallerBoundsWhatItFetches) {
 }
 
 // With a device that stands still, that would be for as long as it does.
+// A wait of the host breaks some captures.
+TEST(WindowTest, ABatchOfACapturingStreamIsRefusedBeforeItWaitsForRoom) {
+  EngineWorld world(SlowLink("h100_pcie5"), Window(kMiB / 4));
+  world.CopyIn(world.NewHostBuffer(kMiB / 4), world.AllocateDevice(kMiB / 4), world.compute());
+  uint8_t* const data = world.AllocateDevice(kMiB / 4);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB / 4);
+  const StreamHandle capturing = world.NewStream();
+  ASSERT_THAT(world.machine().SetCapturing(capturing, true), IsOk());
+  EXPECT_THAT(world.TryCopyIn(host, data, capturing),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("captures a graph")));
+  EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
+  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()), IsOk());
+  EXPECT_GT(world.engine().GetStats().h2d.flow_control_waits, 0u);
+}
+
 TEST(WindowTest, ACallersFetchIsNotBlockedByABatchThatWaitsForRoom) {
   FaultyWorld faulty(Window(kMiB));
   EngineWorld& world = faulty.world;

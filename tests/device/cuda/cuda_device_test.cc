@@ -128,11 +128,25 @@ TEST_F(CudaDeviceTest, WhatIsFreedAndDestroyedIsGone) {
   EXPECT_EQ(fake_.live_segments(), 0u);
 }
 
+TEST_F(CudaDeviceTest, WhereItCannotBeMadeCurrentNothingIsPinnedOrUnpinned) {
+  const std::shared_ptr<HostMemorySource> source = device_.pinned_source();
+  fake_.FailNext("GetDevice", cudaErrorInitializationError);
+  EXPECT_FALSE(source->Allocate(2 * kMiB).ok());
+  EXPECT_EQ(fake_.calls("HostAlloc"), 0);
+  const HostSegment segment = source->Allocate(2 * kMiB).value();
+  fake_.FailNext("GetDevice", cudaErrorInitializationError);
+  EXPECT_FALSE(source->Free(segment).ok());
+  EXPECT_EQ(fake_.calls("FreeHost"), 0);
+  EXPECT_THAT(source->Free(segment), IsOk());
+}
+
 TEST_F(CudaDeviceTest, MemoryThatCameUnalignedOnceIsAskedForWithRoomToAlignIt) {
   fake_.AlignToPagesOnly();
   for (int i = 0; i < 3; ++i) {
     const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
     EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.data) % (2 * kMiB), 0u);
+    EXPECT_TRUE(fake_.machine().IsPinned(segment.data));
+    EXPECT_TRUE(fake_.machine().IsPinned(static_cast<char*>(segment.data) + 2 * kMiB - 1));
   }
   EXPECT_EQ(fake_.calls("HostAlloc"), 4) << "the first one was pinned twice";
 }

@@ -137,6 +137,12 @@ TEST_F(CudaRegisteredSourceTest, AnErrorWhileUnregisteringKeepsTheAddressesTaken
   EXPECT_THAT(source_->Free(segment), IsOk());
 }
 
+TEST_F(CudaRegisteredSourceTest, WithoutItsDeviceNothingIsRegistered) {
+  fake_.FailNext("GetDevice", cudaErrorInitializationError);
+  EXPECT_THAT(source_->Allocate(2 * kMiB), Not(IsOk()));
+  EXPECT_EQ(fake_.calls("HostRegister"), 0);
+}
+
 TEST_F(CudaRegisteredSourceTest, WithoutItsDeviceNothingIsUnregistered) {
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(2 * kMiB));
   fake_.FailNext("GetDevice", cudaErrorInitializationError);
