@@ -182,8 +182,9 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // Leaves that somebody holds stay; the others leave.
   void CopyOut(std::vector<RecordPtr> due);
   // Records of one pack stream.
-  void SubmitCopyOut(const std::vector<RecordPtr>& records);
-  std::vector<Leaving> PlanParcels(const std::vector<RecordPtr>& records);
+  void SubmitCopyOut(const BoundStream& stream, const std::vector<RecordPtr>& records);
+  std::vector<Leaving> PlanParcels(const BoundStream& stream,
+                                   const std::vector<RecordPtr>& records);
   // Whether the tensors are small slices of storages that hold far more device memory than the
   // parcel.
   bool HoldsMuchMore(const Leaving& leaving);

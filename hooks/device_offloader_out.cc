@@ -55,10 +55,7 @@ struct DeviceOffloader::Leaving {
 void DeviceOffloader::KeepOnDevice(const std::vector<RecordPtr>& records,
                                    uint64_t OffloadStats::*reason) {
   uint64_t bytes = 0;
-  for (const RecordPtr& record : records) {
-    record->state = StorageRecord::CopyOut::kNone;
-    bytes += record->size_bytes();
-  }
+  for (const RecordPtr& record : records) bytes += record->size_bytes();
   stats_->Update([&](OffloadStats& stats) {
     stats.*reason += records.size();
     stats.offloaded -= records.size();
@@ -109,7 +106,7 @@ std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::TakeDue(OpenScope& scop
   // In the order of packing, which is the order in which they are evicted.
   std::sort(due.begin(), due.end(),
             [](const RecordPtr& a, const RecordPtr& b) { return a->sequence < b->sequence; });
-  for (const RecordPtr& record : due) record->state = StorageRecord::CopyOut::kSubmitting;
+  for (const RecordPtr& record : due) record->state = StorageRecord::CopyOut::kDecided;
   return due;
 }
 
@@ -132,17 +129,17 @@ void DeviceOffloader::CopyOut(std::vector<RecordPtr> due) {
   }
   // One batch per pack stream: its copies start after that stream's present work.
   while (!leaving.empty()) {
-    const c10::Stream stream = leaving.front()->pack_stream.torch;
+    const BoundStream stream = leaving.front()->pack_stream;
     const auto rest = std::stable_partition(
         leaving.begin(), leaving.end(),
-        [&](const RecordPtr& record) { return record->pack_stream.torch == stream; });
-    SubmitCopyOut({leaving.begin(), rest});
+        [&](const RecordPtr& record) { return record->pack_stream.torch == stream.torch; });
+    SubmitCopyOut(stream, {leaving.begin(), rest});
     leaving.erase(leaving.begin(), rest);
   }
 }
 
-void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
-  const BoundStream stream = records.front()->pack_stream;
+void DeviceOffloader::SubmitCopyOut(const BoundStream& stream,
+                                    const std::vector<RecordPtr>& records) {
   // A gather or a checksum on a stream that captures would become part of the graph.
   const absl::StatusOr<bool> capturing = engine_->IsCapturing(stream.native);
   if (!capturing.ok() || *capturing) {
@@ -151,7 +148,7 @@ void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
                  capturing.ok() ? &OffloadStats::kept_capturing : &OffloadStats::kept_copy_failed);
     return;
   }
-  std::vector<Leaving> all = PlanParcels(records);
+  std::vector<Leaving> all = PlanParcels(stream, records);
   if (all.empty()) return;
   absl::StatusOr<Transfer> copy;
   try {
@@ -182,7 +179,7 @@ void DeviceOffloader::SubmitCopyOut(const std::vector<RecordPtr>& records) {
 // Those that can leave, each with its place in host memory, gathered where that was planned and
 // possible.
 std::vector<DeviceOffloader::Leaving> DeviceOffloader::PlanParcels(
-    const std::vector<RecordPtr>& records) {
+    const BoundStream& stream, const std::vector<RecordPtr>& records) {
   std::vector<RecordPtr> present;
   std::vector<c10::Storage> sources;
   std::vector<uint64_t> sizes;
@@ -213,7 +210,6 @@ std::vector<DeviceOffloader::Leaving> DeviceOffloader::PlanParcels(
       KeepOnDevice(leaving.records, &OffloadStats::kept_no_host_memory);
       continue;
     }
-    const BoundStream& stream = leaving.records.front()->pack_stream;
     leaving.parcel =
         std::make_shared<Parcel>(stream, std::make_shared<HostBuffer>(*std::move(block)));
     try {
@@ -290,7 +286,6 @@ void DeviceOffloader::Publish(Leaving& leaving, const Transfer& copy, Released& 
       ours.Add(std::move(leaving.sources[i]));
       continue;
     }
-    record.state = StorageRecord::CopyOut::kSubmitted;
     record.parcel = leaving.parcel;
     record.parcel_offset = leaving.offsets[i];
     parcel.records.push_back(&record);
@@ -324,7 +319,7 @@ void DeviceOffloader::Publish(Leaving& leaving, const Transfer& copy, Released& 
 
 // The baseline without overlap: the host waits, then the device memory goes.
 void DeviceOffloader::CopyOutBlocking(const RecordPtr& record) {
-  SubmitCopyOut({record});
+  SubmitCopyOut(record->pack_stream, {record});
   ParcelPtr parcel;
   Transfer copy_out;
   {

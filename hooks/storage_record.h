@@ -26,11 +26,9 @@ namespace pinion {
 
 struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   enum class CopyOut {
-    kInUse,       // an operator that saved it may still run, and write it
-    kPending,     // waits for company
-    kSubmitting,  // on some thread right now
-    kSubmitted,   // in a parcel
-    kNone,        // never: the source stays on the device
+    kInUse,    // an operator that saved it may still run, and write it
+    kPending,  // waits for company
+    kDecided,  // it was submitted or soon will be, or the source stays on the device
   };
 
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,

@@ -67,13 +67,13 @@ double AttentionFlops(const c10::IValue& query, const c10::IValue& key, bool cau
 // dimension for layers, then weights and biases.
 double RecurrentFlops(c10::ArrayRef<c10::IValue> arguments) {
   double weights = 0;
-  for (size_t i = 2; i < arguments.size(); ++i) {
-    if (arguments[i].isTensorList()) {
-      for (const at::Tensor& tensor : arguments[i].toTensorVector()) {
+  for (const c10::IValue& argument : arguments.slice(2)) {
+    if (argument.isTensorList()) {
+      for (const at::Tensor& tensor : argument.toTensorVector()) {
         if (tensor.dim() == 2) weights += static_cast<double>(tensor.numel());
       }
-    } else if (arguments[i].isTensor() && arguments[i].toTensor().dim() == 2) {
-      weights += Numel(arguments[i]);
+    } else if (argument.isTensor() && argument.toTensor().dim() == 2) {
+      weights += Numel(argument);
     }
   }
   const at::Tensor& input = arguments[0].toTensor();

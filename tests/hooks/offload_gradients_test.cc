@@ -6,6 +6,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -66,6 +68,15 @@ TEST_F(OffloadGradients, AnInputThatBecomesAGradientIsCopied) {
   }
   EXPECT_EQ(stats().kept_small, 2u);
   EXPECT_EQ(stats().kept_held, 2u);
+}
+
+TEST_F(OffloadGradients, ASparseTensorThatBecomesAGradientIsCopied) {
+  const at::Tensor values = at::ones({1});
+  const at::Tensor sparse = at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), values, {9});
+  const at::Tensor grad = GradientThatIs(sparse, at::ones({9}).requires_grad_(true));
+  ASSERT_TRUE(grad.is_sparse());
+  grad._values().zero_();
+  EXPECT_TRUE(SameBytes(values, at::ones({1})));
 }
 
 TEST_F(OffloadGradients, AParameterThatBecomesAGradientIsCopied) {

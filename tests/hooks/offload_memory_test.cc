@@ -10,6 +10,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <cstdint>
 #include <functional>
@@ -172,6 +173,49 @@ TEST(OffloadMemory, AStorageCountsUntilItsLastSliceHasGone) {
   EXPECT_EQ(world.stats().evicted_bytes, 256 * kKiB) << "the first slice";
 }
 
+TEST(OffloadMemory, ASliceMayGoWhileAnotherOneOfItsStorageHasNotLeft) {
+  World world(SmallWindows(2 * kMiB));
+  const at::Tensor whole = world.activation(1024);
+  std::vector<at::Tensor> seen;
+  at::Tensor first;
+  at::Tensor second;
+  {
+    const OffloadScope scope(world.session());
+    first = Probe(world.carrier, {whole.narrow(0, 0, 64 * 1024)}, World::Use);
+  }
+  {
+    const OffloadScope scope(world.session());
+    second = Observe(world.carrier, {whole.narrow(0, 64 * 1024, 64 * 1024)}, &seen);
+    first.reset();
+  }
+  ASSERT_EQ(world.stats().offloaded, 2u);
+  second.backward();
+  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(1024)).narrow(0, 64 * 1024, 64 * 1024)));
+}
+
+TEST(OffloadMemory, WithoutOverlapATensorWhoseCopyIsNotKnownToBeDoneStaysOnTheDevice) {
+  World world(SmallWindows());
+  OffloadOptions options = SmallWindows();
+  options.overlap = false;
+  const auto failing = std::make_shared<ForwardingDevice>(world.machine().device(0));
+  failing->FailCalls([](const std::string& call, uint64_t) {
+    return call == "WaitEvent" ? absl::UnavailableError("injected") : absl::OkStatus();
+  });
+  const std::shared_ptr<Device> device = failing;
+  const auto session =
+      OffloadSession::Create(options, {"emu", [device](int) { return device; }}).value();
+  at::Tensor y;
+  {
+    const OffloadScope scope(session);
+    y = Probe(world.carrier, {world.activation(64)}, World::Use);
+  }
+  session->FreeDeviceMemory(0);
+  EXPECT_EQ(session->GetStats().offloaded, 1u);
+  EXPECT_EQ(session->GetStats().evicted_bytes, 0u);
+  y.backward();
+  EXPECT_EQ(session->GetStats().reused_on_device, 1u);
+}
+
 TEST(OffloadMemory, AnOperatorThatRunsOutInBackwardMayHaveWhatPinionHolds) {
   World world(SmallWindows(kMiB));
   std::vector<at::Tensor> seen;
@@ -242,6 +286,42 @@ TEST(OffloadMemory, WhatBackwardIsDoneWithIsFreedOnRequestAtOnce) {
   EXPECT_EQ(freed, 128 * kKiB);
 }
 
+// Nothing would end once more, or ever, for it to wait for.
+TEST(OffloadMemory, WhatGoesAfterTheEndOfABackwardIsFreedAtOnce) {
+  World world(SmallWindows(kMiB));
+  at::Tensor other = world.Save({128});
+  uint64_t freed = 0;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {world.activation(64)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                unpack();
+                torch::autograd::Engine::get_default_engine().queue_callback([&] {
+                  const uint64_t before = world.device_bytes();
+                  other.reset();
+                  freed = before - world.device_bytes();
+                });
+                return grad;
+              });
+  }
+  y.backward();
+  EXPECT_GE(freed, 128 * kKiB);
+}
+
+TEST(OffloadMemory, WhatGoesInABackwardThatHasUnpackedNothingIsFreedAtOnce) {
+  World world(SmallWindows(kMiB));
+  at::Tensor other = world.Save({128});
+  uint64_t freed = 0;
+  Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+    const uint64_t before = world.device_bytes();
+    other.reset();
+    freed = before - world.device_bytes();
+    return grad;
+  }).backward();
+  EXPECT_GE(freed, 128 * kKiB);
+}
+
 uint64_t OutOfMemoryErrors(World& world) {
   auto* const allocator =
       dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(world.device().type()));
@@ -310,7 +390,40 @@ TEST(OffloadMemory, AReserveThatFailsOnceIsTriedAgainAndDisturbsNoScope) {
   EXPECT_THAT(session->Reserve(0, kMiB), IsOk());
 }
 
+TEST(OffloadMemory, AReserveOpensADeviceThatIsInUseNoMore) {
+  World world(SmallWindows());
+  int opened = 0;
+  const DeviceBackend backend = {"emu", [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+                                   ++opened;
+                                   return world.machine().device(index);
+                                 }};
+  const auto session = OffloadSession::Create(SmallWindows(), backend).value();
+  ASSERT_THAT(session->Reserve(0, kMiB), IsOk());
+  const int before = opened;
+  EXPECT_THAT(session->Reserve(0, kMiB), IsOk());
+  EXPECT_EQ(opened, before);
+}
+
+TEST(OffloadMemory, ATrimGivesBackWhatIsReservedAndBeforeThatNothing) {
+  World world(SmallWindows());
+  EXPECT_EQ(world.session()->Trim(0).value(), 0u);
+  ASSERT_THAT(world.session()->Reserve(0, 4 * kMiB), IsOk());
+  const uint64_t reserved = world.session()->GetAllocatorStats().cached_bytes.current;
+  EXPECT_GE(reserved, 4 * kMiB);
+  EXPECT_EQ(world.session()->Trim(0).value(), reserved);
+}
+
 // --- What it costs the host ---
+
+TEST(OffloadHostCost, TensorsThatFillAQuarterOfTheWindowTravelTogetherBothWays) {
+  World world(SmallWindows(512 * kKiB));
+  const at::Tensor y = world.Save(std::vector<int64_t>(8, 64));
+  EXPECT_EQ(world.session()->GetEngineStats(0).d2h.submitted_transfers, 4u);
+  world.session()->FreeDeviceMemory(0);
+  y.backward();
+  EXPECT_EQ(world.session()->GetEngineStats(0).h2d.submitted_transfers, 5u)
+      << "the one that is read first, and the other seven by twos";
+}
 
 TEST(OffloadHostCost, EachParcelIsLookedAtOnceToFetchAheadWhetherItIsAwayOrNot) {
   constexpr int kTensors = 200;
@@ -439,6 +552,29 @@ TEST(OffloadWindows, PrefetchingGoesOnAfterPrefetchesWereDropped) {
   EXPECT_EQ(world.QuietStats().prefetch_hits - hits, 3u) << world.stats().ToString();
 }
 
+TEST(OffloadWindows, APrefetchThatIsRefusedAfterOneThatWorkedPausesForOneTensorOnly) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = 64 * kKiB;
+  World world(options);
+  at::Tensor y = world.carrier;
+  {
+    const OffloadScope scope(world.session());
+    // The last is read first: there is no room to fetch the second and the fifth ahead.
+    for (const uint64_t room_kib : {1024, 1024, 1024, 32, 1024, 1024, 96}) {
+      y = Probe(y, {world.activation(64)},
+                [&world, room_kib](const at::Tensor& grad, const UnpackSaved& unpack) {
+                  world.LeaveRoom(room_kib * kKiB);
+                  unpack();
+                  return grad;
+                });
+    }
+  }
+  y.backward();
+  EXPECT_EQ(world.stats().prefetches_refused, 2u);
+  EXPECT_EQ(world.stats().prefetch_hits, 2u) << "the fourth and the seventh";
+  EXPECT_EQ(world.stats().fetched_on_demand, 5u) << "the first, those two, and the one after each";
+}
+
 TEST(OffloadWindows, ATensorThatIsReadTwiceStandsInForNoOtherOfItsParcel) {
   OffloadOptions options = SmallWindows(1);
   options.prefetch_window_bytes = 1;
@@ -476,6 +612,18 @@ TEST(OffloadBytes, ASmallViewComesBackWithTheAlignmentThatItHad) {
   y.backward();
   EXPECT_EQ(world.stats().fetched_on_demand, 1u);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(seen[0].data_ptr()) % 512, alignment);
+}
+
+TEST(OffloadBytes, AViewOfHalfOfItsStorageTakesAllOfItAndASmallerOneItselfAlone) {
+  World world(SmallWindows(kMiB));
+  const OffloadScope scope(world.session());
+  const auto offloaded = [&](int64_t kib) {
+    const uint64_t before = world.stats().offloaded_bytes;
+    Probe(world.carrier, {world.activation(128).narrow(0, 1024, kib * 256)}, World::Use);
+    return world.stats().offloaded_bytes - before;
+  };
+  EXPECT_EQ(offloaded(64), 128 * kKiB);
+  EXPECT_EQ(offloaded(63), 63 * kKiB);
 }
 
 TEST(OffloadBytes, OffloadedBytesCountTheOnesBetweenTensorsThatAreGathered) {
@@ -540,6 +688,30 @@ TEST(OffloadBytes, MemoryThatAnotherStreamReadsIsNotReusedBeforeItHas) {
   y.reset();
   ASSERT_TRUE(Soon([&] { return world.stats().live_handles == 0; }));
   ASSERT_EQ(world.stats().reused_on_device, 1u);
+  // The race detector ends the process if these are the bytes that the other stream still reads.
+  for (int i = 0; i < 8; ++i) world.activation(64, i);
+}
+
+TEST(OffloadBytes, MemoryThatWasFetchedAheadIsNotReusedBeforeAnotherStreamHasReadIt) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = kMiB;
+  World world(options);
+  const c10::Stream other = world.NewStream();
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {world.activation(64)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                const c10::StreamGuard guard(other);
+                at::mul(unpack()[0], 2);
+                return grad;
+              });
+    y = Probe(y, {world.activation(64)}, World::Use);
+  }
+  y.backward();
+  y.reset();
+  ASSERT_TRUE(Soon([&] { return world.stats().live_handles == 0; }));
+  ASSERT_EQ(world.stats().prefetch_hits, 1u);
   // The race detector ends the process if these are the bytes that the other stream still reads.
   for (int i = 0; i < 8; ++i) world.activation(64, i);
 }
@@ -643,11 +815,15 @@ TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {
   options.prefetch_window_bytes = 64 * kKiB;
   const auto session = NewSession(options);
   UnpackSaved unpack;
+  std::vector<at::Tensor> seen;
+  std::thread reader;
   at::Tensor y;
   {
     const OffloadScope scope(session);
     y = Probe(world_.carrier, {world_.activation(64, 1)},
               [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
+                // At the end of backward what was fetched ahead goes, read or not.
+                if (reader.joinable()) reader.join();
                 unpack = unpack_in_backward;
                 return grad;
               });
@@ -655,16 +831,13 @@ TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {
   }
   y.backward({}, /*retain_graph=*/true);
   const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
-  std::vector<at::Tensor> seen;
-  std::thread reader;
   // The first one is the fetch of what backward reads first.
   device_->ActAtCopy(CopyDirection::kHostToDevice, 2, [&] {
     reader = std::thread([&] { seen = unpack(); });
     absl::SleepFor(absl::Milliseconds(50));  // as far as it comes
   });
   y.backward({}, /*retain_graph=*/true);
-  ASSERT_TRUE(reader.joinable());
-  reader.join();
+  ASSERT_EQ(seen.size(), 1u);
   EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
   EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + 2);
 }

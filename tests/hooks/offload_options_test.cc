@@ -9,14 +9,17 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
@@ -136,6 +139,29 @@ TEST(OffloadSessionScope, ATensorOnAnotherAcceleratorRaisesAndACpuTensorDoesNot)
   }
 }
 
+TEST(OffloadSessionScope, ADeviceThatCanNeverBeSetUpRaises) {
+  EmuWorld world;
+  const DeviceBackend emulated = EmulatedBackend(RegisteredEmuMachine());
+  for (const absl::Status& never : {absl::NotFoundError("none of that number"),
+                                    absl::InvalidArgumentError("none of that number")}) {
+    absl::Status opens;
+    const auto open = [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+      if (!opens.ok()) return opens;
+      return emulated.device(index);
+    };
+    const auto session = OffloadSession::Create(SmallWindows(), {"emu", open}).value();
+    opens = never;
+    const TestNet net(world.device(), at::kFloat);
+    try {
+      TrainStep(net, session);
+      ADD_FAILURE() << "forward should have thrown: " << never;
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("setting up offload"), HasSubstr("of that number")));
+    }
+  }
+}
+
 TEST(OffloadSessionCreate, ASwitchThatIsOnIsNamedInTheLog) {
   EmuWorld world;
   for (const char* name : {"PINION_DISABLE", "PINION_VERIFY"}) {
@@ -220,6 +246,17 @@ TEST(OffloadOptionsLink, ADeviceThatCannotBeMeasuredIsTakenForPcie4) {
   ExpectSameGradients(plain, TrainStep(net, world.session()));
   EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, AssumedLink().h2d.gb_per_s);
   EXPECT_GT(world.session()->GetStats().offloaded, 0u);
+}
+
+TEST(OffloadOptionsLink, TheOneThatIsAssumedIsTheHeaders) {
+  const LinkCalibration link = AssumedLink();
+  for (const CopyDirection direction :
+       {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
+    EXPECT_EQ(link.curve(direction).gb_per_s, 20);
+    EXPECT_EQ(link.curve(direction).fixed_us, 3);
+    EXPECT_EQ(link.curve(direction).piece_us, 1);
+    EXPECT_EQ(link.duplex_gb_per_s(direction), 15);
+  }
 }
 
 TEST(OffloadOptionsLink, OneWithoutBandwidthIsRefused) {

@@ -115,6 +115,19 @@ class SavedTensorHooksTest : public ::testing::Test {
   const std::shared_ptr<CountingPacker> packer_ = std::make_shared<CountingPacker>();
 };
 
+TEST_F(SavedTensorHooksTest, AGraphThatOutlivesItsScopeHasNoUseForThePacker) {
+  auto packer = std::make_shared<CountingPacker>();
+  const std::weak_ptr<CountingPacker> left = packer;
+  at::Tensor y;
+  {
+    const SavedTensorScope scope(std::move(packer));
+    y = at::exp(x_);
+    EXPECT_EQ(left.lock()->packed, 1);
+  }
+  EXPECT_TRUE(left.expired());
+  y.sum().backward();
+}
+
 TEST_F(SavedTensorHooksTest, PythonsHooksInsideAScopeWin) {
   const SavedTensorScope scope(packer_);
   SaveOne();

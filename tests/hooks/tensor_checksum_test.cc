@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -11,6 +13,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/hooks/emu_fixture.h"
 
 namespace pinion {
 namespace {
@@ -56,6 +60,35 @@ TEST(TensorChecksumTest, EverySizeAndPlaceGivesTheSumOfTheHeader) {
       EXPECT_EQ(ChecksumOn(at::kCPU, bytes, offset), Reference(bytes)) << size << " at " << offset;
     }
   }
+}
+
+// That of foreign memory may: a word can begin where none of the storage's own does.
+TEST(TensorChecksumTest, AStorageMayBeginAtAnyAddress) {
+  const Bytes bytes = RandomBytes(64, 5);
+  for (size_t begin = 0; begin < 8; ++begin) {
+    for (size_t offset = 0; offset < 8; ++offset) {
+      std::vector<uint64_t> memory(2 + bytes.size() / 8);
+      uint8_t* const data = reinterpret_cast<uint8_t*>(memory.data()) + begin;
+      std::copy(bytes.begin(), bytes.end(), data + offset);
+      const size_t end = offset + bytes.size();
+      const at::Tensor tensor = at::from_blob(data, {static_cast<int64_t>(end)}, at::kByte);
+      EXPECT_EQ(TensorChecksum::Of(tensor.storage(), {offset, end}).value(), Reference(bytes))
+          << begin << " and " << offset;
+    }
+  }
+}
+
+TEST(TensorChecksumTest, WholeWordsAreReadWhereTheyAre) {
+  testing::EmuWorld world;
+  const at::Tensor tensor = at::zeros({4096}, at::TensorOptions(at::kByte).device(world.device()));
+  const auto kernels = [&](uint64_t begin) {
+    EXPECT_TRUE(world.Synchronize().ok());
+    const uint64_t before = world.machine().time_stats(0).kernels;
+    TensorChecksum::Of(tensor.storage(), {begin, begin + 1024});
+    EXPECT_TRUE(world.Synchronize().ok());
+    return world.machine().time_stats(0).kernels - before;
+  };
+  EXPECT_LT(kernels(8), kernels(9)) << "which are put together first";
 }
 
 TEST(TensorChecksumTest, BytesOfSeveralChunksHaveOneSum) {

@@ -61,6 +61,9 @@ inline AllocatorOptions Options() {
 
 // Calls of each device's pinned source.
 inline std::atomic<int> g_pins[2];
+// How often a device was opened, and how often one was asked whether a stream captures.
+inline std::atomic<int> g_opened = 0;
+inline std::atomic<int> g_asked_of_captures = 0;
 
 class CountingSource final : public HostMemorySource {
  public:
@@ -85,12 +88,17 @@ class CountedDevice final : public ForwardingDevice {
   std::shared_ptr<HostMemorySource> pinned_source() override {
     return std::make_shared<CountingSource>(ForwardingDevice::pinned_source(), g_pins[index()]);
   }
+  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override {
+    ++g_asked_of_captures;
+    return ForwardingDevice::IsCapturing(stream);
+  }
 };
 
 // The registered machine's devices.
 inline DeviceBackend Backend() {
   const DeviceBackend emulated = EmulatedBackend(RegisteredEmuMachine());
   return {emulated.type_name, [emulated](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+            ++g_opened;
             PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, emulated.device(index));
             return std::make_shared<CountedDevice>(std::move(device));
           }};

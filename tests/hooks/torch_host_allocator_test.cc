@@ -213,6 +213,34 @@ TEST_F(TorchHostAllocatorTest, WhatIsAllocatedInACaptureIsNeverReused) {
   allocator().release_pool(pool);
 }
 
+TEST_F(TorchHostAllocatorTest, ACloneHasTheBytesInABlockOfItsOwn) {
+  const at::Tensor source = Pinned(kMiB);
+  source.copy_(Random(kMiB));
+  const c10::DataPtr clone = allocator().clone(source.data_ptr(), kMiB);
+  EXPECT_NE(clone.get(), source.data_ptr());
+  EXPECT_TRUE(at::equal(at::from_blob(clone.get(), {kMiB}, at::kByte), source));
+}
+
+TEST_F(TorchHostAllocatorTest, OnceACaptureHasEndedAllocationsAskTheDeviceNothing) {
+  const c10::MempoolId_t pool = {1, 0};
+  allocator().begin_allocate_to_pool(pool, [](c10::Stream) { return true; });
+  const int before = g_asked_of_captures;
+  Pinned(kWholeSegment);
+  const int during = g_asked_of_captures;
+  EXPECT_GT(during, before);
+  allocator().end_allocate_to_pool(pool);
+  Pinned(kWholeSegment);
+  EXPECT_EQ(g_asked_of_captures, during);
+}
+
+TEST_F(TorchHostAllocatorTest, ADeviceWhoseStreamsUseBlocksIsOpenedOnce) {
+  const at::Tensor tensor = Pinned(kWholeSegment);
+  EXPECT_TRUE(allocator().record_event(tensor.data_ptr(), nullptr, DefaultStream()));
+  const int before = g_opened;
+  EXPECT_TRUE(allocator().record_event(tensor.data_ptr(), nullptr, DefaultStream()));
+  EXPECT_EQ(g_opened, before);
+}
+
 TEST_F(TorchHostAllocatorTest, BeyondTheLimitPinMemoryIsOutOfMemory) {
   try {
     Pinned(2 * kLimitBytes);

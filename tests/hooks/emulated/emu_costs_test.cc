@@ -138,6 +138,9 @@ TEST_F(FlopsTest, OfAConvolutionAreTwiceTheWeightsOfAChannelForEachOutput) {
           // (7 - 3) / 2 + 1 by (8 - 2) / 2 + 1.
           {"one number for all dimensions", 2.0 * (3 * 3 * 2) * (2 * 4) * (3 * 4),
            [&] { at::convolution(input, weight, {}, {2}, {0}, {1}, false, {0}, 1); }},
+          // 7 + 2 - 3 + 1 by 8 + 2 - 2 + 1.
+          {"padded", 2.0 * (3 * 3 * 2) * (2 * 4) * (7 * 9),
+           [&] { at::convolution(input, weight, {}, {1}, {1}, {1}, false, {0}, 1); }},
           {"transposed", up,
            [&] {
              at::conv_transpose2d(small, transposed, {}, {1, 1}, {0, 0});

@@ -361,6 +361,7 @@ TEST_F(EmuDeviceTest, TheHostWaitsForWhatItNeedsToKnow) {
   const at::Tensor a = at::ones({4}, OnEmu()), host = Pinned({1 << 20});
   const at::Tensor rows = at::ones({1}, OnEmu().dtype(at::kLong)), same = a.clone();
   const at::Tensor bytes = a.to(at::kByte), flags = a.to(at::kBool);
+  const at::Tensor points = at::ones({4, 2}, OnEmu());
   const struct {
     const char* name;
     bool waits;
@@ -378,8 +379,12 @@ TEST_F(EmuDeviceTest, TheHostWaitsForWhatItNeedsToKnow) {
                {"to the host", true, [&] { a.to(at::kCPU); }},
                {"positions", false, [&] { a.index({rows}); }},
                {"add", false, [&] { a + same; }},
-               {"a list", false, [&] {
+               {"a list", false,
+                [&] {
                   at::_foreach_add({a, same}, 1);
+                }},
+               {"a list of one operator", false, [&] {
+                  at::_histogramdd_bin_edges(points, {3, 4});
                 }}};
   for (const auto& item : cases) {
     ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
