@@ -98,7 +98,6 @@ absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle a
 // Those who wait for room have turns of their own, so that nobody else waits with them.
 absl::Status CopyLane::SubmitChunkWithinWindow(Progress& progress) {
   const FifoTurn::Scope turn(room_turn_);
-  PINION_RETURN_IF_ERROR(device_->accepting());
   PINION_RETURN_IF_ERROR(WaitForRoom(TotalBytes(progress.Next(options_.chunk_bytes))));
   return SubmitChunk(progress);
 }

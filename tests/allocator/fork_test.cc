@@ -106,6 +106,7 @@ TEST_F(ForkTest, AChildDropsWhatItInheritedWithoutTouchingIt) {
     block.reset();
     moved_over = PinnedBlock();
     std::move(deferred).ReleaseAfter({timeline->Ticket(1)});
+    EXPECT_EQ(timeline.use_count(), 1) << "nobody keeps the ticket";
     allocator.reset();
   });
   EXPECT_EQ(child.Wait(), 0);

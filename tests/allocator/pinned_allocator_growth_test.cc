@@ -111,6 +111,7 @@ TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsServedWithoutPinning) {
   for (int i = 0; i < 10; ++i) blocks.push_back(Take(kMiB - kSlack));
   EXPECT_EQ(source_->calls(), calls);
   EXPECT_EQ(allocator_->GetStats().misses, 0u);
+  EXPECT_EQ(allocator_->GetStats().failures, 0u);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, AReserveAsksTheDeviceBeforeItGrows) {

@@ -157,6 +157,8 @@ TEST(ChromeTraceSinkTest, WhatARecordDoesNotSayIsNotWritten) {
 TEST(ChromeTraceSinkTest, AFileThatCannotBeWrittenIsNamed) {
   EXPECT_THAT(ChromeTraceSink().Write("/nowhere/x.json"),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/nowhere/x.json")));
+  EXPECT_THAT(ChromeTraceSink().Write("/dev/full"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("No space left")));
 }
 
 TEST(ChromeTraceSinkTest, ARangeThatNobodyEnteredCannotBeLeft) {

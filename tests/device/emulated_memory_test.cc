@@ -209,6 +209,7 @@ TEST_F(EmulatedMemoryTest, PinnedMemoryIsKnownUntilItIsFreed) {
   EXPECT_TRUE(machine_->IsPinned(host));
   EXPECT_TRUE(machine_->IsPinned(host + 8 * kKiB - 1));
   EXPECT_FALSE(machine_->IsPinned(&device));
+  EXPECT_EQ(source_->Allocate(8 * kKiB).value().numa_node, -1);
   EXPECT_FALSE(machine_->IsPinned(data));
   EXPECT_TRUE(machine_->IsDevicePointer(data, &device));
   EXPECT_EQ(device, 0);
@@ -229,6 +230,15 @@ TEST_F(EmulatedMemoryTest, UnpinningWaitsForCopiesButReportsThatNobodyElseDid) {
   ASSERT_THAT(source_->Free({host, 4 * kKiB, -1}), IsOk());
   EXPECT_GT(machine_->now_ms(), before);
   EXPECT_THAT(machine_->races(), ::testing::ElementsAre(HasSubstr("the unpinning")));
+}
+
+TEST(EmulatedMachineTest, MoreMemoryThanThereAreAddressesForIsRefused) {
+  EmulatedOptions options;
+  EXPECT_EQ(options.memory_bytes, 8 * kGiB);
+  options.device_count = 64;
+  options.memory_bytes = uint64_t{1} << 40;
+  EXPECT_THAT(EmulatedMachine::Create(options),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("of addresses for device")));
 }
 
 }  // namespace
