@@ -85,7 +85,7 @@ ScopedNumaThread::ScopedNumaThread(int node, const std::string& root) {
   cpu_set_t near = {};
   ForEachOf(ReadLine(absl::StrCat(root, "node", node, "/cpulist")), [&](int cpu) {
     // CPUs that the program was kept from stay forbidden.
-    if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &before_)) CPU_SET(cpu, &near);
+    if (CPU_ISSET(cpu, &before_)) CPU_SET(cpu, &near);
   });
   restore_ = sched_setaffinity(0, sizeof(near), &near) == 0;  // EINVAL for none
 }

@@ -83,13 +83,13 @@ void MachineTrace::OnStall(int device, const TimedStall& stall) {
   }
   ChromeTrace::Slice& last = found->second;
   const std::string name = "waits for " + stall.name;
-  if (last.name == name && stall.start_ms <= last.end_ms + kSameMomentMs) {
-    last.end_ms = std::max(last.end_ms, stall.end_ms);
-    return;
-  }
   // Two streams that wait at once are one stall of the device.
   const double start_ms = std::max(stall.start_ms, last.end_ms);
   if (start_ms >= stall.end_ms) return;
+  if (last.name == name && stall.start_ms <= last.end_ms + kSameMomentMs) {
+    last.end_ms = stall.end_ms;
+    return;
+  }
   recorder_.Add(std::move(last));
   last = {.process = device,
           .row = kStallRow,

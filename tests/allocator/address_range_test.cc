@@ -78,6 +78,18 @@ TEST(AddressRangeTest, WhatIsStillTakenOutlivesTheRange) {
   munmap(taken, 2 * kMiB);
 }
 
+TEST(AddressRangeTest, AChildMayUseTheAddressesThatAreSetAside) {
+  AddressRange range(8 * kMiB);
+  char* const data = range.Take(8 * kMiB);
+  ChildProcess child([&] {
+    EXPECT_EQ(
+        mmap(data, 8 * kMiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0),
+        data);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+  range.Return(data, 8 * kMiB);
+}
+
 TEST(AddressRangeTest, MoreAddressesThanThereAreMakeAnEmptyRange) {
   AddressRange range(uint64_t{1} << 60);
   EXPECT_EQ(range.Take(kMiB), nullptr);

@@ -177,6 +177,7 @@ TEST(MmapSourceTest, UntouchedPagesComeWithTheirFirstUse) {
 // A run of segments is as long as the addresses that were set aside.
 TEST(MmapSourceTest, SegmentsLieSideBySideHoweverManyGibibytesTheyAre) {
   const auto source = MmapSource::Create({.touch_threads = 0}).value();
+  EXPECT_TRUE(source->JoinsAt(nullptr)) << "wherever they touch";
   std::vector<HostSegment> segments;
   for (int i = 0; i < 5; ++i) segments.push_back(source->Allocate(kGiB).value());
   char* const first = static_cast<char*>(segments.front().data);
@@ -321,6 +322,12 @@ TEST(MmapSourceTest, ANodeThatDoesNotExistIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("numa_node is -2")));
   EXPECT_THAT(MmapSource::Create({.touch_threads = -1}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("touch_threads is -1")));
+}
+
+TEST(MmapSourceDeathTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
+  const auto source = MmapSource::Create().value();
+  EXPECT_DEATH(source->Allocate(0).status().IgnoreError(), "0 bytes are not a multiple");
+  EXPECT_DEATH(source->Allocate(kMiB).status().IgnoreError(), "are not a multiple");
 }
 
 TEST(MmapSourceTest, TheEndsOfARangeAreValid) {

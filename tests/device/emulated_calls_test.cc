@@ -271,6 +271,16 @@ TEST_F(EmulatedCallsTest, ACopyOfAnotherDevicesMemoryIsRefused) {
   EXPECT_THAT(other->Free(there, machine_->default_stream(1)), IsOk());
 }
 
+TEST_F(EmulatedCallsTest, ACopyAcrossTheLinkHasAnEndOnTheHost) {
+  StartWith({});
+  const CopyPiece inside = {data_, other_data_, 1};
+  for (const CopyDirection direction :
+       {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
+    EXPECT_THAT(device_->CopyAsync(direction, {&inside, 1}, compute_),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the other the host's")));
+  }
+}
+
 TEST_F(EmulatedCallsTest, PinningIsTheCallersBugUnlessItIsOfWholePages) {
   StartWith({});
   EXPECT_DEATH(source_->Allocate(0).status().IgnoreError(), "whole pages, not 0 bytes");

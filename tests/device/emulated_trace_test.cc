@@ -120,6 +120,7 @@ TEST_F(EmulatedTraceTest, KernelsNameTheirOperatorAndTheirBytes) {
   const nlohmann::json kernel = Named(EventsOf(*machine_, "X"), "aten::use");
   EXPECT_EQ(kernel["args"]["operator"], "aten::use");
   EXPECT_EQ(kernel["args"]["bytes"], kMiB);
+  EXPECT_FALSE(Named(EventsOf(*machine_, "X"), "copy D2H")["args"].contains("operator"));
 }
 
 TEST_F(EmulatedTraceTest, ACopyInsideTheDeviceReadsAndWritesItsBytes) {
@@ -231,6 +232,29 @@ TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfThe
   EXPECT_NEAR(stalls[0]["ts"], copy["ts"], kExact);
   EXPECT_NEAR(stalls[0]["dur"], 2 * copy_us, kExact);
   EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms * 1e3, 3 * copy_us, kExact);
+}
+
+TEST_F(EmulatedTraceTest, StreamsThatWaitAtOnceForDifferentCopiesMakeNoEmptyStalls) {
+  StartRecording();
+  uint8_t* const data = OnDevice(2 * kMiB);
+  uint8_t* const host = Pinned(2 * kMiB);
+  const StreamHandle other = device_->CreateStream("other").value();
+  Order(compute_, in_);
+  Order(compute_, out_);
+  ASSERT_THAT(ToDevice(data, host, kMiB, in_), IsOk());
+  ASSERT_THAT(ToHost(host + kMiB, data + kMiB, kMiB, out_), IsOk());
+  Order(in_, compute_);
+  Order(out_, other);
+  Launch("aten::first", {{data, kMiB}}, {}, compute_);
+  Launch("aten::second", {{data + kMiB, kMiB}}, {}, other);
+  EXPECT_THAT(machine_->SynchronizeDevice(0), IsOk());
+  int stalls = 0;
+  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
+    if (slice["name"].get<std::string>().rfind("waits for copy ", 0) != 0) continue;
+    EXPECT_GT(slice["dur"].get<double>(), 0) << slice;
+    ++stalls;
+  }
+  EXPECT_EQ(stalls, 2) << "for one copy, and then for the rest of the other";
 }
 
 TEST_F(EmulatedTraceTest, AGraphShowsTheDevicesMemory) {

@@ -75,7 +75,13 @@ TEST_F(SegmentsDeathTest, ARemovedSegmentOpensItsOwnPagesAndNotItsNeighbours) {
   EXPECT_EQ(protection_.RemoveSegment(Program(0)), Machine(0));
   Write(Program(0), 1);
   EXPECT_DEATH(Read(Program(kPage)), "inside a copy");
-  EXPECT_DEATH(protection_.RemoveSegment(Program(0)), "");
+  EXPECT_DEATH(protection_.RemoveSegment(Program(0)), "segments_.end");
+}
+
+TEST_F(SegmentsDeathTest, ARemovedSegmentDoesNotOpenTheOneBelowIt) {
+  Close(0, kPage);
+  EXPECT_EQ(protection_.RemoveSegment(Program(kPage)), Machine(kPage));
+  EXPECT_DEATH(Read(Program(0)), "inside a copy");
 }
 
 TEST_F(SegmentsTest, WhatIsNotInsideOneSegmentIsLeftAlone) {
@@ -102,6 +108,11 @@ TEST_F(SegmentsDeathTest, TheMessageHasTheWholeAddress) {
   std::snprintf(address, sizeof(address), "0x%016zx inside",
                 reinterpret_cast<size_t>(Program(kPage - 1)));
   EXPECT_DEATH(Read(Program(kPage - 1)), address);
+}
+
+TEST_F(SegmentsDeathTest, ALongNameIsCutOff) {
+  protection_.Close({Program(0), &elsewhere_, kPage}, {1, 1}, std::string(200, 'x'));
+  EXPECT_DEATH(Read(Program(0)), "inside x{95}, which");
 }
 
 TEST_F(SegmentsDeathTest, ASignalThatSomebodySendsStillEndsTheProcess) {

@@ -193,10 +193,12 @@ TEST_F(TimeModelTest, StatsCountWorkWhenItIsDoneAndStartAgainAtAReset) {
   EXPECT_EQ(time_.stats(0).kernels, 1u);
   EXPECT_EQ(time_.stats(0).copies, 0u);
   EXPECT_NEAR(time_.stats(0).h2d_busy_ms, 1, kExact);
+  EXPECT_NEAR(time_.stats(0).compute_busy_ms, 0.5, kExact);
   time_.ResetStats(0);
   time_.Spend(9);
   const TimeStats& stats = time_.stats(0);
   EXPECT_EQ(stats.kernels, 0u);
+  EXPECT_EQ(stats.compute_busy_ms, 0);
   EXPECT_EQ(stats.copies, 2u);
   EXPECT_EQ(stats.h2d_bytes, kTenMb);
   EXPECT_EQ(stats.d2h_bytes, kTenMb);

@@ -55,6 +55,14 @@ TEST_F(CudaDeviceTest, OutOfMemoryLeavesNoErrorBehind) {
   EXPECT_EQ(LatchedError(), cudaSuccess);
 }
 
+TEST_F(CudaDeviceTest, ARefusalIsTheCallsResult) {
+  const StreamHandle stream = device_.CreateStream("s").value();
+  fake_.FailNext("MallocAsync", cudaErrorDevicesUnavailable);
+  EXPECT_THAT(device_.Allocate(kMiB, stream), StatusIs(absl::StatusCode::kUnavailable));
+  fake_.FailNext("StreamIsCapturing", cudaErrorDevicesUnavailable);
+  EXPECT_THAT(device_.IsCapturing(stream), StatusIs(absl::StatusCode::kUnavailable));
+}
+
 TEST_F(CudaDeviceTest, AnEventThatIsNotReadyLeavesNoErrorBehind) {
   const StreamHandle stream = device_.CreateStream("s").value();
   const EventHandle event = EventBehindLongWork(stream);
@@ -69,7 +77,8 @@ TEST_F(CudaDeviceTest, ATimeOfAnEventThatIsNotDoneLeavesNoErrorBehind) {
   ASSERT_THAT(device_.RecordEvent(before, stream), IsOk());
   EventBehindLongWork(stream);
   ASSERT_THAT(device_.RecordEvent(after, stream), IsOk());
-  EXPECT_THAT(device_.ElapsedMs(before, after), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(device_.ElapsedMs(before, after),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("one of the events is not done")));
   EXPECT_EQ(LatchedError(), cudaSuccess);
 }
 
@@ -134,6 +143,7 @@ TEST_F(CudaDeviceTest, WhereItCannotBeMadeCurrentNothingIsPinnedOrUnpinned) {
   EXPECT_FALSE(source->Allocate(2 * kMiB).ok());
   EXPECT_EQ(fake_.calls("HostAlloc"), 0);
   const HostSegment segment = source->Allocate(2 * kMiB).value();
+  EXPECT_EQ(segment.numa_node, -1);
   fake_.FailNext("GetDevice", cudaErrorInitializationError);
   EXPECT_FALSE(source->Free(segment).ok());
   EXPECT_EQ(fake_.calls("FreeHost"), 0);
@@ -145,6 +155,7 @@ TEST_F(CudaDeviceTest, MemoryThatCameUnalignedOnceIsAskedForWithRoomToAlignIt) {
   for (int i = 0; i < 3; ++i) {
     const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
     EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.data) % (2 * kMiB), 0u);
+    EXPECT_EQ(segment.numa_node, -1) << "CUDA does not tell";
     EXPECT_TRUE(fake_.machine().IsPinned(segment.data));
     EXPECT_TRUE(fake_.machine().IsPinned(static_cast<char*>(segment.data) + 2 * kMiB - 1));
   }
@@ -216,6 +227,7 @@ TEST(CudaDeviceInfoTest, ADeviceThatReadsTheHostsPageTablesHangsOnNvlinkC2c) {
 
 TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {
   const DeviceBackend backend = CudaBackend(FakeCuda::Api());
+  EXPECT_THAT(backend.device(0), IsOk());
   EXPECT_EQ(backend.type_name, "cuda");
   EXPECT_THAT(CudaDeviceCount(FakeCuda::Api()), IsOkAndHolds(2));
   const absl::StatusOr<std::shared_ptr<Device>> device = backend.device(1);

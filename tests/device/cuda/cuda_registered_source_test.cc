@@ -87,6 +87,7 @@ TEST_F(CudaRegisteredSourceTest, OneCallRegistersAGibibyteAtMost) {
   EXPECT_TRUE(fake_.machine().IsPinned(data));
   EXPECT_TRUE(fake_.machine().IsPinned(data + kGiB));
   EXPECT_TRUE(fake_.machine().IsPinned(data + size_bytes - 1));
+  EXPECT_FALSE(fake_.machine().IsPinned(data + size_bytes));
   EXPECT_THAT(source_->Free(segment), IsOk());
   EXPECT_EQ(fake_.calls("HostUnregister"), calls);
   EXPECT_EQ(fake_.live_segments(), 0u);
