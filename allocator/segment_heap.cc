@@ -41,7 +41,11 @@ BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
   FreeLists& lists = small ? small_ : large_;
   BlockRecord* block = lists.Find(class_bytes);
   if (block == nullptr) {
-    small ? AddSlab(class_bytes) : DissolveFreeSlabs();
+    if (small) {
+      AddSlab(class_bytes);
+    } else {
+      DissolveFreeSlabs();
+    }
     block = lists.Find(class_bytes);
     if (block == nullptr) return nullptr;
   }
