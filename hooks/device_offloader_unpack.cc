@@ -202,8 +202,8 @@ void DeviceOffloader::FetchNow(Parcel& parcel, const BoundStream& stream) {
     CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
     batch.Add(parcel.host, 0, storage.mutable_data(), parcel.size_bytes());
     const absl::StatusOr<Transfer> copy = engine_->Submit(std::move(batch), stream.native);
-    if (!copy.ok() && IsPoisoned()) storage.unsafeReleaseStorageImpl();
     if (!copy.ok()) {
+      if (IsPoisoned()) storage.unsafeReleaseStorageImpl();
       ThrowIfError(copy.status(),
                    IsInHostMemory(parcel)
                        ? "fetching a saved tensor (its bytes are safe in host memory)"

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -16,6 +17,7 @@
 
 #include "gtest/gtest.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/lent_tensors.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/hooks/offload_stats.h"
 #include "pinion/tests/hooks/emu_fixture.h"
@@ -68,6 +70,36 @@ TEST_F(OffloadGradients, AnInputThatBecomesAGradientIsCopied) {
   }
   EXPECT_EQ(stats().kept_small, 2u);
   EXPECT_EQ(stats().kept_held, 2u);
+}
+
+TEST_F(OffloadGradients, AKeptTensorThatNobodyElseHasBecomesTheGradientItself) {
+  const at::Tensor weight = NewLeaf(8, true);
+  const void* data = nullptr;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    const at::Tensor saved = at::ones({8, 8}, at::TensorOptions(world_.device()));
+    data = saved.data_ptr();
+    y = Probe(weight, {saved}, ReturnSaved);
+  }
+  y.backward(at::ones_like(y));
+  EXPECT_EQ(stats().kept_small, 1u);
+  EXPECT_EQ(weight.grad().data_ptr(), data);
+}
+
+TEST_F(OffloadGradients, WhatALentTensorTakesWithItMaySettleLoansItself) {
+  float bytes[4] = {};
+  bool gone = false;
+  const at::Tensor y = Probe(NewLeaf(8, true), {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+    Lend(at::from_blob(bytes, {4}, [&](void*) {
+      SettleLoans();
+      gone = true;
+    }));
+    SettleLoans();
+    EXPECT_TRUE(gone);
+    return grad;
+  });
+  y.backward(at::ones_like(y));
 }
 
 TEST_F(OffloadGradients, ASparseTensorThatBecomesAGradientIsCopied) {

@@ -107,8 +107,10 @@ TEST_F(TorchHostAllocatorProcessTest, AChildOfForkHangsInNothingThatTheParentsTh
     });
   }
   for (int i = 0; i < 30; ++i) {
+    at::Tensor inherited = Pinned(4096);
     ChildProcess child([&] {
       alarm(60);  // ends a child that hangs
+      inherited.reset();
       EXPECT_FALSE(allocator().record_event(data, nullptr, stream));
       ExpectForkError([] { allocator().get_stats(); });
       ExpectForkError([] { allocator().reset_accumulated_stats(); });
