@@ -396,6 +396,18 @@ TEST_F(OffloadRulesInPlace, ASaveAtAnotherCounterEndsTheSharingOfOlderCopies) {
   EXPECT_TRUE(SameBytes(seen_other.at(0), ActivationValues({32, 32}).add(1)));
 }
 
+TEST_F(OffloadRulesInPlace, ASaveOfOtherBytesAtAnotherCounterEndsNoSharing) {
+  at::Tensor t = activation({8192});
+  const at::Tensor slice = t.narrow(0, 0, 2048);
+  const at::Tensor other = t.variable_data().narrow(0, 4096, 2048);
+  std::vector<at::Tensor> seen_other;
+  const OffloadScope scope(world_.session());
+  at::Tensor y = Observe(carrier_, {slice}, &seen_);
+  y = Observe(y, {other}, &seen_other);
+  y = Observe(y, {slice}, &seen_);
+  EXPECT_EQ(stats().shared, 1u);
+}
+
 // --- Changes in place after saving ---
 
 // What autograd says about a square whose operand was changed; empty if it says nothing. The

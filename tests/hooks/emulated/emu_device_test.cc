@@ -480,6 +480,22 @@ at::Tensor Lstm(const at::Tensor& input, const at::Tensor& hidden, double dropou
                               /*batch_first=*/false));
 }
 
+TEST_F(EmuDeviceTest, AutocastOfTheCpuReachesNoKernelOfEmu) {
+  const at::Tensor points = at::randn({40, 8}).to(Emu());
+  const at::Tensor input = at::randn({3, 2, 4}).to(Emu());
+  const auto compute = [&] {
+    at::manual_seed(3);
+    const at::Tensor distances = at::cdist(points, points, /*p=*/2, /*compute_mode=*/1);
+    const at::Tensor states = Lstm(input, at::zeros({1, 2, 4}, OnEmu()));
+    return at::cat({distances.to(at::kCPU).flatten(), states.to(at::kCPU).flatten()});
+  };
+  const at::Tensor expected = compute();
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor actual = compute();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_TRUE(at::equal(actual, expected));
+}
+
 TEST_F(EmuDeviceTest, AStateThatIsGivenTwiceHasTheGradientOfBoth) {
   const auto gradient = [](c10::Device device) {
     at::manual_seed(1);
