@@ -140,10 +140,8 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
       differentiable.push_back(inputs.back());
       differentiated.push_back(i);
     }
-    variable_list host_grads;
-    for (const at::Tensor& grad : grads) {
-      host_grads.push_back(grad.defined() ? kernel.Read(grad) : grad);
-    }
+    variable_list host_grads;  // zeros where nobody has used an output
+    for (const at::Tensor& grad : grads) host_grads.push_back(kernel.Read(grad));
     kernel.Prepare();
     const variable_list computed =
         DifferentiateOnHost(call, random_state, inputs, differentiable, host_grads);
@@ -167,14 +165,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     torch::jit::Stack stack = call.With(inputs);
     call.op().callBoxed(stack);
     CpuRandomState::Set(present_state);
-    variable_list outputs, output_grads;
-    const variable_list all_outputs = TakeResults(stack);
-    for (size_t i = 0; i < all_outputs.size(); ++i) {
-      if (!grads[i].defined()) continue;
-      outputs.push_back(all_outputs[i]);
-      output_grads.push_back(grads[i]);
-    }
-    return torch::autograd::grad(outputs, differentiable, output_grads,
+    return torch::autograd::grad(TakeResults(stack), differentiable, grads,
                                  /*retain_graph=*/std::nullopt, /*create_graph=*/false,
                                  /*allow_unused=*/true);
   }

@@ -800,6 +800,28 @@ TEST_F(OffloadMeanwhile, ASourceIsFreedAfterTheCopyThatWasSubmittedMeanwhile) {
   second.backward();
 }
 
+// Between the choice of what leaves and its submission.
+TEST_F(OffloadMeanwhile, ATensorMayGoWheneverTheDeviceIsAskedAboutACapture) {
+  for (int number = 1; number <= 3; ++number) {
+    SCOPED_TRACE(number);
+    const auto session = NewSession(SmallWindows(256 * kKiB));
+    at::Tensor first;
+    at::Tensor second;
+    {
+      const OffloadScope scope(session);
+      first = Probe(world_.carrier, {world_.activation(40)}, World::Use);  // waits for company
+      device_->FailCalls([&first, left = number](const std::string& call, uint64_t) mutable {
+        if (call == "IsCapturing" && --left == 0) first.reset();
+        return absl::OkStatus();
+      });
+      second = Probe(world_.carrier, {world_.activation(64)}, World::Use);
+    }
+    device_->FailCalls([](const std::string&, uint64_t) { return absl::OkStatus(); });
+    EXPECT_EQ(session->GetStats().packed, 2u);
+    second.backward();
+  }
+}
+
 TEST_F(OffloadMeanwhile, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted) {
   OffloadOptions options = SmallWindows(1);
   options.prefetch_window_bytes = 64 * kKiB;
