@@ -107,6 +107,26 @@ TEST_F(TorchHostAllocatorTest, ABlockWaitsForEveryStreamThatUsedIt) {
   EXPECT_TRUE(Reused(data));
 }
 
+TEST_F(TorchHostAllocatorTest, ABlockWaitsForEveryStreamOfOneDevice) {
+  at::Tensor tensor = Pinned(kWholeSegment);
+  const void* const data = tensor.data_ptr();
+  at::Tensor first = OnDevice(kMiB);
+  first.copy_(tensor.slice(0, 0, kMiB), /*non_blocking=*/true);
+  const c10::Stream side = NewStream();
+  Delay(side);
+  {
+    const c10::StreamGuard guard(side);
+    at::Tensor second = OnDevice(kMiB);
+    second.copy_(tensor.slice(0, kMiB, 2 * kMiB), /*non_blocking=*/true);
+  }
+  tensor.reset();
+  DefaultStream().synchronize();
+  const at::Tensor elsewhere = Pinned(kWholeSegment);
+  EXPECT_NE(elsewhere.data_ptr(), data);
+  ASSERT_THAT(machine().SynchronizeDevice(0), IsOk());
+  EXPECT_TRUE(Reused(data));
+}
+
 // Work that a stream gets after the copy, but before the free, may use the block as well.
 TEST_F(TorchHostAllocatorTest, ABlockWaitsForWhatItsStreamHasWhenItIsFreed) {
   at::Tensor tensor = Pinned(kWholeSegment);
