@@ -224,7 +224,7 @@ void DeviceOffloader::SetHeldBytes(Parcel& parcel, uint64_t held_bytes) {
 }
 
 void DeviceOffloader::StopHolding(const StorageRecord& record, SavedStorage& storage) {
-  if (storage.held_by == nullptr || storage.held_by != record.parcel.get()) return;
+  if (storage.held_by != record.parcel.get()) return;
   Parcel* other = nullptr;
   for (auto it = storage.records.rbegin(); it != storage.records.rend() && other == nullptr; ++it) {
     if (!(*it)->source || (*it)->parcel == nullptr) continue;

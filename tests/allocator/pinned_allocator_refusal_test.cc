@@ -48,6 +48,8 @@ TEST_F(PinnedAllocatorRefusalTest, TheLimitIsKeptAndNamed) {
                              HasSubstr("are locked"))));
   const AllocatorStats stats = allocator_->GetStats();
   EXPECT_EQ(stats.limit_refusals, 1u);
+  EXPECT_EQ(stats.watermark_refusals, 0u);
+  EXPECT_EQ(stats.source_refusals, 0u);
   EXPECT_EQ(stats.growth_retries, 0u);
   EXPECT_EQ(stats.failures, 1u);
   EXPECT_EQ(stats.pin_calls, 1u);
