@@ -211,8 +211,9 @@ std::shared_ptr<HostLedger::Table> HostLedger::CurrentTable() {
   absl::StatusOr<std::shared_ptr<Table>> mapped = Map(name_, table);
   if (!mapped.ok() || *mapped == table) return table;
   MutexLock lock(mu_);
-  // What is replaced outlives the lock: a table that nobody else has is unmapped when it goes.
-  table_.swap(*mapped);
+  // Another thread may have found the new file first, or one that is newer still. `table` outlives
+  // the lock: a table that nobody else has is unmapped when it goes.
+  if (table_ == table) table_ = *std::move(mapped);
   return table_;
 }
 

@@ -159,7 +159,6 @@ TEST(WindowTest, ACopyInBlocksTheHostUnlessItsCallerBoundsWhatItFetches) {
   EXPECT_EQ(free.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
-// With a device that stands still, that would be for as long as it does.
 // A wait of the host breaks some captures.
 TEST(WindowTest, ABatchOfACapturingStreamIsRefusedBeforeItWaitsForRoom) {
   EngineWorld world(SlowLink("h100_pcie5"), Window(kMiB / 4));
@@ -175,6 +174,7 @@ TEST(WindowTest, ABatchOfACapturingStreamIsRefusedBeforeItWaitsForRoom) {
   EXPECT_GT(world.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
+// With a device that stands still, that would be for as long as it does.
 TEST(WindowTest, ACallersFetchIsNotBlockedByABatchThatWaitsForRoom) {
   FaultyWorld faulty(Window(kMiB));
   EngineWorld& world = faulty.world;
