@@ -232,6 +232,13 @@ TEST_F(EmulatedMemoryTest, UnpinningWaitsForCopiesButReportsThatNobodyElseDid) {
   EXPECT_THAT(machine_->races(), ::testing::ElementsAre(HasSubstr("the unpinning")));
 }
 
+TEST(EmulatedMachineTest, PinnedMemoryThatTheHostDoesNotHaveIsRefused) {
+  const auto machine = EmulatedMachine::Create({}).value();
+  EXPECT_THAT(machine->device(0)->pinned_source()->Allocate(uint64_t{1} << 60),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("the host has no 1 EiB for emulated pinned memory")));
+}
+
 TEST(EmulatedMachineTest, MoreMemoryThanThereAreAddressesForIsRefused) {
   EmulatedOptions options;
   EXPECT_EQ(options.memory_bytes, 8 * kGiB);

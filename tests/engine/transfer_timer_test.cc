@@ -210,6 +210,8 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   EXPECT_LE(copy_in.submitted_ms, after_ms);
   EXPECT_GE(copy_in.start_ms, copy_out.end_ms) << "one clock for both directions";
   EXPECT_GE(copy_out.start_ms, created_ms) << "and that of everything else";
+  EXPECT_NEAR(copy_in.end_ms - copy_in.start_ms,
+              CopyMs(world, CopyDirection::kHostToDevice, 4 * kMiB), 1e-6);
 
   ASSERT_EQ(sink->stalls().size(), 2);
   EXPECT_EQ(sink->stalls()[0].direction, CopyDirection::kDeviceToHost);

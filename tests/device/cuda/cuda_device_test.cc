@@ -3,9 +3,15 @@
 
 #include "pinion/device/cuda/cuda_device.h"
 
+#include <unistd.h>
+
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -201,6 +207,28 @@ TEST_F(CudaDeviceTest, WhatSysfsDoesNotKnowOfTheLinkStaysUnknown) {
   EXPECT_EQ(info.numa_node, -1);
   EXPECT_FALSE(info.modelled);
   EXPECT_EQ(LatchedError(), cudaSuccess);
+}
+
+TEST_F(CudaDeviceTest, WhatSysfsKnowsOfTheLinkIsTold) {
+  // Another folder than sysfs's, by way of a bus id that is a path.
+  static const std::string bus_id = "../../../../tmp/pci" + std::to_string(getpid());
+  const std::string folder = "/sys/bus/pci/devices/" + bus_id;
+  std::error_code error;
+  if (!std::filesystem::create_directory(folder, error)) {
+    GTEST_SKIP() << "this host has no PCI devices: " << error.message();
+  }
+  std::ofstream(folder + "/max_link_speed") << "32.0 GT/s PCIe";
+  std::ofstream(folder + "/max_link_width") << "16";
+  CudaApi api = FakeCuda::Api();
+  api.DeviceGetPCIBusId = [](char* text, int size, int device) {
+    EXPECT_EQ(device, 1);
+    EXPECT_LT(bus_id.copy(text, size), static_cast<size_t>(size));
+    return cudaSuccess;
+  };
+  const DeviceInfo info = CudaDevice(api, 1).info();
+  EXPECT_EQ(info.link, LinkKind::kPcie);
+  EXPECT_EQ(info.link_name, "PCIe 5 x16");
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(CudaDeviceTest, ADeviceThatCannotBeAskedIsUnknownAndLeavesNoErrorBehind) {
