@@ -81,17 +81,18 @@ absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {
 }
 
 ScopedNumaThread::ScopedNumaThread(int node, const std::string& root) {
-  if (node < 0 || sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
+  cpu_set_t before;
+  if (node < 0 || sched_getaffinity(0, sizeof(before), &before) != 0) return;
   cpu_set_t near = {};
   ForEachOf(ReadLine(absl::StrCat(root, "node", node, "/cpulist")), [&](int cpu) {
     // CPUs that the program was kept from stay forbidden.
-    if (CPU_ISSET(cpu, &before_)) CPU_SET(cpu, &near);
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &near);
   });
-  restore_ = sched_setaffinity(0, sizeof(near), &near) == 0;  // EINVAL for none
+  if (sched_setaffinity(0, sizeof(near), &near) == 0) before_ = before;  // EINVAL for none
 }
 
 ScopedNumaThread::~ScopedNumaThread() {
-  if (restore_) sched_setaffinity(0, sizeof(before_), &before_);
+  if (before_.has_value()) sched_setaffinity(0, sizeof(*before_), &*before_);
 }
 
 }  // namespace pinion

@@ -11,6 +11,7 @@
 #include <sched.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -43,8 +44,7 @@ class ScopedNumaThread {
   ScopedNumaThread& operator=(const ScopedNumaThread&) = delete;
 
  private:
-  cpu_set_t before_;
-  bool restore_ = false;
+  std::optional<cpu_set_t> before_;  // where the thread was moved
 };
 
 }  // namespace pinion

@@ -1,8 +1,10 @@
 #include "pinion/allocator/host_ledger.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -178,6 +180,12 @@ TEST_F(HostLedgerTest, TheFileIsOfThisUserAlone) {
   struct stat info;
   ASSERT_EQ(stat(("/dev/shm" + name_).c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777u, 0600u);
+}
+
+TEST_F(HostLedgerTest, AnEmptyFileBecomesAsLongAsTheTable) {
+  const std::shared_ptr<HostLedger> ledger = Open();
+  EXPECT_EQ(std::filesystem::file_size("/dev/shm" + name_),
+            sizeof(uint64_t) * (1 + 3 * HostLedger::kMaxReservations));
 }
 
 TEST_F(HostLedgerTest, AReservationOutlivesItsLedger) {
@@ -437,6 +445,54 @@ TEST_F(HostLedgerTest, AProgramMayCloseAllFilesAndOpenOthers) {
     for (const int end : ends) EXPECT_EQ(close(end), 0) << "somebody else has closed it";
   });
   EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST_F(HostLedgerTest, AFileThatTakesThePlaceOfStandardInputIsALedgersToo) {
+  const std::shared_ptr<HostLedger> other = Open();
+  ChildProcess child([&] {
+    close(STDIN_FILENO);
+    errno = EINTR;  // of a call before
+    const std::shared_ptr<HostLedger> ledger = Open();
+    EXPECT_EQ(fcntl(STDIN_FILENO, F_GETFD), -1) << "it was not closed";
+    const Reservation reservation = ledger->Reserve(5).value();
+    EXPECT_EQ(other->reserved_bytes(), 5u);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+// Makes /dev/shm the process's own; its user and the mounts of others stay as they are.
+bool MayMount() {
+  const uid_t user = geteuid();
+  if (unshare(CLONE_NEWNS) != 0) {
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+    std::ofstream("/proc/self/uid_map") << user << " " << user << " 1";
+  }
+  return geteuid() == user && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
+}
+
+// Files of other file systems have the same numbers.
+TEST_F(HostLedgerTest, AfterAnotherFileSystemWasMountedItsFileIsOpened) {
+  constexpr int kMayNotMount = 2;
+  ChildProcess child([&] {
+    const auto mount_another = [] {
+      if (mount("pinion_test", "/dev/shm", "tmpfs", 0, nullptr) != 0) _exit(kMayNotMount);
+    };
+    if (!MayMount()) _exit(kMayNotMount);
+    mount_another();
+    const std::shared_ptr<HostLedger> early = Open();
+    struct stat before;
+    ASSERT_EQ(stat(("/dev/shm" + name_).c_str(), &before), 0);
+    mount_another();
+    const std::shared_ptr<HostLedger> late = Open();
+    struct stat after;
+    ASSERT_EQ(stat(("/dev/shm" + name_).c_str(), &after), 0);
+    EXPECT_EQ(before.st_ino, after.st_ino) << "the test proves less than it should";
+    const Reservation reservation = early->Reserve(7).value();
+    EXPECT_EQ(late->reserved_bytes(), 7u);
+  });
+  const int outcome = child.Wait();
+  if (outcome == kMayNotMount) GTEST_SKIP() << "this system lets nobody mount a file system";
+  EXPECT_EQ(outcome, 0);
 }
 
 // As a profiler's timer may. The ledger would be private without anybody noticing.

@@ -8,13 +8,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,6 +38,8 @@
 namespace {
 int failing_advice = -1;
 int error_of_madvise = 0;
+// Called for each stretch that is touched, if it is set.
+std::function<void()> on_touch;
 }  // namespace
 
 extern "C" int madvise(void* data, size_t size_bytes, int advice) noexcept {
@@ -39,6 +47,7 @@ extern "C" int madvise(void* data, size_t size_bytes, int advice) noexcept {
     errno = error_of_madvise;
     return -1;
   }
+  if (advice == MADV_POPULATE_WRITE && on_touch) on_touch();
   return static_cast<int>(syscall(SYS_madvise, data, size_bytes, advice));
 }
 
@@ -121,6 +130,28 @@ TEST(MmapSourceTest, EveryPageIsThereHoweverManyThreadsTouchThem) {
   }
 }
 
+// Which threads come first is chance, so each stays with its stretch until as many others are there
+// as were asked for, and for long enough then that one more would be seen.
+TEST(MmapSourceTest, AsManyThreadsTouchAsWereAskedFor) {
+  for (const size_t threads : {1, 2, 3}) {
+    std::mutex mu;
+    std::condition_variable changed;
+    std::set<std::thread::id> seen;
+    std::chrono::milliseconds patience(10'000);
+    on_touch = [&] {
+      std::unique_lock lock(mu);
+      seen.insert(std::this_thread::get_id());
+      changed.notify_all();
+      if (!changed.wait_for(lock, patience, [&] { return seen.size() >= threads; })) patience = {};
+      changed.wait_for(lock, std::chrono::milliseconds(20), [&] { return seen.size() > threads; });
+    };
+    Free(Segment({.touch_threads = static_cast<int>(threads)}, 10 * kMiB));
+    on_touch = nullptr;
+    EXPECT_EQ(seen.size(), threads);
+    EXPECT_EQ(seen.count(std::this_thread::get_id()), 1u) << "the caller is one of them";
+  }
+}
+
 class FailingAdvice {
  public:
   FailingAdvice(int advice, int error) {
@@ -158,12 +189,15 @@ TEST(MmapSourceTest, WhatTheKernelRefusesIsNamedAndTheAddressesGoBack) {
 }
 
 TEST(MmapSourceTest, WhatCannotBeUnmappedIsAnError) {
-  const HostSegment segment = Segment({}, 2 * kMiB);
+  const auto its_own = MmapSource::Create().value();
+  const HostSegment segment = its_own->Allocate(2 * kMiB).value();
   HostSegment crooked = segment;
   crooked.data = static_cast<char*>(segment.data) + 1;
-  EXPECT_THAT(MmapSource::Create().value()->Free(crooked),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("unmapping 2 MiB at")));
-  Free(segment);
+  for (const auto& source : {its_own, MmapSource::Create().value()}) {
+    EXPECT_THAT(source->Free(crooked),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("unmapping 2 MiB at")));
+  }
+  EXPECT_THAT(its_own->Free(segment), IsOk());
 }
 
 TEST(MmapSourceTest, UntouchedPagesComeWithTheirFirstUse) {
@@ -201,8 +235,8 @@ TEST(MmapSourceTest, WhereAddressesAreLimitedSegmentsAreAlignedAllTheSame) {
       data[0] = data[2 * kMiB - 1] = 1;
       EXPECT_THAT(source->Free(segment), IsOk());
       EXPECT_EQ(msync(data, 2 * kMiB, MS_ASYNC), -1) << "it is still mapped";
-      // The next one lies elsewhere, and not by luck on a boundary.
-      mmap(nullptr, sysconf(_SC_PAGESIZE), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      // The next one lies elsewhere, and not by luck on a boundary: this takes the same gap.
+      mmap(nullptr, 5 * kMiB + 12 * kKiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
   });
   EXPECT_EQ(child.Wait(), 0);

@@ -1,11 +1,13 @@
 #include "pinion/allocator/os/numa.h"
 
+#include <dlfcn.h>
 #include <linux/mempolicy.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdarg>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,12 +20,46 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
+// The C library's, except that there are nodes for mbind which this host does not have.
+namespace {
+bool nodes_are_recorded = false;
+std::vector<int> recorded_nodes;
+
+// As the kernel does, which reads one bit less than it is told.
+std::vector<int> NodesOf(const unsigned long* words, unsigned long told_bits) {
+  constexpr unsigned long kBitsPerWord = 8 * sizeof(unsigned long);
+  std::vector<int> nodes;
+  for (unsigned long bit = 0; bit + 1 < told_bits; ++bit) {
+    if (words[bit / kBitsPerWord] >> (bit % kBitsPerWord) & 1) {
+      nodes.push_back(static_cast<int>(bit));
+    }
+  }
+  return nodes;
+}
+}  // namespace
+
+extern "C" long syscall(long number, ...) noexcept {
+  static const auto next = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
+  long arguments[6];
+  va_list list;
+  va_start(list, number);
+  for (long& argument : arguments) argument = va_arg(list, long);
+  va_end(list);
+  if (number == SYS_mbind && nodes_are_recorded) {
+    recorded_nodes = NodesOf(reinterpret_cast<const unsigned long*>(arguments[3]), arguments[4]);
+    return 0;
+  }
+  return next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
+              arguments[5]);
+}
+
 namespace pinion {
 namespace {
 
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<int> AllowedCpus() {
@@ -146,6 +182,15 @@ TEST(NumaTest, MemoryPrefersTheNodeThatItWasToldTo) {
                          HasSubstr("mbind to NUMA node " + std::to_string(node) + ": Invalid")));
   }
   munmap(data, kBytes);
+}
+
+TEST(NumaTest, TheKernelIsToldOneNodeHoweverManyThereAre) {
+  nodes_are_recorded = true;
+  for (const int node : {0, 1, 63, 64, 65, 127, 128, 1023}) {
+    EXPECT_THAT(PreferNumaNode(nullptr, 0, node), IsOk());
+    EXPECT_THAT(recorded_nodes, ElementsAre(node));
+  }
+  nodes_are_recorded = false;
 }
 
 }  // namespace

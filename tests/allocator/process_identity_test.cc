@@ -1,17 +1,22 @@
 #include "pinion/allocator/os/process_identity.h"
 
+#include <sched.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <fstream>
 
 #include "gtest/gtest.h"
 #include "pinion/tests/support/child_process.h"
+#include "pinion/tests/support/fake_host.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::ChildProcess;
+using ::pinion::testing::FakeHost;
 using ::pinion::testing::Gate;
 
 // The pid is in the upper bits, the start in the lower ones.
@@ -103,6 +108,43 @@ TEST(ProcessIdentityTest, AKilledProcessDoesNotRunEvenBeforeItsParentHasAsked) {
   EXPECT_FALSE(IsRunning(process)) << "a zombie";
   child.Wait();
   EXPECT_FALSE(IsRunning(process));
+}
+
+// As in a jail whose processes see no /proc.
+TEST(ProcessIdentityTest, WithoutProcThePidDecides) {
+  constexpr int kMayNotChangeTheRoot = 2;
+  constexpr uid_t kSomebodyElse = 12345;
+  FakeHost empty;
+  const ProcessIdentity parent = OwnProcess();
+  ProcessIdentity gone = 0;
+  {
+    int identity[2];
+    ASSERT_EQ(pipe(identity), 0);
+    ChildProcess short_lived([&] {
+      const ProcessIdentity own = OwnProcess();
+      EXPECT_EQ(write(identity[1], &own, sizeof(own)), static_cast<ssize_t>(sizeof(own)));
+    });
+    EXPECT_EQ(short_lived.Wait(), 0);
+    ASSERT_EQ(read(identity[0], &gone, sizeof(gone)), static_cast<ssize_t>(sizeof(gone)));
+  }
+  ChildProcess child([&] {
+    if (chroot(empty.root().c_str()) != 0 &&
+        (unshare(CLONE_NEWUSER) != 0 || chroot(empty.root().c_str()) != 0)) {
+      _exit(kMayNotChangeTheRoot);
+    }
+    EXPECT_EQ(PidNamespace(), 0u);
+    EXPECT_TRUE(IsRunning(OwnProcess()));
+    EXPECT_TRUE(IsRunning(parent));
+    EXPECT_FALSE(IsRunning(gone));
+    // Whom it may not send a signal to is there all the same.
+    if (setuid(kSomebodyElse) != 0) return;
+    EXPECT_EQ(kill(getppid(), 0), -1);
+    EXPECT_TRUE(IsRunning(parent));
+    EXPECT_FALSE(IsRunning(gone));
+  });
+  const int outcome = child.Wait();
+  if (outcome == kMayNotChangeTheRoot) GTEST_SKIP() << "this process may not change its root";
+  EXPECT_EQ(outcome, 0);
 }
 
 TEST(ProcessIdentityTest, ThisHostTellsThePidNamespace) { EXPECT_NE(PidNamespace(), 0u); }
