@@ -11,7 +11,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <latch>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -110,14 +109,13 @@ class Workers : public Engine {
       const int device = static_cast<int>(queues.size());
       const auto queue = std::make_shared<torch::autograd::ReadyQueue>();
       queues.push_back(queue);
-      // The engine's destructor waits for the threads that it has counted, which thread_init does
-      // first. A process that exits at that very moment may not have its new thread counted.
-      const auto started = std::make_shared<std::latch>(1);
-      std::thread([&engine, device, queue, started] {
-        started->count_down();
-        engine.thread_init(device, queue);
+      // The engine's destructor waits for the threads that are counted: this one is before it runs,
+      // even in a process that exits at this very moment.
+      (engine.*(&Workers::increment_non_reentrant_thread_count))();
+      std::thread([&engine, device, queue] {
+        engine.thread_init(device, queue, /*should_increment=*/false);
+        (engine.*(&Workers::decrement_non_reentrant_thread_count))();
       }).detach();
-      started->wait();
     }
   }
 };

@@ -3,8 +3,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <latch>
 #include <string>
+#include <thread>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/emulated/emu_device.h"
 
@@ -36,6 +42,30 @@ TEST(EmuWorkers, ALaterMachineMayHaveMoreDevices) {
   Register(3);
   EXPECT_EQ(GradientOn("emu:2"), 24);
   EXPECT_EQ(GradientOn("emu:0"), 24);
+}
+
+// As LibTorch does for those that it has started itself.
+TEST(EmuWorkersDeathTest, AProcessThatExitsLetsAWorkerThatCameLaterEndAndWaitsNoLonger) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto exit_while_a_worker_runs = [] {
+    setenv("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "60", /*overwrite=*/1);  // in seconds
+    GradientOn("cpu");
+    Register(1);
+    static std::latch runs(1);
+    const at::Tensor leaf = at::ones({8}, at::TensorOptions().device(c10::Device("emu:0")));
+    const at::Tensor y = leaf.requires_grad_(true) * 3;
+    y.register_hook([](const at::Tensor&) {
+      runs.count_down();
+      absl::SleepFor(absl::Milliseconds(200));
+      std::fputs("the worker is done\n", stderr);
+    });
+    std::thread([y] { y.sum().backward(); }).detach();
+    runs.wait();
+    std::exit(0);
+  };
+  const absl::Time start = absl::Now();
+  EXPECT_EXIT(exit_while_a_worker_runs(), ::testing::ExitedWithCode(0), "the worker is done");
+  EXPECT_LT(absl::Now() - start, absl::Seconds(45)) << "LibTorch has given up";
 }
 
 }  // namespace
