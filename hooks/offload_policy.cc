@@ -32,7 +32,7 @@ const at::TensorBase& BaseOf(const at::TensorBase& tensor) {
 }  // namespace
 
 void ParameterStorages::Add(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
+  if (!tensor.has_storage()) return;
   const c10::Storage& storage = tensor.storage();
   storages_.try_emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
 }

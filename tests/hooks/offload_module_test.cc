@@ -4,12 +4,15 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "pinion/hooks/offload_session.h"
@@ -68,6 +71,21 @@ TEST_F(OffloadModule, FrozenParametersAndBuffersStayToo) {
   EXPECT_EQ(stats().kept_parameter, 3u);  // two weights and the mask
   EXPECT_EQ(stats().kept_held, 0u);
   EXPECT_GT(stats().offloaded, 0u);
+}
+
+TEST_F(OffloadModule, ABufferWithoutAStorageIsNothingToKeep) {
+  torch::nn::Module module;
+  module.register_buffer("sparse",
+                         at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::ones({1}), {9}));
+  module.register_buffer("none", at::Tensor());
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session(), module);
+    y = Observe(input(), {Activation(input(), {kWidth, kWidth})}, &seen);
+  }
+  EXPECT_EQ(stats().offloaded, 1u);
+  y.sum().backward();
 }
 
 // As attribution does: the gradient of the input is wanted, and a layer saves a view of it. That is
