@@ -9,6 +9,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -100,6 +101,19 @@ TEST_F(OffloadGradients, WhatALentTensorTakesWithItMaySettleLoansItself) {
     return grad;
   });
   y.backward(at::ones_like(y));
+}
+
+// Callbacks of others may run after the one in which loans come back.
+TEST_F(OffloadGradients, WhatACallbackBorrowsAtTheEndOfABackwardComesBackToo) {
+  at::Tensor lent;
+  const at::Tensor y = Probe(NewLeaf(8, true), {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+    Lend(at::ones({4}));
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [&] { lent = Lend(at::ones({4})); });
+    return grad;
+  });
+  y.backward(at::ones_like(y));
+  EXPECT_EQ(lent.use_count(), 1u);
 }
 
 TEST_F(OffloadGradients, ASparseTensorThatBecomesAGradientIsCopied) {

@@ -451,6 +451,27 @@ TEST(OffloadHostCost, EachParcelIsLookedAtOnceToFetchAheadWhetherItIsAwayOrNot) 
   }
 }
 
+TEST(OffloadHostCost, ABackwardInsideAnotherFetchesNothingAheadThatIsThere) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = kMiB;
+  World world(options);
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {world.activation(64)}, World::Use);
+    const at::Tensor inner = Probe(world.carrier, {world.activation(64)}, World::Use);
+    y = Probe(y, {world.activation(64)},
+              [inner](const at::Tensor& grad, const UnpackSaved& unpack) {
+                unpack();
+                inner.backward();
+                return grad;
+              });
+  }
+  y.backward();
+  EXPECT_EQ(world.stats().prefetch_hits, 2u);
+  EXPECT_EQ(world.stats().fetched_bytes, 3 * 64 * kKiB);
+}
+
 TEST(OffloadHostCost, ParcelsThatAreEvictedTogetherAreWaitedForOnce) {
   World world(SmallWindows(512 * kKiB), SlowCopies());
   at::Tensor y = world.carrier;
@@ -812,6 +833,26 @@ TEST_F(OffloadMeanwhile, ATensorMayGoWheneverTheDeviceIsAskedAboutACapture) {
   }
 }
 
+TEST_F(OffloadMeanwhile, ATensorThatGoesWhileItsGroupIsCopiedIsNoPartOfTheGroup) {
+  constexpr int kTensors = 8;
+  const auto session = NewSession(SmallWindows(128 * kKiB));
+  std::vector<at::Tensor> seen;
+  std::vector<at::Tensor> nodes;
+  {
+    const OffloadScope scope(session);
+    for (int i = 0; i < kTensors; ++i) {
+      nodes.push_back(Observe(world_.carrier, {world_.activation(2, i)}, &seen));
+    }
+    device_->ActAtCopy(CopyDirection::kDeviceToHost, 1, [&nodes] { nodes[3].reset(); });
+  }
+  ASSERT_FALSE(nodes[3].defined());
+  ASSERT_EQ(session->GetStats().grouped, static_cast<uint64_t>(kTensors));
+  session->FreeDeviceMemory(0);
+  EXPECT_EQ(session->GetStats().evicted_bytes, (kTensors - 1) * 2 * kKiB);
+  nodes[7].backward();
+  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(2), 7)));
+}
+
 TEST_F(OffloadMeanwhile, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted) {
   OffloadOptions options = SmallWindows(1);
   options.prefetch_window_bytes = 64 * kKiB;
@@ -863,6 +904,31 @@ TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {
   ASSERT_EQ(seen.size(), 1u);
   EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
   EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + 2);
+}
+
+TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotPrefetchedByAnotherThreadToo) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = kMiB;
+  const auto session = NewSession(options);
+  const at::Tensor held = world_.activation(64, 2);
+  std::thread reader;
+  at::Tensor y;
+  {
+    const OffloadScope scope(session);
+    y = Probe(world_.carrier, {world_.activation(64, 1)}, World::Use);
+    y = Probe(y, {held}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      device_->ActAtCopy(CopyDirection::kHostToDevice, 1, [&] {
+        reader = std::thread([&] { unpack(); });
+        absl::SleepFor(absl::Milliseconds(50));  // as far as it comes
+      });
+      unpack();
+      reader.join();
+      return grad;
+    });
+  }
+  y.backward();
+  EXPECT_EQ(session->GetStats().reused_on_device, 2u) << "the test's premise";
+  EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, 1u);
 }
 
 }  // namespace

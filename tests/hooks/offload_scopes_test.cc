@@ -6,6 +6,7 @@
 #include <latch>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -133,6 +134,60 @@ TEST_F(OffloadScopes, TheScopeOfOneThreadDoesNotCutThePrefetchOfAnother) {
   EXPECT_LT(stats().fetched_on_demand, 3u) << stats().ToString();
   EXPECT_GT(stats().prefetch_hits, kTensors - 4u);
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 0)));
+}
+
+// Too large to share a copy.
+constexpr int64_t kLargeSide = 128;
+constexpr uint64_t kLargeBytes = kLargeSide * kLargeSide * 4;
+
+// Everything leaves at once, and is fetched ahead as early as possible.
+OffloadOptions EvictAllPrefetchAll() {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = kMiB;
+  return options;
+}
+
+TEST_F(OffloadScopes, ABackwardThatGoesToAndFroBetweenScopesFetchesEachTensorOnce) {
+  constexpr int kTensors = 6;
+  const auto session = world_.NewSession(EvictAllPrefetchAll());
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  at::Tensor y = carrier;
+  {
+    const OffloadScope scope(session);
+    for (int i = 0; i < kTensors; ++i) {
+      y = Observe(y, {Activation(carrier, {kLargeSide, kLargeSide}, i)}, &seen);
+      std::thread([&] {
+        const OffloadScope other_scope(session);
+        y = Observe(y, {Activation(carrier, {kLargeSide, kLargeSide}, 100 + i)}, &seen);
+      }).join();
+    }
+  }
+  y.backward();
+  EXPECT_EQ(session->GetStats().fetched_bytes, 2 * kTensors * kLargeBytes);
+  EXPECT_EQ(session->GetStats().prefetch_hits, kTensors - 1u);
+}
+
+TEST_F(OffloadScopes, WhatANodeHasReadIsNotFetchedAheadForTheNextThingThatItReads) {
+  const auto session = world_.NewSession(EvictAllPrefetchAll());
+  const at::Tensor carrier = NewCarrier();
+  const auto activation = [&](int first) {
+    return Activation(carrier, {kLargeSide, kLargeSide}, first);
+  };
+  at::Tensor other = activation(2);
+  std::vector<at::Tensor> seen;
+  at::Tensor y = carrier;
+  {
+    const OffloadScope other_scope(session);
+    y = Observe(y, {other}, &seen);
+  }
+  {
+    const OffloadScope scope(session);
+    y = Observe(y, {activation(1), std::exchange(other, at::Tensor()), activation(3)}, &seen);
+  }
+  y.backward();
+  EXPECT_EQ(session->GetStats().shared, 1u) << "the test's premise";
+  EXPECT_EQ(session->GetStats().fetched_bytes, 3 * kLargeBytes);
 }
 
 }  // namespace

@@ -28,6 +28,7 @@
 #include "pinion/tests/hooks/emu_fixture.h"
 #include "pinion/tests/hooks/probe.h"
 #include "pinion/tests/hooks/test_net.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
 
 namespace pinion::testing {
@@ -55,8 +56,9 @@ class OffloadStickyError : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { world_ = new EmuWorld(); }
 
-  static std::shared_ptr<OffloadSession> SessionOn(std::shared_ptr<Device> device) {
-    OffloadOptions options = SmallWindows(6 * kKiB);
+  static std::shared_ptr<OffloadSession> SessionOn(std::shared_ptr<Device> device,
+                                                   uint64_t window_bytes = 6 * kKiB) {
+    OffloadOptions options = SmallWindows(window_bytes);
     options.allocator.segment_bytes = 256 * kKiB;
     const DeviceBackend backend = {"emu", [device](int) { return device; }};
     return OffloadSession::Create(options, backend).value();
@@ -175,6 +177,26 @@ TEST_F(OffloadStickyError, MemoryUnderACopyOutThatFailedForGoodIsNotUsedAgain) {
   EXPECT_EQ(session->GetStats().kept_copy_failed, 2u);
   seen.clear();
   UseFreedMemory();
+}
+
+TEST_F(OffloadStickyError, TheLogTellsHowMuchMemoryIsLeaked) {
+  bool broken = false;
+  const auto failing = std::make_shared<ForwardingDevice>(device());
+  failing->FailCalls([&broken](const std::string&, uint64_t) {
+    return broken ? absl::InternalError("the link is gone") : absl::OkStatus();
+  });
+  const auto session = SessionOn(failing, /*window_bytes=*/kMiB);
+  const at::Tensor carrier = NewCarrier();
+  at::Tensor y;
+  {
+    const OffloadScope scope(session);
+    y = Probe(carrier, {Activation(carrier, {64, 64})},
+              [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
+  }
+  const CapturedLog log;
+  broken = true;
+  y.reset();
+  EXPECT_THAT(log.text(), HasSubstr("leaking 16384 bytes of device memory"));
 }
 
 }  // namespace

@@ -194,5 +194,12 @@ TEST_F(TorchHostAllocatorOracleTest, TheAllocatorBeforeStillHearsOfCopies) {
   ASSERT_TRUE(Machine()->SynchronizeDevice(0).ok());
 }
 
+TEST_F(TorchHostAllocatorOracleTest, EmptyCacheEmptiesThatOfTheAllocatorBeforeToo) {
+  { const c10::DataPtr block = libtorch_cache.allocate(kMiB); }
+  EXPECT_GT(libtorch_cache.get_stats().allocated_bytes.current, 0);
+  pinion().empty_cache();
+  EXPECT_EQ(libtorch_cache.get_stats().allocated_bytes.current, 0);
+}
+
 }  // namespace
 }  // namespace pinion::testing

@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -17,8 +19,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/torch_bridge.h"
 #include "pinion/hooks/torch_host_allocator.h"
 #include "pinion/tests/hooks/torch_host_allocator_fixture.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -77,6 +82,22 @@ TEST_F(TorchHostAllocatorProcessTest, ABlockMayBeFreedWhileAnotherThreadRecordsA
   EXPECT_GE(recorded, 100);
   EXPECT_GT(Stats().deferred_bytes.current, 0u);  // the stream is behind
   EXPECT_EQ(allocator().get_stats().active_requests.allocated, blocks);
+}
+
+// Nothing else in this program makes a block unusable.
+TEST_F(TorchHostAllocatorProcessTest, TheFirstBlockThatIsNeverUsedAgainIsLoggedAndNoOther) {
+  const CapturedLog log;
+  const c10::Stream stream = NewStream();
+  for (int i = 0; i < 3; ++i) {
+    at::Tensor tensor = Pinned(kMiB);
+    ASSERT_THAT(machine().SetCapturing(NativeStream(stream), true), IsOk());
+    allocator().record_event(tensor.data_ptr(), nullptr, stream);
+    ASSERT_THAT(machine().SetCapturing(NativeStream(stream), false), IsOk());
+    tensor.reset();
+  }
+  const size_t first = log.text().find("is never used again");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(log.text().find("is never used again", first + 1), std::string::npos) << log.text();
 }
 
 TEST_F(TorchHostAllocatorProcessTest, AChildOfForkCannotPinAndMayDropWhatItInherits) {
