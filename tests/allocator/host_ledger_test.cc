@@ -463,9 +463,12 @@ TEST_F(HostLedgerTest, AFileThatTakesThePlaceOfStandardInputIsALedgersToo) {
 // Makes /dev/shm the process's own; its user and the mounts of others stay as they are.
 bool MayMount() {
   const uid_t user = geteuid();
+  const gid_t group = getegid();
   if (unshare(CLONE_NEWNS) != 0) {
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
     std::ofstream("/proc/self/uid_map") << user << " " << user << " 1";
+    std::ofstream("/proc/self/setgroups") << "deny";
+    std::ofstream("/proc/self/gid_map") << group << " " << group << " 1";
   }
   return geteuid() == user && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
 }
