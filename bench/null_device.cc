@@ -68,4 +68,46 @@ absl::Status NullDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> CountingNullDevice::IsCapturing(StreamHandle stream) {
+  ++capture_queries_;
+  return NullDevice::IsCapturing(stream);
+}
+
+absl::StatusOr<EventHandle> CountingNullDevice::CreateEvent() {
+  ++events_;
+  return NullDevice::CreateEvent();
+}
+
+absl::Status CountingNullDevice::DestroyEvent(EventHandle event) {
+  ++events_;
+  return NullDevice::DestroyEvent(event);
+}
+
+absl::Status CountingNullDevice::RecordEvent(EventHandle event, StreamHandle stream) {
+  ++events_;
+  return NullDevice::RecordEvent(event, stream);
+}
+
+absl::Status CountingNullDevice::StreamWaitEvent(StreamHandle stream, EventHandle event) {
+  ++events_;
+  return NullDevice::StreamWaitEvent(stream, event);
+}
+
+absl::StatusOr<bool> CountingNullDevice::QueryEvent(EventHandle event) {
+  ++events_;
+  return NullDevice::QueryEvent(event);
+}
+
+absl::Status CountingNullDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
+  ++events_;
+  return NullDevice::WaitEvent(event, timeout);
+}
+
+absl::Status CountingNullDevice::CopyAsync(CopyDirection direction,
+                                           absl::Span<const CopyPiece> pieces,
+                                           StreamHandle stream) {
+  ++copies_;
+  return NullDevice::CopyAsync(direction, pieces, stream);
+}
+
 }  // namespace pinion

@@ -3,6 +3,8 @@
 // Calls are accepted and forgotten: no byte moves, and work is done as soon as it is asked about.
 // Memory is the heap's.
 //
+// CountingNullDevice counts what it is asked for.
+//
 // Thread safety: thread-safe; one event at a time from one thread.
 
 #ifndef PINION_BENCH_NULL_DEVICE_H_
@@ -22,7 +24,7 @@
 
 namespace pinion {
 
-class NullDevice final : public Device {
+class NullDevice : public Device {
  public:
   enum class Events {
     kDone,     // a recorded event is done at once
@@ -63,6 +65,36 @@ class NullDevice final : public Device {
  private:
   const Events events_;
   std::atomic<uintptr_t> streams_{0};
+};
+
+class CountingNullDevice final : public NullDevice {
+ public:
+  struct Calls {
+    uint64_t events = 0;  // made, recorded, asked, awaited, by streams or by the host
+    uint64_t copies = 0;  // CopyAsync, however many pieces
+    uint64_t capture_queries = 0;
+  };
+
+  CountingNullDevice() : NullDevice(Events::kDone) {}
+
+  Calls calls() const {
+    return {.events = events_, .copies = copies_, .capture_queries = capture_queries_};
+  }
+
+  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override;
+  absl::StatusOr<EventHandle> CreateEvent() override;
+  absl::Status DestroyEvent(EventHandle event) override;
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override;
+  absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override;
+  absl::StatusOr<bool> QueryEvent(EventHandle event) override;
+  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override;
+  absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+                         StreamHandle stream) override;
+
+ private:
+  std::atomic<uint64_t> events_{0};
+  std::atomic<uint64_t> copies_{0};
+  std::atomic<uint64_t> capture_queries_{0};
 };
 
 }  // namespace pinion

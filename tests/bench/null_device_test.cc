@@ -68,5 +68,24 @@ TEST(NullDeviceTest, MemoryCanBeWritten) {
   EXPECT_TRUE(source->Free(segment).ok());
 }
 
+TEST(CountingNullDeviceTest, EachKindOfCallIsCounted) {
+  CountingNullDevice device;
+  const StreamHandle stream = device.CreateStream("stream").value();
+  const EventHandle event = device.CreateEvent().value();
+  ASSERT_TRUE(device.RecordEvent(event, stream).ok());
+  ASSERT_TRUE(device.StreamWaitEvent(stream, event).ok());
+  EXPECT_TRUE(device.QueryEvent(event).value());
+  ASSERT_TRUE(device.WaitEvent(event, absl::ZeroDuration()).ok());
+  ASSERT_TRUE(device.DestroyEvent(event).ok());
+  EXPECT_EQ(device.calls().events, 6);
+  EXPECT_EQ(device.calls().copies, 0);
+  const CopyPiece pieces[2] = {};
+  ASSERT_TRUE(device.CopyAsync(CopyDirection::kDeviceToHost, pieces, stream).ok());
+  EXPECT_FALSE(device.IsCapturing(stream).value());
+  EXPECT_EQ(device.calls().events, 6);
+  EXPECT_EQ(device.calls().copies, 1);
+  EXPECT_EQ(device.calls().capture_queries, 1);
+}
+
 }  // namespace
 }  // namespace pinion

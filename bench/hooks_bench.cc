@@ -1,0 +1,322 @@
+// What a saved tensor costs the host: pack, unpack and release, on a device that does nothing.
+//
+//   hooks_bench                         everything, wall time
+//   hooks_bench --quick                 fewer tensors and repeats
+//   hooks_bench --json=FILE             rows, and the goals that they are judged by
+//   hooks_bench --benchmark_filter=1MiB
+//
+// docs/hooks_bench.md says how to read it.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <barrier>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/ram_probe.h"
+#include "pinion/bench/goals.h"
+#include "pinion/bench/null_device.h"
+#include "pinion/bench/null_torch_device.h"
+#include "pinion/bench/saving_step.h"
+#include "pinion/bench/statistics.h"
+#include "pinion/device/device.h"
+#include "pinion/examples/output_file.h"
+#include "pinion/examples/working_directory.h"
+#include "pinion/hooks/offload_options.h"
+#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/offload_stats.h"
+
+ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
+ABSL_FLAG(bool, quick, false, "fewer tensors and repeats");
+
+namespace pinion {
+namespace {
+
+constexpr int kFew = 100;
+constexpr int kMany = 5000;
+constexpr uint64_t kSmallBytes = 4 * kKiB;
+
+struct HooksCase {
+  SavingStep step;
+  bool leaves = false;  // all but what the window holds; else nothing does
+  int threads = 1;
+
+  std::string Name() const {
+    return absl::StrCat(leaves ? "leaves" : "fits", "/", step.tensors, "x",
+                        absl::StrReplaceAll(HumanBytes(step.tensor_bytes), {{" ", ""}}), "/",
+                        threads, threads == 1 ? "_thread" : "_threads");
+  }
+};
+
+std::vector<HooksCase> Cases(bool quick) {
+  std::vector<HooksCase> cases;
+  for (const bool leaves : {false, true}) {
+    for (const uint64_t tensor_bytes : {kSmallBytes, kMiB, 64 * kMiB}) {
+      for (const int tensors : {kFew, 1000, kMany}) {
+        if (quick && tensors == kMany) continue;
+        for (const int threads : {1, 2}) {
+          cases.push_back({{tensors, tensor_bytes}, leaves, threads});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+struct HooksRow {
+  HooksCase of;
+  // Wall time of a step per tensor.
+  double none_us = 0;
+  double nothing_us = 0;  // hooks that do nothing, less none_us
+  double pinion_us = 0;   // less none_us
+  double device_calls = 0;
+  double capture_queries = 0;
+
+  double Ratio() const { return pinion_us / nothing_us; }
+};
+
+absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(bool leaves,
+                                                           std::shared_ptr<Device> device) {
+  OffloadOptions options;
+  options.link = AssumedLink();
+  // More than all of it, and not the value that stands for a choice of the session's.
+  if (!leaves) options.eviction_window_bytes = OffloadOptions::kAutoWindow / 2;
+  PINION_ASSIGN_OR_RETURN(
+      std::shared_ptr<PinnedAllocator> allocator,
+      PinnedAllocator::Create({}, device->pinned_source(), RamProbe("/none", "/none")));
+  return OffloadSession::Create(options, {kNullTorchDevice, [device](int) { return device; }},
+                                std::move(allocator));
+}
+
+// A step on each thread, at once; adds their times.
+void RunSteps(const HooksCase& of, const SavingStep::MakeScope& make_scope,
+              std::vector<double>& times_us) {
+  std::vector<double> times(of.threads);
+  std::barrier together(of.threads);
+  const auto run = [&](int thread) {
+    together.arrive_and_wait();
+    times[thread] = of.step.RunUs(make_scope);
+  };
+  std::vector<std::thread> threads;
+  for (int thread = 1; thread < of.threads; ++thread) threads.emplace_back(run, thread);
+  run(0);
+  for (std::thread& thread : threads) thread.join();
+  times_us.insert(times_us.end(), times.begin(), times.end());
+}
+
+// The lower quartile: what else runs on the machine only adds to a time, and differences of a few
+// hundred nanoseconds are wanted.
+double PerTensor(const HooksCase& of, std::vector<double> times_us) {
+  std::sort(times_us.begin(), times_us.end());
+  return Quantile(times_us, 0.25) / of.step.tensors;
+}
+
+// What is measured is what the case's name says.
+absl::Status CheckStats(const HooksCase& of, const OffloadStats& stats) {
+  const double bytes = static_cast<double>(stats.offloaded_bytes);
+  const double evicted = static_cast<double>(stats.evicted_bytes) / bytes;
+  const bool as_named =
+      of.leaves ? evicted > 0.8 && stats.fetched_bytes > 0.8 * bytes : stats.evicted_bytes == 0;
+  if (stats.kept() == 0 && stats.offloaded == stats.unpacked && as_named) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("not what the case says: ", stats.ToString()));
+}
+
+class HooksBench {
+ public:
+  void Register(const HooksCase& of, int repeats);
+  BenchReport Report() const;
+  const std::vector<std::string>& failures() const { return failures_; }
+
+ private:
+  absl::Status Measure(const HooksCase& of, benchmark::State& state);
+  absl::Status Count(HooksRow& row);
+
+  std::vector<HooksRow> rows_;
+  std::vector<std::string> failures_;
+};
+
+// In a session of its own: counting costs time.
+absl::Status HooksBench::Count(HooksRow& row) {
+  const auto device = std::make_shared<CountingNullDevice>();
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
+                          NewSession(row.of.leaves, device));
+  const auto scope = [&session] { return std::make_shared<OffloadScope>(session); };
+  row.of.step.RunUs(scope);  // makes what is made once
+  const CountingNullDevice::Calls before = device->calls();
+  row.of.step.RunUs(scope);
+  const CountingNullDevice::Calls after = device->calls();
+  const double tensors = row.of.step.tensors;
+  row.device_calls =
+      static_cast<double>(after.events + after.copies - before.events - before.copies) / tensors;
+  row.capture_queries =
+      static_cast<double>(after.capture_queries - before.capture_queries) / tensors;
+  return absl::OkStatus();
+}
+
+absl::Status HooksBench::Measure(const HooksCase& of, benchmark::State& state) {
+  PINION_ASSIGN_OR_RETURN(
+      const std::shared_ptr<OffloadSession> session,
+      NewSession(of.leaves, std::make_shared<NullDevice>(NullDevice::Events::kDone)));
+  const auto none = []() -> std::shared_ptr<void> { return nullptr; };
+  const auto pinion = [&session] { return std::make_shared<OffloadScope>(session); };
+  std::vector<double> warm_up;
+  for (int i = 0; i < 2; ++i) RunSteps(of, pinion, warm_up);
+  std::vector<double> none_us, nothing_us, pinion_us;
+  // In turn, so that whatever slows the machine down slows all of them.
+  for ([[maybe_unused]] auto _ : state) {
+    RunSteps(of, none, none_us);
+    RunSteps(of, HooksThatDoNothing, nothing_us);
+    RunSteps(of, pinion, pinion_us);
+    state.SetIterationTime(pinion_us.back() * 1e-6);
+  }
+  PINION_RETURN_IF_ERROR(CheckStats(of, session->GetStats()));
+  HooksRow row = {.of = of, .none_us = PerTensor(of, std::move(none_us))};
+  row.nothing_us = PerTensor(of, std::move(nothing_us)) - row.none_us;
+  row.pinion_us = PerTensor(of, std::move(pinion_us)) - row.none_us;
+  PINION_RETURN_IF_ERROR(Count(row));
+  state.counters["none_us"] = row.none_us;
+  state.counters["nothing_us"] = row.nothing_us;
+  state.counters["pinion_us"] = row.pinion_us;
+  state.counters["ratio"] = row.Ratio();
+  state.counters["calls"] = row.device_calls;
+  state.counters["captures"] = row.capture_queries;
+  rows_.push_back(row);
+  return absl::OkStatus();
+}
+
+void HooksBench::Register(const HooksCase& of, int repeats) {
+  const std::string name = of.Name();
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [this, of, name](benchmark::State& state) {
+                                 std::string why;
+                                 try {
+                                   const absl::Status status = Measure(of, state);
+                                   if (status.ok()) return;
+                                   why = status.ToString();
+                                 } catch (const std::exception& error) {  // LibTorch's
+                                   why = error.what();
+                                 }
+                                 failures_.push_back(absl::StrCat(name, ": ", why));
+                                 state.SkipWithError(why.c_str());
+                               })
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->Iterations(repeats);
+}
+
+template <typename Value>
+std::optional<double> Worst(const std::vector<HooksRow>& rows, Value value) {
+  std::optional<double> worst;
+  for (const HooksRow& row : rows) {
+    const std::optional<double> found = value(row);
+    if (found.has_value()) worst = std::max(worst.value_or(*found), *found);
+  }
+  return worst;
+}
+
+BenchReport HooksBench::Report() const {
+  BenchReport report;
+  for (const HooksRow& row : rows_) {
+    report.AddRow({{"case", row.of.Name()},
+                   {"leaves", row.of.leaves},
+                   {"tensors", row.of.step.tensors},
+                   {"tensor_bytes", row.of.step.tensor_bytes},
+                   {"threads", row.of.threads},
+                   {"none_us", row.none_us},
+                   {"nothing_us", row.nothing_us},
+                   {"pinion_us", row.pinion_us},
+                   {"ratio", row.Ratio()},
+                   {"device_calls", row.device_calls},
+                   {"capture_queries", row.capture_queries}});
+  }
+  const auto of_size = [this](bool small, double HooksRow::*field) {
+    return Worst(rows_, [=](const HooksRow& row) -> std::optional<double> {
+      if ((row.of.step.tensor_bytes == kSmallBytes) != small) return std::nullopt;
+      return row.*field;
+    });
+  };
+  report.AddGoal(
+      "a saved tensor: Pinion's hooks over hooks that do nothing", AtMost(10),
+      Worst(rows_, [](const HooksRow& row) -> std::optional<double> { return row.Ratio(); }));
+  report.AddGoal(absl::StrCat("a saved tensor of ", kMany, " over one of ", kFew), AtMost(1.2),
+                 Worst(rows_, [this](const HooksRow& many) -> std::optional<double> {
+                   if (many.of.step.tensors != kMany) return std::nullopt;
+                   HooksCase few = many.of;
+                   few.step.tensors = kFew;
+                   for (const HooksRow& row : rows_) {
+                     if (row.of.Name() == few.Name()) return many.pinion_us / row.pinion_us;
+                   }
+                   return std::nullopt;
+                 }));
+  report.AddGoal("events, waits and copies of a large tensor", AtMost(10),
+                 of_size(/*small=*/false, &HooksRow::device_calls));
+  report.AddGoal("capture queries of a large tensor", AtMost(1),
+                 of_size(/*small=*/false, &HooksRow::capture_queries));
+  report.AddGoal("events, waits and copies of a small tensor", AtMost(2),
+                 of_size(/*small=*/true, &HooksRow::device_calls));
+  report.AddGoal("capture queries of a small tensor", AtMost(0.2),
+                 of_size(/*small=*/true, &HooksRow::capture_queries));
+  return report;
+}
+
+absl::Status Run(const std::vector<char*>& arguments) {
+  if (arguments.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", arguments[1], "\" is not a flag; see --help"));
+  }
+  const std::string json = absl::GetFlag(FLAGS_json);
+  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
+  const bool quick = absl::GetFlag(FLAGS_quick);
+  RegisterNullTorchDevice();
+  HooksBench bench;
+  for (const HooksCase& of : Cases(quick)) {
+    bench.Register(of, quick ? 5 : of.step.tensors == kFew ? 101 : 21);
+  }
+  const size_t matched = benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  if (matched == 0) return absl::InvalidArgumentError("--benchmark_filter leaves no case");
+  std::printf("\n");
+  const absl::Status finished = bench.Report().Finish(json);
+  if (bench.failures().empty()) return finished;
+  return absl::InternalError(absl::StrJoin(bench.failures(), "\n"));
+}
+
+void PrintHelp() {
+  std::printf(
+      "hooks_bench: what a saved tensor costs the host, on a device that does nothing\n"
+      "  --json=FILE             writes rows and goals\n"
+      "  --quick                 fewer tensors and repeats\n"
+      "  --benchmark_filter=REGEX and Google Benchmark's other flags\n");
+}
+
+}  // namespace
+}  // namespace pinion
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv, pinion::PrintHelp);
+  absl::SetProgramUsageMessage("what a saved tensor costs the host; see --help");
+  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  absl::Status status = pinion::EnterWorkingDirectory();
+  if (status.ok()) status = pinion::Run(arguments);
+  return pinion::ExitCode("hooks_bench", status);
+}

@@ -1,0 +1,178 @@
+#include "pinion/bench/null_torch_device.h"
+
+#include <ATen/core/stack.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <sys/mman.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+namespace {
+
+constexpr c10::DeviceType kNull = c10::DeviceType::PrivateUse1;
+const c10::Device kNullDevice(kNull, 0);
+
+// Of all tensors that a program ever has at once: 47 bits of addresses have room for more.
+constexpr uint64_t kAddressBytes = uint64_t{8} << 40;
+constexpr uint64_t kAlignmentBytes = 512;
+
+struct Block {
+  void* data;
+  uint64_t size_bytes;
+};
+
+using FreeBlocks = std::unordered_map<uint64_t, std::vector<Block*>>;  // by size
+
+// Blocks that threads have left behind.
+struct LeftBehind {
+  std::mutex mu;
+  FreeBlocks blocks;
+};
+
+LeftBehind& TheLeftBehind() {
+  static LeftBehind* const left = new LeftBehind;
+  return *left;
+}
+
+// A thread's own, so that two of them do not wait for each other here.
+class BlocksOfThread {
+ public:
+  ~BlocksOfThread() {
+    LeftBehind& left = TheLeftBehind();
+    const std::lock_guard lock(left.mu);
+    for (auto& [size_bytes, blocks] : free_) {
+      std::vector<Block*>& all = left.blocks[size_bytes];
+      all.insert(all.end(), blocks.begin(), blocks.end());
+    }
+  }
+
+  Block* Take(uint64_t size_bytes) {
+    std::vector<Block*>& blocks = free_[size_bytes];
+    if (blocks.empty()) TakeLeftBehind(size_bytes, blocks);
+    if (blocks.empty()) return NewBlock(size_bytes);
+    Block* const block = blocks.back();
+    blocks.pop_back();
+    return block;
+  }
+
+  void Give(Block* block) { free_[block->size_bytes].push_back(block); }
+
+ private:
+  static void TakeLeftBehind(uint64_t size_bytes, std::vector<Block*>& blocks) {
+    LeftBehind& left = TheLeftBehind();
+    const std::lock_guard lock(left.mu);
+    const auto found = left.blocks.find(size_bytes);
+    if (found != left.blocks.end()) blocks.swap(found->second);
+  }
+
+  static Block* NewBlock(uint64_t size_bytes) {
+    static char* const addresses = [] {
+      void* const mapped = mmap(nullptr, kAddressBytes, PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      PINION_CHECK(mapped != MAP_FAILED) << "no address space for the null device";
+      return static_cast<char*>(mapped);
+    }();
+    static std::atomic<uint64_t> used_bytes{0};
+    const uint64_t aligned_bytes = (size_bytes + kAlignmentBytes - 1) & ~(kAlignmentBytes - 1);
+    const uint64_t offset = used_bytes.fetch_add(aligned_bytes);
+    PINION_CHECK(offset + aligned_bytes <= kAddressBytes) << "the null device is full";
+    return new Block{addresses + offset, size_bytes};
+  }
+
+  FreeBlocks free_;
+};
+
+BlocksOfThread& Blocks() {
+  thread_local BlocksOfThread blocks;
+  return blocks;
+}
+
+class NullAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size_bytes) override {
+    Block* const block = Blocks().Take(size_bytes);
+    return c10::DataPtr(block->data, block, &Delete, kNullDevice);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &Delete; }
+  void copy_data(void* dst, const void* src, size_t size_bytes) const override {}
+
+ private:
+  static void Delete(void* block) { Blocks().Give(static_cast<Block*>(block)); }
+};
+
+NullAllocator& TheAllocator() {
+  static NullAllocator* const allocator = new NullAllocator;
+  return *allocator;
+}
+
+// One device with one stream, which is always done.
+class NullGuard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return kNull; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::Device exchangeDevice(c10::Device device) const override { return kNullDevice; }
+  c10::Device getDevice() const override { return kNullDevice; }
+  void setDevice(c10::Device device) const override {}
+  void uncheckedSetDevice(c10::Device device) const noexcept override {}
+  c10::Stream getStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, kNullDevice);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return getStream(kNullDevice); }
+  void* getStreamNativeHandle(c10::Stream stream) const override { return nullptr; }
+  bool queryStream(const c10::Stream& stream) const override { return true; }
+  void synchronizeStream(const c10::Stream& stream) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {}
+};
+
+class NullHooks final : public at::PrivateUse1HooksInterface {
+ public:
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex index) const override { return true; }
+};
+
+void ForgetArguments(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+}
+
+}  // namespace
+
+void RegisterNullTorchDevice() {
+  c10::register_privateuse1_backend(kNullTorchDevice);
+  c10::SetAllocator(kNull, &TheAllocator());
+  c10::impl::registerDeviceGuard(kNull, new NullGuard);
+  at::RegisterPrivateUse1HooksInterface(new NullHooks);
+  // Registrations last as long as their library, so it is never destroyed.
+  auto* const library = new torch::Library(torch::Library::IMPL, "aten",
+                                           c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  library->impl("_foreach_copy_", torch::CppFunction::makeFromBoxedFunction<&ForgetArguments>());
+}
+
+at::Tensor NewNullTensor(uint64_t size_bytes) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), size_bytes,
+                       TheAllocator().allocate(size_bytes), &TheAllocator(), /*resizable=*/false);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      caffe2::TypeMeta::Make<float>());
+  impl->set_sizes_contiguous({static_cast<int64_t>(size_bytes / sizeof(float))});
+  return at::Tensor(std::move(impl));
+}
+
+}  // namespace pinion

@@ -1,0 +1,104 @@
+#include "pinion/bench/saving_step.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/bench/null_torch_device.h"
+#include "pinion/hooks/saved_tensor_hooks.h"
+#include "pinion/hooks/torch_bridge.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::ElementsAre;
+
+class SavingStepTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { RegisterNullTorchDevice(); }
+};
+
+struct Seen {
+  std::vector<const void*> packed;
+  std::vector<const void*> unpacked;
+  int released = 0;
+};
+
+// Tells what becomes of each saved tensor.
+class Watcher : public SavedTensorPacker {
+ public:
+  explicit Watcher(Seen& seen) : seen_(seen) {}
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override {
+    seen_.packed.push_back(tensor.storage().data());
+    return std::make_unique<Saved>(seen_, DetachedAlias(tensor));
+  }
+
+ private:
+  class Saved : public SavedTensor {
+   public:
+    Saved(Seen& seen, at::Tensor tensor) : seen_(seen), tensor_(std::move(tensor)) {}
+    ~Saved() override { ++seen_.released; }
+    at::Tensor Unpack() override {
+      seen_.unpacked.push_back(tensor_.storage().data());
+      return tensor_;
+    }
+
+   private:
+    Seen& seen_;
+    const at::Tensor tensor_;
+  };
+  Seen& seen_;
+};
+
+TEST_F(SavingStepTest, EveryTensorIsSavedReadInReverseOrderAndLetGoOf) {
+  Seen seen;
+  const double step_us = SavingStep{.tensors = 3, .tensor_bytes = 4096}.RunUs(
+      [&seen] { return std::make_shared<SavedTensorScope>(std::make_shared<Watcher>(seen)); });
+  EXPECT_GT(step_us, 0);
+  ASSERT_EQ(seen.packed.size(), 3);
+  EXPECT_THAT(seen.unpacked, ElementsAre(seen.packed[2], seen.packed[1], seen.packed[0]));
+  EXPECT_NE(seen.packed[0], seen.packed[1]);
+  EXPECT_EQ(seen.released, 3);
+}
+
+TEST_F(SavingStepTest, WithoutAScopeNothingIsHooked) {
+  Seen seen;
+  SavingStep{.tensors = 3, .tensor_bytes = 4096}.RunUs([] { return nullptr; });
+  EXPECT_TRUE(seen.packed.empty());
+}
+
+TEST_F(SavingStepTest, TheScopeEndsBeforeBackwardBegins) {
+  bool ended = false;
+  Seen seen;
+  SavingStep{.tensors = 1, .tensor_bytes = 4096}.RunUs([&] {
+    const auto scope = std::make_shared<SavedTensorScope>(std::make_shared<Watcher>(seen));
+    return std::shared_ptr<void>(scope.get(), [scope, &seen, &ended](void*) {
+      ended = seen.packed.size() == 1 && seen.unpacked.empty();
+    });
+  });
+  EXPECT_TRUE(ended);
+}
+
+TEST_F(SavingStepTest, ATensorOfTheNullDeviceHasItsSizeAndAPlaceOfItsOwn) {
+  const at::Tensor one = NewNullTensor(4096);
+  const at::Tensor other = NewNullTensor(4096);
+  EXPECT_EQ(one.nbytes(), 4096);
+  EXPECT_EQ(one.device().str(), "null:0");
+  EXPECT_GE(static_cast<const char*>(other.storage().data()) -
+                static_cast<const char*>(one.storage().data()),
+            4096);
+}
+
+TEST_F(SavingStepTest, AddressesAreUsedAgainByOtherThreadsToo) {
+  const void* address = nullptr;
+  std::thread([&address] { address = NewNullTensor(12345 * 4).storage().data(); }).join();
+  EXPECT_EQ(NewNullTensor(12345 * 4).storage().data(), address);
+}
+
+}  // namespace
+}  // namespace pinion
