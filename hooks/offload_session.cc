@@ -44,8 +44,12 @@ LinkCalibration LinkOf(TransferEngine& engine, PinnedAllocator& allocator, Strea
 
 class SessionImpl : public OffloadSession, public PackTarget {
  public:
-  SessionImpl(const OffloadOptions& options, DeviceBackend backend, c10::DeviceType device_type)
-      : options_(options), backend_(std::move(backend)), device_type_(device_type) {
+  SessionImpl(const OffloadOptions& options, DeviceBackend backend, c10::DeviceType device_type,
+              std::shared_ptr<PinnedAllocator> allocator)
+      : options_(options),
+        backend_(std::move(backend)),
+        device_type_(device_type),
+        allocator_(std::move(allocator)) {
     options_.enabled = options.enabled && !SwitchedOnByEnvironment("PINION_DISABLE");
     options_.verify = options.verify || SwitchedOnByEnvironment("PINION_VERIFY");
   }
@@ -116,7 +120,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
     return nullptr;
   }
 
-  // Null until a device was set up.
+  // Null until a device was set up, unless the program has given one.
   std::shared_ptr<PinnedAllocator> Allocator() const {
     MutexLock lock(mu_);
     return allocator_;
@@ -239,19 +243,22 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
-    const OffloadOptions& options, DeviceBackend backend) {
+    const OffloadOptions& options, DeviceBackend backend,
+    std::shared_ptr<PinnedAllocator> allocator) {
   PINION_RETURN_IF_ERROR(options.Validate());
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType device_type, DeviceTypeOf(backend.type_name));
   if (const std::string on = SwitchesThatAreOn(); !on.empty()) {
     PINION_LOG(kWarning) << "a session for " << backend.type_name << " begins with " << on;
   }
-  auto session = std::make_shared<SessionImpl>(options, backend, device_type);
+  auto session = std::make_shared<SessionImpl>(options, backend, device_type, allocator);
   if (!session->options().enabled) return session;
   // What cannot work on the first device is refused here: in the middle of forward nobody could do
   // anything about it.
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> first, backend.device(0));
-  PINION_RETURN_IF_ERROR(
-      PinnedAllocator::Create(options.allocator, first->pinned_source()).status());
+  if (allocator == nullptr) {
+    PINION_RETURN_IF_ERROR(
+        PinnedAllocator::Create(options.allocator, first->pinned_source()).status());
+  }
   return session;
 }
 

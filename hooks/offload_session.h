@@ -35,6 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/engine_stats.h"
 #include "pinion/engine/link_calibration.h"
@@ -50,9 +51,11 @@ namespace pinion {
 class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
  public:
   // Logs the switches of the environment that are on (hooks/environment.h). A session that is not
-  // enabled asks for no device.
-  static absl::StatusOr<std::shared_ptr<OffloadSession>> Create(const OffloadOptions& options,
-                                                                DeviceBackend backend);
+  // enabled asks for no device. Tensors go to memory of `allocator`, which others may use as well;
+  // null: to an allocator of the session's own, by OffloadOptions::allocator.
+  static absl::StatusOr<std::shared_ptr<OffloadSession>> Create(
+      const OffloadOptions& options, DeviceBackend backend,
+      std::shared_ptr<PinnedAllocator> allocator = nullptr);
   virtual ~OffloadSession() = default;
 
   virtual const OffloadOptions& options() const = 0;

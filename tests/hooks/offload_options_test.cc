@@ -17,8 +17,10 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
@@ -27,6 +29,7 @@
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/engine_stats.h"
 #include "pinion/engine/link_calibration.h"
+#include "pinion/engine/link_curve.h"
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/tests/hooks/emu_fixture.h"
@@ -74,6 +77,31 @@ TEST(OffloadOptionsTest, TheEnvironmentVariableDisablesEverySession) {
   const TestNet net(world.device(), at::kFloat);
   TrainStep(net, world.session());
   EXPECT_EQ(world.session()->GetStats().packed, 0u);
+}
+
+TEST(OffloadOptionsTest, TensorsGoToTheAllocatorThatTheProgramHandsInAndSessionsMayShareIt) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(MachineOptions()).value();
+  ASSERT_THAT(RegisterEmuDevice(machine), IsOk());
+  AllocatorOptions unused;  // by the sessions: it could not be served
+  unused.max_locked_bytes = 1;
+  OffloadOptions options = SmallWindows();
+  const std::shared_ptr<PinnedAllocator> allocator =
+      PinnedAllocator::Create(options.allocator, machine->device(0)->pinned_source()).value();
+  options.allocator = unused;
+  {
+    const TestNet net(c10::Device("emu:0"), at::kFloat);
+    for (uint64_t session_number = 1; session_number <= 2; ++session_number) {
+      const uint64_t before = allocator->GetStats().allocations;
+      const std::shared_ptr<OffloadSession> session =
+          OffloadSession::Create(options, EmulatedBackend(machine), allocator).value();
+      ExpectSameGradients(TrainStep(net, nullptr), TrainStep(net, session));
+      ASSERT_GT(session->GetStats().offloaded, 0u);
+      ASSERT_GT(session->GetStats().fetched_bytes, 0u);
+      EXPECT_GT(allocator->GetStats().allocations, before);
+      EXPECT_EQ(session->GetAllocatorStats().allocations, allocator->GetStats().allocations);
+    }
+  }
 }
 
 // --- What cannot work is refused where it is given ---
@@ -264,6 +292,20 @@ TEST(OffloadOptionsLink, OneWithoutBandwidthIsRefused) {
   options.link = LinkCalibration();
   EXPECT_THAT(options.Validate(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without bandwidth")));
+}
+
+TEST(OffloadOptionsLink, ACostThatIsNegativeIsRefusedInEitherDirection) {
+  for (LinkCurve LinkCalibration::*direction : {&LinkCalibration::h2d, &LinkCalibration::d2h}) {
+    for (double LinkCurve::*cost : {&LinkCurve::fixed_us, &LinkCurve::piece_us}) {
+      OffloadOptions options;
+      options.link = AssumedLink();
+      (*options.link.*direction).*cost = 0;
+      EXPECT_THAT(options.Validate(), IsOk());
+      (*options.link.*direction).*cost = -1;
+      EXPECT_THAT(options.Validate(),
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("negative costs")));
+    }
+  }
 }
 
 }  // namespace
