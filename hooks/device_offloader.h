@@ -110,11 +110,12 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     void Worked() { next_pause = 1; }
   };
 
-  // Where a backward's prefetching goes on: of the scope's parcels, those from `sequence` up to the
-  // one that was read last have been looked at.
+  // Where a backward's prefetching goes on: of the scope's parcels, those from `oldest` up to what
+  // comes before `newest` have been looked at.
   struct PrefetchCursor {
     ScopeId scope = 0;  // no scope's number
-    uint64_t sequence = 0;
+    uint64_t oldest = 0;
+    uint64_t newest = 0;
   };
 
   // A wait of a stream for a fetched parcel, which those for earlier ones need not repeat.

@@ -269,19 +269,30 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
   uint64_t batch_bytes = 0;
   uint64_t looks = 0;
   PrefetchCursor& cursor = backwards_[backward];
-  if (cursor.scope != from.scope || cursor.sequence > from.sequence) {
-    cursor = {from.scope, from.sequence};
+  // What was saved early may be read in between, by all nodes even (an attention mask): then those
+  // before it are looked at next, and later those before the next node's. What lies before is
+  // passed over where that comes down to it again.
+  PrefetchCursor before;
+  if (cursor.scope != from.scope || from.sequence < cursor.oldest ||
+      from.sequence > cursor.newest) {
+    before = std::exchange(cursor, {from.scope, from.sequence, from.sequence});
   }
-  for (auto it = order_.lower_bound({from.scope, cursor.sequence}); it != order_.begin();) {
+  for (auto it = order_.lower_bound({from.scope, cursor.oldest}); it != order_.begin();) {
     Parcel& parcel = *(--it)->second;
     // Another scope is another graph, whose backward may be far away.
     if (parcel.scope != from.scope) break;
+    if (before.scope == from.scope && parcel.sequence < before.newest &&
+        parcel.sequence >= before.oldest) {
+      cursor.oldest = before.oldest;
+      it = order_.lower_bound({from.scope, before.oldest});
+      continue;
+    }
     ++looks;
     // A node reads what it saved in its own order, so what lies before may have been read already,
     // by handles that go when the node is done.
     const bool had = backward != -1 && parcel.fetched_in == backward;
     if (had || parcel.fetched || parcel.fetching || !IsAway(parcel)) {
-      cursor.sequence = parcel.sequence;
+      cursor.oldest = parcel.sequence;
       continue;
     }
     if (!claimed.empty() && (parcel.pack_stream.torch != claimed.front()->pack_stream.torch ||
@@ -296,7 +307,7 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
     prefetched_bytes_ += share;
     batch_bytes += parcel.size_bytes();
     claimed.push_back(parcel.shared_from_this());
-    cursor.sequence = parcel.sequence;
+    cursor.oldest = parcel.sequence;
   }
   if (looks > 0) stats_->Update([looks](OffloadStats& stats) { stats.prefetch_looks += looks; });
   return claimed;
