@@ -123,8 +123,7 @@ bool MachineCore::MakeRoom(int device, uint64_t size_bytes) {
     const std::vector<StreamPoint> until = state.held[i].until;
     for (StreamPoint point : until) time_.RunUntil(point, TimeModel::kForever);
     if (AllDone(until)) {
-      ReleaseHeld(device);
-      i = 0;
+      ReleaseHeld(device);  // all before `i` are stuck and stay
     } else {
       ++i;
     }

@@ -216,6 +216,13 @@ TEST_F(PinnedAllocatorTest, StatisticsAreExact) {
   timeline_->CompleteVisibly(1);
 }
 
+TEST_F(PinnedAllocatorTest, CachedBytesAddUpToAllThatEverBecameFree) {
+  { const PinnedBlock first = Take(kMiB - kSlack); }
+  EXPECT_EQ(allocator_->GetStats().cached_bytes.total, 4 * kMiB) << "the rest of the segment, too";
+  { const PinnedBlock again = Take(kMiB - kSlack); }
+  EXPECT_EQ(allocator_->GetStats().cached_bytes.total, 5 * kMiB);
+}
+
 TEST_F(PinnedAllocatorTest, TheLongestPinAndTheSumOfAllAreKept) {
   source_->on_allocate = [] { absl::SleepFor(absl::Milliseconds(2)); };
   const PinnedBlock first = Take(4 * kMiB - kSlack);

@@ -191,6 +191,17 @@ TEST_F(EmulatedMemoryTest, APeakThatIsResetKnowsWhatHasBeenReleasedMeanwhile) {
   EXPECT_EQ(Memory().peak_bytes, 0u);
 }
 
+TEST_F(EmulatedMemoryTest, APeakDoesNotCountWhatHasBeenReleasedBeforeAnAllocation) {
+  Start(kMiB);
+  uint8_t* const data = OnDevice(256 * kKiB);
+  Launch("long", {}, {{data, kKiB}}, out_, /*flops=*/1e9);
+  ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
+  ASSERT_THAT(Free(data), IsOk());
+  Synchronize(out_);
+  OnDevice(256 * kKiB);
+  EXPECT_EQ(Memory().peak_bytes, 256 * kKiB);
+}
+
 TEST_F(EmulatedMemoryTest, ARecordedStreamIsOneOfMemoryThatIsAllocated) {
   Start(kMiB);
   uint8_t* const data = OnDevice(kKiB);

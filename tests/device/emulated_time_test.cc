@@ -184,6 +184,30 @@ TEST_F(EmulatedTimeTest, EventIsDoneExactlyWhenVirtualTimeHasReachedIt) {
   EXPECT_NEAR(queries, 9, 1);
 }
 
+TEST_F(EmulatedTimeTest, AWaitWithoutPatienceTakesNoTime) {
+  Start(FreeHost());
+  Launch("long", {}, {}, compute_, /*flops=*/1e12);
+  const EventHandle event = Record(compute_);
+  for (const absl::Duration timeout : {absl::ZeroDuration(), absl::Milliseconds(-5)}) {
+    EXPECT_THAT(device_->WaitEvent(event, timeout), StatusIs(absl::StatusCode::kDeadlineExceeded));
+    EXPECT_EQ(machine_->now_ms(), 0);
+  }
+}
+
+TEST_F(EmulatedTimeTest, ADeviceIsWaitedForAlone) {
+  EmulatedOptions options = FreeHost();
+  options.device_count = 2;
+  Start(options);
+  Kernel kernel;
+  kernel.name = "long";
+  kernel.flops = 1e12;
+  ASSERT_THAT(machine_->Launch(1, machine_->default_stream(1), kernel), IsOk());
+  ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
+  EXPECT_EQ(machine_->now_ms(), 0);
+  ASSERT_THAT(machine_->SynchronizeDevice(1), IsOk());
+  EXPECT_GT(machine_->now_ms(), 0);
+}
+
 TEST_F(EmulatedTimeTest, OffloadThatOverlapsCostsNothingAndOneThatBlocksIsCounted) {
   EmulatedOptions options = FreeHost();
   options.preset.launch_us = 0;

@@ -40,6 +40,19 @@ TEST(MemoryArenaTest, LastFreedOfEqualSizesComesBackFirst) {
   EXPECT_EQ(arena->Allocate(kKiB, 0, kCapacity), data[1]);
 }
 
+TEST(MemoryArenaTest, WhatIsLeftOfARangeIsAsOldAsTheRange) {
+  auto arena = MakeArena(4 * kCapacity, false);
+  char* const range = static_cast<char*>(arena->Allocate(5 * kKiB, 0, kCapacity));
+  arena->Allocate(kKiB, 0, kCapacity);  // keeps neighbours apart
+  void* const freed_later = arena->Allocate(2 * kKiB, 0, kCapacity);
+  arena->Allocate(kKiB, 0, kCapacity);
+  arena->Free(range, 5 * kKiB, 0);
+  arena->Free(freed_later, 2 * kKiB, 0);
+  EXPECT_EQ(arena->Allocate(3 * kKiB, 0, kCapacity), range);
+  EXPECT_EQ(arena->Allocate(2 * kKiB, 0, kCapacity), freed_later);
+  EXPECT_EQ(arena->Allocate(2 * kKiB, 0, kCapacity), range + 3 * kKiB);
+}
+
 TEST(MemoryArenaTest, FreedAddressGoesToOtherStreamsOnlyOncePublished) {
   auto arena = MakeArena(4 * kCapacity, false);
   void* const data = arena->Allocate(kKiB, 0, kCapacity);

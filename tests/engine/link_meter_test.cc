@@ -211,6 +211,23 @@ TEST_F(LinkMeterProtocolTest, TrafficGrowsWithTheBytesThatItMustOutlast) {
   EXPECT_EQ(CallsOf(Load(12, 4 * kKiB)), Alone(1, 12));
 }
 
+TEST_F(LinkMeterProtocolTest, TrafficThatIsStillUnderWayIsWaitedForBeforeItsStreamsGo) {
+  ASSERT_THAT(meter_->AddTraffic(device_, CopyDirection::kDeviceToHost, traffic()), IsOk());
+  std::string failing = "QueryEvent";
+  device_.FailCalls([&](const std::string& call, uint64_t) {
+    return call == failing ? absl::UnavailableError("injected") : absl::OkStatus();
+  });
+  ASSERT_FALSE(meter_->MeasureUs(Load(4, 512 * kKiB)).ok());
+  failing = "WaitEvent";
+  EXPECT_FALSE(meter_->ClearTraffic().ok());
+  EXPECT_EQ(device_.live_streams(), 3) << "its own and two of traffic";
+  failing = "";
+  device_.log.clear();
+  EXPECT_THAT(meter_->ClearTraffic(), IsOk());
+  EXPECT_EQ(device_.log, "RRRHHH");
+  EXPECT_EQ(device_.live_streams(), 1);
+}
+
 TEST_F(LinkMeterProtocolTest, ItsTwoStreamsOfTrafficAreHalfACopyApart) {
   ASSERT_THAT(meter_->AddTraffic(device_, CopyDirection::kDeviceToHost, traffic()), IsOk());
   CallsOf(Load(4, 512 * kKiB));

@@ -34,6 +34,7 @@ using ::pinion::testing::CapturedLog;
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
 
 class StreamTimelineTest : public ::testing::Test {
@@ -61,6 +62,45 @@ TEST_F(StreamTimelineTest, AMarkMovesNoBytes) {
   EXPECT_EQ(stats.submitted_chunks, 1u);
   EXPECT_EQ(stats.submitted_pieces, 0u);
   EXPECT_EQ(stats.submitted_bytes, 0u);
+}
+
+// Records on `stream` whatever stream it is told.
+class RedirectingDevice : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  StreamHandle stream;
+  absl::Status RecordEvent(EventHandle event, StreamHandle) override {
+    return ForwardingDevice::RecordEvent(event, stream);
+  }
+};
+
+// Its owner may have destroyed it and got the handle again for another one, whose work tells
+// nothing of the first one's.
+TEST(StreamTimelineForeignTest, OfAForeignStreamTheOldestIsWaitedForFirst) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  const auto device = std::make_shared<RedirectingDevice>(machine->device(0));
+  const auto guarded = std::make_shared<GuardedDevice>(device, /*transient_retries=*/0);
+  const auto events = std::make_shared<EventPool>(guarded);
+  const StreamHandle first = device->CreateStream("first").value();
+  const StreamHandle second = device->CreateStream("second").value();
+  StreamTimeline timeline(guarded, first, StreamTimeline::Ownership::kForeign, "foreign");
+  const auto mark = [&](StreamHandle stream) {
+    device->stream = stream;
+    const FifoTurn::Scope turn(timeline.turn());
+    return timeline.Mark(events->Acquire().value()).value();
+  };
+  Kernel kernel;
+  kernel.name = "long";
+  kernel.flops = 1e15;
+  ASSERT_THAT(machine->Launch(0, first, kernel), IsOk());
+  mark(first);
+  const uint64_t last = mark(second);
+  EXPECT_THAT(timeline.Wait(last, absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(timeline.Completed(), 0u);
+  EXPECT_THAT(timeline.Wait(last, absl::Hours(1)), IsOk());
+  EXPECT_EQ(timeline.Completed(), last);
 }
 
 // Whoever drops it last has perhaps never asked.
