@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -52,13 +53,13 @@ ParameterStorages StoragesOf(const torch::nn::Module& module) {
 
 // A user who opens one in a checkpointed block's forward means the first run of that forward.
 void SayThatNothingLeavesInBackward() {
-  [[maybe_unused]] static const bool said = [] {
+  static std::once_flag said;
+  std::call_once(said, [] {
     PINION_LOG(kWarning)
         << "an OffloadScope was opened inside a backward, where a checkpoint computes a block "
            "again: what is saved there is needed at once and stays on the device "
            "(OffloadStats::kept_in_backward). Open the scope around the whole forward";
-    return true;
-  }();
+  });
 }
 
 }  // namespace
