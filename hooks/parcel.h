@@ -61,7 +61,7 @@ struct Parcel : public std::enable_shared_from_this<Parcel> {
   std::optional<std::list<Parcel*>::iterator> window_position;
   uint64_t held_bytes = 0;
   uint64_t window_bytes = 0;
-  uint64_t ahead_bytes = 0;  // what it counts in the prefetch window while `fetched_ahead`
+  uint64_t ahead_bytes = 0;  // while `fetched_ahead`, what it counts in the prefetch window
   uint64_t sequence = 0;     // of the record that was saved last
   ScopeId scope = 0;         // of that one
 
