@@ -490,6 +490,15 @@ TEST(OffloadHostCost, ParcelsThatAreEvictedTogetherAreWaitedForOnce) {
   y.backward();
 }
 
+TEST(OffloadHostCost, WhatBackwardIsDoneWithIsWaitedForOnce) {
+  World world(SmallWindows(kMiB), SlowCopies());
+  const at::Tensor y = world.Save({64, 64, 64, 64});
+  const uint64_t before = world.waits();
+  y.backward();
+  EXPECT_EQ(world.stats().reused_on_device, 4u);
+  EXPECT_EQ(world.waits() - before, 1u);
+}
+
 TEST(OffloadHostCost, AGroupIsWaitedForOnceHoweverManyTensorsAreReadFromIt) {
   OffloadOptions options = SmallWindows(128 * kKiB);
   options.prefetch_window_bytes = 1;
@@ -670,6 +679,25 @@ TEST(OffloadBytes, OffloadedBytesCountTheOnesBetweenTensorsThatAreGathered) {
   }
   EXPECT_EQ(world.stats().groups, 1u);
   EXPECT_EQ(world.stats().offloaded_bytes, (kTensors - 1) * 2048 + 2000);
+}
+
+TEST(OffloadBytes, OffloadedBytesAreThoseOfTheTensorsWhereTheyAreNotGathered) {
+  World world(SmallWindows(512 * kKiB));
+  constexpr uint64_t kTensors = 40;
+  std::vector<at::Tensor> activations;
+  for (uint64_t i = 0; i < kTensors; ++i) {
+    activations.push_back(Activation(world.carrier, {500}));  // 2,000 bytes
+  }
+  std::vector<at::Tensor> nodes;
+  {
+    const OffloadScope scope(world.session());
+    for (const at::Tensor& activation : activations) {
+      nodes.push_back(Probe(world.carrier, {activation}, World::Use));
+    }
+    world.LeaveRoom(kKiB);
+  }
+  EXPECT_EQ(world.stats().groups, 1u);
+  EXPECT_EQ(world.stats().offloaded_bytes, kTensors * 2000);
 }
 
 // Only the size, or only the address, of what is saved is another one.
@@ -872,6 +900,35 @@ TEST_F(OffloadMeanwhile, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted)
   ASSERT_TRUE(Soon([&] { return session->GetStats().live_handles == 0; }));
   EXPECT_EQ(session->GetStats().prefetches_dropped, 1u);
   EXPECT_GE(session->GetStats().prefetch_hits, 2u) << "its place in the window is free again";
+}
+
+TEST_F(OffloadMeanwhile, WhatIsBeingFetchedIsNotFetchedByAnotherReaderToo) {
+  const auto session = NewSession(SmallWindows(1));
+  UnpackSaved unpack;
+  std::vector<at::Tensor> seen;
+  std::thread reader;
+  at::Tensor y;
+  {
+    const OffloadScope scope(session);
+    const at::Tensor shared = world_.activation(64, 1);
+    y = Probe(world_.carrier, {shared},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
+                if (reader.joinable()) reader.join();
+                unpack = unpack_in_backward;
+                return grad;
+              });
+    y = Probe(y, {shared}, World::Use);
+  }
+  y.backward({}, /*retain_graph=*/true);
+  const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
+  device_->ActAtCopy(CopyDirection::kHostToDevice, 1, [&] {
+    reader = std::thread([&] { seen = unpack(); });
+    absl::SleepFor(absl::Milliseconds(50));  // as far as it comes
+  });
+  y.backward({}, /*retain_graph=*/true);
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
+  EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + 1);
 }
 
 TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {

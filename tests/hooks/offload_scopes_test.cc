@@ -1,5 +1,6 @@
 // Scopes among themselves: nested ones, and those of several threads, of one session.
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -109,6 +110,29 @@ TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenTheScopeOfAnotherEnds) {
   forward.join();
   y.backward();
   other.backward();
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
+}
+
+// A scope goes where the thread's state goes: at::parallel_for and fork/join take it along.
+TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenAnotherThreadSavesInTheSameScope) {
+  const at::Tensor carrier = NewCarrier();
+  const at::Tensor other_carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  std::vector<at::Tensor> other_seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    at::Tensor noise = Activation(carrier, {kSide, kSide}, 1);
+    y = Observe(carrier, {noise}, &seen);
+    std::thread([&, state = at::ThreadLocalState()] {
+      const at::ThreadLocalStateGuard guard(state);
+      at::Tensor other = other_carrier;
+      for (int i = 0; i < 4; ++i) other = ObserveOne(other, other_carrier, i, &other_seen);
+    }).join();
+    EXPECT_EQ(stats().offloaded, 5u) << "the test's premise";
+    noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator goes on
+  }
+  y.backward();
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
 }
 

@@ -167,6 +167,29 @@ INSTANTIATE_TEST_SUITE_P(Modes, SavedBeforeWritten,
 
 // The checksum of a tensor takes device memory. Where there is none, the tensor stays, as it does
 // when any other part of its copy cannot be made: forward does not fail.
+// Its first operator has returned, and it waits for company, when the second one saves it.
+TEST(SavedBeforeWrittenMemory, ATensorThatIsPendingWaitsForTheNextOperatorThatSavesIt) {
+  EmuWorld world(MachineOptions(), SmallWindows(256 * kKiB));
+  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  std::vector<at::Tensor> seen;
+  std::vector<at::Tensor> seen_next;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    at::Tensor noise = Activation(carrier, {40, 256}, 1);
+    y = Observe(carrier, {noise}, &seen_next);
+    y = Observe(y, {Activation(carrier, {40, 256}, 2)}, &seen_next);
+    // With the one before it, it would leave in company.
+    y = Observe(y, {noise, Activation(carrier, {4, 256}, 3)}, &seen);
+    noise.variable_data().copy_(ActivationValues({40, 256}, 7));
+    noise.reset();
+  }
+  world.session()->FreeDeviceMemory(0);
+  y.backward();
+  EXPECT_EQ(world.session()->GetStats().shared, 1u);
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({40, 256}, 7)));
+}
+
 TEST(SavedBeforeWrittenMemory, AChecksumWithoutDeviceMemoryKeepsTheTensorOnTheDevice) {
   EmuWorld world(MachineOptions(), OptionsOf(/*overlap=*/true, /*verify=*/true));
   EmulatedMachine& machine = world.machine();

@@ -91,6 +91,16 @@ TEST_F(TorchHostAllocatorTest, ABlockIsNotReusedBeforeTheCopyOutOfItIsDone) {
   EXPECT_TRUE(Reused(data));
 }
 
+TEST_F(TorchHostAllocatorTest, ABlockWhoseCopyTheHostHasWaitedForWaitsForNothingElse) {
+  at::Tensor tensor = Pinned(kWholeSegment);
+  const void* const data = tensor.data_ptr();
+  at::Tensor device = OnDevice(kWholeSegment);
+  device.copy_(tensor, /*non_blocking=*/false);
+  Delay(DefaultStream());
+  tensor.reset();
+  EXPECT_TRUE(Reused(data));
+}
+
 TEST_F(TorchHostAllocatorTest, ABlockWaitsForEveryStreamThatUsedIt) {
   at::Tensor tensor = Pinned(kWholeSegment);
   const void* const data = tensor.data_ptr();
@@ -363,6 +373,8 @@ TEST_F(TorchHostAllocatorTest, StatisticsByNameAreThoseOfLibTorch) {
   EXPECT_EQ(named.at("num_host_free"), stats.num_host_free);
   EXPECT_EQ(named.at("host_alloc_time.count"), 3);
   EXPECT_EQ(named.at("host_alloc_time.total"), stats.host_alloc_time.total);
+  EXPECT_GT(named.at("host_alloc_time.avg"), 0);
+  EXPECT_EQ(named.at("host_alloc_time.avg"), stats.host_alloc_time.total / 3);
   EXPECT_EQ(named.at("host_free_time.count"), stats.host_free_time.count);
 }
 
