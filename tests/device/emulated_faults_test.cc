@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -36,6 +37,21 @@ class EmulatedFaultsTest : public EmulatedFixture {
     Start(options);
   }
 };
+
+TEST(ClassifyDeviceErrorTest, TheCodeSaysWhatMayBeDoneAboutIt) {
+  const std::pair<absl::StatusCode, DeviceErrorClass> cases[] = {
+      {absl::StatusCode::kOk, DeviceErrorClass::kNone},
+      {absl::StatusCode::kResourceExhausted, DeviceErrorClass::kOutOfMemory},
+      {absl::StatusCode::kUnavailable, DeviceErrorClass::kTransient},
+      {absl::StatusCode::kDeadlineExceeded, DeviceErrorClass::kTransient},
+      {absl::StatusCode::kInternal, DeviceErrorClass::kSticky},
+      {absl::StatusCode::kInvalidArgument, DeviceErrorClass::kCallerBug},
+      {absl::StatusCode::kFailedPrecondition, DeviceErrorClass::kCallerBug},
+  };
+  for (const auto& [code, expected] : cases) {
+    EXPECT_EQ(ClassifyDeviceError(absl::Status(code, "message")), expected) << code;
+  }
+}
 
 TEST_F(EmulatedFaultsTest, TransientFaultFailsOneCallAndDoesNothing) {
   StartWith({.calls = {{DeviceCall::kCopy, 2}}});
@@ -161,6 +177,7 @@ TEST_F(EmulatedFaultsTest, WaitForAStuckCopyEndsAtOnceAndNamesIt) {
   EXPECT_NEAR(machine_->now_ms() - before, 30'000, 1);
   EXPECT_THAT(device_->QueryEvent(second), IsOkAndHolds(false));
   EXPECT_THAT(device_->SynchronizeStream(out_), StatusIs(absl::StatusCode::kUnavailable, stuck));
+  EXPECT_THAT(machine_->SynchronizeDevice(0), StatusIs(absl::StatusCode::kUnavailable, stuck));
   EXPECT_THAT(machine_->PrepareKernel(0, compute_),
               StatusIs(absl::StatusCode::kUnavailable, stuck));
 }

@@ -164,6 +164,7 @@ TEST_F(EmulatedMemoryTest, RecordedStreamHoldsFreedMemoryUntilItGotThere) {
   EXPECT_THAT(machine_->MemoryReport(0), HasSubstr("recorded streams"));
   EXPECT_NE(OnDevice(kMiB), data);
   Synchronize(out_);
+  EXPECT_EQ(machine_->MemoryReport(0), "  (no label) 1 MiB (1 allocation)\n");
   EXPECT_EQ(Memory().in_use_bytes, kMiB);
 }
 

@@ -134,6 +134,19 @@ TEST_F(EmulatedRacesTest, DisjointPartsOfOneAllocationMayBeUsedAtOnce) {
   EXPECT_THAT(machine_->races(), IsEmpty());
 }
 
+TEST_F(EmulatedRacesTest, ACopyInsideTheDeviceReadsItsSourceAndWritesItsDestination) {
+  for (const bool source : {true, false}) {
+    Start(Options());
+    uint8_t* const data = OnDevice(2 * kMiB);
+    Order(compute_, out_);
+    Fill(source ? data : data + kMiB, 1, kMiB, compute_);
+    ASSERT_THAT(machine_->Copy(0, data + kMiB, data, kMiB, out_), IsOk());
+    EXPECT_THAT(machine_->races(), ElementsAre(AllOf(HasSubstr("copy D2D #"),
+                                                     HasSubstr(source ? "d2h reads" : "d2h writes"),
+                                                     HasSubstr("fill #"))));
+  }
+}
+
 TEST_F(EmulatedRacesTest, DetectionCanBeTurnedOff) {
   EmulatedOptions options = Options();
   options.detect_races = false;
@@ -149,8 +162,8 @@ TEST_F(EmulatedRacesTest, DetectionCanBeTurnedOff) {
 using EmulatedRacesDeathTest = EmulatedRacesTest;
 
 TEST_F(EmulatedRacesDeathTest, RaceIsFatalByDefaultAndPrintsTheSeed) {
-  EmulatedOptions options = Options();
-  options.abort_on_race = true;
+  EmulatedOptions options;
+  options.memory_bytes = 64 * kMiB;
   options.seed = 4711;
   Start(options);
   uint8_t* const data = OnDevice(kMiB);

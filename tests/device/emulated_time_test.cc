@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -41,6 +42,19 @@ TEST_F(EmulatedTimeTest, CopyTakesTheFixedCostAndTheLinksTime) {
   EXPECT_EQ(stats.copies, 1u);
   EXPECT_EQ(stats.h2d_bytes, 16 * kMiB);
   EXPECT_NEAR(stats.h2d_busy_ms, machine_->now_ms(), kExact);
+}
+
+TEST_F(EmulatedTimeTest, ACopyIsItsOwnDevices) {
+  EmulatedOptions options = FreeHost();
+  options.device_count = 2;
+  Start(options);
+  const std::shared_ptr<Device> second = machine_->device(1);
+  const StreamHandle stream = machine_->default_stream(1);
+  const CopyPiece piece = {second->Allocate(kMiB, stream).value(), Pinned(kMiB), kMiB};
+  ASSERT_THAT(second->CopyAsync(CopyDirection::kHostToDevice, {&piece, 1}, stream), IsOk());
+  ASSERT_THAT(second->SynchronizeStream(stream), IsOk());
+  EXPECT_EQ(machine_->time_stats(0).h2d_bytes, 0u);
+  EXPECT_EQ(machine_->time_stats(1).h2d_bytes, kMiB);
 }
 
 TEST_F(EmulatedTimeTest, AnEventThatIsRecordedAgainForgetsItsEarlierTime) {
@@ -103,6 +117,11 @@ TEST_F(EmulatedTimeTest, KernelThatSaysItsTrafficAndItsTypeTakesTheirTime) {
   ASSERT_THAT(machine_->Launch(0, compute_, kernel), IsOk());
   Synchronize(compute_);
   EXPECT_NEAR(machine_->now_ms(), 2 * 0.002 + 3, kExact);
+  kernel.flops = 0;
+  kernel.memory_bytes = 1;  // not what the ranges say, though it is little
+  ASSERT_THAT(machine_->Launch(0, compute_, kernel), IsOk());
+  Synchronize(compute_);
+  EXPECT_NEAR(machine_->now_ms(), 3 * 0.002 + 3, kExact);
 }
 
 // As cudaMemcpyAsync: whatever lies where.

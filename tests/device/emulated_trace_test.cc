@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -98,9 +99,13 @@ TEST_F(EmulatedTraceTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
   std::remove(path.c_str());
   EXPECT_THAT(trace["otherData"]["times"].get<std::string>(), HasSubstr("modelled"));
   std::vector<std::string> rows;
+  std::map<std::pair<int, int>, std::string> row_at;
   std::vector<nlohmann::json> slices;
   for (const nlohmann::json& event : trace["traceEvents"]) {
     if (event["ph"] == "M") rows.push_back(event["args"]["name"]);
+    if (event["ph"] == "M" && event.contains("tid")) {
+      row_at[{event["pid"].get<int>(), event["tid"].get<int>()}] = rows.back();
+    }
     if (event["ph"] == "X") slices.push_back(event);
   }
   EXPECT_THAT(rows, ElementsAre("host, in modelled time", "pinning",
@@ -110,6 +115,7 @@ TEST_F(EmulatedTraceTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
   EXPECT_EQ(slices[2]["name"], "waits for copy D2H") << "the host does, in Synchronize";
   EXPECT_THAT(slices[0]["name"].get<std::string>(), HasSubstr("quote\""));
   EXPECT_EQ(slices[1]["name"], "copy D2H");
+  EXPECT_EQ((row_at[{slices[1]["pid"].get<int>(), slices[1]["tid"].get<int>()}]), "emu:0/d2h");
   EXPECT_EQ(slices[1]["args"]["bytes"], kMiB);
   EXPECT_NEAR(slices[1]["dur"].get<double>(), 3 + kMiB / 57.3e3, 1e-6);
   EXPECT_NEAR(slices[1]["ts"].get<double>(), slices[0]["dur"].get<double>(), 1e-6);
@@ -121,6 +127,20 @@ TEST_F(EmulatedTraceTest, KernelsNameTheirOperatorAndTheirBytes) {
   EXPECT_EQ(kernel["args"]["operator"], "aten::use");
   EXPECT_EQ(kernel["args"]["bytes"], kMiB);
   EXPECT_FALSE(Named(EventsOf(*machine_, "X"), "copy D2H")["args"].contains("operator"));
+}
+
+TEST_F(EmulatedTraceTest, ACopyHasTheBytesOfAllItsPieces) {
+  StartRecording();
+  uint8_t* const data = OnDevice(kMiB);
+  uint8_t* const host = Pinned(kMiB);
+  const CopyPiece in[] = {{data, host, 100}, {data + kKiB, host + kKiB, 20}};
+  ASSERT_THAT(device_->CopyAsync(CopyDirection::kHostToDevice, in, compute_), IsOk());
+  const CopyPiece out[] = {{host, data, 300}, {host + kKiB, data + kKiB, 40}};
+  ASSERT_THAT(device_->CopyAsync(CopyDirection::kDeviceToHost, out, compute_), IsOk());
+  Synchronize(compute_);
+  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  EXPECT_EQ(Named(slices, "copy H2D")["args"]["bytes"], 120);
+  EXPECT_EQ(Named(slices, "copy D2H")["args"]["bytes"], 340);
 }
 
 TEST_F(EmulatedTraceTest, ACopyInsideTheDeviceReadsAndWritesItsBytes) {
@@ -204,6 +224,38 @@ TEST_F(EmulatedTraceTest, StallsAreOnTheirOwnRowAndAddUpToTheStatistics) {
   }
   EXPECT_GT(stalled_ms, 0);
   EXPECT_NEAR(stalled_ms, machine_->time_stats(0).stalled_on_copies_ms, 1e-6);
+}
+
+TEST_F(EmulatedTraceTest, StallsWithWorkBetweenThemAreTwo) {
+  StartRecording();
+  uint8_t* const data = OnDevice(kMiB);
+  uint8_t* const host = Pinned(kMiB);
+  for (int step = 0; step < 2; ++step) {
+    Order(compute_, in_);
+    ASSERT_THAT(ToDevice(data, host, kMiB, in_), IsOk());
+    Order(in_, compute_);
+    Launch("aten::use", {{data, kMiB}}, {}, compute_);
+    Synchronize(compute_);
+  }
+  int stalls = 0;
+  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
+    stalls += slice["name"] == "waits for copy H2D";
+  }
+  EXPECT_EQ(stalls, 2);
+}
+
+TEST_F(EmulatedTraceTest, AStallNamesTheCopyThatRunsAndNotWhatIsBehindIt) {
+  StartRecording();
+  uint8_t* const data = OnDevice(kMiB);
+  uint8_t* const host = Pinned(2 * kMiB);
+  Order(compute_, in_);
+  ASSERT_THAT(ToDevice(data, host, kMiB, in_), IsOk());
+  Order(in_, compute_);
+  ASSERT_THAT(ToHost(host + kMiB, data, kMiB, in_), IsOk());
+  Launch("aten::use", {{data, kMiB}}, {}, compute_);
+  Synchronize(compute_);
+  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  EXPECT_NEAR(Named(slices, "waits for copy H2D")["dur"], Named(slices, "copy H2D")["dur"], kExact);
 }
 
 // The statistics say what each stream lost, the row when anything of the device stood still.

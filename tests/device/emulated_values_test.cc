@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -38,6 +39,22 @@ TEST_F(EmulatedValuesTest, LateCopyOutReadsItsSourceWhenItTakesEffect) {
   Fill(data, 2, kKiB, compute_);  // does not wait for the copy
   Synchronize(out_);
   EXPECT_EQ(host[0], 2);
+}
+
+TEST_F(EmulatedValuesTest, FreedMemoryIsReadByTheCopiesOfEveryRecordedStreamFirst) {
+  StartWithout(EffectSchedule::kLate);
+  uint8_t* const data = OnDevice(kKiB);
+  uint8_t* const host = Pinned(2 * kKiB);
+  Fill(data, 1, kKiB, compute_);
+  for (const auto& [stream, dst] : {std::pair(in_, host), std::pair(out_, host + kKiB)}) {
+    Order(compute_, stream);
+    ASSERT_TRUE(ToHost(dst, data, kKiB, stream).ok());
+    ASSERT_TRUE(machine_->RecordStream(data, stream).ok());
+  }
+  ASSERT_TRUE(Free(data).ok());
+  ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
+  EXPECT_EQ(host[0], 1);
+  EXPECT_EQ(host[kKiB], 1);
 }
 
 TEST_F(EmulatedValuesTest, EarlyCopyOutTakesEffectAtOnce) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -102,6 +103,50 @@ TEST_F(SegmentsDeathTest, AnEpochOpensTheCopiesUpToIt) {
   EXPECT_DEATH(Write(Program(kPage), 1), "inside a copy");
 }
 
+TEST_F(SegmentsDeathTest, ACopyThatTheHostHasSeenTakesNoOtherCopysNameAway) {
+  Close(0, kPage, 5);
+  Close(kPage, 2 * kPage, 4);
+  VectorClock host;
+  host.Set(1, 4);
+  protection_.OpenSeen(host);
+  EXPECT_DEATH(Read(Program(0)), "inside a copy");
+}
+
+TEST_F(SegmentsDeathTest, FiveHundredAndTwelveCopiesHaveNamesAndOneMoreTakesNoneAway) {
+  protection_.AddSegment({Program(2 * kPage), Machine(2 * kPage)}, kPage);
+  Close(0, kPage, 2);
+  for (int copy = 1; copy < 511; ++copy) Close(kPage, 2 * kPage, 2);
+  Close(2 * kPage, 3 * kPage, 2);
+  Close(kPage, 2 * kPage, 1);
+  EXPECT_DEATH(Read(Program(2 * kPage)), "inside a copy");
+  VectorClock host;
+  host.Set(1, 1);
+  protection_.OpenSeen(host);
+  EXPECT_DEATH(Read(Program(0)), "inside a copy");
+}
+
+TEST_F(SegmentsDeathTest, TheNameOfACopyThatTheHostHasSeenIsFreeForAnother) {
+  for (uint64_t epoch = 1; epoch <= 1000; ++epoch) {
+    Close(0, kPage, epoch);
+    VectorClock host;
+    host.Set(1, epoch);
+    protection_.OpenSeen(host);
+  }
+  Close(0, kPage, 1001);
+  EXPECT_DEATH(Read(Program(0)), "inside a copy");
+}
+
+TEST_F(SegmentsDeathTest, AFaultOfAPageThatIsGoneIsNotClaimed) {
+  Close(0, kPage);
+  EXPECT_DEATH(
+      {
+        munmap(Program(0), kPage);
+        std::fputs("unmapped\n", stderr);
+        Read(Program(0));
+      },
+      ::testing::AllOf(HasSubstr("unmapped"), ::testing::Not(HasSubstr("pinion: host"))));
+}
+
 TEST_F(SegmentsDeathTest, TheMessageHasTheWholeAddress) {
   Close(0, kPage);
   char address[32];
@@ -119,6 +164,12 @@ TEST_F(SegmentsDeathTest, ASignalThatSomebodySendsStillEndsTheProcess) {
   EXPECT_DEATH(
       {
         raise(SIGSEGV);
+        _exit(0);
+      },
+      "");
+  EXPECT_DEATH(
+      {
+        kill(getpid(), SIGSEGV);  // as another process does
         _exit(0);
       },
       "");
@@ -141,6 +192,34 @@ TEST_F(SegmentsDeathTest, ASignalThatSomebodySendsStillEndsTheProcess) {
 
 TEST(MapTwiceDeathTest, AViewThatHasNoPartnerIsGivenBack) {
   EXPECT_EXIT(MapTwiceWithRoomForOne(), ::testing::ExitedWithCode(0), "the second");
+}
+
+// The number of the next file that the process opens.
+int NextFile() {
+  const int file = dup(STDERR_FILENO);
+  close(file);
+  return file;
+}
+
+TEST(MapTwiceTest, NoFileStaysOpen) {
+  const int next = NextFile();
+  const TwoViews views = MapTwice(kPage).value();
+  EXPECT_EQ(NextFile(), next);
+  munmap(views.program, kPage);
+  munmap(views.machine, kPage);
+  EXPECT_FALSE(MapTwice(uint64_t{1} << 60).ok());
+  EXPECT_EQ(NextFile(), next);
+}
+
+TEST(MapTwiceTest, AProcessThatHasClosedItsInputMapsAsWell) {
+  const int input = dup(STDIN_FILENO);
+  close(STDIN_FILENO);
+  const absl::StatusOr<TwoViews> views = MapTwice(kPage);
+  dup2(input, STDIN_FILENO);
+  close(input);
+  ASSERT_TRUE(views.ok()) << views.status();
+  munmap(views->program, kPage);
+  munmap(views->machine, kPage);
 }
 
 TEST(MapTwiceTest, AProcessWithoutRoomForAFileIsToldWhatFailed) {

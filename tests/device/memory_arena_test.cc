@@ -109,6 +109,26 @@ TEST(MemoryArenaTest, QuarantineKeepsAnAddressAsLongAsThereIsRoom) {
   EXPECT_EQ(arena->Allocate(kCapacity / 4, 0, kCapacity), data);  // the oldest first
 }
 
+TEST(MemoryArenaTest, WhatHasLeftTheQuarantineTakesNoMoreRoomInIt) {
+  auto arena = MakeArena(4 * kCapacity, true);
+  arena->Free(arena->Allocate(kCapacity, 0, kCapacity), kCapacity, 0);
+  void* const data = arena->Allocate(kCapacity / 2, 0, kCapacity);  // lets it out
+  arena->Free(data, kCapacity / 2, 0);
+  EXPECT_NE(arena->Allocate(kCapacity / 2, 0, kCapacity), data);
+}
+
+TEST(MemoryArenaTest, AnEmptyQuarantineHasNothingToGive) {
+  auto arena = MakeArena(4 * kCapacity, true);
+  EXPECT_NE(arena->Allocate(2 * kCapacity, 0, kCapacity), nullptr);
+}
+
+TEST(MemoryArenaTest, AFreedRangeIsAsLongAsItWasTakenWhateverWasAskedFor) {
+  auto arena = MakeArena(4 * kKiB, false);
+  void* const data = arena->Allocate(4 * kKiB - 100, 0, kCapacity);
+  arena->Free(data, 4 * kKiB - 100, 0);
+  EXPECT_EQ(arena->Allocate(4 * kKiB, 0, kCapacity), data);
+}
+
 TEST(MemoryArenaTest, NeighboursCoalesce) {
   auto arena = MakeArena(4 * kKiB, false);
   void* data[4];

@@ -199,6 +199,7 @@ TEST_F(RaceDetectorTest, WhatIsOutsideOfKnownMemoryOrEmptyIsNoAccess) {
   EXPECT_EQ(detector_.span_count(), 2u) << "one of each memory";
   Write(in_, kBase + 990, 100);
   EXPECT_THAT(Reports(), ElementsAre(HasSubstr("bytes [990, 1000) of 1000")));
+  EXPECT_EQ(detector_.span_count(), 3u) << "and none beyond the end";
 }
 
 TEST_F(RaceDetectorTest, MemoryIsKnownOnce) {
@@ -242,6 +243,27 @@ TEST_F(RaceDetectorTest, SpansThatAreOneAgainAreReportedAsOne) {
   for (uintptr_t offset = 100; offset < 1000; offset += 10) Write(compute_, 2 * kBase + offset, 5);
   Write(compute_, 2 * kBase, 30);
   EXPECT_THAT(Reports(), ElementsAre(HasSubstr("bytes [0, 30)")));
+}
+
+TEST_F(RaceDetectorTest, SpansOfTwoStreamsAreNotOneThoughBothAreOfTheirFirstOperation) {
+  for (const bool write : {true, false}) {
+    SCOPED_TRACE(write ? "writes" : "reads");
+    RaceDetector detector;
+    const int compute = detector.AddContext("compute");
+    const int streams[] = {detector.AddContext("out"), detector.AddContext("in")};
+    detector.AddMemory(At(kBase), 1000, kHost, "the pinning");
+    for (const int i : {0, 1}) {
+      detector.Begin(streams[i], "operation");
+      write ? detector.Write(At(kBase + i * 10), 10) : detector.Read(At(kBase + i * 10), 10);
+    }
+    detector.Begin(compute, "writer");
+    for (uintptr_t offset = 100; offset < 1000; offset += 10) {
+      detector.Write(At(kBase + offset), 5);  // enough for the spans to be looked at
+    }
+    detector.Begin(streams[0], "writer");
+    detector.Write(At(kBase), 20);
+    EXPECT_THAT(detector.TakeReports(), ElementsAre(HasSubstr("bytes [10, 20)")));
+  }
 }
 
 TEST_F(RaceDetectorTest, JoinedSpansForgetNoAccess) {

@@ -74,6 +74,26 @@ TEST_F(OneCopyAtATimeTest, ACopyBehindAStuckOneIsStuckAndTheStuckOneIsNamed) {
       "copy #2 on emu:0/in (which emu:0/in2 waits for), which is stuck and will never finish");
 }
 
+TEST(TimeModelOfTwoDevicesTest, ACopyThatWaitsForItsTurnIsBehindTheCopyOfItsOwnDevice) {
+  LinkModel link = RoundLink();
+  link.one_copy_at_a_time = true;
+  TimeModel time(link, 2);
+  const int other = time.AddStream(0, "emu:0/in"), first = time.AddStream(1, "emu:1/in"),
+            second = time.AddStream(1, "emu:1/in2");
+  time.AddCopy(other, "copy", 1, Cost(kIn, kTenMb, 0));
+  time.AddCopy(first, "copy", 2, Cost(kIn, kTenMb, 1));
+  const StreamPoint waiting = time.AddCopy(second, "copy", 3, Cost(kIn, kTenMb, 1));
+  for (const int stream : {first, second}) time.AddKernel(stream, "kernel", 4, 1);
+  EXPECT_EQ(time.WhyPending(waiting),
+            "copy #2 on emu:1/in (which emu:1/in2 waits for), which is still running");
+}
+
+TEST_F(TimeModelTest, OfCopiesThatShareALinkEachIsBehindItself) {
+  Copy(in_, Cost(kIn, kTenMb));
+  const StreamPoint second = Copy(time_.AddStream(0, "emu:0/in2"), Cost(kIn, kTenMb));
+  EXPECT_EQ(time_.WhyPending(second), "copy #2 on emu:0/in2, which is still running");
+}
+
 TEST_F(OneCopyAtATimeTest, TheOtherDirectionHasAnEngineOfItsOwn) {
   Copy(in_, Cost(kIn, kTenMb));
   RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
@@ -86,6 +106,13 @@ TEST_F(TimeModelTest, ACopyThatComesLaterSharesWhatIsLeftOfTheFirst) {
   Copy(second, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.75));  // half of the first is over then
   RunToEnd(first);
   EXPECT_NEAR(time_.now_ms(), 1.75, kExact);
+}
+
+TEST_F(TimeModelTest, ACopyWhoseRateFallsAndRisesAgainMovesWhatEachRateAllows) {
+  const StreamPoint in = Copy(in_, Cost(kIn, 3 * kTenMb));
+  Copy(out_, Cost(kOut, 2'500'000, 0, /*latency_ms=*/1));  // for a millisecond of half the rate
+  RunToEnd(in);
+  EXPECT_NEAR(time_.now_ms(), 3.5, kExact);
 }
 
 TEST_F(TimeModelTest, CopiesOfOneDirectionShareItsBandwidth) {
@@ -150,6 +177,14 @@ TEST_F(TwoDevicesTest, WhatASlowDeviceLeavesOfTheHostGoesToTheOther) {
   Copy(out_, Cost(kOut, 10 * kTenMb, 0));
   Copy(in_, Cost(kIn, 10 * kTenMb, 0));
   RunToEnd(Copy(in1_, Cost(kIn, 7'000'000, 1)));
+  EXPECT_NEAR(time_.now_ms(), 1, kExact);
+}
+
+TEST_F(TwoDevicesTest, TheSlowDeviceMayBeTheLaterOne) {
+  const int out1 = time_.AddStream(1, "emu:1/out");
+  Copy(out1, Cost(kOut, 10 * kTenMb, 1));
+  Copy(in1_, Cost(kIn, 10 * kTenMb, 1));
+  RunToEnd(Copy(in_, Cost(kIn, 7'000'000, 0)));
   EXPECT_NEAR(time_.now_ms(), 1, kExact);
 }
 

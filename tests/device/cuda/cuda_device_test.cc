@@ -168,6 +168,13 @@ TEST_F(CudaDeviceTest, MemoryThatCameUnalignedOnceIsAskedForWithRoomToAlignIt) {
   EXPECT_EQ(fake_.calls("HostAlloc"), 4) << "the first one was pinned twice";
 }
 
+TEST_F(CudaDeviceTest, MemoryThatCameUnalignedAndCannotBeUnpinnedIsAnError) {
+  fake_.AlignToPagesOnly();
+  fake_.FailNext("FreeHost", cudaErrorInvalidValue);
+  EXPECT_THAT(device_.pinned_source()->Allocate(2 * kMiB),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaFreeHost of 2 MiB")));
+}
+
 TEST_F(CudaDeviceTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
   EXPECT_DEATH(device_.pinned_source()->Allocate(0).status().IgnoreError(),
                "0 bytes are not a multiple");

@@ -189,6 +189,19 @@ TEST(CudaRegisteredSourceOnGh200Test, ADeviceThatReadsTheHostsPageTablesIsRefuse
                              HasSubstr("CudaPinnedSource"))));
 }
 
+// In messages and statistics.
+TEST_F(CudaRegisteredSourceTest, SourcesAreNamedAfterTheCallThatPins) {
+  EXPECT_EQ(source_->name(), "cudaHostRegister");
+  EXPECT_EQ(CudaDevice(FakeCuda::Api(), 1).pinned_source()->name(), "cudaHostAlloc");
+}
+
+TEST_F(CudaRegisteredSourceTest, ADeviceThatDoesNotTellWhatItIsIsRefused) {
+  fake_.FailNext("DeviceGetAttribute", cudaErrorInvalidDevice);
+  EXPECT_THAT(
+      CudaRegisteredSource::Create(FakeCuda::Api(), 1),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaDeviceGetAttribute on cuda:1")));
+}
+
 TEST_F(CudaRegisteredSourceTest, BadOptionsAreRefused) {
   MmapOptions options;
   options.touch_threads = -1;

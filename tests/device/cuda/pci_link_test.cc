@@ -52,7 +52,9 @@ TEST_F(PciLinkTest, GenerationAndLanesAreReadAsTheyAre) {
 }
 
 TEST_F(PciLinkTest, WhatTheKernelDoesNotKnowStaysUnknown) {
+  Write("numa_node", "unknown");
   const PciLink link = Read("Unknown", "255");
+  EXPECT_EQ(link.numa_node, -1);
   EXPECT_EQ(link.generation, 0);
   EXPECT_EQ(link.lanes, 0);
   EXPECT_EQ(link.gb_per_s, 0);
