@@ -73,7 +73,7 @@ void DeferredEffects::ApplySome() {
     if (queue.empty()) continue;
     const Effect& effect = queue.front();
     if (effect.kind == Kind::kObstacle) continue;
-    if (effect.kind == Kind::kWait && !Applied(effect.waited_for)) continue;
+    if (!Applied(effect.waited_for)) continue;  // a copy waits for the beginning of a stream
     if (effect.kind == Kind::kCopy) ApplyCopy(effect);
     queue.pop_front();
   }

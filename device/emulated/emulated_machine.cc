@@ -34,7 +34,7 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> EmulatedMachine::Create(
   for (int i = 0; i < options.device_count; ++i) {
     // Addresses are free: four times the memory, so that no fragmentation is ever out of memory
     // (SetMemoryLimit may double it). Only pages that are written cost anything.
-    const uint64_t reserve_bytes = std::max(64 * kMiB, AlignUp(4 * options.memory_bytes, 2 * kMiB));
+    const uint64_t reserve_bytes = std::max(64 * kMiB, 4 * options.memory_bytes);
     void* const mapping = mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED) {

@@ -222,7 +222,7 @@ absl::Status MachineCore::RecordEvent(int device, EventHandle event, StreamHandl
   state->captured = streams_[slot].capturing;
   if (state->time_ms != nullptr) {
     state->time_ms = std::make_shared<double>(-1);
-    effects_.AddWait(time_.AddStamp(slot, state->time_ms), {slot, 0});
+    time_.AddStamp(slot, state->time_ms);
   }
   state->point = time_.Tail(slot);
   state->clock = detector_.Clock(ContextOf(slot));

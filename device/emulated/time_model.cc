@@ -183,7 +183,6 @@ void TimeModel::FinishDueAt(double ms) {
       Finish(stream);
     } else {
       copy.phase = Phase::kMoving;
-      copy.since = now_;
       ++devices_[copy.copy.device].moving[Index(copy.copy.direction)];
       links_changed_ = true;
     }
