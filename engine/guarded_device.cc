@@ -112,6 +112,23 @@ absl::Status GuardedDevice::StreamWaitEvent(StreamHandle stream, EventHandle eve
   return waited;
 }
 
+absl::Status GuardedDevice::StreamWaitTicket(StreamHandle stream, FenceTimeline& timeline,
+                                             uint64_t value) {
+  struct Waiter final : EventWaiter {
+    Waiter(GuardedDevice& on, StreamHandle waiting) : device(on), stream(waiting) {}
+    absl::Status WaitForEvent(void* event) override {
+      asked = true;
+      return device.StreamWaitEvent(stream, EventHandle(event));
+    }
+    GuardedDevice& device;
+    const StreamHandle stream;
+    bool asked = false;
+  } waiter(*this, stream);
+  PINION_RETURN_IF_ERROR(timeline.OrderAfter(value, waiter));
+  if (!waiter.asked) CountSkippedWait();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<bool> GuardedDevice::QueryEvent(EventHandle event) {
   return Guard<absl::StatusOr<bool>>("QueryEvent", [&] { return device_->QueryEvent(event); });
 }

@@ -27,6 +27,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/fence.h"
 #include "pinion/allocator/os/fork_origin.h"
 #include "pinion/device/device.h"
 
@@ -72,9 +73,13 @@ class GuardedDevice {
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream);
 
+  // Later work of `stream`, which does not capture, starts after number `value` of `timeline`: by
+  // an event, or after a wait of the host (FenceTimeline::OrderAfter).
+  absl::Status StreamWaitTicket(StreamHandle stream, FenceTimeline& timeline, uint64_t value);
+
   // Calls that were made again.
   uint64_t transient_retries() const { return retries_.load(std::memory_order_relaxed); }
-  // Stream waits that were enqueued, and those that were known not to be needed.
+  // Stream waits that were enqueued, and those that were not needed, since the work was done.
   uint64_t event_waits() const { return event_waits_.load(std::memory_order_relaxed); }
   uint64_t event_waits_skipped() const {
     return event_waits_skipped_.load(std::memory_order_relaxed);

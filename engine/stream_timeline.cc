@@ -26,7 +26,7 @@ StreamTimeline::~StreamTimeline() {
   Poll();
   if (const size_t pending = pending_count(); pending > 0) {
     PINION_LOG(kError) << name_ << ": leaked the stream, " << pending
-                       << " submissions on it are not done: " << WhyPending(last_number());
+                       << " submissions on it are not done: " << WhyNumberIsPending(last_number());
     return;
   }
   if (absl::Status destroyed = device_->DestroyStream(stream_); !destroyed.ok()) {
@@ -104,16 +104,12 @@ DirectionStats StreamTimeline::GetStats() const {
   return stats_;
 }
 
-absl::Status StreamTimeline::OrderAfter(uint64_t value, GuardedDevice& waiter,
-                                        StreamHandle stream) {
+absl::Status StreamTimeline::OrderAfter(uint64_t value, EventWaiter& stream) {
   const EventRef event = EventOf(value);
-  if (event == nullptr) {
-    waiter.CountSkippedWait();
-    return absl::OkStatus();
-  }
-  // Once this device has failed the event may never be done, and the waiter would be stuck.
+  if (event == nullptr) return absl::OkStatus();
+  // Once this device has failed the event may never be done, and the stream would be stuck.
   PINION_RETURN_IF_ERROR(device_->health());
-  return waiter.StreamWaitEvent(stream, event->handle());
+  return stream.WaitForEvent(event->handle().native());
 }
 
 absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, WaitSite site) {
@@ -123,14 +119,14 @@ absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, Wai
   }
   PINION_ASSIGN_OR_RETURN(const bool capturing, device_->IsCapturing(stream));
   if (!capturing) {
-    if (timer_ == nullptr) return OrderAfter(value, *device_, stream);
+    if (timer_ == nullptr) return device_->StreamWaitTicket(stream, *this, value);
     TransferTimer::Start start = timer_->Begin(stream);
-    PINION_RETURN_IF_ERROR(OrderAfter(value, *device_, stream));
+    PINION_RETURN_IF_ERROR(device_->StreamWaitTicket(stream, *this, value));
     timer_->EndStall(std::move(start), stream, site, direction_, value);
     return absl::OkStatus();
   }
   Poll();
-  if (Completed() >= value) return OrderAfter(value, *device_, stream);
+  if (Completed() >= value) return device_->StreamWaitTicket(stream, *this, value);
   return absl::FailedPreconditionError(
       absl::StrCat(name_, ": submission ", value, " is not done, and the stream that is to wait ",
                    "for it captures a graph; wait on the host, or after the capture has ended"));
@@ -169,8 +165,8 @@ absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
     const absl::Status waited = device_->WaitEvent(event->handle(), deadline.Left());
     if (absl::IsDeadlineExceeded(waited)) {
       return absl::DeadlineExceededError(
-          absl::StrCat(name_, ": after ", absl::FormatDuration(timeout), " ", WhyPending(value),
-                       " (", waited.message(), ")"));
+          absl::StrCat(name_, ": after ", absl::FormatDuration(timeout), " ",
+                       WhyNumberIsPending(value), " (", waited.message(), ")"));
     }
     PINION_RETURN_IF_ERROR(waited);
     Complete(next);
@@ -238,6 +234,10 @@ std::pair<uint64_t, EventRef> StreamTimeline::NextOf(uint64_t value) const {
 // --- What a timeout says ---
 
 std::string StreamTimeline::WhyPending(uint64_t value) {
+  return absl::StrCat(name_, ", where ", WhyNumberIsPending(value));
+}
+
+std::string StreamTimeline::WhyNumberIsPending(uint64_t value) {
   Poll();
   Pending asked;
   Pending oldest;
@@ -274,11 +274,11 @@ std::string StreamTimeline::WhatHolds(const Pending& oldest) const {
   }
   for (const auto& [timeline, value] : after.submissions) {
     // A timeline that is gone has no submissions.
-    const std::shared_ptr<StreamTimeline> other = timeline.lock();
+    const std::shared_ptr<FenceTimeline> other = timeline.lock();
     if (other == nullptr) continue;
     const std::string why = other->WhyPending(value);
     if (other->Completed() >= value) continue;
-    return absl::StrCat("has not started: it waits for ", other->name_, ", where ", why);
+    return absl::StrCat("has not started: it waits for ", why);
   }
   return "has all that it waits for, but its copy has not finished";
 }

@@ -57,7 +57,7 @@ class StreamTimeline;
 struct Prerequisites {
   EventRef compute;  // null: none
   // Numbers of other timelines. Weak: two directions wait for each other's submissions.
-  absl::InlinedVector<std::pair<std::weak_ptr<StreamTimeline>, uint64_t>, 1> submissions;
+  absl::InlinedVector<std::pair<std::weak_ptr<FenceTimeline>, uint64_t>, 1> submissions;
 };
 
 // A copy that is to be numbered.
@@ -109,9 +109,10 @@ class StreamTimeline final : public FenceTimeline {
   size_t pending_count() const;
   DirectionStats GetStats() const;
 
-  // Later work of `stream`, which belongs to `waiter` (another device, maybe) and does not capture,
-  // starts after number `value`. No device call when that is known to be done.
-  absl::Status OrderAfter(uint64_t value, GuardedDevice& waiter, StreamHandle stream);
+  bool HasEvents() const override { return true; }
+  // `stream` (of another device, maybe) does not capture. It is not asked to wait when `value` is
+  // known to be done.
+  absl::Status OrderAfter(uint64_t value, EventWaiter& stream) override;
   // The same for any stream of this device, timed. FailedPrecondition while it captures, unless
   // `value` is done: a wait for work outside of the graph breaks the capture.
   absl::Status OrderAfter(uint64_t value, StreamHandle stream, WaitSite site);
@@ -123,6 +124,9 @@ class StreamTimeline final : public FenceTimeline {
   void PollIfMany();
   // A DeadlineExceeded says what keeps `value`.
   absl::Status Wait(uint64_t value, absl::Duration timeout) override;
+  // "D2H on emu:0, where submission 12 (8 MiB in 3 pieces) has not started: it waits for ..." Asks
+  // the device.
+  std::string WhyPending(uint64_t value) override;
   // Waits for as long as the device is healthy: one that stands still (a rank that straggles, a
   // debugger) goes on some time. The log says now and then what is waited for. DeadlineExceeded
   // only from a device that knows that it will stand still for ever, as an emulated one does.
@@ -141,8 +145,8 @@ class StreamTimeline final : public FenceTimeline {
   void Complete(uint64_t value);
   // Moves what is done into `released`, whose owner lets go of it after the lock.
   void CompleteUpTo(uint64_t value, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // "submission 12 (8 MiB in 3 pieces) has not started: it waits for ..." Asks the device.
-  std::string WhyPending(uint64_t value);
+  // What WhyPending says, without the timeline's name.
+  std::string WhyNumberIsPending(uint64_t value);
   static std::string Describe(const Pending& pending);
   // What the oldest submission waits for.
   std::string WhatHolds(const Pending& oldest) const;
