@@ -36,6 +36,7 @@ rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//devic
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
 rule "hooks speak to device.h alone" "//hooks:all" "(//device/emulated/... + //device/cuda/...)"
 rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks:offload_session"
+rule "the library comes without the simulator" "//:pinion" "(//device/emulated/... + //hooks/emulated/...)"
 
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]
