@@ -250,6 +250,9 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
   if (const std::string on = SwitchesThatAreOn(); !on.empty()) {
     PINION_LOG(kWarning) << "a session for " << backend.type_name << " begins with " << on;
   }
+  if (const std::string unclear = SwitchNotUnderstood(); !unclear.empty()) {
+    PINION_LOG(kWarning) << unclear << " switches nothing on: set it to 1, or unset it";
+  }
   auto session = std::make_shared<SessionImpl>(options, backend, device_type, allocator);
   if (!session->options().enabled) return session;
   // What cannot work on the first device is refused here: in the middle of forward nobody could do
