@@ -12,9 +12,9 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/engine/coalesce.h"
-#include "pinion/engine/fifo_turn.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/wait_site.h"
+#include "pinion/engine/stream/fifo_turn.h"
+#include "pinion/engine/stream/wait_site.h"
 
 namespace pinion::internal {
 namespace {

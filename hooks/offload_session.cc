@@ -17,7 +17,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/plan/link_calibration.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/scope_packer.h"
