@@ -36,6 +36,7 @@ using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
+using ::testing::HasSubstr;
 
 class StreamTimelineTest : public ::testing::Test {
  protected:
@@ -111,6 +112,15 @@ TEST_F(StreamTimelineTest, AStreamWhoseWorkIsDoneIsDestroyedThoughNobodyPolled) 
   timeline_.reset();
   EXPECT_EQ(device_->live_streams(), 0);
   EXPECT_EQ(log.text(), "");
+}
+
+TEST_F(StreamTimelineTest, AStreamThatCannotBeDestroyedIsReported) {
+  device_->FailCalls([](const std::string& call, uint64_t) {
+    return call == "DestroyStream" ? absl::UnavailableError("injected") : absl::OkStatus();
+  });
+  const CapturedLog log;
+  timeline_.reset();
+  EXPECT_THAT(log.text(), HasSubstr("test: leaked the stream: injected"));
 }
 
 TEST_F(StreamTimelineTest, OfAFailedDeviceNothingIsDestroyedNorReported) {
