@@ -226,6 +226,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void EndFetch(Parcel& parcel, GuardedStorage fetched, int64_t backward)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MarkRead(Handle& handle, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What was fetched, if anything: its readers are counted anew.
   GuardedStorage TakeFetched(Parcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Prefetching looks at all parcels again.
   void ResetCursors() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

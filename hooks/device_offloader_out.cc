@@ -163,7 +163,7 @@ void DeviceOffloader::SubmitCopyOut(const BoundStream& stream,
     PINION_LOG(kWarning) << "saved tensors stay on the device: " << copy.status();
   }
 
-  const bool poisoned = !copy.ok() && IsPoisoned();
+  const bool poisoned = IsPoisoned();
   Released released;
   MutexLock lock(mu_);
   for (Leaving& leaving : all) {

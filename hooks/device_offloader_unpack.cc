@@ -21,9 +21,8 @@ namespace {
 // Not all of what its records need is on the device.
 bool IsAway(const Parcel& parcel) {
   if (parcel.gathered) return false;
-  return std::any_of(parcel.records.begin(), parcel.records.end(), [](const auto* record) {
-    return !record->source && record->identity.expired();
-  });
+  return std::any_of(parcel.records.begin(), parcel.records.end(),
+                     [](const auto* record) { return record->identity.expired(); });
 }
 
 }  // namespace
@@ -56,22 +55,18 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
     Released released;
     Bytes bytes;
     ParcelPtr parcel;
-    bool alive = false;
-    bool lost = false;
     {
       MutexLock lock(mu_);
       parcel = record.parcel;
       while (parcel != nullptr && parcel->fetching) fetched_.Wait(mu_);
       bytes = BytesOnDevice(record, released);
-      alive = static_cast<bool>(bytes.storage);
-      lost = !alive && parcel == nullptr;
-      if (!alive && !lost) {
+      if (!bytes.storage && parcel != nullptr) {
         if (parcel->fetched) {
           bytes = {parcel->fetched.storage(), record.ShiftIntoParcel(), /*fetched=*/true};
           fetched = GuardedStorage(bytes.storage, parcel->fetched.stream(), parcel->fetched.copy(),
                                    WaitSite::kFreeAfterCopy);
           if (std::exchange(parcel->fetched_ahead, false)) {
-            prefetched_bytes_ -= std::exchange(parcel->ahead_bytes, 0);
+            prefetched_bytes_ -= parcel->ahead_bytes;
             stats_->Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
           }
         } else {
@@ -80,10 +75,10 @@ DeviceOffloader::Bytes DeviceOffloader::Acquire(Handle& handle, const BoundStrea
       }
       if (bytes.storage) MarkRead(handle, released);
     }
-    TORCH_CHECK(!lost,
+    TORCH_CHECK(bytes.storage || parcel != nullptr,
                 "the storage of a tensor that is needed for gradient computation was resized or "
                 "given other memory after the tensor was saved");
-    if (alive) {
+    if (bytes.storage && !bytes.fetched) {
       stats_->Update([](OffloadStats& stats) { ++stats.reused_on_device; });
       if (stream.torch != record.pack_stream.torch) {
         ThrowIfError(engine_->OrderStreams(record.pack_stream.native, stream.native,
@@ -170,15 +165,14 @@ void DeviceOffloader::MarkRead(Handle& handle, Released& released) {
   if (handle.read_epoch == parcel.epoch) return;
   handle.read_epoch = parcel.epoch;
   ++parcel.read_handles;
-  if (parcel.read_handles < parcel.live_handles) return;
-  ++parcel.epoch;
-  parcel.read_handles = 0;
-  if (parcel.fetched) released.storages.push_back(TakeFetched(parcel));
+  if (parcel.read_handles == parcel.live_handles) {
+    released.storages.push_back(TakeFetched(parcel));
+  }
 }
 
 GuardedStorage DeviceOffloader::TakeFetched(Parcel& parcel) {
   if (std::exchange(parcel.fetched_ahead, false)) {
-    prefetched_bytes_ -= std::exchange(parcel.ahead_bytes, 0);
+    prefetched_bytes_ -= parcel.ahead_bytes;
     stats_->Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
   }
   ++parcel.epoch;
@@ -281,13 +275,13 @@ std::vector<DeviceOffloader::ParcelPtr> DeviceOffloader::ClaimForPrefetch(const 
     Parcel& parcel = *(--it)->second;
     // Another scope is another graph, whose backward may be far away.
     if (parcel.scope != from.scope) break;
+    ++looks;
     if (before.scope == from.scope && parcel.sequence < before.newest &&
         parcel.sequence >= before.oldest) {
       cursor.oldest = before.oldest;
       it = order_.lower_bound({from.scope, before.oldest});
       continue;
     }
-    ++looks;
     // A node reads what it saved in its own order, so what lies before may have been read already,
     // by handles that go when the node is done.
     const bool had = backward != -1 && parcel.fetched_in == backward;
@@ -321,7 +315,7 @@ bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t 
   const ScopedRange range(trace(), "pinion.prefetch", wanted_bytes);
   const BoundStream stream = parcels.front()->pack_stream;
   std::vector<c10::Storage> storages(parcels.size());
-  absl::StatusOr<Transfer> copy;
+  absl::StatusOr<Transfer> copy;  // an error until the copy is submitted
   // The prefetch window is the bound: the host never waits for a prefetch.
   CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
   try {
@@ -331,11 +325,11 @@ bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t 
       batch.Add(parcels[i]->host, 0, storages[i].mutable_data(), parcels[i]->size_bytes());
     }
     copy = engine_->Submit(std::move(batch), stream.native);
-  } catch (const std::exception& error) {
-    copy = absl::UnavailableError(error.what());
+  } catch (const std::exception&) {
+    // Out of memory, most likely.
   }
 
-  const bool poisoned = !copy.ok() && IsPoisoned();
+  const bool poisoned = IsPoisoned();
   Released released;
   uint64_t bytes = 0;
   {
@@ -352,7 +346,7 @@ bool DeviceOffloader::FetchAhead(const std::vector<ParcelPtr>& parcels, int64_t 
       } else {
         parcel.fetching = false;
         parcel.fetched_ahead = false;
-        prefetched_bytes_ -= std::exchange(parcel.ahead_bytes, 0);
+        prefetched_bytes_ -= parcel.ahead_bytes;
         if (poisoned) storages[i].unsafeReleaseStorageImpl();
       }
     }

@@ -23,11 +23,11 @@ void* DataOf(const at::Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
 bool HasMathBit(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
 
-// The bytes of both are the same sequence of elements.
+// The bytes of both are the same sequence of elements. So they are of contiguous tensors whose
+// strides differ where a size is 1: to pack those copies nothing.
 bool SameBytes(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && !HasMathBit(a) && !HasMathBit(b) &&
-         ((a.is_contiguous() && b.is_contiguous()) ||
-          (a.strides() == b.strides() && a.is_non_overlapping_and_dense()));
+         a.strides() == b.strides() && a.is_non_overlapping_and_dense();
 }
 
 void CopyWithinDevice(const at::Tensor& src, const at::Tensor& dst) {

@@ -36,6 +36,19 @@ torch::Library& NewLibrary(const char* name_space, DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
 }
 
+// Those that the rules below leave out, or would give another kernel.
+void RegisterByName(torch::Library& library) {
+  for (const char* name :
+       {// They would look for a convolution of the backend's own.
+        "convolution", "convolution_backward", "_convolution",
+        // One kernel on CUDA, where the composite one has a kernel for each tensor.
+        "_foreach_copy_",
+        // The CPU's out= variants resize their output on the way, and LibTorch warns of it.
+        "mse_loss", "smooth_l1_loss"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
+  }
+}
+
 bool IsMutable(const c10::OperatorHandle& op) { return op.schema().is_mutable(); }
 
 // An operator with kernels of LibTorch's own for any backend does not reach the backend's fallback.
@@ -60,18 +73,13 @@ void RegisterOverComposites(torch::Library& library) {
       library.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
     }
   }
-  // Composite alone, but they would look for a convolution of the backend's own.
-  for (const char* name : {"convolution", "convolution_backward", "_convolution"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
-  }
-  // One kernel on CUDA, where the composite one has a kernel for each tensor.
-  library.impl("_foreach_copy_", torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
 }
 
 void RegisterKernels() {
   torch::Library& library = NewLibrary("aten", DispatchKey::PrivateUse1);
   emu::RegisterMemoryOps(library);
   emu::RegisterNnOps(library, NewLibrary("aten", DispatchKey::AutogradPrivateUse1));
+  RegisterByName(library);
   RegisterOverComposites(library);
   // It takes tensors as they are, conjugated or negated lazily: to resolve those first, LibTorch
   // would call it.

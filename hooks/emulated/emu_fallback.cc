@@ -180,10 +180,12 @@ void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const AllocationLabel label(description.name);
     call.ResultsToDevice();
   }
-  const double bytes = kernel.memory_bytes();
-  const bool gather = description.cost == CostRule::kGather;
-  const bool in_place = gather && description.arguments[0] != HostKernel::Access::kRead;
-  kernel.Launch(flops, gather ? GatherBytes(call.arguments(), in_place, bytes) : bytes);
+  double bytes = kernel.memory_bytes();
+  if (description.cost == CostRule::kGather) {
+    const bool in_place = description.arguments[0] != HostKernel::Access::kRead;
+    bytes = GatherBytes(call.arguments(), in_place, bytes);
+  }
+  kernel.Launch(flops, bytes);
   if (description.observed_by_host || call.indexed_by_mask()) kernel.Synchronize();
 }
 

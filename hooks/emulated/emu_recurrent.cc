@@ -132,7 +132,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     variable_list inputs, differentiable;
     std::vector<size_t> differentiated;  // where in `tensors`
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const bool on_device = tensors[i].defined() && tensors[i].device().type() == kEmu;
+      const bool on_device = tensors[i].device().type() == kEmu;
       inputs.push_back(on_device ? kernel.Read(tensors[i]) : tensors[i]);
       // A tensor that is given twice has one gradient, the first time.
       if (!tensors[i].requires_grad() || inputs.back().requires_grad()) continue;
@@ -165,9 +165,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     torch::jit::Stack stack = call.With(inputs);
     call.op().callBoxed(stack);
     CpuRandomState::Set(present_state);
-    return torch::autograd::grad(TakeResults(stack), differentiable, grads,
-                                 /*retain_graph=*/std::nullopt, /*create_graph=*/false,
-                                 /*allow_unused=*/true);
+    return torch::autograd::grad(TakeResults(stack), differentiable, grads);
   }
 };
 
@@ -175,6 +173,11 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
 
 void RunRecurrent(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::vector<c10::IValue> arguments = torch::jit::pop(*stack, op.schema().arguments().size());
+  // Modules without biases give tensors that are not defined, which autograd's functions cannot
+  // take.
+  for (c10::IValue& argument : arguments) {
+    if (argument.isTensor() && !argument.toTensor().defined()) argument = c10::IValue();
+  }
   variable_list tensors;
   Call::VisitTensors(arguments, [&](const at::Tensor& tensor) {
     tensors.push_back(tensor);

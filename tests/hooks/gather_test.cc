@@ -59,8 +59,10 @@ TEST_F(GatherTest, PiecesGoInElementsOfSixteenBytesWhereSizeAndAddressAllowIt) {
   struct Piece {
     uint64_t begin_bytes;  // in its tensor
     uint64_t size_bytes;
+    uint64_t margin_bytes = 0;  // before its place in the block
   };
-  const std::vector<Piece> pieces = {{0, 512}, {0, 7}, {0, 48}, {8, 64}, {16, 16}, {0, 100}};
+  const std::vector<Piece> pieces = {{0, 512}, {0, 7},   {0, 48},    {8, 64},
+                                     {16, 16}, {0, 100}, {0, 64, 8}, {0, 64, 32}};
   constexpr uint64_t kPitch = 512;
   std::vector<at::Tensor> on_host;
   std::vector<at::Tensor> on_device;
@@ -74,20 +76,20 @@ TEST_F(GatherTest, PiecesGoInElementsOfSixteenBytesWhereSizeAndAddressAllowIt) {
     on_device.push_back(on_host.back().to(world_.device()));
     gathered.push_back(
         {static_cast<const char*>(on_device.back().const_data_ptr()) + pieces[i].begin_bytes,
-         pieces[i].size_bytes, i * kPitch});
+         pieces[i].size_bytes, i * kPitch + pieces[i].margin_bytes});
   }
 
   const c10::Storage block = GatherOnDevice(stream_, gathered, pieces.size() * kPitch);
 
-  EXPECT_THAT(element_bytes(), ElementsAre(16, 16, 16, 1, 1, 1));
+  EXPECT_THAT(element_bytes(), ElementsAre(16, 16, 16, 16, 1, 1, 1, 1));
   const at::Tensor arrived =
       ViewOfStorage(block, at::kByte, 0, pieces.size() * kPitch).to(at::kCPU);
   for (size_t i = 0; i < pieces.size(); ++i) {
-    EXPECT_EQ(
-        std::memcmp(static_cast<const char*>(arrived.const_data_ptr()) + i * kPitch,
-                    static_cast<const char*>(on_host[i].const_data_ptr()) + pieces[i].begin_bytes,
-                    pieces[i].size_bytes),
-        0)
+    const auto* const place = static_cast<const char*>(arrived.const_data_ptr()) + i * kPitch;
+    const auto* const given = static_cast<const char*>(on_host[i].const_data_ptr());
+    EXPECT_EQ(std::memcmp(place + pieces[i].margin_bytes, given + pieces[i].begin_bytes,
+                          pieces[i].size_bytes),
+              0)
         << "piece " << i;
   }
 }

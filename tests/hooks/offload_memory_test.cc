@@ -7,14 +7,19 @@
 #include <ATen/ops/ones.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <latch>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -90,6 +95,17 @@ class World : public EmuWorld {
 
   at::Tensor carrier = at::ones({1}, at::TensorOptions(device())).requires_grad_(true);
 };
+
+// For tensors of one byte.
+OffloadOptions EverySize(uint64_t window_bytes) {
+  OffloadOptions options = SmallWindows(window_bytes);
+  options.min_offload_bytes = 1;
+  return options;
+}
+
+at::Tensor OneByte(World& world) {
+  return at::ones({1}, at::TensorOptions(world.device()).dtype(at::kByte));
+}
 
 // --- What stays on the device ---
 
@@ -216,6 +232,39 @@ TEST(OffloadMemory, WithoutOverlapATensorWhoseCopyIsNotKnownToBeDoneStaysOnTheDe
   EXPECT_EQ(session->GetStats().reused_on_device, 1u);
 }
 
+TEST(OffloadMemory, WhatIsSavedFirstLeavesFirstWhetherItIsLargeOrSmall) {
+  World world(SmallWindows(50 * kKiB));
+  const at::Tensor y = world.Save({4, 48});
+  EXPECT_EQ(world.stats().evicted_bytes, 4 * kKiB) << world.stats().ToString();
+}
+
+TEST(OffloadMemory, ALargeSliceOfALargerStorageIsCopiedFromWhereItLies) {
+  World world(SmallWindows(2 * kMiB));
+  at::Tensor y;
+  uint64_t kernels = 0;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {world.activation(1024).narrow(0, 0, 64 * 1024)}, World::Use);
+    world.device_bytes();
+    kernels = world.machine().time_stats(0).kernels;
+  }
+  world.device_bytes();
+  EXPECT_EQ(world.stats().offloaded_bytes, 256 * kKiB);
+  EXPECT_EQ(world.machine().time_stats(0).kernels, kernels);
+}
+
+TEST(OffloadMemory, ATensorOfOneByteIsFreedOnRequestToo) {
+  World world(EverySize(1));
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {OneByte(world)}, World::Use);
+  }
+  ASSERT_EQ(world.stats().evicted_bytes, 0u) << "it is as large as the window";
+  world.session()->FreeDeviceMemory(0);
+  EXPECT_EQ(world.stats().evicted_bytes, 1u);
+}
+
 TEST(OffloadMemory, AnOperatorThatRunsOutInBackwardMayHaveWhatPinionHolds) {
   World world(SmallWindows(kMiB));
   std::vector<at::Tensor> seen;
@@ -322,6 +371,84 @@ TEST(OffloadMemory, WhatGoesInABackwardThatHasUnpackedNothingIsFreedAtOnce) {
     return grad;
   }).backward();
   EXPECT_GE(freed, 128 * kKiB);
+}
+
+// Nothing reads it, so nothing is to be waited for.
+TEST(OffloadMemory, WhatGoesInABackwardBeforeItWasCopiedIsFreedAtOnce) {
+  World world(SmallWindows(kMiB));
+  uint64_t freed = 0;
+  at::Tensor other;
+  const at::Tensor y = [&] {
+    const OffloadScope scope(world.session());
+    return Probe(world.carrier, {world.activation(64)},
+                 [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                   unpack();
+                   const uint64_t before = world.device_bytes();
+                   other.reset();
+                   freed = before - world.device_bytes();
+                   return grad;
+                 });
+  }();
+  {
+    const OffloadScope scope(world.session());
+    other = Probe(world.carrier, {world.activation(128)}, World::Use);
+    y.backward();
+  }
+  EXPECT_GE(freed, 128 * kKiB);
+}
+
+TEST(OffloadMemory, WhatGoesOutsideOfABackwardIsFreedAtOnceEvenIfItWasUnpackedThere) {
+  World world(SmallWindows(kMiB));
+  UnpackSaved unpack;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {world.activation(128)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
+                unpack = unpack_in_backward;
+                return grad;
+              });
+  }
+  y.backward({}, /*retain_graph=*/true);
+  unpack();
+  const uint64_t before = world.device_bytes();
+  y.reset();
+  EXPECT_TRUE(Soon([&] { return world.stats().live_handles == 0; }));
+  EXPECT_GE(before - world.device_bytes(), 128 * kKiB);
+}
+
+// A leaf stays if somebody holds it: a backward that is done with a part of it does not count.
+TEST(OffloadMemory, WhatBackwardIsDoneWithKeepsNoOtherPartOfItsStorage) {
+  World world(SmallWindows(4 * kMiB));
+  at::Tensor whole = world.activation(1024);
+  at::Tensor leaf = whole.detach();
+  std::latch saved(1);
+  std::latch read(1);
+  std::thread other;
+  at::Tensor y;
+  at::Tensor other_y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+      read.count_down();
+      other.join();
+      return grad;
+    });
+    y = Probe(y, {std::exchange(whole, at::Tensor()).narrow(0, 0, 64 * 1024)},
+              [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
+    y = Probe(y, {world.activation(64)}, World::Use);
+  }
+  other = std::thread([&] {
+    const OffloadScope scope(world.session());
+    other_y = Probe(world.carrier, {std::exchange(leaf, at::Tensor()).narrow(0, 65536, 64 * 1024)},
+                    World::Use);
+    saved.count_down();
+    read.wait();
+  });
+  saved.wait();
+  y.backward();
+  EXPECT_EQ(world.stats().offloaded, 3u) << world.stats().ToString();
+  EXPECT_EQ(world.stats().kept_held, 0u);
 }
 
 uint64_t OutOfMemoryErrors(World& world) {
@@ -446,8 +573,9 @@ TEST(OffloadHostCost, EachParcelIsLookedAtOnceToFetchAheadWhetherItIsAwayOrNot) 
     world.Save(std::vector<int64_t>(kTensors, 32)).backward();
     const OffloadStats stats = world.QuietStats();
     ASSERT_EQ(stats.reused_on_device, away ? 0u : static_cast<uint64_t>(kTensors));
+    EXPECT_EQ(stats.fetched_bytes, away ? kTensors * 32 * kKiB : 0u);
     EXPECT_GE(stats.prefetch_looks, kTensors - 1u);
-    EXPECT_LE(stats.prefetch_looks, 4u * kTensors);
+    EXPECT_LE(stats.prefetch_looks, 3u * kTensors);
   }
 }
 
@@ -490,13 +618,22 @@ TEST(OffloadHostCost, ParcelsThatAreEvictedTogetherAreWaitedForOnce) {
   y.backward();
 }
 
-TEST(OffloadHostCost, WhatBackwardIsDoneWithIsWaitedForOnce) {
-  World world(SmallWindows(kMiB), SlowCopies());
-  const at::Tensor y = world.Save({64, 64, 64, 64});
-  const uint64_t before = world.waits();
-  y.backward();
-  EXPECT_EQ(world.stats().reused_on_device, 4u);
-  EXPECT_EQ(world.waits() - before, 1u);
+TEST(OffloadHostCost, WhatBackwardIsDoneWithIsWaitedForOnceHoweverSmallItIs) {
+  for (const bool small : {false, true}) {
+    SCOPED_TRACE(small ? "one byte" : "64 KiB");
+    World world(EverySize(kMiB), SlowCopies());
+    at::Tensor y = world.carrier;
+    {
+      const OffloadScope scope(world.session());
+      for (int i = 0; i < 4; ++i) {
+        y = Probe(y, {small ? OneByte(world) : world.activation(64)}, World::Use);
+      }
+    }
+    const uint64_t before = world.waits();
+    y.backward();
+    EXPECT_EQ(world.stats().reused_on_device, 4u) << world.stats().ToString();
+    EXPECT_EQ(world.waits() - before, 1u);
+  }
 }
 
 TEST(OffloadHostCost, AGroupIsWaitedForOnceHoweverManyTensorsAreReadFromIt) {
@@ -543,6 +680,13 @@ TEST(OffloadHostCost, ADeviceThatCannotBeSetUpIsTriedOnceInAScopeAndLoggedOnce) 
 }
 
 // --- Windows ---
+
+TEST(OffloadWindows, InTheFirstScopeTheyHoldTwoTensorsOfTheSizeThatWasSavedSoFar) {
+  World world(SmallWindows(OffloadOptions::kAutoWindow));
+  const at::Tensor y = world.Save(std::vector<int64_t>(6, 64));
+  EXPECT_EQ(world.stats().offloaded, 6u);
+  EXPECT_EQ(world.stats().evicted_bytes, 4 * 64 * kKiB);
+}
 
 TEST(OffloadWindows, AnEmptyScopeDoesNotMakeThemForgetTheOneBefore) {
   World world(SmallWindows(OffloadOptions::kAutoWindow));
@@ -635,6 +779,46 @@ TEST(OffloadWindows, ATensorThatIsReadTwiceStandsInForNoOtherOfItsParcel) {
   EXPECT_EQ(world.QuietStats().fetched_on_demand, 1u);
 }
 
+// A backward that has read a part of it counts for nothing later.
+TEST(OffloadWindows, EachBackwardHoldsWhatItFetchesUntilItHasReadAllOfItAndNoLonger) {
+  OffloadOptions options = SmallWindows(kMiB);
+  options.prefetch_window_bytes = 1;
+  World world(options);
+  uint64_t held_bytes = 0;
+  uint64_t left_bytes = 0;
+  at::Tensor y;
+  at::Tensor part;
+  {
+    const OffloadScope scope(world.session());
+    const at::Tensor shared = world.activation(64);
+    y = Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+      world.session()->FreeDeviceMemory(0);  // what was lent comes back
+      left_bytes = world.device_bytes();
+      return grad;
+    });
+    for (int i = 0; i < 3; ++i) {
+      y = Probe(y, {shared}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+        unpack();
+        held_bytes = std::max(held_bytes, world.device_bytes());
+        return grad;
+      });
+    }
+    part = Probe(world.carrier, {shared}, World::Use);
+  }
+  ASSERT_EQ(world.stats().shared, 3u);
+  world.session()->FreeDeviceMemory(0);
+  part.backward({}, /*retain_graph=*/true);
+  part.reset();
+  ASSERT_TRUE(Soon([&] { return world.stats().live_handles == 3; }));
+  for (int backward = 0; backward < 2; ++backward) {
+    held_bytes = 0;
+    const uint64_t before = world.stats().fetched_on_demand;
+    y.backward({}, /*retain_graph=*/true);
+    EXPECT_EQ(world.stats().fetched_on_demand - before, 1u);
+    EXPECT_EQ(held_bytes - left_bytes, 64 * kKiB);
+  }
+}
+
 // --- What comes back ---
 
 TEST(OffloadBytes, ASmallViewComesBackWithTheAlignmentThatItHad) {
@@ -665,6 +849,27 @@ TEST(OffloadBytes, AViewOfHalfOfItsStorageTakesAllOfItAndASmallerOneItselfAlone)
   };
   EXPECT_EQ(offloaded(64), 128 * kKiB);
   EXPECT_EQ(offloaded(63), 63 * kKiB);
+}
+
+TEST(OffloadBytes, AViewThatGoesBeyondWhatWasSavedBeforeDoesNotShareIt) {
+  for (const int64_t begin_kib : {96, 160}) {
+    SCOPED_TRACE(begin_kib);
+    World world(SmallWindows(1));
+    std::vector<at::Tensor> seen_first;
+    std::vector<at::Tensor> seen;
+    at::Tensor y;
+    {
+      const OffloadScope scope(world.session());
+      const at::Tensor whole = world.activation(1024);
+      y = Observe(world.carrier, {whole.narrow(0, 128 * 256, 64 * 256)}, &seen_first);
+      y = Observe(y, {whole.narrow(0, begin_kib * 256, 64 * 256)}, &seen);
+    }
+    y.backward();
+    EXPECT_EQ(world.stats().shared, 0u);
+    const at::Tensor values = ActivationValues(KiB(1024));
+    EXPECT_TRUE(SameBytes(seen.at(0), values.narrow(0, begin_kib * 256, 64 * 256)));
+    EXPECT_TRUE(SameBytes(seen_first.at(0), values.narrow(0, 128 * 256, 64 * 256)));
+  }
 }
 
 TEST(OffloadBytes, OffloadedBytesCountTheOnesBetweenTensorsThatAreGathered) {
@@ -764,6 +969,30 @@ TEST(OffloadBytes, MemoryThatWasFetchedAheadIsNotReusedBeforeAnotherStreamHasRea
   World world(options);
   ReadOnAnotherStreamAndReuse(world);
   EXPECT_EQ(world.stats().prefetch_hits, 1u);
+}
+
+// What is evicted together, of two streams in turns, goes back to its own stream after its own
+// copy: the race detector ends the process if either stream reuses what a copy still reads.
+TEST(OffloadBytes, WhatTwoStreamsHaveSavedIsNotReusedBeforeItsCopyIsDone) {
+  World world(SmallWindows(kMiB), SlowCopies());
+  const c10::Stream other = world.NewStream();
+  std::vector<at::Tensor> nodes;
+  world.device_bytes();
+  for (const bool on_other : {false, true, true, false}) {
+    std::optional<c10::StreamGuard> guard;
+    if (on_other) guard.emplace(other);
+    const OffloadScope scope(world.session());
+    nodes.push_back(Probe(world.carrier, {world.activation(64)}, World::Use));
+  }
+  ASSERT_EQ(world.stats().offloaded, 4u);
+  world.session()->FreeDeviceMemory(0);
+  ASSERT_EQ(world.stats().evicted_bytes, 4 * 64 * kKiB);
+  for (int i = 0; i < 8; ++i) world.activation(64, i);
+  {
+    const c10::StreamGuard guard(other);
+    for (int i = 0; i < 8; ++i) world.activation(64, i);
+  }
+  world.device_bytes();
 }
 
 TEST(OffloadBytes, NothingIsGatheredOnAStreamThatCaptures) {
@@ -879,6 +1108,41 @@ TEST_F(OffloadMeanwhile, ATensorThatGoesWhileItsGroupIsCopiedIsNoPartOfTheGroup)
   EXPECT_EQ(session->GetStats().evicted_bytes, (kTensors - 1) * 2 * kKiB);
   nodes[7].backward();
   EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(2), 7)));
+}
+
+// No call to the device is made with a lock held that another thread's scope needs.
+TEST_F(OffloadMeanwhile, AnotherThreadMayEndAScopeDuringEachCallToTheDevice) {
+  const auto session = NewSession(SmallWindows(64 * kKiB));
+  std::atomic<int> calls = 0;
+  std::atomic<int> late = 0;
+  std::atomic<int> running = 0;
+  device_->FailCalls([&](const std::string&, uint64_t) {
+    ++calls;
+    ++running;
+    const auto ended = std::make_shared<std::latch>(1);
+    std::thread([&running, session, ended] {
+      { const OffloadScope scope(session); }
+      ended->count_down();
+      --running;
+    }).detach();
+    if (!Soon([&] { return ended->try_wait(); })) ++late;
+    return absl::OkStatus();
+  });
+  at::Tensor dropped;
+  at::Tensor y = world_.carrier;
+  {
+    const OffloadScope scope(session);
+    for (int i = 0; i < 4; ++i) y = Probe(y, {world_.activation(32)}, World::Use);
+    dropped = Probe(world_.carrier, {world_.activation(32)}, World::Use);
+  }
+  dropped.reset();
+  y.backward();
+  y.reset();
+  EXPECT_TRUE(Soon([&] { return session->GetStats().live_handles == 0; }));
+  EXPECT_TRUE(Soon([&] { return running.load() == 0; }));
+  device_->FailCalls([](const std::string&, uint64_t) { return absl::OkStatus(); });
+  EXPECT_GT(calls.load(), 10);
+  EXPECT_EQ(late.load(), 0);
 }
 
 TEST_F(OffloadMeanwhile, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted) {

@@ -5,7 +5,9 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -31,6 +33,23 @@ class OffloadPrefetch : public ::testing::Test {
   }
   at::Tensor NewActivation(int first) {
     return Activation(carrier_, {kTensorBytes / sizeof(float)}, first);
+  }
+  // What it takes to read tensors of so many KiB, which were saved in this order, in the order
+  // `reads`.
+  OffloadStats Read(const std::vector<int64_t>& kib, const std::vector<size_t>& reads) {
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(world_.session());
+      std::vector<at::Tensor> saved;
+      for (const int64_t size : kib) saved.push_back(Activation(carrier_, {size * 256}));
+      y = Probe(y, saved, [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
+      for (auto read = reads.rbegin(); read != reads.rend(); ++read) {
+        y = Probe(y, {saved.at(*read)}, Use);
+      }
+    }
+    y.backward();
+    y.reset();
+    return world_.QuietStats();
   }
   static at::Tensor Use(const at::Tensor& grad, const UnpackSaved& unpack) {
     for (const at::Tensor& saved : unpack()) at::mul(saved, 2);
@@ -96,6 +115,90 @@ TEST_F(OffloadPrefetch, WhatIsReadFromTheFirstToTheLastIsLookedAtOnce) {
   ASSERT_EQ(stats.fetched_on_demand, kTensors);
   EXPECT_GE(stats.prefetch_looks, kTensors - 1u);
   EXPECT_LE(stats.prefetch_looks, 2 * kTensors);
+}
+
+TEST_F(OffloadPrefetch, AJumpToWhatWasSavedEarlierFetchesAheadWhatFitsThere) {
+  // The window has no room for the third while the fourth is unread.
+  const OffloadStats stats = Read({32, 32, 64, 32, 32}, {4, 1, 0, 3, 2});
+  ASSERT_EQ(stats.evicted_bytes, 192 * kKiB);
+  EXPECT_EQ(stats.fetched_bytes, 192 * kKiB);
+  EXPECT_EQ(stats.prefetch_hits, 3u) << "the fourth, the first, and the third";
+}
+
+TEST_F(OffloadPrefetch, ATensorFromTheMiddleThatIsReadInBetweenDoesNotEndIt) {
+  const OffloadStats stats = Read(std::vector<int64_t>(12, 32), {11, 4, 10, 4, 9, 4, 8, 4, 7, 4, 6,
+                                                                 4,  5, 4,  3, 4, 2, 4, 1, 4, 0});
+  ASSERT_EQ(stats.evicted_bytes, 12 * kTensorBytes);
+  EXPECT_EQ(stats.fetched_on_demand, 2u) << "that one, and what was saved last";
+  EXPECT_EQ(stats.prefetch_hits, 10u);
+}
+
+TEST_F(OffloadPrefetch, WhatWasSavedLastMayBeReadInBetween) {
+  for (const int64_t kib : {32, 64}) {
+    SCOPED_TRACE(kib);
+    const OffloadStats before = world_.QuietStats();
+    const OffloadStats stats =
+        Read(std::vector<int64_t>(8, kib), {7, 6, 7, 5, 7, 4, 7, 3, 7, 2, 7, 1, 7, 0});
+    EXPECT_EQ(stats.fetched_bytes - before.fetched_bytes, 8 * kib * kKiB);
+    EXPECT_EQ(stats.prefetch_hits - before.prefetch_hits, 7u);
+    EXPECT_LE(stats.prefetch_looks - before.prefetch_looks, 3u * 8);
+  }
+}
+
+// The tensors of one scope were saved between those of another.
+TEST_F(OffloadPrefetch, AScopeInsideAnotherOnesTimeIsFetchedAheadToo) {
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    y = Probe(y, {NewActivation(1)}, Use);
+    std::thread([&] {
+      const OffloadScope other(world_.session());
+      for (int i = 2; i < 4; ++i) y = Probe(y, {NewActivation(i)}, Use);
+    }).join();
+    y = Probe(y, {NewActivation(4)}, Use);
+  }
+  y.backward();
+  const OffloadStats stats = world_.QuietStats();
+  ASSERT_EQ(stats.evicted_bytes, 4 * kTensorBytes);
+  EXPECT_EQ(stats.fetched_on_demand, 2u) << "the last one of each scope";
+  EXPECT_EQ(stats.prefetch_hits, 2u);
+}
+
+TEST_F(OffloadPrefetch, WhatTheUserHoldsIsNotFetched) {
+  std::vector<at::Tensor> held;
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < 4; ++i) {
+      held.push_back(NewActivation(i));
+      y = Probe(y, {held.back()}, Use);
+    }
+  }
+  y.backward();
+  const OffloadStats stats = world_.QuietStats();
+  ASSERT_EQ(stats.evicted_bytes, 4 * kTensorBytes);
+  EXPECT_EQ(stats.reused_on_device, 4u);
+  EXPECT_EQ(stats.fetched_bytes, 0u);
+}
+
+TEST_F(OffloadPrefetch, UnpackingOutsideOfABackwardFetchesAheadToo) {
+  std::vector<UnpackSaved> unpacks;
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < 4; ++i) {
+      y = Probe(y, {NewActivation(i)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+        unpacks.push_back(unpack);
+        return grad;
+      });
+    }
+  }
+  y.backward({}, /*retain_graph=*/true);
+  for (const UnpackSaved& unpack : unpacks) unpack();
+  y.reset();
+  const OffloadStats stats = world_.QuietStats();
+  EXPECT_EQ(stats.fetched_on_demand, 1u);
+  EXPECT_EQ(stats.prefetch_hits, 3u);
 }
 
 }  // namespace

@@ -76,8 +76,8 @@ class OffloadStickyError : public ::testing::Test {
     return Observe(y, {Activation(carrier, {64, 64}, 2)}, seen);
   }
   // Uses all device memory that is free for a moment, so that a copy into it would be a race.
-  static void UseFreedMemory() {
-    for (int i = 0; i < 16; ++i) at::full({64, 64}, -1, at::TensorOptions(world_->device()));
+  static void UseFreedMemory(at::IntArrayRef sizes = {64, 64}) {
+    for (int i = 0; i < 16; ++i) at::full(sizes, -1, at::TensorOptions(world_->device()));
     ASSERT_TRUE(world_->machine().SynchronizeDevice(0).ok());
   }
 
@@ -177,6 +177,57 @@ TEST_F(OffloadStickyError, MemoryUnderACopyOutThatFailedForGoodIsNotUsedAgain) {
   EXPECT_EQ(session->GetStats().kept_copy_failed, 2u);
   seen.clear();
   UseFreedMemory();
+}
+
+TEST_F(OffloadStickyError, MemoryUnderACopyOutOfAGroupThatFailedForGoodIsNotUsedAgain) {
+  constexpr int kTensors = 32;  // of 2 KiB, which are gathered
+  const auto breaking = std::make_shared<BreakingDevice>(device(), CopyDirection::kDeviceToHost);
+  const auto session = SessionOn(breaking, /*window_bytes=*/kMiB);
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  at::Tensor y = carrier;
+  {
+    const OffloadScope scope(session);
+    for (int i = 0; i < kTensors; ++i) y = Observe(y, {Activation(carrier, {512}, i)}, &seen);
+  }
+  EXPECT_EQ(session->GetStats().kept_copy_failed, static_cast<uint64_t>(kTensors));
+  UseFreedMemory({128, 128});
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({512}, 0)));
+}
+
+// All of them, gathered or not, go while the copy is submitted, and the wait for it fails.
+TEST_F(OffloadStickyError, MemoryUnderACopyOutThatNobodyNeedsAndNobodyCanWaitForIsNotUsedAgain) {
+  for (const int tensors : {3, 32}) {
+    SCOPED_TRACE(tensors);
+    std::vector<at::Tensor> nodes;
+    bool broken = false;
+    const auto failing = std::make_shared<ForwardingDevice>(device());
+    failing->FailCalls([&](const std::string& call, uint64_t) {
+      if (call == "CopyAsync") {
+        nodes.clear();
+        broken = true;
+      }
+      return broken && (call == "StreamWaitEvent" || call == "WaitEvent")
+                 ? absl::InternalError("the link is gone")
+                 : absl::OkStatus();
+    });
+    const auto session = SessionOn(failing, /*window_bytes=*/kMiB);
+    const at::Tensor carrier = NewCarrier();
+    {
+      const OffloadScope scope(session);
+      for (int i = 0; i < tensors; ++i) {
+        nodes.push_back(Probe(carrier, {Activation(carrier, {512}, i)},
+                              [](const at::Tensor& grad, const UnpackSaved&) { return grad; }));
+      }
+    }
+    EXPECT_TRUE(broken);
+    EXPECT_EQ(session->GetStats().live_handles, 0u);
+    EXPECT_EQ(session->GetStats().groups, 1u) << "the copy was submitted";
+    UseFreedMemory({512});
+    UseFreedMemory({128, 128});
+    failing->FailCalls([](const std::string&, uint64_t) { return absl::OkStatus(); });
+  }
 }
 
 TEST_F(OffloadStickyError, TheLogTellsHowMuchMemoryIsLeaked) {

@@ -165,8 +165,6 @@ INSTANTIATE_TEST_SUITE_P(Modes, SavedBeforeWritten,
                                   (std::get<1>(info.param) ? "Verified" : "");
                          });
 
-// The checksum of a tensor takes device memory. Where there is none, the tensor stays, as it does
-// when any other part of its copy cannot be made: forward does not fail.
 // Its first operator has returned, and it waits for company, when the second one saves it.
 TEST(SavedBeforeWrittenMemory, ATensorThatIsPendingWaitsForTheNextOperatorThatSavesIt) {
   EmuWorld world(MachineOptions(), SmallWindows(256 * kKiB));
@@ -190,6 +188,8 @@ TEST(SavedBeforeWrittenMemory, ATensorThatIsPendingWaitsForTheNextOperatorThatSa
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({40, 256}, 7)));
 }
 
+// The checksum of a tensor takes device memory. Where there is none, the tensor stays, as it does
+// when any other part of its copy cannot be made: forward does not fail.
 TEST(SavedBeforeWrittenMemory, AChecksumWithoutDeviceMemoryKeepsTheTensorOnTheDevice) {
   EmuWorld world(MachineOptions(), OptionsOf(/*overlap=*/true, /*verify=*/true));
   EmulatedMachine& machine = world.machine();

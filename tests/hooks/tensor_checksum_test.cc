@@ -91,6 +91,22 @@ TEST(TensorChecksumTest, WholeWordsAreReadWhereTheyAre) {
   EXPECT_LT(kernels(8), kernels(9)) << "which are put together first";
 }
 
+TEST(TensorChecksumTest, WholeChunksTakeNoKernelMoreThanWhatIsALittleLess) {
+  testing::EmuWorld world;
+  constexpr int64_t kChunk = 4 << 20;
+  const at::Tensor tensor =
+      at::zeros({2 * kChunk}, at::TensorOptions(at::kByte).device(world.device()));
+  const auto kernels = [&](int64_t size) {
+    EXPECT_TRUE(world.Synchronize().ok());
+    const uint64_t before = world.machine().time_stats(0).kernels;
+    TensorChecksum::Of(tensor.storage(), {0, static_cast<uint64_t>(size)});
+    EXPECT_TRUE(world.Synchronize().ok());
+    return world.machine().time_stats(0).kernels - before;
+  };
+  EXPECT_EQ(kernels(kChunk), kernels(kChunk - 8));
+  EXPECT_EQ(kernels(2 * kChunk), kernels(2 * kChunk - 8));
+}
+
 TEST(TensorChecksumTest, BytesOfSeveralChunksHaveOneSum) {
   const Bytes bytes = RandomBytes((size_t{9} << 20) + 5, 1);
   EXPECT_EQ(Checksum(bytes), Reference(bytes));

@@ -1,7 +1,9 @@
-// Which device a process pins through. What it pins is tested with the host allocator.
+// Which device a process pins through, and what is counted of it. What it pins is tested with the
+// host allocator.
 
 #include "pinion/hooks/torch_pinned_source.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -33,7 +35,9 @@ namespace {
 
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::Pair;
 
 constexpr int kDevices = 4;
@@ -55,6 +59,117 @@ TEST(TorchPinnedSource, NoContextIsOpenedOnTheCurrentDeviceWhereAnotherIsInUse) 
 
 TEST(TorchPinnedSource, TheCurrentDevicePinsWhereNoneIsInUseYet) {
   EXPECT_EQ(DeviceWith({}, 2), 2);
+}
+
+// The devices of a machine that has become "emu".
+DeviceBackend Registered(int device_count = 1) {
+  EmulatedOptions options;
+  options.device_count = device_count;
+  options.memory_bytes = kMiB;
+  const auto machine = EmulatedMachine::Create(options).value();
+  EXPECT_THAT(RegisterEmuDevice(machine), IsOk());
+  return EmulatedBackend(machine);
+}
+
+TEST(TorchPinnedSource, ItIsNamedAfterTheFirstDevicesOwn) {
+  const DeviceBackend backend = Registered();
+  const auto source = TorchPinnedSource::Create(backend, c10::kPrivateUse1).value();
+  const auto own = backend.device(0).value()->pinned_source();
+  EXPECT_EQ(source->name(), own->name());
+  EXPECT_EQ(source->granularity_bytes(), own->granularity_bytes());
+}
+
+TEST(TorchPinnedSource, WithoutADeviceOfLibTorchsThereIsNothingToPinWith) {
+  const auto source = TorchPinnedSource::Create(Registered(), c10::kXPU).value();
+  EXPECT_THAT(source->Allocate(source->granularity_bytes()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no device to pin with")));
+}
+
+TEST(TorchPinnedSourceDeathTest, ASegmentOfAnotherSourceIsNotFreed) {
+  const DeviceBackend backend = Registered();
+  const auto source = TorchPinnedSource::Create(backend, c10::kPrivateUse1).value();
+  const auto own = backend.device(0).value()->pinned_source();
+  const HostSegment segment = own->Allocate(own->granularity_bytes()).value();
+  EXPECT_DEATH((void)source->Free(segment), "no segment of this source");
+  EXPECT_THAT(own->Free(segment), IsOk());
+}
+
+TEST(TorchPinnedSource, ResetsForgetWhatWasAndKeepWhatIs) {
+  const auto source = TorchPinnedSource::Create(Registered(), c10::kPrivateUse1).value();
+  const uint64_t page_bytes = source->granularity_bytes();
+  const HostSegment kept = source->Allocate(page_bytes).value();
+  const HostSegment freed = source->Allocate(2 * page_bytes).value();
+  ASSERT_THAT(source->Free(freed), IsOk());
+  const auto page = static_cast<int64_t>(page_bytes);
+  at::HostStats stats = source->GetStats();
+  EXPECT_EQ(stats.allocations.allocated, 2);
+  EXPECT_EQ(stats.allocations.freed, 1);
+  EXPECT_EQ(stats.allocations.peak, 2);
+  EXPECT_EQ(stats.allocated_bytes.allocated, 3 * page);
+  EXPECT_EQ(stats.allocated_bytes.freed, 2 * page);
+  EXPECT_EQ(stats.allocated_bytes.peak, 3 * page);
+  EXPECT_EQ(stats.host_alloc_time.count, 2);
+  EXPECT_EQ(stats.host_free_time.count, 1);
+  source->ResetAccumulatedStats();
+  source->ResetPeakStats();
+  stats = source->GetStats();
+  for (const c10::CachingAllocator::Stat* stat : {&stats.allocations, &stats.allocated_bytes}) {
+    EXPECT_EQ(stat->allocated, 0);
+    EXPECT_EQ(stat->freed, 0);
+    EXPECT_EQ(stat->current, stat == &stats.allocations ? 1 : page);
+    EXPECT_EQ(stat->peak, stat->current);
+  }
+  for (const c10::CachingAllocator::DurationStat* time :
+       {&stats.host_alloc_time, &stats.host_free_time}) {
+    EXPECT_EQ(time->total, 0);
+    EXPECT_EQ(time->count, 0);
+    EXPECT_EQ(time->max, 0);
+  }
+  EXPECT_EQ(stats.num_host_alloc, 0);
+  EXPECT_EQ(stats.num_host_free, 0);
+  EXPECT_THAT(source->Free(kept), IsOk());
+}
+
+// Frees, and says that it could not.
+class FailingSource final : public HostMemorySource {
+ public:
+  explicit FailingSource(std::shared_ptr<HostMemorySource> source) : source_(std::move(source)) {}
+  std::string name() const override { return source_->name(); }
+  uint64_t granularity_bytes() const override { return source_->granularity_bytes(); }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    return source_->Allocate(size_bytes);
+  }
+  absl::Status Free(const HostSegment& segment) override {
+    const absl::Status freed = source_->Free(segment);
+    return freed.ok() ? absl::UnavailableError("not unpinned") : freed;
+  }
+
+ private:
+  const std::shared_ptr<HostMemorySource> source_;
+};
+
+class FailingDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  std::shared_ptr<HostMemorySource> pinned_source() override {
+    return std::make_shared<FailingSource>(ForwardingDevice::pinned_source());
+  }
+};
+
+TEST(TorchPinnedSource, WhatCouldNotBeUnpinnedIsNotCountedAsFreed) {
+  const DeviceBackend emulated = Registered();
+  const auto open = [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+    return std::make_shared<FailingDevice>(emulated.device(index).value());
+  };
+  const auto source = TorchPinnedSource::Create({"emu", open}, c10::kPrivateUse1).value();
+  const HostSegment segment = source->Allocate(source->granularity_bytes()).value();
+  EXPECT_THAT(source->Free(segment),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("not unpinned")));
+  const at::HostStats stats = source->GetStats();
+  EXPECT_EQ(stats.allocations.freed, 0);
+  EXPECT_EQ(stats.num_host_free, 0);
+  EXPECT_EQ(static_cast<uint64_t>(stats.allocated_bytes.current), segment.size_bytes);
+  EXPECT_EQ(stats.host_free_time.count, 0);
 }
 
 // Takes its time.
@@ -85,12 +200,9 @@ class SlowDevice final : public ForwardingDevice {
 };
 
 TEST(TorchPinnedSource, TimesAreWhatPinningAndUnpinningTook) {
-  EmulatedOptions options;
-  options.memory_bytes = kMiB;
-  const auto machine = EmulatedMachine::Create(options).value();
-  ASSERT_THAT(RegisterEmuDevice(machine), IsOk());
+  const DeviceBackend emulated = Registered();
   const auto open = [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
-    return std::make_shared<SlowDevice>(machine->device(index));
+    return std::make_shared<SlowDevice>(emulated.device(index).value());
   };
   const auto source = TorchPinnedSource::Create({"emu", open}, c10::kPrivateUse1).value();
   const HostSegment segment = source->Allocate(source->granularity_bytes()).value();
@@ -100,12 +212,7 @@ TEST(TorchPinnedSource, TimesAreWhatPinningAndUnpinningTook) {
 }
 
 TEST(TorchPinnedSource, EachDeviceIsOpenedOnceHoweverOftenItPins) {
-  EmulatedOptions options;
-  options.device_count = 2;
-  options.memory_bytes = kMiB;
-  const auto machine = EmulatedMachine::Create(options).value();
-  ASSERT_THAT(RegisterEmuDevice(machine), IsOk());
-  const DeviceBackend emulated = EmulatedBackend(machine);
+  const DeviceBackend emulated = Registered(/*device_count=*/2);
   std::map<int, int> opened;
   const auto open = [&](int index) {
     ++opened[index];

@@ -26,8 +26,13 @@ TEST(WindowSizeTest, ThreeTensorsThatAreLargerThanAllOthersDoNotWidenIt) {
   EXPECT_EQ(AutoWindowBytes(Saved({5, 4000, 5, 4000, 5, 4000, 5, 4000}), {}), 8000u);
 }
 
+TEST(WindowSizeTest, SmallTensorsBehindLargeOnesDoNotNarrowIt) {
+  EXPECT_EQ(AutoWindowBytes(Saved({5, 5, 5, 5, 1, 2}), {}), 10u);
+}
+
 TEST(WindowSizeTest, FewTensorsAreNoneOfThemOutliers) {
   EXPECT_EQ(Saved({}).usual_bytes(), 0u);
+  EXPECT_EQ(Saved({1}).usual_bytes(), 1u);
   EXPECT_EQ(Saved({7}).usual_bytes(), 7u);
   EXPECT_EQ(Saved({9, 7, 8}).usual_bytes(), 7u);
 }

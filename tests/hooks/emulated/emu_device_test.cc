@@ -9,6 +9,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
@@ -123,6 +124,10 @@ TEST_F(EmuDeviceTest, StreamsOfAnEarlierMachineNameStreamsOfTheNextOne) {
 // --- Operators ---
 
 at::Tensor TailOnCpu(const at::Tensor& self) { return self.narrow(0, 1, self.size(0) - 1); }
+at::Tensor OnesOn(const at::Tensor& like, c10::Device device) {
+  TORCH_CHECK(device.is_cpu(), "a kernel of the CPU was given ", device);
+  return at::ones_like(like);
+}
 at::Tensor OnlyMeta(const at::Tensor& self) { return at::empty_like(self); }
 
 torch::Library& TestOperators() {
@@ -131,8 +136,11 @@ torch::Library& TestOperators() {
         new torch::Library(torch::Library::DEF, "emu_test", std::nullopt, __FILE__, __LINE__);
     made->def("tail(Tensor(a) self) -> Tensor(a)");
     made->impl("tail", c10::DispatchKey::CPU, &TailOnCpu);
+    made->def("ones_on(Tensor like, Device device) -> Tensor");
+    made->impl("ones_on", c10::DispatchKey::CPU, &OnesOn);
     made->def("nowhere(Tensor self) -> Tensor");
     made->impl("nowhere", c10::DispatchKey::Meta, &OnlyMeta);
+    made->def("view_nowhere(Tensor(a) self) -> Tensor(a)");
     return made;
   }();
   return *library;
@@ -146,6 +154,15 @@ at::Tensor CallByName(const char* name, const at::Tensor& self) {
       .call(self);
 }
 
+// As a library's file may do before the one with its definitions is loaded.
+TORCH_LIBRARY_IMPL(emu_test_undefined, CPU, library) { library.impl("tail", &TailOnCpu); }
+
+TEST_F(EmuDeviceTest, OperatorsThatNobodyHasDefinedDoNotMatter) {
+  const c10::OperatorName name("emu_test_undefined::tail", "");
+  EXPECT_THAT(c10::Dispatcher::singleton().getAllOpNames(), Contains(name));
+  EXPECT_FALSE(c10::Dispatcher::singleton().findSchema(name).has_value());
+}
+
 // A view that falls back to the CPU comes back as a copy: writes to it would be lost silently.
 TEST_F(EmuDeviceTest, RefusesAViewWithoutAKernelByName) {
   const at::Tensor tensor = at::ones({4}, OnEmu());
@@ -155,6 +172,8 @@ TEST_F(EmuDeviceTest, RefusesAViewWithoutAKernelByName) {
 
 TEST_F(EmuDeviceTest, RefusesAnOperatorThatTheCpuDoesNotHaveByName) {
   const at::Tensor tensor = at::ones({4}, OnEmu());
+  EXPECT_THAT(ErrorOf([&] { CallByName("emu_test::view_nowhere", tensor); }),
+              HasSubstr("the CPU has none for emu_test::view_nowhere"));
   EXPECT_THAT(ErrorOf([&] { CallByName("emu_test::nowhere", tensor); }),
               HasSubstr("emu_test::nowhere"));
 }
@@ -164,6 +183,15 @@ TEST_F(EmuDeviceTest, RefusesToMixDevices) {
   EXPECT_THAT(ErrorOf([&] { at::mm(here, there); }), Not(IsEmpty()));
   EXPECT_THAT(ErrorOf([&] { at::index_select(here, 0, there.select(0, 0).to(at::kLong)); }),
               Not(IsEmpty()));
+}
+
+TEST_F(EmuDeviceTest, RefusesToWriteWhatItReadsElsewhereInTheSameMemory) {
+  const auto shift = [](c10::Device device) {
+    const at::Tensor base = at::ones({4}).to(device);
+    base.narrow(0, 1, 3).add_(base.narrow(0, 0, 3));
+  };
+  EXPECT_THAT(ErrorOf([&] { shift(at::kCPU); }), HasSubstr("single memory location"));
+  EXPECT_THAT(ErrorOf([&] { shift(Emu()); }), HasSubstr("single memory location"));
 }
 
 TEST_F(EmuDeviceTest, RefusesCpuTensorsBesideTheDevices) {
@@ -214,6 +242,40 @@ TEST_F(EmuDeviceTest, OutArgumentsGrow) {
   EXPECT_EQ(selected.sum().item<float>(), 1200);
 }
 
+// Collects warnings while it lives.
+class Warnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+
+ private:
+  const c10::WarningUtils::WarningHandlerGuard guard_{this};
+  const c10::WarningUtils::WarnAlways always_;
+};
+
+TEST_F(EmuDeviceTest, LossesHaveTheBitsOfTheCpuAndWarnOfNothing) {
+  const at::Tensor input = at::randn({7, 5}), target = at::randn({7, 5});
+  const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> losses[] = {
+      [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); },
+      [](const at::Tensor& a, const at::Tensor& b) { return at::smooth_l1_loss(a, b); },
+      [](const at::Tensor& a, const at::Tensor& b) { return at::huber_loss(a, b); },
+      [](const at::Tensor& a, const at::Tensor& b) { return at::l1_loss(a, b); }};
+  for (const auto& loss : losses) {
+    const auto value_and_gradient = [&](c10::Device device) {
+      const at::Tensor leaf = input.to(device, input.scalar_type(), false, /*copy=*/true);
+      const at::Tensor value = loss(leaf.requires_grad_(true), target.to(device));
+      value.backward();
+      return std::pair(value.detach().to(at::kCPU), leaf.grad().to(at::kCPU));
+    };
+    const auto expected = value_and_gradient(at::kCPU);
+    const Warnings warnings;
+    const auto actual = value_and_gradient(Emu(1));
+    EXPECT_TRUE(at::equal(actual.first, expected.first));
+    EXPECT_TRUE(at::equal(actual.second, expected.second));
+    EXPECT_THAT(warnings.texts, IsEmpty());
+  }
+}
+
 // CUDA has the same rule: what aliases the whole of a storage may not be resized by an operator.
 TEST_F(EmuDeviceTest, OutArgumentsOverMemoryOfAnotherOwnerDoNotGrow) {
   const at::Tensor a = at::ones({300}, OnEmu());
@@ -242,6 +304,16 @@ TEST_F(EmuDeviceTest, ResultsInAListAreOnTheDevice) {
     EXPECT_EQ(edges[i].device(), Emu(1));
     EXPECT_TRUE(at::equal(edges[i].to(at::kCPU), expected[i])) << i;
   }
+}
+
+TEST_F(EmuDeviceTest, AKernelOfTheCpuThatTakesADeviceIsGivenTheCpu) {
+  TestOperators();
+  const at::Tensor made = c10::Dispatcher::singleton()
+                              .findSchemaOrThrow("emu_test::ones_on", "")
+                              .typed<at::Tensor(const at::Tensor&, c10::Device)>()
+                              .call(at::zeros({3}, OnEmu(1)), Emu(1));
+  EXPECT_EQ(made.device(), Emu(1));
+  EXPECT_EQ(made.sum().item<float>(), 3);
 }
 
 TEST_F(EmuDeviceTest, ADetachedTensorIsChangedInPlace) {
@@ -507,6 +579,22 @@ TEST_F(EmuDeviceTest, AStateThatIsGivenTwiceHasTheGradientOfBoth) {
   EXPECT_TRUE(at::equal(gradient(Emu()), gradient(at::kCPU)));
 }
 
+// As modules without biases call them: with tensors that are not defined.
+TEST_F(EmuDeviceTest, ACellMayHaveNoBiases) {
+  const auto gradient = [](c10::Device device) {
+    at::manual_seed(1);
+    const at::Tensor input = at::randn({2, 3}).to(device).requires_grad_(true);
+    const at::Tensor hidden = at::randn({2, 4}).to(device);
+    const at::Tensor from_input = at::randn({12, 3}).to(device);
+    const at::Tensor from_hidden = at::randn({12, 4}).to(device);
+    at::gru_cell(input, hidden, from_input, from_hidden, at::Tensor(), at::Tensor())
+        .sum()
+        .backward();
+    return input.grad().to(at::kCPU);
+  };
+  EXPECT_TRUE(at::equal(gradient(Emu()), gradient(at::kCPU)));
+}
+
 TEST_F(EmuDeviceTest, BackwardThroughDropoutBetweenLayersLeavesTheCpusGeneratorAlone) {
   const at::Tensor input = at::ones({5, 2, 4}, OnEmu()).requires_grad_(true);
   const at::Tensor out = Lstm(input, at::zeros({2, 2, 4}, OnEmu()), /*dropout=*/0.5);
@@ -604,6 +692,43 @@ TEST_F(EmuDeviceTest, SetTakesAStorageAndMakesItLargeEnough) {
   EXPECT_EQ(tensor.storage().nbytes(), 0);
   tensor.resize_({4}).fill_(1);
   EXPECT_EQ(tensor.sum().item<float>(), 4);
+}
+
+TEST_F(EmuDeviceTest, SetMakesAStorageLargeEnoughForStridesWithGaps) {
+  const auto widened = [](c10::Device device) {
+    const at::Tensor owner = at::ones({8}).to(device);
+    at::Tensor tensor = at::empty({0}, owner.options());
+    tensor.set_(owner.storage(), 4, {3, 2}, {4, 1}).fill_(2);
+    return owner.set_(owner.storage());
+  };
+  const at::Tensor expected = widened(at::kCPU), actual = widened(Emu(1));
+  EXPECT_EQ(actual.storage().nbytes(), expected.storage().nbytes());
+  EXPECT_EQ(actual.sizes(), expected.sizes());
+  EXPECT_EQ(machine_->memory_stats(1).in_use_bytes, actual.storage().nbytes());
+  for (const int64_t written : {4, 5, 8, 9, 12, 13}) {
+    EXPECT_EQ(actual[written].item<float>(), 2) << written;
+  }
+  EXPECT_EQ(actual.narrow(0, 0, 4).sum().item<float>(), 4);
+}
+
+TEST_F(EmuDeviceTest, SetWithoutArgumentsLeavesTheStorageToOtherTensors) {
+  const at::Tensor owner = at::ones({8}, OnEmu()), tensor = owner.view({2, 4});
+  const void* const data = owner.data_ptr();
+  at::Tensor(tensor).set_();
+  EXPECT_EQ(tensor.numel(), 0);
+  EXPECT_EQ(owner.data_ptr(), data);
+  EXPECT_EQ(owner.sum().item<float>(), 8);
+}
+
+TEST_F(EmuDeviceTest, NoElementsTakeNoMemoryWhateverTheirStrides) {
+  const uint64_t before = machine_->memory_stats(0).allocations;
+  for (const auto& sizes : {std::vector<int64_t>{3, 0}, {0, 3}, {2, 0, 3}}) {
+    const at::Tensor like_on_cpu = at::empty(sizes);
+    const at::Tensor none = at::empty_strided(sizes, like_on_cpu.strides(), OnEmu());
+    EXPECT_EQ(none.sizes(), like_on_cpu.sizes());
+    EXPECT_EQ(none.storage().nbytes(), 0);
+  }
+  EXPECT_EQ(machine_->memory_stats(0).allocations, before);
 }
 
 TEST_F(EmuDeviceTest, StoragesResize) {
@@ -799,6 +924,8 @@ TEST_F(EmuDeviceTest, CopiesHaveTheirLayoutsWhateverTheyAre) {
           const bool same_bytes =
               &source == &target && &source != &layouts[2] && type == at::kFloat;
           EXPECT_TRUE(kernels == 0 || !same_bytes) << source.name;
+          const bool packed_by_host = from.is_cpu() && &target == &layouts[0];
+          EXPECT_TRUE(kernels == 0 || !packed_by_host) << source.name;
         }
       }
     }

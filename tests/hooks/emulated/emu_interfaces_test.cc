@@ -235,6 +235,12 @@ TEST_F(EmuInterfacesTest, AStreamIsAlwaysTheSameStreamOfTheMachine) {
   EXPECT_EQ(machine_->calls(DeviceCall::kCreateStream), 2);
 }
 
+TEST_F(EmuInterfacesTest, AStreamOfADeviceWithoutANumberIsRefused) {
+  const c10::Stream stream(c10::Stream::UNSAFE, c10::Device(kEmu), 1);
+  EXPECT_THAT(ErrorOf([&] { stream.query(); }), HasSubstr("no device emu:-1"));
+  EXPECT_THAT(ErrorOf([&] { Guard().exchangeStream(stream); }), HasSubstr("no device emu:-1"));
+}
+
 TEST_F(EmuInterfacesTest, AnExchangedStreamIsTheCurrentOne) {
   const c10::Stream side = NewStream(), before = Guard().getDefaultStream(Emu());
   EXPECT_EQ(Guard().exchangeStream(side), before);
