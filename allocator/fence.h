@@ -9,6 +9,9 @@
 //   FenceTicket ticket = transfer.ticket();
 //   std::move(block).ReleaseAfter({ticket});      // reusable when ticket.IsDone()
 //
+// Anyone may number work: a device's streams, the reads of a file, a thread of the CPU. Copies wait
+// for all of them alike (engine/host_buffer.h).
+//
 // Thread safety: all of FenceTimeline is thread-safe; a FenceTicket is a value.
 // Ownership: a ticket shares ownership of its timeline, so it can outlive whoever issued it.
 
@@ -17,11 +20,23 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
 namespace pinion {
+
+// A stream, for a timeline that is to make it wait.
+class EventWaiter {
+ public:
+  // Later work of the stream starts after `event`, a recorded event of the stream's kind of device
+  // in that device's own type (cudaEvent_t). Does not block the host.
+  virtual absl::Status WaitForEvent(void* event) = 0;
+
+ protected:
+  ~EventWaiter() = default;
+};
 
 class FenceTimeline {
  public:
@@ -37,6 +52,21 @@ class FenceTimeline {
   // Blocks until Completed() >= value. DeadlineExceeded when that takes longer than `timeout`;
   // the device's error when the timeline can no longer advance.
   virtual absl::Status Wait(uint64_t value, absl::Duration timeout) = 0;
+
+  // Whether OrderAfter makes a stream wait; else it blocks the host.
+  virtual bool HasEvents() const { return false; }
+
+  // Later work of `stream` starts after number `value`: by an event if the timeline has one for it,
+  // else by Wait, for as long as it takes. Errors as Wait's, and those of the stream.
+  virtual absl::Status OrderAfter(uint64_t value, EventWaiter& stream) {
+    return Wait(value, absl::InfiniteDuration());
+  }
+
+  // For a timeout's message: what number `value` is and what it waits for, as far as is known. May
+  // call the device.
+  virtual std::string WhyPending(uint64_t value) {
+    return "number " + std::to_string(value) + " of somebody else's timeline is not done";
+  }
 };
 
 struct FenceTicket {

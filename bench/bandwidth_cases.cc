@@ -10,9 +10,9 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/bench/statistics.h"
-#include "pinion/engine/link_calibration.h"
-#include "pinion/engine/link_curve.h"
-#include "pinion/engine/link_meter.h"
+#include "pinion/engine/link/link_meter.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/link_curve.h"
 
 namespace pinion {
 namespace {

@@ -41,7 +41,7 @@
 #include "pinion/bench/submit_cost.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/plan/link_calibration.h"
 #include "pinion/examples/accelerator.h"
 #include "pinion/examples/output_file.h"
 #include "pinion/examples/run_options.h"

@@ -21,7 +21,7 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/bench/test_pattern.h"
 #include "pinion/device/device.h"
-#include "pinion/engine/link_meter.h"
+#include "pinion/engine/link/link_meter.h"
 
 namespace pinion {
 

@@ -21,8 +21,8 @@
 
 #include <memory>
 
-#include "pinion/bench/step_bound.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/plan/step_bound.h"
 #include "pinion/hooks/offload_policy.h"
 #include "pinion/hooks/saved_tensor_hooks.h"
 

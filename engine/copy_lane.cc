@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/engine/coalesce.h"
-#include "pinion/engine/fifo_turn.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/wait_site.h"
+#include "pinion/engine/stream/fifo_turn.h"
+#include "pinion/engine/stream/wait_site.h"
 
 namespace pinion::internal {
 namespace {
@@ -81,8 +81,8 @@ void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
 
 absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle after) {
   Progress progress(batch, after);
-  absl::Status submitted;
-  if (batch.waits_for_room()) {
+  absl::Status submitted = WaitForThoseWithoutEvents(batch);
+  if (submitted.ok() && batch.waits_for_room()) {
     submitted = device_->accepting();
     // A wait of the host for room may break the capture.
     if (submitted.ok()) submitted = device_->CheckNotCapturing(after);
@@ -93,6 +93,17 @@ absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle a
   if (submitted.ok()) return progress.last_number;
   timeline_->CountFailedSubmit();
   return EndFailedBatch(progress, submitted);
+}
+
+absl::Status CopyLane::WaitForThoseWithoutEvents(const CopyBatch& batch) {
+  if (!WaitSiteEnabled(WaitSite::kCopyAfterHostBuffer)) return absl::OkStatus();
+  for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
+    for (const FenceTicket& ticket : buffer->tickets()) {
+      if (ticket.IsDone() || ticket.timeline->HasEvents()) continue;
+      PINION_RETURN_IF_ERROR(ticket.timeline->Wait(ticket.value, absl::InfiniteDuration()));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Those who wait for room have turns of their own, so that nobody else waits with them.
@@ -187,19 +198,18 @@ absl::StatusOr<Prerequisites> CopyLane::OrderBatch(const CopyBatch& batch, Strea
     }
   }
   for (const FenceTicket& ticket : latest) {
-    auto other = std::dynamic_pointer_cast<StreamTimeline>(ticket.timeline);
-    PINION_CHECK(other != nullptr) << "a host buffer has a ticket that no engine has issued";
-    uint64_t& waits_for = WaitsFor(other);
+    uint64_t& waits_for = WaitsFor(ticket.timeline);
     if (waits_for < ticket.value) {
-      PINION_RETURN_IF_ERROR(other->OrderAfter(ticket.value, *device_, timeline_->stream()));
+      PINION_RETURN_IF_ERROR(
+          device_->StreamWaitTicket(timeline_->stream(), *ticket.timeline, ticket.value));
       waits_for = ticket.value;
     }
-    prerequisites.submissions.emplace_back(other, ticket.value);
+    prerequisites.submissions.emplace_back(ticket.timeline, ticket.value);
   }
   return prerequisites;
 }
 
-uint64_t& CopyLane::WaitsFor(const std::shared_ptr<StreamTimeline>& other) {
+uint64_t& CopyLane::WaitsFor(const std::shared_ptr<FenceTimeline>& other) {
   std::erase_if(waits_for_, [](const auto& known) { return known.first.expired(); });
   for (auto& [timeline, number] : waits_for_) {
     if (timeline.lock() == other) return number;

@@ -5,12 +5,14 @@
 // Only batches to the device wait for room, and of these only the ones whose callers leave flow
 // control to the engine (copy_batch.h).
 //
-// The first chunk is ordered after the batch's compute stream and after copies of other timelines
-// that touch its host buffers; the rest follows in the order of the stream. Threads take turns per
-// chunk, in the order in which they came: a small batch waits for a window and for one chunk of
-// each thread before it, not for all of a large one. A batch that does not wait for room does not
-// wait for those that do, either: it may go ahead of them, and what it enqueues between a chunk's
-// wait and the chunk itself comes on top of the window.
+// The first chunk is ordered after the batch's compute stream and after the work of other timelines
+// that touches its host buffers, copies of the other direction above all; where such a timeline has
+// no events the host waits, before it takes a turn, so that others go ahead. The rest follows in
+// the order of the stream. Threads take turns per chunk, in the order in which they came: a small
+// batch waits for a window and for one chunk of each thread before it, not for all of a large one.
+// A batch that does not wait for room does not wait for those that do, either: it may go ahead of
+// them, and what it enqueues between a chunk's wait and the chunk itself comes on top of the
+// window.
 //
 // Thread safety: thread-safe.
 
@@ -24,13 +26,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/event_pool.h"
-#include "pinion/engine/fifo_turn.h"
-#include "pinion/engine/guarded_device.h"
-#include "pinion/engine/stream_timeline.h"
-#include "pinion/engine/transfer_timer.h"
+#include "pinion/engine/stream/event_pool.h"
+#include "pinion/engine/stream/fifo_turn.h"
+#include "pinion/engine/stream/guarded_device.h"
+#include "pinion/engine/stream/stream_timeline.h"
+#include "pinion/engine/stream/transfer_timer.h"
 
 namespace pinion::internal {
 
@@ -65,12 +68,14 @@ class CopyLane {
   CopyLane(const Options& options, CopyDirection direction, std::shared_ptr<GuardedDevice> device,
            std::shared_ptr<EventPool> events, std::shared_ptr<StreamTimeline> timeline);
 
+  // For work on the batch's host buffers that no stream can be made to wait for.
+  absl::Status WaitForThoseWithoutEvents(const CopyBatch& batch);
   absl::Status SubmitChunkWithinWindow(Progress& progress);
   absl::Status SubmitChunk(Progress& progress);
   absl::Status WaitForRoom(uint64_t size_bytes);
   absl::StatusOr<Prerequisites> OrderBatch(const CopyBatch& batch, StreamHandle after);
   // The number of `other` that the lane's stream waits for already; 0: none.
-  uint64_t& WaitsFor(const std::shared_ptr<StreamTimeline>& other);
+  uint64_t& WaitsFor(const std::shared_ptr<FenceTimeline>& other);
   // Nothing of a batch that failed with `error` is written once this has returned.
   absl::Status EndFailedBatch(const Progress& progress, const absl::Status& error);
 
@@ -83,7 +88,7 @@ class CopyLane {
   std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
   // The highest number of each other timeline that the lane's stream waits for already. Within a
   // turn of the timeline.
-  std::vector<std::pair<std::weak_ptr<StreamTimeline>, uint64_t>> waits_for_;
+  std::vector<std::pair<std::weak_ptr<FenceTimeline>, uint64_t>> waits_for_;
 };
 
 }  // namespace pinion::internal

@@ -34,7 +34,8 @@ class HostBuffer {
 
   // The latest ticket of each timeline that has touched this buffer.
   absl::InlinedVector<FenceTicket, 2> tickets() const;
-  // Keeps the later one of two tickets of the same timeline. Called by the engine at Submit.
+  // Keeps the later one of two tickets of the same timeline. Called by the engine at Submit, and by
+  // whoever else is at work on the bytes: copies that are submitted later wait for it.
   void AddTicket(FenceTicket ticket);
 
  private:

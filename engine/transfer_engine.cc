@@ -16,11 +16,12 @@
 #include "pinion/device/process_exit.h"
 #include "pinion/device/trace_sink.h"
 #include "pinion/engine/copy_lane.h"
-#include "pinion/engine/event_pool.h"
-#include "pinion/engine/fifo_turn.h"
-#include "pinion/engine/guarded_device.h"
-#include "pinion/engine/stream_timeline.h"
-#include "pinion/engine/transfer_timer.h"
+#include "pinion/engine/link/calibrate_link.h"
+#include "pinion/engine/stream/event_pool.h"
+#include "pinion/engine/stream/fifo_turn.h"
+#include "pinion/engine/stream/guarded_device.h"
+#include "pinion/engine/stream/stream_timeline.h"
+#include "pinion/engine/stream/transfer_timer.h"
 
 namespace pinion {
 namespace {

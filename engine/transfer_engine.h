@@ -13,7 +13,8 @@
 // duplex. What is submitted to one direction executes in order of submission. Before a batch's
 // copies the engine makes its stream wait for (a) the present work of the `after` stream and
 // (b) copies of the other direction that still touch one of its host buffers (H2D of a block waits
-// for that block's D2H; D2H into a block waits for reads of it).
+// for that block's D2H; D2H into a block waits for reads of it), and work of others that has a
+// ticket there. For work that ends in no event, the read of a file say, Submit blocks the host.
 //
 // Each submission is numbered on its direction's timeline (a Transfer's ticket). One event per
 // submission, kept in a FIFO ring, polled outside locks.
@@ -54,9 +55,9 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/engine_stats.h"
-#include "pinion/engine/link_calibration.h"
-#include "pinion/engine/wait_site.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/stats/engine_stats.h"
+#include "pinion/engine/stream/wait_site.h"
 
 namespace pinion {
 

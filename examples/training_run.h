@@ -19,7 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "pinion/bench/step_bound.h"
+#include "pinion/engine/plan/step_bound.h"
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
 

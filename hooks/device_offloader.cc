@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/pack_plan.h"
+#include "pinion/engine/plan/pack_plan.h"
 #include "pinion/hooks/device_offloader_handle.h"
 
 namespace pinion {

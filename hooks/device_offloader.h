@@ -39,7 +39,8 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/trace_sink.h"
-#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/window_size.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/guarded_storage.h"
 #include "pinion/hooks/offload_options.h"
@@ -50,7 +51,6 @@
 #include "pinion/hooks/scope_packer.h"
 #include "pinion/hooks/storage_record.h"
 #include "pinion/hooks/torch_bridge.h"
-#include "pinion/hooks/window_size.h"
 
 namespace pinion {
 

@@ -11,7 +11,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/pack_plan.h"
+#include "pinion/engine/plan/pack_plan.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/device_offloader_handle.h"
 #include "pinion/hooks/gather.h"

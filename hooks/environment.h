@@ -1,7 +1,8 @@
 // Switches in the environment, which work without a rebuild: PINION_DISABLE=1, PINION_VERIFY=1.
+// "true" and "yes" say the same as 1; "0", "false" and "no" that a switch is off.
 //
 // What is on is named in the log of each session, since a switch that somebody forgot looks like a
-// library that does nothing, or a slow one.
+// library that does nothing, or a slow one. So is a value that says neither.
 //
 // Thread safety: as getenv's: nobody changes the environment meanwhile.
 
@@ -10,13 +11,26 @@
 
 #include <cstdlib>
 #include <string>
-#include <string_view>
+
+#include "absl/strings/numbers.h"
 
 namespace pinion {
 
 inline bool SwitchedOnByEnvironment(const char* name) {
   const char* const value = std::getenv(name);
-  return value != nullptr && std::string_view(value) == "1";
+  bool on = false;
+  return value != nullptr && absl::SimpleAtob(value, &on) && on;
+}
+
+// "PINION_DISABLE=maybe": a switch with a value that says neither on nor off; empty without any.
+inline std::string SwitchNotUnderstood() {
+  for (const char* name : {"PINION_DISABLE", "PINION_VERIFY"}) {
+    const char* const value = std::getenv(name);
+    bool on = false;
+    if (value == nullptr || *value == '\0' || absl::SimpleAtob(value, &on)) continue;
+    return std::string(name) + "=" + value;
+  }
+  return "";
 }
 
 // The switches that are on and what they do, for people; empty without any.

@@ -17,8 +17,8 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
-#include "pinion/engine/wait_site.h"
 #include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "pinion/allocator/allocator_options.h"
-#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/transfer_engine.h"
 
 namespace pinion {

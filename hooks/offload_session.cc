@@ -17,7 +17,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/plan/link_calibration.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/scope_packer.h"
@@ -249,6 +249,9 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType device_type, DeviceTypeOf(backend.type_name));
   if (const std::string on = SwitchesThatAreOn(); !on.empty()) {
     PINION_LOG(kWarning) << "a session for " << backend.type_name << " begins with " << on;
+  }
+  if (const std::string unclear = SwitchNotUnderstood(); !unclear.empty()) {
+    PINION_LOG(kWarning) << unclear << " switches nothing on: set it to 1, or unset it";
   }
   auto session = std::make_shared<SessionImpl>(options, backend, device_type, allocator);
   if (!session->options().enabled) return session;

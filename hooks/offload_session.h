@@ -37,8 +37,8 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/engine_stats.h"
-#include "pinion/engine/link_calibration.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_stats.h"
 

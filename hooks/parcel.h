@@ -1,8 +1,8 @@
 // What travels together: one block of host memory, one copy out, one copy back.
 //
-// A large tensor is a parcel of its own; small ones share one (engine/pack_plan.h). All that is
-// about copies is said of parcels, all that is about tensors of records: there is one path for both
-// kinds.
+// A large tensor is a parcel of its own; small ones share one (engine/plan/pack_plan.h). All that
+// is about copies is said of parcels, all that is about tensors of records: there is one path for
+// both kinds.
 //
 //   out    the records' sources are copied, each to its place in the block; or they are gathered on
 //          the device first, and from then on `gathered` stands in for the sources

@@ -175,6 +175,14 @@ TEST_F(PinnedAllocatorTest, NoTwoAllocatorsGiveTheSameId) {
   }
 }
 
+TEST(PinnedBlockTest, AnEmptyBlockHasNoMemoryAndNoNumber) {
+  const PinnedBlock block;
+  EXPECT_TRUE(block.empty());
+  EXPECT_EQ(block.data(), nullptr);
+  EXPECT_EQ(block.size_bytes(), 0u);
+  EXPECT_EQ(block.id(), 0u);
+}
+
 TEST_F(PinnedAllocatorTest, ABlockThatWasMovedFromIsEmpty) {
   PinnedBlock block = Take(kMiB);
   const PinnedBlock other = std::move(block);

@@ -15,9 +15,9 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/link_calibration.h"
-#include "pinion/engine/link_curve.h"
-#include "pinion/engine/link_meter.h"
+#include "pinion/engine/link/link_meter.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/link_curve.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

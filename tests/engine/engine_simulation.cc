@@ -23,10 +23,10 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/engine_stats.h"
 #include "pinion/engine/host_buffer.h"
+#include "pinion/engine/stats/engine_stats.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
-#include "pinion/engine/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
 
 namespace pinion::testing {

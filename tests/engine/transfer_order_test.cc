@@ -17,20 +17,18 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/engine_stats.h"
 #include "pinion/engine/host_buffer.h"
+#include "pinion/engine/stats/engine_stats.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
-#include "pinion/engine/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
-#include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
@@ -201,17 +199,6 @@ TEST(TransferOrderTest, PollFindsOutAboutBothDirections) {
   EXPECT_FALSE(out.IsDone() || in.IsDone());
   world.engine().Poll();
   EXPECT_TRUE(out.IsDone() && in.IsDone());
-}
-
-TEST(TransferOrderDeathTest, ATicketThatNoEngineHasIssuedIsTheCallersBug) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // an engine does not survive fork
-  EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(64);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
-  const auto foreign = std::make_shared<FakeTimeline>();
-  host->AddTicket(foreign->Ticket(1));
-  EXPECT_DEATH(world.CopyIn(host, data, world.compute()), "no engine has issued");
-  foreign->CompleteVisibly(1);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/engine/wait_site.h"
+#include "pinion/engine/stream/wait_site.h"
 
 namespace pinion {
 namespace {

@@ -26,7 +26,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/hooks/offload_stats.h"

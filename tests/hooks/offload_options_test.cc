@@ -27,9 +27,9 @@
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/engine/engine_stats.h"
-#include "pinion/engine/link_calibration.h"
-#include "pinion/engine/link_curve.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/link_curve.h"
+#include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/tests/hooks/emu_fixture.h"
@@ -202,6 +202,33 @@ TEST(OffloadSessionCreate, ASwitchThatIsOnIsNamedInTheLog) {
   const ScopedLog log;
   world.NewSession(SmallWindows());
   EXPECT_EQ(log.text(), "");
+}
+
+TEST(OffloadSessionCreate, AWordSwitchesOnAndOffAsANumberDoes) {
+  EmuWorld world;
+  const auto enabled = [&](const char* value) {
+    EXPECT_EQ(setenv("PINION_DISABLE", value, 1), 0);
+    const bool is_enabled = world.NewSession(SmallWindows())->options().enabled;
+    EXPECT_EQ(unsetenv("PINION_DISABLE"), 0);
+    return is_enabled;
+  };
+  for (const char* on : {"1", "true", "TRUE", "yes"}) EXPECT_FALSE(enabled(on)) << on;
+  const ScopedLog log;
+  for (const char* off : {"0", "false", "no", ""}) EXPECT_TRUE(enabled(off)) << off;
+  EXPECT_EQ(log.text(), "");
+}
+
+TEST(OffloadSessionCreate, ASwitchThatIsNeitherOnNorOffIsNamedInTheLog) {
+  EmuWorld world;
+  for (const char* name : {"PINION_DISABLE", "PINION_VERIFY"}) {
+    const ScopedLog log;
+    ASSERT_EQ(setenv(name, "maybe", 1), 0);
+    const std::shared_ptr<OffloadSession> session = world.NewSession(SmallWindows());
+    ASSERT_EQ(unsetenv(name), 0);
+    EXPECT_TRUE(session->options().enabled);
+    EXPECT_FALSE(session->options().verify);
+    EXPECT_THAT(log.text(), HasSubstr(std::string(name) + "=maybe switches nothing on"));
+  }
 }
 
 // A scope in the forward of a checkpointed block is opened again when backward computes the block.

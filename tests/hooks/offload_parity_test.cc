@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/hooks/offload_stats.h"

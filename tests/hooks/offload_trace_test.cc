@@ -11,7 +11,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/trace_sink.h"
-#include "pinion/engine/engine_stats.h"
+#include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/hooks/offload_stats.h"

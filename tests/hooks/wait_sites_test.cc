@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/wait_site.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/hooks/offload_options.h"
 #include "pinion/hooks/offload_session.h"
 #include "pinion/tests/hooks/emu_fixture.h"

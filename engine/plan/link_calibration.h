@@ -1,0 +1,43 @@
+// What one device's link to the host can do: what transfers are planned from.
+//
+//   const LinkCalibration link = ...;                       // engine/link/calibrate_link.h
+//   const double needed_us = link.d2h.CopyUs(tensor_bytes);
+//
+// Links are asymmetric, shared by both directions, and differ between hosts that look alike, so
+// whoever plans transfers plans from numbers that were measured instead of from a data sheet.
+//
+// Plain data.
+
+#ifndef PINION_ENGINE_PLAN_LINK_CALIBRATION_H_
+#define PINION_ENGINE_PLAN_LINK_CALIBRATION_H_
+
+#include <string>
+
+#include "pinion/device/copy_direction.h"
+#include "pinion/engine/plan/link_curve.h"
+
+namespace pinion {
+
+struct LinkCalibration {
+  // Each direction with the other one idle.
+  LinkCurve h2d;
+  LinkCurve d2h;
+  // Each direction while the other one is kept busy. Never above the curve's own.
+  double h2d_duplex_gb_per_s = 0;
+  double d2h_duplex_gb_per_s = 0;
+  bool modelled = false;  // of an emulated device: nothing of it was measured on hardware
+
+  const LinkCurve& curve(CopyDirection direction) const {
+    return direction == CopyDirection::kHostToDevice ? h2d : d2h;
+  }
+  double duplex_gb_per_s(CopyDirection direction) const {
+    return direction == CopyDirection::kHostToDevice ? h2d_duplex_gb_per_s : d2h_duplex_gb_per_s;
+  }
+
+  // One line per direction.
+  std::string ToString() const;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_LINK_CALIBRATION_H_

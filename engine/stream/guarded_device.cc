@@ -1,0 +1,150 @@
+#include "pinion/engine/stream/guarded_device.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/process_exit.h"
+
+namespace pinion::internal {
+
+GuardedDevice::GuardedDevice(std::shared_ptr<Device> device, int transient_retries)
+    : device_(std::move(device)), max_transient_retries_(transient_retries) {
+  PINION_CHECK(device_ != nullptr) << "an engine needs a device";
+}
+
+absl::Status GuardedDevice::health() const {
+  if (ProcessIsExiting()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(device_->name(), ": the process is exiting; no device call is made"));
+  }
+  if (origin_.InForkedChild()) return origin_.Refusal(device_->name());
+  // Last: a child of fork() may find the lock taken for ever.
+  MutexLock lock(mu_);
+  return first_error_;
+}
+
+absl::Status GuardedDevice::accepting() const {
+  PINION_RETURN_IF_ERROR(health());
+  if (accepting_.load(std::memory_order_acquire)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(device_->name(), ": the transfer engine was shut down; create another one"));
+}
+
+absl::Status GuardedDevice::CheckNotCapturing(StreamHandle stream) {
+  PINION_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+  if (!capturing) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(device_->name(), ": a stream captures a graph; transfers can follow it, and it ",
+                   "can wait for other streams, only after the capture has ended"));
+}
+
+void GuardedDevice::Poison(const char* call, absl::string_view why) {
+  const absl::Status error = absl::InternalError(absl::StrCat(
+      device_->name(), " failed for good at ", call, ": ", why,
+      " (its engine makes no further device call; copies in flight count as never done; restart "
+      "the process to use the device again)"));
+  {
+    MutexLock lock(mu_);
+    if (!first_error_.ok()) return;
+    first_error_ = error;
+  }
+  PINION_LOG(kError) << error.message();
+}
+
+template <typename Result, typename Call>
+Result GuardedDevice::Guard(const char* name, const Call& call) {
+  if (absl::Status healthy = health(); !healthy.ok()) return healthy;
+  Result result = call();
+  // Not every transient error: after DeadlineExceeded the caller's time is up.
+  for (int retry = 0; retry < max_transient_retries_ && absl::IsUnavailable(StatusOf(result));
+       ++retry) {
+    retries_.fetch_add(1, std::memory_order_relaxed);
+    result = call();
+  }
+  if (ClassifyDeviceError(StatusOf(result)) == DeviceErrorClass::kSticky) {
+    Poison(name, StatusOf(result).message());
+    return health();
+  }
+  return result;
+}
+
+absl::StatusOr<StreamHandle> GuardedDevice::CreateStream(const std::string& name) {
+  return Guard<absl::StatusOr<StreamHandle>>("CreateStream",
+                                             [&] { return device_->CreateStream(name); });
+}
+
+absl::Status GuardedDevice::DestroyStream(StreamHandle stream) {
+  return Guard<absl::Status>("DestroyStream", [&] { return device_->DestroyStream(stream); });
+}
+
+absl::Status GuardedDevice::SynchronizeStream(StreamHandle stream) {
+  return Guard<absl::Status>("SynchronizeStream",
+                             [&] { return device_->SynchronizeStream(stream); });
+}
+
+absl::StatusOr<bool> GuardedDevice::IsCapturing(StreamHandle stream) {
+  return Guard<absl::StatusOr<bool>>("IsCapturing", [&] { return device_->IsCapturing(stream); });
+}
+
+absl::StatusOr<EventHandle> GuardedDevice::CreateEvent() {
+  return Guard<absl::StatusOr<EventHandle>>("CreateEvent", [&] { return device_->CreateEvent(); });
+}
+
+absl::StatusOr<EventHandle> GuardedDevice::CreateTimedEvent() {
+  return Guard<absl::StatusOr<EventHandle>>("CreateTimedEvent",
+                                            [&] { return device_->CreateTimedEvent(); });
+}
+
+absl::Status GuardedDevice::DestroyEvent(EventHandle event) {
+  return Guard<absl::Status>("DestroyEvent", [&] { return device_->DestroyEvent(event); });
+}
+
+absl::Status GuardedDevice::RecordEvent(EventHandle event, StreamHandle stream) {
+  return Guard<absl::Status>("RecordEvent", [&] { return device_->RecordEvent(event, stream); });
+}
+
+absl::Status GuardedDevice::StreamWaitEvent(StreamHandle stream, EventHandle event) {
+  absl::Status waited = Guard<absl::Status>(
+      "StreamWaitEvent", [&] { return device_->StreamWaitEvent(stream, event); });
+  if (waited.ok()) event_waits_.fetch_add(1, std::memory_order_relaxed);
+  return waited;
+}
+
+absl::Status GuardedDevice::StreamWaitTicket(StreamHandle stream, FenceTimeline& timeline,
+                                             uint64_t value) {
+  struct Waiter final : EventWaiter {
+    Waiter(GuardedDevice& on, StreamHandle waiting) : device(on), stream(waiting) {}
+    absl::Status WaitForEvent(void* event) override {
+      asked = true;
+      return device.StreamWaitEvent(stream, EventHandle(event));
+    }
+    GuardedDevice& device;
+    const StreamHandle stream;
+    bool asked = false;
+  } waiter(*this, stream);
+  PINION_RETURN_IF_ERROR(timeline.OrderAfter(value, waiter));
+  if (!waiter.asked) CountSkippedWait();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> GuardedDevice::QueryEvent(EventHandle event) {
+  return Guard<absl::StatusOr<bool>>("QueryEvent", [&] { return device_->QueryEvent(event); });
+}
+
+absl::Status GuardedDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
+  return Guard<absl::Status>("WaitEvent", [&] { return device_->WaitEvent(event, timeout); });
+}
+
+absl::StatusOr<double> GuardedDevice::ElapsedMs(EventHandle start, EventHandle end) {
+  return Guard<absl::StatusOr<double>>("ElapsedMs", [&] { return device_->ElapsedMs(start, end); });
+}
+
+absl::Status GuardedDevice::CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
+                                      StreamHandle stream) {
+  return Guard<absl::Status>("CopyAsync",
+                             [&] { return device_->CopyAsync(direction, pieces, stream); });
+}
+
+}  // namespace pinion::internal

@@ -1,0 +1,286 @@
+#include "pinion/engine/stream/stream_timeline.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/stream/wait_site.h"
+
+namespace pinion::internal {
+namespace {
+
+constexpr size_t kManySubmissions = 16;
+
+}  // namespace
+
+StreamTimeline::StreamTimeline(std::shared_ptr<GuardedDevice> device, StreamHandle stream,
+                               Ownership ownership, std::string name)
+    : device_(std::move(device)), stream_(stream), ownership_(ownership), name_(std::move(name)) {}
+
+StreamTimeline::~StreamTimeline() {
+  if (ownership_ == Ownership::kForeign || !device_->health().ok()) return;
+  Poll();
+  if (const size_t pending = pending_count(); pending > 0) {
+    PINION_LOG(kError) << name_ << ": leaked the stream, " << pending
+                       << " submissions on it are not done: " << WhyNumberIsPending(last_number());
+    return;
+  }
+  if (absl::Status destroyed = device_->DestroyStream(stream_); !destroyed.ok()) {
+    PINION_LOG(kError) << name_ << ": leaked the stream: " << destroyed.message();
+  }
+}
+
+void StreamTimeline::SetTimer(std::shared_ptr<TransferTimer> timer, CopyDirection direction) {
+  timer_ = std::move(timer);
+  direction_ = direction;
+}
+
+absl::StatusOr<uint64_t> StreamTimeline::Mark(EventRef event) {
+  PINION_RETURN_IF_ERROR(device_->RecordEvent(event->handle(), stream_));
+  MutexLock lock(mu_);
+  return Append(std::move(event), {});
+}
+
+uint64_t StreamTimeline::NumberCopy(EventRef event, SubmittedCopy copy) {
+  const absl::Status recorded = device_->RecordEvent(event->handle(), stream_);
+  if (recorded.ok()) {
+    MutexLock lock(mu_);
+    return Append(std::move(event), std::move(copy));
+  }
+  if (WaitSiteEnabled(WaitSite::kCopyWithoutEvent) && !device_->SynchronizeStream(stream_).ok()) {
+    device_->Poison("RecordEvent", recorded.message());
+    return NumberLostCopy(std::move(event), std::move(copy));
+  }
+  Released released;
+  MutexLock lock(mu_);
+  const uint64_t value = Append(std::move(event), std::move(copy));
+  CompleteUpTo(value, released);
+  return value;
+}
+
+uint64_t StreamTimeline::NumberLostCopy(EventRef event, SubmittedCopy copy) {
+  MutexLock lock(mu_);
+  return Append(std::move(event), std::move(copy));
+}
+
+void StreamTimeline::CountFailedSubmit() {
+  MutexLock lock(mu_);
+  ++stats_.failed_submits;
+}
+
+void StreamTimeline::CountFlowControlWait() {
+  MutexLock lock(mu_);
+  ++stats_.flow_control_waits;
+}
+
+uint64_t StreamTimeline::NumberToWaitFor(uint64_t allowed_bytes) const {
+  MutexLock lock(mu_);
+  uint64_t in_flight = stats_.in_flight_bytes;
+  uint64_t value = 0;
+  for (const Pending& oldest : pending_) {
+    if (in_flight <= allowed_bytes) break;
+    in_flight -= oldest.copy.size_bytes;
+    value = oldest.value;
+  }
+  return value;
+}
+
+uint64_t StreamTimeline::last_number() const {
+  MutexLock lock(mu_);
+  return last_number_;
+}
+
+size_t StreamTimeline::pending_count() const {
+  MutexLock lock(mu_);
+  return pending_.size();
+}
+
+DirectionStats StreamTimeline::GetStats() const {
+  MutexLock lock(mu_);
+  return stats_;
+}
+
+absl::Status StreamTimeline::OrderAfter(uint64_t value, EventWaiter& stream) {
+  const EventRef event = EventOf(value);
+  if (event == nullptr) return absl::OkStatus();
+  // Once this device has failed the event may never be done, and the stream would be stuck.
+  PINION_RETURN_IF_ERROR(device_->health());
+  return stream.WaitForEvent(event->handle().native());
+}
+
+absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, WaitSite site) {
+  if (Completed() >= value) {  // before any lock: a child of fork() may find it taken for ever
+    device_->CountSkippedWait();
+    return absl::OkStatus();
+  }
+  PINION_ASSIGN_OR_RETURN(const bool capturing, device_->IsCapturing(stream));
+  if (!capturing) {
+    if (timer_ == nullptr) return device_->StreamWaitTicket(stream, *this, value);
+    TransferTimer::Start start = timer_->Begin(stream);
+    PINION_RETURN_IF_ERROR(device_->StreamWaitTicket(stream, *this, value));
+    timer_->EndStall(std::move(start), stream, site, direction_, value);
+    return absl::OkStatus();
+  }
+  Poll();
+  if (Completed() >= value) return device_->StreamWaitTicket(stream, *this, value);
+  return absl::FailedPreconditionError(
+      absl::StrCat(name_, ": submission ", value, " is not done, and the stream that is to wait ",
+                   "for it captures a graph; wait on the host, or after the capture has ended"));
+}
+
+void StreamTimeline::Poll() {
+  // Before any lock: a child of fork may find it taken for ever.
+  if (!device_->health().ok()) return;
+  while (true) {
+    uint64_t value = 0;
+    EventRef event;
+    {
+      MutexLock lock(mu_);
+      if (pending_.empty()) return;
+      value = pending_.front().value;
+      event = pending_.front().event;
+    }
+    const absl::StatusOr<bool> done = device_->QueryEvent(event->handle());
+    if (!done.ok() || !*done) return;
+    Complete(value);
+  }
+}
+
+void StreamTimeline::PollIfMany() {
+  if (pending_count() > kManySubmissions) Poll();
+}
+
+absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
+  const Deadline deadline(timeout);
+  while (true) {
+    // Before any lock: a child of fork() may find it taken for ever.
+    const absl::Status healthy = device_->health();
+    if (!healthy.ok()) return Completed() >= value ? absl::OkStatus() : healthy;
+    const auto [next, event] = NextOf(value);
+    if (event == nullptr) return absl::OkStatus();
+    const absl::Status waited = device_->WaitEvent(event->handle(), deadline.Left());
+    if (absl::IsDeadlineExceeded(waited)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(name_, ": after ", absl::FormatDuration(timeout), " ",
+                       WhyNumberIsPending(value), " (", waited.message(), ")"));
+    }
+    PINION_RETURN_IF_ERROR(waited);
+    Complete(next);
+  }
+}
+
+absl::Status StreamTimeline::WaitWhileHealthy(uint64_t value) {
+  for (const absl::Duration patience : {absl::Minutes(1), absl::Minutes(10), absl::Hours(1)}) {
+    const absl::Status waited = Wait(value, patience);
+    if (!absl::IsDeadlineExceeded(waited)) return waited;
+    PINION_LOG(kWarning) << waited.message() << "; the device reports no error: waiting on";
+  }
+  return Wait(value, absl::InfiniteDuration());
+}
+
+uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy copy) {
+  if (copy.ends_transfer) ++stats_.submitted_transfers;
+  ++stats_.submitted_chunks;
+  stats_.submitted_pieces += copy.pieces;
+  stats_.submitted_bytes += copy.size_bytes;
+  stats_.in_flight_bytes += copy.size_bytes;
+  stats_.peak_in_flight_bytes = std::max(stats_.peak_in_flight_bytes, stats_.in_flight_bytes);
+  pending_.push_back({++last_number_, std::move(event), std::move(copy)});
+  return last_number_;
+}
+
+void StreamTimeline::Complete(uint64_t value) {
+  Released released;
+  MutexLock lock(mu_);
+  CompleteUpTo(value, released);
+}
+
+void StreamTimeline::CompleteUpTo(uint64_t value, Released& released) {
+  while (!pending_.empty() && pending_.front().value <= value) {
+    Pending& done = pending_.front();
+    if (done.copy.ends_transfer) ++stats_.completed_transfers;
+    stats_.completed_bytes += done.copy.size_bytes;
+    stats_.in_flight_bytes -= done.copy.size_bytes;
+    completed_.store(done.value, std::memory_order_release);
+    released.push_back(std::move(done));
+    pending_.pop_front();
+  }
+}
+
+const StreamTimeline::Pending* StreamTimeline::Find(uint64_t value) const {
+  PINION_CHECK(value <= last_number_)
+      << name_ << ": nothing with the number " << value << " was submitted";
+  return value <= Completed() ? nullptr : &pending_[value - Completed() - 1];
+}
+
+EventRef StreamTimeline::EventOf(uint64_t value) const {
+  MutexLock lock(mu_);
+  const Pending* const pending = Find(value);
+  return pending == nullptr ? nullptr : pending->event;
+}
+
+std::pair<uint64_t, EventRef> StreamTimeline::NextOf(uint64_t value) const {
+  MutexLock lock(mu_);
+  const Pending* const pending = Find(value);
+  if (pending == nullptr) return {};
+  const Pending& next = ownership_ == Ownership::kOwned ? *pending : pending_.front();
+  return {next.value, next.event};
+}
+
+// --- What a timeout says ---
+
+std::string StreamTimeline::WhyPending(uint64_t value) {
+  return absl::StrCat(name_, ", where ", WhyNumberIsPending(value));
+}
+
+std::string StreamTimeline::WhyNumberIsPending(uint64_t value) {
+  Poll();
+  Pending asked;
+  Pending oldest;
+  {
+    MutexLock lock(mu_);
+    const Pending* const pending = Find(value);
+    if (pending == nullptr) return absl::StrCat("submission ", value, " is done by now");
+    asked = *pending;
+    oldest = pending_.front();
+  }
+  const std::string holds = WhatHolds(oldest);
+  if (asked.value == oldest.value) return absl::StrCat(Describe(asked), " is not done: it ", holds);
+  return absl::StrCat(Describe(asked), " is not done: it waits for its predecessors, and ",
+                      Describe(oldest), " ", holds);
+}
+
+std::string StreamTimeline::Describe(const Pending& pending) {
+  const SubmittedCopy& copy = pending.copy;
+  if (copy.pieces == 0) return absl::StrCat("mark ", pending.value);
+  return absl::StrCat("submission ", pending.value, " (", HumanBytes(copy.size_bytes), ", ",
+                      copy.pieces, copy.pieces == 1 ? " piece)" : " pieces)");
+}
+
+std::string StreamTimeline::WhatHolds(const Pending& oldest) const {
+  if (!device_->health().ok()) return "was lost when the device failed";
+  if (oldest.copy.pieces == 0) return "waits for the work before it on its stream";
+  const Prerequisites& after = oldest.copy.after;
+  if (after.compute != nullptr) {
+    const absl::StatusOr<bool> done = device_->QueryEvent(after.compute->handle());
+    if (done.ok() && !*done) {
+      return "has not started: it waits for the work that was on its compute stream when it was "
+             "submitted";
+    }
+  }
+  for (const auto& [timeline, value] : after.submissions) {
+    // A timeline that is gone has no submissions.
+    const std::shared_ptr<FenceTimeline> other = timeline.lock();
+    if (other == nullptr) continue;
+    const std::string why = other->WhyPending(value);
+    if (other->Completed() >= value) continue;
+    return absl::StrCat("has not started: it waits for ", why);
+  }
+  return "has all that it waits for, but its copy has not finished";
+}
+
+}  // namespace pinion::internal

@@ -1,0 +1,180 @@
+// Host buffers that somebody else works on as well, who numbers that work on a timeline of their
+// own: a reader of files, a thread that computes, a program's own stream.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/stats/engine_stats.h"
+#include "pinion/engine/stream/wait_site.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using testing::EngineWorld;
+using testing::FakeTimeline;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::IsOk;
+using testing::Pattern;
+using testing::StatusIs;
+
+constexpr uint64_t kBytes = 64 * kKiB;
+
+class ForeignTicketsTest : public ::testing::Test {
+ protected:
+  // Copies the host buffer in, and reads what has come.
+  std::vector<uint8_t> CopyInAndRead() {
+    const Transfer copy = world_.CopyIn(host_, data_, world_.compute());
+    EXPECT_THAT(copy.WaitOn(world_.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    return world_.ReadDevice(data_, kBytes, world_.compute());
+  }
+  DirectionStats copies_in() { return world_.engine().GetStats().h2d; }
+
+  EngineWorld world_;
+  const std::shared_ptr<HostBuffer> host_ = world_.NewHostBuffer(kBytes);
+  uint8_t* const data_ = world_.AllocateDevice(kBytes);
+};
+
+TEST_F(ForeignTicketsTest, ACopyInComesAfterAReaderOfAFileHasFilledItsHostBuffer) {
+  const auto reads = std::make_shared<FakeTimeline>();
+  host_->AddTicket(reads->Ticket(1));
+  std::thread reader([&] {
+    while (reads->waits() == 0) absl::SleepFor(absl::Microseconds(20));
+    EXPECT_EQ(copies_in().submitted_chunks, 0u);
+    world_.WriteHost(*host_, Pattern(1, kBytes));
+    reads->CompleteOnDevice(1);
+  });
+  EXPECT_EQ(CopyInAndRead(), Pattern(1, kBytes));
+  reader.join();
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(ForeignTicketsTest, WhatIsDoneIsNotWaitedFor) {
+  const auto reads = std::make_shared<FakeTimeline>();
+  reads->CompleteVisibly(1);
+  host_->AddTicket(reads->Ticket(1));
+  world_.CopyIn(host_, data_, world_.compute());
+  EXPECT_EQ(reads->waits(), 0u);
+}
+
+TEST_F(ForeignTicketsTest, NobodyElseWaitsWithACopyWhoseHostBufferIsBeingFilled) {
+  const auto reads = std::make_shared<FakeTimeline>();
+  const std::shared_ptr<HostBuffer> being_filled = world_.NewHostBuffer(kBytes);
+  uint8_t* const other_data = world_.AllocateDevice(kBytes);
+  being_filled->AddTicket(reads->Ticket(1));
+  std::thread waiting([&] { world_.CopyIn(being_filled, other_data, world_.compute()); });
+  while (reads->waits() == 0) absl::SleepFor(absl::Microseconds(20));
+  world_.WriteHost(*host_, Pattern(2, kBytes));
+  EXPECT_EQ(CopyInAndRead(), Pattern(2, kBytes));
+  EXPECT_EQ(copies_in().submitted_chunks, 1u) << "the other one still waits";
+  reads->CompleteOnDevice(1);
+  waiting.join();
+  EXPECT_EQ(copies_in().submitted_chunks, 2u);
+}
+
+// Whatever is read never comes.
+class FailingTimeline final : public FenceTimeline {
+ public:
+  uint64_t Completed() const override { return 0; }
+  void Poll() override {}
+  absl::Status Wait(uint64_t, absl::Duration) override {
+    return absl::DataLossError("the file is too short");
+  }
+};
+
+TEST_F(ForeignTicketsTest, AnErrorOfTheOtherTimelineIsThatOfTheCopyWhichIsNotMade) {
+  host_->AddTicket({std::make_shared<FailingTimeline>(), 1});
+  EXPECT_THAT(world_.TryCopyIn(host_, data_, world_.compute()),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the file is too short")));
+  EXPECT_EQ(copies_in().submitted_chunks, 0u);
+  EXPECT_EQ(copies_in().failed_submits, 1u);
+  EXPECT_THAT(world_.engine().health(), IsOk());
+  world_.CopyIn(world_.NewHostBuffer(kBytes), data_, world_.compute());
+}
+
+// A program's own stream: all numbers are that of one event on it.
+class EventTimeline final : public FenceTimeline {
+ public:
+  EventTimeline(Device& device, StreamHandle stream)
+      : device_(device), event_(device.CreateEvent().value()) {
+    EXPECT_THAT(device_.RecordEvent(event_, stream), IsOk());
+  }
+  int host_waits() const { return host_waits_; }
+
+  uint64_t Completed() const override { return completed_; }
+  void Poll() override {
+    if (device_.QueryEvent(event_).value()) completed_ = UINT64_MAX;
+  }
+  absl::Status Wait(uint64_t, absl::Duration timeout) override {
+    ++host_waits_;
+    const absl::Status waited = device_.WaitEvent(event_, timeout);
+    if (waited.ok()) completed_ = UINT64_MAX;
+    return waited;
+  }
+  bool HasEvents() const override { return true; }
+  absl::Status OrderAfter(uint64_t, EventWaiter& stream) override {
+    return stream.WaitForEvent(event_.native());
+  }
+
+ private:
+  Device& device_;
+  const EventHandle event_;
+  std::atomic<uint64_t> completed_{0};
+  std::atomic<int> host_waits_{0};
+};
+
+TEST_F(ForeignTicketsTest, AStreamWaitsForAnEventWithoutTheHost) {
+  const std::shared_ptr<Device> device = world_.machine().device(0);
+  const StreamHandle own = world_.NewStream();
+  uint8_t* const source = world_.AllocateDevice(kBytes);
+  world_.WriteDevice(source, Pattern(3, kBytes), world_.compute());
+  ASSERT_THAT(device->SynchronizeStream(world_.compute()), IsOk());
+  // The program's own copy into the buffer.
+  const CopyPiece piece = {host_->data(), source, kBytes};
+  ASSERT_THAT(device->CopyAsync(CopyDirection::kDeviceToHost, {&piece, 1}, own), IsOk());
+  const auto timeline = std::make_shared<EventTimeline>(*device, own);
+  host_->AddTicket({timeline, 1});
+
+  const uint64_t waits = world_.engine().GetStats().event_waits;
+  EXPECT_EQ(CopyInAndRead(), Pattern(3, kBytes));
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+  EXPECT_EQ(timeline->host_waits(), 0);
+  EXPECT_EQ(world_.engine().GetStats().event_waits - waits, 3u)
+      << "for compute, for the buffer, and compute for the copy";
+}
+
+TEST_F(ForeignTicketsTest, ATimeoutNamesTheOtherTimeline) {
+  const std::shared_ptr<Device> device = world_.machine().device(0);
+  const StreamHandle own = world_.NewStream();
+  Kernel kernel;
+  kernel.name = "long";
+  kernel.flops = 1e15;
+  ASSERT_THAT(world_.machine().Launch(0, own, kernel), IsOk());
+  host_->AddTicket({std::make_shared<EventTimeline>(*device, own), 7});
+  const Transfer copy = world_.CopyIn(host_, data_, world_.compute());
+  EXPECT_THAT(copy.Wait(absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("it waits for number 7 of somebody else's timeline")));
+}
+
+}  // namespace
+}  // namespace pinion

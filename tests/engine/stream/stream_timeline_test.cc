@@ -1,0 +1,169 @@
+#include "pinion/engine/stream/stream_timeline.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/stats/engine_stats.h"
+#include "pinion/engine/stream/event_pool.h"
+#include "pinion/engine/stream/fifo_turn.h"
+#include "pinion/engine/stream/guarded_device.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/captured_log.h"
+#include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::internal::EventPool;
+using ::pinion::internal::FifoTurn;
+using ::pinion::internal::GuardedDevice;
+using ::pinion::internal::StreamTimeline;
+using ::pinion::testing::CapturedLog;
+using ::pinion::testing::EngineWorld;
+using ::pinion::testing::ForwardingDevice;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::pinion::testing::TestMachineOptions;
+using ::testing::HasSubstr;
+
+class StreamTimelineTest : public ::testing::Test {
+ protected:
+  uint64_t Mark() {
+    const FifoTurn::Scope turn(timeline_->turn());
+    return timeline_->Mark(events_->Acquire().value()).value();
+  }
+
+  const std::shared_ptr<EmulatedMachine> machine_ =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  const std::shared_ptr<ForwardingDevice> device_ =
+      std::make_shared<ForwardingDevice>(machine_->device(0));
+  const std::shared_ptr<GuardedDevice> guarded_ =
+      std::make_shared<GuardedDevice>(device_, /*transient_retries=*/0);
+  const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>(guarded_);
+  std::shared_ptr<StreamTimeline> timeline_ = std::make_shared<StreamTimeline>(
+      guarded_, guarded_->CreateStream("test").value(), StreamTimeline::Ownership::kOwned, "test");
+};
+
+TEST_F(StreamTimelineTest, AMarkMovesNoBytes) {
+  Mark();
+  const DirectionStats stats = timeline_->GetStats();
+  EXPECT_EQ(stats.submitted_transfers, 1u);
+  EXPECT_EQ(stats.submitted_chunks, 1u);
+  EXPECT_EQ(stats.submitted_pieces, 0u);
+  EXPECT_EQ(stats.submitted_bytes, 0u);
+}
+
+// Records on `stream` whatever stream it is told.
+class RedirectingDevice : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  StreamHandle stream;
+  absl::Status RecordEvent(EventHandle event, StreamHandle) override {
+    return ForwardingDevice::RecordEvent(event, stream);
+  }
+};
+
+// Its owner may have destroyed it and got the handle again for another one, whose work tells
+// nothing of the first one's.
+TEST(StreamTimelineForeignTest, OfAForeignStreamTheOldestIsWaitedForFirst) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(TestMachineOptions()).value();
+  const auto device = std::make_shared<RedirectingDevice>(machine->device(0));
+  const auto guarded = std::make_shared<GuardedDevice>(device, /*transient_retries=*/0);
+  const auto events = std::make_shared<EventPool>(guarded);
+  const StreamHandle first = device->CreateStream("first").value();
+  const StreamHandle second = device->CreateStream("second").value();
+  StreamTimeline timeline(guarded, first, StreamTimeline::Ownership::kForeign, "foreign");
+  const auto mark = [&](StreamHandle stream) {
+    device->stream = stream;
+    const FifoTurn::Scope turn(timeline.turn());
+    return timeline.Mark(events->Acquire().value()).value();
+  };
+  Kernel kernel;
+  kernel.name = "long";
+  kernel.flops = 1e15;
+  ASSERT_THAT(machine->Launch(0, first, kernel), IsOk());
+  mark(first);
+  const uint64_t last = mark(second);
+  EXPECT_THAT(timeline.Wait(last, absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(timeline.Completed(), 0u);
+  EXPECT_THAT(timeline.Wait(last, absl::Hours(1)), IsOk());
+  EXPECT_EQ(timeline.Completed(), last);
+}
+
+// Whoever drops it last has perhaps never asked.
+TEST_F(StreamTimelineTest, AStreamWhoseWorkIsDoneIsDestroyedThoughNobodyPolled) {
+  const CapturedLog log;
+  Mark();
+  ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
+  timeline_.reset();
+  EXPECT_EQ(device_->live_streams(), 0);
+  EXPECT_EQ(log.text(), "");
+}
+
+TEST_F(StreamTimelineTest, AStreamThatCannotBeDestroyedIsReported) {
+  device_->FailCalls([](const std::string& call, uint64_t) {
+    return call == "DestroyStream" ? absl::UnavailableError("injected") : absl::OkStatus();
+  });
+  const CapturedLog log;
+  timeline_.reset();
+  EXPECT_THAT(log.text(), HasSubstr("test: leaked the stream: injected"));
+}
+
+TEST_F(StreamTimelineTest, OfAFailedDeviceNothingIsDestroyedNorReported) {
+  Mark();
+  guarded_->Poison("a test", "on purpose");
+  const CapturedLog log;
+  timeline_.reset();
+  EXPECT_EQ(device_->live_streams(), 1);
+  EXPECT_EQ(log.text(), "");
+}
+
+using StreamTimelineDeathTest = StreamTimelineTest;
+
+TEST_F(StreamTimelineDeathTest, ANumberThatWasNeverGivenIsTheCallersBug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a device does not survive fork
+  Mark();
+  EXPECT_DEATH(timeline_->Wait(2, absl::Seconds(1)).IgnoreError(),
+               "test: nothing with the number 2 was submitted");
+}
+
+// The last events of an engine that is gone are destroyed by whoever finds out that they are done.
+TEST(StreamTimelineLockTest, EventsAreLetGoOfWithoutTheLock) {
+  EmulatedOptions machine_options = TestMachineOptions();
+  machine_options.faults.stalls = {{.at = 1, .ms = 10'000}};
+  const auto machine = EmulatedMachine::Create(machine_options).value();
+  const auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  EngineOptions options;
+  options.drain_timeout = absl::Seconds(1);
+  const CapturedLog log;
+  EngineWorld world(machine, device, options);
+  const Transfer in =
+      world.CopyIn(world.NewHostBuffer(kMiB), world.AllocateDevice(kMiB), world.compute());
+  world.DestroyEngine();
+  int destroyed = 0;
+  device->FailCalls([&](const std::string& call, uint64_t) {
+    if (call == "DestroyEvent" && ++destroyed == 1) {
+      EXPECT_THAT(in.Wait(absl::ZeroDuration()), IsOk());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(in.Wait(absl::Seconds(30)), IsOk());
+  EXPECT_GT(destroyed, 0);
+}
+
+}  // namespace
+}  // namespace pinion
