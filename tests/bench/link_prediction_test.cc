@@ -15,6 +15,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/link/link_meter.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/link_curve.h"
