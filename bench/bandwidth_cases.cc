@@ -10,6 +10,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/bench/statistics.h"
+#include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/link/link_meter.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/link_curve.h"
