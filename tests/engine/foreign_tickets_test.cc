@@ -97,14 +97,18 @@ class FailingTimeline final : public FenceTimeline {
   uint64_t Completed() const override { return 0; }
   void Poll() override {}
   absl::Status Wait(uint64_t, absl::Duration) override {
+    ++waits;
     return absl::DataLossError("the file is too short");
   }
+  int waits = 0;
 };
 
 TEST_F(ForeignTicketsTest, AnErrorOfTheOtherTimelineIsThatOfTheCopyWhichIsNotMade) {
-  host_->AddTicket({std::make_shared<FailingTimeline>(), 1});
+  const auto file = std::make_shared<FailingTimeline>();
+  host_->AddTicket({file, 1});
   EXPECT_THAT(world_.TryCopyIn(host_, data_, world_.compute()),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the file is too short")));
+  EXPECT_EQ(file->waits, 1);
   EXPECT_EQ(copies_in().submitted_chunks, 0u);
   EXPECT_EQ(copies_in().failed_submits, 1u);
   EXPECT_THAT(world_.engine().health(), IsOk());

@@ -48,6 +48,13 @@ TEST(StepBoundTest, IsInfiniteWhenOneOperatorSavesMoreThanThereIs) {
   EXPECT_TRUE(std::isinf(StepLowerBoundMs(FourLayers(), 9, {1, 1})));
 }
 
+TEST(StepBoundTest, AnOperatorMaySaveAsMuchAsThereIsWithoutAWait) {
+  StepTrace trace;
+  trace.forward = {{1.0, 10}};
+  trace.backward = {{2.0, 10}};
+  EXPECT_DOUBLE_EQ(StepLowerBoundMs(trace, 10, {1, 1}), 3.0);
+}
+
 TEST(StepBoundTest, NeverRisesWithMoreMemoryOrAFasterLink) {
   for (int seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
