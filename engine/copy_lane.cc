@@ -19,6 +19,18 @@
 namespace pinion::internal {
 namespace {
 
+// Of the work on the batch's host buffers that is not done, what no stream can be made to wait for.
+std::vector<FenceTicket> TicketsWithoutEvents(const CopyBatch& batch) {
+  std::vector<FenceTicket> tickets;
+  if (!WaitSiteEnabled(WaitSite::kCopyAfterHostBuffer)) return tickets;
+  for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
+    for (FenceTicket& ticket : buffer->tickets()) {
+      if (!ticket.IsDone() && !ticket.timeline->HasEvents()) tickets.push_back(std::move(ticket));
+    }
+  }
+  return tickets;
+}
+
 std::vector<const void*> HostBlocks(const CopyBatch& batch) {
   std::vector<const void*> blocks;
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
@@ -81,11 +93,17 @@ void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
 
 absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle after) {
   Progress progress(batch, after);
-  absl::Status submitted = WaitForThoseWithoutEvents(batch);
-  if (submitted.ok() && batch.waits_for_room()) {
+  const std::vector<FenceTicket> without_events = TicketsWithoutEvents(batch);
+  absl::Status submitted;
+  if (batch.waits_for_room() || !without_events.empty()) {
     submitted = device_->accepting();
-    // A wait of the host for room may break the capture.
+    // A wait of the host may break the capture.
     if (submitted.ok()) submitted = device_->CheckNotCapturing(after);
+  }
+  // Before any turn: nobody else waits with this batch.
+  for (const FenceTicket& ticket : without_events) {
+    if (!submitted.ok()) break;
+    submitted = ticket.timeline->Wait(ticket.value, absl::InfiniteDuration());
   }
   while (submitted.ok() && progress.sent_bytes < batch.size_bytes()) {
     submitted = batch.waits_for_room() ? SubmitChunkWithinWindow(progress) : SubmitChunk(progress);
@@ -93,17 +111,6 @@ absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle a
   if (submitted.ok()) return progress.last_number;
   timeline_->CountFailedSubmit();
   return EndFailedBatch(progress, submitted);
-}
-
-absl::Status CopyLane::WaitForThoseWithoutEvents(const CopyBatch& batch) {
-  if (!WaitSiteEnabled(WaitSite::kCopyAfterHostBuffer)) return absl::OkStatus();
-  for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
-    for (const FenceTicket& ticket : buffer->tickets()) {
-      if (ticket.IsDone() || ticket.timeline->HasEvents()) continue;
-      PINION_RETURN_IF_ERROR(ticket.timeline->Wait(ticket.value, absl::InfiniteDuration()));
-    }
-  }
-  return absl::OkStatus();
 }
 
 // Those who wait for room have turns of their own, so that nobody else waits with them.
@@ -187,6 +194,8 @@ absl::StatusOr<Prerequisites> CopyLane::OrderBatch(const CopyBatch& batch, Strea
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
     for (const FenceTicket& ticket : buffer->tickets()) {
       if (ticket.timeline == timeline_ || ticket.IsDone()) continue;
+      // One that has come since Submit began: only tickets from before it are waited for.
+      if (!ticket.timeline->HasEvents()) continue;
       const auto known = std::find_if(latest.begin(), latest.end(), [&](const FenceTicket& other) {
         return other.timeline == ticket.timeline;
       });

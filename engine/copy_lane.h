@@ -68,8 +68,6 @@ class CopyLane {
   CopyLane(const Options& options, CopyDirection direction, std::shared_ptr<GuardedDevice> device,
            std::shared_ptr<EventPool> events, std::shared_ptr<StreamTimeline> timeline);
 
-  // For work on the batch's host buffers that no stream can be made to wait for.
-  absl::Status WaitForThoseWithoutEvents(const CopyBatch& batch);
   absl::Status SubmitChunkWithinWindow(Progress& progress);
   absl::Status SubmitChunk(Progress& progress);
   absl::Status WaitForRoom(uint64_t size_bytes);

@@ -14,8 +14,8 @@ namespace pinion {
 enum class WaitSite {
   // engine
   kCopyAfterCompute,     // a copy starts after the work that its batch was submitted after
-  kCopyAfterHostBuffer,  // a copy starts after earlier copies of the other direction on its host
-                         // buffer
+  kCopyAfterHostBuffer,  // a copy starts after earlier work on its host buffer: copies of the other
+                         // direction, and whatever else has left a ticket there
   kFlowControl,          // the host waits until bytes in flight to the device are below the bound
   kCopyWithoutEvent,     // the host waits for a copy whose event could not be recorded
   kFailedBatch,          // the host waits for the chunks of a batch whose next one has failed

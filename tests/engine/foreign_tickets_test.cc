@@ -68,6 +68,30 @@ TEST_F(ForeignTicketsTest, ACopyInComesAfterAReaderOfAFileHasFilledItsHostBuffer
   EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
+TEST_F(ForeignTicketsTest, WithoutTheWaitTheCopyMovesWhatWasThereBefore) {
+  const ScopedDisableWaitSite disabled(WaitSite::kCopyAfterHostBuffer);
+  const auto reads = std::make_shared<FakeTimeline>();
+  world_.WriteHost(*host_, Pattern(8, kBytes));
+  host_->AddTicket(reads->Ticket(1));
+  EXPECT_EQ(CopyInAndRead(), Pattern(8, kBytes)) << "the file was read later";
+  reads->CompleteOnDevice(1);
+}
+
+// Neither would a wait end there, nor may it come while a graph is captured.
+TEST_F(ForeignTicketsTest, WhereNothingIsSubmittedNothingIsWaitedFor) {
+  const auto reads = std::make_shared<FakeTimeline>();
+  host_->AddTicket(reads->Ticket(1));
+  ASSERT_THAT(world_.machine().SetCapturing(world_.compute(), true), IsOk());
+  EXPECT_THAT(world_.TryCopyIn(host_, data_, world_.compute()),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  ASSERT_THAT(world_.machine().SetCapturing(world_.compute(), false), IsOk());
+  ASSERT_THAT(world_.engine().Shutdown(absl::Seconds(1)), IsOk());
+  EXPECT_THAT(world_.TryCopyIn(host_, data_, world_.compute()),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(reads->waits(), 0u);
+  reads->CompleteOnDevice(1);
+}
+
 TEST_F(ForeignTicketsTest, WhatIsDoneIsNotWaitedFor) {
   const auto reads = std::make_shared<FakeTimeline>();
   reads->CompleteVisibly(1);
