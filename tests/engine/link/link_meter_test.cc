@@ -213,15 +213,16 @@ TEST_F(LinkMeterProtocolTest, TrafficGrowsWithTheBytesThatItMustOutlast) {
 
 TEST_F(LinkMeterProtocolTest, TrafficThatIsStillUnderWayIsWaitedForBeforeItsStreamsGo) {
   ASSERT_THAT(meter_->AddTraffic(device_, CopyDirection::kDeviceToHost, traffic()), IsOk());
-  std::string failing = "QueryEvent";
-  device_.FailCalls([&](const std::string& call, uint64_t) {
-    return call == failing ? absl::UnavailableError("injected") : absl::OkStatus();
+  // The device outlives this function.
+  const auto failing = std::make_shared<std::string>("QueryEvent");
+  device_.FailCalls([failing](const std::string& call, uint64_t) {
+    return call == *failing ? absl::UnavailableError("injected") : absl::OkStatus();
   });
   ASSERT_FALSE(meter_->MeasureUs(Load(4, 512 * kKiB)).ok());
-  failing = "WaitEvent";
+  *failing = "WaitEvent";
   EXPECT_FALSE(meter_->ClearTraffic().ok());
   EXPECT_EQ(device_.live_streams(), 3) << "its own and two of traffic";
-  failing = "";
+  failing->clear();
   device_.log.clear();
   EXPECT_THAT(meter_->ClearTraffic(), IsOk());
   EXPECT_EQ(device_.log, "RRRHHH");
