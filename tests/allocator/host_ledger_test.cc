@@ -182,6 +182,15 @@ TEST_F(HostLedgerTest, TheFileIsOfThisUserAlone) {
   EXPECT_EQ(info.st_mode & 0777u, 0600u);
 }
 
+TEST_F(HostLedgerTest, WhatIsCommittedLetsGoOfNothingElseLater) {
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  std::optional<Reservation> committed = ledger->Reserve(5).value();
+  std::move(*committed).Commit();
+  const Reservation next = ledger->Reserve(7).value();  // in the same place of the table
+  committed.reset();
+  EXPECT_EQ(ledger->reserved_bytes(), 7u);
+}
+
 TEST_F(HostLedgerTest, AnEmptyFileBecomesAsLongAsTheTable) {
   const std::shared_ptr<HostLedger> ledger = Open();
   EXPECT_EQ(std::filesystem::file_size("/dev/shm" + name_),

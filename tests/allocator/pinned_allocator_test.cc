@@ -23,12 +23,14 @@
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CapturedLog;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
@@ -181,6 +183,13 @@ TEST(PinnedBlockTest, AnEmptyBlockHasNoMemoryAndNoNumber) {
   EXPECT_EQ(block.data(), nullptr);
   EXPECT_EQ(block.size_bytes(), 0u);
   EXPECT_EQ(block.id(), 0u);
+}
+
+TEST_F(PinnedAllocatorTest, AnAllocatorThatGivesAllBackEndsWithoutAWord) {
+  { const PinnedBlock block = allocator_->Allocate(kMiB).value(); }
+  const CapturedLog log;
+  allocator_.reset();
+  EXPECT_EQ(log.text(), "");
 }
 
 TEST_F(PinnedAllocatorTest, ABlockThatWasMovedFromIsEmpty) {
