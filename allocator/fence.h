@@ -53,14 +53,11 @@ class FenceTimeline {
   // the device's error when the timeline can no longer advance.
   virtual absl::Status Wait(uint64_t value, absl::Duration timeout) = 0;
 
-  // Whether OrderAfter makes a stream wait and never blocks the host. Where several timelines with
-  // events leave tickets on one buffer, they and its copies are of one kind of device.
-  virtual bool HasEvents() const { return false; }
-
-  // Later work of `stream` starts after number `value`: by an event, or without events by Wait, for
-  // as long as it takes. Errors as Wait's, and those of the stream.
+  // Later work of `stream` starts after number `value`, without blocking the host. Unimplemented
+  // where there is no event to wait for: whoever asked then calls Wait. `stream` is of the kind of
+  // device that the timeline's events are of.
   virtual absl::Status OrderAfter(uint64_t value, EventWaiter& stream) {
-    return Wait(value, absl::InfiniteDuration());
+    return absl::UnimplementedError("this timeline has no events");
   }
 
   // For a timeout's message: what number `value` is and what it waits for, as far as is known. May

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "pinion/engine/link/calibrate_link.h"
 
 namespace pinion {
 namespace {
@@ -74,12 +75,12 @@ void AddDeviceRows(const DeviceResult& device, BenchReport& report) {
                  {"modelled", device.info.modelled}});
   if (!device.calibration.has_value()) return;
   for (const CopyDirection direction : kDirections) {
-    const LinkCurve& curve = device.calibration->curve(direction);
+    const LinkCurve& curve = CurveOf(*device.calibration, direction);
     report.AddRow({{"row", "calibration"},
                    {"device", device.name},
                    {"direction", CopyDirectionName(direction)},
                    {"gb_per_s", curve.gb_per_s},
-                   {"duplex_gb_per_s", device.calibration->duplex_gb_per_s(direction)},
+                   {"duplex_gb_per_s", DuplexGbPerSOf(*device.calibration, direction)},
                    {"fixed_us", curve.fixed_us},
                    {"piece_us", curve.piece_us},
                    {"modelled", device.info.modelled}});
@@ -102,8 +103,8 @@ void AddSweepGoals(const BandwidthResult& result, int column, CopyDirection dire
     const SizePoint& largest = series->points.back();
     fit_off = Off(largest.gb_per_s(), series->curve->CopyGbPerS(largest.size_bytes));
     if (device.calibration.has_value()) {
-      calibration_off = Off(bidirectional ? device.calibration->duplex_gb_per_s(direction)
-                                          : device.calibration->curve(direction).gb_per_s,
+      calibration_off = Off(bidirectional ? DuplexGbPerSOf(*device.calibration, direction)
+                                          : CurveOf(*device.calibration, direction).gb_per_s,
                             series->curve->gb_per_s);
     }
   }

@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -30,6 +29,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/checked_benchmarks.h"
 #include "pinion/bench/compute_load.h"
 #include "pinion/bench/copy_method.h"
 #include "pinion/bench/copy_world.h"
@@ -96,8 +96,8 @@ class EngineBench {
   std::string Header() const;
   void Register(const BenchCase& of);
   BenchReport Report() const;
-  // The cases that could not be measured, or left wrong bytes.
-  const std::vector<std::string>& failures() const { return failures_; }
+  // Fail where a case cannot be measured, or leaves wrong bytes.
+  CheckedBenchmarks& benchmarks() { return benchmarks_; }
 
  private:
   explicit EngineBench(Accelerator accelerator) : accelerator_(std::move(accelerator)) {}
@@ -117,7 +117,7 @@ class EngineBench {
   std::unique_ptr<ComputeLoad> load_;
   LinkCalibration link_;
   std::vector<BenchRow> rows_;
-  std::vector<std::string> failures_;
+  CheckedBenchmarks benchmarks_;
 };
 
 absl::StatusOr<std::unique_ptr<EngineBench>> EngineBench::Create(const RunOptions& options) {
@@ -213,20 +213,8 @@ absl::Status EngineBench::Measure(const BenchCase& of, benchmark::State& state) 
 }
 
 void EngineBench::Register(const BenchCase& of) {
-  const std::string name = CaseName(of);
-  auto* const registered =
-      benchmark::RegisterBenchmark(name.c_str(), [this, of, name](benchmark::State& state) {
-        std::string why;
-        try {
-          const absl::Status status = Measure(of, state);
-          if (status.ok()) return;
-          why = status.ToString();
-        } catch (const std::exception& error) {  // LibTorch's
-          why = error.what();
-        }
-        failures_.push_back(absl::StrCat(name, ": ", why));
-        state.SkipWithError(why.c_str());
-      });
+  auto* const registered = benchmarks_.Register(
+      CaseName(of), [this, of](benchmark::State& state) { return Measure(of, state); });
   registered->UseManualTime();
   if (of.section == BenchSection::kSubmit) {
     registered->Unit(benchmark::kNanosecond)->Iterations(kSubmitRuns);
@@ -281,14 +269,12 @@ absl::Status Run(const std::vector<char*>& arguments) {
   absl::PrintF("%s\n", bench->Header());
   std::fflush(stdout);
   for (const BenchCase& of : EngineBenchCases(absl::GetFlag(FLAGS_quick))) bench->Register(of);
-  const size_t matched = benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  if (matched == 0) return absl::InvalidArgumentError("--benchmark_filter leaves no case");
+  PINION_RETURN_IF_ERROR(bench->benchmarks().Run());
 
   absl::PrintF("\n");
   const absl::Status finished = bench->Report().Finish(json);
-  if (bench->failures().empty()) return finished;
-  return absl::InternalError(absl::StrJoin(bench->failures(), "\n"));
+  PINION_RETURN_IF_ERROR(bench->benchmarks().failures());
+  return finished;
 }
 
 }  // namespace

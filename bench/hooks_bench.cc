@@ -13,7 +13,6 @@
 #include <barrier>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -28,12 +27,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/ram_probe.h"
+#include "pinion/bench/checked_benchmarks.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/null_device.h"
 #include "pinion/bench/null_torch_device.h"
@@ -144,14 +143,14 @@ class HooksBench {
  public:
   void Register(const HooksCase& of, int repeats);
   BenchReport Report() const;
-  const std::vector<std::string>& failures() const { return failures_; }
+  CheckedBenchmarks& benchmarks() { return benchmarks_; }
 
  private:
   absl::Status Measure(const HooksCase& of, benchmark::State& state);
   absl::Status Count(HooksRow& row);
 
   std::vector<HooksRow> rows_;
-  std::vector<std::string> failures_;
+  CheckedBenchmarks benchmarks_;
 };
 
 // In a session of its own: counting costs time.
@@ -203,20 +202,8 @@ absl::Status HooksBench::Measure(const HooksCase& of, benchmark::State& state) {
 }
 
 void HooksBench::Register(const HooksCase& of, int repeats) {
-  const std::string name = of.Name();
-  benchmark::RegisterBenchmark(name.c_str(),
-                               [this, of, name](benchmark::State& state) {
-                                 std::string why;
-                                 try {
-                                   const absl::Status status = Measure(of, state);
-                                   if (status.ok()) return;
-                                   why = status.ToString();
-                                 } catch (const std::exception& error) {  // LibTorch's
-                                   why = error.what();
-                                 }
-                                 failures_.push_back(absl::StrCat(name, ": ", why));
-                                 state.SkipWithError(why.c_str());
-                               })
+  benchmarks_
+      .Register(of.Name(), [this, of](benchmark::State& state) { return Measure(of, state); })
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)
       ->Iterations(repeats);
@@ -300,13 +287,11 @@ absl::Status Run(const std::vector<char*>& arguments) {
   for (const HooksCase& of : Cases(quick)) {
     bench.Register(of, quick ? 5 : of.step.tensors == kFew ? 101 : 21);
   }
-  const size_t matched = benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  if (matched == 0) return absl::InvalidArgumentError("--benchmark_filter leaves no case");
+  PINION_RETURN_IF_ERROR(bench.benchmarks().Run());
   std::printf("\n");
   const absl::Status finished = bench.Report().Finish(json);
-  if (bench.failures().empty()) return finished;
-  return absl::InternalError(absl::StrJoin(bench.failures(), "\n"));
+  PINION_RETURN_IF_ERROR(bench.benchmarks().failures());
+  return finished;
 }
 
 void PrintHelp() {

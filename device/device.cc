@@ -2,6 +2,10 @@
 
 namespace pinion {
 
+const char* CopyDirectionName(CopyDirection direction) {
+  return direction == CopyDirection::kHostToDevice ? "H2D" : "D2H";
+}
+
 DeviceErrorClass ClassifyDeviceError(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kOk:

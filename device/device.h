@@ -29,7 +29,6 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/device/copy_direction.h"  // IWYU pragma: export
 
 namespace pinion {
 
@@ -60,6 +59,10 @@ class EventHandle {
  private:
   void* native_ = nullptr;
 };
+
+enum class CopyDirection { kHostToDevice, kDeviceToHost };
+
+const char* CopyDirectionName(CopyDirection direction);  // "H2D", "D2H"
 
 // One contiguous piece of a copy. Exactly one of the two pointers is device memory, as the
 // direction says. size_bytes > 0.

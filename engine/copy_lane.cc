@@ -19,18 +19,6 @@
 namespace pinion::internal {
 namespace {
 
-// Of the work on the batch's host buffers that is not done, what no stream can be made to wait for.
-std::vector<FenceTicket> TicketsWithoutEvents(const CopyBatch& batch) {
-  std::vector<FenceTicket> tickets;
-  if (!WaitSiteEnabled(WaitSite::kCopyAfterHostBuffer)) return tickets;
-  for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
-    for (FenceTicket& ticket : buffer->tickets()) {
-      if (!ticket.IsDone() && !ticket.timeline->HasEvents()) tickets.push_back(std::move(ticket));
-    }
-  }
-  return tickets;
-}
-
 std::vector<const void*> HostBlocks(const CopyBatch& batch) {
   std::vector<const void*> blocks;
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
@@ -61,6 +49,9 @@ struct CopyLane::Progress {
   std::vector<CopyPiece> chunk;
   uint64_t sent_bytes = 0;
   uint64_t last_number = 0;
+  // What the first chunk comes after and no stream can be made to wait for. While there is any,
+  // nothing is sent: the host waits first.
+  std::vector<FenceTicket> without_events;
 };
 
 absl::StatusOr<std::unique_ptr<CopyLane>> CopyLane::Create(const Options& options,
@@ -93,20 +84,18 @@ void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
 
 absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle after) {
   Progress progress(batch, after);
-  const std::vector<FenceTicket> without_events = TicketsWithoutEvents(batch);
   absl::Status submitted;
-  if (batch.waits_for_room() || !without_events.empty()) {
+  if (batch.waits_for_room()) {
     submitted = device_->accepting();
-    // A wait of the host may break the capture.
+    // A wait of the host for room may break the capture.
     if (submitted.ok()) submitted = device_->CheckNotCapturing(after);
-  }
-  // Before any turn: nobody else waits with this batch.
-  for (const FenceTicket& ticket : without_events) {
-    if (!submitted.ok()) break;
-    submitted = ticket.timeline->Wait(ticket.value, absl::InfiniteDuration());
   }
   while (submitted.ok() && progress.sent_bytes < batch.size_bytes()) {
     submitted = batch.waits_for_room() ? SubmitChunkWithinWindow(progress) : SubmitChunk(progress);
+    // Without a turn: nobody else waits with this batch.
+    for (const FenceTicket& ticket : std::exchange(progress.without_events, {})) {
+      if (submitted.ok()) submitted = ticket.timeline->Wait(ticket.value, absl::InfiniteDuration());
+    }
   }
   if (submitted.ok()) return progress.last_number;
   timeline_->CountFailedSubmit();
@@ -133,7 +122,8 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   if (progress.sent_bytes == 0) {
     // In the turn: a capture may have begun while this thread waited for it.
     PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(progress.after));
-    PINION_ASSIGN_OR_RETURN(copy.after, OrderBatch(progress.batch, progress.after));
+    PINION_ASSIGN_OR_RETURN(copy.after, OrderBatch(progress));
+    if (!progress.without_events.empty()) return absl::OkStatus();
   }
 
   TransferTimer::Start start;
@@ -184,18 +174,17 @@ absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
 }
 
 // One wait per timeline that has touched any of the buffers, for its latest number.
-absl::StatusOr<Prerequisites> CopyLane::OrderBatch(const CopyBatch& batch, StreamHandle after) {
+absl::StatusOr<Prerequisites> CopyLane::OrderBatch(Progress& progress) {
   Prerequisites prerequisites;
   if (WaitSiteEnabled(WaitSite::kCopyAfterCompute)) {
-    PINION_ASSIGN_OR_RETURN(prerequisites.compute, events_->Order(after, timeline_->stream()));
+    PINION_ASSIGN_OR_RETURN(prerequisites.compute,
+                            events_->Order(progress.after, timeline_->stream()));
   }
   if (!WaitSiteEnabled(WaitSite::kCopyAfterHostBuffer)) return prerequisites;
   std::vector<FenceTicket> latest;
-  for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
+  for (const std::shared_ptr<HostBuffer>& buffer : progress.batch.buffers()) {
     for (const FenceTicket& ticket : buffer->tickets()) {
       if (ticket.timeline == timeline_ || ticket.IsDone()) continue;
-      // One that has come since Submit began: only tickets from before it are waited for.
-      if (!ticket.timeline->HasEvents()) continue;
       const auto known = std::find_if(latest.begin(), latest.end(), [&](const FenceTicket& other) {
         return other.timeline == ticket.timeline;
       });
@@ -209,8 +198,13 @@ absl::StatusOr<Prerequisites> CopyLane::OrderBatch(const CopyBatch& batch, Strea
   for (const FenceTicket& ticket : latest) {
     uint64_t& waits_for = WaitsFor(ticket.timeline);
     if (waits_for < ticket.value) {
-      PINION_RETURN_IF_ERROR(
-          device_->StreamWaitTicket(timeline_->stream(), *ticket.timeline, ticket.value));
+      const absl::Status ordered =
+          device_->StreamWaitTicket(timeline_->stream(), *ticket.timeline, ticket.value);
+      if (absl::IsUnimplemented(ordered)) {
+        progress.without_events.push_back(ticket);
+        continue;
+      }
+      PINION_RETURN_IF_ERROR(ordered);
       waits_for = ticket.value;
     }
     prerequisites.submissions.emplace_back(ticket.timeline, ticket.value);

@@ -7,7 +7,7 @@
 //
 // The first chunk is ordered after the batch's compute stream and after the work of other timelines
 // that touches its host buffers, copies of the other direction above all; where such a timeline has
-// no events the host waits, before it takes a turn, so that others go ahead. The rest follows in
+// no events the host waits, without a turn, so that others go ahead. The rest follows in
 // the order of the stream. Threads take turns per chunk, in the order in which they came: a small
 // batch waits for a window and for one chunk of each thread before it, not for all of a large one.
 // A batch that does not wait for room does not wait for those that do, either: it may go ahead of
@@ -71,7 +71,7 @@ class CopyLane {
   absl::Status SubmitChunkWithinWindow(Progress& progress);
   absl::Status SubmitChunk(Progress& progress);
   absl::Status WaitForRoom(uint64_t size_bytes);
-  absl::StatusOr<Prerequisites> OrderBatch(const CopyBatch& batch, StreamHandle after);
+  absl::StatusOr<Prerequisites> OrderBatch(Progress& progress);
   // The number of `other` that the lane's stream waits for already; 0: none.
   uint64_t& WaitsFor(const std::shared_ptr<FenceTimeline>& other);
   // Nothing of a batch that failed with `error` is written once this has returned.

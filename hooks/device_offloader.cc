@@ -313,7 +313,7 @@ void DeviceOffloader::Release(Handle& handle) {
             parcel->size_bytes(), backward, released);
     }
   }
-  if (parcel->fetched && parcel->read_handles == parcel->live_handles) {
+  if (!parcel->fetching && parcel->read_handles == parcel->live_handles) {
     released.storages.push_back(TakeFetched(*parcel));
   }
 }

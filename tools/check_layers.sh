@@ -34,7 +34,7 @@ rule "allocator and the emulated device include no CUDA" "(//allocator/... + //d
 rule "the emulated device does not know CUDA's" "//device/emulated/..." "//device/cuda/..."
 rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//device/emulated/..."
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
-rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... - set(//device:copy_direction //device:copy_direction_text) + //allocator:all + //engine:all + //engine/link/... + //engine/stream/...)"
+rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + //allocator:all + //engine:all + //engine/link/... + //engine/stream/...)"
 rule "hooks speak to device.h alone" "//hooks:all" "(//device/emulated/... + //device/cuda/...)"
 rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks:offload_session"
 rule "the library comes without the simulator" "//:pinion" "(//device/emulated/... + //hooks/emulated/...)"

@@ -18,6 +18,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/link_curve.h"
 
 namespace pinion {
 
@@ -25,6 +26,15 @@ namespace pinion {
 // much cannot be had, and gives everything back whatever happens. What can still be written by a
 // device that does not answer any more leaks instead, which is logged.
 absl::StatusOr<LinkCalibration> CalibrateLink(Device& device, PinnedAllocator& allocator);
+
+// What it says of one direction. (A plan's data knows no device, and so no CopyDirection.)
+inline const LinkCurve& CurveOf(const LinkCalibration& link, CopyDirection direction) {
+  return direction == CopyDirection::kHostToDevice ? link.h2d : link.d2h;
+}
+inline double DuplexGbPerSOf(const LinkCalibration& link, CopyDirection direction) {
+  return direction == CopyDirection::kHostToDevice ? link.h2d_duplex_gb_per_s
+                                                   : link.d2h_duplex_gb_per_s;
+}
 
 }  // namespace pinion
 

@@ -5,18 +5,14 @@
 namespace pinion {
 
 std::string LinkCalibration::ToString() const {
-  std::string text;
-  for (const CopyDirection direction :
-       {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
-    absl::StrAppendFormat(&text,
-                          "%s%s %.4g GB/s alone, %.4g GB/s with both directions busy, %.3g us "
-                          "per copy, %.3g us per further piece%s",
-                          text.empty() ? "" : "\n", CopyDirectionName(direction),
-                          curve(direction).gb_per_s, duplex_gb_per_s(direction),
-                          curve(direction).fixed_us, curve(direction).piece_us,
-                          modelled ? " (modelled)" : "");
-  }
-  return text;
+  const auto line = [this](const char* direction, const LinkCurve& curve, double duplex_gb_per_s) {
+    return absl::StrFormat(
+        "%s %.4g GB/s alone, %.4g GB/s with both directions busy, %.3g us per copy, %.3g us per "
+        "further piece%s",
+        direction, curve.gb_per_s, duplex_gb_per_s, curve.fixed_us, curve.piece_us,
+        modelled ? " (modelled)" : "");
+  };
+  return line("H2D", h2d, h2d_duplex_gb_per_s) + "\n" + line("D2H", d2h, d2h_duplex_gb_per_s);
 }
 
 }  // namespace pinion

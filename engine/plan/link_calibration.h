@@ -13,7 +13,6 @@
 
 #include <string>
 
-#include "pinion/device/copy_direction.h"
 #include "pinion/engine/plan/link_curve.h"
 
 namespace pinion {
@@ -26,13 +25,6 @@ struct LinkCalibration {
   double h2d_duplex_gb_per_s = 0;
   double d2h_duplex_gb_per_s = 0;
   bool modelled = false;  // of an emulated device: nothing of it was measured on hardware
-
-  const LinkCurve& curve(CopyDirection direction) const {
-    return direction == CopyDirection::kHostToDevice ? h2d : d2h;
-  }
-  double duplex_gb_per_s(CopyDirection direction) const {
-    return direction == CopyDirection::kHostToDevice ? h2d_duplex_gb_per_s : d2h_duplex_gb_per_s;
-  }
 
   // One line per direction.
   std::string ToString() const;

@@ -73,8 +73,8 @@ class GuardedDevice {
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream);
 
-  // Later work of `stream`, which does not capture, starts after number `value` of `timeline`: by
-  // an event, or after a wait of the host (FenceTimeline::OrderAfter).
+  // Later work of `stream`, which does not capture, starts after number `value` of `timeline`, by
+  // an event. Unimplemented where the timeline has none.
   absl::Status StreamWaitTicket(StreamHandle stream, FenceTimeline& timeline, uint64_t value);
 
   // Calls that were made again.

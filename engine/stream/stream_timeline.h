@@ -109,7 +109,6 @@ class StreamTimeline final : public FenceTimeline {
   size_t pending_count() const;
   DirectionStats GetStats() const;
 
-  bool HasEvents() const override { return true; }
   // `stream` (of another device, maybe) does not capture. It is not asked to wait when `value` is
   // known to be done.
   absl::Status OrderAfter(uint64_t value, EventWaiter& stream) override;

@@ -97,7 +97,7 @@ TEST_P(LinkPredictionTest, HoldsForMixedSizes) {
   }
   for (const CopyDirection direction : kDirections) {
     double us = 0;
-    for (const uint64_t size_bytes : sizes) us += link_.curve(direction).CopyUs(size_bytes);
+    for (const uint64_t size_bytes : sizes) us += CurveOf(link_, direction).CopyUs(size_bytes);
     ExpectUs(Load(direction, sizes), us / static_cast<double>(sizes.size()), "seed 3");
   }
 }
@@ -106,7 +106,7 @@ TEST_P(LinkPredictionTest, HoldsForChunksOfALargeCopy) {
   for (const uint64_t chunk_bytes : {64 * kKiB, kMiB, 8 * kMiB}) {
     const std::vector<uint64_t> sizes(8 * kMiB / chunk_bytes, chunk_bytes);
     for (const CopyDirection direction : kDirections) {
-      ExpectUs(Load(direction, sizes), link_.curve(direction).CopyUs(chunk_bytes),
+      ExpectUs(Load(direction, sizes), CurveOf(link_, direction).CopyUs(chunk_bytes),
                HumanBytes(chunk_bytes));
     }
   }
@@ -117,7 +117,7 @@ TEST_P(LinkPredictionTest, HoldsForBatchesOfManyPieces) {
   const std::vector<uint64_t> sizes(kPieces, 24 * kKiB);
   for (const CopyDirection direction : kDirections) {
     ExpectUs(Load(direction, sizes, kPieces),
-             link_.curve(direction).BatchUs(kPieces, kPieces * 24 * kKiB), "a batch");
+             CurveOf(link_, direction).BatchUs(kPieces, kPieces * 24 * kKiB), "a batch");
   }
 }
 
@@ -132,8 +132,8 @@ TEST_P(LinkPredictionTest, HoldsForMixedSizesBesideTheOtherDirection) {
         meter_->AddTraffic(*device_, other, all_.Part(kGateBytes + kLoadBytes, kTrafficBytes)),
         testing::IsOk());
     const double count = static_cast<double>(sizes.size());
-    const double us = count * link_.curve(direction).fixed_us +
-                      static_cast<double>(total) / (link_.duplex_gb_per_s(direction) * 1e3);
+    const double us = count * CurveOf(link_, direction).fixed_us +
+                      static_cast<double>(total) / (DuplexGbPerSOf(link_, direction) * 1e3);
     ExpectUs(Load(direction, sizes), us / count, "duplex");
     ASSERT_THAT(meter_->ClearTraffic(), testing::IsOk());
   }

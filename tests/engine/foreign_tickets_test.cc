@@ -158,7 +158,6 @@ class EventTimeline final : public FenceTimeline {
     if (waited.ok()) completed_ = UINT64_MAX;
     return waited;
   }
-  bool HasEvents() const override { return true; }
   absl::Status OrderAfter(uint64_t, EventWaiter& stream) override {
     return stream.WaitForEvent(event_.native());
   }

@@ -851,6 +851,35 @@ TEST(OffloadBytes, AViewOfHalfOfItsStorageTakesAllOfItAndASmallerOneItselfAlone)
   EXPECT_EQ(offloaded(63), 63 * kKiB);
 }
 
+TEST(OffloadWindows, ATensorThatGoesUnreadDoesNotMakeALaterBackwardHoldWhatItHasRead) {
+  OffloadOptions options = SmallWindows(kMiB);
+  options.prefetch_window_bytes = 1;
+  World world(options);
+  uint64_t left_bytes = 0;
+  at::Tensor y;
+  at::Tensor unread;
+  {
+    const OffloadScope scope(world.session());
+    const at::Tensor shared = world.activation(64);
+    y = Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+      world.session()->FreeDeviceMemory(0);  // what was lent comes back
+      left_bytes = world.device_bytes();
+      return grad;
+    });
+    y = Probe(y, {shared}, World::Use);
+    unread = Probe(world.carrier, {shared}, World::Use);
+  }
+  y.backward({}, /*retain_graph=*/true);
+  ASSERT_EQ(world.stats().reused_on_device, 1u);
+  unread.reset();
+  ASSERT_TRUE(Soon([&] { return world.stats().live_handles == 1; }));
+  world.session()->FreeDeviceMemory(0);
+  const uint64_t before = world.device_bytes();
+  y.backward({}, /*retain_graph=*/true);
+  ASSERT_EQ(world.stats().fetched_on_demand, 1u);
+  EXPECT_LT(left_bytes, before + 32 * kKiB);
+}
+
 TEST(OffloadBytes, AViewThatGoesBeyondWhatWasSavedBeforeDoesNotShareIt) {
   for (const int64_t begin_kib : {96, 160}) {
     SCOPED_TRACE(begin_kib);

@@ -305,13 +305,13 @@ TEST(OffloadOptionsLink, ADeviceThatCannotBeMeasuredIsTakenForPcie4) {
 
 TEST(OffloadOptionsLink, TheOneThatIsAssumedIsTheHeaders) {
   const LinkCalibration link = AssumedLink();
-  for (const CopyDirection direction :
-       {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
-    EXPECT_EQ(link.curve(direction).gb_per_s, 20);
-    EXPECT_EQ(link.curve(direction).fixed_us, 3);
-    EXPECT_EQ(link.curve(direction).piece_us, 1);
-    EXPECT_EQ(link.duplex_gb_per_s(direction), 15);
+  for (const LinkCurve& curve : {link.h2d, link.d2h}) {
+    EXPECT_EQ(curve.gb_per_s, 20);
+    EXPECT_EQ(curve.fixed_us, 3);
+    EXPECT_EQ(curve.piece_us, 1);
   }
+  EXPECT_EQ(link.h2d_duplex_gb_per_s, 15);
+  EXPECT_EQ(link.d2h_duplex_gb_per_s, 15);
 }
 
 TEST(OffloadOptionsLink, OneWithoutBandwidthIsRefused) {

@@ -95,8 +95,11 @@ TEST_F(OffloadStickyError, EveryCallOfAStepMayFailForGood) {
   uint64_t calls = 0;
   {
     const auto counting = std::make_shared<ForwardingDevice>(device());
-    ExpectSameGradients(plain, TrainStep(net, SessionOn(counting)));
+    const auto session = SessionOn(counting);
+    ExpectSameGradients(plain, TrainStep(net, session));
     calls = counting->calls();
+    ASSERT_GT(session->GetStats().evicted_bytes, 0u);
+    ASSERT_GT(session->GetStats().fetched_bytes, 0u);
   }
   ASSERT_GT(calls, 20u);
   int errors = 0;

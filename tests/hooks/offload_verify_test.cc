@@ -160,6 +160,8 @@ TEST_P(OffloadVerifyParity, RightBytesAreLetThroughAndGiveTheSameGradients) {
     ExpectSameGradients(plain, TrainStep(net, world.session()));
   }
   const OffloadStats stats = world.QuietStats();
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.fetched_bytes, 0u);
   EXPECT_GT(stats.verified, 10u);
   EXPECT_GT(stats.shared, 0u) << "views of one copy are verified, too";
 }
