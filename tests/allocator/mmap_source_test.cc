@@ -21,6 +21,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -39,7 +40,7 @@ namespace {
 int failing_advice = -1;
 int error_of_madvise = 0;
 // Called for each stretch that is touched, if it is set.
-std::function<void()> on_touch;
+std::function<void(void* data, size_t size_bytes)> on_touch;
 }  // namespace
 
 extern "C" int madvise(void* data, size_t size_bytes, int advice) noexcept {
@@ -47,7 +48,7 @@ extern "C" int madvise(void* data, size_t size_bytes, int advice) noexcept {
     errno = error_of_madvise;
     return -1;
   }
-  if (advice == MADV_POPULATE_WRITE && on_touch) on_touch();
+  if (advice == MADV_POPULATE_WRITE && on_touch) on_touch(data, size_bytes);
   return static_cast<int>(syscall(SYS_madvise, data, size_bytes, advice));
 }
 
@@ -60,6 +61,8 @@ using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 HostSegment Segment(const MmapOptions& options, uint64_t size_bytes) {
   return MmapSource::Create(options).value()->Allocate(size_bytes).value();
@@ -138,7 +141,7 @@ TEST(MmapSourceTest, AsManyThreadsTouchAsWereAskedFor) {
     std::condition_variable changed;
     std::set<std::thread::id> seen;
     std::chrono::milliseconds patience(10'000);
-    on_touch = [&] {
+    on_touch = [&](void*, size_t) {
       std::unique_lock lock(mu);
       seen.insert(std::this_thread::get_id());
       changed.notify_all();
@@ -150,6 +153,21 @@ TEST(MmapSourceTest, AsManyThreadsTouchAsWereAskedFor) {
     EXPECT_EQ(seen.size(), threads);
     EXPECT_EQ(seen.count(std::this_thread::get_id()), 1u) << "the caller is one of them";
   }
+}
+
+TEST(MmapSourceTest, WhatIsTouchedAtATimeIsAHugePageOfTheSegment) {
+  std::mutex mu;
+  std::vector<std::pair<void*, size_t>> stretches;
+  on_touch = [&](void* data, size_t size_bytes) {
+    const std::lock_guard lock(mu);
+    stretches.emplace_back(data, size_bytes);
+  };
+  const HostSegment segment = Segment({.touch_threads = 2}, 6 * kMiB);
+  on_touch = nullptr;
+  char* const data = static_cast<char*>(segment.data);
+  EXPECT_THAT(stretches, UnorderedElementsAre(Pair(data, 2 * kMiB), Pair(data + 2 * kMiB, 2 * kMiB),
+                                              Pair(data + 4 * kMiB, 2 * kMiB)));
+  Free(segment);
 }
 
 class FailingAdvice {

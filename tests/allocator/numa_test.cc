@@ -7,8 +7,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdarg>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -51,6 +54,21 @@ extern "C" long syscall(long number, ...) noexcept {
   }
   return next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
               arguments[5]);
+}
+
+// The C library's, but for a kernel of more CPUs than a set has room for: that one fails, and what
+// it leaves in the set means nothing.
+namespace {
+bool cpus_do_not_fit = false;
+}  // namespace
+
+extern "C" int sched_getaffinity(pid_t thread, size_t size_bytes, cpu_set_t* cpus) noexcept {
+  static const auto next =
+      reinterpret_cast<int (*)(pid_t, size_t, cpu_set_t*)>(dlsym(RTLD_NEXT, "sched_getaffinity"));
+  if (!cpus_do_not_fit) return next(thread, size_bytes, cpus);
+  std::memset(cpus, 0xff, size_bytes);
+  errno = EINVAL;
+  return -1;
 }
 
 namespace pinion {
@@ -144,6 +162,15 @@ TEST_F(ScopedNumaThreadTest, ANodeWithoutCpusOrNoNodeChangesNothing) {
   const ScopedNumaThread memory_only(1, NodeOf(1, ""));
   EXPECT_EQ(AllowedCpus(), before_);
   const ScopedNumaThread nowhere(-1, NodeOf(-1, std::to_string(before_.back())));
+  EXPECT_EQ(AllowedCpus(), before_);
+}
+
+TEST_F(ScopedNumaThreadTest, WhereTheKernelDoesNotTellTheCpusTheThreadStaysWhereItIs) {
+  if (before_.size() < 2) GTEST_SKIP() << "one CPU is no choice";
+  const std::string root = NodeOf(0, std::to_string(before_.back()));
+  cpus_do_not_fit = true;
+  const ScopedNumaThread near(0, root);
+  cpus_do_not_fit = false;
   EXPECT_EQ(AllowedCpus(), before_);
 }
 

@@ -172,6 +172,18 @@ TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedCountsAgainstTheLimit
   EXPECT_EQ(source->outstanding_bytes(), 8 * kMiB);
 }
 
+TEST_F(PinnedAllocatorGrowthTest, WhereASegmentIsLostTheNextOneFitsWhatIsLeftOfTheLimit) {
+  options_.max_locked_bytes = 5 * kMiB;
+  const auto source = std::make_shared<FakeSource>();
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
+  Take(kMiB);
+  source->FailEveryFree();
+  EXPECT_THAT(allocator_->Trim(0), StatusIs(absl::StatusCode::kInternal));
+  const PinnedBlock block = Take(kMiB / 2);
+  EXPECT_EQ(source->outstanding_bytes(), 5 * kMiB);
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
+}
+
 TEST_F(PinnedAllocatorGrowthTest, OncePeakDemandStoppedRisingNoStepPins) {
   // Each step holds blocks of new sizes, half of them until copies are done, up to the same peak.
   constexpr uint64_t kPeakBytes = 2 * kMiB;

@@ -210,6 +210,19 @@ TEST_F(RamProbeCgroupTest, VersionOneIsRead) {
   EXPECT_EQ(sample.limited_by, "cgroup /a memory.limit_in_bytes");
 }
 
+// The largest number of whole pages, and the least that is taken for one of those.
+TEST(RamProbeTest, AnUnlimitedCgroupOfVersionOneDoesNotBoundAHostThatCannotBeRead) {
+  for (const std::string limit : {"9223372036854771712", "4611686018427387904"}) {
+    FakeHost host;
+    host.Write("proc/self/cgroup", "4:memory:/a\n");
+    host.Write("cgroup/memory/a/memory.limit_in_bytes", limit + "\n");
+    host.Write("cgroup/memory/a/memory.usage_in_bytes", "1000\n");
+    const RamSample sample = host.Probe().Sample();
+    EXPECT_EQ(sample.headroom_bytes, UINT64_MAX) << limit;
+    EXPECT_EQ(sample.limited_by, "") << limit;
+  }
+}
+
 TEST(RamProbeTest, ThisHostCanBeRead) {
   const RamSample sample = RamProbe().Sample();
   EXPECT_GT(sample.total_bytes, 0u);

@@ -69,6 +69,7 @@ class RamWatermarkTest : public ::testing::Test {
 TEST_F(RamWatermarkTest, AHostThatCannotBeReadHasNoMarks) {
   RamWatermark watermark(options_, host_.Probe());
   EXPECT_THAT(watermark.AdmitGrowth(1000 * kGiB), IsOk());
+  EXPECT_EQ(watermark.BytesToGiveBack(1000 * kGiB), 0u);
 }
 
 TEST_F(RamWatermarkTest, TheHighMarkIsJudgedAfterTheGrowth) {
