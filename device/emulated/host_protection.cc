@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -34,7 +35,7 @@ struct Note {
 };
 
 constexpr int kNotes = 512;
-constinit Note notes[kNotes] = {};
+constinit std::array<Note, kNotes> notes = {};
 struct sigaction previous_action;
 
 int LeaveNote(uintptr_t begin, uintptr_t end, const std::string& what) {
@@ -71,10 +72,10 @@ void PrintAddress(uintptr_t address) {
 
 void OnFault(int signal, siginfo_t* info, void* /*context*/) {
   const uintptr_t address = AddressOf(info->si_addr);
-  const Note* const note = std::find_if(notes, notes + kNotes, [address](const Note& copy) {
+  const auto note = std::find_if(notes.begin(), notes.end(), [address](const Note& copy) {
     return address < copy.end && address >= copy.begin;
   });
-  if (info->si_code == SEGV_ACCERR && note != notes + kNotes) {
+  if (info->si_code == SEGV_ACCERR && note != notes.end()) {
     Print("pinion: host access to ");
     PrintAddress(address);
     Print(" inside ");

@@ -70,8 +70,7 @@ absl::Status MachineCore::CopyAsync(int device, CopyDirection direction,
                             Locate(h2d ? piece.dst : piece.src, piece.size_bytes));
     PINION_ASSIGN_OR_RETURN(const Place on_host,
                             Locate(h2d ? piece.src : piece.dst, piece.size_bytes));
-    if (on_device.kind != Place::kDevice || on_device.device != device ||
-        on_host.kind == Place::kDevice) {
+    if (on_device.device != device || on_host.kind == Place::kDevice) {
       return absl::InvalidArgumentError(
           std::string("CopyAsync ") + CopyDirectionName(direction) + " on " + DeviceName(device) +
           ": one end of each piece must be its memory and the other the host's");

@@ -84,7 +84,8 @@ TEST_F(EmulatedFaultsTest, StickyFaultFailsEveryLaterCallOfItsDeviceWithTheFirst
   Start(options);
   void* const data = OnDevice(kKiB);
   const EventHandle event = device_->CreateEvent().value();
-  const auto sticky = StatusIs(absl::StatusCode::kInternal, HasSubstr("RecordEvent call 1 failed"));
+  const auto sticky = StatusIs(absl::StatusCode::kInternal,
+                               HasSubstr("RecordEvent call 1 failed (injected, sticky)"));
   EXPECT_THAT(device_->RecordEvent(event, compute_), sticky);
   EXPECT_THAT(device_->Allocate(kKiB, compute_), sticky);
   EXPECT_THAT(Free(data), sticky);
@@ -194,6 +195,20 @@ TEST_F(EmulatedFaultsTest, MemoryFreedBehindAStuckCopyIsNeverReused) {
   EXPECT_EQ(data[0], 1);  // not poisoned: the copy still reads it
   EXPECT_NE(OnDevice(kKiB), data);
   EXPECT_EQ(Memory().in_use_bytes, 2 * kKiB);
+}
+
+TEST_F(EmulatedFaultsTest, AnAllocationThatNeedsMemoryBehindAStuckCopyIsRefusedAndNamesIt) {
+  StartWith({.calls = {}, .stall_copies_from = 1});
+  uint8_t* const data = OnDevice(40 * kMiB);
+  uint8_t* const host = Pinned(kKiB);
+  Order(compute_, out_);
+  ASSERT_THAT(ToHost(host, data, kKiB, out_), IsOk());
+  ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
+  ASSERT_THAT(Free(data), IsOk());
+  EXPECT_THAT(device_->Allocate(40 * kMiB, compute_),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("freed, but recorded streams are not done 40 MiB")));
+  EXPECT_THAT(device_->Allocate(20 * kMiB, compute_), IsOk());
 }
 
 TEST_F(EmulatedFaultsTest, MemoryThatARecordedStreamIsStuckWithIsNeitherPoisonedNorReused) {
@@ -315,6 +330,8 @@ TEST_F(EmulatedFaultsTest, BadFaultPlansAreRefusedByFieldAndValue) {
   options.faults.stalls = {{.at = 1, .ms = 0}};
   EXPECT_THAT(EmulatedMachine::Create(options), IsOk());
   options.faults.stalls = {};
+  options.faults.stall_ms = 0;
+  EXPECT_THAT(EmulatedMachine::Create(options), IsOk());
   options.faults.stall_ms = -2;
   EXPECT_THAT(EmulatedMachine::Create(options),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("faults.stall_ms is -2")));

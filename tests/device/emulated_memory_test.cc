@@ -73,14 +73,14 @@ TEST_F(EmulatedMemoryTest, OutOfMemorySaysWhoHoldsWhat) {
 
 TEST_F(EmulatedMemoryTest, AReportNamesTheLargestHolderFirst) {
   Start(kMiB);
-  const std::pair<const char*, int> holders[] = {{"small", 1}, {"large", 3}, {"middle", 2}};
+  const std::pair<const char*, int> holders[] = {{"gradients", 1}, {"weights", 3}, {"inputs", 2}};
   for (const auto& [name, size_bytes] : holders) {
     AllocationLabel label(name);
     OnDevice(size_bytes);
   }
   EXPECT_EQ(machine_->MemoryReport(0),
-            "  large 3 B (1 allocation)\n  middle 2 B (1 allocation)\n"
-            "  small 1 B (1 allocation)\n");
+            "  weights 3 B (1 allocation)\n  inputs 2 B (1 allocation)\n"
+            "  gradients 1 B (1 allocation)\n");
 }
 
 TEST_F(EmulatedMemoryTest, AnIdleStreamGetsItsLastFreedAddressFirst) {

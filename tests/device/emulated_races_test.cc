@@ -147,6 +147,14 @@ TEST_F(EmulatedRacesTest, ACopyInsideTheDeviceReadsItsSourceAndWritesItsDestinat
   }
 }
 
+TEST_F(EmulatedRacesTest, ARaceIsReportedByTheCallThatHasIt) {
+  Start(Options());
+  uint8_t* const data = OnDevice(kMiB);
+  Launch("make", {}, {{data, kMiB}}, compute_);
+  Launch("use", {{data, kMiB}}, {}, out_);
+  EXPECT_THAT(machine_->races(), ElementsAre(HasSubstr("make #")));
+}
+
 TEST_F(EmulatedRacesTest, DetectionCanBeTurnedOff) {
   EmulatedOptions options = Options();
   options.detect_races = false;

@@ -26,6 +26,7 @@ using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 constexpr double kExact = 1e-6;
 
@@ -149,6 +150,29 @@ TEST_F(EmulatedTraceTest, ACopyInsideTheDeviceReadsAndWritesItsBytes) {
   ASSERT_THAT(machine_->Copy(0, data + kMiB, data, kMiB, compute_), IsOk());
   Synchronize(compute_);
   EXPECT_EQ(Named(EventsOf(*machine_, "X"), "copy D2D")["args"]["bytes"], 2 * kMiB);
+}
+
+TEST_F(EmulatedTraceTest, ACopyIsNamedAfterWhereItsEndsLie) {
+  EmulatedOptions options = FreeHost();
+  options.record_trace = true;
+  options.device_count = 2;
+  Start(options);
+  uint8_t* const data = OnDevice(kMiB);
+  uint8_t* const host = Pinned(kMiB);
+  const StreamHandle elsewhere = machine_->default_stream(1);
+  void* const there = machine_->device(1)->Allocate(kMiB, elsewhere).value();
+  ASSERT_THAT(machine_->Copy(0, data, host, 100, compute_), IsOk());
+  ASSERT_THAT(machine_->Copy(0, host, data, 200, compute_), IsOk());
+  ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
+  ASSERT_THAT(machine_->Copy(1, there, data, 300, elsewhere), IsOk());
+  ASSERT_THAT(machine_->SynchronizeDevice(1), IsOk());
+  std::map<std::string, int> bytes;
+  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
+    const std::string name = slice["name"];
+    if (name.rfind("copy ", 0) == 0) bytes[name] = slice["args"]["bytes"];
+  }
+  EXPECT_THAT(bytes,
+              ElementsAre(Pair("copy D2H", 200), Pair("copy H2D", 100), Pair("copy P2P", 300)));
 }
 
 // The arrows' ends of a written trace: which copy out, counted from 0, leads to which copy in.

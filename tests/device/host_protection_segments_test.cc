@@ -147,6 +147,26 @@ TEST_F(SegmentsDeathTest, AFaultOfAPageThatIsGoneIsNotClaimed) {
       ::testing::AllOf(HasSubstr("unmapped"), ::testing::Not(HasSubstr("pinion: host"))));
 }
 
+// Below it and above it. The name was another copy's before.
+TEST_F(SegmentsDeathTest, AFaultBesideACopyIsNotClaimed) {
+  Close(0, kPage, 1);
+  VectorClock host;
+  host.Set(1, 1);
+  protection_.OpenSeen(host);
+  Close(kPage, 2 * kPage, 2);
+  EXPECT_DEATH(Read(Program(kPage)), "inside a copy");
+  for (const uint64_t offset : {uint64_t{0}, 2 * kPage}) {
+    EXPECT_DEATH(
+        {
+          mprotect(Program(offset), kPage, PROT_NONE);
+          std::fputs("closed by somebody else\n", stderr);
+          Read(Program(offset));
+        },
+        ::testing::AllOf(HasSubstr("closed by somebody else"),
+                         ::testing::Not(HasSubstr("pinion: host"))));
+  }
+}
+
 TEST_F(SegmentsDeathTest, TheMessageHasTheWholeAddress) {
   Close(0, kPage);
   char address[32];
