@@ -101,8 +101,8 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(bool leaves,
   PINION_ASSIGN_OR_RETURN(
       std::shared_ptr<PinnedAllocator> allocator,
       PinnedAllocator::Create({}, device->pinned_source(), RamProbe("/none", "/none")));
-  return OffloadSession::Create(options, {kNullTorchDevice, [device](int) { return device; }},
-                                std::move(allocator));
+  const DeviceBackend backend = {kNullTorchDevice, [device](int) { return device; }, device.get()};
+  return OffloadSession::Create(options, backend, std::move(allocator));
 }
 
 // A step on each thread, at once; adds their times.

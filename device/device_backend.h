@@ -23,6 +23,8 @@ struct DeviceBackend {
   std::string type_name;  // as LibTorch prints it: "cuda", "emu"
   // NotFound names the index and how many devices there are.
   std::function<absl::StatusOr<std::shared_ptr<Device>>(int index)> device;
+  // Tells apart what devices of one type_name belong to: two emulated machines, for example.
+  const void* system = nullptr;
 };
 
 }  // namespace pinion

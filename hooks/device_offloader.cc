@@ -1,14 +1,22 @@
-// Which tensors leave, and what becomes of them when nobody needs them any more. The copies are in
-// device_offloader_out.cc and device_offloader_unpack.cc.
-
 #include "pinion/hooks/device_offloader.h"
 
-#include <algorithm>
-#include <utility>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/intrusive_ptr.h>
 
-#include "pinion/allocator/base/bytes.h"
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "pinion/engine/plan/pack_plan.h"
-#include "pinion/hooks/device_offloader_handle.h"
+#include "pinion/engine/plan/window_schedule.h"
+#include "pinion/hooks/lent_tensors.h"
+#include "pinion/hooks/saved_version.h"
+#include "pinion/hooks/torch_memory.h"
 
 namespace pinion {
 namespace {
@@ -23,48 +31,77 @@ StorageExtent ExtentToSave(const at::Tensor& tensor) {
   return extent;
 }
 
-// Of the parcel's records that have live handles.
-uint64_t RecordBytes(const Parcel& parcel) {
-  uint64_t bytes = 0;
-  for (const StorageRecord* record : parcel.records) bytes += record->size_bytes();
-  return bytes;
+WindowOptions WindowsOf(const OffloadOptions& options, const LinkCalibration& link) {
+  static_assert(OffloadOptions::kAutoWindow == WindowOptions::kAuto);
+  return {.eviction_bytes = options.eviction_window_bytes,
+          .prefetch_bytes = options.prefetch_window_bytes,
+          .full_batch_bytes = FullBatchBytes(link)};
 }
 
 }  // namespace
 
+// What stands in for one saved tensor in the graph.
+class DeviceOffloader::Handle : public SavedTensor {
+ public:
+  Handle(std::shared_ptr<DeviceOffloader> owner, RecordPtr record, const at::Tensor& tensor)
+      : owner_(std::move(owner)),
+        record_(std::move(record)),
+        version_(tensor),
+        sizes_(tensor.sizes()),
+        strides_(tensor.strides()),
+        offset_bytes_(tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize())),
+        dtype_(tensor.dtype()) {}
+
+  ~Handle() override { owner_->Release(*this); }
+
+  at::Tensor Unpack() override {
+    version_.Check([this] { return Describe(); });
+    return owner_->Unpack(*this);
+  }
+
+  StorageRecord& record() const { return *record_; }
+
+  // For messages: "Float [16, 32]".
+  std::string Describe() const {
+    return c10::str(c10::typeMetaToScalarType(dtype_), " ", c10::IntArrayRef(sizes_));
+  }
+
+  at::Tensor View(BytesOnDevice bytes, const c10::VariableVersion& version) const {
+    const c10::Device device = bytes.storage.device();
+    const c10::DispatchKeySet keys(
+        c10::computeDispatchKey(c10::typeMetaToScalarType(dtype_), c10::kStrided, device));
+    auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(bytes.storage), keys, dtype_);
+    impl->set_sizes_and_strides(
+        sizes_, strides_,
+        (offset_bytes_ + bytes.shift_bytes) / static_cast<int64_t>(dtype_.itemsize()));
+    impl->set_version_counter(version);
+    return at::Tensor(std::move(impl));
+  }
+
+  Parcel::Reader reader;  // of the record's parcel, once it has one
+
+ private:
+  const std::shared_ptr<DeviceOffloader> owner_;
+  const RecordPtr record_;
+  const SavedVersion version_;
+  const c10::SmallVector<int64_t, 5> sizes_;
+  const c10::SmallVector<int64_t, 5> strides_;
+  const int64_t offset_bytes_;
+  const caffe2::TypeMeta dtype_;
+};
+
 DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device device,
-                                 const LinkCalibration& link,
-                                 std::shared_ptr<TransferEngine> engine,
-                                 std::shared_ptr<PinnedAllocator> allocator,
+                                 const LinkCalibration& link, std::shared_ptr<DeviceTier> tier,
                                  std::shared_ptr<OffloadStatsRecorder> stats)
     : options_(options),
       device_(device),
       link_(link),
-      largest_small_bytes_(LargestSmallPiece(link)),
-      full_batch_bytes_(FullBatchBytes(link)),
-      engine_(std::move(engine)),
-      allocator_(std::move(allocator)),
-      stats_(std::move(stats)) {}
-
-uint64_t DeviceOffloader::Window(uint64_t option) const {
-  if (option != OffloadOptions::kAutoWindow) return option;
-  uint64_t window_bytes = AutoWindowBytes(ScopeSizes(), last_scope_);
-  for (const auto& [id, scope] : scopes_) {
-    window_bytes = std::max(window_bytes, AutoWindowBytes(scope.saved, last_scope_));
-  }
-  return window_bytes;
-}
-
-uint64_t DeviceOffloader::ShareOfWindow(uint64_t option, uint64_t size_bytes) const {
-  if (option != OffloadOptions::kAutoWindow) return size_bytes;
-  return std::min(size_bytes, Window(option) / 2);
-}
-
-uint64_t DeviceOffloader::BatchBytes() const {
-  return std::min(full_batch_bytes_, Window(options_.eviction_window_bytes) / 4);
-}
-
-bool DeviceOffloader::IsPoisoned() const { return !engine_->health().ok(); }
+      tier_(std::move(tier)),
+      stats_(std::move(stats)),
+      state_(std::make_unique<WindowSchedule>(WindowsOf(options, link)),
+             PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap)),
+      departures_(options_, link_, *tier_, state_, *stats_),
+      returns_(options_, *tier_, state_, *stats_) {}
 
 // ---------------------------------------------------------------------------------------- pack
 
@@ -76,8 +113,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     return nullptr;
   };
-  if (IsPoisoned()) return keep(&OffloadStats::kept_copy_failed);
-  const absl::StatusOr<bool> capturing = engine_->IsCapturing(stream.native);
+  if (!tier_->engine().health().ok()) return keep(&OffloadStats::kept_copy_failed);
+  const absl::StatusOr<bool> capturing = tier_->engine().IsCapturing(stream.native);
   if (!capturing.ok()) return keep(&OffloadStats::kept_copy_failed);
   if (*capturing) return keep(&OffloadStats::kept_capturing);
 
@@ -89,17 +126,20 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
   RecordPtr record;
   std::vector<RecordPtr> due;
   {
-    MutexLock lock(mu_);
-    record = FindShared(storage, version, read, tensor.itemsize());
+    MutexLock lock(state_.mu);
+    record = state_.storages.Find(storage, version, read, tensor.itemsize());
     if (record != nullptr) {
-      if (record->IsAwaited()) AwaitOperator(record, node);
-      if (record->parcel != nullptr) ++record->parcel->live_handles;
+      if (record->IsAwaited()) state_.pending.AwaitOperator(record, node);
+      if (record->parcel != nullptr) record->parcel->parcel->AddReaders(1);
     } else {
       // EndScope would not send it on its way any more.
       if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
       record =
           std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id);
-      due = Register(record, node);
+      record->sequence = ++state_.last_sequence;
+      state_.storages.Add(*record);
+      state_.schedule->OnSaved(scope.id, record->size_bytes());
+      due = state_.pending.Add(record, node, state_.schedule->BatchBytes());
     }
     ++record->live_handles;
     stats_->Update([&](OffloadStats& stats) {
@@ -113,256 +153,115 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     });
   }
   auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
-  CopyOut(std::move(due));
-  EvictOverWindow();
+  if (!due.empty()) departures_.CopyOut(std::move(due));
+  departures_.EvictExcess();
   return handle;
-}
-
-std::vector<DeviceOffloader::RecordPtr> DeviceOffloader::Register(const RecordPtr& record,
-                                                                  const NodeId& node) {
-  SavedStorage& saved = by_storage_[record->identity._unsafe_get_target()];
-  record->pending_bytes = saved.records.empty() ? record->storage_bytes : record->size_bytes();
-  saved.records.push_back(record.get());
-  record->sequence = ++last_sequence_;
-  OpenScope& open = scopes_[record->scope];
-  open.saved.Add(record->size_bytes());
-  for (RecordPtr& earlier : std::exchange(open.in_use, {})) {
-    absl::InlinedVector<NodeId, 1>& nodes = earlier->nodes;
-    nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
-                               [&](const NodeId& saver) { return HasReturned(saver, node); }),
-                nodes.end());
-    if (nodes.empty()) {
-      EndOperator(open, std::move(earlier));
-    } else {
-      open.in_use.push_back(std::move(earlier));
-    }
-  }
-  open.in_use.push_back(record);
-  record->nodes.push_back(node);
-  return TakeDue(open, /*ends=*/false);
-}
-
-DeviceOffloader::RecordPtr DeviceOffloader::FindShared(const c10::Storage& storage,
-                                                       const SavedVersion& version,
-                                                       const StorageExtent& extent,
-                                                       uint64_t item_bytes) {
-  const auto found = by_storage_.find(storage.unsafeGetStorageImpl());
-  if (found == by_storage_.end()) return nullptr;
-  // Newest first: what was saved since at another version, even by another counter, says that the
-  // bytes may have changed.
-  for (auto it = found->second.records.rbegin(); it != found->second.records.rend(); ++it) {
-    StorageRecord& record = **it;
-    if (record.extent.end_bytes <= extent.begin_bytes ||
-        extent.end_bytes <= record.extent.begin_bytes) {
-      continue;
-    }
-    if (record.version != version || !record.HasItsMemory(storage)) return nullptr;
-    if (record.extent.begin_bytes <= extent.begin_bytes &&
-        extent.end_bytes <= record.extent.end_bytes &&
-        record.extent.begin_bytes % item_bytes == 0) {
-      return record.shared_from_this();
-    }
-  }
-  return nullptr;
 }
 
 void DeviceOffloader::EndScope(ScopeId scope) {
   const ScopedRange range(trace(), "pinion.end_scope");
   std::vector<RecordPtr> due;
   {
-    MutexLock lock(mu_);
-    const auto found = scopes_.find(scope);
-    if (found == scopes_.end()) return;  // it saved nothing on this device
-    OpenScope& open = found->second;
-    for (RecordPtr& saved : std::exchange(open.in_use, {})) EndOperator(open, std::move(saved));
-    due = TakeDue(open, /*ends=*/true);
+    MutexLock lock(state_.mu);
+    due = state_.pending.EndScope(scope);
   }
-  CopyOut(std::move(due));
-  EvictOverWindow();
-  MutexLock lock(mu_);
-  const auto ended = scopes_.extract(scope);
-  if (!ended.empty()) last_scope_ = ended.mapped().saved;
-}
-
-// --------------------------------------------------------------------------------------- evict
-
-// What is held counts once, for the parcel that lets go of it: where parcels share a storage, that
-// is the one that came last, since they are evicted in their order.
-void DeviceOffloader::EnterWindow(Parcel& parcel) {
-  parcel.window_position = window_.insert(window_.end(), &parcel);
-  uint64_t held_bytes = 0;
-  if (parcel.gathered) {
-    held_bytes = parcel.size_bytes();
-  } else {
-    for (const StorageRecord* record : parcel.records) {
-      Parcel*& held_by = by_storage_[record->identity._unsafe_get_target()].held_by;
-      if (held_by == &parcel) continue;
-      if (held_by != nullptr) SetHeldBytes(*held_by, held_by->held_bytes - record->storage_bytes);
-      held_by = &parcel;
-      held_bytes += record->storage_bytes;
-    }
-  }
-  SetHeldBytes(parcel, held_bytes);
-}
-
-void DeviceOffloader::LeaveWindow(Parcel& parcel) {
-  if (!parcel.window_position.has_value()) return;
-  SetHeldBytes(parcel, 0);
-  window_.erase(*parcel.window_position);
-  parcel.window_position.reset();
-  for (const StorageRecord* record : parcel.records) {
-    Parcel*& held_by = by_storage_[record->identity._unsafe_get_target()].held_by;
-    if (held_by == &parcel) held_by = nullptr;
-  }
-}
-
-void DeviceOffloader::SetHeldBytes(Parcel& parcel, uint64_t held_bytes) {
-  const uint64_t window_bytes = ShareOfWindow(options_.eviction_window_bytes, held_bytes);
-  window_bytes_ += window_bytes;
-  window_bytes_ -= std::exchange(parcel.window_bytes, window_bytes);
-  parcel.held_bytes = held_bytes;
-}
-
-void DeviceOffloader::StopHolding(const StorageRecord& record, SavedStorage& storage) {
-  if (storage.held_by != record.parcel.get()) return;
-  Parcel* other = nullptr;
-  for (auto it = storage.records.rbegin(); it != storage.records.rend() && other == nullptr; ++it) {
-    if (!(*it)->source || (*it)->parcel == nullptr) continue;
-    if ((*it)->parcel->window_position.has_value()) other = (*it)->parcel.get();
-  }
-  Parcel* const holder = std::exchange(storage.held_by, other);
-  if (holder == other) return;
-  SetHeldBytes(*holder, holder->held_bytes - record.storage_bytes);
-  if (other != nullptr) SetHeldBytes(*other, other->held_bytes + record.storage_bytes);
-}
-
-std::vector<GuardedStorage> DeviceOffloader::EvictDownTo(uint64_t limit_bytes) {
-  std::vector<GuardedStorage> evicted;
-  while (window_bytes_ > limit_bytes) {
-    GuardedStorage next = Evict(*window_.front());
-    if (!next) continue;
-    if (!evicted.empty() && evicted.back().stream().torch == next.stream().torch) {
-      evicted.back().Add(std::move(next));  // the later of the two copies covers both
-    } else {
-      evicted.push_back(std::move(next));
-    }
-  }
-  return evicted;
-}
-
-void DeviceOffloader::EvictOverWindow() {
-  std::vector<GuardedStorage> evicted;  // let go of after mu_
-  uint64_t evicted_bytes = 0;
-  {
-    MutexLock lock(mu_);
-    const uint64_t before_bytes = window_bytes_;
-    evicted = EvictDownTo(Window(options_.eviction_window_bytes));
-    evicted_bytes = before_bytes - window_bytes_;
-  }
-  if (evicted.empty()) return;
-  const ScopedRange range(trace(), "pinion.evict", evicted_bytes);
-  evicted.clear();
+  departures_.CopyOut(std::move(due));
+  departures_.EvictExcess();
+  MutexLock lock(state_.mu);
+  state_.schedule->OnScopeEnd(scope);
 }
 
 void DeviceOffloader::FreeDeviceMemory() {
-  FreeUnneeded();
-  std::vector<GuardedStorage> evicted;  // let go of after mu_
-  MutexLock lock(mu_);
-  evicted = EvictDownTo(0);
+  returns_.FreeUnneeded();
+  departures_.EvictAll();
 }
 
-GuardedStorage DeviceOffloader::Evict(Parcel& parcel) {
-  LeaveWindow(parcel);
-  GuardedStorage evicted(parcel.pack_stream, parcel.copy_out, WaitSite::kEvictAfterCopyOut);
-  uint64_t not_freed = 0;
-  if (parcel.gathered) evicted.Add(std::exchange(parcel.gathered, c10::Storage()));
-  for (StorageRecord* record : parcel.records) {
-    if (!record->source) continue;
-    // Whoever else owns it frees it later than this wait, so letting go is safe either way.
-    if (record->source.use_count() > 1) ++not_freed;
-    evicted.Add(std::exchange(record->source, c10::Storage()));
+// -------------------------------------------------------------------------------------- unpack
+
+at::Tensor DeviceOffloader::Unpack(Handle& handle) {
+  StorageRecord& record = handle.record();
+  const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
+  NoteBackward();
+  BytesOnDevice bytes = returns_.Acquire(record, handle.reader, BoundStream(CurrentStream(device_)),
+                                         [&handle] { return handle.Describe(); });
+  stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
+  returns_.Prefetch(record);
+  // The engine may have a tensor over memory that nobody else needs for its own, and change it.
+  // Not the memory that was saved, whoever lets go of it: other handles find it as long as it
+  // lives.
+  if (bytes.fetched && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
+    SettleLoans();
+    if (bytes.storage.use_count() == 1) {
+      return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
+    }
   }
-  stats_->Update([&](OffloadStats& stats) {
-    stats.evicted_bytes += RecordBytes(parcel);
-    stats.evicted_not_freed += not_freed;
-  });
-  return evicted;
+  // A node that changes any other in place is found out by whoever shares it, as without offload.
+  return Lend(handle.View(std::move(bytes), record.version.counter()));
+}
+
+void DeviceOffloader::NoteBackward() {
+  const int64_t backward = CurrentBackward();
+  if (backward == -1) return;
+  {
+    MutexLock lock(state_.mu);
+    if (!state_.backwards.insert(backward).second) return;
+    state_.schedule->OnBackwardBegin(backward);
+  }
+  AtEndOfBackward([self = shared_from_this(), backward] { self->returns_.EndBackward(backward); });
 }
 
 // ------------------------------------------------------------------------------------- release
 
 void DeviceOffloader::Release(Handle& handle) {
-  StorageRecord& record = *handle.record();
+  StorageRecord& record = handle.record();
   const int64_t backward = CurrentBackward();
   Released released;
   stats_->Update([](OffloadStats& stats) { --stats.live_handles; });
-  MutexLock lock(mu_);
-  const ParcelPtr parcel = record.parcel;
+  MutexLock lock(state_.mu);
+  // The handle that goes still shares the record: nothing is let go of under the lock.
+  const std::shared_ptr<SavedParcel> parcel = record.parcel;
   if (parcel != nullptr) {
-    --parcel->live_handles;
-    if (handle.read_epoch == parcel->epoch) --parcel->read_handles;
+    returns_.LetGo(parcel->parcel->RemoveReader(handle.reader), *parcel, released);
   }
   if (--record.live_handles == 0) Forget(record, backward, released);
-  if (parcel == nullptr) return;
-  if (parcel->live_handles == 0) {
-    order_.erase(parcel->OrderKey());
-    LeaveWindow(*parcel);
-    if (parcel->gathered) {
-      LetGo(GuardedStorage(std::exchange(parcel->gathered, c10::Storage()), parcel->pack_stream,
-                           parcel->copy_out, WaitSite::kFreeAfterCopy),
-            parcel->size_bytes(), backward, released);
-    }
+  if (parcel == nullptr || !parcel->records.empty()) return;
+  if (state_.schedule->OnGone(*parcel)) {
+    stats_->Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
   }
-  if (!parcel->fetching && parcel->read_handles == parcel->live_handles) {
-    released.storages.push_back(TakeFetched(*parcel));
+  if (parcel->gathered) {
+    LetGo(parcel->parcel->TakeHeld(0), parcel->size_bytes, backward, released);
   }
 }
 
-// Its last handle is gone.
 void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& released) {
-  // The handle that goes still shares the record: nothing is let go of under mu_.
-  if (record.IsAwaited()) RemovePending(record);
-  const auto found = by_storage_.find(record.identity._unsafe_get_target());
-  std::erase(found->second.records, &record);
-  Transfer copy_out;
-  if (record.parcel != nullptr) {
-    copy_out = record.parcel->copy_out;
-    std::erase(record.parcel->records, &record);
-    StopHolding(record, found->second);
-  }
-  if (found->second.records.empty()) by_storage_.erase(found);
-  if (!record.source) return;
-  GuardedStorage source(std::exchange(record.source, c10::Storage()), record.pack_stream, copy_out,
-                        WaitSite::kFreeAfterCopy);
-  const bool copied = record.parcel != nullptr;
-  LetGo(std::move(source), copied ? record.storage_bytes : 0, backward, released);
-}
-
-void DeviceOffloader::LetGo(GuardedStorage source, uint64_t size_bytes, int64_t backward,
-                            Released& released) {
-  // Only what EndBackward will be called for, and what no other record could be found to have.
-  const bool later = size_bytes > 0 && backward != -1 && backwards_.contains(backward) &&
-                     !by_storage_.contains(source.storage().unsafeGetStorageImpl());
-  if (!later) {
-    released.storages.push_back(std::move(source));
+  if (record.IsAwaited()) state_.pending.Remove(record);
+  state_.storages.Remove(record);
+  if (record.parcel == nullptr) {
+    // Its copy out was not submitted.
+    LetGo(GuardedMemory(TorchMemory(std::move(record.source)), record.pack_stream.native,
+                        Transfer(), WaitSite::kFreeAfterCopy),
+          /*size_bytes=*/0, backward, released);
     return;
   }
-  late_.push_back(std::move(source));
-  late_bytes_ += size_bytes;
-  if (late_bytes_ > Window(options_.eviction_window_bytes) / 2) TakeLate(released);
+  SavedParcel& parcel = *record.parcel;
+  std::erase(parcel.records, &record);
+  if (parcel.gathered) return;
+  state_.schedule->OnPieceGone(parcel, record.storage());
+  LetGo(parcel.parcel->TakeHeld(record.piece), record.storage_bytes, backward, released);
 }
 
-void DeviceOffloader::TakeLate(Released& released) {
-  std::vector<GuardedStorage> merged;
-  for (GuardedStorage& source : std::exchange(late_, {})) {
-    if (!merged.empty() && merged.back().stream().torch == source.stream().torch) {
-      merged.back().Add(std::move(source));  // the later of the two copies covers both
-    } else {
-      merged.push_back(std::move(source));
-    }
+void DeviceOffloader::LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t backward,
+                            Released& released) {
+  if (!memory) return;
+  // Only what EndBackward will be called for, and what no other record could be found to have.
+  const auto* storage = static_cast<const c10::StorageImpl*>(memory.memory().owner());
+  if (size_bytes == 0 || !state_.backwards.contains(backward) ||
+      state_.storages.Contains(storage)) {
+    released.Add(std::move(memory));
+    return;
   }
-  for (GuardedStorage& source : merged) released.storages.push_back(std::move(source));
-  late_bytes_ = 0;
+  state_.late.Add(std::move(memory), size_bytes);
+  if (state_.late.size_bytes() > state_.schedule->LateBytes()) state_.late.Take(released);
 }
 
 }  // namespace pinion

@@ -6,15 +6,6 @@
 
 namespace pinion {
 
-LinkCalibration AssumedLink() {
-  LinkCalibration link;
-  link.h2d = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 20};
-  link.d2h = link.h2d;
-  link.h2d_duplex_gb_per_s = 15;
-  link.d2h_duplex_gb_per_s = 15;
-  return link;
-}
-
 absl::Status OffloadOptions::Validate() const {
   if (eviction_window_bytes == 0 || prefetch_window_bytes == 0) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -58,10 +58,6 @@ struct OffloadOptions {
   absl::Status Validate() const;
 };
 
-// 20 GB/s in either direction, 15 in both at once; 3 us for a copy, 1 us for each further piece of
-// a batch.
-LinkCalibration AssumedLink();
-
 }  // namespace pinion
 
 #endif  // PINION_HOOKS_OFFLOAD_OPTIONS_H_

@@ -18,48 +18,29 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/device_offloader.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/scope_packer.h"
 #include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/torch_tier.h"
 
 namespace pinion {
 namespace {
 
-// Measuring allocates and waits, which would break a graph that `stream` captures.
-absl::StatusOr<LinkCalibration> MeasureLink(TransferEngine& engine, PinnedAllocator& allocator,
-                                            StreamHandle stream) {
-  PINION_ASSIGN_OR_RETURN(const bool capturing, engine.IsCapturing(stream));
-  if (capturing) return absl::FailedPreconditionError("a graph is being captured");
-  return engine.Calibrate(allocator);
-}
-
-LinkCalibration LinkOf(TransferEngine& engine, PinnedAllocator& allocator, StreamHandle stream) {
-  const absl::StatusOr<LinkCalibration> link = MeasureLink(engine, allocator, stream);
-  if (link.ok()) return *link;
-  PINION_LOG(kWarning) << engine.device().name() << " is taken for a PCIe 4 device, since its link "
-                       << "cannot be measured now: " << link.status();
-  return AssumedLink();
-}
-
 class SessionImpl : public OffloadSession, public PackTarget {
  public:
-  SessionImpl(const OffloadOptions& options, DeviceBackend backend, c10::DeviceType device_type,
-              std::shared_ptr<PinnedAllocator> allocator)
-      : options_(options),
-        backend_(std::move(backend)),
-        device_type_(device_type),
-        allocator_(std::move(allocator)) {
-    options_.enabled = options.enabled && !SwitchedOnByEnvironment("PINION_DISABLE");
-    options_.verify = options.verify || SwitchedOnByEnvironment("PINION_VERIFY");
-  }
+  // `tier` is null for a session that is not enabled.
+  SessionImpl(const OffloadOptions& options, c10::DeviceType device_type,
+              std::shared_ptr<HostTier> tier)
+      : options_(options), device_type_(device_type), tier_(std::move(tier)) {}
 
   const OffloadOptions& options() const override { return options_; }
   OffloadStats GetStats() const override { return stats_->Get(); }
 
   AllocatorStats GetAllocatorStats() const override {
-    MutexLock lock(mu_);
-    return allocator_ == nullptr ? AllocatorStats() : allocator_->GetStats();
+    return tier_ == nullptr ? AllocatorStats() : tier_->pool().GetStats();
   }
 
   EngineStats GetEngineStats(int device_index) const override {
@@ -80,7 +61,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
     if (FindOffloader(device_index) == nullptr) {
       PINION_RETURN_IF_ERROR(SetUp(c10::Device(device_type_, index)).status());
     }
-    return Allocator()->Reserve(size_bytes);
+    return tier_->pool().Reserve(size_bytes);
   }
 
   void FreeDeviceMemory(int device_index) override {
@@ -88,8 +69,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
   }
 
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) override {
-    const std::shared_ptr<PinnedAllocator> allocator = Allocator();
-    return allocator == nullptr ? 0 : allocator->Trim(keep_bytes);
+    return tier_ == nullptr ? 0 : tier_->pool().Trim(keep_bytes);
   }
 
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const ParameterStorages& parameters,
@@ -109,21 +89,17 @@ class SessionImpl : public OffloadSession, public PackTarget {
   // A session of another backend would watch a whole training run and do nothing.
   void RefuseOtherAccelerator(c10::Device device) const {
     if (device.type() == device_type_ || device.is_cpu() || device.is_meta()) return;
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
-                     "the session was made for \"", backend_.type_name, "\", and the tensor is on ",
-                     device.str(), ": create the session with the backend of that device")),
-                 "saving a tensor in an OffloadScope");
+    ThrowIfError(
+        absl::InvalidArgumentError(absl::StrCat(
+            "the session was made for \"", c10::DeviceTypeName(device_type_, /*lower_case=*/true),
+            "\", and the tensor is on ", device.str(),
+            ": create the session with the backend of that device")),
+        "saving a tensor in an OffloadScope");
   }
 
   std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     return nullptr;
-  }
-
-  // Null until a device was set up, unless the program has given one.
-  std::shared_ptr<PinnedAllocator> Allocator() const {
-    MutexLock lock(mu_);
-    return allocator_;
   }
 
   std::shared_ptr<DeviceOffloader> FindOffloader(int device_index) const {
@@ -145,13 +121,12 @@ class SessionImpl : public OffloadSession, public PackTarget {
   // Whether the log has nothing yet about a device that cannot be set up.
   bool IsFirstToldOf(c10::Device device);
 
-  OffloadOptions options_;
-  const DeviceBackend backend_;
+  const OffloadOptions options_;
   const c10::DeviceType device_type_;
+  const std::shared_ptr<HostTier> tier_;
   const std::shared_ptr<OffloadStatsRecorder> stats_ = std::make_shared<OffloadStatsRecorder>();
 
   mutable Mutex mu_;
-  std::shared_ptr<PinnedAllocator> allocator_ ABSL_GUARDED_BY(mu_);
   std::map<int, std::shared_ptr<DeviceOffloader>> offloaders_ ABSL_GUARDED_BY(mu_);
   std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // devices, in this scope
   std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure is in the log
@@ -215,27 +190,16 @@ bool SessionImpl::IsFirstToldOf(c10::Device device) {
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device device) {
-  std::shared_ptr<PinnedAllocator> allocator = Allocator();
-  // Outside the lock: this calls the device. Two threads may both get here; the first to be back
-  // wins and the other's engine goes unused.
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> native, backend_.device(device.index()));
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
-                          TransferEngine::Create(options_.engine, native));
-  if (allocator == nullptr) {
-    PINION_ASSIGN_OR_RETURN(allocator,
-                            PinnedAllocator::Create(options_.allocator, native->pinned_source()));
-  }
+  // Outside the lock: this calls the device. Of two threads that get here, the first to be back
+  // wins.
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, tier_->ForDevice(device.index()));
   // Without overlap nothing is planned.
   const LinkCalibration link =
-      options_.link.has_value() ? *options_.link
-      : options_.overlap        ? LinkOf(*engine, *allocator, NativeStream(CurrentStream(device)))
-                                : AssumedLink();
+      options_.overlap ? tier->Link(NativeStream(CurrentStream(device))) : AssumedLink();
   MutexLock lock(mu_);
-  if (allocator_ == nullptr) allocator_ = std::move(allocator);
   auto& offloader = offloaders_[device.index()];
   if (offloader == nullptr) {
-    offloader = std::make_shared<DeviceOffloader>(options_, device, link, std::move(engine),
-                                                  allocator_, stats_);
+    offloader = std::make_shared<DeviceOffloader>(options_, device, link, std::move(tier), stats_);
   }
   return offloader;
 }
@@ -253,16 +217,18 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
   if (const std::string unclear = SwitchNotUnderstood(); !unclear.empty()) {
     PINION_LOG(kWarning) << unclear << " switches nothing on: set it to 1, or unset it";
   }
-  auto session = std::make_shared<SessionImpl>(options, backend, device_type, allocator);
-  if (!session->options().enabled) return session;
-  // What cannot work on the first device is refused here: in the middle of forward nobody could do
-  // anything about it.
-  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> first, backend.device(0));
-  if (allocator == nullptr) {
-    PINION_RETURN_IF_ERROR(
-        PinnedAllocator::Create(options.allocator, first->pinned_source()).status());
+  OffloadOptions own = options;
+  own.enabled = options.enabled && !SwitchedOnByEnvironment("PINION_DISABLE");
+  own.verify = options.verify || SwitchedOnByEnvironment("PINION_VERIFY");
+  std::shared_ptr<HostTier> tier;
+  if (own.enabled) {
+    // What cannot work on the first device is refused here: in the middle of forward nobody could
+    // do anything about it.
+    const HostTierOptions tier_options = {options.allocator, options.engine, options.link};
+    PINION_ASSIGN_OR_RETURN(
+        tier, TorchHostTier(tier_options, backend, device_type, std::move(allocator)));
   }
-  return session;
+  return std::make_shared<SessionImpl>(own, device_type, std::move(tier));
 }
 
 }  // namespace pinion

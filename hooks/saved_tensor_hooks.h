@@ -46,9 +46,6 @@ class SavedTensorPacker {
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) = 0;
 };
 
-// Names what was saved together (PackScope in scope_packer.h); from 1, process-wide.
-using ScopeId = uint64_t;
-
 class SavedTensorScope {
  public:
   // A null packer switches hooks off inside outer scopes.

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 
+#include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/hooks/offload_policy.h"
 #include "pinion/hooks/offload_stats.h"
 #include "pinion/hooks/saved_tensor_hooks.h"

@@ -1,8 +1,10 @@
 // One saved storage (or a part of one), at one version: what DeviceOffloader knows about it.
 //
-// A record is shared by the handles of all saved tensors that are views of the same bytes. Fields
-// below the line are guarded by the owning DeviceOffloader's mutex. Clang cannot check that: an
-// annotation would need an expression for that mutex, and a record does not know its owner.
+// A record is shared by the handles of all saved tensors that are views of the same bytes. All that
+// is about tensors is said of records, all that is about copies of parcels (engine/tier/parcel.h):
+// a large tensor is a parcel of its own, small ones share one. Fields below a line "guarded" belong
+// to OffloadState's mutex. Clang cannot check that: an annotation would need an expression for that
+// mutex, and a record does not know its owner.
 
 #ifndef PINION_HOOKS_STORAGE_RECORD_H_
 #define PINION_HOOKS_STORAGE_RECORD_H_
@@ -10,19 +12,42 @@
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/tier/parcel.h"
 #include "pinion/hooks/offload_policy.h"
-#include "pinion/hooks/parcel.h"
 #include "pinion/hooks/saved_tensor_hooks.h"
 #include "pinion/hooks/saved_version.h"
 #include "pinion/hooks/tensor_checksum.h"
 #include "pinion/hooks/torch_bridge.h"
 
 namespace pinion {
+
+struct StorageRecord;
+
+// Saved tensors that travel together.
+struct SavedParcel : public ScheduledParcel, public std::enable_shared_from_this<SavedParcel> {
+  SavedParcel(std::shared_ptr<Parcel> in_tier, const BoundStream& stream, bool was_gathered)
+      : parcel(std::move(in_tier)), pack_stream(stream), gathered(was_gathered) {
+    size_bytes = parcel->size_bytes;
+    ScheduledParcel::stream = static_cast<uint64_t>(stream.torch.id());
+  }
+
+  const std::shared_ptr<Parcel> parcel;
+  const BoundStream pack_stream;  // the copy out, and a gather before it, come after its work
+  // The copy out reads one block of device memory with the parcel's own layout, in which the
+  // tensors were gathered. Otherwise it reads their storages, each a piece of its own.
+  const bool gathered;
+
+  // ---- guarded ----
+  std::vector<StorageRecord*> records;  // with live handles
+};
 
 struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   enum class CopyOut {
@@ -45,6 +70,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
         source(storage) {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
+  const c10::StorageImpl* storage() const { return identity._unsafe_get_target(); }
 
   // Its copy has not begun, and it has a place in its scope. Guarded.
   bool IsAwaited() const { return state == CopyOut::kInUse || state == CopyOut::kPending; }
@@ -75,10 +101,11 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   TensorChecksum checksum;
 
   // ---- guarded ----
-  c10::Storage source;  // empty once evicted or gathered
+  c10::Storage source;  // until the copy out is submitted; from then on the parcel holds it
   CopyOut state = CopyOut::kInUse;
   absl::InlinedVector<NodeId, 1> nodes;  // of the operators that may still run, while kInUse
-  std::shared_ptr<Parcel> parcel;        // once the copy is submitted
+  std::shared_ptr<SavedParcel> parcel;   // once the copy out is submitted
+  size_t piece = 0;                      // of the parcel, unless that was gathered
   uint64_t parcel_offset = 0;            // at which `extent` begins in it
 
   int live_handles = 0;
@@ -86,6 +113,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   // Of the device, that its copy out lets go of: all of the storage for the first record of it.
   uint64_t pending_bytes = 0;
 };
+
+using RecordPtr = std::shared_ptr<StorageRecord>;
 
 }  // namespace pinion
 

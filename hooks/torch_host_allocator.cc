@@ -30,10 +30,13 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/process_exit.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/host_tier.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/torch_bridge.h"
 #include "pinion/hooks/torch_pinned_source.h"
+#include "pinion/hooks/torch_tier.h"
 #include "pinion/hooks/torch_version.h"
 
 namespace pinion {
@@ -42,7 +45,7 @@ namespace {
 // A stream that copies of a block ran on, and who can tell how far it is.
 struct StreamUse {
   BoundStream stream;
-  std::shared_ptr<TransferEngine> engine;
+  std::shared_ptr<DeviceTier> device;
 };
 
 // How copies have used a block.
@@ -54,16 +57,14 @@ struct BlockUses {
 class TorchHostAllocator final : public at::HostAllocator {
  public:
   // `previous` pinned what the program has pinned so far; null: nobody did.
-  TorchHostAllocator(std::shared_ptr<PinnedAllocator> allocator,
-                     std::shared_ptr<TorchPinnedSource> source, DeviceBackend backend,
-                     c10::DeviceType type, at::HostAllocator* previous)
-      : allocator_(std::move(allocator)),
-        source_(std::move(source)),
-        backend_(std::move(backend)),
+  TorchHostAllocator(std::shared_ptr<HostTier> tier, c10::DeviceType type,
+                     at::HostAllocator* previous)
+      : tier_(std::move(tier)),
+        source_(std::dynamic_pointer_cast<TorchPinnedSource>(tier_->source())),
         type_(type),
         previous_(previous) {}
 
-  const PinnedAllocator& allocator() const { return *allocator_; }
+  const PinnedAllocator& allocator() const { return tier_->pool(); }
   bool InForkedChild() const { return origin_.InForkedChild(); }
   absl::Status Refusal() const { return origin_.Refusal("Pinion's host allocator"); }
 
@@ -112,11 +113,9 @@ class TorchHostAllocator final : public at::HostAllocator {
   Live* Find(const void* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::StatusOr<StreamUse> UseOf(const c10::Stream& stream);
-  absl::StatusOr<std::shared_ptr<TransferEngine>> EngineFor(int device_index);
 
-  const std::shared_ptr<PinnedAllocator> allocator_;
-  const std::shared_ptr<TorchPinnedSource> source_;
-  const DeviceBackend backend_;
+  const std::shared_ptr<HostTier> tier_;
+  const std::shared_ptr<TorchPinnedSource> source_;  // null for a pool of the program's own
   const c10::DeviceType type_;
   at::HostAllocator* const previous_;
   const ForkOrigin origin_;
@@ -126,7 +125,6 @@ class TorchHostAllocator final : public at::HostAllocator {
   // By address, not by context: LibTorch names a block by either, and a view that was made with
   // from_blob has a context of its own, and an address within the block. Nodes stay where they are.
   std::map<const void*, Live, std::greater<>> live_ ABSL_GUARDED_BY(mu_);
-  std::map<int, std::shared_ptr<TransferEngine>> engines_ ABSL_GUARDED_BY(mu_);
   std::vector<PinnedBlock> never_reused_ ABSL_GUARDED_BY(mu_);
   c10::CachingAllocator::Stat active_requests_ ABSL_GUARDED_BY(mu_);
   c10::CachingAllocator::Stat active_bytes_ ABSL_GUARDED_BY(mu_);
@@ -135,7 +133,7 @@ class TorchHostAllocator final : public at::HostAllocator {
 c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
   const c10::Device cpu(c10::kCPU);
   if (size_bytes == 0) return c10::DataPtr(nullptr, nullptr, &Delete, cpu);
-  absl::StatusOr<PinnedBlock> block = allocator_->Allocate(size_bytes);
+  absl::StatusOr<PinnedBlock> block = tier_->pool().Allocate(size_bytes);
   ThrowIfError(block.status(), "pinning host memory for LibTorch");
   BlockUses uses;
   if (captures_.load(std::memory_order_relaxed) > 0) {
@@ -171,7 +169,7 @@ void TorchHostAllocator::Release(const void* data) {
   BlockUses& uses = released.mapped().uses;
   absl::InlinedVector<FenceTicket, 1> tickets;
   for (const StreamUse& use : uses.streams) {
-    absl::StatusOr<FenceTicket> ticket = use.engine->Mark(use.stream.native);
+    absl::StatusOr<FenceTicket> ticket = use.device->engine().Mark(use.stream.native);
     uses.never_reusable.Update(ticket.status());
     if (ticket.ok()) tickets.push_back(*std::move(ticket));
   }
@@ -215,31 +213,16 @@ bool TorchHostAllocator::record_event(void* data, void* context, c10::Stream str
 
 absl::StatusOr<StreamUse> TorchHostAllocator::UseOf(const c10::Stream& stream) {
   try {
-    PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
-                            EngineFor(stream.device_index()));
-    StreamUse use = {BoundStream(stream), std::move(engine)};
-    PINION_ASSIGN_OR_RETURN(const bool capturing, use.engine->IsCapturing(use.stream.native));
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> device,
+                            tier_->ForDevice(stream.device_index()));
+    StreamUse use = {BoundStream(stream), std::move(device)};
+    PINION_ASSIGN_OR_RETURN(const bool capturing,
+                            use.device->engine().IsCapturing(use.stream.native));
     if (capturing) return absl::FailedPreconditionError("a graph that was captured uses it");
     return use;
   } catch (const std::exception& error) {
     return absl::UnavailableError(error.what());
   }
-}
-
-absl::StatusOr<std::shared_ptr<TransferEngine>> TorchHostAllocator::EngineFor(int device_index) {
-  {
-    const MutexLock lock(mu_);
-    if (const auto found = engines_.find(device_index); found != engines_.end()) {
-      return found->second;
-    }
-  }
-  // Outside the lock: this calls the device. Of two threads that get here, the first to be back
-  // wins.
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.device(device_index));
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
-                          TransferEngine::Create({}, std::move(device)));
-  const MutexLock lock(mu_);
-  return engines_.try_emplace(device_index, engine).first->second;
 }
 
 TorchHostAllocator::Live* TorchHostAllocator::Find(const void* data) {
@@ -257,13 +240,13 @@ bool TorchHostAllocator::IsLive(const void* data) {
 
 void TorchHostAllocator::empty_cache() {
   ThrowInForkedChild("giving cached pinned memory back");
-  ThrowIfError(allocator_->Trim(0).status(), "giving cached pinned memory back");
+  ThrowIfError(tier_->pool().Trim(0).status(), "giving cached pinned memory back");
   if (previous_ != nullptr) previous_->empty_cache();
 }
 
 at::HostStats TorchHostAllocator::get_stats() {
   ThrowInForkedChild("reading the statistics of pinned memory");
-  at::HostStats stats = source_->GetStats();
+  at::HostStats stats = source_ == nullptr ? at::HostStats() : source_->GetStats();
   const MutexLock lock(mu_);
   stats.active_requests = active_requests_;
   stats.active_bytes = active_bytes_;
@@ -272,7 +255,7 @@ at::HostStats TorchHostAllocator::get_stats() {
 
 void TorchHostAllocator::reset_accumulated_stats() {
   ThrowInForkedChild("resetting the statistics of pinned memory");
-  source_->ResetAccumulatedStats();
+  if (source_ != nullptr) source_->ResetAccumulatedStats();
   const MutexLock lock(mu_);
   active_requests_.reset_accumulated();
   active_bytes_.reset_accumulated();
@@ -280,7 +263,7 @@ void TorchHostAllocator::reset_accumulated_stats() {
 
 void TorchHostAllocator::reset_peak_stats() {
   ThrowInForkedChild("resetting the statistics of pinned memory");
-  source_->ResetPeakStats();
+  if (source_ != nullptr) source_->ResetPeakStats();
   const MutexLock lock(mu_);
   active_requests_.reset_peak();
   active_bytes_.reset_peak();
@@ -318,14 +301,13 @@ absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
     return absl::OkStatus();
   }
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
-  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<TorchPinnedSource> source,
-                          TorchPinnedSource::Create(backend, type));
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<PinnedAllocator> allocator,
-                          PinnedAllocator::Create(options, source));
+  HostTierOptions tier_options;
+  tier_options.allocator = options;
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> tier,
+                          TorchHostTier(tier_options, backend, type));
   WatchProcess();
   at::HostAllocator* const previous = at::getHostAllocator(type);
-  auto torch_allocator =
-      std::make_unique<TorchHostAllocator>(std::move(allocator), source, backend, type, previous);
+  auto torch_allocator = std::make_unique<TorchHostAllocator>(std::move(tier), type, previous);
   TorchHostAllocator* none = nullptr;
   if (!InstalledFor(type).compare_exchange_strong(none, torch_allocator.get())) {
     return absl::AlreadyExistsError(

@@ -35,6 +35,7 @@ rule "the emulated device does not know CUDA's" "//device/emulated/..." "//devic
 rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//device/emulated/..."
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
 rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + //allocator:all + //engine:all + //engine/link/... + //engine/stream/...)"
+rule "the engine does not know what its tiers carry" "(//engine:all + //engine/link/... + //engine/stream/... + //engine/plan/...)" "//engine/tier/..."
 rule "hooks speak to device.h alone" "//hooks:all" "(//device/emulated/... + //device/cuda/...)"
 rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks:offload_session"
 rule "the library comes without the simulator" "//:pinion" "(//device/emulated/... + //hooks/emulated/...)"

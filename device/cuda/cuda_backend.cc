@@ -19,7 +19,7 @@ DeviceBackend CudaBackend(const CudaApi& api) {
     }
     return std::make_shared<CudaDevice>(api, index);
   };
-  return {"cuda", device};
+  return {"cuda", device, &api};
 }
 
 absl::StatusOr<int> CudaDeviceCount(const CudaApi& api) {

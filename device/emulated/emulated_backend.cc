@@ -12,6 +12,7 @@ namespace pinion {
 DeviceBackend EmulatedBackend(std::shared_ptr<EmulatedMachine> machine) {
   DeviceBackend backend;
   backend.type_name = "emu";
+  backend.system = machine.get();
   backend.device = [machine =
                         std::move(machine)](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
     if (index < 0 || index >= machine->device_count()) {

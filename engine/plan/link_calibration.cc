@@ -15,4 +15,13 @@ std::string LinkCalibration::ToString() const {
   return line("H2D", h2d, h2d_duplex_gb_per_s) + "\n" + line("D2H", d2h, d2h_duplex_gb_per_s);
 }
 
+LinkCalibration AssumedLink() {
+  LinkCalibration link;
+  link.h2d = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 20};
+  link.d2h = link.h2d;
+  link.h2d_duplex_gb_per_s = 15;
+  link.d2h_duplex_gb_per_s = 15;
+  return link;
+}
+
 }  // namespace pinion

@@ -426,6 +426,7 @@ TEST_F(OffloadGroups, WithoutHostMemoryForTheGroupItsTensorsStayOnTheDevice) {
   OffloadOptions options = SmallWindows(kWindowBytes);
   options.allocator.segment_bytes = 16 * kKiB;
   options.allocator.max_locked_bytes = 16 * kKiB;
+  world_.DropSession();  // all users of a host tier have the same options
   const auto session = world_.NewSession(options);
   seen_.resize(kPerGroup);
   at::Tensor y = carrier_;

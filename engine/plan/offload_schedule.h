@@ -1,0 +1,128 @@
+// Which parcels leave device memory and which come back, and when: decisions, which others execute.
+//
+//   schedule.OnLeft(parcel, held);                                // a copy out was submitted
+//   for (ScheduledParcel* parcel : schedule.TakeEvictions()) ...  // drop their device memory
+//   schedule.OnRead(parcel);                                      // backward has read it
+//   for (ScheduledParcel* parcel : schedule.TakeFetches(...).parcels) ...  // copy them in
+//
+// A schedule is told what happens and is asked what to do. It knows parcels by numbers: when they
+// were saved, how large they are, what device memory their eviction frees. It knows no device, no
+// clock and no lock. WindowSchedule (window_schedule.h) goes by windows of bytes.
+//
+// Thread safety: none; its owner's lock guards it, and the parcels' fields with it.
+// Ownership: a parcel is its tenant's, and outlives the time from OnLeft to OnGone.
+
+#ifndef PINION_ENGINE_PLAN_OFFLOAD_SCHEDULE_H_
+#define PINION_ENGINE_PLAN_OFFLOAD_SCHEDULE_H_
+
+#include <compare>
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+
+namespace pinion {
+
+// Names what was saved together, one forward for example; from 1, process-wide.
+using ScopeId = uint64_t;
+
+// When something was saved. Backward reads a scope from its end.
+struct SavedPlace {
+  ScopeId scope = 0;  // no scope's number
+  uint64_t sequence = 0;
+
+  friend auto operator<=>(const SavedPlace&, const SavedPlace&) = default;
+};
+
+// Device memory that an eviction lets go of. Several parcels may hold the same.
+struct HeldBytes {
+  const void* owner = nullptr;  // which memory
+  uint64_t size_bytes = 0;      // of all of it
+};
+
+// A parcel as schedules know it. Tenants derive their own from it.
+struct ScheduledParcel {
+  SavedPlace place;  // of what was saved last of it
+  uint64_t size_bytes = 0;
+  uint64_t stream = 0;  // any number by which to tell streams apart: fetches are batched by it
+
+  // The schedule's own, from OnLeft on.
+  struct Scheduled {
+    struct Held {
+      HeldBytes memory;
+      int pieces = 0;  // of the parcel, that lie in it
+    };
+    bool known = false;  // between OnLeft and OnGone
+    std::optional<std::list<ScheduledParcel*>::iterator> in_window;
+    absl::InlinedVector<Held, 1> held;  // while in the window
+    uint64_t held_bytes = 0;            // of it, what counts for this parcel
+    uint64_t window_bytes = 0;          // and with how much
+    bool fetched_ahead = false;         // and not read yet
+    uint64_t ahead_bytes = 0;           // what it counts meanwhile
+    int64_t fetched_in = -1;            // by which backward, last
+  };
+  Scheduled scheduled;
+};
+
+class OffloadSchedule {
+ public:
+  struct Fetches {
+    std::vector<ScheduledParcel*> parcels;  // one batch, of one stream
+    uint64_t looks = 0;                     // parcels that were looked at
+  };
+
+  virtual ~OffloadSchedule() = default;
+
+  // --- what happens ---
+
+  // One more tensor was saved, and is to leave.
+  virtual void OnSaved(ScopeId scope, uint64_t size_bytes) = 0;
+  // All that the scope saved has left, or stays for good.
+  virtual void OnScopeEnd(ScopeId scope) = 0;
+  // The copy out of the parcel was submitted; evicting it lets go of `held`, one entry for each of
+  // its pieces.
+  virtual void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) = 0;
+  // One of its pieces is not needed any more, and does not hold `owner` any longer.
+  virtual void OnPieceGone(ScheduledParcel& parcel, const void* owner) = 0;
+  // Nobody needs the parcel. True if it was fetched ahead for nothing.
+  virtual bool OnGone(ScheduledParcel& parcel) = 0;
+
+  virtual void OnBackwardBegin(int64_t backward) = 0;
+  virtual void OnBackwardEnd(int64_t backward) = 0;
+  // A copy in, on demand or ahead, was submitted in `backward` (-1: in none).
+  virtual void OnFetched(ScheduledParcel& parcel, int64_t backward) = 0;
+  // Somebody has read the parcel, which was fetched. True if it was fetched ahead, the first time.
+  virtual bool OnRead(ScheduledParcel& parcel) = 0;
+  // What was fetched was let go of. True if nobody had read it.
+  virtual bool OnDropped(ScheduledParcel& parcel) = 0;
+  // Fetches that TakeFetches asked for were made, or could not be.
+  virtual void OnFetchesMade() = 0;
+  virtual void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) = 0;
+  // What was fetched ahead was dropped unread, to make room: it may be asked for again.
+  virtual void OnRoomWanted() = 0;
+
+  // --- what to do ---
+
+  // What waits for company leaves once it holds so much device memory.
+  virtual uint64_t BatchBytes() const = 0;
+  // Memory that nobody needs any more but for its copy out goes once it is so much.
+  virtual uint64_t LateBytes() const = 0;
+  // Parcels to evict: those that are in excess, or all that can free anything.
+  virtual std::vector<ScheduledParcel*> TakeEvictions() = 0;
+  virtual std::vector<ScheduledParcel*> TakeAllEvictions() = 0;
+  // Parcels to fetch ahead, now that what was saved at `from` is read in `backward`; they count as
+  // fetched ahead from now on. `is_away` tells whether a fetch would bring anything back.
+  virtual Fetches TakeFetches(const SavedPlace& from, int64_t backward,
+                              absl::FunctionRef<bool(const ScheduledParcel&)> is_away) = 0;
+  // Those that were fetched ahead and not read; those that were fetched in `backward`.
+  virtual std::vector<ScheduledParcel*> FetchedAhead() const = 0;
+  virtual std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const = 0;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_OFFLOAD_SCHEDULE_H_

@@ -1,0 +1,223 @@
+#include "pinion/engine/plan/window_schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pinion {
+
+// -------------------------------------------------------------------------------------- windows
+
+uint64_t WindowSchedule::Window(uint64_t option) const {
+  if (option != WindowOptions::kAuto) return option;
+  uint64_t window_bytes = AutoWindowBytes(ScopeSizes(), last_scope_);
+  for (const auto& [id, saved] : scopes_) {
+    window_bytes = std::max(window_bytes, AutoWindowBytes(saved, last_scope_));
+  }
+  return window_bytes;
+}
+
+uint64_t WindowSchedule::ShareOfWindow(uint64_t option, uint64_t size_bytes) const {
+  if (option != WindowOptions::kAuto) return size_bytes;
+  return std::min(size_bytes, Window(option) / 2);
+}
+
+uint64_t WindowSchedule::BatchBytes() const {
+  return std::min(options_.full_batch_bytes, Window(options_.eviction_bytes) / 4);
+}
+
+void WindowSchedule::OnScopeEnd(ScopeId scope) {
+  const auto ended = scopes_.extract(scope);
+  if (!ended.empty()) last_scope_ = ended.mapped();
+}
+
+// ------------------------------------------------------------------------------------- eviction
+
+void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
+  ScheduledParcel::Scheduled& mine = parcel.scheduled;
+  mine.known = true;
+  order_.emplace(parcel.place, &parcel);
+  if (held.empty()) return;
+  mine.in_window = window_.insert(window_.end(), &parcel);
+  uint64_t held_bytes = 0;
+  for (const HeldBytes& memory : held) {
+    const auto known = std::find_if(mine.held.begin(), mine.held.end(), [&](const auto& other) {
+      return other.memory.owner == memory.owner;
+    });
+    if (known != mine.held.end()) {
+      ++known->pieces;
+      continue;
+    }
+    mine.held.push_back({memory, /*pieces=*/1});
+    auto& holders = holders_[memory.owner];
+    if (!holders.empty()) {
+      ScheduledParcel& before = *holders.back();
+      SetHeldBytes(before, before.scheduled.held_bytes - memory.size_bytes);
+    }
+    holders.push_back(&parcel);
+    held_bytes += memory.size_bytes;
+  }
+  SetHeldBytes(parcel, held_bytes);
+}
+
+void WindowSchedule::SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes) {
+  const uint64_t window_bytes = ShareOfWindow(options_.eviction_bytes, held_bytes);
+  window_bytes_ += window_bytes;
+  window_bytes_ -= std::exchange(parcel.scheduled.window_bytes, window_bytes);
+  parcel.scheduled.held_bytes = held_bytes;
+}
+
+// What the parcel held counts for the one before it, if there is one.
+void WindowSchedule::StopHolding(ScheduledParcel& parcel, const HeldBytes& memory) {
+  const auto found = holders_.find(memory.owner);
+  auto& holders = found->second;
+  if (holders.back() == &parcel) {
+    holders.pop_back();
+    SetHeldBytes(parcel, parcel.scheduled.held_bytes - memory.size_bytes);
+    if (!holders.empty()) {
+      ScheduledParcel& before = *holders.back();
+      SetHeldBytes(before, before.scheduled.held_bytes + memory.size_bytes);
+    }
+  } else {
+    holders.erase(std::find(holders.begin(), holders.end(), &parcel));
+  }
+  if (holders.empty()) holders_.erase(found);
+}
+
+void WindowSchedule::OnPieceGone(ScheduledParcel& parcel, const void* owner) {
+  auto& held = parcel.scheduled.held;
+  const auto found = std::find_if(held.begin(), held.end(), [owner](const auto& memory) {
+    return memory.memory.owner == owner;
+  });
+  if (found == held.end() || --found->pieces > 0) return;
+  const HeldBytes memory = found->memory;
+  held.erase(found);
+  StopHolding(parcel, memory);
+}
+
+void WindowSchedule::LeaveWindow(ScheduledParcel& parcel) {
+  if (!parcel.scheduled.in_window.has_value()) return;
+  for (const auto& held : parcel.scheduled.held) StopHolding(parcel, held.memory);
+  parcel.scheduled.held.clear();
+  window_.erase(*parcel.scheduled.in_window);
+  parcel.scheduled.in_window.reset();
+}
+
+bool WindowSchedule::OnGone(ScheduledParcel& parcel) {
+  order_.erase(parcel.place);
+  LeaveWindow(parcel);
+  parcel.scheduled.known = false;
+  return OnDropped(parcel);
+}
+
+std::vector<ScheduledParcel*> WindowSchedule::TakeEvictions() {
+  return TakeDownTo(Window(options_.eviction_bytes));
+}
+
+std::vector<ScheduledParcel*> WindowSchedule::TakeDownTo(uint64_t limit_bytes) {
+  std::vector<ScheduledParcel*> taken;
+  while (window_bytes_ > limit_bytes) {
+    taken.push_back(window_.front());
+    LeaveWindow(*taken.back());
+  }
+  return taken;
+}
+
+// ------------------------------------------------------------------------------------- prefetch
+
+void WindowSchedule::OnBackwardBegin(int64_t backward) {
+  cursors_.try_emplace(backward);
+  back_off_ = BackOff();
+}
+
+void WindowSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
+  parcel.scheduled.fetched_in = backward;
+}
+
+bool WindowSchedule::OnDropped(ScheduledParcel& parcel) {
+  if (!std::exchange(parcel.scheduled.fetched_ahead, false)) return false;
+  ahead_bytes_ -= parcel.scheduled.ahead_bytes;
+  return true;
+}
+
+void WindowSchedule::OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) {
+  for (ScheduledParcel* parcel : parcels) OnDropped(*parcel);
+  // An allocation that fails is expensive: LibTorch's allocator for CUDA gives its cache back.
+  back_off_.Refused();
+  for (auto& [backward, cursor] : cursors_) cursor = Cursor();
+}
+
+void WindowSchedule::OnRoomWanted() {
+  for (auto& [backward, cursor] : cursors_) cursor = Cursor();
+  for (const auto& [place, parcel] : order_) {
+    if (parcel->scheduled.fetched_ahead) parcel->scheduled.fetched_in = -1;
+  }
+}
+
+OffloadSchedule::Fetches WindowSchedule::TakeFetches(
+    const SavedPlace& from, int64_t backward,
+    absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
+  Fetches taken;
+  if (!back_off_.MayTry()) return taken;
+  const uint64_t limit_bytes = Window(options_.prefetch_bytes);
+  const uint64_t batch_limit_bytes = BatchBytes();
+  uint64_t batch_bytes = 0;
+  Cursor& cursor = cursors_[backward];
+  // What was saved early may be read in between, by all nodes even (an attention mask): then those
+  // before it are looked at next, and later those before the next node's. What lies before is
+  // passed over where that comes down to it again.
+  Cursor before;
+  if (cursor.scope != from.scope || from.sequence < cursor.oldest ||
+      from.sequence > cursor.newest) {
+    before = std::exchange(cursor, {from.scope, from.sequence, from.sequence});
+  }
+  for (auto it = order_.lower_bound({from.scope, cursor.oldest}); it != order_.begin();) {
+    ScheduledParcel& parcel = *(--it)->second;
+    // Another scope is another graph, whose backward may be far away.
+    if (parcel.place.scope != from.scope) break;
+    ++taken.looks;
+    if (before.scope == from.scope && parcel.place.sequence < before.newest &&
+        parcel.place.sequence >= before.oldest) {
+      cursor.oldest = before.oldest;
+      it = order_.lower_bound({from.scope, before.oldest});
+      continue;
+    }
+    // A node reads what it saved in its own order, so what lies before may have been read already,
+    // by handles that go when the node is done.
+    const bool had = backward != -1 && parcel.scheduled.fetched_in == backward;
+    if (had || !is_away(parcel)) {
+      cursor.oldest = parcel.place.sequence;
+      continue;
+    }
+    if (!taken.parcels.empty() && (parcel.stream != taken.parcels.front()->stream ||
+                                   batch_bytes + parcel.size_bytes > batch_limit_bytes)) {
+      break;
+    }
+    const uint64_t share_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);
+    if (ahead_bytes_ > 0 && ahead_bytes_ + share_bytes > limit_bytes) break;
+    parcel.scheduled.fetched_ahead = true;
+    parcel.scheduled.ahead_bytes = share_bytes;
+    ahead_bytes_ += share_bytes;
+    batch_bytes += parcel.size_bytes;
+    taken.parcels.push_back(&parcel);
+    cursor.oldest = parcel.place.sequence;
+  }
+  return taken;
+}
+
+std::vector<ScheduledParcel*> WindowSchedule::FetchedAhead() const {
+  std::vector<ScheduledParcel*> parcels;
+  for (const auto& [place, parcel] : order_) {
+    if (parcel->scheduled.fetched_ahead) parcels.push_back(parcel);
+  }
+  return parcels;
+}
+
+std::vector<ScheduledParcel*> WindowSchedule::FetchedIn(int64_t backward) const {
+  std::vector<ScheduledParcel*> parcels;
+  for (const auto& [place, parcel] : order_) {
+    if (parcel->scheduled.fetched_in == backward) parcels.push_back(parcel);
+  }
+  return parcels;
+}
+
+}  // namespace pinion

@@ -1,0 +1,99 @@
+// A schedule by windows of bytes: a parcel is evicted once a window of others has left after it,
+// and fetched when those that were saved after it, within a window of bytes, have been read.
+//
+// Backward reads a scope from its end, so what comes before the tensor that was just read is
+// fetched next, newest first. The order is not asked for: it is the reverse of saving
+// (docs/decisions/0005).
+//
+// What is held counts once, for the parcel that lets go of it: where parcels hold the same memory,
+// that is the one that left last, since they are evicted in their order.
+//
+// Thread safety: none.
+
+#ifndef PINION_ENGINE_PLAN_WINDOW_SCHEDULE_H_
+#define PINION_ENGINE_PLAN_WINDOW_SCHEDULE_H_
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "pinion/engine/plan/back_off.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/plan/window_size.h"
+
+namespace pinion {
+
+struct WindowOptions {
+  static constexpr uint64_t kAuto = UINT64_MAX;  // by what scopes save (window_size.h)
+
+  uint64_t eviction_bytes = kAuto;  // of device memory that is held
+  uint64_t prefetch_bytes = kAuto;  // of parcels that were fetched ahead and not read
+  uint64_t full_batch_bytes = 0;    // a batch of so many bytes fills the link (pack_plan.h)
+};
+
+class WindowSchedule final : public OffloadSchedule {
+ public:
+  explicit WindowSchedule(const WindowOptions& options) : options_(options) {}
+
+  void OnSaved(ScopeId scope, uint64_t size_bytes) override { scopes_[scope].Add(size_bytes); }
+  void OnScopeEnd(ScopeId scope) override;
+  void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
+  void OnPieceGone(ScheduledParcel& parcel, const void* owner) override;
+  bool OnGone(ScheduledParcel& parcel) override;
+  void OnBackwardBegin(int64_t backward) override;
+  void OnBackwardEnd(int64_t backward) override { cursors_.erase(backward); }
+  void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
+  bool OnRead(ScheduledParcel& parcel) override { return OnDropped(parcel); }
+  bool OnDropped(ScheduledParcel& parcel) override;
+  void OnFetchesMade() override { back_off_.Worked(); }
+  void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
+  void OnRoomWanted() override;
+
+  uint64_t BatchBytes() const override;
+  uint64_t LateBytes() const override { return Window(options_.eviction_bytes) / 2; }
+  std::vector<ScheduledParcel*> TakeEvictions() override;
+  std::vector<ScheduledParcel*> TakeAllEvictions() override { return TakeDownTo(0); }
+  Fetches TakeFetches(const SavedPlace& from, int64_t backward,
+                      absl::FunctionRef<bool(const ScheduledParcel&)> is_away) override;
+  std::vector<ScheduledParcel*> FetchedAhead() const override;
+  std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override;
+
+ private:
+  // Where a backward's prefetching goes on: of the scope's parcels, those from `oldest` up to what
+  // comes before `newest` have been looked at.
+  struct Cursor {
+    ScopeId scope = 0;  // no scope's number
+    uint64_t oldest = 0;
+    uint64_t newest = 0;
+  };
+
+  uint64_t Window(uint64_t option) const;
+  // What `size_bytes` of one parcel count in that window.
+  uint64_t ShareOfWindow(uint64_t option, uint64_t size_bytes) const;
+  std::vector<ScheduledParcel*> TakeDownTo(uint64_t limit_bytes);
+  void LeaveWindow(ScheduledParcel& parcel);
+  void SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes);
+  void StopHolding(ScheduledParcel& parcel, const HeldBytes& memory);
+
+  const WindowOptions options_;
+  std::map<ScopeId, ScopeSizes> scopes_;  // those that have not ended
+  ScopeSizes last_scope_;
+  std::map<SavedPlace, ScheduledParcel*> order_;
+  std::list<ScheduledParcel*> window_;  // oldest first
+  uint64_t window_bytes_ = 0;
+  // Parcels of the window by the memory that they hold. It counts for the last of each.
+  absl::flat_hash_map<const void*, absl::InlinedVector<ScheduledParcel*, 1>> holders_;
+  uint64_t ahead_bytes_ = 0;
+  BackOff back_off_;  // in unpacks
+  // Of backwards that run, and -1 for whoever reads outside of one.
+  absl::flat_hash_map<int64_t, Cursor> cursors_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_WINDOW_SCHEDULE_H_

@@ -1,0 +1,34 @@
+#include "pinion/engine/tier/backing.h"
+
+#include <utility>
+
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/pinned_block.h"
+
+namespace pinion {
+namespace {
+
+class PinnedPlace final : public ParcelPlace {
+ public:
+  explicit PinnedPlace(PinnedBlock block)
+      : buffer_(std::make_shared<HostBuffer>(std::move(block))) {}
+
+  std::shared_ptr<HostBuffer> ToWrite() override { return buffer_; }
+  void Written(const Transfer& /*copy_out*/) override {}  // its ticket is on the buffer
+  absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() override { return buffer_; }
+
+ private:
+  const std::shared_ptr<HostBuffer> buffer_;
+};
+
+}  // namespace
+
+PinnedBacking::PinnedBacking(std::shared_ptr<PinnedAllocator> allocator)
+    : allocator_(std::move(allocator)) {}
+
+absl::StatusOr<std::unique_ptr<ParcelPlace>> PinnedBacking::Reserve(uint64_t size_bytes) {
+  PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator_->Allocate(size_bytes));
+  return std::make_unique<PinnedPlace>(std::move(block));
+}
+
+}  // namespace pinion

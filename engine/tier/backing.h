@@ -1,0 +1,62 @@
+// Where parcels rest while they are not on the device.
+//
+//   PINION_ASSIGN_OR_RETURN(std::unique_ptr<ParcelPlace> place, backing->Reserve(size_bytes));
+//   // out: a copy into place->ToWrite(), then place->Written(copy)
+//   // back: a copy from place->ToRead()
+//
+// PinnedBacking keeps the bytes in pinned host memory, where the copies put them. Another backing
+// may carry them further, to a file for example, as soon as the copy out is done, give the pinned
+// memory back, and fetch the bytes into pinned memory again when they are needed. A copy is ordered
+// after such work by the tickets that it leaves on the buffer (host_buffer.h).
+//
+// Thread safety: thread-safe, both. A place's destructor may run on any thread, while copies that
+// touch its buffers are still under way.
+// Errors: ResourceExhausted where there is no room; whatever reading back may meet.
+
+#ifndef PINION_ENGINE_TIER_BACKING_H_
+#define PINION_ENGINE_TIER_BACKING_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/transfer_engine.h"
+
+namespace pinion {
+
+class ParcelPlace {
+ public:
+  virtual ~ParcelPlace() = default;
+
+  // Pinned memory for the copy out, of at least the size that was reserved. Asked for once.
+  virtual std::shared_ptr<HostBuffer> ToWrite() = 0;
+
+  // The copy into that memory was submitted. Makes no device call.
+  virtual void Written(const Transfer& copy_out) = 0;
+
+  // Pinned memory that holds the bytes, once the tickets that are on it are done. Does not wait for
+  // them. Only after Written; may be asked for again.
+  virtual absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() = 0;
+};
+
+class Backing {
+ public:
+  virtual ~Backing() = default;
+  virtual absl::StatusOr<std::unique_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) = 0;
+};
+
+class PinnedBacking final : public Backing {
+ public:
+  explicit PinnedBacking(std::shared_ptr<PinnedAllocator> allocator);
+  // Errors as those of PinnedAllocator::Allocate.
+  absl::StatusOr<std::unique_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override;
+
+ private:
+  const std::shared_ptr<PinnedAllocator> allocator_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_TIER_BACKING_H_

@@ -1,0 +1,98 @@
+// One device's part of the host tier: carries parcels out and back. All tenants of the device
+// (saved activations, LibTorch's pinned memory) share it, and with it one engine, so that what is
+// in flight on the link is bounded once.
+//
+//   PINION_ASSIGN_OR_RETURN(auto parcel, tier->NewParcel(size_bytes, stream));
+//   std::vector<Departure> all;
+//   all.push_back({parcel, {{data, /*offset_bytes=*/0, size_bytes}}, {std::move(memory)}});
+//   PINION_RETURN_IF_ERROR(tier->PutOut(absl::MakeSpan(all)));
+//   parcel->Evict();                             // the stream waits for the copy, not the host
+//   ...
+//   Parcel::Read read = parcel->ReadOrClaim(reader);
+//   if (read.claim.has_value()) { /* device memory for it; tier->Fetch(...); try again */ }
+//
+// Thread safety: thread-safe; no lock of its own is held across a device call.
+// Ownership: shared; parcels and what they let go of keep the engine alive by their transfers.
+
+#ifndef PINION_ENGINE_TIER_DEVICE_TIER_H_
+#define PINION_ENGINE_TIER_DEVICE_TIER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/device/device.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/tier/backing.h"
+#include "pinion/engine/tier/device_memory.h"
+#include "pinion/engine/tier/guarded_memory.h"
+#include "pinion/engine/tier/parcel.h"
+#include "pinion/engine/transfer_engine.h"
+
+namespace pinion {
+
+// What a copy out reads, and where in the parcel it goes.
+struct DeparturePiece {
+  void* data = nullptr;  // on the device; the copy only reads it
+  uint64_t offset_bytes = 0;
+  uint64_t size_bytes = 0;
+};
+
+struct Departure {
+  std::shared_ptr<Parcel> parcel;
+  std::vector<DeparturePiece> pieces;
+  Parcel::HeldMemory memory;  // all that the pieces lie in
+};
+
+// A fetch that is to be submitted.
+struct Arrival {
+  FetchClaim claim;
+  DeviceMemory memory;  // of the parcel's size
+};
+
+class DeviceTier {
+ public:
+  // Without `link` it is measured when it is first asked for, which borrows some of `pool`.
+  DeviceTier(std::shared_ptr<TransferEngine> engine, std::shared_ptr<PinnedAllocator> pool,
+             std::shared_ptr<Backing> backing, std::optional<LinkCalibration> link);
+
+  // For tickets and waits; what is submitted to it shares its window.
+  TransferEngine& engine() const { return *engine_; }
+
+  // What the link can do, for those who plan. Measuring it takes up to a few hundred milliseconds,
+  // and would break a graph that `stream` captures: a link that cannot be measured now is taken for
+  // a PCIe 4 one (AssumedLink), and the log says so.
+  LinkCalibration Link(StreamHandle stream) const;
+
+  // Errors as those of Backing::Reserve.
+  absl::StatusOr<std::shared_ptr<Parcel>> NewParcel(uint64_t size_bytes, StreamHandle stream);
+
+  // Parcels of one stream leave in one batch, after that stream's present work. On an error none of
+  // them has left, and the departures still have their memory; where a copy may run all the same it
+  // has been leaked. Errors as those of TransferEngine::Submit.
+  absl::Status PutOut(absl::Span<Departure> departures);
+
+  // Parcels come back in one copy, after the present work of `stream`, to which their memory
+  // belongs. The caller bounds what is under way. `unneeded` gets what nobody is left to read. On
+  // an error nothing has been fetched: whoever waits for one of the parcels tries by itself.
+  absl::StatusOr<Transfer> Fetch(std::vector<Arrival> arrivals, StreamHandle stream,
+                                 std::vector<GuardedMemory>& unneeded);
+
+ private:
+  // Whether a copy that could not be submitted may run all the same.
+  bool IsPoisoned() const { return !engine_->health().ok(); }
+
+  const std::shared_ptr<TransferEngine> engine_;
+  const std::shared_ptr<PinnedAllocator> pool_;
+  const std::shared_ptr<Backing> backing_;
+  const std::optional<LinkCalibration> link_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_TIER_DEVICE_TIER_H_

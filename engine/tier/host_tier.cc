@@ -1,0 +1,131 @@
+#include "pinion/engine/tier/host_tier.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/status_macros.h"
+
+namespace pinion {
+namespace {
+
+// The tiers that live, by what their devices belong to.
+struct Tiers {
+  using Key = std::pair<std::string, const void*>;
+  Mutex mu;
+  std::map<Key, std::weak_ptr<HostTier>> by_system ABSL_GUARDED_BY(mu);
+};
+
+Tiers& AllTiers() {
+  static Tiers* const tiers = new Tiers;  // never destroyed: a tenant may outlive static objects
+  return *tiers;
+}
+
+const std::string& Text(const std::string& value) { return value; }
+std::string Text(uint64_t value) { return absl::StrCat(value); }
+std::string Text(int value) { return absl::StrCat(value); }
+std::string Text(double value) { return absl::StrCat(value); }
+std::string Text(bool value) { return value ? "true" : "false"; }
+std::string Text(absl::Duration value) { return absl::FormatDuration(value); }
+std::string Text(const std::shared_ptr<TraceSink>& value) { return value ? "a sink" : "none"; }
+std::string Text(const std::optional<LinkCalibration>& value) {
+  return value.has_value() ? value->ToString() : "measured";
+}
+
+}  // namespace
+
+std::string HostTierOptions::DifferenceTo(const HostTierOptions& other) const {
+  std::string difference;
+  const auto compare = [&difference](const char* name, const auto& mine, const auto& theirs) {
+    if (!difference.empty() || mine == theirs) return;
+    difference = absl::StrCat(name, " is ", Text(mine), " and not ", Text(theirs));
+  };
+  const AllocatorOptions& a = allocator;
+  const AllocatorOptions& b = other.allocator;
+  compare("allocator.warn_percent", a.warn_percent, b.warn_percent);
+  compare("allocator.high_percent", a.high_percent, b.high_percent);
+  compare("allocator.low_percent", a.low_percent, b.low_percent);
+  compare("allocator.max_locked_bytes", a.max_locked_bytes, b.max_locked_bytes);
+  compare("allocator.segment_bytes", a.segment_bytes, b.segment_bytes);
+  compare("allocator.max_wait_for_deferred", a.max_wait_for_deferred, b.max_wait_for_deferred);
+  compare("allocator.alignment_bytes", a.alignment_bytes, b.alignment_bytes);
+  compare("allocator.pageable_fallback", a.pageable_fallback, b.pageable_fallback);
+  compare("engine.max_in_flight_bytes", engine.max_in_flight_bytes,
+          other.engine.max_in_flight_bytes);
+  compare("engine.drain_timeout", engine.drain_timeout, other.engine.drain_timeout);
+  compare("engine.transient_retries", engine.transient_retries, other.engine.transient_retries);
+  compare("engine.trace", engine.trace, other.engine.trace);
+  compare("engine.time_transfers", engine.time_transfers, other.engine.time_transfers);
+  compare("link", Text(link), Text(other.link));
+  // Functions cannot be compared: there is room for the first one's alone.
+  if (difference.empty() && b.on_ram_level != nullptr) {
+    difference = "allocator.on_ram_level can be given by the first user alone";
+  }
+  return difference;
+}
+
+absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
+    const HostTierOptions& options, const DeviceBackend& backend,
+    std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool) {
+  PINION_RETURN_IF_ERROR(options.engine.Validate());
+  const bool own_pool = pool != nullptr;
+  if (own_pool) {
+    source = nullptr;
+  } else {
+    // Made in any case: options that cannot work are refused, whoever came first.
+    PINION_ASSIGN_OR_RETURN(pool, PinnedAllocator::Create(options.allocator, source));
+  }
+  auto tier = std::make_shared<HostTier>(options, backend, std::move(source), pool,
+                                         std::make_shared<PinnedBacking>(pool));
+  std::shared_ptr<HostTier> living;
+  Tiers& tiers = AllTiers();
+  {
+    MutexLock lock(tiers.mu);
+    std::weak_ptr<HostTier>& known = tiers.by_system[{backend.type_name, backend.system}];
+    living = known.lock();
+    if (living == nullptr) {
+      known = tier;
+      return tier;
+    }
+  }
+  HostTierOptions wanted = options;
+  if (own_pool) {
+    wanted.allocator = living->options_.allocator;
+    wanted.allocator.on_ram_level = nullptr;
+  }
+  const std::string difference = own_pool && living->pool_ != pool
+                                     ? "the pool of pinned memory is another one"
+                                     : living->options_.DifferenceTo(wanted);
+  if (difference.empty()) return living;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "this process has a host tier for ", backend.type_name,
+      " already, which all users share, and it was made with other options: ", difference,
+      ". Give the same options, or let go of what uses it first"));
+}
+
+HostTier::HostTier(const HostTierOptions& options, DeviceBackend backend,
+                   std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
+                   std::shared_ptr<Backing> backing)
+    : options_(options),
+      backend_(std::move(backend)),
+      source_(std::move(source)),
+      pool_(std::move(pool)),
+      backing_(std::move(backing)) {}
+
+absl::StatusOr<std::shared_ptr<DeviceTier>> HostTier::ForDevice(int index) {
+  {
+    MutexLock lock(mu_);
+    if (const auto found = devices_.find(index); found != devices_.end()) return found->second;
+  }
+  // Outside the lock: this calls the device. Of two threads that get here, the first to be back
+  // wins, and the other's engine goes unused.
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.device(index));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
+                          TransferEngine::Create(options_.engine, std::move(device)));
+  auto tier = std::make_shared<DeviceTier>(std::move(engine), pool_, backing_, options_.link);
+  MutexLock lock(mu_);
+  return devices_.try_emplace(index, std::move(tier)).first->second;
+}
+
+}  // namespace pinion

@@ -1,0 +1,178 @@
+#include "pinion/engine/tier/parcel.h"
+
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/fence.h"
+
+namespace pinion {
+
+// ---------------------------------------------------------------------------------------- claim
+
+FetchClaim::~FetchClaim() {
+  if (parcel_ != nullptr) parcel_->FailFetch();
+}
+
+GuardedMemory FetchClaim::EndFetch(GuardedMemory fetched) {
+  const std::shared_ptr<Parcel> parcel = std::move(parcel_);
+  return parcel->EndFetch(std::move(fetched));
+}
+
+// ------------------------------------------------------------------------------------------ out
+
+Parcel::Parcel(uint64_t size, StreamHandle computed_on, std::unique_ptr<ParcelPlace> place)
+    : size_bytes(size), stream(computed_on), place_(std::move(place)) {}
+
+Parcel::State Parcel::state() const {
+  MutexLock lock(mu_);
+  return state_;
+}
+
+void Parcel::Leave(const Transfer& copy_out, HeldMemory held) {
+  place_->Written(copy_out);
+  MutexLock lock(mu_);
+  PINION_CHECK(state_ == State::kNew) << "a parcel leaves once";
+  state_ = State::kHeld;
+  copy_out_ = copy_out;
+  held_ = std::move(held);
+}
+
+Transfer Parcel::copy_out() const {
+  MutexLock lock(mu_);
+  return copy_out_;
+}
+
+DeviceMemory Parcel::ShareHeld(size_t piece) const {
+  MutexLock lock(mu_);
+  if (state_ != State::kHeld || !held_[piece]) return DeviceMemory();
+  return held_[piece].Share();
+}
+
+GuardedMemory Parcel::TakeHeld(size_t piece) {
+  MutexLock lock(mu_);
+  if (state_ != State::kHeld || !held_[piece]) return GuardedMemory();
+  return GuardedMemory(std::move(held_[piece]), stream, copy_out_, WaitSite::kFreeAfterCopy);
+}
+
+GuardedMemory Parcel::Evict(uint64_t* not_freed) {
+  MutexLock lock(mu_);
+  GuardedMemory evicted(stream, copy_out_, WaitSite::kEvictAfterCopyOut);
+  if (state_ != State::kHeld) return evicted;
+  state_ = State::kAway;
+  for (DeviceMemory& memory : std::exchange(held_, {})) {
+    if (!memory) continue;
+    // Whoever else has it frees it later than this wait, so letting go is safe either way.
+    if (not_freed != nullptr && memory.IsShared()) ++*not_freed;
+    evicted.Add(std::move(memory));
+  }
+  return evicted;
+}
+
+// -------------------------------------------------------------------------------------- readers
+
+void Parcel::AddReaders(int count) {
+  MutexLock lock(mu_);
+  readers_.count += count;
+}
+
+int Parcel::reader_count() const {
+  MutexLock lock(mu_);
+  return readers_.count;
+}
+
+GuardedMemory Parcel::RemoveReader(const Reader& reader) {
+  MutexLock lock(mu_);
+  --readers_.count;
+  if (reader.read_in_ == readers_.epoch) --readers_.have_read;
+  return EndEpochIfAllHaveRead();
+}
+
+GuardedMemory Parcel::MarkRead(Reader& reader) {
+  MutexLock lock(mu_);
+  return MarkReadLocked(reader);
+}
+
+GuardedMemory Parcel::MarkReadLocked(Reader& reader) {
+  if (reader.read_in_ == readers_.epoch) return GuardedMemory();
+  reader.read_in_ = readers_.epoch;
+  ++readers_.have_read;
+  return EndEpochIfAllHaveRead();
+}
+
+GuardedMemory Parcel::EndEpochIfAllHaveRead() {
+  if (state_ == State::kFetching || readers_.have_read != readers_.count) return GuardedMemory();
+  return EndEpoch();
+}
+
+GuardedMemory Parcel::EndEpoch() {
+  ++readers_.epoch;
+  readers_.have_read = 0;
+  if (state_ == State::kFetched) state_ = State::kAway;
+  return std::move(fetched_);
+}
+
+// ----------------------------------------------------------------------------------------- back
+
+Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
+  Read read;
+  MutexLock lock(mu_);
+  while (state_ == State::kFetching) fetch_ended_.Wait(mu_);
+  PINION_CHECK(state_ == State::kAway || state_ == State::kFetched)
+      << "the bytes are read on the device as long as it holds them";
+  if (state_ == State::kAway) {
+    state_ = State::kFetching;
+    read.claim.emplace(FetchClaim(shared_from_this()));
+    return read;
+  }
+  read.fetched = GuardedMemory(fetched_.memory().Share(), fetched_.stream(), fetched_.copy(),
+                               WaitSite::kFreeAfterCopy);
+  read.released = MarkReadLocked(reader);
+  return read;
+}
+
+std::optional<FetchClaim> Parcel::ClaimIfAway() {
+  MutexLock lock(mu_);
+  if (state_ != State::kAway) return std::nullopt;
+  state_ = State::kFetching;
+  return FetchClaim(shared_from_this());
+}
+
+GuardedMemory Parcel::EndFetch(GuardedMemory fetched) {
+  GuardedMemory unneeded;
+  {
+    MutexLock lock(mu_);
+    state_ = State::kFetched;
+    fetched_ = std::move(fetched);  // it was empty: nothing is let go of under the lock
+    if (readers_.count == 0) unneeded = EndEpoch();
+  }
+  fetch_ended_.NotifyAll();
+  return unneeded;
+}
+
+void Parcel::FailFetch() {
+  {
+    MutexLock lock(mu_);
+    state_ = State::kAway;
+  }
+  fetch_ended_.NotifyAll();
+}
+
+GuardedMemory Parcel::TakeFetched() {
+  MutexLock lock(mu_);
+  if (state_ != State::kFetched) return GuardedMemory();
+  return EndEpoch();
+}
+
+absl::StatusOr<std::shared_ptr<HostBuffer>> Parcel::ViewOnHost(absl::Duration timeout) {
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, place_->ToRead());
+  const internal::Deadline deadline(timeout);
+  for (const FenceTicket& ticket : buffer->tickets()) {
+    if (ticket.IsDone()) continue;
+    PINION_RETURN_IF_ERROR(ticket.timeline->Wait(ticket.value, deadline.Left()));
+  }
+  return buffer;
+}
+
+}  // namespace pinion
