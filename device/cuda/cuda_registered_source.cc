@@ -71,7 +71,7 @@ absl::StatusOr<HostSegment> CudaRegisteredSource::Allocate(uint64_t size_bytes) 
   PINION_ASSIGN_OR_RETURN(const HostSegment segment, memory_->Allocate(size_bytes));
   // Asked now, because touching takes a while.
   if (ProcessIsExiting()) {
-    PINION_RETURN_IF_ERROR(memory_->Free(segment));
+    memory_->Free(segment).IgnoreError();
     return absl::FailedPreconditionError(
         absl::StrCat(name(), ": the process is exiting; no more memory is pinned"));
   }
@@ -95,8 +95,9 @@ absl::Status CudaRegisteredSource::Register(const HostSegment& segment) {
     if (registered.ok()) done_bytes += size_bytes;
   }
   if (registered.ok()) return registered;
-  // What CUDA still holds as registered must never be given to somebody else by mmap.
-  if (Unregister(segment, done_bytes).ok()) PINION_RETURN_IF_ERROR(memory_->Free(segment));
+  // What CUDA still holds as registered must never be given to somebody else by mmap. The caller
+  // learns why it has no memory, whatever becomes of the addresses.
+  if (Unregister(segment, done_bytes).ok()) memory_->Free(segment).IgnoreError();
   return registered;
 }
 

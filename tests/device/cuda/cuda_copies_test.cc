@@ -54,6 +54,12 @@ TEST_F(CudaCopiesTest, OnePieceIsAPlainCopyAndSeveralAreOneBatch) {
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
 }
 
+TEST_F(CudaCopiesTest, ABatchMakesItsDeviceCurrentOnce) {
+  const int calls = fake_.calls("GetDevice");
+  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, two_pieces_, stream_), IsOk());
+  EXPECT_EQ(fake_.calls("GetDevice"), calls + 1);
+}
+
 // One call of 51,828 pieces ended in a segmentation fault, and repeated smaller ones in a hang
 // (vllm#49276).
 TEST_F(CudaCopiesTest, ABatchOfManyPiecesIsSeveralCalls) {

@@ -65,6 +65,8 @@ TEST_F(CudaDeviceTest, ARefusalIsTheCallsResult) {
   const StreamHandle stream = device_.CreateStream("s").value();
   fake_.FailNext("MallocAsync", cudaErrorDevicesUnavailable);
   EXPECT_THAT(device_.Allocate(kMiB, stream), StatusIs(absl::StatusCode::kUnavailable));
+  fake_.FailNext("MemGetInfo", cudaErrorDevicesUnavailable);
+  EXPECT_THAT(device_.Allocate(kGiB, stream), StatusIs(absl::StatusCode::kUnavailable));
   fake_.FailNext("StreamIsCapturing", cudaErrorDevicesUnavailable);
   EXPECT_THAT(device_.IsCapturing(stream), StatusIs(absl::StatusCode::kUnavailable));
 }
@@ -271,6 +273,20 @@ TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {
   EXPECT_THAT(backend.device(2), StatusIs(absl::StatusCode::kNotFound,
                                           AllOf(HasSubstr("cuda:2"), HasSubstr("2 device(s)"))));
   EXPECT_THAT(backend.device(-1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("cuda:-1")));
+}
+
+TEST(CudaDeviceCountTest, OneDeviceIsEnough) {
+  const FakeCuda fake{EmulatedOptions()};
+  EXPECT_THAT(CudaDeviceCount(FakeCuda::Api()), IsOkAndHolds(1));
+}
+
+TEST_F(CudaDeviceTest, ACountThatComesWithAnErrorIsNone) {
+  CudaApi broken = FakeCuda::Api();
+  broken.GetDeviceCount = [](int* count) {
+    *count = 1;
+    return cudaErrorECCUncorrectable;
+  };
+  EXPECT_THAT(CudaDeviceCount(broken), StatusIs(absl::StatusCode::kInternal));
 }
 
 TEST_F(CudaDeviceTest, NoDevicesAreADriverThatIsMissingAndAnotherErrorIsItself) {

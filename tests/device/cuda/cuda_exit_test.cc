@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -64,16 +65,24 @@ FakeCuda* runtime = nullptr;  // as above
 std::shared_ptr<HostMemorySource> late_source;
 HostSegment late_segment;
 
-// Exits with 0 if its handler is refused, and gives memory back for nothing, without a call of the
-// runtime.
+uint64_t ResidentBytes() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> pages;  // of addresses, and of these
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+// Exits with 0 if its handler is refused and left with nothing, and gives memory back for nothing,
+// without a call of the runtime.
 [[noreturn]] void ExitAndPin(std::shared_ptr<HostMemorySource> (*make_source)()) {
   std::atexit([] {
     const uint64_t calls = runtime->all_calls();
-    const absl::Status refused = late_source->Allocate(2 * kMiB).status();
+    const uint64_t resident_bytes = ResidentBytes();
+    const absl::Status refused = late_source->Allocate(64 * kMiB).status();
+    const bool kept = ResidentBytes() > resident_bytes + 32 * kMiB;
     const bool clear =
         absl::IsFailedPrecondition(refused) && absl::StrContains(refused.message(), "exiting");
     const bool freed = late_source->Free(late_segment).ok();
-    _exit(clear && freed && runtime->all_calls() == calls ? 0 : 1);
+    _exit(clear && !kept && freed && runtime->all_calls() == calls ? 0 : 1);
   });
   runtime = new FakeCuda(EmulatedOptions());
   late_source = make_source();

@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +18,7 @@
 #include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
@@ -94,9 +97,30 @@ TEST_F(CudaRegisteredSourceTest, OneCallRegistersAGibibyteAtMost) {
 }
 
 TEST_F(CudaRegisteredSourceTest, ASegmentOfAGibibyteIsOneRegistrationWhereverItLies) {
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment before, source_->Allocate(2 * kMiB));
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(kGiB));
-  EXPECT_EQ(fake_.calls("HostRegister"), 1);
+  EXPECT_EQ(fake_.calls("HostRegister"), 2);
   EXPECT_THAT(source_->Free(segment), IsOk());
+  EXPECT_THAT(source_->Free(before), IsOk());
+}
+
+// That is where copies are split.
+TEST_F(CudaRegisteredSourceTest, AllButTheFirstRegistrationOfASegmentBeginAtAMultipleOfAGibibyte) {
+  static std::vector<const void*> registered;
+  CudaApi api = FakeCuda::Api();
+  api.HostRegister = [](void* data, size_t size_bytes, unsigned int flags) {
+    registered.push_back(data);
+    return FakeCuda::Api().HostRegister(data, size_bytes, flags);
+  };
+  const auto source = CudaRegisteredSource::Create(api, 1, Untouched()).value();
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment before, source->Allocate(2 * kMiB));
+  registered.clear();
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source->Allocate(2 * kGiB + 4 * kMiB));
+  ASSERT_GE(registered.size(), 3u);
+  EXPECT_EQ(registered.front(), segment.data);
+  for (size_t i = 1; i < registered.size(); ++i) EXPECT_TRUE(source->JoinsAt(registered[i])) << i;
+  EXPECT_THAT(source->Free(segment), IsOk());
+  EXPECT_THAT(source->Free(before), IsOk());
 }
 
 // cudaMemcpyBatchAsync failed for a page that spanned two registrations (sglang#36798).
@@ -127,6 +151,16 @@ TEST_F(CudaRegisteredSourceTest, AFailedRegistrationTakesBackTheEarlierOnes) {
     EXPECT_EQ(fake_.live_segments(), 0u);
     EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
   }
+}
+
+TEST_F(CudaRegisteredSourceTest, WhatIsFreedAndWhatCannotBeRegisteredGivesItsAddressesBack) {
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment freed, source_->Allocate(2 * kMiB));
+  EXPECT_THAT(source_->Free(freed), IsOk());
+  fake_.FailNext("HostRegister", cudaErrorMemoryAllocation);
+  EXPECT_THAT(source_->Allocate(2 * kMiB), Not(IsOk()));
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(2 * kMiB));
+  EXPECT_EQ(segment.data, freed.data);
+  EXPECT_THAT(source_->Free(segment), IsOk());
 }
 
 TEST_F(CudaRegisteredSourceTest, AnErrorWhileUnregisteringKeepsTheAddressesTaken) {

@@ -67,7 +67,9 @@ class HostLatencyKernelTest : public ::testing::Test {
       if (static_cast<char*>(next) - static_cast<char*>(node) == 128) ++in_order_;
       node = next;
     }
-    **static_cast<void***>(arguments[2]) = node;
+    void** const last = *static_cast<void***>(arguments[2]);
+    EXPECT_TRUE(fake_.machine().IsPinned(last));
+    *last = node;
     Kernel kernel;
     kernel.name = "chase";
     kernel.memory_bytes = static_cast<double>(reads) * 500;

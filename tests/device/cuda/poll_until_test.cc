@@ -69,6 +69,27 @@ TEST(PollUntilTest, AShortWaitNeitherSleepsNorYields) {
   EXPECT_EQ(clock.sleeps() + clock.yields(), 0);
 }
 
+TEST(PollUntilTest, AWaitYieldsFromFiftyMicrosecondsOn) {
+  for (const int64_t expected : {0, 1}) {
+    FakePollClock clock;
+    ASSERT_THAT(
+        PollUntil(clock.DoneAt(absl::Microseconds(50 + expected)), absl::InfiniteDuration(), clock),
+        IsOkAndHolds(true));
+    EXPECT_EQ(clock.yields(), expected);
+  }
+}
+
+// Two percent of 2500 us are the 50 us that any sleep is late by.
+TEST(PollUntilTest, AWaitSleepsAfterTwoAndAHalfMilliseconds) {
+  for (const int64_t expected : {0, 1}) {
+    FakePollClock clock;
+    ASSERT_THAT(PollUntil(clock.DoneAt(absl::Microseconds(2501 + expected)),
+                          absl::InfiniteDuration(), clock),
+                IsOkAndHolds(true));
+    EXPECT_EQ(clock.sleeps(), expected);
+  }
+}
+
 TEST(PollUntilTest, AWaitThatIsTooShortToSleepInItYields) {
   FakePollClock clock;
   ASSERT_THAT(PollUntil(clock.DoneAt(absl::Microseconds(500)), absl::InfiniteDuration(), clock),
@@ -78,11 +99,20 @@ TEST(PollUntilTest, AWaitThatIsTooShortToSleepInItYields) {
 }
 
 TEST(PollUntilTest, TheTimeoutEndsTheWaitAndIsNotSleptThrough) {
+  for (int tenths = 1000; tenths < 1020; ++tenths) {
+    const absl::Duration timeout = absl::Microseconds(100) * tenths;
+    FakePollClock clock;
+    EXPECT_THAT(PollUntil(clock.DoneAt(absl::Hours(1)), timeout, clock), IsOkAndHolds(false));
+    EXPECT_GE(clock.Now(), timeout);
+    EXPECT_LE(clock.Now(), timeout + absl::Microseconds(100));
+  }
+}
+
+TEST(PollUntilTest, AtTheTimeoutItselfNothingIsAskedAgain) {
   FakePollClock clock;
-  EXPECT_THAT(PollUntil(clock.DoneAt(absl::Hours(1)), absl::Milliseconds(100), clock),
+  EXPECT_THAT(PollUntil(clock.DoneAt(absl::Hours(1)), absl::Microseconds(10), clock),
               IsOkAndHolds(false));
-  EXPECT_GE(clock.Now(), absl::Milliseconds(100));
-  EXPECT_LE(clock.Now(), absl::Milliseconds(100.1));
+  EXPECT_EQ(clock.questions(), 10);
 }
 
 TEST(PollUntilTest, WhatIsDoneNeedsNoTime) {
