@@ -46,7 +46,7 @@
 #include "pinion/examples/output_file.h"
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/working_directory.h"
-#include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
 ABSL_FLAG(std::string, preset, "h100_pcie5",

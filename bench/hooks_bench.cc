@@ -41,9 +41,9 @@
 #include "pinion/device/device.h"
 #include "pinion/examples/output_file.h"
 #include "pinion/examples/working_directory.h"
-#include "pinion/hooks/offload_options.h"
-#include "pinion/hooks/offload_session.h"
-#include "pinion/hooks/offload_stats.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
 
 ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 ABSL_FLAG(bool, quick, false, "fewer tensors and repeats");

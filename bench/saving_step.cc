@@ -12,8 +12,8 @@
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/bench/null_torch_device.h"
-#include "pinion/hooks/saved_tensor_hooks.h"
-#include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {

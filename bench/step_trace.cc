@@ -8,7 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {

@@ -23,8 +23,8 @@
 
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/plan/step_bound.h"
-#include "pinion/hooks/offload_policy.h"
-#include "pinion/hooks/saved_tensor_hooks.h"
+#include "pinion/hooks/activations/offload_policy.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
 

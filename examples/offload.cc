@@ -5,8 +5,8 @@
 
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/emulated/emu_device.h"
-#include "pinion/hooks/offload_session.h"
 
 int main() {
   // An emulated GPU. On a real one take pinion::CudaBackend() and torch::kCUDA in its place.

@@ -39,10 +39,10 @@
 #include "pinion/examples/run_options.h"
 #include "pinion/examples/tensor_fingerprint.h"
 #include "pinion/examples/text_data.h"
+#include "pinion/hooks/activations/offload_policy.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/environment.h"
-#include "pinion/hooks/offload_policy.h"
-#include "pinion/hooks/offload_session.h"
-#include "pinion/hooks/saved_tensor_hooks.h"
 
 namespace pinion {
 namespace {

@@ -12,7 +12,7 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/hooks/torch_host_allocator.h"
+#include "pinion/hooks/pin_memory/torch_host_allocator.h"
 #include "pinion/shared/backend_by_name.h"
 
 namespace pinion {

@@ -15,7 +15,8 @@
 // The library is for the release of LibTorch that it was built with, and installs itself beside no
 // other. It exports these functions alone, and is never unloaded.
 //
-// Thread safety: as hooks/torch_host_allocator.h: install before others use pinned memory.
+// Thread safety: as hooks/pin_memory/torch_host_allocator.h: install before others use pinned
+// memory.
 
 #ifndef PINION_SHARED_C_API_H_
 #define PINION_SHARED_C_API_H_

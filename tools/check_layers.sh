@@ -36,8 +36,8 @@ rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//devic
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
 rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + //allocator:all + //engine:all + //engine/link/... + //engine/stream/...)"
 rule "the engine does not know what its tiers carry" "(//engine:all + //engine/link/... + //engine/stream/... + //engine/plan/...)" "//engine/tier/..."
-rule "hooks speak to device.h alone" "//hooks:all" "(//device/emulated/... + //device/cuda/...)"
-rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks:offload_session"
+rule "hooks speak to device.h alone" "(//hooks/... - //hooks/emulated/...)" "(//device/emulated/... + //device/cuda/...)"
+rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks/activations:offload_session"
 rule "the library comes without the simulator" "//:pinion" "(//device/emulated/... + //hooks/emulated/...)"
 
 echo "$passed passed, $failed failed"

@@ -25,6 +25,9 @@ GuardedMemory FetchClaim::EndFetch(GuardedMemory fetched) {
 Parcel::Parcel(uint64_t size, StreamHandle computed_on, std::unique_ptr<ParcelPlace> place)
     : size_bytes(size), stream(computed_on), place_(std::move(place)) {}
 
+// The copy out may still read what is held.
+Parcel::~Parcel() { const GuardedMemory held = Evict(); }
+
 Parcel::State Parcel::state() const {
   MutexLock lock(mu_);
   return state_;

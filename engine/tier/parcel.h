@@ -84,6 +84,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
 
   // Its frees and fetches are ordered on `stream` unless a fetch says otherwise.
   Parcel(uint64_t size_bytes, StreamHandle stream, std::unique_ptr<ParcelPlace> place);
+  ~Parcel();  // calls the device if memory is held or fetched
 
   const uint64_t size_bytes;
   const StreamHandle stream;  // what the bytes were computed on

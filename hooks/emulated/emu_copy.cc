@@ -12,9 +12,9 @@
 #include <string>
 
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/emulated/emu_host_kernel.h"
 #include "pinion/hooks/emulated/emu_state.h"
-#include "pinion/hooks/torch_bridge.h"
 
 namespace pinion::emu {
 namespace {

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/emulated/emu_allocator.h"
 #include "pinion/hooks/emulated/emu_autocast.h"
 #include "pinion/hooks/emulated/emu_fallback.h"
@@ -24,7 +25,6 @@
 #include "pinion/hooks/emulated/emu_nn_ops.h"
 #include "pinion/hooks/emulated/emu_pinned.h"
 #include "pinion/hooks/emulated/emu_state.h"
-#include "pinion/hooks/saved_tensor_hooks.h"
 
 namespace pinion {
 namespace {

@@ -10,9 +10,9 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/emulated/emu_allocator.h"
 #include "pinion/hooks/emulated/emu_state.h"
-#include "pinion/hooks/torch_bridge.h"
 
 namespace pinion::emu {
 namespace {

@@ -24,11 +24,11 @@
 #include <utility>
 
 #include "pinion/device/allocation_label.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/emulated/emu_allocator.h"
 #include "pinion/hooks/emulated/emu_copy.h"
 #include "pinion/hooks/emulated/emu_host_kernel.h"
 #include "pinion/hooks/emulated/emu_state.h"
-#include "pinion/hooks/torch_bridge.h"
 
 namespace pinion::emu {
 namespace {

@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/emulated/emu_state.h"
-#include "pinion/hooks/torch_bridge.h"
 
 namespace pinion::emu {
 

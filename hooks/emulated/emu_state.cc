@@ -13,7 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion::emu {
 namespace {

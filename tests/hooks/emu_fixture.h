@@ -30,9 +30,9 @@
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/hooks/offload_options.h"
-#include "pinion/hooks/offload_session.h"
-#include "pinion/hooks/offload_stats.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
 
 namespace pinion::testing {
 

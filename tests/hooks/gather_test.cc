@@ -1,4 +1,4 @@
-#include "pinion/hooks/gather.h"
+#include "pinion/hooks/autograd/gather.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -15,8 +15,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/storage_view.h"
-#include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/autograd/storage_view.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/tests/hooks/emu_fixture.h"
 
 namespace pinion {

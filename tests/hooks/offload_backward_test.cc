@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/emu_fixture.h"
 #include "pinion/tests/hooks/graphs_fixture.h"
 #include "pinion/tests/hooks/probe.h"

@@ -1,6 +1,6 @@
 // What a session may be told, and how it is switched off.
 
-#include "pinion/hooks/offload_options.h"
+#include "pinion/hooks/activations/offload_options.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -30,8 +30,8 @@
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/link_curve.h"
 #include "pinion/engine/stats/engine_stats.h"
+#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/emulated/emu_device.h"
-#include "pinion/hooks/offload_session.h"
 #include "pinion/tests/hooks/emu_fixture.h"
 #include "pinion/tests/hooks/test_net.h"
 #include "pinion/tests/support/status_matchers.h"

@@ -12,9 +12,9 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/hooks/offload_options.h"
-#include "pinion/hooks/offload_session.h"
-#include "pinion/hooks/offload_stats.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/tests/hooks/emu_fixture.h"
 #include "pinion/tests/hooks/test_net.h"
 

@@ -1,4 +1,4 @@
-#include "pinion/hooks/offload_stats.h"
+#include "pinion/hooks/activations/offload_stats.h"
 
 #include "gtest/gtest.h"
 

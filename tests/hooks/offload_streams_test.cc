@@ -14,7 +14,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/graphs_fixture.h"
 #include "pinion/tests/hooks/probe.h"
 #include "pinion/tests/hooks/test_net.h"

@@ -14,8 +14,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/offload_session.h"
-#include "pinion/hooks/offload_stats.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/tests/hooks/emu_fixture.h"
 #include "pinion/tests/hooks/probe.h"
 #include "pinion/tests/hooks/test_net.h"

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/hooks/torch_host_allocator.h"
+#include "pinion/hooks/pin_memory/torch_host_allocator.h"
 #include "pinion/tests/support/status_matchers.h"
 
 // A program's own functions come before those of the libraries that it loads.

@@ -1,7 +1,7 @@
 // A scope beside others who have hooks into autograd or into the thread's state: Python's
 // saved-tensor hooks, an engine that is set later, a profiler.
 
-#include "pinion/hooks/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {

@@ -1,4 +1,4 @@
-#include "pinion/hooks/tensor_checksum.h"
+#include "pinion/hooks/autograd/tensor_checksum.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -16,7 +16,7 @@
 #include <memory>
 #include <vector>
 
-#include "pinion/hooks/offload_session.h"
+#include "pinion/hooks/activations/offload_session.h"
 
 namespace pinion::testing {
 

@@ -29,9 +29,9 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/emulated/emu_device.h"
-#include "pinion/hooks/torch_bridge.h"
-#include "pinion/hooks/torch_host_allocator.h"
+#include "pinion/hooks/pin_memory/torch_host_allocator.h"
 
 namespace pinion::testing {
 namespace {

@@ -1,6 +1,6 @@
 // What a tensor of LibTorch gets, who waits for its copies, and what is said of it.
 
-#include "pinion/hooks/torch_host_allocator.h"
+#include "pinion/hooks/pin_memory/torch_host_allocator.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/hooks/torch_bridge.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/tests/hooks/torch_host_allocator_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
 

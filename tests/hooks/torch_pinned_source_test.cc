@@ -1,7 +1,7 @@
 // Which device a process pins through, and what is counted of it. What it pins is tested with the
 // host allocator.
 
-#include "pinion/hooks/torch_pinned_source.h"
+#include "pinion/hooks/tier/torch_pinned_source.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-#include "pinion/hooks/torch_version.h"
+#include "pinion/hooks/autograd/torch_version.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/version.h>

@@ -12,10 +12,10 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/emulated/emu_device.h"
-#include "pinion/hooks/offload_options.h"
-#include "pinion/hooks/offload_session.h"
-#include "pinion/hooks/offload_stats.h"
 
 namespace pinion {
 namespace {

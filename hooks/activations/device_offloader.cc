@@ -1,0 +1,267 @@
+#include "pinion/hooks/activations/device_offloader.h"
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/plan/window_schedule.h"
+#include "pinion/hooks/autograd/lent_tensors.h"
+#include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/tier/torch_memory.h"
+
+namespace pinion {
+namespace {
+
+// All of the storage when the tensor covers half of it or more, so that its other views share one
+// copy; else only what the tensor can touch (a small view of a flat buffer must not move it all).
+StorageExtent ExtentToSave(const at::Tensor& tensor) {
+  const uint64_t storage_bytes = tensor.storage().nbytes();
+  StorageExtent extent = ExtentOf(tensor);
+  if (2 * extent.size_bytes() >= storage_bytes) return {0, storage_bytes};
+  extent.begin_bytes &= ~(kPackAlignmentBytes - 1);
+  return extent;
+}
+
+WindowOptions WindowsOf(const OffloadOptions& options, const LinkCalibration& link) {
+  static_assert(OffloadOptions::kAutoWindow == WindowOptions::kAuto);
+  return {.eviction_bytes = options.eviction_window_bytes,
+          .prefetch_bytes = options.prefetch_window_bytes,
+          .full_batch_bytes = FullBatchBytes(link)};
+}
+
+}  // namespace
+
+// What stands in for one saved tensor in the graph.
+class DeviceOffloader::Handle : public SavedTensor {
+ public:
+  Handle(std::shared_ptr<DeviceOffloader> owner, RecordPtr record, const at::Tensor& tensor)
+      : owner_(std::move(owner)),
+        record_(std::move(record)),
+        version_(tensor),
+        sizes_(tensor.sizes()),
+        strides_(tensor.strides()),
+        offset_bytes_(tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize())),
+        dtype_(tensor.dtype()) {}
+
+  ~Handle() override { owner_->Release(*this); }
+
+  at::Tensor Unpack() override {
+    version_.Check([this] { return Describe(); });
+    return owner_->Unpack(*this);
+  }
+
+  StorageRecord& record() const { return *record_; }
+
+  // For messages: "Float [16, 32]".
+  std::string Describe() const {
+    return c10::str(c10::typeMetaToScalarType(dtype_), " ", c10::IntArrayRef(sizes_));
+  }
+
+  at::Tensor View(BytesOnDevice bytes, const c10::VariableVersion& version) const {
+    const c10::Device device = bytes.storage.device();
+    const c10::DispatchKeySet keys(
+        c10::computeDispatchKey(c10::typeMetaToScalarType(dtype_), c10::kStrided, device));
+    auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(bytes.storage), keys, dtype_);
+    impl->set_sizes_and_strides(
+        sizes_, strides_,
+        (offset_bytes_ + bytes.shift_bytes) / static_cast<int64_t>(dtype_.itemsize()));
+    impl->set_version_counter(version);
+    return at::Tensor(std::move(impl));
+  }
+
+  Parcel::Reader reader;  // of the record's parcel, once it has one
+
+ private:
+  const std::shared_ptr<DeviceOffloader> owner_;
+  const RecordPtr record_;
+  const SavedVersion version_;
+  const c10::SmallVector<int64_t, 5> sizes_;
+  const c10::SmallVector<int64_t, 5> strides_;
+  const int64_t offset_bytes_;
+  const caffe2::TypeMeta dtype_;
+};
+
+DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device device,
+                                 const LinkCalibration& link, std::shared_ptr<DeviceTier> tier,
+                                 std::shared_ptr<OffloadStatsRecorder> stats)
+    : options_(options),
+      device_(device),
+      link_(link),
+      tier_(std::move(tier)),
+      stats_(std::move(stats)),
+      state_(std::make_unique<WindowSchedule>(WindowsOf(options, link)),
+             PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap)),
+      departures_(options_, link_, *tier_, state_, *stats_),
+      returns_(options_, *tier_, state_, *stats_) {}
+
+// ---------------------------------------------------------------------------------------- pack
+
+std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held,
+                                                   const PackScope& scope) {
+  const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
+  const BoundStream stream(CurrentStream(device_));
+  const auto keep = [this](uint64_t OffloadStats::*reason) {
+    stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
+    return nullptr;
+  };
+  if (!tier_->engine().health().ok()) return keep(&OffloadStats::kept_copy_failed);
+  const absl::StatusOr<bool> capturing = tier_->engine().IsCapturing(stream.native);
+  if (!capturing.ok()) return keep(&OffloadStats::kept_copy_failed);
+  if (*capturing) return keep(&OffloadStats::kept_capturing);
+
+  const c10::Storage& storage = tensor.storage();
+  const SavedVersion version(tensor);
+  const StorageExtent read = ExtentOf(tensor);
+  const StorageExtent extent = ExtentToSave(tensor);
+  const NodeId node = CurrentNode();
+  RecordPtr record;
+  std::vector<RecordPtr> due;
+  {
+    MutexLock lock(state_.mu);
+    record = state_.storages.Find(storage, version, read, tensor.itemsize());
+    if (record != nullptr) {
+      if (record->IsAwaited()) state_.pending.AwaitOperator(record, node);
+      if (record->parcel != nullptr) record->parcel->parcel->AddReaders(1);
+    } else {
+      // EndScope would not send it on its way any more.
+      if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
+      record =
+          std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id);
+      record->sequence = ++state_.last_sequence;
+      state_.storages.Add(*record);
+      state_.schedule->OnSaved(scope.id, record->size_bytes());
+      due = state_.pending.Add(record, node, state_.schedule->BatchBytes());
+    }
+    ++record->live_handles;
+    stats_->Update([&](OffloadStats& stats) {
+      ++stats.live_handles;
+      if (record->live_handles > 1) {
+        ++stats.shared;
+        return;
+      }
+      ++stats.offloaded;
+      stats.offloaded_bytes += record->size_bytes();
+    });
+  }
+  auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
+  if (!due.empty()) departures_.CopyOut(std::move(due));
+  departures_.EvictExcess();
+  return handle;
+}
+
+void DeviceOffloader::EndScope(ScopeId scope) {
+  const ScopedRange range(trace(), "pinion.end_scope");
+  std::vector<RecordPtr> due;
+  {
+    MutexLock lock(state_.mu);
+    due = state_.pending.EndScope(scope);
+  }
+  departures_.CopyOut(std::move(due));
+  departures_.EvictExcess();
+  MutexLock lock(state_.mu);
+  state_.schedule->OnScopeEnd(scope);
+}
+
+void DeviceOffloader::FreeDeviceMemory() {
+  returns_.FreeUnneeded();
+  departures_.EvictAll();
+}
+
+// -------------------------------------------------------------------------------------- unpack
+
+at::Tensor DeviceOffloader::Unpack(Handle& handle) {
+  StorageRecord& record = handle.record();
+  const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
+  NoteBackward();
+  BytesOnDevice bytes = returns_.Acquire(record, handle.reader, BoundStream(CurrentStream(device_)),
+                                         [&handle] { return handle.Describe(); });
+  stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
+  returns_.Prefetch(record);
+  // The engine may have a tensor over memory that nobody else needs for its own, and change it.
+  // Not the memory that was saved, whoever lets go of it: other handles find it as long as it
+  // lives.
+  if (bytes.fetched && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
+    SettleLoans();
+    if (bytes.storage.use_count() == 1) {
+      return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
+    }
+  }
+  // A node that changes any other in place is found out by whoever shares it, as without offload.
+  return Lend(handle.View(std::move(bytes), record.version.counter()));
+}
+
+void DeviceOffloader::NoteBackward() {
+  const int64_t backward = CurrentBackward();
+  if (backward == -1) return;
+  {
+    MutexLock lock(state_.mu);
+    if (!state_.backwards.insert(backward).second) return;
+    state_.schedule->OnBackwardBegin(backward);
+  }
+  AtEndOfBackward([self = shared_from_this(), backward] { self->returns_.EndBackward(backward); });
+}
+
+// ------------------------------------------------------------------------------------- release
+
+void DeviceOffloader::Release(Handle& handle) {
+  StorageRecord& record = handle.record();
+  const int64_t backward = CurrentBackward();
+  Released released;
+  stats_->Update([](OffloadStats& stats) { --stats.live_handles; });
+  MutexLock lock(state_.mu);
+  // The handle that goes still shares the record: nothing is let go of under the lock.
+  const std::shared_ptr<SavedParcel> parcel = record.parcel;
+  if (parcel != nullptr) {
+    returns_.LetGo(parcel->parcel->RemoveReader(handle.reader), *parcel, released);
+  }
+  if (--record.live_handles == 0) Forget(record, backward, released);
+  if (parcel == nullptr || !parcel->records.empty()) return;
+  if (state_.schedule->OnGone(*parcel)) {
+    stats_->Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
+  }
+  if (parcel->gathered) {
+    LetGo(parcel->parcel->TakeHeld(0), parcel->size_bytes, backward, released);
+  }
+}
+
+void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& released) {
+  if (record.IsAwaited()) state_.pending.Remove(record);
+  state_.storages.Remove(record);
+  if (record.parcel == nullptr) {
+    // Its copy out was not submitted.
+    LetGo(GuardedMemory(TorchMemory(std::move(record.source)), record.pack_stream.native,
+                        Transfer(), WaitSite::kFreeAfterCopy),
+          /*size_bytes=*/0, backward, released);
+    return;
+  }
+  SavedParcel& parcel = *record.parcel;
+  std::erase(parcel.records, &record);
+  if (parcel.gathered) return;
+  state_.schedule->OnPieceGone(parcel, record.storage());
+  LetGo(parcel.parcel->TakeHeld(record.piece), record.storage_bytes, backward, released);
+}
+
+void DeviceOffloader::LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t backward,
+                            Released& released) {
+  if (!memory) return;
+  // Only what EndBackward will be called for, and what no other record could be found to have.
+  const auto* storage = static_cast<const c10::StorageImpl*>(memory.memory().owner());
+  if (size_bytes == 0 || !state_.backwards.contains(backward) ||
+      state_.storages.Contains(storage)) {
+    released.Add(std::move(memory));
+    return;
+  }
+  state_.late.Add(std::move(memory), size_bytes);
+  if (state_.late.size_bytes() > state_.schedule->LateBytes()) state_.late.Take(released);
+}
+
+}  // namespace pinion

@@ -1,0 +1,90 @@
+// The saved tensors of one device: identity, version and views have their home here.
+//
+//   pack     a record of the bytes that are saved, which a schedule sends on their way; a handle
+//   unpack   storage alive? use it. In the host tier? fetch it, and what comes next
+//   release  the last handle of a record lets go of its bytes, wherever they are
+//
+// What is told elsewhere: which tensors have to wait, and for whom (pending_tensors.h); how they
+// leave (tensor_departures.h) and come back (tensor_returns.h); which are evicted and fetched
+// ahead, and when (engine/plan/offload_schedule.h); the copies and their memory (engine/tier).
+//
+// Thread safety: thread-safe.
+// Ownership: handles share ownership, so a graph may outlive the session.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_DEVICE_OFFLOADER_H_
+#define PINION_HOOKS_ACTIVATIONS_DEVICE_OFFLOADER_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "pinion/device/trace_sink.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_state.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/activations/tensor_departures.h"
+#include "pinion/hooks/activations/tensor_returns.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion {
+
+class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
+ public:
+  // Plans by `link`.
+  DeviceOffloader(const OffloadOptions& options, c10::Device device, const LinkCalibration& link,
+                  std::shared_ptr<DeviceTier> tier, std::shared_ptr<OffloadStatsRecorder> stats);
+
+  // Null when the tensor has to stay on the device; the reason has been counted.
+  // One that is `maybe_held` stays if someone still holds it once its operator has returned.
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held,
+                                    const PackScope& scope);
+
+  // No operator of the scope, which has ended, runs any more: what is pending of it goes, and the
+  // schedule learns what it saved.
+  void EndScope(ScopeId scope);
+
+  // Lets go of all device memory that can be fetched again, or that nobody needs any more: what was
+  // fetched ahead and not read yet, and tensors whose copy out was submitted. Its streams wait for
+  // the copies, the host does not.
+  void FreeDeviceMemory();
+
+  TransferEngine& engine() const { return tier_->engine(); }
+  const LinkCalibration& link() const { return link_; }
+
+ private:
+  class Handle;
+
+  at::Tensor Unpack(Handle& handle);
+  // The end of the backward that the calling thread runs will be told of.
+  void NoteBackward();
+  void Release(Handle& handle);
+  // The record's last handle is gone.
+  void Forget(StorageRecord& record, int64_t backward, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // `memory`, of that many bytes, that nobody needs any more, and that its copy out may still read
+  // (none does if there are 0).
+  void LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t backward, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+
+  TraceSink* trace() const { return options_.engine.trace.get(); }
+
+  const OffloadOptions options_;
+  const c10::Device device_;
+  const LinkCalibration link_;
+  const std::shared_ptr<DeviceTier> tier_;
+  const std::shared_ptr<OffloadStatsRecorder> stats_;
+  OffloadState state_;
+  TensorDepartures departures_;
+  TensorReturns returns_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_DEVICE_OFFLOADER_H_

@@ -1,0 +1,28 @@
+#include "pinion/hooks/activations/offload_options.h"
+
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/plan/link_curve.h"
+
+namespace pinion {
+
+absl::Status OffloadOptions::Validate() const {
+  if (eviction_window_bytes == 0 || prefetch_window_bytes == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        eviction_window_bytes == 0 ? "eviction_window_bytes" : "prefetch_window_bytes",
+        " is 0: a copy needs a window to run in. Use OffloadOptions::kAutoWindow, or overlap = "
+        "false for copies that block"));
+  }
+  if (link.has_value()) {
+    for (const LinkCurve& curve : {link->h2d, link->d2h}) {
+      if (curve.fixed_us >= 0 && curve.piece_us >= 0 && curve.gb_per_s > 0) continue;
+      return absl::InvalidArgumentError(
+          "link has a direction with negative costs or without bandwidth: leave it empty, and the "
+          "device is measured");
+    }
+  }
+  PINION_RETURN_IF_ERROR(allocator.Validate());
+  return engine.Validate();
+}
+
+}  // namespace pinion

@@ -1,0 +1,63 @@
+// How an OffloadSession behaves. Plain data; the defaults fit most programs.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_OPTIONS_H_
+#define PINION_HOOKS_ACTIVATIONS_OFFLOAD_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/transfer_engine.h"
+
+namespace pinion {
+
+struct OffloadOptions {
+  // False makes every scope do nothing. The environment variable PINION_DISABLE=1 does the same.
+  bool enabled = true;
+
+  // Saved tensors of at least this many bytes are offloaded (TRL's default and boundary).
+  uint64_t min_offload_bytes = 1024;
+
+  // True: copies run beside the compute, backward prefetches. False, as a baseline: the host waits
+  // for each copy. Forward then waits for what an operator has saved at the next operator that
+  // saves something, or at the end of the scope, and backward for what it unpacks.
+  bool overlap = true;
+
+  // Device bytes of saved tensors that are kept before the oldest is dropped: the ones saved last
+  // stay on the device, and copies out have this long to finish beside the compute. Larger hides
+  // more of the link, smaller saves more memory. kAutoWindow: twice the fourth largest tensor
+  // (of this scope or of the last one, whichever is larger), or a sixteenth of what the last scope
+  // saved (up to 256 MiB) if that is more; a tensor that is larger than half of the window counts
+  // as half. A tensor counts with all of its storage, which may be larger than itself. Beside the
+  // window, up to half as much waits for company to leave with. 0 is refused.
+  uint64_t eviction_window_bytes = kAutoWindow;
+
+  // Device bytes that were fetched ahead of need and not read yet; of a tensor only what comes
+  // back. kAutoWindow: the same window as for eviction.
+  uint64_t prefetch_window_bytes = kAutoWindow;
+
+  // What the link can do: it decides which tensors are small enough to share a copy. Without it,
+  // each device is measured when it is first used, which takes up to a few hundred milliseconds; a
+  // device that cannot be measured then is taken for a PCIe 4 one (AssumedLink). Give it, of an
+  // earlier run for example, where runs must not differ.
+  std::optional<LinkCalibration> link;
+
+  // Every saved tensor that comes back is checked against a checksum that was taken on the device
+  // when its copy out was submitted (tensor_checksum.h). Bytes that differ are a c10::Error that
+  // names the tensor and its transfers. To find faults with: it waits for the device whenever a
+  // fetched tensor is unpacked. The environment variable PINION_VERIFY=1 does the same.
+  bool verify = false;
+
+  AllocatorOptions allocator;
+  EngineOptions engine;  // its `trace` is told the hooks' ranges, too
+
+  static constexpr uint64_t kAutoWindow = UINT64_MAX;
+
+  absl::Status Validate() const;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_OFFLOAD_OPTIONS_H_

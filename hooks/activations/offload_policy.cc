@@ -1,0 +1,60 @@
+#include "pinion/hooks/activations/offload_policy.h"
+
+#include <c10/core/DispatchKeySet.h>
+
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+namespace {
+
+// Wrappers whose storage is not the data: functorch, Python subclasses and modes,
+// functionalization.
+constexpr c10::DispatchKeySet kWrappers({
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::Functionalize,
+    c10::DispatchKey::Python,
+    c10::DispatchKey::Conjugate,
+    c10::DispatchKey::Negative,
+    c10::DispatchKey::ZeroTensor,
+});
+
+bool IsPlainStrided(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&
+         !tensor.key_set().has_any(kWrappers) && tensor.has_storage() &&
+         tensor.storage().data_ptr().get() != nullptr;
+}
+
+const at::TensorBase& BaseOf(const at::TensorBase& tensor) {
+  return tensor.is_view() ? tensor._base() : tensor;
+}
+
+}  // namespace
+
+void ParameterStorages::Add(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return;
+  const c10::Storage& storage = tensor.storage();
+  storages_.try_emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
+}
+
+bool ParameterStorages::Contains(const at::Tensor& tensor) const {
+  return storages_.contains(tensor.storage().unsafeGetStorageImpl());
+}
+
+TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
+                          uint64_t min_offload_bytes, const ParameterStorages& parameters) {
+  if (tensor.device().type() != device_type || !IsPlainStrided(tensor)) {
+    return TensorKind::kUnsupported;
+  }
+  const at::TensorBase& base = BaseOf(tensor);
+  if (!parameters.empty()) {
+    if (parameters.Contains(tensor)) return TensorKind::kParameter;
+  } else if (base.is_leaf() && base.requires_grad()) {
+    return TensorKind::kParameter;
+  }
+  const uint64_t size_bytes = ExtentOf(tensor).size_bytes();
+  if (size_bytes == 0 || size_bytes < min_offload_bytes) return TensorKind::kSmall;
+  return base.is_leaf() ? TensorKind::kHeldLeaf : TensorKind::kActivation;
+}
+
+}  // namespace pinion

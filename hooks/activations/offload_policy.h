@@ -1,0 +1,49 @@
+// Which saved tensors leave the device: decisions about a tensor alone, without state.
+//
+// Parameters are recognised by storage, since autograd saves Linear's weight as a view of it.
+//
+// Thread safety: ParameterStorages is immutable after construction.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_POLICY_H_
+#define PINION_HOOKS_ACTIVATIONS_OFFLOAD_POLICY_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace pinion {
+
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+// The storages of a module's parameters and buffers. Holds weak references: while one exists, its
+// address cannot be recycled, so comparing addresses is comparing identities.
+class ParameterStorages {
+ public:
+  void Add(const at::Tensor& tensor);
+  bool Contains(const at::Tensor& tensor) const;
+  bool empty() const { return storages_.empty(); }
+
+ private:
+  absl::flat_hash_map<const c10::StorageImpl*, WeakStorage> storages_;
+};
+
+enum class TensorKind {
+  kActivation,   // a candidate
+  kHeldLeaf,     // a candidate only if nobody else holds its storage: an input, or a dropout mask
+  kParameter,    // stays
+  kSmall,        // stays
+  kUnsupported,  // stays: another device type, not strided, wrapped, conjugated, ...
+};
+
+// With empty `parameters`, leaves that require a gradient, and views of them, are
+// parameters.
+TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
+                          uint64_t min_offload_bytes, const ParameterStorages& parameters);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_OFFLOAD_POLICY_H_

@@ -1,0 +1,105 @@
+#include <torch/nn/module.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+#include "pinion/device/trace_sink.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion {
+namespace {
+
+// Null, which switches hooks off, for a session that is not enabled.
+std::shared_ptr<PackTarget> TargetOf(const std::shared_ptr<OffloadSession>& session) {
+  PINION_CHECK(session != nullptr) << "OffloadScope needs a session";
+  if (!session->options().enabled) return nullptr;
+  auto target = std::dynamic_pointer_cast<PackTarget>(session);
+  PINION_CHECK(target != nullptr) << "this OffloadSession was not made by OffloadSession::Create";
+  return target;
+}
+
+std::shared_ptr<SavedTensorPacker> PackerFor(std::shared_ptr<PackTarget> target,
+                                             ParameterStorages parameters,
+                                             std::shared_ptr<PackScope> scope) {
+  if (target == nullptr) return nullptr;
+  return std::make_shared<ScopePacker>(std::move(target), std::move(parameters), std::move(scope));
+}
+
+std::shared_ptr<PackScope> NewPackScope() {
+  static std::atomic<ScopeId> last{0};
+  return std::make_shared<PackScope>(++last);
+}
+
+// What the calling thread's innermost scope saves to, null unless that is a scope of the same
+// session: an inner one goes on with what the outer one has begun (its prefetch order, what waits
+// for company).
+std::shared_ptr<PackScope> OuterScope(const PackTarget* target) {
+  const auto* packer = dynamic_cast<const ScopePacker*>(CurrentPacker());
+  if (packer == nullptr || &packer->target() != target) return nullptr;
+  return packer->scope();
+}
+
+ParameterStorages StoragesOf(const torch::nn::Module& module) {
+  ParameterStorages storages;
+  for (const at::Tensor& parameter : module.parameters()) storages.Add(parameter);
+  for (const at::Tensor& buffer : module.buffers()) storages.Add(buffer);
+  return storages;
+}
+
+// A user who opens one in a checkpointed block's forward means the first run of that forward.
+void SayThatNothingLeavesInBackward() {
+  static std::once_flag said;
+  std::call_once(said, [] {
+    PINION_LOG(kWarning)
+        << "an OffloadScope was opened inside a backward, where a checkpoint computes a block "
+           "again: what is saved there is needed at once and stays on the device "
+           "(OffloadStats::kept_in_backward). Open the scope around the whole forward";
+  });
+}
+
+}  // namespace
+
+struct OffloadScope::State {
+  State(const std::shared_ptr<OffloadSession>& session, ParameterStorages parameters)
+      : target(TargetOf(session)),
+        outer(OuterScope(target.get())),
+        saved(outer != nullptr ? outer : NewPackScope()),
+        range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
+        scope(PackerFor(target, std::move(parameters), saved)) {
+    if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
+  }
+  ~State() {
+    if (target == nullptr || outer != nullptr) return;
+    saved->ended = true;
+    target->EndScope(saved->id);
+  }
+
+  const std::shared_ptr<PackTarget> target;
+  const std::shared_ptr<PackScope> outer;
+  const std::shared_ptr<PackScope> saved;
+  const ScopedRange range;
+  const SavedTensorScope scope;
+};
+
+OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session)
+    : state_(std::make_unique<State>(session, ParameterStorages())) {}
+
+OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module)
+    : state_(std::make_unique<State>(session, StoragesOf(module))) {}
+
+OffloadScope::~OffloadScope() = default;
+
+struct NoOffloadScope::State {
+  const SavedTensorScope scope{nullptr};
+};
+
+NoOffloadScope::NoOffloadScope() : state_(std::make_unique<State>()) {}
+
+NoOffloadScope::~NoOffloadScope() = default;
+
+}  // namespace pinion

@@ -1,0 +1,234 @@
+#include "pinion/hooks/activations/offload_session.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/host_tier.h"
+#include "pinion/hooks/activations/device_offloader.h"
+#include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/environment.h"
+#include "pinion/hooks/tier/torch_tier.h"
+
+namespace pinion {
+namespace {
+
+class SessionImpl : public OffloadSession, public PackTarget {
+ public:
+  // `tier` is null for a session that is not enabled.
+  SessionImpl(const OffloadOptions& options, c10::DeviceType device_type,
+              std::shared_ptr<HostTier> tier)
+      : options_(options), device_type_(device_type), tier_(std::move(tier)) {}
+
+  const OffloadOptions& options() const override { return options_; }
+  OffloadStats GetStats() const override { return stats_->Get(); }
+
+  AllocatorStats GetAllocatorStats() const override {
+    return tier_ == nullptr ? AllocatorStats() : tier_->pool().GetStats();
+  }
+
+  EngineStats GetEngineStats(int device_index) const override {
+    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
+    if (offloader == nullptr) return EngineStats();
+    offloader->engine().Poll();
+    return offloader->engine().GetStats();
+  }
+
+  std::optional<LinkCalibration> GetLink(int device_index) const override {
+    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
+    if (offloader == nullptr) return std::nullopt;
+    return offloader->link();
+  }
+
+  absl::Status Reserve(int device_index, uint64_t size_bytes) override {
+    const auto index = static_cast<c10::DeviceIndex>(device_index);
+    if (FindOffloader(device_index) == nullptr) {
+      PINION_RETURN_IF_ERROR(SetUp(c10::Device(device_type_, index)).status());
+    }
+    return tier_->pool().Reserve(size_bytes);
+  }
+
+  void FreeDeviceMemory(int device_index) override {
+    if (const auto offloader = FindOffloader(device_index)) offloader->FreeDeviceMemory();
+  }
+
+  absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) override {
+    return tier_ == nullptr ? 0 : tier_->pool().Trim(keep_bytes);
+  }
+
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const ParameterStorages& parameters,
+                                    const PackScope& scope) override;
+
+  void EndScope(ScopeId scope) override {
+    {
+      MutexLock lock(mu_);
+      failed_.clear();
+    }
+    for (const auto& offloader : Offloaders()) offloader->EndScope(scope);
+  }
+
+  OffloadStatsRecorder& stats() override { return *stats_; }
+
+ private:
+  // A session of another backend would watch a whole training run and do nothing.
+  void RefuseOtherAccelerator(c10::Device device) const {
+    if (device.type() == device_type_ || device.is_cpu() || device.is_meta()) return;
+    ThrowIfError(
+        absl::InvalidArgumentError(absl::StrCat(
+            "the session was made for \"", c10::DeviceTypeName(device_type_, /*lower_case=*/true),
+            "\", and the tensor is on ", device.str(),
+            ": create the session with the backend of that device")),
+        "saving a tensor in an OffloadScope");
+  }
+
+  std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason) {
+    stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
+    return nullptr;
+  }
+
+  std::shared_ptr<DeviceOffloader> FindOffloader(int device_index) const {
+    MutexLock lock(mu_);
+    const auto found = offloaders_.find(device_index);
+    return found == offloaders_.end() ? nullptr : found->second;
+  }
+
+  std::vector<std::shared_ptr<DeviceOffloader>> Offloaders() const {
+    MutexLock lock(mu_);
+    std::vector<std::shared_ptr<DeviceOffloader>> offloaders;
+    for (const auto& [index, offloader] : offloaders_) offloaders.push_back(offloader);
+    return offloaders;
+  }
+
+  // The device's, which is set up at its first use. What fails is not tried again in this scope.
+  absl::StatusOr<std::shared_ptr<DeviceOffloader>> OffloaderFor(c10::Device device);
+  absl::StatusOr<std::shared_ptr<DeviceOffloader>> SetUp(c10::Device device);
+  // Whether the log has nothing yet about a device that cannot be set up.
+  bool IsFirstToldOf(c10::Device device);
+
+  const OffloadOptions options_;
+  const c10::DeviceType device_type_;
+  const std::shared_ptr<HostTier> tier_;
+  const std::shared_ptr<OffloadStatsRecorder> stats_ = std::make_shared<OffloadStatsRecorder>();
+
+  mutable Mutex mu_;
+  std::map<int, std::shared_ptr<DeviceOffloader>> offloaders_ ABSL_GUARDED_BY(mu_);
+  std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // devices, in this scope
+  std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure is in the log
+};
+
+std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
+                                               const ParameterStorages& parameters,
+                                               const PackScope& scope) {
+  // Recomputed activations are needed at once, and a double backward's saved tensors soon.
+  if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward);
+  const TensorKind kind =
+      ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters);
+  switch (kind) {
+    case TensorKind::kUnsupported:
+      RefuseOtherAccelerator(tensor.device());
+      return Keep(&OffloadStats::kept_unsupported);
+    case TensorKind::kParameter:
+      return Keep(&OffloadStats::kept_parameter);
+    case TensorKind::kSmall:
+      return Keep(&OffloadStats::kept_small);
+    case TensorKind::kHeldLeaf:
+    case TensorKind::kActivation:
+      break;
+  }
+  auto offloader = OffloaderFor(tensor.device());
+  if (absl::IsInvalidArgument(offloader.status()) || absl::IsNotFound(offloader.status())) {
+    ThrowIfError(offloader.status(), "setting up offload for a device");
+  }
+  if (!offloader.ok()) {
+    if (IsFirstToldOf(tensor.device())) {
+      PINION_LOG(kWarning) << "saved tensors stay on " << tensor.device().str()
+                           << ", which cannot be set up now (each scope tries again): "
+                           << offloader.status();
+    }
+    return Keep(&OffloadStats::kept_copy_failed);
+  }
+  return (*offloader)->Pack(tensor, /*maybe_held=*/kind == TensorKind::kHeldLeaf, scope);
+}
+
+absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::Device device) {
+  {
+    MutexLock lock(mu_);
+    if (const auto found = offloaders_.find(device.index()); found != offloaders_.end()) {
+      return found->second;
+    }
+    if (const auto found = failed_.find(device.index()); found != failed_.end()) {
+      return found->second;
+    }
+  }
+  absl::StatusOr<std::shared_ptr<DeviceOffloader>> offloader = SetUp(device);
+  if (!offloader.ok()) {
+    MutexLock lock(mu_);
+    failed_.try_emplace(device.index(), offloader.status());
+  }
+  return offloader;
+}
+
+bool SessionImpl::IsFirstToldOf(c10::Device device) {
+  MutexLock lock(mu_);
+  return told_.insert(device.index()).second;
+}
+
+absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device device) {
+  // Outside the lock: this calls the device. Of two threads that get here, the first to be back
+  // wins.
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, tier_->ForDevice(device.index()));
+  // Without overlap nothing is planned.
+  const LinkCalibration link =
+      options_.overlap ? tier->Link(NativeStream(CurrentStream(device))) : AssumedLink();
+  MutexLock lock(mu_);
+  auto& offloader = offloaders_[device.index()];
+  if (offloader == nullptr) {
+    offloader = std::make_shared<DeviceOffloader>(options_, device, link, std::move(tier), stats_);
+  }
+  return offloader;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
+    const OffloadOptions& options, DeviceBackend backend,
+    std::shared_ptr<PinnedAllocator> allocator) {
+  PINION_RETURN_IF_ERROR(options.Validate());
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType device_type, DeviceTypeOf(backend.type_name));
+  if (const std::string on = SwitchesThatAreOn(); !on.empty()) {
+    PINION_LOG(kWarning) << "a session for " << backend.type_name << " begins with " << on;
+  }
+  if (const std::string unclear = SwitchNotUnderstood(); !unclear.empty()) {
+    PINION_LOG(kWarning) << unclear << " switches nothing on: set it to 1, or unset it";
+  }
+  OffloadOptions own = options;
+  own.enabled = options.enabled && !SwitchedOnByEnvironment("PINION_DISABLE");
+  own.verify = options.verify || SwitchedOnByEnvironment("PINION_VERIFY");
+  std::shared_ptr<HostTier> tier;
+  if (own.enabled) {
+    // What cannot work on the first device is refused here: in the middle of forward nobody could
+    // do anything about it.
+    const HostTierOptions tier_options = {options.allocator, options.engine, options.link};
+    PINION_ASSIGN_OR_RETURN(
+        tier, TorchHostTier(tier_options, backend, device_type, std::move(allocator)));
+  }
+  return std::make_shared<SessionImpl>(own, device_type, std::move(tier));
+}
+
+}  // namespace pinion

@@ -1,0 +1,74 @@
+// What the offloader of one device knows about saved tensors, under one lock.
+//
+// Ownership: DeviceOffloader's; TensorDepartures and TensorReturns work on it.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATE_H_
+#define PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATE_H_
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/tier/guarded_memory.h"
+#include "pinion/hooks/activations/pending_tensors.h"
+#include "pinion/hooks/activations/saved_storages.h"
+
+namespace pinion {
+
+// Things to let go of once the lock is released: declare one before the lock is taken.
+struct Released {
+  std::vector<GuardedMemory> guarded;
+  std::vector<c10::Storage> plain;  // no copy touches them
+
+  void Add(GuardedMemory memory) {
+    if (memory) guarded.push_back(std::move(memory));
+  }
+};
+
+// Device memory that nobody needs any more but for its copy out. In a backward that has read it
+// before it was evicted, the copy is likely to be under way: such memory goes once it adds up, or
+// when the backward ends, so that a stream waits once for many copies, and not at once for each.
+class LateMemory {
+ public:
+  void Add(GuardedMemory memory, uint64_t size_bytes) {
+    memory_.push_back(std::move(memory));
+    size_bytes_ += size_bytes;
+  }
+  uint64_t size_bytes() const { return size_bytes_; }
+  void Take(Released& released) {
+    for (GuardedMemory& memory : MergeByStream(std::exchange(memory_, {}))) {
+      released.Add(std::move(memory));
+    }
+    size_bytes_ = 0;
+  }
+
+ private:
+  std::vector<GuardedMemory> memory_;
+  uint64_t size_bytes_ = 0;
+};
+
+// The lock is taken before a parcel's own, and held while no device, allocator or LibTorch call is
+// made.
+struct OffloadState {
+  OffloadState(std::unique_ptr<OffloadSchedule> by, PendingTensors none_yet)
+      : pending(std::move(none_yet)), schedule(std::move(by)) {}
+
+  Mutex mu;
+  SavedStorages storages ABSL_GUARDED_BY(mu);
+  PendingTensors pending ABSL_GUARDED_BY(mu);
+  const std::unique_ptr<OffloadSchedule> schedule ABSL_PT_GUARDED_BY(mu);
+  LateMemory late ABSL_GUARDED_BY(mu);
+  uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of a record
+  absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATE_H_

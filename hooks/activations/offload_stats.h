@@ -1,0 +1,74 @@
+// What an OffloadSession did, as a value.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
+#define PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/mutex.h"
+
+namespace pinion {
+
+// Counters since the session began. Bytes are of storages that were copied, each once per version.
+struct OffloadStats {
+  uint64_t packed = 0;      // saved tensors that reached a scope
+  uint64_t offloaded = 0;   // of these: with a host copy of their own
+  uint64_t shared = 0;      //   views and repeats of one that has a copy already
+  uint64_t kept_small = 0;  //   kept on the device, by reason
+  uint64_t kept_parameter = 0;
+  uint64_t kept_held = 0;  //   a leaf that someone else holds: offloading frees nothing
+  uint64_t kept_no_host_memory = 0;
+  uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once
+  uint64_t kept_scope_ended = 0;  //   saved by a thread that has outlived the scope
+  uint64_t kept_capturing = 0;
+  uint64_t kept_copy_failed = 0;   //   or the device could not be set up, or is broken
+  uint64_t kept_unsupported = 0;   //   not strided, not of the session's device type, ...
+  uint64_t offloaded_bytes = 0;    // as the link carries them: with a group's padding
+  uint64_t groups = 0;             // blocks of host memory that several small tensors share
+  uint64_t grouped = 0;            //   these tensors
+  uint64_t evicted_bytes = 0;      // dropped from the device once copied
+  uint64_t evicted_not_freed = 0;  //   of these tensors: with another owner at that moment
+
+  uint64_t unpacked = 0;
+  uint64_t reused_on_device = 0;  // the storage was still alive: no copy back
+  uint64_t prefetch_hits = 0;     // a group counts once, here and below
+  uint64_t fetched_on_demand = 0;
+  uint64_t prefetches_dropped = 0;  // fetched, never read: partial backward, dead branch
+  uint64_t prefetches_refused = 0;  // could not be started: no device memory, or a failed copy
+  uint64_t prefetch_looks = 0;      // at tensors and groups, to choose what to fetch ahead
+  uint64_t fetched_bytes = 0;
+  uint64_t verified = 0;  // fetched tensors with the right checksum (OffloadOptions::verify)
+  uint64_t live_handles = 0;
+
+  double pack_unpack_us = 0;  // wall time of the host inside pack and unpack, total
+
+  // Where each saved tensor went adds up to `packed`. Every kept one has exactly one reason.
+  uint64_t kept() const;
+
+  std::string ToString() const;  // a few lines for people
+};
+
+// The same counters, written from many threads.
+class OffloadStatsRecorder {
+ public:
+  template <typename Function>
+  void Update(Function update) {
+    MutexLock lock(mu_);
+    update(stats_);
+  }
+
+  OffloadStats Get() const {
+    MutexLock lock(mu_);
+    return stats_;
+  }
+
+ private:
+  mutable Mutex mu_;
+  OffloadStats stats_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_

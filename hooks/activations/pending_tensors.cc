@@ -1,0 +1,85 @@
+#include "pinion/hooks/activations/pending_tensors.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pinion {
+
+std::vector<RecordPtr> PendingTensors::Add(const RecordPtr& record, const NodeId& node,
+                                           uint64_t batch_bytes) {
+  Scope& scope = scopes_[record->scope];
+  for (RecordPtr& earlier : std::exchange(scope.in_use, {})) {
+    absl::InlinedVector<NodeId, 1>& nodes = earlier->nodes;
+    nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
+                               [&](const NodeId& saver) { return HasReturned(saver, node); }),
+                nodes.end());
+    if (nodes.empty()) {
+      EndOperator(scope, std::move(earlier));
+    } else {
+      scope.in_use.push_back(std::move(earlier));
+    }
+  }
+  scope.in_use.push_back(record);
+  record->nodes.push_back(node);
+  const bool all = !company_ || scope.small_bytes >= batch_bytes;
+  return TakeDue(scope, all || scope.large_bytes >= batch_bytes, all);
+}
+
+void PendingTensors::AwaitOperator(const RecordPtr& record, const NodeId& node) {
+  if (record->state == StorageRecord::CopyOut::kPending) {
+    Remove(*record);
+    record->state = StorageRecord::CopyOut::kInUse;
+    scopes_.at(record->scope).in_use.push_back(record);
+  }
+  record->nodes.push_back(node);
+}
+
+void PendingTensors::EndOperator(Scope& scope, RecordPtr record) {
+  record->state = StorageRecord::CopyOut::kPending;
+  const bool small = IsSmall(*record);
+  (small ? scope.small_bytes : scope.large_bytes) += record->pending_bytes;
+  (small ? scope.small : scope.large).push_back(std::move(record));
+}
+
+void PendingTensors::Remove(const StorageRecord& record) {
+  Scope& scope = scopes_.at(record.scope);
+  const auto is_record = [&](const RecordPtr& pending) { return pending.get() == &record; };
+  if (record.state == StorageRecord::CopyOut::kInUse) {
+    std::erase_if(scope.in_use, is_record);
+    return;
+  }
+  const bool small = IsSmall(record);
+  std::erase_if(small ? scope.small : scope.large, is_record);
+  (small ? scope.small_bytes : scope.large_bytes) -= record.pending_bytes;
+}
+
+std::vector<RecordPtr> PendingTensors::EndScope(ScopeId scope) {
+  const auto found = scopes_.find(scope);
+  if (found == scopes_.end()) return {};  // it saved nothing on this device
+  for (RecordPtr& saved : std::exchange(found->second.in_use, {})) {
+    EndOperator(found->second, std::move(saved));
+  }
+  std::vector<RecordPtr> due = TakeDue(found->second, /*large=*/true, /*small=*/true);
+  scopes_.erase(found);
+  return due;
+}
+
+std::vector<RecordPtr> PendingTensors::TakeDue(Scope& scope, bool large, bool small) {
+  std::vector<RecordPtr> due;
+  if (large) {
+    due = std::exchange(scope.large, {});
+    scope.large_bytes = 0;
+  }
+  if (small) {
+    const std::vector<RecordPtr> others = std::exchange(scope.small, {});
+    scope.small_bytes = 0;
+    due.insert(due.end(), others.begin(), others.end());
+  }
+  // In the order of packing, which is the order in which they are evicted.
+  std::sort(due.begin(), due.end(),
+            [](const RecordPtr& a, const RecordPtr& b) { return a->sequence < b->sequence; });
+  for (const RecordPtr& record : due) record->state = StorageRecord::CopyOut::kDecided;
+  return due;
+}
+
+}  // namespace pinion

@@ -1,0 +1,67 @@
+// Saved tensors that have not left yet: those whose operators may still run, and those that wait
+// for company.
+//
+// Nothing reads a saved tensor before the operator that saved it has returned (HasReturned): that
+// is known at the thread's next node, or at the end of the scope. A tensor that does not fill the
+// link by itself then waits until the others hold as much device memory as does, or the scope ends,
+// and leaves with them. Small ones wait for each other in the same way, since they share a parcel.
+//
+// Thread safety: none; OffloadState's mutex guards it.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_PENDING_TENSORS_H_
+#define PINION_HOOKS_ACTIVATIONS_PENDING_TENSORS_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion {
+
+class PendingTensors {
+ public:
+  // Tensors of at most so many bytes are small (pack_plan.h). Without `company` none waits for it.
+  PendingTensors(uint64_t largest_small_bytes, bool company)
+      : largest_small_bytes_(largest_small_bytes), company_(company) {}
+
+  // A new record, saved by `node`; operators that have returned by then have. Returns records that
+  // are due: those whose batch holds `batch_bytes`, in the order of packing.
+  std::vector<RecordPtr> Add(const RecordPtr& record, const NodeId& node, uint64_t batch_bytes);
+
+  // One more operator has saved the record, which is awaited: nothing is to read it before that
+  // one, too, has returned.
+  void AwaitOperator(const RecordPtr& record, const NodeId& node);
+
+  // The record, which is awaited, is not needed any more.
+  void Remove(const StorageRecord& record);
+
+  // No operator of the scope runs any more: all that is left of it.
+  std::vector<RecordPtr> EndScope(ScopeId scope);
+
+ private:
+  struct Scope {
+    std::vector<RecordPtr> in_use;  // their operators have not returned, as far as is known
+    std::vector<RecordPtr> large;   // these wait for company
+    std::vector<RecordPtr> small;
+    uint64_t large_bytes = 0;
+    uint64_t small_bytes = 0;
+  };
+
+  bool IsSmall(const StorageRecord& record) const {
+    return record.size_bytes() <= largest_small_bytes_;
+  }
+  void EndOperator(Scope& scope, RecordPtr record);
+  // Large ones do not wait for small ones.
+  std::vector<RecordPtr> TakeDue(Scope& scope, bool large, bool small);
+
+  const uint64_t largest_small_bytes_;
+  const bool company_;
+  std::map<ScopeId, Scope> scopes_;  // that have not ended
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_PENDING_TENSORS_H_

@@ -1,0 +1,39 @@
+#include "pinion/hooks/activations/saved_storages.h"
+
+namespace pinion {
+
+RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& version,
+                              const StorageExtent& extent, uint64_t item_bytes) const {
+  const auto found = records_.find(storage.unsafeGetStorageImpl());
+  if (found == records_.end()) return nullptr;
+  // Newest first: what was saved since at another version, even by another counter, says that the
+  // bytes may have changed.
+  for (auto it = found->second.rbegin(); it != found->second.rend(); ++it) {
+    StorageRecord& record = **it;
+    if (record.extent.end_bytes <= extent.begin_bytes ||
+        extent.end_bytes <= record.extent.begin_bytes) {
+      continue;
+    }
+    if (record.version != version || !record.HasItsMemory(storage)) return nullptr;
+    if (record.extent.begin_bytes <= extent.begin_bytes &&
+        extent.end_bytes <= record.extent.end_bytes &&
+        record.extent.begin_bytes % item_bytes == 0) {
+      return record.shared_from_this();
+    }
+  }
+  return nullptr;
+}
+
+void SavedStorages::Add(StorageRecord& record) {
+  std::vector<StorageRecord*>& records = records_[record.storage()];
+  record.pending_bytes = records.empty() ? record.storage_bytes : record.size_bytes();
+  records.push_back(&record);
+}
+
+void SavedStorages::Remove(const StorageRecord& record) {
+  const auto found = records_.find(record.storage());
+  std::erase(found->second, &record);
+  if (found->second.empty()) records_.erase(found);
+}
+
+}  // namespace pinion

@@ -1,0 +1,38 @@
+// Which storages have records, and which record a tensor can share.
+//
+// Thread safety: none; OffloadState's mutex guards it.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_SAVED_STORAGES_H_
+#define PINION_HOOKS_ACTIVATIONS_SAVED_STORAGES_H_
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+
+class SavedStorages {
+ public:
+  // A record of the same bytes, at the same version, of which a tensor with `extent` can be a view;
+  // null: none.
+  RecordPtr Find(const c10::Storage& storage, const SavedVersion& version,
+                 const StorageExtent& extent, uint64_t item_bytes) const;
+
+  // A record is here while it has live handles. Sets its pending_bytes.
+  void Add(StorageRecord& record);
+  void Remove(const StorageRecord& record);
+  bool Contains(const c10::StorageImpl* storage) const { return records_.contains(storage); }
+
+ private:
+  absl::flat_hash_map<const c10::StorageImpl*, std::vector<StorageRecord*>> records_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_SAVED_STORAGES_H_

@@ -1,0 +1,62 @@
+// What stands between a scope and its session: parameters known by storage, statistics, and the
+// tensors that stay on the device.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
+#define PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/hooks/activations/offload_policy.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion {
+
+// What is saved together: in the scopes of one session of which each is the innermost around the
+// next.
+struct PackScope {
+  explicit PackScope(ScopeId number) : id(number) {}
+
+  const ScopeId id;
+  // What a thread that has outlived the scope saves stays on the device.
+  std::atomic<bool> ended = false;
+};
+
+// A session as its scopes see it.
+class PackTarget {
+ public:
+  virtual ~PackTarget() = default;
+  // Null: the tensor stays on the device; the reason has been counted.
+  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor,
+                                            const ParameterStorages& parameters,
+                                            const PackScope& scope) = 0;
+  // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no
+  // thread.
+  virtual void EndScope(ScopeId scope) = 0;
+  virtual OffloadStatsRecorder& stats() = 0;
+};
+
+class ScopePacker : public SavedTensorPacker {
+ public:
+  ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters,
+              std::shared_ptr<PackScope> scope);
+
+  const PackTarget& target() const { return *target_; }
+  const std::shared_ptr<PackScope>& scope() const { return scope_; }
+
+  // Never null. Wall time inside it, and inside the result's Unpack, is counted.
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override;
+
+ private:
+  const std::shared_ptr<PackTarget> target_;
+  const ParameterStorages parameters_;
+  const std::shared_ptr<PackScope> scope_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_

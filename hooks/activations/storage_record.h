@@ -1,0 +1,121 @@
+// One saved storage (or a part of one), at one version: what DeviceOffloader knows about it.
+//
+// A record is shared by the handles of all saved tensors that are views of the same bytes. All that
+// is about tensors is said of records, all that is about copies of parcels (engine/tier/parcel.h):
+// a large tensor is a parcel of its own, small ones share one. Fields below a line "guarded" belong
+// to OffloadState's mutex. Clang cannot check that: an annotation would need an expression for that
+// mutex, and a record does not know its owner.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_
+#define PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_
+
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/tier/parcel.h"
+#include "pinion/hooks/activations/offload_policy.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/autograd/tensor_checksum.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+
+struct StorageRecord;
+
+// Saved tensors that travel together.
+struct SavedParcel : public ScheduledParcel, public std::enable_shared_from_this<SavedParcel> {
+  SavedParcel(std::shared_ptr<Parcel> in_tier, const BoundStream& stream, bool was_gathered)
+      : parcel(std::move(in_tier)), pack_stream(stream), gathered(was_gathered) {
+    size_bytes = parcel->size_bytes;
+    ScheduledParcel::stream = static_cast<uint64_t>(stream.torch.id());
+  }
+
+  const std::shared_ptr<Parcel> parcel;
+  const BoundStream pack_stream;  // the copy out, and a gather before it, come after its work
+  // The copy out reads one block of device memory with the parcel's own layout, in which the
+  // tensors were gathered. Otherwise it reads their storages, each a piece of its own.
+  const bool gathered;
+
+  // ---- guarded ----
+  std::vector<StorageRecord*> records;  // with live handles
+};
+
+struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
+  enum class CopyOut {
+    kInUse,    // an operator that saved it may still run, and write it
+    kPending,  // waits for company
+    kDecided,  // it was submitted or soon will be, or the source stays on the device
+  };
+
+  StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
+                StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
+                ScopeId saved_in)
+      : identity(storage.getWeakStorageImpl()),
+        version(std::move(version_at_pack)),
+        extent(saved_extent),
+        data(storage.data()),
+        storage_bytes(storage.nbytes()),
+        pack_stream(stream),
+        maybe_held(may_be_held),
+        scope(saved_in),
+        source(storage) {}
+
+  uint64_t size_bytes() const { return extent.size_bytes(); }
+  const c10::StorageImpl* storage() const { return identity._unsafe_get_target(); }
+
+  // Its copy has not begun, and it has a place in its scope. Guarded.
+  bool IsAwaited() const { return state == CopyOut::kInUse || state == CopyOut::kPending; }
+
+  // From a place in the storage to the same byte in the parcel.
+  int64_t ShiftIntoParcel() const {
+    return static_cast<int64_t>(parcel_offset) - static_cast<int64_t>(extent.begin_bytes);
+  }
+
+  // False once someone has resized `storage`, the one that was saved, or given it other memory:
+  // that raises no version.
+  bool HasItsMemory(const c10::Storage& storage) const {
+    return storage.data() == data && storage.nbytes() == storage_bytes;
+  }
+
+  // The weak reference keeps the StorageImpl's address from being recycled.
+  const WeakStorage identity;
+  const SavedVersion version;
+  const StorageExtent extent;  // the bytes of the storage that are saved
+  const void* const data;      // of all of the storage
+  const uint64_t storage_bytes;
+  const BoundStream pack_stream;
+  const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
+  const ScopeId scope;    // in which it was saved first
+
+  // Of `extent`'s bytes when they leave; only in verify mode. Written before the parcel is
+  // published, read by those who have found the parcel.
+  TensorChecksum checksum;
+
+  // ---- guarded ----
+  c10::Storage source;  // until the copy out is submitted; from then on the parcel holds it
+  CopyOut state = CopyOut::kInUse;
+  absl::InlinedVector<NodeId, 1> nodes;  // of the operators that may still run, while kInUse
+  std::shared_ptr<SavedParcel> parcel;   // once the copy out is submitted
+  size_t piece = 0;                      // of the parcel, unless that was gathered
+  uint64_t parcel_offset = 0;            // at which `extent` begins in it
+
+  int live_handles = 0;
+  uint64_t sequence = 0;  // in the order of packing
+  // Of the device, that its copy out lets go of: all of the storage for the first record of it.
+  uint64_t pending_bytes = 0;
+};
+
+using RecordPtr = std::shared_ptr<StorageRecord>;
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_

@@ -1,0 +1,313 @@
+#include "pinion/hooks/activations/tensor_departures.h"
+
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/device/trace_sink.h"
+#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/hooks/autograd/gather.h"
+#include "pinion/hooks/tier/torch_memory.h"
+
+namespace pinion {
+namespace {
+
+// Where the record's bytes are. Read only; mutable_data() would make a lazily cloned storage copy
+// itself.
+char* DataOf(const StorageRecord& record) {
+  return static_cast<char*>(const_cast<void*>(record.data)) + record.extent.begin_bytes;
+}
+
+// Of the parcel's records that have live handles.
+uint64_t RecordBytes(const SavedParcel& parcel) {
+  uint64_t bytes = 0;
+  for (const StorageRecord* record : parcel.records) bytes += record->size_bytes();
+  return bytes;
+}
+
+}  // namespace
+
+void TensorDepartures::Keep(const std::vector<RecordPtr>& records, uint64_t OffloadStats::*reason) {
+  uint64_t bytes = 0;
+  for (const RecordPtr& record : records) bytes += record->size_bytes();
+  stats_.Update([&](OffloadStats& stats) {
+    stats.*reason += records.size();
+    stats.offloaded -= records.size();
+    stats.offloaded_bytes -= bytes;
+  });
+}
+
+// ------------------------------------------------------------------------------------- copy out
+
+void TensorDepartures::CopyOut(std::vector<RecordPtr> due) {
+  std::vector<RecordPtr> leaving;
+  std::vector<RecordPtr> held;
+  {
+    MutexLock lock(state_.mu);
+    for (const RecordPtr& record : due) {
+      // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let
+      // go of it, while an input is still held: only the former's copy would free anything.
+      const bool stays = record->maybe_held && record->source.use_count() > 1;
+      (stays ? held : leaving).push_back(record);
+    }
+  }
+  if (!held.empty()) Keep(held, &OffloadStats::kept_held);
+  if (!options_.overlap) {
+    for (const RecordPtr& record : leaving) CopyOutBlocking(record);
+    return;
+  }
+  // One batch per pack stream: its copies start after that stream's present work.
+  while (!leaving.empty()) {
+    const BoundStream stream = leaving.front()->pack_stream;
+    const auto rest = std::stable_partition(
+        leaving.begin(), leaving.end(),
+        [&](const RecordPtr& record) { return record->pack_stream.torch == stream.torch; });
+    SubmitCopyOut(stream, {leaving.begin(), rest});
+    leaving.erase(leaving.begin(), rest);
+  }
+}
+
+void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
+                                     const std::vector<RecordPtr>& records) {
+  // A gather or a checksum on a stream that captures would become part of the graph.
+  const absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
+  if (!capturing.ok() || *capturing) {
+    Keep(records, capturing.ok() ? &OffloadStats::kept_capturing : &OffloadStats::kept_copy_failed);
+    return;
+  }
+  std::vector<Leaving> all = PlanParcels(stream, records);
+  if (all.empty()) return;
+  std::vector<Departure> departures;
+  std::vector<std::shared_ptr<SavedParcel>> parcels;
+  for (Leaving& leaving : all) {
+    parcels.push_back(
+        std::make_shared<SavedParcel>(leaving.departure.parcel, stream, leaving.gathered));
+    departures.push_back(std::move(leaving.departure));
+  }
+  if (const absl::Status left = tier_.PutOut(absl::MakeSpan(departures)); !left.ok()) {
+    PINION_LOG(kWarning) << "saved tensors stay on the device: " << left;
+    for (const Leaving& leaving : all) Keep(leaving.records, &OffloadStats::kept_copy_failed);
+    return;
+  }
+  Released released;
+  MutexLock lock(state_.mu);
+  for (size_t i = 0; i < all.size(); ++i) Publish(all[i], parcels[i], released);
+}
+
+std::vector<TensorDepartures::Leaving> TensorDepartures::PlanParcels(
+    const BoundStream& stream, const std::vector<RecordPtr>& records) {
+  std::vector<RecordPtr> present;
+  std::vector<RecordPtr> changed;
+  std::vector<c10::Storage> sources;
+  std::vector<uint64_t> sizes;
+  {
+    MutexLock lock(state_.mu);
+    for (const RecordPtr& record : records) {
+      if (!record->source) continue;  // its last handle went meanwhile
+      if (!record->HasItsMemory(record->source)) {
+        changed.push_back(record);
+        continue;
+      }
+      present.push_back(record);
+      sources.push_back(record->source);
+      sizes.push_back(record->size_bytes());
+    }
+  }
+  if (!changed.empty()) Keep(changed, &OffloadStats::kept_copy_failed);
+  std::vector<Leaving> all;
+  for (const PackPlan::Group& group : PlanPacking(sizes, link_).groups) {
+    Leaving leaving;
+    leaving.offsets = group.offsets;
+    for (const size_t piece : group.pieces) {
+      leaving.records.push_back(present[piece]);
+      leaving.sources.push_back(sources[piece]);
+    }
+    absl::StatusOr<std::shared_ptr<Parcel>> parcel =
+        tier_.NewParcel(group.size_bytes, stream.native);
+    if (!parcel.ok()) {
+      Keep(leaving.records, &OffloadStats::kept_no_host_memory);
+      continue;
+    }
+    Departure& departure = leaving.departure;
+    departure.parcel = *std::move(parcel);
+    try {
+      // The copy is ordered with the pack stream, the memory's reuse with the stream that it was
+      // allocated on.
+      for (const c10::Storage& source : leaving.sources) RecordOnStream(source, stream.torch);
+      if (options_.verify) TakeChecksums(leaving, stream);
+      if (group.gather || HoldsMuchMore(leaving)) {
+        if (c10::Storage gathered = Gather(leaving, stream)) {
+          leaving.gathered = true;
+          leaving.sources.clear();  // the pack stream has read them, in its order
+          departure.pieces = {{gathered.mutable_data(), 0, group.size_bytes}};
+          departure.memory.push_back(TorchMemory(std::move(gathered)));
+        }
+      }
+    } catch (const std::exception& error) {
+      PINION_LOG(kWarning) << "saved tensors stay on the device: " << error.what();
+      Keep(leaving.records, &OffloadStats::kept_copy_failed);
+      continue;
+    }
+    for (size_t i = 0; i < leaving.sources.size(); ++i) {
+      const StorageRecord& record = *leaving.records[i];
+      departure.pieces.push_back({DataOf(record), leaving.offsets[i], record.size_bytes()});
+      departure.memory.push_back(TorchMemory(std::move(leaving.sources[i])));
+    }
+    all.push_back(std::move(leaving));
+  }
+  return all;
+}
+
+bool TensorDepartures::HoldsMuchMore(const Leaving& leaving) {
+  if (leaving.records.front()->size_bytes() > LargestSmallPiece(link_)) return false;
+  absl::flat_hash_set<const void*> storages;
+  uint64_t held_bytes = 0;
+  for (const RecordPtr& record : leaving.records) {
+    if (storages.insert(record->data).second) held_bytes += record->storage_bytes;
+  }
+  MutexLock lock(state_.mu);
+  return held_bytes >=
+         std::max(state_.schedule->BatchBytes(), 2 * leaving.departure.parcel->size_bytes);
+}
+
+void TensorDepartures::TakeChecksums(const Leaving& leaving, const BoundStream& stream) {
+  const c10::StreamGuard guard(stream.torch);
+  for (size_t i = 0; i < leaving.records.size(); ++i) {
+    StorageRecord& record = *leaving.records[i];
+    record.checksum = TensorChecksum::Of(leaving.sources[i], record.extent);
+  }
+}
+
+c10::Storage TensorDepartures::Gather(const Leaving& leaving, const BoundStream& stream) {
+  {
+    MutexLock lock(gather_mu_);
+    if (!gather_back_off_.MayTry()) return c10::Storage();
+  }
+  std::vector<GatherPiece> pieces;
+  for (size_t i = 0; i < leaving.records.size(); ++i) {
+    const StorageRecord& record = *leaving.records[i];
+    pieces.push_back({DataOf(record), record.size_bytes(), leaving.offsets[i]});
+  }
+  c10::Storage gathered;
+  try {
+    gathered = GatherOnDevice(stream, pieces, leaving.departure.parcel->size_bytes);
+  } catch (const std::exception&) {
+    // Out of memory, most likely, which is expensive to find out.
+  }
+  MutexLock lock(gather_mu_);
+  gathered ? gather_back_off_.Worked() : gather_back_off_.Refused();
+  return gathered;
+}
+
+void TensorDepartures::Publish(Leaving& leaving, const std::shared_ptr<SavedParcel>& parcel,
+                               Released& released) {
+  Parcel& in_tier = *parcel->parcel;
+  std::vector<HeldBytes> held;
+  int readers = 0;
+  uint64_t record_bytes = 0;
+  uint64_t not_freed = 0;
+  for (size_t i = 0; i < leaving.records.size(); ++i) {
+    StorageRecord& record = *leaving.records[i];
+    record_bytes += record.size_bytes();
+    if (record.live_handles == 0) {
+      // Its last handle went while the copy was submitted: the memory is the parcel's to guard.
+      if (!leaving.gathered) released.Add(in_tier.TakeHeld(i));
+      continue;
+    }
+    record.parcel = parcel;
+    record.piece = i;
+    record.parcel_offset = leaving.offsets[i];
+    parcel->records.push_back(&record);
+    readers += record.live_handles;
+    if (record.sequence > parcel->place.sequence) parcel->place = {record.scope, record.sequence};
+    if (leaving.gathered) {
+      if (record.source.use_count() > 1) ++not_freed;
+    } else {
+      held.push_back({record.storage(), record.storage_bytes});
+    }
+    released.plain.push_back(std::exchange(record.source, c10::Storage()));
+  }
+  in_tier.AddReaders(readers);
+  if (readers > 0) {
+    if (leaving.gathered) held.push_back({parcel.get(), in_tier.size_bytes});
+    // Without overlap the parcel is evicted at once.
+    state_.schedule->OnLeft(*parcel, options_.overlap ? held : std::vector<HeldBytes>());
+  } else if (leaving.gathered) {
+    released.Add(in_tier.TakeHeld(0));
+  }
+  stats_.Update([&](OffloadStats& stats) {
+    stats.evicted_not_freed += not_freed;
+    if (leaving.records.size() == 1) return;
+    ++stats.groups;
+    stats.grouped += leaving.records.size();
+    if (leaving.gathered) stats.offloaded_bytes += in_tier.size_bytes - record_bytes;
+  });
+}
+
+void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
+  SubmitCopyOut(record->pack_stream, {record});
+  std::shared_ptr<SavedParcel> parcel;
+  {
+    MutexLock lock(state_.mu);
+    parcel = record->parcel;
+  }
+  if (parcel == nullptr) return;
+  if (WaitSiteEnabled(WaitSite::kBlockingCopyOut)) {
+    const absl::Status copied = parcel->parcel->copy_out().Wait(absl::InfiniteDuration());
+    if (!copied.ok()) {
+      PINION_LOG(kWarning) << "a saved tensor stays on the device: " << copied;
+      return;
+    }
+  }
+  std::vector<GuardedMemory> evicted;
+  {
+    MutexLock lock(state_.mu);
+    evicted = Evict({parcel.get()});
+  }
+  for (GuardedMemory& memory : evicted) memory.Disarm();  // the host has waited
+}
+
+// --------------------------------------------------------------------------------------- evict
+
+std::vector<GuardedMemory> TensorDepartures::Evict(const std::vector<ScheduledParcel*>& parcels) {
+  std::vector<GuardedMemory> evicted;
+  uint64_t bytes = 0;
+  uint64_t not_freed = 0;
+  for (ScheduledParcel* scheduled : parcels) {
+    auto& parcel = static_cast<SavedParcel&>(*scheduled);
+    bytes += RecordBytes(parcel);
+    evicted.push_back(parcel.parcel->Evict(&not_freed));
+  }
+  stats_.Update([&](OffloadStats& stats) {
+    stats.evicted_bytes += bytes;
+    stats.evicted_not_freed += not_freed;
+  });
+  return MergeByStream(std::move(evicted));
+}
+
+void TensorDepartures::EvictExcess() {
+  std::vector<GuardedMemory> evicted;  // let go of after the lock
+  uint64_t evicted_bytes = 0;
+  {
+    MutexLock lock(state_.mu);
+    const std::vector<ScheduledParcel*> parcels = state_.schedule->TakeEvictions();
+    if (parcels.empty()) return;
+    for (const ScheduledParcel* parcel : parcels) evicted_bytes += parcel->size_bytes;
+    evicted = Evict(parcels);
+  }
+  const ScopedRange range(options_.engine.trace.get(), "pinion.evict", evicted_bytes);
+  evicted.clear();
+}
+
+void TensorDepartures::EvictAll() {
+  std::vector<GuardedMemory> evicted;  // let go of after the lock
+  MutexLock lock(state_.mu);
+  evicted = Evict(state_.schedule->TakeAllEvictions());
+}
+
+}  // namespace pinion

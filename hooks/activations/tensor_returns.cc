@@ -1,0 +1,278 @@
+#include "pinion/hooks/activations/tensor_returns.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "pinion/device/allocation_label.h"
+#include "pinion/device/trace_sink.h"
+#include "pinion/hooks/autograd/lent_tensors.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/tier/torch_memory.h"
+
+namespace pinion {
+namespace {
+
+// A fetch of the parcel would bring something back that the device does not have.
+bool IsAway(const SavedParcel& parcel) {
+  return parcel.parcel->state() == Parcel::State::kAway &&
+         std::any_of(parcel.records.begin(), parcel.records.end(),
+                     [](const auto* record) { return record->identity.expired(); });
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------- on demand
+
+BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& reader,
+                                     const BoundStream& stream,
+                                     absl::FunctionRef<std::string()> describe) {
+  for (;;) {
+    Released released;  // let go of after the lock
+    BytesOnDevice bytes;
+    std::shared_ptr<SavedParcel> parcel;
+    {
+      MutexLock lock(state_.mu);
+      parcel = record.parcel;
+      bytes = Find(record, released);
+      if (parcel != nullptr && bytes.storage) {
+        LetGo(parcel->parcel->MarkRead(reader), *parcel, released);
+      } else if (parcel != nullptr) {
+        // The device may hold it still, but not as it was saved.
+        released.Add(parcel->parcel->Evict());
+      }
+    }
+    TORCH_CHECK(bytes.storage || parcel != nullptr,
+                "the storage of a tensor that is needed for gradient computation was resized or "
+                "given other memory after the tensor was saved");
+    if (bytes.storage) {
+      stats_.Update([](OffloadStats& stats) { ++stats.reused_on_device; });
+      if (stream.torch != record.pack_stream.torch) {
+        ThrowIfError(tier_.engine().OrderStreams(record.pack_stream.native, stream.native,
+                                                 WaitSite::kUnpackOnOtherStream),
+                     "ordering backward's stream after forward's");
+        RecordOnStream(bytes.storage, stream.torch);
+      }
+      return bytes;
+    }
+    Parcel::Read read = parcel->parcel->ReadOrClaim(reader);
+    if (read.claim.has_value()) {
+      FetchNow(*parcel, *std::move(read.claim), stream);
+      continue;
+    }
+    bool was_ahead = false;
+    {
+      MutexLock lock(state_.mu);
+      was_ahead = state_.schedule->OnRead(*parcel);
+    }
+    if (was_ahead) stats_.Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
+    bytes = {StorageOf(read.fetched.memory()), record.ShiftIntoParcel(), /*fetched=*/true};
+    WaitForCopyIn(read.fetched.copy(), stream);
+    // The reader's stream has waited, and the framework orders the free after the reader.
+    if (stream.native != read.fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
+    read.fetched.Disarm();
+    read.released.Disarm();
+    if (record.checksum) Verify(record, bytes, read.fetched.copy(), describe);
+    return bytes;
+  }
+}
+
+BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
+  if (record.parcel != nullptr && record.parcel->gathered) {
+    if (const DeviceMemory gathered = record.parcel->parcel->ShareHeld(0)) {
+      return {StorageOf(gathered), record.ShiftIntoParcel()};
+    }
+  }
+  c10::Storage storage = record.source;
+  if (!storage) {
+    if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
+  }
+  if (!storage) return {};
+  if (!record.HasItsMemory(storage)) {
+    released.plain.push_back(std::move(storage));  // this may be the last owner by now
+    return {};
+  }
+  return {std::move(storage), /*shift_bytes=*/0};
+}
+
+// One copy brings many tensors back, and a later copy is done after an earlier one. What a thread
+// has seen a stream wait for is remembered only within one backward: later, another stream may have
+// its handle.
+void TensorReturns::WaitForCopyIn(const Transfer& copy, const BoundStream& stream) {
+  const LastWait wait = {std::this_thread::get_id(), CurrentBackward(), stream.torch,
+                         copy.ticket().value};
+  if (wait.backward != -1) {
+    MutexLock lock(wait_mu_);
+    if (last_wait_.has_value() && last_wait_->thread == wait.thread &&
+        last_wait_->backward == wait.backward && last_wait_->stream == wait.stream &&
+        last_wait_->number >= wait.number) {
+      return;
+    }
+  }
+  ThrowIfError(copy.WaitOn(stream.native, WaitSite::kUnpackAfterCopyIn),
+               "waiting for a saved tensor");
+  MutexLock lock(wait_mu_);
+  last_wait_ = wait;
+}
+
+void TensorReturns::Verify(const StorageRecord& record, const BytesOnDevice& bytes,
+                           const Transfer& copy_in, absl::FunctionRef<std::string()> describe) {
+  const uint64_t begin_bytes = record.extent.begin_bytes + bytes.shift_bytes;
+  const uint64_t saved = record.checksum.value();
+  const uint64_t found =
+      TensorChecksum::Of(bytes.storage, {begin_bytes, begin_bytes + record.size_bytes()}).value();
+  if (found == saved) {
+    stats_.Update([](OffloadStats& stats) { ++stats.verified; });
+    return;
+  }
+  std::shared_ptr<SavedParcel> parcel;
+  {
+    MutexLock lock(state_.mu);
+    parcel = record.parcel;
+  }
+  TORCH_CHECK(false, "Pinion, in verify mode: a saved tensor has come back changed: ", describe(),
+              ", its ", record.size_bytes(), " bytes copied out by D2H ",
+              parcel->parcel->copy_out().ticket().value, " of ", bytes.storage.device(),
+              " and back by H2D ", copy_in.ticket().value, "; their checksum was ", saved,
+              " and is ", found);
+}
+
+void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundStream& stream) {
+  const ScopedRange range(trace(), "pinion.fetch", parcel.size_bytes);
+  const AllocationLabel label("saved tensors fetched by Pinion");
+  c10::Storage storage;
+  try {
+    storage = AllocateStorage(stream.torch, parcel.size_bytes);
+  } catch (const c10::OutOfMemoryError&) {
+    FreeUnneeded();
+    storage = AllocateStorage(stream.torch, parcel.size_bytes);
+  }
+  std::vector<Arrival> arrivals;
+  arrivals.push_back({std::move(claim), TorchMemory(std::move(storage))});
+  std::vector<GuardedMemory> unneeded;
+  const absl::StatusOr<Transfer> copy = tier_.Fetch(std::move(arrivals), stream.native, unneeded);
+  if (!copy.ok()) {
+    ThrowIfError(copy.status(), parcel.parcel->copy_out().IsDone()
+                                    ? "fetching a saved tensor (its bytes are safe in host memory)"
+                                    : "fetching a saved tensor");
+  }
+  if (!options_.overlap) {
+    ThrowIfError(copy->Wait(absl::InfiniteDuration()), "waiting for a saved tensor");
+  }
+  stats_.Update([&](OffloadStats& stats) {
+    ++stats.fetched_on_demand;
+    stats.fetched_bytes += parcel.size_bytes;
+  });
+  const int64_t backward = CurrentBackward();
+  MutexLock lock(state_.mu);
+  state_.schedule->OnFetched(parcel, backward);
+}
+
+// ---------------------------------------------------------------------------------------- ahead
+
+void TensorReturns::Prefetch(const StorageRecord& record) {
+  if (!options_.overlap) return;
+  const int64_t backward = CurrentBackward();
+  for (;;) {
+    OffloadSchedule::Fetches fetches;
+    std::vector<ToFetch> wanted;
+    {
+      MutexLock lock(state_.mu);
+      fetches = state_.schedule->TakeFetches(
+          {record.scope, record.sequence}, backward, [](const ScheduledParcel& parcel) {
+            return IsAway(static_cast<const SavedParcel&>(parcel));
+          });
+      for (ScheduledParcel* scheduled : fetches.parcels) {
+        auto& parcel = static_cast<SavedParcel&>(*scheduled);
+        std::optional<FetchClaim> claim = parcel.parcel->ClaimIfAway();
+        if (claim.has_value()) {
+          wanted.push_back({parcel.shared_from_this(), *std::move(claim)});
+        } else {
+          state_.schedule->OnDropped(parcel);  // another thread is faster
+        }
+      }
+    }
+    if (fetches.looks > 0) {
+      stats_.Update([&](OffloadStats& stats) { stats.prefetch_looks += fetches.looks; });
+    }
+    if (wanted.empty() || !FetchAhead(std::move(wanted), backward)) return;
+  }
+}
+
+bool TensorReturns::FetchAhead(std::vector<ToFetch> wanted, int64_t backward) {
+  std::vector<std::shared_ptr<SavedParcel>> parcels;
+  uint64_t bytes = 0;
+  for (const ToFetch& next : wanted) {
+    parcels.push_back(next.parcel);
+    bytes += next.parcel->size_bytes;
+  }
+  const ScopedRange range(trace(), "pinion.prefetch", bytes);
+  const BoundStream& stream = parcels.front()->pack_stream;
+  std::vector<GuardedMemory> unneeded;
+  absl::StatusOr<Transfer> copy;  // an error until the copy is submitted
+  try {
+    const AllocationLabel label("saved tensors fetched by Pinion");
+    std::vector<Arrival> arrivals;
+    for (ToFetch& next : wanted) {
+      c10::Storage storage = AllocateStorage(stream.torch, next.parcel->size_bytes);
+      arrivals.push_back({std::move(next.claim), TorchMemory(std::move(storage))});
+    }
+    copy = tier_.Fetch(std::move(arrivals), stream.native, unneeded);
+  } catch (const std::exception&) {
+    // Out of memory, most likely.
+  }
+  wanted.clear();  // claims that are left have failed
+  stats_.Update([&](OffloadStats& stats) {
+    copy.ok() ? stats.fetched_bytes += bytes : stats.prefetches_refused += parcels.size();
+  });
+  MutexLock lock(state_.mu);
+  if (copy.ok()) {
+    for (const auto& parcel : parcels) state_.schedule->OnFetched(*parcel, backward);
+    state_.schedule->OnFetchesMade();
+    return true;
+  }
+  std::vector<ScheduledParcel*> refused;
+  for (const auto& parcel : parcels) refused.push_back(parcel.get());
+  state_.schedule->OnFetchesRefused(refused);
+  return false;
+}
+
+// --------------------------------------------------------------------------------------- let go
+
+void TensorReturns::LetGo(GuardedMemory fetched, SavedParcel& parcel, Released& released) {
+  if (!fetched) return;
+  if (state_.schedule->OnDropped(parcel)) {
+    stats_.Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
+  }
+  released.Add(std::move(fetched));
+}
+
+void TensorReturns::FreeUnneeded() {
+  SettleLoans();
+  Released released;
+  MutexLock lock(state_.mu);
+  const std::vector<ScheduledParcel*> ahead = state_.schedule->FetchedAhead();
+  state_.schedule->OnRoomWanted();
+  for (ScheduledParcel* scheduled : ahead) {
+    auto& parcel = static_cast<SavedParcel&>(*scheduled);
+    LetGo(parcel.parcel->TakeFetched(), parcel, released);
+  }
+  state_.late.Take(released);
+}
+
+void TensorReturns::EndBackward(int64_t backward) {
+  Released released;
+  MutexLock lock(state_.mu);
+  state_.backwards.erase(backward);
+  state_.schedule->OnBackwardEnd(backward);
+  for (ScheduledParcel* scheduled : state_.schedule->FetchedIn(backward)) {
+    auto& parcel = static_cast<SavedParcel&>(*scheduled);
+    LetGo(parcel.parcel->TakeFetched(), parcel, released);
+  }
+  state_.late.Take(released);
+}
+
+}  // namespace pinion

@@ -1,0 +1,106 @@
+// How saved tensors come back: from the device if it still has them, else from the host tier, on
+// demand or ahead of it.
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_TENSOR_RETURNS_H_
+#define PINION_HOOKS_ACTIVATIONS_TENSOR_RETURNS_H_
+
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/parcel.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_state.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+
+// Where backward finds the bytes of a saved tensor.
+struct BytesOnDevice {
+  c10::Storage storage;
+  int64_t shift_bytes = 0;  // from a place in the original storage to the same byte here
+  // A copy of the host's bytes: nobody reaches it through the tensor that was saved.
+  bool fetched = false;
+};
+
+class TensorReturns {
+ public:
+  TensorReturns(const OffloadOptions& options, DeviceTier& tier, OffloadState& state,
+                OffloadStatsRecorder& stats)
+      : options_(options), tier_(tier), state_(state), stats_(stats) {}
+
+  // The record's bytes, ready for use on `stream`. Throws c10::Error if they cannot be had;
+  // `describe` tells its message which tensor it is.
+  BytesOnDevice Acquire(StorageRecord& record, Parcel::Reader& reader, const BoundStream& stream,
+                        absl::FunctionRef<std::string()> describe);
+
+  // Fetches what backward will read after the record.
+  void Prefetch(const StorageRecord& record);
+
+  // Lets go of what was fetched and not read, of what nobody needs any more but for its copy out,
+  // and of what came back from those that it was lent to.
+  void FreeUnneeded();
+
+  // Of what was fetched in the backward, which has ended.
+  void EndBackward(int64_t backward);
+
+  // Adds to `released` what was fetched of the parcel and its last reader lets go of.
+  void LetGo(GuardedMemory fetched, SavedParcel& parcel, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+
+ private:
+  // A wait of a stream for a fetched parcel, which those for earlier ones need not repeat.
+  struct LastWait {
+    std::thread::id thread;
+    int64_t backward = -1;
+    c10::Stream stream;
+    uint64_t number = 0;
+  };
+  struct ToFetch {
+    std::shared_ptr<SavedParcel> parcel;
+    FetchClaim claim;
+  };
+
+  // Without a copy back; no storage if there is none.
+  BytesOnDevice Find(StorageRecord& record, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // `stream` waits for the copy, unless it waits for a later one already.
+  void WaitForCopyIn(const Transfer& copy, const BoundStream& stream);
+  // Throws unless the bytes, which `copy_in` has brought back, are those that were saved.
+  void Verify(const StorageRecord& record, const BytesOnDevice& bytes, const Transfer& copy_in,
+              absl::FunctionRef<std::string()> describe);
+  void FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundStream& stream);
+  // False when that failed: backward goes on without more prefetches for now. Whatever is wrong
+  // with the device is for a fetch that is needed to report.
+  bool FetchAhead(std::vector<ToFetch> wanted, int64_t backward);
+
+  TraceSink* trace() const { return options_.engine.trace.get(); }
+
+  const OffloadOptions& options_;
+  DeviceTier& tier_;
+  OffloadState& state_;
+  OffloadStatsRecorder& stats_;
+
+  Mutex wait_mu_;
+  std::optional<LastWait> last_wait_ ABSL_GUARDED_BY(wait_mu_);
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_TENSOR_RETURNS_H_

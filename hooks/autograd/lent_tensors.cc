@@ -1,0 +1,119 @@
+#include "pinion/hooks/autograd/lent_tensors.h"
+
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion {
+namespace {
+
+class Loans {
+ public:
+  void Add(at::Tensor tensor, int64_t backward) {
+    bool first = false;
+    {
+      MutexLock lock(mu_);
+      loans_.push_back({std::move(tensor), backward});
+      first = backwards_.insert(backward).second;
+    }
+    if (first) AtEndOfBackward([this, backward] { End(backward); });
+  }
+
+  void Settle() {
+    TakeIf([](const Loan& loan) { return loan.tensor.use_count() == 1; });
+  }
+
+ private:
+  struct Loan {
+    at::Tensor tensor;
+    int64_t backward;
+  };
+
+  void End(int64_t backward) {
+    {
+      MutexLock lock(mu_);
+      backwards_.erase(backward);
+    }
+    TakeIf([backward](const Loan& loan) { return loan.backward == backward; });
+  }
+
+  template <typename Condition>
+  void TakeIf(Condition condition) {
+    std::vector<Loan> taken;  // let go of after mu_
+    MutexLock lock(mu_);
+    const auto first = std::partition(loans_.begin(), loans_.end(),
+                                      [&](const Loan& loan) { return !condition(loan); });
+    taken.assign(std::move_iterator(first), std::move_iterator(loans_.end()));
+    loans_.erase(first, loans_.end());
+  }
+
+  Mutex mu_;
+  std::vector<Loan> loans_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);  // that will End
+};
+
+Loans& TheLoans() {
+  // Leaked: graphs may be destroyed by static destructors.
+  static Loans* const loans = new Loans;
+  return *loans;
+}
+
+// Autograd gives a node a shallow copy of what the hook has returned wherever the saved tensor has
+// a history or requires a gradient: the copy is what can become a gradient, so it is lent as well.
+class LentImpl : public c10::TensorImpl {
+ public:
+  explicit LentImpl(const c10::TensorImpl& impl)
+      : TensorImpl(c10::Storage(impl.storage()), impl.key_set(), impl.dtype()) {
+    copy_tensor_metadata(&impl, this, impl.version_counter(),
+                         /*allow_tensor_metadata_change=*/true);
+  }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version_counter,
+      bool allow_tensor_metadata_change) const override {
+    return Lent(TensorImpl::shallow_copy_and_detach(version_counter, allow_tensor_metadata_change));
+  }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      c10::VariableVersion&& version_counter, bool allow_tensor_metadata_change) const override {
+    return Lent(TensorImpl::shallow_copy_and_detach(std::move(version_counter),
+                                                    allow_tensor_metadata_change));
+  }
+
+ private:
+  static c10::intrusive_ptr<TensorImpl> Lent(c10::intrusive_ptr<TensorImpl> copy) {
+    const int64_t backward = CurrentBackward();
+    if (backward != -1) TheLoans().Add(at::Tensor(copy), backward);
+    return copy;
+  }
+};
+
+}  // namespace
+
+at::Tensor Lend(const at::Tensor& tensor) {
+  SettleLoans();
+  const int64_t backward = CurrentBackward();
+  if (backward == -1) return tensor;
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  // Others (nested, sparse, wrapped ones) have ways of their own to copy themselves.
+  const bool plain = typeid(impl) == typeid(c10::TensorImpl) && impl.has_storage();
+  at::Tensor lent = plain ? at::Tensor(c10::make_intrusive<LentImpl>(impl)) : tensor;
+  TheLoans().Add(lent, backward);
+  return lent;
+}
+
+void SettleLoans() { TheLoans().Settle(); }
+
+}  // namespace pinion

@@ -1,0 +1,210 @@
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/version.h>
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR != 11
+#error "Pinion's hooks into autograd were checked against LibTorch 2.11 only."
+#endif
+
+namespace pinion {
+namespace {
+
+using torch::autograd::Engine;
+
+// No other library uses this slot: LibTorch reserves it for its own tests.
+constexpr c10::DebugInfoKind kScopeSlot = c10::DebugInfoKind::TEST_INFO_2;
+
+struct ScopeInfo : public c10::DebugInfoBase {
+  ScopeInfo(std::shared_ptr<SavedTensorPacker> p, size_t hooks)
+      : packer(std::move(p)), outer_hooks(hooks) {}
+  const std::shared_ptr<SavedTensorPacker> packer;
+  const size_t outer_hooks;  // LibTorch's own hooks around the scope
+};
+
+// LibTorch's own hooks on this thread. Those that were added since a scope was opened lie inside
+// it.
+size_t OwnHooks() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
+
+const ScopeInfo* CurrentScope() {
+  return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
+}
+
+class Hooks : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit Hooks(std::shared_ptr<SavedTensorPacker> packer) : packer_(std::move(packer)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    saved_ = packer_->Pack(tensor);
+    packer_.reset();
+  }
+
+  at::Tensor call_unpack_hook() override { return saved_->Unpack(); }
+
+ private:
+  std::shared_ptr<SavedTensorPacker> packer_;
+  std::unique_ptr<SavedTensor> saved_;
+};
+
+// Delegates everything to the engine that was the default before (LibTorch's own, or Python's), so
+// there is still one set of worker threads.
+class ProxyEngine : public Engine {
+ public:
+  explicit ProxyEngine(Engine& previous) : previous_(previous) {}
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return previous_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+      std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return previous_.execute_with_graph_task(graph_task, std::move(graph_root),
+                                             std::move(input_buffer));
+  }
+
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return previous_.make_anomaly_metadata();
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    const ScopeInfo* scope = CurrentScope();
+    if (scope != nullptr && scope->packer != nullptr && OwnHooks() <= scope->outer_hooks &&
+        at::SavedTensorDefaultHooks::is_enabled()) {
+      return std::make_unique<Hooks>(scope->packer);
+    }
+    return previous_.get_default_saved_variable_hooks();
+  }
+
+  Engine& previous() { return previous_; }
+
+ private:
+  Engine& previous_;
+};
+
+// Reaches what Engine keeps for classes that derive from it.
+class Workers : public Engine {
+ public:
+  static void Start(Engine& engine, size_t device_count) {
+    if (engine.*(&Workers::thread_pool_shared_) == nullptr) return;  // no backward has run
+    auto& queues = engine.*(&Workers::device_ready_queues_);
+    while (queues.size() < device_count) {
+      const int device = static_cast<int>(queues.size());
+      const auto queue = std::make_shared<torch::autograd::ReadyQueue>();
+      queues.push_back(queue);
+      // The engine's destructor waits for the threads that are counted: this one is before it runs,
+      // even in a process that exits at this very moment.
+      (engine.*(&Workers::increment_non_reentrant_thread_count))();
+      std::thread([&engine, device, queue] {
+        engine.thread_init(device, queue, /*should_increment=*/false);
+        (engine.*(&Workers::decrement_non_reentrant_thread_count))();
+      }).detach();
+    }
+  }
+};
+
+std::atomic<ProxyEngine*> the_proxy{nullptr};
+
+// Python sets an engine of its own when it loads torch, be it before a program's first scope or
+// after: so each scope looks. Proxies are leaked: graphs may be destroyed by static destructors.
+void InstallProxy() {
+  const Engine* const proxy = the_proxy.load();  // before the engine: at worst there are two
+  Engine& engine = Engine::get_default_engine();
+  if (&engine == proxy) return;
+  the_proxy.store(new ProxyEngine(engine));
+  torch::autograd::set_default_engine_stub([]() -> Engine& { return *the_proxy.load(); });
+}
+
+// Takes the newest entry off the thread's debug info, which is not empty.
+std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>> PopDebugInfo() {
+  for (auto number = static_cast<int>(c10::DebugInfoKind::TEST_INFO_2); number >= 0; --number) {
+    const auto kind = static_cast<c10::DebugInfoKind>(number);
+    // There is no way to ask for the newest one's kind.
+    if (kind == kScopeSlot || c10::ThreadLocalDebugInfo::get(kind) == nullptr) continue;
+    try {
+      return {kind, c10::ThreadLocalDebugInfo::_pop(kind)};
+    } catch (const c10::Error&) {
+    }
+  }
+  return {kScopeSlot, c10::ThreadLocalDebugInfo::_pop(kScopeSlot)};
+}
+
+// Puts `info` (null: nothing) into the slot of scopes and returns what was there. It goes to the
+// bottom: who pushes something inside a scope may leave it there, and who has pushed something
+// before may pop it.
+std::shared_ptr<c10::DebugInfoBase> ExchangeScope(std::shared_ptr<c10::DebugInfoBase> info) {
+  std::vector<std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>> others;
+  std::shared_ptr<c10::DebugInfoBase> previous;
+  while (c10::ThreadLocalDebugInfo::current() != nullptr) {
+    auto entry = PopDebugInfo();
+    if (entry.first == kScopeSlot) {
+      previous = std::move(entry.second);
+    } else {
+      others.push_back(std::move(entry));
+    }
+  }
+  if (info != nullptr) c10::ThreadLocalDebugInfo::_push(kScopeSlot, std::move(info));
+  for (; !others.empty(); others.pop_back()) {
+    c10::ThreadLocalDebugInfo::_push(others.back().first, std::move(others.back().second));
+  }
+  return previous;
+}
+
+std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorPacker> packer) {
+  InstallProxy();
+  return ExchangeScope(std::make_shared<ScopeInfo>(std::move(packer), OwnHooks()));
+}
+
+}  // namespace
+
+SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer)
+    : outer_(Activate(std::move(packer))) {}
+
+SavedTensorScope::~SavedTensorScope() { ExchangeScope(outer_); }
+
+const SavedTensorPacker* CurrentPacker() {
+  const ScopeInfo* scope = CurrentScope();
+  return scope == nullptr ? nullptr : scope->packer.get();
+}
+
+int64_t CurrentBackward() { return torch::autograd::get_current_graph_task_id(); }
+
+NodeId CurrentNode() { return {std::this_thread::get_id(), at::sequence_number::peek()}; }
+
+bool HasReturned(const NodeId& node, const NodeId& current) {
+  return node.thread == current.thread && node.sequence != current.sequence;
+}
+
+bool BackwardKeepsGraph() { return torch::autograd::get_current_graph_task_keep_graph(); }
+
+void StartBackwardWorkers(int device_count) {
+  Engine* engine = &Engine::get_default_engine();
+  while (auto* const proxy = dynamic_cast<ProxyEngine*>(engine)) engine = &proxy->previous();
+  Workers::Start(*engine, static_cast<size_t>(device_count));
+}
+
+void AtEndOfBackward(std::function<void()> callback) {
+  TORCH_CHECK(CurrentBackward() != -1, "AtEndOfBackward was called outside of a backward");
+  // A backward that throws does not run its callbacks, but lets go of them.
+  std::shared_ptr<void> end(nullptr, [callback = std::move(callback)](void*) { callback(); });
+  Engine::get_default_engine().queue_callback([end = std::move(end)]() mutable { end.reset(); });
+}
+
+}  // namespace pinion

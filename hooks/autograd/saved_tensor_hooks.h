@@ -1,0 +1,97 @@
+// Saved-tensor hooks from C++: the one place that touches LibTorch's unstable internals.
+//
+// LibTorch keeps default saved-tensor hooks for Python only. A proxy over its autograd Engine
+// offers them to C++: while a SavedTensorScope is active on a thread, everything that autograd
+// saves there is handed to the scope's packer. The scope travels in c10::ThreadLocalDebugInfo,
+// which autograd carries to its worker threads (a plain thread_local would not get there).
+//
+// Among scopes and the hooks of Python (torch.autograd.graph.saved_tensors_hooks, which activation
+// checkpointing uses) the innermost wins. A profiler, which lives in the same ThreadLocalDebugInfo,
+// may be started and stopped inside a scope or around it.
+//
+//   class KeepOnDevice : public SavedTensorPacker { ... };
+//   SavedTensorScope scope(std::make_shared<KeepOnDevice>());
+//
+// Thread safety: scopes belong to a thread and nest; packers and saved tensors are called from any
+// thread.
+// Checked against LibTorch 2.11 (hooks/BUILD.bazel gets no other).
+
+#ifndef PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
+#define PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+
+namespace pinion {
+
+// What a packer made of one saved tensor. Lives as long as its place in the graph.
+class SavedTensor {
+ public:
+  virtual ~SavedTensor() = default;
+  // The tensor: same sizes, strides, dtype, device and bytes. Called once per backward that needs
+  // it, on whatever thread runs the node, with the node's stream current. May throw c10::Error.
+  virtual at::Tensor Unpack() = 0;
+};
+
+class SavedTensorPacker {
+ public:
+  virtual ~SavedTensorPacker() = default;
+  // `tensor` is the very tensor that is saved, with its history: keep DetachedAlias of it at most,
+  // since the node's own output would keep the graph alive.
+  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) = 0;
+};
+
+class SavedTensorScope {
+ public:
+  // A null packer switches hooks off inside outer scopes.
+  explicit SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer);
+  ~SavedTensorScope();
+  SavedTensorScope(const SavedTensorScope&) = delete;
+  SavedTensorScope& operator=(const SavedTensorScope&) = delete;
+
+ private:
+  const std::shared_ptr<c10::DebugInfoBase> outer_;  // null without one
+};
+
+// Of the innermost scope that the calling thread is in; null without one, or where it is switched
+// off.
+const SavedTensorPacker* CurrentPacker();
+
+// The backward that the calling thread runs right now, by a number that never repeats; -1 outside.
+int64_t CurrentBackward();
+
+// Whether that backward was told to keep the graph (retain_graph, create_graph).
+bool BackwardKeepsGraph();
+
+// The node that saves tensors right now. Nodes are numbered by thread.
+struct NodeId {
+  std::thread::id thread;
+  uint64_t sequence = 0;
+};
+
+// The youngest node of the calling thread.
+NodeId CurrentNode();
+
+// Whether the operator that saved tensors for `node` has returned, as far as the thread of
+// `current` can tell: it has once its thread creates another node. Until then the operator may
+// still write what it has saved: LibTorch saves arguments before it calls the kernel, among them
+// some that the kernel fills without raising a version (the noise of rrelu, running statistics).
+bool HasReturned(const NodeId& node, const NodeId& current);
+
+// Autograd starts one worker thread per device when the first backward of the process runs, one on
+// the CPU included, and none later. Starts those of devices that have come since, up to
+// `device_count`; does nothing before that first backward. Not while a backward runs.
+void StartBackwardWorkers(int device_count);
+
+// Runs `callback`, which must not throw, once when the current backward has ended, whether it has
+// succeeded or thrown, on whatever thread that is. Only inside a backward.
+void AtEndOfBackward(std::function<void()> callback);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_

@@ -1,0 +1,71 @@
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace pinion {
+
+void ThrowIfError(const absl::Status& status, const char* doing) {
+  if (status.ok()) return;
+  const std::string text = "Pinion, while " + std::string(doing) + ": " + status.ToString();
+  TORCH_CHECK_WITH(OutOfMemoryError, !absl::IsResourceExhausted(status), text);
+  TORCH_CHECK(false, text);
+}
+
+absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name) {
+  try {
+    return c10::Device(type_name).type();
+  } catch (const c10::Error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LibTorch knows no device type \"", type_name,
+                     "\" (is the emulated device registered?): ", error.what_without_backtrace()));
+  }
+}
+
+c10::Stream CurrentStream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+StreamHandle NativeStream(const c10::Stream& stream) {
+  return StreamHandle(stream.native_handle());
+}
+
+c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes) {
+  const c10::StreamGuard guard(stream);
+  c10::Allocator* allocator = c10::GetAllocator(stream.device_type());
+  return c10::Storage(c10::Storage::use_byte_size_t(), size_bytes, allocator->allocate(size_bytes),
+                      allocator, /*resizable=*/false);
+}
+
+void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
+  c10::impl::VirtualGuardImpl(stream.device_type())
+      .recordDataPtrOnStream(storage.data_ptr(), stream);
+}
+
+StorageExtent ExtentOf(const at::Tensor& tensor) {
+  const uint64_t item_bytes = tensor.itemsize();
+  const uint64_t begin = static_cast<uint64_t>(tensor.storage_offset()) * item_bytes;
+  if (tensor.numel() == 0) return {begin, begin};
+  uint64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += static_cast<uint64_t>(tensor.size(dim) - 1) * static_cast<uint64_t>(tensor.stride(dim));
+  }
+  return {begin, begin + (last + 1) * item_bytes};
+}
+
+at::Tensor DetachedAlias(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
+                                                  /*allow_tensor_metadata_change=*/false));
+}
+
+}  // namespace pinion

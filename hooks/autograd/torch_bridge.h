@@ -1,0 +1,66 @@
+// The border between LibTorch's types and errors and Pinion's.
+//
+// Device-generic: streams, allocation and cross-stream use go through c10's guard interface, so the
+// same code runs on "cuda" and on "emu".
+//
+// Thread safety: functions of their arguments and of the calling thread's current stream.
+
+#ifndef PINION_HOOKS_AUTOGRAD_TORCH_BRIDGE_H_
+#define PINION_HOOKS_AUTOGRAD_TORCH_BRIDGE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/device/device.h"
+
+namespace pinion {
+
+// Throws c10::Error with the status's text, prefixed by `doing` ("fetching a saved tensor").
+// ResourceExhausted becomes c10::OutOfMemoryError, which is what LibTorch programs catch.
+void ThrowIfError(const absl::Status& status, const char* doing);
+
+// "cuda" and "emu" by name, so that hooks depends on neither. InvalidArgument where LibTorch knows
+// no such type.
+absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name);
+
+c10::Stream CurrentStream(c10::Device device);
+StreamHandle NativeStream(const c10::Stream& stream);
+
+// A stream with its native handle, which LibTorch may throw when it is asked for: destructors and
+// holders of a mutex have no need to.
+struct BoundStream {
+  explicit BoundStream(const c10::Stream& stream) : torch(stream), native(NativeStream(stream)) {}
+
+  c10::Stream torch;
+  StreamHandle native;
+};
+
+// Uninitialised device memory on `stream`. Throws c10::OutOfMemoryError, as LibTorch's allocators
+// do.
+c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes);
+
+// Tells the framework that `stream` uses the storage too (tensor.record_stream).
+void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream);
+
+// The bytes [begin, end) of its storage that a strided tensor can touch.
+struct StorageExtent {
+  uint64_t begin_bytes = 0;
+  uint64_t end_bytes = 0;
+  uint64_t size_bytes() const { return end_bytes - begin_bytes; }
+};
+StorageExtent ExtentOf(const at::Tensor& tensor);
+
+// A copy of the tensor's handle without its autograd history; storage and version counter are
+// shared. Does not dispatch.
+at::Tensor DetachedAlias(const at::Tensor& tensor);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_AUTOGRAD_TORCH_BRIDGE_H_

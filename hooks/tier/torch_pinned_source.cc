@@ -1,0 +1,141 @@
+#include "pinion/hooks/tier/torch_pinned_source.h"
+
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+
+namespace pinion {
+namespace {
+
+// Throws what LibTorch does where it has no such device.
+int DeviceToPinWith(c10::DeviceType type) {
+  const at::AcceleratorHooksInterface& hooks =
+      at::globalContext().getAcceleratorHooksInterface(type);
+  return FirstInUse(c10::impl::VirtualGuardImpl(type).getDevice().index(), hooks.deviceCount(),
+                    [&hooks](int index) {
+                      return hooks.hasPrimaryContext(static_cast<c10::DeviceIndex>(index));
+                    });
+}
+
+class Stopwatch {
+ public:
+  int64_t Microseconds() const {
+    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() -
+                                                                 start_)
+        .count();
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+int FirstInUse(int current, int device_count, const std::function<bool(int)>& in_use) {
+  if (in_use(current)) return current;
+  for (int index = 0; index < device_count; ++index) {
+    if (in_use(index)) return index;
+  }
+  return current;
+}
+
+absl::StatusOr<std::shared_ptr<TorchPinnedSource>> TorchPinnedSource::Create(DeviceBackend backend,
+                                                                             c10::DeviceType type) {
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, backend.device(0));
+  return std::shared_ptr<TorchPinnedSource>(
+      new TorchPinnedSource(std::move(backend), type, device->pinned_source()));
+}
+
+TorchPinnedSource::TorchPinnedSource(DeviceBackend backend, c10::DeviceType type,
+                                     std::shared_ptr<HostMemorySource> first)
+    : backend_(std::move(backend)), type_(type), first_(std::move(first)) {
+  by_device_[0] = first_;
+}
+
+absl::StatusOr<std::shared_ptr<HostMemorySource>> TorchPinnedSource::SourceToPinWith() {
+  int index = 0;
+  try {
+    index = DeviceToPinWith(type_);
+  } catch (const std::exception& error) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("LibTorch has no device to pin with: ", error.what()));
+  }
+  {
+    const MutexLock lock(mu_);
+    if (const auto found = by_device_.find(index); found != by_device_.end()) return found->second;
+  }
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, backend_.device(index));
+  std::shared_ptr<HostMemorySource> source = device->pinned_source();
+  const MutexLock lock(mu_);
+  return by_device_.try_emplace(index, std::move(source)).first->second;
+}
+
+absl::StatusOr<HostSegment> TorchPinnedSource::Allocate(uint64_t size_bytes) {
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<HostMemorySource> source, SourceToPinWith());
+  const Stopwatch stopwatch;
+  PINION_ASSIGN_OR_RETURN(const HostSegment segment, source->Allocate(size_bytes));
+  const int64_t microseconds = stopwatch.Microseconds();
+  const MutexLock lock(mu_);
+  by_segment_[segment.data] = source;
+  stats_.allocations.increase(1);
+  stats_.allocated_bytes.increase(segment.size_bytes);
+  stats_.host_alloc_time.increase(microseconds);
+  // LibTorch's bucket k holds sizes above 2^(k-1), up to 2^k.
+  ++stats_.bucket_allocation[std::bit_width(size_bytes - 1)];
+  return segment;
+}
+
+absl::Status TorchPinnedSource::Free(const HostSegment& segment) {
+  std::shared_ptr<HostMemorySource> source;
+  {
+    const MutexLock lock(mu_);
+    auto node = by_segment_.extract(segment.data);
+    PINION_CHECK(!node.empty()) << segment.data << " is no segment of this source";
+    source = std::move(node.mapped());
+  }
+  const Stopwatch stopwatch;
+  const absl::Status freed = source->Free(segment);
+  const int64_t microseconds = stopwatch.Microseconds();
+  if (!freed.ok()) return freed;
+  const MutexLock lock(mu_);
+  stats_.allocations.decrease(1);
+  stats_.allocated_bytes.decrease(segment.size_bytes);
+  stats_.host_free_time.increase(microseconds);
+  return absl::OkStatus();
+}
+
+at::HostStats TorchPinnedSource::GetStats() const {
+  const MutexLock lock(mu_);
+  at::HostStats stats = stats_;
+  stats.num_host_alloc = stats.allocations.allocated;
+  stats.num_host_free = stats.allocations.freed;
+  return stats;
+}
+
+void TorchPinnedSource::ResetAccumulatedStats() {
+  const MutexLock lock(mu_);
+  stats_.allocations.reset_accumulated();
+  stats_.allocated_bytes.reset_accumulated();
+  stats_.host_alloc_time.reset_accumulated();
+  stats_.host_free_time.reset_accumulated();
+  std::fill(stats_.bucket_allocation.begin(), stats_.bucket_allocation.end(), 0);
+}
+
+void TorchPinnedSource::ResetPeakStats() {
+  const MutexLock lock(mu_);
+  stats_.allocations.reset_peak();
+  stats_.allocated_bytes.reset_peak();
+  stats_.host_alloc_time.reset_peak();
+  stats_.host_free_time.reset_peak();
+}
+
+}  // namespace pinion

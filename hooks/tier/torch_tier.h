@@ -1,0 +1,24 @@
+// The process's host tier for the devices of one of LibTorch's types.
+
+#ifndef PINION_HOOKS_TIER_TORCH_TIER_H_
+#define PINION_HOOKS_TIER_TORCH_TIER_H_
+
+#include <c10/core/DeviceType.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/engine/tier/host_tier.h"
+
+namespace pinion {
+
+// HostTier::OfProcess with a TorchPinnedSource, or with `pool`, a program's own, if that is given.
+absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(
+    const HostTierOptions& options, const DeviceBackend& backend, c10::DeviceType type,
+    std::shared_ptr<PinnedAllocator> pool = nullptr);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_TIER_TORCH_TIER_H_
