@@ -16,6 +16,10 @@ _LAYERS = ["allocator", "device", "engine", "hooks"]
 # Beside srcs, hdrs and deps.
 _LIBRARY_ARGUMENTS = ["deprecation", "linkopts", "tags", "visibility"]
 
+def _standard():
+    """The C++ standard: .bazelrc gives it here, and a repository that depends on this one need not."""
+    return [] if native.repository_name() == "@" else ["-std=c++20"]
+
 def _if_one_file(one_file, otherwise):
     return select({
         "//config:folders_are_one_file": one_file,
@@ -30,6 +34,7 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
     }
     if native.package_name().split("/")[0] not in _LAYERS:
         kwargs.update(prefixes)
+        kwargs["copts"] = _standard() + kwargs.get("copts", [])
         native.cc_library(name = name, srcs = srcs, hdrs = hdrs, deps = deps, **kwargs)
         return
 
@@ -58,6 +63,7 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
         srcs = _if_one_file([], srcs),
         hdrs = _if_one_file([], hdrs),
         deps = siblings + _if_one_file([":" + text] + ([":one_file"] if srcs else []), others),
+        copts = _standard(),
         **kwargs
     )
 
@@ -82,7 +88,7 @@ def one_file():
         srcs = ["one_file.cc"],
         # gcc takes the included .cc files for headers, whose types others would see. (clang does not
         # know the warning.)
-        copts = ["-Wno-subobject-linkage", "-Wno-unknown-warning-option"],
+        copts = _standard() + ["-Wno-subobject-linkage", "-Wno-unknown-warning-option"],
         deps = [":" + part["name"] for part in parts],
         # Not a part of `//...`, which would compile everything twice.
         tags = ["manual"],
