@@ -34,6 +34,7 @@ rule "the library does not know its programs" "(//allocator/... + //device/... +
 rule "only hooks includes LibTorch" "(//allocator/... + //device/... + //engine/...)" "@libtorch//..."
 rule "engine and hooks include no CUDA" "(//engine/... + //hooks/...)" "@local_config_cuda//..."
 rule "allocator and the emulated device include no CUDA" "(//allocator/... + //device/emulated/... + //device:all)" "@local_config_cuda//..."
+rule "the allocator's archive needs neither LibTorch nor CUDA" "//tools/install:allocator" "(@libtorch//... + @local_config_cuda//...)"
 rule "the emulated device does not know CUDA's" "//device/emulated/..." "//device/cuda/..."
 rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//device/emulated/..."
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"

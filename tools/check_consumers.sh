@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Installs the library, and its allocator alone, into a temporary folder; then builds and runs the
+# programs of examples/consumers as docs/using.md says. Fails if one of them does.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+work=$(mktemp -d)
+# Bazel makes folders that cannot be written to.
+trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
+
+die() { echo "check_consumers: $*" >&2; exit 1; }
+say() { printf -- '--- %s (%ds)\n' "$*" "$SECONDS"; }
+
+run_with_cmake() { # run_with_cmake CONSUMER CMAKE-ARGUMENTS...
+  say "examples/consumers/$1"
+  cmake -S "examples/consumers/$1" -B "$work/$1" -G Ninja --log-level=WARNING "${@:2}"
+  cmake --build "$work/$1"
+  "$work/$1/consumer"
+}
+
+tools/install_packages.sh cmake ninja-build
+say "//tools/install"
+./bazelw run --config=opt --noshow_progress //tools/install -- "$work/pinion"
+./bazelw run --config=opt --noshow_progress //tools/install:allocator -- "$work/allocator"
+
+(
+  unset TORCH_PATH CUDA_PATH
+  run_with_cmake cmake_allocator -DCMAKE_PREFIX_PATH="$work/allocator"
+)
+# What is installed includes, what the compiler has read, and what the program loads.
+found=$({
+  grep -rhE '^ *# *include' "$work/allocator/include"
+  ninja -C "$work/cmake_allocator" -t deps | sed "s,$work,,; s,$PWD,,"
+  ldd "$work/cmake_allocator/consumer"
+} | grep -E '[</"](torch|c10|ATen|cuda|nvtx)|lib(torch|c10|cu|nv)') || true
+[[ -z $found ]] || die "the allocator alone reaches LibTorch or CUDA: $found"
+
+torch=${TORCH_PATH:-$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)}
+run_with_cmake cmake -DCMAKE_PREFIX_PATH="$work/pinion" -DTORCH_PATH="$torch"
+
+# All objects, also those that the program does not need: none lacks a library, and no two define
+# the same name.
+say "libpinion.a, linked by hand"
+cudart=$(sed -n 's/^PINION_CUDART:[A-Z]*=//p' "$work/cmake/CMakeCache.txt")
+g++ -o "$work/by_hand" "$(find "$work/cmake" -name main.cc.o)" -L"$work/pinion/lib" \
+  -Wl,--whole-archive -lpinion_emulated -lpinion -Wl,--no-whole-archive \
+  -labsl_{statusor,status,str_format_internal,time,raw_hash_set,hash,strings,throw_delegate} \
+  "$torch"/lib/lib{torch_cpu,c10}.so "$cudart" -Wl,-rpath,"$torch/lib:${cudart%/*}"
+"$work/by_hand"
+
+# Without a server, which would live on in the folder that goes.
+say "examples/consumers/bazel"
+cd examples/consumers/bazel
+bazel --batch --output_base="$work/bazel" run --noshow_progress --symlink_prefix=/ //:consumer
+say "done"

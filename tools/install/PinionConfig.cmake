@@ -1,0 +1,144 @@
+# Pinion for CMake: find_package(Pinion REQUIRED COMPONENTS hooks emulated)
+#
+#   Pinion::allocator   the allocator alone; needs Abseil
+#   Pinion::engine      the engine and CUDA's device, on the allocator; needs CUDA 13's runtime, too
+#   Pinion::hooks       what LibTorch programs use, on the engine; needs LibTorch 2.11, too
+#   Pinion::emulated    the emulated accelerator, on the hooks
+#   Pinion::pinion      the whole library but for the emulated accelerator
+#
+# Without COMPONENTS, all that is installed here. CUDA_PATH and TORCH_PATH, as variables or from the
+# environment, say where the others are: -DTORCH_PATH=.../site-packages/torch. Without CUDA_PATH it
+# is the runtime that pip installed beside torch, else /usr/local/cuda. LibTorch's own
+# find_package(Torch) stops where there is no CUDA compiler, so it is not called here; where the
+# program has called it, TORCH_PATH is known.
+
+get_filename_component(_pinion_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+
+# Ends this file: find_package says why.
+macro(_pinion_missing)
+  set(Pinion_FOUND FALSE)
+  string(CONCAT Pinion_NOT_FOUND_MESSAGE ${ARGN})
+  return()
+endmacro()
+
+macro(_pinion_archive part)
+  if(NOT EXISTS "${_pinion_prefix}/lib/libpinion_${part}.a")
+    _pinion_missing("${_pinion_prefix}/lib has no libpinion_${part}.a: run "
+      "./bazelw run --config=opt //tools/install:${part} -- ${_pinion_prefix}")
+  endif()
+  if(NOT TARGET Pinion::${part})
+    add_library(Pinion::${part} STATIC IMPORTED)
+    set_target_properties(Pinion::${part} PROPERTIES
+      IMPORTED_LOCATION "${_pinion_prefix}/lib/libpinion_${part}.a"
+      INTERFACE_COMPILE_FEATURES cxx_std_20
+      INTERFACE_INCLUDE_DIRECTORIES "${_pinion_prefix}/include"
+      INTERFACE_LINK_LIBRARIES "${ARGN}")
+  endif()
+endmacro()
+
+# Each part needs those before it.
+set(_pinion_parts allocator engine hooks emulated)
+set(_pinion_last -1)
+foreach(_pinion_part ${_pinion_parts})
+  list(FIND _pinion_parts ${_pinion_part} _pinion_index)
+  if(_pinion_part IN_LIST Pinion_FIND_COMPONENTS OR
+     (NOT Pinion_FIND_COMPONENTS AND EXISTS "${_pinion_prefix}/lib/libpinion_${_pinion_part}.a"))
+    set(_pinion_last ${_pinion_index})
+  endif()
+endforeach()
+foreach(_pinion_part ${Pinion_FIND_COMPONENTS})
+  if(NOT _pinion_part IN_LIST _pinion_parts)
+    list(JOIN _pinion_parts ", " _pinion_parts)
+    _pinion_missing("Pinion has no component ${_pinion_part}: it has ${_pinion_parts}")
+  endif()
+endforeach()
+
+# The release is a part of the names in Abseil's libraries: no other would link.
+find_package(absl 20220623 QUIET)
+find_package(Threads QUIET)
+if(NOT absl_FOUND OR NOT Threads_FOUND)
+  _pinion_missing("Pinion needs Abseil 20220623: on Debian 12, apt-get install libabsl-dev")
+endif()
+_pinion_archive(allocator
+  absl::cleanup absl::core_headers absl::flat_hash_map absl::flat_hash_set absl::function_ref
+  absl::inlined_vector absl::span absl::status absl::statusor absl::str_format absl::strings
+  absl::time Threads::Threads)
+if(_pinion_last LESS 1)
+  return()
+endif()
+
+foreach(_pinion_path CUDA_PATH TORCH_PATH)
+  set(_pinion_${_pinion_path} "${${_pinion_path}}")
+  if(NOT _pinion_${_pinion_path})
+    set(_pinion_${_pinion_path} "$ENV{${_pinion_path}}")
+  endif()
+endforeach()
+if(NOT _pinion_TORCH_PATH)
+  set(_pinion_TORCH_PATH "${TORCH_INSTALL_PREFIX}")
+endif()
+
+if(NOT _pinion_CUDA_PATH)
+  set(_pinion_CUDA_PATH
+    "${_pinion_TORCH_PATH}/../nvidia/cu13" /usr/local/cuda /usr/local/cuda-13 /usr/local/cuda-13.0)
+endif()
+find_library(PINION_CUDART libcudart.so.13
+  PATHS ${_pinion_CUDA_PATH} PATH_SUFFIXES lib64 lib NO_DEFAULT_PATH)
+find_path(PINION_CUDA_INCLUDE cuda_runtime_api.h
+  PATHS ${_pinion_CUDA_PATH} PATH_SUFFIXES include NO_DEFAULT_PATH)
+mark_as_advanced(PINION_CUDART PINION_CUDA_INCLUDE)
+if(NOT PINION_CUDART OR NOT PINION_CUDA_INCLUDE)
+  list(JOIN _pinion_CUDA_PATH ", " _pinion_CUDA_PATH)
+  _pinion_missing("Pinion's engine needs CUDA 13's runtime, and there is no libcudart.so.13 with "
+    "cuda_runtime_api.h in ${_pinion_CUDA_PATH}. Set CUDA_PATH to a toolkit, or to the folder "
+    "nvidia/cu13 that pip install nvidia-cuda-runtime==13.0.96 makes")
+endif()
+if(NOT TARGET Pinion::cudart)
+  add_library(Pinion::cudart SHARED IMPORTED)
+  set_target_properties(Pinion::cudart PROPERTIES
+    IMPORTED_LOCATION "${PINION_CUDART}"
+    INTERFACE_INCLUDE_DIRECTORIES "${PINION_CUDA_INCLUDE}")
+endif()
+_pinion_archive(engine Pinion::allocator Pinion::cudart ${CMAKE_DL_LIBS})
+if(_pinion_last LESS 2)
+  return()
+endif()
+
+if(NOT EXISTS "${_pinion_TORCH_PATH}/lib/libtorch_cpu.so")
+  _pinion_missing("Pinion's hooks need LibTorch 2.11, and TORCH_PATH ('${_pinion_TORCH_PATH}') "
+    "has no lib/libtorch_cpu.so: after pip install torch==2.11.0 set it to .../site-packages/torch")
+endif()
+# The wheel says its version in the first file, LibTorch's archive in the second.
+foreach(_pinion_file version.py build-version)
+  if(EXISTS "${_pinion_TORCH_PATH}/${_pinion_file}")
+    file(STRINGS "${_pinion_TORCH_PATH}/${_pinion_file}" _pinion_version
+      REGEX "[0-9]+\\.[0-9]+\\.[0-9]+" LIMIT_COUNT 1)
+    if(NOT _pinion_version MATCHES "2\\.11\\.")
+      _pinion_missing("Pinion's hooks need LibTorch 2.11, and TORCH_PATH (${_pinion_TORCH_PATH}) "
+        "has: ${_pinion_version}")
+    endif()
+    break()
+  endif()
+endforeach()
+if(NOT TARGET Pinion::torch_cpu)
+  foreach(_pinion_library c10 torch_cpu)
+    add_library(Pinion::${_pinion_library} SHARED IMPORTED)
+    set_target_properties(Pinion::${_pinion_library} PROPERTIES
+      IMPORTED_LOCATION "${_pinion_TORCH_PATH}/lib/lib${_pinion_library}.so")
+  endforeach()
+  set_target_properties(Pinion::torch_cpu PROPERTIES
+    # LibTorch is a release build: some layouts in its headers differ without NDEBUG.
+    INTERFACE_COMPILE_DEFINITIONS NDEBUG
+    INTERFACE_INCLUDE_DIRECTORIES
+      "${_pinion_TORCH_PATH}/include;${_pinion_TORCH_PATH}/include/torch/csrc/api/include"
+    INTERFACE_LINK_LIBRARIES Pinion::c10)
+endif()
+_pinion_archive(hooks Pinion::engine Pinion::torch_cpu)
+if(NOT TARGET Pinion::pinion)
+  add_library(Pinion::pinion INTERFACE IMPORTED)
+  set_target_properties(Pinion::pinion PROPERTIES INTERFACE_LINK_LIBRARIES Pinion::hooks)
+endif()
+if(_pinion_last LESS 3)
+  return()
+endif()
+
+_pinion_archive(emulated Pinion::hooks)
