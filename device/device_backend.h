@@ -23,7 +23,8 @@ struct DeviceBackend {
   std::string type_name;  // as LibTorch prints it: "cuda", "emu"
   // NotFound names the index and how many devices there are.
   std::function<absl::StatusOr<std::shared_ptr<Device>>(int index)> device;
-  // Tells apart what devices of one type_name belong to: two emulated machines, for example.
+  // Tells apart what devices of one type_name belong to: two emulated machines, for example. Users
+  // of backends with the same type_name and system share devices, and the first one's `device`.
   const void* system = nullptr;
 };
 

@@ -4,6 +4,17 @@
 #include <utility>
 
 namespace pinion {
+namespace {
+
+// What the memory was when that parcel left: it may have another size by now, or in another parcel.
+uint64_t BytesOf(const void* owner, const ScheduledParcel& parcel) {
+  const auto& held = parcel.scheduled.held;
+  return std::find_if(held.begin(), held.end(),
+                      [owner](const auto& memory) { return memory.memory.owner == owner; })
+      ->memory.size_bytes;
+}
+
+}  // namespace
 
 // -------------------------------------------------------------------------------------- windows
 
@@ -51,7 +62,7 @@ void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes>
     auto& holders = holders_[memory.owner];
     if (!holders.empty()) {
       ScheduledParcel& before = *holders.back();
-      SetHeldBytes(before, before.scheduled.held_bytes - memory.size_bytes);
+      SetHeldBytes(before, before.scheduled.held_bytes - BytesOf(memory.owner, before));
     }
     holders.push_back(&parcel);
     held_bytes += memory.size_bytes;
@@ -75,7 +86,7 @@ void WindowSchedule::StopHolding(ScheduledParcel& parcel, const HeldBytes& memor
     SetHeldBytes(parcel, parcel.scheduled.held_bytes - memory.size_bytes);
     if (!holders.empty()) {
       ScheduledParcel& before = *holders.back();
-      SetHeldBytes(before, before.scheduled.held_bytes + memory.size_bytes);
+      SetHeldBytes(before, before.scheduled.held_bytes + BytesOf(memory.owner, before));
     }
   } else {
     holders.erase(std::find(holders.begin(), holders.end(), &parcel));
@@ -184,7 +195,8 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
     // A node reads what it saved in its own order, so what lies before may have been read already,
     // by handles that go when the node is done.
     const bool had = backward != -1 && parcel.scheduled.fetched_in == backward;
-    if (had || !is_away(parcel)) {
+    // One that is ahead may be away again already, to whoever has read it and has not said so yet.
+    if (had || parcel.scheduled.fetched_ahead || !is_away(parcel)) {
       cursor.oldest = parcel.place.sequence;
       continue;
     }

@@ -23,7 +23,7 @@ class DeviceMemory {
   // What a framework can do with its memory, which it knows as an `owner`. Must live for ever.
   class Framework {
    public:
-    virtual void* data(void* owner) const = 0;  // null for memory that it has no right to write
+    virtual void* data(void* owner) const = 0;
     virtual uint64_t size_bytes(void* owner) const = 0;
     virtual bool IsShared(void* owner) const = 0;
     virtual void Share(void* owner) const = 0;  // one more reference

@@ -21,15 +21,10 @@ absl::StatusOr<LinkCalibration> MeasureLink(TransferEngine& engine, PinnedAlloca
 }  // namespace
 
 DeviceTier::DeviceTier(std::shared_ptr<TransferEngine> engine,
-                       std::shared_ptr<PinnedAllocator> pool, std::shared_ptr<Backing> backing,
-                       std::optional<LinkCalibration> link)
-    : engine_(std::move(engine)),
-      pool_(std::move(pool)),
-      backing_(std::move(backing)),
-      link_(std::move(link)) {}
+                       std::shared_ptr<PinnedAllocator> pool, std::shared_ptr<Backing> backing)
+    : engine_(std::move(engine)), pool_(std::move(pool)), backing_(std::move(backing)) {}
 
 LinkCalibration DeviceTier::Link(StreamHandle stream) const {
-  if (link_.has_value()) return *link_;
   const absl::StatusOr<LinkCalibration> link = MeasureLink(*engine_, *pool_, stream);
   if (link.ok()) return *link;
   PINION_LOG(kWarning) << engine_->device().name()

@@ -3,8 +3,10 @@
 // in flight on the link is bounded once.
 //
 //   PINION_ASSIGN_OR_RETURN(auto parcel, tier->NewParcel(size_bytes, stream));
-//   std::vector<Departure> all;
-//   all.push_back({parcel, {{data, /*offset_bytes=*/0, size_bytes}}, {std::move(memory)}});
+//   std::vector<Departure> all(1);
+//   all[0].parcel = parcel;
+//   all[0].pieces = {{data, /*offset_bytes=*/0, size_bytes}};
+//   all[0].memory.push_back(std::move(memory));
 //   PINION_RETURN_IF_ERROR(tier->PutOut(absl::MakeSpan(all)));
 //   parcel->Evict();                             // the stream waits for the copy, not the host
 //   ...
@@ -19,7 +21,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -57,24 +58,24 @@ struct Arrival {
 
 class DeviceTier {
  public:
-  // Without `link` it is measured when it is first asked for, which borrows some of `pool`.
+  // Measuring the link borrows some of `pool`.
   DeviceTier(std::shared_ptr<TransferEngine> engine, std::shared_ptr<PinnedAllocator> pool,
-             std::shared_ptr<Backing> backing, std::optional<LinkCalibration> link);
+             std::shared_ptr<Backing> backing);
 
   // For tickets and waits; what is submitted to it shares its window.
   TransferEngine& engine() const { return *engine_; }
 
-  // What the link can do, for those who plan. Measuring it takes up to a few hundred milliseconds,
-  // and would break a graph that `stream` captures: a link that cannot be measured now is taken for
-  // a PCIe 4 one (AssumedLink), and the log says so.
+  // What the link can do, for those who plan. It is measured once, which takes up to a few hundred
+  // milliseconds, and would break a graph that `stream` captures: a link that cannot be measured
+  // now is taken for a PCIe 4 one (AssumedLink), and the log says so.
   LinkCalibration Link(StreamHandle stream) const;
 
   // Errors as those of Backing::Reserve.
   absl::StatusOr<std::shared_ptr<Parcel>> NewParcel(uint64_t size_bytes, StreamHandle stream);
 
-  // Parcels of one stream leave in one batch, after that stream's present work. On an error none of
-  // them has left, and the departures still have their memory; where a copy may run all the same it
-  // has been leaked. Errors as those of TransferEngine::Submit.
+  // Parcels of one stream, at least one, leave in one batch, after that stream's present work. On
+  // an error none of them has left, and the departures still have their memory; where a copy may
+  // run all the same it has been leaked. Errors as those of TransferEngine::Submit.
   absl::Status PutOut(absl::Span<Departure> departures);
 
   // Parcels come back in one copy, after the present work of `stream`, to which their memory
@@ -90,7 +91,6 @@ class DeviceTier {
   const std::shared_ptr<TransferEngine> engine_;
   const std::shared_ptr<PinnedAllocator> pool_;
   const std::shared_ptr<Backing> backing_;
-  const std::optional<LinkCalibration> link_;
 };
 
 }  // namespace pinion

@@ -1,11 +1,15 @@
 #include "pinion/engine/tier/host_tier.h"
 
+#include <atomic>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/os/fork_origin.h"
 
 namespace pinion {
 namespace {
@@ -13,24 +17,29 @@ namespace {
 // The tiers that live, by what their devices belong to.
 struct Tiers {
   using Key = std::pair<std::string, const void*>;
+  const ForkOrigin origin;
   Mutex mu;
   std::map<Key, std::weak_ptr<HostTier>> by_system ABSL_GUARDED_BY(mu);
 };
 
+// This process's. In a child of fork() another thread of the parent may have held the lock of those
+// that it inherits. None is destroyed: a tenant may outlive static objects.
 Tiers& AllTiers() {
-  static Tiers* const tiers = new Tiers;  // never destroyed: a tenant may outlive static objects
-  return *tiers;
+  static std::atomic<Tiers*> all{new Tiers};
+  Tiers* tiers = all.load();
+  if (!tiers->origin.InForkedChild()) return *tiers;
+  auto of_child = std::make_unique<Tiers>();
+  if (all.compare_exchange_strong(tiers, of_child.get())) return *of_child.release();
+  return *tiers;  // another thread of the child was faster
 }
 
-const std::string& Text(const std::string& value) { return value; }
 std::string Text(uint64_t value) { return absl::StrCat(value); }
 std::string Text(int value) { return absl::StrCat(value); }
 std::string Text(double value) { return absl::StrCat(value); }
 std::string Text(bool value) { return value ? "true" : "false"; }
 std::string Text(absl::Duration value) { return absl::FormatDuration(value); }
-std::string Text(const std::shared_ptr<TraceSink>& value) { return value ? "a sink" : "none"; }
-std::string Text(const std::optional<LinkCalibration>& value) {
-  return value.has_value() ? value->ToString() : "measured";
+std::string Text(const std::shared_ptr<TraceSink>& value) {
+  return value ? absl::StrFormat("the sink %p", value.get()) : "none";
 }
 
 }  // namespace
@@ -51,13 +60,14 @@ std::string HostTierOptions::DifferenceTo(const HostTierOptions& other) const {
   compare("allocator.max_wait_for_deferred", a.max_wait_for_deferred, b.max_wait_for_deferred);
   compare("allocator.alignment_bytes", a.alignment_bytes, b.alignment_bytes);
   compare("allocator.pageable_fallback", a.pageable_fallback, b.pageable_fallback);
-  compare("engine.max_in_flight_bytes", engine.max_in_flight_bytes,
-          other.engine.max_in_flight_bytes);
-  compare("engine.drain_timeout", engine.drain_timeout, other.engine.drain_timeout);
-  compare("engine.transient_retries", engine.transient_retries, other.engine.transient_retries);
-  compare("engine.trace", engine.trace, other.engine.trace);
-  compare("engine.time_transfers", engine.time_transfers, other.engine.time_transfers);
-  compare("link", Text(link), Text(other.link));
+  if (!other.any_engine) {
+    compare("engine.max_in_flight_bytes", engine.max_in_flight_bytes,
+            other.engine.max_in_flight_bytes);
+    compare("engine.drain_timeout", engine.drain_timeout, other.engine.drain_timeout);
+    compare("engine.transient_retries", engine.transient_retries, other.engine.transient_retries);
+    compare("engine.trace", engine.trace, other.engine.trace);
+    compare("engine.time_transfers", engine.time_transfers, other.engine.time_transfers);
+  }
   // Functions cannot be compared: there is room for the first one's alone.
   if (difference.empty() && b.on_ram_level != nullptr) {
     difference = "allocator.on_ram_level can be given by the first user alone";
@@ -69,8 +79,8 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
     const HostTierOptions& options, const DeviceBackend& backend,
     std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool) {
   PINION_RETURN_IF_ERROR(options.engine.Validate());
-  const bool own_pool = pool != nullptr;
-  if (own_pool) {
+  const PinnedAllocator* const own_pool = pool.get();
+  if (own_pool != nullptr) {
     source = nullptr;
   } else {
     // Made in any case: options that cannot work are refused, whoever came first.
@@ -89,14 +99,7 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
       return tier;
     }
   }
-  HostTierOptions wanted = options;
-  if (own_pool) {
-    wanted.allocator = living->options_.allocator;
-    wanted.allocator.on_ram_level = nullptr;
-  }
-  const std::string difference = own_pool && living->pool_ != pool
-                                     ? "the pool of pinned memory is another one"
-                                     : living->options_.DifferenceTo(wanted);
+  const std::string difference = living->Join(options, own_pool);
   if (difference.empty()) return living;
   return absl::FailedPreconditionError(absl::StrCat(
       "this process has a host tier for ", backend.type_name,
@@ -107,25 +110,49 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
 HostTier::HostTier(const HostTierOptions& options, DeviceBackend backend,
                    std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
                    std::shared_ptr<Backing> backing)
-    : options_(options),
-      backend_(std::move(backend)),
+    : backend_(std::move(backend)),
       source_(std::move(source)),
       pool_(std::move(pool)),
-      backing_(std::move(backing)) {}
+      backing_(std::move(backing)),
+      options_(options) {}
+
+std::string HostTier::Join(const HostTierOptions& options, const PinnedAllocator* pool) {
+  if (pool != nullptr && pool != pool_.get()) return "the pool of pinned memory is another one";
+  HostTierOptions wanted = options;
+  MutexLock lock(mu_);
+  if (source_ == nullptr) {
+    wanted.allocator = options_.allocator;
+    wanted.allocator.on_ram_level = nullptr;
+  }
+  HostTierOptions joined = options_;
+  if (options_.any_engine && !wanted.any_engine) {
+    joined.engine = wanted.engine;
+    joined.any_engine = false;
+  }
+  const std::string difference = joined.DifferenceTo(wanted);
+  if (difference.empty()) options_ = joined;
+  return difference;
+}
 
 absl::StatusOr<std::shared_ptr<DeviceTier>> HostTier::ForDevice(int index) {
-  {
+  for (;;) {
+    HostTierOptions options;
+    {
+      MutexLock lock(mu_);
+      if (const auto found = devices_.find(index); found != devices_.end()) return found->second;
+      options = options_;
+    }
+    // Outside the lock: this calls the device. Of two threads that get here, the first to be back
+    // wins, and the other's engine goes unused.
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.device(index));
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
+                            TransferEngine::Create(options.engine, std::move(device)));
+    auto tier = std::make_shared<DeviceTier>(std::move(engine), pool_, backing_);
     MutexLock lock(mu_);
-    if (const auto found = devices_.find(index); found != devices_.end()) return found->second;
+    if (options.any_engine && !options_.any_engine) continue;  // somebody has chosen meanwhile
+    options_.any_engine = false;
+    return devices_.try_emplace(index, std::move(tier)).first->second;
   }
-  // Outside the lock: this calls the device. Of two threads that get here, the first to be back
-  // wins, and the other's engine goes unused.
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.device(index));
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
-                          TransferEngine::Create(options_.engine, std::move(device)));
-  auto tier = std::make_shared<DeviceTier>(std::move(engine), pool_, backing_, options_.link);
-  MutexLock lock(mu_);
-  return devices_.try_emplace(index, std::move(tier)).first->second;
 }
 
 }  // namespace pinion

@@ -15,7 +15,7 @@
 
 #include <map>
 #include <memory>
-#include <optional>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -25,7 +25,6 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/transfer_engine.h"
@@ -35,8 +34,9 @@ namespace pinion {
 struct HostTierOptions {
   AllocatorOptions allocator;  // of the pool
   EngineOptions engine;        // of each device's engine
-  // What the links can do; without it each is measured when a tenant first plans by it.
-  std::optional<LinkCalibration> link;
+  // For a user of the pool who is content with whatever engine others choose. The next user
+  // chooses, as long as no device is set up; until then it is the default one.
+  bool any_engine = false;
 
   // The first field in which the other options differ, with both values; empty: none.
   std::string DifferenceTo(const HostTierOptions& other) const;
@@ -47,11 +47,13 @@ class HostTier {
   // The process's tier for the backend's devices: the one that lives, or else a new one with a pool
   // whose segments come from `source`, or with `pool`, a program's own, in its place.
   // FailedPrecondition names what differs where one lives that was made with other options, or with
-  // another pool. Errors as those of PinnedAllocator::Create.
+  // another pool. Where the pool is a program's own, nobody's options for it are looked at. In a
+  // child of fork() the parent's does not live. Errors as those of PinnedAllocator::Create.
   static absl::StatusOr<std::shared_ptr<HostTier>> OfProcess(
       const HostTierOptions& options, const DeviceBackend& backend,
       std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool = nullptr);
 
+  // `source` is null for a pool of the program's own.
   HostTier(const HostTierOptions& options, DeviceBackend backend,
            std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
            std::shared_ptr<Backing> backing);
@@ -64,13 +66,17 @@ class HostTier {
   absl::StatusOr<std::shared_ptr<DeviceTier>> ForDevice(int index);
 
  private:
-  const HostTierOptions options_;
+  // What a further user's options, and a pool if there is one, have against this tier; empty:
+  // nothing. Takes over an engine's options where nobody has chosen them.
+  std::string Join(const HostTierOptions& options, const PinnedAllocator* pool);
+
   const DeviceBackend backend_;
   const std::shared_ptr<HostMemorySource> source_;
   const std::shared_ptr<PinnedAllocator> pool_;
   const std::shared_ptr<Backing> backing_;
 
   Mutex mu_;
+  HostTierOptions options_ ABSL_GUARDED_BY(mu_);
   std::map<int, std::shared_ptr<DeviceTier>> devices_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -105,7 +105,8 @@ GuardedMemory Parcel::MarkReadLocked(Reader& reader) {
 }
 
 GuardedMemory Parcel::EndEpochIfAllHaveRead() {
-  if (state_ == State::kFetching || readers_.have_read != readers_.count) return GuardedMemory();
+  // Also while somebody fetches: what comes is for all of them anew.
+  if (readers_.have_read != readers_.count) return GuardedMemory();
   return EndEpoch();
 }
 

@@ -4,11 +4,13 @@
 //              Leave          Evict               claim                EndFetch
 //      kNew  --------> kHeld ------> kAway <--------------> kFetching ---------> kFetched
 //                                      ^       FailFetch                            |
-//                                      +--------------- every reader has read ------+
+//                                      +------ every reader has read, or TakeFetched +
 //
 //   kHeld      the copy out is under way, or done; the device memory that it reads is still held
 //   kAway      only the bytes at the place are the parcel's; kFetching: somebody brings them back
-//   kFetched   they are on the device again, in memory of the parcel's own
+//   kFetched   the device has them again, in memory of the parcel's own
+//
+// Where nobody is left to read what was fetched, the parcel stays away.
 //
 // Those who will need the bytes are its readers. What was fetched is let go of as soon as each of
 // them has read it (again), or is gone: that ends an epoch, and the next fetch begins another.

@@ -91,11 +91,13 @@ class DeviceOffloader::Handle : public SavedTensor {
 };
 
 DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device device,
-                                 const LinkCalibration& link, std::shared_ptr<DeviceTier> tier,
+                                 const LinkCalibration& link, std::shared_ptr<HostTier> host,
+                                 std::shared_ptr<DeviceTier> tier,
                                  std::shared_ptr<OffloadStatsRecorder> stats)
     : options_(options),
       device_(device),
       link_(link),
+      host_(std::move(host)),
       tier_(std::move(tier)),
       stats_(std::move(stats)),
       state_(std::make_unique<WindowSchedule>(WindowsOf(options, link)),

@@ -25,6 +25,7 @@
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
@@ -39,7 +40,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
  public:
   // Plans by `link`.
   DeviceOffloader(const OffloadOptions& options, c10::Device device, const LinkCalibration& link,
-                  std::shared_ptr<DeviceTier> tier, std::shared_ptr<OffloadStatsRecorder> stats);
+                  std::shared_ptr<HostTier> host, std::shared_ptr<DeviceTier> tier,
+                  std::shared_ptr<OffloadStatsRecorder> stats);
 
   // Null when the tensor has to stay on the device; the reason has been counted.
   // One that is `maybe_held` stays if someone still holds it once its operator has returned.
@@ -78,6 +80,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   const OffloadOptions options_;
   const c10::Device device_;
   const LinkCalibration link_;
+  // A graph that outlives the session keeps it: who comes next shares its pool and its engine.
+  const std::shared_ptr<HostTier> host_;
   const std::shared_ptr<DeviceTier> tier_;
   const std::shared_ptr<OffloadStatsRecorder> stats_;
   OffloadState state_;

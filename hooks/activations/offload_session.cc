@@ -57,6 +57,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
   }
 
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
+    if (tier_ == nullptr) return absl::OkStatus();  // nothing will be kept
     const auto index = static_cast<c10::DeviceIndex>(device_index);
     if (FindOffloader(device_index) == nullptr) {
       PINION_RETURN_IF_ERROR(SetUp(c10::Device(device_type_, index)).status());
@@ -194,12 +195,14 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device 
   // wins.
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, tier_->ForDevice(device.index()));
   // Without overlap nothing is planned.
-  const LinkCalibration link =
-      options_.overlap ? tier->Link(NativeStream(CurrentStream(device))) : AssumedLink();
+  const LinkCalibration link = options_.link.has_value() ? *options_.link
+                               : options_.overlap ? tier->Link(NativeStream(CurrentStream(device)))
+                                                  : AssumedLink();
   MutexLock lock(mu_);
   auto& offloader = offloaders_[device.index()];
   if (offloader == nullptr) {
-    offloader = std::make_shared<DeviceOffloader>(options_, device, link, std::move(tier), stats_);
+    offloader =
+        std::make_shared<DeviceOffloader>(options_, device, link, tier_, std::move(tier), stats_);
   }
   return offloader;
 }
@@ -224,7 +227,7 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
   if (own.enabled) {
     // What cannot work on the first device is refused here: in the middle of forward nobody could
     // do anything about it.
-    const HostTierOptions tier_options = {options.allocator, options.engine, options.link};
+    const HostTierOptions tier_options = {options.allocator, options.engine};
     PINION_ASSIGN_OR_RETURN(
         tier, TorchHostTier(tier_options, backend, device_type, std::move(allocator)));
   }

@@ -51,8 +51,10 @@ namespace pinion {
 class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
  public:
   // Logs the switches of the environment that are on (hooks/environment.h). A session that is not
-  // enabled asks for no device. Tensors go to memory of `allocator`, which others may use as well;
-  // null: to an allocator of the session's own, by OffloadOptions::allocator.
+  // enabled asks for no device. Tensors go to the pool of pinned memory that all sessions and
+  // pin_memory() share (engine/tier/host_tier.h): by OffloadOptions::allocator, or `allocator`, a
+  // program's own, if that is given. FailedPrecondition where others use a pool, or engines, that
+  // were made with other options; it names the first of them.
   static absl::StatusOr<std::shared_ptr<OffloadSession>> Create(
       const OffloadOptions& options, DeviceBackend backend,
       std::shared_ptr<PinnedAllocator> allocator = nullptr);
@@ -60,6 +62,7 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 
   virtual const OffloadOptions& options() const = 0;
   virtual OffloadStats GetStats() const = 0;
+  // Of all who share the pool, and the device's engine.
   virtual AllocatorStats GetAllocatorStats() const = 0;
   virtual EngineStats GetEngineStats(int device_index) const = 0;
 

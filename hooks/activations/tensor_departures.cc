@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/trace_sink.h"
 #include "pinion/engine/plan/pack_plan.h"
@@ -89,7 +90,13 @@ void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
         std::make_shared<SavedParcel>(leaving.departure.parcel, stream, leaving.gathered));
     departures.push_back(std::move(leaving.departure));
   }
-  if (const absl::Status left = tier_.PutOut(absl::MakeSpan(departures)); !left.ok()) {
+  absl::Status left;
+  try {
+    left = tier_.PutOut(absl::MakeSpan(departures));
+  } catch (const std::exception& error) {
+    left = absl::UnavailableError(error.what());
+  }
+  if (!left.ok()) {
     PINION_LOG(kWarning) << "saved tensors stay on the device: " << left;
     for (const Leaving& leaving : all) Keep(leaving.records, &OffloadStats::kept_copy_failed);
     return;
@@ -130,6 +137,10 @@ std::vector<TensorDepartures::Leaving> TensorDepartures::PlanParcels(
     absl::StatusOr<std::shared_ptr<Parcel>> parcel =
         tier_.NewParcel(group.size_bytes, stream.native);
     if (!parcel.ok()) {
+      // That the budget is used up is what statistics are for; anything else is a fault.
+      if (!absl::IsResourceExhausted(parcel.status())) {
+        PINION_LOG(kWarning) << "saved tensors stay on the device: " << parcel.status();
+      }
       Keep(leaving.records, &OffloadStats::kept_no_host_memory);
       continue;
     }
@@ -207,6 +218,7 @@ c10::Storage TensorDepartures::Gather(const Leaving& leaving, const BoundStream&
 void TensorDepartures::Publish(Leaving& leaving, const std::shared_ptr<SavedParcel>& parcel,
                                Released& released) {
   Parcel& in_tier = *parcel->parcel;
+  GuardedMemory unneeded;
   std::vector<HeldBytes> held;
   int readers = 0;
   uint64_t record_bytes = 0;
@@ -216,7 +228,13 @@ void TensorDepartures::Publish(Leaving& leaving, const std::shared_ptr<SavedParc
     record_bytes += record.size_bytes();
     if (record.live_handles == 0) {
       // Its last handle went while the copy was submitted: the memory is the parcel's to guard.
-      if (!leaving.gathered) released.Add(in_tier.TakeHeld(i));
+      if (leaving.gathered) continue;
+      GuardedMemory memory = in_tier.TakeHeld(i);
+      if (unneeded) {
+        unneeded.Add(std::move(memory));
+      } else {
+        unneeded = std::move(memory);
+      }
       continue;
     }
     record.parcel = parcel;
@@ -238,8 +256,9 @@ void TensorDepartures::Publish(Leaving& leaving, const std::shared_ptr<SavedParc
     // Without overlap the parcel is evicted at once.
     state_.schedule->OnLeft(*parcel, options_.overlap ? held : std::vector<HeldBytes>());
   } else if (leaving.gathered) {
-    released.Add(in_tier.TakeHeld(0));
+    unneeded = in_tier.TakeHeld(0);
   }
+  released.Add(std::move(unneeded));
   stats_.Update([&](OffloadStats& stats) {
     stats.evicted_not_freed += not_freed;
     if (leaving.records.size() == 1) return;
@@ -300,6 +319,7 @@ void TensorDepartures::EvictExcess() {
     for (const ScheduledParcel* parcel : parcels) evicted_bytes += parcel->size_bytes;
     evicted = Evict(parcels);
   }
+  if (evicted.empty()) return;
   const ScopedRange range(options_.engine.trace.get(), "pinion.evict", evicted_bytes);
   evicted.clear();
 }

@@ -6,7 +6,6 @@
 #ifndef PINION_HOOKS_ACTIVATIONS_TENSOR_RETURNS_H_
 #define PINION_HOOKS_ACTIVATIONS_TENSOR_RETURNS_H_
 
-#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 

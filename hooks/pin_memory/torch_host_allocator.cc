@@ -301,8 +301,15 @@ absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
     return absl::OkStatus();
   }
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  const auto installed = [&backend] {
+    return absl::AlreadyExistsError(
+        absl::StrCat("Pinion's host allocator is installed for ", backend.type_name, " already"));
+  };
+  PINION_RETURN_IF_ERROR(options.Validate());
+  if (InstalledFor(type) != nullptr) return installed();
   HostTierOptions tier_options;
   tier_options.allocator = options;
+  tier_options.any_engine = true;  // it is asked for tickets alone
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> tier,
                           TorchHostTier(tier_options, backend, type));
   WatchProcess();
@@ -310,8 +317,7 @@ absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
   auto torch_allocator = std::make_unique<TorchHostAllocator>(std::move(tier), type, previous);
   TorchHostAllocator* none = nullptr;
   if (!InstalledFor(type).compare_exchange_strong(none, torch_allocator.get())) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("Pinion's host allocator is installed for ", backend.type_name, " already"));
+    return installed();
   }
   // Above whatever a backend registers for itself, now or when it is loaded.
   at::setHostAllocator(type, torch_allocator.release(), /*priority=*/UINT8_MAX);

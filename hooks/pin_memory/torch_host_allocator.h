@@ -42,8 +42,10 @@ namespace pinion {
 
 // For the backend's device type. AlreadyExists the second time; InvalidArgument for bad options or
 // a device type that LibTorch does not know; FailedPrecondition beside another release of LibTorch
-// than it was compiled for; the backend's own error if it has no device. With PINION_DISABLE=1 in
-// the environment LibTorch's own allocator stays: OK, and a line in the log.
+// than it was compiled for, or where a session lives that was made with other AllocatorOptions,
+// with which it would share its pool (engine/tier/host_tier.h); the backend's own error if it has
+// no device. With PINION_DISABLE=1 in the environment LibTorch's own allocator stays: OK, and a
+// line in the log.
 absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
                                        const DeviceBackend& backend);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <bit>
@@ -18,12 +19,16 @@ namespace {
 
 // Throws what LibTorch does where it has no such device.
 int DeviceToPinWith(c10::DeviceType type) {
-  const at::AcceleratorHooksInterface& hooks =
-      at::globalContext().getAcceleratorHooksInterface(type);
-  return FirstInUse(c10::impl::VirtualGuardImpl(type).getDevice().index(), hooks.deviceCount(),
-                    [&hooks](int index) {
-                      return hooks.hasPrimaryContext(static_cast<c10::DeviceIndex>(index));
-                    });
+  const int current = c10::impl::VirtualGuardImpl(type).getDevice().index();
+  const at::AcceleratorHooksInterface* hooks = nullptr;
+  try {
+    hooks = &at::globalContext().getAcceleratorHooksInterface(type);
+  } catch (const c10::Error&) {
+    return current;  // a backend may come without hooks: then nobody knows what is in use
+  }
+  return FirstInUse(current, hooks->deviceCount(), [hooks](int index) {
+    return hooks->hasPrimaryContext(static_cast<c10::DeviceIndex>(index));
+  });
 }
 
 class Stopwatch {

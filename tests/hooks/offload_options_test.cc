@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -151,6 +152,41 @@ TEST(OffloadSessionCreate, AnAlignmentThatTheDeviceCannotServeIsRefusedByName) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("alignment_bytes is 4194304")));
 }
 
+TEST(OffloadSessionCreate, OneThatIsNotEnabledReservesNothing) {
+  EmuWorld world;
+  OffloadOptions options = SmallWindows();
+  options.enabled = false;
+  const auto session =
+      OffloadSession::Create(options, EmulatedBackend(RegisteredEmuMachine())).value();
+  EXPECT_THAT(session->Reserve(0, kMiB), IsOk());
+  EXPECT_EQ(session->Trim(0).value(), 0u);
+  EXPECT_EQ(session->GetAllocatorStats().locked_bytes.current, 0u);
+}
+
+// A graph that waits for its backward is a user of the pool, too: the budget is one.
+TEST(OffloadSessionCreate, AGraphThatOutlivesItsSessionSharesItsPoolWithTheNext) {
+  EmuWorld world;
+  OffloadOptions options = SmallWindows();
+  options.allocator.segment_bytes = 4 * kMiB;
+  world.DropSession();
+  auto session = world.NewSession(options);
+  const at::Tensor x =
+      at::rand({kMiB / 4}, at::TensorOptions().device(world.device())).requires_grad_();
+  at::Tensor loss;
+  {
+    const OffloadScope scope(session);
+    loss = x.mul(2).sin().sum();
+  }
+  EXPECT_EQ(session->GetStats().offloaded, 1u);
+  session = nullptr;
+  const auto next = world.NewSession(options);
+  EXPECT_EQ(next->GetAllocatorStats().requested_bytes.current, kMiB);
+  options.allocator.segment_bytes = 8 * kMiB;
+  EXPECT_THAT(OffloadSession::Create(options, EmulatedBackend(RegisteredEmuMachine())),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("segment_bytes")));
+  loss.backward();
+}
+
 // The backend was forgotten, where a program moved from one accelerator to another.
 TEST(OffloadSessionScope, ATensorOnAnotherAcceleratorRaisesAndACpuTensorDoesNot) {
   EmuWorld world;
@@ -289,6 +325,15 @@ TEST(OffloadOptionsLink, WithoutOverlapNothingIsPlannedAndSoNothingMeasured) {
   EXPECT_GT(world.session()->GetStats().offloaded, 0u);
   EXPECT_FALSE(world.session()->GetLink(0)->modelled);
   EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, AssumedLink().h2d.gb_per_s);
+}
+
+TEST(OffloadOptionsLink, ALinkThatIsGivenIsTakenWithoutOverlapAsWell) {
+  OffloadOptions options = SmallWindows();
+  options.overlap = false;
+  options.link->h2d.gb_per_s = 123;
+  EmuWorld world(MachineOptions(), options);
+  TrainStep(TestNet(world.device(), at::kFloat), world.session());
+  EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, 123);
 }
 
 TEST(OffloadOptionsLink, ADeviceThatCannotBeMeasuredIsTakenForPcie4) {

@@ -420,6 +420,13 @@ TEST_F(TorchHostAllocatorTest, PinionDisableLeavesLibTorchItsOwn) {
   ASSERT_EQ(unsetenv("PINION_DISABLE"), 0);
 }
 
+TEST_F(TorchHostAllocatorTest, ItIsInstalledOnceWhateverTheOptions) {
+  AllocatorOptions others = Options();
+  others.max_locked_bytes = 2 * kWholeSegment;
+  EXPECT_THAT(InstallTorchHostAllocator(others, Backend()),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("emu")));
+}
+
 TEST_F(TorchHostAllocatorTest, ItIsInstalledOnceForATypeThatLibTorchKnows) {
   const DeviceBackend backend = Backend();
   EXPECT_THAT(InstallTorchHostAllocator(Options(), backend),

@@ -1,0 +1,249 @@
+// What every Backing does for parcels, and what parcels do with one that fails.
+
+#include "pinion/engine/tier/backing.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/parcel.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/tier/slow_backing.h"
+#include "pinion/tests/engine/tier/tier_world.h"
+#include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using testing::Borrowed;
+using testing::EngineWorld;
+using testing::FakeSource;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::IsOk;
+using testing::Pattern;
+using testing::SlowBacking;
+using testing::StatusIs;
+using testing::TierWorld;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+constexpr uint64_t kBytes = 64 * kKiB;
+
+uint64_t UsedBytes(EngineWorld& world) { return world.allocator().GetStats().used_bytes.current; }
+
+// ------------------------------------------------------------------------------ every backing
+
+struct Kind {
+  std::string name;
+  std::function<std::shared_ptr<Backing>(EngineWorld&, std::shared_ptr<PinnedAllocator>)> make;
+
+  friend void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+};
+
+class BackingTest : public ::testing::TestWithParam<Kind> {
+ protected:
+  ~BackingTest() override {
+    EXPECT_THAT(world_.machine().races(), IsEmpty());
+    EXPECT_EQ(tiers_.live_blocks(), 0);
+  }
+  uint64_t MovedIn() { return world_.engine().GetStats().h2d.submitted_bytes; }
+  uint64_t MovedOut() { return world_.engine().GetStats().d2h.submitted_bytes; }
+
+  EngineWorld world_;
+  TierWorld tiers_{world_, GetParam().make(world_, Borrowed(world_.allocator()))};
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Backings, BackingTest,
+    ::testing::Values(Kind{"Pinned",
+                           [](EngineWorld&, std::shared_ptr<PinnedAllocator> pool) {
+                             return std::make_shared<PinnedBacking>(std::move(pool));
+                           }},
+                      Kind{"Slow",
+                           [](EngineWorld& world, std::shared_ptr<PinnedAllocator> pool) {
+                             return std::make_shared<SlowBacking>(world.machine(), std::move(pool));
+                           }}),
+    [](const ::testing::TestParamInfo<Kind>& info) { return info.param.name; });
+
+TEST_P(BackingTest, BytesComeBackBitByBit) {
+  for (const uint64_t size_bytes : {uint64_t{1}, uint64_t{255}, 4 * kKiB, 300 * kKiB + 7}) {
+    const std::vector<uint8_t> bytes = Pattern(size_bytes, size_bytes);
+    const uint64_t moved_out = MovedOut();
+    const uint64_t moved_in = MovedIn();
+    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(bytes);
+    EXPECT_EQ(tiers_.live_blocks(), 0) << "nothing of it is on the device";
+    Parcel::Reader reader;
+    parcel->AddReaders(1);
+    EXPECT_EQ(tiers_.Read(*parcel, reader), bytes);
+    EXPECT_EQ(MovedOut() - moved_out, size_bytes);
+    EXPECT_EQ(MovedIn() - moved_in, size_bytes);
+  }
+}
+
+TEST_P(BackingTest, ParcelsDoNotGetMixedUp) {
+  std::vector<std::shared_ptr<Parcel>> parcels;
+  for (uint64_t i = 0; i < 20; ++i) parcels.push_back(tiers_.SendAway(Pattern(i, kBytes + i)));
+  for (uint64_t i = 20; i-- > 0;) {
+    Parcel::Reader reader;
+    parcels[i]->AddReaders(1);
+    EXPECT_EQ(tiers_.Read(*parcels[i], reader), Pattern(i, kBytes + i)) << i;
+  }
+}
+
+TEST_P(BackingTest, AParcelCanBeReadAgainAndAgain) {
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  Parcel::Reader reader;
+  parcel->AddReaders(1);
+  for (uint64_t i = 1; i <= 3; ++i) {
+    EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
+    EXPECT_EQ(MovedIn(), i * kBytes) << "what was read has left the device";
+  }
+}
+
+TEST_P(BackingTest, TheHostSeesTheBytesOfAParcelThatHasJustLeft) {
+  const std::shared_ptr<Parcel> parcel = tiers_.PutOut(Pattern(1, kBytes));
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> view, parcel->ViewOnHost(kLong));
+  EXPECT_EQ(world_.ReadHost(*view), Pattern(1, kBytes));
+  EXPECT_EQ(MovedIn(), 0u);
+}
+
+TEST_P(BackingTest, TheHostAndTheDeviceSeeTheSameBytes) {
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  Parcel::Reader reader;
+  parcel->AddReaders(1);
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> before, parcel->ViewOnHost(kLong));
+  EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> after, parcel->ViewOnHost(kLong));
+  EXPECT_EQ(world_.ReadHost(*before), Pattern(1, kBytes));
+  EXPECT_EQ(world_.ReadHost(*after), Pattern(1, kBytes));
+}
+
+// The world's copies take effect as late as they may, so each of these goes while they are under
+// way, and what is written next gets the memory that became free.
+TEST_P(BackingTest, AParcelThatIsDroppedWhileCopiesAreUnderWayHurtsNobodyElse) {
+  Parcel::Reader reader;
+  const std::vector<std::function<void()>> lives = {
+      [&] { EXPECT_THAT(tiers_.tier().NewParcel(kBytes, tiers_.stream()), IsOk()); },
+      [&] { tiers_.PutOut(Pattern(1, kBytes)); },
+      [&] { tiers_.SendAway(Pattern(2, kBytes)); },
+      [&] { EXPECT_THAT(tiers_.SendAway(Pattern(3, kBytes))->ToRead(), IsOk()); },
+      [&] {
+        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(4, kBytes));
+        parcel->AddReaders(1);
+        tiers_.Fetch(*parcel->ClaimIfAway());
+      },
+      [&] {
+        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(5, kBytes));
+        parcel->AddReaders(2);
+        EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(5, kBytes));
+      },
+  };
+  uint64_t next = 100;
+  for (const std::function<void()>& live : lives) {
+    live();
+    EXPECT_EQ(tiers_.live_blocks(), 0);
+    const std::shared_ptr<Parcel> other = tiers_.SendAway(Pattern(++next, kBytes));
+    PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> view, other->ViewOnHost(kLong));
+    EXPECT_EQ(world_.ReadHost(*view), Pattern(next, kBytes));
+  }
+}
+
+TEST_P(BackingTest, ItGivesAllPinnedMemoryBack) {
+  Parcel::Reader reader;
+  {
+    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+    parcel->AddReaders(1);
+    EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
+    EXPECT_GT(UsedBytes(world_), 0u);
+  }
+  while (UsedBytes(world_) > 0) {
+    // What a deferred block waits for is asked about by the next allocation.
+    ASSERT_THAT(world_.engine().Drain(kLong), IsOk());
+    ASSERT_THAT(world_.allocator().Allocate(kMiB), IsOk());
+    absl::SleepFor(absl::Microseconds(20));
+  }
+}
+
+TEST_P(BackingTest, WhatThePoolRefusesIsWhatReserveReturns) {
+  const auto source = std::make_shared<FakeSource>();
+  source->LimitBytes(kMiB);
+  AllocatorOptions options;
+  options.segment_bytes = kMiB;
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<PinnedAllocator> pool,
+                              PinnedAllocator::Create(options, source));
+  TierWorld tiers(world_, GetParam().make(world_, pool));
+  EXPECT_THAT(tiers.tier().NewParcel(0, tiers.stream()),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(tiers.tier().NewParcel(2 * kMiB, tiers.stream()),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("2 MiB")));
+  EXPECT_THAT(tiers.tier().NewParcel(kKiB, tiers.stream()), IsOk());
+}
+
+// ------------------------------------------------------------------------- one that takes its time
+
+class SlowBackingTest : public ::testing::Test {
+ protected:
+  EngineWorld world_;
+  const std::shared_ptr<SlowBacking> slow_ =
+      std::make_shared<SlowBacking>(world_.machine(), Borrowed(world_.allocator()));
+  TierWorld tiers_{world_, slow_};
+};
+
+TEST_F(SlowBackingTest, PinnedMemoryIsGivenBackOnceTheBytesHaveGoneFurther) {
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  slow_->Drain();
+  EXPECT_EQ(UsedBytes(world_), 0u) << "the parcel lives, its bytes are elsewhere";
+  Parcel::Reader reader;
+  parcel->AddReaders(1);
+  EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
+}
+
+TEST_F(SlowBackingTest, AFetchWaitsForTheThreadThatFillsItsPinnedMemory) {
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  Parcel::Reader reader;
+  parcel->AddReaders(1);
+  slow_->Drain();
+  slow_->Pause();
+  const uint64_t waits = slow_->waits();
+  std::vector<uint8_t> read;
+  std::thread fetcher([&] { read = tiers_.Read(*parcel, reader); });
+  while (slow_->waits() == waits) absl::SleepFor(absl::Microseconds(20));
+  EXPECT_EQ(parcel->state(), Parcel::State::kFetching);
+  EXPECT_EQ(world_.engine().GetStats().h2d.submitted_chunks, 0u);
+  slow_->Resume();
+  fetcher.join();
+  EXPECT_EQ(read, Pattern(1, kBytes));
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(SlowBackingTest, TheHostWaitsNoLongerThanItWantsTo) {
+  slow_->Pause();
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  EXPECT_THAT(parcel->ViewOnHost(absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(parcel->ViewOnHost(absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  slow_->Resume();
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> view, parcel->ViewOnHost(kLong));
+  EXPECT_EQ(world_.ReadHost(*view), Pattern(1, kBytes));
+}
+
+}  // namespace
+}  // namespace pinion

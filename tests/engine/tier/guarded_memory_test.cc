@@ -1,0 +1,322 @@
+#include "pinion/engine/tier/guarded_memory.h"
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/process_exit.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/stream/wait_site.h"
+#include "pinion/engine/tier/device_memory.h"
+#include "pinion/engine/transfer_engine.h"
+#include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
+#include "pinion/tests/engine/tier/tier_world.h"
+#include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::EngineWorld;
+using testing::FaultyWorld;
+using testing::ForwardingDevice;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::IsOk;
+using ::testing::Not;
+using testing::Pattern;
+using testing::TestMachineOptions;
+using testing::TierWorld;
+using testing::WithoutRetries;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+constexpr uint64_t kBytes = 64 * kKiB;
+
+// Device memory with Pattern(seed), its copy out, which is under way, and where that goes.
+struct CopyOut {
+  CopyOut(EngineWorld& world, TierWorld& tiers, uint64_t seed)
+      : host(world.NewHostBuffer(kBytes)),
+        memory(tiers.NewMemory(Pattern(seed, kBytes))),
+        copy(world.CopyOut(host, memory.data(), tiers.stream())) {}
+
+  GuardedMemory Guard(StreamHandle stream, WaitSite site = WaitSite::kFreeAfterCopy) {
+    return GuardedMemory(std::move(memory), stream, copy, site);
+  }
+
+  std::shared_ptr<HostBuffer> host;
+  DeviceMemory memory;
+  Transfer copy;
+};
+
+class GuardedMemoryTest : public ::testing::Test {
+ protected:
+  CopyOut NewCopyOut(uint64_t seed) { return CopyOut(world_, tiers_, seed); }
+  GuardedMemory NewGuarded(uint64_t seed) { return NewCopyOut(seed).Guard(tiers_.stream()); }
+  // Waits of streams since the last time.
+  uint64_t NewWaits() {
+    const uint64_t waits = world_.engine().GetStats().event_waits;
+    return waits - std::exchange(waits_seen_, waits);
+  }
+
+  EngineWorld world_;
+  TierWorld tiers_{world_};
+  uint64_t waits_seen_ = 0;
+};
+
+// ---------------------------------------------------------------------------------------- order
+
+// Whoever gets the memory next writes to it at once.
+TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyOutBeforeTheFrameworkGetsTheMemoryBack) {
+  for (const WaitSite site : {WaitSite::kFreeAfterCopy, WaitSite::kEvictAfterCopyOut}) {
+    CopyOut out = NewCopyOut(1);
+    const void* const data = out.memory.data();
+    EXPECT_FALSE(out.copy.IsDone());
+    { const GuardedMemory guarded = out.Guard(tiers_.stream(), site); }
+    EXPECT_EQ(tiers_.live_blocks(), 0);
+    const DeviceMemory next = tiers_.NewMemory(Pattern(2, kBytes));
+    EXPECT_EQ(next.data(), data) << "or nothing was at stake";
+    ASSERT_THAT(out.copy.Wait(kLong), IsOk());
+    EXPECT_EQ(world_.ReadHost(*out.host), Pattern(1, kBytes));
+  }
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyInBeforeTheFrameworkGetsTheMemoryBack) {
+  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(kBytes);
+  world_.WriteHost(*host, Pattern(1, kBytes));
+  DeviceMemory memory = tiers_.NewMemory(kBytes);
+  const Transfer copy = world_.CopyIn(host, memory.data(), tiers_.stream());
+  {
+    const GuardedMemory guarded(std::move(memory), tiers_.stream(), copy, WaitSite::kFreeAfterCopy);
+  }
+  const DeviceMemory next = tiers_.NewMemory(Pattern(2, kBytes));
+  ASSERT_THAT(copy.Wait(kLong), IsOk());
+  EXPECT_EQ(tiers_.BytesIn(next), Pattern(2, kBytes));
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(GuardedMemoryTest, WithoutTheWaitTheFreeIsARace) {
+  const ScopedDisableWaitSite disabled(WaitSite::kFreeAfterCopy);
+  { const GuardedMemory guarded = NewGuarded(1); }
+  EXPECT_THAT(world_.machine().races(),
+              ElementsAre(AllOf(HasSubstr("the free"), HasSubstr("copy D2H"))));
+}
+
+TEST_F(GuardedMemoryTest, TheWaitIsAtTheSiteThatWasGiven) {
+  const ScopedDisableWaitSite disabled(WaitSite::kFreeAfterCopy);
+  {
+    GuardedMemory evicted;
+    evicted = NewCopyOut(1).Guard(tiers_.stream(), WaitSite::kEvictAfterCopyOut);
+  }
+  EXPECT_EQ(NewWaits(), 2u) << "the copy for compute, and compute for the copy";
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(GuardedMemoryTest, ItIsSafeToLetGoOnAnyThread) {
+  std::optional<GuardedMemory> guarded = NewGuarded(1);
+  std::thread([&] { guarded.reset(); }).join();
+  EXPECT_EQ(tiers_.live_blocks(), 0);
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(GuardedMemoryTest, ACopyThatIsKnownToBeDoneIsNotWaitedFor) {
+  CopyOut out = NewCopyOut(1);
+  ASSERT_THAT(out.copy.Wait(kLong), IsOk());
+  NewWaits();
+  { const GuardedMemory guarded = out.Guard(tiers_.stream()); }
+  EXPECT_EQ(NewWaits(), 0u);
+  EXPECT_EQ(tiers_.live_blocks(), 0);
+}
+
+TEST_F(GuardedMemoryTest, MemoryThatOthersHoldStays) {
+  CopyOut out = NewCopyOut(1);
+  const DeviceMemory others = out.memory.Share();
+  { const GuardedMemory guarded = out.Guard(tiers_.stream()); }
+  EXPECT_EQ(tiers_.live_blocks(), 1);
+  EXPECT_EQ(tiers_.BytesIn(others), Pattern(1, kBytes));
+}
+
+// --------------------------------------------------------------------------------------- values
+
+TEST_F(GuardedMemoryTest, DisarmedMemoryGoesWithoutAWait) {
+  CopyOut out = NewCopyOut(1);
+  ASSERT_THAT(out.copy.WaitOn(tiers_.stream(), WaitSite::kEvictAfterCopyOut), IsOk());
+  GuardedMemory guarded = out.Guard(tiers_.stream());
+  NewWaits();
+  guarded.Disarm();
+  EXPECT_FALSE(guarded);
+  EXPECT_EQ(tiers_.live_blocks(), 0);
+  EXPECT_EQ(NewWaits(), 0u);
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(GuardedMemoryTest, WhoDisarmsWithoutHavingWaitedHasARace) {
+  NewGuarded(1).Disarm();
+  EXPECT_THAT(world_.machine().races(), Not(IsEmpty()));
+}
+
+TEST_F(GuardedMemoryTest, WhatWasMovedFromIsEmptyAndWaitsForNothing) {
+  GuardedMemory from = NewGuarded(1);
+  NewWaits();
+  {
+    const GuardedMemory to = std::move(from);
+    EXPECT_FALSE(from);
+    EXPECT_TRUE(to);
+    EXPECT_EQ(to.stream(), tiers_.stream());
+    EXPECT_EQ(tiers_.BytesIn(to.memory()), Pattern(1, kBytes));
+  }
+  EXPECT_EQ(NewWaits(), 1u);
+  from = GuardedMemory();
+  EXPECT_EQ(NewWaits(), 0u);
+  EXPECT_EQ(tiers_.live_blocks(), 0);
+}
+
+TEST_F(GuardedMemoryTest, AssigningLetsGoOfWhatWasThereAfterItsOwnCopy) {
+  GuardedMemory guarded = NewGuarded(1);
+  GuardedMemory next = NewGuarded(2);
+  NewWaits();
+  guarded = std::move(next);
+  EXPECT_EQ(NewWaits(), 1u);
+  EXPECT_EQ(tiers_.live_blocks(), 1);
+  EXPECT_EQ(tiers_.BytesIn(guarded.memory()), Pattern(2, kBytes));
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+TEST_F(GuardedMemoryTest, OneWaitCoversAllMemoryUnderOneCopy) {
+  CopyOut out = NewCopyOut(1);
+  DeviceMemory more = tiers_.NewMemory(kBytes);
+  NewWaits();
+  {
+    GuardedMemory guarded = out.Guard(tiers_.stream());
+    guarded.Add(std::move(more));
+  }
+  EXPECT_EQ(NewWaits(), 1u);
+  EXPECT_EQ(tiers_.live_blocks(), 0);
+}
+
+TEST_F(GuardedMemoryTest, OneWaitForTheLaterCopyCoversTheEarlierInWhateverOrderTheyAreAdded) {
+  for (const bool later_first : {false, true}) {
+    GuardedMemory earlier = NewGuarded(1);
+    GuardedMemory later = NewGuarded(2);
+    NewWaits();
+    {
+      GuardedMemory both = std::move(later_first ? later : earlier);
+      both.Add(std::move(later_first ? earlier : later));
+    }
+    EXPECT_EQ(NewWaits(), 1u);
+    EXPECT_EQ(tiers_.live_blocks(), 0);
+    EXPECT_THAT(world_.machine().races(), IsEmpty()) << later_first;
+  }
+}
+
+TEST_F(GuardedMemoryTest, NeighboursOfOneStreamAreMergedAndEmptyOnesLeftOut) {
+  const StreamHandle other = world_.NewStream();
+  ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, WaitSite::kUnpackOnOtherStream),
+              IsOk());
+  std::vector<GuardedMemory> all;
+  for (const StreamHandle stream : {tiers_.stream(), tiers_.stream(), other, tiers_.stream()}) {
+    all.push_back(NewCopyOut(1).Guard(stream));
+    all.emplace_back();
+  }
+  NewWaits();
+  std::vector<GuardedMemory> merged = MergeByStream(std::move(all));
+  std::vector<StreamHandle> streams;
+  for (const GuardedMemory& memory : merged) streams.push_back(memory.stream());
+  EXPECT_THAT(streams, ElementsAre(tiers_.stream(), other, tiers_.stream()));
+  EXPECT_EQ(tiers_.live_blocks(), 4);
+  merged.erase(merged.begin());
+  EXPECT_EQ(NewWaits(), 1u);
+  EXPECT_EQ(tiers_.live_blocks(), 2);
+  EXPECT_THAT(world_.machine().races(), IsEmpty());
+}
+
+// --------------------------------------------------------------------------------------- faults
+
+struct FaultyTierWorld : FaultyWorld {
+  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(world) {}
+  TierWorld tiers;
+};
+
+TEST(GuardedMemoryFaultsTest, WhereTheWaitCannotBeEnqueuedTheHostWaits) {
+  FaultyTierWorld faulty;
+  CopyOut out(faulty.world, faulty.tiers, 1);
+  faulty.FailNext("StreamWaitEvent", absl::UnavailableError("injected"));
+  { const GuardedMemory guarded = out.Guard(faulty.tiers.stream()); }
+  EXPECT_TRUE(out.copy.IsDone());
+  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
+  EXPECT_THAT(faulty.machine->races(), IsEmpty());
+  EXPECT_THAT(faulty.log.text(), IsEmpty());
+}
+
+TEST(GuardedMemoryFaultsTest, WhereTheStreamCapturesAGraphTheHostWaits) {
+  FaultyTierWorld faulty;
+  CopyOut out(faulty.world, faulty.tiers, 1);
+  ASSERT_THAT(faulty.machine->SetCapturing(faulty.tiers.stream(), true), IsOk());
+  { const GuardedMemory guarded = out.Guard(faulty.tiers.stream()); }
+  EXPECT_TRUE(out.copy.IsDone());
+  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
+  EXPECT_THAT(faulty.machine->races(), IsEmpty());
+  EXPECT_THAT(faulty.log.text(), IsEmpty());
+}
+
+TEST(GuardedMemoryFaultsTest, MemoryUnderACopyOfAPoisonedEngineIsLeakedAndTheLogSaysSo) {
+  FaultyTierWorld faulty;
+  CopyOut out(faulty.world, faulty.tiers, 1);
+  DeviceMemory more = faulty.tiers.NewMemory(kBytes);
+  faulty.FailNext("StreamWaitEvent", absl::InternalError("the device is gone"));
+  {
+    GuardedMemory guarded = out.Guard(faulty.tiers.stream());
+    guarded.Add(std::move(more));
+  }
+  EXPECT_EQ(faulty.tiers.live_blocks(), 2);
+  EXPECT_THAT(faulty.log.text(), AllOf(HasSubstr("leaking 131072 bytes of device memory"),
+                                       HasSubstr("the device is gone")));
+}
+
+// ------------------------------------------------------------------------------------------ exit
+
+// As a program would hold it: destroyed when the process exits, after main.
+std::unique_ptr<EngineWorld> global_world;
+std::unique_ptr<TierWorld> global_tiers;
+GuardedMemory global_memory;
+
+// Exits with a copy under way. A device call during exit, the free included, ends the process with
+// 3 instead.
+[[noreturn]] void ExitWithGuardedMemory() {
+  const std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
+  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  device->FailCalls([](const std::string&, uint64_t) {
+    if (ProcessIsExiting()) _exit(3);
+    return absl::OkStatus();
+  });
+  global_world = std::make_unique<EngineWorld>(machine, device, EngineOptions());
+  global_tiers = std::make_unique<TierWorld>(*global_world);
+  global_memory = CopyOut(*global_world, *global_tiers, 1).Guard(global_tiers->stream());
+  std::exit(0);
+}
+
+// The operating system takes it all back, so there is nothing to complain of either.
+TEST(GuardedMemoryDeathTest, MemoryThatOutlivesMainIsLeakedWithoutADeviceCallOrAWord) {
+  EXPECT_EXIT(ExitWithGuardedMemory(), ::testing::ExitedWithCode(0),
+              Not(HasSubstr("device memory")));
+}
+
+}  // namespace
+}  // namespace pinion
