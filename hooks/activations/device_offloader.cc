@@ -218,19 +218,22 @@ void DeviceOffloader::Release(Handle& handle) {
   StorageRecord& record = handle.record();
   const int64_t backward = CurrentBackward();
   Released released;
-  stats_->Update([](OffloadStats& stats) { --stats.live_handles; });
   MutexLock lock(state_.mu);
   // The handle that goes still shares the record: nothing is let go of under the lock.
   const std::shared_ptr<SavedParcel> parcel = record.parcel;
+  uint64_t dropped = 0;
   if (parcel != nullptr) {
-    returns_.LetGo(parcel->parcel->RemoveReader(handle.reader), *parcel, released);
+    dropped +=
+        state_.LetGoOfFetched(parcel->parcel->RemoveReader(handle.reader), *parcel, released);
   }
   if (--record.live_handles == 0) Forget(record, backward, released);
-  if (parcel == nullptr || !parcel->records.empty()) return;
-  if (state_.schedule->OnGone(*parcel)) {
-    stats_->Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
-  }
-  if (parcel->gathered) {
+  const bool gone = parcel != nullptr && parcel->records.empty();
+  if (gone) dropped += state_.schedule->OnGone(*parcel);
+  stats_->Update([dropped](OffloadStats& stats) {
+    --stats.live_handles;
+    stats.prefetches_dropped += dropped;
+  });
+  if (gone && parcel->gathered) {
     LetGo(parcel->parcel->TakeHeld(0), parcel->size_bytes, backward, released);
   }
 }

@@ -60,6 +60,15 @@ struct OffloadState {
   OffloadState(std::unique_ptr<OffloadSchedule> by, PendingTensors none_yet)
       : pending(std::move(none_yet)), schedule(std::move(by)) {}
 
+  // Adds to `released` what was fetched of a parcel, if anything, and that nobody reads any more.
+  // True if nobody has read it.
+  bool LetGoOfFetched(GuardedMemory fetched, ScheduledParcel& parcel, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    if (!fetched) return false;
+    released.Add(std::move(fetched));
+    return schedule->OnDropped(parcel);
+  }
+
   Mutex mu;
   SavedStorages storages ABSL_GUARDED_BY(mu);
   PendingTensors pending ABSL_GUARDED_BY(mu);

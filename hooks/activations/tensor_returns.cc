@@ -33,13 +33,14 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
   for (;;) {
     Released released;  // let go of after the lock
     BytesOnDevice bytes;
+    uint64_t dropped = 0;
     std::shared_ptr<SavedParcel> parcel;
     {
       MutexLock lock(state_.mu);
       parcel = record.parcel;
       bytes = Find(record, released);
       if (parcel != nullptr && bytes.storage) {
-        LetGo(parcel->parcel->MarkRead(reader), *parcel, released);
+        dropped += state_.LetGoOfFetched(parcel->parcel->MarkRead(reader), *parcel, released);
       } else if (parcel != nullptr) {
         // The device may hold it still, but not as it was saved.
         released.Add(parcel->parcel->Evict());
@@ -49,7 +50,10 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
                 "the storage of a tensor that is needed for gradient computation was resized or "
                 "given other memory after the tensor was saved");
     if (bytes.storage) {
-      stats_.Update([](OffloadStats& stats) { ++stats.reused_on_device; });
+      stats_.Update([dropped](OffloadStats& stats) {
+        ++stats.reused_on_device;
+        stats.prefetches_dropped += dropped;
+      });
       if (stream.torch != record.pack_stream.torch) {
         ThrowIfError(tier_.engine().OrderStreams(record.pack_stream.native, stream.native,
                                                  WaitSite::kUnpackOnOtherStream),
@@ -242,37 +246,33 @@ bool TensorReturns::FetchAhead(std::vector<ToFetch> wanted, int64_t backward) {
 
 // --------------------------------------------------------------------------------------- let go
 
-void TensorReturns::LetGo(GuardedMemory fetched, SavedParcel& parcel, Released& released) {
-  if (!fetched) return;
-  if (state_.schedule->OnDropped(parcel)) {
-    stats_.Update([](OffloadStats& stats) { ++stats.prefetches_dropped; });
-  }
-  released.Add(std::move(fetched));
-}
-
 void TensorReturns::FreeUnneeded() {
   SettleLoans();
   Released released;
+  uint64_t dropped = 0;
   MutexLock lock(state_.mu);
   const std::vector<ScheduledParcel*> ahead = state_.schedule->FetchedAhead();
   state_.schedule->OnRoomWanted();
   for (ScheduledParcel* scheduled : ahead) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
-    LetGo(parcel.parcel->TakeFetched(), parcel, released);
+    dropped += state_.LetGoOfFetched(parcel.parcel->TakeFetched(), parcel, released);
   }
   state_.late.Take(released);
+  stats_.Update([dropped](OffloadStats& stats) { stats.prefetches_dropped += dropped; });
 }
 
 void TensorReturns::EndBackward(int64_t backward) {
   Released released;
+  uint64_t dropped = 0;
   MutexLock lock(state_.mu);
   state_.backwards.erase(backward);
   state_.schedule->OnBackwardEnd(backward);
   for (ScheduledParcel* scheduled : state_.schedule->FetchedIn(backward)) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
-    LetGo(parcel.parcel->TakeFetched(), parcel, released);
+    dropped += state_.LetGoOfFetched(parcel.parcel->TakeFetched(), parcel, released);
   }
   state_.late.Take(released);
+  stats_.Update([dropped](OffloadStats& stats) { stats.prefetches_dropped += dropped; });
 }
 
 }  // namespace pinion

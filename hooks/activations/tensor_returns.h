@@ -59,10 +59,6 @@ class TensorReturns {
   // Of what was fetched in the backward, which has ended.
   void EndBackward(int64_t backward);
 
-  // Adds to `released` what was fetched of the parcel and its last reader lets go of.
-  void LetGo(GuardedMemory fetched, SavedParcel& parcel, Released& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-
  private:
   // A wait of a stream for a fetched parcel, which those for earlier ones need not repeat.
   struct LastWait {

@@ -21,11 +21,11 @@
 namespace pinion {
 namespace {
 
-constexpr int kSteps = 4000;
+constexpr int kSteps = 2000;
 constexpr int64_t kBackwards = 3;  // -1, 0 and 1
 
 struct ModelParcel : ScheduledParcel {
-  std::vector<const HeldBytes*> pieces;  // while it is in the window
+  std::vector<HeldBytes> pieces;  // while it is in the window
   bool in_window = false;
   bool known = true;
   uint64_t held_bytes = 0;
@@ -72,11 +72,11 @@ class Simulation {
     AddUp();
     std::vector<ScheduledParcel*> ahead;
     for (ModelParcel& parcel : parcels_) {
-      const std::string which = "parcel " + std::to_string(parcel.place.sequence);
-      ASSERT_EQ(parcel.scheduled.in_window.has_value(), parcel.in_window) << which;
-      ASSERT_EQ(parcel.scheduled.held_bytes, parcel.held_bytes) << which;
-      ASSERT_EQ(parcel.scheduled.window_bytes, parcel.window_bytes) << which;
-      ASSERT_EQ(parcel.scheduled.known, parcel.known) << which;
+      const uint64_t which = parcel.place.sequence;
+      ASSERT_EQ(parcel.scheduled.in_window.has_value(), parcel.in_window) << "parcel " << which;
+      ASSERT_EQ(parcel.scheduled.held_bytes, parcel.held_bytes) << "parcel " << which;
+      ASSERT_EQ(parcel.scheduled.window_bytes, parcel.window_bytes) << "parcel " << which;
+      ASSERT_EQ(parcel.scheduled.known, parcel.known) << "parcel " << which;
       if (parcel.ahead) ahead.push_back(&parcel);
     }
     ASSERT_THAT(schedule_.FetchedAhead(), ::testing::ElementsAreArray(ahead));
@@ -110,14 +110,14 @@ class Simulation {
   void AddUp() {
     std::map<const void*, const ModelParcel*> last;
     for (const ModelParcel& parcel : parcels_) {
-      for (const HeldBytes* piece : parcel.pieces) last[piece->owner] = &parcel;
+      for (const HeldBytes& piece : parcel.pieces) last[piece.owner] = &parcel;
     }
     for (ModelParcel& parcel : parcels_) {
       uint64_t held_bytes = 0;
       std::set<const void*> counted;
-      for (const HeldBytes* piece : parcel.pieces) {
-        if (last[piece->owner] != &parcel || !counted.insert(piece->owner).second) continue;
-        held_bytes += piece->size_bytes;
+      for (const HeldBytes& piece : parcel.pieces) {
+        if (last[piece.owner] != &parcel || !counted.insert(piece.owner).second) continue;
+        held_bytes += piece.size_bytes;
       }
       if (held_bytes == parcel.held_bytes) continue;
       if (held_bytes > parcel.held_bytes && parcel.place.sequence < last_sequence_) ++handed_over;
@@ -144,9 +144,11 @@ class Simulation {
     saved_.Add(parcel.size_bytes);
     std::vector<HeldBytes> held;
     for (uint64_t pieces = Below(4); pieces > 0; --pieces) {
-      parcel.pieces.push_back(&memory_[Below(memory_.size())]);
-      held.push_back(*parcel.pieces.back());
+      held.push_back(memory_[Below(memory_.size())]);
     }
+    parcel.pieces = held;
+    // The next parcel that holds it holds more or less: it was resized.
+    if (Below(4) == 0) memory_[Below(memory_.size())].size_bytes = 1 + Below(60);
     parcel.in_window = !held.empty();
     schedule_.OnLeft(parcel, held);
   }
@@ -155,7 +157,9 @@ class Simulation {
     ModelParcel* const parcel = AnyKnown();
     if (parcel == nullptr) return;
     const HeldBytes& gone = memory_[Below(memory_.size())];
-    const auto found = std::find(parcel->pieces.begin(), parcel->pieces.end(), &gone);
+    const auto found =
+        std::find_if(parcel->pieces.begin(), parcel->pieces.end(),
+                     [&](const HeldBytes& piece) { return piece.owner == gone.owner; });
     if (found != parcel->pieces.end()) parcel->pieces.erase(found);
     schedule_.OnPieceGone(*parcel, gone.owner);
   }
@@ -172,10 +176,10 @@ class Simulation {
     const uint64_t limit_bytes = all ? 0 : Window(options_.eviction_bytes);
     std::vector<ScheduledParcel*> expected;
     for (ModelParcel& oldest : parcels_) {
+      if (!oldest.in_window) continue;
       uint64_t held_bytes = 0;
       for (const ModelParcel& parcel : parcels_) held_bytes += parcel.window_bytes;
       if (held_bytes <= limit_bytes) break;
-      if (!oldest.in_window) continue;
       LeaveWindow(oldest);
       AddUp();
       expected.push_back(&oldest);
@@ -333,11 +337,11 @@ TEST_P(WindowScheduleModelTest, TheBooksAreWhatAddingUpGives) {
       simulation.Step();
       simulation.Check();
     }
-    EXPECT_GT(simulation.evicted, 100u);
-    EXPECT_GT(simulation.fetched, 50u);
-    EXPECT_GT(simulation.compared, 50u);
-    EXPECT_GT(simulation.refused, 5u);
-    EXPECT_GT(simulation.handed_over, 20u);
+    EXPECT_GT(simulation.evicted, 50u);
+    EXPECT_GT(simulation.fetched, 25u);
+    EXPECT_GT(simulation.compared, 25u);
+    EXPECT_GT(simulation.refused, 2u);
+    EXPECT_GT(simulation.handed_over, 5u);
   }
 }
 

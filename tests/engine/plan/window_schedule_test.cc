@@ -40,7 +40,9 @@ class WindowScheduleTest : public ::testing::Test {
     return parcel;
   }
   // One that holds memory that nobody shares.
-  ScheduledParcel& Leave(uint64_t size_bytes) { return Leave({&memory_.emplace_back(size_bytes)}); }
+  ScheduledParcel& Leave(uint64_t size_bytes) {
+    return Leave({&memory_.emplace_back(Memory{size_bytes})});
+  }
 
   // By their numbers, from 1 on.
   static std::vector<uint64_t> Numbers(const std::vector<ScheduledParcel*>& parcels) {

@@ -50,6 +50,9 @@ class CountedBlocks {
 
  private:
   struct Block {
+    Block(CountedBlocks& owner, void* address, uint64_t bytes, StreamHandle of)
+        : blocks(owner), data(address), size_bytes(bytes), stream(of) {}
+
     CountedBlocks& blocks;
     void* const data;
     const uint64_t size_bytes;
