@@ -56,7 +56,6 @@ struct ScheduledParcel {
       HeldBytes memory;
       int pieces = 0;  // of the parcel, that lie in it
     };
-    bool known = false;  // between OnLeft and OnGone
     std::optional<std::list<ScheduledParcel*>::iterator> in_window;
     absl::InlinedVector<Held, 1> held;  // while in the window
     uint64_t held_bytes = 0;            // of it, what counts for this parcel

@@ -45,7 +45,6 @@ void WindowSchedule::OnScopeEnd(ScopeId scope) {
 
 void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
   ScheduledParcel::Scheduled& mine = parcel.scheduled;
-  mine.known = true;
   order_.emplace(parcel.place, &parcel);
   if (held.empty()) return;
   mine.in_window = window_.insert(window_.end(), &parcel);
@@ -116,7 +115,6 @@ void WindowSchedule::LeaveWindow(ScheduledParcel& parcel) {
 bool WindowSchedule::OnGone(ScheduledParcel& parcel) {
   order_.erase(parcel.place);
   LeaveWindow(parcel);
-  parcel.scheduled.known = false;
   return OnDropped(parcel);
 }
 

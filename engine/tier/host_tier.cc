@@ -86,8 +86,7 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
     // Made in any case: options that cannot work are refused, whoever came first.
     PINION_ASSIGN_OR_RETURN(pool, PinnedAllocator::Create(options.allocator, source));
   }
-  auto tier = std::make_shared<HostTier>(options, backend, std::move(source), pool,
-                                         std::make_shared<PinnedBacking>(pool));
+  auto tier = std::make_shared<HostTier>(options, backend, std::move(source), std::move(pool));
   std::shared_ptr<HostTier> living;
   Tiers& tiers = AllTiers();
   {
@@ -108,12 +107,11 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
 }
 
 HostTier::HostTier(const HostTierOptions& options, DeviceBackend backend,
-                   std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
-                   std::shared_ptr<Backing> backing)
+                   std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool)
     : backend_(std::move(backend)),
       source_(std::move(source)),
       pool_(std::move(pool)),
-      backing_(std::move(backing)),
+      backing_(std::make_shared<PinnedBacking>(pool_)),
       options_(options) {}
 
 std::string HostTier::Join(const HostTierOptions& options, const PinnedAllocator* pool) {

@@ -55,8 +55,7 @@ class HostTier {
 
   // `source` is null for a pool of the program's own.
   HostTier(const HostTierOptions& options, DeviceBackend backend,
-           std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
-           std::shared_ptr<Backing> backing);
+           std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool);
 
   PinnedAllocator& pool() const { return *pool_; }
   // Where the pool's segments come from; null for a pool of the program's own.

@@ -61,9 +61,9 @@ GuardedMemory Parcel::TakeHeld(size_t piece) {
 
 GuardedMemory Parcel::Evict(uint64_t* not_freed) {
   MutexLock lock(mu_);
-  GuardedMemory evicted(stream, copy_out_, WaitSite::kEvictAfterCopyOut);
-  if (state_ != State::kHeld) return evicted;
+  if (state_ != State::kHeld) return GuardedMemory();
   state_ = State::kAway;
+  GuardedMemory evicted(stream, copy_out_, WaitSite::kEvictAfterCopyOut);
   for (DeviceMemory& memory : std::exchange(held_, {})) {
     if (!memory) continue;
     // Whoever else has it frees it later than this wait, so letting go is safe either way.
@@ -78,11 +78,6 @@ GuardedMemory Parcel::Evict(uint64_t* not_freed) {
 void Parcel::AddReaders(int count) {
   MutexLock lock(mu_);
   readers_.count += count;
-}
-
-int Parcel::reader_count() const {
-  MutexLock lock(mu_);
-  return readers_.count;
 }
 
 GuardedMemory Parcel::RemoveReader(const Reader& reader) {

@@ -110,7 +110,6 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
 
   // --- readers ---
   void AddReaders(int count);
-  int reader_count() const;
   // Returns what was fetched, if all others have read it.
   [[nodiscard]] GuardedMemory RemoveReader(const Reader& reader);
   // The reader needs the parcel no more in this epoch, since it has found the bytes elsewhere.

@@ -17,11 +17,10 @@
 #include "pinion/tests/hooks/torch_host_allocator_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;  // NOLINT: the fixture's helpers
 
 constexpr int64_t kSavedBytes = 4 * kMiB;
 
@@ -90,4 +89,4 @@ TEST_F(SharedTierTest, ASessionWithAnotherBudgetIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing
