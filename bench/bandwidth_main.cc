@@ -25,8 +25,8 @@
 #include "pinion/bench/bench_devices.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/nvbandwidth_json.h"
-#include "pinion/examples/output_file.h"
-#include "pinion/examples/working_directory.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, device, "",
           "cuda, cuda:N, emu or emu:N: all devices of a kind, or one; default: cuda where there is "

@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/bench/bandwidth_text.h"
-#include "pinion/examples/output_file.h"
+#include "pinion/programs/output_file.h"
 
 namespace pinion {
 namespace {

@@ -42,11 +42,11 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/engine/plan/link_calibration.h"
-#include "pinion/examples/accelerator.h"
-#include "pinion/examples/output_file.h"
-#include "pinion/examples/run_options.h"
-#include "pinion/examples/working_directory.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/programs/accelerator.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/run_options.h"
+#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
 ABSL_FLAG(std::string, preset, "h100_pcie5",

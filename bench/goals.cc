@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/examples/output_file.h"
+#include "pinion/programs/output_file.h"
 
 namespace pinion {
 

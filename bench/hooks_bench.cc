@@ -39,11 +39,11 @@
 #include "pinion/bench/saving_step.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/device/device.h"
-#include "pinion/examples/output_file.h"
-#include "pinion/examples/working_directory.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 ABSL_FLAG(bool, quick, false, "fewer tensors and repeats");

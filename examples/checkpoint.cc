@@ -18,9 +18,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/examples/output_file.h"
 #include "pinion/examples/tensor_fingerprint.h"
 #include "pinion/examples/text_data.h"
+#include "pinion/programs/output_file.h"
 
 namespace pinion {
 namespace {

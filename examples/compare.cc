@@ -17,11 +17,11 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/engine/plan/step_bound.h"
-#include "pinion/examples/gpt_config.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/programs/gpt_config.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
 

@@ -14,9 +14,9 @@
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/examples/compare.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/training_run.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {

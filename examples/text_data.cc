@@ -20,7 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/examples/shared_data.h"
+#include "pinion/programs/shared_data.h"
 
 namespace pinion {
 namespace {

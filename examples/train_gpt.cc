@@ -26,16 +26,16 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/examples/accelerator.h"
 #include "pinion/examples/compare.h"
-#include "pinion/examples/gpt_config.h"
-#include "pinion/examples/output_file.h"
 #include "pinion/examples/report.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
-#include "pinion/examples/working_directory.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/programs/accelerator.h"
+#include "pinion/programs/gpt_config.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/run_options.h"
+#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, text, "",
           "file to train on; default: the King James Bible of the Debian package bible-kjv");

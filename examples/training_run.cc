@@ -31,18 +31,18 @@
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/trace_sink.h"
 #include "pinion/engine/plan/step_bound.h"
-#include "pinion/examples/accelerator.h"
 #include "pinion/examples/checkpoint.h"
-#include "pinion/examples/gpt.h"
-#include "pinion/examples/gpt_config.h"
-#include "pinion/examples/output_file.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/tensor_fingerprint.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/programs/accelerator.h"
+#include "pinion/programs/gpt.h"
+#include "pinion/programs/gpt_config.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {

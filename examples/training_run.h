@@ -20,8 +20,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/engine/plan/step_bound.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
 

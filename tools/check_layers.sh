@@ -30,7 +30,7 @@ rule() {
 rule "allocator knows no layer above it" "//allocator/..." "(//device/... + //engine/... + //hooks/...)"
 rule "device knows no layer above it" "//device/..." "(//engine/... + //hooks/...)"
 rule "engine does not know hooks" "//engine/..." "//hooks/..."
-rule "the library does not know its programs" "(//allocator/... + //device/... + //engine/... + //hooks/...)" "(//bench/... + //examples/... + //shared/... + //tests/...)"
+rule "the library does not know its programs" "(//allocator/... + //device/... + //engine/... + //hooks/...)" "(//bench/... + //examples/... + //programs/... + //shared/... + //tests/...)"
 rule "only hooks includes LibTorch" "(//allocator/... + //device/... + //engine/...)" "@libtorch//..."
 rule "engine and hooks include no CUDA" "(//engine/... + //hooks/...)" "@local_config_cuda//..."
 rule "allocator and the emulated device include no CUDA" "(//allocator/... + //device/emulated/... + //device:all)" "@local_config_cuda//..."

@@ -31,9 +31,9 @@
 #include "pinion/bench/allocator/allocator_cases.h"
 #include "pinion/bench/allocator/peers.h"
 #include "pinion/bench/goals.h"
-#include "pinion/examples/output_file.h"
-#include "pinion/examples/shared_data.h"
-#include "pinion/examples/working_directory.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/shared_data.h"
+#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, json, "", "writes rows and goals to this file");
 ABSL_FLAG(std::string, traces, "", "folder of the recorded traces; default: the repository's");

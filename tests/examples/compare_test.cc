@@ -13,8 +13,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/examples/report.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/training_run.h"
+#include "pinion/programs/run_options.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

@@ -10,9 +10,9 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/examples/gpt_config.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/text_data.h"
+#include "pinion/programs/gpt_config.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {

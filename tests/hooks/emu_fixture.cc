@@ -25,8 +25,8 @@
 #include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
-#include "pinion/examples/accelerator.h"
 #include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/programs/accelerator.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/hooks/cpu_kernels.h"
 

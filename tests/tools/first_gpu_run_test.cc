@@ -14,8 +14,8 @@
 #include "gtest/gtest.h"
 #include "pinion/examples/compare.h"
 #include "pinion/examples/report.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/examples/training_run.h"
+#include "pinion/programs/run_options.h"
 #include "pinion/tests/support/run_program.h"
 
 namespace pinion::testing {

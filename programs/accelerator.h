@@ -3,8 +3,8 @@
 // Thread safety: as the run that owns it: one thread.
 // Ownership: tensors of the device must be gone before another Accelerator is opened.
 
-#ifndef PINION_EXAMPLES_ACCELERATOR_H_
-#define PINION_EXAMPLES_ACCELERATOR_H_
+#ifndef PINION_PROGRAMS_ACCELERATOR_H_
+#define PINION_PROGRAMS_ACCELERATOR_H_
 
 #include <c10/core/Device.h>
 
@@ -20,7 +20,7 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/trace_sink.h"
-#include "pinion/examples/run_options.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
 
@@ -75,4 +75,4 @@ class Accelerator {
 
 }  // namespace pinion
 
-#endif  // PINION_EXAMPLES_ACCELERATOR_H_
+#endif  // PINION_PROGRAMS_ACCELERATOR_H_

@@ -1,4 +1,4 @@
-#include "pinion/examples/run_options.h"
+#include "pinion/programs/run_options.h"
 
 #include <string>
 

@@ -1,14 +1,14 @@
 // What one training run is asked to do.
 
-#ifndef PINION_EXAMPLES_RUN_OPTIONS_H_
-#define PINION_EXAMPLES_RUN_OPTIONS_H_
+#ifndef PINION_PROGRAMS_RUN_OPTIONS_H_
+#define PINION_PROGRAMS_RUN_OPTIONS_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/examples/gpt_config.h"
+#include "pinion/programs/gpt_config.h"
 
 namespace pinion {
 
@@ -45,4 +45,4 @@ struct RunOptions {
 
 }  // namespace pinion
 
-#endif  // PINION_EXAMPLES_RUN_OPTIONS_H_
+#endif  // PINION_PROGRAMS_RUN_OPTIONS_H_

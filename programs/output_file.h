@@ -2,8 +2,8 @@
 //
 // Thread safety: thread-safe for different paths.
 
-#ifndef PINION_EXAMPLES_OUTPUT_FILE_H_
-#define PINION_EXAMPLES_OUTPUT_FILE_H_
+#ifndef PINION_PROGRAMS_OUTPUT_FILE_H_
+#define PINION_PROGRAMS_OUTPUT_FILE_H_
 
 #include <string>
 
@@ -23,4 +23,4 @@ absl::Status WriteAtomically(const std::string& path, const std::string& content
 
 }  // namespace pinion
 
-#endif  // PINION_EXAMPLES_OUTPUT_FILE_H_
+#endif  // PINION_PROGRAMS_OUTPUT_FILE_H_

@@ -1,4 +1,4 @@
-#include "pinion/examples/gpt.h"
+#include "pinion/programs/gpt.h"
 
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/functional/dropout.h>
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "pinion/examples/gpt_config.h"
+#include "pinion/programs/gpt_config.h"
 
 namespace pinion {
 namespace {

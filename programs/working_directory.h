@@ -2,8 +2,8 @@
 //
 // Thread safety: call it first thing in main.
 
-#ifndef PINION_EXAMPLES_WORKING_DIRECTORY_H_
-#define PINION_EXAMPLES_WORKING_DIRECTORY_H_
+#ifndef PINION_PROGRAMS_WORKING_DIRECTORY_H_
+#define PINION_PROGRAMS_WORKING_DIRECTORY_H_
 
 #include "absl/status/status.h"
 
@@ -15,4 +15,4 @@ absl::Status EnterWorkingDirectory();
 
 }  // namespace pinion
 
-#endif  // PINION_EXAMPLES_WORKING_DIRECTORY_H_
+#endif  // PINION_PROGRAMS_WORKING_DIRECTORY_H_

@@ -1,4 +1,4 @@
-#include "pinion/examples/accelerator.h"
+#include "pinion/programs/accelerator.h"
 
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -30,8 +30,8 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/examples/run_options.h"
 #include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {

@@ -2,8 +2,8 @@
 //
 // Thread safety: thread-safe.
 
-#ifndef PINION_EXAMPLES_SHARED_DATA_H_
-#define PINION_EXAMPLES_SHARED_DATA_H_
+#ifndef PINION_PROGRAMS_SHARED_DATA_H_
+#define PINION_PROGRAMS_SHARED_DATA_H_
 
 #include <string>
 
@@ -15,4 +15,4 @@ std::string SharedDataPath(const std::string& name);
 
 }  // namespace pinion
 
-#endif  // PINION_EXAMPLES_SHARED_DATA_H_
+#endif  // PINION_PROGRAMS_SHARED_DATA_H_

@@ -1,4 +1,4 @@
-#include "pinion/examples/gpt_config.h"
+#include "pinion/programs/gpt_config.h"
 
 #include <string>
 

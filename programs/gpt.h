@@ -2,8 +2,8 @@
 //
 // Thread safety: as torch::nn::Module.
 
-#ifndef PINION_EXAMPLES_GPT_H_
-#define PINION_EXAMPLES_GPT_H_
+#ifndef PINION_PROGRAMS_GPT_H_
+#define PINION_PROGRAMS_GPT_H_
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -13,7 +13,7 @@
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
-#include "pinion/examples/gpt_config.h"
+#include "pinion/programs/gpt_config.h"
 
 namespace pinion {
 
@@ -38,4 +38,4 @@ TORCH_MODULE(Gpt);
 
 }  // namespace pinion
 
-#endif  // PINION_EXAMPLES_GPT_H_
+#endif  // PINION_PROGRAMS_GPT_H_

@@ -1,4 +1,4 @@
-#include "pinion/examples/shared_data.h"
+#include "pinion/programs/shared_data.h"
 
 #include <filesystem>
 #include <string>

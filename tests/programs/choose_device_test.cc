@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/device/cuda/cuda_api.h"
-#include "pinion/examples/accelerator.h"
+#include "pinion/programs/accelerator.h"
 
 namespace pinion {
 namespace {

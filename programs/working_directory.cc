@@ -1,4 +1,4 @@
-#include "pinion/examples/working_directory.h"
+#include "pinion/programs/working_directory.h"
 
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 // The shape of a GPT, and what follows from it by arithmetic. Knows no LibTorch.
 
-#ifndef PINION_EXAMPLES_GPT_CONFIG_H_
-#define PINION_EXAMPLES_GPT_CONFIG_H_
+#ifndef PINION_PROGRAMS_GPT_CONFIG_H_
+#define PINION_PROGRAMS_GPT_CONFIG_H_
 
 #include <cstdint>
 #include <string>
@@ -55,4 +55,4 @@ absl::StatusOr<ScaledDevice> ScaledDeviceFor(const GptConfig& config);
 
 }  // namespace pinion
 
-#endif  // PINION_EXAMPLES_GPT_CONFIG_H_
+#endif  // PINION_PROGRAMS_GPT_CONFIG_H_

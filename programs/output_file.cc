@@ -1,4 +1,4 @@
-#include "pinion/examples/output_file.h"
+#include "pinion/programs/output_file.h"
 
 #include <unistd.h>
 
