@@ -1,16 +1,9 @@
 #include "pinion/hooks/activations/scope_packer.h"
 
-#include <c10/core/DispatchKey.h>
-#include <c10/core/ScalarType.h>
-#include <c10/util/StringUtil.h>
-
 #include <chrono>
-#include <string>
 #include <utility>
 
-#include "pinion/hooks/autograd/lent_tensors.h"
-#include "pinion/hooks/autograd/saved_version.h"
-#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/autograd/kept_tensor.h"
 
 namespace pinion {
 namespace {
@@ -28,41 +21,6 @@ class HostTimer {
  private:
   OffloadStatsRecorder& stats_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
-// "Float [16, 32]". A nested tensor has no sizes to tell.
-std::string Describe(const at::Tensor& tensor) {
-  if (tensor.is_nested()) return c10::str(tensor.scalar_type(), " nested tensor");
-  return c10::str(tensor.scalar_type(), " ", tensor.sizes());
-}
-
-// What vmap wraps refuses to be detached without its interpreter: it is kept as it is.
-at::Tensor WithoutHistory(const at::Tensor& tensor) {
-  const bool batched = tensor.key_set().has(c10::DispatchKey::FuncTorchBatched);
-  return batched ? tensor : DetachedAlias(tensor);
-}
-
-class KeptTensor : public SavedTensor {
- public:
-  explicit KeptTensor(const at::Tensor& tensor)
-      : tensor_(WithoutHistory(tensor)), version_(tensor) {}
-
-  at::Tensor Unpack() override {
-    version_.Check([this] { return Describe(tensor_); });
-    return IsShared() || BackwardKeepsGraph() ? Lend(tensor_) : tensor_;
-  }
-
- private:
-  // Whether somebody else has its memory, or may come to have it again by a weak reference.
-  bool IsShared() const {
-    if (!tensor_.has_storage()) return true;
-    const c10::weak_intrusive_ptr<c10::StorageImpl> weak = tensor_.storage().getWeakStorageImpl();
-    // All owners together count as one weak reference, and this one is the second.
-    return weak.use_count() > 1 || weak.weak_use_count() > 2;
-  }
-
-  const at::Tensor tensor_;
-  const SavedVersion version_;
 };
 
 class TimedTensor : public SavedTensor {
@@ -90,7 +48,7 @@ std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor) {
   const HostTimer timer(target_->stats());
   target_->stats().Update([](OffloadStats& stats) { ++stats.packed; });
   std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, parameters_, *scope_);
-  if (saved == nullptr) return std::make_unique<KeptTensor>(tensor);
+  if (saved == nullptr) return KeepTensor(tensor);
   return std::make_unique<TimedTensor>(std::move(saved), target_);
 }
 

@@ -29,10 +29,12 @@ using torch::autograd::Engine;
 constexpr c10::DebugInfoKind kScopeSlot = c10::DebugInfoKind::TEST_INFO_2;
 
 struct ScopeInfo : public c10::DebugInfoBase {
-  ScopeInfo(std::shared_ptr<SavedTensorPacker> p, size_t hooks)
-      : packer(std::move(p)), outer_hooks(hooks) {}
+  ScopeInfo(std::shared_ptr<SavedTensorPacker> p, std::shared_ptr<SavedTensorWatcher> w,
+            size_t hooks)
+      : packer(std::move(p)), watcher(std::move(w)), outer_hooks(hooks) {}
   const std::shared_ptr<SavedTensorPacker> packer;
-  const size_t outer_hooks;  // LibTorch's own hooks around the scope
+  const std::shared_ptr<SavedTensorWatcher> watcher;
+  const size_t outer_hooks;  // LibTorch's own hooks around the packer's scope
 };
 
 // LibTorch's own hooks on this thread. Those that were added since a scope was opened lie inside
@@ -45,17 +47,20 @@ const ScopeInfo* CurrentScope() {
 
 class Hooks : public torch::autograd::SavedVariableHooks {
  public:
-  explicit Hooks(std::shared_ptr<SavedTensorPacker> packer) : packer_(std::move(packer)) {}
+  Hooks(std::shared_ptr<SavedTensorPacker> packer, std::shared_ptr<SavedTensorWatcher> watcher)
+      : packer_(std::move(packer)), watcher_(std::move(watcher)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    saved_ = packer_->Pack(tensor);
+    saved_ = watcher_ == nullptr ? packer_->Pack(tensor) : watcher_->Pack(tensor, packer_.get());
     packer_.reset();
+    watcher_.reset();
   }
 
   at::Tensor call_unpack_hook() override { return saved_->Unpack(); }
 
  private:
-  std::shared_ptr<SavedTensorPacker> packer_;
+  std::shared_ptr<SavedTensorPacker> packer_;    // null: the watcher keeps the tensor
+  std::shared_ptr<SavedTensorWatcher> watcher_;  // null: nobody watches
   std::unique_ptr<SavedTensor> saved_;
 };
 
@@ -86,9 +91,11 @@ class ProxyEngine : public Engine {
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     const ScopeInfo* scope = CurrentScope();
-    if (scope != nullptr && scope->packer != nullptr && OwnHooks() <= scope->outer_hooks &&
-        at::SavedTensorDefaultHooks::is_enabled()) {
-      return std::make_unique<Hooks>(scope->packer);
+    if (scope != nullptr && at::SavedTensorDefaultHooks::is_enabled()) {
+      const bool packs = scope->packer != nullptr && OwnHooks() <= scope->outer_hooks;
+      if (packs || (scope->watcher != nullptr && OwnHooks() == 0)) {
+        return std::make_unique<Hooks>(scope->packer, scope->watcher);
+      }
     }
     return previous_.get_default_saved_variable_hooks();
   }
@@ -169,7 +176,17 @@ std::shared_ptr<c10::DebugInfoBase> ExchangeScope(std::shared_ptr<c10::DebugInfo
 
 std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorPacker> packer) {
   InstallProxy();
-  return ExchangeScope(std::make_shared<ScopeInfo>(std::move(packer), OwnHooks()));
+  const ScopeInfo* outer = CurrentScope();
+  return ExchangeScope(std::make_shared<ScopeInfo>(
+      std::move(packer), outer == nullptr ? nullptr : outer->watcher, OwnHooks()));
+}
+
+std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorWatcher> watcher) {
+  InstallProxy();
+  const ScopeInfo* outer = CurrentScope();
+  return ExchangeScope(std::make_shared<ScopeInfo>(outer == nullptr ? nullptr : outer->packer,
+                                                   std::move(watcher),
+                                                   outer == nullptr ? 0 : outer->outer_hooks));
 }
 
 }  // namespace
@@ -178,6 +195,11 @@ SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer)
     : outer_(Activate(std::move(packer))) {}
 
 SavedTensorScope::~SavedTensorScope() { ExchangeScope(outer_); }
+
+WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher)
+    : outer_(Activate(std::move(watcher))) {}
+
+WatchScope::~WatchScope() { ExchangeScope(outer_); }
 
 const SavedTensorPacker* CurrentPacker() {
   const ScopeInfo* scope = CurrentScope();

@@ -12,8 +12,12 @@
 //   class KeepOnDevice : public SavedTensorPacker { ... };
 //   SavedTensorScope scope(std::make_shared<KeepOnDevice>());
 //
-// Thread safety: scopes belong to a thread and nest; packers and saved tensors are called from any
-// thread.
+// A watcher stands between autograd and whatever packer there is, so that what a step saves and
+// reads can be recorded without taking the packer's place: scopes inside and outside of a
+// WatchScope stay what they are.
+//
+// Thread safety: scopes belong to a thread and nest; packers, watchers and saved tensors are called
+// from any thread.
 // Checked against LibTorch 2.11 (hooks/BUILD.bazel gets no other).
 
 #ifndef PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
@@ -46,6 +50,15 @@ class SavedTensorPacker {
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) = 0;
 };
 
+class SavedTensorWatcher {
+ public:
+  virtual ~SavedTensorWatcher() = default;
+  // Packs `tensor` in the packer's place. `packer` is the innermost scope's; null where there is
+  // none, or where it is switched off, and autograd would keep the tensor as it is.
+  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor,
+                                            SavedTensorPacker* packer) = 0;
+};
+
 class SavedTensorScope {
  public:
   // A null packer switches hooks off inside outer scopes.
@@ -53,6 +66,19 @@ class SavedTensorScope {
   ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
+
+ private:
+  const std::shared_ptr<c10::DebugInfoBase> outer_;  // null without one
+};
+
+// While it lives, `watcher` packs what autograd saves on this thread. The innermost one watches.
+// What the hooks of Python pack is not watched.
+class WatchScope {
+ public:
+  explicit WatchScope(std::shared_ptr<SavedTensorWatcher> watcher);
+  ~WatchScope();
+  WatchScope(const WatchScope&) = delete;
+  WatchScope& operator=(const WatchScope&) = delete;
 
  private:
   const std::shared_ptr<c10::DebugInfoBase> outer_;  // null without one
