@@ -29,15 +29,14 @@ CopyPiece PartOf(const CopyPiece& piece, uint64_t begin_bytes, uint64_t size_byt
 
 }  // namespace
 
-std::vector<CopyPiece> SortPieces(absl::Span<const CopyPiece> pieces) {
-  std::vector<CopyPiece> sorted(pieces.begin(), pieces.end());
+CopyPieces SortPieces(absl::Span<const CopyPiece> pieces) {
+  CopyPieces sorted(pieces.begin(), pieces.end());
   std::sort(sorted.begin(), sorted.end(), ByDestination);
   return sorted;
 }
 
-std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces,
-                                      std::vector<const void*> host_blocks) {
-  std::vector<CopyPiece> merged = SortPieces(pieces);
+CopyPieces CoalescePieces(absl::Span<const CopyPiece> pieces, HostBlocks host_blocks) {
+  CopyPieces merged = SortPieces(pieces);
   std::sort(host_blocks.begin(), host_blocks.end(), std::less<>());
   const auto begins_block = [&host_blocks](const void* data) {
     return std::binary_search(host_blocks.begin(), host_blocks.end(), data, std::less<>());
@@ -57,10 +56,10 @@ std::vector<CopyPiece> CoalescePieces(absl::Span<const CopyPiece> pieces,
   return merged;
 }
 
-std::vector<CopyPiece> SlicePieces(absl::Span<const CopyPiece> pieces, uint64_t begin_bytes,
-                                   uint64_t max_bytes) {
+CopyPieces SlicePieces(absl::Span<const CopyPiece> pieces, uint64_t begin_bytes,
+                       uint64_t max_bytes) {
   PINION_CHECK(begin_bytes < TotalBytes(pieces) && max_bytes > 0) << "an empty slice";
-  std::vector<CopyPiece> slice;
+  CopyPieces slice;
   for (const CopyPiece& piece : pieces) {
     if (piece.size_bytes <= begin_bytes) {
       begin_bytes -= piece.size_bytes;

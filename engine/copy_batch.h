@@ -18,6 +18,8 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/host_buffer.h"
 
@@ -49,15 +51,15 @@ class CopyBatch {
   }
   bool empty() const { return pieces_.empty(); }
   uint64_t size_bytes() const { return size_bytes_; }
-  const std::vector<CopyPiece>& pieces() const { return pieces_; }
+  absl::Span<const CopyPiece> pieces() const { return pieces_; }
   // In the order of the pieces; once for pieces of one buffer that come together.
-  const std::vector<std::shared_ptr<HostBuffer>>& buffers() const { return buffers_; }
+  absl::Span<const std::shared_ptr<HostBuffer>> buffers() const { return buffers_; }
 
  private:
   CopyDirection direction_;
   FlowControl flow_control_;
   std::vector<CopyPiece> pieces_;
-  std::vector<std::shared_ptr<HostBuffer>> buffers_;
+  absl::InlinedVector<std::shared_ptr<HostBuffer>, 1> buffers_;
   uint64_t size_bytes_ = 0;
 };
 

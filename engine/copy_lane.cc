@@ -19,8 +19,8 @@
 namespace pinion::internal {
 namespace {
 
-std::vector<const void*> HostBlocks(const CopyBatch& batch) {
-  std::vector<const void*> blocks;
+HostBlocks HostBlocksOf(const CopyBatch& batch) {
+  HostBlocks blocks;
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
     blocks.push_back(buffer->data());
   }
@@ -33,7 +33,7 @@ struct CopyLane::Progress {
   Progress(const CopyBatch& the_batch, StreamHandle stream)
       : batch(the_batch),
         after(stream),
-        pieces(CoalescePieces(batch.pieces(), HostBlocks(batch))) {}
+        pieces(CoalescePieces(batch.pieces(), HostBlocksOf(batch))) {}
 
   bool merged() const { return pieces.size() < batch.pieces().size(); }
 
@@ -45,8 +45,8 @@ struct CopyLane::Progress {
 
   const CopyBatch& batch;
   const StreamHandle after;
-  std::vector<CopyPiece> pieces;
-  std::vector<CopyPiece> chunk;
+  CopyPieces pieces;
+  CopyPieces chunk;
   uint64_t sent_bytes = 0;
   uint64_t last_number = 0;
   // What the first chunk comes after and no stream can be made to wait for. While there is any,

@@ -36,6 +36,7 @@ _ABSL = {
     "base": {"core_headers": []},
     "cleanup": {"cleanup": []},
     "container": {
+        "btree": ["throw_delegate"],
         "flat_hash_map": ["raw_hash_set", "hash"],
         "flat_hash_set": ["raw_hash_set", "hash"],
         "inlined_vector": ["throw_delegate"],

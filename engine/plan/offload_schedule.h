@@ -17,8 +17,6 @@
 
 #include <compare>
 #include <cstdint>
-#include <list>
-#include <optional>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -56,7 +54,7 @@ struct ScheduledParcel {
       HeldBytes memory;
       int pieces = 0;  // of the parcel, that lie in it
     };
-    std::optional<std::list<ScheduledParcel*>::iterator> in_window;
+    uint64_t in_window = 0;             // how many had left when it did; 0: it is not in the window
     absl::InlinedVector<Held, 1> held;  // while in the window
     uint64_t held_bytes = 0;            // of it, what counts for this parcel
     uint64_t window_bytes = 0;          // and with how much

@@ -19,8 +19,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "pinion/engine/plan/link_calibration.h"
 
@@ -44,13 +44,13 @@ struct GatherCost {
 
 struct PackPlan {
   struct Group {
-    std::vector<size_t> pieces;     // by index, ascending; never empty
-    std::vector<uint64_t> offsets;  // of each in the group's block
-    uint64_t size_bytes = 0;        // of the block
+    absl::InlinedVector<size_t, 1> pieces;     // by index, ascending; never empty
+    absl::InlinedVector<uint64_t, 1> offsets;  // of each in the group's block
+    uint64_t size_bytes = 0;                   // of the block
     bool gather = false;
   };
   // Each piece is in one group. By the first piece's index.
-  std::vector<Group> groups;
+  absl::InlinedVector<Group, 1> groups;
 };
 
 // The largest piece that gains from company; 0 if pieces cost nothing or the link is unknown.

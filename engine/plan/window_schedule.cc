@@ -47,7 +47,8 @@ void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes>
   ScheduledParcel::Scheduled& mine = parcel.scheduled;
   order_.emplace(parcel.place, &parcel);
   if (held.empty()) return;
-  mine.in_window = window_.insert(window_.end(), &parcel);
+  mine.in_window = ++last_left_;
+  window_.emplace_hint(window_.end(), mine.in_window, &parcel);
   uint64_t held_bytes = 0;
   for (const HeldBytes& memory : held) {
     const auto known = std::find_if(mine.held.begin(), mine.held.end(), [&](const auto& other) {
@@ -105,11 +106,10 @@ void WindowSchedule::OnPieceGone(ScheduledParcel& parcel, const void* owner) {
 }
 
 void WindowSchedule::LeaveWindow(ScheduledParcel& parcel) {
-  if (!parcel.scheduled.in_window.has_value()) return;
+  if (parcel.scheduled.in_window == 0) return;
   for (const auto& held : parcel.scheduled.held) StopHolding(parcel, held.memory);
   parcel.scheduled.held.clear();
-  window_.erase(*parcel.scheduled.in_window);
-  parcel.scheduled.in_window.reset();
+  window_.erase(std::exchange(parcel.scheduled.in_window, 0));
 }
 
 bool WindowSchedule::OnGone(ScheduledParcel& parcel) {
@@ -125,7 +125,7 @@ std::vector<ScheduledParcel*> WindowSchedule::TakeEvictions() {
 std::vector<ScheduledParcel*> WindowSchedule::TakeDownTo(uint64_t limit_bytes) {
   std::vector<ScheduledParcel*> taken;
   while (window_bytes_ > limit_bytes) {
-    taken.push_back(window_.front());
+    taken.push_back(window_.begin()->second);
     LeaveWindow(*taken.back());
   }
   return taken;

@@ -14,10 +14,10 @@
 #define PINION_ENGINE_PLAN_WINDOW_SCHEDULE_H_
 
 #include <cstdint>
-#include <list>
 #include <map>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
@@ -83,8 +83,9 @@ class WindowSchedule final : public OffloadSchedule {
   const WindowOptions options_;
   std::map<ScopeId, ScopeSizes> scopes_;  // those that have not ended
   ScopeSizes last_scope_;
-  std::map<SavedPlace, ScheduledParcel*> order_;
-  std::list<ScheduledParcel*> window_;  // oldest first
+  absl::btree_map<SavedPlace, ScheduledParcel*> order_;
+  absl::btree_map<uint64_t, ScheduledParcel*> window_;  // in the order of leaving
+  uint64_t last_left_ = 0;                              // its number
   uint64_t window_bytes_ = 0;
   // Parcels of the window by the memory that they hold. It counts for the last of each.
   absl::flat_hash_map<const void*, absl::InlinedVector<ScheduledParcel*, 1>> holders_;

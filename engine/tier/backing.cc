@@ -8,17 +8,17 @@
 namespace pinion {
 namespace {
 
-class PinnedPlace final : public ParcelPlace {
+class PinnedPlace final : public ParcelPlace, public std::enable_shared_from_this<PinnedPlace> {
  public:
-  explicit PinnedPlace(PinnedBlock block)
-      : buffer_(std::make_shared<HostBuffer>(std::move(block))) {}
+  explicit PinnedPlace(PinnedBlock block) : buffer_(std::move(block)) {}
 
-  std::shared_ptr<HostBuffer> ToWrite() override { return buffer_; }
+  // The buffer is a part of the place, so that both are one allocation: it keeps the place.
+  std::shared_ptr<HostBuffer> ToWrite() override { return {shared_from_this(), &buffer_}; }
   void Written(const Transfer& /*copy_out*/) override {}  // its ticket is on the buffer
-  absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() override { return buffer_; }
+  absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() override { return ToWrite(); }
 
  private:
-  const std::shared_ptr<HostBuffer> buffer_;
+  HostBuffer buffer_;
 };
 
 }  // namespace
@@ -26,9 +26,9 @@ class PinnedPlace final : public ParcelPlace {
 PinnedBacking::PinnedBacking(std::shared_ptr<PinnedAllocator> allocator)
     : allocator_(std::move(allocator)) {}
 
-absl::StatusOr<std::unique_ptr<ParcelPlace>> PinnedBacking::Reserve(uint64_t size_bytes) {
+absl::StatusOr<std::shared_ptr<ParcelPlace>> PinnedBacking::Reserve(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator_->Allocate(size_bytes));
-  return std::make_unique<PinnedPlace>(std::move(block));
+  return std::make_shared<PinnedPlace>(std::move(block));
 }
 
 }  // namespace pinion

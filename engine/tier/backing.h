@@ -1,6 +1,6 @@
 // Where parcels rest while they are not on the device.
 //
-//   PINION_ASSIGN_OR_RETURN(std::unique_ptr<ParcelPlace> place, backing->Reserve(size_bytes));
+//   PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, backing->Reserve(size_bytes));
 //   // out: a copy into place->ToWrite(), then place->Written(copy)
 //   // back: a copy from place->ToRead()
 //
@@ -44,14 +44,14 @@ class ParcelPlace {
 class Backing {
  public:
   virtual ~Backing() = default;
-  virtual absl::StatusOr<std::unique_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) = 0;
+  virtual absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) = 0;
 };
 
 class PinnedBacking final : public Backing {
  public:
   explicit PinnedBacking(std::shared_ptr<PinnedAllocator> allocator);
   // Errors as those of PinnedAllocator::Allocate.
-  absl::StatusOr<std::unique_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override;
+  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override;
 
  private:
   const std::shared_ptr<PinnedAllocator> allocator_;

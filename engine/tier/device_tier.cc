@@ -33,12 +33,6 @@ LinkCalibration DeviceTier::Link(StreamHandle stream) const {
   return AssumedLink();
 }
 
-absl::StatusOr<std::shared_ptr<Parcel>> DeviceTier::NewParcel(uint64_t size_bytes,
-                                                              StreamHandle stream) {
-  PINION_ASSIGN_OR_RETURN(std::unique_ptr<ParcelPlace> place, backing_->Reserve(size_bytes));
-  return std::make_shared<Parcel>(size_bytes, stream, std::move(place));
-}
-
 absl::Status DeviceTier::PutOut(absl::Span<Departure> departures) {
   CopyBatch batch(CopyDirection::kDeviceToHost);
   for (const Departure& departure : departures) {

@@ -21,11 +21,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/plan/link_calibration.h"
@@ -46,7 +49,7 @@ struct DeparturePiece {
 
 struct Departure {
   std::shared_ptr<Parcel> parcel;
-  std::vector<DeparturePiece> pieces;
+  absl::InlinedVector<DeparturePiece, 1> pieces;
   Parcel::HeldMemory memory;  // all that the pieces lie in
 };
 
@@ -70,8 +73,14 @@ class DeviceTier {
   // now is taken for a PCIe 4 one (AssumedLink), and the log says so.
   LinkCalibration Link(StreamHandle stream) const;
 
-  // Errors as those of Backing::Reserve.
-  absl::StatusOr<std::shared_ptr<Parcel>> NewParcel(uint64_t size_bytes, StreamHandle stream);
+  // A parcel, or a tenant's own kind of parcel, whose constructor takes `rest` behind what Parcel's
+  // does. Errors as those of Backing::Reserve.
+  template <typename Kind = Parcel, typename... Rest>
+  absl::StatusOr<std::shared_ptr<Kind>> NewParcel(uint64_t size_bytes, StreamHandle stream,
+                                                  const Rest&... rest) {
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, backing_->Reserve(size_bytes));
+    return std::make_shared<Kind>(size_bytes, stream, std::move(place), rest...);
+  }
 
   // Parcels of one stream, at least one, leave in one batch, after that stream's present work. On
   // an error none of them has left, and the departures still have their memory; where a copy may

@@ -22,7 +22,7 @@ GuardedMemory FetchClaim::EndFetch(GuardedMemory fetched) {
 
 // ------------------------------------------------------------------------------------------ out
 
-Parcel::Parcel(uint64_t size, StreamHandle computed_on, std::unique_ptr<ParcelPlace> place)
+Parcel::Parcel(uint64_t size, StreamHandle computed_on, std::shared_ptr<ParcelPlace> place)
     : size_bytes(size), stream(computed_on), place_(std::move(place)) {}
 
 // The copy out may still read what is held.

@@ -18,6 +18,8 @@
 // A transition returns what it lets go of: letting go calls the device, so do it with no lock held.
 // The copies themselves are DeviceTier's (device_tier.h).
 //
+// A tenant may derive its own kind of parcel, which knows what the bytes are.
+//
 // Thread safety: thread-safe.
 // Ownership: shared; the parcel owns its place, and device memory while it holds it.
 
@@ -85,8 +87,8 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   };
 
   // Its frees and fetches are ordered on `stream` unless a fetch says otherwise.
-  Parcel(uint64_t size_bytes, StreamHandle stream, std::unique_ptr<ParcelPlace> place);
-  ~Parcel();  // calls the device if memory is held or fetched
+  Parcel(uint64_t size_bytes, StreamHandle stream, std::shared_ptr<ParcelPlace> place);
+  virtual ~Parcel();  // calls the device if memory is held or fetched
 
   const uint64_t size_bytes;
   const StreamHandle stream;  // what the bytes were computed on
@@ -144,7 +146,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   GuardedMemory EndEpochIfAllHaveRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GuardedMemory MarkReadLocked(Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const std::unique_ptr<ParcelPlace> place_;
+  const std::shared_ptr<ParcelPlace> place_;
 
   mutable Mutex mu_;
   CondVar fetch_ended_;

@@ -8,9 +8,9 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/engine/plan/window_schedule.h"
@@ -23,9 +23,7 @@ namespace {
 
 // All of the storage when the tensor covers half of it or more, so that its other views share one
 // copy; else only what the tensor can touch (a small view of a flat buffer must not move it all).
-StorageExtent ExtentToSave(const at::Tensor& tensor) {
-  const uint64_t storage_bytes = tensor.storage().nbytes();
-  StorageExtent extent = ExtentOf(tensor);
+StorageExtent ExtentToSave(StorageExtent extent, uint64_t storage_bytes) {
   if (2 * extent.size_bytes() >= storage_bytes) return {0, storage_bytes};
   extent.begin_bytes &= ~(kPackAlignmentBytes - 1);
   return extent;
@@ -55,8 +53,11 @@ class DeviceOffloader::Handle : public SavedTensor {
   ~Handle() override { owner_->Release(*this); }
 
   at::Tensor Unpack() override {
+    HostTimer timer(*owner_->stats_);
     version_.Check([this] { return Describe(); });
-    return owner_->Unpack(*this);
+    at::Tensor tensor = owner_->Unpack(*this);
+    timer.Count(&OffloadStats::unpacked);
+    return tensor;
   }
 
   StorageRecord& record() const { return *record_; }
@@ -123,16 +124,16 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
   const c10::Storage& storage = tensor.storage();
   const SavedVersion version(tensor);
   const StorageExtent read = ExtentOf(tensor);
-  const StorageExtent extent = ExtentToSave(tensor);
+  const StorageExtent extent = ExtentToSave(read, storage.nbytes());
   const NodeId node = CurrentNode();
   RecordPtr record;
-  std::vector<RecordPtr> due;
+  RecordPtrs due;
   {
     MutexLock lock(state_.mu);
     record = state_.storages.Find(storage, version, read, tensor.itemsize());
     if (record != nullptr) {
       if (record->IsAwaited()) state_.pending.AwaitOperator(record, node);
-      if (record->parcel != nullptr) record->parcel->parcel->AddReaders(1);
+      if (record->parcel != nullptr) record->parcel->AddReaders(1);
     } else {
       // EndScope would not send it on its way any more.
       if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
@@ -155,19 +156,19 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
     });
   }
   auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
-  if (!due.empty()) departures_.CopyOut(std::move(due));
+  if (!due.empty()) departures_.CopyOut(std::move(due), &stream);
   departures_.EvictExcess();
   return handle;
 }
 
 void DeviceOffloader::EndScope(ScopeId scope) {
   const ScopedRange range(trace(), "pinion.end_scope");
-  std::vector<RecordPtr> due;
+  RecordPtrs due;
   {
     MutexLock lock(state_.mu);
     due = state_.pending.EndScope(scope);
   }
-  departures_.CopyOut(std::move(due));
+  departures_.CopyOut(std::move(due), /*not_capturing=*/nullptr);
   departures_.EvictExcess();
   MutexLock lock(state_.mu);
   state_.schedule->OnScopeEnd(scope);
@@ -186,7 +187,6 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   NoteBackward();
   BytesOnDevice bytes = returns_.Acquire(record, handle.reader, BoundStream(CurrentStream(device_)),
                                          [&handle] { return handle.Describe(); });
-  stats_->Update([](OffloadStats& stats) { ++stats.unpacked; });
   returns_.Prefetch(record);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it.
   // Not the memory that was saved, whoever lets go of it: other handles find it as long as it
@@ -223,8 +223,7 @@ void DeviceOffloader::Release(Handle& handle) {
   const std::shared_ptr<SavedParcel> parcel = record.parcel;
   uint64_t dropped = 0;
   if (parcel != nullptr) {
-    dropped +=
-        state_.LetGoOfFetched(parcel->parcel->RemoveReader(handle.reader), *parcel, released);
+    dropped += state_.LetGoOfFetched(parcel->RemoveReader(handle.reader), *parcel, released);
   }
   if (--record.live_handles == 0) Forget(record, backward, released);
   const bool gone = parcel != nullptr && parcel->records.empty();
@@ -234,7 +233,7 @@ void DeviceOffloader::Release(Handle& handle) {
     stats.prefetches_dropped += dropped;
   });
   if (gone && parcel->gathered) {
-    LetGo(parcel->parcel->TakeHeld(0), parcel->size_bytes, backward, released);
+    LetGo(parcel->TakeHeld(0), parcel->size_bytes, backward, released);
   }
 }
 
@@ -249,10 +248,10 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
     return;
   }
   SavedParcel& parcel = *record.parcel;
-  std::erase(parcel.records, &record);
+  parcel.records.erase(std::find(parcel.records.begin(), parcel.records.end(), &record));
   if (parcel.gathered) return;
   state_.schedule->OnPieceGone(parcel, record.storage());
-  LetGo(parcel.parcel->TakeHeld(record.piece), record.storage_bytes, backward, released);
+  LetGo(parcel.TakeHeld(record.piece), record.storage_bytes, backward, released);
 }
 
 void DeviceOffloader::LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t backward,

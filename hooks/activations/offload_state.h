@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/guarded_memory.h"
@@ -24,8 +25,8 @@ namespace pinion {
 
 // Things to let go of once the lock is released: declare one before the lock is taken.
 struct Released {
-  std::vector<GuardedMemory> guarded;
-  std::vector<c10::Storage> plain;  // no copy touches them
+  absl::InlinedVector<GuardedMemory, 1> guarded;
+  absl::InlinedVector<c10::Storage, 1> plain;  // no copy touches them
 
   void Add(GuardedMemory memory) {
     if (memory) guarded.push_back(std::move(memory));

@@ -3,6 +3,7 @@
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -67,6 +68,28 @@ class OffloadStatsRecorder {
  private:
   mutable Mutex mu_;
   OffloadStats stats_ ABSL_GUARDED_BY(mu_);
+};
+
+// Adds the wall time of its own life to the statistics, and what it was told to count, under one
+// lock.
+class HostTimer {
+ public:
+  explicit HostTimer(OffloadStatsRecorder& recorder) : recorder_(recorder) {}
+  ~HostTimer() {
+    const std::chrono::duration<double, std::micro> elapsed =
+        std::chrono::steady_clock::now() - start_;
+    recorder_.Update([&](OffloadStats& stats) {
+      stats.pack_unpack_us += elapsed.count();
+      if (counter_ != nullptr) ++(stats.*counter_);
+    });
+  }
+
+  void Count(uint64_t OffloadStats::*counter) { counter_ = counter; }
+
+ private:
+  OffloadStatsRecorder& recorder_;
+  uint64_t OffloadStats::*counter_ = nullptr;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace pinion

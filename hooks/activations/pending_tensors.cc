@@ -1,14 +1,15 @@
 #include "pinion/hooks/activations/pending_tensors.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace pinion {
 
-std::vector<RecordPtr> PendingTensors::Add(const RecordPtr& record, const NodeId& node,
-                                           uint64_t batch_bytes) {
+RecordPtrs PendingTensors::Add(const RecordPtr& record, const NodeId& node, uint64_t batch_bytes) {
   Scope& scope = scopes_[record->scope];
-  for (RecordPtr& earlier : std::exchange(scope.in_use, {})) {
+  size_t in_use = 0;
+  for (RecordPtr& earlier : scope.in_use) {
     absl::InlinedVector<NodeId, 1>& nodes = earlier->nodes;
     nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
                                [&](const NodeId& saver) { return HasReturned(saver, node); }),
@@ -16,9 +17,10 @@ std::vector<RecordPtr> PendingTensors::Add(const RecordPtr& record, const NodeId
     if (nodes.empty()) {
       EndOperator(scope, std::move(earlier));
     } else {
-      scope.in_use.push_back(std::move(earlier));
+      std::swap(scope.in_use[in_use++], earlier);
     }
   }
+  scope.in_use.resize(in_use);
   scope.in_use.push_back(record);
   record->nodes.push_back(node);
   const bool all = !company_ || scope.small_bytes >= batch_bytes;
@@ -38,7 +40,11 @@ void PendingTensors::EndOperator(Scope& scope, RecordPtr record) {
   record->state = StorageRecord::CopyOut::kPending;
   const bool small = IsSmall(*record);
   (small ? scope.small_bytes : scope.large_bytes) += record->pending_bytes;
-  (small ? scope.small : scope.large).push_back(std::move(record));
+  if (small) {
+    scope.small.push_back(std::move(record));
+  } else {
+    scope.large.push_back(std::move(record));
+  }
 }
 
 void PendingTensors::Remove(const StorageRecord& record) {
@@ -49,31 +55,36 @@ void PendingTensors::Remove(const StorageRecord& record) {
     return;
   }
   const bool small = IsSmall(record);
-  std::erase_if(small ? scope.small : scope.large, is_record);
+  if (small) {
+    std::erase_if(scope.small, is_record);
+  } else {
+    scope.large.erase(std::find_if(scope.large.begin(), scope.large.end(), is_record));
+  }
   (small ? scope.small_bytes : scope.large_bytes) -= record.pending_bytes;
 }
 
-std::vector<RecordPtr> PendingTensors::EndScope(ScopeId scope) {
+RecordPtrs PendingTensors::EndScope(ScopeId scope) {
   const auto found = scopes_.find(scope);
   if (found == scopes_.end()) return {};  // it saved nothing on this device
   for (RecordPtr& saved : std::exchange(found->second.in_use, {})) {
     EndOperator(found->second, std::move(saved));
   }
-  std::vector<RecordPtr> due = TakeDue(found->second, /*large=*/true, /*small=*/true);
+  RecordPtrs due = TakeDue(found->second, /*large=*/true, /*small=*/true);
   scopes_.erase(found);
   return due;
 }
 
-std::vector<RecordPtr> PendingTensors::TakeDue(Scope& scope, bool large, bool small) {
-  std::vector<RecordPtr> due;
+RecordPtrs PendingTensors::TakeDue(Scope& scope, bool large, bool small) {
+  RecordPtrs due;
   if (large) {
-    due = std::exchange(scope.large, {});
+    due.swap(scope.large);
     scope.large_bytes = 0;
   }
   if (small) {
-    const std::vector<RecordPtr> others = std::exchange(scope.small, {});
+    due.insert(due.end(), std::move_iterator(scope.small.begin()),
+               std::move_iterator(scope.small.end()));
+    scope.small.clear();
     scope.small_bytes = 0;
-    due.insert(due.end(), others.begin(), others.end());
   }
   // In the order of packing, which is the order in which they are evicted.
   std::sort(due.begin(), due.end(),

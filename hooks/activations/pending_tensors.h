@@ -29,7 +29,7 @@ class PendingTensors {
 
   // A new record, saved by `node`; operators that have returned by then have. Returns records that
   // are due: those whose batch holds `batch_bytes`, in the order of packing.
-  std::vector<RecordPtr> Add(const RecordPtr& record, const NodeId& node, uint64_t batch_bytes);
+  RecordPtrs Add(const RecordPtr& record, const NodeId& node, uint64_t batch_bytes);
 
   // One more operator has saved the record, which is awaited: nothing is to read it before that
   // one, too, has returned.
@@ -39,12 +39,12 @@ class PendingTensors {
   void Remove(const StorageRecord& record);
 
   // No operator of the scope runs any more: all that is left of it.
-  std::vector<RecordPtr> EndScope(ScopeId scope);
+  RecordPtrs EndScope(ScopeId scope);
 
  private:
   struct Scope {
     std::vector<RecordPtr> in_use;  // their operators have not returned, as far as is known
-    std::vector<RecordPtr> large;   // these wait for company
+    RecordPtrs large;               // these wait for company
     std::vector<RecordPtr> small;
     uint64_t large_bytes = 0;
     uint64_t small_bytes = 0;
@@ -55,7 +55,7 @@ class PendingTensors {
   }
   void EndOperator(Scope& scope, RecordPtr record);
   // Large ones do not wait for small ones.
-  std::vector<RecordPtr> TakeDue(Scope& scope, bool large, bool small);
+  RecordPtrs TakeDue(Scope& scope, bool large, bool small);
 
   const uint64_t largest_small_bytes_;
   const bool company_;

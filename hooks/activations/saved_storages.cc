@@ -1,5 +1,7 @@
 #include "pinion/hooks/activations/saved_storages.h"
 
+#include <algorithm>
+
 namespace pinion {
 
 RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& version,
@@ -25,15 +27,16 @@ RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& v
 }
 
 void SavedStorages::Add(StorageRecord& record) {
-  std::vector<StorageRecord*>& records = records_[record.storage()];
+  auto& records = records_[record.storage()];
   record.pending_bytes = records.empty() ? record.storage_bytes : record.size_bytes();
   records.push_back(&record);
 }
 
 void SavedStorages::Remove(const StorageRecord& record) {
   const auto found = records_.find(record.storage());
-  std::erase(found->second, &record);
-  if (found->second.empty()) records_.erase(found);
+  auto& records = found->second;
+  records.erase(std::find(records.begin(), records.end(), &record));
+  if (records.empty()) records_.erase(found);
 }
 
 }  // namespace pinion

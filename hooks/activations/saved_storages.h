@@ -8,9 +8,9 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -30,7 +30,7 @@ class SavedStorages {
   bool Contains(const c10::StorageImpl* storage) const { return records_.contains(storage); }
 
  private:
-  absl::flat_hash_map<const c10::StorageImpl*, std::vector<StorageRecord*>> records_;
+  absl::flat_hash_map<const c10::StorageImpl*, absl::InlinedVector<StorageRecord*, 1>> records_;
 };
 
 }  // namespace pinion

@@ -48,7 +48,7 @@ class ScopePacker : public SavedTensorPacker {
   const PackTarget& target() const { return *target_; }
   const std::shared_ptr<PackScope>& scope() const { return scope_; }
 
-  // Never null. Wall time inside it, and inside the result's Unpack, is counted.
+  // Never null. Its wall time is counted.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override;
 
  private:

@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "pinion/engine/plan/offload_schedule.h"
@@ -32,21 +31,23 @@ namespace pinion {
 struct StorageRecord;
 
 // Saved tensors that travel together.
-struct SavedParcel : public ScheduledParcel, public std::enable_shared_from_this<SavedParcel> {
-  SavedParcel(std::shared_ptr<Parcel> in_tier, const BoundStream& stream, bool was_gathered)
-      : parcel(std::move(in_tier)), pack_stream(stream), gathered(was_gathered) {
-    size_bytes = parcel->size_bytes;
-    ScheduledParcel::stream = static_cast<uint64_t>(stream.torch.id());
+struct SavedParcel final : public Parcel, public ScheduledParcel {
+  SavedParcel(uint64_t parcel_bytes, StreamHandle native, std::shared_ptr<ParcelPlace> place,
+              const BoundStream& saved_on)
+      : Parcel(parcel_bytes, native, std::move(place)), pack_stream(saved_on) {
+    ScheduledParcel::size_bytes = parcel_bytes;
+    ScheduledParcel::stream = static_cast<uint64_t>(saved_on.torch.id());
   }
 
-  const std::shared_ptr<Parcel> parcel;
+  using Parcel::size_bytes;
   const BoundStream pack_stream;  // the copy out, and a gather before it, come after its work
   // The copy out reads one block of device memory with the parcel's own layout, in which the
-  // tensors were gathered. Otherwise it reads their storages, each a piece of its own.
-  const bool gathered;
+  // tensors were gathered. Otherwise it reads their storages, each a piece of its own. Written
+  // before the parcel is published.
+  bool gathered = false;
 
   // ---- guarded ----
-  std::vector<StorageRecord*> records;  // with live handles
+  absl::InlinedVector<StorageRecord*, 1> records;  // with live handles
 };
 
 struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
@@ -115,6 +116,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 };
 
 using RecordPtr = std::shared_ptr<StorageRecord>;
+// Large tensors leave one by one.
+using RecordPtrs = absl::InlinedVector<RecordPtr, 1>;
 
 }  // namespace pinion
 

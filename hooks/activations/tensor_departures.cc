@@ -8,7 +8,6 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/trace_sink.h"
 #include "pinion/engine/plan/pack_plan.h"
@@ -33,7 +32,7 @@ uint64_t RecordBytes(const SavedParcel& parcel) {
 
 }  // namespace
 
-void TensorDepartures::Keep(const std::vector<RecordPtr>& records, uint64_t OffloadStats::*reason) {
+void TensorDepartures::Keep(absl::Span<const RecordPtr> records, uint64_t OffloadStats::*reason) {
   uint64_t bytes = 0;
   for (const RecordPtr& record : records) bytes += record->size_bytes();
   stats_.Update([&](OffloadStats& stats) {
@@ -45,22 +44,19 @@ void TensorDepartures::Keep(const std::vector<RecordPtr>& records, uint64_t Offl
 
 // ------------------------------------------------------------------------------------- copy out
 
-void TensorDepartures::CopyOut(std::vector<RecordPtr> due) {
-  std::vector<RecordPtr> leaving;
-  std::vector<RecordPtr> held;
+void TensorDepartures::CopyOut(RecordPtrs due, const BoundStream* not_capturing) {
+  absl::Span<RecordPtr> leaving;
   {
     MutexLock lock(state_.mu);
-    for (const RecordPtr& record : due) {
-      // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let
-      // go of it, while an input is still held: only the former's copy would free anything.
-      const bool stays = record->maybe_held && record->source.use_count() > 1;
-      (stays ? held : leaving).push_back(record);
-    }
+    // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let go
+    // of it, while an input is still held: only the former's copy would free anything.
+    const auto held = std::stable_partition(due.begin(), due.end(), [](const RecordPtr& record) {
+      return !record->maybe_held || record->source.use_count() <= 1;
+    });
+    leaving = absl::MakeSpan(due.begin(), held);
   }
-  if (!held.empty()) Keep(held, &OffloadStats::kept_held);
-  if (!options_.overlap) {
-    for (const RecordPtr& record : leaving) CopyOutBlocking(record);
-    return;
+  if (leaving.size() < due.size()) {
+    Keep(absl::MakeSpan(due).subspan(leaving.size()), &OffloadStats::kept_held);
   }
   // One batch per pack stream: its copies start after that stream's present work.
   while (!leaving.empty()) {
@@ -68,28 +64,31 @@ void TensorDepartures::CopyOut(std::vector<RecordPtr> due) {
     const auto rest = std::stable_partition(
         leaving.begin(), leaving.end(),
         [&](const RecordPtr& record) { return record->pack_stream.torch == stream.torch; });
-    SubmitCopyOut(stream, {leaving.begin(), rest});
-    leaving.erase(leaving.begin(), rest);
+    const absl::Span<RecordPtr> batch = absl::MakeSpan(leaving.begin(), rest);
+    leaving.remove_prefix(batch.size());
+    if (not_capturing == nullptr || not_capturing->torch != stream.torch) {
+      // A gather or a checksum on a stream that captures would become part of the graph.
+      const absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
+      if (!capturing.ok() || *capturing) {
+        Keep(batch,
+             capturing.ok() ? &OffloadStats::kept_capturing : &OffloadStats::kept_copy_failed);
+        continue;
+      }
+    }
+    if (options_.overlap) {
+      SubmitCopyOut(stream, batch);
+    } else {
+      for (const RecordPtr& record : batch) CopyOutBlocking(record);
+    }
   }
 }
 
 void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
-                                     const std::vector<RecordPtr>& records) {
-  // A gather or a checksum on a stream that captures would become part of the graph.
-  const absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
-  if (!capturing.ok() || *capturing) {
-    Keep(records, capturing.ok() ? &OffloadStats::kept_capturing : &OffloadStats::kept_copy_failed);
-    return;
-  }
-  std::vector<Leaving> all = PlanParcels(stream, records);
+                                     absl::Span<const RecordPtr> records) {
+  absl::InlinedVector<Leaving, 1> all = PlanParcels(stream, records);
   if (all.empty()) return;
-  std::vector<Departure> departures;
-  std::vector<std::shared_ptr<SavedParcel>> parcels;
-  for (Leaving& leaving : all) {
-    parcels.push_back(
-        std::make_shared<SavedParcel>(leaving.departure.parcel, stream, leaving.gathered));
-    departures.push_back(std::move(leaving.departure));
-  }
+  absl::InlinedVector<Departure, 1> departures;
+  for (Leaving& leaving : all) departures.push_back(std::move(leaving.departure));
   absl::Status left;
   try {
     left = tier_.PutOut(absl::MakeSpan(departures));
@@ -103,15 +102,15 @@ void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
   }
   Released released;
   MutexLock lock(state_.mu);
-  for (size_t i = 0; i < all.size(); ++i) Publish(all[i], parcels[i], released);
+  for (Leaving& leaving : all) Publish(leaving, released);
 }
 
-std::vector<TensorDepartures::Leaving> TensorDepartures::PlanParcels(
-    const BoundStream& stream, const std::vector<RecordPtr>& records) {
-  std::vector<RecordPtr> present;
-  std::vector<RecordPtr> changed;
-  std::vector<c10::Storage> sources;
-  std::vector<uint64_t> sizes;
+absl::InlinedVector<TensorDepartures::Leaving, 1> TensorDepartures::PlanParcels(
+    const BoundStream& stream, absl::Span<const RecordPtr> records) {
+  RecordPtrs present;
+  RecordPtrs changed;
+  absl::InlinedVector<c10::Storage, 1> sources;
+  absl::InlinedVector<uint64_t, 1> sizes;
   {
     MutexLock lock(state_.mu);
     for (const RecordPtr& record : records) {
@@ -126,16 +125,17 @@ std::vector<TensorDepartures::Leaving> TensorDepartures::PlanParcels(
     }
   }
   if (!changed.empty()) Keep(changed, &OffloadStats::kept_copy_failed);
-  std::vector<Leaving> all;
-  for (const PackPlan::Group& group : PlanPacking(sizes, link_).groups) {
+  absl::InlinedVector<Leaving, 1> all;
+  PackPlan plan = PlanPacking(sizes, link_);
+  for (PackPlan::Group& group : plan.groups) {
     Leaving leaving;
-    leaving.offsets = group.offsets;
+    leaving.offsets = std::move(group.offsets);
     for (const size_t piece : group.pieces) {
-      leaving.records.push_back(present[piece]);
-      leaving.sources.push_back(sources[piece]);
+      leaving.records.push_back(std::move(present[piece]));
+      leaving.sources.push_back(std::move(sources[piece]));
     }
-    absl::StatusOr<std::shared_ptr<Parcel>> parcel =
-        tier_.NewParcel(group.size_bytes, stream.native);
+    absl::StatusOr<std::shared_ptr<SavedParcel>> parcel =
+        tier_.NewParcel<SavedParcel>(group.size_bytes, stream.native, stream);
     if (!parcel.ok()) {
       // That the budget is used up is what statistics are for; anything else is a fault.
       if (!absl::IsResourceExhausted(parcel.status())) {
@@ -145,7 +145,8 @@ std::vector<TensorDepartures::Leaving> TensorDepartures::PlanParcels(
       continue;
     }
     Departure& departure = leaving.departure;
-    departure.parcel = *std::move(parcel);
+    leaving.parcel = *std::move(parcel);
+    departure.parcel = leaving.parcel;
     try {
       // The copy is ordered with the pack stream, the memory's reuse with the stream that it was
       // allocated on.
@@ -153,7 +154,7 @@ std::vector<TensorDepartures::Leaving> TensorDepartures::PlanParcels(
       if (options_.verify) TakeChecksums(leaving, stream);
       if (group.gather || HoldsMuchMore(leaving)) {
         if (c10::Storage gathered = Gather(leaving, stream)) {
-          leaving.gathered = true;
+          leaving.parcel->gathered = true;
           leaving.sources.clear();  // the pack stream has read them, in its order
           departure.pieces = {{gathered.mutable_data(), 0, group.size_bytes}};
           departure.memory.push_back(TorchMemory(std::move(gathered)));
@@ -182,8 +183,7 @@ bool TensorDepartures::HoldsMuchMore(const Leaving& leaving) {
     if (storages.insert(record->data).second) held_bytes += record->storage_bytes;
   }
   MutexLock lock(state_.mu);
-  return held_bytes >=
-         std::max(state_.schedule->BatchBytes(), 2 * leaving.departure.parcel->size_bytes);
+  return held_bytes >= std::max(state_.schedule->BatchBytes(), 2 * leaving.parcel->size_bytes);
 }
 
 void TensorDepartures::TakeChecksums(const Leaving& leaving, const BoundStream& stream) {
@@ -206,7 +206,7 @@ c10::Storage TensorDepartures::Gather(const Leaving& leaving, const BoundStream&
   }
   c10::Storage gathered;
   try {
-    gathered = GatherOnDevice(stream, pieces, leaving.departure.parcel->size_bytes);
+    gathered = GatherOnDevice(stream, pieces, leaving.parcel->size_bytes);
   } catch (const std::exception&) {
     // Out of memory, most likely, which is expensive to find out.
   }
@@ -215,11 +215,10 @@ c10::Storage TensorDepartures::Gather(const Leaving& leaving, const BoundStream&
   return gathered;
 }
 
-void TensorDepartures::Publish(Leaving& leaving, const std::shared_ptr<SavedParcel>& parcel,
-                               Released& released) {
-  Parcel& in_tier = *parcel->parcel;
+void TensorDepartures::Publish(Leaving& leaving, Released& released) {
+  SavedParcel& parcel = *leaving.parcel;
   GuardedMemory unneeded;
-  std::vector<HeldBytes> held;
+  absl::InlinedVector<HeldBytes, 1> held;
   int readers = 0;
   uint64_t record_bytes = 0;
   uint64_t not_freed = 0;
@@ -228,8 +227,8 @@ void TensorDepartures::Publish(Leaving& leaving, const std::shared_ptr<SavedParc
     record_bytes += record.size_bytes();
     if (record.live_handles == 0) {
       // Its last handle went while the copy was submitted: the memory is the parcel's to guard.
-      if (leaving.gathered) continue;
-      GuardedMemory memory = in_tier.TakeHeld(i);
+      if (parcel.gathered) continue;
+      GuardedMemory memory = parcel.TakeHeld(i);
       if (unneeded) {
         unneeded.Add(std::move(memory));
       } else {
@@ -237,26 +236,26 @@ void TensorDepartures::Publish(Leaving& leaving, const std::shared_ptr<SavedParc
       }
       continue;
     }
-    record.parcel = parcel;
+    record.parcel = leaving.parcel;
     record.piece = i;
     record.parcel_offset = leaving.offsets[i];
-    parcel->records.push_back(&record);
+    parcel.records.push_back(&record);
     readers += record.live_handles;
-    if (record.sequence > parcel->place.sequence) parcel->place = {record.scope, record.sequence};
-    if (leaving.gathered) {
+    if (record.sequence > parcel.place.sequence) parcel.place = {record.scope, record.sequence};
+    if (parcel.gathered) {
       if (record.source.use_count() > 1) ++not_freed;
     } else {
       held.push_back({record.storage(), record.storage_bytes});
     }
     released.plain.push_back(std::exchange(record.source, c10::Storage()));
   }
-  in_tier.AddReaders(readers);
+  parcel.AddReaders(readers);
   if (readers > 0) {
-    if (leaving.gathered) held.push_back({parcel.get(), in_tier.size_bytes});
+    if (parcel.gathered) held.push_back({&parcel, parcel.size_bytes});
     // Without overlap the parcel is evicted at once.
-    state_.schedule->OnLeft(*parcel, options_.overlap ? held : std::vector<HeldBytes>());
-  } else if (leaving.gathered) {
-    unneeded = in_tier.TakeHeld(0);
+    state_.schedule->OnLeft(parcel, options_.overlap ? held : absl::Span<const HeldBytes>());
+  } else if (parcel.gathered) {
+    unneeded = parcel.TakeHeld(0);
   }
   released.Add(std::move(unneeded));
   stats_.Update([&](OffloadStats& stats) {
@@ -264,12 +263,12 @@ void TensorDepartures::Publish(Leaving& leaving, const std::shared_ptr<SavedParc
     if (leaving.records.size() == 1) return;
     ++stats.groups;
     stats.grouped += leaving.records.size();
-    if (leaving.gathered) stats.offloaded_bytes += in_tier.size_bytes - record_bytes;
+    if (parcel.gathered) stats.offloaded_bytes += parcel.size_bytes - record_bytes;
   });
 }
 
 void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
-  SubmitCopyOut(record->pack_stream, {record});
+  SubmitCopyOut(record->pack_stream, absl::MakeConstSpan(&record, 1));
   std::shared_ptr<SavedParcel> parcel;
   {
     MutexLock lock(state_.mu);
@@ -277,7 +276,7 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
   }
   if (parcel == nullptr) return;
   if (WaitSiteEnabled(WaitSite::kBlockingCopyOut)) {
-    const absl::Status copied = parcel->parcel->copy_out().Wait(absl::InfiniteDuration());
+    const absl::Status copied = parcel->copy_out().Wait(absl::InfiniteDuration());
     if (!copied.ok()) {
       PINION_LOG(kWarning) << "a saved tensor stays on the device: " << copied;
       return;
@@ -300,7 +299,7 @@ std::vector<GuardedMemory> TensorDepartures::Evict(const std::vector<ScheduledPa
   for (ScheduledParcel* scheduled : parcels) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
     bytes += RecordBytes(parcel);
-    evicted.push_back(parcel.parcel->Evict(&not_freed));
+    evicted.push_back(parcel.Evict(&not_freed));
   }
   stats_.Update([&](OffloadStats& stats) {
     stats.evicted_bytes += bytes;

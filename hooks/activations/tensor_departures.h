@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/back_off.h"
 #include "pinion/engine/plan/link_calibration.h"
@@ -32,8 +34,9 @@ class TensorDepartures {
                    OffloadState& state, OffloadStatsRecorder& stats)
       : options_(options), link_(link), tier_(tier), state_(state), stats_(stats) {}
 
-  // Of records that are due, leaves that somebody holds stay; the others leave.
-  void CopyOut(std::vector<RecordPtr> due);
+  // Of records that are due, leaves that somebody holds stay; the others leave. `not_capturing` is
+  // the stream that the caller has just asked whether it captures a graph, if any.
+  void CopyOut(RecordPtrs due, const BoundStream* not_capturing);
 
   // Drops the device memory that the schedule has in excess.
   void EvictExcess();
@@ -43,21 +46,21 @@ class TensorDepartures {
  private:
   // A parcel in the making.
   struct Leaving {
-    std::vector<RecordPtr> records;
-    std::vector<uint64_t> offsets;      // of each in the parcel
-    std::vector<c10::Storage> sources;  // of each
-    bool gathered = false;
+    std::shared_ptr<SavedParcel> parcel;
+    RecordPtrs records;
+    absl::InlinedVector<uint64_t, 1> offsets;      // of each in the parcel
+    absl::InlinedVector<c10::Storage, 1> sources;  // of each
     Departure departure;
   };
 
-  // Records of one pack stream.
-  void SubmitCopyOut(const BoundStream& stream, const std::vector<RecordPtr>& records);
+  // Records of one pack stream, which does not capture a graph.
+  void SubmitCopyOut(const BoundStream& stream, absl::Span<const RecordPtr> records);
   // The baseline without overlap: the host waits, then the device memory goes.
   void CopyOutBlocking(const RecordPtr& record);
   // Those that can leave, each with its place in the host tier, gathered where that was planned and
   // possible.
-  std::vector<Leaving> PlanParcels(const BoundStream& stream,
-                                   const std::vector<RecordPtr>& records);
+  absl::InlinedVector<Leaving, 1> PlanParcels(const BoundStream& stream,
+                                              absl::Span<const RecordPtr> records);
   // Whether the tensors are small slices of storages that hold far more device memory than the
   // parcel.
   bool HoldsMuchMore(const Leaving& leaving);
@@ -65,12 +68,11 @@ class TensorDepartures {
   c10::Storage Gather(const Leaving& leaving, const BoundStream& stream);
   void TakeChecksums(const Leaving& leaving, const BoundStream& stream);
   // The copy was submitted.
-  void Publish(Leaving& leaving, const std::shared_ptr<SavedParcel>& parcel, Released& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Publish(Leaving& leaving, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   std::vector<GuardedMemory> Evict(const std::vector<ScheduledParcel*>& parcels)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
-  void Keep(const std::vector<RecordPtr>& records, uint64_t OffloadStats::*reason);
+  void Keep(absl::Span<const RecordPtr> records, uint64_t OffloadStats::*reason);
 
   const OffloadOptions& options_;
   const LinkCalibration& link_;

@@ -18,7 +18,7 @@ namespace {
 
 // A fetch of the parcel would bring something back that the device does not have.
 bool IsAway(const SavedParcel& parcel) {
-  return parcel.parcel->state() == Parcel::State::kAway &&
+  return parcel.state() == Parcel::State::kAway &&
          std::any_of(parcel.records.begin(), parcel.records.end(),
                      [](const auto* record) { return record->identity.expired(); });
 }
@@ -40,10 +40,10 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       parcel = record.parcel;
       bytes = Find(record, released);
       if (parcel != nullptr && bytes.storage) {
-        dropped += state_.LetGoOfFetched(parcel->parcel->MarkRead(reader), *parcel, released);
+        dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
       } else if (parcel != nullptr) {
         // The device may hold it still, but not as it was saved.
-        released.Add(parcel->parcel->Evict());
+        released.Add(parcel->Evict());
       }
     }
     TORCH_CHECK(bytes.storage || parcel != nullptr,
@@ -62,7 +62,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       }
       return bytes;
     }
-    Parcel::Read read = parcel->parcel->ReadOrClaim(reader);
+    Parcel::Read read = parcel->ReadOrClaim(reader);
     if (read.claim.has_value()) {
       FetchNow(*parcel, *std::move(read.claim), stream);
       continue;
@@ -86,7 +86,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
 
 BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
   if (record.parcel != nullptr && record.parcel->gathered) {
-    if (const DeviceMemory gathered = record.parcel->parcel->ShareHeld(0)) {
+    if (const DeviceMemory gathered = record.parcel->ShareHeld(0)) {
       return {StorageOf(gathered), record.ShiftIntoParcel()};
     }
   }
@@ -139,7 +139,7 @@ void TensorReturns::Verify(const StorageRecord& record, const BytesOnDevice& byt
   }
   TORCH_CHECK(false, "Pinion, in verify mode: a saved tensor has come back changed: ", describe(),
               ", its ", record.size_bytes(), " bytes copied out by D2H ",
-              parcel->parcel->copy_out().ticket().value, " of ", bytes.storage.device(),
+              parcel->copy_out().ticket().value, " of ", bytes.storage.device(),
               " and back by H2D ", copy_in.ticket().value, "; their checksum was ", saved,
               " and is ", found);
 }
@@ -159,7 +159,7 @@ void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundS
   std::vector<GuardedMemory> unneeded;
   const absl::StatusOr<Transfer> copy = tier_.Fetch(std::move(arrivals), stream.native, unneeded);
   if (!copy.ok()) {
-    ThrowIfError(copy.status(), parcel.parcel->copy_out().IsDone()
+    ThrowIfError(copy.status(), parcel.copy_out().IsDone()
                                     ? "fetching a saved tensor (its bytes are safe in host memory)"
                                     : "fetching a saved tensor");
   }
@@ -182,7 +182,7 @@ void TensorReturns::Prefetch(const StorageRecord& record) {
   const int64_t backward = CurrentBackward();
   for (;;) {
     OffloadSchedule::Fetches fetches;
-    std::vector<ToFetch> wanted;
+    std::vector<FetchClaim> wanted;
     {
       MutexLock lock(state_.mu);
       fetches = state_.schedule->TakeFetches(
@@ -191,9 +191,9 @@ void TensorReturns::Prefetch(const StorageRecord& record) {
           });
       for (ScheduledParcel* scheduled : fetches.parcels) {
         auto& parcel = static_cast<SavedParcel&>(*scheduled);
-        std::optional<FetchClaim> claim = parcel.parcel->ClaimIfAway();
+        std::optional<FetchClaim> claim = parcel.ClaimIfAway();
         if (claim.has_value()) {
-          wanted.push_back({parcel.shared_from_this(), *std::move(claim)});
+          wanted.push_back(*std::move(claim));
         } else {
           state_.schedule->OnDropped(parcel);  // another thread is faster
         }
@@ -206,12 +206,12 @@ void TensorReturns::Prefetch(const StorageRecord& record) {
   }
 }
 
-bool TensorReturns::FetchAhead(std::vector<ToFetch> wanted, int64_t backward) {
-  std::vector<std::shared_ptr<SavedParcel>> parcels;
+bool TensorReturns::FetchAhead(std::vector<FetchClaim> wanted, int64_t backward) {
+  absl::InlinedVector<std::shared_ptr<SavedParcel>, 1> parcels;
   uint64_t bytes = 0;
-  for (const ToFetch& next : wanted) {
-    parcels.push_back(next.parcel);
-    bytes += next.parcel->size_bytes;
+  for (const FetchClaim& next : wanted) {
+    parcels.push_back(std::static_pointer_cast<SavedParcel>(next.parcel().shared_from_this()));
+    bytes += next.parcel().size_bytes;
   }
   const ScopedRange range(trace(), "pinion.prefetch", bytes);
   const BoundStream& stream = parcels.front()->pack_stream;
@@ -220,9 +220,9 @@ bool TensorReturns::FetchAhead(std::vector<ToFetch> wanted, int64_t backward) {
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
     std::vector<Arrival> arrivals;
-    for (ToFetch& next : wanted) {
-      c10::Storage storage = AllocateStorage(stream.torch, next.parcel->size_bytes);
-      arrivals.push_back({std::move(next.claim), TorchMemory(std::move(storage))});
+    for (FetchClaim& next : wanted) {
+      c10::Storage storage = AllocateStorage(stream.torch, next.parcel().size_bytes);
+      arrivals.push_back({std::move(next), TorchMemory(std::move(storage))});
     }
     copy = tier_.Fetch(std::move(arrivals), stream.native, unneeded);
   } catch (const std::exception&) {
@@ -255,7 +255,7 @@ void TensorReturns::FreeUnneeded() {
   state_.schedule->OnRoomWanted();
   for (ScheduledParcel* scheduled : ahead) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
-    dropped += state_.LetGoOfFetched(parcel.parcel->TakeFetched(), parcel, released);
+    dropped += state_.LetGoOfFetched(parcel.TakeFetched(), parcel, released);
   }
   state_.late.Take(released);
   stats_.Update([dropped](OffloadStats& stats) { stats.prefetches_dropped += dropped; });
@@ -269,7 +269,7 @@ void TensorReturns::EndBackward(int64_t backward) {
   state_.schedule->OnBackwardEnd(backward);
   for (ScheduledParcel* scheduled : state_.schedule->FetchedIn(backward)) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
-    dropped += state_.LetGoOfFetched(parcel.parcel->TakeFetched(), parcel, released);
+    dropped += state_.LetGoOfFetched(parcel.TakeFetched(), parcel, released);
   }
   state_.late.Take(released);
   stats_.Update([dropped](OffloadStats& stats) { stats.prefetches_dropped += dropped; });

@@ -67,10 +67,6 @@ class TensorReturns {
     c10::Stream stream;
     uint64_t number = 0;
   };
-  struct ToFetch {
-    std::shared_ptr<SavedParcel> parcel;
-    FetchClaim claim;
-  };
 
   // Without a copy back; no storage if there is none.
   BytesOnDevice Find(StorageRecord& record, Released& released)
@@ -83,7 +79,7 @@ class TensorReturns {
   void FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundStream& stream);
   // False when that failed: backward goes on without more prefetches for now. Whatever is wrong
   // with the device is for a fetch that is needed to report.
-  bool FetchAhead(std::vector<ToFetch> wanted, int64_t backward);
+  bool FetchAhead(std::vector<FetchClaim> wanted, int64_t backward);
 
   TraceSink* trace() const { return options_.engine.trace.get(); }
 

@@ -13,6 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
@@ -51,7 +52,7 @@ class Loans {
 
   template <typename Condition>
   void TakeIf(Condition condition) {
-    std::vector<Loan> taken;  // let go of after mu_
+    absl::InlinedVector<Loan, 1> taken;  // let go of after mu_
     MutexLock lock(mu_);
     const auto first = std::partition(loans_.begin(), loans_.end(),
                                       [&](const Loan& loan) { return !condition(loan); });

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -23,7 +24,7 @@ CopyPiece Piece(uint64_t dst, uint64_t src, uint64_t size_bytes) {
 }
 
 // Which source byte each destination byte gets.
-std::map<const char*, const char*> BytesOf(const std::vector<CopyPiece>& pieces) {
+std::map<const char*, const char*> BytesOf(absl::Span<const CopyPiece> pieces) {
   std::map<const char*, const char*> bytes;
   for (const CopyPiece& piece : pieces) {
     for (uint64_t i = 0; i < piece.size_bytes; ++i) {
@@ -36,7 +37,7 @@ std::map<const char*, const char*> BytesOf(const std::vector<CopyPiece>& pieces)
 TEST(CoalesceTest, NothingStaysNothing) { EXPECT_THAT(CoalescePieces({}, {}), IsEmpty()); }
 
 TEST(CoalesceTest, NeighboursOnBothSidesBecomeOnePiece) {
-  const std::vector<CopyPiece> merged = CoalescePieces({Piece(0, 100, 10), Piece(10, 110, 5)}, {});
+  const CopyPieces merged = CoalescePieces({Piece(0, 100, 10), Piece(10, 110, 5)}, {});
   ASSERT_THAT(merged, SizeIs(1));
   EXPECT_EQ(merged[0].dst, memory);
   EXPECT_EQ(merged[0].src, host + 100);
@@ -65,7 +66,7 @@ TEST(CoalesceTest, NeighboursOfTwoHostBlocksStayApart) {
     out.push_back({const_cast<void*>(piece.src), piece.dst, piece.size_bytes});
   }
   for (const std::vector<CopyPiece>& pieces : {in, out}) {
-    const std::vector<CopyPiece> merged = CoalescePieces(pieces, {host + 110, host + 100});
+    const CopyPieces merged = CoalescePieces(pieces, {host + 110, host + 100});
     ASSERT_THAT(merged, SizeIs(2));
     EXPECT_EQ(merged[0].size_bytes, 10u);
     EXPECT_EQ(merged[1].size_bytes, 10u);
@@ -89,7 +90,7 @@ TEST(CoalesceTest, RandomPiecesCopyTheSameBytesAndLeaveNoNeighbours) {
     }
     std::shuffle(pieces.begin(), pieces.end(), random);
 
-    const std::vector<CopyPiece> merged = CoalescePieces(pieces, {});
+    const CopyPieces merged = CoalescePieces(pieces, {});
 
     EXPECT_EQ(BytesOf(merged), BytesOf(pieces));
     for (const CopyPiece& a : merged) {
@@ -103,7 +104,7 @@ TEST(CoalesceTest, RandomPiecesCopyTheSameBytesAndLeaveNoNeighbours) {
 }
 
 TEST(SortPiecesTest, SortsByDestinationAndMergesNothing) {
-  const std::vector<CopyPiece> sorted = SortPieces({Piece(10, 110, 10), Piece(0, 100, 10)});
+  const CopyPieces sorted = SortPieces({Piece(10, 110, 10), Piece(0, 100, 10)});
   ASSERT_THAT(sorted, SizeIs(2));
   EXPECT_EQ(sorted[0].dst, memory);
   EXPECT_EQ(sorted[1].dst, memory + 10);
@@ -116,10 +117,10 @@ TEST(SlicePiecesTest, APieceIsCutWhereItsPartsStayAligned) {
   const std::vector<CopyPiece> pieces = {{large_memory, large_host, 3},
                                          {large_memory + 4096, large_host + 4096, 40'000}};
   // 9997 bytes of the second piece would fit.
-  const std::vector<CopyPiece> slice = SlicePieces(pieces, 0, 10'000);
+  const CopyPieces slice = SlicePieces(pieces, 0, 10'000);
   ASSERT_THAT(slice, SizeIs(2));
   EXPECT_EQ(slice[1].size_bytes, 8192u);
-  const std::vector<CopyPiece> next = SlicePieces(pieces, 3 + 8192, 10'000);
+  const CopyPieces next = SlicePieces(pieces, 3 + 8192, 10'000);
   ASSERT_THAT(next, SizeIs(1));
   EXPECT_EQ(next[0].dst, large_memory + 4096 + 8192);
   EXPECT_EQ(next[0].src, large_host + 4096 + 8192);
@@ -130,7 +131,7 @@ TEST(SlicePiecesTest, APieceThatJustFitsIsNotCut) {
   const std::vector<CopyPiece> pieces = {{large_memory, large_host, 5000},
                                          {large_memory + 5000, large_host, 6000}};
   EXPECT_EQ(TotalBytes(SlicePieces(pieces, 0, 5000)), 5000u);
-  const std::vector<CopyPiece> rest = SlicePieces(pieces, 5000, 6000);
+  const CopyPieces rest = SlicePieces(pieces, 5000, 6000);
   ASSERT_THAT(rest, SizeIs(1));
   EXPECT_EQ(rest[0].size_bytes, 6000u);
 }
@@ -142,7 +143,7 @@ TEST(SlicePiecesTest, APieceThatCannotBeCutAlignedIsLeftForTheNextSlice) {
 }
 
 TEST(SlicePiecesTest, ALimitBelowTheAlignmentCutsAnyhow) {
-  const std::vector<CopyPiece> slice = SlicePieces({{large_memory, large_host, 5000}}, 10, 100);
+  const CopyPieces slice = SlicePieces({{large_memory, large_host, 5000}}, 10, 100);
   ASSERT_THAT(slice, SizeIs(1));
   EXPECT_EQ(slice[0].dst, large_memory + 10);
   EXPECT_EQ(slice[0].size_bytes, 100u);
@@ -167,7 +168,7 @@ TEST(SlicePiecesTest, RandomSlicesOneAfterAnotherCopyTheSameBytes) {
     std::vector<CopyPiece> sliced;
     uint64_t sent = 0;
     while (sent < total) {
-      const std::vector<CopyPiece> slice = SlicePieces(pieces, sent, limit);
+      const CopyPieces slice = SlicePieces(pieces, sent, limit);
       const uint64_t size_bytes = TotalBytes(slice);
       ASSERT_GT(size_bytes, 0u);
       ASSERT_LE(size_bytes, limit);

@@ -60,7 +60,7 @@ if(NOT absl_FOUND OR NOT Threads_FOUND)
   _pinion_missing("Pinion needs Abseil 20220623: on Debian 12, apt-get install libabsl-dev")
 endif()
 _pinion_archive(allocator
-  absl::cleanup absl::core_headers absl::flat_hash_map absl::flat_hash_set absl::function_ref
+  absl::btree absl::cleanup absl::core_headers absl::flat_hash_map absl::flat_hash_set absl::function_ref
   absl::inlined_vector absl::span absl::status absl::statusor absl::str_format absl::strings
   absl::time Threads::Threads)
 if(_pinion_last LESS 1)

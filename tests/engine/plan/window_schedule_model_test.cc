@@ -73,7 +73,7 @@ class Simulation {
     std::vector<ScheduledParcel*> ahead;
     for (ModelParcel& parcel : parcels_) {
       const uint64_t which = parcel.place.sequence;
-      ASSERT_EQ(parcel.scheduled.in_window.has_value(), parcel.in_window) << "parcel " << which;
+      ASSERT_EQ(parcel.scheduled.in_window != 0, parcel.in_window) << "parcel " << which;
       ASSERT_EQ(parcel.scheduled.held_bytes, parcel.held_bytes) << "parcel " << which;
       ASSERT_EQ(parcel.scheduled.window_bytes, parcel.window_bytes) << "parcel " << which;
       if (parcel.ahead) ahead.push_back(&parcel);

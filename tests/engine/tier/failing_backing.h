@@ -50,16 +50,16 @@ class FailingBacking final : public Backing {
   absl::Status to_read;                             // what ToRead returns
   std::shared_ptr<BrokenTimeline> reads = nullptr;  // what is on the buffers, too
 
-  absl::StatusOr<std::unique_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override {
+  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override {
     PINION_RETURN_IF_ERROR(reserve);
-    PINION_ASSIGN_OR_RETURN(std::unique_ptr<ParcelPlace> place, pinned_.Reserve(size_bytes));
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, pinned_.Reserve(size_bytes));
     return std::make_unique<Place>(*this, std::move(place));
   }
 
  private:
   class Place final : public ParcelPlace {
    public:
-    Place(const FailingBacking& backing, std::unique_ptr<ParcelPlace> place)
+    Place(const FailingBacking& backing, std::shared_ptr<ParcelPlace> place)
         : backing_(backing), place_(std::move(place)) {}
 
     std::shared_ptr<HostBuffer> ToWrite() override { return place_->ToWrite(); }
@@ -73,7 +73,7 @@ class FailingBacking final : public Backing {
 
    private:
     const FailingBacking& backing_;
-    const std::unique_ptr<ParcelPlace> place_;
+    const std::shared_ptr<ParcelPlace> place_;
   };
 
   PinnedBacking pinned_;

@@ -131,7 +131,7 @@ class SlowBacking final : public Backing {
   // How often somebody has blocked until the thread was done.
   uint64_t waits() const { return work_->waits(); }
 
-  absl::StatusOr<std::unique_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override {
+  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override {
     PINION_ASSIGN_OR_RETURN(PinnedBlock block, pool_->Allocate(size_bytes));
     return std::make_unique<Place>(*this, std::move(block));
   }
