@@ -34,8 +34,9 @@ std::map<std::string, std::string> Rows(const std::string& document) {
 
 TEST(WaitsDocTest, EverySiteHasARowWithTestsThatExist) {
   std::string tests;
-  for (const char* name : {"engine/wait_site_mutation_test.cc", "engine/window_test.cc",
-                           "engine/transfer_engine_test.cc", "hooks/wait_sites_test.cc"}) {
+  for (const char* name :
+       {"engine/wait_site_mutation_test.cc", "engine/window_test.cc",
+        "engine/transfer_engine_test.cc", "hooks/activations/wait_sites_test.cc"}) {
     tests += TextOf(std::string("tests/") + name);
   }
   // Line breaks of the formatter inside TEST(...) do not matter.

@@ -12,8 +12,8 @@
 
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/emulated/emu_device.h"
-#include "pinion/tests/hooks/cpu_kernels.h"
 #include "pinion/tests/hooks/emulated/parity_cases.h"
+#include "pinion/tests/hooks/support/cpu_kernels.h"
 
 namespace pinion {
 namespace {

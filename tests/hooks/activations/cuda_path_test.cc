@@ -1,0 +1,284 @@
+// A whole training step's transfers through the files that a GPU runs: LibTorch computes on the
+// emulated device, the session's engine talks to device/cuda, and that to a fake runtime on the
+// same machine. Gradients are those without offload, bit by bit, and whichever call of the runtime
+// fails, and however, the step gives those gradients or raises an error that names the call.
+
+#include <ATen/Parallel.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/cuda/cuda_device.h"
+#include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+NetShape Tiny() {
+  NetShape shape;
+  shape.layers = 1;
+  shape.batch = 1;
+  shape.tokens = 8;
+  return shape;
+}
+
+// A machine that LibTorch computes on, and a CUDA runtime on top of it.
+class CudaWorld {
+ public:
+  CudaWorld() : CudaWorld(EmulatedMachine::Create(MachineOptions()).value()) {
+    at::set_num_threads(1);
+    absl::Status registered;
+    PINION_CHECK(Soon([&] {
+      registered = RegisterEmuDevice(fake_.shared_machine());
+      return registered.ok();
+    })) << registered;
+  }
+  // On a machine that is registered already.
+  explicit CudaWorld(std::shared_ptr<EmulatedMachine> machine) : fake_(std::move(machine)) {}
+
+  FakeCuda& fake() { return fake_; }
+  c10::Device device() const { return c10::Device(c10::DeviceType::PrivateUse1, 0); }
+
+  std::shared_ptr<OffloadSession> NewSession(const CudaApi& api) {
+    OffloadOptions options = SmallWindows(2 * kKiB);
+    options.allocator.segment_bytes = 2 * kMiB;
+    options.min_offload_bytes = 64;
+    const auto device = [&api](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+      return std::make_shared<CudaDevice>(api, index);
+    };
+    return OffloadSession::Create(options, DeviceBackend{"emu", device}).value();
+  }
+
+  uint64_t device_bytes() { return fake_.machine().memory_stats(0).in_use_bytes; }
+
+ private:
+  FakeCuda fake_;
+};
+
+bool Quiet(const std::shared_ptr<OffloadSession>& session) {
+  return Soon([&] { return session->GetStats().live_handles == 0; });
+}
+
+// Drops the session as the last of its owners.
+void Drop(std::shared_ptr<OffloadSession>& session) {
+  const std::weak_ptr<OffloadSession> watched = session;
+  session.reset();
+  EXPECT_TRUE(Soon([&] { return watched.expired(); }));
+}
+
+// --- A copy that faults while it runs: each in a process of its own, since what is leaked then
+// keeps the machine. First (gtest runs death tests first): children of fork() can run backward only
+// while their parent never has. ---
+
+enum ExitCode { kAsItShould = 0, kNoSuchCopy = 10, kWrongGradient, kVagueError };
+
+[[noreturn]] void TrainWithAFaultingCopy(uint64_t copy, int unnoticed_calls) {
+  CudaWorld world;
+  const TestNet net(world.device(), at::kFloat, Tiny());
+  const Gradients plain = TrainStep(net, nullptr);
+  const std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::Api());
+  world.fake().FaultCopy(copy, unnoticed_calls);
+  try {
+    const Gradients gradients = TrainStep(net, session);
+    if (world.fake().failed_function().empty()) _exit(kNoSuchCopy);
+    _exit(SameGradients(plain, gradients) ? kAsItShould : kWrongGradient);
+  } catch (const c10::Error& error) {
+    const std::string what = error.what();
+    const bool clear = what.find("cudaErrorIllegalAddress") != std::string::npos ||
+                       what.find("a copy faulted while it ran") != std::string::npos;
+    _exit(clear ? kAsItShould : kVagueError);
+  }
+}
+
+class CudaPathDeathTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(CudaPathDeathTest, AnyCopyOfAStepMayFaultWhileItRuns) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  int exit_code = kAsItShould;
+  uint64_t copies = 0;
+  while (exit_code == kAsItShould) {
+    const uint64_t copy = copies + 1;
+    EXPECT_EXIT(
+        TrainWithAFaultingCopy(copy, GetParam()),
+        [&exit_code](int status) {
+          exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+          return exit_code == kAsItShould || exit_code == kNoSuchCopy;
+        },
+        "")
+        << "copy " << copy << ", exit code " << exit_code;
+    ++copies;
+  }
+  EXPECT_GT(copies, 8u) << "the step made too few copies for this to mean much";
+}
+
+INSTANTIATE_TEST_SUITE_P(UnnoticedCalls, CudaPathDeathTest, ::testing::Values(0, 2));
+
+// --- Steps ---
+
+class CudaPathTest : public ::testing::TestWithParam<const CudaApi* (*)()> {};
+
+const CudaApi* WithBatch() { return &FakeCuda::Api(); }
+const CudaApi* WithoutBatch() { return &FakeCuda::ApiWithoutBatch(); }
+
+TEST_P(CudaPathTest, GradientsAreBitwiseTheSameAndNothingIsLeft) {
+  CudaWorld world;
+  const TestNet net(world.device(), at::kFloat, {});
+  const Gradients plain = TrainStep(net, nullptr);
+  const uint64_t device_bytes = world.device_bytes();
+  std::shared_ptr<OffloadSession> session = world.NewSession(*GetParam()());
+  for (int step = 0; step < 3; ++step) ExpectSameGradients(plain, TrainStep(net, session));
+  ASSERT_TRUE(Quiet(session));
+  EXPECT_GT(session->GetStats().evicted_bytes, 0u);
+  EXPECT_GT(session->GetStats().prefetch_hits, 0u);
+  Drop(session);
+  EXPECT_EQ(world.fake().live_handles(), 0u);
+  EXPECT_EQ(world.fake().live_segments(), 0u);
+  EXPECT_EQ(world.device_bytes(), device_bytes);
+  if (GetParam() == &WithoutBatch) {
+    EXPECT_EQ(world.fake().calls("MemcpyBatchAsync"), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(CudaVersions, CudaPathTest, ::testing::Values(&WithBatch, &WithoutBatch),
+                         [](const auto& info) {
+                           return info.param == &WithBatch ? "WithBatch" : "WithoutBatch";
+                         });
+
+// --- Fail the k-th call, for every k ---
+
+// What a step without failures gives, and takes.
+struct Undisturbed {
+  Gradients gradients;
+  uint64_t calls = 0;
+};
+
+Undisturbed TrainUndisturbed() {
+  CudaWorld world;
+  const TestNet net(world.device(), at::kFloat, Tiny());
+  Undisturbed step;
+  step.gradients = TrainStep(net, nullptr);
+  std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::Api());
+  ExpectSameGradients(step.gradients, TrainStep(net, session));
+  EXPECT_TRUE(Quiet(session));
+  Drop(session);
+  step.calls = world.fake().all_calls();
+  return step;
+}
+
+// Leaks are logged, and there are many.
+class ScopedSilence {
+ public:
+  ScopedSilence() : before_(SetLogSink([](LogSeverity, const std::string&) {})) {}
+  ~ScopedSilence() { SetLogSink(before_); }
+
+ private:
+  const LogSink before_;
+};
+
+// A step whose k-th call fails. The error that was raised; empty if the gradients are right.
+std::string StepWithAFailure(CudaWorld& world, const TestNet& net, const Gradients& plain,
+                             uint64_t k, cudaError_t failure) {
+  std::string raised;
+  std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::Api());
+  world.fake().FailCall(k, failure);
+  try {
+    EXPECT_TRUE(SameGradients(plain, TrainStep(net, session))) << "a wrong gradient, and no error";
+  } catch (const c10::Error& error) {
+    raised = error.what();
+    EXPECT_THAT(raised, HasSubstr(cudaGetErrorName(failure)));
+    EXPECT_THAT(raised, HasSubstr("cuda" + world.fake().failed_function()));
+  }
+  for (const at::Tensor& parameter : net.parameters()) parameter.mutable_grad().reset();
+  EXPECT_TRUE(Quiet(session));
+  EXPECT_EQ(session->GetAllocatorStats().booked_bytes.current, 0u);
+  Drop(session);
+  return raised;
+}
+
+class CudaPathFailures : public ::testing::TestWithParam<cudaError_t> {};
+
+TEST_P(CudaPathFailures, WhicheverCallFailsNothingIsLost) {
+  const Undisturbed undisturbed = TrainUndisturbed();
+  ASSERT_GT(undisturbed.calls, 100u);
+  const ScopedSilence silence;
+  int errors = 0;
+  for (uint64_t k = 1; k <= undisturbed.calls && !HasFailure(); ++k) {
+    CudaWorld world;
+    const TestNet net(world.device(), at::kFloat, Tiny());
+    const uint64_t device_bytes = world.device_bytes();
+    const std::string raised = StepWithAFailure(world, net, undisturbed.gradients, k, GetParam());
+    const std::string failed = world.fake().failed_function();
+    SCOPED_TRACE("call " + std::to_string(k) + ", " + failed);
+    errors += raised.empty() ? 0 : 1;
+    // A call that did not give something back cannot be made good.
+    const bool gives_back = failed == "StreamDestroy" || failed == "EventDestroy" ||
+                            failed == "FreeHost" || failed == "GetDevice";
+    const uint64_t may_stay = gives_back ? 1 : 0;
+    // Autograd's workers let go of the last tensors a moment after backward has thrown.
+    EXPECT_TRUE(Soon([&] {
+      return world.fake().live_handles() <= may_stay && world.fake().live_segments() <= may_stay &&
+             world.device_bytes() == device_bytes;
+    })) << world.fake().live_handles()
+        << " streams and events, " << world.fake().live_segments() << " pinned segments and "
+        << world.device_bytes() - device_bytes << " bytes of the device are left";
+    EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess) << "left for somebody else to find";
+  }
+  RecordProperty("calls", static_cast<int>(undisturbed.calls));
+  RecordProperty("errors", errors);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, CudaPathFailures,
+                         ::testing::Values(cudaErrorDevicesUnavailable, cudaErrorMemoryAllocation),
+                         [](const auto& info) { return cudaGetErrorName(info.param); });
+
+// What is leaked on purpose keeps the machine from being replaced: all runs share one, and they are
+// the last.
+class CudaPathStickyFailures : public ::testing::TestWithParam<cudaError_t> {};
+
+TEST_P(CudaPathStickyFailures, WhicheverCallFailsForGoodTheErrorNamesIt) {
+  const Undisturbed undisturbed = TrainUndisturbed();
+  std::shared_ptr<EmulatedMachine> machine = EmulatedMachine::Create(MachineOptions()).value();
+  ASSERT_TRUE(Soon([&] { return RegisterEmuDevice(machine).ok(); }));
+  const TestNet net(c10::Device(c10::DeviceType::PrivateUse1, 0), at::kFloat, Tiny());
+  const ScopedSilence silence;
+  int errors = 0;
+  for (uint64_t k = 1; k <= undisturbed.calls && !HasFailure(); ++k) {
+    SCOPED_TRACE("call " + std::to_string(k));
+    CudaWorld world(machine);
+    errors += StepWithAFailure(world, net, undisturbed.gradients, k, GetParam()).empty() ? 0 : 1;
+  }
+  EXPECT_GT(errors, 0);
+  RecordProperty("errors", errors);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, CudaPathStickyFailures,
+                         ::testing::Values(cudaErrorECCUncorrectable),
+                         [](const auto& info) { return cudaGetErrorName(info.param); });
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,237 @@
+// What docs/limits.md says that Pinion does not promise, as it happens.
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+EmulatedOptions CollectRaces() {
+  EmulatedOptions options = MachineOptions();
+  options.abort_on_race = false;
+  return options;
+}
+
+class DocumentedLimits : public ::testing::Test {
+ protected:
+  OffloadStats stats() { return world_.session()->GetStats(); }
+  at::Tensor activation(int first) { return Activation(carrier_, {64, 64}, first); }
+
+  EmuWorld world_{CollectRaces(), SmallWindows(1)};
+  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+  std::vector<at::Tensor> seen_;
+};
+
+// --- Writes that raise no version ---
+
+// What x.data() returns has a version counter of its own.
+void WriteUnnoticed(const at::Tensor& tensor) { tensor.variable_data().add_(1000); }
+
+TEST_F(DocumentedLimits, AWriteThatRaisesNoVersionIsNotInTheCopyThatWasMadeBefore) {
+  for (const bool held : {true, false}) {
+    SCOPED_TRACE(held ? "still on the device at backward" : "gone from the device");
+    at::Tensor x = activation(1);
+    at::Tensor y;
+    {
+      const OffloadScope scope(world_.session());
+      y = Observe(carrier_, {x}, &seen_);
+    }
+    ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
+    WriteUnnoticed(x);
+    if (!held) x.reset();
+    y.backward();
+    const at::Tensor saved = ActivationValues({64, 64}, 1);
+    EXPECT_TRUE(SameBytes(seen_[0], held ? saved.add(1000) : saved));
+  }
+  EXPECT_EQ(stats().offloaded, 2u);
+  EXPECT_EQ(stats().fetched_on_demand, 1u);
+}
+
+TEST_F(DocumentedLimits, ASecondSaveAfterAWriteThatRaisesNoVersionSharesTheFirstCopy) {
+  at::Tensor x = activation(1);
+  std::vector<at::Tensor> seen_first;
+  std::vector<at::Tensor> seen_second;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(carrier_, {x}, &seen_first);
+    y = Observe(y, {activation(2)}, &seen_);  // x leaves
+    ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
+    WriteUnnoticed(x);
+    y = Observe(y, {x}, &seen_second);
+    x.reset();
+  }
+  EXPECT_EQ(stats().shared, 1u);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_first[0], ActivationValues({64, 64}, 1)));
+  EXPECT_TRUE(SameBytes(seen_second[0], ActivationValues({64, 64}, 1)));
+}
+
+// --- Threads that outlive their scope ---
+
+TEST_F(DocumentedLimits, WhatAThreadSavesAfterItsScopeHasEndedStaysOnTheDevice) {
+  at::Tensor y;
+  auto scope = std::make_unique<OffloadScope>(world_.session());
+  const at::ThreadLocalState inside;
+  y = Observe(carrier_, {activation(1)}, &seen_);
+  scope.reset();
+  std::thread([&] {
+    const at::ThreadLocalStateGuard guard(inside);
+    y = Observe(y, {activation(2)}, &seen_);
+  }).join();
+  EXPECT_EQ(stats().offloaded, 1u);
+  EXPECT_EQ(stats().kept_scope_ended, 1u);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({64, 64}, 1)));
+}
+
+// --- Readers on side streams ---
+
+void Join(const c10::Stream& from, const c10::Stream& to) {
+  c10::Event event(from.device_type());
+  event.record(from);
+  event.block(to);
+}
+
+// What the race detector reports of a program that reads a saved tensor on a side stream, joined
+// before backward, and lets go of it at once: the graph keeps it.
+std::vector<std::string> ReadOnASideStream(bool offload, bool record_stream) {
+  EmuWorld world(CollectRaces(), SmallWindows(1));
+  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const c10::Stream main =
+      c10::impl::VirtualGuardImpl(world.device().type()).getStream(world.device());
+  const c10::Stream side = world.NewStream();
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  at::Tensor read;
+  {
+    std::optional<OffloadScope> scope;
+    if (offload) scope.emplace(world.session());
+    at::Tensor x = Activation(carrier, {64, 64}, 1);
+    Join(main, side);
+    {
+      const c10::NoGradGuard no_grad;
+      const c10::StreamGuard guard(side);
+      read = at::mul(x, 2);
+    }
+    if (record_stream) x.record_stream(side);
+    y = Observe(carrier, {std::exchange(x, at::Tensor())}, &seen);
+    y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &seen);
+    for (int i = 0; i < 4; ++i) Activation(carrier, {64, 64}, 7);  // may have x's memory
+  }
+  Join(side, main);
+  y.backward();
+  EXPECT_EQ(world.session()->GetStats().evicted_bytes > 0, offload);
+  return world.machine().races();
+}
+
+TEST(DocumentedLimitsStreams, AReaderOnASideStreamThatReliesOnTheGraphIsARace) {
+  EXPECT_THAT(ReadOnASideStream(/*offload=*/false, /*record_stream=*/false), IsEmpty());
+  EXPECT_THAT(ReadOnASideStream(/*offload=*/true, /*record_stream=*/false),
+              Contains(HasSubstr("aten::mul")));
+}
+
+TEST(DocumentedLimitsStreams, AReaderOnASideStreamThatTheFrameworkKnowsOfIsSafe) {
+  EXPECT_THAT(ReadOnASideStream(/*offload=*/true, /*record_stream=*/true), IsEmpty());
+}
+
+// --- What a scope does not see ---
+
+// LibTorch carries the state of a thread to autograd's workers, but not to a thread that the
+// program starts, nor to those of at::parallel_for.
+TEST_F(DocumentedLimits, AScopeDoesNotReachThreadsThatLibTorchDoesNotCarryItTo) {
+  const OffloadScope scope(world_.session());
+  for (const bool own_scope : {false, true}) {
+    std::thread([&] {
+      std::optional<OffloadScope> own;
+      if (own_scope) own.emplace(world_.session());
+      const at::Tensor carrier =
+          at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+      Observe(carrier, {Activation(carrier, {64, 64}, 1)}, &seen_).backward();
+    }).join();
+    EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({64, 64}, 1)));
+    EXPECT_EQ(stats().packed, own_scope ? 1u : 0u);
+  }
+}
+
+TEST_F(DocumentedLimits, AScopeInARecomputationOffloadsNothing) {
+  at::Tensor y = Probe(carrier_, {}, [this](const at::Tensor& grad, const UnpackSaved&) {
+    const c10::AutoGradMode with_grad(true);
+    const OffloadScope scope(world_.session());
+    Observe(carrier_, {activation(1)}, &seen_).backward();
+    return grad;
+  });
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({64, 64}, 1)));
+  EXPECT_EQ(stats().offloaded, 0u);
+  EXPECT_EQ(stats().kept_in_backward, 1u);
+}
+
+// --- Memory that offloading does not free, and orders that it does not foresee ---
+
+TEST_F(DocumentedLimits, AnActivationThatTheProgramHoldsIsCopiedAndFreesNothing) {
+  const at::Tensor held = activation(1);
+  const uint64_t before_bytes = world_.machine().memory_stats(0).in_use_bytes;
+  for (uint64_t step = 1; step <= 2; ++step) {
+    const OffloadScope scope(world_.session());
+    at::Tensor y = Observe(carrier_, {held}, &seen_);
+    y = Observe(y, {activation(2)}, &seen_);
+    EXPECT_EQ(stats().evicted_not_freed, step) << "copied again in each step";
+  }
+  ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
+  EXPECT_GE(world_.machine().memory_stats(0).in_use_bytes, before_bytes);
+}
+
+// Fetching ahead goes from newest to oldest. A node reads what it has saved from first to last.
+TEST_F(DocumentedLimits, WhatIsReadInAnotherOrderThanTheReverseOfPackingIsFetchedOnDemand) {
+  constexpr int kTensors = 6;
+  for (const bool one_node : {false, true}) {
+    SCOPED_TRACE(one_node ? "saved by one node" : "saved by a node each");
+    const OffloadStats before = stats();
+    std::vector<std::vector<at::Tensor>> seen(kTensors);
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(world_.session());
+      std::vector<at::Tensor> activations;
+      for (int i = 0; i < kTensors; ++i) {
+        activations.push_back(Activation(carrier_, {256, 256}, i));
+        if (!one_node) y = Observe(y, {std::exchange(activations[i], at::Tensor())}, &seen[i]);
+      }
+      if (one_node) y = Observe(y, std::exchange(activations, {}), &seen[0]);
+    }
+    y.backward();
+    EXPECT_TRUE(SameBytes(seen[0].at(0), ActivationValues({256, 256}, 0)));
+    EXPECT_EQ(stats().fetched_on_demand - before.fetched_on_demand, one_node ? kTensors : 1u);
+  }
+}
+
+}  // namespace
+}  // namespace pinion::testing

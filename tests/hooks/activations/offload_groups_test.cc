@@ -1,0 +1,573 @@
+// Small tensors that share one block of host memory and one copy each way: whatever is true of a
+// tensor that travels alone is true of each of them.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
+#include "pinion/engine/stats/engine_stats.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kWindowBytes = 128 * kKiB;
+constexpr uint64_t kGroupBytes = kWindowBytes / 4;  // at which waiting tensors leave
+
+// With prefetch switched off by a window that holds one group at most.
+OffloadOptions OnDemand() {
+  OffloadOptions options = SmallWindows(kWindowBytes);
+  options.prefetch_window_bytes = 1;
+  return options;
+}
+
+EmulatedOptions RacesAllowed() {
+  EmulatedOptions options = MachineOptions();
+  options.detect_races = false;
+  return options;
+}
+
+class OffloadGroups : public ::testing::Test {
+ protected:
+  explicit OffloadGroups(const OffloadOptions& options = SmallWindows(kWindowBytes),
+                         const EmulatedOptions& machine = MachineOptions())
+      : world_(machine, options) {}
+
+  OffloadStats stats() { return world_.session()->GetStats(); }
+  EngineStats engine() { return world_.session()->GetEngineStats(0); }
+  uint64_t device_bytes() { return world_.device_bytes(); }
+  at::Tensor small(int first) { return Activation(carrier_, {kFloats}, first); }
+  static at::Tensor SmallValues(int first) { return ActivationValues({kFloats}, first); }
+
+  // A node for each of `count` small tensors, which then leave the device. What backward unpacks is
+  // in seen_.
+  at::Tensor SaveMany(int count) {
+    seen_.resize(count);
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(world_.session());
+      for (int i = 0; i < count; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+    }
+    return PushOut(y);
+  }
+  // What was saved before is pushed out of the window by one large tensor.
+  at::Tensor PushOut(const at::Tensor& y) {
+    const OffloadScope scope(world_.session());
+    return Observe(y, {Activation(carrier_, {kWindowBytes / 4})}, &pushed_);
+  }
+  void ExpectSeen(int count) {
+    ASSERT_GE(seen_.size(), static_cast<size_t>(count));
+    for (int i = 0; i < count; ++i) {
+      ASSERT_EQ(seen_[i].size(), 1u) << i;
+      EXPECT_TRUE(SameBytes(seen_[i][0], SmallValues(i))) << i;
+    }
+  }
+
+  static constexpr int64_t kFloats = 512;
+  static constexpr uint64_t kSmallBytes = 4 * kFloats;
+  static constexpr int kPerGroup = kGroupBytes / kSmallBytes;
+
+  EmuWorld world_;
+  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+  std::vector<std::vector<at::Tensor>> seen_;
+  std::vector<at::Tensor> pushed_;
+};
+
+TEST_F(OffloadGroups, SmallTensorsShareOneCopyEachWay) {
+  at::Tensor y = SaveMany(4 * kPerGroup);
+  EXPECT_EQ(stats().groups, 4u);
+  EXPECT_EQ(stats().grouped, 4u * kPerGroup);
+  EXPECT_EQ(engine().d2h.submitted_pieces, 4u + 1);
+  const uint64_t held = device_bytes();
+  y.backward();
+  EXPECT_EQ(engine().h2d.submitted_pieces, 4u) << "the large one is in the window";
+  EXPECT_EQ(stats().prefetch_hits + stats().fetched_on_demand, 4u);
+  EXPECT_EQ(stats().fetched_bytes, 4 * kGroupBytes);
+  ExpectSeen(4 * kPerGroup);
+  seen_.clear();
+  pushed_.clear();
+  y.reset();
+  world_.ExpectNothingLeft();
+  EXPECT_LT(device_bytes(), held);
+}
+
+// The copy of a group reads the gathered bytes: the tensors themselves are free for the next
+// kernel.
+TEST_F(OffloadGroups, AfterTheGatherTheTensorsGoBeforeTheirCopyIsDone) {
+  seen_.resize(kPerGroup);
+  const OffloadScope scope(world_.session());
+  at::Tensor y = carrier_;
+  const uint64_t before = device_bytes();
+  for (int i = 0; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+  EXPECT_EQ(stats().groups, 0u);
+  EXPECT_GE(device_bytes() - before, (kPerGroup - 1) * kSmallBytes);
+  y = Observe(y, {small(kPerGroup - 1)}, &seen_.back());
+  std::vector<at::Tensor> seen_next;
+  y = Observe(y, {small(0)}, &seen_next);  // the last one's operator has returned
+  EXPECT_EQ(stats().groups, 1u);
+  EXPECT_EQ(stats().evicted_bytes, 0u) << "the gathered bytes are in the window";
+  EXPECT_LE(device_bytes() - before, kGroupBytes + kSmallBytes + (kPerGroup + 1) * 512)
+      << "and nothing else";
+  y.backward();
+  EXPECT_EQ(stats().reused_on_device, static_cast<uint64_t>(kPerGroup) + 1);
+  EXPECT_EQ(stats().fetched_bytes, 0u);
+  ExpectSeen(kPerGroup);
+}
+
+TEST_F(OffloadGroups, AFewSmallTensorsShareABlockAndTravelAsPieces) {
+  at::Tensor y = SaveMany(3);
+  EXPECT_EQ(stats().groups, 1u);
+  EXPECT_EQ(engine().d2h.submitted_pieces, 3u + 1);
+  y.backward();
+  EXPECT_EQ(engine().h2d.submitted_pieces, 1u);
+  ExpectSeen(3);
+}
+
+// A large tensor does not take small ones with it that could wait for company.
+TEST_F(OffloadGroups, SmallTensorsBetweenLargeOnesFindEachOther) {
+  seen_.resize(kPerGroup);
+  std::vector<at::Tensor> seen_large;
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < kPerGroup; ++i) {
+      y = Observe(y, {small(i)}, &seen_[i]);
+      y = Observe(y, {Activation(carrier_, {8 * kKiB}, i)}, &seen_large);
+    }
+    y = PushOut(y);
+  }
+  EXPECT_EQ(stats().groups, 1u);
+  EXPECT_EQ(stats().grouped, static_cast<uint64_t>(kPerGroup));
+  y.backward();
+  EXPECT_EQ(stats().fetched_on_demand, 0u) << stats().ToString();
+  ExpectSeen(kPerGroup);
+  EXPECT_TRUE(SameBytes(seen_large[0], ActivationValues({8 * kKiB}, 0)));
+}
+
+TEST_F(OffloadGroups, OddSizesTypesAndViewsComeBackAsTheyWere) {
+  const std::vector<at::ScalarType> types = {at::kDouble, at::kHalf, at::kBFloat16,    at::kLong,
+                                             at::kByte,   at::kBool, at::kComplexFloat};
+  std::vector<at::Tensor> expected;
+  at::Tensor y = carrier_;
+  const int count = 42;
+  seen_.resize(count);
+  std::vector<uintptr_t> addresses;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < count; ++i) {
+      const at::Tensor values = ActivationValues({33 + i, 31}, i).to(types[i % types.size()]);
+      at::Tensor tensor = values.to(world_.device());
+      expected.push_back(values);
+      if (i % 3 == 1) {  // a view with strides, that begins inside its storage
+        tensor = tensor.transpose(0, 1).slice(0, 2);
+        expected.back() = values.transpose(0, 1).slice(0, 2);
+      }
+      addresses.push_back(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()));
+      y = Observe(y, {tensor}, &seen_[i]);
+    }
+  }
+  y = PushOut(y);
+  EXPECT_GE(stats().grouped, static_cast<uint64_t>(count * 3 / 4));
+  y.backward();
+  EXPECT_GT(stats().fetched_bytes, 0u);
+  for (int i = 0; i < count; ++i) {
+    SCOPED_TRACE(i);
+    const at::Tensor& tensor = seen_[i].at(0);
+    EXPECT_EQ(tensor.strides(), expected[i].strides());
+    EXPECT_TRUE(SameBytes(tensor, expected[i]));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 512, addresses[i] % 512);
+  }
+}
+
+TEST_F(OffloadGroups, AGroupIsFetchedOnceHoweverManyReadIt) {
+  at::Tensor y = SaveMany(2 * kPerGroup);
+  for (int backward = 1; backward <= 3; ++backward) {
+    const uint64_t fetched_before = stats().fetched_bytes;
+    y.backward({}, /*retain_graph=*/true);
+    ExpectSeen(2 * kPerGroup);
+    seen_.assign(seen_.size(), {});
+    EXPECT_EQ(stats().fetched_bytes - fetched_before, 2 * kGroupBytes) << "backward " << backward;
+  }
+}
+
+TEST_F(OffloadGroups, AGroupIsHeldUntilAllOfItIsReadAndNoLonger) {
+  std::vector<uint64_t> held;
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < kPerGroup; ++i) {
+      y = Probe(y, {small(i)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+        unpack();
+        held.push_back(device_bytes());
+        return grad;
+      });
+    }
+  }
+  y = PushOut(y);
+  y.backward();
+  ASSERT_EQ(held.size(), static_cast<size_t>(kPerGroup));
+  EXPECT_LE(held.back() + kGroupBytes, held.front());
+  EXPECT_EQ(held[1], held[kPerGroup - 2]);
+}
+
+TEST_F(OffloadGroups, APartialBackwardLetsGoOfAGroupThatItReadInPart) {
+  const at::Tensor late = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+  seen_.resize(kPerGroup);
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < kPerGroup; ++i) {
+      if (i == kPerGroup / 2) y = at::mul(y, late);
+      y = Observe(y, {small(i)}, &seen_[i]);
+    }
+  }
+  y = PushOut(y);
+  const uint64_t before = device_bytes();
+  torch::autograd::grad({y}, {late}, {}, /*retain_graph=*/true);
+  EXPECT_TRUE(seen_[0].empty());
+  EXPECT_TRUE(SameBytes(seen_[kPerGroup - 1].at(0), SmallValues(kPerGroup - 1)));
+  seen_.assign(seen_.size(), {});
+  pushed_.clear();
+  EXPECT_TRUE(Soon([&] { return device_bytes() == before; }));
+  y.backward();
+  ExpectSeen(kPerGroup);
+}
+
+TEST_F(OffloadGroups, AGraphThatIsDroppedWithoutBackwardReturnsEverything) {
+  const uint64_t before = device_bytes();
+  for (const bool flushed : {false, true}) {
+    at::Tensor y = SaveMany(flushed ? 2 * kPerGroup : 3);
+    y.reset();
+    world_.ExpectNothingLeft();
+    EXPECT_EQ(device_bytes(), before);
+  }
+}
+
+TEST_F(OffloadGroups, TensorsThatGoBeforeTheirGroupLeavesAreNotCopied) {
+  seen_.resize(2);
+  const OffloadScope scope(world_.session());
+  at::Tensor y = Observe(carrier_, {small(1)}, &seen_[0]);
+  for (int i = 0; i < kPerGroup; ++i) Observe(carrier_, {small(i)}, &seen_[1]);
+  y = PushOut(y);
+  EXPECT_EQ(stats().groups, 0u) << "the other graphs are gone";
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_[0][0], SmallValues(1)));
+}
+
+// Half of a group belongs to a graph that is dropped while the other half is still in use.
+TEST_F(OffloadGroups, AGroupOutlivesAGraphThatHadPartOfIt) {
+  at::Tensor kept = carrier_;
+  at::Tensor dropped = carrier_;
+  seen_.resize(kPerGroup);
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < kPerGroup; ++i) {
+      at::Tensor& y = i % 2 == 0 ? kept : dropped;
+      y = Observe(y, {small(i)}, &seen_[i]);
+    }
+  }
+  kept = PushOut(kept);
+  EXPECT_EQ(stats().groups, 1u);
+  dropped.reset();
+  kept.backward();
+  for (int i = 0; i < kPerGroup; i += 2) {
+    EXPECT_TRUE(SameBytes(seen_[i].at(0), SmallValues(i))) << i;
+  }
+}
+
+TEST_F(OffloadGroups, ATensorThatTheUserHoldsStaysHisAndIsUsedAsItIs) {
+  const at::Tensor held = small(0);
+  seen_.resize(kPerGroup);
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(y, {held}, &seen_[0]);
+    for (int i = 1; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+  }
+  y = PushOut(y);
+  EXPECT_EQ(stats().evicted_not_freed, 1u);
+  y.backward();
+  EXPECT_TRUE(seen_[0].at(0).is_alias_of(held));
+  ExpectSeen(kPerGroup - 1);
+}
+
+class OffloadGroupsInPlace : public OffloadGroups {
+ protected:
+  OffloadGroupsInPlace() : OffloadGroups(SmallWindows(kWindowBytes), RacesAllowed()) {}
+};
+
+TEST_F(OffloadGroupsInPlace, AChangeAfterSavingRaisesForThatTensorAlone) {
+  at::Tensor held = small(0);
+  std::vector<at::Tensor> seen_held;
+  seen_.resize(kPerGroup);
+  at::Tensor y = carrier_;
+  at::Tensor changed = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    changed = Observe(changed, {held}, &seen_held);
+    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+  }
+  y = PushOut(y);
+  EXPECT_EQ(stats().grouped, static_cast<uint64_t>(kPerGroup)) << "the changed one among them";
+  held.detach().add_(1);
+  EXPECT_THROW(changed.backward(), c10::Error);
+  y.backward();
+  ExpectSeen(kPerGroup);
+}
+
+TEST_F(OffloadGroupsInPlace, ABackwardThatChangesWhatItUnpacksSpoilsNoOtherTensorsOfTheGroup) {
+  at::Tensor shared = small(3);
+  std::vector<at::Tensor> seen_shared;
+  seen_.resize(kPerGroup);
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(y, {shared}, &seen_shared);
+    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+    y = Probe(y, {shared.view({-1})}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const c10::NoGradGuard no_grad;
+      unpack()[0].add_(1);
+      return grad;
+    });
+    shared.reset();
+  }
+  y = PushOut(y);
+  EXPECT_THROW(y.backward(), c10::Error) << "the other reader of what was changed";
+  ExpectSeen(kPerGroup);
+}
+
+TEST_F(OffloadGroups, EachStreamHasGroupsOfItsOwn) {
+  const c10::Stream other = world_.NewStream();
+  seen_.resize(2 * kPerGroup);
+  at::Tensor on_main = carrier_;
+  at::Tensor on_other;
+  ASSERT_THAT(world_.Synchronize(), IsOk());
+  {
+    const OffloadScope scope(world_.session());
+    std::optional<c10::StreamGuard> guard(other);
+    const at::Tensor carrier =
+        at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+    on_other = carrier;
+    for (int i = 0; i < kPerGroup; ++i) {
+      guard.emplace(other);
+      on_other = Observe(on_other, {Activation(carrier, {kFloats}, i)}, &seen_[i]);
+      guard.reset();
+      on_main = Observe(on_main, {small(kPerGroup + i)}, &seen_[kPerGroup + i]);
+    }
+  }
+  on_main = PushOut(on_main);
+  EXPECT_GE(stats().groups, 2u);
+  on_main.backward();
+  {
+    const c10::StreamGuard guard(other);
+    on_other.backward();
+  }
+  ASSERT_THAT(world_.Synchronize(), IsOk());
+  ExpectSeen(2 * kPerGroup);
+}
+
+TEST_F(OffloadGroups, TensorsOfAGroupMayBeReadOnOtherStreams) {
+  for (const bool evicted : {true, false}) {
+    SCOPED_TRACE(evicted ? "evicted" : "gathered on the device");
+    const c10::Stream other = world_.NewStream();
+    std::vector<at::Tensor> copies;
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(world_.session());
+      for (int i = 0; i < kPerGroup; ++i) {
+        y = Probe(y, {small(i)}, [&, i](const at::Tensor& grad, const UnpackSaved& unpack) {
+          std::optional<c10::StreamGuard> guard;
+          if (i % 2 == 0) guard.emplace(other);
+          copies.push_back(unpack()[0].cpu());
+          return grad;
+        });
+      }
+    }
+    if (evicted) y = PushOut(y);
+    y.backward();
+    for (int i = 0; i < kPerGroup; ++i) {
+      EXPECT_TRUE(SameBytes(copies[kPerGroup - 1 - i], SmallValues(i))) << i;
+    }
+  }
+}
+
+// --- When something runs out ---
+
+TEST_F(OffloadGroups, WithoutHostMemoryForTheGroupItsTensorsStayOnTheDevice) {
+  OffloadOptions options = SmallWindows(kWindowBytes);
+  options.allocator.segment_bytes = 16 * kKiB;
+  options.allocator.max_locked_bytes = 16 * kKiB;
+  world_.DropSession();  // all users of a host tier have the same options
+  const auto session = world_.NewSession(options);
+  seen_.resize(kPerGroup);
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(session);
+    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+  }
+  const OffloadStats stats = session->GetStats();
+  EXPECT_EQ(stats.kept_no_host_memory, static_cast<uint64_t>(kPerGroup));
+  EXPECT_EQ(stats.offloaded, 0u);
+  EXPECT_EQ(stats.offloaded_bytes, 0u);
+  EXPECT_EQ(stats.packed, stats.offloaded + stats.shared + stats.kept());
+  EXPECT_EQ(session->GetEngineStats(0).d2h.submitted_bytes, 0u);
+  y.backward();
+  ExpectSeen(kPerGroup);
+}
+
+// Gathering needs device memory for a moment. Without it, the tensors are copied one by one, each
+// to its place in the group's block.
+TEST_F(OffloadGroups, WithoutDeviceMemoryToGatherTheTensorsAreCopiedOneByOne) {
+  std::vector<at::Tensor> activations;
+  for (int i = 0; i < kPerGroup; ++i) activations.push_back(small(i));
+  seen_.resize(kPerGroup);
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < kPerGroup; ++i) {
+      if (i + 1 == kPerGroup) {
+        ASSERT_THAT(world_.Synchronize(), IsOk());
+        ASSERT_THAT(world_.machine().SetMemoryLimit(0, device_bytes() + 4 * kKiB), IsOk());
+      }
+      y = Observe(y, {activations[i]}, &seen_[i]);
+    }
+    activations.clear();
+  }
+  EXPECT_EQ(stats().groups, 1u);
+  EXPECT_EQ(engine().d2h.submitted_pieces, static_cast<uint64_t>(kPerGroup));
+  ASSERT_THAT(world_.machine().SetMemoryLimit(0, device_bytes() + 4 * kMiB), IsOk());
+  y = PushOut(y);
+  EXPECT_EQ(stats().evicted_bytes, kGroupBytes);
+  y.backward();
+  EXPECT_EQ(engine().h2d.submitted_pieces, 1u);
+  ExpectSeen(kPerGroup);
+}
+
+TEST_F(OffloadGroups, AStreamThatBeginsToCaptureKeepsWhatWaits) {
+  seen_.resize(kPerGroup);
+  at::Tensor y = carrier_;
+  const StreamHandle stream = world_.machine().default_stream(0);
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+    ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
+  }
+  ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
+  EXPECT_EQ(stats().kept_capturing, static_cast<uint64_t>(kPerGroup - 1));
+  EXPECT_EQ(stats().groups, 0u);
+  y.backward();
+  ExpectSeen(kPerGroup - 1);
+}
+
+class OffloadGroupsOnDemand : public OffloadGroups {
+ protected:
+  OffloadGroupsOnDemand() : OffloadGroups(OnDemand()) {}
+};
+
+TEST_F(OffloadGroupsOnDemand, OneFetchServesTheWholeGroup) {
+  at::Tensor y = SaveMany(kPerGroup);
+  torch::autograd::grad({y}, {carrier_}, {}, /*retain_graph=*/true);
+  EXPECT_EQ(stats().fetched_on_demand, 1u) << stats().ToString();
+  EXPECT_EQ(engine().h2d.submitted_pieces, 1u);
+  ExpectSeen(kPerGroup);
+}
+
+// --- What it is for ---
+
+// A chain of operators whose saved tensors are small.
+struct SmallTensorsRun {
+  std::vector<at::Tensor> seen;
+  EngineStats engine;
+  OffloadStats stats;
+  uint64_t device_calls = 0;  // that host time goes to
+  double step_ms = 0;
+};
+
+SmallTensorsRun RunSmallTensors(bool share) {
+  constexpr int kTensors = 400;
+  OffloadOptions options = SmallWindows(kMiB);
+  if (!share) options.link->h2d.piece_us = 0;  // nothing to gain
+  SmallTensorsRun run;
+  EmuWorld world(MachineOptions(), options);
+  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  for (const bool warm : {false, true}) {  // the first step pins host memory
+    std::vector<std::vector<at::Tensor>> seen(kTensors);
+    std::vector<at::Tensor> activations;
+    for (int i = 0; i < kTensors; ++i) {
+      activations.push_back(Activation(carrier, {1024 * (1 + i % 4)}, i));  // 4 to 16 KiB
+    }
+    EXPECT_TRUE(world.Synchronize().ok());
+    const double begin_ms = world.machine().now_ms();
+    const uint64_t calls_before = world.machine().calls(DeviceCall::kAny);
+    at::Tensor y = carrier;
+    {
+      const OffloadScope scope(world.session());
+      for (int i = 0; i < kTensors; ++i) {
+        y = Observe(y, {std::exchange(activations[i], at::Tensor())}, &seen[i]);
+      }
+    }
+    y.backward();
+    EXPECT_TRUE(world.Synchronize().ok());
+    run.step_ms = world.machine().now_ms() - begin_ms;
+    run.device_calls = world.machine().calls(DeviceCall::kAny) - calls_before;
+    if (!warm) continue;
+    // Detached: their history would keep the carrier.
+    for (const auto& tensors : seen) run.seen.push_back(tensors.at(0).detach().cpu());
+  }
+  run.stats = world.QuietStats();
+  run.engine = world.session()->GetEngineStats(0);
+  return run;
+}
+
+TEST(OffloadManySmallTensors, ShareSoManyCopiesThatTheStepIsFaster) {
+  const SmallTensorsRun alone = RunSmallTensors(/*share=*/false);
+  const SmallTensorsRun shared = RunSmallTensors(/*share=*/true);
+  ASSERT_EQ(alone.seen.size(), shared.seen.size());
+  for (size_t i = 0; i < alone.seen.size(); ++i) {
+    EXPECT_TRUE(SameBytes(alone.seen[i], shared.seen[i])) << i;
+  }
+  EXPECT_EQ(alone.stats.groups, 0u);
+  EXPECT_EQ(shared.stats.grouped, shared.stats.offloaded);
+  EXPECT_EQ(alone.stats.offloaded_bytes, shared.stats.offloaded_bytes);
+  EXPECT_LE(10 * shared.engine.d2h.submitted_pieces, alone.engine.d2h.submitted_pieces);
+  EXPECT_LE(10 * shared.engine.h2d.submitted_pieces, alone.engine.h2d.submitted_pieces);
+  EXPECT_LE(5 * shared.engine.h2d.submitted_transfers, alone.engine.h2d.submitted_transfers);
+  EXPECT_LT(shared.device_calls, 0.8 * alone.device_calls);
+  EXPECT_LT(shared.step_ms, 0.9 * alone.step_ms);
+  RecordProperty("alone_calls", static_cast<int>(alone.device_calls));
+  RecordProperty("shared_calls", static_cast<int>(shared.device_calls));
+  RecordProperty("alone_us", static_cast<int>(1e3 * alone.step_ms));
+  RecordProperty("shared_us", static_cast<int>(1e3 * shared.step_ms));
+}
+
+}  // namespace
+}  // namespace pinion::testing

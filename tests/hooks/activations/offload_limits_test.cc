@@ -1,0 +1,338 @@
+// What happens when something runs out or breaks: host memory, device memory, the device itself.
+// Gradients are right or there is a clear error, and nothing is left behind.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kTensorBytes = 64 * kKiB;
+
+at::Tensor NewCarrier(EmuWorld& world) {
+  return at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+}
+
+at::Tensor LargeActivation(const at::Tensor& carrier, int first) {
+  return Activation(carrier, {128, 128}, first);
+}
+
+// --- Host memory ---
+
+// The issue of every peer: one warning, and the job is killed.
+TEST(OffloadHostBudget, TensorsStayOnTheDeviceWhenItIsSpent) {
+  OffloadOptions options = SmallWindows();
+  options.allocator.segment_bytes = 16 * kKiB;
+  options.allocator.max_locked_bytes = 32 * kKiB;
+  EmuWorld world(MachineOptions(), options);
+  const TestNet net(world.device(), at::kFloat);
+  const Gradients plain = TrainStep(net, nullptr);
+  for (int step = 0; step < 3; ++step) {
+    ExpectSameGradients(plain, TrainStep(net, world.session()));
+  }
+  const OffloadStats stats = world.QuietStats();
+  EXPECT_GT(stats.kept_no_host_memory, 0u);
+  EXPECT_GT(stats.offloaded, 0u);
+  EXPECT_EQ(stats.packed, stats.offloaded + stats.shared + stats.kept());
+  EXPECT_LE(world.session()->GetAllocatorStats().locked_bytes.peak, 32 * kKiB);
+  EXPECT_GT(world.session()->GetAllocatorStats().limit_refusals, 0u);
+}
+
+TEST(OffloadHostBudget, ATensorThatCannotBePinnedStaysOnTheDevice) {
+  EmulatedOptions machine = MachineOptions();
+  for (uint64_t at = 1; at <= 100; ++at) machine.faults.calls.push_back({DeviceCall::kPin, at});
+  EmuWorld world(machine);
+  const TestNet net(world.device(), at::kFloat);
+  const Gradients plain = TrainStep(net, nullptr);
+  ExpectSameGradients(plain, TrainStep(net, world.session()));
+  EXPECT_GT(world.session()->GetStats().kept_no_host_memory, 0u);
+  EXPECT_EQ(world.session()->GetStats().offloaded, 0u);
+}
+
+// --- Device memory ---
+
+// Leaves room for `size_bytes` more than what is in use now.
+void LeaveRoom(EmuWorld& world, uint64_t size_bytes) {
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
+  const uint64_t in_use = world.machine().memory_stats(0).in_use_bytes;
+  ASSERT_THAT(world.machine().SetMemoryLimit(0, in_use + size_bytes), IsOk());
+}
+
+OffloadOptions EvictAllPrefetchAll() {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = kMiB;
+  return options;
+}
+
+TEST(OffloadDeviceMemory, APrefetchThatDoesNotFitIsDropped) {
+  EmuWorld world(MachineOptions(), EvictAllPrefetchAll());
+  const at::Tensor carrier = NewCarrier(world);
+  std::vector<std::vector<at::Tensor>> seen(4);
+  std::vector<bool> same;
+  at::Tensor y = carrier;
+  {
+    const OffloadScope scope(world.session());
+    for (int i = 0; i < 4; ++i) {
+      y = Probe(y, {LargeActivation(carrier, i)},
+                [&same, i](const at::Tensor& grad, const UnpackSaved& unpack) {
+                  same.push_back(SameBytes(unpack()[0], ActivationValues({128, 128}, i)));
+                  return grad;
+                });
+    }
+  }
+  LeaveRoom(world, kTensorBytes + kTensorBytes / 2);
+  y.backward();
+  EXPECT_THAT(same, ::testing::ElementsAre(true, true, true, true));
+  EXPECT_GT(world.session()->GetStats().prefetches_refused, 0u);
+  EXPECT_EQ(world.session()->GetStats().fetched_on_demand, 4u);
+}
+
+// An allocation that fails makes LibTorch's allocator for CUDA give its cache back and wait for the
+// device: at every unpack, that would cost more than prefetching can gain.
+TEST(OffloadDeviceMemory, PrefetchesThatDoNotFitAreTriedLessAndLessOften) {
+  constexpr int kTensors = 16;
+  for (const bool room_later : {false, true}) {
+    SCOPED_TRACE(room_later ? "there is room later" : "there is never room");
+    EmuWorld world(MachineOptions(), EvictAllPrefetchAll());
+    const at::Tensor carrier = NewCarrier(world);
+    at::Tensor y = carrier;
+    {
+      const OffloadScope scope(world.session());
+      for (int i = 0; i < kTensors; ++i) {
+        y = Probe(y, {LargeActivation(carrier, i)},
+                  [&, i](const at::Tensor& grad, const UnpackSaved& unpack) {
+                    unpack();
+                    if (room_later && i == kTensors / 2) LeaveRoom(world, 8 * kTensorBytes);
+                    return grad;
+                  });
+      }
+    }
+    LeaveRoom(world, kTensorBytes + kTensorBytes / 2);
+    y.backward();
+    const OffloadStats stats = world.QuietStats();
+    EXPECT_GT(stats.prefetches_refused, 0u);
+    EXPECT_LE(stats.prefetches_refused, 4u);  // each pause is twice as long: 1, 2, 4, 8 unpacks
+    EXPECT_EQ(stats.prefetch_hits > 0, room_later) << stats.ToString();
+  }
+}
+
+TEST(OffloadDeviceMemory, AHugeTensorWidensTheAutomaticWindowUntilTheNextScopeEnds) {
+  EmuWorld world(MachineOptions(), SmallWindows(OffloadOptions::kAutoWindow));
+  const at::Tensor carrier = NewCarrier(world);
+  const auto evicted_bytes = [&](at::IntArrayRef sizes) {
+    const uint64_t before = world.session()->GetStats().evicted_bytes;
+    std::vector<at::Tensor> seen;
+    at::Tensor y = carrier;
+    {
+      const OffloadScope scope(world.session());
+      for (int i = 0; i < 8; ++i) y = Observe(y, {Activation(carrier, sizes, i)}, &seen);
+    }
+    return world.session()->GetStats().evicted_bytes - before;
+  };
+  evicted_bytes({256, 256});
+  EXPECT_EQ(evicted_bytes({32, 32}), 0u);
+  EXPECT_EQ(evicted_bytes({32, 32}), 6u * 4 * kKiB);
+}
+
+TEST(OffloadDeviceMemory, ATensorThatIsNeededTakesThePlaceOfUnreadPrefetches) {
+  EmuWorld world(MachineOptions(), EvictAllPrefetchAll());
+  const at::Tensor carrier = NewCarrier(world);
+  const auto dropped = [&] { return world.session()->GetStats().prefetches_dropped; };
+  bool same = false;
+  std::vector<std::vector<at::Tensor>> seen(2);
+  at::Tensor needed;
+  at::Tensor y = carrier;
+  {
+    const OffloadScope scope(world.session());
+    for (int i = 0; i < 2; ++i) y = Observe(y, {LargeActivation(carrier, i)}, &seen[i]);
+    y = Probe(y, {LargeActivation(carrier, 2)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                const std::vector<at::Tensor> read = unpack();
+                // Now the two tensors before it have been fetched ahead.
+                LeaveRoom(world, kTensorBytes + kTensorBytes / 2);
+                EXPECT_EQ(dropped(), 0u);
+                needed.backward();
+                EXPECT_GE(dropped(), 2u);
+                LeaveRoom(world, 8 * kTensorBytes);
+                return grad;
+              });
+    needed = Probe(carrier, {Activation(carrier, {256, 128}, 7)},
+                   [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                     same = SameBytes(unpack()[0], ActivationValues({256, 128}, 7));
+                     return grad;
+                   });
+  }
+  y.backward();
+  EXPECT_TRUE(same);
+  EXPECT_TRUE(SameBytes(seen[0][0], ActivationValues({128, 128}, 0)));
+  EXPECT_TRUE(SameBytes(seen[1][0], ActivationValues({128, 128}, 1)));
+}
+
+TEST(OffloadDeviceMemory, ATensorThatDoesNotFitAtAllIsAnOutOfMemoryErrorThatPasses) {
+  EmuWorld world(MachineOptions(), SmallWindows(1));
+  const at::Tensor carrier = NewCarrier(world);
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Observe(carrier, {LargeActivation(carrier, 1)}, &seen);
+  }
+  LeaveRoom(world, kTensorBytes / 2);
+  EXPECT_THROW(y.backward({}, /*retain_graph=*/true), c10::OutOfMemoryError);
+  LeaveRoom(world, 2 * kTensorBytes);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen[0], ActivationValues({128, 128}, 1)));
+}
+
+// Fetching ahead is nobody's need: whatever breaks there is for the fetch that is needed to report.
+TEST(OffloadDeviceMemory, APrefetchThatMeetsABrokenDeviceFailsNothing) {
+  uint64_t allocations = 0;  // up to and with the one that fetches ahead
+  for (const bool broken : {false, true}) {
+    SCOPED_TRACE(broken ? "broken" : "whole");
+    EmulatedOptions machine = MachineOptions();
+    if (broken) machine.faults.calls = {{DeviceCall::kAllocate, allocations, /*sticky=*/true}};
+    EmuWorld world(machine, EvictAllPrefetchAll());
+    const at::Tensor carrier = NewCarrier(world);
+    std::vector<at::Tensor> seen;
+    bool later_was_read = false;
+    at::Tensor y;
+    {
+      const OffloadScope scope(world.session());
+      y = Observe(carrier, {LargeActivation(carrier, 1)}, &seen);
+      y = Probe(y, {LargeActivation(carrier, 2)},
+                [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                  later_was_read = unpack()[0].defined();
+                  allocations = world.machine().calls(DeviceCall::kAllocate);
+                  return grad;
+                });
+    }
+    if (broken) {
+      EXPECT_THROW(y.backward({}, /*retain_graph=*/true), c10::Error);
+      EXPECT_THROW(y.backward(), c10::Error) << "and not a thread that waits for ever";
+    } else {
+      y.backward();
+      EXPECT_EQ(world.session()->GetStats().prefetch_hits, 1u) << "the test's premise";
+    }
+    EXPECT_TRUE(later_was_read);
+  }
+}
+
+// --- A device that fails for a moment ---
+
+NetShape TinyNet() {
+  NetShape shape;
+  shape.layers = 1;
+  shape.tokens = 8;
+  return shape;
+}
+
+// Small bounds and slow copies, so that every path is taken: chunks, several batches, prefetches,
+// polling.
+OffloadOptions TightOptions() {
+  OffloadOptions options = SmallWindows(6 * kKiB);
+  options.engine.max_in_flight_bytes = kKiB;
+  options.allocator.segment_bytes = 16 * kKiB;
+  return options;
+}
+
+EmulatedOptions SlowCopies() {
+  EmulatedOptions machine = MachineOptions();
+  machine.faults.stall_copies_from = 1;
+  machine.faults.stall_ms = 1;
+  return machine;
+}
+
+class OffloadFaults : public ::testing::TestWithParam<std::tuple<DeviceCall, bool>> {};
+
+TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
+  const DeviceCall call = std::get<0>(GetParam());
+  OffloadOptions options = TightOptions();
+  options.overlap = std::get<1>(GetParam());
+  Gradients plain;
+  uint64_t calls_before = 0;
+  uint64_t calls_in_forward = 0;
+  uint64_t calls_after = 0;
+  {
+    EmuWorld world(SlowCopies(), options);
+    const TestNet net(world.device(), at::kFloat, TinyNet());
+    calls_before = world.machine().calls(call);
+    SeedGenerators();
+    at::Tensor loss;
+    {
+      const OffloadScope scope(world.session());
+      loss = net.Loss();
+    }
+    calls_in_forward = world.machine().calls(call);
+    loss.backward();
+    plain = TakeGradients(net, loss);
+    calls_after = world.machine().calls(call);
+    ExpectSameGradients(TrainStep(net, nullptr), plain);
+  }
+  ASSERT_LT(calls_before, calls_after) << "a step makes no such call";
+  for (uint64_t at = calls_before + 1; at <= calls_after; ++at) {
+    SCOPED_TRACE(std::string(DeviceCallName(call)) + " call " + std::to_string(at));
+    // Without host memory or its copy, a tensor stays on the device; a query is repeated.
+    const bool must_succeed = call == DeviceCall::kPin || call == DeviceCall::kQueryEvent ||
+                              (call == DeviceCall::kCopy && at <= calls_in_forward);
+    EmulatedOptions machine = SlowCopies();
+    machine.faults.calls.push_back({call, at, /*sticky=*/false});
+    EmuWorld world(machine, options);
+    const TestNet net(world.device(), at::kFloat, TinyNet());
+    try {
+      const Gradients gradients = TrainStep(net, world.session());
+      EXPECT_TRUE(SameGradients(plain, gradients)) << "a wrong gradient without an error";
+    } catch (const c10::Error& error) {
+      EXPECT_FALSE(must_succeed) << error.what_without_backtrace();
+      EXPECT_THAT(error.what(), HasSubstr("failed (injected, transient)"));
+    }
+    for (const at::Tensor& parameter : net.parameters()) parameter.mutable_grad().reset();
+    EXPECT_TRUE(Soon([&] { return world.session()->GetStats().live_handles == 0; }));
+    EXPECT_EQ(world.session()->GetAllocatorStats().booked_bytes.current, 0u)
+        << "host blocks were leaked";
+    ExpectSameGradients(plain, TrainStep(net, world.session()));
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    AllCalls, OffloadFaults,
+    ::testing::Combine(::testing::Values(DeviceCall::kAllocate, DeviceCall::kPin, DeviceCall::kCopy,
+                                         DeviceCall::kKernel, DeviceCall::kCreateStream,
+                                         DeviceCall::kCreateEvent, DeviceCall::kRecordEvent,
+                                         DeviceCall::kStreamWaitEvent, DeviceCall::kQueryEvent),
+                       ::testing::Values(true)),
+    [](const auto& info) { return std::string(DeviceCallName(std::get<0>(info.param))); });
+
+INSTANTIATE_TEST_SUITE_P(
+    BlockingCalls, OffloadFaults,
+    ::testing::Combine(::testing::Values(DeviceCall::kAllocate, DeviceCall::kCopy,
+                                         DeviceCall::kRecordEvent, DeviceCall::kWaitEvent),
+                       ::testing::Values(false)),
+    [](const auto& info) { return std::string(DeviceCallName(std::get<0>(info.param))); });
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,127 @@
+// A scope that is given a module keeps the module's parameters and buffers on the device, by
+// storage; everything else that autograd saves may leave.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+constexpr int64_t kWidth = 32;
+
+// Two layers, the first one frozen, and a mask that is a buffer.
+class MaskedLayersImpl : public torch::nn::Module {
+ public:
+  MaskedLayersImpl()
+      : frozen_(register_module("frozen", torch::nn::Linear(kWidth, kWidth))),
+        trained_(register_module("trained", torch::nn::Linear(kWidth, kWidth))),
+        mask_(register_buffer("mask", at::ones({kWidth, kWidth}))) {
+    for (at::Tensor& parameter : frozen_->parameters()) parameter.requires_grad_(false);
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    return at::sum(at::mul(trained_->forward(frozen_->forward(x)), mask_));
+  }
+
+  const at::Tensor& weight() const { return trained_->weight; }
+
+ private:
+  torch::nn::Linear frozen_;
+  torch::nn::Linear trained_;
+  at::Tensor mask_;
+};
+TORCH_MODULE(MaskedLayers);
+
+class OffloadModule : public ::testing::Test {
+ protected:
+  OffloadModule() { model_->to(world_.device()); }
+
+  at::Tensor input() {
+    return ActivationValues({kWidth, kWidth}).to(world_.device()).requires_grad_(true);
+  }
+  OffloadStats stats() { return world_.session()->GetStats(); }
+
+  EmuWorld world_{MachineOptions(), SmallWindows(1)};
+  MaskedLayers model_;
+};
+
+TEST_F(OffloadModule, FrozenParametersAndBuffersStayToo) {
+  at::Tensor loss;
+  {
+    const OffloadScope scope(world_.session(), *model_);
+    loss = model_->forward(Activation(input(), {kWidth, kWidth}));
+  }
+  EXPECT_EQ(stats().kept_parameter, 3u);  // two weights and the mask
+  EXPECT_EQ(stats().kept_held, 0u);
+  EXPECT_GT(stats().offloaded, 0u);
+}
+
+TEST_F(OffloadModule, ABufferWithoutAStorageIsNothingToKeep) {
+  torch::nn::Module module;
+  module.register_buffer("sparse",
+                         at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::ones({1}), {9}));
+  module.register_buffer("none", at::Tensor());
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session(), module);
+    y = Observe(input(), {Activation(input(), {kWidth, kWidth})}, &seen);
+  }
+  EXPECT_EQ(stats().offloaded, 1u);
+  y.sum().backward();
+}
+
+// As attribution does: the gradient of the input is wanted, and a layer saves a view of it. That is
+// no parameter, but its owner keeps it on the device all the same.
+TEST_F(OffloadModule, AnInputThatRequiresAGradientIsNotCopiedThroughItsViews) {
+  const at::Tensor x = input();
+  at::Tensor loss;
+  {
+    const OffloadScope scope(world_.session(), *model_);
+    loss = at::sum(at::mul(x.view({-1}), x.view({-1})));
+  }
+  EXPECT_EQ(stats().kept_held, 1u);
+  EXPECT_EQ(stats().offloaded, 0u);
+  EXPECT_EQ(stats().evicted_not_freed, 0u);
+}
+
+TEST_F(OffloadModule, GradientsOfAModuleAreBitwiseTheSame) {
+  const at::Tensor x = input();
+  const auto gradient = [&](bool offload) {
+    at::Tensor loss;
+    if (offload) {
+      const OffloadScope scope(world_.session(), *model_);
+      loss = model_->forward(at::mul(x, 2));
+    } else {
+      loss = model_->forward(at::mul(x, 2));
+    }
+    loss.backward();
+    const at::Tensor grad = model_->weight().grad().cpu();
+    model_->zero_grad();
+    x.mutable_grad().reset();
+    return grad;
+  };
+  const at::Tensor plain = gradient(false);
+  EXPECT_TRUE(SameBytes(plain, gradient(true)));
+  EXPECT_GT(stats().fetched_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace pinion::testing

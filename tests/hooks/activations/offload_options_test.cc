@@ -1,0 +1,384 @@
+// What a session may be told, and how it is switched off.
+
+#include "pinion/hooks/activations/offload_options.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/link_curve.h"
+#include "pinion/engine/stats/engine_stats.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(OffloadOptionsTest, AWindowOfZeroIsRefusedByName) {
+  OffloadOptions options;
+  options.eviction_window_bytes = 0;
+  EXPECT_THAT(options.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("eviction_window_bytes is 0")));
+  options = OffloadOptions();
+  options.prefetch_window_bytes = 0;
+  EXPECT_THAT(options.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("prefetch_window_bytes is 0")));
+  EXPECT_THAT(OffloadSession::Create(options, DeviceBackend()),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(OffloadOptionsTest, ADeviceTypeThatLibTorchDoesNotKnowIsRefusedByName) {
+  EXPECT_THAT(OffloadSession::Create({}, DeviceBackend{"abacus", nullptr}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"abacus\"")));
+}
+
+TEST(OffloadOptionsTest, ADisabledSessionDoesNothing) {
+  OffloadOptions options = SmallWindows();
+  options.enabled = false;
+  EmuWorld world(MachineOptions(), options);
+  const TestNet net(world.device(), at::kFloat);
+  ExpectSameGradients(TrainStep(net, nullptr), TrainStep(net, world.session()));
+  EXPECT_EQ(world.session()->GetStats().packed, 0u);
+}
+
+TEST(OffloadOptionsTest, TheEnvironmentVariableDisablesEverySession) {
+  ASSERT_EQ(setenv("PINION_DISABLE", "1", 1), 0);
+  EmuWorld world;
+  ASSERT_EQ(unsetenv("PINION_DISABLE"), 0);
+  EXPECT_FALSE(world.session()->options().enabled);
+  const TestNet net(world.device(), at::kFloat);
+  TrainStep(net, world.session());
+  EXPECT_EQ(world.session()->GetStats().packed, 0u);
+}
+
+TEST(OffloadOptionsTest, TensorsGoToTheAllocatorThatTheProgramHandsInAndSessionsMayShareIt) {
+  const std::shared_ptr<EmulatedMachine> machine =
+      EmulatedMachine::Create(MachineOptions()).value();
+  ASSERT_THAT(RegisterEmuDevice(machine), IsOk());
+  AllocatorOptions unused;  // by the sessions: it could not be served
+  unused.max_locked_bytes = 1;
+  OffloadOptions options = SmallWindows();
+  const std::shared_ptr<PinnedAllocator> allocator =
+      PinnedAllocator::Create(options.allocator, machine->device(0)->pinned_source()).value();
+  options.allocator = unused;
+  {
+    const TestNet net(c10::Device("emu:0"), at::kFloat);
+    for (uint64_t session_number = 1; session_number <= 2; ++session_number) {
+      const uint64_t before = allocator->GetStats().allocations;
+      const std::shared_ptr<OffloadSession> session =
+          OffloadSession::Create(options, EmulatedBackend(machine), allocator).value();
+      ExpectSameGradients(TrainStep(net, nullptr), TrainStep(net, session));
+      ASSERT_GT(session->GetStats().offloaded, 0u);
+      ASSERT_GT(session->GetStats().fetched_bytes, 0u);
+      EXPECT_GT(allocator->GetStats().allocations, before);
+      EXPECT_EQ(session->GetAllocatorStats().allocations, allocator->GetStats().allocations);
+    }
+  }
+}
+
+// --- What cannot work is refused where it is given ---
+
+// Collects the log while it lives.
+class ScopedLog {
+ public:
+  ScopedLog()
+      : before_(SetLogSink([this](LogSeverity, const std::string& line) { text_ += line; })) {}
+  ~ScopedLog() { SetLogSink(before_); }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  const LogSink before_;
+};
+
+DeviceBackend WithoutDevices() {
+  return {"cuda", [](int) { return absl::NotFoundError("no CUDA device: install a driver"); }};
+}
+
+TEST(OffloadSessionCreate, WithoutADeviceIsRefused) {
+  EXPECT_THAT(OffloadSession::Create({}, WithoutDevices()),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no CUDA device")));
+}
+
+TEST(OffloadSessionCreate, ADisabledSessionNeedsNoDevice) {
+  OffloadOptions options;
+  options.enabled = false;
+  EXPECT_THAT(OffloadSession::Create(options, WithoutDevices()), IsOk());
+}
+
+TEST(OffloadSessionCreate, WhatTheAllocatorCannotDoIsRefusedWithoutADevice) {
+  OffloadOptions options;
+  options.enabled = false;
+  options.allocator.high_percent = 120;
+  EXPECT_THAT(OffloadSession::Create(options, WithoutDevices()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("high_percent")));
+}
+
+TEST(OffloadSessionCreate, AnAlignmentThatTheDeviceCannotServeIsRefusedByName) {
+  EmuWorld world;
+  OffloadOptions options = SmallWindows();
+  options.allocator.alignment_bytes = 4 * kMiB;
+  EXPECT_THAT(
+      OffloadSession::Create(options, EmulatedBackend(RegisteredEmuMachine())),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("alignment_bytes is 4194304")));
+}
+
+TEST(OffloadSessionCreate, OneThatIsNotEnabledReservesNothing) {
+  EmuWorld world;
+  OffloadOptions options = SmallWindows();
+  options.enabled = false;
+  const auto session =
+      OffloadSession::Create(options, EmulatedBackend(RegisteredEmuMachine())).value();
+  EXPECT_THAT(session->Reserve(0, kMiB), IsOk());
+  EXPECT_EQ(session->Trim(0).value(), 0u);
+  EXPECT_EQ(session->GetAllocatorStats().locked_bytes.current, 0u);
+}
+
+// A graph that waits for its backward is a user of the pool, too: the budget is one.
+TEST(OffloadSessionCreate, AGraphThatOutlivesItsSessionSharesItsPoolWithTheNext) {
+  EmuWorld world;
+  OffloadOptions options = SmallWindows();
+  options.allocator.segment_bytes = 4 * kMiB;
+  world.DropSession();
+  auto session = world.NewSession(options);
+  const at::Tensor x =
+      at::rand({kMiB / 4}, at::TensorOptions().device(world.device())).requires_grad_();
+  at::Tensor loss;
+  {
+    const OffloadScope scope(session);
+    loss = x.mul(2).sin().sum();
+  }
+  EXPECT_EQ(session->GetStats().offloaded, 1u);
+  session = nullptr;
+  const auto next = world.NewSession(options);
+  EXPECT_EQ(next->GetAllocatorStats().requested_bytes.current, kMiB);
+  options.allocator.segment_bytes = 8 * kMiB;
+  EXPECT_THAT(OffloadSession::Create(options, EmulatedBackend(RegisteredEmuMachine())),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("segment_bytes")));
+  loss.backward();
+}
+
+// The backend was forgotten, where a program moved from one accelerator to another.
+TEST(OffloadSessionScope, ATensorOnAnotherAcceleratorRaisesAndACpuTensorDoesNot) {
+  EmuWorld world;
+  const DeviceBackend emulated = EmulatedBackend(RegisteredEmuMachine());
+  const auto session = OffloadSession::Create(SmallWindows(), {"cuda", emulated.device}).value();
+  TrainStep(TestNet(at::kCPU, at::kFloat), session);
+  EXPECT_GT(session->GetStats().kept_unsupported, 0u);
+  const TestNet net(world.device(), at::kFloat);
+  try {
+    TrainStep(net, session);
+    FAIL() << "forward should have thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("made for \"cuda\""), HasSubstr("emu:0")));
+  }
+}
+
+TEST(OffloadSessionScope, ADeviceThatCanNeverBeSetUpRaises) {
+  EmuWorld world;
+  const DeviceBackend emulated = EmulatedBackend(RegisteredEmuMachine());
+  for (const absl::Status& never : {absl::NotFoundError("none of that number"),
+                                    absl::InvalidArgumentError("none of that number")}) {
+    absl::Status opens;
+    const auto open = [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+      if (!opens.ok()) return opens;
+      return emulated.device(index);
+    };
+    const auto session = OffloadSession::Create(SmallWindows(), {"emu", open}).value();
+    opens = never;
+    const TestNet net(world.device(), at::kFloat);
+    try {
+      TrainStep(net, session);
+      ADD_FAILURE() << "forward should have thrown: " << never;
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("setting up offload"), HasSubstr("of that number")));
+    }
+  }
+}
+
+TEST(OffloadSessionCreate, ASwitchThatIsOnIsNamedInTheLog) {
+  EmuWorld world;
+  for (const char* name : {"PINION_DISABLE", "PINION_VERIFY"}) {
+    const ScopedLog log;
+    ASSERT_EQ(setenv(name, "1", 1), 0);
+    world.NewSession(SmallWindows());
+    ASSERT_EQ(unsetenv(name), 0);
+    EXPECT_THAT(log.text(), HasSubstr(std::string(name) + "=1"));
+  }
+  const ScopedLog log;
+  world.NewSession(SmallWindows());
+  EXPECT_EQ(log.text(), "");
+}
+
+TEST(OffloadSessionCreate, AWordSwitchesOnAndOffAsANumberDoes) {
+  EmuWorld world;
+  const auto enabled = [&](const char* value) {
+    EXPECT_EQ(setenv("PINION_DISABLE", value, 1), 0);
+    const bool is_enabled = world.NewSession(SmallWindows())->options().enabled;
+    EXPECT_EQ(unsetenv("PINION_DISABLE"), 0);
+    return is_enabled;
+  };
+  for (const char* on : {"1", "true", "TRUE", "yes"}) EXPECT_FALSE(enabled(on)) << on;
+  const ScopedLog log;
+  for (const char* off : {"0", "false", "no", ""}) EXPECT_TRUE(enabled(off)) << off;
+  EXPECT_EQ(log.text(), "");
+}
+
+TEST(OffloadSessionCreate, ASwitchThatIsNeitherOnNorOffIsNamedInTheLog) {
+  EmuWorld world;
+  for (const char* name : {"PINION_DISABLE", "PINION_VERIFY"}) {
+    const ScopedLog log;
+    ASSERT_EQ(setenv(name, "maybe", 1), 0);
+    const std::shared_ptr<OffloadSession> session = world.NewSession(SmallWindows());
+    ASSERT_EQ(unsetenv(name), 0);
+    EXPECT_TRUE(session->options().enabled);
+    EXPECT_FALSE(session->options().verify);
+    EXPECT_THAT(log.text(), HasSubstr(std::string(name) + "=maybe switches nothing on"));
+  }
+}
+
+// A scope in the forward of a checkpointed block is opened again when backward computes the block.
+TEST(OffloadSessionScope, AScopeInsideABackwardSaysThatNothingLeaves) {
+  EmuWorld world;
+  const ScopedLog log;
+  const at::Tensor x = at::ones({64}, at::TensorOptions().device(world.device())).requires_grad_();
+  const at::Tensor y = x.mul(2);
+  y.register_hook([&](const at::Tensor&) { const OffloadScope scope(world.session()); });
+  { const OffloadScope scope(world.session()); }
+  EXPECT_EQ(log.text(), "");
+  y.sum().backward();
+  EXPECT_THAT(log.text(), HasSubstr("kept_in_backward"));
+}
+
+// --- The link ---
+
+OffloadOptions WithoutLink() {
+  OffloadOptions options = SmallWindows();
+  options.link.reset();
+  return options;
+}
+
+TEST(OffloadOptionsLink, EachDeviceIsMeasuredWhenItIsFirstUsed) {
+  EmuWorld world(MachineOptions(), WithoutLink());
+  const TestNet net(world.device(), at::kFloat);
+  const Gradients plain = TrainStep(net, nullptr);
+  EXPECT_FALSE(world.session()->GetLink(0).has_value());
+  ExpectSameGradients(plain, TrainStep(net, world.session()));
+  const std::optional<LinkCalibration> link = world.session()->GetLink(0);
+  ASSERT_TRUE(link.has_value());
+  EXPECT_TRUE(link->modelled);
+  const LinkModel& model = world.machine().options().preset.link;
+  EXPECT_NEAR(link->h2d.gb_per_s, model.h2d_gb_per_s, 0.05 * model.h2d_gb_per_s);
+  EXPECT_NEAR(link->d2h.piece_us, model.piece_us, 0.2 * model.piece_us);
+}
+
+// Of an earlier run, say.
+TEST(OffloadOptionsLink, AGivenLinkIsNotMeasured) {
+  const auto copies = [](const OffloadOptions& options) {
+    EmuWorld world(MachineOptions(), options);
+    const TestNet net(world.device(), at::kFloat);
+    TrainStep(net, world.session());
+    EXPECT_TRUE(world.session()->GetLink(0).has_value());
+    const EngineStats engine = world.session()->GetEngineStats(0);
+    return world.machine().calls(DeviceCall::kCopy) - engine.d2h.submitted_transfers -
+           engine.h2d.submitted_transfers;
+  };
+  EXPECT_LT(copies(SmallWindows()), copies(WithoutLink()));
+}
+
+TEST(OffloadOptionsLink, WithoutOverlapNothingIsPlannedAndSoNothingMeasured) {
+  OffloadOptions options = WithoutLink();
+  options.overlap = false;
+  EmuWorld world(MachineOptions(), options);
+  const TestNet net(world.device(), at::kFloat);
+  TrainStep(net, world.session());
+  EXPECT_GT(world.session()->GetStats().offloaded, 0u);
+  EXPECT_FALSE(world.session()->GetLink(0)->modelled);
+  EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, AssumedLink().h2d.gb_per_s);
+}
+
+TEST(OffloadOptionsLink, ALinkThatIsGivenIsTakenWithoutOverlapAsWell) {
+  OffloadOptions options = SmallWindows();
+  options.overlap = false;
+  options.link->h2d.gb_per_s = 123;
+  EmuWorld world(MachineOptions(), options);
+  TrainStep(TestNet(world.device(), at::kFloat), world.session());
+  EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, 123);
+}
+
+TEST(OffloadOptionsLink, ADeviceThatCannotBeMeasuredIsTakenForPcie4) {
+  EmuWorld world(MachineOptions(), WithoutLink());
+  const TestNet net(world.device(), at::kFloat);
+  const Gradients plain = TrainStep(net, nullptr);
+  ASSERT_THAT(world.Synchronize(), IsOk());
+  const uint64_t in_use = world.device_bytes();
+  ASSERT_THAT(world.machine().SetMemoryLimit(0, in_use + 512 * kKiB), IsOk());
+  ExpectSameGradients(plain, TrainStep(net, world.session()));
+  EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, AssumedLink().h2d.gb_per_s);
+  EXPECT_GT(world.session()->GetStats().offloaded, 0u);
+}
+
+TEST(OffloadOptionsLink, TheOneThatIsAssumedIsTheHeaders) {
+  const LinkCalibration link = AssumedLink();
+  for (const LinkCurve& curve : {link.h2d, link.d2h}) {
+    EXPECT_EQ(curve.gb_per_s, 20);
+    EXPECT_EQ(curve.fixed_us, 3);
+    EXPECT_EQ(curve.piece_us, 1);
+  }
+  EXPECT_EQ(link.h2d_duplex_gb_per_s, 15);
+  EXPECT_EQ(link.d2h_duplex_gb_per_s, 15);
+}
+
+TEST(OffloadOptionsLink, OneWithoutBandwidthIsRefused) {
+  OffloadOptions options;
+  options.link = LinkCalibration();
+  EXPECT_THAT(options.Validate(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without bandwidth")));
+}
+
+TEST(OffloadOptionsLink, ACostThatIsNegativeIsRefusedInEitherDirection) {
+  for (LinkCurve LinkCalibration::*direction : {&LinkCalibration::h2d, &LinkCalibration::d2h}) {
+    for (double LinkCurve::*cost : {&LinkCurve::fixed_us, &LinkCurve::piece_us}) {
+      OffloadOptions options;
+      options.link = AssumedLink();
+      (*options.link.*direction).*cost = 0;
+      EXPECT_THAT(options.Validate(), IsOk());
+      (*options.link.*direction).*cost = -1;
+      EXPECT_THAT(options.Validate(),
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("negative costs")));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,205 @@
+// What backward fetches ahead when it does not read what was saved strictly from the last to the
+// first.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+
+namespace pinion::testing {
+namespace {
+
+constexpr uint64_t kTensorBytes = 32 * kKiB;  // each fills a copy of its own
+
+class OffloadPrefetch : public ::testing::Test {
+ protected:
+  static OffloadOptions Options() {
+    OffloadOptions options = SmallWindows(1);  // all that is saved leaves
+    options.prefetch_window_bytes = 2 * kTensorBytes;
+    return options;
+  }
+  at::Tensor NewActivation(int first) {
+    return Activation(carrier_, {kTensorBytes / sizeof(float)}, first);
+  }
+  // What it takes to read tensors of so many KiB, which were saved in this order, in the order
+  // `reads`.
+  OffloadStats Read(const std::vector<int64_t>& kib, const std::vector<size_t>& reads) {
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(world_.session());
+      std::vector<at::Tensor> saved;
+      for (const int64_t size : kib) saved.push_back(Activation(carrier_, {size * 256}));
+      y = Probe(y, saved, [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
+      for (auto read = reads.rbegin(); read != reads.rend(); ++read) {
+        y = Probe(y, {saved.at(*read)}, Use);
+      }
+    }
+    y.backward();
+    y.reset();
+    return world_.QuietStats();
+  }
+  static at::Tensor Use(const at::Tensor& grad, const UnpackSaved& unpack) {
+    for (const at::Tensor& saved : unpack()) at::mul(saved, 2);
+    return grad;
+  }
+
+  EmuWorld world_{MachineOptions(), Options()};
+  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+};
+
+// An attention mask, say, or the target of a loss that is the network's input as well.
+TEST_F(OffloadPrefetch, ATensorThatWasSavedFirstAndIsReadFirstDoesNotEndIt) {
+  constexpr uint64_t kNodes = 12;
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    const at::Tensor mask = NewActivation(0);
+    y = Probe(y, {mask}, Use);
+    for (uint64_t i = 1; i < kNodes; ++i) y = Probe(y, {NewActivation(static_cast<int>(i))}, Use);
+    y = Probe(y, {mask}, Use);
+  }
+  y.backward();
+  const OffloadStats stats = world_.QuietStats();
+  ASSERT_EQ(stats.offloaded, kNodes);
+  ASSERT_EQ(stats.evicted_bytes, kNodes * kTensorBytes);
+  EXPECT_EQ(stats.fetched_on_demand, 2u) << "the mask, and what was saved last";
+  EXPECT_EQ(stats.prefetch_hits, kNodes - 2u);
+  EXPECT_EQ(stats.prefetches_dropped, 0u);
+}
+
+TEST_F(OffloadPrefetch, ATensorThatEveryNodeReadsDoesNotEndIt) {
+  constexpr uint64_t kNodes = 12;
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    const at::Tensor mask = NewActivation(0);
+    for (uint64_t i = 1; i < kNodes; ++i) {
+      y = Probe(y, {mask, NewActivation(static_cast<int>(i))}, Use);
+    }
+  }
+  y.backward();
+  const OffloadStats stats = world_.QuietStats();
+  ASSERT_EQ(stats.offloaded, kNodes);
+  ASSERT_EQ(stats.evicted_bytes, kNodes * kTensorBytes);
+  EXPECT_EQ(stats.fetched_on_demand, 2u) << "the mask, and what was saved last";
+  EXPECT_EQ(stats.prefetch_hits, kNodes - 2u);
+  EXPECT_LE(stats.prefetch_looks, 6 * kNodes);
+}
+
+// All of them by one node, which reads them in the order in which it has saved them.
+TEST_F(OffloadPrefetch, WhatIsReadFromTheFirstToTheLastIsLookedAtOnce) {
+  constexpr uint64_t kTensors = 200;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    std::vector<at::Tensor> saved;
+    for (uint64_t i = 0; i < kTensors; ++i) saved.push_back(NewActivation(static_cast<int>(i)));
+    y = Probe(carrier_, std::exchange(saved, {}), Use);
+  }
+  y.backward();
+  const OffloadStats stats = world_.QuietStats();
+  ASSERT_EQ(stats.evicted_bytes, kTensors * kTensorBytes);
+  ASSERT_EQ(stats.fetched_on_demand, kTensors);
+  EXPECT_GE(stats.prefetch_looks, kTensors - 1u);
+  EXPECT_LE(stats.prefetch_looks, 2 * kTensors);
+}
+
+TEST_F(OffloadPrefetch, AJumpToWhatWasSavedEarlierFetchesAheadWhatFitsThere) {
+  // The window has no room for the third while the fourth is unread.
+  const OffloadStats stats = Read({32, 32, 64, 32, 32}, {4, 1, 0, 3, 2});
+  ASSERT_EQ(stats.evicted_bytes, 192 * kKiB);
+  EXPECT_EQ(stats.fetched_bytes, 192 * kKiB);
+  EXPECT_EQ(stats.prefetch_hits, 3u) << "the fourth, the first, and the third";
+}
+
+TEST_F(OffloadPrefetch, ATensorFromTheMiddleThatIsReadInBetweenDoesNotEndIt) {
+  const OffloadStats stats = Read(std::vector<int64_t>(12, 32), {11, 4, 10, 4, 9, 4, 8, 4, 7, 4, 6,
+                                                                 4,  5, 4,  3, 4, 2, 4, 1, 4, 0});
+  ASSERT_EQ(stats.evicted_bytes, 12 * kTensorBytes);
+  EXPECT_EQ(stats.fetched_on_demand, 2u) << "that one, and what was saved last";
+  EXPECT_EQ(stats.prefetch_hits, 10u);
+}
+
+TEST_F(OffloadPrefetch, WhatWasSavedLastMayBeReadInBetween) {
+  for (const int64_t kib : {32, 64}) {
+    SCOPED_TRACE(kib);
+    const OffloadStats before = world_.QuietStats();
+    const OffloadStats stats =
+        Read(std::vector<int64_t>(8, kib), {7, 6, 7, 5, 7, 4, 7, 3, 7, 2, 7, 1, 7, 0});
+    EXPECT_EQ(stats.fetched_bytes - before.fetched_bytes, 8 * kib * kKiB);
+    EXPECT_EQ(stats.prefetch_hits - before.prefetch_hits, 7u);
+    EXPECT_LE(stats.prefetch_looks - before.prefetch_looks, 3u * 8);
+  }
+}
+
+// The tensors of one scope were saved between those of another.
+TEST_F(OffloadPrefetch, AScopeInsideAnotherOnesTimeIsFetchedAheadToo) {
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    y = Probe(y, {NewActivation(1)}, Use);
+    std::thread([&] {
+      const OffloadScope other(world_.session());
+      for (int i = 2; i < 4; ++i) y = Probe(y, {NewActivation(i)}, Use);
+    }).join();
+    y = Probe(y, {NewActivation(4)}, Use);
+  }
+  y.backward();
+  const OffloadStats stats = world_.QuietStats();
+  ASSERT_EQ(stats.evicted_bytes, 4 * kTensorBytes);
+  EXPECT_EQ(stats.fetched_on_demand, 2u) << "the last one of each scope";
+  EXPECT_EQ(stats.prefetch_hits, 2u);
+}
+
+TEST_F(OffloadPrefetch, WhatTheUserHoldsIsNotFetched) {
+  std::vector<at::Tensor> held;
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < 4; ++i) {
+      held.push_back(NewActivation(i));
+      y = Probe(y, {held.back()}, Use);
+    }
+  }
+  y.backward();
+  const OffloadStats stats = world_.QuietStats();
+  ASSERT_EQ(stats.evicted_bytes, 4 * kTensorBytes);
+  EXPECT_EQ(stats.reused_on_device, 4u);
+  EXPECT_EQ(stats.fetched_bytes, 0u);
+}
+
+TEST_F(OffloadPrefetch, UnpackingOutsideOfABackwardFetchesAheadToo) {
+  std::vector<UnpackSaved> unpacks;
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < 4; ++i) {
+      y = Probe(y, {NewActivation(i)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+        unpacks.push_back(unpack);
+        return grad;
+      });
+    }
+  }
+  y.backward({}, /*retain_graph=*/true);
+  for (const UnpackSaved& unpack : unpacks) unpack();
+  y.reset();
+  const OffloadStats stats = world_.QuietStats();
+  EXPECT_EQ(stats.fetched_on_demand, 1u);
+  EXPECT_EQ(stats.prefetch_hits, 3u);
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,66 @@
+// A graph that is alive when the process exits.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+// Destroyed by static destructors, while the process exits.
+at::Tensor g_carrier;
+at::Tensor g_loss;
+std::vector<at::Tensor> g_seen;
+
+void LeaveALiveGraph(bool unread_prefetch) {
+  auto* const world = new EmuWorld(MachineOptions(), SmallWindows());
+  g_carrier = at::ones({1}, at::TensorOptions(world->device())).requires_grad_(true);
+  UnpackSaved unpack;
+  at::Tensor later;
+  {
+    const OffloadScope scope(world->session());
+    g_loss = g_carrier;
+    for (int i = 0; i < 6; ++i) {
+      g_loss = Observe(g_loss, {Activation(g_carrier, {64, 64}, i)}, &g_seen);
+    }
+    later = Probe(g_carrier, {Activation(g_carrier, {64, 64}, 7)},
+                  [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
+                    unpack = unpack_in_backward;
+                    return grad;
+                  });
+  }
+  later.backward({}, /*retain_graph=*/true);
+  // Outside of a backward, at whose end it would be dropped.
+  if (unread_prefetch) unpack();
+  const OffloadStats stats = world->session()->GetStats();
+  // The test's premises.
+  if (stats.evicted_bytes == 0 || stats.live_handles == 0) std::_Exit(3);
+  const bool unread = stats.fetched_bytes > 0 && stats.prefetch_hits + stats.fetched_on_demand == 0;
+  if (unread_prefetch != unread) std::_Exit(4);
+  world->DropSession();
+  // What goes with the process is nothing to report.
+  SetLogSink([](LogSeverity, const std::string&) { std::_Exit(5); });
+  std::cerr << "exiting\n";
+  std::exit(0);
+}
+
+TEST(OffloadProcessExitDeathTest, ALiveGraphInAStaticDoesNotDisturbIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(LeaveALiveGraph(/*unread_prefetch=*/false), ::testing::ExitedWithCode(0), "exiting");
+  EXPECT_EXIT(LeaveALiveGraph(/*unread_prefetch=*/true), ::testing::ExitedWithCode(0), "exiting");
+}
+
+}  // namespace
+}  // namespace pinion::testing

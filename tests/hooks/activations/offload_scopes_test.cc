@@ -1,0 +1,218 @@
+// Scopes among themselves: nested ones, and those of several threads, of one session.
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <latch>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/activations/graphs_fixture.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using OffloadScopes = GraphsFixture;
+
+constexpr int64_t kSide = 64;  // a tensor is as large as a window of the fixture
+
+at::Tensor ObserveOne(const at::Tensor& y, const at::Tensor& carrier, int first,
+                      std::vector<at::Tensor>* seen) {
+  return Observe(y, {Activation(carrier, {kSide, kSide}, first)}, seen);
+}
+
+// A module that opens a scope of its own inside its caller's is a part of the caller's forward.
+TEST_F(OffloadScopes, BackwardFetchesAheadAcrossNestedScopesOfOneSession) {
+  constexpr int kTensors = 12;
+  const at::Tensor carrier = NewCarrier();
+  const auto step = [&](bool nested) {
+    std::vector<std::vector<at::Tensor>> seen(kTensors);
+    const OffloadStats before = stats();
+    at::Tensor y = carrier;
+    {
+      const OffloadScope outer(world_.session());
+      for (int i = 0; i < kTensors; ++i) {
+        std::optional<OffloadScope> inner;
+        if (nested && i % 3 == 1) inner.emplace(world_.session());
+        y = ObserveOne(y, carrier, i, &seen[i]);
+      }
+    }
+    y.backward();
+    for (int i = 0; i < kTensors; ++i) {
+      EXPECT_TRUE(SameBytes(seen[i].at(0), ActivationValues({kSide, kSide}, i)));
+    }
+    return stats().fetched_on_demand - before.fetched_on_demand;
+  };
+  const uint64_t flat = step(false);
+  ASSERT_LT(flat, 3u) << "the test's premise: the others are fetched ahead";
+  EXPECT_EQ(step(true), flat);
+}
+
+// Small tensors of a scope wait for company. Those of a nested scope wait with the outer one's.
+TEST_F(OffloadScopes, SmallTensorsOfNestedScopesShareACopy) {
+  constexpr int kTensors = 16;
+  const auto session = world_.NewSession(SmallWindows(kMiB));
+  const at::Tensor carrier = NewCarrier();
+  std::vector<std::vector<at::Tensor>> seen(kTensors);
+  at::Tensor y = carrier;
+  {
+    const OffloadScope outer(session);
+    for (int i = 0; i < kTensors; ++i) {
+      const OffloadScope inner(session);
+      y = Observe(y, {Activation(carrier, {512}, i)}, &seen[i]);
+    }
+  }
+  EXPECT_EQ(session->GetStats().groups, 1u);
+  EXPECT_EQ(session->GetStats().grouped, kTensors);
+  y.backward();
+  for (int i = 0; i < kTensors; ++i) {
+    EXPECT_TRUE(SameBytes(seen[i].at(0), ActivationValues({512}, i)));
+  }
+}
+
+// Threads number their nodes on their own. An operator of one thread must not be taken for
+// finished, and its tensors for ready to leave, because another thread's scope ends or its node has
+// another number.
+TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenTheScopeOfAnotherEnds) {
+  const at::Tensor carrier = NewCarrier();
+  const at::Tensor other_carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  std::vector<at::Tensor> other_seen;
+  std::latch saved(1);
+  std::latch other_done(1);
+  at::Tensor y;
+  std::thread forward([&] {
+    const OffloadScope scope(world_.session());
+    at::Tensor noise = Activation(carrier, {kSide, kSide}, 1);
+    y = Observe(carrier, {noise}, &seen);
+    saved.count_down();
+    other_done.wait();
+    noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator goes on
+  });
+  saved.wait();
+  at::Tensor other;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < 4; ++i) other = ObserveOne(other_carrier, other_carrier, i, &other_seen);
+  }
+  EXPECT_EQ(stats().offloaded, 5u);
+  other_done.count_down();
+  forward.join();
+  y.backward();
+  other.backward();
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
+}
+
+// A scope goes where the thread's state goes: at::parallel_for and fork/join take it along.
+TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenAnotherThreadSavesInTheSameScope) {
+  const at::Tensor carrier = NewCarrier();
+  const at::Tensor other_carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  std::vector<at::Tensor> other_seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    at::Tensor noise = Activation(carrier, {kSide, kSide}, 1);
+    y = Observe(carrier, {noise}, &seen);
+    std::thread([&, state = at::ThreadLocalState()] {
+      const at::ThreadLocalStateGuard guard(state);
+      at::Tensor other = other_carrier;
+      for (int i = 0; i < 4; ++i) other = ObserveOne(other, other_carrier, i, &other_seen);
+    }).join();
+    EXPECT_EQ(stats().offloaded, 5u) << "the test's premise";
+    noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator goes on
+  }
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
+}
+
+TEST_F(OffloadScopes, TheScopeOfOneThreadDoesNotCutThePrefetchOfAnother) {
+  constexpr int kTensors = 12;
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  std::vector<at::Tensor> other_seen;
+  at::Tensor y = carrier;
+  std::vector<at::Tensor> others;
+  {
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < kTensors; ++i) {
+      y = ObserveOne(y, carrier, i, &seen);
+      std::thread([&] {
+        const at::Tensor other_carrier = NewCarrier();
+        const OffloadScope other_scope(world_.session());
+        others.push_back(ObserveOne(other_carrier, other_carrier, 100 + i, &other_seen));
+      }).join();
+    }
+  }
+  y.backward();
+  EXPECT_LT(stats().fetched_on_demand, 3u) << stats().ToString();
+  EXPECT_GT(stats().prefetch_hits, kTensors - 4u);
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 0)));
+}
+
+// Too large to share a copy.
+constexpr int64_t kLargeSide = 128;
+constexpr uint64_t kLargeBytes = kLargeSide * kLargeSide * 4;
+
+// Everything leaves at once, and is fetched ahead as early as possible.
+OffloadOptions EvictAllPrefetchAll() {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = kMiB;
+  return options;
+}
+
+TEST_F(OffloadScopes, ABackwardThatGoesToAndFroBetweenScopesFetchesEachTensorOnce) {
+  constexpr int kTensors = 6;
+  const auto session = world_.NewSession(EvictAllPrefetchAll());
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  at::Tensor y = carrier;
+  {
+    const OffloadScope scope(session);
+    for (int i = 0; i < kTensors; ++i) {
+      y = Observe(y, {Activation(carrier, {kLargeSide, kLargeSide}, i)}, &seen);
+      std::thread([&] {
+        const OffloadScope other_scope(session);
+        y = Observe(y, {Activation(carrier, {kLargeSide, kLargeSide}, 100 + i)}, &seen);
+      }).join();
+    }
+  }
+  y.backward();
+  EXPECT_EQ(session->GetStats().fetched_bytes, 2 * kTensors * kLargeBytes);
+  EXPECT_EQ(session->GetStats().prefetch_hits, kTensors - 1u);
+}
+
+TEST_F(OffloadScopes, WhatANodeHasReadIsNotFetchedAheadForTheNextThingThatItReads) {
+  const auto session = world_.NewSession(EvictAllPrefetchAll());
+  const at::Tensor carrier = NewCarrier();
+  const auto activation = [&](int first) {
+    return Activation(carrier, {kLargeSide, kLargeSide}, first);
+  };
+  at::Tensor other = activation(2);
+  std::vector<at::Tensor> seen;
+  at::Tensor y = carrier;
+  {
+    const OffloadScope other_scope(session);
+    y = Observe(y, {other}, &seen);
+  }
+  {
+    const OffloadScope scope(session);
+    y = Observe(y, {activation(1), std::exchange(other, at::Tensor()), activation(3)}, &seen);
+  }
+  y.backward();
+  EXPECT_EQ(session->GetStats().shared, 1u) << "the test's premise";
+  EXPECT_EQ(session->GetStats().fetched_bytes, 3 * kLargeBytes);
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,104 @@
+// Tensors that are not plain strided ones pass through a scope: nested, quantized, meta, and those
+// that functorch wraps. They come back as they were, and a change in place is still found out.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/ops/_nested_tensor_from_tensor_list.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/quantize_per_tensor.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class OffloadTensorKinds : public ::testing::Test {
+ protected:
+  OffloadStats stats() { return world_.session()->GetStats(); }
+  // What comes back of a tensor that was saved in a scope.
+  at::Tensor SaveAndReadBack(const at::Tensor& tensor) {
+    std::vector<at::Tensor> seen;
+    at::Tensor y;
+    {
+      const OffloadScope scope(world_.session());
+      y = Observe(carrier_, {tensor}, &seen);
+    }
+    y.backward();
+    return seen.at(0);
+  }
+
+  EmuWorld world_{MachineOptions(), SmallWindows(1)};
+  const at::Tensor carrier_ =
+      at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+};
+
+at::Tensor NewNested() {
+  return at::_nested_tensor_from_tensor_list(
+      {ActivationValues({3, 5}, 1), ActivationValues({2, 5}, 2)});
+}
+
+TEST_F(OffloadTensorKinds, ANestedTensorPassesThrough) {
+  const at::Tensor seen = SaveAndReadBack(NewNested());
+  ASSERT_TRUE(seen.is_nested());
+  EXPECT_TRUE(SameBytes(seen.unbind()[0], ActivationValues({3, 5}, 1)));
+  EXPECT_TRUE(SameBytes(seen.unbind()[1], ActivationValues({2, 5}, 2)));
+  EXPECT_EQ(stats().kept_unsupported, 1u);
+}
+
+TEST_F(OffloadTensorKinds, AChangeOfANestedTensorRaisesWhatAutogradRaises) {
+  const at::Tensor nested = NewNested();
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(carrier_, {nested}, &seen);
+  }
+  nested.detach().mul_(2);
+  EXPECT_THAT([&] { y.backward(); },
+              ::testing::Throws<c10::Error>(::testing::Property(
+                  &c10::Error::what, HasSubstr("[Float nested tensor] is at version 1"))));
+}
+
+TEST_F(OffloadTensorKinds, AQuantizedTensorPassesThrough) {
+  const at::Tensor quantized =
+      at::quantize_per_tensor(ActivationValues({32, 32}), 0.5, 3, at::kQInt8);
+  const at::Tensor seen = SaveAndReadBack(quantized);
+  ASSERT_TRUE(seen.is_quantized());
+  EXPECT_EQ(seen.q_scale(), 0.5);
+  EXPECT_TRUE(SameBytes(seen.int_repr(), quantized.int_repr()));
+  EXPECT_EQ(stats().kept_unsupported, 1u);
+}
+
+TEST_F(OffloadTensorKinds, AMetaTensorPassesThrough) {
+  const at::Tensor seen = SaveAndReadBack(at::empty({32, 40}, at::TensorOptions(at::kMeta)));
+  EXPECT_TRUE(seen.is_meta());
+  EXPECT_EQ(seen.sizes(), at::IntArrayRef({32, 40}));
+  EXPECT_EQ(stats().kept_unsupported, 1u);
+}
+
+// As vmap has it: 8 tensors of [32, 40] that look like one.
+TEST_F(OffloadTensorKinds, ATensorThatVmapWrapsPassesThrough) {
+  const at::Tensor values = ActivationValues({8, 32, 40}).to(world_.device());
+  const at::Tensor seen = SaveAndReadBack(at::functorch::makeBatched(values, 0, /*level=*/1));
+  const auto* batched = at::functorch::maybeGetBatchedImpl(seen);
+  ASSERT_NE(batched, nullptr);
+  EXPECT_EQ(seen.sizes(), at::IntArrayRef({32, 40}));
+  EXPECT_TRUE(batched->value().is_alias_of(values));
+  EXPECT_EQ(stats().kept_unsupported, 1u);
+}
+
+}  // namespace
+}  // namespace pinion::testing

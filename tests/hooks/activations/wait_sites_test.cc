@@ -1,0 +1,245 @@
+// Every wait is load-bearing: take one away and the race detector names two accesses that nothing
+// orders any more. With all of them, it has nothing to say.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/stream/wait_site.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Field;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+EmulatedOptions CollectRaces() {
+  EmulatedOptions options = MachineOptions();
+  options.abort_on_race = false;
+  return options;
+}
+
+at::Tensor NewCarrier(EmuWorld& world) {
+  return at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+}
+
+// Saves an activation that nobody else holds, in a scope.
+at::Tensor SaveOne(EmuWorld& world, const at::Tensor& carrier, ProbeBackward backward) {
+  const at::Tensor activation = Activation(carrier, {64, 64}, 1);
+  const OffloadScope scope(world.session());
+  return Probe(carrier, {activation}, std::move(backward));
+}
+
+at::Tensor UseSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
+  at::mul(unpack()[0], 2);
+  return grad;
+}
+
+ProbeBackward UseSavedOn(const c10::Stream& stream) {
+  return [stream](const at::Tensor& grad, const UnpackSaved& unpack) {
+    const c10::StreamGuard guard(stream);
+    at::mul(unpack()[0], 2);
+    return grad;
+  };
+}
+
+// Each returns what went wrong: reports of races, or a bound that was broken.
+using Evidence = std::vector<std::string>;
+
+Evidence RoundTrip() {
+  EmuWorld world(CollectRaces(), SmallWindows(1));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSaved).backward();
+  return world.machine().races();
+}
+
+Evidence RoundTripWithBlockingCopies() {
+  OffloadOptions options = SmallWindows();
+  options.overlap = false;
+  EmuWorld world(CollectRaces(), options);
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSaved).backward();
+  return world.machine().races();
+}
+
+// Evicted, then unpacked on a stream that has waited for nothing.
+Evidence RoundTripToAnotherStream() {
+  EmuWorld world(CollectRaces(), SmallWindows(1));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSavedOn(world.NewStream())).backward();
+  return world.machine().races();
+}
+
+// The same, with the tensor still on the device.
+Evidence ReuseOnAnotherStream() {
+  EmuWorld world(CollectRaces(), SmallWindows(kMiB));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSavedOn(world.NewStream())).backward();
+  return world.machine().races();
+}
+
+// Dropped inside the window: the copy out still reads the device memory that goes.
+Evidence DropWhileCopyingOut() {
+  EmuWorld world(CollectRaces(), SmallWindows(kMiB));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveOne(world, carrier, UseSaved).reset();
+  return world.machine().races();
+}
+
+// Small tensors, enough of them to be gathered into one block.
+at::Tensor SaveGroup(EmuWorld& world, const at::Tensor& carrier, const ProbeBackward& backward) {
+  constexpr int kTensors = 16;
+  std::vector<at::Tensor> activations;
+  for (int i = 0; i < kTensors; ++i) activations.push_back(Activation(carrier, {512}, i));
+  const OffloadScope scope(world.session());
+  at::Tensor y = carrier;
+  for (int i = 0; i < kTensors; ++i) {
+    y = Probe(y, {std::exchange(activations[i], at::Tensor())}, backward);
+  }
+  return y;
+}
+
+// Gathered, copied, evicted, fetched in one piece, read on `backward`'s stream.
+Evidence GroupRoundTrip(EmuWorld& world, const ProbeBackward& backward) {
+  const at::Tensor carrier = NewCarrier(world);
+  const at::Tensor group = SaveGroup(world, carrier, backward);
+  EXPECT_EQ(world.session()->GetStats().groups, 1u) << "the test's premise";
+  at::Tensor y;
+  {
+    const OffloadScope scope(world.session());
+    y = Probe(group, {Activation(carrier, {128, 256})}, UseSaved);  // takes all of the window
+  }
+  y.backward();
+  EXPECT_GT(world.session()->GetStats().fetched_on_demand, 0u) << "the test's premise";
+  return world.machine().races();
+}
+
+Evidence GroupRoundTrip() {
+  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
+  return GroupRoundTrip(world, UseSaved);
+}
+
+Evidence GroupRoundTripToAnotherStream() {
+  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
+  return GroupRoundTrip(world, UseSavedOn(world.NewStream()));
+}
+
+// The gathered bytes are still on the device.
+Evidence GroupReuseOnAnotherStream() {
+  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveGroup(world, carrier, UseSavedOn(world.NewStream())).backward();
+  EXPECT_EQ(world.session()->GetStats().reused_on_device, 16u) << "the test's premise";
+  return world.machine().races();
+}
+
+Evidence DropGroupWhileCopyingOut() {
+  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
+  const at::Tensor carrier = NewCarrier(world);
+  SaveGroup(world, carrier, UseSaved).reset();
+  return world.machine().races();
+}
+
+struct Scenario {
+  WaitSite site;
+  std::string variant;
+  Evidence (*run)();
+  // What the evidence names when the wait is missing.
+  std::string first;
+  std::string second;
+};
+
+const std::vector<Scenario>& Scenarios() {
+  static const auto* scenarios = new std::vector<Scenario>{
+      {WaitSite::kCopyAfterCompute, "", RoundTrip, "copy D2H", "aten::"},
+      {WaitSite::kCopyAfterCompute, "Group", GroupRoundTrip, "copy D2H", "aten::_foreach_copy_"},
+      {WaitSite::kCopyAfterHostBuffer, "", RoundTripToAnotherStream, "copy D2H", "copy H2D"},
+      {WaitSite::kCopyAfterHostBuffer, "Group", GroupRoundTripToAnotherStream, "copy D2H",
+       "copy H2D"},
+      {WaitSite::kEvictAfterCopyOut, "", RoundTrip, "copy D2H", "the free"},
+      {WaitSite::kEvictAfterCopyOut, "Group", GroupRoundTrip, "copy D2H", "the free"},
+      {WaitSite::kUnpackAfterCopyIn, "", RoundTrip, "copy H2D", "aten::mul"},
+      {WaitSite::kUnpackAfterCopyIn, "Group", GroupRoundTrip, "copy H2D", "aten::mul"},
+      {WaitSite::kFreeAfterCopy, "", DropWhileCopyingOut, "copy D2H", "the free"},
+      {WaitSite::kFreeAfterCopy, "Group", DropGroupWhileCopyingOut, "copy D2H", "the free"},
+      {WaitSite::kUnpackOnOtherStream, "", ReuseOnAnotherStream, "aten::add", "aten::mul"},
+      {WaitSite::kUnpackOnOtherStream, "Group", GroupReuseOnAnotherStream, "aten::_foreach_copy_",
+       "aten::mul"},
+      {WaitSite::kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
+  };
+  return *scenarios;
+}
+
+class WaitSites : public ::testing::TestWithParam<Scenario> {};
+
+TEST_P(WaitSites, NothingIsWrongWithTheWait) { EXPECT_THAT(GetParam().run(), IsEmpty()); }
+
+TEST_P(WaitSites, WithoutItTheEvidenceNamesWhatIsUnordered) {
+  const ScopedDisableWaitSite disable(GetParam().site);
+  EXPECT_THAT(GetParam().run(),
+              Contains(AllOf(HasSubstr(GetParam().first), HasSubstr(GetParam().second))));
+}
+
+INSTANTIATE_TEST_SUITE_P(AllSites, WaitSites, ::testing::ValuesIn(Scenarios()),
+                         [](const auto& info) {
+                           return WaitSiteName(info.param.site) + info.param.variant;
+                         });
+
+// Those of the engine that need a failing device have theirs in tests/engine.
+// The engine has tests of its own for its sites.
+TEST(WaitSitesTable, EverySiteOfTheHooksHasAScenario) {
+  for (int i = kEngineWaitSiteCount; i < kWaitSiteCount; ++i) {
+    const auto site = static_cast<WaitSite>(i);
+    EXPECT_THAT(Scenarios(), Contains(Field(&Scenario::site, site)))
+        << "no scenario for " << WaitSiteName(site);
+  }
+}
+
+// The detector is not the only witness: copies that come as late as possible move wrong bytes.
+class WaitSitesBytes : public ::testing::TestWithParam<WaitSite> {};
+
+TEST_P(WaitSitesBytes, WithoutItTheBytesAreWrong) {
+  for (const bool disabled : {false, true}) {
+    std::optional<ScopedDisableWaitSite> disable;
+    if (disabled) disable.emplace(GetParam());
+    EmulatedOptions machine = MachineOptions(EffectSchedule::kLate);
+    machine.detect_races = false;
+    EmuWorld world(machine, SmallWindows(1));
+    const at::Tensor carrier = NewCarrier(world);
+    bool same = false;
+    SaveOne(world, carrier, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      same = SameBytes(at::mul(unpack()[0], 1), ActivationValues({64, 64}, 1));
+      return grad;
+    }).backward();
+    EXPECT_EQ(same, !disabled);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sites, WaitSitesBytes,
+                         ::testing::Values(WaitSite::kEvictAfterCopyOut,
+                                           WaitSite::kUnpackAfterCopyIn),
+                         [](const auto& info) { return std::string(WaitSiteName(info.param)); });
+
+}  // namespace
+}  // namespace pinion::testing

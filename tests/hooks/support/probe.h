@@ -1,0 +1,41 @@
+// An autograd node whose saved tensors and backward are the test's own.
+//
+//   at::Tensor y = Probe(carrier, {t.transpose(0, 1)}, [&](const at::Tensor& grad,
+//                                                           const UnpackSaved& unpack) {
+//     seen = unpack();        // the saved tensors, as a node of autograd would get them
+//     return grad;            // the gradient of `carrier`
+//   });
+//   y.backward();
+
+#ifndef PINION_TESTS_HOOKS_SUPPORT_PROBE_H_
+#define PINION_TESTS_HOOKS_SUPPORT_PROBE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace pinion::testing {
+
+using UnpackSaved = std::function<std::vector<at::Tensor>()>;
+using ProbeBackward = std::function<at::Tensor(const at::Tensor& grad, const UnpackSaved& unpack)>;
+
+// A copy of `carrier`, which requires a gradient, made by a node that saves `saved`.
+at::Tensor Probe(const at::Tensor& carrier, const std::vector<at::Tensor>& saved,
+                 ProbeBackward backward);
+
+// A Probe that keeps what it unpacks: (*seen)[i] is saved[i] once backward has run.
+at::Tensor Observe(const at::Tensor& carrier, const std::vector<at::Tensor>& saved,
+                   std::vector<at::Tensor>* seen);
+
+// A float tensor on the carrier's device with a history (as an activation has), filled from
+// `first` on: first, first + 1, ... modulo 251.
+at::Tensor Activation(const at::Tensor& carrier, at::IntArrayRef sizes, int first = 0);
+
+// What Activation(..., sizes, first) holds, on the CPU.
+at::Tensor ActivationValues(at::IntArrayRef sizes, int first = 0);
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_HOOKS_SUPPORT_PROBE_H_
