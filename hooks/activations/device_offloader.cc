@@ -21,14 +21,6 @@
 namespace pinion {
 namespace {
 
-// All of the storage when the tensor covers half of it or more, so that its other views share one
-// copy; else only what the tensor can touch (a small view of a flat buffer must not move it all).
-StorageExtent ExtentToSave(StorageExtent extent, uint64_t storage_bytes) {
-  if (2 * extent.size_bytes() >= storage_bytes) return {0, storage_bytes};
-  extent.begin_bytes &= ~(kPackAlignmentBytes - 1);
-  return extent;
-}
-
 WindowOptions WindowsOf(const OffloadOptions& options, const LinkCalibration& link) {
   static_assert(OffloadOptions::kAutoWindow == WindowOptions::kAuto);
   return {.eviction_bytes = options.eviction_window_bytes,
@@ -130,7 +122,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
   RecordPtrs due;
   {
     MutexLock lock(state_.mu);
-    record = state_.storages.Find(storage, version, read, tensor.itemsize());
+    record = state_.storages.Find(storage, version, read);
     if (record != nullptr) {
       if (record->IsAwaited()) state_.pending.AwaitOperator(record, node);
       if (record->parcel != nullptr) record->parcel->AddReaders(1);

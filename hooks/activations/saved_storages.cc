@@ -5,7 +5,7 @@
 namespace pinion {
 
 RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& version,
-                              const StorageExtent& extent, uint64_t item_bytes) const {
+                              const StorageExtent& extent) const {
   const auto found = records_.find(storage.unsafeGetStorageImpl());
   if (found == records_.end()) return nullptr;
   // Newest first: what was saved since at another version, even by another counter, says that the
@@ -18,8 +18,7 @@ RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& v
     }
     if (record.version != version || !record.HasItsMemory(storage)) return nullptr;
     if (record.extent.begin_bytes <= extent.begin_bytes &&
-        extent.end_bytes <= record.extent.end_bytes &&
-        record.extent.begin_bytes % item_bytes == 0) {
+        extent.end_bytes <= record.extent.end_bytes) {
       return record.shared_from_this();
     }
   }

@@ -22,7 +22,7 @@ class SavedStorages {
   // A record of the same bytes, at the same version, of which a tensor with `extent` can be a view;
   // null: none.
   RecordPtr Find(const c10::Storage& storage, const SavedVersion& version,
-                 const StorageExtent& extent, uint64_t item_bytes) const;
+                 const StorageExtent& extent) const;
 
   // A record is here while it has live handles. Sets its pending_bytes.
   void Add(StorageRecord& record);

@@ -241,7 +241,7 @@ void TensorDepartures::Publish(Leaving& leaving, Released& released) {
     record.parcel_offset = leaving.offsets[i];
     parcel.records.push_back(&record);
     readers += record.live_handles;
-    if (record.sequence > parcel.place.sequence) parcel.place = {record.scope, record.sequence};
+    parcel.place = {record.scope, record.sequence};  // records are in the order of packing
     if (parcel.gathered) {
       if (record.source.use_count() > 1) ++not_freed;
     } else {

@@ -152,7 +152,7 @@ c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
 
 void TorchHostAllocator::Delete(void* context) {
   auto* const live = static_cast<Live*>(context);
-  if (live == nullptr || live->allocator->Abandoned()) return;
+  if (live->allocator->Abandoned()) return;
   live->allocator->Release(live->block.data());
 }
 

@@ -110,6 +110,19 @@ TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
   }
 }
 
+TEST(WindowTest, OnALinkOfUnknownRateAChunkHas32Mib) {
+  EmulatedOptions options = SlowLink("h100_pcie5");
+  options.preset.link.rated_gb_per_s = 0;
+  EngineWorld world(options);
+  constexpr uint64_t kBytes = 64 * kMiB;
+  CopyBatch batch(CopyDirection::kHostToDevice);
+  batch.Add(world.NewHostBuffer(kBytes), 0, world.AllocateDevice(kBytes), kBytes);
+  PINION_ASSERT_OK_AND_ASSIGN(const Transfer in,
+                              world.engine().Submit(std::move(batch), world.compute()));
+  EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 2u);
+  EXPECT_THAT(in.Wait(kLong), IsOk());
+}
+
 TEST(WindowTest, OneTicketCoversAllChunks) {
   EngineWorld world(TestMachineOptions(), Window(64 * kKiB));
   uint8_t* const data = world.AllocateDevice(kMiB);

@@ -135,6 +135,17 @@ TEST(PackPlan, ALinkIsKnownOnceBothDirectionsAre) {
   }
 }
 
+TEST(PackPlan, ALinkThatIsAssumedIsKnownInBothDirections) {
+  const LinkCalibration link = AssumedLink();
+  for (const LinkCurve& curve : {link.h2d, link.d2h}) {
+    EXPECT_DOUBLE_EQ(curve.HalfPerformanceBytes(), 60e3) << "3 us at PCIe 4's 20 GB/s";
+    EXPECT_LT(curve.piece_us, curve.fixed_us);
+  }
+  EXPECT_EQ(LargestSmallPiece(link), 20'000u / 512 * 512);
+  EXPECT_EQ(link.h2d_duplex_gb_per_s, link.d2h_duplex_gb_per_s);
+  EXPECT_LT(link.d2h_duplex_gb_per_s, link.d2h.gb_per_s);
+}
+
 TEST(PackPlan, LargePiecesStayAlone) {
   const std::vector<uint64_t> sizes(100, kMiB);
   EXPECT_THAT(GroupSizes(PlanPacking(sizes, Pcie5())), Each(1));

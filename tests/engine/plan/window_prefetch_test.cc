@@ -277,6 +277,14 @@ TEST_F(WindowPrefetchTest, WhatHasBeenLookedAtBelowIsPassedOverInOneLook) {
   EXPECT_THAT(Fetch(34), IsEmpty());
 }
 
+TEST_F(WindowPrefetchTest, WhatHasBeenLookedAtBelowIsPassedOverEvenIfItIsAwayByNow) {
+  SendMany(40, 1);
+  for (const ScheduledParcel& parcel : parcels_) on_device_.insert(&parcel);
+  EXPECT_THAT(FetchAll(30), IsEmpty());
+  on_device_.clear();
+  EXPECT_THAT(FetchAll(35), ElementsAre(34, 33, 32, 31, 30));
+}
+
 // --------------------------------------------------------------------------------- refusal, room
 
 TEST_F(WindowPrefetchTest, AfterARefusalPausesDoubleAndTheSameIsAskedForAgain) {

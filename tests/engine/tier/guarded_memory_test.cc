@@ -226,12 +226,22 @@ TEST_F(GuardedMemoryTest, OneWaitForTheLaterCopyCoversTheEarlierInWhateverOrderT
   }
 }
 
+TEST_F(GuardedMemoryTest, TheFirstOfItsMemoryStandsForIt) {
+  CopyOut out = NewCopyOut(1);
+  DeviceMemory more = tiers_.NewMemory(Pattern(2, kBytes));
+  const void* const first = out.memory.data();
+  GuardedMemory guarded = out.Guard(tiers_.stream());
+  guarded.Add(std::move(more));
+  EXPECT_EQ(guarded.memory().data(), first);
+}
+
 TEST_F(GuardedMemoryTest, NeighboursOfOneStreamAreMergedAndEmptyOnesLeftOut) {
   const StreamHandle other = world_.NewStream();
   ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, WaitSite::kUnpackOnOtherStream),
               IsOk());
   std::vector<GuardedMemory> all;
-  for (const StreamHandle stream : {tiers_.stream(), tiers_.stream(), other, tiers_.stream()}) {
+  for (const StreamHandle stream :
+       {tiers_.stream(), tiers_.stream(), other, other, tiers_.stream()}) {
     all.push_back(NewCopyOut(1).Guard(stream));
     all.emplace_back();
   }
@@ -240,10 +250,10 @@ TEST_F(GuardedMemoryTest, NeighboursOfOneStreamAreMergedAndEmptyOnesLeftOut) {
   std::vector<StreamHandle> streams;
   for (const GuardedMemory& memory : merged) streams.push_back(memory.stream());
   EXPECT_THAT(streams, ElementsAre(tiers_.stream(), other, tiers_.stream()));
-  EXPECT_EQ(tiers_.live_blocks(), 4);
+  EXPECT_EQ(tiers_.live_blocks(), 5);
   merged.erase(merged.begin());
   EXPECT_EQ(NewWaits(), 1u);
-  EXPECT_EQ(tiers_.live_blocks(), 2);
+  EXPECT_EQ(tiers_.live_blocks(), 3);
   EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 

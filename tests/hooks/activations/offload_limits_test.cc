@@ -329,7 +329,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     BlockingCalls, OffloadFaults,
-    ::testing::Combine(::testing::Values(DeviceCall::kAllocate, DeviceCall::kCopy,
+    ::testing::Combine(::testing::Values(DeviceCall::kAllocate, DeviceCall::kPin, DeviceCall::kCopy,
                                          DeviceCall::kRecordEvent, DeviceCall::kWaitEvent),
                        ::testing::Values(false)),
     [](const auto& info) { return std::string(DeviceCallName(std::get<0>(info.param))); });

@@ -50,6 +50,7 @@ TEST(OffloadTrace, AStepsRangesCarryTheirBytesAndAllEnd) {
   EXPECT_GE(sink->RangesNamed("pinion.pack").size(), stats.offloaded + stats.shared);
   EXPECT_GE(TotalBytes(sink->RangesNamed("pinion.pack")), stats.offloaded_bytes / 2);
   EXPECT_GT(TotalBytes(sink->RangesNamed("pinion.evict")), 0u);
+  EXPECT_LE(TotalBytes(sink->RangesNamed("pinion.evict")), stats.offloaded_bytes);
   EXPECT_GT(sink->RangesNamed("pinion.prefetch").size(), 0u);
   EXPECT_EQ(TotalBytes(sink->RangesNamed("pinion.prefetch")) +
                 TotalBytes(sink->RangesNamed("pinion.fetch")),
