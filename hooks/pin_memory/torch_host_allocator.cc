@@ -36,6 +36,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/hooks/pin_memory/stats_by_name.h"
 #include "pinion/hooks/tier/torch_pinned_source.h"
 #include "pinion/hooks/tier/torch_tier.h"
 
@@ -332,31 +333,7 @@ absl::StatusOr<AllocatorStats> TorchHostAllocatorStats(const std::string& device
 absl::StatusOr<std::map<std::string, int64_t>> TorchHostMemoryStats(
     const std::string& device_type) {
   PINION_ASSIGN_OR_RETURN(TorchHostAllocator* const allocator, Installed(device_type));
-  const at::HostStats stats = allocator->get_stats();
-  std::map<std::string, int64_t> result;
-  const auto set = [&result](const std::string& name, const c10::CachingAllocator::Stat& stat) {
-    result[name + ".current"] = stat.current;
-    result[name + ".peak"] = stat.peak;
-    result[name + ".allocated"] = stat.allocated;
-    result[name + ".freed"] = stat.freed;
-  };
-  const auto set_times = [&result](const std::string& name,
-                                   const c10::CachingAllocator::DurationStat& stat) {
-    result[name + ".total"] = stat.total;
-    result[name + ".max"] = stat.max;
-    result[name + ".min"] = stat.min;
-    result[name + ".count"] = stat.count;
-    result[name + ".avg"] = stat.count == 0 ? 0 : stat.total / stat.count;
-  };
-  set("active_requests", stats.active_requests);
-  set("active_bytes", stats.active_bytes);
-  set("allocations", stats.allocations);
-  set("allocated_bytes", stats.allocated_bytes);
-  set_times("host_alloc_time", stats.host_alloc_time);
-  set_times("host_free_time", stats.host_free_time);
-  result["num_host_alloc"] = stats.num_host_alloc;
-  result["num_host_free"] = stats.num_host_free;
-  return result;
+  return StatsByName(allocator->get_stats());
 }
 
 }  // namespace pinion
