@@ -38,7 +38,7 @@ rule "the allocator's archive needs neither LibTorch nor CUDA" "//tools/install:
 rule "the emulated device does not know CUDA's" "//device/emulated/..." "//device/cuda/..."
 rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//device/emulated/..."
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
-rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + //allocator:all + //engine:all + //engine/link/... + //engine/stream/...)"
+rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + (//allocator/... - //allocator/base:all) + //engine:all + //engine/link/... + //engine/stream/...)"
 rule "the engine does not know what its tiers carry" "(//engine:all + //engine/link/... + //engine/stream/... + //engine/plan/...)" "//engine/tier/..."
 rule "hooks speak to device.h alone" "(//hooks/... - //hooks/emulated/...)" "(//device/emulated/... + //device/cuda/...)"
 rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks/activations:offload_session"
