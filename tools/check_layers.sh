@@ -28,6 +28,7 @@ rule() {
 }
 
 rule "allocator knows no layer above it" "//allocator/..." "(//device/... + //engine/... + //hooks/...)"
+rule "the allocator's heap knows no pool, no budget and no source" "//allocator/heap/..." "(//allocator:allocator + //allocator/pool/... + //allocator/ram/... + //allocator/sources/...)"
 rule "device knows no layer above it" "//device/..." "(//engine/... + //hooks/...)"
 rule "engine does not know hooks" "//engine/..." "//hooks/..."
 rule "the library does not know its programs" "(//allocator/... + //device/... + //engine/... + //hooks/...)" "(//bench/... + //examples/... + //shared/... + //tests/...)"

@@ -18,6 +18,10 @@ char* EndOf(const HostSegment& segment) {
   return static_cast<char*>(segment.data) + segment.size_bytes;
 }
 
+void DropEmptyRuns(std::vector<std::unique_ptr<Run>>* runs) {
+  std::erase_if(*runs, [](const std::unique_ptr<Run>& run) { return run->segments.empty(); });
+}
+
 }  // namespace
 
 void SegmentHeap::AddSegment(const HostSegment& memory, JoinsAt joins_at) {
@@ -33,7 +37,7 @@ void SegmentHeap::AddSegment(const HostSegment& memory, JoinsAt joins_at) {
   Run& added = *runs_.back();
   if (above != nullptr && joins_at(EndOf(memory))) JoinRuns(added, *above);
   if (below != nullptr && joins_at(memory.data)) JoinRuns(*below, added);
-  DropEmptyRuns();
+  DropEmptyRuns(&runs_);
 }
 
 BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
@@ -95,12 +99,8 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(const Removal& wanted) 
     segment_bytes_ -= removed.back().size_bytes;
     RemoveSegment(*removable.run, removable.index, removable.around);
   }
-  DropEmptyRuns();
+  DropEmptyRuns(&runs_);
   return removed;
-}
-
-void SegmentHeap::DropEmptyRuns() {
-  std::erase_if(runs_, [](const std::unique_ptr<Run>& run) { return run->segments.empty(); });
 }
 
 void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
@@ -253,7 +253,7 @@ void SegmentHeap::DissolveFreeSlabs() {
   });
 }
 
-BlockRecord* SegmentHeap::NewRecord() {
+BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run) {
   if (unused_records_ == nullptr) {
     record_chunks_.push_back(std::make_unique<BlockRecord[]>(kRecordsPerChunk));
     BlockRecord* chunk = record_chunks_.back().get();
@@ -262,11 +262,7 @@ BlockRecord* SegmentHeap::NewRecord() {
       unused_records_ = &chunk[i];
     }
   }
-  return std::exchange(unused_records_, unused_records_->next_free);
-}
-
-BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run) {
-  BlockRecord* const block = NewRecord();
+  BlockRecord* const block = std::exchange(unused_records_, unused_records_->next_free);
   block->data = data;
   block->capacity_bytes = capacity_bytes;
   block->run = &run;

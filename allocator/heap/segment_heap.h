@@ -83,7 +83,6 @@ class SegmentHeap {
   std::unique_ptr<Run> NewRun(const HostSegment& memory, BlockRecord* slab);
   // `lower` takes over `upper`, which begins where it ends, and is empty then.
   void JoinRuns(Run& lower, Run& upper);
-  void DropEmptyRuns();
   // Takes segment `index`, which lies in the free block `around`, out of the run, which becomes two
   // if that is in its midst.
   void RemoveSegment(Run& run, size_t index, BlockRecord* around);
@@ -92,7 +91,6 @@ class SegmentHeap {
   // Makes a used block free, and joins it with its free neighbours.
   void Free(BlockRecord* block);
 
-  BlockRecord* NewRecord();
   // Without neighbours, and in no list.
   BlockRecord* NewBlock(char* data, uint64_t capacity_bytes, Run& run);
   void Recycle(BlockRecord* block);

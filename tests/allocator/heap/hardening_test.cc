@@ -98,7 +98,7 @@ TEST_F(HardeningDeathTest, ABlockOfAnotherPoolIsNamedWithTheRemedy) {
     options.segment_bytes = kMiB;
     internal::SegmentPool own(source, /*pinned=*/true, options);
     internal::SegmentPool other(source, /*pinned=*/true, options);
-    internal::BlockRecord* const block = own.FinishGrowth(source->Allocate(kMiB).value(), 1000);
+    internal::BlockRecord* const block = own.AddSegment(source->Allocate(kMiB).value(), 1000);
     other.Release(block, block->id);
   };
   EXPECT_DEATH(release_to_another(),
