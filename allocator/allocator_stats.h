@@ -33,6 +33,18 @@ struct NumaNodeStats {
   uint64_t used_bytes = 0;  // of blocks that are live or deferred
 };
 
+// Calls to a HostMemorySource.
+struct SourceStats {
+  uint64_t pin_calls = 0;  // calls of HostMemorySource::Allocate, failed ones included
+  uint64_t pin_failures = 0;
+  double pin_ms = 0;  // wall time inside them
+  double max_pin_ms = 0;
+  uint64_t unpin_calls = 0;
+  double unpin_ms = 0;
+  double max_unpin_ms = 0;
+  uint64_t leaked_bytes = 0;  // segments that the source failed to free
+};
+
 // Invariants (CheckInvariants):
 //   requested <= booked <= used <= locked        (current values; peaks as well)
 //   booked + deferred == used      used + cached == locked         (current values)
@@ -42,7 +54,7 @@ struct NumaNodeStats {
 //   current <= peak <= total for every gauge
 //   size buckets: sums of allocations and booked == hits + misses, booked
 //   NUMA nodes: sums of locked and used == locked, used
-struct AllocatorStats {
+struct AllocatorStats : SourceStats {
   ByteGauge requested_bytes;  // as asked for, of live blocks
   ByteGauge booked_bytes;     // as rounded, of live blocks
   ByteGauge deferred_bytes;   // released, waiting for tickets
@@ -66,18 +78,9 @@ struct AllocatorStats {
   uint64_t source_refusals = 0;       // ... by the source
   uint64_t pageable_allocations = 0;  // served from memory that is not pinned
 
-  uint64_t pin_calls = 0;  // calls of HostMemorySource::Allocate, failed ones included
-  uint64_t pin_failures = 0;
-  double pin_ms = 0;  // wall time inside them
-  double max_pin_ms = 0;
-  uint64_t unpin_calls = 0;
-  double unpin_ms = 0;
-  double max_unpin_ms = 0;
-
   uint64_t watermark_warnings = 0;  // growths above the warn mark
   uint64_t growth_waits = 0;  // growths that waited for others, admitted before, to become visible
   uint64_t trims = 0;         // times that cached segments went back
-  uint64_t leaked_bytes = 0;  // segments that the source failed to free
 
   std::vector<SizeBucketStats> size_buckets;  // those that were ever used, by size
   std::vector<NumaNodeStats> numa_nodes;      // those that segments lie on, by node

@@ -28,6 +28,7 @@ rule() {
 }
 
 rule "allocator knows no layer above it" "//allocator/..." "(//device/... + //engine/... + //hooks/...)"
+rule "the allocator's heap knows no pool, no budget and no source" "//allocator/heap/..." "(//allocator:allocator + //allocator/pool/... + //allocator/ram/... + //allocator/sources/...)"
 rule "device knows no layer above it" "//device/..." "(//engine/... + //hooks/...)"
 rule "engine does not know hooks" "//engine/..." "//hooks/..."
 rule "the library does not know its programs" "(//allocator/... + //device/... + //engine/... + //hooks/...)" "(//bench/... + //examples/... + //programs/... + //shared/... + //tests/...)"
@@ -38,7 +39,7 @@ rule "the allocator's archive needs neither LibTorch nor CUDA" "//tools/install:
 rule "the emulated device does not know CUDA's" "//device/emulated/..." "//device/cuda/..."
 rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//device/emulated/..."
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
-rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + //allocator:all + //engine:all + //engine/link/... + //engine/stream/...)"
+rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + (//allocator/... - //allocator/base:all) + //engine:all + //engine/link/... + //engine/stream/...)"
 rule "the engine does not know what its tiers carry" "(//engine:all + //engine/link/... + //engine/stream/... + //engine/plan/...)" "//engine/tier/..."
 rule "hooks speak to device.h alone" "(//hooks/... - //hooks/emulated/...)" "(//device/emulated/... + //device/cuda/...)"
 rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks/activations:offload_session"

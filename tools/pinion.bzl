@@ -1,8 +1,8 @@
 """Pinion's C++ rules: include paths that start with the project's name, and the library's folders
 compiled as one file each.
 
-`//allocator:pinned_block` is included as "pinion/allocator/pinned_block.h",
-inside this repository and in those that depend on it.
+A header of `//allocator` is included as "pinion/allocator/pinned_block.h", inside this repository
+and in those that depend on it.
 
 With `--//config:one_file`, which --config=opt gives, a folder of the library is one object: a
 generated file includes the .cc files of all its libraries, so that the headers, which are what takes
@@ -27,7 +27,7 @@ def _if_one_file(one_file, otherwise):
     })
 
 def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
-    """A `cc_library`, usually of one .h and one .cc file."""
+    """A `cc_library`, of one component."""
     prefixes = {
         "include_prefix": "pinion/" + native.package_name(),
         "strip_include_prefix": "/" + native.package_name(),

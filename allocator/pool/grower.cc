@@ -1,0 +1,163 @@
+#include "pinion/allocator/pool/grower.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/statusor.h"
+#include "pinion/allocator/base/bytes.h"
+
+namespace pinion::internal {
+namespace {
+
+// One call that pins more holds a lock of the driver's for about a second (TRT-LLM#17773).
+constexpr uint64_t kLargestChunkBytes = kGiB;
+
+// Where the host's RAM has no room for a segment, the next attempt is for 1/16 of its size.
+constexpr uint64_t kNextSmallerSegment = 16;
+
+// A call that pins is worth its cost from this size on, where there is a choice.
+constexpr uint64_t kLeastReservedBytes = 16 * kMiB;
+
+}  // namespace
+
+Grower::Grower(std::shared_ptr<SegmentPool> pool, const AllocatorOptions& options,
+               RamWatermark& watermark)
+    : pool_(std::move(pool)),
+      watermark_(watermark),
+      largest_chunk_bytes_(std::max(kLargestChunkBytes, options.segment_bytes)),
+      max_wait_for_deferred_(options.max_wait_for_deferred) {}
+
+Grower::Result Grower::AllocateOnMiss(uint64_t size_bytes) {
+  BlockRecord* const block = pool_->TakeDeferred(size_bytes, max_wait_for_deferred_);
+  if (block != nullptr) return {.block = block};
+  const TurnHolder turn(turn_);
+  const Result result = Grow(size_bytes);
+  ++refused_[static_cast<int>(result.refusal)];
+  return result;
+}
+
+Grower::Result Grower::Grow(uint64_t size_bytes) {
+  // Another thread may have had the turn, and grown.
+  if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) {
+    return {.block = block};
+  }
+  const uint64_t least_bytes = pool_->LeastSegmentBytes(size_bytes);
+  const uint64_t wished_bytes = std::max(least_bytes, pool_->segment_bytes());
+  const Result first =
+      AddSegment(wished_bytes, least_bytes, size_bytes, RamWatermark::Wait::kForOthers);
+  if (first.refusal == Refusal::kNone) return first;
+  const uint64_t room = MakeRoom(first.refusal, least_bytes);
+  // Meanwhile somebody may have released a block.
+  if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) {
+    return {.block = block};
+  }
+  // A source was not asked for less yet.
+  const bool ask_for_less = first.refusal == Refusal::kSource && least_bytes < wished_bytes;
+  if (room == 0 && !ask_for_less) return first;
+  ++retries_;
+  const uint64_t second_bytes = std::max(least_bytes, std::min(room, pool_->segment_bytes()));
+  const Result second = AddSegment(second_bytes, least_bytes, size_bytes, RamWatermark::Wait::kNo);
+  if (second.refusal != Refusal::kSource || least_bytes == second_bytes) return second;
+  return AddSegment(least_bytes, least_bytes, size_bytes, RamWatermark::Wait::kNo);
+}
+
+absl::Status Grower::Reserve(uint64_t size_bytes) {
+  const uint64_t granularity_bytes = pool_->source().granularity_bytes();
+  pool_->PollDeferred();
+  const TurnHolder turn(turn_);
+  auto wait = RamWatermark::Wait::kForOthers;
+  while (true) {
+    const uint64_t free_bytes = pool_->RoomForLargeBlocks();
+    if (free_bytes >= size_bytes) return absl::OkStatus();
+    const uint64_t missing_bytes =
+        AlignUp(std::min(size_bytes - free_bytes, largest_chunk_bytes_), granularity_bytes);
+    const uint64_t limit_bytes = AlignDown(pool_->source().BytesToLimit(), granularity_bytes);
+    const uint64_t least_bytes = std::min(
+        missing_bytes, std::max(granularity_bytes, std::min(limit_bytes, kLeastReservedBytes)));
+    const Result result = AddSegment(missing_bytes, least_bytes, /*size_bytes=*/0, wait);
+    wait = RamWatermark::Wait::kNo;
+    if (!result.status.ok()) {
+      ++refused_[static_cast<int>(result.refusal)];
+      return result.status;
+    }
+  }
+}
+
+LimitedSource::GivenBack Grower::Trim(uint64_t keep_bytes) {
+  pool_->PollDeferred();
+  const uint64_t locked_bytes = pool_->locked_bytes();
+  return pool_->GiveBack({.bytes = locked_bytes - std::min(locked_bytes, keep_bytes)});
+}
+
+AllocatorStats Grower::GetStats() const {
+  AllocatorStats stats = pool_->GetStats();
+  stats.growth_retries = retries_;
+  stats.limit_refusals = Count(Refusal::kLimit);
+  stats.watermark_refusals = Count(Refusal::kWatermark);
+  stats.source_refusals = Count(Refusal::kSource);
+  return stats;
+}
+
+Grower::Result Grower::AddSegment(uint64_t wished_bytes, uint64_t least_bytes, uint64_t size_bytes,
+                                  RamWatermark::Wait wait) {
+  const uint64_t granularity_bytes = pool_->source().granularity_bytes();
+  uint64_t segment_bytes =
+      std::min(wished_bytes, AlignDown(pool_->source().BytesToLimit(), granularity_bytes));
+  while (true) {
+    segment_bytes = std::max(segment_bytes, least_bytes);
+    Result result = TryAddSegment(segment_bytes, size_bytes, wait);
+    if (result.refusal != Refusal::kWatermark || segment_bytes == least_bytes) return result;
+    segment_bytes = AlignDown(segment_bytes / kNextSmallerSegment, granularity_bytes);
+    wait = RamWatermark::Wait::kNo;
+  }
+}
+
+Grower::Result Grower::TryAddSegment(uint64_t segment_bytes, uint64_t size_bytes,
+                                     RamWatermark::Wait wait) {
+  LimitedSource& source = pool_->source();
+  if (absl::Status status = source.Book(segment_bytes); !status.ok()) {
+    return {.status = std::move(status), .refusal = Refusal::kLimit};
+  }
+  absl::Cleanup unbook = [&] { source.Unbook(segment_bytes); };
+  const absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes, wait);
+  if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
+  const absl::StatusOr<HostSegment> segment = source.Pin(segment_bytes);
+  if (!segment.ok()) {
+    // Other codes mean that the source is broken: making room does not help.
+    const bool exhausted = absl::IsResourceExhausted(segment.status());
+    return {.status = segment.status(), .refusal = exhausted ? Refusal::kSource : Refusal::kNone};
+  }
+  std::move(unbook).Cancel();
+  BlockRecord* const block = pool_->AddSegment(*segment, size_bytes);
+  if (block != nullptr && segment_bytes > largest_chunk_bytes_) {
+    // Older oversized segments go back: a run whose longest block keeps growing would otherwise
+    // lock the sum of all the maxima that it ever had.
+    pool_->GiveBack({.bytes = segment_bytes, .longer_than_bytes = largest_chunk_bytes_});
+  }
+  return {.block = block};
+}
+
+uint64_t Grower::MakeRoom(Refusal refusal, uint64_t segment_bytes) {
+  uint64_t missing_bytes = 0;
+  switch (refusal) {
+    case Refusal::kNone:
+      return 0;
+    case Refusal::kLimit:
+      missing_bytes = segment_bytes - std::min(segment_bytes, pool_->source().BytesToLimit());
+      break;
+    case Refusal::kWatermark:
+      missing_bytes = watermark_.BytesToGiveBack(segment_bytes);
+      // A host that is full gets what there is, for itself.
+      if (watermark_.level() == RamLevel::kHigh) {
+        return pool_->GiveBack({.bytes = missing_bytes}).bytes;
+      }
+      break;
+    case Refusal::kSource:
+      return pool_->GiveBack({}).bytes;
+  }
+  if (missing_bytes == 0) return segment_bytes;  // others have made room meanwhile
+  return pool_->GiveBack({.bytes = missing_bytes, .all_or_none = true}).bytes;
+}
+
+}  // namespace pinion::internal
