@@ -9,7 +9,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/hooks/autograd/gather.h"
 #include "pinion/hooks/tier/torch_memory.h"
