@@ -14,7 +14,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/process_exit.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/copy_lane.h"
 #include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/stream/event_pool.h"

@@ -79,7 +79,7 @@ struct EngineOptions {
   // sleeps with a turn in hand. At least 0.
   int transient_retries = 2;
 
-  // Where ranges, transfers and stalls are told to (device/trace_sink.h); null: nowhere.
+  // Where ranges, transfers and stalls are told to (device/trace/trace_sink.h); null: nowhere.
   std::shared_ptr<TraceSink> trace;
 
   // Fills EngineStats's copy and stall times through two timed events around each chunk, and around

@@ -25,11 +25,11 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/device/chrome_trace_sink.h"
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/trace/chrome_trace_sink.h"
 #include "pinion/examples/run_options.h"
 #include "pinion/hooks/emulated/emu_device.h"
 

@@ -15,11 +15,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "pinion/device/chrome_trace_sink.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/chrome_trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/examples/run_options.h"
 
 namespace pinion {

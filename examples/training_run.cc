@@ -29,7 +29,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/step_trace.h"
 #include "pinion/device/allocation_label.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/plan/step_bound.h"
 #include "pinion/examples/accelerator.h"
 #include "pinion/examples/checkpoint.h"

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 
 namespace pinion {
 

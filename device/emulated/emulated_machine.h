@@ -37,7 +37,7 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/device/emulated/time_stats.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 
 namespace pinion {
 

@@ -39,7 +39,7 @@
 #include "pinion/device/emulated/memory_arena.h"
 #include "pinion/device/emulated/race_detector.h"
 #include "pinion/device/emulated/time_model.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 
 namespace pinion {
 

@@ -3,9 +3,9 @@
 #include <memory>
 #include <string>
 
-#include "pinion/device/chrome_trace.h"
 #include "pinion/device/emulated/machine_core.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/chrome_trace.h"
+#include "pinion/device/trace/trace_sink.h"
 
 namespace pinion {
 namespace {

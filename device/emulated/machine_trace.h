@@ -22,10 +22,10 @@
 #include <utility>
 
 #include "absl/types/span.h"
-#include "pinion/device/chrome_trace.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/time_model.h"
-#include "pinion/device/trace_recorder.h"
+#include "pinion/device/trace/chrome_trace.h"
+#include "pinion/device/trace/trace_recorder.h"
 
 namespace pinion {
 

@@ -21,7 +21,7 @@
 #include <memory>
 
 #include "absl/base/thread_annotations.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/scope_packer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"

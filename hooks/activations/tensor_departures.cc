@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/hooks/autograd/gather.h"
 #include "pinion/hooks/tier/torch_memory.h"

@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 #include "pinion/device/allocation_label.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/tier/torch_memory.h"

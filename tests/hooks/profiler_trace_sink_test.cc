@@ -13,7 +13,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 
 namespace pinion {
 namespace {

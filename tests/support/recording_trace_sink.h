@@ -14,7 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 
 namespace pinion::testing {
 

@@ -5,8 +5,8 @@
 //
 // Thread safety: none; a value.
 
-#ifndef PINION_DEVICE_TRACE_RECORDER_H_
-#define PINION_DEVICE_TRACE_RECORDER_H_
+#ifndef PINION_DEVICE_TRACE_TRACE_RECORDER_H_
+#define PINION_DEVICE_TRACE_TRACE_RECORDER_H_
 
 #include <cstdint>
 #include <map>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "pinion/device/chrome_trace.h"
+#include "pinion/device/trace/chrome_trace.h"
 
 namespace pinion {
 
@@ -58,4 +58,4 @@ class TraceRecorder {
 
 }  // namespace pinion
 
-#endif  // PINION_DEVICE_TRACE_RECORDER_H_
+#endif  // PINION_DEVICE_TRACE_TRACE_RECORDER_H_

@@ -1,7 +1,7 @@
 // A machine and short names for what tests of the emulated accelerator do all the time.
 
-#ifndef PINION_TESTS_DEVICE_EMULATED_FIXTURE_H_
-#define PINION_TESTS_DEVICE_EMULATED_FIXTURE_H_
+#ifndef PINION_TESTS_DEVICE_EMULATED_EMULATED_FIXTURE_H_
+#define PINION_TESTS_DEVICE_EMULATED_EMULATED_FIXTURE_H_
 
 #include <cstdint>
 #include <cstring>
@@ -103,4 +103,4 @@ class EmulatedFixture : public ::testing::Test {
 
 }  // namespace pinion
 
-#endif  // PINION_TESTS_DEVICE_EMULATED_FIXTURE_H_
+#endif  // PINION_TESTS_DEVICE_EMULATED_EMULATED_FIXTURE_H_

@@ -5,8 +5,8 @@
 // The kernel is PTX text, which the driver compiles: building Pinion takes no nvcc. It assembles
 // for sm_80, sm_90 and sm_100.
 
-#ifndef PINION_DEVICE_CUDA_HOST_LATENCY_H_
-#define PINION_DEVICE_CUDA_HOST_LATENCY_H_
+#ifndef PINION_BENCH_HOST_LATENCY_H_
+#define PINION_BENCH_HOST_LATENCY_H_
 
 #include <cstdint>
 
@@ -26,4 +26,4 @@ extern const char kHostLatencyPtx[];
 
 }  // namespace pinion
 
-#endif  // PINION_DEVICE_CUDA_HOST_LATENCY_H_
+#endif  // PINION_BENCH_HOST_LATENCY_H_

@@ -16,7 +16,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/tests/device/emulated_fixture.h"
+#include "pinion/tests/device/emulated/emulated_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

@@ -1,7 +1,7 @@
 // A time model with round numbers, and short names for what its tests do all the time.
 
-#ifndef PINION_TESTS_DEVICE_TIME_MODEL_FIXTURE_H_
-#define PINION_TESTS_DEVICE_TIME_MODEL_FIXTURE_H_
+#ifndef PINION_TESTS_DEVICE_EMULATED_TIME_MODEL_FIXTURE_H_
+#define PINION_TESTS_DEVICE_EMULATED_TIME_MODEL_FIXTURE_H_
 
 #include <cstdint>
 #include <vector>
@@ -77,4 +77,4 @@ class TwoDevicesTest : public TimeModelTest {
 
 }  // namespace pinion
 
-#endif  // PINION_TESTS_DEVICE_TIME_MODEL_FIXTURE_H_
+#endif  // PINION_TESTS_DEVICE_EMULATED_TIME_MODEL_FIXTURE_H_

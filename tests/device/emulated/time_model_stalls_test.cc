@@ -4,7 +4,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/deferred_effects.h"
 #include "pinion/device/emulated/time_model.h"
-#include "pinion/tests/device/time_model_fixture.h"
+#include "pinion/tests/device/emulated/time_model_fixture.h"
 
 namespace pinion {
 namespace {

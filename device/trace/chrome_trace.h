@@ -6,8 +6,8 @@
 //
 // Thread safety: none; a value.
 
-#ifndef PINION_DEVICE_CHROME_TRACE_H_
-#define PINION_DEVICE_CHROME_TRACE_H_
+#ifndef PINION_DEVICE_TRACE_CHROME_TRACE_H_
+#define PINION_DEVICE_TRACE_CHROME_TRACE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -74,4 +74,4 @@ class ChromeTrace {
 
 }  // namespace pinion
 
-#endif  // PINION_DEVICE_CHROME_TRACE_H_
+#endif  // PINION_DEVICE_TRACE_CHROME_TRACE_H_

@@ -1,4 +1,4 @@
-#include "pinion/device/chrome_trace_sink.h"
+#include "pinion/device/trace/chrome_trace_sink.h"
 
 #include <utility>
 

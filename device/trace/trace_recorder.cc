@@ -1,4 +1,4 @@
-#include "pinion/device/trace_recorder.h"
+#include "pinion/device/trace/trace_recorder.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "pinion/device/cuda/host_latency.h"
+#include "pinion/bench/host_latency.h"
 
 #include <unistd.h>
 

@@ -12,7 +12,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/tests/device/emulated_fixture.h"
+#include "pinion/tests/device/emulated/emulated_fixture.h"
 
 namespace pinion {
 namespace {

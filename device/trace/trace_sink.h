@@ -5,7 +5,7 @@
 //   ...
 //   const ScopedRange range(options.trace.get(), "pinion.submit", size_bytes);
 //
-// Sinks: device/chrome_trace_sink (a file for Perfetto), device/cuda/nvtx_trace_sink,
+// Sinks: device/trace/chrome_trace_sink (a file for Perfetto), device/cuda/nvtx_trace_sink,
 // hooks/profiler_trace_sink (LibTorch's profiler).
 //
 // Times are milliseconds of the host's steady clock (std::chrono::steady_clock, from its epoch).
@@ -15,8 +15,8 @@
 // Thread safety: sinks are thread-safe; ranges of one thread nest. Calls are made with no lock
 // held. A sink must not call back into what it observes, and must not throw.
 
-#ifndef PINION_DEVICE_TRACE_SINK_H_
-#define PINION_DEVICE_TRACE_SINK_H_
+#ifndef PINION_DEVICE_TRACE_TRACE_SINK_H_
+#define PINION_DEVICE_TRACE_TRACE_SINK_H_
 
 #include <chrono>
 #include <cstdint>
@@ -90,4 +90,4 @@ class ScopedRange {
 
 }  // namespace pinion
 
-#endif  // PINION_DEVICE_TRACE_SINK_H_
+#endif  // PINION_DEVICE_TRACE_TRACE_SINK_H_

@@ -1,4 +1,4 @@
-#include "pinion/device/chrome_trace_sink.h"
+#include "pinion/device/trace/chrome_trace_sink.h"
 
 #include <cstdio>
 #include <fstream>
@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/trace_sink.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

@@ -1,4 +1,4 @@
-#include "pinion/device/chrome_trace.h"
+#include "pinion/device/trace/chrome_trace.h"
 
 #include <cerrno>
 #include <cstring>

@@ -13,7 +13,7 @@
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/tests/device/emulated_fixture.h"
+#include "pinion/tests/device/emulated/emulated_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

@@ -1,4 +1,4 @@
-#include "pinion/device/chrome_trace.h"
+#include "pinion/device/trace/chrome_trace.h"
 
 #include <cstdio>
 #include <fstream>
@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "pinion/device/trace_recorder.h"
+#include "pinion/device/trace/trace_recorder.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

@@ -16,8 +16,8 @@
 //
 // Thread safety: thread-safe.
 
-#ifndef PINION_DEVICE_CHROME_TRACE_SINK_H_
-#define PINION_DEVICE_CHROME_TRACE_SINK_H_
+#ifndef PINION_DEVICE_TRACE_CHROME_TRACE_SINK_H_
+#define PINION_DEVICE_TRACE_CHROME_TRACE_SINK_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -27,9 +27,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/device/chrome_trace.h"
-#include "pinion/device/trace_recorder.h"
-#include "pinion/device/trace_sink.h"
+#include "pinion/device/trace/chrome_trace.h"
+#include "pinion/device/trace/trace_recorder.h"
+#include "pinion/device/trace/trace_sink.h"
 
 namespace pinion {
 
@@ -69,4 +69,4 @@ class ChromeTraceSink final : public TraceSink {
 
 }  // namespace pinion
 
-#endif  // PINION_DEVICE_CHROME_TRACE_SINK_H_
+#endif  // PINION_DEVICE_TRACE_CHROME_TRACE_SINK_H_
