@@ -27,7 +27,7 @@ def _if_one_file(one_file, otherwise):
     })
 
 def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
-    """A `cc_library`, usually of one .h and one .cc file."""
+    """A `cc_library`, usually of the files of one component."""
     prefixes = {
         "include_prefix": "pinion/" + native.package_name(),
         "strip_include_prefix": "/" + native.package_name(),
