@@ -1,7 +1,7 @@
 // Where segments of host memory come from.
 //
 // The allocator owns policy, not memory: it is given a source. Plain sources live in
-// allocator/os, pinned ones in device/cuda and device/emulated; a source may wrap another one.
+// allocator/sources, pinned ones in device/cuda and device/emulated; a source may wrap another one.
 //
 // Thread safety: implementations are thread-safe. The allocator calls none with a lock held, but
 // for JoinsAt, which only computes.

@@ -11,14 +11,14 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/deadline.h"
+#include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/allocator/os/fork_origin.h"
-#include "pinion/allocator/os/mmap_source.h"
-#include "pinion/allocator/ram_watermark.h"
-#include "pinion/allocator/segment.h"
-#include "pinion/allocator/segment_pool.h"
-#include "pinion/allocator/size_class.h"
-#include "pinion/allocator/turn.h"
+#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/size_class.h"
+#include "pinion/allocator/pool/segment_pool.h"
+#include "pinion/allocator/pool/turn.h"
+#include "pinion/allocator/ram/ram_watermark.h"
+#include "pinion/allocator/sources/mmap_source.h"
 
 namespace pinion {
 namespace {

@@ -28,8 +28,8 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/host_ram.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/ram/host_ram.h"
 
 namespace pinion {
 

@@ -1,8 +1,8 @@
 #include "pinion/allocator/pinned_block.h"
 
 #include "pinion/allocator/base/check.h"
-#include "pinion/allocator/segment.h"
-#include "pinion/allocator/segment_pool.h"
+#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/pool/segment_pool.h"
 
 namespace pinion {
 

@@ -31,7 +31,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
-#include "pinion/allocator/ram_probe.h"
+#include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/bench/checked_benchmarks.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/null_device.h"

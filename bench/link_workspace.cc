@@ -7,7 +7,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/allocator/os/numa.h"
+#include "pinion/allocator/sources/numa.h"
 
 namespace pinion {
 namespace {

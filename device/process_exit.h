@@ -1,5 +1,5 @@
 // Whether this process exits, and may call devices no more. (For children of fork(), which may not
-// either, see allocator/os/fork_origin.h.)
+// either, see allocator/base/fork_origin.h.)
 //
 // Once the runtime of a device unloads, calling it is undefined. Destructors that would call a
 // device ask here first, and leak instead when the answer is yes: the operating system takes it all

@@ -1,7 +1,7 @@
 """Pinion's C++ rules: include paths that start with the project's name, and the library's folders
 compiled as one file each.
 
-`//allocator:pinned_block` is included as "pinion/allocator/pinned_block.h",
+`//allocator` is included as "pinion/allocator/pinned_block.h",
 inside this repository and in those that depend on it.
 
 With `--//config:one_file`, which --config=opt gives, a folder of the library is one object: a

@@ -18,9 +18,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/device/cuda/cuda_api.h"
 
 namespace pinion {

@@ -32,9 +32,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/os/fork_origin.h"
-#include "pinion/allocator/os/mmap_source.h"
+#include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/device/cuda/cuda_api.h"
 
 namespace pinion {

@@ -26,9 +26,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/fence.h"
-#include "pinion/allocator/os/fork_origin.h"
 #include "pinion/device/device.h"
 
 namespace pinion::internal {

@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/allocator/os/fork_origin.h"
 
 namespace pinion {
 namespace {

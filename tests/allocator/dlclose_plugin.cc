@@ -11,9 +11,9 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/support/heap_source.h"
 
 namespace pinion {

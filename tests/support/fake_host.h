@@ -21,7 +21,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
-#include "pinion/allocator/ram_probe.h"
+#include "pinion/allocator/ram/ram_probe.h"
 
 namespace pinion::testing {
 

@@ -11,7 +11,7 @@ trap 'rm -rf "$objects"' EXIT
 for file in "$@"; do
   case $file in
   *.o)
-    # bazel-out/.../bin/allocator/os/_objs/one_file/one_file.pic.o is allocator-os-one_file.o, a
+    # bazel-out/.../bin/allocator/ram/_objs/one_file/one_file.pic.o is allocator-ram-one_file.o, a
     # name that no other member has.
     package=${file#*/bin/}
     package=${package%%/_objs/*}

@@ -116,7 +116,7 @@ def main(arguments):
     layers = [layer for layer in _LAYERS if any(report.layer(path) == layer for path in wanted)]
     mutants = [m for m in sources.mutants if m.path in wanted]
     if not options.hardened:
-        mutants = [m for m in mutants if not m.only_hardened and not m.path.startswith("allocator/hardening.")]
+        mutants = [m for m in mutants if not m.only_hardened and not m.path.startswith("allocator/heap/hardening.")]
     known = report.read_equivalents((root / "docs/mutation.md").read_text())
     stale = report.rows_without_mutant(known, sources.mutants)
     for path, line, change in stale:

@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "pinion/allocator/os/mmap_source.h"
 #include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/sources/mmap_source.h"
 
 int main() {
   pinion::AllocatorOptions options;

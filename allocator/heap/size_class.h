@@ -1,0 +1,79 @@
+// Sizes of blocks, and the buckets that free blocks are kept in. Pure arithmetic.
+//
+// A request is rounded up to a size class. Of each doubling there are
+// --//config:buckets_per_doubling classes, eight by default: at most 12.5 % of a request is
+// rounding. At the ends other steps hold:
+//
+//   below 32 KiB   classes are multiples of --//config:min_block_bytes, 256 by default
+//   from there on  classes are multiples of a page, 4 KiB
+//   largest step   2 MiB: no more than that is rounding
+//
+// Free blocks have any multiple of their run's unit as size, and are kept in 64 buckets per
+// doubling. Every class up to 256 MiB is the lower bound of a bucket, so whatever lies in the
+// bucket of a request fits it.
+//
+//   classes   |   8 MiB   |   9 MiB   |  10 MiB   |  ...
+//   buckets   |.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|
+//
+// Blocks below 32 KiB come from slabs, which are large blocks themselves: a small block that lives
+// long does not cut a large hole in two, and every block that is not small is a whole number of
+// pages.
+
+#ifndef PINION_ALLOCATOR_HEAP_SIZE_CLASS_H_
+#define PINION_ALLOCATOR_HEAP_SIZE_CLASS_H_
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/config/build_config.h"
+
+namespace pinion::internal {
+
+constexpr int FloorLog2(uint64_t value) { return std::bit_width(value) - 1; }
+
+inline constexpr uint64_t kMinBlockBytes = config::kMinBlockBytes;
+inline constexpr uint64_t kMaxRoundingBytes = 2 * kMiB;
+inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 47;
+// Classes below this are small; from here on they are multiples of 4 KiB.
+inline constexpr uint64_t kSmallLimitBytes = 32 * kKiB;
+
+inline constexpr int kMinBlockLog2 = FloorLog2(kMinBlockBytes);
+inline constexpr int kBucketsPerLevelLog2 = 6;
+inline constexpr int kBucketsPerLevel = 1 << kBucketsPerLevelLog2;
+inline constexpr int kLevels = 48 - kMinBlockLog2;  // one per doubling, up to below 2^48
+
+// The class of a request: 0 < size_bytes <= kMaxBlockBytes.
+constexpr uint64_t RoundUpToSizeClass(uint64_t size_bytes) {
+  const uint64_t least_step = size_bytes < kSmallLimitBytes ? kMinBlockBytes : 4 * kKiB;
+  const uint64_t step = std::bit_floor(size_bytes) / config::kBucketsPerDoubling;
+  return AlignUp(size_bytes, std::clamp(step, least_step, kMaxRoundingBytes));
+}
+
+constexpr bool IsSmallClass(uint64_t class_bytes) { return class_bytes < kSmallLimitBytes; }
+
+// A bucket holds the free blocks from LowerBoundOfBucket(bucket) to below that of the next one.
+// `block_bytes` is at least kMinBlockBytes and below 2 * kMaxBlockBytes.
+constexpr int BucketOf(uint64_t block_bytes) {
+  const int log2 = FloorLog2(block_bytes);
+  const int within =
+      static_cast<int>(block_bytes >> (log2 - kBucketsPerLevelLog2)) - kBucketsPerLevel;
+  return (log2 - kMinBlockLog2) * kBucketsPerLevel + within;
+}
+
+constexpr uint64_t LowerBoundOfBucket(int bucket) {
+  const int log2 = bucket / kBucketsPerLevel + kMinBlockLog2;
+  const uint64_t within = static_cast<uint64_t>(bucket % kBucketsPerLevel);
+  return (kBucketsPerLevel + within) << (log2 - kBucketsPerLevelLog2);
+}
+
+// The first bucket in which every block has at least `block_bytes`.
+constexpr int FirstFittingBucket(uint64_t block_bytes) {
+  const int bucket = BucketOf(block_bytes);
+  return LowerBoundOfBucket(bucket) == block_bytes ? bucket : bucket + 1;
+}
+
+}  // namespace pinion::internal
+
+#endif  // PINION_ALLOCATOR_HEAP_SIZE_CLASS_H_

@@ -1,0 +1,103 @@
+// Where released blocks wait to be entered in the books, so that a thread that releases a block
+// with a ticket does not wait for the one that allocates, nor fetch the books from its cache.
+//
+//   thread A  --|###  |
+//   thread B  --|#####|--full: a batch-->  incoming, which the next thread to allocate enters
+//
+// Each thread adds to one of a few buffers (two threads may share one). A batch has tickets of one
+// timeline only. What is full joins a list without a lock: whoever releases waits for nobody, but
+// for a moment where another thread looks into its buffer.
+//
+// Thread safety: thread-safe. Calls FenceTimeline::Completed only.
+// Ownership: a buffer and a batch share their timeline.
+
+#ifndef PINION_ALLOCATOR_POOL_RELEASE_BUFFERS_H_
+#define PINION_ALLOCATOR_POOL_RELEASE_BUFFERS_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/allocator/heap/segment.h"
+
+namespace pinion::internal {
+
+// Blocks that were released, in order; all tickets are of one timeline.
+struct ReleaseBatch {
+  // The most that may wait: they count as live until they are entered.
+  static constexpr uint32_t kCapacity = 16;
+
+  struct Release {
+    BlockRecord* block = nullptr;
+    uint64_t id = 0;      // what the block's was when it was handed out
+    uint64_t ticket = 0;  // 0: none
+  };
+
+  std::shared_ptr<FenceTimeline> timeline;  // null where none has a ticket
+  uint64_t completed = 0;                   // of the timeline, when the batch was handed over
+  uint32_t size = 0;
+  std::array<Release, kCapacity> releases;
+  ReleaseBatch* next = nullptr;  // in the list of what is incoming
+};
+
+class ReleaseBuffers {
+ public:
+  using Batches = std::vector<std::unique_ptr<ReleaseBatch>>;
+
+  ReleaseBuffers() = default;
+  ~ReleaseBuffers();
+  ReleaseBuffers(const ReleaseBuffers&) = delete;
+  ReleaseBuffers& operator=(const ReleaseBuffers&) = delete;
+
+  // Adds to this thread's buffer. False once the buffers are closed: then nothing was added.
+  bool Add(const ReleaseBatch::Release& release, const std::shared_ptr<FenceTimeline>& timeline);
+
+  // What this thread's buffer holds, into `batches`. False if that is nothing.
+  bool TakeMine(Batches* batches);
+
+  // Full batches of all threads.
+  void TakeIncoming(Batches* batches) {
+    if (incoming_.load(std::memory_order_relaxed) != nullptr) TakeIncomingList(batches);
+  }
+
+  // An empty batch, for the next one who needs one: threads that free each other's memory wait for
+  // each other in malloc.
+  void Recycle(std::unique_ptr<ReleaseBatch> batch) {
+    std::unique_ptr<ReleaseBatch>(spare_.exchange(batch.release(), std::memory_order_acq_rel));
+  }
+
+  // All that buffers and the list hold: every release that happened before.
+  void TakeAll(Batches* batches) { Take(batches, /*close=*/false); }
+
+  // The same, and takes no more.
+  void Close(Batches* batches) { Take(batches, /*close=*/true); }
+
+ private:
+  // One cache line each, and the next one, which the processor fetches along with it.
+  struct alignas(128) Buffer {
+    Mutex mu;
+    std::unique_ptr<ReleaseBatch> batch ABSL_GUARDED_BY(mu);
+    bool closed ABSL_GUARDED_BY(mu) = false;
+    // False only if there is no batch, so that an empty buffer costs a load.
+    std::atomic<bool> used = false;
+  };
+
+  Buffer& Mine();
+  void Take(Batches* batches, bool close);
+  void TakeIncomingList(Batches* batches);
+  void HandOver(std::unique_ptr<ReleaseBatch> batch);
+  std::unique_ptr<ReleaseBatch> NewBatch();
+
+  std::array<Buffer, 32> buffers_;
+  alignas(128) std::atomic<ReleaseBatch*> incoming_ = nullptr;
+  alignas(128) std::atomic<ReleaseBatch*> spare_ = nullptr;
+};
+
+}  // namespace pinion::internal
+
+#endif  // PINION_ALLOCATOR_POOL_RELEASE_BUFFERS_H_

@@ -1,0 +1,163 @@
+#include "pinion/allocator/sources/mmap_source.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/sources/numa.h"
+
+namespace pinion {
+namespace {
+
+// What a thread touches at a time: the size of a huge page.
+constexpr uint64_t kTouchBytes = 2 * kMiB;
+
+// Of private memory. MAP_FAILED, as mmap.
+void* Map(void* at, uint64_t size_bytes, int protection, int flags) {
+  return mmap(at, size_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+}
+
+uint64_t PhysicalBytes() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Makes the pages of the range present. 0, or an errno.
+int TouchPages(char* data, uint64_t size_bytes) {
+  if (madvise(data, size_bytes, MADV_POPULATE_WRITE) == 0) return 0;
+  if (errno != EINVAL) return errno;
+  // A kernel before 5.14.
+  const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  for (volatile char* page = data; page < data + size_bytes; page += page_bytes) *page = 0;
+  return 0;
+}
+
+// The same by `thread_count` threads, this one among them.
+int TouchTogether(char* data, uint64_t size_bytes, int thread_count, int numa_node) {
+  std::atomic<uint64_t> next = 0;
+  std::atomic<int> error = 0;
+  const auto touch = [&] {
+    const ScopedNumaThread near(numa_node);
+    while (error.load(std::memory_order_relaxed) == 0) {
+      const uint64_t at = next.fetch_add(kTouchBytes, std::memory_order_relaxed);
+      if (at >= size_bytes) return;
+      int none = 0;  // the first error stays
+      error.compare_exchange_strong(none,
+                                    TouchPages(data + at, std::min(kTouchBytes, size_bytes - at)));
+    }
+  };
+  std::vector<std::thread> others;
+  const uint64_t useful = std::min<uint64_t>(thread_count, size_bytes / kTouchBytes);
+  try {
+    while (others.size() + 1 < useful) others.emplace_back(touch);
+  } catch (const std::system_error&) {
+    // The host has no threads left: those that there are do the work.
+  }
+  touch();
+  for (std::thread& other : others) other.join();
+  return error.load();
+}
+
+absl::Status NoMemory(const std::string& what, uint64_t size_bytes, int error) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, " of ", HumanBytes(size_bytes), ": ", std::strerror(error),
+                   "; look at the host's free memory, the limit of address space (ulimit -v) and "
+                   "vm.overcommit_memory, or lower AllocatorOptions::max_locked_bytes"));
+}
+
+}  // namespace
+
+absl::Status MmapOptions::Validate() const {
+  if (numa_node < -1 || (numa_node >= 0 && !HasNumaNode(numa_node))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "numa_node is ", numa_node, "; it must be -1 or a node of this host (", NumaNodes(), ")"));
+  }
+  if (touch_threads < 0 || touch_threads > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("touch_threads is ", touch_threads, "; it must lie between 0 and 1024"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<MmapSource>> MmapSource::Create(const MmapOptions& options) {
+  PINION_RETURN_IF_ERROR(options.Validate());
+  return std::shared_ptr<MmapSource>(new MmapSource(options));
+}
+
+MmapSource::MmapSource(const MmapOptions& options)
+    : options_(options), range_(2 * AlignUp(PhysicalBytes(), kGiB)) {}
+
+char* MmapSource::TakeAddresses(uint64_t size_bytes) {
+  if (char* const data = range_.Take(size_bytes); data != nullptr) return data;
+  // mmap aligns to pages only: what is before and after the aligned part goes back.
+  const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t mapped_bytes = size_bytes + granularity_bytes() - page_bytes;
+  void* const mapped = Map(nullptr, mapped_bytes, PROT_NONE, MAP_NORESERVE);
+  if (mapped == MAP_FAILED) return nullptr;
+  char* const begin = static_cast<char*>(mapped);
+  char* const data =
+      reinterpret_cast<char*>(AlignUp(reinterpret_cast<uintptr_t>(mapped), granularity_bytes()));
+  const uint64_t before_bytes = data - begin;
+  munmap(begin, before_bytes);
+  munmap(data + size_bytes, mapped_bytes - size_bytes - before_bytes);
+  return data;
+}
+
+absl::Status MmapSource::ReturnAddresses(char* data, uint64_t size_bytes) {
+  if (!range_.Contains(data)) {
+    if (munmap(data, size_bytes) == 0) return absl::OkStatus();
+  } else if (Map(data, size_bytes, PROT_NONE, MAP_NORESERVE | MAP_FIXED) != MAP_FAILED) {
+    madvise(data, size_bytes, MADV_DONTFORK);
+    range_.Return(data, size_bytes);
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat("unmapping ", HumanBytes(size_bytes), " at ",
+                                          reinterpret_cast<uintptr_t>(data), ": ",
+                                          std::strerror(errno)));
+}
+
+absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
+  PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
+      << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  if (origin_.InForkedChild()) return origin_.Refusal("a source of mapped memory");
+  char* const data = TakeAddresses(size_bytes);
+  if (data == nullptr) return NoMemory("mmap", size_bytes, errno);
+  absl::Cleanup unmap = [&] { ReturnAddresses(data, size_bytes).IgnoreError(); };
+  if (Map(data, size_bytes, PROT_READ | PROT_WRITE, MAP_FIXED) == MAP_FAILED) {
+    return NoMemory("mmap", size_bytes, errno);
+  }
+  if (madvise(data, size_bytes, MADV_DONTFORK) != 0) {
+    return absl::InternalError(absl::StrCat("madvise(MADV_DONTFORK): ", std::strerror(errno)));
+  }
+  // A kernel without huge pages refuses; then there are none.
+  if (options_.huge_pages) madvise(data, size_bytes, MADV_HUGEPAGE);
+  if (options_.numa_node >= 0) {
+    PINION_RETURN_IF_ERROR(PreferNumaNode(data, size_bytes, options_.numa_node));
+  }
+  if (options_.touch_threads > 0) {
+    const int error = TouchTogether(data, size_bytes, options_.touch_threads, options_.numa_node);
+    if (error != 0) return NoMemory("touching the pages", size_bytes, error);
+  }
+  std::move(unmap).Cancel();
+  return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
+}
+
+absl::Status MmapSource::Free(const HostSegment& segment) {
+  if (origin_.InForkedChild()) return absl::OkStatus();
+  return ReturnAddresses(static_cast<char*>(segment.data), segment.size_bytes);
+}
+
+}  // namespace pinion

@@ -1,0 +1,117 @@
+#include "pinion/allocator/heap/free_lists.h"
+
+#include <cstdint>
+#include <deque>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/size_class.h"
+
+namespace pinion::internal {
+namespace {
+
+class FreeListsTest : public ::testing::Test {
+ protected:
+  BlockRecord* NewBlock(uint64_t capacity_bytes) {
+    records_.emplace_back();
+    records_.back().capacity_bytes = capacity_bytes;
+    return &records_.back();
+  }
+
+  std::deque<BlockRecord> records_;
+  FreeLists lists_;
+};
+
+TEST_F(FreeListsTest, EmptyListsHaveNothing) {
+  for (int level = 0; level < kLevels; ++level) {
+    EXPECT_EQ(lists_.Find(kMinBlockBytes << level), nullptr);
+  }
+}
+
+TEST_F(FreeListsTest, WhatIsTooSmallIsNotFound) {
+  lists_.Insert(NewBlock(kMiB));
+  EXPECT_EQ(lists_.Find(RoundUpToSizeClass(kMiB + 1)), nullptr);
+}
+
+// Each bucket and each level by itself: one that is marked as used and is empty would be searched
+// in vain.
+TEST_F(FreeListsTest, TheLastBlockOfABucketLeavesNothingBehind) {
+  for (uint64_t size_bytes = kMinBlockBytes; size_bytes <= kGiB;
+       size_bytes = RoundUpToSizeClass(size_bytes + 1)) {
+    BlockRecord* const block = NewBlock(size_bytes);
+    lists_.Insert(block);
+    EXPECT_EQ(lists_.Find(size_bytes), block);
+    EXPECT_EQ(lists_.Find(kMinBlockBytes), block);
+    lists_.Remove(block);
+    ASSERT_EQ(lists_.Find(size_bytes), nullptr) << size_bytes;
+    ASSERT_EQ(lists_.Find(kMinBlockBytes), nullptr) << size_bytes;
+  }
+}
+
+// Above 256 MiB, where a bucket holds several sizes.
+TEST_F(FreeListsTest, SixteenBlocksOfABucketAreLookedAt) {
+  BlockRecord* const large = NewBlock(518 * kMiB);
+  lists_.Insert(large);
+  for (int i = 0; i < 15; ++i) lists_.Insert(NewBlock(516 * kMiB));
+  EXPECT_EQ(lists_.Find(518 * kMiB), large);
+  lists_.Insert(NewBlock(516 * kMiB));
+  EXPECT_EQ(lists_.Find(518 * kMiB), nullptr);
+}
+
+TEST_F(FreeListsTest, AnyBlockOfAListCanBeRemoved) {
+  for (int removed = 0; removed < 3; ++removed) {
+    FreeLists lists;
+    std::vector<BlockRecord*> blocks;
+    for (int i = 0; i < 3; ++i) {
+      blocks.push_back(NewBlock(kMiB));
+      lists.Insert(blocks.back());
+    }
+    lists.Remove(blocks[removed]);
+    for (int left = 2; left > 0; --left) {
+      BlockRecord* const found = lists.Find(kMiB);
+      ASSERT_NE(found, nullptr);
+      EXPECT_NE(found, blocks[removed]);
+      lists.Remove(found);
+    }
+    EXPECT_EQ(lists.Find(kMiB), nullptr);
+  }
+}
+
+TEST_F(FreeListsTest, RandomBlocksAreFoundWheneverOneFits) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    std::mt19937_64 random(seed);
+    FreeLists lists;
+    std::vector<BlockRecord*> free;
+    for (int step = 0; step < 500; ++step) {
+      const uint64_t least = kMinBlockBytes << (random() % 18);
+      const uint64_t size_bytes = RoundUpToSizeClass(least + random() % least);
+      if (random() % 2 == 0) {
+        free.push_back(NewBlock(size_bytes));
+        lists.Insert(free.back());
+        continue;
+      }
+      BlockRecord* const found = lists.Find(size_bytes);
+      uint64_t tightest_bytes = UINT64_MAX;
+      for (const BlockRecord* block : free) {
+        if (block->capacity_bytes >= size_bytes && block->capacity_bytes < tightest_bytes) {
+          tightest_bytes = block->capacity_bytes;
+        }
+      }
+      if (tightest_bytes == UINT64_MAX) {
+        ASSERT_EQ(found, nullptr);
+        continue;
+      }
+      ASSERT_NE(found, nullptr);
+      ASSERT_EQ(found->capacity_bytes, tightest_bytes);  // each class has a bucket of its own here
+      lists.Remove(found);
+      std::erase(free, found);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pinion::internal

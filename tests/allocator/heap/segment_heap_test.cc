@@ -1,0 +1,447 @@
+#include "pinion/allocator/heap/segment_heap.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/size_class.h"
+#include "pinion/allocator/host_memory_source.h"
+
+namespace pinion::internal {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kSlab = 64 * kKiB;
+
+// The heap never touches memory, so addresses may be made up.
+HostSegment FakeSegment(uint64_t address, uint64_t size_bytes) {
+  return {.data = reinterpret_cast<void*>(address), .size_bytes = size_bytes};
+}
+
+void AddSegment(SegmentHeap& heap, const HostSegment& segment, bool joins = false) {
+  heap.AddSegment(segment, [joins](const void*) { return joins; });
+}
+
+uint64_t Address(const BlockRecord* block) { return reinterpret_cast<uint64_t>(block->data); }
+
+TEST(SegmentHeapTest, AnEmptyHeapHasNoBlock) {
+  SegmentHeap heap(kPage, kSlab);
+  EXPECT_EQ(heap.Take(kMiB), nullptr);
+}
+
+TEST(SegmentHeapTest, BlocksAreCutToTheirSize) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, 4 * kMiB));
+  const BlockRecord* first = heap.Take(kMiB);
+  const BlockRecord* second = heap.Take(3 * kMiB);
+  ASSERT_NE(first, nullptr);
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(Address(first), kGiB);
+  EXPECT_EQ(Address(second), kGiB + kMiB);
+  EXPECT_EQ(heap.Take(kSmallLimitBytes), nullptr);
+  EXPECT_EQ(heap.large_free_bytes(), 0u);
+}
+
+TEST(SegmentHeapTest, NeighboursJoinInWhateverOrderTheyComeBack) {
+  std::vector<int> order = {0, 1, 2, 3};
+  do {
+    SegmentHeap heap(kPage, kSlab);
+    AddSegment(heap, FakeSegment(kGiB, 4 * kMiB));
+    std::vector<BlockRecord*> blocks;
+    for (int i = 0; i < 4; ++i) blocks.push_back(heap.Take(kMiB));
+    for (const int i : order) heap.Put(blocks[i]);
+    BlockRecord* whole = heap.Take(4 * kMiB);
+    ASSERT_NE(whole, nullptr);
+    EXPECT_EQ(Address(whole), kGiB);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(SegmentHeapTest, BlocksOfDifferentSegmentsDoNotJoinEvenIfTheyTouch) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, kMiB));
+  AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB));
+  EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
+  AddSegment(heap, FakeSegment(kGiB - kMiB, kMiB));
+  EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
+}
+
+TEST(SegmentHeapTest, TheTightestHoleIsTaken) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(1 * kGiB, 8 * kMiB));
+  AddSegment(heap, FakeSegment(2 * kGiB, 3 * kMiB));
+  AddSegment(heap, FakeSegment(3 * kGiB, 5 * kMiB));
+  EXPECT_EQ(Address(heap.Take(3 * kMiB)), 2 * kGiB);
+  EXPECT_EQ(Address(heap.Take(4 * kMiB)), 3 * kGiB);
+}
+
+TEST(SegmentHeapTest, ALargeHoleThatFitsExactlyIsFoundBehindSmallerOnesOfItsBucket) {
+  SegmentHeap heap(kPage, kSlab);
+  const uint64_t size_bytes = 518 * kMiB;  // within the bucket from 512 to 520 MiB
+  AddSegment(heap, FakeSegment(1 * kGiB, size_bytes));
+  AddSegment(heap, FakeSegment(2 * kGiB, size_bytes - 2 * kMiB));
+  BlockRecord* block = heap.Take(size_bytes);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(Address(block), kGiB);
+}
+
+TEST(SegmentHeapTest, SmallBlocksShareASlab) {
+  SegmentHeap heap(kPage, kSlab);
+  EXPECT_EQ(heap.Take(kMinBlockBytes), nullptr);
+  AddSegment(heap, FakeSegment(kGiB, kMiB));
+  const BlockRecord* first = heap.Take(kMinBlockBytes);
+  const BlockRecord* second = heap.Take(kMinBlockBytes);
+  EXPECT_EQ(Address(first), kGiB);
+  EXPECT_EQ(Address(second), kGiB + kMinBlockBytes);
+  EXPECT_EQ(heap.large_free_bytes(), kMiB - kSlab);
+  EXPECT_EQ(Address(heap.Take(kSmallLimitBytes)), kGiB + kSlab);
+}
+
+TEST(SegmentHeapTest, ASlabThatDoesNotFitIsAsSmallAsItsBlock) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, kPage));
+  EXPECT_EQ(Address(heap.Take(kMinBlockBytes)), kGiB);
+  EXPECT_EQ(Address(heap.Take(kMinBlockBytes)), kGiB + kMinBlockBytes);
+  EXPECT_EQ(heap.large_free_bytes(), 0u);
+}
+
+TEST(SegmentHeapTest, SlabsKeepTheAlignmentOfLargeBlocks) {
+  constexpr uint64_t kAlignment = 2 * kMiB;
+  SegmentHeap heap(kAlignment, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, 8 * kMiB));
+  ASSERT_NE(heap.Take(kMinBlockBytes), nullptr);
+  EXPECT_EQ(Address(heap.Take(kAlignment)) % kAlignment, 0u);
+}
+
+TEST(SegmentHeapTest, AFreeSlabMakesRoomForALargeBlock) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, kMiB));
+  BlockRecord* small = heap.Take(kMinBlockBytes);
+  EXPECT_EQ(heap.Take(kMiB), nullptr);
+  heap.Put(small);
+  EXPECT_EQ(heap.large_free_bytes(), kMiB - kSlab);  // kept for the next small block
+  EXPECT_NE(heap.Take(kMiB), nullptr);
+}
+
+TEST(SegmentHeapTest, OnlyWhollyFreeSegmentsAreRemoved) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(1 * kGiB, kMiB));
+  BlockRecord* used = heap.Take(512 * kKiB);
+  AddSegment(heap, FakeSegment(2 * kGiB, kMiB));
+  const std::vector<HostSegment> removed = heap.RemoveFreeSegments({});
+  ASSERT_EQ(removed.size(), 1u);
+  EXPECT_EQ(removed[0].data, reinterpret_cast<void*>(2 * kGiB));
+  heap.Put(used);
+  EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 1u);
+  EXPECT_EQ(heap.segment_bytes(), 0u);
+  EXPECT_EQ(heap.large_free_bytes(), 0u);
+}
+
+TEST(SegmentHeapTest, ASegmentWhoseSlabsAreFreeIsRemoved) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, kMiB));
+  BlockRecord* small = heap.Take(kMinBlockBytes);
+  EXPECT_TRUE(heap.RemoveFreeSegments({}).empty());
+  heap.Put(small);
+  EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 1u);
+}
+
+TEST(SegmentHeapTest, NothingIsRemovedWhereThatWouldNotBeEnough) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, kMiB));
+  EXPECT_TRUE(heap.RemoveFreeSegments({.bytes = kMiB + 1, .all_or_none = true}).empty());
+  EXPECT_EQ(heap.RemoveFreeSegments({.bytes = kMiB, .all_or_none = true}).size(), 1u);
+}
+
+TEST(SegmentHeapTest, OnlyLongSegmentsAreRemovedWhereThatIsAskedFor) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(1 * kGiB, kMiB));
+  AddSegment(heap, FakeSegment(2 * kGiB, 2 * kMiB));
+  const std::vector<HostSegment> removed = heap.RemoveFreeSegments({.longer_than_bytes = kMiB});
+  ASSERT_EQ(removed.size(), 1u);
+  EXPECT_EQ(removed[0].size_bytes, 2 * kMiB);
+}
+
+TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
+  SegmentHeap heap(kPage, kSlab);
+  EXPECT_TRUE(heap.NumaNodes().empty());
+  HostSegment memory = FakeSegment(1 * kGiB, kMiB);
+  memory.numa_node = 1;
+  AddSegment(heap, memory);
+  AddSegment(heap, FakeSegment(2 * kGiB, 2 * kMiB));
+  AddSegment(heap, FakeSegment(3 * kGiB, 3 * kMiB));
+  BlockRecord* block = heap.Take(2 * kMiB);
+  BlockRecord* small = heap.Take(kMinBlockBytes);
+  const std::vector<NumaNodeStats> nodes = heap.NumaNodes();
+  ASSERT_EQ(nodes.size(), 2u);
+  EXPECT_EQ(nodes[0].numa_node, -1);
+  EXPECT_EQ(nodes[0].segments, 2u);
+  EXPECT_EQ(nodes[0].locked_bytes, 5 * kMiB);
+  EXPECT_EQ(nodes[0].used_bytes, 2 * kMiB);
+  EXPECT_EQ(nodes[1].numa_node, 1);
+  EXPECT_EQ(nodes[1].used_bytes, kMinBlockBytes);
+  heap.Put(block);
+  heap.Put(small);
+  EXPECT_EQ(heap.NumaNodes()[0].used_bytes, 0u);
+  EXPECT_EQ(heap.NumaNodes()[1].used_bytes, 0u);
+}
+
+TEST(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
+  SegmentHeap heap(kPage, kSlab);
+  for (uint64_t i = 1; i <= 4; ++i) AddSegment(heap, FakeSegment(i * kGiB, kMiB));
+  EXPECT_TRUE(heap.RemoveFreeSegments({.bytes = 0}).empty());
+  EXPECT_EQ(heap.RemoveFreeSegments({.bytes = kMiB + 1}).size(), 2u);
+  EXPECT_EQ(heap.segment_bytes(), 2 * kMiB);
+}
+
+TEST(SegmentHeapTest, BlocksCrossBordersOfSegmentsThatMayJoinInWhateverOrderTheyCome) {
+  std::vector<uint64_t> order = {0, 1, 2};
+  do {
+    SegmentHeap heap(kPage, kSlab);
+    for (const uint64_t i : order) {
+      AddSegment(heap, FakeSegment(kGiB + i * kMiB, kMiB), /*joins=*/true);
+    }
+    BlockRecord* block = heap.Take(3 * kMiB);
+    ASSERT_NE(block, nullptr);
+    EXPECT_EQ(Address(block), kGiB);
+    heap.Put(block);
+    EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 3u);
+    EXPECT_EQ(heap.segment_bytes(), 0u);
+    EXPECT_EQ(heap.large_free_bytes(), 0u);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(SegmentHeapTest, SegmentsOfDifferentNodesDoNotJoin) {
+  SegmentHeap heap(kPage, kSlab);
+  HostSegment far = FakeSegment(kGiB + kMiB, kMiB);
+  far.numa_node = 1;
+  AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
+  AddSegment(heap, far, /*joins=*/true);
+  EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
+}
+
+TEST(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
+  SegmentHeap heap(kPage, kSlab);
+  for (uint64_t i = 0; i < 3; ++i) {
+    AddSegment(heap, FakeSegment(kGiB + i * kMiB, kMiB), /*joins=*/true);
+  }
+  BlockRecord* lower = heap.Take(kMiB - kPage);
+  BlockRecord* middle = heap.Take(kMiB + 2 * kPage);
+  BlockRecord* upper = heap.Take(kMiB / 2);
+  BlockRecord* small = heap.Take(kMinBlockBytes);  // in the upper segment
+  EXPECT_TRUE(heap.RemoveFreeSegments({}).empty());
+  heap.Put(middle);
+  const std::vector<HostSegment> removed = heap.RemoveFreeSegments({});
+  ASSERT_EQ(removed.size(), 1u);
+  EXPECT_EQ(removed[0].data, reinterpret_cast<void*>(kGiB + kMiB));
+  EXPECT_EQ(heap.NumaNodes()[0].used_bytes, kMiB - kPage + kMiB / 2 + kMinBlockBytes);
+  heap.Put(lower);
+  heap.Put(upper);
+  heap.Put(small);
+  EXPECT_EQ(heap.NumaNodes()[0].used_bytes, 0u);
+  EXPECT_EQ(heap.Take(kMiB + kPage), nullptr);
+  EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 2u);
+  EXPECT_EQ(heap.large_free_bytes(), 0u);
+}
+
+// The short segment that stays is the whole of what is above the gap.
+TEST(SegmentHeapTest, AFreeSegmentAboveOneThatWasRemovedServesOn) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, 2 * kMiB), /*joins=*/true);
+  AddSegment(heap, FakeSegment(kGiB + 2 * kMiB, kMiB), /*joins=*/true);
+  ASSERT_EQ(heap.RemoveFreeSegments({.longer_than_bytes = kMiB}).size(), 1u);
+  BlockRecord* block = heap.Take(kMiB);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
+  heap.Put(block);
+  // A segment that joins at the upper end extends what is there.
+  AddSegment(heap, FakeSegment(kGiB + 3 * kMiB, kMiB), /*joins=*/true);
+  block = heap.Take(2 * kMiB);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
+}
+
+// Records serve again: the heap's own memory does not grow with time.
+TEST(SegmentHeapTest, WhatIsCutAndJoinedAgainTakesNoMoreMemory) {
+  SegmentHeap heap(kPage, kSlab);
+  const auto cycle = [&] {
+    AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
+    AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB), /*joins=*/true);
+    BlockRecord* const small = heap.Take(kMinBlockBytes);
+    BlockRecord* const block = heap.Take(kSmallLimitBytes);
+    heap.Put(small);
+    heap.Put(block);
+    ASSERT_EQ(heap.RemoveFreeSegments({}).size(), 2u);
+  };
+  cycle();
+  const size_t before_bytes = mallinfo2().uordblks;
+  for (int i = 0; i < 10'000; ++i) cycle();
+  EXPECT_LT(mallinfo2().uordblks, before_bytes + 64 * kKiB);
+}
+
+// The reference: where segments are, which addresses are in use, and nothing else.
+class ReferenceHeap {
+ public:
+  void AddSegment(uint64_t address, uint64_t size_bytes) { segments_[address] = size_bytes; }
+
+  // Fails the test if the segment is in use.
+  void RemoveSegment(const HostSegment& segment) {
+    const auto address = reinterpret_cast<uint64_t>(segment.data);
+    ASSERT_TRUE(IsFree(address, segment.size_bytes));
+    ASSERT_EQ(segments_.at(address), segment.size_bytes);
+    segments_.erase(address);
+  }
+
+  // Fails the test if the block overlaps another. That it lies in segments follows from the holes.
+  void Take(uint64_t address, uint64_t size_bytes) {
+    ASSERT_TRUE(IsFree(address, size_bytes));
+    used_[address] = size_bytes;
+  }
+  void Put(uint64_t address) { used_.erase(address); }
+
+  uint64_t LargestHole() const {
+    uint64_t largest = 0;
+    uint64_t hole = 0;  // up to `end`
+    uint64_t end = 0;
+    for (const auto& [address, size_bytes] : segments_) {
+      if (address != end) hole = 0;
+      end = address + size_bytes;
+      uint64_t at = address;
+      for (auto block = FirstAfter(address); block != used_.end() && block->first < end; ++block) {
+        if (block->first > at) largest = std::max(largest, hole + block->first - at);
+        hole = 0;
+        at = std::max(at, block->first + block->second);
+      }
+      if (at < end) hole += end - at;
+      if (at >= end) hole = 0;
+      largest = std::max(largest, hole);
+    }
+    return largest;
+  }
+
+  int FreeSegments(uint64_t longer_than_bytes) const {
+    return static_cast<int>(
+        std::count_if(segments_.begin(), segments_.end(), [&](const auto& segment) {
+          return segment.second > longer_than_bytes && IsFree(segment.first, segment.second);
+        }));
+  }
+
+ private:
+  // The first block that ends behind `address`.
+  std::map<uint64_t, uint64_t>::const_iterator FirstAfter(uint64_t address) const {
+    auto block = used_.upper_bound(address);
+    if (block != used_.begin() && std::prev(block)->first + std::prev(block)->second > address) {
+      --block;
+    }
+    return block;
+  }
+  bool IsFree(uint64_t address, uint64_t size_bytes) const {
+    const auto block = FirstAfter(address);
+    return block == used_.end() || block->first >= address + size_bytes;
+  }
+
+  std::map<uint64_t, uint64_t> segments_;
+  std::map<uint64_t, uint64_t> used_;
+};
+
+class SegmentHeapRandomTest : public ::testing::TestWithParam<std::tuple<bool, bool>> {};
+
+// Segments of two sizes come and go, side by side. Parameters: whether they join, and whether there
+// are small blocks, whose slabs the reference does not know.
+TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
+  const auto [joins, small] = GetParam();
+  constexpr uint64_t kSegments = 6;
+  constexpr uint64_t kMostBytes = 8 * kMiB;
+  constexpr uint64_t kShortBytes = 3 * kMiB;
+  const auto bytes_of = [](uint64_t i) { return i % 3 == 1 ? kShortBytes : kMostBytes; };
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    std::mt19937_64 random(seed);
+    SegmentHeap heap(kPage, kSlab);
+    ReferenceHeap reference;
+    std::map<uint64_t, uint64_t> absent;
+    uint64_t next = kGiB;
+    for (uint64_t i = 0; i < kSegments; ++i) {
+      absent[next] = bytes_of(i);
+      // What does not join does not touch either, for the reference.
+      next += joins ? bytes_of(i) : 2 * kMostBytes;
+    }
+    uint64_t segment_bytes = 0;
+    std::vector<BlockRecord*> live;
+    uint64_t used_bytes = 0;
+    for (int step = 0; step < 3000; ++step) {
+      const uint64_t choice = random() % 100;
+      if (choice < 3) {
+        if (absent.empty()) continue;
+        const auto which = std::next(absent.begin(), random() % absent.size());
+        AddSegment(heap, FakeSegment(which->first, which->second), joins);
+        reference.AddSegment(which->first, which->second);
+        segment_bytes += which->second;
+        absent.erase(which);
+      } else if (choice < 5) {
+        const bool all = random() % 2 == 0;
+        const uint64_t longer_than_bytes = random() % 2 == 0 ? kShortBytes : 0;
+        const int free_segments = reference.FreeSegments(longer_than_bytes);
+        const std::vector<HostSegment> removed = heap.RemoveFreeSegments(
+            {.bytes = all ? UINT64_MAX : 1, .longer_than_bytes = longer_than_bytes});
+        ASSERT_EQ(removed.size(), all ? free_segments : std::min(free_segments, 1));
+        for (const HostSegment& segment : removed) {
+          ASSERT_NO_FATAL_FAILURE(reference.RemoveSegment(segment));
+          absent[reinterpret_cast<uint64_t>(segment.data)] = segment.size_bytes;
+          segment_bytes -= segment.size_bytes;
+        }
+      } else if (choice < 55 || live.empty()) {
+        const uint64_t least = small ? kMinBlockBytes : kSmallLimitBytes;
+        const uint64_t wish = least << (random() % (small ? 16 : 9));
+        const uint64_t size_bytes = RoundUpToSizeClass(wish + random() % wish);
+        BlockRecord* block = heap.Take(size_bytes);
+        // A block is found whenever any hole is large enough: nothing is lost between buckets.
+        if (!small) {
+          ASSERT_EQ(block != nullptr, reference.LargestHole() >= size_bytes);
+        }
+        if (block == nullptr) continue;
+        ASSERT_EQ(block->capacity_bytes, size_bytes);
+        ASSERT_NO_FATAL_FAILURE(reference.Take(Address(block), size_bytes));
+        live.push_back(block);
+        used_bytes += size_bytes;
+      } else {
+        std::swap(live[random() % live.size()], live.back());
+        used_bytes -= live.back()->capacity_bytes;
+        reference.Put(Address(live.back()));
+        heap.Put(live.back());
+        live.pop_back();
+      }
+      ASSERT_EQ(heap.segment_bytes(), segment_bytes);
+      ASSERT_LE(heap.large_free_bytes(), segment_bytes - used_bytes);
+      if (!small) {
+        ASSERT_EQ(heap.large_free_bytes(), segment_bytes - used_bytes);
+      }
+      const std::vector<NumaNodeStats> nodes = heap.NumaNodes();
+      ASSERT_EQ(nodes.empty() ? 0 : nodes[0].used_bytes, used_bytes);
+    }
+    for (BlockRecord* block : live) heap.Put(block);
+    ASSERT_EQ(heap.RemoveFreeSegments({}).size(), kSegments - absent.size());
+    ASSERT_EQ(heap.large_free_bytes(), 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SegmentHeapRandomTest,
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "Joined" : "Apart") +
+                                  (std::get<1>(info.param) ? "WithSmallBlocks" : "");
+                         });
+
+}  // namespace
+}  // namespace pinion::internal

@@ -1,0 +1,99 @@
+#include "pinion/allocator/pool/deferred_releases.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/allocator/heap/segment.h"
+#include "pinion/tests/support/fake_timeline.h"
+
+namespace pinion::internal {
+namespace {
+
+using ::pinion::testing::FakeTimeline;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class DeferredReleasesTest : public ::testing::Test {
+ protected:
+  std::vector<BlockRecord*> TakeDone() {
+    std::vector<BlockRecord*> done;
+    deferred_.TakeDone(&done, &retired_);
+    return done;
+  }
+
+  const std::shared_ptr<FakeTimeline> a_ = std::make_shared<FakeTimeline>();
+  const std::shared_ptr<FakeTimeline> b_ = std::make_shared<FakeTimeline>();
+  BlockRecord blocks_[3];
+  DeferredReleases deferred_;
+  DeferredReleases::Timelines retired_;
+};
+
+TEST_F(DeferredReleasesTest, ABlockIsDoneWhenItsTicketIs) {
+  deferred_.Add(&blocks_[0], a_, 5);
+  a_->CompleteVisibly(4);
+  EXPECT_THAT(TakeDone(), IsEmpty());
+  a_->CompleteVisibly(5);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));
+  EXPECT_THAT(deferred_.NextTickets(), IsEmpty());
+}
+
+TEST_F(DeferredReleasesTest, ABlockWithSeveralTicketsWaitsForAllOfThem) {
+  deferred_.Add(&blocks_[0], a_, 1);
+  deferred_.Add(&blocks_[0], b_, 1);
+  deferred_.Add(&blocks_[0], a_, 3);
+  a_->CompleteVisibly(3);
+  EXPECT_THAT(TakeDone(), IsEmpty());
+  b_->CompleteVisibly(1);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));
+}
+
+// One event that never fired kept 90 GB from being recycled (pytorch#183501): the cache stopped at
+// the first event that was not ready.
+TEST_F(DeferredReleasesTest, AStuckTimelineHoldsBackOnlyItsOwnBlocks) {
+  deferred_.Add(&blocks_[0], a_, 1);  // stuck, and first
+  deferred_.Add(&blocks_[1], b_, 1);
+  deferred_.Add(&blocks_[2], b_, 2);
+  b_->CompleteVisibly(2);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[1], &blocks_[2]));
+  EXPECT_THAT(TakeDone(), IsEmpty());
+}
+
+// Backward releases what forward submitted last first.
+TEST_F(DeferredReleasesTest, BlocksAreReclaimedByTicketNotByOrderOfRelease) {
+  deferred_.Add(&blocks_[0], a_, 9);
+  deferred_.Add(&blocks_[1], a_, 4);
+  a_->CompleteVisibly(4);
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[1]));
+  EXPECT_THAT(TakeDone(), IsEmpty());
+}
+
+TEST_F(DeferredReleasesTest, NextTicketsAreTheEarliestOfEachTimeline) {
+  deferred_.Add(&blocks_[0], a_, 9);
+  deferred_.Add(&blocks_[1], a_, 4);
+  deferred_.Add(&blocks_[2], b_, 2);
+  const std::vector<FenceTicket> next = deferred_.NextTickets();
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_EQ(next[0].timeline, a_);
+  EXPECT_EQ(next[0].value, 4u);
+  EXPECT_EQ(next[1].value, 2u);
+}
+
+// Destroying a timeline may destroy a stream, which must not happen under the pool's lock.
+TEST_F(DeferredReleasesTest, ReferencesToTimelinesAreHandedOverNotDropped) {
+  auto timeline = std::make_shared<FakeTimeline>();
+  const std::weak_ptr<FakeTimeline> watch = timeline;
+  deferred_.Add(&blocks_[0], timeline, 1);
+  timeline->CompleteVisibly(1);
+  timeline.reset();
+  EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));
+  EXPECT_FALSE(watch.expired());
+  retired_.clear();
+  EXPECT_TRUE(watch.expired());
+}
+
+}  // namespace
+}  // namespace pinion::internal

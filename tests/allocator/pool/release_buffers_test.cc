@@ -1,0 +1,237 @@
+#include "pinion/allocator/pool/release_buffers.h"
+
+#include <malloc.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/allocator/heap/segment.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/run_threads.h"
+
+namespace pinion::internal {
+namespace {
+
+using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::RunThreads;
+using ::testing::ElementsAre;
+
+constexpr uint64_t kCapacity = ReleaseBatch::kCapacity;
+
+// Releases are told apart by their ids here; nobody looks at the blocks.
+ReleaseBatch::Release Id(uint64_t id) { return {.block = nullptr, .id = id, .ticket = id}; }
+
+std::vector<uint64_t> Ids(const ReleaseBuffers::Batches& batches) {
+  std::vector<uint64_t> ids;
+  for (const auto& batch : batches) {
+    for (uint32_t i = 0; i < batch->size; ++i) ids.push_back(batch->releases[i].id);
+  }
+  return ids;
+}
+
+// On a thread with another buffer than this one's: threads share them in turn.
+void OnAnotherThread(const std::function<void()>& body) {
+  ReleaseBuffers probe;
+  ASSERT_TRUE(probe.Add(Id(0), nullptr));
+  bool shared = true;
+  while (shared) {
+    std::thread([&] {
+      ReleaseBuffers::Batches mine;
+      shared = probe.TakeMine(&mine);
+      if (!shared) body();
+    }).join();
+  }
+}
+
+class ReleaseBuffersTest : public ::testing::Test {
+ protected:
+  void Add(uint64_t first, uint64_t count, std::shared_ptr<FenceTimeline> timeline = nullptr) {
+    for (uint64_t id = first; id < first + count; ++id) {
+      ASSERT_TRUE(buffers_.Add(Id(id), timeline));
+    }
+  }
+  std::vector<uint64_t> Incoming() {
+    ReleaseBuffers::Batches batches;
+    buffers_.TakeIncoming(&batches);
+    return Ids(batches);
+  }
+  std::vector<uint64_t> Mine() {
+    ReleaseBuffers::Batches batches;
+    const bool any = buffers_.TakeMine(&batches);
+    EXPECT_EQ(any, !batches.empty());
+    return Ids(batches);
+  }
+  std::vector<uint64_t> All() {
+    ReleaseBuffers::Batches batches;
+    buffers_.TakeAll(&batches);
+    return Ids(batches);
+  }
+
+  const std::shared_ptr<FakeTimeline> timeline_ = std::make_shared<FakeTimeline>();
+  ReleaseBuffers buffers_;
+};
+
+TEST_F(ReleaseBuffersTest, OnlyAFullBatchIsHandedOver) {
+  Add(0, kCapacity - 1);
+  EXPECT_THAT(Incoming(), ElementsAre());
+  Add(kCapacity - 1, 1);
+  EXPECT_EQ(Incoming().size(), kCapacity);
+  EXPECT_THAT(Incoming(), ElementsAre());
+  EXPECT_THAT(Mine(), ElementsAre());
+}
+
+TEST_F(ReleaseBuffersTest, AThreadTakesItsOwnReleasesInTheirOrder) {
+  Add(1, 2);
+  OnAnotherThread([&] { EXPECT_THAT(Mine(), ElementsAre()); });
+  EXPECT_THAT(Mine(), ElementsAre(1, 2));
+  EXPECT_THAT(Mine(), ElementsAre());
+}
+
+TEST_F(ReleaseBuffersTest, TicketsOfAnotherTimelineBeginABatch) {
+  Add(1, 1);  // without a ticket: goes with any
+  Add(2, 1, timeline_);
+  Add(3, 1);
+  Add(4, 1, std::make_shared<FakeTimeline>());
+  EXPECT_THAT(Incoming(), ElementsAre(1, 2, 3));
+  EXPECT_THAT(Mine(), ElementsAre(4));
+}
+
+TEST_F(ReleaseBuffersTest, ABatchKnowsHowFarItsTimelineWasWhenItWasTaken) {
+  Add(1, 1, timeline_);
+  timeline_->CompleteVisibly(7);
+  ReleaseBuffers::Batches batches;
+  ASSERT_TRUE(buffers_.TakeMine(&batches));
+  EXPECT_EQ(batches[0]->timeline, timeline_);
+  EXPECT_EQ(batches[0]->completed, 7u);
+}
+
+TEST_F(ReleaseBuffersTest, AllIsWhatEveryThreadReleasedHandedOverOrNot) {
+  OnAnotherThread([&] { Add(0, kCapacity + 1); });
+  Add(100, 1);
+  EXPECT_EQ(All().size(), kCapacity + 2);
+  EXPECT_THAT(All(), ElementsAre());
+}
+
+TEST_F(ReleaseBuffersTest, WhatIsClosedGivesAllAndTakesNoMore) {
+  Add(1, 1);
+  ReleaseBuffers::Batches batches;
+  buffers_.Close(&batches);
+  EXPECT_THAT(Ids(batches), ElementsAre(1));
+  EXPECT_FALSE(buffers_.Add(Id(2), timeline_));
+  OnAnotherThread([&] { EXPECT_FALSE(buffers_.Add(Id(3), timeline_)); });
+  EXPECT_THAT(All(), ElementsAre());
+}
+
+TEST_F(ReleaseBuffersTest, ABatchServesAgain) {
+  Add(1, 1);
+  ReleaseBuffers::Batches batches;
+  ASSERT_TRUE(buffers_.TakeMine(&batches));
+  ReleaseBatch* const spare = batches[0].get();
+  spare->size = 0;
+  buffers_.Recycle(std::move(batches[0]));
+  Add(2, 1);
+  batches.clear();
+  ASSERT_TRUE(buffers_.TakeMine(&batches));
+  EXPECT_EQ(batches[0].get(), spare);
+  EXPECT_THAT(Ids(batches), ElementsAre(2));
+}
+
+TEST_F(ReleaseBuffersTest, BatchesThatNobodyTookGoWithThem) {
+  auto timeline = std::make_shared<FakeTimeline>();
+  const std::weak_ptr<FakeTimeline> known_by_batches = timeline;
+  {
+    ReleaseBuffers buffers;
+    for (uint64_t id = 0; id < 2 * kCapacity + 1; ++id) ASSERT_TRUE(buffers.Add(Id(id), timeline));
+    timeline.reset();
+    EXPECT_FALSE(known_by_batches.expired());
+  }
+  EXPECT_TRUE(known_by_batches.expired());
+}
+
+TEST_F(ReleaseBuffersTest, TheBatchThatIsSpareGoesWithThem) {
+  const auto cycle = [] {
+    ReleaseBuffers buffers;
+    ASSERT_TRUE(buffers.Add(Id(1), nullptr));
+    ReleaseBuffers::Batches batches;
+    ASSERT_TRUE(buffers.TakeMine(&batches));
+    buffers.Recycle(std::move(batches[0]));
+  };
+  cycle();
+  const size_t before_bytes = mallinfo2().uordblks;
+  for (int i = 0; i < 100; ++i) cycle();
+  EXPECT_LT(mallinfo2().uordblks, before_bytes + sizeof(ReleaseBatch));
+}
+
+// Does something in the midst of a hand-over, once: when a batch asks how far its timeline is.
+class ActingTimeline final : public FenceTimeline {
+ public:
+  explicit ActingTimeline(std::function<void()> act) : act_(std::move(act)) {}
+  uint64_t Completed() const override {
+    if (const std::function<void()> act = std::exchange(act_, nullptr); act != nullptr) act();
+    return 0;
+  }
+  void Poll() override {}
+  absl::Status Wait(uint64_t value, absl::Duration timeout) override { return absl::OkStatus(); }
+
+ private:
+  mutable std::function<void()> act_;
+};
+
+TEST_F(ReleaseBuffersTest, ABatchThatIsHandedOverDuringAnotherHandOverIsNotLost) {
+  const auto timeline = std::make_shared<ActingTimeline>(
+      [this] { OnAnotherThread([this] { Add(100, kCapacity); }); });
+  Add(0, kCapacity, timeline);
+  EXPECT_EQ(Incoming().size(), 2 * kCapacity);
+}
+
+TEST_F(ReleaseBuffersTest, BatchesThatAreTakenDuringAHandOverAreTakenOnce) {
+  std::vector<uint64_t> taken;
+  const auto timeline = std::make_shared<ActingTimeline>([&] { taken = Incoming(); });
+  OnAnotherThread([this] { Add(100, kCapacity); });
+  Add(0, kCapacity, timeline);
+  EXPECT_EQ(taken.size(), kCapacity);
+  EXPECT_EQ(Incoming().size(), kCapacity);
+}
+
+TEST_F(ReleaseBuffersTest, ThreadsThatReleaseAndTakeAtOnceLoseNothing) {
+  constexpr int kThreads = 4;
+  constexpr uint64_t kReleases = 20'000;
+  std::vector<std::vector<uint64_t>> taken(kThreads);
+  RunThreads(kThreads, [&](int thread) {
+    for (uint64_t i = 0; i < kReleases; ++i) {
+      ASSERT_TRUE(buffers_.Add(Id(thread * kReleases + i), i % 3 == 0 ? nullptr : timeline_));
+      if (i % 97 != 0) continue;
+      ReleaseBuffers::Batches batches;
+      if (i % 2 == 0) {
+        buffers_.TakeAll(&batches);
+      } else {
+        buffers_.TakeIncoming(&batches);
+      }
+      for (const uint64_t id : Ids(batches)) taken[thread].push_back(id);
+      for (std::unique_ptr<ReleaseBatch>& batch : batches) {
+        batch->size = 0;
+        batch->timeline = nullptr;
+        buffers_.Recycle(std::move(batch));
+      }
+    }
+  });
+  std::vector<uint64_t> ids = All();
+  for (const std::vector<uint64_t>& some : taken) ids.insert(ids.end(), some.begin(), some.end());
+  EXPECT_EQ(ids.size(), kThreads * kReleases);
+  EXPECT_EQ(std::set<uint64_t>(ids.begin(), ids.end()).size(), ids.size());
+}
+
+}  // namespace
+}  // namespace pinion::internal

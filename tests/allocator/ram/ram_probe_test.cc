@@ -1,0 +1,234 @@
+#include "pinion/allocator/ram/ram_probe.h"
+
+#include <cstdint>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/tests/support/fake_host.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeHost;
+
+TEST(RamProbeTest, AHostWithoutFilesHasNoLimits) {
+  const RamSample sample = FakeHost().Probe().Sample();
+  EXPECT_EQ(sample.total_bytes, 0u);
+  EXPECT_EQ(sample.percent, 0);
+  EXPECT_EQ(sample.headroom_bytes, UINT64_MAX);
+  EXPECT_EQ(sample.limited_by, "");
+}
+
+TEST(RamProbeTest, PercentIsPsutils) {
+  FakeHost host;
+  // psutil 5.9: round((24665116672 - 20370804736) / 24665116672 * 100, 1)
+  host.Write("proc/meminfo",
+             "MemTotal:       24087028 kB\nMemFree:         1234567 kB\n"
+             "MemAvailable:   19893364 kB\nCached:          2345678 kB\n");
+  const RamSample sample = host.Probe().Sample();
+  EXPECT_EQ(sample.total_bytes, uint64_t{24087028} * 1024);
+  EXPECT_EQ(sample.available_bytes, uint64_t{19893364} * 1024);
+  EXPECT_EQ(sample.percent, 17.4);
+  EXPECT_EQ(sample.headroom_bytes, sample.available_bytes);
+  EXPECT_EQ(sample.limited_by, "MemAvailable");
+}
+
+TEST(RamProbeTest, WithoutMemAvailableFreeAndCachedCount) {
+  FakeHost host;
+  host.Write("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nCached: 300 kB\n");
+  EXPECT_EQ(host.Probe().Sample().available_bytes, 400u * 1024);
+}
+
+TEST(RamProbeTest, AnAvailableAboveTheTotalIsReplacedByFree) {
+  FakeHost host;
+  host.Write("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 1000 kB\n");
+  EXPECT_EQ(host.Probe().Sample().available_bytes, 1000u * 1024);
+  host.Write("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 2000 kB\n");
+  EXPECT_EQ(host.Probe().Sample().available_bytes, 100u * 1024);
+}
+
+class RamProbeCgroupTest : public ::testing::Test {
+ protected:
+  RamProbeCgroupTest() {
+    host_.SetMeminfo(64 * kGiB, 60 * kGiB);
+    host_.Write("proc/self/cgroup", "0::/a/b\n");
+  }
+
+  FakeHost host_;
+};
+
+TEST_F(RamProbeCgroupTest, MaxMeansNoLimit) {
+  host_.Write("cgroup/a/b/memory.max", "max\n");
+  host_.Write("cgroup/a/b/memory.high", "max\n");
+  host_.Write("cgroup/a/b/memory.current", "1000000\n");
+  const RamSample sample = host_.Probe().Sample();
+  EXPECT_EQ(sample.headroom_bytes, 60 * kGiB);
+  EXPECT_EQ(sample.limited_by, "MemAvailable");
+}
+
+// A container of 8 GiB on a host of 78 GiB read 76 GiB free (kekzl/imp#2070).
+TEST_F(RamProbeCgroupTest, TheProcessesOwnLimitBounds) {
+  host_.Write("cgroup/a/b/memory.max", "8589934592\n");
+  host_.Write("cgroup/a/b/memory.high", "8589934592\n");  // leaves as much, and is not named
+  host_.Write("cgroup/a/b/memory.current", "1073741824\n");
+  const RamSample sample = host_.Probe().Sample();
+  EXPECT_EQ(sample.headroom_bytes, 7 * kGiB);
+  EXPECT_EQ(sample.limited_by, "cgroup /a/b memory.max");
+  // psutil's, which knows the host only: 4 of 64 GiB are 6.25 %, which Python rounds to even.
+  EXPECT_EQ(sample.percent, 6.2);
+}
+
+TEST_F(RamProbeCgroupTest, AnAncestorsLimitBounds) {
+  host_.Write("cgroup/a/b/memory.max", "max\n");
+  host_.Write("cgroup/a/b/memory.current", "1073741824\n");
+  host_.Write("cgroup/a/memory.max", "4294967296\n");
+  host_.Write("cgroup/a/memory.current", "3221225472\n");
+  const RamSample sample = host_.Probe().Sample();
+  EXPECT_EQ(sample.headroom_bytes, kGiB);
+  EXPECT_EQ(sample.limited_by, "cgroup /a memory.max");
+}
+
+TEST_F(RamProbeCgroupTest, EveryAncestorsLimitBoundsInBothVersions) {
+  const std::string levels[] = {"/a/b/c/d", "/a/b/c", "/a/b", "/a", ""};
+  for (const bool v1 : {false, true}) {
+    for (const std::string& tight : levels) {
+      SCOPED_TRACE(::testing::Message() << (v1 ? "v1 " : "v2 ") << tight << "/");
+      const std::string limit = v1 ? "memory.limit_in_bytes" : "memory.max";
+      FakeHost host;
+      host.SetMeminfo(64 * kGiB, 60 * kGiB);
+      host.Write("proc/self/cgroup", v1 ? "4:memory:/a/b/c/d\n0::/\n" : "0::/a/b/c/d\n");
+      for (const std::string& level : levels) {
+        const std::string directory = (v1 ? "cgroup/memory" : "cgroup") + level + "/";
+        host.Write(directory + limit, std::to_string((level == tight ? 3 : 9) * kGiB));
+        host.Write(directory + (v1 ? "memory.usage_in_bytes" : "memory.current"),
+                   std::to_string(kGiB));
+      }
+      const RamSample sample = host.Probe().Sample();
+      EXPECT_EQ(sample.headroom_bytes, 2 * kGiB);
+      EXPECT_EQ(sample.limited_by, "cgroup " + (tight.empty() ? "/" : tight) + " " + limit);
+    }
+  }
+}
+
+TEST_F(RamProbeCgroupTest, HighBoundsBeforeMaxDoes) {
+  host_.Write("cgroup/a/b/memory.max", "8589934592\n");
+  host_.Write("cgroup/a/b/memory.high", "4294967296\n");
+  host_.Write("cgroup/a/b/memory.current", "0\n");
+  const RamSample sample = host_.Probe().Sample();
+  EXPECT_EQ(sample.headroom_bytes, 4 * kGiB);
+  EXPECT_EQ(sample.limited_by, "cgroup /a/b memory.high");
+}
+
+TEST_F(RamProbeCgroupTest, APercentageOfTheLimitMayBeAllThatCounts) {
+  host_.Write("cgroup/a/b/memory.max", "1000000\n");
+  host_.Write("cgroup/a/b/memory.current", "200000\n");
+  // Of the parent's 2,000,000 less is left above 50 %, though more below 100 %.
+  host_.Write("cgroup/a/memory.max", "2000000\n");
+  host_.Write("cgroup/a/memory.current", "900000\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 800000u);
+  const RamSample half = host_.Probe().Sample(50);
+  EXPECT_EQ(half.headroom_bytes, 100000u);
+  EXPECT_EQ(half.limited_by, "50 % of cgroup /a memory.max");
+}
+
+// A container of 70 GiB read 0.45 GiB of headroom while 68.9 GiB were file cache.
+TEST_F(RamProbeCgroupTest, WhatTheKernelCanReclaimIsNotUsed) {
+  host_.Write("cgroup/a/b/memory.max", "10000000\n");
+  host_.Write("cgroup/a/b/memory.current", "9900000\n");
+  host_.Write("cgroup/a/b/memory.stat",
+              "anon 1000\nactive_file 4000000\ninactive_file 3000000\nslab_reclaimable 900000\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 8000000u);
+}
+
+// `file` contains shared memory, and so pinned memory: to subtract it would count what is locked
+// as free.
+TEST_F(RamProbeCgroupTest, SharedMemoryIsUsed) {
+  host_.Write("cgroup/a/b/memory.max", "10000000\n");
+  host_.Write("cgroup/a/b/memory.current", "9900000\n");
+  host_.Write("cgroup/a/b/memory.stat", "file 9000000\nshmem 9000000\nactive_file 0\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 100000u);
+}
+
+TEST_F(RamProbeCgroupTest, ALimitWhoseUsageIsUnknownIsNone) {
+  host_.Write("cgroup/a/b/memory.max", "1000\n");
+  EXPECT_EQ(host_.Probe().Sample().limited_by, "MemAvailable");
+}
+
+TEST_F(RamProbeCgroupTest, ALimitOfZeroIsZero) {
+  host_.Write("cgroup/a/b/memory.max", "0\n");
+  host_.Write("cgroup/a/b/memory.current", "0\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 0u);
+}
+
+TEST_F(RamProbeCgroupTest, UsageAboveTheLimitLeavesNothing) {
+  host_.Write("cgroup/a/b/memory.high", "1000\n");
+  host_.Write("cgroup/a/b/memory.current", "5000\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 0u);
+}
+
+// In a container the file may show the host's path while the mount begins at the container.
+TEST_F(RamProbeCgroupTest, APathThatIsNotMountedFallsBackToTheRoot) {
+  host_.Write("proc/self/cgroup", "0::/docker/0123abcd\n");
+  host_.Write("cgroup/memory.max", "2147483648\n");
+  host_.Write("cgroup/memory.current", "1073741824\n");
+  const RamSample sample = host_.Probe().Sample();
+  EXPECT_EQ(sample.headroom_bytes, kGiB);
+  EXPECT_EQ(sample.limited_by, "cgroup / memory.max");
+}
+
+TEST_F(RamProbeCgroupTest, APathAboveTheNamespaceIsTheRoot) {
+  host_.Write("proc/self/cgroup", "0::/../../other\n");
+  host_.Write("cgroup/memory.max", "2147483648\n");
+  host_.Write("cgroup/memory.current", "1073741824\n");
+  // Beside the mount, where "/.." would lead to.
+  host_.Write("memory.max", "1\n");
+  host_.Write("memory.current", "0\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, kGiB);
+}
+
+TEST_F(RamProbeCgroupTest, LinesThatNameNoCgroupAreSkipped) {
+  host_.Write("proc/self/cgroup", "nothing\n0:\n0::\n0::relative\n0::/a/b\n");
+  host_.Write("cgroup/a/b/memory.max", "1000\n");
+  host_.Write("cgroup/a/b/memory.current", "0\n");
+  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 1000u);
+}
+
+TEST_F(RamProbeCgroupTest, VersionOneIsRead) {
+  host_.Write("proc/self/cgroup", "12:cpuset:/x\n7:cpu,memory:/a/b\n1:name=systemd:/a\n0::/\n");
+  // Of a cgroup that the process is in for other controllers only.
+  host_.Write("cgroup/memory/x/memory.limit_in_bytes", "1\n");
+  host_.Write("cgroup/memory/x/memory.usage_in_bytes", "0\n");
+  host_.Write("cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n");
+  host_.Write("cgroup/memory/a/b/memory.usage_in_bytes", "1000\n");
+  host_.Write("cgroup/memory/a/memory.limit_in_bytes", "3000000\n");
+  host_.Write("cgroup/memory/a/memory.usage_in_bytes", "2500000\n");
+  host_.Write("cgroup/memory/a/memory.stat",
+              "active_file 1\ntotal_active_file 300000\ntotal_inactive_file 200000\n");
+  const RamSample sample = host_.Probe().Sample();
+  EXPECT_EQ(sample.headroom_bytes, 1000000u);
+  EXPECT_EQ(sample.limited_by, "cgroup /a memory.limit_in_bytes");
+}
+
+// The largest number of whole pages, and the least that is taken for one of those.
+TEST(RamProbeTest, AnUnlimitedCgroupOfVersionOneDoesNotBoundAHostThatCannotBeRead) {
+  for (const std::string limit : {"9223372036854771712", "4611686018427387904"}) {
+    FakeHost host;
+    host.Write("proc/self/cgroup", "4:memory:/a\n");
+    host.Write("cgroup/memory/a/memory.limit_in_bytes", limit + "\n");
+    host.Write("cgroup/memory/a/memory.usage_in_bytes", "1000\n");
+    const RamSample sample = host.Probe().Sample();
+    EXPECT_EQ(sample.headroom_bytes, UINT64_MAX) << limit;
+    EXPECT_EQ(sample.limited_by, "") << limit;
+  }
+}
+
+TEST(RamProbeTest, ThisHostCanBeRead) {
+  const RamSample sample = RamProbe().Sample();
+  EXPECT_GT(sample.total_bytes, 0u);
+  EXPECT_LE(sample.headroom_bytes, sample.total_bytes);
+  EXPECT_NE(sample.limited_by, "");
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,394 @@
+#include "pinion/allocator/ram/ram_watermark.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/ram/host_ledger.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/run_threads.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::RunThreads;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// 100 GiB of RAM; a growth of n GiB is n percent.
+class RamWatermarkTest : public ::testing::Test {
+ protected:
+  RamWatermarkTest() {
+    previous_sink_ = SetLogSink([this](LogSeverity severity, const std::string& message) {
+      MutexLock lock(mu_);
+      if (severity == LogSeverity::kWarning) warnings_.push_back(message);
+    });
+  }
+  ~RamWatermarkTest() override { SetLogSink(std::move(previous_sink_)); }
+
+  // One that soon has had enough of waiting.
+  std::function<absl::Time()> Impatient() {
+    return [this] { return absl::UnixEpoch() + absl::Minutes(calls_of_clock_++); };
+  }
+
+  void SetUsedPercent(uint64_t percent) { host_.SetMeminfo(100 * kGiB, (100 - percent) * kGiB); }
+
+  FakeHost host_;
+  AllocatorOptions options_;
+  absl::Time now_ = absl::UnixEpoch();
+  std::atomic<int> calls_of_clock_{0};
+  Mutex mu_;  // of warnings_ while several threads grow
+  std::vector<std::string> warnings_;
+  LogSink previous_sink_;
+};
+
+TEST_F(RamWatermarkTest, AHostThatCannotBeReadHasNoMarks) {
+  RamWatermark watermark(options_, host_.Probe());
+  EXPECT_THAT(watermark.AdmitGrowth(1000 * kGiB), IsOk());
+  EXPECT_EQ(watermark.BytesToGiveBack(1000 * kGiB), 0u);
+}
+
+TEST_F(RamWatermarkTest, TheHighMarkIsJudgedAfterTheGrowth) {
+  SetUsedPercent(80);
+  RamWatermark watermark(options_, host_.Probe());
+  EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
+  EXPECT_THAT(watermark.AdmitGrowth(11 * kGiB),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("11 GiB"), HasSubstr("80 GiB of 100 GiB"),
+                             HasSubstr("91.0 %"), HasSubstr("high_percent (90)"))));
+}
+
+// At the limit itself the kernel kills: what is left below it is the rest of the program's.
+TEST_F(RamWatermarkTest, TheHighMarkHoldsForACgroupTooAndIsNamed) {
+  SetUsedPercent(10);
+  host_.Write("proc/self/cgroup", "0::/pod\n");
+  host_.Write("cgroup/pod/memory.max", "1073741824\n");
+  host_.Write("cgroup/pod/memory.current", "0\n");
+  RamWatermark watermark(options_, host_.Probe());
+  EXPECT_THAT(watermark.AdmitGrowth(921 * kMiB), IsOk());
+  EXPECT_THAT(watermark.AdmitGrowth(922 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("that 90 % of cgroup /pod memory.max leaves")));
+}
+
+// Ranks that each look first and then allocate pass the mark together.
+TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetAreCountedIn) {
+  SetUsedPercent(80);
+  RamWatermark watermark(options_, host_.Probe(), Impatient());
+  std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(6 * kGiB);
+  ASSERT_THAT(*first, IsOk());
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), StatusIs(absl::StatusCode::kResourceExhausted,
+                                                        HasSubstr("6 GiB about to be pinned")));
+  first.reset();
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsOk());
+  EXPECT_EQ(watermark.counts().waits, 1u);
+}
+
+TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetCountAgainstACgroupToo) {
+  SetUsedPercent(10);
+  host_.Write("proc/self/cgroup", "0::/pod\n");
+  host_.Write("cgroup/pod/memory.max", "1073741824\n");
+  host_.Write("cgroup/pod/memory.current", "0\n");
+  RamWatermark watermark(options_, host_.Probe(), Impatient());
+  std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(600 * kMiB);
+  ASSERT_THAT(*first, IsOk());
+  EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("600 MiB about to be pinned"), HasSubstr("cgroup /pod"))));
+  first.reset();
+  EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB), IsOk());
+}
+
+TEST_F(RamWatermarkTest, GrowthsOfOtherWatermarksWithTheSameLedgerAreCountedIn) {
+  SetUsedPercent(80);
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  RamWatermark watermark(options_, {host_.Probe(), ledger}, Impatient());
+  RamWatermark other(options_, {host_.Probe(), ledger}, Impatient());
+  RamWatermark stranger(options_, host_.Probe(), Impatient());
+  const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB);
+  ASSERT_THAT(first, IsOk());
+  EXPECT_THAT(other.AdmitGrowth(6 * kGiB), Not(IsOk()));
+  EXPECT_THAT(stranger.AdmitGrowth(6 * kGiB), IsOk());
+}
+
+// While a growth is being pinned it is in the kernel's numbers and in the ledger. Whoever comes
+// then does not fit by that sum, and does fit once the pin is done.
+TEST_F(RamWatermarkTest, AGrowthThatIsBecomingVisibleIsNotChargedTwice) {
+  SetUsedPercent(80);
+  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  std::optional<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB).value();
+  SetUsedPercent(86);
+  RunThreads(2, [&](int thread) {
+    if (thread == 0) {
+      EXPECT_THAT(watermark.AdmitGrowth(3 * kGiB), IsOk());
+    } else {
+      while (watermark.counts().waits == 0) absl::SleepFor(absl::Microseconds(100));
+      first.reset();
+    }
+  });
+}
+
+TEST_F(RamWatermarkTest, WhoDoesNotWantToWaitIsRefusedAtOnce) {
+  SetUsedPercent(80);
+  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB);
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB, RamWatermark::Wait::kNo), Not(IsOk()));
+  EXPECT_EQ(watermark.counts().waits, 0u);
+}
+
+TEST_F(RamWatermarkTest, WhatDoesNotFitAnywayDoesNotWait) {
+  SetUsedPercent(86);
+  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(kGiB);
+  EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB), Not(IsOk()));
+  EXPECT_EQ(watermark.counts().waits, 0u);
+}
+
+TEST_F(RamWatermarkTest, OfThreadsThatGrowAtOnceThoseThatFitAreAdmittedAndNoMore) {
+  SetUsedPercent(80);
+  for (int round = 0; round < 20; ++round) {
+    RamWatermark watermark(options_, host_.Probe(), Impatient());
+    Mutex mu;
+    std::vector<RamWatermark::Growth> admitted;
+    RunThreads(8, [&](int) {
+      absl::StatusOr<RamWatermark::Growth> growth = watermark.AdmitGrowth(3 * kGiB);
+      if (!growth.ok()) return;
+      MutexLock lock(mu);
+      admitted.push_back(*std::move(growth));
+    });
+    ASSERT_EQ(admitted.size(), 3u);
+  }
+}
+
+TEST_F(RamWatermarkTest, EachGrowthAboveTheWarnMarkIsCountedButOneAMinuteIsLogged) {
+  SetUsedPercent(65);
+  RamWatermark watermark(options_, host_.Probe(), [this] { return now_; });
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
+  EXPECT_EQ(watermark.counts().warnings, 3u);
+  ASSERT_EQ(warnings_.size(), 1u);
+  EXPECT_THAT(warnings_[0], AllOf(HasSubstr("65.0 %"), HasSubstr("warn_percent is 60")));
+  for (const size_t lines : {1, 2}) {
+    now_ += lines == 1 ? absl::Minutes(1) - absl::Nanoseconds(1) : absl::Nanoseconds(1);
+    EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
+    EXPECT_EQ(warnings_.size(), lines);
+  }
+}
+
+TEST_F(RamWatermarkTest, UpToTheWarnMarkNothingIsSaid) {
+  SetUsedPercent(50);
+  RamWatermark watermark(options_, host_.Probe());
+  EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
+  EXPECT_EQ(watermark.counts().warnings, 0u);
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(RamWatermarkTest, WhatOthersAreAboutToPinCountsTowardsTheWarnMark) {
+  SetUsedPercent(50);
+  RamWatermark watermark(options_, host_.Probe());
+  const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsOk());
+  EXPECT_EQ(watermark.counts().warnings, 1u);
+}
+
+// The clock stands still but for the steps that the test makes.
+TEST_F(RamWatermarkTest, TheWaitEndsAtItsLongest) {
+  SetUsedPercent(80);
+  int calls = 0;
+  RamWatermark watermark(options_, host_.Probe(), [&] {
+    return absl::UnixEpoch() + (calls++ == 0 ? absl::ZeroDuration() : RamWatermark::kLongestWait);
+  });
+  const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
+  calls = 0;
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), Not(IsOk()));
+  EXPECT_EQ(calls, 2);
+}
+
+// A processor is what those who pin need.
+TEST_F(RamWatermarkTest, WhoWaitsSleeps) {
+  SetUsedPercent(80);
+  int calls = 0;
+  RamWatermark watermark(options_, host_.Probe(), [&] {
+    ++calls;
+    return absl::Now();
+  });
+  const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
+  calls = 0;
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), Not(IsOk()));
+  EXPECT_LE(calls, 2 + RamWatermark::kLongestWait / absl::Milliseconds(1));
+}
+
+TEST_F(RamWatermarkTest, AboveTheHighMarkTrimmingGoesDownToTheLowMark) {
+  SetUsedPercent(92);
+  RamWatermark watermark(options_, host_.Probe());
+  const uint64_t bytes = watermark.BytesToGiveBack(kMiB);
+  EXPECT_GE(bytes, 7 * kGiB);
+  EXPECT_LE(bytes, 7 * kGiB + kMiB);
+}
+
+TEST_F(RamWatermarkTest, BelowTheHighMarkNothingNeedsToGo) {
+  SetUsedPercent(87);
+  RamWatermark watermark(options_, host_.Probe());
+  EXPECT_EQ(watermark.BytesToGiveBack(kMiB), 0u);
+}
+
+TEST_F(RamWatermarkTest, AGrowthThatWouldPassTheHighMarkMakesRoomForItselfAndNoMore) {
+  SetUsedPercent(86);
+  RamWatermark watermark(options_, host_.Probe());
+  const uint64_t bytes = watermark.BytesToGiveBack(6 * kGiB);
+  EXPECT_GE(bytes, 2 * kGiB);
+  EXPECT_LE(bytes, 2 * kGiB + kMiB);
+}
+
+// Whatever the marks and the host are: what BytesToGiveBack says lets the refused growth pass.
+TEST_F(RamWatermarkTest, AfterTheBytesWereGivenBackTheGrowthPasses) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  int refused = 0;
+  while (refused < 100) {
+    options_.high_percent = static_cast<double>(10 + random() % 90);
+    options_.low_percent = options_.high_percent / static_cast<double>(1 + random() % 3);
+    options_.warn_percent = options_.high_percent;
+    const uint64_t total = kGiB + random() % (100 * kGiB);
+    const uint64_t used = random() % total;
+    host_.SetMeminfo(total, total - used);
+    RamWatermark watermark(options_, host_.Probe());
+    const uint64_t growth = 1 + random() % (total / 4);
+    if (watermark.AdmitGrowth(growth).ok()) continue;
+    ++refused;
+    const uint64_t bytes = watermark.BytesToGiveBack(growth);
+    if (bytes > used) continue;  // it does not fit the empty host
+    // The file is in units of 1 KiB.
+    host_.SetMeminfo(total, total - used + bytes + 2 * kKiB);
+    EXPECT_THAT(watermark.AdmitGrowth(growth), IsOk())
+        << growth << " with " << used << " of " << total << " in use, marks at "
+        << options_.low_percent << " and " << options_.high_percent;
+  }
+}
+
+// --- Levels ---
+
+class RamLevelTest : public RamWatermarkTest {
+ protected:
+  RamLevelTest() {
+    options_.on_ram_level = [this](const RamLevelChange& change) { changes_.push_back(change); };
+  }
+
+  std::vector<RamLevel> Levels() const {
+    std::vector<RamLevel> levels;
+    for (const RamLevelChange& change : changes_) levels.push_back(change.to);
+    return levels;
+  }
+
+  std::vector<RamLevelChange> changes_;
+};
+
+TEST_F(RamLevelTest, AChangeIsToldOnceWithItsNumbers) {
+  RamWatermark watermark(options_, host_.Probe());
+  SetUsedPercent(65);
+  watermark.Observe();
+  watermark.Observe();
+  ASSERT_EQ(changes_.size(), 1u);
+  EXPECT_EQ(changes_[0].from, RamLevel::kNormal);
+  EXPECT_EQ(changes_[0].to, RamLevel::kWarn);
+  EXPECT_EQ(changes_[0].percent, 65.0);
+  EXPECT_EQ(changes_[0].headroom_bytes, 35 * kGiB);
+}
+
+TEST_F(RamLevelTest, ALevelIsEnteredAboveItsMarkAndLeftWellBelow) {
+  RamWatermark watermark(options_, host_.Probe());  // 60, 90, and 85 to leave the high one
+  for (const uint64_t percent : {60, 61, 59, 56, 90, 91, 89, 86, 85, 56, 55}) {
+    SetUsedPercent(percent);
+    watermark.Observe();
+  }
+  EXPECT_THAT(Levels(),
+              ElementsAre(RamLevel::kWarn, RamLevel::kHigh, RamLevel::kWarn, RamLevel::kNormal));
+}
+
+TEST_F(RamLevelTest, GrowthSamplesTheLevelAndAReservationIsNoLevel) {
+  SetUsedPercent(50);
+  RamWatermark watermark(options_, host_.Probe());
+  const absl::StatusOr<RamWatermark::Growth> growth = watermark.AdmitGrowth(15 * kGiB);
+  watermark.Observe();
+  EXPECT_TRUE(changes_.empty());
+  SetUsedPercent(70);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+  EXPECT_THAT(Levels(), ElementsAre(RamLevel::kWarn));
+}
+
+TEST_F(RamLevelTest, AboveTheHighMarkNothingGrowsUntilTheHostIsDownToTheLowMark) {
+  RamWatermark watermark(options_, host_.Probe());
+  SetUsedPercent(91);
+  watermark.Observe();
+  SetUsedPercent(87);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("low_percent (85)")));
+  EXPECT_GE(watermark.BytesToGiveBack(kMiB), 2 * kGiB);
+  SetUsedPercent(85);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+}
+
+// high - low may be more than the warn mark is.
+TEST_F(RamLevelTest, ALowWarnMarkIsLeftToo) {
+  options_.warn_percent = 20;
+  options_.low_percent = 60;
+  RamWatermark watermark(options_, host_.Probe());
+  for (const uint64_t percent : {21, 11, 10}) {
+    SetUsedPercent(percent);
+    watermark.Observe();
+  }
+  EXPECT_THAT(Levels(), ElementsAre(RamLevel::kWarn, RamLevel::kNormal));
+  EXPECT_EQ(changes_[1].percent, 10.0);
+}
+
+TEST_F(RamLevelTest, ACallbackThatThrowsLeavesNoReservation) {
+  options_.on_ram_level = [](const RamLevelChange&) { throw std::runtime_error("the user's"); };
+  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+  RamWatermark watermark(options_, {host_.Probe(), ledger});
+  SetUsedPercent(65);
+  EXPECT_THROW((void)watermark.AdmitGrowth(kMiB), std::runtime_error);
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+}
+
+TEST_F(RamLevelTest, TheCallbackMayUseTheWatermarkThatCallsIt) {
+  RamWatermark* self = nullptr;
+  int calls = 0;
+  options_.on_ram_level = [&](const RamLevelChange&) {
+    ++calls;
+    self->Observe();
+    EXPECT_THAT(self->AdmitGrowth(kMiB), IsOk());
+  };
+  RamWatermark watermark(options_, host_.Probe());
+  self = &watermark;
+  SetUsedPercent(65);
+  EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+  EXPECT_EQ(calls, 1);
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,110 @@
+#include "pinion/allocator/sources/address_range.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cstdint>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/tests/support/child_process.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::ChildProcess;
+
+bool IsMapped(char* data) { return msync(data, 4096, MS_ASYNC) == 0; }
+
+TEST(AddressRangeTest, WhatIsTakenLiesSideBySideFromAMultipleOfAGibibyteOn) {
+  AddressRange range(8 * kMiB);
+  char* const first = range.Take(2 * kMiB);
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % kGiB, 0u);
+  EXPECT_EQ(range.Take(4 * kMiB), first + 2 * kMiB);
+  EXPECT_TRUE(range.Contains(first));
+  EXPECT_FALSE(range.Contains(first - 1));
+  EXPECT_TRUE(range.Contains(first + 8 * kMiB - 1));
+  EXPECT_FALSE(range.Contains(first + 8 * kMiB));
+}
+
+TEST(AddressRangeTest, TheLowestStretchThatIsLongEnoughIsTaken) {
+  AddressRange range(8 * kMiB);
+  char* const first = range.Take(2 * kMiB);
+  range.Take(2 * kMiB);
+  range.Return(first, 2 * kMiB);
+  EXPECT_EQ(range.Take(4 * kMiB), first + 4 * kMiB);
+  EXPECT_EQ(range.Take(kMiB), first);
+}
+
+TEST(AddressRangeTest, StretchesThatComeBackAreJoined) {
+  for (const int last : {0, 1, 2}) {
+    SCOPED_TRACE(last);
+    AddressRange range(6 * kMiB);
+    char* const data = range.Take(6 * kMiB);
+    for (int i = 0; i < 3; ++i) {
+      if (i != last) range.Return(data + i * 2 * kMiB, 2 * kMiB);
+    }
+    EXPECT_EQ(range.Take(6 * kMiB), nullptr);
+    range.Return(data + last * 2 * kMiB, 2 * kMiB);
+    EXPECT_EQ(range.Take(6 * kMiB), data);
+  }
+}
+
+TEST(AddressRangeTest, StretchesThatDoNotTouchStayApart) {
+  AddressRange range(8 * kMiB);
+  char* const data = range.Take(8 * kMiB);
+  range.Return(data + 6 * kMiB, 2 * kMiB);
+  range.Return(data, 2 * kMiB);
+  range.Return(data + 3 * kMiB, 2 * kMiB);
+  EXPECT_EQ(range.Take(3 * kMiB), nullptr);
+  EXPECT_EQ(range.Take(2 * kMiB), data);
+  EXPECT_EQ(range.Take(2 * kMiB), data + 3 * kMiB);
+  EXPECT_EQ(range.Take(2 * kMiB), data + 6 * kMiB);
+  EXPECT_EQ(range.Take(1), nullptr);
+}
+
+TEST(AddressRangeTest, WhatIsStillTakenOutlivesTheRange) {
+  char* taken = nullptr;
+  char* returned = nullptr;
+  {
+    AddressRange range(8 * kMiB);
+    taken = range.Take(2 * kMiB);
+    returned = range.Take(2 * kMiB);
+    range.Return(returned, 2 * kMiB);
+  }
+  EXPECT_TRUE(IsMapped(taken));
+  EXPECT_FALSE(IsMapped(returned));
+  munmap(taken, 2 * kMiB);
+}
+
+TEST(AddressRangeTest, AChildMayUseTheAddressesThatAreSetAside) {
+  AddressRange range(8 * kMiB);
+  char* const data = range.Take(8 * kMiB);
+  ChildProcess child([&] {
+    EXPECT_EQ(
+        mmap(data, 8 * kMiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0),
+        data);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+  range.Return(data, 8 * kMiB);
+}
+
+TEST(AddressRangeTest, MoreAddressesThanThereAreMakeAnEmptyRange) {
+  AddressRange range(uint64_t{1} << 60);
+  EXPECT_EQ(range.Take(kMiB), nullptr);
+  EXPECT_FALSE(range.Contains(nullptr));
+}
+
+TEST(AddressRangeTest, WhereAddressesAreLimitedNoneAreSetAside) {
+  ChildProcess child([] {
+    const rlimit limit = {uint64_t{1} << 60, uint64_t{1} << 60};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    AddressRange range(8 * kMiB);
+    EXPECT_EQ(range.Take(2 * kMiB), nullptr);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,414 @@
+#include "pinion/allocator/sources/mmap_source.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/sources/numa.h"
+#include "pinion/tests/support/child_process.h"
+#include "pinion/tests/support/status_matchers.h"
+
+// The C library's, which fails as it is told to for one kind of advice.
+namespace {
+int failing_advice = -1;
+int error_of_madvise = 0;
+// Called for each stretch that is touched, if it is set.
+std::function<void(void* data, size_t size_bytes)> on_touch;
+}  // namespace
+
+extern "C" int madvise(void* data, size_t size_bytes, int advice) noexcept {
+  if (advice == failing_advice) {
+    errno = error_of_madvise;
+    return -1;
+  }
+  if (advice == MADV_POPULATE_WRITE && on_touch) on_touch(data, size_bytes);
+  return static_cast<int>(syscall(SYS_madvise, data, size_bytes, advice));
+}
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::ChildProcess;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+
+HostSegment Segment(const MmapOptions& options, uint64_t size_bytes) {
+  return MmapSource::Create(options).value()->Allocate(size_bytes).value();
+}
+
+void Free(const HostSegment& segment) {
+  EXPECT_THAT(MmapSource::Create().value()->Free(segment), IsOk());
+}
+
+uint64_t ResidentBytes(const HostSegment& segment) {
+  const uint64_t page_bytes = sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> resident(segment.size_bytes / page_bytes);
+  EXPECT_EQ(mincore(segment.data, segment.size_bytes, resident.data()), 0);
+  return page_bytes *
+         std::count_if(resident.begin(), resident.end(), [](unsigned char c) { return c & 1; });
+}
+
+// What /proc/self/smaps says of the mapping that `data` lies in: " rd wr mr mw me dc hg ".
+std::string VmFlags(const void* data) {
+  std::ifstream smaps("/proc/self/smaps");
+  std::string line;
+  bool inside = false;
+  while (std::getline(smaps, line)) {
+    unsigned long long begin = 0;
+    unsigned long long end = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &begin, &end) == 2) {
+      const auto address = reinterpret_cast<uintptr_t>(data);
+      inside = begin <= address && address < end;
+    }
+    if (inside && line.rfind("VmFlags:", 0) == 0) return line.substr(8) + " ";
+  }
+  return "";
+}
+
+// Of the whole process, set aside or used.
+uint64_t PagesOfAddresses() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages;
+}
+
+TEST(MmapSourceTest, SegmentsAreAlignedToHugePagesAndZero) {
+  for (const uint64_t size_bytes : {2 * kMiB, 6 * kMiB}) {
+    const HostSegment segment = Segment({}, size_bytes);
+    EXPECT_EQ(segment.size_bytes, size_bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.data) % (2 * kMiB), 0u);
+    const char* const bytes = static_cast<const char*>(segment.data);
+    EXPECT_TRUE(std::all_of(bytes, bytes + size_bytes, [](char c) { return c == 0; }));
+    std::memset(segment.data, 1, size_bytes);
+    Free(segment);
+  }
+}
+
+TEST(MmapSourceTest, NothingButTheSegmentStaysMapped) {
+  const HostSegment segment = Segment({}, 2 * kMiB);
+  char* const data = static_cast<char*>(segment.data);
+  Free(segment);
+  EXPECT_EQ(msync(data, 2 * kMiB, MS_ASYNC), -1);
+  EXPECT_EQ(errno, ENOMEM);
+}
+
+TEST(MmapSourceTest, EveryPageIsThereHoweverManyThreadsTouchThem) {
+  for (const int threads : {1, 3, 64}) {
+    SCOPED_TRACE(threads);
+    const HostSegment segment = Segment({.touch_threads = threads}, 14 * kMiB);
+    EXPECT_EQ(ResidentBytes(segment), segment.size_bytes);
+    Free(segment);
+  }
+}
+
+// Which threads come first is chance, so each stays with its stretch until as many others are there
+// as were asked for, and for long enough then that one more would be seen.
+TEST(MmapSourceTest, AsManyThreadsTouchAsWereAskedFor) {
+  for (const size_t threads : {1, 2, 3}) {
+    std::mutex mu;
+    std::condition_variable changed;
+    std::set<std::thread::id> seen;
+    std::chrono::milliseconds patience(10'000);
+    on_touch = [&](void*, size_t) {
+      std::unique_lock lock(mu);
+      seen.insert(std::this_thread::get_id());
+      changed.notify_all();
+      if (!changed.wait_for(lock, patience, [&] { return seen.size() >= threads; })) patience = {};
+      changed.wait_for(lock, std::chrono::milliseconds(20), [&] { return seen.size() > threads; });
+    };
+    Free(Segment({.touch_threads = static_cast<int>(threads)}, 10 * kMiB));
+    on_touch = nullptr;
+    EXPECT_EQ(seen.size(), threads);
+    EXPECT_EQ(seen.count(std::this_thread::get_id()), 1u) << "the caller is one of them";
+  }
+}
+
+TEST(MmapSourceTest, WhatIsTouchedAtATimeIsAHugePageOfTheSegment) {
+  std::mutex mu;
+  std::vector<std::pair<void*, size_t>> stretches;
+  on_touch = [&](void* data, size_t size_bytes) {
+    const std::lock_guard lock(mu);
+    stretches.emplace_back(data, size_bytes);
+  };
+  const HostSegment segment = Segment({.touch_threads = 2}, 6 * kMiB);
+  on_touch = nullptr;
+  char* const data = static_cast<char*>(segment.data);
+  EXPECT_THAT(stretches, UnorderedElementsAre(Pair(data, 2 * kMiB), Pair(data + 2 * kMiB, 2 * kMiB),
+                                              Pair(data + 4 * kMiB, 2 * kMiB)));
+  Free(segment);
+}
+
+class FailingAdvice {
+ public:
+  FailingAdvice(int advice, int error) {
+    failing_advice = advice;
+    error_of_madvise = error;
+  }
+  ~FailingAdvice() { failing_advice = -1; }
+};
+
+// Before Linux 5.14.
+TEST(MmapSourceTest, EveryPageIsThereWhereTheKernelCannotPopulateThem) {
+  const FailingAdvice failing(MADV_POPULATE_WRITE, EINVAL);
+  const HostSegment segment = Segment({.touch_threads = 2}, 6 * kMiB);
+  EXPECT_EQ(ResidentBytes(segment), segment.size_bytes);
+  Free(segment);
+}
+
+TEST(MmapSourceTest, WhatTheKernelRefusesIsNamedAndTheAddressesGoBack) {
+  const auto source = MmapSource::Create({.touch_threads = 2}).value();
+  {
+    const FailingAdvice failing(MADV_POPULATE_WRITE, ENOMEM);
+    EXPECT_THAT(source->Allocate(6 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted,
+                                                     HasSubstr("touching the pages of 6 MiB")));
+  }
+  const HostSegment segment = source->Allocate(2 * kMiB).value();
+  EXPECT_THAT(source->Free(segment), IsOk());
+  {
+    const FailingAdvice failing(MADV_DONTFORK, EINVAL);
+    EXPECT_THAT(source->Allocate(2 * kMiB),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("madvise(MADV_DONTFORK)")));
+  }
+  const HostSegment again = source->Allocate(2 * kMiB).value();
+  EXPECT_EQ(again.data, segment.data);
+  EXPECT_THAT(source->Free(again), IsOk());
+}
+
+TEST(MmapSourceTest, WhatCannotBeUnmappedIsAnError) {
+  const auto its_own = MmapSource::Create().value();
+  const HostSegment segment = its_own->Allocate(2 * kMiB).value();
+  HostSegment crooked = segment;
+  crooked.data = static_cast<char*>(segment.data) + 1;
+  for (const auto& source : {its_own, MmapSource::Create().value()}) {
+    EXPECT_THAT(source->Free(crooked),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("unmapping 2 MiB at")));
+  }
+  EXPECT_THAT(its_own->Free(segment), IsOk());
+}
+
+TEST(MmapSourceTest, UntouchedPagesComeWithTheirFirstUse) {
+  const HostSegment segment = Segment({.touch_threads = 0}, 4 * kMiB);
+  EXPECT_EQ(ResidentBytes(segment), 0u);
+  static_cast<char*>(segment.data)[3 * kMiB] = 1;
+  EXPECT_GT(ResidentBytes(segment), 0u);
+  Free(segment);
+}
+
+// A run of segments is as long as the addresses that were set aside.
+TEST(MmapSourceTest, SegmentsLieSideBySideHoweverManyGibibytesTheyAre) {
+  const auto source = MmapSource::Create({.touch_threads = 0}).value();
+  EXPECT_TRUE(source->JoinsAt(nullptr)) << "wherever they touch";
+  std::vector<HostSegment> segments;
+  for (int i = 0; i < 5; ++i) segments.push_back(source->Allocate(kGiB).value());
+  char* const first = static_cast<char*>(segments.front().data);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(segments[i].data, first + i * kGiB) << "segment " << i;
+  for (const HostSegment& segment : segments) EXPECT_THAT(source->Free(segment), IsOk());
+}
+
+TEST(MmapSourceTest, WhereAddressesAreLimitedSegmentsAreAlignedAllTheSame) {
+  ChildProcess child([] {
+    const rlimit limit = {uint64_t{1} << 60, uint64_t{1} << 60};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    const auto source = MmapSource::Create({.touch_threads = 0}).value();
+    for (int i = 0; i < 3; ++i) {
+      const uint64_t pages = PagesOfAddresses();
+      const HostSegment segment = source->Allocate(2 * kMiB).value();
+      if (i > 0) {  // the first one may take memory of the heap's for the first time
+        EXPECT_EQ(PagesOfAddresses(), pages + 2 * kMiB / sysconf(_SC_PAGESIZE));
+      }
+      char* const data = static_cast<char*>(segment.data);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % (2 * kMiB), 0u);
+      data[0] = data[2 * kMiB - 1] = 1;
+      EXPECT_THAT(source->Free(segment), IsOk());
+      EXPECT_EQ(msync(data, 2 * kMiB, MS_ASYNC), -1) << "it is still mapped";
+      // The next one lies elsewhere, and not by luck on a boundary: this takes the same gap.
+      mmap(nullptr, 5 * kMiB + 12 * kKiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+// Copy-on-write after fork() gives the parent other pages than the device writes to.
+TEST(MmapSourceDeathTest, AChildDoesNotInheritASegment) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  const HostSegment segment = Segment({}, 2 * kMiB);
+  EXPECT_THAT(VmFlags(segment.data), HasSubstr(" dc "));
+  // Whatever the child may have mapped there since, it is not the segment.
+  EXPECT_EXIT(_exit(VmFlags(segment.data).find(" dc ") == std::string::npos ? 0 : 1),
+              ::testing::ExitedWithCode(0), "");
+  Free(segment);
+}
+
+// The child's own mapping may lie where the parent's segment does.
+TEST(MmapSourceTest, AChildThatFreesAnInheritedSegmentUnmapsNothing) {
+  const auto source = MmapSource::Create().value();
+  const HostSegment segment = source->Allocate(2 * kMiB).value();
+  ChildProcess child([&] {
+    void* const own = mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    EXPECT_EQ(own, segment.data);
+    EXPECT_THAT(source->Free(segment), IsOk());
+    EXPECT_EQ(msync(own, segment.size_bytes, MS_ASYNC), 0) << "it is not mapped any more";
+  });
+  EXPECT_EQ(child.Wait(), 0);
+  EXPECT_THAT(source->Free(segment), IsOk());
+}
+
+TEST(MmapSourceTest, AChildDoesNotInheritTheAddressesOfAFreedSegment) {
+  const auto source = MmapSource::Create().value();
+  const HostSegment segment = source->Allocate(2 * kMiB).value();
+  EXPECT_THAT(source->Free(segment), IsOk());
+  ChildProcess child([&] {
+    void* const own = mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    EXPECT_EQ(own, segment.data) << "something is mapped there";
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST(MmapSourceTest, AChildMakesASourceOfItsOwn) {
+  const auto source = MmapSource::Create().value();
+  ChildProcess child([&] {
+    EXPECT_THAT(source->Allocate(2 * kMiB),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("before fork()")));
+    Free(Segment({}, 2 * kMiB));
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST(MmapSourceTest, HugePagesAreAskedForOnlyWhenTheOptionSaysSo) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) {
+    GTEST_SKIP() << "this kernel has no transparent huge pages";
+  }
+  const HostSegment plain = Segment({}, 2 * kMiB);
+  EXPECT_THAT(VmFlags(plain.data), Not(HasSubstr(" hg ")));
+  const HostSegment huge = Segment({.huge_pages = true}, 2 * kMiB);
+  EXPECT_THAT(VmFlags(huge.data), HasSubstr(" hg "));
+  Free(plain);
+  Free(huge);
+}
+
+TEST(MmapSourceTest, ASegmentKnowsTheNodeThatHoldsIt) {
+  const HostSegment segment = Segment({}, 4 * kMiB);
+  if (segment.numa_node < 0 || NumaNodes() != "0") {
+    GTEST_SKIP() << "the kernel does not tell, or there are several nodes: " << NumaNodes();
+  }
+  EXPECT_EQ(segment.numa_node, 0);
+  Free(segment);
+}
+
+TEST(MmapSourceTest, NoNodeIsAskedForByDefault) { EXPECT_EQ(MmapOptions().numa_node, -1); }
+
+TEST(MmapSourceTest, MemoryComesFromTheNodeThatWasAskedFor) {
+  if (!HasNumaNode(0)) GTEST_SKIP() << "there is no node 0";
+  const auto source = MmapSource::Create({.numa_node = 0, .touch_threads = 2}).value();
+  const absl::StatusOr<HostSegment> segment = source->Allocate(4 * kMiB);
+  if (absl::StrContains(segment.status().message(), "CAP_SYS_NICE")) {
+    GTEST_SKIP() << segment.status();
+  }
+  ASSERT_THAT(segment, IsOk());
+  EXPECT_EQ(segment->numa_node, 0);
+  EXPECT_EQ(ResidentBytes(*segment), segment->size_bytes);
+  Free(*segment);
+}
+
+TEST(MmapSourceTest, UntouchedPagesLieOnNoNode) {
+  const HostSegment segment = Segment({.touch_threads = 0}, 2 * kMiB);
+  EXPECT_EQ(segment.numa_node, -1);
+  Free(segment);
+}
+
+TEST(MmapSourceTest, TheCallersThreadMayRunWhereItRanBefore) {
+  cpu_set_t before;
+  cpu_set_t after;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  {
+    const ScopedNumaThread near(0);
+    cpu_set_t inside;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(inside), &inside), 0);
+    cpu_set_t both;
+    CPU_AND(&both, &inside, &before);
+    EXPECT_TRUE(CPU_EQUAL(&both, &inside)) << "a CPU that the program was kept from";
+  }
+  ASSERT_EQ(sched_getaffinity(0, sizeof(after), &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
+}
+
+TEST(MmapSourceTest, ANodeThatDoesNotExistIsRefused) {
+  EXPECT_THAT(MmapSource::Create({.numa_node = 4095}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("numa_node is 4095"), HasSubstr(NumaNodes()))));
+  EXPECT_THAT(MmapSource::Create({.numa_node = -2}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("numa_node is -2")));
+  EXPECT_THAT(MmapSource::Create({.touch_threads = -1}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("touch_threads is -1")));
+}
+
+TEST(MmapSourceDeathTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
+  const auto source = MmapSource::Create().value();
+  EXPECT_DEATH(source->Allocate(0).status().IgnoreError(), "0 bytes are not a multiple");
+  EXPECT_DEATH(source->Allocate(kMiB).status().IgnoreError(), "are not a multiple");
+}
+
+TEST(MmapSourceTest, TheEndsOfARangeAreValid) {
+  EXPECT_THAT(MmapOptions{.touch_threads = 0}.Validate(), IsOk());
+  EXPECT_THAT(MmapOptions{.touch_threads = 1024}.Validate(), IsOk());
+  EXPECT_THAT(MmapOptions{.touch_threads = 1025}.Validate(), Not(IsOk()));
+}
+
+TEST(MmapSourceTest, WhatTheSystemRefusesIsResourceExhausted) {
+  EXPECT_THAT(MmapSource::Create().value()->Allocate(uint64_t{1} << 60),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("Cannot allocate memory")));
+}
+
+// Exits with 0 if a gibibyte is refused with advice under a limit of address space.
+void AllocateUnderALimit() {
+  const rlim_t limit_bytes = PagesOfAddresses() * sysconf(_SC_PAGESIZE) + 256 * kMiB;
+  const rlimit limit = {limit_bytes, limit_bytes};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+  const absl::Status status = MmapSource::Create().value()->Allocate(kGiB).status();
+  const std::string text(status.message());
+  const bool clear =
+      text.find("1 GiB") != std::string::npos && text.find("ulimit -v") != std::string::npos;
+  _exit(absl::IsResourceExhausted(status) && clear ? 0 : 1);
+}
+
+TEST(MmapSourceDeathTest, ALimitOfAddressSpaceIsNamedAsTheRemedy) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  EXPECT_EXIT(AllocateUnderALimit(), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace pinion
