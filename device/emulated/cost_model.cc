@@ -147,15 +147,10 @@ void Fill(const PresetConstants& constants, DevicePreset& preset) {
 }
 
 double PeakFlopPerMs(const DevicePreset& preset, ComputeType type) {
-  switch (type) {
-    case ComputeType::kBFloat16:
-      return preset.bfloat16_tflop_per_s * 1e9;
-    case ComputeType::kFloat64:
-      return preset.float64_tflop_per_s * 1e9;
-    case ComputeType::kFloat32:
-      break;
-  }
-  return preset.float32_tflop_per_s * 1e9;
+  const double tflop_per_s = type == ComputeType::kBFloat16  ? preset.bfloat16_tflop_per_s
+                             : type == ComputeType::kFloat64 ? preset.float64_tflop_per_s
+                                                             : preset.float32_tflop_per_s;
+  return tflop_per_s * 1e9;
 }
 
 }  // namespace

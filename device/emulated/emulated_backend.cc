@@ -4,8 +4,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "pinion/device/device.h"
 
 namespace pinion {
 

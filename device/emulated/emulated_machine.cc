@@ -8,11 +8,39 @@
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/emulated/emulated_device.h"
 #include "pinion/device/emulated/machine_core.h"
 #include "pinion/device/emulated/memory_arena.h"
+#include "pinion/device/trace/chrome_trace.h"
 
 namespace pinion {
+namespace {
+
+// The host's ranges in virtual time. Transfers and stalls are the machine's own knowledge, which
+// needs no timed events.
+class HostRanges : public TraceSink {
+ public:
+  explicit HostRanges(MachineCore* core) : core_(core) {}
+
+  void BeginRange(const char* name, uint64_t size_bytes) override {
+    MutexLock lock(core_->mu);
+    core_->trace->BeginRange(name, size_bytes, core_->simulation.time().now_ms());
+  }
+  void EndRange() override {
+    MutexLock lock(core_->mu);
+    core_->trace->EndRange(core_->simulation.time().now_ms());
+  }
+  bool WantsTransfers() const override { return false; }
+  void OnTransfer(const TransferRecord&) override {}
+  void OnStall(const StallRecord&) override {}
+
+ private:
+  MachineCore* const core_;
+};
+
+}  // namespace
 
 absl::Status EmulatedOptions::Validate() const {
   if (device_count < 1 || device_count > 64) {
@@ -45,7 +73,245 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> EmulatedMachine::Create(
     arenas.push_back(std::make_unique<MemoryArena>(mapping, reserve_bytes,
                                                    options.reuse == ReuseMode::kQuarantine));
   }
-  return std::make_shared<MachineCore>(options, std::move(arenas));
+  return std::shared_ptr<EmulatedMachine>(
+      new EmulatedMachine(std::make_unique<MachineCore>(options, std::move(arenas))));
+}
+
+EmulatedMachine::EmulatedMachine(std::unique_ptr<MachineCore> core)
+    : core_(std::move(core)), ranges_(std::make_unique<HostRanges>(core_.get())) {
+  for (int i = 0; i < device_count(); ++i) {
+    devices_.push_back(NewEmulatedDevice(this, core_.get(), i));
+  }
+}
+
+EmulatedMachine::~EmulatedMachine() = default;
+
+const EmulatedOptions& EmulatedMachine::options() const { return core_->options; }
+
+int EmulatedMachine::device_count() const { return core_->options.device_count; }
+
+std::shared_ptr<Device> EmulatedMachine::device(int index) {
+  PINION_CHECK(index >= 0 && index < device_count())
+      << "no device emu:" << index << "; there are " << device_count();
+  return std::shared_ptr<Device>(shared_from_this(), devices_[index].get());
+}
+
+StreamHandle EmulatedMachine::default_stream(int device) { return core_->default_streams[device]; }
+
+absl::Status EmulatedMachine::PrepareKernel(int device, StreamHandle stream) {
+  MutexLock lock(core_->mu);
+  // The operator runs between this call and Launch, so a fault must hit here; Launch pays.
+  PINION_RETURN_IF_ERROR(core_->Enter(device, DeviceCall::kKernel, /*cost_us=*/0));
+  PINION_ASSIGN_OR_RETURN(const HandleTable::Stream* const on, core_->handles.Find(device, stream));
+  const TimeModel& time = core_->simulation.time();
+  const StreamPoint tail = time.Tail(on->slot);
+  if (core_->simulation.Force(tail)) return absl::OkStatus();
+  return absl::UnavailableError("a kernel on " + on->name + " can never run: it is behind " +
+                                time.WhyPending(tail));
+}
+
+absl::Status EmulatedMachine::Launch(int device, StreamHandle stream, const Kernel& kernel) {
+  MutexLock lock(core_->mu);
+  PINION_RETURN_IF_ERROR(core_->faults.Check(device));
+  core_->simulation.Spend(options().preset.host_call_us);
+  PINION_ASSIGN_OR_RETURN(const HandleTable::Stream* const on, core_->handles.Find(device, stream));
+  double memory_bytes = 0;
+  for (const std::vector<ByteRange>* ranges : {&kernel.reads, &kernel.writes}) {
+    for (const ByteRange& range : *ranges) {
+      memory_bytes += static_cast<double>(range.size_bytes);
+      if (const auto place = core_->Locate(range.data, range.size_bytes); !place.ok()) {
+        return absl::InvalidArgumentError("kernel " + kernel.name + ": " +
+                                          std::string(place.status().message()));
+      }
+    }
+  }
+  if (kernel.memory_bytes > 0) memory_bytes = kernel.memory_bytes;
+  core_->simulation.SubmitKernel(on->slot, kernel, memory_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status EmulatedMachine::Copy(int device, void* dst, const void* src, uint64_t size_bytes,
+                                   StreamHandle stream) {
+  const DevicePreset& preset = options().preset;
+  MutexLock lock(core_->mu);
+  PINION_RETURN_IF_ERROR(core_->Enter(device, DeviceCall::kCopy, preset.host_call_us));
+  PINION_ASSIGN_OR_RETURN(const HandleTable::Stream* const on, core_->handles.Find(device, stream));
+  if (size_bytes == 0) return absl::OkStatus();
+  PINION_ASSIGN_OR_RETURN(const MachineCore::Place to, core_->Locate(dst, size_bytes));
+  PINION_ASSIGN_OR_RETURN(const MachineCore::Place from, core_->Locate(src, size_bytes));
+  const CopyPiece piece = {dst, src, size_bytes};
+  if (to.device < 0 && from.device < 0) {
+    return absl::InvalidArgumentError("Copy: neither pointer is device memory");
+  }
+  if (to.device == from.device) {
+    core_->simulation.SubmitCopyInside(on->slot, piece);
+    return absl::OkStatus();
+  }
+  TimeModel::CopyCost cost;
+  cost.size_bytes = size_bytes;
+  cost.latency_ms = preset.link.fixed_us * 1e-3;
+  const bool h2d = from.device < 0;
+  cost.direction = h2d ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost;
+  cost.device = h2d ? to.device : from.device;
+  const char* name = to.device < 0 ? "copy D2H" : h2d ? "copy H2D" : "copy P2P";
+  return core_->SubmitCopy(on->slot, name, {piece}, cost, to.pageable || from.pageable);
+}
+
+absl::Status EmulatedMachine::RecordStream(const void* data, StreamHandle stream) {
+  MutexLock lock(core_->mu);
+  const int device = core_->DeviceOf(data);
+  if (device < 0) return absl::InvalidArgumentError("RecordStream: not device memory");
+  PINION_RETURN_IF_ERROR(core_->faults.Check(device));
+  const HandleTable::Stream* const user = core_->handles.FindOnAnyDevice(stream);
+  if (user == nullptr) return absl::InvalidArgumentError("RecordStream: no such stream");
+  return core_->heaps[device].RecordStream(data, user->slot);
+}
+
+absl::Status EmulatedMachine::HostAccess(const void* data, uint64_t size_bytes, bool write) {
+  MutexLock lock(core_->mu);
+  if (const int device = core_->DeviceOf(data); device >= 0) {
+    return absl::InvalidArgumentError("HostAccess: this is memory of " +
+                                      EmulatedDeviceName(device));
+  }
+  core_->simulation.HostAccess(data, size_bytes, write);
+  return absl::OkStatus();
+}
+
+absl::Status EmulatedMachine::RegisterHost(int device, void* data, uint64_t size_bytes) {
+  if (options().protect_host_pages) {
+    return absl::UnimplementedError(
+        "RegisterHost: protect_host_pages needs memory of the machine's own");
+  }
+  MutexLock lock(core_->mu);
+  PINION_RETURN_IF_ERROR(core_->EnterPin(device, size_bytes));
+  if (size_bytes == 0 || size_bytes % MachineCore::kPageBytes != 0 ||
+      reinterpret_cast<uintptr_t>(data) % MachineCore::kPageBytes != 0) {
+    return absl::InvalidArgumentError("RegisterHost: not whole pages of 4 KiB");
+  }
+  if (core_->DeviceOf(data) >= 0 ||
+      core_->pinned.Find(data, size_bytes) != PinnedRanges::Overlap::kNone) {
+    return absl::InvalidArgumentError("RegisterHost: memory of a device, or pinned already");
+  }
+  core_->pinned.Add(data, size_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status EmulatedMachine::UnregisterHost(int device, void* data) {
+  MutexLock lock(core_->mu);
+  PINION_RETURN_IF_ERROR(core_->faults.Check(device));
+  if (core_->pinned.SizeAt(data) == 0) {
+    return absl::InvalidArgumentError("UnregisterHost: this was not registered");
+  }
+  return core_->pinned.Remove(data);
+}
+
+absl::Status EmulatedMachine::SynchronizeDevice(int device) {
+  MutexLock lock(core_->mu);
+  PINION_RETURN_IF_ERROR(
+      core_->Enter(device, DeviceCall::kSynchronize, options().preset.host_event_us));
+  for (int slot = 0; slot < core_->simulation.time().stream_count(); ++slot) {
+    if (core_->simulation.time().device(slot) != device) continue;
+    PINION_RETURN_IF_ERROR(core_->simulation.Synchronize(slot));
+  }
+  return absl::OkStatus();
+}
+
+double EmulatedMachine::now_ms() const {
+  MutexLock lock(core_->mu);
+  return core_->simulation.time().now_ms();
+}
+
+MemoryStats EmulatedMachine::memory_stats(int device) const {
+  MutexLock lock(core_->mu);
+  return core_->heaps[device].GetStats();
+}
+
+void EmulatedMachine::ResetPeakMemory(int device) {
+  MutexLock lock(core_->mu);
+  core_->heaps[device].ResetPeak();
+}
+
+TimeStats EmulatedMachine::time_stats(int device) const {
+  MutexLock lock(core_->mu);
+  return core_->simulation.time().stats(device);
+}
+
+void EmulatedMachine::ResetTimeStats(int device) {
+  MutexLock lock(core_->mu);
+  core_->simulation.time().ResetStats(device);
+}
+
+std::string EmulatedMachine::MemoryReport(int device) const {
+  MutexLock lock(core_->mu);
+  return core_->heaps[device].Report();
+}
+
+absl::Status EmulatedMachine::SetMemoryLimit(int device, uint64_t limit_bytes) {
+  if (limit_bytes > 2 * options().memory_bytes) {
+    return absl::InvalidArgumentError(
+        "SetMemoryLimit: " + HumanBytes(limit_bytes) + " is more than twice memory_bytes (" +
+        HumanBytes(options().memory_bytes) + "); create the machine with more");
+  }
+  MutexLock lock(core_->mu);
+  core_->heaps[device].SetLimit(limit_bytes);
+  return absl::OkStatus();
+}
+
+bool EmulatedMachine::IsDevicePointer(const void* data, int* device) const {
+  const int found = core_->DeviceOf(data);
+  if (found >= 0) *device = found;
+  return found >= 0;
+}
+
+bool EmulatedMachine::IsPinned(const void* data) const {
+  MutexLock lock(core_->mu);
+  return core_->pinned.Find(data, 1) == PinnedRanges::Overlap::kInside;
+}
+
+std::vector<std::string> EmulatedMachine::races() const {
+  MutexLock lock(core_->mu);
+  return core_->simulation.races();
+}
+
+uint64_t EmulatedMachine::calls(DeviceCall call) const {
+  MutexLock lock(core_->mu);
+  return core_->faults.calls(call);
+}
+
+absl::Status EmulatedMachine::SetCapturing(StreamHandle stream, bool capturing) {
+  MutexLock lock(core_->mu);
+  HandleTable::Stream* const found = core_->handles.FindOnAnyDevice(stream);
+  if (found == nullptr) return absl::InvalidArgumentError("SetCapturing: no such stream");
+  found->capturing = capturing;
+  return absl::OkStatus();
+}
+
+void EmulatedMachine::BreakDevice(int device, const std::string& error) {
+  MutexLock lock(core_->mu);
+  core_->faults.Break(device, error);
+}
+
+std::shared_ptr<TraceSink> EmulatedMachine::trace() {
+  if (core_->trace == nullptr) return nullptr;
+  return std::shared_ptr<TraceSink>(shared_from_this(), ranges_.get());
+}
+
+void EmulatedMachine::RestartTrace() {
+  MutexLock lock(core_->mu);
+  if (core_->trace == nullptr) return;
+  core_->trace->Restart(core_->simulation.time().now_ms());
+  for (DeviceHeap& heap : core_->heaps) heap.TraceInUse();
+}
+
+absl::Status EmulatedMachine::WriteChromeTrace(const std::string& path) const {
+  if (core_->trace == nullptr) {
+    return absl::FailedPreconditionError("there is no trace: set EmulatedOptions::record_trace");
+  }
+  const ChromeTrace trace = [this] {
+    MutexLock lock(core_->mu);
+    return core_->trace->Finish();
+  }();
+  return trace.Write(path);
 }
 
 }  // namespace pinion

@@ -103,18 +103,20 @@ struct MemoryStats {
   uint64_t frees = 0;
 };
 
-class EmulatedMachine {
+struct MachineCore;
+
+class EmulatedMachine : public std::enable_shared_from_this<EmulatedMachine> {
  public:
   static absl::StatusOr<std::shared_ptr<EmulatedMachine>> Create(const EmulatedOptions& options);
-  virtual ~EmulatedMachine() = default;
+  ~EmulatedMachine();
 
-  virtual const EmulatedOptions& options() const = 0;
-  virtual int device_count() const = 0;
+  const EmulatedOptions& options() const;
+  int device_count() const;
   // A shared_ptr that keeps the machine alive.
-  virtual std::shared_ptr<Device> device(int index) = 0;
+  std::shared_ptr<Device> device(int index);
 
   // Every device has a default stream that exists from the start.
-  virtual StreamHandle default_stream(int device) = 0;
+  StreamHandle default_stream(int device);
 
   // --- Kernels ---
   // Forces the effects of all that work on `stream` is ordered after, so that the caller may now
@@ -122,69 +124,76 @@ class EmulatedMachine {
   // submits it: race checks, time, trace. Nothing else may be submitted on `stream` in between by
   // the same thread except Allocate and Free. Injected faults of kernels (DeviceCall::kKernel) fail
   // PrepareKernel: the operator must not run then, and Launch not be called.
-  virtual absl::Status PrepareKernel(int device, StreamHandle stream) = 0;
-  virtual absl::Status Launch(int device, StreamHandle stream, const Kernel& kernel) = 0;
+  absl::Status PrepareKernel(int device, StreamHandle stream);
+  absl::Status Launch(int device, StreamHandle stream, const Kernel& kernel);
 
   // --- Copies outside the engine ---
   // As cudaMemcpyAsync: any mix of device and host pointers (pinned or pageable; the machine
   // knows). Pageable memory blocks the host. A copy inside a device runs on its compute engine, one
   // between devices on the source's D2H link.
-  virtual absl::Status Copy(int device, void* dst, const void* src, uint64_t size_bytes,
-                            StreamHandle stream) = 0;
+  absl::Status Copy(int device, void* dst, const void* src, uint64_t size_bytes,
+                    StreamHandle stream);
 
   // A use of `data`'s allocation by another stream, as tensor.record_stream(): Free waits for it.
-  virtual absl::Status RecordStream(const void* data, StreamHandle stream) = 0;
+  absl::Status RecordStream(const void* data, StreamHandle stream);
 
   // A host access to pinned memory, to be checked against copies. Tests and CPU operators use it.
-  virtual absl::Status HostAccess(const void* data, uint64_t size_bytes, bool write) = 0;
+  absl::Status HostAccess(const void* data, uint64_t size_bytes, bool write);
 
   // --- Memory that somebody else owns ---
   // Makes it pinned, and pageable again, as cudaHostRegister and cudaHostUnregister do. Whole pages
   // that are not pinned yet; unregistering waits for all devices. Counts as DeviceCall::kPin.
   // Unimplemented with protect_host_pages: that needs memory of the machine's own.
-  virtual absl::Status RegisterHost(int device, void* data, uint64_t size_bytes) = 0;
-  virtual absl::Status UnregisterHost(int device, void* data) = 0;
+  absl::Status RegisterHost(int device, void* data, uint64_t size_bytes);
+  absl::Status UnregisterHost(int device, void* data);
 
   // --- Observation ---
   // Blocks until all work of the device is done; forces all effects.
-  virtual absl::Status SynchronizeDevice(int device) = 0;
-  virtual double now_ms() const = 0;  // the host clock H
-  virtual MemoryStats memory_stats(int device) const = 0;
-  virtual void ResetPeakMemory(int device) = 0;
-  virtual TimeStats time_stats(int device) const = 0;
-  virtual void ResetTimeStats(int device) = 0;
+  absl::Status SynchronizeDevice(int device);
+  double now_ms() const;  // the host clock H
+  MemoryStats memory_stats(int device) const;
+  void ResetPeakMemory(int device);
+  TimeStats time_stats(int device) const;
+  void ResetTimeStats(int device);
   // Who holds the device's memory, largest first: "aten::addmm 24 MiB (12 allocations)".
   // Names come from device/allocation_label.h.
-  virtual std::string MemoryReport(int device) const = 0;
-  virtual absl::Status SetMemoryLimit(int device, uint64_t limit_bytes) = 0;
+  std::string MemoryReport(int device) const;
+  absl::Status SetMemoryLimit(int device, uint64_t limit_bytes);
   // True if `data` lies in the memory of some device; *device is set to its index.
-  virtual bool IsDevicePointer(const void* data, int* device) const = 0;
-  virtual bool IsPinned(const void* data) const = 0;
+  bool IsDevicePointer(const void* data, int* device) const;
+  bool IsPinned(const void* data) const;
   // Reports of races seen so far (with abort_on_race off).
-  virtual std::vector<std::string> races() const = 0;
+  std::vector<std::string> races() const;
 
   // --- Tests ---
   // Calls of a kind so far, failed ones included: the k to go up to in "fail the k-th call".
-  virtual uint64_t calls(DeviceCall call) const = 0;
+  uint64_t calls(DeviceCall call) const;
 
   // Makes IsCapturing(stream) answer `capturing`; polling an event that was recorded meanwhile
   // fails.
-  virtual absl::Status SetCapturing(StreamHandle stream, bool capturing) = 0;
+  absl::Status SetCapturing(StreamHandle stream, bool capturing);
 
   // Every later call of the device fails with `error`, as after a sticky fault: a fake runtime's
   // copy that faulted while it ran.
-  virtual void BreakDevice(int device, const std::string& error) = 0;
+  void BreakDevice(int device, const std::string& error);
 
   // --- The timeline (EmulatedOptions::record_trace) ---
   // Takes the host's ranges into it, in virtual time: for EngineOptions::trace, and for a program's
   // own ScopedRanges. Keeps the machine alive. Null without record_trace.
-  virtual std::shared_ptr<TraceSink> trace() = 0;
+  std::shared_ptr<TraceSink> trace();
   // Forgets what was before: pinning and other things that happen once would fill the picture.
-  virtual void RestartTrace() = 0;
+  void RestartTrace();
   // Chrome trace (Perfetto opens it), virtual microseconds since the start, or RestartTrace: a row
   // per stream and per host thread, the device's memory, what compute stalled on, and an arrow from
   // each copy out to the copies in that read what it wrote.
-  virtual absl::Status WriteChromeTrace(const std::string& path) const = 0;
+  absl::Status WriteChromeTrace(const std::string& path) const;
+
+ private:
+  explicit EmulatedMachine(std::unique_ptr<MachineCore> core);
+
+  const std::unique_ptr<MachineCore> core_;
+  const std::unique_ptr<TraceSink> ranges_;
+  std::vector<std::unique_ptr<Device>> devices_;
 };
 
 }  // namespace pinion

@@ -41,19 +41,38 @@ absl::Status FaultPlan::Validate() const {
   return absl::OkStatus();
 }
 
-FaultInjector::FaultInjector(FaultPlan plan) : plan_(std::move(plan)) {}
+FaultInjector::FaultInjector(FaultPlan plan, int device_count)
+    : plan_(std::move(plan)), errors_(device_count) {}
 
-std::optional<Fault> FaultInjector::Count(DeviceCall call) {
+absl::Status FaultInjector::Check(int device) const {
+  return errors_[device].empty() ? absl::OkStatus() : absl::InternalError(errors_[device]);
+}
+
+void FaultInjector::Break(int device, const std::string& error) {
+  if (errors_[device].empty()) errors_[device] = error;
+}
+
+absl::Status FaultInjector::Count(int device, DeviceCall call) {
   PINION_CHECK(call != DeviceCall::kAny) << "kAny is the sum of the others, never a call";
   ++calls_[static_cast<int>(DeviceCall::kAny)];
   ++calls_[static_cast<int>(call)];
-  std::optional<Fault> hit;
+  const Fault* hit = nullptr;
   for (const Fault& fault : plan_.calls) {
     if (fault.call != DeviceCall::kAny && fault.call != call) continue;
     if (calls(fault.call) != fault.at) continue;
-    if (!hit.has_value() || fault.sticky) hit = fault;
+    if (hit == nullptr || fault.sticky) hit = &fault;
   }
-  return hit;
+  if (hit == nullptr) return absl::OkStatus();
+  const std::string message = EmulatedDeviceName(device) + ": " + DeviceCallName(call) + " call " +
+                              std::to_string(calls(call)) + " failed (injected, " +
+                              (hit->sticky ? "sticky)" : "transient)");
+  if (hit->sticky) {
+    Break(device, message + "; every later call of the device fails too");
+    return Check(device);
+  }
+  return call == DeviceCall::kAllocate || call == DeviceCall::kPin
+             ? absl::ResourceExhaustedError(message)
+             : absl::UnavailableError(message);
 }
 
 double FaultInjector::StallMs() const {

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -60,15 +60,23 @@ struct FaultPlan {
   absl::Status Validate() const;
 };
 
-// Counts calls and says which of them fail.
+// "emu:0", as in messages.
+inline std::string EmulatedDeviceName(int device) { return "emu:" + std::to_string(device); }
+
+// Counts calls, fails those that the plan names, and keeps the errors that stay.
 //
-// Thread safety: none.
+// Thread safety: none; the machine's mutex guards it.
 class FaultInjector {
  public:
-  explicit FaultInjector(FaultPlan plan);
+  FaultInjector(FaultPlan plan, int device_count);
 
-  // Counts one call (not kAny). The fault that it hits, a sticky one before a transient one.
-  std::optional<Fault> Count(DeviceCall call);
+  // The error that stays, of a device that has one.
+  absl::Status Check(int device) const;
+  // Counts one call (not kAny) and fails it if the plan says so; a sticky fault goes before a
+  // transient one.
+  absl::Status Count(int device, DeviceCall call);
+  // From now on Check fails with `error`. The first error of a device stays.
+  void Break(int device, const std::string& error);
 
   // Calls counted so far, the failed ones included.
   uint64_t calls(DeviceCall call) const { return calls_[static_cast<int>(call)]; }
@@ -77,8 +85,9 @@ class FaultInjector {
   double StallMs() const;
 
  private:
-  FaultPlan plan_;
+  const FaultPlan plan_;
   std::array<uint64_t, kDeviceCallKinds> calls_ = {};
+  std::vector<std::string> errors_;  // by device; "" while it works
 };
 
 }  // namespace pinion

@@ -40,32 +40,30 @@ MachineTrace::CopiedOutInto(const void* data, uint64_t size_bytes) {
   return {CutAt(begin), CutAt(begin + size_bytes)};
 }
 
-void MachineTrace::WillCopyOut(uint64_t number, absl::Span<const CopyPiece> pieces) {
-  Submitted& copy = submitted_[number];
-  copy.arrow_from = number;
-  for (const CopyPiece& piece : pieces) {
-    copy.size_bytes += piece.size_bytes;
-    const auto [first, end] = CopiedOutInto(piece.dst, piece.size_bytes);
-    copied_out_.erase(first, end);
-    const auto begin = reinterpret_cast<uintptr_t>(piece.dst);
-    copied_out_[begin] = {begin + piece.size_bytes, number};
-  }
-}
-
 // A copy out's number names its arrows; several copies in may end them.
-void MachineTrace::WillCopyIn(uint64_t number, absl::Span<const CopyPiece> pieces) {
+void MachineTrace::WillCopy(uint64_t number, CopyDirection direction,
+                            absl::Span<const CopyPiece> pieces) {
+  const bool out = direction == CopyDirection::kDeviceToHost;
   Submitted& copy = submitted_[number];
+  if (out) copy.arrow_from = number;
   for (const CopyPiece& piece : pieces) {
     copy.size_bytes += piece.size_bytes;
-    const auto [first, end] = CopiedOutInto(piece.src, piece.size_bytes);
-    for (auto out = first; out != end; ++out) copy.arrows_to.insert(out->second.number);
+    const void* const host = out ? piece.dst : piece.src;
+    const auto [first, end] = CopiedOutInto(host, piece.size_bytes);
+    if (out) {
+      copied_out_.erase(first, end);
+      const auto begin = reinterpret_cast<uintptr_t>(host);
+      copied_out_[begin] = {begin + piece.size_bytes, number};
+    } else {
+      for (auto it = first; it != end; ++it) copy.arrows_to.insert(it->second.number);
+    }
   }
 }
 
-void MachineTrace::OnDone(int device, const TimedWork& work) {
+void MachineTrace::OnDone(const TimedWork& work) {
   const Submitted submitted = submitted_[work.number];
   submitted_.erase(work.number);
-  recorder_.Add({.process = device,
+  recorder_.Add({.process = work.device,
                  .row = work.stream,
                  .name = work.name,
                  .start_ms = work.start_ms,
@@ -76,10 +74,11 @@ void MachineTrace::OnDone(int device, const TimedWork& work) {
                  .arrows_to = submitted.arrows_to});
 }
 
-void MachineTrace::OnStall(int device, const TimedStall& stall) {
-  const auto [found, added] = stalls_.try_emplace(device);
+void MachineTrace::OnStall(const TimedStall& stall) {
+  const auto [found, added] = stalls_.try_emplace(stall.device);
   if (added) {
-    recorder_.trace().NameRow(device, kStallRow, "stalls: compute or the host waits for a copy");
+    recorder_.trace().NameRow(stall.device, kStallRow,
+                              "stalls: compute or the host waits for a copy");
   }
   ChromeTrace::Slice& last = found->second;
   const std::string name = "waits for " + stall.name;
@@ -91,7 +90,7 @@ void MachineTrace::OnStall(int device, const TimedStall& stall) {
     return;
   }
   recorder_.Add(std::move(last));
-  last = {.process = device,
+  last = {.process = stall.device,
           .row = kStallRow,
           .name = name,
           .start_ms = start_ms,

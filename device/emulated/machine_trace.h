@@ -42,11 +42,10 @@ class MachineTrace {
 
   // Before the work of this number is done.
   void WillRun(uint64_t number, uint64_t size_bytes) { submitted_[number].size_bytes = size_bytes; }
-  void WillCopyOut(uint64_t number, absl::Span<const CopyPiece> pieces);
-  void WillCopyIn(uint64_t number, absl::Span<const CopyPiece> pieces);
+  void WillCopy(uint64_t number, CopyDirection direction, absl::Span<const CopyPiece> pieces);
 
-  void OnDone(int device, const TimedWork& work);
-  void OnStall(int device, const TimedStall& stall);
+  void OnDone(const TimedWork& work);
+  void OnStall(const TimedStall& stall);
   void OnMemory(int device, double now_ms, uint64_t in_use_bytes);
   void OnPin(double start_ms, double end_ms, uint64_t size_bytes);
   void BeginRange(const char* name, uint64_t size_bytes, double now_ms) {

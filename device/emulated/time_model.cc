@@ -17,44 +17,31 @@ TimeModel::TimeModel(const LinkModel& link, int device_count)
     : link_(link), devices_(device_count) {}
 
 int TimeModel::AddStream(int device, std::string name) {
-  Stream stream;
-  stream.device = device;
-  stream.name = std::move(name);
-  streams_.push_back(std::move(stream));
-  return static_cast<int>(streams_.size()) - 1;
+  streams_.push_back({.device = device, .name = std::move(name)});
+  return stream_count() - 1;
 }
 
 StreamPoint TimeModel::AddWait(int stream, StreamPoint waited_for) {
-  Entry entry;
-  entry.waited_for = waited_for;
-  return Add(stream, std::move(entry));
+  return Add(stream, {.waited_for = waited_for});
 }
 
 StreamPoint TimeModel::AddStamp(int stream, std::shared_ptr<double> time_ms) {
-  Entry entry;
-  entry.stamp = std::move(time_ms);
-  return Add(stream, std::move(entry));
+  return Add(stream, {.stamp = std::move(time_ms)});
 }
 
 StreamPoint TimeModel::AddKernel(int stream, std::string name, uint64_t number,
                                  double duration_ms) {
-  Entry entry;
-  entry.kind = Kind::kKernel;
-  entry.name = std::move(name);
-  entry.number = number;
-  entry.duration_ms = duration_ms;
   ++streams_[stream].kernels_queued;
-  return Add(stream, std::move(entry));
+  return Add(stream, {.kind = Kind::kKernel,
+                      .name = std::move(name),
+                      .number = number,
+                      .duration_ms = duration_ms});
 }
 
 StreamPoint TimeModel::AddCopy(int stream, std::string name, uint64_t number,
                                const CopyCost& cost) {
-  Entry entry;
-  entry.kind = Kind::kCopy;
-  entry.name = std::move(name);
-  entry.number = number;
-  entry.copy = cost;
-  return Add(stream, std::move(entry));
+  return Add(stream,
+             {.kind = Kind::kCopy, .name = std::move(name), .number = number, .copy = cost});
 }
 
 StreamPoint TimeModel::Add(int stream, Entry entry) {
@@ -67,7 +54,7 @@ StreamPoint TimeModel::Add(int stream, Entry entry) {
 void TimeModel::StartWhatCan() {
   for (bool changed = true; changed;) {
     changed = false;
-    for (int stream = 0; stream < static_cast<int>(streams_.size()); ++stream) {
+    for (int stream = 0; stream < stream_count(); ++stream) {
       while (TryStart(stream)) changed = true;
     }
   }
@@ -149,13 +136,14 @@ void TimeModel::Finish(int stream) {
                                                           : device.stats.d2h_bytes) +=
         entry.copy.size_bytes;
   }
-  if (observer_ && (entry.kind == Kind::kKernel || entry.kind == Kind::kCopy)) {
-    observer_({.stream = stream,
-               .name = std::move(entry.name),
-               .number = entry.number,
-               .is_copy = entry.kind == Kind::kCopy,
-               .start_ms = entry.start,
-               .end_ms = now_});
+  if (on_work_ && (entry.kind == Kind::kKernel || entry.kind == Kind::kCopy)) {
+    on_work_({.device = state.device,
+              .stream = stream,
+              .name = std::move(entry.name),
+              .number = entry.number,
+              .is_copy = entry.kind == Kind::kCopy,
+              .start_ms = entry.start,
+              .end_ms = now_});
   }
 }
 
@@ -199,27 +187,17 @@ void TimeModel::AdvanceTo(double ms) {
 }
 
 TimeModel::Outcome TimeModel::RunUntil(StreamPoint point, double timeout_ms) {
+  const double deadline = now_ + timeout_ms;
+  Outcome outcome = Outcome::kDone;
   stream_awaited_by_host_ = point.stream;
-  const Outcome outcome = PassTimeUntil(point, timeout_ms);
+  while (outcome == Outcome::kDone && !Done(point)) {
+    const double next = NextEventMs();
+    if (next > deadline) outcome = Outcome::kTimeout;
+    if (next == kForever) outcome = Outcome::kStuck;
+    if (const double end = std::min(next, deadline); end != kForever) AdvanceTo(end);
+  }
   stream_awaited_by_host_ = kNone;
   return outcome;
-}
-
-TimeModel::Outcome TimeModel::PassTimeUntil(StreamPoint point, double timeout_ms) {
-  const double deadline = now_ + timeout_ms;
-  while (!Done(point)) {
-    const double next = NextEventMs();
-    if (next == kForever) {
-      if (timeout_ms != kForever) AdvanceTo(deadline);
-      return Outcome::kStuck;
-    }
-    if (next > deadline) {
-      AdvanceTo(deadline);
-      return Outcome::kTimeout;
-    }
-    AdvanceTo(next);
-  }
-  return Outcome::kDone;
 }
 
 void TimeModel::PassTimeTo(double ms) {
@@ -232,8 +210,8 @@ void TimeModel::PassTimeTo(double ms) {
     if (device.copying[Index(CopyDirection::kDeviceToHost)] > 0) device.stats.d2h_busy_ms += passed;
   }
   int host_held_up_by = DeviceThatHoldsUpTheHost();
-  for (int stream = 0; stream < static_cast<int>(streams_.size()); ++stream) {
-    if (!StalledOnCopy(stream)) continue;
+  for (int stream = 0; stream < stream_count(); ++stream) {
+    if (streams_[stream].kernels_queued == 0 || !HeldUpByCopy(stream)) continue;
     const int device = streams_[stream].device;
     CountStall(device, stream, passed);
     if (device == host_held_up_by || stream == stream_awaited_by_host_) host_held_up_by = kNone;
@@ -244,11 +222,11 @@ void TimeModel::PassTimeTo(double ms) {
 // `stream` is held up by a copy, and now_ is the end of the time that passed.
 void TimeModel::CountStall(int device, int stream, double passed_ms) {
   devices_[device].stats.stalled_on_copies_ms += passed_ms;
-  if (!stall_observer_) return;
-  stall_observer_({.device = device,
-                   .name = streams_[RootOf(stream)].queue.front().name,
-                   .start_ms = now_ - passed_ms,
-                   .end_ms = now_});
+  if (!on_stall_) return;
+  on_stall_({.device = device,
+             .name = streams_[RootOf(stream)].queue.front().name,
+             .start_ms = now_ - passed_ms,
+             .end_ms = now_});
 }
 
 // Gives every moving copy its rate. What a copy has moved so far is settled only when its rate
@@ -305,21 +283,10 @@ bool TimeModel::HeldUpByCopy(int stream) const {
   return streams_[RootOf(stream)].queue.front().kind == Kind::kCopy;
 }
 
-bool TimeModel::StalledOnCopy(int stream) const {
-  return streams_[stream].kernels_queued > 0 && HeldUpByCopy(stream);
-}
-
 int TimeModel::DeviceThatHoldsUpTheHost() const {
   if (stream_awaited_by_host_ == kNone || !HeldUpByCopy(stream_awaited_by_host_)) return kNone;
   const int device = streams_[RootOf(stream_awaited_by_host_)].queue.front().copy.device;
   return devices_[device].ready.empty() ? device : kNone;
-}
-
-int TimeModel::CopyingOn(const CopyCost& link) const {
-  return *std::find_if(copying_.begin(), copying_.end(), [this, &link](int stream) {
-    const CopyCost& copy = streams_[stream].queue.front().copy;
-    return copy.device == link.device && copy.direction == link.direction;
-  });
 }
 
 std::string TimeModel::WhyPending(StreamPoint point) const {
@@ -327,7 +294,11 @@ std::string TimeModel::WhyPending(StreamPoint point) const {
   int holder = RootOf(point.stream);
   if (const Entry& first = streams_[holder].queue.front();
       first.kind == Kind::kCopy && first.phase == Phase::kReady) {
-    holder = CopyingOn(first.copy);
+    // It waits for the copy that has the engine of its direction.
+    holder = *std::find_if(copying_.begin(), copying_.end(), [this, &first](int stream) {
+      const CopyCost& copy = streams_[stream].queue.front().copy;
+      return copy.device == first.copy.device && copy.direction == first.copy.direction;
+    });
   }
   const Stream& root = streams_[holder];
   const Entry& entry = root.queue.front();

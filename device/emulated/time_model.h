@@ -36,6 +36,7 @@ namespace pinion {
 
 // A piece of work as the simulation saw it.
 struct TimedWork {
+  int device = 0;  // of the stream
   int stream = 0;
   std::string name;
   uint64_t number = 0;
@@ -66,17 +67,19 @@ class TimeModel {
 
   TimeModel(const LinkModel& link, int device_count);
 
-  // Called for each piece of work that took time, when it is done.
-  void set_observer(std::function<void(const TimedWork&)> observer) {
-    observer_ = std::move(observer);
+  // `on_work` is called for each piece of work that took time, when it is done, and `on_stall` as
+  // time passes, for each part of it.
+  void Observe(std::function<void(const TimedWork&)> on_work,
+               std::function<void(const TimedStall&)> on_stall) {
+    on_work_ = std::move(on_work);
+    on_stall_ = std::move(on_stall);
   }
 
-  // Called as time passes, for each part of it.
-  void set_stall_observer(std::function<void(const TimedStall&)> observer) {
-    stall_observer_ = std::move(observer);
-  }
-
+  // Streams are numbered from 0.
   int AddStream(int device, std::string name);
+  int stream_count() const { return static_cast<int>(streams_.size()); }
+  int device(int stream) const { return streams_[stream].device; }
+  const std::string& name(int stream) const { return streams_[stream].name; }
 
   // Each returns the point that the new entry is.
   // `name` and `number` say which one it is in messages.
@@ -112,12 +115,12 @@ class TimeModel {
   struct Entry {
     Kind kind = Kind::kWait;
     Phase phase = Phase::kQueued;
-    std::string name;
+    std::string name = {};
     uint64_t number = 0;
-    StreamPoint waited_for;         // done from the start unless it is set
-    std::shared_ptr<double> stamp;  // of a wait for nothing
-    double duration_ms = 0;         // kernels
-    CopyCost copy;
+    StreamPoint waited_for = {};         // done from the start unless it is set
+    std::shared_ptr<double> stamp = {};  // of a wait for nothing
+    double duration_ms = 0;              // kernels
+    CopyCost copy = {};
     double start = 0;
     double end = 0;              // of a running kernel, of a copy's phase
     double remaining_bytes = 0;  // at `since`
@@ -127,7 +130,7 @@ class TimeModel {
   struct Stream {
     int device = 0;
     std::string name;
-    std::deque<Entry> queue;  // the first is in progress or blocked
+    std::deque<Entry> queue = {};  // the first is in progress or blocked
     uint64_t submitted = 0;
     uint64_t done = 0;
     uint64_t kernels_queued = 0;
@@ -155,14 +158,10 @@ class TimeModel {
   // Follows waits from the head of `stream`, which is not idle, to the stream whose first entry
   // holds everything up. There is one: what is waited for is not done.
   int RootOf(int stream) const;
-  // The stream whose copy a copy that is ready waits for: it has the engine of that direction.
-  int CopyingOn(const CopyCost& link) const;
   bool HeldUpByCopy(int stream) const;
-  bool StalledOnCopy(int stream) const;
   void CountStall(int device, int stream, double passed_ms);
   // The device whose copy the blocked host waits for while its compute engine is idle, or kNone.
   int DeviceThatHoldsUpTheHost() const;
-  Outcome PassTimeUntil(StreamPoint point, double timeout_ms);
 
   static constexpr int kNone = -1;
 
@@ -173,8 +172,8 @@ class TimeModel {
   std::vector<int> copying_;  // streams whose first entry is a copy in progress
   bool links_changed_ = false;
   int stream_awaited_by_host_ = kNone;
-  std::function<void(const TimedWork&)> observer_;
-  std::function<void(const TimedStall&)> stall_observer_;
+  std::function<void(const TimedWork&)> on_work_;
+  std::function<void(const TimedStall&)> on_stall_;
 };
 
 }  // namespace pinion

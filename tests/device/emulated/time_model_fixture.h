@@ -45,7 +45,7 @@ class TimeModelTest : public ::testing::Test {
  protected:
   TimeModelTest() : TimeModelTest(RoundLink(), 1) {}
   TimeModelTest(const LinkModel& link, int device_count) : time_(link, device_count) {
-    time_.set_observer([this](const TimedWork& work) { done_.push_back(work); });
+    time_.Observe([this](const TimedWork& work) { done_.push_back(work); }, nullptr);
     compute_ = time_.AddStream(0, "emu:0/compute");
     in_ = time_.AddStream(0, "emu:0/in");
     out_ = time_.AddStream(0, "emu:0/out");

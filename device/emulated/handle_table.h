@@ -1,0 +1,57 @@
+// The streams and events of a machine by the handles that programs have of them.
+//
+// Thread safety: none; the machine's mutex guards it.
+
+#ifndef PINION_DEVICE_EMULATED_HANDLE_TABLE_H_
+#define PINION_DEVICE_EMULATED_HANDLE_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "absl/status/statusor.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/simulation.h"
+
+namespace pinion {
+
+class HandleTable {
+ public:
+  struct Stream {
+    int device = 0;
+    int slot = 0;  // the simulation's number of it
+    std::string name;
+    bool capturing = false;
+  };
+  struct Event {
+    int device = 0;
+    bool recorded = false;
+    bool captured = false;     // by its last record
+    StreamMoment moment = {};  // of the last record
+    // Of the last record; negative until it is done. Null: without timing.
+    std::shared_ptr<double> time_ms = {};
+  };
+
+  StreamHandle Add(Stream stream);
+  // InvalidArgument for a stream that does not exist, or belongs to another device.
+  absl::StatusOr<Stream*> Find(int device, StreamHandle stream);
+  // Null for a stream that does not exist.
+  Stream* FindOnAnyDevice(StreamHandle stream);
+  void Remove(StreamHandle stream) { streams_.erase(stream.native()); }
+
+  EventHandle Add(Event event);
+  absl::StatusOr<Event*> Find(EventHandle event);
+  void Remove(EventHandle event) { events_.erase(event.native()); }
+
+ private:
+  void* NewHandle() { return reinterpret_cast<void*>(next_handle_ += 16); }
+
+  std::unordered_map<void*, Stream> streams_;
+  std::unordered_map<void*, Event> events_;
+  uintptr_t next_handle_ = 0x1000;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_EMULATED_HANDLE_TABLE_H_
