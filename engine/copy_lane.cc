@@ -14,7 +14,6 @@
 #include "pinion/engine/coalesce.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stream/fifo_turn.h"
-#include "pinion/engine/stream/wait_site.h"
 
 namespace pinion::internal {
 namespace {
@@ -164,7 +163,7 @@ absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
   if (timeline_->NumberToWaitFor(allowed_bytes) == 0) return absl::OkStatus();
   timeline_->Poll();
   const uint64_t value = timeline_->NumberToWaitFor(allowed_bytes);
-  if (value == 0 || !WaitSiteEnabled(WaitSite::kFlowControl)) return absl::OkStatus();
+  if (value == 0 || !kFlowControl.enabled()) return absl::OkStatus();
   timeline_->CountFlowControlWait();
   const absl::Status waited = timeline_->WaitWhileHealthy(value);
   if (!absl::IsDeadlineExceeded(waited)) return waited;
@@ -176,11 +175,11 @@ absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
 // One wait per timeline that has touched any of the buffers, for its latest number.
 absl::StatusOr<Prerequisites> CopyLane::OrderBatch(Progress& progress) {
   Prerequisites prerequisites;
-  if (WaitSiteEnabled(WaitSite::kCopyAfterCompute)) {
+  if (kCopyAfterCompute.enabled()) {
     PINION_ASSIGN_OR_RETURN(prerequisites.compute,
                             events_->Order(progress.after, timeline_->stream()));
   }
-  if (!WaitSiteEnabled(WaitSite::kCopyAfterHostBuffer)) return prerequisites;
+  if (!kCopyAfterHostBuffer.enabled()) return prerequisites;
   std::vector<FenceTicket> latest;
   for (const std::shared_ptr<HostBuffer>& buffer : progress.batch.buffers()) {
     for (const FenceTicket& ticket : buffer->tickets()) {
@@ -221,7 +220,7 @@ uint64_t& CopyLane::WaitsFor(const std::shared_ptr<FenceTimeline>& other) {
 }
 
 absl::Status CopyLane::EndFailedBatch(const Progress& progress, const absl::Status& error) {
-  if (!WaitSiteEnabled(WaitSite::kFailedBatch)) return error;
+  if (!kFailedBatch.enabled()) return error;
   const absl::Status waited = timeline_->WaitWhileHealthy(progress.last_number);
   if (waited.ok()) return error;
   device_->Poison("a batch that can be neither finished nor taken back",

@@ -34,8 +34,19 @@
 #include "pinion/engine/stream/guarded_device.h"
 #include "pinion/engine/stream/stream_timeline.h"
 #include "pinion/engine/stream/transfer_timer.h"
+#include "pinion/engine/stream/wait_site.h"
 
 namespace pinion::internal {
+
+// A copy starts after the work that its batch was submitted after.
+inline constexpr WaitSite kCopyAfterCompute("kCopyAfterCompute", kEngineWaits);
+// A copy starts after earlier work on its host buffer: copies of the other direction, and whatever
+// else has left a ticket there.
+inline constexpr WaitSite kCopyAfterHostBuffer("kCopyAfterHostBuffer", kEngineWaits);
+// The host waits until bytes in flight to the device are below the bound.
+inline constexpr WaitSite kFlowControl("kFlowControl", kEngineWaits);
+// The host waits for the chunks of a batch whose next one has failed.
+inline constexpr WaitSite kFailedBatch("kFailedBatch", kEngineWaits);
 
 class CopyLane {
  public:

@@ -64,7 +64,8 @@ class TransferEngineImpl final : public TransferEngine {
 
   absl::StatusOr<Transfer> Submit(CopyBatch batch, StreamHandle after) override;
   absl::StatusOr<FenceTicket> Mark(StreamHandle stream) override;
-  absl::Status OrderStreams(StreamHandle earlier, StreamHandle later, WaitSite site) override;
+  absl::Status OrderStreams(StreamHandle earlier, StreamHandle later,
+                            const WaitSite& site) override;
   absl::StatusOr<bool> IsCapturing(StreamHandle stream) override {
     return device_->IsCapturing(stream);
   }
@@ -128,9 +129,9 @@ absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
 }
 
 absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle later,
-                                              WaitSite site) {
+                                              const WaitSite& site) {
   PINION_RETURN_IF_ERROR(device_->accepting());
-  if (earlier == later || !WaitSiteEnabled(site)) return absl::OkStatus();
+  if (earlier == later || !site.enabled()) return absl::OkStatus();
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(earlier));
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(later));
   return events_->Order(earlier, later).status();
@@ -237,8 +238,8 @@ FenceTicket Transfer::ticket() const { return {timeline_, value_}; }
 
 bool Transfer::IsDone() const { return timeline_ == nullptr || timeline_->Completed() >= value_; }
 
-absl::Status Transfer::WaitOn(StreamHandle stream, WaitSite site) const {
-  if (timeline_ == nullptr || !WaitSiteEnabled(site)) return absl::OkStatus();
+absl::Status Transfer::WaitOn(StreamHandle stream, const WaitSite& site) const {
+  if (timeline_ == nullptr || !site.enabled()) return absl::OkStatus();
   return timeline_->OrderAfter(value_, stream, site);
 }
 

@@ -7,7 +7,12 @@
 //   // After compute's present work:
 //   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(std::move(batch), compute));
 //   // An event, the host goes on:
-//   PINION_RETURN_IF_ERROR(out.WaitOn(compute, WaitSite::kEvictAfterCopyOut));
+//   PINION_RETURN_IF_ERROR(out.WaitOn(compute, kReuseAfterCopy));
+//
+// Waits have names (stream/wait_site.h); a program that uses the engine by itself declares its own:
+//
+//   inline constexpr std::array<std::string_view, 1> kWaits = {"kReuseAfterCopy"};
+//   inline constexpr WaitSite kReuseAfterCopy("kReuseAfterCopy", kWaits);
 //
 // Two streams per device, one per direction, never the legacy default stream: links are full
 // duplex. What is submitted to one direction executes in order of submission. Before a batch's
@@ -105,7 +110,7 @@ class Transfer {
   // Later work of `stream` starts after this transfer. Makes no device call when it is known to
   // be done. Never blocks the host. FailedPrecondition while `stream` captures a graph and the
   // transfer is not done: Wait() on the host instead.
-  absl::Status WaitOn(StreamHandle stream, WaitSite site) const;
+  absl::Status WaitOn(StreamHandle stream, const WaitSite& site) const;
 
   // Blocks the host until the transfer is done. DeadlineExceeded after `timeout`, naming the
   // transfer and what its stream is stuck behind where the device knows.
@@ -133,7 +138,8 @@ class TransferEngine {
 
   // Later work of `later` starts after the present work of `earlier`. Never blocks the host.
   // FailedPrecondition while either captures a graph: one would be drawn into the other's.
-  virtual absl::Status OrderStreams(StreamHandle earlier, StreamHandle later, WaitSite site) = 0;
+  virtual absl::Status OrderStreams(StreamHandle earlier, StreamHandle later,
+                                    const WaitSite& site) = 0;
 
   // True while `stream` captures a graph: nothing can be submitted after it, or wait in it.
   virtual absl::StatusOr<bool> IsCapturing(StreamHandle stream) = 0;

@@ -49,7 +49,7 @@ struct TransferRecord {
 struct StallRecord {
   std::string device;
   StreamHandle stream;
-  const char* wait_site = "";                              // WaitSiteName; a literal
+  const char* wait_site = "";                              // what it waited for, by name; a literal
   CopyDirection direction = CopyDirection::kHostToDevice;  // of the transfer
   uint64_t transfer_number = 0;
   double start_ms = 0;

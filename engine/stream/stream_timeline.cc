@@ -8,7 +8,6 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/stream/wait_site.h"
 
 namespace pinion::internal {
 namespace {
@@ -51,7 +50,7 @@ uint64_t StreamTimeline::NumberCopy(EventRef event, SubmittedCopy copy) {
     MutexLock lock(mu_);
     return Append(std::move(event), std::move(copy));
   }
-  if (WaitSiteEnabled(WaitSite::kCopyWithoutEvent) && !device_->SynchronizeStream(stream_).ok()) {
+  if (kCopyWithoutEvent.enabled() && !device_->SynchronizeStream(stream_).ok()) {
     device_->Poison("RecordEvent", recorded.message());
     return NumberLostCopy(std::move(event), std::move(copy));
   }
@@ -112,7 +111,7 @@ absl::Status StreamTimeline::OrderAfter(uint64_t value, EventWaiter& stream) {
   return stream.WaitForEvent(event->handle().native());
 }
 
-absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, WaitSite site) {
+absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, const WaitSite& site) {
   if (Completed() >= value) {  // before any lock: a child of fork() may find it taken for ever
     device_->CountSkippedWait();
     return absl::OkStatus();

@@ -52,6 +52,9 @@ namespace pinion::internal {
 
 class StreamTimeline;
 
+// The host waits for a copy whose event could not be recorded.
+inline constexpr WaitSite kCopyWithoutEvent("kCopyWithoutEvent", kEngineWaits);
+
 // What a submission was ordered after, beside its predecessor: kept until it is done, so that a
 // timeout can name what is in the way. Devices do not tell.
 struct Prerequisites {
@@ -114,7 +117,7 @@ class StreamTimeline final : public FenceTimeline {
   absl::Status OrderAfter(uint64_t value, EventWaiter& stream) override;
   // The same for any stream of this device, timed. FailedPrecondition while it captures, unless
   // `value` is done: a wait for work outside of the graph breaks the capture.
-  absl::Status OrderAfter(uint64_t value, StreamHandle stream, WaitSite site);
+  absl::Status OrderAfter(uint64_t value, StreamHandle stream, const WaitSite& site);
 
   uint64_t Completed() const override { return completed_.load(std::memory_order_acquire); }
   void Poll() override;

@@ -61,15 +61,14 @@ void TransferTimer::EndTransfer(Start start, StreamHandle stream, const Copy& co
   End(static_cast<Lane>(copy.direction), std::move(span));
 }
 
-void TransferTimer::EndStall(Start start, StreamHandle stream, WaitSite site,
+void TransferTimer::EndStall(Start start, StreamHandle stream, const WaitSite& site,
                              CopyDirection direction, uint64_t number) {
   Span span;
   span.start = std::move(start.event);
   span.copy.direction = direction;
   span.copy.number = number;
-  span.is_stall = true;
   span.stream = stream;
-  span.site = site;
+  span.stalled_at = &site;
   End(kStalls, std::move(span));
 }
 
@@ -122,7 +121,7 @@ void TransferTimer::CollectLane(Lane lane) {
       if (measured.outcome == Measured::kFailed) {
         ++times.untimed;
       } else {
-        (span.is_stall ? times.stall : times.copy).Add(measured.duration_ms);
+        (span.stalled_at != nullptr ? times.stall : times.copy).Add(measured.duration_ms);
       }
     }
     if (measured.outcome == Measured::kDone) Report(span, measured);
@@ -155,10 +154,10 @@ TransferTimer::Measured TransferTimer::Measure(const Span& span) {
 void TransferTimer::Report(const Span& span, const Measured& measured) const {
   if (sink_ == nullptr) return;
   const double end_ms = measured.start_ms + measured.duration_ms;
-  if (span.is_stall) {
+  if (span.stalled_at != nullptr) {
     sink_->OnStall({.device = device_name_,
                     .stream = span.stream,
-                    .wait_site = WaitSiteName(span.site),
+                    .wait_site = span.stalled_at->name(),
                     .direction = span.copy.direction,
                     .transfer_number = span.copy.number,
                     .start_ms = measured.start_ms,

@@ -62,7 +62,7 @@ class TransferTimer {
   Start Begin(StreamHandle stream);
   void EndTransfer(Start start, StreamHandle stream, const Copy& copy);
   // `stream` has just been made to wait for number `number` of `direction`.
-  void EndStall(Start start, StreamHandle stream, WaitSite site, CopyDirection direction,
+  void EndStall(Start start, StreamHandle stream, const WaitSite& site, CopyDirection direction,
                 uint64_t number);
 
   // Takes in what is done. Returns at once while another thread does so.
@@ -84,9 +84,8 @@ class TransferTimer {
     EventRef end;
     double host_ms = 0;
     Copy copy;  // or what a stall was for
-    bool is_stall = false;
     StreamHandle stream;
-    WaitSite site = WaitSite::kUnpackAfterCopyIn;
+    const WaitSite* stalled_at = nullptr;  // null: a copy
   };
   struct Measured {
     enum { kNotDone, kFailed, kDone } outcome = kNotDone;

@@ -1,50 +1,75 @@
-// Every wait, by name.
+// A wait, by name.
 //
-// No stream waits for another, and the host for none by itself, except through a site listed here:
-// a call site that is not in the list does not compile. Tests disable one site at a time and must
-// then see a race, wrong bytes or a broken bound (mutation of synchronisation), so that no wait is
-// decoration and none is missing. docs/waits.md says for each what it orders and which tests see it
-// missing.
+//   // In the header of what waits; "kFlowControl" stands in the list of the layer, kEngineWaits.
+//   inline constexpr WaitSite kFlowControl("kFlowControl", kEngineWaits);
+//   ...
+//   if (kFlowControl.enabled()) ... wait ...
+//
+// No stream waits for another, and the host for none by itself, except at a site that is declared
+// beside the code that waits. A layer lists the names of its sites; a site that its list does not
+// name does not compile. Tests read the lists: they disable one site at a time and must then see a
+// race, wrong bytes or a broken bound (mutation of synchronisation), so that no wait is decoration
+// and none is missing. docs/waits.md says for each what it orders and which tests see it missing.
+//
+// Thread safety: thread-safe.
 
 #ifndef PINION_ENGINE_STREAM_WAIT_SITE_H_
 #define PINION_ENGINE_STREAM_WAIT_SITE_H_
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <string_view>
+
 namespace pinion {
 
-enum class WaitSite {
-  // engine
-  kCopyAfterCompute,     // a copy starts after the work that its batch was submitted after
-  kCopyAfterHostBuffer,  // a copy starts after earlier work on its host buffer: copies of the other
-                         // direction, and whatever else has left a ticket there
-  kFlowControl,          // the host waits until bytes in flight to the device are below the bound
-  kCopyWithoutEvent,     // the host waits for a copy whose event could not be recorded
-  kFailedBatch,          // the host waits for the chunks of a batch whose next one has failed
-  // hooks
-  kEvictAfterCopyOut,    // device memory is dropped after its copy out is done
-  kUnpackAfterCopyIn,    // backward reads a fetched tensor after its copy in is done
-  kFreeAfterCopy,        // a device buffer under copy is freed after the copy
-  kUnpackOnOtherStream,  // backward on another stream than forward waits for forward's work
-  kBlockingCopyOut,      // without overlap, the host waits before it drops device memory
+// Of the engine.
+inline constexpr std::array<std::string_view, 7> kEngineWaits = {
+    "kCopyAfterCompute", "kCopyAfterHostBuffer", "kCopyWithoutEvent", "kFlowControl",
+    "kFailedBatch",      "kEvictAfterCopyOut",   "kFreeAfterCopy",
 };
 
-inline constexpr int kEngineWaitSiteCount = 5;  // the first ones
-inline constexpr int kWaitSiteCount = 10;
+// Declared at namespace scope: whoever waits may keep its address.
+class WaitSite {
+ public:
+  // `name` is one of `listed`, and a literal.
+  template <size_t n>
+  consteval WaitSite(const char* name, const std::array<std::string_view, n>& listed)
+      : name_(name) {
+    if (std::find(listed.begin(), listed.end(), name) == listed.end()) TheListHasNoSuchSite();
+  }
+  WaitSite(const WaitSite&) = delete;
+  WaitSite& operator=(const WaitSite&) = delete;
 
-const char* WaitSiteName(WaitSite site);
+  const char* name() const { return name_; }
 
-// False while a test has disabled `site`. One relaxed load.
-bool WaitSiteEnabled(WaitSite site);
+  // False while a test has disabled the site. One relaxed load.
+  bool enabled() const { return disabled_.load(std::memory_order_relaxed) == 0; }
+
+ private:
+  friend class ScopedDisableWaitSite;
+
+  // Not constexpr: a call ends the compilation.
+  static void TheListHasNoSuchSite() {}
+
+  const char* name_;
+  // How many ScopedDisableWaitSite objects hold the site down.
+  mutable std::atomic<int> disabled_ = 0;
+};
 
 // Tests only. Disables `site` process-wide for the lifetime of the object.
 class ScopedDisableWaitSite {
  public:
-  explicit ScopedDisableWaitSite(WaitSite site);
-  ~ScopedDisableWaitSite();
+  explicit ScopedDisableWaitSite(const WaitSite& site) : site_(site) {
+    site_.disabled_.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~ScopedDisableWaitSite() { site_.disabled_.fetch_sub(1, std::memory_order_relaxed); }
   ScopedDisableWaitSite(const ScopedDisableWaitSite&) = delete;
   ScopedDisableWaitSite& operator=(const ScopedDisableWaitSite&) = delete;
 
  private:
-  WaitSite site_;
+  const WaitSite& site_;
 };
 
 }  // namespace pinion

@@ -66,7 +66,7 @@ absl::StatusOr<Transfer> DeviceTier::Fetch(std::vector<Arrival> arrivals, Stream
     if (leak) arrival.memory.Leak();
     if (!copy.ok()) continue;
     GuardedMemory left = arrival.claim.EndFetch(
-        GuardedMemory(std::move(arrival.memory), stream, *copy, WaitSite::kFreeAfterCopy));
+        GuardedMemory(std::move(arrival.memory), stream, *copy, kFreeAfterCopy));
     if (left) unneeded.push_back(std::move(left));
   }
   return copy;

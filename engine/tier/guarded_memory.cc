@@ -39,7 +39,7 @@ void GuardedMemory::Add(GuardedMemory other) {
 void GuardedMemory::Drop() {
   if (memory_.empty()) return;
   const bool exiting = ProcessIsExiting();
-  absl::Status waited = exiting ? absl::OkStatus() : copy_.WaitOn(stream_, site_);
+  absl::Status waited = exiting ? absl::OkStatus() : copy_.WaitOn(stream_, *site_);
   // An error that passes costs time, not memory.
   if (!waited.ok()) waited = copy_.Wait(kHostWait);
   if (exiting || !waited.ok()) {

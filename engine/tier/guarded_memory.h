@@ -22,13 +22,16 @@
 
 namespace pinion {
 
+// Device memory under copy is freed after the copy.
+inline constexpr WaitSite kFreeAfterCopy("kFreeAfterCopy", kEngineWaits);
+
 class GuardedMemory {
  public:
   GuardedMemory() = default;  // empty
   // `stream` is the one that the memory belongs to: its frees are ordered on it.
-  GuardedMemory(StreamHandle stream, Transfer copy, WaitSite site)
-      : stream_(stream), copy_(std::move(copy)), site_(site) {}
-  GuardedMemory(DeviceMemory memory, StreamHandle stream, Transfer copy, WaitSite site)
+  GuardedMemory(StreamHandle stream, Transfer copy, const WaitSite& site)
+      : stream_(stream), copy_(std::move(copy)), site_(&site) {}
+  GuardedMemory(DeviceMemory memory, StreamHandle stream, Transfer copy, const WaitSite& site)
       : GuardedMemory(stream, std::move(copy), site) {
     Add(std::move(memory));
   }
@@ -59,7 +62,7 @@ class GuardedMemory {
   absl::InlinedVector<DeviceMemory, 1> memory_;
   StreamHandle stream_;
   Transfer copy_;
-  WaitSite site_ = WaitSite::kFreeAfterCopy;
+  const WaitSite* site_ = &kFreeAfterCopy;
 };
 
 // Puts neighbours of one stream together, so that one wait covers them.

@@ -56,14 +56,14 @@ DeviceMemory Parcel::ShareHeld(size_t piece) const {
 GuardedMemory Parcel::TakeHeld(size_t piece) {
   MutexLock lock(mu_);
   if (state_ != State::kHeld || !held_[piece]) return GuardedMemory();
-  return GuardedMemory(std::move(held_[piece]), stream, copy_out_, WaitSite::kFreeAfterCopy);
+  return GuardedMemory(std::move(held_[piece]), stream, copy_out_, kFreeAfterCopy);
 }
 
 GuardedMemory Parcel::Evict(uint64_t* not_freed) {
   MutexLock lock(mu_);
   if (state_ != State::kHeld) return GuardedMemory();
   state_ = State::kAway;
-  GuardedMemory evicted(stream, copy_out_, WaitSite::kEvictAfterCopyOut);
+  GuardedMemory evicted(stream, copy_out_, kEvictAfterCopyOut);
   for (DeviceMemory& memory : std::exchange(held_, {})) {
     if (!memory) continue;
     // Whoever else has it frees it later than this wait, so letting go is safe either way.
@@ -125,8 +125,8 @@ Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
     read.claim.emplace(FetchClaim(shared_from_this()));
     return read;
   }
-  read.fetched = GuardedMemory(fetched_.memory().Share(), fetched_.stream(), fetched_.copy(),
-                               WaitSite::kFreeAfterCopy);
+  read.fetched =
+      GuardedMemory(fetched_.memory().Share(), fetched_.stream(), fetched_.copy(), kFreeAfterCopy);
   read.released = MarkReadLocked(reader);
   return read;
 }

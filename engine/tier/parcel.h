@@ -39,6 +39,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/host_buffer.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/tier/guarded_memory.h"
@@ -47,6 +48,9 @@
 namespace pinion {
 
 class Parcel;
+
+// Device memory that a parcel holds is dropped after its copy out.
+inline constexpr WaitSite kEvictAfterCopyOut("kEvictAfterCopyOut", kEngineWaits);
 
 // The right and the duty to fetch a parcel. Letting go of it without EndFetch means that the fetch
 // has failed: others may try.

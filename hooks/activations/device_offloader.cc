@@ -235,7 +235,7 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
   if (record.parcel == nullptr) {
     // Its copy out was not submitted.
     LetGo(GuardedMemory(TorchMemory(std::move(record.source)), record.pack_stream.native,
-                        Transfer(), WaitSite::kFreeAfterCopy),
+                        Transfer(), kFreeAfterCopy),
           /*size_bytes=*/0, backward, released);
     return;
   }

@@ -2,7 +2,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 
-#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/engine/plan/pack_plan.h"
 
 namespace pinion {
 namespace {
@@ -55,6 +55,12 @@ TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
   const uint64_t size_bytes = ExtentOf(tensor).size_bytes();
   if (size_bytes == 0 || size_bytes < min_offload_bytes) return TensorKind::kSmall;
   return base.is_leaf() ? TensorKind::kHeldLeaf : TensorKind::kActivation;
+}
+
+StorageExtent ExtentToSave(StorageExtent extent, uint64_t storage_bytes) {
+  if (2 * extent.size_bytes() >= storage_bytes) return {0, storage_bytes};
+  extent.begin_bytes &= ~(kPackAlignmentBytes - 1);
+  return extent;
 }
 
 }  // namespace pinion

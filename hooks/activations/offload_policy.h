@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "absl/container/flat_hash_map.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 
@@ -43,6 +44,12 @@ enum class TensorKind {
 // parameters.
 TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
                           uint64_t min_offload_bytes, const ParameterStorages& parameters);
+
+// What moves of a storage with so many bytes of which a tensor can touch `extent`: all of it when
+// the tensor covers half of it or more, so that its other views share one copy; else only what the
+// tensor can touch (a small view of a flat buffer must not move it all). Either begins at a
+// multiple of every item's size: views of other types can share it.
+StorageExtent ExtentToSave(StorageExtent extent, uint64_t storage_bytes);
 
 }  // namespace pinion
 

@@ -275,7 +275,7 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
     parcel = record->parcel;
   }
   if (parcel == nullptr) return;
-  if (WaitSiteEnabled(WaitSite::kBlockingCopyOut)) {
+  if (kBlockingCopyOut.enabled()) {
     const absl::Status copied = parcel->copy_out().Wait(absl::InfiniteDuration());
     if (!copied.ok()) {
       PINION_LOG(kWarning) << "a saved tensor stays on the device: " << copied;

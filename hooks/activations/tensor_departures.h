@@ -18,6 +18,7 @@
 #include "pinion/engine/plan/back_off.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/hooks/activations/offload_options.h"
@@ -25,8 +26,12 @@
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/wait_sites.h"
 
 namespace pinion {
+
+// Without overlap, the host waits before it drops device memory.
+inline constexpr WaitSite kBlockingCopyOut("kBlockingCopyOut", kHooksWaits);
 
 class TensorDepartures {
  public:

@@ -56,7 +56,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       });
       if (stream.torch != record.pack_stream.torch) {
         ThrowIfError(tier_.engine().OrderStreams(record.pack_stream.native, stream.native,
-                                                 WaitSite::kUnpackOnOtherStream),
+                                                 kUnpackOnOtherStream),
                      "ordering backward's stream after forward's");
         RecordOnStream(bytes.storage, stream.torch);
       }
@@ -116,8 +116,7 @@ void TensorReturns::WaitForCopyIn(const Transfer& copy, const BoundStream& strea
       return;
     }
   }
-  ThrowIfError(copy.WaitOn(stream.native, WaitSite::kUnpackAfterCopyIn),
-               "waiting for a saved tensor");
+  ThrowIfError(copy.WaitOn(stream.native, kUnpackAfterCopyIn), "waiting for a saved tensor");
   MutexLock lock(wait_mu_);
   last_wait_ = wait;
 }

@@ -20,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/hooks/activations/offload_options.h"
@@ -27,8 +28,14 @@
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/wait_sites.h"
 
 namespace pinion {
+
+// Backward reads a fetched tensor after its copy in is done.
+inline constexpr WaitSite kUnpackAfterCopyIn("kUnpackAfterCopyIn", kHooksWaits);
+// Backward on another stream than forward waits for forward's work.
+inline constexpr WaitSite kUnpackOnOtherStream("kUnpackOnOtherStream", kHooksWaits);
 
 // Where backward finds the bytes of a saved tensor.
 struct BytesOnDevice {

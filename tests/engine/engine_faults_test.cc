@@ -22,13 +22,13 @@
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -38,6 +38,9 @@ using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::kAfterOtherStream;
+using ::pinion::testing::kReadAfterCopyIn;
+using ::pinion::testing::kReuseAfterCopyOut;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
@@ -102,8 +105,7 @@ TEST(EngineFaultsTest, WhatMarkAndOrderStreamsCannotDoTheySay) {
       return call == fails ? absl::UnavailableError("injected") : absl::OkStatus();
     });
     const auto says_so = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected"));
-    EXPECT_THAT(world.engine().OrderStreams(world.compute(), later, WaitSite::kUnpackOnOtherStream),
-                says_so);
+    EXPECT_THAT(world.engine().OrderStreams(world.compute(), later, kAfterOtherStream), says_so);
     if (fails != "StreamWaitEvent") {
       EXPECT_THAT(world.engine().Mark(later), says_so);
     }
@@ -121,7 +123,7 @@ TEST(EngineFaultsTest, AWaitThatCannotBeEnqueuedIsAnError) {
       uint8_t* const data = world.AllocateDevice(100);
       const Transfer in = world.CopyIn(world.NewHostBuffer(100), data, world.compute());
       faulty.FailNext(call, absl::UnavailableError("injected"));
-      EXPECT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn),
+      EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn),
                   StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
     }
   }
@@ -222,13 +224,13 @@ TEST(EngineFaultsTest, AStickyErrorNamesTheFirstCallThatFailedForEver) {
   const uint64_t calls = faulty.device->calls();
   EXPECT_THAT(world.TryCopyIn(before, data, world.compute()), is_the_error);
   EXPECT_THAT(world.engine().Mark(world.compute()), is_the_error);
-  EXPECT_THAT(world.engine().OrderStreams(world.compute(), StreamHandle(nullptr),
-                                          WaitSite::kUnpackOnOtherStream),
-              is_the_error);
+  EXPECT_THAT(
+      world.engine().OrderStreams(world.compute(), StreamHandle(nullptr), kAfterOtherStream),
+      is_the_error);
   EXPECT_THAT(world.engine().Drain(kLong), is_the_error);
   EXPECT_THAT(world.engine().health(), is_the_error);
   EXPECT_THAT(pending.Wait(kLong), is_the_error);
-  EXPECT_THAT(pending.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), is_the_error);
+  EXPECT_THAT(pending.WaitOn(world.compute(), kReuseAfterCopyOut), is_the_error);
   world.engine().Poll();
   pending.ticket().timeline->Poll();
   world.DestroyEngine();
@@ -337,8 +339,7 @@ TEST(EngineFaultsTest, AStuckDirectionDoesNotHoldBackTheOther) {
   EngineWorld& world = faulty.world;
   const StreamHandle side = world.NewStream();
   uint8_t* const data = world.AllocateDevice(kMiB);
-  ASSERT_THAT(world.engine().OrderStreams(world.compute(), side, WaitSite::kUnpackOnOtherStream),
-              IsOk());
+  ASSERT_THAT(world.engine().OrderStreams(world.compute(), side, kAfterOtherStream), IsOk());
   Kernel year_long;
   year_long.name = "year long";
   year_long.flops = 1e22;
@@ -430,7 +431,7 @@ absl::Status EngineLife(FaultyWorld& faulty, bool retry,
       if (submitted.ok()) out = *submitted;
       return submitted.status();
     }));
-    PINION_RETURN_IF_ERROR(run([&] { return out.WaitOn(compute, WaitSite::kEvictAfterCopyOut); }));
+    PINION_RETURN_IF_ERROR(run([&] { return out.WaitOn(compute, kReuseAfterCopyOut); }));
     world.WriteDevice(data[i], Pattern(100 + i, kTensorBytes), compute);
     if (i == 1) world.engine().Poll();
   }
@@ -443,7 +444,7 @@ absl::Status EngineLife(FaultyWorld& faulty, bool retry,
       return submitted.status();
     }));
     hosts[i].reset();
-    PINION_RETURN_IF_ERROR(run([&] { return in.WaitOn(compute, WaitSite::kUnpackAfterCopyIn); }));
+    PINION_RETURN_IF_ERROR(run([&] { return in.WaitOn(compute, kReadAfterCopyIn); }));
     arrived.insert(arrived.begin(), world.ReadDevice(data[i], kTensorBytes, compute));
   }
   PINION_RETURN_IF_ERROR(run([&] { return world.engine().Drain(kLong); }));

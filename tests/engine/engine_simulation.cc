@@ -28,6 +28,7 @@
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion::testing {
 namespace {
@@ -317,7 +318,7 @@ class Simulation {
     if (Holds(tensor.device, freed)) tensors_.erase(tensors_.begin() + index);
   }
 
-  bool WaitFor(Tensor& tensor, std::vector<Transfer>& transfers, WaitSite site) {
+  bool WaitFor(Tensor& tensor, std::vector<Transfer>& transfers, const WaitSite& site) {
     for (const Transfer& transfer : transfers) {
       const absl::Status waited = Persist([&] { return transfer.WaitOn(StreamOf(tensor), site); });
       if (!Holds(tensor.device, waited)) return false;
@@ -325,20 +326,15 @@ class Simulation {
     transfers.clear();
     return true;
   }
-  bool WaitForReads(Tensor& tensor) {
-    return WaitFor(tensor, tensor.reads, WaitSite::kEvictAfterCopyOut);
-  }
-  bool WaitForWrites(Tensor& tensor) {
-    return WaitFor(tensor, tensor.writes, WaitSite::kUnpackAfterCopyIn);
-  }
+  bool WaitForReads(Tensor& tensor) { return WaitFor(tensor, tensor.reads, kReuseAfterCopyOut); }
+  bool WaitForWrites(Tensor& tensor) { return WaitFor(tensor, tensor.writes, kReadAfterCopyIn); }
 
   // Gives the tensor to another stream of its device.
   bool UseOnStream(Tensor& tensor, int stream) {
     if (!WaitForReads(tensor) || !WaitForWrites(tensor)) return false;
     const absl::Status ordered = Persist([&] {
       return world_.engine(tensor.device)
-          .OrderStreams(StreamOf(tensor), streams_[tensor.device][stream],
-                        WaitSite::kUnpackOnOtherStream);
+          .OrderStreams(StreamOf(tensor), streams_[tensor.device][stream], kAfterOtherStream);
     });
     if (!Holds(tensor.device, ordered)) return false;
     tensor.stream = stream;

@@ -21,11 +21,11 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -33,6 +33,9 @@ namespace {
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::kAfterOtherStream;
+using ::pinion::testing::kReadAfterCopyIn;
+using ::pinion::testing::kReuseAfterCopyOut;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::TestMachineOptions;
 using ::testing::IsEmpty;
@@ -60,9 +63,7 @@ TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
     threads.emplace_back([&world, t] {
       const StreamHandle stream = world.NewStream();
       uint8_t* const data = world.AllocateDevice(kSize);
-      ASSERT_THAT(
-          world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
-          IsOk());
+      ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), IsOk());
       uint64_t last_out = 0;
       for (int round = 0; round < kRounds; ++round) {
         const std::vector<uint8_t> bytes = Pattern(1000 * t + round, kSize);
@@ -71,7 +72,7 @@ TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
         const Transfer out = world.CopyOut(host, data, stream);
         EXPECT_GT(out.ticket().value, last_out);
         last_out = out.ticket().value;
-        ASSERT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut), IsOk());
+        ASSERT_THAT(out.WaitOn(stream, kReuseAfterCopyOut), IsOk());
         world.WriteDevice(data, Pattern(7, kSize), stream);
         const Transfer in = world.CopyIn(host, data, stream);
         if (round % 3 == 0) {
@@ -79,7 +80,7 @@ TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
           world.engine().Poll();
           EXPECT_TRUE(out.IsDone());
         }
-        ASSERT_THAT(in.WaitOn(stream, WaitSite::kUnpackAfterCopyIn), IsOk());
+        ASSERT_THAT(in.WaitOn(stream, kReadAfterCopyIn), IsOk());
         EXPECT_EQ(world.ReadDevice(data, kSize, stream), bytes);
       }
     });

@@ -18,6 +18,7 @@
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_lane.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/stream/wait_site.h"
@@ -25,6 +26,7 @@
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -34,6 +36,7 @@ using testing::FakeTimeline;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
+using testing::kReadAfterCopyIn;
 using testing::Pattern;
 using testing::StatusIs;
 
@@ -44,7 +47,7 @@ class ForeignTicketsTest : public ::testing::Test {
   // Copies the host buffer in, and reads what has come.
   std::vector<uint8_t> CopyInAndRead() {
     const Transfer copy = world_.CopyIn(host_, data_, world_.compute());
-    EXPECT_THAT(copy.WaitOn(world_.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    EXPECT_THAT(copy.WaitOn(world_.compute(), kReadAfterCopyIn), IsOk());
     return world_.ReadDevice(data_, kBytes, world_.compute());
   }
   DirectionStats copies_in() { return world_.engine().GetStats().h2d; }
@@ -69,7 +72,7 @@ TEST_F(ForeignTicketsTest, ACopyInComesAfterAReaderOfAFileHasFilledItsHostBuffer
 }
 
 TEST_F(ForeignTicketsTest, WithoutTheWaitTheCopyMovesWhatWasThereBefore) {
-  const ScopedDisableWaitSite disabled(WaitSite::kCopyAfterHostBuffer);
+  const ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
   const auto reads = std::make_shared<FakeTimeline>();
   world_.WriteHost(*host_, Pattern(8, kBytes));
   host_->AddTicket(reads->Ticket(1));

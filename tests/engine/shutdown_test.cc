@@ -23,13 +23,13 @@
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -39,6 +39,8 @@ using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::kAfterOtherStream;
+using ::pinion::testing::kReadAfterCopyIn;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
@@ -91,8 +93,7 @@ TEST(TimeoutTest, NamesThePredecessorThatIsNotDone) {
   EngineWorld world(TestMachineOptions(), ShortPatience());
   const StreamHandle side = world.NewStream();
   uint8_t* const data = world.AllocateDevice(kMiB);
-  ASSERT_THAT(world.engine().OrderStreams(world.compute(), side, WaitSite::kUnpackOnOtherStream),
-              IsOk());
+  ASSERT_THAT(world.engine().OrderStreams(world.compute(), side, kAfterOtherStream), IsOk());
   Jam(world, world.compute());
   world.CopyOut(world.NewHostBuffer(kKiB), data, world.compute());
   const Transfer behind = world.CopyOut(world.NewHostBuffer(kMiB), data, side);
@@ -275,8 +276,7 @@ TEST(ShutdownTest, DrainsAndThenRefusesWhatIsNew) {
                                 AllOf(HasSubstr("emu:0"), HasSubstr("shut down")));
   EXPECT_THAT(world.TryCopyIn(host, data, world.compute()), refused);
   EXPECT_THAT(world.engine().Mark(world.compute()), refused);
-  EXPECT_THAT(world.engine().OrderStreams(world.compute(), world.NewStream(),
-                                          WaitSite::kUnpackOnOtherStream),
+  EXPECT_THAT(world.engine().OrderStreams(world.compute(), world.NewStream(), kAfterOtherStream),
               refused);
   EXPECT_THAT(world.engine().Calibrate(world.allocator()), refused);
   EXPECT_THAT(world.engine().health(), IsOk());
@@ -335,7 +335,7 @@ TEST(ShutdownTest, WhatItLeftInFlightCanStillBeWaitedFor) {
   world.WriteHost(*host, Pattern(1, kMiB));
   const Transfer in = world.CopyIn(host, data, world.compute());
   EXPECT_THAT(world.engine().Shutdown(absl::Seconds(1)), TimesOut("submission 1"));
-  EXPECT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   EXPECT_EQ(world.ReadDevice(data, kMiB, world.compute()), Pattern(1, kMiB));
   EXPECT_THAT(in.Wait(absl::Seconds(2)), IsOk());
 }

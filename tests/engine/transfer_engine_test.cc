@@ -24,10 +24,10 @@
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -36,6 +36,9 @@ using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::IsOkAndHolds;
+using ::pinion::testing::kAfterOtherStream;
+using ::pinion::testing::kReadAfterCopyIn;
+using ::pinion::testing::kReuseAfterCopyOut;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
@@ -56,10 +59,10 @@ TEST(TransferEngineTest, BytesOfEverySizeComeBackUnchanged) {
 
     world.WriteDevice(data, bytes, world.compute());
     const Transfer out = world.CopyOut(host, data, world.compute());
-    ASSERT_THAT(out.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+    ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
     world.WriteDevice(data, Pattern(99, size_bytes), world.compute());
     const Transfer in = world.CopyIn(host, data, world.compute());
-    ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
 
     EXPECT_EQ(world.ReadDevice(data, size_bytes, world.compute()), bytes);
     world.FreeDevice(data);
@@ -125,7 +128,7 @@ TEST(TransferEngineTest, CopyInOfABlockWaitsForItsCopyOutByItself) {
 
   world.CopyOut(host, from, world.compute());
   const Transfer in = world.CopyIn(host, to, world.compute());
-  ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
 
   EXPECT_EQ(world.ReadDevice(to, kMiB, world.compute()), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
@@ -145,7 +148,7 @@ TEST(TransferEngineTest, ABatchWaitsForTheLatestOfItsBuffers) {
   batch.Add(early, 0, data + 2 * kMiB, kMiB);
   const absl::StatusOr<Transfer> in = world.engine().Submit(std::move(batch), world.compute());
   ASSERT_THAT(in, IsOk());
-  ASSERT_THAT(in->WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(in->WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   EXPECT_EQ(world.ReadDevice(data + 2 * kMiB, 2 * kMiB, world.compute()), Pattern(1, 2 * kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
@@ -160,7 +163,7 @@ TEST(TransferEngineTest, CopyOutIntoABlockWaitsForReadsOfIt) {
 
   const Transfer in = world.CopyIn(host, to, world.compute());
   world.CopyOut(host, from, world.compute());
-  ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
 
   EXPECT_EQ(world.ReadDevice(to, kMiB, world.compute()), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
@@ -207,7 +210,7 @@ TEST(TransferEngineTest, ADirectionExecutesInTheOrderOfSubmission) {
   const Transfer a = world.CopyIn(first, data, world.compute());
   const Transfer b = world.CopyIn(second, data, other);
   EXPECT_LT(a.ticket().value, b.ticket().value);
-  ASSERT_THAT(b.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(b.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
 
   EXPECT_EQ(world.ReadDevice(data, 1000, world.compute()), Pattern(2, 1000));
   ASSERT_THAT(b.Wait(kLong), IsOk());
@@ -317,7 +320,7 @@ TEST(TransferEngineTest, AWaitForADoneTransferMakesNoDeviceCall) {
   ASSERT_THAT(out.Wait(kLong), IsOk());
   const uint64_t waits = world.engine().GetStats().event_waits;
 
-  EXPECT_THAT(out.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+  EXPECT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
 
   EXPECT_EQ(world.engine().GetStats().event_waits, waits);
   EXPECT_EQ(world.engine().GetStats().event_waits_skipped, 1u);
@@ -329,7 +332,7 @@ TEST(TransferEngineTest, ADefaultTransferIsDone) {
   EXPECT_TRUE(nothing.ticket().IsDone());
   EXPECT_EQ(nothing.ticket().value, 0u);
   EXPECT_THAT(nothing.Wait(absl::ZeroDuration()), IsOk());
-  EXPECT_THAT(nothing.WaitOn(StreamHandle(), WaitSite::kEvictAfterCopyOut), IsOk());
+  EXPECT_THAT(nothing.WaitOn(StreamHandle(), kReuseAfterCopyOut), IsOk());
 }
 
 TEST(TransferEngineTest, EventsAreUsedAgainEvenIfNobodyPolls) {
@@ -349,8 +352,7 @@ TEST(TransferEngineTest, MarkIsDoneWhenTheWorkBeforeItIs) {
   EngineWorld world;
   const StreamHandle stream = world.NewStream();
   uint8_t* const data = world.AllocateDevice(8 * kMiB);
-  ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
-              IsOk());
+  ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), IsOk());
   world.WriteDevice(data, Pattern(1, 8 * kMiB), stream);
   const absl::StatusOr<FenceTicket> ticket = world.engine().Mark(stream);
   ASSERT_THAT(ticket, IsOk());
@@ -376,8 +378,7 @@ TEST(TransferEngineTest, OrderStreamsMakesTheLaterStreamWait) {
   const StreamHandle later = world.NewStream();
   uint8_t* const data = world.AllocateDevice(kMiB);
   world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  ASSERT_THAT(world.engine().OrderStreams(world.compute(), later, WaitSite::kUnpackOnOtherStream),
-              IsOk());
+  ASSERT_THAT(world.engine().OrderStreams(world.compute(), later, kAfterOtherStream), IsOk());
   EXPECT_EQ(world.ReadDevice(data, kMiB, later), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
@@ -409,13 +410,13 @@ TEST(TransferEngineTest, ACapturingStreamDoesNotWaitForACopy) {
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
   EXPECT_THAT(world.engine().IsCapturing(stream), IsOkAndHolds(true));
 
-  EXPECT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut),
+  EXPECT_THAT(out.WaitOn(stream, kReuseAfterCopyOut),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("D2H on emu:0"), HasSubstr("captures a graph"))));
   EXPECT_EQ(world.engine().GetStats().event_waits, waits);
 
   EXPECT_THAT(out.Wait(kLong), IsOk());
-  EXPECT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut), IsOk());
+  EXPECT_THAT(out.WaitOn(stream, kReuseAfterCopyOut), IsOk());
   EXPECT_EQ(world.engine().GetStats().event_waits, waits);
 }
 
@@ -428,7 +429,7 @@ TEST(TransferEngineTest, ACapturingStreamFindsOutThatACopyIsDone) {
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   ASSERT_FALSE(out.IsDone());
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
-  EXPECT_THAT(out.WaitOn(stream, WaitSite::kEvictAfterCopyOut), IsOk());
+  EXPECT_THAT(out.WaitOn(stream, kReuseAfterCopyOut), IsOk());
   EXPECT_TRUE(out.IsDone());
   EXPECT_EQ(world.engine().GetStats().event_waits_skipped, 1u);
 }
@@ -440,15 +441,12 @@ TEST(TransferEngineTest, ACapturingStreamIsNotOrderedWithAnother) {
   // The engine's own words: the device refuses, too, after the damage is done.
   const auto refused =
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("after the capture has ended"));
-  EXPECT_THAT(world.engine().OrderStreams(stream, world.compute(), WaitSite::kUnpackOnOtherStream),
-              refused);
-  EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
-              refused);
+  EXPECT_THAT(world.engine().OrderStreams(stream, world.compute(), kAfterOtherStream), refused);
+  EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), refused);
   EXPECT_EQ(world.engine().GetStats().event_waits, 0u);
   ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
   EXPECT_THAT(world.engine().IsCapturing(stream), IsOkAndHolds(false));
-  EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
-              IsOk());
+  EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), IsOk());
 }
 
 // Its event was recorded outside of the graph.

@@ -24,6 +24,7 @@
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -31,6 +32,7 @@ namespace {
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::kAfterOtherStream;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
 using ::testing::HasSubstr;
@@ -158,7 +160,7 @@ TEST(TransferOrderTest, ACaptureThatBeginsWhileACopyWaitsForItsTurnIsNotSpoiled)
 TEST(TransferOrderTest, AStreamIsNotOrderedAfterItselfNorWhereTheSiteIsDisabled) {
   EngineWorld world;
   const StreamHandle stream = world.NewStream();
-  const WaitSite site = WaitSite::kUnpackOnOtherStream;
+  const WaitSite& site = kAfterOtherStream;
   EXPECT_THAT(world.engine().OrderStreams(stream, stream, site), IsOk());
   const ScopedDisableWaitSite disabled(site);
   EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, site), IsOk());

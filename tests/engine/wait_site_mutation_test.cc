@@ -11,12 +11,15 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_lane.h"
 #include "pinion/engine/host_buffer.h"
+#include "pinion/engine/stream/stream_timeline.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -24,6 +27,8 @@ namespace {
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::kAfterOtherStream;
+using ::pinion::testing::kReadAfterCopyIn;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::TestMachineOptions;
 using ::pinion::testing::WithoutRetries;
@@ -47,8 +52,7 @@ EmulatedOptions WithoutDetector() {
 void CopyOutWhatAKernelWrote(EngineWorld& world) {
   uint8_t* const data = world.AllocateDevice(kKiB);
   const StreamHandle stream = world.NewStream();
-  ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, WaitSite::kUnpackOnOtherStream),
-              IsOk());
+  ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), IsOk());
   world.WriteDevice(data, Pattern(1, kKiB), stream);
   world.CopyOut(world.NewHostBuffer(kKiB), data, stream);
 }
@@ -59,7 +63,7 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeIsARace) {
     CopyOutWhatAKernelWrote(world);
     EXPECT_THAT(world.machine().races(), IsEmpty());
   }
-  ScopedDisableWaitSite disabled(WaitSite::kCopyAfterCompute);
+  ScopedDisableWaitSite disabled(internal::kCopyAfterCompute);
   EngineWorld world;
   CopyOutWhatAKernelWrote(world);
   // It has not waited for the allocation either, but that is the same missing edge.
@@ -86,7 +90,7 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeMovesStaleBytes) {
     EngineWorld world(WithoutDetector());
     EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(WaitSite::kCopyAfterCompute);
+  ScopedDisableWaitSite disabled(internal::kCopyAfterCompute);
   EngineWorld world(WithoutDetector());
   EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(3, kKiB));
 }
@@ -100,12 +104,12 @@ std::vector<uint8_t> OutAndBack(EngineWorld& world) {
   world.WriteDevice(from, Pattern(1, kKiB), world.compute());
   world.CopyOut(host, from, world.compute());
   const Transfer in = world.CopyIn(host, to, world.compute());
-  EXPECT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   return world.ReadDevice(to, kKiB, world.compute());
 }
 
 TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutIsARace) {
-  ScopedDisableWaitSite disabled(WaitSite::kCopyAfterHostBuffer);
+  ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
   EngineWorld world;
   OutAndBack(world);
   EXPECT_THAT(world.machine().races(),
@@ -118,7 +122,7 @@ TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutMovesStaleBytes) {
     EngineWorld world(WithoutDetector());
     EXPECT_EQ(OutAndBack(world), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(WaitSite::kCopyAfterHostBuffer);
+  ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
   EngineWorld world(WithoutDetector());
   EXPECT_EQ(OutAndBack(world), Pattern(2, kKiB));
 }
@@ -141,7 +145,7 @@ std::vector<uint8_t> CopyOutWithoutAnEvent(FaultyWorld& faulty) {
 }
 
 TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForIsARace) {
-  ScopedDisableWaitSite disabled(WaitSite::kCopyWithoutEvent);
+  ScopedDisableWaitSite disabled(internal::kCopyWithoutEvent);
   FaultyWorld faulty(WithoutRetries());
   CopyOutWithoutAnEvent(faulty);
   EXPECT_THAT(faulty.machine->races(),
@@ -153,7 +157,7 @@ TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForHasNotArrived) {
     FaultyWorld faulty(WithoutRetries(), WithoutDetector());
     EXPECT_EQ(CopyOutWithoutAnEvent(faulty), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(WaitSite::kCopyWithoutEvent);
+  ScopedDisableWaitSite disabled(internal::kCopyWithoutEvent);
   FaultyWorld faulty(WithoutRetries(), WithoutDetector());
   EXPECT_EQ(CopyOutWithoutAnEvent(faulty), Pattern(2, kKiB));
 }
@@ -183,7 +187,7 @@ EngineOptions SmallChunks() {
 }
 
 TEST(WaitSiteMutationTest, AFailedBatchThatIsNotWaitedForIsARace) {
-  ScopedDisableWaitSite disabled(WaitSite::kFailedBatch);
+  ScopedDisableWaitSite disabled(internal::kFailedBatch);
   FaultyWorld faulty(SmallChunks());
   ReuseTheBufferOfAFailedBatch(faulty);
   EXPECT_THAT(faulty.machine->races(),
@@ -195,13 +199,13 @@ TEST(WaitSiteMutationTest, AFailedBatchThatIsNotWaitedForOverwritesItsBuffer) {
     FaultyWorld faulty(SmallChunks(), WithoutDetector());
     EXPECT_EQ(ReuseTheBufferOfAFailedBatch(faulty), Pattern(2, kKiB));
   }
-  ScopedDisableWaitSite disabled(WaitSite::kFailedBatch);
+  ScopedDisableWaitSite disabled(internal::kFailedBatch);
   FaultyWorld faulty(SmallChunks(), WithoutDetector());
   EXPECT_NE(ReuseTheBufferOfAFailedBatch(faulty), Pattern(2, kKiB));
 }
 
 TEST(WaitSiteMutationTest, WithoutFlowControlTheBoundIsBroken) {
-  ScopedDisableWaitSite disabled(WaitSite::kFlowControl);
+  ScopedDisableWaitSite disabled(internal::kFlowControl);
   EngineOptions options;
   options.max_in_flight_bytes = 2 * kMiB;
   EngineWorld world(TestMachineOptions(), options);

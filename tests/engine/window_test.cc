@@ -23,6 +23,7 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
+#include "pinion/engine/copy_lane.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/stream/wait_site.h"
@@ -30,6 +31,7 @@
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -37,6 +39,7 @@ namespace {
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::kReadAfterCopyIn;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
@@ -133,7 +136,7 @@ TEST(WindowTest, OneTicketCoversAllChunks) {
   EXPECT_EQ(in.ticket().value, world.engine().GetStats().h2d.submitted_chunks);
   ASSERT_EQ(host->tickets().size(), 1u);
   EXPECT_EQ(host->tickets()[0].value, in.ticket().value);
-  ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   EXPECT_EQ(world.ReadDevice(data, kMiB, world.compute()), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
@@ -251,7 +254,7 @@ TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
 
 // The same link without the bound: the fetch waits for all of them.
 TEST(WindowTest, WithoutFlowControlAFetchWaitsForEverything) {
-  const ScopedDisableWaitSite disabled(WaitSite::kFlowControl);
+  const ScopedDisableWaitSite disabled(internal::kFlowControl);
   const EmulatedOptions machine = SlowLink("h100_pcie5");
   EngineWorld world(machine, Window(kMiB));
   uint8_t* const data = world.AllocateDevice(4 * kMiB);

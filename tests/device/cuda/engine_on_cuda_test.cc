@@ -20,12 +20,12 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -34,6 +34,8 @@ using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FakeCuda;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::kReadAfterCopyIn;
+using ::pinion::testing::kReuseAfterCopyOut;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
@@ -60,10 +62,10 @@ TEST_F(EngineOnCudaTest, BytesComeBackUnchangedAndOrdered) {
     const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(size_bytes);
     world_.WriteDevice(data, Pattern(1, size_bytes), world_.compute());
     const Transfer out = world_.CopyOut(host, data, world_.compute());
-    ASSERT_THAT(out.WaitOn(world_.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+    ASSERT_THAT(out.WaitOn(world_.compute(), kReuseAfterCopyOut), IsOk());
     world_.WriteDevice(data, Pattern(2, size_bytes), world_.compute());
     const Transfer in = world_.CopyIn(host, data, world_.compute());
-    ASSERT_THAT(in.WaitOn(world_.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    ASSERT_THAT(in.WaitOn(world_.compute(), kReadAfterCopyIn), IsOk());
     EXPECT_EQ(world_.ReadDevice(data, size_bytes, world_.compute()), Pattern(1, size_bytes));
   }
   EXPECT_THAT(world_.engine().Drain(kLong), IsOk());

@@ -19,11 +19,11 @@
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/device/device_conformance.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion::testing {
 
@@ -68,10 +68,10 @@ inline void ExpectEngineRoundTrip(DeviceUnderTest& under_test,
     read.Add(check, 0, data, kSize);
 
     PINION_ASSERT_OK_AND_ASSIGN(const Transfer left, engine->Submit(std::move(out), compute));
-    ASSERT_THAT(left.WaitOn(compute, WaitSite::kEvictAfterCopyOut), IsOk());
+    ASSERT_THAT(left.WaitOn(compute, kReuseAfterCopyOut), IsOk());
     ASSERT_THAT(under_test.Fill(data, 99, kSize, compute), IsOk());
     PINION_ASSERT_OK_AND_ASSIGN(const Transfer back, engine->Submit(std::move(in), compute));
-    ASSERT_THAT(back.WaitOn(compute, WaitSite::kUnpackAfterCopyIn), IsOk());
+    ASSERT_THAT(back.WaitOn(compute, kReadAfterCopyIn), IsOk());
     PINION_ASSERT_OK_AND_ASSIGN(const Transfer seen, engine->Submit(std::move(read), compute));
     ASSERT_THAT(seen.Wait(kLong), IsOk());
     const uint8_t* const arrived = static_cast<const uint8_t*>(check->data());

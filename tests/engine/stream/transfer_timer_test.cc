@@ -27,13 +27,13 @@
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/duration_histogram.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/recording_trace_sink.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -41,6 +41,8 @@ namespace {
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::kReadAfterCopyIn;
+using ::pinion::testing::kReuseAfterCopyOut;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::RecordingTraceSink;
 using ::pinion::testing::RunThreads;
@@ -129,7 +131,7 @@ TEST(TransferTimerTest, StallsAddUpToWhatTheMachineSawStalled) {
   for (const double compute_ms : {0.75 * copy_ms, 1.5 * copy_ms, 0.25 * copy_ms}) {
     Compute(world, compute_ms, world.compute());
     const Transfer in = world.CopyIn(host, data, other);
-    ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
     Compute(world, 0.01, world.compute());
     ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
     expected_ms += std::max(0.0, copy_ms - compute_ms);
@@ -150,10 +152,10 @@ TEST(TransferTimerTest, AWaitForWhatIsDoneStallsForNoLongerThanItsOwnCalls) {
   world.WriteDevice(data, Pattern(1, kMiB), world.compute());
   const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());  // the engine does not know
-  ASSERT_THAT(out.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+  ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   // Known to be done: no wait is enqueued, and none is timed.
-  ASSERT_THAT(out.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+  ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
 
   const DurationSummary stalls = DrainedStats(world).d2h.stall_time;
   EXPECT_EQ(stalls.count, 1);
@@ -192,9 +194,9 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   const double before_ms = SteadyClockMs();
   world.WriteDevice(data, Pattern(1, 4 * kMiB), world.compute());
   const Transfer out = world.CopyOut(host, data, world.compute());
-  ASSERT_THAT(out.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+  ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   const Transfer in = world.CopyIn(host, data, world.compute());
-  ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   const double after_ms = SteadyClockMs();
   DrainedStats(world);
 
@@ -216,12 +218,12 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   ASSERT_EQ(sink->stalls().size(), 2);
   EXPECT_EQ(sink->stalls()[0].direction, CopyDirection::kDeviceToHost);
   EXPECT_EQ(sink->stalls()[0].transfer_number, out.ticket().value);
-  EXPECT_STREQ(sink->stalls()[0].wait_site, "kEvictAfterCopyOut");
+  EXPECT_STREQ(sink->stalls()[0].wait_site, "kReuseAfterCopyOut");
   const StallRecord stall = sink->stalls()[1];
   EXPECT_EQ(stall.direction, CopyDirection::kHostToDevice);
   EXPECT_EQ(stall.device, "emu:0");
   EXPECT_EQ(stall.stream, world.compute());
-  EXPECT_STREQ(stall.wait_site, "kUnpackAfterCopyIn");
+  EXPECT_STREQ(stall.wait_site, "kReadAfterCopyIn");
   EXPECT_EQ(stall.transfer_number, copy_in.number);
   EXPECT_NEAR(stall.end_ms, copy_in.end_ms, 1e-6);
 
@@ -252,10 +254,10 @@ Outcome RunProgram(const EngineOptions& options) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64 * kKiB);
     world.WriteDevice(data, Pattern(step, 64 * kKiB), world.compute());
     const Transfer out = world.CopyOut(host, data, world.compute());
-    EXPECT_THAT(out.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+    EXPECT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
     world.WriteDevice(data, Pattern(99, 64 * kKiB), world.compute());
     const Transfer in = world.CopyIn(host, data, world.compute());
-    EXPECT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   }
   EXPECT_THAT(machine->SynchronizeDevice(0), IsOk());
   outcome.now_ms = machine->now_ms();
@@ -303,7 +305,7 @@ TEST_P(BrokenTimingTest, TransfersGoOnAndAreCountedAsNotTimed) {
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
   world.WriteDevice(data, Pattern(1, kMiB), world.compute());
   const Transfer out = world.CopyOut(host, data, world.compute());
-  EXPECT_THAT(out.WaitOn(world.compute(), WaitSite::kEvictAfterCopyOut), IsOk());
+  EXPECT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   const EngineStats stats = DrainedStats(world);
   EXPECT_EQ(stats.d2h.completed_transfers, 1);
   EXPECT_EQ(stats.d2h.copy_time.count + stats.d2h.stall_time.count, 0);
@@ -475,7 +477,7 @@ TEST(TransferTimerTest, TimesStayExactInALongRun) {
   for (int i = 0; i < kCopies; ++i) {
     Compute(world, kComputeMs, world.compute());
     const Transfer in = world.CopyIn(host, data, world.compute());
-    ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
     if (i % 8 == 0) {
       ASSERT_THAT(world.engine().Drain(kLong), IsOk());
     }
@@ -500,7 +502,7 @@ TEST(TransferTimerTest, AStreamThatIsStuckCostsBoundedMemory) {
   const Transfer in = world.CopyIn(host, data, stuck);
   constexpr uint64_t kWaits = 5000;
   for (uint64_t i = 0; i < kWaits; ++i) {
-    ASSERT_THAT(in.WaitOn(world.compute(), WaitSite::kUnpackAfterCopyIn), IsOk());
+    ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   }
   EXPECT_EQ(world.engine().GetStats().h2d.untimed, kWaits - 4096);
   EXPECT_EQ(DrainedStats(world).h2d.stall_time.count, 4096);
@@ -550,7 +552,7 @@ TEST(TransferTimerTest, ThreadsThatSubmitWaitAndPollLoseNoMeasurement) {
     ASSERT_THAT(data, IsOk());
     for (int round = 0; round < kRounds; ++round) {
       const Transfer in = world.CopyIn(host, *data, streams[thread]);
-      ASSERT_THAT(in.WaitOn(streams[thread], WaitSite::kUnpackAfterCopyIn), IsOk());
+      ASSERT_THAT(in.WaitOn(streams[thread], kReadAfterCopyIn), IsOk());
       if (round % 7 == thread) world.engine().Poll();
     }
   });

@@ -1,36 +1,38 @@
 #include "pinion/engine/stream/wait_site.h"
 
-#include <set>
-#include <string>
+#include <array>
+#include <string_view>
+#include <type_traits>
 
 #include "gtest/gtest.h"
+#include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
-TEST(WaitSiteTest, EverySiteHasANameOfItsOwnAndIsEnabled) {
-  std::set<std::string> names;
-  for (int i = 0; i < kWaitSiteCount; ++i) {
-    const WaitSite site = static_cast<WaitSite>(i);
-    names.insert(WaitSiteName(site));
-    EXPECT_TRUE(WaitSiteEnabled(site));
-  }
-  EXPECT_EQ(names.size(), static_cast<size_t>(kWaitSiteCount));
+TEST(WaitSiteTest, ASiteHasItsNameAndIsEnabled) {
+  EXPECT_STREQ(kReadAfterCopyIn.name(), "kReadAfterCopyIn");
+  EXPECT_TRUE(kReadAfterCopyIn.enabled());
 }
 
 TEST(WaitSiteTest, OneSiteIsDisabledAsLongAsAnyScopeLives) {
   {
-    ScopedDisableWaitSite outer(WaitSite::kFlowControl);
-    { ScopedDisableWaitSite inner(WaitSite::kFlowControl); }
-    EXPECT_FALSE(WaitSiteEnabled(WaitSite::kFlowControl));
-    EXPECT_TRUE(WaitSiteEnabled(WaitSite::kCopyAfterCompute));
+    ScopedDisableWaitSite outer(kReadAfterCopyIn);
+    { ScopedDisableWaitSite inner(kReadAfterCopyIn); }
+    EXPECT_FALSE(kReadAfterCopyIn.enabled());
+    EXPECT_TRUE(kReuseAfterCopyOut.enabled());
   }
-  EXPECT_TRUE(WaitSiteEnabled(WaitSite::kFlowControl));
+  EXPECT_TRUE(kReadAfterCopyIn.enabled());
 }
 
-TEST(WaitSiteDeathTest, ANumberThatNoSiteHasIsTheCallersBug) {
-  EXPECT_DEATH(WaitSiteName(static_cast<WaitSite>(kWaitSiteCount)), "no wait site has the number");
-}
+// A site whose name no list has does not compile, and neither does this.
+template <const auto& list>
+concept ListHasSite = requires {
+  typename std::bool_constant<(WaitSite("kNowhere", list), true)>;
+};
+inline constexpr std::array<std::string_view, 1> kNowhere = {"kNowhere"};
+static_assert(ListHasSite<kNowhere>);
+static_assert(!ListHasSite<kTestWaits>);
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

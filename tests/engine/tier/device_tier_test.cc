@@ -17,7 +17,6 @@
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/parcel.h"
@@ -27,6 +26,7 @@
 #include "pinion/tests/engine/tier/tier_world.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -38,6 +38,8 @@ using testing::FaultyWorld;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
+using testing::kAfterOtherStream;
+using testing::kReadAfterCopyIn;
 using testing::Pattern;
 using ::testing::SizeIs;
 using testing::StatusIs;
@@ -164,15 +166,14 @@ TEST_F(DeviceTierTest, WhatIsFetchedOnAnotherStreamBelongsToThatStream) {
   parcel->AddReaders(1);
   const StreamHandle other = world_.NewStream();
   DeviceMemory memory = tiers_.NewMemory(kBytes);
-  ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, WaitSite::kUnpackOnOtherStream),
-              IsOk());
+  ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, kAfterOtherStream), IsOk());
   std::vector<Arrival> arrivals;
   arrivals.push_back({*parcel->ClaimIfAway(), std::move(memory)});
   std::vector<GuardedMemory> unneeded;
   ASSERT_THAT(tiers_.tier().Fetch(std::move(arrivals), other, unneeded), IsOk());
   GuardedMemory fetched = parcel->TakeFetched();
   EXPECT_EQ(fetched.stream(), other);
-  ASSERT_THAT(fetched.copy().WaitOn(tiers_.stream(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(fetched.copy().WaitOn(tiers_.stream(), kReadAfterCopyIn), IsOk());
   EXPECT_EQ(tiers_.BytesIn(fetched.memory()), Pattern(1, kBytes));
 }
 

@@ -28,6 +28,7 @@
 #include "pinion/tests/engine/tier/tier_world.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -40,6 +41,8 @@ using testing::ForwardingDevice;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
+using testing::kAfterOtherStream;
+using testing::kReuseAfterCopyOut;
 using ::testing::Not;
 using testing::Pattern;
 using testing::TestMachineOptions;
@@ -56,7 +59,7 @@ struct CopyOut {
         memory(tiers.NewMemory(Pattern(seed, kBytes))),
         copy(world.CopyOut(host, memory.data(), tiers.stream())) {}
 
-  GuardedMemory Guard(StreamHandle stream, WaitSite site = WaitSite::kFreeAfterCopy) {
+  GuardedMemory Guard(StreamHandle stream, const WaitSite& site = kFreeAfterCopy) {
     return GuardedMemory(std::move(memory), stream, copy, site);
   }
 
@@ -84,11 +87,11 @@ class GuardedMemoryTest : public ::testing::Test {
 
 // Whoever gets the memory next writes to it at once.
 TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyOutBeforeTheFrameworkGetsTheMemoryBack) {
-  for (const WaitSite site : {WaitSite::kFreeAfterCopy, WaitSite::kEvictAfterCopyOut}) {
+  for (const WaitSite* const site : {&kFreeAfterCopy, &kReuseAfterCopyOut}) {
     CopyOut out = NewCopyOut(1);
     const void* const data = out.memory.data();
     EXPECT_FALSE(out.copy.IsDone());
-    { const GuardedMemory guarded = out.Guard(tiers_.stream(), site); }
+    { const GuardedMemory guarded = out.Guard(tiers_.stream(), *site); }
     EXPECT_EQ(tiers_.live_blocks(), 0);
     const DeviceMemory next = tiers_.NewMemory(Pattern(2, kBytes));
     EXPECT_EQ(next.data(), data) << "or nothing was at stake";
@@ -103,9 +106,7 @@ TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyInBeforeTheFrameworkGetsTheMemor
   world_.WriteHost(*host, Pattern(1, kBytes));
   DeviceMemory memory = tiers_.NewMemory(kBytes);
   const Transfer copy = world_.CopyIn(host, memory.data(), tiers_.stream());
-  {
-    const GuardedMemory guarded(std::move(memory), tiers_.stream(), copy, WaitSite::kFreeAfterCopy);
-  }
+  { const GuardedMemory guarded(std::move(memory), tiers_.stream(), copy, kFreeAfterCopy); }
   const DeviceMemory next = tiers_.NewMemory(Pattern(2, kBytes));
   ASSERT_THAT(copy.Wait(kLong), IsOk());
   EXPECT_EQ(tiers_.BytesIn(next), Pattern(2, kBytes));
@@ -113,17 +114,17 @@ TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyInBeforeTheFrameworkGetsTheMemor
 }
 
 TEST_F(GuardedMemoryTest, WithoutTheWaitTheFreeIsARace) {
-  const ScopedDisableWaitSite disabled(WaitSite::kFreeAfterCopy);
+  const ScopedDisableWaitSite disabled(kFreeAfterCopy);
   { const GuardedMemory guarded = NewGuarded(1); }
   EXPECT_THAT(world_.machine().races(),
               ElementsAre(AllOf(HasSubstr("the free"), HasSubstr("copy D2H"))));
 }
 
 TEST_F(GuardedMemoryTest, TheWaitIsAtTheSiteThatWasGiven) {
-  const ScopedDisableWaitSite disabled(WaitSite::kFreeAfterCopy);
+  const ScopedDisableWaitSite disabled(kFreeAfterCopy);
   {
     GuardedMemory evicted;
-    evicted = NewCopyOut(1).Guard(tiers_.stream(), WaitSite::kEvictAfterCopyOut);
+    evicted = NewCopyOut(1).Guard(tiers_.stream(), kReuseAfterCopyOut);
   }
   EXPECT_EQ(NewWaits(), 2u) << "the copy for compute, and compute for the copy";
   EXPECT_THAT(world_.machine().races(), IsEmpty());
@@ -157,7 +158,7 @@ TEST_F(GuardedMemoryTest, MemoryThatOthersHoldStays) {
 
 TEST_F(GuardedMemoryTest, DisarmedMemoryGoesWithoutAWait) {
   CopyOut out = NewCopyOut(1);
-  ASSERT_THAT(out.copy.WaitOn(tiers_.stream(), WaitSite::kEvictAfterCopyOut), IsOk());
+  ASSERT_THAT(out.copy.WaitOn(tiers_.stream(), kReuseAfterCopyOut), IsOk());
   GuardedMemory guarded = out.Guard(tiers_.stream());
   NewWaits();
   guarded.Disarm();
@@ -237,8 +238,7 @@ TEST_F(GuardedMemoryTest, TheFirstOfItsMemoryStandsForIt) {
 
 TEST_F(GuardedMemoryTest, NeighboursOfOneStreamAreMergedAndEmptyOnesLeftOut) {
   const StreamHandle other = world_.NewStream();
-  ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, WaitSite::kUnpackOnOtherStream),
-              IsOk());
+  ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, kAfterOtherStream), IsOk());
   std::vector<GuardedMemory> all;
   for (const StreamHandle stream :
        {tiers_.stream(), tiers_.stream(), other, other, tiers_.stream()}) {

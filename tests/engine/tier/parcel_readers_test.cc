@@ -10,7 +10,6 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/parcel.h"
@@ -18,6 +17,7 @@
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/tier/tier_world.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -25,6 +25,7 @@ namespace {
 using testing::EngineWorld;
 using ::testing::IsEmpty;
 using testing::IsOk;
+using testing::kReadAfterCopyIn;
 using testing::Pattern;
 using ::testing::SizeIs;
 using testing::TierWorld;
@@ -89,7 +90,7 @@ TEST_F(ParcelReadersTest, TheLastReaderHasAReferenceOfItsOwn) {
   EXPECT_TRUE(read.released);
   EXPECT_EQ(parcel->state(), State::kAway);
   { const GuardedMemory released = std::move(read.released); }
-  ASSERT_THAT(read.fetched.copy().WaitOn(tiers_.stream(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(read.fetched.copy().WaitOn(tiers_.stream(), kReadAfterCopyIn), IsOk());
   EXPECT_EQ(tiers_.BytesIn(read.fetched.memory()), Pattern(1, kBytes));
 }
 

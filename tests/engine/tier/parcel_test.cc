@@ -21,6 +21,7 @@
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/tier/tier_world.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
 namespace {
@@ -30,6 +31,7 @@ using testing::EngineWorld;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
+using testing::kReadAfterCopyIn;
 using testing::Pattern;
 using testing::TierWorld;
 using State = Parcel::State;
@@ -98,7 +100,7 @@ TEST_F(ParcelTest, AnEvictedParcelIsAwayAndItsMemoryGoesAfterTheCopyOut) {
 }
 
 TEST_F(ParcelTest, WithoutTheEvictionsWaitTheFreeIsARace) {
-  const ScopedDisableWaitSite disabled(WaitSite::kEvictAfterCopyOut);
+  const ScopedDisableWaitSite disabled(kEvictAfterCopyOut);
   tiers_.SendAway(Pattern(1, kBytes));
   EXPECT_THAT(world_.machine().races(), ElementsAre(HasSubstr("copy D2H")));
 }
@@ -174,7 +176,7 @@ TEST_F(ParcelTest, WhoReadsFirstGetsTheClaimAndThenTheBytes) {
   const Parcel::Read second = parcel->ReadOrClaim(reader_);
   EXPECT_FALSE(second.claim.has_value());
   ASSERT_TRUE(second.fetched);
-  ASSERT_THAT(second.fetched.copy().WaitOn(tiers_.stream(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(second.fetched.copy().WaitOn(tiers_.stream(), kReadAfterCopyIn), IsOk());
   EXPECT_EQ(tiers_.BytesIn(second.fetched.memory()), Pattern(1, kBytes));
   EXPECT_EQ(CopiesIn(), 1u);
 }
@@ -198,8 +200,8 @@ TEST_F(ParcelTest, AClaimThatWasMovedOrUsedUpGivesNothingUp) {
     FetchClaim moved = *std::move(claim);
     claim.reset();
     EXPECT_EQ(parcel->state(), State::kFetching);
-    EXPECT_FALSE(moved.EndFetch(GuardedMemory(tiers_.NewMemory(kBytes), tiers_.stream(), Transfer(),
-                                              WaitSite::kFreeAfterCopy)));
+    EXPECT_FALSE(moved.EndFetch(
+        GuardedMemory(tiers_.NewMemory(kBytes), tiers_.stream(), Transfer(), kFreeAfterCopy)));
   }
   EXPECT_EQ(parcel->state(), State::kFetched);
 }
@@ -236,7 +238,7 @@ TEST_F(ParcelTest, WhatOneReaderHasStaysWhenTheParcelLetsGoOfIt) {
   const Parcel::Read read = parcel->ReadOrClaim(reader_);
   { EXPECT_TRUE(parcel->TakeFetched()); }
   EXPECT_EQ(tiers_.live_blocks(), 1);
-  ASSERT_THAT(read.fetched.copy().WaitOn(tiers_.stream(), WaitSite::kUnpackAfterCopyIn), IsOk());
+  ASSERT_THAT(read.fetched.copy().WaitOn(tiers_.stream(), kReadAfterCopyIn), IsOk());
   EXPECT_EQ(tiers_.BytesIn(read.fetched.memory()), Pattern(1, kBytes));
 }
 

@@ -6,8 +6,8 @@
 #include "absl/types/span.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/guarded_memory.h"
+#include "pinion/tests/support/test_waits.h"
 
 namespace pinion::testing {
 namespace {
@@ -115,7 +115,7 @@ absl::StatusOr<std::vector<uint8_t>> TierWorld::TryRead(Parcel& parcel, Parcel::
       PINION_RETURN_IF_ERROR(TryFetch(*std::move(read.claim)).status());
       continue;
     }
-    PINION_RETURN_IF_ERROR(read.fetched.copy().WaitOn(stream(), WaitSite::kUnpackAfterCopyIn));
+    PINION_RETURN_IF_ERROR(read.fetched.copy().WaitOn(stream(), kReadAfterCopyIn));
     return BytesIn(read.fetched.memory());
   }
 }

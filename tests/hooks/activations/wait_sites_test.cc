@@ -1,6 +1,8 @@
 // Every wait is load-bearing: take one away and the race detector names two accesses that nothing
 // orders any more. With all of them, it has nothing to say.
 
+#include "pinion/hooks/wait_sites.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
@@ -9,8 +11,8 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,9 +20,14 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_lane.h"
 #include "pinion/engine/stream/wait_site.h"
+#include "pinion/engine/tier/guarded_memory.h"
+#include "pinion/engine/tier/parcel.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/tensor_departures.h"
+#include "pinion/hooks/activations/tensor_returns.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -33,6 +40,7 @@ using ::testing::Contains;
 using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Property;
 
 EmulatedOptions CollectRaces() {
   EmulatedOptions options = MachineOptions();
@@ -162,7 +170,7 @@ Evidence DropGroupWhileCopyingOut() {
 }
 
 struct Scenario {
-  WaitSite site;
+  const WaitSite* site;
   std::string variant;
   Evidence (*run)();
   // What the evidence names when the wait is missing.
@@ -172,21 +180,21 @@ struct Scenario {
 
 const std::vector<Scenario>& Scenarios() {
   static const auto* scenarios = new std::vector<Scenario>{
-      {WaitSite::kCopyAfterCompute, "", RoundTrip, "copy D2H", "aten::"},
-      {WaitSite::kCopyAfterCompute, "Group", GroupRoundTrip, "copy D2H", "aten::_foreach_copy_"},
-      {WaitSite::kCopyAfterHostBuffer, "", RoundTripToAnotherStream, "copy D2H", "copy H2D"},
-      {WaitSite::kCopyAfterHostBuffer, "Group", GroupRoundTripToAnotherStream, "copy D2H",
+      {&internal::kCopyAfterCompute, "", RoundTrip, "copy D2H", "aten::"},
+      {&internal::kCopyAfterCompute, "Group", GroupRoundTrip, "copy D2H", "aten::_foreach_copy_"},
+      {&internal::kCopyAfterHostBuffer, "", RoundTripToAnotherStream, "copy D2H", "copy H2D"},
+      {&internal::kCopyAfterHostBuffer, "Group", GroupRoundTripToAnotherStream, "copy D2H",
        "copy H2D"},
-      {WaitSite::kEvictAfterCopyOut, "", RoundTrip, "copy D2H", "the free"},
-      {WaitSite::kEvictAfterCopyOut, "Group", GroupRoundTrip, "copy D2H", "the free"},
-      {WaitSite::kUnpackAfterCopyIn, "", RoundTrip, "copy H2D", "aten::mul"},
-      {WaitSite::kUnpackAfterCopyIn, "Group", GroupRoundTrip, "copy H2D", "aten::mul"},
-      {WaitSite::kFreeAfterCopy, "", DropWhileCopyingOut, "copy D2H", "the free"},
-      {WaitSite::kFreeAfterCopy, "Group", DropGroupWhileCopyingOut, "copy D2H", "the free"},
-      {WaitSite::kUnpackOnOtherStream, "", ReuseOnAnotherStream, "aten::add", "aten::mul"},
-      {WaitSite::kUnpackOnOtherStream, "Group", GroupReuseOnAnotherStream, "aten::_foreach_copy_",
+      {&kEvictAfterCopyOut, "", RoundTrip, "copy D2H", "the free"},
+      {&kEvictAfterCopyOut, "Group", GroupRoundTrip, "copy D2H", "the free"},
+      {&kUnpackAfterCopyIn, "", RoundTrip, "copy H2D", "aten::mul"},
+      {&kUnpackAfterCopyIn, "Group", GroupRoundTrip, "copy H2D", "aten::mul"},
+      {&kFreeAfterCopy, "", DropWhileCopyingOut, "copy D2H", "the free"},
+      {&kFreeAfterCopy, "Group", DropGroupWhileCopyingOut, "copy D2H", "the free"},
+      {&kUnpackOnOtherStream, "", ReuseOnAnotherStream, "aten::add", "aten::mul"},
+      {&kUnpackOnOtherStream, "Group", GroupReuseOnAnotherStream, "aten::_foreach_copy_",
        "aten::mul"},
-      {WaitSite::kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
+      {&kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
   };
   return *scenarios;
 }
@@ -196,33 +204,30 @@ class WaitSites : public ::testing::TestWithParam<Scenario> {};
 TEST_P(WaitSites, NothingIsWrongWithTheWait) { EXPECT_THAT(GetParam().run(), IsEmpty()); }
 
 TEST_P(WaitSites, WithoutItTheEvidenceNamesWhatIsUnordered) {
-  const ScopedDisableWaitSite disable(GetParam().site);
+  const ScopedDisableWaitSite disable(*GetParam().site);
   EXPECT_THAT(GetParam().run(),
               Contains(AllOf(HasSubstr(GetParam().first), HasSubstr(GetParam().second))));
 }
 
 INSTANTIATE_TEST_SUITE_P(AllSites, WaitSites, ::testing::ValuesIn(Scenarios()),
                          [](const auto& info) {
-                           return WaitSiteName(info.param.site) + info.param.variant;
+                           return info.param.site->name() + info.param.variant;
                          });
 
-// Those of the engine that need a failing device have theirs in tests/engine.
-// The engine has tests of its own for its sites.
+// The engine has tests of its own for its sites, some of which need a device that fails.
 TEST(WaitSitesTable, EverySiteOfTheHooksHasAScenario) {
-  for (int i = kEngineWaitSiteCount; i < kWaitSiteCount; ++i) {
-    const auto site = static_cast<WaitSite>(i);
-    EXPECT_THAT(Scenarios(), Contains(Field(&Scenario::site, site)))
-        << "no scenario for " << WaitSiteName(site);
+  for (const std::string_view name : kHooksWaits) {
+    EXPECT_THAT(Scenarios(), Contains(Field(&Scenario::site, Property(&WaitSite::name, name))));
   }
 }
 
 // The detector is not the only witness: copies that come as late as possible move wrong bytes.
-class WaitSitesBytes : public ::testing::TestWithParam<WaitSite> {};
+class WaitSitesBytes : public ::testing::TestWithParam<const WaitSite*> {};
 
 TEST_P(WaitSitesBytes, WithoutItTheBytesAreWrong) {
   for (const bool disabled : {false, true}) {
     std::optional<ScopedDisableWaitSite> disable;
-    if (disabled) disable.emplace(GetParam());
+    if (disabled) disable.emplace(*GetParam());
     EmulatedOptions machine = MachineOptions(EffectSchedule::kLate);
     machine.detect_races = false;
     EmuWorld world(machine, SmallWindows(1));
@@ -237,9 +242,8 @@ TEST_P(WaitSitesBytes, WithoutItTheBytesAreWrong) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sites, WaitSitesBytes,
-                         ::testing::Values(WaitSite::kEvictAfterCopyOut,
-                                           WaitSite::kUnpackAfterCopyIn),
-                         [](const auto& info) { return std::string(WaitSiteName(info.param)); });
+                         ::testing::Values(&kEvictAfterCopyOut, &kUnpackAfterCopyIn),
+                         [](const auto& info) { return std::string(info.param->name()); });
 
 }  // namespace
 }  // namespace pinion::testing

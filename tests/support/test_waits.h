@@ -1,0 +1,25 @@
+// The waits of tests that use the engine by themselves. They order what a user's waits do.
+
+#ifndef PINION_TESTS_SUPPORT_TEST_WAITS_H_
+#define PINION_TESTS_SUPPORT_TEST_WAITS_H_
+
+#include <array>
+#include <string_view>
+
+#include "pinion/engine/stream/wait_site.h"
+
+namespace pinion::testing {
+
+inline constexpr std::array<std::string_view, 3> kTestWaits = {
+    "kReuseAfterCopyOut",
+    "kReadAfterCopyIn",
+    "kAfterOtherStream",
+};
+
+inline constexpr WaitSite kReuseAfterCopyOut("kReuseAfterCopyOut", kTestWaits);
+inline constexpr WaitSite kReadAfterCopyIn("kReadAfterCopyIn", kTestWaits);
+inline constexpr WaitSite kAfterOtherStream("kAfterOtherStream", kTestWaits);
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_SUPPORT_TEST_WAITS_H_
