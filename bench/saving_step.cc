@@ -48,7 +48,7 @@ class FirstNode final : public Node {
 
 class PackerThatDoesNothing final : public SavedTensorPacker {
  public:
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override {
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     return std::make_unique<Kept>(DetachedAlias(tensor));
   }
 

@@ -26,7 +26,7 @@ class StepTraceRecorder::Recording : public SavedTensorPacker,
     last_ms_ = ComputeMs();
   }
 
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override;
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override;
 
   void EndForward() { trace_.forward.push_back({SinceLast(), 0}); }
 
@@ -87,7 +87,8 @@ class StepTraceRecorder::Recording : public SavedTensorPacker,
   absl::flat_hash_map<const c10::StorageImpl*, Saved> saved_;
 };
 
-std::unique_ptr<SavedTensor> StepTraceRecorder::Recording::Pack(const at::Tensor& tensor) {
+std::unique_ptr<SavedTensor> StepTraceRecorder::Recording::Pack(const at::Tensor& tensor,
+                                                                const GraphPlace&) {
   const TensorKind kind =
       ClassifyTensor(tensor, c10::DeviceType::PrivateUse1, kMinSavedBytes, parameters_);
   if (kind == TensorKind::kActivation || kind == TensorKind::kHeldLeaf) {

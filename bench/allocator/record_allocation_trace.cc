@@ -50,7 +50,7 @@ class Recorder : public SavedTensorPacker, public std::enable_shared_from_this<R
  public:
   explicit Recorder(ParameterStorages parameters) : parameters_(std::move(parameters)) {}
 
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override {
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     const TensorKind kind =
         ClassifyTensor(tensor, c10::DeviceType::CPU, kMinSavedBytes, parameters_);
     const bool leaves = kind == TensorKind::kActivation || kind == TensorKind::kHeldLeaf;

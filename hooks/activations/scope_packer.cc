@@ -9,7 +9,7 @@ ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages p
                          std::shared_ptr<PackScope> scope)
     : target_(std::move(target)), parameters_(std::move(parameters)), scope_(std::move(scope)) {}
 
-std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor) {
+std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const GraphPlace&) {
   HostTimer timer(target_->stats());
   timer.Count(&OffloadStats::packed);
   std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, parameters_, *scope_);

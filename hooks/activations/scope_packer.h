@@ -49,7 +49,7 @@ class ScopePacker : public SavedTensorPacker {
   const std::shared_ptr<PackScope>& scope() const { return scope_; }
 
   // Never null. Its wall time is counted.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override;
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override;
 
  private:
   const std::shared_ptr<PackTarget> target_;

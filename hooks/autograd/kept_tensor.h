@@ -1,6 +1,6 @@
 // A saved tensor that stays where it is: what autograd does without hooks, done by hooks.
 //
-//   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override {
+//   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
 //     return KeepTensor(tensor);
 //   }
 //

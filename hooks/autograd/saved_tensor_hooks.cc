@@ -2,9 +2,11 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/version.h>
@@ -12,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -45,13 +48,26 @@ const ScopeInfo* CurrentScope() {
   return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
 }
 
+// At the moment at which `tensor` is saved on this thread.
+GraphPlace PlaceOf(const at::Tensor& tensor) {
+  GraphPlace place;
+  place.node = CurrentNode();
+  const std::shared_ptr<torch::autograd::Node>& made_by = tensor.grad_fn();
+  // Another thread has nodes with the same numbers.
+  place.is_output = made_by != nullptr && made_by->sequence_nr() + 1 == place.node.sequence &&
+                    made_by->thread_id() == at::RecordFunction::currentThreadId();
+  return place;
+}
+
 class Hooks : public torch::autograd::SavedVariableHooks {
  public:
   Hooks(std::shared_ptr<SavedTensorPacker> packer, std::shared_ptr<SavedTensorWatcher> watcher)
       : packer_(std::move(packer)), watcher_(std::move(watcher)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    saved_ = watcher_ == nullptr ? packer_->Pack(tensor) : watcher_->Pack(tensor, packer_.get());
+    const GraphPlace place = PlaceOf(tensor);
+    saved_ = watcher_ == nullptr ? packer_->Pack(tensor, place)
+                                 : watcher_->Pack(tensor, place, packer_.get());
     packer_.reset();
     watcher_.reset();
   }
@@ -209,6 +225,11 @@ const SavedTensorPacker* CurrentPacker() {
 int64_t CurrentBackward() { return torch::autograd::get_current_graph_task_id(); }
 
 NodeId CurrentNode() { return {std::this_thread::get_id(), at::sequence_number::peek()}; }
+
+std::optional<uint64_t> NodesSince(const NodeId& begin, const NodeId& node) {
+  if (begin.thread != node.thread) return std::nullopt;
+  return node.sequence - begin.sequence;
+}
 
 bool HasReturned(const NodeId& node, const NodeId& current) {
   return node.thread == current.thread && node.sequence != current.sequence;

@@ -29,9 +29,45 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 
 namespace pinion {
+
+// A node of the graph, by the thread that created it and how many nodes that thread had created by
+// then, this one included: autograd's sequence number of the node, plus one. Nodes that accumulate
+// gradients have no number.
+struct NodeId {
+  std::thread::id thread;
+  uint64_t sequence = 0;
+};
+
+// The youngest node of the calling thread.
+NodeId CurrentNode();
+
+// How many nodes the thread of `begin` had created from `begin` on to `node`, `node` included. A
+// program that does the same in each of its steps gets the same numbers in each, where `begin` is
+// CurrentNode() at the step's beginning. Nothing for a node of another thread: threads number
+// theirs independently.
+std::optional<uint64_t> NodesSince(const NodeId& begin, const NodeId& node);
+
+// Where in the graph a tensor is saved, as far as hooks can know. LibTorch does not tell them: it
+// is seen from the nodes that there are at that moment.
+//
+// An operator creates its node, saves its inputs, computes, and saves its outputs, so both fields
+// are exact unless another node is created in between. Three cases are known: the forward of a
+// custom Function builds a graph of its own; an operator writes in place to a view; an operator
+// reads a view whose base was written in place since the view was made (LibTorch then gives the
+// view a new node). The numbers are the same in each step there, too.
+struct GraphPlace {
+  // The youngest node of the thread, which is the node that saves the tensor. In each of the cases
+  // above it may be the node that was created in between.
+  NodeId node;
+  // Whether `node` has computed the tensor. Otherwise the tensor is an input of `node`, or
+  // something without history that the operator has computed on its way. In the first of the cases
+  // above an output counts as an input, in the last one an input as an output.
+  bool is_output = false;
+};
 
 // What a packer made of one saved tensor. Lives as long as its place in the graph.
 class SavedTensor {
@@ -47,7 +83,7 @@ class SavedTensorPacker {
   virtual ~SavedTensorPacker() = default;
   // `tensor` is the very tensor that is saved, with its history: keep DetachedAlias of it at most,
   // since the node's own output would keep the graph alive.
-  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) = 0;
+  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) = 0;
 };
 
 class SavedTensorWatcher {
@@ -55,7 +91,7 @@ class SavedTensorWatcher {
   virtual ~SavedTensorWatcher() = default;
   // Packs `tensor` in the packer's place. `packer` is the innermost scope's; null where there is
   // none, or where it is switched off, and autograd would keep the tensor as it is.
-  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor,
+  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             SavedTensorPacker* packer) = 0;
 };
 
@@ -93,15 +129,6 @@ int64_t CurrentBackward();
 
 // Whether that backward was told to keep the graph (retain_graph, create_graph).
 bool BackwardKeepsGraph();
-
-// The node that saves tensors right now. Nodes are numbered by thread.
-struct NodeId {
-  std::thread::id thread;
-  uint64_t sequence = 0;
-};
-
-// The youngest node of the calling thread.
-NodeId CurrentNode();
 
 // Whether the operator that saved tensors for `node` has returned, as far as the thread of
 // `current` can tell: it has once its thread creates another node. Until then the operator may

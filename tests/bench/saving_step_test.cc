@@ -33,7 +33,7 @@ struct Seen {
 class Watcher : public SavedTensorPacker {
  public:
   explicit Watcher(Seen& seen) : seen_(seen) {}
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override {
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     seen_.packed.push_back(tensor.storage().data());
     return std::make_unique<Saved>(seen_, DetachedAlias(tensor));
   }

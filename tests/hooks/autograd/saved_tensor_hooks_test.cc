@@ -37,7 +37,7 @@ class Keep : public SavedTensor {
 
 class CountingPacker : public SavedTensorPacker {
  public:
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor) override {
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     ++packed;
     return std::make_unique<Keep>(DetachedAlias(tensor));
   }
