@@ -1,8 +1,8 @@
 #include "pinion/device/cuda/cuda_api.h"
 
 #include <cstdlib>
-#include <string_view>
 
+#include "absl/strings/numbers.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/cuda/driver_contexts.h"
 #include "pinion/device/cuda/memcpy_batch.h"
@@ -19,7 +19,8 @@ cudaError_t MemcpyBatch(void* const* dsts, const void* const* srcs, const size_t
 // meets one must not have to build again.
 bool CopyLoopAsked() {
   const char* const value = std::getenv("PINION_COPY_LOOP");
-  if (value == nullptr || std::string_view(value) != "1") return false;
+  bool asked = false;
+  if (value == nullptr || !absl::SimpleAtob(value, &asked) || !asked) return false;
   PINION_LOG(kWarning) << "PINION_COPY_LOOP=1: pieces are copied one by one, not by "
                           "cudaMemcpyBatchAsync";
   return true;

@@ -104,11 +104,14 @@ DirectionStats StreamTimeline::GetStats() const {
 }
 
 absl::Status StreamTimeline::OrderAfter(uint64_t value, EventWaiter& stream) {
-  const EventRef event = EventOf(value);
-  if (event == nullptr) return absl::OkStatus();
-  // Once this device has failed the event may never be done, and the stream would be stuck.
+  const Events events = EventsOf(value);
+  if (events.empty()) return absl::OkStatus();
+  // Once this device has failed an event may never be done, and the stream would be stuck.
   PINION_RETURN_IF_ERROR(device_->health());
-  return stream.WaitForEvent(event->handle().native());
+  for (const EventRef& event : events) {
+    PINION_RETURN_IF_ERROR(stream.WaitForEvent(event->handle().native()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, const WaitSite& site) {
@@ -216,10 +219,16 @@ const StreamTimeline::Pending* StreamTimeline::Find(uint64_t value) const {
   return value <= Completed() ? nullptr : &pending_[value - Completed() - 1];
 }
 
-EventRef StreamTimeline::EventOf(uint64_t value) const {
+StreamTimeline::Events StreamTimeline::EventsOf(uint64_t value) const {
   MutexLock lock(mu_);
   const Pending* const pending = Find(value);
-  return pending == nullptr ? nullptr : pending->event;
+  if (pending == nullptr) return {};
+  if (ownership_ == Ownership::kOwned) return {pending->event};
+  Events events;
+  for (const Pending& earlier : pending_) {
+    if (earlier.value <= value) events.push_back(earlier.event);
+  }
+  return events;
 }
 
 std::pair<uint64_t, EventRef> StreamTimeline::NextOf(uint64_t value) const {

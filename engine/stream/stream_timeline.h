@@ -142,6 +142,7 @@ class StreamTimeline final : public FenceTimeline {
   };
 
   using Released = absl::InlinedVector<Pending, 2>;
+  using Events = absl::InlinedVector<EventRef, 1>;
 
   uint64_t Append(EventRef event, SubmittedCopy copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Complete(uint64_t value);
@@ -152,9 +153,11 @@ class StreamTimeline final : public FenceTimeline {
   static std::string Describe(const Pending& pending);
   // What the oldest submission waits for.
   std::string WhatHolds(const Pending& oldest) const;
-  // The next three: null when `value` is done.
+  // The next three: nothing when `value` is done.
   const Pending* Find(uint64_t value) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  EventRef EventOf(uint64_t value) const;
+  // Those whose completion means that `value` and all before it are done: of a foreign stream,
+  // which may be two, each.
+  Events EventsOf(uint64_t value) const;
   // What is waited for next by who waits for `value`: that, but of a foreign stream the oldest.
   std::pair<uint64_t, EventRef> NextOf(uint64_t value) const;
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -37,11 +38,12 @@ std::shared_ptr<PackScope> NewPackScope() {
 
 // What the calling thread's innermost scope saves to, null unless that is a scope of the same
 // session: an inner one goes on with what the outer one has begun (its prefetch order, what waits
-// for company).
+// for company). One that LibTorch has carried here from another thread may end before the inner one
+// does, or has ended: what would go on with it would not be sent on its way.
 std::shared_ptr<PackScope> OuterScope(const PackTarget* target) {
   const auto* packer = dynamic_cast<const ScopePacker*>(CurrentPacker());
   if (packer == nullptr || &packer->target() != target) return nullptr;
-  return packer->scope();
+  return packer->scope()->opened_on == std::this_thread::get_id() ? packer->scope() : nullptr;
 }
 
 ParameterStorages StoragesOf(const torch::nn::Module& module) {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <thread>
 
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/hooks/activations/offload_policy.h"
@@ -22,6 +23,7 @@ struct PackScope {
   explicit PackScope(ScopeId number) : id(number) {}
 
   const ScopeId id;
+  const std::thread::id opened_on = std::this_thread::get_id();
   // What a thread that has outlived the scope saves stays on the device.
   std::atomic<bool> ended = false;
 };

@@ -1,7 +1,7 @@
 // The emulated accelerator as a LibTorch device: `torch::Device("emu:0")`.
 //
 //   auto machine = pinion::EmulatedMachine::Create(options).value();
-//   pinion::RegisterEmuDevice(machine);                     // once per process
+//   pinion::RegisterEmuDevice(machine);                     // a later call replaces it
 //   auto model = Gpt(config); model->to(torch::Device("emu:0"));
 //
 // Operators run on the CPU over the device's memory, without copies, and cost virtual time. Results

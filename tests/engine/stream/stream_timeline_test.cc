@@ -76,32 +76,51 @@ class RedirectingDevice : public ForwardingDevice {
 };
 
 // Its owner may have destroyed it and got the handle again for another one, whose work tells
-// nothing of the first one's.
-TEST(StreamTimelineForeignTest, OfAForeignStreamTheOldestIsWaitedForFirst) {
-  const std::shared_ptr<EmulatedMachine> machine =
-      EmulatedMachine::Create(TestMachineOptions()).value();
-  const auto device = std::make_shared<RedirectingDevice>(machine->device(0));
-  const auto guarded = std::make_shared<GuardedDevice>(device, /*transient_retries=*/0);
-  const auto events = std::make_shared<EventPool>(guarded);
-  const StreamHandle first = device->CreateStream("first").value();
-  const StreamHandle second = device->CreateStream("second").value();
-  StreamTimeline timeline(guarded, first, StreamTimeline::Ownership::kForeign, "foreign");
-  const auto mark = [&](StreamHandle stream) {
-    device->stream = stream;
-    const FifoTurn::Scope turn(timeline.turn());
-    return timeline.Mark(events->Acquire().value()).value();
-  };
-  Kernel kernel;
-  kernel.name = "long";
-  kernel.flops = 1e15;
-  ASSERT_THAT(machine->Launch(0, first, kernel), IsOk());
-  mark(first);
-  const uint64_t last = mark(second);
-  EXPECT_THAT(timeline.Wait(last, absl::Milliseconds(1)),
+// nothing of the first one's: there is a mark behind long work on the first, and one on the second.
+class StreamTimelineForeignTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Kernel kernel;
+    kernel.name = "long";
+    kernel.flops = 1e15;
+    ASSERT_THAT(machine_->Launch(0, first_, kernel), IsOk());
+    Mark(first_);
+    last_ = Mark(device_->CreateStream("second").value());
+  }
+  uint64_t Mark(StreamHandle stream) {
+    device_->stream = stream;
+    const FifoTurn::Scope turn(timeline_.turn());
+    return timeline_.Mark(events_->Acquire().value()).value();
+  }
+
+  std::shared_ptr<EmulatedMachine> machine_ = EmulatedMachine::Create(TestMachineOptions()).value();
+  std::shared_ptr<RedirectingDevice> device_ =
+      std::make_shared<RedirectingDevice>(machine_->device(0));
+  std::shared_ptr<GuardedDevice> guarded_ =
+      std::make_shared<GuardedDevice>(device_, /*transient_retries=*/0);
+  std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>(guarded_);
+  StreamHandle first_ = device_->CreateStream("first").value();
+  StreamTimeline timeline_{guarded_, first_, StreamTimeline::Ownership::kForeign, "foreign"};
+  uint64_t last_ = 0;
+};
+
+TEST_F(StreamTimelineForeignTest, OfAForeignStreamTheOldestIsWaitedForFirst) {
+  EXPECT_THAT(timeline_.Wait(last_, absl::Milliseconds(1)),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
-  EXPECT_EQ(timeline.Completed(), 0u);
-  EXPECT_THAT(timeline.Wait(last, absl::Hours(1)), IsOk());
-  EXPECT_EQ(timeline.Completed(), last);
+  EXPECT_EQ(timeline_.Completed(), 0u);
+  EXPECT_THAT(timeline_.Wait(last_, absl::Hours(1)), IsOk());
+  EXPECT_EQ(timeline_.Completed(), last_);
+}
+
+TEST_F(StreamTimelineForeignTest, AStreamThatComesAfterAMarkComesAfterAllBeforeIt) {
+  const StreamHandle later = device_->CreateStream("later").value();
+  ASSERT_THAT(guarded_->StreamWaitTicket(later, timeline_, last_), IsOk());
+  device_->stream = later;
+  const EventRef reached = events_->Acquire().value();
+  ASSERT_THAT(guarded_->RecordEvent(reached->handle(), later), IsOk());
+  ASSERT_THAT(guarded_->SynchronizeEvent(reached->handle(), absl::InfiniteDuration()), IsOk());
+  timeline_.Poll();
+  EXPECT_EQ(timeline_.Completed(), last_) << "the work of the first stream is done as well";
 }
 
 // Whoever drops it last has perhaps never asked.

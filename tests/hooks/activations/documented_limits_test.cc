@@ -163,6 +163,35 @@ TEST(DocumentedLimitsStreams, AReaderOnASideStreamThatTheFrameworkKnowsOfIsSafe)
   EXPECT_THAT(ReadOnASideStream(/*offload=*/true, /*record_stream=*/true), IsEmpty());
 }
 
+// What the race detector reports of a program that writes, on a side stream, a tensor that it holds
+// and that was saved, once the graph is gone.
+std::vector<std::string> WriteOnASideStream(bool wait) {
+  EmuWorld world(CollectRaces(), SmallWindows(1));
+  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const c10::Stream main =
+      c10::impl::VirtualGuardImpl(world.device().type()).getStream(world.device());
+  const c10::Stream side = world.NewStream();
+  std::vector<at::Tensor> seen;
+  const at::Tensor x = Activation(carrier, {64, 64}, 1);
+  Join(main, side);
+  {
+    const OffloadScope scope(world.session());
+    at::Tensor y = Observe(carrier, {x}, &seen);
+    y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &seen);
+  }
+  EXPECT_EQ(world.session()->GetStats().offloaded, 2u);
+  if (wait) Join(main, side);
+  const c10::NoGradGuard no_grad;
+  const c10::StreamGuard guard(side);
+  x.mul_(2);
+  return world.machine().races();
+}
+
+TEST(DocumentedLimitsStreams, AWriteOnASideStreamThatDoesNotWaitIsARace) {
+  EXPECT_THAT(WriteOnASideStream(/*wait=*/false), Contains(HasSubstr("aten::mul")));
+  EXPECT_THAT(WriteOnASideStream(/*wait=*/true), IsEmpty());
+}
+
 // --- What a scope does not see ---
 
 // LibTorch carries the state of a thread to autograd's workers, but not to a thread that the

@@ -113,7 +113,39 @@ TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenTheScopeOfAnotherEnds) {
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
 }
 
-// A scope goes where the thread's state goes: at::parallel_for and fork/join take it along.
+// A task takes the scope of the thread that has started it along, and may outlive it.
+TEST_F(OffloadScopes, ATaskThatOutlivesTheScopeThatItWasStartedInMayOpenOneOfItsOwn) {
+  for (const bool before : {true, false}) {
+    SCOPED_TRACE(before ? "opened before the other has ended" : "opened afterwards");
+    const at::Tensor carrier = NewCarrier();
+    const uint64_t evicted_before = stats().evicted_bytes;
+    std::vector<std::vector<at::Tensor>> seen(4);
+    at::Tensor y = carrier;
+    std::latch opened(1), ended(1);
+    std::optional<OffloadScope> started_in(std::in_place, world_.session());
+    std::thread task([&, state = at::ThreadLocalState()] {
+      const at::ThreadLocalStateGuard guard(state);
+      std::optional<OffloadScope> own;
+      if (before) own.emplace(world_.session());
+      opened.count_down();
+      ended.wait();
+      if (!before) own.emplace(world_.session());
+      for (int i = 0; i < 4; ++i) y = ObserveOne(y, carrier, i, &seen[i]);
+    });
+    opened.wait();
+    started_in.reset();
+    ended.count_down();
+    task.join();
+    EXPECT_EQ(stats().kept_scope_ended, 0u);
+    EXPECT_GT(stats().evicted_bytes, evicted_before);
+    y.backward();
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_TRUE(SameBytes(seen[i].at(0), ActivationValues({kSide, kSide}, i)));
+    }
+  }
+}
+
+// A scope goes where the thread's state goes: at::launch and fork/join take it along.
 TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenAnotherThreadSavesInTheSameScope) {
   const at::Tensor carrier = NewCarrier();
   const at::Tensor other_carrier = NewCarrier();
