@@ -78,7 +78,7 @@ struct OffloadScope::State {
   ~State() {
     if (target == nullptr || outer != nullptr) return;
     saved->ended = true;
-    target->EndScope(saved->id);
+    RunAside([this] { target->EndScope(saved->id); });
   }
 
   const std::shared_ptr<PackTarget> target;

@@ -222,6 +222,13 @@ const SavedTensorPacker* CurrentPacker() {
   return scope == nullptr ? nullptr : scope->packer.get();
 }
 
+void RunAside(absl::FunctionRef<void()> work) {
+  const ScopeInfo* scope = CurrentScope();
+  // The work may open scopes.
+  const std::shared_ptr<SavedTensorWatcher> watcher = scope == nullptr ? nullptr : scope->watcher;
+  watcher == nullptr ? work() : watcher->RunAside(work);
+}
+
 int64_t CurrentBackward() { return torch::autograd::get_current_graph_task_id(); }
 
 NodeId CurrentNode() { return {std::this_thread::get_id(), at::sequence_number::peek()}; }

@@ -32,6 +32,8 @@
 #include <optional>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
+
 namespace pinion {
 
 // A node of the graph, by the thread that created it and how many nodes that thread had created by
@@ -93,6 +95,8 @@ class SavedTensorWatcher {
   // none, or where it is switched off, and autograd would keep the tensor as it is.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             SavedTensorPacker* packer) = 0;
+  // Runs `work`, which is no part of what is watched, as what RunAside is given.
+  virtual void RunAside(absl::FunctionRef<void()> work) = 0;
 };
 
 class SavedTensorScope {
@@ -123,6 +127,11 @@ class WatchScope {
 // Of the innermost scope that the calling thread is in; null without one, or where it is switched
 // off.
 const SavedTensorPacker* CurrentPacker();
+
+// Runs `work`, which packers do for tensors that they have packed before, and tells the innermost
+// watcher that it is theirs: the end of a scope, for example. Watchers see what happens in Pack and
+// in a saved tensor's functions by themselves.
+void RunAside(absl::FunctionRef<void()> work);
 
 // The backward that the calling thread runs right now, by a number that never repeats; -1 outside.
 int64_t CurrentBackward();

@@ -239,6 +239,8 @@ std::shared_ptr<OffloadSession> EmuWorld::NewSession(const OffloadOptions& offlo
   return OffloadSession::Create(offload, place_->backend).value();
 }
 
+const DeviceBackend& EmuWorld::backend() const { return place_->backend; }
+
 c10::Device EmuWorld::device(int index) const {
   if (index >= place_->device_count) {
     Skip("needs " + std::to_string(index + 1) + " devices from the given one on");

@@ -29,6 +29,7 @@
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -60,6 +61,8 @@ class EmuWorld {
 
   // Ends the test as skipped where there is no emulated machine. In the test's own thread only.
   EmulatedMachine& machine();
+  // How the session reaches its devices.
+  const DeviceBackend& backend() const;
   const std::shared_ptr<OffloadSession>& session() { return session_; }
   std::shared_ptr<OffloadSession> NewSession(const OffloadOptions& offload);
   // The session goes when the graphs that use it do.

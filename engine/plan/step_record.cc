@@ -1,0 +1,77 @@
+#include "pinion/engine/plan/step_record.h"
+
+#include <cmath>
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+
+namespace pinion {
+namespace {
+
+bool IsTime(double us) { return std::isfinite(us) && us >= 0; }
+
+absl::Status CheckObject(size_t index, const StepObject& object) {
+  if (object.size_bytes == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("object ", index, " has 0 bytes: leave it out of the record"));
+  }
+  if (object.origin == StepObject::Origin::kHost && !object.frees) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("object ", index,
+                     " comes from the host, so nobody else holds its device memory: "
+                     "set frees to true"));
+  }
+  if (object.recompute_us.has_value() && !IsTime(*object.recompute_us)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("object ", index, " cannot be computed again in ", *object.recompute_us,
+                     " us: give a finite time, or none where it cannot be computed"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+double StepRecord::compute_us() const {
+  double total_us = 0;
+  for (const StepStretch& stretch : stretches) total_us += stretch.compute_us;
+  return total_us;
+}
+
+absl::Status StepRecord::Validate() const {
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (const absl::Status checked = CheckObject(i, objects[i]); !checked.ok()) return checked;
+  }
+  size_t used = 0;  // objects so far
+  for (size_t i = 0; i < uses.size(); ++i) {
+    if (uses[i] >= objects.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("use ", i, " is of object ", uses[i],
+                                                     ", but there are ", objects.size(),
+                                                     ": add the object, or take the use away"));
+    }
+    if (uses[i] > used) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("use ", i, " is the first of object ", uses[i], ", and object ", used,
+                       " has not been used yet: number objects in the order of their first uses"));
+    }
+    if (uses[i] == used) ++used;
+  }
+  if (used < objects.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("object ", used, " is never used: leave it out of the record"));
+  }
+  if (stretches.size() != uses.size() + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there are ", stretches.size(), " stretches around ", uses.size(),
+                     " uses: there has to be one before each use and one after the last"));
+  }
+  for (size_t i = 0; i < stretches.size(); ++i) {
+    if (!IsTime(stretches[i].compute_us)) {
+      return absl::InvalidArgumentError(absl::StrCat("stretch ", i, " cannot take ",
+                                                     stretches[i].compute_us,
+                                                     " us: its compute has to be a finite time"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace pinion

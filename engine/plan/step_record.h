@@ -1,0 +1,78 @@
+// What a training step does with bytes that may rest on the host meanwhile: which of them it uses,
+// in what order, and what lies between. Bounds and plans are made from it.
+//
+//   stretch 0 | use 0 | stretch 1 | use 1 | ... | use n-1 | stretch n
+//
+//   StepRecord step;
+//   step.objects = {{.size_bytes = 4 << 20}};        // one saved tensor, ...
+//   step.uses = {0, 0};                              // saved and read
+//   step.stretches = {{.compute_us = 100}, {.compute_us = 50}, {.compute_us = 200}};
+//   PINION_RETURN_IF_ERROR(step.Validate());
+//
+// An object is bytes that are used as a whole. Saved tensors, those that are computed again and
+// weights that rest on the host are one kind: they differ in where they come from and in what it
+// takes to drop them. Whatever never leaves the device (parameters, gradients, the temporary
+// tensors of operators) is no object and counts among the other bytes of each stretch.
+//
+// A use is known by its ordinal, its place in the row, and an object by the ordinal of its first
+// use among those of all objects. Steps that do the same have the same ordinals, so that a schedule
+// can speak of uses that have not happened yet.
+//
+// Plain data; hooks/plan/step_recorder.h records it.
+
+#ifndef PINION_ENGINE_PLAN_STEP_RECORD_H_
+#define PINION_ENGINE_PLAN_STEP_RECORD_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace pinion {
+
+struct StepObject {
+  enum class Origin {
+    kDevice,  // the stretch before the first use makes it
+    kHost,    // it rests on the host when the step begins, and comes in before its first use
+  };
+
+  uint64_t size_bytes = 0;  // that a copy moves; never 0
+  Origin origin = Origin::kDevice;
+  // The host has these bytes, so that they can be dropped without a copy. Others have to be written
+  // back first, and those that come from the host also in the end.
+  bool clean = false;
+  // False: somebody else holds the device memory, so that dropping the object frees nothing.
+  bool frees = true;
+  // What it would take to compute it again from what stays; empty where nobody can.
+  std::optional<double> recompute_us = std::nullopt;
+  // By size, type and place in the graph: a later step that has another one here does something
+  // else.
+  uint64_t signature = 0;
+};
+
+// Compute between two uses, without any wait for a copy.
+struct StepStretch {
+  double compute_us = 0;
+  // On the device at its end, beside all objects; what dropping cannot free is part of it.
+  uint64_t other_bytes = 0;
+};
+
+struct StepRecord {
+  std::vector<StepObject> objects;     // in the order of their first uses
+  std::vector<uint32_t> uses;          // objects by index
+  std::vector<StepStretch> stretches;  // one more than there are uses
+  // The device could not time its streams, so `compute_us` is the host's time between calls, which
+  // are made ahead of the device: good for an order of magnitude at best.
+  bool timed_by_host = false;
+
+  double compute_us() const;  // of all stretches
+
+  // InvalidArgument names the object, use or stretch that breaks a rule above, its value, and what
+  // it has to be.
+  absl::Status Validate() const;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_STEP_RECORD_H_

@@ -1,0 +1,143 @@
+// What a step saves and reads on one device, noted as it happens and made into a StepRecord in the
+// end.
+//
+//   DeviceRecording::Moment begin = recording->Begin();
+//   ... the tensor is packed, by whoever packs it ...
+//   recording->EndSave(begin, tensor, is_leaf);
+//
+// What happens between Begin and End is what others do for the tensor: their waits are no compute,
+// and the memory that they allocate is none of the other live bytes.
+//
+// Thread safety: thread-safe. No call of the device, nor of LibTorch, is made with the mutex held.
+
+#ifndef PINION_HOOKS_PLAN_DEVICE_RECORDING_H_
+#define PINION_HOOKS_PLAN_DEVICE_RECORDING_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/activations/offload_policy.h"
+#include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+
+class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
+ public:
+  using ObjectId = uint32_t;
+
+  // A point of the device's current stream.
+  struct Moment {
+    StreamClock::Moment time;
+    int64_t allocated_bytes = 0;
+    int64_t known_bytes = 0;  // KnownBytes()
+  };
+
+  DeviceRecording(c10::Device device, std::shared_ptr<StreamClock> clock)
+      : device_(device), clock_(std::move(clock)) {}
+
+  // The step begins here, unless it has begun.
+  void Start();
+
+  // Not while the current stream captures a graph, and not once Finish was called.
+  bool IsRecording() const;
+
+  Moment Begin() const;
+  // The same for a read. In a backward it also sees to what is done at that one's end.
+  Moment BeginRead();
+  // One more handle of the object that `tensor` is part of. `place` goes into its signature.
+  ObjectId EndSave(const Moment& begin, const at::Tensor& tensor, uint64_t place, bool is_leaf);
+  // `tensor` is what was read.
+  void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor);
+  // One handle less.
+  void EndRelease(const Moment& begin, ObjectId object);
+  // Nothing was saved, read or released.
+  void EndAside(const Moment& begin);
+
+  // Errors as those of StreamClock::Read.
+  absl::StatusOr<StepRecord> Finish();
+
+ private:
+  struct Object {
+    StepObject planned;
+    WeakStorage storage;  // no other storage has its address as long as this is there
+    SavedVersion version;
+    StorageExtent extent;
+    bool is_leaf = false;
+    bool is_decided = false;  // planned.frees is
+    int handles = 0;
+    size_t first_use = 0;
+    size_t uses_at_release = 0;  // of all objects, when the last handle went
+  };
+  // Device memory that is an object's, or was fetched for one.
+  struct Known {
+    WeakStorage storage;
+    uint64_t size_bytes = 0;
+    uint64_t object_bytes = 0;  // that count for objects with handles; of what was fetched, all
+  };
+  struct Entry {
+    StreamClock::Moment begin;
+    StreamClock::Moment end;
+    std::optional<ObjectId> used;  // none where nothing was
+    int64_t other_bytes = 0;
+  };
+
+  // What packers do when a backward ends lies between our first call at its end and our second.
+  struct Ending {
+    bool has_end = false;  // the second call is asked for
+    std::optional<Moment> begin;
+  };
+
+  void BeginEnding(int64_t backward);
+  void EndEnding(int64_t backward);
+  void Append(const Moment& begin, const Moment& end, std::optional<ObjectId> used)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  ObjectId FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddKnown(const c10::Storage& storage, uint64_t object_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of all that is known and on the device.
+  int64_t KnownBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What whoever packs has allocated in between, less what it has let go of.
+  void NoteAllocations(const Moment& begin, const Moment& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // On the device at `end`, beside what is an object's.
+  int64_t OtherBytes(const Moment& end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of objects without handles, whether they have freed their memory: at the end of a backward all
+  // who copied it out or lent it have let go of it.
+  void DecideReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  StepRecord Build(const StreamClock::Times& times) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const c10::Device device_;
+  const std::shared_ptr<StreamClock> clock_;
+
+  mutable Mutex mu_;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<Entry> entries_ ABSL_GUARDED_BY(mu_);  // the first is the step's begin
+  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;             // among them
+  std::vector<Object> objects_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const c10::StorageImpl*, std::vector<ObjectId>> by_storage_
+      ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const c10::StorageImpl*, Known> known_ ABSL_GUARDED_BY(mu_);
+  // Allocated by whoever packs, in storages that are not known: what was fetched ahead.
+  int64_t ahead_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by backward, those that run
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_PLAN_DEVICE_RECORDING_H_

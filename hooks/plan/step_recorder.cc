@@ -1,0 +1,213 @@
+#include "pinion/hooks/plan/step_recorder.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <exception>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_policy.h"
+#include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/device_recording.h"
+
+namespace pinion {
+namespace {
+
+std::unique_ptr<SavedTensor> PackUnrecorded(const at::Tensor& tensor, const GraphPlace& place,
+                                            SavedTensorPacker* packer) {
+  return packer == nullptr ? KeepTensor(tensor) : packer->Pack(tensor, place);
+}
+
+// Notes when what somebody made of a tensor is read, and when it goes.
+class RecordedTensor : public SavedTensor {
+ public:
+  RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording,
+                 DeviceRecording::ObjectId object)
+      : saved_(std::move(saved)), recording_(std::move(recording)), object_(object) {}
+
+  ~RecordedTensor() override {
+    try {
+      if (!recording_->IsRecording()) return;
+      const DeviceRecording::Moment begin = recording_->Begin();
+      saved_.reset();
+      recording_->EndRelease(begin, object_);
+    } catch (const std::exception& error) {
+      PINION_LOG(kWarning) << "the release of a saved tensor was not recorded: " << error.what();
+    }
+  }
+
+  at::Tensor Unpack() override {
+    if (!recording_->IsRecording()) return saved_->Unpack();
+    const DeviceRecording::Moment begin = recording_->BeginRead();
+    at::Tensor tensor = saved_->Unpack();
+    recording_->EndRead(begin, object_, tensor);
+    return tensor;
+  }
+
+ private:
+  std::unique_ptr<SavedTensor> saved_;
+  const std::shared_ptr<DeviceRecording> recording_;
+  const DeviceRecording::ObjectId object_;
+};
+
+class StepRecorderImpl final : public StepRecorder, public SavedTensorWatcher {
+ public:
+  StepRecorderImpl(DeviceBackend backend, c10::DeviceType type)
+      : backend_(std::move(backend)), type_(type) {}
+
+  // On the device that is current.
+  void Start() {
+    const c10::Device device = c10::impl::VirtualGuardImpl(type_).getDevice();
+    if (const std::shared_ptr<DeviceRecording> recording = RecordingOf(device)) recording->Start();
+    MutexLock lock(mu_);
+    if (!begin_.has_value()) begin_ = CurrentNode();
+  }
+
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
+                                    SavedTensorPacker* packer) override {
+    // What a backward saves is needed at once or soon.
+    if (CurrentBackward() != -1) return PackUnrecorded(tensor, place, packer);
+    const TensorKind kind =
+        ClassifyTensor(tensor, type_, OffloadOptions().min_offload_bytes, ParameterStorages());
+    if (kind != TensorKind::kActivation && kind != TensorKind::kHeldLeaf) {
+      return PackUnrecorded(tensor, place, packer);
+    }
+    std::shared_ptr<DeviceRecording> recording = RecordingOf(tensor.device());
+    if (recording == nullptr || !recording->IsRecording())
+      return PackUnrecorded(tensor, place, packer);
+    const DeviceRecording::Moment begin = recording->Begin();
+    std::unique_ptr<SavedTensor> saved = PackUnrecorded(tensor, place, packer);
+    const DeviceRecording::ObjectId object = recording->EndSave(
+        begin, tensor, PlaceInStep(place), /*is_leaf=*/kind == TensorKind::kHeldLeaf);
+    return std::make_unique<RecordedTensor>(std::move(saved), std::move(recording), object);
+  }
+
+  void RunAside(absl::FunctionRef<void()> work) override {
+    std::vector<std::pair<std::shared_ptr<DeviceRecording>, DeviceRecording::Moment>> begun;
+    // In a scope's destructor nothing may be thrown but by the work itself.
+    try {
+      for (const auto& [index, recording] : Recordings()) {
+        if (recording->IsRecording()) begun.emplace_back(recording, recording->Begin());
+      }
+    } catch (const std::exception& error) {
+      PINION_LOG(kWarning) << "what packers do counts as the step's: " << error.what();
+    }
+    work();
+    try {
+      for (const auto& [recording, begin] : begun) recording->EndAside(begin);
+    } catch (const std::exception& error) {
+      PINION_LOG(kWarning) << "what packers did counts as the step's: " << error.what();
+    }
+  }
+
+  absl::StatusOr<std::map<int, StepRecord>> Finish() override {
+    std::map<int, std::shared_ptr<DeviceRecording>> recordings;
+    {
+      MutexLock lock(mu_);
+      recordings.swap(recordings_);
+      begin_.reset();
+    }
+    std::map<int, StepRecord> steps;
+    for (const auto& [index, recording] : recordings) {
+      PINION_ASSIGN_OR_RETURN(steps[index], recording->Finish());
+    }
+    return steps;
+  }
+
+ private:
+  std::map<int, std::shared_ptr<DeviceRecording>> Recordings() {
+    MutexLock lock(mu_);
+    return recordings_;
+  }
+
+  // The same number in each step that does the same. Other threads number their nodes by
+  // themselves, and what they save has none.
+  uint64_t PlaceInStep(const GraphPlace& place) {
+    MutexLock lock(mu_);
+    if (!begin_.has_value()) return 0;
+    return 2 * NodesSince(*begin_, place.node).value_or(0) + (place.is_output ? 1 : 0);
+  }
+
+  // This step's, begun where there is none; null for a device that cannot be reached.
+  std::shared_ptr<DeviceRecording> RecordingOf(c10::Device device);
+
+  const DeviceBackend backend_;
+  const c10::DeviceType type_;
+  Mutex mu_;
+  std::optional<NodeId> begin_ ABSL_GUARDED_BY(mu_);  // of the step
+  std::map<int, std::shared_ptr<StreamClock>> clocks_ ABSL_GUARDED_BY(mu_);
+  std::map<int, std::shared_ptr<DeviceRecording>> recordings_ ABSL_GUARDED_BY(mu_);
+};
+
+std::shared_ptr<DeviceRecording> StepRecorderImpl::RecordingOf(c10::Device device) {
+  std::shared_ptr<StreamClock> clock;
+  {
+    MutexLock lock(mu_);
+    if (const auto found = recordings_.find(device.index()); found != recordings_.end()) {
+      return found->second;
+    }
+    if (const auto found = clocks_.find(device.index()); found != clocks_.end()) {
+      clock = found->second;
+    }
+  }
+  if (clock == nullptr) {
+    absl::StatusOr<std::shared_ptr<Device>> native = backend_.device(device.index());
+    if (!native.ok()) {
+      PINION_LOG(kWarning) << "what is saved on " << device.str()
+                           << " is not recorded: " << native.status();
+      return nullptr;
+    }
+    clock = std::make_shared<StreamClock>(*std::move(native));
+  }
+  MutexLock lock(mu_);
+  clock = clocks_.try_emplace(device.index(), std::move(clock)).first->second;
+  auto& recording = recordings_[device.index()];
+  if (recording == nullptr) recording = std::make_shared<DeviceRecording>(device, std::move(clock));
+  return recording;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<StepRecorder>> StepRecorder::Create(DeviceBackend backend) {
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  if (dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type)) == nullptr) {
+    return absl::UnimplementedError(absl::StrCat(
+        "a step cannot be recorded on \"", backend.type_name,
+        "\": LibTorch's allocator for it does not tell how many bytes are live (it is no "
+        "c10::DeviceAllocator)"));
+  }
+  return std::make_shared<StepRecorderImpl>(std::move(backend), type);
+}
+
+struct RecordScope::State {
+  explicit State(std::shared_ptr<SavedTensorWatcher> watcher) : scope(std::move(watcher)) {}
+  const WatchScope scope;
+};
+
+RecordScope::RecordScope(const std::shared_ptr<StepRecorder>& recorder) {
+  auto impl = std::dynamic_pointer_cast<StepRecorderImpl>(recorder);
+  PINION_CHECK(impl != nullptr) << "RecordScope needs a recorder of StepRecorder::Create";
+  impl->Start();
+  state_ = std::make_unique<State>(std::move(impl));
+}
+
+RecordScope::~RecordScope() = default;
+
+}  // namespace pinion

@@ -1,0 +1,677 @@
+#include "pinion/hooks/plan/step_recorder.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int64_t kTensorBytes = 64 * kKiB;  // fills a copy of its own
+
+at::Tensor UseSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
+  for (const at::Tensor& saved : unpack()) at::mul(saved, 2);
+  return grad;
+}
+
+class StepRecorderTest : public ::testing::Test {
+ protected:
+  // A window that holds one of the tensors.
+  explicit StepRecorderTest(const EmulatedOptions& machine = MachineOptions())
+      : world_(machine, SmallWindows(kTensorBytes)) {}
+
+  std::shared_ptr<StepRecorder> NewRecorder() {
+    return StepRecorder::Create(world_.backend()).value();
+  }
+  StepRecord Finish() {
+    absl::StatusOr<std::map<int, StepRecord>> steps = recorder_->Finish();
+    EXPECT_THAT(steps, IsOk());
+    EXPECT_THAT(*steps, SizeIs(1));
+    StepRecord step = (*steps)[world_.device().index()];
+    EXPECT_THAT(step.Validate(), IsOk());
+    return step;
+  }
+
+  at::Tensor Ones() { return at::ones({1}, at::TensorOptions(world_.device())); }
+  at::Tensor activation(int64_t bytes = kTensorBytes) { return Activation(carrier_, {bytes / 4}); }
+  // A chain of nodes that save a tensor each.
+  at::Tensor Chain(int nodes) {
+    at::Tensor y = carrier_;
+    for (int i = 0; i < nodes; ++i) y = Probe(y, {activation()}, UseSaved);
+    return y;
+  }
+
+  EmuWorld world_;
+  std::shared_ptr<StepRecorder> recorder_ = NewRecorder();
+  at::Tensor carrier_ = Ones().requires_grad_(true);
+};
+
+class StepRecorderOnTwoDevices : public StepRecorderTest {
+ protected:
+  StepRecorderOnTwoDevices() : StepRecorderTest(TwoDevices()) {}
+  static EmulatedOptions TwoDevices() {
+    EmulatedOptions options = MachineOptions();
+    options.device_count = 2;
+    return options;
+  }
+};
+
+// Every copy is stuck for 10 ms of virtual time.
+class StepRecorderWithSlowCopies : public StepRecorderTest {
+ protected:
+  StepRecorderWithSlowCopies() : StepRecorderTest(SlowCopies()) {}
+  static EmulatedOptions SlowCopies() {
+    EmulatedOptions options = MachineOptions();
+    options.faults.stall_copies_from = 1;
+    options.faults.stall_ms = 10;
+    return options;
+  }
+};
+
+std::vector<uint64_t> Sizes(const StepRecord& step) {
+  std::vector<uint64_t> sizes;
+  for (const StepObject& object : step.objects) sizes.push_back(object.size_bytes);
+  return sizes;
+}
+
+std::vector<bool> Frees(const StepRecord& step) {
+  std::vector<bool> frees;
+  for (const StepObject& object : step.objects) frees.push_back(object.frees);
+  return frees;
+}
+
+std::vector<uint64_t> OtherBytes(const StepRecord& step) {
+  std::vector<uint64_t> bytes;
+  for (const StepStretch& stretch : step.stretches) bytes.push_back(stretch.other_bytes);
+  return bytes;
+}
+
+void ExpectSameUses(const StepRecord& a, const StepRecord& b) {
+  EXPECT_EQ(a.uses, b.uses);
+  ASSERT_EQ(a.objects.size(), b.objects.size());
+  for (size_t i = 0; i < a.objects.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(a.objects[i].size_bytes, b.objects[i].size_bytes);
+    EXPECT_EQ(a.objects[i].signature, b.objects[i].signature);
+    EXPECT_EQ(a.objects[i].frees, b.objects[i].frees);
+    EXPECT_EQ(a.objects[i].clean, b.objects[i].clean);
+  }
+}
+
+// --- What a record says ---
+
+TEST_F(StepRecorderTest, AForwardSavesInOrderAndItsBackwardReadsInReverse) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Chain(3);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 1, 0));
+  EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes));
+  EXPECT_THAT(Frees(step), ElementsAre(true, true, true));
+  for (const StepObject& object : step.objects) {
+    EXPECT_EQ(object.origin, StepObject::Origin::kDevice);
+    EXPECT_FALSE(object.clean);
+    EXPECT_FALSE(object.recompute_us.has_value());
+  }
+  EXPECT_FALSE(step.timed_by_host);
+  // Each stretch before a save makes a tensor, and each behind a read computes with it.
+  for (const size_t i : {0, 1, 2, 4, 5, 6}) EXPECT_GT(step.stretches[i].compute_us, 0) << i;
+}
+
+TEST_F(StepRecorderTest, StepsThatDoTheSameHaveTheSameOrdinals) {
+  const TestNet net(world_.device(), at::kFloat);
+  std::optional<StepRecord> first;
+  for (int i = 0; i < 3; ++i) {
+    {
+      SeedGenerators();
+      at::Tensor loss;
+      {
+        const RecordScope record(recorder_);
+        loss = net.Loss();
+      }
+      loss.backward();
+      TakeGradients(net, loss);
+    }
+    const StepRecord step = Finish();
+    EXPECT_GT(step.objects.size(), 10u);
+    if (!first.has_value()) first = step;
+    ExpectSameUses(step, *first);
+  }
+}
+
+TEST_F(StepRecorderTest, WhatIsOfAnotherSizeTypeOrPlaceHasAnotherSignature) {
+  {
+    const RecordScope record(recorder_);
+    const at::Tensor floats = activation();
+    const at::Tensor y =
+        Probe(carrier_, {floats, activation(), activation(2 * kTensorBytes), floats.to(at::kInt)},
+              UseSaved);
+    Probe(y, {activation()}, UseSaved);
+  }
+  const StepRecord step = Finish();
+  ASSERT_THAT(step.objects, SizeIs(5));
+  EXPECT_NE(step.objects[0].signature, step.objects[4].signature);
+  EXPECT_EQ(step.objects[0].signature, step.objects[1].signature);
+  EXPECT_NE(step.objects[0].signature, step.objects[2].signature);
+  EXPECT_NE(step.objects[0].signature, step.objects[3].signature);
+}
+
+TEST_F(StepRecorderTest, ViewsAreUsesOfOneObject) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    const at::Tensor base = activation();
+    y = Probe(carrier_, {base, base.view({-1, 16}).transpose(0, 1), base.slice(0, 5, 9000)},
+              UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes));
+  EXPECT_THAT(step.uses, ElementsAre(0, 0, 0, 0, 0, 0));
+  EXPECT_THAT(Frees(step), ElementsAre(true));
+}
+
+TEST_F(StepRecorderTest, SmallViewsOfOneStorageAreObjectsOfTheirOwn) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    const at::Tensor base = activation(4 * kTensorBytes);
+    y = Probe(carrier_, {base.slice(0, 0, kTensorBytes / 4)}, UseSaved);
+    y = Probe(y, {base.slice(0, kTensorBytes / 2, 3 * kTensorBytes / 4)}, UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes));
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(Frees(step), ElementsAre(true, true));
+  // What nobody saved of the storage stays with it.
+  EXPECT_EQ(step.stretches[2].other_bytes - step.stretches[6 - 2].other_bytes, 2u * kTensorBytes);
+}
+
+TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
+  {
+    const RecordScope record(recorder_);
+    at::Tensor x = activation();
+    const at::Tensor before = Probe(carrier_, {x}, UseSaved);
+    x.add_(1);
+    const at::Tensor after = Probe(carrier_, {x}, UseSaved);
+  }
+  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+}
+
+TEST_F(StepRecorderTest, ParametersAndWhatIsSmallAreOtherBytes) {
+  const at::Tensor parameter =
+      at::ones({kTensorBytes / 4}, carrier_.options()).requires_grad_(true);
+  {
+    const RecordScope record(recorder_);
+    Probe(carrier_, {parameter, activation(512), at::ones({kTensorBytes})}, UseSaved);
+    Probe(carrier_, {activation()}, UseSaved);
+  }
+  const StepRecord step = Finish();
+  EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes));
+  EXPECT_GE(step.stretches[0].other_bytes, static_cast<uint64_t>(kTensorBytes));
+}
+
+TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
+  const at::Tensor input = at::ones({kTensorBytes / 4}, at::TensorOptions(world_.device()));
+  at::Tensor y, kept;
+  {
+    const RecordScope record(recorder_);
+    kept = activation();
+    y = Probe(carrier_, {input}, UseSaved);
+    y = Probe(y, {kept}, UseSaved);
+    // A dropout's mask is a leaf as an input is, and nobody holds it.
+    const at::Tensor dropped = std::get<0>(at::native_dropout(activation(), 0.5, true));
+    y = at::add(y, dropped.sum());
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes / 4));
+  EXPECT_THAT(Frees(step), ElementsAre(false, false, true));
+  // They are among the other bytes from the first use on.
+  for (const StepStretch& stretch : step.stretches) {
+    EXPECT_GE(stretch.other_bytes, static_cast<uint64_t>(2 * kTensorBytes));
+  }
+}
+
+TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
+  const at::Tensor held = at::ones({3 * kTensorBytes / 4}, at::TensorOptions(world_.device()));
+  const uint64_t before = world_.device_bytes();
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Probe(carrier_, {activation()}, UseSaved);
+    y = Probe(y, {activation()}, UseSaved);
+  }
+  const uint64_t outputs = world_.device_bytes() - before - 2 * kTensorBytes;
+  y.backward();
+  const StepRecord step = Finish();
+  // One probe's output is live when the second tensor is saved and from then on; what backward
+  // makes beside it is as small.
+  EXPECT_EQ(step.stretches[0].other_bytes, before);
+  EXPECT_EQ(step.stretches[1].other_bytes, before + outputs);
+  EXPECT_NEAR(step.stretches[2].other_bytes, before + outputs, 2 * kKiB);
+  EXPECT_NEAR(step.stretches[3].other_bytes, before + outputs, 2 * kKiB);
+  EXPECT_NEAR(step.stretches[4].other_bytes, before + outputs, 2 * kKiB);
+}
+
+TEST_F(StepRecorderTest, ComputeIsTheDevicesTime) {
+  const at::Tensor x = activation(4 * kMiB);
+  ASSERT_THAT(world_.Synchronize(), IsOk());
+  world_.machine().ResetTimeStats(0);
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    // Long operators: the host is far ahead of the device, which never idles.
+    y = Probe(carrier_, {at::mul(x, 2)}, UseSaved);
+    for (int i = 0; i < 100; ++i) at::mul(x, 2);
+    y = Probe(y, {at::mul(x, 2)}, UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  const double busy_us = 1e3 * world_.machine().time_stats(0).compute_busy_ms;
+  EXPECT_GT(busy_us, 100);
+  EXPECT_NEAR(step.compute_us(), busy_us, 0.2 * busy_us);
+  EXPECT_GT(step.stretches[1].compute_us, 0.7 * busy_us);
+}
+
+// --- Beside a session ---
+
+TEST_F(StepRecorderTest, BesideASessionTheRecordIsThatOfTheStepWithoutOne) {
+  const auto run = [this](bool offload) {
+    at::Tensor y;
+    {
+      const RecordScope record(recorder_);
+      std::optional<OffloadScope> scope;
+      if (offload) scope.emplace(world_.session());
+      y = Chain(6);
+    }
+    y.backward();
+    y.reset();
+    return Finish();
+  };
+  run(false);  // the gradients are there from now on
+  const StepRecord plain = run(false);
+  const StepRecord beside = run(true);
+  const OffloadStats stats = world_.QuietStats();
+  EXPECT_EQ(stats.offloaded, 6u);
+  EXPECT_GE(stats.evicted_bytes, 4u * kTensorBytes);
+  EXPECT_GE(stats.fetched_bytes, 4u * kTensorBytes);
+  EXPECT_THAT(plain.uses, SizeIs(12));
+  ExpectSameUses(plain, beside);
+  EXPECT_EQ(OtherBytes(plain), OtherBytes(beside));
+}
+
+TEST_F(StepRecorderTest, InsideASessionsScopeItIsTheSame) {
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    const RecordScope record(recorder_);
+    y = Chain(6);
+  }
+  y.backward();
+  EXPECT_THAT(Finish().uses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
+  const OffloadStats stats = world_.QuietStats();
+  EXPECT_EQ(stats.offloaded, 6u);
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.fetched_bytes, 0u);
+}
+
+TEST_F(StepRecorderTest, NestedScopesAreRecordedAsOne) {
+  const auto save = [this] {
+    const OffloadScope outer(world_.session());
+    at::Tensor y = Probe(carrier_, {activation()}, UseSaved);
+    {
+      const OffloadScope inner(world_.session());
+      y = Probe(y, {activation()}, UseSaved);
+      const NoOffloadScope none;
+      y = Probe(y, {activation()}, UseSaved);
+    }
+    return Probe(y, {activation()}, UseSaved);
+  };
+  at::Tensor y;
+  {
+    const RecordScope outer(recorder_);
+    const RecordScope inner(recorder_);
+    y = save();
+  }
+  y.backward();
+  EXPECT_THAT(Finish().uses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
+  const OffloadStats recorded = world_.QuietStats();
+  EXPECT_EQ(recorded.packed, 3u);
+  EXPECT_EQ(recorded.offloaded, 3u);
+  EXPECT_GT(recorded.evicted_bytes, 0u);
+  EXPECT_GT(recorded.fetched_bytes, 0u);
+  // As without a recorder.
+  save().backward();
+  const OffloadStats both = world_.QuietStats();
+  EXPECT_EQ(both.offloaded, 2 * recorded.offloaded);
+  EXPECT_EQ(both.evicted_bytes, 2 * recorded.evicted_bytes);
+  EXPECT_EQ(both.fetched_bytes, 2 * recorded.fetched_bytes);
+  EXPECT_EQ(both.prefetch_hits, 2 * recorded.prefetch_hits);
+}
+
+TEST_F(StepRecorderTest, ResultsHaveTheSameBitsWithARecorder) {
+  const TestNet net(world_.device(), at::kFloat);
+  const Gradients expected = TrainStep(net, nullptr);
+  {
+    const RecordScope record(recorder_);
+    ExpectSameGradients(expected, TrainStep(net, nullptr));
+  }
+  EXPECT_GT(Finish().objects.size(), 10u);
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(SmallWindows(1));
+  {
+    const RecordScope record(recorder_);
+    ExpectSameGradients(expected, TrainStep(net, session));
+  }
+  EXPECT_GT(Finish().objects.size(), 10u);
+  const OffloadStats stats = session->GetStats();
+  EXPECT_GT(stats.offloaded, 10u);
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.fetched_bytes, 0u);
+}
+
+TEST_F(StepRecorderWithSlowCopies, WaitsForCopiesAreNoCompute) {
+  const at::Tensor x = activation();
+  const double before_ms = world_.machine().now_ms();
+  at::Tensor y = carrier_;
+  {
+    const RecordScope record(recorder_);
+    const OffloadScope scope(world_.session());
+    for (int i = 0; i < 6; ++i) y = Probe(y, {at::mul(x, 2)}, UseSaved);
+  }
+  y.backward();
+  y.reset();
+  const StepRecord step = Finish();
+  EXPECT_GT(world_.machine().now_ms() - before_ms, 100);
+  EXPECT_LT(step.compute_us(), 10e3);
+  EXPECT_GT(world_.QuietStats().evicted_bytes, 0u);
+}
+
+TEST_F(StepRecorderTest, NothingWaitsForTheDeviceBeforeTheEnd) {
+  const auto waits = [this] {
+    return world_.machine().calls(DeviceCall::kSynchronize) +
+           world_.machine().calls(DeviceCall::kWaitEvent) +
+           world_.machine().calls(DeviceCall::kQueryEvent);
+  };
+  const auto run = [this] {
+    at::Tensor y = Chain(6);
+    y.backward();
+  };
+  run();  // autograd's workers start
+  uint64_t before = waits();
+  run();
+  const uint64_t plain = waits() - before;
+  before = waits();
+  {
+    const RecordScope record(recorder_);
+    run();
+  }
+  EXPECT_EQ(waits() - before, plain);
+  EXPECT_THAT(Finish().uses, SizeIs(12));
+  EXPECT_GT(waits() - before, plain);
+}
+
+// --- Several devices, several steps ---
+
+TEST_F(StepRecorderOnTwoDevices, EachDeviceHasItsOwnRecord) {
+  const at::Tensor other_carrier =
+      at::ones({1}, at::TensorOptions(world_.device(1))).requires_grad_(true);
+  at::Tensor y, z;
+  {
+    const RecordScope record(recorder_);
+    const OffloadScope scope(world_.session());
+    y = Chain(3);
+    z = Probe(other_carrier, {Activation(other_carrier, {kTensorBytes})}, UseSaved);
+  }
+  y.backward();
+  z.backward();
+  absl::StatusOr<std::map<int, StepRecord>> steps = recorder_->Finish();
+  ASSERT_THAT(steps, IsOk());
+  ASSERT_THAT(*steps, SizeIs(2));
+  const int first = world_.device().index();
+  const int second = world_.device(1).index();
+  EXPECT_THAT((*steps)[first].uses, ElementsAre(0, 1, 2, 2, 1, 0));
+  EXPECT_THAT((*steps)[second].uses, ElementsAre(0, 0));
+  EXPECT_THAT(Sizes((*steps)[second]), ElementsAre(4 * kTensorBytes));
+  EXPECT_THAT((*steps)[second].Validate(), IsOk());
+  EXPECT_GT((*steps)[second].stretches[2].compute_us, 0);
+  EXPECT_EQ(world_.QuietStats().offloaded, 4u);
+}
+
+TEST_F(StepRecorderTest, AGraphThatIsKeptIsReadAgain) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Chain(2);
+  }
+  y.backward({}, /*retain_graph=*/true);
+  y.backward({}, /*retain_graph=*/true);
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
+  // The graph still holds them, and nobody else.
+  EXPECT_THAT(Frees(step), ElementsAre(true, true));
+}
+
+TEST_F(StepRecorderTest, WhatComesAfterTheEndOfAStepIsNotPartOfTheNext) {
+  at::Tensor y, z;
+  {
+    const RecordScope record(recorder_);
+    y = Chain(2);
+  }
+  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+  {
+    const RecordScope record(recorder_);
+    z = Chain(1);
+  }
+  y.backward();
+  z.backward();
+  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+  EXPECT_THAT(recorder_->Finish(), IsOkAndHolds(IsEmpty()));
+}
+
+TEST_F(StepRecorderTest, AGraphMayOutliveItsRecorder) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    const OffloadScope scope(world_.session());
+    y = Chain(3);
+  }
+  recorder_.reset();
+  y.backward();
+  EXPECT_EQ(world_.QuietStats().unpacked, 3u);
+}
+
+TEST_F(StepRecorderTest, AGraphThatIsDroppedWasSavedAlone) {
+  {
+    const RecordScope record(recorder_);
+    const OffloadScope scope(world_.session());
+    Chain(4);
+  }
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(Frees(step), ElementsAre(true, true, true, true));
+  EXPECT_EQ(world_.QuietStats().offloaded, 4u);
+}
+
+TEST_F(StepRecorderTest, WhatABackwardSavesIsNotRecorded) {
+  {
+    const RecordScope record(recorder_);
+    const at::Tensor x = activation();
+    const at::Tensor y = at::mul(x, x).sum();
+    torch::autograd::grad({y}, {carrier_}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+  }
+  const StepRecord step = Finish();
+  for (const uint32_t object : step.uses) EXPECT_LE(object, 1u);
+}
+
+// --- Errors in between ---
+
+class RefusesTheSecond : public SavedTensorPacker {
+ public:
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+    if (++calls_ == 2) throw std::runtime_error("no room");
+    return std::make_unique<Kept>(DetachedAlias(tensor));
+  }
+
+ private:
+  class Kept : public SavedTensor {
+   public:
+    explicit Kept(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+    at::Tensor Unpack() override { return tensor_; }
+
+   private:
+    const at::Tensor tensor_;
+  };
+  int calls_ = 0;
+};
+
+TEST_F(StepRecorderTest, WhatCouldNotBePackedIsNotRecorded) {
+  {
+    const RecordScope record(recorder_);
+    const SavedTensorScope scope(std::make_shared<RefusesTheSecond>());
+    at::Tensor y = Probe(carrier_, {activation()}, UseSaved);
+    EXPECT_THROW(Probe(y, {activation()}, UseSaved), std::runtime_error);
+    y = Probe(y, {activation(2 * kTensorBytes)}, UseSaved);
+    y.backward();
+  }
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, 2 * kTensorBytes));
+}
+
+TEST_F(StepRecorderTest, AForwardThatFailsLeavesTheNextStepAlone) {
+  try {
+    const RecordScope record(recorder_);
+    const OffloadScope scope(world_.session());
+    const at::Tensor y = Chain(2);
+    throw std::runtime_error("in forward");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Chain(1);
+  }
+  y.backward();
+  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+}
+
+TEST_F(StepRecorderTest, NothingIsRecordedWhileAGraphIsCaptured) {
+  const StreamHandle stream = NativeStream(CurrentStream(world_.device()));
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Probe(carrier_, {activation()}, UseSaved);
+    ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
+    y = Probe(y, {activation()}, UseSaved);
+    ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
+  }
+  y.backward();
+  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+}
+
+TEST_F(StepRecorderTest, ADeviceThatCannotTimeGivesTheHostsTime) {
+  auto device = std::make_shared<ForwardingDevice>(world_.machine().device(0));
+  device->FailCalls([](const std::string& call, uint64_t) {
+    return call == "CreateTimedEvent" ? absl::UnimplementedError("has no clock") : absl::OkStatus();
+  });
+  DeviceBackend backend = world_.backend();
+  backend.device = [device](int) { return absl::StatusOr<std::shared_ptr<Device>>(device); };
+  recorder_ = StepRecorder::Create(backend).value();
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Chain(2);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_TRUE(step.timed_by_host);
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_GT(step.compute_us(), 0);
+}
+
+TEST_F(StepRecorderTest, ADeviceThatCannotBeReachedIsLeftOut) {
+  DeviceBackend backend = world_.backend();
+  backend.device = [](int) {
+    return absl::StatusOr<std::shared_ptr<Device>>(absl::NotFoundError("no such device"));
+  };
+  recorder_ = StepRecorder::Create(backend).value();
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Chain(2);
+  }
+  y.backward();
+  EXPECT_THAT(recorder_->Finish(), IsOkAndHolds(IsEmpty()));
+}
+
+TEST_F(StepRecorderTest, ABrokenDevicesErrorIsToldInTheEnd) {
+  auto device = std::make_shared<ForwardingDevice>(world_.machine().device(0));
+  DeviceBackend backend = world_.backend();
+  backend.device = [device](int) { return absl::StatusOr<std::shared_ptr<Device>>(device); };
+  recorder_ = StepRecorder::Create(backend).value();
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Chain(2);
+    device->FailCalls([](const std::string&, uint64_t) {
+      return absl::InternalError("the device has fallen off the bus");
+    });
+  }
+  y.backward();
+  EXPECT_THAT(recorder_->Finish(), StatusIs(absl::StatusCode::kInternal, HasSubstr("fallen off")));
+}
+
+TEST_F(StepRecorderTest, CreateRefusesWhatItCannotRecord) {
+  EXPECT_THAT(StepRecorder::Create({"toaster", nullptr}),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(StepRecorder::Create({"cpu", nullptr}),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("\"cpu\"")));
+}
+
+}  // namespace
+}  // namespace pinion::testing
