@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -177,6 +178,7 @@ class PlaceWatcher : public SavedTensorWatcher {
     places.push_back(place);
     return packer->Pack(tensor, place);
   }
+  void RunAside(absl::FunctionRef<void()> work) override { work(); }
 
   std::vector<GraphPlace> places;
 };
