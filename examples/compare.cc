@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/cost_model.h"
+#include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/step_bound.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
@@ -74,21 +75,31 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
   return group;
 }
 
-std::string LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
+// The preset's link, as measuring it would find it.
+LinkCalibration LinkOf(const LinkModel& model) {
+  LinkCalibration link;
+  link.d2h.gb_per_s = model.d2h_gb_per_s;
+  link.h2d.gb_per_s = model.h2d_gb_per_s;
+  link.d2h_duplex_gb_per_s = model.d2h_duplex_gb_per_s;
+  link.h2d_duplex_gb_per_s = model.h2d_duplex_gb_per_s;
+  return link;
+}
+
+absl::StatusOr<std::string> LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
   const RunResult& none = group.runs.front().result;
   const RunResult& pinion = group.runs.back().result;
-  const LinkModel& link = options.preset.link;
-  const double compute_ms = none.trace.compute_ms();
-  const double bound_ms = StepLowerBoundMs(none.trace, pinion.peak_activation_bytes,
-                                           {link.d2h_gb_per_s * 1e6, link.h2d_gb_per_s * 1e6});
+  PINION_ASSIGN_OR_RETURN(
+      const double bound_us,
+      StepLowerBoundUs(none.step, pinion.peak_device_bytes, LinkOf(options.preset.link)));
+  const double bound = bound_us / none.step.compute_us();
   std::string verdict = absl::StrFormat(
       "the link %s hide the transfer: within Pinion's peak no policy beats %.2f x the compute",
-      bound_ms <= kHiddenBound * compute_ms ? "can" : "cannot", bound_ms / compute_ms);
-  if (compute_ms < kComputeBound * none.step_ms) {
+      bound <= kHiddenBound ? "can" : "cannot", bound);
+  if (*none.compute_ms < kComputeBound * none.step_ms) {
     absl::StrAppendFormat(&verdict,
                           "; this model is too small for it: the host's calls, not compute (%.2f "
                           "ms), set the pace",
-                          compute_ms);
+                          *none.compute_ms);
   }
   return verdict;
 }
@@ -136,15 +147,15 @@ absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const
   options.preset = scaled.preset;
   PINION_ASSIGN_OR_RETURN(ComparedGroup group,
                           CompareOn("scaled", options, text, announce, repetition));
-  group.description =
-      absl::StrCat("stands for ", scaled.stands_for, "; ", LinkVerdict(group, options));
+  PINION_ASSIGN_OR_RETURN(const std::string verdict, LinkVerdict(group, options));
+  group.description = absl::StrCat("stands for ", scaled.stands_for, "; ", verdict);
   groups.push_back(std::move(group));
   options.trace_path.clear();
   for (const char* name : kRealPresets) {
     PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(name));
     PINION_ASSIGN_OR_RETURN(ComparedGroup real,
                             CompareOn(name, options, text, announce, repetition));
-    real.description = LinkVerdict(real, options);
+    PINION_ASSIGN_OR_RETURN(real.description, LinkVerdict(real, options));
     groups.push_back(std::move(real));
   }
   return groups;

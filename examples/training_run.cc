@@ -27,17 +27,15 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/bench/step_trace.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/engine/plan/step_bound.h"
+#include "pinion/engine/plan/step_record.h"
 #include "pinion/examples/checkpoint.h"
 #include "pinion/examples/tensor_fingerprint.h"
 #include "pinion/examples/text_data.h"
-#include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/activations/offload_session.h"
-#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/hooks/plan/step_recorder.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/gpt.h"
 #include "pinion/programs/gpt_config.h"
@@ -91,6 +89,7 @@ struct Batch {
 struct Reading {
   double now_ms = 0;
   double wall_s = 0;
+  std::optional<double> compute_ms;
   std::optional<double> stalled_ms;
   uint64_t moved_bytes = 0;
 };
@@ -145,6 +144,7 @@ class Trainer {
         total.moved_bytes += after.moved_bytes - before.moved_bytes;
         if (after.stalled_ms) {
           total.stalled_ms = total.stalled_ms.value_or(0) + *after.stalled_ms - *before.stalled_ms;
+          total.compute_ms = total.compute_ms.value_or(0) + *after.compute_ms - *before.compute_ms;
         }
       }
       if (options_.for_comparison) {
@@ -155,7 +155,10 @@ class Trainer {
 
     const double measured = options_.steps - warmup;
     result_.step_ms = total.now_ms / measured;
-    if (total.stalled_ms) result_.stall_ms = *total.stalled_ms / measured;
+    if (total.stalled_ms) {
+      result_.stall_ms = *total.stalled_ms / measured;
+      result_.compute_ms = *total.compute_ms / measured;
+    }
     result_.bytes_moved = total.moved_bytes / measured;
     result_.tokens_per_s = options_.model.tokens() * measured / total.wall_s;
     result_.peak_device_bytes = accelerator_.peak_bytes();
@@ -177,7 +180,7 @@ class Trainer {
     }
     PINION_RETURN_IF_ERROR(WriteFiles());
     if (options_.for_comparison && session_ == nullptr && accelerator_.machine() != nullptr) {
-      result_.trace = RecordTrace();
+      PINION_ASSIGN_OR_RETURN(result_.step, RecordStep());
     }
     return std::move(result_);
   }
@@ -241,21 +244,20 @@ class Trainer {
     return at::cross_entropy_loss(logits.flatten(0, 1), batch.targets.flatten());
   }
 
-  // One more step, whose times mean nothing. Spoils the gradients.
-  StepTrace RecordTrace() {
-    ParameterStorages storages;
-    for (const at::Tensor& parameter : parameters_) storages.Add(parameter);
-    StepTraceRecorder recorder(accelerator_.machine(), accelerator_.device().index(),
-                               std::move(storages));
+  // What one more step saves and reads. Spoils the gradients.
+  absl::StatusOr<StepRecord> RecordStep() {
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<StepRecorder> recorder,
+                            StepRecorder::Create(accelerator_.backend()));
     const Batch batch = UploadBatch(steps_done_ + 1);
     at::Tensor loss;
     {
-      const SavedTensorScope scope(recorder.packer());
+      const RecordScope record(recorder);
       loss = Loss(batch);
     }
-    recorder.EndForward();
     loss.backward();
-    return recorder.Finish();
+    using Steps = std::map<int, StepRecord>;
+    PINION_ASSIGN_OR_RETURN(Steps steps, recorder->Finish());
+    return std::move(steps[accelerator_.device().index()]);
   }
 
   Reading Read() const {
@@ -263,6 +265,7 @@ class Trainer {
     reading.now_ms = accelerator_.now_ms();
     reading.wall_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    reading.compute_ms = accelerator_.compute_ms();
     reading.stalled_ms = accelerator_.stalled_ms();
     if (session_ != nullptr) {
       const EngineStats engine = session_->GetEngineStats(accelerator_.device().index());

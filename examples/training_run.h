@@ -19,7 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "pinion/engine/plan/step_bound.h"
+#include "pinion/engine/plan/step_record.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/programs/run_options.h"
 
@@ -43,7 +43,8 @@ using ProgressSink = std::function<void(const StepProgress&)>;
 struct RunResult {
   std::vector<float> losses;
   std::vector<uint64_t> gradient_fingerprints;  // per step; empty unless for_comparison
-  StepTrace trace;                              // empty unless for_comparison says otherwise
+  // Of one step without offload; empty unless for_comparison, or with offload.
+  StepRecord step;
 
   uint64_t peak_device_bytes = 0;
   uint64_t persistent_bytes = 0;       // parameters, gradients, optimizer state
@@ -51,11 +52,12 @@ struct RunResult {
 
   // Means over the steps after warm-up (over all, where there are no more).
   double step_ms = 0;
-  std::optional<double> stall_ms;  // compute that only waited for a copy
-  double bytes_moved = 0;          // over the link, both directions, by offloading
-  double offloaded_bytes = 0;      // of saved tensors that got a host copy ...
-  double offloaded_tensors = 0;    // ... and their number
-  double tokens_per_s = 0;         // wall time
+  std::optional<double> compute_ms;  // for which operators ran
+  std::optional<double> stall_ms;    // compute that only waited for a copy
+  double bytes_moved = 0;            // over the link, both directions, by offloading
+  double offloaded_bytes = 0;        // of saved tensors that got a host copy ...
+  double offloaded_tensors = 0;      // ... and their number
+  double tokens_per_s = 0;           // wall time
 
   uint64_t pin_calls_after_warmup = 0;
   // Wall time of the host per saved tensor. On the emulated accelerator the device's own work, the

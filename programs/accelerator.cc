@@ -145,6 +145,11 @@ double Accelerator::now_ms() const {
       .count();
 }
 
+std::optional<double> Accelerator::compute_ms() const {
+  if (machine_ == nullptr) return std::nullopt;
+  return machine_->time_stats(device_.index()).compute_busy_ms;
+}
+
 std::optional<double> Accelerator::stalled_ms() const {
   if (machine_ == nullptr) return std::nullopt;
   return machine_->time_stats(device_.index()).stalled_on_copies_ms;

@@ -58,6 +58,8 @@ class Accelerator {
   void Synchronize();
   // Virtual time on emu, wall time on cuda.
   double now_ms() const;
+  // For which operators ran, and for which they only waited for copies; unknown on cuda.
+  std::optional<double> compute_ms() const;
   std::optional<double> stalled_ms() const;
   uint64_t peak_bytes() const;
   // RunOptions::trace_path was given.

@@ -1,42 +1,194 @@
 #include "pinion/engine/plan/step_bound.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
 namespace {
 
-template <typename Iterator>
-double ForwardMs(Iterator begin, Iterator end, double memory_bytes, double bytes_per_ms) {
-  double elapsed_ms = 0;
-  double live_bytes = 0;
-  for (Iterator op = begin; op != end; ++op) {
-    const double saved_bytes = static_cast<double>(op->saved_bytes);
-    if (saved_bytes > memory_bytes) return std::numeric_limits<double>::infinity();
-    const double excess_bytes = live_bytes + saved_bytes - memory_bytes;
-    if (excess_bytes > 0) {
-      elapsed_ms += excess_bytes / bytes_per_ms;
-      live_bytes -= excess_bytes;
-    }
-    elapsed_ms += op->compute_ms;
-    live_bytes = std::max(0.0, live_bytes - op->compute_ms * bytes_per_ms) + saved_bytes;
+constexpr double kBytesPerUs = 1e3;  // of 1 GB/s
+
+// A stretch as the copies of one direction see it.
+struct Need {
+  double compute_us = 0;
+  double fixed_bytes = 0;  // on the device in any case
+  double idle_bytes = 0;   // of objects that may be away
+  double begun_bytes = 0;  // of objects that may have begun to leave before its end
+};
+
+// The needs of a step in the order in which one direction meets them.
+struct Needs {
+  std::vector<Need> stretches;
+  double in_the_end_bytes = 0;  // that have to be away behind the last one
+};
+
+// What a record says of one object, as places in the row of stretches.
+struct Life {
+  size_t made = 0;             // the first stretch with it
+  size_t over = 0;             // the last one
+  std::vector<size_t> in_use;  // ascending
+  bool is_read = false;        // after it was made
+};
+
+std::vector<Life> LivesOf(const StepRecord& step) {
+  std::vector<Life> lives(step.objects.size());
+  for (size_t use = 0; use < step.uses.size(); ++use) {
+    const uint32_t index = step.uses[use];
+    Life& life = lives[index];
+    const bool makes_it =
+        life.in_use.empty() && step.objects[index].origin == StepObject::Origin::kDevice;
+    const size_t stretch = makes_it ? use : use + 1;
+    if (life.in_use.empty()) life.made = stretch;
+    life.in_use.push_back(stretch);
+    life.is_read = life.is_read || !makes_it;
+    life.over = stretch;
   }
-  return elapsed_ms;
+  for (Life& life : lives) {
+    if (!life.is_read) life.over = step.uses.size();  // nobody says that it is not needed any more
+  }
+  return lives;
+}
+
+// Both have the order of the step.
+struct BothWays {
+  Needs out;
+  Needs in;
+};
+
+BothWays NeedsOf(const StepRecord& step) {
+  BothWays needs;
+  for (const StepStretch& stretch : step.stretches) {
+    needs.out.stretches.push_back({.compute_us = stretch.compute_us,
+                                   .fixed_bytes = static_cast<double>(stretch.other_bytes)});
+  }
+  needs.in = needs.out;
+  const std::vector<Life> lives = LivesOf(step);
+  const size_t end = step.stretches.size();
+  for (size_t index = 0; index < lives.size(); ++index) {
+    const StepObject& object = step.objects[index];
+    const Life& life = lives[index];
+    // What dropping does not free is among the other bytes.
+    if (!object.frees) continue;
+    const double size = static_cast<double>(object.size_bytes);
+    const bool from_host = object.origin == StepObject::Origin::kHost;
+    const bool written_back = from_host && !object.clean;
+    const size_t out_end = written_back ? end : life.over + 1;
+    const size_t in_begin = from_host ? 0 : life.made;
+    if (written_back) needs.out.in_the_end_bytes += size;
+    if (from_host) needs.in.in_the_end_bytes += size;
+    for (const size_t stretch : life.in_use) {
+      needs.out.stretches[stretch].fixed_bytes += size;
+      needs.in.stretches[stretch].fixed_bytes += size;
+    }
+    auto in_use = life.in_use.begin();
+    for (size_t i = in_begin; i < out_end; ++i) {
+      const bool used = in_use != life.in_use.end() && *in_use == i;
+      if (used) ++in_use;
+      if (!object.clean && i >= life.made) {
+        if (!used) needs.out.stretches[i].idle_bytes += size;
+        if (i > life.made) needs.out.stretches[i].begun_bytes += size;
+      }
+      if (life.is_read && i <= life.over) {
+        if (!used) needs.in.stretches[i].idle_bytes += size;
+        if (i < life.over) needs.in.stretches[i].begun_bytes += size;
+      }
+    }
+  }
+  return needs;
+}
+
+struct Waits {
+  std::vector<double> before_us;  // each stretch, all waits together
+  double total_us = 0;            // with what is waited for in the end
+  double moved_bytes = 0;         // the least that moves
+  bool fits = true;
+};
+
+// Bytes of several objects are told apart only by how many may be away: that errs towards less
+// waiting where an object ends that has left in vain.
+Waits WaitsFor(const Needs& needs, double memory_bytes, double bytes_per_us) {
+  Waits waits;
+  double gone_bytes = 0;   // that have left, of objects which live
+  double asked_bytes = 0;  // the same if they leave only when room is needed
+  for (const Need& need : needs.stretches) {
+    if (need.fixed_bytes > memory_bytes) {
+      waits.fits = false;
+      return waits;
+    }
+    asked_bytes = std::min(asked_bytes, need.begun_bytes);
+    const double must_be_away = std::max(0.0, need.fixed_bytes + need.idle_bytes - memory_bytes);
+    if (must_be_away > gone_bytes) {
+      waits.total_us += (must_be_away - gone_bytes) / bytes_per_us;
+      gone_bytes = must_be_away;
+    }
+    if (must_be_away > asked_bytes) {
+      waits.moved_bytes += must_be_away - asked_bytes;
+      asked_bytes = must_be_away;
+    }
+    gone_bytes = std::min(need.begun_bytes, gone_bytes + need.compute_us * bytes_per_us);
+    waits.before_us.push_back(waits.total_us);
+  }
+  waits.total_us += std::max(0.0, needs.in_the_end_bytes - gone_bytes) / bytes_per_us;
+  waits.moved_bytes += std::max(0.0, needs.in_the_end_bytes - asked_bytes);
+  return waits;
+}
+
+struct Rates {
+  double out = 0, in = 0;                // bytes per us, alone
+  double duplex_out = 0, duplex_in = 0;  // both at once
+};
+
+absl::StatusOr<Rates> RatesOf(const LinkCalibration& link) {
+  const auto measured = [](const char* name, double gb_per_s) -> absl::StatusOr<double> {
+    if (gb_per_s > 0) return gb_per_s * kBytesPerUs;
+    return absl::InvalidArgumentError(absl::StrCat("the link's ", name, " is ", gb_per_s,
+                                                   " GB/s: measure it (CalibrateLink), or use "
+                                                   "AssumedLink()"));
+  };
+  Rates rates;
+  PINION_ASSIGN_OR_RETURN(rates.out, measured("d2h.gb_per_s", link.d2h.gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.in, measured("h2d.gb_per_s", link.h2d.gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.duplex_out,
+                          measured("d2h_duplex_gb_per_s", link.d2h_duplex_gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.duplex_in,
+                          measured("h2d_duplex_gb_per_s", link.h2d_duplex_gb_per_s));
+  return rates;
+}
+
+// For so many bytes in each direction, in the best order.
+double LinkUs(double out_bytes, double in_bytes, const Rates& rates) {
+  const double one_after_the_other_us = out_bytes / rates.out + in_bytes / rates.in;
+  const double both_us = std::min(out_bytes / rates.duplex_out, in_bytes / rates.duplex_in);
+  const double rest_us = (out_bytes - both_us * rates.duplex_out) / rates.out +
+                         (in_bytes - both_us * rates.duplex_in) / rates.in;
+  return std::min(one_after_the_other_us, both_us + rest_us);
 }
 
 }  // namespace
 
-double StepTrace::compute_ms() const {
-  double total_ms = 0;
-  for (const TraceOperator& op : forward) total_ms += op.compute_ms;
-  for (const TraceOperator& op : backward) total_ms += op.compute_ms;
-  return total_ms;
-}
-
-double StepLowerBoundMs(const StepTrace& trace, uint64_t memory_bytes, const LinkRate& rate) {
+absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_bytes,
+                                        const LinkCalibration& link) {
+  PINION_RETURN_IF_ERROR(step.Validate());
+  PINION_ASSIGN_OR_RETURN(const Rates rates, RatesOf(link));
+  BothWays needs = NeedsOf(step);
+  std::reverse(needs.in.stretches.begin(), needs.in.stretches.end());
   const double memory = static_cast<double>(memory_bytes);
-  return ForwardMs(trace.forward.begin(), trace.forward.end(), memory, rate.out_bytes_per_ms) +
-         ForwardMs(trace.backward.rbegin(), trace.backward.rend(), memory, rate.in_bytes_per_ms);
+  const Waits out = WaitsFor(needs.out, memory, rates.out);
+  const Waits in = WaitsFor(needs.in, memory, rates.in);
+  if (!out.fits || !in.fits) return std::numeric_limits<double>::infinity();
+  double waits_us = std::max(out.total_us, in.total_us);
+  // What is waited for before a stretch, and behind it.
+  for (size_t i = 0; i < step.stretches.size(); ++i) {
+    waits_us = std::max(waits_us, out.before_us[i] + in.before_us[step.stretches.size() - 1 - i]);
+  }
+  return std::max(step.compute_us() + waits_us, LinkUs(out.moved_bytes, in.moved_bytes, rates));
 }
 
 }  // namespace pinion

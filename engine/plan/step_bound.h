@@ -1,47 +1,48 @@
 // The least time that a training step can take within a given device memory: a lower bound that no
 // offload policy can bend.
 //
-//   StepTrace trace = ...;                      // of a step *without* offload
-//   double bound_ms = StepLowerBoundMs(trace, peak_bytes, {out_bytes_per_ms, in_bytes_per_ms});
-//   double efficiency = bound_ms / measured_step_ms;          // 1 is perfect
+//   PINION_ASSIGN_OR_RETURN(double bound_us, StepLowerBoundUs(step, memory_bytes, link));
+//   double efficiency = bound_us / measured_step_us;          // 1 is perfect
 //
-// LB(M) = F(M) + B(M). Forward: each saved tensor leaves the device from its birth, first in first
-// out, as a fluid at the link's bandwidth and with no fixed cost; an operator starts only when what
-// is live and not yet gone, with what it saves itself, fits in M. Backward is the same recursion
-// reversed in time, with the other direction's bandwidth: a tensor must be back before its last
-// use. "The link can hide the transfer" means LB(M) <= 1.01 x the compute alone (docs/design.md).
+// "The link can hide the transfer" means that the bound is at most 1.01 x the compute alone
+// (docs/performance.md). The bound is the greatest of two (where it comes from:
+// docs/decisions/0021-a-bound-for-every-order-of-uses.md):
 //
-// Thread safety: pure functions.
+//   compute + max over p of (waits for copies out before stretch p + waits for copies in behind it)
+//   what the link takes for the bytes that have to move at least
+//
+// Waits for copies out, forward in time: each object leaves from when it was made, as a fluid at
+// the link's bandwidth and with no fixed cost; a stretch starts only when the other live bytes, the
+// objects that its operators use and those that have not gone yet fit in the memory together. Waits
+// for copies in are the same recursion reversed in time: an object is back before its next use.
+// Each of the two lets the other direction's copies cost nothing, so both hold for any policy, and
+// so does their sum over parts of the step that do not overlap. Where all bytes that move in one
+// direction move before those of the other, as in one forward and its backward, p is the turn.
+//
+// What the link takes: both directions at once go at the duplex rates, until one has no more to
+// carry. Steps whose forwards and backwards interleave are bound by this.
+//
+// An object counts as used throughout the stretch that makes it, and throughout the stretch behind
+// each later use. One that is never read may leave and never comes back.
+//
+// Thread safety: a pure function.
 
 #ifndef PINION_ENGINE_PLAN_STEP_BOUND_H_
 #define PINION_ENGINE_PLAN_STEP_BOUND_H_
 
 #include <cstdint>
-#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/step_record.h"
 
 namespace pinion {
 
-// A stretch of compute, and what it saves at its end (forward) or reads last at its start
-// (backward).
-struct TraceOperator {
-  double compute_ms = 0;
-  uint64_t saved_bytes = 0;
-};
-
-struct StepTrace {
-  std::vector<TraceOperator> forward;   // in the order of execution
-  std::vector<TraceOperator> backward;  // in the order of execution
-
-  double compute_ms() const;
-};
-
-struct LinkRate {
-  double out_bytes_per_ms = 0;
-  double in_bytes_per_ms = 0;
-};
-
-// `memory_bytes` is what saved tensors may occupy. Infinite when a single operator saves more.
-double StepLowerBoundMs(const StepTrace& trace, uint64_t memory_bytes, const LinkRate& rate);
+// `memory_bytes` is all that the step may have on the device, its other bytes included. Infinite
+// where a stretch alone needs more. InvalidArgument for a record that is not valid, and for a link
+// whose bandwidths were not measured; it says which.
+absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_bytes,
+                                        const LinkCalibration& link);
 
 }  // namespace pinion
 

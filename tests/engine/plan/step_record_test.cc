@@ -1,0 +1,100 @@
+#include "pinion/engine/plan/step_record.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Two saved tensors, read in reverse.
+StepRecord TwoTensors() {
+  StepRecord step;
+  step.objects = {{.size_bytes = 100}, {.size_bytes = 200}};
+  step.uses = {0, 1, 1, 0};
+  step.stretches = {{.compute_us = 1}, {.compute_us = 2}, {}, {.compute_us = 3}, {.compute_us = 4}};
+  return step;
+}
+
+void ExpectRefused(const StepRecord& step, const std::string& text) {
+  EXPECT_THAT(step.Validate(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+}
+
+TEST(StepRecordTest, AStepOfTwoTensorsIsValid) { EXPECT_THAT(TwoTensors().Validate(), IsOk()); }
+
+TEST(StepRecordTest, AStepWithoutObjectsIsOneStretch) {
+  StepRecord step;
+  step.stretches = {{.compute_us = 5}};
+  EXPECT_THAT(step.Validate(), IsOk());
+  ExpectRefused(StepRecord(), "there are 0 stretches around 0 uses");
+}
+
+TEST(StepRecordTest, ComputeIsTheSumOfAllStretches) {
+  EXPECT_DOUBLE_EQ(TwoTensors().compute_us(), 10);
+}
+
+TEST(StepRecordTest, RefusesAnObjectWithoutBytes) {
+  StepRecord step = TwoTensors();
+  step.objects[1].size_bytes = 0;
+  ExpectRefused(step, "object 1 has 0 bytes: leave it out");
+}
+
+TEST(StepRecordTest, RefusesAnObjectOfTheHostThatFreesNothing) {
+  StepRecord step = TwoTensors();
+  step.objects[0].origin = StepObject::Origin::kHost;
+  EXPECT_THAT(step.Validate(), IsOk());
+  step.objects[0].frees = false;
+  ExpectRefused(step, "object 0 comes from the host");
+}
+
+TEST(StepRecordTest, RefusesATimeToComputeAgainThatIsNone) {
+  StepRecord step = TwoTensors();
+  step.objects[1].recompute_us = 0;
+  EXPECT_THAT(step.Validate(), IsOk());
+  for (const double us : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    step.objects[1].recompute_us = us;
+    ExpectRefused(step, "object 1 cannot be computed again in");
+  }
+}
+
+TEST(StepRecordTest, RefusesAUseOfAnObjectThatThereIsNot) {
+  StepRecord step = TwoTensors();
+  step.uses[3] = 2;
+  ExpectRefused(step, "use 3 is of object 2, but there are 2");
+}
+
+TEST(StepRecordTest, RefusesObjectsThatAreNotNumberedByTheirFirstUses) {
+  StepRecord step = TwoTensors();
+  step.uses = {1, 0, 0, 1};
+  ExpectRefused(step, "use 0 is the first of object 1, and object 0 has not been used yet");
+}
+
+TEST(StepRecordTest, RefusesAnObjectThatIsNeverUsed) {
+  StepRecord step = TwoTensors();
+  step.objects.push_back({.size_bytes = 1});
+  ExpectRefused(step, "object 2 is never used");
+}
+
+TEST(StepRecordTest, RefusesStretchesThatDoNotSurroundTheUses) {
+  StepRecord step = TwoTensors();
+  step.stretches.pop_back();
+  ExpectRefused(step, "there are 4 stretches around 4 uses");
+}
+
+TEST(StepRecordTest, RefusesComputeThatIsNoTime) {
+  StepRecord step = TwoTensors();
+  for (const double us : {-0.5, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    step.stretches[4].compute_us = us;
+    ExpectRefused(step, "stretch 4 cannot take");
+  }
+}
+
+}  // namespace
+}  // namespace pinion::testing
