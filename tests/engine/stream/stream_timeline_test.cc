@@ -115,10 +115,7 @@ TEST_F(StreamTimelineForeignTest, OfAForeignStreamTheOldestIsWaitedForFirst) {
 TEST_F(StreamTimelineForeignTest, AStreamThatComesAfterAMarkComesAfterAllBeforeIt) {
   const StreamHandle later = device_->CreateStream("later").value();
   ASSERT_THAT(guarded_->StreamWaitTicket(later, timeline_, last_), IsOk());
-  device_->stream = later;
-  const EventRef reached = events_->Acquire().value();
-  ASSERT_THAT(guarded_->RecordEvent(reached->handle(), later), IsOk());
-  ASSERT_THAT(guarded_->SynchronizeEvent(reached->handle(), absl::InfiniteDuration()), IsOk());
+  ASSERT_THAT(guarded_->SynchronizeStream(later), IsOk());
   timeline_.Poll();
   EXPECT_EQ(timeline_.Completed(), last_) << "the work of the first stream is done as well";
 }
