@@ -445,7 +445,7 @@ TEST_F(StepRecorderWithSlowCopies, WaitsAtTheEndOfABackwardAreNoCompute) {
   y.backward();
   y.reset();
   const StepRecord step = Finish();
-  EXPECT_GT(world_.machine().now_ms() - before_ms, 50);
+  EXPECT_GT(world_.machine().now_ms() - before_ms, 15) << "the tensors share copies";
   EXPECT_LT(step.compute_us(), 10e3);
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true, true, true, true));
   EXPECT_EQ(session->GetStats().offloaded, 6u);
