@@ -19,7 +19,7 @@
 //
 // Thread safety: OffloadSession is thread-safe; backward's worker threads unpack concurrently. A
 // scope belongs to the thread that made it (and to the autograd workers that run on its behalf).
-// Ownership: handles share ownership of the session; a graph may outlive it.
+// Ownership: a graph may outlive the session; it keeps the tier and what is known of its tensors.
 // Errors: bad options are InvalidArgument, a backend without a device is NotFound. Inside forward
 // and backward, errors are c10::Error: the ones that autograd itself would raise, a tensor on an
 // accelerator that the backend is not for, and c10::OutOfMemoryError. Running out of host memory is
