@@ -565,12 +565,14 @@ TEST_F(StepRecorderTest, WhatABackwardSavesIsNotRecorded) {
   {
     const RecordScope record(recorder_);
     const at::Tensor x = activation();
-    const at::Tensor y = at::mul(x, x).sum();
+    const at::Tensor y = at::mul(at::mul(x, x), x).sum();
     torch::autograd::grad({y}, {carrier_}, {}, /*retain_graph=*/true, /*create_graph=*/true);
   }
   const StepRecord step = Finish();
-  // Saved twice and read twice: the graph of the gradient saves it again.
-  EXPECT_THAT(step.uses, ElementsAre(0, 0, 0, 0));
+  // Of x and its square, which are saved and read; the graph of the gradient saves x again, and the
+  // gradients.
+  EXPECT_THAT(step.objects, SizeIs(2));
+  EXPECT_THAT(step.uses, SizeIs(8));
 }
 
 // --- Errors in between ---
