@@ -43,7 +43,8 @@ std::shared_ptr<PackScope> NewPackScope() {
 std::shared_ptr<PackScope> OuterScope(const PackTarget* target) {
   const auto* packer = dynamic_cast<const ScopePacker*>(CurrentPacker());
   if (packer == nullptr || &packer->target() != target) return nullptr;
-  return packer->scope()->opened_on == std::this_thread::get_id() ? packer->scope() : nullptr;
+  const std::shared_ptr<PackScope>& outer = packer->scope();
+  return outer->opened_on == std::this_thread::get_id() && !outer->ended ? outer : nullptr;
 }
 
 ParameterStorages StoragesOf(const torch::nn::Module& module) {

@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -38,7 +39,18 @@ uint64_t Signature(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes
 
 }  // namespace
 
+absl::Status DeviceRecording::CheckNotCapturing() const {
+  PINION_ASSIGN_OR_RETURN(const bool capturing,
+                          clock_->IsCapturing(NativeStream(CurrentStream(device_))));
+  if (!capturing) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the current stream of ", device_.str(),
+                   " captures a graph: finish the record of the step once that has ended"));
+}
+
 void DeviceRecording::Start() {
+  // An event that a graph has captured tells no time.
+  if (!IsRecording()) return;
   const StreamClock::Moment now = clock_->Now(NativeStream(CurrentStream(device_)));
   MutexLock lock(mu_);
   if (entries_.empty()) entries_.push_back({now, now, std::nullopt, 0});

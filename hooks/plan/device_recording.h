@@ -3,12 +3,13 @@
 //
 //   DeviceRecording::Moment begin = recording->Begin();
 //   ... the tensor is packed, by whoever packs it ...
-//   recording->EndSave(begin, tensor, is_leaf);
+//   recording->EndSave(begin, tensor, place, is_leaf);
 //
 // What happens between Begin and End is what others do for the tensor: their waits are no compute,
 // and the memory that they allocate is none of the other live bytes.
 //
-// Thread safety: thread-safe. No call of the device, nor of LibTorch, is made with the mutex held.
+// Thread safety: thread-safe. No call of the device is made with the mutex held, nor one of
+// LibTorch that may block or free.
 
 #ifndef PINION_HOOKS_PLAN_DEVICE_RECORDING_H_
 #define PINION_HOOKS_PLAN_DEVICE_RECORDING_H_
@@ -27,6 +28,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/step_record.h"
@@ -69,6 +71,8 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // Nothing was saved, read or released.
   void EndAside(const Moment& begin);
 
+  // FailedPrecondition while the current stream captures: the last event would be the graph's.
+  absl::Status CheckNotCapturing() const;
   // Errors as those of StreamClock::Read.
   absl::StatusOr<StepRecord> Finish();
 

@@ -90,8 +90,9 @@ class StepRecorderImpl final : public StepRecorder, public SavedTensorWatcher {
       return PackUnrecorded(tensor, place, packer);
     }
     std::shared_ptr<DeviceRecording> recording = RecordingOf(tensor.device());
-    if (recording == nullptr || !recording->IsRecording())
+    if (recording == nullptr || !recording->IsRecording()) {
       return PackUnrecorded(tensor, place, packer);
+    }
     const DeviceRecording::Moment begin = recording->Begin();
     std::unique_ptr<SavedTensor> saved = PackUnrecorded(tensor, place, packer);
     const DeviceRecording::ObjectId object = recording->EndSave(
@@ -118,6 +119,9 @@ class StepRecorderImpl final : public StepRecorder, public SavedTensorWatcher {
   }
 
   absl::StatusOr<std::map<int, StepRecord>> Finish() override {
+    for (const auto& [index, recording] : Recordings()) {
+      PINION_RETURN_IF_ERROR(recording->CheckNotCapturing());
+    }
     std::map<int, std::shared_ptr<DeviceRecording>> recordings;
     {
       MutexLock lock(mu_);
@@ -125,9 +129,13 @@ class StepRecorderImpl final : public StepRecorder, public SavedTensorWatcher {
       begin_.reset();
     }
     std::map<int, StepRecord> steps;
+    absl::Status failed;
     for (const auto& [index, recording] : recordings) {
-      PINION_ASSIGN_OR_RETURN(steps[index], recording->Finish());
+      absl::StatusOr<StepRecord> step = recording->Finish();
+      failed.Update(step.status());
+      if (step.ok()) steps[index] = *std::move(step);
     }
+    if (!failed.ok()) return failed;
     return steps;
   }
 

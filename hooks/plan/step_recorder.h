@@ -16,11 +16,12 @@
 // go of and fetches, are taken out. Open a RecordScope around the OffloadScope: inside of it works
 // as well, but what a session does at its scope's end then counts as compute.
 //
-// What is an object: the bytes that an OffloadScope would move. Parameters, what is small and what
-// is of another kind of device are none, and count among the other live bytes. Views of the same
-// bytes at the same version are uses of one object. An object frees nothing if somebody else holds
-// its storage when the backward that has read it ends. All are made on the device, and none is
-// clean; what it takes to compute one again is not known.
+// What is an object: the bytes that an OffloadScope without a module would move, by the default
+// options. Parameters, what is small and what is of another kind of device are none, and count
+// among the other live bytes. Views of the same bytes at the same version are uses of one object.
+// An object frees nothing if somebody else holds its storage when the backward that has read it
+// ends. All are made on the device, and none is clean; what it takes to compute one again is not
+// known.
 //
 // Compute is timed on the device, by an event before and one behind each save, read and release,
 // which are read in Finish: the device is not synchronised before. A device without such events
@@ -63,12 +64,14 @@ class StepRecorder {
 
   // What was recorded since the last call, by device, after waiting for the devices to get there.
   // The last stretch ends here. Reads of graphs that are left are not recorded any more. The errors
-  // of a device that is broken, or that does not get there within a minute.
+  // of a device that is broken, or that does not get there within a minute. FailedPrecondition,
+  // with nothing lost, while a current stream captures a graph.
   virtual absl::StatusOr<std::map<int, StepRecord>> Finish() = 0;
 };
 
 // While it lives, what autograd saves on this thread is recorded. Scopes may be opened one after
-// the other for one step; of nested ones the innermost records.
+// the other for one step, and end before it is finished: the places of what is saved count from the
+// first one's beginning. Of nested ones the innermost records.
 class RecordScope {
  public:
   explicit RecordScope(const std::shared_ptr<StepRecorder>& recorder);
