@@ -36,7 +36,7 @@ _ABSL = {
     "base": {"core_headers": []},
     "cleanup": {"cleanup": []},
     "container": {
-        "btree": ["throw_delegate"],
+        "btree": ["throw_delegate", "raw_logging_internal"],
         "flat_hash_map": ["raw_hash_set", "hash"],
         "flat_hash_set": ["raw_hash_set", "hash"],
         "inlined_vector": ["throw_delegate"],

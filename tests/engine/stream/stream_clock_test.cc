@@ -78,15 +78,16 @@ TEST_F(StreamClockTest, NoMomentsTakeNoTime) {
 }
 
 TEST_F(StreamClockTest, OneMomentWithoutAnEventMakesAllTheHosts) {
-  bool fails = false;
-  device_->FailCalls([&fails](const std::string& call, uint64_t) {
-    return fails && call == "RecordEvent" ? absl::InvalidArgumentError("injected")
-                                          : absl::OkStatus();
+  // The device is called until the fixture ends.
+  const auto fails = std::make_shared<bool>(false);
+  device_->FailCalls([fails](const std::string& call, uint64_t) {
+    return *fails && call == "RecordEvent" ? absl::InvalidArgumentError("injected")
+                                           : absl::OkStatus();
   });
   std::vector<StreamClock::Moment> moments = {clock_.Now(stream_)};
-  fails = true;
+  *fails = true;
   moments.push_back(clock_.Now(stream_));
-  fails = false;
+  *fails = false;
   moments.push_back(clock_.Now(stream_));
   const absl::StatusOr<StreamClock::Times> times = clock_.Read(moments, kLong);
   ASSERT_THAT(times, IsOk());
@@ -97,8 +98,7 @@ TEST_F(StreamClockTest, OneMomentWithoutAnEventMakesAllTheHosts) {
 }
 
 TEST_F(StreamClockTest, ACallThatFailsForTheMomentIsMadeAgain) {
-  int failures = 2;
-  device_->FailCalls([&failures](const std::string& call, uint64_t) {
+  device_->FailCalls([failures = 2](const std::string& call, uint64_t) mutable {
     return call == "RecordEvent" && failures-- > 0 ? absl::UnavailableError("injected")
                                                    : absl::OkStatus();
   });
