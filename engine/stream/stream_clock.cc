@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/trace/trace_sink.h"
 
@@ -39,15 +39,14 @@ absl::StatusOr<bool> StreamClock::IsCapturing(StreamHandle stream) {
 absl::StatusOr<StreamClock::Times> StreamClock::Read(absl::Span<const Moment> moments,
                                                      absl::Duration timeout) {
   PINION_RETURN_IF_ERROR(device_->health());
-  const absl::Time deadline = absl::Now() + timeout;
+  const internal::Deadline deadline(timeout);
   Times times;
   times.by_host = std::any_of(moments.begin(), moments.end(),
                               [](const Moment& moment) { return moment.event == nullptr; });
   for (size_t i = 0; i < moments.size(); ++i) {
     const Moment& moment = moments[i];
     if (moment.event != nullptr) {
-      const absl::Duration left = std::max(absl::ZeroDuration(), deadline - absl::Now());
-      PINION_RETURN_IF_ERROR(device_->WaitEvent(moment.event->handle(), left));
+      PINION_RETURN_IF_ERROR(device_->WaitEvent(moment.event->handle(), deadline.Left()));
     }
     if (times.by_host) {
       times.us.push_back(moment.host_us - moments.front().host_us);

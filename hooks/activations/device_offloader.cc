@@ -100,8 +100,8 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
 
 // ---------------------------------------------------------------------------------------- pack
 
-std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, bool maybe_held,
-                                                   const PackScope& scope) {
+std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, const NodeId& node,
+                                                   bool maybe_held, const PackScope& scope) {
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const auto keep = [this](uint64_t OffloadStats::*reason) {
@@ -117,7 +117,6 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, boo
   const SavedVersion version(tensor);
   const StorageExtent read = ExtentOf(tensor);
   const StorageExtent extent = ExtentToSave(read, storage.nbytes());
-  const NodeId node = CurrentNode();
   RecordPtr record;
   RecordPtrs due;
   {

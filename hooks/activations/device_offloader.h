@@ -45,7 +45,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   // Null when the tensor has to stay on the device; the reason has been counted.
   // One that is `maybe_held` stays if someone still holds it once its operator has returned.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, bool maybe_held,
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const NodeId& node, bool maybe_held,
                                     const PackScope& scope);
 
   // No operator of the scope, which has ended, runs any more: what is pending of it goes, and the

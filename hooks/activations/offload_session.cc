@@ -18,9 +18,11 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/device_offloader.h"
+#include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/activations/scope_packer.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
@@ -73,7 +75,8 @@ class SessionImpl : public OffloadSession, public PackTarget {
     return tier_ == nullptr ? 0 : tier_->pool().Trim(keep_bytes);
   }
 
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const ParameterStorages& parameters,
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const NodeId& node,
+                                    const ParameterStorages& parameters,
                                     const PackScope& scope) override;
 
   void EndScope(ScopeId scope) override {
@@ -133,7 +136,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
   std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure is in the log
 };
 
-std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
+std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const NodeId& node,
                                                const ParameterStorages& parameters,
                                                const PackScope& scope) {
   // Recomputed activations are needed at once, and a double backward's saved tensors soon.
@@ -164,7 +167,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor,
     }
     return Keep(&OffloadStats::kept_copy_failed);
   }
-  return (*offloader)->Pack(tensor, /*maybe_held=*/kind == TensorKind::kHeldLeaf, scope);
+  return (*offloader)->Pack(tensor, node, /*maybe_held=*/kind == TensorKind::kHeldLeaf, scope);
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::Device device) {

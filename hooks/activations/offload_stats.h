@@ -3,11 +3,12 @@
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/mutex.h"
 
 namespace pinion {
@@ -76,10 +77,9 @@ class HostTimer {
  public:
   explicit HostTimer(OffloadStatsRecorder& recorder) : recorder_(recorder) {}
   ~HostTimer() {
-    const std::chrono::duration<double, std::micro> elapsed =
-        std::chrono::steady_clock::now() - start_;
+    const double elapsed_us = absl::ToDoubleMicroseconds(stopwatch_.Elapsed());
     recorder_.Update([&](OffloadStats& stats) {
-      stats.pack_unpack_us += elapsed.count();
+      stats.pack_unpack_us += elapsed_us;
       if (counter_ != nullptr) ++(stats.*counter_);
     });
   }
@@ -89,7 +89,7 @@ class HostTimer {
  private:
   OffloadStatsRecorder& recorder_;
   uint64_t OffloadStats::*counter_ = nullptr;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const internal::Stopwatch stopwatch_;
 };
 
 }  // namespace pinion

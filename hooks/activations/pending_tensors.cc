@@ -40,11 +40,7 @@ void PendingTensors::EndOperator(Scope& scope, RecordPtr record) {
   record->state = StorageRecord::CopyOut::kPending;
   const bool small = IsSmall(*record);
   (small ? scope.small_bytes : scope.large_bytes) += record->pending_bytes;
-  if (small) {
-    scope.small.push_back(std::move(record));
-  } else {
-    scope.large.push_back(std::move(record));
-  }
+  (small ? scope.small : scope.large).push_back(std::move(record));
 }
 
 void PendingTensors::Remove(const StorageRecord& record) {
@@ -55,11 +51,8 @@ void PendingTensors::Remove(const StorageRecord& record) {
     return;
   }
   const bool small = IsSmall(record);
-  if (small) {
-    std::erase_if(scope.small, is_record);
-  } else {
-    scope.large.erase(std::find_if(scope.large.begin(), scope.large.end(), is_record));
-  }
+  RecordPtrs& waiting = small ? scope.small : scope.large;
+  waiting.erase(std::find_if(waiting.begin(), waiting.end(), is_record));
   (small ? scope.small_bytes : scope.large_bytes) -= record.pending_bytes;
 }
 

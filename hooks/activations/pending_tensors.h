@@ -45,7 +45,7 @@ class PendingTensors {
   struct Scope {
     std::vector<RecordPtr> in_use;  // their operators have not returned, as far as is known
     RecordPtrs large;               // these wait for company
-    std::vector<RecordPtr> small;
+    RecordPtrs small;
     uint64_t large_bytes = 0;
     uint64_t small_bytes = 0;
   };

@@ -32,8 +32,8 @@ struct PackScope {
 class PackTarget {
  public:
   virtual ~PackTarget() = default;
-  // Null: the tensor stays on the device; the reason has been counted.
-  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor,
+  // `node` saves the tensor. Null: it stays on the device; the reason has been counted.
+  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const NodeId& node,
                                             const ParameterStorages& parameters,
                                             const PackScope& scope) = 0;
   // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no

@@ -65,9 +65,22 @@ bool DeviceRecording::IsRecording() const {
   return capturing.ok() && !*capturing;
 }
 
+// To count bytes takes the host's time, which is none of the step's: it lies within begin and end.
 DeviceRecording::Moment DeviceRecording::Begin() const {
-  Moment moment;
+  StreamClock::Moment time = clock_->Now(NativeStream(CurrentStream(device_)));
+  Moment moment = CountBytes();
+  moment.time = std::move(time);
+  return moment;
+}
+
+DeviceRecording::Moment DeviceRecording::End() const {
+  Moment moment = CountBytes();
   moment.time = clock_->Now(NativeStream(CurrentStream(device_)));
+  return moment;
+}
+
+DeviceRecording::Moment DeviceRecording::CountBytes() const {
+  Moment moment;
   moment.allocated_bytes = AllocatedBytes(device_);
   MutexLock lock(mu_);
   moment.known_bytes = KnownBytes();
@@ -76,12 +89,14 @@ DeviceRecording::Moment DeviceRecording::Begin() const {
 
 DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
                                                    uint64_t place, bool is_leaf) {
-  const Moment end = Begin();
+  const Moment end = End();
   MutexLock lock(mu_);
   const ObjectId id = FindOrAdd(tensor, place, is_leaf);
   Object& object = objects_[id];
   NoteAllocations(begin, end);
-  if (++object.handles == 1) AddKnown(tensor.storage(), object.planned.size_bytes);
+  if (++object.handles == 1) {
+    KnownOf(tensor.storage()).object_bytes += object.planned.size_bytes;
+  }
   Append(begin, end, id);
   return id;
 }
@@ -101,7 +116,7 @@ DeviceRecording::Moment DeviceRecording::BeginRead() {
 }
 
 void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor) {
-  const Moment end = Begin();
+  const Moment end = End();
   const int64_t backward = CurrentBackward();
   bool is_first = false;
   {
@@ -110,7 +125,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     if (!known_.contains(tensor.storage().unsafeGetStorageImpl())) {
       // It was fetched, just now or ahead.
       ahead_bytes_ -= static_cast<int64_t>(tensor.storage().nbytes());
-      AddKnown(tensor.storage(), tensor.storage().nbytes());
+      KnownOf(tensor.storage()).object_bytes = tensor.storage().nbytes();
     }
     Append(begin, end, object);
     const auto ending = endings_.find(backward);
@@ -150,14 +165,14 @@ void DeviceRecording::EndEnding(int64_t backward) {
 }
 
 void DeviceRecording::EndAside(const Moment& begin) {
-  const Moment end = Begin();
+  const Moment end = End();
   MutexLock lock(mu_);
   NoteAllocations(begin, end);
   Append(begin, end, std::nullopt);
 }
 
 void DeviceRecording::EndRelease(const Moment& begin, ObjectId id) {
-  const Moment end = Begin();
+  const Moment end = End();
   MutexLock lock(mu_);
   NoteAllocations(begin, end);
   Append(begin, end, std::nullopt);
@@ -182,8 +197,8 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
   const c10::Storage& storage = tensor.storage();
   const StorageExtent extent = ExtentOf(tensor);
   const SavedVersion version(tensor);
-  std::vector<ObjectId>& same_storage = by_storage_[storage.unsafeGetStorageImpl()];
-  for (const ObjectId id : same_storage) {
+  Known& known = KnownOf(storage);
+  for (const ObjectId id : known.objects) {
     const Object& object = objects_[id];
     if (object.version == version && object.extent.begin_bytes <= extent.begin_bytes &&
         extent.end_bytes <= object.extent.end_bytes) {
@@ -200,14 +215,15 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
   object.planned.size_bytes = object.extent.size_bytes();
   object.planned.signature = Signature(tensor, place, object.planned.size_bytes);
   objects_.push_back(std::move(object));
-  same_storage.push_back(id);
+  known.objects.push_back(id);
   return id;
 }
 
-void DeviceRecording::AddKnown(const c10::Storage& storage, uint64_t object_bytes) {
-  const auto [known, is_new] = known_.try_emplace(
-      storage.unsafeGetStorageImpl(), Known{storage.getWeakStorageImpl(), storage.nbytes(), 0});
-  known->second.object_bytes += object_bytes;
+DeviceRecording::Known& DeviceRecording::KnownOf(const c10::Storage& storage) {
+  return known_
+      .try_emplace(storage.unsafeGetStorageImpl(),
+                   Known{.storage = storage.getWeakStorageImpl(), .size_bytes = storage.nbytes()})
+      .first->second;
 }
 
 int64_t DeviceRecording::KnownBytes() const {

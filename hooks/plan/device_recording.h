@@ -93,6 +93,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     WeakStorage storage;
     uint64_t size_bytes = 0;
     uint64_t object_bytes = 0;  // that count for objects with handles; of what was fetched, all
+    std::vector<ObjectId> objects = {};
   };
   struct Entry {
     StreamClock::Moment begin;
@@ -107,14 +108,17 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     std::optional<Moment> begin;
   };
 
+  Moment End() const;
+  // All of a moment but its time.
+  Moment CountBytes() const;
   void BeginEnding(int64_t backward);
   void EndEnding(int64_t backward);
   void Append(const Moment& begin, const Moment& end, std::optional<ObjectId> used)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ObjectId FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddKnown(const c10::Storage& storage, uint64_t object_bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Which is known from now on.
+  Known& KnownOf(const c10::Storage& storage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of all that is known and on the device.
   int64_t KnownBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What whoever packs has allocated in between, less what it has let go of.
@@ -134,8 +138,6 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mu_);  // the first is the step's begin
   size_t uses_ ABSL_GUARDED_BY(mu_) = 0;             // among them
   std::vector<Object> objects_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<const c10::StorageImpl*, std::vector<ObjectId>> by_storage_
-      ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<const c10::StorageImpl*, Known> known_ ABSL_GUARDED_BY(mu_);
   // Allocated by whoever packs, in storages that are not known: what was fetched ahead.
   int64_t ahead_bytes_ ABSL_GUARDED_BY(mu_) = 0;

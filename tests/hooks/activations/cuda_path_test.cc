@@ -10,10 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,7 +26,6 @@
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/device.h"
-#include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -68,27 +69,35 @@ class CudaWorld {
     OffloadOptions options = SmallWindows(2 * kKiB);
     options.allocator.segment_bytes = 2 * kMiB;
     options.min_offload_bytes = 64;
-    const auto device = [&api](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
-      return std::make_shared<CudaDevice>(api, index);
+    const auto open = [&api, callers = callers_](int index) {
+      const auto device = std::make_shared<CudaDevice>(api, index);
+      callers->insert(callers->end(), {device, device->pinned_source()});
+      return absl::StatusOr<std::shared_ptr<Device>>(device);
     };
-    return OffloadSession::Create(options, DeviceBackend{"emu", device}).value();
+    return OffloadSession::Create(options, OwnBackend(open)).value();
+  }
+
+  // Returns when nobody calls the runtime any more: the graph, which workers of autograd let go of,
+  // outlives the session.
+  void Drop(std::shared_ptr<OffloadSession>& session) {
+    session.reset();
+    EXPECT_TRUE(Soon([&] {
+      return std::all_of(callers_->begin(), callers_->end(),
+                         [](const auto& caller) { return caller.expired(); });
+    }));
   }
 
   uint64_t device_bytes() { return fake_.machine().memory_stats(0).in_use_bytes; }
 
  private:
   FakeCuda fake_;
+  // Of all sessions.
+  const std::shared_ptr<std::vector<std::weak_ptr<void>>> callers_ =
+      std::make_shared<std::vector<std::weak_ptr<void>>>();
 };
 
 bool Quiet(const std::shared_ptr<OffloadSession>& session) {
   return Soon([&] { return session->GetStats().live_handles == 0; });
-}
-
-// Drops the session as the last of its owners.
-void Drop(std::shared_ptr<OffloadSession>& session) {
-  const std::weak_ptr<OffloadSession> watched = session;
-  session.reset();
-  EXPECT_TRUE(Soon([&] { return watched.expired(); }));
 }
 
 // --- A copy that faults while it runs: each in a process of its own, since what is leaked then
@@ -155,7 +164,7 @@ TEST_P(CudaPathTest, GradientsAreBitwiseTheSameAndNothingIsLeft) {
   ASSERT_TRUE(Quiet(session));
   EXPECT_GT(session->GetStats().evicted_bytes, 0u);
   EXPECT_GT(session->GetStats().prefetch_hits, 0u);
-  Drop(session);
+  world.Drop(session);
   EXPECT_EQ(world.fake().live_handles(), 0u);
   EXPECT_EQ(world.fake().live_segments(), 0u);
   EXPECT_EQ(world.device_bytes(), device_bytes);
@@ -185,7 +194,7 @@ Undisturbed TrainUndisturbed() {
   std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::Api());
   ExpectSameGradients(step.gradients, TrainStep(net, session));
   EXPECT_TRUE(Quiet(session));
-  Drop(session);
+  world.Drop(session);
   step.calls = world.fake().all_calls();
   return step;
 }
@@ -216,7 +225,7 @@ std::string StepWithAFailure(CudaWorld& world, const TestNet& net, const Gradien
   for (const at::Tensor& parameter : net.parameters()) parameter.mutable_grad().reset();
   EXPECT_TRUE(Quiet(session));
   EXPECT_EQ(session->GetAllocatorStats().booked_bytes.current, 0u);
-  Drop(session);
+  world.Drop(session);
   return raised;
 }
 

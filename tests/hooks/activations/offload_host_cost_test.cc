@@ -141,7 +141,7 @@ TEST(OffloadHostCost, ADeviceThatCannotBeSetUpIsTriedOnceInAScopeAndLoggedOnce) 
     ++tries;
     return absl::UnavailableError("busy");
   };
-  const auto session = OffloadSession::Create(SmallWindows(), {"emu", device}).value();
+  const auto session = OffloadSession::Create(SmallWindows(), OwnBackend(device)).value();
   busy = true;
   ::testing::internal::CaptureStderr();
   for (int step = 1; step <= 2; ++step) {

@@ -41,10 +41,11 @@ TEST(OffloadHostMemory, AReserveForADeviceThatThereIsNotIsAnError) {
 TEST(OffloadHostMemory, AReserveThatFailsOnceIsTriedAgainAndDisturbsNoScope) {
   OffloadWorld world(SmallWindows());
   bool fails = false;
-  const DeviceBackend backend = {"emu", [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
-                                   if (fails) return absl::UnavailableError("not now");
-                                   return world.machine().device(index);
-                                 }};
+  const DeviceBackend backend =
+      OwnBackend([&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+        if (fails) return absl::UnavailableError("not now");
+        return world.machine().device(index);
+      });
   const auto session = OffloadSession::Create(SmallWindows(1), backend).value();
   fails = true;
   EXPECT_THAT(session->Reserve(0, kMiB), StatusIs(absl::StatusCode::kUnavailable));
@@ -60,10 +61,11 @@ TEST(OffloadHostMemory, AReserveThatFailsOnceIsTriedAgainAndDisturbsNoScope) {
 TEST(OffloadHostMemory, AReserveOpensADeviceThatIsInUseNoMore) {
   OffloadWorld world(SmallWindows());
   int opened = 0;
-  const DeviceBackend backend = {"emu", [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
-                                   ++opened;
-                                   return world.machine().device(index);
-                                 }};
+  const DeviceBackend backend =
+      OwnBackend([&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+        ++opened;
+        return world.machine().device(index);
+      });
   const auto session = OffloadSession::Create(SmallWindows(), backend).value();
   ASSERT_THAT(session->Reserve(0, kMiB), IsOk());
   const int before = opened;

@@ -259,13 +259,6 @@ OffloadOptions TightOptions() {
   return options;
 }
 
-EmulatedOptions SlowCopies() {
-  EmulatedOptions machine = MachineOptions();
-  machine.faults.stall_copies_from = 1;
-  machine.faults.stall_ms = 1;
-  return machine;
-}
-
 class OffloadFaults : public ::testing::TestWithParam<std::tuple<DeviceCall, bool>> {};
 
 TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
@@ -277,7 +270,7 @@ TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
   uint64_t calls_in_forward = 0;
   uint64_t calls_after = 0;
   {
-    EmuWorld world(SlowCopies(), options);
+    EmuWorld world(SlowCopies(/*stall_ms=*/1), options);
     const TestNet net(world.device(), at::kFloat, TinyNet());
     calls_before = world.machine().calls(call);
     SeedGenerators();
@@ -298,7 +291,7 @@ TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
     // Without host memory or its copy, a tensor stays on the device; a query is repeated.
     const bool must_succeed = call == DeviceCall::kPin || call == DeviceCall::kQueryEvent ||
                               (call == DeviceCall::kCopy && at <= calls_in_forward);
-    EmulatedOptions machine = SlowCopies();
+    EmulatedOptions machine = SlowCopies(/*stall_ms=*/1);
     machine.faults.calls.push_back({call, at, /*sticky=*/false});
     EmuWorld world(machine, options);
     const TestNet net(world.device(), at::kFloat, TinyNet());

@@ -58,7 +58,7 @@ class OffloadMeanwhile : public ::testing::Test {
   std::shared_ptr<OffloadSession> NewSession(const OffloadOptions& options) {
     device_ = std::make_shared<ActingDevice>(world_.machine().device(0));
     const std::shared_ptr<Device> device = device_;
-    return OffloadSession::Create(options, {"emu", [device](int) { return device; }}).value();
+    return OffloadSession::Create(options, OwnBackend([device](int) { return device; })).value();
   }
 
   OffloadWorld world_{SmallWindows()};

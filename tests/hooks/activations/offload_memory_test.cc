@@ -137,7 +137,7 @@ TEST(OffloadMemory, WithoutOverlapATensorWhoseCopyIsNotKnownToBeDoneStaysOnTheDe
   });
   const std::shared_ptr<Device> device = failing;
   const auto session =
-      OffloadSession::Create(options, {"emu", [device](int) { return device; }}).value();
+      OffloadSession::Create(options, OwnBackend([device](int) { return device; })).value();
   at::Tensor y;
   {
     const OffloadScope scope(session);

@@ -213,7 +213,7 @@ TEST(OffloadSessionScope, ADeviceThatCanNeverBeSetUpRaises) {
       if (!opens.ok()) return opens;
       return emulated.device(index);
     };
-    const auto session = OffloadSession::Create(SmallWindows(), {"emu", open}).value();
+    const auto session = OffloadSession::Create(SmallWindows(), OwnBackend(open)).value();
     opens = never;
     const TestNet net(world.device(), at::kFloat);
     try {

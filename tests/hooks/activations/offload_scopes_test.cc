@@ -145,6 +145,24 @@ TEST_F(OffloadScopes, ATaskThatOutlivesTheScopeThatItWasStartedInMayOpenOneOfIts
   }
 }
 
+TEST_F(OffloadScopes, ACallbackThatCarriesAScopeWhichHasEndedMayOpenOneOfItsOwn) {
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  std::optional<OffloadScope> carried(std::in_place, world_.session());
+  const at::ThreadLocalState state;
+  carried.reset();
+  {
+    const at::ThreadLocalStateGuard guard(state);
+    const OffloadScope own(world_.session());
+    y = ObserveOne(carrier, carrier, 1, &seen);
+  }
+  EXPECT_EQ(stats().kept_scope_ended, 0u);
+  EXPECT_EQ(stats().offloaded, 1u);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 1)));
+}
+
 // A scope goes where the thread's state goes: at::launch and fork/join take it along.
 TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenAnotherThreadSavesInTheSameScope) {
   const at::Tensor carrier = NewCarrier();

@@ -60,7 +60,7 @@ class OffloadStickyError : public ::testing::Test {
                                                    uint64_t window_bytes = 6 * kKiB) {
     OffloadOptions options = SmallWindows(window_bytes);
     options.allocator.segment_bytes = 256 * kKiB;
-    const DeviceBackend backend = {"emu", [device](int) { return device; }};
+    const DeviceBackend backend = OwnBackend([device](int) { return device; });
     return OffloadSession::Create(options, backend).value();
   }
 

@@ -28,15 +28,20 @@ using ::testing::HasSubstr;
 class OffloadTensorKinds : public ::testing::Test {
  protected:
   OffloadStats stats() { return world_.session()->GetStats(); }
-  // What comes back of a tensor that was saved in a scope.
+  // What comes back of a tensor that was saved in a scope, beside a plain one, which leaves.
   at::Tensor SaveAndReadBack(const at::Tensor& tensor) {
     std::vector<at::Tensor> seen;
+    std::vector<at::Tensor> seen_plain;
     at::Tensor y;
     {
       const OffloadScope scope(world_.session());
       y = Observe(carrier_, {tensor}, &seen);
+      y = Observe(y, {Activation(carrier_, {64, 64}, 3)}, &seen_plain);
     }
     y.backward();
+    EXPECT_EQ(stats().offloaded, 1u);
+    EXPECT_GT(stats().evicted_bytes, 0u);
+    EXPECT_TRUE(SameBytes(seen_plain.at(0), ActivationValues({64, 64}, 3)));
     return seen.at(0);
   }
 
@@ -66,6 +71,7 @@ TEST_F(OffloadTensorKinds, AChangeOfANestedTensorRaisesWhatAutogradRaises) {
     const OffloadScope scope(world_.session());
     y = Observe(carrier_, {nested}, &seen);
   }
+  EXPECT_EQ(stats().kept_unsupported, 1u);
   nested.detach().mul_(2);
   EXPECT_THAT([&] { y.backward(); },
               ::testing::Throws<c10::Error>(::testing::Property(

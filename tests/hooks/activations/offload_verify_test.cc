@@ -91,7 +91,7 @@ class FaultyDevice : public ForwardingDevice {
 std::shared_ptr<OffloadSession> SessionOn(EmuWorld& world, Fault fault, OffloadOptions options) {
   auto device = std::make_shared<FaultyDevice>(
       std::shared_ptr<EmulatedMachine>(std::shared_ptr<void>(), &world.machine()), fault);
-  return OffloadSession::Create(options, {"emu", [device](int) { return device; }}).value();
+  return OffloadSession::Create(options, OwnBackend([device](int) { return device; })).value();
 }
 
 // One saved tensor of [32, 48] floats that has left the device when backward needs it.

@@ -115,6 +115,15 @@ TEST(OffloadWindows, ATensorThatIsReadTwiceStandsInForNoOtherOfItsParcel) {
   EXPECT_EQ(world.QuietStats().fetched_on_demand, 1u);
 }
 
+// A node whose backward sees what is on the device once what was lent has come back.
+at::Tensor ProbeWhatIsLeft(OffloadWorld& world, uint64_t* left_bytes) {
+  return Probe(world.carrier, {}, [&world, left_bytes](const at::Tensor& grad, const UnpackSaved&) {
+    world.session()->FreeDeviceMemory(0);
+    *left_bytes = world.device_bytes();
+    return grad;
+  });
+}
+
 // A backward that has read a part of it counts for nothing later.
 TEST(OffloadWindows, EachBackwardHoldsWhatItFetchesUntilItHasReadAllOfItAndNoLonger) {
   OffloadOptions options = SmallWindows(kMiB);
@@ -127,11 +136,7 @@ TEST(OffloadWindows, EachBackwardHoldsWhatItFetchesUntilItHasReadAllOfItAndNoLon
   {
     const OffloadScope scope(world.session());
     const at::Tensor shared = world.activation(64);
-    y = Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
-      world.session()->FreeDeviceMemory(0);  // what was lent comes back
-      left_bytes = world.device_bytes();
-      return grad;
-    });
+    y = ProbeWhatIsLeft(world, &left_bytes);
     for (int i = 0; i < 3; ++i) {
       y = Probe(y, {shared}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
         unpack();
@@ -164,11 +169,7 @@ TEST(OffloadWindows, ATensorThatGoesUnreadDoesNotMakeALaterBackwardHoldWhatItHas
   {
     const OffloadScope scope(world.session());
     const at::Tensor shared = world.activation(64);
-    y = Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
-      world.session()->FreeDeviceMemory(0);  // what was lent comes back
-      left_bytes = world.device_bytes();
-      return grad;
-    });
+    y = ProbeWhatIsLeft(world, &left_bytes);
     y = Probe(y, {shared}, OffloadWorld::Use);
     unread = Probe(world.carrier, {shared}, OffloadWorld::Use);
   }

@@ -33,14 +33,6 @@ namespace pinion::testing {
 // A tensor of so many KiB; 32 and more fill a copy of their own on the link of SmallWindows().
 inline std::vector<int64_t> KiB(int64_t kib) { return {kib * 256}; }
 
-// Copies take so long that nothing is known to be done while a test saves and reads.
-inline EmulatedOptions SlowCopies() {
-  EmulatedOptions machine = MachineOptions();
-  machine.faults.stall_copies_from = 1;
-  machine.faults.stall_ms = 10;
-  return machine;
-}
-
 class OffloadWorld : public EmuWorld {
  public:
   explicit OffloadWorld(const OffloadOptions& options,

@@ -99,13 +99,7 @@ class StepRecorderOnTwoDevices : public StepRecorderTest {
 // Every copy is stuck for 10 ms of virtual time.
 class StepRecorderWithSlowCopies : public StepRecorderTest {
  protected:
-  StepRecorderWithSlowCopies() : StepRecorderTest(SlowCopies()) {}
-  static EmulatedOptions SlowCopies() {
-    EmulatedOptions options = MachineOptions();
-    options.faults.stall_copies_from = 1;
-    options.faults.stall_ms = 10;
-    return options;
-  }
+  StepRecorderWithSlowCopies() : StepRecorderTest(SlowCopies(/*stall_ms=*/10)) {}
 };
 
 std::vector<uint64_t> Sizes(const StepRecord& step) {

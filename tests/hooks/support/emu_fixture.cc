@@ -89,6 +89,13 @@ EmulatedOptions MachineOptions(EffectSchedule schedule, ReuseMode reuse, uint64_
   return options;
 }
 
+EmulatedOptions SlowCopies(double stall_ms) {
+  EmulatedOptions options = MachineOptions();
+  options.faults.stall_copies_from = 1;
+  options.faults.stall_ms = stall_ms;
+  return options;
+}
+
 OffloadOptions SmallWindows(uint64_t window_bytes) {
   OffloadOptions options;
   options.eviction_window_bytes = window_bytes;
@@ -113,6 +120,13 @@ bool Soon(const std::function<bool()>& condition) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return condition();
+}
+
+DeviceBackend OwnBackend(std::function<absl::StatusOr<std::shared_ptr<Device>>(int)> device) {
+  // It lives as long as a tier does that was made for it, so that no other has its address.
+  const auto system = std::make_shared<char>();
+  const auto open = [device = std::move(device), system](int index) { return device(index); };
+  return {"emu", open, system.get()};
 }
 
 namespace {
@@ -190,9 +204,9 @@ std::unique_ptr<EmuWorld::Place> EmuWorld::Open(const EmulatedOptions& options) 
       place->backend = EmulatedBackend(place->machine);
     } else {
       place->fake_cuda = std::make_unique<FakeCuda>(place->machine);
-      place->backend = {"emu", [callers = place->callers](int index) {
-                          return absl::StatusOr<std::shared_ptr<Device>>(callers->NewDevice(index));
-                        }};
+      place->backend = OwnBackend([callers = place->callers](int index) {
+        return absl::StatusOr<std::shared_ptr<Device>>(callers->NewDevice(index));
+      });
     }
     return place;
   }

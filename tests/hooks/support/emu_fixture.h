@@ -27,6 +27,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
@@ -41,6 +42,9 @@ namespace pinion::testing {
 // PINION_TEST_SCHEDULE is early, late (the default) or random, PINION_TEST_REUSE is immediate (the
 // default) or quarantine, PINION_TEST_SEED is a number. A failure prints what they were.
 EmulatedOptions MachineOptions();
+// The same, where each copy is stuck for so long that nothing is known to be done while a test
+// saves and reads.
+EmulatedOptions SlowCopies(double stall_ms = 10);
 // For a test that is about one of them.
 EmulatedOptions MachineOptions(EffectSchedule schedule, ReuseMode reuse = ReuseMode::kImmediate,
                                uint64_t seed = 1);
@@ -96,6 +100,10 @@ class EmuWorld {
 // True once `condition` is, within ten seconds: for what autograd's worker threads let go of a
 // moment after backward() has returned.
 bool Soon(const std::function<bool()>& condition);
+
+// A backend of the test's own, whose sessions share a tier with nobody: workers of autograd may
+// still hold the tier of a test before.
+DeviceBackend OwnBackend(std::function<absl::StatusOr<std::shared_ptr<Device>>(int)> device);
 
 }  // namespace pinion::testing
 
