@@ -6,14 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/plan/link_rates.h"
+#include "pinion/engine/plan/step_lives.h"
 
 namespace pinion {
 namespace {
-
-constexpr double kBytesPerUs = 1e3;  // of 1 GB/s
 
 // A stretch as the copies of one direction see it.
 struct Need {
@@ -29,33 +27,6 @@ struct Needs {
   double in_the_end_bytes = 0;  // that have to be away behind the last one
 };
 
-// What a record says of one object, as places in the row of stretches.
-struct Life {
-  size_t made = 0;             // the first stretch with it
-  size_t over = 0;             // the last one
-  std::vector<size_t> in_use;  // ascending
-  bool is_read = false;        // after it was made
-};
-
-std::vector<Life> LivesOf(const StepRecord& step) {
-  std::vector<Life> lives(step.objects.size());
-  for (size_t use = 0; use < step.uses.size(); ++use) {
-    const uint32_t index = step.uses[use];
-    Life& life = lives[index];
-    const bool makes_it =
-        life.in_use.empty() && step.objects[index].origin == StepObject::Origin::kDevice;
-    const size_t stretch = makes_it ? use : use + 1;
-    if (life.in_use.empty()) life.made = stretch;
-    life.in_use.push_back(stretch);
-    life.is_read = life.is_read || !makes_it;
-    life.over = stretch;
-  }
-  for (Life& life : lives) {
-    if (!life.is_read) life.over = step.uses.size();  // nobody says that it is not needed any more
-  }
-  return lives;
-}
-
 // Both have the order of the step.
 struct BothWays {
   Needs out;
@@ -69,11 +40,11 @@ BothWays NeedsOf(const StepRecord& step) {
                                    .fixed_bytes = static_cast<double>(stretch.other_bytes)});
   }
   needs.in = needs.out;
-  const std::vector<Life> lives = LivesOf(step);
+  const std::vector<ObjectLife> lives = LivesOf(step);
   const size_t end = step.stretches.size();
   for (size_t index = 0; index < lives.size(); ++index) {
     const StepObject& object = step.objects[index];
-    const Life& life = lives[index];
+    const ObjectLife& life = lives[index];
     // What dropping does not free is among the other bytes.
     if (!object.frees) continue;
     const double size = static_cast<double>(object.size_bytes);
@@ -140,30 +111,8 @@ Waits WaitsFor(const Needs& needs, double memory_bytes, double bytes_per_us) {
   return waits;
 }
 
-struct Rates {
-  double out = 0, in = 0;                // bytes per us, alone
-  double duplex_out = 0, duplex_in = 0;  // both at once
-};
-
-absl::StatusOr<Rates> RatesOf(const LinkCalibration& link) {
-  const auto measured = [](const char* name, double gb_per_s) -> absl::StatusOr<double> {
-    if (gb_per_s > 0) return gb_per_s * kBytesPerUs;
-    return absl::InvalidArgumentError(absl::StrCat("the link's ", name, " is ", gb_per_s,
-                                                   " GB/s: measure it (CalibrateLink), or use "
-                                                   "AssumedLink()"));
-  };
-  Rates rates;
-  PINION_ASSIGN_OR_RETURN(rates.out, measured("d2h.gb_per_s", link.d2h.gb_per_s));
-  PINION_ASSIGN_OR_RETURN(rates.in, measured("h2d.gb_per_s", link.h2d.gb_per_s));
-  PINION_ASSIGN_OR_RETURN(rates.duplex_out,
-                          measured("d2h_duplex_gb_per_s", link.d2h_duplex_gb_per_s));
-  PINION_ASSIGN_OR_RETURN(rates.duplex_in,
-                          measured("h2d_duplex_gb_per_s", link.h2d_duplex_gb_per_s));
-  return rates;
-}
-
 // For so many bytes in each direction, in the best order.
-double LinkUs(double out_bytes, double in_bytes, const Rates& rates) {
+double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates) {
   const double one_after_the_other_us = out_bytes / rates.out + in_bytes / rates.in;
   const double both_us = std::min(out_bytes / rates.duplex_out, in_bytes / rates.duplex_in);
   const double rest_us = (out_bytes - both_us * rates.duplex_out) / rates.out +
@@ -176,7 +125,7 @@ double LinkUs(double out_bytes, double in_bytes, const Rates& rates) {
 absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_bytes,
                                         const LinkCalibration& link) {
   PINION_RETURN_IF_ERROR(step.Validate());
-  PINION_ASSIGN_OR_RETURN(const Rates rates, RatesOf(link));
+  PINION_ASSIGN_OR_RETURN(const LinkRates rates, RatesOf(link));
   BothWays needs = NeedsOf(step);
   std::reverse(needs.in.stretches.begin(), needs.in.stretches.end());
   const double memory = static_cast<double>(memory_bytes);

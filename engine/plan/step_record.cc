@@ -64,6 +64,11 @@ absl::Status StepRecord::Validate() const {
         absl::StrCat("there are ", stretches.size(), " stretches around ", uses.size(),
                      " uses: there has to be one before each use and one after the last"));
   }
+  if (!operators.empty() && operators.size() != uses.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("there are ", operators.size(),
+                                                   " operators for ", uses.size(),
+                                                   " uses: give one for each use, or none at all"));
+  }
   for (size_t i = 0; i < stretches.size(); ++i) {
     if (!IsTime(stretches[i].compute_us)) {
       return absl::InvalidArgumentError(absl::StrCat("stretch ", i, " cannot take ",

@@ -59,8 +59,12 @@ struct StepStretch {
 };
 
 struct StepRecord {
-  std::vector<StepObject> objects;     // in the order of their first uses
-  std::vector<uint32_t> uses;          // objects by index
+  std::vector<StepObject> objects;  // in the order of their first uses
+  std::vector<uint32_t> uses;       // objects by index
+  // By use, a number of the operator that makes or reads the object; those next to each other with
+  // the same number are one operator's, which has what it uses until the next operator's first use.
+  // Empty: each use is an operator of its own.
+  std::vector<uint32_t> operators;
   std::vector<StepStretch> stretches;  // one more than there are uses
   // The device could not time its streams, so `compute_us` is the host's time between calls, which
   // are made ahead of the device: good for an order of magnitude at best.

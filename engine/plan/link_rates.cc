@@ -1,0 +1,31 @@
+#include "pinion/engine/plan/link_rates.h"
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/status_macros.h"
+
+namespace pinion {
+namespace {
+
+constexpr double kBytesPerUs = 1e3;  // of 1 GB/s
+
+absl::StatusOr<double> RateOf(const char* name, double gb_per_s) {
+  if (gb_per_s > 0) return gb_per_s * kBytesPerUs;
+  return absl::InvalidArgumentError(absl::StrCat("the link's ", name, " is ", gb_per_s,
+                                                 " GB/s: measure it (CalibrateLink), or use "
+                                                 "AssumedLink()"));
+}
+
+}  // namespace
+
+absl::StatusOr<LinkRates> RatesOf(const LinkCalibration& link) {
+  LinkRates rates;
+  PINION_ASSIGN_OR_RETURN(rates.out, RateOf("d2h.gb_per_s", link.d2h.gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.in, RateOf("h2d.gb_per_s", link.h2d.gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.duplex_out,
+                          RateOf("d2h_duplex_gb_per_s", link.d2h_duplex_gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.duplex_in, RateOf("h2d_duplex_gb_per_s", link.h2d_duplex_gb_per_s));
+  return rates;
+}
+
+}  // namespace pinion

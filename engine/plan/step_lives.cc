@@ -1,0 +1,36 @@
+#include "pinion/engine/plan/step_lives.h"
+
+#include <cstdint>
+
+namespace pinion {
+
+std::vector<ObjectLife> LivesOf(const StepRecord& step) {
+  std::vector<ObjectLife> lives(step.objects.size());
+  for (size_t use = 0; use < step.uses.size(); ++use) {
+    const uint32_t index = step.uses[use];
+    ObjectLife& life = lives[index];
+    const bool makes_it =
+        life.in_use.empty() && step.objects[index].origin == StepObject::Origin::kDevice;
+    const size_t stretch = makes_it ? use : use + 1;
+    if (life.in_use.empty()) life.made = stretch;
+    life.in_use.push_back(stretch);
+    life.is_read = life.is_read || !makes_it;
+    life.over = stretch;
+  }
+  for (ObjectLife& life : lives) {
+    if (!life.is_read) life.over = step.uses.size();  // nobody says that it is not needed any more
+  }
+  return lives;
+}
+
+std::vector<size_t> OperatorEnds(const StepRecord& step) {
+  std::vector<size_t> ends(step.uses.size());
+  for (size_t use = step.uses.size(); use-- > 0;) {
+    const bool goes_on = !step.operators.empty() && use + 1 < step.uses.size() &&
+                         step.operators[use] == step.operators[use + 1];
+    ends[use] = goes_on ? ends[use + 1] : use;
+  }
+  return ends;
+}
+
+}  // namespace pinion

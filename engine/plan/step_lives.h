@@ -1,0 +1,30 @@
+// When the objects of a step are on the device, if nothing is moved: what bounds and plans share.
+
+#ifndef PINION_ENGINE_PLAN_STEP_LIVES_H_
+#define PINION_ENGINE_PLAN_STEP_LIVES_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "pinion/engine/plan/step_record.h"
+
+namespace pinion {
+
+// One object's life, as places in the row of stretches.
+struct ObjectLife {
+  size_t made = 0;             // the first stretch with it
+  size_t over = 0;             // the last one
+  std::vector<size_t> in_use;  // ascending; in the others, it may be away
+  bool is_read = false;        // after it was made
+};
+
+// By object, of a valid record. An object is in use throughout the stretch that makes it, and
+// throughout the stretch behind each later use.
+std::vector<ObjectLife> LivesOf(const StepRecord& step);
+
+// By use: the last one of the same operator.
+std::vector<size_t> OperatorEnds(const StepRecord& step);
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_STEP_LIVES_H_

@@ -1,0 +1,43 @@
+// How long a step takes whose objects are moved as planned: a model of the compute and of the two
+// directions of the link.
+//
+//   PINION_ASSIGN_OR_RETURN(StepTimes times, SimulateStep(step, plan.moves, link));
+//   times.step_us, times.stalls_us[i]          // what stretch i waited before it began
+//
+// Copies of one direction go one after the other, in the order in which they are submitted: out in
+// the order in which the objects are made, in in the order of `moves`. Each takes its fixed cost
+// and then its bytes at the link's bandwidth, at the duplex rate while the other direction carries
+// something. The compute waits where a move says so, and for nothing else.
+//
+// Thread safety: a pure function.
+
+#ifndef PINION_ENGINE_PLAN_STEP_SIMULATION_H_
+#define PINION_ENGINE_PLAN_STEP_SIMULATION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+
+namespace pinion {
+
+struct StepTimes {
+  double step_us = 0;
+  std::vector<double> begins_us;  // of each stretch's compute
+  std::vector<double> stalls_us;  // that it waited before that
+  std::vector<double> out_us;     // by move: when its copy out was done; 0 without one
+  std::vector<double> in_us;      // by move: when its copy in was done; 0 without one
+};
+
+// InvalidArgument for a record that is not valid, a move that is impossible in it, and for a link
+// that was not measured.
+absl::StatusOr<StepTimes> SimulateStep(const StepRecord& step, absl::Span<const StepMove> moves,
+                                       const LinkCalibration& link);
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_STEP_SIMULATION_H_

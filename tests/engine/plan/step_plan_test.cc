@@ -1,0 +1,179 @@
+// A link of 1 GB/s carries 1000 bytes in a microsecond, so the times below can be added up by hand.
+
+#include "pinion/engine/plan/step_plan.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/step_bound.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kKb = 1000;
+
+LinkCalibration Link() {
+  LinkCalibration link;
+  link.d2h = {.gb_per_s = 1};
+  link.h2d = {.gb_per_s = 1};
+  link.d2h_duplex_gb_per_s = 1;
+  link.h2d_duplex_gb_per_s = 1;
+  return link;
+}
+
+// One forward that makes objects of these sizes, and its backward, in 10 us of compute each.
+StepRecord Chain(const std::vector<uint64_t>& sizes_kb) {
+  StepRecord step;
+  for (const uint64_t size_kb : sizes_kb) {
+    step.uses.push_back(static_cast<uint32_t>(step.objects.size()));
+    step.objects.push_back({.size_bytes = size_kb * kKb});
+  }
+  for (size_t i = sizes_kb.size(); i-- > 0;) step.uses.push_back(static_cast<uint32_t>(i));
+  step.stretches.assign(step.uses.size() + 1, {.compute_us = 10});
+  return step;
+}
+
+std::vector<uint32_t> Moved(const StepPlan& plan) {
+  std::vector<uint32_t> objects;
+  for (const StepMove& move : plan.moves) objects.push_back(move.object);
+  return objects;
+}
+
+TEST(StepPlan, WhereAllFitsNothingIsMoved) {
+  const StepRecord step = Chain({4, 4, 4, 4});
+  const StepPlan plan = PlanStep(step, 16 * kKb, Link()).value();
+  EXPECT_THAT(plan.moves, IsEmpty());
+  EXPECT_EQ(plan.peak_bytes, 16 * kKb);
+  EXPECT_EQ(plan.step_us, step.compute_us());
+}
+
+TEST(StepPlan, OfAForwardAndItsBackwardTheOldestLeaveAndOnlyAsManyAsHaveTo) {
+  const StepPlan plan = PlanStep(Chain({4, 4, 4, 4}), 12 * kKb, Link()).value();
+  // At the turn all four would be there. Object 0 goes before object 3 is made, and comes back once
+  // object 3 has been read.
+  EXPECT_THAT(plan.moves,
+              ElementsAre(StepMove{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 7}));
+  EXPECT_EQ(plan.peak_bytes, 12 * kKb);
+  EXPECT_EQ(plan.step_us, 90) << "both copies hide behind the compute";
+}
+
+TEST(StepPlan, MoreIsMovedTheLessMemoryThereIs) {
+  const StepRecord step = Chain({4, 4, 4, 4, 4, 4});
+  EXPECT_THAT(Moved(PlanStep(step, 16 * kKb, Link()).value()), ElementsAre(1, 0));
+  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, Link()).value()), ElementsAre(2, 1, 0));
+}
+
+TEST(StepPlan, OtherBytesTakeTheRoomOfObjects) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  step.stretches[3].other_bytes = 4 * kKb;
+  EXPECT_THAT(Moved(PlanStep(step, 16 * kKb, Link()).value()), ElementsAre(0));
+}
+
+TEST(StepPlan, WhatFreesNothingStays) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  step.objects[0].frees = false;
+  EXPECT_THAT(Moved(PlanStep(step, 8 * kKb, Link()).value()), ElementsAre(1));
+}
+
+TEST(StepPlan, WhatIsNeverReadLeavesFirstAndDoesNotComeBack) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  step.uses = {0, 1, 2, 3, 3, 2, 0};
+  step.stretches.pop_back();
+  const StepPlan plan = PlanStep(step, 12 * kKb, Link()).value();
+  ASSERT_THAT(Moved(plan), ElementsAre(1));
+  EXPECT_EQ(plan.moves[0].fetch_at, StepMove::kNever);
+}
+
+TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
+  StepRecord step = Chain({4, 8, 8});
+  step.uses = {0, 1, 1, 0, 2, 2, 0};
+  step.stretches.assign(8, {.compute_us = 10});
+  step.stretches[2].other_bytes = step.stretches[5].other_bytes = 4 * kKb;
+  const StepPlan plan = PlanStep(step, 12 * kKb, Link()).value();
+  ASSERT_THAT(Moved(plan), ElementsAre(0, 0));
+  EXPECT_TRUE(plan.moves[0].copies_out);
+  EXPECT_FALSE(plan.moves[1].copies_out);
+}
+
+TEST(StepPlan, WhatTheHostHasIsNotCopiedOut) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  step.objects[0].clean = true;
+  EXPECT_FALSE(PlanStep(step, 12 * kKb, Link()).value().moves.at(0).copies_out);
+}
+
+TEST(StepPlan, WhatOneOperatorUsesStaysUntilTheNextOneBegins) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  EXPECT_EQ(LeastMemoryBytes(step).value(), 8 * kKb);
+  step.operators = {1, 1, 1, 2, 3, 4, 5, 6};
+  EXPECT_EQ(LeastMemoryBytes(step).value(), 16 * kKb) << "objects 0 to 2 while 3 is made";
+}
+
+TEST(StepPlan, AMemoryThatIsTooSmallIsToldTheLeastThatCanBe) {
+  const StepRecord step = Chain({4, 4, 4, 4});
+  EXPECT_THAT(PlanStep(step, 8 * kKb - 1, Link()).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("into 7999 bytes"), HasSubstr("least is 8000 bytes"))));
+  EXPECT_THAT(PlanStep(step, 8 * kKb, Link()), IsOk());
+}
+
+TEST(StepPlan, ASmallObjectGoesInsteadOfALargeOneWhereItMakesRoomEnough) {
+  // Object 0 is farthest away, but its copy takes 40 us each way; object 1 is enough.
+  const StepRecord step = Chain({40, 4, 4, 4});
+  EXPECT_THAT(Moved(PlanStep(step, 49 * kKb, Link()).value()), ElementsAre(1));
+}
+
+TEST(StepPlan, AsLittleAsIsNeededTakesTheLeastMemoryThatCostsNoTime) {
+  StepRecord step = Chain(std::vector<uint64_t>(12, 4));
+  for (StepStretch& stretch : step.stretches) stretch.compute_us = 3;  // a copy takes 4
+  const StepPlan plan = PlanStepWithin(step, 1.01, Link()).value();
+  EXPECT_LE(plan.step_us, 1.01 * step.compute_us());
+  EXPECT_LT(plan.peak_bytes, 48 * kKb);
+  EXPECT_GT(PlanStep(step, plan.peak_bytes - 4 * kKb, Link()).value().step_us,
+            1.01 * step.compute_us());
+}
+
+TEST(StepPlan, AsLittleAsIsNeededIsTheLeastOfAllWhereTheLinkHidesEverything) {
+  StepRecord step = Chain(std::vector<uint64_t>(12, 4));
+  for (StepStretch& stretch : step.stretches) stretch.compute_us = 1000;
+  StepPlan plan = PlanStepWithin(step, 1.01, Link()).value();
+  EXPECT_EQ(plan.peak_bytes, LeastMemoryBytes(step).value());
+}
+
+TEST(StepPlan, NoPlanIsShorterThanTheBound) {
+  StepRecord step = Chain({4, 8, 2, 4, 16, 4, 2, 8});
+  for (StepStretch& stretch : step.stretches) stretch.compute_us = 2;
+  for (uint64_t memory = LeastMemoryBytes(step).value(); memory < 50 * kKb; memory += kKb) {
+    EXPECT_GE(PlanStep(step, memory, Link()).value().step_us,
+              StepLowerBoundUs(step, memory, Link()).value() - 1e-6)
+        << memory;
+  }
+}
+
+TEST(StepPlan, RefusesWhatItCannotPlanByName) {
+  StepRecord step = Chain({4, 4});
+  step.objects[1].origin = StepObject::Origin::kHost;
+  EXPECT_THAT(PlanStep(step, 8 * kKb, Link()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("object 1")));
+  EXPECT_THAT(PlanStepWithin(step, 1.01, Link()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("object 1")));
+  step.uses.pop_back();
+  EXPECT_THAT(LeastMemoryBytes(step).status(), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(PlanStep(Chain({4}), 8 * kKb, LinkCalibration()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("d2h.gb_per_s")));
+}
+
+}  // namespace
+}  // namespace pinion
