@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -54,10 +55,13 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
   group.name = name;
   const std::string trace_path = std::exchange(options.trace_path, "");
   for (const OffloadMode mode :
-       {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion}) {
+       {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion, OffloadMode::kPlanned}) {
     announce(absl::StrCat(name, ", ", OffloadModeName(mode)));
     options.offload = mode;
-    if (mode == OffloadMode::kPinion) options.trace_path = trace_path;
+    options.trace_path = mode == OffloadMode::kPinion ? trace_path : "";
+    if (mode == OffloadMode::kPlanned) {
+      options.memory_target_bytes = group.runs.back().result.peak_device_bytes;
+    }
     ComparedRun run;
     run.offload = mode;
     PINION_ASSIGN_OR_RETURN(run.result, Train(options, text, nullptr));
@@ -87,7 +91,7 @@ LinkCalibration LinkOf(const LinkModel& model) {
 
 absl::StatusOr<std::string> LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
   const RunResult& none = group.runs.front().result;
-  const RunResult& pinion = group.runs.back().result;
+  const RunResult& pinion = group.runs[static_cast<size_t>(OffloadMode::kPinion)].result;
   PINION_ASSIGN_OR_RETURN(
       const double bound_us,
       StepLowerBoundUs(none.step, pinion.peak_device_bytes, LinkOf(options.preset.link)));

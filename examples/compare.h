@@ -26,7 +26,7 @@ struct ComparedRun {
   std::optional<bool> repeats_itself;
 };
 
-// One device, with the three runs in the order of OffloadMode.
+// One device, with the runs in the order of OffloadMode.
 struct ComparedGroup {
   std::string name;         // "scaled", a preset's name, or "cuda:0"
   std::string description;  // for people
@@ -47,7 +47,8 @@ using RunAnnouncement = std::function<void(const std::string& run)>;
 // On the emulated accelerator: the scaled preset, a real one whose link hides this model's
 // transfers and one whose link cannot. On CUDA: the device as it is. `base` says what to train;
 // its offload mode, preset and memory limit are replaced. A trace, where one is asked for, is the
-// first group's run with Pinion. The first group's run without offload is made twice, since no
+// first group's run with Pinion. The planned run's target is what the run with Pinion has taken at
+// its peak. The first group's run without offload is made twice, since no
 // comparison means anything where it does not repeat itself. FailedPrecondition with
 // PINION_DISABLE=1, which leaves nothing to compare.
 absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const TextData& text,

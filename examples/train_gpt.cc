@@ -2,6 +2,7 @@
 //
 //   train_gpt                       trains under a memory limit that offloading alone can meet
 //   train_gpt --offload=none        the same without offloading: runs out of device memory
+//   train_gpt --memory_target=96MiB never has more on the device, and moves what it has to
 //   train_gpt --compare             none, blocking and Pinion side by side
 
 #include <algorithm>
@@ -50,9 +51,13 @@ ABSL_FLAG(std::optional<int64_t>, batch, std::nullopt, "sequences in a step");
 ABSL_FLAG(double, dropout, 0, "share of the residual branches' outputs that a step drops");
 ABSL_FLAG(std::string, dtype, "float32", "float32 or bfloat16");
 ABSL_FLAG(std::optional<int64_t>, steps, std::nullopt,
-          "steps to train; default: 150, with --compare 5");
+          "steps to train; default: 150, with --compare 7");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial weights, the batches and dropout");
-ABSL_FLAG(std::string, offload, "pinion", "none, blocking or pinion");
+ABSL_FLAG(std::string, offload, "pinion",
+          "none, blocking, pinion (by windows) or planned (by --memory_target)");
+ABSL_FLAG(std::string, memory_target, "",
+          "all that may be allocated on the device while a step runs, as 96MiB, or auto: the least "
+          "that costs no time; implies --offload=planned, whose default is auto");
 ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
 ABSL_FLAG(
     std::string, device_memory, "",
@@ -68,20 +73,23 @@ ABSL_FLAG(
     std::string, trace, "",
     "file to write the timeline of copies to, with compute on the emulated device and with the "
     "host's calls and stalls on CUDA (Chrome trace: ui.perfetto.dev opens it)");
-ABSL_FLAG(bool, compare, false, "run without offload, with blocking offload and with Pinion");
+ABSL_FLAG(
+    bool, compare, false,
+    "run without offload, with blocking offload, with Pinion, and planned within the same memory");
 
 namespace pinion {
 namespace {
 
 constexpr char kScaled[] = "scaled";
 constexpr char kUnlimited[] = "unlimited";
+constexpr char kAuto[] = "auto";
 constexpr int64_t kDefaultSteps = 150;
-constexpr int64_t kCompareSteps = 5;
+constexpr int64_t kCompareSteps = 7;
 
 // The share of the saved bytes for which the default memory limit leaves room.
 constexpr double kDefaultActivationShare = 0.3;
 
-absl::StatusOr<uint64_t> ParseBytes(const std::string& text) {
+absl::StatusOr<uint64_t> ParseBytes(const char* flag, const std::string& text, const char* other) {
   const size_t digits_end = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string unit = text.substr(digits_end);
   double value = 0;
@@ -96,9 +104,9 @@ absl::StatusOr<uint64_t> ParseBytes(const std::string& text) {
   constexpr double kMost = static_cast<double>(uint64_t{1} << 50);
   if (!absl::SimpleAtod(text.substr(0, digits_end), &value) || scale == 0 ||
       !(value * scale >= 1 && value * scale <= kMost)) {
-    return absl::InvalidArgumentError(absl::StrCat("--device_memory=", text,
-                                                   " is not a size: write it as 96MiB, 1.5GiB, a "
-                                                   "number of bytes, or unlimited"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, "=", text,
+                     " is not a size: write it as 96MiB, 1.5GiB, a number of bytes, or ", other));
   }
   return static_cast<uint64_t>(value * scale);
 }
@@ -133,6 +141,7 @@ absl::Status RefuseMeaninglessFlags(bool compare, bool emulated) {
     const char* remedy;
   } flags[] = {
       {"--resume", !absl::GetFlag(FLAGS_resume).empty(), true, false, ""},
+      {"--memory_target", !absl::GetFlag(FLAGS_memory_target).empty(), true, false, ""},
       {"--checkpoint", !absl::GetFlag(FLAGS_checkpoint).empty(), true, false, ""},
       {"--preset", !absl::GetFlag(FLAGS_preset).empty(), true, true, ""},
       {"--device_memory", !absl::GetFlag(FLAGS_device_memory).empty(), true, true,
@@ -174,12 +183,29 @@ absl::Status ChooseMemoryLimit(RunOptions& options) {
   const std::string text = absl::GetFlag(FLAGS_device_memory);
   if (text == kUnlimited) return absl::OkStatus();
   if (!text.empty()) {
-    PINION_ASSIGN_OR_RETURN(options.device_memory_bytes, ParseBytes(text));
+    PINION_ASSIGN_OR_RETURN(options.device_memory_bytes,
+                            ParseBytes("--device_memory", text, kUnlimited));
     return absl::OkStatus();
   }
   const double activation_bytes = kDefaultActivationShare * SavedBytes(options.model);
   options.device_memory_bytes =
       AlignUp(PersistentBytes(options.model) + static_cast<uint64_t>(activation_bytes), kMiB);
+  return absl::OkStatus();
+}
+
+// Whether the run is planned, and what for.
+absl::Status ChooseTarget(RunOptions& options) {
+  PINION_ASSIGN_OR_RETURN(options.offload, FindOffloadMode(absl::GetFlag(FLAGS_offload)));
+  const std::string text = absl::GetFlag(FLAGS_memory_target);
+  if (text.empty()) return absl::OkStatus();
+  if (options.offload != OffloadMode::kPinion && options.offload != OffloadMode::kPlanned) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--memory_target does not go with --offload=", OffloadModeName(options.offload),
+        ": leave --offload out"));
+  }
+  options.offload = OffloadMode::kPlanned;
+  if (text == kAuto) return absl::OkStatus();
+  PINION_ASSIGN_OR_RETURN(options.memory_target_bytes, ParseBytes("--memory_target", text, kAuto));
   return absl::OkStatus();
 }
 
@@ -219,6 +245,10 @@ void PrintSummary(const RunOptions& options, const RunResult& result, bool model
       modelled ? " (modelled)" : "",
       result.stall_ms ? absl::StrFormat(", %.2f ms stalled on the link", *result.stall_ms) : "",
       OffloadModeName(options.offload), result.tokens_per_s);
+  // The last plan's first line; all of it is in OffloadSession::Explain.
+  if (!result.plan.empty()) {
+    absl::PrintF("plan     %s\n", result.plan.substr(0, result.plan.find('\n')));
+  }
 }
 
 absl::Status CheckOutputs() {
@@ -269,7 +299,7 @@ absl::Status TrainGpt(const std::vector<char*>& arguments) {
   const bool compare = absl::GetFlag(FLAGS_compare);
   RunOptions options;
   PINION_ASSIGN_OR_RETURN(options.model, ModelFromFlags());
-  PINION_ASSIGN_OR_RETURN(options.offload, FindOffloadMode(absl::GetFlag(FLAGS_offload)));
+  PINION_RETURN_IF_ERROR(ChooseTarget(options));
   options.steps = absl::GetFlag(FLAGS_steps).value_or(compare ? kCompareSteps : kDefaultSteps);
   options.seed = absl::GetFlag(FLAGS_seed);
   options.resume_path = absl::GetFlag(FLAGS_resume);

@@ -177,6 +177,7 @@ class Trainer {
           (stats.offloaded_bytes - stats_after_warmup.offloaded_bytes) / measured;
       result_.offloaded_tensors = (stats.offloaded - stats_after_warmup.offloaded) / measured;
       result_.pinned_host_bytes = allocator.locked_bytes.peak;
+      result_.plan = session_->Explain(accelerator_.device().index());
     }
     PINION_RETURN_IF_ERROR(WriteFiles());
     if (options_.for_comparison && session_ == nullptr && accelerator_.machine() != nullptr) {
@@ -414,7 +415,11 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
     std::shared_ptr<OffloadSession> session;
     if (options.offload != OffloadMode::kNone) {
       OffloadOptions offload;
-      offload.overlap = options.offload == OffloadMode::kPinion;
+      offload.overlap = options.offload != OffloadMode::kBlocking;
+      if (options.offload == OffloadMode::kPlanned) {
+        offload.memory_target_bytes =
+            options.memory_target_bytes.value_or(OffloadOptions::kAutoTarget);
+      }
       offload.engine.trace = accelerator.trace();
       PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
     }

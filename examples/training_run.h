@@ -26,8 +26,8 @@
 namespace pinion {
 
 // Steps that rates and times leave out: the first ones pin host memory, measure the link and warm
-// allocators up.
-inline constexpr int64_t kWarmupSteps = 3;
+// allocators up, and are recorded for a plan.
+inline constexpr int64_t kWarmupSteps = 5;
 
 struct StepProgress {
   int64_t step = 0;  // from 1, counted over resumed runs
@@ -58,6 +58,8 @@ struct RunResult {
   double offloaded_bytes = 0;        // of saved tensors that got a host copy ...
   double offloaded_tensors = 0;      // ... and their number
   double tokens_per_s = 0;           // wall time
+
+  std::string plan;  // OffloadSession::Explain, of planned runs
 
   uint64_t pin_calls_after_warmup = 0;
   // Wall time of the host per saved tensor. On the emulated accelerator the device's own work, the

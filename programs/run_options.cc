@@ -16,17 +16,19 @@ const char* OffloadModeName(OffloadMode mode) {
       return "blocking";
     case OffloadMode::kPinion:
       return "pinion";
+    case OffloadMode::kPlanned:
+      return "planned";
   }
   return "unknown";
 }
 
 absl::StatusOr<OffloadMode> FindOffloadMode(const std::string& name) {
   for (const OffloadMode mode :
-       {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion}) {
+       {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion, OffloadMode::kPlanned}) {
     if (name == OffloadModeName(mode)) return mode;
   }
   return absl::NotFoundError(
-      absl::StrCat("--offload=", name, " is none of none, blocking, pinion"));
+      absl::StrCat("--offload=", name, " is none of none, blocking, pinion, planned"));
 }
 
 }  // namespace pinion

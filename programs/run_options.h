@@ -4,6 +4,7 @@
 #define PINION_PROGRAMS_RUN_OPTIONS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -16,9 +17,10 @@ enum class OffloadMode {
   kNone,
   kBlocking,  // every copy blocks, as PyTorch's save_on_cpu
   kPinion,
+  kPlanned,  // the same, told a memory target
 };
 
-const char* OffloadModeName(OffloadMode mode);  // "none", "blocking", "pinion"
+const char* OffloadModeName(OffloadMode mode);  // "none", "blocking", "pinion", "planned"
 // NotFound names them all.
 absl::StatusOr<OffloadMode> FindOffloadMode(const std::string& name);
 
@@ -27,6 +29,8 @@ struct RunOptions {
   int64_t steps = 0;
   uint64_t seed = 1;
   OffloadMode offload = OffloadMode::kPinion;
+  // Of planned offload; none: the least memory that costs no time.
+  std::optional<uint64_t> memory_target_bytes;
 
   std::string device = "emu:0";  // or "cuda:0"
   // Of the emulated accelerator.

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
-#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/device_backend.h"
@@ -49,14 +48,6 @@ AllocatorOptions OptionsOf(uint64_t max_locked_bytes, double high_percent, uint6
 
 std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
 
-std::string ToJson(const std::map<std::string, int64_t>& values) {
-  std::string json = "{";
-  for (const auto& [name, value] : values) {
-    absl::StrAppend(&json, json.size() > 1 ? ", " : "", "\"", name, "\": ", value);
-  }
-  return json + "}";
-}
-
 }  // namespace
 }  // namespace pinion
 
@@ -75,7 +66,7 @@ const char* pinion_torch_host_memory_stats(const char* device_type) {
   const bool found = pinion::Succeeds([&]() -> absl::Status {
     PINION_ASSIGN_OR_RETURN(const auto stats,
                             pinion::TorchHostMemoryStats(pinion::TextOf(device_type)));
-    pinion::last_stats = pinion::ToJson(stats);
+    pinion::last_stats = nlohmann::json(stats).dump();
     return absl::OkStatus();
   });
   return found ? pinion::last_stats.c_str() : nullptr;

@@ -27,8 +27,8 @@
 extern "C" {
 #endif
 
-// What is pinned at a time where `segment_bytes` is 0: less than in C++, as few programs that
-// cannot link Pinion pin many GiB, and one that does still makes only four calls for each.
+// The size of a segment, which is pinned by one call, where `segment_bytes` is 0. It is less than
+// in C++: programs that cannot link Pinion pin little, and the others make four calls for a GiB.
 #define PINION_DEFAULT_SEGMENT_BYTES (UINT64_C(256) << 20)
 
 // Puts Pinion's allocator behind LibTorch's pinned memory for `device_type`, "cuda".

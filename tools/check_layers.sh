@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Asks bazel that no dependency leads the wrong way: allocator <- device <- engine <- hooks, LibTorch
-# only under hooks and programs, CUDA only under device/cuda and programs.
+# only under hooks and programs, CUDA only under device/cuda and programs, no clock under plans, and
+# no circle of rooms.
 # Prints one line per rule and "N passed, N failed"; exits 1 if a rule is broken.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,20 +12,44 @@ failed=0
 # What programs of other builds depend on brings CUDA's device and all rooms together.
 public="filter('^//(engine:engine|hooks:hooks)$', //engine:all + //hooks:all)"
 
-# rule TEXT FROM TO: no path leads from FROM, but for those, to TO.
-rule() {
-  local path
-  if ! path=$(./bazelw query --noshow_progress "somepath($2 - $public, $3)" 2>&1); then
-    echo "FAIL  $1: bazel query failed: $path"
-    failed=$((failed + 1))
-  elif grep -q '^[@/]' <<<"$path"; then
-    echo "FAIL  $1:"
-    grep '^[@/]' <<<"$path" | sed 's/^/        /'
-    failed=$((failed + 1))
+ok() { # ok TEXT: the rule holds
+  echo "ok    $1"
+  passed=$((passed + 1))
+}
+
+fail() { # fail TEXT LINES: it is broken, which the lines show
+  echo "FAIL  $1:"
+  sed 's/^/        /' <<<"$2"
+  failed=$((failed + 1))
+}
+
+nothing() { # nothing TEXT QUERY: the query finds no target
+  local found
+  if ! found=$(./bazelw query --noshow_progress "$2" 2>&1); then
+    fail "$1: bazel query failed" "$found"
+  elif grep -q '^[@/]' <<<"$found"; then
+    fail "$1" "$(grep '^[@/]' <<<"$found")"
   else
-    echo "ok    $1"
-    passed=$((passed + 1))
+    ok "$1"
   fi
+}
+
+# rule TEXT FROM TO: no path leads from FROM, but for those that are public, to TO.
+rule() { nothing "$1" "somepath($2 - $public, $3)"; }
+
+no_include() { # no_include TEXT PATTERN FOLDER...: no file there includes what the pattern matches
+  local text=$1 pattern=$2 found
+  shift 2
+  found=$(grep -rnE "^#include [<\"]($pattern)[>\"]" "$@")
+  # 1: it has looked and found nothing.
+  if [[ $? -eq 1 ]]; then ok "$text"; else fail "$text" "$found"; fi
+}
+
+no_circle() { # no_circle TEXT LAYER...: rooms of the layers do not depend on each other in a circle
+  local text=$1 found
+  shift
+  if found=$(./bazelw query --noshow_progress --output=graph --nograph:factored "$(printf '//%s/... + ' "$@")set()" |
+    python3 tools/room_circles.py 2>&1); then ok "$text"; else fail "$text" "$found"; fi
 }
 
 rule "allocator knows no layer above it" "//allocator/..." "(//device/... + //engine/... + //hooks/...)"
@@ -43,10 +68,16 @@ rule "the emulated device does not know CUDA's" "//device/emulated/..." "//devic
 rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//device/emulated/..."
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
 rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + (//allocator/... - //allocator/base:all) + //engine:all + //engine/link/... + //engine/stream/...)"
+rule "plans know no clock" "//engine/plan/..." "(//allocator/base:deadline + @com_google_absl//absl/time:all)"
+# Durations are no clock. That one wait of several shares a timeout out among them.
+tickets="(//engine/tier:parcel + //engine/tier:parcel_text)"
+nothing "the tier has no clock but in Parcel::ViewOnHost" "(//engine/tier/... intersect rdeps(//engine/tier/..., //allocator/base:deadline, 1)) - $tickets"
+no_include "plans and the tier include no other clock" "chrono|ctime|time\.h|sys/time\.h|absl/time/clock\.h" engine/plan engine/tier
 rule "the engine does not know what its tiers carry" "(//engine:all + //engine/link/... + //engine/stream/... + //engine/plan/...)" "//engine/tier/..."
 rule "hooks speak to device.h alone" "(//hooks/... - //hooks/emulated/...)" "(//device/emulated/... + //device/cuda/...)"
 rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks/activations:offload_session"
 rule "the library comes without the simulator" "//:pinion" "(//device/emulated/... + //hooks/emulated/...)"
+no_circle "no circle of rooms" allocator device engine hooks
 
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

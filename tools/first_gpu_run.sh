@@ -277,7 +277,7 @@ if begin 5 "training with checksums"; then
   for offload in none blocking pinion; do
     with=(PINION_VERIFY=1)
     [[ $offload != none ]] || with+=(LD_DEBUG=libs "LD_DEBUG_OUTPUT=$out/05_libraries")
-    train "$offload" 180 "${small[@]}" --steps=5 --offload="$offload"
+    train "$offload" 180 "${small[@]}" --steps=7 --offload="$offload"
     # Unlike in step 1, this process has loaded what LibTorch needs for a GPU.
     [[ $offload != none || $verdict != passed ]] || one_cuda_runtime "$out"/05_libraries.*
   done
@@ -296,7 +296,7 @@ fi
 
 if begin 7 "tensors of 512 MiB"; then
   for offload in none pinion; do
-    train "$offload" 240 "${large[@]}" --dtype=bfloat16 --steps=5 --offload="$offload" --trace="$out/07_$offload.trace.json"
+    train "$offload" 240 "${large[@]}" --dtype=bfloat16 --steps=7 --offload="$offload" --trace="$out/07_$offload.trace.json"
   done
 fi
 
@@ -304,7 +304,7 @@ if begin 8 "caching allocator"; then
   for variant in PYTORCH_CUDA_ALLOC_CONF={expandable_segments:True,backend:cudaMallocAsync,garbage_collection_threshold:0.6,per_process_memory_fraction:0.05} \
     PYTORCH_NO_CUDA_MEMORY_CACHING=1; do
     with=("$variant")
-    train "${variant#PYTORCH_CUDA_ALLOC_CONF=}" 120 "${small[@]}" --steps=5
+    train "${variant#PYTORCH_CUDA_ALLOC_CONF=}" 120 "${small[@]}" --steps=7
   done
   with=()
 fi

@@ -76,7 +76,9 @@ PORTABLE_LINKOPTS = [
 
 def one_file():
     """Ends the BUILD file of each folder of the library: the file that includes all .cc files."""
-    parts = [rule for name, rule in native.existing_rules().items() if name.endswith("_text")]
+    texts = [rule for name, rule in native.existing_rules().items() if name.endswith("_text")]
+    # Those of headers alone are no part, unless another one needs them.
+    parts = [text for text in texts if text.get("textual_hdrs")]
     _includes(
         name = "one_file_source",
         srcs = sorted([source for part in parts for source in part["textual_hdrs"]]),

@@ -31,9 +31,9 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/bench/allocator/allocation_trace.h"
-#include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/programs/gpt.h"
 
 ABSL_FLAG(std::string, model, "gpt", "gpt, convnet or lstm");

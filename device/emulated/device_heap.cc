@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/engines.h"
 
 namespace pinion {
 namespace {
@@ -132,7 +133,7 @@ bool DeviceHeap::MakeRoom(uint64_t size_bytes) {
   };
   for (size_t i = 0; !fits() && i < held_.size();) {
     const std::vector<StreamPoint> until = held_[i].until;
-    for (StreamPoint point : until) simulation_->time().RunUntil(point, TimeModel::kForever);
+    for (StreamPoint point : until) simulation_->time().RunUntil(point, kForever);
     if (AllDone(until)) {
       ReleaseHeld();  // all before `i` are stuck and stay
     } else {

@@ -19,6 +19,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/device/allocation_label.h"
+#include "pinion/device/emulated/engines.h"
 
 namespace pinion {
 namespace {
@@ -203,7 +204,6 @@ class EmulatedDevice : public Device {
     MutexLock lock(core_->mu);
     PINION_RETURN_IF_ERROR(Enter(DeviceCall::kQueryEvent));
     PINION_ASSIGN_OR_RETURN(const Event* const state, FindForHost(event, "queried"));
-    if (!state->recorded) return true;
     if (!core_->simulation.time().Done(state->moment.point)) return false;
     core_->simulation.Observe(state->moment);
     return true;
@@ -213,7 +213,6 @@ class EmulatedDevice : public Device {
     MutexLock lock(core_->mu);
     PINION_RETURN_IF_ERROR(Enter(DeviceCall::kWaitEvent));
     PINION_ASSIGN_OR_RETURN(const Event* const state, FindForHost(event, "waited for"));
-    if (!state->recorded) return absl::OkStatus();
     TimeModel& time = core_->simulation.time();
     const StreamPoint point = state->moment.point;
     const double timeout_ms = std::max(0.0, absl::ToDoubleMilliseconds(timeout));
@@ -252,7 +251,7 @@ class EmulatedDevice : public Device {
     PINION_RETURN_IF_ERROR(core_->Enter(index_, DeviceCall::kCopy, preset.host_call_us));
     PINION_ASSIGN_OR_RETURN(const Stream* const on, core_->handles.Find(index_, stream));
     if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
-    TimeModel::CopyCost cost;
+    CopyCost cost;
     cost.device = index_;
     cost.direction = direction;
     bool pageable = false;

@@ -11,6 +11,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/emulated_device.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/device/emulated/machine_core.h"
 #include "pinion/device/emulated/memory_arena.h"
 #include "pinion/device/trace/chrome_trace.h"
@@ -147,7 +148,7 @@ absl::Status EmulatedMachine::Copy(int device, void* dst, const void* src, uint6
     core_->simulation.SubmitCopyInside(on->slot, piece);
     return absl::OkStatus();
   }
-  TimeModel::CopyCost cost;
+  CopyCost cost;
   cost.size_bytes = size_bytes;
   cost.latency_ms = preset.link.fixed_us * 1e-3;
   const bool h2d = from.device < 0;

@@ -27,8 +27,9 @@ class HandleTable {
   struct Event {
     int device = 0;
     bool recorded = false;
-    bool captured = false;     // by its last record
-    StreamMoment moment = {};  // of the last record
+    bool captured = false;  // by its last record
+    // Of the last record; before the first one the machine's beginning, which is done.
+    StreamMoment moment = {};
     // Of the last record; negative until it is done. Null: without timing.
     std::shared_ptr<double> time_ms = {};
   };

@@ -4,6 +4,7 @@
 
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/emulated/engines.h"
 
 namespace pinion {
 
@@ -49,7 +50,7 @@ StreamHandle MachineCore::AddStream(int device, const std::string& name) {
 }
 
 absl::Status MachineCore::SubmitCopy(int slot, std::string name, std::vector<CopyPiece> pieces,
-                                     TimeModel::CopyCost cost, bool pageable) {
+                                     CopyCost cost, bool pageable) {
   if (pageable) cost.rate_limit = options.preset.link.pageable_gb_per_s * 1e6;
   cost.latency_ms += faults.StallMs();
   simulation.SubmitCopy(slot, std::move(name), std::move(pieces), cost);

@@ -25,6 +25,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/device_heap.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/device/emulated/handle_table.h"
 #include "pinion/device/emulated/machine_trace.h"
@@ -53,9 +54,8 @@ struct MachineCore {
 
   StreamHandle AddStream(int device, const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Pageable memory (`pageable`) is slower, and blocks the host.
-  absl::Status SubmitCopy(int slot, std::string name, std::vector<CopyPiece> pieces,
-                          TimeModel::CopyCost cost, bool pageable)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  absl::Status SubmitCopy(int slot, std::string name, std::vector<CopyPiece> pieces, CopyCost cost,
+                          bool pageable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   // The device whose memory `data` lies in, or -1.
   int DeviceOf(const void* data) const;

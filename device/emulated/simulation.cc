@@ -42,7 +42,7 @@ StreamPoint Simulation::SubmitKernel(int slot, const Kernel& kernel, double memo
 }
 
 void Simulation::SubmitCopy(int slot, std::string name, std::vector<CopyPiece> pieces,
-                            const TimeModel::CopyCost& cost) {
+                            const CopyCost& cost) {
   const int context = ContextOf(slot);
   const uint64_t number = detector_.Begin(context, name);
   for (const CopyPiece& piece : pieces) {
@@ -59,7 +59,7 @@ void Simulation::SubmitCopy(int slot, std::string name, std::vector<CopyPiece> p
   // Their order among each other is undefined: not the one that a careless caller expects.
   std::reverse(pieces.begin(), pieces.end());
   const StreamPoint point = time_.AddCopy(slot, std::move(name), number, cost);
-  if (cost.latency_ms == TimeModel::kForever) {
+  if (cost.latency_ms == kForever) {
     effects_.AddObstacle(point);
   } else {
     effects_.AddCopy(point, std::move(pieces));
@@ -103,7 +103,7 @@ void Simulation::Observe(const StreamMoment& moment) {
 }
 
 absl::Status Simulation::BlockUntil(StreamPoint point) {
-  if (time_.RunUntil(point, TimeModel::kForever) == TimeModel::Outcome::kDone) {
+  if (time_.RunUntil(point, kForever) == TimeModel::Outcome::kDone) {
     return absl::OkStatus();
   }
   return absl::UnavailableError(time_.name(point.stream) + " cannot be waited for: it is behind " +

@@ -24,6 +24,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/deferred_effects.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/device/emulated/host_protection.h"
 #include "pinion/device/emulated/machine_trace.h"
 #include "pinion/device/emulated/race_detector.h"
@@ -59,9 +60,8 @@ class Simulation {
   // --- Work ---
   // An operator that has run on the host, after Force of its stream.
   StreamPoint SubmitKernel(int slot, const Kernel& kernel, double memory_bytes);
-  // A copy over a link. One whose latency is TimeModel::kForever never takes effect.
-  void SubmitCopy(int slot, std::string name, std::vector<CopyPiece> pieces,
-                  const TimeModel::CopyCost& cost);
+  // A copy over a link. One whose latency is kForever never takes effect.
+  void SubmitCopy(int slot, std::string name, std::vector<CopyPiece> pieces, const CopyCost& cost);
   // A copy inside a device, by its compute engine.
   void SubmitCopyInside(int slot, const CopyPiece& piece);
   void HostAccess(const void* data, uint64_t size_bytes, bool write);

@@ -1,35 +1,26 @@
 // Virtual time: a discrete-event simulation of streams, compute engines and links.
 //
 // The host clock is the present. What is submitted now starts when its stream has got to it, what
-// it waits for is done, and its engine is free; the simulation advances only when the host does:
-// when it spends time on a call (Spend) or blocks (RunUntil).
+// it waits for is done, and its engine is free (engines.h); a wait takes no time. The simulation
+// advances only when the host does: when it spends time on a call (Spend) or blocks (RunUntil).
 //
-//   kernels   one at a time per device, in the order in which they became ready
-//   copies    a latency phase, then bytes: copies of one direction of a device share its bandwidth
-//             equally, or are served one after the other; the bandwidth is lower while the other
-//             direction moves bytes too, and all devices of the host share the host's (max-min
-//             fair)
-//   waits     take no time
-//
-// All times are in milliseconds, sizes in bytes, rates in bytes per millisecond.
+// All times are in milliseconds.
 //
 // Thread safety: none.
 
 #ifndef PINION_DEVICE_EMULATED_TIME_MODEL_H_
 #define PINION_DEVICE_EMULATED_TIME_MODEL_H_
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/deferred_effects.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/device/emulated/time_stats.h"
 
 namespace pinion {
@@ -55,16 +46,6 @@ struct TimedStall {
 
 class TimeModel {
  public:
-  static constexpr double kForever = std::numeric_limits<double>::infinity();
-
-  struct CopyCost {
-    int device = 0;  // whose link
-    CopyDirection direction = CopyDirection::kHostToDevice;
-    uint64_t size_bytes = 0;
-    double latency_ms = 0;         // kForever: the copy is stuck
-    double rate_limit = kForever;  // of this copy, bytes per ms
-  };
-
   TimeModel(const LinkModel& link, int device_count);
 
   // `on_work` is called for each piece of work that took time, when it is done, and `on_stall` as
@@ -109,23 +90,15 @@ class TimeModel {
 
  private:
   enum class Kind { kWait, kKernel, kCopy };
-  // kReady: a kernel, until it is done, and a copy until its engine is free.
-  enum class Phase { kQueued, kReady, kLatency, kMoving };
-
   struct Entry {
     Kind kind = Kind::kWait;
-    Phase phase = Phase::kQueued;
+    bool has_engine = false;  // or waits for its turn on it
     std::string name = {};
     uint64_t number = 0;
     StreamPoint waited_for = {};         // done from the start unless it is set
     std::shared_ptr<double> stamp = {};  // of a wait for nothing
     double duration_ms = 0;              // kernels
     CopyCost copy = {};
-    double start = 0;
-    double end = 0;              // of a running kernel, of a copy's phase
-    double remaining_bytes = 0;  // at `since`
-    double rate = 0;
-    double since = 0;
   };
   struct Stream {
     int device = 0;
@@ -136,11 +109,7 @@ class TimeModel {
     uint64_t kernels_queued = 0;
   };
   struct DeviceState {
-    std::deque<int> ready;  // streams whose first entry is a kernel; the first one runs
-    // Streams whose first entry is a copy that its engine is not free for, per direction.
-    std::array<std::deque<int>, 2> waiting;
-    std::array<int, 2> copying = {};  // copies in progress per direction
-    std::array<int, 2> moving = {};   // of those, past their latency
+    ComputeEngine compute;
     TimeStats stats;
   };
 
@@ -148,13 +117,10 @@ class TimeModel {
   void AdvanceTo(double ms);
   double NextEventMs() const;
   void PassTimeTo(double ms);  // accounts busy and stalled time; no event lies before `ms`
-  void FinishDueAt(double ms);
+  void FinishDue();
   void StartWhatCan();
   bool TryStart(int stream);
-  void RunNextKernel(DeviceState& device);
-  void StartCopy(int stream);
-  void Finish(int stream);
-  void ShareLinks();
+  void Finish(int stream, double start_ms);
   // Follows waits from the head of `stream`, which is not idle, to the stream whose first entry
   // holds everything up. There is one: what is waited for is not done.
   int RootOf(int stream) const;
@@ -165,12 +131,10 @@ class TimeModel {
 
   static constexpr int kNone = -1;
 
-  const LinkModel link_;
   double now_ = 0;
   std::vector<Stream> streams_;
   std::vector<DeviceState> devices_;
-  std::vector<int> copying_;  // streams whose first entry is a copy in progress
-  bool links_changed_ = false;
+  CopyEngines copies_;
   int stream_awaited_by_host_ = kNone;
   std::function<void(const TimedWork&)> on_work_;
   std::function<void(const TimedStall&)> on_stall_;

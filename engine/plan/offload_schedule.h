@@ -1,5 +1,6 @@
 // Which parcels leave device memory and which come back, and when: decisions, which others execute.
 //
+//   schedule.OnSaved(scope, {bytes, signature}).leaves            // one tensor more: does it go?
 //   schedule.OnLeft(parcel, held);                                // a copy out was submitted
 //   for (ScheduledParcel* parcel : schedule.TakeEvictions()) ...  // drop their device memory
 //   schedule.OnRead(parcel);                                      // backward has read it
@@ -7,7 +8,8 @@
 //
 // A schedule is told what happens and is asked what to do. It knows parcels by numbers: when they
 // were saved, how large they are, what device memory their eviction frees. It knows no device, no
-// clock and no lock. WindowSchedule (window_schedule.h) goes by windows of bytes.
+// clock and no lock. WindowSchedule (window_schedule.h) goes by windows of bytes, TargetSchedule
+// (target_schedule.h) by a plan of the step.
 //
 // Thread safety: none; its owner's lock guards it, and the parcels' fields with it.
 // Ownership: a parcel is its tenant's, and outlives the time from OnLeft to OnGone.
@@ -36,6 +38,18 @@ struct SavedPlace {
   friend auto operator<=>(const SavedPlace&, const SavedPlace&) = default;
 };
 
+// A tensor that is saved, to a schedule.
+struct SavedObject {
+  uint64_t size_bytes = 0;
+  uint64_t signature = 0;  // StepObject::signature
+};
+
+// What a schedule makes of it.
+struct Fate {
+  uint32_t object = 0;  // the schedule's number for it, until nobody needs it any more
+  bool leaves = true;   // false: it stays on the device and is not copied
+};
+
 // Device memory that an eviction lets go of. Several parcels may hold the same.
 struct HeldBytes {
   const void* owner = nullptr;  // which memory
@@ -47,6 +61,7 @@ struct ScheduledParcel {
   SavedPlace place;  // of what was saved last of it
   uint64_t size_bytes = 0;
   uint64_t stream = 0;  // any number by which to tell streams apart: fetches are batched by it
+  absl::InlinedVector<uint32_t, 1> objects;  // whose bytes it has: Fate::object
 
   // The schedule's own, from OnLeft on.
   struct Scheduled {
@@ -76,8 +91,16 @@ class OffloadSchedule {
 
   // --- what happens ---
 
-  // One more tensor was saved, and is to leave.
-  virtual void OnSaved(ScopeId scope, uint64_t size_bytes) = 0;
+  // What LibTorch's allocator has given out: before something is asked for, if AsksForDeviceBytes.
+  virtual bool AsksForDeviceBytes() const { return false; }
+  virtual void OnDeviceBytes(uint64_t /*size_bytes*/) {}
+
+  // One more tensor was saved.
+  virtual Fate OnSaved(ScopeId scope, const SavedObject& saved) = 0;
+  // It was saved once more, or is about to be read.
+  virtual void OnUsed(uint32_t /*object*/) {}
+  // Nobody needs it any more.
+  virtual void OnReleased(uint32_t /*object*/) {}
   // All that the scope saved has left, or stays for good.
   virtual void OnScopeEnd(ScopeId scope) = 0;
   // The copy out of the parcel was submitted; evicting it lets go of `held`, one entry for each of
@@ -108,7 +131,11 @@ class OffloadSchedule {
   virtual uint64_t BatchBytes() const = 0;
   // Memory that nobody needs any more but for its copy out goes once it is so much.
   virtual uint64_t LateBytes() const = 0;
-  // Parcels to evict: those that are in excess, or all that can free anything.
+  // Objects that were to stay and have to leave after all.
+  virtual std::vector<uint32_t> TakeLateLeavers() { return {}; }
+  // Parcels to evict: those that are in excess, or all that can free anything. One that was evicted
+  // before and has come back goes once more: what was fetched is dropped. Ask again, with what the
+  // device has then, until there are none.
   virtual std::vector<ScheduledParcel*> TakeEvictions() = 0;
   virtual std::vector<ScheduledParcel*> TakeAllEvictions() = 0;
   // Parcels to fetch ahead, now that what was saved at `from` is read in `backward`; they count as

@@ -37,7 +37,7 @@ BothWays NeedsOf(const StepRecord& step) {
   BothWays needs;
   for (const StepStretch& stretch : step.stretches) {
     needs.out.stretches.push_back({.compute_us = stretch.compute_us,
-                                   .fixed_bytes = static_cast<double>(stretch.other_bytes)});
+                                   .fixed_bytes = static_cast<double>(stretch.peak_other_bytes())});
   }
   needs.in = needs.out;
   const std::vector<ObjectLife> lives = LivesOf(step);
@@ -62,13 +62,14 @@ BothWays NeedsOf(const StepRecord& step) {
     for (size_t i = in_begin; i < out_end; ++i) {
       const bool used = in_use != life.in_use.end() && *in_use == i;
       if (used) ++in_use;
-      if (!object.clean && i >= life.made) {
+      // It is in use both where it is made and where it is read last.
+      if (!object.clean && i > life.made) {
         if (!used) needs.out.stretches[i].idle_bytes += size;
-        if (i > life.made) needs.out.stretches[i].begun_bytes += size;
+        needs.out.stretches[i].begun_bytes += size;
       }
-      if (life.is_read && i <= life.over) {
+      if (life.is_read && i < life.over) {
         if (!used) needs.in.stretches[i].idle_bytes += size;
-        if (i < life.over) needs.in.stretches[i].begun_bytes += size;
+        needs.in.stretches[i].begun_bytes += size;
       }
     }
   }

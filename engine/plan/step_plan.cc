@@ -39,9 +39,10 @@ enum class Choice {
 
 class Planner {
  public:
-  explicit Planner(const StepRecord& step) : step_(step), used_(step.stretches.size()) {
+  explicit Planner(const StepRecord& step)
+      : step_(step), used_(step.stretches.size()), over_(step.objects.size()) {
     for (size_t i = 0; i < step.stretches.size(); ++i) {
-      used_.Add(i, i, static_cast<int64_t>(step.stretches[i].other_bytes));
+      used_.Add(i, i, static_cast<int64_t>(step.stretches[i].peak_other_bytes()));
     }
     FindGaps();
   }
@@ -59,7 +60,7 @@ class Planner {
   uint64_t PeakBytes(const std::vector<StepMove>& moves) const {
     Room used = used_;
     for (const StepMove& move : moves) {
-      const size_t until = move.fetch_at == StepMove::kNever ? end() : move.fetch_at;
+      const size_t until = std::min<size_t>(move.fetch_at, over_[move.object]);
       used.Add(move.drop_at + 1, until,
                -static_cast<int64_t>(step_.objects[move.object].size_bytes));
     }
@@ -107,17 +108,17 @@ class Planner {
         }
         in_use_until = std::max(in_use_until, operator_ends[use] + 1);
       }
-      size_t over = in_use_until;
-      if (!lives[index].is_read) {
-        over = end();
-        if (in_use_until < end()) {
-          gaps_.push_back({.object = static_cast<uint32_t>(index),
-                           .first = in_use_until + 1,
-                           .last = end(),
-                           .size_bytes = size_bytes});
-        }
+      const bool to_the_end = !lives[index].is_read && object.needed_until == 0;
+      const size_t needed_until = to_the_end ? end() : std::min<size_t>(object.needed_until, end());
+      const size_t over = std::max(in_use_until, needed_until);
+      if (in_use_until < over) {
+        gaps_.push_back({.object = static_cast<uint32_t>(index),
+                         .first = in_use_until + 1,
+                         .last = over,
+                         .size_bytes = size_bytes});
       }
       used_.Add(lives[index].made, over, size_bytes);
+      over_[index] = over;
     }
     std::sort(gaps_.begin(), gaps_.end(), [](const Gap& a, const Gap& b) {
       return std::pair(a.first, a.object) < std::pair(b.first, b.object);
@@ -128,11 +129,13 @@ class Planner {
     // On the device and idle, by next use.
     std::set<std::pair<uint32_t, size_t>> idle;
     size_t begun = 0;
+    std::vector<std::vector<size_t>> over(end() + 2);  // gaps by the stretch behind them
+    for (size_t i = 0; i < gaps.size(); ++i) over[gaps[i].last + 1].push_back(i);
     for (size_t stretch = 0; stretch <= end(); ++stretch) {
       for (; begun < gaps.size() && gaps[begun].first == stretch; ++begun) {
         idle.emplace(gaps[begun].read_at, begun);
       }
-      while (!idle.empty() && gaps[idle.begin()->second].last < stretch) idle.erase(idle.begin());
+      for (const size_t gap : over[stretch]) idle.erase({gaps[gap].read_at, gap});
       int64_t excess_bytes = used.MostIn(stretch, stretch) - limit_bytes;
       while (excess_bytes > 0) {
         auto chosen = std::prev(idle.end());
@@ -195,8 +198,9 @@ class Planner {
   }
 
   const StepRecord& step_;
-  Room used_;              // by stretch, if nothing is moved
-  std::vector<Gap> gaps_;  // in the order in which they begin
+  Room used_;                 // by stretch, if nothing is moved
+  std::vector<size_t> over_;  // by object, the last stretch with it
+  std::vector<Gap> gaps_;     // in the order in which they begin
 };
 
 absl::Status CheckPlannable(const StepRecord& step) {
@@ -222,7 +226,9 @@ absl::StatusOr<StepPlan> BestWithin(const StepRecord& step, const Planner& plann
     if (choice == Choice::kFarthest || plan.step_us < best.step_us) best = std::move(plan);
   }
   best.peak_bytes = planner.PeakBytes(best.moves);
-  return best;
+  if (best.peak_bytes <= memory_bytes) return best;
+  return absl::InternalError(
+      absl::StrCat("a plan for ", memory_bytes, " bytes takes ", best.peak_bytes));
 }
 
 }  // namespace

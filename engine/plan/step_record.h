@@ -46,6 +46,10 @@ struct StepObject {
   bool frees = true;
   // What it would take to compute it again from what stays; empty where nobody can.
   std::optional<double> recompute_us = std::nullopt;
+  // The last stretch in which somebody may still ask for it, where that is behind those of its
+  // uses: a graph that is kept needs what it will not read. 0: its uses say it all, and what is
+  // never read is needed to the end.
+  uint32_t needed_until = 0;
   // By size, type and place in the graph: a later step that has another one here does something
   // else.
   uint64_t signature = 0;
@@ -56,6 +60,10 @@ struct StepStretch {
   double compute_us = 0;
   // On the device at its end, beside all objects; what dropping cannot free is part of it.
   uint64_t other_bytes = 0;
+  // And so much more at its peak: what operators take and give back.
+  uint64_t transient_bytes = 0;
+
+  uint64_t peak_other_bytes() const { return other_bytes + transient_bytes; }
 };
 
 struct StepRecord {

@@ -131,6 +131,12 @@ std::vector<ScheduledParcel*> WindowSchedule::TakeDownTo(uint64_t limit_bytes) {
   return taken;
 }
 
+bool WindowSchedule::Take(ScheduledParcel& parcel) {
+  if (parcel.scheduled.in_window == 0) return false;
+  LeaveWindow(parcel);
+  return true;
+}
+
 // ------------------------------------------------------------------------------------- prefetch
 
 void WindowSchedule::OnBackwardBegin(int64_t backward) {
@@ -162,11 +168,17 @@ void WindowSchedule::OnRoomWanted() {
   }
 }
 
+void WindowSchedule::TakeFetch(ScheduledParcel& parcel) {
+  parcel.scheduled.fetched_ahead = true;
+  parcel.scheduled.ahead_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);
+  ahead_bytes_ += parcel.scheduled.ahead_bytes;
+}
+
 OffloadSchedule::Fetches WindowSchedule::TakeFetches(
     const SavedPlace& from, int64_t backward,
     absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
   Fetches taken;
-  if (!back_off_.MayTry()) return taken;
+  if (!MayFetch()) return taken;
   const uint64_t limit_bytes = Window(options_.prefetch_bytes);
   const uint64_t batch_limit_bytes = BatchBytes();
   uint64_t batch_bytes = 0;
@@ -204,9 +216,7 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
     }
     const uint64_t share_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);
     if (ahead_bytes_ > 0 && ahead_bytes_ + share_bytes > limit_bytes) break;
-    parcel.scheduled.fetched_ahead = true;
-    parcel.scheduled.ahead_bytes = share_bytes;
-    ahead_bytes_ += share_bytes;
+    TakeFetch(parcel);
     batch_bytes += parcel.size_bytes;
     taken.parcels.push_back(&parcel);
     cursor.oldest = parcel.place.sequence;

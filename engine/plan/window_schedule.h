@@ -40,7 +40,10 @@ class WindowSchedule final : public OffloadSchedule {
  public:
   explicit WindowSchedule(const WindowOptions& options) : options_(options) {}
 
-  void OnSaved(ScopeId scope, uint64_t size_bytes) override { scopes_[scope].Add(size_bytes); }
+  Fate OnSaved(ScopeId scope, const SavedObject& saved) override {
+    scopes_[scope].Add(saved.size_bytes);
+    return Fate();
+  }
   void OnScopeEnd(ScopeId scope) override;
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
   void OnPieceGone(ScheduledParcel& parcel, const void* owner) override;
@@ -63,6 +66,18 @@ class WindowSchedule final : public OffloadSchedule {
   std::vector<ScheduledParcel*> FetchedAhead() const override;
   std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override;
 
+  // --- for a schedule that has limits of its own ---
+
+  uint64_t window_bytes() const { return window_bytes_; }
+  // The oldest, until at most so much is left.
+  std::vector<ScheduledParcel*> TakeDownTo(uint64_t limit_bytes);
+  // Whether it was in the window, which it leaves.
+  bool Take(ScheduledParcel& parcel);
+  // Not for a while after fetches were refused; each call counts.
+  bool MayFetch() { return back_off_.MayTry(); }
+  // It counts as fetched ahead from now on.
+  void TakeFetch(ScheduledParcel& parcel);
+
  private:
   // Where a backward's prefetching goes on: of the scope's parcels, those from `oldest` up to what
   // comes before `newest` have been looked at.
@@ -75,7 +90,6 @@ class WindowSchedule final : public OffloadSchedule {
   uint64_t Window(uint64_t option) const;
   // What `size_bytes` of one parcel count in that window.
   uint64_t ShareOfWindow(uint64_t option, uint64_t size_bytes) const;
-  std::vector<ScheduledParcel*> TakeDownTo(uint64_t limit_bytes);
   void LeaveWindow(ScheduledParcel& parcel);
   void SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes);
   void StopHolding(ScheduledParcel& parcel, const HeldBytes& memory);

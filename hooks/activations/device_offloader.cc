@@ -13,19 +13,34 @@
 #include <utility>
 
 #include "pinion/engine/plan/pack_plan.h"
-#include "pinion/engine/plan/window_schedule.h"
+#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/plan/device_recording.h"
 #include "pinion/hooks/tier/torch_memory.h"
 
 namespace pinion {
 namespace {
 
-WindowOptions WindowsOf(const OffloadOptions& options, const LinkCalibration& link) {
-  static_assert(OffloadOptions::kAutoWindow == WindowOptions::kAuto);
-  return {.eviction_bytes = options.eviction_window_bytes,
-          .prefetch_bytes = options.prefetch_window_bytes,
-          .full_batch_bytes = FullBatchBytes(link)};
+std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_ptr<DeviceTier>& tier,
+                                        OffloadState& state) {
+  TargetSchedule* schedule = nullptr;
+  {
+    MutexLock lock(state.mu);
+    schedule = dynamic_cast<TargetSchedule*>(state.schedule.get());
+  }
+  if (schedule == nullptr) return nullptr;
+  const std::shared_ptr<Device> native(tier, &tier->engine().device());
+  return std::make_unique<StepLearner>(device, std::make_shared<StreamClock>(native), state,
+                                       *schedule);
+}
+
+// The same number in each step that does the same. Other threads number their nodes by themselves,
+// and what they save has none.
+uint64_t PlaceInScope(const NodeId& begin, const GraphPlace& place) {
+  return 2 * NodesSince(begin, place.node).value_or(0) + (place.is_output ? 1 : 0);
 }
 
 }  // namespace
@@ -93,15 +108,24 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
       host_(std::move(host)),
       tier_(std::move(tier)),
       stats_(std::move(stats)),
-      state_(std::make_unique<WindowSchedule>(WindowsOf(options, link)),
+      state_(ScheduleFor(options, link),
              PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap)),
-      departures_(options_, link_, *tier_, state_, *stats_),
-      returns_(options_, *tier_, state_, *stats_) {}
+      departures_(options_, link_, device_, *tier_, state_, *stats_),
+      returns_(options_, *tier_, state_, *stats_),
+      learner_(LearnerFor(device_, tier_, state_)) {}
 
 // ---------------------------------------------------------------------------------------- pack
 
-std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, const NodeId& node,
-                                                   bool maybe_held, const PackScope& scope) {
+std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
+                                                   const GraphPlace& place, bool maybe_held,
+                                                   const PackScope& scope) {
+  const Packed packed = {tensor, place.node, PlaceInScope(scope.begin, place), maybe_held, scope};
+  if (learner_ == nullptr) return PackNow(packed);
+  return learner_->Pack(tensor, packed.place, maybe_held, [&] { return PackNow(packed); });
+}
+
+std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(const Packed& packed) {
+  const auto& [tensor, node, place, maybe_held, scope] = packed;
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const auto keep = [this](uint64_t OffloadStats::*reason) {
@@ -119,11 +143,14 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, con
   const StorageExtent extent = ExtentToSave(read, storage.nbytes());
   RecordPtr record;
   RecordPtrs due;
+  RecordPtrs late;
   {
     MutexLock lock(state_.mu);
     record = state_.storages.Find(storage, version, read);
     if (record != nullptr) {
       if (record->IsAwaited()) state_.pending.AwaitOperator(record, node);
+      if (record->state == StorageRecord::CopyOut::kStays) record->nodes.push_back(node);
+      state_.schedule->OnUsed(record->object);
       if (record->parcel != nullptr) record->parcel->AddReaders(1);
     } else {
       // EndScope would not send it on its way any more.
@@ -132,14 +159,29 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, con
           std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id);
       record->sequence = ++state_.last_sequence;
       state_.storages.Add(*record);
-      state_.schedule->OnSaved(scope.id, record->size_bytes());
-      due = state_.pending.Add(record, node, state_.schedule->BatchBytes());
+      const uint64_t signature =
+          learner_ == nullptr ? 0 : SignatureOf(tensor, place, record->size_bytes());
+      const Fate fate = state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature});
+      record->object = fate.object;
+      late = TakeLateLeavers(node);
+      due = state_.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes());
+      if (fate.leaves) {
+        state_.pending.Add(record, node);
+      } else {
+        record->state = StorageRecord::CopyOut::kStays;
+        record->nodes.push_back(node);
+      }
     }
     ++record->live_handles;
+    const bool stays = record->state == StorageRecord::CopyOut::kStays;
     stats_->Update([&](OffloadStats& stats) {
       ++stats.live_handles;
       if (record->live_handles > 1) {
         ++stats.shared;
+        return;
+      }
+      if (stays) {
+        ++stats.kept_as_planned;
         return;
       }
       ++stats.offloaded;
@@ -147,12 +189,47 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor, con
     });
   }
   auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
+  if (!late.empty()) departures_.CopyOut(std::move(late), &stream);
   if (!due.empty()) departures_.CopyOut(std::move(due), &stream);
   departures_.EvictExcess();
   return handle;
 }
 
+RecordPtrs DeviceOffloader::TakeLateLeavers(const NodeId& node) {
+  RecordPtrs due;
+  const std::vector<uint32_t> objects = state_.schedule->TakeLateLeavers();
+  if (objects.empty()) return due;
+  for (const RecordPtr& record : state_.storages.Find(objects)) {
+    if (record->state != StorageRecord::CopyOut::kStays) continue;
+    const bool is_open = state_.pending.IsOpen(record->scope);
+    // Nobody would send it on its way once the operator of a later scope has returned: it stays.
+    if (!is_open && !std::all_of(record->nodes.begin(), record->nodes.end(),
+                                 [&](const NodeId& saver) { return HasReturned(saver, node); })) {
+      continue;
+    }
+    stats_->Update([&record](OffloadStats& stats) {
+      --stats.kept_as_planned;
+      ++stats.offloaded;
+      stats.offloaded_bytes += record->size_bytes();
+    });
+    if (is_open) {
+      const NodeId saver = record->nodes.back();
+      record->nodes.pop_back();
+      state_.pending.Add(record, saver);
+    } else {
+      record->state = StorageRecord::CopyOut::kDecided;
+      due.push_back(record);
+    }
+  }
+  return due;
+}
+
 void DeviceOffloader::EndScope(ScopeId scope) {
+  if (learner_ == nullptr) return EndScopeNow(scope);
+  learner_->RunAside([&] { EndScopeNow(scope); });
+}
+
+void DeviceOffloader::EndScopeNow(ScopeId scope) {
   const ScopedRange range(trace(), "pinion.end_scope");
   RecordPtrs due;
   {
@@ -176,6 +253,13 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   StorageRecord& record = handle.record();
   const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
   NoteBackward();
+  if (learner_ != nullptr) {
+    {
+      MutexLock lock(state_.mu);
+      state_.schedule->OnUsed(record.object);
+    }
+    departures_.EvictExcess();
+  }
   BytesOnDevice bytes = returns_.Acquire(record, handle.reader, BoundStream(CurrentStream(device_)),
                                          [&handle] { return handle.Describe(); });
   returns_.Prefetch(record);
@@ -231,6 +315,7 @@ void DeviceOffloader::Release(Handle& handle) {
 void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& released) {
   if (record.IsAwaited()) state_.pending.Remove(record);
   state_.storages.Remove(record);
+  state_.schedule->OnReleased(record.object);
   if (record.parcel == nullptr) {
     // Its copy out was not submitted.
     LetGo(GuardedMemory(TorchMemory(std::move(record.source)), record.pack_stream.native,

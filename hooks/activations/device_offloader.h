@@ -30,6 +30,7 @@
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/activations/step_learner.h"
 #include "pinion/hooks/activations/tensor_departures.h"
 #include "pinion/hooks/activations/tensor_returns.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -45,8 +46,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   // Null when the tensor has to stay on the device; the reason has been counted.
   // One that is `maybe_held` stays if someone still holds it once its operator has returned.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const NodeId& node, bool maybe_held,
-                                    const PackScope& scope);
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
+                                    bool maybe_held, const PackScope& scope);
 
   // No operator of the scope, which has ended, runs any more: what is pending of it goes, and the
   // schedule learns what it saved.
@@ -57,12 +58,28 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // the copies, the host does not.
   void FreeDeviceMemory();
 
+  // With a memory target: records and plans its steps; null without.
+  StepLearner* learner() const { return learner_.get(); }
+
   TransferEngine& engine() const { return tier_->engine(); }
   const LinkCalibration& link() const { return link_; }
 
  private:
   class Handle;
+  // What is to be packed, and where.
+  struct Packed {
+    const at::Tensor& tensor;
+    const NodeId& node;
+    uint64_t place;  // by number, from the scope's begin
+    bool maybe_held;
+    const PackScope& scope;
+  };
 
+  std::unique_ptr<SavedTensor> PackNow(const Packed& packed);
+  // What has stayed so far and has to leave after all goes to those that are pending. Returns those
+  // whose scopes have ended. `node` is about to save something.
+  RecordPtrs TakeLateLeavers(const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
   // The end of the backward that the calling thread runs will be told of.
   void NoteBackward();
@@ -87,6 +104,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   OffloadState state_;
   TensorDepartures departures_;
   TensorReturns returns_;
+  const std::unique_ptr<StepLearner> learner_;  // null without a memory target
 };
 
 }  // namespace pinion

@@ -13,6 +13,25 @@ absl::Status OffloadOptions::Validate() const {
         " is 0: a copy needs a window to run in. Use OffloadOptions::kAutoWindow, or overlap = "
         "false for copies that block"));
   }
+  if (memory_target_bytes != kNoTarget) {
+    if (!overlap) {
+      return absl::InvalidArgumentError(
+          "memory_target_bytes is set and overlap is not: copies that block are not planned. Leave "
+          "one of them out");
+    }
+    if (eviction_window_bytes != kAutoWindow || prefetch_window_bytes != kAutoWindow) {
+      return absl::InvalidArgumentError(
+          "memory_target_bytes takes the place of eviction_window_bytes and prefetch_window_bytes: "
+          "leave those at kAutoWindow");
+    }
+    if (link.has_value() && !(link->h2d_duplex_gb_per_s > 0 && link->d2h_duplex_gb_per_s > 0)) {
+      return absl::InvalidArgumentError(
+          "link says nothing of both directions at once (d2h_duplex_gb_per_s, "
+          "h2d_duplex_gb_per_s), "
+          "which a plan for memory_target_bytes needs: leave link empty, and the device is "
+          "measured");
+    }
+  }
   if (link.has_value()) {
     for (const LinkCurve& curve : {link->h2d, link->d2h}) {
       if (curve.fixed_us >= 0 && curve.piece_us >= 0 && curve.gb_per_s > 0) continue;

@@ -10,6 +10,7 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/plan/offload_policy.h"
 
 namespace pinion {
 
@@ -17,8 +18,8 @@ struct OffloadOptions {
   // False makes every scope do nothing. The environment variable PINION_DISABLE=1 does the same.
   bool enabled = true;
 
-  // Saved tensors of at least this many bytes are offloaded (TRL's default and boundary).
-  uint64_t min_offload_bytes = 1024;
+  // Saved tensors of at least this many bytes are offloaded.
+  uint64_t min_offload_bytes = kMinOffloadBytes;
 
   // True: copies run beside the compute, backward prefetches. False, as a baseline: the host waits
   // for each copy. Forward then waits for what an operator has saved at the next operator that
@@ -38,6 +39,15 @@ struct OffloadOptions {
   // back. kAutoWindow: the same window as for eviction.
   uint64_t prefetch_window_bytes = kAutoWindow;
 
+  // All that LibTorch's allocator may have given out on a device, parameters and optimizer state
+  // included, while a step runs: from the first tensor that a scope saves until backward needs none
+  // of them. The session then records steps, plans them (engine/plan/step_plan.h) and runs later
+  // ones as planned: what need not leave stays and is not copied. The first step, and others that
+  // are not known, take the least memory that can be; a target below that is reported in the log,
+  // with the least, and all leaves. kAutoTarget: the least with which a step takes at most 1 % more
+  // than without offload. kNoTarget: by the windows above, which a target replaces.
+  uint64_t memory_target_bytes = kNoTarget;
+
   // What the link can do: it decides which tensors are small enough to share a copy. Without it,
   // each device is measured when it is first used, which takes up to a few hundred milliseconds; a
   // device that cannot be measured then is taken for a PCIe 4 one (AssumedLink). Give it, of an
@@ -54,6 +64,8 @@ struct OffloadOptions {
   EngineOptions engine;  // its `trace` is told the hooks' ranges, too
 
   static constexpr uint64_t kAutoWindow = UINT64_MAX;
+  static constexpr uint64_t kNoTarget = 0;
+  static constexpr uint64_t kAutoTarget = UINT64_MAX;
 
   absl::Status Validate() const;
 };

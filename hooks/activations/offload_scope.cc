@@ -10,6 +10,7 @@
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
@@ -73,6 +74,7 @@ struct OffloadScope::State {
         outer(OuterScope(target.get())),
         saved(outer != nullptr ? outer : NewPackScope()),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
+        observed(target == nullptr || outer != nullptr ? nullptr : target->Observer()),
         scope(PackerFor(target, std::move(parameters), saved)) {
     if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
   }
@@ -86,6 +88,7 @@ struct OffloadScope::State {
   const std::shared_ptr<PackScope> outer;
   const std::shared_ptr<PackScope> saved;
   const ScopedRange range;
+  const MemoryScope observed;
   const SavedTensorScope scope;
 };
 

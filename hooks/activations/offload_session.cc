@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -22,16 +23,17 @@
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/device_offloader.h"
-#include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/hooks/tier/torch_tier.h"
 
 namespace pinion {
 namespace {
 
-class SessionImpl : public OffloadSession, public PackTarget {
+class SessionImpl : public OffloadSession, public PackTarget, public MemoryObserver {
  public:
   // `tier` is null for a session that is not enabled.
   SessionImpl(const OffloadOptions& options, c10::DeviceType device_type,
@@ -58,6 +60,12 @@ class SessionImpl : public OffloadSession, public PackTarget {
     return offloader->link();
   }
 
+  std::string Explain(int device_index) const override {
+    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
+    if (offloader == nullptr || offloader->learner() == nullptr) return "";
+    return offloader->learner()->Explain();
+  }
+
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
     if (tier_ == nullptr) return absl::OkStatus();  // nothing will be kept
     const auto index = static_cast<c10::DeviceIndex>(device_index);
@@ -75,7 +83,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
     return tier_ == nullptr ? 0 : tier_->pool().Trim(keep_bytes);
   }
 
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const NodeId& node,
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                     const ParameterStorages& parameters,
                                     const PackScope& scope) override;
 
@@ -88,6 +96,14 @@ class SessionImpl : public OffloadSession, public PackTarget {
   }
 
   OffloadStatsRecorder& stats() override { return *stats_; }
+
+  std::shared_ptr<MemoryObserver> Observer() override;
+
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes) override {
+    if (device.type() != device_type_) return;
+    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device.index());
+    if (offloader != nullptr) offloader->learner()->OnDeviceBytes(allocated_bytes);
+  }
 
  private:
   // A session of another backend would watch a whole training run and do nothing.
@@ -136,7 +152,7 @@ class SessionImpl : public OffloadSession, public PackTarget {
   std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure is in the log
 };
 
-std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const NodeId& node,
+std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const GraphPlace& place,
                                                const ParameterStorages& parameters,
                                                const PackScope& scope) {
   // Recomputed activations are needed at once, and a double backward's saved tensors soon.
@@ -167,7 +183,22 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const N
     }
     return Keep(&OffloadStats::kept_copy_failed);
   }
-  return (*offloader)->Pack(tensor, node, /*maybe_held=*/kind == TensorKind::kHeldLeaf, scope);
+  return (*offloader)->Pack(tensor, place, /*maybe_held=*/kind == TensorKind::kHeldLeaf, scope);
+}
+
+std::shared_ptr<MemoryObserver> SessionImpl::Observer() {
+  if (options_.memory_target_bytes == OffloadOptions::kNoTarget) return nullptr;
+  const std::vector<std::shared_ptr<DeviceOffloader>> offloaders = Offloaders();
+  const bool is_curious = offloaders.empty() ||
+                          std::any_of(offloaders.begin(), offloaders.end(),
+                                      [](const auto& one) { return one->learner()->IsCurious(); });
+  const auto self = std::static_pointer_cast<SessionImpl>(shared_from_this());
+  if (is_curious) {
+    ObserveBackwards(self);
+    return self;
+  }
+  if (ObserverOfBackwards() == self) ObserveBackwards({});
+  return nullptr;
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::Device device) {
@@ -233,6 +264,13 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
     const HostTierOptions tier_options = {options.allocator, options.engine};
     PINION_ASSIGN_OR_RETURN(
         tier, TorchHostTier(tier_options, backend, device_type, std::move(allocator)));
+    if (options.memory_target_bytes != OffloadOptions::kNoTarget &&
+        !TellsAllocatedBytes(device_type)) {
+      return absl::UnimplementedError(absl::StrCat(
+          "memory_target_bytes cannot be kept on \"", backend.type_name,
+          "\": LibTorch's allocator for it does not tell how many bytes are live (it is no "
+          "c10::DeviceAllocator)"));
+    }
   }
   return std::make_shared<SessionImpl>(own, device_type, std::move(tier));
 }

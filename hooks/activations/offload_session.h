@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -54,7 +55,8 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // enabled asks for no device. Tensors go to the pool of pinned memory that all sessions and
   // pin_memory() share (engine/tier/host_tier.h): by OffloadOptions::allocator, or `allocator`, a
   // program's own, if that is given. FailedPrecondition where others use a pool, or engines, that
-  // were made with other options; it names the first of them.
+  // were made with other options; it names the first of them. Unimplemented for a memory target
+  // where LibTorch's allocator of the device does not tell how much it has given out.
   static absl::StatusOr<std::shared_ptr<OffloadSession>> Create(
       const OffloadOptions& options, DeviceBackend backend,
       std::shared_ptr<PinnedAllocator> allocator = nullptr);
@@ -69,6 +71,11 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // What transfers of the device are planned from; empty until the device is first used. Of a run
   // that measured it, it serves later ones as OffloadOptions::link.
   virtual std::optional<LinkCalibration> GetLink(int device_index) const = 0;
+
+  // With a memory target: what the steps that are known move, when, and what that costs by the
+  // model of the link (engine/plan/explain_plan.h), the last one first. Empty without a target, and
+  // until a step was planned. For people.
+  virtual std::string Explain(int device_index) const = 0;
 
   // Sets the device up and pins what a step of training keeps in host memory, so that no pack has
   // to: 0.1 to 1 s per GiB. Errors as those of PinnedAllocator::Reserve, and of the device.

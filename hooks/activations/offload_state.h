@@ -5,6 +5,7 @@
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATE_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATE_H_
 
+#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/hooks/activations/pending_tensors.h"
 #include "pinion/hooks/activations/saved_storages.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 
@@ -59,7 +61,14 @@ class LateMemory {
 // made.
 struct OffloadState {
   OffloadState(std::unique_ptr<OffloadSchedule> by, PendingTensors none_yet)
-      : pending(std::move(none_yet)), schedule(std::move(by)) {}
+      : pending(std::move(none_yet)),
+        schedule(std::move(by)),
+        asks_for_device_bytes(schedule->AsksForDeviceBytes()) {}
+
+  // What is allocated on the device, for the schedule if it asks; to be had before the lock.
+  uint64_t DeviceBytes(c10::Device device) const {
+    return asks_for_device_bytes ? static_cast<uint64_t>(AllocatedBytes(device)) : 0;
+  }
 
   // Adds to `released` what was fetched of a parcel, if anything, and that nobody reads any more.
   // True if nobody has read it.
@@ -74,6 +83,7 @@ struct OffloadState {
   SavedStorages storages ABSL_GUARDED_BY(mu);
   PendingTensors pending ABSL_GUARDED_BY(mu);
   const std::unique_ptr<OffloadSchedule> schedule ABSL_PT_GUARDED_BY(mu);
+  const bool asks_for_device_bytes;
   LateMemory late ABSL_GUARDED_BY(mu);
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of a record
   absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run

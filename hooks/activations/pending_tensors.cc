@@ -6,8 +6,8 @@
 
 namespace pinion {
 
-RecordPtrs PendingTensors::Add(const RecordPtr& record, const NodeId& node, uint64_t batch_bytes) {
-  Scope& scope = scopes_[record->scope];
+RecordPtrs PendingTensors::TakeDue(ScopeId id, const NodeId& node, uint64_t batch_bytes) {
+  Scope& scope = scopes_[id];
   size_t in_use = 0;
   for (RecordPtr& earlier : scope.in_use) {
     absl::InlinedVector<NodeId, 1>& nodes = earlier->nodes;
@@ -21,19 +21,23 @@ RecordPtrs PendingTensors::Add(const RecordPtr& record, const NodeId& node, uint
     }
   }
   scope.in_use.resize(in_use);
-  scope.in_use.push_back(record);
-  record->nodes.push_back(node);
   const bool all = !company_ || scope.small_bytes >= batch_bytes;
-  return TakeDue(scope, all || scope.large_bytes >= batch_bytes, all);
+  return Take(scope, all || scope.large_bytes >= batch_bytes, all);
+}
+
+void PendingTensors::Add(const RecordPtr& record, const NodeId& node) {
+  record->state = StorageRecord::CopyOut::kInUse;
+  record->nodes.push_back(node);
+  scopes_[record->scope].in_use.push_back(record);
 }
 
 void PendingTensors::AwaitOperator(const RecordPtr& record, const NodeId& node) {
   if (record->state == StorageRecord::CopyOut::kPending) {
     Remove(*record);
-    record->state = StorageRecord::CopyOut::kInUse;
-    scopes_.at(record->scope).in_use.push_back(record);
+    Add(record, node);
+  } else {
+    record->nodes.push_back(node);
   }
-  record->nodes.push_back(node);
 }
 
 void PendingTensors::EndOperator(Scope& scope, RecordPtr record) {
@@ -62,12 +66,12 @@ RecordPtrs PendingTensors::EndScope(ScopeId scope) {
   for (RecordPtr& saved : std::exchange(found->second.in_use, {})) {
     EndOperator(found->second, std::move(saved));
   }
-  RecordPtrs due = TakeDue(found->second, /*large=*/true, /*small=*/true);
+  RecordPtrs due = Take(found->second, /*large=*/true, /*small=*/true);
   scopes_.erase(found);
   return due;
 }
 
-RecordPtrs PendingTensors::TakeDue(Scope& scope, bool large, bool small) {
+RecordPtrs PendingTensors::Take(Scope& scope, bool large, bool small) {
   RecordPtrs due;
   if (large) {
     due.swap(scope.large);

@@ -27,9 +27,15 @@ class PendingTensors {
   PendingTensors(uint64_t largest_small_bytes, bool company)
       : largest_small_bytes_(largest_small_bytes), company_(company) {}
 
-  // A new record, saved by `node`; operators that have returned by then have. Returns records that
-  // are due: those whose batch holds `batch_bytes`, in the order of packing.
-  RecordPtrs Add(const RecordPtr& record, const NodeId& node, uint64_t batch_bytes);
+  // `node` is about to save something in the scope; operators that have returned by then have.
+  // Returns records that are due: those whose batch holds `batch_bytes`, in the order of packing.
+  RecordPtrs TakeDue(ScopeId scope, const NodeId& node, uint64_t batch_bytes);
+
+  // A record that is to leave, saved by `node`.
+  void Add(const RecordPtr& record, const NodeId& node);
+
+  // Whether operators of the scope may still run: something was saved in it, and it has not ended.
+  bool IsOpen(ScopeId scope) const { return scopes_.contains(scope); }
 
   // One more operator has saved the record, which is awaited: nothing is to read it before that
   // one, too, has returned.
@@ -55,7 +61,7 @@ class PendingTensors {
   }
   void EndOperator(Scope& scope, RecordPtr record);
   // Large ones do not wait for small ones.
-  RecordPtrs TakeDue(Scope& scope, bool large, bool small);
+  static RecordPtrs Take(Scope& scope, bool large, bool small);
 
   const uint64_t largest_small_bytes_;
   const bool company_;

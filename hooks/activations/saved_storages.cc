@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_set.h"
+
 namespace pinion {
 
 RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& version,
@@ -23,6 +25,19 @@ RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& v
     }
   }
   return nullptr;
+}
+
+RecordPtrs SavedStorages::Find(const std::vector<uint32_t>& objects) const {
+  const absl::flat_hash_set<uint32_t> wanted(objects.begin(), objects.end());
+  RecordPtrs found;
+  for (const auto& [storage, records] : records_) {
+    for (StorageRecord* record : records) {
+      if (wanted.contains(record->object)) found.push_back(record->shared_from_this());
+    }
+  }
+  std::sort(found.begin(), found.end(),
+            [](const RecordPtr& a, const RecordPtr& b) { return a->sequence < b->sequence; });
+  return found;
 }
 
 void SavedStorages::Add(StorageRecord& record) {

@@ -8,6 +8,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
@@ -27,6 +28,8 @@ class SavedStorages {
   // A record is here while it has live handles. Sets its pending_bytes.
   void Add(StorageRecord& record);
   void Remove(const StorageRecord& record);
+  // Those of the schedule's objects that have records, in the order of packing.
+  RecordPtrs Find(const std::vector<uint32_t>& objects) const;
   bool Contains(const c10::StorageImpl* storage) const { return records_.contains(storage); }
 
  private:

@@ -13,7 +13,7 @@ ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages p
 std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const GraphPlace& place) {
   HostTimer timer(target_->stats());
   timer.Count(&OffloadStats::packed);
-  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, place.node, parameters_, *scope_);
+  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, place, parameters_, *scope_);
   return saved == nullptr ? KeepTensor(tensor) : std::move(saved);
 }
 

@@ -11,9 +11,10 @@
 #include <thread>
 
 #include "pinion/engine/plan/offload_schedule.h"
-#include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/plan/offload_policy.h"
 
 namespace pinion {
 
@@ -23,6 +24,7 @@ struct PackScope {
   explicit PackScope(ScopeId number) : id(number) {}
 
   const ScopeId id;
+  const NodeId begin = CurrentNode();  // places in the graph count from here
   const std::thread::id opened_on = std::this_thread::get_id();
   // What a thread that has outlived the scope saves stays on the device.
   std::atomic<bool> ended = false;
@@ -32,14 +34,17 @@ struct PackScope {
 class PackTarget {
  public:
   virtual ~PackTarget() = default;
-  // `node` saves the tensor. Null: it stays on the device; the reason has been counted.
-  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const NodeId& node,
+  // Null: it stays on the device; the reason has been counted.
+  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             const ParameterStorages& parameters,
                                             const PackScope& scope) = 0;
   // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no
   // thread.
   virtual void EndScope(ScopeId scope) = 0;
   virtual OffloadStatsRecorder& stats() = 0;
+  // Whoever wants to know of all device memory that is allocated in a scope that begins now, if
+  // anybody does.
+  virtual std::shared_ptr<MemoryObserver> Observer() = 0;
 };
 
 class ScopePacker : public SavedTensorPacker {

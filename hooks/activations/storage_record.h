@@ -20,11 +20,11 @@
 #include "absl/container/inlined_vector.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/parcel.h"
-#include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/tensor_checksum.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/offload_policy.h"
 
 namespace pinion {
 
@@ -54,6 +54,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   enum class CopyOut {
     kInUse,    // an operator that saved it may still run, and write it
     kPending,  // waits for company
+    kStays,    // the schedule keeps it on the device, as things stand
     kDecided,  // it was submitted or soon will be, or the source stays on the device
   };
 
@@ -104,13 +105,15 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   // ---- guarded ----
   c10::Storage source;  // until the copy out is submitted; from then on the parcel holds it
   CopyOut state = CopyOut::kInUse;
-  absl::InlinedVector<NodeId, 1> nodes;  // of the operators that may still run, while kInUse
-  std::shared_ptr<SavedParcel> parcel;   // once the copy out is submitted
-  size_t piece = 0;                      // of the parcel, unless that was gathered
-  uint64_t parcel_offset = 0;            // at which `extent` begins in it
+  // Of the operators that may still run, while kInUse; that have saved it, while kStays.
+  absl::InlinedVector<NodeId, 1> nodes;
+  std::shared_ptr<SavedParcel> parcel;  // once the copy out is submitted
+  size_t piece = 0;                     // of the parcel, unless that was gathered
+  uint64_t parcel_offset = 0;           // at which `extent` begins in it
 
   int live_handles = 0;
   uint64_t sequence = 0;  // in the order of packing
+  uint32_t object = 0;    // the schedule's number
   // Of the device, that its copy out lets go of: all of the storage for the first record of it.
   uint64_t pending_bytes = 0;
 };

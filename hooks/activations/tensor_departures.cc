@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -85,10 +86,10 @@ void TensorDepartures::CopyOut(RecordPtrs due, const BoundStream* not_capturing)
 
 void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
                                      absl::Span<const RecordPtr> records) {
-  absl::InlinedVector<Leaving, 1> all = PlanParcels(stream, records);
+  absl::InlinedVector<ParcelDraft, 1> all = PlanParcels(stream, records);
   if (all.empty()) return;
   absl::InlinedVector<Departure, 1> departures;
-  for (Leaving& leaving : all) departures.push_back(std::move(leaving.departure));
+  for (ParcelDraft& leaving : all) departures.push_back(std::move(leaving.departure));
   absl::Status left;
   try {
     left = tier_.PutOut(absl::MakeSpan(departures));
@@ -97,15 +98,15 @@ void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
   }
   if (!left.ok()) {
     PINION_LOG(kWarning) << "saved tensors stay on the device: " << left;
-    for (const Leaving& leaving : all) Keep(leaving.records, &OffloadStats::kept_copy_failed);
+    for (const ParcelDraft& leaving : all) Keep(leaving.records, &OffloadStats::kept_copy_failed);
     return;
   }
   Released released;
   MutexLock lock(state_.mu);
-  for (Leaving& leaving : all) Publish(leaving, released);
+  for (ParcelDraft& leaving : all) Publish(leaving, released);
 }
 
-absl::InlinedVector<TensorDepartures::Leaving, 1> TensorDepartures::PlanParcels(
+absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParcels(
     const BoundStream& stream, absl::Span<const RecordPtr> records) {
   RecordPtrs present;
   RecordPtrs changed;
@@ -125,10 +126,10 @@ absl::InlinedVector<TensorDepartures::Leaving, 1> TensorDepartures::PlanParcels(
     }
   }
   if (!changed.empty()) Keep(changed, &OffloadStats::kept_copy_failed);
-  absl::InlinedVector<Leaving, 1> all;
+  absl::InlinedVector<ParcelDraft, 1> all;
   PackPlan plan = PlanPacking(sizes, link_);
   for (PackPlan::Group& group : plan.groups) {
-    Leaving leaving;
+    ParcelDraft leaving;
     leaving.offsets = std::move(group.offsets);
     for (const size_t piece : group.pieces) {
       leaving.records.push_back(std::move(present[piece]));
@@ -175,7 +176,7 @@ absl::InlinedVector<TensorDepartures::Leaving, 1> TensorDepartures::PlanParcels(
   return all;
 }
 
-bool TensorDepartures::HoldsMuchMore(const Leaving& leaving) {
+bool TensorDepartures::HoldsMuchMore(const ParcelDraft& leaving) {
   if (leaving.records.front()->size_bytes() > LargestSmallPiece(link_)) return false;
   absl::flat_hash_set<const void*> storages;
   uint64_t held_bytes = 0;
@@ -186,7 +187,7 @@ bool TensorDepartures::HoldsMuchMore(const Leaving& leaving) {
   return held_bytes >= std::max(state_.schedule->BatchBytes(), 2 * leaving.parcel->size_bytes);
 }
 
-void TensorDepartures::TakeChecksums(const Leaving& leaving, const BoundStream& stream) {
+void TensorDepartures::TakeChecksums(const ParcelDraft& leaving, const BoundStream& stream) {
   const c10::StreamGuard guard(stream.torch);
   for (size_t i = 0; i < leaving.records.size(); ++i) {
     StorageRecord& record = *leaving.records[i];
@@ -194,7 +195,7 @@ void TensorDepartures::TakeChecksums(const Leaving& leaving, const BoundStream& 
   }
 }
 
-c10::Storage TensorDepartures::Gather(const Leaving& leaving, const BoundStream& stream) {
+c10::Storage TensorDepartures::Gather(const ParcelDraft& leaving, const BoundStream& stream) {
   {
     MutexLock lock(gather_mu_);
     if (!gather_back_off_.MayTry()) return c10::Storage();
@@ -215,7 +216,7 @@ c10::Storage TensorDepartures::Gather(const Leaving& leaving, const BoundStream&
   return gathered;
 }
 
-void TensorDepartures::Publish(Leaving& leaving, Released& released) {
+void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
   SavedParcel& parcel = *leaving.parcel;
   GuardedMemory unneeded;
   absl::InlinedVector<HeldBytes, 1> held;
@@ -240,6 +241,7 @@ void TensorDepartures::Publish(Leaving& leaving, Released& released) {
     record.piece = i;
     record.parcel_offset = leaving.offsets[i];
     parcel.records.push_back(&record);
+    parcel.objects.push_back(record.object);
     readers += record.live_handles;
     parcel.place = {record.scope, record.sequence};  // records are in the order of packing
     if (parcel.gathered) {
@@ -294,33 +296,49 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
 
 std::vector<GuardedMemory> TensorDepartures::Evict(const std::vector<ScheduledParcel*>& parcels) {
   std::vector<GuardedMemory> evicted;
+  std::vector<GuardedMemory> dropped;  // what had come back, by copies of the other direction
   uint64_t bytes = 0;
-  uint64_t not_freed = 0;
+  uint64_t not_freed = 0, unread = 0;
   for (ScheduledParcel* scheduled : parcels) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
     bytes += RecordBytes(parcel);
     evicted.push_back(parcel.Evict(&not_freed));
+    GuardedMemory fetched = parcel.TakeFetched();
+    if (!fetched) continue;
+    unread += state_.schedule->OnDropped(parcel) ? 1 : 0;
+    dropped.push_back(std::move(fetched));
   }
   stats_.Update([&](OffloadStats& stats) {
     stats.evicted_bytes += bytes;
     stats.evicted_not_freed += not_freed;
+    stats.prefetches_dropped += unread;
   });
-  return MergeByStream(std::move(evicted));
+  evicted = MergeByStream(std::move(evicted));
+  std::move(dropped.begin(), dropped.end(), std::back_inserter(evicted));
+  return evicted;
 }
 
 void TensorDepartures::EvictExcess() {
+  while (EvictSome() && options_.memory_target_bytes != OffloadOptions::kNoTarget) {
+  }
+}
+
+bool TensorDepartures::EvictSome() {
   std::vector<GuardedMemory> evicted;  // let go of after the lock
   uint64_t evicted_bytes = 0;
+  const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
     MutexLock lock(state_.mu);
+    state_.schedule->OnDeviceBytes(device_bytes);
     const std::vector<ScheduledParcel*> parcels = state_.schedule->TakeEvictions();
-    if (parcels.empty()) return;
+    if (parcels.empty()) return false;
     for (const ScheduledParcel* parcel : parcels) evicted_bytes += parcel->size_bytes;
     evicted = Evict(parcels);
   }
-  if (evicted.empty()) return;
+  if (evicted.empty()) return true;
   const ScopedRange range(options_.engine.trace.get(), "pinion.evict", evicted_bytes);
   evicted.clear();
+  return true;
 }
 
 void TensorDepartures::EvictAll() {

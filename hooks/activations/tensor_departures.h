@@ -6,6 +6,7 @@
 #ifndef PINION_HOOKS_ACTIVATIONS_TENSOR_DEPARTURES_H_
 #define PINION_HOOKS_ACTIVATIONS_TENSOR_DEPARTURES_H_
 
+#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
 #include <memory>
@@ -35,9 +36,14 @@ inline constexpr WaitSite kBlockingCopyOut("kBlockingCopyOut", kHooksWaits);
 
 class TensorDepartures {
  public:
-  TensorDepartures(const OffloadOptions& options, const LinkCalibration& link, DeviceTier& tier,
-                   OffloadState& state, OffloadStatsRecorder& stats)
-      : options_(options), link_(link), tier_(tier), state_(state), stats_(stats) {}
+  TensorDepartures(const OffloadOptions& options, const LinkCalibration& link, c10::Device device,
+                   DeviceTier& tier, OffloadState& state, OffloadStatsRecorder& stats)
+      : options_(options),
+        link_(link),
+        device_(device),
+        tier_(tier),
+        state_(state),
+        stats_(stats) {}
 
   // Of records that are due, leaves that somebody holds stay; the others leave. `not_capturing` is
   // the stream that the caller has just asked whether it captures a graph, if any.
@@ -50,7 +56,7 @@ class TensorDepartures {
 
  private:
   // A parcel in the making.
-  struct Leaving {
+  struct ParcelDraft {
     std::shared_ptr<SavedParcel> parcel;
     RecordPtrs records;
     absl::InlinedVector<uint64_t, 1> offsets;      // of each in the parcel
@@ -64,16 +70,18 @@ class TensorDepartures {
   void CopyOutBlocking(const RecordPtr& record);
   // Those that can leave, each with its place in the host tier, gathered where that was planned and
   // possible.
-  absl::InlinedVector<Leaving, 1> PlanParcels(const BoundStream& stream,
-                                              absl::Span<const RecordPtr> records);
+  absl::InlinedVector<ParcelDraft, 1> PlanParcels(const BoundStream& stream,
+                                                  absl::Span<const RecordPtr> records);
   // Whether the tensors are small slices of storages that hold far more device memory than the
   // parcel.
-  bool HoldsMuchMore(const Leaving& leaving);
+  bool HoldsMuchMore(const ParcelDraft& leaving);
   // Empty if that is not possible now: the pieces can be copied one by one.
-  c10::Storage Gather(const Leaving& leaving, const BoundStream& stream);
-  void TakeChecksums(const Leaving& leaving, const BoundStream& stream);
+  c10::Storage Gather(const ParcelDraft& leaving, const BoundStream& stream);
+  void TakeChecksums(const ParcelDraft& leaving, const BoundStream& stream);
   // The copy was submitted.
-  void Publish(Leaving& leaving, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Publish(ParcelDraft& leaving, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // False: the schedule has nothing in excess.
+  bool EvictSome();
   std::vector<GuardedMemory> Evict(const std::vector<ScheduledParcel*>& parcels)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
@@ -81,6 +89,7 @@ class TensorDepartures {
 
   const OffloadOptions& options_;
   const LinkCalibration& link_;
+  const c10::Device device_;
   DeviceTier& tier_;
   OffloadState& state_;
   OffloadStatsRecorder& stats_;

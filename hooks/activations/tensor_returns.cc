@@ -182,8 +182,10 @@ void TensorReturns::Prefetch(const StorageRecord& record) {
   for (;;) {
     OffloadSchedule::Fetches fetches;
     std::vector<FetchClaim> wanted;
+    const uint64_t device_bytes = state_.DeviceBytes(record.pack_stream.torch.device());
     {
       MutexLock lock(state_.mu);
+      state_.schedule->OnDeviceBytes(device_bytes);
       fetches = state_.schedule->TakeFetches(
           {record.scope, record.sequence}, backward, [](const ScheduledParcel& parcel) {
             return IsAway(static_cast<const SavedParcel&>(parcel));

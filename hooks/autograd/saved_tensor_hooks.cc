@@ -23,6 +23,8 @@
 #error "Pinion's hooks into autograd were checked against LibTorch 2.11 only."
 #endif
 
+#include "pinion/hooks/autograd/memory_observer.h"
+
 namespace pinion {
 namespace {
 
@@ -90,6 +92,8 @@ class ProxyEngine : public Engine {
                                          const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
+    // What is pushed here goes with the backward to its worker threads.
+    const MemoryScope observed(ObserverOfBackwards());
     return previous_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
 
@@ -240,6 +244,11 @@ std::optional<uint64_t> NodesSince(const NodeId& begin, const NodeId& node) {
 
 bool HasReturned(const NodeId& node, const NodeId& current) {
   return node.thread == current.thread && node.sequence != current.sequence;
+}
+
+uint64_t CurrentBackwardNode() {
+  const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
+  return node == nullptr ? 0 : node->sequence_nr();
 }
 
 bool BackwardKeepsGraph() { return torch::autograd::get_current_graph_task_keep_graph(); }

@@ -136,6 +136,9 @@ void RunAside(absl::FunctionRef<void()> work);
 // The backward that the calling thread runs right now, by a number that never repeats; -1 outside.
 int64_t CurrentBackward();
 
+// The node that the calling thread evaluates in it, by autograd's sequence number; 0 outside.
+uint64_t CurrentBackwardNode();
+
 // Whether that backward was told to keep the graph (retain_graph, create_graph).
 bool BackwardKeepsGraph();
 

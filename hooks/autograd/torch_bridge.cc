@@ -1,6 +1,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/TensorImpl.h>
@@ -44,6 +45,18 @@ c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes) {
   c10::Allocator* allocator = c10::GetAllocator(stream.device_type());
   return c10::Storage(c10::Storage::use_byte_size_t(), size_bytes, allocator->allocate(size_bytes),
                       allocator, /*resizable=*/false);
+}
+
+int64_t AllocatedBytes(c10::Device device) {
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return c10::getDeviceAllocator(device.type())
+      ->getDeviceStats(device.index())
+      .allocated_bytes[kAll]
+      .current;
+}
+
+bool TellsAllocatedBytes(c10::DeviceType type) {
+  return dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type)) != nullptr;
 }
 
 void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {

@@ -9,6 +9,7 @@
 #define PINION_HOOKS_AUTOGRAD_TORCH_BRIDGE_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
@@ -45,6 +46,11 @@ struct BoundStream {
 // Uninitialised device memory on `stream`. Throws c10::OutOfMemoryError, as LibTorch's allocators
 // do.
 c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes);
+
+// What LibTorch's allocator of the device has given out. Its type's allocator has to tell
+// (TellsAllocatedBytes).
+int64_t AllocatedBytes(c10::Device device);
+bool TellsAllocatedBytes(c10::DeviceType type);
 
 // Tells the framework that `stream` uses the storage too (tensor.record_stream).
 void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream);

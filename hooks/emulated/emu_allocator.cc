@@ -21,7 +21,19 @@ struct EmuAllocator::Block {
   void* data;
   size_t size_bytes;
   int abandoned;  // when it was allocated
+  c10::Device torch_device;
 };
+
+namespace {
+
+// To a profiler, if one wants to know; `size_bytes` is negative for what was freed.
+void Report(void* data, int64_t size_bytes, c10::Device device) {
+  if (!c10::memoryProfilingEnabled()) return;
+  const uint64_t in_use_bytes = Machine().memory_stats(device.index()).in_use_bytes;
+  c10::reportMemoryUsageToProfiler(data, size_bytes, in_use_bytes, in_use_bytes, device);
+}
+
+}  // namespace
 
 EmuAllocator& EmuAllocator::Get() {
   static EmuAllocator* const allocator = new EmuAllocator;
@@ -43,8 +55,10 @@ c10::DataPtr EmuAllocator::AllocateOn(c10::DeviceIndex index, size_t size_bytes)
   }
   ThrowIfError(data.status(), "allocating device memory");
   live_bytes_.fetch_add(static_cast<int64_t>(size_bytes), std::memory_order_relaxed);
-  auto block = std::make_unique<Block>(Block{std::move(device), stream, *data, size_bytes,
-                                             abandoned_.load(std::memory_order_relaxed)});
+  auto block =
+      std::make_unique<Block>(Block{std::move(device), stream, *data, size_bytes,
+                                    abandoned_.load(std::memory_order_relaxed), torch_device});
+  Report(*data, static_cast<int64_t>(size_bytes), torch_device);
   return c10::DataPtr(*data, block.release(), &EmuAllocator::Delete, torch_device);
 }
 
@@ -59,6 +73,7 @@ void EmuAllocator::Delete(void* context) {
   if (block->abandoned != allocator.abandoned_.load(std::memory_order_relaxed)) return;
   allocator.live_bytes_.fetch_sub(static_cast<int64_t>(block->size_bytes),
                                   std::memory_order_release);
+  Report(block->data, -static_cast<int64_t>(block->size_bytes), block->torch_device);
 }
 
 void EmuAllocator::Abandon() {

@@ -92,7 +92,7 @@ class TorchHostAllocator final : public at::HostAllocator {
 
  private:
   // What LibTorch holds: the context of a DataPtr.
-  struct Live {
+  struct HeldBlock {
     PinnedBlock block;
     TorchHostAllocator* allocator = nullptr;
     BlockUses uses;  // under mu_ until it is released
@@ -111,7 +111,7 @@ class TorchHostAllocator final : public at::HostAllocator {
 
   bool IsLive(const void* data);
   // The block that `data` points into; null: none.
-  Live* Find(const void* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  HeldBlock* Find(const void* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::StatusOr<StreamUse> UseOf(const c10::Stream& stream);
 
@@ -125,7 +125,7 @@ class TorchHostAllocator final : public at::HostAllocator {
   Mutex mu_;
   // By address, not by context: LibTorch names a block by either, and a view that was made with
   // from_blob has a context of its own, and an address within the block. Nodes stay where they are.
-  std::map<const void*, Live, std::greater<>> live_ ABSL_GUARDED_BY(mu_);
+  std::map<const void*, HeldBlock, std::greater<>> live_ ABSL_GUARDED_BY(mu_);
   std::vector<PinnedBlock> never_reused_ ABSL_GUARDED_BY(mu_);
   c10::CachingAllocator::Stat active_requests_ ABSL_GUARDED_BY(mu_);
   c10::CachingAllocator::Stat active_bytes_ ABSL_GUARDED_BY(mu_);
@@ -146,13 +146,13 @@ c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
   const MutexLock lock(mu_);
   active_requests_.increase(1);
   active_bytes_.increase(block->capacity_bytes());
-  Live& live = live_[data];
+  HeldBlock& live = live_[data];
   live = {*std::move(block), this, std::move(uses)};
   return c10::DataPtr(data, &live, &Delete, cpu);
 }
 
 void TorchHostAllocator::Delete(void* context) {
-  auto* const live = static_cast<Live*>(context);
+  auto* const live = static_cast<HeldBlock*>(context);
   if (live->allocator->Abandoned()) return;
   live->allocator->Release(live->block.data());
 }
@@ -199,7 +199,7 @@ bool TorchHostAllocator::record_event(void* data, void* context, c10::Stream str
   }
   absl::StatusOr<StreamUse> use = UseOf(stream);
   const MutexLock lock(mu_);
-  Live* const live = Find(data);
+  HeldBlock* const live = Find(data);
   if (live == nullptr) return false;
   BlockUses& uses = live->uses;
   uses.never_reusable.Update(use.status());
@@ -226,7 +226,7 @@ absl::StatusOr<StreamUse> TorchHostAllocator::UseOf(const c10::Stream& stream) {
   }
 }
 
-TorchHostAllocator::Live* TorchHostAllocator::Find(const void* data) {
+TorchHostAllocator::HeldBlock* TorchHostAllocator::Find(const void* data) {
   const auto found = live_.lower_bound(data);  // downwards: the block that begins at or below it
   if (found == live_.end()) return nullptr;
   const PinnedBlock& block = found->second.block;

@@ -1,6 +1,5 @@
 #include "pinion/hooks/plan/device_recording.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -12,22 +11,17 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/plan/offload_policy.h"
 
 namespace pinion {
 namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
-int64_t AllocatedBytes(c10::Device device) {
-  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return c10::getDeviceAllocator(device.type())
-      ->getDeviceStats(device.index())
-      .allocated_bytes[kAll]
-      .current;
-}
+}  // namespace
 
 // FNV-1a: the same in every process, unlike absl::Hash.
-uint64_t Signature(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes) {
+uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
   add(place);
@@ -36,8 +30,6 @@ uint64_t Signature(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes
   for (const int64_t size : tensor.sizes()) add(static_cast<uint64_t>(size));
   return hash;
 }
-
-}  // namespace
 
 absl::Status DeviceRecording::CheckNotCapturing() const {
   PINION_ASSIGN_OR_RETURN(const bool capturing,
@@ -48,12 +40,19 @@ absl::Status DeviceRecording::CheckNotCapturing() const {
                    " captures a graph: finish the record of the step once that has ended"));
 }
 
+void DeviceRecording::Abandon() {
+  std::vector<Entry> entries;  // their events go after the lock
+  MutexLock lock(mu_);
+  finished_ = true;
+  entries.swap(entries_);
+}
+
 void DeviceRecording::Start() {
   // An event that a graph has captured tells no time.
   if (!IsRecording()) return;
   const StreamClock::Moment now = clock_->Now(NativeStream(CurrentStream(device_)));
   MutexLock lock(mu_);
-  if (entries_.empty()) entries_.push_back({now, now, std::nullopt, 0});
+  if (entries_.empty()) entries_.push_back({.begin = now, .end = now});
 }
 
 bool DeviceRecording::IsRecording() const {
@@ -66,38 +65,49 @@ bool DeviceRecording::IsRecording() const {
 }
 
 // To count bytes takes the host's time, which is none of the step's: it lies within begin and end.
-DeviceRecording::Moment DeviceRecording::Begin() const {
+DeviceRecording::Moment DeviceRecording::Begin() {
   StreamClock::Moment time = clock_->Now(NativeStream(CurrentStream(device_)));
   Moment moment = CountBytes();
   moment.time = std::move(time);
   return moment;
 }
 
-DeviceRecording::Moment DeviceRecording::End() const {
+DeviceRecording::Moment DeviceRecording::End() {
   Moment moment = CountBytes();
   moment.time = clock_->Now(NativeStream(CurrentStream(device_)));
   return moment;
 }
 
-DeviceRecording::Moment DeviceRecording::CountBytes() const {
+DeviceRecording::Moment DeviceRecording::CountBytes() {
+  const int64_t allocated_bytes = AllocatedBytes(device_);
+  const int64_t peak_bytes = std::max(peak_bytes_.exchange(allocated_bytes), allocated_bytes);
   Moment moment;
-  moment.allocated_bytes = AllocatedBytes(device_);
+  moment.peak_bytes = peak_bytes;
   MutexLock lock(mu_);
-  moment.known_bytes = KnownBytes();
+  moment.bytes = storages_.CountAt(allocated_bytes);
   return moment;
+}
+
+void DeviceRecording::OnDeviceBytes(int64_t allocated_bytes) {
+  int64_t peak_bytes = peak_bytes_.load(std::memory_order_relaxed);
+  while (peak_bytes < allocated_bytes &&
+         !peak_bytes_.compare_exchange_weak(peak_bytes, allocated_bytes)) {
+  }
 }
 
 DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
                                                    uint64_t place, bool is_leaf) {
   const Moment end = End();
   MutexLock lock(mu_);
+  if (finished_) return 0;  // nobody asks what it was
   const ObjectId id = FindOrAdd(tensor, place, is_leaf);
   Object& object = objects_[id];
-  NoteAllocations(begin, end);
-  if (++object.handles == 1) {
-    KnownOf(tensor.storage()).object_bytes += object.planned.size_bytes;
-  }
-  Append(begin, end, id);
+  storages_.NoteAllocations(begin.bytes, end.bytes);
+  const int64_t other_bytes = storages_.OtherBytes(end.bytes);
+  if (++object.handles == 1) storages_.Hold(object.storage, object.extent);
+  Append(begin, end, id, /*by=*/place / 2);
+  // What was one of the other bytes until here is an object's in all of the stretch.
+  entries_.back().peak_other_bytes -= other_bytes - entries_.back().other_bytes;
   return id;
 }
 
@@ -121,13 +131,10 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
   bool is_first = false;
   {
     MutexLock lock(mu_);
-    NoteAllocations(begin, end);
-    if (!known_.contains(tensor.storage().unsafeGetStorageImpl())) {
-      // It was fetched, just now or ahead.
-      ahead_bytes_ -= static_cast<int64_t>(tensor.storage().nbytes());
-      KnownOf(tensor.storage()).object_bytes = tensor.storage().nbytes();
-    }
-    Append(begin, end, object);
+    if (finished_) return;
+    storages_.NoteAllocations(begin.bytes, end.bytes);
+    storages_.NoteRead(tensor.storage());
+    Append(begin, end, object, /*by=*/~CurrentBackwardNode());
     const auto ending = endings_.find(backward);
     is_first = ending != endings_.end() && !std::exchange(ending->second.has_end, true);
   }
@@ -167,28 +174,39 @@ void DeviceRecording::EndEnding(int64_t backward) {
 void DeviceRecording::EndAside(const Moment& begin) {
   const Moment end = End();
   MutexLock lock(mu_);
-  NoteAllocations(begin, end);
-  Append(begin, end, std::nullopt);
+  if (finished_) return;
+  storages_.NoteAllocations(begin.bytes, end.bytes);
+  Append(begin, end, std::nullopt, /*by=*/0);
 }
 
 void DeviceRecording::EndRelease(const Moment& begin, ObjectId id) {
   const Moment end = End();
   MutexLock lock(mu_);
-  NoteAllocations(begin, end);
-  Append(begin, end, std::nullopt);
+  if (finished_) return;
+  storages_.NoteAllocations(begin.bytes, end.bytes);
   Object& object = objects_[id];
-  if (--object.handles > 0) return;
-  object.uses_at_release = uses_;
-  known_.at(object.storage._unsafe_get_target()).object_bytes -= object.planned.size_bytes;
+  if (--object.handles == 0) {
+    object.uses_at_release = uses_;
+    storages_.Release(object.storage, object.extent);
+  }
+  Append(begin, end, std::nullopt, /*by=*/0);
 }
 
-void DeviceRecording::Append(const Moment& begin, const Moment& end, std::optional<ObjectId> used) {
-  Entry entry = {begin.time, end.time, used, 0};
+void DeviceRecording::Append(const Moment& begin, const Moment& end, std::optional<ObjectId> used,
+                             uint64_t by) {
+  Entry entry = {.begin = begin.time,
+                 .end = end.time,
+                 .used = used,
+                 .by = by,
+                 .peak_other_bytes = begin.peak_bytes,
+                 .object_bytes = end.bytes.allocated - storages_.OtherBytes(end.bytes)};
+  // Objects that have gone since then count in all of the stretch, so they are no other bytes.
+  if (!entries_.empty()) entry.peak_other_bytes -= entries_.back().object_bytes;
   if (used.has_value()) {
-    entry.other_bytes = OtherBytes(end);
+    entry.other_bytes = storages_.OtherBytes(end.bytes);
     ++uses_;
   }
-  if (entries_.empty()) entries_.push_back({begin.time, begin.time, std::nullopt, 0});
+  if (entries_.empty()) entries_.push_back({.begin = begin.time, .end = begin.time});
   entries_.push_back(std::move(entry));
 }
 
@@ -197,62 +215,35 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
   const c10::Storage& storage = tensor.storage();
   const StorageExtent extent = ExtentOf(tensor);
   const SavedVersion version(tensor);
-  Known& known = KnownOf(storage);
-  for (const ObjectId id : known.objects) {
+  const KnownStorages::Id known = storages_.FindOrAdd(storage);
+  for (const ObjectId id : storages_.objects(known)) {
     const Object& object = objects_[id];
-    if (object.version == version && object.extent.begin_bytes <= extent.begin_bytes &&
+    // What was released in between is saved anew by whoever packs.
+    if (object.handles > 0 && object.version == version &&
+        object.extent.begin_bytes <= extent.begin_bytes &&
         extent.end_bytes <= object.extent.end_bytes) {
       return id;
     }
   }
   const auto id = static_cast<ObjectId>(objects_.size());
   Object object = {.planned = {},
-                   .storage = storage.getWeakStorageImpl(),
+                   .storage = known,
                    .version = version,
                    .extent = ExtentToSave(extent, storage.nbytes()),
                    .is_leaf = is_leaf,
                    .first_use = uses_};
   object.planned.size_bytes = object.extent.size_bytes();
-  object.planned.signature = Signature(tensor, place, object.planned.size_bytes);
+  object.planned.signature = SignatureOf(tensor, place, object.planned.size_bytes);
   objects_.push_back(std::move(object));
-  known.objects.push_back(id);
+  storages_.objects(known).push_back(id);
   return id;
-}
-
-DeviceRecording::Known& DeviceRecording::KnownOf(const c10::Storage& storage) {
-  return known_
-      .try_emplace(storage.unsafeGetStorageImpl(),
-                   Known{.storage = storage.getWeakStorageImpl(), .size_bytes = storage.nbytes()})
-      .first->second;
-}
-
-int64_t DeviceRecording::KnownBytes() const {
-  uint64_t bytes = 0;
-  for (const auto& [storage, known] : known_) {
-    if (!known.storage.expired()) bytes += known.size_bytes;
-  }
-  return static_cast<int64_t>(bytes);
-}
-
-void DeviceRecording::NoteAllocations(const Moment& begin, const Moment& end) {
-  ahead_bytes_ +=
-      end.allocated_bytes - begin.allocated_bytes - (end.known_bytes - begin.known_bytes);
-}
-
-int64_t DeviceRecording::OtherBytes(const Moment& end) const {
-  uint64_t object_bytes = 0;
-  for (const auto& [storage, known] : known_) {
-    // Objects of one storage can overlap.
-    if (!known.storage.expired()) object_bytes += std::min(known.size_bytes, known.object_bytes);
-  }
-  return end.allocated_bytes - static_cast<int64_t>(object_bytes) - ahead_bytes_;
 }
 
 void DeviceRecording::DecideReleased() {
   for (Object& object : objects_) {
     if (object.is_decided || object.handles > 0) continue;
     object.is_decided = true;
-    object.planned.frees = object.storage.expired();
+    object.planned.frees = storages_.IsGone(object.storage);
   }
 }
 
@@ -261,9 +252,11 @@ absl::StatusOr<StepRecord> DeviceRecording::Finish() {
   std::vector<StreamClock::Moment> moments;
   {
     MutexLock lock(mu_);
+    if (finished_)
+      return absl::FailedPreconditionError("the record of the step was finished before");
     finished_ = true;
-    Append(end, end, std::nullopt);
-    entries_.back().other_bytes = OtherBytes(end);
+    Append(end, end, std::nullopt, /*by=*/0);
+    entries_.back().other_bytes = storages_.OtherBytes(end.bytes);
     for (const Entry& entry : entries_) {
       moments.push_back(entry.begin);
       moments.push_back(entry.end);
@@ -271,7 +264,8 @@ absl::StatusOr<StepRecord> DeviceRecording::Finish() {
     DecideReleased();
     // A graph that is left holds its own: what is no leaf is taken for its alone.
     for (Object& object : objects_) {
-      if (!object.is_decided) object.planned.frees = object.storage.expired() || !object.is_leaf;
+      if (object.is_decided) continue;
+      object.planned.frees = storages_.IsGone(object.storage) || !object.is_leaf;
     }
   }
   PINION_ASSIGN_OR_RETURN(const StreamClock::Times times, clock_->Read(moments, kFinishTimeout));
@@ -283,26 +277,66 @@ StepRecord DeviceRecording::Build(const StreamClock::Times& times) const {
   StepRecord step;
   step.timed_by_host = times.by_host;
   double compute_us = 0;
+  int64_t peak_other_bytes = 0;
+  uint64_t last_by = 0;
   for (size_t i = 1; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
     // Streams of one device may overtake each other.
     compute_us += std::max(0.0, times.us[2 * i] - times.us[2 * i - 1]);
+    peak_other_bytes = std::max(peak_other_bytes, entry.peak_other_bytes);
     if (!entry.used.has_value() && i + 1 < entries_.size()) continue;
-    if (entry.used.has_value()) step.uses.push_back(*entry.used);
+    if (entry.used.has_value()) {
+      const bool goes_on = !step.uses.empty() && entry.by == last_by;
+      step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
+      step.uses.push_back(*entry.used);
+      last_by = entry.by;
+    }
     StepStretch stretch;
     stretch.compute_us = std::exchange(compute_us, 0);
     stretch.other_bytes = static_cast<uint64_t>(std::max<int64_t>(0, entry.other_bytes));
+    const auto peak_bytes =
+        static_cast<uint64_t>(std::max<int64_t>(0, std::exchange(peak_other_bytes, 0)));
+    stretch.transient_bytes = std::max(peak_bytes, stretch.other_bytes) - stretch.other_bytes;
     step.stretches.push_back(stretch);
   }
   for (const Object& object : objects_) {
     step.objects.push_back(object.planned);
-    if (object.planned.frees) continue;
-    const size_t end = object.handles > 0 ? step.stretches.size() : object.uses_at_release;
-    for (size_t i = object.first_use; i < end; ++i) {
-      step.stretches[i].other_bytes += object.planned.size_bytes;
-    }
+    step.objects.back().needed_until = static_cast<uint32_t>(
+        object.handles > 0 ? step.stretches.size() - 1 : object.uses_at_release);
+  }
+  for (KnownStorages::Id storage = 0; storage < storages_.size(); ++storage) {
+    AddKept(storage, step.stretches);
   }
   return step;
+}
+
+void DeviceRecording::AddKept(KnownStorages::Id storage,
+                              std::vector<StepStretch>& stretches) const {
+  struct Kept {
+    StorageExtent extent;
+    size_t begin = 0;
+    size_t end = 0;
+  };
+  std::vector<Kept> kept;
+  std::vector<size_t> changes;
+  for (const ObjectId id : storages_.objects(storage)) {
+    const Object& object = objects_[id];
+    if (object.planned.frees) continue;
+    const size_t end = object.handles > 0 ? stretches.size() : object.uses_at_release;
+    kept.push_back({object.extent, object.first_use, end});
+    changes.insert(changes.end(), {object.first_use, end});
+  }
+  std::sort(changes.begin(), changes.end());
+  for (size_t i = 1; i < changes.size(); ++i) {
+    std::vector<StorageExtent> extents;
+    for (const Kept& object : kept) {
+      if (object.begin <= changes[i - 1] && changes[i] <= object.end) {
+        extents.push_back(object.extent);
+      }
+    }
+    const uint64_t bytes = UnionBytes(std::move(extents));
+    for (size_t s = changes[i - 1]; s < changes[i]; ++s) stretches[s].other_bytes += bytes;
+  }
 }
 
 }  // namespace pinion

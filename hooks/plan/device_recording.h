@@ -16,9 +16,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/Storage.h>
-#include <c10/core/StorageImpl.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -27,17 +26,20 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/stream/stream_clock.h"
-#include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/known_storages.h"
 
 namespace pinion {
+
+// StepObject::signature of a saved tensor, of which so many bytes are saved. `place` is a number of
+// the place in the graph at which it is saved: the same in each step that does the same.
+uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes);
 
 class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
  public:
@@ -46,8 +48,8 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // A point of the device's current stream.
   struct Moment {
     StreamClock::Moment time;
-    int64_t allocated_bytes = 0;
-    int64_t known_bytes = 0;  // KnownBytes()
+    KnownStorages::Bytes bytes;
+    int64_t peak_bytes = 0;  // since the last moment, as far as OnDeviceBytes was told
   };
 
   DeviceRecording(c10::Device device, std::shared_ptr<StreamClock> clock)
@@ -56,10 +58,13 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // The step begins here, unless it has begun.
   void Start();
 
+  // What the allocator has given out, whenever that changes. Takes no lock.
+  void OnDeviceBytes(int64_t allocated_bytes);
+
   // Not while the current stream captures a graph, and not once Finish was called.
   bool IsRecording() const;
 
-  Moment Begin() const;
+  Moment Begin();
   // The same for a read. In a backward it also sees to what is done at that one's end.
   Moment BeginRead();
   // One more handle of the object that `tensor` is part of. `place` goes into its signature.
@@ -71,6 +76,9 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // Nothing was saved, read or released.
   void EndAside(const Moment& begin);
 
+  // Nothing is recorded any more, and what was is forgotten.
+  void Abandon();
+
   // FailedPrecondition while the current stream captures: the last event would be the graph's.
   absl::Status CheckNotCapturing() const;
   // Errors as those of StreamClock::Read.
@@ -79,7 +87,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
  private:
   struct Object {
     StepObject planned;
-    WeakStorage storage;  // no other storage has its address as long as this is there
+    KnownStorages::Id storage = 0;
     SavedVersion version;
     StorageExtent extent;
     bool is_leaf = false;
@@ -88,18 +96,14 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     size_t first_use = 0;
     size_t uses_at_release = 0;  // of all objects, when the last handle went
   };
-  // Device memory that is an object's, or was fetched for one.
-  struct Known {
-    WeakStorage storage;
-    uint64_t size_bytes = 0;
-    uint64_t object_bytes = 0;  // that count for objects with handles; of what was fetched, all
-    std::vector<ObjectId> objects = {};
-  };
   struct Entry {
     StreamClock::Moment begin;
     StreamClock::Moment end;
-    std::optional<ObjectId> used;  // none where nothing was
+    std::optional<ObjectId> used = std::nullopt;  // none where nothing was
+    uint64_t by = 0;                              // which operator, by any number
     int64_t other_bytes = 0;
+    int64_t peak_other_bytes = 0;  // since the entry before
+    int64_t object_bytes = 0;      // on the device, behind it
   };
 
   // What packers do when a backward ends lies between our first call at its end and our second.
@@ -108,39 +112,33 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     std::optional<Moment> begin;
   };
 
-  Moment End() const;
+  Moment End();
   // All of a moment but its time.
-  Moment CountBytes() const;
+  Moment CountBytes();
   void BeginEnding(int64_t backward);
   void EndEnding(int64_t backward);
-  void Append(const Moment& begin, const Moment& end, std::optional<ObjectId> used)
+  void Append(const Moment& begin, const Moment& end, std::optional<ObjectId> used, uint64_t by)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ObjectId FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Which is known from now on.
-  Known& KnownOf(const c10::Storage& storage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of all that is known and on the device.
-  int64_t KnownBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What whoever packs has allocated in between, less what it has let go of.
-  void NoteAllocations(const Moment& begin, const Moment& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // On the device at `end`, beside what is an object's.
-  int64_t OtherBytes(const Moment& end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of objects without handles, whether they have freed their memory: at the end of a backward all
   // who copied it out or lent it have let go of it.
   void DecideReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What the objects of one storage that free nothing add to the other bytes of each stretch.
+  void AddKept(KnownStorages::Id storage, std::vector<StepStretch>& stretches) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StepRecord Build(const StreamClock::Times& times) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
+  std::atomic<int64_t> peak_bytes_{0};  // allocated, since the last moment
 
   mutable Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mu_);  // the first is the step's begin
   size_t uses_ ABSL_GUARDED_BY(mu_) = 0;             // among them
   std::vector<Object> objects_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<const c10::StorageImpl*, Known> known_ ABSL_GUARDED_BY(mu_);
-  // Allocated by whoever packs, in storages that are not known: what was fetched ahead.
-  int64_t ahead_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  KnownStorages storages_ ABSL_GUARDED_BY(mu_);
   std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by backward, those that run
 };
 

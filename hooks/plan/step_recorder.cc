@@ -1,8 +1,6 @@
 #include "pinion/hooks/plan/step_recorder.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Allocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -20,12 +18,13 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/stream/stream_clock.h"
-#include "pinion/hooks/activations/offload_options.h"
-#include "pinion/hooks/activations/offload_policy.h"
 #include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/device_recording.h"
+#include "pinion/hooks/plan/offload_policy.h"
+#include "pinion/hooks/plan/recorded_tensor.h"
 
 namespace pinion {
 namespace {
@@ -35,39 +34,9 @@ std::unique_ptr<SavedTensor> PackUnrecorded(const at::Tensor& tensor, const Grap
   return packer == nullptr ? KeepTensor(tensor) : packer->Pack(tensor, place);
 }
 
-// Notes when what somebody made of a tensor is read, and when it goes.
-class RecordedTensor : public SavedTensor {
- public:
-  RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording,
-                 DeviceRecording::ObjectId object)
-      : saved_(std::move(saved)), recording_(std::move(recording)), object_(object) {}
-
-  ~RecordedTensor() override {
-    try {
-      if (!recording_->IsRecording()) return;
-      const DeviceRecording::Moment begin = recording_->Begin();
-      saved_.reset();
-      recording_->EndRelease(begin, object_);
-    } catch (const std::exception& error) {
-      PINION_LOG(kWarning) << "the release of a saved tensor was not recorded: " << error.what();
-    }
-  }
-
-  at::Tensor Unpack() override {
-    if (!recording_->IsRecording()) return saved_->Unpack();
-    const DeviceRecording::Moment begin = recording_->BeginRead();
-    at::Tensor tensor = saved_->Unpack();
-    recording_->EndRead(begin, object_, tensor);
-    return tensor;
-  }
-
- private:
-  std::unique_ptr<SavedTensor> saved_;
-  const std::shared_ptr<DeviceRecording> recording_;
-  const DeviceRecording::ObjectId object_;
-};
-
-class StepRecorderImpl final : public StepRecorder, public SavedTensorWatcher {
+class StepRecorderImpl final : public StepRecorder,
+                               public SavedTensorWatcher,
+                               public MemoryObserver {
  public:
   StepRecorderImpl(DeviceBackend backend, c10::DeviceType type)
       : backend_(std::move(backend)), type_(type) {}
@@ -84,20 +53,15 @@ class StepRecorderImpl final : public StepRecorder, public SavedTensorWatcher {
                                     SavedTensorPacker* packer) override {
     // What a backward saves is needed at once or soon.
     if (CurrentBackward() != -1) return PackUnrecorded(tensor, place, packer);
-    const TensorKind kind =
-        ClassifyTensor(tensor, type_, OffloadOptions().min_offload_bytes, ParameterStorages());
+    const TensorKind kind = ClassifyTensor(tensor, type_, kMinOffloadBytes, ParameterStorages());
     if (kind != TensorKind::kActivation && kind != TensorKind::kHeldLeaf) {
       return PackUnrecorded(tensor, place, packer);
     }
-    std::shared_ptr<DeviceRecording> recording = RecordingOf(tensor.device());
-    if (recording == nullptr || !recording->IsRecording()) {
-      return PackUnrecorded(tensor, place, packer);
-    }
-    const DeviceRecording::Moment begin = recording->Begin();
-    std::unique_ptr<SavedTensor> saved = PackUnrecorded(tensor, place, packer);
-    const DeviceRecording::ObjectId object = recording->EndSave(
-        begin, tensor, PlaceInStep(place), /*is_leaf=*/kind == TensorKind::kHeldLeaf);
-    return std::make_unique<RecordedTensor>(std::move(saved), std::move(recording), object);
+    const std::shared_ptr<DeviceRecording> recording = RecordingOf(tensor.device());
+    const auto pack = [&] { return PackUnrecorded(tensor, place, packer); };
+    if (recording == nullptr) return pack();
+    return PackRecorded(recording, tensor, PlaceInStep(place),
+                        /*is_leaf=*/kind == TensorKind::kHeldLeaf, pack);
   }
 
   void RunAside(absl::FunctionRef<void()> work) override {
@@ -118,6 +82,19 @@ class StepRecorderImpl final : public StepRecorder, public SavedTensorWatcher {
     }
   }
 
+  // The lock is never held while an allocator of a device is called.
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes) override {
+    if (device.type() != type_) return;
+    std::shared_ptr<DeviceRecording> recording;
+    {
+      MutexLock lock(mu_);
+      if (const auto found = recordings_.find(device.index()); found != recordings_.end()) {
+        recording = found->second;
+      }
+    }
+    if (recording != nullptr) recording->OnDeviceBytes(allocated_bytes);
+  }
+
   absl::StatusOr<std::map<int, StepRecord>> Finish() override {
     for (const auto& [index, recording] : Recordings()) {
       PINION_RETURN_IF_ERROR(recording->CheckNotCapturing());
@@ -128,6 +105,7 @@ class StepRecorderImpl final : public StepRecorder, public SavedTensorWatcher {
       recordings.swap(recordings_);
       begin_.reset();
     }
+    if (ObserverOfBackwards().get() == this) ObserveBackwards({});
     std::map<int, StepRecord> steps;
     absl::Status failed;
     for (const auto& [index, recording] : recordings) {
@@ -195,7 +173,7 @@ std::shared_ptr<DeviceRecording> StepRecorderImpl::RecordingOf(c10::Device devic
 
 absl::StatusOr<std::shared_ptr<StepRecorder>> StepRecorder::Create(DeviceBackend backend) {
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
-  if (dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type)) == nullptr) {
+  if (!TellsAllocatedBytes(type)) {
     return absl::UnimplementedError(absl::StrCat(
         "a step cannot be recorded on \"", backend.type_name,
         "\": LibTorch's allocator for it does not tell how many bytes are live (it is no "
@@ -205,15 +183,18 @@ absl::StatusOr<std::shared_ptr<StepRecorder>> StepRecorder::Create(DeviceBackend
 }
 
 struct RecordScope::State {
-  explicit State(std::shared_ptr<SavedTensorWatcher> watcher) : scope(std::move(watcher)) {}
+  explicit State(const std::shared_ptr<StepRecorderImpl>& recorder)
+      : scope(recorder), memory(recorder) {}
   const WatchScope scope;
+  const MemoryScope memory;
 };
 
 RecordScope::RecordScope(const std::shared_ptr<StepRecorder>& recorder) {
-  auto impl = std::dynamic_pointer_cast<StepRecorderImpl>(recorder);
+  const auto impl = std::dynamic_pointer_cast<StepRecorderImpl>(recorder);
   PINION_CHECK(impl != nullptr) << "RecordScope needs a recorder of StepRecorder::Create";
   impl->Start();
-  state_ = std::make_unique<State>(std::move(impl));
+  state_ = std::make_unique<State>(impl);
+  ObserveBackwards(impl);
 }
 
 RecordScope::~RecordScope() = default;

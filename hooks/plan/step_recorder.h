@@ -31,7 +31,10 @@
 // too.
 //
 // Other live bytes are those that LibTorch's allocator of the device has given out, at each use.
-// What operators take and give back in between is not seen.
+// What operators take and give back in between is seen where the allocator reports it to profilers
+// and nobody else is in their place (hooks/autograd/memory_observer.h); elsewhere
+// StepStretch::transient_bytes is what was there at the stretch's begin and has gone at its end. A
+// profiler may run before a RecordScope begins, and may start when it has ended, but not inside.
 //
 // A step costs some microseconds a save more: record a step now and then, not each.
 //

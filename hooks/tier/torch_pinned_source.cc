@@ -6,12 +6,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
@@ -30,18 +31,6 @@ int DeviceToPinWith(c10::DeviceType type) {
     return hooks->hasPrimaryContext(static_cast<c10::DeviceIndex>(index));
   });
 }
-
-class Stopwatch {
- public:
-  int64_t Microseconds() const {
-    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() -
-                                                                 start_)
-        .count();
-  }
-
- private:
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 }  // namespace
 
@@ -86,9 +75,9 @@ absl::StatusOr<std::shared_ptr<HostMemorySource>> TorchPinnedSource::SourceToPin
 
 absl::StatusOr<HostSegment> TorchPinnedSource::Allocate(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<HostMemorySource> source, SourceToPinWith());
-  const Stopwatch stopwatch;
+  const internal::Stopwatch stopwatch;
   PINION_ASSIGN_OR_RETURN(const HostSegment segment, source->Allocate(size_bytes));
-  const int64_t microseconds = stopwatch.Microseconds();
+  const int64_t microseconds = absl::ToInt64Microseconds(stopwatch.Elapsed());
   const MutexLock lock(mu_);
   by_segment_[segment.data] = source;
   stats_.allocations.increase(1);
@@ -107,9 +96,9 @@ absl::Status TorchPinnedSource::Free(const HostSegment& segment) {
     PINION_CHECK(!node.empty()) << segment.data << " is no segment of this source";
     source = std::move(node.mapped());
   }
-  const Stopwatch stopwatch;
+  const internal::Stopwatch stopwatch;
   const absl::Status freed = source->Free(segment);
-  const int64_t microseconds = stopwatch.Microseconds();
+  const int64_t microseconds = absl::ToInt64Microseconds(stopwatch.Elapsed());
   if (!freed.ok()) return freed;
   const MutexLock lock(mu_);
   stats_.allocations.decrease(1);

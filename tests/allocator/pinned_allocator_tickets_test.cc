@@ -184,6 +184,15 @@ TEST_F(PinnedAllocatorTicketsTest, AMissAsksTheDeviceBeforeItGrows) {
   EXPECT_EQ(allocator_->GetStats().polled_hits, 1u);
 }
 
+TEST_F(PinnedAllocatorTicketsTest, NoDeviceIsAskedForWhatAnotherThreadReleasedAndIsDone) {
+  PinnedBlock block = Take(4 * kMiB - kSlack);
+  std::thread([&] { std::move(block).ReleaseAfter({timeline_->Ticket(1)}); }).join();
+  timeline_->CompleteVisibly(1);
+  Take(4 * kMiB - kSlack);
+  EXPECT_EQ(allocator_->GetStats().polled_hits, 0u);
+  EXPECT_EQ(allocator_->GetStats().pin_calls, 1u);
+}
+
 TEST_F(PinnedAllocatorTicketsTest, ByDefaultAMissGrowsRatherThanWaits) {
   Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
   Take(4 * kMiB - kSlack);

@@ -92,7 +92,7 @@ TEST(LibpinionTorch, InstallsForADeviceThatIsThere) {
   EXPECT_STREQ(pinion.last_error(), "");
   const char* const stats = pinion.stats("emu");
   ASSERT_NE(stats, nullptr) << pinion.last_error();
-  EXPECT_THAT(stats, HasSubstr("\"active_bytes.current\": 0"));
+  EXPECT_THAT(stats, HasSubstr("\"active_bytes.current\":0"));
   EXPECT_EQ(pinion.install("emu", 64 << 20, 100, 0), -1);
   EXPECT_THAT(pinion.last_error(), HasSubstr("already"));
 }

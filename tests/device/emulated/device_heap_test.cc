@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -27,7 +28,7 @@ class DeviceHeapTest : public ::testing::Test {
   }
   void Run(int slot, double latency_ms) {
     static char from, to;
-    TimeModel::CopyCost cost;
+    CopyCost cost;
     cost.latency_ms = latency_ms;
     simulation_.SubmitCopy(slot, "copy H2D", {{&to, &from, 1}}, cost);
   }

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -47,7 +48,7 @@ TEST_F(PinnedRangesTest, ARangeIsKnownByItsBeginning) {
 
 TEST_F(PinnedRangesTest, RemovingWaitsForTheCopiesOfAllStreams) {
   const int slot = simulation_.AddStream(0, "emu:0/d2h");
-  TimeModel::CopyCost cost;
+  CopyCost cost;
   cost.direction = CopyDirection::kDeviceToHost;
   cost.size_bytes = 1;
   cost.latency_ms = 3;
@@ -62,8 +63,8 @@ TEST_F(PinnedRangesTest, RemovingWaitsForTheCopiesOfAllStreams) {
 
 TEST_F(PinnedRangesTest, ARangeThatAStuckCopyMayUseStays) {
   const int slot = simulation_.AddStream(0, "emu:0/d2h");
-  TimeModel::CopyCost cost;
-  cost.latency_ms = TimeModel::kForever;
+  CopyCost cost;
+  cost.latency_ms = kForever;
   simulation_.SubmitCopy(slot, "copy H2D", {{&bytes_[0], &bytes_[100], 1}}, cost);
   EXPECT_THAT(ranges_.Remove(&bytes_[100]), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(ranges_.SizeAt(&bytes_[100]), 50u);

@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -26,7 +27,7 @@ class SimulationTest : public ::testing::Test {
 
   // bytes_[to] = bytes_[from], in 2 ms or the time given.
   void Copy(int slot, int to, int from, double ms = 2) {
-    TimeModel::CopyCost cost;
+    CopyCost cost;
     cost.latency_ms = ms;
     simulation_.SubmitCopy(slot, "copy H2D", {{&bytes_[to], &bytes_[from], 1}}, cost);
   }
@@ -80,7 +81,7 @@ TEST_F(SimulationTest, TheHostThatDoesNotLookHasARace) {
 }
 
 TEST_F(SimulationTest, NothingBehindAStuckCopyIsEverDone) {
-  Copy(first_, 1, 0, TimeModel::kForever);
+  Copy(first_, 1, 0, kForever);
   Copy(first_, 2, 0);
   EXPECT_FALSE(simulation_.Force(simulation_.Moment(first_).point));
   EXPECT_THAT(simulation_.Synchronize(first_),

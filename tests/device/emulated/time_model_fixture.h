@@ -10,6 +10,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/deferred_effects.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/device/emulated/time_model.h"
 
 namespace pinion {
@@ -31,9 +32,9 @@ inline LinkModel RoundLink() {
 }
 inline constexpr uint64_t kTenMb = 10'000'000;
 
-inline TimeModel::CopyCost Cost(CopyDirection direction, uint64_t size_bytes, int device = 0,
-                                double latency_ms = 0) {
-  TimeModel::CopyCost cost;
+inline CopyCost Cost(CopyDirection direction, uint64_t size_bytes, int device = 0,
+                     double latency_ms = 0) {
+  CopyCost cost;
   cost.device = device;
   cost.direction = direction;
   cost.size_bytes = size_bytes;
@@ -52,12 +53,10 @@ class TimeModelTest : public ::testing::Test {
   }
 
   StreamPoint Kernel(int stream, double ms) { return time_.AddKernel(stream, "kernel", 1, ms); }
-  StreamPoint Copy(int stream, const TimeModel::CopyCost& cost) {
+  StreamPoint Copy(int stream, const CopyCost& cost) {
     return time_.AddCopy(stream, "copy", 2, cost);
   }
-  void RunToEnd(StreamPoint point) {
-    ASSERT_EQ(time_.RunUntil(point, TimeModel::kForever), Outcome::kDone);
-  }
+  void RunToEnd(StreamPoint point) { ASSERT_EQ(time_.RunUntil(point, kForever), Outcome::kDone); }
 
   TimeModel time_;
   std::vector<TimedWork> done_;

@@ -2,12 +2,14 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/deferred_effects.h"
+#include "pinion/device/emulated/engines.h"
 #include "pinion/tests/device/emulated/time_model_fixture.h"
 
 namespace pinion {
@@ -64,11 +66,11 @@ TEST_F(OneCopyAtATimeTest, CopiesOfOneDirectionAreServedInTheOrderInWhichTheyCam
 TEST_F(OneCopyAtATimeTest, ACopyBehindAStuckOneIsStuckAndTheStuckOneIsNamed) {
   const int second = time_.AddStream(0, "emu:0/in2");
   // Stuck, too, but it holds up nobody but its own stream.
-  Copy(out_, Cost(kOut, kTenMb, 0, TimeModel::kForever));
+  Copy(out_, Cost(kOut, kTenMb, 0, kForever));
   Copy(out_, Cost(kIn, kTenMb));
-  Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
+  Copy(in_, Cost(kIn, kTenMb, 0, kForever));
   const StreamPoint waiting = Copy(second, Cost(kIn, kTenMb));
-  EXPECT_EQ(time_.RunUntil(waiting, TimeModel::kForever), Outcome::kStuck);
+  EXPECT_EQ(time_.RunUntil(waiting, kForever), Outcome::kStuck);
   EXPECT_EQ(
       time_.WhyPending(waiting),
       "copy #2 on emu:0/in (which emu:0/in2 waits for), which is stuck and will never finish");
@@ -142,7 +144,7 @@ TEST_F(TimeModelTest, LatencyDoesNotDisturbTheOtherDirection) {
 }
 
 TEST_F(TimeModelTest, CopyLimitedByItselfLeavesItsTimeAloneToTheRate) {
-  TimeModel::CopyCost pageable = Cost(kIn, kTenMb);
+  CopyCost pageable = Cost(kIn, kTenMb);
   pageable.rate_limit = 2.5e6;
   RunToEnd(Copy(in_, pageable));
   EXPECT_NEAR(time_.now_ms(), 4, kExact);
@@ -159,8 +161,21 @@ TEST_F(TimeModelTest, TimesDoNotDependOnHowOftenTheClockIsLookedAt) {
   other.AddCopy(out_, "copy", 2, Cost(kOut, 7'654'321));
   for (int i = 0; i < 1000; ++i) other.Spend(0.0003);
   RunToEnd(in);
-  ASSERT_EQ(other.RunUntil(in, TimeModel::kForever), Outcome::kDone);
+  ASSERT_EQ(other.RunUntil(in, kForever), Outcome::kDone);
   EXPECT_EQ(time_.now_ms(), other.now_ms());
+}
+
+TEST(TimeModelOfTwoDevicesTest, CopiesOfAnotherDeviceDoNotMoveTheEndOfACopyByABit) {
+  std::vector<double> ends;
+  for (const int others : {0, 20}) {
+    TimeModel time(RoundLink(), 2);
+    const int mine = time.AddStream(0, "emu:0/in"), other = time.AddStream(1, "emu:1/in");
+    const StreamPoint copy = time.AddCopy(mine, "copy", 1, Cost(kIn, 98'765'431, 0));
+    for (int i = 0; i < others; ++i) time.AddCopy(other, "copy", 2, Cost(kIn, 543'211, 1));
+    ASSERT_EQ(time.RunUntil(copy, kForever), Outcome::kDone);
+    ends.push_back(time.now_ms());
+  }
+  EXPECT_EQ(ends[0], ends[1]);
 }
 
 TEST_F(TwoDevicesTest, DevicesShareTheHost) {
@@ -269,9 +284,9 @@ TEST_F(TimeModelTest, WhatEndsAsTheTimeoutPassesIsDone) {
 }
 
 TEST_F(TimeModelTest, StuckCopyIsNamedAtOnceThroughWhoeverWaitsForIt) {
-  const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
+  const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb, 0, kForever));
   const StreamPoint wait = time_.AddWait(compute_, copy);
-  EXPECT_EQ(time_.RunUntil(wait, TimeModel::kForever), Outcome::kStuck);
+  EXPECT_EQ(time_.RunUntil(wait, kForever), Outcome::kStuck);
   EXPECT_EQ(time_.now_ms(), 0);
   EXPECT_THAT(time_.WhyPending(wait), HasSubstr("copy #2 on emu:0/in"));
   EXPECT_THAT(time_.WhyPending(wait), HasSubstr("emu:0/compute waits for"));
@@ -281,7 +296,7 @@ TEST_F(TimeModelTest, StuckCopyIsNamedAtOnceThroughWhoeverWaitsForIt) {
 }
 
 TEST_F(TimeModelTest, StuckCopyDoesNotSlowTheOtherDirectionDown) {
-  Copy(in_, Cost(kIn, kTenMb, 0, TimeModel::kForever));
+  Copy(in_, Cost(kIn, kTenMb, 0, kForever));
   RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
   EXPECT_NEAR(time_.now_ms(), 2, kExact);
 }

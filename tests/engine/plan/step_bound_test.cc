@@ -131,6 +131,23 @@ TEST(StepBoundTest, TemporariesOfBackwardHaveToFindRoomAsWell) {
   EXPECT_DOUBLE_EQ(BoundUs(step, 30, Link(4, 5)), 9.0 + 0.5 + 2.0);
 }
 
+TEST(StepBoundTest, TransientBytesTakeTheRoomOfTheirStretch) {
+  StepRecord step = FourLayers();
+  for (StepStretch& stretch : step.stretches) {
+    stretch.other_bytes = 3 * kKb;
+    stretch.transient_bytes = 4 * kKb;
+  }
+  EXPECT_DOUBLE_EQ(BoundUs(step, 27, Link(5, 2.5)), BoundUs(FourLayers(), 20, Link(5, 2.5)));
+}
+
+TEST(StepBoundTest, IsInfiniteWhereTransientBytesAloneNeedMore) {
+  StepRecord step = FourLayers();
+  step.stretches.back().other_bytes = 1 * kKb;
+  step.stretches.back().transient_bytes = 10 * kKb;
+  EXPECT_TRUE(std::isinf(BoundUs(step, 20, Link(1, 1))));
+  EXPECT_FALSE(std::isinf(BoundUs(step, 21, Link(1, 1))));
+}
+
 TEST(StepBoundTest, IsInfiniteWhenOneStretchAloneNeedsMore) {
   EXPECT_TRUE(std::isinf(BoundUs(FourLayers(), 9, Link(1, 1))));
   EXPECT_FALSE(std::isinf(BoundUs(FourLayers(), 10, Link(1, 1))));

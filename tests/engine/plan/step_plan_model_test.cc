@@ -52,6 +52,13 @@ std::vector<Uses> UsesOf(const StepRecord& step) {
   return uses;
 }
 
+// In which the object is there, if it does not leave.
+size_t LastStretch(const StepRecord& step, size_t object, const Uses& uses) {
+  const size_t needed_until = step.objects[object].needed_until;
+  if (needed_until > 0) return std::max(needed_until, uses.until.back());
+  return uses.at.size() > 1 ? uses.until.back() : step.stretches.size() - 1;
+}
+
 bool IsAway(const StepMove& move, size_t stretch) {
   return stretch > move.drop_at && (move.fetch_at == StepMove::kNever || stretch <= move.fetch_at);
 }
@@ -62,9 +69,8 @@ uint64_t CountedPeak(const StepRecord& step, const std::vector<StepMove>& moves)
   for (size_t stretch = 0; stretch < step.stretches.size(); ++stretch) {
     uint64_t bytes = step.stretches[stretch].other_bytes;
     for (size_t object = 0; object < step.objects.size(); ++object) {
-      const bool read = uses[object].at.size() > 1;
       if (!step.objects[object].frees || stretch < uses[object].at.front() ||
-          (read && stretch > uses[object].until.back())) {
+          stretch > LastStretch(step, object, uses[object])) {
         continue;
       }
       if (std::none_of(moves.begin(), moves.end(), [&](const StepMove& move) {
@@ -92,8 +98,7 @@ std::vector<GapMoves> AllGaps(const StepRecord& step) {
     for (size_t i = 0; i < uses.at.size(); ++i) {
       GapMoves gap;
       const bool last = i + 1 == uses.at.size();
-      if (last && uses.at.size() > 1) break;
-      const size_t end = last ? step.stretches.size() - 1 : uses.at[i + 1];
+      const size_t end = last ? LastStretch(step, object, uses) : uses.at[i + 1];
       for (size_t drop = uses.until[i]; drop < end && drop < step.uses.size(); ++drop) {
         if (last) {
           gap.moves.push_back({.object = object,
@@ -187,6 +192,9 @@ StepRecord AnyOrder(std::mt19937& random) {
     }
     operators += below(3) > 0 ? 1 : 0;
     step.operators.push_back(operators);
+  }
+  for (StepObject& object : step.objects) {
+    if (below(3) == 0) object.needed_until = static_cast<uint32_t>(1 + below(step.uses.size()));
   }
   for (size_t i = 0; i <= step.uses.size(); ++i) {
     step.stretches.push_back(

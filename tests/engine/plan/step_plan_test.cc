@@ -97,6 +97,37 @@ TEST(StepPlan, WhatIsNeverReadLeavesFirstAndDoesNotComeBack) {
   EXPECT_EQ(plan.moves[0].fetch_at, StepMove::kNever);
 }
 
+TEST(StepPlan, WhatAKeptGraphNeedsIsThereUntilItIsReleased) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  EXPECT_EQ(PeakBytes(step, {}), 16 * kKb);
+  step.stretches.back().other_bytes = 12 * kKb;
+  EXPECT_EQ(PeakBytes(step, {}), 16 * kKb);
+  step.objects[3].needed_until = 8;
+  EXPECT_EQ(PeakBytes(step, {}), 20 * kKb);
+  const StepPlan plan = PlanStep(step, 16 * kKb, Link()).value();
+  ASSERT_THAT(Moved(plan), ElementsAre(3));
+  EXPECT_EQ(plan.moves[0].fetch_at, StepMove::kNever);
+  EXPECT_EQ(plan.peak_bytes, 16 * kKb);
+}
+
+TEST(StepPlan, WhatIsReleasedUnreadTakesNoRoomBehindThat) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  step.uses = {0, 1, 2, 3, 3, 2, 0};
+  step.stretches.pop_back();
+  step.stretches[5].other_bytes = 12 * kKb;
+  EXPECT_EQ(PeakBytes(step, {}), 28 * kKb);
+  step.objects[1].needed_until = 4;
+  EXPECT_EQ(PeakBytes(step, {}), 24 * kKb);
+}
+
+TEST(StepPlan, WhatIsOverMakesNoRoomForOthers) {
+  StepRecord step = Chain({5, 10, 10, 10});
+  step.uses = {0, 1, 2, 3, 3, 2, 1};
+  step.stretches.pop_back();
+  step.objects[0].needed_until = 2;
+  EXPECT_LE(PlanStep(step, 25 * kKb, Link()).value().peak_bytes, 25 * kKb);
+}
+
 TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
   StepRecord step = Chain({4, 8, 8});
   step.uses = {0, 1, 1, 0, 2, 2, 0};

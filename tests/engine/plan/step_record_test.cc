@@ -88,6 +88,20 @@ TEST(StepRecordTest, RefusesStretchesThatDoNotSurroundTheUses) {
   ExpectRefused(step, "there are 4 stretches around 4 uses");
 }
 
+TEST(StepRecordTest, AnOperatorForEachUseIsValid) {
+  StepRecord step = TwoTensors();
+  step.operators = {9, 9, 4, 9};
+  EXPECT_THAT(step.Validate(), IsOk());
+}
+
+TEST(StepRecordTest, RefusesOperatorsThatAreNotThoseOfTheUses) {
+  StepRecord step = TwoTensors();
+  step.operators = {1, 2, 3};
+  ExpectRefused(step, "there are 3 operators for 4 uses");
+  step.operators = {1, 2, 3, 4, 5};
+  ExpectRefused(step, "there are 5 operators for 4 uses");
+}
+
 TEST(StepRecordTest, RefusesComputeThatIsNoTime) {
   StepRecord step = TwoTensors();
   for (const double us : {-0.5, std::nan(""), std::numeric_limits<double>::infinity()}) {

@@ -158,7 +158,7 @@ TEST_F(WindowPrefetchTest, WhatIsLargerThanTheWindowComesWhenNothingElseIsAhead)
 // Twice 10 bytes is the automatic window, and half of it is what the large one counts.
 TEST(AutoPrefetchTest, ATensorThatIsLargerThanAllOthersCountsHalfAWindow) {
   WindowSchedule schedule({.full_batch_bytes = 10000});
-  for (const uint64_t size_bytes : {10, 10, 10, 10, 1000}) schedule.OnSaved(1, size_bytes);
+  for (const uint64_t size_bytes : {10, 10, 10, 10, 1000}) schedule.OnSaved(1, {size_bytes});
   std::deque<ScheduledParcel> parcels;
   for (const uint64_t size_bytes : {10, 10, 1000}) {
     ScheduledParcel& parcel = parcels.emplace_back();
@@ -192,6 +192,14 @@ TEST_F(WindowPrefetchTest, AnotherScopeIsNotFetchedFor) {
   const OffloadSchedule::Fetches fetches =
       schedule_.TakeFetches({2, 2}, 2, [](const ScheduledParcel&) { return true; });
   EXPECT_THAT(fetches.parcels, ElementsAre(&other)) << "and not on into scope 1";
+}
+
+// A scope inside of another one has numbers between those of that one.
+TEST_F(WindowPrefetchTest, WhatWasLookedAtInOneScopeIsNotPassedOverInAnother) {
+  for (const uint64_t sequence : {1, 4}) Send(2, sequence, 1);
+  for (const uint64_t sequence : {2, 3}) Send(1, sequence, 1);
+  schedule_.TakeFetches({2, 5}, /*backward=*/1, [](const ScheduledParcel&) { return true; });
+  EXPECT_THAT(FetchAll(4, /*backward=*/1), ElementsAre(3, 2));
 }
 
 TEST_F(WindowPrefetchTest, WhatWasSavedLaterIsNotFetched) {

@@ -139,7 +139,7 @@ class Simulation {
     parcel.place = {scope_, ++last_sequence_};
     parcel.size_bytes = Below(20) == 0 ? 300 : 1 + Below(40);
     parcel.stream = Below(8) == 0;
-    schedule_.OnSaved(scope_, parcel.size_bytes);
+    schedule_.OnSaved(scope_, {parcel.size_bytes});
     saved_.Add(parcel.size_bytes);
     std::vector<HeldBytes> held;
     for (uint64_t pieces = Below(4); pieces > 0; --pieces) {

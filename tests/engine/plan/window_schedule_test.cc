@@ -54,7 +54,7 @@ class WindowScheduleTest : public ::testing::Test {
   std::vector<uint64_t> EvictAll() { return Numbers(schedule_.TakeAllEvictions()); }
 
   void Save(ScopeId scope, std::initializer_list<uint64_t> sizes) {
-    for (const uint64_t size_bytes : sizes) schedule_.OnSaved(scope, size_bytes);
+    for (const uint64_t size_bytes : sizes) schedule_.OnSaved(scope, {size_bytes});
   }
 
   WindowSchedule schedule_;

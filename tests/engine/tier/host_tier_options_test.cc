@@ -168,6 +168,13 @@ TEST_F(HostTierOptionsTest, TheFirstWhoWantsAnEngineChoosesIt) {
                                                   HasSubstr("transient_retries is 7 and not 6")));
 }
 
+TEST_F(HostTierOptionsTest, SeveralWhoTakeAnyEngineLeaveTheChoiceToTheFirstWhoWantsOne) {
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> first, OfProcess(PoolAlone()));
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> second, OfProcess(PoolAlone()));
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> chosen, OfProcess(WithRetries(7)));
+  EXPECT_EQ(first, chosen);
+}
+
 TEST_F(HostTierOptionsTest, ADeviceThatCouldNotBeSetUpChoosesNothing) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> pool, OfProcess(PoolAlone()));
   EXPECT_THAT(pool->ForDevice(7), StatusIs(absl::StatusCode::kNotFound));

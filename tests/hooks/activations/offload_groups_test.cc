@@ -283,6 +283,21 @@ TEST_F(OffloadGroups, TensorsThatGoBeforeTheirGroupLeavesAreNotCopied) {
   EXPECT_TRUE(SameBytes(seen_[0][0], SmallValues(1)));
 }
 
+TEST_F(OffloadGroups, WhatGoesWhileItWaitsIsNoCompanyForTheRest) {
+  std::vector<at::Tensor> seen_gone;
+  seen_.resize(kPerGroup + 1);
+  const OffloadScope scope(world_.session());
+  at::Tensor gone = carrier_;
+  for (int i = 0; i < kPerGroup / 2; ++i) gone = Observe(gone, {small(i)}, &seen_gone);
+  at::Tensor y = Observe(carrier_, {small(0)}, &seen_[0]);  // the operators before have returned
+  gone.reset();
+  for (int i = 1; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+  EXPECT_EQ(engine().d2h.submitted_pieces, 0u) << "the last one's operator may still run";
+  y = Observe(y, {small(kPerGroup)}, &seen_[kPerGroup]);
+  EXPECT_EQ(stats().groups, 1u);
+  EXPECT_EQ(stats().grouped, static_cast<uint64_t>(kPerGroup));
+}
+
 // Half of a group belongs to a graph that is dropped while the other half is still in use.
 TEST_F(OffloadGroups, AGroupOutlivesAGraphThatHadPartOfIt) {
   at::Tensor kept = carrier_;

@@ -16,7 +16,8 @@ TEST(OffloadStats, SayWhereEverySavedTensorWent) {
   stats.kept_capturing = 64;
   stats.kept_copy_failed = 128;
   stats.kept_unsupported = 256;
-  EXPECT_EQ(stats.kept(), 511u);
+  stats.kept_as_planned = 512;
+  EXPECT_EQ(stats.kept(), 1023u);
   stats.packed = 1000;
   stats.offloaded = 1001;
   stats.offloaded_bytes = 1024;
@@ -36,8 +37,8 @@ TEST(OffloadStats, SayWhereEverySavedTensorWent) {
   stats.live_handles = 1013;
   EXPECT_EQ(stats.ToString(),
             "saved tensors: 1000 packed = 1001 offloaded (1 KiB, 1002 of them in 1003 groups) + "
-            "1004 shared + 511 kept (small 1, parameter 2, held 4, no host memory 8, in backward "
-            "16, scope ended 32, capturing 64, copy failed 128, unsupported 256)\n"
+            "1004 shared + 1023 kept (small 1, parameter 2, held 4, no host memory 8, in backward "
+            "16, scope ended 32, capturing 64, copy failed 128, unsupported 256, as planned 512)\n"
             "evicted 2 KiB, 1005 not freed; unpacked 1006 = 1007 still on the device + 1008 "
             "prefetched + 1009 fetched on demand + repeats; fetched 3 KiB; prefetches dropped "
             "1010, refused 1011; verified 1012; 1013 handles alive\n");
@@ -48,7 +49,7 @@ TEST(OffloadStats, BeginAtZero) {
   EXPECT_EQ(stats.ToString(),
             "saved tensors: 0 packed = 0 offloaded (0 B, 0 of them in 0 groups) + 0 shared + 0 "
             "kept (small 0, parameter 0, held 0, no host memory 0, in backward 0, scope ended 0, "
-            "capturing 0, copy failed 0, unsupported 0)\n"
+            "capturing 0, copy failed 0, unsupported 0, as planned 0)\n"
             "evicted 0 B, 0 not freed; unpacked 0 = 0 still on the device + 0 prefetched + 0 "
             "fetched on demand + repeats; fetched 0 B; prefetches dropped 0, refused 0; verified "
             "0; 0 handles alive\n");

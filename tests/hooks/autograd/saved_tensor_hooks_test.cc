@@ -10,12 +10,11 @@
 #include <c10/core/SafePyObject.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/csrc/autograd/profiler_legacy.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/profiler/api.h>
 
 #include <memory>
-#include <set>
 #include <utility>
 
 #include "gtest/gtest.h"
@@ -183,13 +182,15 @@ TEST_F(SavedTensorHooksTest, AnEngineThatIsSetLaterIsFoundByTheNextScope) {
 
 // --- A profiler, which shares the thread's debug info with scopes ---
 
+// LibTorch's older profiler, whose entry in the debug info comes and goes as the newer one's. That
+// one (Kineto) also starts a thread, which a process that ends at once may wait for in vain: its
+// first words may come after static objects that it needs, or miss being woken, for 5 minutes.
 void StartProfiler() {
-  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
-  const std::set<torch::profiler::impl::ActivityType> cpu = {
-      torch::profiler::impl::ActivityType::CPU};
-  torch::autograd::profiler::prepareProfiler(config, cpu);
-  torch::autograd::profiler::enableProfiler(config, cpu);
+  torch::autograd::profiler::enableProfilerLegacy(
+      torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::CPU));
 }
+
+void StopProfiler() { torch::autograd::profiler::disableProfilerLegacy(); }
 
 bool ProfilerRuns() {
   return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr;
@@ -202,7 +203,7 @@ TEST_F(SavedTensorHooksTest, AProfilerFromBeforeAScopeMayStopInside) {
   {
     const SavedTensorScope scope(packer_);
     EXPECT_TRUE(ProfilerRuns());
-    torch::autograd::profiler::disableProfiler();
+    StopProfiler();
     EXPECT_FALSE(ProfilerRuns());
     EXPECT_TRUE(ScopeIsOpen());
     SaveOne();
@@ -222,7 +223,7 @@ TEST_F(SavedTensorHooksTest, AProfilerThatStartsInsideAScopeMayStopAfterIt) {
   EXPECT_FALSE(ScopeIsOpen());
   SaveOne();
   EXPECT_EQ(packer_->packed, 1);
-  torch::autograd::profiler::disableProfiler();
+  StopProfiler();
   EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
 }
 
@@ -242,7 +243,7 @@ TEST_F(SavedTensorHooksTest, AllThatOthersHavePushedStaysInItsOrder) {
   }
   SaveOne();
   EXPECT_EQ(packer_->packed, 1);
-  torch::autograd::profiler::disableProfiler();
+  StopProfiler();
   EXPECT_NE(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PRODUCER_INFO), nullptr);
   EXPECT_TRUE(ScopeIsOpen());
 }

@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
@@ -207,6 +208,18 @@ TEST_F(EmuDeviceTest, RefusesCpuTensorsBesideTheDevices) {
   EXPECT_EQ(here.index({mask}).sum().item<float>(), 16);
   here.index_put_({rows}, at::zeros({}, OnEmu()));
   EXPECT_EQ(here.sum().item<float>(), 8);
+}
+
+TEST_F(EmuDeviceTest, RefusesTensorsOfAThirdDeviceEvenWhereTheCpusMayBe) {
+  const at::Tensor here = at::ones({4, 4}, OnEmu());
+  const at::Tensor mask = here > 0;
+  EXPECT_EQ(at::where(mask, here, at::zeros({})).sum().item<float>(), 16);
+  // No build has such a device beside emu: a tensor without memory. Those on meta go to meta.
+  auto elsewhere = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::XPU),
+                                                        here.dtype(), c10::Device(c10::kXPU, 0));
+  elsewhere->set_sizes_contiguous({});
+  EXPECT_THAT(ErrorOf([&] { at::where(mask, here, at::Tensor(elsewhere)); }),
+              HasSubstr("on xpu:0 beside those on emu"));
 }
 
 TEST_F(EmuDeviceTest, ViewsShareMemory) {

@@ -8,12 +8,15 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/csrc/profiler/api.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -30,6 +33,8 @@
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
@@ -272,6 +277,24 @@ TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
   }
 }
 
+TEST_F(StepRecorderTest, WhereObjectsThatFreeNothingOverlapTheBytesCountOnce) {
+  const at::Tensor held = at::ones({kTensorBytes / 4}, at::TensorOptions(world_.device()));
+  const uint64_t before = world_.device_bytes();
+  at::Tensor y, z;
+  {
+    const RecordScope record(recorder_);
+    y = Probe(carrier_, {held}, UseSaved);
+    held.add_(1);
+    z = Probe(carrier_, {held}, UseSaved);
+  }
+  const StepRecord step = Finish();
+  EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes));
+  EXPECT_THAT(Frees(step), ElementsAre(false, false));
+  for (const StepStretch& stretch : step.stretches) {
+    EXPECT_NEAR(stretch.other_bytes, before, 2 * kKiB);
+  }
+}
+
 TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
   const at::Tensor held = at::ones({3 * kTensorBytes / 4}, at::TensorOptions(world_.device()));
   const uint64_t before = world_.device_bytes();
@@ -291,6 +314,97 @@ TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
   EXPECT_NEAR(step.stretches[2].other_bytes, before + outputs, 2 * kKiB);
   EXPECT_NEAR(step.stretches[3].other_bytes, before + outputs, 2 * kKiB);
   EXPECT_NEAR(step.stretches[4].other_bytes, before + outputs, 2 * kKiB);
+}
+
+TEST_F(StepRecorderTest, WhatOneNodeSavesAndWhatOneNodeReadsIsOneOperators) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Probe(carrier_, {activation(), activation()}, UseSaved);
+    y = Probe(y, {activation()}, UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 0, 1));
+  EXPECT_THAT(step.operators, ElementsAre(0, 0, 1, 2, 3, 3));
+}
+
+TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInAForwardIsTransient) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Probe(carrier_, {activation()}, UseSaved);
+    activation(3 * kTensorBytes);
+    y = Probe(y, {activation()}, UseSaved);
+  }
+  const StepRecord step = Finish();
+  EXPECT_LT(step.stretches[0].transient_bytes, 3u * kTensorBytes);
+  EXPECT_GE(step.stretches[1].transient_bytes, 3u * kTensorBytes);
+  EXPECT_LT(step.stretches[2].transient_bytes, 3u * kTensorBytes);
+}
+
+TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInABackwardIsTransient) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = Probe(carrier_, {activation()}, UseSaved);
+    y = Probe(y, {activation()}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
+      unpack();
+      at::ones({3 * kTensorBytes / 4}, grad.options());
+      return grad;
+    });
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_LT(step.stretches[2].transient_bytes, 3u * kTensorBytes);
+  EXPECT_GE(step.stretches[3].transient_bytes, 3u * kTensorBytes);
+  EXPECT_LT(step.stretches[4].transient_bytes, 3u * kTensorBytes);
+}
+
+TEST_F(StepRecorderTest, WhatASessionTakesAndGivesBackIsNotTransient) {
+  class TakesAndGivesBack : public SavedTensorPacker {
+   public:
+    std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+      at::ones({3 * kTensorBytes / 4}, at::TensorOptions(tensor.device()));
+      return KeepTensor(tensor);
+    }
+  };
+  {
+    const RecordScope record(recorder_);
+    const SavedTensorScope scope(std::make_shared<TakesAndGivesBack>());
+    Chain(2);
+  }
+  for (const StepStretch& stretch : Finish().stretches) {
+    EXPECT_LT(stretch.transient_bytes, 3u * kTensorBytes);
+  }
+}
+
+TEST_F(StepRecorderTest, WithoutAnObserverWhatWasThereAtAStretchsBeginAndHasGoneIsTransient) {
+  const std::set<torch::profiler::impl::ActivityType> activities = {
+      torch::profiler::impl::ActivityType::CPU};
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  torch::autograd::profiler::prepareProfiler(config, activities);
+  torch::autograd::profiler::enableProfiler(config, activities);
+  {
+    at::Tensor held = at::ones({kTensorBytes / 2}, at::TensorOptions(world_.device()));
+    const RecordScope record(recorder_);
+    at::Tensor y = Probe(carrier_, {activation()}, UseSaved);
+    held.reset();
+    activation(4 * kTensorBytes);
+    y = Probe(y, {activation()}, UseSaved);
+  }
+  torch::autograd::profiler::disableProfiler();
+  const StepRecord step = Finish();
+  // In all of the stretch one of the two counts for the object that it makes.
+  EXPECT_NEAR(step.stretches[1].transient_bytes, kTensorBytes, 2 * kKiB);
+}
+
+TEST_F(StepRecorderTest, BackwardsAreObservedUntilTheStepIsFinished) {
+  { const RecordScope record(recorder_); }
+  EXPECT_NE(ObserverOfBackwards(), nullptr);
+  Finish();
+  EXPECT_EQ(ObserverOfBackwards(), nullptr);
 }
 
 TEST_F(StepRecorderTest, ComputeIsTheDevicesTime) {
@@ -673,6 +787,26 @@ TEST_F(StepRecorderTest, ADeviceThatCannotTimeGivesTheHostsTime) {
   EXPECT_TRUE(step.timed_by_host);
   EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
   EXPECT_GT(step.compute_us(), 0);
+}
+
+TEST_F(StepRecorderTest, ADeviceIsAskedForOnceHoweverManyStepsAreRecorded) {
+  int asked = 0;
+  DeviceBackend backend = world_.backend();
+  backend.device = [&asked, device_of = backend.device](int index) {
+    ++asked;
+    return device_of(index);
+  };
+  recorder_ = StepRecorder::Create(backend).value();
+  for (int i = 0; i < 2; ++i) {
+    at::Tensor y;
+    {
+      const RecordScope record(recorder_);
+      y = Chain(1);
+    }
+    y.backward();
+    EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+  }
+  EXPECT_EQ(asked, 1);
 }
 
 TEST_F(StepRecorderTest, ADeviceThatCannotBeReachedIsLeftOut) {

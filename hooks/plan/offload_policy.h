@@ -4,8 +4,8 @@
 //
 // Thread safety: ParameterStorages is immutable after construction.
 
-#ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_POLICY_H_
-#define PINION_HOOKS_ACTIVATIONS_OFFLOAD_POLICY_H_
+#ifndef PINION_HOOKS_PLAN_OFFLOAD_POLICY_H_
+#define PINION_HOOKS_PLAN_OFFLOAD_POLICY_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
@@ -40,6 +40,9 @@ enum class TensorKind {
   kUnsupported,  // stays: another device type, not strided, wrapped, conjugated, ...
 };
 
+// Saved tensors of at least so many bytes are worth moving (TRL's default and boundary).
+inline constexpr uint64_t kMinOffloadBytes = 1024;
+
 // With empty `parameters`, leaves that require a gradient, and views of them, are
 // parameters.
 TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
@@ -53,4 +56,4 @@ StorageExtent ExtentToSave(StorageExtent extent, uint64_t storage_bytes);
 
 }  // namespace pinion
 
-#endif  // PINION_HOOKS_ACTIVATIONS_OFFLOAD_POLICY_H_
+#endif  // PINION_HOOKS_PLAN_OFFLOAD_POLICY_H_

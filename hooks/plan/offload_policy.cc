@@ -1,4 +1,4 @@
-#include "pinion/hooks/activations/offload_policy.h"
+#include "pinion/hooks/plan/offload_policy.h"
 
 #include <c10/core/DispatchKeySet.h>
 

@@ -1,0 +1,120 @@
+// What runs on the engines of the emulated devices, and when it ends, in virtual time.
+//
+//   ComputeEngine  one device's kernels, one at a time, in the order in which they came
+//   CopyEngines    the copies of all devices: a latency phase, then bytes. Copies of one direction
+//                  of a device share its bandwidth equally, or are served one after the other; the
+//                  bandwidth is lower while the other direction moves bytes too, and all devices
+//                  of the host share the host's (max-min fair)
+//
+// The caller keeps the clock and passes over no end: it asks for the next one, and finishes what is
+// due then. A stream has one piece of work on an engine at a time.
+//
+// All times are in milliseconds, sizes in bytes, rates in bytes per millisecond.
+//
+// Thread safety: none.
+
+#ifndef PINION_DEVICE_EMULATED_ENGINES_H_
+#define PINION_DEVICE_EMULATED_ENGINES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <vector>
+
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
+
+namespace pinion {
+
+inline constexpr double kForever = std::numeric_limits<double>::infinity();
+
+struct CopyCost {
+  int device = 0;  // whose link
+  CopyDirection direction = CopyDirection::kHostToDevice;
+  uint64_t size_bytes = 0;
+  double latency_ms = 0;         // kForever: the copy is stuck
+  double rate_limit = kForever;  // of this copy, bytes per ms
+};
+
+// What has ended.
+struct FinishedWork {
+  int stream = 0;
+  double start_ms = 0;
+};
+
+class ComputeEngine {
+ public:
+  void Add(int stream, double duration_ms, double now_ms);
+
+  bool idle() const { return kernels_.empty(); }
+  // kForever while it is idle.
+  double NextEndMs() const;
+  // Of the kernel whose end is now.
+  FinishedWork Finish(double now_ms);
+
+ private:
+  struct Kernel {
+    int stream = 0;
+    double duration_ms = 0;
+  };
+
+  std::deque<Kernel> kernels_;  // the first one runs
+  double start_ms_ = 0;         // of that one
+};
+
+class CopyEngines {
+ public:
+  CopyEngines(const LinkModel& link, int device_count) : link_(link), engines_(2 * device_count) {}
+
+  void Add(int stream, const CopyCost& cost, double now_ms);
+
+  // At least one copy is in progress.
+  bool IsBusy(int device, CopyDirection direction) const;
+  // When a copy's latency or its bytes end; kForever if none ever do.
+  double NextEndMs() const;
+  // Copies whose end is now. Those that have waited for their engine begin.
+  std::vector<FinishedWork> FinishDue(double now_ms);
+  // To be called when all that happens now has happened, before time passes.
+  void ShareLinks(double now_ms);
+
+  // Who has the engine that the copy of `stream` is for: another one while it waits for its turn.
+  struct Holder {
+    int stream = 0;
+    bool is_stuck = false;
+  };
+  Holder HolderOf(int stream, const CopyCost& cost) const;
+
+ private:
+  struct Copy {
+    int stream = 0;
+    CopyCost cost;
+    bool is_moving = false;  // past its latency
+    double start_ms = 0;
+    double end_ms = 0;           // of its latency, or of its bytes
+    double remaining_bytes = 0;  // at `since_ms`
+    double rate = 0;
+    double since_ms = 0;
+  };
+  // One direction of a device.
+  struct Engine {
+    std::deque<Copy> waiting;
+    int copying = 0;
+    int moving = 0;
+  };
+
+  static size_t IndexOf(int device, CopyDirection direction);
+  static size_t IndexOf(const CopyCost& cost) { return IndexOf(cost.device, cost.direction); }
+  void Start(Copy copy, double now_ms);
+  // How fast each engine that moves bytes can, beside all others that do; by IndexOf.
+  std::vector<double> Capacities() const;
+
+  const LinkModel link_;
+  std::vector<Engine> engines_;  // by IndexOf
+  std::vector<Copy> copies_;     // in progress
+  bool links_changed_ = false;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_DEVICE_EMULATED_ENGINES_H_

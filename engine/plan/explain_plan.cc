@@ -1,0 +1,82 @@
+#include "pinion/engine/plan/explain_plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/plan/step_simulation.h"
+
+namespace pinion {
+namespace {
+
+std::string Ms(double us) { return absl::StrFormat("%.3f", us / 1e3); }
+
+// What the compute waited at a use, for copies out before it was let go on and for copies in.
+struct Waited {
+  double out_us = 0;
+  double in_us = 0;
+};
+
+Waited WaitedAt(const StepTimes& times, const std::vector<StepMove>& moves, size_t use) {
+  const double arrived_us = times.begins_us[use + 1] - times.stalls_us[use + 1];
+  double out_us = arrived_us;
+  for (size_t i = 0; i < moves.size(); ++i) {
+    if (moves[i].drop_at == use) out_us = std::max(out_us, times.out_us[i]);
+  }
+  return {out_us - arrived_us, times.begins_us[use + 1] - out_us};
+}
+
+}  // namespace
+
+std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link) {
+  const absl::StatusOr<StepTimes> times = SimulateStep(step, plan.moves, link);
+  if (!times.ok()) return absl::StrCat(times.status().message(), "\n");
+  uint64_t all_bytes = 0;
+  uint64_t moved_bytes = 0;
+  absl::flat_hash_set<uint32_t> moved;
+  for (const StepObject& object : step.objects) all_bytes += object.size_bytes;
+  for (const StepMove& move : plan.moves) {
+    if (moved.insert(move.object).second) moved_bytes += step.objects[move.object].size_bytes;
+  }
+  Waited total;
+  for (size_t use = 0; use < step.uses.size(); ++use) {
+    if (times->stalls_us[use + 1] == 0) continue;
+    const Waited waited = WaitedAt(*times, plan.moves, use);
+    total.out_us += waited.out_us;
+    total.in_us += waited.in_us;
+  }
+  const double compute_us = step.compute_us();
+  std::string text = absl::StrFormat(
+      "%s ms (modelled), %.3f x the compute alone (%s ms%s), within %s; %d of %d objects move, %s "
+      "of %s\nstalls: %s ms for copies out, %s ms for copies in\n",
+      Ms(times->step_us), compute_us > 0 ? times->step_us / compute_us : 1.0, Ms(compute_us),
+      step.timed_by_host ? ", by the host's clock" : "", HumanBytes(plan.peak_bytes), moved.size(),
+      step.objects.size(), HumanBytes(moved_bytes), HumanBytes(all_bytes), Ms(total.out_us),
+      Ms(total.in_us));
+  if (plan.moves.empty()) return text;
+  std::vector<size_t> made(step.objects.size());
+  for (size_t use = step.uses.size(); use-- > 0;) made[step.uses[use]] = use;
+  absl::StrAppendFormat(&text, "  %6s %10s %6s %10s %6s %6s %6s %10s\n", "object", "size", "made",
+                        "out, ms", "gone", "back", "read", "in, ms");
+  for (size_t i = 0; i < plan.moves.size(); ++i) {
+    const StepMove& move = plan.moves[i];
+    const bool comes_back = move.fetch_at != StepMove::kNever;
+    const auto use = [comes_back](uint32_t ordinal) {
+      return comes_back ? absl::StrCat(ordinal) : "never";
+    };
+    absl::StrAppendFormat(&text, "  %6d %10s %6d %10s %6d %6s %6s %10s\n", move.object,
+                          HumanBytes(step.objects[move.object].size_bytes), made[move.object],
+                          move.copies_out ? Ms(times->out_us[i]) : "-", move.drop_at,
+                          use(move.fetch_at), use(move.read_at),
+                          comes_back ? Ms(times->in_us[i]) : "-");
+  }
+  return text;
+}
+
+}  // namespace pinion

@@ -1,0 +1,59 @@
+// A step that was recorded, with its plan, as one looks things up in them while a later step runs
+// that does the same.
+//
+//   KnownStep known(step, plan);
+//   std::optional<uint32_t> object = known.Find(signature, /*before=*/0);
+//
+// A step is known again by what it saves: each object by its signature, and by how many of that
+// signature came before. What a branch leaves out does not disturb the rest.
+//
+// Thread safety: none needed: it does not change.
+
+#ifndef PINION_ENGINE_PLAN_KNOWN_STEP_H_
+#define PINION_ENGINE_PLAN_KNOWN_STEP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+
+namespace pinion {
+
+class KnownStep {
+ public:
+  // `shortfall` tells why the plan takes more than the target, if it does.
+  KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall = absl::OkStatus());
+
+  const StepRecord& step() const { return step_; }
+  const StepPlan& plan() const { return plan_; }
+  const absl::Status& shortfall() const { return shortfall_; }
+
+  // Which of its objects the one with that signature is of which `before` were saved already.
+  std::optional<uint32_t> Find(uint64_t signature, size_t before) const;
+  // The ordinal of the object's `n`-th use, from 0; of the last one if there are fewer.
+  size_t Use(uint32_t object, size_t n) const;
+  bool Moves(uint32_t object) const { return moves_[object]; }
+  // Moves (places in plan().moves) by what happens first.
+  const std::vector<uint32_t>& drops() const { return drops_; }
+  // How much more than behind use `use` there is at most until the next one.
+  uint64_t GrowthBytes(size_t use) const { return growth_bytes_[use]; }
+
+ private:
+  StepRecord step_;
+  StepPlan plan_;
+  absl::Status shortfall_;
+  absl::flat_hash_map<uint64_t, std::vector<uint32_t>> by_signature_;
+  std::vector<std::vector<uint32_t>> uses_;  // by object
+  std::vector<bool> moves_;                  // by object
+  std::vector<uint32_t> drops_;
+  std::vector<uint64_t> growth_bytes_;  // by use
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_KNOWN_STEP_H_

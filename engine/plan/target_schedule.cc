@@ -1,0 +1,278 @@
+#include "pinion/engine/plan/target_schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/plan/explain_plan.h"
+#include "pinion/engine/plan/step_plan.h"
+
+namespace pinion {
+namespace {
+
+// With a target, no window counts but what this schedule asks for by itself.
+WindowOptions WindowsOf(const TargetOptions& options) {
+  WindowOptions windows = options.windows;
+  if (options.memory_bytes.has_value()) windows.eviction_bytes = windows.prefetch_bytes = 0;
+  return windows;
+}
+
+bool SaveTheSame(const StepRecord& a, const StepRecord& b) {
+  return std::equal(a.objects.begin(), a.objects.end(), b.objects.begin(), b.objects.end(),
+                    [](const StepObject& x, const StepObject& y) {
+                      return x.signature == y.signature && x.frees == y.frees;
+                    });
+}
+
+}  // namespace
+
+TargetSchedule::TargetSchedule(const TargetOptions& options)
+    : options_(options), window_(WindowsOf(options)) {}
+
+// --------------------------------------------------------------------------------- known steps
+
+absl::StatusOr<std::shared_ptr<const KnownStep>> TargetSchedule::Plan(StepRecord step) const {
+  absl::StatusOr<StepPlan> plan =
+      options_.memory_bytes.has_value()
+          ? PlanStep(step, *options_.memory_bytes, options_.link)
+          : PlanStepWithin(step, TargetOptions::kSlowdown, options_.link);
+  absl::Status shortfall;
+  if (absl::IsResourceExhausted(plan.status())) {
+    shortfall = plan.status();
+    PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
+    plan = PlanStep(step, least_bytes, options_.link);
+  }
+  PINION_RETURN_IF_ERROR(plan.status());
+  return std::make_shared<const KnownStep>(std::move(step), *std::move(plan), std::move(shortfall));
+}
+
+void TargetSchedule::Learn(std::shared_ptr<const KnownStep> known) {
+  std::erase_if(known_,
+                [&](const auto& other) { return SaveTheSame(other->step(), known->step()); });
+  known_.push_front(std::move(known));
+  if (known_.size() > kMaxKnown) known_.pop_back();
+}
+
+std::string TargetSchedule::Explain(
+    const std::list<std::shared_ptr<const KnownStep>>& known) const {
+  std::string text;
+  for (const auto& one : known) {
+    text += ExplainPlan(one->step(), one->plan(), options_.link);
+    if (one->shortfall().ok()) continue;
+    text += absl::StrCat("  not run as planned: ", one->shortfall().message(), "\n");
+  }
+  return text;
+}
+
+bool TargetSchedule::Match(const KnownStep& known, std::vector<uint32_t>& planned) const {
+  absl::flat_hash_map<uint64_t, size_t> seen;
+  planned.clear();
+  for (const Object& object : objects_) {
+    const std::optional<uint32_t> found = known.Find(object.signature, seen[object.signature]++);
+    if (!found.has_value()) return false;
+    planned.push_back(*found);
+  }
+  return true;
+}
+
+void TargetSchedule::FindKnown() {
+  std::vector<uint32_t> planned;
+  const auto found = std::find_if(known_.begin(), known_.end(),
+                                  [&](const auto& known) { return Match(*known, planned); });
+  now_known_ = nullptr;
+  actual_.clear();
+  now_ = next_drop_ = next_fetch_ = 0;
+  looked_at_ = SIZE_MAX;
+  has_late_ = true;
+  for (Object& object : objects_) object.is_due = false;
+  if (found == known_.end()) {
+    is_lost_ = true;
+    return;
+  }
+  known_.splice(known_.begin(), known_, found);
+  if (!known_.front()->shortfall().ok()) return;
+  now_known_ = known_.front();
+  actual_.assign(now_known_->step().objects.size(), UINT32_MAX);
+  for (uint32_t i = 0; i < objects_.size(); ++i) {
+    objects_[i].planned = planned[i];
+    actual_[planned[i]] = i;
+    if (objects_[i].uses > 0) {
+      now_ = std::max(now_, now_known_->Use(planned[i], objects_[i].uses - 1));
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ what happens
+
+Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
+  window_.OnSaved(scope, saved);
+  const bool begins = live_objects_++ == 0;
+  if (begins) {
+    objects_.clear();
+    signatures_.clear();
+    due_.clear();
+    unused_.clear();
+    is_lost_ = false;
+  }
+  const uint32_t id = NewObject(saved.signature);
+  const size_t before = signatures_[saved.signature]++;
+  if (begins) {
+    FindKnown();
+  } else if (IsPlanned()) {
+    const std::optional<uint32_t> planned = now_known_->Find(saved.signature, before);
+    if (planned.has_value()) {
+      objects_[id].planned = *planned;
+      actual_[*planned] = id;
+    } else {
+      FindKnown();
+    }
+  }
+  OnUsed(id);
+  objects_[id].stays = IsPlanned() && !now_known_->Moves(objects_[id].planned);
+  return {.object = id, .leaves = !objects_[id].stays};
+}
+
+void TargetSchedule::OnUsed(uint32_t id) {
+  Object& object = objects_[id];
+  const size_t n = object.uses++;
+  if (IsPlanned()) now_ = std::max(now_, now_known_->Use(object.planned, n));
+  const ScheduledParcel* parcel = object.parcel;
+  const bool is_away = parcel != nullptr && parcel->scheduled.in_window == 0 && !object.is_fetched;
+  awaited_bytes_ = is_away ? parcel->size_bytes : 0;
+}
+
+uint32_t TargetSchedule::NewObject(uint64_t signature) {
+  if (unused_.empty()) {
+    objects_.emplace_back();
+    unused_.push_back(static_cast<uint32_t>(objects_.size() - 1));
+  }
+  const uint32_t id = unused_.back();
+  unused_.pop_back();
+  objects_[id] = {.signature = signature};
+  return id;
+}
+
+void TargetSchedule::OnReleased(uint32_t object) {
+  // A step without a plan may be one that never ends: somebody keeps a graph for good.
+  if (!IsPlanned()) unused_.push_back(object);
+  if (--live_objects_ > 0) return;
+  known_steps_ = is_lost_ ? 0 : std::min(known_steps_ + 1, kKnownInARow);
+}
+
+std::vector<uint32_t> TargetSchedule::TakeLateLeavers() {
+  std::vector<uint32_t> late;
+  if (!std::exchange(has_late_, false)) return late;
+  for (uint32_t id = 0; id < objects_.size(); ++id) {
+    Object& object = objects_[id];
+    if (!object.stays || (IsPlanned() && !now_known_->Moves(object.planned))) continue;
+    object.stays = false;
+    late.push_back(id);
+  }
+  return late;
+}
+
+void TargetSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
+  window_.OnLeft(parcel, held);
+  bool is_due = false;
+  for (const uint32_t object : parcel.objects) {
+    objects_[object].parcel = &parcel;
+    is_due = is_due || objects_[object].is_due;
+  }
+  if (is_due) due_.push_back(&parcel);
+}
+
+void TargetSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
+  for (const uint32_t object : parcel.objects) objects_[object].is_fetched = true;
+  awaited_bytes_ = 0;
+  window_.OnFetched(parcel, backward);
+}
+
+bool TargetSchedule::OnDropped(ScheduledParcel& parcel) {
+  for (const uint32_t object : parcel.objects) objects_[object].is_fetched = false;
+  return window_.OnDropped(parcel);
+}
+
+bool TargetSchedule::IsFetchedAlone(const ScheduledParcel& parcel) const {
+  return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
+}
+
+bool TargetSchedule::OnGone(ScheduledParcel& parcel) {
+  for (const uint32_t object : parcel.objects) objects_[object].parcel = nullptr;
+  std::erase(due_, &parcel);
+  return window_.OnGone(parcel);
+}
+
+void TargetSchedule::OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) {
+  window_.OnFetchesRefused(parcels);
+  next_fetch_ = 0;
+}
+
+void TargetSchedule::OnRoomWanted() {
+  window_.OnRoomWanted();
+  next_fetch_ = 0;
+}
+
+// ------------------------------------------------------------------------------------ what to do
+
+std::vector<ScheduledParcel*> TargetSchedule::TakeEvictions() {
+  if (!IsPlanned()) {
+    return options_.memory_bytes.has_value() ? window_.TakeDownTo(0) : window_.TakeEvictions();
+  }
+  std::vector<ScheduledParcel*> taken;
+  const std::vector<StepMove>& moves = now_known_->plan().moves;
+  const std::vector<uint32_t>& drops = now_known_->drops();
+  for (; next_drop_ < drops.size() && moves[drops[next_drop_]].drop_at <= now_; ++next_drop_) {
+    const StepMove& move = moves[drops[next_drop_]];
+    const uint32_t id = actual_[move.object];
+    // Uses that were left out may lie between: by now it is to be back.
+    if (id == UINT32_MAX || move.fetch_at <= now_) continue;
+    objects_[id].is_due = true;
+    if (objects_[id].parcel != nullptr) due_.push_back(objects_[id].parcel);
+  }
+  for (ScheduledParcel* parcel : std::exchange(due_, {})) {
+    if (window_.Take(*parcel) || IsFetchedAlone(*parcel)) taken.push_back(parcel);
+  }
+  if (!taken.empty()) return taken;
+  // Once for each use: what somebody still holds frees nothing yet, and others would go in vain.
+  if (std::exchange(looked_at_, now_) == now_) return taken;
+  const uint64_t missing_bytes = MissingBytes(awaited_bytes_);
+  const uint64_t window_bytes = window_.window_bytes();
+  return window_.TakeDownTo(window_bytes - std::min(window_bytes, missing_bytes));
+}
+
+uint64_t TargetSchedule::MissingBytes(uint64_t more_bytes) const {
+  if (!options_.memory_bytes.has_value()) return 0;
+  const uint64_t wanted_bytes = device_bytes_ + now_known_->GrowthBytes(now_) + more_bytes;
+  return wanted_bytes - std::min(wanted_bytes, *options_.memory_bytes);
+}
+
+OffloadSchedule::Fetches TargetSchedule::TakeFetches(
+    const SavedPlace& from, int64_t backward,
+    absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
+  if (!IsPlanned()) {
+    return options_.memory_bytes.has_value() ? Fetches()
+                                             : window_.TakeFetches(from, backward, is_away);
+  }
+  Fetches taken;
+  if (!window_.MayFetch()) return taken;
+  const std::vector<StepMove>& moves = now_known_->plan().moves;
+  for (; next_fetch_ < moves.size() && moves[next_fetch_].fetch_at <= now_; ++next_fetch_) {
+    const StepMove& move = moves[next_fetch_];
+    const uint32_t id = actual_[move.object];
+    // What was to be read already is fetched by whoever reads it.
+    if (id == UINT32_MAX || move.read_at < now_ || objects_[id].parcel == nullptr) continue;
+    ScheduledParcel& parcel = *objects_[id].parcel;
+    ++taken.looks;
+    if (parcel.scheduled.fetched_ahead || !is_away(parcel)) continue;
+    if (MissingBytes(parcel.size_bytes) > 0) break;  // the device has more than it had: later
+    window_.TakeFetch(parcel);
+    taken.parcels.push_back(&parcel);
+    ++next_fetch_;
+    break;
+  }
+  return taken;
+}
+
+}  // namespace pinion

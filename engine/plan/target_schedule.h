@@ -1,0 +1,160 @@
+// A schedule by plans: steps that were recorded are known again, and run as planned.
+//
+//   TargetSchedule schedule({.memory_bytes = target, .link = link});
+//   ... a step runs; schedule.WantsRecord() says that it is worth recording ...
+//   PINION_ASSIGN_OR_RETURN(KnownStep known, schedule.Plan(step));     // takes a while: no lock
+//   schedule.Learn(std::move(known));
+//
+// A step lasts from the first tensor that is saved until nobody needs any of them. While one is
+// known, the tensors that its plan moves leave as soon as they can and are let go of at the use
+// that the plan says; they are fetched from the use on that it says; all others stay and are not
+// copied. Beside the plan stands what the device really has: where what is allocated, with what the
+// record says is to come until the next use, is more than the target, the oldest that have left go
+// early, and nothing is fetched ahead.
+//
+// What a step will need that is not known can only be kept within a target by taking the least
+// memory that can be: all leave, each is let go of as soon as its copy is submitted, and nothing is
+// fetched ahead. So runs the first step, and one that is known to need more than the target
+// whatever leaves. Without a target they run by windows. A step that turns out to be another one
+// than was thought goes on as the known one that begins like it; else like the first, and what has
+// stayed leaves as well.
+//
+// Thread safety: none.
+
+#ifndef PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
+#define PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/plan/window_schedule.h"
+
+namespace pinion {
+
+struct TargetOptions {
+  static constexpr double kSlowdown = 1.01;
+
+  // All that may be allocated on the device; none: the least with which a step takes at most
+  // kSlowdown times its compute.
+  std::optional<uint64_t> memory_bytes = std::nullopt;
+  WindowOptions windows = {};  // of steps that are not known, without memory_bytes
+  LinkCalibration link = {};
+};
+
+class TargetSchedule final : public OffloadSchedule {
+ public:
+  static constexpr size_t kMaxKnown = 32;
+  static constexpr int kKnownInARow = 3;
+
+  explicit TargetSchedule(const TargetOptions& options);
+
+  // The plan of a step, for Learn: of the least memory that can be where that is more than the
+  // target, which KnownStep::shortfall() then says. A pure function of the options: no lock is
+  // needed.
+  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step) const;
+  // Instead of what was known of a step that saves the same.
+  void Learn(std::shared_ptr<const KnownStep> known);
+  // A step was not known, the last one or shortly before: where steps of several kinds take turns,
+  // the next one may be new as well.
+  bool WantsRecord() const { return known_steps_ < kKnownInARow; }
+  // The plans of all known steps, for people; a pure function of what it gets.
+  std::string Explain(const std::list<std::shared_ptr<const KnownStep>>& known) const;
+  // Somebody needs a tensor that was saved.
+  bool IsInStep() const { return live_objects_ > 0; }
+  // The last one that was followed comes first.
+  const std::list<std::shared_ptr<const KnownStep>>& known() const { return known_; }
+
+  bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
+  void OnDeviceBytes(uint64_t size_bytes) override { device_bytes_ = size_bytes; }
+  Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
+  void OnUsed(uint32_t id) override;
+  void OnReleased(uint32_t object) override;
+  void OnScopeEnd(ScopeId scope) override { window_.OnScopeEnd(scope); }
+  void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
+  void OnPieceGone(ScheduledParcel& parcel, const void* owner) override {
+    window_.OnPieceGone(parcel, owner);
+  }
+  bool OnGone(ScheduledParcel& parcel) override;
+  void OnBackwardBegin(int64_t backward) override { window_.OnBackwardBegin(backward); }
+  void OnBackwardEnd(int64_t backward) override { window_.OnBackwardEnd(backward); }
+  void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
+  bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
+  bool OnDropped(ScheduledParcel& parcel) override;
+  void OnFetchesMade() override { window_.OnFetchesMade(); }
+  void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
+  void OnRoomWanted() override;
+
+  uint64_t BatchBytes() const override { return IsPlanned() ? 0 : window_.BatchBytes(); }
+  uint64_t LateBytes() const override { return IsPlanned() ? 0 : window_.LateBytes(); }
+  std::vector<uint32_t> TakeLateLeavers() override;
+  std::vector<ScheduledParcel*> TakeEvictions() override;
+  std::vector<ScheduledParcel*> TakeAllEvictions() override { return window_.TakeAllEvictions(); }
+  Fetches TakeFetches(const SavedPlace& from, int64_t backward,
+                      absl::FunctionRef<bool(const ScheduledParcel&)> is_away) override;
+  std::vector<ScheduledParcel*> FetchedAhead() const override { return window_.FetchedAhead(); }
+  std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override {
+    return window_.FetchedIn(backward);
+  }
+
+ private:
+  // Of the step that runs.
+  struct Object {
+    uint64_t signature = 0;
+    size_t uses = 0;
+    uint32_t planned = 0;  // its number in the known step
+    bool stays = false;
+    bool is_due = false;                // it is to be evicted once it has left
+    bool is_fetched = false;            // it has come back, and may have been let go of since
+    ScheduledParcel* parcel = nullptr;  // once it has left
+  };
+
+  uint32_t NewObject(uint64_t signature);
+  bool IsPlanned() const { return now_known_ != nullptr; }
+  // Of the objects so far in `known`; false if one of them is none of its.
+  bool Match(const KnownStep& known, std::vector<uint32_t>& planned) const;
+  // Goes on with the known step that all objects so far fit, if there is one.
+  void FindKnown();
+  // What was fetched of it can be dropped once more without any others.
+  bool IsFetchedAlone(const ScheduledParcel& parcel) const;
+  // What the device lacks for so much more, and for what the step will ask for before its next use.
+  uint64_t MissingBytes(uint64_t more_bytes) const;
+
+  const TargetOptions options_;
+  WindowSchedule window_;
+  std::list<std::shared_ptr<const KnownStep>> known_;
+  int known_steps_ = 0;  // since the last one that was not known
+  uint64_t device_bytes_ = 0;
+  uint64_t awaited_bytes_ = 0;  // that are about to be fetched, by the reader of what was used last
+
+  // --- of the step that runs ---
+  std::shared_ptr<const KnownStep> now_known_;  // null: it runs like the first
+  bool is_lost_ = false;                        // nothing that is known fits it
+  bool has_late_ = false;                       // what has stayed may have to leave
+  std::vector<Object> objects_;
+  std::vector<uint32_t> unused_;  // of these, that can be given out again
+  size_t live_objects_ = 0;
+  absl::flat_hash_map<uint64_t, size_t> signatures_;  // how often each has come
+  std::vector<uint32_t> actual_;                      // objects by their number in the known step
+  size_t now_ = 0;                                    // the use of the known step that was reached
+  size_t looked_at_ = SIZE_MAX;                       // the use at which bytes were compared last
+  size_t next_drop_ = 0;                              // in now_known_->drops()
+  size_t next_fetch_ = 0;                             // in the plan's moves
+  std::vector<ScheduledParcel*> due_;                 // that have left since they should have gone
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_

@@ -1,0 +1,29 @@
+#include "pinion/hooks/activations/offload_schedules.h"
+
+#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/plan/window_schedule.h"
+
+namespace pinion {
+namespace {
+
+WindowOptions WindowsOf(const OffloadOptions& options, const LinkCalibration& link) {
+  static_assert(OffloadOptions::kAutoWindow == WindowOptions::kAuto);
+  return {.eviction_bytes = options.eviction_window_bytes,
+          .prefetch_bytes = options.prefetch_window_bytes,
+          .full_batch_bytes = FullBatchBytes(link)};
+}
+
+}  // namespace
+
+std::unique_ptr<OffloadSchedule> ScheduleFor(const OffloadOptions& options,
+                                             const LinkCalibration& link) {
+  const WindowOptions windows = WindowsOf(options, link);
+  const uint64_t target_bytes = options.memory_target_bytes;
+  if (target_bytes == OffloadOptions::kNoTarget) return std::make_unique<WindowSchedule>(windows);
+  TargetOptions target = {.windows = windows, .link = link};
+  if (target_bytes != OffloadOptions::kAutoTarget) target.memory_bytes = target_bytes;
+  return std::make_unique<TargetSchedule>(target);
+}
+
+}  // namespace pinion

@@ -1,0 +1,20 @@
+// Which schedule a session's options ask for.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_SCHEDULES_H_
+#define PINION_HOOKS_ACTIVATIONS_OFFLOAD_SCHEDULES_H_
+
+#include <memory>
+
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/hooks/activations/offload_options.h"
+
+namespace pinion {
+
+// A TargetSchedule with a memory target, a WindowSchedule without.
+std::unique_ptr<OffloadSchedule> ScheduleFor(const OffloadOptions& options,
+                                             const LinkCalibration& link);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_OFFLOAD_SCHEDULES_H_

@@ -1,0 +1,141 @@
+#include "pinion/hooks/activations/step_learner.h"
+
+#include <exception>
+#include <list>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/hooks/plan/recorded_tensor.h"
+
+namespace pinion {
+namespace {
+
+// A step that saves more has no end, most likely: somebody keeps a graph for good.
+constexpr int kMaxSaves = 100'000;
+
+}  // namespace
+
+std::shared_ptr<DeviceRecording> StepLearner::Current() const {
+  MutexLock lock(mu_);
+  return recording_;
+}
+
+bool StepLearner::IsCurious() const {
+  if (Current() != nullptr) return true;
+  MutexLock lock(state_.mu);
+  return schedule_.WantsRecord();
+}
+
+std::string StepLearner::Explain() const {
+  std::list<std::shared_ptr<const KnownStep>> known;
+  {
+    MutexLock lock(state_.mu);
+    known = schedule_.known();
+  }
+  return schedule_.Explain(known);
+}
+
+void StepLearner::OnDeviceBytes(int64_t allocated_bytes) {
+  if (const std::shared_ptr<DeviceRecording> recording = Current()) {
+    recording->OnDeviceBytes(allocated_bytes);
+  }
+}
+
+std::unique_ptr<SavedTensor> StepLearner::Pack(
+    const at::Tensor& tensor, uint64_t place, bool is_leaf,
+    absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack) {
+  bool begins = false;
+  {
+    MutexLock lock(state_.mu);
+    begins = !schedule_.IsInStep();
+  }
+  if (begins) BeginStep();
+  const std::shared_ptr<DeviceRecording> recording = Current();
+  if (recording != nullptr && ++saves_ > kMaxSaves) {
+    recording->Abandon();
+    {
+      MutexLock lock(mu_);
+      if (recording_ == recording) recording_.reset();
+    }
+    return pack();
+  }
+  return recording == nullptr ? pack() : PackRecorded(recording, tensor, place, is_leaf, pack);
+}
+
+void StepLearner::RunAside(absl::FunctionRef<void()> work) {
+  const std::shared_ptr<DeviceRecording> recording = Current();
+  if (recording == nullptr || !recording->IsRecording()) return work();
+  std::optional<DeviceRecording::Moment> begin;
+  // In a scope's destructor nothing may be thrown but by the work itself.
+  try {
+    begin = recording->Begin();
+  } catch (const std::exception& error) {
+    PINION_LOG(kWarning) << "what a scope's end does counts as the step's: " << error.what();
+  }
+  work();
+  try {
+    if (begin.has_value()) recording->EndAside(*begin);
+  } catch (const std::exception& error) {
+    PINION_LOG(kWarning) << "what a scope's end did counts as the step's: " << error.what();
+  }
+}
+
+void StepLearner::BeginStep() {
+  std::shared_ptr<DeviceRecording> last;
+  {
+    MutexLock lock(mu_);
+    last = recording_;
+  }
+  // An event that is recorded now would be the graph's.
+  if (last != nullptr && !last->CheckNotCapturing().ok()) return;
+  {
+    // Another thread that begins the step as well may be faster.
+    MutexLock lock(mu_);
+    if (recording_ != last) return;
+    recording_.reset();
+  }
+  if (last != nullptr) Learn(*last);
+  {
+    MutexLock lock(state_.mu);
+    if (!schedule_.WantsRecord()) return;
+  }
+  auto next = std::make_shared<DeviceRecording>(device_, clock_);
+  next->Start();
+  saves_ = 0;
+  MutexLock lock(mu_);
+  recording_ = std::move(next);
+}
+
+void StepLearner::Learn(DeviceRecording& recording) {
+  absl::StatusOr<StepRecord> step = recording.Finish();
+  if (!step.ok()) {
+    PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();
+    return;
+  }
+  // A step of which nothing came back has no order of reading.
+  if (step->uses.size() <= step->objects.size()) return;
+  absl::StatusOr<std::shared_ptr<const KnownStep>> known = schedule_.Plan(*std::move(step));
+  if (!known.ok()) {
+    PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
+    return;
+  }
+  bool is_first = false;
+  {
+    MutexLock lock(mu_);
+    is_first = !(*known)->shortfall().ok() && !std::exchange(told_of_shortfall_, true);
+  }
+  if (is_first) {
+    PINION_LOG(kError) << "OffloadOptions::memory_target_bytes cannot be met on " << device_.str()
+                       << ", all leaves that can: " << (*known)->shortfall();
+  }
+  MutexLock lock(state_.mu);
+  schedule_.Learn(*std::move(known));
+}
+
+}  // namespace pinion

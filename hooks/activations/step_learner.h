@@ -1,0 +1,72 @@
+// Records the steps of one device that its schedule does not know, and teaches it their plans.
+//
+// A step begins with the first tensor that is saved while nobody needs an earlier one. What the
+// last step did is planned then, and not before: its last events are read, for which the host
+// waits.
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_STEP_LEARNER_H_
+#define PINION_HOOKS_ACTIVATIONS_STEP_LEARNER_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/activations/offload_state.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/plan/device_recording.h"
+
+namespace pinion {
+
+class StepLearner {
+ public:
+  // `schedule` is the one in `state`, whose lock guards it.
+  StepLearner(c10::Device device, std::shared_ptr<StreamClock> clock, OffloadState& state,
+              TargetSchedule& schedule)
+      : device_(device), clock_(std::move(clock)), state_(state), schedule_(schedule) {}
+
+  // What `pack` makes of a tensor, which is recorded if the step is. `place` is the number of its
+  // place in the scope. Null where `pack` says so: the tensor stays what it is.
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, uint64_t place, bool is_leaf,
+                                    absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack);
+  // Runs `work`, which is no part of the step.
+  void RunAside(absl::FunctionRef<void()> work);
+
+  // The plans of the steps that are known.
+  std::string Explain() const;
+
+  // A record is under way, or the next step's would be of use.
+  bool IsCurious() const;
+  void OnDeviceBytes(int64_t allocated_bytes);
+
+ private:
+  // The record of the step that runs; null: it is not recorded.
+  std::shared_ptr<DeviceRecording> Current() const;
+  void BeginStep();
+  void Learn(DeviceRecording& recording);
+
+  const c10::Device device_;
+  const std::shared_ptr<StreamClock> clock_;
+  OffloadState& state_;
+  TargetSchedule& schedule_;  // guarded by state_.mu but for what does not change
+
+  std::atomic<int> saves_{0};  // of the record that is under way
+
+  mutable Mutex mu_;
+  std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
+  bool told_of_shortfall_ ABSL_GUARDED_BY(mu_) = false;  // in the log
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_STEP_LEARNER_H_

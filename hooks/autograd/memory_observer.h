@@ -1,0 +1,54 @@
+// How much device memory LibTorch's allocators have given out, told at every change: the peaks that
+// operators reach in between are seen by nobody who only asks now and then.
+//
+//   class Peaks : public MemoryObserver { ... };
+//   MemoryScope scope(peaks);              // what runs on this thread
+//   ObserveBackwards(peaks);               // and in backwards, on whatever threads they run
+//
+// An allocator reports to whoever is in the profiler's place (c10::reportMemoryUsageToProfiler), so
+// there is one observer at a time: where a profiler has been started before, nothing is observed,
+// and while one is observing no profiler can be started inside: LibTorch throws, and a Kineto that
+// was prepared by then starts no other in this process.
+//
+// Thread safety: thread-safe; a scope belongs to the thread that made it.
+
+#ifndef PINION_HOOKS_AUTOGRAD_MEMORY_OBSERVER_H_
+#define PINION_HOOKS_AUTOGRAD_MEMORY_OBSERVER_H_
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace pinion {
+
+class MemoryObserver {
+ public:
+  virtual ~MemoryObserver() = default;
+  // Called inside of the allocator, which may hold its lock: no call of it, nor of a device. On any
+  // thread. Must not throw.
+  virtual void OnDeviceBytes(c10::Device device, int64_t allocated_bytes) = 0;
+};
+
+class MemoryScope {
+ public:
+  // Null observes nothing.
+  explicit MemoryScope(std::shared_ptr<MemoryObserver> observer);
+  ~MemoryScope();
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  bool is_ours_ = false;
+};
+
+// From now on backwards that begin are observed by `observer`, as long as it lives; null: by
+// nobody. The last call counts.
+void ObserveBackwards(std::weak_ptr<MemoryObserver> observer);
+
+// Whoever ObserveBackwards was called for; null: nobody.
+std::shared_ptr<MemoryObserver> ObserverOfBackwards();
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_AUTOGRAD_MEMORY_OBSERVER_H_

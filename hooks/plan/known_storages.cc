@@ -1,0 +1,81 @@
+#include "pinion/hooks/plan/known_storages.h"
+
+#include <algorithm>
+
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+
+uint64_t UnionBytes(std::vector<StorageExtent> extents) {
+  std::sort(extents.begin(), extents.end(), [](const StorageExtent& a, const StorageExtent& b) {
+    return a.begin_bytes < b.begin_bytes;
+  });
+  uint64_t bytes = 0;
+  uint64_t counted_to = 0;
+  for (const StorageExtent& extent : extents) {
+    if (extent.end_bytes <= counted_to) continue;
+    bytes += extent.end_bytes - std::max(extent.begin_bytes, counted_to);
+    counted_to = extent.end_bytes;
+  }
+  return bytes;
+}
+
+KnownStorages::Bytes KnownStorages::CountAt(int64_t allocated_bytes) {
+  std::erase_if(living_, [this](Id id) {
+    Storage& storage = storages_[id];
+    storage.is_living = !storage.reference.expired();
+    if (storage.is_living) return false;
+    living_bytes_ -= storage.size_bytes;
+    held_bytes_ -= storage.held_bytes;
+    return true;
+  });
+  return {allocated_bytes, static_cast<int64_t>(living_bytes_)};
+}
+
+void KnownStorages::NoteAllocations(const Bytes& begin, const Bytes& end) {
+  ahead_bytes_ += end.allocated - begin.allocated - (end.known - begin.known);
+}
+
+int64_t KnownStorages::OtherBytes(const Bytes& end) const {
+  return end.allocated - static_cast<int64_t>(held_bytes_) - ahead_bytes_;
+}
+
+KnownStorages::Id KnownStorages::FindOrAdd(const c10::Storage& storage) {
+  const auto [found, is_new] = ids_.try_emplace(storage.unsafeGetStorageImpl(), storages_.size());
+  if (is_new) {
+    storages_.push_back(
+        {.reference = storage.getWeakStorageImpl(), .size_bytes = storage.nbytes()});
+    living_.push_back(found->second);
+    living_bytes_ += storage.nbytes();
+  }
+  return found->second;
+}
+
+void KnownStorages::NoteRead(const c10::Storage& storage) {
+  if (ids_.contains(storage.unsafeGetStorageImpl())) return;
+  ahead_bytes_ -= static_cast<int64_t>(storage.nbytes());
+  Hold(FindOrAdd(storage), {0, storage.nbytes()});
+}
+
+void KnownStorages::Hold(Id id, StorageExtent extent) {
+  storages_[id].held.push_back(extent);
+  SumHeld(storages_[id]);
+}
+
+void KnownStorages::Release(Id id, StorageExtent extent) {
+  std::vector<StorageExtent>& held = storages_[id].held;
+  const auto found = std::find_if(held.begin(), held.end(), [&](const StorageExtent& other) {
+    return other.begin_bytes == extent.begin_bytes && other.end_bytes == extent.end_bytes;
+  });
+  PINION_CHECK(found != held.end()) << "an extent is released that nobody holds";
+  held.erase(found);
+  SumHeld(storages_[id]);
+}
+
+void KnownStorages::SumHeld(Storage& storage) {
+  const uint64_t before = storage.held_bytes;
+  storage.held_bytes = UnionBytes(storage.held);
+  if (storage.is_living) held_bytes_ = held_bytes_ - before + storage.held_bytes;
+}
+
+}  // namespace pinion

@@ -1,0 +1,92 @@
+// The device storages that the record of a step knows: those that its objects lie in, and those
+// that were fetched for them. It tells how many of the bytes that LibTorch's allocator has given
+// out are none of theirs.
+//
+//   const KnownStorages::Bytes begin = storages.CountAt(allocated_bytes);
+//   ... a tensor is packed, by whoever packs it ...
+//   const KnownStorages::Bytes end = storages.CountAt(allocated_bytes);
+//   storages.NoteAllocations(begin, end);
+//   storages.Hold(storages.FindOrAdd(tensor.storage()), extent);
+//   entry.other_bytes = storages.OtherBytes(end);
+//
+// A storage that is gone stays known, by a weak reference: no other one gets its address. Only
+// those that live are walked, once for each CountAt.
+//
+// Thread safety: none. Nothing here frees memory or calls the device.
+
+#ifndef PINION_HOOKS_PLAN_KNOWN_STORAGES_H_
+#define PINION_HOOKS_PLAN_KNOWN_STORAGES_H_
+
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+
+// Of bytes that lie in several of the extents one counts.
+uint64_t UnionBytes(std::vector<StorageExtent> extents);
+
+class KnownStorages {
+ public:
+  using Id = size_t;  // in the order in which they became known
+
+  // On the device at one moment.
+  struct Bytes {
+    int64_t allocated = 0;
+    int64_t known = 0;  // of all storages that are known and live
+  };
+
+  Bytes CountAt(int64_t allocated_bytes);
+  // What was allocated in between, less what was let go of, is none of the other bytes: it was
+  // fetched ahead, into storages that are not known yet.
+  void NoteAllocations(const Bytes& begin, const Bytes& end);
+  // At `end`, which the last CountAt has returned, beside what is held or was fetched.
+  int64_t OtherBytes(const Bytes& end) const;
+
+  // Known from now on.
+  Id FindOrAdd(const c10::Storage& storage);
+  // `storage` was read. If it is not known, it was fetched for an object, just now or ahead, and
+  // all of it is that one's.
+  void NoteRead(const c10::Storage& storage);
+
+  // `extent` is an object's, until it is released as often as it was held.
+  void Hold(Id id, StorageExtent extent);
+  void Release(Id id, StorageExtent extent);
+
+  size_t size() const { return storages_.size(); }
+  bool IsGone(Id id) const { return storages_[id].reference.expired(); }
+  // The caller's: which objects lie in it.
+  std::vector<uint32_t>& objects(Id id) { return storages_[id].objects; }
+  const std::vector<uint32_t>& objects(Id id) const { return storages_[id].objects; }
+
+ private:
+  struct Storage {
+    c10::weak_intrusive_ptr<c10::StorageImpl> reference;
+    uint64_t size_bytes = 0;
+    std::vector<uint32_t> objects = {};
+    std::vector<StorageExtent> held = {};
+    uint64_t held_bytes = 0;  // of these
+    bool is_living = true;    // is in living_
+  };
+
+  // After a change of what is held of it.
+  void SumHeld(Storage& storage);
+
+  std::vector<Storage> storages_;  // by Id
+  absl::flat_hash_map<const c10::StorageImpl*, Id> ids_;
+  std::vector<Id> living_;     // but for those that went since the last CountAt
+  uint64_t living_bytes_ = 0;  // of all in living_
+  uint64_t held_bytes_ = 0;    // of these
+  int64_t ahead_bytes_ = 0;    // fetched, and not read yet
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_PLAN_KNOWN_STORAGES_H_

@@ -1,0 +1,59 @@
+#include "pinion/hooks/plan/recorded_tensor.h"
+
+#include <exception>
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+namespace {
+
+// Notes when what somebody made of a tensor is read, and when it goes.
+class RecordedTensor : public SavedTensor {
+ public:
+  RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording,
+                 DeviceRecording::ObjectId object)
+      : saved_(std::move(saved)), recording_(std::move(recording)), object_(object) {}
+
+  ~RecordedTensor() override {
+    try {
+      if (!recording_->IsRecording()) return;
+      const DeviceRecording::Moment begin = recording_->Begin();
+      saved_.reset();
+      recording_->EndRelease(begin, object_);
+    } catch (const std::exception& error) {
+      PINION_LOG(kWarning) << "the release of a saved tensor was not recorded: " << error.what();
+    }
+  }
+
+  at::Tensor Unpack() override {
+    if (!recording_->IsRecording()) return saved_->Unpack();
+    const DeviceRecording::Moment begin = recording_->BeginRead();
+    at::Tensor tensor = saved_->Unpack();
+    recording_->EndRead(begin, object_, tensor);
+    return tensor;
+  }
+
+ private:
+  std::unique_ptr<SavedTensor> saved_;
+  const std::shared_ptr<DeviceRecording> recording_;
+  const DeviceRecording::ObjectId object_;
+};
+
+}  // namespace
+
+std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>& recording,
+                                          const at::Tensor& tensor, uint64_t place, bool is_leaf,
+                                          absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack) {
+  if (!recording->IsRecording()) return pack();
+  const DeviceRecording::Moment begin = recording->Begin();
+  std::unique_ptr<SavedTensor> saved = pack();
+  if (saved == nullptr) {
+    recording->EndAside(begin);
+    return nullptr;
+  }
+  const DeviceRecording::ObjectId object = recording->EndSave(begin, tensor, place, is_leaf);
+  return std::make_unique<RecordedTensor>(std::move(saved), recording, object);
+}
+
+}  // namespace pinion

@@ -1,0 +1,162 @@
+#include "pinion/engine/plan/known_step.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::ElementsAre;
+
+// Objects with these signatures, of 100 bytes each, that are saved one after the other and read in
+// reverse.
+StepRecord Chain(const std::vector<uint64_t>& signatures) {
+  StepRecord step;
+  for (const uint64_t signature : signatures) {
+    step.uses.push_back(static_cast<uint32_t>(step.objects.size()));
+    step.objects.push_back({.size_bytes = 100, .signature = signature});
+  }
+  for (size_t i = signatures.size(); i-- > 0;) step.uses.push_back(static_cast<uint32_t>(i));
+  step.stretches.resize(step.uses.size() + 1);
+  return step;
+}
+
+StepPlan Moves(const std::vector<StepMove>& moves) {
+  StepPlan plan;
+  plan.moves = moves;
+  return plan;
+}
+
+// --- What is saved ---
+
+TEST(KnownStep, AnObjectIsFoundByItsSignature) {
+  const KnownStep known(Chain({7, 8, 9}), StepPlan());
+  EXPECT_EQ(known.Find(8, /*before=*/0), 1u);
+  EXPECT_EQ(known.Find(9, /*before=*/0), 2u);
+}
+
+TEST(KnownStep, OfOneSignatureTheObjectsAreFoundInTheirOrder) {
+  const KnownStep known(Chain({7, 8, 7, 7}), StepPlan());
+  EXPECT_EQ(known.Find(7, /*before=*/0), 0u);
+  EXPECT_EQ(known.Find(7, /*before=*/1), 2u);
+  EXPECT_EQ(known.Find(7, /*before=*/2), 3u);
+}
+
+TEST(KnownStep, WhatTheStepDoesNotSaveIsNotFound) {
+  const KnownStep known(Chain({7, 8}), StepPlan());
+  EXPECT_EQ(known.Find(9, /*before=*/0), std::nullopt);
+}
+
+TEST(KnownStep, MoreOfOneSignatureThanTheStepSavesAreNotFound) {
+  const KnownStep known(Chain({7, 8, 7}), StepPlan());
+  EXPECT_EQ(known.Find(7, /*before=*/2), std::nullopt);
+  EXPECT_EQ(known.Find(8, /*before=*/1), std::nullopt);
+}
+
+// --- When it is used ---
+
+TEST(KnownStep, UsesOfAnObjectAreCountedFromItsFirst) {
+  const KnownStep known(Chain({7, 8, 9}), StepPlan());
+  EXPECT_EQ(known.Use(/*object=*/1, /*n=*/0), 1u);
+  EXPECT_EQ(known.Use(/*object=*/1, /*n=*/1), 4u);
+}
+
+TEST(KnownStep, AUseThatTheStepDoesNotHaveIsTheLastOne) {
+  const KnownStep known(Chain({7, 8, 9}), StepPlan());
+  EXPECT_EQ(known.Use(/*object=*/0, /*n=*/2), 5u);
+  EXPECT_EQ(known.Use(/*object=*/2, /*n=*/9), 3u);
+}
+
+// --- What its plan does ---
+
+TEST(KnownStep, AnObjectMovesIfThePlanHasAMoveOfIt) {
+  const KnownStep known(Chain({7, 8, 9}),
+                        Moves({{.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 4}}));
+  EXPECT_FALSE(known.Moves(0));
+  EXPECT_TRUE(known.Moves(1));
+  EXPECT_FALSE(known.Moves(2));
+}
+
+TEST(KnownStep, DropsComeInTheOrderOfTheirUses) {
+  const KnownStep known(Chain({7, 8, 9, 9}),
+                        Moves({{.object = 2, .drop_at = 3, .fetch_at = 4, .read_at = 5},
+                               {.object = 1, .drop_at = 2, .fetch_at = 5, .read_at = 6},
+                               {.object = 0, .drop_at = 1, .fetch_at = 5, .read_at = 7}}));
+  EXPECT_THAT(known.drops(), ElementsAre(2, 1, 0));
+}
+
+TEST(KnownStep, DropsOfOneUseComeInTheOrderOfTheMoves) {
+  std::vector<StepMove> moves;
+  for (uint32_t object = 20; object-- > 0;) {
+    moves.push_back({.object = object, .drop_at = object < 10 ? 19u : 25u});
+  }
+  const KnownStep known(Chain(std::vector<uint64_t>(20, 7)), Moves(moves));
+  EXPECT_THAT(known.drops(), ElementsAre(10, 11, 12, 13, 14, 15, 16, 17, 18, 19,  //
+                                         0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+}
+
+TEST(KnownStep, AShortfallIsWhatItWasGiven) {
+  EXPECT_THAT(KnownStep(Chain({7}), StepPlan()).shortfall(), IsOk());
+  EXPECT_THAT(KnownStep(Chain({7}), StepPlan(), absl::ResourceExhaustedError("no")).shortfall(),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+// --- What comes until the next use ---
+
+TEST(KnownStep, OtherBytesGrowByWhatTheNextStretchHasMore) {
+  StepRecord step = Chain({7});
+  step.stretches[1].other_bytes = 30;
+  step.stretches[2].other_bytes = 45;
+  EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 15u);
+}
+
+TEST(KnownStep, TransientBytesOfTheNextStretchGrowOnTop) {
+  StepRecord step = Chain({7});
+  step.stretches[1] = {.other_bytes = 30};
+  step.stretches[2] = {.other_bytes = 10, .transient_bytes = 45};
+  EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 25u);
+}
+
+TEST(KnownStep, TransientBytesOfTheStretchBeforeAreThereNoMore) {
+  StepRecord step = Chain({7});
+  step.stretches[1] = {.other_bytes = 30, .transient_bytes = 1000};
+  step.stretches[2] = {.other_bytes = 45};
+  EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 15u);
+}
+
+TEST(KnownStep, AnObjectThatIsMadeNextIsGrowth) {
+  StepRecord step = Chain({7, 8});
+  step.objects[1].size_bytes = 200;
+  step.stretches[1].other_bytes = 5;
+  const KnownStep known(step, StepPlan());
+  EXPECT_EQ(known.GrowthBytes(0), 205u);
+  EXPECT_EQ(known.GrowthBytes(1), 0u) << "what is read next is there, or fetched by the plan";
+}
+
+TEST(KnownStep, WhatIsMadeNextAndFreesNothingIsAmongTheOtherBytesAlready) {
+  StepRecord step = Chain({7, 8});
+  step.objects[1].frees = false;
+  for (const size_t i : {1, 2, 3}) step.stretches[i].other_bytes = 100;
+  EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(0), 100u);
+}
+
+TEST(KnownStep, WhatIsFreedUntilTheNextUseIsNoGrowth) {
+  StepRecord step = Chain({7});
+  step.stretches[1].other_bytes = 500;
+  step.stretches[2] = {.other_bytes = 100, .transient_bytes = 300};
+  EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 0u);
+}
+
+}  // namespace
+}  // namespace pinion

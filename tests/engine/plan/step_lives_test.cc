@@ -1,0 +1,85 @@
+#include "pinion/engine/plan/step_lives.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/step_record.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Objects that are used in this order.
+StepRecord Uses(const std::vector<uint32_t>& uses) {
+  StepRecord step;
+  step.uses = uses;
+  for (const uint32_t object : uses) {
+    if (object == step.objects.size()) step.objects.push_back({.size_bytes = 1});
+  }
+  step.stretches.resize(uses.size() + 1);
+  return step;
+}
+
+TEST(StepLives, AnObjectLivesFromTheStretchThatMakesItToTheOneBehindItsLastRead) {
+  const std::vector<ObjectLife> lives = LivesOf(Uses({0, 1, 2, 1, 0}));
+  EXPECT_EQ(lives[1].made, 1u);
+  EXPECT_EQ(lives[1].over, 4u);
+  EXPECT_TRUE(lives[1].is_read);
+}
+
+TEST(StepLives, AnObjectIsInUseWhereItIsMadeAndBehindEachLaterUse) {
+  EXPECT_THAT(LivesOf(Uses({0, 1, 0, 1, 0}))[0].in_use, ElementsAre(0, 3, 5));
+}
+
+TEST(StepLives, WhatIsNeverReadLivesToTheEndOfTheStep) {
+  const std::vector<ObjectLife> lives = LivesOf(Uses({0, 1, 1}));
+  EXPECT_EQ(lives[0].made, 0u);
+  EXPECT_EQ(lives[0].over, 3u);
+  EXPECT_FALSE(lives[0].is_read);
+}
+
+TEST(StepLives, AnObjectOfTheHostLivesFromTheStretchBehindItsFirstUse) {
+  StepRecord step = Uses({0, 1, 1});
+  step.objects[1].origin = StepObject::Origin::kHost;
+  const ObjectLife life = LivesOf(step)[1];
+  EXPECT_EQ(life.made, 2u);
+  EXPECT_EQ(life.over, 3u);
+  EXPECT_THAT(life.in_use, ElementsAre(2, 3));
+}
+
+TEST(StepLives, TheFirstUseOfAnObjectOfTheHostReadsIt) {
+  StepRecord step = Uses({0, 1, 1});
+  step.objects[0].origin = StepObject::Origin::kHost;
+  const ObjectLife life = LivesOf(step)[0];
+  EXPECT_TRUE(life.is_read);
+  EXPECT_EQ(life.over, 1u);
+}
+
+TEST(StepLives, WithoutOperatorsEachUseEndsItsOwn) {
+  EXPECT_THAT(OperatorEnds(Uses({0, 1, 1, 0})), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(StepLives, NeighboursOfOneNumberEndWithTheLastOfThem) {
+  StepRecord step = Uses({0, 1, 2, 2, 1, 0});
+  step.operators = {7, 7, 8, 3, 3, 3};
+  EXPECT_THAT(OperatorEnds(step), ElementsAre(1, 1, 2, 5, 5, 5));
+}
+
+TEST(StepLives, ANumberThatComesAgainLaterIsAnotherOperators) {
+  StepRecord step = Uses({0, 1, 1, 0});
+  step.operators = {5, 6, 5, 5};
+  EXPECT_THAT(OperatorEnds(step), ElementsAre(0, 1, 3, 3));
+}
+
+TEST(StepLives, AStepWithoutObjectsHasNeither) {
+  EXPECT_THAT(LivesOf(Uses({})), IsEmpty());
+  EXPECT_THAT(OperatorEnds(Uses({})), IsEmpty());
+}
+
+}  // namespace
+}  // namespace pinion

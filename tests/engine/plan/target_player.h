@@ -1,0 +1,230 @@
+// Plays a step's saves and reads against a TargetSchedule, as whoever offloads does: what it asks
+// for is done at once, and noted.
+//
+//   TargetPlayer player(schedule);
+//   player.Save(/*signature=*/7);
+//   player.EndForward();
+//   player.Read(0);
+//   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "demand 0"));
+//
+// Notes: "stay i" (it does not leave), "out i" (its copy out was submitted), "drop i" (its device
+// memory goes), "fetch i" (ahead), "demand i" (fetched by its reader).
+
+#ifndef PINION_TESTS_ENGINE_PLAN_TARGET_PLAYER_H_
+#define PINION_TESTS_ENGINE_PLAN_TARGET_PLAYER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/plan/target_schedule.h"
+
+namespace pinion::testing {
+
+class TargetPlayer {
+ public:
+  static constexpr uint64_t kSize = 100;
+  static constexpr uint64_t kOwnOperator = UINT64_MAX;  // of one use
+
+  explicit TargetPlayer(TargetSchedule& schedule) : schedule_(schedule) {}
+
+  // --- what the step does ---
+
+  // One more tensor, which leaves once another operator uses something. Where it does not free its
+  // device memory, that is somebody else's, and counts among the other bytes.
+  void Save(uint64_t signature, uint64_t size_bytes = kSize, uint64_t by = kOwnOperator,
+            bool frees = true) {
+    const size_t number = tensors_.size();
+    Tensor& tensor = tensors_.emplace_back();
+    tensor.place = {scope_, number + 1};
+    tensor.size_bytes = size_bytes;
+    tensor.frees = frees;
+    tensor.is_here = true;
+    tensor.by = by == kOwnOperator ? --last_operator_ : by;
+    NotePeak();
+    const Fate fate = schedule_.OnSaved(scope_, {size_bytes, signature});
+    EXPECT_EQ(fate.object, number);
+    tensor.objects = {fate.object};
+    for (const uint32_t late : schedule_.TakeLateLeavers()) tensors_[late].is_pending = true;
+    tensor.is_pending = fate.leaves;
+    if (!fate.leaves) Note("stay", tensor);
+    if (!hold_back_) Leave(tensor.by);
+    Evict();
+  }
+  void SaveAll(const std::vector<uint64_t>& signatures) {
+    for (const uint64_t signature : signatures) Save(signature);
+  }
+
+  // All that has not left yet does.
+  void EndForward() {
+    Leave(kOwnOperator);
+    Evict();
+    schedule_.OnScopeEnd(scope_);
+  }
+
+  void Read(size_t number, uint64_t by = kOwnOperator) {
+    Tensor& tensor = tensors_[number];
+    Leave(by);
+    if (!std::exchange(in_backward_, true)) schedule_.OnBackwardBegin(kBackward);
+    schedule_.OnUsed(tensor.objects.front());
+    Evict();
+    if (!tensor.is_here) {
+      Note("demand", tensor);
+      Arrive(tensor);
+    }
+    if (tensor.is_fetched) schedule_.OnRead(tensor);
+    Prefetch(tensor);
+  }
+
+  void Release(size_t number) {
+    Tensor& tensor = tensors_[number];
+    if (std::exchange(tensor.is_over, true)) return;
+    tensor.is_here = tensor.is_pending = false;
+    schedule_.OnReleased(tensor.objects.front());
+    if (!tensor.has_left) return;
+    schedule_.OnPieceGone(tensor, &tensor);
+    schedule_.OnGone(tensor);
+  }
+  void EndStep() {
+    for (size_t number = 0; number < tensors_.size(); ++number) Release(number);
+    if (std::exchange(in_backward_, false)) schedule_.OnBackwardEnd(kBackward);
+    tensors_.clear();
+    ++scope_;
+  }
+
+  // One forward and its backward, which reads in reverse and lets go of what it has read.
+  void Play(const std::vector<uint64_t>& signatures) {
+    SaveAll(signatures);
+    EndForward();
+    for (size_t number = signatures.size(); number-- > 0;) {
+      Read(number);
+      Release(number);
+    }
+    EndStep();
+  }
+
+  // --- what is beside it ---
+
+  // On the device, beside all tensors.
+  void SetOtherBytes(uint64_t size_bytes) {
+    other_bytes_ = size_bytes;
+    NotePeak();
+  }
+  // Until EndForward nothing leaves.
+  void HoldBack() { hold_back_ = true; }
+  // The next fetch ahead fails.
+  void RefuseOneFetch() { refuse_one_ = true; }
+  // All that was fetched ahead is dropped.
+  void WantRoom() {
+    const std::vector<ScheduledParcel*> ahead = schedule_.FetchedAhead();
+    schedule_.OnRoomWanted();
+    for (ScheduledParcel* parcel : ahead) Drop(*parcel);
+  }
+
+  // --- what has come of it ---
+
+  bool IsHere(size_t number) const { return tensors_[number].is_here; }
+  uint64_t device_bytes() const {
+    uint64_t bytes = other_bytes_;
+    for (const Tensor& tensor : tensors_) {
+      if (tensor.is_here && tensor.frees) bytes += tensor.size_bytes;
+    }
+    return bytes;
+  }
+  uint64_t peak_bytes() const { return peak_bytes_; }
+  // Since the last call.
+  std::vector<std::string> Happened() { return std::exchange(notes_, {}); }
+
+ private:
+  static constexpr int64_t kBackward = 5;
+
+  struct Tensor : ScheduledParcel {
+    uint64_t by = 0;
+    bool frees = true;
+    bool is_here = false;  // on the device
+    bool is_pending = false;
+    bool has_left = false;
+    bool is_fetched = false;
+    bool is_over = false;
+  };
+
+  void Note(const std::string& what, const ScheduledParcel& tensor) {
+    notes_.push_back(what + " " + std::to_string(tensor.place.sequence - 1));
+  }
+  void NotePeak() { peak_bytes_ = std::max(peak_bytes_, device_bytes()); }
+
+  void Leave(uint64_t unless_by) {
+    for (Tensor& tensor : tensors_) {
+      if (!tensor.is_pending || tensor.by == unless_by) continue;
+      tensor.is_pending = false;
+      tensor.has_left = true;
+      Note("out", tensor);
+      const HeldBytes held = {&tensor, tensor.size_bytes};
+      schedule_.OnLeft(tensor, {&held, 1});
+    }
+  }
+
+  void Evict() {
+    for (;;) {
+      schedule_.OnDeviceBytes(device_bytes());
+      const std::vector<ScheduledParcel*> parcels = schedule_.TakeEvictions();
+      if (parcels.empty()) return;
+      for (ScheduledParcel* parcel : parcels) {
+        Note("drop", *parcel);
+        Drop(*parcel);
+      }
+    }
+  }
+  void Drop(ScheduledParcel& parcel) {
+    auto& tensor = static_cast<Tensor&>(parcel);
+    EXPECT_TRUE(tensor.has_left && tensor.is_here) << tensor.place.sequence - 1;
+    tensor.is_here = false;
+    if (std::exchange(tensor.is_fetched, false)) schedule_.OnDropped(tensor);
+  }
+
+  void Arrive(Tensor& tensor) {
+    tensor.is_here = tensor.is_fetched = true;
+    NotePeak();
+    schedule_.OnFetched(tensor, kBackward);
+  }
+  void Prefetch(const Tensor& read) {
+    for (;;) {
+      schedule_.OnDeviceBytes(device_bytes());
+      const std::vector<ScheduledParcel*> parcels =
+          schedule_
+              .TakeFetches(read.place, kBackward,
+                           [](const ScheduledParcel& parcel) {
+                             return !static_cast<const Tensor&>(parcel).is_here;
+                           })
+              .parcels;
+      if (parcels.empty()) return;
+      if (std::exchange(refuse_one_, false)) return schedule_.OnFetchesRefused(parcels);
+      for (ScheduledParcel* parcel : parcels) {
+        Note("fetch", *parcel);
+        Arrive(static_cast<Tensor&>(*parcel));
+      }
+      schedule_.OnFetchesMade();
+    }
+  }
+
+  TargetSchedule& schedule_;
+  ScopeId scope_ = 1;
+  std::deque<Tensor> tensors_;  // of the step that runs
+  uint64_t last_operator_ = kOwnOperator;
+  uint64_t other_bytes_ = 0;
+  uint64_t peak_bytes_ = 0;
+  bool in_backward_ = false;
+  bool hold_back_ = false;
+  bool refuse_one_ = false;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_ENGINE_PLAN_TARGET_PLAYER_H_

@@ -1,0 +1,218 @@
+// Steps of any shape, recorded and planned, then played exactly as they were recorded: what is on
+// the device is counted here by hand, at the peak of each stretch and whenever it changes.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/tests/engine/plan/target_player.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::ElementsAreArray;
+
+constexpr int kSteps = 300;
+constexpr size_t kUses = 24;
+constexpr uint32_t kMostObjects = 8;
+
+LinkCalibration Link() {
+  LinkCalibration link;
+  link.d2h = {.gb_per_s = 1};
+  link.h2d = {.gb_per_s = 1};
+  link.d2h_duplex_gb_per_s = 1;
+  link.h2d_duplex_gb_per_s = 1;
+  return link;
+}
+
+// Objects are read in any order, as often as it comes, and some free nothing. As in every record, a
+// stretch has at its peak at least what there was when it began.
+StepRecord AnyStep(std::mt19937& random, uint64_t first_signature) {
+  StepRecord step;
+  const auto below = [&random](uint64_t end) { return random() % end; };
+  uint32_t objects = 0;
+  uint32_t operators = 0;
+  while (step.uses.size() < kUses) {
+    // A step goes on while anything is needed: the first object is read last.
+    const bool ends = step.uses.size() + 1 == kUses;
+    const bool makes = objects == 0 || (objects < kMostObjects && below(2) == 0 && !ends);
+    step.uses.push_back(makes ? objects : static_cast<uint32_t>(ends ? 0 : below(objects)));
+    if (makes) {
+      step.objects.push_back({.size_bytes = 1 + below(100),
+                              .frees = below(6) > 0,
+                              .signature = objects == 0 ? first_signature : below(3)});
+      ++objects;
+    }
+    operators += below(3) > 0 ? 1 : 0;
+    step.operators.push_back(operators);
+  }
+  uint64_t before_bytes = 0;
+  for (size_t i = 0; i <= kUses; ++i) {
+    const uint64_t other_bytes = 500 + below(60);
+    const uint64_t peak_bytes = std::max(before_bytes, other_bytes) + below(2) * below(60);
+    step.stretches.push_back({.compute_us = static_cast<double>(1 + below(100)),
+                              .other_bytes = other_bytes,
+                              .transient_bytes = peak_bytes - other_bytes});
+    before_bytes = other_bytes;
+  }
+  return step;
+}
+
+class Played {
+ public:
+  Played(TargetSchedule& schedule, const KnownStep& known)
+      : player_(schedule), step_(known.step()), plan_(known.plan()) {
+    for (uint32_t use = 0; use < step_.uses.size(); ++use) {
+      if (step_.uses[use] == firsts_.size()) firsts_.push_back(use);
+      lasts_.resize(firsts_.size());
+      lasts_[step_.uses[use]] = use;
+    }
+  }
+
+  void Run(uint64_t target_bytes) {
+    for (uint32_t use = 0; use < step_.uses.size(); ++use) {
+      SCOPED_TRACE("use " + std::to_string(use));
+      const uint32_t object = step_.uses[use];
+      const bool makes = firsts_[object] == use;
+      CheckPeakOf(use, makes && step_.objects[object].frees ? step_.objects[object].size_bytes : 0,
+                  target_bytes);
+      player_.SetOtherBytes(step_.stretches[use].other_bytes);
+      if (use > 0 && step_.operators[use] != step_.operators[use - 1]) ReleaseReadBefore(use);
+      if (makes) {
+        player_.Save(step_.objects[object].signature, step_.objects[object].size_bytes,
+                     step_.operators[use], step_.objects[object].frees);
+      } else {
+        player_.Read(object, step_.operators[use]);
+      }
+      EXPECT_TRUE(player_.IsHere(object));
+      EXPECT_THAT(Drops(), ElementsAreArray(PlannedDrops(use)));
+    }
+    CheckPeakOf(step_.uses.size(), 0, target_bytes);
+    player_.EndStep();
+  }
+
+  // Objects that came back, by their reader and ahead.
+  int demands() const { return demands_; }
+  int fetches() const { return fetches_; }
+
+ private:
+  void CheckPeakOf(size_t stretch, uint64_t made_bytes, uint64_t target_bytes) {
+    player_.SetOtherBytes(0);
+    EXPECT_LE(player_.device_bytes() + step_.stretches[stretch].peak_other_bytes() + made_bytes,
+              target_bytes)
+        << "in stretch " << stretch;
+  }
+
+  // Their operator has returned.
+  void ReleaseReadBefore(uint32_t use) {
+    for (uint32_t object = 0; object < lasts_.size(); ++object) {
+      if (firsts_[object] < lasts_[object] && lasts_[object] < use) player_.Release(object);
+    }
+  }
+
+  std::vector<std::string> Drops() {
+    std::vector<std::string> drops;
+    for (std::string& note : player_.Happened()) {
+      if (note.starts_with("drop")) drops.push_back(std::move(note));
+      if (note.starts_with("demand")) ++demands_;
+      if (note.starts_with("fetch")) ++fetches_;
+    }
+    std::sort(drops.begin(), drops.end());
+    return drops;
+  }
+  std::vector<std::string> PlannedDrops(uint32_t use) const {
+    std::vector<std::string> drops;
+    for (const StepMove& move : plan_.moves) {
+      if (move.drop_at == use) drops.push_back("drop " + std::to_string(move.object));
+    }
+    std::sort(drops.begin(), drops.end());
+    return drops;
+  }
+
+  TargetPlayer player_;
+  const StepRecord& step_;
+  const StepPlan& plan_;
+  std::vector<uint32_t> firsts_;  // uses by object
+  std::vector<uint32_t> lasts_;
+  int demands_ = 0;
+  int fetches_ = 0;
+};
+
+// Fetches are asked for at reads, so that one whose time comes with the read itself, or with saves
+// before it, is made by the reader.
+int PlannedDemands(const KnownStep& known) {
+  const StepRecord& step = known.step();
+  const auto reads = [&](uint32_t use) { return known.Use(step.uses[use], 0) != use; };
+  int demands = 0;
+  for (const StepMove& move : known.plan().moves) {
+    if (move.fetch_at == StepMove::kNever) continue;
+    bool has_time = false;
+    for (uint32_t use = move.fetch_at; use < move.read_at; ++use) has_time |= reads(use);
+    if (!has_time) ++demands;
+  }
+  return demands;
+}
+
+int PlannedReturns(const KnownStep& known) {
+  int returns = 0;
+  for (const StepMove& move : known.plan().moves) {
+    if (move.fetch_at != StepMove::kNever) ++returns;
+  }
+  return returns;
+}
+
+class TargetScheduleModelTest : public ::testing::TestWithParam<uint32_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Seeds, TargetScheduleModelTest, ::testing::Range(1u, 5u));
+
+TEST_P(TargetScheduleModelTest, AKnownStepThatDoesAsRecordedKeepsWithinItsTarget) {
+  std::mt19937 random(GetParam());
+  int moves = 0;
+  int again = 0;
+  int fetches = 0;
+  for (int i = 0; i < kSteps && !HasFailure(); ++i) {
+    SCOPED_TRACE(i);
+    const StepRecord steps[] = {AnyStep(random, 100), AnyStep(random, 200)};
+    uint64_t least_bytes = 0;
+    for (const StepRecord& step : steps) {
+      least_bytes = std::max(least_bytes, LeastMemoryBytes(step).value());
+    }
+    const uint64_t target_bytes = least_bytes + random() % 200;
+    TargetSchedule schedule({.memory_bytes = target_bytes, .link = Link()});
+    std::shared_ptr<const KnownStep> known[2];
+    for (size_t which : {0, 1}) {
+      known[which] = schedule.Plan(steps[which]).value();
+      ASSERT_TRUE(known[which]->shortfall().ok());
+      schedule.Learn(known[which]);
+    }
+    for (size_t which : {0, 1, 1, 0}) {
+      SCOPED_TRACE("step " + std::to_string(which));
+      Played played(schedule, *known[which]);
+      played.Run(target_bytes);
+      EXPECT_EQ(played.demands(), PlannedDemands(*known[which]));
+      EXPECT_EQ(played.demands() + played.fetches(), PlannedReturns(*known[which]));
+      fetches += played.fetches();
+    }
+    for (const auto& step : known) {
+      for (const StepMove& move : step->plan().moves) ++(move.copies_out ? moves : again);
+    }
+  }
+  EXPECT_GT(moves, kSteps);
+  EXPECT_GT(again, kSteps / 10);
+  EXPECT_GT(fetches, kSteps / 2);
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,705 @@
+#include "pinion/engine/plan/target_schedule.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/tests/engine/plan/target_player.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr uint64_t kSize = TargetPlayer::kSize;
+
+LinkCalibration Link() {
+  LinkCalibration link;
+  link.d2h = {.gb_per_s = 1};
+  link.h2d = {.gb_per_s = 1};
+  link.d2h_duplex_gb_per_s = 1;
+  link.h2d_duplex_gb_per_s = 1;
+  return link;
+}
+
+TargetOptions Within(uint64_t memory_bytes) {
+  return {.memory_bytes = memory_bytes, .link = Link()};
+}
+
+// One forward that makes tensors with these signatures, and its backward.
+StepRecord Chain(const std::vector<uint64_t>& signatures) {
+  StepRecord step;
+  for (const uint64_t signature : signatures) {
+    step.uses.push_back(static_cast<uint32_t>(step.objects.size()));
+    step.objects.push_back({.size_bytes = kSize, .signature = signature});
+  }
+  for (size_t i = signatures.size(); i-- > 0;) step.uses.push_back(static_cast<uint32_t>(i));
+  step.stretches.assign(step.uses.size() + 1, {.compute_us = 10});
+  return step;
+}
+
+// A plan of the test's own.
+std::shared_ptr<const KnownStep> Planned(StepRecord step, std::vector<StepMove> moves) {
+  StepPlan plan;
+  plan.moves = std::move(moves);
+  return std::make_shared<const KnownStep>(std::move(step), std::move(plan));
+}
+
+// Four tensors, uses 0 to 3 and in reverse 4 to 7. Tensor 0 goes when the third one has been saved,
+// and is fetched when the third one is read.
+std::shared_ptr<const KnownStep> FourTensors() {
+  return Planned(Chain({1, 2, 3, 4}), {{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 7}});
+}
+
+std::vector<uint64_t> FirstSignatures(const TargetSchedule& schedule) {
+  std::vector<uint64_t> signatures;
+  for (const auto& known : schedule.known()) {
+    signatures.push_back(known->step().objects[0].signature);
+  }
+  return signatures;
+}
+
+// --- Without knowledge ---
+
+TEST(TargetSchedule, WhileNoStepIsKnownAllLeaveAndAreDroppedAtOnce) {
+  TargetSchedule schedule(Within(100 * kSize));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "out 1", "drop 1"));
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), ElementsAre("out 2", "drop 2"));
+}
+
+TEST(TargetSchedule, WhileNoStepIsKnownNothingIsFetchedAhead) {
+  TargetSchedule schedule(Within(100 * kSize));
+  TargetPlayer player(schedule);
+  player.Play({1, 2, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "out 1", "drop 1", "out 2",
+                                             "drop 2", "demand 2", "demand 1", "demand 0"));
+}
+
+TEST(TargetSchedule, WithATargetNothingWaitsForCompany) {
+  TargetOptions options = Within(100 * kSize);
+  options.windows = {.eviction_bytes = 100 * kSize, .full_batch_bytes = kSize};
+  const TargetSchedule schedule(options);
+  EXPECT_EQ(schedule.BatchBytes(), 0u);
+  EXPECT_EQ(schedule.LateBytes(), 0u);
+}
+
+TEST(TargetSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
+  TargetSchedule schedule(Within(100 * kSize));
+  TargetPlayer player(schedule);
+  EXPECT_FALSE(schedule.IsInStep());
+  player.SaveAll({1, 2});
+  player.Release(1);
+  EXPECT_TRUE(schedule.IsInStep());
+  player.Release(0);
+  EXPECT_FALSE(schedule.IsInStep());
+}
+
+// --- What is worth recording ---
+
+TEST(TargetSchedule, TheFirstStepIsWorthRecording) {
+  TargetSchedule schedule(Within(3 * kSize));
+  EXPECT_TRUE(schedule.WantsRecord());
+  TargetPlayer(schedule).Play({1, 2, 3, 4});
+  EXPECT_TRUE(schedule.WantsRecord());
+}
+
+TEST(TargetSchedule, AfterThreeKnownStepsInARowNothingIsWorthRecording) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) {
+    EXPECT_TRUE(schedule.WantsRecord()) << step;
+    player.Play({1, 2, 3, 4});
+  }
+  EXPECT_FALSE(schedule.WantsRecord());
+}
+
+TEST(TargetSchedule, AStepThatTurnsOutToBeUnknownMakesTheNextThreeWorthRecording) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
+  ASSERT_FALSE(schedule.WantsRecord());
+  player.SaveAll({1, 2});
+  player.Save(9);
+  player.EndStep();
+  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) {
+    EXPECT_TRUE(schedule.WantsRecord()) << step;
+    player.Play({1, 2, 3, 4});
+  }
+  EXPECT_FALSE(schedule.WantsRecord());
+}
+
+// --- A known step ---
+
+TEST(TargetSchedule, WhatThePlanDoesNotMoveStays) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3"));
+}
+
+TEST(TargetSchedule, AKnownStepIsDroppedAtThePlannedUsesAndNotBefore) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4}), {{.object = 1, .drop_at = 3, .fetch_at = 6, .read_at = 6},
+                                    {.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 7}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1"));
+  player.Save(4);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "drop 1"));
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), IsEmpty());
+  player.Read(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
+}
+
+TEST(TargetSchedule, AKnownStepIsFetchedFromThePlannedUsesOnAndNotBefore) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  player.Release(3);
+  player.Happened();
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+}
+
+TEST(TargetSchedule, FetchesComeInTheOrderOfThePlan) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4}), {{.object = 2, .drop_at = 3, .fetch_at = 4, .read_at = 5},
+                                    {.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 7},
+                                    {.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Happened();
+  player.Read(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 2", "fetch 0"));
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 1"));
+}
+
+TEST(TargetSchedule, WhatLeavesWhenItsDropIsDueGoesAtOnce) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.HoldBack();
+  player.SaveAll({1, 2, 3, 4});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "stay 2", "stay 3"));
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"));
+}
+
+TEST(TargetSchedule, WhatIsDroppedTwiceIsFetchedTwice) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.uses.insert(step.uses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
+  step.stretches.emplace_back();
+  schedule.Learn(Planned(
+      step, {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 6},
+             {.object = 0, .drop_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Happened();
+  player.Read(3);
+  player.Read(2);
+  player.Read(0);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
+  player.Read(0);
+  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+}
+
+TEST(TargetSchedule, WhatHasGoneToMakeRoomIsNotDroppedOnceMore) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.uses.insert(step.uses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
+  step.stretches.emplace_back();
+  schedule.Learn(Planned(
+      step, {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 6},
+             {.object = 0, .drop_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  EXPECT_TRUE(player.IsHere(0));
+  player.WantRoom();
+  player.Happened();
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), IsEmpty()) << "it was to be read before, so its reader fetches it";
+  player.Read(0);
+  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+}
+
+// Two tensors that share a parcel, of which the first is read twice.
+class TargetScheduleOfAGroup : public ::testing::Test {
+ protected:
+  TargetScheduleOfAGroup() : schedule_(Within(100 * kSize)) {
+    StepRecord step = Chain({1, 2, 3});
+    step.uses.insert(step.uses.begin() + 4, 0);  // 0 1 2 | 2 0 1 0
+    step.stretches.emplace_back();
+    schedule_.Learn(Planned(
+        step, {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 4},
+               {.object = 1, .drop_at = 3, .fetch_at = 4, .read_at = 5},
+               {.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 6, .copies_out = false}}));
+    for (const uint64_t signature : {1, 2}) schedule_.OnSaved(kScope, {kSize, signature});
+    parcel_.place = {kScope, 2};
+    parcel_.size_bytes = 2 * kSize;
+    parcel_.objects = {0, 1};
+  }
+  void Leave() {
+    const HeldBytes held = {&parcel_, 2 * kSize};
+    schedule_.OnLeft(parcel_, {&held, 1});
+  }
+  ~TargetScheduleOfAGroup() override { schedule_.OnGone(parcel_); }
+
+  static constexpr ScopeId kScope = 1;
+  TargetSchedule schedule_;
+  ScheduledParcel parcel_;
+};
+
+TEST_F(TargetScheduleOfAGroup, TheParcelGoesWithTheFirstThatIsDue) {
+  Leave();
+  EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
+  schedule_.OnSaved(kScope, {kSize, 3});
+  EXPECT_THAT(schedule_.TakeEvictions(), ElementsAre(&parcel_));
+}
+
+TEST_F(TargetScheduleOfAGroup, TheParcelThatLeavesLateGoesAtOnceIfAnyOfThemIsDue) {
+  schedule_.OnSaved(kScope, {kSize, 3});
+  EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
+  Leave();
+  EXPECT_THAT(schedule_.TakeEvictions(), ElementsAre(&parcel_));
+}
+
+TEST_F(TargetScheduleOfAGroup, OnceItHasComeBackItStaysForTheOthers) {
+  Leave();
+  schedule_.OnSaved(kScope, {kSize, 3});
+  schedule_.TakeEvictions();
+  schedule_.OnUsed(2);
+  schedule_.OnFetched(parcel_, /*backward=*/5);
+  schedule_.OnUsed(0);
+  schedule_.OnUsed(1);
+  EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
+}
+
+TEST(TargetSchedule, WhatABranchLeavesOutDoesNotDisturbTheRest) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4}), {{.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6},
+                                    {.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 7}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 3, 4});
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2", "drop 0"));
+  player.Read(2);
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  player.Read(0);
+}
+
+TEST(TargetSchedule, WhatIsToBeBackAlreadyIsNotDroppedAnyMore) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 9}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 5});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2"));
+}
+
+TEST(TargetSchedule, AKnownStepRunsAnewEachTime) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.Play({1, 2, 3, 4});
+  const std::vector<std::string> first = player.Happened();
+  EXPECT_THAT(first, ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3", "fetch 0"));
+  player.Play({1, 2, 3, 4});
+  EXPECT_EQ(player.Happened(), first);
+}
+
+TEST(TargetSchedule, AReadThatComesLateDoesNotTurnTheStepBack) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  player.Read(2);
+  player.Release(2);
+  player.Happened();
+  player.Read(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+}
+
+TEST(TargetSchedule, WhatNobodyNeedsAnyMoreIsNotFetched) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Release(0);
+  player.Happened();
+  player.Read(3);
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), IsEmpty());
+}
+
+// --- What the device really has ---
+
+TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedTheOldestThatHasLeftGoesEarly) {
+  TargetSchedule schedule(Within(4 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 1, .drop_at = 4, .fetch_at = 6, .read_at = 8},
+                                       {.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 9}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1"));
+  player.EndStep();
+  player.Happened();
+  player.SaveAll({1, 2});
+  player.SetOtherBytes(1);
+  player.Save(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1", "drop 0"));
+}
+
+TEST(TargetSchedule, WhatIsToComeUntilTheNextUseCountsAsAllocated) {
+  TargetSchedule schedule(Within(4 * kSize));
+  StepRecord step = Chain({1, 2, 3});
+  step.stretches[2].transient_bytes = kSize;
+  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 5}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  player.EndStep();
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0"));
+  player.SetOtherBytes(1);
+  player.SaveAll({1, 2});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0"))
+      << "two are there, the third is made, and its operator takes as much again";
+}
+
+TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedFetchesWait) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  player.Release(3);
+  player.Happened();
+  player.SetOtherBytes(1);
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), IsEmpty());
+  player.SetOtherBytes(0);
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+}
+
+TEST(TargetSchedule, FetchesLeaveRoomForWhatIsToComeUntilTheNextUse) {
+  TargetSchedule schedule(Within(4 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.stretches[6].transient_bytes = 2 * kSize;
+  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 7}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  player.Release(3);
+  player.Happened();
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), IsEmpty());
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+}
+
+TEST(TargetSchedule, AFetchThatWasRefusedIsAskedForAgain) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  player.Release(3);
+  player.Happened();
+  player.RefuseOneFetch();
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), IsEmpty());
+  EXPECT_THAT(schedule.FetchedAhead(), IsEmpty());
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), IsEmpty())
+      << "a refusal is expensive: the next attempt is left out";
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+}
+
+TEST(TargetSchedule, AFetchThatWasDroppedToMakeRoomIsAskedForAgain) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  player.Release(3);
+  player.Read(2);
+  EXPECT_THAT(schedule.FetchedAhead(), SizeIs(1));
+  player.Happened();
+  player.WantRoom();
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+}
+
+// --- Another step than was thought ---
+
+TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatBeginsLikeIt) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 7, 3, 4}), {{.object = 1, .drop_at = 4, .fetch_at = 8, .read_at = 8}}));
+  schedule.Learn(
+      Planned(Chain({1, 2, 7, 5, 6}), {{.object = 0, .drop_at = 3, .fetch_at = 8, .read_at = 9}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 7});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2"));
+  player.Save(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "out 1"))
+      << "what has stayed and moves in this one leaves";
+  player.Save(4);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 4", "drop 1"))
+      << "what has left and would have stayed is not dropped";
+}
+
+TEST(TargetSchedule, AStepThatSavesInAnotherOrderIsWhereItsLastUseIs) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({3, 1, 2}), {{.object = 1, .drop_at = 2, .fetch_at = 4, .read_at = 4}}));
+  schedule.Learn(Planned(Chain({1, 2, 4}), {}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1"));
+  player.Save(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 0", "drop 0"));
+}
+
+TEST(TargetSchedule, WhatWasSavedBeforeWithTheSameSignatureIsCountedInTheOtherStep) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 1, 3}), {{.object = 1, .drop_at = 2, .fetch_at = 4, .read_at = 4}}));
+  schedule.Learn(Planned(Chain({1, 1, 4}), {}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 1, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2", "out 1", "drop 1"));
+}
+
+TEST(TargetSchedule, WhatWasDueInTheStepThatWasThoughtIsNotDueAnyMore) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 9}), {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7}}));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.HoldBack();
+  player.SaveAll({1, 2, 3, 9});
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "stay 2", "stay 3", "out 0"));
+}
+
+TEST(TargetSchedule, WhatHasStayedLeavesLateOnlyOnce) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3}), {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 5}}));
+  schedule.Learn(Planned(Chain({1, 2, 4}), {}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2", "out 0"));
+  player.Save(9);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 2", "drop 0", "drop 1", "drop 2"));
+}
+
+TEST(TargetSchedule, OfSeveralThatBeginAlikeTheOneThatWasFollowedLastIsTriedFirst) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Planned(Chain({1, 2, 3}), {}));
+  schedule.Learn(
+      Planned(Chain({1, 2, 5}), {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 5}}));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  EXPECT_THAT(player.Happened(), IsEmpty()) << "it leaves";
+  player.SaveAll({2, 3});
+  player.EndStep();
+  player.Happened();
+  player.Save(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0"));
+}
+
+TEST(TargetSchedule, WhenAStepTurnsOutToBeUnknownWhatHasStayedLeaves) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  player.Happened();
+  player.Save(9);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 2", "drop 1", "drop 2"));
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), ElementsAre("out 3", "drop 3"));
+}
+
+TEST(TargetSchedule, AnUnknownStepThatNeverEndsGivesNumbersOutAgain) {
+  TargetSchedule schedule(Within(100 * kSize));
+  const uint32_t kept = schedule.OnSaved(1, {kSize, 1}).object;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const Fate fate = schedule.OnSaved(1, {kSize, 2 + i});
+    EXPECT_EQ(fate.object, kept + 1);
+    schedule.OnReleased(fate.object);
+  }
+}
+
+TEST(TargetSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Planned(Chain({1, 2}), {}));
+  TargetPlayer player(schedule);
+  player.SaveAll({7, 8, 9});
+  player.EndForward();
+  EXPECT_THAT(player.Happened(),
+              ElementsAre("out 0", "drop 0", "out 1", "drop 1", "out 2", "drop 2"));
+  player.Read(2);
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("demand 2", "demand 1"));
+}
+
+// --- What is remembered ---
+
+TEST(TargetSchedule, TheStepsThatWereFollowedLastAreKept) {
+  TargetSchedule schedule(Within(100 * kSize));
+  for (uint64_t signature = 1; signature <= TargetSchedule::kMaxKnown; ++signature) {
+    schedule.Learn(Planned(Chain({signature}), {}));
+  }
+  TargetPlayer(schedule).Play({1});
+  EXPECT_EQ(FirstSignatures(schedule).front(), 1u);
+  schedule.Learn(Planned(Chain({1000}), {}));
+  const std::vector<uint64_t> kept = FirstSignatures(schedule);
+  EXPECT_THAT(kept, SizeIs(TargetSchedule::kMaxKnown));
+  EXPECT_EQ(kept[0], 1000u);
+  EXPECT_EQ(kept[1], 1u);
+  EXPECT_EQ(kept.back(), 3u) << "2 is forgotten";
+}
+
+TEST(TargetSchedule, AStepThatSavesTheSameTakesThePlaceOfTheOneBefore) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  schedule.Learn(Planned(Chain({1, 2}), {}));
+  const std::shared_ptr<const KnownStep> again = Planned(Chain({1, 2, 3, 4}), {});
+  schedule.Learn(again);
+  EXPECT_THAT(schedule.known(), SizeIs(2));
+  EXPECT_EQ(schedule.known().front(), again);
+}
+
+TEST(TargetSchedule, AStepWhoseTensorsFreeOthersIsAnotherOne) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2});
+  schedule.Learn(Planned(step, {}));
+  step.objects[1].frees = false;
+  schedule.Learn(Planned(step, {}));
+  EXPECT_THAT(schedule.known(), SizeIs(2));
+}
+
+// --- Plans ---
+
+TEST(TargetSchedule, APlanKeepsWithinTheTarget) {
+  const TargetSchedule schedule(Within(3 * kSize));
+  const std::shared_ptr<const KnownStep> known = schedule.Plan(Chain({1, 2, 3, 4})).value();
+  EXPECT_EQ(known->plan().peak_bytes, 3 * kSize);
+  EXPECT_THAT(known->shortfall(), IsOk());
+}
+
+TEST(TargetSchedule, WhereTheTargetCannotBeMetThePlanIsTheLeastAndSaysWhy) {
+  const TargetSchedule schedule(Within(kSize));
+  const StepRecord step = Chain({1, 2, 3, 4});
+  const std::shared_ptr<const KnownStep> known = schedule.Plan(step).value();
+  EXPECT_EQ(known->plan().peak_bytes, LeastMemoryBytes(step).value());
+  EXPECT_THAT(known->shortfall(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("does not fit")));
+}
+
+TEST(TargetSchedule, ARecordThatIsNotValidIsNotPlanned) {
+  StepRecord step = Chain({1});
+  step.stretches.pop_back();
+  EXPECT_THAT(TargetSchedule(Within(kSize)).Plan(step),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+// --- Without a target ---
+
+TargetOptions Auto() {
+  return {.windows = {.eviction_bytes = 2 * kSize, .prefetch_bytes = kSize}, .link = Link()};
+}
+
+TEST(TargetSchedule, WithoutATargetUnknownStepsRunByWindows) {
+  TargetSchedule schedule(Auto());
+  EXPECT_FALSE(schedule.AsksForDeviceBytes());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  EXPECT_THAT(player.Happened(),
+              ElementsAre("out 0", "out 1", "out 2", "drop 0", "out 3", "drop 1"));
+  player.Read(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 1"));
+}
+
+TEST(TargetSchedule, WithoutATargetAKnownStepRunsByItsPlan) {
+  TargetSchedule schedule(Auto());
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SetOtherBytes(1000 * kSize);
+  player.Play({1, 2, 3, 4});
+  EXPECT_THAT(player.Happened(),
+              ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3", "fetch 0"));
+}
+
+TEST(TargetSchedule, InAKnownStepNothingWaitsForCompany) {
+  TargetOptions options = Auto();
+  options.windows.full_batch_bytes = kSize;
+  TargetSchedule schedule(options);
+  schedule.Learn(FourTensors());
+  EXPECT_GT(schedule.BatchBytes(), 0u);
+  EXPECT_GT(schedule.LateBytes(), 0u);
+  TargetPlayer player(schedule);
+  player.Save(1);
+  EXPECT_EQ(schedule.BatchBytes(), 0u);
+  EXPECT_EQ(schedule.LateBytes(), 0u);
+}
+
+TEST(TargetSchedule, WithoutATargetThePlanIsNoSlowerThanItsCompute) {
+  StepRecord step = Chain({1, 2, 3, 4});
+  for (StepStretch& stretch : step.stretches) stretch.compute_us = 1;
+  const TargetSchedule schedule(Auto());
+  const std::shared_ptr<const KnownStep> known = schedule.Plan(step).value();
+  EXPECT_LE(known->plan().step_us, TargetOptions::kSlowdown * step.compute_us());
+  EXPECT_LT(known->plan().peak_bytes, 4 * kSize);
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,103 @@
+// A memory target, where a tensor is read more than once: between its reads it may have to go
+// again.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+constexpr int64_t kTensorBytes = 256 * kKiB;
+constexpr int64_t kTransientBytes = 8 * kTensorBytes;
+
+class OffloadTargetReads : public ::testing::Test {
+ protected:
+  at::Tensor Ones(int64_t size_bytes) {
+    return at::ones({size_bytes / 4}, at::TensorOptions(world_.device()));
+  }
+  // The node saves the tensor and needs `transient_bytes` beside it in backward. It looks at what
+  // comes back.
+  at::Tensor Node(const at::Tensor& carrier, const at::Tensor& saved, int64_t transient_bytes) {
+    return Probe(carrier, {saved},
+                 [this, transient_bytes](const at::Tensor& grad, const UnpackSaved& unpack) {
+                   const std::vector<at::Tensor> read = unpack();
+                   Ones(transient_bytes);
+                   seen_.push_back(read.front()[0].to(at::kCPU).item<float>());
+                   return grad;
+                 });
+  }
+  // Two nodes read the same tensor, and before each of them another needs much.
+  void RunStep(const std::shared_ptr<OffloadSession>& session) {
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(session);
+      at::Tensor twice = Activation(carrier_, {kTensorBytes / 4}, /*first=*/1);
+      y = Node(y, twice, 16);
+      y = Node(y, Activation(carrier_, {kTensorBytes / 4}, /*first=*/2), kTransientBytes);
+      y = Node(y, std::exchange(twice, at::Tensor()), 16);
+      y = Node(y, Activation(carrier_, {kTensorBytes / 4}, /*first=*/3), kTransientBytes);
+    }
+    y.backward();
+    y.reset();
+    EXPECT_THAT(world_.Synchronize(), IsOk());
+  }
+
+  EmuWorld world_;
+  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+  std::vector<float> seen_;
+};
+
+TEST_F(OffloadTargetReads, WhatIsReadTwiceIsAwayBetweenItsReads) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes =
+      world_.device_bytes() + kTransientBytes + kTensorBytes + kTensorBytes / 2;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  RunStep(session);
+  for (int step = 0; step < 3; ++step) {
+    SCOPED_TRACE(step);
+    world_.ResetPeak();
+    seen_.clear();
+    RunStep(session);
+    EXPECT_LE(world_.peak_device_bytes(), options.memory_target_bytes);
+    EXPECT_THAT(seen_, ::testing::ElementsAre(3, 1, 2, 1));
+  }
+}
+
+TEST_F(OffloadTargetReads, AStepThatSavesOnceMoreWhatItHasLetGoOfIsKnown) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = world_.device_bytes() + 8 * kTensorBytes;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  for (int step = 0; step < 3; ++step) {
+    const uint64_t kept_before = session->GetStats().kept_as_planned;
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(session);
+      const at::Tensor first = Activation(carrier_, {kTensorBytes / 4}, /*first=*/1);
+      y = Node(y, first, 16);
+      const at::Tensor twice = Activation(carrier_, {kTensorBytes / 4}, /*first=*/2);
+      Node(y, twice, 16);  // nobody needs it any more
+      y = Node(y, twice, 16);
+    }
+    y.backward();
+    y.reset();
+    EXPECT_THAT(world_.Synchronize(), IsOk());
+    EXPECT_EQ(session->GetStats().kept_as_planned, kept_before + (step > 0 ? 3 : 0));
+  }
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,324 @@
+// A memory target: the first step takes the least that can be and is recorded, later ones run as
+// planned, and no step ever has more on the device: the emulated device refuses every byte more.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr NetShape kShape = {.layers = 6, .batch = 4, .tokens = 64, .channels = 64, .heads = 4};
+
+NetShape Longer() {
+  NetShape shape = kShape;
+  shape.tokens = 96;
+  return shape;
+}
+
+OffloadOptions Target(uint64_t target_bytes) {
+  OffloadOptions options = SmallWindows();
+  options.eviction_window_bytes = OffloadOptions::kAutoWindow;
+  options.prefetch_window_bytes = OffloadOptions::kAutoWindow;
+  options.memory_target_bytes = target_bytes;
+  return options;
+}
+
+// A net's steps, and what each of them did.
+class TargetWorld : public EmuWorld {
+ public:
+  explicit TargetWorld(uint64_t target_bytes, const EmulatedOptions& machine = MachineOptions())
+      : EmuWorld(machine, Target(target_bytes)) {}
+
+  // The device has no more from now on.
+  void Limit(uint64_t size_bytes) { EXPECT_THAT(machine().SetMemoryLimit(0, size_bytes), IsOk()); }
+
+  struct Step {
+    Gradients gradients;
+    OffloadStats stats;  // of this step alone, as far as they are read here
+    uint64_t peak_bytes = 0;
+    double ms = 0;  // modelled
+  };
+  Step Run(const TestNet& net, bool offload = true) {
+    EXPECT_THAT(Synchronize(), IsOk());
+    ResetPeak();
+    const OffloadStats before = QuietStats();
+    const double begin_ms = machine().now_ms();
+    Step step;
+    step.gradients = TrainStep(net, offload ? session() : nullptr);
+    EXPECT_THAT(Synchronize(), IsOk());
+    step.ms = machine().now_ms() - begin_ms;
+    step.peak_bytes = peak_device_bytes();
+    const OffloadStats after = QuietStats();
+    step.stats.offloaded = after.offloaded - before.offloaded;
+    step.stats.kept_as_planned = after.kept_as_planned - before.kept_as_planned;
+    step.stats.evicted_bytes = after.evicted_bytes - before.evicted_bytes;
+    step.stats.fetched_bytes = after.fetched_bytes - before.fetched_bytes;
+    step.stats.fetched_on_demand = after.fetched_on_demand - before.fetched_on_demand;
+    step.stats.prefetch_hits = after.prefetch_hits - before.prefetch_hits;
+    return step;
+  }
+};
+
+// What calls cost the host is nothing, so that the link alone decides about the time.
+EmulatedOptions QuickHost() {
+  EmulatedOptions options = MachineOptions();
+  options.preset.host_call_us = 0;
+  options.preset.host_event_us = 0;
+  return options;
+}
+
+// Without offload.
+TargetWorld::Step Plain(const NetShape& shape = kShape,
+                        const EmulatedOptions& machine = MachineOptions()) {
+  TargetWorld world(OffloadOptions::kAutoTarget, machine);
+  const TestNet net(world.device(), at::kFloat, shape);
+  return world.Run(net, /*offload=*/false);
+}
+
+TEST(OffloadTarget, NoStepHasMoreOnTheDeviceAndAllAreExact) {
+  const TargetWorld::Step plain = Plain();
+  for (const int percent : {95, 85, 75, 65, 55, 45}) {
+    SCOPED_TRACE(percent);
+    const uint64_t target_bytes = plain.peak_bytes * percent / 100;
+    TargetWorld world(target_bytes);
+    const TestNet net(world.device(), at::kFloat, kShape);
+    world.Limit(target_bytes);
+    const TargetWorld::Step first = world.Run(net);
+    ExpectSameGradients(plain.gradients, first.gradients);
+    ASSERT_EQ(first.stats.kept_as_planned, 0u);
+    ASSERT_GT(first.stats.offloaded, 50u);
+    ASSERT_GT(first.stats.fetched_on_demand, 50u) << "nothing is fetched ahead into unknown room";
+    for (int i = 0; i < 3; ++i) {
+      const TargetWorld::Step step = world.Run(net);
+      ExpectSameGradients(plain.gradients, step.gradients);
+      EXPECT_LE(step.peak_bytes, target_bytes);
+      EXPECT_GT(step.peak_bytes, target_bytes * 19 / 20) << "there was room to keep more";
+      ASSERT_GT(step.stats.offloaded, 0u);
+      ASSERT_GT(step.stats.evicted_bytes, 0u);
+      ASSERT_GT(step.stats.prefetch_hits, 0u);
+      EXPECT_EQ(step.stats.fetched_on_demand, 0u);
+      EXPECT_EQ(step.stats.evicted_bytes, step.stats.fetched_bytes);
+    }
+    world.ExpectNothingLeft();
+  }
+}
+
+TEST(OffloadTarget, WhatNeedNotLeaveIsNotCopied) {
+  const TargetWorld::Step plain = Plain();
+  TargetWorld world(plain.peak_bytes * 3 / 4);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  const TargetWorld::Step first = world.Run(net);
+  const TargetWorld::Step step = world.Run(net);
+  EXPECT_EQ(step.stats.offloaded + step.stats.kept_as_planned,
+            first.stats.offloaded + 2);  // two leaves that somebody holds
+  EXPECT_GT(step.stats.kept_as_planned, step.stats.offloaded);
+  // What left came off the peak, but for what goes and comes while the peak is elsewhere.
+  EXPECT_LT(step.stats.evicted_bytes, (plain.peak_bytes - step.peak_bytes) * 4 / 3);
+}
+
+TEST(OffloadTarget, WhereAllFitsNothingIsCopied) {
+  const TargetWorld::Step plain = Plain();
+  TargetWorld world(2 * plain.peak_bytes);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  world.Run(net);
+  world.Run(net);
+  const TargetWorld::Step step = world.Run(net);
+  EXPECT_GT(step.stats.kept_as_planned, 50u);
+  EXPECT_EQ(step.stats.offloaded, 0u);
+  EXPECT_EQ(step.peak_bytes, plain.peak_bytes);
+}
+
+TEST(OffloadTarget, StepsOfTwoShapesAreBothKnownAndKeepWithinTheTarget) {
+  const TargetWorld::Step plain = Plain();
+  const TargetWorld::Step plain_longer = Plain(Longer());
+  const uint64_t target_bytes = plain_longer.peak_bytes * 6 / 10;
+  TargetWorld world(target_bytes);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  const TestNet longer(world.device(), at::kFloat, Longer());
+  world.Limit(target_bytes);
+  for (int i = 0; i < 8; ++i) {
+    SCOPED_TRACE(i);
+    const bool is_longer = i % 2 == 1;
+    const TargetWorld::Step step = world.Run(is_longer ? longer : net);
+    ExpectSameGradients(is_longer ? plain_longer.gradients : plain.gradients, step.gradients);
+    // Each is recorded when it comes for the first time, or for the second if it was thought to be
+    // the other one.
+    if (i < 4) continue;
+    EXPECT_EQ(step.stats.fetched_on_demand, 0u);
+    EXPECT_GT(step.stats.kept_as_planned, 0u);
+  }
+}
+
+TEST(OffloadTarget, ATargetThatCannotBeMetTakesTheLeastThereIs) {
+  const TargetWorld::Step plain = Plain();
+  uint64_t least_bytes = 0;
+  for (const int percent : {30, 10}) {
+    TargetWorld world(plain.peak_bytes * percent / 100);
+    const TestNet net(world.device(), at::kFloat, kShape);
+    for (int i = 0; i < 3; ++i) {
+      const TargetWorld::Step step = world.Run(net);
+      ExpectSameGradients(plain.gradients, step.gradients);
+      EXPECT_EQ(step.stats.kept_as_planned, 0u);
+      if (least_bytes == 0) least_bytes = step.peak_bytes;
+      EXPECT_EQ(step.peak_bytes, least_bytes);
+    }
+  }
+  EXPECT_LT(least_bytes, plain.peak_bytes / 2);
+}
+
+TEST(OffloadTarget, AsLittleAsNeededCostsNoTimeThatCounts) {
+  const TargetWorld::Step plain = Plain(kShape, QuickHost());
+  TargetWorld world(OffloadOptions::kAutoTarget, QuickHost());
+  const TestNet net(world.device(), at::kFloat, kShape);
+  for (int i = 0; i < 4; ++i) world.Run(net);  // the first pins host memory, three are recorded
+  const TargetWorld::Step step = world.Run(net);
+  ExpectSameGradients(plain.gradients, step.gradients);
+  EXPECT_LE(step.ms, plain.ms * 1.01);
+  EXPECT_LT(step.peak_bytes, plain.peak_bytes * 9 / 10);
+  EXPECT_GT(step.stats.evicted_bytes, 0u);
+}
+
+TEST(OffloadTarget, AGraphThatIsKeptIsReadAgainAndAgain) {
+  const TargetWorld::Step plain = Plain();
+  const uint64_t target_bytes = plain.peak_bytes * 6 / 10;
+  TargetWorld world(target_bytes);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  for (int i = 0; i < 4; ++i) {
+    SeedGenerators();
+    at::Tensor loss;
+    {
+      const OffloadScope scope(world.session());
+      loss = net.Loss();
+    }
+    for (int backward = 0; backward < 3; ++backward) {
+      loss.backward({}, /*retain_graph=*/true);
+      ExpectSameGradients(plain.gradients, TakeGradients(net, loss));
+    }
+  }
+}
+
+// Steps begin when nothing is needed any more: here that is after two forwards and two backwards.
+TEST(OffloadTarget, TwoForwardsInFlightAreOneStep) {
+  const TargetWorld::Step plain = Plain();
+  TargetWorld world(plain.peak_bytes);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  uint64_t kept = 0;
+  for (int i = 0; i < 4; ++i) {
+    SCOPED_TRACE(i);
+    SeedGenerators();
+    std::vector<at::Tensor> losses;
+    for (int forward = 0; forward < 2; ++forward) {
+      SeedGenerators();
+      const OffloadScope scope(world.session());
+      losses.push_back(net.Loss());
+    }
+    if (i > 0) world.Limit(plain.peak_bytes);
+    for (const at::Tensor& loss : losses) {
+      loss.backward();
+      ExpectSameGradients(plain.gradients, TakeGradients(net, loss));
+    }
+    kept = world.QuietStats().kept_as_planned;
+  }
+  EXPECT_GT(kept, 0u);
+}
+
+// Layers are left out at random, so most steps are another one than was thought.
+TEST(OffloadTarget, BranchesThatAreTakenAtRandomKeepWithinTheTarget) {
+  const TargetWorld::Step plain = Plain();
+  const uint64_t target_bytes = plain.peak_bytes * 6 / 10;
+  std::vector<NetShape> shapes;
+  std::mt19937 random(1);
+  for (int i = 0; i < 12; ++i) {
+    NetShape shape = kShape;
+    shape.layers = 1 + static_cast<int64_t>(random() % 6);
+    shape.tokens = 32 + 16 * static_cast<int64_t>(random() % 3);
+    shapes.push_back(shape);
+  }
+  std::vector<Gradients> expected;
+  for (const NetShape& shape : shapes) expected.push_back(Plain(shape).gradients);
+  TargetWorld world(target_bytes);
+  world.Limit(target_bytes);
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      SCOPED_TRACE(::testing::Message() << "round " << round << ", net " << i);
+      const TestNet net(world.device(), at::kFloat, shapes[i]);
+      ExpectSameGradients(expected[i], world.Run(net).gradients);
+    }
+  }
+  EXPECT_GT(world.QuietStats().kept_as_planned, 0u);
+}
+
+TEST(OffloadTarget, ManyStepsLeaveNothingBehind) {
+  const TargetWorld::Step plain = Plain();
+  TargetWorld world(plain.peak_bytes * 6 / 10);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  for (int i = 0; i < 3; ++i) world.Run(net);
+  const uint64_t device_bytes = world.device_bytes();
+  const uint64_t booked_bytes = world.session()->GetAllocatorStats().booked_bytes.current;
+  for (int i = 0; i < 100; ++i) world.Run(net);
+  EXPECT_EQ(world.device_bytes(), device_bytes);
+  EXPECT_EQ(world.session()->GetAllocatorStats().booked_bytes.current, booked_bytes);
+  world.ExpectNothingLeft();
+}
+
+TEST(OffloadTarget, ThePlanIsExplained) {
+  const TargetWorld::Step plain = Plain();
+  TargetWorld world(plain.peak_bytes * 3 / 4);
+  EXPECT_EQ(world.session()->Explain(0), "");
+  const TestNet net(world.device(), at::kFloat, kShape);
+  world.Run(net);
+  EXPECT_EQ(world.session()->Explain(0), "") << "the record is read when the next step begins";
+  const TargetWorld::Step step = world.Run(net);
+  EXPECT_THAT(world.session()->Explain(0),
+              AllOf(HasSubstr("x the compute alone"),
+                    HasSubstr(absl::StrCat(step.stats.offloaded, " of ")), HasSubstr("gone")));
+}
+
+TEST(OffloadTarget, AShortfallIsExplained) {
+  const TargetWorld::Step plain = Plain();
+  TargetWorld world(plain.peak_bytes / 10);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  for (int i = 0; i < 2; ++i) world.Run(net);
+  EXPECT_THAT(world.session()->Explain(0), HasSubstr("not run as planned: the step does not"));
+}
+
+TEST(OffloadTarget, WhatCannotWorkTogetherIsRefusedByName) {
+  OffloadOptions options = Target(1 << 20);
+  options.overlap = false;
+  EXPECT_THAT(options.Validate(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("overlap")));
+  options = Target(1 << 20);
+  options.eviction_window_bytes = 1 << 20;
+  EXPECT_THAT(options.Validate(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("eviction_window_bytes")));
+  options = Target(1 << 20);
+  options.link->d2h_duplex_gb_per_s = 0;
+  EXPECT_THAT(options.Validate(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("d2h_duplex_gb_per_s")));
+  EXPECT_THAT(Target(1 << 20).Validate(), IsOk());
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,242 @@
+#include "pinion/hooks/autograd/memory_observer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/csrc/profiler/api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+
+namespace pinion::testing {
+namespace {
+
+constexpr int64_t kTensorBytes = 64 * kKiB;
+
+// What was told of one device.
+class Peaks : public MemoryObserver {
+ public:
+  struct Told {
+    int64_t calls = 0;
+    int64_t peak_bytes = 0;
+    int64_t last_bytes = 0;
+    std::set<std::thread::id> threads;
+  };
+
+  explicit Peaks(c10::Device device) : device_(device) {}
+
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes) override {
+    if (device != device_) return;
+    MutexLock lock(mu_);
+    ++told_.calls;
+    told_.peak_bytes = std::max(told_.peak_bytes, allocated_bytes);
+    told_.last_bytes = allocated_bytes;
+    told_.threads.insert(std::this_thread::get_id());
+  }
+  // Since the last call.
+  Told Take() {
+    MutexLock lock(mu_);
+    return std::exchange(told_, Told());
+  }
+
+ private:
+  const c10::Device device_;
+  Mutex mu_;
+  Told told_ ABSL_GUARDED_BY(mu_);
+};
+
+class Watcher : public SavedTensorWatcher {
+ public:
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
+                                    SavedTensorPacker* packer) override {
+    return packer->Pack(tensor, place);
+  }
+  void RunAside(absl::FunctionRef<void()> work) override { work(); }
+};
+
+class MemoryObserverTest : public ::testing::Test {
+ protected:
+  // Whoever observes backwards has opened a scope, which sees to it that it hears of them.
+  MemoryObserverTest() { const WatchScope scope(std::make_shared<Watcher>()); }
+  ~MemoryObserverTest() override {
+    ObserveBackwards({});
+    EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
+  }
+
+  at::Tensor Ones(int64_t size_bytes) {
+    return at::ones({size_bytes / 4}, at::TensorOptions(world_.device()));
+  }
+  // A backward whose operator allocates and frees a tensor.
+  void RunBackward() {
+    const at::Tensor carrier = Ones(4).requires_grad_(true);
+    Probe(carrier, {}, [this](const at::Tensor& grad, const UnpackSaved&) {
+      Ones(kTensorBytes);
+      return grad;
+    }).backward();
+  }
+
+  static void StartProfiler() {
+    using torch::profiler::impl::ProfilerConfig;
+    using torch::profiler::impl::ProfilerState;
+    const std::set<torch::profiler::impl::ActivityType> activities = {
+        torch::profiler::impl::ActivityType::CPU};
+    const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/false,
+                                /*profile_memory=*/true);
+    torch::autograd::profiler::prepareProfiler(config, activities);
+    torch::autograd::profiler::enableProfiler(config, activities);
+  }
+  // Whether the profiler has seen memory of the device.
+  bool StopProfiler() {
+    const auto result = torch::autograd::profiler::disableProfiler();
+    return std::any_of(result->events().begin(), result->events().end(), [this](const auto& event) {
+      return event.name() == "[memory]" && event.deviceType() == world_.device().type();
+    });
+  }
+
+  EmuWorld world_;
+  std::shared_ptr<Peaks> peaks_ = std::make_shared<Peaks>(world_.device());
+};
+
+TEST_F(MemoryObserverTest, WhatOperatorsAllocateInAScopeIsToldWithItsPeaks) {
+  const at::Tensor held = Ones(kTensorBytes);
+  const auto before = static_cast<int64_t>(world_.device_bytes());
+  {
+    const MemoryScope scope(peaks_);
+    Ones(2 * kTensorBytes);
+    Ones(kTensorBytes);
+  }
+  const Peaks::Told told = peaks_->Take();
+  EXPECT_EQ(told.peak_bytes, before + 2 * kTensorBytes);
+  EXPECT_EQ(told.last_bytes, before);
+  EXPECT_EQ(told.calls, 4);
+}
+
+TEST_F(MemoryObserverTest, BehindAScopeNothingIsTold) {
+  { const MemoryScope scope(peaks_); }
+  Ones(kTensorBytes);
+  EXPECT_EQ(peaks_->Take().calls, 0);
+}
+
+TEST_F(MemoryObserverTest, AnotherThreadIsNotObserved) {
+  const MemoryScope scope(peaks_);
+  std::thread([this] { Ones(kTensorBytes); }).join();
+  EXPECT_EQ(peaks_->Take().calls, 0);
+}
+
+TEST_F(MemoryObserverTest, WithoutAnObserverAllocatorsHaveNothingToReport) {
+  const MemoryScope scope(nullptr);
+  EXPECT_FALSE(c10::memoryProfilingEnabled());
+}
+
+TEST_F(MemoryObserverTest, OfNestedScopesTheOuterOneObserves) {
+  const auto inner_peaks = std::make_shared<Peaks>(world_.device());
+  const MemoryScope outer(peaks_);
+  {
+    const MemoryScope inner(inner_peaks);
+    Ones(kTensorBytes);
+  }
+  EXPECT_EQ(peaks_->Take().calls, 2);
+  Ones(kTensorBytes);
+  EXPECT_EQ(peaks_->Take().calls, 2);
+  EXPECT_EQ(inner_peaks->Take().calls, 0);
+}
+
+TEST_F(MemoryObserverTest, ABackwardIsObservedOnItsWorkerThreads) {
+  ObserveBackwards(peaks_);
+  EXPECT_EQ(ObserverOfBackwards(), peaks_);
+  const auto before = static_cast<int64_t>(world_.device_bytes());
+  RunBackward();
+  const Peaks::Told told = peaks_->Take();
+  EXPECT_GE(told.peak_bytes, before + kTensorBytes);
+  EXPECT_EQ(told.threads.count(std::this_thread::get_id()), 0u);
+}
+
+TEST_F(MemoryObserverTest, ABackwardThatNobodyObservesAnyMoreIsNotTold) {
+  ObserveBackwards(peaks_);
+  ObserveBackwards({});
+  EXPECT_EQ(ObserverOfBackwards(), nullptr);
+  RunBackward();
+  EXPECT_EQ(peaks_->Take().calls, 0);
+}
+
+TEST_F(MemoryObserverTest, TheLastWhoWantsToObserveBackwardsDoes) {
+  const auto last = std::make_shared<Peaks>(world_.device());
+  ObserveBackwards(peaks_);
+  ObserveBackwards(last);
+  RunBackward();
+  EXPECT_EQ(peaks_->Take().calls, 0);
+  EXPECT_GT(last->Take().calls, 0);
+}
+
+TEST_F(MemoryObserverTest, BackwardsAreObservedOnlyAsLongAsTheObserverLives) {
+  ObserveBackwards(peaks_);
+  const std::weak_ptr<Peaks> weak = peaks_;
+  peaks_.reset();
+  EXPECT_TRUE(weak.expired());
+  EXPECT_EQ(ObserverOfBackwards(), nullptr);
+  bool reports = true;
+  const at::Tensor carrier = Ones(4).requires_grad_(true);
+  Probe(carrier, {}, [&reports](const at::Tensor& grad, const UnpackSaved&) {
+    reports = c10::memoryProfilingEnabled();
+    return grad;
+  }).backward();
+  EXPECT_FALSE(reports);
+}
+
+TEST_F(MemoryObserverTest, InARunningProfilerNothingIsObservedAndTheProfilerSeesAll) {
+  StartProfiler();
+  {
+    const MemoryScope scope(peaks_);
+    Ones(kTensorBytes);
+  }
+  EXPECT_TRUE(StopProfiler());
+  EXPECT_EQ(peaks_->Take().calls, 0);
+}
+
+TEST_F(MemoryObserverTest, InARunningProfilerBackwardsAreNotObserved) {
+  ObserveBackwards(peaks_);
+  StartProfiler();
+  RunBackward();
+  EXPECT_TRUE(StopProfiler());
+  EXPECT_EQ(peaks_->Take().calls, 0);
+}
+
+TEST_F(MemoryObserverTest, AProfilerMayStartBehindAScope) {
+  {
+    const MemoryScope scope(peaks_);
+    Ones(kTensorBytes);
+  }
+  peaks_->Take();
+  StartProfiler();
+  Ones(kTensorBytes);
+  EXPECT_TRUE(StopProfiler());
+  EXPECT_EQ(peaks_->Take().calls, 0);
+}
+
+TEST_F(MemoryObserverTest, AProfilerMayStartBehindABackwardThatWasObserved) {
+  ObserveBackwards(peaks_);
+  RunBackward();
+  EXPECT_GT(peaks_->Take().calls, 0);
+  StartProfiler();
+  Ones(kTensorBytes);
+  EXPECT_TRUE(StopProfiler());
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,129 @@
+#include "pinion/hooks/plan/known_storages.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::ElementsAre;
+
+c10::Storage NewStorage(int64_t bytes) { return at::empty({bytes}, at::kByte).storage(); }
+
+TEST(UnionBytesTest, WhatLiesInSeveralExtentsCountsOnce) {
+  EXPECT_EQ(UnionBytes({}), 0u);
+  EXPECT_EQ(UnionBytes({{10, 30}}), 20u);
+  EXPECT_EQ(UnionBytes({{10, 30}, {30, 40}}), 30u);
+  EXPECT_EQ(UnionBytes({{20, 40}, {10, 30}}), 30u);
+  EXPECT_EQ(UnionBytes({{0, 100}, {10, 30}, {90, 110}}), 110u);
+  EXPECT_EQ(UnionBytes({{10, 30}, {50, 60}, {10, 30}}), 30u);
+}
+
+class KnownStoragesTest : public ::testing::Test {
+ protected:
+  // With so much allocated on the device.
+  int64_t OtherBytesOf(int64_t allocated_bytes) {
+    return storages_.OtherBytes(storages_.CountAt(allocated_bytes));
+  }
+
+  KnownStorages storages_;
+};
+
+TEST_F(KnownStoragesTest, WhatNobodyHoldsIsAmongTheOtherBytes) {
+  const c10::Storage storage = NewStorage(400);
+  const KnownStorages::Id id = storages_.FindOrAdd(storage);
+  EXPECT_EQ(OtherBytesOf(1000), 1000);
+  storages_.Hold(id, {0, 100});
+  EXPECT_EQ(OtherBytesOf(1000), 900);
+  storages_.Release(id, {0, 100});
+  EXPECT_EQ(OtherBytesOf(1000), 1000);
+}
+
+TEST_F(KnownStoragesTest, WhatSeveralHoldCountsOnceUntilTheLastLetsGo) {
+  const c10::Storage storage = NewStorage(400);
+  const KnownStorages::Id id = storages_.FindOrAdd(storage);
+  storages_.Hold(id, {0, 200});
+  storages_.Hold(id, {100, 300});
+  storages_.Hold(id, {0, 200});
+  EXPECT_EQ(OtherBytesOf(1000), 700);
+  storages_.Release(id, {0, 200});
+  EXPECT_EQ(OtherBytesOf(1000), 700);
+  storages_.Release(id, {0, 200});
+  EXPECT_EQ(OtherBytesOf(1000), 800);
+}
+
+TEST_F(KnownStoragesTest, AStorageIsKnownOnce) {
+  const c10::Storage storage = NewStorage(400);
+  const KnownStorages::Id id = storages_.FindOrAdd(storage);
+  storages_.objects(id).push_back(7);
+  EXPECT_EQ(storages_.FindOrAdd(storage), id);
+  EXPECT_THAT(storages_.objects(id), ElementsAre(7));
+  EXPECT_EQ(storages_.size(), 1u);
+  EXPECT_EQ(storages_.CountAt(1000).known, 400);
+}
+
+TEST_F(KnownStoragesTest, AStorageThatIsGoneHoldsNothingAndIsNotMistakenForALaterOne) {
+  KnownStorages::Id gone;
+  {
+    const c10::Storage storage = NewStorage(400);
+    gone = storages_.FindOrAdd(storage);
+    storages_.objects(gone).push_back(7);
+    storages_.Hold(gone, {0, 400});
+    EXPECT_EQ(OtherBytesOf(1000), 600);
+    EXPECT_FALSE(storages_.IsGone(gone));
+  }
+  EXPECT_TRUE(storages_.IsGone(gone));
+  EXPECT_EQ(storages_.CountAt(1000).known, 0);
+  EXPECT_EQ(OtherBytesOf(1000), 1000);
+
+  std::set<KnownStorages::Id> later;
+  for (int i = 0; i < 100; ++i) later.insert(storages_.FindOrAdd(NewStorage(400)));
+  EXPECT_EQ(later.size(), 100u);
+  EXPECT_FALSE(later.contains(gone));
+  EXPECT_THAT(storages_.objects(gone), ElementsAre(7));
+
+  // Its handle may go after its memory.
+  storages_.Release(gone, {0, 400});
+  EXPECT_EQ(OtherBytesOf(1000), 1000);
+}
+
+TEST_F(KnownStoragesTest, WhatIsFetchedIsNoneOfTheOtherBytesAheadOfItsReadAndAfterIt) {
+  const KnownStorages::Bytes begin = storages_.CountAt(1000);
+  const c10::Storage fetched = NewStorage(300);
+  const KnownStorages::Bytes end = storages_.CountAt(1300);
+  storages_.NoteAllocations(begin, end);
+  EXPECT_EQ(storages_.OtherBytes(end), 1000);
+  for (int reads = 0; reads < 2; ++reads) {
+    storages_.NoteRead(fetched);
+    EXPECT_EQ(OtherBytesOf(1300), 1000);
+  }
+}
+
+TEST_F(KnownStoragesTest, WhatIsKnownAndLetGoOfWasNotFetched) {
+  c10::Storage storage = NewStorage(400);
+  storages_.Hold(storages_.FindOrAdd(storage), {0, 400});
+  const KnownStorages::Bytes begin = storages_.CountAt(1000);
+  storage = c10::Storage();
+  const KnownStorages::Bytes end = storages_.CountAt(600);
+  storages_.NoteAllocations(begin, end);
+  EXPECT_EQ(storages_.OtherBytes(end), 600);
+}
+
+TEST_F(KnownStoragesTest, ToReadWhatIsOnTheDeviceChangesNothing) {
+  const c10::Storage storage = NewStorage(400);
+  storages_.Hold(storages_.FindOrAdd(storage), {0, 100});
+  storages_.NoteRead(storage);
+  EXPECT_EQ(OtherBytesOf(1000), 900);
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,222 @@
+"""tools/check_structure.py and tools/room_circles.py on small samples."""
+
+import contextlib
+import io
+import pathlib
+import tempfile
+import unittest
+
+import check_structure
+import room_circles
+
+
+def complaints_about(source):
+    checks = check_structure.Checks()
+    check_structure.check_file("engine/sample.h", source.encode(), checks)
+    return checks.complaints
+
+
+def lines(format_, count):
+    return "\n".join(format_.format(i) for i in range(count))
+
+
+class CheckStructureTest(unittest.TestCase):
+    def test_a_file_of_351_lines_is_too_long(self):
+        self.assertEqual(complaints_about("int x;\n" * 350), [])
+        self.assertEqual(complaints_about("int x;\n" * 351), ["engine/sample.h: 351 lines, 350 at most"])
+
+    def test_a_class_with_13_private_methods_is_too_much(self):
+        def sample(methods):
+            return f"""namespace pinion {{
+class Sample final : public Base {{
+ public:
+  Sample();
+{lines("  void Public{0}();", 20)}
+
+ private:
+{lines("  void Private{0}() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);", methods)}
+}};
+}}
+"""
+
+        self.assertEqual(complaints_about(sample(12)), [])
+        self.assertEqual(
+            complaints_about(sample(13)), ["engine/sample.h:2: Sample: 13 private methods, 12 at most"]
+        )
+
+    def test_every_shape_of_a_private_method_counts(self):
+        source = f"""
+class Sample {{
+  int FirstOfAll();
+ protected:
+  void Protected();
+ private:
+  static Sample* Pointer(int a);
+  const std::string& Reference() const override;
+  std::vector<int> Defined(int a = 3) const {{ return {{a}}; }}
+  template <typename T>
+  T Template(T t);
+  bool operator()(int a) const;
+{lines("  void More{0}();", 7)}
+}};
+"""
+        self.assertEqual(complaints_about(source), ["engine/sample.h:2: Sample: 13 private methods, 12 at most"])
+
+    def test_what_is_no_private_method_does_not_count(self):
+        source = f"""
+struct Sample {{
+{lines("  void Public{0}();", 13)}
+ private:
+  explicit Sample(int a);
+  ~Sample();
+  friend class Other;
+  struct Nested {{
+{lines("    void Nested{0}();", 13)}
+  }};
+  std::function<void(int)> callback_;
+  void (*function_)(int) = nullptr;
+{lines("  void Private{0}();", 12)}
+}};
+"""
+        self.assertEqual(complaints_about(source), [])
+
+    def test_a_nested_class_counts_by_itself(self):
+        source = f"""
+class Outer {{
+  class Inner {{
+{lines("    void Private{0}();", 13)}
+  }};
+}};
+"""
+        self.assertEqual(
+            complaints_about(source), ["engine/sample.h:3: Outer::Inner: 13 private methods, 12 at most"]
+        )
+
+    def test_a_lock_with_7_fields_is_too_much(self):
+        def sample(fields):
+            return f"""
+class Sample {{
+  Mutex mu_;
+{lines("  int field{0}_ ABSL_GUARDED_BY(mu_) = 0;  // a comment", fields)}
+  Mutex other_mu_;
+  std::map<int, int> other_ ABSL_GUARDED_BY(other_mu_);
+}};
+"""
+
+        self.assertEqual(complaints_about(sample(6)), [])
+        self.assertEqual(
+            complaints_about(sample(7)),
+            ["engine/sample.h:2: Sample::mu_: 7 fields that it guards, 6 at most"],
+        )
+
+    def test_fields_belong_to_the_class_around_them_or_to_the_file(self):
+        source = f"""
+// Comments may speak of int x ABSL_GUARDED_BY(mu_).
+//   int y ABSL_GUARDED_BY(mu_);
+{lines("int global{0} ABSL_GUARDED_BY(mu) = 0;", 7)}
+class Sample {{
+  struct alignas(128) Nested {{
+{lines("    int field{0} ABSL_GUARDED_BY(mu_);", 6)}
+  }};
+{lines("  int field{0}_ ABSL_GUARDED_BY(mu_);", 6)}
+}};
+"""
+        self.assertEqual(complaints_about(source), ["engine/sample.h: mu: 7 fields that it guards, 6 at most"])
+
+    def test_all_files_of_the_layers_are_checked(self):
+        with tempfile.TemporaryDirectory() as directory:
+            for name in ("allocator/heap/a.h", "hooks/b.cc", "bench/c.cc", "engine/plan/d.txt"):
+                path = pathlib.Path(directory) / name
+                path.parent.mkdir(parents=True)
+                path.write_text("int x;\n" * 351)
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                self.assertEqual(check_structure.main([directory]), 1)
+        self.assertEqual(
+            output.getvalue().splitlines(),
+            [
+                "allocator/heap/a.h: 351 lines, 350 at most",
+                "hooks/b.cc: 351 lines, 350 at most",
+                "0 passed, 2 failed",
+            ],
+        )
+
+    def test_a_place_without_a_library_fails(self):
+        with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(check_structure.main([directory]), 1)
+
+
+def graph(*edges):
+    nodes = "\n".join(f'  "{edge.split(" -> ")[0]}"' for edge in edges)
+    return (
+        "digraph mygraph {\n  node [shape=box];\n"
+        + nodes
+        + "\n"
+        + "\n".join('  "{}" -> "{}"'.format(*edge.split(" -> ")) for edge in edges)
+        + "\n}\n"
+    )
+
+
+class RoomCirclesTest(unittest.TestCase):
+    def complaints(self, *edges):
+        return list(room_circles.complaints(graph(*edges)))
+
+    def test_rooms_below_each_other_are_no_circle(self):
+        self.assertEqual(
+            self.complaints(
+                "//hooks/plan:recorder -> //hooks/activations:policy",
+                "//hooks/plan:recorder -> //engine/plan:record",
+                "//hooks/activations:session -> //engine/plan:schedule",
+                "//engine/plan:schedule -> //engine/plan:record",
+            ),
+            [],
+        )
+
+    def test_two_rooms_that_need_each_other_are_a_circle_though_no_targets_are(self):
+        self.assertEqual(
+            self.complaints(
+                "//hooks/plan:recorder -> //hooks/activations:policy",
+                "//hooks/activations:session -> //hooks/plan:schedule",
+                "//hooks/activations:session -> //hooks/activations:policy",
+                "//hooks/activations:session -> //engine/plan:record",
+            ),
+            [
+                "a circle of //hooks/activations, //hooks/plan",
+                "  //hooks/activations:session -> //hooks/plan:schedule",
+                "  //hooks/plan:recorder -> //hooks/activations:policy",
+            ],
+        )
+
+    def test_a_circle_of_three_rooms_is_found(self):
+        found = self.complaints(
+            "//engine/a:a1 -> //engine/b:b", "//engine/b:b -> //engine/c:c", "//engine/c:c -> //engine/a:a2"
+        )
+        self.assertEqual(found[0], "a circle of //engine/a, //engine/b, //engine/c")
+
+    def test_what_a_layer_shows_is_a_room_of_its_own(self):
+        self.assertEqual(
+            self.complaints(
+                "//engine:engine -> //engine/tier:host_tier", "//engine/tier:host_tier -> //engine:host_buffer"
+            ),
+            [],
+        )
+
+    def test_a_folder_as_one_file_and_other_folders_do_not_count(self):
+        self.assertEqual(
+            self.complaints(
+                "//engine:coalesce -> //engine:one_file",
+                "//engine:one_file -> //engine:engine_text",
+                "//engine:one_file -> //engine/tier:tier_text",
+                "//engine/tier:tier -> //engine:coalesce",
+                "//bench/a:a -> //bench/b:b",
+                "//bench/b:b2 -> //bench/a:a2",
+            ),
+            [],
+        )
+
+    def test_no_dependency_at_all_is_a_failure(self):
+        self.assertEqual(self.complaints(), ["bazel named no dependency between two rooms"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Checks that the library stays readable, by three numbers:
+
+  * no file has more than 350 lines,
+  * no class has more than a dozen private methods,
+  * no lock guards more than six fields.
+
+Usage: .venv/bin/python3 -B tools/check_structure.py [DIRECTORY]
+Names what is too large, prints "N passed, N failed", and exits 1 if anything is or if nothing was
+checked. DIRECTORY, this repository if none is given, has the folders of the library's layers.
+
+A class that implements an interface in its private part has these methods, too. Constructors and
+destructors are none.
+"""
+
+import collections
+import pathlib
+import re
+import sys
+
+_TOOLS = pathlib.Path(__file__).absolute().parent
+sys.path.insert(0, str(_TOOLS / "mutation"))
+import mutants  # which parses C++ with Pinion's macros
+
+LAYERS = ["allocator", "device", "engine", "hooks"]
+
+MOST_LINES = 350
+MOST_PRIVATE_METHODS = 12
+MOST_GUARDED_FIELDS = 6
+
+_CLASSES = ("class_specifier", "struct_specifier")
+_GUARDED_BY = re.compile(rb"^(?!\s*//).*\bABSL_GUARDED_BY\(([^()]*)\)", re.MULTILINE)
+
+
+class Checks:
+    def __init__(self):
+        self.passed = 0
+        self.complaints = []
+
+    def at_most(self, limit, number, where, text):
+        """`text` says what there are `number` of."""
+        if number <= limit:
+            self.passed += 1
+        else:
+            self.complaints.append(f"{where}: {number} {text}, {limit} at most")
+
+
+def _find(node, types):
+    """The outermost nodes of these types below `node`."""
+    for child in node.children:
+        if child.type in types:
+            yield child
+        else:
+            yield from _find(child, types)
+
+
+def _classes(node, outer=""):
+    """(name, body) of every class that is defined below `node`, nested ones after their outer one."""
+    for found in _find(node, _CLASSES):
+        name, body = found.child_by_field_name("name"), found.child_by_field_name("body")
+        if body is None:
+            continue
+        full_name = outer + (name.text.decode() if name else "(unnamed)")
+        yield full_name, body
+        yield from _classes(body, full_name + "::")
+
+
+def _method_name(member):
+    """Of the method that a member of a class declares; None if it declares something else."""
+    if member.type == "template_declaration":
+        return next((name for child in member.children if (name := _method_name(child))), None)
+    declarator = member.child_by_field_name("declarator")
+    while declarator is not None and declarator.type in ("pointer_declarator", "reference_declarator"):
+        declarator = declarator.child_by_field_name("declarator") or declarator.children[-1]
+    if declarator is None or declarator.type != "function_declarator":
+        return None
+    name = declarator.child_by_field_name("declarator")
+    # Otherwise a field that points to a function.
+    return name.text.decode() if name.type != "parenthesized_declarator" else None
+
+
+def _private_methods(class_name, is_struct, body):
+    private = not is_struct
+    simple_name = class_name.rpartition("::")[2]
+    for member in body.children:
+        if member.type == "access_specifier":
+            private = member.text == b"private"
+        elif private and (name := _method_name(member)) and name not in (simple_name, "~" + simple_name):
+            yield name
+
+
+def _guarded_fields(source, classes):
+    """By the innermost class around it, None where there is none, and by lock: how many fields it guards."""
+    locks = collections.Counter()
+    for match in _GUARDED_BY.finditer(source):
+        # The parser does not see annotations, but its offsets are the file's.
+        around = [(name, body) for name, body in classes if body.start_byte < match.start(1) < body.end_byte]
+        locks[around[-1] if around else None, match.group(1).decode()] += 1
+    return locks
+
+
+def check_file(name, source, checks):
+    checks.at_most(MOST_LINES, source.count(b"\n"), name, "lines")
+    classes = list(_classes(mutants.parse(source).root_node))
+    place = {body: f"{name}:{body.start_point[0] + 1}: {class_name}" for class_name, body in classes}
+    for class_name, body in classes:
+        is_struct = body.parent.type == "struct_specifier"
+        methods = len(list(_private_methods(class_name, is_struct, body)))
+        checks.at_most(MOST_PRIVATE_METHODS, methods, place[body], "private methods")
+    for (around, lock), fields in _guarded_fields(source, classes).items():
+        where = f"{place[around[1]]}::{lock}" if around else f"{name}: {lock}"
+        checks.at_most(MOST_GUARDED_FIELDS, fields, where, "fields that it guards")
+
+
+def check_library(directory):
+    checks = Checks()
+    for layer in LAYERS:
+        for path in sorted((directory / layer).rglob("*")):
+            if path.suffix in (".h", ".cc"):
+                check_file(str(path.relative_to(directory)), path.read_bytes(), checks)
+    return checks
+
+
+def main(arguments):
+    checks = check_library(pathlib.Path(arguments[0]) if arguments else _TOOLS.parent)
+    for complaint in checks.complaints:
+        print(complaint)
+    print(f"{checks.passed} passed, {len(checks.complaints)} failed")
+    # Nothing to check is not that nothing is wrong.
+    return 1 if checks.complaints or not checks.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
