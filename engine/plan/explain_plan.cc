@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/plan/step_lives.h"
 #include "pinion/engine/plan/step_simulation.h"
 
 namespace pinion {
@@ -60,8 +61,7 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
       step.objects.size(), HumanBytes(moved_bytes), HumanBytes(all_bytes), Ms(total.out_us),
       Ms(total.in_us));
   if (plan.moves.empty()) return text;
-  std::vector<size_t> made(step.objects.size());
-  for (size_t use = step.uses.size(); use-- > 0;) made[step.uses[use]] = use;
+  const std::vector<ObjectLife> lives = LivesOf(step);
   absl::StrAppendFormat(&text, "  %6s %10s %6s %10s %6s %6s %6s %10s\n", "object", "size", "made",
                         "out, ms", "gone", "back", "read", "in, ms");
   for (size_t i = 0; i < plan.moves.size(); ++i) {
@@ -70,11 +70,11 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
     const auto use = [comes_back](uint32_t ordinal) {
       return comes_back ? absl::StrCat(ordinal) : "never";
     };
-    absl::StrAppendFormat(&text, "  %6d %10s %6d %10s %6d %6s %6s %10s\n", move.object,
-                          HumanBytes(step.objects[move.object].size_bytes), made[move.object],
-                          move.copies_out ? Ms(times->out_us[i]) : "-", move.drop_at,
-                          use(move.fetch_at), use(move.read_at),
-                          comes_back ? Ms(times->in_us[i]) : "-");
+    absl::StrAppendFormat(
+        &text, "  %6d %10s %6d %10s %6d %6s %6s %10s\n", move.object,
+        HumanBytes(step.objects[move.object].size_bytes), lives[move.object].uses.front(),
+        move.copies_out ? Ms(times->out_us[i]) : "-", move.drop_at, use(move.fetch_at),
+        use(move.read_at), comes_back ? Ms(times->in_us[i]) : "-");
   }
   return text;
 }

@@ -9,12 +9,11 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall)
     : step_(std::move(step)),
       plan_(std::move(plan)),
       shortfall_(std::move(shortfall)),
-      uses_(step_.objects.size()),
+      lives_(LivesOf(step_)),
       moves_(step_.objects.size()) {
   for (uint32_t object = 0; object < step_.objects.size(); ++object) {
     by_signature_[step_.objects[object].signature].push_back(object);
   }
-  for (uint32_t use = 0; use < step_.uses.size(); ++use) uses_[step_.uses[use]].push_back(use);
   for (uint32_t move = 0; move < plan_.moves.size(); ++move) {
     moves_[plan_.moves[move].object] = true;
     drops_.push_back(move);
@@ -30,7 +29,7 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall)
       const uint32_t next = step_.uses[use + 1];
       const StepObject& object = step_.objects[next];
       // What frees nothing is among the other bytes.
-      if (uses_[next].front() == use + 1 && object.frees) most_bytes += object.size_bytes;
+      if (lives_[next].uses.front() == use + 1 && object.frees) most_bytes += object.size_bytes;
     }
     growth_bytes_.push_back(most_bytes - std::min(most_bytes, before.other_bytes));
   }
@@ -43,7 +42,7 @@ std::optional<uint32_t> KnownStep::Find(uint64_t signature, size_t before) const
 }
 
 size_t KnownStep::Use(uint32_t object, size_t n) const {
-  const std::vector<uint32_t>& uses = uses_[object];
+  const std::vector<size_t>& uses = lives_[object].uses;
   return uses[std::min(n, uses.size() - 1)];
 }
 

@@ -19,6 +19,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "pinion/engine/plan/step_lives.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 
@@ -48,8 +49,8 @@ class KnownStep {
   StepPlan plan_;
   absl::Status shortfall_;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> by_signature_;
-  std::vector<std::vector<uint32_t>> uses_;  // by object
-  std::vector<bool> moves_;                  // by object
+  std::vector<ObjectLife> lives_;  // by object
+  std::vector<bool> moves_;        // by object
   std::vector<uint32_t> drops_;
   std::vector<uint64_t> growth_bytes_;  // by use
 };

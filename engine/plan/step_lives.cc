@@ -14,6 +14,7 @@ std::vector<ObjectLife> LivesOf(const StepRecord& step) {
     const size_t stretch = makes_it ? use : use + 1;
     if (life.in_use.empty()) life.made = stretch;
     life.in_use.push_back(stretch);
+    life.uses.push_back(use);
     life.is_read = life.is_read || !makes_it;
     life.over = stretch;
   }

@@ -15,6 +15,7 @@ struct ObjectLife {
   size_t made = 0;             // the first stretch with it
   size_t over = 0;             // the last one
   std::vector<size_t> in_use;  // ascending; in the others, it may be away
+  std::vector<size_t> uses;    // their ordinals
   bool is_read = false;        // after it was made
 };
 

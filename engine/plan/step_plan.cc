@@ -89,17 +89,16 @@ class Planner {
   void FindGaps() {
     const std::vector<ObjectLife> lives = LivesOf(step_);
     const std::vector<size_t> operator_ends = OperatorEnds(step_);
-    std::vector<std::vector<size_t>> uses(step_.objects.size());
-    for (size_t use = 0; use < step_.uses.size(); ++use) uses[step_.uses[use]].push_back(use);
     for (size_t index = 0; index < lives.size(); ++index) {
       const StepObject& object = step_.objects[index];
+      const ObjectLife& life = lives[index];
       // What dropping does not free is among the other bytes.
       if (!object.frees) continue;
       const auto size_bytes = static_cast<int64_t>(object.size_bytes);
       // The stretch in which the operator of the last use so far ends.
-      size_t in_use_until = lives[index].made;
-      for (const size_t use : uses[index]) {
-        if (in_use_until + 1 <= use && use != uses[index].front()) {
+      size_t in_use_until = life.made;
+      for (const size_t use : life.uses) {
+        if (in_use_until < use && use != life.uses.front()) {
           gaps_.push_back({.object = static_cast<uint32_t>(index),
                            .first = in_use_until + 1,
                            .last = use,
@@ -108,7 +107,7 @@ class Planner {
         }
         in_use_until = std::max(in_use_until, operator_ends[use] + 1);
       }
-      const bool to_the_end = !lives[index].is_read && object.needed_until == 0;
+      const bool to_the_end = !life.is_read && object.needed_until == 0;
       const size_t needed_until = to_the_end ? end() : std::min<size_t>(object.needed_until, end());
       const size_t over = std::max(in_use_until, needed_until);
       if (in_use_until < over) {
@@ -117,7 +116,7 @@ class Planner {
                          .last = over,
                          .size_bytes = size_bytes});
       }
-      used_.Add(lives[index].made, over, size_bytes);
+      used_.Add(life.made, over, size_bytes);
       over_[index] = over;
     }
     std::sort(gaps_.begin(), gaps_.end(), [](const Gap& a, const Gap& b) {
@@ -274,10 +273,6 @@ absl::StatusOr<StepPlan> PlanStepWithin(const StepRecord& step, double slowdown,
     }
   }
   return best;
-}
-
-uint64_t PeakBytes(const StepRecord& step, const std::vector<StepMove>& moves) {
-  return Planner(step).PeakBytes(moves);
 }
 
 }  // namespace pinion

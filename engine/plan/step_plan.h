@@ -60,9 +60,6 @@ absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
 absl::StatusOr<StepPlan> PlanStepWithin(const StepRecord& step, double slowdown,
                                         const LinkCalibration& link);
 
-// The most that a stretch has on the device if these moves are made.
-uint64_t PeakBytes(const StepRecord& step, const std::vector<StepMove>& moves);
-
 }  // namespace pinion
 
 #endif  // PINION_ENGINE_PLAN_STEP_PLAN_H_

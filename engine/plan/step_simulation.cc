@@ -121,12 +121,12 @@ absl::StatusOr<StepTimes> SimulateStep(const StepRecord& step, absl::Span<const 
     std::vector<size_t> copies_out, drops, fetches, reads;
   };
   std::vector<AtUse> at(uses);
-  std::vector<size_t> first_use(step.objects.size(), uses);
-  for (size_t use = uses; use-- > 0;) first_use[step.uses[use]] = use;
+  const std::vector<ObjectLife> lives = LivesOf(step);
   for (size_t i = 0; i < moves.size(); ++i) {
     const StepMove& move = moves[i];
     if (move.copies_out) {
-      const size_t due = std::min<size_t>(operator_ends[first_use[move.object]] + 1, move.drop_at);
+      const size_t due =
+          std::min<size_t>(operator_ends[lives[move.object].uses.front()] + 1, move.drop_at);
       at[due].copies_out.push_back(i);
     }
     at[move.drop_at].drops.push_back(i);

@@ -37,12 +37,6 @@ std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_pt
                                        *schedule);
 }
 
-// The same number in each step that does the same. Other threads number their nodes by themselves,
-// and what they save has none.
-uint64_t PlaceInScope(const NodeId& begin, const GraphPlace& place) {
-  return 2 * NodesSince(begin, place.node).value_or(0) + (place.is_output ? 1 : 0);
-}
-
 }  // namespace
 
 // What stands in for one saved tensor in the graph.
@@ -119,8 +113,9 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
 std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
                                                    const GraphPlace& place, bool maybe_held,
                                                    const PackScope& scope) {
-  const Packed packed = {tensor, place.node, PlaceInScope(scope.begin, place), maybe_held, scope};
+  Packed packed = {tensor, place.node, /*place=*/0, maybe_held, scope};
   if (learner_ == nullptr) return PackNow(packed);
+  packed.place = PlaceNumber(scope.begin, place);
   return learner_->Pack(tensor, packed.place, maybe_held, [&] { return PackNow(packed); });
 }
 

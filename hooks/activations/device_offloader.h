@@ -70,7 +70,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   struct Packed {
     const at::Tensor& tensor;
     const NodeId& node;
-    uint64_t place;  // by number, from the scope's begin
+    uint64_t place;  // PlaceNumber in the scope, with a learner
     bool maybe_held;
     const PackScope& scope;
   };

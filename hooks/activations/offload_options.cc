@@ -26,10 +26,8 @@ absl::Status OffloadOptions::Validate() const {
     }
     if (link.has_value() && !(link->h2d_duplex_gb_per_s > 0 && link->d2h_duplex_gb_per_s > 0)) {
       return absl::InvalidArgumentError(
-          "link says nothing of both directions at once (d2h_duplex_gb_per_s, "
-          "h2d_duplex_gb_per_s), "
-          "which a plan for memory_target_bytes needs: leave link empty, and the device is "
-          "measured");
+          "link has no duplex bandwidths (d2h_duplex_gb_per_s, h2d_duplex_gb_per_s), which a plan "
+          "for memory_target_bytes needs: leave link empty, and the device is measured");
     }
   }
   if (link.has_value()) {

@@ -34,7 +34,7 @@ struct PackScope {
 class PackTarget {
  public:
   virtual ~PackTarget() = default;
-  // Null: it stays on the device; the reason has been counted.
+  // Null: the tensor stays on the device; the reason has been counted.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             const ParameterStorages& parameters,
                                             const PackScope& scope) = 0;

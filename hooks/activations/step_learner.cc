@@ -1,9 +1,7 @@
 #include "pinion/hooks/activations/step_learner.h"
 
-#include <exception>
 #include <list>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -70,20 +68,7 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
 
 void StepLearner::RunAside(absl::FunctionRef<void()> work) {
   const std::shared_ptr<DeviceRecording> recording = Current();
-  if (recording == nullptr || !recording->IsRecording()) return work();
-  std::optional<DeviceRecording::Moment> begin;
-  // In a scope's destructor nothing may be thrown but by the work itself.
-  try {
-    begin = recording->Begin();
-  } catch (const std::exception& error) {
-    PINION_LOG(kWarning) << "what a scope's end does counts as the step's: " << error.what();
-  }
-  work();
-  try {
-    if (begin.has_value()) recording->EndAside(*begin);
-  } catch (const std::exception& error) {
-    PINION_LOG(kWarning) << "what a scope's end did counts as the step's: " << error.what();
-  }
+  recording == nullptr ? work() : RunBeside({&recording, 1}, work);
 }
 
 void StepLearner::BeginStep() {

@@ -319,7 +319,7 @@ std::vector<GuardedMemory> TensorDepartures::Evict(const std::vector<ScheduledPa
 }
 
 void TensorDepartures::EvictExcess() {
-  while (EvictSome() && options_.memory_target_bytes != OffloadOptions::kNoTarget) {
+  while (EvictSome() && state_.asks_for_device_bytes) {
   }
 }
 

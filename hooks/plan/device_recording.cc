@@ -10,7 +10,6 @@
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/offload_policy.h"
 
 namespace pinion {
@@ -19,6 +18,10 @@ namespace {
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
 }  // namespace
+
+uint64_t PlaceNumber(const NodeId& begin, const GraphPlace& place) {
+  return 2 * NodesSince(begin, place.node).value_or(0) + (place.is_output ? 1 : 0);
+}
 
 // FNV-1a: the same in every process, unlike absl::Hash.
 uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes) {
@@ -252,8 +255,7 @@ absl::StatusOr<StepRecord> DeviceRecording::Finish() {
   std::vector<StreamClock::Moment> moments;
   {
     MutexLock lock(mu_);
-    if (finished_)
-      return absl::FailedPreconditionError("the record of the step was finished before");
+    if (finished_) return absl::FailedPreconditionError("the step's record was finished before");
     finished_ = true;
     Append(end, end, std::nullopt, /*by=*/0);
     entries_.back().other_bytes = storages_.OtherBytes(end.bytes);

@@ -31,14 +31,19 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/known_storages.h"
 
 namespace pinion {
 
-// StepObject::signature of a saved tensor, of which so many bytes are saved. `place` is a number of
-// the place in the graph at which it is saved: the same in each step that does the same.
+// A number of a place in the graph, the same in each step that does the same where `begin` is
+// CurrentNode() at the step's or a scope's beginning. Other threads number their nodes by
+// themselves, and what they save has the number 0.
+uint64_t PlaceNumber(const NodeId& begin, const GraphPlace& place);
+
+// StepObject::signature of a saved tensor, of which so many bytes are saved at that PlaceNumber.
 uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes);
 
 class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include "pinion/allocator/base/check.h"
 
@@ -54,6 +55,25 @@ std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>
   }
   const DeviceRecording::ObjectId object = recording->EndSave(begin, tensor, place, is_leaf);
   return std::make_unique<RecordedTensor>(std::move(saved), recording, object);
+}
+
+void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,
+               absl::FunctionRef<void()> work) {
+  std::vector<std::pair<DeviceRecording*, DeviceRecording::Moment>> begun;
+  // Scopes' destructors come here.
+  try {
+    for (const auto& recording : recordings) {
+      if (recording->IsRecording()) begun.emplace_back(recording.get(), recording->Begin());
+    }
+  } catch (const std::exception& error) {
+    PINION_LOG(kWarning) << "what packers do counts as the step's: " << error.what();
+  }
+  work();
+  try {
+    for (const auto& [recording, begin] : begun) recording->EndAside(begin);
+  } catch (const std::exception& error) {
+    PINION_LOG(kWarning) << "what packers did counts as the step's: " << error.what();
+  }
 }
 
 }  // namespace pinion

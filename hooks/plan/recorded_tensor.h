@@ -1,4 +1,4 @@
-// A saved tensor whose save, reads and release are recorded.
+// What packers do, recorded: a saved tensor's save, reads and release, and their other work.
 
 #ifndef PINION_HOOKS_PLAN_RECORDED_TENSOR_H_
 #define PINION_HOOKS_PLAN_RECORDED_TENSOR_H_
@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/device_recording.h"
 
@@ -19,6 +20,10 @@ namespace pinion {
 std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>& recording,
                                           const at::Tensor& tensor, uint64_t place, bool is_leaf,
                                           absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack);
+
+// Runs `work`, which is no part of the steps. Only the work itself throws.
+void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,
+               absl::FunctionRef<void()> work);
 
 }  // namespace pinion
 

@@ -5,7 +5,6 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -65,21 +64,9 @@ class StepRecorderImpl final : public StepRecorder,
   }
 
   void RunAside(absl::FunctionRef<void()> work) override {
-    std::vector<std::pair<std::shared_ptr<DeviceRecording>, DeviceRecording::Moment>> begun;
-    // In a scope's destructor nothing may be thrown but by the work itself.
-    try {
-      for (const auto& [index, recording] : Recordings()) {
-        if (recording->IsRecording()) begun.emplace_back(recording, recording->Begin());
-      }
-    } catch (const std::exception& error) {
-      PINION_LOG(kWarning) << "what packers do counts as the step's: " << error.what();
-    }
-    work();
-    try {
-      for (const auto& [recording, begin] : begun) recording->EndAside(begin);
-    } catch (const std::exception& error) {
-      PINION_LOG(kWarning) << "what packers did counts as the step's: " << error.what();
-    }
+    std::vector<std::shared_ptr<DeviceRecording>> recordings;
+    for (const auto& [index, recording] : Recordings()) recordings.push_back(recording);
+    RunBeside(recordings, work);
   }
 
   // The lock is never held while an allocator of a device is called.
@@ -123,12 +110,10 @@ class StepRecorderImpl final : public StepRecorder,
     return recordings_;
   }
 
-  // The same number in each step that does the same. Other threads number their nodes by
-  // themselves, and what they save has none.
   uint64_t PlaceInStep(const GraphPlace& place) {
     MutexLock lock(mu_);
     if (!begin_.has_value()) return 0;
-    return 2 * NodesSince(*begin_, place.node).value_or(0) + (place.is_output ? 1 : 0);
+    return PlaceNumber(*begin_, place);
   }
 
   // This step's, begun where there is none; null for a device that cannot be reached.

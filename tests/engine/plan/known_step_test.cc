@@ -10,26 +10,19 @@
 #include "gtest/gtest.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
+#include "pinion/tests/engine/plan/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ForwardAndBackward;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
 using ::testing::ElementsAre;
 
-// Objects with these signatures, of 100 bytes each, that are saved one after the other and read in
-// reverse.
 StepRecord Chain(const std::vector<uint64_t>& signatures) {
-  StepRecord step;
-  for (const uint64_t signature : signatures) {
-    step.uses.push_back(static_cast<uint32_t>(step.objects.size()));
-    step.objects.push_back({.size_bytes = 100, .signature = signature});
-  }
-  for (size_t i = signatures.size(); i-- > 0;) step.uses.push_back(static_cast<uint32_t>(i));
-  step.stretches.resize(step.uses.size() + 1);
-  return step;
+  return ForwardAndBackward(/*size_bytes=*/100, signatures);
 }
 
 StepPlan Moves(const std::vector<StepMove>& moves) {

@@ -18,19 +18,13 @@
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/step_simulation.h"
+#include "pinion/tests/engine/plan/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 namespace {
 
-LinkCalibration Link() {
-  LinkCalibration link;
-  link.d2h = {.fixed_us = 0.5, .gb_per_s = 1};
-  link.h2d = {.fixed_us = 0.5, .gb_per_s = 1};
-  link.d2h_duplex_gb_per_s = 0.7;
-  link.h2d_duplex_gb_per_s = 0.7;
-  return link;
-}
+LinkCalibration Link() { return RoundLink(/*duplex_gb_per_s=*/0.7, /*fixed_us=*/0.5); }
 
 // The uses of one object, and when its operator is done with each.
 struct Uses {
@@ -213,7 +207,7 @@ struct TimesOverBest {
 
   void Add(const StepRecord& step) {
     const uint64_t all_bytes = CountedPeak(step, {});
-    EXPECT_EQ(PeakBytes(step, {}), all_bytes);
+    EXPECT_EQ(PlanStep(step, uint64_t{1} << 40, Link()).value().peak_bytes, all_bytes);
     const uint64_t least_bytes = LeastMemoryBytes(step).value();
     EXPECT_EQ(least_bytes, BestOf(step, 0).least_bytes);
     for (uint64_t memory = least_bytes; memory <= all_bytes; memory += 1000) {

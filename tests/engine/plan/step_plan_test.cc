@@ -11,12 +11,15 @@
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/step_bound.h"
 #include "pinion/engine/plan/step_record.h"
+#include "pinion/tests/engine/plan/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ForwardAndBackward;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::RoundLink;
 using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -25,25 +28,17 @@ using ::testing::IsEmpty;
 
 constexpr uint64_t kKb = 1000;
 
-LinkCalibration Link() {
-  LinkCalibration link;
-  link.d2h = {.gb_per_s = 1};
-  link.h2d = {.gb_per_s = 1};
-  link.d2h_duplex_gb_per_s = 1;
-  link.h2d_duplex_gb_per_s = 1;
-  return link;
+StepRecord Chain(const std::vector<uint64_t>& sizes_kb) {
+  std::vector<StepObject> objects;
+  for (const uint64_t size_kb : sizes_kb) objects.push_back({.size_bytes = size_kb * kKb});
+  return ForwardAndBackward(objects);
 }
 
-// One forward that makes objects of these sizes, and its backward, in 10 us of compute each.
-StepRecord Chain(const std::vector<uint64_t>& sizes_kb) {
-  StepRecord step;
-  for (const uint64_t size_kb : sizes_kb) {
-    step.uses.push_back(static_cast<uint32_t>(step.objects.size()));
-    step.objects.push_back({.size_bytes = size_kb * kKb});
-  }
-  for (size_t i = sizes_kb.size(); i-- > 0;) step.uses.push_back(static_cast<uint32_t>(i));
-  step.stretches.assign(step.uses.size() + 1, {.compute_us = 10});
-  return step;
+// If nothing is moved.
+uint64_t AllBytes(const StepRecord& step) {
+  const StepPlan plan = PlanStep(step, uint64_t{1} << 40, RoundLink()).value();
+  EXPECT_THAT(plan.moves, IsEmpty());
+  return plan.peak_bytes;
 }
 
 std::vector<uint32_t> Moved(const StepPlan& plan) {
@@ -54,14 +49,14 @@ std::vector<uint32_t> Moved(const StepPlan& plan) {
 
 TEST(StepPlan, WhereAllFitsNothingIsMoved) {
   const StepRecord step = Chain({4, 4, 4, 4});
-  const StepPlan plan = PlanStep(step, 16 * kKb, Link()).value();
+  const StepPlan plan = PlanStep(step, 16 * kKb, RoundLink()).value();
   EXPECT_THAT(plan.moves, IsEmpty());
   EXPECT_EQ(plan.peak_bytes, 16 * kKb);
   EXPECT_EQ(plan.step_us, step.compute_us());
 }
 
 TEST(StepPlan, OfAForwardAndItsBackwardTheOldestLeaveAndOnlyAsManyAsHaveTo) {
-  const StepPlan plan = PlanStep(Chain({4, 4, 4, 4}), 12 * kKb, Link()).value();
+  const StepPlan plan = PlanStep(Chain({4, 4, 4, 4}), 12 * kKb, RoundLink()).value();
   // At the turn all four would be there. Object 0 goes before object 3 is made, and comes back once
   // object 3 has been read.
   EXPECT_THAT(plan.moves,
@@ -72,39 +67,39 @@ TEST(StepPlan, OfAForwardAndItsBackwardTheOldestLeaveAndOnlyAsManyAsHaveTo) {
 
 TEST(StepPlan, MoreIsMovedTheLessMemoryThereIs) {
   const StepRecord step = Chain({4, 4, 4, 4, 4, 4});
-  EXPECT_THAT(Moved(PlanStep(step, 16 * kKb, Link()).value()), ElementsAre(1, 0));
-  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, Link()).value()), ElementsAre(2, 1, 0));
+  EXPECT_THAT(Moved(PlanStep(step, 16 * kKb, RoundLink()).value()), ElementsAre(1, 0));
+  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, RoundLink()).value()), ElementsAre(2, 1, 0));
 }
 
 TEST(StepPlan, OtherBytesTakeTheRoomOfObjects) {
   StepRecord step = Chain({4, 4, 4, 4});
   step.stretches[3].other_bytes = 4 * kKb;
-  EXPECT_THAT(Moved(PlanStep(step, 16 * kKb, Link()).value()), ElementsAre(0));
+  EXPECT_THAT(Moved(PlanStep(step, 16 * kKb, RoundLink()).value()), ElementsAre(0));
 }
 
 TEST(StepPlan, WhatFreesNothingStays) {
   StepRecord step = Chain({4, 4, 4, 4});
   step.objects[0].frees = false;
-  EXPECT_THAT(Moved(PlanStep(step, 8 * kKb, Link()).value()), ElementsAre(1));
+  EXPECT_THAT(Moved(PlanStep(step, 8 * kKb, RoundLink()).value()), ElementsAre(1));
 }
 
 TEST(StepPlan, WhatIsNeverReadLeavesFirstAndDoesNotComeBack) {
   StepRecord step = Chain({4, 4, 4, 4});
   step.uses = {0, 1, 2, 3, 3, 2, 0};
   step.stretches.pop_back();
-  const StepPlan plan = PlanStep(step, 12 * kKb, Link()).value();
+  const StepPlan plan = PlanStep(step, 12 * kKb, RoundLink()).value();
   ASSERT_THAT(Moved(plan), ElementsAre(1));
   EXPECT_EQ(plan.moves[0].fetch_at, StepMove::kNever);
 }
 
 TEST(StepPlan, WhatAKeptGraphNeedsIsThereUntilItIsReleased) {
   StepRecord step = Chain({4, 4, 4, 4});
-  EXPECT_EQ(PeakBytes(step, {}), 16 * kKb);
+  EXPECT_EQ(AllBytes(step), 16 * kKb);
   step.stretches.back().other_bytes = 12 * kKb;
-  EXPECT_EQ(PeakBytes(step, {}), 16 * kKb);
+  EXPECT_EQ(AllBytes(step), 16 * kKb);
   step.objects[3].needed_until = 8;
-  EXPECT_EQ(PeakBytes(step, {}), 20 * kKb);
-  const StepPlan plan = PlanStep(step, 16 * kKb, Link()).value();
+  EXPECT_EQ(AllBytes(step), 20 * kKb);
+  const StepPlan plan = PlanStep(step, 16 * kKb, RoundLink()).value();
   ASSERT_THAT(Moved(plan), ElementsAre(3));
   EXPECT_EQ(plan.moves[0].fetch_at, StepMove::kNever);
   EXPECT_EQ(plan.peak_bytes, 16 * kKb);
@@ -115,9 +110,9 @@ TEST(StepPlan, WhatIsReleasedUnreadTakesNoRoomBehindThat) {
   step.uses = {0, 1, 2, 3, 3, 2, 0};
   step.stretches.pop_back();
   step.stretches[5].other_bytes = 12 * kKb;
-  EXPECT_EQ(PeakBytes(step, {}), 28 * kKb);
+  EXPECT_EQ(AllBytes(step), 28 * kKb);
   step.objects[1].needed_until = 4;
-  EXPECT_EQ(PeakBytes(step, {}), 24 * kKb);
+  EXPECT_EQ(AllBytes(step), 24 * kKb);
 }
 
 TEST(StepPlan, WhatIsOverMakesNoRoomForOthers) {
@@ -125,7 +120,7 @@ TEST(StepPlan, WhatIsOverMakesNoRoomForOthers) {
   step.uses = {0, 1, 2, 3, 3, 2, 1};
   step.stretches.pop_back();
   step.objects[0].needed_until = 2;
-  EXPECT_LE(PlanStep(step, 25 * kKb, Link()).value().peak_bytes, 25 * kKb);
+  EXPECT_LE(PlanStep(step, 25 * kKb, RoundLink()).value().peak_bytes, 25 * kKb);
 }
 
 TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
@@ -133,7 +128,7 @@ TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
   step.uses = {0, 1, 1, 0, 2, 2, 0};
   step.stretches.assign(8, {.compute_us = 10});
   step.stretches[2].other_bytes = step.stretches[5].other_bytes = 4 * kKb;
-  const StepPlan plan = PlanStep(step, 12 * kKb, Link()).value();
+  const StepPlan plan = PlanStep(step, 12 * kKb, RoundLink()).value();
   ASSERT_THAT(Moved(plan), ElementsAre(0, 0));
   EXPECT_TRUE(plan.moves[0].copies_out);
   EXPECT_FALSE(plan.moves[1].copies_out);
@@ -142,7 +137,7 @@ TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
 TEST(StepPlan, WhatTheHostHasIsNotCopiedOut) {
   StepRecord step = Chain({4, 4, 4, 4});
   step.objects[0].clean = true;
-  EXPECT_FALSE(PlanStep(step, 12 * kKb, Link()).value().moves.at(0).copies_out);
+  EXPECT_FALSE(PlanStep(step, 12 * kKb, RoundLink()).value().moves.at(0).copies_out);
 }
 
 TEST(StepPlan, WhatOneOperatorUsesStaysUntilTheNextOneBegins) {
@@ -154,32 +149,32 @@ TEST(StepPlan, WhatOneOperatorUsesStaysUntilTheNextOneBegins) {
 
 TEST(StepPlan, AMemoryThatIsTooSmallIsToldTheLeastThatCanBe) {
   const StepRecord step = Chain({4, 4, 4, 4});
-  EXPECT_THAT(PlanStep(step, 8 * kKb - 1, Link()).status(),
+  EXPECT_THAT(PlanStep(step, 8 * kKb - 1, RoundLink()).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("into 7999 bytes"), HasSubstr("least is 8000 bytes"))));
-  EXPECT_THAT(PlanStep(step, 8 * kKb, Link()), IsOk());
+  EXPECT_THAT(PlanStep(step, 8 * kKb, RoundLink()), IsOk());
 }
 
 TEST(StepPlan, ASmallObjectGoesInsteadOfALargeOneWhereItMakesRoomEnough) {
   // Object 0 is farthest away, but its copy takes 40 us each way; object 1 is enough.
   const StepRecord step = Chain({40, 4, 4, 4});
-  EXPECT_THAT(Moved(PlanStep(step, 49 * kKb, Link()).value()), ElementsAre(1));
+  EXPECT_THAT(Moved(PlanStep(step, 49 * kKb, RoundLink()).value()), ElementsAre(1));
 }
 
 TEST(StepPlan, AsLittleAsIsNeededTakesTheLeastMemoryThatCostsNoTime) {
   StepRecord step = Chain(std::vector<uint64_t>(12, 4));
   for (StepStretch& stretch : step.stretches) stretch.compute_us = 3;  // a copy takes 4
-  const StepPlan plan = PlanStepWithin(step, 1.01, Link()).value();
+  const StepPlan plan = PlanStepWithin(step, 1.01, RoundLink()).value();
   EXPECT_LE(plan.step_us, 1.01 * step.compute_us());
   EXPECT_LT(plan.peak_bytes, 48 * kKb);
-  EXPECT_GT(PlanStep(step, plan.peak_bytes - 4 * kKb, Link()).value().step_us,
+  EXPECT_GT(PlanStep(step, plan.peak_bytes - 4 * kKb, RoundLink()).value().step_us,
             1.01 * step.compute_us());
 }
 
 TEST(StepPlan, AsLittleAsIsNeededIsTheLeastOfAllWhereTheLinkHidesEverything) {
   StepRecord step = Chain(std::vector<uint64_t>(12, 4));
   for (StepStretch& stretch : step.stretches) stretch.compute_us = 1000;
-  StepPlan plan = PlanStepWithin(step, 1.01, Link()).value();
+  StepPlan plan = PlanStepWithin(step, 1.01, RoundLink()).value();
   EXPECT_EQ(plan.peak_bytes, LeastMemoryBytes(step).value());
 }
 
@@ -187,8 +182,8 @@ TEST(StepPlan, NoPlanIsShorterThanTheBound) {
   StepRecord step = Chain({4, 8, 2, 4, 16, 4, 2, 8});
   for (StepStretch& stretch : step.stretches) stretch.compute_us = 2;
   for (uint64_t memory = LeastMemoryBytes(step).value(); memory < 50 * kKb; memory += kKb) {
-    EXPECT_GE(PlanStep(step, memory, Link()).value().step_us,
-              StepLowerBoundUs(step, memory, Link()).value() - 1e-6)
+    EXPECT_GE(PlanStep(step, memory, RoundLink()).value().step_us,
+              StepLowerBoundUs(step, memory, RoundLink()).value() - 1e-6)
         << memory;
   }
 }
@@ -196,9 +191,9 @@ TEST(StepPlan, NoPlanIsShorterThanTheBound) {
 TEST(StepPlan, RefusesWhatItCannotPlanByName) {
   StepRecord step = Chain({4, 4});
   step.objects[1].origin = StepObject::Origin::kHost;
-  EXPECT_THAT(PlanStep(step, 8 * kKb, Link()).status(),
+  EXPECT_THAT(PlanStep(step, 8 * kKb, RoundLink()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("object 1")));
-  EXPECT_THAT(PlanStepWithin(step, 1.01, Link()).status(),
+  EXPECT_THAT(PlanStepWithin(step, 1.01, RoundLink()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("object 1")));
   step.uses.pop_back();
   EXPECT_THAT(LeastMemoryBytes(step).status(), StatusIs(absl::StatusCode::kInvalidArgument));

@@ -11,33 +11,25 @@
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
+#include "pinion/tests/engine/plan/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ForwardAndBackward;
+using ::pinion::testing::RoundLink;
 using ::pinion::testing::StatusIs;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// 1 GB/s each way, and half of it while both directions carry something.
-LinkCalibration Link(double fixed_us = 0) {
-  LinkCalibration link;
-  link.d2h = {.fixed_us = fixed_us, .gb_per_s = 1};
-  link.h2d = {.fixed_us = fixed_us, .gb_per_s = 1};
-  link.d2h_duplex_gb_per_s = 0.5;
-  link.h2d_duplex_gb_per_s = 0.5;
-  return link;
-}
+// Half the bandwidth while both directions carry something.
+LinkCalibration Link(double fixed_us = 0) { return RoundLink(/*duplex_gb_per_s=*/0.5, fixed_us); }
 
 // Two objects of 10 us on the link are made and read in reverse order; 10 us of compute each time.
 StepRecord TwoObjects() {
-  StepRecord step;
-  step.objects = {{.size_bytes = 10000}, {.size_bytes = 10000}};
-  step.uses = {0, 1, 1, 0};
-  step.stretches.assign(5, {.compute_us = 10});
-  return step;
+  return ForwardAndBackward({{.size_bytes = 10000}, {.size_bytes = 10000}});
 }
 
 StepTimes Simulated(const StepRecord& step, const std::vector<StepMove>& moves,
@@ -119,10 +111,7 @@ TEST(StepSimulation, WhatTheHostHasAlreadyGoesWithoutACopy) {
 }
 
 TEST(StepSimulation, CopiesOfOneDirectionGoOneAfterTheOther) {
-  StepRecord step;
-  step.objects = {{.size_bytes = 30000}, {.size_bytes = 10000}};
-  step.uses = {0, 1, 1, 0};
-  step.stretches.assign(5, {.compute_us = 10});
+  const StepRecord step = ForwardAndBackward({{.size_bytes = 30000}, {.size_bytes = 10000}});
   const StepTimes times = Simulated(step,
                                     {{.object = 1, .drop_at = 2, .fetch_at = StepMove::kNever},
                                      {.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 3}},

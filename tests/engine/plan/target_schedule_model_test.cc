@@ -17,6 +17,7 @@
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/target_schedule.h"
+#include "pinion/tests/engine/plan/small_steps.h"
 #include "pinion/tests/engine/plan/target_player.h"
 
 namespace pinion::testing {
@@ -27,15 +28,6 @@ using ::testing::ElementsAreArray;
 constexpr int kSteps = 300;
 constexpr size_t kUses = 24;
 constexpr uint32_t kMostObjects = 8;
-
-LinkCalibration Link() {
-  LinkCalibration link;
-  link.d2h = {.gb_per_s = 1};
-  link.h2d = {.gb_per_s = 1};
-  link.d2h_duplex_gb_per_s = 1;
-  link.h2d_duplex_gb_per_s = 1;
-  return link;
-}
 
 // Objects are read in any order, as often as it comes, and some free nothing. As in every record, a
 // stretch has at its peak at least what there was when it began.
@@ -190,7 +182,7 @@ TEST_P(TargetScheduleModelTest, AKnownStepThatDoesAsRecordedKeepsWithinItsTarget
       least_bytes = std::max(least_bytes, LeastMemoryBytes(step).value());
     }
     const uint64_t target_bytes = least_bytes + random() % 200;
-    TargetSchedule schedule({.memory_bytes = target_bytes, .link = Link()});
+    TargetSchedule schedule({.memory_bytes = target_bytes, .link = RoundLink()});
     std::shared_ptr<const KnownStep> known[2];
     for (size_t which : {0, 1}) {
       known[which] = schedule.Plan(steps[which]).value();

@@ -15,6 +15,7 @@
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
+#include "pinion/tests/engine/plan/small_steps.h"
 #include "pinion/tests/engine/plan/target_player.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -28,29 +29,13 @@ using ::testing::SizeIs;
 
 constexpr uint64_t kSize = TargetPlayer::kSize;
 
-LinkCalibration Link() {
-  LinkCalibration link;
-  link.d2h = {.gb_per_s = 1};
-  link.h2d = {.gb_per_s = 1};
-  link.d2h_duplex_gb_per_s = 1;
-  link.h2d_duplex_gb_per_s = 1;
-  return link;
-}
-
 TargetOptions Within(uint64_t memory_bytes) {
-  return {.memory_bytes = memory_bytes, .link = Link()};
+  return {.memory_bytes = memory_bytes, .link = RoundLink()};
 }
 
-// One forward that makes tensors with these signatures, and its backward.
+// Tensors with these signatures.
 StepRecord Chain(const std::vector<uint64_t>& signatures) {
-  StepRecord step;
-  for (const uint64_t signature : signatures) {
-    step.uses.push_back(static_cast<uint32_t>(step.objects.size()));
-    step.objects.push_back({.size_bytes = kSize, .signature = signature});
-  }
-  for (size_t i = signatures.size(); i-- > 0;) step.uses.push_back(static_cast<uint32_t>(i));
-  step.stretches.assign(step.uses.size() + 1, {.compute_us = 10});
-  return step;
+  return ForwardAndBackward(kSize, signatures);
 }
 
 // A plan of the test's own.
@@ -654,7 +639,7 @@ TEST(TargetSchedule, ARecordThatIsNotValidIsNotPlanned) {
 // --- Without a target ---
 
 TargetOptions Auto() {
-  return {.windows = {.eviction_bytes = 2 * kSize, .prefetch_bytes = kSize}, .link = Link()};
+  return {.windows = {.eviction_bytes = 2 * kSize, .prefetch_bytes = kSize}, .link = RoundLink()};
 }
 
 TEST(TargetSchedule, WithoutATargetUnknownStepsRunByWindows) {

@@ -14,6 +14,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -71,9 +72,13 @@ TEST_F(OffloadTargetReads, WhatIsReadTwiceIsAwayBetweenItsReads) {
     SCOPED_TRACE(step);
     world_.ResetPeak();
     seen_.clear();
+    const OffloadStats before = session->GetStats();
     RunStep(session);
+    const OffloadStats after = session->GetStats();
     EXPECT_LE(world_.peak_device_bytes(), options.memory_target_bytes);
     EXPECT_THAT(seen_, ::testing::ElementsAre(3, 1, 2, 1));
+    EXPECT_EQ(after.offloaded - before.offloaded, 2u) << "it has left once, and so has another";
+    EXPECT_GE(after.fetched_bytes - before.fetched_bytes, 3u * kTensorBytes) << "it came twice";
   }
 }
 
