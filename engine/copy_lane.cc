@@ -36,6 +36,13 @@ struct CopyLane::Progress {
 
   bool merged() const { return pieces.size() < batch.pieces().size(); }
 
+  void AddSent(absl::Span<const CopyPiece> sent) {
+    unnumbered.size_bytes += TotalBytes(sent);
+    unnumbered.pieces += sent.size();
+    ++unnumbered.chunks;
+    sent_bytes += TotalBytes(sent);
+  }
+
   // The pieces of the next chunk, of at most `max_bytes` bytes.
   absl::Span<const CopyPiece> Next(uint64_t max_bytes) {
     chunk = SlicePieces(pieces, sent_bytes, max_bytes);
@@ -47,6 +54,8 @@ struct CopyLane::Progress {
   CopyPieces pieces;
   CopyPieces chunk;
   uint64_t sent_bytes = 0;
+  SubmittedCopy unnumbered;  // the chunks that have been sent since `last_number` was
+  EventRef done;             // to be recorded behind those
   uint64_t last_number = 0;
   // What the first chunk comes after and no stream can be made to wait for. While there is any,
   // nothing is sent: the host waits first.
@@ -114,14 +123,15 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   const FifoTurn::Scope turn(timeline_->turn());
   PINION_RETURN_IF_ERROR(device_->accepting());
   absl::Span<const CopyPiece> pieces = progress.Next(options_.chunk_bytes);
-  SubmittedCopy copy;
-  copy.size_bytes = TotalBytes(pieces);
+  const uint64_t chunk_bytes = TotalBytes(pieces);
   timeline_->PollIfMany();
-  PINION_ASSIGN_OR_RETURN(EventRef done, events_->Acquire());
+  if (progress.done == nullptr) {
+    PINION_ASSIGN_OR_RETURN(progress.done, events_->Acquire());
+  }
   if (progress.sent_bytes == 0) {
     // In the turn: a capture may have begun while this thread waited for it.
     PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(progress.after));
-    PINION_ASSIGN_OR_RETURN(copy.after, OrderBatch(progress));
+    PINION_ASSIGN_OR_RETURN(progress.unnumbered.after, OrderBatch(progress));
     if (!progress.without_events.empty()) return absl::OkStatus();
   }
 
@@ -132,30 +142,39 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
     // On the device, neighbours may belong to two allocations that happen to touch, which it does
     // not copy in one piece.
     progress.pieces = SortPieces(progress.batch.pieces());
-    pieces = progress.Next(copy.size_bytes);
-    copy.size_bytes = TotalBytes(pieces);
+    pieces = progress.Next(chunk_bytes);
     copied = device_->CopyAsync(direction_, pieces, timeline_->stream());
   }
-  copy.pieces = pieces.size();
-  copy.ends_transfer = progress.sent_bytes + copy.size_bytes == progress.batch.size_bytes();
-
-  const uint64_t size_bytes = copy.size_bytes;
-  if (copied.ok()) {
-    progress.last_number = timeline_->NumberCopy(std::move(done), std::move(copy));
-  } else if (!device_->health().ok()) {
-    progress.last_number = timeline_->NumberLostCopy(std::move(done), std::move(copy));
-  } else {
-    return copied;
+  // What a device that has failed for good may still write counts as sent.
+  if (!copied.ok() && device_->health().ok()) return copied;
+  if (progress.unnumbered.chunks == 0) ++open_batches_;
+  progress.AddSent(pieces);
+  // The last chunk's number stands for all of them, unless somebody is told of each.
+  const bool is_last = progress.sent_bytes == progress.batch.size_bytes();
+  if (is_last || progress.batch.waits_for_room() || timer_ != nullptr) {
+    progress.unnumbered.ends_transfer = is_last;
+    Number(progress);
   }
   if (timer_ != nullptr) {
     timer_->EndTransfer(std::move(start), timeline_->stream(),
-                        {direction_, progress.last_number, size_bytes, pieces.size()});
+                        {direction_, progress.last_number, TotalBytes(pieces), pieces.size()});
   }
-  progress.sent_bytes += size_bytes;
+  return device_->health();
+}
+
+void CopyLane::Number(Progress& progress) {
+  progress.last_number =
+      timeline_->NumberCopy(std::move(progress.done), std::exchange(progress.unnumbered, {}));
   for (const std::shared_ptr<HostBuffer>& buffer : progress.batch.buffers()) {
     buffer->AddTicket({timeline_, progress.last_number});
   }
-  return device_->health();
+  --open_batches_;
+  open_batches_.notify_all();
+}
+
+void CopyLane::FinishTurns() {
+  { const FifoTurn::Scope turn(timeline_->turn()); }
+  for (int open = open_batches_; open > 0; open = open_batches_) open_batches_.wait(open);
 }
 
 absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
@@ -219,7 +238,12 @@ uint64_t& CopyLane::WaitsFor(const std::shared_ptr<FenceTimeline>& other) {
   return waits_for_.emplace_back(other, 0).second;
 }
 
-absl::Status CopyLane::EndFailedBatch(const Progress& progress, const absl::Status& error) {
+absl::Status CopyLane::EndFailedBatch(Progress& progress, const absl::Status& error) {
+  if (progress.unnumbered.chunks > 0) {
+    const FifoTurn::Scope turn(timeline_->turn());
+    progress.unnumbered.ends_transfer = false;
+    Number(progress);
+  }
   if (!kFailedBatch.enabled()) return error;
   const absl::Status waited = timeline_->WaitWhileHealthy(progress.last_number);
   if (waited.ok()) return error;

@@ -7,9 +7,11 @@
 //
 // The first chunk is ordered after the batch's compute stream and after the work of other timelines
 // that touches its host buffers, copies of the other direction above all; where such a timeline has
-// no events the host waits, without a turn, so that others go ahead. The rest follows in
-// the order of the stream. Threads take turns per chunk, in the order in which they came: a small
-// batch waits for a window and for one chunk of each thread before it, not for all of a large one.
+// no events the host waits, without a turn, so that others go ahead. The rest follows in the order
+// of the stream, and the last one's number stands for all of them, except where the next one waits
+// for room or each is timed. Threads take turns per chunk, in the order in which they came: a small
+// batch waits for a window and for one chunk of each thread before it, not for all of a large one;
+// for room, it may wait for all of a batch that does not wait for room itself.
 // A batch that does not wait for room does not wait for those that do, either: it may go ahead of
 // them, and what it enqueues between a chunk's wait and the chunk itself comes on top of the
 // window.
@@ -19,6 +21,7 @@
 #ifndef PINION_ENGINE_COPY_LANE_H_
 #define PINION_ENGINE_COPY_LANE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -67,9 +70,9 @@ class CopyLane {
   // As TransferEngine::Submit. Returns the number of the last chunk.
   absl::StatusOr<uint64_t> Submit(const CopyBatch& batch, StreamHandle after);
 
-  // Returns when nobody has a turn that was let in. A Submit that still waits for room, or for its
-  // turn, is refused when it gets there.
-  void FinishTurns() { const FifoTurn::Scope turn(timeline_->turn()); }
+  // Returns when nobody has a turn that was let in, and all that was sent has a number. A Submit
+  // that still waits for room, or for its turn, is refused when it gets there.
+  void FinishTurns();
 
   const std::shared_ptr<StreamTimeline>& timeline() const { return timeline_; }
 
@@ -81,12 +84,14 @@ class CopyLane {
 
   absl::Status SubmitChunkWithinWindow(Progress& progress);
   absl::Status SubmitChunk(Progress& progress);
+  // Gives what was sent of the batch its number, within a turn.
+  void Number(Progress& progress);
   absl::Status WaitForRoom(uint64_t size_bytes);
   absl::StatusOr<Prerequisites> OrderBatch(Progress& progress);
   // The number of `other` that the lane's stream waits for already; 0: none.
   uint64_t& WaitsFor(const std::shared_ptr<FenceTimeline>& other);
   // Nothing of a batch that failed with `error` is written once this has returned.
-  absl::Status EndFailedBatch(const Progress& progress, const absl::Status& error);
+  absl::Status EndFailedBatch(Progress& progress, const absl::Status& error);
 
   const Options options_;
   const CopyDirection direction_;
@@ -94,6 +99,7 @@ class CopyLane {
   const std::shared_ptr<EventPool> events_;
   const std::shared_ptr<StreamTimeline> timeline_;
   FifoTurn room_turn_;
+  std::atomic<int> open_batches_{0};      // that have sent chunks without a number
   std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
   // The highest number of each other timeline that the lane's stream waits for already. Within a
   // turn of the timeline.

@@ -74,6 +74,10 @@ ABSL_FLAG(
     "file to write the timeline of copies to, with compute on the emulated device and with the "
     "host's calls and stalls on CUDA (Chrome trace: ui.perfetto.dev opens it)");
 ABSL_FLAG(
+    std::string, explain, "",
+    "file to write the last plan of a planned run to: what stays, what moves and why, and what "
+    "waits; .txt is a table, .svg a picture, .json a timeline (ui.perfetto.dev opens it)");
+ABSL_FLAG(
     bool, compare, false,
     "run without offload, with blocking offload, with Pinion, and planned within the same memory");
 
@@ -143,6 +147,7 @@ absl::Status RefuseMeaninglessFlags(bool compare, bool emulated) {
       {"--resume", !absl::GetFlag(FLAGS_resume).empty(), true, false, ""},
       {"--memory_target", !absl::GetFlag(FLAGS_memory_target).empty(), true, false, ""},
       {"--checkpoint", !absl::GetFlag(FLAGS_checkpoint).empty(), true, false, ""},
+      {"--explain", !absl::GetFlag(FLAGS_explain).empty(), true, false, ""},
       {"--preset", !absl::GetFlag(FLAGS_preset).empty(), true, true, ""},
       {"--device_memory", !absl::GetFlag(FLAGS_device_memory).empty(), true, true,
        "; PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:F limits a CUDA device"},
@@ -245,15 +250,34 @@ void PrintSummary(const RunOptions& options, const RunResult& result, bool model
       modelled ? " (modelled)" : "",
       result.stall_ms ? absl::StrFormat(", %.2f ms stalled on the link", *result.stall_ms) : "",
       OffloadModeName(options.offload), result.tokens_per_s);
-  // The last plan's first line; all of it is in OffloadSession::Explain.
+  // The last plan's first line; --explain writes all of it.
   if (!result.plan.empty()) {
     absl::PrintF("plan     %s\n", result.plan.substr(0, result.plan.find('\n')));
   }
 }
 
+// What is to be written to --explain=PATH.
+absl::StatusOr<const std::string*> ExplainedIn(const RunResult& result, const std::string& path) {
+  if (absl::EndsWith(path, ".txt")) return &result.plan;
+  if (absl::EndsWith(path, ".svg")) return &result.plan_svg;
+  if (absl::EndsWith(path, ".json")) return &result.plan_trace;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--explain=", path, " ends in none of .txt, .svg and .json"));
+}
+
+absl::Status CheckExplain(const RunOptions& options) {
+  const std::string path = absl::GetFlag(FLAGS_explain);
+  if (path.empty()) return absl::OkStatus();
+  if (options.offload != OffloadMode::kPlanned) {
+    return absl::InvalidArgumentError(
+        "--explain has no plan to write: add --memory_target or --offload=planned");
+  }
+  return ExplainedIn(RunResult(), path).status();
+}
+
 absl::Status CheckOutputs() {
-  for (const std::string& path :
-       {absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_trace), absl::GetFlag(FLAGS_checkpoint)}) {
+  for (const std::string& path : {absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_trace),
+                                  absl::GetFlag(FLAGS_checkpoint), absl::GetFlag(FLAGS_explain)}) {
     if (!path.empty()) PINION_RETURN_IF_ERROR(CheckWritable(path));
   }
   return absl::OkStatus();
@@ -284,6 +308,10 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
                             }));
   }
   PrintSummary(options, result, modelled);
+  if (const std::string path = absl::GetFlag(FLAGS_explain); !path.empty()) {
+    PINION_ASSIGN_OR_RETURN(const std::string* const explained, ExplainedIn(result, path));
+    PINION_RETURN_IF_ERROR(WriteAtomically(path, *explained));
+  }
   ComparedGroup group;
   group.name = modelled ? absl::GetFlag(FLAGS_preset) : options.device;
   if (group.name.empty()) group.name = kScaled;
@@ -313,6 +341,7 @@ absl::Status TrainGpt(const std::vector<char*>& arguments) {
         "after ", kWarmupSteps, " steps of warm-up"));
   }
   PINION_RETURN_IF_ERROR(RefuseMeaninglessFlags(compare, emulated));
+  PINION_RETURN_IF_ERROR(CheckExplain(options));
   PINION_RETURN_IF_ERROR(CheckOutputs());
 
   const std::string text_path = absl::GetFlag(FLAGS_text);

@@ -29,6 +29,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/trace/trace_sink.h"
+#include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/examples/checkpoint.h"
 #include "pinion/examples/tensor_fingerprint.h"
@@ -177,7 +178,10 @@ class Trainer {
           (stats.offloaded_bytes - stats_after_warmup.offloaded_bytes) / measured;
       result_.offloaded_tensors = (stats.offloaded - stats_after_warmup.offloaded) / measured;
       result_.pinned_host_bytes = allocator.locked_bytes.peak;
-      result_.plan = session_->Explain(accelerator_.device().index());
+      const int device = accelerator_.device().index();
+      result_.plan = session_->Explain(device);
+      result_.plan_svg = session_->Explain(device, PlanFormat::kSvg);
+      result_.plan_trace = session_->Explain(device, PlanFormat::kChromeTrace);
     }
     PINION_RETURN_IF_ERROR(WriteFiles());
     if (options_.for_comparison && session_ == nullptr && accelerator_.machine() != nullptr) {

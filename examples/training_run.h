@@ -59,7 +59,10 @@ struct RunResult {
   double offloaded_tensors = 0;      // ... and their number
   double tokens_per_s = 0;           // wall time
 
-  std::string plan;  // OffloadSession::Explain, of planned runs
+  // OffloadSession::Explain in its formats, of planned runs.
+  std::string plan;
+  std::string plan_svg;
+  std::string plan_trace;
 
   uint64_t pin_calls_after_warmup = 0;
   // Wall time of the host per saved tensor. On the emulated accelerator the device's own work, the

@@ -274,7 +274,7 @@ if begin 4 "link"; then
 fi
 
 if begin 5 "training with checksums"; then
-  for offload in none blocking pinion; do
+  for offload in none blocking pinion planned; do
     with=(PINION_VERIFY=1)
     [[ $offload != none ]] || with+=(LD_DEBUG=libs "LD_DEBUG_OUTPUT=$out/05_libraries")
     train "$offload" 180 "${small[@]}" --steps=7 --offload="$offload"

@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/plan/plan_svg.h"
+#include "pinion/engine/plan/plan_timeline.h"
 #include "pinion/engine/plan/step_lives.h"
 #include "pinion/engine/plan/step_simulation.h"
 
@@ -77,6 +79,15 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
         use(move.read_at), comes_back ? Ms(times->in_us[i]) : "-");
   }
   return text;
+}
+
+std::string DrawPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link,
+                     uint64_t limit_bytes, PlanFormat format) {
+  std::string text = ExplainPlan(step, plan, link);
+  const absl::StatusOr<PlanTimeline> timeline = TimelineOf(step, plan, link, limit_bytes);
+  if (format == PlanFormat::kText || !timeline.ok()) return text;
+  if (format == PlanFormat::kChromeTrace) return ChromeTraceOf(*timeline);
+  return SvgOf(*timeline, text.substr(0, text.find('\n')));
 }
 
 }  // namespace pinion

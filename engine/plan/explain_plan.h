@@ -1,4 +1,5 @@
-// A planned step in words and a table: what it takes, what moves when, and what waits for it.
+// A planned step for people: what it takes, what moves when and why, and what waits for it. In
+// words and a table, as a picture, or as a timeline.
 //
 //   std::puts(ExplainPlan(step, plan, link).c_str());
 //
@@ -9,10 +10,13 @@
 //
 // Uses are given by ordinals: the memory goes at "gone" and is taken again at "back".
 // Times are those of SimulateStep: modelled.
+//
+// Thread safety: pure functions.
 
 #ifndef PINION_ENGINE_PLAN_EXPLAIN_PLAN_H_
 #define PINION_ENGINE_PLAN_EXPLAIN_PLAN_H_
 
+#include <cstdint>
 #include <string>
 
 #include "pinion/engine/plan/link_calibration.h"
@@ -21,8 +25,18 @@
 
 namespace pinion {
 
+enum class PlanFormat {
+  kText,         // as above
+  kSvg,          // a picture over time (plan_svg.h)
+  kChromeTrace,  // JSON, which ui.perfetto.dev opens (plan_timeline.h)
+};
+
 // Of a plan that PlanStep has made of the step for that link.
 std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link);
+
+// The same over time, in one of the other formats; in words where that cannot be.
+std::string DrawPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link,
+                     uint64_t limit_bytes, PlanFormat format);
 
 }  // namespace pinion
 

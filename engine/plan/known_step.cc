@@ -1,6 +1,7 @@
 #include "pinion/engine/plan/known_step.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace pinion {
@@ -10,12 +11,24 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall)
       plan_(std::move(plan)),
       shortfall_(std::move(shortfall)),
       lives_(LivesOf(step_)),
-      moves_(step_.objects.size()) {
+      company_(step_.objects.size()) {
   for (uint32_t object = 0; object < step_.objects.size(); ++object) {
     by_signature_[step_.objects[object].signature].push_back(object);
   }
+  const std::vector<size_t> operator_ends = OperatorEnds(step_);
+  using Times = std::tuple<uint32_t, uint32_t, size_t, size_t>;
+  absl::flat_hash_map<Times, uint64_t> companies;
+  const auto shared = [&](const StepMove& move) {
+    const bool comes_back = move.read_at != StepMove::kNever;
+    const size_t over = std::max<size_t>(operator_ends[lives_[move.object].uses.back()],
+                                         step_.objects[move.object].needed_until);
+    const Times times = {move.drop_at, move.fetch_at,
+                         comes_back ? operator_ends[move.read_at] : move.read_at, over};
+    return companies.try_emplace(times, companies.size() + 1).first->second;
+  };
   for (uint32_t move = 0; move < plan_.moves.size(); ++move) {
-    moves_[plan_.moves[move].object] = true;
+    const uint32_t object = plan_.moves[move].object;
+    company_[object] = company_[object] == 0 ? shared(plan_.moves[move]) : AloneCompany(object);
     drops_.push_back(move);
   }
   std::stable_sort(drops_.begin(), drops_.end(), [this](uint32_t a, uint32_t b) {

@@ -38,7 +38,12 @@ class KnownStep {
   std::optional<uint32_t> Find(uint64_t signature, size_t before) const;
   // The ordinal of the object's `n`-th use, from 0; of the last one if there are fewer.
   size_t Use(uint32_t object, size_t n) const;
-  bool Moves(uint32_t object) const { return moves_[object]; }
+  bool Moves(uint32_t object) const { return company_[object] != 0; }
+  // OffloadSchedule::CompanyOf: the same for objects that go and come back at the same uses, and
+  // whose readers are the same operators. 0: it stays.
+  uint64_t Company(uint32_t object) const { return company_[object]; }
+  // That of an object, by any number, that nobody else shares.
+  static uint64_t AloneCompany(uint32_t object) { return uint64_t{1} << 63 | object; }
   // Moves (places in plan().moves) by what happens first.
   const std::vector<uint32_t>& drops() const { return drops_; }
   // How much more than behind use `use` there is at most until the next one.
@@ -50,7 +55,7 @@ class KnownStep {
   absl::Status shortfall_;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> by_signature_;
   std::vector<ObjectLife> lives_;  // by object
-  std::vector<bool> moves_;        // by object
+  std::vector<uint64_t> company_;  // by object
   std::vector<uint32_t> drops_;
   std::vector<uint64_t> growth_bytes_;  // by use
 };

@@ -131,6 +131,9 @@ class OffloadSchedule {
   virtual uint64_t BatchBytes() const = 0;
   // Memory that nobody needs any more but for its copy out goes once it is so much.
   virtual uint64_t LateBytes() const = 0;
+  // What shares a parcel goes and comes back together: only what has the same company may share
+  // one. Asked for when the object is about to leave.
+  virtual uint64_t CompanyOf(uint32_t /*object*/) const { return 0; }
   // Objects that were to stay and have to leave after all.
   virtual std::vector<uint32_t> TakeLateLeavers() { return {}; }
   // Parcels to evict: those that are in excess, or all that can free anything. One that was evicted

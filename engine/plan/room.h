@@ -20,10 +20,16 @@ namespace pinion {
 
 class Room {
  public:
-  explicit Room(size_t places) {
-    while (leaves_ < places) leaves_ *= 2;
+  explicit Room(size_t places) : Room(std::vector<int64_t>(places)) {}
+  // `amounts` are what the places begin with.
+  explicit Room(const std::vector<int64_t>& amounts) {
+    while (leaves_ < amounts.size()) leaves_ *= 2;
     most_.resize(2 * leaves_);
     added_.resize(2 * leaves_);
+    std::copy(amounts.begin(), amounts.end(), most_.begin() + static_cast<int64_t>(leaves_));
+    for (size_t node = leaves_; --node > 0;) {
+      most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
+    }
   }
 
   // To the places `first` to `last`; nothing where `first` is behind `last`.

@@ -13,6 +13,11 @@ std::vector<ObjectLife> LivesOf(const StepRecord& step) {
         life.in_use.empty() && step.objects[index].origin == StepObject::Origin::kDevice;
     const size_t stretch = makes_it ? use : use + 1;
     if (life.in_use.empty()) life.made = stretch;
+    if (!life.in_use.empty() && use <= step.objects[index].saved_until) {
+      for (size_t held = life.in_use.back() + 1; held < stretch; ++held) {
+        life.in_use.push_back(held);
+      }
+    }
     life.in_use.push_back(stretch);
     life.uses.push_back(use);
     life.is_read = life.is_read || !makes_it;
@@ -22,6 +27,29 @@ std::vector<ObjectLife> LivesOf(const StepRecord& step) {
     if (!life.is_read) life.over = step.uses.size();  // nobody says that it is not needed any more
   }
   return lives;
+}
+
+std::vector<size_t> LeavesFrom(const StepRecord& step) {
+  std::vector<size_t> from(step.objects.size(), step.uses.size());
+  std::vector<size_t> saved_by(step.objects.size());  // the operator that did last
+  std::vector<uint32_t> waiting;
+  size_t made = 0;  // objects so far
+  for (size_t use = 0; use < step.uses.size(); ++use) {
+    const uint32_t object = step.uses[use];
+    const size_t by = step.operators.empty() ? use : step.operators[use];
+    const bool makes = object == made;
+    const bool saves = makes || use <= step.objects[object].saved_until;
+    if (makes || !saves) {
+      std::erase_if(waiting, [&](uint32_t earlier) {
+        if (saved_by[earlier] == by) return false;
+        from[earlier] = use;
+        return true;
+      });
+    }
+    if (makes) waiting.push_back(static_cast<uint32_t>(made++));
+    if (saves) saved_by[object] = by;
+  }
+  return from;
 }
 
 std::vector<size_t> OperatorEnds(const StepRecord& step) {

@@ -2,76 +2,76 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
 #include <optional>
-#include <set>
+#include <random>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/plan/idle_gaps.h"
 #include "pinion/engine/plan/room.h"
 #include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/plan/step_memory.h"
 #include "pinion/engine/plan/step_simulation.h"
 
 namespace pinion {
 namespace {
 
-// Stretches in which an object is idle, so that it can be away.
-struct Gap {
-  uint32_t object = 0;
-  size_t first = 0;
-  size_t last = 0;
-  uint32_t read_at = StepMove::kNever;
-  int64_t size_bytes = 0;
-
-  // What was decided: in which of them it is away. kStays, if in none.
-  static constexpr size_t kStays = SIZE_MAX;
-  size_t away_from = kStays;
-  size_t away_until = 0;
-};
-
-// Whom to send away where a stretch needs room.
-enum class Choice {
-  kFarthest,  // whose next use is farthest away
-  kFitting,   // the same, but the smallest that makes enough room if one alone does
-};
-
 class Planner {
  public:
-  explicit Planner(const StepRecord& step)
-      : step_(step), used_(step.stretches.size()), over_(step.objects.size()) {
-    for (size_t i = 0; i < step.stretches.size(); ++i) {
-      used_.Add(i, i, static_cast<int64_t>(step.stretches[i].peak_other_bytes()));
-    }
+  explicit Planner(const StepRecord& step) : step_(step), used_(DeviceBytes(step, {})) {
     FindGaps();
   }
 
   size_t end() const { return step_.stretches.size() - 1; }
-  uint64_t MostBytes() const { return static_cast<uint64_t>(used_.MostIn(0, end())); }
+  uint64_t MostBytes() const {
+    return static_cast<uint64_t>(*std::max_element(used_.begin(), used_.end()));
+  }
 
   // With everything away that is idle.
   uint64_t LeastBytes() const {
-    Room least = used_;
-    for (const Gap& gap : gaps_) least.Add(gap.first, gap.last, -gap.size_bytes);
-    return static_cast<uint64_t>(least.MostIn(0, end()));
+    std::vector<int64_t> begins(end() + 2);  // of gaps less those that end, by stretch
+    for (const Gap& gap : gaps_) {
+      begins[gap.first] += gap.size_bytes;
+      begins[gap.last + 1] -= gap.size_bytes;
+    }
+    int64_t least_bytes = 0;
+    int64_t away_bytes = 0;
+    for (size_t stretch = 0; stretch <= end(); ++stretch) {
+      away_bytes += begins[stretch];
+      least_bytes = std::max(least_bytes, used_[stretch] - away_bytes);
+    }
+    return static_cast<uint64_t>(least_bytes);
   }
 
-  uint64_t PeakBytes(const std::vector<StepMove>& moves) const {
-    Room used = used_;
-    for (const StepMove& move : moves) {
-      const size_t until = std::min<size_t>(move.fetch_at, over_[move.object]);
-      used.Add(move.drop_at + 1, until,
-               -static_cast<int64_t>(step_.objects[move.object].size_bytes));
-    }
-    return static_cast<uint64_t>(used.MostIn(0, end()));
+  // Whether something goes soon after its operator. The program may hold it for a while, which no
+  // record tells: it goes so early only where Belady's rule sends it.
+  bool DropsYoung(const std::vector<StepMove>& moves) const {
+    std::vector<size_t> idle_from(step_.objects.size(), 0);
+    for (size_t i = gaps_.size(); i-- > 0;) idle_from[gaps_[i].object] = gaps_[i].first;
+    const size_t young = std::max<size_t>(8, step_.uses.size() / 16);
+    return std::any_of(moves.begin(), moves.end(), [&](const StepMove& move) {
+      return move.copies_out && move.drop_at + 1 < idle_from[move.object] + young;
+    });
+  }
+
+  // Belady's rule: whose next use is farthest away goes first.
+  std::vector<uint32_t> RanksByNextUse() const {
+    std::vector<uint32_t> ranks;
+    for (const Gap& gap : gaps_) ranks.push_back(gap.read_at);
+    return ranks;
   }
 
   // The moves that keep within `limit_bytes`, which is at least LeastBytes().
-  std::vector<StepMove> MovesWithin(int64_t limit_bytes, Choice choice) const {
+  std::vector<StepMove> MovesWithin(int64_t limit_bytes, Choice choice,
+                                    const std::vector<uint32_t>& ranks) const {
     std::vector<Gap> gaps = gaps_;
-    Room used = used_;
-    SendAway(limit_bytes, choice, gaps, used);
+    Room used(SendAway(limit_bytes, choice, ranks, gaps));
     std::vector<Gap*> away;
     for (Gap& gap : gaps) {
       if (gap.away_from != Gap::kStays) away.push_back(&gap);
@@ -85,7 +85,7 @@ class Planner {
   }
 
  private:
-  // Fills `gaps_`, and counts in `used_` what is on the device if nothing is moved.
+  // Fills `gaps_` and `by_last_`.
   void FindGaps() {
     const std::vector<ObjectLife> lives = LivesOf(step_);
     const std::vector<size_t> operator_ends = OperatorEnds(step_);
@@ -98,7 +98,7 @@ class Planner {
       // The stretch in which the operator of the last use so far ends.
       size_t in_use_until = life.made;
       for (const size_t use : life.uses) {
-        if (in_use_until < use && use != life.uses.front()) {
+        if (in_use_until < use && use != life.uses.front() && use > object.saved_until) {
           gaps_.push_back({.object = static_cast<uint32_t>(index),
                            .first = in_use_until + 1,
                            .last = use,
@@ -107,53 +107,48 @@ class Planner {
         }
         in_use_until = std::max(in_use_until, operator_ends[use] + 1);
       }
-      const bool to_the_end = !life.is_read && object.needed_until == 0;
-      const size_t needed_until = to_the_end ? end() : std::min<size_t>(object.needed_until, end());
-      const size_t over = std::max(in_use_until, needed_until);
-      if (in_use_until < over) {
+      const size_t last = LastStretchOf(object, life, operator_ends);
+      if (in_use_until < last) {
         gaps_.push_back({.object = static_cast<uint32_t>(index),
                          .first = in_use_until + 1,
-                         .last = over,
+                         .last = last,
                          .size_bytes = size_bytes});
       }
-      used_.Add(life.made, over, size_bytes);
-      over_[index] = over;
     }
     std::sort(gaps_.begin(), gaps_.end(), [](const Gap& a, const Gap& b) {
       return std::pair(a.first, a.object) < std::pair(b.first, b.object);
     });
+    by_last_.resize(gaps_.size());
+    std::iota(by_last_.begin(), by_last_.end(), size_t{0});
+    std::stable_sort(by_last_.begin(), by_last_.end(),
+                     [this](size_t a, size_t b) { return gaps_[a].last < gaps_[b].last; });
   }
 
-  void SendAway(int64_t limit_bytes, Choice choice, std::vector<Gap>& gaps, Room& used) const {
-    // On the device and idle, by next use.
-    std::set<std::pair<uint32_t, size_t>> idle;
+  // Returns what is on the device then, by stretch.
+  std::vector<int64_t> SendAway(int64_t limit_bytes, Choice choice,
+                                const std::vector<uint32_t>& ranks, std::vector<Gap>& gaps) const {
+    std::vector<int64_t> used = used_;
+    IdleGaps idle(gaps, ranks, choice);
     size_t begun = 0;
-    std::vector<std::vector<size_t>> over(end() + 2);  // gaps by the stretch behind them
-    for (size_t i = 0; i < gaps.size(); ++i) over[gaps[i].last + 1].push_back(i);
+    size_t over = 0;  // in by_last_
+    int64_t away_bytes = 0;
     for (size_t stretch = 0; stretch <= end(); ++stretch) {
-      for (; begun < gaps.size() && gaps[begun].first == stretch; ++begun) {
-        idle.emplace(gaps[begun].read_at, begun);
+      for (; begun < gaps.size() && gaps[begun].first == stretch; ++begun) idle.Add(begun);
+      for (; over < gaps.size() && gaps[by_last_[over]].last < stretch; ++over) {
+        const Gap& gap = gaps[by_last_[over]];
+        idle.Remove(by_last_[over]);
+        if (gap.away_from != Gap::kStays) away_bytes -= gap.size_bytes;
       }
-      for (const size_t gap : over[stretch]) idle.erase({gaps[gap].read_at, gap});
-      int64_t excess_bytes = used.MostIn(stretch, stretch) - limit_bytes;
-      while (excess_bytes > 0) {
-        auto chosen = std::prev(idle.end());
-        if (choice == Choice::kFitting) {
-          for (auto it = idle.begin(); it != idle.end(); ++it) {
-            const int64_t size_bytes = gaps[it->second].size_bytes;
-            if (size_bytes >= excess_bytes && size_bytes <= gaps[chosen->second].size_bytes) {
-              chosen = it;
-            }
-          }
-        }
-        Gap& gap = gaps[chosen->second];
-        idle.erase(chosen);
-        gap.away_from = stretch;
-        gap.away_until = gap.last;
-        used.Add(stretch, gap.last, -gap.size_bytes);
-        excess_bytes -= gap.size_bytes;
+      while (used[stretch] - away_bytes > limit_bytes) {
+        const size_t chosen = idle.Choose(used[stretch] - away_bytes - limit_bytes);
+        idle.Remove(chosen);
+        gaps[chosen].away_from = stretch;
+        gaps[chosen].away_until = gaps[chosen].last;
+        away_bytes += gaps[chosen].size_bytes;
       }
+      used[stretch] -= away_bytes;
     }
+    return used;
   }
 
   // Whoever was sent away first may have made so much room that a later one need not go.
@@ -197,9 +192,9 @@ class Planner {
   }
 
   const StepRecord& step_;
-  Room used_;                 // by stretch, if nothing is moved
-  std::vector<size_t> over_;  // by object, the last stretch with it
-  std::vector<Gap> gaps_;     // in the order in which they begin
+  const std::vector<int64_t> used_;  // by stretch, if nothing is moved
+  std::vector<Gap> gaps_;            // in the order in which they begin
+  std::vector<size_t> by_last_;      // gaps in the order in which they end
 };
 
 absl::Status CheckPlannable(const StepRecord& step) {
@@ -213,21 +208,68 @@ absl::Status CheckPlannable(const StepRecord& step) {
   return absl::OkStatus();
 }
 
-// The shortest of the plans that are tried.
-absl::StatusOr<StepPlan> BestWithin(const StepRecord& step, const Planner& planner,
-                                    uint64_t memory_bytes, const LinkCalibration& link) {
-  StepPlan best;
-  for (const Choice choice : {Choice::kFarthest, Choice::kFitting}) {
-    StepPlan plan;
-    plan.moves = planner.MovesWithin(static_cast<int64_t>(memory_bytes), choice);
-    PINION_ASSIGN_OR_RETURN(const StepTimes times, SimulateStep(step, plan.moves, link));
-    plan.step_us = times.step_us;
-    if (choice == Choice::kFarthest || plan.step_us < best.step_us) best = std::move(plan);
+// So many plans as can be tried in 10 to 20 ms, beside the first two.
+int TriesFor(const StepRecord& step) {
+  constexpr size_t kTriedUses = 50'000;
+  constexpr size_t kMostTries = 500;
+  const size_t plans = std::min(kMostTries, kTriedUses / (step.uses.size() + 1));
+  return static_cast<int>(plans - std::min<size_t>(plans, 2));
+}
+
+// What its copies carry, both ways.
+uint64_t CopiedBytes(const StepRecord& step, const std::vector<StepMove>& moves) {
+  uint64_t bytes = 0;
+  for (const StepMove& move : moves) {
+    const int copies = (move.copies_out ? 1 : 0) + (move.fetch_at != StepMove::kNever ? 1 : 0);
+    bytes += copies * step.objects[move.object].size_bytes;
   }
-  best.peak_bytes = planner.PeakBytes(best.moves);
-  if (best.peak_bytes <= memory_bytes) return best;
+  return bytes;
+}
+
+// What a plan costs; of two that take the same time the one that copies less is better.
+using Cost = std::pair<double, uint64_t>;
+
+// The best of the plans that are tried: by either choice, and then, as long as it takes more than
+// `enough_us`, again and again with one or two more gaps that go first or last, whatever their next
+// use.
+absl::StatusOr<StepPlan> BestWithin(const StepRecord& step, const Planner& planner,
+                                    uint64_t memory_bytes, const StepSimulator& simulator,
+                                    double enough_us, int tries) {
+  StepPlan best;
+  Cost best_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
+  for (const Choice choice : {Choice::kHighest, Choice::kFitting}) {
+    std::mt19937 random;  // of one seed: a step has one plan
+    std::vector<uint32_t> chosen = planner.RanksByNextUse();
+    Cost chosen_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
+    for (int i = 0; i <= tries / 2; ++i) {
+      std::vector<uint32_t> ranks = chosen;
+      for (size_t changes = i == 0 ? 0 : 1 + random() % 2; changes > 0; --changes) {
+        ranks[random() % ranks.size()] = random() % 2 == 0 ? 0 : UINT32_MAX;
+      }
+      StepPlan plan;
+      plan.moves = planner.MovesWithin(static_cast<int64_t>(memory_bytes), choice, ranks);
+      PINION_ASSIGN_OR_RETURN(const StepTimes times, simulator.Run(plan.moves));
+      plan.step_us = times.step_us;
+      const Cost cost = {plan.step_us, CopiedBytes(step, plan.moves)};
+      if (cost > chosen_cost || (i > 0 && planner.DropsYoung(plan.moves))) continue;
+      chosen = std::move(ranks);
+      chosen_cost = cost;
+      if (cost >= best_cost) continue;
+      best = std::move(plan);
+      best_cost = cost;
+      if (best.step_us <= enough_us || best.moves.empty()) return best;
+    }
+  }
+  return best;
+}
+
+// With its peak, which has to keep within `memory_bytes`.
+absl::StatusOr<StepPlan> Checked(const StepRecord& step, StepPlan plan, uint64_t memory_bytes) {
+  const std::vector<int64_t> bytes = DeviceBytes(step, plan.moves);
+  plan.peak_bytes = static_cast<uint64_t>(*std::max_element(bytes.begin(), bytes.end()));
+  if (plan.peak_bytes <= memory_bytes) return plan;
   return absl::InternalError(
-      absl::StrCat("a plan for ", memory_bytes, " bytes takes ", best.peak_bytes));
+      absl::StrCat("a plan for ", memory_bytes, " bytes takes ", plan.peak_bytes));
 }
 
 }  // namespace
@@ -247,24 +289,32 @@ absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
                      HumanBytes(memory_bytes), "), whatever leaves: the least is ", least_bytes,
                      " bytes (", HumanBytes(least_bytes), ")"));
   }
-  return BestWithin(step, planner, std::min(memory_bytes, planner.MostBytes()), link);
+  PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
+  memory_bytes = std::min(memory_bytes, planner.MostBytes());
+  PINION_ASSIGN_OR_RETURN(StepPlan plan, BestWithin(step, planner, memory_bytes, simulator,
+                                                    step.compute_us(), TriesFor(step)));
+  return Checked(step, std::move(plan), memory_bytes);
 }
 
 absl::StatusOr<StepPlan> PlanStepWithin(const StepRecord& step, double slowdown,
                                         const LinkCalibration& link) {
   PINION_RETURN_IF_ERROR(CheckPlannable(step));
   const Planner planner(step);
+  PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   const double allowed_us = slowdown * step.compute_us();
+  const auto plan_within = [&](uint64_t memory_bytes) {
+    return BestWithin(step, planner, memory_bytes, simulator, allowed_us, /*tries=*/0);
+  };
   uint64_t enough_bytes = planner.MostBytes();
   uint64_t too_little_bytes = planner.LeastBytes();
-  PINION_ASSIGN_OR_RETURN(StepPlan best, BestWithin(step, planner, enough_bytes, link));
-  PINION_ASSIGN_OR_RETURN(StepPlan tried, BestWithin(step, planner, too_little_bytes, link));
-  if (tried.step_us <= allowed_us) return tried;
+  PINION_ASSIGN_OR_RETURN(StepPlan best, plan_within(enough_bytes));
+  PINION_ASSIGN_OR_RETURN(StepPlan tried, plan_within(too_little_bytes));
+  if (tried.step_us <= allowed_us) return Checked(step, std::move(tried), too_little_bytes);
   // To a hundredth of what there is to gain.
   const uint64_t exact_bytes = (enough_bytes - too_little_bytes) / 100;
   while (enough_bytes - too_little_bytes > exact_bytes + 1) {
     const uint64_t middle_bytes = too_little_bytes + (enough_bytes - too_little_bytes) / 2;
-    PINION_ASSIGN_OR_RETURN(tried, BestWithin(step, planner, middle_bytes, link));
+    PINION_ASSIGN_OR_RETURN(tried, plan_within(middle_bytes));
     if (tried.step_us <= allowed_us) {
       enough_bytes = middle_bytes;
       best = std::move(tried);
@@ -272,7 +322,7 @@ absl::StatusOr<StepPlan> PlanStepWithin(const StepRecord& step, double slowdown,
       too_little_bytes = middle_bytes;
     }
   }
-  return best;
+  return Checked(step, std::move(best), enough_bytes);
 }
 
 }  // namespace pinion

@@ -50,6 +50,9 @@ struct StepObject {
   // uses: a graph that is kept needs what it will not read. 0: its uses say it all, and what is
   // never read is needed to the end.
   uint32_t needed_until = 0;
+  // The ordinal of the last use that saves it. Whoever saves it again has held it until then, so
+  // that it cannot be away before. 0: only its first use saves it.
+  uint32_t saved_until = 0;
   // By size, type and place in the graph: a later step that has another one here does something
   // else.
   uint64_t signature = 0;
@@ -62,8 +65,12 @@ struct StepStretch {
   uint64_t other_bytes = 0;
   // And so much more at its peak: what operators take and give back.
   uint64_t transient_bytes = 0;
+  // An object counts in all of a stretch that uses it. Of those that the stretch's operator is the
+  // last to need, so many bytes have gone before the stretch's peak.
+  uint64_t released_bytes = 0;
 
-  uint64_t peak_other_bytes() const { return other_bytes + transient_bytes; }
+  // What has to fit in beside all objects that count.
+  uint64_t peak_other_bytes() const { return other_bytes + transient_bytes - released_bytes; }
 };
 
 struct StepRecord {

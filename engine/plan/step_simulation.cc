@@ -9,7 +9,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/link_rates.h"
 #include "pinion/engine/plan/step_lives.h"
 
 namespace pinion {
@@ -26,13 +25,20 @@ class LinkModel {
 
   // The copy's number in its direction.
   size_t Submit(Direction direction, uint64_t size_bytes) {
-    lanes_[direction].queue.push_back(static_cast<double>(size_bytes));
-    return lanes_[direction].queue.size() - 1;
+    Lane& lane = lanes_[direction];
+    if (lane.IsIdle()) lane.begun_us.push_back(now_us_);
+    lane.queue.push_back(static_cast<double>(size_bytes));
+    return lane.queue.size() - 1;
   }
 
   void AdvanceTo(double us) {
     while (now_us_ < us) Step(us);
     now_us_ = us;
+  }
+
+  // Of a copy that is done.
+  double BegunUs(Direction direction, size_t copy) const {
+    return lanes_[direction].begun_us[copy];
   }
 
   // Goes on until the copy is done, if it is not.
@@ -45,12 +51,13 @@ class LinkModel {
  private:
   struct Lane {
     double fixed_us;
-    double alone;                      // bytes per us
-    double duplex;                     // the same, while the other direction carries something
-    std::vector<double> queue = {};    // bytes of each copy
-    std::vector<double> done_us = {};  // of those that are done, which come first
-    double fixed_done_us = 0;          // of the first of the others
-    double done_bytes = 0;             // the same
+    double alone;                       // bytes per us
+    double duplex;                      // the same, while the other direction carries something
+    std::vector<double> queue = {};     // bytes of each copy
+    std::vector<double> begun_us = {};  // of those that have begun, which come first
+    std::vector<double> done_us = {};   // of those that are done, which come first
+    double fixed_done_us = 0;           // of the first of the others
+    double done_bytes = 0;              // the same
 
     bool IsIdle() const { return done_us.size() == queue.size(); }
     bool Carries() const { return !IsIdle() && fixed_done_us >= fixed_us; }
@@ -80,6 +87,7 @@ class LinkModel {
         lane.fixed_done_us = reached ? lane.fixed_us : lane.fixed_done_us + passed_us;
       } else if (reached) {
         lane.done_us.push_back(now_us_);
+        if (!lane.IsIdle()) lane.begun_us.push_back(now_us_);
         lane.fixed_done_us = 0;
         lane.done_bytes = 0;
       } else {
@@ -107,37 +115,72 @@ absl::Status CheckMoves(const StepRecord& step, absl::Span<const StepMove> moves
   return absl::OkStatus();
 }
 
+// Moves (by index) by the use at which something is to happen, in the order of moves.
+class ByUse {
+ public:
+  // `use_of` returns kNever where nothing happens.
+  template <typename UseOf>
+  ByUse(size_t uses, absl::Span<const StepMove> moves, UseOf use_of) : begins_(uses + 1) {
+    std::vector<uint32_t> at;
+    for (const StepMove& move : moves) {
+      at.push_back(use_of(move));
+      if (at.back() != StepMove::kNever) ++begins_[at.back()];
+    }
+    uint32_t before = 0;
+    for (uint32_t& begin : begins_) before += std::exchange(begin, before);
+    moves_.resize(before);
+    std::vector<uint32_t> next = begins_;
+    for (uint32_t i = 0; i < at.size(); ++i) {
+      if (at[i] != StepMove::kNever) moves_[next[at[i]]++] = i;
+    }
+  }
+
+  absl::Span<uint32_t> operator[](size_t use) {
+    return absl::MakeSpan(moves_).subspan(begins_[use], begins_[use + 1] - begins_[use]);
+  }
+
+ private:
+  std::vector<uint32_t> begins_;  // of each use's in `moves_`
+  std::vector<uint32_t> moves_;
+};
+
 }  // namespace
+
+absl::StatusOr<StepSimulator> StepSimulator::Create(const StepRecord& step,
+                                                    const LinkCalibration& link) {
+  PINION_RETURN_IF_ERROR(step.Validate());
+  PINION_ASSIGN_OR_RETURN(const LinkRates rates, RatesOf(link));
+  return StepSimulator(step, link, rates);
+}
+
+StepSimulator::StepSimulator(const StepRecord& step, const LinkCalibration& link,
+                             const LinkRates& rates)
+    : step_(&step), link_(link), rates_(rates), leaves_from_(LeavesFrom(step)) {}
 
 absl::StatusOr<StepTimes> SimulateStep(const StepRecord& step, absl::Span<const StepMove> moves,
                                        const LinkCalibration& link) {
-  PINION_RETURN_IF_ERROR(step.Validate());
+  PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
+  return simulator.Run(moves);
+}
+
+absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) const {
+  const StepRecord& step = *step_;
   PINION_RETURN_IF_ERROR(CheckMoves(step, moves));
-  PINION_ASSIGN_OR_RETURN(const LinkRates rates, RatesOf(link));
-  const std::vector<size_t> operator_ends = OperatorEnds(step);
   const size_t uses = step.uses.size();
-  // What happens at each use, by move.
-  struct AtUse {
-    std::vector<size_t> copies_out, drops, fetches, reads;
-  };
-  std::vector<AtUse> at(uses);
-  const std::vector<ObjectLife> lives = LivesOf(step);
-  for (size_t i = 0; i < moves.size(); ++i) {
-    const StepMove& move = moves[i];
-    if (move.copies_out) {
-      const size_t due =
-          std::min<size_t>(operator_ends[lives[move.object].uses.front()] + 1, move.drop_at);
-      at[due].copies_out.push_back(i);
-    }
-    at[move.drop_at].drops.push_back(i);
-    if (move.fetch_at == StepMove::kNever) continue;
-    at[move.fetch_at].fetches.push_back(i);
-    at[move.read_at].reads.push_back(i);
-  }
+  ByUse copies_out(uses, moves, [this](const StepMove& move) {
+    if (!move.copies_out) return StepMove::kNever;
+    return static_cast<uint32_t>(std::min<size_t>(leaves_from_[move.object], move.drop_at));
+  });
+  ByUse drops(uses, moves, [](const StepMove& move) { return move.drop_at; });
+  ByUse fetches(uses, moves, [](const StepMove& move) { return move.fetch_at; });
+  ByUse reads(uses, moves, [](const StepMove& move) {
+    return move.fetch_at == StepMove::kNever ? StepMove::kNever : move.read_at;
+  });
   StepTimes times;
-  times.out_us.resize(moves.size());
-  times.in_us.resize(moves.size());
-  LinkModel model(link, rates);
+  for (auto* of_moves : {&times.out_begins_us, &times.out_us, &times.in_begins_us, &times.in_us}) {
+    of_moves->resize(moves.size());
+  }
+  LinkModel model(link_, rates_);
   std::vector<size_t> out(moves.size());
   std::vector<size_t> in(moves.size());
   double now_us = 0;
@@ -154,20 +197,25 @@ absl::StatusOr<StepTimes> SimulateStep(const StepRecord& step, absl::Span<const 
     now_us += step.stretches[i].compute_us;
     if (i == uses) break;
     model.AdvanceTo(now_us);
-    std::vector<size_t>& due = at[i].copies_out;
+    const absl::Span<uint32_t> due = copies_out[i];
     std::sort(due.begin(), due.end(),
-              [&](size_t a, size_t b) { return moves[a].object < moves[b].object; });
-    for (const size_t move : due) {
+              [&](uint32_t a, uint32_t b) { return moves[a].object < moves[b].object; });
+    for (const uint32_t move : due) {
       out[move] = model.Submit(kOut, step.objects[moves[move].object].size_bytes);
     }
-    for (const size_t move : at[i].drops) {
-      if (moves[move].copies_out) times.out_us[move] = wait(kOut, out[move]);
+    for (const uint32_t move : drops[i]) {
+      if (!moves[move].copies_out) continue;
+      times.out_us[move] = wait(kOut, out[move]);
+      times.out_begins_us[move] = model.BegunUs(kOut, out[move]);
     }
     model.AdvanceTo(now_us);
-    for (const size_t move : at[i].fetches) {
+    for (const uint32_t move : fetches[i]) {
       in[move] = model.Submit(kIn, step.objects[moves[move].object].size_bytes);
     }
-    for (const size_t move : at[i].reads) times.in_us[move] = wait(kIn, in[move]);
+    for (const uint32_t move : reads[i]) {
+      times.in_us[move] = wait(kIn, in[move]);
+      times.in_begins_us[move] = model.BegunUs(kIn, in[move]);
+    }
     model.AdvanceTo(now_us);
   }
   times.step_us = now_us;

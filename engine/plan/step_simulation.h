@@ -14,12 +14,14 @@
 #ifndef PINION_ENGINE_PLAN_STEP_SIMULATION_H_
 #define PINION_ENGINE_PLAN_STEP_SIMULATION_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/link_rates.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 
@@ -29,12 +31,33 @@ struct StepTimes {
   double step_us = 0;
   std::vector<double> begins_us;  // of each stretch's compute
   std::vector<double> stalls_us;  // that it waited before that
-  std::vector<double> out_us;     // by move: when its copy out was done; 0 without one
-  std::vector<double> in_us;      // by move: when its copy in was done; 0 without one
+  // By move, when its copy out and in began and was done; 0 without one.
+  std::vector<double> out_begins_us;
+  std::vector<double> out_us;
+  std::vector<double> in_begins_us;
+  std::vector<double> in_us;
 };
 
-// InvalidArgument for a record that is not valid, a move that is impossible in it, and for a link
-// that was not measured.
+// The same step again and again, with moves of all kinds.
+class StepSimulator {
+ public:
+  // InvalidArgument for a record that is not valid, and for a link that was not measured. `step`
+  // has to outlive the simulator.
+  static absl::StatusOr<StepSimulator> Create(const StepRecord& step, const LinkCalibration& link);
+
+  // InvalidArgument for a move that is impossible in the step.
+  absl::StatusOr<StepTimes> Run(absl::Span<const StepMove> moves) const;
+
+ private:
+  StepSimulator(const StepRecord& step, const LinkCalibration& link, const LinkRates& rates);
+
+  const StepRecord* step_;
+  LinkCalibration link_;
+  LinkRates rates_;
+  std::vector<size_t> leaves_from_;  // by object, the first use at which its copy out may begin
+};
+
+// Errors as those of StepSimulator.
 absl::StatusOr<StepTimes> SimulateStep(const StepRecord& step, absl::Span<const StepMove> moves,
                                        const LinkCalibration& link);
 

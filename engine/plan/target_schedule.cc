@@ -1,12 +1,13 @@
 #include "pinion/engine/plan/target_schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/explain_plan.h"
+#include "pinion/engine/plan/pack_plan.h"
 #include "pinion/engine/plan/step_plan.h"
 
 namespace pinion {
@@ -29,7 +30,9 @@ bool SaveTheSame(const StepRecord& a, const StepRecord& b) {
 }  // namespace
 
 TargetSchedule::TargetSchedule(const TargetOptions& options)
-    : options_(options), window_(WindowsOf(options)) {}
+    : options_(options),
+      small_bytes_(LargestSmallPiece(options.link)),
+      window_(WindowsOf(options)) {}
 
 // --------------------------------------------------------------------------------- known steps
 
@@ -55,8 +58,21 @@ void TargetSchedule::Learn(std::shared_ptr<const KnownStep> known) {
   if (known_.size() > kMaxKnown) known_.pop_back();
 }
 
-std::string TargetSchedule::Explain(
-    const std::list<std::shared_ptr<const KnownStep>>& known) const {
+bool TargetSchedule::WantsRecord() const {
+  if (known_steps_ >= kKnownInARow) return false;
+  // The longer no step has been known, the more are let pass before one is recorded: a program
+  // whose steps are never alike has kMaxKnown of them recorded while their number doubles.
+  const uint64_t every = std::bit_floor((unknown_steps_ / kMaxKnown) | 1);
+  return unknown_steps_ % every == 0;
+}
+
+std::string TargetSchedule::Explain(const std::list<std::shared_ptr<const KnownStep>>& known,
+                                    PlanFormat format) const {
+  if (format != PlanFormat::kText && !known.empty()) {
+    const KnownStep& last = *known.front();
+    const uint64_t limit_bytes = options_.memory_bytes.value_or(last.plan().peak_bytes);
+    return DrawPlan(last.step(), last.plan(), options_.link, limit_bytes, format);
+  }
   std::string text;
   for (const auto& one : known) {
     text += ExplainPlan(one->step(), one->plan(), options_.link);
@@ -116,7 +132,7 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
     unused_.clear();
     is_lost_ = false;
   }
-  const uint32_t id = NewObject(saved.signature);
+  const uint32_t id = NewObject(saved);
   const size_t before = signatures_[saved.signature]++;
   if (begins) {
     FindKnown();
@@ -134,6 +150,13 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
   return {.object = id, .leaves = !objects_[id].stays};
 }
 
+uint64_t TargetSchedule::CompanyOf(uint32_t id) const {
+  // What is large shares no parcel anyhow.
+  if (!objects_[id].is_small) return 0;
+  if (IsPlanned()) return now_known_->Company(objects_[id].planned);
+  return options_.memory_bytes.has_value() ? KnownStep::AloneCompany(id) : 0;
+}
+
 void TargetSchedule::OnUsed(uint32_t id) {
   Object& object = objects_[id];
   const size_t n = object.uses++;
@@ -143,14 +166,14 @@ void TargetSchedule::OnUsed(uint32_t id) {
   awaited_bytes_ = is_away ? parcel->size_bytes : 0;
 }
 
-uint32_t TargetSchedule::NewObject(uint64_t signature) {
+uint32_t TargetSchedule::NewObject(const SavedObject& saved) {
   if (unused_.empty()) {
     objects_.emplace_back();
     unused_.push_back(static_cast<uint32_t>(objects_.size() - 1));
   }
   const uint32_t id = unused_.back();
   unused_.pop_back();
-  objects_[id] = {.signature = signature};
+  objects_[id] = {.signature = saved.signature, .is_small = saved.size_bytes <= small_bytes_};
   return id;
 }
 
@@ -159,6 +182,7 @@ void TargetSchedule::OnReleased(uint32_t object) {
   if (!IsPlanned()) unused_.push_back(object);
   if (--live_objects_ > 0) return;
   known_steps_ = is_lost_ ? 0 : std::min(known_steps_ + 1, kKnownInARow);
+  unknown_steps_ = is_lost_ ? unknown_steps_ + 1 : 0;
 }
 
 std::vector<uint32_t> TargetSchedule::TakeLateLeavers() {
@@ -261,8 +285,8 @@ OffloadSchedule::Fetches TargetSchedule::TakeFetches(
   for (; next_fetch_ < moves.size() && moves[next_fetch_].fetch_at <= now_; ++next_fetch_) {
     const StepMove& move = moves[next_fetch_];
     const uint32_t id = actual_[move.object];
-    // What was to be read already is fetched by whoever reads it.
-    if (id == UINT32_MAX || move.read_at < now_ || objects_[id].parcel == nullptr) continue;
+    // What is to be read by now is fetched by whoever reads it.
+    if (id == UINT32_MAX || move.read_at <= now_ || objects_[id].parcel == nullptr) continue;
     ScheduledParcel& parcel = *objects_[id].parcel;
     ++taken.looks;
     if (parcel.scheduled.fetched_ahead || !is_away(parcel)) continue;

@@ -24,6 +24,7 @@
 #ifndef PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
 #define PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -36,6 +37,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/known_step.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
@@ -68,12 +70,19 @@ class TargetSchedule final : public OffloadSchedule {
   // Instead of what was known of a step that saves the same.
   void Learn(std::shared_ptr<const KnownStep> known);
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
-  // the next one may be new as well.
-  bool WantsRecord() const { return known_steps_ < kKnownInARow; }
-  // The plans of all known steps, for people; a pure function of what it gets.
-  std::string Explain(const std::list<std::shared_ptr<const KnownStep>>& known) const;
+  // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
+  bool WantsRecord() const;
+  // What is known of a step is no longer right: the next two are worth recording. The first of them
+  // may have begun without.
+  void RecordAgain() { known_steps_ = std::min(known_steps_, kKnownInARow - 2); }
+  // For people: the plans of all known steps in words, or of the first in another format. A pure
+  // function of what it gets.
+  std::string Explain(const std::list<std::shared_ptr<const KnownStep>>& known,
+                      PlanFormat format) const;
   // Somebody needs a tensor that was saved.
   bool IsInStep() const { return live_objects_ > 0; }
+  // What the step that runs, or the last one, goes on as; null: it runs like the first.
+  const std::shared_ptr<const KnownStep>& followed() const { return now_known_; }
   // The last one that was followed comes first.
   const std::list<std::shared_ptr<const KnownStep>>& known() const { return known_; }
 
@@ -99,6 +108,7 @@ class TargetSchedule final : public OffloadSchedule {
 
   uint64_t BatchBytes() const override { return IsPlanned() ? 0 : window_.BatchBytes(); }
   uint64_t LateBytes() const override { return IsPlanned() ? 0 : window_.LateBytes(); }
+  uint64_t CompanyOf(uint32_t object) const override;
   std::vector<uint32_t> TakeLateLeavers() override;
   std::vector<ScheduledParcel*> TakeEvictions() override;
   std::vector<ScheduledParcel*> TakeAllEvictions() override { return window_.TakeAllEvictions(); }
@@ -113,6 +123,7 @@ class TargetSchedule final : public OffloadSchedule {
   // Of the step that runs.
   struct Object {
     uint64_t signature = 0;
+    bool is_small = false;
     size_t uses = 0;
     uint32_t planned = 0;  // its number in the known step
     bool stays = false;
@@ -121,7 +132,7 @@ class TargetSchedule final : public OffloadSchedule {
     ScheduledParcel* parcel = nullptr;  // once it has left
   };
 
-  uint32_t NewObject(uint64_t signature);
+  uint32_t NewObject(const SavedObject& saved);
   bool IsPlanned() const { return now_known_ != nullptr; }
   // Of the objects so far in `known`; false if one of them is none of its.
   bool Match(const KnownStep& known, std::vector<uint32_t>& planned) const;
@@ -133,9 +144,11 @@ class TargetSchedule final : public OffloadSchedule {
   uint64_t MissingBytes(uint64_t more_bytes) const;
 
   const TargetOptions options_;
+  const uint64_t small_bytes_;  // tensors of at most so much share parcels
   WindowSchedule window_;
   std::list<std::shared_ptr<const KnownStep>> known_;
-  int known_steps_ = 0;  // since the last one that was not known
+  int known_steps_ = 0;         // since the last one that was not known
+  uint64_t unknown_steps_ = 0;  // since the last one that was known
   uint64_t device_bytes_ = 0;
   uint64_t awaited_bytes_ = 0;  // that are about to be fetched, by the reader of what was used last
 

@@ -18,13 +18,23 @@ uint64_t BytesOf(const void* owner, const ScheduledParcel& parcel) {
 
 // -------------------------------------------------------------------------------------- windows
 
-uint64_t WindowSchedule::Window(uint64_t option) const {
-  if (option != WindowOptions::kAuto) return option;
-  uint64_t window_bytes = AutoWindowBytes(ScopeSizes(), last_scope_);
+Fate WindowSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
+  scopes_[scope].Add(saved.size_bytes);
+  SetAutoBytes();
+  return Fate();
+}
+
+void WindowSchedule::OnScopeEnd(ScopeId scope) {
+  const auto ended = scopes_.extract(scope);
+  if (!ended.empty()) last_scope_ = ended.mapped();
+  SetAutoBytes();
+}
+
+void WindowSchedule::SetAutoBytes() {
+  auto_bytes_ = AutoWindowBytes(ScopeSizes(), last_scope_);
   for (const auto& [id, saved] : scopes_) {
-    window_bytes = std::max(window_bytes, AutoWindowBytes(saved, last_scope_));
+    auto_bytes_ = std::max(auto_bytes_, AutoWindowBytes(saved, last_scope_));
   }
-  return window_bytes;
 }
 
 uint64_t WindowSchedule::ShareOfWindow(uint64_t option, uint64_t size_bytes) const {
@@ -34,11 +44,6 @@ uint64_t WindowSchedule::ShareOfWindow(uint64_t option, uint64_t size_bytes) con
 
 uint64_t WindowSchedule::BatchBytes() const {
   return std::min(options_.full_batch_bytes, Window(options_.eviction_bytes) / 4);
-}
-
-void WindowSchedule::OnScopeEnd(ScopeId scope) {
-  const auto ended = scopes_.extract(scope);
-  if (!ended.empty()) last_scope_ = ended.mapped();
 }
 
 // ------------------------------------------------------------------------------------- eviction

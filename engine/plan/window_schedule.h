@@ -40,10 +40,7 @@ class WindowSchedule final : public OffloadSchedule {
  public:
   explicit WindowSchedule(const WindowOptions& options) : options_(options) {}
 
-  Fate OnSaved(ScopeId scope, const SavedObject& saved) override {
-    scopes_[scope].Add(saved.size_bytes);
-    return Fate();
-  }
+  Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
   void OnScopeEnd(ScopeId scope) override;
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
   void OnPieceGone(ScheduledParcel& parcel, const void* owner) override;
@@ -87,7 +84,10 @@ class WindowSchedule final : public OffloadSchedule {
     uint64_t newest = 0;
   };
 
-  uint64_t Window(uint64_t option) const;
+  void SetAutoBytes();
+  uint64_t Window(uint64_t option) const {
+    return option == WindowOptions::kAuto ? auto_bytes_ : option;
+  }
   // What `size_bytes` of one parcel count in that window.
   uint64_t ShareOfWindow(uint64_t option, uint64_t size_bytes) const;
   void LeaveWindow(ScheduledParcel& parcel);
@@ -97,6 +97,7 @@ class WindowSchedule final : public OffloadSchedule {
   const WindowOptions options_;
   std::map<ScopeId, ScopeSizes> scopes_;  // those that have not ended
   ScopeSizes last_scope_;
+  uint64_t auto_bytes_ = 0;  // what kAuto stands for, by what the scopes have saved
   absl::btree_map<SavedPlace, ScheduledParcel*> order_;
   absl::btree_map<uint64_t, ScheduledParcel*> window_;  // in the order of leaving
   uint64_t last_left_ = 0;                              // its number

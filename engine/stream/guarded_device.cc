@@ -6,6 +6,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/process_exit.h"
+#include "pinion/engine/stream/stream_in_use.h"
 
 namespace pinion::internal {
 
@@ -20,6 +21,7 @@ absl::Status GuardedDevice::health() const {
         absl::StrCat(device_->name(), ": the process is exiting; no device call is made"));
   }
   if (origin_.InForkedChild()) return origin_.Refusal(device_->name());
+  if (!poisoned_.load(std::memory_order_acquire)) return absl::OkStatus();
   // Last: a child of fork() may find the lock taken for ever.
   MutexLock lock(mu_);
   return first_error_;
@@ -49,6 +51,7 @@ void GuardedDevice::Poison(const char* call, absl::string_view why) {
     MutexLock lock(mu_);
     if (!first_error_.ok()) return;
     first_error_ = error;
+    poisoned_.store(true, std::memory_order_release);
   }
   PINION_LOG(kError) << error.message();
 }
@@ -57,6 +60,7 @@ template <typename Result, typename Call>
 Result GuardedDevice::Guard(const char* name, const Call& call) {
   if (absl::Status healthy = health(); !healthy.ok()) return healthy;
   Result result = call();
+  if (result.ok()) return result;
   // Not every transient error: after DeadlineExceeded the caller's time is up.
   for (int retry = 0; retry < max_transient_retries_ && absl::IsUnavailable(StatusOf(result));
        ++retry) {
@@ -85,7 +89,11 @@ absl::Status GuardedDevice::SynchronizeStream(StreamHandle stream) {
 }
 
 absl::StatusOr<bool> GuardedDevice::IsCapturing(StreamHandle stream) {
-  return Guard<absl::StatusOr<bool>>("IsCapturing", [&] { return device_->IsCapturing(stream); });
+  if (StreamInUse::IsKnownNotToCapture(*device_, stream)) return false;
+  absl::StatusOr<bool> capturing =
+      Guard<absl::StatusOr<bool>>("IsCapturing", [&] { return device_->IsCapturing(stream); });
+  if (capturing.ok() && !*capturing) StreamInUse::NoteNotCapturing(*device_, stream);
+  return capturing;
 }
 
 absl::StatusOr<EventHandle> GuardedDevice::CreateEvent() {

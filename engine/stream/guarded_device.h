@@ -94,6 +94,7 @@ class GuardedDevice {
   const int max_transient_retries_;
   const ForkOrigin origin_;
   std::atomic<bool> accepting_{true};
+  std::atomic<bool> poisoned_{false};  // first_error_ is an error: all is well without its lock
   std::atomic<uint64_t> retries_{0};
   std::atomic<uint64_t> event_waits_{0};
   std::atomic<uint64_t> event_waits_skipped_{0};

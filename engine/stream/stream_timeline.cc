@@ -40,30 +40,24 @@ void StreamTimeline::SetTimer(std::shared_ptr<TransferTimer> timer, CopyDirectio
 
 absl::StatusOr<uint64_t> StreamTimeline::Mark(EventRef event) {
   PINION_RETURN_IF_ERROR(device_->RecordEvent(event->handle(), stream_));
+  SubmittedCopy nothing;
+  nothing.chunks = 1;
   MutexLock lock(mu_);
-  return Append(std::move(event), {});
+  return Append(std::move(event), std::move(nothing));
 }
 
 uint64_t StreamTimeline::NumberCopy(EventRef event, SubmittedCopy copy) {
   const absl::Status recorded = device_->RecordEvent(event->handle(), stream_);
-  if (recorded.ok()) {
-    MutexLock lock(mu_);
-    return Append(std::move(event), std::move(copy));
-  }
-  if (kCopyWithoutEvent.enabled() && !device_->SynchronizeStream(stream_).ok()) {
-    device_->Poison("RecordEvent", recorded.message());
-    return NumberLostCopy(std::move(event), std::move(copy));
+  bool done = false;
+  if (!recorded.ok()) {
+    done = !kCopyWithoutEvent.enabled() || device_->SynchronizeStream(stream_).ok();
+    if (!done && device_->health().ok()) device_->Poison("RecordEvent", recorded.message());
   }
   Released released;
   MutexLock lock(mu_);
   const uint64_t value = Append(std::move(event), std::move(copy));
-  CompleteUpTo(value, released);
+  if (done) CompleteUpTo(value, released);
   return value;
-}
-
-uint64_t StreamTimeline::NumberLostCopy(EventRef event, SubmittedCopy copy) {
-  MutexLock lock(mu_);
-  return Append(std::move(event), std::move(copy));
 }
 
 void StreamTimeline::CountFailedSubmit() {
@@ -134,26 +128,28 @@ absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, con
                    "for it captures a graph; wait on the host, or after the capture has ended"));
 }
 
+// What is done on a stream is done up to some number, which is looked for by halves, from the end.
+// A foreign handle may be two streams: there it is looked for one by one.
 void StreamTimeline::Poll() {
   // Before any lock: a child of fork may find it taken for ever.
   if (!device_->health().ok()) return;
-  while (true) {
-    uint64_t value = 0;
-    EventRef event;
-    {
-      MutexLock lock(mu_);
-      if (pending_.empty()) return;
-      value = pending_.front().value;
-      event = pending_.front().event;
+  uint64_t not_done = last_number() + 1;  // as far as is known
+  uint64_t value = ownership_ == Ownership::kOwned ? not_done - 1 : Completed() + 1;
+  while (value < not_done) {
+    if (const EventRef event = NextOf(value).second) {
+      const absl::StatusOr<bool> done = device_->QueryEvent(event->handle());
+      if (!done.ok()) return;
+      *done ? Complete(value) : void(not_done = value);
     }
-    const absl::StatusOr<bool> done = device_->QueryEvent(event->handle());
-    if (!done.ok() || !*done) return;
-    Complete(value);
+    const uint64_t oldest = Completed() + 1;
+    const uint64_t others = not_done - std::min(not_done, oldest);
+    value = oldest + (ownership_ == Ownership::kOwned ? others / 2 : 0);
   }
 }
 
 void StreamTimeline::PollIfMany() {
-  if (pending_count() > kManySubmissions) Poll();
+  const size_t pending = pending_count();
+  if (pending > kManySubmissions && pending % kManySubmissions == 1) Poll();
 }
 
 absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
@@ -186,7 +182,7 @@ absl::Status StreamTimeline::WaitWhileHealthy(uint64_t value) {
 
 uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy copy) {
   if (copy.ends_transfer) ++stats_.submitted_transfers;
-  ++stats_.submitted_chunks;
+  stats_.submitted_chunks += copy.chunks;
   stats_.submitted_pieces += copy.pieces;
   stats_.submitted_bytes += copy.size_bytes;
   stats_.in_flight_bytes += copy.size_bytes;

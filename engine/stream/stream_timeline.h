@@ -1,12 +1,11 @@
 // One stream's submissions, numbered: the engine's FenceTimeline.
 //
 //   pending   | 5: event | 6: event | 7: event |      Completed() == 4
-//             \_ oldest, the only one that is polled
 //
-// Each submission has one event, recorded right behind it. The events form a FIFO ring, and are
-// queried outside of any lock: two threads that poll at once query the same event, which its
-// reference keeps from being used again, and the later answer changes nothing. Completed() is an
-// atomic that only rises.
+// Each number has one event, recorded right behind what it stands for. The events form a FIFO ring,
+// and are queried outside of any lock: two threads that poll at once may query the same event,
+// which its reference keeps from being used again, and the later answer changes nothing.
+// Completed() is an atomic that only rises.
 //
 // Numbers equal the order of the stream because whoever enqueues work and records an event does so
 // within turn(). A foreign handle may be two streams, one after the other: a program destroys one,
@@ -63,10 +62,11 @@ struct Prerequisites {
   absl::InlinedVector<std::pair<std::weak_ptr<FenceTimeline>, uint64_t>, 1> submissions;
 };
 
-// A copy that is to be numbered.
+// Copies, one behind the other, that are to have one number.
 struct SubmittedCopy {
   uint64_t size_bytes = 0;
   uint64_t pieces = 0;
+  uint64_t chunks = 0;        // of its batch
   bool ends_transfer = true;  // the last chunk of its batch
   Prerequisites after;
 };
@@ -91,14 +91,10 @@ class StreamTimeline final : public FenceTimeline {
   // Records `event` and gives what is on the stream now the next number. An error changes nothing.
   absl::StatusOr<uint64_t> Mark(EventRef event);
 
-  // The same for a copy that is already enqueued, so that it must not be lost: where `event`
+  // The same for copies that are already enqueued, so that they must not be lost: where `event`
   // cannot be recorded, this waits for the stream instead, and where that fails too it poisons the
-  // device. The number is never done then.
+  // device, if it is not poisoned yet. The number is never done then.
   uint64_t NumberCopy(EventRef event, SubmittedCopy copy);
-
-  // A copy that failed for good (the device is poisoned) and may still be writing: a number that is
-  // never done. `event` was not recorded.
-  uint64_t NumberLostCopy(EventRef event, SubmittedCopy copy);
 
   void CountFailedSubmit();
   void CountFlowControlWait();

@@ -53,8 +53,8 @@ absl::Status DeviceTier::PutOut(absl::Span<Departure> departures) {
   return copy.status();
 }
 
-absl::StatusOr<Transfer> DeviceTier::Fetch(std::vector<Arrival> arrivals, StreamHandle stream,
-                                           std::vector<GuardedMemory>& unneeded) {
+absl::StatusOr<Transfer> DeviceTier::Fetch(absl::Span<Arrival> arrivals, StreamHandle stream,
+                                           GuardedMemories& unneeded) {
   CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
   for (const Arrival& arrival : arrivals) {
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, arrival.claim.parcel().ToRead());

@@ -22,7 +22,6 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -89,9 +88,10 @@ class DeviceTier {
 
   // Parcels come back in one copy, after the present work of `stream`, to which their memory
   // belongs. The caller bounds what is under way. `unneeded` gets what nobody is left to read. On
-  // an error nothing has been fetched: whoever waits for one of the parcels tries by itself.
-  absl::StatusOr<Transfer> Fetch(std::vector<Arrival> arrivals, StreamHandle stream,
-                                 std::vector<GuardedMemory>& unneeded);
+  // an error nothing has been fetched: whoever waits for one of the parcels tries by itself, once
+  // the arrivals have let go of their claims.
+  absl::StatusOr<Transfer> Fetch(absl::Span<Arrival> arrivals, StreamHandle stream,
+                                 GuardedMemories& unneeded);
 
  private:
   // Whether a copy that could not be submitted may run all the same.

@@ -15,20 +15,16 @@ constexpr absl::Duration kHostWait = absl::Seconds(60);
 
 }  // namespace
 
-GuardedMemory::GuardedMemory(GuardedMemory&& other) noexcept { *this = std::move(other); }
-
 GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
   if (this == &other) return *this;
-  Drop();
+  if (!memory_.empty()) Drop();
   memory_ = std::move(other.memory_);
   other.memory_.clear();
   stream_ = other.stream_;
-  copy_ = std::exchange(other.copy_, Transfer());
+  copy_ = std::move(other.copy_);
   site_ = other.site_;
   return *this;
 }
-
-GuardedMemory::~GuardedMemory() { Drop(); }
 
 void GuardedMemory::Add(GuardedMemory other) {
   for (DeviceMemory& memory : other.memory_) memory_.push_back(std::move(memory));
@@ -37,7 +33,6 @@ void GuardedMemory::Add(GuardedMemory other) {
 }
 
 void GuardedMemory::Drop() {
-  if (memory_.empty()) return;
   const bool exiting = ProcessIsExiting();
   absl::Status waited = exiting ? absl::OkStatus() : copy_.WaitOn(stream_, *site_);
   // An error that passes costs time, not memory.
@@ -58,17 +53,13 @@ void GuardedMemory::Drop() {
   copy_ = Transfer();
 }
 
-std::vector<GuardedMemory> MergeByStream(std::vector<GuardedMemory> memory) {
-  std::vector<GuardedMemory> merged;
-  for (GuardedMemory& next : memory) {
-    if (!next) continue;
-    if (!merged.empty() && merged.back().stream() == next.stream()) {
-      merged.back().Add(std::move(next));
-    } else {
-      merged.push_back(std::move(next));
-    }
+void AddByStream(GuardedMemory memory, GuardedMemories& all) {
+  if (!memory) return;
+  if (!all.empty() && all.back().stream() == memory.stream()) {
+    all.back().Add(std::move(memory));
+  } else {
+    all.push_back(std::move(memory));
   }
-  return merged;
 }
 
 }  // namespace pinion

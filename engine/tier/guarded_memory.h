@@ -12,7 +12,6 @@
 #define PINION_ENGINE_TIER_GUARDED_MEMORY_H_
 
 #include <utility>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "pinion/device/device.h"
@@ -35,9 +34,17 @@ class GuardedMemory {
       : GuardedMemory(stream, std::move(copy), site) {
     Add(std::move(memory));
   }
-  GuardedMemory(GuardedMemory&& other) noexcept;
+  GuardedMemory(GuardedMemory&& other) noexcept
+      : memory_(std::move(other.memory_)),
+        stream_(other.stream_),
+        copy_(std::move(other.copy_)),
+        site_(other.site_) {
+    other.memory_.clear();
+  }
   GuardedMemory& operator=(GuardedMemory&& other) noexcept;
-  ~GuardedMemory();
+  ~GuardedMemory() {
+    if (!memory_.empty()) Drop();
+  }
 
   // More memory under the same copy, which one wait covers. Not empty.
   void Add(DeviceMemory memory) { memory_.push_back(std::move(memory)); }
@@ -57,7 +64,7 @@ class GuardedMemory {
   void Disarm() { memory_.clear(); }
 
  private:
-  void Drop();
+  void Drop();  // not of an empty object
 
   absl::InlinedVector<DeviceMemory, 1> memory_;
   StreamHandle stream_;
@@ -65,8 +72,11 @@ class GuardedMemory {
   const WaitSite* site_ = &kFreeAfterCopy;
 };
 
-// Puts neighbours of one stream together, so that one wait covers them.
-std::vector<GuardedMemory> MergeByStream(std::vector<GuardedMemory> memory);
+using GuardedMemories = absl::InlinedVector<GuardedMemory, 1>;
+
+// Adds `memory`, unless it is empty, to the last one of `all` if they have one stream, so that one
+// wait covers both; else behind it.
+void AddByStream(GuardedMemory memory, GuardedMemories& all);
 
 }  // namespace pinion
 

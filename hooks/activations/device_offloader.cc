@@ -9,12 +9,13 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "pinion/engine/plan/pack_plan.h"
-#include "pinion/engine/plan/target_schedule.h"
 #include "pinion/engine/stream/stream_clock.h"
+#include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_version.h"
@@ -26,15 +27,9 @@ namespace {
 
 std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_ptr<DeviceTier>& tier,
                                         OffloadState& state) {
-  TargetSchedule* schedule = nullptr;
-  {
-    MutexLock lock(state.mu);
-    schedule = dynamic_cast<TargetSchedule*>(state.schedule.get());
-  }
-  if (schedule == nullptr) return nullptr;
+  if (state.target == nullptr) return nullptr;
   const std::shared_ptr<Device> native(tier, &tier->engine().device());
-  return std::make_unique<StepLearner>(device, std::make_shared<StreamClock>(native), state,
-                                       *schedule);
+  return std::make_unique<StepLearner>(device, std::make_shared<StreamClock>(native), state);
 }
 
 }  // namespace
@@ -123,6 +118,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(const Packed& packed) {
   const auto& [tensor, node, place, maybe_held, scope] = packed;
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
+  const StreamInUse in_use(tier_->engine().device(), stream.native);
   const auto keep = [this](uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     return nullptr;
@@ -184,8 +180,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(const Packed& packed) {
     });
   }
   auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
-  if (!late.empty()) departures_.CopyOut(std::move(late), &stream);
-  if (!due.empty()) departures_.CopyOut(std::move(due), &stream);
+  if (!late.empty()) departures_.CopyOut(std::move(late));
+  if (!due.empty()) departures_.CopyOut(std::move(due));
   departures_.EvictExcess();
   return handle;
 }
@@ -231,7 +227,7 @@ void DeviceOffloader::EndScopeNow(ScopeId scope) {
     MutexLock lock(state_.mu);
     due = state_.pending.EndScope(scope);
   }
-  departures_.CopyOut(std::move(due), /*not_capturing=*/nullptr);
+  departures_.CopyOut(std::move(due));
   departures_.EvictExcess();
   MutexLock lock(state_.mu);
   state_.schedule->OnScopeEnd(scope);
@@ -247,6 +243,9 @@ void DeviceOffloader::FreeDeviceMemory() {
 at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   StorageRecord& record = handle.record();
   const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
+  const BoundStream stream(CurrentStream(device_));
+  std::optional<StreamInUse> in_use;
+  if (CurrentBackward() != -1) in_use.emplace(tier_->engine().device(), stream.native);
   NoteBackward();
   if (learner_ != nullptr) {
     {
@@ -255,8 +254,8 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     }
     departures_.EvictExcess();
   }
-  BytesOnDevice bytes = returns_.Acquire(record, handle.reader, BoundStream(CurrentStream(device_)),
-                                         [&handle] { return handle.Describe(); });
+  BytesOnDevice bytes =
+      returns_.Acquire(record, handle.reader, stream, [&handle] { return handle.Describe(); });
   returns_.Prefetch(record);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it.
   // Not the memory that was saved, whoever lets go of it: other handles find it as long as it
@@ -287,6 +286,8 @@ void DeviceOffloader::NoteBackward() {
 void DeviceOffloader::Release(Handle& handle) {
   StorageRecord& record = handle.record();
   const int64_t backward = CurrentBackward();
+  // A plan counts on the memory as soon as the node that has read it is done.
+  if (learner_ != nullptr && backward != -1) SettleLoans();
   Released released;
   MutexLock lock(state_.mu);
   // The handle that goes still shares the record: nothing is let go of under the lock.

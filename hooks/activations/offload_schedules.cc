@@ -1,7 +1,8 @@
 #include "pinion/hooks/activations/offload_schedules.h"
 
+#include <utility>
+
 #include "pinion/engine/plan/pack_plan.h"
-#include "pinion/engine/plan/target_schedule.h"
 #include "pinion/engine/plan/window_schedule.h"
 
 namespace pinion {
@@ -16,14 +17,15 @@ WindowOptions WindowsOf(const OffloadOptions& options, const LinkCalibration& li
 
 }  // namespace
 
-std::unique_ptr<OffloadSchedule> ScheduleFor(const OffloadOptions& options,
-                                             const LinkCalibration& link) {
+ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration& link) {
   const WindowOptions windows = WindowsOf(options, link);
   const uint64_t target_bytes = options.memory_target_bytes;
-  if (target_bytes == OffloadOptions::kNoTarget) return std::make_unique<WindowSchedule>(windows);
+  if (target_bytes == OffloadOptions::kNoTarget) return {std::make_unique<WindowSchedule>(windows)};
   TargetOptions target = {.windows = windows, .link = link};
   if (target_bytes != OffloadOptions::kAutoTarget) target.memory_bytes = target_bytes;
-  return std::make_unique<TargetSchedule>(target);
+  auto schedule = std::make_unique<TargetSchedule>(target);
+  TargetSchedule* const by_plans = schedule.get();
+  return {std::move(schedule), by_plans};
 }
 
 }  // namespace pinion

@@ -7,13 +7,18 @@
 
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/plan/target_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 
 namespace pinion {
 
+struct ChosenSchedule {
+  std::unique_ptr<OffloadSchedule> schedule;
+  TargetSchedule* target = nullptr;  // the same, if it is one
+};
+
 // A TargetSchedule with a memory target, a WindowSchedule without.
-std::unique_ptr<OffloadSchedule> ScheduleFor(const OffloadOptions& options,
-                                             const LinkCalibration& link);
+ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration& link);
 
 }  // namespace pinion
 

@@ -60,10 +60,10 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     return offloader->link();
   }
 
-  std::string Explain(int device_index) const override {
+  std::string Explain(int device_index, PlanFormat format) const override {
     const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
     if (offloader == nullptr || offloader->learner() == nullptr) return "";
-    return offloader->learner()->Explain();
+    return offloader->learner()->Explain(format);
   }
 
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {

@@ -38,6 +38,7 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device_backend.h"
+#include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/activations/offload_options.h"
@@ -73,9 +74,11 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   virtual std::optional<LinkCalibration> GetLink(int device_index) const = 0;
 
   // With a memory target: what the steps that are known move, when, and what that costs by the
-  // model of the link (engine/plan/explain_plan.h), the last one first. Empty without a target, and
-  // until a step was planned. For people.
-  virtual std::string Explain(int device_index) const = 0;
+  // model of the link (engine/plan/explain_plan.h). In words the last one comes first; the other
+  // formats have the last one alone. Empty without a target, and until a step was planned. For
+  // people.
+  std::string Explain(int device_index) const { return Explain(device_index, PlanFormat::kText); }
+  virtual std::string Explain(int device_index, PlanFormat format) const = 0;
 
   // Sets the device up and pins what a step of training keeps in host memory, so that no pack has
   // to: 0.1 to 1 s per GiB. Errors as those of PinnedAllocator::Reserve, and of the device.

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
@@ -19,6 +18,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/guarded_memory.h"
+#include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/pending_tensors.h"
 #include "pinion/hooks/activations/saved_storages.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -27,7 +27,7 @@ namespace pinion {
 
 // Things to let go of once the lock is released: declare one before the lock is taken.
 struct Released {
-  absl::InlinedVector<GuardedMemory, 1> guarded;
+  GuardedMemories guarded;
   absl::InlinedVector<c10::Storage, 1> plain;  // no copy touches them
 
   void Add(GuardedMemory memory) {
@@ -41,28 +41,28 @@ struct Released {
 class LateMemory {
  public:
   void Add(GuardedMemory memory, uint64_t size_bytes) {
-    memory_.push_back(std::move(memory));
+    AddByStream(std::move(memory), memory_);
     size_bytes_ += size_bytes;
   }
   uint64_t size_bytes() const { return size_bytes_; }
   void Take(Released& released) {
-    for (GuardedMemory& memory : MergeByStream(std::exchange(memory_, {}))) {
-      released.Add(std::move(memory));
-    }
+    for (GuardedMemory& memory : memory_) released.Add(std::move(memory));
+    memory_.clear();
     size_bytes_ = 0;
   }
 
  private:
-  std::vector<GuardedMemory> memory_;
+  GuardedMemories memory_;
   uint64_t size_bytes_ = 0;
 };
 
 // The lock is taken before a parcel's own, and held while no device, allocator or LibTorch call is
 // made.
 struct OffloadState {
-  OffloadState(std::unique_ptr<OffloadSchedule> by, PendingTensors none_yet)
+  OffloadState(ChosenSchedule by, PendingTensors none_yet)
       : pending(std::move(none_yet)),
-        schedule(std::move(by)),
+        schedule(std::move(by.schedule)),
+        target(by.target),
         asks_for_device_bytes(schedule->AsksForDeviceBytes()) {}
 
   // What is allocated on the device, for the schedule if it asks; to be had before the lock.
@@ -83,6 +83,7 @@ struct OffloadState {
   SavedStorages storages ABSL_GUARDED_BY(mu);
   PendingTensors pending ABSL_GUARDED_BY(mu);
   const std::unique_ptr<OffloadSchedule> schedule ABSL_PT_GUARDED_BY(mu);
+  TargetSchedule* const target;  // the same, if it goes by plans; what changes in it is guarded
   const bool asks_for_device_bytes;
   LateMemory late ABSL_GUARDED_BY(mu);
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of a record

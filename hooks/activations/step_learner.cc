@@ -12,12 +12,6 @@
 #include "pinion/hooks/plan/recorded_tensor.h"
 
 namespace pinion {
-namespace {
-
-// A step that saves more has no end, most likely: somebody keeps a graph for good.
-constexpr int kMaxSaves = 100'000;
-
-}  // namespace
 
 std::shared_ptr<DeviceRecording> StepLearner::Current() const {
   MutexLock lock(mu_);
@@ -25,21 +19,22 @@ std::shared_ptr<DeviceRecording> StepLearner::Current() const {
 }
 
 bool StepLearner::IsCurious() const {
-  if (Current() != nullptr) return true;
+  if (Current() != nullptr || meter_.IsDue()) return true;
   MutexLock lock(state_.mu);
-  return schedule_.WantsRecord();
+  return state_.target->WantsRecord();
 }
 
-std::string StepLearner::Explain() const {
+std::string StepLearner::Explain(PlanFormat format) const {
   std::list<std::shared_ptr<const KnownStep>> known;
   {
     MutexLock lock(state_.mu);
-    known = schedule_.known();
+    known = state_.target->known();
   }
-  return schedule_.Explain(known);
+  return state_.target->Explain(known, format);
 }
 
 void StepLearner::OnDeviceBytes(int64_t allocated_bytes) {
+  meter_.OnDeviceBytes(allocated_bytes);
   if (const std::shared_ptr<DeviceRecording> recording = Current()) {
     recording->OnDeviceBytes(allocated_bytes);
   }
@@ -51,18 +46,10 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
   bool begins = false;
   {
     MutexLock lock(state_.mu);
-    begins = !schedule_.IsInStep();
+    begins = !state_.target->IsInStep();
   }
   if (begins) BeginStep();
   const std::shared_ptr<DeviceRecording> recording = Current();
-  if (recording != nullptr && ++saves_ > kMaxSaves) {
-    recording->Abandon();
-    {
-      MutexLock lock(mu_);
-      if (recording_ == recording) recording_.reset();
-    }
-    return pack();
-  }
   return recording == nullptr ? pack() : PackRecorded(recording, tensor, place, is_leaf, pack);
 }
 
@@ -86,13 +73,21 @@ void StepLearner::BeginStep() {
     recording_.reset();
   }
   if (last != nullptr) Learn(*last);
+  bool wants_record = false;
+  std::shared_ptr<const KnownStep> followed;
   {
     MutexLock lock(state_.mu);
-    if (!schedule_.WantsRecord()) return;
+    wants_record = state_.target->WantsRecord();
+    followed = state_.target->followed();
   }
+  if (meter_.BeginStep(followed, wants_record)) {
+    // From the next step on: whether this one is observed was decided when its scope was opened.
+    MutexLock lock(state_.mu);
+    state_.target->RecordAgain();
+  }
+  if (!wants_record) return;
   auto next = std::make_shared<DeviceRecording>(device_, clock_);
   next->Start();
-  saves_ = 0;
   MutexLock lock(mu_);
   recording_ = std::move(next);
 }
@@ -105,7 +100,7 @@ void StepLearner::Learn(DeviceRecording& recording) {
   }
   // A step of which nothing came back has no order of reading.
   if (step->uses.size() <= step->objects.size()) return;
-  absl::StatusOr<std::shared_ptr<const KnownStep>> known = schedule_.Plan(*std::move(step));
+  absl::StatusOr<std::shared_ptr<const KnownStep>> known = state_.target->Plan(*std::move(step));
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;
@@ -120,7 +115,7 @@ void StepLearner::Learn(DeviceRecording& recording) {
                        << ", all leaves that can: " << (*known)->shortfall();
   }
   MutexLock lock(state_.mu);
-  schedule_.Learn(*std::move(known));
+  state_.target->Learn(*std::move(known));
 }
 
 }  // namespace pinion

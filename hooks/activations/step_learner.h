@@ -1,4 +1,5 @@
-// Records the steps of one device that its schedule does not know, and teaches it their plans.
+// Records the steps of one device that its schedule does not know, and teaches it their plans. A
+// plan that is found to be off is made again.
 //
 // A step begins with the first tensor that is saved while nobody needs an earlier one. What the
 // last step did is planned then, and not before: its last events are read, for which the host
@@ -12,7 +13,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -20,9 +20,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/activations/offload_state.h"
+#include "pinion/hooks/activations/plan_meter.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/device_recording.h"
 
@@ -30,10 +31,9 @@ namespace pinion {
 
 class StepLearner {
  public:
-  // `schedule` is the one in `state`, whose lock guards it.
-  StepLearner(c10::Device device, std::shared_ptr<StreamClock> clock, OffloadState& state,
-              TargetSchedule& schedule)
-      : device_(device), clock_(std::move(clock)), state_(state), schedule_(schedule) {}
+  // The schedule in `state` goes by plans.
+  StepLearner(c10::Device device, std::shared_ptr<StreamClock> clock, OffloadState& state)
+      : device_(device), clock_(std::move(clock)), state_(state), meter_(device, clock_) {}
 
   // What `pack` makes of a tensor, which is recorded if the step is. `place` is the number of its
   // place in the scope. Null where `pack` says so: the tensor stays what it is.
@@ -42,10 +42,10 @@ class StepLearner {
   // Runs `work`, which is no part of the step.
   void RunAside(absl::FunctionRef<void()> work);
 
-  // The plans of the steps that are known.
-  std::string Explain() const;
+  // The plans of the steps that are known, as OffloadSession::Explain has them.
+  std::string Explain(PlanFormat format) const;
 
-  // A record is under way, or the next step's would be of use.
+  // A step is recorded or measured, or the next one's record would be of use.
   bool IsCurious() const;
   void OnDeviceBytes(int64_t allocated_bytes);
 
@@ -58,9 +58,7 @@ class StepLearner {
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
   OffloadState& state_;
-  TargetSchedule& schedule_;  // guarded by state_.mu but for what does not change
-
-  std::atomic<int> saves_{0};  // of the record that is under way
+  PlanMeter meter_;
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);

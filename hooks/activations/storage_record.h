@@ -114,6 +114,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   int live_handles = 0;
   uint64_t sequence = 0;  // in the order of packing
   uint32_t object = 0;    // the schedule's number
+  uint64_t company = 0;   // OffloadSchedule::CompanyOf, when it leaves
   // Of the device, that its copy out lets go of: all of the storage for the first record of it.
   uint64_t pending_bytes = 0;
 };

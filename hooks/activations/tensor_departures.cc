@@ -6,6 +6,7 @@
 #include <exception>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
@@ -45,7 +46,7 @@ void TensorDepartures::Keep(absl::Span<const RecordPtr> records, uint64_t Offloa
 
 // ------------------------------------------------------------------------------------- copy out
 
-void TensorDepartures::CopyOut(RecordPtrs due, const BoundStream* not_capturing) {
+void TensorDepartures::CopyOut(RecordPtrs due) {
   absl::Span<RecordPtr> leaving;
   {
     MutexLock lock(state_.mu);
@@ -55,6 +56,7 @@ void TensorDepartures::CopyOut(RecordPtrs due, const BoundStream* not_capturing)
       return !record->maybe_held || record->source.use_count() <= 1;
     });
     leaving = absl::MakeSpan(due.begin(), held);
+    for (const RecordPtr& r : leaving) r->company = state_.schedule->CompanyOf(r->object);
   }
   if (leaving.size() < due.size()) {
     Keep(absl::MakeSpan(due).subspan(leaving.size()), &OffloadStats::kept_held);
@@ -62,19 +64,18 @@ void TensorDepartures::CopyOut(RecordPtrs due, const BoundStream* not_capturing)
   // One batch per pack stream: its copies start after that stream's present work.
   while (!leaving.empty()) {
     const BoundStream stream = leaving.front()->pack_stream;
-    const auto rest = std::stable_partition(
-        leaving.begin(), leaving.end(),
-        [&](const RecordPtr& record) { return record->pack_stream.torch == stream.torch; });
+    const uint64_t company = leaving.front()->company;
+    const auto rest =
+        std::stable_partition(leaving.begin(), leaving.end(), [&](const RecordPtr& record) {
+          return record->pack_stream.torch == stream.torch && record->company == company;
+        });
     const absl::Span<RecordPtr> batch = absl::MakeSpan(leaving.begin(), rest);
     leaving.remove_prefix(batch.size());
-    if (not_capturing == nullptr || not_capturing->torch != stream.torch) {
-      // A gather or a checksum on a stream that captures would become part of the graph.
-      const absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
-      if (!capturing.ok() || *capturing) {
-        Keep(batch,
-             capturing.ok() ? &OffloadStats::kept_capturing : &OffloadStats::kept_copy_failed);
-        continue;
-      }
+    // A gather or a checksum on a stream that captures would become part of the graph.
+    const absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
+    if (!capturing.ok() || *capturing) {
+      Keep(batch, capturing.ok() ? &OffloadStats::kept_capturing : &OffloadStats::kept_copy_failed);
+      continue;
     }
     if (options_.overlap) {
       SubmitCopyOut(stream, batch);
@@ -284,7 +285,7 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
       return;
     }
   }
-  std::vector<GuardedMemory> evicted;
+  GuardedMemories evicted;
   {
     MutexLock lock(state_.mu);
     evicted = Evict({parcel.get()});
@@ -294,15 +295,15 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
 
 // --------------------------------------------------------------------------------------- evict
 
-std::vector<GuardedMemory> TensorDepartures::Evict(const std::vector<ScheduledParcel*>& parcels) {
-  std::vector<GuardedMemory> evicted;
-  std::vector<GuardedMemory> dropped;  // what had come back, by copies of the other direction
+GuardedMemories TensorDepartures::Evict(absl::Span<ScheduledParcel* const> parcels) {
+  GuardedMemories evicted;
+  GuardedMemories dropped;  // what had come back, by copies of the other direction
   uint64_t bytes = 0;
   uint64_t not_freed = 0, unread = 0;
   for (ScheduledParcel* scheduled : parcels) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
     bytes += RecordBytes(parcel);
-    evicted.push_back(parcel.Evict(&not_freed));
+    AddByStream(parcel.Evict(&not_freed), evicted);
     GuardedMemory fetched = parcel.TakeFetched();
     if (!fetched) continue;
     unread += state_.schedule->OnDropped(parcel) ? 1 : 0;
@@ -313,7 +314,6 @@ std::vector<GuardedMemory> TensorDepartures::Evict(const std::vector<ScheduledPa
     stats.evicted_not_freed += not_freed;
     stats.prefetches_dropped += unread;
   });
-  evicted = MergeByStream(std::move(evicted));
   std::move(dropped.begin(), dropped.end(), std::back_inserter(evicted));
   return evicted;
 }
@@ -324,7 +324,7 @@ void TensorDepartures::EvictExcess() {
 }
 
 bool TensorDepartures::EvictSome() {
-  std::vector<GuardedMemory> evicted;  // let go of after the lock
+  GuardedMemories evicted;  // let go of after the lock
   uint64_t evicted_bytes = 0;
   const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
@@ -342,7 +342,7 @@ bool TensorDepartures::EvictSome() {
 }
 
 void TensorDepartures::EvictAll() {
-  std::vector<GuardedMemory> evicted;  // let go of after the lock
+  GuardedMemories evicted;  // let go of after the lock
   MutexLock lock(state_.mu);
   evicted = Evict(state_.schedule->TakeAllEvictions());
 }

@@ -10,7 +10,6 @@
 #include <c10/core/Storage.h>
 
 #include <memory>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
@@ -45,9 +44,9 @@ class TensorDepartures {
         state_(state),
         stats_(stats) {}
 
-  // Of records that are due, leaves that somebody holds stay; the others leave. `not_capturing` is
-  // the stream that the caller has just asked whether it captures a graph, if any.
-  void CopyOut(RecordPtrs due, const BoundStream* not_capturing);
+  // Of records that are due, leaves that somebody holds stay, and so do those whose stream captures
+  // a graph; the others leave.
+  void CopyOut(RecordPtrs due);
 
   // Drops the device memory that the schedule has in excess.
   void EvictExcess();
@@ -82,7 +81,7 @@ class TensorDepartures {
   void Publish(ParcelDraft& leaving, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // False: the schedule has nothing in excess.
   bool EvictSome();
-  std::vector<GuardedMemory> Evict(const std::vector<ScheduledParcel*>& parcels)
+  GuardedMemories Evict(absl::Span<ScheduledParcel* const> parcels)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
   void Keep(absl::Span<const RecordPtr> records, uint64_t OffloadStats::*reason);

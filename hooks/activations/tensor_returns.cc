@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
@@ -153,10 +155,10 @@ void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundS
     FreeUnneeded();
     storage = AllocateStorage(stream.torch, parcel.size_bytes);
   }
-  std::vector<Arrival> arrivals;
-  arrivals.push_back({std::move(claim), TorchMemory(std::move(storage))});
-  std::vector<GuardedMemory> unneeded;
-  const absl::StatusOr<Transfer> copy = tier_.Fetch(std::move(arrivals), stream.native, unneeded);
+  Arrival arrival = {std::move(claim), TorchMemory(std::move(storage))};
+  GuardedMemories unneeded;
+  const absl::StatusOr<Transfer> copy =
+      tier_.Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded);
   if (!copy.ok()) {
     ThrowIfError(copy.status(), parcel.copy_out().IsDone()
                                     ? "fetching a saved tensor (its bytes are safe in host memory)"
@@ -181,7 +183,7 @@ void TensorReturns::Prefetch(const StorageRecord& record) {
   const int64_t backward = CurrentBackward();
   for (;;) {
     OffloadSchedule::Fetches fetches;
-    std::vector<FetchClaim> wanted;
+    FetchClaims wanted;
     const uint64_t device_bytes = state_.DeviceBytes(record.pack_stream.torch.device());
     {
       MutexLock lock(state_.mu);
@@ -207,7 +209,7 @@ void TensorReturns::Prefetch(const StorageRecord& record) {
   }
 }
 
-bool TensorReturns::FetchAhead(std::vector<FetchClaim> wanted, int64_t backward) {
+bool TensorReturns::FetchAhead(FetchClaims wanted, int64_t backward) {
   absl::InlinedVector<std::shared_ptr<SavedParcel>, 1> parcels;
   uint64_t bytes = 0;
   for (const FetchClaim& next : wanted) {
@@ -216,16 +218,16 @@ bool TensorReturns::FetchAhead(std::vector<FetchClaim> wanted, int64_t backward)
   }
   const ScopedRange range(trace(), "pinion.prefetch", bytes);
   const BoundStream& stream = parcels.front()->pack_stream;
-  std::vector<GuardedMemory> unneeded;
+  GuardedMemories unneeded;
   absl::StatusOr<Transfer> copy;  // an error until the copy is submitted
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
-    std::vector<Arrival> arrivals;
+    absl::InlinedVector<Arrival, 1> arrivals;
     for (FetchClaim& next : wanted) {
       c10::Storage storage = AllocateStorage(stream.torch, next.parcel().size_bytes);
       arrivals.push_back({std::move(next), TorchMemory(std::move(storage))});
     }
-    copy = tier_.Fetch(std::move(arrivals), stream.native, unneeded);
+    copy = tier_.Fetch(absl::MakeSpan(arrivals), stream.native, unneeded);
   } catch (const std::exception&) {
     // Out of memory, most likely.
   }

@@ -15,9 +15,9 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/stream/wait_site.h"
@@ -67,6 +67,8 @@ class TensorReturns {
   void EndBackward(int64_t backward);
 
  private:
+  using FetchClaims = absl::InlinedVector<FetchClaim, 1>;
+
   // A wait of a stream for a fetched parcel, which those for earlier ones need not repeat.
   struct LastWait {
     std::thread::id thread;
@@ -86,7 +88,7 @@ class TensorReturns {
   void FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundStream& stream);
   // False when that failed: backward goes on without more prefetches for now. Whatever is wrong
   // with the device is for a fetch that is needed to report.
-  bool FetchAhead(std::vector<FetchClaim> wanted, int64_t backward);
+  bool FetchAhead(FetchClaims wanted, int64_t backward);
 
   TraceSink* trace() const { return options_.engine.trace.get(); }
 

@@ -44,7 +44,7 @@ absl::Status DeviceRecording::CheckNotCapturing() const {
 }
 
 void DeviceRecording::Abandon() {
-  std::vector<Entry> entries;  // their events go after the lock
+  std::vector<NotedEntry> entries;  // their events go after the lock
   MutexLock lock(mu_);
   finished_ = true;
   entries.swap(entries_);
@@ -58,10 +58,16 @@ void DeviceRecording::Start() {
   if (entries_.empty()) entries_.push_back({.begin = now, .end = now});
 }
 
-bool DeviceRecording::IsRecording() const {
+bool DeviceRecording::IsRecording() {
+  bool has_no_end = false;
   {
     MutexLock lock(mu_);
     if (finished_) return false;
+    has_no_end = entries_.size() >= kMaxEntries;
+  }
+  if (has_no_end) {
+    Abandon();
+    return false;
   }
   const absl::StatusOr<bool> capturing = clock_->IsCapturing(NativeStream(CurrentStream(device_)));
   return capturing.ok() && !*capturing;
@@ -104,11 +110,12 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
   MutexLock lock(mu_);
   if (finished_) return 0;  // nobody asks what it was
   const ObjectId id = FindOrAdd(tensor, place, is_leaf);
-  Object& object = objects_[id];
+  NotedObject& object = objects_[id];
   storages_.NoteAllocations(begin.bytes, end.bytes);
   const int64_t other_bytes = storages_.OtherBytes(end.bytes);
   if (++object.handles == 1) storages_.Hold(object.storage, object.extent);
-  Append(begin, end, id, /*by=*/place / 2);
+  object.last_save = uses_;
+  Append(begin, end, {.used = id, .by = place / 2});
   // What was one of the other bytes until here is an object's in all of the stretch.
   entries_.back().peak_other_bytes -= other_bytes - entries_.back().other_bytes;
   return id;
@@ -137,7 +144,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     if (finished_) return;
     storages_.NoteAllocations(begin.bytes, end.bytes);
     storages_.NoteRead(tensor.storage());
-    Append(begin, end, object, /*by=*/~CurrentBackwardNode());
+    Append(begin, end, {.used = object, .by = ~CurrentBackwardNode()});
     const auto ending = endings_.find(backward);
     is_first = ending != endings_.end() && !std::exchange(ending->second.has_end, true);
   }
@@ -179,7 +186,7 @@ void DeviceRecording::EndAside(const Moment& begin) {
   MutexLock lock(mu_);
   if (finished_) return;
   storages_.NoteAllocations(begin.bytes, end.bytes);
-  Append(begin, end, std::nullopt, /*by=*/0);
+  Append(begin, end, {});
 }
 
 void DeviceRecording::EndRelease(const Moment& begin, ObjectId id) {
@@ -187,30 +194,29 @@ void DeviceRecording::EndRelease(const Moment& begin, ObjectId id) {
   MutexLock lock(mu_);
   if (finished_) return;
   storages_.NoteAllocations(begin.bytes, end.bytes);
-  Object& object = objects_[id];
+  NotedObject& object = objects_[id];
+  NotedEntry what;
   if (--object.handles == 0) {
     object.uses_at_release = uses_;
     storages_.Release(object.storage, object.extent);
+    what.released = id;
   }
-  Append(begin, end, std::nullopt, /*by=*/0);
+  Append(begin, end, std::move(what));
 }
 
-void DeviceRecording::Append(const Moment& begin, const Moment& end, std::optional<ObjectId> used,
-                             uint64_t by) {
-  Entry entry = {.begin = begin.time,
-                 .end = end.time,
-                 .used = used,
-                 .by = by,
-                 .peak_other_bytes = begin.peak_bytes,
-                 .object_bytes = end.bytes.allocated - storages_.OtherBytes(end.bytes)};
+void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry what) {
+  what.begin = begin.time;
+  what.end = end.time;
+  what.peak_other_bytes = begin.peak_bytes;
+  what.object_bytes = end.bytes.allocated - storages_.OtherBytes(end.bytes);
   // Objects that have gone since then count in all of the stretch, so they are no other bytes.
-  if (!entries_.empty()) entry.peak_other_bytes -= entries_.back().object_bytes;
-  if (used.has_value()) {
-    entry.other_bytes = storages_.OtherBytes(end.bytes);
+  if (!entries_.empty()) what.peak_other_bytes -= entries_.back().object_bytes;
+  if (what.used.has_value()) {
+    what.other_bytes = storages_.OtherBytes(end.bytes);
     ++uses_;
   }
   if (entries_.empty()) entries_.push_back({.begin = begin.time, .end = begin.time});
-  entries_.push_back(std::move(entry));
+  entries_.push_back(std::move(what));
 }
 
 DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, uint64_t place,
@@ -220,7 +226,7 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
   const SavedVersion version(tensor);
   const KnownStorages::Id known = storages_.FindOrAdd(storage);
   for (const ObjectId id : storages_.objects(known)) {
-    const Object& object = objects_[id];
+    const NotedObject& object = objects_[id];
     // What was released in between is saved anew by whoever packs.
     if (object.handles > 0 && object.version == version &&
         object.extent.begin_bytes <= extent.begin_bytes &&
@@ -229,12 +235,12 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
     }
   }
   const auto id = static_cast<ObjectId>(objects_.size());
-  Object object = {.planned = {},
-                   .storage = known,
-                   .version = version,
-                   .extent = ExtentToSave(extent, storage.nbytes()),
-                   .is_leaf = is_leaf,
-                   .first_use = uses_};
+  NotedObject object = {.planned = {},
+                        .storage = known,
+                        .version = version,
+                        .extent = ExtentToSave(extent, storage.nbytes()),
+                        .is_leaf = is_leaf,
+                        .first_use = uses_};
   object.planned.size_bytes = object.extent.size_bytes();
   object.planned.signature = SignatureOf(tensor, place, object.planned.size_bytes);
   objects_.push_back(std::move(object));
@@ -243,7 +249,7 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
 }
 
 void DeviceRecording::DecideReleased() {
-  for (Object& object : objects_) {
+  for (NotedObject& object : objects_) {
     if (object.is_decided || object.handles > 0) continue;
     object.is_decided = true;
     object.planned.frees = storages_.IsGone(object.storage);
@@ -255,90 +261,28 @@ absl::StatusOr<StepRecord> DeviceRecording::Finish() {
   std::vector<StreamClock::Moment> moments;
   {
     MutexLock lock(mu_);
-    if (finished_) return absl::FailedPreconditionError("the step's record was finished before");
+    if (finished_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the step's record was finished before, or abandoned at ", kMaxEntries,
+                       " saves, reads and releases"));
+    }
     finished_ = true;
-    Append(end, end, std::nullopt, /*by=*/0);
+    Append(end, end, {});
     entries_.back().other_bytes = storages_.OtherBytes(end.bytes);
-    for (const Entry& entry : entries_) {
+    for (const NotedEntry& entry : entries_) {
       moments.push_back(entry.begin);
       moments.push_back(entry.end);
     }
     DecideReleased();
     // A graph that is left holds its own: what is no leaf is taken for its alone.
-    for (Object& object : objects_) {
+    for (NotedObject& object : objects_) {
       if (object.is_decided) continue;
       object.planned.frees = storages_.IsGone(object.storage) || !object.is_leaf;
     }
   }
   PINION_ASSIGN_OR_RETURN(const StreamClock::Times times, clock_->Read(moments, kFinishTimeout));
   MutexLock lock(mu_);
-  return Build(times);
-}
-
-StepRecord DeviceRecording::Build(const StreamClock::Times& times) const {
-  StepRecord step;
-  step.timed_by_host = times.by_host;
-  double compute_us = 0;
-  int64_t peak_other_bytes = 0;
-  uint64_t last_by = 0;
-  for (size_t i = 1; i < entries_.size(); ++i) {
-    const Entry& entry = entries_[i];
-    // Streams of one device may overtake each other.
-    compute_us += std::max(0.0, times.us[2 * i] - times.us[2 * i - 1]);
-    peak_other_bytes = std::max(peak_other_bytes, entry.peak_other_bytes);
-    if (!entry.used.has_value() && i + 1 < entries_.size()) continue;
-    if (entry.used.has_value()) {
-      const bool goes_on = !step.uses.empty() && entry.by == last_by;
-      step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
-      step.uses.push_back(*entry.used);
-      last_by = entry.by;
-    }
-    StepStretch stretch;
-    stretch.compute_us = std::exchange(compute_us, 0);
-    stretch.other_bytes = static_cast<uint64_t>(std::max<int64_t>(0, entry.other_bytes));
-    const auto peak_bytes =
-        static_cast<uint64_t>(std::max<int64_t>(0, std::exchange(peak_other_bytes, 0)));
-    stretch.transient_bytes = std::max(peak_bytes, stretch.other_bytes) - stretch.other_bytes;
-    step.stretches.push_back(stretch);
-  }
-  for (const Object& object : objects_) {
-    step.objects.push_back(object.planned);
-    step.objects.back().needed_until = static_cast<uint32_t>(
-        object.handles > 0 ? step.stretches.size() - 1 : object.uses_at_release);
-  }
-  for (KnownStorages::Id storage = 0; storage < storages_.size(); ++storage) {
-    AddKept(storage, step.stretches);
-  }
-  return step;
-}
-
-void DeviceRecording::AddKept(KnownStorages::Id storage,
-                              std::vector<StepStretch>& stretches) const {
-  struct Kept {
-    StorageExtent extent;
-    size_t begin = 0;
-    size_t end = 0;
-  };
-  std::vector<Kept> kept;
-  std::vector<size_t> changes;
-  for (const ObjectId id : storages_.objects(storage)) {
-    const Object& object = objects_[id];
-    if (object.planned.frees) continue;
-    const size_t end = object.handles > 0 ? stretches.size() : object.uses_at_release;
-    kept.push_back({object.extent, object.first_use, end});
-    changes.insert(changes.end(), {object.first_use, end});
-  }
-  std::sort(changes.begin(), changes.end());
-  for (size_t i = 1; i < changes.size(); ++i) {
-    std::vector<StorageExtent> extents;
-    for (const Kept& object : kept) {
-      if (object.begin <= changes[i - 1] && changes[i] <= object.end) {
-        extents.push_back(object.extent);
-      }
-    }
-    const uint64_t bytes = UnionBytes(std::move(extents));
-    for (size_t s = changes[i - 1]; s < changes[i]; ++s) stretches[s].other_bytes += bytes;
-  }
+  return StepOf(entries_, objects_, times);
 }
 
 }  // namespace pinion

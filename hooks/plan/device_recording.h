@@ -32,9 +32,9 @@
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
-#include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/known_storages.h"
+#include "pinion/hooks/plan/noted_step.h"
 
 namespace pinion {
 
@@ -48,6 +48,8 @@ uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_byt
 
 class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
  public:
+  static constexpr size_t kMaxEntries = 300'000;  // saves, reads and releases
+
   using ObjectId = uint32_t;
 
   // A point of the device's current stream.
@@ -66,8 +68,9 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // What the allocator has given out, whenever that changes. Takes no lock.
   void OnDeviceBytes(int64_t allocated_bytes);
 
-  // Not while the current stream captures a graph, and not once Finish was called.
-  bool IsRecording() const;
+  // Not while the current stream captures a graph, and not once Finish was called. A step of so
+  // many entries that it has no end, most likely, is abandoned: somebody keeps a graph for good.
+  bool IsRecording();
 
   Moment Begin();
   // The same for a read. In a backward it also sees to what is done at that one's end.
@@ -81,58 +84,32 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // Nothing was saved, read or released.
   void EndAside(const Moment& begin);
 
-  // Nothing is recorded any more, and what was is forgotten.
-  void Abandon();
-
   // FailedPrecondition while the current stream captures: the last event would be the graph's.
   absl::Status CheckNotCapturing() const;
   // Errors as those of StreamClock::Read.
   absl::StatusOr<StepRecord> Finish();
 
  private:
-  struct Object {
-    StepObject planned;
-    KnownStorages::Id storage = 0;
-    SavedVersion version;
-    StorageExtent extent;
-    bool is_leaf = false;
-    bool is_decided = false;  // planned.frees is
-    int handles = 0;
-    size_t first_use = 0;
-    size_t uses_at_release = 0;  // of all objects, when the last handle went
-  };
-  struct Entry {
-    StreamClock::Moment begin;
-    StreamClock::Moment end;
-    std::optional<ObjectId> used = std::nullopt;  // none where nothing was
-    uint64_t by = 0;                              // which operator, by any number
-    int64_t other_bytes = 0;
-    int64_t peak_other_bytes = 0;  // since the entry before
-    int64_t object_bytes = 0;      // on the device, behind it
-  };
-
   // What packers do when a backward ends lies between our first call at its end and our second.
   struct Ending {
     bool has_end = false;  // the second call is asked for
     std::optional<Moment> begin;
   };
 
+  // Nothing is recorded any more, and what was is forgotten.
+  void Abandon();
   Moment End();
   // All of a moment but its time.
   Moment CountBytes();
   void BeginEnding(int64_t backward);
   void EndEnding(int64_t backward);
-  void Append(const Moment& begin, const Moment& end, std::optional<ObjectId> used, uint64_t by)
+  void Append(const Moment& begin, const Moment& end, NotedEntry what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ObjectId FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of objects without handles, whether they have freed their memory: at the end of a backward all
   // who copied it out or lent it have let go of it.
   void DecideReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What the objects of one storage that free nothing add to the other bytes of each stretch.
-  void AddKept(KnownStorages::Id storage, std::vector<StepStretch>& stretches) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  StepRecord Build(const StreamClock::Times& times) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
@@ -140,9 +117,9 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
 
   mutable Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  std::vector<Entry> entries_ ABSL_GUARDED_BY(mu_);  // the first is the step's begin
-  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;             // among them
-  std::vector<Object> objects_ ABSL_GUARDED_BY(mu_);
+  std::vector<NotedEntry> entries_ ABSL_GUARDED_BY(mu_);  // the first is the step's begin
+  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;                  // among them
+  std::vector<NotedObject> objects_ ABSL_GUARDED_BY(mu_);
   KnownStorages storages_ ABSL_GUARDED_BY(mu_);
   std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by backward, those that run
 };

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "pinion/allocator/base/check.h"
+#include "pinion/hooks/autograd/lent_tensors.h"
 
 namespace pinion {
 namespace {
@@ -20,6 +21,8 @@ class RecordedTensor : public SavedTensor {
     try {
       if (!recording_->IsRecording()) return;
       const DeviceRecording::Moment begin = recording_->Begin();
+      // The record refers to storages, which is why tensors are lent that would not be otherwise.
+      SettleLoans();
       saved_.reset();
       recording_->EndRelease(begin, object_);
     } catch (const std::exception& error) {

@@ -19,6 +19,7 @@
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
+#include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
@@ -33,6 +34,7 @@ using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kAfterOtherStream;
+using ::pinion::testing::Pattern;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
 using ::testing::HasSubstr;
@@ -133,6 +135,18 @@ TEST(TransferOrderTest, OnlyTheFirstChunkIsOrderedAfterTheStream) {
   ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
 }
 
+TEST(TransferOrderTest, AnOperatorsStreamIsAskedOnceWhetherItCaptures) {
+  FaultyWorld faulty;
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(2 * kMiB);
+  const std::shared_ptr<int> queries = CountCalls(faulty, "IsCapturing");
+  const StreamInUse in_use(world.engine().device(), world.compute());
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(world.NewHostBuffer(kMiB), data + kMiB, world.compute());
+  EXPECT_THAT(out.WaitOn(world.compute(), kAfterOtherStream), IsOk());
+  EXPECT_EQ(*queries, 1);
+}
+
 TEST(TransferOrderTest, ACaptureThatBeginsWhileACopyWaitsForItsTurnIsNotSpoiled) {
   FaultyWorld faulty;
   EngineWorld& world = faulty.world;
@@ -190,6 +204,37 @@ TEST(TransferOrderTest, SubmitAsksHowFarTheDeviceIsOnceManyArePending) {
   EXPECT_EQ(*queries, 0) << "there is room";
   world.CopyIn(host, data, world.compute());
   EXPECT_GT(*queries, 0);
+}
+
+TEST(TransferOrderTest, ABusyDeviceIsAskedHowFarItIsOncePerSixteenSubmissions) {
+  EmulatedOptions stuck = TestMachineOptions();
+  stuck.faults.stalls = {{.at = 1}};
+  FaultyWorld faulty({}, stuck);
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(64);
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
+  const std::shared_ptr<int> queries = CountCalls(faulty, "QueryEvent");
+  for (int i = 0; i < 66; ++i) world.CopyIn(host, data, world.compute());
+  EXPECT_LE(*queries, 4 * 7) << "by halves: of 64 that is 7 each time";
+}
+
+// Its chunks leave one behind the other, and what is waited for is the last one.
+TEST(TransferOrderTest, ABatchThatDoesNotWaitForRoomIsOneEventHoweverManyChunksItHas) {
+  EngineOptions options;
+  options.max_in_flight_bytes = 128 * kKiB;
+  FaultyWorld faulty(options);
+  EngineWorld& world = faulty.world;
+  uint8_t* const data = world.AllocateDevice(kMiB);
+  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
+  const std::shared_ptr<int> records = CountCalls(faulty, "RecordEvent");
+  const Transfer out = world.CopyOut(host, data, world.compute());
+  EXPECT_EQ(*records, 2) << "the compute's, and the batch's";
+  EXPECT_EQ(world.engine().GetStats().d2h.submitted_chunks, 16u);
+  EXPECT_EQ(world.engine().GetStats().d2h.in_flight_bytes, kMiB);
+  EXPECT_EQ(out.ticket().value, 1u);
+  ASSERT_THAT(out.Wait(kLong), IsOk());
+  EXPECT_EQ(world.ReadHost(*host), Pattern(1, kMiB));
 }
 
 TEST(TransferOrderTest, PollFindsOutAboutBothDirections) {

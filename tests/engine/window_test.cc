@@ -430,6 +430,28 @@ TEST(WindowTest, AStickyErrorHalfWayLosesTheBatchAndKeepsItsBlocks) {
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
 }
 
+// What was sent of it has no number yet when the device is lost.
+TEST(WindowTest, ACopyOutThatIsLostAtAnyChunkKeepsItsBlocks) {
+  for (const auto& [call, chunk] :
+       {std::pair("CopyAsync", 1), std::pair("CopyAsync", 4), std::pair("RecordEvent", 8)}) {
+    SCOPED_TRACE(std::string(call) + " of chunk " + std::to_string(chunk));
+    FaultyWorld faulty(TwoChunksInFlight());
+    EngineWorld& world = faulty.world;
+    uint8_t* const data = world.AllocateDevice(8 * kChunk);
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
+    faulty.device->FailCalls([call = std::string(call), chunk = chunk, copies = 0](
+                                 const std::string& made, uint64_t) mutable {
+      copies += made == "CopyAsync" ? 1 : 0;
+      return copies >= chunk && made == call ? absl::InternalError("an ECC error")
+                                             : absl::OkStatus();
+    });
+    EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
+    ASSERT_EQ(host->tickets().size(), 1u);
+    EXPECT_FALSE(host->tickets()[0].IsDone());
+  }
+}
+
 // A rank that straggles, a debugger: the device stands still for minutes, and then goes on.
 TEST(WindowTest, ABatchThatStandsStillHalfWayIsWaitedFor) {
   EmulatedOptions machine = TestMachineOptions();

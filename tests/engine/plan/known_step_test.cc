@@ -151,5 +151,43 @@ TEST(KnownStep, WhatIsFreedUntilTheNextUseIsNoGrowth) {
   EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 0u);
 }
 
+TEST(KnownStep, WhatGoesComesBackAndIsOverAtTheSameUsesHasOneCompany) {
+  StepRecord step = Chain({7, 7, 7, 7});
+  for (StepObject& object : step.objects) object.needed_until = 8;
+  step.operators = {0, 1, 2, 3, 4, 5, 6, 6};  // one operator reads objects 1 and 0
+  const StepMove move = {.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 7};
+  const auto company_with = [&](const StepMove& other) {
+    StepPlan plan;
+    plan.moves = {move, other};
+    const KnownStep known(step, plan);
+    EXPECT_EQ(known.Company(3), 0u) << "it stays";
+    return known.Company(0) == known.Company(1);
+  };
+  const StepMove alike = {.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6};
+  EXPECT_TRUE(company_with(alike));
+  StepMove other = alike;
+  other.drop_at = 2;
+  EXPECT_FALSE(company_with(other));
+  other = alike;
+  other.fetch_at = 4;
+  EXPECT_FALSE(company_with(other));
+  other = alike;
+  other.read_at = 5;
+  EXPECT_FALSE(company_with(other)) << "the parcel would stay until both were read";
+  other = alike;
+  step.objects[0].needed_until = 9;
+  EXPECT_FALSE(company_with(other)) << "the parcel would stay until both are over";
+}
+
+TEST(KnownStep, WhatLeavesSeveralTimesIsAlone) {
+  StepPlan plan;
+  plan.moves = {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 5},
+                {.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 5},
+                {.object = 0, .drop_at = 6, .fetch_at = 7, .read_at = 7, .copies_out = false}};
+  const KnownStep known(Chain({7, 7, 7, 7}), plan);
+  EXPECT_NE(known.Company(0), known.Company(1));
+  EXPECT_NE(known.Company(0), 0u);
+}
+
 }  // namespace
 }  // namespace pinion

@@ -36,6 +36,12 @@ TEST(StepLives, AnObjectIsInUseWhereItIsMadeAndBehindEachLaterUse) {
   EXPECT_THAT(LivesOf(Uses({0, 1, 0, 1, 0}))[0].in_use, ElementsAre(0, 3, 5));
 }
 
+TEST(StepLives, AnObjectIsInUseUntilItIsSavedForTheLastTime) {
+  StepRecord step = Uses({0, 1, 2, 0, 2, 1, 0});
+  step.objects[0].saved_until = 3;
+  EXPECT_THAT(LivesOf(step)[0].in_use, ElementsAre(0, 1, 2, 3, 4, 7));
+}
+
 TEST(StepLives, WhatIsNeverReadLivesToTheEndOfTheStep) {
   const std::vector<ObjectLife> lives = LivesOf(Uses({0, 1, 1}));
   EXPECT_EQ(lives[0].made, 0u);
@@ -58,6 +64,22 @@ TEST(StepLives, TheFirstUseOfAnObjectOfTheHostReadsIt) {
   const ObjectLife life = LivesOf(step)[0];
   EXPECT_TRUE(life.is_read);
   EXPECT_EQ(life.over, 1u);
+}
+
+TEST(StepLives, WhatAnOperatorSavesCanLeaveWhenAnotherOneMakesSomething) {
+  StepRecord step = Uses({0, 1, 2, 3, 3, 2, 1, 0});
+  step.operators = {1, 1, 2, 3, 4, 5, 6, 6};
+  EXPECT_THAT(LeavesFrom(step), ElementsAre(2, 2, 3, 4));
+}
+
+TEST(StepLives, WhatIsSavedOnceMoreBeforeItCanLeaveWaitsForThatOperatorToo) {
+  StepRecord step = Uses({0, 0, 1, 2, 2, 1, 0, 0});
+  step.operators = {1, 2, 2, 3, 4, 5, 6, 7};
+  step.objects[0].saved_until = 1;
+  EXPECT_THAT(LeavesFrom(step), ElementsAre(3, 3, 4)) << "object 1 is made by the second one";
+  step.uses = {0, 1, 0, 2, 2, 1, 0, 0};
+  step.objects[0].saved_until = 2;
+  EXPECT_THAT(LeavesFrom(step), ElementsAre(1, 3, 4)) << "it has left by the time";
 }
 
 TEST(StepLives, WithoutOperatorsEachUseEndsItsOwn) {

@@ -81,6 +81,12 @@ class TargetPlayer {
     if (tensor.is_fetched) schedule_.OnRead(tensor);
     Prefetch(tensor);
   }
+  // The same for the last one who needs it: what was fetched is that reader's from now on, and to
+  // whoever else asks the tensor is away.
+  void ReadLast(size_t number) {
+    tensors_[number].has_last_reader = true;
+    Read(number);
+  }
 
   void Release(size_t number) {
     Tensor& tensor = tensors_[number];
@@ -151,6 +157,7 @@ class TargetPlayer {
     bool is_pending = false;
     bool has_left = false;
     bool is_fetched = false;
+    bool has_last_reader = false;
     bool is_over = false;
   };
 
@@ -200,7 +207,8 @@ class TargetPlayer {
           schedule_
               .TakeFetches(read.place, kBackward,
                            [](const ScheduledParcel& parcel) {
-                             return !static_cast<const Tensor&>(parcel).is_here;
+                             const auto& tensor = static_cast<const Tensor&>(parcel);
+                             return !tensor.is_here || tensor.has_last_reader;
                            })
               .parcels;
       if (parcels.empty()) return;

@@ -86,6 +86,36 @@ TEST(TargetSchedule, WithATargetNothingWaitsForCompany) {
   EXPECT_EQ(schedule.LateBytes(), 0u);
 }
 
+// A parcel that comes back brings all that is in it, which nobody has planned for.
+TEST(TargetSchedule, WithATargetNothingSmallSharesAParcelUntilTheStepIsKnown) {
+  TargetOptions options = Within(100 * kSize);
+  options.link = AssumedLink();  // of which 20,000 bytes are small
+  TargetSchedule schedule(options);
+  const auto company = [&schedule](uint64_t size_bytes) {
+    return schedule.CompanyOf(schedule.OnSaved(/*scope=*/1, {size_bytes, /*signature=*/9}).object);
+  };
+  const uint64_t first = company(kSize);
+  EXPECT_NE(first, 0u);
+  EXPECT_NE(company(kSize), first);
+  EXPECT_EQ(company(1 << 20), 0u) << "what is large has a parcel of its own anyhow";
+  options.memory_bytes.reset();
+  TargetSchedule by_windows(options);
+  EXPECT_EQ(by_windows.CompanyOf(by_windows.OnSaved(1, {kSize, 9}).object), 0u);
+}
+
+TEST(TargetSchedule, WhatHasStayedAndLeavesLateSharesNoParcelEither) {
+  TargetOptions options = Within(100 * kSize);
+  options.link = AssumedLink();
+  TargetSchedule schedule(options);
+  schedule.Learn(Planned(Chain({1, 2, 3}), {}));
+  const uint32_t first = schedule.OnSaved(/*scope=*/1, {kSize, 1}).object;
+  const uint32_t second = schedule.OnSaved(/*scope=*/1, {kSize, 2}).object;
+  schedule.OnSaved(/*scope=*/1, {kSize, /*signature=*/77});
+  ASSERT_THAT(schedule.TakeLateLeavers(), ElementsAre(first, second));
+  EXPECT_NE(schedule.CompanyOf(first), 0u);
+  EXPECT_NE(schedule.CompanyOf(first), schedule.CompanyOf(second));
+}
+
 TEST(TargetSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
   TargetSchedule schedule(Within(100 * kSize));
   TargetPlayer player(schedule);
@@ -131,6 +161,75 @@ TEST(TargetSchedule, AStepThatTurnsOutToBeUnknownMakesTheNextThreeWorthRecording
     player.Play({1, 2, 3, 4});
   }
   EXPECT_FALSE(schedule.WantsRecord());
+}
+
+TEST(TargetSchedule, AStepThatIsNoLongerWhatIsKnownOfItIsWorthRecordingTwice) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
+  ASSERT_FALSE(schedule.WantsRecord());
+  schedule.RecordAgain();
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_TRUE(schedule.WantsRecord()) << step;
+    player.Play({1, 2, 3, 4});
+  }
+  EXPECT_FALSE(schedule.WantsRecord());
+}
+
+// How many of that many steps, which are all different, are recorded.
+int RecordsOf(TargetSchedule& schedule, uint64_t steps) {
+  TargetPlayer player(schedule);
+  int records = 0;
+  for (uint64_t step = 1; step <= steps; ++step) {
+    const bool is_recorded = schedule.WantsRecord();
+    player.Play({100 * step, 100 * step + 1});
+    if (!is_recorded) continue;
+    ++records;
+    schedule.Learn(Planned(Chain({100 * step, 100 * step + 1}), {}));
+  }
+  return records;
+}
+
+TEST(TargetSchedule, WhereStepsAreNeverAlikeTheyAreRecordedLessAndLessOften) {
+  TargetSchedule schedule(Within(3 * kSize));
+  const int of_the_first = RecordsOf(schedule, 1000);
+  EXPECT_LT(of_the_first, 250);
+  TargetSchedule other(Within(3 * kSize));
+  EXPECT_LT(RecordsOf(other, 8000), of_the_first + 3 * TargetSchedule::kMaxKnown + 3);
+}
+
+TEST(TargetSchedule, WhereStepsBeginToBeAlikeTheyAreRecordedAgainSoon) {
+  TargetSchedule schedule(Within(3 * kSize));
+  RecordsOf(schedule, 1000);
+  TargetPlayer player(schedule);
+  int steps = 0;
+  for (; !schedule.WantsRecord(); ++steps) player.Play({1, 2, 3, 4});
+  EXPECT_LE(steps, 1000 / 32);
+}
+
+TEST(TargetSchedule, AKnownStepAmongOthersMakesAllOfThemWorthRecording) {
+  TargetSchedule schedule(Within(3 * kSize));
+  RecordsOf(schedule, 1000);
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.Play({1, 2, 3, 4});
+  EXPECT_TRUE(schedule.WantsRecord());
+  player.Play({7, 8});
+  EXPECT_TRUE(schedule.WantsRecord());
+}
+
+TEST(TargetSchedule, WhatWasFollowedIsToldUntilTheNextStepBegins) {
+  TargetSchedule schedule(Within(3 * kSize));
+  TargetPlayer player(schedule);
+  player.Play({1, 2, 3, 4});
+  EXPECT_EQ(schedule.followed(), nullptr);
+  const std::shared_ptr<const KnownStep> known = FourTensors();
+  schedule.Learn(known);
+  player.Play({1, 2, 3, 4});
+  EXPECT_EQ(schedule.followed(), known);
+  player.Play({9});
+  EXPECT_EQ(schedule.followed(), nullptr);
 }
 
 // --- A known step ---
@@ -219,6 +318,20 @@ TEST(TargetSchedule, WhatIsDroppedTwiceIsFetchedTwice) {
   player.Read(1);
   EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
   player.Read(0);
+  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+}
+
+TEST(TargetSchedule, WhatItsLastReaderHasFetchedIsNotFetchedOnceMoreForNobody) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3}), {{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 5}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  player.EndForward();
+  player.Read(2);
+  player.Read(1);
+  player.Happened();
+  player.ReadLast(0);
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
 }
 

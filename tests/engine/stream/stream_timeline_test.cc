@@ -65,6 +65,35 @@ TEST_F(StreamTimelineTest, AMarkMovesNoBytes) {
   EXPECT_EQ(stats.submitted_bytes, 0u);
 }
 
+TEST_F(StreamTimelineTest, HowFarItsStreamIsIsFoundOutByHalves) {
+  constexpr int kMarks = 64;
+  for (const int done : {0, 1, 23, 63, 64}) {
+    SCOPED_TRACE(done);
+    timeline_ = std::make_shared<StreamTimeline>(guarded_, guarded_->CreateStream("test").value(),
+                                                 StreamTimeline::Ownership::kOwned, "test");
+    for (int i = 0; i < kMarks; ++i) {
+      if (i == done) {
+        Kernel kernel;
+        kernel.name = "long";
+        kernel.flops = 1e15;
+        ASSERT_THAT(machine_->Launch(0, timeline_->stream(), kernel), IsOk());
+      }
+      Mark();
+    }
+    int queries = 0;
+    device_->FailCalls([&queries](const std::string& call, uint64_t) {
+      queries += call == "QueryEvent" ? 1 : 0;
+      return absl::OkStatus();
+    });
+    timeline_->Poll();
+    device_->FailCalls([](const std::string&, uint64_t) { return absl::OkStatus(); });
+    EXPECT_EQ(timeline_->Completed(), static_cast<uint64_t>(done));
+    EXPECT_LE(queries, done == kMarks ? 1 : 7);
+    ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
+    timeline_->Poll();
+  }
+}
+
 // Records on `stream` whatever stream it is told.
 class RedirectingDevice : public ForwardingDevice {
  public:
@@ -103,6 +132,20 @@ class StreamTimelineForeignTest : public ::testing::Test {
   StreamTimeline timeline_{guarded_, first_, StreamTimeline::Ownership::kForeign, "foreign"};
   uint64_t last_ = 0;
 };
+
+TEST_F(StreamTimelineForeignTest, PollingAForeignStreamStopsAtTheFirstMarkThatIsNotDone) {
+  timeline_.Poll();
+  EXPECT_EQ(timeline_.Completed(), 0u);
+  ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
+  Kernel kernel;
+  kernel.name = "long";
+  kernel.flops = 1e15;
+  ASSERT_THAT(machine_->Launch(0, first_, kernel), IsOk());
+  Mark(first_);
+  for (int i = 0; i < 3; ++i) Mark(device_->CreateStream("third").value());
+  timeline_.Poll();
+  EXPECT_EQ(timeline_.Completed(), last_);
+}
 
 TEST_F(StreamTimelineForeignTest, OfAForeignStreamTheOldestIsWaitedForFirst) {
   EXPECT_THAT(timeline_.Wait(last_, absl::Milliseconds(1)),

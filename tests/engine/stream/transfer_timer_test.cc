@@ -210,7 +210,7 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   EXPECT_EQ(copy_in.pieces, 1);
   EXPECT_GE(copy_in.submitted_ms, before_ms);
   EXPECT_LE(copy_in.submitted_ms, after_ms);
-  EXPECT_GE(copy_in.start_ms, copy_out.end_ms) << "one clock for both directions";
+  EXPECT_GE(copy_in.start_ms, copy_out.end_ms - 1e-6) << "one clock for both directions";
   EXPECT_GE(copy_out.start_ms, created_ms) << "and that of everything else";
   EXPECT_NEAR(copy_in.end_ms - copy_in.start_ms,
               CopyMs(world, CopyDirection::kHostToDevice, 4 * kMiB), 1e-6);

@@ -87,8 +87,8 @@ TEST_F(DeviceTierTest, ParcelsLeaveInOneBatchAndComeBackInOne) {
     departure.parcel->AddReaders(1);
     arrivals.push_back({*departure.parcel->ClaimIfAway(), tiers_.NewMemory(kBytes)});
   }
-  std::vector<GuardedMemory> unneeded;
-  ASSERT_THAT(tiers_.tier().Fetch(std::move(arrivals), tiers_.stream(), unneeded), IsOk());
+  GuardedMemories unneeded;
+  ASSERT_THAT(tiers_.tier().Fetch(absl::MakeSpan(arrivals), tiers_.stream(), unneeded), IsOk());
   EXPECT_THAT(unneeded, IsEmpty());
   for (uint64_t i = 0; i < departures.size(); ++i) {
     Parcel::Reader reader;
@@ -150,8 +150,8 @@ TEST_F(DeviceTierTest, WhatNobodyIsLeftToReadIsHandedBackAndTheRestIsFetched) {
     arrivals.push_back({*parcels.back()->ClaimIfAway(), tiers_.NewMemory(kBytes)});
   }
   parcels[1]->AddReaders(1);
-  std::vector<GuardedMemory> unneeded(1);
-  ASSERT_THAT(tiers_.tier().Fetch(std::move(arrivals), tiers_.stream(), unneeded), IsOk());
+  GuardedMemories unneeded(1);
+  ASSERT_THAT(tiers_.tier().Fetch(absl::MakeSpan(arrivals), tiers_.stream(), unneeded), IsOk());
   EXPECT_THAT(unneeded, SizeIs(3)) << "with what was there before";
   EXPECT_EQ(tiers_.live_blocks(), 3);
   unneeded.clear();
@@ -169,8 +169,8 @@ TEST_F(DeviceTierTest, WhatIsFetchedOnAnotherStreamBelongsToThatStream) {
   ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, kAfterOtherStream), IsOk());
   std::vector<Arrival> arrivals;
   arrivals.push_back({*parcel->ClaimIfAway(), std::move(memory)});
-  std::vector<GuardedMemory> unneeded;
-  ASSERT_THAT(tiers_.tier().Fetch(std::move(arrivals), other, unneeded), IsOk());
+  GuardedMemories unneeded;
+  ASSERT_THAT(tiers_.tier().Fetch(absl::MakeSpan(arrivals), other, unneeded), IsOk());
   GuardedMemory fetched = parcel->TakeFetched();
   EXPECT_EQ(fetched.stream(), other);
   ASSERT_THAT(fetched.copy().WaitOn(tiers_.stream(), kReadAfterCopyIn), IsOk());

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -117,9 +118,10 @@ TEST_F(FailingBackingTest, WhereOneOfABatchCannotBeReadNoneIsFetched) {
     parcel->AddReaders(1);
     arrivals.push_back({*parcel->ClaimIfAway(), tiers_.NewMemory(kBytes)});
   }
-  std::vector<GuardedMemory> unneeded;
-  EXPECT_THAT(tiers_.tier().Fetch(std::move(arrivals), tiers_.stream(), unneeded),
+  GuardedMemories unneeded;
+  EXPECT_THAT(tiers_.tier().Fetch(absl::MakeSpan(arrivals), tiers_.stream(), unneeded),
               StatusIs(absl::StatusCode::kDataLoss));
+  arrivals.clear();
   EXPECT_EQ(tiers_.live_blocks(), 0);
   EXPECT_THAT(unneeded, IsEmpty());
   broken->to_read = absl::OkStatus();

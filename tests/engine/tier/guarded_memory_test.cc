@@ -239,14 +239,13 @@ TEST_F(GuardedMemoryTest, TheFirstOfItsMemoryStandsForIt) {
 TEST_F(GuardedMemoryTest, NeighboursOfOneStreamAreMergedAndEmptyOnesLeftOut) {
   const StreamHandle other = world_.NewStream();
   ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, kAfterOtherStream), IsOk());
-  std::vector<GuardedMemory> all;
+  GuardedMemories merged;
   for (const StreamHandle stream :
        {tiers_.stream(), tiers_.stream(), other, other, tiers_.stream()}) {
-    all.push_back(NewCopyOut(1).Guard(stream));
-    all.emplace_back();
+    AddByStream(NewCopyOut(1).Guard(stream), merged);
+    AddByStream(GuardedMemory(), merged);
   }
   NewWaits();
-  std::vector<GuardedMemory> merged = MergeByStream(std::move(all));
   std::vector<StreamHandle> streams;
   for (const GuardedMemory& memory : merged) streams.push_back(memory.stream());
   EXPECT_THAT(streams, ElementsAre(tiers_.stream(), other, tiers_.stream()));

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -202,8 +203,8 @@ TEST_F(ParcelReadersTest, AFetchThatNobodyIsLeftToReadIsGivenBack) {
   const std::shared_ptr<Parcel> parcel = NewParcel(0);
   std::vector<Arrival> arrivals;
   arrivals.push_back({*parcel->ClaimIfAway(), tiers_.NewMemory(kBytes)});
-  std::vector<GuardedMemory> unneeded;
-  ASSERT_THAT(tiers_.tier().Fetch(std::move(arrivals), tiers_.stream(), unneeded), IsOk());
+  GuardedMemories unneeded;
+  ASSERT_THAT(tiers_.tier().Fetch(absl::MakeSpan(arrivals), tiers_.stream(), unneeded), IsOk());
   EXPECT_THAT(unneeded, SizeIs(1));
   EXPECT_EQ(parcel->state(), State::kAway);
   EXPECT_EQ(tiers_.live_blocks(), 1);

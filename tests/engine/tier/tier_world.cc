@@ -102,8 +102,8 @@ absl::StatusOr<Transfer> TierWorld::TryFetch(FetchClaim claim) {
   const uint64_t size_bytes = claim.parcel().size_bytes;
   std::vector<Arrival> arrivals;
   arrivals.push_back({std::move(claim), NewMemory(size_bytes)});
-  std::vector<GuardedMemory> unneeded;
-  return tier_.Fetch(std::move(arrivals), stream(), unneeded);
+  GuardedMemories unneeded;
+  return tier_.Fetch(absl::MakeSpan(arrivals), stream(), unneeded);
 }
 
 Transfer TierWorld::Fetch(FetchClaim claim) { return Value(TryFetch(std::move(claim))); }

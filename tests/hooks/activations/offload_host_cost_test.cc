@@ -19,6 +19,7 @@
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/support/forwarding_device.h"
 
 namespace pinion::testing {
 namespace {
@@ -156,6 +157,33 @@ TEST(OffloadHostCost, ADeviceThatCannotBeSetUpIsTriedOnceInAScopeAndLoggedOnce) 
   const size_t first = log.find("cannot be set up");
   EXPECT_NE(first, std::string::npos);
   EXPECT_EQ(log.find("cannot be set up", first + 1), std::string::npos);
+}
+
+TEST(OffloadHostCost, ATensorThatLeavesAsksOnceInPackAndOnceInUnpackWhetherItsStreamCaptures) {
+  constexpr int kTensors = 20;
+  OffloadWorld world(SmallWindows());
+  const auto device = std::make_shared<ForwardingDevice>(world.machine().device(0));
+  const auto session =
+      OffloadSession::Create(SmallWindows(64 * kKiB), OwnBackend([&](int) { return device; }))
+          .value();
+  int queries = 0;
+  at::Tensor y = world.carrier;
+  {
+    const OffloadScope scope(session);
+    y = Probe(y, {world.activation(64)}, OffloadWorld::Use);  // sets the device up
+    device->FailCalls([&queries](const std::string& call, uint64_t) {
+      queries += call == "IsCapturing" ? 1 : 0;
+      return absl::OkStatus();
+    });
+    for (int i = 0; i < kTensors; ++i) {
+      y = Probe(y, {world.activation(64)}, OffloadWorld::Use);
+    }
+    EXPECT_EQ(queries, kTensors);
+  }
+  EXPECT_GE(session->GetStats().evicted_bytes, kTensors * 63 * kKiB);
+  queries = 0;
+  y.backward();
+  EXPECT_LE(queries, kTensors + 2) << "with the first tensor's, and one at the end of backward";
 }
 
 }  // namespace

@@ -243,9 +243,10 @@ TEST(OffloadDeviceMemory, APrefetchThatMeetsABrokenDeviceFailsNothing) {
 
 // --- A device that fails for a moment ---
 
-NetShape TinyNet() {
+// With a few layers more it submits enough for the engine to ask how far the device is.
+NetShape TinyNet(DeviceCall call) {
   NetShape shape;
-  shape.layers = 1;
+  shape.layers = call == DeviceCall::kQueryEvent ? 4 : 1;
   shape.tokens = 8;
   return shape;
 }
@@ -271,7 +272,7 @@ TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
   uint64_t calls_after = 0;
   {
     EmuWorld world(SlowCopies(/*stall_ms=*/1), options);
-    const TestNet net(world.device(), at::kFloat, TinyNet());
+    const TestNet net(world.device(), at::kFloat, TinyNet(call));
     calls_before = world.machine().calls(call);
     SeedGenerators();
     at::Tensor loss;
@@ -294,7 +295,7 @@ TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
     EmulatedOptions machine = SlowCopies(/*stall_ms=*/1);
     machine.faults.calls.push_back({call, at, /*sticky=*/false});
     EmuWorld world(machine, options);
-    const TestNet net(world.device(), at::kFloat, TinyNet());
+    const TestNet net(world.device(), at::kFloat, TinyNet(call));
     try {
       const Gradients gradients = TrainStep(net, world.session());
       EXPECT_TRUE(SameGradients(plain, gradients)) << "a wrong gradient without an error";

@@ -304,6 +304,38 @@ TEST(OffloadTarget, AShortfallIsExplained) {
   EXPECT_THAT(world.session()->Explain(0), HasSubstr("not run as planned: the step does not"));
 }
 
+// The number behind "the least is" in what a session says of a target that cannot be met.
+uint64_t LeastBytesToldBy(OffloadSession& session) {
+  const std::string text = session.Explain(0);
+  const std::string before = "the least is ";
+  const size_t found = text.find(before);
+  EXPECT_NE(found, std::string::npos) << text;
+  return found == std::string::npos ? 0 : std::stoull(text.substr(found + before.size()));
+}
+
+TEST(OffloadTarget, TheLeastThatIsToldIsWhatAllLeavingTakesAndIsEnoughForAPlan) {
+  const TargetWorld::Step plain = Plain();
+  uint64_t least_bytes = 0;
+  {
+    TargetWorld world(1);
+    const TestNet net(world.device(), at::kFloat, kShape);
+    const TargetWorld::Step all_leaves = world.Run(net);
+    world.Run(net);
+    least_bytes = LeastBytesToldBy(*world.session());
+    EXPECT_LE(least_bytes, all_leaves.peak_bytes);
+  }
+  TargetWorld world(least_bytes);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  world.Run(net);
+  world.Limit(least_bytes);
+  // The steps that are recorded while they run as planned need no more than the first one did.
+  for (int i = 0; i < 4; ++i) {
+    const TargetWorld::Step step = world.Run(net);
+    ExpectSameGradients(plain.gradients, step.gradients);
+    EXPECT_GT(step.stats.kept_as_planned, 0u) << i;
+  }
+}
+
 TEST(OffloadTarget, WhatCannotWorkTogetherIsRefusedByName) {
   OffloadOptions options = Target(1 << 20);
   options.overlap = false;

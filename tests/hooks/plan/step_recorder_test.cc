@@ -37,6 +37,7 @@
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/device_recording.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -230,6 +231,22 @@ TEST_F(StepRecorderTest, SmallViewsOfOneStorageAreObjectsOfTheirOwn) {
   EXPECT_EQ(step.stretches[2].other_bytes - step.stretches[6 - 2].other_bytes, 2u * kTensorBytes);
 }
 
+TEST_F(StepRecorderTest, AnObjectThatIsSavedAgainIsHeldUntilThen) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    const at::Tensor held = activation();
+    y = Probe(carrier_, {held}, UseSaved);
+    y = Probe(y, {activation()}, UseSaved);
+    y = Probe(y, {held}, UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 0, 0, 1, 0));
+  EXPECT_EQ(step.objects[0].saved_until, 2u);
+  EXPECT_EQ(step.objects[1].saved_until, 0u);
+}
+
 TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
   {
     const RecordScope record(recorder_);
@@ -360,6 +377,46 @@ TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInABackwardIsTransient) {
   EXPECT_LT(step.stretches[2].transient_bytes, 3u * kTensorBytes);
   EXPECT_GE(step.stretches[3].transient_bytes, 3u * kTensorBytes);
   EXPECT_LT(step.stretches[4].transient_bytes, 3u * kTensorBytes);
+}
+
+TEST_F(StepRecorderTest, WhatAnOperatorHasLetGoOfBeforeTheStretchsPeakDoesNotAddToIt) {
+  const uint64_t before = world_.device_bytes();
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    const at::Tensor saves_nothing =
+        Probe(carrier_, {}, [](const at::Tensor& grad, const UnpackSaved&) {
+          at::ones({3 * kTensorBytes / 4}, grad.options());
+          return grad;
+        });
+    y = Probe(saves_nothing, {activation()}, UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  ASSERT_THAT(step.uses, ElementsAre(0, 0));
+  // The node that has read the tensor makes one as large, and both have gone when the next node
+  // takes three.
+  EXPECT_NEAR(step.stretches[2].released_bytes, kTensorBytes, 2 * kKiB);
+  EXPECT_NEAR(step.stretches[2].peak_other_bytes() + kTensorBytes, before + 3 * kTensorBytes,
+              2 * kKiB);
+}
+
+TEST_F(StepRecorderTest, WhatSomebodyElseHoldsIsThereAtThePeakOfItsLastReader) {
+  const uint64_t before = world_.device_bytes();
+  at::Tensor y, kept;
+  {
+    const RecordScope record(recorder_);
+    kept = activation();
+    y = Probe(carrier_, {kept}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
+      unpack();
+      at::ones({3 * kTensorBytes / 4}, grad.options());
+      return grad;
+    });
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  ASSERT_THAT(Frees(step), ElementsAre(false));
+  EXPECT_NEAR(step.stretches[2].peak_other_bytes(), before + 4 * kTensorBytes, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, WhatASessionTakesAndGivesBackIsNotTransient) {
@@ -626,6 +683,23 @@ TEST_F(StepRecorderTest, AGraphThatIsKeptIsReadAgain) {
   EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
   // The graph still holds them, and nobody else.
   EXPECT_THAT(Frees(step), ElementsAre(true, true));
+}
+
+TEST_F(StepRecorderTest, AStepThatNeverEndsIsAbandoned) {
+  at::Tensor y = carrier_;
+  {
+    const RecordScope record(recorder_);
+    const auto read = [](const at::Tensor& grad, const UnpackSaved& unpack) {
+      unpack();
+      return grad;
+    };
+    for (int i = 0; i < 1000; ++i) y = Probe(y, {activation(1024)}, read);
+  }
+  for (size_t entries = 0; entries < DeviceRecording::kMaxEntries; entries += 1000) {
+    y.backward({}, /*retain_graph=*/true);
+  }
+  EXPECT_THAT(recorder_->Finish(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("abandoned")));
 }
 
 TEST_F(StepRecorderTest, WhatComesAfterTheEndOfAStepIsNotPartOfTheNext) {

@@ -1,0 +1,67 @@
+// Which of the steps that run as planned are measured, and whether a plan has to be made again.
+//
+//   watch.OnStep();
+//   if (watch.IsDue()) ...                          // measure the step that begins
+//   if (watch.IsOff(plan, {.step_us = us})) ...     // record the step once more and plan it again
+//
+// What the model does not know (the host's calls, for example) makes each plan off by the same
+// factor. Where one was off, the next ones are expected to be off by as much. Where that does not
+// hold either, twice as many steps pass before another one is measured, so that programs whose
+// steps differ from time to time are recorded less and less often.
+//
+// Thread safety: none.
+
+#ifndef PINION_ENGINE_PLAN_PLAN_WATCH_H_
+#define PINION_ENGINE_PLAN_PLAN_WATCH_H_
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+#include "pinion/engine/plan/step_plan.h"
+
+namespace pinion {
+
+// What is empty could not be measured.
+struct MeasuredStep {
+  std::optional<double> step_us = std::nullopt;
+  std::optional<uint64_t> peak_bytes = std::nullopt;
+};
+
+class PlanWatch {
+ public:
+  static constexpr uint64_t kEvery = 16;    // steps, as long as plans are right
+  static constexpr double kMostOff = 0.02;  // of what is expected
+
+  void OnStep() { ++steps_; }
+  bool IsDue() const { return steps_ >= every_; }
+  // Of a step that ran by that plan.
+  bool IsOff(const StepPlan& plan, const MeasuredStep& measured) {
+    const bool time_is_off = IsOff(plan.step_us, measured.step_us, time_factor_);
+    const bool peak_is_off =
+        IsOff(static_cast<double>(plan.peak_bytes), measured.peak_bytes, peak_factor_);
+    const bool is_off = time_is_off || peak_is_off;
+    steps_ = 0;
+    every_ = is_off ? 2 * every_ : kEvery;
+    return is_off;
+  }
+
+ private:
+  template <typename Number>
+  static bool IsOff(double planned, const std::optional<Number>& measured, double& factor) {
+    if (!measured.has_value() || planned <= 0) return false;
+    const auto actual = static_cast<double>(*measured);
+    if (std::abs(actual - factor * planned) <= kMostOff * factor * planned) return false;
+    factor = actual / planned;
+    return true;
+  }
+
+  uint64_t steps_ = 0;  // since one was measured
+  uint64_t every_ = kEvery;
+  double time_factor_ = 1;
+  double peak_factor_ = 1;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_PLAN_WATCH_H_

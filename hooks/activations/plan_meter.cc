@@ -1,0 +1,73 @@
+#include "pinion/hooks/activations/plan_meter.h"
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+
+bool PlanMeter::IsDue() const {
+  MutexLock lock(mu_);
+  const bool has_ended = step_.has_value() && step_->end.has_value();
+  return watch_.IsDue() && !has_ended;
+}
+
+void PlanMeter::OnDeviceBytes(int64_t allocated_bytes) {
+  int64_t peak_bytes = peak_bytes_.load(std::memory_order_relaxed);
+  while (peak_bytes < allocated_bytes &&
+         !peak_bytes_.compare_exchange_weak(peak_bytes, allocated_bytes)) {
+  }
+}
+
+bool PlanMeter::BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded) {
+  std::optional<Step> step;
+  {
+    MutexLock lock(mu_);
+    // As it was when the step's first scope was opened, which decides whether its bytes are told.
+    const bool is_due = watch_.IsDue();
+    watch_.OnStep();
+    step = std::exchange(step_, std::nullopt);
+    if (!step.has_value() && (is_recorded || !is_due)) return false;
+  }
+  const StreamHandle stream = NativeStream(CurrentStream(device_));
+  const absl::StatusOr<bool> capturing = clock_->IsCapturing(stream);
+  if (!capturing.ok() || *capturing) return false;  // an event would be the graph's
+  if (!step.has_value()) {
+    peak_bytes_ = 0;
+    Keep({.begin = clock_->Now(stream)});
+    return false;
+  }
+  if (!step->end.has_value()) {
+    if (last == nullptr) return false;
+    step->end = clock_->Now(stream);
+    step->ran = last;
+    step->peak_bytes = peak_bytes_;
+    Keep(*std::move(step));
+    return false;
+  }
+  const std::optional<bool> is_off = IsOff(*step);
+  if (!is_off.has_value()) Keep(*std::move(step));
+  return is_off.value_or(false);
+}
+
+void PlanMeter::Keep(Step step) {
+  MutexLock lock(mu_);
+  step_ = std::move(step);
+}
+
+std::optional<bool> PlanMeter::IsOff(const Step& step) {
+  const absl::StatusOr<StreamClock::Times> times =
+      clock_->Read({step.begin, *step.end}, absl::ZeroDuration());
+  if (absl::IsDeadlineExceeded(times.status())) return std::nullopt;
+  MeasuredStep measured;
+  // The host's clock does not tell when the device has done its work.
+  if (times.ok() && !times->by_host && !step.ran->step().timed_by_host) {
+    measured.step_us = times->us.back();
+  }
+  if (step.peak_bytes > 0) measured.peak_bytes = static_cast<uint64_t>(step.peak_bytes);
+  MutexLock lock(mu_);
+  return watch_.IsOff(step.ran->plan(), measured);
+}
+
+}  // namespace pinion

@@ -1,0 +1,62 @@
+// Measures a step that runs as planned, now and then: what it took on the device, and the most that
+// the device had. Nobody waits for it: two events are recorded, and read a step later.
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_PLAN_METER_H_
+#define PINION_HOOKS_ACTIVATIONS_PLAN_METER_H_
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/plan_watch.h"
+#include "pinion/engine/stream/stream_clock.h"
+
+namespace pinion {
+
+class PlanMeter {
+ public:
+  PlanMeter(c10::Device device, std::shared_ptr<StreamClock> clock)
+      : device_(device), clock_(std::move(clock)) {}
+
+  // The next step is to be measured, or the one that runs is: what OnDeviceBytes is told is of use.
+  bool IsDue() const;
+  // What the allocator has given out, whenever that changes. Takes no lock.
+  void OnDeviceBytes(int64_t allocated_bytes);
+
+  // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). One that
+  // `is_recorded` is not measured. True: a plan was found to be off, and should be made again.
+  bool BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded);
+
+ private:
+  struct Step {
+    StreamClock::Moment begin;
+    std::optional<StreamClock::Moment> end = std::nullopt;
+    std::shared_ptr<const KnownStep> ran = nullptr;  // once it has ended
+    int64_t peak_bytes = 0;                          // the same; 0: nobody has told
+  };
+
+  void Keep(Step step);
+  // Whether a step that has ended was off; empty until the device has got to its end.
+  std::optional<bool> IsOff(const Step& step);
+
+  const c10::Device device_;
+  const std::shared_ptr<StreamClock> clock_;
+  std::atomic<int64_t> peak_bytes_{0};  // of the step that runs
+
+  mutable Mutex mu_;
+  PlanWatch watch_ ABSL_GUARDED_BY(mu_);
+  std::optional<Step> step_ ABSL_GUARDED_BY(mu_);  // that is measured
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_PLAN_METER_H_

@@ -1,0 +1,136 @@
+#include "pinion/hooks/plan/noted_step.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+
+namespace pinion {
+namespace {
+
+// A plan counts an object in whole stretches. What it has to add to the other bytes of each entry's
+// peak, so that the sum is what was on the device: less than nothing where objects count that have
+// gone by then, more where objects do not count that are there still.
+std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
+                                   absl::Span<const NotedObject> objects) {
+  std::vector<int64_t> corrections(entries.size());
+  std::vector<int64_t> more(entries.size() + 1);  // than for the entry before
+  size_t first = 1;                               // entry of the stretch
+  absl::flat_hash_set<uint32_t> in_use;           // by the operator of the last use
+  int64_t released_bytes = 0;                     // of these, in this stretch
+  int64_t gone_bytes = 0;                         // of them, what was really let go of
+  for (size_t i = 1; i < entries.size(); ++i) {
+    const NotedEntry& entry = entries[i];
+    corrections[i] -= gone_bytes;
+    if (entry.released.has_value()) {
+      const StepObject& object = objects[*entry.released].planned;
+      const auto size_bytes = static_cast<int64_t>(object.size_bytes);
+      if (!object.frees) {
+        // It is among the other bytes up to the stretch before, and from its release on.
+        more[first] += size_bytes;
+        more[i + 1] -= size_bytes;
+      } else if (in_use.contains(*entry.released)) {
+        released_bytes += size_bytes;
+        const int64_t fewer_bytes = entries[first - 1].object_bytes - entry.object_bytes;
+        gone_bytes = std::clamp<int64_t>(fewer_bytes, 0, released_bytes);
+      }
+    }
+    if (!entry.used.has_value()) continue;
+    if (entry.by != entries[first - 1].by) in_use.clear();
+    in_use.insert(*entry.used);
+    first = i + 1;
+    released_bytes = gone_bytes = 0;
+  }
+  int64_t sum = 0;
+  for (size_t i = 0; i < entries.size(); ++i) corrections[i] += sum += more[i];
+  return corrections;
+}
+
+// What the objects of one storage that free nothing add to the other bytes of each stretch.
+void AddKept(absl::Span<const NotedObject* const> objects, std::vector<StepStretch>& stretches) {
+  struct Kept {
+    StorageExtent extent;
+    size_t begin = 0;
+    size_t end = 0;
+  };
+  std::vector<Kept> kept;
+  std::vector<size_t> changes;
+  for (const NotedObject* object : objects) {
+    if (object->planned.frees) continue;
+    const size_t end = object->handles > 0 ? stretches.size() : object->uses_at_release;
+    kept.push_back({object->extent, object->first_use, end});
+    changes.insert(changes.end(), {object->first_use, end});
+  }
+  std::sort(changes.begin(), changes.end());
+  for (size_t i = 1; i < changes.size(); ++i) {
+    std::vector<StorageExtent> extents;
+    for (const Kept& object : kept) {
+      if (object.begin <= changes[i - 1] && changes[i] <= object.end) {
+        extents.push_back(object.extent);
+      }
+    }
+    const uint64_t bytes = UnionBytes(std::move(extents));
+    for (size_t s = changes[i - 1]; s < changes[i]; ++s) stretches[s].other_bytes += bytes;
+  }
+}
+
+// What lies between two uses, as it is noted.
+struct Between {
+  double compute_us = 0;
+  int64_t peak_other_bytes = 0;     // whatever has gone
+  int64_t counted_other_bytes = 0;  // with the corrections
+
+  StepStretch Stretch(int64_t other_bytes) const {
+    const int64_t end_bytes = std::max<int64_t>(0, other_bytes);
+    const int64_t peak_bytes = std::max({end_bytes, peak_other_bytes, counted_other_bytes});
+    return {.compute_us = compute_us,
+            .other_bytes = static_cast<uint64_t>(end_bytes),
+            .transient_bytes = static_cast<uint64_t>(peak_bytes - end_bytes),
+            .released_bytes = static_cast<uint64_t>(peak_bytes - counted_other_bytes)};
+  }
+};
+
+}  // namespace
+
+StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
+                  const StreamClock::Times& times) {
+  StepRecord step;
+  step.timed_by_host = times.by_host;
+  const std::vector<int64_t> corrections = CorrectionsOf(entries, objects);
+  Between between;
+  uint64_t last_by = 0;
+  for (size_t i = 1; i < entries.size(); ++i) {
+    const NotedEntry& entry = entries[i];
+    // Streams of one device may overtake each other.
+    between.compute_us += std::max(0.0, times.us[2 * i] - times.us[2 * i - 1]);
+    between.peak_other_bytes = std::max(between.peak_other_bytes, entry.peak_other_bytes);
+    between.counted_other_bytes =
+        std::max(between.counted_other_bytes, entry.peak_other_bytes + corrections[i]);
+    if (!entry.used.has_value() && i + 1 < entries.size()) continue;
+    if (entry.used.has_value()) {
+      const bool goes_on = !step.uses.empty() && entry.by == last_by;
+      step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
+      step.uses.push_back(*entry.used);
+      last_by = entry.by;
+    }
+    between.counted_other_bytes =
+        std::max(between.counted_other_bytes, entry.other_bytes + corrections[i]);
+    step.stretches.push_back(std::exchange(between, {}).Stretch(entry.other_bytes));
+  }
+  std::map<KnownStorages::Id, std::vector<const NotedObject*>> by_storage;
+  for (const NotedObject& object : objects) {
+    step.objects.push_back(object.planned);
+    if (object.last_save > object.first_use) {
+      step.objects.back().saved_until = static_cast<uint32_t>(object.last_save);
+    }
+    step.objects.back().needed_until = static_cast<uint32_t>(
+        object.handles > 0 ? step.stretches.size() - 1 : object.uses_at_release);
+    by_storage[object.storage].push_back(&object);
+  }
+  for (const auto& [storage, in_it] : by_storage) AddKept(in_it, step.stretches);
+  return step;
+}
+
+}  // namespace pinion

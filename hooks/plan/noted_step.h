@@ -1,0 +1,55 @@
+// What a recording has noted of a step, entry by entry, and the StepRecord that comes of it.
+//
+//   StepRecord step = StepOf(entries, objects, times);
+//
+// Thread safety: a pure function.
+
+#ifndef PINION_HOOKS_PLAN_NOTED_STEP_H_
+#define PINION_HOOKS_PLAN_NOTED_STEP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/types/span.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/known_storages.h"
+
+namespace pinion {
+
+struct NotedObject {
+  StepObject planned;
+  KnownStorages::Id storage = 0;
+  SavedVersion version;
+  StorageExtent extent;
+  bool is_leaf = false;
+  bool is_decided = false;  // planned.frees is
+  int handles = 0;
+  size_t first_use = 0;
+  size_t last_save = 0;        // a use, too
+  size_t uses_at_release = 0;  // of all objects, when the last handle went
+};
+
+// Something that whoever packs did: between its begin and its end nothing is the step's own.
+struct NotedEntry {
+  StreamClock::Moment begin = {};
+  StreamClock::Moment end = {};
+  std::optional<uint32_t> used = std::nullopt;      // the object that was saved or read
+  std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
+  uint64_t by = 0;                                  // which operator has used it, by any number
+  int64_t other_bytes = 0;
+  int64_t peak_other_bytes = 0;  // since the entry before
+  int64_t object_bytes = 0;      // on the device, behind it
+};
+
+// The first entry is the step's begin, the last one its end. `times` are those of each entry's
+// begin and end, in turn.
+StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
+                  const StreamClock::Times& times);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_PLAN_NOTED_STEP_H_

@@ -1,0 +1,44 @@
+// A residual network for small images, as one writes it with torch::nn: nothing in it knows of
+// offloading.
+//
+// Thread safety: as torch::nn::Module.
+
+#ifndef PINION_PROGRAMS_CONV_NET_H_
+#define PINION_PROGRAMS_CONV_NET_H_
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <cstdint>
+
+namespace pinion {
+
+struct ConvNetConfig {
+  int64_t width = 64;  // channels of the first stage; each further one has twice as many
+  int64_t stages = 3;  // each but the first halves height and width
+  int64_t blocks_per_stage = 2;
+  int64_t classes = 10;
+};
+
+// A convolution, then stages of blocks of two convolutions with batch norms beside which their
+// input passes by, then the mean over each channel and a linear layer.
+class ConvNetImpl : public torch::nn::Module {
+ public:
+  // Draws the initial weights from torch's CPU generator.
+  explicit ConvNetImpl(const ConvNetConfig& config);
+
+  // images: [batch, 3, height, width] -> logits [batch, classes].
+  torch::Tensor forward(const torch::Tensor& images);
+
+ private:
+  torch::nn::ModuleList blocks_;
+  torch::nn::Linear head_;
+};
+TORCH_MODULE(ConvNet);
+
+}  // namespace pinion
+
+#endif  // PINION_PROGRAMS_CONV_NET_H_

@@ -1,0 +1,45 @@
+// A U-Net, as one writes it with torch::nn: nothing in it knows of offloading. What its first
+// layers make is used again by its last ones, so that backward reads it early and late.
+//
+// Thread safety: as torch::nn::Module.
+
+#ifndef PINION_PROGRAMS_U_NET_H_
+#define PINION_PROGRAMS_U_NET_H_
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <cstdint>
+
+namespace pinion {
+
+struct UNetConfig {
+  int64_t channels = 3;
+  int64_t width = 32;  // channels of the first level; each further one has twice as many
+  int64_t levels = 4;
+};
+
+// Down: two convolutions with group norms a level, and a pool in between. Up: what comes from below
+// is enlarged, joined with what that level has made on the way down, and two convolutions follow.
+class UNetImpl : public torch::nn::Module {
+ public:
+  // Draws the initial weights from torch's CPU generator.
+  explicit UNetImpl(const UNetConfig& config);
+
+  // images: [batch, channels, height, width], both divisible by 2^(levels - 1) -> the same shape.
+  torch::Tensor forward(const torch::Tensor& images);
+
+ private:
+  torch::nn::ModuleList down_;     // from the finest level to the coarsest
+  torch::nn::ModuleList enlarge_;  // from the coarsest to the finest, one less
+  torch::nn::ModuleList up_;
+  torch::nn::Conv2d last_;
+};
+TORCH_MODULE(UNet);
+
+}  // namespace pinion
+
+#endif  // PINION_PROGRAMS_U_NET_H_

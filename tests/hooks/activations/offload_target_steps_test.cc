@@ -1,0 +1,131 @@
+// A memory target, where a step is not what it was when it was planned, and where several threads
+// save.
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/plan/plan_watch.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+constexpr int64_t kTensorBytes = 256 * kKiB;
+constexpr int kNodes = 8;
+
+class OffloadTargetSteps : public ::testing::Test {
+ protected:
+  std::shared_ptr<OffloadSession> NewSession(uint64_t target_bytes) {
+    OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+    options.memory_target_bytes = target_bytes;
+    return world_.NewSession(options);
+  }
+  at::Tensor Ones(int64_t size_bytes) {
+    return at::ones({size_bytes / 4}, at::TensorOptions(world_.device()));
+  }
+  // Nodes that save a tensor each, whose first number they look at when it comes back.
+  at::Tensor Chain(at::Tensor y, int first, int nodes) {
+    for (int i = first; i < first + nodes; ++i) {
+      y = Probe(y, {Activation(carrier_, {kTensorBytes / 4}, i)},
+                [this](const at::Tensor& grad, const UnpackSaved& unpack) {
+                  seen_.push_back(unpack().front()[0].to(at::kCPU).item<float>());
+                  return grad;
+                });
+    }
+    return y;
+  }
+  void Backward(at::Tensor y) {
+    seen_.clear();
+    y.backward();
+    EXPECT_THAT(seen_, ::testing::ElementsAre(7, 6, 5, 4, 3, 2, 1, 0));
+    y.reset();
+    EXPECT_THAT(world_.Synchronize(), IsOk());
+  }
+  // Beside what is saved, the steps compute something as often as that.
+  void RunSteps(const std::shared_ptr<OffloadSession>& session, uint64_t steps, int work = 0) {
+    const at::Tensor other = Ones(kTensorBytes);
+    for (uint64_t step = 0; step < steps; ++step) {
+      at::Tensor y;
+      {
+        const OffloadScope scope(session);
+        y = Chain(carrier_, 0, kNodes);
+      }
+      for (int i = 0; i < work; ++i) at::mul(other, 2);
+      Backward(y);
+    }
+  }
+  // Without offload.
+  uint64_t PlainPeakBytes() {
+    world_.ResetPeak();
+    Backward(Chain(carrier_, 0, kNodes));
+    return world_.peak_device_bytes();
+  }
+
+  EmuWorld world_;
+  at::Tensor carrier_ = Ones(4).requires_grad_(true);
+  std::vector<float> seen_;
+};
+
+// Until a step was measured, whatever was found before, and another one recorded.
+constexpr uint64_t kSteps = 3 * PlanWatch::kEvery;
+
+TEST_F(OffloadTargetSteps, AStepThatTakesLongerThanItsPlanSaysIsPlannedAgain) {
+  const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes());
+  RunSteps(session, kSteps, /*work=*/20);
+  const std::string planned = session->Explain(0);
+  RunSteps(session, kSteps, /*work=*/20);
+  EXPECT_EQ(session->Explain(0), planned);
+  RunSteps(session, kSteps, /*work=*/200);
+  EXPECT_NE(session->Explain(0), planned);
+}
+
+TEST_F(OffloadTargetSteps, AStepThatHasMoreOnTheDeviceThanItsPlanSaysIsPlannedAgain) {
+  const std::shared_ptr<OffloadSession> session = NewSession(4 * PlainPeakBytes());
+  RunSteps(session, kSteps);
+  const std::string planned = session->Explain(0);
+  const at::Tensor beside = Ones(kTensorBytes);
+  RunSteps(session, kSteps);
+  EXPECT_NE(session->Explain(0), planned);
+}
+
+// Nodes are numbered by each thread for itself, so that no place is known of what another thread
+// saves in a scope.
+TEST_F(OffloadTargetSteps, WhatAnotherThreadSavesInAScopeKeepsWithinTheTarget) {
+  const uint64_t target_bytes = PlainPeakBytes() * 8 / 10;
+  const std::shared_ptr<OffloadSession> session = NewSession(target_bytes);
+  for (int step = 0; step < 6; ++step) {
+    SCOPED_TRACE(step);
+    world_.ResetPeak();
+    at::Tensor y;
+    {
+      const OffloadScope scope(session);
+      y = Chain(carrier_, 0, 2);
+      std::thread([&, state = at::ThreadLocalState()] {
+        const at::ThreadLocalStateGuard guard(state);
+        y = Chain(y, 2, 4);
+      }).join();
+      y = Chain(y, 6, 2);
+    }
+    Backward(y);
+    EXPECT_LE(world_.peak_device_bytes(), target_bytes);
+  }
+  EXPECT_GT(session->GetStats().kept_as_planned, 0u);
+}
+
+}  // namespace
+}  // namespace pinion::testing
