@@ -23,6 +23,7 @@
 #include "pinion/bench/bandwidth_result.h"
 #include "pinion/bench/bandwidth_text.h"
 #include "pinion/bench/bench_devices.h"
+#include "pinion/bench/gnuplot.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/nvbandwidth_json.h"
 #include "pinion/programs/output_file.h"

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/bench/bandwidth_text.h"
-#include "pinion/programs/output_file.h"
+#include "pinion/bench/gnuplot.h"
 
 namespace pinion {
 namespace {
@@ -49,16 +46,6 @@ std::vector<Line> LinesOf(const BandwidthResult& result) {
   return lines;
 }
 
-// In gnuplot's double quotes.
-std::string Quoted(const std::string& text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += c;
-  }
-  return quoted + "\"";
-}
-
 std::string SizeTics() {
   std::string tics;
   for (uint64_t size = 4 * kKiB; size <= 16 * kGiB; size *= 4) {
@@ -83,10 +70,10 @@ std::string PlotScript(const BandwidthResult& result, const std::string& termina
                            ? "set terminal pngcairo noenhanced size 1200,720 font 'sans,13'\n"
                            : "set terminal svg noenhanced size 1000,600 dynamic font 'sans,13' "
                              "background '#ffffff'\n";
-  absl::StrAppend(&script, "set output ", Quoted(output), "\n");
+  absl::StrAppend(&script, "set output ", GnuplotQuoted(output), "\n");
   absl::StrAppendFormat(
       &script, "set title %s\n",
-      Quoted(absl::StrCat("Copies between host and device: ", device.info.model)));
+      GnuplotQuoted(absl::StrCat("Copies between host and device: ", device.info.model)));
   absl::StrAppendFormat(&script,
                         "set xlabel 'size of a copy'\n"
                         "set ylabel 'GB/s%s'\n"
@@ -124,35 +111,17 @@ std::string PlotScript(const BandwidthResult& result, const std::string& termina
                         "notitle",
                         i, point_type, colour));
     add(absl::StrFormat("keyentry with linespoints pt %d ps 0.8 %s title %s", point_type, pen,
-                        Quoted(label)));
+                        GnuplotQuoted(label)));
   }
   return absl::StrCat(script, "plot sample ", plot, "\n");
-}
-
-absl::Status CheckPlot(const std::string& path) {
-  if (!absl::EndsWith(path, ".svg") && !absl::EndsWith(path, ".png")) {
-    return absl::InvalidArgumentError(absl::StrCat("--plot=", path, " must end in .svg or .png"));
-  }
-  if (std::system("command -v gnuplot >/dev/null") != 0) {
-    return absl::NotFoundError("--plot needs gnuplot: apt-get install gnuplot-nox");
-  }
-  return absl::OkStatus();
 }
 
 absl::Status WriteBandwidthPlot(const BandwidthResult& result, const std::string& path) {
   if (LinesOf(result).empty()) {
     return absl::FailedPreconditionError("there is nothing to plot: no case has several sizes");
   }
-  return WriteAtomically(path, [&](const std::string& temporary) -> absl::Status {
-    const std::string script =
-        PlotScript(result, absl::EndsWith(path, ".png") ? "png" : "svg", temporary);
-    std::FILE* const gnuplot = popen("gnuplot", "w");
-    if (gnuplot == nullptr) return absl::UnavailableError("gnuplot cannot be started");
-    const bool told = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
-    const int exit_status = pclose(gnuplot);
-    if (told && exit_status == 0) return absl::OkStatus();
-    return absl::UnavailableError(
-        absl::StrCat("gnuplot failed with the exit status ", exit_status, ", see above"));
+  return DrawWithGnuplot(path, [&](const std::string& terminal, const std::string& output) {
+    return PlotScript(result, terminal, output);
   });
 }
 

@@ -10,10 +10,6 @@
 
 namespace pinion {
 
-// Whether WriteBandwidthPlot could draw to `path`: its name ends in .svg or .png, and gnuplot is
-// there. The error says what to do.
-absl::Status CheckPlot(const std::string& path);
-
 // The sweeps of the first device, by gnuplot. Leaves nothing half-drawn at `path`.
 absl::Status WriteBandwidthPlot(const BandwidthResult& result, const std::string& path);
 

@@ -121,7 +121,13 @@ NullAllocator& TheAllocator() {
   return *allocator;
 }
 
-// One device with one stream, which is always done.
+// Of the calling thread: 0 is the default stream.
+c10::StreamId& CurrentStreamId() {
+  thread_local c10::StreamId id = 0;
+  return id;
+}
+
+// One device, whose streams are always done.
 class NullGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kNull; }
@@ -131,11 +137,18 @@ class NullGuard final : public c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device device) const override {}
   void uncheckedSetDevice(c10::Device device) const noexcept override {}
   c10::Stream getStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::UNSAFE, kNullDevice, CurrentStreamId());
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::DEFAULT, kNullDevice);
   }
-  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return getStream(kNullDevice); }
-  void* getStreamNativeHandle(c10::Stream stream) const override { return nullptr; }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return c10::Stream(c10::Stream::UNSAFE, kNullDevice,
+                       std::exchange(CurrentStreamId(), stream.id()));
+  }
+  void* getStreamNativeHandle(c10::Stream stream) const override {
+    return reinterpret_cast<void*>(stream.id());  // null for the default stream, as CUDA's
+  }
   bool queryStream(const c10::Stream& stream) const override { return true; }
   void synchronizeStream(const c10::Stream& stream) const override {}
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {}
@@ -164,6 +177,8 @@ void RegisterNullTorchDevice() {
                                            c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("_foreach_copy_", torch::CppFunction::makeFromBoxedFunction<&ForgetArguments>());
 }
+
+c10::Stream NullSideStream() { return c10::Stream(c10::Stream::UNSAFE, kNullDevice, /*id=*/1); }
 
 at::Tensor NewNullTensor(uint64_t size_bytes) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), size_bytes,

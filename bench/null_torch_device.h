@@ -10,6 +10,7 @@
 #define PINION_BENCH_NULL_TORCH_DEVICE_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 
@@ -23,6 +24,9 @@ void RegisterNullTorchDevice();
 
 // Floats in one dimension, on null:0. Reading them crashes.
 at::Tensor NewNullTensor(uint64_t size_bytes);
+
+// A stream of null:0 beside its default stream.
+c10::Stream NullSideStream();
 
 }  // namespace pinion
 

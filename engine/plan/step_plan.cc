@@ -211,8 +211,9 @@ absl::Status CheckPlannable(const StepRecord& step) {
 // So many plans as can be tried in 10 to 20 ms, beside the first two.
 int TriesFor(const StepRecord& step) {
   constexpr size_t kTriedUses = 50'000;
-  constexpr size_t kMostTries = 500;
-  const size_t plans = std::min(kMostTries, kTriedUses / (step.uses.size() + 1));
+  constexpr size_t kTriesPerUse = 8;  // a short step has few plans
+  const size_t uses = step.uses.size();
+  const size_t plans = std::min(kTriesPerUse * uses, kTriedUses / (uses + 1));
   return static_cast<int>(plans - std::min<size_t>(plans, 2));
 }
 

@@ -17,6 +17,7 @@
 #include "pinion/bench/bandwidth_plot.h"
 #include "pinion/bench/bandwidth_result.h"
 #include "pinion/bench/bandwidth_text.h"
+#include "pinion/bench/gnuplot.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/nvbandwidth_json.h"
 #include "pinion/device/device.h"

@@ -1,0 +1,256 @@
+#include "pinion/bench/offload/offline_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/plan/room.h"
+#include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/plan/step_simulation.h"
+
+namespace pinion {
+namespace {
+
+// Stretches in which an object may be away.
+struct Gap {
+  uint32_t object = 0;
+  size_t first = 0;
+  size_t last = 0;
+  uint32_t read_at = StepMove::kNever;
+  int64_t size_bytes = 0;
+};
+
+// In which of them it is; nothing where it stays.
+struct Away {
+  size_t from = 0;
+  size_t until = 0;
+};
+using Choice = std::vector<std::optional<Away>>;  // by gap
+
+class Search {
+ public:
+  Search(const StepRecord& step, uint64_t memory_bytes, const LinkCalibration& link, uint64_t seed)
+      : step_(step),
+        limit_bytes_(static_cast<int64_t>(memory_bytes)),
+        link_(link),
+        random_(seed),
+        all_here_(step.stretches.size()) {
+    for (size_t i = 0; i < step.stretches.size(); ++i) {
+      all_here_.Add(i, i, static_cast<int64_t>(step.stretches[i].peak_other_bytes()));
+    }
+    const std::vector<ObjectLife> lives = LivesOf(step);
+    for (uint32_t index = 0; index < lives.size(); ++index) {
+      if (step.objects[index].frees) AddGaps(index, lives[index]);
+    }
+  }
+
+  // Goes on from `best`, or from everything being away.
+  absl::StatusOr<StepPlan> Run(StepPlan best, bool from_best, int tries) {
+    Choice current = ChoiceOf(best);
+    double current_us = from_best ? best.step_us : std::numeric_limits<double>::infinity();
+    for (int i = 0; i < tries && !gaps_.empty(); ++i) {
+      const std::optional<Choice> other =
+          i == 0 ? Derived(std::vector<bool>(gaps_.size(), true)) : Neighbour(current);
+      if (!other.has_value()) continue;
+      std::vector<StepMove> moves = MovesOf(*other);
+      PINION_ASSIGN_OR_RETURN(const StepTimes times, SimulateStep(step_, moves, link_));
+      const double worse_us = times.step_us - current_us;
+      if (worse_us > 0 && !Accepts(worse_us, best.step_us, 1 - static_cast<double>(i) / tries)) {
+        continue;
+      }
+      current = *other;
+      current_us = times.step_us;
+      if (current_us >= best.step_us) continue;
+      best.moves = std::move(moves);
+      best.step_us = current_us;
+    }
+    best.peak_bytes = static_cast<uint64_t>(UsedBy(ChoiceOf(best)).MostIn(0, end()));
+    return best;
+  }
+
+ private:
+  size_t end() const { return step_.stretches.size() - 1; }
+  size_t Below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
+
+  // Simulated annealing: the colder, the less.
+  bool Accepts(double worse_us, double best_us, double temperature) {
+    constexpr double kHottest = 0.01;  // of the step
+    const double chance = std::exp(-worse_us / (kHottest * best_us * temperature));
+    return std::uniform_real_distribution<double>(0, 1)(random_) < chance;
+  }
+
+  void AddGaps(uint32_t index, const ObjectLife& life) {
+    const StepObject& object = step_.objects[index];
+    const std::vector<size_t> operator_ends = OperatorEnds(step_);
+    const auto size_bytes = static_cast<int64_t>(object.size_bytes);
+    size_t in_use_until = life.made;
+    for (const size_t use : life.uses) {
+      const bool is_read = use != life.uses.front() && use > object.saved_until;
+      if (is_read && in_use_until < use) {
+        gaps_.push_back({index, in_use_until + 1, use, static_cast<uint32_t>(use), size_bytes});
+      }
+      in_use_until = std::max(in_use_until, operator_ends[use] + 1);
+    }
+    const bool to_the_end = !life.is_read && object.needed_until == 0;
+    const size_t over =
+        std::max(in_use_until, to_the_end ? end() : std::min<size_t>(object.needed_until, end()));
+    if (in_use_until < over) {
+      gaps_.push_back({index, in_use_until + 1, over, StepMove::kNever, size_bytes});
+    }
+    all_here_.Add(life.made, over, size_bytes);
+  }
+
+  Choice ChoiceOf(const StepPlan& plan) const {
+    Choice choice(gaps_.size());
+    for (const StepMove& move : plan.moves) {
+      for (size_t i = 0; i < gaps_.size(); ++i) {
+        if (gaps_[i].object != move.object || gaps_[i].read_at != move.read_at) continue;
+        choice[i] = {move.drop_at + size_t{1}, std::min<size_t>(move.fetch_at, gaps_[i].last)};
+      }
+    }
+    return choice;
+  }
+
+  Room UsedBy(const Choice& choice) const {
+    Room used = all_here_;
+    for (size_t i = 0; i < gaps_.size(); ++i) {
+      if (choice[i].has_value()) used.Add(choice[i]->from, choice[i]->until, -gaps_[i].size_bytes);
+    }
+    return used;
+  }
+
+  // Everybody of those stays as long as there is room, the one that is copied out last the longest,
+  // and comes back as soon as there is, in the order of reads.
+  std::optional<Choice> Derived(const std::vector<bool>& leaves) const {
+    Room used = all_here_;
+    std::vector<size_t> away;
+    for (size_t i = 0; i < gaps_.size(); ++i) {
+      if (!leaves[i]) continue;
+      away.push_back(i);
+      used.Add(gaps_[i].first, gaps_[i].last, -gaps_[i].size_bytes);
+    }
+    if (used.MostIn(0, end()) > limit_bytes_) return std::nullopt;
+    Choice choice(gaps_.size());
+    std::stable_sort(away.begin(), away.end(),
+                     [&](size_t a, size_t b) { return gaps_[a].object > gaps_[b].object; });
+    std::erase_if(away, [&](size_t i) {
+      const size_t from = StaysUntil(gaps_[i], used);
+      used.Add(gaps_[i].first, from - 1, gaps_[i].size_bytes);
+      if (from <= gaps_[i].last) choice[i] = {from, gaps_[i].last};
+      return from > gaps_[i].last;
+    });
+    std::sort(away.begin(), away.end(),
+              [&](size_t a, size_t b) { return gaps_[a].read_at < gaps_[b].read_at; });
+    size_t earliest = 0;
+    for (const size_t i : away) {
+      const Gap& gap = gaps_[i];
+      if (gap.read_at == StepMove::kNever) continue;
+      const std::optional<size_t> full = used.LastAbove(gap.last, limit_bytes_ - gap.size_bytes);
+      earliest = choice[i]->until = std::max({choice[i]->from, earliest, full.value_or(0)});
+      used.Add(earliest + 1, gap.last, gap.size_bytes);
+    }
+    return choice;
+  }
+
+  // The first stretch of the gap that has no room for the object; the one behind it if all have.
+  size_t StaysUntil(const Gap& gap, const Room& used) const {
+    size_t fits_before = gap.first;
+    size_t below = gap.last + 1;
+    while (fits_before < below) {
+      const size_t middle = fits_before + (below - fits_before) / 2;
+      if (used.MostIn(gap.first, middle) + gap.size_bytes <= limit_bytes_) {
+        fits_before = middle + 1;
+      } else {
+        below = middle;
+      }
+    }
+    return fits_before;
+  }
+
+  std::optional<Choice> Neighbour(const Choice& current) {
+    return Below(2) == 0 ? OthersLeave(current) : SomeAreShifted(current);
+  }
+
+  // One more leaves, or one less, or one in another's place.
+  std::optional<Choice> OthersLeave(const Choice& current) {
+    std::vector<bool> leaves;
+    for (const std::optional<Away>& away : current) leaves.push_back(away.has_value());
+    for (size_t changes = 1 + Below(3); changes > 0; --changes) {
+      const size_t i = Below(gaps_.size());
+      leaves[i] = !leaves[i];
+    }
+    return Derived(leaves);
+  }
+
+  // One leaves or comes back at another time, or several do.
+  std::optional<Choice> SomeAreShifted(Choice choice) {
+    for (size_t shifts = 1 + Below(3); shifts > 0; --shifts) {
+      const size_t i = Below(gaps_.size());
+      const Gap& gap = gaps_[i];
+      const bool comes_back = gap.read_at != StepMove::kNever;
+      const size_t from = gap.first + Below(gap.last - gap.first + 1);
+      const size_t until = comes_back ? from + Below(gap.last - from + 1) : gap.last;
+      const bool keeps_from = choice[i].has_value() && choice[i]->from <= until && Below(2) == 0;
+      choice[i] = {keeps_from ? choice[i]->from : from, until};
+    }
+    if (UsedBy(choice).MostIn(0, end()) > limit_bytes_) return std::nullopt;
+    return choice;
+  }
+
+  std::vector<StepMove> MovesOf(const Choice& choice) const {
+    std::vector<size_t> away;
+    std::vector<size_t> first_away(step_.objects.size(), SIZE_MAX);
+    for (size_t i = 0; i < gaps_.size(); ++i) {
+      if (!choice[i].has_value()) continue;
+      away.push_back(i);
+      size_t& first = first_away[gaps_[i].object];
+      first = std::min(first, choice[i]->from);
+    }
+    std::sort(away.begin(), away.end(), [&](size_t a, size_t b) {
+      return std::pair(gaps_[a].read_at, gaps_[a].object) <
+             std::pair(gaps_[b].read_at, gaps_[b].object);
+    });
+    std::vector<StepMove> moves;
+    for (const size_t i : away) {
+      const Gap& gap = gaps_[i];
+      const bool comes_back = gap.read_at != StepMove::kNever;
+      moves.push_back(
+          {.object = gap.object,
+           .drop_at = static_cast<uint32_t>(choice[i]->from - 1),
+           .fetch_at = comes_back ? static_cast<uint32_t>(choice[i]->until) : StepMove::kNever,
+           .read_at = gap.read_at,
+           .copies_out =
+               !step_.objects[gap.object].clean && choice[i]->from == first_away[gap.object]});
+    }
+    return moves;
+  }
+
+  const StepRecord& step_;
+  const int64_t limit_bytes_;
+  const LinkCalibration& link_;
+  std::mt19937_64 random_;
+  Room all_here_;  // by stretch, if nothing is away
+  std::vector<Gap> gaps_;
+};
+
+}  // namespace
+
+absl::StatusOr<StepPlan> SearchPlan(const StepRecord& step, uint64_t memory_bytes,
+                                    const LinkCalibration& link, const PlanSearch& search) {
+  PINION_ASSIGN_OR_RETURN(StepPlan best, PlanStep(step, memory_bytes, link));
+  for (const bool from_planned : {true, false}) {
+    Search search_from(step, memory_bytes, link, search.seed + (from_planned ? 0 : 1));
+    PINION_ASSIGN_OR_RETURN(StepPlan found, search_from.Run(best, from_planned, search.tries));
+    if (found.step_us < best.step_us) best = std::move(found);
+  }
+  return best;
+}
+
+}  // namespace pinion

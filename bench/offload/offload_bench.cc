@@ -1,0 +1,290 @@
+// What offloading costs a step of training, by method and by the device memory that it has.
+//
+//   offload_bench                       every model on every preset of the emulated device: minutes
+//   offload_bench --quick               one model, two presets, two targets
+//   offload_bench --models=unet --presets=a100_pcie4
+//   offload_bench --json=FILE --plot=FILE.svg
+//
+// docs/offload_bench.md says how to read it.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/gnuplot.h"
+#include "pinion/bench/goals.h"
+#include "pinion/bench/offload/offline_plan.h"
+#include "pinion/bench/offload/offload_method.h"
+#include "pinion/bench/offload/offload_model.h"
+#include "pinion/bench/offload/offload_plot.h"
+#include "pinion/bench/offload/offload_table.h"
+#include "pinion/bench/offload/replayed_step.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/engine/plan/step_bound.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/working_directory.h"
+
+ABSL_FLAG(std::vector<std::string>, models, {}, "gpt, convnet, unet; default: all");
+ABSL_FLAG(std::vector<std::string>, presets, {}, "of the emulated device; default: all");
+ABSL_FLAG(bool, quick, false, "one model, two presets, two targets");
+ABSL_FLAG(bool, values, true, "also runs each method once with values, and compares gradients");
+ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
+ABSL_FLAG(std::string, plot, "", "file to draw step time over memory to: .svg or .png");
+
+namespace pinion {
+namespace {
+
+using Kind = OffloadMethod::Kind;
+
+constexpr int kTargets = 6;
+constexpr int kTargetsIfQuick = 2;
+// Of the graph trainer, in parts of what can leave.
+constexpr double kHostBudgets[] = {0.25, 0.5, 1};
+constexpr PlanSearch kSearch = {};
+
+c10::Device Emu() { return {DeviceTypeOf("emu").value(), 0}; }
+
+// A step of a model on a preset, and what the runs of it have in common.
+struct Case {
+  OffloadModel model;
+  std::string preset;
+  StepRecord step;
+  MethodWorld world;
+  double alone_us = 0;
+  uint64_t all_bytes = 0;    // of the device, if nothing leaves
+  uint64_t least_bytes = 0;  // if all leaves
+};
+
+absl::StatusOr<StepRecord> RecordModel(const OffloadModel& model, const DevicePreset& preset) {
+  StepRecord record;
+  MethodWorld world;
+  world.preset = preset;
+  PINION_RETURN_IF_ERROR(
+      RunMethod(
+          {}, world,
+          [&](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
+            ModelStep step(model, Emu());
+            // Once before, so that the device idles for no allocation.
+            step.Run([] { return nullptr; });
+            PINION_ASSIGN_OR_RETURN(record, step.Record(EmulatedBackend(machine)));
+            return OffloadStep{[](const ReplayedStep::MakeScope&) {}, {}, {}};
+          })
+          .status());
+  return record;
+}
+
+class OffloadBench {
+ public:
+  explicit OffloadBench(bool quick) : quick_(quick) {}
+
+  absl::Status Run(const OffloadModel& model, const std::string& preset) {
+    PINION_ASSIGN_OR_RETURN(const Case of, Prepare(model, preset));
+    const size_t before = table_.rows.size();
+    for (const OffloadMethod& method : MethodsOf(of)) {
+      PINION_RETURN_IF_ERROR(AddRow(of, method, std::nullopt));
+    }
+    const size_t methods_end = table_.rows.size();
+    const int targets = quick_ ? kTargetsIfQuick : kTargets;
+    for (int i = 0; i < targets; ++i) {
+      const uint64_t more = (of.all_bytes - of.least_bytes) / (targets - 1) * (targets - 1 - i);
+      PINION_RETURN_IF_ERROR(AddRow(
+          of, {Kind::kPlanned, i == 0 ? of.all_bytes : of.least_bytes + more}, std::nullopt));
+    }
+    for (size_t i = before; i < methods_end; ++i) {
+      const OffloadRow peer = table_.rows[i];
+      if (peer.method.kind == Kind::kNone || peer.method.kind == Kind::kBlocking ||
+          peer.cost.peak_bytes < of.least_bytes) {
+        continue;
+      }
+      PINION_RETURN_IF_ERROR(AddRow(of, {Kind::kPlanned, peer.cost.peak_bytes}, peer.method.kind));
+    }
+    std::printf("%s\n", OffloadText({table_.rows.begin() + static_cast<ptrdiff_t>(before),
+                                     table_.rows.end()})
+                            .c_str());
+    std::fflush(stdout);
+    return absl::OkStatus();
+  }
+
+  // The gradients of each method against those without.
+  absl::Status RunValues(const OffloadModel& model, const std::string& preset) {
+    PINION_ASSIGN_OR_RETURN(const Case of, Prepare(model, preset));
+    std::vector<at::Tensor> expected;
+    std::vector<OffloadMethod> methods = MethodsOf(of);
+    methods.push_back({Kind::kPlanned, (of.all_bytes + of.least_bytes) / 2});
+    const size_t before = table_.values.size();
+    for (const OffloadMethod& method : methods) {
+      std::shared_ptr<ModelStep> step;
+      std::vector<at::Tensor> gradients;
+      PINION_ASSIGN_OR_RETURN(
+          const MethodCost cost,
+          RunMethod(method, of.world,
+                    [&](const std::shared_ptr<EmulatedMachine>&) -> absl::StatusOr<OffloadStep> {
+                      const auto step = std::make_shared<ModelStep>(model, Emu());
+                      return OffloadStep{
+                          [step, &gradients](const ReplayedStep::MakeScope& make_scope) {
+                            step->Run(make_scope);
+                            gradients = step->Gradients();
+                          },
+                          step->LayerParameters(), step->Inputs()};
+                    }));
+      if (method.kind == Kind::kNone) expected = gradients;
+      table_.values.push_back(
+          {model.name(), preset, method, cost,
+           std::equal(gradients.begin(), gradients.end(), expected.begin(), expected.end(),
+                      [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); })});
+    }
+    std::printf("%s\n", ValuesText({table_.values.begin() + static_cast<ptrdiff_t>(before),
+                                    table_.values.end()})
+                            .c_str());
+    std::fflush(stdout);
+    return absl::OkStatus();
+  }
+
+  OffloadTable& table() { return table_; }
+
+ private:
+  absl::StatusOr<Case> Prepare(const OffloadModel& model, const std::string& preset) {
+    Case of;
+    of.model = model;
+    of.preset = preset;
+    PINION_ASSIGN_OR_RETURN(of.world.preset, PresetFor(model, preset));
+    PINION_ASSIGN_OR_RETURN(of.step, RecordModel(model, of.world.preset));
+    // Launches are part of what was recorded.
+    of.world.preset.launch_us = 0;
+    PINION_ASSIGN_OR_RETURN(of.world.link, LinkOf(of.world.preset));
+    PINION_ASSIGN_OR_RETURN(of.least_bytes, LeastMemoryBytes(of.step));
+    PINION_ASSIGN_OR_RETURN(const StepPlan all, PlanStep(of.step, UINT64_MAX / 2, of.world.link));
+    of.all_bytes = all.peak_bytes;
+    PINION_ASSIGN_OR_RETURN(const MethodCost alone, Replay(of, {}));
+    of.alone_us = alone.step_us;
+    if (alone.peak_bytes != of.all_bytes) {
+      return absl::InternalError(absl::StrCat("the replayed step has a peak of ", alone.peak_bytes,
+                                              " bytes, the recorded one of ", of.all_bytes));
+    }
+    return of;
+  }
+
+  std::vector<OffloadMethod> MethodsOf(const Case& of) const {
+    std::vector<OffloadMethod> methods = {{Kind::kNone}, {Kind::kBlocking}, {Kind::kTrl}};
+    for (const double share : kHostBudgets) {
+      const auto moves_bytes = static_cast<double>(of.all_bytes - of.least_bytes);
+      methods.push_back({Kind::kGraphTrainer, static_cast<uint64_t>(share * moves_bytes)});
+    }
+    methods.push_back({Kind::kWindows});
+    return methods;
+  }
+
+  absl::StatusOr<MethodCost> Replay(const Case& of, const OffloadMethod& method) const {
+    return RunMethod(
+        method, of.world,
+        [&of](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
+          PINION_ASSIGN_OR_RETURN(std::shared_ptr<ReplayedStep> step,
+                                  ReplayedStep::Create(of.step, machine, of.model.layers()));
+          OffloadStep replayed;
+          replayed.run = [step](const ReplayedStep::MakeScope& make_scope) {
+            step->Run(make_scope);
+          };
+          for (const at::Tensor& parameter : step->layer_parameters()) {
+            replayed.layers.push_back({parameter});
+          }
+          return replayed;
+        });
+  }
+
+  absl::Status AddRow(const Case& of, const OffloadMethod& method,
+                      std::optional<Kind> at_the_peak_of) {
+    OffloadRow row;
+    row.model = of.model.name();
+    row.preset = of.preset;
+    row.method = method;
+    row.alone_us = of.alone_us;
+    row.at_the_peak_of = at_the_peak_of;
+    PINION_ASSIGN_OR_RETURN(row.cost, Replay(of, method));
+    const uint64_t memory_bytes = row.planned() ? method.bytes : row.cost.peak_bytes;
+    PINION_ASSIGN_OR_RETURN(row.bound_us, StepLowerBoundUs(of.step, memory_bytes, of.world.link));
+    if (row.planned() && memory_bytes < of.all_bytes) {
+      PINION_ASSIGN_OR_RETURN(const StepPlan offline,
+                              SearchPlan(of.step, memory_bytes, of.world.link, kSearch));
+      PINION_ASSIGN_OR_RETURN(const StepPlan plan, PlanStep(of.step, memory_bytes, of.world.link));
+      row.plan_us = plan.step_us;
+      row.offline_us = offline.step_us;
+    }
+    table_.rows.push_back(std::move(row));
+    return absl::OkStatus();
+  }
+
+  const bool quick_;
+  OffloadTable table_;
+};
+
+// Whose names begin like one of these; all if there are none.
+absl::StatusOr<std::vector<OffloadModel>> ModelsOf(const std::vector<std::string>& names) {
+  std::vector<OffloadModel> models;
+  for (const OffloadModel& model : OffloadModels()) {
+    const auto asks = [&](const std::string& name) { return absl::StartsWith(model.name(), name); };
+    if (names.empty() || std::any_of(names.begin(), names.end(), asks)) models.push_back(model);
+  }
+  if (!models.empty()) return models;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--models=", absl::StrJoin(names, ","), " names none of gpt, convnet and unet"));
+}
+
+absl::Status Main() {
+  const auto begin = std::chrono::steady_clock::now();
+  const bool quick = absl::GetFlag(FLAGS_quick);
+  const std::string json = absl::GetFlag(FLAGS_json);
+  const std::string plot = absl::GetFlag(FLAGS_plot);
+  PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
+  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
+  if (!plot.empty()) PINION_RETURN_IF_ERROR(CheckPlot(plot));
+  std::vector<std::string> presets = absl::GetFlag(FLAGS_presets);
+  if (presets.empty()) {
+    presets = quick ? std::vector<std::string>{"a100_pcie4", "gh200_c2c"} : PresetNames();
+  }
+  for (const std::string& preset : presets) PINION_RETURN_IF_ERROR(FindPreset(preset).status());
+  PINION_ASSIGN_OR_RETURN(const std::vector<OffloadModel> models,
+                          ModelsOf(absl::GetFlag(FLAGS_models)));
+  OffloadBench bench(quick);
+  for (const OffloadModel& model : models) {
+    for (const std::string& preset : presets) PINION_RETURN_IF_ERROR(bench.Run(model, preset));
+    if (absl::GetFlag(FLAGS_values)) {
+      PINION_RETURN_IF_ERROR(bench.RunValues(model, presets.front()));
+    }
+    if (quick) break;
+  }
+  bench.table().minutes =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 60;
+  if (!plot.empty()) PINION_RETURN_IF_ERROR(WriteOffloadPlot(bench.table().rows, plot));
+  return OffloadReport(bench.table()).Finish(json);
+}
+
+}  // namespace
+}  // namespace pinion
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("what offloading costs a step; docs/offload_bench.md");
+  absl::ParseCommandLine(argc, argv);
+  return pinion::ExitCode("offload_bench", pinion::Main());
+}

@@ -1,0 +1,160 @@
+#include "pinion/bench/offload/offload_method.h"
+
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/peers/graph_offload.h"
+#include "pinion/bench/peers/trl_offload.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/emulated/emu_device.h"
+
+namespace pinion {
+namespace {
+
+// The first steps are recorded, or measure what they save; pools fill.
+constexpr int kWarmupSteps = 5;
+constexpr int kSteps = 2;
+
+absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const DevicePreset& preset,
+                                                            uint64_t memory_bytes) {
+  EmulatedOptions options;
+  options.preset = preset;
+  options.memory_bytes = memory_bytes;
+  options.detect_races = false;  // tests do
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
+                          EmulatedMachine::Create(options));
+  PINION_RETURN_IF_ERROR(RegisterEmuDevice(machine));
+  return machine;
+}
+
+absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(
+    const OffloadMethod& method, const MethodWorld& world,
+    const std::shared_ptr<EmulatedMachine>& machine) {
+  OffloadOptions options;
+  options.link = world.link;
+  options.overlap = method.kind != OffloadMethod::Kind::kBlocking;
+  if (method.kind == OffloadMethod::Kind::kPlanned) options.memory_target_bytes = method.bytes;
+  return OffloadSession::Create(options, EmulatedBackend(machine));
+}
+
+// What is active throughout a step, and throughout its forward; any objects.
+struct Scopes {
+  ReplayedStep::MakeScope step = [] { return nullptr; };
+  ReplayedStep::MakeScope forward = [] { return nullptr; };
+};
+
+absl::StatusOr<Scopes> ScopesOf(const OffloadMethod& method, const MethodWorld& world,
+                                const std::shared_ptr<EmulatedMachine>& machine,
+                                const OffloadStep& step) {
+  const c10::Device device(DeviceTypeOf("emu").value(), 0);
+  Scopes scopes;
+  switch (method.kind) {
+    case OffloadMethod::Kind::kNone:
+      break;
+    case OffloadMethod::Kind::kBlocking:
+    case OffloadMethod::Kind::kWindows:
+    case OffloadMethod::Kind::kPlanned: {
+      PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
+                              NewSession(method, world, machine));
+      scopes.forward = [session] { return std::make_shared<OffloadScope>(session); };
+      break;
+    }
+    case OffloadMethod::Kind::kTrl: {
+      TrlOptions options;
+      for (const std::vector<at::Tensor>& layer : step.layers) {
+        options.parameters.insert(options.parameters.end(), layer.begin(), layer.end());
+      }
+      for (const at::Tensor& input : step.inputs) {
+        if (input.requires_grad()) options.parameters.push_back(input);
+      }
+      const auto trl = std::make_shared<TrlOffload>(std::move(options), device);
+      scopes.step = [trl] { return std::make_shared<TrlScope>(trl); };
+      break;
+    }
+    case OffloadMethod::Kind::kGraphTrainer: {
+      GraphOptions options;
+      options.limits.host_budget_bytes = method.bytes;
+      options.layers = step.layers;
+      options.inputs = step.inputs;
+      const auto graph = std::make_shared<GraphOffload>(options, device);
+      scopes.forward = [graph] { return std::make_shared<SavedTensorScope>(graph); };
+      break;
+    }
+  }
+  return scopes;
+}
+
+absl::StatusOr<MethodCost> Measure(const OffloadStep& step, const Scopes& scopes,
+                                   bool every_peak_counts, EmulatedMachine& machine) {
+  const auto run = [&] {
+    const std::shared_ptr<void> scope = scopes.step();
+    step.run(scopes.forward);
+  };
+  for (int i = 0; i < kWarmupSteps; ++i) run();
+  PINION_RETURN_IF_ERROR(machine.SynchronizeDevice(0));
+  machine.ResetTimeStats(0);
+  if (!every_peak_counts) machine.ResetPeakMemory(0);
+  const double begin_ms = machine.now_ms();
+  for (int i = 0; i < kSteps; ++i) {
+    run();
+    PINION_RETURN_IF_ERROR(machine.SynchronizeDevice(0));
+  }
+  const TimeStats times = machine.time_stats(0);
+  return MethodCost{.step_us = (machine.now_ms() - begin_ms) * 1e3 / kSteps,
+                    .stall_us = times.stalled_on_copies_ms * 1e3 / kSteps,
+                    .peak_bytes = machine.memory_stats(0).peak_bytes,
+                    .moved_bytes = (times.h2d_bytes + times.d2h_bytes) / kSteps};
+}
+
+}  // namespace
+
+std::string OffloadMethod::name() const {
+  const char* const names[] = {"none", "blocking", "trl", "graph trainer", "windows", "planned"};
+  return names[static_cast<int>(kind)];
+}
+
+absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWorld& world,
+                                     const MakeStep& make_step) {
+  const bool has_target = method.kind == OffloadMethod::Kind::kPlanned;
+  const auto failed = [&](const char* what) {
+    return absl::InternalError(absl::StrCat(method.name(), " ", HumanBytes(method.bytes), " on ",
+                                            world.preset.name, ": ", what));
+  };
+  try {
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
+                            NewMachine(world.preset, world.memory_bytes));
+    PINION_ASSIGN_OR_RETURN(const OffloadStep step, make_step(machine));
+    PINION_ASSIGN_OR_RETURN(const Scopes scopes, ScopesOf(method, world, machine, step));
+    return Measure(step, scopes, has_target, *machine);
+  } catch (const c10::Error& error) {
+    return failed(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return failed(error.what());
+  }
+}
+
+absl::StatusOr<LinkCalibration> LinkOf(const DevicePreset& preset) {
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
+                          NewMachine(preset, MethodWorld().memory_bytes));
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
+                          OffloadSession::Create({}, EmulatedBackend(machine)));
+  PINION_RETURN_IF_ERROR(session->Reserve(0, kMiB));
+  const std::optional<LinkCalibration> link = session->GetLink(0);
+  if (!link.has_value()) return absl::InternalError("the link was not measured");
+  return *link;
+}
+
+}  // namespace pinion

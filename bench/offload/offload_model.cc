@@ -1,0 +1,210 @@
+#include "pinion/bench/offload/offload_model.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/hooks/plan/step_recorder.h"
+#include "pinion/programs/conv_net.h"
+#include "pinion/programs/gpt.h"
+#include "pinion/programs/gpt_config.h"
+#include "pinion/programs/u_net.h"
+
+namespace pinion {
+namespace {
+
+constexpr uint64_t kSeed = 1;
+constexpr ConvNetConfig kConvNet = {};
+constexpr UNetConfig kUNet = {};
+// How much larger the images of the network are that the small one stands for.
+constexpr double kImageScale = 64;
+
+GptConfig SmallGpt(bool bfloat16) {
+  return {.layers = 6,
+          .width = 256,
+          .heads = 4,
+          .sequence = 256,
+          .batch = 4,
+          .vocabulary = 128,
+          .bfloat16 = bfloat16};
+}
+
+GptConfig LargeGpt(bool bfloat16) {
+  return {.layers = 32,
+          .width = 4096,
+          .heads = 32,
+          .sequence = 4096,
+          .batch = 1,
+          .vocabulary = 32000,
+          .bfloat16 = bfloat16};
+}
+
+Workload WorkloadOf(const GptConfig& config) {
+  const double saved_bytes = static_cast<double>(SavedBytes(config));
+  return {.flops_per_saved_byte = StepFlops(config) / saved_bytes,
+          .mean_saved_tensor_bytes = saved_bytes / static_cast<double>(SavedTensors(config))};
+}
+
+}  // namespace
+
+std::string OffloadModel::name() const {
+  const char* const kinds[] = {"gpt", "convnet", "unet"};
+  return absl::StrCat(kinds[static_cast<int>(kind)], autocast ? " autocast" : " float32");
+}
+
+int OffloadModel::layers() const {
+  switch (kind) {
+    case Kind::kGpt:
+      return static_cast<int>(SmallGpt(autocast).layers);
+    case Kind::kConvNet:
+      return static_cast<int>(kConvNet.stages * kConvNet.blocks_per_stage);
+    case Kind::kUNet:
+      return static_cast<int>(2 * kUNet.levels - 1);
+  }
+  return 0;
+}
+
+std::vector<OffloadModel> OffloadModels() {
+  std::vector<OffloadModel> models;
+  for (const auto kind :
+       {OffloadModel::Kind::kGpt, OffloadModel::Kind::kConvNet, OffloadModel::Kind::kUNet}) {
+    for (const bool autocast : {false, true}) models.push_back({kind, autocast});
+  }
+  return models;
+}
+
+absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::string& preset) {
+  PINION_ASSIGN_OR_RETURN(const DevicePreset base, FindPreset(preset));
+  if (model.kind == OffloadModel::Kind::kGpt) {
+    return ScalePreset(base, WorkloadOf(LargeGpt(model.autocast)),
+                       WorkloadOf(SmallGpt(model.autocast)));
+  }
+  // FLOPs per byte do not depend on the size of an image.
+  return ScalePreset(base, {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = kImageScale},
+                     {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = 1});
+}
+
+ModelStep::ModelStep(const OffloadModel& model, c10::Device device)
+    : model_(model), device_(device) {
+  torch::manual_seed(kSeed);
+  const auto images = [](int64_t batch, int64_t size) { return at::rand({batch, 3, size, size}); };
+  switch (model.kind) {
+    case OffloadModel::Kind::kGpt: {
+      const GptConfig config = SmallGpt(/*bfloat16=*/false);
+      const Gpt gpt(config);
+      module_ = gpt.ptr();
+      forward_ = [gpt](const at::Tensor& x) { return gpt.ptr()->forward(x).flatten(0, 1); };
+      input_ = at::randint(config.vocabulary, {config.batch, config.sequence}, at::kLong);
+      target_ = at::randint(config.vocabulary, {config.batch * config.sequence}, at::kLong);
+      break;
+    }
+    case OffloadModel::Kind::kConvNet: {
+      const ConvNet net(kConvNet);
+      module_ = net.ptr();
+      forward_ = [net](const at::Tensor& x) { return net.ptr()->forward(x); };
+      input_ = images(16, 32);
+      target_ = at::randint(kConvNet.classes, {16}, at::kLong);
+      break;
+    }
+    case OffloadModel::Kind::kUNet: {
+      const UNet net(kUNet);
+      module_ = net.ptr();
+      forward_ = [net](const at::Tensor& x) { return net.ptr()->forward(x); };
+      input_ = images(4, 64);
+      target_ = images(4, 64);
+      break;
+    }
+  }
+  module_->to(device);
+  input_ = input_.to(device);
+  target_ = target_.to(device);
+  for (at::Tensor& parameter : module_->parameters()) {
+    parameter.mutable_grad() = at::zeros_like(parameter);
+  }
+}
+
+at::Tensor ModelStep::Forward() const {
+  if (!model_.autocast) return forward_(input_);
+  at::autocast::set_autocast_enabled(device_.type(), true);
+  at::autocast::set_autocast_dtype(device_.type(), at::kBFloat16);
+  at::autocast::increment_nesting();
+  const absl::Cleanup leave = [this] {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device_.type(), false);
+  };
+  return forward_(input_);
+}
+
+at::Tensor ModelStep::Loss() const {
+  const at::Tensor made = Forward().to(at::kFloat);
+  return model_.kind == OffloadModel::Kind::kUNet ? at::mse_loss(made, target_)
+                                                  : at::cross_entropy_loss(made, target_);
+}
+
+void ModelStep::Run(const ReplayedStep::MakeScope& make_scope) {
+  for (const at::Tensor& parameter : module_->parameters()) parameter.grad().zero_();
+  at::Tensor loss;
+  {
+    const std::shared_ptr<void> scope = make_scope();
+    loss = Loss();
+  }
+  loss.backward();
+}
+
+absl::StatusOr<StepRecord> ModelStep::Record(const DeviceBackend& backend) {
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<StepRecorder> recorder,
+                          StepRecorder::Create(backend));
+  Run([&recorder] { return std::make_shared<RecordScope>(recorder); });
+  using Steps = std::map<int, StepRecord>;
+  PINION_ASSIGN_OR_RETURN(Steps steps, recorder->Finish());
+  return std::move(steps[device_.index()]);
+}
+
+std::string ModelStep::LayerOf(const std::string& parameter) {
+  const size_t number = parameter.find_first_of("0123456789");
+  if (number == std::string::npos || parameter[number - 1] != '.') return "";
+  return parameter.substr(0, parameter.find('.', number));
+}
+
+std::vector<std::vector<at::Tensor>> ModelStep::LayerParameters() const {
+  std::vector<std::vector<at::Tensor>> layers;
+  std::string last;
+  for (const auto& parameter : module_->named_parameters()) {
+    const std::string layer = LayerOf(parameter.key());
+    if (layer.empty()) continue;
+    if (layer != last) layers.emplace_back();
+    layers.back().push_back(parameter.value());
+    last = layer;
+  }
+  return layers;
+}
+
+std::vector<at::Tensor> ModelStep::Inputs() const {
+  std::vector<at::Tensor> inputs = {input_, target_};
+  for (const auto& parameter : module_->named_parameters()) {
+    if (LayerOf(parameter.key()).empty()) inputs.push_back(parameter.value());
+  }
+  return inputs;
+}
+
+std::vector<at::Tensor> ModelStep::Gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : module_->parameters()) {
+    gradients.push_back(parameter.grad().cpu());
+  }
+  return gradients;
+}
+
+}  // namespace pinion

@@ -1,0 +1,77 @@
+// The models whose steps offload_bench records, small enough for a CPU, and the devices on which
+// they behave as large ones.
+//
+//   for (const OffloadModel& model : OffloadModels()) {
+//     PINION_ASSIGN_OR_RETURN(const DevicePreset preset, PresetFor(model, "a100_pcie4"));
+//     ... an emulated machine of that preset is registered ...
+//     ModelStep step(model, device);
+//     step.Run(make_scope);                  // one forward and its backward, with values
+//
+// Thread safety: none; LibTorch's seed and autocast are those of the calling thread.
+
+#ifndef PINION_BENCH_OFFLOAD_OFFLOAD_MODEL_H_
+#define PINION_BENCH_OFFLOAD_OFFLOAD_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/bench/offload/replayed_step.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/engine/plan/step_record.h"
+
+namespace pinion {
+
+struct OffloadModel {
+  enum class Kind { kGpt, kConvNet, kUNet };
+  Kind kind = Kind::kGpt;
+  bool autocast = false;  // bfloat16 where autocast says so; otherwise float32 throughout
+
+  std::string name() const;  // "gpt float32", "unet autocast"
+  int layers() const;        // that a method which works by layers is told
+};
+
+std::vector<OffloadModel> OffloadModels();
+
+// A device in proportion to the model, as the device of that name is to a large one of its kind (a
+// GPT of width 4096 at sequence length 4096; images of 64 times the bytes). NotFound names all.
+absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::string& preset);
+
+class ModelStep {
+ public:
+  ModelStep(const OffloadModel& model, c10::Device device);
+
+  void Run(const ReplayedStep::MakeScope& make_scope);
+  // What one more step saves and reads, on this device; spoils the gradients.
+  absl::StatusOr<StepRecord> Record(const DeviceBackend& backend);
+  // Of the last step, on the CPU.
+  std::vector<at::Tensor> Gradients() const;
+
+  // By layer: what is of a numbered module ("blocks.3").
+  std::vector<std::vector<at::Tensor>> LayerParameters() const;
+  // What else a step is given.
+  std::vector<at::Tensor> Inputs() const;
+
+ private:
+  // The name of the layer that a parameter belongs to; "" for none.
+  static std::string LayerOf(const std::string& parameter);
+  at::Tensor Loss() const;
+  at::Tensor Forward() const;
+
+  const OffloadModel model_;
+  const c10::Device device_;
+  std::shared_ptr<torch::nn::Module> module_;
+  std::function<at::Tensor(const at::Tensor&)> forward_;
+  at::Tensor input_, target_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_OFFLOAD_OFFLOAD_MODEL_H_

@@ -1,0 +1,185 @@
+#include "pinion/bench/offload/offload_table.h"
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "pinion/allocator/base/bytes.h"
+
+namespace pinion {
+namespace {
+
+using Kind = OffloadMethod::Kind;
+
+// The bound says that the link can hide what has to move.
+constexpr double kHidden = 1.01;
+// What a planned step has to reach of the bound, and of the offline plan where that one is itself
+// below kNearBound of it.
+constexpr double kOfBound = 0.97;
+constexpr double kNearBound = 0.98;
+constexpr double kOfOffline = 0.99;
+// Where TRL's step is so far above the bound, a planned one in its memory is so much faster.
+constexpr double kTrlIsSlow = 1.35;
+constexpr double kFasterThanTrl = 1.3;
+// A tenth of a percent is what a host's calls cost here and there.
+constexpr double kNotSlower = 1.001;
+
+double Mib(uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
+
+bool Binds(const OffloadRow& row) { return row.planned() && row.offline_us.has_value(); }
+
+// How much more than is asked for a planned step reaches; 1 is just enough.
+double Reached(const OffloadRow& row) {
+  const double of_bound = row.efficiency() / kOfBound;
+  if (row.bound_us / *row.offline_us >= kNearBound) return of_bound;
+  return std::max(of_bound, *row.offline_us / row.cost.step_us / kOfOffline);
+}
+
+using Value = std::function<std::optional<double>(const OffloadRow&)>;
+
+std::optional<double> Least(const OffloadTable& table, const Value& value) {
+  std::optional<double> least;
+  for (const OffloadRow& row : table.rows) {
+    const std::optional<double> of_row = value(row);
+    if (of_row.has_value()) least = std::min(least.value_or(*of_row), *of_row);
+  }
+  return least;
+}
+
+std::optional<double> Most(const OffloadTable& table, const Value& value) {
+  const std::optional<double> least = Least(table, [&value](const OffloadRow& row) {
+    const std::optional<double> of_row = value(row);
+    return of_row.has_value() ? std::optional(-*of_row) : std::nullopt;
+  });
+  return least.has_value() ? std::optional(-*least) : std::nullopt;
+}
+
+// The run of that method whose peak was the planned row's target.
+const OffloadRow* PeerOf(const OffloadTable& table, const OffloadRow& planned) {
+  if (!planned.at_the_peak_of.has_value()) return nullptr;
+  for (const OffloadRow& row : table.rows) {
+    if (row.model == planned.model && row.preset == planned.preset &&
+        row.method.kind == *planned.at_the_peak_of && row.cost.peak_bytes == planned.method.bytes) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+nlohmann::ordered_json JsonOf(const std::string& model, const std::string& preset,
+                              const OffloadMethod& method, const MethodCost& cost) {
+  nlohmann::ordered_json json = {{"model", model}, {"preset", preset}, {"method", method.name()}};
+  if (method.bytes > 0) {
+    const bool planned = method.kind == Kind::kPlanned;
+    json[planned ? "target_mib" : "host_budget_mib"] = Mib(method.bytes);
+  }
+  json["peak_mib"] = Mib(cost.peak_bytes);
+  json["step_us"] = cost.step_us;
+  json["stall_us"] = cost.stall_us;
+  json["moved_mib"] = Mib(cost.moved_bytes);
+  return json;
+}
+
+}  // namespace
+
+std::string OffloadText(const std::vector<OffloadRow>& rows) {
+  std::string text = absl::StrFormat(
+      "%s on %s (modelled): %.0f us without offload\n  %-28s %9s %9s %8s %9s %8s %8s %8s %8s\n",
+      rows.front().model, rows.front().preset, rows.front().alone_us, "", "peak MiB", "step us",
+      "of none", "stall us", "moved", "of bound", "plan", "offline");
+  for (const OffloadRow& row : rows) {
+    std::string name = row.method.name();
+    if (row.method.bytes > 0) absl::StrAppendFormat(&name, " %.1f MiB", Mib(row.method.bytes));
+    if (row.at_the_peak_of.has_value()) {
+      absl::StrAppend(&name, " (", OffloadMethod{*row.at_the_peak_of}.name(), "'s)");
+    }
+    absl::StrAppendFormat(&text, "  %-28s %9.1f %9.0f %7.1f%% %9.0f %8.1f %8.3f", name,
+                          Mib(row.cost.peak_bytes), row.cost.step_us,
+                          100 * row.cost.step_us / row.alone_us, row.cost.stall_us,
+                          Mib(row.cost.moved_bytes), row.efficiency());
+    if (row.offline_us.has_value()) {
+      absl::StrAppendFormat(&text, " %8.3f %8.3f", row.bound_us / *row.plan_us,
+                            row.bound_us / *row.offline_us);
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
+std::string ValuesText(const std::vector<ValuesRow>& rows) {
+  std::string text =
+      absl::StrFormat("with values%45s %9s %8s  %s\n", "peak MiB", "step us", "moved", "bits");
+  for (const ValuesRow& row : rows) {
+    absl::StrAppendFormat(&text, "  %-28s %-16s %9.1f %9.0f %8.1f  %s\n",
+                          absl::StrCat(row.model, " on ", row.preset), row.method.name(),
+                          Mib(row.cost.peak_bytes), row.cost.step_us, Mib(row.cost.moved_bytes),
+                          row.same_bits ? "same" : "OTHERS");
+  }
+  return text;
+}
+
+BenchReport OffloadReport(const OffloadTable& table) {
+  BenchReport report;
+  for (const OffloadRow& row : table.rows) {
+    nlohmann::ordered_json json = JsonOf(row.model, row.preset, row.method, row.cost);
+    json["alone_us"] = row.alone_us;
+    json["bound_us"] = row.bound_us;
+    json["efficiency"] = row.efficiency();
+    if (row.offline_us.has_value()) {
+      json["plan_us"] = *row.plan_us;
+      json["offline_us"] = *row.offline_us;
+    }
+    report.AddRow(std::move(json));
+  }
+  for (const ValuesRow& row : table.values) {
+    nlohmann::ordered_json json = JsonOf(row.model, row.preset, row.method, row.cost);
+    json["same_bits"] = row.same_bits;
+    report.AddRow(std::move(json));
+  }
+  report.AddGoal(
+      "planned: efficiency over 0.97, or over 0.99 of the offline plan's where that is below 0.98",
+      AtLeast(1), Least(table, [](const OffloadRow& row) {
+        return Binds(row) ? std::optional(Reached(row)) : std::nullopt;
+      }));
+  report.AddGoal("planned: peak over target", AtMost(1), Most(table, [](const OffloadRow& row) {
+                   return row.planned()
+                              ? std::optional(Mib(row.cost.peak_bytes) / Mib(row.method.bytes))
+                              : std::nullopt;
+                 }));
+  report.AddGoal("planned, where the link can hide it: step over none", AtMost(1.02),
+                 Most(table, [](const OffloadRow& row) {
+                   const bool hidden = row.bound_us <= kHidden * row.alone_us;
+                   return row.planned() && hidden ? std::optional(row.cost.step_us / row.alone_us)
+                                                  : std::nullopt;
+                 }));
+  for (const Kind kind : {Kind::kTrl, Kind::kGraphTrainer, Kind::kWindows}) {
+    report.AddGoal(
+        absl::StrCat("planned, at the peak of ", OffloadMethod{kind}.name(), ": step over its"),
+        AtMost(kNotSlower), Most(table, [&](const OffloadRow& row) -> std::optional<double> {
+          const OffloadRow* const peer = PeerOf(table, row);
+          if (peer == nullptr || peer->method.kind != kind) return std::nullopt;
+          return row.cost.step_us / peer->cost.step_us;
+        }));
+  }
+  report.AddGoal("where trl takes 1.35 of the bound: its step over the planned one",
+                 AtLeast(kFasterThanTrl),
+                 Least(table, [&](const OffloadRow& row) -> std::optional<double> {
+                   const OffloadRow* const peer = PeerOf(table, row);
+                   if (peer == nullptr || peer->method.kind != Kind::kTrl ||
+                       peer->cost.step_us < kTrlIsSlow * peer->bound_us) {
+                     return std::nullopt;
+                   }
+                   return peer->cost.step_us / row.cost.step_us;
+                 }));
+  std::optional<double> other_bits;
+  for (const ValuesRow& row : table.values) {
+    other_bits = other_bits.value_or(0) + (row.same_bits ? 0 : 1);
+  }
+  report.AddGoal("runs with values whose gradients have other bits", AtMost(0), other_bits);
+  report.AddGoal("minutes for the table", AtMost(20), table.minutes);
+  return report;
+}
+
+}  // namespace pinion

@@ -1,0 +1,119 @@
+#include "pinion/bench/offload/offload_table.h"
+
+#include <optional>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/bench/goals.h"
+#include "pinion/bench/offload/offload_method.h"
+#include "pinion/bench/offload/offload_plot.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Kind = OffloadMethod::Kind;
+
+OffloadRow Row(const OffloadMethod& method, double step_us, uint64_t peak_mib) {
+  OffloadRow row;
+  row.model = "gpt float32";
+  row.preset = "a100_pcie4";
+  row.method = method;
+  row.cost = {.step_us = step_us, .peak_bytes = peak_mib * kMiB};
+  row.alone_us = 100;
+  row.bound_us = 120;
+  return row;
+}
+
+OffloadRow Planned(double step_us, std::optional<double> offline_us = std::nullopt) {
+  OffloadRow row = Row({Kind::kPlanned, 50 * kMiB}, step_us, 50);
+  row.plan_us = row.offline_us = offline_us;
+  return row;
+}
+
+Goal GoalOf(const OffloadTable& table, const std::string& name) {
+  const BenchReport report = OffloadReport(table);
+  for (const Goal& goal : report.goals()) {
+    if (goal.name.find(name) != std::string::npos) return goal;
+  }
+  ADD_FAILURE() << "no goal has \"" << name << "\" in its name";
+  return {};
+}
+
+TEST(OffloadTableTest, ATargetThatBindsAsksFor97PercentOfTheBound) {
+  EXPECT_TRUE(GoalOf({.rows = {Planned(120 / 0.971, 121)}}, "efficiency").met());
+  EXPECT_TRUE(GoalOf({.rows = {Planned(120 / 0.969, 121)}}, "efficiency").missed());
+}
+
+TEST(OffloadTableTest, WhereTheOfflinePlanIsFarFromTheBoundItAsksFor99PercentOfThat) {
+  EXPECT_TRUE(GoalOf({.rows = {Planned(130 / 0.991, 130)}}, "efficiency").met());
+  EXPECT_TRUE(GoalOf({.rows = {Planned(130 / 0.989, 130)}}, "efficiency").missed());
+}
+
+TEST(OffloadTableTest, TheWorstRowDecides) {
+  const OffloadTable table = {.rows = {Planned(121, 121), Planned(140, 121), Planned(121, 121)}};
+  EXPECT_TRUE(GoalOf(table, "efficiency").missed());
+}
+
+TEST(OffloadTableTest, ATargetThatFitsAllIsNoneThatBinds) {
+  EXPECT_FALSE(GoalOf({.rows = {Planned(300)}}, "efficiency").value.has_value());
+}
+
+TEST(OffloadTableTest, APeakAboveItsTargetIsSeen) {
+  OffloadRow row = Planned(121, 121);
+  EXPECT_TRUE(GoalOf({.rows = {row}}, "peak over target").met());
+  row.cost.peak_bytes += kMiB;
+  EXPECT_TRUE(GoalOf({.rows = {row}}, "peak over target").missed());
+}
+
+TEST(OffloadTableTest, WhatTheLinkCanHideIsToCostNothing) {
+  OffloadRow row = Planned(103, 103);
+  EXPECT_FALSE(GoalOf({.rows = {row}}, "can hide").value.has_value());
+  row.bound_us = 101;
+  EXPECT_TRUE(GoalOf({.rows = {row}}, "can hide").missed());
+}
+
+TEST(OffloadTableTest, APlannedStepIsComparedWithTheMethodWhosePeakItsTargetIs) {
+  OffloadRow planned = Planned(125, 125);
+  planned.at_the_peak_of = Kind::kTrl;
+  OffloadTable table = {.rows = {Row({Kind::kTrl}, 124, 50), planned}};
+  EXPECT_TRUE(GoalOf(table, "peak of trl").missed());
+  EXPECT_FALSE(GoalOf(table, "peak of windows").value.has_value());
+  EXPECT_FALSE(GoalOf(table, "where trl takes").value.has_value());
+  table.rows[0].cost.step_us = 163;
+  EXPECT_TRUE(GoalOf(table, "peak of trl").met());
+  EXPECT_TRUE(GoalOf(table, "where trl takes").met());
+  table.rows[0].cost.step_us = 162;
+  EXPECT_TRUE(GoalOf(table, "where trl takes").missed());
+}
+
+TEST(OffloadTableTest, OtherBitsAreCounted) {
+  OffloadTable table;
+  EXPECT_FALSE(GoalOf(table, "other bits").value.has_value());
+  table.values.push_back({.model = "unet", .preset = "a100_pcie4", .same_bits = true});
+  EXPECT_TRUE(GoalOf(table, "other bits").met());
+  table.values.back().same_bits = false;
+  EXPECT_TRUE(GoalOf(table, "other bits").missed());
+}
+
+TEST(OffloadTableTest, TheTextSaysWhoseMemoryAPlannedStepHad) {
+  OffloadRow planned = Planned(125, 123);
+  planned.at_the_peak_of = Kind::kTrl;
+  EXPECT_THAT(OffloadText({planned}),
+              AllOf(HasSubstr("planned 50.0 MiB (trl's)"), HasSubstr("125.0%"), HasSubstr("0.960"),
+                    HasSubstr("0.976")));
+}
+
+TEST(OffloadTableTest, ThePictureHasAPanelForEachModelOnEachPreset) {
+  OffloadRow other = Planned(130, 128);
+  other.preset = "gh200_c2c";
+  const std::string script = OffloadPlotScript({Planned(125, 123), other}, "svg", "plot.svg");
+  EXPECT_THAT(script, AllOf(HasSubstr("gpt float32, a100_pcie4"),
+                            HasSubstr("gpt float32, gh200_c2c"), HasSubstr("50 1.25 1.2 1.23")));
+}
+
+}  // namespace
+}  // namespace pinion
