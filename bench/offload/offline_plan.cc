@@ -13,6 +13,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/room.h"
 #include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/plan/step_memory.h"
 #include "pinion/engine/plan/step_simulation.h"
 
 namespace pinion {
@@ -41,10 +42,7 @@ class Search {
         limit_bytes_(static_cast<int64_t>(memory_bytes)),
         link_(link),
         random_(seed),
-        all_here_(step.stretches.size()) {
-    for (size_t i = 0; i < step.stretches.size(); ++i) {
-      all_here_.Add(i, i, static_cast<int64_t>(step.stretches[i].peak_other_bytes()));
-    }
+        all_here_(DeviceBytes(step, {})) {
     const std::vector<ObjectLife> lives = LivesOf(step);
     for (uint32_t index = 0; index < lives.size(); ++index) {
       if (step.objects[index].frees) AddGaps(index, lives[index]);
@@ -98,13 +96,10 @@ class Search {
       }
       in_use_until = std::max(in_use_until, operator_ends[use] + 1);
     }
-    const bool to_the_end = !life.is_read && object.needed_until == 0;
-    const size_t over =
-        std::max(in_use_until, to_the_end ? end() : std::min<size_t>(object.needed_until, end()));
-    if (in_use_until < over) {
-      gaps_.push_back({index, in_use_until + 1, over, StepMove::kNever, size_bytes});
+    const size_t last = LastStretchOf(object, life, operator_ends);
+    if (in_use_until < last) {
+      gaps_.push_back({index, in_use_until + 1, last, StepMove::kNever, size_bytes});
     }
-    all_here_.Add(life.made, over, size_bytes);
   }
 
   Choice ChoiceOf(const StepPlan& plan) const {

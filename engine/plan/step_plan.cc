@@ -50,7 +50,7 @@ class Planner {
   }
 
   // Whether something goes soon after its operator. The program may hold it for a while, which no
-  // record tells: it goes so early only where Belady's rule sends it.
+  // record tells, so that a plan which sends it away so early may gain nothing by it.
   bool DropsYoung(const std::vector<StepMove>& moves) const {
     std::vector<size_t> idle_from(step_.objects.size(), 0);
     for (size_t i = gaps_.size(); i-- > 0;) idle_from[gaps_[i].object] = gaps_[i].first;
@@ -249,10 +249,11 @@ absl::StatusOr<StepPlan> BestWithin(const StepRecord& step, const Planner& plann
       }
       StepPlan plan;
       plan.moves = planner.MovesWithin(static_cast<int64_t>(memory_bytes), choice, ranks);
+      if (i > 0 && planner.DropsYoung(plan.moves)) continue;
       PINION_ASSIGN_OR_RETURN(const StepTimes times, simulator.Run(plan.moves));
       plan.step_us = times.step_us;
       const Cost cost = {plan.step_us, CopiedBytes(step, plan.moves)};
-      if (cost > chosen_cost || (i > 0 && planner.DropsYoung(plan.moves))) continue;
+      if (cost > chosen_cost) continue;
       chosen = std::move(ranks);
       chosen_cost = cost;
       if (cost >= best_cost) continue;

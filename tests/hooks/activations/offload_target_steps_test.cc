@@ -69,6 +69,12 @@ class OffloadTargetSteps : public ::testing::Test {
       Backward(y);
     }
   }
+  // The first step, at least, of which nothing is known.
+  void ExpectOffloaded(const OffloadSession& session) {
+    EXPECT_GE(session.GetStats().offloaded, static_cast<uint64_t>(kNodes));
+    EXPECT_GE(session.GetStats().evicted_bytes, static_cast<uint64_t>(kNodes * kTensorBytes));
+    EXPECT_GE(session.GetStats().fetched_bytes, static_cast<uint64_t>(kNodes * kTensorBytes));
+  }
   // Without offload.
   uint64_t PlainPeakBytes() {
     world_.ResetPeak();
@@ -92,6 +98,7 @@ TEST_F(OffloadTargetSteps, AStepThatTakesLongerThanItsPlanSaysIsPlannedAgain) {
   EXPECT_EQ(session->Explain(0), planned);
   RunSteps(session, kSteps, /*work=*/200);
   EXPECT_NE(session->Explain(0), planned);
+  ExpectOffloaded(*session);
 }
 
 TEST_F(OffloadTargetSteps, AStepThatHasMoreOnTheDeviceThanItsPlanSaysIsPlannedAgain) {
@@ -101,6 +108,7 @@ TEST_F(OffloadTargetSteps, AStepThatHasMoreOnTheDeviceThanItsPlanSaysIsPlannedAg
   const at::Tensor beside = Ones(kTensorBytes);
   RunSteps(session, kSteps);
   EXPECT_NE(session->Explain(0), planned);
+  ExpectOffloaded(*session);
 }
 
 // Nodes are numbered by each thread for itself, so that no place is known of what another thread
@@ -125,6 +133,7 @@ TEST_F(OffloadTargetSteps, WhatAnotherThreadSavesInAScopeKeepsWithinTheTarget) {
     EXPECT_LE(world_.peak_device_bytes(), target_bytes);
   }
   EXPECT_GT(session->GetStats().kept_as_planned, 0u);
+  ExpectOffloaded(*session);
 }
 
 }  // namespace
