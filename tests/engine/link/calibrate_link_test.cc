@@ -32,6 +32,7 @@
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/sanitizers.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -45,18 +46,31 @@ using testing::ForwardingDevice;
 using ::testing::HasSubstr;
 using testing::IsOk;
 using ::testing::Key;
+using testing::RoundsWithoutThreads;
 using testing::StatusIs;
 using testing::TestMachineOptions;
 
 constexpr double kOnePercent = 0.01;
+constexpr uint64_t kLittle = 3 * kMiB;
 
 class LinkCalibrationTest : public ::testing::TestWithParam<std::string> {
  protected:
-  static EmulatedOptions Machine(const std::string& preset) {
+  // With kLittle memory there is little to copy, for tests that are not about how much.
+  static EmulatedOptions Machine(const std::string& preset, uint64_t memory_bytes = 64 * kMiB) {
     EmulatedOptions options = TestMachineOptions();
-    options.memory_bytes = 64 * kMiB;
+    options.memory_bytes = memory_bytes;
     options.preset = FindPreset(preset).value();
     return options;
+  }
+
+  static std::shared_ptr<PinnedAllocator> LittleAllocator(EmulatedMachine& machine,
+                                                          bool pageable_fallback = false) {
+    AllocatorOptions options;
+    options.pageable_fallback = pageable_fallback;
+    options.segment_bytes = options.max_locked_bytes = 2 * kMiB;
+    return PinnedAllocator::Create(options, machine.device(0)->pinned_source(),
+                                   testing::FakeHost().Probe())
+        .value();
   }
 
   static void ExpectModel(const absl::StatusOr<LinkCalibration>& link, const LinkModel& model,
@@ -152,7 +166,7 @@ TEST_F(LinkCalibrationTest, OfTimesThatScatterTheMedianCounts) {
 }
 
 TEST_F(LinkCalibrationTest, TimesThatShrinkAreNoise) {
-  EngineWorld world(Machine("h100_pcie5"));
+  EngineWorld world(Machine("h100_pcie5", kLittle));
   ScatteringDevice device(world.machine().device(0));
   device.factor = [](int sample) { return std::pow(0.5, sample); };
   EXPECT_THAT(CalibrateLink(device, world.allocator()),
@@ -179,7 +193,7 @@ TEST_F(LinkCalibrationTest, OfSmallCopiesThereAreSixteenAndOfLargeOnesEightMebib
 }
 
 TEST_F(LinkCalibrationTest, AHostThatNoGateCanOutlastIsAnErrorThatSaysSo) {
-  EmulatedOptions options = Machine("h100_pcie5");
+  EmulatedOptions options = Machine("h100_pcie5", kLittle);
   options.preset.host_call_us = 1e6;
   EngineWorld world(options);
   EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
@@ -189,8 +203,7 @@ TEST_F(LinkCalibrationTest, AHostThatNoGateCanOutlastIsAnErrorThatSaysSo) {
 
 TEST_F(LinkCalibrationTest, ASmallDeviceIsMeasuredWithLessMemory) {
   for (const uint64_t memory_bytes : {3 * kMiB, kMiB}) {
-    EmulatedOptions options = Machine("h100_pcie5");
-    options.memory_bytes = memory_bytes;
+    const EmulatedOptions options = Machine("h100_pcie5", memory_bytes);
     EngineWorld world(options);
     ScatteringDevice device(world.machine().device(0));
     ExpectModel(CalibrateLink(device, world.allocator()), options.preset.link);
@@ -203,12 +216,7 @@ TEST_F(LinkCalibrationTest, ASmallDeviceIsMeasuredWithLessMemory) {
 TEST_F(LinkCalibrationTest, LittlePinnedMemoryIsAllThatIsUsed) {
   const EmulatedOptions machine_options = Machine("h100_pcie5");
   const auto machine = EmulatedMachine::Create(machine_options).value();
-  const auto source = machine->device(0)->pinned_source();
-  AllocatorOptions options;
-  options.pageable_fallback = true;
-  options.segment_bytes = options.max_locked_bytes = 2 * kMiB;
-  const auto allocator =
-      PinnedAllocator::Create(options, source, testing::FakeHost().Probe()).value();
+  const auto allocator = LittleAllocator(*machine, /*pageable_fallback=*/true);
   ExpectModel(CalibrateLink(*machine->device(0), *allocator), machine_options.preset.link);
   const PinnedBlock most = allocator->Allocate(3 * kMiB / 2).value();
   EXPECT_THAT(
@@ -217,9 +225,7 @@ TEST_F(LinkCalibrationTest, LittlePinnedMemoryIsAllThatIsUsed) {
 }
 
 TEST_F(LinkCalibrationTest, AFullDeviceIsAnErrorThatSaysWhatIsMissing) {
-  EmulatedOptions options = Machine("h100_pcie5");
-  options.memory_bytes = 512 * kKiB;
-  EngineWorld world(options);
+  EngineWorld world(Machine("h100_pcie5", 512 * kKiB));
   const CapturedLog log;
   EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("emu:0")));
@@ -253,30 +259,36 @@ TEST_F(LinkCalibrationTest, WhatIsNotKnownToBeOverKeepsItsMemory) {
 
 // Every k-th call of a calibration fails in turn: an error comes back, and nothing stays behind.
 TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
-  EmulatedOptions options = Machine("h100_pcie5");
-  options.memory_bytes = 3 * kMiB;  // little to move
+  EmulatedOptions options = Machine("h100_pcie5", kLittle);
+  // Through a slow link a gate of some length is few bytes.
+  options.preset.link.h2d_gb_per_s = options.preset.link.h2d_duplex_gb_per_s = 1;
+  options.preset.link.d2h_gb_per_s = options.preset.link.d2h_duplex_gb_per_s = 1;
   uint64_t calls = 0;
   uint64_t freed_at = 0;
   std::vector<uint64_t> failing;
   {
     EngineWorld world(options);
+    const auto allocator = LittleAllocator(world.machine());
     ForwardingDevice device(world.machine().device(0));
     device.FailCalls([&](const std::string& call, uint64_t number) {
       if (call == "Free") freed_at = number;
       if (call == "CreateStream" || call == "CreateEvent") failing.push_back(number);
       return absl::OkStatus();
     });
-    ASSERT_THAT(CalibrateLink(device, world.allocator()), IsOk());
+    ASSERT_THAT(CalibrateLink(device, *allocator), IsOk());
     calls = device.calls();
   }
   // All of the setting up and the first samples, a sample of the rest, and all of the end, but for
-  // the last record and wait: where these fail the memory leaks.
-  for (uint64_t k = 1; k + 100 < freed_at; k += k < 100 ? 1 : 97) failing.push_back(k);
-  for (uint64_t k = freed_at - 100; k <= calls; ++k) {
+  // the last record and wait: where these fail the memory leaks. Copies are what takes the time
+  // under ThreadSanitizer, and no other thread is here to race with them.
+  const uint64_t all = RoundsWithoutThreads(100);
+  for (uint64_t k = 1; k + all < freed_at; k += k < all ? 1 : 97) failing.push_back(k);
+  for (uint64_t k = freed_at - all; k <= calls; ++k) {
     if (k < freed_at - 2 || k > freed_at) failing.push_back(k);
   }
   failing.push_back(freed_at);  // the last, since it leaves less memory
   EngineWorld world(options);
+  const auto allocator = LittleAllocator(world.machine());
   for (const uint64_t k : failing) {
     const CapturedLog log;
     ForwardingDevice device(world.machine().device(0));
@@ -286,7 +298,7 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
       failed = call;
       return absl::UnavailableError("injected");
     });
-    const absl::StatusOr<LinkCalibration> link = CalibrateLink(device, world.allocator());
+    const absl::StatusOr<LinkCalibration> link = CalibrateLink(device, *allocator);
     const std::string which = failed + ", call " + std::to_string(k);
     if (failed == "Free") {  // nothing can be done about it any more, and the result is known
       EXPECT_THAT(link, IsOk()) << which;
@@ -303,7 +315,7 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
       EXPECT_EQ(log.text(), "") << which;
     }
     EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 0u) << which;
-    EXPECT_EQ(world.allocator().GetStats().used_bytes.current, 0u) << which;
+    EXPECT_EQ(allocator->GetStats().used_bytes.current, 0u) << which;
     ASSERT_THAT(world.machine().races(), ::testing::IsEmpty()) << which;
   }
 }

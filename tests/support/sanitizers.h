@@ -1,0 +1,22 @@
+// What is run less often under a sanitizer that cannot find anything there.
+
+#ifndef PINION_TESTS_SUPPORT_SANITIZERS_H_
+#define PINION_TESTS_SUPPORT_SANITIZERS_H_
+
+#include "absl/base/config.h"
+
+namespace pinion::testing {
+
+// Of so many rounds of code without threads: under ThreadSanitizer, which makes each take thirty
+// times as long and has no second thread to find there, a fifth.
+constexpr int RoundsWithoutThreads(int rounds) {
+#ifdef ABSL_HAVE_THREAD_SANITIZER
+  return rounds / 5;
+#else
+  return rounds;
+#endif
+}
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_SUPPORT_SANITIZERS_H_
