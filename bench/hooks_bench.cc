@@ -15,8 +15,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -28,15 +26,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/bench/checked_benchmarks.h"
 #include "pinion/bench/goals.h"
+#include "pinion/bench/hooks_report.h"
 #include "pinion/bench/null_device.h"
 #include "pinion/bench/null_torch_device.h"
+#include "pinion/bench/recorded_step.h"
 #include "pinion/bench/saving_step.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/device/device.h"
@@ -52,28 +51,12 @@ ABSL_FLAG(bool, quick, false, "fewer tensors and repeats");
 namespace pinion {
 namespace {
 
-constexpr int kFew = 100;
-constexpr int kMany = 5000;
-constexpr uint64_t kSmallBytes = 4 * kKiB;
-
-struct HooksCase {
-  SavingStep step;
-  bool leaves = false;  // all but what the window holds; else nothing does
-  int threads = 1;
-
-  std::string Name() const {
-    return absl::StrCat(leaves ? "leaves" : "fits", "/", step.tensors, "x",
-                        absl::StrReplaceAll(HumanBytes(step.tensor_bytes), {{" ", ""}}), "/",
-                        threads, threads == 1 ? "_thread" : "_threads");
-  }
-};
-
 std::vector<HooksCase> Cases(bool quick) {
   std::vector<HooksCase> cases;
   for (const bool leaves : {false, true}) {
     for (const uint64_t tensor_bytes : {kSmallBytes, kMiB, 64 * kMiB}) {
-      for (const int tensors : {kFew, 1000, kMany}) {
-        if (quick && tensors == kMany) continue;
+      for (const int tensors : {kFewTensors, 1000, kManyTensors}) {
+        if (quick && tensors == kManyTensors) continue;
         for (const int threads : {1, 2}) {
           cases.push_back({{tensors, tensor_bytes}, leaves, threads});
         }
@@ -83,23 +66,16 @@ std::vector<HooksCase> Cases(bool quick) {
   return cases;
 }
 
-struct HooksRow {
-  HooksCase of;
-  // Wall time of a step per tensor.
-  double none_us = 0;
-  double nothing_us = 0;  // hooks that do nothing, less none_us
-  double pinion_us = 0;   // less none_us
-  double device_calls = 0;
-  double capture_queries = 0;       // on the default stream, as all times are
-  double capture_queries_side = 0;  // on another one
-};
-
-absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(bool leaves,
-                                                           std::shared_ptr<Device> device) {
+OffloadOptions Windows(bool leaves) {
   OffloadOptions options;
-  options.link = AssumedLink();
   // More than all of it, and not the value that stands for a choice of the session's.
   if (!leaves) options.eviction_window_bytes = OffloadOptions::kAutoWindow / 2;
+  return options;
+}
+
+absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(OffloadOptions options,
+                                                           std::shared_ptr<Device> device) {
+  options.link = AssumedLink();
   PINION_ASSIGN_OR_RETURN(
       std::shared_ptr<PinnedAllocator> allocator,
       PinnedAllocator::Create({}, device->pinned_source(), RamProbe("/none", "/none")));
@@ -144,7 +120,9 @@ absl::Status CheckStats(const HooksCase& of, const OffloadStats& stats) {
 class HooksBench {
  public:
   void Register(const HooksCase& of, int repeats);
-  BenchReport Report() const;
+  // Steps that are recorded, of so many tensors of 1 MiB.
+  void RegisterRecorded(int tensors, int repeats);
+  BenchReport Report() const { return HooksReport(rows_, recorded_); }
   CheckedBenchmarks& benchmarks() { return benchmarks_; }
 
  private:
@@ -152,6 +130,7 @@ class HooksBench {
   absl::Status Count(HooksRow& row);
 
   std::vector<HooksRow> rows_;
+  std::vector<RecordedStepCost> recorded_;
   CheckedBenchmarks benchmarks_;
 };
 
@@ -159,7 +138,7 @@ class HooksBench {
 absl::StatusOr<CountingNullDevice::Calls> CallsOf(const HooksCase& of) {
   const auto device = std::make_shared<CountingNullDevice>();
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
-                          NewSession(of.leaves, device));
+                          NewSession(Windows(of.leaves), device));
   const auto scope = [&session] { return std::make_shared<OffloadScope>(session); };
   of.step.RunUs(scope);  // makes what is made once
   const CountingNullDevice::Calls before = device->calls();
@@ -185,7 +164,7 @@ absl::Status HooksBench::Count(HooksRow& row) {
 absl::Status HooksBench::Measure(const HooksCase& of, benchmark::State& state) {
   PINION_ASSIGN_OR_RETURN(
       const std::shared_ptr<OffloadSession> session,
-      NewSession(of.leaves, std::make_shared<NullDevice>(NullDevice::Events::kDone)));
+      NewSession(Windows(of.leaves), std::make_shared<NullDevice>(NullDevice::Events::kDone)));
   const auto none = []() -> std::shared_ptr<void> { return nullptr; };
   const auto pinion = [&session] { return std::make_shared<OffloadScope>(session); };
   std::vector<double> warm_up;
@@ -221,70 +200,27 @@ void HooksBench::Register(const HooksCase& of, int repeats) {
       ->Iterations(repeats);
 }
 
-template <typename Value>
-std::optional<double> Worst(const std::vector<HooksRow>& rows, Value value) {
-  std::optional<double> worst;
-  for (const HooksRow& row : rows) {
-    const std::optional<double> found = value(row);
-    if (found.has_value()) worst = std::max(worst.value_or(*found), *found);
-  }
-  return worst;
-}
-
-BenchReport HooksBench::Report() const {
-  BenchReport report;
-  // Of all rows: a tenth of a microsecond is lost in the noise of a row whose steps do not fit into
-  // the processor's caches, and hooks that do nothing do the same everywhere.
-  std::vector<double> all_nothing_us;
-  for (const HooksRow& row : rows_) all_nothing_us.push_back(row.nothing_us);
-  const double nothing_us = rows_.empty() ? 0 : Summarize(std::move(all_nothing_us)).median;
-  // Nothing is known where noise has eaten what is divided by.
-  const auto over = [](double us, double baseline_us) -> std::optional<double> {
-    if (baseline_us <= 0) return std::nullopt;
-    return us / baseline_us;
+void HooksBench::RegisterRecorded(int tensors, int repeats) {
+  const auto measure = [this, tensors, repeats](benchmark::State& state) -> absl::Status {
+    const auto new_session = [](std::shared_ptr<Device> device, uint64_t target_bytes) {
+      OffloadOptions options;
+      options.memory_target_bytes = target_bytes;
+      return NewSession(options, std::move(device));
+    };
+    for ([[maybe_unused]] auto _ : state) {
+      PINION_ASSIGN_OR_RETURN(
+          const RecordedStepCost cost,
+          MeasureRecordedStep({.tensors = tensors, .tensor_bytes = kMiB}, new_session, repeats));
+      state.SetIterationTime(cost.recorded_us * 1e-6);
+      state.counters["ratio"] = cost.ratio();
+      recorded_.push_back(cost);
+    }
+    return absl::OkStatus();
   };
-  const auto ratio = [&](const HooksRow& row) { return over(row.pinion_us, nothing_us); };
-  for (const HooksRow& row : rows_) {
-    report.AddRow({{"case", row.of.Name()},
-                   {"leaves", row.of.leaves},
-                   {"tensors", row.of.step.tensors},
-                   {"tensor_bytes", row.of.step.tensor_bytes},
-                   {"threads", row.of.threads},
-                   {"none_us", row.none_us},
-                   {"nothing_us", row.nothing_us},
-                   {"pinion_us", row.pinion_us},
-                   {"ratio", ratio(row).value_or(0)},
-                   {"device_calls", row.device_calls},
-                   {"capture_queries", row.capture_queries},
-                   {"capture_queries_side", row.capture_queries_side}});
-  }
-  const auto of_size = [this](bool small, double HooksRow::*field) {
-    return Worst(rows_, [=](const HooksRow& row) -> std::optional<double> {
-      if ((row.of.step.tensor_bytes == kSmallBytes) != small) return std::nullopt;
-      return row.*field;
-    });
-  };
-  report.AddGoal("a saved tensor: Pinion's hooks over hooks that do nothing", AtMost(10),
-                 Worst(rows_, ratio));
-  report.AddGoal(absl::StrCat("a saved tensor of ", kMany, " over one of ", kFew), AtMost(1.2),
-                 Worst(rows_, [&](const HooksRow& many) -> std::optional<double> {
-                   if (many.of.step.tensors != kMany) return std::nullopt;
-                   HooksCase few = many.of;
-                   few.step.tensors = kFew;
-                   for (const HooksRow& row : rows_) {
-                     if (row.of.Name() == few.Name()) return over(many.pinion_us, row.pinion_us);
-                   }
-                   return std::nullopt;
-                 }));
-  report.AddGoal("events, waits and copies of a large tensor", AtMost(10),
-                 of_size(/*small=*/false, &HooksRow::device_calls));
-  report.AddGoal("capture queries of a large tensor, on the default stream", AtMost(1),
-                 of_size(/*small=*/false, &HooksRow::capture_queries));
-  report.AddGoal("events, waits and copies of a small tensor", AtMost(2),
-                 of_size(/*small=*/true, &HooksRow::device_calls));
-  report.AddGoal("capture queries of a small tensor, on the default stream", AtMost(0.2),
-                 of_size(/*small=*/true, &HooksRow::capture_queries));
-  return report;
+  benchmarks_.Register(absl::StrCat("recorded/", tensors, "x1.00MiB/1_thread"), measure)
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->Iterations(1);
 }
 
 absl::Status Run(const std::vector<char*>& arguments) {
@@ -298,7 +234,11 @@ absl::Status Run(const std::vector<char*>& arguments) {
   RegisterNullTorchDevice();
   HooksBench bench;
   for (const HooksCase& of : Cases(quick)) {
-    bench.Register(of, quick ? 5 : of.step.tensors == kFew ? 101 : 21);
+    bench.Register(of, quick ? 5 : of.step.tensors == kFewTensors ? 101 : 21);
+  }
+  for (const int tensors : {kFewTensors, 1000, kManyTensors}) {
+    if (!quick || tensors == kFewTensors)
+      bench.RegisterRecorded(tensors, quick ? 3 : tensors == kManyTensors ? 5 : 11);
   }
   PINION_RETURN_IF_ERROR(bench.benchmarks().Run());
   std::printf("\n");

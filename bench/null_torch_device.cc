@@ -3,6 +3,7 @@
 #include <ATen/core/stack.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/Storage.h>
@@ -103,22 +104,51 @@ BlocksOfThread& Blocks() {
   return blocks;
 }
 
-class NullAllocator final : public c10::Allocator {
+// It tells how much it has given out, which a memory target asks for.
+class NullAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
     Block* const block = Blocks().Take(size_bytes);
+    Count(block, static_cast<int64_t>(size_bytes));
     return c10::DataPtr(block->data, block, &Delete, kNullDevice);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &Delete; }
   void copy_data(void* dst, const void* src, size_t size_bytes) const override {}
 
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t pool) override {}
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    stats.allocated_bytes[kAll].current = live_bytes_.load(std::memory_order_relaxed);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex index) override {}
+  void resetPeakStats(c10::DeviceIndex index) override {}
+
  private:
-  static void Delete(void* block) { Blocks().Give(static_cast<Block*>(block)); }
+  static void Delete(void* block);
+  // To whoever looks for peaks, too: `size_bytes` is negative for what is given back.
+  void Count(Block* block, int64_t size_bytes) {
+    const int64_t live_bytes =
+        live_bytes_.fetch_add(size_bytes, std::memory_order_relaxed) + size_bytes;
+    if (!c10::memoryProfilingEnabled()) return;
+    c10::reportMemoryUsageToProfiler(block->data, size_bytes, live_bytes, live_bytes, kNullDevice);
+  }
+
+  std::atomic<int64_t> live_bytes_{0};
 };
 
 NullAllocator& TheAllocator() {
   static NullAllocator* const allocator = new NullAllocator;
   return *allocator;
+}
+
+void NullAllocator::Delete(void* data) {
+  auto* const block = static_cast<Block*>(data);
+  TheAllocator().Count(block, -static_cast<int64_t>(block->size_bytes));
+  Blocks().Give(block);
 }
 
 // Of the calling thread: 0 is the default stream.

@@ -12,23 +12,14 @@
 
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/room.h"
-#include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/plan/step_gaps.h"
 #include "pinion/engine/plan/step_memory.h"
 #include "pinion/engine/plan/step_simulation.h"
 
 namespace pinion {
 namespace {
 
-// Stretches in which an object may be away.
-struct Gap {
-  uint32_t object = 0;
-  size_t first = 0;
-  size_t last = 0;
-  uint32_t read_at = StepMove::kNever;
-  int64_t size_bytes = 0;
-};
-
-// In which of them it is; nothing where it stays.
+// In which stretches of its gap an object is away; nothing where it stays.
 struct Away {
   size_t from = 0;
   size_t until = 0;
@@ -42,12 +33,8 @@ class Search {
         limit_bytes_(static_cast<int64_t>(memory_bytes)),
         link_(link),
         random_(seed),
-        all_here_(DeviceBytes(step, {})) {
-    const std::vector<ObjectLife> lives = LivesOf(step);
-    for (uint32_t index = 0; index < lives.size(); ++index) {
-      if (step.objects[index].frees) AddGaps(index, lives[index]);
-    }
-  }
+        all_here_(DeviceBytes(step, {})),
+        gaps_(GapsOf(step)) {}
 
   // Goes on from `best`, or from everything being away.
   absl::StatusOr<StepPlan> Run(StepPlan best, bool from_best, int tries) {
@@ -57,7 +44,7 @@ class Search {
       const std::optional<Choice> other =
           i == 0 ? Derived(std::vector<bool>(gaps_.size(), true)) : Neighbour(current);
       if (!other.has_value()) continue;
-      std::vector<StepMove> moves = MovesOf(*other);
+      std::vector<StepMove> moves = Moves(*other);
       PINION_ASSIGN_OR_RETURN(const StepTimes times, SimulateStep(step_, moves, link_));
       const double worse_us = times.step_us - current_us;
       if (worse_us > 0 && !Accepts(worse_us, best.step_us, 1 - static_cast<double>(i) / tries)) {
@@ -82,24 +69,6 @@ class Search {
     constexpr double kHottest = 0.01;  // of the step
     const double chance = std::exp(-worse_us / (kHottest * best_us * temperature));
     return std::uniform_real_distribution<double>(0, 1)(random_) < chance;
-  }
-
-  void AddGaps(uint32_t index, const ObjectLife& life) {
-    const StepObject& object = step_.objects[index];
-    const std::vector<size_t> operator_ends = OperatorEnds(step_);
-    const auto size_bytes = static_cast<int64_t>(object.size_bytes);
-    size_t in_use_until = life.made;
-    for (const size_t use : life.uses) {
-      const bool is_read = use != life.uses.front() && use > object.saved_until;
-      if (is_read && in_use_until < use) {
-        gaps_.push_back({index, in_use_until + 1, use, static_cast<uint32_t>(use), size_bytes});
-      }
-      in_use_until = std::max(in_use_until, operator_ends[use] + 1);
-    }
-    const size_t last = LastStretchOf(object, life, operator_ends);
-    if (in_use_until < last) {
-      gaps_.push_back({index, in_use_until + 1, last, StepMove::kNever, size_bytes});
-    }
   }
 
   Choice ChoiceOf(const StepPlan& plan) const {
@@ -146,7 +115,7 @@ class Search {
     size_t earliest = 0;
     for (const size_t i : away) {
       const Gap& gap = gaps_[i];
-      if (gap.read_at == StepMove::kNever) continue;
+      if (gap.read_at == StepMove::kNever || gap.computed_again) continue;
       const std::optional<size_t> full = used.LastAbove(gap.last, limit_bytes_ - gap.size_bytes);
       earliest = choice[i]->until = std::max({choice[i]->from, earliest, full.value_or(0)});
       used.Add(earliest + 1, gap.last, gap.size_bytes);
@@ -189,7 +158,7 @@ class Search {
     for (size_t shifts = 1 + Below(3); shifts > 0; --shifts) {
       const size_t i = Below(gaps_.size());
       const Gap& gap = gaps_[i];
-      const bool comes_back = gap.read_at != StepMove::kNever;
+      const bool comes_back = gap.read_at != StepMove::kNever && !gap.computed_again;
       const size_t from = gap.first + Below(gap.last - gap.first + 1);
       const size_t until = comes_back ? from + Below(gap.last - from + 1) : gap.last;
       const bool keeps_from = choice[i].has_value() && choice[i]->from <= until && Below(2) == 0;
@@ -199,32 +168,14 @@ class Search {
     return choice;
   }
 
-  std::vector<StepMove> MovesOf(const Choice& choice) const {
-    std::vector<size_t> away;
-    std::vector<size_t> first_away(step_.objects.size(), SIZE_MAX);
-    for (size_t i = 0; i < gaps_.size(); ++i) {
+  std::vector<StepMove> Moves(const Choice& choice) const {
+    std::vector<Gap> gaps = gaps_;
+    for (size_t i = 0; i < gaps.size(); ++i) {
       if (!choice[i].has_value()) continue;
-      away.push_back(i);
-      size_t& first = first_away[gaps_[i].object];
-      first = std::min(first, choice[i]->from);
+      gaps[i].away_from = choice[i]->from;
+      gaps[i].away_until = choice[i]->until;
     }
-    std::sort(away.begin(), away.end(), [&](size_t a, size_t b) {
-      return std::pair(gaps_[a].read_at, gaps_[a].object) <
-             std::pair(gaps_[b].read_at, gaps_[b].object);
-    });
-    std::vector<StepMove> moves;
-    for (const size_t i : away) {
-      const Gap& gap = gaps_[i];
-      const bool comes_back = gap.read_at != StepMove::kNever;
-      moves.push_back(
-          {.object = gap.object,
-           .drop_at = static_cast<uint32_t>(choice[i]->from - 1),
-           .fetch_at = comes_back ? static_cast<uint32_t>(choice[i]->until) : StepMove::kNever,
-           .read_at = gap.read_at,
-           .copies_out =
-               !step_.objects[gap.object].clean && choice[i]->from == first_away[gap.object]});
-    }
-    return moves;
+    return MovesOf(step_, gaps);
   }
 
   const StepRecord& step_;
@@ -232,7 +183,7 @@ class Search {
   const LinkCalibration& link_;
   std::mt19937_64 random_;
   Room all_here_;  // by stretch, if nothing is away
-  std::vector<Gap> gaps_;
+  const std::vector<Gap> gaps_;
 };
 
 }  // namespace

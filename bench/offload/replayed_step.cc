@@ -61,7 +61,7 @@ struct Script {
   std::vector<size_t> saved_at;       // by use, of a read: the use that saved what it reads
   std::vector<Part> parts;            // by use, of a save
   std::vector<size_t> over;           // by use, of a save: the last stretch that needs it
-  std::vector<size_t> held_until;     // by object: the last use that saves it; kNoUse: it is kept
+  std::vector<size_t> held_until;     // by object: the last stretch; kNoUse: the program keeps it
   std::vector<uint64_t> over_bytes;   // by stretch: of the objects that nobody needs behind it
   std::vector<uint64_t> other_bytes;  // by stretch, without what is replayed as an object
 };
@@ -116,7 +116,7 @@ absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
     for (const size_t use : lives[index].uses) {
       if (IsSave(step, lives[index], use)) {
         saves.push_back(use);
-        script.held_until[index] = use;
+        script.held_until[index] = std::max<size_t>(use + 1, object.held_until);
         script.over[use] =
             object.needed_until > 0 ? object.needed_until : step.stretches.size() - 1;
         continue;
@@ -250,6 +250,7 @@ class Replay final : public ReplayedStep {
                    step_.objects[step_.uses[use]].size_bytes);
     }
     Pass(reads.end);
+    DropHeldBefore(reads.end);
     read_.clear();
   }
 
@@ -282,10 +283,10 @@ class Replay final : public ReplayedStep {
     }
   }
 
-  // What the program has saved for the last time before `use`.
+  // What the program has held to the end of the stretch before `use`.
   void DropHeldBefore(size_t use) {
     for (size_t index = 0; index < made_count_; ++index) {
-      if (script_.held_until[index] < use) made_[index].reset();
+      if (script_.held_until[index] <= use) made_[index].reset();
     }
   }
 

@@ -32,11 +32,11 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kSize = 64 * kKiB;
 
-// Three operators, of which the second saves one object twice, and their backward. The last object
-// is the program's own.
+// Three operators, of which the second saves one object twice, and their backward. The first object
+// is held by the program until the backward has begun, the last one for good.
 StepRecord Step() {
   StepRecord step;
-  step.objects = {{.size_bytes = kSize, .needed_until = 9},
+  step.objects = {{.size_bytes = kSize, .needed_until = 9, .held_until = 6},
                   {.size_bytes = 2 * kSize, .needed_until = 8, .saved_until = 2},
                   {.size_bytes = kSize / 2, .needed_until = 6},
                   {.size_bytes = kSize, .frees = false, .needed_until = 5}};
@@ -83,6 +83,8 @@ TEST_F(ReplayedStepTest, RecordedAgainItIsTheSameStep) {
     EXPECT_EQ(again.objects[i].size_bytes, step.objects[i].size_bytes);
     EXPECT_EQ(again.objects[i].frees, step.objects[i].frees);
     EXPECT_EQ(again.objects[i].saved_until, step.objects[i].saved_until);
+    // What frees nothing is held for good.
+    EXPECT_EQ(again.objects[i].held_until, step.objects[i].frees ? step.objects[i].held_until : 9);
   }
   // Before the last one ends the replay has let go of what the program keeps.
   for (size_t i = 0; i + 1 < step.stretches.size(); ++i) {

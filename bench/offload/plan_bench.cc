@@ -1,0 +1,272 @@
+// What planning a step costs, and what recording one does to it.
+//
+//   plan_bench                          planning (processor time), and recorded steps (modelled)
+//   plan_bench --quick                  fewer records and repeats
+//   plan_bench --json=FILE              rows, and the goals that they are judged by
+//   plan_bench --benchmark_filter=auto
+//
+// docs/plan_bench.md says how to read it.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/checked_benchmarks.h"
+#include "pinion/bench/goals.h"
+#include "pinion/bench/offload/offload_method.h"
+#include "pinion/bench/offload/random_step.h"
+#include "pinion/bench/offload/recorded_replay.h"
+#include "pinion/bench/statistics.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/working_directory.h"
+
+ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
+ABSL_FLAG(bool, quick, false, "fewer records and repeats");
+
+namespace pinion {
+namespace {
+
+constexpr size_t kGoalUses = 5000;
+constexpr char kPreset[] = "h100_pcie5";
+// A tensor of one layer's width in steps that are replayed: bytes are moved there.
+constexpr uint64_t kReplayedUnitBytes = 64 * kKiB;
+constexpr uint64_t kUnitBytes = 4 * kMiB;
+
+struct PlanCase {
+  uint64_t seed = 0;  // of a random step; 0: a GPT's
+  size_t uses = 0;
+  bool is_auto = false;  // else within half of what can leave
+
+  std::string record() const { return seed == 0 ? "gpt" : absl::StrCat("random", seed); }
+  std::string Name() const {
+    return absl::StrCat("plan/", record(), "/", uses, "_uses/", is_auto ? "auto" : "target");
+  }
+};
+
+struct PlanRow {
+  PlanCase of;
+  size_t uses = 0;
+  size_t moves = 0;
+  double plan_ms = 0;
+};
+
+struct RecordedRow {
+  std::string preset;
+  size_t uses = 0;
+  RecordedReplay cost = {};
+
+  double ratio() const { return cost.recorded_us / cost.planned_us; }
+};
+
+std::vector<PlanCase> PlanCases(bool quick) {
+  std::vector<PlanCase> cases;
+  for (const size_t uses : {size_t{1000}, kGoalUses, size_t{20000}}) {
+    if (quick && uses > kGoalUses) continue;
+    for (const uint64_t seed : {0, 1, 2, 3}) {
+      if (quick && seed > 1) continue;
+      for (const bool is_auto : {false, true}) cases.push_back({seed, uses, is_auto});
+    }
+  }
+  return cases;
+}
+
+class PlanBench {
+ public:
+  explicit PlanBench(LinkCalibration link) : link_(std::move(link)) {}
+
+  void Register(const PlanCase& of, int repeats);
+  void RegisterRecorded(const std::string& preset, size_t uses);
+  BenchReport Report() const;
+  CheckedBenchmarks& benchmarks() { return benchmarks_; }
+
+ private:
+  absl::Status Measure(const PlanCase& of, benchmark::State& state);
+  absl::Status MeasureRecorded(const std::string& preset, size_t uses, benchmark::State& state);
+
+  const LinkCalibration link_;
+  std::vector<PlanRow> rows_;
+  std::vector<RecordedRow> recorded_;
+  CheckedBenchmarks benchmarks_;
+};
+
+// Between the least with which the step can be planned and all that it has.
+absl::StatusOr<uint64_t> HalfBytes(const StepRecord& step, const LinkCalibration& link) {
+  PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
+  PINION_ASSIGN_OR_RETURN(const StepPlan all, PlanStep(step, UINT64_MAX / 2, link));
+  return (least_bytes + all.peak_bytes) / 2;
+}
+
+// Of this thread: planning waits for nothing, and what else runs on the machine is none of it.
+double ProcessorSeconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
+  const StepRecord step =
+      of.seed == 0 ? GptLikeStep(of.uses, kUnitBytes) : RandomStepOfUses(of.seed, of.uses);
+  TargetOptions options = {.link = link_};
+  if (!of.is_auto) {
+    PINION_ASSIGN_OR_RETURN(options.memory_bytes, HalfBytes(step, link_));
+  }
+  const TargetSchedule schedule(options);
+  PlanRow row = {.of = of, .uses = step.uses.size()};
+  std::vector<double> times_ms;
+  for ([[maybe_unused]] auto _ : state) {
+    const double begin_s = ProcessorSeconds();
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<const KnownStep> known, schedule.Plan(step));
+    const double elapsed_s = ProcessorSeconds() - begin_s;
+    state.SetIterationTime(elapsed_s);
+    times_ms.push_back(elapsed_s * 1e3);
+    PINION_RETURN_IF_ERROR(known->shortfall());
+    row.moves = known->plan().moves.size();
+  }
+  if (row.moves == 0) return absl::InternalError("nothing moves, so there was nothing to plan");
+  row.plan_ms = Summarize(std::move(times_ms)).median;
+  state.counters["moves"] = static_cast<double>(row.moves);
+  rows_.push_back(row);
+  return absl::OkStatus();
+}
+
+absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
+                                        benchmark::State& state) {
+  RecordedRow row = {.preset = preset};
+  const StepRecord step = GptLikeStep(uses, kReplayedUnitBytes);
+  MethodWorld world;
+  PINION_ASSIGN_OR_RETURN(const DevicePreset whole, FindPreset(preset));
+  world.preset =
+      ScalePreset(whole, {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = kUnitBytes},
+                  {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = kReplayedUnitBytes});
+  world.preset.launch_us = 0;  // part of the step
+  PINION_ASSIGN_OR_RETURN(world.link, LinkOf(world.preset));
+  PINION_ASSIGN_OR_RETURN(const uint64_t target_bytes, HalfBytes(step, world.link));
+  for ([[maybe_unused]] auto _ : state) {
+    PINION_ASSIGN_OR_RETURN(row.cost, ReplayRecorded(step, target_bytes, world));
+    state.SetIterationTime(row.cost.recorded_us * 1e-6);
+  }
+  row.uses = step.uses.size();
+  state.counters["ratio"] = row.ratio();
+  recorded_.push_back(row);
+  return absl::OkStatus();
+}
+
+void PlanBench::Register(const PlanCase& of, int repeats) {
+  benchmarks_
+      .Register(of.Name(), [this, of](benchmark::State& state) { return Measure(of, state); })
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->Iterations(repeats);
+}
+
+void PlanBench::RegisterRecorded(const std::string& preset, size_t uses) {
+  benchmarks_
+      .Register(absl::StrCat("recorded/", preset, "/", uses, "_uses"),
+                [this, preset, uses](benchmark::State& state) {
+                  return MeasureRecorded(preset, uses, state);
+                })
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->Iterations(1);  // modelled: the same each time
+}
+
+BenchReport PlanBench::Report() const {
+  BenchReport report;
+  std::optional<double> target_ms, auto_ms, recorded;
+  for (const PlanRow& row : rows_) {
+    report.AddRow({{"case", row.of.Name()},
+                   {"record", row.of.record()},
+                   {"uses", row.uses},
+                   {"auto", row.of.is_auto},
+                   {"moves", row.moves},
+                   {"plan_ms", row.plan_ms}});
+    if (row.of.uses != kGoalUses) continue;
+    std::optional<double>& worst_ms = row.of.is_auto ? auto_ms : target_ms;
+    worst_ms = std::max(worst_ms.value_or(0), row.plan_ms);
+  }
+  for (const RecordedRow& row : recorded_) {
+    report.AddRow({{"case", absl::StrCat("recorded/", row.preset, "/", row.uses, "_uses")},
+                   {"preset", row.preset},
+                   {"uses", row.uses},
+                   {"recorded_us", row.cost.recorded_us},
+                   {"planned_us", row.cost.planned_us},
+                   {"alone_us", row.cost.alone_us},
+                   {"ratio", row.ratio()},
+                   {"modelled", true}});
+    recorded = std::max(recorded.value_or(0), row.ratio());
+  }
+  report.AddGoal(absl::StrCat("planning ", kGoalUses, " uses within a target, ms"), AtMost(20),
+                 target_ms);
+  report.AddGoal(absl::StrCat("planning ", kGoalUses, " uses with kAutoTarget, ms"), AtMost(20),
+                 auto_ms);
+  report.AddGoal("a recorded step over the same one that is not recorded (modelled)", AtMost(1.05),
+                 recorded);
+  return report;
+}
+
+absl::Status Run(const std::vector<char*>& arguments) {
+  if (arguments.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", arguments[1], "\" is not a flag; see --help"));
+  }
+  const std::string json = absl::GetFlag(FLAGS_json);
+  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
+  const bool quick = absl::GetFlag(FLAGS_quick);
+  PINION_ASSIGN_OR_RETURN(const DevicePreset preset, FindPreset(kPreset));
+  PINION_ASSIGN_OR_RETURN(LinkCalibration link, LinkOf(preset));
+  PlanBench bench(std::move(link));
+  for (const PlanCase& of : PlanCases(quick)) {
+    bench.Register(of, quick ? 3 : of.uses > kGoalUses ? 5 : 15);
+  }
+  for (const std::string& name : PresetNames()) {
+    if (!quick || name == kPreset) bench.RegisterRecorded(name, 1000);
+  }
+  PINION_RETURN_IF_ERROR(bench.benchmarks().Run());
+  std::printf("\n");
+  const absl::Status finished = bench.Report().Finish(json);
+  PINION_RETURN_IF_ERROR(bench.benchmarks().failures());
+  return finished;
+}
+
+void PrintHelp() {
+  std::printf(
+      "plan_bench: what planning a step costs, and what recording one does to it\n"
+      "  --json=FILE             writes rows and goals\n"
+      "  --quick                 fewer records and repeats\n"
+      "  --benchmark_filter=REGEX and Google Benchmark's other flags\n");
+}
+
+}  // namespace
+}  // namespace pinion
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv, pinion::PrintHelp);
+  absl::SetProgramUsageMessage("what planning a step costs; see --help");
+  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  absl::Status status = pinion::EnterWorkingDirectory();
+  if (status.ok()) status = pinion::Run(arguments);
+  return pinion::ExitCode("plan_bench", status);
+}
