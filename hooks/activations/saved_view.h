@@ -1,0 +1,43 @@
+// One saved tensor without its bytes: what it is a view of them as.
+//
+// Thread safety: immutable.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_SAVED_VIEW_H_
+#define PINION_HOOKS_ACTIVATIONS_SAVED_VIEW_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/typeid.h>
+
+#include <cstdint>
+#include <string>
+
+namespace pinion {
+
+class SavedView {
+ public:
+  explicit SavedView(const at::Tensor& tensor)
+      : sizes_(tensor.sizes()),
+        strides_(tensor.strides()),
+        offset_bytes_(tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize())),
+        dtype_(tensor.dtype()) {}
+
+  // For messages: "Float [16, 32]".
+  std::string Describe() const;
+
+  // Over a storage that has each byte `shift_bytes` behind its place in the one that was saved.
+  at::Tensor Over(c10::Storage storage, int64_t shift_bytes,
+                  const c10::VariableVersion& version) const;
+
+ private:
+  const c10::SmallVector<int64_t, 5> sizes_;
+  const c10::SmallVector<int64_t, 5> strides_;
+  const int64_t offset_bytes_;
+  const caffe2::TypeMeta dtype_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_SAVED_VIEW_H_

@@ -1,0 +1,65 @@
+#include "pinion/hooks/activations/cast_sources.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/GradMode.h>
+
+#include "gtest/gtest.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion::testing {
+namespace {
+
+at::Tensor NewParameter() { return at::randn({8, 8}).requires_grad_(true); }
+at::Tensor Cast(const at::Tensor& parameter) { return parameter.to(at::kBFloat16); }
+
+TEST(CastSources, KnowAParameterInTheScopesAfterThatWhichHasSeenIt) {
+  CastSources sources;
+  const at::Tensor parameter = NewParameter();
+  const CastNotes first = sources.Note();
+  EXPECT_EQ(sources.Find(Cast(parameter), first, CurrentNode()), nullptr);
+  const CastNotes second = sources.Note();
+  const NodeId begin = CurrentNode();
+  const auto found = sources.Find(Cast(parameter).t(), second, begin);
+  ASSERT_NE(found, nullptr);
+  EXPECT_TRUE(found->parameter().is_same(parameter));
+  EXPECT_EQ(sources.Find(Cast(parameter), first, begin), nullptr) << "this one still runs";
+}
+
+TEST(CastSources, TakeNoCastThatIsOlderThanTheScope) {
+  CastSources sources;
+  const at::Tensor parameter = NewParameter();
+  const at::Tensor older = Cast(parameter);
+  sources.Find(older, CastNotes(), CurrentNode());
+  const NodeId begin = CurrentNode();
+  EXPECT_EQ(sources.Find(older, sources.Note(), begin), nullptr);
+  EXPECT_NE(sources.Find(Cast(parameter), sources.Note(), begin), nullptr);
+}
+
+TEST(CastSources, TakeNoCastOfWhatHasChangedSinceTheScopeBegan) {
+  CastSources sources;
+  const at::Tensor parameter = NewParameter();
+  sources.Find(Cast(parameter), CastNotes(), CurrentNode());
+  const CastNotes notes = sources.Note();
+  const NodeId begin = CurrentNode();
+  {
+    const c10::NoGradGuard no_grad;
+    parameter.add_(1);
+  }
+  EXPECT_EQ(sources.Find(Cast(parameter), notes, begin), nullptr);
+}
+
+TEST(CastSources, ForgetParametersThatHaveDied) {
+  CastSources sources;
+  at::Tensor parameter = NewParameter();
+  sources.Find(Cast(parameter), CastNotes(), CurrentNode());
+  const WeakTensorImpl ours(parameter.getIntrusivePtr());
+  parameter.reset();
+  ASSERT_TRUE(ours.expired());
+  EXPECT_EQ(ours.weak_use_count(), 2u);
+  sources.Note();
+  EXPECT_EQ(ours.weak_use_count(), 1u);
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,294 @@
+// Training under autocast: with casts that are made again, each step has the bits that it has
+// without offload, and less on the device.
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class AutocastRegion {
+ public:
+  explicit AutocastRegion(c10::Device device) : type_(device.type()) {
+    at::autocast::set_autocast_enabled(type_, true);
+    at::autocast::set_autocast_dtype(type_, at::kBFloat16);
+    at::autocast::increment_nesting();
+  }
+  ~AutocastRegion() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(type_, false);
+  }
+
+ private:
+  const c10::DeviceType type_;
+};
+
+// The cast weights of its layers, but for the head's, are no small tensors.
+NetShape Shape(uint64_t seed = 1) {
+  NetShape shape;
+  shape.channels = 32;
+  shape.seed = seed;
+  return shape;
+}
+constexpr uint64_t kCasts = 2 * 4;
+constexpr uint64_t kCastBytes = 2 * (3 + 1 + 4 + 4) * 32 * 32 * 2;
+
+// Changes the parameters by their gradients, of which it returns copies.
+Gradients Step(const TestNet& net, const at::Tensor& loss) {
+  Gradients gradients = TakeGradients(net, loss);
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < net.parameters().size(); ++i) {
+    net.parameters()[i].sub_(gradients.parameters[i].to(loss.device()), 0.1);
+  }
+  return gradients;
+}
+
+struct Ways {
+  int micro_batches = 1;
+  bool backward_in_region = false;
+  bool retain_graph = false;
+};
+
+std::vector<Gradients> Train(const TestNet& net, const std::shared_ptr<OffloadSession>& session,
+                             int steps, const Ways& ways = {}) {
+  SeedGenerators();
+  const c10::Device device = net.parameters()[0].device();
+  std::vector<Gradients> all;
+  for (int step = 0; step < steps; ++step) {
+    at::Tensor loss;
+    for (int batch = 0; batch < ways.micro_batches; ++batch) {
+      std::optional<AutocastRegion> region(device);
+      {
+        std::optional<OffloadScope> scope;
+        if (session != nullptr) scope.emplace(session);
+        loss = net.Loss();
+      }
+      if (!ways.backward_in_region) region.reset();
+      if (ways.retain_graph) loss.backward({}, /*keep_graph=*/true);
+      loss.backward();
+    }
+    all.push_back(Step(net, loss));
+  }
+  return all;
+}
+
+class OffloadAutocast : public ::testing::TestWithParam<OffloadOptions> {
+ protected:
+  static void ExpectSame(const Ways& ways, uint64_t recasts_of_each) {
+    constexpr int kSteps = 4;
+    std::vector<Gradients> plain;
+    {
+      EmuWorld world;
+      plain = Train(TestNet(world.device(), at::kFloat, Shape()), nullptr, kSteps, ways);
+    }
+    EmuWorld world(MachineOptions(), SmallWindows(1));
+    {
+      const TestNet net(world.device(), at::kFloat, Shape());
+      const std::vector<Gradients> offloaded = Train(net, world.session(), kSteps, ways);
+      for (int step = 0; step < kSteps; ++step) {
+        SCOPED_TRACE(step);
+        ExpectSameGradients(plain[step], offloaded[step]);
+      }
+    }
+    const OffloadStats stats = world.QuietStats();
+    const uint64_t scopes = kSteps * ways.micro_batches - 1;  // but for the first
+    EXPECT_EQ(stats.cast_again, scopes * kCasts);
+    EXPECT_EQ(stats.recast, scopes * kCasts * recasts_of_each);
+    EXPECT_EQ(stats.packed, stats.offloaded + stats.cast_again + stats.shared + stats.kept());
+    world.ExpectNothingLeft();
+  }
+};
+
+TEST_F(OffloadAutocast, StepsHaveTheBitsThatTheyHaveWithoutOffload) { ExpectSame({}, 1); }
+
+TEST_F(OffloadAutocast, CastsThatTheRegionStillHasAreUsedAsTheyAre) {
+  Ways ways;
+  ways.backward_in_region = true;
+  ExpectSame(ways, 0);
+}
+
+TEST_F(OffloadAutocast, EachMicroBatchMayHaveARegionOfItsOwn) {
+  Ways ways;
+  ways.micro_batches = 3;
+  ExpectSame(ways, 1);
+}
+
+TEST_F(OffloadAutocast, AGraphMayBeReadTwice) {
+  Ways ways;
+  ways.retain_graph = true;
+  ExpectSame(ways, 2);
+}
+
+TEST_F(OffloadAutocast, ForwardEndsWithLessOnTheDeviceByTheCasts) {
+  const auto bytes_after_forward = [](bool cast_again) {
+    OffloadOptions options = SmallWindows(kMiB);  // nothing is evicted
+    options.cast_weights_again = cast_again;
+    EmuWorld world(MachineOptions(), options);
+    const TestNet net(world.device(), at::kFloat, Shape());
+    Train(net, world.session(), 1);
+    SeedGenerators();
+    at::Tensor loss;
+    {
+      const AutocastRegion region(world.device());
+      const OffloadScope scope(world.session());
+      loss = net.Loss();
+    }
+    EXPECT_TRUE(world.Synchronize().ok());
+    return world.device_bytes();
+  };
+  EXPECT_EQ(bytes_after_forward(false) - bytes_after_forward(true), kCastBytes);
+}
+
+// Gradients of gradients: what the first backward has read lives on in the graph that it makes.
+TEST_F(OffloadAutocast, GradientsOfGradientsHaveTheSameBits) {
+  const auto run = [](EmuWorld& world, const std::shared_ptr<OffloadSession>& session) {
+    at::manual_seed(3);
+    const at::Tensor w = at::randn({64, 64}).to(world.device()).requires_grad_();
+    const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_();
+    std::vector<at::Tensor> results;
+    for (int step = 0; step < 3; ++step) {
+      at::Tensor loss;
+      {
+        const AutocastRegion region(world.device());
+        std::optional<OffloadScope> scope;
+        if (session != nullptr) scope.emplace(session);
+        loss = at::linear(at::linear(x, w).sin(), w).to(at::kFloat).pow(2).sum();
+      }
+      const auto first = torch::autograd::grad({loss}, {x, w}, {}, std::nullopt,
+                                               /*create_graph=*/true);
+      (first[0].pow(2).sum() + first[1].pow(2).sum()).backward();
+      for (const at::Tensor& leaf : {x, w}) {
+        results.push_back(leaf.grad().cpu());
+        leaf.mutable_grad().reset();
+      }
+      const c10::NoGradGuard no_grad;
+      w.mul_(0.9);
+    }
+    return results;
+  };
+  std::vector<at::Tensor> plain;
+  {
+    EmuWorld world;
+    plain = run(world, nullptr);
+  }
+  EmuWorld world(MachineOptions(), SmallWindows(1));
+  const std::vector<at::Tensor> offloaded = run(world, world.session());
+  for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(SameBytes(plain[i], offloaded[i])) << i;
+  EXPECT_GT(world.session()->GetStats().recast, 0u);
+}
+
+TEST_F(OffloadAutocast, TwoThreadsTrainWithOneSession) {
+  constexpr int kThreads = 2;
+  constexpr int kSteps = 3;
+  const auto run = [](EmuWorld& world, const std::shared_ptr<OffloadSession>& session) {
+    std::vector<TestNet> nets;
+    for (int i = 0; i < kThreads; ++i) {
+      NetShape shape = Shape(10 + i);
+      shape.dropout = 0;
+      nets.emplace_back(world.device(), at::kFloat, shape);
+    }
+    std::vector<std::vector<Gradients>> all(kThreads);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] { all[i] = Train(nets[i], session, kSteps); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return all;
+  };
+  std::vector<std::vector<Gradients>> plain;
+  {
+    EmuWorld world;
+    plain = run(world, nullptr);
+  }
+  EmuWorld world(MachineOptions(), SmallWindows(1));
+  const auto offloaded = run(world, world.session());
+  for (int i = 0; i < kThreads; ++i) {
+    for (int step = 0; step < kSteps; ++step) {
+      ExpectSameGradients(plain[i][step], offloaded[i][step]);
+    }
+  }
+  EXPECT_EQ(world.QuietStats().cast_again, kThreads * (kSteps - 1) * kCasts);
+}
+
+// With a target that leaves room, the plan keeps casts on the device like all else.
+TEST_F(OffloadAutocast, APlanMayKeepCastsOnTheDevice) {
+  constexpr int kSteps = 4;
+  std::vector<Gradients> plain;
+  {
+    EmuWorld world;
+    plain = Train(TestNet(world.device(), at::kFloat, Shape()), nullptr, kSteps);
+  }
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = 64 * kMiB;
+  EmuWorld world(MachineOptions(), options);
+  const TestNet net(world.device(), at::kFloat, Shape());
+  const std::vector<Gradients> offloaded = Train(net, world.session(), kSteps);
+  for (int step = 0; step < kSteps; ++step) ExpectSameGradients(plain[step], offloaded[step]);
+  const OffloadStats stats = world.QuietStats();
+  EXPECT_GT(stats.kept_as_planned, 0u);
+  EXPECT_EQ(stats.recast, 0u) << stats.ToString();
+  EXPECT_EQ(stats.packed, stats.offloaded + stats.cast_again + stats.shared + stats.kept());
+}
+
+// Casts lie on the device until their region ends: behind that the plan casts some of them again
+// and keeps others, and moves the rest.
+TEST_F(OffloadAutocast, APlanCastsAgainWhatItHasNoRoomFor) {
+  constexpr int kSteps = 6;
+  std::vector<Gradients> plain;
+  {
+    EmuWorld world;
+    plain = Train(TestNet(world.device(), at::kFloat, Shape()), nullptr, kSteps);
+  }
+  uint64_t least_bytes = 0;
+  {
+    OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+    options.memory_target_bytes = 1;
+    EmuWorld world(MachineOptions(), options);
+    const TestNet net(world.device(), at::kFloat, Shape());
+    world.ResetPeak();
+    Train(net, world.session(), kSteps);
+    least_bytes = world.peak_device_bytes();
+  }
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = least_bytes;
+  options.link = LinkCalibration();  // so slow that no copy hides
+  options.link->d2h = options.link->h2d = {.fixed_us = 10, .gb_per_s = 0.01};
+  options.link->d2h_duplex_gb_per_s = options.link->h2d_duplex_gb_per_s = 0.01;
+  EmuWorld world(MachineOptions(), options);
+  const TestNet net(world.device(), at::kFloat, Shape());
+  EXPECT_THAT(world.machine().SetMemoryLimit(0, least_bytes), IsOk());
+  const std::vector<Gradients> offloaded = Train(net, world.session(), kSteps);
+  for (int step = 0; step < kSteps; ++step) ExpectSameGradients(plain[step], offloaded[step]);
+  const OffloadStats stats = world.QuietStats();
+  EXPECT_GT(stats.recast, 0u) << stats.ToString();
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.prefetch_hits, 0u) << "planned steps fetch ahead";
+  EXPECT_THAT(world.session()->Explain(0), HasSubstr("computed again: "));
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,700 @@
+// Weights that were cast to a lower precision are not copied: backward casts them again, to the
+// same bytes, and where that would not give the same bytes the cast travels.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSide = 128;
+constexpr uint64_t kCastBytes = kSide * kSide * 2;  // fills a copy of its own
+
+at::Tensor Randn(c10::Device device, at::IntArrayRef sizes, uint64_t seed) {
+  at::manual_seed(seed);
+  return at::randn(sizes).to(device);
+}
+
+class OffloadCast : public ::testing::Test {
+ protected:
+  OffloadCast() : OffloadCast(SmallWindows(1)) {}  // what is copied is evicted as soon as can be
+  explicit OffloadCast(const OffloadOptions& options) : world_(MachineOptions(), options) {}
+
+  at::Tensor NewWeight(uint64_t seed, at::IntArrayRef sizes = {kSide, kSide}) {
+    return Randn(world_.device(), sizes, seed).requires_grad_(true);
+  }
+  static at::Tensor Cast(const at::Tensor& weight) { return weight.to(at::kBFloat16); }
+  static at::Tensor OnHost(const at::Tensor& tensor) { return tensor.detach().cpu(); }
+  OffloadStats stats() { return world_.session()->GetStats(); }
+
+  // A scope that sees the weight cast, so that the next one knows it.
+  void Learn(const at::Tensor& weight) {
+    const OffloadScope scope(world_.session());
+    Observe(carrier_, {Cast(weight)}, &seen_).backward();
+    seen_.clear();
+  }
+  // As an optimizer does.
+  static void Step(const at::Tensor& weight) {
+    const c10::NoGradGuard no_grad;
+    weight.mul_(1.5);
+  }
+  // As one does whose operator raises no version.
+  static void FusedStep(const at::Tensor& weight) {
+    const c10::NoGradGuard no_grad;
+    const int64_t before = weight._version();
+    at::_fused_adamw_({weight}, {at::ones_like(weight)}, {at::zeros_like(weight)},
+                      {at::zeros_like(weight)}, {},
+                      {at::ones({}, at::TensorOptions(weight.device()))}, 0.1, 0.9, 0.99, 0.1, 1e-8,
+                      /*amsgrad=*/false, /*maximize=*/false);
+    EXPECT_EQ(weight._version(), before) << "the test's premise";
+  }
+  // Saves in a scope what `make` makes of a weight that is known, and reads it.
+  void SaveAndRead(const at::Tensor& weight,
+                   const std::function<at::Tensor(const at::Tensor&)>& make) {
+    Learn(weight);
+    at::Tensor y;
+    at::Tensor expected;
+    {
+      const OffloadScope scope(world_.session());
+      at::Tensor made = make(weight);
+      expected = OnHost(made);
+      y = Observe(carrier_, {std::exchange(made, at::Tensor())}, &seen_);
+    }
+    y.backward();
+    ASSERT_EQ(seen_.size(), 1u);
+    EXPECT_TRUE(SameBytes(seen_[0], expected));
+    EXPECT_EQ(seen_[0].strides(), expected.strides());
+  }
+  // What is made moves like any other tensor.
+  void ExpectMoves(const at::Tensor& weight,
+                   const std::function<at::Tensor(const at::Tensor&)>& make) {
+    SaveAndRead(weight, make);
+    EXPECT_EQ(stats().offloaded, 2u) << "with the first scope's";
+    EXPECT_EQ(stats().cast_again, 0u);
+  }
+  void ExpectIsCastAgain(const at::Tensor& weight,
+                         const std::function<at::Tensor(const at::Tensor&)>& make) {
+    SaveAndRead(weight, make);
+    EXPECT_EQ(stats().cast_again, 1u);
+    EXPECT_EQ(stats().recast, 1u);
+    EXPECT_EQ(stats().offloaded, 1u) << "the first scope's";
+  }
+
+  EmuWorld world_;
+  const at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_();
+  std::vector<at::Tensor> seen_;
+};
+
+// ------------------------------------------------------------------------------ what is cast again
+
+TEST_F(OffloadCast, NothingOfACastIsCopiedFromTheSecondScopeOn) {
+  const std::vector<at::Tensor> weights = {NewWeight(1), NewWeight(2), NewWeight(3)};
+  for (uint64_t step = 0; step < 4; ++step) {
+    SCOPED_TRACE(step);
+    std::vector<at::Tensor> seen(weights.size());
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(world_.session());
+      for (size_t i = 0; i < weights.size(); ++i) {
+        y = Probe(y, {Cast(weights[i])},
+                  [&seen, i](const at::Tensor& g, const UnpackSaved& unpack) {
+                    seen[i] = OnHost(unpack()[0]);
+                    return g;
+                  });
+      }
+    }
+    y.backward();
+    y.reset();
+    for (size_t i = 0; i < weights.size(); ++i) {
+      EXPECT_TRUE(SameBytes(seen[i], Cast(weights[i])));
+      Step(weights[i]);
+    }
+    const OffloadStats now = world_.QuietStats();
+    EXPECT_EQ(now.offloaded, 3u);
+    EXPECT_EQ(now.fetched_bytes, 3 * kCastBytes);
+    EXPECT_EQ(world_.session()->GetEngineStats(0).d2h.submitted_bytes, 3 * kCastBytes);
+    EXPECT_EQ(now.cast_again, 3 * step);
+    EXPECT_EQ(now.recast, 3 * step);
+    EXPECT_EQ(now.packed, now.offloaded + now.cast_again + now.shared + now.kept());
+  }
+  world_.ExpectNothingLeft();
+}
+
+TEST_F(OffloadCast, TheMemoryOfACastGoesWithTheProgramsLastReferenceToIt) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  const uint64_t before = world_.device_bytes();
+  at::Tensor y;
+  at::Tensor held;
+  {
+    const OffloadScope scope(world_.session());
+    held = Cast(weight);
+    y = Observe(carrier_, {held}, &seen_);
+  }
+  const uint64_t with_cast = world_.device_bytes();
+  held.reset();
+  EXPECT_EQ(with_cast - world_.device_bytes(), kCastBytes);
+  EXPECT_LE(world_.device_bytes() - before, 512u) << "the node's output";
+}
+
+TEST_F(OffloadCast, ACastThatTheProgramStillHoldsIsUsedAsItIs) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  at::Tensor y;
+  at::Tensor held;
+  {
+    const OffloadScope scope(world_.session());
+    held = Cast(weight);
+    y = Observe(carrier_, {held.t()}, &seen_);
+  }
+  const uint64_t reused = stats().reused_on_device;
+  y.backward();
+  EXPECT_EQ(seen_[0].const_data_ptr(), held.const_data_ptr());
+  EXPECT_EQ(stats().reused_on_device, reused + 1);
+  EXPECT_EQ(stats().recast, 0u);
+}
+
+TEST_F(OffloadCast, ViewsAndTheirBaseAreOneCastInBothDirections) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    const at::Tensor cast = Cast(weight);
+    y = Observe(carrier_, {cast.t(), cast, cast.view({-1})}, &seen_);
+  }
+  y.backward();
+  const at::Tensor expected = OnHost(Cast(weight));
+  EXPECT_TRUE(SameBytes(seen_[0], expected.t()));
+  EXPECT_EQ(seen_[0].strides(), at::IntArrayRef({1, kSide}));
+  EXPECT_TRUE(SameBytes(seen_[1], expected));
+  EXPECT_TRUE(SameBytes(seen_[2], expected.view({-1})));
+  EXPECT_EQ(seen_[0].const_data_ptr(), seen_[2].const_data_ptr());
+  EXPECT_EQ(stats().cast_again, 1u);
+  EXPECT_EQ(stats().shared, 2u);
+  EXPECT_EQ(stats().recast, 1u);
+}
+
+// Tied weights: two layers share a parameter, and autocast casts it once.
+TEST_F(OffloadCast, ReadersThatAreDoneBeforeTheNextOneBeginsHaveACastEach) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  const at::Tensor expected = OnHost(Cast(weight));
+  int same = 0;
+  const auto look = [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+    same += SameBytes(unpack()[0], expected);
+    return grad;
+  };
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    const at::Tensor cast = Cast(weight);
+    y = Probe(carrier_, {cast}, look);
+    y = Observe(y, {Activation(carrier_, {kSide, kSide})}, &seen_);
+    y = Probe(y, {cast}, look);
+  }
+  y.backward();
+  EXPECT_EQ(same, 2);
+  EXPECT_EQ(stats().cast_again, 1u);
+  EXPECT_EQ(stats().recast, 2u);
+}
+
+TEST_F(OffloadCast, AGraphThatIsKeptIsReadAsOftenAsItsReaderLikes) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(carrier_, {Cast(weight)}, &seen_);
+  }
+  for (const bool retain : {true, true, false}) {
+    y.backward({}, retain);
+    EXPECT_TRUE(SameBytes(std::exchange(seen_, {})[0], Cast(weight)));
+  }
+  EXPECT_EQ(stats().recast, 3u);
+}
+
+// The engine takes what a node returns for its own, unless others refer to it, and adds to it.
+TEST_F(OffloadCast, ACastThatIsAGradientIsNotChangedForItsOtherReaders) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  const at::Tensor x = Randn(world_.device(), {kSide, kSide}, 7).to(at::kBFloat16).requires_grad_();
+  std::vector<std::string> order;
+  at::Tensor read_last, added, read_first;
+  {
+    const OffloadScope scope(world_.session());
+    const at::Tensor cast = Cast(weight);
+    read_last = Probe(x, {cast}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      order.emplace_back("reads");
+      seen_ = {OnHost(unpack()[0])};
+      return grad;
+    });
+    added = Probe(x, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+      order.emplace_back("adds");
+      return at::mul(grad, 3);
+    });
+    read_first = Probe(x, {cast}, [&](const at::Tensor&, const UnpackSaved& unpack) {
+      order.emplace_back("returns");
+      return unpack()[0];
+    });
+  }
+  (read_first + added + read_last).sum().backward();
+  EXPECT_THAT(order, ::testing::ElementsAre("returns", "adds", "reads")) << "the test's premise";
+  EXPECT_TRUE(SameBytes(seen_[0], Cast(weight)));
+}
+
+TEST_F(OffloadCast, AWeightOfConvolutionsKeepsItsLayout) {
+  at::Tensor weight = Randn(world_.device(), {32, 16, 3, 3}, 1);
+  weight = weight.contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
+  ASSERT_FALSE(weight.is_contiguous()) << "the test's premise";
+  ExpectIsCastAgain(weight, Cast);
+}
+
+TEST_F(OffloadCast, TheOtherLowPrecisionIsCastAgainAsWell) {
+  ExpectIsCastAgain(NewWeight(1), [](const at::Tensor& weight) { return weight.to(at::kHalf); });
+}
+
+TEST_F(OffloadCast, AnInnerScopeGoesOnWithWhatTheOuterOneKnows) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  {
+    const OffloadScope outer(world_.session());
+    Learn(weight);
+    EXPECT_EQ(stats().cast_again, 1u);
+    Step(weight);
+    Learn(weight);
+    EXPECT_EQ(stats().cast_again, 1u) << "the outer scope has noted what the weight was before";
+  }
+  Learn(weight);
+  EXPECT_EQ(stats().cast_again, 2u);
+}
+
+TEST_F(OffloadCast, ASessionTellsWhoAsksWhatIsComputedAgain) {
+  struct Watcher : public SavedTensorWatcher {
+    struct Watched : public SavedTensor {
+      at::Tensor Unpack() override {
+        at::Tensor tensor = saved->Unpack();
+        owner->was.push_back(saved->WasComputedAgain());
+        return tensor;
+      }
+      std::unique_ptr<SavedTensor> saved;
+      Watcher* owner = nullptr;
+    };
+    std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
+                                      SavedTensorPacker* packer) override {
+      auto watched = std::make_unique<Watched>();
+      watched->saved = packer->Pack(tensor, place);
+      watched->owner = this;
+      is.push_back(watched->saved->IsComputedAgain());
+      return watched;
+    }
+    void RunAside(absl::FunctionRef<void()> work) override { work(); }
+    std::vector<bool> is, was;
+  };
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  const auto watcher = std::make_shared<Watcher>();
+  at::Tensor y;
+  at::Tensor held;
+  {
+    const OffloadScope scope(world_.session());
+    const WatchScope watch(watcher);
+    y = Observe(carrier_, {Cast(weight), Activation(carrier_, {kSide, kSide})}, &seen_);
+  }
+  y.backward({}, /*keep_graph=*/true);
+  held = seen_[0];
+  y.backward();
+  EXPECT_THAT(watcher->is, ::testing::ElementsAre(true, false));
+  EXPECT_THAT(watcher->was, ::testing::ElementsAre(true, false, false, false));
+}
+
+// ---------------------------------------------------------------------------------- what moves
+
+// The weights of a GAN's discriminator are cast, and step, while the casts are still in use.
+TEST_F(OffloadCast, ACastThatIsOlderThanItsParameterIsByNowMoves) {
+  ExpectMoves(NewWeight(1), [](const at::Tensor& weight) {
+    at::Tensor cast = Cast(weight);
+    Step(weight);
+    return cast;
+  });
+}
+
+TEST_F(OffloadCast, ACastThatIsOlderThanAStepThatRaisesNoVersionMoves) {
+  ExpectMoves(NewWeight(1), [](const at::Tensor& weight) {
+    at::Tensor cast = Cast(weight);
+    FusedStep(weight);
+    return cast;
+  });
+}
+
+TEST_F(OffloadCast, ACastThatIsSavedOnceMoreAfterAStepMovesThen) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  std::vector<at::Tensor> late;
+  at::Tensor early, y;
+  at::Tensor expected;
+  {
+    const OffloadScope scope(world_.session());
+    at::Tensor cast = Cast(weight);
+    expected = OnHost(cast);
+    early = Observe(carrier_, {cast}, &seen_);
+    Step(weight);
+    y = Observe(carrier_, {cast}, &late);
+  }
+  EXPECT_EQ(stats().cast_again, 1u);
+  EXPECT_EQ(stats().offloaded, 2u);
+  y.backward();
+  EXPECT_TRUE(SameBytes(late[0], expected));
+}
+
+TEST_F(OffloadCast, ACastFromBeforeItsScopeMoves) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  at::Tensor cast = Cast(weight);
+  const at::Tensor expected = OnHost(cast);
+  Step(weight);
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Observe(carrier_, {std::exchange(cast, at::Tensor())}, &seen_);
+  }
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_[0], expected));
+  EXPECT_EQ(stats().cast_again, 0u);
+}
+
+TEST_F(OffloadCast, ACastThatAnotherThreadHasMadeMoves) {
+  ExpectMoves(NewWeight(1), [](const at::Tensor& weight) {
+    at::Tensor cast;
+    std::thread([&, state = at::ThreadLocalState()] {
+      const at::ThreadLocalStateGuard guard(state);
+      // More of them than the scope's thread has: numbers alone do not tell.
+      for (int i = 0; i < 1000; ++i) cast = Cast(weight);
+    }).join();
+    return cast;
+  });
+}
+
+TEST_F(OffloadCast, ACastThatWasWrittenMoves) {
+  ExpectMoves(NewWeight(1), [](const at::Tensor& weight) {
+    at::Tensor cast = Cast(weight);
+    const c10::NoGradGuard no_grad;
+    cast.mul_(3);
+    return cast;
+  });
+}
+
+TEST_F(OffloadCast, ACastInAnotherLayoutMoves) {
+  ExpectMoves(NewWeight(1, {16, 16, 8, 8}), [](const at::Tensor& weight) {
+    return weight.to(at::kBFloat16, /*non_blocking=*/false, /*copy=*/false,
+                     at::MemoryFormat::ChannelsLast);
+  });
+}
+
+// Whoever writes the buffer raises no version of the parameter.
+TEST_F(OffloadCast, ACastOfAPartOfAFlatBufferMoves) {
+  const at::Tensor flat = Randn(world_.device(), {2 * kSide, kSide}, 1);
+  at::Tensor weight = at::ones({kSide, kSide}, flat.options()).requires_grad_();
+  weight.set_data(flat.narrow(0, 0, kSide));
+  ExpectMoves(weight, [&](const at::Tensor& parameter) {
+    at::Tensor cast = Cast(parameter);
+    flat.mul_(2);
+    return cast;
+  });
+}
+
+TEST_F(OffloadCast, ASmallPartOfACastMoves) {
+  ExpectMoves(NewWeight(1),
+              [](const at::Tensor& weight) { return Cast(weight).narrow(0, 3, kSide / 4); });
+}
+
+TEST_F(OffloadCast, WhatIsMoreThanACastMoves) {
+  ExpectMoves(NewWeight(1),
+              [](const at::Tensor& weight) { return at::cumsum(weight, 0, at::kBFloat16); });
+}
+
+TEST_F(OffloadCast, NothingIsCastAgainWithTheOptionOff) {
+  OffloadOptions options = SmallWindows(1);
+  options.cast_weights_again = false;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  const at::Tensor weight = NewWeight(1);
+  for (int step = 0; step < 3; ++step) {
+    at::Tensor y;
+    at::Tensor expected;
+    {
+      const OffloadScope scope(session);
+      expected = OnHost(Cast(weight));
+      y = Observe(carrier_, {Cast(weight)}, &seen_);
+    }
+    Step(weight);
+    y.backward();
+    EXPECT_TRUE(SameBytes(seen_[0], expected));
+  }
+  EXPECT_EQ(session->GetStats().cast_again, 0u);
+  EXPECT_EQ(session->GetStats().offloaded, 3u);
+}
+
+// A step that is not the one that was planned runs like the first: what has stayed leaves.
+TEST_F(OffloadCast, ACastThatWasToStayIsLetGoOfWhenAllLeaves) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = 64 * kMiB;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  const at::Tensor weight = NewWeight(1);
+  for (const int64_t rows : {kSide, kSide, kSide, kSide / 2}) {
+    const OffloadStats before = session->GetStats();
+    const uint64_t bytes_before = world_.device_bytes();
+    const bool is_planned = before.packed > 0 && rows == kSide;
+    const bool is_let_go_of = rows != kSide;
+    std::vector<at::Tensor> seen;
+    at::Tensor y;
+    {
+      const OffloadScope scope(session);
+      y = Observe(carrier_, {Cast(weight)}, &seen_);
+      y = Observe(y, {Activation(carrier_, {rows, kSide})}, &seen);
+    }
+    ASSERT_TRUE(world_.Synchronize().ok());
+    const OffloadStats after = session->GetStats();
+    EXPECT_EQ(after.kept_as_planned - before.kept_as_planned, is_planned ? 2u : 0u);
+    EXPECT_EQ(after.cast_again - before.cast_again, is_let_go_of ? 1u : 0u);
+    if (is_let_go_of) {
+      EXPECT_LT(world_.device_bytes(), bytes_before + kCastBytes);
+    }
+    y.backward();
+    EXPECT_TRUE(SameBytes(std::exchange(seen_, {})[0], Cast(weight)));
+    y.reset();
+    Step(weight);
+  }
+  EXPECT_EQ(session->GetStats().recast, 1u);
+}
+
+// ------------------------------------------------------------------------------------ what fails
+
+class OffloadCastErrors : public OffloadCast {
+ protected:
+  // Of a backward before which `change` is made to the weight whose cast was saved.
+  std::string ErrorAfter(const std::function<void(at::Tensor&)>& change) {
+    at::Tensor weight = NewWeight(1);
+    Learn(weight);
+    at::Tensor y;
+    {
+      const OffloadScope scope(world_.session());
+      y = Observe(carrier_, {Cast(weight).t()}, &seen_);
+    }
+    change(weight);
+    try {
+      y.backward();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  }
+};
+
+TEST_F(OffloadCastErrors, AParameterThatChangesBeforeItsBackwardIsNamedWithTheRemedy) {
+  EXPECT_THAT(ErrorAfter(Step),
+              AllOf(HasSubstr("changed in place"), HasSubstr("[BFloat16 [128, 128]]"),
+                    HasSubstr("[Float [128, 128]]"),
+                    HasSubstr("OffloadOptions::cast_weights_again to false")));
+}
+
+TEST_F(OffloadCastErrors, AChangeThatRaisesNoVersionIsSeenWhereLibTorchItselfMakesIt) {
+  EXPECT_THAT(ErrorAfter(FusedStep), HasSubstr("changed in place"));
+}
+
+TEST_F(OffloadCastErrors, AParameterWithOtherMemoryIsFoundOut) {
+  EXPECT_THAT(ErrorAfter([](at::Tensor& weight) { weight.set_data(weight.detach().clone()); }),
+              HasSubstr("given other memory"));
+}
+
+TEST_F(OffloadCastErrors, AParameterThatLiesOtherwiseInItsMemoryIsFoundOut) {
+  EXPECT_THAT(ErrorAfter([](at::Tensor& weight) { weight.set_data(weight.detach().t()); }),
+              HasSubstr("changed in place"));
+}
+
+TEST(OffloadCastVerify, WhatIsCastAgainIsComparedWithWhatWasSaved) {
+  OffloadOptions options = SmallWindows(1);
+  options.verify = true;
+  EmuWorld world(MachineOptions(), options);
+  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_();
+  const at::Tensor weight = Randn(world.device(), {kSide, kSide}, 1).requires_grad_();
+  std::vector<at::Tensor> seen;
+  const auto save = [&] {
+    const OffloadScope scope(world.session());
+    return Observe(carrier, {weight.to(at::kBFloat16)}, &seen);
+  };
+  save().backward();
+  save().backward();
+  EXPECT_EQ(world.session()->GetStats().recast, 1u);
+  EXPECT_EQ(world.session()->GetStats().verified, 2u);
+  const at::Tensor y = save();
+  seen.clear();
+  weight.variable_data().mul_(2);  // with a version of its own
+  try {
+    y.backward();
+    ADD_FAILURE() << "other bytes have passed";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what_without_backtrace(),
+                AllOf(HasSubstr("verify mode"), HasSubstr("cast again"),
+                      HasSubstr("BFloat16 [128, 128]"), HasSubstr("raises no version")));
+  }
+}
+
+// ------------------------------------------------------------------------------- streams, memory
+
+TEST_F(OffloadCast, ReadersOnTwoStreamsShareACast) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  const at::Tensor expected = OnHost(Cast(weight));
+  std::vector<at::Tensor> seen;
+  const auto read_on = [&](const c10::Stream& stream) {
+    return [&seen, stream](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const c10::StreamGuard guard(stream);
+      seen.push_back(unpack()[0]);
+      seen.push_back(at::mul(seen.back(), 1));
+      return grad;
+    };
+  };
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    const at::Tensor cast = Cast(weight);
+    y = Probe(carrier_, {cast}, read_on(world_.NewStream()));
+    y = Probe(y, {cast}, read_on(world_.NewStream()));
+  }
+  y.backward();
+  ASSERT_TRUE(world_.Synchronize().ok());
+  EXPECT_EQ(seen[0].const_data_ptr(), seen[2].const_data_ptr());
+  EXPECT_TRUE(SameBytes(seen[1], expected));
+  EXPECT_TRUE(SameBytes(seen[3], expected));
+  EXPECT_EQ(stats().recast, 1u);
+}
+
+// Autograd would keep the cast until backward; here it goes while the fork still reads it.
+TEST_F(OffloadCast, TheMemoryOfACastThatAForkReadsIsNotReusedBeforeItHas) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  const c10::Stream fork = world_.NewStream();
+  at::Tensor y, read;
+  const at::Tensor expected = OnHost(Cast(weight));
+  {
+    const OffloadScope scope(world_.session());
+    at::Tensor cast = Cast(weight);
+    ASSERT_TRUE(world_.Synchronize().ok());
+    {
+      const c10::StreamGuard guard(fork);
+      y = Observe(carrier_, {cast}, &seen_);
+      read = at::mul(cast.detach(), 1);
+    }
+    cast.reset();
+    for (int i = 0; i < 4; ++i) Activation(carrier_, {kSide, kSide / 2}, 7);  // in its memory
+  }
+  ASSERT_TRUE(world_.Synchronize().ok());
+  EXPECT_TRUE(SameBytes(read, expected));
+}
+
+// Each replay of the graph would cast anew what the weight is by then.
+TEST_F(OffloadCast, NothingIsCastIntoAGraphThatIsCaptured) {
+  const at::Tensor weight = NewWeight(1);
+  Learn(weight);
+  const c10::Stream side = world_.NewStream();
+  const StreamHandle native(side.native_handle());
+  std::string error;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Probe(carrier_, {Cast(weight)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const c10::StreamGuard guard(side);
+      EXPECT_TRUE(world_.machine().SetCapturing(native, true).ok());
+      try {
+        unpack();
+      } catch (const c10::Error& thrown) {
+        error = thrown.what_without_backtrace();
+      }
+      EXPECT_TRUE(world_.machine().SetCapturing(native, false).ok());
+      return grad;
+    });
+  }
+  y.backward();
+  EXPECT_THAT(error, AllOf(HasSubstr("casting a weight again"), HasSubstr("captures a graph")));
+}
+
+TEST_F(OffloadCast, ACastThatFindsNoMemoryTakesThatOfUnreadPrefetches) {
+  OffloadOptions options = SmallWindows(1);
+  options.prefetch_window_bytes = kMiB;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  const at::Tensor weight = NewWeight(1);
+  const at::Tensor expected = OnHost(Cast(weight));
+  const int64_t kActivationSide = kSide;
+  for (const bool known : {false, true}) {
+    at::Tensor y;
+    bool same = false;
+    {
+      const OffloadScope scope(session);
+      y = Probe(carrier_, {Activation(carrier_, {kActivationSide, kActivationSide}, 1)},
+                [](const at::Tensor& grad, const UnpackSaved& unpack) {
+                  unpack();
+                  return grad;
+                });
+      y = Probe(y, {Cast(weight)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+        if (known) {
+          EXPECT_TRUE(world_.machine().SetMemoryLimit(0, world_.device_bytes()).ok());
+        }
+        same = SameBytes(unpack()[0].detach().cpu(), expected);
+        EXPECT_TRUE(world_.machine().SetMemoryLimit(0, world_.device_bytes() + kMiB).ok());
+        return grad;
+      });
+      y = Probe(y, {Activation(carrier_, {kActivationSide, kActivationSide}, 2)},
+                [](const at::Tensor& grad, const UnpackSaved& unpack) {
+                  unpack();  // and the other one is fetched ahead
+                  return grad;
+                });
+    }
+    const uint64_t dropped = session->GetStats().prefetches_dropped;
+    y.backward();
+    EXPECT_TRUE(same);
+    if (known) {
+      EXPECT_EQ(session->GetStats().recast, 1u);
+      EXPECT_GT(session->GetStats().prefetches_dropped, dropped);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pinion::testing
