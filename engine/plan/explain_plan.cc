@@ -35,17 +35,27 @@ Waited WaitedAt(const StepTimes& times, const std::vector<StepMove>& moves, size
   return {out_us - arrived_us, times.begins_us[use + 1] - out_us};
 }
 
+// Objects that something happens to, each counted once.
+struct Some {
+  absl::flat_hash_set<uint32_t> objects;
+  uint64_t bytes = 0;
+
+  void Add(uint32_t object, uint64_t size_bytes) {
+    if (objects.insert(object).second) bytes += size_bytes;
+  }
+};
+
 }  // namespace
 
 std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link) {
   const absl::StatusOr<StepTimes> times = SimulateStep(step, plan.moves, link);
   if (!times.ok()) return absl::StrCat(times.status().message(), "\n");
   uint64_t all_bytes = 0;
-  uint64_t moved_bytes = 0;
-  absl::flat_hash_set<uint32_t> moved;
   for (const StepObject& object : step.objects) all_bytes += object.size_bytes;
+  Some moved, computed;
   for (const StepMove& move : plan.moves) {
-    if (moved.insert(move.object).second) moved_bytes += step.objects[move.object].size_bytes;
+    const StepObject& object = step.objects[move.object];
+    (object.recompute_us.has_value() ? computed : moved).Add(move.object, object.size_bytes);
   }
   Waited total;
   for (size_t use = 0; use < step.uses.size(); ++use) {
@@ -59,9 +69,13 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
       "%s ms (modelled), %.3f x the compute alone (%s ms%s), within %s; %d of %d objects move, %s "
       "of %s\nstalls: %s ms for copies out, %s ms for copies in\n",
       Ms(times->step_us), compute_us > 0 ? times->step_us / compute_us : 1.0, Ms(compute_us),
-      step.timed_by_host ? ", by the host's clock" : "", HumanBytes(plan.peak_bytes), moved.size(),
-      step.objects.size(), HumanBytes(moved_bytes), HumanBytes(all_bytes), Ms(total.out_us),
-      Ms(total.in_us));
+      step.timed_by_host ? ", by the host's clock" : "", HumanBytes(plan.peak_bytes),
+      moved.objects.size(), step.objects.size(), HumanBytes(moved.bytes), HumanBytes(all_bytes),
+      Ms(total.out_us), Ms(total.in_us));
+  if (!computed.objects.empty()) {
+    absl::StrAppendFormat(&text, "computed again: %d, %s\n", computed.objects.size(),
+                          HumanBytes(computed.bytes));
+  }
   if (plan.moves.empty()) return text;
   const std::vector<ObjectLife> lives = LivesOf(step);
   absl::StrAppendFormat(&text, "  %6s %10s %6s %10s %6s %6s %6s %10s\n", "object", "size", "made",
@@ -82,10 +96,13 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
 }
 
 std::string DrawPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link,
-                     uint64_t limit_bytes, PlanFormat format) {
+                     uint64_t limit_bytes, PlanFormat format, const std::string& note) {
   std::string text = ExplainPlan(step, plan, link);
-  const absl::StatusOr<PlanTimeline> timeline = TimelineOf(step, plan, link, limit_bytes);
-  if (format == PlanFormat::kText || !timeline.ok()) return text;
+  if (!note.empty()) absl::StrAppend(&text, "  ", note, "\n");
+  if (format == PlanFormat::kText) return text;
+  absl::StatusOr<PlanTimeline> timeline = TimelineOf(step, plan, link, limit_bytes);
+  if (!timeline.ok()) return text;
+  timeline->note = note;
   if (format == PlanFormat::kChromeTrace) return ChromeTraceOf(*timeline);
   return SvgOf(*timeline, text.substr(0, text.find('\n')));
 }

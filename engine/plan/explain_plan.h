@@ -34,9 +34,10 @@ enum class PlanFormat {
 // Of a plan that PlanStep has made of the step for that link.
 std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link);
 
-// The same over time, in one of the other formats; in words where that cannot be.
+// The same over time, in one of the other formats; in words where that cannot be. `note`, if there
+// is one, is what a reader must not miss.
 std::string DrawPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link,
-                     uint64_t limit_bytes, PlanFormat format);
+                     uint64_t limit_bytes, PlanFormat format, const std::string& note = "");
 
 }  // namespace pinion
 

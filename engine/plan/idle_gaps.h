@@ -12,23 +12,9 @@
 #include <vector>
 
 #include "absl/container/btree_set.h"
-#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_gaps.h"
 
 namespace pinion {
-
-// Stretches in which an object is idle, so that it can be away.
-struct Gap {
-  uint32_t object = 0;
-  size_t first = 0;
-  size_t last = 0;
-  uint32_t read_at = StepMove::kNever;
-  int64_t size_bytes = 0;
-
-  // What was decided: in which of them it is away. kStays, if in none.
-  static constexpr size_t kStays = SIZE_MAX;
-  size_t away_from = kStays;
-  size_t away_until = 0;
-};
 
 // Whom to send away where a stretch needs room.
 enum class Choice {

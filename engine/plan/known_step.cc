@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace pinion {
 
 KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall)
@@ -11,19 +13,23 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall)
       plan_(std::move(plan)),
       shortfall_(std::move(shortfall)),
       lives_(LivesOf(step_)),
+      operator_ends_(OperatorEnds(step_)),
       company_(step_.objects.size()) {
   for (uint32_t object = 0; object < step_.objects.size(); ++object) {
     by_signature_[step_.objects[object].signature].push_back(object);
+    if (step_.objects[object].needed_until > 0) overs_.push_back(object);
   }
-  const std::vector<size_t> operator_ends = OperatorEnds(step_);
+  std::stable_sort(overs_.begin(), overs_.end(), [this](uint32_t a, uint32_t b) {
+    return step_.objects[a].needed_until < step_.objects[b].needed_until;
+  });
   using Times = std::tuple<uint32_t, uint32_t, size_t, size_t>;
   absl::flat_hash_map<Times, uint64_t> companies;
   const auto shared = [&](const StepMove& move) {
     const bool comes_back = move.read_at != StepMove::kNever;
-    const size_t over = std::max<size_t>(operator_ends[lives_[move.object].uses.back()],
+    const size_t over = std::max<size_t>(operator_ends_[lives_[move.object].uses.back()],
                                          step_.objects[move.object].needed_until);
     const Times times = {move.drop_at, move.fetch_at,
-                         comes_back ? operator_ends[move.read_at] : move.read_at, over};
+                         comes_back ? operator_ends_[move.read_at] : move.read_at, over};
     return companies.try_emplace(times, companies.size() + 1).first->second;
   };
   for (uint32_t move = 0; move < plan_.moves.size(); ++move) {
@@ -48,6 +54,11 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall)
   }
 }
 
+std::string KnownStep::note() const {
+  if (shortfall_.ok()) return "";
+  return absl::StrCat("not run as planned: ", shortfall_.message());
+}
+
 std::optional<uint32_t> KnownStep::Find(uint64_t signature, size_t before) const {
   const auto found = by_signature_.find(signature);
   if (found == by_signature_.end() || before >= found->second.size()) return std::nullopt;
@@ -57,6 +68,33 @@ std::optional<uint32_t> KnownStep::Find(uint64_t signature, size_t before) const
 size_t KnownStep::Use(uint32_t object, size_t n) const {
   const std::vector<size_t>& uses = lives_[object].uses;
   return uses[std::min(n, uses.size() - 1)];
+}
+
+size_t KnownStep::Saves(uint32_t object) const {
+  const std::vector<size_t>& uses = lives_[object].uses;
+  const auto read =
+      std::upper_bound(uses.begin() + 1, uses.end(), step_.objects[object].saved_until);
+  return static_cast<size_t>(read - uses.begin());
+}
+
+std::optional<size_t> KnownStep::NextRead(uint32_t object, size_t now, bool is_kept) const {
+  const std::vector<size_t>& uses = lives_[object].uses;
+  const StepObject& one = step_.objects[object];
+  const auto next =
+      std::upper_bound(uses.begin() + 1, uses.end(), std::max<size_t>(now, one.saved_until));
+  if (next == uses.end()) return std::nullopt;
+  const bool goes = next + 1 == uses.end() && one.needed_until <= operator_ends_[*next] + 1;
+  if (is_kept && goes) return std::nullopt;
+  return *next;
+}
+
+bool KnownStep::IsLike(const KnownStep& other) const {
+  return step_.uses == other.step_.uses &&
+         std::equal(step_.objects.begin(), step_.objects.end(), other.step_.objects.begin(),
+                    other.step_.objects.end(), [](const StepObject& a, const StepObject& b) {
+                      return a.signature == b.signature && a.frees == b.frees &&
+                             a.needed_until == b.needed_until;
+                    });
 }
 
 }  // namespace pinion

@@ -4,8 +4,9 @@
 //   KnownStep known(step, plan);
 //   std::optional<uint32_t> object = known.Find(signature, /*before=*/0);
 //
-// A step is known again by what it saves: each object by its signature, and by how many of that
-// signature came before. What a branch leaves out does not disturb the rest.
+// A step is known again by what it saves and reads: each object by its signature, and by how many
+// of that signature came before; each read by its place in the order. What a branch leaves out does
+// not disturb the rest.
 //
 // Thread safety: none needed: it does not change.
 
@@ -15,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -33,11 +35,27 @@ class KnownStep {
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
   const absl::Status& shortfall() const { return shortfall_; }
+  // For people: that the plan is not run, and why. Empty where it is.
+  std::string note() const;
 
   // Which of its objects the one with that signature is of which `before` were saved already.
   std::optional<uint32_t> Find(uint64_t signature, size_t before) const;
   // The ordinal of the object's `n`-th use, from 0; of the last one if there are fewer.
   size_t Use(uint32_t object, size_t n) const;
+  // The ordinal of the object's next read after use `now`. None: this is another step, which reads
+  // it once more, in another order, or keeps the graph (`is_kept`) where this one lets go of it.
+  std::optional<size_t> NextRead(uint32_t object, size_t now, bool is_kept) const;
+  // Whether nobody needs the object any more when that use comes.
+  bool IsOverBy(uint32_t object, size_t use) const {
+    const uint32_t needed_until = step_.objects[object].needed_until;
+    return needed_until > 0 && needed_until <= use;
+  }
+  // Objects in the order in which they are over, where that is known.
+  const std::vector<uint32_t>& overs() const { return overs_; }
+  // It saves and reads the same.
+  bool IsLike(const KnownStep& other) const;
+  // How often it is saved.
+  size_t Saves(uint32_t object) const;
   bool Moves(uint32_t object) const { return company_[object] != 0; }
   // OffloadSchedule::CompanyOf: the same for objects that go and come back at the same uses, and
   // whose readers are the same operators. 0: it stays.
@@ -55,6 +73,8 @@ class KnownStep {
   absl::Status shortfall_;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> by_signature_;
   std::vector<ObjectLife> lives_;  // by object
+  std::vector<size_t> operator_ends_;
+  std::vector<uint32_t> overs_;
   std::vector<uint64_t> company_;  // by object
   std::vector<uint32_t> drops_;
   std::vector<uint64_t> growth_bytes_;  // by use

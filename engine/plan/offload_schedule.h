@@ -42,6 +42,16 @@ struct SavedPlace {
 struct SavedObject {
   uint64_t size_bytes = 0;
   uint64_t signature = 0;  // StepObject::signature
+  // If it leaves it is let go of at once, without a copy and without a parcel: whoever reads it
+  // computes it again.
+  bool computed_again = false;
+};
+
+// Who uses an object that was saved.
+enum class Use {
+  kSaved,        // once more, by another operator
+  kRead,         // its reader is about to, and lets go of it if it is the last one
+  kReadAndKept,  // the same, in a graph that is kept: it is not let go of
 };
 
 // What a schedule makes of it.
@@ -97,8 +107,10 @@ class OffloadSchedule {
 
   // One more tensor was saved.
   virtual Fate OnSaved(ScopeId scope, const SavedObject& saved) = 0;
-  // It was saved once more, or is about to be read.
-  virtual void OnUsed(uint32_t /*object*/) {}
+  // Ask for late leavers and for evictions before anything is allocated.
+  virtual void OnUsed(uint32_t /*object*/, Use /*use*/) {}
+  // It was used, and its reader is about to compute it again.
+  virtual void OnComputedAgain(uint32_t /*object*/) {}
   // Nobody needs it any more.
   virtual void OnReleased(uint32_t /*object*/) {}
   // All that the scope saved has left, or stays for good.
@@ -106,6 +118,8 @@ class OffloadSchedule {
   // The copy out of the parcel was submitted; evicting it lets go of `held`, one entry for each of
   // its pieces.
   virtual void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) = 0;
+  // Something in it was saved once more, in `place`.
+  virtual void OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) = 0;
   // One of its pieces is not needed any more, and does not hold `owner` any longer.
   virtual void OnPieceGone(ScheduledParcel& parcel, const void* owner) = 0;
   // Nobody needs the parcel. True if it was fetched ahead for nothing.

@@ -14,6 +14,7 @@ namespace pinion {
 namespace {
 
 constexpr double kLeft = 100, kWidth = 1080;
+constexpr double kTitleTop = 16, kNoteTop = 32;
 constexpr double kLaneHeight = 18;
 constexpr double kComputeTop = 40, kOutTop = 64, kInTop = 88;
 constexpr double kObjectsTop = 120, kObjectsHeight = 200;
@@ -116,7 +117,8 @@ std::string SvgOf(const PlanTimeline& timeline, const std::string& title) {
       "font-family='sans-serif' "
       "font-size='12'>\n<rect width='1200' height='550' fill='white'/>\n";
   SvgWriter writer(timeline, svg);
-  writer.AddText(kLeft, 24, "start", title);
+  writer.AddText(kLeft, kTitleTop, "start", title);
+  writer.AddText(kLeft, kNoteTop, "start", timeline.note);
   writer.AddLane("compute", kComputeTop, "#54a24b", timeline.compute);
   writer.AddLane("", kComputeTop, "#d62728", timeline.waits);
   writer.AddLane("copies out", kOutTop, "#f58518", timeline.copies_out);

@@ -13,7 +13,7 @@
 
 namespace pinion {
 
-// `title` stands above it.
+// `title` stands above it, and the timeline's note below that.
 std::string SvgOf(const PlanTimeline& timeline, const std::string& title);
 
 }  // namespace pinion

@@ -38,7 +38,7 @@ class TimelineMaker {
       if (move.copies_out) {
         timeline.copies_out.push_back({times_.out_begins_us[i], times_.out_us[i], why});
       }
-      if (move.fetch_at != StepMove::kNever) {
+      if (move.fetch_at != StepMove::kNever && !IsComputedAgain(move)) {
         timeline.copies_in.push_back({times_.in_begins_us[i], times_.in_us[i], why});
       }
     }
@@ -48,6 +48,9 @@ class TimelineMaker {
  private:
   std::string Name(uint32_t object) const {
     return absl::StrCat("object ", object, ", ", HumanBytes(step_.objects[object].size_bytes));
+  }
+  bool IsComputedAgain(const StepMove& move) const {
+    return step_.objects[move.object].recompute_us.has_value();
   }
   // When the compute gets to the use.
   double ArrivalUs(size_t use) const {
@@ -75,12 +78,18 @@ class TimelineMaker {
       if (move.drop_at == use && times_.out_us[i] > ArrivalUs(use)) {
         copies.push_back(absl::StrCat("the copy out of ", Name(move.object)));
       }
-      if (move.read_at == use && times_.in_us[i] > ArrivalUs(use)) {
+      if (move.read_at == use && !IsComputedAgain(move) && times_.in_us[i] > ArrivalUs(use)) {
         copies.push_back(absl::StrCat("the copy in of ", Name(move.object)));
       }
     }
     return absl::StrFormat("use %d waits %.3f ms for %s", use, times_.stalls_us[use + 1] / 1e3,
                            absl::StrJoin(copies, " and "));
+  }
+
+  std::string WhenBack(const StepMove& move) const {
+    if (move.fetch_at == StepMove::kNever) return ", not read any more";
+    if (IsComputedAgain(move)) return absl::StrCat(", computed again at use ", move.read_at);
+    return absl::StrCat(" until use ", move.fetch_at, ", its next read is use ", move.read_at);
   }
 
   // What would be too much if the object had stayed, and where.
@@ -117,10 +126,7 @@ class TimelineMaker {
       for (const size_t i : mine) {
         const StepMove& move = moves_[i];
         comes_back = move.fetch_at != StepMove::kNever;
-        absl::StrAppend(&shown.why, ": away behind use ", move.drop_at,
-                        comes_back ? absl::StrCat(" until use ", move.fetch_at,
-                                                  ", its next read is use ", move.read_at)
-                                   : ", not read any more",
+        absl::StrAppend(&shown.why, ": away behind use ", move.drop_at, WhenBack(move),
                         TooMuch(move));
         const double gone_us = std::max(ArrivalUs(move.drop_at), times_.out_us[i]);
         shown.there.push_back({begin_us, gone_us, ""});
@@ -167,8 +173,10 @@ std::string ChromeTraceOf(const PlanTimeline& timeline) {
                         {"dur", slice.end_us - slice.begin_us}});
     }
   };
-  events.push_back(
-      {{"ph", "M"}, {"pid", 1}, {"name", "process_name"}, {"args", {{"name", "planned step"}}}});
+  // The name is what the timeline shows; otherData is behind a menu.
+  const std::string name =
+      timeline.note.empty() ? "planned step" : absl::StrCat("planned step, ", timeline.note);
+  events.push_back({{"ph", "M"}, {"pid", 1}, {"name", "process_name"}, {"args", {{"name", name}}}});
   add_row(1, "compute", timeline.compute);
   add_row(1, "compute", timeline.waits);
   add_row(2, "copies out", timeline.copies_out);

@@ -42,6 +42,7 @@ struct PlanTimeline {
 
   double step_us = 0;
   uint64_t limit_bytes = 0;
+  std::string note;            // what a reader must not miss; mostly empty
   std::vector<Slice> compute;  // from one wait to the next
   std::vector<Slice> waits;    // of the compute, for copies
   std::vector<Slice> copies_out;

@@ -58,6 +58,8 @@ BothWays NeedsOf(const StepRecord& step) {
       needs.out.stretches[stretch].fixed_bytes += size;
       needs.in.stretches[stretch].fixed_bytes += size;
     }
+    // It may come and go as it likes.
+    if (object.recompute_us.has_value()) continue;
     auto in_use = life.in_use.begin();
     for (size_t i = in_begin; i < out_end; ++i) {
       const bool used = in_use != life.in_use.end() && *in_use == i;

@@ -23,7 +23,8 @@
 // carry. Steps whose forwards and backwards interleave are bound by this.
 //
 // An object counts as used throughout the stretch that makes it, and throughout the stretch behind
-// each later use. One that is never read may leave and never comes back.
+// each later use, and as long as the program holds it. One that is never read may leave and never
+// comes back. One that can be computed again counts only there, and computing it takes no time.
 //
 // Thread safety: a pure function.
 

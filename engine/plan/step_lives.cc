@@ -1,8 +1,24 @@
 #include "pinion/engine/plan/step_lives.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <utility>
 
 namespace pinion {
+namespace {
+
+// It is in use from where it is made to stretch `until`.
+void AddHeld(size_t until, ObjectLife& life) {
+  if (until <= life.made) return;
+  std::vector<size_t> in_use(until - life.made + 1);
+  std::iota(in_use.begin(), in_use.end(), life.made);
+  const auto later = std::upper_bound(life.in_use.begin(), life.in_use.end(), until);
+  in_use.insert(in_use.end(), later, life.in_use.end());
+  life.in_use = std::move(in_use);
+}
+
+}  // namespace
 
 std::vector<ObjectLife> LivesOf(const StepRecord& step) {
   std::vector<ObjectLife> lives(step.objects.size());
@@ -23,8 +39,10 @@ std::vector<ObjectLife> LivesOf(const StepRecord& step) {
     life.is_read = life.is_read || !makes_it;
     life.over = stretch;
   }
-  for (ObjectLife& life : lives) {
+  for (size_t index = 0; index < lives.size(); ++index) {
+    ObjectLife& life = lives[index];
     if (!life.is_read) life.over = step.uses.size();  // nobody says that it is not needed any more
+    AddHeld(std::min<size_t>(step.objects[index].held_until, life.over), life);
   }
   return lives;
 }
@@ -38,16 +56,13 @@ std::vector<size_t> LeavesFrom(const StepRecord& step) {
     const uint32_t object = step.uses[use];
     const size_t by = step.operators.empty() ? use : step.operators[use];
     const bool makes = object == made;
-    const bool saves = makes || use <= step.objects[object].saved_until;
-    if (makes || !saves) {
-      std::erase_if(waiting, [&](uint32_t earlier) {
-        if (saved_by[earlier] == by) return false;
-        from[earlier] = use;
-        return true;
-      });
-    }
     if (makes) waiting.push_back(static_cast<uint32_t>(made++));
-    if (saves) saved_by[object] = by;
+    if (makes || use <= step.objects[object].saved_until) saved_by[object] = by;
+    std::erase_if(waiting, [&](uint32_t earlier) {
+      if (saved_by[earlier] == by) return false;
+      from[earlier] = use;
+      return true;
+    });
   }
   return from;
 }

@@ -20,12 +20,13 @@ struct ObjectLife {
 };
 
 // By object, of a valid record. An object is in use throughout the stretch that makes it,
-// throughout the stretch behind each later use, and until it is saved for the last time.
+// throughout the stretch behind each later use, until it is saved for the last time, and until the
+// program lets go of it.
 std::vector<ObjectLife> LivesOf(const StepRecord& step);
 
 // By object: the use from which on it can leave. What an operator saves may still be written until
-// it has returned, which is known when another one makes an object, or when a forward is over. An
-// object that is saved once more before that waits for that operator, too.
+// it has returned, which is known when another one saves something, and of all when a forward is
+// over. An object that is saved once more before that waits for that operator, too.
 std::vector<size_t> LeavesFrom(const StepRecord& step);
 
 // By use: the last one of the same operator.

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -15,7 +16,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/idle_gaps.h"
 #include "pinion/engine/plan/room.h"
-#include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/plan/step_gaps.h"
 #include "pinion/engine/plan/step_memory.h"
 #include "pinion/engine/plan/step_simulation.h"
 
@@ -24,8 +25,11 @@ namespace {
 
 class Planner {
  public:
-  explicit Planner(const StepRecord& step) : step_(step), used_(DeviceBytes(step, {})) {
-    FindGaps();
+  explicit Planner(const StepRecord& step)
+      : step_(step), used_(DeviceBytes(step, {})), gaps_(GapsOf(step)), by_last_(gaps_.size()) {
+    std::iota(by_last_.begin(), by_last_.end(), size_t{0});
+    std::stable_sort(by_last_.begin(), by_last_.end(),
+                     [this](size_t a, size_t b) { return gaps_[a].last < gaps_[b].last; });
   }
 
   size_t end() const { return step_.stretches.size() - 1; }
@@ -49,21 +53,10 @@ class Planner {
     return static_cast<uint64_t>(least_bytes);
   }
 
-  // Whether something goes soon after its operator. The program may hold it for a while, which no
-  // record tells, so that a plan which sends it away so early may gain nothing by it.
-  bool DropsYoung(const std::vector<StepMove>& moves) const {
-    std::vector<size_t> idle_from(step_.objects.size(), 0);
-    for (size_t i = gaps_.size(); i-- > 0;) idle_from[gaps_[i].object] = gaps_[i].first;
-    const size_t young = std::max<size_t>(8, step_.uses.size() / 16);
-    return std::any_of(moves.begin(), moves.end(), [&](const StepMove& move) {
-      return move.copies_out && move.drop_at + 1 < idle_from[move.object] + young;
-    });
-  }
-
-  // Belady's rule: whose next use is farthest away goes first.
+  // Belady's rule: whose next use is farthest away goes first, behind what costs no copy.
   std::vector<uint32_t> RanksByNextUse() const {
     std::vector<uint32_t> ranks;
-    for (const Gap& gap : gaps_) ranks.push_back(gap.read_at);
+    for (const Gap& gap : gaps_) ranks.push_back(gap.computed_again ? UINT32_MAX : gap.read_at);
     return ranks;
   }
 
@@ -77,53 +70,16 @@ class Planner {
       if (gap.away_from != Gap::kStays) away.push_back(&gap);
     }
     std::sort(away.begin(), away.end(), [](const Gap* a, const Gap* b) {
-      return std::pair(a->read_at, a->object) < std::pair(b->read_at, b->object);
+      return std::tuple(a->computed_again, a->read_at, a->object) <
+             std::tuple(b->computed_again, b->read_at, b->object);
     });
     KeepWhatFits(limit_bytes, away, used);
     FetchEarly(limit_bytes, away, used);
-    return MovesOf(away);
+    LeaveAltogether(gaps);
+    return MovesOf(step_, gaps);
   }
 
  private:
-  // Fills `gaps_` and `by_last_`.
-  void FindGaps() {
-    const std::vector<ObjectLife> lives = LivesOf(step_);
-    const std::vector<size_t> operator_ends = OperatorEnds(step_);
-    for (size_t index = 0; index < lives.size(); ++index) {
-      const StepObject& object = step_.objects[index];
-      const ObjectLife& life = lives[index];
-      // What dropping does not free is among the other bytes.
-      if (!object.frees) continue;
-      const auto size_bytes = static_cast<int64_t>(object.size_bytes);
-      // The stretch in which the operator of the last use so far ends.
-      size_t in_use_until = life.made;
-      for (const size_t use : life.uses) {
-        if (in_use_until < use && use != life.uses.front() && use > object.saved_until) {
-          gaps_.push_back({.object = static_cast<uint32_t>(index),
-                           .first = in_use_until + 1,
-                           .last = use,
-                           .read_at = static_cast<uint32_t>(use),
-                           .size_bytes = size_bytes});
-        }
-        in_use_until = std::max(in_use_until, operator_ends[use] + 1);
-      }
-      const size_t last = LastStretchOf(object, life, operator_ends);
-      if (in_use_until < last) {
-        gaps_.push_back({.object = static_cast<uint32_t>(index),
-                         .first = in_use_until + 1,
-                         .last = last,
-                         .size_bytes = size_bytes});
-      }
-    }
-    std::sort(gaps_.begin(), gaps_.end(), [](const Gap& a, const Gap& b) {
-      return std::pair(a.first, a.object) < std::pair(b.first, b.object);
-    });
-    by_last_.resize(gaps_.size());
-    std::iota(by_last_.begin(), by_last_.end(), size_t{0});
-    std::stable_sort(by_last_.begin(), by_last_.end(),
-                     [this](size_t a, size_t b) { return gaps_[a].last < gaps_[b].last; });
-  }
-
   // Returns what is on the device then, by stretch.
   std::vector<int64_t> SendAway(int64_t limit_bytes, Choice choice,
                                 const std::vector<uint32_t>& ranks, std::vector<Gap>& gaps) const {
@@ -153,9 +109,10 @@ class Planner {
 
   // Whoever was sent away first may have made so much room that a later one need not go.
   static void KeepWhatFits(int64_t limit_bytes, std::vector<Gap*>& away, Room& used) {
-    std::erase_if(away, [&](const Gap* gap) {
+    std::erase_if(away, [&](Gap* gap) {
       if (used.MostIn(gap->away_from, gap->last) + gap->size_bytes > limit_bytes) return false;
       used.Add(gap->away_from, gap->last, gap->size_bytes);
+      gap->away_from = Gap::kStays;
       return true;
     });
   }
@@ -164,7 +121,7 @@ class Planner {
   static void FetchEarly(int64_t limit_bytes, const std::vector<Gap*>& away, Room& used) {
     size_t earliest = 0;
     for (Gap* gap : away) {
-      if (gap->read_at == StepMove::kNever) continue;
+      if (gap->read_at == StepMove::kNever || gap->computed_again) continue;
       const std::optional<size_t> full = used.LastAbove(gap->last, limit_bytes - gap->size_bytes);
       gap->away_until = std::max({gap->away_from, earliest, full.value_or(0)});
       earliest = gap->away_until;
@@ -172,29 +129,23 @@ class Planner {
     }
   }
 
-  std::vector<StepMove> MovesOf(const std::vector<Gap*>& away) const {
-    std::vector<size_t> first_away(step_.objects.size(), SIZE_MAX);
-    for (const Gap* gap : away) {
-      first_away[gap->object] = std::min(first_away[gap->object], gap->away_from);
+  // What is computed again is let go of when it is saved, so that each reader computes it.
+  void LeaveAltogether(std::vector<Gap>& gaps) const {
+    std::vector<bool> leaves(step_.objects.size());
+    for (const Gap& gap : gaps) {
+      if (gap.computed_again && gap.away_from != Gap::kStays) leaves[gap.object] = true;
     }
-    std::vector<StepMove> moves;
-    for (const Gap* gap : away) {
-      const bool comes_back = gap->read_at != StepMove::kNever;
-      moves.push_back(
-          {.object = gap->object,
-           .drop_at = static_cast<uint32_t>(gap->away_from - 1),
-           .fetch_at = comes_back ? static_cast<uint32_t>(gap->away_until) : StepMove::kNever,
-           .read_at = gap->read_at,
-           .copies_out =
-               !step_.objects[gap->object].clean && gap->away_from == first_away[gap->object]});
+    for (Gap& gap : gaps) {
+      if (!leaves[gap.object]) continue;
+      gap.away_from = gap.first;
+      gap.away_until = gap.last;
     }
-    return moves;
   }
 
   const StepRecord& step_;
   const std::vector<int64_t> used_;  // by stretch, if nothing is moved
-  std::vector<Gap> gaps_;            // in the order in which they begin
-  std::vector<size_t> by_last_;      // gaps in the order in which they end
+  const std::vector<Gap> gaps_;
+  std::vector<size_t> by_last_;  // gaps in the order in which they end
 };
 
 absl::Status CheckPlannable(const StepRecord& step) {
@@ -221,6 +172,7 @@ int TriesFor(const StepRecord& step) {
 uint64_t CopiedBytes(const StepRecord& step, const std::vector<StepMove>& moves) {
   uint64_t bytes = 0;
   for (const StepMove& move : moves) {
+    if (step.objects[move.object].recompute_us.has_value()) continue;
     const int copies = (move.copies_out ? 1 : 0) + (move.fetch_at != StepMove::kNever ? 1 : 0);
     bytes += copies * step.objects[move.object].size_bytes;
   }
@@ -249,7 +201,6 @@ absl::StatusOr<StepPlan> BestWithin(const StepRecord& step, const Planner& plann
       }
       StepPlan plan;
       plan.moves = planner.MovesWithin(static_cast<int64_t>(memory_bytes), choice, ranks);
-      if (i > 0 && planner.DropsYoung(plan.moves)) continue;
       PINION_ASSIGN_OR_RETURN(const StepTimes times, simulator.Run(plan.moves));
       plan.step_us = times.step_us;
       const Cost cost = {plan.step_us, CopiedBytes(step, plan.moves)};

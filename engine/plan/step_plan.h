@@ -33,16 +33,17 @@ struct StepMove {
   uint32_t object = 0;
   uint32_t drop_at = 0;    // the compute waits for the copy out here, and the memory goes
   uint32_t fetch_at = 0;   // memory is allocated and the copy in submitted here; kNever: not at all
-  uint32_t read_at = 0;    // the compute waits for the copy in here, if there is one
-  bool copies_out = true;  // false: the host has the bytes already
+  uint32_t read_at = 0;    // the compute waits for the copy in here, or computes the object again
+  bool copies_out = true;  // false: the host has the bytes already, or nobody needs to
 
   friend bool operator==(const StepMove&, const StepMove&) = default;
 };
 
 struct StepPlan {
-  std::vector<StepMove> moves;  // in the order of copies in, those that never come back last
-  uint64_t peak_bytes = 0;      // of the device, in any stretch
-  double step_us = 0;           // as SimulateStep has it
+  // In the order of copies in; then those that never come back, and those that nobody copies.
+  std::vector<StepMove> moves;
+  uint64_t peak_bytes = 0;  // of the device, in any stretch
+  double step_us = 0;       // as SimulateStep has it
 };
 
 // The least memory within which the step can be planned: what its hungriest stretch uses.

@@ -44,7 +44,8 @@ struct StepObject {
   bool clean = false;
   // False: somebody else holds the device memory, so that dropping the object frees nothing.
   bool frees = true;
-  // What it would take to compute it again from what stays; empty where nobody can.
+  // Set: it does not move. While it is away nobody has it, and it takes so long to compute it again
+  // from what stays when it is read: a weight that autocast has cast.
   std::optional<double> recompute_us = std::nullopt;
   // The last stretch in which somebody may still ask for it, where that is behind those of its
   // uses: a graph that is kept needs what it will not read. 0: its uses say it all, and what is
@@ -53,6 +54,9 @@ struct StepObject {
   // The ordinal of the last use that saves it. Whoever saves it again has held it until then, so
   // that it cannot be away before. 0: only its first use saves it.
   uint32_t saved_until = 0;
+  // The last stretch in which the program holds it for itself, so that dropping it frees nothing
+  // before: a layer's input, until the layer returns. 0: its saves say it all.
+  uint32_t held_until = 0;
   // By size, type and place in the graph: a later step that has another one here does something
   // else.
   uint64_t signature = 0;

@@ -210,9 +210,15 @@ absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) c
     }
     model.AdvanceTo(now_us);
     for (const uint32_t move : fetches[i]) {
+      if (step.objects[moves[move].object].recompute_us.has_value()) continue;
       in[move] = model.Submit(kIn, step.objects[moves[move].object].size_bytes);
     }
     for (const uint32_t move : reads[i]) {
+      if (const auto& recompute_us = step.objects[moves[move].object].recompute_us) {
+        times.in_begins_us[move] = now_us;
+        times.in_us[move] = now_us += *recompute_us;
+        continue;
+      }
       times.in_us[move] = wait(kIn, in[move]);
       times.in_begins_us[move] = model.BegunUs(kIn, in[move]);
     }

@@ -7,7 +7,8 @@
 // Copies of one direction go one after the other, in the order in which they are submitted: out in
 // the order in which the objects are made, in in the order of `moves`. Each takes its fixed cost
 // and then its bytes at the link's bandwidth, at the duplex rate while the other direction carries
-// something. The compute waits where a move says so, and for nothing else.
+// something. The compute waits where a move says so, and for nothing else. What is computed again
+// takes the compute's time at its read.
 //
 // Thread safety: a pure function.
 
@@ -31,7 +32,8 @@ struct StepTimes {
   double step_us = 0;
   std::vector<double> begins_us;  // of each stretch's compute
   std::vector<double> stalls_us;  // that it waited before that
-  // By move, when its copy out and in began and was done; 0 without one.
+  // By move, when its copy out and in began and was done; 0 without one. What is computed again
+  // comes in by that.
   std::vector<double> out_begins_us;
   std::vector<double> out_us;
   std::vector<double> in_begins_us;

@@ -20,13 +20,6 @@ WindowOptions WindowsOf(const TargetOptions& options) {
   return windows;
 }
 
-bool SaveTheSame(const StepRecord& a, const StepRecord& b) {
-  return std::equal(a.objects.begin(), a.objects.end(), b.objects.begin(), b.objects.end(),
-                    [](const StepObject& x, const StepObject& y) {
-                      return x.signature == y.signature && x.frees == y.frees;
-                    });
-}
-
 }  // namespace
 
 TargetSchedule::TargetSchedule(const TargetOptions& options)
@@ -52,8 +45,7 @@ absl::StatusOr<std::shared_ptr<const KnownStep>> TargetSchedule::Plan(StepRecord
 }
 
 void TargetSchedule::Learn(std::shared_ptr<const KnownStep> known) {
-  std::erase_if(known_,
-                [&](const auto& other) { return SaveTheSame(other->step(), known->step()); });
+  std::erase_if(known_, [&](const auto& other) { return other->IsLike(*known); });
   known_.push_front(std::move(known));
   if (known_.size() > kMaxKnown) known_.pop_back();
 }
@@ -68,56 +60,84 @@ bool TargetSchedule::WantsRecord() const {
 
 std::string TargetSchedule::Explain(const std::list<std::shared_ptr<const KnownStep>>& known,
                                     PlanFormat format) const {
-  if (format != PlanFormat::kText && !known.empty()) {
-    const KnownStep& last = *known.front();
-    const uint64_t limit_bytes = options_.memory_bytes.value_or(last.plan().peak_bytes);
-    return DrawPlan(last.step(), last.plan(), options_.link, limit_bytes, format);
-  }
   std::string text;
   for (const auto& one : known) {
-    text += ExplainPlan(one->step(), one->plan(), options_.link);
-    if (one->shortfall().ok()) continue;
-    text += absl::StrCat("  not run as planned: ", one->shortfall().message(), "\n");
+    const uint64_t limit_bytes = options_.memory_bytes.value_or(one->plan().peak_bytes);
+    text += DrawPlan(one->step(), one->plan(), options_.link, limit_bytes, format, one->note());
+    if (format != PlanFormat::kText) break;  // there is one picture
   }
   return text;
 }
 
-bool TargetSchedule::Match(const KnownStep& known, std::vector<uint32_t>& planned) const {
+std::optional<size_t> TargetSchedule::Reached(const KnownStep& known,
+                                              const std::vector<uint32_t>& actual, uint32_t planned,
+                                              size_t n, Use use, size_t now) const {
+  // What is saved may come in any order: branches leave some of it out.
+  if (use == Use::kSaved) return std::max(now, known.Use(planned, n));
+  const std::optional<size_t> next = known.NextRead(planned, now, use == Use::kReadAndKept);
+  for (size_t left_out = now + 1; left_out < next.value_or(0); ++left_out) {
+    const uint32_t other = known.step().uses[left_out];
+    if (actual[other] == UINT32_MAX) continue;
+    // A branch that is left out reads nothing, but it saves nothing either.
+    const Object& object = objects_[actual[other]];
+    if (object.is_live && object.saves >= known.Saves(other)) return std::nullopt;
+  }
+  return next;
+}
+
+std::optional<TargetSchedule::Begun> TargetSchedule::Match(const KnownStep& known) const {
+  Begun begun;
+  begun.actual.assign(known.step().objects.size(), UINT32_MAX);
   absl::flat_hash_map<uint64_t, size_t> seen;
-  planned.clear();
   for (const Object& object : objects_) {
     const std::optional<uint32_t> found = known.Find(object.signature, seen[object.signature]++);
-    if (!found.has_value()) return false;
-    planned.push_back(*found);
+    if (!found.has_value()) return std::nullopt;
+    begun.actual[*found] = static_cast<uint32_t>(begun.planned.size());
+    begun.planned.push_back(*found);
   }
-  return true;
+  std::vector<size_t> uses(objects_.size());
+  for (const auto& [object, use] : used_) {
+    const std::optional<size_t> reached =
+        Reached(known, begun.actual, begun.planned[object], uses[object]++, use, begun.now);
+    if (!reached.has_value()) return std::nullopt;
+    begun.now = *reached;
+  }
+  for (size_t i = 0; i < objects_.size(); ++i) {
+    if (objects_[i].is_live && known.IsOverBy(begun.planned[i], begun.now)) return std::nullopt;
+  }
+  return begun;
 }
 
 void TargetSchedule::FindKnown() {
-  std::vector<uint32_t> planned;
-  const auto found = std::find_if(known_.begin(), known_.end(),
-                                  [&](const auto& known) { return Match(*known, planned); });
+  std::optional<Begun> begun;
+  const auto find = [&](bool fits) {
+    return std::find_if(known_.begin(), known_.end(), [&](const auto& known) {
+      if (known->shortfall().ok() == fits) begun = Match(*known);
+      return begun.has_value();
+    });
+  };
+  auto found = find(/*fits=*/true);
+  if (found == known_.end()) found = find(/*fits=*/false);
   now_known_ = nullptr;
   actual_.clear();
-  now_ = next_drop_ = next_fetch_ = 0;
+  due_.clear();
+  now_ = next_drop_ = next_fetch_ = next_over_ = 0;
   looked_at_ = SIZE_MAX;
   has_late_ = true;
   for (Object& object : objects_) object.is_due = false;
-  if (found == known_.end()) {
-    is_lost_ = true;
+  is_lost_ = found == known_.end();
+  if (!is_lost_) known_.splice(known_.begin(), known_, found);
+  if (is_lost_ || !known_.front()->shortfall().ok()) {
+    // What has come back goes once more.
+    for (const Object& object : objects_) {
+      if (object.parcel != nullptr) due_.push_back(object.parcel);
+    }
     return;
   }
-  known_.splice(known_.begin(), known_, found);
-  if (!known_.front()->shortfall().ok()) return;
   now_known_ = known_.front();
-  actual_.assign(now_known_->step().objects.size(), UINT32_MAX);
-  for (uint32_t i = 0; i < objects_.size(); ++i) {
-    objects_[i].planned = planned[i];
-    actual_[planned[i]] = i;
-    if (objects_[i].uses > 0) {
-      now_ = std::max(now_, now_known_->Use(planned[i], objects_[i].uses - 1));
-    }
-  }
+  now_ = begun->now;
+  actual_ = std::move(begun->actual);
+  for (size_t i = 0; i < objects_.size(); ++i) objects_[i].planned = begun->planned[i];
 }
 
 // ------------------------------------------------------------------------------ what happens
@@ -128,9 +148,8 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
   if (begins) {
     objects_.clear();
     signatures_.clear();
-    due_.clear();
     unused_.clear();
-    is_lost_ = false;
+    used_.clear();
   }
   const uint32_t id = NewObject(saved);
   const size_t before = signatures_[saved.signature]++;
@@ -145,25 +164,42 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
       FindKnown();
     }
   }
-  OnUsed(id);
+  OnUsed(id, Use::kSaved);
   objects_[id].stays = IsPlanned() && !now_known_->Moves(objects_[id].planned);
   return {.object = id, .leaves = !objects_[id].stays};
 }
 
 uint64_t TargetSchedule::CompanyOf(uint32_t id) const {
   // What is large shares no parcel anyhow.
-  if (!objects_[id].is_small) return 0;
+  if (objects_[id].size_bytes > small_bytes_) return 0;
   if (IsPlanned()) return now_known_->Company(objects_[id].planned);
   return options_.memory_bytes.has_value() ? KnownStep::AloneCompany(id) : 0;
 }
 
-void TargetSchedule::OnUsed(uint32_t id) {
+void TargetSchedule::OnUsed(uint32_t id, Use use) {
   Object& object = objects_[id];
   const size_t n = object.uses++;
-  if (IsPlanned()) now_ = std::max(now_, now_known_->Use(object.planned, n));
+  if (use == Use::kSaved) ++object.saves;
+  if (IsPlanned()) {
+    used_.emplace_back(id, use);
+    const std::optional<size_t> reached =
+        Reached(*now_known_, actual_, object.planned, n, use, now_);
+    if (reached.has_value()) now_ = *reached;
+    if (!reached.has_value() || IsOverdue()) FindKnown();
+  }
   const ScheduledParcel* parcel = object.parcel;
   const bool is_away = parcel != nullptr && parcel->scheduled.in_window == 0 && !object.is_fetched;
   awaited_bytes_ = is_away ? parcel->size_bytes : 0;
+}
+
+bool TargetSchedule::IsOverdue() {
+  const std::vector<uint32_t>& overs = now_known_->overs();
+  for (; next_over_ < overs.size(); ++next_over_) {
+    if (!now_known_->IsOverBy(overs[next_over_], now_)) return false;
+    const uint32_t id = actual_[overs[next_over_]];
+    if (id != UINT32_MAX && objects_[id].is_live) return true;
+  }
+  return false;
 }
 
 uint32_t TargetSchedule::NewObject(const SavedObject& saved) {
@@ -173,13 +209,14 @@ uint32_t TargetSchedule::NewObject(const SavedObject& saved) {
   }
   const uint32_t id = unused_.back();
   unused_.pop_back();
-  objects_[id] = {.signature = saved.signature, .is_small = saved.size_bytes <= small_bytes_};
+  objects_[id] = {.signature = saved.signature, .size_bytes = saved.size_bytes};
   return id;
 }
 
 void TargetSchedule::OnReleased(uint32_t object) {
   // A step without a plan may be one that never ends: somebody keeps a graph for good.
   if (!IsPlanned()) unused_.push_back(object);
+  objects_[object].is_live = objects_[object].stays = false;
   if (--live_objects_ > 0) return;
   known_steps_ = is_lost_ ? 0 : std::min(known_steps_ + 1, kKnownInARow);
   unknown_steps_ = is_lost_ ? unknown_steps_ + 1 : 0;
@@ -210,6 +247,9 @@ void TargetSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes>
 void TargetSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
   for (const uint32_t object : parcel.objects) objects_[object].is_fetched = true;
   awaited_bytes_ = 0;
+  std::erase(due_, &parcel);
+  // Its reader has it, and the next one may be far away.
+  if (!IsPlanned() && options_.memory_bytes.has_value()) due_.push_back(&parcel);
   window_.OnFetched(parcel, backward);
 }
 
@@ -241,10 +281,15 @@ void TargetSchedule::OnRoomWanted() {
 // ------------------------------------------------------------------------------------ what to do
 
 std::vector<ScheduledParcel*> TargetSchedule::TakeEvictions() {
-  if (!IsPlanned()) {
-    return options_.memory_bytes.has_value() ? window_.TakeDownTo(0) : window_.TakeEvictions();
-  }
+  if (!IsPlanned() && !options_.memory_bytes.has_value()) return window_.TakeEvictions();
   std::vector<ScheduledParcel*> taken;
+  if (!IsPlanned()) {
+    taken = window_.TakeDownTo(0);
+    for (ScheduledParcel* parcel : std::exchange(due_, {})) {
+      if (IsFetchedAlone(*parcel)) taken.push_back(parcel);
+    }
+    return taken;
+  }
   const std::vector<StepMove>& moves = now_known_->plan().moves;
   const std::vector<uint32_t>& drops = now_known_->drops();
   for (; next_drop_ < drops.size() && moves[drops[next_drop_]].drop_at <= now_; ++next_drop_) {

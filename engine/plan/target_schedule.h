@@ -13,11 +13,13 @@
 // early, and nothing is fetched ahead.
 //
 // What a step will need that is not known can only be kept within a target by taking the least
-// memory that can be: all leave, each is let go of as soon as its copy is submitted, and nothing is
-// fetched ahead. So runs the first step, and one that is known to need more than the target
-// whatever leaves. Without a target they run by windows. A step that turns out to be another one
-// than was thought goes on as the known one that begins like it; else like the first, and what has
-// stayed leaves as well.
+// memory that can be: all leave, each is let go of as soon as its copy is submitted, what a reader
+// has fetched with the next use, and nothing is fetched ahead. So runs the first step, and one that
+// is known to need more than the target whatever leaves. Without a target they run by windows. A
+// step that turns out to be another one than was thought goes on as the known one that begins like
+// it; else like the first, and what has stayed leaves as well. That shows by what it saves, by what
+// it reads, and by what is still needed where the known one has let go of it, at the next use at
+// the latest: before a step needs more than was planned.
 //
 // Thread safety: none.
 
@@ -31,6 +33,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -67,7 +70,7 @@ class TargetSchedule final : public OffloadSchedule {
   // target, which KnownStep::shortfall() then says. A pure function of the options: no lock is
   // needed.
   absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step) const;
-  // Instead of what was known of a step that saves the same.
+  // Instead of what was known of a step that saves and reads the same.
   void Learn(std::shared_ptr<const KnownStep> known);
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
@@ -89,10 +92,14 @@ class TargetSchedule final : public OffloadSchedule {
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
   void OnDeviceBytes(uint64_t size_bytes) override { device_bytes_ = size_bytes; }
   Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
-  void OnUsed(uint32_t id) override;
+  void OnUsed(uint32_t id, Use use) override;
+  void OnComputedAgain(uint32_t id) override { awaited_bytes_ = objects_[id].size_bytes; }
   void OnReleased(uint32_t object) override;
   void OnScopeEnd(ScopeId scope) override { window_.OnScopeEnd(scope); }
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
+  void OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) override {
+    window_.OnSavedAgain(parcel, place);
+  }
   void OnPieceGone(ScheduledParcel& parcel, const void* owner) override {
     window_.OnPieceGone(parcel, owner);
   }
@@ -123,10 +130,12 @@ class TargetSchedule final : public OffloadSchedule {
   // Of the step that runs.
   struct Object {
     uint64_t signature = 0;
-    bool is_small = false;
+    uint64_t size_bytes = 0;
     size_t uses = 0;
+    size_t saves = 0;      // among them
     uint32_t planned = 0;  // its number in the known step
     bool stays = false;
+    bool is_live = true;                // somebody needs it
     bool is_due = false;                // it is to be evicted once it has left
     bool is_fetched = false;            // it has come back, and may have been let go of since
     ScheduledParcel* parcel = nullptr;  // once it has left
@@ -134,10 +143,21 @@ class TargetSchedule final : public OffloadSchedule {
 
   uint32_t NewObject(const SavedObject& saved);
   bool IsPlanned() const { return now_known_ != nullptr; }
-  // Of the objects so far in `known`; false if one of them is none of its.
-  bool Match(const KnownStep& known, std::vector<uint32_t>& planned) const;
-  // Goes on with the known step that all objects so far fit, if there is one.
+  // What the step has done so far, as a part of a known one.
+  struct Begun {
+    std::vector<uint32_t> planned;  // by object
+    std::vector<uint32_t> actual;   // objects by their number in the known step
+    size_t now = 0;                 // the use that was reached
+  };
+  std::optional<Begun> Match(const KnownStep& known) const;
+  // Goes on with the known step that all so far fits, if there is one.
   void FindKnown();
+  // Which use of the known step that one of a `planned` object is, its `n`-th; none if it is none
+  // of its. `actual` is as in Begun.
+  std::optional<size_t> Reached(const KnownStep& known, const std::vector<uint32_t>& actual,
+                                uint32_t planned, size_t n, Use use, size_t now) const;
+  // Something is still needed that the known step has let go of by now.
+  bool IsOverdue();
   // What was fetched of it can be dropped once more without any others.
   bool IsFetchedAlone(const ScheduledParcel& parcel) const;
   // What the device lacks for so much more, and for what the step will ask for before its next use.
@@ -150,14 +170,16 @@ class TargetSchedule final : public OffloadSchedule {
   int known_steps_ = 0;         // since the last one that was not known
   uint64_t unknown_steps_ = 0;  // since the last one that was known
   uint64_t device_bytes_ = 0;
-  uint64_t awaited_bytes_ = 0;  // that are about to be fetched, by the reader of what was used last
+  // That are about to be fetched or computed, by the reader of what was used last.
+  uint64_t awaited_bytes_ = 0;
 
   // --- of the step that runs ---
   std::shared_ptr<const KnownStep> now_known_;  // null: it runs like the first
   bool is_lost_ = false;                        // nothing that is known fits it
   bool has_late_ = false;                       // what has stayed may have to leave
   std::vector<Object> objects_;
-  std::vector<uint32_t> unused_;  // of these, that can be given out again
+  std::vector<uint32_t> unused_;                // of these, that can be given out again
+  std::vector<std::pair<uint32_t, Use>> used_;  // objects, while it is planned
   size_t live_objects_ = 0;
   absl::flat_hash_map<uint64_t, size_t> signatures_;  // how often each has come
   std::vector<uint32_t> actual_;                      // objects by their number in the known step
@@ -165,7 +187,8 @@ class TargetSchedule final : public OffloadSchedule {
   size_t looked_at_ = SIZE_MAX;                       // the use at which bytes were compared last
   size_t next_drop_ = 0;                              // in now_known_->drops()
   size_t next_fetch_ = 0;                             // in the plan's moves
-  std::vector<ScheduledParcel*> due_;                 // that have left since they should have gone
+  size_t next_over_ = 0;                              // in now_known_->overs()
+  std::vector<ScheduledParcel*> due_;  // to be evicted, that have left or come back since
 };
 
 }  // namespace pinion

@@ -75,6 +75,13 @@ void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes>
   SetHeldBytes(parcel, held_bytes);
 }
 
+void WindowSchedule::OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) {
+  if (place <= parcel.place) return;
+  order_.erase(parcel.place);
+  parcel.place = place;
+  order_.emplace(parcel.place, &parcel);
+}
+
 void WindowSchedule::SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes) {
   const uint64_t window_bytes = ShareOfWindow(options_.eviction_bytes, held_bytes);
   window_bytes_ += window_bytes;

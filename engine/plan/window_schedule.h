@@ -43,6 +43,7 @@ class WindowSchedule final : public OffloadSchedule {
   Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
   void OnScopeEnd(ScopeId scope) override;
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
+  void OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) override;
   void OnPieceGone(ScheduledParcel& parcel, const void* owner) override;
   bool OnGone(ScheduledParcel& parcel) override;
   void OnBackwardBegin(int64_t backward) override;

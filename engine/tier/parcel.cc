@@ -47,6 +47,11 @@ Transfer Parcel::copy_out() const {
   return copy_out_;
 }
 
+bool Parcel::Holds(size_t piece) const {
+  MutexLock lock(mu_);
+  return state_ == State::kHeld && held_[piece];
+}
+
 DeviceMemory Parcel::ShareHeld(size_t piece) const {
   MutexLock lock(mu_);
   if (state_ != State::kHeld || !held_[piece]) return DeviceMemory();

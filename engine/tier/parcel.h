@@ -108,6 +108,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   Transfer copy_out() const;
   // One more reference to the piece of device memory that the copy out reads; empty unless kHeld.
   DeviceMemory ShareHeld(size_t piece) const;
+  bool Holds(size_t piece) const;
   // Lets go of one piece early; empty if it was let go of.
   [[nodiscard]] GuardedMemory TakeHeld(size_t piece);
   // Lets go of all of them; empty unless kHeld. `not_freed`, if given, counts those that others

@@ -1,14 +1,12 @@
 #include "pinion/hooks/activations/device_offloader.h"
 
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/util/SmallVector.h>
-#include <c10/util/StringUtil.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,14 +14,26 @@
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/stream/stream_in_use.h"
+#include "pinion/hooks/activations/late_leavers.h"
 #include "pinion/hooks/activations/offload_schedules.h"
+#include "pinion/hooks/activations/saved_view.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_version.h"
-#include "pinion/hooks/plan/device_recording.h"
+#include "pinion/hooks/autograd/tensor_checksum.h"
+#include "pinion/hooks/plan/saved_signature.h"
 #include "pinion/hooks/tier/torch_memory.h"
 
 namespace pinion {
 namespace {
+
+bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
+  try {
+    RecordOnStream(storage, stream);
+    return true;
+  } catch (const std::exception&) {
+    return false;  // whoever calls the device next is told of what is wrong with it
+  }
+}
 
 std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_ptr<DeviceTier>& tier,
                                         OffloadState& state) {
@@ -38,13 +48,7 @@ std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_pt
 class DeviceOffloader::Handle : public SavedTensor {
  public:
   Handle(std::shared_ptr<DeviceOffloader> owner, RecordPtr record, const at::Tensor& tensor)
-      : owner_(std::move(owner)),
-        record_(std::move(record)),
-        version_(tensor),
-        sizes_(tensor.sizes()),
-        strides_(tensor.strides()),
-        offset_bytes_(tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize())),
-        dtype_(tensor.dtype()) {}
+      : owner_(std::move(owner)), record_(std::move(record)), version_(tensor), view_(tensor) {}
 
   ~Handle() override { owner_->Release(*this); }
 
@@ -56,35 +60,29 @@ class DeviceOffloader::Handle : public SavedTensor {
     return tensor;
   }
 
-  StorageRecord& record() const { return *record_; }
-
-  // For messages: "Float [16, 32]".
-  std::string Describe() const {
-    return c10::str(c10::typeMetaToScalarType(dtype_), " ", c10::IntArrayRef(sizes_));
+  bool IsComputedAgain() const override { return record_->cast != nullptr; }
+  bool WasComputedAgain() const override { return was_cast_again; }
+  const void* MemoryOwner() const override {
+    MutexLock lock(owner_->state_.mu);
+    return record_->HoldsMemory() ? record_.get() : nullptr;
   }
 
+  StorageRecord& record() const { return *record_; }
+
+  std::string Describe() const { return view_.Describe(); }
+
   at::Tensor View(BytesOnDevice bytes, const c10::VariableVersion& version) const {
-    const c10::Device device = bytes.storage.device();
-    const c10::DispatchKeySet keys(
-        c10::computeDispatchKey(c10::typeMetaToScalarType(dtype_), c10::kStrided, device));
-    auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(bytes.storage), keys, dtype_);
-    impl->set_sizes_and_strides(
-        sizes_, strides_,
-        (offset_bytes_ + bytes.shift_bytes) / static_cast<int64_t>(dtype_.itemsize()));
-    impl->set_version_counter(version);
-    return at::Tensor(std::move(impl));
+    return view_.Over(std::move(bytes.storage), bytes.shift_bytes, version);
   }
 
   Parcel::Reader reader;  // of the record's parcel, once it has one
+  std::atomic<bool> was_cast_again = false;
 
  private:
   const std::shared_ptr<DeviceOffloader> owner_;
   const RecordPtr record_;
   const SavedVersion version_;
-  const c10::SmallVector<int64_t, 5> sizes_;
-  const c10::SmallVector<int64_t, 5> strides_;
-  const int64_t offset_bytes_;
-  const caffe2::TypeMeta dtype_;
+  const SavedView view_;
 };
 
 DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device device,
@@ -107,15 +105,16 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
 
 std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
                                                    const GraphPlace& place, bool maybe_held,
+                                                   std::unique_ptr<const ParameterCast> cast,
                                                    const PackScope& scope) {
-  Packed packed = {tensor, place.node, /*place=*/0, maybe_held, scope};
+  Packed packed = {tensor, place.node, /*place=*/0, maybe_held, std::move(cast), scope};
   if (learner_ == nullptr) return PackNow(packed);
   packed.place = PlaceNumber(scope.begin, place);
   return learner_->Pack(tensor, packed.place, maybe_held, [&] { return PackNow(packed); });
 }
 
-std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(const Packed& packed) {
-  const auto& [tensor, node, place, maybe_held, scope] = packed;
+std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
+  auto& [tensor, node, place, maybe_held, cast, scope] = packed;
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const StreamInUse in_use(tier_->engine().device(), stream.native);
@@ -132,87 +131,78 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(const Packed& packed) {
   const SavedVersion version(tensor);
   const StorageExtent read = ExtentOf(tensor);
   const StorageExtent extent = ExtentToSave(read, storage.nbytes());
+  if (extent.size_bytes() != storage.nbytes()) cast.reset();
+  // The operator reads memory that whoever holds the cast may give back at any time.
+  if (cast != nullptr && !TryRecordOnStream(storage, stream.torch)) cast.reset();
+  // No operator changes the weights that it saves, so they can be read before it has returned.
+  TensorChecksum checksum;
+  if (cast != nullptr && options_.verify) checksum = TensorChecksum::Of(storage, extent);
   RecordPtr record;
   RecordPtrs due;
-  RecordPtrs late;
+  Released released;  // let go of after the lock
   {
     MutexLock lock(state_.mu);
+    last_packed_ = node;
     record = state_.storages.Find(storage, version, read);
+    // What it would be cast from has changed since; `tensor` still has the bytes.
+    if (record != nullptr && record->IsCastAgain() && !record->cast->IsUnchanged()) record.reset();
     if (record != nullptr) {
       if (record->IsAwaited()) state_.pending.AwaitOperator(record, node);
       if (record->state == StorageRecord::CopyOut::kStays) record->nodes.push_back(node);
-      state_.schedule->OnUsed(record->object);
-      if (record->parcel != nullptr) record->parcel->AddReaders(1);
+      state_.schedule->OnUsed(record->object, Use::kSaved);
+      // Backward reads it sooner than what was saved in between.
+      if (record->scope == scope.id) record->sequence = ++state_.last_sequence;
+      if (record->parcel != nullptr) {
+        record->parcel->AddReaders(1);
+        state_.schedule->OnSavedAgain(*record->parcel, {record->scope, record->sequence});
+      }
     } else {
       // EndScope would not send it on its way any more.
       if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
-      record =
-          std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id);
+      record = std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held,
+                                               scope.id, std::move(cast));
+      record->checksum = std::move(checksum);
       record->sequence = ++state_.last_sequence;
       state_.storages.Add(*record);
       const uint64_t signature =
           learner_ == nullptr ? 0 : SignatureOf(tensor, place, record->size_bytes());
-      const Fate fate = state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature});
+      const bool is_cast = record->cast != nullptr;
+      const Fate fate =
+          state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature, is_cast});
       record->object = fate.object;
-      late = TakeLateLeavers(node);
-      due = state_.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes());
-      if (fate.leaves) {
+      if (fate.leaves && is_cast) {
+        record->LeaveToBeCastAgain();  // the tensor holds the source as well
+      } else if (fate.leaves) {
         state_.pending.Add(record, node);
       } else {
         record->state = StorageRecord::CopyOut::kStays;
         record->nodes.push_back(node);
       }
     }
+    TakeLateLeavers(state_, *stats_, node, due, released);
+    if (!scope.ended) {
+      RecordPtrs returned = state_.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes());
+      std::move(returned.begin(), returned.end(), std::back_inserter(due));
+    }
     ++record->live_handles;
-    const bool stays = record->state == StorageRecord::CopyOut::kStays;
     stats_->Update([&](OffloadStats& stats) {
       ++stats.live_handles;
       if (record->live_handles > 1) {
         ++stats.shared;
-        return;
-      }
-      if (stays) {
+      } else if (record->state == StorageRecord::CopyOut::kStays) {
         ++stats.kept_as_planned;
-        return;
+      } else if (record->IsCastAgain()) {
+        ++stats.cast_again;
+      } else {
+        ++stats.offloaded;
+        stats.offloaded_bytes += record->size_bytes();
       }
-      ++stats.offloaded;
-      stats.offloaded_bytes += record->size_bytes();
     });
   }
   auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
-  if (!late.empty()) departures_.CopyOut(std::move(late));
   if (!due.empty()) departures_.CopyOut(std::move(due));
   departures_.EvictExcess();
   return handle;
-}
-
-RecordPtrs DeviceOffloader::TakeLateLeavers(const NodeId& node) {
-  RecordPtrs due;
-  const std::vector<uint32_t> objects = state_.schedule->TakeLateLeavers();
-  if (objects.empty()) return due;
-  for (const RecordPtr& record : state_.storages.Find(objects)) {
-    if (record->state != StorageRecord::CopyOut::kStays) continue;
-    const bool is_open = state_.pending.IsOpen(record->scope);
-    // Nobody would send it on its way once the operator of a later scope has returned: it stays.
-    if (!is_open && !std::all_of(record->nodes.begin(), record->nodes.end(),
-                                 [&](const NodeId& saver) { return HasReturned(saver, node); })) {
-      continue;
-    }
-    stats_->Update([&record](OffloadStats& stats) {
-      --stats.kept_as_planned;
-      ++stats.offloaded;
-      stats.offloaded_bytes += record->size_bytes();
-    });
-    if (is_open) {
-      const NodeId saver = record->nodes.back();
-      record->nodes.pop_back();
-      state_.pending.Add(record, saver);
-    } else {
-      record->state = StorageRecord::CopyOut::kDecided;
-      due.push_back(record);
-    }
-  }
-  return due;
 }
 
 void DeviceOffloader::EndScope(ScopeId scope) {
@@ -248,19 +238,26 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   if (CurrentBackward() != -1) in_use.emplace(tier_->engine().device(), stream.native);
   NoteBackward();
   if (learner_ != nullptr) {
+    const bool is_kept = CurrentBackward() != -1 && BackwardKeepsGraph();
+    RecordPtrs due;
+    Released released;  // let go of after the lock
     {
       MutexLock lock(state_.mu);
-      state_.schedule->OnUsed(record.object);
+      state_.schedule->OnUsed(record.object, is_kept ? Use::kReadAndKept : Use::kRead);
+      TakeLateLeavers(state_, *stats_, last_packed_, due, released);
+      if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.object);
     }
+    if (!due.empty()) departures_.CopyOut(std::move(due));
     departures_.EvictExcess();
   }
   BytesOnDevice bytes =
       returns_.Acquire(record, handle.reader, stream, [&handle] { return handle.Describe(); });
+  handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it.
   // Not the memory that was saved, whoever lets go of it: other handles find it as long as it
   // lives.
-  if (bytes.fetched && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
+  if (bytes.is_copy && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
@@ -312,6 +309,7 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
   if (record.IsAwaited()) state_.pending.Remove(record);
   state_.storages.Remove(record);
   state_.schedule->OnReleased(record.object);
+  if (record.IsCastAgain()) return;
   if (record.parcel == nullptr) {
     // Its copy out was not submitted.
     LetGo(GuardedMemory(TorchMemory(std::move(record.source)), record.pack_stream.native,

@@ -34,6 +34,7 @@
 #include "pinion/hooks/activations/tensor_departures.h"
 #include "pinion/hooks/activations/tensor_returns.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/plan/parameter_cast.h"
 
 namespace pinion {
 
@@ -45,9 +46,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
                   std::shared_ptr<OffloadStatsRecorder> stats);
 
   // Null when the tensor has to stay on the device; the reason has been counted.
-  // One that is `maybe_held` stays if someone still holds it once its operator has returned.
+  // One that is `maybe_held` stays if someone still holds it once its operator has returned. One
+  // that is a `cast` is not copied if it is to leave.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                    bool maybe_held, const PackScope& scope);
+                                    bool maybe_held, std::unique_ptr<const ParameterCast> cast,
+                                    const PackScope& scope);
 
   // No operator of the scope, which has ended, runs any more: what is pending of it goes, and the
   // schedule learns what it saved.
@@ -72,13 +75,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     const NodeId& node;
     uint64_t place;  // PlaceNumber in the scope, with a learner
     bool maybe_held;
+    std::unique_ptr<const ParameterCast> cast;
     const PackScope& scope;
   };
 
-  std::unique_ptr<SavedTensor> PackNow(const Packed& packed);
-  // What has stayed so far and has to leave after all goes to those that are pending. Returns those
-  // whose scopes have ended. `node` is about to save something.
-  RecordPtrs TakeLateLeavers(const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  std::unique_ptr<SavedTensor> PackNow(Packed& packed);
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
   // The end of the backward that the calling thread runs will be told of.
@@ -102,6 +103,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   const std::shared_ptr<DeviceTier> tier_;
   const std::shared_ptr<OffloadStatsRecorder> stats_;
   OffloadState state_;
+  NodeId last_packed_ ABSL_GUARDED_BY(state_.mu);  // by any thread
   TensorDepartures departures_;
   TensorReturns returns_;
   const std::unique_ptr<StepLearner> learner_;  // null without a memory target

@@ -48,6 +48,13 @@ struct OffloadOptions {
   // than without offload. kNoTarget: by the windows above, which a target replaces.
   uint64_t memory_target_bytes = kNoTarget;
 
+  // Weights that autocast has cast are not copied, from the second scope on that sees them:
+  // backward casts the parameter once more, to the same bytes. Switch it off where parameters
+  // change between a forward and its backward: that is a c10::Error, or goes unseen where it raises
+  // no version (`.data`, other libraries' kernels). Casts of frozen weights are copied, since
+  // nothing tells where they come from: keep such weights in the low precision.
+  bool cast_weights_again = true;
+
   // What the link can do: it decides which tensors are small enough to share a copy. Without it,
   // each device is measured when it is first used, which takes up to a few hundred milliseconds; a
   // device that cannot be measured then is taken for a PCIe 4 one (AssumedLink). Give it, of an

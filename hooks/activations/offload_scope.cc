@@ -32,9 +32,9 @@ std::shared_ptr<SavedTensorPacker> PackerFor(std::shared_ptr<PackTarget> target,
   return std::make_shared<ScopePacker>(std::move(target), std::move(parameters), std::move(scope));
 }
 
-std::shared_ptr<PackScope> NewPackScope() {
+std::shared_ptr<PackScope> NewPackScope(PackTarget* target) {
   static std::atomic<ScopeId> last{0};
-  return std::make_shared<PackScope>(++last);
+  return std::make_shared<PackScope>(++last, target == nullptr ? CastNotes() : target->NoteCasts());
 }
 
 // What the calling thread's innermost scope saves to, null unless that is a scope of the same
@@ -72,7 +72,7 @@ struct OffloadScope::State {
   State(const std::shared_ptr<OffloadSession>& session, ParameterStorages parameters)
       : target(TargetOf(session)),
         outer(OuterScope(target.get())),
-        saved(outer != nullptr ? outer : NewPackScope()),
+        saved(outer != nullptr ? outer : NewPackScope(target.get())),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
         observed(target == nullptr || outer != nullptr ? nullptr : target->Observer()),
         scope(PackerFor(target, std::move(parameters), saved)) {

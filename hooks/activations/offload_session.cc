@@ -22,12 +22,14 @@
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
+#include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/device_offloader.h"
 #include "pinion/hooks/activations/scope_packer.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/plan/offload_policy.h"
+#include "pinion/hooks/plan/parameter_cast.h"
 #include "pinion/hooks/tier/torch_tier.h"
 
 namespace pinion {
@@ -95,6 +97,10 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     for (const auto& offloader : Offloaders()) offloader->EndScope(scope);
   }
 
+  CastNotes NoteCasts() override {
+    return options_.cast_weights_again ? casts_.Note() : CastNotes();
+  }
+
   OffloadStatsRecorder& stats() override { return *stats_; }
 
   std::shared_ptr<MemoryObserver> Observer() override;
@@ -144,6 +150,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   const OffloadOptions options_;
   const c10::DeviceType device_type_;
   const std::shared_ptr<HostTier> tier_;
+  CastSources casts_;
   const std::shared_ptr<OffloadStatsRecorder> stats_ = std::make_shared<OffloadStatsRecorder>();
 
   mutable Mutex mu_;
@@ -183,7 +190,10 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     }
     return Keep(&OffloadStats::kept_copy_failed);
   }
-  return (*offloader)->Pack(tensor, place, /*maybe_held=*/kind == TensorKind::kHeldLeaf, scope);
+  std::unique_ptr<const ParameterCast> cast;
+  if (options_.cast_weights_again) cast = casts_.Find(tensor, scope.casts, scope.begin);
+  return (*offloader)
+      ->Pack(tensor, place, /*maybe_held=*/kind == TensorKind::kHeldLeaf, std::move(cast), scope);
 }
 
 std::shared_ptr<MemoryObserver> SessionImpl::Observer() {

@@ -18,6 +18,7 @@ struct OffloadStats {
   uint64_t packed = 0;      // saved tensors that reached a scope
   uint64_t offloaded = 0;   // of these: with a host copy of their own
   uint64_t shared = 0;      //   views and repeats of one that has a copy already
+  uint64_t cast_again = 0;  //   not copied: cast once more from its parameter when it is needed
   uint64_t kept_small = 0;  //   kept on the device, by reason
   uint64_t kept_parameter = 0;
   uint64_t kept_held = 0;  //   a leaf that someone else holds: offloading frees nothing
@@ -38,6 +39,7 @@ struct OffloadStats {
   uint64_t reused_on_device = 0;  // the storage was still alive: no copy back
   uint64_t prefetch_hits = 0;     // a group counts once, here and below
   uint64_t fetched_on_demand = 0;
+  uint64_t recast = 0;              // weights that were cast again, once for several readers
   uint64_t prefetches_dropped = 0;  // fetched, never read: partial backward, dead branch
   uint64_t prefetches_refused = 0;  // could not be started: no device memory, or a failed copy
   uint64_t prefetch_looks = 0;      // at tensors and groups, to choose what to fetch ahead

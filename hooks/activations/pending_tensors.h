@@ -36,6 +36,7 @@ class PendingTensors {
 
   // Whether operators of the scope may still run: something was saved in it, and it has not ended.
   bool IsOpen(ScopeId scope) const { return scopes_.contains(scope); }
+  bool IsAnyOpen() const { return !scopes_.empty(); }
 
   // One more operator has saved the record, which is awaited: nothing is to read it before that
   // one, too, has returned.

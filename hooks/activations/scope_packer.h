@@ -9,8 +9,10 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -21,9 +23,10 @@ namespace pinion {
 // What is saved together: in the scopes of one session of which each is the innermost around the
 // next.
 struct PackScope {
-  explicit PackScope(ScopeId number) : id(number) {}
+  PackScope(ScopeId number, CastNotes notes) : id(number), casts(std::move(notes)) {}
 
   const ScopeId id;
+  const CastNotes casts;               // of parameters, from `begin`
   const NodeId begin = CurrentNode();  // places in the graph count from here
   const std::thread::id opened_on = std::this_thread::get_id();
   // What a thread that has outlived the scope saves stays on the device.
@@ -41,6 +44,8 @@ class PackTarget {
   // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no
   // thread.
   virtual void EndScope(ScopeId scope) = 0;
+  // For an outermost scope that begins now.
+  virtual CastNotes NoteCasts() = 0;
   virtual OffloadStatsRecorder& stats() = 0;
   // Whoever wants to know of all device memory that is allocated in a scope that begins now, if
   // anybody does.

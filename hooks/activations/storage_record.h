@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -25,6 +26,7 @@
 #include "pinion/hooks/autograd/tensor_checksum.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/offload_policy.h"
+#include "pinion/hooks/plan/parameter_cast.h"
 
 namespace pinion {
 
@@ -50,17 +52,24 @@ struct SavedParcel final : public Parcel, public ScheduledParcel {
   absl::InlinedVector<StorageRecord*, 1> records;  // with live handles
 };
 
+// What was last made by casting a parameter again, for others who read it while it lives.
+struct LastCast {
+  WeakStorage storage;
+  BoundStream stream;  // that made it
+};
+
 struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   enum class CopyOut {
     kInUse,    // an operator that saved it may still run, and write it
     kPending,  // waits for company
     kStays,    // the schedule keeps it on the device, as things stand
-    kDecided,  // it was submitted or soon will be, or the source stays on the device
+    kDecided,  // it was submitted or soon will be, or there is none: the source stays on the
+               // device, or was let go of (IsCastAgain)
   };
 
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
                 StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
-                ScopeId saved_in)
+                ScopeId saved_in, std::unique_ptr<const ParameterCast> can_be_cast)
       : identity(storage.getWeakStorageImpl()),
         version(std::move(version_at_pack)),
         extent(saved_extent),
@@ -69,6 +78,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
         pack_stream(stream),
         maybe_held(may_be_held),
         scope(saved_in),
+        cast(std::move(can_be_cast)),
         source(storage) {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
@@ -76,6 +86,25 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   // Its copy has not begun, and it has a place in its scope. Guarded.
   bool IsAwaited() const { return state == CopyOut::kInUse || state == CopyOut::kPending; }
+
+  // Of the storage that was saved. Guarded.
+  bool HoldsMemory() const {
+    return source || (parcel != nullptr && !parcel->gathered && parcel->Holds(piece));
+  }
+
+  // Nobody here holds the bytes, and no copy of them: whoever needs them casts the parameter again.
+  // Guarded.
+  bool IsCastAgain() const { return cast != nullptr && parcel == nullptr && !source; }
+  // And nobody else has them, either. Guarded.
+  bool HasToBeCast() const {
+    return IsCastAgain() && identity.expired() &&
+           (!last_cast.has_value() || last_cast->storage.expired());
+  }
+  // It is cast again from now on. Returns the source, to be let go of.
+  c10::Storage LeaveToBeCastAgain() {
+    state = CopyOut::kDecided;
+    return std::exchange(source, c10::Storage());
+  }
 
   // From a place in the storage to the same byte in the parcel.
   int64_t ShiftIntoParcel() const {
@@ -97,9 +126,10 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const BoundStream pack_stream;
   const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
   const ScopeId scope;    // in which it was saved first
+  const std::unique_ptr<const ParameterCast> cast;  // that makes these bytes; null: none does
 
   // Of `extent`'s bytes when they leave; only in verify mode. Written before the parcel is
-  // published, read by those who have found the parcel.
+  // published, read by those who have found the parcel; of a cast, before the record is found.
   TensorChecksum checksum;
 
   // ---- guarded ----
@@ -110,9 +140,10 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   std::shared_ptr<SavedParcel> parcel;  // once the copy out is submitted
   size_t piece = 0;                     // of the parcel, unless that was gathered
   uint64_t parcel_offset = 0;           // at which `extent` begins in it
+  std::optional<LastCast> last_cast;
 
   int live_handles = 0;
-  uint64_t sequence = 0;  // in the order of packing
+  uint64_t sequence = 0;  // in the order in which records were saved last, in their scopes
   uint32_t object = 0;    // the schedule's number
   uint64_t company = 0;   // OffloadSchedule::CompanyOf, when it leaves
   // Of the device, that its copy out lets go of: all of the storage for the first record of it.

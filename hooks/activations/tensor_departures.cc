@@ -244,7 +244,7 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
     parcel.records.push_back(&record);
     parcel.objects.push_back(record.object);
     readers += record.live_handles;
-    parcel.place = {record.scope, record.sequence};  // records are in the order of packing
+    parcel.place = std::max(parcel.place, SavedPlace{record.scope, record.sequence});
     if (parcel.gathered) {
       if (record.source.use_count() > 1) ++not_freed;
     } else {

@@ -1,6 +1,7 @@
 #include "pinion/hooks/activations/tensor_returns.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <exception>
@@ -37,9 +38,11 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
     BytesOnDevice bytes;
     uint64_t dropped = 0;
     std::shared_ptr<SavedParcel> parcel;
+    bool is_cast_again = false;
     {
       MutexLock lock(state_.mu);
       parcel = record.parcel;
+      is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
       if (parcel != nullptr && bytes.storage) {
         dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
@@ -48,6 +51,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
         released.Add(parcel->Evict());
       }
     }
+    if (!bytes.storage && is_cast_again) return CastAgain(record, stream, describe);
     TORCH_CHECK(bytes.storage || parcel != nullptr,
                 "the storage of a tensor that is needed for gradient computation was resized or "
                 "given other memory after the tensor was saved");
@@ -56,12 +60,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
         ++stats.reused_on_device;
         stats.prefetches_dropped += dropped;
       });
-      if (stream.torch != record.pack_stream.torch) {
-        ThrowIfError(tier_.engine().OrderStreams(record.pack_stream.native, stream.native,
-                                                 kUnpackOnOtherStream),
-                     "ordering backward's stream after forward's");
-        RecordOnStream(bytes.storage, stream.torch);
-      }
+      UseOnStream(bytes.storage, record.pack_stream, stream);
       return bytes;
     }
     Parcel::Read read = parcel->ReadOrClaim(reader);
@@ -75,15 +74,30 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       was_ahead = state_.schedule->OnRead(*parcel);
     }
     if (was_ahead) stats_.Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
-    bytes = {StorageOf(read.fetched.memory()), record.ShiftIntoParcel(), /*fetched=*/true};
+    bytes = {StorageOf(read.fetched.memory()), record.ShiftIntoParcel(), /*is_copy=*/true};
     WaitForCopyIn(read.fetched.copy(), stream);
     // The reader's stream has waited, and the framework orders the free after the reader.
     if (stream.native != read.fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
     read.fetched.Disarm();
     read.released.Disarm();
-    if (record.checksum) Verify(record, bytes, read.fetched.copy(), describe);
+    if (record.checksum) {
+      Verify(record, bytes, [&] {
+        return c10::str("a saved tensor has come back changed: ", describe(), ", its ",
+                        record.size_bytes(), " bytes copied out by D2H ",
+                        parcel->copy_out().ticket().value, " of ", bytes.storage.device(),
+                        " and back by H2D ", read.fetched.copy().ticket().value);
+      });
+    }
     return bytes;
   }
+}
+
+void TensorReturns::UseOnStream(const c10::Storage& storage, const BoundStream& made_on,
+                                const BoundStream& stream) {
+  if (stream.torch == made_on.torch) return;
+  ThrowIfError(tier_.engine().OrderStreams(made_on.native, stream.native, kUnpackOnOtherStream),
+               "ordering backward's stream after forward's");
+  RecordOnStream(storage, stream.torch);
 }
 
 BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
@@ -124,7 +138,7 @@ void TensorReturns::WaitForCopyIn(const Transfer& copy, const BoundStream& strea
 }
 
 void TensorReturns::Verify(const StorageRecord& record, const BytesOnDevice& bytes,
-                           const Transfer& copy_in, absl::FunctionRef<std::string()> describe) {
+                           absl::FunctionRef<std::string()> tell) {
   const uint64_t begin_bytes = record.extent.begin_bytes + bytes.shift_bytes;
   const uint64_t saved = record.checksum.value();
   const uint64_t found =
@@ -133,16 +147,62 @@ void TensorReturns::Verify(const StorageRecord& record, const BytesOnDevice& byt
     stats_.Update([](OffloadStats& stats) { ++stats.verified; });
     return;
   }
-  std::shared_ptr<SavedParcel> parcel;
+  TORCH_CHECK(false, "Pinion, in verify mode: ", tell(), "; their checksum was ", saved, " and is ",
+              found);
+}
+
+BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const BoundStream& stream,
+                                       absl::FunctionRef<std::string()> describe) {
+  std::optional<BoundStream> made_on;
+  c10::Storage last;
   {
     MutexLock lock(state_.mu);
-    parcel = record.parcel;
+    if (record.last_cast.has_value()) {
+      made_on = record.last_cast->stream;
+      if (auto impl = record.last_cast->storage.lock()) last = c10::Storage(std::move(impl));
+    }
   }
-  TORCH_CHECK(false, "Pinion, in verify mode: a saved tensor has come back changed: ", describe(),
-              ", its ", record.size_bytes(), " bytes copied out by D2H ",
-              parcel->copy_out().ticket().value, " of ", bytes.storage.device(),
-              " and back by H2D ", copy_in.ticket().value, "; their checksum was ", saved,
-              " and is ", found);
+  if (last) {
+    stats_.Update([](OffloadStats& stats) { ++stats.reused_on_device; });
+    UseOnStream(last, *made_on, stream);
+    return {std::move(last)};
+  }
+  const ParameterCast& cast = *record.cast;
+  TORCH_CHECK(cast.IsUnchanged(),
+              "one of the variables needed for gradient computation is the cast of a parameter "
+              "that was changed in place, or given other memory, after it was cast: [",
+              describe(), "], cast from [", cast.Describe(),
+              "]. Pinion casts the parameter once more instead of keeping the cast: change it "
+              "after backward, or set OffloadOptions::cast_weights_again to false.");
+  // What a graph is captured of would be cast anew by each of its replays.
+  absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
+  ThrowIfError(capturing.ok() && *capturing
+                   ? absl::FailedPreconditionError("the stream captures a graph")
+                   : capturing.status(),
+               "casting a weight again");
+  UseOnStream(cast.parameter().storage(), record.pack_stream, stream);
+  const AllocationLabel label("weights cast again by Pinion");
+  BytesOnDevice bytes;
+  try {
+    bytes.storage = cast.Again();
+  } catch (const c10::OutOfMemoryError&) {
+    FreeUnneeded();
+    bytes.storage = cast.Again();
+  }
+  bytes.cast_again = true;
+  stats_.Update([](OffloadStats& stats) { ++stats.recast; });
+  if (record.checksum) {
+    Verify(record, bytes, [&] {
+      return c10::str("a weight that was cast again has come back changed: ", describe(), ", its ",
+                      record.size_bytes(), " bytes cast from ", cast.Describe(),
+                      ", which must have been changed in a way that raises no version");
+    });
+  }
+  MutexLock lock(state_.mu);
+  // The record's only reader, who does not come again, may have it for its own.
+  bytes.is_copy = record.live_handles == 1 && CurrentBackward() != -1 && !BackwardKeepsGraph();
+  if (!bytes.is_copy) record.last_cast = {bytes.storage.getWeakStorageImpl(), stream};
+  return bytes;
 }
 
 void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundStream& stream) {

@@ -41,8 +41,9 @@ inline constexpr WaitSite kUnpackOnOtherStream("kUnpackOnOtherStream", kHooksWai
 struct BytesOnDevice {
   c10::Storage storage;
   int64_t shift_bytes = 0;  // from a place in the original storage to the same byte here
-  // A copy of the host's bytes: nobody reaches it through the tensor that was saved.
-  bool fetched = false;
+  // A copy: nobody reaches it through the tensor that was saved.
+  bool is_copy = false;
+  bool cast_again = false;  // by the call that returns it
 };
 
 class TensorReturns {
@@ -80,11 +81,18 @@ class TensorReturns {
   // Without a copy back; no storage if there is none.
   BytesOnDevice Find(StorageRecord& record, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // The record's bytes by a cast of its parameter, or the last one's if they live.
+  BytesOnDevice CastAgain(StorageRecord& record, const BoundStream& stream,
+                          absl::FunctionRef<std::string()> describe);
+  // Memory that `made_on` has the last work on is about to be used on `stream`.
+  void UseOnStream(const c10::Storage& storage, const BoundStream& made_on,
+                   const BoundStream& stream);
   // `stream` waits for the copy, unless it waits for a later one already.
   void WaitForCopyIn(const Transfer& copy, const BoundStream& stream);
-  // Throws unless the bytes, which `copy_in` has brought back, are those that were saved.
-  void Verify(const StorageRecord& record, const BytesOnDevice& bytes, const Transfer& copy_in,
-              absl::FunctionRef<std::string()> describe);
+  // Throws unless the bytes are those that were saved. `tell` says of the tensor which it is, and
+  // how its bytes went and came.
+  void Verify(const StorageRecord& record, const BytesOnDevice& bytes,
+              absl::FunctionRef<std::string()> tell);
   void FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundStream& stream);
   // False when that failed: backward goes on without more prefetches for now. Whatever is wrong
   // with the device is for a fetch that is needed to report.

@@ -78,6 +78,16 @@ class SavedTensor {
   // The tensor: same sizes, strides, dtype, device and bytes. Called once per backward that needs
   // it, on whatever thread runs the node, with the node's stream current. May throw c10::Error.
   virtual at::Tensor Unpack() = 0;
+  // Whether it leaves the device without a copy: a read computes it again where nobody has it any
+  // more.
+  virtual bool IsComputedAgain() const { return false; }
+  // Whether the last Unpack did.
+  virtual bool WasComputedAgain() const { return false; }
+  // Who of the packer's holds the device memory that the tensor had when it was saved, by one
+  // strong reference; the same for all who share that reference. Null: nobody, and nobody ever will
+  // again. Any thread may ask, while another one unpacks, and holds locks of its own meanwhile: no
+  // call of LibTorch or of a device, and nothing is let go of.
+  virtual const void* MemoryOwner() const { return this; }
 };
 
 class SavedTensorPacker {

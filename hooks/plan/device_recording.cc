@@ -1,38 +1,30 @@
 #include "pinion/hooks/plan/device_recording.h"
 
-#include <c10/core/ScalarType.h>
-
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/hooks/plan/offload_policy.h"
+#include "pinion/hooks/plan/saved_signature.h"
 
 namespace pinion {
 namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
+void Raise(std::atomic<int64_t>& most, int64_t value) {
+  int64_t before = most.load(std::memory_order_relaxed);
+  while (before < value && !most.compare_exchange_weak(before, value)) {
+  }
+}
+
 }  // namespace
-
-uint64_t PlaceNumber(const NodeId& begin, const GraphPlace& place) {
-  return 2 * NodesSince(begin, place.node).value_or(0) + (place.is_output ? 1 : 0);
-}
-
-// FNV-1a: the same in every process, unlike absl::Hash.
-uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
-  add(place);
-  add(size_bytes);
-  add(static_cast<uint64_t>(tensor.scalar_type()));
-  for (const int64_t size : tensor.sizes()) add(static_cast<uint64_t>(size));
-  return hash;
-}
 
 absl::Status DeviceRecording::CheckNotCapturing() const {
   PINION_ASSIGN_OR_RETURN(const bool capturing,
@@ -90,34 +82,88 @@ DeviceRecording::Moment DeviceRecording::End() {
 DeviceRecording::Moment DeviceRecording::CountBytes() {
   const int64_t allocated_bytes = AllocatedBytes(device_);
   const int64_t peak_bytes = std::max(peak_bytes_.exchange(allocated_bytes), allocated_bytes);
+  const int64_t later_peak_bytes = later_peak_bytes_.exchange(-1);
   Moment moment;
   moment.peak_bytes = peak_bytes;
   MutexLock lock(mu_);
   moment.bytes = storages_.CountAt(allocated_bytes);
+  NoteLetGo(peak_bytes, later_peak_bytes < 0 ? peak_bytes : later_peak_bytes);
   return moment;
 }
 
-void DeviceRecording::OnDeviceBytes(int64_t allocated_bytes) {
-  int64_t peak_bytes = peak_bytes_.load(std::memory_order_relaxed);
-  while (peak_bytes < allocated_bytes &&
-         !peak_bytes_.compare_exchange_weak(peak_bytes, allocated_bytes)) {
+void DeviceRecording::NoteLetGo(int64_t peak_bytes, int64_t later_peak_bytes) {
+  std::vector<NotedObject*> gone;
+  int64_t gone_bytes = 0;
+  int64_t smallest_bytes = INT64_MAX;
+  std::erase_if(objects_.held, [&](ObjectId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    NotedObject& object = objects_.all[id];
+    const auto size_bytes = static_cast<int64_t>(object.planned.size_bytes);
+    if (IsHeld(object)) {
+      smallest_bytes = std::min(smallest_bytes, size_bytes);
+      return false;
+    }
+    object.let_go = uses_;
+    if (object.handles > 0 && storages_.IsGone(object.storage)) {
+      gone.push_back(&object);
+      gone_bytes += size_bytes;
+    }
+    return true;
+  });
+  smallest_held_bytes_ = smallest_bytes;
+  // What comes later takes their place, but for a peak that lies before.
+  if (later_peak_bytes + gone_bytes <= peak_bytes) return;
+  for (NotedObject* object : gone) object->gone_by = entries_.size();
+}
+
+bool DeviceRecording::IsHeld(NotedObject& object) {
+  const size_t owners = storages_.Owners(object.storage);
+  if (owners == 0) return false;
+  const std::vector<ObjectId>& in_it = storages_.objects(object.storage);
+  size_t saved = 0;
+  for (const ObjectId id : in_it) saved += objects_.all[id].saved.size();
+  if (owners > saved) return true;  // without asking each of them
+  absl::flat_hash_set<const void*> packers;
+  for (const ObjectId id : in_it) {
+    std::erase_if(objects_.all[id].saved, [&packers](const SavedTensor* saved) {
+      const void* owner = saved->MemoryOwner();
+      if (owner != nullptr) packers.insert(owner);
+      return owner == nullptr;
+    });
   }
+  return owners > packers.size();
+}
+
+void DeviceRecording::OnDeviceBytes(int64_t allocated_bytes) {
+  Raise(peak_bytes_, allocated_bytes);
+  const int64_t gone_bytes = last_bytes_.exchange(allocated_bytes) - allocated_bytes;
+  if (gone_bytes > 0 && gone_bytes >= smallest_held_bytes_) {
+    int64_t nothing = -1;
+    later_peak_bytes_.compare_exchange_strong(nothing, allocated_bytes);
+  }
+  if (later_peak_bytes_ >= 0) Raise(later_peak_bytes_, allocated_bytes);
 }
 
 DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
-                                                   uint64_t place, bool is_leaf) {
+                                                   uint64_t place, bool is_leaf,
+                                                   const SavedTensor& saved) {
   const Moment end = End();
   MutexLock lock(mu_);
   if (finished_) return 0;  // nobody asks what it was
   const ObjectId id = FindOrAdd(tensor, place, is_leaf);
-  NotedObject& object = objects_[id];
+  NotedObject& object = objects_.all[id];
   storages_.NoteAllocations(begin.bytes, end.bytes);
   const int64_t other_bytes = storages_.OtherBytes(end.bytes);
-  if (++object.handles == 1) storages_.Hold(object.storage, object.extent);
+  if (++object.handles == 1) {
+    storages_.Hold(object.storage, object.extent);
+    objects_.held.push_back(id);
+  }
+  object.is_computed_again =
+      saved.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
   object.last_save = uses_;
   Append(begin, end, {.used = id, .by = place / 2});
   // What was one of the other bytes until here is an object's in all of the stretch.
   entries_.back().peak_other_bytes -= other_bytes - entries_.back().other_bytes;
+  objects_.all[id].saved.push_back(&saved);  // last: what throws has registered nothing
   return id;
 }
 
@@ -135,7 +181,8 @@ DeviceRecording::Moment DeviceRecording::BeginRead() {
   return Begin();
 }
 
-void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor) {
+void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
+                              const SavedTensor& saved) {
   const Moment end = End();
   const int64_t backward = CurrentBackward();
   bool is_first = false;
@@ -144,7 +191,9 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     if (finished_) return;
     storages_.NoteAllocations(begin.bytes, end.bytes);
     storages_.NoteRead(tensor.storage());
-    Append(begin, end, {.used = object, .by = ~CurrentBackwardNode()});
+    Append(
+        begin, end,
+        {.used = object, .computed_again = saved.WasComputedAgain(), .by = ~CurrentBackwardNode()});
     const auto ending = endings_.find(backward);
     is_first = ending != endings_.end() && !std::exchange(ending->second.has_end, true);
   }
@@ -189,12 +238,17 @@ void DeviceRecording::EndAside(const Moment& begin) {
   Append(begin, end, {});
 }
 
+void DeviceRecording::ForgetSaved(ObjectId id, const SavedTensor& saved) {
+  MutexLock lock(mu_);
+  if (id < objects_.all.size()) std::erase(objects_.all[id].saved, &saved);
+}
+
 void DeviceRecording::EndRelease(const Moment& begin, ObjectId id) {
   const Moment end = End();
   MutexLock lock(mu_);
   if (finished_) return;
   storages_.NoteAllocations(begin.bytes, end.bytes);
-  NotedObject& object = objects_[id];
+  NotedObject& object = objects_.all[id];
   NotedEntry what;
   if (--object.handles == 0) {
     object.uses_at_release = uses_;
@@ -226,7 +280,7 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
   const SavedVersion version(tensor);
   const KnownStorages::Id known = storages_.FindOrAdd(storage);
   for (const ObjectId id : storages_.objects(known)) {
-    const NotedObject& object = objects_[id];
+    const NotedObject& object = objects_.all[id];
     // What was released in between is saved anew by whoever packs.
     if (object.handles > 0 && object.version == version &&
         object.extent.begin_bytes <= extent.begin_bytes &&
@@ -234,7 +288,7 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
       return id;
     }
   }
-  const auto id = static_cast<ObjectId>(objects_.size());
+  const auto id = static_cast<ObjectId>(objects_.all.size());
   NotedObject object = {.planned = {},
                         .storage = known,
                         .version = version,
@@ -243,13 +297,13 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
                         .first_use = uses_};
   object.planned.size_bytes = object.extent.size_bytes();
   object.planned.signature = SignatureOf(tensor, place, object.planned.size_bytes);
-  objects_.push_back(std::move(object));
+  objects_.all.push_back(std::move(object));
   storages_.objects(known).push_back(id);
   return id;
 }
 
 void DeviceRecording::DecideReleased() {
-  for (NotedObject& object : objects_) {
+  for (NotedObject& object : objects_.all) {
     if (object.is_decided || object.handles > 0) continue;
     object.is_decided = true;
     object.planned.frees = storages_.IsGone(object.storage);
@@ -274,15 +328,16 @@ absl::StatusOr<StepRecord> DeviceRecording::Finish() {
       moments.push_back(entry.end);
     }
     DecideReleased();
+    for (const ObjectId id : objects_.held) objects_.all[id].let_go = uses_;
     // A graph that is left holds its own: what is no leaf is taken for its alone.
-    for (NotedObject& object : objects_) {
+    for (NotedObject& object : objects_.all) {
       if (object.is_decided) continue;
       object.planned.frees = storages_.IsGone(object.storage) || !object.is_leaf;
     }
   }
   PINION_ASSIGN_OR_RETURN(const StreamClock::Times times, clock_->Read(moments, kFinishTimeout));
   MutexLock lock(mu_);
-  return StepOf(entries_, objects_, times);
+  return StepOf(entries_, objects_.all, times);
 }
 
 }  // namespace pinion

@@ -38,14 +38,6 @@
 
 namespace pinion {
 
-// A number of a place in the graph, the same in each step that does the same where `begin` is
-// CurrentNode() at the step's or a scope's beginning. Other threads number their nodes by
-// themselves, and what they save has the number 0.
-uint64_t PlaceNumber(const NodeId& begin, const GraphPlace& place);
-
-// StepObject::signature of a saved tensor, of which so many bytes are saved at that PlaceNumber.
-uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes);
-
 class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
  public:
   static constexpr size_t kMaxEntries = 300'000;  // saves, reads and releases
@@ -76,9 +68,14 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // The same for a read. In a backward it also sees to what is done at that one's end.
   Moment BeginRead();
   // One more handle of the object that `tensor` is part of. `place` goes into its signature.
-  ObjectId EndSave(const Moment& begin, const at::Tensor& tensor, uint64_t place, bool is_leaf);
-  // `tensor` is what was read.
-  void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor);
+  // `saved`, what was made of it, lives until ForgetSaved.
+  ObjectId EndSave(const Moment& begin, const at::Tensor& tensor, uint64_t place, bool is_leaf,
+                   const SavedTensor& saved);
+  // `tensor` is what was read of `saved`.
+  void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
+               const SavedTensor& saved);
+  // `saved` is about to go, whether that is recorded or not.
+  void ForgetSaved(ObjectId object, const SavedTensor& saved);
   // One handle less.
   void EndRelease(const Moment& begin, ObjectId object);
   // Nothing was saved, read or released.
@@ -96,6 +93,11 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     std::optional<Moment> begin;
   };
 
+  struct Objects {
+    std::vector<NotedObject> all;
+    std::vector<ObjectId> held;  // by the program, when they were last looked at
+  };
+
   // Nothing is recorded any more, and what was is forgotten.
   void Abandon();
   Moment End();
@@ -107,19 +109,29 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ObjectId FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of objects that the program still held, which it has let go of by now: since the last moment,
+  // in which so much was allocated at the most, and behind the first of them.
+  void NoteLetGo(int64_t peak_bytes, int64_t later_peak_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Somebody holds the device memory of the object beside those who have packed it.
+  bool IsHeld(NotedObject& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of objects without handles, whether they have freed their memory: at the end of a backward all
   // who copied it out or lent it have let go of it.
   void DecideReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
-  std::atomic<int64_t> peak_bytes_{0};  // allocated, since the last moment
+  // Allocated since the last moment: at the most; and behind the first time that so much went at
+  // once that an object which the program held may have been among it, -1 where nothing did.
+  std::atomic<int64_t> peak_bytes_{0};
+  std::atomic<int64_t> later_peak_bytes_{-1};
+  std::atomic<int64_t> last_bytes_{0};
+  std::atomic<int64_t> smallest_held_bytes_{0};
 
   mutable Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<NotedEntry> entries_ ABSL_GUARDED_BY(mu_);  // the first is the step's begin
   size_t uses_ ABSL_GUARDED_BY(mu_) = 0;                  // among them
-  std::vector<NotedObject> objects_ ABSL_GUARDED_BY(mu_);
+  Objects objects_ ABSL_GUARDED_BY(mu_);
   KnownStorages storages_ ABSL_GUARDED_BY(mu_);
   std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by backward, those that run
 };

@@ -62,6 +62,7 @@ class KnownStorages {
 
   size_t size() const { return storages_.size(); }
   bool IsGone(Id id) const { return storages_[id].reference.expired(); }
+  size_t Owners(Id id) const { return storages_[id].reference.use_count(); }
   // The caller's: which objects lie in it.
   std::vector<uint32_t>& objects(Id id) { return storages_[id].objects; }
   const std::vector<uint32_t>& objects(Id id) const { return storages_[id].objects; }

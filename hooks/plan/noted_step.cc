@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "pinion/engine/plan/step_lives.h"
 
 namespace pinion {
 namespace {
@@ -16,14 +17,21 @@ namespace {
 std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
                                    absl::Span<const NotedObject> objects) {
   std::vector<int64_t> corrections(entries.size());
-  std::vector<int64_t> more(entries.size() + 1);  // than for the entry before
-  size_t first = 1;                               // entry of the stretch
-  absl::flat_hash_set<uint32_t> in_use;           // by the operator of the last use
-  int64_t released_bytes = 0;                     // of these, in this stretch
-  int64_t gone_bytes = 0;                         // of them, what was really let go of
+  std::vector<int64_t> more(entries.size() + 1);    // than for the entry before
+  std::vector<int64_t> let_go(entries.size() + 1);  // with the program, by that entry
+  for (const NotedObject& object : objects) {
+    let_go[object.gone_by] += static_cast<int64_t>(object.planned.size_bytes);
+  }
+  size_t first = 1;                      // entry of the stretch
+  absl::flat_hash_set<uint32_t> in_use;  // by the operator of the last use
+  int64_t released_bytes = 0;            // of these, in this stretch
+  int64_t gone_bytes = 0;                // of them, what was really let go of
   for (size_t i = 1; i < entries.size(); ++i) {
     const NotedEntry& entry = entries[i];
     corrections[i] -= gone_bytes;
+    // These do not count in this stretch (HeldUntil).
+    more[first] += let_go[i];
+    more[i + 1] -= let_go[i];
     if (entry.released.has_value()) {
       const StepObject& object = objects[*entry.released].planned;
       const auto size_bytes = static_cast<int64_t>(object.size_bytes);
@@ -46,6 +54,13 @@ std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
   int64_t sum = 0;
   for (size_t i = 0; i < entries.size(); ++i) corrections[i] += sum += more[i];
   return corrections;
+}
+
+// The last stretch in which the program holds it. Where it was away and its memory went with the
+// program's hold, what came later in that stretch came in its place: an object that stays takes
+// room beside that, so it must not count as held there.
+size_t HeldUntil(const NotedObject& object) {
+  return object.gone_by > 0 ? object.let_go - 1 : object.let_go;
 }
 
 // What the objects of one storage that free nothing add to the other bytes of each stretch.
@@ -76,6 +91,24 @@ void AddKept(absl::Span<const NotedObject* const> objects, std::vector<StepStret
   }
 }
 
+// Of objects that nobody has computed in this step, though their readers could have, it takes as
+// long in proportion to their bytes. Where none was, nobody knows.
+void SetRecompute(absl::Span<const NotedObject> objects,
+                  absl::Span<const std::optional<double>> recompute_us, StepRecord& step) {
+  std::optional<double> us_per_byte;
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (!recompute_us[i].has_value()) continue;
+    const double each_us = *recompute_us[i] / static_cast<double>(step.objects[i].size_bytes);
+    us_per_byte = std::max(each_us, us_per_byte.value_or(0));
+  }
+  if (!us_per_byte.has_value()) return;
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (!objects[i].is_computed_again) continue;
+    const double likely_us = *us_per_byte * static_cast<double>(step.objects[i].size_bytes);
+    step.objects[i].recompute_us = recompute_us[i].value_or(likely_us);
+  }
+}
+
 // What lies between two uses, as it is noted.
 struct Between {
   double compute_us = 0;
@@ -101,10 +134,18 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
   const std::vector<int64_t> corrections = CorrectionsOf(entries, objects);
   Between between;
   uint64_t last_by = 0;
+  // What reads took of the stream's time that computed an object again: the shortest, since some
+  // wait for other things as well.
+  std::vector<std::optional<double>> recompute_us(objects.size());
   for (size_t i = 1; i < entries.size(); ++i) {
     const NotedEntry& entry = entries[i];
     // Streams of one device may overtake each other.
     between.compute_us += std::max(0.0, times.us[2 * i] - times.us[2 * i - 1]);
+    if (entry.computed_again) {
+      std::optional<double>& shortest_us = recompute_us[*entry.used];
+      const double us = std::max(0.0, times.us[2 * i + 1] - times.us[2 * i]);
+      shortest_us = std::min(us, shortest_us.value_or(us));
+    }
     between.peak_other_bytes = std::max(between.peak_other_bytes, entry.peak_other_bytes);
     between.counted_other_bytes =
         std::max(between.counted_other_bytes, entry.peak_other_bytes + corrections[i]);
@@ -119,16 +160,22 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
         std::max(between.counted_other_bytes, entry.other_bytes + corrections[i]);
     step.stretches.push_back(std::exchange(between, {}).Stretch(entry.other_bytes));
   }
+  const std::vector<size_t> operator_ends = OperatorEnds(step);
   std::map<KnownStorages::Id, std::vector<const NotedObject*>> by_storage;
   for (const NotedObject& object : objects) {
     step.objects.push_back(object.planned);
     if (object.last_save > object.first_use) {
       step.objects.back().saved_until = static_cast<uint32_t>(object.last_save);
     }
+    // Until the operator that saves it has returned, it is there in any case.
+    if (HeldUntil(object) > operator_ends[object.last_save] + 1) {
+      step.objects.back().held_until = static_cast<uint32_t>(HeldUntil(object));
+    }
     step.objects.back().needed_until = static_cast<uint32_t>(
         object.handles > 0 ? step.stretches.size() - 1 : object.uses_at_release);
     by_storage[object.storage].push_back(&object);
   }
+  SetRecompute(objects, recompute_us, step);
   for (const auto& [storage, in_it] : by_storage) AddKept(in_it, step.stretches);
   return step;
 }

@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/known_storages.h"
@@ -26,10 +28,14 @@ struct NotedObject {
   SavedVersion version;
   StorageExtent extent;
   bool is_leaf = false;
+  bool is_computed_again = false;
   bool is_decided = false;  // planned.frees is
   int handles = 0;
+  std::vector<const SavedTensor*> saved = {};  // by the handles whose packer still has its memory
   size_t first_use = 0;
   size_t last_save = 0;        // a use, too
+  size_t let_go = 0;           // the stretch in which the program let go of it; 0: not seen
+  size_t gone_by = 0;          // the entry by which others took its place then; 0: none did
   size_t uses_at_release = 0;  // of all objects, when the last handle went
 };
 
@@ -39,6 +45,7 @@ struct NotedEntry {
   StreamClock::Moment end = {};
   std::optional<uint32_t> used = std::nullopt;      // the object that was saved or read
   std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
+  bool computed_again = false;                      // by who read it
   uint64_t by = 0;                                  // which operator has used it, by any number
   int64_t other_bytes = 0;
   int64_t peak_other_bytes = 0;  // since the entry before

@@ -19,7 +19,9 @@ constexpr c10::DispatchKeySet kWrappers({
     c10::DispatchKey::ZeroTensor,
 });
 
-bool IsPlainStrided(const at::Tensor& tensor) {
+}  // namespace
+
+bool IsPlainStrided(const at::TensorBase& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&
          !tensor.key_set().has_any(kWrappers) && tensor.has_storage() &&
          tensor.storage().data_ptr().get() != nullptr;
@@ -28,8 +30,6 @@ bool IsPlainStrided(const at::Tensor& tensor) {
 const at::TensorBase& BaseOf(const at::TensorBase& tensor) {
   return tensor.is_view() ? tensor._base() : tensor;
 }
-
-}  // namespace
 
 void ParameterStorages::Add(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return;

@@ -43,6 +43,12 @@ enum class TensorKind {
 // Saved tensors of at least so many bytes are worth moving (TRL's default and boundary).
 inline constexpr uint64_t kMinOffloadBytes = 1024;
 
+// Its storage is its data: it is not sparse, nested, quantized, wrapped, conjugated, ...
+bool IsPlainStrided(const at::TensorBase& tensor);
+
+// What the tensor is a view of, or the tensor itself.
+const at::TensorBase& BaseOf(const at::TensorBase& tensor);
+
 // With empty `parameters`, leaves that require a gradient, and views of them, are
 // parameters.
 TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,

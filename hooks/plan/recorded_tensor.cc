@@ -1,6 +1,7 @@
 #include "pinion/hooks/plan/recorded_tensor.h"
 
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,18 +14,19 @@ namespace {
 // Notes when what somebody made of a tensor is read, and when it goes.
 class RecordedTensor : public SavedTensor {
  public:
-  RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording,
-                 DeviceRecording::ObjectId object)
-      : saved_(std::move(saved)), recording_(std::move(recording)), object_(object) {}
+  RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording)
+      : saved_(std::move(saved)), recording_(std::move(recording)) {}
 
   ~RecordedTensor() override {
+    if (!object_.has_value()) return;
+    recording_->ForgetSaved(*object_, *saved_);
     try {
       if (!recording_->IsRecording()) return;
       const DeviceRecording::Moment begin = recording_->Begin();
       // The record refers to storages, which is why tensors are lent that would not be otherwise.
       SettleLoans();
       saved_.reset();
-      recording_->EndRelease(begin, object_);
+      recording_->EndRelease(begin, *object_);
     } catch (const std::exception& error) {
       PINION_LOG(kWarning) << "the release of a saved tensor was not recorded: " << error.what();
     }
@@ -34,14 +36,25 @@ class RecordedTensor : public SavedTensor {
     if (!recording_->IsRecording()) return saved_->Unpack();
     const DeviceRecording::Moment begin = recording_->BeginRead();
     at::Tensor tensor = saved_->Unpack();
-    recording_->EndRead(begin, object_, tensor);
+    recording_->EndRead(begin, *object_, tensor, *saved_);
     return tensor;
   }
+
+  // Before anybody else has it.
+  void Note(const DeviceRecording::Moment& begin, const at::Tensor& tensor, uint64_t place,
+            bool is_leaf) {
+    object_ = recording_->EndSave(begin, tensor, place, is_leaf, *saved_);
+  }
+
+  // For whoever records beside this one.
+  bool IsComputedAgain() const override { return saved_->IsComputedAgain(); }
+  bool WasComputedAgain() const override { return saved_->WasComputedAgain(); }
+  const void* MemoryOwner() const override { return saved_->MemoryOwner(); }
 
  private:
   std::unique_ptr<SavedTensor> saved_;
   const std::shared_ptr<DeviceRecording> recording_;
-  const DeviceRecording::ObjectId object_;
+  std::optional<DeviceRecording::ObjectId> object_;
 };
 
 }  // namespace
@@ -56,8 +69,9 @@ std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>
     recording->EndAside(begin);
     return nullptr;
   }
-  const DeviceRecording::ObjectId object = recording->EndSave(begin, tensor, place, is_leaf);
-  return std::make_unique<RecordedTensor>(std::move(saved), recording, object);
+  auto recorded = std::make_unique<RecordedTensor>(std::move(saved), recording);
+  recorded->Note(begin, tensor, place, is_leaf);
+  return recorded;
 }
 
 void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,

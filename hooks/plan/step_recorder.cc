@@ -24,6 +24,7 @@
 #include "pinion/hooks/plan/device_recording.h"
 #include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/hooks/plan/recorded_tensor.h"
+#include "pinion/hooks/plan/saved_signature.h"
 
 namespace pinion {
 namespace {

@@ -5,14 +5,16 @@
 #include <cstdint>
 
 #include "gtest/gtest.h"
+#include "pinion/tests/support/sanitizers.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::RoundsWithoutThreads;
 using ::pinion::testing::SimulateEngine;
 using ::pinion::testing::SimulationResult;
 
-constexpr uint64_t kSeeds = 300;
+constexpr uint64_t kSeeds = RoundsWithoutThreads(300);
 
 TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
   uint64_t lost = 0;

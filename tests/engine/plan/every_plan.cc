@@ -53,11 +53,13 @@ std::vector<GapMoves> AllGaps(const StepRecord& step) {
   for (uint32_t object = 0; object < all.size(); ++object) {
     if (!step.objects[object].frees) continue;
     const Uses& uses = all[object];
+    const bool computed_again = step.objects[object].recompute_us.has_value();
     for (size_t i = 0; i < uses.at.size(); ++i) {
       GapMoves gap;
       const bool last = i + 1 == uses.at.size();
       const size_t end = last ? LastStretch(step, object, uses) : uses.at[i + 1];
-      for (size_t drop = uses.until[i]; drop < end && drop < step.uses.size(); ++drop) {
+      const size_t in_use_until = std::max<size_t>(uses.until[i], step.objects[object].held_until);
+      for (size_t drop = in_use_until; drop < end && drop < step.uses.size(); ++drop) {
         if (last) {
           gap.moves.push_back({.object = object,
                                .drop_at = static_cast<uint32_t>(drop),
@@ -65,7 +67,7 @@ std::vector<GapMoves> AllGaps(const StepRecord& step) {
                                .read_at = StepMove::kNever});
           continue;
         }
-        for (size_t fetch = drop + 1; fetch <= end; ++fetch) {
+        for (size_t fetch = computed_again ? end : drop + 1; fetch <= end; ++fetch) {
           gap.moves.push_back({.object = object,
                                .drop_at = static_cast<uint32_t>(drop),
                                .fetch_at = static_cast<uint32_t>(fetch),
@@ -89,13 +91,14 @@ void ForAllPlans(const std::vector<GapMoves>& gaps, std::vector<StepMove>& chose
   }
 }
 
-// In the order of reading, and with one copy out for each object.
-std::vector<StepMove> InOrder(std::vector<StepMove> moves) {
+// In the order of reading, and with one copy out for each object that moves.
+std::vector<StepMove> InOrder(const StepRecord& step, std::vector<StepMove> moves) {
   std::stable_sort(moves.begin(), moves.end(),
                    [](const StepMove& a, const StepMove& b) { return a.read_at < b.read_at; });
   std::vector<uint32_t> out;
   for (StepMove& move : moves) {
-    move.copies_out = std::find(out.begin(), out.end(), move.object) == out.end();
+    move.copies_out = !step.objects[move.object].recompute_us.has_value() &&
+                      std::find(out.begin(), out.end(), move.object) == out.end();
     out.push_back(move.object);
   }
   return moves;
@@ -133,8 +136,8 @@ BestPlan BestOfEveryPlan(const StepRecord& step, uint64_t memory_bytes) {
     const uint64_t peak_bytes = CountedPeak(step, plan);
     best.least_bytes = std::min(best.least_bytes, peak_bytes);
     if (peak_bytes > memory_bytes) return;
-    best.step_us =
-        std::min(best.step_us, SimulateStep(step, InOrder(plan), SmallLink()).value().step_us);
+    best.step_us = std::min(best.step_us,
+                            SimulateStep(step, InOrder(step, plan), SmallLink()).value().step_us);
   });
   return best;
 }
@@ -155,7 +158,8 @@ StepRecord RandomChain(std::mt19937& random, uint32_t objects, bool equal_sizes)
   return step;
 }
 
-// Objects are read in any order, once, twice or never, and some free nothing.
+// Objects are read in any order, once, twice or never. Some free nothing, some are held by the
+// program, some computed again.
 StepRecord RandomOrder(std::mt19937& random) {
   StepRecord step;
   const auto below = [&random](uint64_t end) { return random() % end; };
@@ -173,6 +177,8 @@ StepRecord RandomOrder(std::mt19937& random) {
   }
   for (StepObject& object : step.objects) {
     if (below(3) == 0) object.needed_until = static_cast<uint32_t>(1 + below(step.uses.size()));
+    if (below(3) == 0) object.held_until = static_cast<uint32_t>(1 + below(step.uses.size()));
+    if (below(5) == 0) object.recompute_us = static_cast<double>(below(4));
   }
   for (size_t i = 0; i <= step.uses.size(); ++i) {
     step.stretches.push_back(

@@ -50,6 +50,18 @@ TEST(ExplainPlan, WhatNeverComesBackIsSaidSo) {
               HasSubstr("       1     10 KiB      1          -      3  never  never          -\n"));
 }
 
+TEST(ExplainPlan, WhatIsComputedAgainDoesNotMove) {
+  StepRecord step = TwoObjects();
+  step.objects[0].recompute_us = 3;
+  StepPlan plan;
+  plan.moves = {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3, .copies_out = false}};
+  const std::string text = ExplainPlan(step, plan, RoundLink());
+  EXPECT_THAT(text, HasSubstr("; 0 of 2 objects move, 0 B of 20 KiB\n"));
+  EXPECT_THAT(text, HasSubstr("computed again: 1, 10 KiB\n"));
+  EXPECT_THAT(text,
+              HasSubstr("       0     10 KiB      0          -      1      3      3      0.043\n"));
+}
+
 TEST(ExplainPlan, TimesOfTheHostsClockAreCalledThat) {
   StepRecord step = TwoObjects();
   EXPECT_THAT(ExplainPlan(step, StepPlan(), RoundLink()), Not(HasSubstr("clock")));

@@ -89,8 +89,18 @@ class Model {
   bool IsMadeIn(size_t object, size_t stretch) const {
     return !FromHost(object) && First(object) == stretch;
   }
+  // By the program, as long as anybody may ask for it.
+  bool IsHeldIn(size_t object, size_t stretch) const {
+    const bool is_read = FromHost(object) || Last(object) > First(object);
+    const size_t over = is_read ? Last(object) + 1 : step_.stretches.size();
+    return !FromHost(object) && First(object) <= stretch &&
+           stretch <= std::min<size_t>(step_.objects[object].held_until, over);
+  }
+  bool IsComputedAgain(size_t object) const {
+    return step_.objects[object].recompute_us.has_value();
+  }
   bool IsUsedIn(size_t object, size_t stretch) const {
-    if (IsMadeIn(object, stretch)) return true;
+    if (IsMadeIn(object, stretch) || IsHeldIn(object, stretch)) return true;
     if (stretch == 0 || step_.uses[stretch - 1] != object) return false;
     return FromHost(object) || First(object) != stretch - 1;
   }
@@ -124,7 +134,8 @@ class Model {
       State begun = state;
       begun.left_us = static_cast<int>(step_.stretches[state.stretch].compute_us);
       for (size_t i = 0; i < step_.objects.size(); ++i) {
-        if (IsMadeIn(i, state.stretch)) begun.on_device[i] = Size(i);
+        const bool computed = IsComputedAgain(i) && IsUsedIn(i, state.stretch);
+        if (computed || IsMadeIn(i, state.stretch)) begun.on_device[i] = Size(i);
         if (IsUsedIn(i, state.stretch) && begun.on_device[i] < Size(i)) return;
       }
       if (Fits(begun)) Reach(begun, reached);
@@ -132,7 +143,8 @@ class Model {
       State ended = state;
       for (size_t i = 0; i < step_.objects.size(); ++i) {
         const bool made_here = IsMadeIn(i, state.stretch);
-        if (made_here && step_.objects[i].clean) ended.on_host[i] = Size(i);
+        // What is computed again takes no copy, as if the host had it.
+        if (made_here && (step_.objects[i].clean || IsComputedAgain(i))) ended.on_host[i] = Size(i);
         // The operators that used it first have changed it.
         if (FromHost(i) && !step_.objects[i].clean && First(i) + 1 == state.stretch) {
           ended.on_host[i] = 0;
@@ -203,6 +215,10 @@ StepRecord AnyStep(std::mt19937& random) {
       made.size_bytes = static_cast<uint64_t>(Draw(random, 1, 2)) * kUnitBytes;
       if (Draw(random, 0, 2) == 0) made.origin = StepObject::Origin::kHost;
       made.clean = Draw(random, 0, 2) == 0;
+      if (made.origin == StepObject::Origin::kDevice) {
+        if (Draw(random, 0, 2) == 0) made.held_until = static_cast<uint32_t>(Draw(random, 1, 6));
+        if (Draw(random, 0, 4) == 0) made.recompute_us = 0;
+      }
       step.objects.push_back(made);
     }
     step.uses.push_back(object);

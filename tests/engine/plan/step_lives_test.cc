@@ -42,6 +42,16 @@ TEST(StepLives, AnObjectIsInUseUntilItIsSavedForTheLastTime) {
   EXPECT_THAT(LivesOf(step)[0].in_use, ElementsAre(0, 1, 2, 3, 4, 7));
 }
 
+TEST(StepLives, AnObjectIsInUseUntilTheProgramLetsGoOfIt) {
+  StepRecord step = Uses({0, 1, 2, 1, 2, 1, 0});
+  step.objects[0].held_until = 2;
+  step.objects[1].held_until = 4;
+  EXPECT_THAT(LivesOf(step)[0].in_use, ElementsAre(0, 1, 2, 7));
+  EXPECT_THAT(LivesOf(step)[1].in_use, ElementsAre(1, 2, 3, 4, 6)) << "it is read meanwhile";
+  step.objects[1].held_until = 100;
+  EXPECT_THAT(LivesOf(step)[1].in_use, ElementsAre(1, 2, 3, 4, 5, 6)) << "longer than anybody asks";
+}
+
 TEST(StepLives, WhatIsNeverReadLivesToTheEndOfTheStep) {
   const std::vector<ObjectLife> lives = LivesOf(Uses({0, 1, 1}));
   EXPECT_EQ(lives[0].made, 0u);
@@ -66,10 +76,13 @@ TEST(StepLives, TheFirstUseOfAnObjectOfTheHostReadsIt) {
   EXPECT_EQ(life.over, 1u);
 }
 
-TEST(StepLives, WhatAnOperatorSavesCanLeaveWhenAnotherOneMakesSomething) {
+TEST(StepLives, WhatAnOperatorSavesCanLeaveWhenAnotherOneUsesSomething) {
   StepRecord step = Uses({0, 1, 2, 3, 3, 2, 1, 0});
   step.operators = {1, 1, 2, 3, 4, 5, 6, 6};
   EXPECT_THAT(LeavesFrom(step), ElementsAre(2, 2, 3, 4));
+  step = Uses({0, 1, 0, 2, 2, 1, 0, 0});
+  step.objects[0].saved_until = 2;
+  EXPECT_THAT(LeavesFrom(step), ElementsAre(1, 2, 4)) << "use 2 makes nothing";
 }
 
 TEST(StepLives, WhatIsSavedOnceMoreBeforeItCanLeaveWaitsForThatOperatorToo) {

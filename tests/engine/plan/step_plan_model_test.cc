@@ -11,6 +11,7 @@
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/step_simulation.h"
 #include "pinion/tests/engine/plan/every_plan.h"
+#include "pinion/tests/support/sanitizers.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -51,7 +52,7 @@ struct TimesOverBest {
 TEST(StepPlanModel, OfEqualObjectsThePlanIsTheBestThereIs) {
   std::mt19937 random(1);
   TimesOverBest times;
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < RoundsWithoutThreads(40); ++i) {
     SCOPED_TRACE(i);
     times.Add(RandomChain(random, 4, /*equal_sizes=*/true));
   }
@@ -61,7 +62,7 @@ TEST(StepPlanModel, OfEqualObjectsThePlanIsTheBestThereIs) {
 TEST(StepPlanModel, OfObjectsOfAnySizeThePlanIsCloseToTheBest) {
   std::mt19937 random(2);
   TimesOverBest times;
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < RoundsWithoutThreads(60); ++i) {
     SCOPED_TRACE(i);
     times.Add(RandomChain(random, 4, /*equal_sizes=*/false));
   }
@@ -71,7 +72,7 @@ TEST(StepPlanModel, OfObjectsOfAnySizeThePlanIsCloseToTheBest) {
 TEST(StepPlanModel, InAnyOrderOfUsesThePlanKeepsWithinItsMemory) {
   std::mt19937 random(3);
   TimesOverBest times;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < RoundsWithoutThreads(300); ++i) {
     SCOPED_TRACE(i);
     times.Add(RandomOrder(random));
   }

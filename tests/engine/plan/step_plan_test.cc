@@ -153,6 +153,30 @@ TEST(StepPlan, WhatTheHostHasIsNotCopiedOut) {
   EXPECT_FALSE(PlanStep(step, 12 * kKb, RoundLink()).value().moves.at(0).copies_out);
 }
 
+TEST(StepPlan, WhatIsComputedAgainGoesWhereTheLinkCannotHideACopy) {
+  StepRecord step = Chain({40, 40, 40, 40});
+  step.objects[1].recompute_us = 5;
+  const StepPlan plan = PlanStep(step, 120 * kKb, RoundLink()).value();
+  ASSERT_THAT(Moved(plan), ElementsAre(1)) << "object 0 is farther away";
+  EXPECT_EQ(plan.moves[0].fetch_at, plan.moves[0].read_at) << "nobody has it before";
+  EXPECT_FALSE(plan.moves[0].copies_out);
+  EXPECT_EQ(plan.step_us, 95);
+}
+
+TEST(StepPlan, WhatTakesLongToComputeAgainStaysWhereACopyIsHidden) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  step.objects[1].recompute_us = 5;
+  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, RoundLink()).value()), ElementsAre(0));
+}
+
+TEST(StepPlan, WhatIsHeldByTheProgramMakesNoRoom) {
+  StepRecord step = Chain({4, 4, 4, 4});
+  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, RoundLink()).value()), ElementsAre(0));
+  step.objects[0].held_until = 3;
+  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, RoundLink()).value()), ElementsAre(1));
+  EXPECT_EQ(LeastMemoryBytes(step).value(), 12 * kKb);
+}
+
 TEST(StepPlan, WhatOneOperatorUsesStaysUntilTheNextOneBegins) {
   StepRecord step = Chain({4, 4, 4, 4});
   EXPECT_EQ(LeastMemoryBytes(step).value(), 8 * kKb);

@@ -55,6 +55,18 @@ TEST(StepSimulation, ACopyOutBeginsOnceTheOperatorHasReturnedAndTheComputeWaitsW
   EXPECT_EQ(times.step_us, 70);
 }
 
+TEST(StepSimulation, WhatIsComputedAgainTakesTheComputesTimeAndNoCopy) {
+  StepRecord step = TwoObjects();
+  step.objects[0].recompute_us = 3;
+  const StepTimes times = Simulated(
+      step, {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3, .copies_out = false}},
+      Link());
+  EXPECT_EQ(times.in_begins_us[0], 40);
+  EXPECT_EQ(times.in_us[0], 43);
+  EXPECT_THAT(times.stalls_us, ElementsAre(0, 0, 0, 0, 0)) << "nothing is waited for";
+  EXPECT_EQ(times.step_us, 53);
+}
+
 TEST(StepSimulation, AnOperatorThatMakesSeveralObjectsReturnsBehindTheLastOne) {
   StepRecord step = TwoObjects();
   step.operators = {7, 7, 8, 9};

@@ -8,7 +8,8 @@
 //   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "demand 0"));
 //
 // Notes: "stay i" (it does not leave), "out i" (its copy out was submitted), "drop i" (its device
-// memory goes), "fetch i" (ahead), "demand i" (fetched by its reader).
+// memory goes), "fetch i" (ahead), "demand i" (fetched by its reader),
+// "compute i" (computed again by its reader).
 
 #ifndef PINION_TESTS_ENGINE_PLAN_TARGET_PLAYER_H_
 #define PINION_TESTS_ENGINE_PLAN_TARGET_PLAYER_H_
@@ -39,7 +40,7 @@ class TargetPlayer {
   // One more tensor, which leaves once another operator uses something. Where it does not free its
   // device memory, that is somebody else's, and counts among the other bytes.
   void Save(uint64_t signature, uint64_t size_bytes = kSize, uint64_t by = kOwnOperator,
-            bool frees = true) {
+            bool frees = true, bool computed_again = false) {
     const size_t number = tensors_.size();
     Tensor& tensor = tensors_.emplace_back();
     tensor.place = {scope_, number + 1};
@@ -48,11 +49,11 @@ class TargetPlayer {
     tensor.is_here = true;
     tensor.by = by == kOwnOperator ? --last_operator_ : by;
     NotePeak();
-    const Fate fate = schedule_.OnSaved(scope_, {size_bytes, signature});
-    EXPECT_EQ(fate.object, number);
+    const Fate fate = schedule_.OnSaved(scope_, {size_bytes, signature, computed_again});
     tensor.objects = {fate.object};
-    for (const uint32_t late : schedule_.TakeLateLeavers()) tensors_[late].is_pending = true;
-    tensor.is_pending = fate.leaves;
+    NoteLateLeavers();
+    tensor.is_pending = fate.leaves && !computed_again;
+    tensor.is_computed = fate.leaves && computed_again;
     if (!fate.leaves) Note("stay", tensor);
     if (!hold_back_) Leave(tensor.by);
     Evict();
@@ -68,13 +69,22 @@ class TargetPlayer {
     schedule_.OnScopeEnd(scope_);
   }
 
-  void Read(size_t number, uint64_t by = kOwnOperator) {
+  void Read(size_t number, uint64_t by = kOwnOperator, Use use = Use::kRead) {
     Tensor& tensor = tensors_[number];
     Leave(by);
     if (!std::exchange(in_backward_, true)) schedule_.OnBackwardBegin(kBackward);
-    schedule_.OnUsed(tensor.objects.front());
+    schedule_.OnUsed(tensor.objects.front(), use);
+    NoteLateLeavers();
+    Leave(by);
+    const bool computes = tensor.is_computed && !tensor.is_here && !tensor.is_held;
+    if (computes) schedule_.OnComputedAgain(tensor.objects.front());
     Evict();
-    if (!tensor.is_here) {
+    if (computes) {
+      Note("compute", tensor);
+      tensor.is_here = true;
+      tensor.by = by == kOwnOperator ? --last_operator_ : by;
+      NotePeak();
+    } else if (!tensor.is_here && !tensor.is_computed) {
       Note("demand", tensor);
       Arrive(tensor);
     }
@@ -88,10 +98,14 @@ class TargetPlayer {
     Read(number);
   }
 
+  // Until LetGo the program has the tensor for itself: dropping it frees nothing.
+  void Hold(size_t number) { tensors_[number].is_held = true; }
+  void LetGo(size_t number) { tensors_[number].is_held = false; }
+
   void Release(size_t number) {
     Tensor& tensor = tensors_[number];
     if (std::exchange(tensor.is_over, true)) return;
-    tensor.is_here = tensor.is_pending = false;
+    tensor.is_here = tensor.is_pending = tensor.is_held = false;
     schedule_.OnReleased(tensor.objects.front());
     if (!tensor.has_left) return;
     schedule_.OnPieceGone(tensor, &tensor);
@@ -135,11 +149,11 @@ class TargetPlayer {
 
   // --- what has come of it ---
 
-  bool IsHere(size_t number) const { return tensors_[number].is_here; }
+  bool IsHere(size_t number) const { return tensors_[number].is_here || tensors_[number].is_held; }
   uint64_t device_bytes() const {
     uint64_t bytes = other_bytes_;
     for (const Tensor& tensor : tensors_) {
-      if (tensor.is_here && tensor.frees) bytes += tensor.size_bytes;
+      if ((tensor.is_here || tensor.is_held) && tensor.frees) bytes += tensor.size_bytes;
     }
     return bytes;
   }
@@ -154,7 +168,9 @@ class TargetPlayer {
     uint64_t by = 0;
     bool frees = true;
     bool is_here = false;  // on the device
+    bool is_held = false;  // by the program
     bool is_pending = false;
+    bool is_computed = false;  // again for each operator that reads it
     bool has_left = false;
     bool is_fetched = false;
     bool has_last_reader = false;
@@ -166,8 +182,17 @@ class TargetPlayer {
   }
   void NotePeak() { peak_bytes_ = std::max(peak_bytes_, device_bytes()); }
 
+  void NoteLateLeavers() {
+    for (const uint32_t late : schedule_.TakeLateLeavers()) {
+      const auto is_it = [late](const Tensor& tensor) {
+        return !tensor.is_over && tensor.objects.front() == late;
+      };
+      std::find_if(tensors_.begin(), tensors_.end(), is_it)->is_pending = true;
+    }
+  }
   void Leave(uint64_t unless_by) {
     for (Tensor& tensor : tensors_) {
+      if (tensor.is_computed && tensor.by != unless_by) tensor.is_here = false;
       if (!tensor.is_pending || tensor.by == unless_by) continue;
       tensor.is_pending = false;
       tensor.has_left = true;

@@ -10,9 +10,11 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/known_step.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/plan/step_gaps.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/tests/engine/plan/small_steps.h"
@@ -338,16 +340,19 @@ TEST(TargetSchedule, WhatItsLastReaderHasFetchedIsNotFetchedOnceMoreForNobody) {
 TEST(TargetSchedule, WhatHasGoneToMakeRoomIsNotDroppedOnceMore) {
   TargetSchedule schedule(Within(100 * kSize));
   StepRecord step = Chain({1, 2, 3, 4});
-  step.uses.insert(step.uses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
-  step.stretches.emplace_back();
+  step.uses = {0, 0, 1, 2, 3, 3, 2, 0, 1, 0};  // a branch saves tensor 0 again, and reads it first
+  step.stretches.resize(step.uses.size() + 1);
+  step.objects[0].saved_until = 1;
   schedule.Learn(Planned(
-      step, {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 6},
-             {.object = 0, .drop_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
+      step, {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 7},
+             {.object = 0, .drop_at = 8, .fetch_at = 9, .read_at = 9, .copies_out = false}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
   player.Read(3);
   EXPECT_TRUE(player.IsHere(0));
+  player.WantRoom();
+  player.Read(2);
   player.WantRoom();
   player.Happened();
   player.Read(1);
@@ -401,10 +406,10 @@ TEST_F(TargetScheduleOfAGroup, OnceItHasComeBackItStaysForTheOthers) {
   Leave();
   schedule_.OnSaved(kScope, {kSize, 3});
   schedule_.TakeEvictions();
-  schedule_.OnUsed(2);
+  schedule_.OnUsed(2, Use::kRead);
   schedule_.OnFetched(parcel_, /*backward=*/5);
-  schedule_.OnUsed(0);
-  schedule_.OnUsed(1);
+  schedule_.OnUsed(0, Use::kRead);
+  schedule_.OnUsed(1, Use::kRead);
   EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
 }
 
@@ -443,18 +448,22 @@ TEST(TargetSchedule, AKnownStepRunsAnewEachTime) {
   EXPECT_EQ(player.Happened(), first);
 }
 
-TEST(TargetSchedule, AReadThatComesLateDoesNotTurnTheStepBack) {
-  TargetSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
+TEST(TargetSchedule, WhatABranchSavesAndReadsOnceMoreDoesNotDisturbTheRest) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2, 3});
+  step.uses = {0, 1, 1, 2, 2, 1, 1, 0};  // the second of two operators that save and read tensor 1
+  step.stretches.resize(step.uses.size() + 1);
+  step.objects[1].saved_until = 2;
+  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 7}}));
   TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
+  player.SaveAll({1, 2, 3});
   player.EndForward();
-  player.Read(3);
   player.Read(2);
-  player.Release(2);
   player.Happened();
-  player.Read(3);
+  player.Read(1);
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  player.Read(0);
+  EXPECT_NE(schedule.followed(), nullptr);
 }
 
 TEST(TargetSchedule, WhatNobodyNeedsAnyMoreIsNotFetched) {
@@ -538,19 +547,19 @@ TEST(TargetSchedule, FetchesLeaveRoomForWhatIsToComeUntilTheNextUse) {
 }
 
 TEST(TargetSchedule, AFetchThatWasRefusedIsAskedForAgain) {
-  TargetSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 9}}));
   TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
+  player.SaveAll({1, 2, 3, 4, 5});
   player.EndForward();
-  player.Read(3);
-  player.Release(3);
+  player.Read(4);
   player.Happened();
   player.RefuseOneFetch();
-  player.Read(2);
+  player.Read(3);
   EXPECT_THAT(player.Happened(), IsEmpty());
   EXPECT_THAT(schedule.FetchedAhead(), IsEmpty());
-  player.Read(1);
+  player.Read(2);
   EXPECT_THAT(player.Happened(), IsEmpty())
       << "a refusal is expensive: the next attempt is left out";
   player.Read(1);
@@ -685,10 +694,176 @@ TEST(TargetSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
               ElementsAre("out 0", "drop 0", "out 1", "drop 1", "out 2", "drop 2"));
   player.Read(2);
   player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 2", "demand 1"));
+  EXPECT_THAT(player.Happened(), ElementsAre("demand 2", "drop 2", "demand 1"))
+      << "who read it has it, and nobody else may for long";
+}
+
+TEST(TargetSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
+  StepRecord step = Chain({1, 2, 3});
+  step.objects[1].recompute_us = 1;
+  std::vector<Gap> gaps = GapsOf(step);  // of the first two
+  ASSERT_EQ(gaps.size(), 2u);
+  for (Gap& gap : gaps) {
+    gap.away_from = gap.first;
+    gap.away_until = gap.last;
+  }
+  gaps[0].away_until = 3;
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Planned(step, MovesOf(step, gaps)));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  player.Save(2, kSize, TargetPlayer::kOwnOperator, /*frees=*/true, /*computed_again=*/true);
+  player.Save(3);
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "stay 2"));
+  player.Read(2);
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0", "compute 1"));
+}
+
+// --- Another step than was thought, by what it reads ---
+
+TEST(TargetSchedule, AStepThatReadsMoreOftenThanTheKnownOneGoesOnLikeTheFirst) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  player.Read(2);
+  EXPECT_NE(schedule.followed(), nullptr);
+  player.Happened();
+  player.Read(3);
+  EXPECT_EQ(schedule.followed(), nullptr);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 2", "out 3", "drop 1", "drop 2",
+                                             "drop 3", "drop 0", "demand 3"))
+      << "what has stayed leaves, and what was fetched ahead goes";
+}
+
+TEST(TargetSchedule, AStepThatReadsInAnotherOrderGoesOnLikeTheFirst) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(2);
+  EXPECT_EQ(schedule.followed(), nullptr) << "tensor 3 was to be read first";
+}
+
+TEST(TargetSchedule, AReadOfWhatNobodyNeedsAnyMoreIsNotMissed) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Release(3);
+  player.Read(2);
+  EXPECT_NE(schedule.followed(), nullptr);
+}
+
+TEST(TargetSchedule, AStepThatKeepsTheGraphThatTheKnownOneLetsGoOfGoesOnLikeTheFirst) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Happened();
+  player.Read(3, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+  EXPECT_EQ(schedule.followed(), nullptr);
+  EXPECT_THAT(player.Happened(),
+              ElementsAre("out 1", "out 2", "out 3", "drop 1", "drop 2", "drop 3", "demand 3"));
+}
+
+TEST(TargetSchedule, AStepInWhichSomethingIsNeededLongerGoesOnLikeTheFirst) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.objects[3].needed_until = 5;
+  schedule.Learn(Planned(step, {}));
+  for (const bool is_released : {true, false}) {
+    TargetPlayer player(schedule);
+    player.SaveAll({1, 2, 3, 4});
+    player.EndForward();
+    player.Read(3);
+    EXPECT_NE(schedule.followed(), nullptr);
+    if (is_released) player.Release(3);
+    player.Read(2);
+    EXPECT_EQ(schedule.followed() != nullptr, is_released);
+    player.EndStep();
+  }
+}
+
+// Its graph is kept and read twice: uses 4 to 7, and in the same order 8 to 11.
+std::shared_ptr<const KnownStep> FourTensorsReadTwice(std::vector<StepMove> moves) {
+  StepRecord step = Chain({1, 2, 3, 4});
+  for (uint32_t object = 4; object-- > 0;) {
+    step.objects[object].needed_until = 12 - object;
+    step.uses.push_back(object);
+  }
+  step.stretches.resize(step.uses.size() + 1);
+  return Planned(std::move(step), std::move(moves));
+}
+
+TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatReadsLikeIt) {
+  TargetSchedule schedule(Within(100 * kSize));
+  const auto twice =
+      FourTensorsReadTwice({{.object = 1, .drop_at = 3, .fetch_at = 6, .read_at = 6}});
+  const auto once = FourTensors();
+  schedule.Learn(twice);
+  schedule.Learn(once);
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  EXPECT_EQ(schedule.followed(), once);
+  player.Happened();
+  player.Read(3, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+  EXPECT_EQ(schedule.followed(), twice);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "drop 1"));
+  player.EndStep();
+  player.Save(1);
+  EXPECT_EQ(schedule.followed(), twice) << "that was followed last";
+}
+
+TEST(TargetSchedule, AStepThatReadsOtherwiseMakesTheNextThreeWorthRecording) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
+  ASSERT_FALSE(schedule.WantsRecord());
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  for (const size_t number : {3, 2, 3}) player.Read(number);
+  player.EndStep();
+  EXPECT_TRUE(schedule.WantsRecord());
+}
+
+TEST(TargetSchedule, OfThoseThatBeginLikeItAStepGoesOnAsOneThatFitsIntoTheTarget) {
+  TargetSchedule schedule(Within(100 * kSize));
+  const auto once = FourTensors();
+  schedule.Learn(once);
+  StepRecord twice = FourTensorsReadTwice({})->step();
+  schedule.Learn(std::make_shared<const KnownStep>(std::move(twice), StepPlan(),
+                                                   absl::ResourceExhaustedError("too little")));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  EXPECT_EQ(schedule.followed(), once);
 }
 
 // --- What is remembered ---
+
+TEST(TargetSchedule, StepsThatSaveTheSameAndReadItOtherwiseAreKeptSideBySide) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  schedule.Learn(FourTensorsReadTwice({}));
+  EXPECT_THAT(schedule.known(), SizeIs(2));
+  StepRecord kept = Chain({1, 2, 3, 4});
+  kept.objects[3].needed_until = 8;
+  schedule.Learn(Planned(kept, {}));
+  EXPECT_THAT(schedule.known(), SizeIs(3));
+  StepRecord in_their_order = Chain({1, 2, 3, 4});
+  in_their_order.uses = {0, 1, 2, 3, 0, 1, 2, 3};
+  schedule.Learn(Planned(in_their_order, {}));
+  EXPECT_THAT(schedule.known(), SizeIs(4));
+}
 
 TEST(TargetSchedule, TheStepsThatWereFollowedLastAreKept) {
   TargetSchedule schedule(Within(100 * kSize));
@@ -705,7 +880,7 @@ TEST(TargetSchedule, TheStepsThatWereFollowedLastAreKept) {
   EXPECT_EQ(kept.back(), 3u) << "2 is forgotten";
 }
 
-TEST(TargetSchedule, AStepThatSavesTheSameTakesThePlaceOfTheOneBefore) {
+TEST(TargetSchedule, AStepThatSavesAndReadsTheSameTakesThePlaceOfTheOneBefore) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   schedule.Learn(Planned(Chain({1, 2}), {}));
@@ -740,6 +915,19 @@ TEST(TargetSchedule, WhereTheTargetCannotBeMetThePlanIsTheLeastAndSaysWhy) {
   EXPECT_EQ(known->plan().peak_bytes, LeastMemoryBytes(step).value());
   EXPECT_THAT(known->shortfall(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("does not fit")));
+}
+
+TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidInEveryFormat) {
+  for (const PlanFormat format : {PlanFormat::kText, PlanFormat::kSvg, PlanFormat::kChromeTrace}) {
+    for (const uint64_t target_bytes : {kSize, 3 * kSize}) {
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(format) << ", " << target_bytes);
+      const TargetSchedule schedule(Within(target_bytes));
+      const std::string text =
+          schedule.Explain({schedule.Plan(Chain({1, 2, 3, 4})).value()}, format);
+      const bool says_so = text.find("not run as planned: the step does not fit") != text.npos;
+      EXPECT_EQ(says_so, target_bytes == kSize) << text;
+    }
+  }
 }
 
 TEST(TargetSchedule, ARecordThatIsNotValidIsNotPlanned) {

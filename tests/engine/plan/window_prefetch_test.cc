@@ -86,6 +86,14 @@ class WindowPrefetchTest : public ::testing::Test {
 
 // -------------------------------------------------------------------------------- window, batch
 
+TEST_F(WindowPrefetchTest, WhatIsSavedAgainIsFetchedForItsFirstRead) {
+  SendMany(4, 10);
+  schedule_.OnSavedAgain(Number(1), {1, 5});
+  EXPECT_THAT(FetchAll(6), ElementsAre(5, 4, 3, 2)) << "the first one was saved last";
+  schedule_.OnSavedAgain(Number(4), {1, 3});
+  EXPECT_EQ(Number(4).place.sequence, 4u) << "something else in it was saved later";
+}
+
 TEST_F(WindowPrefetchTest, TheNewestComeFirstAsManyAsTheWindowHolds) {
   SendMany(20, 10);
   EXPECT_THAT(FetchAll(20), ElementsAre(19, 18, 17, 16, 15, 14, 13, 12, 11, 10));

@@ -104,5 +104,32 @@ TEST_F(OffloadTargetReads, AStepThatSavesOnceMoreWhatItHasLetGoOfIsKnown) {
   }
 }
 
+// The plan of the one lets all tensors stay: in its backward each goes before the next is read.
+TEST_F(OffloadTargetReads, AStepThatKeepsItsGraphKeepsWithinTheTargetBehindOneThatDoesNot) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = world_.device_bytes() + 5 * kTensorBytes + kTensorBytes / 2;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  for (const int backwards : {1, 1, 2, 2, 1, 2}) {
+    SCOPED_TRACE(backwards);
+    world_.ResetPeak();
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(session);
+      for (int i = 0; i < 4; ++i) {
+        y = Node(y, Activation(carrier_, {kTensorBytes / 4}, i), i == 0 ? 4 * kTensorBytes : 16);
+      }
+    }
+    for (int left = backwards - 1; left >= 0; --left) {
+      seen_.clear();
+      y.backward({}, /*retain_graph=*/left > 0);
+      EXPECT_THAT(seen_, ::testing::ElementsAre(3, 2, 1, 0));
+    }
+    y.reset();
+    EXPECT_THAT(world_.Synchronize(), IsOk());
+    EXPECT_LE(world_.peak_device_bytes(), options.memory_target_bytes);
+  }
+  EXPECT_GT(session->GetStats().kept_as_planned, 0u);
+}
+
 }  // namespace
 }  // namespace pinion::testing

@@ -111,6 +111,40 @@ TEST_F(OffloadTargetSteps, AStepThatHasMoreOnTheDeviceThanItsPlanSaysIsPlannedAg
   ExpectOffloaded(*session);
 }
 
+// Of every other tensor the program has a reference for the whole step: it is copied in the first
+// step, which drops all, and never again.
+TEST_F(OffloadTargetSteps, WhatTheProgramKeepsIsNotCopiedOnceThatIsKnown) {
+  const auto run = [this](const std::shared_ptr<OffloadSession>& session) {
+    std::vector<at::Tensor> kept;
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(session);
+      for (int i = 0; i < kNodes; ++i) {
+        const at::Tensor saved = Activation(carrier_, {kTensorBytes / 4}, i);
+        if (i % 2 == 0) kept.push_back(saved);
+        y = Probe(y, {saved}, [this](const at::Tensor& grad, const UnpackSaved& unpack) {
+          seen_.push_back(unpack().front()[0].to(at::kCPU).item<float>());
+          return grad;
+        });
+      }
+    }
+    Backward(y);
+  };
+  const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - 2 * kTensorBytes);
+  run(session);
+  const OffloadStats first = session->GetStats();
+  EXPECT_EQ(first.offloaded, static_cast<uint64_t>(kNodes));
+  EXPECT_EQ(first.evicted_not_freed, static_cast<uint64_t>(kNodes / 2));
+  constexpr uint64_t kMore = 4;
+  world_.ResetPeak();
+  for (uint64_t step = 0; step < kMore; ++step) run(session);
+  const OffloadStats stats = session->GetStats();
+  EXPECT_GT(stats.offloaded, first.offloaded);
+  EXPECT_LE(stats.offloaded - first.offloaded, kMore * kNodes / 2);
+  EXPECT_EQ(stats.evicted_not_freed, first.evicted_not_freed);
+  EXPECT_LE(world_.peak_device_bytes(), session->options().memory_target_bytes);
+}
+
 // Nodes are numbered by each thread for itself, so that no place is known of what another thread
 // saves in a scope.
 TEST_F(OffloadTargetSteps, WhatAnotherThreadSavesInAScopeKeepsWithinTheTarget) {

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 
@@ -169,6 +170,41 @@ Evidence DropGroupWhileCopyingOut() {
   return world.machine().races();
 }
 
+// A weight that is read by readers on streams that have waited for nothing, and whose cast is gone.
+Evidence CastOnOtherStreams(int readers) {
+  EmuWorld world(CollectRaces(), SmallWindows(1));
+  const at::Tensor carrier = NewCarrier(world);
+  const at::Tensor weight = at::ones({64, 64}, carrier.options()).requires_grad_(true);
+  std::vector<at::Tensor> casts;
+  const auto use_on_another = [&]() -> ProbeBackward {
+    return [&casts, stream = world.NewStream()](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const c10::StreamGuard guard(stream);
+      casts.push_back(unpack()[0]);
+      at::mul(casts.back(), 2);
+      return grad;
+    };
+  };
+  for (const bool known : {false, true}) {
+    {
+      const c10::NoGradGuard no_grad;
+      weight.sub_(0.5);
+    }
+    at::Tensor y = carrier;
+    {
+      const OffloadScope scope(world.session());
+      const at::Tensor cast = weight.to(at::kBFloat16);
+      for (int i = 0; i < readers; ++i)
+        y = Probe(y, {cast}, known ? use_on_another() : ProbeBackward(UseSaved));
+    }
+    y.backward();
+  }
+  EXPECT_EQ(world.session()->GetStats().recast, 1u) << "the test's premise";
+  return world.machine().races();
+}
+
+Evidence CastOnAnotherStream() { return CastOnOtherStreams(1); }
+Evidence CastSharedByStreams() { return CastOnOtherStreams(2); }
+
 struct Scenario {
   const WaitSite* site;
   std::string variant;
@@ -194,6 +230,8 @@ const std::vector<Scenario>& Scenarios() {
       {&kUnpackOnOtherStream, "", ReuseOnAnotherStream, "aten::add", "aten::mul"},
       {&kUnpackOnOtherStream, "Group", GroupReuseOnAnotherStream, "aten::_foreach_copy_",
        "aten::mul"},
+      {&kUnpackOnOtherStream, "Cast", CastOnAnotherStream, "aten::sub", "aten::copy_"},
+      {&kUnpackOnOtherStream, "SharedCast", CastSharedByStreams, "aten::copy_", "aten::mul"},
       {&kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
   };
   return *scenarios;

@@ -247,6 +247,72 @@ TEST_F(StepRecorderTest, AnObjectThatIsSavedAgainIsHeldUntilThen) {
   EXPECT_EQ(step.objects[1].saved_until, 0u);
 }
 
+TEST_F(StepRecorderTest, TheProgramHoldsAnObjectUntilItLetsGoOfIt) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    at::Tensor held = activation();
+    y = Probe(carrier_, {held}, UseSaved);
+    y = Probe(y, {activation()}, UseSaved);
+    held.reset();
+    y = Probe(y, {activation()}, UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 1, 0));
+  EXPECT_EQ(step.objects[0].held_until, 2u);
+  EXPECT_EQ(step.objects[1].held_until, 0u) << "only its operator has had it";
+}
+
+TEST_F(StepRecorderTest, WhatAPackerHoldsIsNotHeldByTheProgram) {
+  // Of three tensors the window holds one: the others are evicted, of which the program has one.
+  const std::shared_ptr<OffloadSession>& session = world_.session();
+  at::Tensor y, held;
+  {
+    const OffloadScope offload(session);
+    const RecordScope record(recorder_);
+    y = Probe(carrier_, {activation()}, UseSaved);
+    held = activation();
+    y = Probe(y, {held}, UseSaved);
+    y = Probe(y, {activation()}, UseSaved);
+    y = Probe(y, {activation()}, UseSaved);
+    held.reset();
+    y = Probe(y, {activation()}, UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_GT(session->GetStats().evicted_bytes, 0u);
+  std::vector<uint32_t> held_until;
+  for (const StepObject& object : step.objects) held_until.push_back(object.held_until);
+  EXPECT_THAT(held_until, ElementsAre(0, 3, 0, 0, 0)) << "it has gone in the fourth stretch";
+}
+
+TEST_F(StepRecorderTest, WhatTakesThePlaceOfAnObjectThatIsAwayTakesRoomBesideOneThatStays) {
+  const auto record = [this](const std::shared_ptr<OffloadSession>& session) {
+    at::Tensor y = carrier_;
+    {
+      std::optional<OffloadScope> offload;
+      if (session != nullptr) offload.emplace(session);
+      const RecordScope record(recorder_);
+      at::Tensor held = activation();
+      y = Probe(y, {held}, UseSaved);
+      for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
+      at::Tensor between = at::ones({kTensorBytes / 4}, at::TensorOptions(world_.device()));
+      held.reset();  // if it is away, its memory goes before the next one is made
+      const at::Tensor made = activation();
+      between.reset();
+      y = Probe(y, {made}, UseSaved);
+    }
+    y.backward();
+    return Finish();
+  };
+  const StepRecord all_stay = record(nullptr);
+  const StepRecord some_leave = record(world_.session());
+  EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
+  EXPECT_GE(all_stay.stretches[4].transient_bytes, uint64_t{kTensorBytes});
+  EXPECT_EQ(some_leave.stretches[4].transient_bytes, all_stay.stretches[4].transient_bytes);
+}
+
 TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
   {
     const RecordScope record(recorder_);

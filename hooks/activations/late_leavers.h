@@ -1,0 +1,23 @@
+// Saved tensors that were to stay on the device, and have to leave after all: the step is another
+// one than was thought.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
+#define PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
+
+#include "absl/base/thread_annotations.h"
+#include "pinion/hooks/activations/offload_state.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion {
+
+// Those that the schedule names now go to `due`, or to those that are pending while their operators
+// may still run, and what is cast again lets go of its memory. `node` is the last one that has
+// saved something.
+void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
+                     RecordPtrs& due, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_

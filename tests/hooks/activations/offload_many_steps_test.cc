@@ -1,0 +1,127 @@
+// A thousand steps under a memory target, of two shapes that take turns and now and then of one
+// that was never there: what a process has is what it had after fifty.
+
+#include <malloc.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
+#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+constexpr int kSteps = 1000;
+constexpr int kEarly = 50;
+// By then each shape has come, as many are known as are ever remembered, and LibTorch has cached
+// what it caches for each shape.
+constexpr int kFull = 500;
+
+constexpr NetShape kShape = {.layers = 2, .batch = 2, .tokens = 24};
+constexpr NetShape kOther = {.layers = 3, .batch = 2, .tokens = 16};
+
+// Smaller than the two, so that no peak rises, and more than are remembered, so that each is new
+// whenever it comes.
+constexpr int kRareShapes = 40;
+static_assert(kRareShapes > TargetSchedule::kMaxKnown);
+constexpr int kRareEvery = 10;
+NetShape RareShape(int n) {
+  return {.layers = 1 + n % 2, .batch = 1 + n / 2 % 2, .tokens = 4 + n / 4};
+}
+
+// Of the heap, from kFull to the end: plans differ in size from shape to shape. A byte more for
+// each saved tensor would be more than twice as much, since a step saves some 40.
+constexpr uint64_t kHeapBytes = 64 * kKiB;
+static_assert(kHeapBytes < 4 * 40 * (kSteps - kFull));
+
+size_t Count(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// What a process has between two steps, when everything that was submitted is done.
+struct Has {
+  uint64_t device_bytes = 0;
+  uint64_t pinned_bytes = 0;
+  uint64_t host_bytes = 0;  // of them, in blocks that somebody holds
+  uint64_t handles = 0;
+  uint64_t plans = 0;
+  uint64_t threads = 0;
+  uint64_t streams = 0;  // that were ever made, and events: they are used again, not made again
+  uint64_t events = 0;
+  uint64_t heap_bytes = 0;
+};
+
+Has Look(EmuWorld& world) {
+  Has has;
+  has.handles = world.QuietStats().live_handles;
+  has.device_bytes = world.device_bytes();
+  const AllocatorStats host = world.session()->GetAllocatorStats();
+  has.pinned_bytes = host.locked_bytes.current;
+  has.host_bytes = host.booked_bytes.current;
+  has.plans = Count(world.session()->Explain(0), "x the compute alone");
+  using Entries = std::filesystem::directory_iterator;
+  has.threads = std::distance(Entries("/proc/self/task"), Entries());
+  has.streams = world.machine().calls(DeviceCall::kCreateStream);
+  has.events = world.machine().calls(DeviceCall::kCreateEvent);
+  const struct mallinfo2 heap = mallinfo2();
+  has.heap_bytes = heap.uordblks + heap.hblkhd;
+  return has;
+}
+
+uint64_t PlainPeakBytes() {
+  EmuWorld world;
+  const TestNet net(world.device(), at::kFloat, kShape);
+  const TestNet other(world.device(), at::kFloat, kOther);
+  TrainStep(net, nullptr);
+  TrainStep(other, nullptr);
+  return world.peak_device_bytes();
+}
+
+TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = PlainPeakBytes() * 9 / 10;
+  EmuWorld world(MachineOptions(), options);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  const TestNet other(world.device(), at::kFloat, kOther);
+  Has early, full;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == kEarly) early = Look(world);
+    if (step == kFull) full = Look(world);
+    // Twice in a row: what comes once is not recorded while all else is known.
+    if (step % kRareEvery < 2) {
+      const NetShape rare = RareShape(step / kRareEvery % kRareShapes);
+      TrainStep(TestNet(world.device(), at::kFloat, rare), world.session());
+    } else {
+      TrainStep(step % 2 == 0 ? net : other, world.session());
+    }
+  }
+  const Has late = Look(world);
+  EXPECT_GT(world.session()->GetStats().kept_as_planned, uint64_t{10} * kSteps);
+  EXPECT_EQ(late.device_bytes, early.device_bytes);
+  EXPECT_EQ(late.pinned_bytes, early.pinned_bytes);
+  EXPECT_EQ(late.host_bytes, 0u);
+  EXPECT_EQ(late.handles, 0u);
+  EXPECT_EQ(late.threads, early.threads);
+  EXPECT_EQ(late.streams, early.streams);
+  EXPECT_EQ(late.events, early.events);
+  EXPECT_EQ(full.plans, TargetSchedule::kMaxKnown);
+  EXPECT_EQ(late.plans, TargetSchedule::kMaxKnown);
+  EXPECT_LT(late.heap_bytes, full.heap_bytes + kHeapBytes);
+}
+
+}  // namespace
+}  // namespace pinion::testing
