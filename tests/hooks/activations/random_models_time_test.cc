@@ -38,10 +38,7 @@ struct Slow {
 };
 constexpr char kKeptGraph[] = "steps that keep a graph take longer than their plan says";
 constexpr Slow kSlow[] = {
-    {26, kKeptGraph},
-    {87, kKeptGraph},
-    {100, kKeptGraph},
-    {108, kKeptGraph},
+    {26, kKeptGraph}, {87, kKeptGraph}, {100, kKeptGraph}, {107, kKeptGraph}, {108, kKeptGraph},
 };
 
 // What is paid per tensor is in proportion to tensors of a few KiB; what is paid per byte is what
