@@ -42,9 +42,6 @@ struct SavedPlace {
 struct SavedObject {
   uint64_t size_bytes = 0;
   uint64_t signature = 0;  // StepObject::signature
-  // If it leaves it is let go of at once, without a copy and without a parcel: whoever reads it
-  // computes it again.
-  bool computed_again = false;
 };
 
 // Who uses an object that was saved.

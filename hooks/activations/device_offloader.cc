@@ -167,8 +167,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       const uint64_t signature =
           learner_ == nullptr ? 0 : SignatureOf(tensor, place, record->size_bytes());
       const bool is_cast = record->cast != nullptr;
-      const Fate fate =
-          state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature, is_cast});
+      const Fate fate = state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature});
       record->object = fate.object;
       if (fate.leaves && is_cast) {
         record->LeaveToBeCastAgain();  // the tensor holds the source as well

@@ -49,7 +49,7 @@ class TargetPlayer {
     tensor.is_here = true;
     tensor.by = by == kOwnOperator ? --last_operator_ : by;
     NotePeak();
-    const Fate fate = schedule_.OnSaved(scope_, {size_bytes, signature, computed_again});
+    const Fate fate = schedule_.OnSaved(scope_, {size_bytes, signature});
     tensor.objects = {fate.object};
     NoteLateLeavers();
     tensor.is_pending = fate.leaves && !computed_again;
