@@ -58,7 +58,7 @@ constexpr uint64_t kUnitBytes = 4 * kMiB;
 struct PlanCase {
   uint64_t seed = 0;  // of a random step; 0: a GPT's
   size_t uses = 0;
-  bool is_auto = false;  // else within half of what can leave
+  bool is_auto = false;  // else so tight that all plans are tried
 
   std::string record() const { return seed == 0 ? "gpt" : absl::StrCat("random", seed); }
   std::string Name() const {
@@ -112,11 +112,11 @@ class PlanBench {
   CheckedBenchmarks benchmarks_;
 };
 
-// Between the least with which the step can be planned and all that it has.
-absl::StatusOr<uint64_t> HalfBytes(const StepRecord& step, const LinkCalibration& link) {
+// A twentieth of what can leave above the least with which the step can be planned.
+absl::StatusOr<uint64_t> TightBytes(const StepRecord& step, const LinkCalibration& link) {
   PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
   PINION_ASSIGN_OR_RETURN(const StepPlan all, PlanStep(step, UINT64_MAX / 2, link));
-  return (least_bytes + all.peak_bytes) / 2;
+  return least_bytes + (all.peak_bytes - least_bytes) / 20;
 }
 
 // Of this thread: planning waits for nothing, and what else runs on the machine is none of it.
@@ -131,7 +131,7 @@ absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
       of.seed == 0 ? GptLikeStep(of.uses, kUnitBytes) : RandomStepOfUses(of.seed, of.uses);
   TargetOptions options = {.link = link_};
   if (!of.is_auto) {
-    PINION_ASSIGN_OR_RETURN(options.memory_bytes, HalfBytes(step, link_));
+    PINION_ASSIGN_OR_RETURN(options.memory_bytes, TightBytes(step, link_));
   }
   const TargetSchedule schedule(options);
   PlanRow row = {.of = of, .uses = step.uses.size()};
@@ -163,7 +163,7 @@ absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
                   {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = kReplayedUnitBytes});
   world.preset.launch_us = 0;  // part of the step
   PINION_ASSIGN_OR_RETURN(world.link, LinkOf(world.preset));
-  PINION_ASSIGN_OR_RETURN(const uint64_t target_bytes, HalfBytes(step, world.link));
+  PINION_ASSIGN_OR_RETURN(const uint64_t target_bytes, TightBytes(step, world.link));
   for ([[maybe_unused]] auto _ : state) {
     PINION_ASSIGN_OR_RETURN(row.cost, ReplayRecorded(step, target_bytes, world));
     state.SetIterationTime(row.cost.recorded_us * 1e-6);

@@ -4,6 +4,7 @@
 //   room.Add(1, 2, 10);                 // places 1 and 2
 //   room.MostIn(0, 3);                  // 10
 //   room.LastAbove(3, 9);               // 2: the last place up to 3 that has more than 9
+//   room.FirstAbove(1, 9);              // 1: the first place from 1 on
 //
 // A segment tree: every call takes the logarithm of the length.
 
@@ -42,6 +43,9 @@ class Room {
   std::optional<size_t> LastAbove(size_t last, int64_t limit) const {
     return LastBelow(1, 0, leaves_ - 1, last, limit);
   }
+  std::optional<size_t> FirstAbove(size_t first, int64_t limit) const {
+    return FirstBelow(1, 0, leaves_ - 1, first, limit);
+  }
 
  private:
   struct Range {
@@ -79,6 +83,16 @@ class Room {
     const int64_t below = limit - added_[node];
     const std::optional<size_t> right = LastBelow(2 * node + 1, middle + 1, end, last, below);
     return right.has_value() ? right : LastBelow(2 * node, begin, middle, last, below);
+  }
+
+  std::optional<size_t> FirstBelow(size_t node, size_t begin, size_t end, size_t first,
+                                   int64_t limit) const {
+    if (end < first || most_[node] <= limit) return std::nullopt;
+    if (begin == end) return begin;
+    const size_t middle = (begin + end) / 2;
+    const int64_t below = limit - added_[node];
+    const std::optional<size_t> left = FirstBelow(2 * node, begin, middle, first, below);
+    return left.has_value() ? left : FirstBelow(2 * node + 1, middle + 1, end, first, below);
   }
 
   size_t leaves_ = 1;

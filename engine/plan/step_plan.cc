@@ -64,26 +64,21 @@ class Planner {
   std::vector<StepMove> MovesWithin(int64_t limit_bytes, Choice choice,
                                     const std::vector<uint32_t>& ranks) const {
     std::vector<Gap> gaps = gaps_;
-    Room used(SendAway(limit_bytes, choice, ranks, gaps));
+    SendAway(limit_bytes, choice, ranks, gaps);
     std::vector<Gap*> away;
     for (Gap& gap : gaps) {
       if (gap.away_from != Gap::kStays) away.push_back(&gap);
     }
-    std::sort(away.begin(), away.end(), [](const Gap* a, const Gap* b) {
-      return std::tuple(a->computed_again, a->read_at, a->object) <
-             std::tuple(b->computed_again, b->read_at, b->object);
-    });
-    KeepWhatFits(limit_bytes, away, used);
+    Room used = WithAway(away);
+    StayLong(limit_bytes, away, used);
     FetchEarly(limit_bytes, away, used);
     LeaveAltogether(gaps);
     return MovesOf(step_, gaps);
   }
 
  private:
-  // Returns what is on the device then, by stretch.
-  std::vector<int64_t> SendAway(int64_t limit_bytes, Choice choice,
-                                const std::vector<uint32_t>& ranks, std::vector<Gap>& gaps) const {
-    std::vector<int64_t> used = used_;
+  void SendAway(int64_t limit_bytes, Choice choice, const std::vector<uint32_t>& ranks,
+                std::vector<Gap>& gaps) const {
     IdleGaps idle(gaps, ranks, choice);
     size_t begun = 0;
     size_t over = 0;  // in by_last_
@@ -95,30 +90,52 @@ class Planner {
         idle.Remove(by_last_[over]);
         if (gap.away_from != Gap::kStays) away_bytes -= gap.size_bytes;
       }
-      while (used[stretch] - away_bytes > limit_bytes) {
-        const size_t chosen = idle.Choose(used[stretch] - away_bytes - limit_bytes);
+      while (used_[stretch] - away_bytes > limit_bytes) {
+        const size_t chosen = idle.Choose(used_[stretch] - away_bytes - limit_bytes);
         idle.Remove(chosen);
         gaps[chosen].away_from = stretch;
         gaps[chosen].away_until = gaps[chosen].last;
         away_bytes += gaps[chosen].size_bytes;
       }
-      used[stretch] -= away_bytes;
     }
-    return used;
   }
 
-  // Whoever was sent away first may have made so much room that a later one need not go.
-  static void KeepWhatFits(int64_t limit_bytes, std::vector<Gap*>& away, Room& used) {
+  // What is there if all of these are away throughout their gaps.
+  Room WithAway(const std::vector<Gap*>& away) const {
+    std::vector<int64_t> changes(end() + 2);
+    for (const Gap* gap : away) {
+      changes[gap->first] -= gap->size_bytes;
+      changes[gap->last + 1] += gap->size_bytes;
+    }
+    std::vector<int64_t> used = used_;
+    int64_t change = 0;
+    for (size_t stretch = 0; stretch <= end(); ++stretch)
+      used[stretch] += change += changes[stretch];
+    return Room(used);
+  }
+
+  // Copies out are done in the order in which objects were made, so the last ones stay the longest:
+  // for good, if there is room.
+  static void StayLong(int64_t limit_bytes, std::vector<Gap*>& away, Room& used) {
+    std::sort(away.begin(), away.end(), [](const Gap* a, const Gap* b) {
+      return std::tuple(b->computed_again, a->object) > std::tuple(a->computed_again, b->object);
+    });
     std::erase_if(away, [&](Gap* gap) {
-      if (used.MostIn(gap->away_from, gap->last) + gap->size_bytes > limit_bytes) return false;
-      used.Add(gap->away_from, gap->last, gap->size_bytes);
-      gap->away_from = Gap::kStays;
-      return true;
+      const size_t full =
+          used.FirstAbove(gap->first, limit_bytes - gap->size_bytes).value_or(gap->last + 1);
+      const bool stays = full > gap->last;
+      if (gap->computed_again && !stays) return false;
+      used.Add(gap->first, stays ? gap->last : full - 1, gap->size_bytes);
+      gap->away_from = stays ? Gap::kStays : full;
+      return stays;
     });
   }
 
   // In the order of reading: one copy in comes behind the other.
-  static void FetchEarly(int64_t limit_bytes, const std::vector<Gap*>& away, Room& used) {
+  static void FetchEarly(int64_t limit_bytes, std::vector<Gap*>& away, Room& used) {
+    std::sort(away.begin(), away.end(), [](const Gap* a, const Gap* b) {
+      return std::tuple(a->read_at, a->object) < std::tuple(b->read_at, b->object);
+    });
     size_t earliest = 0;
     for (Gap* gap : away) {
       if (gap->read_at == StepMove::kNever || gap->computed_again) continue;
@@ -182,15 +199,17 @@ uint64_t CopiedBytes(const StepRecord& step, const std::vector<StepMove>& moves)
 // What a plan costs; of two that take the same time the one that copies less is better.
 using Cost = std::pair<double, uint64_t>;
 
-// The best of the plans that are tried: by either choice, and then, as long as it takes more than
-// `enough_us`, again and again with one or two more gaps that go first or last, whatever their next
-// use.
+constexpr Choice kChoices[] = {Choice::kHighest, Choice::kFitting};
+
+// The best of the plans that are tried: by each of `choices`, and then, as long as it takes more
+// than `enough_us`, again and again with one or two more gaps that go first or last, whatever their
+// next use.
 absl::StatusOr<StepPlan> BestWithin(const StepRecord& step, const Planner& planner,
                                     uint64_t memory_bytes, const StepSimulator& simulator,
-                                    double enough_us, int tries) {
+                                    double enough_us, absl::Span<const Choice> choices, int tries) {
   StepPlan best;
   Cost best_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
-  for (const Choice choice : {Choice::kHighest, Choice::kFitting}) {
+  for (const Choice choice : choices) {
     std::mt19937 random;  // of one seed: a step has one plan
     std::vector<uint32_t> chosen = planner.RanksByNextUse();
     Cost chosen_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
@@ -245,7 +264,7 @@ absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   memory_bytes = std::min(memory_bytes, planner.MostBytes());
   PINION_ASSIGN_OR_RETURN(StepPlan plan, BestWithin(step, planner, memory_bytes, simulator,
-                                                    step.compute_us(), TriesFor(step)));
+                                                    step.compute_us(), kChoices, TriesFor(step)));
   return Checked(step, std::move(plan), memory_bytes);
 }
 
@@ -256,7 +275,8 @@ absl::StatusOr<StepPlan> PlanStepWithin(const StepRecord& step, double slowdown,
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   const double allowed_us = slowdown * step.compute_us();
   const auto plan_within = [&](uint64_t memory_bytes) {
-    return BestWithin(step, planner, memory_bytes, simulator, allowed_us, /*tries=*/0);
+    return BestWithin(step, planner, memory_bytes, simulator, allowed_us, {kChoices, 1},
+                      /*tries=*/0);
   };
   uint64_t enough_bytes = planner.MostBytes();
   uint64_t too_little_bytes = planner.LeastBytes();

@@ -77,6 +77,10 @@ class DeviceOffloader::Handle : public SavedTensor {
 
   Parcel::Reader reader;  // of the record's parcel, once it has one
   std::atomic<bool> was_cast_again = false;
+  // Where steps are planned: what its only reader was given. It goes with the handle, as the memory
+  // of a tensor does that has stayed, and not as soon as the reader has no use for it: a record
+  // cannot tell what else a node takes from then on, beside a tensor that stays.
+  c10::Storage fetched;
 
  private:
   const std::shared_ptr<DeviceOffloader> owner_;
@@ -259,6 +263,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   if (bytes.is_copy && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
+      if (learner_ != nullptr) handle.fetched = bytes.storage;
       return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
     }
   }

@@ -105,10 +105,10 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 
   std::shared_ptr<MemoryObserver> Observer() override;
 
-  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes) override {
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
     if (device.type() != device_type_) return;
     const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device.index());
-    if (offloader != nullptr) offloader->learner()->OnDeviceBytes(allocated_bytes);
+    if (offloader != nullptr) offloader->learner()->OnDeviceBytes(allocated_bytes, freed);
   }
 
  private:

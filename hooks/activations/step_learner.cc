@@ -33,10 +33,10 @@ std::string StepLearner::Explain(PlanFormat format) const {
   return state_.target->Explain(known, format);
 }
 
-void StepLearner::OnDeviceBytes(int64_t allocated_bytes) {
+void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
   meter_.OnDeviceBytes(allocated_bytes);
   if (const std::shared_ptr<DeviceRecording> recording = Current()) {
-    recording->OnDeviceBytes(allocated_bytes);
+    recording->OnDeviceBytes(allocated_bytes, freed);
   }
 }
 

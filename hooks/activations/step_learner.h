@@ -47,7 +47,7 @@ class StepLearner {
 
   // A step is recorded or measured, or the next one's record would be of use.
   bool IsCurious() const;
-  void OnDeviceBytes(int64_t allocated_bytes);
+  void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
 
  private:
   // The record of the step that runs; null: it is not recorded.

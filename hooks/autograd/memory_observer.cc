@@ -24,9 +24,10 @@ class Reporter final : public profiler::ProfilerStateBase {
       : ProfilerStateBase(profiler::ProfilerConfig(profiler::ProfilerState::Disabled)),
         observer_(std::move(observer)) {}
 
-  void reportMemoryUsage(void* /*data*/, int64_t /*size_bytes*/, size_t allocated_bytes,
+  void reportMemoryUsage(void* data, int64_t size_bytes, size_t allocated_bytes,
                          size_t /*reserved_bytes*/, c10::Device device) override {
-    observer_->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes));
+    observer_->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes),
+                             size_bytes < 0 ? data : nullptr);
   }
   bool memoryProfilingEnabled() const override { return true; }
   profiler::ActiveProfilerType profilerType() override {

@@ -18,12 +18,6 @@ namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
-void Raise(std::atomic<int64_t>& most, int64_t value) {
-  int64_t before = most.load(std::memory_order_relaxed);
-  while (before < value && !most.compare_exchange_weak(before, value)) {
-  }
-}
-
 }  // namespace
 
 absl::Status DeviceRecording::CheckNotCapturing() const {
@@ -81,38 +75,41 @@ DeviceRecording::Moment DeviceRecording::End() {
 
 DeviceRecording::Moment DeviceRecording::CountBytes() {
   const int64_t allocated_bytes = AllocatedBytes(device_);
-  const int64_t peak_bytes = std::max(peak_bytes_.exchange(allocated_bytes), allocated_bytes);
-  const int64_t later_peak_bytes = later_peak_bytes_.exchange(-1);
-  Moment moment;
-  moment.peak_bytes = peak_bytes;
+  const DevicePeaks::Since since = peaks_.Take(allocated_bytes);
   MutexLock lock(mu_);
-  moment.bytes = storages_.CountAt(allocated_bytes);
-  NoteLetGo(peak_bytes, later_peak_bytes < 0 ? peak_bytes : later_peak_bytes);
-  return moment;
+  const KnownStorages::Bytes bytes = storages_.CountAt(allocated_bytes);
+  NoteLetGo(since);
+  return {.time = {}, .bytes = bytes, .peak_bytes = since.peak_bytes};
 }
 
-void DeviceRecording::NoteLetGo(int64_t peak_bytes, int64_t later_peak_bytes) {
+void DeviceRecording::NoteLetGo(const DevicePeaks::Since& since) {
   std::vector<NotedObject*> gone;
-  int64_t gone_bytes = 0;
-  int64_t smallest_bytes = INT64_MAX;
+  absl::flat_hash_set<const void*> held;
   std::erase_if(objects_.held, [&](ObjectId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     NotedObject& object = objects_.all[id];
-    const auto size_bytes = static_cast<int64_t>(object.planned.size_bytes);
     if (IsHeld(object)) {
-      smallest_bytes = std::min(smallest_bytes, size_bytes);
+      held.insert(object.data);
       return false;
     }
     object.let_go = uses_;
-    if (object.handles > 0 && storages_.IsGone(object.storage)) {
-      gone.push_back(&object);
-      gone_bytes += size_bytes;
-    }
+    if (object.handles > 0 && storages_.IsGone(object.storage)) gone.push_back(&object);
     return true;
   });
-  smallest_held_bytes_ = smallest_bytes;
-  // What comes later takes their place, but for a peak that lies before.
-  if (later_peak_bytes + gone_bytes <= peak_bytes) return;
+  peaks_.HoldOnly(std::move(held));
+  std::vector<LetGo> let_go;
+  std::vector<NotedObject*> in_order;
+  for (const DevicePeaks::Freed& freed : since.freed) {
+    for (NotedObject* object : gone) {
+      if (object->data != freed.data) continue;
+      in_order.push_back(object);
+      let_go.push_back({static_cast<int64_t>(object->planned.size_bytes), freed.later_peak_bytes});
+    }
+  }
+  const std::vector<bool> counts_as_held = CountAsHeld(since.peak_bytes, let_go);
   for (NotedObject* object : gone) object->gone_by = entries_.size();
+  for (size_t i = 0; i < in_order.size(); ++i) {
+    if (counts_as_held[i]) in_order[i]->gone_by = 0;
+  }
 }
 
 bool DeviceRecording::IsHeld(NotedObject& object) {
@@ -133,16 +130,6 @@ bool DeviceRecording::IsHeld(NotedObject& object) {
   return owners > packers.size();
 }
 
-void DeviceRecording::OnDeviceBytes(int64_t allocated_bytes) {
-  Raise(peak_bytes_, allocated_bytes);
-  const int64_t gone_bytes = last_bytes_.exchange(allocated_bytes) - allocated_bytes;
-  if (gone_bytes > 0 && gone_bytes >= smallest_held_bytes_) {
-    int64_t nothing = -1;
-    later_peak_bytes_.compare_exchange_strong(nothing, allocated_bytes);
-  }
-  if (later_peak_bytes_ >= 0) Raise(later_peak_bytes_, allocated_bytes);
-}
-
 DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
                                                    uint64_t place, bool is_leaf,
                                                    const SavedTensor& saved) {
@@ -156,6 +143,7 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
   if (++object.handles == 1) {
     storages_.Hold(object.storage, object.extent);
     objects_.held.push_back(id);
+    peaks_.Hold(object.data);
   }
   object.is_computed_again =
       saved.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
@@ -291,6 +279,7 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
   const auto id = static_cast<ObjectId>(objects_.all.size());
   NotedObject object = {.planned = {},
                         .storage = known,
+                        .data = storage.data(),
                         .version = version,
                         .extent = ExtentToSave(extent, storage.nbytes()),
                         .is_leaf = is_leaf,

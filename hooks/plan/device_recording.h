@@ -17,7 +17,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -33,6 +32,7 @@
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/device_peaks.h"
 #include "pinion/hooks/plan/known_storages.h"
 #include "pinion/hooks/plan/noted_step.h"
 
@@ -57,8 +57,10 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // The step begins here, unless it has begun.
   void Start();
 
-  // What the allocator has given out, whenever that changes. Takes no lock.
-  void OnDeviceBytes(int64_t allocated_bytes);
+  // As MemoryObserver::OnDeviceBytes.
+  void OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
+    peaks_.OnDeviceBytes(allocated_bytes, freed);
+  }
 
   // Not while the current stream captures a graph, and not once Finish was called. A step of so
   // many entries that it has no end, most likely, is abandoned: somebody keeps a graph for good.
@@ -109,9 +111,8 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ObjectId FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of objects that the program still held, which it has let go of by now: since the last moment,
-  // in which so much was allocated at the most, and behind the first of them.
-  void NoteLetGo(int64_t peak_bytes, int64_t later_peak_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of objects that the program still held, which it has let go of by now, `since` the last moment.
+  void NoteLetGo(const DevicePeaks::Since& since) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Somebody holds the device memory of the object beside those who have packed it.
   bool IsHeld(NotedObject& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of objects without handles, whether they have freed their memory: at the end of a backward all
@@ -120,12 +121,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
-  // Allocated since the last moment: at the most; and behind the first time that so much went at
-  // once that an object which the program held may have been among it, -1 where nothing did.
-  std::atomic<int64_t> peak_bytes_{0};
-  std::atomic<int64_t> later_peak_bytes_{-1};
-  std::atomic<int64_t> last_bytes_{0};
-  std::atomic<int64_t> smallest_held_bytes_{0};
+  DevicePeaks peaks_;  // what is held are objects_.held
 
   mutable Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;

@@ -25,6 +25,7 @@ namespace pinion {
 struct NotedObject {
   StepObject planned;
   KnownStorages::Id storage = 0;
+  const void* data = nullptr;  // where the storage had its memory
   SavedVersion version;
   StorageExtent extent;
   bool is_leaf = false;

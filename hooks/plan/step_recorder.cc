@@ -71,7 +71,7 @@ class StepRecorderImpl final : public StepRecorder,
   }
 
   // The lock is never held while an allocator of a device is called.
-  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes) override {
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
     if (device.type() != type_) return;
     std::shared_ptr<DeviceRecording> recording;
     {
@@ -80,7 +80,7 @@ class StepRecorderImpl final : public StepRecorder,
         recording = found->second;
       }
     }
-    if (recording != nullptr) recording->OnDeviceBytes(allocated_bytes);
+    if (recording != nullptr) recording->OnDeviceBytes(allocated_bytes, freed);
   }
 
   absl::StatusOr<std::map<int, StepRecord>> Finish() override {

@@ -27,7 +27,8 @@ using Kind = OffloadMethod::Kind;
 constexpr uint64_t kSteps = 200;
 // Of all bytes and times, so that most of the test's own time is not spent on moving bytes.
 constexpr uint64_t kShrink = 16;
-// Shorter steps are bound by the host's calls, of which windows take fewer: they wait for no copy.
+// Shorter steps are bound by the host's calls, of which windows make fewer: their copies are small
+// enough to travel together.
 constexpr double kShortestUs = 30;
 
 absl::StatusOr<MethodCost> Replay(const StepRecord& step, const MethodWorld& world,
@@ -54,7 +55,6 @@ TEST(RandomSteps, APlannedStepKeepsWithinTheMemoryOfWindowsAndIsNotSlower) {
   world.preset.launch_us = 0;
   world.link = LinkOf(world.preset).value();
   uint64_t binding = 0;
-  uint64_t compared = 0;
   for (uint64_t seed = 1; seed <= kSteps; ++seed) {
     SCOPED_TRACE(seed);
     const StepRecord step = RandomStep(seed, kShrink);
@@ -65,12 +65,13 @@ TEST(RandomSteps, APlannedStepKeepsWithinTheMemoryOfWindowsAndIsNotSlower) {
     const uint64_t target_bytes = std::max(windows.peak_bytes, LeastMemoryBytes(step).value());
     const absl::StatusOr<MethodCost> planned = Replay(step, world, {Kind::kPlanned, target_bytes});
     ASSERT_THAT(planned, IsOk());
-    if (alone.step_us < kShortestUs) continue;
-    EXPECT_LE(planned->step_us, 1.02 * windows.step_us);
-    ++compared;
+    if (alone.step_us < kShortestUs) {
+      EXPECT_LE(planned->stall_us, windows.stall_us);
+    } else {
+      EXPECT_LE(planned->step_us, 1.02 * windows.step_us);
+    }
     binding += target_bytes < alone.peak_bytes ? 1 : 0;
   }
-  EXPECT_GT(compared, kSteps * 9 / 10);
   EXPECT_GT(binding, kSteps / 2);
 }
 

@@ -20,6 +20,13 @@ std::optional<size_t> LastAbove(const std::vector<int64_t>& row, size_t last, in
   return std::nullopt;
 }
 
+std::optional<size_t> FirstAbove(const std::vector<int64_t>& row, size_t first, int64_t limit) {
+  for (size_t i = first; i < row.size(); ++i) {
+    if (row[i] > limit) return i;
+  }
+  return std::nullopt;
+}
+
 TEST(Room, SaysWhatAPlainRowSays) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
@@ -41,6 +48,11 @@ TEST(Room, SaysWhatAPlainRowSays) {
                                   row.begin() + static_cast<int64_t>(to) + 1));
       const int64_t limit = static_cast<int64_t>(below(61)) - 30;
       ASSERT_EQ(room.LastAbove(to, limit), LastAbove(row, to, limit)) << to << " " << limit;
+      const std::optional<size_t> above = FirstAbove(row, from, limit);
+      // Behind the row, where an amount of 0 may be above the limit, nobody looks.
+      if (above.has_value() || limit >= 0) {
+        ASSERT_EQ(room.FirstAbove(from, limit), above) << from << " " << limit;
+      }
     }
   }
 }

@@ -41,7 +41,7 @@ class Peaks : public MemoryObserver {
 
   explicit Peaks(c10::Device device) : device_(device) {}
 
-  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes) override {
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
     if (device != device_) return;
     MutexLock lock(mu_);
     ++told_.calls;

@@ -313,6 +313,67 @@ TEST_F(StepRecorderTest, WhatTakesThePlaceOfAnObjectThatIsAwayTakesRoomBesideOne
   EXPECT_EQ(some_leave.stretches[4].transient_bytes, all_stay.stretches[4].transient_bytes);
 }
 
+TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
+  const auto record = [this](const std::shared_ptr<OffloadSession>& session) {
+    const auto take_and_give_back = [this](int tensors) {
+      at::ones({tensors * kTensorBytes / 4}, at::TensorOptions(world_.device()));
+    };
+    at::Tensor y = carrier_;
+    {
+      std::optional<OffloadScope> offload;
+      if (session != nullptr) offload.emplace(session);
+      const RecordScope record(recorder_);
+      std::vector<at::Tensor> held = {activation(), activation()};
+      for (const at::Tensor& tensor : held) y = Probe(y, {tensor}, UseSaved);
+      for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
+      take_and_give_back(3);
+      take_and_give_back(1);
+      held.clear();  // if they are away, so much has gone twice before
+      y = Probe(y, {activation()}, UseSaved);
+    }
+    y.backward();
+    return Finish();
+  };
+  const StepRecord all_stay = record(nullptr);
+  const StepRecord some_leave = record(world_.session());
+  EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
+  for (const size_t object : {0, 1}) {
+    EXPECT_EQ(all_stay.objects[object].held_until, 5u);
+    EXPECT_EQ(some_leave.objects[object].held_until, 5u);
+  }
+  EXPECT_GE(all_stay.stretches[5].transient_bytes, uint64_t{kTensorBytes});
+  EXPECT_EQ(some_leave.stretches[5].transient_bytes, all_stay.stretches[5].transient_bytes);
+}
+
+TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes) {
+  const auto record = [this](const std::shared_ptr<OffloadSession>& session) {
+    at::Tensor y = carrier_;
+    {
+      std::optional<OffloadScope> offload;
+      if (session != nullptr) offload.emplace(session);
+      const RecordScope record(recorder_);
+      y = Probe(y, {activation()}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
+        unpack();
+        at::ones({3 * kTensorBytes / 4}, grad.options());
+        return grad;
+      });
+      for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
+    }
+    y.backward();
+    return Finish();
+  };
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = 1;  // all leaves
+  const auto session = OffloadSession::Create(options, world_.backend()).value();
+  const StepRecord stays = record(nullptr);
+  const StepRecord leaves = record(session);
+  EXPECT_GT(session->GetStats().fetched_bytes, 0u);
+  ASSERT_THAT(leaves.uses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
+  EXPECT_GE(stays.stretches[8].transient_bytes, uint64_t{3 * kTensorBytes});
+  // The first of the steps makes a gradient.
+  EXPECT_NEAR(leaves.stretches[8].peak_other_bytes(), stays.stretches[8].peak_other_bytes(), 8);
+}
+
 TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
   {
     const RecordScope record(recorder_);

@@ -1,0 +1,49 @@
+#include "pinion/hooks/plan/device_peaks.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pinion {
+
+void DevicePeaks::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
+  MutexLock lock(mu_);
+  if (freed != nullptr && held_.erase(freed) > 0) since_.freed.push_back({.data = freed});
+  since_.peak_bytes = std::max(since_.peak_bytes, allocated_bytes);
+  if (since_.freed.empty()) return;
+  int64_t& later_peak_bytes = since_.freed.back().later_peak_bytes;
+  later_peak_bytes = std::max(later_peak_bytes, allocated_bytes);
+}
+
+void DevicePeaks::Hold(const void* data) {
+  MutexLock lock(mu_);
+  held_.insert(data);
+}
+
+void DevicePeaks::HoldOnly(absl::flat_hash_set<const void*> held) {
+  MutexLock lock(mu_);
+  held_ = std::move(held);
+}
+
+DevicePeaks::Since DevicePeaks::Take(int64_t allocated_bytes) {
+  MutexLock lock(mu_);
+  Since since = std::exchange(since_, {.peak_bytes = allocated_bytes});
+  since.peak_bytes = std::max(since.peak_bytes, allocated_bytes);
+  return since;
+}
+
+std::vector<bool> CountAsHeld(int64_t peak_bytes, absl::Span<const LetGo> gone) {
+  std::vector<bool> held(gone.size());
+  // Of what would have been there, had those that count as held stayed.
+  std::vector<int64_t> peaks;
+  for (const LetGo& object : gone) peaks.push_back(object.later_peak_bytes);
+  // Less came after those that went last.
+  for (size_t i = gone.size(); i-- > 0;) {
+    const int64_t later_peak_bytes = *std::max_element(peaks.begin() + i, peaks.end());
+    held[i] = later_peak_bytes + gone[i].size_bytes <= peak_bytes;
+    if (!held[i]) continue;
+    for (size_t later = i; later < gone.size(); ++later) peaks[later] += gone[i].size_bytes;
+  }
+  return held;
+}
+
+}  // namespace pinion

@@ -1,0 +1,62 @@
+// How much was allocated on a device between two moments, at the most, and how much of that came
+// after the program had let go of memory that it held.
+//
+//   peaks.Hold(storage.data());                  // somebody beside the packers has it
+//   ... OnDeviceBytes, at each change ...
+//   const DevicePeaks::Since since = peaks.Take(allocated_bytes);
+//
+// Thread safety: thread-safe. Its lock is the last one to be taken.
+
+#ifndef PINION_HOOKS_PLAN_DEVICE_PEAKS_H_
+#define PINION_HOOKS_PLAN_DEVICE_PEAKS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/types/span.h"
+#include "pinion/allocator/base/mutex.h"
+
+namespace pinion {
+
+class DevicePeaks {
+ public:
+  struct Freed {
+    const void* data = nullptr;
+    int64_t later_peak_bytes = 0;  // allocated at the most, from then until the next one went
+  };
+  struct Since {
+    int64_t peak_bytes = 0;
+    std::vector<Freed> freed = {};  // of what is held, in the order in which it went
+  };
+
+  // As MemoryObserver::OnDeviceBytes.
+  void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
+  // One more, or only these.
+  void Hold(const void* data);
+  void HoldOnly(absl::flat_hash_set<const void*> held);
+  // Since the last call; `allocated_bytes` are allocated now.
+  Since Take(int64_t allocated_bytes);
+
+ private:
+  Mutex mu_;
+  Since since_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<const void*> held_ ABSL_GUARDED_BY(mu_);
+};
+
+// The memory of an object went with the hold of the program, while its packer had none.
+struct LetGo {
+  int64_t size_bytes = 0;
+  int64_t later_peak_bytes = 0;  // as DevicePeaks::Freed has it
+};
+
+// By object, in the order in which they went between two moments, between which `peak_bytes` were
+// allocated at the most: whether it may count as held until the second moment, as if it had stayed.
+// It may not where what came later has taken its place: an object that stays takes room beside
+// that.
+std::vector<bool> CountAsHeld(int64_t peak_bytes, absl::Span<const LetGo> gone);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_PLAN_DEVICE_PEAKS_H_

@@ -1,0 +1,106 @@
+#include "pinion/hooks/plan/device_peaks.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(DevicePeaks, PeaksAreThoseSinceTheLastMoment) {
+  DevicePeaks peaks;
+  peaks.OnDeviceBytes(50, nullptr);
+  peaks.OnDeviceBytes(20, nullptr);
+  EXPECT_EQ(peaks.Take(20).peak_bytes, 50);
+  peaks.OnDeviceBytes(30, nullptr);
+  EXPECT_EQ(peaks.Take(30).peak_bytes, 30);
+  EXPECT_EQ(peaks.Take(30).peak_bytes, 30) << "what is allocated at both moments";
+}
+
+TEST(DevicePeaks, WhatIsHeldIsToldWhenItGoesWithThePeakFromThenOn) {
+  DevicePeaks peaks;
+  const char held[2] = {};
+  const char other = 0;
+  peaks.Hold(&held[0]);
+  peaks.Hold(&held[1]);
+  peaks.OnDeviceBytes(90, nullptr);
+  peaks.OnDeviceBytes(80, &other);
+  peaks.OnDeviceBytes(70, &held[1]);
+  peaks.OnDeviceBytes(75, nullptr);
+  peaks.OnDeviceBytes(40, &held[0]);
+  peaks.OnDeviceBytes(60, nullptr);
+  peaks.OnDeviceBytes(50, &held[0]);  // the address is somebody else's by now
+  const DevicePeaks::Since since = peaks.Take(50);
+  EXPECT_EQ(since.peak_bytes, 90);
+  ASSERT_EQ(since.freed.size(), 2);
+  EXPECT_EQ(since.freed[0].data, &held[1]);
+  EXPECT_EQ(since.freed[0].later_peak_bytes, 75);
+  EXPECT_EQ(since.freed[1].data, &held[0]);
+  EXPECT_EQ(since.freed[1].later_peak_bytes, 60);
+  EXPECT_THAT(peaks.Take(50).freed, IsEmpty());
+}
+
+TEST(DevicePeaks, WhatIsHeldNoLongerGoesUnseen) {
+  DevicePeaks peaks;
+  const char held[2] = {};
+  peaks.Hold(&held[0]);
+  peaks.HoldOnly({&held[1]});
+  peaks.OnDeviceBytes(10, &held[0]);
+  EXPECT_THAT(peaks.Take(10).freed, IsEmpty());
+}
+
+TEST(CountAsHeld, WhatGoesBehindThePeakCountsAsHeldToTheEnd) {
+  EXPECT_THAT(CountAsHeld(100, {{{.size_bytes = 30, .later_peak_bytes = 70}}}), ElementsAre(true));
+}
+
+TEST(CountAsHeld, WhatOthersTakeThePlaceOfDoesNot) {
+  EXPECT_THAT(CountAsHeld(100, {{{.size_bytes = 30, .later_peak_bytes = 71}}}), ElementsAre(false));
+}
+
+TEST(CountAsHeld, WhatGoesTogetherCountsTogether) {
+  EXPECT_THAT(CountAsHeld(100, {{{30, 70}, {30, 40}, {30, 10}}}), ElementsAre(true, true, true));
+}
+
+// The peak came when the first had gone, and the second was there still.
+TEST(CountAsHeld, ALaterOneCountsWhereAnEarlierOneDoesNot) {
+  EXPECT_THAT(CountAsHeld(100, {{{30, 100}, {30, 70}}}), ElementsAre(false, true));
+}
+
+// Against all that could have stayed: what is counted, objects that have gone and do not count as
+// held beside the rest, is never less than what would have been there.
+TEST(CountAsHeld, IsNeverLessThanWhatWouldHaveBeenThere) {
+  for (uint32_t seed = 0; seed < 500; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::vector<LetGo> gone(1 + random() % 5);
+    for (LetGo& object : gone) {
+      object.size_bytes = 1 + random() % 20;
+      object.later_peak_bytes = 20 + random() % 81;
+    }
+    const std::vector<bool> held = CountAsHeld(100, gone);
+    for (uint32_t stays = 0; stays < 1U << gone.size(); ++stays) {
+      int64_t counted_bytes = 100;
+      int64_t there_bytes = 100;
+      for (size_t i = 0; i < gone.size(); ++i) {
+        if ((stays >> i & 1) != 0 && !held[i]) counted_bytes += gone[i].size_bytes;
+      }
+      int64_t stayed_bytes = 0;  // of those that have gone so far
+      for (size_t i = 0; i < gone.size(); ++i) {
+        if ((stays >> i & 1) != 0) stayed_bytes += gone[i].size_bytes;
+        there_bytes = std::max(there_bytes, gone[i].later_peak_bytes + stayed_bytes);
+      }
+      EXPECT_GE(counted_bytes, there_bytes) << stays;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pinion
