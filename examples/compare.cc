@@ -53,28 +53,41 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
                                         std::optional<RunResult>& repetition) {
   ComparedGroup group;
   group.name = name;
+  const bool is_first = !repetition.has_value();
   const std::string trace_path = std::exchange(options.trace_path, "");
-  for (const OffloadMode mode :
-       {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion, OffloadMode::kPlanned}) {
-    announce(absl::StrCat(name, ", ", OffloadModeName(mode)));
+  const auto add = [&](OffloadMode mode, bool checkpoint_blocks) -> absl::Status {
+    ComparedRun run;
+    run.offload = mode;
+    run.checkpoint_blocks = checkpoint_blocks;
+    announce(absl::StrCat(name, ", ", run.Name()));
     options.offload = mode;
-    options.trace_path = mode == OffloadMode::kPinion ? trace_path : "";
+    options.model.checkpoint_blocks = checkpoint_blocks;
+    const bool is_traced = mode == OffloadMode::kPinion && !checkpoint_blocks;
+    options.trace_path = is_traced ? trace_path : "";
     if (mode == OffloadMode::kPlanned) {
       options.memory_target_bytes = group.runs.back().result.peak_device_bytes;
     }
-    ComparedRun run;
-    run.offload = mode;
     PINION_ASSIGN_OR_RETURN(run.result, Train(options, text, nullptr));
     if (!repetition.has_value()) {
-      announce(absl::StrCat(name, ", ", OffloadModeName(mode), " once more"));
+      announce(absl::StrCat(name, ", ", run.Name(), " once more"));
       PINION_ASSIGN_OR_RETURN(repetition, Train(options, text, nullptr));
     }
-    if (mode == OffloadMode::kNone) {
+    if (group.runs.empty()) {
       run.repeats_itself = SameBits(run.result, *repetition);
     } else {
       run.bit_identical = BitIdentical(run.result, group.runs.front().result, *repetition);
     }
     group.runs.push_back(std::move(run));
+    return absl::OkStatus();
+  };
+  for (const OffloadMode mode :
+       {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion, OffloadMode::kPlanned}) {
+    PINION_RETURN_IF_ERROR(add(mode, /*checkpoint_blocks=*/false));
+  }
+  // Those of the first group say it for all.
+  if (is_first) {
+    PINION_RETURN_IF_ERROR(add(OffloadMode::kNone, /*checkpoint_blocks=*/true));
+    PINION_RETURN_IF_ERROR(add(OffloadMode::kPinion, /*checkpoint_blocks=*/true));
   }
   return group;
 }
@@ -110,6 +123,12 @@ absl::StatusOr<std::string> LinkVerdict(const ComparedGroup& group, const RunOpt
 
 }  // namespace
 
+std::string ComparedRun::Name() const {
+  const std::string offloaded = OffloadModeName(offload);
+  if (!checkpoint_blocks) return offloaded;
+  return offload == OffloadMode::kNone ? "checkpoint" : absl::StrCat("checkpoint+", offloaded);
+}
+
 std::optional<bool> BitIdentical(const RunResult& run, const RunResult& reference,
                                  const RunResult& repetition) {
   if (!SameBits(reference, repetition)) return std::nullopt;
@@ -121,7 +140,8 @@ absl::Status CheckBits(const std::vector<ComparedGroup>& groups) {
   for (const ComparedGroup& group : groups) {
     for (const ComparedRun& run : group.runs) {
       if (run.bit_identical.value_or(true)) continue;
-      changed.push_back(absl::StrCat(group.name, " with --offload=", OffloadModeName(run.offload)));
+      changed.push_back(absl::StrCat(group.name, " with --offload=", OffloadModeName(run.offload),
+                                     run.checkpoint_blocks ? " --checkpoint_blocks" : ""));
     }
   }
   if (changed.empty()) return absl::OkStatus();

@@ -1,4 +1,5 @@
-// The same training without offload, with blocking offload and with Pinion, side by side.
+// The same training without offload, with blocking offload, with Pinion and with checkpoints, side
+// by side.
 
 #ifndef PINION_EXAMPLES_COMPARE_H_
 #define PINION_EXAMPLES_COMPARE_H_
@@ -18,15 +19,20 @@ namespace pinion {
 
 struct ComparedRun {
   OffloadMode offload = OffloadMode::kNone;
+  bool checkpoint_blocks = false;
   RunResult result;
   // BitIdentical to the group's run without offload. Empty where nothing can be said, and for that
   // run itself.
   std::optional<bool> bit_identical;
   // Of a run without offload: whether the same run once more had its bits.
   std::optional<bool> repeats_itself;
+
+  // "pinion", "checkpoint", "checkpoint+pinion".
+  std::string Name() const;
 };
 
-// One device, with the runs in the order of OffloadMode.
+// One device, with the runs in the order of OffloadMode; the first group has two more, whose blocks
+// are checkpoints: without offload, and with Pinion.
 struct ComparedGroup {
   std::string name;         // "scaled", a preset's name, or "cuda:0"
   std::string description;  // for people

@@ -47,12 +47,13 @@ std::string Verdict(const std::optional<bool>& bit_identical) {
 std::string Row(const ComparedRun& run, const RunResult& reference) {
   const RunResult& result = run.result;
   const bool offloads = run.offload != OffloadMode::kNone;
+  const bool is_reference = !offloads && !run.checkpoint_blocks;
   const auto offload_only = [offloads](const std::string& cell) { return offloads ? cell : "-"; };
   const auto share = [](double value, double of) {
     return of > 0 ? absl::StrFormat(" (%3.0f %%)", 100 * value / of) : "";
   };
-  return absl::StrFormat("  %-9s %11s %11s%-8s %9.2f ms%-8s %9s %10s %8s %9s  %s\n",
-                         OffloadModeName(run.offload), HumanBytes(result.peak_device_bytes),
+  return absl::StrFormat("  %-17s %11s %11s%-8s %9.2f ms%-8s %9s %10s %8s %9s  %s\n", run.Name(),
+                         HumanBytes(result.peak_device_bytes),
                          HumanBytes(result.peak_activation_bytes),
                          share(result.peak_activation_bytes, reference.peak_activation_bytes),
                          result.step_ms, share(result.step_ms, reference.step_ms),
@@ -60,7 +61,7 @@ std::string Row(const ComparedRun& run, const RunResult& reference) {
                          offload_only(HumanBytes(static_cast<uint64_t>(result.bytes_moved))),
                          offload_only(absl::StrCat(result.pin_calls_after_warmup)),
                          offload_only(absl::StrFormat("%.1f us", result.pack_unpack_us)),
-                         offload_only(Verdict(run.bit_identical)));
+                         is_reference ? "-" : Verdict(run.bit_identical));
 }
 
 }  // namespace
@@ -95,7 +96,7 @@ void ProgressPrinter::Print(const StepProgress& progress) {
 
 std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool modelled) {
   std::string table =
-      absl::StrFormat("  %-9s %11s %19s %20s %9s %10s %8s %9s  %s\n", "offload", "device peak",
+      absl::StrFormat("  %-17s %11s %19s %20s %9s %10s %8s %9s  %s\n", "offload", "device peak",
                       "peak activations", modelled ? "step (modelled)" : "step", "stalled",
                       "moved/step", "pins*", "host**", "bit-identical");
   for (const ComparedGroup& group : groups) {
@@ -125,7 +126,7 @@ std::string ToJson(const std::vector<ComparedGroup>& groups) {
     for (const ComparedRun& run : group.runs) {
       const RunResult& result = run.result;
       nlohmann::ordered_json json;
-      json["name"] = OffloadModeName(run.offload);
+      json["name"] = run.Name();
       json["preset"] = group.name;
       json["losses"] = result.losses;
       json["peak_device_bytes"] = result.peak_device_bytes;

@@ -3,7 +3,8 @@
 //   train_gpt                       trains under a memory limit that offloading alone can meet
 //   train_gpt --offload=none        the same without offloading: runs out of device memory
 //   train_gpt --memory_target=96MiB never has more on the device, and moves what it has to
-//   train_gpt --compare             none, blocking and Pinion side by side
+//   train_gpt --checkpoint_blocks   computes each block again in backward; the inputs are offloaded
+//   train_gpt --compare             none, blocking, Pinion and checkpoints side by side
 
 #include <algorithm>
 #include <cstdint>
@@ -50,6 +51,8 @@ ABSL_FLAG(std::optional<int64_t>, sequence, std::nullopt, "tokens in a sequence"
 ABSL_FLAG(std::optional<int64_t>, batch, std::nullopt, "sequences in a step");
 ABSL_FLAG(double, dropout, 0, "share of the residual branches' outputs that a step drops");
 ABSL_FLAG(std::string, dtype, "float32", "float32 or bfloat16");
+ABSL_FLAG(bool, checkpoint_blocks, false,
+          "keep the inputs of the model's blocks alone: backward computes each block again");
 ABSL_FLAG(std::optional<int64_t>, steps, std::nullopt,
           "steps to train; default: 150, with --compare 7");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial weights, the batches and dropout");
@@ -79,7 +82,8 @@ ABSL_FLAG(
     "waits; .txt is a table, .svg a picture, .json a timeline (ui.perfetto.dev opens it)");
 ABSL_FLAG(
     bool, compare, false,
-    "run without offload, with blocking offload, with Pinion, and planned within the same memory");
+    "run without offload, with blocking offload, with Pinion, planned within the same memory, and "
+    "with each block a checkpoint, alone and with Pinion");
 
 namespace pinion {
 namespace {
@@ -131,6 +135,7 @@ absl::StatusOr<GptConfig> ModelFromFlags() {
         absl::StrCat("--dtype=", dtype, " is neither float32 nor bfloat16"));
   }
   model.bfloat16 = dtype == "bfloat16";
+  model.checkpoint_blocks = absl::GetFlag(FLAGS_checkpoint_blocks);
   PINION_RETURN_IF_ERROR(model.Validate());
   return model;
 }
@@ -146,6 +151,7 @@ absl::Status RefuseMeaninglessFlags(bool compare, bool emulated) {
   } flags[] = {
       {"--resume", !absl::GetFlag(FLAGS_resume).empty(), true, false, ""},
       {"--memory_target", !absl::GetFlag(FLAGS_memory_target).empty(), true, false, ""},
+      {"--checkpoint_blocks", absl::GetFlag(FLAGS_checkpoint_blocks), true, false, ""},
       {"--checkpoint", !absl::GetFlag(FLAGS_checkpoint).empty(), true, false, ""},
       {"--explain", !absl::GetFlag(FLAGS_explain).empty(), true, false, ""},
       {"--preset", !absl::GetFlag(FLAGS_preset).empty(), true, true, ""},
@@ -218,11 +224,12 @@ void PrintHeader(const RunOptions& options, const std::string& device, const Tex
   const GptConfig& model = options.model;
   absl::PrintF("device   %s%s\n", options.device, device.empty() ? "" : ", modelled: " + device);
   absl::PrintF(
-      "model    GPT, %d layers of width %d, %d heads, %.2f million parameters, %s\n"
+      "model    GPT, %d layers of width %d, %d heads, %.2f million parameters, %s%s\n"
       "text     %d bytes, %d different ones; %d sequences of %d in a step\n",
       model.layers, model.width, model.heads, ParameterCount(model) / 1e6,
-      model.bfloat16 ? "bfloat16" : "float32", text.size(), text.vocabulary(), model.batch,
-      model.sequence);
+      model.bfloat16 ? "bfloat16" : "float32",
+      model.checkpoint_blocks ? ", each layer a checkpoint" : "", text.size(), text.vocabulary(),
+      model.batch, model.sequence);
   absl::PrintF(
       "memory   %s; parameters, gradients and optimizer state %s, saved activations about %s\n",
       options.device_memory_bytes == UINT64_MAX
@@ -315,7 +322,8 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
   ComparedGroup group;
   group.name = modelled ? absl::GetFlag(FLAGS_preset) : options.device;
   if (group.name.empty()) group.name = kScaled;
-  group.runs.push_back({options.offload, std::move(result), std::nullopt, std::nullopt});
+  group.runs.push_back({options.offload, options.model.checkpoint_blocks, std::move(result),
+                        std::nullopt, std::nullopt});
   return WriteJson({std::move(group)});
 }
 

@@ -184,7 +184,8 @@ class Trainer {
       result_.plan_trace = session_->Explain(device, PlanFormat::kChromeTrace);
     }
     PINION_RETURN_IF_ERROR(WriteFiles());
-    if (options_.for_comparison && session_ == nullptr && accelerator_.machine() != nullptr) {
+    if (options_.for_comparison && session_ == nullptr && !options_.model.checkpoint_blocks &&
+        accelerator_.machine() != nullptr) {
       PINION_ASSIGN_OR_RETURN(result_.step, RecordStep());
     }
     return std::move(result_);

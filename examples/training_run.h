@@ -43,7 +43,7 @@ using ProgressSink = std::function<void(const StepProgress&)>;
 struct RunResult {
   std::vector<float> losses;
   std::vector<uint64_t> gradient_fingerprints;  // per step; empty unless for_comparison
-  // Of one step without offload; empty unless for_comparison, or with offload.
+  // Of one step without offload and checkpoints; empty unless for_comparison.
   StepRecord step;
 
   uint64_t peak_device_bytes = 0;

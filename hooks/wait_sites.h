@@ -9,10 +9,11 @@
 
 namespace pinion {
 
-inline constexpr std::array<std::string_view, 3> kHooksWaits = {
+inline constexpr std::array<std::string_view, 4> kHooksWaits = {
     "kUnpackAfterCopyIn",
     "kUnpackOnOtherStream",
     "kBlockingCopyOut",
+    "kComputedOnOtherStream",
 };
 
 }  // namespace pinion

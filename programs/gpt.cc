@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/programs/gpt_config.h"
 
 namespace pinion {
@@ -112,7 +113,12 @@ torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
   const torch::Tensor positions = torch::arange(
       tokens.size(1), torch::TensorOptions().dtype(torch::kInt64).device(tokens.device()));
   torch::Tensor x = token_embedding_(tokens) + position_embedding_(positions);
-  for (const auto& block : *blocks_) x = block->as<Block>()->forward(x);
+  for (const auto& module : *blocks_) {
+    const auto block = [module](const torch::Tensor& in) {
+      return module->as<Block>()->forward(in);
+    };
+    x = config_.checkpoint_blocks ? checkpoint(block, x) : block(x);
+  }
   return head_(final_norm_(x));
 }
 

@@ -1,4 +1,5 @@
-// A GPT as one writes it with torch::nn: nothing in it knows of offloading.
+// A GPT as one writes it with torch::nn: nothing in it knows of offloading. Its blocks can be
+// checkpoints.
 //
 // Thread safety: as torch::nn::Module.
 

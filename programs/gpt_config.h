@@ -21,7 +21,8 @@ struct GptConfig {
   int64_t batch = 0;     // sequences in a training step
   int64_t vocabulary = 0;
   double dropout = 0;
-  bool bfloat16 = false;  // false: float32
+  bool bfloat16 = false;           // false: float32
+  bool checkpoint_blocks = false;  // backward computes each block again
 
   int64_t tokens() const { return batch * sequence; }
   uint64_t element_bytes() const { return bfloat16 ? 2 : 4; }
@@ -39,7 +40,8 @@ int64_t ParameterCount(const GptConfig& config);
 // Bytes of parameters, gradients and the two moments of AdamW.
 uint64_t PersistentBytes(const GptConfig& config);
 
-// Bytes that autograd saves in one step, and in how many tensors (of 1 KiB and more).
+// Bytes that autograd saves in one step without checkpoints, and in how many tensors (of 1 KiB and
+// more).
 uint64_t SavedBytes(const GptConfig& config);
 int64_t SavedTensors(const GptConfig& config);
 

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -195,6 +196,9 @@ std::shared_ptr<c10::DebugInfoBase> ExchangeScope(std::shared_ptr<c10::DebugInfo
 }
 
 std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorPacker> packer) {
+  const std::optional<std::string>& disabled =
+      at::SavedTensorDefaultHooks::get_disabled_error_message();
+  TORCH_CHECK(packer == nullptr || !disabled.has_value(), *disabled);
   InstallProxy();
   const ScopeInfo* outer = CurrentScope();
   return ExchangeScope(std::make_shared<ScopeInfo>(

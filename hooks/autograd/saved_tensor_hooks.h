@@ -111,7 +111,9 @@ class SavedTensorWatcher {
 
 class SavedTensorScope {
  public:
-  // A null packer switches hooks off inside outer scopes.
+  // A null packer switches hooks off inside outer scopes. Where somebody has disabled hooks (as
+  // torch.autograd.graph.disable_saved_tensors_hooks does), any other packer is refused with a
+  // c10::Error that has that one's message.
   explicit SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer);
   ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;

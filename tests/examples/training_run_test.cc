@@ -52,7 +52,7 @@ TEST(Train, OffloadedLossesHaveTheBitsOfThoseWithout) {
   EXPECT_EQ(Losses(Tiny(OffloadMode::kPinion)), expected);
 }
 
-TEST(Train, OffloadedDropoutDrawsTheSameMasks) {
+TEST(Train, OffloadedDropoutDrawsTheSameMasksComputedAgainOrNot) {
   RunOptions none = Tiny(OffloadMode::kNone);
   none.model.dropout = 0.2;
   RunOptions pinion = Tiny(OffloadMode::kPinion);
@@ -60,6 +60,10 @@ TEST(Train, OffloadedDropoutDrawsTheSameMasks) {
   const std::vector<float> expected = Losses(none);
   EXPECT_NE(expected, Losses(Tiny(OffloadMode::kNone)));
   EXPECT_EQ(Losses(pinion), expected);
+  for (RunOptions* checkpointed : {&none, &pinion}) {
+    checkpointed->model.checkpoint_blocks = true;
+    EXPECT_EQ(Losses(*checkpointed), expected);
+  }
 }
 
 TEST(Train, BFloat16TrainsAndOffloadsToTheSameBits) {

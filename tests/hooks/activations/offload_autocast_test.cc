@@ -22,6 +22,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -30,22 +31,6 @@ namespace pinion::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-class AutocastRegion {
- public:
-  explicit AutocastRegion(c10::Device device) : type_(device.type()) {
-    at::autocast::set_autocast_enabled(type_, true);
-    at::autocast::set_autocast_dtype(type_, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  ~AutocastRegion() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(type_, false);
-  }
-
- private:
-  const c10::DeviceType type_;
-};
 
 // The cast weights of its layers, but for the head's, are no small tensors.
 NetShape Shape(uint64_t seed = 1) {
@@ -81,7 +66,7 @@ std::vector<Gradients> Train(const TestNet& net, const std::shared_ptr<OffloadSe
   for (int step = 0; step < steps; ++step) {
     at::Tensor loss;
     for (int batch = 0; batch < ways.micro_batches; ++batch) {
-      std::optional<AutocastRegion> region(device);
+      std::optional<AutocastRegion> region(device.type());
       {
         std::optional<OffloadScope> scope;
         if (session != nullptr) scope.emplace(session);
@@ -153,7 +138,7 @@ TEST_F(OffloadAutocast, ForwardEndsWithLessOnTheDeviceByTheCasts) {
     SeedGenerators();
     at::Tensor loss;
     {
-      const AutocastRegion region(world.device());
+      const AutocastRegion region(world.device().type());
       const OffloadScope scope(world.session());
       loss = net.Loss();
     }
@@ -173,7 +158,7 @@ TEST_F(OffloadAutocast, GradientsOfGradientsHaveTheSameBits) {
     for (int step = 0; step < 3; ++step) {
       at::Tensor loss;
       {
-        const AutocastRegion region(world.device());
+        const AutocastRegion region(world.device().type());
         std::optional<OffloadScope> scope;
         if (session != nullptr) scope.emplace(session);
         loss = at::linear(at::linear(x, w).sin(), w).to(at::kFloat).pow(2).sum();

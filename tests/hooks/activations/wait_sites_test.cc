@@ -29,6 +29,8 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/tensor_departures.h"
 #include "pinion/hooks/activations/tensor_returns.h"
+#include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/hooks/checkpoint/checkpointed_segment.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -205,6 +207,19 @@ Evidence CastOnOtherStreams(int readers) {
 Evidence CastOnAnotherStream() { return CastOnOtherStreams(1); }
 Evidence CastSharedByStreams() { return CastOnOtherStreams(2); }
 
+// A segment that is computed again on the stream of its forward.
+Evidence CheckpointOnAnotherStream() {
+  EmuWorld world(CollectRaces());
+  const at::Tensor carrier = NewCarrier(world);
+  const at::Tensor y = checkpoint(
+      [&world](const at::Tensor& x) {
+        return Probe(x, {Activation(x, {128})}, UseSavedOn(world.NewStream()));
+      },
+      carrier);
+  y.backward();
+  return world.machine().races();
+}
+
 struct Scenario {
   const WaitSite* site;
   std::string variant;
@@ -233,6 +248,7 @@ const std::vector<Scenario>& Scenarios() {
       {&kUnpackOnOtherStream, "Cast", CastOnAnotherStream, "aten::sub", "aten::copy_"},
       {&kUnpackOnOtherStream, "SharedCast", CastSharedByStreams, "aten::copy_", "aten::mul"},
       {&kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
+      {&kComputedOnOtherStream, "", CheckpointOnAnotherStream, "aten::", "aten::mul"},
   };
   return *scenarios;
 }

@@ -3,15 +3,11 @@
 
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
-#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/SafePyObject.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/profiler_legacy.h>
-#include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/profiler/api.h>
 
 #include <memory>
@@ -19,11 +15,13 @@
 
 #include "gtest/gtest.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/tests/hooks/support/python_like_hooks.h"
 
 namespace pinion {
 namespace {
 
-using torch::autograd::Engine;
+using testing::PythonHooks;
+using testing::PythonLikeEngineScope;
 
 class Keep : public SavedTensor {
  public:
@@ -44,72 +42,13 @@ class CountingPacker : public SavedTensorPacker {
   int packed = 0;
 };
 
-// As Python's engine: answers with hooks of its own while LibTorch's stack has some.
-class PythonLikeEngine : public Engine {
- public:
-  ~PythonLikeEngine() override { stop(); }
-
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
-                                         const torch::autograd::variable_list& inputs,
-                                         bool keep_graph, bool create_graph, bool accumulate_grad,
-                                         const torch::autograd::edge_list& outputs) override {
-    return Engine::get_base_engine().execute(roots, inputs, keep_graph, create_graph,
-                                             accumulate_grad, outputs);
-  }
-
-  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return nullptr;
-    return std::make_unique<Hooks>(&packed);
-  }
-
-  int packed = 0;
-
- private:
-  class Hooks : public torch::autograd::SavedVariableHooks {
-   public:
-    explicit Hooks(int* packed) : packed_(packed) {}
-    void call_pack_hook(const at::Tensor& tensor) override {
-      ++*packed_;
-      tensor_ = DetachedAlias(tensor);
-    }
-    at::Tensor call_unpack_hook() override { return tensor_; }
-
-   private:
-    int* const packed_;
-    at::Tensor tensor_;
-  };
-};
-
-PythonLikeEngine& ThePythonLikeEngine() {
-  static PythonLikeEngine* const engine = new PythonLikeEngine;
-  return *engine;
-}
-
-// As torch.autograd.graph.saved_tensors_hooks, the context manager.
-class PythonHooks {
- public:
-  PythonHooks() {
-    at::SavedTensorDefaultHooks::lazy_initialize();
-    at::SavedTensorDefaultHooks::push_hooks(c10::SafePyObject(nullptr, nullptr),
-                                            c10::SafePyObject(nullptr, nullptr));
-  }
-  ~PythonHooks() { at::SavedTensorDefaultHooks::pop_hooks(); }
-};
-
 class SavedTensorHooksTest : public ::testing::Test {
  protected:
-  SavedTensorHooksTest() {
-    torch::autograd::set_default_engine_stub([]() -> Engine& { return ThePythonLikeEngine(); });
-    ThePythonLikeEngine().packed = 0;
-  }
-  ~SavedTensorHooksTest() override {
-    torch::autograd::set_default_engine_stub(&Engine::get_base_engine);
-  }
-
   // An operator that saves one tensor.
   void SaveOne() { at::exp(x_); }
-  int packed_by_python() { return ThePythonLikeEngine().packed; }
+  int packed_by_python() { return python_.packed(); }
 
+  const PythonLikeEngineScope python_;
   const at::Tensor x_ = at::ones({4}).requires_grad_(true);
   const std::shared_ptr<CountingPacker> packer_ = std::make_shared<CountingPacker>();
 };
@@ -168,8 +107,8 @@ TEST_F(SavedTensorHooksTest, AnEngineThatIsSetLaterIsFoundByTheNextScope) {
     const SavedTensorScope scope(packer_);
     SaveOne();
   }
-  torch::autograd::set_default_engine_stub(&Engine::get_base_engine);
-  torch::autograd::set_default_engine_stub([]() -> Engine& { return ThePythonLikeEngine(); });
+  torch::autograd::set_default_engine_stub(&torch::autograd::Engine::get_base_engine);
+  PythonLikeEngineScope::Set();
   SaveOne();
   EXPECT_EQ(packer_->packed, 1);
   const SavedTensorScope scope(packer_);

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -94,6 +95,8 @@ RandomModel RandomModel::Draw(uint64_t seed) {
   for (size_t i = 0; i < kSteps; ++i) {
     model.order.push_back(i < model.steps.size() ? i : draws.Below(model.steps.size()));
   }
+  Draws checkpoints(~seed);  // of their own: the models are those that they are without
+  for (Block& block : model.blocks) block.checkpoints = static_cast<int>(checkpoints.Below(3));
   return model;
 }
 
@@ -144,14 +147,20 @@ at::Tensor RandomNet::Loss(const RandomModel::Step& step, int forward) const {
   at::Tensor x = inputs_[forward].narrow(0, 0, step.rows);
   std::vector<at::Tensor> outputs;
   const at::Tensor* parameters = parameters_.data();
-  const auto run = [&](Layer layer, bool is_run) {
-    if (is_run) x = Run(layer, x, parameters);
-    parameters += kParametersPerLayer;
-  };
   for (size_t i = 0; i < model_.blocks.size(); ++i) {
     const RandomModel::Block& block = model_.blocks[i];
-    run(block.layer, true);
-    if (block.branch.has_value()) run(*block.branch, step.takes_branch[i]);
+    Layers layers = [this, &block, &step, i, parameters](at::Tensor in) {
+      in = Run(block.layer, in, parameters);
+      if (step.takes_branch[i]) in = Run(*block.branch, in, parameters + kParametersPerLayer);
+      return in;
+    };
+    for (int n = 0; checkpointing_ && n < block.checkpoints; ++n) {
+      layers = [this, inner = std::move(layers)](at::Tensor in) {
+        return checkpointing_(inner, std::move(in));
+      };
+    }
+    x = layers(std::move(x));
+    parameters += kParametersPerLayer * (block.branch.has_value() ? 2 : 1);
     if (block.skip.has_value()) x = at::add(x, outputs[*block.skip]);
     outputs.push_back(x);
     // What no later block adds is let go of here, as a program does whose variables go.

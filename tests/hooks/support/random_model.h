@@ -16,9 +16,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pinion/hooks/activations/offload_session.h"
@@ -34,6 +36,7 @@ struct RandomModel {
     Layer layer = Layer::kRelu;
     std::optional<Layer> branch;  // behind it, in steps that take it
     std::optional<size_t> skip;   // the block whose output is added
+    int checkpoints = 0;  // around its layers, one within the other, where they are asked for
   };
   // What a step does, out of several kinds that take turns.
   struct Step {
@@ -63,6 +66,12 @@ class RandomNet {
   // leaves, with the sum of its losses. The parameters learn from it.
   Gradients Step(const RandomModel::Step& step, const std::shared_ptr<OffloadSession>& session);
 
+  // Runs a block's layers as `checkpointing` does it, once for each checkpoint around them. By
+  // default they run as they are.
+  using Layers = std::function<at::Tensor(at::Tensor x)>;
+  using Checkpointing = std::function<at::Tensor(const Layers& layers, at::Tensor x)>;
+  void set_checkpointing(Checkpointing checkpointing) { checkpointing_ = std::move(checkpointing); }
+
  private:
   at::Tensor Loss(const RandomModel::Step& step, int forward) const;
   at::Tensor Run(RandomModel::Layer layer, const at::Tensor& x, const at::Tensor* parameters) const;
@@ -70,6 +79,7 @@ class RandomNet {
   const RandomModel model_;
   std::vector<at::Tensor> parameters_;
   at::Tensor inputs_;
+  Checkpointing checkpointing_;
 };
 
 }  // namespace pinion::testing

@@ -1,0 +1,26 @@
+#ifndef PINION_HOOKS_CHECKPOINT_CHECKPOINT_OPTIONS_H_
+#define PINION_HOOKS_CHECKPOINT_CHECKPOINT_OPTIONS_H_
+
+namespace pinion {
+
+// What is compared of a tensor that was saved and the one that was computed again in its place.
+// How many tensors there are is always compared.
+enum class DeterminismCheck {
+  kDefault,  // shape, dtype and device
+  kNone,
+};
+
+// The names and defaults are those of torch.utils.checkpoint.
+struct CheckpointOptions {
+  // Computes again with the random numbers of forward: those of the CPU's generator and of the
+  // inputs' devices.
+  bool preserve_rng_state = true;
+  // Computes again no more than backward needs. Without it the whole segment runs, with all that
+  // it does beside computing (it may print, or update running statistics).
+  bool early_stop = true;
+  DeterminismCheck determinism_check = DeterminismCheck::kDefault;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_CHECKPOINT_CHECKPOINT_OPTIONS_H_

@@ -1,0 +1,310 @@
+#include "pinion/hooks/checkpoint/checkpointed_segment.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+namespace {
+
+// Ends a segment that has computed all that is needed again. It may reach ComputeAgain() as another
+// exception: the segment may run in an interpreter that has its own.
+class NothingMoreIsNeeded : public std::exception {
+ public:
+  const char* what() const noexcept override {
+    return "a checkpointed segment was stopped, since what backward needs is computed "
+           "(CheckpointOptions::early_stop): let this exception pass";
+  }
+};
+
+// The turn to compute a segment again, which sets the generators that the process shares. Not a
+// lock that guards data: the segment runs meanwhile, and inner ones on the same thread.
+std::recursive_mutex& TheTurn() {
+  // Leaked: graphs may be read by static destructors.
+  static auto* const turn = new std::recursive_mutex;
+  return *turn;
+}
+
+std::optional<c10::Stream> StreamOf(const at::Tensor& tensor) {
+  if (tensor.is_cpu() || !tensor.has_storage()) return std::nullopt;
+  return CurrentStream(tensor.device());
+}
+
+// `stream` may read `tensor`, which was computed on `made_on`.
+void WaitFor(const at::Tensor& tensor, const c10::Stream& made_on, const c10::Stream& stream) {
+  if (made_on == stream) return;
+  if (kComputedOnOtherStream.enabled()) {
+    c10::Event computed(made_on.device_type());
+    computed.record(made_on);
+    computed.block(stream);
+  }
+  RecordOnStream(tensor.storage(), stream);
+}
+
+}  // namespace
+
+// Stands in no graph: a node, so that what saves the inputs has a number as any operator has.
+class CheckpointedSegment::Inputs : public torch::autograd::Node {
+ public:
+  explicit Inputs(const std::vector<at::Tensor>& inputs) {
+    for (const at::Tensor& input : inputs) saved_.emplace_back(input, /*is_output=*/false);
+  }
+
+  std::string name() const override { return "PinionCheckpointInputs"; }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    TORCH_CHECK(false, "the node that keeps a checkpoint's inputs is in no graph");
+  }
+
+  // Without their history: a backward within the segment ends at them.
+  std::vector<at::Tensor> Unpack() {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> inputs;
+    for (const torch::autograd::SavedVariable& saved : saved_) {
+      const at::Tensor input = saved.unpack(getptr());
+      inputs.push_back(input.defined() ? input.detach() : input);
+      if (input.defined() && input.requires_grad()) inputs.back().set_requires_grad(true);
+    }
+    return inputs;
+  }
+
+ private:
+  std::vector<torch::autograd::SavedVariable> saved_;
+};
+
+// What one backward has of the segment. Guarded by the segment's mu_.
+struct CheckpointedSegment::Recomputation {
+  std::vector<Again> tensors;  // by number
+  size_t saved = 0;            // how many the segment has saved until now
+  bool forward_ended = true;   // when it began: a backward in forward computes what came before it
+  bool stopped = false;
+};
+
+class CheckpointedSegment::Handle : public SavedTensor {
+ public:
+  Handle(std::shared_ptr<CheckpointedSegment> segment, size_t number)
+      : segment_(std::move(segment)), number_(number) {}
+  ~Handle() override { segment_->Forget(number_); }
+
+  at::Tensor Unpack() override { return segment_->Read(number_); }
+  bool IsComputedAgain() const override { return true; }
+  bool WasComputedAgain() const override { return true; }
+  const void* MemoryOwner() const override { return nullptr; }
+
+ private:
+  const std::shared_ptr<CheckpointedSegment> segment_;
+  const size_t number_;
+};
+
+class CheckpointedSegment::ForwardPacker : public SavedTensorPacker {
+ public:
+  explicit ForwardPacker(std::shared_ptr<CheckpointedSegment> segment)
+      : segment_(std::move(segment)) {}
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+    return segment_->Save(tensor);
+  }
+
+ private:
+  const std::shared_ptr<CheckpointedSegment> segment_;
+};
+
+class CheckpointedSegment::CollectingPacker : public SavedTensorPacker {
+ public:
+  CollectingPacker(std::shared_ptr<CheckpointedSegment> segment,
+                   std::shared_ptr<Recomputation> recomputation)
+      : segment_(std::move(segment)), recomputation_(std::move(recomputation)) {}
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+    return segment_->Collect(tensor, *recomputation_);
+  }
+
+ private:
+  const std::shared_ptr<CheckpointedSegment> segment_;
+  const std::shared_ptr<Recomputation> recomputation_;
+};
+
+CheckpointedSegment::Description CheckpointedSegment::Description::Of(const at::Tensor& tensor) {
+  Description description = {.sizes = {}, .dtype = tensor.scalar_type(), .device = tensor.device()};
+  if (!tensor.is_nested()) description.sizes = tensor.sizes();  // which has one size a piece
+  return description;
+}
+
+std::string CheckpointedSegment::Description::ToString() const {
+  return c10::str(dtype, " ", at::IntArrayRef(sizes), " on ", device);
+}
+
+CheckpointedSegment::CheckpointedSegment(const CheckpointOptions& options,
+                                         const std::vector<at::Tensor>& inputs, Run run)
+    : options_(options),
+      forward_(inputs, options.preserve_rng_state),
+      run_(std::move(run)),
+      inputs_(std::make_shared<Inputs>(inputs)) {}
+
+CheckpointedSegment::~CheckpointedSegment() = default;
+
+std::shared_ptr<SavedTensorPacker> CheckpointedSegment::Packer() {
+  return std::make_shared<ForwardPacker>(shared_from_this());
+}
+
+void CheckpointedSegment::EndForward() {
+  MutexLock lock(mu_);
+  forward_ended_ = true;
+}
+
+std::unique_ptr<SavedTensor> CheckpointedSegment::Save(const at::Tensor& tensor) {
+  Description description = Description::Of(tensor);
+  size_t number = 0;
+  {
+    MutexLock lock(mu_);
+    number = saved_.size();
+    saved_.push_back({.description = std::move(description)});
+  }
+  return std::make_unique<Handle>(shared_from_this(), number);
+}
+
+std::unique_ptr<SavedTensor> CheckpointedSegment::Collect(const at::Tensor& tensor,
+                                                          Recomputation& recomputation) {
+  // Backwards within the segment need it as well.
+  std::unique_ptr<SavedTensor> kept = KeepTensor(tensor);
+  Again again = {KeepTensor(tensor), Description::Of(tensor), StreamOf(tensor)};
+  MutexLock lock(mu_);
+  if (recomputation.stopped) throw NothingMoreIsNeeded();  // the segment has caught the first one
+  const size_t expected = recomputation.tensors.size();
+  const size_t number = recomputation.saved++;
+  if (number < expected && saved_[number].is_needed) {
+    recomputation.tensors[number] = std::move(again);
+  }
+  if (options_.early_stop && recomputation.saved >= expected) {
+    recomputation.stopped = true;
+    throw NothingMoreIsNeeded();
+  }
+  TORCH_CHECK(number < expected || !recomputation.forward_ended,
+              "pinion::checkpoint: the segment saves more tensors when it is computed again than "
+              "the ",
+              expected, " that it saved in forward: ", Description::Of(tensor).ToString(),
+              " is one more. A segment must do the same each time it runs");
+  return kept;
+}
+
+at::Tensor CheckpointedSegment::Read(size_t number) {
+  const int64_t backward = CurrentBackward();
+  std::shared_ptr<Recomputation> recomputation = Find(backward);
+  if (recomputation == nullptr) {
+    const std::lock_guard<std::recursive_mutex> turn(TheTurn());
+    recomputation = Find(backward);  // another thread's, which had the turn before
+    if (recomputation == nullptr) recomputation = ComputeAgain();
+  }
+  Again again;
+  {
+    MutexLock lock(mu_);
+    again = std::exchange(recomputation->tensors[number], Again());
+  }
+  TORCH_CHECK(
+      again.kept != nullptr, "pinion::checkpoint: saved tensor ", number,
+      " of a segment is read for the second time in one backward, and was let go of after "
+      "the first. A node that reads its saved tensors more than once must keep them itself");
+  at::Tensor tensor = again.kept->Unpack();
+  if (again.made_on.has_value()) WaitFor(tensor, *again.made_on, CurrentStream(tensor.device()));
+  return tensor;
+}
+
+void CheckpointedSegment::Forget(size_t number) {
+  std::vector<Again> gone;  // after mu_
+  MutexLock lock(mu_);
+  saved_[number].is_needed = false;
+  for (const auto& [backward, recomputation] : recomputations_) {
+    if (number < recomputation->tensors.size()) {
+      gone.push_back(std::exchange(recomputation->tensors[number], Again()));
+    }
+  }
+}
+
+std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Find(int64_t backward) {
+  MutexLock lock(mu_);
+  const auto found = recomputations_.find(backward);
+  return found == recomputations_.end() ? nullptr : found->second;
+}
+
+// Outside of a backward nobody knows when it ends: each read computes again.
+std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::ComputeAgain() {
+  const auto recomputation = std::make_shared<Recomputation>();
+  {
+    MutexLock lock(mu_);
+    recomputation->tensors.resize(saved_.size());
+    recomputation->forward_ended = forward_ended_;
+  }
+  {
+    const ForwardState::Place place(forward_);
+    const std::vector<at::Tensor> inputs = inputs_->Unpack();  // an outer segment runs here
+    const ForwardState::Mode mode(forward_);
+    const at::AutoGradMode grad(true);
+    const SavedTensorScope scope(
+        std::make_shared<CollectingPacker>(shared_from_this(), recomputation));
+    try {
+      run_(inputs);
+    } catch (...) {
+      MutexLock lock(mu_);
+      if (!recomputation->stopped) throw;
+    }
+  }
+  Check(*recomputation);
+  const int64_t backward = CurrentBackward();
+  if (backward == -1) return recomputation;
+  {
+    MutexLock lock(mu_);
+    recomputations_.emplace(backward, recomputation);
+  }
+  AtEndOfBackward([weak = weak_from_this(), backward] {
+    const std::shared_ptr<CheckpointedSegment> self = weak.lock();
+    if (self == nullptr) return;
+    std::shared_ptr<Recomputation> gone;  // after mu_
+    MutexLock lock(self->mu_);
+    const auto found = self->recomputations_.find(backward);
+    gone = std::move(found->second);
+    self->recomputations_.erase(found);
+  });
+  return recomputation;
+}
+
+void CheckpointedSegment::Check(const Recomputation& recomputation) {
+  MutexLock lock(mu_);
+  const size_t expected = recomputation.tensors.size();
+  // What a segment without early stop saves behind a backward of its own is not there in forward.
+  const bool is_more_expected = !recomputation.forward_ended && recomputation.saved > expected;
+  TORCH_CHECK(recomputation.saved == expected || is_more_expected,
+              "pinion::checkpoint: a different number of tensors was saved when a segment was "
+              "computed again, ",
+              recomputation.saved, ", than in forward, ", expected,
+              ". A segment must do the same each time it runs");
+  if (options_.determinism_check == DeterminismCheck::kNone) return;
+  std::string differences;
+  for (size_t number = 0; number < expected; ++number) {
+    const std::optional<Description>& again = recomputation.tensors[number].description;
+    const Saved& saved = saved_[number];
+    if (!again.has_value() || *again == saved.description) continue;
+    differences += c10::str("\n  tensor ", number, ": saved ", saved.description.ToString(),
+                            ", computed again ", again->ToString());
+  }
+  TORCH_CHECK(differences.empty(),
+              "pinion::checkpoint: tensors of a segment have different metadata when they are "
+              "computed again. A segment must do the same each time it runs:",
+              differences);
+}
+
+}  // namespace pinion

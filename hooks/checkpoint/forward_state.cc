@@ -1,0 +1,95 @@
+#include "pinion/hooks/checkpoint/forward_state.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+namespace {
+
+std::vector<at::Generator> GeneratorsOf(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Generator> generators = {at::detail::getDefaultCPUGenerator()};
+  for (const at::Tensor& input : inputs) {
+    if (!input.defined() || !at::accelerator::isAccelerator(input.device().type())) continue;
+    const at::Generator& generator = at::globalContext().defaultGenerator(input.device());
+    if (std::find(generators.begin(), generators.end(), generator) == generators.end()) {
+      generators.push_back(generator);
+    }
+  }
+  return generators;
+}
+
+}  // namespace
+
+ForwardState::ForwardState(const std::vector<at::Tensor>& inputs, bool preserve_rng_state)
+    : ForwardState(preserve_rng_state ? GeneratorsOf(inputs) : std::vector<at::Generator>()) {
+  const std::optional<c10::DeviceType> accelerator = at::accelerator::getAccelerator();
+  if (!accelerator.has_value()) return;
+  const c10::impl::VirtualGuardImpl guard(*accelerator);
+  const c10::DeviceIndex devices = guard.deviceCount();
+  if (devices == 0) return;
+  device_ = guard.getDevice();
+  for (c10::DeviceIndex index = 0; index < devices; ++index) {
+    streams_.push_back(guard.getStream(c10::Device(*accelerator, index)));
+  }
+}
+
+ForwardState::ForwardState(const std::vector<at::Generator>& generators)
+    : autocast_cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
+  for (const c10::DeviceType type : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
+    autocast_.push_back(
+        {type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
+  }
+  for (at::Generator generator : generators) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generators_.push_back({generator, generator.get_state()});
+  }
+}
+
+std::vector<at::Generator> ForwardState::generators() const {
+  std::vector<at::Generator> generators;
+  for (const GeneratorState& state : generators_) generators.push_back(state.generator);
+  return generators;
+}
+
+void ForwardState::SetMode() const {
+  for (const Autocast& autocast : autocast_) {
+    at::autocast::set_autocast_enabled(autocast.type, autocast.enabled);
+    at::autocast::set_autocast_dtype(autocast.type, autocast.dtype);
+  }
+  at::autocast::set_autocast_cache_enabled(autocast_cache_enabled_);
+  for (const GeneratorState& state : generators_) {
+    at::Generator generator = state.generator;
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state.state);
+  }
+}
+
+// As a region of autocast does: casts of weights that it has cached go with the outermost one.
+ForwardState::Mode::Mode(const ForwardState& forward)
+    : forward_(forward), before_(forward_.generators()) {
+  at::autocast::increment_nesting();
+  forward_.SetMode();
+}
+
+ForwardState::Mode::~Mode() {
+  try {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    before_.SetMode();
+  } catch (const std::exception& error) {
+    PINION_LOG(kError) << "random numbers of the process may repeat themselves: the state of a "
+                          "generator could not be set back after a checkpoint: "
+                       << error.what();
+  }
+}
+
+}  // namespace pinion

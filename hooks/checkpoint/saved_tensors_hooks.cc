@@ -1,0 +1,68 @@
+#include "pinion/hooks/checkpoint/saved_tensors_hooks.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "pinion/hooks/autograd/lent_tensors.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion {
+namespace {
+
+class UserPackedTensor : public SavedTensor {
+ public:
+  explicit UserPackedTensor(checkpoint_internal::UnpackPacked unpack)
+      : unpack_(std::move(unpack)) {}
+
+  at::Tensor Unpack() override {
+    const at::Tensor tensor = unpack_();
+    TORCH_CHECK(
+        tensor.defined(),
+        "an unpack function of SavedTensorsHooks has returned no tensor: it must return one "
+        "with the content of the tensor that was packed");
+    return Lend(tensor);
+  }
+
+ private:
+  const checkpoint_internal::UnpackPacked unpack_;
+};
+
+class UserPacker : public SavedTensorPacker {
+ public:
+  explicit UserPacker(checkpoint_internal::PackWithUnpack pack) : pack_(std::move(pack)) {}
+
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+    return std::make_unique<UserPackedTensor>(pack_(tensor));
+  }
+
+ private:
+  const checkpoint_internal::PackWithUnpack pack_;
+};
+
+}  // namespace
+
+std::shared_ptr<SavedTensorPacker> checkpoint_internal::PackerOf(PackWithUnpack pack) {
+  return std::make_shared<UserPacker>(std::move(pack));
+}
+
+DisableSavedTensorsHooks::DisableSavedTensorsHooks(const std::string& message)
+    : outer_message_(at::SavedTensorDefaultHooks::get_disabled_error_message()) {
+  const bool is_inside_of_hooks =
+      CurrentPacker() != nullptr || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+  TORCH_CHECK(!is_inside_of_hooks, message);
+  at::SavedTensorDefaultHooks::disable(message);
+}
+
+DisableSavedTensorsHooks::~DisableSavedTensorsHooks() {
+  if (outer_message_.has_value()) {
+    at::SavedTensorDefaultHooks::disable(*outer_message_, /*fail_if_non_empty=*/false);
+  } else {
+    at::SavedTensorDefaultHooks::enable();
+  }
+}
+
+}  // namespace pinion

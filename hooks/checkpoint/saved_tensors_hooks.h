@@ -1,0 +1,81 @@
+// A user's own saved-tensor hooks from C++, and a guard against anyone's:
+// torch.autograd.graph.saved_tensors_hooks and disable_saved_tensors_hooks.
+//
+//   {
+//     const pinion::SavedTensorsHooks hooks(
+//         [](const at::Tensor& tensor) { return tensor.to(at::kHalf); },
+//         [](const at::Tensor& half) { return half.to(at::kFloat); });
+//     loss = model->forward(x);
+//   }
+//   const pinion::DisableSavedTensorsHooks off("this model counts on what it saves");
+//
+// Among these hooks, OffloadScope, checkpoint() and the hooks of Python the innermost win.
+//
+// Thread safety: each belongs to the thread that makes it, and goes with autograd to its workers;
+// hooks are called from any thread.
+
+#ifndef PINION_HOOKS_CHECKPOINT_SAVED_TENSORS_HOOKS_H_
+#define PINION_HOOKS_CHECKPOINT_SAVED_TENSORS_HOOKS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+
+namespace pinion {
+namespace checkpoint_internal {
+
+using UnpackPacked = std::function<at::Tensor()>;
+using PackWithUnpack = std::function<UnpackPacked(const at::Tensor&)>;
+
+std::shared_ptr<SavedTensorPacker> PackerOf(PackWithUnpack pack);
+
+}  // namespace checkpoint_internal
+
+// While it lives, `pack(tensor)` is called for each tensor that autograd saves on this thread, and
+// `unpack` with what that has returned, a value of any type, whenever backward needs the tensor.
+// `pack` gets the very tensor that is saved, with its history: what it returns must not refer to
+// that, or the graph keeps itself alive (returning the tensor itself is safe). It must not change
+// the tensor, which autograd refuses with a c10::Error. `unpack` returns a tensor with the same
+// content as a new one or the same each time. Both live as long as the graph and may throw.
+class SavedTensorsHooks {
+ public:
+  template <typename Pack, typename Unpack>
+  SavedTensorsHooks(Pack pack, Unpack unpack)
+      : scope_(checkpoint_internal::PackerOf(
+            [pack = std::move(pack), unpack = std::make_shared<Unpack>(std::move(unpack))](
+                const at::Tensor& tensor) mutable -> checkpoint_internal::UnpackPacked {
+              using Packed = std::decay_t<decltype(pack(tensor))>;
+              auto packed = std::make_shared<Packed>(pack(tensor));
+              if constexpr (std::is_same_v<Packed, at::Tensor>) {
+                if (packed->is_same(tensor)) *packed = tensor.detach();
+              }
+              return [unpack, packed]() -> at::Tensor { return (*unpack)(*packed); };
+            })) {}
+
+ private:
+  const SavedTensorScope scope_;
+};
+
+// While it lives, opening hooks of any kind on this thread throws c10::Error with `message`. So
+// does making one inside of hooks. Nests: the innermost message is told.
+class DisableSavedTensorsHooks {
+ public:
+  explicit DisableSavedTensorsHooks(const std::string& message);
+  ~DisableSavedTensorsHooks();
+  DisableSavedTensorsHooks(const DisableSavedTensorsHooks&) = delete;
+  DisableSavedTensorsHooks& operator=(const DisableSavedTensorsHooks&) = delete;
+
+ private:
+  const std::optional<std::string> outer_message_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_CHECKPOINT_SAVED_TENSORS_HOOKS_H_

@@ -1,0 +1,249 @@
+// A user's own hooks, a guard against hooks, and all who have hooks in company: the innermost wins.
+
+#include "pinion/hooks/checkpoint/saved_tensors_hooks.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/tests/hooks/activations/offload_world.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/python_like_hooks.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+at::Tensor Leaf() { return at::ones({4}).requires_grad_(true); }
+
+// The message of the c10::Error that `call` throws; empty if it throws none.
+std::string ErrorOf(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+const auto kDetach = [](const at::Tensor& tensor) { return tensor.detach(); };
+
+TEST(SavedTensorsHooksTest, UnpackGetsWhatPackHasReturnedForEachRead) {
+  const at::Tensor x = Leaf();
+  int packed = 0, unpacked = 0;
+  at::Tensor y;
+  {
+    const SavedTensorsHooks hooks(
+        [&packed](const at::Tensor& tensor) {
+          ++packed;
+          return std::make_unique<at::Tensor>(tensor.detach());
+        },
+        [&unpacked](const std::unique_ptr<at::Tensor>& kept) {
+          ++unpacked;
+          return *kept * 2;
+        });
+    y = at::exp(x);
+  }
+  EXPECT_EQ(packed, 1);
+  EXPECT_EQ(unpacked, 0);
+  y.sum().backward({}, /*retain_graph=*/true);
+  y.sum().backward();
+  EXPECT_EQ(unpacked, 2);
+  EXPECT_TRUE(SameBytes(x.grad(), at::exp(x.detach()) * 4));
+}
+
+TEST(SavedTensorsHooksTest, PackThatReturnsItsTensorDoesNotKeepTheGraph) {
+  const at::Tensor x = Leaf();
+  at::Tensor y;
+  {
+    const SavedTensorsHooks hooks([](const at::Tensor& tensor) { return tensor; },
+                                  [](const at::Tensor& tensor) { return tensor; });
+    y = at::exp(x);
+  }
+  const std::weak_ptr<torch::autograd::Node> node = y.grad_fn();
+  y.reset();
+  EXPECT_TRUE(node.expired());
+}
+
+TEST(SavedTensorsHooksTest, WhatUnpackReturnsIsNoGradientToWriteTo) {
+  const at::Tensor x = Leaf();
+  const at::Tensor kept = at::ones({4}) * 3;
+  at::Tensor y;
+  {
+    const SavedTensorsHooks hooks(kDetach, [&kept](const at::Tensor&) { return kept.detach(); });
+    y = Probe(x, {at::ones({4})},
+              [](const at::Tensor&, const UnpackSaved& unpack) { return unpack()[0]; });
+  }
+  y.sum().backward({}, /*retain_graph=*/true);
+  y.sum().backward();
+  EXPECT_TRUE(SameBytes(kept, at::ones({4}) * 3));
+  EXPECT_TRUE(SameBytes(x.grad(), at::ones({4}) * 6));
+}
+
+TEST(SavedTensorsHooksTest, HooksThatDoTheImpossibleAreTold) {
+  const at::Tensor x = Leaf();
+  {
+    const SavedTensorsHooks hooks([](const at::Tensor& tensor) { return tensor.detach().add_(1); },
+                                  kDetach);
+    EXPECT_THAT(ErrorOf([&] { at::exp(x); }), HasSubstr("modifying its input in place"));
+  }
+  at::Tensor y;
+  {
+    const SavedTensorsHooks hooks(kDetach, [](const at::Tensor&) { return at::Tensor(); });
+    y = at::exp(x).sum();
+  }
+  EXPECT_THAT(ErrorOf([&] { y.backward(); }), HasSubstr("returned no tensor"));
+}
+
+TEST(DisableSavedTensorsHooksTest, OpeningAnyHooksInsideSaysWhy) {
+  EmuWorld world;
+  const at::Tensor x = Leaf();
+  const auto user = [&] { const SavedTensorsHooks hooks(kDetach, kDetach); };
+  const auto segment = [&] { checkpoint([](const at::Tensor& in) { return at::exp(in); }, x); };
+  const auto offload = [&] { const OffloadScope scope(world.session()); };
+  const auto python = [&] { const PythonHooks hooks; };
+  for (const std::function<void()>& open :
+       {std::function<void()>(user), {segment}, {offload}, {python}}) {
+    EXPECT_EQ(ErrorOf(open), "");
+    {
+      const DisableSavedTensorsHooks outer("the outer reason");
+      {
+        const DisableSavedTensorsHooks inner("the inner reason");
+        EXPECT_THAT(ErrorOf(open), HasSubstr("the inner reason"));
+      }
+      EXPECT_THAT(ErrorOf(open), HasSubstr("the outer reason"));
+      EXPECT_EQ(ErrorOf([] { const NoOffloadScope nothing; }), "");
+    }
+    EXPECT_EQ(ErrorOf(open), "");
+  }
+}
+
+TEST(DisableSavedTensorsHooksTest, ItAgreesWithWhoeverElseDisablesHooks) {
+  const auto open = [] { const SavedTensorsHooks hooks(kDetach, kDetach); };
+  {
+    const DisableSavedTensorsHooks off("ours");
+    EXPECT_EQ(at::SavedTensorDefaultHooks::get_disabled_error_message(), "ours");
+  }
+  EXPECT_TRUE(at::SavedTensorDefaultHooks::is_enabled());
+  at::SavedTensorDefaultHooks::disable("theirs");
+  EXPECT_THAT(ErrorOf(open), HasSubstr("theirs"));
+  { const DisableSavedTensorsHooks off("ours"); }
+  EXPECT_EQ(at::SavedTensorDefaultHooks::get_disabled_error_message(), "theirs");
+  at::SavedTensorDefaultHooks::enable();
+}
+
+TEST(DisableSavedTensorsHooksTest, InsideOfHooksItIsRefused) {
+  const auto disable = [] { const DisableSavedTensorsHooks off("too late"); };
+  {
+    const SavedTensorsHooks hooks(kDetach, kDetach);
+    EXPECT_THAT(ErrorOf(disable), HasSubstr("too late"));
+  }
+  {
+    const PythonHooks hooks;
+    EXPECT_THAT(ErrorOf(disable), HasSubstr("too late"));
+  }
+  EXPECT_TRUE(at::SavedTensorDefaultHooks::is_enabled());
+}
+
+// --- In company ---
+
+enum class Who { kPython, kUser, kOffload, kCheckpoint };
+constexpr Who kAll[] = {Who::kPython, Who::kUser, Who::kOffload, Who::kCheckpoint};
+
+class Company {
+ public:
+  // exp(x), where the first of `kinds` is the outermost.
+  at::Tensor Run(const std::vector<Who>& kinds, const at::Tensor& x, size_t next = 0) {
+    if (next == kinds.size()) {
+      ++ran;
+      return at::exp(x);
+    }
+    switch (kinds[next]) {
+      case Who::kPython: {
+        const PythonHooks hooks;
+        return Run(kinds, x, next + 1);
+      }
+      case Who::kUser: {
+        const SavedTensorsHooks hooks(
+            [this](const at::Tensor& tensor) {
+              ++packed_by_user;
+              return tensor.detach();
+            },
+            kDetach);
+        return Run(kinds, x, next + 1);
+      }
+      case Who::kOffload: {
+        const OffloadScope scope(world.session());
+        return Run(kinds, x, next + 1);
+      }
+      case Who::kCheckpoint:  // without inputs: nobody packs those
+        return checkpoint([this, kinds, x, next] { return Run(kinds, x, next + 1); });
+    }
+    return {};
+  }
+
+  OffloadWorld world{EverySize(1)};
+  PythonLikeEngineScope python;
+  int packed_by_user = 0;
+  int ran = 0;
+};
+
+std::vector<std::vector<Who>> Combinations(size_t count) {
+  std::vector<std::vector<Who>> all = {{}};
+  for (size_t i = 0; i < count; ++i) {
+    std::vector<std::vector<Who>> longer;
+    for (const std::vector<Who>& kinds : all) {
+      for (const Who who : kAll) {
+        longer.push_back(kinds);
+        longer.back().push_back(who);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+TEST(InCompany, TheInnermostHooksWinWhoeverOpenedThem) {
+  Company company;
+  const at::Tensor x = company.world.activation(32).detach().div(256).requires_grad_(true);
+  const at::Tensor expected = at::exp(x.detach());
+  for (const size_t count : {1, 2, 3}) {
+    for (const std::vector<Who>& kinds : Combinations(count)) {
+      std::string order;
+      for (const Who who : kinds) absl::StrAppend(&order, static_cast<int>(who), " ");
+      SCOPED_TRACE(order);
+      const int user = company.packed_by_user, python = company.python.packed(), ran = company.ran;
+      const uint64_t offloaded = company.world.stats().packed;
+      const at::Tensor y = company.Run(kinds, x);
+      const Who innermost = kinds.back();
+      EXPECT_EQ(company.packed_by_user - user, innermost == Who::kUser);
+      EXPECT_EQ(company.python.packed() - python, innermost == Who::kPython);
+      EXPECT_EQ(company.world.stats().packed - offloaded, innermost == Who::kOffload);
+      y.sum().backward();
+      EXPECT_EQ(company.ran - ran, innermost == Who::kCheckpoint ? 2 : 1);
+      EXPECT_TRUE(SameBytes(x.grad(), expected));
+      x.mutable_grad().reset();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pinion::testing
