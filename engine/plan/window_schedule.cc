@@ -131,7 +131,17 @@ bool WindowSchedule::OnGone(ScheduledParcel& parcel) {
 }
 
 std::vector<ScheduledParcel*> WindowSchedule::TakeEvictions() {
+  if (options_.eviction_tensors != WindowOptions::kNoTensors) return TakeOld();
   return TakeDownTo(Window(options_.eviction_bytes));
+}
+
+std::vector<ScheduledParcel*> WindowSchedule::TakeOld() {
+  std::vector<ScheduledParcel*> taken;
+  for (const auto& [left, parcel] : window_) {
+    if (saves_ - parcel->place.sequence >= options_.eviction_tensors) taken.push_back(parcel);
+  }
+  for (ScheduledParcel* parcel : taken) LeaveWindow(*parcel);
+  return taken;
 }
 
 std::vector<ScheduledParcel*> WindowSchedule::TakeDownTo(uint64_t limit_bytes) {

@@ -1,5 +1,6 @@
 // A schedule by windows of bytes: a parcel is evicted once a window of others has left after it,
-// and fetched when those that were saved after it, within a window of bytes, have been read.
+// and fetched when those that were saved after it, within a window of bytes, have been read. The
+// former window may be one of tensors in place of bytes.
 //
 // Backward reads a scope from its end, so what comes before the tensor that was just read is
 // fetched next, newest first. The order is not asked for: it is the reverse of saving
@@ -31,7 +32,11 @@ namespace pinion {
 struct WindowOptions {
   static constexpr uint64_t kAuto = UINT64_MAX;  // by what scopes save (window_size.h)
 
+  static constexpr uint64_t kNoTensors = UINT64_MAX;
+
   uint64_t eviction_bytes = kAuto;  // of device memory that is held
+  // In place of these bytes: how many tensors may be saved after one whose device memory is held.
+  uint64_t eviction_tensors = kNoTensors;
   uint64_t prefetch_bytes = kAuto;  // of parcels that were fetched ahead and not read
   uint64_t full_batch_bytes = 0;    // a batch of so many bytes fills the link (pack_plan.h)
 };
@@ -64,6 +69,10 @@ class WindowSchedule final : public OffloadSchedule {
   std::vector<ScheduledParcel*> FetchedAhead() const override;
   std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override;
 
+  // With a window of tensors: so many were saved, of which places (SavedPlace::sequence) are
+  // numbers.
+  void OnSaves(uint64_t saves) { saves_ = saves; }
+
   // --- for a schedule that has limits of its own ---
 
   uint64_t window_bytes() const { return window_bytes_; }
@@ -86,6 +95,8 @@ class WindowSchedule final : public OffloadSchedule {
   };
 
   void SetAutoBytes();
+  // Those that were saved too long ago for a window of tensors.
+  std::vector<ScheduledParcel*> TakeOld();
   uint64_t Window(uint64_t option) const {
     return option == WindowOptions::kAuto ? auto_bytes_ : option;
   }
@@ -103,6 +114,7 @@ class WindowSchedule final : public OffloadSchedule {
   absl::btree_map<uint64_t, ScheduledParcel*> window_;  // in the order of leaving
   uint64_t last_left_ = 0;                              // its number
   uint64_t window_bytes_ = 0;
+  uint64_t saves_ = 0;
   // Parcels of the window by the memory that they hold. It counts for the last of each.
   absl::flat_hash_map<const void*, absl::InlinedVector<ScheduledParcel*, 1>> holders_;
   uint64_t ahead_bytes_ = 0;

@@ -147,6 +147,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   {
     MutexLock lock(state_.mu);
     last_packed_ = node;
+    const uint64_t sequence = state_.CountSave();
     record = state_.storages.Find(storage, version, read);
     // What it would be cast from has changed since; `tensor` still has the bytes.
     if (record != nullptr && record->IsCastAgain() && !record->cast->IsUnchanged()) record.reset();
@@ -155,7 +156,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       if (record->state == StorageRecord::CopyOut::kStays) record->nodes.push_back(node);
       state_.schedule->OnUsed(record->object, Use::kSaved);
       // Backward reads it sooner than what was saved in between.
-      if (record->scope == scope.id) record->sequence = ++state_.last_sequence;
+      if (record->scope == scope.id) record->sequence = sequence;
       if (record->parcel != nullptr) {
         record->parcel->AddReaders(1);
         state_.schedule->OnSavedAgain(*record->parcel, {record->scope, record->sequence});
@@ -163,10 +164,11 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
     } else {
       // EndScope would not send it on its way any more.
       if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
-      record = std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held,
-                                               scope.id, std::move(cast));
+      record =
+          std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id,
+                                          std::move(cast), SavedOrigin(tensor, node));
       record->checksum = std::move(checksum);
-      record->sequence = ++state_.last_sequence;
+      record->sequence = sequence;
       state_.storages.Add(*record);
       const uint64_t signature =
           learner_ == nullptr ? 0 : SignatureOf(tensor, place, record->size_bytes());

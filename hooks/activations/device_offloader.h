@@ -19,13 +19,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/mutex.h"
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
+#include "pinion/hooks/activations/live_records.h"
+#include "pinion/hooks/activations/live_tensor.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
@@ -55,6 +59,22 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // No operator of the scope, which has ended, runs any more: what is pending of it goes, and the
   // schedule learns what it saved.
   void EndScope(ScopeId scope);
+
+  // `node` belongs to a head: what it has saved stays, as far as it has not left.
+  void KeepSavedBy(const NodeId& node) {
+    RecordPtrs kept;
+    {
+      MutexLock lock(state_.mu);
+      kept = state_.pending.TakeSavedBy(node);
+    }
+    departures_.Keep(kept, &OffloadStats::kept_head);
+  }
+  // A tensor was saved that stays on the device, and is not told of otherwise.
+  void CountKept() {
+    MutexLock lock(state_.mu);
+    state_.CountSave();
+  }
+  void AppendLive(std::vector<LiveTensor>& tensors) { AppendLiveOf(state_, device_, tensors); }
 
   // Lets go of all device memory that can be fetched again, or that nobody needs any more: what was
   // fetched ahead and not read yet, and tensors whose copy out was submitted. Its streams wait for

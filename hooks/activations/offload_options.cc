@@ -13,6 +13,18 @@ absl::Status OffloadOptions::Validate() const {
         " is 0: a copy needs a window to run in. Use OffloadOptions::kAutoWindow, or overlap = "
         "false for copies that block"));
   }
+  if (eviction_window_tensors == 0) {
+    return absl::InvalidArgumentError(
+        "eviction_window_tensors is 0: a copy needs a window to run in, of one tensor at least. "
+        "Leave it at OffloadOptions::kNoTensorWindow for a window in bytes");
+  }
+  if (eviction_window_tensors != kNoTensorWindow &&
+      (eviction_window_bytes != kAutoWindow || memory_target_bytes != kNoTarget)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "eviction_window_tensors is ", eviction_window_tensors, ", and ",
+        eviction_window_bytes != kAutoWindow ? "eviction_window_bytes" : "memory_target_bytes",
+        " is set as well: leave one of them out"));
+  }
   if (memory_target_bytes != kNoTarget) {
     if (!overlap) {
       return absl::InvalidArgumentError(

@@ -35,6 +35,12 @@ struct OffloadOptions {
   // window, up to half as much waits for company to leave with. 0 is refused.
   uint64_t eviction_window_bytes = kAutoWindow;
 
+  // The same window in saved tensors: the device memory of one goes when so many others were saved
+  // on its device after it, kept ones included, and its copy was submitted. From 1 on. TRL's
+  // max_fwd_stash_size, which is 5 by default. kNoTensorWindow: the window in bytes, which this one
+  // takes the place of. Without overlap there is no window.
+  uint64_t eviction_window_tensors = kNoTensorWindow;
+
   // Device bytes that were fetched ahead of need and not read yet; of a tensor only what comes
   // back. kAutoWindow: the same window as for eviction.
   uint64_t prefetch_window_bytes = kAutoWindow;
@@ -47,6 +53,11 @@ struct OffloadOptions {
   // with the least, and all leaves. kAutoTarget: the least with which a step takes at most 1 % more
   // than without offload. kNoTarget: by the windows above, which a target replaces.
   uint64_t memory_target_bytes = kNoTarget;
+
+  // Leaves that are no parameters, a network's input for example, stay on the device as long as
+  // somebody holds them once their operator has returned, since a copy frees nothing. True copies
+  // them as well: for a program that lets go of its inputs before backward.
+  bool offload_leaves = false;
 
   // Weights that autocast has cast are not copied, from the second scope on that sees them:
   // backward casts the parameter once more, to the same bytes. Switch it off where parameters
@@ -71,6 +82,7 @@ struct OffloadOptions {
   EngineOptions engine;  // its `trace` is told the hooks' ranges, too
 
   static constexpr uint64_t kAutoWindow = UINT64_MAX;
+  static constexpr uint64_t kNoTensorWindow = UINT64_MAX;
   static constexpr uint64_t kNoTarget = 0;
   static constexpr uint64_t kAutoTarget = UINT64_MAX;
 

@@ -8,13 +8,15 @@
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/plan/window_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 
 namespace pinion {
 
 struct ChosenSchedule {
   std::unique_ptr<OffloadSchedule> schedule;
-  TargetSchedule* target = nullptr;  // the same, if it is one
+  TargetSchedule* target = nullptr;    // the same, if it is one
+  WindowSchedule* counting = nullptr;  // the same, if its window is one of tensors
 };
 
 // A TargetSchedule with a memory target, a WindowSchedule without.

@@ -1,6 +1,5 @@
 #include <torch/nn/module.h>
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -8,6 +7,8 @@
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/trace/trace_sink.h"
+#include "pinion/hooks/activations/head_nodes.h"
+#include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/scope_packer.h"
 #include "pinion/hooks/autograd/memory_observer.h"
@@ -25,16 +26,15 @@ std::shared_ptr<PackTarget> TargetOf(const std::shared_ptr<OffloadSession>& sess
   return target;
 }
 
-std::shared_ptr<SavedTensorPacker> PackerFor(std::shared_ptr<PackTarget> target,
-                                             ParameterStorages parameters,
+std::shared_ptr<SavedTensorPacker> PackerFor(std::shared_ptr<PackTarget> target, ScopeModule module,
                                              std::shared_ptr<PackScope> scope) {
   if (target == nullptr) return nullptr;
-  return std::make_shared<ScopePacker>(std::move(target), std::move(parameters), std::move(scope));
+  return std::make_shared<ScopePacker>(std::move(target), std::move(module), std::move(scope));
 }
 
 std::shared_ptr<PackScope> NewPackScope(PackTarget* target) {
-  static std::atomic<ScopeId> last{0};
-  return std::make_shared<PackScope>(++last, target == nullptr ? CastNotes() : target->NoteCasts());
+  return std::make_shared<PackScope>(NewScopeId(),
+                                     target == nullptr ? CastNotes() : target->NoteCasts());
 }
 
 // What the calling thread's innermost scope saves to, null unless that is a scope of the same
@@ -55,6 +55,18 @@ ParameterStorages StoragesOf(const torch::nn::Module& module) {
   return storages;
 }
 
+// Null where the session leaves no head alone.
+std::unique_ptr<HeadNodes> NodesOf(const ModuleHeads& heads,
+                                   const std::shared_ptr<OffloadSession>& session) {
+  if (session == nullptr || heads.parts.empty()) return nullptr;
+  if (session->options().memory_target_bytes != OffloadOptions::kNoTarget) return nullptr;
+  ParameterStorages parameters;
+  for (const ModuleHeads::Part& part : heads.parts) {
+    for (const at::Tensor& parameter : part.module->parameters()) parameters.Add(parameter);
+  }
+  return std::make_unique<HeadNodes>(std::move(parameters));
+}
+
 // A user who opens one in a checkpointed block's forward means the first run of that forward.
 void SayThatNothingLeavesInBackward() {
   static std::once_flag said;
@@ -69,13 +81,13 @@ void SayThatNothingLeavesInBackward() {
 }  // namespace
 
 struct OffloadScope::State {
-  State(const std::shared_ptr<OffloadSession>& session, ParameterStorages parameters)
+  State(const std::shared_ptr<OffloadSession>& session, ScopeModule module)
       : target(TargetOf(session)),
         outer(OuterScope(target.get())),
         saved(outer != nullptr ? outer : NewPackScope(target.get())),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
         observed(target == nullptr || outer != nullptr ? nullptr : target->Observer()),
-        scope(PackerFor(target, std::move(parameters), saved)) {
+        scope(PackerFor(target, std::move(module), saved)) {
     if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
   }
   ~State() {
@@ -93,10 +105,15 @@ struct OffloadScope::State {
 };
 
 OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session)
-    : state_(std::make_unique<State>(session, ParameterStorages())) {}
+    : state_(std::make_unique<State>(session, ScopeModule())) {}
 
 OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module)
-    : state_(std::make_unique<State>(session, StoragesOf(module))) {}
+    : state_(std::make_unique<State>(session, ScopeModule{StoragesOf(module), nullptr})) {}
+
+OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module,
+                           const ModuleHeads& heads)
+    : state_(std::make_unique<State>(session,
+                                     ScopeModule{StoragesOf(module), NodesOf(heads, session)})) {}
 
 OffloadScope::~OffloadScope() = default;
 

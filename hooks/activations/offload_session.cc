@@ -24,6 +24,7 @@
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/device_offloader.h"
+#include "pinion/hooks/activations/head_nodes.h"
 #include "pinion/hooks/activations/scope_packer.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -62,6 +63,12 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     return offloader->link();
   }
 
+  std::vector<LiveTensor> LiveTensors() const override {
+    std::vector<LiveTensor> tensors;
+    for (const auto& offloader : Offloaders()) offloader->AppendLive(tensors);
+    return tensors;
+  }
+
   std::string Explain(int device_index, PlanFormat format) const override {
     const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
     if (offloader == nullptr || offloader->learner() == nullptr) return "";
@@ -86,8 +93,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   }
 
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                    const ParameterStorages& parameters,
-                                    const PackScope& scope) override;
+                                    const ScopeModule& module, const PackScope& scope) override;
 
   void EndScope(ScopeId scope) override {
     {
@@ -123,8 +129,12 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
         "saving a tensor in an OffloadScope");
   }
 
-  std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason) {
+  std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason, c10::Device device) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
+    if (options_.eviction_window_tensors != OffloadOptions::kNoTensorWindow &&
+        device.type() == device_type_) {
+      if (const auto offloader = FindOffloader(device.index())) offloader->CountKept();
+    }
     return nullptr;
   }
 
@@ -160,40 +170,46 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 };
 
 std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                               const ParameterStorages& parameters,
-                                               const PackScope& scope) {
+                                               const ScopeModule& module, const PackScope& scope) {
+  const c10::Device device = tensor.device();
   // Recomputed activations are needed at once, and a double backward's saved tensors soon.
-  if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward);
+  if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward, device);
   const TensorKind kind =
-      ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters);
-  switch (kind) {
-    case TensorKind::kUnsupported:
-      RefuseOtherAccelerator(tensor.device());
-      return Keep(&OffloadStats::kept_unsupported);
-    case TensorKind::kParameter:
-      return Keep(&OffloadStats::kept_parameter);
-    case TensorKind::kSmall:
-      return Keep(&OffloadStats::kept_small);
-    case TensorKind::kHeldLeaf:
-    case TensorKind::kActivation:
-      break;
+      ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, module.parameters);
+  if (kind == TensorKind::kUnsupported) {
+    RefuseOtherAccelerator(device);
+    return Keep(&OffloadStats::kept_unsupported, device);
   }
-  auto offloader = OffloaderFor(tensor.device());
+  if (kind == TensorKind::kSmall) return Keep(&OffloadStats::kept_small, device);
+  const auto reason =
+      kind == TensorKind::kParameter ? &OffloadStats::kept_parameter : &OffloadStats::kept_head;
+  if (module.heads != nullptr) {
+    HeadNodes::Save save = module.heads->OnSave(tensor, place.node);
+    if (save.is_parameter) {
+      if (const auto offloader = FindOffloader(device.index())) offloader->KeepSavedBy(place.node);
+    }
+    if (save.is_heads) {
+      Keep(reason, device);
+      return KeepWith(tensor, std::move(save.earlier));
+    }
+  }
+  if (kind == TensorKind::kParameter) return Keep(reason, device);
+  auto offloader = OffloaderFor(device);
   if (absl::IsInvalidArgument(offloader.status()) || absl::IsNotFound(offloader.status())) {
     ThrowIfError(offloader.status(), "setting up offload for a device");
   }
   if (!offloader.ok()) {
-    if (IsFirstToldOf(tensor.device())) {
-      PINION_LOG(kWarning) << "saved tensors stay on " << tensor.device().str()
+    if (IsFirstToldOf(device)) {
+      PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
                            << ", which cannot be set up now (each scope tries again): "
                            << offloader.status();
     }
-    return Keep(&OffloadStats::kept_copy_failed);
+    return Keep(&OffloadStats::kept_copy_failed, device);
   }
   std::unique_ptr<const ParameterCast> cast;
   if (options_.cast_weights_again) cast = casts_.Find(tensor, scope.casts, scope.begin);
-  return (*offloader)
-      ->Pack(tensor, place, /*maybe_held=*/kind == TensorKind::kHeldLeaf, std::move(cast), scope);
+  const bool maybe_held = kind == TensorKind::kHeldLeaf && !options_.offload_leaves;
+  return (*offloader)->Pack(tensor, place, maybe_held, std::move(cast), scope);
 }
 
 std::shared_ptr<MemoryObserver> SessionImpl::Observer() {

@@ -32,6 +32,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -41,12 +42,10 @@
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
+#include "pinion/hooks/activations/live_tensor.h"
+#include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_stats.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace pinion {
 
@@ -80,6 +79,10 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   std::string Explain(int device_index) const { return Explain(device_index, PlanFormat::kText); }
   virtual std::string Explain(int device_index, PlanFormat format) const = 0;
 
+  // What graphs hold by this session, the oldest first (live_tensor.h). For people: it looks at
+  // each of them.
+  virtual std::vector<LiveTensor> LiveTensors() const = 0;
+
   // Sets the device up and pins what a step of training keeps in host memory, so that no pack has
   // to: 0.1 to 1 s per GiB. Errors as those of PinnedAllocator::Reserve, and of the device.
   virtual absl::Status Reserve(int device_index, uint64_t size_bytes) = 0;
@@ -100,10 +103,17 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 // backward, as when a checkpoint computes a block again, nothing leaves: a scope that is made there
 // says so in the log. The parameters and buffers of `module` stay on the device, by storage;
 // without a module, leaves that require a gradient are taken for parameters.
+//
+// With `heads`, found once (module_heads.h), what their nodes save stays as well. A node is known
+// for a head's by a parameter of it that it saves: heads without parameters, or whose input needs
+// no gradient, open a NoOffloadScope or are wrapped (no_offload_module.h). With a memory target the
+// plan decides what stays, and heads are no exception (docs/decisions/0030-heads.md).
 class OffloadScope {
  public:
   explicit OffloadScope(std::shared_ptr<OffloadSession> session);
   OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module);
+  OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module,
+               const ModuleHeads& heads);
   ~OffloadScope();
   OffloadScope(const OffloadScope&) = delete;
   OffloadScope& operator=(const OffloadScope&) = delete;

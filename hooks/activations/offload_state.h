@@ -63,6 +63,7 @@ struct OffloadState {
       : pending(std::move(none_yet)),
         schedule(std::move(by.schedule)),
         target(by.target),
+        counting(by.counting),
         asks_for_device_bytes(schedule->AsksForDeviceBytes()) {}
 
   // What is allocated on the device, for the schedule if it asks; to be had before the lock.
@@ -79,14 +80,22 @@ struct OffloadState {
     return schedule->OnDropped(parcel);
   }
 
+  // One more tensor was saved on the device, whatever becomes of it. Returns its number.
+  uint64_t CountSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    ++last_sequence;
+    if (counting != nullptr) counting->OnSaves(last_sequence);
+    return last_sequence;
+  }
+
   Mutex mu;
   SavedStorages storages ABSL_GUARDED_BY(mu);
   PendingTensors pending ABSL_GUARDED_BY(mu);
   const std::unique_ptr<OffloadSchedule> schedule ABSL_PT_GUARDED_BY(mu);
-  TargetSchedule* const target;  // the same, if it goes by plans; what changes in it is guarded
+  TargetSchedule* const target;    // the same, if it goes by plans; what changes in it is guarded
+  WindowSchedule* const counting;  // the same, if its window is one of tensors; guarded as well
   const bool asks_for_device_bytes;
   LateMemory late ABSL_GUARDED_BY(mu);
-  uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of a record
+  uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of what was saved
   absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run
 };
 

@@ -6,15 +6,16 @@
 namespace pinion {
 
 uint64_t OffloadStats::kept() const {
-  return kept_small + kept_parameter + kept_held + kept_no_host_memory + kept_in_backward +
-         kept_scope_ended + kept_capturing + kept_copy_failed + kept_unsupported + kept_as_planned;
+  return kept_small + kept_parameter + kept_head + kept_held + kept_no_host_memory +
+         kept_in_backward + kept_scope_ended + kept_capturing + kept_copy_failed +
+         kept_unsupported + kept_as_planned;
 }
 
 std::string OffloadStats::ToString() const {
   return absl::StrFormat(
       "saved tensors: %d packed = %d offloaded (%s, %d of them in %d groups) + %d cast again + %d "
       "shared + "
-      "%d kept (small %d, parameter %d, "
+      "%d kept (small %d, parameter %d, head %d, "
       "held %d, no host memory %d, in backward %d, scope ended %d, capturing %d, copy failed %d, "
       "unsupported %d, as planned %d)\n"
       "evicted %s, %d not freed; unpacked %d = %d still on the device + %d prefetched + %d fetched "
@@ -22,7 +23,7 @@ std::string OffloadStats::ToString() const {
       "verified %d; %d handles "
       "alive\n",
       packed, offloaded, HumanBytes(offloaded_bytes), grouped, groups, cast_again, shared, kept(),
-      kept_small, kept_parameter, kept_held, kept_no_host_memory, kept_in_backward,
+      kept_small, kept_parameter, kept_head, kept_held, kept_no_host_memory, kept_in_backward,
       kept_scope_ended, kept_capturing, kept_copy_failed, kept_unsupported, kept_as_planned,
       HumanBytes(evicted_bytes), evicted_not_freed, unpacked, reused_on_device, prefetch_hits,
       fetched_on_demand, recast, HumanBytes(fetched_bytes), prefetches_dropped, prefetches_refused,

@@ -21,6 +21,7 @@ struct OffloadStats {
   uint64_t cast_again = 0;  //   not copied: cast once more from its parameter when it is needed
   uint64_t kept_small = 0;  //   kept on the device, by reason
   uint64_t kept_parameter = 0;
+  uint64_t kept_head = 0;  //   saved by a head of the scope's module (module_heads.h)
   uint64_t kept_held = 0;  //   a leaf that someone else holds: offloading frees nothing
   uint64_t kept_no_host_memory = 0;
   uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once

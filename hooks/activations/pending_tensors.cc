@@ -40,6 +40,22 @@ void PendingTensors::AwaitOperator(const RecordPtr& record, const NodeId& node) 
   }
 }
 
+RecordPtrs PendingTensors::TakeSavedBy(const NodeId& node) {
+  RecordPtrs taken;
+  const auto is_its = [&](const NodeId& saver) {
+    return saver.thread == node.thread && saver.sequence == node.sequence;
+  };
+  for (auto& [id, scope] : scopes_) {
+    std::erase_if(scope.in_use, [&](const RecordPtr& record) {
+      if (std::none_of(record->nodes.begin(), record->nodes.end(), is_its)) return false;
+      record->state = StorageRecord::CopyOut::kDecided;
+      taken.push_back(record);
+      return true;
+    });
+  }
+  return taken;
+}
+
 void PendingTensors::EndOperator(Scope& scope, RecordPtr record) {
   record->state = StorageRecord::CopyOut::kPending;
   const bool small = IsSmall(*record);

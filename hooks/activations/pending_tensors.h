@@ -42,6 +42,9 @@ class PendingTensors {
   // one, too, has returned.
   void AwaitOperator(const RecordPtr& record, const NodeId& node);
 
+  // What `node`, whose operator has not returned, has saved: it is awaited no more.
+  RecordPtrs TakeSavedBy(const NodeId& node);
+
   // The record, which is awaited, is not needed any more.
   void Remove(const StorageRecord& record);
 

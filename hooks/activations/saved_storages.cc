@@ -29,10 +29,18 @@ RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& v
 
 RecordPtrs SavedStorages::Find(const std::vector<uint32_t>& objects) const {
   const absl::flat_hash_set<uint32_t> wanted(objects.begin(), objects.end());
+  return Select([&](const StorageRecord& record) { return wanted.contains(record.object); });
+}
+
+RecordPtrs SavedStorages::All() const {
+  return Select([](const StorageRecord&) { return true; });
+}
+
+RecordPtrs SavedStorages::Select(absl::FunctionRef<bool(const StorageRecord&)> is_wanted) const {
   RecordPtrs found;
   for (const auto& [storage, records] : records_) {
     for (StorageRecord* record : records) {
-      if (wanted.contains(record->object)) found.push_back(record->shared_from_this());
+      if (is_wanted(*record)) found.push_back(record->shared_from_this());
     }
   }
   std::sort(found.begin(), found.end(),

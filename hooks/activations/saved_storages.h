@@ -12,6 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -30,9 +31,13 @@ class SavedStorages {
   void Remove(const StorageRecord& record);
   // Those of the schedule's objects that have records, in the order of packing.
   RecordPtrs Find(const std::vector<uint32_t>& objects) const;
+  // All, in the same order.
+  RecordPtrs All() const;
   bool Contains(const c10::StorageImpl* storage) const { return records_.contains(storage); }
 
  private:
+  RecordPtrs Select(absl::FunctionRef<bool(const StorageRecord&)> is_wanted) const;
+
   absl::flat_hash_map<const c10::StorageImpl*, absl::InlinedVector<StorageRecord*, 1>> records_;
 };
 

@@ -6,14 +6,24 @@
 
 namespace pinion {
 
-ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters,
+namespace {
+
+std::atomic<ScopeId> last_scope_id{0};
+
+}  // namespace
+
+ScopeId NewScopeId() { return ++last_scope_id; }
+
+ScopeId LastScopeId() { return last_scope_id; }
+
+ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ScopeModule module,
                          std::shared_ptr<PackScope> scope)
-    : target_(std::move(target)), parameters_(std::move(parameters)), scope_(std::move(scope)) {}
+    : target_(std::move(target)), module_(std::move(module)), scope_(std::move(scope)) {}
 
 std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const GraphPlace& place) {
   HostTimer timer(target_->stats());
   timer.Count(&OffloadStats::packed);
-  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, place, parameters_, *scope_);
+  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, place, module_, *scope_);
   return saved == nullptr ? KeepTensor(tensor) : std::move(saved);
 }
 

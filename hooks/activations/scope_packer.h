@@ -13,6 +13,7 @@
 
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/hooks/activations/cast_sources.h"
+#include "pinion/hooks/activations/head_nodes.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -33,14 +34,23 @@ struct PackScope {
   std::atomic<bool> ended = false;
 };
 
+// What a scope knows of the module that runs in it.
+struct ScopeModule {
+  ParameterStorages parameters;      // and buffers
+  std::unique_ptr<HeadNodes> heads;  // null: none is to be left alone
+};
+
+// The number of a scope that begins now, and of the last one that did.
+ScopeId NewScopeId();
+ScopeId LastScopeId();
+
 // A session as its scopes see it.
 class PackTarget {
  public:
   virtual ~PackTarget() = default;
   // Null: the tensor stays on the device; the reason has been counted.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                            const ParameterStorages& parameters,
-                                            const PackScope& scope) = 0;
+                                            const ScopeModule& module, const PackScope& scope) = 0;
   // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no
   // thread.
   virtual void EndScope(ScopeId scope) = 0;
@@ -54,7 +64,7 @@ class PackTarget {
 
 class ScopePacker : public SavedTensorPacker {
  public:
-  ScopePacker(std::shared_ptr<PackTarget> target, ParameterStorages parameters,
+  ScopePacker(std::shared_ptr<PackTarget> target, ScopeModule module,
               std::shared_ptr<PackScope> scope);
 
   const PackTarget& target() const { return *target_; }
@@ -65,7 +75,7 @@ class ScopePacker : public SavedTensorPacker {
 
  private:
   const std::shared_ptr<PackTarget> target_;
-  const ParameterStorages parameters_;
+  const ScopeModule module_;
   const std::shared_ptr<PackScope> scope_;
 };
 

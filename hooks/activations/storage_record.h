@@ -21,6 +21,7 @@
 #include "absl/container/inlined_vector.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/parcel.h"
+#include "pinion/hooks/activations/saved_origin.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/tensor_checksum.h"
@@ -69,7 +70,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
                 StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
-                ScopeId saved_in, std::unique_ptr<const ParameterCast> can_be_cast)
+                ScopeId saved_in, std::unique_ptr<const ParameterCast> can_be_cast,
+                SavedOrigin saved_by)
       : identity(storage.getWeakStorageImpl()),
         version(std::move(version_at_pack)),
         extent(saved_extent),
@@ -79,6 +81,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
         maybe_held(may_be_held),
         scope(saved_in),
         cast(std::move(can_be_cast)),
+        origin(std::move(saved_by)),
         source(storage) {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
@@ -90,6 +93,14 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   // Of the storage that was saved. Guarded.
   bool HoldsMemory() const {
     return source || (parcel != nullptr && !parcel->gathered && parcel->Holds(piece));
+  }
+
+  // The bytes can be had without a copy or a cast. Guarded.
+  bool IsOnDevice() const {
+    return !identity.expired() ||
+           (parcel != nullptr && parcel->state() != Parcel::State::kAway &&
+            (parcel->gathered || parcel->state() != Parcel::State::kHeld)) ||
+           (last_cast.has_value() && !last_cast->storage.expired());
   }
 
   // Nobody here holds the bytes, and no copy of them: whoever needs them casts the parameter again.
@@ -127,6 +138,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
   const ScopeId scope;    // in which it was saved first
   const std::unique_ptr<const ParameterCast> cast;  // that makes these bytes; null: none does
+
+  const SavedOrigin origin;  // for people
 
   // Of `extent`'s bytes when they leave; only in verify mode. Written before the parcel is
   // published, read by those who have found the parcel; of a cast, before the record is found.

@@ -48,6 +48,9 @@ class TensorDepartures {
   // a graph; the others leave.
   void CopyOut(RecordPtrs due);
 
+  // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
+  void Keep(absl::Span<const RecordPtr> records, uint64_t OffloadStats::*reason);
+
   // Drops the device memory that the schedule has in excess.
   void EvictExcess();
   // Drops all device memory whose copy out was submitted.
@@ -83,8 +86,6 @@ class TensorDepartures {
   bool EvictSome();
   GuardedMemories Evict(absl::Span<ScheduledParcel* const> parcels)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
-  void Keep(absl::Span<const RecordPtr> records, uint64_t OffloadStats::*reason);
 
   const OffloadOptions& options_;
   const LinkCalibration& link_;

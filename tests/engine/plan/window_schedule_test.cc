@@ -111,6 +111,33 @@ TEST_F(WindowScheduleTest, AParcelThatIsGoneIsNotEvictedAndCountsNoMore) {
   EXPECT_THAT(EvictAll(), ElementsAre(1));
 }
 
+class TensorWindowTest : public WindowScheduleTest {
+ protected:
+  TensorWindowTest() : WindowScheduleTest({.eviction_tensors = 2}) {}
+};
+
+TEST_F(TensorWindowTest, AParcelIsEvictedOnceSoManyTensorsWereSavedAfterIt) {
+  Leave(1000);
+  Leave(1);
+  schedule_.OnSaves(2);
+  EXPECT_THAT(Evict(), IsEmpty()) << "however large they are";
+  schedule_.OnSaves(3);
+  EXPECT_THAT(Evict(), ElementsAre(1));
+  EXPECT_THAT(Evict(), IsEmpty());
+  schedule_.OnSaves(9);
+  EXPECT_THAT(Evict(), ElementsAre(2));
+}
+
+TEST_F(TensorWindowTest, AParcelThatIsSavedAgainStaysAsLongAsIfItWereNew) {
+  ScheduledParcel& again = Leave(10);
+  Leave(10);
+  schedule_.OnSavedAgain(again, {.scope = 1, .sequence = 3});
+  schedule_.OnSaves(4);
+  EXPECT_THAT(Evict(), ElementsAre(2));
+  schedule_.OnSaves(5);
+  EXPECT_THAT(Evict(), ElementsAre(3)) << "its place by now";
+}
+
 // ------------------------------------------------------------------------------- shared memory
 
 TEST_F(WindowScheduleTest, WhatSeveralHoldCountsOnceForTheOneThatLeftLast) {

@@ -90,6 +90,60 @@ TEST_F(OffloadBackward, AnUnpackedTensorThatTheUserKeepsStaysAsItIs) {
   EXPECT_TRUE(SameBytes(kept[0], ActivationValues({64, 64}, 1)));
 }
 
+// A fetched tensor may outlive the node that it was fetched for. TRL keeps its memory by
+// record_stream where a count of references says so; here its owner does.
+TEST_F(OffloadBackward, AViewThatANodeReturnsOfWhatItHasReadStaysAsItIs) {
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Probe(carrier, {Activation(carrier, {64, 64}, 1)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                unpack();
+                for (int i = 0; i < 8; ++i) at::full({64, 64}, -1, grad.options());
+                return grad;
+              });
+    y = Probe(y, {Activation(carrier, {64, 64}, 2)},
+              [](const at::Tensor&, const UnpackSaved& unpack) {
+                return unpack()[0].view({-1}).slice(0, 100, 101);
+              });
+    for (int i = 0; i < 2; ++i) y = Observe(y, {Activation(carrier, {64, 64}, 3)}, &seen);
+  }
+  y.backward();
+  EXPECT_GT(stats().fetched_bytes, 0u);
+  EXPECT_EQ(carrier.grad().item<float>(), 102);
+}
+
+TEST_F(OffloadBackward, AViewThatARecomputedGraphSavesStaysAsItIs) {
+  const at::Tensor carrier = NewCarrier();
+  const at::Tensor weight =
+      at::full({4096}, 1.0, at::TensorOptions(world_.device())).requires_grad_(true);
+  std::vector<at::Tensor> seen;
+  at::Tensor recomputed;
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Probe(carrier, {Activation(carrier, {64, 64}, 1)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                unpack();
+                for (int i = 0; i < 8; ++i) at::full({64, 64}, -1, grad.options());
+                recomputed.backward();  // reentrant
+                return grad;
+              });
+    y = Probe(y, {Activation(carrier, {64, 64}, 2)},
+              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                const c10::AutoGradMode with_grad(true);
+                recomputed = at::sum(at::mul(weight, unpack()[0].view({-1})));
+                return grad;
+              });
+    for (int i = 0; i < 2; ++i) y = Observe(y, {Activation(carrier, {64, 64}, 3)}, &seen);
+  }
+  y.backward();
+  EXPECT_GT(stats().fetched_bytes, 0u);
+  EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({4096}, 2)));
+}
+
 // As activation checkpointing does: forward without a graph, and again, with one, in backward.
 at::Tensor Checkpointed(const at::Tensor& x, const at::Tensor& weight) {
   const auto run = [](const at::Tensor& in, const at::Tensor& w) {

@@ -1,0 +1,75 @@
+#include "pinion/hooks/activations/head_nodes.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <typeinfo>
+
+#include "pinion/hooks/autograd/kept_tensor.h"
+
+namespace pinion {
+namespace {
+
+class KeptWithOthers : public SavedTensor {
+ public:
+  KeptWithOthers(std::unique_ptr<SavedTensor> kept, HeadNodes::Storages others)
+      : kept_(std::move(kept)), others_(std::move(others)) {}
+
+  at::Tensor Unpack() override { return kept_->Unpack(); }
+
+ private:
+  const std::unique_ptr<SavedTensor> kept_;
+  const HeadNodes::Storages others_;
+};
+
+// The leaf of which the tensor is the cast, in whatever order it was cast, transposed and viewed;
+// an undefined tensor: there is none. An embedding of a leaf is no cast, though the leaf is all
+// that it is a function of: it has other sizes and the same type.
+at::Tensor CastFrom(const at::Tensor& tensor) {
+  constexpr int kMostSteps = 4;
+  const torch::autograd::Node* node = tensor.grad_fn().get();
+  for (int step = 0; step < kMostSteps && node != nullptr && node->num_outputs() == 1; ++step) {
+    node = node->next_edge(0).function.get();
+    if (node == nullptr || typeid(*node) != typeid(torch::autograd::AccumulateGrad)) continue;
+    const at::Tensor& leaf = static_cast<const torch::autograd::AccumulateGrad&>(*node).variable;
+    const bool is_cast =
+        leaf.numel() == tensor.numel() && leaf.scalar_type() != tensor.scalar_type();
+    return is_cast ? leaf : at::Tensor();
+  }
+  return at::Tensor();
+}
+
+}  // namespace
+
+bool HeadNodes::IsParameter(const at::Tensor& tensor) const {
+  if (parameters_.Contains(tensor)) return true;
+  const at::Tensor leaf = CastFrom(tensor);
+  return leaf.defined() && leaf.has_storage() && parameters_.Contains(leaf);
+}
+
+HeadNodes::Save HeadNodes::OnSave(const at::Tensor& tensor, const NodeId& node) {
+  Save save;
+  save.is_parameter = IsParameter(tensor);
+  MutexLock lock(mu_);
+  Youngest& youngest = youngest_[node.thread];
+  if (youngest.sequence != node.sequence) youngest = {node.sequence, false, {}};
+  youngest.is_heads |= save.is_parameter;
+  save.is_heads = youngest.is_heads;
+  if (!save.is_heads) {
+    youngest.saved.push_back(tensor.storage().getWeakStorageImpl());
+    return save;
+  }
+  for (const WeakStorage& saved : youngest.saved) {
+    if (auto impl = saved.lock()) save.earlier.emplace_back(std::move(impl));
+  }
+  youngest.saved.clear();
+  return save;
+}
+
+std::unique_ptr<SavedTensor> KeepWith(const at::Tensor& tensor, HeadNodes::Storages others) {
+  std::unique_ptr<SavedTensor> kept = KeepTensor(tensor);
+  if (others.empty()) return kept;
+  return std::make_unique<KeptWithOthers>(std::move(kept), std::move(others));
+}
+
+}  // namespace pinion

@@ -1,0 +1,65 @@
+// Which nodes of a scope belong to a head of its module (module_heads.h).
+//
+// LibTorch's C++ modules have no hooks around their forward, so a node is known by what it saves: a
+// parameter of the head, or the cast of one that autocast has made. A node saves its tensors one by
+// one, in any order; what it has saved before its parameter is still pending then, since nothing
+// leaves before its operator has returned (docs/decisions/0030-heads.md).
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_HOOKS_ACTIVATIONS_HEAD_NODES_H_
+#define PINION_HOOKS_ACTIVATIONS_HEAD_NODES_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/plan/offload_policy.h"
+
+namespace pinion {
+
+class HeadNodes {
+ public:
+  using Storages = absl::InlinedVector<c10::Storage, 2>;
+
+  struct Save {
+    bool is_heads = false;      // the node belongs to a head, as far as is known
+    bool is_parameter = false;  // and this tensor says so
+    Storages earlier;           // what the node had saved before its parameter, as far as it lives
+  };
+
+  explicit HeadNodes(ParameterStorages parameters) : parameters_(std::move(parameters)) {}
+
+  // `node`, the calling thread's youngest, saves `tensor`, a plain strided one.
+  Save OnSave(const at::Tensor& tensor, const NodeId& node);
+
+ private:
+  // A thread's youngest node.
+  struct Youngest {
+    uint64_t sequence = 0;
+    bool is_heads = false;
+    absl::InlinedVector<WeakStorage, 2> saved;  // until it is known to be a head's
+  };
+
+  bool IsParameter(const at::Tensor& tensor) const;
+
+  const ParameterStorages parameters_;
+  Mutex mu_;
+  absl::flat_hash_map<std::thread::id, Youngest> youngest_ ABSL_GUARDED_BY(mu_);
+};
+
+// Keeps `tensor` on the device, and `others` as long as its place in the graph lives.
+std::unique_ptr<SavedTensor> KeepWith(const at::Tensor& tensor, HeadNodes::Storages others);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ACTIVATIONS_HEAD_NODES_H_

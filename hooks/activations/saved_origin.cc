@@ -1,0 +1,28 @@
+#include "pinion/hooks/activations/saved_origin.h"
+
+#include <c10/util/Type.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace pinion {
+namespace {
+
+const std::type_info* TypeOfMaker(const at::Tensor& tensor) {
+  const torch::autograd::Node* const node = tensor.grad_fn().get();
+  return node == nullptr ? nullptr : &typeid(*node);
+}
+
+}  // namespace
+
+SavedOrigin::SavedOrigin(const at::Tensor& tensor, const NodeId& saver)
+    : view_(tensor),
+      made_by_(TypeOfMaker(tensor)),
+      node_(saver.sequence == 0 ? 0 : saver.sequence - 1) {}
+
+std::string SavedOrigin::MadeBy() const {
+  if (made_by_ == nullptr) return "";
+  const std::string name = c10::demangle(made_by_->name());
+  const std::string prefix = "torch::autograd::generated::";
+  return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
+
+}  // namespace pinion
