@@ -15,7 +15,6 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -30,7 +29,7 @@
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/trace/chrome_trace_sink.h"
-#include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/programs/next_machine.h"
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
@@ -40,9 +39,6 @@ namespace {
 constexpr uint64_t kUnlimitedBytes = uint64_t{64} << 30;
 
 constexpr char kEmulated[] = "emu:0";
-
-constexpr int kRegisterAttempts = 500;
-constexpr std::chrono::milliseconds kRegisterPause(10);
 
 constexpr char kEmulatedRemedy[] = "; --device=emu:0 trains on the emulated device";
 
@@ -124,13 +120,7 @@ absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {
   emulated.record_trace = !options.trace_path.empty();
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
                           EmulatedMachine::Create(emulated));
-  // Autograd's workers let go of the last run's tensors a moment after its last backward.
-  absl::Status registered = RegisterEmuDevice(machine);
-  for (int i = 0; i < kRegisterAttempts && absl::IsFailedPrecondition(registered); ++i) {
-    std::this_thread::sleep_for(kRegisterPause);
-    registered = RegisterEmuDevice(machine);
-  }
-  PINION_RETURN_IF_ERROR(registered);
+  PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));
   return Accelerator(c10::Device(kEmulated), EmulatedBackend(machine), machine);
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that the tests which documents name are there, and that each row of docs/trl_parity.md
-names one.
+"""Checks that the tests which documents name are there, and that each row of a table whose last
+column is headed "tests" names one.
 
 Usage: python3 -B tools/check_named_tests.py [DIRECTORY]
 Names what is missing, prints "N passed, N failed", and exits 1 if anything is or if nothing was
@@ -16,12 +16,11 @@ import re
 import sys
 
 # In which all such names are tests; docs/waits.md has a test of its own.
-DOCUMENTS = ["docs/limits.md", "docs/trl_parity.md"]
-TABLE = "docs/trl_parity.md"
+DOCUMENTS = ["docs/limits.md", "docs/peers.md", "docs/trl_parity.md"]
 
 _TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
 _NAMED = re.compile(r"`(?:(?P<file>\w+_test)|(?P<suite>[A-Z]\w+)\.(?P<name>[A-Z]\w*\*?|\*))`")
-_ROW = re.compile(r"^\| (?!TRL )(?!-)(?P<cells>.+) \|$", re.MULTILINE)
+_TABLE = re.compile(r"^\| .* \| tests \|\n\|-.*\n(?P<rows>(?:\|.*\n?)+)", re.MULTILINE)
 
 
 def tests_by_file(directory):
@@ -37,7 +36,8 @@ def complaints_and_count(directory):
     everywhere = set().union(*tests.values())
     complaints, passed = [], 0
     for document in DOCUMENTS:
-        for number, line in enumerate((directory / document).read_text().splitlines(), 1):
+        text = (directory / document).read_text()
+        for number, line in enumerate(text.splitlines(), 1):
             file = None
             for named in re.finditer(_NAMED.pattern + r"| \| ", line):
                 if named.group() == " | ":
@@ -55,12 +55,13 @@ def complaints_and_count(directory):
                 else:
                     inside = f" in {file}.cc" if file and not named["file"] else ""
                     complaints.append(f"{document}:{number}: {named.group()} is no test{inside}")
-    for row in _ROW.finditer((directory / TABLE).read_text()):
-        cells = row["cells"].split(" | ")
-        if any(named["name"] for named in _NAMED.finditer(cells[-1])):
-            passed += 1
-        else:
-            complaints.append(f"{TABLE}: a row without a test: {cells[0]}")
+        for table in _TABLE.finditer(text):
+            for row in table["rows"].splitlines():
+                cells = row.strip("| ").split(" | ")
+                if any(named["name"] for named in _NAMED.finditer(cells[-1])):
+                    passed += 1
+                else:
+                    complaints.append(f"{document}: a row without a test: {cells[0]}")
     return complaints, passed
 
 

@@ -19,7 +19,7 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/programs/next_machine.h"
 
 namespace pinion {
 namespace {
@@ -36,7 +36,7 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const DevicePreset& 
   options.detect_races = false;  // tests do
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
                           EmulatedMachine::Create(options));
-  PINION_RETURN_IF_ERROR(RegisterEmuDevice(machine));
+  PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));
   return machine;
 }
 

@@ -13,7 +13,7 @@
 #include "pinion/engine/plan/target_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
-#include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/programs/next_machine.h"
 
 namespace pinion {
 namespace {
@@ -44,7 +44,7 @@ absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t t
   emulated.detect_races = false;
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
                           EmulatedMachine::Create(emulated));
-  PINION_RETURN_IF_ERROR(RegisterEmuDevice(machine));
+  PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));
   PINION_ASSIGN_OR_RETURN(const std::unique_ptr<ReplayedStep> replayed,
                           ReplayedStep::Create(step, machine, /*layers=*/0));
   OffloadOptions options;

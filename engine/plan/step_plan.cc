@@ -118,7 +118,8 @@ class Planner {
   // for good, if there is room.
   static void StayLong(int64_t limit_bytes, std::vector<Gap*>& away, Room& used) {
     std::sort(away.begin(), away.end(), [](const Gap* a, const Gap* b) {
-      return std::tuple(b->computed_again, a->object) > std::tuple(a->computed_again, b->object);
+      return std::tuple(a->computed_again, b->object, b->first) <
+             std::tuple(b->computed_again, a->object, a->first);
     });
     std::erase_if(away, [&](Gap* gap) {
       const size_t full =

@@ -44,12 +44,6 @@ absl::StatusOr<std::shared_ptr<const KnownStep>> TargetSchedule::Plan(StepRecord
   return std::make_shared<const KnownStep>(std::move(step), *std::move(plan), std::move(shortfall));
 }
 
-void TargetSchedule::Learn(std::shared_ptr<const KnownStep> known) {
-  std::erase_if(known_, [&](const auto& other) { return other->IsLike(*known); });
-  known_.push_front(std::move(known));
-  if (known_.size() > kMaxKnown) known_.pop_back();
-}
-
 bool TargetSchedule::WantsRecord() const {
   if (known_steps_ >= kKnownInARow) return false;
   // The longer no step has been known, the more are let pass before one is recorded: a program
@@ -111,13 +105,13 @@ std::optional<TargetSchedule::Begun> TargetSchedule::Match(const KnownStep& know
 void TargetSchedule::FindKnown() {
   std::optional<Begun> begun;
   const auto find = [&](bool fits) {
-    return std::find_if(known_.begin(), known_.end(), [&](const auto& known) {
-      if (known->shortfall().ok() == fits) begun = Match(*known);
+    return known_.Find([&](const KnownStep& known) {
+      if (known.shortfall().ok() == fits) begun = Match(known);
       return begun.has_value();
     });
   };
-  auto found = find(/*fits=*/true);
-  if (found == known_.end()) found = find(/*fits=*/false);
+  std::shared_ptr<const KnownStep> found = find(/*fits=*/true);
+  if (found == nullptr) found = find(/*fits=*/false);
   now_known_ = nullptr;
   actual_.clear();
   due_.clear();
@@ -125,16 +119,15 @@ void TargetSchedule::FindKnown() {
   looked_at_ = SIZE_MAX;
   has_late_ = true;
   for (Object& object : objects_) object.is_due = false;
-  is_lost_ = found == known_.end();
-  if (!is_lost_) known_.splice(known_.begin(), known_, found);
-  if (is_lost_ || !known_.front()->shortfall().ok()) {
+  is_lost_ = found == nullptr;
+  if (is_lost_ || !found->shortfall().ok()) {
     // What has come back goes once more.
     for (const Object& object : objects_) {
       if (object.parcel != nullptr) due_.push_back(object.parcel);
     }
     return;
   }
-  now_known_ = known_.front();
+  now_known_ = std::move(found);
   now_ = begun->now;
   actual_ = std::move(begun->actual);
   for (size_t i = 0; i < objects_.size(); ++i) objects_[i].planned = begun->planned[i];
@@ -150,6 +143,7 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
     signatures_.clear();
     unused_.clear();
     used_.clear();
+    known_.OnBegin();
   }
   const uint32_t id = NewObject(saved);
   const size_t before = signatures_[saved.signature]++;
@@ -218,6 +212,7 @@ void TargetSchedule::OnReleased(uint32_t object) {
   if (!IsPlanned()) unused_.push_back(object);
   objects_[object].is_live = objects_[object].stays = false;
   if (--live_objects_ > 0) return;
+  known_.OnEnd(now_known_.get());
   known_steps_ = is_lost_ ? 0 : std::min(known_steps_ + 1, kKnownInARow);
   unknown_steps_ = is_lost_ ? unknown_steps_ + 1 : 0;
 }
@@ -256,10 +251,6 @@ void TargetSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
 bool TargetSchedule::OnDropped(ScheduledParcel& parcel) {
   for (const uint32_t object : parcel.objects) objects_[object].is_fetched = false;
   return window_.OnDropped(parcel);
-}
-
-bool TargetSchedule::IsFetchedAlone(const ScheduledParcel& parcel) const {
-  return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
 }
 
 bool TargetSchedule::OnGone(ScheduledParcel& parcel) {
@@ -342,6 +333,18 @@ OffloadSchedule::Fetches TargetSchedule::TakeFetches(
     break;
   }
   return taken;
+}
+
+std::vector<ScheduledParcel*> TargetSchedule::FetchedIn(int64_t backward) const {
+  std::vector<ScheduledParcel*> parcels = window_.FetchedIn(backward);
+  if (!IsPlanned()) return parcels;
+  // The plan may have fetched them for the next backward.
+  for (const StepMove& move : now_known_->plan().moves) {
+    const uint32_t id = actual_[move.object];
+    if (id == UINT32_MAX || move.fetch_at > now_ || move.read_at <= now_) continue;
+    std::erase(parcels, objects_[id].parcel);
+  }
+  return parcels;
 }
 
 }  // namespace pinion

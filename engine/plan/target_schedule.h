@@ -42,6 +42,7 @@
 #include "absl/types/span.h"
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/known_steps.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/plan/step_record.h"
@@ -61,7 +62,7 @@ struct TargetOptions {
 
 class TargetSchedule final : public OffloadSchedule {
  public:
-  static constexpr size_t kMaxKnown = 32;
+  static constexpr size_t kMaxKnown = KnownSteps::kMax;
   static constexpr int kKnownInARow = 3;
 
   explicit TargetSchedule(const TargetOptions& options);
@@ -70,8 +71,7 @@ class TargetSchedule final : public OffloadSchedule {
   // target, which KnownStep::shortfall() then says. A pure function of the options: no lock is
   // needed.
   absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step) const;
-  // Instead of what was known of a step that saves and reads the same.
-  void Learn(std::shared_ptr<const KnownStep> known);
+  void Learn(std::shared_ptr<const KnownStep> known) { known_.Learn(std::move(known)); }
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
   bool WantsRecord() const;
@@ -87,7 +87,7 @@ class TargetSchedule final : public OffloadSchedule {
   // What the step that runs, or the last one, goes on as; null: it runs like the first.
   const std::shared_ptr<const KnownStep>& followed() const { return now_known_; }
   // The last one that was followed comes first.
-  const std::list<std::shared_ptr<const KnownStep>>& known() const { return known_; }
+  const std::list<std::shared_ptr<const KnownStep>>& known() const { return known_.all(); }
 
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
   void OnDeviceBytes(uint64_t size_bytes) override { device_bytes_ = size_bytes; }
@@ -122,9 +122,7 @@ class TargetSchedule final : public OffloadSchedule {
   Fetches TakeFetches(const SavedPlace& from, int64_t backward,
                       absl::FunctionRef<bool(const ScheduledParcel&)> is_away) override;
   std::vector<ScheduledParcel*> FetchedAhead() const override { return window_.FetchedAhead(); }
-  std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override {
-    return window_.FetchedIn(backward);
-  }
+  std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override;
 
  private:
   // Of the step that runs.
@@ -159,14 +157,16 @@ class TargetSchedule final : public OffloadSchedule {
   // Something is still needed that the known step has let go of by now.
   bool IsOverdue();
   // What was fetched of it can be dropped once more without any others.
-  bool IsFetchedAlone(const ScheduledParcel& parcel) const;
+  bool IsFetchedAlone(const ScheduledParcel& parcel) const {
+    return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
+  }
   // What the device lacks for so much more, and for what the step will ask for before its next use.
   uint64_t MissingBytes(uint64_t more_bytes) const;
 
   const TargetOptions options_;
   const uint64_t small_bytes_;  // tensors of at most so much share parcels
   WindowSchedule window_;
-  std::list<std::shared_ptr<const KnownStep>> known_;
+  KnownSteps known_;
   int known_steps_ = 0;         // since the last one that was not known
   uint64_t unknown_steps_ = 0;  // since the last one that was known
   uint64_t device_bytes_ = 0;

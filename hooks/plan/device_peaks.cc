@@ -1,6 +1,7 @@
 #include "pinion/hooks/plan/device_peaks.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 namespace pinion {
@@ -33,15 +34,12 @@ DevicePeaks::Since DevicePeaks::Take(int64_t allocated_bytes) {
 
 std::vector<bool> CountAsHeld(int64_t peak_bytes, absl::Span<const LetGo> gone) {
   std::vector<bool> held(gone.size());
-  // Of what would have been there, had those that count as held stayed.
-  std::vector<int64_t> peaks;
-  for (const LetGo& object : gone) peaks.push_back(object.later_peak_bytes);
-  // Less came after those that went last.
+  // From then on, had those that count as held stayed. Less came after those that went last.
+  int64_t later_peak_bytes = 0;
   for (size_t i = gone.size(); i-- > 0;) {
-    const int64_t later_peak_bytes = *std::max_element(peaks.begin() + i, peaks.end());
+    later_peak_bytes = std::max(later_peak_bytes, gone[i].later_peak_bytes);
     held[i] = later_peak_bytes + gone[i].size_bytes <= peak_bytes;
-    if (!held[i]) continue;
-    for (size_t later = i; later < gone.size(); ++later) peaks[later] += gone[i].size_bytes;
+    if (held[i]) later_peak_bytes += gone[i].size_bytes;
   }
   return held;
 }

@@ -75,8 +75,8 @@ DeviceRecording::Moment DeviceRecording::End() {
 
 DeviceRecording::Moment DeviceRecording::CountBytes() {
   const int64_t allocated_bytes = AllocatedBytes(device_);
-  const DevicePeaks::Since since = peaks_.Take(allocated_bytes);
   MutexLock lock(mu_);
+  const DevicePeaks::Since since = peaks_.Take(allocated_bytes);
   const KnownStorages::Bytes bytes = storages_.CountAt(allocated_bytes);
   NoteLetGo(since);
   return {.time = {}, .bytes = bytes, .peak_bytes = since.peak_bytes};
@@ -85,6 +85,7 @@ DeviceRecording::Moment DeviceRecording::CountBytes() {
 void DeviceRecording::NoteLetGo(const DevicePeaks::Since& since) {
   std::vector<NotedObject*> gone;
   absl::flat_hash_set<const void*> held;
+  const size_t held_before = objects_.held.size();
   std::erase_if(objects_.held, [&](ObjectId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     NotedObject& object = objects_.all[id];
     if (IsHeld(object)) {
@@ -95,7 +96,7 @@ void DeviceRecording::NoteLetGo(const DevicePeaks::Since& since) {
     if (object.handles > 0 && storages_.IsGone(object.storage)) gone.push_back(&object);
     return true;
   });
-  peaks_.HoldOnly(std::move(held));
+  if (objects_.held.size() < held_before) peaks_.HoldOnly(std::move(held));
   std::vector<LetGo> let_go;
   std::vector<NotedObject*> in_order;
   for (const DevicePeaks::Freed& freed : since.freed) {

@@ -59,8 +59,11 @@ class FirstGpuRunTest : public ::testing::Test {
   static void TrainGptCompares(bool repeats_itself, std::optional<bool> bit_identical) {
     ComparedGroup group;
     group.name = "cuda:0";
-    group.runs.push_back({OffloadMode::kNone, RunResult(), std::nullopt, repeats_itself});
-    group.runs.push_back({OffloadMode::kPinion, RunResult(), bit_identical, std::nullopt});
+    ComparedRun& alone = group.runs.emplace_back();
+    alone.repeats_itself = repeats_itself;
+    ComparedRun& offloaded = group.runs.emplace_back();
+    offloaded.offload = OffloadMode::kPinion;
+    offloaded.bit_identical = bit_identical;
     const std::string json = Folder() + "/compared.json";
     std::ofstream(json) << ToJson({group});
     Program("train_gpt",

@@ -31,6 +31,7 @@ namespace pinion::testing {
 class TargetPlayer {
  public:
   static constexpr uint64_t kSize = 100;
+  static constexpr int64_t kBackward = 5;               // of all reads
   static constexpr uint64_t kOwnOperator = UINT64_MAX;  // of one use
 
   explicit TargetPlayer(TargetSchedule& schedule) : schedule_(schedule) {}
@@ -162,8 +163,6 @@ class TargetPlayer {
   std::vector<std::string> Happened() { return std::exchange(notes_, {}); }
 
  private:
-  static constexpr int64_t kBackward = 5;
-
   struct Tensor : ScheduledParcel {
     uint64_t by = 0;
     bool frees = true;

@@ -662,6 +662,30 @@ TEST(TargetSchedule, OfSeveralThatBeginAlikeTheOneThatWasFollowedLastIsTriedFirs
   EXPECT_THAT(player.Happened(), ElementsAre("stay 0"));
 }
 
+TEST(TargetSchedule, OfSeveralThatBeginAlikeTheOneThatCameAfterTheLastStepBeforeIsTriedFirst) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Planned(Chain({1, 2, 3}), {}));
+  schedule.Learn(Planned(Chain({1, 2, 5}), {}));
+  TargetPlayer player(schedule);
+  const auto begins_as = [&](uint64_t third) {
+    player.Save(1);
+    const uint64_t found = schedule.followed()->step().objects[2].signature;
+    player.SaveAll({2, third});
+    player.EndStep();
+    return found == third;
+  };
+  begins_as(3);
+  begins_as(5);
+  begins_as(3);
+  EXPECT_TRUE(begins_as(5));
+  EXPECT_TRUE(begins_as(3));
+  EXPECT_FALSE(begins_as(3)) << "another one came after it";
+  EXPECT_TRUE(begins_as(3));
+  player.Save(9);
+  player.EndStep();
+  EXPECT_TRUE(begins_as(3)) << "after one that is not known, the last one that was followed";
+}
+
 TEST(TargetSchedule, WhenAStepTurnsOutToBeUnknownWhatHasStayedLeaves) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
@@ -821,6 +845,26 @@ TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatReadsLikeIt) {
   player.EndStep();
   player.Save(1);
   EXPECT_EQ(schedule.followed(), twice) << "that was followed last";
+}
+
+TEST(TargetSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 0, .drop_at = 2, .fetch_at = 7, .read_at = 7},
+                                       {.object = 3, .drop_at = 5, .fetch_at = 7, .read_at = 8}}));
+  TargetPlayer player(schedule);
+  const auto read = [&player](size_t number) {
+    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+  };
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  for (const size_t number : {3, 2, 1}) read(number);
+  player.Happened();
+  read(0);
+  EXPECT_THAT(player.Happened(), ElementsAre("demand 0", "fetch 3"));
+  EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(1)) << "nobody reads 0 again";
+  player.Save(9);
+  EXPECT_EQ(schedule.followed(), nullptr);
+  EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(2)) << "no plan counts on them";
 }
 
 TEST(TargetSchedule, AStepThatReadsOtherwiseMakesTheNextThreeWorthRecording) {

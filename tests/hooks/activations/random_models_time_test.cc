@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -31,15 +30,9 @@ constexpr double kSlowest = 1.02;  // over windows
 constexpr size_t kWarmUp = 7;
 constexpr size_t kRounds = 4;  // and rounds of all kinds, at least
 
-// Those that are slower than windows, and why.
-struct Slow {
-  uint64_t seed = 0;
-  const char* reason = "";
-};
-constexpr char kKeptGraph[] = "steps that keep a graph take longer than their plan says";
-constexpr Slow kSlow[] = {
-    {26, kKeptGraph}, {87, kKeptGraph}, {100, kKeptGraph}, {107, kKeptGraph}, {108, kKeptGraph},
-};
+// Slower by 2.6 %: each step gives up to 7 KiB away early, of 276, since more is on the device than
+// its plan counts.
+constexpr uint64_t kSlow = 100;
 
 // What is paid per tensor is in proportion to tensors of a few KiB; what is paid per byte is what
 // it is, and compute takes longer or shorter than the link does.
@@ -105,13 +98,7 @@ TEST(RandomModelTimes, InTheMemoryOfWindowsPlannedStepsAreNotSlower) {
     const Cost windows = CostOf(model, rounds, OffloadOptions::kNoTarget);
     const Cost least = CostOf(model, 1, /*target_bytes=*/1);
     const Cost planned = CostOf(model, rounds, std::max(windows.peak_bytes, least.peak_bytes));
-    const auto* const slow = std::find_if(std::begin(kSlow), std::end(kSlow),
-                                          [seed](const Slow& one) { return one.seed == seed; });
-    if (slow == std::end(kSlow)) {
-      EXPECT_LE(planned.us, kSlowest * windows.us);
-    } else {
-      EXPECT_GT(planned.us, kSlowest * windows.us) << "take it out of kSlow: " << slow->reason;
-    }
+    EXPECT_LE(planned.us, (seed == kSlow ? 1.03 : kSlowest) * windows.us);
     faster += planned.us * kSlowest < windows.us;
   }
   // Where the link keeps up with windows as well there is nothing to gain.

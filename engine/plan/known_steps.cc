@@ -1,0 +1,38 @@
+#include "pinion/engine/plan/known_steps.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pinion {
+
+void KnownSteps::Learn(std::shared_ptr<const KnownStep> known) {
+  std::erase_if(all_, [&](const auto& other) { return other->IsLike(*known); });
+  all_.push_front(std::move(known));
+  if (all_.size() > kMax) all_.pop_back();
+  // Who is gone comes after nobody.
+  after_.clear();
+  last_ = nullptr;
+}
+
+void KnownSteps::OnBegin() {
+  const auto next = after_.find(last_);
+  if (next == after_.end()) return;
+  const auto likely = std::find_if(all_.begin(), all_.end(),
+                                   [&](const auto& known) { return known.get() == next->second; });
+  if (likely != all_.end()) all_.splice(all_.begin(), all_, likely);
+}
+
+void KnownSteps::OnEnd(const KnownStep* ran) {
+  if (last_ != nullptr && ran != nullptr) after_[last_] = ran;
+  last_ = ran;
+}
+
+std::shared_ptr<const KnownStep> KnownSteps::Find(absl::FunctionRef<bool(const KnownStep&)> fits) {
+  const auto found =
+      std::find_if(all_.begin(), all_.end(), [&](const auto& known) { return fits(*known); });
+  if (found == all_.end()) return nullptr;
+  all_.splice(all_.begin(), all_, found);
+  return all_.front();
+}
+
+}  // namespace pinion

@@ -1,0 +1,43 @@
+// The steps that are planned, in the order in which they are likely to come: what came after the
+// last one the time before, then what ran last.
+//
+// Thread safety: none.
+
+#ifndef PINION_ENGINE_PLAN_KNOWN_STEPS_H_
+#define PINION_ENGINE_PLAN_KNOWN_STEPS_H_
+
+#include <cstddef>
+#include <list>
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "pinion/engine/plan/known_step.h"
+
+namespace pinion {
+
+class KnownSteps {
+ public:
+  static constexpr size_t kMax = 32;
+
+  // Instead of what was known of a step that saves and reads the same.
+  void Learn(std::shared_ptr<const KnownStep> known);
+
+  // Steps take turns: `ran` is what the one that has ended went on as; null, if nothing fitted it.
+  void OnBegin();
+  void OnEnd(const KnownStep* ran);
+
+  // The first one that fits, which comes first from now on; null without one.
+  std::shared_ptr<const KnownStep> Find(absl::FunctionRef<bool(const KnownStep&)> fits);
+
+  const std::list<std::shared_ptr<const KnownStep>>& all() const { return all_; }
+
+ private:
+  std::list<std::shared_ptr<const KnownStep>> all_;
+  const KnownStep* last_ = nullptr;  // that has ended; null if it was not known
+  absl::flat_hash_map<const KnownStep*, const KnownStep*> after_;  // what came after each
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_KNOWN_STEPS_H_
