@@ -25,8 +25,8 @@ namespace pinion {
 class MemoryObserver {
  public:
   virtual ~MemoryObserver() = default;
-  // `freed` is the memory that was given back; null where memory was given out. Called inside of the
-  // allocator, which may hold its lock: no call of it, nor of a device. On any thread. Must not
+  // `freed` is the memory that was given back; null where memory was given out. Called inside of
+  // the allocator, which may hold its lock: no call of it, nor of a device. On any thread. Must not
   // throw.
   virtual void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) = 0;
 };

@@ -52,7 +52,10 @@ TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
   } else if (base.is_leaf() && base.requires_grad()) {
     return TensorKind::kParameter;
   }
-  const uint64_t size_bytes = ExtentOf(tensor).size_bytes();
+  const StorageExtent extent = ExtentOf(tensor);
+  // The storage was shrunk under the tensor: what is behind its end is somebody else's.
+  if (extent.end_bytes > tensor.storage().nbytes()) return TensorKind::kUnsupported;
+  const uint64_t size_bytes = extent.size_bytes();
   if (size_bytes == 0 || size_bytes < min_offload_bytes) return TensorKind::kSmall;
   return base.is_leaf() ? TensorKind::kHeldLeaf : TensorKind::kActivation;
 }

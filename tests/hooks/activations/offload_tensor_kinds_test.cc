@@ -95,6 +95,22 @@ TEST_F(OffloadTensorKinds, AMetaTensorPassesThrough) {
   EXPECT_EQ(stats().kept_unsupported, 1u);
 }
 
+// A flat parameter that was given back, for example. A copy would read what is behind its end.
+TEST_F(OffloadTensorKinds, ATensorWhoseStorageWasShrunkPassesThrough) {
+  const at::Tensor flat = ActivationValues({64, 40}).to(world_.device());
+  flat.storage().unsafeGetStorageImpl()->set_nbytes(flat.nbytes() / 2);
+  EXPECT_TRUE(SaveAndReadBack(flat).is_alias_of(flat));
+  EXPECT_EQ(stats().kept_unsupported, 1u);
+}
+
+TEST_F(OffloadTensorKinds, AViewBehindTheEndOfAShrunkenStoragePassesThrough) {
+  const at::Tensor flat = ActivationValues({64, 40}).to(world_.device());
+  const at::Tensor end = flat.slice(0, 48);
+  flat.storage().unsafeGetStorageImpl()->set_nbytes(flat.nbytes() / 2);
+  EXPECT_TRUE(SaveAndReadBack(end).is_alias_of(flat));
+  EXPECT_EQ(stats().kept_unsupported, 1u);
+}
+
 // As vmap has it: 8 tensors of [32, 40] that look like one.
 TEST_F(OffloadTensorKinds, ATensorThatVmapWrapsPassesThrough) {
   const at::Tensor values = ActivationValues({8, 32, 40}).to(world_.device());
