@@ -20,7 +20,7 @@ DOCUMENTS = ["docs/limits.md", "docs/peers.md", "docs/trl_parity.md"]
 
 _TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
 _NAMED = re.compile(r"`(?:(?P<file>\w+_test)|(?P<suite>[A-Z]\w+)\.(?P<name>[A-Z]\w*\*?|\*))`")
-_TABLE = re.compile(r"^\| .* \| tests \|\n\|-.*\n(?P<rows>(?:\|.*\n?)+)", re.MULTILINE)
+_RULE = re.compile(r"\|[-:| ]+\|?\s*")  # |---|---|, below a table's head
 
 
 def tests_by_file(directory):
@@ -31,13 +31,26 @@ def tests_by_file(directory):
     }
 
 
+def rows_of(text):
+    """The cells of each row of such tables. All that begins with | is one, but for heads."""
+    last_column = ""
+    lines = text.splitlines()
+    for line, below in zip(lines, lines[1:] + [""]):
+        if not line.startswith("|") or _RULE.fullmatch(line):
+            continue
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if _RULE.fullmatch(below):
+            last_column = cells[-1]
+        elif last_column == "tests":
+            yield cells
+
+
 def complaints_and_count(directory):
     tests = tests_by_file(directory)
     everywhere = set().union(*tests.values())
     complaints, passed = [], 0
     for document in DOCUMENTS:
-        text = (directory / document).read_text()
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate((directory / document).read_text().splitlines(), 1):
             file = None
             for named in re.finditer(_NAMED.pattern + r"| \| ", line):
                 if named.group() == " | ":
@@ -55,13 +68,11 @@ def complaints_and_count(directory):
                 else:
                     inside = f" in {file}.cc" if file and not named["file"] else ""
                     complaints.append(f"{document}:{number}: {named.group()} is no test{inside}")
-        for table in _TABLE.finditer(text):
-            for row in table["rows"].splitlines():
-                cells = row.strip("| ").split(" | ")
-                if any(named["name"] for named in _NAMED.finditer(cells[-1])):
-                    passed += 1
-                else:
-                    complaints.append(f"{document}: a row without a test: {cells[0]}")
+        for cells in rows_of((directory / document).read_text()):
+            if any(named["name"] for named in _NAMED.finditer(cells[-1])):
+                passed += 1
+            else:
+                complaints.append(f"{document}: a row without a test: {cells[0]}")
     return complaints, passed
 
 

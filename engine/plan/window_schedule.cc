@@ -42,7 +42,7 @@ uint64_t WindowSchedule::ShareOfWindow(uint64_t option, uint64_t size_bytes) con
   return std::min(size_bytes, Window(option) / 2);
 }
 
-uint64_t WindowSchedule::BatchBytes() const {
+uint64_t WindowSchedule::FullBatchBytes() const {
   return std::min(options_.full_batch_bytes, Window(options_.eviction_bytes) / 4);
 }
 
@@ -202,7 +202,7 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
   Fetches taken;
   if (!MayFetch()) return taken;
   const uint64_t limit_bytes = Window(options_.prefetch_bytes);
-  const uint64_t batch_limit_bytes = BatchBytes();
+  const uint64_t batch_limit_bytes = FullBatchBytes();
   uint64_t batch_bytes = 0;
   Cursor& cursor = cursors_[backward];
   // What was saved early may be read in between, by all nodes even (an attention mask): then those

@@ -60,7 +60,10 @@ class WindowSchedule final : public OffloadSchedule {
   void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
   void OnRoomWanted() override;
 
-  uint64_t BatchBytes() const override;
+  // What waits for company is not in the window yet: nothing does in one of tensors.
+  uint64_t BatchBytes() const override {
+    return options_.eviction_tensors == WindowOptions::kNoTensors ? FullBatchBytes() : 0;
+  }
   uint64_t LateBytes() const override { return Window(options_.eviction_bytes) / 2; }
   std::vector<ScheduledParcel*> TakeEvictions() override;
   std::vector<ScheduledParcel*> TakeAllEvictions() override { return TakeDownTo(0); }
@@ -95,6 +98,7 @@ class WindowSchedule final : public OffloadSchedule {
   };
 
   void SetAutoBytes();
+  uint64_t FullBatchBytes() const;
   // Those that were saved too long ago for a window of tensors.
   std::vector<ScheduledParcel*> TakeOld();
   uint64_t Window(uint64_t option) const {

@@ -108,17 +108,18 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
 // ---------------------------------------------------------------------------------------- pack
 
 std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
-                                                   const GraphPlace& place, bool maybe_held,
+                                                   const GraphPlace& place, bool is_leaf,
                                                    std::unique_ptr<const ParameterCast> cast,
                                                    const PackScope& scope) {
-  Packed packed = {tensor, place.node, /*place=*/0, maybe_held, std::move(cast), scope};
+  Packed packed = {tensor, place.node, /*place=*/0, is_leaf, std::move(cast), scope};
   if (learner_ == nullptr) return PackNow(packed);
   packed.place = PlaceNumber(scope.begin, place);
-  return learner_->Pack(tensor, packed.place, maybe_held, [&] { return PackNow(packed); });
+  return learner_->Pack(tensor, packed.place, is_leaf, [&] { return PackNow(packed); });
 }
 
 std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
-  auto& [tensor, node, place, maybe_held, cast, scope] = packed;
+  auto& [tensor, node, place, is_leaf, cast, scope] = packed;
+  const bool maybe_held = is_leaf && !options_.offload_leaves;
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const StreamInUse in_use(tier_->engine().device(), stream.native);

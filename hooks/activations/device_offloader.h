@@ -50,10 +50,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
                   std::shared_ptr<OffloadStatsRecorder> stats);
 
   // Null when the tensor has to stay on the device; the reason has been counted.
-  // One that is `maybe_held` stays if someone still holds it once its operator has returned. One
-  // that is a `cast` is not copied if it is to leave.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                    bool maybe_held, std::unique_ptr<const ParameterCast> cast,
+  // One that `is_leaf` stays if someone still holds it once its operator has returned, unless
+  // leaves are to be copied (OffloadOptions::offload_leaves). One that is a `cast` is not copied if
+  // it is to leave.
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place, bool is_leaf,
+                                    std::unique_ptr<const ParameterCast> cast,
                                     const PackScope& scope);
 
   // No operator of the scope, which has ended, runs any more: what is pending of it goes, and the
@@ -94,7 +95,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     const at::Tensor& tensor;
     const NodeId& node;
     uint64_t place;  // PlaceNumber in the scope, with a learner
-    bool maybe_held;
+    bool is_leaf;
     std::unique_ptr<const ParameterCast> cast;
     const PackScope& scope;
   };

@@ -3,6 +3,11 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <string>
+#include <string_view>
 #include <typeinfo>
 
 #include "pinion/hooks/autograd/kept_tensor.h"
@@ -22,21 +27,30 @@ class KeptWithOthers : public SavedTensor {
   const HeadNodes::Storages others_;
 };
 
+// Whether all that the node does to its input is to cast it, or to view all of it.
+bool IsCastOrView(const torch::autograd::Node* node) {
+  static constexpr std::string_view kNames[] = {"ToCopyBackward0",    "TBackward0",
+                                                "TransposeBackward0", "PermuteBackward0",
+                                                "ViewBackward0",      "ReshapeAliasBackward0"};
+  const std::string name = node->name();
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
 // The leaf of which the tensor is the cast, in whatever order it was cast, transposed and viewed;
 // an undefined tensor: there is none. An embedding of a leaf is no cast, though the leaf is all
-// that it is a function of: it has other sizes and the same type.
+// that it is a function of.
 at::Tensor CastFrom(const at::Tensor& tensor) {
-  constexpr int kMostSteps = 4;
+  constexpr size_t kMostSteps = 4;
+  absl::InlinedVector<const torch::autograd::Node*, kMostSteps> steps;
   const torch::autograd::Node* node = tensor.grad_fn().get();
-  for (int step = 0; step < kMostSteps && node != nullptr && node->num_outputs() == 1; ++step) {
+  while (node != nullptr && node->num_outputs() == 1 && steps.size() < kMostSteps) {
+    steps.push_back(node);
     node = node->next_edge(0).function.get();
-    if (node == nullptr || typeid(*node) != typeid(torch::autograd::AccumulateGrad)) continue;
-    const at::Tensor& leaf = static_cast<const torch::autograd::AccumulateGrad&>(*node).variable;
-    const bool is_cast =
-        leaf.numel() == tensor.numel() && leaf.scalar_type() != tensor.scalar_type();
-    return is_cast ? leaf : at::Tensor();
   }
-  return at::Tensor();
+  if (node == nullptr || typeid(*node) != typeid(torch::autograd::AccumulateGrad)) return {};
+  // Names come last: few tensors are functions of one leaf alone, and a name is a string.
+  if (!std::all_of(steps.begin(), steps.end(), IsCastOrView)) return {};
+  return static_cast<const torch::autograd::AccumulateGrad&>(*node).variable;
 }
 
 }  // namespace

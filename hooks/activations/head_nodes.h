@@ -1,7 +1,8 @@
 // Which nodes of a scope belong to a head of its module (module_heads.h).
 //
 // LibTorch's C++ modules have no hooks around their forward, so a node is known by what it saves: a
-// parameter of the head, or the cast of one that autocast has made. A node saves its tensors one by
+// parameter or buffer of the head, or the cast of a parameter that autocast has made. A cast of a
+// frozen parameter has no history, and is not known. A node saves its tensors one by
 // one, in any order; what it has saved before its parameter is still pending then, since nothing
 // leaves before its operator has returned (docs/decisions/0030-heads.md).
 //

@@ -12,8 +12,8 @@
 
 namespace pinion {
 
-// What has live handles, in the order of saving. Takes the state's lock, and makes the texts after
-// it.
+// What has live handles, in the order in which it was saved last. Takes the state's
+// lock, and makes the texts after it.
 void AppendLiveOf(OffloadState& state, c10::Device device, std::vector<LiveTensor>& tensors);
 
 }  // namespace pinion

@@ -18,12 +18,12 @@ std::string ToString(const std::vector<LiveTensor>& tensors) {
   for (const LiveTensor& tensor : tensors) {
     absl::StrAppendFormat(&text,
                           "%s, %s, %s%s, saved by node %d of scope %d (opened since: %d) on device "
-                          "%d, held %d times, "
-                          "%s\n",
+                          "%d, held %d time%s, %s\n",
                           tensor.tensor, HumanBytes(tensor.size_bytes),
                           tensor.made_by.empty() ? "a leaf" : "made by ", tensor.made_by,
                           tensor.node, tensor.scope, tensor.scopes_ago, tensor.device_index,
-                          tensor.saved_tensors, WhereIs(tensor));
+                          tensor.saved_tensors, tensor.saved_tensors == 1 ? "" : "s",
+                          WhereIs(tensor));
   }
   return text;
 }

@@ -3,11 +3,14 @@
 //
 //   std::printf("%s", pinion::ToString(session->LiveTensors()).c_str());
 //
-//   Float [64, 32], 8 KiB, made by ReluBackward0, saved by node 17 of scope 3 (opened since: 2)
-//       on device 0, held 1 times, in host memory
+//   Float [64, 32], 8 KiB, made by ReluBackward0, saved by node 17 of scope 3 (opened since: 2) on
+//   device 0, held 2 times, in host memory
 //
-// Tensors that share a storage at one version are one entry. Those that were kept on the device
-// when they were saved (OffloadStats::kept) are the graph's own and not listed.
+// Tensors that share a storage at one version are one entry. What was kept as it was saved
+// (parameters, small tensors, what a head saves, what is saved in a backward) is the graph's own
+// and not listed. What was to leave and has stayed is listed, as on the device: OffloadStats's
+// kept_as_planned, kept_held, kept_no_host_memory, and others whose copy could not be made. The
+// order: device by device, and by when a scope saved the entry last.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_LIVE_TENSOR_H_
 #define PINION_HOOKS_ACTIVATIONS_LIVE_TENSOR_H_
@@ -31,7 +34,7 @@ struct LiveTensor {
   bool in_host_memory = false;  // a copy of them is, or is on its way there
 };
 
-// A line for each, the oldest first.
+// A line for each, in their order.
 std::string ToString(const std::vector<LiveTensor>& tensors);
 
 }  // namespace pinion

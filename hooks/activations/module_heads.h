@@ -8,9 +8,10 @@
 // The list of names and its order are those of TRL's get_act_offloading_ctx_manager, and so is
 // where it looks: in the submodule `module` if there is one, and from there in `base_model` if
 // something called `peft_config` (a submodule, a parameter or a buffer) lies beside that. The first
-// of these names that is registered decides:
+// of these names that is registered decides. A parameter or a buffer by one of the first three
+// names ends the search without a head, and so does a decoder without either:
 //
-//   output                              a parameter or a buffer of this name ends the search, too
+//   output
 //   lm_head
 //   decoder                             its `output`, else its `lm_head`
 //   final_layer_norm, else ln_f

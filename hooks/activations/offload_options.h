@@ -37,8 +37,9 @@ struct OffloadOptions {
 
   // The same window in saved tensors: the device memory of one goes when so many others were saved
   // on its device after it, kept ones included, and its copy was submitted. From 1 on. TRL's
-  // max_fwd_stash_size, which is 5 by default. kNoTensorWindow: the window in bytes, which this one
-  // takes the place of. Without overlap there is no window.
+  // max_fwd_stash_size, which is 5 by default. No tensor waits for company: small ones have a copy
+  // each, or one for each operator that saves several. kNoTensorWindow: the window in bytes, which
+  // this one takes the place of. Without overlap there is no window.
   uint64_t eviction_window_tensors = kNoTensorWindow;
 
   // Device bytes that were fetched ahead of need and not read yet; of a tensor only what comes

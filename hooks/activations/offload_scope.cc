@@ -63,6 +63,7 @@ std::unique_ptr<HeadNodes> NodesOf(const ModuleHeads& heads,
   ParameterStorages parameters;
   for (const ModuleHeads::Part& part : heads.parts) {
     for (const at::Tensor& parameter : part.module->parameters()) parameters.Add(parameter);
+    for (const at::Tensor& buffer : part.module->buffers()) parameters.Add(buffer);
   }
   return std::make_unique<HeadNodes>(std::move(parameters));
 }

@@ -133,6 +133,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     if (options_.eviction_window_tensors != OffloadOptions::kNoTensorWindow &&
         device.type() == device_type_) {
+      // Before a device's first offload there is nothing for a window to hold.
       if (const auto offloader = FindOffloader(device.index())) offloader->CountKept();
     }
     return nullptr;
@@ -180,9 +181,10 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     RefuseOtherAccelerator(device);
     return Keep(&OffloadStats::kept_unsupported, device);
   }
-  if (kind == TensorKind::kSmall) return Keep(&OffloadStats::kept_small, device);
-  const auto reason =
-      kind == TensorKind::kParameter ? &OffloadStats::kept_parameter : &OffloadStats::kept_head;
+  const auto reason = kind == TensorKind::kParameter ? &OffloadStats::kept_parameter
+                      : kind == TensorKind::kSmall   ? &OffloadStats::kept_small
+                                                     : &OffloadStats::kept_head;
+  // Small tensors as well: autocast's cast of a small weight says that the node is a head's.
   if (module.heads != nullptr) {
     HeadNodes::Save save = module.heads->OnSave(tensor, place.node);
     if (save.is_parameter) {
@@ -193,7 +195,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
       return KeepWith(tensor, std::move(save.earlier));
     }
   }
-  if (kind == TensorKind::kParameter) return Keep(reason, device);
+  if (kind == TensorKind::kParameter || kind == TensorKind::kSmall) return Keep(reason, device);
   auto offloader = OffloaderFor(device);
   if (absl::IsInvalidArgument(offloader.status()) || absl::IsNotFound(offloader.status())) {
     ThrowIfError(offloader.status(), "setting up offload for a device");
@@ -208,8 +210,8 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
   }
   std::unique_ptr<const ParameterCast> cast;
   if (options_.cast_weights_again) cast = casts_.Find(tensor, scope.casts, scope.begin);
-  const bool maybe_held = kind == TensorKind::kHeldLeaf && !options_.offload_leaves;
-  return (*offloader)->Pack(tensor, place, maybe_held, std::move(cast), scope);
+  const bool is_leaf = kind == TensorKind::kHeldLeaf;
+  return (*offloader)->Pack(tensor, place, is_leaf, std::move(cast), scope);
 }
 
 std::shared_ptr<MemoryObserver> SessionImpl::Observer() {

@@ -79,8 +79,8 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   std::string Explain(int device_index) const { return Explain(device_index, PlanFormat::kText); }
   virtual std::string Explain(int device_index, PlanFormat format) const = 0;
 
-  // What graphs hold by this session, the oldest first (live_tensor.h). For people: it looks at
-  // each of them.
+  // What graphs hold by this session: device by device, and in the order in which scopes saved it
+  // last (live_tensor.h). For people: it looks at each of them.
   virtual std::vector<LiveTensor> LiveTensors() const = 0;
 
   // Sets the device up and pins what a step of training keeps in host memory, so that no pack has
@@ -105,8 +105,9 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 // without a module, leaves that require a gradient are taken for parameters.
 //
 // With `heads`, found once (module_heads.h), what their nodes save stays as well. A node is known
-// for a head's by a parameter of it that it saves: heads without parameters, or whose input needs
-// no gradient, open a NoOffloadScope or are wrapped (no_offload_module.h). With a memory target the
+// for a head's by a parameter or buffer of it that it saves: heads without parameters, heads whose
+// input needs no gradient, and frozen heads under autocast, whose casts have no link to their
+// parameters, open a NoOffloadScope or are wrapped (no_offload_module.h). With a memory target the
 // plan decides what stays, and heads are no exception (docs/decisions/0030-heads.md).
 class OffloadScope {
  public:

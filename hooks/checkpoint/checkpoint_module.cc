@@ -1,6 +1,7 @@
 #include "pinion/hooks/checkpoint/checkpoint_module.h"
 
 #include <c10/util/Exception.h>
+#include <torch/nn/modules/container/any.h>
 
 #include <utility>
 #include <vector>
@@ -39,16 +40,22 @@ at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, int64_t s
   return x;
 }
 
-nn::CheckpointImpl::CheckpointImpl(torch::nn::AnyModule module, const CheckpointOptions& options)
-    : module_(std::move(module)), options_(options) {
+nn::CheckpointImpl::CheckpointImpl(TensorModule module, const CheckpointOptions& options)
+    : torch::nn::Module("pinion::nn::Checkpoint"), module_(std::move(module)), options_(options) {
   register_module("module", module_.ptr());
 }
 
 at::Tensor nn::CheckpointImpl::forward(const at::Tensor& input) {
-  const auto run = [module = module_](const at::Tensor& x) mutable {
-    return module.forward<at::Tensor>(x);
-  };
+  const auto run = [module = module_](const at::Tensor& x) { return module.forward(x); };
   return checkpoint(options_, run, input);
+}
+
+std::shared_ptr<torch::nn::Module> nn::CheckpointImpl::clone(
+    const std::optional<c10::Device>& device) const {
+  auto copy = std::make_shared<CheckpointImpl>(*this);
+  copy->module_ = module_.clone(device);
+  copy->replace_module("module", copy->module_.ptr());
+  return copy;
 }
 
 }  // namespace pinion

@@ -1,8 +1,8 @@
 // Checkpoints (checkpoint.h) for torch::nn: checkpoint_sequential, as torch.utils.checkpoint's, and
 // a module that checkpoints another one.
 //
-//   torch::nn::Sequential model(pinion::nn::Checkpoint(torch::nn::AnyModule(Block(64))),
-//                               pinion::nn::Checkpoint(torch::nn::AnyModule(Block(64))),
+//   torch::nn::Sequential model(pinion::nn::Checkpoint(Block(64)),
+//                               pinion::nn::Checkpoint(Block(64)),
 //                               torch::nn::Linear(64, 10));
 //   at::Tensor y = pinion::checkpoint_sequential(layers, /*segments=*/4, x);
 //
@@ -12,13 +12,16 @@
 #define PINION_HOOKS_CHECKPOINT_CHECKPOINT_MODULE_H_
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
-#include <torch/nn/modules/container/any.h>
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 
+#include "pinion/hooks/autograd/tensor_module.h"
 #include "pinion/hooks/checkpoint/checkpoint_options.h"
 
 namespace pinion {
@@ -31,16 +34,18 @@ at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, int64_t s
 
 namespace nn {
 
-// `module`, which takes a tensor and returns one, as a checkpoint. Its parameters' names begin with
-// "module.".
+// `module`, which takes a tensor and returns one, as a checkpoint. It may be a Sequential. Its
+// parameters' names begin with "module.".
 class CheckpointImpl : public torch::nn::Module {
  public:
-  explicit CheckpointImpl(torch::nn::AnyModule module, const CheckpointOptions& options = {});
+  explicit CheckpointImpl(TensorModule module, const CheckpointOptions& options = {});
 
   at::Tensor forward(const at::Tensor& input);
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<c10::Device>& device = std::nullopt) const override;
 
  private:
-  torch::nn::AnyModule module_;
+  TensorModule module_;
   CheckpointOptions options_;
 };
 TORCH_MODULE(Checkpoint);

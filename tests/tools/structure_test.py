@@ -1,4 +1,4 @@
-"""tools/check_structure.py and tools/room_circles.py on small samples."""
+"""tools/check_structure.py, room_circles.py and check_named_tests.py on small samples."""
 
 import contextlib
 import io
@@ -6,6 +6,7 @@ import pathlib
 import tempfile
 import unittest
 
+import check_named_tests
 import check_structure
 import room_circles
 
@@ -216,6 +217,44 @@ class RoomCirclesTest(unittest.TestCase):
 
     def test_no_dependency_at_all_is_a_failure(self):
         self.assertEqual(self.complaints(), ["bazel named no dependency between two rooms"])
+
+
+class NamedTestsTest(unittest.TestCase):
+    def complaints(self, *rows):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            (root / "docs").mkdir()
+            (root / "tests").mkdir()
+            (root / "tests" / "rules_test.cc").write_text("TEST(Rules, Hold) {}\n")
+            (root / "docs" / "limits.md").write_text("")
+            (root / "docs" / "peers.md").write_text("")
+            table = ["| TRL | Pinion | tests |", "|---|---|---|", *rows]
+            (root / "docs" / "trl_parity.md").write_text("\n".join(table) + "\n")
+            return check_named_tests.complaints_and_count(root)[0]
+
+    def test_a_row_with_a_test_that_is_there_is_fine(self):
+        self.assertEqual(self.complaints("| a | b | `rules_test`: `Rules.Hold` |"), [])
+
+    def test_every_shape_of_a_row_without_a_test_is_found(self):
+        for row in ("| a | b | c |", "| TRL does | b | c |", "| a | b | c |  ", "| a | b | c", "|a | b | c|"):
+            first = row.split("|")[1].strip()
+            self.assertEqual(
+                self.complaints(row), [f"docs/trl_parity.md: a row without a test: {first}"], row
+            )
+
+    def test_a_test_in_another_cell_is_not_the_rows(self):
+        self.assertEqual(
+            self.complaints("| a | `Rules.Hold` | c |"), ["docs/trl_parity.md: a row without a test: a"]
+        )
+
+    def test_a_test_that_is_not_there_is_named_with_its_line(self):
+        self.assertEqual(
+            self.complaints("| a | b | `rules_test`: `Rules.Hold`, `Rules.Break` |"),
+            ["docs/trl_parity.md:3: `Rules.Break` is no test in rules_test.cc"],
+        )
+
+    def test_heads_are_no_rows(self):
+        self.assertEqual(self.complaints("", "| TRL | Pinion | tests |", "|:---|---|---:|", "| a | b | `Rules.Hold` |"), [])
 
 
 if __name__ == "__main__":

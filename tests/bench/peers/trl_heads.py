@@ -3,7 +3,7 @@
 Usage: python3 trl_heads.py TRL_FOLDER >../../hooks/activations/testdata/trl_heads.json
 
 TRL_FOLDER and the Python are those of trl_log.py. TRL's file is loaded unmodified; the hooks that
-it puts around modules are noted. offload_heads_test.cc asks FindHeads about the same models.
+it puts around modules are noted. module_heads_test.cc asks FindHeads about the same models.
 """
 
 import json

@@ -113,7 +113,9 @@ TEST_F(WindowScheduleTest, AParcelThatIsGoneIsNotEvictedAndCountsNoMore) {
 
 class TensorWindowTest : public WindowScheduleTest {
  protected:
-  TensorWindowTest() : WindowScheduleTest({.eviction_tensors = 2}) {}
+  TensorWindowTest()
+      : WindowScheduleTest(
+            {.eviction_tensors = 2, .prefetch_bytes = 100, .full_batch_bytes = 1000}) {}
 };
 
 TEST_F(TensorWindowTest, AParcelIsEvictedOnceSoManyTensorsWereSavedAfterIt) {
@@ -127,6 +129,8 @@ TEST_F(TensorWindowTest, AParcelIsEvictedOnceSoManyTensorsWereSavedAfterIt) {
   schedule_.OnSaves(9);
   EXPECT_THAT(Evict(), ElementsAre(2));
 }
+
+TEST_F(TensorWindowTest, NothingWaitsForCompany) { EXPECT_EQ(schedule_.BatchBytes(), 0u); }
 
 TEST_F(TensorWindowTest, AParcelThatIsSavedAgainStaysAsLongAsIfItWereNew) {
   ScheduledParcel& again = Leave(10);

@@ -1,7 +1,8 @@
-// The heads of a module: which of its parts they are, and that what their nodes save stays on the
-// device. TRL finds them by the same names in the same order.
+// What the nodes of a module's heads save stays on the device. Which parts are heads:
+// module_heads_test.cc.
 
-#include <ATen/autocast_mode.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
@@ -18,162 +19,31 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
-#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/no_offload_module.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
-#include "pinion/tests/support/captured_log.h"
 
 namespace pinion::testing {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-
-// ---------------------------------------------------------------------------------- by their names
-
-// A module with submodules by these paths, and by the beginnings of them. "path=parameter" and
-// "path=buffer" are tensors.
-std::shared_ptr<torch::nn::Module> Tree(const std::vector<std::string>& paths) {
-  auto root = std::make_shared<torch::nn::Module>();
-  for (const std::string& path : paths) {
-    std::shared_ptr<torch::nn::Module> inner = root;
-    for (size_t begin = 0; begin <= path.size();) {
-      const size_t end = std::min(path.find('.', begin), path.size());
-      const std::string name = path.substr(begin, end - begin);
-      const size_t tensor = name.find('=');
-      if (tensor != std::string::npos) {
-        const at::Tensor one = at::ones({1});
-        name.ends_with("buffer") ? inner->register_buffer(name.substr(0, tensor), one)
-                                 : inner->register_parameter(name.substr(0, tensor), one);
-        break;
-      }
-      const auto children = inner->named_children();
-      const auto* known = children.find(name);
-      inner = known != nullptr
-                  ? *known
-                  : inner->register_module(name, std::make_shared<torch::nn::Module>());
-      begin = end + 1;
-    }
-  }
-  return root;
-}
-
-std::vector<std::string> PathsOf(const ModuleHeads& heads) {
-  std::vector<std::string> paths;
-  for (const ModuleHeads::Part& part : heads.parts) paths.push_back(part.path);
-  return paths;
-}
-
-std::vector<std::string> HeadsIn(const torch::nn::Module& module) {
-  return PathsOf(FindHeads(module, {.warn_if_no_head = false}));
-}
-
-TEST(ModuleHeadsTest, TheFirstNameOfTheListDecides) {
-  std::vector<std::string> names = {
-      "output", "lm_head", "decoder.output", "decoder.lm_head", "final_layer_norm", "ln_f", "head"};
-  for (; !names.empty(); names.erase(names.begin())) {
-    // Registered from the last to the first: that order says nothing.
-    EXPECT_THAT(HeadsIn(*Tree({names.rbegin(), names.rend()})), ElementsAre(names.front()));
-  }
-}
-
-// trl_heads.py has asked TRL's own file about the same models.
-TEST(ModuleHeadsTest, OfRandomModelsTheyAreThoseThatTrlLeavesAlone) {
-  std::ifstream file("tests/hooks/activations/testdata/trl_heads.json");
-  const nlohmann::json models = nlohmann::json::parse(file);
-  ASSERT_GE(models.size(), 200u);
-  for (const nlohmann::json& model : models) {
-    const CapturedLog log;
-    const ModuleHeads heads = FindHeads(*Tree(model.at("names").get<std::vector<std::string>>()));
-    EXPECT_EQ(PathsOf(heads), model.at("heads").get<std::vector<std::string>>()) << model;
-    EXPECT_EQ(!log.text().empty(), model.at("warns").get<bool>()) << model;
-  }
-}
-
-TEST(ModuleHeadsTest, AnOutputThatIsNoModuleEndsTheSearch) {
-  EXPECT_THAT(HeadsIn(*Tree({"output=parameter", "lm_head"})), IsEmpty());
-  EXPECT_THAT(HeadsIn(*Tree({"output=buffer", "head"})), IsEmpty());
-}
-
-// torchtune's TiedLinear, which is no module in Python, has the head in `linear`. What is
-// registered in C++ is a module, so the head is all of it.
-TEST(ModuleHeadsTest, AnOutputWithALinearInsideIsTheHeadItself) {
-  EXPECT_THAT(HeadsIn(*Tree({"output.linear"})), ElementsAre("output"));
-}
-
-TEST(ModuleHeadsTest, ADecoderWithoutAHeadEndsTheSearch) {
-  EXPECT_THAT(HeadsIn(*Tree({"decoder.layers", "ln_f", "head"})), IsEmpty());
-}
-
-TEST(ModuleHeadsTest, ModuleIsUnwrappedOnce) {
-  EXPECT_THAT(HeadsIn(*Tree({"module.lm_head"})), ElementsAre("module.lm_head"));
-  EXPECT_THAT(HeadsIn(*Tree({"module.module.lm_head"})), IsEmpty());
-  EXPECT_THAT(HeadsIn(*Tree({"module.layers", "lm_head"})), IsEmpty());
-}
-
-TEST(ModuleHeadsTest, BaseModelIsUnwrappedOnlyBesidePeftConfig) {
-  EXPECT_THAT(HeadsIn(*Tree({"base_model.lm_head"})), IsEmpty());
-  EXPECT_THAT(HeadsIn(*Tree({"base_model.lm_head", "peft_config"})),
-              ElementsAre("base_model.lm_head"));
-  EXPECT_THAT(HeadsIn(*Tree({"module.base_model.head", "module.peft_config"})),
-              ElementsAre("module.base_model.head"));
-  EXPECT_THAT(HeadsIn(*Tree({"base_model.lm_head", "peft_config=buffer"})),
-              ElementsAre("base_model.lm_head"));
-}
-
-TEST(ModuleHeadsTest, EveryPathWithLigerInItIsOneInAnyCase) {
-  const auto module = Tree({"lm_head", "layers.0.LigerSwiGLU.up", "layers.1.mlp", "xligerx"});
-  EXPECT_THAT(HeadsIn(*module),
-              ElementsAre("lm_head", "layers.0.LigerSwiGLU", "layers.0.LigerSwiGLU.up", "xligerx"));
-}
-
-TEST(ModuleHeadsTest, ThePatternsCanBeReplaced) {
-  const auto module = Tree({"lm_head", "liger", "layers.0.Router"});
-  HeadOptions options;
-  options.name_patterns = {"ROUTER", "nothing"};
-  EXPECT_THAT(PathsOf(FindHeads(*module, options)), ElementsAre("lm_head", "layers.0.Router"));
-  options.name_patterns.clear();
-  EXPECT_THAT(PathsOf(FindHeads(*module, options)), ElementsAre("lm_head"));
-}
-
-TEST(ModuleHeadsTest, AModuleWithoutAHeadIsWarnedOfWithTheRemedy) {
-  const CapturedLog log;
-  const ModuleHeads heads = FindHeads(*Tree({"layers", "liger"}));
-  EXPECT_FALSE(heads.has_head);
-  EXPECT_THAT(PathsOf(heads), ElementsAre("liger"));
-  EXPECT_THAT(log.text(), HasSubstr("no submodule is an output head"));
-  EXPECT_THAT(log.text(), HasSubstr("Register it as `output`"));
-  EXPECT_THAT(log.text(), HasSubstr("warn_if_no_head"));
-}
-
-TEST(ModuleHeadsTest, TheWarningCanBeSilencedAndIsNotGivenWhereThereIsAHead) {
-  const CapturedLog log;
-  FindHeads(*Tree({"layers"}), {.warn_if_no_head = false});
-  EXPECT_TRUE(FindHeads(*Tree({"lm_head"})).has_head);
-  EXPECT_EQ(log.text(), "");
-}
-
-// ------------------------------------------------------------------------------- what they save
 
 constexpr int64_t kWidth = 64;
 
@@ -317,15 +187,9 @@ TEST_F(OffloadHeads, ATensorThatHasLeftBeforeStaysOnTheDeviceAsLongAsTheHeadNeed
 }
 
 TEST_F(OffloadHeads, AutocastsCopyOfItsWeightTellsItToo) {
-  const c10::DeviceType type = world_.device().type();
   const auto loss_under_autocast = [&](In in) {
-    at::autocast::set_autocast_enabled(type, true);
-    at::autocast::set_autocast_dtype(type, at::kBFloat16);
-    at::autocast::increment_nesting();
-    const at::Tensor loss = Loss(in);
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(type, false);
-    return loss;
+    const AutocastRegion autocast(world_.device().type());
+    return Loss(in);
   };
   loss_under_autocast(In::kModule);
   const OffloadStats all = stats();
@@ -353,24 +217,94 @@ TEST_F(OffloadHeads, AChangeOfWhatItHasSavedRaisesWhatAutogradRaises) {
   EXPECT_EQ(stats().kept_head, 2u);
 }
 
-// The embedding is a function of the head's weight alone.
-TEST_F(OffloadHeads, ATiedEmbeddingIsNoHead) {
-  torch::nn::Embedding embedding(kWidth, kWidth);
+// Autocast's cast of its weight is too small to be offloaded.
+TEST_F(OffloadHeads, AutocastsCopyOfASmallWeightTellsItToo) {
+  torch::nn::Linear head(16, 16);
   torch::nn::Module module;
-  module.register_module("lm_head", embedding);
+  module.register_module("lm_head", head);
   module.to(world_.device());
-  const at::Tensor tokens = at::zeros({32}, at::TensorOptions(world_.device()).dtype(at::kLong));
+  at::Tensor hidden = Activation(carrier_, {64, 16});
   at::Tensor y;
   {
+    const AutocastRegion autocast(world_.device().type());
     const OffloadScope scope(world_.session(), module, FindHeads(module));
-    y = at::gelu(at::embedding(embedding->weight, tokens));
-    EXPECT_EQ(stats().kept_head, 0u);
-    y = at::mm(y, embedding->weight.t());
+    y = head->forward(at::gelu(std::exchange(hidden, at::Tensor())));
   }
-  EXPECT_EQ(stats().kept_head, 1u) << "what goes into the product";
+  EXPECT_EQ(stats().kept_small, 1u) << "the cast";
+  EXPECT_EQ(stats().kept_head, 1u) << "the layer's input";
   EXPECT_EQ(stats().offloaded, 1u) << "what goes into gelu";
   at::mean(y).backward();
   EXPECT_GT(stats().fetched_bytes, 0u);
+}
+
+// The embedding is a function of the head's weight alone. With as many tokens as there are rows it
+// has the weight's sizes, and as a cast it has another type.
+TEST_F(OffloadHeads, ATiedEmbeddingIsNoHead) {
+  for (const int64_t tokens : {int64_t{32}, kWidth}) {
+    for (const bool cast : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << tokens << " tokens, cast: " << cast);
+      torch::nn::Embedding embedding(kWidth, kWidth);
+      torch::nn::Module module;
+      module.register_module("lm_head", embedding);
+      module.to(world_.device());
+      const OffloadStats before = stats();
+      const auto maybe_cast = [&](const at::Tensor& x) { return cast ? x.to(at::kBFloat16) : x; };
+      at::Tensor y;
+      {
+        const OffloadScope scope(world_.session(), module, FindHeads(module));
+        const at::TensorOptions indices = at::TensorOptions(world_.device()).dtype(at::kLong);
+        y = at::embedding(embedding->weight, at::zeros({tokens}, indices));
+        y = at::gelu(maybe_cast(y));
+        EXPECT_EQ(stats().kept_head - before.kept_head, 0u);
+        y = at::mm(y, maybe_cast(embedding->weight.t()));
+      }
+      EXPECT_EQ(stats().kept_head - before.kept_head, cast ? 2u : 1u)
+          << "what goes into the product";
+      EXPECT_EQ(stats().offloaded - before.offloaded, 1u) << "what goes into gelu";
+      at::mean(y).backward();
+      EXPECT_GT(stats().fetched_bytes, before.fetched_bytes);
+    }
+  }
+}
+
+TEST_F(OffloadHeads, ABufferOfItTellsItToo) {
+  auto head = std::make_shared<torch::nn::Module>();
+  const at::Tensor scale = head->register_buffer("scale", at::ones({kWidth}));
+  torch::nn::Module module;
+  module.register_module("head", head);
+  module.to(world_.device());
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session(), module, FindHeads(module));
+    y = Observe(carrier_, {activation(1), head->buffers()[0]}, &seen_);
+  }
+  EXPECT_EQ(stats().kept_head, 1u);
+  EXPECT_EQ(stats().kept_parameter, 1u);
+  EXPECT_EQ(stats().offloaded, 0u);
+}
+
+// Threads number their nodes on their own, so two of one number may save in one scope.
+TEST_F(OffloadHeads, ANodeOfAnotherThreadWithTheSameNumberIsNoHeads) {
+  const at::Tensor hidden = activation(1);
+  const at::Tensor other = activation(2);
+  std::vector<at::Tensor> other_seen;
+  at::Tensor y;
+  at::Tensor other_y;
+  {
+    const OffloadScope scope(world_.session(), *model_, heads_);
+    const uint64_t number = at::sequence_number::peek();
+    y = Observe(carrier_, {hidden, weight()}, &seen_);
+    std::thread([&, state = at::ThreadLocalState()] {
+      const at::ThreadLocalStateGuard guard(state);
+      while (at::sequence_number::peek() < number) at::sequence_number::get_and_increment();
+      ASSERT_EQ(at::sequence_number::peek(), number);
+      other_y = Observe(carrier_, {other}, &other_seen);
+    }).join();
+  }
+  EXPECT_EQ(stats().kept_head, 1u);
+  EXPECT_EQ(stats().offloaded, 1u) << "the other thread's";
+  other_y.backward();
+  EXPECT_TRUE(SameBytes(other_seen[0], ActivationValues({32, kWidth}, 2)));
 }
 
 TEST_F(OffloadHeads, AnExceptionInTheHeadLeavesNothingBehind) {
@@ -409,6 +343,26 @@ TEST_F(OffloadHeads, AHeadWhoseInputNeedsNoGradientIsNotKnown) {
   }
   EXPECT_EQ(stats().kept_head, 0u);
   EXPECT_EQ(stats().offloaded, 1u);
+}
+
+// The cast of a weight that needs no gradient has no history that leads to the weight.
+TEST_F(OffloadHeads, AFrozenHeadUnderAutocastIsNotKnownUnlessItIsWrapped) {
+  torch::nn::Linear head(kWidth, kWidth);
+  head->to(world_.device());
+  for (at::Tensor& parameter : head->parameters()) parameter.requires_grad_(false);
+  nn::NoOffload wrapped(head);
+  torch::nn::Module module;
+  module.register_module("lm_head", head);
+  const auto offloaded_by = [&](auto& run) {
+    const uint64_t before = stats().offloaded;
+    const AutocastRegion autocast(world_.device().type());
+    const OffloadScope scope(world_.session(), module, FindHeads(module));
+    run->forward(at::gelu(activation()));
+    return stats().offloaded - before;
+  };
+  EXPECT_EQ(offloaded_by(head), 2u) << "what goes into gelu, and the cast";
+  EXPECT_EQ(offloaded_by(wrapped), 1u);
+  EXPECT_EQ(stats().kept_head, 0u);
 }
 
 TEST(OffloadHeadsErrors, TensorsThatFindNoHostMemoryAreKeptForThatReason) {
@@ -481,13 +435,27 @@ TEST_F(OffloadHeads, WhatAWrappedModuleSavesStays) {
 TEST_F(OffloadHeads, AWrapperMayBeAroundASequentialAndHasItsParameters) {
   torch::nn::Sequential inner(torch::nn::GELU(), torch::nn::Linear(kWidth, kWidth));
   nn::NoOffload wrapped(inner);
-  EXPECT_TRUE(wrapped->named_parameters().contains("wrapped.1.weight"));
+  EXPECT_TRUE(wrapped->named_parameters().contains("module.1.weight"));
   wrapped->to(world_.device());
   const at::Tensor x = input();
   const OffloadScope scope(world_.session());
   const uint64_t before = stats().packed;
   EXPECT_TRUE(SameBytes(wrapped->forward(x), inner->forward(x)));
   EXPECT_EQ(stats().packed - before, 3u) << "those outside: GELU's input, Linear's and its weight";
+}
+
+TEST_F(OffloadHeads, AWrapperCanBeCloned) {
+  nn::NoOffload wrapped(torch::nn::Linear(kWidth, kWidth));
+  wrapped->to(world_.device());
+  wrapped->eval();
+  const auto clone = std::dynamic_pointer_cast<nn::NoOffloadImpl>(wrapped->clone());
+  EXPECT_EQ(clone->named_parameters().keys(), wrapped->named_parameters().keys());
+  EXPECT_FALSE(clone->is_training());
+  const at::Tensor x = input();
+  const at::Tensor expected = wrapped->forward(x);
+  const at::NoGradGuard no_grad;
+  wrapped->parameters()[0].zero_();  // the clone has weights of its own
+  EXPECT_TRUE(SameBytes(clone->forward(x), expected));
 }
 
 }  // namespace

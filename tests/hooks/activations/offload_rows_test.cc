@@ -73,6 +73,16 @@ TEST(OffloadTensorWindow, TensorsThatAreKeptCountToo) {
   EXPECT_EQ(world.stats().evicted_bytes, 64 * kKiB) << "it is the third one after the first";
 }
 
+// Tensors that share a copy in a window of bytes do not wait for each other in one of tensors.
+TEST(OffloadTensorWindow, SmallTensorsGoAfterSoManyOthersToo) {
+  OffloadWorld world(TensorWindow(2));
+  const OffloadScope scope(world.session());
+  at::Tensor y = world.carrier;
+  for (int i = 0; i < 5; ++i) y = Probe(y, {world.activation(2)}, OffloadWorld::Use);
+  EXPECT_EQ(world.stats().offloaded, 5u);
+  EXPECT_EQ(world.stats().evicted_bytes, 3 * 2 * kKiB);
+}
+
 TEST(OffloadTensorWindow, GradientsAreBitwiseTheSame) {
   EmuWorld world(MachineOptions(), TensorWindow(5));
   const TestNet net(world.device(), at::kFloat);
@@ -169,6 +179,38 @@ TEST(OffloadLeaves, AreCopiedOnRequestAndFreedIfNobodyHoldsThem) {
     EXPECT_TRUE(SameBytes(seen_held[0], held));
     EXPECT_TRUE(SameBytes(seen_dropped[0], held));
     EXPECT_EQ(world.stats().evicted_not_freed > 0, copies) << "the one that is held";
+  }
+}
+
+// Steps that are recorded, and steps that run as planned: here nothing may stay.
+TEST(OffloadLeaves, WithAMemoryTargetTheyAreCopiedOnRequestToo) {
+  for (const bool copies : {false, true}) {
+    SCOPED_TRACE(copies);
+    OffloadOptions options = SmallWindows();
+    options.eviction_window_bytes = OffloadOptions::kAutoWindow;
+    options.prefetch_window_bytes = OffloadOptions::kAutoWindow;
+    options.memory_target_bytes = 1;
+    options.offload_leaves = copies;
+    OffloadWorld world(options);
+    for (uint64_t step = 1; step <= 4; ++step) {
+      std::vector<at::Tensor> seen;
+      std::vector<at::Tensor> other_seen;
+      at::Tensor y;
+      {
+        const OffloadScope scope(world.session());
+        at::Tensor leaf = ActivationValues({64, 64}, 1).to(world.device());
+        y = Observe(world.carrier, {leaf}, &seen);
+        y = Observe(y, {world.activation(32)}, &other_seen);
+      }
+      y.backward();
+      EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({64, 64}, 1)));
+      seen.clear();
+      other_seen.clear();
+      y.reset();
+      EXPECT_EQ(world.QuietStats().offloaded, step * (copies ? 2 : 1));
+    }
+    EXPECT_NE(world.session()->Explain(0), "") << "the last steps were planned";
+    EXPECT_GT(world.stats().fetched_bytes, 0u);
   }
 }
 
@@ -295,11 +337,12 @@ TEST(OffloadLiveTensors, ALeafHasNoMakerAndWhatWaitsIsOnTheDeviceAlone) {
   EXPECT_TRUE(live[0].on_device);
   EXPECT_FALSE(live[0].in_host_memory);
   EXPECT_THAT(ToString(live), HasSubstr("a leaf, saved by node"));
+  EXPECT_THAT(ToString(live), HasSubstr("held 1 time, "));
   EXPECT_THAT(ToString(live), HasSubstr("on the device\n"));
 }
 
-// What two graphs hold is told apart by scopes: TRL's tracker would have raised "Backward pass
-// should have cleared tracker of all tensors" at the second forward.
+// What two graphs hold is told apart by scopes. TRL forgets what a graph has saved as soon as the
+// next step is entered, and numbers that step's tensors from 1 again.
 TEST(OffloadLiveTensors, AGraphThatIsNeverReadIsFoundByItsScope) {
   OffloadWorld world(SmallWindows(1));
   const at::Tensor forgotten = world.Save({64});

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/quantize_per_tensor.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 
@@ -16,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -109,6 +111,19 @@ TEST_F(OffloadTensorKinds, AViewBehindTheEndOfAShrunkenStoragePassesThrough) {
   flat.storage().unsafeGetStorageImpl()->set_nbytes(flat.nbytes() / 2);
   EXPECT_TRUE(SaveAndReadBack(end).is_alias_of(flat));
   EXPECT_EQ(stats().kept_unsupported, 1u);
+}
+
+// A tensor of Python's, a DTensor or torchao's: this bit of its keys is how LibTorch knows it.
+// Nothing else can be asked of one here, where there is no Python.
+TEST_F(OffloadTensorKinds, ATensorThatDispatchesToPythonPassesThrough) {
+  const at::Tensor values = ActivationValues({32, 40}).to(world_.device());
+  const auto kind = [&] {
+    return ClassifyTensor(values, world_.device().type(), kMinOffloadBytes, ParameterStorages());
+  };
+  EXPECT_EQ(kind(), TensorKind::kHeldLeaf);
+  values.unsafeGetTensorImpl()->set_python_dispatch(true);
+  EXPECT_EQ(kind(), TensorKind::kUnsupported);
+  values.unsafeGetTensorImpl()->set_python_dispatch(false);
 }
 
 // As vmap has it: 8 tensors of [32, 40] that look like one.

@@ -15,7 +15,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
@@ -314,7 +314,7 @@ TEST_P(CheckpointTest, ModulesAreCheckpointsInASequential) {
     torch::nn::Linear linear(kSide, kSide);
     linear->to(world_.device());
     plain->push_back(linear);
-    checkpointed->push_back(nn::Checkpoint(torch::nn::AnyModule(linear)));
+    checkpointed->push_back(nn::Checkpoint(linear));
   }
   EXPECT_EQ(checkpointed->named_parameters().keys().front(), "0.module.weight");
   const auto gradients = [&](torch::nn::Sequential& model) {
@@ -327,13 +327,33 @@ TEST_P(CheckpointTest, ModulesAreCheckpointsInASequential) {
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(SameBytes(expected[i], actual[i]));
 }
 
+TEST_P(CheckpointTest, ASequentialOfThemCanBeCloned) {
+  torch::nn::Sequential inner(torch::nn::Linear(kSide, kSide), torch::nn::GELU());
+  torch::nn::Sequential model(nn::Checkpoint(inner), torch::nn::Linear(kSide, kSide));
+  model->to(world_.device());
+  const auto clone = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
+  EXPECT_EQ(clone->named_parameters().keys(), model->named_parameters().keys());
+  EXPECT_EQ(clone->named_parameters().keys().front(), "0.module.0.weight");
+  const auto gradients = [&](torch::nn::SequentialImpl& of) {
+    const Tensor y = Forward([&] { return of.forward(at::tanh(x_)); });
+    return torch::autograd::grad({y.sum()}, of.parameters());
+  };
+  const auto expected = gradients(*model);
+  {
+    const at::NoGradGuard no_grad;
+    for (const Tensor& parameter : model->parameters()) parameter.zero_();
+  }
+  const auto actual = gradients(*clone);  // it has weights of its own
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(SameBytes(expected[i], actual[i]));
+}
+
 // The graph has what it needs to run a module again.
 TEST_P(CheckpointTest, AModuleMayGoBeforeItsBackward) {
   Tensor y;
   {
     torch::nn::Linear linear(kSide, kSide);
     linear->to(world_.device());
-    nn::Checkpoint module{torch::nn::AnyModule(std::move(linear))};
+    nn::Checkpoint module(std::move(linear));
     y = Forward([&] { return at::tanh(module->forward(at::tanh(x_))); });
   }
   y.sum().backward();

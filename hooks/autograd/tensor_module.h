@@ -1,0 +1,51 @@
+// Any module that takes one tensor and returns one, as the modules of a Sequential do, whatever its
+// type; for modules that wrap one.
+//
+//   TensorModule module = torch::nn::GELU();
+//   at::Tensor y = module.forward(x);
+//
+// Thread safety: that of the module.
+// Ownership: shares ownership of the module.
+
+#ifndef PINION_HOOKS_AUTOGRAD_TENSOR_MODULE_H_
+#define PINION_HOOKS_AUTOGRAD_TENSOR_MODULE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+
+namespace pinion {
+
+class TensorModule {
+ public:
+  // Of a module holder: torch::nn::Linear, torch::nn::Sequential, what TORCH_MODULE has made. Not
+  // explicit, so that wrappers take holders.
+  template <typename Contained>
+  TensorModule(const torch::nn::ModuleHolder<Contained>& holder)  // NOLINT(*-explicit-*)
+      : module_(holder.ptr()),
+        forward_([](torch::nn::Module& module, const at::Tensor& x) -> at::Tensor {
+          return dynamic_cast<Contained&>(module).forward(x);
+        }) {}
+
+  const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
+  at::Tensor forward(const at::Tensor& x) const { return forward_(*module_, x); }
+
+  // With a copy of the module; throws c10::Error if that is no torch::nn::Cloneable.
+  TensorModule clone(const std::optional<c10::Device>& device) const {
+    TensorModule copy = *this;
+    copy.module_ = module_->clone(device);
+    return copy;
+  }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  at::Tensor (*forward_)(torch::nn::Module& module, const at::Tensor& x);
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_AUTOGRAD_TENSOR_MODULE_H_
