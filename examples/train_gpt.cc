@@ -231,11 +231,12 @@ void PrintHeader(const RunOptions& options, const std::string& device, const Tex
       model.checkpoint_blocks ? ", each layer a checkpoint" : "", text.size(), text.vocabulary(),
       model.batch, model.sequence);
   absl::PrintF(
-      "memory   %s; parameters, gradients and optimizer state %s, saved activations about %s\n",
+      "memory   %s; parameters, gradients and optimizer state %s, saved activations about %s%s\n",
       options.device_memory_bytes == UINT64_MAX
           ? "no limit"
           : absl::StrCat("limit ", HumanBytes(options.device_memory_bytes)),
-      HumanBytes(PersistentBytes(model)), HumanBytes(SavedBytes(model)));
+      HumanBytes(PersistentBytes(model)), HumanBytes(SavedBytes(model)),
+      model.checkpoint_blocks ? " without checkpoints" : "");
   if (const std::string on = SwitchesThatAreOn(); !on.empty()) absl::PrintF("switches %s\n", on);
   std::fflush(stdout);  // before a run's first error
 }

@@ -32,10 +32,11 @@ at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, int64_t s
     const auto begin = modules->begin() + segment * length;
     Modules part(begin, is_last ? modules->end() : begin + length);
     if (is_last) return RunModules(part, std::move(x));
-    const auto run = [part = std::move(part)](const at::Tensor& in) mutable {
-      return RunModules(part, in);
+    // Takes its input from the checkpoint's, so that the second module lets go of it.
+    const auto run = [part = std::move(part)](at::Tensor& in) mutable {
+      return RunModules(part, std::move(in));
     };
-    x = checkpoint(options, run, x);
+    x = checkpoint(options, run, std::move(x));
   }
   return x;
 }

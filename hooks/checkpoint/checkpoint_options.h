@@ -12,8 +12,9 @@ enum class DeterminismCheck {
 
 // The names and defaults are those of torch.utils.checkpoint.
 struct CheckpointOptions {
-  // Computes again with the random numbers of forward: those of the CPU's generator and of the
-  // inputs' devices.
+  // Computes again with the random numbers of forward: those of the generators of the CPU, of the
+  // device that is current in forward and of the inputs' devices. A segment that draws on yet
+  // another device draws other numbers there.
   bool preserve_rng_state = true;
   // Computes again no more than backward needs. Without it the whole segment runs, with all that
   // it does beside computing (it may print, or update running statistics).

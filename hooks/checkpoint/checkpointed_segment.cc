@@ -7,17 +7,20 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/placeholder_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
@@ -34,8 +37,8 @@ class NothingMoreIsNeeded : public std::exception {
   }
 };
 
-// The turn to compute a segment again, which sets the generators that the process shares. Not a
-// lock that guards data: the segment runs meanwhile, and inner ones on the same thread.
+// The turn to set the generators that the process shares. Not a lock that guards data: a segment
+// runs meanwhile, and inner ones on the same thread.
 std::recursive_mutex& TheTurn() {
   // Leaked: graphs may be read by static destructors.
   static auto* const turn = new std::recursive_mutex;
@@ -43,7 +46,7 @@ std::recursive_mutex& TheTurn() {
 }
 
 std::optional<c10::Stream> StreamOf(const at::Tensor& tensor) {
-  if (tensor.is_cpu() || !tensor.has_storage()) return std::nullopt;
+  if (tensor.is_cpu()) return std::nullopt;
   return CurrentStream(tensor.device());
 }
 
@@ -55,8 +58,17 @@ void WaitFor(const at::Tensor& tensor, const c10::Stream& made_on, const c10::St
     computed.record(made_on);
     computed.block(stream);
   }
-  RecordOnStream(tensor.storage(), stream);
+  if (tensor.has_storage()) RecordOnStream(tensor.storage(), stream);
 }
+
+// Where gradients of inputs end that have a history, so that they are no leaves: a segment may
+// change those in place.
+class EndOfSegment : public torch::autograd::Node {
+ public:
+  EndOfSegment() : Node(/*sequence_nr=*/0) {}
+  std::string name() const override { return "PinionEndOfCheckpoint"; }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+};
 
 }  // namespace
 
@@ -76,11 +88,18 @@ class CheckpointedSegment::Inputs : public torch::autograd::Node {
   // Without their history: a backward within the segment ends at them.
   std::vector<at::Tensor> Unpack() {
     const at::NoGradGuard no_grad;
+    const std::shared_ptr<Node> end(new EndOfSegment, torch::autograd::deleteNode);
     std::vector<at::Tensor> inputs;
     for (const torch::autograd::SavedVariable& saved : saved_) {
       const at::Tensor input = saved.unpack(getptr());
       inputs.push_back(input.defined() ? input.detach() : input);
-      if (input.defined() && input.requires_grad()) inputs.back().set_requires_grad(true);
+      if (!input.defined() || !input.requires_grad()) continue;
+      if (input.is_leaf()) {
+        inputs.back().set_requires_grad(true);
+      } else {
+        const uint32_t number = end->add_input_metadata(inputs.back());
+        torch::autograd::impl::set_gradient_edge(inputs.back(), {end, number});
+      }
     }
     return inputs;
   }
@@ -97,16 +116,13 @@ struct CheckpointedSegment::Recomputation {
   bool stopped = false;
 };
 
-class CheckpointedSegment::Handle : public SavedTensor {
+class CheckpointedSegment::Handle : public PlaceholderTensor {
  public:
   Handle(std::shared_ptr<CheckpointedSegment> segment, size_t number)
       : segment_(std::move(segment)), number_(number) {}
   ~Handle() override { segment_->Forget(number_); }
 
   at::Tensor Unpack() override { return segment_->Read(number_); }
-  bool IsComputedAgain() const override { return true; }
-  bool WasComputedAgain() const override { return true; }
-  const void* MemoryOwner() const override { return nullptr; }
 
  private:
   const std::shared_ptr<CheckpointedSegment> segment_;
@@ -206,13 +222,18 @@ at::Tensor CheckpointedSegment::Read(size_t number) {
   const int64_t backward = CurrentBackward();
   std::shared_ptr<Recomputation> recomputation = Find(backward);
   if (recomputation == nullptr) {
-    const std::lock_guard<std::recursive_mutex> turn(TheTurn());
-    recomputation = Find(backward);  // another thread's, which had the turn before
+    const std::lock_guard<std::recursive_mutex> computing(computing_);
+    recomputation = Find(backward);  // perhaps another thread's, meanwhile
     if (recomputation == nullptr) recomputation = ComputeAgain();
   }
   Again again;
   {
     MutexLock lock(mu_);
+    TORCH_CHECK(number < recomputation->tensors.size(), "pinion::checkpoint: saved tensor ", number,
+                " of a segment is read by a backward that has computed the segment again already, "
+                "when it had saved ",
+                recomputation->tensors.size(),
+                " tensors: let the backward end before the segment goes on");
     again = std::exchange(recomputation->tensors[number], Again());
   }
   TORCH_CHECK(
@@ -252,6 +273,9 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Compute
   {
     const ForwardState::Place place(forward_);
     const std::vector<at::Tensor> inputs = inputs_->Unpack();  // an outer segment runs here
+    // The last lock that is taken, so that whoever waits for it holds up nobody who has it.
+    std::unique_lock<std::recursive_mutex> turn(TheTurn(), std::defer_lock);
+    if (forward_.has_generators()) turn.lock();
     const ForwardState::Mode mode(forward_);
     const at::AutoGradMode grad(true);
     const SavedTensorScope scope(

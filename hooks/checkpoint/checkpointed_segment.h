@@ -8,8 +8,9 @@
 // Ownership: the handles own the segment; the segment owns the saved inputs and what was computed
 // again. Tensors that one backward computed again and did not read go when it ends.
 //
-// Thread safety: thread-safe, since a backward reads from a thread for each device. Whoever
-// computes again has the turn of the process; no mutex is held meanwhile.
+// Thread safety: thread-safe, since a backward reads from a thread for each device. One thread at a
+// time computes a segment again, and one of the process where that sets generators of random
+// numbers; mu_ is not held meanwhile.
 
 #ifndef PINION_HOOKS_CHECKPOINT_CHECKPOINTED_SEGMENT_H_
 #define PINION_HOOKS_CHECKPOINT_CHECKPOINTED_SEGMENT_H_
@@ -24,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -96,6 +98,9 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   const ForwardState forward_;
   const Run run_;
   const std::shared_ptr<Inputs> inputs_;
+
+  // Held while the segment is computed again; a backward within it may do so on the same thread.
+  std::recursive_mutex computing_;
 
   Mutex mu_;
   bool forward_ended_ ABSL_GUARDED_BY(mu_) = false;

@@ -8,7 +8,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "pinion/allocator/base/check.h"
@@ -16,13 +18,29 @@
 namespace pinion {
 namespace {
 
+// The type of accelerator that has devices.
+std::optional<c10::DeviceType> TypeOfDevices() {
+  const std::optional<c10::DeviceType> type = at::accelerator::getAccelerator();
+  if (!type.has_value() || c10::impl::VirtualGuardImpl(*type).deviceCount() == 0) {
+    return std::nullopt;
+  }
+  return type;
+}
+
+// A segment that refers to its tensors, or has them inside of other values, computes on the current
+// device.
 std::vector<at::Generator> GeneratorsOf(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Generator> generators = {at::detail::getDefaultCPUGenerator()};
-  for (const at::Tensor& input : inputs) {
-    if (!input.defined() || !at::accelerator::isAccelerator(input.device().type())) continue;
-    const at::Generator& generator = at::globalContext().defaultGenerator(input.device());
+  const auto add = [&generators](c10::Device device) {
+    const at::Generator& generator = at::globalContext().defaultGenerator(device);
     if (std::find(generators.begin(), generators.end(), generator) == generators.end()) {
       generators.push_back(generator);
+    }
+  };
+  if (const auto type = TypeOfDevices()) add(c10::impl::VirtualGuardImpl(*type).getDevice());
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && at::accelerator::isAccelerator(input.device().type())) {
+      add(input.device());
     }
   }
   return generators;
@@ -32,13 +50,11 @@ std::vector<at::Generator> GeneratorsOf(const std::vector<at::Tensor>& inputs) {
 
 ForwardState::ForwardState(const std::vector<at::Tensor>& inputs, bool preserve_rng_state)
     : ForwardState(preserve_rng_state ? GeneratorsOf(inputs) : std::vector<at::Generator>()) {
-  const std::optional<c10::DeviceType> accelerator = at::accelerator::getAccelerator();
+  const std::optional<c10::DeviceType> accelerator = TypeOfDevices();
   if (!accelerator.has_value()) return;
   const c10::impl::VirtualGuardImpl guard(*accelerator);
-  const c10::DeviceIndex devices = guard.deviceCount();
-  if (devices == 0) return;
   device_ = guard.getDevice();
-  for (c10::DeviceIndex index = 0; index < devices; ++index) {
+  for (c10::DeviceIndex index = 0; index < guard.deviceCount(); ++index) {
     streams_.push_back(guard.getStream(c10::Device(*accelerator, index)));
   }
 }
@@ -61,34 +77,45 @@ std::vector<at::Generator> ForwardState::generators() const {
   return generators;
 }
 
-void ForwardState::SetMode() const {
+void ForwardState::GeneratorState::Set() const {
+  at::Generator target = generator;
+  const std::lock_guard<std::mutex> lock(target.mutex());
+  target.set_state(state);
+}
+
+void ForwardState::SetAutocast() const {
   for (const Autocast& autocast : autocast_) {
     at::autocast::set_autocast_enabled(autocast.type, autocast.enabled);
     at::autocast::set_autocast_dtype(autocast.type, autocast.dtype);
   }
   at::autocast::set_autocast_cache_enabled(autocast_cache_enabled_);
-  for (const GeneratorState& state : generators_) {
-    at::Generator generator = state.generator;
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(state.state);
-  }
 }
 
 // As a region of autocast does: casts of weights that it has cached go with the outermost one.
-ForwardState::Mode::Mode(const ForwardState& forward)
-    : forward_(forward), before_(forward_.generators()) {
+ForwardState::Mode::Mode(const ForwardState& forward) : before_(forward.generators()) {
   at::autocast::increment_nesting();
-  forward_.SetMode();
+  try {
+    forward.SetAutocast();
+    for (const GeneratorState& generator : forward.generators_) generator.Set();
+  } catch (...) {
+    SetBack();
+    throw;
+  }
 }
 
-ForwardState::Mode::~Mode() {
-  try {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    before_.SetMode();
-  } catch (const std::exception& error) {
-    PINION_LOG(kError) << "random numbers of the process may repeat themselves: the state of a "
-                          "generator could not be set back after a checkpoint: "
-                       << error.what();
+ForwardState::Mode::~Mode() { SetBack(); }
+
+void ForwardState::Mode::SetBack() const {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  before_.SetAutocast();
+  for (const GeneratorState& generator : before_.generators_) {
+    try {
+      generator.Set();
+    } catch (const std::exception& error) {
+      PINION_LOG(kError) << "random numbers of the process may repeat themselves: the state of a "
+                            "generator could not be set back after a checkpoint: "
+                         << error.what();
+    }
   }
 }
 

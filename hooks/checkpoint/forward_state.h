@@ -28,8 +28,12 @@ namespace pinion {
 
 class ForwardState {
  public:
-  // Of the calling thread, and of the generators of the CPU and of the inputs' devices.
+  // Of the calling thread, and of the generators of the CPU, of the current device and of the
+  // inputs' devices.
   ForwardState(const std::vector<at::Tensor>& inputs, bool preserve_rng_state);
+
+  // Whether Mode sets any.
+  bool has_generators() const { return !generators_.empty(); }
 
   // While it lives, the streams and the device are forward's: there the inputs are known to be
   // ready, and their memory is ordered.
@@ -55,12 +59,14 @@ class ForwardState {
   struct GeneratorState {
     at::Generator generator;
     at::Tensor state;
+
+    void Set() const;
   };
 
   // Of the calling thread, and of those generators.
   explicit ForwardState(const std::vector<at::Generator>& generators);
   std::vector<at::Generator> generators() const;
-  void SetMode() const;
+  void SetAutocast() const;
 
   std::optional<c10::Device> device_;  // the current one; none without an accelerator
   std::vector<c10::Stream> streams_;   // of each device of the accelerator
@@ -77,7 +83,8 @@ class ForwardState::Mode {
   Mode& operator=(const Mode&) = delete;
 
  private:
-  const ForwardState& forward_;
+  void SetBack() const;
+
   const ForwardState before_;
 };
 

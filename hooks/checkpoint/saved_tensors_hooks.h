@@ -43,16 +43,18 @@ std::shared_ptr<SavedTensorPacker> PackerOf(PackWithUnpack pack);
 // `pack` gets the very tensor that is saved, with its history: what it returns must not refer to
 // that, or the graph keeps itself alive (returning the tensor itself is safe). It must not change
 // the tensor, which autograd refuses with a c10::Error. `unpack` returns a tensor with the same
-// content as a new one or the same each time. Both live as long as the graph and may throw.
+// content as a new one or the same each time. Both may throw, and be called from several threads at
+// the same time. `pack` goes with the scope, `unpack` with the last graph that was made in it.
 class SavedTensorsHooks {
  public:
   template <typename Pack, typename Unpack>
   SavedTensorsHooks(Pack pack, Unpack unpack)
       : scope_(checkpoint_internal::PackerOf(
-            [pack = std::move(pack), unpack = std::make_shared<Unpack>(std::move(unpack))](
-                const at::Tensor& tensor) mutable -> checkpoint_internal::UnpackPacked {
-              using Packed = std::decay_t<decltype(pack(tensor))>;
-              auto packed = std::make_shared<Packed>(pack(tensor));
+            [pack = std::make_shared<Pack>(std::move(pack)),
+             unpack = std::make_shared<Unpack>(std::move(unpack))](
+                const at::Tensor& tensor) -> checkpoint_internal::UnpackPacked {
+              using Packed = std::decay_t<decltype((*pack)(tensor))>;
+              auto packed = std::make_shared<Packed>((*pack)(tensor));
               if constexpr (std::is_same_v<Packed, at::Tensor>) {
                 if (packed->is_same(tensor)) *packed = tensor.detach();
               }
@@ -63,8 +65,9 @@ class SavedTensorsHooks {
   const SavedTensorScope scope_;
 };
 
-// While it lives, opening hooks of any kind on this thread throws c10::Error with `message`. So
-// does making one inside of hooks. Nests: the innermost message is told.
+// While it lives, opening any hooks but NoOffloadScope on this thread throws c10::Error with
+// `message`, also in a backward that computes a checkpoint again. So does making one inside of
+// hooks. Nests: the innermost message is told.
 class DisableSavedTensorsHooks {
  public:
   explicit DisableSavedTensorsHooks(const std::string& message);

@@ -7,6 +7,7 @@
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
+#include "pinion/hooks/autograd/placeholder_tensor.h"
 
 namespace pinion {
 namespace {
@@ -65,9 +66,9 @@ std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>
   if (!recording->IsRecording()) return pack();
   const DeviceRecording::Moment begin = recording->Begin();
   std::unique_ptr<SavedTensor> saved = pack();
-  if (saved == nullptr) {
+  if (saved == nullptr || dynamic_cast<const PlaceholderTensor*>(saved.get()) != nullptr) {
     recording->EndAside(begin);
-    return nullptr;
+    return saved;
   }
   auto recorded = std::make_unique<RecordedTensor>(std::move(saved), recording);
   recorded->Note(begin, tensor, place, is_leaf);

@@ -15,8 +15,9 @@
 
 namespace pinion {
 
-// What `pack` makes of the tensor, recorded if there is anything and the device's stream does not
-// capture a graph. `place` and `is_leaf` as DeviceRecording::EndSave has them.
+// What `pack` makes of the tensor, recorded if there is anything, it is no placeholder
+// (placeholder_tensor.h), and the device's stream does not capture a graph. `place` and `is_leaf`
+// as DeviceRecording::EndSave has them.
 std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>& recording,
                                           const at::Tensor& tensor, uint64_t place, bool is_leaf,
                                           absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack);

@@ -12,17 +12,23 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tanh.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -34,9 +40,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/plan/step_record.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/checkpoint/checkpoint_module.h"
+#include "pinion/hooks/checkpoint/saved_tensors_hooks.h"
 #include "pinion/hooks/plan/step_recorder.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/autocast_region.h"
@@ -47,6 +55,10 @@
 
 namespace pinion::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+using ::testing::ThrowsMessage;
 
 using at::Tensor;
 
@@ -273,12 +285,13 @@ TEST_P(CheckpointTest, ASegmentThatThrowsLeavesNothing) {
     });
   };
   SeedGenerators();
-  EXPECT_THROW(fails_at(2), std::runtime_error);
+  const auto fails = ThrowsMessage<std::runtime_error>(HasSubstr("this segment fails"));
+  EXPECT_THAT([&] { fails_at(2); }, fails);
   world_.ExpectNothingLeft();
   Tensor y = fails_at(4);
   const at::Generator& device = at::globalContext().defaultGenerator(world_.device());
   const Tensor state = device.get_state();
-  EXPECT_THROW(y.sum().backward(), std::exception);
+  EXPECT_THAT([&] { y.sum().backward(); }, fails);
   EXPECT_TRUE(SameBytes(device.get_state(), state));
   y.reset();
   world_.ExpectNothingLeft();
@@ -305,7 +318,43 @@ TEST_P(CheckpointTest, AnInputThatIsChangedInPlaceIsAnError) {
   const Tensor y =
       Forward([&] { return checkpoint([this](const Tensor& x) { return Block(x, 0); }, input); });
   input.detach().add_(1);
-  EXPECT_THROW(y.sum().backward(), c10::Error);
+  EXPECT_THAT([&] { y.sum().backward(); },
+              ThrowsMessage<c10::Error>(HasSubstr("modified by an inplace operation")));
+}
+
+TEST_P(CheckpointTest, AnInputInsideOfAnotherValueIsSavedAsAnyOther) {
+  const auto sums = [this](const std::vector<Tensor>& tensors,
+                           const std::pair<std::optional<Tensor>, std::array<Tensor, 1>>& more) {
+    return Block(tensors[0], 0) + Block(tensors[1], 1) * *more.first + more.second[0];
+  };
+  const auto forward = [&](bool checkpointed) {
+    const std::vector<Tensor> tensors = {x_ + 1, x_ + 2};
+    const std::pair more(std::optional(x_ + 3), std::array{x_ + 4});
+    return checkpointed ? checkpoint(sums, tensors, more) : sums(tensors, more);
+  };
+  ExpectSameSteps([&] { return forward(false); }, [&] { return forward(true); });
+  const OffloadStats before = world_.stats();
+  Tensor y = Forward([&] { return forward(true); });
+  EXPECT_EQ(world_.stats().offloaded - before.offloaded, GetParam() ? 4 : 0);
+  const Tensor input = x_ + 5;
+  const Tensor z = Forward([&] {
+    return checkpoint(sums, std::vector<Tensor>{input, x_},
+                      std::pair(std::optional(x_), std::array{x_}));
+  });
+  input.detach().add_(1);
+  EXPECT_THAT([&] { z.sum().backward(); },
+              ThrowsMessage<c10::Error>(HasSubstr("modified by an inplace operation")));
+}
+
+TEST_P(CheckpointTest, EachRunHasTheSegmentAsItWasBeforeForward) {
+  const auto counting = [this, runs = 0](const Tensor& x) mutable {
+    return Block(x, static_cast<size_t>(runs++));
+  };
+  ExpectSameSteps([&] { return Block(at::tanh(x_), 0); },
+                  [&] { return checkpoint(counting, at::tanh(x_)); });
+  const Tensor y = Forward([&] { return checkpoint(counting, at::tanh(x_)); }).sum();
+  const Tensor first = torch::autograd::grad({y}, {x_}, {}, /*retain_graph=*/true)[0];
+  EXPECT_TRUE(SameBytes(torch::autograd::grad({y}, {x_})[0], first));
 }
 
 TEST_P(CheckpointTest, ModulesAreCheckpointsInASequential) {
@@ -360,6 +409,29 @@ TEST_P(CheckpointTest, AModuleMayGoBeforeItsBackward) {
   EXPECT_TRUE(x_.grad().defined());
 }
 
+TEST(CheckpointSequentialTest, ASegmentLetsGoOfItsInput) {
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> input;
+  const auto plain = [](const Tensor& x) { return at::tanh(x); };
+  const auto notes_its_input = [&input](const Tensor& x) {
+    input = x.storage().getWeakStorageImpl();
+    return at::tanh(x);
+  };
+  const auto looks_for_it = [&input](const Tensor& x) {
+    EXPECT_TRUE(input->expired());
+    return at::tanh(x);
+  };
+  torch::nn::Sequential modules;
+  for (const std::function<Tensor(Tensor)>& part :
+       std::initializer_list<std::function<Tensor(Tensor)>>{plain, plain, notes_its_input,
+                                                            looks_for_it, plain, plain}) {
+    modules->push_back(torch::nn::Functional(part));
+  }
+  const SavedTensorsHooks keep_nothing([](const Tensor&) { return 0; },
+                                       [](int) { return Tensor(); });
+  checkpoint_sequential(modules, /*segments=*/3, at::rand({2}).requires_grad_(true));
+  EXPECT_TRUE(input.has_value());
+}
+
 TEST(CheckpointSequentialTest, MoreSegmentsThanModulesAreRefused) {
   torch::nn::Sequential modules(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
   for (const int64_t segments : {0, 3}) {
@@ -367,18 +439,82 @@ TEST(CheckpointSequentialTest, MoreSegmentsThanModulesAreRefused) {
   }
 }
 
-TEST_P(CheckpointTest, ARecorderStandsBesideCheckpoints) {
-  auto recorder = StepRecorder::Create(world_.backend());
-  ASSERT_THAT(recorder, IsOk());
-  const Gradients expected = Step([this] { return Blocks(false); });
-  ExpectSameGradients(expected, Step([&] {
-                        const RecordScope record(*recorder);
-                        return Blocks(true);
-                      }));
-  EXPECT_THAT((*recorder)->Finish(), IsOk());
+TEST_P(CheckpointTest, ARecordHasTheInputsAsObjectsAndTheSecondRunAsCompute) {
+  // Work that saves nothing.
+  const auto segment = [this](const Tensor& x) {
+    Tensor aside = x.detach();
+    for (int i = 0; i < 100; ++i) aside = at::tanh(aside);
+    return Block(x, 0);
+  };
+  const auto record = [&](bool checkpointed) {
+    const auto recorder = StepRecorder::Create(world_.backend()).value();
+    const Gradients left = Step([&] {
+      const RecordScope scope(recorder);
+      const Tensor x = at::tanh(x_);
+      return checkpointed ? checkpoint(segment, checkpoint(segment, x)) : segment(segment(x));
+    });
+    return std::pair(left, recorder->Finish().value().at(world_.device().index()));
+  };
+  record(false);  // sets the session up
+  const auto [expected, plain] = record(false);
+  const auto [left, step] = record(true);
+  ExpectSameGradients(expected, left);
+  EXPECT_THAT(step.Validate(), IsOk());
+  EXPECT_THAT(step.objects, SizeIs(2)) << "the inputs";
+  EXPECT_GT(plain.objects.size(), 2u);
+  for (const StepObject& object : step.objects) EXPECT_FALSE(object.recompute_us.has_value());
+  ASSERT_THAT(step.uses, SizeIs(6)) << "the first input is tanh's output as well";
+  EXPECT_GT(step.compute_us(), 1.5 * plain.compute_us());
+  // What the second run of a segment makes, when its input is back.
+  EXPECT_GE(step.stretches[4].peak_other_bytes(), step.stretches[0].other_bytes + 2 * x_.nbytes());
 }
 
-// --- Several devices, and streams ---
+// --- Several devices, threads and streams ---
+
+// What the segment draws on the current device it may refer to.
+TEST_P(CheckpointTest, TensorsThatAreNoInputsHaveTheRandomNumbersOfForward) {
+  const auto forward = [this](bool checkpointed) {
+    const auto segment = [this, x = at::tanh(x_)] { return Block(x, 0); };
+    return checkpointed ? checkpoint(segment) : segment();
+  };
+  ExpectSameSteps([&] { return forward(false); }, [&] { return forward(true); });
+}
+
+TEST_P(CheckpointTest, InputsOfOtherDevicesInContainersHaveTheRandomNumbersOfForward) {
+  const Tensor weight = Weight(world_.device(1));
+  const auto segment = [](const std::vector<std::optional<Tensor>>& tensors) {
+    return at::tanh(at::dropout(at::tanh(*tensors[1]), 0.5, /*train=*/true));
+  };
+  const auto gradient = [&](bool checkpointed) {
+    SeedGenerators();
+    const std::vector<std::optional<Tensor>> inputs = {std::nullopt, weight};
+    const Tensor y =
+        Forward([&] { return checkpointed ? checkpoint(segment, inputs) : segment(inputs); });
+    return torch::autograd::grad({y.sum()}, {weight})[0];
+  };
+  EXPECT_TRUE(SameBytes(gradient(true), gradient(false)));
+}
+
+// As the threads of a program do that reduce among themselves. A backward on the CPU runs on the
+// thread that calls it.
+TEST(CheckpointThreadsTest, SegmentsWithoutRandomNumbersMayWaitForEachOther) {
+  std::atomic<int> arrived = 0;
+  const auto step = [&arrived] {
+    int runs = 0;
+    const auto segment = [&](const Tensor& x) {
+      ++runs;
+      ++arrived;
+      EXPECT_TRUE(Soon([&] { return arrived >= 2 * runs; })) << "the other one does not run";
+      return at::tanh(at::tanh(x));
+    };
+    const Tensor x = at::rand({2}).requires_grad_(true);
+    checkpoint(CheckpointOptions{.preserve_rng_state = false}, segment, x).sum().backward();
+  };
+  std::thread other(step);
+  step();
+  other.join();
+  EXPECT_EQ(arrived, 4);
+}
 
 // A segment that goes from one device to the other, and draws on both. The host waits for nothing.
 struct TwoDevices {

@@ -9,6 +9,9 @@
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -68,6 +71,19 @@ TEST(SavedTensorsHooksTest, UnpackGetsWhatPackHasReturnedForEachRead) {
   y.sum().backward();
   EXPECT_EQ(unpacked, 2);
   EXPECT_TRUE(SameBytes(x.grad(), at::exp(x.detach()) * 4));
+}
+
+TEST(SavedTensorsHooksTest, HooksNeedNotBeCopyable) {
+  const at::Tensor x = Leaf();
+  at::Tensor y;
+  {
+    const SavedTensorsHooks hooks(
+        [by = std::make_unique<int>(2)](const at::Tensor& tensor) { return tensor.detach() * *by; },
+        [by = std::make_unique<int>(2)](const at::Tensor& kept) { return kept / *by; });
+    y = at::exp(x);
+  }
+  y.sum().backward();
+  EXPECT_TRUE(SameBytes(x.grad(), at::exp(x.detach())));
 }
 
 TEST(SavedTensorsHooksTest, PackThatReturnsItsTensorDoesNotKeepTheGraph) {
@@ -136,6 +152,18 @@ TEST(DisableSavedTensorsHooksTest, OpeningAnyHooksInsideSaysWhy) {
   }
 }
 
+TEST(DisableSavedTensorsHooksTest, ABackwardThatComputesASegmentAgainSaysWhyNot) {
+  const at::Tensor x = Leaf();
+  const at::Tensor y = checkpoint([](const at::Tensor& in) { return at::exp(in); }, x).sum();
+  {
+    const DisableSavedTensorsHooks off("no hooks in this backward");
+    EXPECT_THAT(ErrorOf([&] { y.backward({}, /*retain_graph=*/true); }),
+                HasSubstr("no hooks in this backward"));
+  }
+  y.backward();
+  EXPECT_TRUE(SameBytes(x.grad(), at::exp(x.detach())));
+}
+
 TEST(DisableSavedTensorsHooksTest, ItAgreesWithWhoeverElseDisablesHooks) {
   const auto open = [] { const SavedTensorsHooks hooks(kDetach, kDetach); };
   {
@@ -165,8 +193,8 @@ TEST(DisableSavedTensorsHooksTest, InsideOfHooksItIsRefused) {
 
 // --- In company ---
 
-enum class Who { kPython, kUser, kOffload, kCheckpoint };
-constexpr Who kAll[] = {Who::kPython, Who::kUser, Who::kOffload, Who::kCheckpoint};
+enum class Who { kPython, kUser, kOffload, kCheckpoint, kNobody };
+constexpr Who kAll[] = {Who::kPython, Who::kUser, Who::kOffload, Who::kCheckpoint, Who::kNobody};
 
 class Company {
  public:
@@ -194,15 +222,36 @@ class Company {
         const OffloadScope scope(world.session());
         return Run(kinds, x, next + 1);
       }
-      case Who::kCheckpoint:  // without inputs: nobody packs those
-        return checkpoint([this, kinds, x, next] { return Run(kinds, x, next + 1); });
+      case Who::kCheckpoint:
+        return checkpoint(
+            [this, kinds, next](const at::Tensor& in) { return Run(kinds, in, next + 1); }, x);
+      case Who::kNobody: {
+        const NoOffloadScope nobody;
+        return Run(kinds, x, next + 1);
+      }
     }
     return {};
   }
 
+  // Inside of the first `count` kinds. NoOffloadScope does not switch the hooks of Python off.
+  static Who PackerIn(const std::vector<Who>& kinds, size_t count) {
+    const auto end = kinds.begin() + static_cast<std::ptrdiff_t>(count);
+    if (end[-1] != Who::kNobody) return end[-1];
+    return std::find(kinds.begin(), end, Who::kPython) == end ? Who::kNobody : Who::kPython;
+  }
+  // How many tensors `who` has packed when Run has returned: exp's output if it is the innermost,
+  // and the input of each checkpoint right inside of it.
+  static uint64_t Packs(const std::vector<Who>& kinds, Who who) {
+    uint64_t packs = PackerIn(kinds, kinds.size()) == who;
+    for (size_t i = 1; i < kinds.size(); ++i) {
+      packs += PackerIn(kinds, i) == who && kinds[i] == Who::kCheckpoint;
+    }
+    return packs;
+  }
+
   OffloadWorld world{EverySize(1)};
   PythonLikeEngineScope python;
-  int packed_by_user = 0;
+  uint64_t packed_by_user = 0;
   int ran = 0;
 };
 
@@ -230,15 +279,15 @@ TEST(InCompany, TheInnermostHooksWinWhoeverOpenedThem) {
       std::string order;
       for (const Who who : kinds) absl::StrAppend(&order, static_cast<int>(who), " ");
       SCOPED_TRACE(order);
-      const int user = company.packed_by_user, python = company.python.packed(), ran = company.ran;
+      const uint64_t user = company.packed_by_user, python = company.python.packed();
       const uint64_t offloaded = company.world.stats().packed;
+      const int ran = company.ran;
       const at::Tensor y = company.Run(kinds, x);
-      const Who innermost = kinds.back();
-      EXPECT_EQ(company.packed_by_user - user, innermost == Who::kUser);
-      EXPECT_EQ(company.python.packed() - python, innermost == Who::kPython);
-      EXPECT_EQ(company.world.stats().packed - offloaded, innermost == Who::kOffload);
+      EXPECT_EQ(company.packed_by_user - user, Company::Packs(kinds, Who::kUser));
+      EXPECT_EQ(company.python.packed() - python, Company::Packs(kinds, Who::kPython));
+      EXPECT_EQ(company.world.stats().packed - offloaded, Company::Packs(kinds, Who::kOffload));
       y.sum().backward();
-      EXPECT_EQ(company.ran - ran, innermost == Who::kCheckpoint ? 2 : 1);
+      EXPECT_EQ(company.ran - ran, kinds.back() == Who::kCheckpoint ? 2 : 1);
       EXPECT_TRUE(SameBytes(x.grad(), expected));
       x.mutable_grad().reset();
     }

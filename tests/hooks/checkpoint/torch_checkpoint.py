@@ -323,6 +323,88 @@ def input_is_changed(c):
     c.backward(y)
 
 
+def doubles_its_input(c, x):
+    c.run("begin")
+    return torch.tanh(x.mul_(2) @ c.w0)
+
+
+@case
+def input_is_changed_by_an_inner_segment(c):
+    c.backward(checkpoint(lambda x: checkpoint(lambda y: doubles_its_input(c, y), x @ c.w1), c.x))
+
+
+def counting_hooks(c):
+    def pack(tensor):
+        if tensor.numel() > 0:  # torch.utils.checkpoint saves an empty one of its own
+            c.run("pack")
+        return tensor.detach().clone()
+
+    def unpack(kept):
+        if kept.numel() > 0:
+            c.run("unpack")
+        return kept
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+@case
+def input_is_changed_by_the_segment_inside_of_hooks(c):
+    with counting_hooks(c):
+        y = checkpoint(lambda x: doubles_its_input(c, x), torch.tanh(c.x @ c.w1))
+    c.backward(y)
+
+
+@case
+def hooks_around_and_inside(c):
+    def inside(x):
+        y = c.segment(x)
+        with counting_hooks(c):
+            y = torch.tanh(y @ c.w2)
+        return torch.cos(y)
+
+    with counting_hooks(c):
+        y = checkpoint(inside, torch.tanh(c.x))
+    c.backward(y)
+
+
+def create_graph_inside(c, x):
+    def inner(x):
+        c.run("begin")
+        y = torch.tanh(x @ c.w0)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        c.run("middle")
+        return torch.sin(y @ c.w1) * gradient
+
+    c.backward(checkpoint(inner, x))
+
+
+@case
+def backward_inside_creates_a_graph(c):
+    create_graph_inside(c, c.x)
+
+
+@case
+def backward_inside_ends_at_an_input_with_history(c):
+    create_graph_inside(c, torch.tanh(c.x))
+
+
+@case
+def double_backward_nested(c):
+    y = checkpoint(lambda x: outer(c, x), c.x)
+    (gradient,) = torch.autograd.grad(y.sum(), c.x, create_graph=True)
+    c.values.append(gradient)
+    gradient.square().sum().backward()
+
+
+@case
+def inputs_in_containers(c):
+    def sums(tensors, pair):
+        c.run("begin")
+        return torch.tanh(tensors[0] @ tensors[1]) * pair[0] @ pair[1]
+
+    c.backward(checkpoint(sums, [c.x, torch.tanh(c.w0)], (0.5, torch.sin(c.w1))))
+
+
 def result(function, dtype):
     c = Case(dtype)
     error = None

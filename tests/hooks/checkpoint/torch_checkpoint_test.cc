@@ -30,6 +30,7 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -39,6 +40,7 @@
 #include "nlohmann/json.hpp"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/hooks/checkpoint/checkpoint_module.h"
+#include "pinion/hooks/checkpoint/saved_tensors_hooks.h"
 #include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/support/python_with_torch.h"
 #include "pinion/tests/support/run_program.h"
@@ -169,8 +171,10 @@ void RetainGraph(Case& c) {
   c.Backward(y);
 }
 
-void DoubleBackward(Case& c) {
-  const Tensor y = checkpoint(c.Segment(), c.x);
+using Function = std::function<Tensor(const Tensor&)>;
+
+void DoubleBackward(Case& c, const Function& segment) {
+  const Tensor y = checkpoint(segment, c.x);
   const Tensor gradient = torch::autograd::grad({y.sum()}, {c.x}, {}, /*retain_graph=*/true,
                                                 /*create_graph=*/true)[0];
   c.values.push_back(gradient);
@@ -238,8 +242,6 @@ void FailsAgain(Case& c) {
   c.Backward(checkpoint(fails, c.x));
 }
 
-using Function = std::function<Tensor(const Tensor&)>;
-
 void Changes(Case& c, const Function& first, const Function& again,
              const CheckpointOptions& options = {}) {
   const auto change = [&](const Tensor& x) { return (c.Run("begin") == 1 ? first : again)(x); };
@@ -271,6 +273,69 @@ void InputIsChanged(Case& c) {
   c.Backward(y);
 }
 
+Function DoublesItsInput(Case& c) {
+  return [&c](Tensor x) {
+    c.Run("begin");
+    return at::tanh(at::matmul(x.mul_(2), c.w0));
+  };
+}
+
+void InputIsChangedByAnInnerSegment(Case& c) {
+  const auto outer = [&c](const Tensor& x) {
+    return checkpoint(DoublesItsInput(c), at::matmul(x, c.w1));
+  };
+  c.Backward(checkpoint(outer, c.x));
+}
+
+// What `forward` returns inside of a user's hooks.
+Tensor InCountingHooks(Case& c, const std::function<Tensor()>& forward) {
+  const SavedTensorsHooks hooks(
+      [&c](const Tensor& tensor) {
+        c.Run("pack");
+        return tensor.detach().clone();
+      },
+      [&c](const Tensor& kept) {
+        c.Run("unpack");
+        return kept;
+      });
+  return forward();
+}
+
+void InputIsChangedInsideOfHooks(Case& c) {
+  c.Backward(InCountingHooks(
+      c, [&c] { return checkpoint(DoublesItsInput(c), at::tanh(at::matmul(c.x, c.w1))); }));
+}
+
+void HooksAroundAndInside(Case& c) {
+  const auto inside = [&c](const Tensor& x) {
+    const Tensor y = c.Segment()(x);
+    return at::cos(InCountingHooks(c, [&] { return at::tanh(at::matmul(y, c.w2)); }));
+  };
+  c.Backward(InCountingHooks(c, [&] { return checkpoint(inside, at::tanh(c.x)); }));
+}
+
+void CreateGraphInside(Case& c, const Tensor& x) {
+  const auto inner = [&c](const Tensor& in) {
+    c.Run("begin");
+    const Tensor y = at::tanh(at::matmul(in, c.w0));
+    const Tensor gradient = torch::autograd::grad({y.sum()}, {in}, {}, /*retain_graph=*/true,
+                                                  /*create_graph=*/true)[0];
+    c.Run("middle");
+    return at::sin(at::matmul(y, c.w1)) * gradient;
+  };
+  c.Backward(checkpoint(inner, x));
+}
+
+void InputsInContainers(Case& c) {
+  const auto sums = [&c](const std::vector<Tensor>& tensors,
+                         const std::pair<double, std::optional<Tensor>>& pair) {
+    c.Run("begin");
+    return at::matmul(at::tanh(at::matmul(tensors[0], tensors[1])) * pair.first, *pair.second);
+  };
+  c.Backward(checkpoint(sums, std::vector<Tensor>{c.x, at::tanh(c.w0)},
+                        std::pair(0.5, std::optional<Tensor>(at::sin(c.w1)))));
+}
+
 const std::map<std::string, std::function<void(Case&)>>& Cases() {
   static const auto* cases = new std::map<std::string, std::function<void(Case&)>>{
       {"plain", [](Case& c) { c.Backward(checkpoint(c.Segment(), c.x)); }},
@@ -295,7 +360,7 @@ const std::map<std::string, std::function<void(Case&)>>& Cases() {
       {"autocast", Autocast},
       {"autocast_in_backward_only", AutocastInBackwardOnly},
       {"retain_graph", RetainGraph},
-      {"double_backward", DoubleBackward},
+      {"double_backward", [](Case& c) { DoubleBackward(c, c.Segment()); }},
       {"backward_twice", BackwardTwice},
       {"backward_inside", [](Case& c) { WithInnerGradient(c, /*retain_graph=*/true); }},
       {"backward_inside_that_frees_its_graph",
@@ -324,6 +389,15 @@ const std::map<std::string, std::function<void(Case&)>>& Cases() {
          c.Backward(checkpoint([](const Tensor& x) { return TwiceReader::apply(x); }, c.x));
        }},
       {"input_is_changed", InputIsChanged},
+      {"input_is_changed_by_an_inner_segment", InputIsChangedByAnInnerSegment},
+      {"input_is_changed_by_the_segment_inside_of_hooks", InputIsChangedInsideOfHooks},
+      {"hooks_around_and_inside", HooksAroundAndInside},
+      {"backward_inside_creates_a_graph", [](Case& c) { CreateGraphInside(c, c.x); }},
+      {"backward_inside_ends_at_an_input_with_history",
+       [](Case& c) { CreateGraphInside(c, at::tanh(c.x)); }},
+      {"double_backward_nested",
+       [](Case& c) { DoubleBackward(c, [&c](const Tensor& x) { return Outer(c, x); }); }},
+      {"inputs_in_containers", InputsInContainers},
   };
   return *cases;
 }
