@@ -112,7 +112,7 @@ class ForEachTensor {
   }
   template <typename... Values>
   void In(std::tuple<Values...>& values) const {
-    std::apply([this](auto&... value) { (In(value), ...); }, values);
+    std::apply([&](auto&... value) { (In(value), ...); }, values);
   }
   template <typename Other>
   void In(Other&) const {}
