@@ -23,8 +23,9 @@ class KnownSteps {
   // Instead of what was known of a step that saves and reads the same.
   void Learn(std::shared_ptr<const KnownStep> known);
 
-  // Steps take turns: `ran` is what the one that has ended went on as; null, if nothing fitted it.
+  // A step begins: the one that came after the last step the time before is looked at first.
   void OnBegin();
+  // A step has ended, which went on as `ran`; null: as none of them.
   void OnEnd(const KnownStep* ran);
 
   // The first one that fits, which comes first from now on; null without one.

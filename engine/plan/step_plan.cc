@@ -109,8 +109,10 @@ class Planner {
     }
     std::vector<int64_t> used = used_;
     int64_t change = 0;
-    for (size_t stretch = 0; stretch <= end(); ++stretch)
-      used[stretch] += change += changes[stretch];
+    for (size_t stretch = 0; stretch <= end(); ++stretch) {
+      change += changes[stretch];
+      used[stretch] += change;
+    }
     return Room(used);
   }
 

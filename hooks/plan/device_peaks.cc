@@ -20,9 +20,9 @@ void DevicePeaks::Hold(const void* data) {
   held_.insert(data);
 }
 
-void DevicePeaks::HoldOnly(absl::flat_hash_set<const void*> held) {
+void DevicePeaks::Drop(const void* data) {
   MutexLock lock(mu_);
-  held_ = std::move(held);
+  held_.erase(data);
 }
 
 DevicePeaks::Since DevicePeaks::Take(int64_t allocated_bytes) {

@@ -33,9 +33,9 @@ class DevicePeaks {
 
   // As MemoryObserver::OnDeviceBytes.
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
-  // One more, or only these.
   void Hold(const void* data);
-  void HoldOnly(absl::flat_hash_set<const void*> held);
+  // Nobody holds it any more. OnDeviceBytes does the same for what was freed.
+  void Drop(const void* data);
   // Since the last call; `allocated_bytes` are allocated now.
   Since Take(int64_t allocated_bytes);
 

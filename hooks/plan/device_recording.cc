@@ -84,19 +84,14 @@ DeviceRecording::Moment DeviceRecording::CountBytes() {
 
 void DeviceRecording::NoteLetGo(const DevicePeaks::Since& since) {
   std::vector<NotedObject*> gone;
-  absl::flat_hash_set<const void*> held;
-  const size_t held_before = objects_.held.size();
   std::erase_if(objects_.held, [&](ObjectId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     NotedObject& object = objects_.all[id];
-    if (IsHeld(object)) {
-      held.insert(object.data);
-      return false;
-    }
+    if (IsHeld(object)) return false;
+    peaks_.Drop(object.data);
     object.let_go = uses_;
     if (object.handles > 0 && storages_.IsGone(object.storage)) gone.push_back(&object);
     return true;
   });
-  if (objects_.held.size() < held_before) peaks_.HoldOnly(std::move(held));
   std::vector<LetGo> let_go;
   std::vector<NotedObject*> in_order;
   for (const DevicePeaks::Freed& freed : since.freed) {

@@ -30,8 +30,8 @@ constexpr double kSlowest = 1.02;  // over windows
 constexpr size_t kWarmUp = 7;
 constexpr size_t kRounds = 4;  // and rounds of all kinds, at least
 
-// Slower by 2.6 %: each step gives up to 7 KiB away early, of 276, since more is on the device than
-// its plan counts.
+// Slower by 2.6 %: each step gives some tensors away early, since KnownStep::GrowthBytes leaves out
+// what goes until the next use.
 constexpr uint64_t kSlow = 100;
 
 // What is paid per tensor is in proportion to tensors of a few KiB; what is paid per byte is what

@@ -52,9 +52,12 @@ TEST(DevicePeaks, WhatIsHeldNoLongerGoesUnseen) {
   DevicePeaks peaks;
   const char held[2] = {};
   peaks.Hold(&held[0]);
-  peaks.HoldOnly({&held[1]});
+  peaks.Hold(&held[1]);
+  peaks.Drop(&held[0]);
   peaks.OnDeviceBytes(10, &held[0]);
   EXPECT_THAT(peaks.Take(10).freed, IsEmpty());
+  peaks.OnDeviceBytes(5, &held[1]);
+  EXPECT_EQ(peaks.Take(5).freed.size(), 1);
 }
 
 TEST(CountAsHeld, WhatGoesBehindThePeakCountsAsHeldToTheEnd) {
