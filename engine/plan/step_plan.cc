@@ -255,7 +255,7 @@ absl::StatusOr<uint64_t> LeastMemoryBytes(const StepRecord& step) {
 }
 
 absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
-                                  const LinkCalibration& link) {
+                                  const LinkCalibration& link, PlanEffort effort) {
   PINION_RETURN_IF_ERROR(CheckPlannable(step));
   const Planner planner(step);
   if (const uint64_t least_bytes = planner.LeastBytes(); least_bytes > memory_bytes) {
@@ -266,8 +266,9 @@ absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
   }
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   memory_bytes = std::min(memory_bytes, planner.MostBytes());
+  const int tries = effort == PlanEffort::kTries ? TriesFor(step) : 0;
   PINION_ASSIGN_OR_RETURN(StepPlan plan, BestWithin(step, planner, memory_bytes, simulator,
-                                                    step.compute_us(), kChoices, TriesFor(step)));
+                                                    step.compute_us(), kChoices, tries));
   return Checked(step, std::move(plan), memory_bytes);
 }
 

@@ -50,11 +50,17 @@ struct StepPlan {
 // InvalidArgument for a record that is not valid.
 absl::StatusOr<uint64_t> LeastMemoryBytes(const StepRecord& step);
 
+enum class PlanEffort {
+  kRules,  // two plans, by two rules of whom to send away
+  kTries,  // and as many others as can be tried in 10 to 20 ms
+};
+
 // Within `memory_bytes`, the other bytes of the step included. ResourceExhausted, with the least
 // that can be, where that is not enough. InvalidArgument for a record that is not valid or whose
 // objects come from the host, and for a link that was not measured.
 absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
-                                  const LinkCalibration& link);
+                                  const LinkCalibration& link,
+                                  PlanEffort effort = PlanEffort::kTries);
 
 // As little moved as is needed for a step of at most `slowdown` times its compute alone, in the
 // least memory; 1.01 is "no slower than 1 %".

@@ -29,6 +29,23 @@ absl::Status CheckObject(size_t index, const StepObject& object) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSegment(size_t index, const StepSegment& segment, const StepRecord& step) {
+  for (size_t i = 0; i < segment.uses.size(); ++i) {
+    const uint32_t use = segment.uses[i];
+    if (use < step.uses.size() && (i == 0 || segment.uses[i - 1] < use)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "segment ", index, " has use ", use, " as its number ", i, ", and the step has ",
+        step.uses.size(), " uses: give those of the segment in ascending order"));
+  }
+  for (const uint32_t object : segment.inputs) {
+    if (object < step.objects.size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("segment ", index, " needs object ", object,
+                                                   ", but there are ", step.objects.size(),
+                                                   ": add the object, or take the input away"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 double StepRecord::compute_us() const {
@@ -74,6 +91,11 @@ absl::Status StepRecord::Validate() const {
       return absl::InvalidArgumentError(absl::StrCat("stretch ", i, " cannot take ",
                                                      stretches[i].compute_us,
                                                      " us: its compute has to be a finite time"));
+    }
+  }
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (const absl::Status checked = CheckSegment(i, segments[i], *this); !checked.ok()) {
+      return checked;
     }
   }
   return absl::OkStatus();

@@ -77,6 +77,17 @@ struct StepStretch {
   uint64_t peak_other_bytes() const { return other_bytes + transient_bytes - released_bytes; }
 };
 
+// Part of a forward that can run again: instead of keeping what it saves, a step may compute that
+// again when the first of it is read.
+struct StepSegment {
+  // What it saved, and the reads of that, ascending. Empty where it was computed again.
+  std::vector<uint32_t> uses;
+  // Objects that it needs to run again, saved shortly before it begins.
+  std::vector<uint32_t> inputs;
+  // The step was recorded with this segment computed again: that is part of its stretches.
+  bool computed_again = false;
+};
+
 struct StepRecord {
   std::vector<StepObject> objects;  // in the order of their first uses
   std::vector<uint32_t> uses;       // objects by index
@@ -85,6 +96,7 @@ struct StepRecord {
   // Empty: each use is an operator of its own.
   std::vector<uint32_t> operators;
   std::vector<StepStretch> stretches;  // one more than there are uses
+  std::vector<StepSegment> segments;   // in the order in which they begin
   // The device could not time its streams, so `compute_us` is the host's time between calls, which
   // are made ahead of the device: good for an order of magnitude at best.
   bool timed_by_host = false;

@@ -112,7 +112,7 @@ uint64_t CountedPeak(const StepRecord& step, const std::vector<StepMove>& moves)
   const std::vector<Uses> uses = UsesOf(step);
   uint64_t peak = 0;
   for (size_t stretch = 0; stretch < step.stretches.size(); ++stretch) {
-    uint64_t bytes = step.stretches[stretch].other_bytes;
+    uint64_t bytes = step.stretches[stretch].peak_other_bytes();
     for (size_t object = 0; object < step.objects.size(); ++object) {
       if (!step.objects[object].frees || stretch < uses[object].at.front() ||
           stretch > LastStretch(step, object, uses[object])) {

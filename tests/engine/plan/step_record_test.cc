@@ -110,5 +110,17 @@ TEST(StepRecordTest, RefusesComputeThatIsNoTime) {
   }
 }
 
+TEST(StepRecordTest, SegmentsHaveUsesAndInputsOfTheStep) {
+  StepRecord step = TwoTensors();
+  step.segments = {{.uses = {1, 2}, .inputs = {0}}};
+  EXPECT_THAT(step.Validate(), IsOk());
+  step.segments = {{.uses = {2, 1}, .inputs = {}}};
+  ExpectRefused(step, "segment 0 has use 1 as its number 1, and the step has 4 uses");
+  step.segments = {{}, {.uses = {1, 4}, .inputs = {}}};
+  ExpectRefused(step, "segment 1 has use 4 as its number 1");
+  step.segments = {{.uses = {}, .inputs = {2}}};
+  ExpectRefused(step, "segment 0 needs object 2, but there are 2");
+}
+
 }  // namespace
 }  // namespace pinion::testing

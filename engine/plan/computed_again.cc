@@ -1,0 +1,267 @@
+#include "pinion/engine/plan/computed_again.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/plan/step_memory.h"
+
+namespace pinion {
+namespace {
+
+constexpr uint32_t kNone = UINT32_MAX;
+
+int64_t Signed(uint64_t bytes) { return static_cast<int64_t>(bytes); }
+
+// The step as it was recorded.
+struct Recorded {
+  explicit Recorded(const StepRecord& record)
+      : step(record), lives(LivesOf(record)), operator_ends(OperatorEnds(record)) {}
+
+  bool Saves(uint32_t use) const {
+    const uint32_t object = step.uses[use];
+    return use == lives[object].uses.front() || use <= step.objects[object].saved_until;
+  }
+  uint64_t size_bytes(uint32_t object) const { return step.objects[object].size_bytes; }
+
+  const StepRecord& step;
+  const std::vector<ObjectLife> lives;
+  const std::vector<size_t> operator_ends;
+};
+
+// Bytes that are there in some stretches, beside what is recorded.
+class MoreBytes {
+ public:
+  explicit MoreBytes(size_t stretches) : changes_(stretches + 1), ends_(stretches + 1) {}
+
+  void Add(size_t first, size_t last, uint64_t size_bytes) {
+    if (first > last) return;
+    changes_[first] += Signed(size_bytes);
+    last = std::min(last, changes_.size() - 2);
+    changes_[last + 1] -= Signed(size_bytes);
+    ends_[last] += Signed(size_bytes);
+  }
+  // Than in the stretch before.
+  int64_t change(size_t stretch) const { return changes_[stretch]; }
+  // Of these, what has gone when the stretch ends.
+  int64_t ends(size_t stretch) const { return ends_[stretch]; }
+
+ private:
+  std::vector<int64_t> changes_;
+  std::vector<int64_t> ends_;
+};
+
+// The second run of a segment.
+struct SecondRun {
+  const StepSegment* segment = nullptr;
+  uint32_t read_at = kNone;  // the first read of what it saved
+  double compute_us = 0;
+  int64_t transient_bytes = 0;  // at its peak, beside what there was
+};
+
+// What is not saved any more, or only later, is there as long as the program has it.
+void AddForward(const Recorded& old, const std::vector<bool>& is_removed, MoreBytes& more) {
+  for (uint32_t object = 0; object < old.lives.size(); ++object) {
+    const ObjectLife& life = old.lives[object];
+    const auto left = std::find_if(life.uses.begin(), life.uses.end(),
+                                   [&](size_t use) { return !is_removed[use]; });
+    if (!old.step.objects[object].frees || left == life.uses.begin()) continue;
+    if (left != life.uses.end()) {
+      more.Add(life.made, *left - 1, old.size_bytes(object));
+      continue;
+    }
+    size_t last_save = life.uses.front();
+    for (const size_t use : life.uses) {
+      if (old.Saves(static_cast<uint32_t>(use))) last_save = use;
+    }
+    const size_t held_until =
+        std::max<size_t>(old.operator_ends[last_save] + 1, old.step.objects[object].held_until);
+    more.Add(life.made, held_until, old.size_bytes(object));
+  }
+}
+
+SecondRun AddSecondRun(const Recorded& old, const StepSegment& segment, MoreBytes& more) {
+  std::vector<uint32_t> saves;
+  std::vector<size_t> needed_until(old.step.objects.size());  // stretches, by object
+  SecondRun run = {.segment = &segment};
+  for (const uint32_t use : segment.uses) {
+    if (old.Saves(use)) {
+      saves.push_back(use);
+    } else {
+      run.read_at = std::min(run.read_at, use);
+      needed_until[old.step.uses[use]] = old.operator_ends[use] + 1;
+    }
+  }
+  const uint32_t begin = saves.front();
+  const int64_t before_bytes = Signed(old.step.stretches[begin - std::min(begin, 1u)].other_bytes);
+  std::vector<bool> is_made(old.step.objects.size());
+  // The inputs are not made again.
+  for (const uint32_t input : segment.inputs) is_made[input] = true;
+  int64_t made_bytes = 0;
+  auto next_save = saves.begin();
+  for (uint32_t use = begin; use <= saves.back(); ++use) {
+    const uint32_t object = old.step.uses[use];
+    if (*next_save == use) {
+      ++next_save;
+      if (!is_made[object]) {
+        is_made[object] = true;
+        made_bytes += Signed(old.size_bytes(object));
+        if (needed_until[object] == 0) {
+          needed_until[object] =
+              LastStretchOf(old.step.objects[object], old.lives[object], old.operator_ends);
+        }
+        more.Add(run.read_at + size_t{1}, needed_until[object], old.size_bytes(object));
+      }
+    }
+    const StepStretch& stretch = old.step.stretches[use];
+    run.compute_us += stretch.compute_us;
+    const int64_t beside_bytes = Signed(stretch.peak_other_bytes()) - before_bytes;
+    run.transient_bytes =
+        std::max(run.transient_bytes, made_bytes + std::max<int64_t>(0, beside_bytes));
+  }
+  return run;
+}
+
+// The new step, with the old one's objects by their old numbers.
+struct Rewritten {
+  StepRecord step;
+  std::vector<uint32_t> old_uses;     // by use; kNone: an input that a second run reads
+  std::vector<size_t> new_stretches;  // by old stretch
+};
+
+class Writer {
+ public:
+  explicit Writer(const Recorded& old) : old_(old) {}
+
+  // `more_bytes` of which `ends_bytes` are gone when it ends.
+  void AddStretch(const StepStretch& stretch, int64_t more_bytes, int64_t ends_bytes) {
+    written_.new_stretches.push_back(written_.step.stretches.size());
+    compute_us_ += stretch.compute_us;
+    end_bytes_ = Signed(stretch.other_bytes) + more_bytes - ends_bytes;
+    peak_bytes_ = std::max(peak_bytes_, Signed(stretch.peak_other_bytes()) + more_bytes);
+  }
+  void AddRun(const SecondRun& run) {
+    for (const uint32_t input : run.segment->inputs) {
+      AddUse(input, kNone);
+      peak_bytes_ = end_bytes_;
+    }
+    compute_us_ += run.compute_us;
+    peak_bytes_ = std::max(peak_bytes_, end_bytes_ + run.transient_bytes);
+  }
+  void AddUse(uint32_t object, uint32_t old_use) {
+    EndStretch();
+    StepRecord& step = written_.step;
+    const bool goes_on = !step.uses.empty() && IsSameOperator(written_.old_uses.back(), old_use);
+    step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
+    step.uses.push_back(object);
+    written_.old_uses.push_back(old_use);
+  }
+  Rewritten Finish() {
+    EndStretch();
+    return std::move(written_);
+  }
+
+ private:
+  // All inputs of a second run are read by one operator.
+  bool IsSameOperator(uint32_t before, uint32_t use) const {
+    if (before == kNone || use == kNone) return before == use;
+    return old_.operator_ends[before] == old_.operator_ends[use];
+  }
+  void EndStretch() {
+    const int64_t other_bytes = std::max<int64_t>(0, end_bytes_);
+    const int64_t more_bytes = std::max<int64_t>(0, peak_bytes_) - other_bytes;
+    written_.step.stretches.push_back(
+        {.compute_us = std::exchange(compute_us_, 0),
+         .other_bytes = static_cast<uint64_t>(other_bytes),
+         .transient_bytes = static_cast<uint64_t>(std::max<int64_t>(0, more_bytes)),
+         .released_bytes = static_cast<uint64_t>(std::max<int64_t>(0, -more_bytes))});
+    peak_bytes_ = 0;
+  }
+
+  const Recorded& old_;
+  Rewritten written_;
+  double compute_us_ = 0;  // of the stretch that has not ended
+  int64_t end_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
+};
+
+// A second run holds its inputs until they are read for the last time in the segment.
+void AddHeldInputs(const Recorded& old, const StepSegment& segment, Rewritten& written) {
+  for (const uint32_t input : segment.inputs) {
+    size_t needed_until = 0;
+    for (const uint32_t use : segment.uses) {
+      if (old.step.uses[use] == input && !old.Saves(use)) needed_until = old.operator_ends[use] + 1;
+    }
+    const auto last_use =
+        std::find(written.step.uses.rbegin(), written.step.uses.rend(), input).base();
+    const auto counted_until = static_cast<size_t>(last_use - written.step.uses.begin());
+    if (needed_until == 0) continue;
+    for (size_t i = counted_until + 1; i <= written.new_stretches[needed_until]; ++i) {
+      written.step.stretches[i].other_bytes += old.size_bytes(input);
+    }
+  }
+}
+
+// By new numbers, in the order of first uses.
+void NumberObjects(const Recorded& old, Rewritten& written) {
+  std::vector<uint32_t> numbers(old.step.objects.size(), kNone);
+  StepRecord& step = written.step;
+  for (uint32_t use = 0; use < step.uses.size(); ++use) {
+    const uint32_t object = step.uses[use];
+    if (numbers[object] == kNone) {
+      numbers[object] = static_cast<uint32_t>(step.objects.size());
+      step.objects.push_back(old.step.objects[object]);
+      StepObject& numbered = step.objects.back();
+      numbered.saved_until = 0;
+      for (uint32_t* until : {&numbered.needed_until, &numbered.held_until}) {
+        *until = static_cast<uint32_t>(written.new_stretches[*until]);
+      }
+    } else if (written.old_uses[use] != kNone && old.Saves(written.old_uses[use])) {
+      step.objects[numbers[object]].saved_until = use;
+    }
+    step.uses[use] = numbers[object];
+  }
+}
+
+}  // namespace
+
+bool CanBeComputedAgain(const StepRecord& step, const StepSegment& segment) {
+  if (segment.computed_again || segment.uses.empty()) return false;
+  const Recorded old(step);
+  return old.Saves(segment.uses.front()) && !old.Saves(segment.uses.back());
+}
+
+StepRecord WithComputedAgain(const StepRecord& step, absl::Span<const uint32_t> segments) {
+  const Recorded old(step);
+  std::vector<bool> is_removed(step.uses.size());
+  for (const uint32_t index : segments) {
+    for (const uint32_t use : step.segments[index].uses) is_removed[use] = true;
+  }
+  MoreBytes more(step.stretches.size());
+  AddForward(old, is_removed, more);
+  std::vector<SecondRun> runs;
+  for (const uint32_t index : segments) {
+    runs.push_back(AddSecondRun(old, step.segments[index], more));
+  }
+  std::sort(runs.begin(), runs.end(),
+            [](const SecondRun& a, const SecondRun& b) { return a.read_at < b.read_at; });
+  Writer writer(old);
+  int64_t more_bytes = 0;
+  auto run = runs.begin();
+  for (uint32_t use = 0; use <= step.uses.size(); ++use) {
+    more_bytes += more.change(use);
+    writer.AddStretch(step.stretches[use], more_bytes, more.ends(use));
+    if (use == step.uses.size()) break;
+    for (; run != runs.end() && run->read_at == use; ++run) writer.AddRun(*run);
+    if (!is_removed[use]) writer.AddUse(step.uses[use], use);
+  }
+  Rewritten written = writer.Finish();
+  for (const SecondRun& again : runs) AddHeldInputs(old, *again.segment, written);
+  NumberObjects(old, written);
+  written.step.timed_by_host = step.timed_by_host;
+  return std::move(written.step);
+}
+
+}  // namespace pinion

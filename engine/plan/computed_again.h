@@ -1,0 +1,35 @@
+// A step as it would be if some of its segments were computed again instead of kept.
+//
+//   StepRecord shorter = WithComputedAgain(step, {0, 2});    // segments by index
+//
+// What a segment alone saves is there in forward as long as the program holds it, and is gone then.
+// Where the first of it is read, the segment's inputs are read in its place and the stretch behind
+// takes as much longer as forward took from the segment's begin to its last save. From there on the
+// tensors that were made again count among the other bytes, each until it is read for the last time
+// in the segment. At its peak the second run takes what the first one took beside what was there
+// when it began.
+//
+// That is what a plan can know before it is tried, and errs towards more memory: what a real run
+// lets go of in the middle of a stretch counts to its end.
+//
+// Thread safety: a pure function.
+
+#ifndef PINION_ENGINE_PLAN_COMPUTED_AGAIN_H_
+#define PINION_ENGINE_PLAN_COMPUTED_AGAIN_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "pinion/engine/plan/step_record.h"
+
+namespace pinion {
+
+// Whether the segment was kept, and something of it was read.
+bool CanBeComputedAgain(const StepRecord& step, const StepSegment& segment);
+
+// Of a valid record, without segments. `segments` are some that can be computed again.
+StepRecord WithComputedAgain(const StepRecord& step, absl::Span<const uint32_t> segments);
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_COMPUTED_AGAIN_H_

@@ -1,0 +1,199 @@
+#include "pinion/engine/plan/mixed_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/plan/computed_again.h"
+
+namespace pinion {
+namespace {
+
+using Segments = std::vector<uint32_t>;  // ascending
+
+class MixSearch {
+ public:
+  MixSearch(const StepRecord& step, uint64_t memory_bytes, const LinkCalibration& link)
+      : step_(step), memory_bytes_(memory_bytes), link_(link), left_(TriesFor(step)) {
+    for (uint32_t i = 0; i < step.segments.size(); ++i) {
+      if (CanBeComputedAgain(step, step.segments[i])) candidates_.push_back(i);
+    }
+  }
+
+  // Tries sets of segments.
+  absl::Status Run() {
+    if (candidates_.empty()) return absl::OkStatus();
+    PINION_RETURN_IF_ERROR(Try({}).status());
+    if (candidates_.size() < 20 && (1 << candidates_.size()) <= left_) {
+      for (uint32_t set = 1; set < 1u << candidates_.size(); ++set) {
+        Segments segments;
+        for (size_t i = 0; i < candidates_.size(); ++i) {
+          if ((set >> i & 1) != 0) segments.push_back(candidates_[i]);
+        }
+        PINION_RETURN_IF_ERROR(Try(std::move(segments)).status());
+      }
+      return absl::OkStatus();
+    }
+    for (const Segments& order : Orders()) {
+      PINION_RETURN_IF_ERROR(TryPrefixes(order));
+    }
+    std::mt19937 random;  // of one seed: a step has one plan
+    while (left_ > 0) PINION_RETURN_IF_ERROR(Try(Neighbour(best_, random)).status());
+    return absl::OkStatus();
+  }
+
+  // Those with which the step is shortest, the shortest first.
+  std::vector<Segments> Best() const {
+    constexpr size_t kPlannedUses = 500;
+    constexpr size_t kLeast = 4;
+    const size_t most = std::max(kLeast, kPlannedUses / (step_.uses.size() + 1));
+    std::vector<std::pair<double, const Segments*>> tried;
+    for (const auto& [segments, us] : tried_us_) {
+      if (!segments.empty() && std::isfinite(us)) tried.emplace_back(us, &segments);
+    }
+    const size_t count = std::min(most, tried.size());
+    std::partial_sort(tried.begin(), tried.begin() + static_cast<ptrdiff_t>(count), tried.end());
+    std::vector<Segments> best;
+    for (size_t i = 0; i < count; ++i) best.push_back(*tried[i].second);
+    return best;
+  }
+
+ private:
+  static int TriesFor(const StepRecord& step) {
+    constexpr size_t kTriedUses = 100'000;
+    constexpr size_t kMost = 200;
+    constexpr size_t kLeast = 24;
+    return static_cast<int>(std::clamp(kTriedUses / (step.uses.size() + 1), kLeast, kMost));
+  }
+
+  // How long the step takes with these; infinite if it does not fit.
+  absl::StatusOr<double> Try(Segments segments) {
+    const auto [tried, is_new] = tried_us_.try_emplace(std::move(segments));
+    --left_;
+    if (!is_new) return tried->second;
+    const absl::StatusOr<StepPlan> plan =
+        PlanStep(WithComputedAgain(step_, tried->first), memory_bytes_, link_, PlanEffort::kRules);
+    if (!plan.ok() && !absl::IsResourceExhausted(plan.status())) return plan.status();
+    tried->second = plan.ok() ? plan->step_us : std::numeric_limits<double>::infinity();
+    if (tried->second < best_us_) {
+      best_us_ = tried->second;
+      best_ = tried->first;
+    }
+    return tried->second;
+  }
+
+  std::vector<Segments> Orders() const {
+    const size_t count = candidates_.size();
+    Segments spread;  // 1/2, then 1/4 and 3/4, ...
+    std::vector<bool> has(count);
+    for (size_t parts = 2; spread.size() < count; parts *= 2) {
+      for (size_t i = 1; i < parts; i += 2) {
+        const size_t at = count * i / parts;
+        if (has[at] || parts > 2 * count) continue;
+        has[at] = true;
+        spread.push_back(candidates_[at]);
+      }
+      if (parts <= 2 * count) continue;
+      for (size_t at = 0; at < count; ++at) {
+        if (!has[at]) spread.push_back(candidates_[at]);
+      }
+    }
+    Segments from_end(candidates_.rbegin(), candidates_.rend());
+    Segments cheapest = candidates_;
+    std::vector<double> us_per_byte(step_.segments.size());
+    for (const uint32_t i : candidates_) us_per_byte[i] = UsPerByte(step_.segments[i]);
+    std::stable_sort(cheapest.begin(), cheapest.end(),
+                     [&](uint32_t a, uint32_t b) { return us_per_byte[a] < us_per_byte[b]; });
+    return {std::move(spread), std::move(from_end), std::move(cheapest), candidates_};
+  }
+
+  double UsPerByte(const StepSegment& segment) const {
+    double us = 0;
+    double bytes = 0;
+    uint32_t made = 0;
+    for (const uint32_t use : segment.uses) {
+      const uint32_t object = step_.uses[use];
+      if (use > segment.uses.front() && object <= made) continue;
+      made = object;
+      us += step_.stretches[use].compute_us;
+      bytes += static_cast<double>(step_.objects[object].size_bytes);
+    }
+    return us / bytes;
+  }
+
+  absl::Status TryPrefixes(const Segments& order) {
+    const auto try_first = [&](size_t count) {
+      Segments segments(order.begin(), order.begin() + static_cast<ptrdiff_t>(count));
+      std::sort(segments.begin(), segments.end());
+      return Try(std::move(segments));
+    };
+    // Few save too little, many compute too much: the best number lies where it is no better on
+    // either side.
+    size_t first = 0;
+    size_t last = order.size();
+    while (last - first > 2 && left_ > 0) {
+      const size_t third = (last - first) / 3;
+      PINION_ASSIGN_OR_RETURN(const double fewer_us, try_first(first + third));
+      PINION_ASSIGN_OR_RETURN(const double more_us, try_first(last - third));
+      (fewer_us <= more_us ? last : first) = fewer_us <= more_us ? last - third : first + third;
+    }
+    for (size_t count = first; count <= last && left_ > 0; ++count) {
+      PINION_RETURN_IF_ERROR(try_first(count).status());
+    }
+    return absl::OkStatus();
+  }
+
+  Segments Neighbour(Segments segments, std::mt19937& random) const {
+    for (size_t changes = 1 + random() % 2; changes > 0; --changes) {
+      const uint32_t changed = candidates_[random() % candidates_.size()];
+      const auto at = std::lower_bound(segments.begin(), segments.end(), changed);
+      if (at != segments.end() && *at == changed) {
+        segments.erase(at);
+      } else {
+        segments.insert(at, changed);
+      }
+    }
+    return segments;
+  }
+
+  const StepRecord& step_;
+  const uint64_t memory_bytes_;
+  const LinkCalibration& link_;
+  Segments candidates_;
+  std::map<Segments, double> tried_us_;
+  int left_;  // tries
+  Segments best_;
+  double best_us_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
+absl::StatusOr<MixedPlan> PlanMixedStep(const StepRecord& step, uint64_t memory_bytes,
+                                        const LinkCalibration& link) {
+  MixedPlan mixed;
+  PINION_ASSIGN_OR_RETURN(mixed.plan, PlanStep(step, memory_bytes, link));
+  mixed.step = step;
+  // The link has time for everything.
+  constexpr double kWorthIt = 0.999;
+  if (step.compute_us() >= kWorthIt * mixed.plan.step_us) return mixed;
+  MixSearch search(step, memory_bytes, link);
+  PINION_RETURN_IF_ERROR(search.Run());
+  double shortest_us = kWorthIt * mixed.plan.step_us;
+  for (Segments& segments : search.Best()) {
+    StepRecord with = WithComputedAgain(step, segments);
+    PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(with, memory_bytes, link));
+    if (plan.step_us >= shortest_us) continue;
+    shortest_us = plan.step_us;
+    mixed = {std::move(segments), std::move(with), std::move(plan)};
+  }
+  return mixed;
+}
+
+}  // namespace pinion

@@ -1,0 +1,43 @@
+// A plan that also says which segments of a step are computed again instead of kept.
+//
+//   PINION_ASSIGN_OR_RETURN(MixedPlan mixed, PlanMixedStep(step, memory_bytes, link));
+//   mixed.computed_again                 // segments by index; the others are kept
+//   mixed.plan                           // of mixed.step, which is the step with these
+//
+// Which: where the link has time for everything, none. Else segments are tried evenly spread over
+// the step, which gives the link time in between, from the step's end, from its beginning, and by
+// what they take for what they save, as many of each as make the step shortest; then one more, one
+// less, one in another's place. Of few segments all sets are tried. Each set is planned by rules
+// (PlanEffort::kRules), and the best one thoroughly. The result is never slower than the plan
+// without.
+//
+// Thread safety: a pure function.
+
+#ifndef PINION_ENGINE_PLAN_MIXED_PLAN_H_
+#define PINION_ENGINE_PLAN_MIXED_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+
+namespace pinion {
+
+struct MixedPlan {
+  std::vector<uint32_t> computed_again;  // segments of the step, ascending
+  // The step as it is then (computed_again.h), as far as that can be known; the step itself if none
+  // is computed again.
+  StepRecord step;
+  StepPlan plan;  // of `step`
+};
+
+// Errors as those of PlanStep.
+absl::StatusOr<MixedPlan> PlanMixedStep(const StepRecord& step, uint64_t memory_bytes,
+                                        const LinkCalibration& link);
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_MIXED_PLAN_H_
