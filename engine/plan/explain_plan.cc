@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/engine/plan/plan_svg.h"
 #include "pinion/engine/plan/plan_timeline.h"
@@ -75,6 +76,14 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
   if (!computed.objects.empty()) {
     absl::StrAppendFormat(&text, "computed again: %d, %s\n", computed.objects.size(),
                           HumanBytes(computed.bytes));
+  }
+  std::vector<size_t> again;
+  for (size_t i = 0; i < step.segments.size(); ++i) {
+    if (step.segments[i].computed_again) again.push_back(i);
+  }
+  if (!again.empty()) {
+    absl::StrAppendFormat(&text, "segments computed again: %d of %d (%s)\n", again.size(),
+                          step.segments.size(), absl::StrJoin(again, ", "));
   }
   if (plan.moves.empty()) return text;
   const std::vector<ObjectLife> lives = LivesOf(step);

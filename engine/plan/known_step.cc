@@ -8,10 +8,12 @@
 
 namespace pinion {
 
-KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall)
+KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
+                     std::vector<uint32_t> mix)
     : step_(std::move(step)),
       plan_(std::move(plan)),
       shortfall_(std::move(shortfall)),
+      mix_(std::move(mix)),
       lives_(LivesOf(step_)),
       operator_ends_(OperatorEnds(step_)),
       company_(step_.objects.size()) {
@@ -52,6 +54,12 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall)
     }
     growth_bytes_.push_back(most_bytes - std::min(most_bytes, before.other_bytes));
   }
+}
+
+KnownStep KnownStep::WithoutMix() const {
+  KnownStep same = *this;
+  same.mix_.clear();
+  return same;
 }
 
 std::string KnownStep::note() const {

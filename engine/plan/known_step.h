@@ -29,12 +29,21 @@ namespace pinion {
 
 class KnownStep {
  public:
-  // `shortfall` tells why the plan takes more than the target, if it does.
-  KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall = absl::OkStatus());
+  // `shortfall` tells why the plan takes more than the target, if it does. `mix`: segments of the
+  // step, by index, with which it would likely be shorter if they were computed again.
+  KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall = absl::OkStatus(),
+            std::vector<uint32_t> mix = {});
+  // The same step without a mix.
+  KnownStep WithoutMix() const;
 
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
   const absl::Status& shortfall() const { return shortfall_; }
+  const std::vector<uint32_t>& mix() const { return mix_; }
+  // Whether the step was recorded, and is planned, with its segment `ordinal` computed again.
+  bool ComputesAgain(size_t ordinal) const {
+    return ordinal < step_.segments.size() && step_.segments[ordinal].computed_again;
+  }
   // For people: that the plan is not run, and why. Empty where it is.
   std::string note() const;
 
@@ -71,6 +80,7 @@ class KnownStep {
   StepRecord step_;
   StepPlan plan_;
   absl::Status shortfall_;
+  std::vector<uint32_t> mix_;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> by_signature_;
   std::vector<ObjectLife> lives_;  // by object
   std::vector<size_t> operator_ends_;

@@ -9,7 +9,21 @@ void KnownSteps::Learn(std::shared_ptr<const KnownStep> known) {
   std::erase_if(all_, [&](const auto& other) { return other->IsLike(*known); });
   all_.push_front(std::move(known));
   if (all_.size() > kMax) all_.pop_back();
-  // Who is gone comes after nobody.
+  ForgetOrder();
+}
+
+std::shared_ptr<const KnownStep> KnownSteps::FindLike(const KnownStep& step) const {
+  const auto like = std::find_if(all_.begin(), all_.end(),
+                                 [&](const auto& other) { return other->IsLike(step); });
+  return like == all_.end() ? nullptr : *like;
+}
+
+void KnownSteps::Forget(const KnownStep& known) {
+  std::erase_if(all_, [&](const auto& other) { return other.get() == &known; });
+  ForgetOrder();
+}
+
+void KnownSteps::ForgetOrder() {
   after_.clear();
   last_ = nullptr;
 }

@@ -22,6 +22,9 @@ class KnownSteps {
 
   // Instead of what was known of a step that saves and reads the same.
   void Learn(std::shared_ptr<const KnownStep> known);
+  // What is known of a step that saves and reads the same; null without one.
+  std::shared_ptr<const KnownStep> FindLike(const KnownStep& step) const;
+  void Forget(const KnownStep& known);
 
   // A step begins: the one that came after the last step the time before is looked at first.
   void OnBegin();
@@ -34,6 +37,9 @@ class KnownSteps {
   const std::list<std::shared_ptr<const KnownStep>>& all() const { return all_; }
 
  private:
+  // Who is gone comes after nobody.
+  void ForgetOrder();
+
   std::list<std::shared_ptr<const KnownStep>> all_;
   const KnownStep* last_ = nullptr;  // that has ended; null if it was not known
   absl::flat_hash_map<const KnownStep*, const KnownStep*> after_;  // what came after each

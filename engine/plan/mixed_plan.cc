@@ -178,20 +178,23 @@ class MixSearch {
 absl::StatusOr<MixedPlan> PlanMixedStep(const StepRecord& step, uint64_t memory_bytes,
                                         const LinkCalibration& link) {
   MixedPlan mixed;
-  PINION_ASSIGN_OR_RETURN(mixed.plan, PlanStep(step, memory_bytes, link));
+  PINION_ASSIGN_OR_RETURN(mixed.without, PlanStep(step, memory_bytes, link));
+  mixed.plan = mixed.without;
   mixed.step = step;
   // The link has time for everything.
   constexpr double kWorthIt = 0.999;
-  if (step.compute_us() >= kWorthIt * mixed.plan.step_us) return mixed;
+  if (step.compute_us() >= kWorthIt * mixed.without.step_us) return mixed;
   MixSearch search(step, memory_bytes, link);
   PINION_RETURN_IF_ERROR(search.Run());
-  double shortest_us = kWorthIt * mixed.plan.step_us;
+  double shortest_us = kWorthIt * mixed.without.step_us;
   for (Segments& segments : search.Best()) {
     StepRecord with = WithComputedAgain(step, segments);
     PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(with, memory_bytes, link));
     if (plan.step_us >= shortest_us) continue;
     shortest_us = plan.step_us;
-    mixed = {std::move(segments), std::move(with), std::move(plan)};
+    mixed.computed_again = std::move(segments);
+    mixed.step = std::move(with);
+    mixed.plan = std::move(plan);
   }
   return mixed;
 }

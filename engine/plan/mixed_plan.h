@@ -31,7 +31,8 @@ struct MixedPlan {
   // The step as it is then (computed_again.h), as far as that can be known; the step itself if none
   // is computed again.
   StepRecord step;
-  StepPlan plan;  // of `step`
+  StepPlan plan;     // of `step`
+  StepPlan without;  // of the step itself
 };
 
 // Errors as those of PlanStep.

@@ -4,9 +4,7 @@
 #include <bit>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/engine/plan/step_plan.h"
 
@@ -28,21 +26,6 @@ TargetSchedule::TargetSchedule(const TargetOptions& options)
       window_(WindowsOf(options)) {}
 
 // --------------------------------------------------------------------------------- known steps
-
-absl::StatusOr<std::shared_ptr<const KnownStep>> TargetSchedule::Plan(StepRecord step) const {
-  absl::StatusOr<StepPlan> plan =
-      options_.memory_bytes.has_value()
-          ? PlanStep(step, *options_.memory_bytes, options_.link)
-          : PlanStepWithin(step, TargetOptions::kSlowdown, options_.link);
-  absl::Status shortfall;
-  if (absl::IsResourceExhausted(plan.status())) {
-    shortfall = plan.status();
-    PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
-    plan = PlanStep(step, least_bytes, options_.link);
-  }
-  PINION_RETURN_IF_ERROR(plan.status());
-  return std::make_shared<const KnownStep>(std::move(step), *std::move(plan), std::move(shortfall));
-}
 
 bool TargetSchedule::WantsRecord() const {
   if (known_steps_ >= kKnownInARow) return false;
@@ -80,6 +63,7 @@ std::optional<size_t> TargetSchedule::Reached(const KnownStep& known,
 }
 
 std::optional<TargetSchedule::Begun> TargetSchedule::Match(const KnownStep& known) const {
+  if (!segments_.Fits(known)) return std::nullopt;
   Begun begun;
   begun.actual.assign(known.step().objects.size(), UINT32_MAX);
   absl::flat_hash_map<uint64_t, size_t> seen;
@@ -102,7 +86,7 @@ std::optional<TargetSchedule::Begun> TargetSchedule::Match(const KnownStep& know
   return begun;
 }
 
-void TargetSchedule::FindKnown() {
+void TargetSchedule::FindKnown(bool begins) {
   std::optional<Begun> begun;
   const auto find = [&](bool fits) {
     return known_.Find([&](const KnownStep& known) {
@@ -119,7 +103,9 @@ void TargetSchedule::FindKnown() {
   looked_at_ = SIZE_MAX;
   has_late_ = true;
   for (Object& object : objects_) object.is_due = false;
-  is_lost_ = found == nullptr;
+  const bool tries = begins && found != nullptr && !found->mix().empty() && WantsRecord();
+  tries ? segments_.Try(found) : segments_.Follow(found);
+  is_lost_ = found == nullptr || tries;
   if (is_lost_ || !found->shortfall().ok()) {
     // What has come back goes once more.
     for (const Object& object : objects_) {
@@ -144,18 +130,19 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
     unused_.clear();
     used_.clear();
     known_.OnBegin();
+    segments_.OnBegin();
   }
   const uint32_t id = NewObject(saved);
   const size_t before = signatures_[saved.signature]++;
   if (begins) {
-    FindKnown();
+    FindKnown(/*begins=*/true);
   } else if (IsPlanned()) {
     const std::optional<uint32_t> planned = now_known_->Find(saved.signature, before);
     if (planned.has_value()) {
       objects_[id].planned = *planned;
       actual_[*planned] = id;
     } else {
-      FindKnown();
+      FindKnown(/*begins=*/false);
     }
   }
   OnUsed(id, Use::kSaved);
@@ -179,7 +166,7 @@ void TargetSchedule::OnUsed(uint32_t id, Use use) {
     const std::optional<size_t> reached =
         Reached(*now_known_, actual_, object.planned, n, use, now_);
     if (reached.has_value()) now_ = *reached;
-    if (!reached.has_value() || IsOverdue()) FindKnown();
+    if (!reached.has_value() || IsOverdue()) FindKnown(/*begins=*/false);
   }
   const ScheduledParcel* parcel = object.parcel;
   const bool is_away = parcel != nullptr && parcel->scheduled.in_window == 0 && !object.is_fetched;

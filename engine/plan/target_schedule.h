@@ -21,6 +21,9 @@
 // it reads, and by what is still needed where the known one has let go of it, at the next use at
 // the latest: before a step needs more than was planned.
 //
+// Segments that can be computed again are kept, unless a plan within a target computes them again
+// (segment_choice.h).
+//
 // Thread safety: none.
 
 #ifndef PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
@@ -45,6 +48,8 @@
 #include "pinion/engine/plan/known_steps.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/plan/plan_known_step.h"
+#include "pinion/engine/plan/segment_choice.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/window_schedule.h"
 
@@ -64,14 +69,26 @@ class TargetSchedule final : public OffloadSchedule {
  public:
   static constexpr size_t kMaxKnown = KnownSteps::kMax;
   static constexpr int kKnownInARow = 3;
+  static constexpr uint32_t kNoOrdinal = UINT32_MAX;  // of a segment
 
   explicit TargetSchedule(const TargetOptions& options);
 
+  // Adds to the record of the last step which of its segments were computed again.
+  void NoteSegments(StepRecord& step) const { segments_.Note(step); }
   // The plan of a step, for Learn: of the least memory that can be where that is more than the
   // target, which KnownStep::shortfall() then says. A pure function of the options: no lock is
   // needed.
-  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step) const;
-  void Learn(std::shared_ptr<const KnownStep> known) { known_.Learn(std::move(known)); }
+  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step) const {
+    return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
+                         options_.link);
+  }
+  // Of the last step.
+  void Learn(std::shared_ptr<const KnownStep> known) { segments_.Learn(std::move(known), known_); }
+  // A segment that can be computed again begins: its ordinal if it is kept, kNoOrdinal where no
+  // step runs. Nothing: it is computed again.
+  std::optional<uint32_t> OnSegment() {
+    return IsInStep() ? segments_.OnSegment() : std::optional<uint32_t>(kNoOrdinal);
+  }
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
   bool WantsRecord() const;
@@ -148,8 +165,9 @@ class TargetSchedule final : public OffloadSchedule {
     size_t now = 0;                 // the use that was reached
   };
   std::optional<Begun> Match(const KnownStep& known) const;
-  // Goes on with the known step that all so far fits, if there is one.
-  void FindKnown();
+  // Goes on with the known step that all so far fits, if there is one. A step that `begins` may try
+  // its mix instead.
+  void FindKnown(bool begins);
   // Which use of the known step that one of a `planned` object is, its `n`-th; none if it is none
   // of its. `actual` is as in Begun.
   std::optional<size_t> Reached(const KnownStep& known, const std::vector<uint32_t>& actual,
@@ -167,6 +185,7 @@ class TargetSchedule final : public OffloadSchedule {
   const uint64_t small_bytes_;  // tensors of at most so much share parcels
   WindowSchedule window_;
   KnownSteps known_;
+  SegmentChoice segments_;
   int known_steps_ = 0;         // since the last one that was not known
   uint64_t unknown_steps_ = 0;  // since the last one that was known
   uint64_t device_bytes_ = 0;

@@ -95,6 +95,13 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                     const ScopeModule& module, const PackScope& scope) override;
 
+  std::optional<uint32_t> KeepSegment(c10::Device device) override {
+    if (device.type() != device_type_) return std::nullopt;
+    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device.index());
+    if (offloader == nullptr || offloader->learner() == nullptr) return std::nullopt;
+    return offloader->learner()->KeepSegment();
+  }
+
   void EndScope(ScopeId scope) override {
     {
       MutexLock lock(mu_);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/segment_part.h"
 
 namespace pinion {
 
@@ -25,6 +26,14 @@ std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const G
   timer.Count(&OffloadStats::packed);
   std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, place, module_, *scope_);
   return saved == nullptr ? KeepTensor(tensor) : std::move(saved);
+}
+
+// What an inner segment saves is its outer one's. What is saved in a backward, or behind a scope's
+// end, is not recorded.
+std::optional<uint32_t> ScopePacker::KeepSegment(c10::Device device) {
+  if (const std::optional<SegmentPart> outer = CurrentSegmentPart()) return outer->ordinal;
+  if (CurrentBackward() != -1 || scope_->ended) return std::nullopt;
+  return target_->KeepSegment(device);
 }
 
 }  // namespace pinion

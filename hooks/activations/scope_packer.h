@@ -5,9 +5,12 @@
 #define PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -51,6 +54,8 @@ class PackTarget {
   // Null: the tensor stays on the device; the reason has been counted.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             const ScopeModule& module, const PackScope& scope) = 0;
+  // As SavedTensorPacker::KeepSegment.
+  virtual std::optional<uint32_t> KeepSegment(c10::Device device) = 0;
   // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no
   // thread.
   virtual void EndScope(ScopeId scope) = 0;
@@ -72,6 +77,7 @@ class ScopePacker : public SavedTensorPacker {
 
   // Never null. Its wall time is counted.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override;
+  std::optional<uint32_t> KeepSegment(c10::Device device) override;
 
  private:
   const std::shared_ptr<PackTarget> target_;

@@ -24,6 +24,11 @@ bool StepLearner::IsCurious() const {
   return state_.target->WantsRecord();
 }
 
+std::optional<uint32_t> StepLearner::KeepSegment() {
+  MutexLock lock(state_.mu);
+  return state_.target->OnSegment();
+}
+
 std::string StepLearner::Explain(PlanFormat format) const {
   std::list<std::shared_ptr<const KnownStep>> known;
   {
@@ -100,6 +105,10 @@ void StepLearner::Learn(DeviceRecording& recording) {
   }
   // A step of which nothing came back has no order of reading.
   if (step->uses.size() <= step->objects.size()) return;
+  {
+    MutexLock lock(state_.mu);
+    state_.target->NoteSegments(*step);
+  }
   absl::StatusOr<std::shared_ptr<const KnownStep>> known = state_.target->Plan(*std::move(step));
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -39,6 +40,8 @@ class StepLearner {
   // place in the scope. Null where `pack` says so: the tensor stays what it is.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, uint64_t place, bool is_leaf,
                                     absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack);
+  // As SavedTensorPacker::KeepSegment.
+  std::optional<uint32_t> KeepSegment();
   // Runs `work`, which is no part of the step.
   void RunAside(absl::FunctionRef<void()> work);
 

@@ -51,6 +51,11 @@ const ScopeInfo* CurrentScope() {
   return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
 }
 
+// And not LibTorch's own hooks, which lie inside.
+bool Packs(const ScopeInfo& scope) {
+  return scope.packer != nullptr && OwnHooks() <= scope.outer_hooks;
+}
+
 // At the moment at which `tensor` is saved on this thread.
 GraphPlace PlaceOf(const at::Tensor& tensor) {
   GraphPlace place;
@@ -113,8 +118,7 @@ class ProxyEngine : public Engine {
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     const ScopeInfo* scope = CurrentScope();
     if (scope != nullptr && at::SavedTensorDefaultHooks::is_enabled()) {
-      const bool packs = scope->packer != nullptr && OwnHooks() <= scope->outer_hooks;
-      if (packs || (scope->watcher != nullptr && OwnHooks() == 0)) {
+      if (Packs(*scope) || (scope->watcher != nullptr && OwnHooks() == 0)) {
         return std::make_unique<Hooks>(scope->packer, scope->watcher);
       }
     }
@@ -224,6 +228,14 @@ WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher)
     : outer_(Activate(std::move(watcher))) {}
 
 WatchScope::~WatchScope() { ExchangeScope(outer_); }
+
+std::optional<uint32_t> KeepSegment(c10::Device device) {
+  const ScopeInfo* scope = CurrentScope();
+  if (scope == nullptr || !Packs(*scope)) return std::nullopt;
+  // The packer may open scopes.
+  const std::shared_ptr<SavedTensorPacker> packer = scope->packer;
+  return packer->KeepSegment(device);
+}
 
 const SavedTensorPacker* CurrentPacker() {
   const ScopeInfo* scope = CurrentScope();

@@ -24,6 +24,7 @@
 #define PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
@@ -96,6 +97,10 @@ class SavedTensorPacker {
   // `tensor` is the very tensor that is saved, with its history: keep DetachedAlias of it at most,
   // since the node's own output would keep the graph alive.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) = 0;
+  // A segment of forward that can be computed again begins on the calling thread, on `device`. If
+  // the packer wants what it saves, the segment's ordinal (SegmentPart::ordinal in segment_part.h).
+  // Nothing, if the segment is to be computed again.
+  virtual std::optional<uint32_t> KeepSegment(c10::Device) { return std::nullopt; }
 };
 
 class SavedTensorWatcher {
@@ -139,6 +144,10 @@ class WatchScope {
 // Of the innermost scope that the calling thread is in; null without one, or where it is switched
 // off.
 const SavedTensorPacker* CurrentPacker();
+
+// SavedTensorPacker::KeepSegment of whoever packs on the calling thread; nothing where nobody does,
+// or LibTorch's own hooks.
+std::optional<uint32_t> KeepSegment(c10::Device device);
 
 // Runs `work`, which packers do for tensors that they have packed before, and tells the innermost
 // watcher that it is theirs: the end of a scope, for example. Watchers see what happens in Pack and

@@ -1,28 +1,64 @@
 #include "pinion/hooks/checkpoint/checkpoint.h"
 
+#include <c10/core/Device.h>
+
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/segment_part.h"
 #include "pinion/hooks/checkpoint/checkpointed_segment.h"
 
 namespace pinion::checkpoint_internal {
+namespace {
+
+// The one device, beside the CPU, that the inputs are on.
+std::optional<c10::Device> DeviceOf(const std::vector<at::Tensor>& inputs) {
+  std::optional<c10::Device> device;
+  for (const at::Tensor& input : inputs) {
+    if (!input.defined() || input.is_cpu()) continue;
+    if (device.has_value() && *device != input.device()) return std::nullopt;
+    device = input.device();
+  }
+  return device;
+}
+
+// The segment saves its inputs, which the scopes around this one pack.
+std::shared_ptr<CheckpointedSegment> NewSegment(const CheckpointOptions& options,
+                                                const std::vector<at::Tensor>& inputs,
+                                                RunAgain again) {
+  std::optional<SegmentPartScope> part;
+  // What an inner segment saves is its outer one's.
+  if (options.if_planned && !CurrentSegmentPart().has_value())
+    part.emplace(SegmentPart{.is_input = true});
+  return std::make_shared<CheckpointedSegment>(options, inputs, std::move(again));
+}
+
+}  // namespace
 
 struct ForwardScope::State {
-  explicit State(std::shared_ptr<CheckpointedSegment> of)
-      : segment(std::move(of)), scope(segment->Packer()) {}
+  State(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, RunAgain again)
+      : segment(NewSegment(options, inputs, std::move(again))) {
+    const std::optional<c10::Device> device = options.if_planned ? DeviceOf(inputs) : std::nullopt;
+    const std::optional<uint32_t> kept = device.has_value() ? KeepSegment(*device) : std::nullopt;
+    if (kept.has_value()) {
+      part.emplace(SegmentPart{.ordinal = *kept});
+    } else {
+      scope.emplace(segment->Packer());
+    }
+  }
   ~State() { segment->EndForward(); }
 
   const std::shared_ptr<CheckpointedSegment> segment;
-  const SavedTensorScope scope;
+  std::optional<SegmentPartScope> part;   // where the segment is kept
+  std::optional<SavedTensorScope> scope;  // where it is not
 };
 
-// The segment saves its inputs, which the scopes around this one pack.
 ForwardScope::ForwardScope(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs,
                            RunAgain again)
-    : state_(std::make_unique<State>(
-          std::make_shared<CheckpointedSegment>(options, inputs, std::move(again)))) {}
+    : state_(std::make_unique<State>(options, inputs, std::move(again))) {}
 
 ForwardScope::~ForwardScope() = default;
 

@@ -10,7 +10,7 @@ enum class DeterminismCheck {
   kNone,
 };
 
-// The names and defaults are those of torch.utils.checkpoint.
+// The names and defaults are those of torch.utils.checkpoint, which has no `if_planned`.
 struct CheckpointOptions {
   // Computes again with the random numbers of forward: those of the generators of the CPU, of the
   // device that is current in forward and of the inputs' devices. A segment that draws on yet
@@ -20,6 +20,11 @@ struct CheckpointOptions {
   // it does beside computing (it may print, or update running statistics).
   bool early_stop = true;
   DeterminismCheck determinism_check = DeterminismCheck::kDefault;
+  // Within an OffloadScope whose session has a memory target in bytes: the plan decides whether
+  // this segment is computed again, or keeps what it saves, which may be offloaded then as without
+  // a checkpoint. Only segments whose input tensors are all on one device (or the CPU) are planned.
+  // Anywhere else it has no meaning: the segment is computed again.
+  bool if_planned = false;
 };
 
 }  // namespace pinion

@@ -128,7 +128,8 @@ bool DeviceRecording::IsHeld(NotedObject& object) {
 
 DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
                                                    uint64_t place, bool is_leaf,
-                                                   const SavedTensor& saved) {
+                                                   const SavedTensor& saved,
+                                                   const std::optional<SegmentPart>& part) {
   const Moment end = End();
   MutexLock lock(mu_);
   if (finished_) return 0;  // nobody asks what it was
@@ -144,7 +145,7 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
   object.is_computed_again =
       saved.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
   object.last_save = uses_;
-  Append(begin, end, {.used = id, .by = place / 2});
+  Append(begin, end, {.used = id, .by = place / 2, .part = part});
   // What was one of the other bytes until here is an object's in all of the stretch.
   entries_.back().peak_other_bytes -= other_bytes - entries_.back().other_bytes;
   objects_.all[id].saved.push_back(&saved);  // last: what throws has registered nothing
@@ -166,7 +167,7 @@ DeviceRecording::Moment DeviceRecording::BeginRead() {
 }
 
 void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
-                              const SavedTensor& saved) {
+                              const SavedTensor& saved, const std::optional<SegmentPart>& part) {
   const Moment end = End();
   const int64_t backward = CurrentBackward();
   bool is_first = false;
@@ -175,9 +176,11 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     if (finished_) return;
     storages_.NoteAllocations(begin.bytes, end.bytes);
     storages_.NoteRead(tensor.storage());
-    Append(
-        begin, end,
-        {.used = object, .computed_again = saved.WasComputedAgain(), .by = ~CurrentBackwardNode()});
+    Append(begin, end,
+           {.used = object,
+            .computed_again = saved.WasComputedAgain(),
+            .by = ~CurrentBackwardNode(),
+            .part = part});
     const auto ending = endings_.find(backward);
     is_first = ending != endings_.end() && !std::exchange(ending->second.has_end, true);
   }

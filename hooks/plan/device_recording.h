@@ -31,6 +31,7 @@
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/segment_part.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/device_peaks.h"
 #include "pinion/hooks/plan/known_storages.h"
@@ -70,12 +71,12 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // The same for a read. In a backward it also sees to what is done at that one's end.
   Moment BeginRead();
   // One more handle of the object that `tensor` is part of. `place` goes into its signature.
-  // `saved`, what was made of it, lives until ForgetSaved.
+  // `saved`, what was made of it, lives until ForgetSaved. `part`: of the forward that saves it.
   ObjectId EndSave(const Moment& begin, const at::Tensor& tensor, uint64_t place, bool is_leaf,
-                   const SavedTensor& saved);
-  // `tensor` is what was read of `saved`.
+                   const SavedTensor& saved, const std::optional<SegmentPart>& part);
+  // `tensor` is what was read of `saved`, which was saved in that part.
   void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
-               const SavedTensor& saved);
+               const SavedTensor& saved, const std::optional<SegmentPart>& part);
   // `saved` is about to go, whether that is recorded or not.
   void ForgetSaved(ObjectId object, const SavedTensor& saved);
   // One handle less.

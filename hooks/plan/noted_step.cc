@@ -112,6 +112,33 @@ void SetRecompute(absl::Span<const NotedObject> objects,
   }
 }
 
+// The segments of a step, use by use.
+class NotedSegments {
+ public:
+  void AddUse(uint32_t object, const NotedEntry& entry, uint32_t use) {
+    if (!entry.part.has_value()) return;
+    if (entry.part->is_input) {
+      // One operator saves all inputs of a segment.
+      if (entry.by != inputs_by_) inputs_.clear();
+      inputs_by_ = entry.by;
+      inputs_.push_back(object);
+      return;
+    }
+    const uint32_t ordinal = entry.part->ordinal;
+    if (ordinal == SegmentPart::kNoOrdinal) return;
+    if (ordinal >= segments_.size()) segments_.resize(ordinal + size_t{1});
+    StepSegment& segment = segments_[ordinal];
+    if (segment.uses.empty()) segment.inputs = std::exchange(inputs_, {});
+    segment.uses.push_back(use);
+  }
+  std::vector<StepSegment> Take() { return std::move(segments_); }
+
+ private:
+  std::vector<StepSegment> segments_;
+  std::vector<uint32_t> inputs_;  // of the next one
+  uint64_t inputs_by_ = 0;
+};
+
 // What lies between two uses, as it is noted.
 struct Between {
   double compute_us = 0;
@@ -137,6 +164,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
   const std::vector<int64_t> corrections = CorrectionsOf(entries, objects);
   Between between;
   uint64_t last_by = 0;
+  NotedSegments segments;
   // What reads took of the stream's time that computed an object again: the shortest, since some
   // wait for other things as well.
   std::vector<std::optional<double>> recompute_us(objects.size());
@@ -156,6 +184,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
     if (entry.used.has_value()) {
       const bool goes_on = !step.uses.empty() && entry.by == last_by;
       step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
+      segments.AddUse(*entry.used, entry, static_cast<uint32_t>(step.uses.size()));
       step.uses.push_back(*entry.used);
       last_by = entry.by;
     }
@@ -179,6 +208,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
     by_storage[object.storage].push_back(&object);
   }
   SetRecompute(objects, recompute_us, step);
+  step.segments = segments.Take();
   for (const auto& [storage, in_it] : by_storage) AddKept(in_it, step.stretches);
   return step;
 }

@@ -17,6 +17,7 @@
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/autograd/segment_part.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/known_storages.h"
 
@@ -48,6 +49,7 @@ struct NotedEntry {
   std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
   bool computed_again = false;                      // by who read it
   uint64_t by = 0;                                  // which operator has used it, by any number
+  std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved
   int64_t other_bytes = 0;
   int64_t peak_other_bytes = 0;  // since the entry before
   int64_t object_bytes = 0;      // on the device, behind it

@@ -8,6 +8,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/placeholder_tensor.h"
+#include "pinion/hooks/autograd/segment_part.h"
 
 namespace pinion {
 namespace {
@@ -37,14 +38,15 @@ class RecordedTensor : public SavedTensor {
     if (!recording_->IsRecording()) return saved_->Unpack();
     const DeviceRecording::Moment begin = recording_->BeginRead();
     at::Tensor tensor = saved_->Unpack();
-    recording_->EndRead(begin, *object_, tensor, *saved_);
+    const bool of_inputs = part_.has_value() && part_->is_input;
+    recording_->EndRead(begin, *object_, tensor, *saved_, of_inputs ? std::nullopt : part_);
     return tensor;
   }
 
   // Before anybody else has it.
   void Note(const DeviceRecording::Moment& begin, const at::Tensor& tensor, uint64_t place,
             bool is_leaf) {
-    object_ = recording_->EndSave(begin, tensor, place, is_leaf, *saved_);
+    object_ = recording_->EndSave(begin, tensor, place, is_leaf, *saved_, part_);
   }
 
   // For whoever records beside this one.
@@ -55,6 +57,7 @@ class RecordedTensor : public SavedTensor {
  private:
   std::unique_ptr<SavedTensor> saved_;
   const std::shared_ptr<DeviceRecording> recording_;
+  const std::optional<SegmentPart> part_ = CurrentSegmentPart();
   std::optional<DeviceRecording::ObjectId> object_;
 };
 

@@ -1,0 +1,56 @@
+// What the calling thread's forward is doing for a segment that could be computed again, and that
+// is kept (SavedTensorPacker::KeepSegment): saving its inputs, or running it.
+//
+//   {
+//     const SegmentPartScope part({.is_input = true});
+//     ... the inputs are saved ...
+//   }
+//   const SegmentPartScope part({.ordinal = ordinal});
+//   ... the segment runs ...
+//
+// Whoever records a step asks CurrentSegmentPart() when a tensor is saved.
+//
+// Thread safety: a scope belongs to the thread that made it; other threads see nothing of it, those
+// that LibTorch carries scopes to included.
+
+#ifndef PINION_HOOKS_AUTOGRAD_SEGMENT_PART_H_
+#define PINION_HOOKS_AUTOGRAD_SEGMENT_PART_H_
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace pinion {
+
+struct SegmentPart {
+  // Of a segment that is kept and that nobody tells apart from others.
+  static constexpr uint32_t kNoOrdinal = UINT32_MAX;
+
+  bool is_input = false;          // of the segment that begins next
+  uint32_t ordinal = kNoOrdinal;  // among the segments of the step
+};
+
+namespace segment_part_internal {
+
+inline thread_local std::optional<SegmentPart> current;
+
+}  // namespace segment_part_internal
+
+// Of the innermost scope; nothing outside.
+inline std::optional<SegmentPart> CurrentSegmentPart() { return segment_part_internal::current; }
+
+class SegmentPartScope {
+ public:
+  explicit SegmentPartScope(const SegmentPart& part)
+      : outer_(std::exchange(segment_part_internal::current, part)) {}
+  ~SegmentPartScope() { segment_part_internal::current = outer_; }
+  SegmentPartScope(const SegmentPartScope&) = delete;
+  SegmentPartScope& operator=(const SegmentPartScope&) = delete;
+
+ private:
+  const std::optional<SegmentPart> outer_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_AUTOGRAD_SEGMENT_PART_H_

@@ -1,0 +1,350 @@
+// Checkpoints that the plan of a memory target decides on.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/Device.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/plan/computed_again.h"
+#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/hooks/plan/step_recorder.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/random_model.h"
+#include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
+constexpr int kBlocks = 8;
+
+// A link of so many GB/s beside a device on which calls cost nothing.
+EmulatedOptions MachineWithLink(double gb_per_s) {
+  EmulatedOptions options = MachineOptions();
+  options.preset.host_call_us = 0;
+  options.preset.host_event_us = 0;
+  options.preset.launch_us = 1;
+  options.preset.link.d2h_gb_per_s = options.preset.link.h2d_gb_per_s = gb_per_s;
+  options.preset.link.d2h_duplex_gb_per_s = options.preset.link.h2d_duplex_gb_per_s = gb_per_s;
+  return options;
+}
+
+OffloadOptions Target(uint64_t target_bytes, double gb_per_s) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = target_bytes;
+  if (!options.link.has_value()) return options;
+  options.link->d2h.gb_per_s = options.link->h2d.gb_per_s = gb_per_s;
+  options.link->d2h_duplex_gb_per_s = options.link->h2d_duplex_gb_per_s = gb_per_s;
+  return options;
+}
+
+// Blocks of two layers around each of which there is a checkpoint.
+class Blocks {
+ public:
+  explicit Blocks(c10::Device device) {
+    SeedGenerators();
+    x_ = at::randn({64, 64}).to(device);
+    for (int i = 0; i < kBlocks; ++i) {
+      in_.push_back(at::randn({64, 256}).to(device).requires_grad_(true));
+      out_.push_back(at::randn({256, 64}).to(device).requires_grad_(true));
+    }
+  }
+
+  // Null: as they are.
+  at::Tensor Loss(const CheckpointOptions* options) {
+    at::Tensor x = x_;
+    for (size_t i = 0; i < in_.size(); ++i) {
+      const auto block = [this, i](const at::Tensor& input) {
+        ++runs_[i];
+        return at::matmul(at::gelu(at::matmul(input, in_[i])), out_[i]).mul(0.01).add(input).sin();
+      };
+      x = options == nullptr ? block(x) : checkpoint(*options, block, x);
+    }
+    return x.sum();
+  }
+
+  Gradients Take(const at::Tensor& loss) {
+    Gradients gradients = {loss.detach().cpu(), {}};
+    for (const auto* parameters : {&in_, &out_}) {
+      for (const at::Tensor& parameter : *parameters) {
+        gradients.parameters.push_back(parameter.grad().cpu());
+        parameter.mutable_grad().reset();
+      }
+    }
+    return gradients;
+  }
+
+  // By block, since the last call.
+  std::vector<int> TakeRuns() {
+    return std::exchange(runs_, std::vector<int>(static_cast<size_t>(kBlocks)));
+  }
+
+ private:
+  at::Tensor x_;
+  std::vector<at::Tensor> in_, out_;
+  std::vector<int> runs_ = std::vector<int>(static_cast<size_t>(kBlocks));
+};
+
+struct Ran {
+  Gradients gradients;
+  std::vector<int> runs;  // by block
+  uint64_t peak_bytes = 0;
+  double ms = 0;  // modelled
+};
+
+Ran RunStep(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
+            const std::shared_ptr<OffloadSession>& session) {
+  EXPECT_THAT(world.Synchronize(), IsOk());
+  world.ResetPeak();
+  const double begin_ms = world.machine().now_ms();
+  Ran ran;
+  at::Tensor loss;
+  {
+    std::optional<OffloadScope> scope;
+    if (session != nullptr) scope.emplace(session);
+    loss = blocks.Loss(options);
+  }
+  loss.backward();
+  EXPECT_THAT(world.Synchronize(), IsOk());
+  ran.ms = world.machine().now_ms() - begin_ms;
+  ran.peak_bytes = world.peak_device_bytes();
+  ran.gradients = blocks.Take(loss);
+  ran.runs = blocks.TakeRuns();
+  return ran;
+}
+
+Ran Plain(double gb_per_s) {
+  EmuWorld world(MachineWithLink(gb_per_s));
+  Blocks blocks(world.device());
+  RunStep(world, blocks, nullptr, nullptr);  // the device's allocator has its memory
+  return RunStep(world, blocks, nullptr, nullptr);
+}
+
+// With all tensors away.
+uint64_t LeastBytes(double gb_per_s) {
+  EmuWorld world(MachineWithLink(gb_per_s), Target(1, gb_per_s));
+  Blocks blocks(world.device());
+  return RunStep(world, blocks, nullptr, world.session()).peak_bytes;
+}
+
+// With all segments kept.
+Ran OffloadedAlone(uint64_t target_bytes, double gb_per_s) {
+  EmuWorld world(MachineWithLink(gb_per_s), Target(target_bytes, gb_per_s));
+  Blocks blocks(world.device());
+  for (int i = 0; i < 5; ++i) RunStep(world, blocks, nullptr, world.session());
+  return RunStep(world, blocks, nullptr, world.session());
+}
+
+int Sum(const std::vector<int>& runs) {
+  int sum = 0;
+  for (const int run : runs) sum += run;
+  return sum;
+}
+
+constexpr double kSlowLink = 0.5;
+constexpr double kQuickLink = 500;
+
+TEST(PlannedCheckpoint, WhereTheLinkIsSlowSomeAreComputedAgainAndTheStepIsShorter) {
+  const Ran plain = Plain(kSlowLink);
+  const uint64_t least_bytes = LeastBytes(kSlowLink);
+  for (const int percent : {80, 60, 40, 20}) {
+    SCOPED_TRACE(percent);
+    const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
+    const Ran alone = OffloadedAlone(target_bytes, kSlowLink);
+    EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
+    Blocks blocks(world.device());
+    EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
+    const Ran first = RunStep(world, blocks, &kIfPlanned, world.session());
+    ExpectSameGradients(plain.gradients, first.gradients);
+    EXPECT_THAT(first.runs, Each(1)) << "a step that nobody knows keeps what it saves";
+    Ran step;
+    for (int i = 0; i < 6; ++i) {
+      step = RunStep(world, blocks, &kIfPlanned, world.session());
+      ExpectSameGradients(plain.gradients, step.gradients);
+      EXPECT_LE(step.peak_bytes, target_bytes);
+    }
+    EXPECT_GT(Sum(step.runs), kBlocks);
+    EXPECT_THAT(step.runs, Each(::testing::AllOf(::testing::Ge(1), ::testing::Le(2))));
+    EXPECT_LT(step.ms, alone.ms);
+    EXPECT_EQ(RunStep(world, blocks, &kIfPlanned, world.session()).runs, step.runs);
+    EXPECT_THAT(world.session()->Explain(0), HasSubstr("segments computed again: "));
+    world.ExpectNothingLeft();
+  }
+}
+
+TEST(PlannedCheckpoint, WhereTheLinkHidesTheCopiesNothingIsComputedAgain) {
+  const Ran plain = Plain(kQuickLink);
+  const uint64_t target_bytes = (plain.peak_bytes + LeastBytes(kQuickLink)) / 2;
+  EmuWorld world(MachineWithLink(kQuickLink), Target(target_bytes, kQuickLink));
+  Blocks blocks(world.device());
+  for (int i = 0; i < 5; ++i) {
+    const Ran step = RunStep(world, blocks, &kIfPlanned, world.session());
+    ExpectSameGradients(plain.gradients, step.gradients);
+    EXPECT_THAT(step.runs, Each(1));
+    EXPECT_LE(step.peak_bytes, target_bytes);
+  }
+  EXPECT_GT(world.session()->GetStats().fetched_bytes, 0u);
+}
+
+TEST(PlannedCheckpoint, WithoutAPlanEachIsComputedAgain) {
+  const Ran plain = Plain(kSlowLink);
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  for (const auto& session : {std::shared_ptr<OffloadSession>(), world.session()}) {
+    for (int i = 0; i < 3; ++i) {
+      const Ran step = RunStep(world, blocks, &kIfPlanned, session);
+      ExpectSameGradients(plain.gradients, step.gradients);
+      EXPECT_THAT(step.runs, Each(2));
+    }
+  }
+}
+
+// Keeps all, and tells segments apart.
+class KeepsSegments : public SavedTensorPacker {
+ public:
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+    return KeepTensor(tensor);
+  }
+  std::optional<uint32_t> KeepSegment(c10::Device) override {
+    const uint32_t ordinal = segments_++;
+    if (std::find(again_.begin(), again_.end(), ordinal) != again_.end()) return std::nullopt;
+    return ordinal;
+  }
+  // These are computed again.
+  explicit KeepsSegments(std::vector<uint32_t> again) : again_(std::move(again)) {}
+
+ private:
+  const std::vector<uint32_t> again_;
+  uint32_t segments_ = 0;
+};
+
+StepRecord Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& again) {
+  RunStep(world, blocks, nullptr, nullptr);
+  const auto recorder = StepRecorder::Create(world.backend()).value();
+  at::Tensor loss;
+  {
+    const RecordScope record(recorder);
+    const SavedTensorScope scope(std::make_shared<KeepsSegments>(again));
+    loss = blocks.Loss(&kIfPlanned);
+  }
+  loss.backward();
+  StepRecord step = recorder->Finish().value().at(0);
+  blocks.Take(loss);
+  return step;
+}
+
+TEST(PlannedCheckpoint, ARecordTellsWhatEachSegmentSavesAndNeeds) {
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  const StepRecord step = Record(world, blocks, {});
+  ASSERT_THAT(step.Validate(), IsOk());
+  ASSERT_EQ(step.segments.size(), static_cast<size_t>(kBlocks));
+  for (const StepSegment& segment : step.segments) {
+    EXPECT_TRUE(CanBeComputedAgain(step, segment));
+    EXPECT_EQ(segment.inputs.size(), 1u);
+  }
+}
+
+// What the plan takes for the step with segments computed again, and what that step then is.
+TEST(PlannedCheckpoint, AStepWithSegmentsComputedAgainIsAsWasForeseen) {
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  const StepRecord kept = Record(world, blocks, {});
+  for (const std::vector<uint32_t>& again :
+       std::vector<std::vector<uint32_t>>{{0}, {3}, {7}, {1, 2, 6}, {0, 1, 2, 3, 4, 5, 6, 7}}) {
+    SCOPED_TRACE(::testing::PrintToString(again));
+    const StepRecord foreseen = WithComputedAgain(kept, again);
+    const StepRecord real = Record(world, blocks, again);
+    EXPECT_EQ(foreseen.uses, real.uses);
+    EXPECT_NEAR(foreseen.compute_us(), real.compute_us(), 0.02 * real.compute_us());
+    const uint64_t foreseen_bytes = LeastMemoryBytes(foreseen).value();
+    const uint64_t real_bytes = LeastMemoryBytes(real).value();
+    EXPECT_GE(foreseen_bytes, real_bytes);
+    EXPECT_LE(foreseen_bytes, real_bytes * 11 / 10);
+    const StepPlan all = PlanStep(foreseen, UINT64_MAX / 2, *SmallWindows().link).value();
+    const StepPlan all_real = PlanStep(real, UINT64_MAX / 2, *SmallWindows().link).value();
+    EXPECT_GE(all.peak_bytes, all_real.peak_bytes);
+    EXPECT_LE(all.peak_bytes, all_real.peak_bytes * 11 / 10);
+  }
+}
+
+// Runs rounds of all kinds of steps: what each left, and the most that any had on the device.
+struct RandomRun {
+  std::vector<Gradients> gradients;
+  uint64_t peak_bytes = 0;
+  uint64_t runs = 0;  // of segments
+};
+
+constexpr int kRounds = 5;
+
+RandomRun RunModel(const RandomModel& model, std::optional<uint64_t> target_bytes, int rounds) {
+  EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes.value_or(1), kSlowLink));
+  RandomNet net(model, world.device());
+  RandomRun run;
+  if (target_bytes.has_value()) {
+    net.set_checkpointing([&run](const RandomNet::Layers& layers, at::Tensor x) {
+      const auto counted = [&run, layers](const at::Tensor& input) {
+        ++run.runs;
+        return layers(input);
+      };
+      return checkpoint(kIfPlanned, counted, std::move(x));
+    });
+  }
+  for (int round = 0; round < rounds; ++round) {
+    for (const RandomModel::Step& step : model.steps) {
+      EXPECT_THAT(world.Synchronize(), IsOk());
+      world.ResetPeak();
+      run.gradients.push_back(net.Step(step, target_bytes.has_value() ? world.session() : nullptr));
+      run.peak_bytes = std::max(run.peak_bytes, world.peak_device_bytes());
+    }
+  }
+  return run;
+}
+
+TEST(PlannedCheckpoint, RandomModelsHaveTheirBitsAndKeepWithinTheirTarget) {
+  constexpr uint64_t kModels = 60;
+  uint64_t mixed = 0;
+  for (uint64_t seed = 1; seed <= kModels; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "model " << seed);
+    const RandomModel model = RandomModel::Draw(seed);
+    const RandomRun plain = RunModel(model, std::nullopt, kRounds);
+    const RandomRun least = RunModel(model, 1, 1);
+    const uint64_t target_bytes = (plain.peak_bytes + least.peak_bytes) / 2;
+    const RandomRun planned = RunModel(model, target_bytes, kRounds);
+    EXPECT_LE(planned.peak_bytes, std::max(target_bytes, least.peak_bytes));
+    ASSERT_EQ(planned.gradients.size(), plain.gradients.size());
+    for (size_t i = 0; i < plain.gradients.size(); ++i) {
+      ExpectSameGradients(plain.gradients[i], planned.gradients[i]);
+    }
+    mixed += planned.runs > least.runs * kRounds ? 1 : 0;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(mixed, kModels / 4);
+}
+
+}  // namespace
+}  // namespace pinion::testing
