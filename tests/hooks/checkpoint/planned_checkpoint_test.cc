@@ -326,7 +326,7 @@ RandomRun RunModel(const RandomModel& model, std::optional<uint64_t> target_byte
 }
 
 TEST(PlannedCheckpoint, RandomModelsHaveTheirBitsAndKeepWithinTheirTarget) {
-  constexpr uint64_t kModels = 60;
+  constexpr uint64_t kModels = 100;
   uint64_t mixed = 0;
   for (uint64_t seed = 1; seed <= kModels; ++seed) {
     SCOPED_TRACE(::testing::Message() << "model " << seed);

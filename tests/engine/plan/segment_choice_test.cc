@@ -1,0 +1,169 @@
+#include "pinion/engine/plan/segment_choice.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/known_steps.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/tests/engine/plan/small_steps.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+using KnownPtr = std::shared_ptr<const KnownStep>;
+
+// Steps with the same signatures are alike. `again`: by segment.
+KnownPtr Known(const std::vector<uint64_t>& signatures, double step_us,
+               const std::vector<bool>& again = {}, std::vector<uint32_t> mix = {},
+               absl::Status shortfall = absl::OkStatus()) {
+  StepRecord step = ForwardAndBackward(100, signatures);
+  for (const bool is_again : again) step.segments.emplace_back().computed_again = is_again;
+  return std::make_shared<const KnownStep>(
+      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us},
+      std::move(shortfall), std::move(mix));
+}
+
+std::vector<bool> Kept(SegmentChoice& choice, int segments) {
+  std::vector<bool> kept;
+  for (int i = 0; i < segments; ++i) {
+    const std::optional<uint32_t> ordinal = choice.OnSegment();
+    if (ordinal.has_value()) {
+      EXPECT_EQ(*ordinal, static_cast<uint32_t>(i));
+    }
+    kept.push_back(ordinal.has_value());
+  }
+  return kept;
+}
+
+TEST(SegmentChoice, AStepThatNobodyKnowsKeepsAll) {
+  SegmentChoice choice;
+  choice.OnBegin();
+  EXPECT_THAT(Kept(choice, 3), ElementsAre(true, true, true));
+  StepRecord step;
+  choice.Note(step);
+  ASSERT_THAT(step.segments, SizeIs(3));
+  for (const StepSegment& segment : step.segments) EXPECT_FALSE(segment.computed_again);
+}
+
+TEST(SegmentChoice, AKnownStepSaysWhichAreComputedAgain) {
+  SegmentChoice choice;
+  choice.OnBegin();
+  choice.Follow(Known({1}, 10, {false, true, false}));
+  EXPECT_THAT(Kept(choice, 4), ElementsAre(true, false, true, true));
+  StepRecord step;
+  choice.Note(step);
+  ASSERT_THAT(step.segments, SizeIs(4));
+  EXPECT_TRUE(step.segments[1].computed_again);
+  EXPECT_FALSE(step.segments[2].computed_again);
+  choice.OnBegin();
+  EXPECT_THAT(Kept(choice, 2), ElementsAre(true, true)) << "the next step follows nobody yet";
+}
+
+TEST(SegmentChoice, WhereTheStepIsLostWhatComesIsKept) {
+  SegmentChoice choice;
+  choice.OnBegin();
+  choice.Follow(Known({1}, 10, {true, true, true}));
+  EXPECT_THAT(Kept(choice, 1), ElementsAre(false));
+  choice.Follow(nullptr);
+  EXPECT_TRUE(choice.OnSegment().has_value());
+}
+
+TEST(SegmentChoice, OnlyAStepThatHasComputedTheSameAgainFits) {
+  SegmentChoice choice;
+  choice.OnBegin();
+  choice.Follow(Known({1}, 10, {false, true}));
+  EXPECT_TRUE(choice.Fits(*Known({1}, 10, {true, false})));
+  Kept(choice, 2);
+  EXPECT_TRUE(choice.Fits(*Known({1}, 10, {false, true})));
+  EXPECT_TRUE(choice.Fits(*Known({1}, 10, {false, true, true})));
+  EXPECT_FALSE(choice.Fits(*Known({1}, 10, {false, false})));
+  EXPECT_FALSE(choice.Fits(*Known({1}, 10, {true, true})));
+  EXPECT_FALSE(choice.Fits(*Known({1}, 10)));
+}
+
+TEST(SegmentChoice, AMixIsTriedOnTopOfWhatIsComputedAgainAnyhow) {
+  SegmentChoice choice;
+  choice.OnBegin();
+  choice.Try(Known({1}, 10, {true, false, false, false}, {2}));
+  EXPECT_THAT(Kept(choice, 4), ElementsAre(false, true, false, true));
+}
+
+TEST(SegmentChoice, AMixThatMakesTheStepShorterTakesItsPlace) {
+  SegmentChoice choice;
+  KnownSteps known;
+  choice.Learn(Known({1, 2}, 100, {false, false}, {1}), known);
+  ASSERT_THAT(known.all(), SizeIs(1));
+  const KnownPtr without = known.all().front();
+  choice.OnBegin();
+  choice.Try(without);
+  const KnownPtr with = Known({1}, 90, {false, true});
+  choice.Learn(with, known);
+  EXPECT_THAT(known.all(), ElementsAre(with));
+}
+
+TEST(SegmentChoice, AMixThatDoesNotIsForgottenAndNotTriedAgain) {
+  const absl::Status shortfall = absl::ResourceExhaustedError("too little");
+  for (const KnownPtr& with :
+       {Known({1}, 110, {false, true}), Known({1}, 90, {false, true}, {}, shortfall)}) {
+    SegmentChoice choice;
+    KnownSteps known;
+    choice.Learn(Known({1, 2}, 100, {false, false}, {1}), known);
+    choice.OnBegin();
+    choice.Try(known.all().front());
+    choice.Learn(with, known);
+    ASSERT_THAT(known.all(), SizeIs(1));
+    EXPECT_EQ(known.all().front()->plan().step_us, 100);
+    EXPECT_THAT(known.all().front()->mix(), IsEmpty());
+    // The step is recorded once more.
+    choice.OnBegin();
+    choice.Learn(Known({1, 2}, 101, {false, false}, {1}), known);
+    ASSERT_THAT(known.all(), SizeIs(1));
+    EXPECT_EQ(known.all().front()->plan().step_us, 101);
+    EXPECT_THAT(known.all().front()->mix(), IsEmpty());
+  }
+}
+
+TEST(KnownSteps, WhatIsLikeAKnownStepTakesItsPlace) {
+  KnownSteps known;
+  known.Learn(Known({1}, 10));
+  known.Learn(Known({2}, 20));
+  known.Learn(Known({1}, 30));
+  ASSERT_THAT(known.all(), SizeIs(2));
+  EXPECT_EQ(known.all().front()->plan().step_us, 30);
+  EXPECT_EQ(known.FindLike(*Known({2}, 0))->plan().step_us, 20);
+  EXPECT_EQ(known.FindLike(*Known({3}, 0)), nullptr);
+  known.Forget(*known.all().front());
+  ASSERT_THAT(known.all(), SizeIs(1));
+  EXPECT_EQ(known.all().front()->plan().step_us, 20);
+}
+
+TEST(KnownSteps, TheStepThatCameNextTheLastTimeIsLookedAtFirst) {
+  KnownSteps known;
+  const KnownPtr a = Known({1}, 10), b = Known({2}, 20), c = Known({3}, 30);
+  for (const KnownPtr& step : {a, b, c}) known.Learn(step);
+  const auto run = [&](const KnownPtr& step) {
+    known.OnBegin();
+    const KnownPtr first = known.all().front();
+    known.Find([&](const KnownStep& one) { return &one == step.get(); });
+    known.OnEnd(step.get());
+    return first;
+  };
+  for (const KnownPtr& step : {a, b, c, a}) run(step);
+  EXPECT_EQ(run(b), b);
+  EXPECT_EQ(run(c), c);
+  EXPECT_EQ(run(a), a);
+}
+
+}  // namespace
+}  // namespace pinion::testing
