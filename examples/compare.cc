@@ -64,7 +64,7 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
     options.model.checkpoint_blocks = checkpoint_blocks;
     const bool is_traced = mode == OffloadMode::kPinion && !checkpoint_blocks;
     options.trace_path = is_traced ? trace_path : "";
-    if (mode == OffloadMode::kPlanned) {
+    if (mode == OffloadMode::kPlanned && !checkpoint_blocks) {
       options.memory_target_bytes = group.runs.back().result.peak_device_bytes;
     }
     PINION_ASSIGN_OR_RETURN(run.result, Train(options, text, nullptr));
@@ -84,6 +84,8 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
        {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion, OffloadMode::kPlanned}) {
     PINION_RETURN_IF_ERROR(add(mode, /*checkpoint_blocks=*/false));
   }
+  // Within the same target.
+  PINION_RETURN_IF_ERROR(add(OffloadMode::kPlanned, /*checkpoint_blocks=*/true));
   // Those of the first group say it for all.
   if (is_first) {
     PINION_RETURN_IF_ERROR(add(OffloadMode::kNone, /*checkpoint_blocks=*/true));

@@ -1,5 +1,5 @@
 // The same training without offload, with blocking offload, with Pinion and with checkpoints, side
-// by side.
+// by side, and with all of them as a plan mixes them.
 
 #ifndef PINION_EXAMPLES_COMPARE_H_
 #define PINION_EXAMPLES_COMPARE_H_
@@ -27,12 +27,13 @@ struct ComparedRun {
   // Of a run without offload: whether the same run once more had its bits.
   std::optional<bool> repeats_itself;
 
-  // "pinion", "checkpoint", "checkpoint+pinion".
+  // "pinion", "checkpoint", "checkpoint+pinion", "checkpoint+planned".
   std::string Name() const;
 };
 
-// One device, with the runs in the order of OffloadMode; the first group has two more, whose blocks
-// are checkpoints: without offload, and with Pinion.
+// One device, with the runs in the order of OffloadMode, and planned ones whose blocks are
+// checkpoints where the plan says so. The first group has two more, whose blocks all are: without
+// offload, and with Pinion.
 struct ComparedGroup {
   std::string name;         // "scaled", a preset's name, or "cuda:0"
   std::string description;  // for people

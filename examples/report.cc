@@ -52,7 +52,7 @@ std::string Row(const ComparedRun& run, const RunResult& reference) {
   const auto share = [](double value, double of) {
     return of > 0 ? absl::StrFormat(" (%3.0f %%)", 100 * value / of) : "";
   };
-  return absl::StrFormat("  %-17s %11s %11s%-8s %9.2f ms%-8s %9s %10s %8s %9s  %s\n", run.Name(),
+  return absl::StrFormat("  %-18s %11s %11s%-8s %9.2f ms%-8s %9s %10s %8s %9s  %s\n", run.Name(),
                          HumanBytes(result.peak_device_bytes),
                          HumanBytes(result.peak_activation_bytes),
                          share(result.peak_activation_bytes, reference.peak_activation_bytes),
@@ -96,7 +96,7 @@ void ProgressPrinter::Print(const StepProgress& progress) {
 
 std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool modelled) {
   std::string table =
-      absl::StrFormat("  %-17s %11s %19s %20s %9s %10s %8s %9s  %s\n", "offload", "device peak",
+      absl::StrFormat("  %-18s %11s %19s %20s %9s %10s %8s %9s  %s\n", "offload", "device peak",
                       "peak activations", modelled ? "step (modelled)" : "step", "stalled",
                       "moved/step", "pins*", "host**", "bit-identical");
   for (const ComparedGroup& group : groups) {

@@ -4,6 +4,8 @@
 //   train_gpt --offload=none        the same without offloading: runs out of device memory
 //   train_gpt --memory_target=96MiB never has more on the device, and moves what it has to
 //   train_gpt --checkpoint_blocks   computes each block again in backward; the inputs are offloaded
+//   train_gpt --checkpoint_blocks --memory_target=96MiB
+//                                   computes those blocks again that the plan chooses
 //   train_gpt --compare             none, blocking, Pinion and checkpoints side by side
 
 #include <algorithm>
@@ -51,8 +53,10 @@ ABSL_FLAG(std::optional<int64_t>, sequence, std::nullopt, "tokens in a sequence"
 ABSL_FLAG(std::optional<int64_t>, batch, std::nullopt, "sequences in a step");
 ABSL_FLAG(double, dropout, 0, "share of the residual branches' outputs that a step drops");
 ABSL_FLAG(std::string, dtype, "float32", "float32 or bfloat16");
-ABSL_FLAG(bool, checkpoint_blocks, false,
-          "keep the inputs of the model's blocks alone: backward computes each block again");
+ABSL_FLAG(
+    bool, checkpoint_blocks, false,
+    "keep the inputs of the model's blocks alone: backward computes each block again, and with "
+    "--memory_target those that the plan chooses");
 ABSL_FLAG(std::optional<int64_t>, steps, std::nullopt,
           "steps to train; default: 150, with --compare 7");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial weights, the batches and dropout");
@@ -82,8 +86,8 @@ ABSL_FLAG(
     "waits; .txt is a table, .svg a picture, .json a timeline (ui.perfetto.dev opens it)");
 ABSL_FLAG(
     bool, compare, false,
-    "run without offload, with blocking offload, with Pinion, planned within the same memory, and "
-    "with each block a checkpoint, alone and with Pinion");
+    "run without offload, with blocking offload, with Pinion, planned within the same memory, "
+    "without and with checkpoints, and with each block a checkpoint, alone and with Pinion");
 
 namespace pinion {
 namespace {

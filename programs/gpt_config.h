@@ -21,8 +21,9 @@ struct GptConfig {
   int64_t batch = 0;     // sequences in a training step
   int64_t vocabulary = 0;
   double dropout = 0;
-  bool bfloat16 = false;           // false: float32
-  bool checkpoint_blocks = false;  // backward computes each block again
+  bool bfloat16 = false;  // false: float32
+  // Backward computes each block again; within a memory target, those that the plan chooses.
+  bool checkpoint_blocks = false;
 
   int64_t tokens() const { return batch * sequence; }
   uint64_t element_bytes() const { return bfloat16 ? 2 : 4; }

@@ -53,11 +53,9 @@ void SegmentChoice::Learn(std::shared_ptr<const KnownStep> known, KnownSteps& kn
     constexpr double kWorthIt = 0.999;
     const bool pays =
         known->shortfall().ok() && known->plan().step_us < kWorthIt * without->plan().step_us;
-    if (pays) {
-      known_steps.Forget(*without);
-    } else {
-      known = std::make_shared<const KnownStep>(without->WithoutMix());
-    }
+    if (pays) known_steps.Forget(*without);
+    // One try is enough for either.
+    known = std::make_shared<const KnownStep>((pays ? known : without)->WithoutMix());
   } else if (const auto before = known_steps.FindLike(*known);
              before != nullptr && before->mix().empty() && !known->mix().empty()) {
     // It was tried, and did not pay.

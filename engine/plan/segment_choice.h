@@ -34,6 +34,8 @@ class SegmentChoice {
   // The step, which begins like this one, is run with its mix.
   void Try(std::shared_ptr<const KnownStep> known);
 
+  // The step that runs, or ran last, tries one.
+  bool IsTrying() const { return tried_ != nullptr; }
   // The next segment begins. Its ordinal if it is kept.
   std::optional<uint32_t> OnSegment();
   // The known step has computed again what this one has so far, and no more.

@@ -200,8 +200,10 @@ void TargetSchedule::OnReleased(uint32_t object) {
   objects_[object].is_live = objects_[object].stays = false;
   if (--live_objects_ > 0) return;
   known_.OnEnd(now_known_.get());
-  known_steps_ = is_lost_ ? 0 : std::min(known_steps_ + 1, kKnownInARow);
-  unknown_steps_ = is_lost_ ? unknown_steps_ + 1 : 0;
+  // What tries a mix begins as it was known to.
+  const bool is_unknown = is_lost_ && !segments_.IsTrying();
+  known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARow);
+  unknown_steps_ = is_unknown ? unknown_steps_ + 1 : 0;
 }
 
 std::vector<uint32_t> TargetSchedule::TakeLateLeavers() {

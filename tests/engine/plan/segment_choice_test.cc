@@ -107,9 +107,10 @@ TEST(SegmentChoice, AMixThatMakesTheStepShorterTakesItsPlace) {
   const KnownPtr without = known.all().front();
   choice.OnBegin();
   choice.Try(without);
-  const KnownPtr with = Known({1}, 90, {false, true});
-  choice.Learn(with, known);
-  EXPECT_THAT(known.all(), ElementsAre(with));
+  choice.Learn(Known({1}, 90, {false, true}, {0}), known);
+  ASSERT_THAT(known.all(), SizeIs(1));
+  EXPECT_EQ(known.all().front()->plan().step_us, 90);
+  EXPECT_THAT(known.all().front()->mix(), IsEmpty()) << "one try is enough";
 }
 
 TEST(SegmentChoice, AMixThatDoesNotIsForgottenAndNotTriedAgain) {
