@@ -35,6 +35,9 @@ constexpr const char* kRealPresets[] = {"gh200_c2c", "a100_pcie4"};
 // "The link can hide it", as docs/design.md defines it.
 constexpr double kHiddenBound = 1.01;
 
+// Of a step.
+constexpr double kStallThatCounts = 0.01;
+
 // Below this share of compute in a step, something else bounds it.
 constexpr double kComputeBound = 0.9;
 
@@ -84,8 +87,11 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
        {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion, OffloadMode::kPlanned}) {
     PINION_RETURN_IF_ERROR(add(mode, /*checkpoint_blocks=*/false));
   }
-  // Within the same target.
-  PINION_RETURN_IF_ERROR(add(OffloadMode::kPlanned, /*checkpoint_blocks=*/true));
+  // Within the same target; where the link has time for everything a plan computes nothing again.
+  const RunResult& planned = group.runs.back().result;
+  if (planned.stall_ms.value_or(planned.step_ms) > kStallThatCounts * planned.step_ms) {
+    PINION_RETURN_IF_ERROR(add(OffloadMode::kPlanned, /*checkpoint_blocks=*/true));
+  }
   // Those of the first group say it for all.
   if (is_first) {
     PINION_RETURN_IF_ERROR(add(OffloadMode::kNone, /*checkpoint_blocks=*/true));

@@ -31,9 +31,9 @@ struct ComparedRun {
   std::string Name() const;
 };
 
-// One device, with the runs in the order of OffloadMode, and planned ones whose blocks are
-// checkpoints where the plan says so. The first group has two more, whose blocks all are: without
-// offload, and with Pinion.
+// One device, with the runs in the order of OffloadMode; where the planned one waits for the link
+// there is another, whose blocks are checkpoints where the plan says so. The first group has two
+// more, whose blocks all are: without offload, and with Pinion.
 struct ComparedGroup {
   std::string name;         // "scaled", a preset's name, or "cuda:0"
   std::string description;  // for people

@@ -3,11 +3,13 @@
 //
 //   at::Tensor y = pinion::checkpoint(segment, x, mask);
 //   at::Tensor z = pinion::checkpoint(pinion::CheckpointOptions{.early_stop = false}, segment, x);
+//   at::Tensor w = pinion::checkpoint(pinion::CheckpointOptions{.if_planned = true}, segment, x);
 //
 // What autograd would save while `segment(x, mask)` runs is not kept. The first node of a backward
 // that needs any of it runs the segment again, once for that backward, and each tensor goes as soon
 // as it is read. Gradients have the bits that they have without, if the segment does the same each
-// time. checkpoint_module.h has checkpoint_sequential and a module, nn::Checkpoint.
+// time. With CheckpointOptions::if_planned a session's plan may keep the segment instead.
+// checkpoint_module.h has checkpoint_sequential and a module, nn::Checkpoint.
 //
 // Inputs: tensors among the inputs, those inside of vectors, optionals, pairs, tuples and arrays
 // included, are saved as an operator saves its own, by whoever packs saved tensors around the

@@ -158,12 +158,11 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
 
   const nlohmann::json runs = Runs(path);
   const char* const names[] = {
-      "none",       "blocking",          "pinion", "planned", "checkpoint+planned",
-      "checkpoint", "checkpoint+pinion",  // the first group's alone
-      "none",       "blocking",          "pinion", "planned", "checkpoint+planned",
-      "none",       "blocking",          "pinion", "planned", "checkpoint+planned",
+      "none", "blocking", "pinion", "planned", "checkpoint",         "checkpoint+pinion",
+      "none", "blocking", "pinion", "planned",                        // gh200_c2c
+      "none", "blocking", "pinion", "planned", "checkpoint+planned",  // a100_pcie4
   };
-  constexpr int kGh200 = 7, kA100 = 12, kRuns = 17;
+  constexpr int kGh200 = 6, kA100 = 10, kRuns = 15;
   ASSERT_EQ(runs.size(), kRuns);
   for (int i = 0; i < kRuns; ++i) {
     SCOPED_TRACE(runs[i]["preset"].get<std::string>() + " " + runs[i]["name"].get<std::string>());
@@ -184,7 +183,7 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
   EXPECT_GT(pinion["bytes_moved"], 0);
   EXPECT_EQ(none["bytes_moved"], 0);
   // Checkpoints pay for memory with time; offloading their inputs costs next to none.
-  const nlohmann::json checkpoint = runs[5], both = runs[6];
+  const nlohmann::json checkpoint = runs[4], both = runs[5];
   EXPECT_LE(checkpoint["peak_activation_bytes"], 0.5 * none["peak_activation_bytes"].get<double>());
   EXPECT_GT(checkpoint["step_ms"], 1.1 * none["step_ms"].get<double>());
   EXPECT_LT(both["peak_activation_bytes"], checkpoint["peak_activation_bytes"]);
@@ -200,10 +199,11 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
     SCOPED_TRACE(i);
     EXPECT_LE(runs[i + 1]["peak_device_bytes"], runs[i]["peak_device_bytes"]);
     EXPECT_LE(runs[i + 1]["step_ms"], 1.02 * runs[i]["step_ms"].get<double>());
-    // With blocks that may be computed again it is not slower either.
-    EXPECT_LE(runs[i + 2]["peak_device_bytes"], runs[i]["peak_device_bytes"]);
-    EXPECT_LE(runs[i + 2]["step_ms"], 1.001 * runs[i + 1]["step_ms"].get<double>());
   }
+  // With blocks that may be computed again it is not slower.
+  const nlohmann::json mixed = runs[kA100 + 4];
+  EXPECT_LE(mixed["peak_device_bytes"], runs[kA100 + 2]["peak_device_bytes"]);
+  EXPECT_LE(mixed["step_ms"], 1.001 * runs[kA100 + 3]["step_ms"].get<double>());
   EXPECT_LT(runs[kA100 + 3]["step_ms"], 0.98 * runs[kA100 + 2]["step_ms"].get<double>());
 }
 
