@@ -82,6 +82,7 @@ absl::Status DeviceHeap::RecordStream(const void* data, int slot) {
     return absl::InvalidArgumentError("RecordStream: the memory is not allocated (freed?)");
   }
   allocations_[it->first].recorded.insert(slot);
+  ++stats_.streams_recorded;
   return absl::OkStatus();
 }
 

@@ -101,6 +101,7 @@ struct MemoryStats {
   uint64_t peak_bytes = 0;
   uint64_t allocations = 0;
   uint64_t frees = 0;
+  uint64_t streams_recorded = 0;  // calls of RecordStream
 };
 
 struct MachineCore;

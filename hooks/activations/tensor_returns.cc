@@ -53,8 +53,9 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
     }
     if (!bytes.storage && is_cast_again) return CastAgain(record, stream, describe);
     TORCH_CHECK(bytes.storage || parcel != nullptr,
-                "the storage of a tensor that is needed for gradient computation was resized or "
-                "given other memory after the tensor was saved");
+                "the storage of a tensor that is needed for gradient computation was shrunk after "
+                "the tensor was saved, and nobody has a copy: [",
+                describe(), "]. Give it its memory back before backward.");
     if (bytes.storage) {
       stats_.Update([dropped](OffloadStats& stats) {
         ++stats.reused_on_device;
@@ -111,7 +112,11 @@ BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
     if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
   }
   if (!storage) return {};
-  if (!record.HasItsMemory(storage)) {
+  // What has no copy is read as it is by now, as without offload: sharded training frees gathered
+  // parameters after forward and gathers them into other memory for backward.
+  const bool is_kept = record.parcel == nullptr && !record.IsCastAgain();
+  const bool is_readable = is_kept && storage.nbytes() >= record.extent.end_bytes;
+  if (!record.HasItsMemory(storage) && !is_readable) {
     released.plain.push_back(std::move(storage));  // this may be the last owner by now
     return {};
   }

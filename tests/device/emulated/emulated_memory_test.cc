@@ -161,6 +161,7 @@ TEST_F(EmulatedMemoryTest, RecordedStreamHoldsFreedMemoryUntilItGotThere) {
   ASSERT_THAT(Free(data), IsOk());
   EXPECT_THAT(machine_->races(), IsEmpty());
   EXPECT_EQ(Memory().in_use_bytes, 32 * kMiB);
+  EXPECT_EQ(Memory().streams_recorded, 1u);
   EXPECT_THAT(machine_->MemoryReport(0), HasSubstr("recorded streams"));
   EXPECT_NE(OnDevice(kMiB), data);
   Synchronize(out_);

@@ -1,0 +1,475 @@
+// Programs that other projects' offload fails in: experts chosen by a router, adapters around
+// frozen layers, encoders of several widths; and what a step asks of the framework's allocator.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/softmax.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Stream.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/bench/peers/trl_offload.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/live_tensor.h"
+#include "pinion/hooks/activations/module_heads.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/autocast_region.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// On the CPU, and taken away.
+std::vector<at::Tensor> TakeGradients(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : parameters) {
+    at::Tensor& grad = parameter.mutable_grad();
+    gradients.push_back(grad.defined() ? grad.cpu() : at::Tensor());
+    grad.reset();
+  }
+  return gradients;
+}
+
+void ExpectSame(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& actual) {
+  ASSERT_EQ(expected.size(), actual.size());
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(SameBytes(expected[i], actual[i])) << i;
+}
+
+// --- Experts ---
+
+constexpr int64_t kExperts = 4;
+constexpr int64_t kChannels = 32;
+constexpr int kKinds = 20;  // of steps: rows, and who gets none of them
+
+class Experts {
+ public:
+  explicit Experts(c10::Device device) : device_(device) {
+    at::manual_seed(7);
+    const auto weight = [&](int64_t out, int64_t in) {
+      parameters_.push_back((at::randn({out, in}) * 0.2).to(device).requires_grad_(true));
+    };
+    weight(kExperts, kChannels);
+    for (int64_t expert = 0; expert < kExperts; ++expert) {
+      weight(4 * kChannels, kChannels);
+      weight(kChannels, 4 * kChannels);
+    }
+  }
+
+  // Of each fifth kind all experts may have rows, of the others one has none.
+  at::Tensor Loss(int kind) {
+    at::manual_seed(kind);
+    const at::Tensor x = at::randn({48 + 8 * (kind % 7), kChannels}).to(device_);
+    const at::Tensor logits = at::linear(at::gelu(x), parameters_[0]);
+    const at::Tensor gates = at::softmax(logits, 1);
+    const at::Tensor allowed = at::ones({kExperts});
+    if (kind % 5 < kExperts) allowed[kind % 5] = 0;
+    const at::Tensor chosen = at::argmax(at::mul(gates.detach().cpu(), allowed), 1);
+    at::Tensor y = x;
+    for (int64_t expert = 0; expert < kExperts; ++expert) {
+      const at::Tensor rows = at::nonzero(chosen.eq(expert)).squeeze(1).to(device_);
+      without_rows_ += rows.numel() == 0;
+      const at::Tensor* const p = &parameters_[1 + 2 * expert];
+      const at::Tensor result =
+          at::linear(at::gelu(at::linear(at::index_select(x, 0, rows), p[0])), p[1]);
+      const at::Tensor gate = at::index_select(gates.select(1, expert), 0, rows).unsqueeze(1);
+      y = y.index_add(0, rows, at::mul(result, gate));
+    }
+    // For the log alone: no backward reads what it has saved.
+    logged_ = at::logsumexp(logits, 1).mean();
+    return y.square().mean();
+  }
+
+  std::vector<at::Tensor> Step(int kind, const std::shared_ptr<OffloadSession>& session) {
+    at::Tensor loss;
+    {
+      std::optional<OffloadScope> scope;
+      if (session != nullptr) scope.emplace(session);
+      loss = Loss(kind);
+    }
+    loss.backward();
+    logged_.reset();
+    return TakeGradients(parameters_);
+  }
+
+  int without_rows() const { return without_rows_; }
+
+ private:
+  const c10::Device device_;
+  std::vector<at::Tensor> parameters_;
+  at::Tensor logged_;
+  int without_rows_ = 0;
+};
+
+struct Has {
+  uint64_t device_bytes = 0;
+  uint64_t pinned_bytes = 0;
+};
+
+Has Look(EmuWorld& world) {
+  world.ExpectNothingLeft();
+  return {world.device_bytes(), world.session()->GetAllocatorStats().locked_bytes.current};
+}
+
+class OffloadExperts : public ::testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(, OffloadExperts, ::testing::Bool(), [](const auto& info) {
+  return info.param ? "WithAMemoryTarget" : "WithWindows";
+});
+
+TEST_P(OffloadExperts, HundredsOfStepsOfAnyRowsHaveTheSameBitsAndLeaveNothing) {
+  std::vector<std::vector<at::Tensor>> plain;
+  uint64_t peak_bytes = 0;
+  {
+    EmuWorld world;
+    Experts experts(world.device());
+    for (int kind = 0; kind < kKinds; ++kind) plain.push_back(experts.Step(kind, nullptr));
+    EXPECT_GE(experts.without_rows(), kKinds * 4 / 5);
+    peak_bytes = world.peak_device_bytes();
+  }
+  OffloadOptions options = SmallWindows(GetParam() ? OffloadOptions::kAutoWindow : 1 << 10);
+  if (GetParam()) options.memory_target_bytes = peak_bytes * 9 / 10;
+  EmuWorld world(MachineOptions(), options);
+  Experts experts(world.device());
+  constexpr int kSteps = 15 * kKinds;
+  Has early;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == 3 * kKinds) early = Look(world);
+    ExpectSame(plain[step % kKinds], experts.Step(step % kKinds, world.session()));
+  }
+  const Has late = Look(world);
+  EXPECT_EQ(late.device_bytes, early.device_bytes);
+  EXPECT_EQ(late.pinned_bytes, early.pinned_bytes);
+  const OffloadStats stats = world.QuietStats();
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.prefetch_hits, 0u);
+  EXPECT_EQ(stats.kept_as_planned > 0, GetParam());
+}
+
+// A scope around all steps, as TRL had it before it forgot at each step what is not read (#5730).
+TEST(OffloadExpertsInTrl, WhatNoBackwardReadsStaysOnTheDeviceForGood) {
+  EmuWorld world;
+  Experts experts(world.device());
+  const TrlScope scope(std::make_shared<TrlOffload>(TrlOptions{}, world.device()));
+  std::vector<uint64_t> bytes;
+  for (int round = 0; round < 3; ++round) {
+    for (int kind = 0; kind < kKinds; ++kind) experts.Step(kind, nullptr);
+    EXPECT_TRUE(world.Synchronize().ok());
+    bytes.push_back(world.device_bytes());
+  }
+  EXPECT_GT(bytes[1], bytes[0]);
+  EXPECT_EQ(bytes[2] - bytes[1], bytes[1] - bytes[0]);
+}
+
+// --- Adapters ---
+
+enum class Precision { kFull, kAutocast, kAutocastOfFullWeights };
+
+// Frozen layers with an adapter of low rank each. The width is nobody else's.
+class AdaptedImpl : public torch::nn::Module {
+ public:
+  static constexpr int64_t kWidth = 72;
+  static constexpr int64_t kRank = 8;
+  static constexpr int kLayers = 3;
+
+  AdaptedImpl(c10::Device device, Precision precision) {
+    at::manual_seed(11);
+    const auto parameter = [&](const std::string& name, at::Tensor value, bool trains) {
+      return register_parameter(name, (value * 0.2).to(device), trains);
+    };
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const std::string name = std::to_string(layer);
+      at::Tensor weight = at::randn({kWidth, kWidth});
+      if (precision == Precision::kAutocast) weight = weight.to(at::kBFloat16);
+      frozen_.push_back(parameter("frozen" + name, weight, /*trains=*/false));
+      down_.push_back(parameter("down" + name, at::randn({kRank, kWidth}), /*trains=*/true));
+      up_.push_back(parameter("up" + name, at::randn({kWidth, kRank}), /*trains=*/true));
+    }
+    input_ = at::randn({128, kWidth}).to(device);
+  }
+
+  at::Tensor forward() {
+    at::Tensor x = input_;
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const at::Tensor low = at::linear(at::dropout(x, 0.1, /*train=*/true), down_[layer]);
+      x = at::gelu(at::add(at::linear(x, frozen_[layer]), at::mul(at::linear(low, up_[layer]), 2)));
+    }
+    return x.to(at::kFloat).square().mean();
+  }
+
+ private:
+  std::vector<at::Tensor> frozen_, down_, up_;
+  at::Tensor input_;
+};
+TORCH_MODULE(Adapted);
+
+std::vector<at::Tensor> StepOf(Adapted& model, Precision precision,
+                               const std::shared_ptr<OffloadSession>& session,
+                               std::string* live = nullptr) {
+  SeedGenerators();
+  at::Tensor loss;
+  {
+    std::optional<AutocastRegion> region;
+    if (precision != Precision::kFull) region.emplace(model->parameters()[0].device().type());
+    std::optional<OffloadScope> scope;
+    if (session != nullptr) scope.emplace(session, *model);
+    loss = model->forward();
+  }
+  if (live != nullptr) *live = ToString(session->LiveTensors());
+  loss.backward();
+  return TakeGradients(model->parameters());
+}
+
+class OffloadAdapters : public ::testing::TestWithParam<Precision> {};
+
+INSTANTIATE_TEST_SUITE_P(, OffloadAdapters,
+                         ::testing::Values(Precision::kFull, Precision::kAutocast,
+                                           Precision::kAutocastOfFullWeights));
+
+TEST_P(OffloadAdapters, HaveTheSameGradientsAndFrozenWeightsOfTheComputesPrecisionStay) {
+  EmuWorld world(MachineOptions(), SmallWindows(1));
+  Adapted model(world.device(), GetParam());
+  const std::vector<at::Tensor> plain = StepOf(model, GetParam(), nullptr);
+  for (int step = 0; step < 3; ++step) {
+    std::string live;
+    ExpectSame(plain, StepOf(model, GetParam(), world.session(), &live));
+    EXPECT_THAT(live, HasSubstr("[128, 72]"));
+    // Casts of frozen weights have no link to them (docs/limits.md).
+    EXPECT_EQ(live.find("[72, 72]") != std::string::npos,
+              GetParam() == Precision::kAutocastOfFullWeights)
+        << live;
+    world.ExpectNothingLeft();
+  }
+  const OffloadStats stats = world.QuietStats();
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.fetched_bytes, 0u);
+  EXPECT_EQ(stats.kept_parameter > 0, GetParam() != Precision::kAutocastOfFullWeights);
+}
+
+// A step that is skipped, as one is whose loss is not finite, leaves its graph unread.
+at::Tensor SkippedStep(Adapted& model, const std::shared_ptr<OffloadSession>& session) {
+  std::optional<OffloadScope> scope;
+  if (session != nullptr) scope.emplace(session, *model);
+  return model->forward();
+}
+
+TEST(OffloadSkippedStep, OfAdaptersLeavesNothingBehind) {
+  EmuWorld world(MachineOptions(), SmallWindows(1));
+  Adapted model(world.device(), Precision::kFull);
+  const uint64_t before = world.device_bytes();
+  SkippedStep(model, world.session());
+  world.ExpectNothingLeft();
+  EXPECT_EQ(world.device_bytes(), before);
+  EXPECT_GT(world.QuietStats().evicted_bytes, 0u);
+}
+
+// What it remembers of the step is what the next forward once stopped at (trl#4280).
+TEST(OffloadSkippedStep, IsRememberedByTrl) {
+  EmuWorld world;
+  Adapted model(world.device(), Precision::kFull);
+  const uint64_t before = world.device_bytes();
+  const TrlScope scope(
+      std::make_shared<TrlOffload>(TrlOptions{.parameters = model->parameters()}, world.device()));
+  SkippedStep(model, nullptr);
+  EXPECT_TRUE(world.Synchronize().ok());
+  EXPECT_GT(world.device_bytes(), before);
+}
+
+// --- Encoders ---
+
+// Two encoders of other widths into one decoder. The first one is frozen. The decoder has a kernel
+// that takes rows at a pitch, as compiled programs do, and checks in backward that it gets them so.
+class TwoEncodersImpl : public torch::nn::Module {
+ public:
+  explicit TwoEncodersImpl(c10::Device device) {
+    at::manual_seed(13);
+    vision_ = register_module("vision", torch::nn::Linear(48, 64));
+    audio_ = register_module("audio", torch::nn::Linear(80, 64));
+    decoder_ = register_module("decoder", torch::nn::Linear(64, 64));
+    to(device);
+    for (at::Tensor& parameter : vision_->parameters()) parameter.requires_grad_(false);
+    seen_ = at::randn({96, 48}).to(device);
+    heard_ = at::randn({32, 80}).to(device);
+  }
+
+  at::Tensor forward() {
+    const at::Tensor tokens =
+        at::cat({at::gelu(vision_->forward(seen_)), at::gelu(audio_->forward(heard_))});
+    at::Tensor x = decoder_->forward(tokens);
+    const at::Tensor pitched = at::cat({x, x.narrow(1, 0, 16)}, 1).narrow(1, 0, 64);
+    x = Probe(x, {pitched}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const at::Tensor read = unpack()[0];
+      TORCH_CHECK(read.strides() == at::IntArrayRef({80, 1}), "expected a pitch of 80, got ",
+                  read.stride(0));
+      return at::mul(grad, read);
+    });
+    return at::gelu(x).square().mean();
+  }
+
+ private:
+  torch::nn::Linear vision_{nullptr}, audio_{nullptr}, decoder_{nullptr};
+  at::Tensor seen_, heard_;
+};
+TORCH_MODULE(TwoEncoders);
+
+TEST(OffloadTwoEncoders, IntoOneDecoderHaveTheSameBits) {
+  EmuWorld world(MachineOptions(), SmallWindows(1));
+  TwoEncoders model(world.device());
+  model->forward().backward();
+  const std::vector<at::Tensor> plain = TakeGradients(model->parameters());
+  const ModuleHeads heads = FindHeads(*model, {.warn_if_no_head = false});
+  for (int step = 0; step < 3; ++step) {
+    at::Tensor loss;
+    {
+      const OffloadScope scope(world.session(), *model, heads);
+      loss = model->forward();
+    }
+    loss.backward();
+    ExpectSame(plain, TakeGradients(model->parameters()));
+  }
+  const OffloadStats stats = world.QuietStats();
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.fetched_bytes, 0u);
+  world.ExpectNothingLeft();
+}
+
+// torchtune#2709 is such an error: the stride that a compiled kernel expects is not there.
+TEST(OffloadTwoEncoders, InTrlWhatHasAPitchComesBackWithoutIt) {
+  EmuWorld world;
+  TwoEncoders model(world.device());
+  const TrlScope scope(std::make_shared<TrlOffload>(
+      TrlOptions{.max_fwd_stash_size = 1, .parameters = model->parameters()}, world.device()));
+  try {
+    model->forward().backward();
+    FAIL() << "backward should have thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("expected a pitch of 80, got 64"));
+  }
+}
+
+// --- The framework's allocator ---
+
+// Counts how often its cache is emptied, in its place while it lives.
+class CountingAllocator : public c10::DeviceAllocator {
+ public:
+  explicit CountingAllocator(c10::DeviceType type)
+      : type_(type), counted_(*c10::getDeviceAllocator(type)) {
+    c10::SetAllocator(type_, this);
+  }
+  ~CountingAllocator() override { c10::SetAllocator(type_, &counted_); }
+
+  int caches_emptied() const { return caches_emptied_; }
+
+  void emptyCache(c10::MempoolId_t pool) override {
+    ++caches_emptied_;
+    counted_.emptyCache(pool);
+  }
+  c10::DataPtr allocate(size_t size_bytes) override { return counted_.allocate(size_bytes); }
+  void copy_data(void* to, const void* from, size_t size_bytes) const override {
+    counted_.copy_data(to, from, size_bytes);
+  }
+  bool initialized() override { return counted_.initialized(); }
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    counted_.recordStream(data, stream);
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    return counted_.getDeviceStats(device);
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override {
+    counted_.resetAccumulatedStats(device);
+  }
+  void resetPeakStats(c10::DeviceIndex device) override { counted_.resetPeakStats(device); }
+
+ private:
+  const c10::DeviceType type_;
+  c10::DeviceAllocator& counted_;
+  int caches_emptied_ = 0;
+};
+
+class OffloadAllocatorCalls : public ::testing::Test {
+ protected:
+  // A net's step, and two nodes that return views of what they have read.
+  void Step() {
+    net_.Loss().backward();
+    const at::TensorOptions emu(world_.device());
+    const auto give_away = [](const at::Tensor&, const UnpackSaved& unpack) {
+      return unpack()[0].t();
+    };
+    at::Tensor y = at::mul(at::ones({64, 64}, emu).requires_grad_(), 1);
+    for (int i = 0; i < 2; ++i) y = Probe(y, {Activation(y, {64, 64}, i)}, give_away);
+    y.backward(at::ones({64, 64}, emu));
+  }
+  // Of memory on another stream than its own, which delays its reuse.
+  uint64_t streams_recorded() { return world_.machine().memory_stats(0).streams_recorded; }
+
+  EmuWorld world_{MachineOptions(), SmallWindows(1)};
+  const TestNet net_{world_.device(), at::kFloat};
+};
+
+TEST_F(OffloadAllocatorCalls, AStepRecordsNoStreamAndEmptiesNoCache) {
+  OffloadOptions planned = SmallWindows(OffloadOptions::kAutoWindow);
+  planned.memory_target_bytes = 1;
+  const CountingAllocator allocator(world_.device().type());
+  for (const auto& session : {world_.session(), world_.NewSession(planned)}) {
+    for (const bool autocast : {false, true}) {
+      for (int step = 0; step < 3; ++step) {
+        std::optional<AutocastRegion> region;
+        if (autocast) region.emplace(world_.device().type());
+        const OffloadScope scope(session);
+        Step();
+      }
+    }
+    EXPECT_GT(session->GetStats().evicted_bytes, 0u);
+    EXPECT_GT(session->GetStats().fetched_bytes, 0u);
+  }
+  EXPECT_EQ(streams_recorded(), 0u);
+  EXPECT_EQ(allocator.caches_emptied(), 0);
+}
+
+// Under bitsandbytes it empties the cache whenever its context is entered.
+TEST_F(OffloadAllocatorCalls, InTrlAStepDoesBoth) {
+  const CountingAllocator allocator(world_.device().type());
+  const auto trl = std::make_shared<TrlOffload>(
+      TrlOptions{.max_fwd_stash_size = 1, .parameters = net_.parameters()}, world_.device());
+  for (int step = 1; step <= 3; ++step) {
+    const uint64_t before = streams_recorded();
+    c10::getDeviceAllocator(world_.device().type())->emptyCache();
+    const TrlScope scope(trl);
+    Step();
+    EXPECT_GT(streams_recorded(), before);
+    EXPECT_EQ(allocator.caches_emptied(), step);
+  }
+}
+
+}  // namespace
+}  // namespace pinion::testing
