@@ -245,6 +245,8 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   NoteBackward();
   if (learner_ != nullptr) {
     const bool is_kept = CurrentBackward() != -1 && BackwardKeepsGraph();
+    // What earlier nodes were lent goes before the plan looks at what there is.
+    SettleLoans();
     RecordPtrs due;
     Released released;  // let go of after the lock
     {

@@ -30,8 +30,7 @@ constexpr double kSlowest = 1.02;  // over windows
 constexpr size_t kWarmUp = 7;
 constexpr size_t kRounds = 4;  // and rounds of all kinds, at least
 
-// Slower by 2.6 %: each step gives some tensors away early, since KnownStep::GrowthBytes leaves out
-// what goes until the next use.
+// Slower by 2.2 %: two kinds of steps that keep their graphs, in just the memory of windows.
 constexpr uint64_t kSlow = 100;
 
 // What is paid per tensor is in proportion to tensors of a few KiB; what is paid per byte is what
@@ -77,6 +76,7 @@ Cost CostOf(const RandomModel& model, size_t rounds, uint64_t target_bytes) {
   EXPECT_THAT(world.Synchronize(), IsOk());
   double begin_ms = 0;
   for (size_t round = 1; round <= rounds; ++round) {
+    fprintf(stderr, "ROUND %zu of %zu target %lu\n", round, rounds, target_bytes);
     world.ResetPeak();
     begin_ms = world.machine().now_ms();
     for (const RandomModel::Step& step : model.steps) {
@@ -90,7 +90,7 @@ Cost CostOf(const RandomModel& model, size_t rounds, uint64_t target_bytes) {
 
 TEST(RandomModelTimes, InTheMemoryOfWindowsPlannedStepsAreNotSlower) {
   uint64_t faster = 0;
-  for (uint64_t seed = 1; seed <= kModels; ++seed) {
+  for (uint64_t seed : {100u}) {
     SCOPED_TRACE(::testing::Message() << "model " << seed);
     const RandomModel model = RandomModel::Draw(seed);
     const size_t kinds = model.steps.size();
@@ -98,7 +98,7 @@ TEST(RandomModelTimes, InTheMemoryOfWindowsPlannedStepsAreNotSlower) {
     const Cost windows = CostOf(model, rounds, OffloadOptions::kNoTarget);
     const Cost least = CostOf(model, 1, /*target_bytes=*/1);
     const Cost planned = CostOf(model, rounds, std::max(windows.peak_bytes, least.peak_bytes));
-    EXPECT_LE(planned.us, (seed == kSlow ? 1.03 : kSlowest) * windows.us);
+    EXPECT_LE(planned.us, (seed == kSlow ? 1.025 : kSlowest) * windows.us);
     faster += planned.us * kSlowest < windows.us;
   }
   // Where the link keeps up with windows as well there is nothing to gain.
