@@ -227,10 +227,16 @@ void NumberObjects(const Recorded& old, Rewritten& written) {
 
 }  // namespace
 
-bool CanBeComputedAgain(const StepRecord& step, const StepSegment& segment) {
-  if (segment.computed_again || segment.uses.empty()) return false;
+std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step) {
+  if (step.segments.empty()) return {};
   const Recorded old(step);
-  return old.Saves(segment.uses.front()) && !old.Saves(segment.uses.back());
+  std::vector<uint32_t> segments;
+  for (uint32_t i = 0; i < step.segments.size(); ++i) {
+    const StepSegment& segment = step.segments[i];
+    if (segment.computed_again || segment.uses.empty()) continue;
+    if (old.Saves(segment.uses.front()) && !old.Saves(segment.uses.back())) segments.push_back(i);
+  }
+  return segments;
 }
 
 StepRecord WithComputedAgain(const StepRecord& step, absl::Span<const uint32_t> segments) {

@@ -18,14 +18,15 @@
 #define PINION_ENGINE_PLAN_COMPUTED_AGAIN_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "pinion/engine/plan/step_record.h"
 
 namespace pinion {
 
-// Whether the segment was kept, and something of it was read.
-bool CanBeComputedAgain(const StepRecord& step, const StepSegment& segment);
+// Segments by index, ascending: those that were kept, and of which something was read.
+std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step);
 
 // Of a valid record, without segments. `segments` are some that can be computed again.
 StepRecord WithComputedAgain(const StepRecord& step, absl::Span<const uint32_t> segments);

@@ -21,11 +21,11 @@ using Segments = std::vector<uint32_t>;  // ascending
 class MixSearch {
  public:
   MixSearch(const StepRecord& step, uint64_t memory_bytes, const LinkCalibration& link)
-      : step_(step), memory_bytes_(memory_bytes), link_(link), left_(TriesFor(step)) {
-    for (uint32_t i = 0; i < step.segments.size(); ++i) {
-      if (CanBeComputedAgain(step, step.segments[i])) candidates_.push_back(i);
-    }
-  }
+      : step_(step),
+        memory_bytes_(memory_bytes),
+        link_(link),
+        candidates_(ThatCanBeComputedAgain(step)),
+        left_(TriesFor(step)) {}
 
   // Tries sets of segments.
   absl::Status Run() {
@@ -52,7 +52,7 @@ class MixSearch {
   // Those with which the step is shortest, the shortest first.
   std::vector<Segments> Best() const {
     constexpr size_t kPlannedUses = 500;
-    constexpr size_t kLeast = 4;
+    constexpr size_t kLeast = 2;
     const size_t most = std::max(kLeast, kPlannedUses / (step_.uses.size() + 1));
     std::vector<std::pair<double, const Segments*>> tried;
     for (const auto& [segments, us] : tried_us_) {
@@ -67,9 +67,9 @@ class MixSearch {
 
  private:
   static int TriesFor(const StepRecord& step) {
-    constexpr size_t kTriedUses = 100'000;
+    constexpr size_t kTriedUses = 50'000;
     constexpr size_t kMost = 200;
-    constexpr size_t kLeast = 24;
+    constexpr size_t kLeast = 12;
     return static_cast<int>(std::clamp(kTriedUses / (step.uses.size() + 1), kLeast, kMost));
   }
 
@@ -79,7 +79,7 @@ class MixSearch {
     --left_;
     if (!is_new) return tried->second;
     const absl::StatusOr<StepPlan> plan =
-        PlanStep(WithComputedAgain(step_, tried->first), memory_bytes_, link_, PlanEffort::kRules);
+        PlanStep(WithComputedAgain(step_, tried->first), memory_bytes_, link_, PlanEffort::kRule);
     if (!plan.ok() && !absl::IsResourceExhausted(plan.status())) return plan.status();
     tried->second = plan.ok() ? plan->step_us : std::numeric_limits<double>::infinity();
     if (tried->second < best_us_) {
@@ -166,7 +166,7 @@ class MixSearch {
   const StepRecord& step_;
   const uint64_t memory_bytes_;
   const LinkCalibration& link_;
-  Segments candidates_;
+  const Segments candidates_;
   std::map<Segments, double> tried_us_;
   int left_;  // tries
   Segments best_;

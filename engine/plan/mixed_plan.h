@@ -7,8 +7,8 @@
 // Which: where the link has time for everything, none. Else segments are tried evenly spread over
 // the step, which gives the link time in between, from the step's end, from its beginning, and by
 // what they take for what they save, as many of each as make the step shortest; then one more, one
-// less, one in another's place. Of few segments all sets are tried. Each set is planned by rules
-// (PlanEffort::kRules), and the best one thoroughly. The result is never slower than the plan
+// less, one in another's place. Of few segments all sets are tried. Each set is planned by one rule
+// (PlanEffort::kRule), and the best ones thoroughly. The result is never slower than the plan
 // without.
 //
 // Thread safety: a pure function.

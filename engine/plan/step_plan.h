@@ -51,8 +51,8 @@ struct StepPlan {
 absl::StatusOr<uint64_t> LeastMemoryBytes(const StepRecord& step);
 
 enum class PlanEffort {
-  kRules,  // two plans, by two rules of whom to send away
-  kTries,  // and as many others as can be tried in 10 to 20 ms
+  kRule,   // one plan, by Belady's rule
+  kTries,  // and others, as many as can be tried in 10 to 20 ms
 };
 
 // Within `memory_bytes`, the other bytes of the step included. ResourceExhausted, with the least

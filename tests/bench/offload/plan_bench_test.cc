@@ -24,7 +24,7 @@ TEST(PlanBenchTest, AQuickRunPlansAndRecordsWhatItSays) {
       RunProgram(absl::StrCat("bench/offload/plan_bench --quick --json=", path));
   ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
   const nlohmann::json report = nlohmann::json::parse(FileContents(path));
-  EXPECT_EQ(report["rows"].size(), 9);
+  EXPECT_EQ(report["rows"].size(), 11);
   int planned = 0;
   for (const nlohmann::json& row : report["rows"]) {
     if (row.contains("recorded_us")) {
@@ -37,7 +37,7 @@ TEST(PlanBenchTest, AQuickRunPlansAndRecordsWhatItSays) {
     EXPECT_GT(row["plan_ms"].get<double>(), 0) << row;
     EXPECT_GT(row["moves"].get<int>(), 0) << row;
   }
-  EXPECT_EQ(planned, 8);
+  EXPECT_EQ(planned, 10);
   bool any_missed = false;
   for (const nlohmann::json& goal : report["goals"]) {
     const std::string name = goal["name"];
@@ -45,7 +45,7 @@ TEST(PlanBenchTest, AQuickRunPlansAndRecordsWhatItSays) {
     EXPECT_FALSE(goal["value"].is_null()) << name;
     any_missed |= outcome.out.find("MISSED  " + name) != std::string::npos;
   }
-  EXPECT_EQ(report["goals"].size(), 3);
+  EXPECT_EQ(report["goals"].size(), 4);
   EXPECT_EQ(outcome.exit_code, any_missed ? 1 : 0);
 }
 

@@ -124,12 +124,13 @@ TEST(ComputedAgain, WhatIsSavedOutsideAsWellIsSavedThereAlone) {
 
 TEST(ComputedAgain, WhatWasComputedAgainOrIsNeverReadCannotBe) {
   StepRecord step = Blocks({{1000, 20}});
-  EXPECT_TRUE(CanBeComputedAgain(step, step.segments[0]));
+  EXPECT_THAT(ThatCanBeComputedAgain(step), ElementsAre(0));
   step.segments[0].computed_again = true;
-  EXPECT_FALSE(CanBeComputedAgain(step, step.segments[0]));
+  EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
   step.segments[0] = {.uses = {1}, .inputs = {0}};
-  EXPECT_FALSE(CanBeComputedAgain(step, step.segments[0]));
-  EXPECT_FALSE(CanBeComputedAgain(step, {}));
+  EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
+  step.segments[0] = {};
+  EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
 }
 
 TEST(MixedPlan, WhereTheLinkHasTimeNothingIsComputedAgain) {

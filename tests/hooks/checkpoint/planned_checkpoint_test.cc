@@ -38,6 +38,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
 constexpr int kBlocks = 8;
@@ -263,10 +264,8 @@ TEST(PlannedCheckpoint, ARecordTellsWhatEachSegmentSavesAndNeeds) {
   const StepRecord step = Record(world, blocks, {});
   ASSERT_THAT(step.Validate(), IsOk());
   ASSERT_EQ(step.segments.size(), static_cast<size_t>(kBlocks));
-  for (const StepSegment& segment : step.segments) {
-    EXPECT_TRUE(CanBeComputedAgain(step, segment));
-    EXPECT_EQ(segment.inputs.size(), 1u);
-  }
+  EXPECT_THAT(ThatCanBeComputedAgain(step), SizeIs(kBlocks));
+  for (const StepSegment& segment : step.segments) EXPECT_THAT(segment.inputs, SizeIs(1));
 }
 
 // What the plan takes for the step with segments computed again, and what that step then is.
