@@ -216,7 +216,8 @@ void NumberObjects(const Recorded& old, Rewritten& written) {
       StepObject& numbered = step.objects.back();
       numbered.saved_until = 0;
       for (uint32_t* until : {&numbered.needed_until, &numbered.held_until}) {
-        *until = static_cast<uint32_t>(written.new_stretches[*until]);
+        const size_t last = written.new_stretches.size() - 1;
+        *until = static_cast<uint32_t>(written.new_stretches[std::min<size_t>(*until, last)]);
       }
     } else if (written.old_uses[use] != kNone && old.Saves(written.old_uses[use])) {
       step.objects[numbers[object]].saved_until = use;
