@@ -6,8 +6,12 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/options/conv.h>
 
+#include "pinion/hooks/checkpoint/checkpoint.h"
+
 namespace pinion {
 namespace {
+
+constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
 
 // A convolution that keeps height and width, or divides both by `stride`, and its norm.
 torch::nn::Sequential ConvNorm(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
@@ -42,7 +46,7 @@ TORCH_MODULE(ConvBlock);
 }  // namespace
 
 ConvNetImpl::ConvNetImpl(const ConvNetConfig& config)
-    : blocks_(register_module("blocks", torch::nn::ModuleList())), head_(nullptr) {
+    : config_(config), blocks_(register_module("blocks", torch::nn::ModuleList())), head_(nullptr) {
   blocks_->push_back(ConvNorm(3, config.width, 3, 1));
   int64_t width = config.width;
   for (int64_t stage = 0; stage < config.stages; ++stage) {
@@ -58,7 +62,12 @@ ConvNetImpl::ConvNetImpl(const ConvNetConfig& config)
 
 torch::Tensor ConvNetImpl::forward(const torch::Tensor& images) {
   torch::Tensor x = blocks_[0]->as<torch::nn::Sequential>()->forward(images);
-  for (size_t i = 1; i < blocks_->size(); ++i) x = blocks_[i]->as<ConvBlock>()->forward(x);
+  for (size_t i = 1; i < blocks_->size(); ++i) {
+    const auto block = [module = blocks_[i]](const torch::Tensor& in) {
+      return module->as<ConvBlock>()->forward(in);
+    };
+    x = config_.checkpoint_blocks ? checkpoint(kIfPlanned, block, x) : block(x);
+  }
   return head_->forward(x.mean({2, 3}));
 }
 

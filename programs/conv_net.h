@@ -1,5 +1,5 @@
 // A residual network for small images, as one writes it with torch::nn: nothing in it knows of
-// offloading.
+// offloading. Its residual blocks can be checkpoints.
 //
 // Thread safety: as torch::nn::Module.
 
@@ -21,6 +21,9 @@ struct ConvNetConfig {
   int64_t stages = 3;  // each but the first halves height and width
   int64_t blocks_per_stage = 2;
   int64_t classes = 10;
+  // Backward computes each residual block again; within a memory target, those that the plan
+  // chooses.
+  bool checkpoint_blocks = false;
 };
 
 // A convolution, then stages of blocks of two convolutions with batch norms beside which their
@@ -34,6 +37,7 @@ class ConvNetImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& images);
 
  private:
+  ConvNetConfig config_;
   torch::nn::ModuleList blocks_;
   torch::nn::Linear head_;
 };

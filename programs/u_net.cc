@@ -7,12 +7,16 @@
 #include <torch/nn/options/conv.h>
 #include <torch/nn/options/normalization.h>
 
+#include <utility>
 #include <vector>
+
+#include "pinion/hooks/checkpoint/checkpoint.h"
 
 namespace pinion {
 namespace {
 
 constexpr int64_t kGroups = 8;
+constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
 
 torch::nn::Sequential TwoConvolutions(int64_t in, int64_t out) {
   torch::nn::Sequential layers;
@@ -27,7 +31,8 @@ torch::nn::Sequential TwoConvolutions(int64_t in, int64_t out) {
 }  // namespace
 
 UNetImpl::UNetImpl(const UNetConfig& config)
-    : down_(register_module("down", torch::nn::ModuleList())),
+    : config_(config),
+      down_(register_module("down", torch::nn::ModuleList())),
       enlarge_(register_module("enlarge", torch::nn::ModuleList())),
       up_(register_module("up", torch::nn::ModuleList())),
       last_(register_module(
@@ -48,14 +53,22 @@ torch::Tensor UNetImpl::forward(const torch::Tensor& images) {
   std::vector<torch::Tensor> made;
   torch::Tensor x = images;
   for (size_t i = 0; i < down_->size(); ++i) {
-    if (i > 0) x = torch::max_pool2d(x, 2);
-    x = down_[i]->as<torch::nn::Sequential>()->forward(x);
+    const auto level = [i, layers = down_[i]](const torch::Tensor& above) {
+      return layers->as<torch::nn::Sequential>()->forward(i > 0 ? torch::max_pool2d(above, 2)
+                                                                : above);
+    };
+    x = config_.checkpoint_levels ? checkpoint(kIfPlanned, level, x) : level(x);
     made.push_back(x);
   }
   made.pop_back();
   for (size_t i = 0; i < up_->size(); ++i) {
-    x = enlarge_[i]->as<torch::nn::ConvTranspose2d>()->forward(x);
-    x = up_[i]->as<torch::nn::Sequential>()->forward(torch::cat({made.back(), x}, 1));
+    const auto level = [enlarge = enlarge_[i], layers = up_[i]](const torch::Tensor& beside,
+                                                                torch::Tensor& below) {
+      below = enlarge->as<torch::nn::ConvTranspose2d>()->forward(below);
+      return layers->as<torch::nn::Sequential>()->forward(torch::cat({beside, below}, 1));
+    };
+    x = config_.checkpoint_levels ? checkpoint(kIfPlanned, level, made.back(), std::move(x))
+                                  : level(made.back(), x);
     made.pop_back();
   }
   return last_->forward(x);

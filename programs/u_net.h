@@ -1,5 +1,6 @@
 // A U-Net, as one writes it with torch::nn: nothing in it knows of offloading. What its first
-// layers make is used again by its last ones, so that backward reads it early and late.
+// layers make is used again by its last ones, so that backward reads it early and late. Its levels
+// can be checkpoints.
 //
 // Thread safety: as torch::nn::Module.
 
@@ -20,6 +21,9 @@ struct UNetConfig {
   int64_t channels = 3;
   int64_t width = 32;  // channels of the first level; each further one has twice as many
   int64_t levels = 4;
+  // Backward computes each level again, on the way down and up; within a memory target, those that
+  // the plan chooses.
+  bool checkpoint_levels = false;
 };
 
 // Down: two convolutions with group norms a level, and a pool in between. Up: what comes from below
@@ -33,6 +37,7 @@ class UNetImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& images);
 
  private:
+  UNetConfig config_;
   torch::nn::ModuleList down_;     // from the finest level to the coarsest
   torch::nn::ModuleList enlarge_;  // from the coarsest to the finest, one less
   torch::nn::ModuleList up_;

@@ -28,6 +28,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/gnuplot.h"
 #include "pinion/bench/goals.h"
@@ -39,6 +40,7 @@
 #include "pinion/bench/offload/replayed_step.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/engine/plan/mixed_plan.h"
 #include "pinion/engine/plan/step_bound.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
@@ -62,6 +64,8 @@ constexpr int kTargets = 6;
 constexpr int kTargetsIfQuick = 2;
 // Of the graph trainer, in parts of what can leave.
 constexpr double kHostBudgets[] = {0.25, 0.5, 1};
+// With its hooks a recorder may hold a few small tensors at the peak.
+constexpr uint64_t kRecordersBytes = 4 * kKiB;
 constexpr PlanSearch kSearch = {};
 
 c10::Device Emu() { return {DeviceTypeOf("emu").value(), 0}; }
@@ -71,13 +75,23 @@ struct Case {
   OffloadModel model;
   std::string preset;
   StepRecord step;
+  StepRecord checkpointed;  // the step if each block of the model is a checkpoint
+  StepRecord segmented;     // the step if a plan may compute each block again: all is kept
   MethodWorld world;
   double alone_us = 0;
   uint64_t all_bytes = 0;    // of the device, if nothing leaves
   uint64_t least_bytes = 0;  // if all leaves
+  uint64_t segmented_least_bytes = 0;
+
+  // Without what is computed again by plan.
+  const StepRecord& StepOf(const OffloadMethod& method) const {
+    if (method.kind == Kind::kPlannedRecompute) return segmented;
+    return method.checkpoints() ? checkpointed : step;
+  }
 };
 
-absl::StatusOr<StepRecord> RecordModel(const OffloadModel& model, const DevicePreset& preset) {
+absl::StatusOr<StepRecord> RecordModel(const OffloadModel& model, const DevicePreset& preset,
+                                       ModelStep::Blocks blocks, bool keep_checkpoints = false) {
   StepRecord record;
   MethodWorld world;
   world.preset = preset;
@@ -85,14 +99,24 @@ absl::StatusOr<StepRecord> RecordModel(const OffloadModel& model, const DevicePr
       RunMethod(
           {}, world,
           [&](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
-            ModelStep step(model, Emu());
+            ModelStep step(model, Emu(), blocks);
             // Once before, so that the device idles for no allocation.
             step.Run([] { return nullptr; });
-            PINION_ASSIGN_OR_RETURN(record, step.Record(EmulatedBackend(machine)));
+            PINION_ASSIGN_OR_RETURN(record,
+                                    step.Record(EmulatedBackend(machine), keep_checkpoints));
             return OffloadStep{[](const ReplayedStep::MakeScope&) {}, {}, {}};
           })
           .status());
   return record;
+}
+
+ModelStep::Blocks BlocksOf(const OffloadMethod& method) {
+  const bool checkpoints = method.checkpoints() || method.kind == Kind::kPlannedRecompute;
+  return checkpoints ? ModelStep::Blocks::kCheckpoints : ModelStep::Blocks::kPlain;
+}
+
+ReplayedStep::Readers ReadersOf(const OffloadMethod& method) {
+  return method.checkpoints() ? ReplayedStep::Readers::kCheckpoints : ReplayedStep::Readers::kNodes;
 }
 
 class OffloadBench {
@@ -109,16 +133,13 @@ class OffloadBench {
     const int targets = quick_ ? kTargetsIfQuick : kTargets;
     for (int i = 0; i < targets; ++i) {
       const uint64_t more = (of.all_bytes - of.least_bytes) / (targets - 1) * (targets - 1 - i);
-      PINION_RETURN_IF_ERROR(AddRow(
-          of, {Kind::kPlanned, i == 0 ? of.all_bytes : of.least_bytes + more}, std::nullopt));
+      PINION_RETURN_IF_ERROR(
+          AddPlanned(of, i == 0 ? of.all_bytes : of.least_bytes + more, std::nullopt));
     }
     for (size_t i = before; i < methods_end; ++i) {
       const OffloadRow peer = table_.rows[i];
-      if (peer.method.kind == Kind::kNone || peer.method.kind == Kind::kBlocking ||
-          peer.cost.peak_bytes < of.least_bytes) {
-        continue;
-      }
-      PINION_RETURN_IF_ERROR(AddRow(of, {Kind::kPlanned, peer.cost.peak_bytes}, peer.method.kind));
+      if (peer.method.kind == Kind::kNone || peer.method.kind == Kind::kBlocking) continue;
+      PINION_RETURN_IF_ERROR(AddPlanned(of, peer.cost.peak_bytes, peer.method.kind));
     }
     std::printf("%s\n", OffloadText({table_.rows.begin() + static_cast<ptrdiff_t>(before),
                                      table_.rows.end()})
@@ -132,7 +153,9 @@ class OffloadBench {
     PINION_ASSIGN_OR_RETURN(const Case of, Prepare(model, preset));
     std::vector<at::Tensor> expected;
     std::vector<OffloadMethod> methods = MethodsOf(of);
-    methods.push_back({Kind::kPlanned, (of.all_bytes + of.least_bytes) / 2});
+    for (const Kind kind : {Kind::kPlanned, Kind::kPlannedRecompute}) {
+      methods.push_back({kind, of.least_bytes + (of.all_bytes - of.least_bytes) / 4});
+    }
     const size_t before = table_.values.size();
     for (const OffloadMethod& method : methods) {
       std::shared_ptr<ModelStep> step;
@@ -141,7 +164,7 @@ class OffloadBench {
           const MethodCost cost,
           RunMethod(method, of.world,
                     [&](const std::shared_ptr<EmulatedMachine>&) -> absl::StatusOr<OffloadStep> {
-                      const auto step = std::make_shared<ModelStep>(model, Emu());
+                      const auto step = std::make_shared<ModelStep>(model, Emu(), BlocksOf(method));
                       return OffloadStep{
                           [step, &gradients](const ReplayedStep::MakeScope& make_scope) {
                             step->Run(make_scope);
@@ -149,6 +172,7 @@ class OffloadBench {
                           },
                           step->LayerParameters(), step->Inputs()};
                     }));
+      PINION_RETURN_IF_ERROR(CheckPeak(of, method, cost, kRecordersBytes));
       if (method.kind == Kind::kNone) expected = gradients;
       table_.values.push_back(
           {model.name(), preset, method, cost,
@@ -170,20 +194,35 @@ class OffloadBench {
     of.model = model;
     of.preset = preset;
     PINION_ASSIGN_OR_RETURN(of.world.preset, PresetFor(model, preset));
-    PINION_ASSIGN_OR_RETURN(of.step, RecordModel(model, of.world.preset));
+    PINION_ASSIGN_OR_RETURN(of.step,
+                            RecordModel(model, of.world.preset, ModelStep::Blocks::kPlain));
+    PINION_ASSIGN_OR_RETURN(of.checkpointed,
+                            RecordModel(model, of.world.preset, ModelStep::Blocks::kCheckpoints));
+    PINION_ASSIGN_OR_RETURN(of.segmented,
+                            RecordModel(model, of.world.preset, ModelStep::Blocks::kCheckpoints,
+                                        /*keep_checkpoints=*/true));
     // Launches are part of what was recorded.
     of.world.preset.launch_us = 0;
     PINION_ASSIGN_OR_RETURN(of.world.link, LinkOf(of.world.preset));
     PINION_ASSIGN_OR_RETURN(of.least_bytes, LeastMemoryBytes(of.step));
-    PINION_ASSIGN_OR_RETURN(const StepPlan all, PlanStep(of.step, UINT64_MAX / 2, of.world.link));
-    of.all_bytes = all.peak_bytes;
-    PINION_ASSIGN_OR_RETURN(const MethodCost alone, Replay(of, {}));
+    PINION_ASSIGN_OR_RETURN(of.segmented_least_bytes, LeastMemoryBytes(of.segmented));
+    PINION_ASSIGN_OR_RETURN(const MethodCost alone, Replay(of, {}, of.step));
     of.alone_us = alone.step_us;
-    if (alone.peak_bytes != of.all_bytes) {
-      return absl::InternalError(absl::StrCat("the replayed step has a peak of ", alone.peak_bytes,
-                                              " bytes, the recorded one of ", of.all_bytes));
-    }
+    of.all_bytes = alone.peak_bytes;
     return of;
+  }
+
+  // Without offload a step has the peak of its record, replayed as well as with values.
+  static absl::Status CheckPeak(const Case& of, const OffloadMethod& method, const MethodCost& cost,
+                                uint64_t tolerance_bytes) {
+    if (method.kind != Kind::kNone && method.kind != Kind::kCheckpoint) return absl::OkStatus();
+    PINION_ASSIGN_OR_RETURN(const StepPlan all,
+                            PlanStep(of.StepOf(method), UINT64_MAX / 2, of.world.link));
+    const auto [less, more] = std::minmax(cost.peak_bytes, all.peak_bytes);
+    if (more - less <= tolerance_bytes) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(of.model.name(), ", ", method.name(),
+                                            ": the step has a peak of ", cost.peak_bytes,
+                                            " bytes, its record one of ", all.peak_bytes));
   }
 
   std::vector<OffloadMethod> MethodsOf(const Case& of) const {
@@ -192,16 +231,20 @@ class OffloadBench {
       const auto moves_bytes = static_cast<double>(of.all_bytes - of.least_bytes);
       methods.push_back({Kind::kGraphTrainer, static_cast<uint64_t>(share * moves_bytes)});
     }
-    methods.push_back({Kind::kWindows});
+    for (const Kind kind : {Kind::kWindows, Kind::kCheckpoint, Kind::kTrlCheckpoint}) {
+      methods.push_back({kind});
+    }
     return methods;
   }
 
-  absl::StatusOr<MethodCost> Replay(const Case& of, const OffloadMethod& method) const {
+  absl::StatusOr<MethodCost> Replay(const Case& of, const OffloadMethod& method,
+                                    const StepRecord& record) const {
     return RunMethod(
         method, of.world,
-        [&of](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
-          PINION_ASSIGN_OR_RETURN(std::shared_ptr<ReplayedStep> step,
-                                  ReplayedStep::Create(of.step, machine, of.model.layers()));
+        [&](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
+          PINION_ASSIGN_OR_RETURN(
+              std::shared_ptr<ReplayedStep> step,
+              ReplayedStep::Create(record, machine, of.model.layers(), ReadersOf(method)));
           OffloadStep replayed;
           replayed.run = [step](const ReplayedStep::MakeScope& make_scope) {
             step->Run(make_scope);
@@ -213,6 +256,19 @@ class OffloadBench {
         });
   }
 
+  // Whatever can do with that memory.
+  absl::Status AddPlanned(const Case& of, uint64_t target_bytes,
+                          std::optional<Kind> at_the_peak_of) {
+    // What computes every block again is compared with what may compute some.
+    const bool every = at_the_peak_of.has_value() && OffloadMethod{*at_the_peak_of}.checkpoints();
+    if (!every && target_bytes >= of.least_bytes) {
+      PINION_RETURN_IF_ERROR(AddRow(of, {Kind::kPlanned, target_bytes}, at_the_peak_of));
+    }
+    // A block that may be computed again has its inputs until its forward ends.
+    if (target_bytes < of.segmented_least_bytes) return absl::OkStatus();
+    return AddRow(of, {Kind::kPlannedRecompute, target_bytes}, at_the_peak_of);
+  }
+
   absl::Status AddRow(const Case& of, const OffloadMethod& method,
                       std::optional<Kind> at_the_peak_of) {
     OffloadRow row;
@@ -221,9 +277,18 @@ class OffloadBench {
     row.method = method;
     row.alone_us = of.alone_us;
     row.at_the_peak_of = at_the_peak_of;
-    PINION_ASSIGN_OR_RETURN(row.cost, Replay(of, method));
-    const uint64_t memory_bytes = row.planned() ? method.bytes : row.cost.peak_bytes;
+    const bool recomputes = method.kind == Kind::kPlannedRecompute;
+    MixedPlan mixed;
+    if (recomputes) {
+      PINION_ASSIGN_OR_RETURN(mixed, PlanMixedStep(of.segmented, method.bytes, of.world.link));
+      row.computed_again = mixed.computed_again.size();
+    }
+    PINION_ASSIGN_OR_RETURN(row.cost,
+                            Replay(of, method, recomputes ? mixed.step : of.StepOf(method)));
+    PINION_RETURN_IF_ERROR(CheckPeak(of, method, row.cost, 0));
+    const uint64_t memory_bytes = method.has_target() ? method.bytes : row.cost.peak_bytes;
     PINION_ASSIGN_OR_RETURN(row.bound_us, StepLowerBoundUs(of.step, memory_bytes, of.world.link));
+    if (recomputes && memory_bytes < of.all_bytes) row.plan_us = mixed.plan.step_us;
     if (row.planned() && memory_bytes < of.all_bytes) {
       PINION_ASSIGN_OR_RETURN(const StepPlan offline,
                               SearchPlan(of.step, memory_bytes, of.world.link, kSearch));

@@ -46,7 +46,7 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(
   OffloadOptions options;
   options.link = world.link;
   options.overlap = method.kind != OffloadMethod::Kind::kBlocking;
-  if (method.kind == OffloadMethod::Kind::kPlanned) options.memory_target_bytes = method.bytes;
+  if (method.has_target()) options.memory_target_bytes = method.bytes;
   return OffloadSession::Create(options, EmulatedBackend(machine));
 }
 
@@ -63,16 +63,19 @@ absl::StatusOr<Scopes> ScopesOf(const OffloadMethod& method, const MethodWorld& 
   Scopes scopes;
   switch (method.kind) {
     case OffloadMethod::Kind::kNone:
+    case OffloadMethod::Kind::kCheckpoint:
       break;
     case OffloadMethod::Kind::kBlocking:
     case OffloadMethod::Kind::kWindows:
-    case OffloadMethod::Kind::kPlanned: {
+    case OffloadMethod::Kind::kPlanned:
+    case OffloadMethod::Kind::kPlannedRecompute: {
       PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
                               NewSession(method, world, machine));
       scopes.forward = [session] { return std::make_shared<OffloadScope>(session); };
       break;
     }
-    case OffloadMethod::Kind::kTrl: {
+    case OffloadMethod::Kind::kTrl:
+    case OffloadMethod::Kind::kTrlCheckpoint: {
       TrlOptions options;
       for (const std::vector<at::Tensor>& layer : step.layers) {
         options.parameters.insert(options.parameters.end(), layer.begin(), layer.end());
@@ -122,13 +125,20 @@ absl::StatusOr<MethodCost> Measure(const OffloadStep& step, const Scopes& scopes
 }  // namespace
 
 std::string OffloadMethod::name() const {
-  const char* const names[] = {"none", "blocking", "trl", "graph trainer", "windows", "planned"};
+  const char* const names[] = {"none",
+                               "blocking",
+                               "trl",
+                               "graph trainer",
+                               "windows",
+                               "planned",
+                               "checkpoint every block",
+                               "trl with checkpoint",
+                               "planned, with recompute"};
   return names[static_cast<int>(kind)];
 }
 
 absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWorld& world,
                                      const MakeStep& make_step) {
-  const bool has_target = method.kind == OffloadMethod::Kind::kPlanned;
   const auto failed = [&](const char* what) {
     return absl::InternalError(absl::StrCat(method.name(), " ", HumanBytes(method.bytes), " on ",
                                             world.preset.name, ": ", what));
@@ -138,7 +148,7 @@ absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWo
                             NewMachine(world.preset, world.memory_bytes));
     PINION_ASSIGN_OR_RETURN(const OffloadStep step, make_step(machine));
     PINION_ASSIGN_OR_RETURN(const Scopes scopes, ScopesOf(method, world, machine, step));
-    return Measure(step, scopes, has_target, *machine);
+    return Measure(step, scopes, method.has_target(), *machine);
   } catch (const c10::Error& error) {
     return failed(error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -32,11 +32,21 @@ struct OffloadMethod {
     kGraphTrainer,  // bench/peers/graph_offload.h
     kWindows,       // a session without a target
     kPlanned,       // a session with one
+    // Of a step that computes each block of the model again in backward:
+    kCheckpoint,     // all else stays
+    kTrlCheckpoint,  // TRL has the blocks' inputs, and what is saved outside of them
+    // A session with a target, whose plan says which blocks are computed again.
+    kPlannedRecompute,
   };
   Kind kind = Kind::kNone;
-  uint64_t bytes = 0;  // kPlanned: the target; kGraphTrainer: of the host, that it may take
+  uint64_t bytes = 0;  // the target; kGraphTrainer: of the host, that it may take
 
-  std::string name() const;  // "none", "blocking", "trl", "graph trainer", "windows", "planned"
+  // "none", "blocking", "trl", "graph trainer", "windows", "planned", "checkpoint every block",
+  // "trl with checkpoint", "planned, with recompute"
+  std::string name() const;
+  bool has_target() const { return kind == Kind::kPlanned || kind == Kind::kPlannedRecompute; }
+  // Whether every block of the model is a checkpoint.
+  bool checkpoints() const { return kind == Kind::kCheckpoint || kind == Kind::kTrlCheckpoint; }
 };
 
 // What all runs on one device have in common.

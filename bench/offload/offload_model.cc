@@ -11,11 +11,14 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/step_recorder.h"
 #include "pinion/programs/conv_net.h"
 #include "pinion/programs/gpt.h"
@@ -57,6 +60,18 @@ Workload WorkloadOf(const GptConfig& config) {
           .mean_saved_tensor_bytes = saved_bytes / static_cast<double>(SavedTensors(config))};
 }
 
+// What autograd does by itself, but that segments which a plan could compute again have numbers.
+class KeepAll final : public SavedTensorPacker {
+ public:
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+    return KeepTensor(tensor);
+  }
+  std::optional<uint32_t> KeepSegment(c10::Device) override { return segments_++; }
+
+ private:
+  uint32_t segments_ = 0;
+};
+
 }  // namespace
 
 std::string OffloadModel::name() const {
@@ -96,13 +111,15 @@ absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::str
                      {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = 1});
 }
 
-ModelStep::ModelStep(const OffloadModel& model, c10::Device device)
+ModelStep::ModelStep(const OffloadModel& model, c10::Device device, Blocks blocks)
     : model_(model), device_(device) {
   torch::manual_seed(kSeed);
+  const bool checkpoints = blocks == Blocks::kCheckpoints;
   const auto images = [](int64_t batch, int64_t size) { return at::rand({batch, 3, size, size}); };
   switch (model.kind) {
     case OffloadModel::Kind::kGpt: {
-      const GptConfig config = SmallGpt(/*bfloat16=*/false);
+      GptConfig config = SmallGpt(/*bfloat16=*/false);
+      config.checkpoint_blocks = checkpoints;
       const Gpt gpt(config);
       module_ = gpt.ptr();
       forward_ = [gpt](const at::Tensor& x) { return gpt.ptr()->forward(x).flatten(0, 1); };
@@ -111,15 +128,19 @@ ModelStep::ModelStep(const OffloadModel& model, c10::Device device)
       break;
     }
     case OffloadModel::Kind::kConvNet: {
-      const ConvNet net(kConvNet);
+      ConvNetConfig config = kConvNet;
+      config.checkpoint_blocks = checkpoints;
+      const ConvNet net(config);
       module_ = net.ptr();
       forward_ = [net](const at::Tensor& x) { return net.ptr()->forward(x); };
       input_ = images(16, 32);
-      target_ = at::randint(kConvNet.classes, {16}, at::kLong);
+      target_ = at::randint(config.classes, {16}, at::kLong);
       break;
     }
     case OffloadModel::Kind::kUNet: {
-      const UNet net(kUNet);
+      UNetConfig config = kUNet;
+      config.checkpoint_levels = checkpoints;
+      const UNet net(config);
       module_ = net.ptr();
       forward_ = [net](const at::Tensor& x) { return net.ptr()->forward(x); };
       input_ = images(4, 64);
@@ -163,10 +184,17 @@ void ModelStep::Run(const ReplayedStep::MakeScope& make_scope) {
   loss.backward();
 }
 
-absl::StatusOr<StepRecord> ModelStep::Record(const DeviceBackend& backend) {
+absl::StatusOr<StepRecord> ModelStep::Record(const DeviceBackend& backend, bool keep_checkpoints) {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<StepRecorder> recorder,
                           StepRecorder::Create(backend));
-  Run([&recorder] { return std::make_shared<RecordScope>(recorder); });
+  struct Scopes {
+    Scopes(const std::shared_ptr<StepRecorder>& recorder, bool keep) : record(recorder) {
+      if (keep) kept.emplace(std::make_shared<KeepAll>());
+    }
+    const RecordScope record;
+    std::optional<SavedTensorScope> kept;
+  };
+  Run([&] { return std::make_shared<Scopes>(recorder, keep_checkpoints); });
   using Steps = std::map<int, StepRecord>;
   PINION_ASSIGN_OR_RETURN(Steps steps, recorder->Finish());
   return std::move(steps[device_.index()]);

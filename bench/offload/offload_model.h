@@ -46,11 +46,17 @@ absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::str
 
 class ModelStep {
  public:
-  ModelStep(const OffloadModel& model, c10::Device device);
+  // Of a GPT a block is a layer, of the residual network a residual block, and of the U-Net a level
+  // on the way down or up.
+  // Checkpoints are those that a session's plan decides on (CheckpointOptions::if_planned).
+  enum class Blocks { kPlain, kCheckpoints };
+
+  ModelStep(const OffloadModel& model, c10::Device device, Blocks blocks = Blocks::kPlain);
 
   void Run(const ReplayedStep::MakeScope& make_scope);
-  // What one more step saves and reads, on this device; spoils the gradients.
-  absl::StatusOr<StepRecord> Record(const DeviceBackend& backend);
+  // What one more step saves and reads, on this device; spoils the gradients. If checkpoints are
+  // kept, they are the record's segments, which a plan could compute again.
+  absl::StatusOr<StepRecord> Record(const DeviceBackend& backend, bool keep_checkpoints);
   // Of the last step, on the CPU.
   std::vector<at::Tensor> Gradients() const;
 

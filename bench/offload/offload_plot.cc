@@ -24,9 +24,15 @@ struct Look {
   const char* colour;
   int point;
 };
-constexpr Look kLooks[] = {{Kind::kNone, "#000000", 3},    {Kind::kBlocking, "#999999", 9},
-                           {Kind::kTrl, "#D55E00", 5},     {Kind::kGraphTrainer, "#E69F00", 13},
-                           {Kind::kWindows, "#56B4E9", 6}, {Kind::kPlanned, "#0072B2", 7}};
+constexpr Look kLooks[] = {{Kind::kNone, "#000000", 3},
+                           {Kind::kBlocking, "#999999", 9},
+                           {Kind::kTrl, "#D55E00", 5},
+                           {Kind::kGraphTrainer, "#E69F00", 13},
+                           {Kind::kWindows, "#56B4E9", 6},
+                           {Kind::kPlanned, "#0072B2", 7},
+                           {Kind::kCheckpoint, "#000000", 11},
+                           {Kind::kTrlCheckpoint, "#D55E00", 4},
+                           {Kind::kPlannedRecompute, "#CC79A7", 7}};
 
 struct Point {
   double mib = 0;
@@ -50,7 +56,7 @@ std::vector<Point> PointsOf(const std::vector<OffloadRow>& rows, const std::stri
   std::vector<Point> points;
   for (const OffloadRow& row : rows) {
     if (row.model != model || row.preset != preset || row.method.kind != kind) continue;
-    const uint64_t bytes = row.planned() ? row.method.bytes : row.cost.peak_bytes;
+    const uint64_t bytes = row.method.has_target() ? row.method.bytes : row.cost.peak_bytes;
     Point& point = points.emplace_back();
     point = {static_cast<double>(bytes) / kMiB, row.bound_us / row.alone_us,
              row.cost.step_us / row.alone_us, std::nullopt};
@@ -77,11 +83,11 @@ std::string Panel(const std::vector<OffloadRow>& rows, const std::string& model,
           point.offline.has_value() ? absl::StrFormat("%.6g", *point.offline) : "NaN");
     }
     script += "EOD\n";
-    const bool planned = look.kind == Kind::kPlanned;
+    const bool has_target = OffloadMethod{look.kind}.has_target();
     absl::StrAppendFormat(&plot, "%s%s using 1:2 with %s pt %d ps 0.6 lw 1.5 lc rgb '%s'",
-                          plot.empty() ? "" : ", \\\n  ", name, planned ? "linespoints" : "points",
-                          look.point, look.colour);
-    if (!planned) continue;
+                          plot.empty() ? "" : ", \\\n  ", name,
+                          has_target ? "linespoints" : "points", look.point, look.colour);
+    if (look.kind != Kind::kPlanned) continue;
     absl::StrAppendFormat(&plot,
                           ", \\\n  %s using 1:4 with lines dt 2 lw 1 lc rgb '#009E73'"
                           ", \\\n  %s using 1:3 with lines lw 1 lc rgb '#666666'",

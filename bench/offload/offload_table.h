@@ -22,16 +22,18 @@ struct OffloadRow {
   OffloadMethod method;
   MethodCost cost;
   double alone_us = 0;  // the step without offload
-  // No policy takes less (engine/plan/step_bound.h) in this memory: the target of a planned step,
-  // and else the peak that the method had.
+  // No policy that computes nothing again takes less (engine/plan/step_bound.h) in this memory: the
+  // target, and the peak of a method that has none. Infinite where none can do with that memory.
   double bound_us = 0;
-  // Of a planned step whose target binds: what its plan comes to by itself, and the shortest plan
-  // that a long search finds.
+  // Of a step whose target binds: what its plan comes to by itself, and the shortest plan that a
+  // long search finds, which computes nothing again.
   std::optional<double> plan_us;
-  std::optional<double> offline_us;
-  // A planned step in the memory that this method took at its peak.
+  std::optional<double> offline_us;  // kPlanned
+  size_t computed_again = 0;         // kPlannedRecompute: blocks
+  // A step in the memory that this method took at its peak.
   std::optional<OffloadMethod::Kind> at_the_peak_of;
 
+  // Above 1 only of a step that computes something again. Infinite if the bound is.
   double efficiency() const { return bound_us / cost.step_us; }
   bool planned() const { return method.kind == OffloadMethod::Kind::kPlanned; }
 };

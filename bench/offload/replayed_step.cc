@@ -144,11 +144,13 @@ absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
 
 class Replay final : public ReplayedStep {
  public:
-  Replay(StepRecord step, Script script, std::shared_ptr<EmulatedMachine> machine, int layers)
+  Replay(StepRecord step, Script script, std::shared_ptr<EmulatedMachine> machine, int layers,
+         Readers readers)
       : step_(std::move(step)),
         script_(std::move(script)),
         machine_(std::move(machine)),
-        device_(DeviceTypeOf("emu").value(), 0) {
+        device_(DeviceTypeOf("emu").value(), 0),
+        readers_(readers) {
     for (int i = 0; i < layers; ++i) {
       layer_parameters_.push_back(at::ones({1}).requires_grad_());
     }
@@ -170,6 +172,7 @@ class Replay final : public ReplayedStep {
           {Edge(root, 0)}, {gradient_}, /*keep_graph=*/false, /*create_graph=*/false,
           /*accumulate_grad=*/true);
     }
+    read_.clear();
     saves_.clear();
     made_.clear();
   }
@@ -243,6 +246,7 @@ class Replay final : public ReplayedStep {
   }
 
   void Read(const Operator& reads) {
+    read_.clear();
     for (size_t use = reads.begin; use < reads.end; ++use) {
       if (use > reads.begin) Pass(use);
       read_.push_back(saves_[script_.saved_at[use]].unpack());
@@ -251,7 +255,7 @@ class Replay final : public ReplayedStep {
     }
     Pass(reads.end);
     DropHeldBefore(reads.end);
-    read_.clear();
+    if (readers_ == Readers::kNodes) read_.clear();
   }
 
   // The stretch before `use`: what it makes, computes, and takes and gives back besides.
@@ -259,6 +263,7 @@ class Replay final : public ReplayedStep {
     const StepStretch& stretch = step_.stretches[use];
     uint64_t transient_bytes = stretch.transient_bytes;
     if (stretch.released_bytes > 0) {
+      read_.clear();
       ReleaseOver(use);
       // Not all of it had gone before the peak.
       transient_bytes += script_.over_bytes[use] - stretch.released_bytes;
@@ -277,7 +282,7 @@ class Replay final : public ReplayedStep {
 
   // What nobody needs behind the stretch before `use`.
   void ReleaseOver(size_t use) {
-    if (use > 0 && script_.over_bytes[use] > 0) read_.clear();
+    if (readers_ == Readers::kNodes && script_.over_bytes[use] > 0) read_.clear();
     for (size_t save = 0; save < saves_.size(); ++save) {
       if (script_.over[save] == use) saves_[save].reset_data();
     }
@@ -322,6 +327,7 @@ class Replay final : public ReplayedStep {
   const Script script_;
   const std::shared_ptr<EmulatedMachine> machine_;
   const c10::Device device_;
+  const Readers readers_;
   // What travels along the graph: one float on the CPU, so that the caller's thread runs it.
   const at::Tensor gradient_ = at::ones({1});
   std::vector<at::Tensor> layer_parameters_;
@@ -330,7 +336,7 @@ class Replay final : public ReplayedStep {
   std::vector<at::Tensor> made_;      // by object, as long as the program holds it
   size_t made_count_ = 0;             // objects so far
   std::vector<SavedVariable> saves_;  // by use
-  std::vector<at::Tensor> read_;      // by the operator that runs
+  std::vector<at::Tensor> read_;      // by the operator that runs, or has run last
   std::vector<at::Tensor> other_;     // stays from step to step
   uint64_t other_bytes_ = 0;          // of all of these
 };
@@ -338,10 +344,11 @@ class Replay final : public ReplayedStep {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ReplayedStep>> ReplayedStep::Create(
-    StepRecord record, std::shared_ptr<EmulatedMachine> machine, int layers) {
+    StepRecord record, std::shared_ptr<EmulatedMachine> machine, int layers, Readers readers) {
   PINION_CHECK(machine->options().preset.launch_us == 0);
   PINION_ASSIGN_OR_RETURN(Script script, ScriptOf(record));
-  return std::make_unique<Replay>(std::move(record), std::move(script), std::move(machine), layers);
+  return std::make_unique<Replay>(std::move(record), std::move(script), std::move(machine), layers,
+                                  readers);
 }
 
 }  // namespace pinion

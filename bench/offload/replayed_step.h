@@ -34,11 +34,17 @@ class ReplayedStep {
   // Any object that lives as long as the forward; null for none.
   using MakeScope = std::function<std::shared_ptr<void>()>;
 
+  // Who reads what was saved. A checkpoint has its inputs until the last node of its segment has
+  // run, which is not the node that has read them: a method that lets go of what a node has read,
+  // once that node has run, finds it in use.
+  enum class Readers { kNodes, kCheckpoints };
+
   // On device 0 of the machine, which is registered as "emu" and whose kernels cost nothing beside
   // what they compute (DevicePreset::launch_us is 0). InvalidArgument for a record that is not one
   // forward and its backward.
   static absl::StatusOr<std::unique_ptr<ReplayedStep>> Create(
-      StepRecord record, std::shared_ptr<EmulatedMachine> machine, int layers);
+      StepRecord record, std::shared_ptr<EmulatedMachine> machine, int layers,
+      Readers readers = Readers::kNodes);
   virtual ~ReplayedStep() = default;
 
   // LibTorch's errors are thrown, and the device's as c10::Error.

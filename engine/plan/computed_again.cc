@@ -144,19 +144,19 @@ class Writer {
   }
   void AddRun(const SecondRun& run) {
     for (const uint32_t input : run.segment->inputs) {
-      AddUse(input, kNone);
+      // One operator of each run reads all of its inputs.
+      const bool begins = input == run.segment->inputs.front();
+      AddUse(input, kNone, /*goes_on=*/!begins);
       peak_bytes_ = end_bytes_;
     }
     compute_us_ += run.compute_us;
     peak_bytes_ = std::max(peak_bytes_, end_bytes_ + run.transient_bytes);
   }
   void AddUse(uint32_t object, uint32_t old_use) {
-    EndStretch();
-    StepRecord& step = written_.step;
-    const bool goes_on = !step.uses.empty() && IsSameOperator(written_.old_uses.back(), old_use);
-    step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
-    step.uses.push_back(object);
-    written_.old_uses.push_back(old_use);
+    const std::vector<uint32_t>& before = written_.old_uses;
+    AddUse(object, old_use,
+           /*goes_on=*/!before.empty() && before.back() != kNone &&
+               old_.operator_ends[before.back()] == old_.operator_ends[old_use]);
   }
   Rewritten Finish() {
     EndStretch();
@@ -164,10 +164,12 @@ class Writer {
   }
 
  private:
-  // All inputs of a second run are read by one operator.
-  bool IsSameOperator(uint32_t before, uint32_t use) const {
-    if (before == kNone || use == kNone) return before == use;
-    return old_.operator_ends[before] == old_.operator_ends[use];
+  void AddUse(uint32_t object, uint32_t old_use, bool goes_on) {
+    EndStretch();
+    StepRecord& step = written_.step;
+    step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
+    step.uses.push_back(object);
+    written_.old_uses.push_back(old_use);
   }
   void EndStretch() {
     const int64_t other_bytes = std::max<int64_t>(0, end_bytes_);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/placeholder_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -264,6 +265,8 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Find(in
 
 // Outside of a backward nobody knows when it ends: each read computes again.
 std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::ComputeAgain() {
+  // What the segment behind this one has lent last; it needs no memory any more.
+  SettleLoans();
   const auto recomputation = std::make_shared<Recomputation>();
   {
     MutexLock lock(mu_);

@@ -146,8 +146,13 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
       saved.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
   object.last_save = uses_;
   Append(begin, end, {.used = id, .by = place / 2, .part = part});
-  // What was one of the other bytes until here is an object's in all of the stretch.
-  entries_.back().peak_other_bytes -= other_bytes - entries_.back().other_bytes;
+  // What was one of the other bytes until here is an object's in all of the stretch, which began
+  // behind the last use.
+  const int64_t object_bytes = other_bytes - entries_.back().other_bytes;
+  auto entry = entries_.rbegin();
+  do {
+    entry->peak_other_bytes -= object_bytes;
+  } while (++entry != entries_.rend() && !entry->used.has_value());
   objects_.all[id].saved.push_back(&saved);  // last: what throws has registered nothing
   return id;
 }

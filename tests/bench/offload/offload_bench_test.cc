@@ -1,5 +1,6 @@
 // The program as a user runs it.
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -18,54 +19,83 @@ using testing::ProgramOutcome;
 using testing::RunProgram;
 using ::testing::UnorderedElementsAre;
 
+nlohmann::json Report(const ProgramOutcome& outcome, const std::string& path) {
+  EXPECT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
+  return nlohmann::json::parse(FileContents(path));
+}
+
+// Of a model whose bytes the link cannot hide.
 TEST(OffloadBenchTest, AQuickRunComparesAllMethodsAndJudgesItself) {
   const std::string path = ::testing::TempDir() + "/offload_bench.json";
-  const ProgramOutcome outcome = RunProgram(
-      absl::StrCat("bench/offload/offload_bench --quick --presets=a100_pcie4 --json=", path));
-  ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
-  const nlohmann::json report = nlohmann::json::parse(FileContents(path));
+  const ProgramOutcome outcome = RunProgram(absl::StrCat(
+      "bench/offload/offload_bench --quick --models=unet --presets=a100_pcie4 --json=", path));
+  const nlohmann::json report = Report(outcome, path);
   std::set<std::string> methods;
-  int with_values = 0;
+  std::map<std::string, nlohmann::json> with_values;  // the last of each method
+  int values = 0;
+  int below_bound = 0;
   for (const nlohmann::json& row : report["rows"]) {
     SCOPED_TRACE(row.dump());
     const std::string method = row["method"];
     methods.insert(method);
     if (row.contains("same_bits")) {
-      ++with_values;
+      ++values;
       EXPECT_TRUE(row["same_bits"].get<bool>());
+      with_values[method] = row;
       continue;
     }
-    EXPECT_GE(row["step_us"].get<double>(), 0.999 * row["bound_us"].get<double>());
-    if (method == "planned") {
+    const double step_us = row["step_us"], alone_us = row["alone_us"], moved_mib = row["moved_mib"];
+    const bool every_again = method.find("checkpoint") != std::string::npos;
+    const bool computes_again = every_again || row.value("computed_again", 0) > 0;
+    if (!computes_again) {
+      EXPECT_GE(step_us, 0.999 * row["bound_us"].get<double>());
+    } else if (!every_again) {
+      below_bound += step_us < row["bound_us"].get<double>() ? 1 : 0;
+    }
+    if (row.contains("target_mib")) {
       EXPECT_LE(row["peak_mib"].get<double>(), row["target_mib"].get<double>());
     }
-    const bool all_stays = method == "none" || row["moved_mib"].get<double>() == 0;
-    EXPECT_EQ(row["step_us"].get<double>() > 1.1 * row["alone_us"].get<double>(),
-              method == "blocking")
-        << "of this model, only waiting for each copy costs much";
-    EXPECT_EQ(all_stays, row["stall_us"].get<double>() == 0 && row["moved_mib"].get<double>() == 0);
+    if (method == "none" || method == "checkpoint every block") {
+      EXPECT_EQ(moved_mib, 0);
+      EXPECT_EQ(row["stall_us"].get<double>(), 0);
+      EXPECT_EQ(step_us > 1.2 * alone_us, every_again);
+    } else if (!row.contains("target_mib")) {
+      EXPECT_GT(moved_mib, 0);
+      EXPECT_GT(step_us, 1.2 * alone_us);
+    }
   }
   EXPECT_THAT(methods, UnorderedElementsAre("none", "blocking", "trl", "graph trainer", "windows",
-                                            "planned"));
-  EXPECT_EQ(with_values, 8);
+                                            "planned", "checkpoint every block",
+                                            "trl with checkpoint", "planned, with recompute"));
+  EXPECT_GE(below_bound, 3);
+  EXPECT_EQ(values, 11);
+  // What the real model does in a session is what its replay does.
+  const auto of_values = [&](const std::string& method, const char* what) {
+    return with_values[method][what].get<double>();
+  };
+  EXPECT_LT(of_values("planned, with recompute", "step_us"), 0.9 * of_values("planned", "step_us"));
+  EXPECT_LT(of_values("planned, with recompute", "moved_mib"),
+            0.6 * of_values("planned", "moved_mib"));
+  EXPECT_GT(of_values("trl with checkpoint", "moved_mib"),
+            of_values("checkpoint every block", "moved_mib"));
   bool any_missed = false;
   for (const nlohmann::json& goal : report["goals"]) {
     const std::string name = goal["name"];
     EXPECT_THAT(outcome.out, HasSubstr(name));
     any_missed |= goal["met"].is_boolean() && !goal["met"].get<bool>();
-    // Of this model the link can hide all but a hair of what has to move at the least target, where
-    // a plan has the least choice; one that runs on a busy machine may take its time.
-    const bool is_least = name.find("can hide") != std::string::npos;
+    // At the least target a second run finds no room; a program that runs on a busy machine may
+    // take its time.
+    const bool is_least = name.find("bound is over") != std::string::npos;
     const bool may_miss = is_least || name.find("minutes") != std::string::npos;
     if (is_least) {
-      EXPECT_LE(goal["value"].get<double>(), 1.03) << name;
+      EXPECT_LE(goal["value"].get<double>(), 1.08) << name;
     }
     if (!may_miss && goal["met"].is_boolean()) {
       EXPECT_TRUE(goal["met"].get<bool>()) << name;
     }
   }
   EXPECT_EQ(outcome.exit_code, any_missed ? 1 : 0);
-  EXPECT_EQ(report["goals"].size(), 9);
+  EXPECT_EQ(report["goals"].size(), 13);
 }
 
 TEST(OffloadBenchTest, BadInputGetsOneLineThatSaysWhatIsWrong) {

@@ -1,5 +1,6 @@
 #include "pinion/bench/offload/offload_table.h"
 
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -31,6 +32,12 @@ OffloadRow Row(const OffloadMethod& method, double step_us, uint64_t peak_mib) {
 OffloadRow Planned(double step_us, std::optional<double> offline_us = std::nullopt) {
   OffloadRow row = Row({Kind::kPlanned, 50 * kMiB}, step_us, 50);
   row.plan_us = row.offline_us = offline_us;
+  return row;
+}
+
+OffloadRow Recompute(double step_us, uint64_t target_mib) {
+  OffloadRow row = Row({Kind::kPlannedRecompute, target_mib * kMiB}, step_us, target_mib);
+  row.computed_again = 3;
   return row;
 }
 
@@ -90,6 +97,36 @@ TEST(OffloadTableTest, APlannedStepIsComparedWithTheMethodWhosePeakItsTargetIs) 
   EXPECT_TRUE(GoalOf(table, "where trl takes").missed());
 }
 
+TEST(OffloadTableTest, WithRecomputeAStepIsNotToBeSlowerThanWithoutAtTheSameTarget) {
+  const std::string goal = "over planned at the same target";
+  OffloadTable table = {.rows = {Planned(125), Recompute(125, 50), Recompute(300, 40)}};
+  EXPECT_TRUE(GoalOf(table, goal).met()) << "nothing was planned for 40 MiB";
+  table.rows[1].cost.step_us = 126;
+  EXPECT_TRUE(GoalOf(table, goal).missed());
+  table.rows[0].preset = "gh200_c2c";
+  EXPECT_FALSE(GoalOf(table, goal).value.has_value());
+}
+
+TEST(OffloadTableTest, WhereTheLinkIsFarFromHidingItAStepWithRecomputeIsToBeBelowTheBound) {
+  OffloadTable table = {.rows = {Planned(125), Recompute(121, 50), Recompute(119, 40)}};
+  EXPECT_FALSE(GoalOf(table, "of 0 runs").value.has_value());
+  for (OffloadRow& row : table.rows) row.bound_us = 120.1;
+  EXPECT_TRUE(GoalOf(table, "of 2 runs").missed());
+  table.rows[1].cost.step_us = 120;
+  EXPECT_TRUE(GoalOf(table, "of 2 runs").met());
+}
+
+TEST(OffloadTableTest, WhatMayComputeAgainIsComparedWithWhatComputesAllAgain) {
+  OffloadRow recompute = Recompute(125, 50);
+  recompute.at_the_peak_of = Kind::kCheckpoint;
+  const OffloadTable table = {.rows = {Row({Kind::kCheckpoint}, 124, 50), recompute}};
+  EXPECT_TRUE(GoalOf(table, "peak of checkpoint every block").missed());
+  EXPECT_FALSE(GoalOf(table, "peak of trl with checkpoint").value.has_value());
+  EXPECT_THAT(OffloadText({recompute}),
+              AllOf(HasSubstr("planned, with recompute 50.0 MiB (checkpoint every block's)"),
+                    HasSubstr("     3\n")));
+}
+
 TEST(OffloadTableTest, OtherBitsAreCounted) {
   OffloadTable table;
   EXPECT_FALSE(GoalOf(table, "other bits").value.has_value());
@@ -105,6 +142,15 @@ TEST(OffloadTableTest, TheTextSaysWhoseMemoryAPlannedStepHad) {
   EXPECT_THAT(OffloadText({planned}),
               AllOf(HasSubstr("planned 50.0 MiB (trl's)"), HasSubstr("125.0%"), HasSubstr("0.960"),
                     HasSubstr("0.976")));
+}
+
+TEST(OffloadTableTest, WhereNoPolicyCanDoWithThatMemoryThereIsNoBound) {
+  OffloadRow row = Row({Kind::kCheckpoint}, 130, 20);
+  EXPECT_THAT(OffloadText({row}), HasSubstr("0.923"));
+  row.bound_us = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(OffloadText({row}), AllOf(HasSubstr("checkpoint every block"),
+                                        HasSubstr("  0.0        -        -        -     -\n")));
+  EXPECT_FALSE(OffloadReport({.rows = {row}}).ToJson()["rows"][0].contains("efficiency"));
 }
 
 TEST(OffloadTableTest, ThePictureHasAPanelForEachModelOnEachPreset) {

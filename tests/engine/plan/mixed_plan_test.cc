@@ -68,6 +68,13 @@ TEST(ComputedAgain, NothingIsLeftOfWhatASegmentAloneSaves) {
   EXPECT_THAT(again.segments, IsEmpty());
 }
 
+TEST(ComputedAgain, EachSecondRunReadsItsInputsByAnOperatorOfItsOwn) {
+  const StepRecord step = Blocks({{1000, 20}, {4000, 50}, {2000, 30}});
+  const StepRecord again = WithComputedAgain(step, {0, 1, 2});
+  EXPECT_THAT(UsesOf(again), ElementsAre(0, 1, 2, 2, 2, 1, 1, 0, 0));
+  EXPECT_THAT(again.operators, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
+}
+
 TEST(ComputedAgain, TheSecondRunTakesWhatForwardTookUntilItsLastSave) {
   StepRecord step = Blocks({{1000, 20, 3}, {4000, 50, 6}});
   for (size_t i = 0; i < step.stretches.size(); ++i) {

@@ -432,6 +432,23 @@ TEST(CheckpointSequentialTest, ASegmentLetsGoOfItsInput) {
   EXPECT_TRUE(input.has_value());
 }
 
+// Backward has been lent the input of the segment behind, and nothing is lent in between.
+TEST(CheckpointSequentialTest, WhatOneSegmentHasReadIsGoneWhenTheNextOneRunsAgain) {
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> between;
+  int runs = 0;
+  const auto looks_for_it = [&](const Tensor& x) {
+    if (++runs == 2) {
+      EXPECT_TRUE(between->expired());
+    }
+    return at::tanh(x);
+  };
+  Tensor x = checkpoint(looks_for_it, at::rand({2}).requires_grad_(true));
+  between = x.storage().getWeakStorageImpl();
+  x = checkpoint([](const Tensor& in) { return in * in; }, std::move(x));
+  x.sum().backward();
+  EXPECT_EQ(runs, 2);
+}
+
 TEST(CheckpointSequentialTest, MoreSegmentsThanModulesAreRefused) {
   torch::nn::Sequential modules(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
   for (const int64_t segments : {0, 3}) {

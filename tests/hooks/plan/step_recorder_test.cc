@@ -487,6 +487,23 @@ TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInAForwardIsTransient) {
   EXPECT_LT(step.stretches[2].transient_bytes, 3u * kTensorBytes);
 }
 
+TEST_F(StepRecorderTest, WhatIsMadeBeforeSomethingGoesAndSavedAfterwardsIsAnObjectThroughout) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    at::Tensor unused = Probe(carrier_, {activation()}, UseSaved);
+    const at::Tensor made = activation(2 * kTensorBytes);
+    unused.reset();
+    y = Probe(carrier_, {made}, UseSaved);
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  ASSERT_THAT(step.uses, ElementsAre(0, 1, 1));
+  ASSERT_THAT(Frees(step), ElementsAre(true, true));
+  // What it is made of.
+  EXPECT_NEAR(step.stretches[1].transient_bytes, 2 * kTensorBytes, 2 * kKiB);
+}
+
 TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInABackwardIsTransient) {
   at::Tensor y;
   {
