@@ -167,7 +167,8 @@ absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
   std::vector<double> times_ms;
   for ([[maybe_unused]] auto _ : state) {
     const double begin_s = ProcessorSeconds();
-    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<const KnownStep> known, schedule.Plan(step));
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<const KnownStep> known,
+                            schedule.Plan(step, of.target == PlanCase::Target::kTightWithSegments));
     const double elapsed_s = ProcessorSeconds() - begin_s;
     state.SetIterationTime(elapsed_s);
     times_ms.push_back(elapsed_s * 1e3);

@@ -43,9 +43,9 @@ class MoreBytes {
     changes_[last + 1] -= Signed(size_bytes);
     ends_[last] += Signed(size_bytes);
   }
-  // Than in the stretch before.
+  // How much more there is than in the stretch before.
   int64_t change(size_t stretch) const { return changes_[stretch]; }
-  // Of these, what has gone when the stretch ends.
+  // Of what was added, that which has gone when the stretch ends.
   int64_t ends(size_t stretch) const { return ends_[stretch]; }
 
  private:
@@ -190,15 +190,14 @@ class Writer {
 };
 
 // A second run holds its inputs until they are read for the last time in the segment.
-void AddHeldInputs(const Recorded& old, const StepSegment& segment, Rewritten& written) {
-  for (const uint32_t input : segment.inputs) {
+void AddHeldInputs(const Recorded& old, const SecondRun& run, Rewritten& written) {
+  size_t counted_until = written.new_stretches[run.read_at];
+  for (const uint32_t input : run.segment->inputs) {
+    ++counted_until;  // the stretch behind its read
     size_t needed_until = 0;
-    for (const uint32_t use : segment.uses) {
+    for (const uint32_t use : run.segment->uses) {
       if (old.step.uses[use] == input && !old.Saves(use)) needed_until = old.operator_ends[use] + 1;
     }
-    const auto last_use =
-        std::find(written.step.uses.rbegin(), written.step.uses.rend(), input).base();
-    const auto counted_until = static_cast<size_t>(last_use - written.step.uses.begin());
     if (needed_until == 0) continue;
     for (size_t i = counted_until + 1; i <= written.new_stretches[needed_until]; ++i) {
       written.step.stretches[i].other_bytes += old.size_bytes(input);
@@ -234,10 +233,19 @@ std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step) {
   if (step.segments.empty()) return {};
   const Recorded old(step);
   std::vector<uint32_t> segments;
+  std::vector<int> unread(step.objects.size());  // saves less reads, in one segment
   for (uint32_t i = 0; i < step.segments.size(); ++i) {
     const StepSegment& segment = step.segments[i];
     if (segment.computed_again || segment.uses.empty()) continue;
-    if (old.Saves(segment.uses.front()) && !old.Saves(segment.uses.back())) segments.push_back(i);
+    bool is_read_twice = false;
+    for (const uint32_t use : segment.uses) {
+      int& left = unread[step.uses[use]];
+      left += old.Saves(use) ? 1 : -1;
+      is_read_twice = is_read_twice || left < 0;
+    }
+    for (const uint32_t use : segment.uses) unread[step.uses[use]] = 0;
+    const bool is_read = !old.Saves(segment.uses.back());
+    if (is_read && !is_read_twice && old.Saves(segment.uses.front())) segments.push_back(i);
   }
   return segments;
 }
@@ -267,7 +275,7 @@ StepRecord WithComputedAgain(const StepRecord& step, absl::Span<const uint32_t> 
     if (!is_removed[use]) writer.AddUse(step.uses[use], use);
   }
   Rewritten written = writer.Finish();
-  for (const SecondRun& again : runs) AddHeldInputs(old, *again.segment, written);
+  for (const SecondRun& again : runs) AddHeldInputs(old, again, written);
   NumberObjects(old, written);
   written.step.timed_by_host = step.timed_by_host;
   return std::move(written.step);

@@ -9,8 +9,9 @@
 // in the segment. At its peak the second run takes what the first one took beside what was there
 // when it began.
 //
-// That is what a plan can know before it is tried, and errs towards more memory: what a real run
-// lets go of in the middle of a stretch counts to its end.
+// That is what a plan can know before it is tried. It errs towards more memory, since what a real
+// run lets go of in the middle of a stretch counts to its end; but no record tells that a segment
+// which waits to be computed again holds what it has captured.
 //
 // Thread safety: a pure function.
 
@@ -25,7 +26,8 @@
 
 namespace pinion {
 
-// Segments by index, ascending: those that were kept, and of which something was read.
+// Segments by index, ascending: those that were kept, and of which something was read, by one
+// backward: another one would compute the segment once more.
 std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step);
 
 // Of a valid record, without segments. `segments` are some that can be computed again.

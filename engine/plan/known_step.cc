@@ -56,9 +56,10 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
   }
 }
 
-KnownStep KnownStep::WithoutMix() const {
-  KnownStep same = *this;
-  same.mix_.clear();
+std::shared_ptr<const KnownStep> KnownStep::WithMixTried() const {
+  const auto same = std::make_shared<KnownStep>(*this);
+  same->mix_.clear();
+  same->mix_was_tried_ = true;
   return same;
 }
 
@@ -96,10 +97,10 @@ std::optional<size_t> KnownStep::NextRead(uint32_t object, size_t now, bool is_k
   return *next;
 }
 
-bool KnownStep::IsLike(const KnownStep& other) const {
-  return step_.uses == other.step_.uses &&
-         std::equal(step_.objects.begin(), step_.objects.end(), other.step_.objects.begin(),
-                    other.step_.objects.end(), [](const StepObject& a, const StepObject& b) {
+bool KnownStep::IsLike(const StepRecord& other) const {
+  return step_.uses == other.uses &&
+         std::equal(step_.objects.begin(), step_.objects.end(), other.objects.begin(),
+                    other.objects.end(), [](const StepObject& a, const StepObject& b) {
                       return a.signature == b.signature && a.frees == b.frees &&
                              a.needed_until == b.needed_until;
                     });

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,13 +34,14 @@ class KnownStep {
   // step, by index, with which it would likely be shorter if they were computed again.
   KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall = absl::OkStatus(),
             std::vector<uint32_t> mix = {});
-  // The same step without a mix.
-  KnownStep WithoutMix() const;
+  // The same step, whose mix was tried and is no more.
+  std::shared_ptr<const KnownStep> WithMixTried() const;
 
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
   const absl::Status& shortfall() const { return shortfall_; }
   const std::vector<uint32_t>& mix() const { return mix_; }
+  bool mix_was_tried() const { return mix_was_tried_; }
   // Whether the step was recorded, and is planned, with its segment `ordinal` computed again.
   bool ComputesAgain(size_t ordinal) const {
     return ordinal < step_.segments.size() && step_.segments[ordinal].computed_again;
@@ -62,7 +64,7 @@ class KnownStep {
   // Objects in the order in which they are over, where that is known.
   const std::vector<uint32_t>& overs() const { return overs_; }
   // It saves and reads the same.
-  bool IsLike(const KnownStep& other) const;
+  bool IsLike(const StepRecord& other) const;
   // How often it is saved.
   size_t Saves(uint32_t object) const;
   bool Moves(uint32_t object) const { return company_[object] != 0; }
@@ -81,6 +83,7 @@ class KnownStep {
   StepPlan plan_;
   absl::Status shortfall_;
   std::vector<uint32_t> mix_;
+  bool mix_was_tried_ = false;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> by_signature_;
   std::vector<ObjectLife> lives_;  // by object
   std::vector<size_t> operator_ends_;

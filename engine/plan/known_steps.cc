@@ -6,13 +6,13 @@
 namespace pinion {
 
 void KnownSteps::Learn(std::shared_ptr<const KnownStep> known) {
-  std::erase_if(all_, [&](const auto& other) { return other->IsLike(*known); });
+  std::erase_if(all_, [&](const auto& other) { return other->IsLike(known->step()); });
   all_.push_front(std::move(known));
   if (all_.size() > kMax) all_.pop_back();
   ForgetOrder();
 }
 
-std::shared_ptr<const KnownStep> KnownSteps::FindLike(const KnownStep& step) const {
+std::shared_ptr<const KnownStep> KnownSteps::FindLike(const StepRecord& step) const {
   const auto like = std::find_if(all_.begin(), all_.end(),
                                  [&](const auto& other) { return other->IsLike(step); });
   return like == all_.end() ? nullptr : *like;

@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/step_record.h"
 
 namespace pinion {
 
@@ -23,7 +24,7 @@ class KnownSteps {
   // Instead of what was known of a step that saves and reads the same.
   void Learn(std::shared_ptr<const KnownStep> known);
   // What is known of a step that saves and reads the same; null without one.
-  std::shared_ptr<const KnownStep> FindLike(const KnownStep& step) const;
+  std::shared_ptr<const KnownStep> FindLike(const StepRecord& step) const;
   void Forget(const KnownStep& known);
 
   // A step begins: the one that came after the last step the time before is looked at first.

@@ -12,20 +12,29 @@ namespace pinion {
 absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(StepRecord step,
                                                                std::optional<uint64_t> memory_bytes,
                                                                double slowdown,
-                                                               const LinkCalibration& link) {
+                                                               const LinkCalibration& link,
+                                                               bool mixes) {
   if (!memory_bytes.has_value()) {
     PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStepWithin(step, slowdown, link));
     return std::make_shared<const KnownStep>(std::move(step), std::move(plan));
   }
-  absl::StatusOr<MixedPlan> mixed = PlanMixedStep(step, *memory_bytes, link);
-  if (mixed.ok()) {
-    return std::make_shared<const KnownStep>(std::move(step), std::move(mixed->without),
-                                             absl::OkStatus(), std::move(mixed->computed_again));
+  if (mixes) {
+    absl::StatusOr<MixedPlan> mixed = PlanMixedStep(step, *memory_bytes, link);
+    if (mixed.ok()) {
+      return std::make_shared<const KnownStep>(std::move(step), std::move(mixed->without),
+                                               absl::OkStatus(), std::move(mixed->computed_again));
+    }
+    if (!absl::IsResourceExhausted(mixed.status())) return mixed.status();
   }
-  if (!absl::IsResourceExhausted(mixed.status())) return mixed.status();
-  PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
-  PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(step, least_bytes, link));
-  return std::make_shared<const KnownStep>(std::move(step), std::move(plan), mixed.status());
+  absl::Status shortfall;
+  absl::StatusOr<StepPlan> plan = PlanStep(step, *memory_bytes, link);
+  if (absl::IsResourceExhausted(plan.status())) {
+    shortfall = plan.status();
+    PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
+    plan = PlanStep(step, least_bytes, link);
+  }
+  PINION_RETURN_IF_ERROR(plan.status());
+  return std::make_shared<const KnownStep>(std::move(step), *std::move(plan), std::move(shortfall));
 }
 
 }  // namespace pinion

@@ -16,14 +16,16 @@
 
 namespace pinion {
 
-// Within `memory_bytes`, with the mix of what is kept and computed again that is likely the best
-// (mixed_plan.h); where the step does not fit, the plan of the least memory that can be, and
-// KnownStep::shortfall() says why. Without `memory_bytes`, in the least memory that takes at most
-// `slowdown` times the step's compute, and nothing is computed again.
+// Within `memory_bytes`, and if it `mixes`, with the mix of what is kept and computed again that is
+// likely the best (mixed_plan.h), if one is better than none. Where the step does not fit, the plan
+// of the least memory that can be, and KnownStep::shortfall() says why. Without `memory_bytes`, in
+// the least memory that takes at most `slowdown` times the step's compute, and nothing is computed
+// again.
 absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(StepRecord step,
                                                                std::optional<uint64_t> memory_bytes,
                                                                double slowdown,
-                                                               const LinkCalibration& link);
+                                                               const LinkCalibration& link,
+                                                               bool mixes);
 
 }  // namespace pinion
 

@@ -5,63 +5,102 @@
 #include <utility>
 
 namespace pinion {
+namespace {
 
-void SegmentChoice::OnBegin() {
-  followed_ = nullptr;
-  tried_ = nullptr;
-  computed_again_.clear();
+// Whether `tried`, recorded with segments computed again, is the step that `without` is: what both
+// keep has the same sizes.
+bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
+  if (tried.segments.size() != without.segments.size()) return false;
+  for (size_t i = 0; i < tried.segments.size(); ++i) {
+    if (tried.segments[i].computed_again) continue;
+    const std::vector<uint32_t>& uses = tried.segments[i].uses;
+    const std::vector<uint32_t>& same = without.segments[i].uses;
+    if (!std::equal(uses.begin(), uses.end(), same.begin(), same.end(),
+                    [&](uint32_t a, uint32_t b) {
+                      return tried.objects[tried.uses[a]].size_bytes ==
+                             without.objects[without.uses[b]].size_bytes;
+                    })) {
+      return false;
+    }
+  }
+  return true;
 }
 
-void SegmentChoice::Follow(std::shared_ptr<const KnownStep> known) {
-  followed_ = std::move(known);
-  tried_ = nullptr;
+}  // namespace
+
+void SegmentChoice::OnBegin(uint64_t signature) {
+  followed_ = nullptr;
+  ran_ = {};
+  signature_ = signature;
+}
+
+std::shared_ptr<const KnownStep> SegmentChoice::Follow(std::shared_ptr<const KnownStep> known) {
+  const std::vector<bool>& again = ran_.computed_again;
+  const bool is_mixed = std::find(again.begin(), again.end(), true) != again.end();
+  ran_.tried = nullptr;
+  std::shared_ptr<const KnownStep> before = std::exchange(followed_, std::move(known));
+  if (!is_mixed || before == followed_) return nullptr;
+  unmixed_.insert(signature_);
+  return before;
 }
 
 void SegmentChoice::Try(std::shared_ptr<const KnownStep> known) {
   followed_ = nullptr;
-  tried_ = std::move(known);
+  ran_.tried = std::move(known);
 }
 
 std::optional<uint32_t> SegmentChoice::OnSegment() {
-  const auto ordinal = static_cast<uint32_t>(computed_again_.size());
+  const auto ordinal = static_cast<uint32_t>(ran_.computed_again.size());
   bool again = followed_ != nullptr && followed_->ComputesAgain(ordinal);
-  if (tried_ != nullptr) {
-    const std::vector<uint32_t>& mix = tried_->mix();
-    again = tried_->ComputesAgain(ordinal) || std::binary_search(mix.begin(), mix.end(), ordinal);
+  if (ran_.tried != nullptr) {
+    const std::vector<uint32_t>& mix = ran_.tried->mix();
+    again =
+        ran_.tried->ComputesAgain(ordinal) || std::binary_search(mix.begin(), mix.end(), ordinal);
   }
-  computed_again_.push_back(again);
+  ran_.computed_again.push_back(again);
   if (again) return std::nullopt;
   return ordinal;
 }
 
 bool SegmentChoice::Fits(const KnownStep& known) const {
-  for (size_t ordinal = 0; ordinal < computed_again_.size(); ++ordinal) {
-    if (known.ComputesAgain(ordinal) != computed_again_[ordinal]) return false;
+  for (size_t ordinal = 0; ordinal < ran_.computed_again.size(); ++ordinal) {
+    if (known.ComputesAgain(ordinal) != ran_.computed_again[ordinal]) return false;
   }
   return true;
 }
 
-void SegmentChoice::Note(StepRecord& step) const {
-  step.segments.resize(std::max(step.segments.size(), computed_again_.size()));
-  for (size_t ordinal = 0; ordinal < computed_again_.size(); ++ordinal) {
-    step.segments[ordinal].computed_again = computed_again_[ordinal];
+void SegmentChoice::Note(const Ran& ran, StepRecord& step) {
+  step.segments.resize(std::max(step.segments.size(), ran.computed_again.size()));
+  for (size_t ordinal = 0; ordinal < ran.computed_again.size(); ++ordinal) {
+    step.segments[ordinal].computed_again = ran.computed_again[ordinal];
   }
 }
 
-void SegmentChoice::Learn(std::shared_ptr<const KnownStep> known, KnownSteps& known_steps) {
-  if (const auto without = std::exchange(tried_, nullptr)) {
-    constexpr double kWorthIt = 0.999;
-    const bool pays =
-        known->shortfall().ok() && known->plan().step_us < kWorthIt * without->plan().step_us;
-    if (pays) known_steps.Forget(*without);
-    // One try is enough for either.
-    known = std::make_shared<const KnownStep>((pays ? known : without)->WithoutMix());
-  } else if (const auto before = known_steps.FindLike(*known);
-             before != nullptr && before->mix().empty() && !known->mix().empty()) {
-    // It was tried, and did not pay.
-    known = std::make_shared<const KnownStep>(known->WithoutMix());
+bool SegmentChoice::MayMix(const Ran& ran, const StepRecord& step,
+                           const KnownSteps& known_steps) const {
+  // The host's times say too little of what a mix is worth.
+  if (ran.tried != nullptr || step.timed_by_host) return false;
+  if (unmixed_.contains(step.objects.front().signature)) return false;
+  const auto before = known_steps.FindLike(step);
+  return before != nullptr && !before->mix_was_tried();
+}
+
+void SegmentChoice::Learn(const Ran& ran, std::shared_ptr<const KnownStep> known,
+                          KnownSteps& known_steps) {
+  if (ran.tried == nullptr) {
+    const auto before = known_steps.FindLike(known->step());
+    if (before != nullptr && before->mix_was_tried()) known = known->WithMixTried();
+    return known_steps.Learn(std::move(known));
   }
-  known_steps.Learn(std::move(known));
+  // Another step than it began like: it is recorded by itself when it comes once more.
+  if (!IsSameStep(known->step(), ran.tried->step()) && ++tries_ < kMaxTries) return;
+  tries_ = 0;
+  constexpr double kPays = 0.999;
+  const bool pays = IsSameStep(known->step(), ran.tried->step()) && known->shortfall().ok() &&
+                    known->plan().step_us < kPays * ran.tried->plan().step_us;
+  if (pays) known_steps.Forget(*ran.tried);
+  // One try is enough for either.
+  known_steps.Learn((pays ? *known : *ran.tried).WithMixTried());
 }
 
 }  // namespace pinion

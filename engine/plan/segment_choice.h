@@ -1,14 +1,18 @@
-// Which segments of the step that runs are computed again: those that the known step says which it
-// follows, or a mix that is tried, so that it can be recorded.
+// Which segments of the step that runs are computed again: those of the known step that it follows,
+// or those of a mix that is tried, so that it can be recorded.
 //
-//   choice.OnBegin();                                     // a step begins
+//   choice.OnBegin(signature);                            // a step begins
 //   choice.Follow(known);                                 // or choice.Try(known)
 //   std::optional<uint32_t> ordinal = choice.OnSegment(); // nothing: it is computed again
-//   choice.Note(record);                                  // into the record of that step
-//   choice.Learn(known_step, known_steps);                // and what is planned of it
+//   ... the step ends ...
+//   const SegmentChoice::Ran ran = choice.TakeRan();      // before the next one begins
+//   SegmentChoice::Note(ran, record);                     // into the record of that step
+//   choice.Learn(ran, known_step, known_steps);           // and what is planned of it
 //
-// What a mix is worth is found out, not guessed: the step is recorded with it once, planned, and
-// the plan is compared with the one without. The longer of the two is forgotten.
+// What a mix is worth is found out, not guessed: a step that has run as planned is recorded with it
+// once and planned, and the plan is compared with the one without. The longer of the two is
+// forgotten. Steps that begin alike and then compute other segments are not mixed: which of them
+// runs is known too late.
 //
 // Thread safety: none.
 
@@ -18,8 +22,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "pinion/engine/plan/known_step.h"
 #include "pinion/engine/plan/known_steps.h"
 #include "pinion/engine/plan/step_record.h"
@@ -28,29 +34,47 @@ namespace pinion {
 
 class SegmentChoice {
  public:
-  void OnBegin();
-  // The step goes on as this one; null: as none, and what begins from now on is kept.
-  void Follow(std::shared_ptr<const KnownStep> known);
+  // Of a mix whose trials were other steps than it was made for.
+  static constexpr int kMaxTries = 3;
+
+  // What a step has done with its segments.
+  struct Ran {
+    std::shared_ptr<const KnownStep> tried;  // whose mix it was; null: it tried none
+    std::vector<bool> computed_again;        // by ordinal
+  };
+
+  // By the signature of what it saves first.
+  void OnBegin(uint64_t signature);
+  // The step goes on as this one; null: as none, and what begins from now on is kept. Returns the
+  // one that it went on as before if that has computed segments again which another step should
+  // have kept: it is to be forgotten, and no step that begins like it will be mixed.
+  std::shared_ptr<const KnownStep> Follow(std::shared_ptr<const KnownStep> known);
   // The step, which begins like this one, is run with its mix.
   void Try(std::shared_ptr<const KnownStep> known);
-
-  // The step that runs, or ran last, tries one.
-  bool IsTrying() const { return tried_ != nullptr; }
+  // The step that runs, or ran last, tries a mix.
+  bool IsTrying() const { return ran_.tried != nullptr; }
   // The next segment begins. Its ordinal if it is kept.
   std::optional<uint32_t> OnSegment();
   // The known step has computed again what this one has so far, and no more.
   bool Fits(const KnownStep& known) const;
 
-  // Marks the segments of the last step that were computed again.
-  void Note(StepRecord& step) const;
-  // Adds what was planned of the last step's record to those that are known. Where the step tried
-  // the mix of another one, the shorter one of the two stays.
-  void Learn(std::shared_ptr<const KnownStep> known, KnownSteps& known_steps);
+  // Of the last step.
+  Ran TakeRan() { return std::exchange(ran_, {}); }
+  // Marks the segments that were computed again.
+  static void Note(const Ran& ran, StepRecord& step);
+  // Whether it is worth looking for a mix of that step: it has run as planned before, and no mix of
+  // it was tried.
+  bool MayMix(const Ran& ran, const StepRecord& step, const KnownSteps& known_steps) const;
+  // Adds what was planned of a step's record to those that are known. Where the step tried a mix,
+  // the shorter one of the two stays.
+  void Learn(const Ran& ran, std::shared_ptr<const KnownStep> known, KnownSteps& known_steps);
 
  private:
   std::shared_ptr<const KnownStep> followed_;
-  std::shared_ptr<const KnownStep> tried_;
-  std::vector<bool> computed_again_;  // by ordinal, of the step that runs or ran last
+  Ran ran_;
+  uint64_t signature_ = 0;
+  absl::flat_hash_set<uint64_t> unmixed_;  // signatures of steps that are not to be mixed
+  int tries_ = 0;                          // in a row that were other steps
 };
 
 }  // namespace pinion

@@ -103,8 +103,12 @@ void TargetSchedule::FindKnown(bool begins) {
   looked_at_ = SIZE_MAX;
   has_late_ = true;
   for (Object& object : objects_) object.is_due = false;
-  const bool tries = begins && found != nullptr && !found->mix().empty() && WantsRecord();
-  tries ? segments_.Try(found) : segments_.Follow(found);
+  const bool tries = begins && is_recorded_ && found != nullptr && !found->mix().empty();
+  if (tries) {
+    segments_.Try(found);
+  } else if (const auto wrong = segments_.Follow(found)) {
+    known_.Forget(*wrong);
+  }
   is_lost_ = found == nullptr || tries;
   if (is_lost_ || !found->shortfall().ok()) {
     // What has come back goes once more.
@@ -130,7 +134,7 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
     unused_.clear();
     used_.clear();
     known_.OnBegin();
-    segments_.OnBegin();
+    segments_.OnBegin(saved.signature);
   }
   const uint32_t id = NewObject(saved);
   const size_t before = signatures_[saved.signature]++;

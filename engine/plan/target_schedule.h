@@ -69,26 +69,31 @@ class TargetSchedule final : public OffloadSchedule {
  public:
   static constexpr size_t kMaxKnown = KnownSteps::kMax;
   static constexpr int kKnownInARow = 3;
-  static constexpr uint32_t kNoOrdinal = UINT32_MAX;  // of a segment
 
   explicit TargetSchedule(const TargetOptions& options);
 
-  // Adds to the record of the last step which of its segments were computed again.
-  void NoteSegments(StepRecord& step) const { segments_.Note(step); }
+  // What the last step has done with its segments, for its record and its plan; to be taken before
+  // the next step begins.
+  SegmentChoice::Ran TakeRan() { return segments_.TakeRan(); }
+  // Whether a plan of the step may be a mix (SegmentChoice::MayMix).
+  bool MayMix(const SegmentChoice::Ran& ran, const StepRecord& step) const {
+    return segments_.MayMix(ran, step, known_);
+  }
   // The plan of a step, for Learn: of the least memory that can be where that is more than the
   // target, which KnownStep::shortfall() then says. A pure function of the options: no lock is
-  // needed.
-  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step) const {
+  // needed. `mixes`: looks for segments to compute again as well.
+  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes = false) const {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
-                         options_.link);
+                         options_.link, mixes);
   }
-  // Of the last step.
-  void Learn(std::shared_ptr<const KnownStep> known) { segments_.Learn(std::move(known), known_); }
-  // A segment that can be computed again begins: its ordinal if it is kept, kNoOrdinal where no
-  // step runs. Nothing: it is computed again.
-  std::optional<uint32_t> OnSegment() {
-    return IsInStep() ? segments_.OnSegment() : std::optional<uint32_t>(kNoOrdinal);
+  void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
+    segments_.Learn(ran, std::move(known), known_);
   }
+  // Whether the step that begins next is recorded: only such a one tries a mix.
+  void set_is_recorded(bool is_recorded) { is_recorded_ = is_recorded; }
+  // A segment that can be computed again begins: its ordinal if it is kept. Nothing: it is computed
+  // again, as it is where no step runs.
+  std::optional<uint32_t> OnSegment() { return IsInStep() ? segments_.OnSegment() : std::nullopt; }
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
   bool WantsRecord() const;
@@ -188,6 +193,7 @@ class TargetSchedule final : public OffloadSchedule {
   SegmentChoice segments_;
   int known_steps_ = 0;         // since the last one that was not known
   uint64_t unknown_steps_ = 0;  // since the last one that was known
+  bool is_recorded_ = false;    // the step that begins next, or runs
   uint64_t device_bytes_ = 0;
   // That are about to be fetched or computed, by the reader of what was used last.
   uint64_t awaited_bytes_ = 0;

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/segment_choice.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/hooks/plan/recorded_tensor.h"
 
@@ -71,13 +72,17 @@ void StepLearner::BeginStep() {
   }
   // An event that is recorded now would be the graph's.
   if (last != nullptr && !last->CheckNotCapturing().ok()) return;
+  SegmentChoice::Ran ran;
   {
     // Another thread that begins the step as well may be faster.
     MutexLock lock(mu_);
     if (recording_ != last) return;
     recording_.reset();
+    MutexLock state_lock(state_.mu);
+    state_.target->set_is_recorded(false);
+    if (last != nullptr && !state_.target->IsInStep()) ran = state_.target->TakeRan();
   }
-  if (last != nullptr) Learn(*last);
+  if (last != nullptr) Learn(*last, ran);
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;
   {
@@ -93,11 +98,15 @@ void StepLearner::BeginStep() {
   if (!wants_record) return;
   auto next = std::make_shared<DeviceRecording>(device_, clock_);
   next->Start();
-  MutexLock lock(mu_);
-  recording_ = std::move(next);
+  {
+    MutexLock lock(mu_);
+    recording_ = std::move(next);
+  }
+  MutexLock lock(state_.mu);
+  state_.target->set_is_recorded(true);
 }
 
-void StepLearner::Learn(DeviceRecording& recording) {
+void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran) {
   absl::StatusOr<StepRecord> step = recording.Finish();
   if (!step.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();
@@ -105,11 +114,14 @@ void StepLearner::Learn(DeviceRecording& recording) {
   }
   // A step of which nothing came back has no order of reading.
   if (step->uses.size() <= step->objects.size()) return;
+  SegmentChoice::Note(ran, *step);
+  bool mixes = false;
   {
     MutexLock lock(state_.mu);
-    state_.target->NoteSegments(*step);
+    mixes = state_.target->MayMix(ran, *step);
   }
-  absl::StatusOr<std::shared_ptr<const KnownStep>> known = state_.target->Plan(*std::move(step));
+  absl::StatusOr<std::shared_ptr<const KnownStep>> known =
+      state_.target->Plan(*std::move(step), mixes);
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;
@@ -124,7 +136,7 @@ void StepLearner::Learn(DeviceRecording& recording) {
                        << ", all leaves that can: " << (*known)->shortfall();
   }
   MutexLock lock(state_.mu);
-  state_.target->Learn(*std::move(known));
+  state_.target->Learn(*std::move(known), ran);
 }
 
 }  // namespace pinion

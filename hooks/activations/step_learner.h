@@ -22,6 +22,7 @@
 #include "absl/functional/function_ref.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/explain_plan.h"
+#include "pinion/engine/plan/segment_choice.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/plan_meter.h"
@@ -56,7 +57,8 @@ class StepLearner {
   // The record of the step that runs; null: it is not recorded.
   std::shared_ptr<DeviceRecording> Current() const;
   void BeginStep();
-  void Learn(DeviceRecording& recording);
+  // `ran`: what that step has done with its segments.
+  void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran);
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;

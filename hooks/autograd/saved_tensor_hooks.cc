@@ -231,7 +231,8 @@ WatchScope::~WatchScope() { ExchangeScope(outer_); }
 
 std::optional<uint32_t> KeepSegment(c10::Device device) {
   const ScopeInfo* scope = CurrentScope();
-  if (scope == nullptr || !Packs(*scope)) return std::nullopt;
+  const bool is_enabled = at::SavedTensorDefaultHooks::is_enabled();
+  if (scope == nullptr || !is_enabled || !Packs(*scope)) return std::nullopt;
   // The packer may open scopes.
   const std::shared_ptr<SavedTensorPacker> packer = scope->packer;
   return packer->KeepSegment(device);

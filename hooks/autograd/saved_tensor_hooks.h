@@ -146,7 +146,7 @@ class WatchScope {
 const SavedTensorPacker* CurrentPacker();
 
 // SavedTensorPacker::KeepSegment of whoever packs on the calling thread; nothing where nobody does,
-// or LibTorch's own hooks.
+// LibTorch's own hooks do, or hooks are disabled.
 std::optional<uint32_t> KeepSegment(c10::Device device);
 
 // Runs `work`, which packers do for tensors that they have packed before, and tells the innermost

@@ -2,10 +2,10 @@
 // is kept (SavedTensorPacker::KeepSegment): saving its inputs, or running it.
 //
 //   {
-//     const SegmentPartScope part({.is_input = true});
+//     const SegmentPartScope part({.device = device, .is_input = true});
 //     ... the inputs are saved ...
 //   }
-//   const SegmentPartScope part({.ordinal = ordinal});
+//   const SegmentPartScope part({.device = device, .ordinal = ordinal});
 //   ... the segment runs ...
 //
 // Whoever records a step asks CurrentSegmentPart() when a tensor is saved.
@@ -16,6 +16,8 @@
 #ifndef PINION_HOOKS_AUTOGRAD_SEGMENT_PART_H_
 #define PINION_HOOKS_AUTOGRAD_SEGMENT_PART_H_
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -23,11 +25,9 @@
 namespace pinion {
 
 struct SegmentPart {
-  // Of a segment that is kept and that nobody tells apart from others.
-  static constexpr uint32_t kNoOrdinal = UINT32_MAX;
-
-  bool is_input = false;          // of the segment that begins next
-  uint32_t ordinal = kNoOrdinal;  // among the segments of the step
+  c10::Device device;     // of the segment; what it saves on others belongs to nobody
+  bool is_input = false;  // of the segment that begins next
+  uint32_t ordinal = 0;   // among the segments of the step on that device
 };
 
 namespace segment_part_internal {

@@ -28,30 +28,32 @@ std::optional<c10::Device> DeviceOf(const std::vector<at::Tensor>& inputs) {
 // The segment saves its inputs, which the scopes around this one pack.
 std::shared_ptr<CheckpointedSegment> NewSegment(const CheckpointOptions& options,
                                                 const std::vector<at::Tensor>& inputs,
-                                                RunAgain again) {
+                                                RunAgain again,
+                                                const std::optional<c10::Device>& device) {
   std::optional<SegmentPartScope> part;
   // What an inner segment saves is its outer one's.
-  if (options.if_planned && !CurrentSegmentPart().has_value())
-    part.emplace(SegmentPart{.is_input = true});
+  if (device.has_value() && !CurrentSegmentPart().has_value()) {
+    part.emplace(SegmentPart{.device = *device, .is_input = true});
+  }
   return std::make_shared<CheckpointedSegment>(options, inputs, std::move(again));
 }
 
 }  // namespace
 
 struct ForwardScope::State {
-  State(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, RunAgain again)
-      : segment(NewSegment(options, inputs, std::move(again))) {
+  State(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, RunAgain again) {
     const std::optional<c10::Device> device = options.if_planned ? DeviceOf(inputs) : std::nullopt;
+    segment = NewSegment(options, inputs, std::move(again), device);
     const std::optional<uint32_t> kept = device.has_value() ? KeepSegment(*device) : std::nullopt;
     if (kept.has_value()) {
-      part.emplace(SegmentPart{.ordinal = *kept});
+      part.emplace(SegmentPart{.device = *device, .ordinal = *kept});
     } else {
       scope.emplace(segment->Packer());
     }
   }
   ~State() { segment->EndForward(); }
 
-  const std::shared_ptr<CheckpointedSegment> segment;
+  std::shared_ptr<CheckpointedSegment> segment;
   std::optional<SegmentPartScope> part;   // where the segment is kept
   std::optional<SavedTensorScope> scope;  // where it is not
 };

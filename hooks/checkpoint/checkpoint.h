@@ -74,7 +74,8 @@ namespace checkpoint_internal {
 
 using RunAgain = std::function<void(const std::vector<at::Tensor>& inputs)>;
 
-// While it lives, what autograd saves on this thread is left to `again` to compute.
+// While it lives, what autograd saves on this thread is left to `again` to compute, unless a plan
+// keeps it (CheckpointOptions::if_planned).
 class ForwardScope {
  public:
   ForwardScope(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs,

@@ -116,19 +116,20 @@ void SetRecompute(absl::Span<const NotedObject> objects,
 class NotedSegments {
  public:
   void AddUse(uint32_t object, const NotedEntry& entry, uint32_t use) {
-    if (!entry.part.has_value()) return;
-    if (entry.part->is_input) {
+    if (entry.part.has_value() && entry.part->is_input) {
       // One operator saves all inputs of a segment.
       if (entry.by != inputs_by_) inputs_.clear();
       inputs_by_ = entry.by;
       inputs_.push_back(object);
       return;
     }
+    // They are for the segment that begins right behind them.
+    std::vector<uint32_t> inputs = std::exchange(inputs_, {});
+    if (!entry.part.has_value()) return;
     const uint32_t ordinal = entry.part->ordinal;
-    if (ordinal == SegmentPart::kNoOrdinal) return;
     if (ordinal >= segments_.size()) segments_.resize(ordinal + size_t{1});
     StepSegment& segment = segments_[ordinal];
-    if (segment.uses.empty()) segment.inputs = std::exchange(inputs_, {});
+    if (segment.uses.empty()) segment.inputs = std::move(inputs);
     segment.uses.push_back(use);
   }
   std::vector<StepSegment> Take() { return std::move(segments_); }

@@ -46,6 +46,8 @@ class RecordedTensor : public SavedTensor {
   // Before anybody else has it.
   void Note(const DeviceRecording::Moment& begin, const at::Tensor& tensor, uint64_t place,
             bool is_leaf) {
+    part_ = CurrentSegmentPart();
+    if (part_.has_value() && part_->device != tensor.device()) part_.reset();
     object_ = recording_->EndSave(begin, tensor, place, is_leaf, *saved_, part_);
   }
 
@@ -57,7 +59,7 @@ class RecordedTensor : public SavedTensor {
  private:
   std::unique_ptr<SavedTensor> saved_;
   const std::shared_ptr<DeviceRecording> recording_;
-  const std::optional<SegmentPart> part_ = CurrentSegmentPart();
+  std::optional<SegmentPart> part_;
   std::optional<DeviceRecording::ObjectId> object_;
 };
 

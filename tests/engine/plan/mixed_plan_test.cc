@@ -53,15 +53,13 @@ StepRecord Blocks(const std::vector<std::vector<uint64_t>>& sizes) {
   return step;
 }
 
-std::vector<uint32_t> UsesOf(const StepRecord& step) { return step.uses; }
-
 TEST(ComputedAgain, NothingIsLeftOfWhatASegmentAloneSaves) {
   // Uses: 0 | 1 2 | 3 | 4 5, and backward 5 4 3, 2 1 0.
   const StepRecord step = Blocks({{1000, 20, 3}, {4000, 50, 6}});
-  ASSERT_THAT(UsesOf(step), ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
+  ASSERT_THAT(step.uses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
   const StepRecord again = WithComputedAgain(step, {1});
   EXPECT_THAT(again.Validate(), IsOk());
-  EXPECT_THAT(UsesOf(again), ElementsAre(0, 1, 2, 3, 3, 3, 2, 1, 0))
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 3, 3, 3, 2, 1, 0))
       << "object 3 is saved, read by the second run, and read as before";
   EXPECT_EQ(again.objects.size(), 4u);
   EXPECT_EQ(again.objects[3].size_bytes, 4000u);
@@ -71,7 +69,7 @@ TEST(ComputedAgain, NothingIsLeftOfWhatASegmentAloneSaves) {
 TEST(ComputedAgain, EachSecondRunReadsItsInputsByAnOperatorOfItsOwn) {
   const StepRecord step = Blocks({{1000, 20}, {4000, 50}, {2000, 30}});
   const StepRecord again = WithComputedAgain(step, {0, 1, 2});
-  EXPECT_THAT(UsesOf(again), ElementsAre(0, 1, 2, 2, 2, 1, 1, 0, 0));
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 2, 2, 1, 1, 0, 0));
   EXPECT_THAT(again.operators, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
 }
 
@@ -108,15 +106,13 @@ TEST(ComputedAgain, TheInputIsHeldUntilTheSegmentHasReadItForTheLastTime) {
   step.segments[1].uses.push_back(5);
   ASSERT_EQ(step.uses[5], 2u);
   const StepRecord again = WithComputedAgain(step, {1});
-  EXPECT_THAT(UsesOf(again), ElementsAre(0, 1, 2, 2, 1, 0));
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 2, 1, 0));
   EXPECT_EQ(DeviceBytes(again, {})[4], 100 + 1020 + 4000 + 50);
 }
 
 TEST(ComputedAgain, WhatIsSavedOutsideAsWellIsSavedThereAlone) {
   StepRecord step = Blocks({{1000, 20}, {4000, 50}});
   // The next block's input is what the first one saved last.
-  step.uses[2] = 1;
-  step.uses[6] = 1;
   step.uses = {0, 1, 1, 2, 2, 1, 1, 0};
   step.objects = {{.size_bytes = 1000}, {.size_bytes = 20, .saved_until = 2}, {.size_bytes = 50}};
   step.segments = {{.uses = {1, 6}, .inputs = {0}}, {.uses = {3, 4}, .inputs = {1}}};
@@ -124,7 +120,7 @@ TEST(ComputedAgain, WhatIsSavedOutsideAsWellIsSavedThereAlone) {
   ASSERT_THAT(step.Validate(), IsOk());
   const StepRecord again = WithComputedAgain(step, {0});
   EXPECT_THAT(again.Validate(), IsOk());
-  EXPECT_THAT(UsesOf(again), ElementsAre(0, 1, 2, 2, 1, 0, 0));
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 2, 1, 0, 0));
   EXPECT_EQ(again.objects[1].size_bytes, 20u);
   EXPECT_EQ(again.objects[1].saved_until, 0u);
 }
@@ -137,6 +133,10 @@ TEST(ComputedAgain, WhatWasComputedAgainOrIsNeverReadCannotBe) {
   step.segments[0] = {.uses = {1}, .inputs = {0}};
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
   step.segments[0] = {};
+  EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
+  // A graph that is kept, and read by two backwards.
+  step.uses = {0, 1, 1, 1, 0};
+  step.segments[0] = {.uses = {1, 2, 3}, .inputs = {0}};
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
 }
 

@@ -48,31 +48,31 @@ std::vector<bool> Kept(SegmentChoice& choice, int segments) {
 
 TEST(SegmentChoice, AStepThatNobodyKnowsKeepsAll) {
   SegmentChoice choice;
-  choice.OnBegin();
+  choice.OnBegin(/*signature=*/1);
   EXPECT_THAT(Kept(choice, 3), ElementsAre(true, true, true));
   StepRecord step;
-  choice.Note(step);
+  SegmentChoice::Note(choice.TakeRan(), step);
   ASSERT_THAT(step.segments, SizeIs(3));
   for (const StepSegment& segment : step.segments) EXPECT_FALSE(segment.computed_again);
 }
 
 TEST(SegmentChoice, AKnownStepSaysWhichAreComputedAgain) {
   SegmentChoice choice;
-  choice.OnBegin();
+  choice.OnBegin(/*signature=*/1);
   choice.Follow(Known({1}, 10, {false, true, false}));
   EXPECT_THAT(Kept(choice, 4), ElementsAre(true, false, true, true));
   StepRecord step;
-  choice.Note(step);
+  SegmentChoice::Note(choice.TakeRan(), step);
   ASSERT_THAT(step.segments, SizeIs(4));
   EXPECT_TRUE(step.segments[1].computed_again);
   EXPECT_FALSE(step.segments[2].computed_again);
-  choice.OnBegin();
+  choice.OnBegin(/*signature=*/1);
   EXPECT_THAT(Kept(choice, 2), ElementsAre(true, true)) << "the next step follows nobody yet";
 }
 
 TEST(SegmentChoice, WhereTheStepIsLostWhatComesIsKept) {
   SegmentChoice choice;
-  choice.OnBegin();
+  choice.OnBegin(/*signature=*/1);
   choice.Follow(Known({1}, 10, {true, true, true}));
   EXPECT_THAT(Kept(choice, 1), ElementsAre(false));
   choice.Follow(nullptr);
@@ -81,7 +81,7 @@ TEST(SegmentChoice, WhereTheStepIsLostWhatComesIsKept) {
 
 TEST(SegmentChoice, OnlyAStepThatHasComputedTheSameAgainFits) {
   SegmentChoice choice;
-  choice.OnBegin();
+  choice.OnBegin(/*signature=*/1);
   choice.Follow(Known({1}, 10, {false, true}));
   EXPECT_TRUE(choice.Fits(*Known({1}, 10, {true, false})));
   Kept(choice, 2);
@@ -94,20 +94,23 @@ TEST(SegmentChoice, OnlyAStepThatHasComputedTheSameAgainFits) {
 
 TEST(SegmentChoice, AMixIsTriedOnTopOfWhatIsComputedAgainAnyhow) {
   SegmentChoice choice;
-  choice.OnBegin();
+  choice.OnBegin(/*signature=*/1);
   choice.Try(Known({1}, 10, {true, false, false, false}, {2}));
   EXPECT_THAT(Kept(choice, 4), ElementsAre(false, true, false, true));
+}
+
+// A step of `known` that tries its mix, and what was planned of its record.
+void TryMix(SegmentChoice& choice, KnownSteps& known, const KnownPtr& recorded) {
+  choice.OnBegin(/*signature=*/1);
+  choice.Try(known.all().front());
+  choice.Learn(choice.TakeRan(), recorded, known);
 }
 
 TEST(SegmentChoice, AMixThatMakesTheStepShorterTakesItsPlace) {
   SegmentChoice choice;
   KnownSteps known;
-  choice.Learn(Known({1, 2}, 100, {false, false}, {1}), known);
-  ASSERT_THAT(known.all(), SizeIs(1));
-  const KnownPtr without = known.all().front();
-  choice.OnBegin();
-  choice.Try(without);
-  choice.Learn(Known({1}, 90, {false, true}, {0}), known);
+  choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), known);
+  TryMix(choice, known, Known({1}, 90, {false, true}, {0}));
   ASSERT_THAT(known.all(), SizeIs(1));
   EXPECT_EQ(known.all().front()->plan().step_us, 90);
   EXPECT_THAT(known.all().front()->mix(), IsEmpty()) << "one try is enough";
@@ -119,20 +122,74 @@ TEST(SegmentChoice, AMixThatDoesNotIsForgottenAndNotTriedAgain) {
        {Known({1}, 110, {false, true}), Known({1}, 90, {false, true}, {}, shortfall)}) {
     SegmentChoice choice;
     KnownSteps known;
-    choice.Learn(Known({1, 2}, 100, {false, false}, {1}), known);
-    choice.OnBegin();
-    choice.Try(known.all().front());
-    choice.Learn(with, known);
+    choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), known);
+    TryMix(choice, known, with);
     ASSERT_THAT(known.all(), SizeIs(1));
     EXPECT_EQ(known.all().front()->plan().step_us, 100);
     EXPECT_THAT(known.all().front()->mix(), IsEmpty());
     // The step is recorded once more.
-    choice.OnBegin();
-    choice.Learn(Known({1, 2}, 101, {false, false}, {1}), known);
+    const KnownPtr again = Known({1, 2}, 101, {false, false});
+    EXPECT_FALSE(choice.MayMix({}, again->step(), known));
+    choice.Learn({}, again, known);
     ASSERT_THAT(known.all(), SizeIs(1));
     EXPECT_EQ(known.all().front()->plan().step_us, 101);
-    EXPECT_THAT(known.all().front()->mix(), IsEmpty());
+    EXPECT_FALSE(choice.MayMix({}, again->step(), known));
   }
+}
+
+TEST(SegmentChoice, AMixIsLookedForOnceAStepHasRunAsPlanned) {
+  SegmentChoice choice;
+  KnownSteps known;
+  const KnownPtr first = Known({1, 2}, 100, {false, false});
+  EXPECT_FALSE(choice.MayMix({}, first->step(), known)) << "its times are those of a first step";
+  choice.Learn({}, first, known);
+  EXPECT_TRUE(choice.MayMix({}, first->step(), known));
+  EXPECT_FALSE(choice.MayMix({.tried = first, .computed_again = {}}, first->step(), known));
+  StepRecord by_host = first->step();
+  by_host.timed_by_host = true;
+  EXPECT_FALSE(choice.MayMix({}, by_host, known));
+}
+
+TEST(SegmentChoice, ATrialThatWasAnotherStepSaysNothing) {
+  SegmentChoice choice;
+  KnownSteps known;
+  choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), known);
+  for (int i = 1; i < SegmentChoice::kMaxTries; ++i) {
+    TryMix(choice, known, Known({1}, 10, {false}));  // it ends after one segment
+    ASSERT_THAT(known.all(), SizeIs(1));
+    EXPECT_EQ(known.all().front()->plan().step_us, 100);
+    EXPECT_THAT(known.all().front()->mix(), ElementsAre(1)) << "it may still be tried";
+  }
+  TryMix(choice, known, Known({1}, 10, {false}));
+  ASSERT_THAT(known.all(), SizeIs(1));
+  EXPECT_EQ(known.all().front()->plan().step_us, 100);
+  EXPECT_THAT(known.all().front()->mix(), IsEmpty());
+}
+
+TEST(SegmentChoice, StepsThatBeginAlikeAndThenDifferAreNotMixed) {
+  SegmentChoice choice;
+  KnownSteps known;
+  const KnownPtr mixed = Known({1, 2}, 90, {true, false});
+  choice.OnBegin(/*signature=*/1);
+  EXPECT_EQ(choice.Follow(mixed), nullptr);
+  EXPECT_THAT(Kept(choice, 1), ElementsAre(false));
+  EXPECT_EQ(choice.Follow(nullptr), mixed) << "another step: it is to be forgotten";
+  const KnownPtr plain = Known({1, 2}, 100, {false, false});
+  choice.Learn({}, plain, known);
+  EXPECT_FALSE(choice.MayMix({}, plain->step(), known));
+  const KnownPtr other = Known({7, 2}, 100, {false, false});
+  choice.Learn({}, other, known);
+  EXPECT_TRUE(choice.MayMix({}, other->step(), known)) << "it begins otherwise";
+}
+
+TEST(SegmentChoice, AStepThatWasLostBeforeAnythingWasComputedAgainIsMixedAsEver) {
+  SegmentChoice choice;
+  KnownSteps known;
+  const KnownPtr mixed = Known({1, 2}, 90, {false, true});
+  choice.OnBegin(/*signature=*/1);
+  choice.Follow(mixed);
+  Kept(choice, 1);
+  EXPECT_EQ(choice.Follow(nullptr), nullptr);
 }
 
 TEST(KnownSteps, WhatIsLikeAKnownStepTakesItsPlace) {
@@ -142,8 +199,8 @@ TEST(KnownSteps, WhatIsLikeAKnownStepTakesItsPlace) {
   known.Learn(Known({1}, 30));
   ASSERT_THAT(known.all(), SizeIs(2));
   EXPECT_EQ(known.all().front()->plan().step_us, 30);
-  EXPECT_EQ(known.FindLike(*Known({2}, 0))->plan().step_us, 20);
-  EXPECT_EQ(known.FindLike(*Known({3}, 0)), nullptr);
+  EXPECT_EQ(known.FindLike(Known({2}, 0)->step())->plan().step_us, 20);
+  EXPECT_EQ(known.FindLike(Known({3}, 0)->step()), nullptr);
   known.Forget(*known.all().front());
   ASSERT_THAT(known.all(), SizeIs(1));
   EXPECT_EQ(known.all().front()->plan().step_us, 20);
