@@ -4,12 +4,14 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,9 +80,10 @@ class Blocks {
   // Null: as they are.
   at::Tensor Loss(const CheckpointOptions* options) {
     at::Tensor x = x_;
-    for (size_t i = 0; i < in_.size(); ++i) {
+    for (size_t i = 0; i < used_; ++i) {
       const auto block = [this, i](const at::Tensor& input) {
         ++runs_[i];
+        if (throws_at_ >= 0 && throws_at_-- == 0) throw std::runtime_error("no such block");
         return at::matmul(at::gelu(at::matmul(input, in_[i])), out_[i]).mul(0.01).add(input).sin();
       };
       x = options == nullptr ? block(x) : checkpoint(*options, block, x);
@@ -92,12 +95,24 @@ class Blocks {
     Gradients gradients = {loss.detach().cpu(), {}};
     for (const auto* parameters : {&in_, &out_}) {
       for (const at::Tensor& parameter : *parameters) {
+        if (!parameter.grad().defined()) continue;
         gradients.parameters.push_back(parameter.grad().cpu());
         parameter.mutable_grad().reset();
       }
     }
     return gradients;
   }
+
+  // Without its gradients and counts.
+  void Reset() {
+    Take(at::zeros({}));
+    TakeRuns();
+  }
+
+  // The first ones, as many as that.
+  void set_used(int blocks) { used_ = static_cast<size_t>(blocks); }
+  // So many blocks run first, in forward or in backward; -1: nothing is thrown.
+  void set_throws_at(int throws_at) { throws_at_ = throws_at; }
 
   // By block, since the last call.
   std::vector<int> TakeRuns() {
@@ -107,6 +122,8 @@ class Blocks {
  private:
   at::Tensor x_;
   std::vector<at::Tensor> in_, out_;
+  size_t used_ = kBlocks;
+  int throws_at_ = -1;
   std::vector<int> runs_ = std::vector<int>(static_cast<size_t>(kBlocks));
 };
 
@@ -222,6 +239,96 @@ TEST(PlannedCheckpoint, WithoutAPlanEachIsComputedAgain) {
       EXPECT_THAT(step.runs, Each(2));
     }
   }
+}
+
+// What a plan decides in the scope of a session with that target, and what it has decided once the
+// step is known.
+std::vector<int> RunsOfKnownStep(EmuWorld& world, Blocks& blocks, const Gradients& expected,
+                                 const std::shared_ptr<OffloadSession>& session) {
+  Ran step;
+  for (int i = 0; i < 6; ++i) {
+    step = RunStep(world, blocks, &kIfPlanned, session);
+    ExpectSameGradients(expected, step.gradients);
+  }
+  return step.runs;
+}
+
+TEST(PlannedCheckpoint, ForMemoryThatCostsNoTimeNothingIsComputedAgain) {
+  const Ran plain = Plain(kSlowLink);
+  EmuWorld world(MachineWithLink(kSlowLink), Target(OffloadOptions::kAutoTarget, kSlowLink));
+  Blocks blocks(world.device());
+  EXPECT_THAT(RunsOfKnownStep(world, blocks, plain.gradients, world.session()), Each(1));
+}
+
+TEST(PlannedCheckpoint, StepsThatBeginAlikeAndThenDifferKeepTheirBitsAndTheirTarget) {
+  const Ran plain = Plain(kSlowLink);
+  const uint64_t least_bytes = LeastBytes(kSlowLink);
+  const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 6 / 10;
+  Gradients half;
+  {
+    EmuWorld world(MachineWithLink(kSlowLink));
+    Blocks blocks(world.device());
+    blocks.set_used(kBlocks / 2);
+    half = RunStep(world, blocks, nullptr, nullptr).gradients;
+  }
+  EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
+  Blocks blocks(world.device());
+  int again = 0;
+  for (int i = 0; i < 24; ++i) {
+    SCOPED_TRACE(i);
+    // The whole model runs mixed by the time that a half of it comes.
+    const bool is_half = i >= 6 && i % 2 == 0;
+    blocks.set_used(is_half ? kBlocks / 2 : kBlocks);
+    const Ran step = RunStep(world, blocks, &kIfPlanned, world.session());
+    ExpectSameGradients(is_half ? half : plain.gradients, step.gradients);
+    EXPECT_LE(step.peak_bytes, target_bytes);
+    if (i < 6) again = Sum(step.runs) - kBlocks;
+  }
+  EXPECT_GT(again, 0);
+  EXPECT_GT(world.session()->GetStats().kept_as_planned, 0u);
+}
+
+TEST(PlannedCheckpoint, AnInnerSegmentOfOneThatIsKeptIsKept) {
+  EmuWorld world(MachineWithLink(kQuickLink), Target(uint64_t{1} << 40, kQuickLink));
+  const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_(true);
+  int inner_runs = 0;
+  for (int i = 0; i < 5; ++i) {
+    at::Tensor y;
+    {
+      const OffloadScope scope(world.session());
+      const at::Tensor first = x.sin();  // the step begins
+      y = checkpoint(
+          kIfPlanned,
+          [&inner_runs](const at::Tensor& outer) {
+            const auto inner = [&inner_runs](const at::Tensor& in) {
+              ++inner_runs;
+              return in.sin();
+            };
+            return checkpoint(kIfPlanned, inner, outer.cos());
+          },
+          first);
+    }
+    y.sum().backward();
+  }
+  EXPECT_EQ(inner_runs, 5);
+}
+
+TEST(PlannedCheckpoint, ASegmentThatThrowsLeavesNothingBehind) {
+  const Ran plain = Plain(kSlowLink);
+  const uint64_t least_bytes = LeastBytes(kSlowLink);
+  const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 6 / 10;
+  EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
+  Blocks blocks(world.device());
+  // In forward, and in the second run of a segment.
+  for (const int throws_at : {0, 3, kBlocks - 1, kBlocks}) {
+    SCOPED_TRACE(throws_at);
+    const std::vector<int> runs = RunsOfKnownStep(world, blocks, plain.gradients, world.session());
+    EXPECT_GT(Sum(runs), kBlocks);
+    blocks.set_throws_at(throws_at);
+    EXPECT_THROW(RunStep(world, blocks, &kIfPlanned, world.session()), std::runtime_error);
+    blocks.Reset();
+  }
+  world.ExpectNothingLeft();
 }
 
 // Keeps all, and tells segments apart.
