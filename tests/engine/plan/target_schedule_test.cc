@@ -582,6 +582,72 @@ TEST(TargetSchedule, AFetchThatWasDroppedToMakeRoomIsAskedForAgain) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
+// --- Segments that can be computed again ---
+
+// Of the tensors with these signatures. Of two segments the second one is computed again.
+std::shared_ptr<const KnownStep> Mixed(const std::vector<uint64_t>& signatures) {
+  StepRecord step = Chain(signatures);
+  step.segments.resize(2);
+  step.segments[1].computed_again = true;
+  return Planned(step, {});
+}
+
+TEST(TargetSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Mixed({1, 2}));
+  EXPECT_EQ(schedule.OnSegment(), std::nullopt) << "no step runs";
+  TargetPlayer player(schedule);
+  player.Save(1);
+  EXPECT_EQ(schedule.OnSegment(), 0u);
+  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  EXPECT_EQ(schedule.OnSegment(), 2u);
+}
+
+TEST(TargetSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgotten) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Mixed({1, 2}));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  schedule.OnSegment();
+  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  player.Save(7);
+  EXPECT_EQ(schedule.OnSegment(), 2u) << "what comes now is kept";
+  EXPECT_THAT(schedule.known(), IsEmpty());
+}
+
+TEST(TargetSchedule, AMixedStepThatIsLeftBeforeItHasMixedIsKept) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Mixed({1, 2}));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  schedule.OnSegment();
+  player.Save(7);
+  EXPECT_THAT(schedule.known(), SizeIs(1));
+}
+
+TEST(TargetSchedule, AMixIsTriedByAStepThatIsRecorded) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2});
+  step.segments.resize(2);
+  schedule.Learn(std::make_shared<const KnownStep>(step, StepPlan(), absl::OkStatus(),
+                                                   std::vector<uint32_t>{1}));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  EXPECT_NE(schedule.followed(), nullptr);
+  EXPECT_EQ(schedule.OnSegment(), 0u);
+  EXPECT_EQ(schedule.OnSegment(), 1u);
+  player.EndStep();
+  schedule.set_is_recorded(true);
+  player.Save(1);
+  EXPECT_EQ(schedule.followed(), nullptr) << "nobody knows what it takes";
+  EXPECT_EQ(schedule.OnSegment(), 0u);
+  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  player.EndStep();
+  const SegmentChoice::Ran ran = schedule.TakeRan();
+  EXPECT_EQ(ran.tried->mix().size(), 1u);
+  EXPECT_THAT(ran.computed_again, ElementsAre(false, true));
+}
+
 // --- Another step than was thought ---
 
 TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatBeginsLikeIt) {
