@@ -267,9 +267,9 @@ absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   memory_bytes = std::min(memory_bytes, planner.MostBytes());
   const bool tries = effort == PlanEffort::kTries;
-  PINION_ASSIGN_OR_RETURN(
-      StepPlan plan, BestWithin(step, planner, memory_bytes, simulator, step.compute_us(),
-                                {kChoices, tries ? 2u : 1u}, tries ? TriesFor(step) : 0));
+  PINION_ASSIGN_OR_RETURN(StepPlan plan,
+                          BestWithin(step, planner, memory_bytes, simulator, step.compute_us(),
+                                     {kChoices, tries ? 2u : 1u}, tries ? TriesFor(step) : 0));
   return Checked(step, std::move(plan), memory_bytes);
 }
 
