@@ -6,8 +6,9 @@
 #
 # Where ./bazelw found no GPU it installed the wheel without the CUDA libraries that it asks for (a
 # 3 GB download), of which `import torch` needs the names alone. So this makes .venv/torch-python:
-# libraries whose functions all trap, the packages that torch and its tests import, and a Python that
-# finds both. Tensors in host memory and on other devices than CUDA work. Makes it once.
+# libraries whose functions all trap, the packages that torch and its tests import, Captum (an oracle,
+# without what it draws pictures with), and a Python that finds all of it. Tensors in host memory and
+# on other devices than CUDA work. Makes it once.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,7 +16,7 @@ readonly venv=$PWD/.venv folder=$PWD/.venv/torch-python
 die() { echo "python_with_torch.sh: $*" >&2; exit 1; }
 imports() { [[ -x $1 ]] && "$1" -c "import $2" 2>/dev/null; } # imports PYTHON MODULES
 
-if imports "$folder/python3" "torch, numpy, expecttest, sympy"; then
+if imports "$folder/python3" "torch, numpy, expecttest, sympy, tqdm, packaging" && [[ -d $folder/packages/captum ]]; then
   echo "$folder/python3"
   exit
 fi
@@ -51,8 +52,9 @@ if ! imports "$venv/bin/python3" torch; then
 fi
 
 "$venv/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/packages" \
-  typing_extensions==4.16.0 numpy==2.3.5 expecttest==0.3.0 sympy==1.13.3 mpmath==1.3.0 >&2 ||
-  die "pip could not install what torch's tests import (the lines above)"
+  typing_extensions==4.16.0 numpy==2.3.5 expecttest==0.3.0 sympy==1.13.3 mpmath==1.3.0 \
+  captum==0.9.0 tqdm==4.67.1 packaging==25.0 >&2 ||
+  die "pip could not install what torch's tests and the oracles import (the lines above)"
 
 cat >"$folder/python3" <<EOF
 #!/usr/bin/env bash

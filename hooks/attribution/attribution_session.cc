@@ -1,0 +1,63 @@
+#include "pinion/hooks/attribution/attribution_session.h"
+
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/hooks/attribution/host_copies.h"
+#include "pinion/hooks/attribution/layer_capture.h"
+#include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/environment.h"
+#include "pinion/hooks/tier/torch_tier.h"
+
+namespace pinion {
+
+absl::StatusOr<std::shared_ptr<AttributionSession>> AttributionSession::Create(
+    const HostTierOptions& options, const DeviceBackend& backend) {
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  std::shared_ptr<HostTier> tier;
+  if (SwitchedOnByEnvironment("PINION_DISABLE")) {
+    PINION_LOG(kWarning) << "attribution on " << backend.type_name
+                         << " copies as LibTorch does: PINION_DISABLE=1 is in the environment";
+  } else {
+    PINION_ASSIGN_OR_RETURN(tier, TorchHostTier(options, backend, type));
+  }
+  return std::make_shared<AttributionSession>(std::move(tier), type);
+}
+
+AttributionSession::AttributionSession(std::shared_ptr<HostTier> tier, c10::DeviceType type)
+    : tier_(std::move(tier)), type_(type) {}
+
+std::vector<LayerResult> AttributionSession::ComputeLayerGradientsAndEval(
+    const AttributedForward& forward, const std::vector<std::string>& layers,
+    const std::vector<at::Tensor>& inputs, const Target& target, const LayerOptions& options) {
+  const at::AutoGradMode with_grad(true);
+  LayerCapture capture(layers, LayerCapture::Mode::kGradients, options,
+                       std::make_shared<HostCopies>(tier_, type_));
+  at::Tensor selected;
+  {
+    const TapScope taps(&capture);
+    selected = target.Select(forward(inputs));
+  }
+  capture.Backward(selected);
+  return capture.Results();
+}
+
+std::vector<LayerResult> AttributionSession::EvalLayers(const AttributedForward& forward,
+                                                        const std::vector<std::string>& layers,
+                                                        const std::vector<at::Tensor>& inputs,
+                                                        const LayerOptions& options) {
+  const at::NoGradGuard no_grad;
+  LayerCapture capture(layers, LayerCapture::Mode::kValues, options,
+                       std::make_shared<HostCopies>(tier_, type_));
+  {
+    const TapScope taps(&capture);
+    forward(inputs);
+  }
+  return capture.Results();
+}
+
+}  // namespace pinion

@@ -1,0 +1,139 @@
+#include "pinion/hooks/attribution/host_copies.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/tier/torch_memory.h"
+
+namespace pinion {
+namespace {
+
+constexpr char kCopying[] = "copying a layer's tensor to the host";
+
+// The tensor itself or a copy of it, in memory that holds little else and that nobody writes to.
+at::Tensor OnItsOwn(const at::Tensor& tensor, HostCopies::Source source) {
+  const at::Tensor plain = tensor.resolve_conj().resolve_neg();
+  const bool is_part = plain.storage().nbytes() > plain.nbytes();
+  if (is_part) return plain.clone(at::MemoryFormat::Contiguous);
+  const bool is_copied = !plain.is_alias_of(tensor);
+  return source == HostCopies::Source::kStays || is_copied ? plain : plain.clone();
+}
+
+}  // namespace
+
+at::Tensor HostCopy::Wait() const {
+  if (parcel_ == nullptr) return tensor_;
+  absl::StatusOr<std::shared_ptr<HostBuffer>> buffer =
+      parcel_->ViewOnHost(absl::InfiniteDuration());
+  ThrowIfError(buffer.status(), kCopying);
+  void* const data = (*buffer)->data();
+  const at::Tensor tensor = at::from_blob(
+      data, sizes_, strides_, [owner = *std::move(buffer)](void*) {}, dtype_);
+  // What was expanded has crossed the link once; here each element has a place of its own.
+  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
+HostCopies::HostCopies(std::shared_ptr<HostTier> tier, c10::DeviceType type)
+    : tier_(std::move(tier)), type_(type) {}
+
+HostCopies::~HostCopies() { LetGo(); }
+
+HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK(tensor.layout() == at::kStrided, "attribution copies strided tensors alone, and not ",
+              tensor.layout(), ": tap its values");
+  const c10::Device device = tensor.device();
+  TORCH_CHECK(device.is_cpu() || device.type() == type_, "the session was made for \"",
+              c10::DeviceTypeName(type_, /*lower_case=*/true), "\", and the tensor is on ", device,
+              ": create the session with the backend of that device");
+  HostCopy copy;
+  if (device.is_cpu() || tier_ == nullptr || tensor.numel() == 0) {
+    copy.tensor_ = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+    return copy;
+  }
+  LetGo(device);
+  const absl::StatusOr<std::shared_ptr<DeviceTier>> device_tier = tier_->ForDevice(device.index());
+  ThrowIfError(device_tier.status(), "setting up a device's tier");
+  const at::Tensor own = OnItsOwn(tensor.detach(), source);
+  const BoundStream stream(CurrentStream(device));
+  const StorageExtent extent = ExtentOf(own);
+  absl::StatusOr<std::shared_ptr<Parcel>> parcel =
+      (*device_tier)->NewParcel(extent.size_bytes(), stream.native);
+  ThrowIfError(parcel.status(), kCopying);
+  c10::Storage storage = own.storage();
+  RecordOnStream(storage, stream.torch);
+  Departure departure;
+  departure.parcel = *parcel;
+  departure.pieces = {
+      {static_cast<char*>(storage.mutable_data()) + extent.begin_bytes, 0, extent.size_bytes()}};
+  departure.memory.push_back(TorchMemory(std::move(storage)));
+  ThrowIfError((*device_tier)->PutOut(absl::MakeSpan(&departure, 1)), kCopying);
+  {
+    const MutexLock lock(mu_);
+    held_[device.index()] = *parcel;
+  }
+  copy.parcel_ = *std::move(parcel);
+  copy.sizes_ = own.sizes().vec();
+  copy.strides_ = own.strides().vec();
+  copy.dtype_ = own.scalar_type();
+  return copy;
+}
+
+void HostCopies::LetGo(c10::Device device) {
+  std::shared_ptr<Parcel> parcel;
+  {
+    const MutexLock lock(mu_);
+    parcel = std::move(held_[device.index()]);
+  }
+  if (parcel != nullptr) const GuardedMemory freed = parcel->Evict();
+}
+
+void HostCopies::LetGo() {
+  std::map<int, std::shared_ptr<Parcel>> held;
+  {
+    const MutexLock lock(mu_);
+    held.swap(held_);
+  }
+  for (const auto& [index, parcel] : held) {
+    if (parcel != nullptr) const GuardedMemory freed = parcel->Evict();
+  }
+}
+
+at::Tensor HostCopies::Concatenate(const std::vector<at::Tensor>& pieces) {
+  const at::Tensor& first = pieces.front();
+  int64_t rows = 0;
+  bool is_plain = tier_ != nullptr && first.dim() > 0;
+  for (const at::Tensor& piece : pieces) {
+    is_plain = is_plain && piece.scalar_type() == first.scalar_type() &&
+               piece.dim() == first.dim() && piece.sizes().slice(1) == first.sizes().slice(1);
+    if (is_plain) rows += piece.size(0);
+  }
+  std::vector<int64_t> sizes = first.sizes().vec();
+  if (is_plain) sizes.front() = rows;
+  // What cannot be one block is LibTorch's to concatenate, or to refuse.
+  if (!is_plain || c10::multiply_integers(sizes) == 0) return at::cat(pieces);
+  absl::StatusOr<PinnedBlock> block = tier_->pool().Allocate(
+      static_cast<uint64_t>(c10::multiply_integers(sizes)) * first.itemsize());
+  ThrowIfError(block.status(), "concatenating the parts of a layer");
+  void* const data = block->data();
+  auto owner = std::make_shared<PinnedBlock>(*std::move(block));
+  at::Tensor all = at::from_blob(
+      data, sizes, [owner = std::move(owner)](void*) {}, first.scalar_type());
+  at::cat_out(all, pieces);
+  return all;
+}
+
+}  // namespace pinion

@@ -1,0 +1,87 @@
+// Tensors on their way from devices to the host, through the tiers that all tenants share
+// (engine/tier/host_tier.h): at most one per device is held there for its copy, since the next one
+// first lets go of it.
+//
+//   HostCopies copies(tier, c10::DeviceType::CUDA);
+//   HostCopy copy = copies.Start(activation, HostCopies::Source::kMayChange);
+//   ...
+//   at::Tensor on_host = copy.Wait();
+//
+// Where there is no tier (PINION_DISABLE), and for tensors that are in host memory already, a copy
+// is LibTorch's own and done when Start returns.
+//
+// Thread safety: HostCopies is thread-safe; a HostCopy is a value.
+// Ownership: what Wait returns owns its pinned memory.
+// Errors: c10::Error, where the tensor is on another kind of accelerator, is not strided, or cannot
+// be copied; c10::OutOfMemoryError where the budget for pinned memory has no room.
+
+#ifndef PINION_HOOKS_ATTRIBUTION_HOST_COPIES_H_
+#define PINION_HOOKS_ATTRIBUTION_HOST_COPIES_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/tier/host_tier.h"
+#include "pinion/engine/tier/parcel.h"
+
+namespace pinion {
+
+class HostCopy {
+ public:
+  HostCopy() = default;  // of nothing
+  // Blocks until the bytes are there.
+  at::Tensor Wait() const;
+
+ private:
+  friend class HostCopies;
+
+  at::Tensor tensor_;               // on the host already, or:
+  std::shared_ptr<Parcel> parcel_;  // where it is, and what it is a tensor of
+  std::vector<int64_t> sizes_;
+  std::vector<int64_t> strides_;
+  at::ScalarType dtype_ = at::kFloat;
+};
+
+class HostCopies {
+ public:
+  // What becomes of the tensor while its copy is under way.
+  enum class Source {
+    kMayChange,  // copied on the device first
+    kStays,      // the copy reads the tensor itself
+  };
+
+  // `tier`, of devices of this type, may be null.
+  HostCopies(std::shared_ptr<HostTier> tier, c10::DeviceType type);
+  ~HostCopies();  // calls the device if memory is held
+
+  // After the present work of the current stream of the tensor's device.
+  HostCopy Start(const at::Tensor& tensor, Source source);
+  // Lets go of the device memory that is held for copies, in the order of its stream.
+  void LetGo();
+
+  // Tensors on the host behind each other on dimension 0, in pinned memory of the tier's if they
+  // are of one dtype. Not empty.
+  at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
+
+ private:
+  void LetGo(c10::Device device);
+
+  const std::shared_ptr<HostTier> tier_;
+  const c10::DeviceType type_;
+
+  Mutex mu_;
+  std::map<int, std::shared_ptr<Parcel>> held_ ABSL_GUARDED_BY(mu_);  // by device
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ATTRIBUTION_HOST_COPIES_H_

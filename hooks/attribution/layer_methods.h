@@ -1,0 +1,77 @@
+// Captum's methods that are products of activations and gradients (docs/attribution.md has the
+// table). Products are computed on the host, or on the device with LayerOptions::keep_on_device.
+//
+//   const auto maps = pinion::LayerGradCam(*session, forward, {"conv4"}, {x}, Target::Class(3));
+//   at::Tensor heat = pinion::Interpolate(maps[0].tensors[0], {32, 32}, torch::kBilinear);
+//
+// Thread safety, errors: as the session's.
+
+#ifndef PINION_HOOKS_ATTRIBUTION_LAYER_METHODS_H_
+#define PINION_HOOKS_ATTRIBUTION_LAYER_METHODS_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/options/upsampling.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/target.h"
+
+namespace pinion {
+
+// Of one layer, of which the model may have made several tensors.
+struct LayerAttribution {
+  bool ran = false;        // the layer's tap was called
+  bool connected = false;  // the output depends on one of its tensors; false for LayerActivation
+  std::vector<at::Tensor> tensors;
+};
+
+std::vector<LayerAttribution> LayerActivation(AttributionSession& session,
+                                              const AttributedForward& forward,
+                                              const std::vector<std::string>& layers,
+                                              const std::vector<at::Tensor>& inputs,
+                                              const LayerOptions& options = {});
+
+// Gradient times activation; the gradient alone unless `multiply_by_inputs`.
+std::vector<LayerAttribution> LayerGradientXActivation(
+    AttributionSession& session, const AttributedForward& forward,
+    const std::vector<std::string>& layers, const std::vector<at::Tensor>& inputs,
+    const Target& target, const LayerOptions& options = {}, bool multiply_by_inputs = true);
+
+struct GradCamOptions {
+  bool relu_attributions = false;
+  bool sum_channels = true;  // over dimension 1, which stays with size 1
+};
+
+// Activations weighted with the means of their gradients over all dimensions from the third on.
+std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
+                                           const AttributedForward& forward,
+                                           const std::vector<std::string>& layers,
+                                           const std::vector<at::Tensor>& inputs,
+                                           const Target& target, const LayerOptions& options = {},
+                                           const GradCamOptions& grad_cam = {});
+
+// An attribution of two dimensions and one to three of space, resized in those to `sizes`: to lay
+// it over an input. One size stands for all of them.
+using InterpolateMode = torch::nn::functional::InterpolateFuncOptions::mode_t;
+at::Tensor Interpolate(const at::Tensor& attribution, const std::vector<int64_t>& sizes,
+                       const InterpolateMode& mode = torch::kNearest);
+
+// The gradient with respect to each input; its absolute value if `absolute`. All inputs are
+// floating-point tensors that `forward` uses as it is given them.
+std::vector<at::Tensor> Saliency(AttributionSession& session, const AttributedForward& forward,
+                                 const std::vector<at::Tensor>& inputs, const Target& target,
+                                 const LayerOptions& options = {}, bool absolute = true);
+
+// Gradient times input.
+std::vector<at::Tensor> InputXGradient(AttributionSession& session,
+                                       const AttributedForward& forward,
+                                       const std::vector<at::Tensor>& inputs, const Target& target,
+                                       const LayerOptions& options = {});
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ATTRIBUTION_LAYER_METHODS_H_

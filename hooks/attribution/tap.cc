@@ -1,0 +1,28 @@
+#include "pinion/hooks/attribution/tap.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace pinion {
+namespace {
+
+thread_local TapListener* t_listener = nullptr;
+
+}  // namespace
+
+at::Tensor Tap(std::string_view name, const at::Tensor& tensor) {
+  if (t_listener == nullptr) return tensor;
+  return std::move(t_listener->OnTap(name, {tensor}).front());
+}
+
+std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors) {
+  TORCH_CHECK(!tensors.empty(), "Tap(\"", name, "\") was given no tensor");
+  if (t_listener == nullptr) return tensors;
+  return t_listener->OnTap(name, std::move(tensors));
+}
+
+TapScope::TapScope(TapListener* listener) : previous_(std::exchange(t_listener, listener)) {}
+TapScope::~TapScope() { t_listener = previous_; }
+
+}  // namespace pinion

@@ -1,0 +1,50 @@
+// Names for values inside of a model, so that attribution can look at them: C++ modules have no
+// forward hooks.
+//
+//   at::Tensor Net::forward(at::Tensor x) {
+//     x = pinion::Tap("conv1", conv1_->forward(x));   // go on with what it returns
+//     ...
+//
+// Outside of an attribution, or where nobody asks for the name, a tap returns its argument and
+// costs the look at a thread-local variable. The model goes on with what the tap returns, which has
+// the same values, and may change it in place.
+//
+// Thread safety: a tap is seen by who listens on its own thread.
+
+#ifndef PINION_HOOKS_ATTRIBUTION_TAP_H_
+#define PINION_HOOKS_ATTRIBUTION_TAP_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+#include <vector>
+
+namespace pinion {
+
+at::Tensor Tap(std::string_view name, const at::Tensor& tensor);
+// A layer whose value is several tensors, at least one.
+std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors);
+
+// Who is told of taps.
+class TapListener {
+ public:
+  virtual ~TapListener() = default;
+  // What the model goes on with.
+  virtual std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) = 0;
+};
+
+// While it lives, taps of this thread go to `listener` alone. Nests.
+class TapScope {
+ public:
+  explicit TapScope(TapListener* listener);
+  ~TapScope();
+  TapScope(const TapScope&) = delete;
+  TapScope& operator=(const TapScope&) = delete;
+
+ private:
+  TapListener* const previous_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ATTRIBUTION_TAP_H_

@@ -1,0 +1,86 @@
+#include "pinion/hooks/attribution/target.h"
+
+#include <ATen/ops/gather.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace pinion {
+
+Target::Target(Kind kind, std::vector<std::vector<int64_t>> indices)
+    : kind_(kind), indices_(std::move(indices)) {}
+
+Target Target::Class(int64_t index) { return Index({index}); }
+
+Target Target::Index(std::vector<int64_t> index) { return Target(Kind::kSame, {std::move(index)}); }
+
+Target Target::PerExample(const std::vector<int64_t>& classes) {
+  std::vector<std::vector<int64_t>> indices;
+  for (const int64_t index : classes) indices.push_back({index});
+  return Target(Kind::kClasses, std::move(indices));
+}
+
+Target Target::IndexPerExample(std::vector<std::vector<int64_t>> indices) {
+  return Target(Kind::kIndices, std::move(indices));
+}
+
+Target Target::Of(const at::Tensor& classes) {
+  TORCH_CHECK(c10::isIntegralType(classes.scalar_type(), /*includeBool=*/false) &&
+                  (classes.numel() == 1 || classes.dim() == 1),
+              "a target is one integer, or one per example in one dimension, and not ",
+              classes.sizes(), " of ", classes.scalar_type());
+  const at::Tensor host = classes.to(at::kCPU, at::kLong).contiguous().flatten();
+  const int64_t* const begin = host.const_data_ptr<int64_t>();
+  if (host.numel() == 1) return Class(*begin);
+  return PerExample({begin, begin + host.numel()});
+}
+
+at::Tensor Target::Select(const at::Tensor& output) const {
+  TORCH_CHECK(output.dim() > 0,
+              "the output of the forward function has no dimension that counts examples: return "
+              "one number per example, or unsqueeze(0) an aggregate");
+  at::Tensor selected = output;
+  const auto examples = static_cast<size_t>(output.size(0));
+  TORCH_CHECK(kind_ == Kind::kNone || kind_ == Kind::kSame || indices_.size() == examples,
+              "there are ", indices_.size(), " targets, and ", examples,
+              " examples in the output: give one target per example");
+  switch (kind_) {
+    case Kind::kNone:
+      break;
+    case Kind::kSame:
+      TORCH_CHECK(static_cast<int64_t>(indices_.front().size()) < output.dim(), "a target of ",
+                  indices_.front().size(), " indices selects no column of an output of ",
+                  output.sizes(), ": its first dimension counts the examples");
+      for (const int64_t index : indices_.front()) selected = selected.select(1, index);
+      break;
+    case Kind::kClasses: {
+      TORCH_CHECK(output.dim() == 2, "a class per example needs an output of two dimensions, not ",
+                  output.sizes(), ": use Target::IndexPerExample");
+      std::vector<int64_t> classes;
+      for (const std::vector<int64_t>& index : indices_) classes.push_back(index.front());
+      const at::Tensor column = at::tensor(classes, at::kLong).unsqueeze(1);
+      selected = at::gather(output, 1, column.to(output.device())).squeeze(-1);
+      break;
+    }
+    case Kind::kIndices: {
+      std::vector<at::Tensor> picked;
+      for (size_t n = 0; n < examples; ++n) {
+        at::Tensor example = output.select(0, static_cast<int64_t>(n));
+        for (const int64_t index : indices_[n]) example = example.select(0, index);
+        picked.push_back(std::move(example));
+      }
+      selected = at::stack(picked);
+      break;
+    }
+  }
+  TORCH_CHECK(selected.numel() == selected.size(0), "the target leaves ", selected.sizes(),
+              " of an output of ", output.sizes(),
+              ": attribution is of one number per example, so give a target that selects one");
+  return selected;
+}
+
+}  // namespace pinion

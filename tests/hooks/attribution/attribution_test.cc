@@ -1,0 +1,500 @@
+// What attribution does with memory, graphs, devices and mistakes. That its numbers are Captum's is
+// captum_test.cc's to show.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/attribution/tapped_module.h"
+#include "pinion/hooks/attribution/target.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using at::Tensor;
+using ::testing::HasSubstr;
+using Tensors = std::vector<Tensor>;
+
+constexpr int64_t kSide = 128;
+constexpr uint64_t kLayerBytes = kSide * kSide * sizeof(float);
+
+template <typename Function>
+std::string ErrorOf(const Function& function) {
+  try {
+    function();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+class AttributionTest : public ::testing::Test {
+ protected:
+  explicit AttributionTest(const EmulatedOptions& machine = MachineOptions(),
+                           const OffloadOptions& offload = SmallWindows())
+      : world_(machine, offload),
+        session_(AttributionSession::Create({offload.allocator, offload.engine}, world_.backend())
+                     .value()) {}
+
+  // The same on every device.
+  Tensor Make(int64_t seed, int device = 0) const {
+    const Tensor i = at::arange(kSide * kSide, at::kFloat);
+    return at::sin(i * 0.37 + static_cast<double>(seed))
+        .view({kSide, kSide})
+        .to(world_.device(device));
+  }
+
+  // Layers that save one tensor each, their output, of kLayerBytes.
+  Tensor Chain(Tensor x, int layers, bool taps) const {
+    for (int layer = 0; layer < layers; ++layer) {
+      x = at::tanh(x);
+      if (taps) x = Tap("layer" + std::to_string(layer), x);
+    }
+    return (x * x).sum(1);
+  }
+
+  static std::vector<std::string> LayerNames(int layers) {
+    std::vector<std::string> names;
+    for (int layer = 0; layer < layers; ++layer) names.push_back("layer" + std::to_string(layer));
+    return names;
+  }
+
+  EmuWorld world_;
+  std::shared_ptr<AttributionSession> session_;
+};
+
+TEST_F(AttributionTest, ThePeakIsThatOfThePlainStepAndTwoCaptures) {
+  constexpr int kLayers = 12;
+  const Tensor x = Make(1).requires_grad_();
+  world_.ResetPeak();
+  const uint64_t model_bytes = world_.device_bytes();
+  Chain(x, kLayers, /*taps=*/false).sum().backward();
+  x.mutable_grad() = Tensor();
+  ASSERT_TRUE(Soon([&] { return world_.device_bytes() == model_bytes; }));
+  const uint64_t plain_bytes = world_.peak_device_bytes();
+  ASSERT_GE(plain_bytes, model_bytes + kLayers * kLayerBytes) << "forward saves every layer";
+
+  world_.ResetPeak();
+  const auto layers = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); }, LayerNames(kLayers),
+      {x}, Target());
+  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 4096);
+  ASSERT_EQ(layers.size(), static_cast<size_t>(kLayers));
+  for (const LayerResult& layer : layers) EXPECT_TRUE(layer.tensors[0].gradient.is_cpu());
+}
+
+TEST_F(AttributionTest, ParallelLayersLeaveOneByOneAsWell) {
+  constexpr int kLayers = 12;
+  const Tensor x = Make(1);
+  const auto branches = [&](bool taps) {
+    Tensor sum = at::zeros({kSide}, x.options());
+    for (int layer = 0; layer < kLayers; ++layer) {
+      // Without a tap nothing has a gradient, and no branch is saved.
+      Tensor y = x + layer;
+      if (taps) y = Tap("layer" + std::to_string(layer), y);
+      sum = sum + (y * 2).sum(1);
+    }
+    return sum;
+  };
+  world_.ResetPeak();
+  branches(/*taps=*/false);
+  const uint64_t plain_bytes = world_.peak_device_bytes();
+  ASSERT_LT(plain_bytes, world_.device_bytes() + 4 * kLayerBytes);
+  world_.ResetPeak();
+  const auto forward = [&](const Tensors&) { return branches(/*taps=*/true); };
+  session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {x}, Target());
+  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 16 * 1024);
+}
+
+TEST_F(AttributionTest, InAnOffloadScopeWhatTheGraphSavesLeavesAsWell) {
+  constexpr int kLayers = 12;
+  const Tensor x = Make(1).requires_grad_();
+  const auto forward = [&](bool taps) {
+    const OffloadScope scope(world_.session());
+    return Chain(x, kLayers, taps);
+  };
+  world_.ResetPeak();
+  forward(/*taps=*/false).sum().backward();
+  x.mutable_grad() = Tensor();
+  const uint64_t offloaded = world_.QuietStats().offloaded;
+  const uint64_t plain_bytes = world_.peak_device_bytes();
+  ASSERT_LT(plain_bytes, world_.device_bytes() + kLayers * kLayerBytes);
+  world_.ResetPeak();
+  const auto layers = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors&) { return forward(/*taps=*/true); }, LayerNames(kLayers), {}, Target());
+  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 4096);
+  const OffloadStats stats = world_.QuietStats();
+  EXPECT_EQ(stats.offloaded, 2 * offloaded);
+  EXPECT_GT(stats.unpacked, offloaded);
+}
+
+TEST_F(AttributionTest, WhileTheResultIsHeldTheDeviceHoldsNothingOfTheGraph) {
+  const Tensor x = Make(1);
+  const uint64_t before_bytes = world_.device_bytes();
+  const auto layers = LayerGradientXActivation(
+      *session_, [&](const Tensors& in) { return Chain(in[0], 4, /*taps=*/true); }, LayerNames(4),
+      {x}, Target());
+  EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; }));
+  EXPECT_EQ(layers[3].tensors[0].numel(), kSide * kSide);
+}
+
+TEST_F(AttributionTest, ResultsAreInPinnedMemoryOfTheSharedPoolAndOutliveTheSession) {
+  const uint64_t before_bytes = world_.session()->GetAllocatorStats().requested_bytes.current;
+  auto layers = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors& in) { return Chain(in[0], 2, /*taps=*/true); }, LayerNames(2), {Make(1)},
+      Target());
+  EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current,
+            before_bytes + 4 * kLayerBytes);
+  const double sum = layers[0].tensors[0].gradient.sum().item<double>();
+  session_.reset();
+  EXPECT_EQ(layers[0].tensors[0].gradient.sum().item<double>(), sum);
+  layers.clear();
+  world_.ExpectNothingLeft();
+}
+
+TEST_F(AttributionTest, OfAPartOfALargeGradientThePartAloneLeaves) {
+  // Backward of cat gives each input its columns of the whole gradient.
+  const auto forward = [&](const Tensors& in) {
+    const Tensor all = at::cat({Tap("left", in[0] * 2), in[0]}, 1);
+    return (all * all).sum(1);
+  };
+  const auto layers =
+      session_->ComputeLayerGradientsAndEval(forward, {"left"}, {Make(1)}, Target());
+  const LayerTensor& left = layers[0].tensors[0];
+  EXPECT_TRUE(SameBytes(left.gradient, left.activation * 2));
+  EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current, 2 * kLayerBytes);
+}
+
+// Every copy is stuck for 10 ms of the device's time, and nobody can read its bytes before.
+EmulatedOptions SlowAndProtected() {
+  EmulatedOptions options = SlowCopies();
+  options.protect_host_pages = true;
+  return options;
+}
+
+class SlowAttributionTest : public AttributionTest {
+ protected:
+  SlowAttributionTest() : AttributionTest(SlowAndProtected()) {}
+};
+
+TEST_F(SlowAttributionTest, NeitherForwardNorBackwardWaitsForACopyOnTheHost) {
+  EmulatedMachine& machine = world_.machine();
+  double forward_ms = 0, begin_ms = 0;
+  const auto forward = [&](const Tensors& in) {
+    begin_ms = machine.now_ms();
+    const Tensor y = Chain(in[0], 8, /*taps=*/true);
+    forward_ms = machine.now_ms() - begin_ms;
+    return y;
+  };
+  const auto layers =
+      session_->ComputeLayerGradientsAndEval(forward, LayerNames(8), {Make(1)}, Target());
+  EXPECT_LT(forward_ms, 10);
+  EXPECT_GT(machine.now_ms() - begin_ms, 100) << "the copies were stuck";
+  EXPECT_TRUE(at::allclose(layers[7].tensors[0].gradient, 2 * layers[7].tensors[0].activation));
+}
+
+OffloadOptions LittleHostMemory() {
+  OffloadOptions options = SmallWindows();
+  options.allocator.max_locked_bytes = 2 * kMiB;
+  return options;
+}
+
+class FullHostTest : public AttributionTest {
+ protected:
+  FullHostTest() : AttributionTest(MachineOptions(), LittleHostMemory()) {}
+};
+
+TEST_F(FullHostTest, AResultWithoutRoomInHostMemoryIsOutOfMemoryAndLeavesNothing) {
+  const uint64_t before_bytes = world_.device_bytes();
+  const auto compute = [&](int layers) {
+    session_->ComputeLayerGradientsAndEval(
+        [&](const Tensors& in) { return Chain(in[0], layers, /*taps=*/true); }, LayerNames(layers),
+        {Make(1)}, Target());
+  };
+  EXPECT_THROW(compute(40), c10::OutOfMemoryError) << "in forward";
+  EXPECT_THROW(compute(24), c10::OutOfMemoryError) << "in backward";
+  EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; }));
+  compute(8);
+}
+
+TEST_F(AttributionTest, OperatorsInPlaceDoNotChangeWhatWasCaptured) {
+  const Tensor w = Make(2).requires_grad_();
+  for (const bool is_frozen : {false, true}) {
+    w.set_requires_grad(!is_frozen);
+    const auto forward = [&](const Tensors& in) {
+      Tensor y = Tap("y", at::matmul(in[0], w));
+      const Tensor whole = y;
+      y.mul_(3);
+      whole.select(0, 0).zero_();
+      y.relu_();
+      y = Tap("after", y);
+      return (y * y).sum(1);
+    };
+    const auto layers =
+        session_->ComputeLayerGradientsAndEval(forward, {"y", "after"}, {Make(1)}, Target());
+    const Tensor y = at::matmul(Make(1).cpu(), w.detach().cpu());
+    Tensor after = (y * 3).relu();
+    after.select(0, 0).zero_();
+    EXPECT_TRUE(at::allclose(layers[0].tensors[0].activation, y));
+    EXPECT_TRUE(at::allclose(layers[1].tensors[0].activation, after));
+    EXPECT_TRUE(at::allclose(layers[1].tensors[0].gradient, 2 * after));
+    EXPECT_TRUE(at::allclose(layers[0].tensors[0].gradient, 6 * after));
+  }
+}
+
+TEST_F(AttributionTest, AGradientIsThatOfTheTensorWhoeverUsesIt) {
+  // The layer's input goes around the layer as well, as in a residual block.
+  const torch::nn::Sequential body((torch::nn::Tanh()));
+  const SequentialTaps taps(body, "body.");
+  const auto forward = [&](const Tensors& in) {
+    const Tensor h = in[0] * 2;
+    return (h * 5 + body.ptr()->forward(h) * 0).sum(1);
+  };
+  const auto layers =
+      session_->ComputeLayerGradientsAndEval(forward, {"body.0.input"}, {Make(1)}, Target());
+  EXPECT_TRUE(SameBytes(layers[0].tensors[0].gradient, at::full({kSide, kSide}, 5.f)));
+}
+
+TEST_F(AttributionTest, LayersOfOnePlaceInTheGraphHaveOneGradient) {
+  const auto forward = [&](const Tensors& in) {
+    const Tensor y = Tap("a", in[0] * 2);
+    return (Tap("b", y) * 3).sum(1);
+  };
+  for (const bool keep_on_device : {false, true}) {
+    LayerOptions options;
+    options.keep_on_device = keep_on_device;
+    const auto layers = session_->ComputeLayerGradientsAndEval(forward, {"b", "a", "b"}, {Make(1)},
+                                                               Target(), options);
+    EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current,
+              keep_on_device ? 0 : 3 * kLayerBytes);
+    for (const LayerResult& layer : layers) {
+      EXPECT_TRUE(SameBytes(layer.tensors[0].gradient.cpu(), at::full({kSide, kSide}, 3.f)));
+      EXPECT_TRUE(SameBytes(layer.tensors[0].activation.cpu(), Make(1).cpu() * 2));
+    }
+  }
+}
+
+TEST_F(AttributionTest, TheLastCallOfALayerCounts) {
+  const auto forward = [&](const Tensors& in) {
+    Tensor y = Tap("layer", in[0] * 2);
+    y = Tap("layer", y * 3);
+    return (y * 5).sum(1);
+  };
+  const auto layers =
+      session_->ComputeLayerGradientsAndEval(forward, {"layer"}, {Make(1)}, Target());
+  EXPECT_TRUE(SameBytes(layers[0].tensors[0].activation, Make(1).cpu() * 2 * 3));
+  EXPECT_TRUE(SameBytes(layers[0].tensors[0].gradient, at::full({kSide, kSide}, 5.f)));
+}
+
+EmulatedOptions TwoDevices() {
+  EmulatedOptions options = MachineOptions();
+  options.device_count = 2;
+  return options;
+}
+
+class TwoDevicesTest : public AttributionTest {
+ protected:
+  TwoDevicesTest() : AttributionTest(TwoDevices()) {}
+};
+
+TEST_F(TwoDevicesTest, PartsOnSeveralDevicesAreConcatenatedInTheirOrder) {
+  const auto forward = [&](const Tensors& in) {
+    Tensor first = Tap("layer", in[0] * 2), second = Tap("layer", in[1] * 3);
+    const Tensor sums = (second * 7).sum(1).to(first.device());
+    return at::cat({(first * 5).sum(1), sums});
+  };
+  const Tensor a = Make(1), b = Make(2, /*device=*/1).narrow(0, 0, 5).contiguous();
+  const Tensor on_first = a.cpu() * 2, on_second = b.cpu() * 3;
+  const int first = world_.device(0).index(), second = world_.device(1).index();
+  LayerOptions options;
+  for (const bool keep_on_device : {false, true}) {
+    options.keep_on_device = keep_on_device;
+    options.device_ids = {};
+    auto layers =
+        session_->ComputeLayerGradientsAndEval(forward, {"layer"}, {a, b}, Target(), options);
+    EXPECT_TRUE(SameBytes(layers[0].tensors[0].activation.cpu(), at::cat({on_first, on_second})));
+    EXPECT_TRUE(SameBytes(layers[0].tensors[0].gradient.cpu(),
+                          at::cat({on_first * 0 + 5, on_second * 0 + 7})));
+    options.device_ids = {7, second, first};
+    layers = session_->ComputeLayerGradientsAndEval(forward, {"layer"}, {a, b}, Target(), options);
+    EXPECT_TRUE(SameBytes(layers[0].tensors[0].activation.cpu(), at::cat({on_second, on_first})));
+    EXPECT_EQ(layers[0].tensors[0].activation.device(),
+              keep_on_device ? world_.device(1) : c10::Device(at::kCPU));
+  }
+  options.device_ids = {second};
+  EXPECT_THAT(
+      ErrorOf([&] {
+        session_->EvalLayers(forward, {"layer"}, {a, b}, options);
+      }),
+      HasSubstr("layer \"layer\" ran on 2 devices, of which LayerOptions::device_ids names 1"));
+}
+
+Tensor WithAsideAndUnconnected(const Tensors& in) {
+  const Tensor y = Tap("used", in[0] * 2);
+  Tap("aside", at::tanh(y));
+  Tap("numbers", at::arange(3, in[0].options().dtype(at::kLong)));
+  return y.sum(1);
+}
+
+TEST_F(AttributionTest, ALayerThatNeverRanOrIsNotConnectedIsAnErrorThatNamesIt) {
+  const auto compute = [&](const std::string& layer) {
+    return ErrorOf([&] {
+      session_->ComputeLayerGradientsAndEval(WithAsideAndUnconnected, {"used", layer}, {Make(1)},
+                                             Target());
+    });
+  };
+  EXPECT_EQ(compute("used"), "no error");
+  EXPECT_THAT(compute("uesd"), HasSubstr("layer \"uesd\" was not called in forward"));
+  EXPECT_THAT(compute("aside"), HasSubstr("the output does not depend on layer \"aside\""));
+  EXPECT_THAT(compute("numbers"), HasSubstr("layer \"numbers\" is of Long, which has no gradient"));
+}
+
+TEST_F(AttributionTest, WhereZerosAreAskedForFlagsSayWhichLayersTheyAreOf) {
+  LayerOptions options;
+  options.unused_layers = UnusedLayers::kZeros;
+  const auto layers = session_->ComputeLayerGradientsAndEval(
+      WithAsideAndUnconnected, {"aside", "never", "used"}, {Make(1)}, Target(), options);
+  EXPECT_TRUE(layers[0].ran);
+  EXPECT_FALSE(layers[0].connected());
+  EXPECT_TRUE(SameBytes(layers[0].tensors[0].gradient, at::zeros({kSide, kSide})));
+  EXPECT_FALSE(layers[1].ran);
+  EXPECT_TRUE(layers[1].tensors.empty());
+  EXPECT_TRUE(layers[2].connected());
+}
+
+TEST_F(AttributionTest, IntegersHaveValuesAndAnOuterNoGradMakesNoDifference) {
+  const at::NoGradGuard no_grad;
+  const auto values = LayerActivation(*session_, WithAsideAndUnconnected, {"numbers"}, {Make(1)});
+  EXPECT_TRUE(SameBytes(values[0].tensors[0], at::arange(3)));
+  const auto layers = session_->ComputeLayerGradientsAndEval(WithAsideAndUnconnected, {"used"},
+                                                             {Make(1)}, Target());
+  EXPECT_TRUE(layers[0].connected());
+}
+
+TEST_F(AttributionTest, TheProgramsTensorsAreAsTheyWereAlsoAfterAnError) {
+  const Tensor x = Make(1), part = x.narrow(0, 0, 3), w = Make(2).requires_grad_();
+  const auto forward = [&](bool fails) {
+    return [&, fails](const Tensors&) {
+      const Tensor y =
+          Tap("x", x).sum(1) + Tap("part", part).mul_(3).sum() + (Tap("w", w).mul_(3) * w).sum(1);
+      if (fails) throw std::runtime_error("this model fails");
+      return y;
+    };
+  };
+  EXPECT_THROW(
+      session_->ComputeLayerGradientsAndEval(forward(true), {"x", "part", "w"}, {}, Target()),
+      std::runtime_error);
+  session_->ComputeLayerGradientsAndEval(forward(false), {"x", "part", "w"}, {}, Target());
+  for (const Tensor& tensor : {x, part}) EXPECT_TRUE(tensor.is_leaf() && !tensor.requires_grad());
+  EXPECT_FALSE(w.grad().defined());
+  // Of a later backward, nothing is taken.
+  const uint64_t host_bytes = world_.session()->GetAllocatorStats().requested_bytes.current;
+  (w * 2).sum().backward();
+  EXPECT_TRUE(SameBytes(w.grad().cpu(), at::full({kSide, kSide}, 2.f)));
+  EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current, host_bytes);
+}
+
+TEST_F(AttributionTest, AGraphThatTheModelKeepsCanBeUsedAndHasNoPartInIt) {
+  const Tensor w = Make(2).requires_grad_();
+  Tensor kept;
+  const auto forward = [&](const Tensors& in) {
+    kept = Tap("layer", in[0] * w);
+    return at::zeros({kSide}, w.options()) + kept.sum(1);
+  };
+  session_->ComputeLayerGradientsAndEval(forward, {"layer"}, {Make(1)}, Target());
+  kept.sum().backward();
+  EXPECT_TRUE(SameBytes(w.grad().cpu(), Make(1).cpu()));
+}
+
+TEST_F(AttributionTest, BackwardDoesNotGoBeyondTheLayers) {
+  struct Upstream : torch::autograd::Function<Upstream> {
+    static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x * 2; }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   const torch::autograd::variable_list&) {
+      throw std::runtime_error("nobody asked for this gradient");
+    }
+  };
+  const Tensor w = Make(2).requires_grad_();
+  const auto forward = [&](const Tensors&) {
+    return at::tanh(Tap("layer", Upstream::apply(w))).sum(1);
+  };
+  const auto layers = session_->ComputeLayerGradientsAndEval(forward, {"layer"}, {}, Target());
+  EXPECT_TRUE(layers[0].connected());
+}
+
+TEST_F(AttributionTest, ASequentialIsAsItWasWhenItsTapsAreGone) {
+  const torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::ReLU(/*inplace=*/true));
+  const auto names = model->named_parameters().keys();
+  {
+    const SequentialTaps taps(model);
+    EXPECT_EQ(model->named_parameters().keys(), names);
+    EXPECT_THROW(model->at<torch::nn::LinearImpl>(0), c10::Error) << "it is a tapped one";
+  }
+  EXPECT_NO_THROW(model->at<torch::nn::LinearImpl>(0));
+}
+
+TEST_F(AttributionTest, AModelOfTappedModulesCanBeCloned) {
+  const torch::nn::Sequential model(pinion::nn::Tapped("fc", torch::nn::Linear(kSide, kSide)));
+  const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
+  copy->to(world_.device());
+  const auto forward = [&](const Tensors& in) { return copy->forward(in[0]); };
+  const auto layers = session_->ComputeLayerGradientsAndEval(forward, {"fc", "fc.input"}, {Make(1)},
+                                                             Target::Class(1));
+  EXPECT_TRUE(layers[0].connected() && layers[1].connected());
+}
+
+TEST_F(AttributionTest, ATargetThatDoesNotFitTheOutputIsAnErrorThatSaysWhy) {
+  const auto error = [&](const Target& target, const std::vector<int64_t>& shape) {
+    return ErrorOf([&] { target.Select(at::ones(shape)); });
+  };
+  EXPECT_THAT(error(Target(), {3, 4}), HasSubstr("give a target that selects one"));
+  EXPECT_THAT(error(Target(), {}), HasSubstr("no dimension that counts examples"));
+  EXPECT_THAT(error(Target::Class(1), {3}), HasSubstr("selects no column"));
+  EXPECT_THAT(error(Target::Class(1), {3, 4, 5}), HasSubstr("the target leaves [3, 5]"));
+  EXPECT_THAT(error(Target::PerExample({1, 2}), {3, 4}), HasSubstr("2 targets, and 3 examples"));
+  EXPECT_THAT(error(Target::PerExample({1, 2, 3}), {3, 4, 5}), HasSubstr("IndexPerExample"));
+  EXPECT_THAT(ErrorOf([] { Target::Of(at::ones({2})); }), HasSubstr("a target is one integer"));
+}
+
+TEST_F(AttributionTest, ATensorOfAnotherAcceleratorIsRefused) {
+  const Tensors meta = {at::ones({2, 2}, at::Device(at::kMeta))};
+  const auto forward = [](const Tensors& in) { return Tap("layer", in[0]).sum(1); };
+  EXPECT_THAT(ErrorOf([&] { session_->EvalLayers(forward, {"layer"}, meta); }),
+              HasSubstr("create the session with the backend of that device"));
+}
+
+}  // namespace
+}  // namespace pinion::testing
