@@ -245,8 +245,8 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   NoteBackward();
   if (learner_ != nullptr) {
     const bool is_kept = CurrentBackward() != -1 && BackwardKeepsGraph();
-    // What earlier nodes were lent goes before the plan looks at what there is.
-    SettleLoans();
+    // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
+    if (is_kept) SettleLoans();
     RecordPtrs due;
     Released released;  // let go of after the lock
     {
