@@ -15,12 +15,16 @@ struct PresetConstants {
   double float32_tflop_per_s, bfloat16_tflop_per_s, float64_tflop_per_s;
   double memory_gb_per_s;
   double pin_ms_per_gib;
+  double host_memory;  // GB/s
   double h2d, d2h, h2d_duplex, d2h_duplex, host, pageable;
 };
 
 // FLOP/s are half of the data sheet's dense peak, which is about what training reaches (40 to 50 %
 // model FLOPs utilisation); float32 without TF32, as LibTorch's default is. Memory bandwidth is the
-// data sheet's. Links are copy-engine measurements in GB/s, from public reports:
+// data sheet's. The host's memory is the rated bandwidth of one socket of a DGX or superchip, times
+// 0.8, which is what a triad reaches: NVIDIA's Grace tuning guide expects 410 GB/s or more of 512;
+// for x86 the same fraction is assumed. Links are copy-engine measurements in GB/s, from public
+// reports:
 constexpr std::array<PresetConstants, 5> kPresets = {{
     {
         .name = "a100_pcie4",
@@ -33,6 +37,7 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
         .float64_tflop_per_s = 9.75,    // 19.5 with tensor cores
         .memory_gb_per_s = 1935,
         .pin_ms_per_gib = 590,  // llama.cpp#28223: 101.7 GiB in 60 s
+        .host_memory = 164,     // EPYC 7742, 8 x DDR4-3200: 204.8
         .h2d = 26.3,            // nvbandwidth#15: the best of PCIe 4 x16
         .d2h = 27.1,            // nvbandwidth#15
         .h2d_duplex = 12.0,     // nvbandwidth#11, #53: 11 to 13 beside D2H, on A100 hosts
@@ -51,6 +56,7 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
         .float64_tflop_per_s = 33.5,    // 67 with tensor cores
         .memory_gb_per_s = 3350,
         .pin_ms_per_gib = 380,  // lupine#323: 256 MiB in 95 ms; cudf#15665: 0.3 s per GB
+        .host_memory = 246,     // Xeon 8480C, 8 x DDR5-4800: 307.2
         .h2d = 55.6,            // nvbandwidth 0.10 log, PCIe 5 x16
         .d2h = 57.3,            // the same log
         .h2d_duplex = 51.9,     // the same log
@@ -69,6 +75,7 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
         .float64_tflop_per_s = 18.5,     // 37
         .memory_gb_per_s = 8000,
         .pin_ms_per_gib = 380,  // as h100_pcie5
+        .host_memory = 287,     // Xeon 8570, 8 x DDR5-5600: 358.4
         .h2d = 55.6,            // the link is h100_pcie5's
         .d2h = 57.3,
         .h2d_duplex = 51.9,
@@ -87,6 +94,7 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
         .float64_tflop_per_s = 33.5,    // 67
         .memory_gb_per_s = 4000,
         .pin_ms_per_gib = 380,  // as h100_pcie5: no measurement
+        .host_memory = 410,     // Grace, LPDDR5X: 512
         .h2d = 375,             // single-superchip study, 2024 (450 is the link's limit)
         .d2h = 297,             // the same study; nvbandwidth#23 agrees that D2H is the slow way
         .h2d_duplex = 187,      // nvbandwidth#41: about half of the peak when both ways are busy
@@ -105,6 +113,7 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
         .float64_tflop_per_s = 20.0,     // 40
         .memory_gb_per_s = 8000,
         .pin_ms_per_gib = 380,  // as h100_pcie5: no measurement
+        .host_memory = 410,     // as gh200_c2c
         .h2d = 211.5,           // Megatron-LM#6491, GB300: the same Grace and the same 225 limit
         .d2h = 193.5,           // Megatron-LM#6491; sglang#40278 agrees (210 / 192)
         .h2d_duplex = 105.7,    // assumed: half, as GH200
@@ -131,6 +140,7 @@ void Fill(const PresetConstants& constants, DevicePreset& preset) {
   preset.host_call_us = kHostCallUs;
   preset.host_event_us = kHostEventUs;
   preset.pin_ms_per_gib = constants.pin_ms_per_gib;
+  preset.host_memory_gb_per_s = constants.host_memory;
   preset.link = {
       .kind = constants.link,
       .name = constants.link_name,
@@ -171,6 +181,7 @@ absl::Status DevicePreset::Validate() const {
       {"host_call_us", host_call_us, true},
       {"host_event_us", host_event_us, true},
       {"pin_ms_per_gib", pin_ms_per_gib, true},
+      {"host_memory_gb_per_s", host_memory_gb_per_s, false},
       {"link.rated_gb_per_s", link.rated_gb_per_s, true},
       {"link.h2d_gb_per_s", link.h2d_gb_per_s, false},
       {"link.d2h_gb_per_s", link.d2h_gb_per_s, false},
@@ -210,7 +221,7 @@ std::vector<std::string> PresetNames() {
 }
 
 DevicePreset ScalePreset(const DevicePreset& base, const Workload& large, const Workload& small) {
-  // The link and the memory keep their bandwidths, so a byte costs what it did. FLOPs per byte
+  // The link and both memories keep their bandwidths, so a byte costs what it did. FLOPs per byte
   // shrink, and with them the peaks; tensors shrink, and with them all that is paid per tensor.
   const double flops = small.flops_per_saved_byte / large.flops_per_saved_byte;
   const double fixed = small.mean_saved_tensor_bytes / large.mean_saved_tensor_bytes;

@@ -3,6 +3,7 @@
 //   kernel  launch_us + max(flops / peak_flops(type), bytes / memory_bandwidth)
 //   copy    fixed_us + bytes / bandwidth             (half-performance size = fixed_us * bandwidth)
 //   batch   fixed_us + (pieces - 1) * piece_us + bytes / bandwidth
+//   host    bytes / host_memory_bandwidth             (arithmetic over them on the host)
 //
 // All times are modelled, never measured, and are labelled so wherever they are printed. The
 // constants of each preset, with their sources, stand in cost_model.cc and nowhere else.
@@ -50,6 +51,9 @@ struct DevicePreset {
   double host_call_us;    // the host clock's cost of a launch or copy call
   double host_event_us;   // of an event or query call
   double pin_ms_per_gib;  // of pinning host memory
+  // What elementwise arithmetic on all cores of the device's host reaches, reads and writes
+  // counted.
+  double host_memory_gb_per_s;
   LinkModel link;
 
   DevicePreset();  // h100_pcie5

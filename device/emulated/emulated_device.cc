@@ -279,6 +279,11 @@ class EmulatedDevice : public Device {
                              {pieces.begin(), pieces.end()}, cost, pageable);
   }
 
+  void ChargeHostArithmetic(uint64_t memory_bytes) override {
+    MutexLock lock(core_->mu);
+    core_->ChargeHostArithmetic(memory_bytes);
+  }
+
  private:
   using Stream = HandleTable::Stream;
   using Event = HandleTable::Event;

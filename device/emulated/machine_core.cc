@@ -43,6 +43,14 @@ absl::Status MachineCore::EnterPin(int device, uint64_t size_bytes) {
   return absl::OkStatus();
 }
 
+void MachineCore::ChargeHostArithmetic(uint64_t memory_bytes) {
+  if (trace != nullptr) {
+    trace->BeginRange("host arithmetic", memory_bytes, simulation.time().now_ms());
+  }
+  simulation.Spend(static_cast<double>(memory_bytes) / (options.preset.host_memory_gb_per_s * 1e3));
+  if (trace != nullptr) trace->EndRange(simulation.time().now_ms());
+}
+
 StreamHandle MachineCore::AddStream(int device, const std::string& name) {
   const std::string full_name = EmulatedDeviceName(device) + "/" + name;
   const int slot = simulation.AddStream(device, full_name);

@@ -51,6 +51,8 @@ struct MachineCore {
   absl::Status Enter(int device, DeviceCall call, double cost_us) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Enter, for a call that pins.
   absl::Status EnterPin(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // No call of the device's: none of the above.
+  void ChargeHostArithmetic(uint64_t memory_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   StreamHandle AddStream(int device, const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Pageable memory (`pageable`) is slower, and blocks the host.

@@ -26,6 +26,8 @@ TEST(CostModelTest, EveryPresetIsValidAndSaysThatItIsModelled) {
     EXPECT_LE(preset.link.h2d_duplex_gb_per_s, preset.link.h2d_gb_per_s) << name;
     EXPECT_LE(preset.link.d2h_duplex_gb_per_s, preset.link.d2h_gb_per_s) << name;
     EXPECT_LT(preset.link.pageable_gb_per_s, preset.link.d2h_duplex_gb_per_s) << name;
+    EXPECT_GT(preset.host_memory_gb_per_s, preset.link.h2d_gb_per_s) << name;
+    EXPECT_LT(preset.host_memory_gb_per_s, preset.memory_gb_per_s) << name;
   }
 }
 
@@ -45,6 +47,7 @@ TEST(CostModelTest, AConstantThatMakesNoSenseIsRefusedByName) {
       PINION_FIELD(host_call_us, true),
       PINION_FIELD(host_event_us, true),
       PINION_FIELD(pin_ms_per_gib, true),
+      PINION_FIELD(host_memory_gb_per_s, false),
       PINION_FIELD(link.rated_gb_per_s, true),
       PINION_FIELD(link.h2d_gb_per_s, false),
       PINION_FIELD(link.d2h_gb_per_s, false),
@@ -144,6 +147,7 @@ TEST(CostModelTest, ScaledPresetKeepsEveryProportionOfTheLargeModel) {
     EXPECT_NEAR(scaled.float64_tflop_per_s / base.float64_tflop_per_s, 150.0 / 6000, 1e-9);
     EXPECT_NEAR(scaled.host_event_us / base.host_event_us, 256e3 / 64e6, 1e-9);
     EXPECT_NEAR(scaled.link.piece_us / base.link.piece_us, 256e3 / 64e6, 1e-9);
+    EXPECT_EQ(scaled.host_memory_gb_per_s, base.host_memory_gb_per_s);
     EXPECT_EQ(scaled.name, name + "_scaled");
     EXPECT_THAT(scaled.Validate(), IsOk());
     EXPECT_THAT(scaled.description, AllOf(HasSubstr("modelled"), HasSubstr("scaled")));

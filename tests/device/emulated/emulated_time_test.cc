@@ -186,6 +186,29 @@ TEST_F(EmulatedTimeTest, HostPaysForItsCallsAndForPinning) {
   EXPECT_NEAR(machine_->now_ms() - start, 1.012, kExact);
 }
 
+TEST_F(EmulatedTimeTest, ArithmeticOfTheHostTakesItsMemorysTimeAndWhatIsInFlightGoesOn) {
+  EmulatedOptions options = FreeHost();
+  options.preset.host_memory_gb_per_s = 100;
+  options.preset.link.fixed_us = 0;
+  options.preset.link.d2h_gb_per_s = 10;
+  Start(options);
+  uint8_t* const data = OnDevice(20'000'000);
+  uint8_t* const host = Pinned(20'000'000);
+  ASSERT_THAT(ToHost(host, data, 20'000'000, out_), IsOk());  // 2 ms
+  device_->ChargeHostArithmetic(150'000'000);
+  EXPECT_NEAR(machine_->now_ms(), 1.5, kExact);
+  Synchronize(out_);
+  EXPECT_NEAR(machine_->now_ms(), 2, kExact);
+  EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms, 0.5, kExact);  // not the arithmetic
+  ASSERT_THAT(ToHost(host, data, 10'000'000, out_), IsOk());               // 1 ms
+  device_->ChargeHostArithmetic(300'000'000);
+  EXPECT_NEAR(machine_->now_ms(), 5, kExact);
+  EXPECT_TRUE(device_->QueryEvent(Record(out_)).value());
+  EXPECT_NEAR(machine_->time_stats(0).d2h_busy_ms, 3, kExact);
+  device_->ChargeHostArithmetic(0);
+  EXPECT_NEAR(machine_->now_ms(), 5, kExact);
+}
+
 TEST_F(EmulatedTimeTest, EventIsDoneExactlyWhenVirtualTimeHasReachedIt) {
   EmulatedOptions options = FreeHost();
   options.preset.host_event_us = 100;  // a query every 0.1 ms

@@ -379,6 +379,19 @@ TEST_F(EmulatedTraceTest, PinningIsOnARowOfItsOwn) {
   EXPECT_NEAR(pin["dur"].get<double>(), options.preset.pin_ms_per_gib * 1e3 / 1024, 1e-6);
 }
 
+TEST_F(EmulatedTraceTest, ArithmeticOfTheHostIsARangeOfItsThread) {
+  StartRecording();
+  {
+    const ScopedRange range(machine_->trace().get(), "product");
+    device_->ChargeHostArithmetic(246'000'000);
+  }
+  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  const nlohmann::json arithmetic = Named(slices, "host arithmetic");
+  EXPECT_EQ(arithmetic["args"]["bytes"], 246'000'000);
+  EXPECT_NEAR(arithmetic["dur"].get<double>(), 1e3, kExact);  // us
+  EXPECT_TRUE(Holds(Named(slices, "product"), arithmetic));
+}
+
 TEST_F(EmulatedTraceTest, WithoutARecordedTraceNobodyIsToldOfRanges) {
   Start(Options());
   EXPECT_EQ(machine_->trace(), nullptr);
