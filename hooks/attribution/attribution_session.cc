@@ -1,5 +1,6 @@
 #include "pinion/hooks/attribution/attribution_session.h"
 
+#include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 
 #include <utility>
@@ -33,9 +34,10 @@ AttributionSession::AttributionSession(std::shared_ptr<HostTier> tier, c10::Devi
 
 std::vector<LayerResult> AttributionSession::ComputeLayerGradientsAndEval(
     const AttributedForward& forward, const std::vector<std::string>& layers,
-    const std::vector<at::Tensor>& inputs, const Target& target, const LayerOptions& options) {
+    const std::vector<at::Tensor>& inputs, const Target& target, const LayerOptions& options,
+    const LayerCallbacks& callbacks) {
   const at::AutoGradMode with_grad(true);
-  LayerCapture capture(layers, LayerCapture::Mode::kGradients, options,
+  LayerCapture capture(layers, LayerCapture::Mode::kGradients, options, callbacks,
                        std::make_shared<HostCopies>(tier_, type_));
   at::Tensor selected;
   {
@@ -49,15 +51,21 @@ std::vector<LayerResult> AttributionSession::ComputeLayerGradientsAndEval(
 std::vector<LayerResult> AttributionSession::EvalLayers(const AttributedForward& forward,
                                                         const std::vector<std::string>& layers,
                                                         const std::vector<at::Tensor>& inputs,
-                                                        const LayerOptions& options) {
+                                                        const LayerOptions& options,
+                                                        const LayerCallbacks& callbacks) {
   const at::NoGradGuard no_grad;
-  LayerCapture capture(layers, LayerCapture::Mode::kValues, options,
+  LayerCapture capture(layers, LayerCapture::Mode::kValues, options, callbacks,
                        std::make_shared<HostCopies>(tier_, type_));
   {
     const TapScope taps(&capture);
     forward(inputs);
   }
   return capture.Results();
+}
+
+at::Tensor AttributionSession::Concatenate(const std::vector<at::Tensor>& parts) const {
+  if (parts.size() == 1) return parts.front();
+  return parts.front().is_cpu() ? HostCopies(tier_, type_).Concatenate(parts) : at::cat(parts);
 }
 
 }  // namespace pinion

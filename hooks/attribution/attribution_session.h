@@ -12,8 +12,8 @@
 // on the streams that all of Pinion's copies share; of each device at most one of them waits there
 // for its copy. Methods on top of this are in layer_methods.h.
 //
-// Thread safety: thread-safe; taps are seen on the thread that calls, gradients on whatever thread
-// autograd uses. Whoever runs replicas on threads of their own gets none of their taps.
+// Thread safety: thread-safe; taps are seen on the thread that calls, and on those that go on
+// listening for it (CurrentTapListener), gradients on whatever thread autograd uses.
 // Ownership: results own their host memory and may outlive the session.
 // Errors: c10::Error, from forward and backward too, for layers and targets that do not fit;
 // c10::OutOfMemoryError where the budget for pinned memory has no room for a result.
@@ -57,13 +57,19 @@ class AttributionSession {
                                                         const std::vector<std::string>& layers,
                                                         const std::vector<at::Tensor>& inputs,
                                                         const Target& target,
-                                                        const LayerOptions& options = {});
+                                                        const LayerOptions& options = {},
+                                                        const LayerCallbacks& callbacks = {});
 
   // The layers' values alone, of a forward that records no graph.
   std::vector<LayerResult> EvalLayers(const AttributedForward& forward,
                                       const std::vector<std::string>& layers,
                                       const std::vector<at::Tensor>& inputs,
-                                      const LayerOptions& options = {});
+                                      const LayerOptions& options = {},
+                                      const LayerCallbacks& callbacks = {});
+
+  // Tensors behind each other on dimension 0: on the host in pinned memory, as results are. Not
+  // empty.
+  at::Tensor Concatenate(const std::vector<at::Tensor>& parts) const;
 
  private:
   const std::shared_ptr<HostTier> tier_;

@@ -84,6 +84,7 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
   {
     const MutexLock lock(mu_);
     held_[device.index()] = *parcel;
+    last_ = *device_tier;
   }
   copy.parcel_ = *std::move(parcel);
   copy.sizes_ = own.sizes().vec();
@@ -110,6 +111,15 @@ void HostCopies::LetGo() {
   for (const auto& [index, parcel] : held) {
     if (parcel != nullptr) const GuardedMemory freed = parcel->Evict();
   }
+}
+
+void HostCopies::ChargeHostArithmetic(uint64_t memory_bytes) {
+  std::shared_ptr<DeviceTier> tier;
+  {
+    const MutexLock lock(mu_);
+    tier = last_;
+  }
+  if (tier != nullptr) tier->engine().device().ChargeHostArithmetic(memory_bytes);
 }
 
 at::Tensor HostCopies::Concatenate(const std::vector<at::Tensor>& pieces) {

@@ -30,6 +30,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/engine/tier/parcel.h"
 
@@ -68,6 +69,9 @@ class HostCopies {
   // Lets go of the device memory that is held for copies, in the order of its stream.
   void LetGo();
 
+  // Device::ChargeHostArithmetic of the device that the last copy came from.
+  void ChargeHostArithmetic(uint64_t memory_bytes);
+
   // Tensors on the host behind each other on dimension 0, in pinned memory of the tier's if they
   // are of one dtype. Not empty.
   at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
@@ -80,6 +84,7 @@ class HostCopies {
 
   Mutex mu_;
   std::map<int, std::shared_ptr<Parcel>> held_ ABSL_GUARDED_BY(mu_);  // by device
+  std::shared_ptr<DeviceTier> last_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

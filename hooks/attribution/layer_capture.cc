@@ -75,78 +75,68 @@ bool LeadsToAnother(Node* from, const absl::flat_hash_set<const Node*>& wanted,
 
 }  // namespace
 
-at::Tensor LayerCapture::GradientSlot::Take(const at::Tensor& gradient) {
-  if (!gradient.defined()) return gradient;
-  Delivery delivery;
-  if (keep_on_device_) {
-    delivery.kept = gradient;
-  } else {
-    delivery.copy = copies_->Start(gradient, HostCopies::Source::kStays);
-  }
-  {
-    const MutexLock lock(mu_);
-    delivery_ = std::move(delivery);
-    has_come_ = true;
-  }
-  if (!ends_here_) return gradient;
-  // The engine keeps what it is asked for until backward ends: so it is given one element.
-  return at::empty({}, gradient.options()).expand(gradient.sizes());
-}
-
-at::Tensor LayerCapture::GradientSlot::Wait() {
-  Delivery delivery;
-  {
-    const MutexLock lock(mu_);
-    if (!has_come_) return at::Tensor();
-    delivery = delivery_;
-  }
-  return delivery.Wait();
-}
-
 LayerCapture::LayerCapture(const std::vector<std::string>& layers, Mode mode,
-                           const LayerOptions& options, std::shared_ptr<HostCopies> copies)
-    : layers_(layers), mode_(mode), options_(options), copies_(std::move(copies)) {}
+                           const LayerOptions& options, const LayerCallbacks& callbacks,
+                           std::shared_ptr<HostCopies> copies)
+    : layers_(layers),
+      mode_(mode),
+      way_(std::make_shared<LayerWay>(options, callbacks, std::move(copies))) {}
 
 LayerCapture::~LayerCapture() {
-  for (const std::function<void()>& undo : undo_) undo();
+  std::vector<std::function<void()>> undo;
+  {
+    const MutexLock lock(mu_);
+    undo.swap(undo_);
+  }
+  for (const std::function<void()>& one : undo) one();
+}
+
+void LayerCapture::Undo(std::function<void()> undo) {
+  const MutexLock lock(mu_);
+  undo_.push_back(std::move(undo));
 }
 
 std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
                                             std::vector<at::Tensor> tensors) {
-  if (std::find(layers_.begin(), layers_.end(), name) == layers_.end()) return tensors;
+  const auto found = std::find(layers_.begin(), layers_.end(), name);
+  if (found == layers_.end()) return tensors;
+  const auto layer = static_cast<size_t>(found - layers_.begin());
   Pieces pieces(tensors.size());
-  const int device = tensors.front().is_cpu() ? -1 : tensors.front().device().index();
   for (size_t i = 0; i < tensors.size(); ++i) {
     Piece& piece = pieces[i];
     at::Tensor& tensor = tensors[i];
+    const LayerPart part = {layer, i};
+    if (way_->callbacks.replace) tensor = way_->callbacks.replace(part, tensor);
+    piece.captured_as = way_->NextNumber();
     piece.sizes = tensor.sizes().vec();
     piece.options = tensor.options();
-    if (options_.activations && options_.keep_on_device) {
-      piece.activation.kept = tensor.detach().clone();
-    } else if (options_.activations) {
-      piece.activation.copy = copies_->Start(tensor, HostCopies::Source::kMayChange);
+    if (way_->options.activations) {
+      piece.activation = way_->Deliver(part, tensor, HostCopies::Source::kMayChange);
     }
-    if (mode_ == Mode::kGradients) tensor = Watch(name, tensor, piece);
+    if (mode_ == Mode::kGradients) tensor = Watch(part, tensor, piece);
   }
-  captured_[std::string(name)].insert_or_assign(device, std::move(pieces));
+  const int device = tensors.front().is_cpu() ? -1 : tensors.front().device().index();
+  const MutexLock lock(mu_);
+  // What an earlier call has left goes with `pieces`, behind the lock.
+  captured_[layer][device].swap(pieces);
   return tensors;
 }
 
-at::Tensor LayerCapture::Watch(std::string_view name, const at::Tensor& tensor, Piece& piece) {
-  TORCH_CHECK(torch::autograd::isDifferentiableType(tensor.scalar_type()), "layer \"", name,
-              "\" is of ", tensor.scalar_type(),
+at::Tensor LayerCapture::Watch(LayerPart part, const at::Tensor& tensor, Piece& piece) {
+  TORCH_CHECK(torch::autograd::isDifferentiableType(tensor.scalar_type()), "layer \"",
+              layers_[part.layer], "\" is of ", tensor.scalar_type(),
               ", which has no gradient: ask for its activation alone, or for another layer");
   bool goes_on = !tensor.is_view();
   if (!tensor.requires_grad() && tensor.is_view()) {
     tensor.requires_grad_();
-    undo_.push_back([tensor] {
+    Undo([tensor] {
       if (tensor.is_leaf()) tensor.requires_grad_(false);
     });
   } else if (!tensor.requires_grad()) {
     const auto begin = std::make_shared<HistoryBegin>();
     torch::autograd::set_history(tensor, begin);
     c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
-    undo_.push_back([weak = std::move(weak), begin] {
+    Undo([weak = std::move(weak), begin] {
       auto impl = weak.lock();
       if (!impl) return;
       const at::Tensor alive(std::move(impl));
@@ -156,18 +146,25 @@ at::Tensor LayerCapture::Watch(std::string_view name, const at::Tensor& tensor, 
     goes_on = false;
   }
   const Edge edge = torch::autograd::impl::gradient_edge(tensor);
-  Watched& watched = watched_[{edge.function.get(), edge.input_nr}];
-  piece.gradient = watched.slot.lock();
-  if (piece.gradient == nullptr) {
-    piece.gradient = std::make_shared<GradientSlot>(options_.keep_on_device, copies_);
-    watched = {edge, piece.gradient};
-    const auto on_gradient = [slot = watched.slot](const at::Tensor& gradient) {
+  bool is_new = false;
+  {
+    const MutexLock lock(mu_);
+    Watched& watched = watched_[{edge.function.get(), edge.input_nr}];
+    piece.gradient = watched.slot.lock();
+    is_new = piece.gradient == nullptr;
+    if (is_new) {
+      piece.gradient = std::make_shared<GradientSlot>(way_, part);
+      watched = {edge, piece.gradient};
+    }
+  }
+  if (is_new) {
+    const auto on_gradient = [slot = std::weak_ptr(piece.gradient)](const at::Tensor& gradient) {
       const std::shared_ptr<GradientSlot> wanted = slot.lock();
       return wanted == nullptr ? gradient : wanted->Take(gradient);
     };
     if (tensor.is_leaf()) {
       const unsigned hook = tensor.register_hook(on_gradient);
-      undo_.push_back([tensor, hook] { tensor.remove_hook(hook); });
+      Undo([tensor, hook] { tensor.remove_hook(hook); });
     } else {
       edge.function->add_tensor_pre_hook(std::make_unique<HookOfNode>(edge.input_nr, on_gradient));
     }
@@ -177,13 +174,18 @@ at::Tensor LayerCapture::Watch(std::string_view name, const at::Tensor& tensor, 
 
 void LayerCapture::Backward(const at::Tensor& selected) {
   if (!selected.requires_grad()) return;
+  Places places;
+  {
+    const MutexLock lock(mu_);
+    places = watched_;
+  }
   absl::flat_hash_set<const Node*> wanted;
-  for (const auto& [place, watched] : watched_) {
+  for (const auto& [place, watched] : places) {
     if (!watched.slot.expired()) wanted.insert(place.first);
   }
   absl::flat_hash_set<const Node*> clean;
   torch::autograd::edge_list ends;
-  for (const auto& [place, watched] : watched_) {
+  for (const auto& [place, watched] : places) {
     const std::shared_ptr<GradientSlot> slot = watched.slot.lock();
     // Backward passes the others on its way.
     if (slot == nullptr || LeadsToAnother(watched.edge.function.get(), wanted, clean)) continue;
@@ -197,63 +199,102 @@ void LayerCapture::Backward(const at::Tensor& selected) {
 }
 
 std::vector<LayerResult> LayerCapture::Results() {
-  copies_->LetGo();
-  const bool is_error = options_.unused_layers == UnusedLayers::kError;
-  std::vector<LayerResult> results;
-  for (const std::string& layer : layers_) {
-    LayerResult& result = results.emplace_back();
-    const auto found = captured_.find(layer);
-    result.ran = found != captured_.end();
-    TORCH_CHECK(result.ran || !is_error, "layer \"", layer,
+  way_->copies->LetGo();
+  std::map<size_t, PiecesByDevice> captured;
+  {
+    const MutexLock lock(mu_);
+    captured.swap(captured_);
+  }
+  const bool is_error = way_->options.unused_layers == UnusedLayers::kError;
+  std::vector<LayerResult> results(layers_.size());
+  std::map<size_t, std::vector<Pieces*>> devices;  // by layer
+  std::vector<std::pair<uint64_t, LayerPart>> arrivals;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const std::string& name = layers_[layer];
+    const bool is_first = std::find(layers_.begin(), layers_.end(), name) - layers_.begin() ==
+                          static_cast<std::ptrdiff_t>(layer);
+    if (!is_first) continue;
+    results[layer].ran = captured.contains(layer);
+    TORCH_CHECK(results[layer].ran || !is_error, "layer \"", name,
                 "\" was not called in forward: correct its name, or set "
                 "LayerOptions::unused_layers to kZeros");
-    if (!result.ran) continue;
-    const std::vector<const Pieces*> devices = InDeviceOrder(layer, found->second);
-    for (size_t i = 0; i < devices.front()->size(); ++i) {
-      result.tensors.push_back(Gather(devices, i));
-      TORCH_CHECK(mode_ == Mode::kValues || result.tensors.back().connected || !is_error,
-                  "the output does not depend on layer \"", layer, "\", tensor ", i,
+    if (!results[layer].ran) continue;
+    devices[layer] = InDeviceOrder(layer, captured[layer]);
+    results[layer].tensors.resize(devices[layer].front()->size());
+    for (size_t i = 0; i < results[layer].tensors.size(); ++i) {
+      const uint64_t last_gradient = LastGradient(devices[layer], i);
+      TORCH_CHECK(mode_ == Mode::kValues || last_gradient > 0 || !is_error,
+                  "the output does not depend on layer \"", name, "\", tensor ", i,
                   ": choose another layer or target, or set LayerOptions::unused_layers to "
                   "kZeros");
+      const uint64_t value = devices[layer].back()->at(i).captured_as;
+      arrivals.push_back({std::max(value, last_gradient), {layer, i}});
     }
+  }
+  std::sort(arrivals.begin(), arrivals.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [captured_as, part] : arrivals) {
+    LayerTensor& tensor = results[part.layer].tensors[part.tensor];
+    tensor = Gather(part, devices[part.layer]);
+    if (!way_->callbacks.on_arrival) continue;
+    const at::NoGradGuard no_grad;
+    const uint64_t memory_bytes = way_->callbacks.on_arrival(part, tensor);
+    if (!way_->options.keep_on_device) way_->copies->ChargeHostArithmetic(memory_bytes);
+  }
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const auto first = std::find(layers_.begin(), layers_.end(), layers_[layer]) - layers_.begin();
+    results[layer] = results[static_cast<size_t>(first)];
   }
   return results;
 }
 
-std::vector<const LayerCapture::Pieces*> LayerCapture::InDeviceOrder(
-    const std::string& layer, const PiecesByDevice& by_device) const {
-  std::vector<const Pieces*> ordered;
-  if (by_device.size() == 1 || options_.device_ids.empty()) {
-    for (const auto& [index, pieces] : by_device) ordered.push_back(&pieces);
+uint64_t LayerCapture::LastGradient(const std::vector<Pieces*>& devices, size_t tensor) {
+  uint64_t last = 0;
+  for (const Pieces* pieces : devices) {
+    const Piece& piece = (*pieces)[tensor];
+    if (piece.gradient != nullptr) last = std::max(last, piece.gradient->captured_as());
+  }
+  return last;
+}
+
+std::vector<LayerCapture::Pieces*> LayerCapture::InDeviceOrder(size_t layer,
+                                                               PiecesByDevice& by_device) const {
+  std::vector<Pieces*> ordered;
+  if (by_device.size() == 1 || way_->options.device_ids.empty()) {
+    for (auto& [index, pieces] : by_device) ordered.push_back(&pieces);
   } else {
-    for (const int index : options_.device_ids) {
+    for (const int index : way_->options.device_ids) {
       const auto found = by_device.find(index);
       if (found != by_device.end()) ordered.push_back(&found->second);
     }
-    TORCH_CHECK(ordered.size() == by_device.size(), "layer \"", layer, "\" ran on ",
+    TORCH_CHECK(ordered.size() == by_device.size(), "layer \"", layers_[layer], "\" ran on ",
                 by_device.size(), " devices, of which LayerOptions::device_ids names ",
                 ordered.size(), ": name each device once");
   }
   for (const Pieces* pieces : ordered) {
-    TORCH_CHECK(pieces->size() == ordered.front()->size(), "layer \"", layer, "\" has ",
+    TORCH_CHECK(pieces->size() == ordered.front()->size(), "layer \"", layers_[layer], "\" has ",
                 ordered.front()->size(), " tensors on one device and ", pieces->size(),
                 " on another: its parts must be alike");
   }
   return ordered;
 }
 
-LayerTensor LayerCapture::Gather(const std::vector<const Pieces*>& devices, size_t index) const {
+LayerTensor LayerCapture::Gather(LayerPart part, const std::vector<Pieces*>& devices) {
   LayerTensor result;
   std::vector<at::Tensor> activations, gradients;
-  for (const Pieces* pieces : devices) {
-    const Piece& piece = (*pieces)[index];
-    if (options_.activations) activations.push_back(piece.activation.Wait());
+  for (Pieces* pieces : devices) {
+    Piece& piece = (*pieces)[part.tensor];
+    if (way_->options.activations)
+      activations.push_back(std::exchange(piece.activation, {}).Wait());
     if (mode_ == Mode::kValues) continue;
-    at::Tensor gradient = piece.gradient->Wait();
+    const std::shared_ptr<GradientSlot> slot = std::exchange(piece.gradient, nullptr);
+    at::Tensor gradient = slot->Wait(/*is_last=*/slot.use_count() == 1);
     result.connected = result.connected || gradient.defined();
     if (!gradient.defined()) {
-      const c10::Device device = options_.keep_on_device ? piece.options.device() : at::kCPU;
+      const c10::Device device = way_->options.keep_on_device ? piece.options.device() : at::kCPU;
       gradient = at::zeros(piece.sizes, piece.options.device(device));
+      if (way_->callbacks.output_function)
+        gradient = way_->callbacks.output_function(part, gradient);
     }
     gradients.push_back(std::move(gradient));
   }
@@ -264,7 +305,7 @@ LayerTensor LayerCapture::Gather(const std::vector<const Pieces*>& devices, size
 
 at::Tensor LayerCapture::Join(const std::vector<at::Tensor>& pieces) const {
   if (pieces.size() == 1) return pieces.front();
-  if (!options_.keep_on_device) return copies_->Concatenate(pieces);
+  if (!way_->options.keep_on_device) return way_->copies->Concatenate(pieces);
   std::vector<at::Tensor> on_first;
   for (const at::Tensor& piece : pieces) on_first.push_back(piece.to(pieces.front().device()));
   return at::cat(on_first);

@@ -9,7 +9,8 @@
 // touched. Each gradient is taken by a hook as soon as it is complete, and the graph keeps none of
 // those that backward does not need itself.
 //
-// Thread safety: taps and all calls on one thread; gradients may come on autograd's.
+// Thread safety: taps may come on several threads, gradients on autograd's; all other calls on one
+// thread, once the taps have come.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_LAYER_CAPTURE_H_
 #define PINION_HOOKS_ATTRIBUTION_LAYER_CAPTURE_H_
@@ -33,6 +34,7 @@
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/hooks/attribution/host_copies.h"
+#include "pinion/hooks/attribution/layer_delivery.h"
 #include "pinion/hooks/attribution/layer_options.h"
 #include "pinion/hooks/attribution/tap.h"
 
@@ -43,7 +45,7 @@ class LayerCapture final : public TapListener {
   enum class Mode { kValues, kGradients };
 
   LayerCapture(const std::vector<std::string>& layers, Mode mode, const LayerOptions& options,
-               std::shared_ptr<HostCopies> copies);
+               const LayerCallbacks& callbacks, std::shared_ptr<HostCopies> copies);
   ~LayerCapture() override;  // tensors that were given a history for this have none again
 
   std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) override;
@@ -51,70 +53,48 @@ class LayerCapture final : public TapListener {
   // `selected` has one number per example.
   void Backward(const at::Tensor& selected);
 
-  // In the order of the layers, as LayerOptions say. Blocks until all copies are done.
+  // In the order of the layers, as LayerOptions say. Blocks until all copies are done, one after
+  // the other. Once.
   std::vector<LayerResult> Results();
 
  private:
-  // A tensor on its way to whoever asked for it.
-  struct Delivery {
-    at::Tensor kept;  // on the device, or:
-    HostCopy copy;
-    at::Tensor Wait() const { return kept.defined() ? kept : copy.Wait(); }
-  };
-
-  // Where the gradient of one place in the graph goes.
-  class GradientSlot {
-   public:
-    GradientSlot(bool keep_on_device, std::shared_ptr<HostCopies> copies)
-        : keep_on_device_(keep_on_device), copies_(std::move(copies)) {}
-
-    // Backward asks for this gradient by name and needs it for nothing else.
-    void EndBackwardHere() { ends_here_ = true; }
-    // What backward goes on with.
-    at::Tensor Take(const at::Tensor& gradient);
-    // Undefined: there was none.
-    at::Tensor Wait();
-
-   private:
-    const bool keep_on_device_;
-    const std::shared_ptr<HostCopies> copies_;
-    bool ends_here_ = false;
-
-    Mutex mu_;
-    Delivery delivery_ ABSL_GUARDED_BY(mu_);
-    bool has_come_ ABSL_GUARDED_BY(mu_) = false;
-  };
-
   // One of a layer's tensors, on one device.
   struct Piece {
+    uint64_t captured_as = 0;
     std::vector<int64_t> sizes;
     at::TensorOptions options;
-    Delivery activation;
+    LayerDelivery activation;
     std::shared_ptr<GradientSlot> gradient;
   };
   using Pieces = std::vector<Piece>;
   using PiecesByDevice = std::map<int, Pieces>;  // -1: the CPU
 
   // What the model goes on with; fills the gradient's slot.
-  at::Tensor Watch(std::string_view name, const at::Tensor& tensor, Piece& piece);
-  std::vector<const Pieces*> InDeviceOrder(const std::string& layer,
-                                           const PiecesByDevice& by_device) const;
-  LayerTensor Gather(const std::vector<const Pieces*>& devices, size_t index) const;
+  at::Tensor Watch(LayerPart part, const at::Tensor& tensor, Piece& piece);
+  // At the end; calls no device.
+  void Undo(std::function<void()> undo);
+  // By device, in the order in which they are concatenated.
+  std::vector<Pieces*> InDeviceOrder(size_t layer, PiecesByDevice& by_device) const;
+  // When the last gradient of a layer's tensor was captured; 0: there was none.
+  static uint64_t LastGradient(const std::vector<Pieces*>& devices, size_t tensor);
+  LayerTensor Gather(LayerPart part, const std::vector<Pieces*>& devices);
   at::Tensor Join(const std::vector<at::Tensor>& pieces) const;
 
   const std::vector<std::string> layers_;
   const Mode mode_;
-  const LayerOptions options_;
-  const std::shared_ptr<HostCopies> copies_;
+  const std::shared_ptr<const LayerWay> way_;
 
-  std::map<std::string, PiecesByDevice, std::less<>> captured_;
+  Mutex mu_;
+  std::map<size_t, PiecesByDevice> captured_ ABSL_GUARDED_BY(mu_);  // by layer
   // By place in the graph. What a later call of the same layer has replaced is expired.
   struct Watched {
     torch::autograd::Edge edge;
     std::weak_ptr<GradientSlot> slot;
   };
-  std::map<std::pair<const torch::autograd::Node*, uint32_t>, Watched> watched_;
-  std::vector<std::function<void()>> undo_;  // what was changed in tensors of the program's
+  using Places = std::map<std::pair<const torch::autograd::Node*, uint32_t>, Watched>;
+  Places watched_ ABSL_GUARDED_BY(mu_);
+  // What was changed in tensors of the program's.
+  std::vector<std::function<void()>> undo_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

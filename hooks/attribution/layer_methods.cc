@@ -1,7 +1,6 @@
 #include "pinion/hooks/attribution/layer_methods.h"
 
 #include <ATen/TensorOperators.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/functional/upsampling.h>
 
@@ -14,26 +13,39 @@
 namespace pinion {
 namespace {
 
-using Combine = std::function<at::Tensor(const LayerTensor& tensor)>;
+// Leaves what it makes of a tensor as its activation, in place; returns the bytes of host memory
+// that it has read and written.
+using Combine = std::function<uint64_t(LayerTensor& tensor)>;
 
-std::vector<LayerAttribution> CombineLayers(std::vector<LayerResult> layers,
-                                            const Combine& combine) {
-  const at::NoGradGuard no_grad;
+LayerCallbacks OnArrival(const Combine& combine) {
+  LayerCallbacks callbacks;
+  callbacks.on_arrival = [&combine](LayerPart, LayerTensor& tensor) { return combine(tensor); };
+  return callbacks;
+}
+
+uint64_t Multiply(LayerTensor& tensor) {
+  tensor.activation.mul_(tensor.gradient);
+  tensor.gradient = at::Tensor();
+  return 3 * tensor.activation.nbytes();
+}
+
+uint64_t TakeGradient(LayerTensor& tensor) {
+  tensor.activation = std::move(tensor.gradient);
+  return 0;
+}
+
+std::vector<LayerAttribution> AttributionsOf(std::vector<LayerResult> layers) {
   std::vector<LayerAttribution> attributions;
   for (LayerResult& layer : layers) {
     LayerAttribution& attribution = attributions.emplace_back();
     attribution.ran = layer.ran;
     attribution.connected = layer.connected();
     for (LayerTensor& tensor : layer.tensors) {
-      attribution.tensors.push_back(combine(tensor));
-      tensor = LayerTensor();  // the host needs its memory no more
+      attribution.tensors.push_back(std::move(tensor.activation));
     }
   }
   return attributions;
 }
-
-at::Tensor Product(const LayerTensor& tensor) { return tensor.gradient * tensor.activation; }
-at::Tensor Gradient(const LayerTensor& tensor) { return tensor.gradient; }
 
 LayerOptions WithActivations(LayerOptions options, bool activations) {
   options.activations = activations;
@@ -44,17 +56,16 @@ std::vector<at::Tensor> AttributeToInputs(AttributionSession& session,
                                           const AttributedForward& forward,
                                           const std::vector<at::Tensor>& inputs,
                                           const Target& target, const LayerOptions& options,
-                                          const Combine& combine) {
+                                          const LayerCallbacks& callbacks) {
   static constexpr char kInputs[] = "pinion.inputs";
   TORCH_CHECK(!inputs.empty(), "there is no input to attribute to");
   const auto tapped = [&forward](const std::vector<at::Tensor>& given) {
     return forward(Tap(kInputs, given));
   };
-  return std::move(
-      CombineLayers(
-          session.ComputeLayerGradientsAndEval(tapped, {kInputs}, inputs, target, options), combine)
-          .front()
-          .tensors);
+  return std::move(AttributionsOf(session.ComputeLayerGradientsAndEval(tapped, {kInputs}, inputs,
+                                                                       target, options, callbacks))
+                       .front()
+                       .tensors);
 }
 
 }  // namespace
@@ -64,18 +75,18 @@ std::vector<LayerAttribution> LayerActivation(AttributionSession& session,
                                               const std::vector<std::string>& layers,
                                               const std::vector<at::Tensor>& inputs,
                                               const LayerOptions& options) {
-  return CombineLayers(session.EvalLayers(forward, layers, inputs, WithActivations(options, true)),
-                       [](const LayerTensor& tensor) { return tensor.activation; });
+  return AttributionsOf(
+      session.EvalLayers(forward, layers, inputs, WithActivations(options, true)));
 }
 
 std::vector<LayerAttribution> LayerGradientXActivation(
     AttributionSession& session, const AttributedForward& forward,
     const std::vector<std::string>& layers, const std::vector<at::Tensor>& inputs,
     const Target& target, const LayerOptions& options, bool multiply_by_inputs) {
-  return CombineLayers(
-      session.ComputeLayerGradientsAndEval(forward, layers, inputs, target,
-                                           WithActivations(options, multiply_by_inputs)),
-      multiply_by_inputs ? Product : Gradient);
+  const Combine combine = multiply_by_inputs ? Multiply : TakeGradient;
+  return AttributionsOf(session.ComputeLayerGradientsAndEval(
+      forward, layers, inputs, target, WithActivations(options, multiply_by_inputs),
+      OnArrival(combine)));
 }
 
 std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
@@ -84,20 +95,22 @@ std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
                                            const std::vector<at::Tensor>& inputs,
                                            const Target& target, const LayerOptions& options,
                                            const GradCamOptions& grad_cam) {
-  const auto combine = [&grad_cam](const LayerTensor& tensor) {
-    at::Tensor weights = tensor.gradient;
+  const Combine combine = [&grad_cam](LayerTensor& tensor) {
+    const uint64_t layer_bytes = tensor.activation.nbytes();
+    at::Tensor weights = std::move(tensor.gradient);
     if (weights.dim() > 2) {
       std::vector<int64_t> space(static_cast<size_t>(weights.dim()) - 2);
       std::iota(space.begin(), space.end(), 2);
       weights = weights.mean(space, /*keepdim=*/true);
     }
-    at::Tensor map = weights * tensor.activation;
+    at::Tensor& map = tensor.activation;
+    map.mul_(weights);
     if (grad_cam.sum_channels) map = map.sum(1, /*keepdim=*/true);
-    return grad_cam.relu_attributions ? map.relu() : map;
+    if (grad_cam.relu_attributions) map.relu_();
+    return 4 * layer_bytes;
   };
-  return CombineLayers(session.ComputeLayerGradientsAndEval(forward, layers, inputs, target,
-                                                            WithActivations(options, true)),
-                       combine);
+  return AttributionsOf(session.ComputeLayerGradientsAndEval(
+      forward, layers, inputs, target, WithActivations(options, true), OnArrival(combine)));
 }
 
 at::Tensor Interpolate(const at::Tensor& attribution, const std::vector<int64_t>& sizes,
@@ -113,18 +126,24 @@ at::Tensor Interpolate(const at::Tensor& attribution, const std::vector<int64_t>
 std::vector<at::Tensor> Saliency(AttributionSession& session, const AttributedForward& forward,
                                  const std::vector<at::Tensor>& inputs, const Target& target,
                                  const LayerOptions& options, bool absolute) {
+  const Combine combine = TakeGradient;
+  LayerCallbacks callbacks = OnArrival(combine);
+  if (absolute) {
+    callbacks.output_function = [](LayerPart, const at::Tensor& gradient) {
+      return gradient.abs();
+    };
+  }
   return AttributeToInputs(session, forward, inputs, target, WithActivations(options, false),
-                           [absolute](const LayerTensor& tensor) {
-                             return absolute ? tensor.gradient.abs() : tensor.gradient;
-                           });
+                           callbacks);
 }
 
 std::vector<at::Tensor> InputXGradient(AttributionSession& session,
                                        const AttributedForward& forward,
                                        const std::vector<at::Tensor>& inputs, const Target& target,
                                        const LayerOptions& options) {
+  const Combine combine = Multiply;
   return AttributeToInputs(session, forward, inputs, target, WithActivations(options, true),
-                           Product);
+                           OnArrival(combine));
 }
 
 }  // namespace pinion

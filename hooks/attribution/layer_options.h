@@ -6,6 +6,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace pinion {
@@ -43,6 +46,27 @@ struct LayerResult {
     return std::any_of(tensors.begin(), tensors.end(),
                        [](const LayerTensor& tensor) { return tensor.connected; });
   }
+};
+
+// One of the tensors that a layer consists of.
+struct LayerPart {
+  size_t layer = 0;  // in the list of layers that were asked for; the first one of that name
+  size_t tensor = 0;
+};
+
+// What a method does with layers' tensors on their way. Each may be empty.
+struct LayerCallbacks {
+  // In forward, ahead of everything else: what the layer's value is instead, of the same shape.
+  std::function<at::Tensor(LayerPart part, const at::Tensor& value)> replace;
+  // On the device: what leaves instead of a value, and instead of a gradient, in memory of its own
+  // (Captum's `output_fn`, tensor by tensor). It is given zeros on the host where there was no
+  // gradient. Layers of one place in the graph have one gradient, and the first one's function.
+  std::function<at::Tensor(LayerPart part, const at::Tensor& tensor)> output_function;
+  // In the order in which the layers become complete, while the device goes on: a value and its
+  // gradient have arrived. It may change the value in place, take what it wants, and let go of the
+  // rest. Returns the bytes of host memory that it has read and written for that
+  // (Device::ChargeHostArithmetic).
+  std::function<uint64_t(LayerPart part, LayerTensor& tensor)> on_arrival;
 };
 
 }  // namespace pinion

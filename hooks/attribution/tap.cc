@@ -22,6 +22,8 @@ std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tenso
   return t_listener->OnTap(name, std::move(tensors));
 }
 
+TapListener* CurrentTapListener() { return t_listener; }
+
 TapScope::TapScope(TapListener* listener) : previous_(std::exchange(t_listener, listener)) {}
 TapScope::~TapScope() { t_listener = previous_; }
 

@@ -9,7 +9,16 @@
 // costs the look at a thread-local variable. The model goes on with what the tap returns, which has
 // the same values, and may change it in place.
 //
-// Thread safety: a tap is seen by who listens on its own thread.
+// Thread safety: a tap is seen by who listens on its own thread. Replicas that run on threads of
+// their own are heard if each thread goes on listening for the one that began it:
+//
+//   pinion::TapListener* const listener = pinion::CurrentTapListener();
+//   std::thread replica([&] {
+//     const pinion::TapScope taps(listener);
+//     outputs[1] = replicas[1]->forward(parts[1]);
+//   });
+//   ...
+//   replica.join();                                 // before the forward function returns
 
 #ifndef PINION_HOOKS_ATTRIBUTION_TAP_H_
 #define PINION_HOOKS_ATTRIBUTION_TAP_H_
@@ -25,7 +34,7 @@ at::Tensor Tap(std::string_view name, const at::Tensor& tensor);
 // A layer whose value is several tensors, at least one.
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors);
 
-// Who is told of taps.
+// Who is told of taps, on several threads at a time where they share it.
 class TapListener {
  public:
   virtual ~TapListener() = default;
@@ -33,7 +42,10 @@ class TapListener {
   virtual std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) = 0;
 };
 
-// While it lives, taps of this thread go to `listener` alone. Nests.
+// Of this thread; null: nobody listens.
+TapListener* CurrentTapListener();
+
+// While it lives, taps of this thread go to `listener` alone; to nobody if it is null. Nests.
 class TapScope {
  public:
   explicit TapScope(TapListener* listener);

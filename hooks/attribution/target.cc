@@ -39,6 +39,17 @@ Target Target::Of(const at::Tensor& classes) {
   return PerExample({begin, begin + host.numel()});
 }
 
+Target Target::OfRows(int64_t begin, int64_t count, int64_t repeats) const {
+  if (kind_ == Kind::kNone || kind_ == Kind::kSame) return *this;
+  TORCH_CHECK(begin + count <= static_cast<int64_t>(indices_.size()), "there are ", indices_.size(),
+              " targets, and at least ", begin + count, " examples: give one target per example");
+  Target rows(kind_, {});
+  for (int64_t i = 0; i < repeats * count; ++i) {
+    rows.indices_.push_back(indices_[static_cast<size_t>(begin + i % count)]);
+  }
+  return rows;
+}
+
 at::Tensor Target::Select(const at::Tensor& output) const {
   TORCH_CHECK(output.dim() > 0,
               "the output of the forward function has no dimension that counts examples: return "

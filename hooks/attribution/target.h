@@ -30,6 +30,9 @@ class Target {
   // are the classes of N examples.
   static Target Of(const at::Tensor& classes);
 
+  // Of the examples [begin, begin + count), all of them `repeats` times behind each other.
+  Target OfRows(int64_t begin, int64_t count, int64_t repeats) const;
+
   // One number per example. The first dimension of `output` counts the examples; a dimension of 1
   // may stand for an aggregate of all of them.
   at::Tensor Select(const at::Tensor& output) const;

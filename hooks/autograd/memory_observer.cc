@@ -4,8 +4,10 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
@@ -17,17 +19,23 @@ namespace profiler = torch::profiler::impl;
 
 constexpr c10::DebugInfoKind kSlot = c10::DebugInfoKind::PROFILER_STATE;
 
+using Observers = std::vector<std::shared_ptr<MemoryObserver>>;
+
 // A profiler that is switched off, to everybody who asks.
 class Reporter final : public profiler::ProfilerStateBase {
  public:
-  explicit Reporter(std::shared_ptr<MemoryObserver> observer)
+  explicit Reporter(Observers observers)
       : ProfilerStateBase(profiler::ProfilerConfig(profiler::ProfilerState::Disabled)),
-        observer_(std::move(observer)) {}
+        observers_(std::move(observers)) {}
+
+  const Observers& observers() const { return observers_; }
 
   void reportMemoryUsage(void* data, int64_t size_bytes, size_t allocated_bytes,
                          size_t /*reserved_bytes*/, c10::Device device) override {
-    observer_->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes),
-                             size_bytes < 0 ? data : nullptr);
+    for (const std::shared_ptr<MemoryObserver>& observer : observers_) {
+      observer->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes),
+                              size_bytes < 0 ? data : nullptr);
+    }
   }
   bool memoryProfilingEnabled() const override { return true; }
   profiler::ActiveProfilerType profilerType() override {
@@ -35,7 +43,7 @@ class Reporter final : public profiler::ProfilerStateBase {
   }
 
  private:
-  const std::shared_ptr<MemoryObserver> observer_;
+  const Observers observers_;
 };
 
 struct Backwards {
@@ -53,8 +61,16 @@ Backwards& OfBackwards() {
 }  // namespace
 
 MemoryScope::MemoryScope(std::shared_ptr<MemoryObserver> observer) {
-  if (observer == nullptr || c10::ThreadLocalDebugInfo::get(kSlot) != nullptr) return;
-  c10::ThreadLocalDebugInfo::_push(kSlot, std::make_shared<Reporter>(std::move(observer)));
+  if (observer == nullptr) return;
+  Observers observers;
+  if (const c10::DebugInfoBase* const profiler = c10::ThreadLocalDebugInfo::get(kSlot)) {
+    const auto* const outer = dynamic_cast<const Reporter*>(profiler);
+    if (outer == nullptr) return;
+    observers = outer->observers();
+    if (std::find(observers.begin(), observers.end(), observer) != observers.end()) return;
+  }
+  observers.push_back(std::move(observer));
+  c10::ThreadLocalDebugInfo::_push(kSlot, std::make_shared<Reporter>(std::move(observers)));
   is_ours_ = true;
 }
 

@@ -5,10 +5,10 @@
 //   MemoryScope scope(peaks);              // what runs on this thread
 //   ObserveBackwards(peaks);               // and in backwards, on whatever threads they run
 //
-// An allocator reports to whoever is in the profiler's place (c10::reportMemoryUsageToProfiler), so
-// there is one observer at a time: where a profiler has been started before, nothing is observed,
-// and while one is observing no profiler can be started inside: LibTorch throws, and a Kineto that
-// was prepared by then starts no other in this process.
+// An allocator reports to whoever is in the profiler's place (c10::reportMemoryUsageToProfiler):
+// where a profiler has been started before, nothing is observed, and while somebody is observing no
+// profiler can be started inside: LibTorch throws, and a Kineto that was prepared by then starts no
+// other in this process. Scopes inside of each other all observe.
 //
 // Thread safety: thread-safe; a scope belongs to the thread that made it.
 

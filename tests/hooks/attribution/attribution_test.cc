@@ -24,6 +24,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -38,7 +39,9 @@
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/tapped_module.h"
 #include "pinion/hooks/attribution/target.h"
+#include "pinion/tests/hooks/attribution/attribution_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
@@ -47,54 +50,6 @@ namespace {
 using at::Tensor;
 using ::testing::HasSubstr;
 using Tensors = std::vector<Tensor>;
-
-constexpr int64_t kSide = 128;
-constexpr uint64_t kLayerBytes = kSide * kSide * sizeof(float);
-
-template <typename Function>
-std::string ErrorOf(const Function& function) {
-  try {
-    function();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
-
-class AttributionTest : public ::testing::Test {
- protected:
-  explicit AttributionTest(const EmulatedOptions& machine = MachineOptions(),
-                           const OffloadOptions& offload = SmallWindows())
-      : world_(machine, offload),
-        session_(AttributionSession::Create({offload.allocator, offload.engine}, world_.backend())
-                     .value()) {}
-
-  // The same on every device.
-  Tensor Make(int64_t seed, int device = 0) const {
-    const Tensor i = at::arange(kSide * kSide, at::kFloat);
-    return at::sin(i * 0.37 + static_cast<double>(seed))
-        .view({kSide, kSide})
-        .to(world_.device(device));
-  }
-
-  // Layers that save one tensor each, their output, of kLayerBytes.
-  Tensor Chain(Tensor x, int layers, bool taps) const {
-    for (int layer = 0; layer < layers; ++layer) {
-      x = at::tanh(x);
-      if (taps) x = Tap("layer" + std::to_string(layer), x);
-    }
-    return (x * x).sum(1);
-  }
-
-  static std::vector<std::string> LayerNames(int layers) {
-    std::vector<std::string> names;
-    for (int layer = 0; layer < layers; ++layer) names.push_back("layer" + std::to_string(layer));
-    return names;
-  }
-
-  EmuWorld world_;
-  std::shared_ptr<AttributionSession> session_;
-};
 
 TEST_F(AttributionTest, ThePeakIsThatOfThePlainStepAndTwoCaptures) {
   constexpr int kLayers = 12;
@@ -224,6 +179,35 @@ TEST_F(SlowAttributionTest, NeitherForwardNorBackwardWaitsForACopyOnTheHost) {
   EXPECT_LT(forward_ms, 10);
   EXPECT_GT(machine.now_ms() - begin_ms, 100) << "the copies were stuck";
   EXPECT_TRUE(at::allclose(layers[7].tensors[0].gradient, 2 * layers[7].tensors[0].activation));
+}
+
+// The host needs 4 ms for a product of two layers.
+EmulatedOptions SlowHost() {
+  EmulatedOptions options = SlowCopies(/*stall_ms=*/10);
+  options.preset.host_memory_gb_per_s = 3 * 128 * 128 * 4 / 4e6;
+  return options;
+}
+
+class SlowHostTest : public AttributionTest {
+ protected:
+  SlowHostTest() : AttributionTest(SlowHost()) {}
+};
+
+TEST_F(SlowHostTest, ProductsAreComputedWhileLaterGradientsAreOnTheirWay) {
+  constexpr int kLayers = 8;
+  EmulatedMachine& machine = world_.machine();
+  const auto forward = [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); };
+  const auto run = [&](bool multiplies) {
+    const double begin_ms = machine.now_ms();
+    LayerGradientXActivation(*session_, forward, LayerNames(kLayers), {Make(1)}, Target());
+    if (multiplies) return machine.now_ms() - begin_ms;
+    const double between_ms = machine.now_ms();
+    session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {Make(1)}, Target());
+    return machine.now_ms() - between_ms;
+  };
+  const double copies_ms = run(/*multiplies=*/false);
+  EXPECT_GT(copies_ms, 2 * kLayers * 10);
+  EXPECT_NEAR(run(/*multiplies=*/true), copies_ms + 4, 0.5) << "the last one is alone";
 }
 
 OffloadOptions LittleHostMemory() {
@@ -360,6 +344,42 @@ TEST_F(TwoDevicesTest, PartsOnSeveralDevicesAreConcatenatedInTheirOrder) {
         session_->EvalLayers(forward, {"layer"}, {a, b}, options);
       }),
       HasSubstr("layer \"layer\" ran on 2 devices, of which LayerOptions::device_ids names 1"));
+}
+
+TEST_F(TwoDevicesTest, ReplicasOnThreadsOfTheirOwnAreHeardWhereTheyGoOnListening) {
+  const auto replica = [](const Tensor& x) {
+    const Tensor y = Tap("layer", x * 2);
+    return (Tap("late", at::tanh(y)) * y).sum(1);
+  };
+  const auto forward = [&](bool listens) {
+    return [&, listens](const Tensors& in) {
+      TapListener* const listener = CurrentTapListener();
+      Tensors outputs(2);
+      std::vector<std::thread> threads;
+      for (size_t i = 0; i < 2; ++i) {
+        threads.emplace_back([&, i] {
+          const TapScope taps(listens ? listener : nullptr);
+          outputs[i] = replica(in[i]);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      return at::cat({outputs[0], outputs[1].to(outputs[0].device())});
+    };
+  };
+  const Tensors parts = {Make(1), Make(2, /*device=*/1)};
+  const Tensor whole = at::cat({parts[0].cpu(), parts[1].cpu()});
+  const auto in_one = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors& in) { return replica(in[0]); }, {"late", "layer"}, {whole}, Target());
+  for (int round = 0; round < 5; ++round) {
+    const auto layers =
+        session_->ComputeLayerGradientsAndEval(forward(true), {"late", "layer"}, parts, Target());
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE(at::allclose(layers[i].tensors[0].activation, in_one[i].tensors[0].activation));
+      EXPECT_TRUE(at::allclose(layers[i].tensors[0].gradient, in_one[i].tensors[0].gradient));
+    }
+  }
+  EXPECT_THAT(ErrorOf([&] { session_->EvalLayers(forward(false), {"late"}, parts); }),
+              HasSubstr("layer \"late\" was not called in forward"));
 }
 
 Tensor WithAsideAndUnconnected(const Tensors& in) {

@@ -13,12 +13,33 @@ DRAWING = "PIL PIL.Image mpl_toolkits mpl_toolkits.axes_grid1 matplotlib".split(
 DRAWING += [f"matplotlib.{part}" for part in "axes collections colors figure image pyplot".split()]
 sys.modules.update({name: mock.MagicMock() for name in DRAWING})
 
+import numpy
 import torch
 from captum._utils.gradient import compute_layer_gradients_and_eval
-from captum.attr import InputXGradient, LayerActivation, LayerAttribution, LayerGradCam, LayerGradientXActivation, Saliency
+from captum.attr import (
+    InputXGradient,
+    IntegratedGradients,
+    InternalInfluence,
+    LayerActivation,
+    LayerAttribution,
+    LayerConductance,
+    LayerGradCam,
+    LayerGradientShap,
+    LayerGradientXActivation,
+    LayerIntegratedGradients,
+    Saliency,
+)
 from torch import nn
 
+# Of the methods with one pass, then of those along a path.
 CASES = 48
+PATH_CASES = 50
+METHODS = ["primitive", "activation", "gradient_x_activation", "grad_cam", "saliency", "input_x_gradient"]
+PATH_METHODS = ["integrated_gradients", "layer_integrated_gradients", "internal_influence", "layer_conductance", "gradient_shap"]
+QUADRATURES = ["gausslegendre", "riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid"]
+REFUSALS = ["does not require grad", "not have been used in the graph", "in-place operation"]
+# Of a distribution that LayerGradientShap draws from.
+BASELINES = 3
 ACTIVATIONS = {
     "relu": nn.ReLU,
     "relu_": lambda: nn.ReLU(inplace=True),
@@ -161,21 +182,27 @@ def draw_case(seed):
         parts.append(["sum"])
     if target.startswith("index"):
         parts.append(["grid"])
-    methods = ["primitive", "activation", "gradient_x_activation", "grad_cam", "saliency", "input_x_gradient"]
-    method = methods[seed % len(methods)]
+    is_path = seed >= CASES
+    method = PATH_METHODS[seed % len(PATH_METHODS)] if is_path else METHODS[seed % len(METHODS)]
     layers = layers_of(parts)
-    return {
+    case = {
         "seed": seed,
         "model": parts,
         "frozen": r.random() < 0.3,
         "inputs": [batch, 2, 3, 3] if images else [batch, 5],
         "method": method,
-        "layers": r.sample(layers, 1 if method == "grad_cam" else r.randint(1, min(3, len(layers)))),
+        "layers": r.sample(layers, 1 if is_path or method == "grad_cam" else r.randint(1, min(3, len(layers)))),
         "to_input": r.random() < 0.4,
         "target": [target, value],
         "flag": r.random() < 0.5,
         "other_flag": r.random() < 0.5,
     }
+    if is_path:
+        case["steps"] = r.choice([2, 3, 6])
+        case["quadrature"] = r.choice(QUADRATURES)
+        case["baseline"] = r.choice(["zeros", "one", "each"])
+        case["batched"] = r.random() < 0.5
+    return case
 
 
 def target_of(case):
@@ -187,6 +214,42 @@ def target_of(case):
     if kind == "index_per_example":
         return [tuple(index) for index in value]
     return value
+
+
+def path_answer(case, model, layer, x, dtype):
+    """The attribution, and what its convergence delta is where other programs than ours tell it."""
+    seed, steps = case["seed"], case["steps"]
+    shape = {"zeros": None, "one": [1] + case["inputs"][1:], "each": case["inputs"]}[case["baseline"]]
+    baseline = None if shape is None else numbers(shape, seed + 200, dtype)
+    target, to_input, flag = target_of(case), case["to_input"], case["flag"]
+    if case["method"] == "gradient_shap":
+        samples = torch.arange(len(x) * steps)
+        noise = numbers([len(samples)] + case["inputs"][1:], seed + 300, dtype) / 8
+        with (
+            mock.patch.object(numpy.random, "choice", lambda count, size: ((samples * 7 + seed) % count).numpy()),
+            mock.patch.object(numpy.random, "uniform", lambda low, high, size: ((samples * 5 + seed) % 11).double().numpy() / 11),
+            mock.patch.object(torch, "normal", lambda mean, deviation: noise if case["other_flag"] else noise * 0),
+        ):
+            method = LayerGradientShap(model, layer, multiply_by_inputs=flag)
+            distribution = numbers([BASELINES] + case["inputs"][1:], seed + 200, dtype)
+            return [as_list(method.attribute(x, distribution, n_samples=steps, target=target, attribute_to_layer_input=to_input))]
+    options = {"target": target, "n_steps": steps, "method": case["quadrature"]}
+    options["internal_batch_size"] = 2 * len(x) if case["batched"] else None
+    if case["method"] == "internal_influence":
+        return [as_list(InternalInfluence(model, layer).attribute(x, baseline, attribute_to_layer_input=to_input, **options))]
+    options["return_convergence_delta"] = True
+    if case["method"] == "integrated_gradients":
+        result, delta = IntegratedGradients(model, multiply_by_inputs=flag).attribute(x, baseline, **options)
+    elif case["method"] == "layer_conductance":
+        result, delta = LayerConductance(model, layer).attribute(x, baseline, attribute_to_layer_input=to_input, **options)
+    else:
+        method = LayerIntegratedGradients(model, layer, multiply_by_inputs=flag)
+        result, delta = method.attribute(x, baseline, attribute_to_layer_input=to_input, **options)
+    return [as_list(result), [delta]]
+
+
+def as_list(result):
+    return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
 def as_lists(result):
@@ -205,7 +268,9 @@ def answer(case, dtype):
     target, to_input, flag, other_flag = target_of(case), case["to_input"], case["flag"], case["other_flag"]
     layers = [model.get_submodule(name) for name in case["layers"]]
     unused = {"materialize_grads": True}
-    if case["method"] == "primitive":
+    if case["method"] in PATH_METHODS:
+        result = path_answer(case, model, layers[0], x, dtype)
+    elif case["method"] == "primitive":
         gradients, values = compute_layer_gradients_and_eval(
             model, layers, (x,), target, attribute_to_layer_input=to_input, grad_kwargs=unused, offload_to_cpu=flag
         )
@@ -239,14 +304,15 @@ def answer(case, dtype):
 def main():
     torch.set_num_threads(1)
     lines = []
-    for seed in range(CASES):
+    for seed in range(CASES + PATH_CASES):
         case = draw_case(seed)
         for dtype in [torch.float32, torch.float64]:
             try:
                 case[str(dtype)[6:]] = answer(case, dtype)
             except RuntimeError as error:
-                # With frozen parameters and a layer aside nothing is left to differentiate.
-                assert "does not require grad" in str(error), case
+                # With frozen parameters and a layer aside nothing is left to differentiate; and Captum's methods along a
+                # path can neither say that a layer is aside nor put values ahead of an operator in place.
+                assert any(part in str(error) for part in REFUSALS), (case, error)
                 case[str(dtype)[6:]] = None
         lines.append(json.dumps(case, separators=(",", ":")))
     print("[\n" + ",\n".join(lines) + "\n]")

@@ -21,6 +21,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,11 +32,15 @@
 #include "nlohmann/json.hpp"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/gradient_shap.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/path_methods.h"
+#include "pinion/hooks/attribution/quadrature.h"
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/tapped_module.h"
 #include "pinion/hooks/attribution/target.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/support/python_with_torch.h"
 #include "pinion/tests/support/run_program.h"
@@ -45,6 +50,9 @@ namespace {
 
 using at::Tensor;
 using nlohmann::json;
+
+// Of device memory, beside the model: enough for some rows of a case, and not for all.
+constexpr uint64_t kBudgetBytes = 64 << 10;
 
 Tensor Numbers(const std::vector<int64_t>& shape, int64_t seed, at::ScalarType dtype) {
   const Tensor i = at::arange(c10::multiply_integers(shape));
@@ -164,6 +172,92 @@ std::vector<Tensors> TensorsOf(const std::vector<LayerAttribution>& layers) {
   return all;
 }
 
+// What a case along a path is asked with.
+struct PathCase {
+  AttributionSession& session;
+  const AttributedForward& forward;
+  std::vector<std::string> layers;
+  Tensor x;
+  Target target;
+  LayerOptions layer_options;
+  uint64_t device_budget_bytes = 0;
+};
+
+Quadrature QuadratureOf(const std::string& name) {
+  static const std::map<std::string, Quadrature> all = {
+      {"gausslegendre", Quadrature::kGaussLegendre},
+      {"riemann_left", Quadrature::kRiemannLeft},
+      {"riemann_middle", Quadrature::kRiemannMiddle},
+      {"riemann_right", Quadrature::kRiemannRight},
+      {"riemann_trapezoid", Quadrature::kRiemannTrapezoid},
+  };
+  return all.at(name);
+}
+
+// captum_cases.py draws for each example all of its samples, and Pinion for each sample all
+// examples.
+Tensor BySamples(const Tensor& drawn, int64_t examples) {
+  return drawn.unflatten(0, {examples, -1}).transpose(0, 1).flatten(0, 1).contiguous();
+}
+
+std::vector<Tensors> ShapAnswer(const json& spec, const PathCase& given) {
+  const int64_t seed = spec["seed"], examples = given.x.size(0);
+  ShapOptions options;
+  options.n_samples = spec["steps"];
+  options.multiply_by_inputs = spec["flag"];
+  options.device_budget_bytes = given.device_budget_bytes;
+  options.layers = given.layer_options;
+  std::vector<int64_t> sizes = spec["inputs"];
+  sizes[0] = 3;
+  const Tensor baselines = Numbers(sizes, seed + 200, given.x.scalar_type()).to(given.x.device());
+  sizes[0] = examples * options.n_samples;
+  const Tensor i = at::arange(sizes[0]);
+  ShapDraws draws;
+  draws.baselines = BySamples(at::remainder(i * 7 + seed, 3), examples);
+  draws.coefficients = BySamples(at::remainder(i * 5 + seed, 11).to(at::kDouble) / 11, examples);
+  if (spec["other_flag"]) {
+    draws.noise = {BySamples(Numbers(sizes, seed + 300, given.x.scalar_type()) / 8, examples)};
+  }
+  return TensorsOf(LayerGradientShap(given.session, given.forward, given.layers, {given.x},
+                                     {baselines}, given.target, options, draws));
+}
+
+std::vector<Tensors> PathAnswer(const json& spec, const PathCase& given) {
+  const std::string method = spec["method"], baseline = spec["baseline"];
+  if (method == "gradient_shap") return ShapAnswer(spec, given);
+  PathOptions options;
+  options.n_steps = spec["steps"];
+  options.quadrature = QuadratureOf(spec["quadrature"]);
+  options.multiply_by_inputs = spec["flag"];
+  options.device_budget_bytes = given.device_budget_bytes;
+  options.layers = given.layer_options;
+  if (baseline != "zeros") {
+    std::vector<int64_t> sizes = spec["inputs"];
+    if (baseline == "one") sizes[0] = 1;
+    const int64_t seed = spec["seed"];
+    options.baselines = {Numbers(sizes, seed + 200, given.x.scalar_type()).to(given.x.device())};
+  }
+  const Tensors inputs = {given.x};
+  if (method == "internal_influence") {
+    return TensorsOf(InternalInfluence(given.session, given.forward, given.layers, inputs,
+                                       given.target, options));
+  }
+  std::vector<Tensors> answer;
+  if (method == "integrated_gradients") {
+    answer = {IntegratedGradients(given.session, given.forward, inputs, given.target, options)};
+  } else if (method == "layer_conductance") {
+    answer = TensorsOf(LayerConductance(given.session, given.forward, given.layers, inputs,
+                                        given.target, options));
+  } else {
+    answer = TensorsOf(LayerIntegratedGradients(given.session, given.forward, given.layers, inputs,
+                                                given.target, options));
+  }
+  const Tensor delta = ConvergenceDelta(given.forward, answer[0], inputs, given.target, options);
+  const c10::Device device = given.layer_options.keep_on_device ? given.x.device() : at::kCPU;
+  answer.push_back({delta.to(device)});
+  return answer;
+}
+
 std::vector<Tensors> Answer(const json& spec, at::ScalarType dtype, const Setting& setting,
                             AttributionSession& session) {
   torch::nn::Sequential model;
@@ -180,7 +274,7 @@ std::vector<Tensors> Answer(const json& spec, at::ScalarType dtype, const Settin
   }
   const SequentialTaps taps(model);
   const Tensor x = Numbers(spec["inputs"], seed + 100, dtype).to(setting.device);
-  const auto forward = [&](const Tensors& inputs) {
+  const AttributedForward forward = [&](const Tensors& inputs) {
     std::optional<OffloadScope> scope;
     if (setting.offload != nullptr) scope.emplace(setting.offload, *model);
     return model->forward(inputs[0]);
@@ -196,7 +290,13 @@ std::vector<Tensors> Answer(const json& spec, at::ScalarType dtype, const Settin
   options.keep_on_device = setting.keep_on_device;
   const std::string method = spec["method"];
   std::vector<Tensors> answer;
-  if (method == "primitive") {
+  if (spec.contains("steps")) {
+    uint64_t budget_bytes = 0;
+    if (spec["batched"] && !setting.device.is_cpu()) {
+      budget_bytes = static_cast<uint64_t>(AllocatedBytes(setting.device)) + kBudgetBytes;
+    }
+    answer = PathAnswer(spec, {session, forward, layers, x, target, options, budget_bytes});
+  } else if (method == "primitive") {
     const auto results =
         session.ComputeLayerGradientsAndEval(forward, layers, {x}, target, options);
     std::vector<Tensors> gradients;
@@ -248,7 +348,7 @@ void ExpectNear(const json& expected, const Tensor& actual, const Setting& setti
 }
 
 void ExpectSameAs(const json& cases) {
-  ASSERT_GE(cases.size(), 48u);
+  ASSERT_GE(cases.size(), 98u);
   OffloadOptions offload = SmallWindows(/*window_bytes=*/64);
   offload.min_offload_bytes = 1;
   EmuWorld world(MachineOptions(), offload);

@@ -144,14 +144,16 @@ TEST_F(MemoryObserverTest, WithoutAnObserverAllocatorsHaveNothingToReport) {
   EXPECT_FALSE(c10::memoryProfilingEnabled());
 }
 
-TEST_F(MemoryObserverTest, OfNestedScopesTheOuterOneObserves) {
+TEST_F(MemoryObserverTest, OfNestedScopesEveryObserverIsToldOnce) {
   const auto inner_peaks = std::make_shared<Peaks>(world_.device());
   const MemoryScope outer(peaks_);
   {
     const MemoryScope inner(inner_peaks);
+    const MemoryScope again(peaks_);
     Ones(kTensorBytes);
   }
   EXPECT_EQ(peaks_->Take().calls, 2);
+  EXPECT_EQ(inner_peaks->Take().calls, 2);
   Ones(kTensorBytes);
   EXPECT_EQ(peaks_->Take().calls, 2);
   EXPECT_EQ(inner_peaks->Take().calls, 0);

@@ -1,0 +1,157 @@
+#include "pinion/hooks/attribution/gradient_shap.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "pinion/hooks/attribution/layer_sums.h"
+#include "pinion/hooks/attribution/pass_budget.h"
+#include "pinion/hooks/attribution/path_inputs.h"
+
+namespace pinion {
+namespace {
+
+// Of what was drawn for all rows, that of a pass's rows.
+at::Tensor OfPass(const at::Tensor& drawn, const PassRows& rows, int64_t examples) {
+  std::vector<int64_t> sizes = drawn.sizes().vec();
+  sizes.front() = examples;
+  sizes.insert(sizes.begin(), drawn.size(0) / examples);
+  return drawn.view(sizes)
+      .narrow(0, rows.first_step, rows.steps)
+      .narrow(1, rows.first_example, rows.examples)
+      .flatten(0, 1);
+}
+
+// The rows of a pass: inputs with their noise, baselines, and the points in between, each with the
+// additional inputs behind them.
+struct ShapRows {
+  std::vector<at::Tensor> inputs, baselines, between;
+};
+
+ShapRows RowsOf(const PathInputs& path, const std::vector<at::Tensor>& baselines,
+                const ShapDraws& draws, const PassRows& rows) {
+  const at::NoGradGuard no_grad;
+  ShapRows all;
+  all.inputs = path.AtInputs(rows);
+  all.baselines = all.inputs;
+  all.between = all.inputs;
+  const at::Tensor drawn = OfPass(draws.baselines, rows, path.examples());
+  const at::Tensor coefficients = OfPass(draws.coefficients, rows, path.examples());
+  for (size_t i = 0; i < path.size(); ++i) {
+    at::Tensor& input = all.inputs[i];
+    TORCH_CHECK(input.is_floating_point(), "input ", i, " is of ", input.scalar_type(),
+                ", between whose values there is no path");
+    if (!draws.noise.empty()) {
+      input = input + OfPass(draws.noise[i], rows, path.examples()).to(input.options());
+    }
+    const at::Tensor baseline =
+        baselines[i].detach().index_select(0, drawn.to(baselines[i].device()));
+    std::vector<int64_t> one_each(static_cast<size_t>(input.dim()), 1);
+    one_each.front() = -1;
+    const at::Tensor coefficient = coefficients.to(input.options()).view(one_each);
+    all.between[i] = coefficient * input + (1 - coefficient) * baseline;
+    all.baselines[i] = baseline;
+  }
+  return all;
+}
+
+}  // namespace
+
+ShapDraws DrawShap(const std::vector<at::Tensor>& inputs, int64_t baselines,
+                   const ShapOptions& options) {
+  TORCH_CHECK(options.n_samples > 0, options.n_samples, " samples: n_samples is at least 1");
+  TORCH_CHECK(!inputs.empty() && inputs.front().dim() > 0, "there is no input to attribute to");
+  TORCH_CHECK(baselines > 0, "a distribution of no baselines: give at least one example");
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
+  const int64_t rows = options.n_samples * inputs.front().size(0);
+  ShapDraws draws;
+  draws.baselines = at::randint(baselines, {rows}, generator, at::kLong);
+  draws.coefficients = at::rand({rows}, generator, at::kDouble);
+  for (const at::Tensor& input : inputs) {
+    if (options.stdev == 0) break;
+    std::vector<int64_t> sizes = input.sizes().vec();
+    sizes.front() = rows;
+    draws.noise.push_back(at::randn(sizes, generator, at::kDouble) * options.stdev);
+  }
+  return draws;
+}
+
+std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
+                                                const AttributedForward& forward,
+                                                const std::vector<std::string>& layers,
+                                                const std::vector<at::Tensor>& inputs,
+                                                const std::vector<at::Tensor>& baselines,
+                                                const Target& target, const ShapOptions& options) {
+  TORCH_CHECK(!baselines.empty() && baselines.front().dim() > 0,
+              "there is no distribution of baselines: give one for each input");
+  return LayerGradientShap(session, forward, layers, inputs, baselines, target, options,
+                           DrawShap(inputs, baselines.front().size(0), options));
+}
+
+std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
+                                                const AttributedForward& forward,
+                                                const std::vector<std::string>& layers,
+                                                const std::vector<at::Tensor>& inputs,
+                                                const std::vector<at::Tensor>& baselines,
+                                                const Target& target, const ShapOptions& options,
+                                                const ShapDraws& draws) {
+  const PathInputs path(inputs, /*baselines=*/{}, options.additional_inputs);
+  TORCH_CHECK(baselines.size() == inputs.size(), "there are ", baselines.size(),
+              " distributions of baselines for ", inputs.size(), " inputs: give one each");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    TORCH_CHECK(baselines[i].dim() == inputs[i].dim() &&
+                    baselines[i].sizes().slice(1) == inputs[i].sizes().slice(1) &&
+                    baselines[i].size(0) == baselines.front().size(0),
+                "baselines of ", baselines[i].sizes(), " for an input of ", inputs[i].sizes(),
+                ": they are examples like the input's, as many for each input");
+  }
+  PassBudget budget(options.device_budget_bytes, inputs.front().device().type());
+  LayerSums sums(session, layers);
+  LayerOptions gradients_alone = options.layers;
+  gradients_alone.activations = false;
+  LayerOptions with_values = options.layers;
+  with_values.activations = true;
+  ForEachPass(budget, {path.examples(), options.n_samples}, [&](const PassRows& rows) {
+    const ShapRows given = RowsOf(path, baselines, draws, rows);
+    const std::vector<double> weights(static_cast<size_t>(rows.steps),
+                                      1 / static_cast<double>(options.n_samples));
+    std::vector<LayerResult> at_inputs, at_baselines;
+    LayerCallbacks callbacks;
+    if (options.multiply_by_inputs) {
+      at_inputs = session.EvalLayers(forward, layers, given.inputs, with_values);
+      at_baselines = session.EvalLayers(forward, layers, given.baselines, with_values);
+    } else {
+      callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
+        return SumOverSteps(gradient, weights);
+      };
+    }
+    callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
+      at::Tensor sum = std::move(tensor.gradient);
+      uint64_t memory_bytes = 0;
+      if (options.multiply_by_inputs) {
+        const auto value = [&part](std::vector<LayerResult>& layers_at) {
+          return std::move(layers_at[part.layer].tensors[part.tensor].activation);
+        };
+        at::Tensor change = value(at_inputs);
+        change.sub_(value(at_baselines)).mul_(sum);
+        sum = SumOverSteps(change, weights);
+        memory_bytes = 8 * change.nbytes();
+      }
+      return memory_bytes + sums.Add(part, rows, std::move(sum));
+    };
+    sums.EndPass(session.ComputeLayerGradientsAndEval(
+        forward, layers, given.between,
+        target.OfRows(rows.first_example, rows.examples, rows.steps), gradients_alone, callbacks));
+  });
+  return sums.Take();
+}
+
+}  // namespace pinion

@@ -1,0 +1,54 @@
+#include "pinion/hooks/attribution/layer_delivery.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+namespace pinion {
+
+LayerDelivery LayerWay::Deliver(LayerPart part, const at::Tensor& tensor,
+                                HostCopies::Source source) const {
+  at::Tensor leaving = tensor.detach();
+  if (callbacks.output_function) {
+    const at::NoGradGuard no_grad;
+    leaving = callbacks.output_function(part, leaving);
+    source = HostCopies::Source::kStays;
+  }
+  LayerDelivery delivery;
+  if (!options.keep_on_device) {
+    delivery.copy = copies->Start(leaving, source);
+  } else {
+    delivery.kept = source == HostCopies::Source::kStays ? leaving : leaving.clone();
+  }
+  return delivery;
+}
+
+at::Tensor GradientSlot::Take(const at::Tensor& gradient) {
+  if (!gradient.defined()) return gradient;
+  LayerDelivery delivery = way_->Deliver(part_, gradient, HostCopies::Source::kStays);
+  {
+    const MutexLock lock(mu_);
+    delivery_ = std::move(delivery);
+    captured_as_ = way_->NextNumber();
+  }
+  if (!ends_here_) return gradient;
+  // The engine keeps what it is asked for until backward ends: so it is given one element.
+  return at::empty({}, gradient.options()).expand(gradient.sizes());
+}
+
+uint64_t GradientSlot::captured_as() const {
+  const MutexLock lock(mu_);
+  return captured_as_;
+}
+
+at::Tensor GradientSlot::Wait(bool is_last) {
+  LayerDelivery delivery;
+  {
+    const MutexLock lock(mu_);
+    if (captured_as_ == 0) return at::Tensor();
+    delivery = delivery_;
+    if (is_last) delivery_ = LayerDelivery();
+  }
+  return is_last ? delivery.Wait() : delivery.Wait().clone();
+}
+
+}  // namespace pinion

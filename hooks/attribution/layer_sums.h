@@ -1,0 +1,68 @@
+// Sums of what arrives of layers, pass by pass, on the host (or where results are kept): of each
+// group of examples the passes' tensors are added up, and the groups come behind each other.
+//
+//   LayerSums sums(session, layers);
+//   ... for each pass:
+//     callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
+//       return sums.Add(part, rows, std::move(tensor.gradient));
+//     };
+//     sums.EndPass(session.ComputeLayerGradientsAndEval(...));
+//   return sums.Take();
+//
+// Thread safety: none.
+
+#ifndef PINION_HOOKS_ATTRIBUTION_LAYER_SUMS_H_
+#define PINION_HOOKS_ATTRIBUTION_LAYER_SUMS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/pass_budget.h"
+
+namespace pinion {
+
+// The sum over a pass's steps of a tensor that has the rows of each step behind each other, in
+// float32 at least. c10::Error where its first dimension is no multiple of the steps.
+at::Tensor SumOverSteps(const at::Tensor& tensor, absl::Span<const double> weights);
+
+// The same rows of two tensors, one step of them.
+at::Tensor StepOf(const at::Tensor& tensor, int64_t step, int64_t steps);
+
+class LayerSums {
+ public:
+  LayerSums(const AttributionSession& session, std::vector<std::string> layers)
+      : session_(session), names_(std::move(layers)), layers_(names_.size()) {}
+
+  // `tensor` has memory of its own, and is of the examples of `rows`. Returns the bytes of memory
+  // that were read and written.
+  uint64_t Add(LayerPart part, const PassRows& rows, at::Tensor tensor);
+  // What the pass says of its layers, whose tensors have been added.
+  void EndPass(const std::vector<LayerResult>& layers);
+
+  std::vector<LayerAttribution> Take();
+
+ private:
+  struct Sum {
+    int64_t first_example = -1;           // of the last group
+    std::vector<at::Tensor> groups = {};  // of examples
+  };
+
+  const AttributionSession& session_;
+  const std::vector<std::string> names_;
+  std::map<size_t, std::map<size_t, Sum>> sums_;  // by layer and tensor
+  std::vector<LayerAttribution> layers_;          // without tensors
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ATTRIBUTION_LAYER_SUMS_H_

@@ -1,0 +1,263 @@
+#include "pinion/hooks/attribution/path_methods.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "pinion/hooks/attribution/layer_sums.h"
+#include "pinion/hooks/attribution/pass_budget.h"
+#include "pinion/hooks/attribution/path_inputs.h"
+#include "pinion/hooks/attribution/tap.h"
+
+namespace pinion {
+namespace {
+
+// What the methods here have in common: passes over examples and steps, and sums over them.
+class PathRun {
+ public:
+  // `overlap`: steps that one pass has in common with the next one.
+  PathRun(AttributionSession& session, const AttributedForward& forward,
+          const std::vector<std::string>& layers, const std::vector<at::Tensor>& inputs,
+          const Target& target, const PathOptions& options, int64_t overlap = 0)
+      : session_(session),
+        forward_(forward),
+        layers_(layers),
+        target_(target),
+        path_(inputs, options.baselines, options.additional_inputs),
+        points_(PointsOf(options.quadrature, options.n_steps + overlap)),
+        overlap_(overlap),
+        budget_(options.device_budget_bytes, inputs.front().device().type()),
+        sums_(session, layers),
+        options_(options.layers) {
+    options_.activations = false;
+  }
+
+  const PathInputs& path() const { return path_; }
+  LayerOptions& options() { return options_; }
+
+  absl::Span<const double> Alphas(const PassRows& rows) const { return Of(points_.alphas, rows); }
+  absl::Span<const double> Weights(const PassRows& rows) const { return Of(points_.weights, rows); }
+
+  std::vector<at::Tensor> Between(const PassRows& rows) const {
+    return path_.Between(rows, points_.alphas);
+  }
+
+  // Calls `pass` for all passes.
+  std::vector<LayerAttribution> Sum(const std::function<void(const PassRows&)>& pass) {
+    const auto steps = static_cast<int64_t>(points_.alphas.size());
+    ForEachPass(budget_, {path_.examples(), steps, overlap_}, pass);
+    return sums_.Take();
+  }
+
+  // Forward and backward; the gradients are added to the sums, unless on_arrival is set.
+  void Gradients(const PassRows& rows, const std::vector<at::Tensor>& inputs,
+                 LayerCallbacks callbacks) {
+    if (!callbacks.on_arrival) {
+      callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
+        return sums_.Add(part, rows, std::move(tensor.gradient));
+      };
+    }
+    sums_.EndPass(session_.ComputeLayerGradientsAndEval(
+        forward_, layers_, inputs, target_.OfRows(rows.first_example, rows.examples, rows.steps),
+        options_, callbacks));
+  }
+
+  // The layers' values, on the device.
+  std::vector<LayerResult> Values(const std::vector<at::Tensor>& inputs) {
+    LayerOptions options = options_;
+    options.activations = true;
+    options.keep_on_device = true;
+    return session_.EvalLayers(forward_, layers_, inputs, options);
+  }
+
+  LayerSums& sums() { return sums_; }
+
+ private:
+  static absl::Span<const double> Of(const std::vector<double>& all, const PassRows& rows) {
+    return absl::MakeConstSpan(all).subspan(static_cast<size_t>(rows.first_step),
+                                            static_cast<size_t>(rows.steps));
+  }
+
+  AttributionSession& session_;
+  const AttributedForward& forward_;
+  const std::vector<std::string> layers_;
+  const Target& target_;
+  const PathInputs path_;
+  const PathPoints points_;
+  const int64_t overlap_;
+  PassBudget budget_;
+  LayerSums sums_;
+  LayerOptions options_;
+};
+
+// A layer's value on the device at the baselines, and the way from there to that at the inputs.
+struct LayerPath {
+  at::Tensor baseline;
+  at::Tensor difference;
+};
+using LayerPaths = std::vector<std::vector<LayerPath>>;
+
+LayerPaths PathsBetween(std::vector<LayerResult> at_baselines, std::vector<LayerResult> at_inputs,
+                        const std::vector<std::string>& layers) {
+  LayerPaths paths(layers.size());
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    TORCH_CHECK(at_inputs[layer].tensors.size() == at_baselines[layer].tensors.size(), "layer \"",
+                layers[layer], "\" has ", at_inputs[layer].tensors.size(),
+                " tensors at the inputs and ", at_baselines[layer].tensors.size(),
+                " at the baselines: between those is no path");
+    for (size_t i = 0; i < at_inputs[layer].tensors.size(); ++i) {
+      at::Tensor baseline = at_baselines[layer].tensors[i].activation;
+      at::Tensor difference = at_inputs[layer].tensors[i].activation - baseline;
+      paths[layer].push_back({std::move(baseline), std::move(difference)});
+    }
+  }
+  return paths;
+}
+
+// Layers that are asked for twice have their tensors at the first one's place.
+const LayerPath& PathOf(const LayerPaths& paths, LayerPart part) {
+  return paths[part.layer][part.tensor];
+}
+
+}  // namespace
+
+std::vector<at::Tensor> IntegratedGradients(AttributionSession& session,
+                                            const AttributedForward& forward,
+                                            const std::vector<at::Tensor>& inputs,
+                                            const Target& target, const PathOptions& options) {
+  static constexpr char kInputs[] = "pinion.inputs";
+  const AttributedForward tapped = [&](const std::vector<at::Tensor>& given) {
+    const auto end = given.begin() + static_cast<std::ptrdiff_t>(inputs.size());
+    std::vector<at::Tensor> all = Tap(kInputs, std::vector<at::Tensor>(given.begin(), end));
+    all.insert(all.end(), end, given.end());
+    return forward(all);
+  };
+  PathRun run(session, tapped, {kInputs}, inputs, target, options);
+  std::vector<LayerAttribution> layers = run.Sum([&](const PassRows& rows) {
+    LayerCallbacks callbacks;
+    callbacks.output_function = [&](LayerPart part, const at::Tensor& gradient) {
+      const at::Tensor sum = SumOverSteps(gradient, run.Weights(rows));
+      if (!options.multiply_by_inputs) return sum;
+      return sum * run.path().Difference(rows, part.tensor).to(sum.device());
+    };
+    run.Gradients(rows, run.Between(rows), callbacks);
+  });
+  return std::move(layers.front().tensors);
+}
+
+std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& session,
+                                                       const AttributedForward& forward,
+                                                       const std::vector<std::string>& layers,
+                                                       const std::vector<at::Tensor>& inputs,
+                                                       const Target& target,
+                                                       const PathOptions& options) {
+  PathRun run(session, forward, layers, inputs, target, options);
+  LayerPaths paths;
+  return run.Sum([&](const PassRows& rows) {
+    if (rows.first_step == 0) {
+      const PassRows one = {rows.first_example, rows.examples, 0, 1};
+      paths.clear();
+      paths = PathsBetween(run.Values(run.path().AtBaselines(one)),
+                           run.Values(run.path().AtInputs(one)), layers);
+    }
+    LayerCallbacks callbacks;
+    callbacks.replace = [&](LayerPart part, const at::Tensor& value) {
+      const LayerPath& path = PathOf(paths, part);
+      const at::NoGradGuard no_grad;
+      at::Tensor points = PointsBetween(path.baseline, path.difference, run.Alphas(rows));
+      TORCH_CHECK(points.sizes() == value.sizes() && points.device() == value.device(), "layer \"",
+                  layers[part.layer], "\" is of ", value.sizes(), " on ", value.device(),
+                  " in a pass of ", rows.steps, " steps, and its path is of ", points.sizes(),
+                  " on ", points.device(),
+                  ": attribute to a layer of one device whose first dimension counts the rows");
+      return points;
+    };
+    callbacks.output_function = [&](LayerPart part, const at::Tensor& gradient) {
+      const at::Tensor sum = SumOverSteps(gradient, run.Weights(rows));
+      if (!options.multiply_by_inputs) return sum;
+      return sum * PathOf(paths, part).difference.to(sum.device());
+    };
+    run.Gradients(rows, run.path().AtInputs(rows), callbacks);
+  });
+}
+
+std::vector<LayerAttribution> InternalInfluence(AttributionSession& session,
+                                                const AttributedForward& forward,
+                                                const std::vector<std::string>& layers,
+                                                const std::vector<at::Tensor>& inputs,
+                                                const Target& target, const PathOptions& options) {
+  PathRun run(session, forward, layers, inputs, target, options);
+  return run.Sum([&](const PassRows& rows) {
+    LayerCallbacks callbacks;
+    callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
+      return SumOverSteps(gradient, run.Weights(rows));
+    };
+    run.Gradients(rows, run.Between(rows), callbacks);
+  });
+}
+
+std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
+                                               const AttributedForward& forward,
+                                               const std::vector<std::string>& layers,
+                                               const std::vector<at::Tensor>& inputs,
+                                               const Target& target, const PathOptions& options) {
+  PathRun run(session, forward, layers, inputs, target, options, /*overlap=*/1);
+  run.options().activations = true;
+  return run.Sum([&](const PassRows& rows) {
+    LayerCallbacks callbacks;
+    callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
+      const at::Tensor values = std::move(tensor.activation);
+      const at::Tensor gradients = std::move(tensor.gradient);
+      at::Tensor sum = at::zeros_like(StepOf(gradients, 0, rows.steps));
+      at::Tensor change = at::zeros_like(StepOf(values, 0, rows.steps));
+      for (int64_t step = 0; step + 1 < rows.steps; ++step) {
+        at::sub_out(change, StepOf(values, step + 1, rows.steps), StepOf(values, step, rows.steps));
+        sum.addcmul_(StepOf(gradients, step, rows.steps), change);
+      }
+      // A step reads two values and writes their change, and reads that, a gradient and the sum.
+      const uint64_t memory_bytes = 7 * (rows.steps - 1) * sum.nbytes();
+      return memory_bytes + run.sums().Add(part, rows, std::move(sum));
+    };
+    run.Gradients(rows, run.Between(rows), callbacks);
+  });
+}
+
+at::Tensor ConvergenceDelta(const AttributedForward& forward,
+                            const std::vector<at::Tensor>& attributions,
+                            const std::vector<at::Tensor>& inputs, const Target& target,
+                            const PathOptions& options) {
+  const at::NoGradGuard no_grad;
+  const PathInputs path(inputs, options.baselines, options.additional_inputs);
+  PassBudget budget(options.device_budget_bytes, inputs.front().device().type());
+  std::vector<at::Tensor> parts;
+  ForEachPass(budget, {path.examples(), /*steps=*/1}, [&](const PassRows& rows) {
+    const Target of_rows = target.OfRows(rows.first_example, rows.examples, 1);
+    at::Tensor delta = (of_rows.Select(forward(path.AtBaselines(rows))) -
+                        of_rows.Select(forward(path.AtInputs(rows))))
+                           .cpu();
+    TORCH_CHECK(delta.size(0) == rows.examples, "the output has ", delta.size(0), " numbers for ",
+                rows.examples, " examples: a convergence delta needs one each");
+    for (const at::Tensor& attribution : attributions) {
+      TORCH_CHECK(attribution.dim() > 0 && attribution.size(0) == path.examples(),
+                  "an attribution of ", attribution.sizes(), " for ", path.examples(),
+                  " examples: its first dimension counts them");
+      delta += attribution.narrow(0, rows.first_example, rows.examples)
+                   .reshape({rows.examples, -1})
+                   .sum(1)
+                   .cpu()
+                   .to(delta.scalar_type());
+    }
+    parts.push_back(std::move(delta));
+  });
+  return at::cat(parts);
+}
+
+}  // namespace pinion

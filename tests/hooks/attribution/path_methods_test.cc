@@ -1,0 +1,396 @@
+// What the methods along a path do with device memory, rows, draws and mistakes. That their numbers
+// are Captum's is captum_test.cc's to show.
+
+#include "pinion/hooks/attribution/path_methods.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/attribution/gradient_shap.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/quadrature.h"
+#include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/attribution/target.h"
+#include "pinion/tests/hooks/attribution/attribution_fixture.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using at::Tensor;
+using ::testing::HasSubstr;
+using Tensors = std::vector<Tensor>;
+
+constexpr int64_t kExamples = 6;
+constexpr uint64_t kRowBytes = 64 * 64 * sizeof(float);
+
+class PathMethodsTest : public AttributionTest {
+ protected:
+  // By example kRowBytes, and different.
+  Tensor Examples() const {
+    return Make(1)
+        .flatten()
+        .narrow(0, 0, kExamples * 2048)
+        .view({kExamples, 2, 1024})
+        .repeat({1, 1, 2})
+        .view({kExamples, 4096});
+  }
+
+  // Six layers that save their output, two of them tapped; a weight that all rows share.
+  Tensor Model(const Tensors& in) {
+    largest_pass_ = std::max(largest_pass_, in[0].size(0));
+    ++passes_;
+    Tensor x = in[0];
+    for (int layer = 0; layer < 3; ++layer) x = at::tanh(x * 1.5);
+    x = Tap("middle", x);
+    for (int layer = 0; layer < 3; ++layer) x = at::tanh(x * 1.5);
+    x = Tap("late", x);
+    if (in.size() > 1) x = x * in[1].unsqueeze(1);
+    return x.view({x.size(0), 4, 1024}).sum(2);
+  }
+
+  AttributedForward model() {
+    return [this](const Tensors& in) { return Model(in); };
+  }
+
+  uint64_t BudgetOf(uint64_t more_bytes) { return world_.device_bytes() + more_bytes; }
+
+  int64_t largest_pass_ = 0;
+  int passes_ = 0;
+};
+
+// Everything that takes a budget, by name.
+struct Batched {
+  std::string name;
+  std::function<Tensor(AttributionSession&, const AttributedForward&, const Tensor& x,
+                       int64_t steps, uint64_t budget_bytes)>
+      run;
+};
+
+std::vector<Batched> BatchedMethods() {
+  const auto options = [](int64_t steps, uint64_t budget_bytes) {
+    PathOptions options;
+    options.n_steps = steps;
+    options.device_budget_bytes = budget_bytes;
+    return options;
+  };
+  const Target target = Target::PerExample({0, 3, 1, 2, 3, 0});
+  return {
+      {"IntegratedGradients",
+       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
+           int64_t steps, uint64_t budget_bytes) {
+         return IntegratedGradients(session, forward, {x}, target, options(steps, budget_bytes))[0];
+       }},
+      {"LayerIntegratedGradients",
+       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
+           int64_t steps, uint64_t budget_bytes) {
+         return LayerIntegratedGradients(session, forward, {"middle"}, {x}, target,
+                                         options(steps, budget_bytes))[0]
+             .tensors[0];
+       }},
+      {"InternalInfluence",
+       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
+           int64_t steps, uint64_t budget_bytes) {
+         return InternalInfluence(session, forward, {"late", "middle"}, {x}, target,
+                                  options(steps, budget_bytes))[1]
+             .tensors[0];
+       }},
+      {"LayerConductance",
+       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
+           int64_t steps, uint64_t budget_bytes) {
+         return LayerConductance(session, forward, {"middle", "late"}, {x}, target,
+                                 options(steps, budget_bytes))[0]
+             .tensors[0];
+       }},
+      {"LayerGradientShap",
+       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
+           int64_t steps, uint64_t budget_bytes) {
+         ShapOptions shap;
+         shap.n_samples = steps;
+         shap.stdev = 0.1;
+         shap.device_budget_bytes = budget_bytes;
+         return LayerGradientShap(session, forward, {"middle"}, {x}, {x.narrow(0, 0, 3) * 0.5},
+                                  target, shap)[0]
+             .tensors[0];
+       }},
+  };
+}
+
+TEST_F(PathMethodsTest, PassesStayUnderTheBudgetAtAnyNumberOfStepsAndUseIt) {
+  const Tensor x = Examples();
+  for (const Batched& method : BatchedMethods()) {
+    SCOPED_TRACE(method.name);
+    Tensor in_one_pass;
+    for (const int64_t steps : {8, 40}) {
+      const Tensor expected = method.run(*session_, model(), x, steps, 0);
+      ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+      largest_pass_ = 0;
+      const uint64_t budget = BudgetOf(400 * kRowBytes);
+      world_.ResetPeak();
+      const Tensor actual = method.run(*session_, model(), x, steps, budget);
+      EXPECT_LE(world_.peak_device_bytes(), budget);
+      EXPECT_TRUE(at::allclose(actual, expected, 1e-4, 1e-7)) << (actual - expected).abs().max();
+      if (steps == 8) continue;
+      EXPECT_GE(world_.peak_device_bytes(), budget / 2);
+      EXPECT_LT(largest_pass_, kExamples * steps);
+      EXPECT_GT(largest_pass_, kExamples) << "several steps go together";
+    }
+  }
+}
+
+TEST_F(PathMethodsTest, WhereOneStepOfAllExamplesIsTooMuchExamplesAreSplit) {
+  const Tensor x = Examples();
+  for (const Batched& method : BatchedMethods()) {
+    SCOPED_TRACE(method.name);
+    const Tensor expected = method.run(*session_, model(), x, 4, 0);
+    ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+    largest_pass_ = 0;
+    const uint64_t budget = BudgetOf(60 * kRowBytes);
+    world_.ResetPeak();
+    const Tensor actual = method.run(*session_, model(), x, 4, budget);
+    EXPECT_LE(world_.peak_device_bytes(), budget);
+    EXPECT_LT(largest_pass_, method.name == "LayerConductance" ? 2 * kExamples : kExamples)
+        << "which needs two steps";
+    EXPECT_TRUE(at::allclose(actual, expected, 1e-4, 1e-7)) << (actual - expected).abs().max();
+  }
+}
+
+TEST_F(PathMethodsTest, ABudgetThatIsTooSmallNamesTheLeastAndThatOneIsEnough) {
+  const Tensor x = Examples();
+  PathOptions options;
+  options.device_budget_bytes = BudgetOf(3 * kRowBytes);
+  const auto run = [&] { IntegratedGradients(*session_, model(), {x}, Target::Class(1), options); };
+  EXPECT_THROW(run(), c10::OutOfMemoryError);
+  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+  const std::string error = ErrorOf(run);
+  EXPECT_THAT(error, HasSubstr("the smallest pass, 1 example at 1 steps, takes up to "));
+  EXPECT_THAT(error, HasSubstr("raise device_budget_bytes to that"));
+  options.device_budget_bytes = std::stoull(error.substr(error.find("up to ") + 6));
+  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+  EXPECT_EQ(ErrorOf(run), "no error");
+  options.device_budget_bytes = 1000;
+  EXPECT_THAT(ErrorOf(run), HasSubstr("before the first pass, and the budget is 1000"));
+}
+
+TEST_F(PathMethodsTest, InAnOffloadScopeMoreRowsFitInABudget) {
+  const Tensor x = Examples();
+  const AttributedForward offloaded = [&](const Tensors& in) {
+    const OffloadScope scope(world_.session());
+    return Model(in);
+  };
+  PathOptions options;
+  options.n_steps = 40;
+  Tensors results;
+  std::vector<int64_t> largest;
+  for (const AttributedForward& forward : {model(), offloaded}) {
+    ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+    options.device_budget_bytes = BudgetOf(300 * kRowBytes);
+    largest_pass_ = 0;
+    world_.ResetPeak();
+    results.push_back(
+        IntegratedGradients(*session_, forward, {x}, Target::Class(1), options).front());
+    EXPECT_LE(world_.peak_device_bytes(), options.device_budget_bytes);
+    largest.push_back(largest_pass_);
+  }
+  EXPECT_GT(largest[1], largest[0] * 5 / 4);
+  EXPECT_TRUE(at::allclose(results[0], results[1], 1e-4, 1e-7));
+  EXPECT_GT(world_.QuietStats().offloaded, 0u);
+}
+
+TEST_F(PathMethodsTest, AdditionalInputsGoWithTheirRows) {
+  const Tensor x = Examples();
+  PathOptions options;
+  options.n_steps = 6;
+  options.additional_inputs = {at::arange(1, kExamples + 1, x.options())};
+  const auto run = [&] {
+    return IntegratedGradients(*session_, model(), {x}, Target::Class(1), options).front();
+  };
+  const Tensor expected = run();
+  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 3 * kExamples * kRowBytes; }));
+  options.device_budget_bytes = BudgetOf(70 * kRowBytes);
+  EXPECT_TRUE(at::allclose(run(), expected, 1e-4, 1e-7));
+  options.additional_inputs = {};
+  options.device_budget_bytes = 0;
+  const Tensor plain = run();
+  EXPECT_TRUE(at::allclose(plain[2] * 3, expected[2], 1e-4, 1e-7)) << "the model multiplies by it";
+}
+
+TEST_F(PathMethodsTest, AfterReturnTheDeviceHoldsNothing) {
+  const Tensor x = Examples();
+  const uint64_t before_bytes = world_.device_bytes();
+  std::vector<Tensor> results;
+  for (const Batched& method : BatchedMethods()) {
+    results.push_back(method.run(*session_, model(), x, 4, 0));
+    EXPECT_TRUE(results.back().is_cpu());
+    EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; })) << method.name;
+  }
+}
+
+TEST_F(PathMethodsTest, OfIntegersThereIsNoPathButOfTheLayerBehindThem) {
+  const Tensor table = Make(3).narrow(1, 0, 16).contiguous();
+  const Tensor words = at::arange(8, at::kLong).view({2, 4}).to(world_.device());
+  const AttributedForward forward = [&](const Tensors& in) {
+    return at::tanh(Tap("embedding", at::embedding(table, in[0]))).sum(2);
+  };
+  PathOptions options;
+  EXPECT_THAT(
+      ErrorOf([&] { IntegratedGradients(*session_, forward, {words}, Target::Class(1), options); }),
+      HasSubstr("input 0 is of Long, between whose values there is no path"));
+  const auto heat =
+      LayerIntegratedGradients(*session_, forward, {"embedding"}, {words}, Target::Class(1));
+  // tanh is by element, so that the integral is exact: of the word that the target looks at, the
+  // change of the output.
+  const Tensor rows = at::embedding(table, words).cpu(),
+               zero = at::embedding(table, words * 0).cpu();
+  const Tensor change = at::tanh(rows) - at::tanh(zero);
+  EXPECT_TRUE(at::allclose(heat[0].tensors[0].select(1, 1), change.select(1, 1), 1e-4, 1e-5));
+  EXPECT_EQ(heat[0].tensors[0].select(1, 0).abs().sum().item<double>(), 0);
+  options.baselines = {words + 3};
+  const Tensor delta =
+      ConvergenceDelta(forward,
+                       LayerIntegratedGradients(*session_, forward, {"embedding"}, {words},
+                                                Target::Class(1), options)[0]
+                           .tensors,
+                       {words}, Target::Class(1), options);
+  EXPECT_LT(delta.abs().max().item<double>(), 1e-4);
+}
+
+TEST_F(PathMethodsTest, DrawsAreTheSeedsOnEveryDeviceAndWhateverTheBudget) {
+  const Tensor x = Examples();
+  ShapOptions options;
+  options.n_samples = 7;
+  options.stdev = 0.2;
+  const auto run = [&](uint64_t seed, const Tensor& input) {
+    options.seed = seed;
+    return LayerGradientShap(*session_, model(), {"late"}, {input}, {input.narrow(0, 1, 2)},
+                             Target::Class(0), options)[0]
+        .tensors[0];
+  };
+  const Tensor first = run(1, x);
+  EXPECT_TRUE(SameBytes(run(1, x), first));
+  EXPECT_FALSE(at::allclose(run(2, x), first));
+  EXPECT_TRUE(at::allclose(run(1, x.cpu()), first, 1e-4, 1e-6));
+  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+  options.device_budget_bytes = BudgetOf(100 * kRowBytes);
+  EXPECT_TRUE(at::allclose(run(1, x), first, 1e-4, 1e-6));
+}
+
+TEST_F(PathMethodsTest, AModelMayChangeItsInputsInPlace) {
+  const Tensor x = Examples(), before = x.clone();
+  const AttributedForward plain = [](const Tensors& in) { return (in[0] * 3).tanh().sum(1); };
+  const AttributedForward in_place = [](const Tensors& in) {
+    return Tap("layer", in[0].mul_(3).tanh()).sum(1);
+  };
+  const Tensor expected = IntegratedGradients(*session_, plain, {x}, Target()).front();
+  EXPECT_TRUE(at::allclose(IntegratedGradients(*session_, in_place, {x}, Target()).front(),
+                           expected, 1e-4, 1e-6));
+  LayerIntegratedGradients(*session_, in_place, {"layer"}, {x}, Target());
+  ShapOptions options;
+  LayerGradientShap(*session_, in_place, {"layer"}, {x}, {x}, Target(), options);
+  EXPECT_TRUE(SameBytes(x.cpu(), before.cpu()));
+}
+
+TEST_F(PathMethodsTest, WhatDoesNotFitIsAnErrorThatSaysWhy) {
+  const Tensor x = Examples();
+  PathOptions options;
+  const auto error = [&] {
+    return ErrorOf(
+        [&] { IntegratedGradients(*session_, model(), {x}, Target::Class(1), options); });
+  };
+  options.n_steps = 0;
+  EXPECT_THAT(error(), HasSubstr("a path of 0 steps: n_steps is at least 1"));
+  options.n_steps = 1;
+  EXPECT_EQ(error(), "no error");
+  options.quadrature = Quadrature::kRiemannTrapezoid;
+  EXPECT_THAT(error(), HasSubstr("n_steps is at least 2"));
+  options = {};
+  options.baselines = {x, x};
+  EXPECT_THAT(error(), HasSubstr("there are 2 baselines for 1 inputs"));
+  options.baselines = {x.narrow(0, 0, 2)};
+  EXPECT_THAT(error(), HasSubstr("a baseline of [2, 4096] for an input of [6, 4096]"));
+  options.baselines = {x.cpu()};
+  EXPECT_THAT(error(), HasSubstr("put both on one device"));
+  options = {};
+  options.additional_inputs = {x.narrow(0, 0, 2)};
+  EXPECT_THAT(error(), HasSubstr("the first dimension of each counts the examples"));
+  options = {};
+  const auto flat = [](const Tensors& in) {
+    return (Tap("sum", in[0].sum(0, /*keepdim=*/true)) + in[0]).sum(1);
+  };
+  EXPECT_THAT(ErrorOf([&] { InternalInfluence(*session_, flat, {"sum"}, {x}, Target(), options); }),
+              HasSubstr("its first dimension counts the rows of each step"));
+  EXPECT_THAT(
+      ErrorOf([&] { LayerIntegratedGradients(*session_, flat, {"sum"}, {x}, Target(), options); }),
+      HasSubstr("attribute to a layer of one device whose first dimension counts the rows"));
+  options.device_budget_bytes = 1 << 20;
+  EXPECT_THAT(
+      ErrorOf([&] { InternalInfluence(*session_, flat, {"sum"}, {x.cpu()}, Target(), options); }),
+      HasSubstr("leave device_budget_bytes at 0"));
+  ShapOptions shap;
+  EXPECT_THAT(
+      ErrorOf([&] { LayerGradientShap(*session_, flat, {"sum"}, {x}, {}, Target(), shap); }),
+      HasSubstr("there is no distribution of baselines"));
+  EXPECT_THAT(ErrorOf([&] {
+                LayerGradientShap(*session_, flat, {"sum"}, {x}, {x.narrow(1, 0, 7)}, Target(),
+                                  shap);
+              }),
+              HasSubstr("they are examples like the input's"));
+}
+
+TEST_F(PathMethodsTest, LayersThatNeverRanAreErrorsOrEmptyAsAskedFor) {
+  const Tensor x = Examples();
+  PathOptions options;
+  options.n_steps = 2;
+  const auto run = [&] {
+    return LayerConductance(*session_, model(), {"never", "late"}, {x}, Target::Class(1), options);
+  };
+  EXPECT_THAT(ErrorOf(run), HasSubstr("layer \"never\" was not called in forward"));
+  options.layers.unused_layers = UnusedLayers::kZeros;
+  const auto layers = run();
+  EXPECT_FALSE(layers[0].ran);
+  EXPECT_TRUE(layers[0].tensors.empty());
+  EXPECT_TRUE(layers[1].connected);
+  EXPECT_EQ(layers[1].tensors.size(), 1u);
+}
+
+TEST(QuadratureTest, GaussLegendreIntegratesPolynomialsOfDegreeTwoNMinusOne) {
+  for (const int64_t n : {1, 2, 5, 20, 50, 200}) {
+    const PathPoints points = PointsOf(Quadrature::kGaussLegendre, n);
+    ASSERT_EQ(points.alphas.size(), static_cast<size_t>(n));
+    EXPECT_TRUE(std::is_sorted(points.alphas.begin(), points.alphas.end()));
+    const auto degree = static_cast<double>(std::min<int64_t>(2 * n - 1, 9));
+    double integral = 0;
+    for (size_t i = 0; i < points.alphas.size(); ++i) {
+      integral += points.weights[i] * std::pow(points.alphas[i], degree);
+    }
+    EXPECT_NEAR(integral, 1 / (degree + 1), 1e-7) << n << " weights of float32";
+  }
+}
+
+}  // namespace
+}  // namespace pinion::testing
