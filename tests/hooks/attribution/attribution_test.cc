@@ -116,6 +116,34 @@ TEST_F(AttributionTest, InAnOffloadScopeWhatTheGraphSavesLeavesAsWell) {
   EXPECT_GT(stats.unpacked, offloaded);
 }
 
+TEST_F(AttributionTest, AMemoryTargetIsForWhatTheGraphSavesAndForWhatIsCaptured) {
+  constexpr int kLayers = 16;
+  const Tensor x = Make(1).requires_grad_();
+  OffloadOptions offload = SmallWindows();
+  offload.eviction_window_bytes = OffloadOptions::kAutoWindow;
+  offload.prefetch_window_bytes = OffloadOptions::kAutoWindow;
+  offload.memory_target_bytes = world_.device_bytes() + 10 * kLayerBytes;
+  const auto session = world_.NewSession(offload);
+  const auto forward = [&](const Tensors& in) {
+    const OffloadScope scope(session);
+    return Chain(in[0], kLayers, /*taps=*/true);
+  };
+  const auto plain = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); }, LayerNames(kLayers),
+      {x}, Target());
+  EXPECT_GT(world_.peak_device_bytes(), offload.memory_target_bytes);
+  for (int step = 0; step < 4; ++step) {
+    ASSERT_TRUE(Soon([&] { return world_.device_bytes() <= 2 * kLayerBytes; }));
+    world_.ResetPeak();
+    const auto layers =
+        session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {x}, Target());
+    EXPECT_LE(world_.peak_device_bytes(), offload.memory_target_bytes) << "step " << step;
+    for (int layer = 0; layer < kLayers; ++layer) {
+      EXPECT_TRUE(SameBytes(layers[layer].tensors[0].gradient, plain[layer].tensors[0].gradient));
+    }
+  }
+}
+
 TEST_F(AttributionTest, WhileTheResultIsHeldTheDeviceHoldsNothingOfTheGraph) {
   const Tensor x = Make(1);
   const uint64_t before_bytes = world_.device_bytes();
