@@ -281,7 +281,7 @@ class EmulatedDevice : public Device {
 
   void ChargeHostArithmetic(uint64_t memory_bytes) override {
     MutexLock lock(core_->mu);
-    core_->ChargeHostArithmetic(memory_bytes);
+    core_->ChargeHostArithmetic(index_, memory_bytes);
   }
 
  private:

@@ -43,11 +43,12 @@ absl::Status MachineCore::EnterPin(int device, uint64_t size_bytes) {
   return absl::OkStatus();
 }
 
-void MachineCore::ChargeHostArithmetic(uint64_t memory_bytes) {
+void MachineCore::ChargeHostArithmetic(int device, uint64_t memory_bytes) {
   if (trace != nullptr) {
     trace->BeginRange("host arithmetic", memory_bytes, simulation.time().now_ms());
   }
-  simulation.Spend(static_cast<double>(memory_bytes) / (options.preset.host_memory_gb_per_s * 1e3));
+  simulation.time().SpendOnArithmetic(
+      device, static_cast<double>(memory_bytes) / (options.preset.host_memory_gb_per_s * 1e6));
   if (trace != nullptr) trace->EndRange(simulation.time().now_ms());
 }
 

@@ -52,7 +52,7 @@ struct MachineCore {
   // Enter, for a call that pins.
   absl::Status EnterPin(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // No call of the device's: none of the above.
-  void ChargeHostArithmetic(uint64_t memory_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void ChargeHostArithmetic(int device, uint64_t memory_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   StreamHandle AddStream(int device, const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Pageable memory (`pageable`) is slower, and blocks the host.

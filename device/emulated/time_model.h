@@ -76,6 +76,11 @@ class TimeModel {
 
   double now_ms() const { return now_; }
   void Spend(double ms) { AdvanceTo(now_ + ms); }
+  // On arithmetic of the host, which the device's statistics count.
+  void SpendOnArithmetic(int device, double ms) {
+    Spend(ms);
+    devices_[device].stats.host_arithmetic_ms += ms;
+  }
 
   // Blocks the host until `point` is done or `timeout_ms` have passed. kStuck if the point can
   // never be reached; time then passes only if the timeout is finite.

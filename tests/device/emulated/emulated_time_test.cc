@@ -205,6 +205,9 @@ TEST_F(EmulatedTimeTest, ArithmeticOfTheHostTakesItsMemorysTimeAndWhatIsInFlight
   EXPECT_NEAR(machine_->now_ms(), 5, kExact);
   EXPECT_TRUE(device_->QueryEvent(Record(out_)).value());
   EXPECT_NEAR(machine_->time_stats(0).d2h_busy_ms, 3, kExact);
+  EXPECT_NEAR(machine_->time_stats(0).host_arithmetic_ms, 4.5, kExact);
+  machine_->ResetTimeStats(0);
+  EXPECT_EQ(machine_->time_stats(0).host_arithmetic_ms, 0);
   device_->ChargeHostArithmetic(0);
   EXPECT_NEAR(machine_->now_ms(), 5, kExact);
 }
