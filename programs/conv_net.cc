@@ -6,6 +6,9 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/options/conv.h>
 
+#include <string>
+
+#include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 
 namespace pinion {
@@ -61,12 +64,13 @@ ConvNetImpl::ConvNetImpl(const ConvNetConfig& config)
 }
 
 torch::Tensor ConvNetImpl::forward(const torch::Tensor& images) {
-  torch::Tensor x = blocks_[0]->as<torch::nn::Sequential>()->forward(images);
+  torch::Tensor x = Tap("blocks.0", blocks_[0]->as<torch::nn::Sequential>()->forward(images));
   for (size_t i = 1; i < blocks_->size(); ++i) {
     const auto block = [module = blocks_[i]](const torch::Tensor& in) {
       return module->as<ConvBlock>()->forward(in);
     };
     x = config_.checkpoint_blocks ? checkpoint(kIfPlanned, block, x) : block(x);
+    x = Tap("blocks." + std::to_string(i), x);
   }
   return head_->forward(x.mean({2, 3}));
 }

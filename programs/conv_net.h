@@ -1,5 +1,6 @@
 // A residual network for small images, as one writes it with torch::nn: nothing in it knows of
-// offloading. Its residual blocks can be checkpoints.
+// offloading. Its residual blocks can be checkpoints. They are tapped (hooks/attribution/tap.h) as
+// "blocks.1" and so on, and the convolution before them as "blocks.0".
 //
 // Thread safety: as torch::nn::Module.
 

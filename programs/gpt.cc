@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/programs/gpt_config.h"
 
@@ -116,11 +117,12 @@ torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
   const torch::Tensor positions = torch::arange(
       tokens.size(1), torch::TensorOptions().dtype(torch::kInt64).device(tokens.device()));
   torch::Tensor x = token_embedding_(tokens) + position_embedding_(positions);
-  for (const auto& module : *blocks_) {
-    const auto block = [module](const torch::Tensor& in) {
+  for (size_t i = 0; i < blocks_->size(); ++i) {
+    const auto block = [module = blocks_[i]](const torch::Tensor& in) {
       return module->as<Block>()->forward(in);
     };
     x = config_.checkpoint_blocks ? checkpoint(kIfPlanned, block, x) : block(x);
+    x = Tap("blocks." + std::to_string(i), x);
   }
   return head_(final_norm_(x));
 }

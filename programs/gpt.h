@@ -1,5 +1,5 @@
 // A GPT as one writes it with torch::nn: nothing in it knows of offloading. Its blocks can be
-// checkpoints.
+// checkpoints, and are tapped ("blocks.3"; hooks/attribution/tap.h).
 //
 // Thread safety: as torch::nn::Module.
 

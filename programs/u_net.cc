@@ -7,9 +7,11 @@
 #include <torch/nn/options/conv.h>
 #include <torch/nn/options/normalization.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 
 namespace pinion {
@@ -58,6 +60,7 @@ torch::Tensor UNetImpl::forward(const torch::Tensor& images) {
                                                                 : above);
     };
     x = config_.checkpoint_levels ? checkpoint(kIfPlanned, level, x) : level(x);
+    x = Tap("down." + std::to_string(i), x);
     made.push_back(x);
   }
   made.pop_back();
@@ -70,6 +73,7 @@ torch::Tensor UNetImpl::forward(const torch::Tensor& images) {
     x = config_.checkpoint_levels ? checkpoint(kIfPlanned, level, made.back(), std::move(x))
                                   : level(made.back(), x);
     made.pop_back();
+    x = Tap("up." + std::to_string(i), x);
   }
   return last_->forward(x);
 }

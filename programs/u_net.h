@@ -1,6 +1,7 @@
 // A U-Net, as one writes it with torch::nn: nothing in it knows of offloading. What its first
 // layers make is used again by its last ones, so that backward reads it early and late. Its levels
-// can be checkpoints.
+// can be checkpoints, and are tapped (hooks/attribution/tap.h): "down.0" is the finest level on the
+// way down, "up.0" the coarsest on the way up.
 //
 // Thread safety: as torch::nn::Module.
 

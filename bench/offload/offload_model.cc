@@ -111,71 +111,77 @@ absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::str
                      {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = 1});
 }
 
-ModelStep::ModelStep(const OffloadModel& model, c10::Device device, Blocks blocks)
-    : model_(model), device_(device) {
+ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool checkpoints) {
   torch::manual_seed(kSeed);
-  const bool checkpoints = blocks == Blocks::kCheckpoints;
   const auto images = [](int64_t batch, int64_t size) { return at::rand({batch, 3, size, size}); };
+  ModelOnDevice made;
   switch (model.kind) {
     case OffloadModel::Kind::kGpt: {
       GptConfig config = SmallGpt(/*bfloat16=*/false);
       config.checkpoint_blocks = checkpoints;
       const Gpt gpt(config);
-      module_ = gpt.ptr();
-      forward_ = [gpt](const at::Tensor& x) { return gpt.ptr()->forward(x).flatten(0, 1); };
-      input_ = at::randint(config.vocabulary, {config.batch, config.sequence}, at::kLong);
-      target_ = at::randint(config.vocabulary, {config.batch * config.sequence}, at::kLong);
+      made.module = gpt.ptr();
+      made.forward = [gpt](const at::Tensor& x) { return gpt.ptr()->forward(x).flatten(0, 1); };
+      made.input = at::randint(config.vocabulary, {config.batch, config.sequence}, at::kLong);
+      made.target = at::randint(config.vocabulary, {config.batch * config.sequence}, at::kLong);
       break;
     }
     case OffloadModel::Kind::kConvNet: {
       ConvNetConfig config = kConvNet;
       config.checkpoint_blocks = checkpoints;
       const ConvNet net(config);
-      module_ = net.ptr();
-      forward_ = [net](const at::Tensor& x) { return net.ptr()->forward(x); };
-      input_ = images(16, 32);
-      target_ = at::randint(config.classes, {16}, at::kLong);
+      made.module = net.ptr();
+      made.forward = [net](const at::Tensor& x) { return net.ptr()->forward(x); };
+      made.input = images(16, 32);
+      made.target = at::randint(config.classes, {16}, at::kLong);
       break;
     }
     case OffloadModel::Kind::kUNet: {
       UNetConfig config = kUNet;
       config.checkpoint_levels = checkpoints;
       const UNet net(config);
-      module_ = net.ptr();
-      forward_ = [net](const at::Tensor& x) { return net.ptr()->forward(x); };
-      input_ = images(4, 64);
-      target_ = images(4, 64);
+      made.module = net.ptr();
+      made.forward = [net](const at::Tensor& x) { return net.ptr()->forward(x); };
+      made.input = images(4, 64);
+      made.target = images(4, 64);
       break;
     }
   }
-  module_->to(device);
-  input_ = input_.to(device);
-  target_ = target_.to(device);
-  for (at::Tensor& parameter : module_->parameters()) {
+  made.module->to(device);
+  made.input = made.input.to(device);
+  made.target = made.target.to(device);
+  if (model.autocast) {
+    made.forward = [device, plain = std::move(made.forward)](const at::Tensor& x) {
+      at::autocast::set_autocast_enabled(device.type(), true);
+      at::autocast::set_autocast_dtype(device.type(), at::kBFloat16);
+      at::autocast::increment_nesting();
+      const absl::Cleanup leave = [device] {
+        if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+        at::autocast::set_autocast_enabled(device.type(), false);
+      };
+      return plain(x);
+    };
+  }
+  return made;
+}
+
+ModelStep::ModelStep(const OffloadModel& model, c10::Device device, Blocks blocks)
+    : kind_(model.kind),
+      device_(device),
+      model_(PutModelOn(model, device, blocks == Blocks::kCheckpoints)) {
+  for (at::Tensor& parameter : model_.module->parameters()) {
     parameter.mutable_grad() = at::zeros_like(parameter);
   }
 }
 
-at::Tensor ModelStep::Forward() const {
-  if (!model_.autocast) return forward_(input_);
-  at::autocast::set_autocast_enabled(device_.type(), true);
-  at::autocast::set_autocast_dtype(device_.type(), at::kBFloat16);
-  at::autocast::increment_nesting();
-  const absl::Cleanup leave = [this] {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(device_.type(), false);
-  };
-  return forward_(input_);
-}
-
 at::Tensor ModelStep::Loss() const {
-  const at::Tensor made = Forward().to(at::kFloat);
-  return model_.kind == OffloadModel::Kind::kUNet ? at::mse_loss(made, target_)
-                                                  : at::cross_entropy_loss(made, target_);
+  const at::Tensor made = model_.forward(model_.input).to(at::kFloat);
+  return kind_ == OffloadModel::Kind::kUNet ? at::mse_loss(made, model_.target)
+                                            : at::cross_entropy_loss(made, model_.target);
 }
 
 void ModelStep::Run(const ReplayedStep::MakeScope& make_scope) {
-  for (const at::Tensor& parameter : module_->parameters()) parameter.grad().zero_();
+  for (const at::Tensor& parameter : model_.module->parameters()) parameter.grad().zero_();
   at::Tensor loss;
   {
     const std::shared_ptr<void> scope = make_scope();
@@ -209,7 +215,7 @@ std::string ModelStep::LayerOf(const std::string& parameter) {
 std::vector<std::vector<at::Tensor>> ModelStep::LayerParameters() const {
   std::vector<std::vector<at::Tensor>> layers;
   std::string last;
-  for (const auto& parameter : module_->named_parameters()) {
+  for (const auto& parameter : model_.module->named_parameters()) {
     const std::string layer = LayerOf(parameter.key());
     if (layer.empty()) continue;
     if (layer != last) layers.emplace_back();
@@ -220,8 +226,8 @@ std::vector<std::vector<at::Tensor>> ModelStep::LayerParameters() const {
 }
 
 std::vector<at::Tensor> ModelStep::Inputs() const {
-  std::vector<at::Tensor> inputs = {input_, target_};
-  for (const auto& parameter : module_->named_parameters()) {
+  std::vector<at::Tensor> inputs = {model_.input, model_.target};
+  for (const auto& parameter : model_.module->named_parameters()) {
     if (LayerOf(parameter.key()).empty()) inputs.push_back(parameter.value());
   }
   return inputs;
@@ -229,7 +235,7 @@ std::vector<at::Tensor> ModelStep::Inputs() const {
 
 std::vector<at::Tensor> ModelStep::Gradients() const {
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : module_->parameters()) {
+  for (const at::Tensor& parameter : model_.module->parameters()) {
     gradients.push_back(parameter.grad().cpu());
   }
   return gradients;

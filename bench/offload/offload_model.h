@@ -44,6 +44,16 @@ std::vector<OffloadModel> OffloadModels();
 // GPT of width 4096 at sequence length 4096; images of 64 times the bytes). NotFound names all.
 absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::string& preset);
 
+// The model on a device, in training mode, and a batch for it.
+struct ModelOnDevice {
+  std::shared_ptr<torch::nn::Module> module;
+  // input -> logits [examples, classes], or images; as the model makes them, under autocast where
+  // it is of autocast.
+  std::function<at::Tensor(const at::Tensor& input)> forward;
+  at::Tensor input, target;
+};
+ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool checkpoints);
+
 class ModelStep {
  public:
   // Of a GPT a block is a layer, of the residual network a residual block, and of the U-Net a level
@@ -69,13 +79,10 @@ class ModelStep {
   // The name of the layer that a parameter belongs to; "" for none.
   static std::string LayerOf(const std::string& parameter);
   at::Tensor Loss() const;
-  at::Tensor Forward() const;
 
-  const OffloadModel model_;
+  const OffloadModel::Kind kind_;
   const c10::Device device_;
-  std::shared_ptr<torch::nn::Module> module_;
-  std::function<at::Tensor(const at::Tensor&)> forward_;
-  at::Tensor input_, target_;
+  const ModelOnDevice model_;
 };
 
 }  // namespace pinion
