@@ -25,9 +25,7 @@
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/gnuplot.h"
@@ -304,18 +302,6 @@ class OffloadBench {
   OffloadTable table_;
 };
 
-// Whose names begin like one of these; all if there are none.
-absl::StatusOr<std::vector<OffloadModel>> ModelsOf(const std::vector<std::string>& names) {
-  std::vector<OffloadModel> models;
-  for (const OffloadModel& model : OffloadModels()) {
-    const auto asks = [&](const std::string& name) { return absl::StartsWith(model.name(), name); };
-    if (names.empty() || std::any_of(names.begin(), names.end(), asks)) models.push_back(model);
-  }
-  if (!models.empty()) return models;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--models=", absl::StrJoin(names, ","), " names none of gpt, convnet and unet"));
-}
-
 absl::Status Main() {
   const auto begin = std::chrono::steady_clock::now();
   const bool quick = absl::GetFlag(FLAGS_quick);
@@ -330,7 +316,7 @@ absl::Status Main() {
   }
   for (const std::string& preset : presets) PINION_RETURN_IF_ERROR(FindPreset(preset).status());
   PINION_ASSIGN_OR_RETURN(const std::vector<OffloadModel> models,
-                          ModelsOf(absl::GetFlag(FLAGS_models)));
+                          FindOffloadModels(absl::GetFlag(FLAGS_models)));
   OffloadBench bench(quick);
   for (const OffloadModel& model : models) {
     for (const std::string& preset : presets) PINION_RETURN_IF_ERROR(bench.Run(model, preset));

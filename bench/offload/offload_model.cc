@@ -9,13 +9,17 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -98,6 +102,17 @@ std::vector<OffloadModel> OffloadModels() {
     for (const bool autocast : {false, true}) models.push_back({kind, autocast});
   }
   return models;
+}
+
+absl::StatusOr<std::vector<OffloadModel>> FindOffloadModels(const std::vector<std::string>& names) {
+  std::vector<OffloadModel> models;
+  for (const OffloadModel& model : OffloadModels()) {
+    const auto asks = [&](const std::string& name) { return absl::StartsWith(model.name(), name); };
+    if (names.empty() || std::any_of(names.begin(), names.end(), asks)) models.push_back(model);
+  }
+  if (!models.empty()) return models;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--models=", absl::StrJoin(names, ","), " names none of gpt, convnet and unet"));
 }
 
 absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::string& preset) {

@@ -39,6 +39,9 @@ struct OffloadModel {
 };
 
 std::vector<OffloadModel> OffloadModels();
+// Those whose names begin like one of `names`; all if there are none. InvalidArgument that names
+// the kinds, as of a flag --models, where no model is left.
+absl::StatusOr<std::vector<OffloadModel>> FindOffloadModels(const std::vector<std::string>& names);
 
 // A device in proportion to the model, as the device of that name is to a large one of its kind (a
 // GPT of width 4096 at sequence length 4096; images of 64 times the bytes). NotFound names all.

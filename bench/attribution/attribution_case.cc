@@ -1,0 +1,335 @@
+#include "pinion/bench/attribution/attribution_case.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/attribution/captum_baseline.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/attribution/target.h"
+#include "pinion/programs/accelerator.h"
+#include "pinion/programs/run_options.h"
+
+namespace pinion {
+namespace {
+
+using Kind = AttributionWay::Kind;
+using Method = AttributionWay::Method;
+
+constexpr int kDevice = 0;
+constexpr int64_t kClass = 1;
+// Pools fill; a session learns in what order backward reads.
+constexpr int kWarmupCalls = 1;
+constexpr int kWarmupCallsInScope = 3;
+// A product reads two tensors and writes one.
+constexpr uint64_t kProductTraffic = 3;
+// Autograd's workers let go of the last tensors a moment after their last backward.
+constexpr int kLooks = 20;
+constexpr absl::Duration kPause = absl::Milliseconds(5);
+
+// The model on a machine of its own, ready for attribution.
+struct World {
+  Accelerator accelerator;
+  ModelOnDevice model;
+  Target target = Target::Class(kClass);
+
+  EmulatedMachine& machine() const { return *accelerator.machine(); }
+  std::vector<at::Tensor> inputs() const { return {model.input}; }
+  // [examples, classes], in float32
+  at::Tensor Forward(const at::Tensor& input) const {
+    const at::Tensor output = model.forward(input).to(at::kFloat);
+    // Of pictures: how much of each channel there is.
+    return output.dim() > 2 ? output.sum({2, 3}) : output;
+  }
+};
+
+absl::StatusOr<World> MakeWorld(const OffloadModel& model, const DevicePreset& preset) {
+  RunOptions options;
+  options.preset = preset;
+  PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
+  World world = {.accelerator = accelerator,
+                 .model = PutModelOn(model, accelerator.device(), /*checkpoints=*/false)};
+  world.model.module->eval();
+  return world;
+}
+
+// Notes when each tap was called and each gradient complete, by the device's clock, and where the
+// gradient of the first one is.
+class ProbeTaps final : public TapListener {
+ public:
+  ProbeTaps(EmulatedMachine& machine, Method method) : machine_(machine), method_(method) {
+    start_ = Now();
+  }
+
+  std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) override {
+    const at::Tensor& tensor = tensors.front();
+    layers_.emplace_back(name);
+    captures_.push_back({{.size_bytes = tensor.nbytes()}, Now()});
+    if (method_ == Method::kActivation) return tensors;
+    if (layers_.size() == 1) first_ = torch::autograd::impl::gradient_edge(tensor);
+    tensor.register_hook([this](const at::Tensor& gradient) {
+      captures_.push_back({{.size_bytes = gradient.nbytes(),
+                            .arithmetic_bytes = kProductTraffic * gradient.nbytes()},
+                           Now()});
+    });
+    return tensors;
+  }
+
+  const torch::autograd::Edge& first() const { return first_; }
+  const std::vector<std::string>& layers() const { return layers_; }
+
+  // Once the device is done.
+  std::vector<ReadyTensor> Captures() {
+    std::vector<ReadyTensor> captures;
+    for (const auto& [tensor, event] : captures_) {
+      captures.push_back(tensor);
+      captures.back().ready_us = device_->ElapsedMs(start_, event).value() * 1e3;
+    }
+    return captures;
+  }
+
+ private:
+  EventHandle Now() {
+    const EventHandle event = device_->CreateTimedEvent().value();
+    const absl::Status recorded = device_->RecordEvent(event, machine_.default_stream(kDevice));
+    TORCH_CHECK(recorded.ok(), recorded.ToString());
+    return event;
+  }
+
+  EmulatedMachine& machine_;
+  const std::shared_ptr<Device> device_ = machine_.device(kDevice);
+  const Method method_;
+  EventHandle start_;
+  std::vector<std::string> layers_;
+  std::vector<std::pair<ReadyTensor, EventHandle>> captures_;
+  torch::autograd::Edge first_;
+};
+
+// The edge to which backward has to go: of the first block that runs.
+class FirstEdge final : public TapListener {
+ public:
+  std::vector<at::Tensor> OnTap(std::string_view, std::vector<at::Tensor> tensors) override {
+    if (!edge_.is_valid()) edge_ = torch::autograd::impl::gradient_edge(tensors.front());
+    return tensors;
+  }
+  const torch::autograd::Edge& first() const { return edge_; }
+
+ private:
+  torch::autograd::Edge edge_;
+};
+
+// What attribution cannot do without: forward, and backward to the first block.
+template <typename Taps>
+void PlainStep(const World& world, const AttributedForward& forward, Method method, Taps& taps) {
+  const at::AutoGradMode grad(method == Method::kGradientXActivation);
+  at::Tensor selected;
+  {
+    const TapScope scope(&taps);
+    selected = world.target.Select(forward(world.inputs()));
+  }
+  if (method == Method::kActivation) return;
+  torch::autograd::Engine::get_default_engine().execute(
+      {torch::autograd::impl::gradient_edge(selected)}, {at::ones_like(selected)},
+      /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/false, {taps.first()});
+}
+
+std::vector<at::Tensor> TensorsOf(const std::vector<LayerAttribution>& layers) {
+  std::vector<at::Tensor> tensors;
+  for (const LayerAttribution& layer : layers) tensors.push_back(layer.tensors.front());
+  return tensors;
+}
+
+// One call; the world outlives it.
+using Call = std::function<std::vector<at::Tensor>()>;
+
+absl::StatusOr<Call> CallOf(const AttributionWay& way, const World& world,
+                            const std::vector<std::string>& layers) {
+  AttributedForward forward = [&world](const std::vector<at::Tensor>& inputs) {
+    return world.Forward(inputs.front());
+  };
+  if (way.in_scope) {
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
+                            OffloadSession::Create({}, world.accelerator.backend()));
+    forward = [&world, session](const std::vector<at::Tensor>& inputs) {
+      const OffloadScope scope(session, *world.model.module);
+      return world.Forward(inputs.front());
+    };
+  }
+  const bool gradients = way.method == Method::kGradientXActivation;
+  if (way.kind == Kind::kPlain) {
+    return Call([&world, forward, method = way.method]() -> std::vector<at::Tensor> {
+      FirstEdge taps;
+      PlainStep(world, forward, method, taps);
+      return {};
+    });
+  }
+  if (way.kind == Kind::kPinion) {
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<AttributionSession> session,
+                            AttributionSession::Create({}, world.accelerator.backend()));
+    return Call([&world, session, forward, layers, gradients] {
+      return TensorsOf(gradients ? LayerGradientXActivation(*session, forward, layers,
+                                                            world.inputs(), world.target)
+                                 : LayerActivation(*session, forward, layers, world.inputs()));
+    });
+  }
+  CaptumCall captum = {.forward = std::move(forward),
+                       .layers = layers,
+                       .inputs = world.inputs(),
+                       .target = world.target,
+                       .charge_host = [&world](uint64_t memory_bytes) {
+                         world.machine().device(kDevice)->ChargeHostArithmetic(memory_bytes);
+                       }};
+  return Call([captum = std::move(captum), kind = way.kind, gradients] {
+    const CaptumMode mode =
+        kind == Kind::kCaptumMemoryEfficient ? CaptumMode::kMemoryEfficient : CaptumMode::kDefault;
+    const std::vector<at::Tensor> results =
+        gradients ? CaptumGradientXActivation(captum, mode) : CaptumActivation(captum);
+    return kind == Kind::kCaptumThenCpu ? ThenCpu(results) : results;
+  });
+}
+
+uint64_t InUse(const World& world) { return world.machine().memory_stats(kDevice).in_use_bytes; }
+
+uint64_t HeldBytes(const World& world, uint64_t before_bytes) {
+  uint64_t in_use_bytes = InUse(world);
+  for (int i = 0; i < kLooks && in_use_bytes > before_bytes; ++i) {
+    absl::SleepFor(kPause);
+    in_use_bytes = InUse(world);
+  }
+  return std::max(in_use_bytes, before_bytes) - before_bytes;
+}
+
+AttributionOutcome Measure(World& world, const Call& call, int warmup_calls) {
+  EmulatedMachine& machine = world.machine();
+  const uint64_t model_bytes = InUse(world);
+  for (int i = 0; i < warmup_calls; ++i) call();
+  world.accelerator.Synchronize();
+  HeldBytes(world, model_bytes);
+  machine.ResetPeakMemory(kDevice);
+  machine.ResetTimeStats(kDevice);
+  AttributionOutcome outcome;
+  const double begin_ms = machine.now_ms();
+  outcome.results = call();
+  world.accelerator.Synchronize();
+  outcome.cost.time_us = (machine.now_ms() - begin_ms) * 1e3;
+  const TimeStats times = machine.time_stats(kDevice);
+  outcome.cost.arithmetic_us = times.host_arithmetic_ms * 1e3;
+  outcome.cost.copied_bytes = times.d2h_bytes;
+  outcome.cost.peak_bytes = machine.memory_stats(kDevice).peak_bytes;
+  outcome.cost.held_bytes = HeldBytes(world, model_bytes);
+  // The machine goes, and pinned memory with it.
+  for (at::Tensor& result : outcome.results) result = result.detach().cpu().clone();
+  return outcome;
+}
+
+std::vector<AttributionWay> AllWays() {
+  std::vector<AttributionWay> ways;
+  for (const Kind kind : {Kind::kPlain, Kind::kCaptum, Kind::kCaptumThenCpu,
+                          Kind::kCaptumMemoryEfficient, Kind::kPinion}) {
+    ways.push_back({Method::kGradientXActivation, kind});
+  }
+  for (const Kind kind : {Kind::kPlain, Kind::kPinion}) {
+    ways.push_back({Method::kGradientXActivation, kind, /*in_scope=*/true});
+  }
+  for (const Kind kind : {Kind::kPlain, Kind::kCaptum, Kind::kCaptumThenCpu, Kind::kPinion}) {
+    ways.push_back({Method::kActivation, kind});
+  }
+  return ways;
+}
+
+bool SameBits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
+}
+
+}  // namespace
+
+absl::StatusOr<AttributionCase> AttributionCase::Create(const OffloadModel& model,
+                                                        const std::string& preset) {
+  AttributionCase of;
+  of.model_ = model;
+  of.preset_name_ = preset;
+  PINION_ASSIGN_OR_RETURN(of.preset_, PresetFor(model, preset));
+  for (const Method method : {Method::kGradientXActivation, Method::kActivation}) {
+    PINION_ASSIGN_OR_RETURN(of.steps_[method], of.Probe(method));
+  }
+  return of;
+}
+
+absl::StatusOr<AttributionCase::Step> AttributionCase::Probe(Method method) const {
+  PINION_ASSIGN_OR_RETURN(World world, MakeWorld(model_, preset_));
+  const AttributedForward forward = [&world](const std::vector<at::Tensor>& inputs) {
+    return world.Forward(inputs.front());
+  };
+  const double begin_ms = world.machine().now_ms();
+  ProbeTaps taps(world.machine(), method);
+  PlainStep(world, forward, method, taps);
+  world.accelerator.Synchronize();
+  return Step{.layers = taps.layers(),
+              .captures = taps.Captures(),
+              .time_us = (world.machine().now_ms() - begin_ms) * 1e3};
+}
+
+absl::StatusOr<AttributionOutcome> AttributionCase::Run(const AttributionWay& way) const {
+  const auto failed = [&](const char* what) {
+    return absl::InternalError(
+        absl::StrCat(way.method_name(), ", ", way.name(), " on ", preset_.name, ": ", what));
+  };
+  try {
+    PINION_ASSIGN_OR_RETURN(World world, MakeWorld(model_, preset_));
+    PINION_ASSIGN_OR_RETURN(const Call call, CallOf(way, world, steps_.at(way.method).layers));
+    return Measure(world, call, way.in_scope ? kWarmupCallsInScope : kWarmupCalls);
+  } catch (const c10::Error& error) {
+    return failed(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return failed(error.what());
+  }
+}
+
+absl::StatusOr<std::vector<AttributionRow>> AttributionCase::RunAll() const {
+  std::vector<AttributionRow> rows;
+  std::map<Method, std::vector<at::Tensor>> expected;
+  for (const AttributionWay& way : AllWays()) {
+    PINION_ASSIGN_OR_RETURN(const AttributionOutcome outcome, Run(way));
+    if (way.kind == Kind::kCaptum) expected[way.method] = outcome.results;
+    const Step& step = steps_.at(way.method);
+    std::vector<uint64_t> sizes;
+    AttributionRow row = {
+        .model = model_.name(), .preset = preset_name_, .way = way, .cost = outcome.cost};
+    for (const ReadyTensor& capture : step.captures) {
+      row.captured_bytes += capture.size_bytes;
+      sizes.push_back(capture.size_bytes);
+    }
+    std::sort(sizes.rbegin(), sizes.rend());
+    row.two_largest_bytes = sizes[0] + sizes[1];
+    row.bound_us = CopyBoundUs(step.captures, step.time_us,
+                               {.link_gb_per_s = preset_.link.d2h_gb_per_s,
+                                .host_memory_gb_per_s = preset_.host_memory_gb_per_s});
+    row.same_values = way.kind == Kind::kPlain || SameBits(outcome.results, expected[way.method]);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace pinion
