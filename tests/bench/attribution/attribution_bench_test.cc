@@ -1,0 +1,100 @@
+// The program as a user runs it.
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/tests/support/run_program.h"
+
+namespace pinion {
+namespace {
+
+using testing::FileContents;
+using ::testing::HasSubstr;
+using testing::ProgramOutcome;
+using testing::RunProgram;
+
+// Of a model whose copies the link cannot hide.
+TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
+  const std::string path = ::testing::TempDir() + "/attribution_bench.json";
+  const ProgramOutcome outcome =
+      RunProgram(absl::StrCat("bench/attribution/attribution_bench --quick --models=unet "
+                              "--presets=a100_pcie4 --json=",
+                              path));
+  ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
+  const nlohmann::json report = nlohmann::json::parse(FileContents(path));
+  std::map<std::string, std::map<std::string, nlohmann::json>> methods;
+  for (const nlohmann::json& row : report["rows"]) {
+    methods[row["method"]][row["way"]] = row;
+    EXPECT_TRUE(row.value("same_values", true)) << row.dump();
+  }
+  ASSERT_EQ(methods.size(), 2u);
+  std::map<std::string, nlohmann::json>& products = methods["gradient x activation"];
+  std::map<std::string, nlohmann::json>& values = methods["activation"];
+  ASSERT_EQ(products.size(), 7u);
+  ASSERT_EQ(values.size(), 4u);
+
+  // What Captum is known to hold: S is what the layers' values are together.
+  const auto of = [](const nlohmann::json& row, const char* what) {
+    return row[what].get<double>();
+  };
+  const double s = of(values["pinion"], "captured_mib");
+  const nlohmann::json& plain = products["plain"];
+  EXPECT_EQ(of(products["pinion"], "captured_mib"), 2 * s);
+  const auto over_plain = [&](const char* way) {
+    return of(products[way], "peak_mib") - of(plain, "peak_mib");
+  };
+  EXPECT_NEAR(over_plain("captum"), 2 * s, 0.3);
+  EXPECT_NEAR(over_plain("captum, memory_efficient"), s, 0.3);
+  EXPECT_LT(over_plain("pinion"), 0.5 * s);
+  EXPECT_GT(of(products["captum"], "held_mib"), 2 * s);
+  EXPECT_NEAR(of(values["captum"], "held_mib"), s, 0.1);
+
+  // What crosses the link.
+  EXPECT_EQ(of(products["captum"], "copied_mib"), 0);
+  EXPECT_EQ(of(products["captum, then .cpu()"], "copied_mib"), s);
+  EXPECT_EQ(of(products["captum, memory_efficient"], "copied_mib"), 2 * s);
+  EXPECT_EQ(of(products["pinion"], "copied_mib"), 2 * s);
+  EXPECT_EQ(of(values["pinion"], "copied_mib"), s);
+  EXPECT_GT(of(products["plain, in a scope"], "copied_mib"), 2 * s);
+  EXPECT_NEAR(of(products["pinion, in a scope"], "copied_mib") -
+                  of(products["plain, in a scope"], "copied_mib"),
+              2 * s, 0.3 * s);
+  EXPECT_LT(of(products["pinion, in a scope"], "peak_mib"), 0.6 * of(plain, "peak_mib"));
+
+  // Values twice and products three times over, at 164 GB/s.
+  EXPECT_NEAR(of(products["captum, memory_efficient"], "host_arithmetic_us"),
+              5 * s * 1024 * 1024 / 164e3, 0.1);
+  EXPECT_GE(of(values["pinion"], "time_us"), of(values["pinion"], "bound_us"));
+  // No time of pinning: the slowest of all copies and arithmetic end to end.
+  EXPECT_LT(of(products["pinion"], "time_us"), 1.5 * of(plain, "time_us"));
+
+  bool any_missed = false;
+  for (const nlohmann::json& goal : report["goals"]) {
+    const std::string name = goal["name"];
+    EXPECT_THAT(outcome.out, HasSubstr(name));
+    const bool missed = goal["met"].is_boolean() && !goal["met"].get<bool>();
+    any_missed |= missed;
+    // A program that runs on a busy machine may take its time.
+    const bool may_miss = name.find("minutes") != std::string::npos;
+    EXPECT_TRUE(may_miss || !missed) << name;
+  }
+  EXPECT_EQ(outcome.exit_code, any_missed ? 1 : 0);
+  EXPECT_EQ(report["goals"].size(), 12);
+}
+
+TEST(AttributionBenchTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
+  const auto run = [](const std::string& flags) {
+    return RunProgram("bench/attribution/attribution_bench " + flags);
+  };
+  EXPECT_THAT(run("--json=/no/such/dir/file").err, HasSubstr("/no/such/dir"));
+  EXPECT_THAT(run("--models=resnet").err, HasSubstr("--models=resnet"));
+  EXPECT_THAT(run("--presets=a200").err, HasSubstr("a200"));
+  EXPECT_EQ(run("--presets=a200").exit_code, 2);
+}
+
+}  // namespace
+}  // namespace pinion
