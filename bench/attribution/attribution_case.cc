@@ -323,9 +323,10 @@ absl::StatusOr<std::vector<AttributionRow>> AttributionCase::RunAll() const {
     }
     std::sort(sizes.rbegin(), sizes.rend());
     row.two_largest_bytes = sizes[0] + sizes[1];
-    row.bound_us = CopyBoundUs(step.captures, step.time_us,
-                               {.link_gb_per_s = preset_.link.d2h_gb_per_s,
-                                .host_memory_gb_per_s = preset_.host_memory_gb_per_s});
+    const CopyRates rates = {.link_gb_per_s = preset_.link.d2h_gb_per_s,
+                             .host_memory_gb_per_s = preset_.host_memory_gb_per_s};
+    row.bound_us = CopyBoundUs(step.captures, step.time_us, rates);
+    row.bound_of_two_us = CopyBoundUs(step.captures, step.time_us, rates, /*most_waiting=*/2);
     row.same_values = way.kind == Kind::kPlain || SameBits(outcome.results, expected[way.method]);
     rows.push_back(std::move(row));
   }

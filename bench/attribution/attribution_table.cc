@@ -96,7 +96,8 @@ nlohmann::ordered_json JsonOf(const AttributionRow& row) {
                                  {"copied_mib", Mib(row.cost.copied_bytes)},
                                  {"captured_mib", Mib(row.captured_bytes)},
                                  {"two_largest_mib", Mib(row.two_largest_bytes)},
-                                 {"bound_us", row.bound_us}};
+                                 {"bound_us", row.bound_us},
+                                 {"bound_of_two_us", row.bound_of_two_us}};
   if (row.way.kind != Kind::kPlain) json["same_values"] = row.same_values;
   return json;
 }
@@ -135,12 +136,15 @@ std::string AttributionText(const std::vector<AttributionRow>& rows) {
         row.way.kind == Kind::kPlain ? "-"
         : row.same_values            ? "same"
                                      : "OTHERS");
-    if (IsPinion(row) && !row.way.in_scope) {
-      absl::StrAppendFormat(&text, "  %-26s %9s %+10.2f %9.0f %9.3f %9s %9.2f\n",
-                            "  (allowed, bound)", "", Mib(row.two_largest_bytes), row.bound_us,
-                            captum != nullptr ? row.bound_us / captum->cost.time_us : 0.0, "",
-                            Mib(row.captured_bytes));
-    }
+    if (!IsPinion(row) || row.way.in_scope || captum == nullptr) continue;
+    const auto add_bound = [&](const char* name, double bound_us) {
+      absl::StrAppendFormat(&text, "  %-26s %9s %10s %9.0f %9.3f\n", name, "", "", bound_us,
+                            bound_us / captum->cost.time_us);
+    };
+    absl::StrAppendFormat(&text, "  %-26s %9s %+10.2f\n", "  may take", "",
+                          Mib(row.two_largest_bytes));
+    add_bound("  bound", row.bound_us);
+    add_bound("  bound, two at a time", row.bound_of_two_us);
   }
   return text;
 }

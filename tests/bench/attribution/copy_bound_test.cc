@@ -1,5 +1,7 @@
 #include "pinion/bench/attribution/copy_bound.h"
 
+#include <vector>
+
 #include "gtest/gtest.h"
 
 namespace pinion {
@@ -29,6 +31,13 @@ TEST(CopyBoundTest, TensorsQueueForTheHost) {
 
 TEST(CopyBoundTest, ALinkThatWaitedForATensorGoesOnFromThere) {
   EXPECT_DOUBLE_EQ(CopyBoundUs({{0, kMb}, {500, kMb}}, 510, kRates), 600);
+}
+
+TEST(CopyBoundTest, WhereFewMayWaitTheStepStopsBeforeItMakesTheNext) {
+  const std::vector<ReadyTensor> tensors = {{0, kMb}, {10, kMb}, {20, kMb}, {500, kMb}};
+  EXPECT_DOUBLE_EQ(CopyBoundUs(tensors, 650, kRates, /*most_waiting=*/1), 650 + 180);
+  EXPECT_DOUBLE_EQ(CopyBoundUs(tensors, 650, kRates, /*most_waiting=*/2), 650 + 80);
+  EXPECT_DOUBLE_EQ(CopyBoundUs(tensors, 650, kRates, /*most_waiting=*/3), 650);
 }
 
 }  // namespace
