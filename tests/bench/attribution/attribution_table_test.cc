@@ -85,11 +85,11 @@ TEST(AttributionTableTest, ThePlainDefaultCountsWhereTheLinkCanHideTheCopies) {
   std::vector<AttributionRow> rows = {Row({.kind = Kind::kCaptum}, 100, 0),
                                       Row({.kind = Kind::kPinion}, 103, 0)};
   rows.back().bound_us = 100.9;
-  EXPECT_TRUE(GoalOf(rows, "of 1 calls whose copies the link can hide").missed());
+  EXPECT_TRUE(GoalOf(rows, "gradient x activation, of 1 calls").missed());
   rows.back().cost.time_us = 102;
-  EXPECT_TRUE(GoalOf(rows, "of 1 calls whose copies the link can hide").met());
+  EXPECT_TRUE(GoalOf(rows, "gradient x activation, of 1 calls").met());
   rows.back().bound_us = 101.1;
-  EXPECT_FALSE(GoalOf(rows, "of 0 calls whose copies the link can hide").value.has_value());
+  EXPECT_FALSE(GoalOf(rows, "gradient x activation, of 0 calls").value.has_value());
 }
 
 TEST(AttributionTableTest, WhatIsWrongWithPinionsResultsIsCounted) {
