@@ -54,7 +54,7 @@ TEST(AttributionTableTest, APeakInAScopeIsComparedWithThatOfTheStepInAScope) {
   const std::vector<AttributionRow> rows = {Row({}, 100, 100), Row(plain, 100, 50),
                                             Row(pinion, 100, 61)};
   EXPECT_TRUE(GoalOf(rows, "in an OffloadScope").missed());
-  EXPECT_FALSE(GoalOf(rows, "over the step's and").value.has_value());
+  EXPECT_FALSE(GoalOf(rows, "gradient x activation: peak").value.has_value());
 }
 
 TEST(AttributionTableTest, WhoCopiesAsWellIsToBeSlower) {
