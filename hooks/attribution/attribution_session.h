@@ -9,8 +9,8 @@
 //
 // The names are those of taps in the model (tap.h), or of modules that were wrapped
 // (tapped_module.h). Activations leave the device in forward and gradients as backward passes them,
-// on the streams that all of Pinion's copies share; of each device at most one of them waits there
-// for its copy. Methods on top of this are in layer_methods.h.
+// on the streams that all of Pinion's copies share; of each device at most two of them wait there
+// for their copies. Methods on top of this are in layer_methods.h.
 //
 // Thread safety: thread-safe; taps are seen on the thread that calls, and on those that go on
 // listening for it (CurrentTapListener), gradients on whatever thread autograd uses.

@@ -21,6 +21,10 @@
 namespace pinion {
 namespace {
 
+// One that the link carries, and one that waits for it, so that a burst of captures does not stop
+// the device for each.
+constexpr size_t kHeldPerDevice = 2;
+
 constexpr char kCopying[] = "copying a layer's tensor to the host";
 
 // The tensor itself or a copy of it, in memory that holds little else and that nobody writes to.
@@ -64,7 +68,7 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
     copy.tensor_ = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     return copy;
   }
-  LetGo(device);
+  MakeRoom(device);
   const absl::StatusOr<std::shared_ptr<DeviceTier>> device_tier = tier_->ForDevice(device.index());
   ThrowIfError(device_tier.status(), "setting up a device's tier");
   const at::Tensor own = OnItsOwn(tensor.detach(), source);
@@ -83,7 +87,7 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
   ThrowIfError((*device_tier)->PutOut(absl::MakeSpan(&departure, 1)), kCopying);
   {
     const MutexLock lock(mu_);
-    held_[device.index()] = *parcel;
+    held_[device.index()].push_back(*parcel);
     last_ = *device_tier;
   }
   copy.parcel_ = *std::move(parcel);
@@ -93,23 +97,26 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
   return copy;
 }
 
-void HostCopies::LetGo(c10::Device device) {
-  std::shared_ptr<Parcel> parcel;
+void HostCopies::MakeRoom(c10::Device device) {
+  std::shared_ptr<Parcel> oldest;
   {
     const MutexLock lock(mu_);
-    parcel = std::move(held_[device.index()]);
+    Held& held = held_[device.index()];
+    if (held.size() < kHeldPerDevice) return;
+    oldest = std::move(held.front());
+    held.pop_front();
   }
-  if (parcel != nullptr) const GuardedMemory freed = parcel->Evict();
+  const GuardedMemory freed = oldest->Evict();
 }
 
 void HostCopies::LetGo() {
-  std::map<int, std::shared_ptr<Parcel>> held;
+  std::map<int, Held> all;
   {
     const MutexLock lock(mu_);
-    held.swap(held_);
+    all.swap(held_);
   }
-  for (const auto& [index, parcel] : held) {
-    if (parcel != nullptr) const GuardedMemory freed = parcel->Evict();
+  for (const auto& [index, held] : all) {
+    for (const std::shared_ptr<Parcel>& parcel : held) const GuardedMemory freed = parcel->Evict();
   }
 }
 

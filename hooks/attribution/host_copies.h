@@ -1,6 +1,6 @@
 // Tensors on their way from devices to the host, through the tiers that all tenants share
-// (engine/tier/host_tier.h): at most one per device is held there for its copy, since the next one
-// first lets go of it.
+// (engine/tier/host_tier.h): at most two per device are held there for their copies, since the next
+// one first lets go of the one before the last.
 //
 //   HostCopies copies(tier, c10::DeviceType::CUDA);
 //   HostCopy copy = copies.Start(activation, HostCopies::Source::kMayChange);
@@ -24,6 +24,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <vector>
@@ -77,13 +78,15 @@ class HostCopies {
   at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
 
  private:
-  void LetGo(c10::Device device);
+  // Lets go of the oldest one that is held on the device, if there are as many as may be.
+  void MakeRoom(c10::Device device);
 
   const std::shared_ptr<HostTier> tier_;
   const c10::DeviceType type_;
 
   Mutex mu_;
-  std::map<int, std::shared_ptr<Parcel>> held_ ABSL_GUARDED_BY(mu_);  // by device
+  using Held = std::deque<std::shared_ptr<Parcel>>;  // the oldest first
+  std::map<int, Held> held_ ABSL_GUARDED_BY(mu_);    // by device
   std::shared_ptr<DeviceTier> last_ ABSL_GUARDED_BY(mu_);
 };
 
