@@ -23,7 +23,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -38,6 +37,7 @@
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/gpt_config.h"
 #include "pinion/programs/output_file.h"
+#include "pinion/programs/parse_bytes.h"
 #include "pinion/programs/run_options.h"
 #include "pinion/programs/working_directory.h"
 
@@ -100,28 +100,6 @@ constexpr int64_t kCompareSteps = 7;
 
 // The share of the saved bytes for which the default memory limit leaves room.
 constexpr double kDefaultActivationShare = 0.3;
-
-absl::StatusOr<uint64_t> ParseBytes(const char* flag, const std::string& text, const char* other) {
-  const size_t digits_end = std::min(text.find_first_not_of("0123456789."), text.size());
-  const std::string unit = text.substr(digits_end);
-  double value = 0;
-  double scale = 0;
-  for (const auto& [name, bytes] : {std::pair<const char*, uint64_t>{"", 1},
-                                    {"B", 1},
-                                    {"KiB", kKiB},
-                                    {"MiB", kMiB},
-                                    {"GiB", kGiB}}) {
-    if (unit == name) scale = static_cast<double>(bytes);
-  }
-  constexpr double kMost = static_cast<double>(uint64_t{1} << 50);
-  if (!absl::SimpleAtod(text.substr(0, digits_end), &value) || scale == 0 ||
-      !(value * scale >= 1 && value * scale <= kMost)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, "=", text,
-                     " is not a size: write it as 96MiB, 1.5GiB, a number of bytes, or ", other));
-  }
-  return static_cast<uint64_t>(value * scale);
-}
 
 absl::StatusOr<GptConfig> ModelFromFlags() {
   std::string size = absl::GetFlag(FLAGS_size);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <numeric>
 #include <utility>
+#include <variant>
 
 #include "pinion/hooks/attribution/tap.h"
 
@@ -119,8 +120,16 @@ at::Tensor Interpolate(const at::Tensor& attribution, const std::vector<int64_t>
   if (sizes.size() == 1 && attribution.dim() > 3) {
     all.assign(static_cast<size_t>(attribution.dim()) - 2, sizes.front());
   }
-  return torch::nn::functional::interpolate(
-      attribution, torch::nn::functional::InterpolateFuncOptions().size(all).mode(mode));
+  auto options = torch::nn::functional::InterpolateFuncOptions().size(all).mode(mode);
+  // LibTorch's default, which it warns of unless somebody asks for it. Only modes that mix
+  // neighbours know it.
+  if (std::holds_alternative<torch::enumtype::kLinear>(mode) ||
+      std::holds_alternative<torch::enumtype::kBilinear>(mode) ||
+      std::holds_alternative<torch::enumtype::kBicubic>(mode) ||
+      std::holds_alternative<torch::enumtype::kTrilinear>(mode)) {
+    options.align_corners(false);
+  }
+  return torch::nn::functional::interpolate(attribution, options);
 }
 
 std::vector<at::Tensor> Saliency(AttributionSession& session, const AttributedForward& forward,

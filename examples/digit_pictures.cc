@@ -1,0 +1,57 @@
+#include "pinion/examples/digit_pictures.h"
+
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/upsample_bilinear2d.h>
+
+#include <cstdint>
+#include <iterator>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "pinion/examples/digit_net.h"
+#include "pinion/examples/digits.h"
+#include "pinion/examples/png_file.h"
+
+namespace pinion {
+namespace {
+
+constexpr size_t kHeldOutOf = 5;
+
+// [count, 1, 8, 8] -> [count, 1, 64, 64]
+at::Tensor Enlarged(const at::Tensor& pictures) {
+  return at::upsample_bilinear2d(pictures, {kDigitNetSide, kDigitNetSide},
+                                 /*align_corners=*/false);
+}
+
+LabelledPictures Pictures(bool held_out) {
+  std::vector<float> ink;
+  std::vector<int64_t> labels;
+  const absl::Span<const Digit> digits = AllDigits();
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if ((i % kHeldOutOf == 0) != held_out) continue;
+    ink.insert(ink.end(), std::begin(digits[i].ink), std::end(digits[i].ink));
+    labels.push_back(digits[i].label);
+  }
+  const at::Tensor small =
+      at::tensor(ink).view({-1, 1, kDigitSide, kDigitSide}) / static_cast<double>(kDigitInk);
+  return {Enlarged(small), at::tensor(labels)};
+}
+
+}  // namespace
+
+LabelledPictures DigitsToLearn() { return Pictures(/*held_out=*/false); }
+LabelledPictures DigitsHeldOut() { return Pictures(/*held_out=*/true); }
+
+at::Tensor DigitFrom(const GrayImage& image) {
+  std::vector<uint8_t> pixels = image.pixels;
+  at::Tensor picture =
+      at::from_blob(pixels.data(), {1, 1, image.height, image.width}, at::kByte).to(at::kFloat) /
+      255;
+  // A digit's ink covers less than half of its picture.
+  if (picture.median().item<float>() > 0.5f) picture = 1 - picture;
+  return Enlarged(at::adaptive_avg_pool2d(picture, {kDigitSide, kDigitSide}));
+}
+
+}  // namespace pinion

@@ -1,0 +1,41 @@
+// Explains pictures on an accelerator with a memory limit, and says what it took.
+//
+// Thread safety: one thread; no tensor of the device is alive.
+
+#ifndef PINION_EXAMPLES_EXPLANATION_RUN_H_
+#define PINION_EXAMPLES_EXPLANATION_RUN_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/examples/digit_net.h"
+#include "pinion/examples/explanation.h"
+
+namespace pinion {
+
+struct ExplanationOptions {
+  bool with_pinion = true;
+  int64_t steps = 0;  // of integrated gradients
+  std::string device = "emu:0";
+  // A limit of the emulated device, and Pinion's budget on any. UINT64_MAX: none.
+  uint64_t memory_limit_bytes = UINT64_MAX;
+};
+
+struct ExplanationRun {
+  Explanation explanation;
+  uint64_t peak_bytes = 0;  // on the device, weights included
+};
+
+// `net` and `pictures` [count, 1, 64, 64] are on the host and stay there. ResourceExhausted where
+// the device's memory does not suffice: a line that says what was asked for, then who holds what.
+absl::StatusOr<ExplanationRun> RunExplanation(const ExplanationOptions& options, DigitNet& net,
+                                              const at::Tensor& pictures,
+                                              const std::vector<int64_t>& classes);
+
+}  // namespace pinion
+
+#endif  // PINION_EXAMPLES_EXPLANATION_RUN_H_

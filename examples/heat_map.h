@@ -1,0 +1,30 @@
+// Pictures with what speaks for their class beside them, in colours that people can read.
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_EXAMPLES_HEAT_MAP_H_
+#define PINION_EXAMPLES_HEAT_MAP_H_
+
+#include <vector>
+
+#include "pinion/examples/png_file.h"
+
+namespace pinion {
+
+inline constexpr int kHeatPanelSide = 256;  // pixels
+inline constexpr int kHeatPanelGap = 8;     // between panels
+
+// Squares of `side` x `side` numbers, row by row.
+struct HeatRow {
+  std::vector<float> picture;  // from 0, black, to 1, white
+  // Positive numbers get colours, from the dark one of zero to the bright one of all that belongs
+  // to the highest hundredth of the map; the others have zero's.
+  std::vector<std::vector<float>> maps;
+};
+
+// A row of panels for each of `rows`, which have equally many maps. `side` divides kHeatPanelSide.
+RgbImage HeatSheet(const std::vector<HeatRow>& rows, int side);
+
+}  // namespace pinion
+
+#endif  // PINION_EXAMPLES_HEAT_MAP_H_
