@@ -12,8 +12,9 @@
 // on the streams that all of Pinion's copies share; of each device at most two of them wait there
 // for their copies. Methods on top of this are in layer_methods.h.
 //
-// Thread safety: thread-safe; taps are seen on the thread that calls, and on those that go on
-// listening for it (CurrentTapListener), gradients on whatever thread autograd uses.
+// Thread safety: thread-safe; taps are seen on the thread that calls, and on those that stand in
+// for it (TapHandover), gradients on whatever thread autograd uses. A tensor without history can be
+// tapped in one call at a time.
 // Ownership: results own their host memory and may outlive the session.
 // Errors: c10::Error, from forward and backward too, for layers and targets that do not fit;
 // c10::OutOfMemoryError where the budget for pinned memory has no room for a result.
@@ -47,6 +48,8 @@ class AttributionSession {
   // copies are LibTorch's own.
   static absl::StatusOr<std::shared_ptr<AttributionSession>> Create(const HostTierOptions& options,
                                                                     const DeviceBackend& backend);
+
+  c10::DeviceType device_type() const { return type_; }
 
   // `tier`, of devices of this type, may be null.
   AttributionSession(std::shared_ptr<HostTier> tier, c10::DeviceType type);

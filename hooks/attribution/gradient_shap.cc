@@ -40,9 +40,10 @@ ShapRows RowsOf(const PathInputs& path, const std::vector<at::Tensor>& baselines
                 const ShapDraws& draws, const PassRows& rows) {
   const at::NoGradGuard no_grad;
   ShapRows all;
+  // Each with additional inputs of its own, which a forward function may change in place.
   all.inputs = path.AtInputs(rows);
-  all.baselines = all.inputs;
-  all.between = all.inputs;
+  all.baselines = path.AtInputs(rows);
+  all.between = path.AtInputs(rows);
   const at::Tensor drawn = OfPass(draws.baselines, rows, path.examples());
   const at::Tensor coefficients = OfPass(draws.coefficients, rows, path.examples());
   for (size_t i = 0; i < path.size(); ++i) {
@@ -113,7 +114,9 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
                 "baselines of ", baselines[i].sizes(), " for an input of ", inputs[i].sizes(),
                 ": they are examples like the input's, as many for each input");
   }
-  PassBudget budget(options.device_budget_bytes, inputs.front().device().type());
+  target.CheckExamples(path.examples());
+  PassBudget budget(options.device_budget_bytes, session.device_type());
+  budget.CheckResults(options.layers);
   LayerSums sums(session, layers);
   LayerOptions gradients_alone = options.layers;
   gradients_alone.activations = false;
@@ -130,7 +133,7 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
       at_baselines = session.EvalLayers(forward, layers, given.baselines, with_values);
     } else {
       callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
-        return SumOverSteps(gradient, weights);
+        return SumOverSteps(gradient, rows, weights);
       };
     }
     callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
@@ -142,7 +145,7 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
         };
         at::Tensor change = value(at_inputs);
         change.sub_(value(at_baselines)).mul_(sum);
-        sum = SumOverSteps(change, weights);
+        sum = SumOverSteps(change, rows, weights);
         memory_bytes = 8 * change.nbytes();
       }
       return memory_bytes + sums.Add(part, rows, std::move(sum));

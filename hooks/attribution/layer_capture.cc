@@ -83,6 +83,7 @@ LayerCapture::LayerCapture(const std::vector<std::string>& layers, Mode mode,
       way_(std::make_shared<LayerWay>(options, callbacks, std::move(copies))) {}
 
 LayerCapture::~LayerCapture() {
+  way_->Close();
   std::vector<std::function<void()>> undo;
   {
     const MutexLock lock(mu_);
@@ -111,9 +112,11 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
     piece.sizes = tensor.sizes().vec();
     piece.options = tensor.options();
     if (way_->options.activations) {
-      piece.activation = way_->Deliver(part, tensor, HostCopies::Source::kMayChange);
+      piece.activation = *way_->Deliver(part, tensor, HostCopies::Source::kMayChange);
     }
     if (mode_ == Mode::kGradients) tensor = Watch(part, tensor, piece);
+    // Other calls of the layer are given the same tensor.
+    if (way_->callbacks.replace) tensor = tensor.clone();
   }
   const int device = tensors.front().is_cpu() ? -1 : tensors.front().device().index();
   const MutexLock lock(mu_);

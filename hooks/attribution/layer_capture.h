@@ -71,7 +71,7 @@ class LayerCapture final : public TapListener {
 
   // What the model goes on with; fills the gradient's slot.
   at::Tensor Watch(LayerPart part, const at::Tensor& tensor, Piece& piece);
-  // At the end; calls no device.
+  // Has `undo` called when the capture ends.
   void Undo(std::function<void()> undo);
   // By device, in the order in which they are concatenated.
   std::vector<Pieces*> InDeviceOrder(size_t layer, PiecesByDevice& by_device) const;
@@ -82,7 +82,7 @@ class LayerCapture final : public TapListener {
 
   const std::vector<std::string> layers_;
   const Mode mode_;
-  const std::shared_ptr<const LayerWay> way_;
+  const std::shared_ptr<LayerWay> way_;
 
   Mutex mu_;
   std::map<size_t, PiecesByDevice> captured_ ABSL_GUARDED_BY(mu_);  // by layer

@@ -3,10 +3,21 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include "absl/cleanup/cleanup.h"
+
 namespace pinion {
 
-LayerDelivery LayerWay::Deliver(LayerPart part, const at::Tensor& tensor,
-                                HostCopies::Source source) const {
+std::optional<LayerDelivery> LayerWay::Deliver(LayerPart part, const at::Tensor& tensor,
+                                               HostCopies::Source source) const {
+  {
+    const MutexLock lock(mu_);
+    if (is_closed_) return std::nullopt;
+    ++delivering_;
+  }
+  const absl::Cleanup end = [this] {
+    const MutexLock lock(mu_);
+    if (--delivering_ == 0) delivered_.NotifyAll();
+  };
   at::Tensor leaving = tensor.detach();
   if (callbacks.output_function) {
     const at::NoGradGuard no_grad;
@@ -22,12 +33,20 @@ LayerDelivery LayerWay::Deliver(LayerPart part, const at::Tensor& tensor,
   return delivery;
 }
 
+void LayerWay::Close() {
+  MutexLock lock(mu_);
+  is_closed_ = true;
+  while (delivering_ > 0) delivered_.Wait(mu_);
+}
+
 at::Tensor GradientSlot::Take(const at::Tensor& gradient) {
   if (!gradient.defined()) return gradient;
-  LayerDelivery delivery = way_->Deliver(part_, gradient, HostCopies::Source::kStays);
+  std::optional<LayerDelivery> delivery =
+      way_->Deliver(part_, gradient, HostCopies::Source::kStays);
+  if (!delivery.has_value()) return gradient;
   {
     const MutexLock lock(mu_);
-    delivery_ = std::move(delivery);
+    delivery_ = *std::move(delivery);
     captured_as_ = way_->NextNumber();
   }
   if (!ends_here_) return gradient;

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -33,7 +34,12 @@ class LayerWay {
            std::shared_ptr<HostCopies> copies)
       : options(options), callbacks(callbacks), copies(std::move(copies)) {}
 
-  LayerDelivery Deliver(LayerPart part, const at::Tensor& tensor, HostCopies::Source source) const;
+  // Nothing once it is closed.
+  std::optional<LayerDelivery> Deliver(LayerPart part, const at::Tensor& tensor,
+                                       HostCopies::Source source) const;
+  // Nothing leaves any more: waits for what other threads are delivering, since callbacks are the
+  // caller's. After an error another device's backward may still be running.
+  void Close();
   // 1 for the first value or gradient that is captured, then 2, ...
   uint64_t NextNumber() const { return ++captures_; }
 
@@ -43,6 +49,11 @@ class LayerWay {
 
  private:
   mutable std::atomic<uint64_t> captures_{0};
+
+  mutable Mutex mu_;
+  mutable CondVar delivered_;
+  mutable int delivering_ ABSL_GUARDED_BY(mu_) = 0;
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 // Where the gradient of one place in the graph goes.

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/nn/functional/upsampling.h>
 
 #include <functional>
@@ -60,10 +61,19 @@ std::vector<at::Tensor> AttributeToInputs(AttributionSession& session,
                                           const LayerCallbacks& callbacks) {
   static constexpr char kInputs[] = "pinion.inputs";
   TORCH_CHECK(!inputs.empty(), "there is no input to attribute to");
+  // The caller's tensors have no part in it: other threads may attribute to them as well.
+  std::vector<at::Tensor> aliases;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    TORCH_CHECK(torch::autograd::isDifferentiableType(inputs[i].scalar_type()), "input ", i,
+                " is of ", inputs[i].scalar_type(),
+                ", which has no gradient: let the forward function capture it");
+    const at::Tensor alias = inputs[i].variable_data();
+    aliases.push_back(inputs[i].requires_grad() ? alias.clone() : alias);
+  }
   const auto tapped = [&forward](const std::vector<at::Tensor>& given) {
     return forward(Tap(kInputs, given));
   };
-  return std::move(AttributionsOf(session.ComputeLayerGradientsAndEval(tapped, {kInputs}, inputs,
+  return std::move(AttributionsOf(session.ComputeLayerGradientsAndEval(tapped, {kInputs}, aliases,
                                                                        target, options, callbacks))
                        .front()
                        .tensors);
@@ -105,6 +115,8 @@ std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
       weights = weights.mean(space, /*keepdim=*/true);
     }
     at::Tensor& map = tensor.activation;
+    TORCH_CHECK(map.dim() > 1, "a map of a layer of ", map.sizes(),
+                ": Grad-CAM needs examples in the first dimension and channels in the second");
     map.mul_(weights);
     if (grad_cam.sum_channels) map = map.sum(1, /*keepdim=*/true);
     if (grad_cam.relu_attributions) map.relu_();

@@ -21,8 +21,7 @@ enum class UnusedLayers {
 
 struct LayerOptions {
   UnusedLayers unused_layers = UnusedLayers::kError;
-  // Results stay on the device; those of several devices go to the first one. They may share memory
-  // with each other.
+  // Results stay on the device; those of several devices go to the first one.
   bool keep_on_device = false;
   // The order in which the devices' parts of a layer are concatenated; it may name more devices
   // than there are parts. Empty: by rising index.
@@ -38,6 +37,8 @@ struct LayerTensor {
   bool connected = false;  // the output depends on it: a gradient came
 };
 
+// Layers that are asked for twice have the same tensors; layers of one place in the graph may share
+// a gradient's memory on the device.
 struct LayerResult {
   bool ran = false;  // the layer's tap was called
   std::vector<LayerTensor> tensors;
@@ -57,6 +58,8 @@ struct LayerPart {
 // What a method does with layers' tensors on their way. Each may be empty.
 struct LayerCallbacks {
   // In forward, ahead of everything else: what the layer's value is instead, of the same shape.
+  // Where it is one tensor for several calls of a layer, the gradient is that of all of them. The
+  // model goes on with a clone.
   std::function<at::Tensor(LayerPart part, const at::Tensor& value)> replace;
   // On the device: what leaves instead of a value, and instead of a gradient, in memory of its own
   // (Captum's `output_fn`, tensor by tensor). It is given zeros on the host where there was no

@@ -8,21 +8,21 @@
 
 namespace pinion {
 
-at::Tensor StepOf(const at::Tensor& tensor, int64_t step, int64_t steps) {
-  TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) % steps == 0, "a layer of ", tensor.sizes(),
-              " in a pass of ", steps,
-              " steps: its first dimension counts the rows of each step, "
-              "so tap a value of which it does");
-  const int64_t rows = tensor.size(0) / steps;
-  return tensor.narrow(0, step * rows, rows);
+at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows) {
+  TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) % rows.size() == 0, "a layer of ", tensor.sizes(),
+              " in a pass of ", rows.size(),
+              " rows: its first dimension counts the rows of each "
+              "step, so tap a value of which it does");
+  const int64_t per_step = tensor.size(0) / rows.steps;
+  return tensor.narrow(0, step * per_step, per_step);
 }
 
-at::Tensor SumOverSteps(const at::Tensor& tensor, absl::Span<const double> weights) {
+at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
+                        absl::Span<const double> weights) {
   const at::ScalarType dtype = at::promote_types(tensor.scalar_type(), at::kFloat);
-  const auto steps = static_cast<int64_t>(weights.size());
-  at::Tensor sum = StepOf(tensor, 0, steps).to(dtype) * weights.front();
-  for (int64_t step = 1; step < steps; ++step) {
-    sum.add_(StepOf(tensor, step, steps), weights[static_cast<size_t>(step)]);
+  at::Tensor sum = StepOf(tensor, 0, rows).to(dtype) * weights.front();
+  for (int64_t step = 1; step < rows.steps; ++step) {
+    sum.add_(StepOf(tensor, step, rows), weights[static_cast<size_t>(step)]);
   }
   return sum;
 }
@@ -34,6 +34,9 @@ uint64_t LayerSums::Add(LayerPart part, const PassRows& rows, at::Tensor tensor)
     sum.groups.push_back(std::move(tensor));
     return 0;
   }
+  TORCH_CHECK(sum.groups.back().sizes() == tensor.sizes(), "layer \"", names_[part.layer],
+              "\" has ", tensor.sizes(), " in one pass and ", sum.groups.back().sizes(),
+              " in another one: its first dimension alone may depend on the rows");
   sum.groups.back().add_(tensor);
   return 3 * tensor.nbytes();
 }

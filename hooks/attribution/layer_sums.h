@@ -32,11 +32,13 @@
 namespace pinion {
 
 // The sum over a pass's steps of a tensor that has the rows of each step behind each other, in
-// float32 at least. c10::Error where its first dimension is no multiple of the steps.
-at::Tensor SumOverSteps(const at::Tensor& tensor, absl::Span<const double> weights);
+// float32 at least. `weights` has one for each step.
+at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
+                        absl::Span<const double> weights);
 
-// The same rows of two tensors, one step of them.
-at::Tensor StepOf(const at::Tensor& tensor, int64_t step, int64_t steps);
+// The part of a layer's tensor that belongs to one step of a pass. c10::Error where its first
+// dimension is no multiple of the pass's rows.
+at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows);
 
 class LayerSums {
  public:

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -20,35 +21,38 @@ namespace {
 // The allocator rounds each tensor up, and not in proportion to its rows.
 constexpr double kRoomForRows = 63.0 / 64;
 
-// The most that each device has had.
+// More rows than that may take other kernels and other blocks of the allocator's.
+constexpr double kGrowth = 8;
+
+// What each device has had during a pass.
 class PassPeaks final : public MemoryObserver {
  public:
-  PassPeaks(c10::DeviceType type, std::vector<int64_t> now_bytes)
-      : type_(type), peak_bytes_(std::move(now_bytes)) {}
+  struct Device {
+    bool is_used = false;
+    int64_t least_bytes = 0;
+    int64_t peak_bytes = 0;
+  };
+
+  PassPeaks(c10::DeviceType type, size_t devices) : type_(type), devices_(devices) {}
 
   void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void*) override {
     if (device.type() != type_) return;
-    const auto index = static_cast<size_t>(device.index());
     const MutexLock lock(mu_);
-    if (index < peak_bytes_.size()) {
-      peak_bytes_[index] = std::max(peak_bytes_[index], allocated_bytes);
-    }
-    has_seen_any_ = true;
+    Device& of = devices_.at(static_cast<size_t>(device.index()));
+    of.least_bytes = of.is_used ? std::min(of.least_bytes, allocated_bytes) : allocated_bytes;
+    of.peak_bytes = std::max(of.peak_bytes, allocated_bytes);
+    of.is_used = true;
   }
 
-  std::vector<int64_t> peak_bytes() const {
+  std::vector<Device> devices() const {
     const MutexLock lock(mu_);
-    TORCH_CHECK(has_seen_any_,
-                "a budget for device memory needs to see what a pass takes, which "
-                "a profiler hides: stop it, or leave device_budget_bytes at 0");
-    return peak_bytes_;
+    return devices_;
   }
 
  private:
   const c10::DeviceType type_;
   mutable Mutex mu_;
-  std::vector<int64_t> peak_bytes_ ABSL_GUARDED_BY(mu_);
-  bool has_seen_any_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<Device> devices_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace
@@ -57,35 +61,36 @@ PassBudget::PassBudget(uint64_t budget_bytes, c10::DeviceType type)
     : budget_bytes_(budget_bytes), type_(type) {
   if (!has_bound()) return;
   TORCH_CHECK(type != c10::DeviceType::CPU && TellsAllocatedBytes(type), "a budget of ",
-              budget_bytes,
-              " bytes is for a device that tells what it has given "
-              "out, and \"",
+              budget_bytes, " bytes is for a device that tells what it has given out, and \"",
               c10::DeviceTypeName(type, /*lower_case=*/true),
               "\" does not: leave device_budget_bytes at 0");
   const c10::impl::VirtualGuardImpl guard(type);
   for (int index = 0; index < guard.deviceCount(); ++index) {
-    const c10::Device device(type, static_cast<c10::DeviceIndex>(index));
-    held_bytes_.push_back(AllocatedBytes(device));
-    TORCH_CHECK_WITH(OutOfMemoryError, held_bytes_.back() < static_cast<int64_t>(budget_bytes),
-                     device, " holds ", held_bytes_.back(),
-                     " bytes before the first pass, and "
-                     "the budget is ",
-                     budget_bytes,
-                     ": raise device_budget_bytes, or let go of "
-                     "some memory");
+    held_bytes_.push_back(AllocatedBytes({type, static_cast<c10::DeviceIndex>(index)}));
   }
+  const int64_t least_bytes = *std::min_element(held_bytes_.begin(), held_bytes_.end());
+  TORCH_CHECK_WITH(OutOfMemoryError, least_bytes < static_cast<int64_t>(budget_bytes),
+                   "each device holds ", least_bytes,
+                   " bytes or more before the first pass, and the budget is ", budget_bytes,
+                   ": raise device_budget_bytes, or let go of some memory");
+}
+
+void PassBudget::CheckResults(const LayerOptions& options) const {
+  TORCH_CHECK(!has_bound() || !options.keep_on_device,
+              "results that stay on the device would take from device_budget_bytes as they grow: "
+              "leave LayerOptions::keep_on_device at false, or device_budget_bytes at 0");
 }
 
 double PassBudget::MostRows(const Observed& observed) const {
-  return std::min(most_rows_, observed.rows * kRoomForRows / observed.share);
+  return std::min(
+      {most_rows_, observed.rows * kRoomForRows / observed.share, observed.rows * kGrowth});
 }
 
-int64_t PassBudget::Examples(int64_t left, int64_t least_steps) const {
+int64_t PassBudget::Examples(int64_t left) const {
   if (!has_bound()) return left;
-  const auto steps = static_cast<double>(least_steps);
   double examples = 1;
   for (const Observed& observed : observed_) {
-    if (observed.steps <= steps) examples = std::max(examples, MostRows(observed) / steps);
+    examples = std::max(examples, MostRows(observed) / observed.steps);
   }
   return std::min(left, static_cast<int64_t>(examples));
 }
@@ -102,26 +107,39 @@ int64_t PassBudget::Steps(int64_t examples, int64_t left, int64_t least_steps) c
 
 void PassBudget::Run(const PassRows& rows, const std::function<void()>& pass) {
   if (!has_bound()) return pass();
-  const auto peaks = std::make_shared<PassPeaks>(type_, held_bytes_);
+  const auto peaks = std::make_shared<PassPeaks>(type_, held_bytes_.size());
   {
     const MemoryScope observed(peaks);
     pass();
   }
-  Observed now = {static_cast<double>(rows.size()), static_cast<double>(rows.steps), 1e-6};
-  const std::vector<int64_t> peak_bytes = peaks->peak_bytes();
-  const auto budget = static_cast<double>(budget_bytes_);
-  for (size_t device = 0; device < peak_bytes.size(); ++device) {
-    const auto held = static_cast<double>(held_bytes_[device]);
-    now.share =
-        std::max(now.share, (static_cast<double>(peak_bytes[device]) - held) / (budget - held));
-    TORCH_CHECK_WITH(OutOfMemoryError, now.share <= 1 || !observed_.empty(), "the smallest pass, ",
-                     rows.examples, " example at ", rows.steps, " steps, takes up to ",
-                     peak_bytes[device], " bytes of device ", device, ", and the budget is ",
-                     budget_bytes_,
-                     ": raise device_budget_bytes to that, or run the forward "
-                     "function in an OffloadScope");
+  constexpr double kLeastShare = 1e-6;
+  Observed now = {static_cast<double>(rows.size()), static_cast<double>(rows.steps), kLeastShare};
+  int64_t most_bytes = -1;
+  const std::vector<PassPeaks::Device> devices = peaks->devices();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (!devices[i].is_used) continue;
+    // Somebody may have let go of memory since the method began: it was none of the pass's then.
+    const int64_t held_bytes = std::min(held_bytes_[i], devices[i].least_bytes);
+    const auto room = static_cast<double>(static_cast<int64_t>(budget_bytes_) - held_bytes);
+    const auto own = static_cast<double>(devices[i].peak_bytes - held_bytes);
+    now.share = std::max(now.share, room > 0 ? own / room : kGrowth);
+    most_bytes = std::max(most_bytes, devices[i].peak_bytes);
   }
-  if (now.share > 1) most_rows_ = MostRows(now);
+  TORCH_CHECK(
+      most_bytes >= 0,
+      "nothing was seen of what a pass takes of the device: a profiler hides it, or nothing "
+      "runs there; leave device_budget_bytes at 0");
+  if (most_bytes > static_cast<int64_t>(budget_bytes_)) {
+    TORCH_CHECK_WITH(OutOfMemoryError, !observed_.empty(), "the smallest pass, ", rows.examples,
+                     " example at ", rows.steps, " steps, takes up to ", most_bytes,
+                     " bytes of a device, and the budget is ", budget_bytes_,
+                     ": raise device_budget_bytes to that, or run the forward function in an "
+                     "OffloadScope");
+    PINION_LOG(kWarning) << "a pass of " << rows.size() << " rows took " << most_bytes
+                         << " bytes of a device, and the budget is " << budget_bytes_
+                         << ": passes are smaller from now on";
+    most_rows_ = MostRows(now);
+  }
   observed_.push_back(now);
 }
 
@@ -129,7 +147,7 @@ void ForEachPass(PassBudget& budget, const PassGrid& grid,
                  const std::function<void(const PassRows&)>& pass) {
   PassRows rows;
   while (rows.first_example < grid.examples) {
-    rows.examples = budget.Examples(grid.examples - rows.first_example, grid.overlap + 1);
+    rows.examples = budget.Examples(grid.examples - rows.first_example);
     for (rows.first_step = 0; rows.first_step + grid.overlap < grid.steps;
          rows.first_step += rows.steps - grid.overlap) {
       rows.steps = budget.Steps(rows.examples, grid.steps - rows.first_step, grid.overlap + 1);

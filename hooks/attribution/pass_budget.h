@@ -7,9 +7,11 @@
 //   });
 //
 // The first pass has one example at the least number of steps. What it takes beside what the
-// devices held before the method began grows at most in proportion to the rows, so each next pass
-// is as large as the passes before let expect, and what does not grow with them (workspaces,
-// gradients of parameters) lets it grow further. 1/64 of the room is left for rounding.
+// devices held before grows at most in proportion to the rows, so each next pass is as large as the
+// passes before let expect, and what does not grow with them (workspaces, gradients of parameters)
+// lets it grow further. A pass has at most 8 times the rows of one that was seen, and 1/64 of the
+// room is left for rounding. One that takes more all the same is logged, and later ones are
+// smaller.
 //
 // Observed is what LibTorch's allocators have given out (hooks/autograd/memory_observer.h), by this
 // thread and by the backwards that it begins.
@@ -25,6 +27,8 @@
 #include <functional>
 #include <limits>
 #include <vector>
+
+#include "pinion/hooks/attribution/layer_options.h"
 
 namespace pinion {
 
@@ -48,17 +52,19 @@ struct PassRows {
 class PassBudget {
  public:
   // `budget_bytes` are of each device of this type, all that its allocator holds; 0: no bound.
-  // c10::Error where there is a bound, and the allocator does not tell what it has given out;
-  // c10::OutOfMemoryError where it has given out as much already.
+  // c10::Error where there is a bound, and the allocator does not tell what it has given out.
   PassBudget(uint64_t budget_bytes, c10::DeviceType type);
+
+  // c10::Error where results would stay on the device, beside a bound.
+  void CheckResults(const LayerOptions& options) const;
 
   bool has_bound() const { return budget_bytes_ > 0; }
   // Of the next pass. `left` and the results are positive.
-  int64_t Examples(int64_t left, int64_t least_steps) const;
+  int64_t Examples(int64_t left) const;
   int64_t Steps(int64_t examples, int64_t left, int64_t least_steps) const;
 
   // Runs a pass, and learns from it. c10::OutOfMemoryError where the smallest pass that there is
-  // does not fit, which names the least budget; c10::Error where a profiler hides what it took.
+  // does not fit, which names the least budget; c10::Error where nothing was seen of the devices.
   void Run(const PassRows& rows, const std::function<void()>& pass);
 
  private:
@@ -68,8 +74,9 @@ class PassBudget {
     double share = 0;  // of the room, on the device where it was largest
   };
 
-  // The most rows of a pass that has as many steps as this one, or more: of fewer steps there would
-  // be more examples, whose own part may be larger than was seen.
+  // The most rows of a next pass, if it has as many steps of each example as the one that was
+  // observed, or more: with fewer steps it would have more examples for its rows, and what each
+  // example takes by itself (the ends of its path) would grow faster than the rows.
   double MostRows(const Observed& observed) const;
 
   const uint64_t budget_bytes_;

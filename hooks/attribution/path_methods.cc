@@ -2,13 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/sub.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <utility>
 
 #include "absl/types/span.h"
@@ -34,10 +34,12 @@ class PathRun {
         path_(inputs, options.baselines, options.additional_inputs),
         points_(PointsOf(options.quadrature, options.n_steps + overlap)),
         overlap_(overlap),
-        budget_(options.device_budget_bytes, inputs.front().device().type()),
+        budget_(options.device_budget_bytes, session.device_type()),
         sums_(session, layers),
         options_(options.layers) {
     options_.activations = false;
+    target_.CheckExamples(path_.examples());
+    budget_.CheckResults(options_);
   }
 
   const PathInputs& path() const { return path_; }
@@ -144,7 +146,7 @@ std::vector<at::Tensor> IntegratedGradients(AttributionSession& session,
   std::vector<LayerAttribution> layers = run.Sum([&](const PassRows& rows) {
     LayerCallbacks callbacks;
     callbacks.output_function = [&](LayerPart part, const at::Tensor& gradient) {
-      const at::Tensor sum = SumOverSteps(gradient, run.Weights(rows));
+      const at::Tensor sum = SumOverSteps(gradient, rows, run.Weights(rows));
       if (!options.multiply_by_inputs) return sum;
       return sum * run.path().Difference(rows, part.tensor).to(sum.device());
     };
@@ -169,10 +171,15 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
                            run.Values(run.path().AtInputs(one)), layers);
     }
     LayerCallbacks callbacks;
+    // One tensor for all calls of a layer, so that its gradient is that of all of them.
+    std::map<std::pair<size_t, size_t>, at::Tensor> points_of;
     callbacks.replace = [&](LayerPart part, const at::Tensor& value) {
       const LayerPath& path = PathOf(paths, part);
-      const at::NoGradGuard no_grad;
-      at::Tensor points = PointsBetween(path.baseline, path.difference, run.Alphas(rows));
+      at::Tensor& points = points_of[{part.layer, part.tensor}];
+      if (!points.defined()) {
+        const at::NoGradGuard no_grad;
+        points = PointsBetween(path.baseline, path.difference, run.Alphas(rows));
+      }
       TORCH_CHECK(points.sizes() == value.sizes() && points.device() == value.device(), "layer \"",
                   layers[part.layer], "\" is of ", value.sizes(), " on ", value.device(),
                   " in a pass of ", rows.steps, " steps, and its path is of ", points.sizes(),
@@ -181,7 +188,7 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
       return points;
     };
     callbacks.output_function = [&](LayerPart part, const at::Tensor& gradient) {
-      const at::Tensor sum = SumOverSteps(gradient, run.Weights(rows));
+      const at::Tensor sum = SumOverSteps(gradient, rows, run.Weights(rows));
       if (!options.multiply_by_inputs) return sum;
       return sum * PathOf(paths, part).difference.to(sum.device());
     };
@@ -198,7 +205,7 @@ std::vector<LayerAttribution> InternalInfluence(AttributionSession& session,
   return run.Sum([&](const PassRows& rows) {
     LayerCallbacks callbacks;
     callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
-      return SumOverSteps(gradient, run.Weights(rows));
+      return SumOverSteps(gradient, rows, run.Weights(rows));
     };
     run.Gradients(rows, run.Between(rows), callbacks);
   });
@@ -216,11 +223,13 @@ std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
     callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
       const at::Tensor values = std::move(tensor.activation);
       const at::Tensor gradients = std::move(tensor.gradient);
-      at::Tensor sum = at::zeros_like(StepOf(gradients, 0, rows.steps));
-      at::Tensor change = at::zeros_like(StepOf(values, 0, rows.steps));
+      const at::ScalarType dtype = at::promote_types(values.scalar_type(), at::kFloat);
+      const auto step_of = [&](const at::Tensor& all, int64_t step) {
+        return StepOf(all, step, rows).to(dtype);
+      };
+      at::Tensor sum = at::zeros_like(step_of(gradients, 0));
       for (int64_t step = 0; step + 1 < rows.steps; ++step) {
-        at::sub_out(change, StepOf(values, step + 1, rows.steps), StepOf(values, step, rows.steps));
-        sum.addcmul_(StepOf(gradients, step, rows.steps), change);
+        sum.addcmul_(step_of(gradients, step), step_of(values, step + 1) - step_of(values, step));
       }
       // A step reads two values and writes their change, and reads that, a gradient and the sum.
       const uint64_t memory_bytes = 7 * (rows.steps - 1) * sum.nbytes();
@@ -230,13 +239,14 @@ std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
   });
 }
 
-at::Tensor ConvergenceDelta(const AttributedForward& forward,
+at::Tensor ConvergenceDelta(AttributionSession& session, const AttributedForward& forward,
                             const std::vector<at::Tensor>& attributions,
                             const std::vector<at::Tensor>& inputs, const Target& target,
                             const PathOptions& options) {
   const at::NoGradGuard no_grad;
   const PathInputs path(inputs, options.baselines, options.additional_inputs);
-  PassBudget budget(options.device_budget_bytes, inputs.front().device().type());
+  target.CheckExamples(path.examples());
+  PassBudget budget(options.device_budget_bytes, session.device_type());
   std::vector<at::Tensor> parts;
   ForEachPass(budget, {path.examples(), /*steps=*/1}, [&](const PassRows& rows) {
     const Target of_rows = target.OfRows(rows.first_example, rows.examples, 1);

@@ -2,10 +2,11 @@
 // passes that fit a budget for device memory.
 //
 //   pinion::PathOptions options;
-//   options.device_budget_bytes = uint64_t{8} << 30;    // instead of an internal batch size
-//   const auto heat = pinion::IntegratedGradients(*session, forward, {x}, Target::Class(3),
-//   options); const auto delta = pinion::ConvergenceDelta(forward, heat, {x}, Target::Class(3),
-//   options);
+//   options.device_budget_bytes = uint64_t{8} << 30;  // instead of an internal batch size
+//   const Target target = Target::Class(3);
+//   const auto heat = pinion::IntegratedGradients(*session, forward, {x}, target, options);
+//   const auto delta =
+//       pinion::ConvergenceDelta(*session, forward, heat, {x}, target, options);
 //
 // Of each pass, gradients are summed over its steps on the device before they leave, and over the
 // passes on the host, as they arrive.
@@ -45,7 +46,8 @@ struct PathOptions {
   // alone. InternalInfluence never multiplies, LayerConductance always does.
   bool multiply_by_inputs = true;
   // Of all that LibTorch's allocator has given out, on each device; passes are as large as that
-  // lets them be. 0: one pass.
+  // lets them be. 0: one pass. Not with LayerOptions::keep_on_device, whose sums would take from
+  // it.
   uint64_t device_budget_bytes = 0;
   LayerOptions layers = {};  // `activations` is the method's
 };
@@ -84,7 +86,7 @@ std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
 
 // By example, on the host: how far attributions, of all inputs or of one layer, are from adding up
 // to the change of the target's output from baseline to input.
-at::Tensor ConvergenceDelta(const AttributedForward& forward,
+at::Tensor ConvergenceDelta(AttributionSession& session, const AttributedForward& forward,
                             const std::vector<at::Tensor>& attributions,
                             const std::vector<at::Tensor>& inputs, const Target& target,
                             const PathOptions& options = {});

@@ -22,9 +22,13 @@ std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tenso
   return t_listener->OnTap(name, std::move(tensors));
 }
 
-TapListener* CurrentTapListener() { return t_listener; }
+TapHandover::TapHandover() : listener_(t_listener) {}
 
 TapScope::TapScope(TapListener* listener) : previous_(std::exchange(t_listener, listener)) {}
+TapScope::TapScope(const TapHandover& handover)
+    : state_(std::in_place, handover.state_),
+      previous_(std::exchange(t_listener, handover.listener_)) {}
+
 TapScope::~TapScope() { t_listener = previous_; }
 
 }  // namespace pinion

@@ -12,9 +12,9 @@
 // Thread safety: a tap is seen by who listens on its own thread. Replicas that run on threads of
 // their own are heard if each thread goes on listening for the one that began it:
 //
-//   pinion::TapListener* const listener = pinion::CurrentTapListener();
+//   const pinion::TapHandover handover;
 //   std::thread replica([&] {
-//     const pinion::TapScope taps(listener);
+//     const pinion::TapScope taps(handover);
 //     outputs[1] = replicas[1]->forward(parts[1]);
 //   });
 //   ...
@@ -23,8 +23,10 @@
 #ifndef PINION_HOOKS_ATTRIBUTION_TAP_H_
 #define PINION_HOOKS_ATTRIBUTION_TAP_H_
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -42,18 +44,30 @@ class TapListener {
   virtual std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) = 0;
 };
 
-// Of this thread; null: nobody listens.
-TapListener* CurrentTapListener();
+// What a thread hands to those that run replicas for it: who listens to its taps, and LibTorch's
+// thread-local state (whether gradients are recorded, autocast, who observes memory).
+class TapHandover {
+ public:
+  TapHandover();  // of the calling thread
 
-// While it lives, taps of this thread go to `listener` alone; to nobody if it is null. Nests.
+ private:
+  friend class TapScope;
+  TapListener* const listener_;
+  const at::ThreadLocalState state_;
+};
+
+// While it lives, taps of this thread go to `listener` alone. Nests.
 class TapScope {
  public:
   explicit TapScope(TapListener* listener);
+  // This thread stands in for the one that made `handover`.
+  explicit TapScope(const TapHandover& handover);
   ~TapScope();
   TapScope(const TapScope&) = delete;
   TapScope& operator=(const TapScope&) = delete;
 
  private:
+  std::optional<at::ThreadLocalStateGuard> state_;
   TapListener* const previous_;
 };
 

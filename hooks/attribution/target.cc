@@ -39,10 +39,15 @@ Target Target::Of(const at::Tensor& classes) {
   return PerExample({begin, begin + host.numel()});
 }
 
+void Target::CheckExamples(int64_t examples) const {
+  const bool is_for_one = kind_ == Kind::kNone || kind_ == Kind::kSame;
+  TORCH_CHECK(is_for_one || indices_.size() == static_cast<size_t>(examples), "there are ",
+              indices_.size(), " targets, and ", examples,
+              " examples: give one target per example");
+}
+
 Target Target::OfRows(int64_t begin, int64_t count, int64_t repeats) const {
   if (kind_ == Kind::kNone || kind_ == Kind::kSame) return *this;
-  TORCH_CHECK(begin + count <= static_cast<int64_t>(indices_.size()), "there are ", indices_.size(),
-              " targets, and at least ", begin + count, " examples: give one target per example");
   Target rows(kind_, {});
   for (int64_t i = 0; i < repeats * count; ++i) {
     rows.indices_.push_back(indices_[static_cast<size_t>(begin + i % count)]);
@@ -55,10 +60,8 @@ at::Tensor Target::Select(const at::Tensor& output) const {
               "the output of the forward function has no dimension that counts examples: return "
               "one number per example, or unsqueeze(0) an aggregate");
   at::Tensor selected = output;
+  CheckExamples(output.size(0));
   const auto examples = static_cast<size_t>(output.size(0));
-  TORCH_CHECK(kind_ == Kind::kNone || kind_ == Kind::kSame || indices_.size() == examples,
-              "there are ", indices_.size(), " targets, and ", examples,
-              " examples in the output: give one target per example");
   switch (kind_) {
     case Kind::kNone:
       break;

@@ -30,6 +30,8 @@ class Target {
   // are the classes of N examples.
   static Target Of(const at::Tensor& classes);
 
+  // c10::Error unless it is for one example, or for as many.
+  void CheckExamples(int64_t examples) const;
   // Of the examples [begin, begin + count), all of them `repeats` times behind each other.
   Target OfRows(int64_t begin, int64_t count, int64_t repeats) const;
 

@@ -20,6 +20,8 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -374,25 +376,25 @@ TEST_F(TwoDevicesTest, PartsOnSeveralDevicesAreConcatenatedInTheirOrder) {
       HasSubstr("layer \"layer\" ran on 2 devices, of which LayerOptions::device_ids names 1"));
 }
 
-TEST_F(TwoDevicesTest, ReplicasOnThreadsOfTheirOwnAreHeardWhereTheyGoOnListening) {
-  const auto replica = [](const Tensor& x) {
+TEST_F(TwoDevicesTest, ReplicasOnThreadsOfTheirOwnAreHeardWhereTheyStandIn) {
+  std::atomic<int> recording = 0;
+  const auto replica = [&](const Tensor& x) {
+    if (at::GradMode::is_enabled()) ++recording;
     const Tensor y = Tap("layer", x * 2);
     return (Tap("late", at::tanh(y)) * y).sum(1);
   };
-  const auto forward = [&](bool listens) {
-    return [&, listens](const Tensors& in) {
-      TapListener* const listener = CurrentTapListener();
-      Tensors outputs(2);
-      std::vector<std::thread> threads;
-      for (size_t i = 0; i < 2; ++i) {
-        threads.emplace_back([&, i] {
-          const TapScope taps(listens ? listener : nullptr);
-          outputs[i] = replica(in[i]);
-        });
-      }
-      for (std::thread& thread : threads) thread.join();
-      return at::cat({outputs[0], outputs[1].to(outputs[0].device())});
-    };
+  const auto forward = [&](const Tensors& in) {
+    const TapHandover handover;
+    Tensors outputs(2);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < 2; ++i) {
+      threads.emplace_back([&, i] {
+        const TapScope taps(handover);
+        outputs[i] = replica(in[i]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return at::cat({outputs[0], outputs[1].to(outputs[0].device())});
   };
   const Tensors parts = {Make(1), Make(2, /*device=*/1)};
   const Tensor whole = at::cat({parts[0].cpu(), parts[1].cpu()});
@@ -400,14 +402,15 @@ TEST_F(TwoDevicesTest, ReplicasOnThreadsOfTheirOwnAreHeardWhereTheyGoOnListening
       [&](const Tensors& in) { return replica(in[0]); }, {"late", "layer"}, {whole}, Target());
   for (int round = 0; round < 5; ++round) {
     const auto layers =
-        session_->ComputeLayerGradientsAndEval(forward(true), {"late", "layer"}, parts, Target());
+        session_->ComputeLayerGradientsAndEval(forward, {"late", "layer"}, parts, Target());
     for (size_t i = 0; i < 2; ++i) {
       EXPECT_TRUE(at::allclose(layers[i].tensors[0].activation, in_one[i].tensors[0].activation));
       EXPECT_TRUE(at::allclose(layers[i].tensors[0].gradient, in_one[i].tensors[0].gradient));
     }
   }
-  EXPECT_THAT(ErrorOf([&] { session_->EvalLayers(forward(false), {"late"}, parts); }),
-              HasSubstr("layer \"late\" was not called in forward"));
+  recording = 0;
+  LayerActivation(*session_, forward, {"late"}, parts);
+  EXPECT_EQ(recording, 0) << "of values alone, no thread records a graph";
 }
 
 Tensor WithAsideAndUnconnected(const Tensors& in) {
@@ -473,6 +476,44 @@ TEST_F(AttributionTest, TheProgramsTensorsAreAsTheyWereAlsoAfterAnError) {
   (w * 2).sum().backward();
   EXPECT_TRUE(SameBytes(w.grad().cpu(), at::full({kSide, kSide}, 2.f)));
   EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current, host_bytes);
+}
+
+TEST_F(AttributionTest, AnInputThatTheModelChangesInPlaceHasNoHistoryBehind) {
+  const Tensor x = Make(1);
+  const auto forward = [](const Tensors& in) { return in[0].relu_().sum(1); };
+  for (int round = 0; round < 2; ++round) {
+    Saliency(*session_, forward, {x}, Target());
+    EXPECT_TRUE(x.is_leaf() && !x.requires_grad());
+  }
+  EXPECT_THAT(ErrorOf([&] { Saliency(*session_, forward, {x.to(at::kLong)}, Target()); }),
+              HasSubstr("input 0 is of Long, which has no gradient"));
+}
+
+TEST_F(TwoDevicesTest, AfterAnErrorOnOneDeviceNothingIsDeliveredFromAnother) {
+  const auto forward = [](const Tensors& in) {
+    const Tensor first = Tap("first", in[0] * 2), second = Tap("second", in[1] * 3);
+    return (first * 5).sum(1) + (second * 7).sum(1).to(first.device());
+  };
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> has_returned = false;
+    std::atomic<int> late = 0;
+    LayerCallbacks callbacks;
+    callbacks.output_function = [&](LayerPart part, const Tensor& gradient) {
+      if (part.layer == 0) throw std::runtime_error("no room for this one");
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      if (has_returned) ++late;
+      return gradient.clone();
+    };
+    LayerOptions options;
+    options.activations = false;
+    EXPECT_THROW(
+        session_->ComputeLayerGradientsAndEval(forward, {"first", "second"}, {Make(1), Make(2, 1)},
+                                               Target(), options, callbacks),
+        std::runtime_error);
+    has_returned = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    EXPECT_EQ(late, 0);
+  }
 }
 
 TEST_F(AttributionTest, AGraphThatTheModelKeepsCanBeUsedAndHasNoPartInIt) {

@@ -87,6 +87,16 @@ class Twice(nn.Module):
         return self.shared(torch.tanh(self.shared(x)))
 
 
+class Again(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.shared = nn.Linear(features, features)
+
+    def forward(self, x):
+        h = self.shared(x)
+        return h + self.shared(torch.tanh(h)) * h
+
+
 class Aside(nn.Module):
     def __init__(self):
         super().__init__()
@@ -118,6 +128,7 @@ def build(kind, *sizes):
         "residual": lambda: Residual(nn.Linear(*sizes), nn.Tanh()),
         "gate": Gate,
         "twice": lambda: Twice(*sizes),
+        "again": lambda: Again(*sizes),
         "aside": Aside,
         "sum": Sum,
         "grid": Grid,
@@ -203,6 +214,26 @@ def draw_case(seed):
         case["baseline"] = r.choice(["zeros", "one", "each"])
         case["batched"] = r.random() < 0.5
     return case
+
+
+def called_again(seed):
+    """A layer whose calls all have a part in the output, with the default number of steps."""
+    return {
+        "seed": seed,
+        "model": [["linear", 5, 4], ["again", 4], ["linear", 4, 4]],
+        "frozen": False,
+        "inputs": [2, 5],
+        "method": "layer_integrated_gradients",
+        "layers": ["1.shared"],
+        "to_input": False,
+        "target": ["class", 1],
+        "flag": True,
+        "other_flag": False,
+        "steps": 50,
+        "quadrature": "gausslegendre",
+        "baseline": "zeros",
+        "batched": True,
+    }
 
 
 def target_of(case):
@@ -304,8 +335,8 @@ def answer(case, dtype):
 def main():
     torch.set_num_threads(1)
     lines = []
-    for seed in range(CASES + PATH_CASES):
-        case = draw_case(seed)
+    drawn = [draw_case(seed) for seed in range(CASES + PATH_CASES)]
+    for case in drawn + [called_again(len(drawn))]:
         for dtype in [torch.float32, torch.float64]:
             try:
                 case[str(dtype)[6:]] = answer(case, dtype)

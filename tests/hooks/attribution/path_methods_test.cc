@@ -240,6 +240,63 @@ TEST_F(PathMethodsTest, AdditionalInputsGoWithTheirRows) {
   EXPECT_TRUE(at::allclose(plain[2] * 3, expected[2], 1e-4, 1e-7)) << "the model multiplies by it";
 }
 
+TEST_F(PathMethodsTest, MemoryThatGoesDuringTheFirstPassLetsNoPassGrowTooLarge) {
+  const Tensor x = Examples();
+  Tensor cache = at::zeros({600 * 4096}, x.options());
+  const AttributedForward forward = [&](const Tensors& in) {
+    cache = Tensor();
+    return Model(in);
+  };
+  PathOptions options;
+  options.n_steps = 40;
+  options.device_budget_bytes = BudgetOf(50 * kRowBytes);
+  const Tensor actual =
+      IntegratedGradients(*session_, forward, {x}, Target::Class(1), options).front();
+  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+  EXPECT_LT(largest_pass_, 100) << "240 rows are all there are";
+  options.device_budget_bytes = 0;
+  EXPECT_TRUE(at::allclose(
+      actual, IntegratedGradients(*session_, forward, {x}, Target::Class(1), options).front(), 1e-4,
+      1e-7));
+}
+
+TEST_F(PathMethodsTest, LayersSideBySideAndNamedTwiceAreAsEachByItself) {
+  const Tensor x = Examples();
+  const AttributedForward forward = [](const Tensors& in) {
+    const Tensors halves = Tap("halves", {at::tanh(in[0] * 2), at::tanh(in[0] * 3)});
+    const Tensor aside = Tap("aside", in[0].cos());
+    return (halves[0] * halves[1] + aside * aside).sum(1);
+  };
+  PathOptions options;
+  options.n_steps = 5;
+  const auto run = [&](const std::vector<std::string>& layers) {
+    return LayerIntegratedGradients(*session_, forward, layers, {x}, Target(), options);
+  };
+  const auto all = run({"aside", "halves", "aside"});
+  ASSERT_EQ(all[1].tensors.size(), 2u);
+  EXPECT_TRUE(SameBytes(all[0].tensors[0], all[2].tensors[0]));
+  EXPECT_TRUE(at::allclose(all[0].tensors[0], run({"aside"})[0].tensors[0]));
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(at::allclose(all[1].tensors[i], run({"halves"})[0].tensors[i]));
+  }
+  const Tensor total = all[0].tensors[0] + all[1].tensors[0] + all[1].tensors[1];
+  const Tensor delta = ConvergenceDelta(*session_, forward, {total}, {x}, Target(), options);
+  EXPECT_LT(delta.abs().max().item<double>(), 1e-2) << "the paths of all layers are one";
+}
+
+TEST_F(PathMethodsTest, OfHalfPrecisionSumsAreKeptInFloat32) {
+  const Tensor x = Examples();
+  PathOptions options;
+  options.n_steps = 50;
+  const auto run = [&](const Tensor& input) {
+    return LayerConductance(*session_, model(), {"late"}, {input}, Target::Class(2), options)[0]
+        .tensors[0];
+  };
+  const Tensor exact = run(x), rough = run(x.to(at::kBFloat16));
+  EXPECT_EQ(rough.scalar_type(), at::kFloat);
+  EXPECT_LT((rough - exact).norm().item<double>(), 0.02 * exact.norm().item<double>());
+}
+
 TEST_F(PathMethodsTest, AfterReturnTheDeviceHoldsNothing) {
   const Tensor x = Examples();
   const uint64_t before_bytes = world_.device_bytes();
@@ -272,7 +329,7 @@ TEST_F(PathMethodsTest, OfIntegersThereIsNoPathButOfTheLayerBehindThem) {
   EXPECT_EQ(heat[0].tensors[0].select(1, 0).abs().sum().item<double>(), 0);
   options.baselines = {words + 3};
   const Tensor delta =
-      ConvergenceDelta(forward,
+      ConvergenceDelta(*session_, forward,
                        LayerIntegratedGradients(*session_, forward, {"embedding"}, {words},
                                                 Target::Class(1), options)[0]
                            .tensors,
@@ -309,9 +366,26 @@ TEST_F(PathMethodsTest, AModelMayChangeItsInputsInPlace) {
   const Tensor expected = IntegratedGradients(*session_, plain, {x}, Target()).front();
   EXPECT_TRUE(at::allclose(IntegratedGradients(*session_, in_place, {x}, Target()).front(),
                            expected, 1e-4, 1e-6));
-  LayerIntegratedGradients(*session_, in_place, {"layer"}, {x}, Target());
-  ShapOptions options;
-  LayerGradientShap(*session_, in_place, {"layer"}, {x}, {x}, Target(), options);
+  const auto not_in_place = [](const Tensors& in) {
+    return (Tap("layer", (in[0] * 3).tanh()) * in[1].unsqueeze(1)).sum(1);
+  };
+  const auto in_place_both = [](const Tensors& in) {
+    const Tensor weights = in[1].clone().unsqueeze(1);
+    in[1].zero_();
+    return (Tap("layer", in[0].mul_(3).tanh()) * weights).sum(1);
+  };
+  PathOptions path;
+  ShapOptions shap;
+  path.additional_inputs = shap.additional_inputs = {at::arange(1, kExamples + 1, x.options())};
+  const auto lig = [&](const AttributedForward& forward) {
+    return LayerIntegratedGradients(*session_, forward, {"layer"}, {x}, Target(), path)[0]
+        .tensors[0];
+  };
+  const auto expected_shap = [&](const AttributedForward& forward) {
+    return LayerGradientShap(*session_, forward, {"layer"}, {x}, {x}, Target(), shap)[0].tensors[0];
+  };
+  EXPECT_TRUE(at::allclose(lig(in_place_both), lig(not_in_place), 1e-4, 1e-6));
+  EXPECT_TRUE(at::allclose(expected_shap(in_place_both), expected_shap(not_in_place), 1e-4, 1e-6));
   EXPECT_TRUE(SameBytes(x.cpu(), before.cpu()));
 }
 
@@ -347,10 +421,18 @@ TEST_F(PathMethodsTest, WhatDoesNotFitIsAnErrorThatSaysWhy) {
   EXPECT_THAT(
       ErrorOf([&] { LayerIntegratedGradients(*session_, flat, {"sum"}, {x}, Target(), options); }),
       HasSubstr("attribute to a layer of one device whose first dimension counts the rows"));
-  options.device_budget_bytes = 1 << 20;
+  options.device_budget_bytes = 1 << 30;
   EXPECT_THAT(
       ErrorOf([&] { InternalInfluence(*session_, flat, {"sum"}, {x.cpu()}, Target(), options); }),
-      HasSubstr("leave device_budget_bytes at 0"));
+      HasSubstr("or nothing runs there; leave device_budget_bytes at 0"));
+  options.layers.keep_on_device = true;
+  EXPECT_THAT(error(), HasSubstr("results that stay on the device would take from"));
+  options = {};
+  EXPECT_THAT(
+      ErrorOf([&] {
+        IntegratedGradients(*session_, model(), {x}, Target::PerExample({1, 2, 3}), options);
+      }),
+      HasSubstr("there are 3 targets, and 6 examples"));
   ShapOptions shap;
   EXPECT_THAT(
       ErrorOf([&] { LayerGradientShap(*session_, flat, {"sum"}, {x}, {}, Target(), shap); }),
