@@ -37,13 +37,16 @@ nothing() { # nothing TEXT QUERY: the query finds no target
 # rule TEXT FROM TO: no path leads from FROM, but for those that are public, to TO.
 rule() { nothing "$1" "somepath($2 - $public, $3)"; }
 
-no_include() { # no_include TEXT PATTERN FOLDER...: no file there includes what the pattern matches
+no_line() { # no_line TEXT PATTERN FOLDER...: no line of a file there matches the pattern
   local text=$1 pattern=$2 found
   shift 2
-  found=$(grep -rnE "^#include [<\"]($pattern)[>\"]" "$@")
+  found=$(grep -rnE "$pattern" "$@")
   # 1: it has looked and found nothing.
   if [[ $? -eq 1 ]]; then ok "$text"; else fail "$text" "$found"; fi
 }
+
+# no_include TEXT PATTERN FOLDER...: no file there includes what the pattern matches
+no_include() { no_line "$1" "^#include [<\"]($2)[>\"]" "${@:3}"; }
 
 no_circle() { # no_circle TEXT LAYER...: rooms of the layers do not depend on each other in a circle
   local text=$1 found
@@ -73,6 +76,9 @@ rule "plans know no clock" "//engine/plan/..." "(//allocator/base:deadline + @co
 tickets="(//engine/tier:parcel + //engine/tier:parcel_text)"
 nothing "the tier has no clock but in Parcel::ViewOnHost" "(//engine/tier/... intersect rdeps(//engine/tier/..., //allocator/base:deadline, 1)) - $tickets"
 no_include "plans and the tier include no other clock" "chrono|ctime|time\.h|sys/time\.h|absl/time/clock\.h" engine/plan engine/tier
+# ThreadSanitizer is not asked about plans (.ci/run).
+no_line "plans and their tests have no threads, locks and atomics" '^#include.*(thread|mutex|future|atomic|synchronization)|std::(j?thread|async|atomic)|pthread_|RunThreads|Mutex' engine/plan tests/engine/plan
+rule "tests of plans use nothing that has threads" "//tests/engine/plan/..." "(//device/... + (//allocator/... - //allocator/base:all) + (//engine/... - //engine/plan/...) + //tests/support:run_threads)"
 rule "the engine does not know what its tiers carry" "(//engine:all + //engine/link/... + //engine/stream/... + //engine/plan/...)" "//engine/tier/..."
 rule "hooks speak to device.h alone" "(//hooks/... - //hooks/emulated/...)" "(//device/emulated/... + //device/cuda/...)"
 rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks/activations:offload_session"

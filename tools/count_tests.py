@@ -2,7 +2,7 @@
 """Counts the test cases in the test.xml files that bazel wrote under a directory.
 
 Usage: count_tests.py DIRECTORY [NEWER_THAN_FILE]
-Prints "PASSED FAILED SKIPPED", then the name and the first lines of the message of each that failed.
+Prints "PASSED FAILED SKIPPED", then of each that failed its folder, its name and the first lines of the message.
 A test binary that died before it could report counts as one failure.
 """
 
@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ElementTree
 MESSAGE_LINES = 25
 
 
-def count_file(path):
+def count_file(path, folder):
     cases = ElementTree.parse(path).getroot().iter("testcase")
     passed = skipped = 0
     failures = []
@@ -23,7 +23,7 @@ def count_file(path):
             failure = case.find("error")
         if failure is not None:
             message = (failure.get("message") or failure.text or "").splitlines()
-            name = f"{case.get('classname')}.{case.get('name')}"
+            name = f"{folder}: {case.get('classname')}.{case.get('name')}"
             failures.append("\n  ".join([f"FAILED: {name}", *message[:MESSAGE_LINES]]))
         elif case.find("skipped") is not None or case.get("result") == "skipped":
             skipped += 1
@@ -32,9 +32,9 @@ def count_file(path):
     return passed, failures, skipped
 
 
-def main():
-    root = os.path.realpath(sys.argv[1])
-    newer_than = os.path.getmtime(sys.argv[2]) if len(sys.argv) > 2 else 0
+def main(arguments):
+    root = os.path.realpath(arguments[0])
+    newer_than = os.path.getmtime(arguments[1]) if len(arguments) > 1 else 0
     passed = skipped = 0
     failures = []
     for directory, _, files in os.walk(root):
@@ -43,7 +43,7 @@ def main():
         path = os.path.join(directory, "test.xml")
         if os.path.getmtime(path) < newer_than:
             continue
-        more_passed, more_failures, more_skipped = count_file(path)
+        more_passed, more_failures, more_skipped = count_file(path, os.path.relpath(directory, root))
         passed += more_passed
         skipped += more_skipped
         failures += more_failures
@@ -52,4 +52,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -223,12 +223,6 @@ TEST_F(TrainGptTest, PathsAreMeantFromWhereTheCommandWasTyped) {
   EXPECT_EQ(Runs(directory_ + "/here").size(), 1);
 }
 
-TEST_F(TrainGptTest, AComparisonNeedsStepsAfterItsWarmUp) {
-  const ProgramOutcome outcome = Tiny("--compare --steps=3");
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("--steps=3"), HasSubstr("warm-up")));
-}
-
 TEST_F(TrainGptTest, TheComparisonRepeatsItsNumbersToTheLastDigit) {
   nlohmann::json runs[2];
   for (nlohmann::json& these : runs) {
@@ -241,6 +235,30 @@ TEST_F(TrainGptTest, TheComparisonRepeatsItsNumbersToTheLastDigit) {
     }
   }
   EXPECT_EQ(runs[0], runs[1]);
+}
+
+TEST_F(TrainGptTest, AComparisonNeedsStepsAfterItsWarmUp) {
+  const ProgramOutcome outcome = Tiny("--compare --steps=3");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("--steps=3"), HasSubstr("warm-up")));
+}
+
+TEST_F(TrainGptTest, ASwitchThatIsOnIsNamedWhereItMatters) {
+  const std::string flags = absl::StrCat("--device=emu:0 --size=tiny --steps=6 --text=", text_);
+  const ProgramOutcome disabled = Run(flags, "PINION_DISABLE=1");
+  EXPECT_EQ(disabled.exit_code, 1);
+  EXPECT_THAT(disabled.out, HasSubstr("switches PINION_DISABLE=1"));
+  EXPECT_THAT(disabled.err,
+              AllOf(HasSubstr("ran out of memory"), HasSubstr("unset PINION_DISABLE")));
+  EXPECT_EQ(disabled.err.find("smaller --batch"), std::string::npos) << disabled.err;
+
+  const ProgramOutcome nothing = Run(flags + " --compare", "PINION_DISABLE=1");
+  EXPECT_EQ(nothing.exit_code, 1);
+  EXPECT_THAT(nothing.err, HasSubstr("nothing to compare with PINION_DISABLE=1"));
+
+  const ProgramOutcome verified = Run(flags + " --compare", "PINION_VERIFY=1");
+  EXPECT_EQ(verified.exit_code, 0) << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("measured with PINION_VERIFY=1"));
 }
 
 // What a reader looks for first: the second step, which is like all later ones, from time 0 on.
@@ -270,24 +288,6 @@ TEST_F(TrainGptTest, TheTraceShowsStepsWithTheirPartsMemoryAndArrows) {
   EXPECT_GT(phases["C"].size(), 10) << "the memory's graph";
   EXPECT_GT(phases["s"].size(), 0);
   EXPECT_EQ(phases["s"].size(), phases["f"].size());
-}
-
-TEST_F(TrainGptTest, ASwitchThatIsOnIsNamedWhereItMatters) {
-  const std::string flags = absl::StrCat("--device=emu:0 --size=tiny --steps=6 --text=", text_);
-  const ProgramOutcome disabled = Run(flags, "PINION_DISABLE=1");
-  EXPECT_EQ(disabled.exit_code, 1);
-  EXPECT_THAT(disabled.out, HasSubstr("switches PINION_DISABLE=1"));
-  EXPECT_THAT(disabled.err,
-              AllOf(HasSubstr("ran out of memory"), HasSubstr("unset PINION_DISABLE")));
-  EXPECT_EQ(disabled.err.find("smaller --batch"), std::string::npos) << disabled.err;
-
-  const ProgramOutcome nothing = Run(flags + " --compare", "PINION_DISABLE=1");
-  EXPECT_EQ(nothing.exit_code, 1);
-  EXPECT_THAT(nothing.err, HasSubstr("nothing to compare with PINION_DISABLE=1"));
-
-  const ProgramOutcome verified = Run(flags + " --compare", "PINION_VERIFY=1");
-  EXPECT_EQ(verified.exit_code, 0) << verified.err;
-  EXPECT_THAT(verified.out, HasSubstr("measured with PINION_VERIFY=1"));
 }
 
 }  // namespace

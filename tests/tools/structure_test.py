@@ -1,13 +1,15 @@
-"""tools/check_structure.py, room_circles.py and check_named_tests.py on small samples."""
+"""tools/check_structure.py, room_circles.py, check_named_tests.py and count_tests.py on small samples."""
 
 import contextlib
 import io
+import os
 import pathlib
 import tempfile
 import unittest
 
 import check_named_tests
 import check_structure
+import count_tests
 import room_circles
 
 
@@ -255,6 +257,46 @@ class NamedTestsTest(unittest.TestCase):
 
     def test_heads_are_no_rows(self):
         self.assertEqual(self.complaints("", "| TRL | Pinion | tests |", "|:---|---|---:|", "| a | b | `Rules.Hold` |"), [])
+
+
+class CountTestsTest(unittest.TestCase):
+    def counted(self, reports, *newer_than):
+        """What is printed about {folder: XML of its test cases}."""
+        with tempfile.TemporaryDirectory() as directory:
+            for folder, cases in reports.items():
+                path = pathlib.Path(directory) / folder / "test.xml"
+                path.parent.mkdir(parents=True)
+                path.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                count_tests.main([directory, *newer_than])
+        return output.getvalue().splitlines()
+
+    def test_cases_of_all_folders_count_but_for_those_not_run(self):
+        self.assertEqual(
+            self.counted(
+                {
+                    "tests/a_test": '<testcase status="run" name="Passes"/>'
+                    '<testcase status="run" result="skipped" name="Skips"/>'
+                    '<testcase status="notrun" name="IsFilteredOut"/>',
+                    "tests/b_test/shard_1_of_2": '<testcase status="run" name="Passes"/>',
+                }
+            )[0],
+            "2 0 1",
+        )
+
+    def test_of_one_case_in_two_environments_the_one_that_failed_is_named(self):
+        failing = '<testcase classname="Bits" name="AreTheSame"><failure message="1 != 2"/></testcase>'
+        passing = '<testcase classname="Bits" name="AreTheSame"/>'
+        self.assertEqual(
+            self.counted({"tests/bits_avx2_test": failing, "tests/bits_default_test": passing}),
+            ["1 1 0", "FAILED: tests/bits_avx2_test: Bits.AreTheSame", "  1 != 2"],
+        )
+
+    def test_what_is_older_than_the_file_does_not_count(self):
+        with tempfile.NamedTemporaryFile() as later:
+            os.utime(later.name, (2**32, 2**32))
+            self.assertEqual(self.counted({"tests/a_test": '<testcase name="Passes"/>'}, later.name)[0], "0 0 0")
 
 
 if __name__ == "__main__":
