@@ -38,7 +38,7 @@ class PackedCopies : public CopyMethod {
   absl::Status SubmitPacked(const at::Tensor& packed) {
     CopyBatch batch(lane_.direction);
     batch.Add(lane_.host, 0, packed.data_ptr(), lane_.size_bytes());
-    PINION_ASSIGN_OR_RETURN(transfer_, world_.engine().Submit(std::move(batch), world_.compute()));
+    PINION_ASSIGN_OR_RETURN(transfer_, world_.engine().Submit(batch, world_.compute()));
     return absl::OkStatus();
   }
 

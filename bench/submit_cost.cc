@@ -72,7 +72,7 @@ absl::StatusOr<BenchTime> SubmitCost::Run() {
   std::vector<double> times_ms;
   for (CopyBatch& batch : batches) {
     const double start_ms = WallMs();
-    PINION_ASSIGN_OR_RETURN(Transfer transfer, engine.Submit(std::move(batch), world_->compute()));
+    PINION_ASSIGN_OR_RETURN(Transfer transfer, engine.Submit(batch, world_->compute()));
     times_ms.push_back(WallMs() - start_ms);
     transfers.push_back(std::move(transfer));
   }

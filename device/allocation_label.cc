@@ -1,7 +1,5 @@
 #include "pinion/device/allocation_label.h"
 
-#include <utility>
-
 namespace pinion {
 namespace {
 
@@ -12,8 +10,8 @@ std::string& CurrentLabel() {
 
 }  // namespace
 
-AllocationLabel::AllocationLabel(std::string label) : outermost_(CurrentLabel().empty()) {
-  if (outermost_) CurrentLabel() = std::move(label);
+AllocationLabel::AllocationLabel(std::string_view label) : outermost_(CurrentLabel().empty()) {
+  if (outermost_) CurrentLabel() = label;
 }
 
 AllocationLabel::~AllocationLabel() {

@@ -10,12 +10,13 @@
 #define PINION_DEVICE_ALLOCATION_LABEL_H_
 
 #include <string>
+#include <string_view>
 
 namespace pinion {
 
 class AllocationLabel {
  public:
-  explicit AllocationLabel(std::string label);
+  explicit AllocationLabel(std::string_view label);
   ~AllocationLabel();
   AllocationLabel(const AllocationLabel&) = delete;
   AllocationLabel& operator=(const AllocationLabel&) = delete;

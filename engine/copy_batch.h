@@ -2,7 +2,7 @@
 //
 //   CopyBatch batch(CopyDirection::kDeviceToHost);
 //   batch.Add(buffer, /*host_offset_bytes=*/0, tensor_data, tensor_bytes);
-//   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(std::move(batch), compute_stream));
+//   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(batch, compute_stream));
 //
 // One ticket covers the whole batch: nothing in it is available before all of it is. The batch
 // keeps its host buffers alive until Submit has given them its ticket; device memory stays the
@@ -16,7 +16,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
@@ -58,7 +57,7 @@ class CopyBatch {
  private:
   CopyDirection direction_;
   FlowControl flow_control_;
-  std::vector<CopyPiece> pieces_;
+  absl::InlinedVector<CopyPiece, 1> pieces_;
   absl::InlinedVector<std::shared_ptr<HostBuffer>, 1> buffers_;
   uint64_t size_bytes_ = 0;
 };

@@ -40,7 +40,7 @@ using internal::TransferTimer;
 // cost of a copy, some 3 us, little of it.
 constexpr double kChunkMs = 0.5;
 constexpr uint64_t kLeastChunkBytes = 16 * kMiB;
-constexpr uint64_t kChunkBytesOfUnknownLink = 32 * kMiB;
+constexpr uint64_t kChunkBytesOfUnknownLink = 64 * kMiB;
 
 uint64_t ChunkBytes(const DeviceInfo& device, uint64_t window_bytes) {
   const uint64_t chunk_bytes = device.rated_gb_per_s > 0
@@ -62,7 +62,7 @@ class TransferEngineImpl final : public TransferEngine {
         timer_(std::move(timer)) {}
   ~TransferEngineImpl() override;
 
-  absl::StatusOr<Transfer> Submit(CopyBatch batch, StreamHandle after) override;
+  absl::StatusOr<Transfer> Submit(const CopyBatch& batch, StreamHandle after) override;
   absl::StatusOr<FenceTicket> Mark(StreamHandle stream) override;
   absl::Status OrderStreams(StreamHandle earlier, StreamHandle later,
                             const WaitSite& site) override;
@@ -106,7 +106,7 @@ TransferEngineImpl::~TransferEngineImpl() {
   }
 }
 
-absl::StatusOr<Transfer> TransferEngineImpl::Submit(CopyBatch batch, StreamHandle after) {
+absl::StatusOr<Transfer> TransferEngineImpl::Submit(const CopyBatch& batch, StreamHandle after) {
   PINION_CHECK(!batch.empty()) << "Submit of an empty batch";
   // Before a sink's lock: a child of fork() may find it taken for ever.
   PINION_RETURN_IF_ERROR(health());

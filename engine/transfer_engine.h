@@ -5,7 +5,7 @@
 //   CopyBatch batch(CopyDirection::kDeviceToHost);
 //   batch.Add(buffer, 0, data, size_bytes);
 //   // After compute's present work:
-//   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(std::move(batch), compute));
+//   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(batch, compute));
 //   // An event, the host goes on:
 //   PINION_RETURN_IF_ERROR(out.WaitOn(compute, kReuseAfterCopy));
 //
@@ -130,7 +130,7 @@ class TransferEngine {
 
   // Enqueues the batch (not empty) after the present work of `after`. FailedPrecondition while
   // `after` captures a graph. Flow control waits for as long as it takes.
-  virtual absl::StatusOr<Transfer> Submit(CopyBatch batch, StreamHandle after) = 0;
+  virtual absl::StatusOr<Transfer> Submit(const CopyBatch& batch, StreamHandle after) = 0;
 
   // A ticket for the present work of a foreign stream: done when that work is. The stream must
   // live until then. FailedPrecondition while it captures a graph.

@@ -10,7 +10,7 @@ Names what is too large, prints "N passed, N failed", and exits 1 if anything is
 checked. DIRECTORY, this repository if none is given, has the folders of the library's layers.
 
 A class that implements an interface in its private part has these methods, too. Constructors and
-destructors are none.
+destructors are none. A field that another object's lock guards (state_.mu) counts for that lock.
 """
 
 import collections
@@ -29,13 +29,15 @@ MOST_PRIVATE_METHODS = 12
 MOST_GUARDED_FIELDS = 6
 
 _CLASSES = ("class_specifier", "struct_specifier")
-_GUARDED_BY = re.compile(rb"^(?!\s*//).*\bABSL_GUARDED_BY\(([^()]*)\)", re.MULTILINE)
+_GUARDED_BY = re.compile(rb"^(?!\s*//).*\bABSL_(?:PT_)?GUARDED_BY\(([^()]*)\)", re.MULTILINE)
 
 
 class Checks:
     def __init__(self):
         self.passed = 0
         self.complaints = []
+        self.locks = collections.Counter()  # fields by (where the lock's class is, its name, the lock)
+        self.classes = {}  # where they are, by their own names
 
     def at_most(self, limit, number, where, text):
         """`text` says what there are `number` of."""
@@ -89,14 +91,22 @@ def _private_methods(class_name, is_struct, body):
             yield name
 
 
+def _type_of(field, body):
+    """The name of the class of that field; None if `body` has no such field."""
+    for member in body.children:
+        if member.type == "field_declaration" and re.search(rb"\b%s\b" % field.encode(), member.text):
+            return re.sub(r".*::", "", member.child_by_field_name("type").text.decode())
+    return None
+
+
 def _guarded_fields(source, classes):
-    """By the innermost class around it, None where there is none, and by lock: how many fields it guards."""
-    locks = collections.Counter()
+    """(the innermost class around it, None where there is none; the lock's own class, None if it is
+    the same; the lock's name) of every field that a lock guards."""
     for match in _GUARDED_BY.finditer(source):
         # The parser does not see annotations, but its offsets are the file's.
         around = [(name, body) for name, body in classes if body.start_byte < match.start(1) < body.end_byte]
-        locks[around[-1] if around else None, match.group(1).decode()] += 1
-    return locks
+        owner, _, lock = match.group(1).decode().replace("->", ".").rpartition(".")
+        yield around[-1] if around else None, _type_of(owner, around[-1][1]) if owner and around else None, lock
 
 
 def check_file(name, source, checks):
@@ -107,9 +117,19 @@ def check_file(name, source, checks):
         is_struct = body.parent.type == "struct_specifier"
         methods = len(list(_private_methods(class_name, is_struct, body)))
         checks.at_most(MOST_PRIVATE_METHODS, methods, place[body], "private methods")
-    for (around, lock), fields in _guarded_fields(source, classes).items():
-        where = f"{place[around[1]]}::{lock}" if around else f"{name}: {lock}"
-        checks.at_most(MOST_GUARDED_FIELDS, fields, where, "fields that it guards")
+        checks.classes.setdefault(class_name, place[body])
+    for around, owner, lock in _guarded_fields(source, classes):
+        where = f"{place[around[1]]}::" if around else f"{name}: "
+        checks.locks[owner, where, lock] += 1
+
+
+def check_locks(checks):
+    """Once all files have been seen: a lock's class may be in another one than what it guards."""
+    fields = collections.Counter()
+    for (owner, where, lock), count in checks.locks.items():
+        fields[f"{checks.classes[owner]}::{lock}" if owner in checks.classes else where + lock] += count
+    for where, count in fields.items():
+        checks.at_most(MOST_GUARDED_FIELDS, count, where, "fields that it guards")
 
 
 def check_library(directory):
@@ -118,6 +138,7 @@ def check_library(directory):
         for path in sorted((directory / layer).rglob("*")):
             if path.suffix in (".h", ".cc"):
                 check_file(str(path.relative_to(directory)), path.read_bytes(), checks)
+    check_locks(checks)
     return checks
 
 

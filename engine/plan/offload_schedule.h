@@ -92,6 +92,7 @@ class OffloadSchedule {
   struct Fetches {
     std::vector<ScheduledParcel*> parcels;  // one batch, of one stream
     uint64_t looks = 0;                     // parcels that were looked at
+    bool is_all = false;                    // asking again at once would give none
   };
 
   virtual ~OffloadSchedule() = default;

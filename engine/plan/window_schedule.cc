@@ -3,8 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "pinion/allocator/base/bytes.h"
+
 namespace pinion {
 namespace {
+
+// Of an automatic window, half of which a batch may be: what is copied costs less than the copy.
+constexpr uint64_t kLeastBatchBytes = 32 * kKiB;
 
 // What the memory was when that parcel left: it may have another size by now, or in another parcel.
 uint64_t BytesOf(const void* owner, const ScheduledParcel& parcel) {
@@ -43,7 +48,12 @@ uint64_t WindowSchedule::ShareOfWindow(uint64_t option, uint64_t size_bytes) con
 }
 
 uint64_t WindowSchedule::FullBatchBytes() const {
-  return std::min(options_.full_batch_bytes, Window(options_.eviction_bytes) / 4);
+  const uint64_t window_bytes = Window(options_.eviction_bytes);
+  uint64_t batch_bytes = window_bytes / 4;
+  if (options_.eviction_bytes == WindowOptions::kAuto) {
+    batch_bytes = std::max(batch_bytes, std::min(window_bytes / 2, kLeastBatchBytes));
+  }
+  return std::min(options_.full_batch_bytes, batch_bytes);
 }
 
 // ------------------------------------------------------------------------------------- eviction
@@ -209,6 +219,7 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
   // before it are looked at next, and later those before the next node's. What lies before is
   // passed over where that comes down to it again.
   Cursor before;
+  taken.is_all = true;
   if (cursor.scope != from.scope || from.sequence < cursor.oldest ||
       from.sequence > cursor.newest) {
     before = std::exchange(cursor, {from.scope, from.sequence, from.sequence});
@@ -234,6 +245,7 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
     }
     if (!taken.parcels.empty() && (parcel.stream != taken.parcels.front()->stream ||
                                    batch_bytes + parcel.size_bytes > batch_limit_bytes)) {
+      taken.is_all = false;
       break;
     }
     const uint64_t share_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);

@@ -11,6 +11,11 @@ namespace {
 // What a sixteenth of the last scope is at most. Two tensors of the usual size fit, however large.
 constexpr uint64_t kMostOfAScope = 256 * kMiB;
 
+// Two batches of small tensors fit into so much. It is at most this part of the last scope: what
+// saves little is to leave as well.
+constexpr uint64_t kLeastBytes = 64 * kKiB;
+constexpr uint64_t kLeastPart = 6;
+
 }  // namespace
 
 void ScopeSizes::Add(uint64_t size_bytes) {
@@ -30,8 +35,9 @@ uint64_t ScopeSizes::usual_bytes() const {
 }
 
 uint64_t AutoWindowBytes(const ScopeSizes& now, const ScopeSizes& last) {
-  return std::max(2 * std::max(now.usual_bytes(), last.usual_bytes()),
-                  std::min(kMostOfAScope, last.total_bytes() / 16));
+  return std::max({2 * std::max(now.usual_bytes(), last.usual_bytes()),
+                   std::min(kMostOfAScope, last.total_bytes() / 16),
+                   std::min(kLeastBytes, last.total_bytes() / kLeastPart)});
 }
 
 }  // namespace pinion

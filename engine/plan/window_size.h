@@ -1,7 +1,8 @@
 // How large the automatic windows are, from what scopes saved. Pure functions.
 //
 // A window holds two tensors of the usual size, so that one can be copied while the next is
-// computed, or a sixteenth of what a scope saves, if that is more. The few that are larger than all
+// computed, or a sixteenth of what a scope saves, if that is more; of a small scope a sixth, up to
+// 64 KiB, so that small tensors travel in company. The few that are larger than all
 // others (the logits of a language model) do not make it larger: each counts as half of it, so that
 // two of them fit, stays until so much more was saved, and goes.
 

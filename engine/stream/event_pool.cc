@@ -7,42 +7,48 @@
 
 namespace pinion::internal {
 
-PooledEvent::PooledEvent(std::shared_ptr<EventPool> pool, EventHandle handle)
-    : pool_(std::move(pool)), handle_(handle) {}
-
-PooledEvent::~PooledEvent() { pool_->Release(handle_); }
+EventRef::~EventRef() {
+  if (event_ == nullptr || event_->references_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  // The pool may go with its last event.
+  const std::shared_ptr<EventPool> pool = std::move(event_->pool_);
+  pool->Release(event_);
+}
 
 EventPool::EventPool(std::shared_ptr<GuardedDevice> device, Timing timing)
     : device_(std::move(device)), timing_(timing) {}
 
 EventPool::~EventPool() {
   if (!device_->health().ok()) return;  // leaks: the device must not be called
-  std::vector<EventHandle> events;
+  std::vector<std::unique_ptr<PooledEvent>> events;
   {
     MutexLock lock(mu_);
     events.swap(free_);
   }
-  for (EventHandle event : events) {
-    if (absl::Status destroyed = device_->DestroyEvent(event); !destroyed.ok()) {
+  for (const std::unique_ptr<PooledEvent>& event : events) {
+    if (absl::Status destroyed = device_->DestroyEvent(event->handle()); !destroyed.ok()) {
       PINION_LOG(kWarning) << "an event was leaked: " << destroyed.message();
     }
   }
 }
 
 absl::StatusOr<EventRef> EventPool::Acquire() {
-  EventHandle event;
+  std::unique_ptr<PooledEvent> event;
   {
     MutexLock lock(mu_);
     if (!free_.empty()) {
-      event = free_.back();
+      event = std::move(free_.back());
       free_.pop_back();
     }
   }
-  if (!event.valid()) {
-    PINION_ASSIGN_OR_RETURN(
-        event, timing_ == Timing::kTimed ? device_->CreateTimedEvent() : device_->CreateEvent());
+  if (event == nullptr) {
+    PINION_ASSIGN_OR_RETURN(const EventHandle handle, timing_ == Timing::kTimed
+                                                          ? device_->CreateTimedEvent()
+                                                          : device_->CreateEvent());
+    event = std::make_unique<PooledEvent>(handle);
   }
-  return std::make_shared<const PooledEvent>(shared_from_this(), event);
+  event->pool_ = shared_from_this();
+  event->references_.store(1, std::memory_order_relaxed);
+  return EventRef(event.release());
 }
 
 absl::StatusOr<EventRef> EventPool::Order(StreamHandle earlier, StreamHandle later) {
@@ -52,9 +58,9 @@ absl::StatusOr<EventRef> EventPool::Order(StreamHandle earlier, StreamHandle lat
   return event;
 }
 
-void EventPool::Release(EventHandle event) {
+void EventPool::Release(PooledEvent* event) {
   MutexLock lock(mu_);
-  free_.push_back(event);
+  free_.emplace_back(event);
 }
 
 }  // namespace pinion::internal

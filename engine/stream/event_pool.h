@@ -9,7 +9,10 @@
 #ifndef PINION_ENGINE_STREAM_EVENT_POOL_H_
 #define PINION_ENGINE_STREAM_EVENT_POOL_H_
 
+#include <atomic>
+#include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -24,19 +27,45 @@ class EventPool;
 
 class PooledEvent {
  public:
-  PooledEvent(std::shared_ptr<EventPool> pool, EventHandle handle);
-  ~PooledEvent();
-  PooledEvent(const PooledEvent&) = delete;
-  PooledEvent& operator=(const PooledEvent&) = delete;
+  explicit PooledEvent(EventHandle handle) : handle_(handle) {}
 
   EventHandle handle() const { return handle_; }
 
  private:
-  const std::shared_ptr<EventPool> pool_;
+  friend class EventPool;
+  friend class EventRef;
+
   const EventHandle handle_;
+  std::atomic<int> references_ = 0;
+  std::shared_ptr<EventPool> pool_;  // while there are references
 };
 
-using EventRef = std::shared_ptr<const PooledEvent>;
+// A reference to an event, or none. Unlike a shared_ptr it needs no allocation: a saved tensor's
+// way has four events.
+class EventRef {
+ public:
+  EventRef() = default;
+  EventRef(const EventRef& other) : event_(other.event_) {
+    if (event_ != nullptr) event_->references_.fetch_add(1, std::memory_order_relaxed);
+  }
+  EventRef(EventRef&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  EventRef& operator=(EventRef other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~EventRef();
+
+  explicit operator bool() const { return event_ != nullptr; }
+  bool operator==(std::nullptr_t) const { return event_ == nullptr; }
+  const PooledEvent* operator->() const { return event_; }
+
+ private:
+  friend class EventPool;
+  // Takes over one reference.
+  explicit EventRef(PooledEvent* event) : event_(event) {}
+
+  PooledEvent* event_ = nullptr;
+};
 
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
@@ -55,13 +84,13 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   absl::StatusOr<EventRef> Order(StreamHandle earlier, StreamHandle later);
 
  private:
-  friend class PooledEvent;
-  void Release(EventHandle event);
+  friend class EventRef;
+  void Release(PooledEvent* event);
 
   const std::shared_ptr<GuardedDevice> device_;
   const Timing timing_;
   Mutex mu_;
-  std::vector<EventHandle> free_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<PooledEvent>> free_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion::internal

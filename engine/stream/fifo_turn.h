@@ -12,10 +12,7 @@
 #ifndef PINION_ENGINE_STREAM_FIFO_TURN_H_
 #define PINION_ENGINE_STREAM_FIFO_TURN_H_
 
-#include <cstdint>
-
-#include "absl/base/thread_annotations.h"
-#include "pinion/allocator/base/mutex.h"
+#include <atomic>
 
 namespace pinion::internal {
 
@@ -34,20 +31,19 @@ class FifoTurn {
 
  private:
   void Enter() {
-    MutexLock lock(mu_);
-    const uint64_t mine = next_++;
-    while (serving_ != mine) changed_.Wait(mu_);
+    const int mine = next_.fetch_add(1, std::memory_order_relaxed);
+    for (int serving; (serving = serving_.load(std::memory_order_acquire)) != mine;) {
+      serving_.wait(serving, std::memory_order_acquire);
+    }
   }
   void Leave() {
-    MutexLock lock(mu_);
-    ++serving_;
-    changed_.NotifyAll();
+    serving_.fetch_add(1);
+    serving_.notify_all();
   }
 
-  Mutex mu_;
-  CondVar changed_;
-  uint64_t next_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t serving_ ABSL_GUARDED_BY(mu_) = 0;
+  // Numbers of turns; they may wrap around.
+  std::atomic<int> next_ = 0;
+  std::atomic<int> serving_ = 0;
 };
 
 }  // namespace pinion::internal

@@ -1,6 +1,7 @@
 #include "pinion/engine/stream/stream_timeline.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -53,10 +54,12 @@ uint64_t StreamTimeline::NumberCopy(EventRef event, SubmittedCopy copy) {
     done = !kCopyWithoutEvent.enabled() || device_->SynchronizeStream(stream_).ok();
     if (!done && device_->health().ok()) device_->Poison("RecordEvent", recorded.message());
   }
-  Released released;
-  MutexLock lock(mu_);
-  const uint64_t value = Append(std::move(event), std::move(copy));
-  if (done) CompleteUpTo(value, released);
+  uint64_t value = 0;
+  {
+    MutexLock lock(mu_);
+    value = Append(std::move(event), std::move(copy));
+  }
+  if (done) Complete(value);
   return value;
 }
 
@@ -82,14 +85,9 @@ uint64_t StreamTimeline::NumberToWaitFor(uint64_t allowed_bytes) const {
   return value;
 }
 
-uint64_t StreamTimeline::last_number() const {
-  MutexLock lock(mu_);
-  return last_number_;
-}
-
 size_t StreamTimeline::pending_count() const {
-  MutexLock lock(mu_);
-  return pending_.size();
+  const uint64_t completed = Completed();  // first: both only rise
+  return last_number() - completed;
 }
 
 DirectionStats StreamTimeline::GetStats() const {
@@ -187,8 +185,10 @@ uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy copy) {
   stats_.submitted_bytes += copy.size_bytes;
   stats_.in_flight_bytes += copy.size_bytes;
   stats_.peak_in_flight_bytes = std::max(stats_.peak_in_flight_bytes, stats_.in_flight_bytes);
-  pending_.push_back({++last_number_, std::move(event), std::move(copy)});
-  return last_number_;
+  const uint64_t value = last_number() + 1;
+  pending_.push_back({value, std::move(event), std::move(copy)});
+  last_number_.store(value, std::memory_order_release);
+  return value;
 }
 
 void StreamTimeline::Complete(uint64_t value) {
@@ -198,15 +198,16 @@ void StreamTimeline::Complete(uint64_t value) {
 }
 
 void StreamTimeline::CompleteUpTo(uint64_t value, Released& released) {
-  while (!pending_.empty() && pending_.front().value <= value) {
-    Pending& done = pending_.front();
-    if (done.copy.ends_transfer) ++stats_.completed_transfers;
-    stats_.completed_bytes += done.copy.size_bytes;
-    stats_.in_flight_bytes -= done.copy.size_bytes;
-    completed_.store(done.value, std::memory_order_release);
-    released.push_back(std::move(done));
-    pending_.pop_front();
+  auto end = pending_.begin();
+  for (; end != pending_.end() && end->value <= value; ++end) {
+    if (end->copy.ends_transfer) ++stats_.completed_transfers;
+    stats_.completed_bytes += end->copy.size_bytes;
+    stats_.in_flight_bytes -= end->copy.size_bytes;
+    completed_.store(end->value, std::memory_order_release);
   }
+  if (end == pending_.end()) return released.swap(pending_);
+  released.assign(std::move_iterator(pending_.begin()), std::move_iterator(end));
+  pending_.erase(pending_.begin(), end);
 }
 
 const StreamTimeline::Pending* StreamTimeline::Find(uint64_t value) const {

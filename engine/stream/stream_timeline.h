@@ -104,7 +104,7 @@ class StreamTimeline final : public FenceTimeline {
   // The smallest number whose completion leaves at most `allowed_bytes` in flight; 0 if that is so
   // already.
   uint64_t NumberToWaitFor(uint64_t allowed_bytes) const;
-  uint64_t last_number() const;
+  uint64_t last_number() const { return last_number_.load(std::memory_order_acquire); }
   size_t pending_count() const;
   DirectionStats GetStats() const;
 
@@ -137,7 +137,7 @@ class StreamTimeline final : public FenceTimeline {
     SubmittedCopy copy;
   };
 
-  using Released = absl::InlinedVector<Pending, 2>;
+  using Released = std::deque<Pending>;
   using Events = absl::InlinedVector<EventRef, 1>;
 
   uint64_t Append(EventRef event, SubmittedCopy copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -165,11 +165,12 @@ class StreamTimeline final : public FenceTimeline {
   CopyDirection direction_{};             // set with timer_
   FifoTurn turn_;
 
-  std::atomic<uint64_t> completed_{0};  // written under mu_
+  // Written under mu_.
+  std::atomic<uint64_t> last_number_{0};
+  std::atomic<uint64_t> completed_{0};
   mutable Mutex mu_;
   // From completed_ + 1 on.
   std::deque<Pending> pending_ ABSL_GUARDED_BY(mu_);
-  uint64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
   DirectionStats stats_ ABSL_GUARDED_BY(mu_);
 };
 

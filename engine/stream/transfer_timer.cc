@@ -44,7 +44,7 @@ absl::StatusOr<std::shared_ptr<TransferTimer>> TransferTimer::Create(
 
 EventRef TransferTimer::Record(StreamHandle stream) {
   absl::StatusOr<EventRef> event = events_->Acquire();
-  if (!event.ok() || !device_->RecordEvent((*event)->handle(), stream).ok()) return nullptr;
+  if (!event.ok() || !device_->RecordEvent((*event)->handle(), stream).ok()) return EventRef();
   return *std::move(event);
 }
 

@@ -42,8 +42,7 @@ absl::Status DeviceTier::PutOut(absl::Span<Departure> departures) {
     }
   }
   // Not retried: the bytes are on the device and may simply stay there.
-  const absl::StatusOr<Transfer> copy =
-      engine_->Submit(std::move(batch), departures.front().parcel->stream);
+  const absl::StatusOr<Transfer> copy = engine_->Submit(batch, departures.front().parcel->stream);
   const bool leak = !copy.ok() && IsPoisoned();
   for (Departure& departure : departures) {
     if (copy.ok()) departure.parcel->Leave(*copy, std::move(departure.memory));
@@ -60,7 +59,7 @@ absl::StatusOr<Transfer> DeviceTier::Fetch(absl::Span<Arrival> arrivals, StreamH
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, arrival.claim.parcel().ToRead());
     batch.Add(std::move(buffer), 0, arrival.memory.data(), arrival.claim.parcel().size_bytes);
   }
-  absl::StatusOr<Transfer> copy = engine_->Submit(std::move(batch), stream);
+  absl::StatusOr<Transfer> copy = engine_->Submit(batch, stream);
   const bool leak = !copy.ok() && IsPoisoned();
   for (Arrival& arrival : arrivals) {
     if (leak) arrival.memory.Leak();

@@ -107,11 +107,12 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
 }
 
 HostTier::HostTier(const HostTierOptions& options, DeviceBackend backend,
-                   std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool)
+                   std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
+                   std::shared_ptr<Backing> backing)
     : backend_(std::move(backend)),
       source_(std::move(source)),
       pool_(std::move(pool)),
-      backing_(std::make_shared<PinnedBacking>(pool_)),
+      backing_(backing != nullptr ? std::move(backing) : std::make_shared<PinnedBacking>(pool_)),
       options_(options) {}
 
 std::string HostTier::Join(const HostTierOptions& options, const PinnedAllocator* pool) {

@@ -53,9 +53,10 @@ class HostTier {
       const HostTierOptions& options, const DeviceBackend& backend,
       std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool = nullptr);
 
-  // `source` is null for a pool of the program's own.
+  // `source` is null for a pool of the program's own. Parcels rest in `backing`; null: in the pool.
   HostTier(const HostTierOptions& options, DeviceBackend backend,
-           std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool);
+           std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
+           std::shared_ptr<Backing> backing = nullptr);
 
   PinnedAllocator& pool() const { return *pool_; }
   // Where the pool's segments come from; null for a pool of the program's own.

@@ -42,6 +42,14 @@ std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_pt
   return std::make_unique<StepLearner>(device, std::make_shared<StreamClock>(native), state);
 }
 
+// What a handle that was made just now counts as.
+uint64_t OffloadStats::*CounterOf(const StorageRecord& record)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+  if (record.live_handles > 1) return &OffloadStats::shared;
+  if (record.Stays()) return &OffloadStats::kept_as_planned;
+  return record.IsCastAgain() ? &OffloadStats::cast_again : &OffloadStats::offloaded;
+}
+
 }  // namespace
 
 // What stands in for one saved tensor in the graph.
@@ -63,7 +71,7 @@ class DeviceOffloader::Handle : public SavedTensor {
   bool IsComputedAgain() const override { return record_->cast != nullptr; }
   bool WasComputedAgain() const override { return was_cast_again; }
   const void* MemoryOwner() const override {
-    MutexLock lock(owner_->state_.mu);
+    OffloadLock lock(owner_->state_);
     return record_->HoldsMemory() ? record_.get() : nullptr;
   }
 
@@ -71,7 +79,7 @@ class DeviceOffloader::Handle : public SavedTensor {
 
   std::string Describe() const { return view_.Describe(); }
 
-  at::Tensor View(BytesOnDevice bytes, const c10::VariableVersion& version) const {
+  at::Tensor View(BytesOnDevice bytes, const c10::VariableVersion* version = nullptr) const {
     return view_.Over(std::move(bytes.storage), bytes.shift_bytes, version);
   }
 
@@ -146,21 +154,21 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   RecordPtrs due;
   Released released;  // let go of after the lock
   {
-    MutexLock lock(state_.mu);
-    last_packed_ = node;
+    OffloadLock lock(state_);
+    state_.books.last_packed = node;
     const uint64_t sequence = state_.CountSave();
-    record = state_.storages.Find(storage, version, read);
+    record = state_.books.storages.Find(storage, version, read);
     // What it would be cast from has changed since; `tensor` still has the bytes.
     if (record != nullptr && record->IsCastAgain() && !record->cast->IsUnchanged()) record.reset();
     if (record != nullptr) {
-      if (record->IsAwaited()) state_.pending.AwaitOperator(record, node);
-      if (record->state == StorageRecord::CopyOut::kStays) record->nodes.push_back(node);
-      state_.schedule->OnUsed(record->object, Use::kSaved);
+      if (record->IsAwaited()) state_.books.pending.AwaitOperator(record, node);
+      if (record->Stays()) record->leaving.nodes.push_back(node);
+      state_.schedule->OnUsed(record->in_schedule.object, Use::kSaved);
       // Backward reads it sooner than what was saved in between.
-      if (record->scope == scope.id) record->sequence = sequence;
-      if (record->parcel != nullptr) {
-        record->parcel->AddReaders(1);
-        state_.schedule->OnSavedAgain(*record->parcel, {record->scope, record->sequence});
+      if (record->scope == scope.id) record->in_schedule.sequence = sequence;
+      if (record->in_parcel.parcel != nullptr) {
+        record->in_parcel.parcel->AddReaders(1);
+        state_.schedule->OnSavedAgain(*record->in_parcel.parcel, record->place());
       }
     } else {
       // EndScope would not send it on its way any more.
@@ -169,40 +177,32 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
           std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id,
                                           std::move(cast), SavedOrigin(tensor, node));
       record->checksum = std::move(checksum);
-      record->sequence = sequence;
-      state_.storages.Add(*record);
+      record->in_schedule.sequence = sequence;
+      state_.books.storages.Add(*record);
       const uint64_t signature =
           learner_ == nullptr ? 0 : SignatureOf(tensor, place, record->size_bytes());
-      const bool is_cast = record->cast != nullptr;
       const Fate fate = state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature});
-      record->object = fate.object;
-      if (fate.leaves && is_cast) {
+      record->in_schedule.object = fate.object;
+      if (fate.leaves && record->cast != nullptr) {
         record->LeaveToBeCastAgain();  // the tensor holds the source as well
       } else if (fate.leaves) {
-        state_.pending.Add(record, node);
+        state_.books.pending.Add(record, node);
       } else {
-        record->state = StorageRecord::CopyOut::kStays;
-        record->nodes.push_back(node);
+        record->leaving.copy_out = StorageRecord::CopyOut::kStays;
+        record->leaving.nodes.push_back(node);
       }
     }
     TakeLateLeavers(state_, *stats_, node, due, released);
     if (!scope.ended) {
-      RecordPtrs returned = state_.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes());
+      RecordPtrs returned =
+          state_.books.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes());
       std::move(returned.begin(), returned.end(), std::back_inserter(due));
     }
     ++record->live_handles;
-    stats_->Update([&](OffloadStats& stats) {
+    stats_->Update([&, counter = CounterOf(*record)](OffloadStats& stats) {
       ++stats.live_handles;
-      if (record->live_handles > 1) {
-        ++stats.shared;
-      } else if (record->state == StorageRecord::CopyOut::kStays) {
-        ++stats.kept_as_planned;
-      } else if (record->IsCastAgain()) {
-        ++stats.cast_again;
-      } else {
-        ++stats.offloaded;
-        stats.offloaded_bytes += record->size_bytes();
-      }
+      ++(stats.*counter);
+      if (counter == &OffloadStats::offloaded) stats.offloaded_bytes += record->size_bytes();
     });
   }
   auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
@@ -220,12 +220,12 @@ void DeviceOffloader::EndScopeNow(ScopeId scope) {
   const ScopedRange range(trace(), "pinion.end_scope");
   RecordPtrs due;
   {
-    MutexLock lock(state_.mu);
-    due = state_.pending.EndScope(scope);
+    OffloadLock lock(state_);
+    due = state_.books.pending.EndScope(scope);
   }
   departures_.CopyOut(std::move(due));
   departures_.EvictExcess();
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   state_.schedule->OnScopeEnd(scope);
 }
 
@@ -234,7 +234,7 @@ void DeviceOffloader::FreeDeviceMemory() {
   departures_.EvictAll();
 }
 
-// -------------------------------------------------------------------------------------- unpack
+// -------------------------------------------------------------------------- unpack and release
 
 at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   StorageRecord& record = handle.record();
@@ -250,10 +250,10 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     RecordPtrs due;
     Released released;  // let go of after the lock
     {
-      MutexLock lock(state_.mu);
-      state_.schedule->OnUsed(record.object, is_kept ? Use::kReadAndKept : Use::kRead);
-      TakeLateLeavers(state_, *stats_, last_packed_, due, released);
-      if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.object);
+      OffloadLock lock(state_);
+      state_.schedule->OnUsed(record.in_schedule.object, is_kept ? Use::kReadAndKept : Use::kRead);
+      TakeLateLeavers(state_, *stats_, state_.books.last_packed, due, released);
+      if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
     }
     if (!due.empty()) departures_.CopyOut(std::move(due));
     departures_.EvictExcess();
@@ -269,25 +269,23 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       if (learner_ != nullptr) handle.fetched = bytes.storage;
-      return handle.View(std::move(bytes), c10::VariableVersion(/*version=*/0));
+      return handle.View(std::move(bytes));
     }
   }
   // A node that changes any other in place is found out by whoever shares it, as without offload.
-  return Lend(handle.View(std::move(bytes), record.version.counter()));
+  return Lend(handle.View(std::move(bytes), &record.version.counter()));
 }
 
 void DeviceOffloader::NoteBackward() {
   const int64_t backward = CurrentBackward();
   if (backward == -1) return;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     if (!state_.backwards.insert(backward).second) return;
     state_.schedule->OnBackwardBegin(backward);
   }
   AtEndOfBackward([self = shared_from_this(), backward] { self->returns_.EndBackward(backward); });
 }
-
-// ------------------------------------------------------------------------------------- release
 
 void DeviceOffloader::Release(Handle& handle) {
   StorageRecord& record = handle.record();
@@ -295,9 +293,9 @@ void DeviceOffloader::Release(Handle& handle) {
   // A plan counts on the memory as soon as the node that has read it is done.
   if (learner_ != nullptr && backward != -1) SettleLoans();
   Released released;
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   // The handle that goes still shares the record: nothing is let go of under the lock.
-  const std::shared_ptr<SavedParcel> parcel = record.parcel;
+  const std::shared_ptr<SavedParcel> parcel = record.in_parcel.parcel;
   uint64_t dropped = 0;
   if (parcel != nullptr) {
     dropped += state_.LetGoOfFetched(parcel->RemoveReader(handle.reader), *parcel, released);
@@ -315,22 +313,22 @@ void DeviceOffloader::Release(Handle& handle) {
 }
 
 void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& released) {
-  if (record.IsAwaited()) state_.pending.Remove(record);
-  state_.storages.Remove(record);
-  state_.schedule->OnReleased(record.object);
+  if (record.IsAwaited()) state_.books.pending.Remove(record);
+  state_.books.storages.Remove(record);
+  state_.schedule->OnReleased(record.in_schedule.object);
   if (record.IsCastAgain()) return;
-  if (record.parcel == nullptr) {
+  if (record.in_parcel.parcel == nullptr) {
     // Its copy out was not submitted.
-    LetGo(GuardedMemory(TorchMemory(std::move(record.source)), record.pack_stream.native,
+    LetGo(GuardedMemory(TorchMemory(std::move(record.leaving.source)), record.pack_stream.native,
                         Transfer(), kFreeAfterCopy),
           /*size_bytes=*/0, backward, released);
     return;
   }
-  SavedParcel& parcel = *record.parcel;
+  SavedParcel& parcel = *record.in_parcel.parcel;
   parcel.records.erase(std::find(parcel.records.begin(), parcel.records.end(), &record));
   if (parcel.gathered) return;
   state_.schedule->OnPieceGone(parcel, record.storage());
-  LetGo(parcel.TakeHeld(record.piece), record.storage_bytes, backward, released);
+  LetGo(parcel.TakeHeld(record.in_parcel.piece), record.storage_bytes, backward, released);
 }
 
 void DeviceOffloader::LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t backward,
@@ -339,12 +337,13 @@ void DeviceOffloader::LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t b
   // Only what EndBackward will be called for, and what no other record could be found to have.
   const auto* storage = static_cast<const c10::StorageImpl*>(memory.memory().owner());
   if (size_bytes == 0 || !state_.backwards.contains(backward) ||
-      state_.storages.Contains(storage)) {
+      state_.books.storages.Contains(storage)) {
     released.Add(std::move(memory));
     return;
   }
-  state_.late.Add(std::move(memory), size_bytes);
-  if (state_.late.size_bytes() > state_.schedule->LateBytes()) state_.late.Take(released);
+  state_.books.late.Add(std::move(memory), size_bytes);
+  if (state_.books.late.size_bytes() > state_.schedule->LateBytes())
+    state_.books.late.Take(released);
 }
 
 }  // namespace pinion

@@ -65,14 +65,14 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void KeepSavedBy(const NodeId& node) {
     RecordPtrs kept;
     {
-      MutexLock lock(state_.mu);
-      kept = state_.pending.TakeSavedBy(node);
+      OffloadLock lock(state_);
+      kept = state_.books.pending.TakeSavedBy(node);
     }
     departures_.Keep(kept, &OffloadStats::kept_head);
   }
   // A tensor was saved that stays on the device, and is not told of otherwise.
   void CountKept() {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     state_.CountSave();
   }
   void AppendLive(std::vector<LiveTensor>& tensors) { AppendLiveOf(state_, device_, tensors); }
@@ -108,11 +108,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void Release(Handle& handle);
   // The record's last handle is gone.
   void Forget(StorageRecord& record, int64_t backward, Released& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
   // `memory`, of that many bytes, that nobody needs any more, and that its copy out may still read
   // (none does if there are 0).
   void LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t backward, Released& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
 
   TraceSink* trace() const { return options_.engine.trace.get(); }
 
@@ -124,7 +124,6 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   const std::shared_ptr<DeviceTier> tier_;
   const std::shared_ptr<OffloadStatsRecorder> stats_;
   OffloadState state_;
-  NodeId last_packed_ ABSL_GUARDED_BY(state_.mu);  // by any thread
   TensorDepartures departures_;
   TensorReturns returns_;
   const std::unique_ptr<StepLearner> learner_;  // null without a memory target

@@ -10,8 +10,8 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
                      RecordPtrs& due, Released& released) {
   const std::vector<uint32_t> objects = state.schedule->TakeLateLeavers();
   if (objects.empty()) return;
-  for (const RecordPtr& record : state.storages.Find(objects)) {
-    if (record->state != StorageRecord::CopyOut::kStays) continue;
+  for (const RecordPtr& record : state.books.storages.Find(objects)) {
+    if (!record->Stays()) continue;
     if (record->cast != nullptr && record->cast->IsUnchanged()) {
       released.plain.push_back(record->LeaveToBeCastAgain());
       stats.Update([](OffloadStats& counts) {
@@ -21,10 +21,10 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
       continue;
     }
     const bool have_returned =
-        !state.pending.IsAnyOpen() ||
-        std::all_of(record->nodes.begin(), record->nodes.end(),
+        !state.books.pending.IsAnyOpen() ||
+        std::all_of(record->leaving.nodes.begin(), record->leaving.nodes.end(),
                     [&](const NodeId& saver) { return HasReturned(saver, node); });
-    const bool is_open = !have_returned && state.pending.IsOpen(record->scope);
+    const bool is_open = !have_returned && state.books.pending.IsOpen(record->scope);
     // Nobody would send it on its way once the operator of a later scope has returned: it stays.
     if (!have_returned && !is_open) continue;
     stats.Update([&record](OffloadStats& counts) {
@@ -33,11 +33,11 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
       counts.offloaded_bytes += record->size_bytes();
     });
     if (is_open) {
-      const NodeId saver = record->nodes.back();
-      record->nodes.pop_back();
-      state.pending.Add(record, saver);
+      const NodeId saver = record->leaving.nodes.back();
+      record->leaving.nodes.pop_back();
+      state.books.pending.Add(record, saver);
     } else {
-      record->state = StorageRecord::CopyOut::kDecided;
+      record->leaving.copy_out = StorageRecord::CopyOut::kDecided;
       due.push_back(record);
     }
   }

@@ -16,7 +16,8 @@ namespace pinion {
 // may still run, and what is cast again lets go of its memory. `node` is the last one that has
 // saved something.
 void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
-                     RecordPtrs& due, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu);
+                     RecordPtrs& due, Released& released)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
 }  // namespace pinion
 

@@ -11,13 +11,13 @@ void AppendLiveOf(OffloadState& state, c10::Device device, std::vector<LiveTenso
   RecordPtrs records;
   const size_t first = tensors.size();
   {
-    MutexLock lock(state.mu);
-    records = state.storages.All();
+    OffloadLock lock(state);
+    records = state.books.storages.All();
     for (const RecordPtr& record : records) {
       LiveTensor& tensor = tensors.emplace_back();
       tensor.saved_tensors = record->live_handles;
       tensor.on_device = record->IsOnDevice();
-      tensor.in_host_memory = record->parcel != nullptr;
+      tensor.in_host_memory = record->in_parcel.parcel != nullptr;
     }
   }
   for (size_t i = 0; i < records.size(); ++i) {

@@ -56,14 +56,23 @@ class LateMemory {
   uint64_t size_bytes_ = 0;
 };
 
+// Of tensors that are live.
+struct Books {
+  PendingTensors pending;
+  SavedStorages storages = {};
+  LateMemory late = {};
+  NodeId last_packed = {};  // the node that has saved something last, on any thread
+};
+
 // The lock is taken before a parcel's own, and held while no device, allocator or LibTorch call is
 // made.
 struct OffloadState {
   OffloadState(ChosenSchedule by, PendingTensors none_yet)
-      : pending(std::move(none_yet)),
+      : books{.pending = std::move(none_yet)},
         schedule(std::move(by.schedule)),
         target(by.target),
         counting(by.counting),
+        planner(by.target),
         asks_for_device_bytes(schedule->AsksForDeviceBytes()) {}
 
   // What is allocated on the device, for the schedule if it asks; to be had before the lock.
@@ -88,15 +97,26 @@ struct OffloadState {
   }
 
   Mutex mu;
-  SavedStorages storages ABSL_GUARDED_BY(mu);
-  PendingTensors pending ABSL_GUARDED_BY(mu);
+  Books books ABSL_GUARDED_BY(mu);
   const std::unique_ptr<OffloadSchedule> schedule ABSL_PT_GUARDED_BY(mu);
-  TargetSchedule* const target;    // the same, if it goes by plans; what changes in it is guarded
-  WindowSchedule* const counting;  // the same, if its window is one of tensors; guarded as well
+  // The same, if it goes by plans, and if its window is one of tensors.
+  TargetSchedule* const target ABSL_PT_GUARDED_BY(mu);
+  WindowSchedule* const counting ABSL_PT_GUARDED_BY(mu);
+  const TargetSchedule* const planner;  // `target`, for what no lock is needed for
   const bool asks_for_device_bytes;
-  LateMemory late ABSL_GUARDED_BY(mu);
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of what was saved
   absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run
+};
+
+// Takes the state's lock.
+class ABSL_SCOPED_LOCKABLE OffloadLock {
+ public:
+  explicit OffloadLock(OffloadState& state) ABSL_EXCLUSIVE_LOCK_FUNCTION(state.mu, kRecordsLock)
+      : lock_(state.mu) {}
+  ~OffloadLock() ABSL_UNLOCK_FUNCTION() = default;
+
+ private:
+  const MutexLock lock_;
 };
 
 }  // namespace pinion

@@ -10,7 +10,7 @@ RecordPtrs PendingTensors::TakeDue(ScopeId id, const NodeId& node, uint64_t batc
   Scope& scope = scopes_[id];
   size_t in_use = 0;
   for (RecordPtr& earlier : scope.in_use) {
-    absl::InlinedVector<NodeId, 1>& nodes = earlier->nodes;
+    absl::InlinedVector<NodeId, 1>& nodes = earlier->leaving.nodes;
     nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
                                [&](const NodeId& saver) { return HasReturned(saver, node); }),
                 nodes.end());
@@ -26,17 +26,17 @@ RecordPtrs PendingTensors::TakeDue(ScopeId id, const NodeId& node, uint64_t batc
 }
 
 void PendingTensors::Add(const RecordPtr& record, const NodeId& node) {
-  record->state = StorageRecord::CopyOut::kInUse;
-  record->nodes.push_back(node);
+  record->leaving.copy_out = StorageRecord::CopyOut::kInUse;
+  record->leaving.nodes.push_back(node);
   scopes_[record->scope].in_use.push_back(record);
 }
 
 void PendingTensors::AwaitOperator(const RecordPtr& record, const NodeId& node) {
-  if (record->state == StorageRecord::CopyOut::kPending) {
+  if (record->leaving.copy_out == StorageRecord::CopyOut::kPending) {
     Remove(*record);
     Add(record, node);
   } else {
-    record->nodes.push_back(node);
+    record->leaving.nodes.push_back(node);
   }
 }
 
@@ -46,34 +46,36 @@ RecordPtrs PendingTensors::TakeSavedBy(const NodeId& node) {
     return saver.thread == node.thread && saver.sequence == node.sequence;
   };
   for (auto& [id, scope] : scopes_) {
-    std::erase_if(scope.in_use, [&](const RecordPtr& record) {
-      if (std::none_of(record->nodes.begin(), record->nodes.end(), is_its)) return false;
-      record->state = StorageRecord::CopyOut::kDecided;
-      taken.push_back(record);
-      return true;
-    });
+    std::erase_if(
+        scope.in_use, [&](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+          if (std::none_of(record->leaving.nodes.begin(), record->leaving.nodes.end(), is_its))
+            return false;
+          record->leaving.copy_out = StorageRecord::CopyOut::kDecided;
+          taken.push_back(record);
+          return true;
+        });
   }
   return taken;
 }
 
 void PendingTensors::EndOperator(Scope& scope, RecordPtr record) {
-  record->state = StorageRecord::CopyOut::kPending;
+  record->leaving.copy_out = StorageRecord::CopyOut::kPending;
   const bool small = IsSmall(*record);
-  (small ? scope.small_bytes : scope.large_bytes) += record->pending_bytes;
+  (small ? scope.small_bytes : scope.large_bytes) += record->leaving.pending_bytes;
   (small ? scope.small : scope.large).push_back(std::move(record));
 }
 
 void PendingTensors::Remove(const StorageRecord& record) {
   Scope& scope = scopes_.at(record.scope);
   const auto is_record = [&](const RecordPtr& pending) { return pending.get() == &record; };
-  if (record.state == StorageRecord::CopyOut::kInUse) {
+  if (record.leaving.copy_out == StorageRecord::CopyOut::kInUse) {
     std::erase_if(scope.in_use, is_record);
     return;
   }
   const bool small = IsSmall(record);
   RecordPtrs& waiting = small ? scope.small : scope.large;
   waiting.erase(std::find_if(waiting.begin(), waiting.end(), is_record));
-  (small ? scope.small_bytes : scope.large_bytes) -= record.pending_bytes;
+  (small ? scope.small_bytes : scope.large_bytes) -= record.leaving.pending_bytes;
 }
 
 RecordPtrs PendingTensors::EndScope(ScopeId scope) {
@@ -101,8 +103,10 @@ RecordPtrs PendingTensors::Take(Scope& scope, bool large, bool small) {
   }
   // In the order of packing, which is the order in which they are evicted.
   std::sort(due.begin(), due.end(),
-            [](const RecordPtr& a, const RecordPtr& b) { return a->sequence < b->sequence; });
-  for (const RecordPtr& record : due) record->state = StorageRecord::CopyOut::kDecided;
+            [](const RecordPtr& a, const RecordPtr& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+              return a->in_schedule.sequence < b->in_schedule.sequence;
+            });
+  for (const RecordPtr& record : due) record->leaving.copy_out = StorageRecord::CopyOut::kDecided;
   return due;
 }
 

@@ -6,7 +6,7 @@
 // link by itself then waits until the others hold as much device memory as does, or the scope ends,
 // and leaves with them. Small ones wait for each other in the same way, since they share a parcel.
 //
-// Thread safety: none; OffloadState's mutex guards it.
+// Thread safety: none; whoever calls holds the lock of the OffloadState that it belongs to.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_PENDING_TENSORS_H_
 #define PINION_HOOKS_ACTIVATIONS_PENDING_TENSORS_H_
@@ -15,6 +15,7 @@
 #include <map>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -29,10 +30,11 @@ class PendingTensors {
 
   // `node` is about to save something in the scope; operators that have returned by then have.
   // Returns records that are due: those whose batch holds `batch_bytes`, in the order of packing.
-  RecordPtrs TakeDue(ScopeId scope, const NodeId& node, uint64_t batch_bytes);
+  RecordPtrs TakeDue(ScopeId scope, const NodeId& node, uint64_t batch_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   // A record that is to leave, saved by `node`.
-  void Add(const RecordPtr& record, const NodeId& node);
+  void Add(const RecordPtr& record, const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   // Whether operators of the scope may still run: something was saved in it, and it has not ended.
   bool IsOpen(ScopeId scope) const { return scopes_.contains(scope); }
@@ -40,16 +42,17 @@ class PendingTensors {
 
   // One more operator has saved the record, which is awaited: nothing is to read it before that
   // one, too, has returned.
-  void AwaitOperator(const RecordPtr& record, const NodeId& node);
+  void AwaitOperator(const RecordPtr& record, const NodeId& node)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   // What `node`, whose operator has not returned, has saved: it is awaited no more.
-  RecordPtrs TakeSavedBy(const NodeId& node);
+  RecordPtrs TakeSavedBy(const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   // The record, which is awaited, is not needed any more.
-  void Remove(const StorageRecord& record);
+  void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   // No operator of the scope runs any more: all that is left of it.
-  RecordPtrs EndScope(ScopeId scope);
+  RecordPtrs EndScope(ScopeId scope) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
  private:
   struct Scope {
@@ -63,9 +66,10 @@ class PendingTensors {
   bool IsSmall(const StorageRecord& record) const {
     return record.size_bytes() <= largest_small_bytes_;
   }
-  void EndOperator(Scope& scope, RecordPtr record);
+  void EndOperator(Scope& scope, RecordPtr record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
   // Large ones do not wait for small ones.
-  static RecordPtrs Take(Scope& scope, bool large, bool small);
+  static RecordPtrs Take(Scope& scope, bool large, bool small)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   const uint64_t largest_small_bytes_;
   const bool company_;

@@ -29,7 +29,9 @@ RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& v
 
 RecordPtrs SavedStorages::Find(const std::vector<uint32_t>& objects) const {
   const absl::flat_hash_set<uint32_t> wanted(objects.begin(), objects.end());
-  return Select([&](const StorageRecord& record) { return wanted.contains(record.object); });
+  return Select([&](const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    return wanted.contains(uint32_t{record.in_schedule.object});
+  });
 }
 
 RecordPtrs SavedStorages::All() const {
@@ -44,13 +46,15 @@ RecordPtrs SavedStorages::Select(absl::FunctionRef<bool(const StorageRecord&)> i
     }
   }
   std::sort(found.begin(), found.end(),
-            [](const RecordPtr& a, const RecordPtr& b) { return a->sequence < b->sequence; });
+            [](const RecordPtr& a, const RecordPtr& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+              return a->in_schedule.sequence < b->in_schedule.sequence;
+            });
   return found;
 }
 
 void SavedStorages::Add(StorageRecord& record) {
   auto& records = records_[record.storage()];
-  record.pending_bytes = records.empty() ? record.storage_bytes : record.size_bytes();
+  record.leaving.pending_bytes = records.empty() ? record.storage_bytes : record.size_bytes();
   records.push_back(&record);
 }
 

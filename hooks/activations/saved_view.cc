@@ -16,13 +16,17 @@ std::string SavedView::Describe() const {
 }
 
 at::Tensor SavedView::Over(c10::Storage storage, int64_t shift_bytes,
-                           const c10::VariableVersion& version) const {
+                           const c10::VariableVersion* version) const {
   const c10::DispatchKeySet keys(
       c10::computeDispatchKey(c10::typeMetaToScalarType(dtype_), c10::kStrided, storage.device()));
   auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, dtype_);
   impl->set_sizes_and_strides(
       sizes_, strides_, (offset_bytes_ + shift_bytes) / static_cast<int64_t>(dtype_.itemsize()));
-  impl->set_version_counter(version);
+  if (version != nullptr) {
+    impl->set_version_counter(*version);
+  } else if (!impl->version_counter().enabled()) {  // made in inference mode
+    impl->set_version_counter(c10::VariableVersion(/*version=*/0));
+  }
   return at::Tensor(std::move(impl));
 }
 

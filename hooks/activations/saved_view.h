@@ -28,8 +28,9 @@ class SavedView {
   std::string Describe() const;
 
   // Over a storage that has each byte `shift_bytes` behind its place in the one that was saved.
+  // Without a `version` the tensor has a counter of its own.
   at::Tensor Over(c10::Storage storage, int64_t shift_bytes,
-                  const c10::VariableVersion& version) const;
+                  const c10::VariableVersion* version) const;
 
  private:
   const c10::SmallVector<int64_t, 5> sizes_;

@@ -21,22 +21,22 @@ std::shared_ptr<DeviceRecording> StepLearner::Current() const {
 
 bool StepLearner::IsCurious() const {
   if (Current() != nullptr || meter_.IsDue()) return true;
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   return state_.target->WantsRecord();
 }
 
 std::optional<uint32_t> StepLearner::KeepSegment() {
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   return state_.target->OnSegment();
 }
 
 std::string StepLearner::Explain(PlanFormat format) const {
   std::list<std::shared_ptr<const KnownStep>> known;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     known = state_.target->known();
   }
-  return state_.target->Explain(known, format);
+  return state_.planner->Explain(known, format);
 }
 
 void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
@@ -51,7 +51,7 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
     absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack) {
   bool begins = false;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     begins = !state_.target->IsInStep();
   }
   if (begins) BeginStep();
@@ -78,7 +78,7 @@ void StepLearner::BeginStep() {
     MutexLock lock(mu_);
     if (recording_ != last) return;
     recording_.reset();
-    MutexLock state_lock(state_.mu);
+    OffloadLock state_lock(state_);
     state_.target->set_is_recorded(false);
     if (last != nullptr && !state_.target->IsInStep()) ran = state_.target->TakeRan();
   }
@@ -86,13 +86,13 @@ void StepLearner::BeginStep() {
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     wants_record = state_.target->WantsRecord();
     followed = state_.target->followed();
   }
   if (meter_.BeginStep(followed, wants_record)) {
     // From the next step on: whether this one is observed was decided when its scope was opened.
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     state_.target->RecordAgain();
   }
   if (!wants_record) return;
@@ -102,7 +102,7 @@ void StepLearner::BeginStep() {
     MutexLock lock(mu_);
     recording_ = std::move(next);
   }
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   state_.target->set_is_recorded(true);
 }
 
@@ -117,11 +117,11 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   SegmentChoice::Note(ran, *step);
   bool mixes = false;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     mixes = state_.target->MayMix(ran, *step);
   }
   absl::StatusOr<std::shared_ptr<const KnownStep>> known =
-      state_.target->Plan(*std::move(step), mixes);
+      state_.planner->Plan(*std::move(step), mixes);
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;
@@ -135,7 +135,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     PINION_LOG(kError) << "OffloadOptions::memory_target_bytes cannot be met on " << device_.str()
                        << ", all leaves that can: " << (*known)->shortfall();
   }
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   state_.target->Learn(*std::move(known), ran);
 }
 

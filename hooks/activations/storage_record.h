@@ -2,9 +2,7 @@
 //
 // A record is shared by the handles of all saved tensors that are views of the same bytes. All that
 // is about tensors is said of records, all that is about copies of parcels (engine/tier/parcel.h):
-// a large tensor is a parcel of its own, small ones share one. Fields below a line "guarded" belong
-// to OffloadState's mutex. Clang cannot check that: an annotation would need an expression for that
-// mutex, and a record does not know its owner.
+// a large tensor is a parcel of its own, small ones share one.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_
 #define PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_
@@ -18,6 +16,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/tier/parcel.h"
@@ -32,6 +31,12 @@
 namespace pinion {
 
 struct StorageRecord;
+
+// What guards records and the tables of them: the lock of the OffloadState that they belong to,
+// which none of them knows. OffloadLock (offload_state.h) takes both, so clang checks that whoever
+// touches a record holds such a lock. That it is the lock of the record's own device it cannot see.
+struct ABSL_LOCKABLE RecordsLock {};
+inline constexpr RecordsLock kRecordsLock;
 
 // Saved tensors that travel together.
 struct SavedParcel final : public Parcel, public ScheduledParcel {
@@ -49,8 +54,8 @@ struct SavedParcel final : public Parcel, public ScheduledParcel {
   // before the parcel is published.
   bool gathered = false;
 
-  // ---- guarded ----
-  absl::InlinedVector<StorageRecord*, 1> records;  // with live handles
+  absl::InlinedVector<StorageRecord*, 1> records
+      ABSL_GUARDED_BY(kRecordsLock);  // with live handles
 };
 
 // What was last made by casting a parameter again, for others who read it while it lives.
@@ -68,6 +73,28 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
                // device, or was let go of (IsCastAgain)
   };
 
+  // While the device memory that was saved is the record's.
+  struct Leaving {
+    c10::Storage source;  // until the copy out is submitted; from then on the parcel holds it
+    CopyOut copy_out = CopyOut::kInUse;
+    // Of the operators that may still run, while kInUse; that have saved it, while kStays.
+    absl::InlinedVector<NodeId, 1> nodes;
+    // Of the device, that its copy out lets go of: all of the storage for the first record of it.
+    uint64_t pending_bytes = 0;
+  };
+
+  // Once the copy out is submitted.
+  struct InParcel {
+    std::shared_ptr<SavedParcel> parcel;  // null before
+    size_t piece = 0;                     // of the parcel, unless that was gathered
+    uint64_t offset_bytes = 0;            // at which `extent` begins in it
+  };
+
+  struct InSchedule {
+    uint64_t sequence = 0;  // in the order in which records were saved last, in their scopes
+    uint32_t object = 0;    // the schedule's number
+  };
+
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
                 StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
                 ScopeId saved_in, std::unique_ptr<const ParameterCast> can_be_cast,
@@ -82,21 +109,32 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
         scope(saved_in),
         cast(std::move(can_be_cast)),
         origin(std::move(saved_by)),
-        source(storage) {}
+        leaving{.source = storage, .nodes = {}} {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
   const c10::StorageImpl* storage() const { return identity._unsafe_get_target(); }
 
-  // Its copy has not begun, and it has a place in its scope. Guarded.
-  bool IsAwaited() const { return state == CopyOut::kInUse || state == CopyOut::kPending; }
-
-  // Of the storage that was saved. Guarded.
-  bool HoldsMemory() const {
-    return source || (parcel != nullptr && !parcel->gathered && parcel->Holds(piece));
+  // Its copy has not begun, and it has a place in its scope.
+  bool IsAwaited() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    return leaving.copy_out == CopyOut::kInUse || leaving.copy_out == CopyOut::kPending;
   }
 
-  // The bytes can be had without a copy or a cast. Guarded.
-  bool IsOnDevice() const {
+  SavedPlace place() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    return {scope, in_schedule.sequence};
+  }
+  bool Stays() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    return leaving.copy_out == CopyOut::kStays;
+  }
+
+  // Of the storage that was saved.
+  bool HoldsMemory() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    const auto& [parcel, piece, offset_bytes] = in_parcel;
+    return leaving.source || (parcel != nullptr && !parcel->gathered && parcel->Holds(piece));
+  }
+
+  // The bytes can be had without a copy or a cast.
+  bool IsOnDevice() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    const std::shared_ptr<SavedParcel>& parcel = in_parcel.parcel;
     return !identity.expired() ||
            (parcel != nullptr && parcel->state() != Parcel::State::kAway &&
             (parcel->gathered || parcel->state() != Parcel::State::kHeld)) ||
@@ -104,22 +142,23 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   }
 
   // Nobody here holds the bytes, and no copy of them: whoever needs them casts the parameter again.
-  // Guarded.
-  bool IsCastAgain() const { return cast != nullptr && parcel == nullptr && !source; }
-  // And nobody else has them, either. Guarded.
-  bool HasToBeCast() const {
+  bool IsCastAgain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    return cast != nullptr && in_parcel.parcel == nullptr && !leaving.source;
+  }
+  // And nobody else has them, either.
+  bool HasToBeCast() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return IsCastAgain() && identity.expired() &&
            (!last_cast.has_value() || last_cast->storage.expired());
   }
   // It is cast again from now on. Returns the source, to be let go of.
-  c10::Storage LeaveToBeCastAgain() {
-    state = CopyOut::kDecided;
-    return std::exchange(source, c10::Storage());
+  c10::Storage LeaveToBeCastAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    leaving.copy_out = CopyOut::kDecided;
+    return std::exchange(leaving.source, c10::Storage());
   }
 
   // From a place in the storage to the same byte in the parcel.
-  int64_t ShiftIntoParcel() const {
-    return static_cast<int64_t>(parcel_offset) - static_cast<int64_t>(extent.begin_bytes);
+  int64_t ShiftIntoParcel() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    return static_cast<int64_t>(in_parcel.offset_bytes) - static_cast<int64_t>(extent.begin_bytes);
   }
 
   // False once someone has resized `storage`, the one that was saved, or given it other memory:
@@ -145,22 +184,11 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   // published, read by those who have found the parcel; of a cast, before the record is found.
   TensorChecksum checksum;
 
-  // ---- guarded ----
-  c10::Storage source;  // until the copy out is submitted; from then on the parcel holds it
-  CopyOut state = CopyOut::kInUse;
-  // Of the operators that may still run, while kInUse; that have saved it, while kStays.
-  absl::InlinedVector<NodeId, 1> nodes;
-  std::shared_ptr<SavedParcel> parcel;  // once the copy out is submitted
-  size_t piece = 0;                     // of the parcel, unless that was gathered
-  uint64_t parcel_offset = 0;           // at which `extent` begins in it
-  std::optional<LastCast> last_cast;
-
-  int live_handles = 0;
-  uint64_t sequence = 0;  // in the order in which records were saved last, in their scopes
-  uint32_t object = 0;    // the schedule's number
-  uint64_t company = 0;   // OffloadSchedule::CompanyOf, when it leaves
-  // Of the device, that its copy out lets go of: all of the storage for the first record of it.
-  uint64_t pending_bytes = 0;
+  Leaving leaving ABSL_GUARDED_BY(kRecordsLock);
+  InParcel in_parcel ABSL_GUARDED_BY(kRecordsLock);
+  InSchedule in_schedule ABSL_GUARDED_BY(kRecordsLock);
+  std::optional<LastCast> last_cast ABSL_GUARDED_BY(kRecordsLock);
+  int live_handles ABSL_GUARDED_BY(kRecordsLock) = 0;
 };
 
 using RecordPtr = std::shared_ptr<StorageRecord>;

@@ -26,7 +26,7 @@ char* DataOf(const StorageRecord& record) {
 }
 
 // Of the parcel's records that have live handles.
-uint64_t RecordBytes(const SavedParcel& parcel) {
+uint64_t RecordBytes(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
   uint64_t bytes = 0;
   for (const StorageRecord* record : parcel.records) bytes += record->size_bytes();
   return bytes;
@@ -47,30 +47,35 @@ void TensorDepartures::Keep(absl::Span<const RecordPtr> records, uint64_t Offloa
 // ------------------------------------------------------------------------------------- copy out
 
 void TensorDepartures::CopyOut(RecordPtrs due) {
-  absl::Span<RecordPtr> leaving;
+  absl::Span<const RecordPtr> staying;
+  absl::InlinedVector<absl::Span<const RecordPtr>, 1> batches;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let go
     // of it, while an input is still held: only the former's copy would free anything.
-    const auto held = std::stable_partition(due.begin(), due.end(), [](const RecordPtr& record) {
-      return !record->maybe_held || record->source.use_count() <= 1;
-    });
-    leaving = absl::MakeSpan(due.begin(), held);
-    for (const RecordPtr& r : leaving) r->company = state_.schedule->CompanyOf(r->object);
-  }
-  if (leaving.size() < due.size()) {
-    Keep(absl::MakeSpan(due).subspan(leaving.size()), &OffloadStats::kept_held);
-  }
-  // One batch per pack stream: its copies start after that stream's present work.
-  while (!leaving.empty()) {
-    const BoundStream stream = leaving.front()->pack_stream;
-    const uint64_t company = leaving.front()->company;
-    const auto rest =
-        std::stable_partition(leaving.begin(), leaving.end(), [&](const RecordPtr& record) {
-          return record->pack_stream.torch == stream.torch && record->company == company;
+    const auto held = std::stable_partition(
+        due.begin(), due.end(),
+        [](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+          return !record->maybe_held || record->leaving.source.use_count() <= 1;
         });
-    const absl::Span<RecordPtr> batch = absl::MakeSpan(leaving.begin(), rest);
-    leaving.remove_prefix(batch.size());
+    staying = absl::MakeConstSpan(held, due.end());
+    // One batch per pack stream: its copies start after that stream's present work.
+    for (auto begin = due.begin(); begin != held;) {
+      const c10::Stream stream = (*begin)->pack_stream.torch;
+      const uint64_t company = state_.schedule->CompanyOf((*begin)->in_schedule.object);
+      const auto end = std::stable_partition(
+          begin, held,
+          [&](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
+            return record->pack_stream.torch == stream &&
+                   state_.schedule->CompanyOf(record->in_schedule.object) == company;
+          });
+      batches.push_back(absl::MakeConstSpan(begin, end));
+      begin = end;
+    }
+  }
+  if (!staying.empty()) Keep(staying, &OffloadStats::kept_held);
+  for (const absl::Span<const RecordPtr> batch : batches) {
+    const BoundStream stream = batch.front()->pack_stream;
     // A gather or a checksum on a stream that captures would become part of the graph.
     const absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
     if (!capturing.ok() || *capturing) {
@@ -103,7 +108,7 @@ void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
     return;
   }
   Released released;
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   for (ParcelDraft& leaving : all) Publish(leaving, released);
 }
 
@@ -114,15 +119,15 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
   absl::InlinedVector<c10::Storage, 1> sources;
   absl::InlinedVector<uint64_t, 1> sizes;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     for (const RecordPtr& record : records) {
-      if (!record->source) continue;  // its last handle went meanwhile
-      if (!record->HasItsMemory(record->source)) {
+      if (!record->leaving.source) continue;  // its last handle went meanwhile
+      if (!record->HasItsMemory(record->leaving.source)) {
         changed.push_back(record);
         continue;
       }
       present.push_back(record);
-      sources.push_back(record->source);
+      sources.push_back(record->leaving.source);
       sizes.push_back(record->size_bytes());
     }
   }
@@ -184,7 +189,7 @@ bool TensorDepartures::HoldsMuchMore(const ParcelDraft& leaving) {
   for (const RecordPtr& record : leaving.records) {
     if (storages.insert(record->data).second) held_bytes += record->storage_bytes;
   }
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   return held_bytes >= std::max(state_.schedule->BatchBytes(), 2 * leaving.parcel->size_bytes);
 }
 
@@ -219,7 +224,6 @@ c10::Storage TensorDepartures::Gather(const ParcelDraft& leaving, const BoundStr
 
 void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
   SavedParcel& parcel = *leaving.parcel;
-  GuardedMemory unneeded;
   absl::InlinedVector<HeldBytes, 1> held;
   int readers = 0;
   uint64_t record_bytes = 0;
@@ -229,28 +233,22 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
     record_bytes += record.size_bytes();
     if (record.live_handles == 0) {
       // Its last handle went while the copy was submitted: the memory is the parcel's to guard.
-      if (parcel.gathered) continue;
-      GuardedMemory memory = parcel.TakeHeld(i);
-      if (unneeded) {
-        unneeded.Add(std::move(memory));
-      } else {
-        unneeded = std::move(memory);
-      }
+      if (!parcel.gathered) AddByStream(parcel.TakeHeld(i), released.guarded);
       continue;
     }
-    record.parcel = leaving.parcel;
-    record.piece = i;
-    record.parcel_offset = leaving.offsets[i];
+    record.in_parcel.parcel = leaving.parcel;
+    record.in_parcel.piece = i;
+    record.in_parcel.offset_bytes = leaving.offsets[i];
     parcel.records.push_back(&record);
-    parcel.objects.push_back(record.object);
+    parcel.objects.push_back(record.in_schedule.object);
     readers += record.live_handles;
-    parcel.place = std::max(parcel.place, SavedPlace{record.scope, record.sequence});
+    parcel.place = std::max(parcel.place, record.place());
     if (parcel.gathered) {
-      if (record.source.use_count() > 1) ++not_freed;
+      if (record.leaving.source.use_count() > 1) ++not_freed;
     } else {
       held.push_back({record.storage(), record.storage_bytes});
     }
-    released.plain.push_back(std::exchange(record.source, c10::Storage()));
+    released.plain.push_back(std::exchange(record.leaving.source, c10::Storage()));
   }
   parcel.AddReaders(readers);
   if (readers > 0) {
@@ -258,9 +256,8 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
     // Without overlap the parcel is evicted at once.
     state_.schedule->OnLeft(parcel, options_.overlap ? held : absl::Span<const HeldBytes>());
   } else if (parcel.gathered) {
-    unneeded = parcel.TakeHeld(0);
+    AddByStream(parcel.TakeHeld(0), released.guarded);
   }
-  released.Add(std::move(unneeded));
   stats_.Update([&](OffloadStats& stats) {
     stats.evicted_not_freed += not_freed;
     if (leaving.records.size() == 1) return;
@@ -274,8 +271,8 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
   SubmitCopyOut(record->pack_stream, absl::MakeConstSpan(&record, 1));
   std::shared_ptr<SavedParcel> parcel;
   {
-    MutexLock lock(state_.mu);
-    parcel = record->parcel;
+    OffloadLock lock(state_);
+    parcel = record->in_parcel.parcel;
   }
   if (parcel == nullptr) return;
   if (kBlockingCopyOut.enabled()) {
@@ -287,7 +284,7 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
   }
   GuardedMemories evicted;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     evicted = Evict({parcel.get()});
   }
   for (GuardedMemory& memory : evicted) memory.Disarm();  // the host has waited
@@ -328,7 +325,7 @@ bool TensorDepartures::EvictSome() {
   uint64_t evicted_bytes = 0;
   const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     state_.schedule->OnDeviceBytes(device_bytes);
     const std::vector<ScheduledParcel*> parcels = state_.schedule->TakeEvictions();
     if (parcels.empty()) return false;
@@ -343,7 +340,7 @@ bool TensorDepartures::EvictSome() {
 
 void TensorDepartures::EvictAll() {
   GuardedMemories evicted;  // let go of after the lock
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   evicted = Evict(state_.schedule->TakeAllEvictions());
 }
 

@@ -81,11 +81,12 @@ class TensorDepartures {
   c10::Storage Gather(const ParcelDraft& leaving, const BoundStream& stream);
   void TakeChecksums(const ParcelDraft& leaving, const BoundStream& stream);
   // The copy was submitted.
-  void Publish(ParcelDraft& leaving, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Publish(ParcelDraft& leaving, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
   // False: the schedule has nothing in excess.
   bool EvictSome();
   GuardedMemories Evict(absl::Span<ScheduledParcel* const> parcels)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
 
   const OffloadOptions& options_;
   const LinkCalibration& link_;

@@ -20,7 +20,7 @@ namespace pinion {
 namespace {
 
 // A fetch of the parcel would bring something back that the device does not have.
-bool IsAway(const SavedParcel& parcel) {
+bool IsAway(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
   return parcel.state() == Parcel::State::kAway &&
          std::any_of(parcel.records.begin(), parcel.records.end(),
                      [](const auto* record) { return record->identity.expired(); });
@@ -40,8 +40,8 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
     std::shared_ptr<SavedParcel> parcel;
     bool is_cast_again = false;
     {
-      MutexLock lock(state_.mu);
-      parcel = record.parcel;
+      OffloadLock lock(state_);
+      parcel = record.in_parcel.parcel;
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
       if (parcel != nullptr && bytes.storage) {
@@ -70,12 +70,14 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       continue;
     }
     bool was_ahead = false;
+    int64_t shift_bytes = 0;
     {
-      MutexLock lock(state_.mu);
+      OffloadLock lock(state_);
+      shift_bytes = record.ShiftIntoParcel();
       was_ahead = state_.schedule->OnRead(*parcel);
     }
     if (was_ahead) stats_.Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
-    bytes = {StorageOf(read.fetched.memory()), record.ShiftIntoParcel(), /*is_copy=*/true};
+    bytes = {StorageOf(read.fetched.memory()), shift_bytes, /*is_copy=*/true};
     WaitForCopyIn(read.fetched.copy(), stream);
     // The reader's stream has waited, and the framework orders the free after the reader.
     if (stream.native != read.fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
@@ -102,19 +104,19 @@ void TensorReturns::UseOnStream(const c10::Storage& storage, const BoundStream& 
 }
 
 BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
-  if (record.parcel != nullptr && record.parcel->gathered) {
-    if (const DeviceMemory gathered = record.parcel->ShareHeld(0)) {
+  if (record.in_parcel.parcel != nullptr && record.in_parcel.parcel->gathered) {
+    if (const DeviceMemory gathered = record.in_parcel.parcel->ShareHeld(0)) {
       return {StorageOf(gathered), record.ShiftIntoParcel()};
     }
   }
-  c10::Storage storage = record.source;
+  c10::Storage storage = record.leaving.source;
   if (!storage) {
     if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
   }
   if (!storage) return {};
   // What has no copy is read as it is by now, as without offload: sharded training frees gathered
   // parameters after forward and gathers them into other memory for backward.
-  const bool is_kept = record.parcel == nullptr && !record.IsCastAgain();
+  const bool is_kept = record.in_parcel.parcel == nullptr && !record.IsCastAgain();
   const bool is_readable = is_kept && storage.nbytes() >= record.extent.end_bytes;
   if (!record.HasItsMemory(storage) && !is_readable) {
     released.plain.push_back(std::move(storage));  // this may be the last owner by now
@@ -161,7 +163,7 @@ BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const BoundStream&
   std::optional<BoundStream> made_on;
   c10::Storage last;
   {
-    MutexLock lock(state_.mu);
+    OffloadLock lock(state_);
     if (record.last_cast.has_value()) {
       made_on = record.last_cast->stream;
       if (auto impl = record.last_cast->storage.lock()) last = c10::Storage(std::move(impl));
@@ -203,7 +205,7 @@ BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const BoundStream&
                       ", which must have been changed in a way that raises no version");
     });
   }
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   // The record's only reader, who does not come again, may have it for its own.
   bytes.is_copy = record.live_handles == 1 && CurrentBackward() != -1 && !BackwardKeepsGraph();
   if (!bytes.is_copy) record.last_cast = {bytes.storage.getWeakStorageImpl(), stream};
@@ -237,7 +239,7 @@ void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundS
     stats.fetched_bytes += parcel.size_bytes;
   });
   const int64_t backward = CurrentBackward();
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   state_.schedule->OnFetched(parcel, backward);
 }
 
@@ -251,10 +253,11 @@ void TensorReturns::Prefetch(const StorageRecord& record) {
     FetchClaims wanted;
     const uint64_t device_bytes = state_.DeviceBytes(record.pack_stream.torch.device());
     {
-      MutexLock lock(state_.mu);
+      OffloadLock lock(state_);
       state_.schedule->OnDeviceBytes(device_bytes);
       fetches = state_.schedule->TakeFetches(
-          {record.scope, record.sequence}, backward, [](const ScheduledParcel& parcel) {
+          record.place(), backward,
+          [](const ScheduledParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
             return IsAway(static_cast<const SavedParcel&>(parcel));
           });
       for (ScheduledParcel* scheduled : fetches.parcels) {
@@ -270,7 +273,7 @@ void TensorReturns::Prefetch(const StorageRecord& record) {
     if (fetches.looks > 0) {
       stats_.Update([&](OffloadStats& stats) { stats.prefetch_looks += fetches.looks; });
     }
-    if (wanted.empty() || !FetchAhead(std::move(wanted), backward)) return;
+    if (wanted.empty() || !FetchAhead(std::move(wanted), backward) || fetches.is_all) return;
   }
 }
 
@@ -300,7 +303,7 @@ bool TensorReturns::FetchAhead(FetchClaims wanted, int64_t backward) {
   stats_.Update([&](OffloadStats& stats) {
     copy.ok() ? stats.fetched_bytes += bytes : stats.prefetches_refused += parcels.size();
   });
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   if (copy.ok()) {
     for (const auto& parcel : parcels) state_.schedule->OnFetched(*parcel, backward);
     state_.schedule->OnFetchesMade();
@@ -318,28 +321,28 @@ void TensorReturns::FreeUnneeded() {
   SettleLoans();
   Released released;
   uint64_t dropped = 0;
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   const std::vector<ScheduledParcel*> ahead = state_.schedule->FetchedAhead();
   state_.schedule->OnRoomWanted();
   for (ScheduledParcel* scheduled : ahead) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
     dropped += state_.LetGoOfFetched(parcel.TakeFetched(), parcel, released);
   }
-  state_.late.Take(released);
+  state_.books.late.Take(released);
   stats_.Update([dropped](OffloadStats& stats) { stats.prefetches_dropped += dropped; });
 }
 
 void TensorReturns::EndBackward(int64_t backward) {
   Released released;
   uint64_t dropped = 0;
-  MutexLock lock(state_.mu);
+  OffloadLock lock(state_);
   state_.backwards.erase(backward);
   state_.schedule->OnBackwardEnd(backward);
   for (ScheduledParcel* scheduled : state_.schedule->FetchedIn(backward)) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
     dropped += state_.LetGoOfFetched(parcel.TakeFetched(), parcel, released);
   }
-  state_.late.Take(released);
+  state_.books.late.Take(released);
   stats_.Update([dropped](OffloadStats& stats) { stats.prefetches_dropped += dropped; });
 }
 

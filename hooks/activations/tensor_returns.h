@@ -80,7 +80,7 @@ class TensorReturns {
 
   // Without a copy back; no storage if there is none.
   BytesOnDevice Find(StorageRecord& record, Released& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
   // The record's bytes by a cast of its parameter, or the last one's if they live.
   BytesOnDevice CastAgain(StorageRecord& record, const BoundStream& stream,
                           absl::FunctionRef<std::string()> describe);

@@ -113,11 +113,12 @@ TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
   }
 }
 
-TEST(WindowTest, OnALinkOfUnknownRateAChunkHas32Mib) {
+TEST(WindowTest, OnALinkOfUnknownRateAChunkHas64Mib) {
   EmulatedOptions options = SlowLink("h100_pcie5");
   options.preset.link.rated_gb_per_s = 0;
+  options.memory_bytes = 256 * kMiB;
   EngineWorld world(options);
-  constexpr uint64_t kBytes = 64 * kMiB;
+  constexpr uint64_t kBytes = 128 * kMiB;
   CopyBatch batch(CopyDirection::kHostToDevice);
   batch.Add(world.NewHostBuffer(kBytes), 0, world.AllocateDevice(kBytes), kBytes);
   PINION_ASSERT_OK_AND_ASSIGN(const Transfer in,

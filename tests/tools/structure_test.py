@@ -16,6 +16,7 @@ import room_circles
 def complaints_about(source):
     checks = check_structure.Checks()
     check_structure.check_file("engine/sample.h", source.encode(), checks)
+    check_structure.check_locks(checks)
     return checks.complaints
 
 
@@ -125,6 +126,35 @@ class Sample {{
 }};
 """
         self.assertEqual(complaints_about(source), ["engine/sample.h: mu: 7 fields that it guards, 6 at most"])
+
+    def test_what_a_pointer_points_to_counts_as_guarded(self):
+        source = f"""
+struct Sample {{
+  Mutex mu;
+{lines("  int field{0} ABSL_GUARDED_BY(mu) = 0;", 6)}
+  const std::unique_ptr<Schedule> schedule ABSL_PT_GUARDED_BY(mu);
+}};
+"""
+        self.assertEqual(
+            complaints_about(source), ["engine/sample.h:2: Sample::mu: 7 fields that it guards, 6 at most"]
+        )
+
+    def test_fields_of_others_count_for_the_lock_that_guards_them(self):
+        source = f"""
+class User {{
+  State& state_;
+  int mine_ ABSL_GUARDED_BY(state_.mu);
+  Unknown unknown_;
+{lines("  int other{0}_ ABSL_GUARDED_BY(unknown_.mu);", 6)}
+}};
+struct State {{
+  Mutex mu;
+{lines("  int field{0} ABSL_GUARDED_BY(mu) = 0;", 6)}
+}};
+"""
+        self.assertEqual(
+            complaints_about(source), ["engine/sample.h:13: State::mu: 7 fields that it guards, 6 at most"]
+        )
 
     def test_all_files_of_the_layers_are_checked(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/engine/plan/offload_schedule.h"
 
 namespace pinion {
@@ -128,6 +129,19 @@ TEST_F(TensorWindowTest, AParcelIsEvictedOnceSoManyTensorsWereSavedAfterIt) {
   EXPECT_THAT(Evict(), IsEmpty());
   schedule_.OnSaves(9);
   EXPECT_THAT(Evict(), ElementsAre(2));
+}
+
+TEST(WindowBatchTest, IsAQuarterOfAWindowAndUpTo32KiBHalfOfAnAutomaticOne) {
+  WindowSchedule automatic({.full_batch_bytes = kMiB});
+  for (int i = 0; i < 100; ++i) automatic.OnSaved(/*scope=*/1, {.size_bytes = 4 * kKiB});
+  automatic.OnScopeEnd(1);
+  EXPECT_EQ(automatic.BatchBytes(), 32 * kKiB);
+  for (int i = 0; i < 2000; ++i) automatic.OnSaved(/*scope=*/2, {.size_bytes = 4 * kKiB});
+  automatic.OnScopeEnd(2);
+  EXPECT_EQ(automatic.BatchBytes(), 125 * kKiB) << "a quarter of a sixteenth of 8000 KiB";
+
+  const WindowSchedule chosen({.eviction_bytes = 64 * kKiB, .full_batch_bytes = kMiB});
+  EXPECT_EQ(chosen.BatchBytes(), 16 * kKiB);
 }
 
 TEST_F(TensorWindowTest, NothingWaitsForCompany) { EXPECT_EQ(schedule_.BatchBytes(), 0u); }

@@ -43,6 +43,14 @@ TEST(WindowSizeTest, TheLastScopeCountsToo) {
   EXPECT_EQ(AutoWindowBytes(Saved({8}), Saved({5, 5, 5, 5})), 16u);
 }
 
+TEST(WindowSizeTest, ASixthOfASmallScopeIsHeldButNoMoreThan64KiB) {
+  ScopeSizes many;
+  for (int i = 0; i < 36; ++i) many.Add(kKiB);
+  EXPECT_EQ(AutoWindowBytes({}, many), 6 * kKiB);
+  for (int i = 0; i < 500; ++i) many.Add(kKiB);
+  EXPECT_EQ(AutoWindowBytes({}, many), 64 * kKiB);
+}
+
 TEST(WindowSizeTest, ASixteenthOfALargeScopeIsHeldButNoMoreThan256MiB) {
   ScopeSizes many;
   for (int i = 0; i < 320; ++i) many.Add(kMiB);
