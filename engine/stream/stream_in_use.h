@@ -3,7 +3,7 @@
 //
 //   const StreamInUse in_use(engine->device(), stream);   // in a hook that the operator has called
 //   engine->IsCapturing(stream);                          // asks the device
-//   engine->Submit(batch, stream);             // knows by now
+//   engine->Submit(batch, stream);                        // knows by now
 //
 // Nobody begins a capture on a stream while an operator runs on it on another thread: the
 // operator's kernels would fall into the graph, or not, as it happens. So "no" stays true until the

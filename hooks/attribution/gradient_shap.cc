@@ -5,7 +5,6 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -40,10 +39,7 @@ ShapRows RowsOf(const PathInputs& path, const std::vector<at::Tensor>& baselines
                 const ShapDraws& draws, const PassRows& rows) {
   const at::NoGradGuard no_grad;
   ShapRows all;
-  // Each with additional inputs of its own, which a forward function may change in place.
   all.inputs = path.AtInputs(rows);
-  all.baselines = path.AtInputs(rows);
-  all.between = path.AtInputs(rows);
   const at::Tensor drawn = OfPass(draws.baselines, rows, path.examples());
   const at::Tensor coefficients = OfPass(draws.coefficients, rows, path.examples());
   for (size_t i = 0; i < path.size(); ++i) {
@@ -53,14 +49,15 @@ ShapRows RowsOf(const PathInputs& path, const std::vector<at::Tensor>& baselines
     if (!draws.noise.empty()) {
       input = input + OfPass(draws.noise[i], rows, path.examples()).to(input.options());
     }
-    const at::Tensor baseline =
-        baselines[i].detach().index_select(0, drawn.to(baselines[i].device()));
+    at::Tensor baseline = baselines[i].detach().index_select(0, drawn.to(baselines[i].device()));
     std::vector<int64_t> one_each(static_cast<size_t>(input.dim()), 1);
     one_each.front() = -1;
     const at::Tensor coefficient = coefficients.to(input.options()).view(one_each);
-    all.between[i] = coefficient * input + (1 - coefficient) * baseline;
-    all.baselines[i] = baseline;
+    all.between.push_back(coefficient * input + (1 - coefficient) * baseline);
+    all.baselines.push_back(std::move(baseline));
   }
+  path.AppendAdditional(rows, all.baselines);
+  path.AppendAdditional(rows, all.between);
   return all;
 }
 

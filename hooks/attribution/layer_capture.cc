@@ -97,11 +97,14 @@ void LayerCapture::Undo(std::function<void()> undo) {
   undo_.push_back(std::move(undo));
 }
 
+size_t LayerCapture::PlaceOf(std::string_view name) const {
+  return static_cast<size_t>(std::find(layers_.begin(), layers_.end(), name) - layers_.begin());
+}
+
 std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
                                             std::vector<at::Tensor> tensors) {
-  const auto found = std::find(layers_.begin(), layers_.end(), name);
-  if (found == layers_.end()) return tensors;
-  const auto layer = static_cast<size_t>(found - layers_.begin());
+  const size_t layer = PlaceOf(name);
+  if (layer == layers_.size()) return tensors;
   Pieces pieces(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     Piece& piece = pieces[i];
@@ -214,9 +217,7 @@ std::vector<LayerResult> LayerCapture::Results() {
   std::vector<std::pair<uint64_t, LayerPart>> arrivals;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const std::string& name = layers_[layer];
-    const bool is_first = std::find(layers_.begin(), layers_.end(), name) - layers_.begin() ==
-                          static_cast<std::ptrdiff_t>(layer);
-    if (!is_first) continue;
+    if (PlaceOf(name) != layer) continue;  // it is asked for twice
     results[layer].ran = captured.contains(layer);
     TORCH_CHECK(results[layer].ran || !is_error, "layer \"", name,
                 "\" was not called in forward: correct its name, or set "
@@ -245,8 +246,8 @@ std::vector<LayerResult> LayerCapture::Results() {
     if (!way_->options.keep_on_device) way_->copies->ChargeHostArithmetic(memory_bytes);
   }
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    const auto first = std::find(layers_.begin(), layers_.end(), layers_[layer]) - layers_.begin();
-    results[layer] = results[static_cast<size_t>(first)];
+    const size_t first = PlaceOf(layers_[layer]);
+    if (first != layer) results[layer] = results[first];
   }
   return results;
 }
@@ -287,8 +288,9 @@ LayerTensor LayerCapture::Gather(LayerPart part, const std::vector<Pieces*>& dev
   std::vector<at::Tensor> activations, gradients;
   for (Pieces* pieces : devices) {
     Piece& piece = (*pieces)[part.tensor];
-    if (way_->options.activations)
+    if (way_->options.activations) {
       activations.push_back(std::exchange(piece.activation, {}).Wait());
+    }
     if (mode_ == Mode::kValues) continue;
     const std::shared_ptr<GradientSlot> slot = std::exchange(piece.gradient, nullptr);
     at::Tensor gradient = slot->Wait(/*is_last=*/slot.use_count() == 1);
@@ -296,8 +298,9 @@ LayerTensor LayerCapture::Gather(LayerPart part, const std::vector<Pieces*>& dev
     if (!gradient.defined()) {
       const c10::Device device = way_->options.keep_on_device ? piece.options.device() : at::kCPU;
       gradient = at::zeros(piece.sizes, piece.options.device(device));
-      if (way_->callbacks.output_function)
+      if (way_->callbacks.output_function) {
         gradient = way_->callbacks.output_function(part, gradient);
+      }
     }
     gradients.push_back(std::move(gradient));
   }

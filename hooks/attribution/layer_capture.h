@@ -69,6 +69,8 @@ class LayerCapture final : public TapListener {
   using Pieces = std::vector<Piece>;
   using PiecesByDevice = std::map<int, Pieces>;  // -1: the CPU
 
+  // Of the first layer of that name; their number if nobody asks for it.
+  size_t PlaceOf(std::string_view name) const;
   // What the model goes on with; fills the gradient's slot.
   at::Tensor Watch(LayerPart part, const at::Tensor& tensor, Piece& piece);
   // Has `undo` called when the capture ends.

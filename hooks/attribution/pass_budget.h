@@ -58,7 +58,6 @@ class PassBudget {
   // c10::Error where results would stay on the device, beside a bound.
   void CheckResults(const LayerOptions& options) const;
 
-  bool has_bound() const { return budget_bytes_ > 0; }
   // Of the next pass. `left` and the results are positive.
   int64_t Examples(int64_t left) const;
   int64_t Steps(int64_t examples, int64_t left, int64_t least_steps) const;
@@ -68,6 +67,8 @@ class PassBudget {
   void Run(const PassRows& rows, const std::function<void()>& pass);
 
  private:
+  bool has_bound() const { return budget_bytes_ > 0; }
+
   struct Observed {
     double rows = 0;
     double steps = 0;

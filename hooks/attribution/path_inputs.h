@@ -40,14 +40,15 @@ class PathInputs {
   std::vector<at::Tensor> AtInputs(const PassRows& rows) const;
   std::vector<at::Tensor> AtBaselines(const PassRows& rows) const;
 
+  // Copies of the additional inputs, which a forward function may change in place.
+  void AppendAdditional(const PassRows& rows, std::vector<at::Tensor>& to) const;
+
   // Of one input, for the rows' examples.
   at::Tensor Difference(const PassRows& rows, size_t input) const;
 
  private:
   at::Tensor Input(const PassRows& rows, size_t input) const;
   at::Tensor Baseline(const PassRows& rows, size_t input) const;
-  void AppendAdditional(const PassRows& rows, std::vector<at::Tensor>& to) const;
-
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> baselines_;
   std::vector<at::Tensor> additional_;

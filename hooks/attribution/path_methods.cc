@@ -124,11 +124,6 @@ LayerPaths PathsBetween(std::vector<LayerResult> at_baselines, std::vector<Layer
   return paths;
 }
 
-// Layers that are asked for twice have their tensors at the first one's place.
-const LayerPath& PathOf(const LayerPaths& paths, LayerPart part) {
-  return paths[part.layer][part.tensor];
-}
-
 }  // namespace
 
 std::vector<at::Tensor> IntegratedGradients(AttributionSession& session,
@@ -174,7 +169,7 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
     // One tensor for all calls of a layer, so that its gradient is that of all of them.
     std::map<std::pair<size_t, size_t>, at::Tensor> points_of;
     callbacks.replace = [&](LayerPart part, const at::Tensor& value) {
-      const LayerPath& path = PathOf(paths, part);
+      const LayerPath& path = paths[part.layer][part.tensor];
       at::Tensor& points = points_of[{part.layer, part.tensor}];
       if (!points.defined()) {
         const at::NoGradGuard no_grad;
@@ -190,7 +185,7 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
     callbacks.output_function = [&](LayerPart part, const at::Tensor& gradient) {
       const at::Tensor sum = SumOverSteps(gradient, rows, run.Weights(rows));
       if (!options.multiply_by_inputs) return sum;
-      return sum * PathOf(paths, part).difference.to(sum.device());
+      return sum * paths[part.layer][part.tensor].difference.to(sum.device());
     };
     run.Gradients(rows, run.path().AtInputs(rows), callbacks);
   });
