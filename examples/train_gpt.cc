@@ -6,6 +6,8 @@
 //   train_gpt --checkpoint_blocks   computes each block again in backward; the inputs are offloaded
 //   train_gpt --checkpoint_blocks --memory_target=96MiB
 //                                   computes those blocks again that the plan chooses
+//   train_gpt --offload_weights     has weights, gradients and the optimizer on the host: a block's
+//                                   weights visit the device while it is used
 //   train_gpt --compare             none, blocking, Pinion and checkpoints side by side
 
 #include <algorithm>
@@ -57,6 +59,9 @@ ABSL_FLAG(
     bool, checkpoint_blocks, false,
     "keep the inputs of the model's blocks alone: backward computes each block again, and with "
     "--memory_target those that the plan chooses");
+ABSL_FLAG(bool, offload_weights, false,
+          "keep weights, gradients and the optimizer in host memory: a block's weights are on the "
+          "device while the block is used");
 ABSL_FLAG(std::optional<int64_t>, steps, std::nullopt,
           "steps to train; default: 150, with --compare 7");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial weights, the batches and dropout");
@@ -134,6 +139,7 @@ absl::Status RefuseMeaninglessFlags(bool compare, bool emulated) {
       {"--resume", !absl::GetFlag(FLAGS_resume).empty(), true, false, ""},
       {"--memory_target", !absl::GetFlag(FLAGS_memory_target).empty(), true, false, ""},
       {"--checkpoint_blocks", absl::GetFlag(FLAGS_checkpoint_blocks), true, false, ""},
+      {"--offload_weights", absl::GetFlag(FLAGS_offload_weights), true, false, ""},
       {"--checkpoint", !absl::GetFlag(FLAGS_checkpoint).empty(), true, false, ""},
       {"--explain", !absl::GetFlag(FLAGS_explain).empty(), true, false, ""},
       {"--preset", !absl::GetFlag(FLAGS_preset).empty(), true, true, ""},
@@ -181,8 +187,12 @@ absl::Status ChooseMemoryLimit(RunOptions& options) {
     return absl::OkStatus();
   }
   const double activation_bytes = kDefaultActivationShare * SavedBytes(options.model);
+  // Weights that visit: two blocks and their gradients.
+  const uint64_t persistent_bytes = options.offload_weights
+                                        ? PersistentBytes(options.model) / options.model.layers
+                                        : PersistentBytes(options.model);
   options.device_memory_bytes =
-      AlignUp(PersistentBytes(options.model) + static_cast<uint64_t>(activation_bytes), kMiB);
+      AlignUp(persistent_bytes + static_cast<uint64_t>(activation_bytes), kMiB);
   return absl::OkStatus();
 }
 
@@ -321,6 +331,7 @@ absl::Status TrainGpt(const std::vector<char*>& arguments) {
   PINION_RETURN_IF_ERROR(ChooseTarget(options));
   options.steps = absl::GetFlag(FLAGS_steps).value_or(compare ? kCompareSteps : kDefaultSteps);
   options.seed = absl::GetFlag(FLAGS_seed);
+  options.offload_weights = absl::GetFlag(FLAGS_offload_weights);
   options.resume_path = absl::GetFlag(FLAGS_resume);
   options.checkpoint_path = absl::GetFlag(FLAGS_checkpoint);
   options.trace_path = absl::GetFlag(FLAGS_trace);

@@ -1,12 +1,10 @@
 #include "pinion/examples/training_run.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -31,12 +29,15 @@
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/tier/host_tier.h"
 #include "pinion/examples/checkpoint.h"
+#include "pinion/examples/fused_adamw.h"
 #include "pinion/examples/tensor_fingerprint.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/plan/step_recorder.h"
+#include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/gpt.h"
 #include "pinion/programs/gpt_config.h"
@@ -45,42 +46,6 @@
 
 namespace pinion {
 namespace {
-
-constexpr double kLearningRate = 1e-3;
-constexpr int64_t kLearningRateWarmup = 20;
-constexpr double kBeta1 = 0.9, kBeta2 = 0.99, kWeightDecay = 0.1, kEpsilon = 1e-8;
-
-// AdamW as one operator over all parameters. torch::optim::AdamW has no such form, and its dozen
-// operators per parameter would outweigh a small model's own work.
-class FusedAdamW {
- public:
-  explicit FusedAdamW(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
-    const AllocationLabel label("optimizer state");
-    for (const at::Tensor& parameter : parameters_) {
-      means_.push_back(at::zeros_like(parameter));
-      squares_.push_back(at::zeros_like(parameter));
-    }
-  }
-
-  // `step` counts from 1.
-  void Step(const std::vector<at::Tensor>& gradients, int64_t step) {
-    const c10::NoGradGuard no_grad;
-    const AllocationLabel label("optimizer state");
-    const double warmup = std::min(1.0, static_cast<double>(step) / kLearningRateWarmup);
-    const std::vector<at::Tensor> steps(
-        parameters_.size(),
-        at::scalar_tensor(static_cast<float>(step), parameters_[0].options().dtype(at::kFloat)));
-    at::_fused_adamw_(parameters_, gradients, means_, squares_, /*max_exp_avg_sqs=*/{}, steps,
-                      warmup * kLearningRate, kBeta1, kBeta2, kWeightDecay, kEpsilon,
-                      /*amsgrad=*/false, /*maximize=*/false);
-  }
-
-  const std::vector<at::Tensor>& means() const { return means_; }
-  const std::vector<at::Tensor>& squares() const { return squares_; }
-
- private:
-  std::vector<at::Tensor> parameters_, means_, squares_;
-};
 
 struct Batch {
   at::Tensor inputs, targets;  // [batch, sequence], on the device
@@ -99,23 +64,33 @@ class Trainer {
  public:
   // Counts the steps that are done in `steps_done`, those of a resumed run included.
   Trainer(const RunOptions& options, const TextData& text, Accelerator accelerator,
-          std::shared_ptr<OffloadSession> session, int64_t& steps_done)
+          const HostTierOptions& tier, std::shared_ptr<OffloadSession> session, int64_t& steps_done)
       : options_(options),
         text_(text),
         accelerator_(std::move(accelerator)),
         trace_(accelerator_.trace()),
+        tier_(tier),
         session_(std::move(session)),
         steps_done_(steps_done) {}
 
   absl::Status Build() {
     torch::manual_seed(options_.seed);
     model_ = Gpt(options_.model);
-    {
+    const at::ScalarType type = options_.model.bfloat16 ? at::kBFloat16 : at::kFloat;
+    if (options_.offload_weights) {
+      model_->to(type);
+      PINION_ASSIGN_OR_RETURN(
+          weights_, WeightOffloader::Attach(*model_, accelerator_.device(), accelerator_.backend(),
+                                            {.tier = tier_}));
+      parameters_ = weights_->host_parameters();
+    } else {
       const AllocationLabel label("parameters");
-      model_->to(accelerator_.device(), options_.model.bfloat16 ? at::kBFloat16 : at::kFloat);
+      model_->to(accelerator_.device(), type);
     }
-    parameters_ = model_->parameters();
-    MakeGradients();
+    if (weights_ == nullptr) {
+      parameters_ = model_->parameters();
+      MakeGradients();
+    }
     optimizer_.emplace(parameters_);
     return options_.resume_path.empty() ? absl::OkStatus() : Resume();
   }
@@ -163,8 +138,10 @@ class Trainer {
     result_.bytes_moved = total.moved_bytes / measured;
     result_.tokens_per_s = options_.model.tokens() * measured / total.wall_s;
     result_.peak_device_bytes = accelerator_.peak_bytes();
-    result_.persistent_bytes = all_gradients_.nbytes();
-    for (const auto& [name, tensor] : State()) result_.persistent_bytes += tensor.nbytes();
+    if (weights_ == nullptr) {
+      result_.persistent_bytes = all_gradients_.nbytes();
+      for (const auto& [name, tensor] : State()) result_.persistent_bytes += tensor.nbytes();
+    }
     result_.peak_activation_bytes =
         result_.peak_device_bytes - std::min(result_.peak_device_bytes, result_.persistent_bytes);
     if (session_ != nullptr) {
@@ -184,8 +161,8 @@ class Trainer {
       result_.plan_trace = session_->Explain(device, PlanFormat::kChromeTrace);
     }
     PINION_RETURN_IF_ERROR(WriteFiles());
-    if (options_.for_comparison && session_ == nullptr && !options_.model.checkpoint_blocks &&
-        accelerator_.machine() != nullptr) {
+    if (options_.for_comparison && session_ == nullptr && weights_ == nullptr &&
+        !options_.model.checkpoint_blocks && accelerator_.machine() != nullptr) {
       PINION_ASSIGN_OR_RETURN(result_.step, RecordStep());
     }
     return std::move(result_);
@@ -198,7 +175,7 @@ class Trainer {
     // Of dropout: a function of the step, so that a resumed run draws what the other would have.
     torch::manual_seed(options_.seed + 1'000'003 * step);
     const Batch batch = UploadBatch(step);
-    all_gradients_.zero_();
+    if (weights_ == nullptr) all_gradients_.zero_();
     at::Tensor loss;
     {
       const ScopedRange forward(trace_.get(), "forward");
@@ -212,10 +189,29 @@ class Trainer {
     }
     {
       const ScopedRange optimizer(trace_.get(), "optimizer");
-      optimizer_->Step(gradients_, step);
+      weights_ == nullptr ? optimizer_->Step(gradients_, step) : StepOnHost(step);
     }
     steps_done_ = step;
     return loss.item<float>();
+  }
+
+  void StepOnHost(int64_t step) {
+    uint64_t state_bytes = 0;
+    for (const at::Tensor& mean : optimizer_->means()) state_bytes += 2 * mean.nbytes();
+    weights_->Step(
+        [&] {
+          gradients_.clear();
+          for (const at::Tensor& master : parameters_) gradients_.push_back(master.grad());
+          optimizer_->Step(gradients_, step);
+        },
+        state_bytes);
+    if (options_.for_comparison) {
+      std::vector<at::Tensor> flat;
+      for (const at::Tensor& gradient : gradients_) flat.push_back(gradient.flatten());
+      // Added to zeros, as those of a run without offload: -0 becomes 0.
+      all_gradients_ = at::cat(flat).add_(0);
+    }
+    weights_->ZeroGrad();
   }
 
   // Kept from step to step, so that what is left of the peak is activations, and views of one
@@ -311,7 +307,7 @@ class Trainer {
     std::map<std::string, at::Tensor> state;
     size_t i = 0;
     for (const auto& parameter : model_->named_parameters()) {
-      state.emplace(absl::StrCat("model.", parameter.key()), parameter.value());
+      state.emplace(absl::StrCat("model.", parameter.key()), parameters_[i]);
       state.emplace(absl::StrCat("mean.", parameter.key()), optimizer_->means()[i]);
       state.emplace(absl::StrCat("square.", parameter.key()), optimizer_->squares()[i]);
       ++i;
@@ -325,15 +321,19 @@ class Trainer {
       return absl::InvalidArgumentError(absl::StrCat(options_.resume_path, " was trained with ",
                                                      checkpoint.run, ", not with ", Description()));
     }
-    const c10::NoGradGuard no_grad;
-    for (auto& [name, tensor] : State()) {
+    std::map<std::string, at::Tensor> state = State();
+    for (auto& [name, tensor] : state) {
       const auto saved = checkpoint.tensors.find(name);
       if (saved == checkpoint.tensors.end() || saved->second.sizes() != tensor.sizes()) {
         return absl::DataLossError(
             absl::StrCat(options_.resume_path, " has no tensor ", name, " of the right size"));
       }
-      tensor.copy_(saved->second);
     }
+    const auto copy = [&] {
+      const c10::NoGradGuard no_grad;
+      for (auto& [name, tensor] : state) tensor.copy_(checkpoint.tensors.at(name));
+    };
+    weights_ == nullptr ? copy() : weights_->Step(copy);
     steps_done_ = checkpoint.steps;
     return absl::OkStatus();
   }
@@ -357,13 +357,15 @@ class Trainer {
   const RunOptions& options_;
   const TextData& text_;
   Accelerator accelerator_;
-  const std::shared_ptr<TraceSink> trace_;   // null without a trace
+  const std::shared_ptr<TraceSink> trace_;  // null without a trace
+  const HostTierOptions tier_;
   std::shared_ptr<OffloadSession> session_;  // null without offload
   int64_t& steps_done_;                      // the caller's: it outlives what throws
 
   Gpt model_ = nullptr;
   std::vector<at::Tensor> parameters_, gradients_;
   at::Tensor all_gradients_;
+  std::unique_ptr<WeightOffloader> weights_;  // null where the device has them
   std::optional<FusedAdamW> optimizer_;
   RunResult result_;
 };
@@ -401,6 +403,7 @@ absl::Status CheckRun(const RunOptions& options, const TextData& text) {
     return absl::InvalidArgumentError(
         absl::StrCat("--steps=", options.steps, " must be at least 1"));
   }
+  if (options.offload_weights) return absl::OkStatus();
   const uint64_t persistent_bytes = PersistentBytes(options.model);
   if (options.device_memory_bytes < persistent_bytes) {
     return absl::InvalidArgumentError(
@@ -417,6 +420,8 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
   int64_t steps_done = 0;
   try {
     PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
+    HostTierOptions tier;
+    tier.engine.trace = accelerator.trace();
     std::shared_ptr<OffloadSession> session;
     if (options.offload != OffloadMode::kNone) {
       OffloadOptions offload;
@@ -426,10 +431,11 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
             options.memory_target_bytes.value_or(OffloadOptions::kAutoTarget);
       }
       offload.engine.trace = accelerator.trace();
+      tier = {.allocator = offload.allocator, .engine = offload.engine};
       PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
     }
     if (options.for_comparison && accelerator.device().is_cuda()) AskForRepeatableBits();
-    Trainer trainer(options, text, std::move(accelerator), std::move(session), steps_done);
+    Trainer trainer(options, text, std::move(accelerator), tier, std::move(session), steps_done);
     PINION_RETURN_IF_ERROR(trainer.Build());
     return trainer.Run(progress);
   } catch (const c10::OutOfMemoryError& error) {

@@ -9,11 +9,9 @@
 
 namespace pinion {
 
-inline constexpr std::array<std::string_view, 4> kHooksWaits = {
-    "kUnpackAfterCopyIn",
-    "kUnpackOnOtherStream",
-    "kBlockingCopyOut",
-    "kComputedOnOtherStream",
+inline constexpr std::array<std::string_view, 6> kHooksWaits = {
+    "kUnpackAfterCopyIn",     "kUnpackOnOtherStream", "kBlockingCopyOut",
+    "kComputedOnOtherStream", "kWeightAfterCopyIn",   "kWeightUsedOnOtherStream",
 };
 
 }  // namespace pinion

@@ -31,6 +31,8 @@ struct RunOptions {
   OffloadMode offload = OffloadMode::kPinion;
   // Of planned offload; none: the least memory that costs no time.
   std::optional<uint64_t> memory_target_bytes;
+  // The master copy of all weights, their gradients and the optimizer are on the host.
+  bool offload_weights = false;
 
   std::string device = "emu:0";  // or "cuda:0"
   // Of the emulated accelerator.

@@ -23,7 +23,7 @@
 #include "pinion/bench/attribution/attribution_table.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/offload_model.h"
-#include "pinion/device/emulated/cost_model.h"
+#include "pinion/bench/presets_to_run.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
 
@@ -41,11 +41,8 @@ absl::Status Main() {
   const std::string json = absl::GetFlag(FLAGS_json);
   PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
   if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
-  std::vector<std::string> presets = absl::GetFlag(FLAGS_presets);
-  if (presets.empty()) {
-    presets = quick ? std::vector<std::string>{"a100_pcie4", "gh200_c2c"} : PresetNames();
-  }
-  for (const std::string& preset : presets) PINION_RETURN_IF_ERROR(FindPreset(preset).status());
+  PINION_ASSIGN_OR_RETURN(const std::vector<std::string> presets,
+                          PresetsToRun(absl::GetFlag(FLAGS_presets), quick));
   PINION_ASSIGN_OR_RETURN(const std::vector<OffloadModel> models,
                           FindOffloadModels(absl::GetFlag(FLAGS_models)));
   AttributionTable table;

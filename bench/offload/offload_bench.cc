@@ -36,6 +36,7 @@
 #include "pinion/bench/offload/offload_plot.h"
 #include "pinion/bench/offload/offload_table.h"
 #include "pinion/bench/offload/replayed_step.h"
+#include "pinion/bench/presets_to_run.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/engine/plan/mixed_plan.h"
@@ -310,11 +311,8 @@ absl::Status Main() {
   PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
   if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
   if (!plot.empty()) PINION_RETURN_IF_ERROR(CheckPlot(plot));
-  std::vector<std::string> presets = absl::GetFlag(FLAGS_presets);
-  if (presets.empty()) {
-    presets = quick ? std::vector<std::string>{"a100_pcie4", "gh200_c2c"} : PresetNames();
-  }
-  for (const std::string& preset : presets) PINION_RETURN_IF_ERROR(FindPreset(preset).status());
+  PINION_ASSIGN_OR_RETURN(const std::vector<std::string> presets,
+                          PresetsToRun(absl::GetFlag(FLAGS_presets), quick));
   PINION_ASSIGN_OR_RETURN(const std::vector<OffloadModel> models,
                           FindOffloadModels(absl::GetFlag(FLAGS_models)));
   OffloadBench bench(quick);

@@ -1,5 +1,7 @@
 #include "pinion/engine/plan/link_rates.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -17,6 +19,14 @@ absl::StatusOr<double> RateOf(const char* name, double gb_per_s) {
 }
 
 }  // namespace
+
+double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates) {
+  const double one_after_the_other_us = out_bytes / rates.out + in_bytes / rates.in;
+  const double both_us = std::min(out_bytes / rates.duplex_out, in_bytes / rates.duplex_in);
+  const double rest_us = (out_bytes - both_us * rates.duplex_out) / rates.out +
+                         (in_bytes - both_us * rates.duplex_in) / rates.in;
+  return std::min(one_after_the_other_us, both_us + rest_us);
+}
 
 absl::StatusOr<LinkRates> RatesOf(const LinkCalibration& link) {
   LinkRates rates;

@@ -14,6 +14,10 @@ struct LinkRates {
   double duplex_out = 0, duplex_in = 0;  // both at once
 };
 
+// What the link takes for so many bytes in each direction, in the best order: both at once until
+// one has no more to carry, or one after the other.
+double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates);
+
 // InvalidArgument names the bandwidth that was not measured.
 absl::StatusOr<LinkRates> RatesOf(const LinkCalibration& link);
 

@@ -114,15 +114,6 @@ Waits WaitsFor(const Needs& needs, double memory_bytes, double bytes_per_us) {
   return waits;
 }
 
-// For so many bytes in each direction, in the best order.
-double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates) {
-  const double one_after_the_other_us = out_bytes / rates.out + in_bytes / rates.in;
-  const double both_us = std::min(out_bytes / rates.duplex_out, in_bytes / rates.duplex_in);
-  const double rest_us = (out_bytes - both_us * rates.duplex_out) / rates.out +
-                         (in_bytes - both_us * rates.duplex_in) / rates.in;
-  return std::min(one_after_the_other_us, both_us + rest_us);
-}
-
 }  // namespace
 
 absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_bytes,

@@ -42,6 +42,13 @@ void Parcel::Leave(const Transfer& copy_out, HeldMemory held) {
   held_ = std::move(held);
 }
 
+void Parcel::FillOnHost() {
+  place_->Written(Transfer());
+  MutexLock lock(mu_);
+  PINION_CHECK(state_ == State::kNew) << "a parcel is filled once";
+  state_ = State::kAway;
+}
+
 Transfer Parcel::copy_out() const {
   MutexLock lock(mu_);
   return copy_out_;

@@ -6,6 +6,7 @@
 //                                      ^       FailFetch                            |
 //                                      +------ every reader has read, or TakeFetched +
 //
+//   kNew       nothing was copied yet; FillOnHost leads from here to kAway at once
 //   kHeld      the copy out is under way, or done; the device memory that it reads is still held
 //   kAway      only the bytes at the place are the parcel's; kFetching: somebody brings them back
 //   kFetched   the device has them again, in memory of the parcel's own
@@ -102,6 +103,8 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   // --- out ---
   // What the copy out goes to. Once.
   std::shared_ptr<HostBuffer> ToWrite() { return place_->ToWrite(); }
+  // The host has filled what ToWrite gives: the parcel is away from the start. In place of Leave.
+  void FillOnHost();
   // The copy out, which reads `held`, was submitted.
   void Leave(const Transfer& copy_out, HeldMemory held);
   // Before Leave: one that is done.

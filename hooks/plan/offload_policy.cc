@@ -7,12 +7,14 @@
 namespace pinion {
 namespace {
 
-// Wrappers whose storage is not the data: functorch, Python subclasses and modes,
-// functionalization.
+// Tensors whose storage is not the data: of functorch, of Python's subclasses and modes, of
+// functionalization; and weights that visit the device (hooks/weights/visiting_tensor.h), which are
+// in host memory already.
 constexpr c10::DispatchKeySet kWrappers({
     c10::DispatchKey::FuncTorchBatched,
     c10::DispatchKey::FuncTorchGradWrapper,
     c10::DispatchKey::Functionalize,
+    c10::DispatchKey::DeferredInit,
     c10::DispatchKey::Python,
     c10::DispatchKey::Conjugate,
     c10::DispatchKey::Negative,

@@ -93,6 +93,27 @@ TEST(Train, UnderALimitOnlyTheOffloadedRunCompletesAndItsLossIsTheUnlimitedOne) 
   EXPECT_EQ(Losses(limited), expected);
 }
 
+// What no activation offload can do: the parameters alone are more than the device has.
+TEST(Train, WeightsThatVisitTrainAModelThatTheDeviceCannotHold) {
+  RunOptions options = Tiny(OffloadMode::kNone);
+  options.model.layers = 12;
+  options.model.width = 128;
+  options.for_comparison = true;
+  const absl::StatusOr<RunResult> expected = Train(options, Text(), nullptr);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+
+  options.offload = OffloadMode::kPinion;
+  options.offload_weights = true;
+  const uint64_t parameter_bytes = ParameterCount(options.model) * sizeof(float);
+  options.device_memory_bytes = parameter_bytes * 9 / 10;
+  const absl::StatusOr<RunResult> visiting = Train(options, Text(), nullptr);
+  ASSERT_TRUE(visiting.ok()) << visiting.status();
+  EXPECT_EQ(visiting->losses, expected->losses);
+  EXPECT_EQ(visiting->gradient_fingerprints, expected->gradient_fingerprints);
+  EXPECT_LT(visiting->peak_device_bytes, parameter_bytes);
+  EXPECT_GE(expected->peak_device_bytes, 4 * parameter_bytes);
+}
+
 TEST(Train, ALimitBelowTheParametersIsRefusedWithWhatTheyNeed) {
   RunOptions options = Tiny(OffloadMode::kPinion);
   options.device_memory_bytes = 1 << 20;

@@ -9,6 +9,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cstdint>
 #include <optional>
@@ -31,6 +33,8 @@
 #include "pinion/hooks/activations/tensor_returns.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/hooks/checkpoint/checkpointed_segment.h"
+#include "pinion/hooks/weights/device_weights.h"
+#include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -220,6 +224,32 @@ Evidence CheckpointOnAnotherStream() {
   return world.machine().races();
 }
 
+// A weight that visits, used on its own stream, and on another, and dropped then.
+Evidence VisitAndGo(bool other_stream) {
+  EmuWorld world(CollectRaces(), SmallWindows());
+  torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
+  const OffloadOptions offload = SmallWindows();
+  WeightOptions options;
+  options.tier.allocator = offload.allocator;
+  options.tier.engine = offload.engine;
+  options.window_bytes = 17 << 10;  // one layer
+  const auto weights =
+      WeightOffloader::Attach(*net, world.device(), world.backend(), options).value();
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::ones({8, 64}, at::TensorOptions(world.device()));
+  const auto run = [&](size_t layer) { net->ptr<torch::nn::LinearImpl>(layer)->forward(x); };
+  run(0);
+  if (other_stream) {
+    const c10::Stream other = world.NewStream();
+    const c10::StreamGuard guard(other);
+    run(0);
+  }
+  run(1);
+  return world.machine().races();
+}
+Evidence VisitOnOneStream() { return VisitAndGo(false); }
+Evidence VisitOnAnotherStream() { return VisitAndGo(true); }
+
 struct Scenario {
   const WaitSite* site;
   std::string variant;
@@ -249,6 +279,8 @@ const std::vector<Scenario>& Scenarios() {
       {&kUnpackOnOtherStream, "SharedCast", CastSharedByStreams, "aten::copy_", "aten::mul"},
       {&kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
       {&kComputedOnOtherStream, "", CheckpointOnAnotherStream, "aten::", "aten::mul"},
+      {&kWeightAfterCopyIn, "", VisitOnOneStream, "copy H2D", "aten::"},
+      {&kWeightUsedOnOtherStream, "", VisitOnAnotherStream, "aten::", "the free"},
   };
   return *scenarios;
 }

@@ -1,0 +1,42 @@
+#include "pinion/bench/weights/phase_bound.h"
+
+#include <algorithm>
+
+#include "pinion/engine/plan/link_rates.h"
+
+namespace pinion {
+namespace {
+
+LinkRates RatesOf(const LinkModel& link) {
+  constexpr double kBytesPerUs = 1e3;  // of one GB/s
+  return {.out = link.d2h_gb_per_s * kBytesPerUs,
+          .in = link.h2d_gb_per_s * kBytesPerUs,
+          .duplex_out = link.d2h_duplex_gb_per_s * kBytesPerUs,
+          .duplex_in = link.h2d_duplex_gb_per_s * kBytesPerUs};
+}
+
+}  // namespace
+
+PhaseBound TrainingBound(const LinkModel& link, uint64_t layer_bytes, int layers, int window_layers,
+                         const ComputeTimes& compute) {
+  const LinkRates rates = RatesOf(link);
+  const auto bytes = [&](int count) { return static_cast<double>(layer_bytes) * count; };
+  const double forward_us = std::max(compute.forward_us, LinkUs(0, bytes(layers - 1), rates));
+  const int fetched_backward = std::max(layers - 1 - window_layers, 0);
+  const double backward_us =
+      std::max(compute.backward_us, LinkUs(bytes(layers - 1), bytes(fetched_backward), rates));
+  return {.ends_us = LinkUs(0, bytes(1), rates) + LinkUs(bytes(1), 0, rates),
+          .overlapped_us = forward_us + backward_us};
+}
+
+PhaseBound InferenceBound(const LinkModel& link, uint64_t layer_bytes, int layers,
+                          int window_layers, double compute_us) {
+  const double fetched_layers =
+      static_cast<double>(layers) * std::max(layers - window_layers, 0) / (layers - 1);
+  return {
+      .ends_us = 0,
+      .overlapped_us = std::max(
+          compute_us, LinkUs(0, fetched_layers * static_cast<double>(layer_bytes), RatesOf(link)))};
+}
+
+}  // namespace pinion

@@ -1,0 +1,43 @@
+// What no way to bring weights to the device layer by layer, and gradients back, can beat.
+//
+// Pure functions.
+
+#ifndef PINION_BENCH_WEIGHTS_PHASE_BOUND_H_
+#define PINION_BENCH_WEIGHTS_PHASE_BOUND_H_
+
+#include <cstdint>
+
+#include "pinion/device/emulated/cost_model.h"
+
+namespace pinion {
+
+// What the phase of a step cannot be shorter than.
+struct PhaseBound {
+  // Beside all else: the first fetch, and the last gradient's way out.
+  double ends_us = 0;
+  // Without the ends: each of forward and backward takes at least its compute, and at least the
+  // bytes that it has to move, at the link's rates of both directions together.
+  double overlapped_us = 0;
+
+  double total_us() const { return ends_us + overlapped_us; }
+};
+
+struct ComputeTimes {
+  double forward_us = 0;
+  double backward_us = 0;
+};
+
+// Both for `layers` layers of `layer_bytes` each, of which `window_layers` fit on the device.
+//
+// A training step begins with no layer on the device, since the optimizer has changed all; at its
+// turn as many as the window holds are there; the first layer's weights are not needed backward. In
+// inference, pass by pass, at least layers * (layers - window) / (layers - 1) of them are fetched:
+// no order of drops does better (Belady's), and nothing has to be exposed.
+PhaseBound TrainingBound(const LinkModel& link, uint64_t layer_bytes, int layers, int window_layers,
+                         const ComputeTimes& compute);
+PhaseBound InferenceBound(const LinkModel& link, uint64_t layer_bytes, int layers,
+                          int window_layers, double compute_us);
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_WEIGHTS_PHASE_BOUND_H_

@@ -1,0 +1,94 @@
+// A model's steps on the emulated device, with its weights there, copied in and out by hand, or
+// visiting.
+//
+//   PINION_ASSIGN_OR_RETURN(const WeightsCase of, WeightsCase::Create("a100_pcie4", 32, true));
+//   PINION_ASSIGN_OR_RETURN(const std::vector<WeightsRow> rows, of.RunAll());
+//
+// The model is 24 equal residual layers, x + relu(Linear(x)), whose compute and bytes are those of
+// kModelScale times the width and the batch, on a preset that is scaled to it
+// (device/emulated/cost_model.h): all times are kModelScale^2 times shorter than the large model's.
+//
+// Thread safety: none: each run registers an emulated machine of its own as "emu".
+
+#ifndef PINION_BENCH_WEIGHTS_WEIGHTS_CASE_H_
+#define PINION_BENCH_WEIGHTS_WEIGHTS_CASE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/bench/weights/phase_bound.h"
+#include "pinion/device/emulated/cost_model.h"
+
+namespace pinion {
+
+constexpr int kModelLayers = 24;
+constexpr int64_t kModelWidth = 256;
+constexpr int64_t kModelScale = 32;
+
+// Who has the weights where.
+struct WeightsWay {
+  enum class Kind {
+    kNone,      // all of them on the device, and so is the optimizer's step
+    kBlocking,  // by hand: each layer's copied in before its use, and its gradient out behind it
+    kVisiting,  // a WeightOffloader
+  };
+  Kind kind = Kind::kNone;
+  int window_layers = 0;  // of kVisiting
+
+  std::string name() const;  // "no offload", "blocking", "visiting, 2 layers"
+};
+
+// Of one step, on average over those that were measured: forward and backward until gradients are
+// where the optimizer is, and the optimizer's step.
+struct WeightsCost {
+  double phase_us = 0;
+  double host_step_us = 0;
+  double compute_us = 0;  // that kernels ran in the phase
+  uint64_t peak_bytes = 0;
+  uint64_t fetched_bytes = 0;   // over the link, step included
+  uint64_t gradient_bytes = 0;  // over the link
+};
+
+struct WeightsRow {
+  std::string preset;
+  int64_t batch = 0;  // of the large model
+  bool training = false;
+  WeightsWay way;
+  WeightsCost cost;
+  PhaseBound bound;         // of kVisiting alone
+  bool is_hidden = false;   // the link hides the weights, the two ends aside
+  bool same_values = true;  // losses or outputs, and weights after all steps, as without offload
+};
+
+class WeightsCase {
+ public:
+  // `batch` examples of the small model. NotFound names all presets.
+  static absl::StatusOr<WeightsCase> Create(const std::string& preset, int64_t batch,
+                                            bool training);
+
+  // No offload first.
+  absl::StatusOr<std::vector<WeightsRow>> RunAll() const;
+
+ private:
+  struct Outcome {
+    WeightsCost cost;
+    ComputeTimes compute;
+    std::vector<at::Tensor> values;  // in pageable memory
+  };
+
+  WeightsCase() = default;
+  absl::StatusOr<Outcome> Run(const WeightsWay& way) const;
+
+  std::string preset_name_;
+  DevicePreset preset_;  // scaled
+  int64_t batch_ = 0;
+  bool training_ = false;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_WEIGHTS_WEIGHTS_CASE_H_

@@ -1,0 +1,163 @@
+#include "pinion/engine/plan/visit_schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "pinion/allocator/base/check.h"
+
+namespace pinion {
+namespace {
+
+constexpr size_t kNever = SIZE_MAX;
+
+// Uses before the last one that have to be the same, at least, for what followed to be expected,
+// and at most, to tell one place of a step from another.
+constexpr size_t kLeastMemory = 2;
+constexpr size_t kMostMemory = 64;
+
+// Of uses: steps of thousands of layers, several times over.
+constexpr size_t kHistory = size_t{1} << 16;
+
+}  // namespace
+
+VisitSchedule::VisitSchedule(VisitLimits limits) : window_bytes_(limits.window_bytes) {
+  for (const uint64_t size_bytes : limits.sizes_bytes) {
+    PINION_CHECK(size_bytes <= window_bytes_)
+        << "an object of " << size_bytes << " bytes has no room in a window of " << window_bytes_;
+    objects_.push_back({.size_bytes = size_bytes});
+  }
+  objects_.push_back({.size_bytes = 0});
+}
+
+Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
+  Visit visit;
+  const bool is_same = !history_.empty() && history_.back() == object;
+  if (is_same && objects_[object].is_here) return visit;
+  if (!is_same) Remember(object);
+  objects_[object].last_use = ++uses_;
+  FindNextUses();
+  if (!objects_[object].is_here) {
+    // Where others are in use as well, there is no choice but to have more than the window.
+    MakeRoom(objects_[object].size_bytes, 0, object, may_drop, visit);
+    Fetch(object, visit);
+  }
+  FetchAhead(object, may_drop, visit);
+  return visit;
+}
+
+Visit VisitSchedule::OnChange(absl::FunctionRef<bool(uint32_t)> may_drop) {
+  Visit visit;
+  if (history_.empty() || history_.back() != change()) Remember(change());
+  FindNextUses();
+  FetchAhead(change(), may_drop, visit);
+  return visit;
+}
+
+void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop,
+                               Visit& visit) {
+  if (!match_.has_value()) return;
+  uint64_t needed_bytes = objects_[in_use].size_bytes;
+  for (size_t ahead = 1; ahead < period(); ++ahead) {
+    const uint32_t next = ExpectedAt(ahead);
+    if (next == change()) return;
+    const bool is_counted = next == in_use || objects_[next].next_use != ahead;
+    if (is_counted) continue;
+    needed_bytes += objects_[next].size_bytes;
+    if (needed_bytes > window_bytes_) return;
+    if (objects_[next].is_here) continue;
+    if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_drop, visit)) return;
+    Fetch(next, visit);
+  }
+}
+
+void VisitSchedule::OnAway(uint32_t object) {
+  if (!std::exchange(objects_[object].is_here, false)) return;
+  here_bytes_ -= objects_[object].size_bytes;
+}
+
+void VisitSchedule::OnHere(uint32_t object) {
+  if (std::exchange(objects_[object].is_here, true)) return;
+  here_bytes_ += objects_[object].size_bytes;
+}
+
+void VisitSchedule::Remember(uint32_t object) {
+  if (history_.size() == 2 * kHistory) {
+    history_.erase(history_.begin(), history_.begin() + kHistory);
+    match_ = match_.has_value() && *match_ >= kHistory ? std::optional(*match_ - kHistory)
+                                                       : std::nullopt;
+  }
+  const bool is_expected = match_.has_value() && ExpectedAt(1) == object;
+  history_.push_back(object);
+  match_ = is_expected ? std::optional(*match_ + 1) : FindSameUses();
+}
+
+std::optional<size_t> VisitSchedule::FindSameUses() const {
+  const size_t last = history_.size() - 1;
+  std::optional<size_t> best;
+  size_t best_length = kLeastMemory - 1;
+  for (size_t end = last; end-- > 0 && best_length < kMostMemory;) {
+    size_t length = 0;
+    while (length <= end && length < kMostMemory &&
+           history_[end - length] == history_[last - length]) {
+      ++length;
+    }
+    if (length <= best_length) continue;
+    best_length = length;
+    best = end;
+  }
+  return best;
+}
+
+// What was done since the match is done again, and again.
+uint32_t VisitSchedule::ExpectedAt(size_t uses_from_now) const {
+  return history_[*match_ + 1 + (uses_from_now - 1) % period()];
+}
+
+void VisitSchedule::FindNextUses() {
+  for (Object& object : objects_) object.next_use = kNever;
+  if (!match_.has_value()) return;
+  for (size_t ahead = period(); ahead > 0; --ahead) {
+    objects_[ExpectedAt(ahead)].next_use = ahead;
+  }
+}
+
+bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
+                             absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit) {
+  if (here_bytes_ + size_bytes <= window_bytes_) return true;
+  const uint64_t excess_bytes = here_bytes_ + size_bytes - window_bytes_;
+  std::vector<uint32_t> candidates;
+  for (uint32_t number = 0; number < objects_.size(); ++number) {
+    const Object& object = objects_[number];
+    const bool is_fetched_just_now =
+        std::find(visit.fetches.begin(), visit.fetches.end(), number) != visit.fetches.end();
+    if (object.is_here && number != in_use && !is_fetched_just_now &&
+        object.next_use > uses_from_now && may_drop(number)) {
+      candidates.push_back(number);
+    }
+  }
+  std::sort(candidates.begin(), candidates.end(), [this](uint32_t a, uint32_t b) {
+    if (objects_[a].next_use != objects_[b].next_use) {
+      return objects_[a].next_use > objects_[b].next_use;
+    }
+    return objects_[a].last_use < objects_[b].last_use;
+  });
+  size_t count = 0;
+  uint64_t freed_bytes = 0;
+  for (; freed_bytes < excess_bytes && count < candidates.size(); ++count) {
+    freed_bytes += objects_[candidates[count]].size_bytes;
+  }
+  const bool is_ahead = uses_from_now > 0;
+  if (is_ahead && freed_bytes < excess_bytes) return false;
+  for (size_t i = 0; i < count; ++i) {
+    OnAway(candidates[i]);
+    visit.drops.push_back(candidates[i]);
+  }
+  return freed_bytes >= excess_bytes;
+}
+
+void VisitSchedule::Fetch(uint32_t object, Visit& visit) {
+  OnHere(object);
+  visit.fetches.push_back(object);
+}
+
+}  // namespace pinion

@@ -1,0 +1,94 @@
+// Which objects that rest on the host are on the device, when a program uses them again and again
+// in much the same order: the layers of a model, forward and backward, step by step.
+//
+//   VisitSchedule schedule({.sizes_bytes = {4 << 20, 4 << 20, 4 << 20}, .window_bytes = 8 << 20});
+//   Visit visit = schedule.OnUse(0, may_drop);       // object 0 is about to be used
+//   ... drop visit.drops, then fetch visit.fetches, the used object first if it was away ...
+//
+// Objects on the device never exceed the window, unless none that is in use may be dropped.
+//
+// What comes next is what came next when the same uses went before, longest memory first: neither
+// steps nor the turn from forward to backward have to be told. Fetched ahead is what comes next, in
+// that order, as far as it fits in the window beside all that is used until then. Dropped is what
+// is used last of all (Belady's rule), and for a fetch ahead only what is used after it, so that
+// fetching ahead makes no object come late that was there in time. Where nothing is known, as in
+// the first step, the object whose use is the longest ago goes.
+//
+// Thread safety: none; its owner's lock guards it.
+
+#ifndef PINION_ENGINE_PLAN_VISIT_SCHEDULE_H_
+#define PINION_ENGINE_PLAN_VISIT_SCHEDULE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+
+namespace pinion {
+
+// Objects by number.
+struct Visit {
+  std::vector<uint32_t> drops;
+  std::vector<uint32_t> fetches;
+};
+
+struct VisitLimits {
+  std::vector<uint64_t> sizes_bytes;  // of each object
+  uint64_t window_bytes = 0;          // of all that are on the device; at least the largest one's
+};
+
+class VisitSchedule {
+ public:
+  explicit VisitSchedule(VisitLimits limits);
+
+  // The object is used from now on. All that is asked for counts as done: OnAway takes back what
+  // could not be fetched. Nothing is asked for where the object is the one that was used last.
+  Visit OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
+
+  // The host has changed objects, which are away by now: nothing is fetched ahead of a change that
+  // is expected. Asks for what is expected next.
+  Visit OnChange(absl::FunctionRef<bool(uint32_t)> may_drop);
+
+  // Of its own accord, or since it could not be fetched, the object is not on the device.
+  void OnAway(uint32_t object);
+
+  // It is, whatever was asked for meanwhile: somebody else has fetched it.
+  void OnHere(uint32_t object);
+
+  uint64_t here_bytes() const { return here_bytes_; }
+
+ private:
+  struct Object {
+    uint64_t size_bytes = 0;
+    uint64_t last_use = 0;
+    bool is_here = false;
+    size_t next_use = 0;  // how many uses from now, of what is expected; kNever
+  };
+
+  // The number behind those of objects stands for a change.
+  uint32_t change() const { return static_cast<uint32_t>(objects_.size() - 1); }
+  void FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
+  void Remember(uint32_t object);
+  std::optional<size_t> FindSameUses() const;
+  size_t period() const { return history_.size() - 1 - *match_; }
+  uint32_t ExpectedAt(size_t uses_from_now) const;
+  void FindNextUses();
+  // Drops until so many bytes more fit. False, with nothing dropped, where that cannot be without
+  // an object that is used within `uses_from_now`.
+  bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
+                absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
+  void Fetch(uint32_t object, Visit& visit);
+
+  const uint64_t window_bytes_;
+  std::vector<Object> objects_;
+  std::vector<uint32_t> history_;  // of uses, each one another object's than the one before
+  std::optional<size_t> match_;    // where in the history the same was done as just now
+  uint64_t here_bytes_ = 0;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_VISIT_SCHEDULE_H_

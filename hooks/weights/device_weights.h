@@ -1,0 +1,150 @@
+// The weights of one device that visit it: their masters in pinned host memory, one parcel for each
+// unit (weight_units.h), and memory on the device for those that are there.
+//
+//   device_weights->Enter(unit);      // an operator is about to use it (visiting_tensor.h)
+//   ...
+//   device_weights->Leave(unit);      // its kernels are launched
+//
+// A unit comes with one copy, on the stream that asks first, and stays until the schedule
+// (engine/plan/visit_schedule.h) wants its room: then the memory goes in the order of that stream,
+// after all others that have used it. Nothing is ever copied back: masters are changed on the host,
+// between Pause and Resume, and what the device has of those that were changed is dropped.
+//
+// Thread safety: thread-safe. No call of the device, the allocator or LibTorch is made with the
+// lock held, but for storages' pointers, which are plain fields.
+// Ownership: storages of the weights keep it (VisitingData).
+
+#ifndef PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
+#define PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/Stream.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/plan/visit_schedule.h"
+#include "pinion/engine/stream/wait_site.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/guarded_memory.h"
+#include "pinion/engine/tier/host_tier.h"
+#include "pinion/engine/tier/parcel.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/wait_sites.h"
+#include "pinion/hooks/weights/visiting_tensor.h"
+
+namespace pinion {
+
+// A stream reads a weight after its copy in.
+inline constexpr WaitSite kWeightAfterCopyIn("kWeightAfterCopyIn", kHooksWaits);
+
+// A weight's memory goes after the streams that have used it.
+inline constexpr WaitSite kWeightUsedOnOtherStream("kWeightUsedOnOtherStream", kHooksWaits);
+
+// A unit's weights. Operators of all threads read it as one reader.
+class WeightParcel final : public Parcel {
+ public:
+  using Parcel::Parcel;
+  Reader reader;
+};
+
+// A storage of weights, as a part of its unit's parcel.
+struct WeightPiece {
+  std::string name;  // of its weights, for errors
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  uint64_t offset_bytes = 0;
+};
+
+struct UnitParcel {
+  std::string name;
+  std::shared_ptr<WeightParcel> parcel;  // away
+  std::vector<WeightPiece> pieces;
+};
+
+struct WeightStats {
+  uint64_t fetches = 0;          // copies in, of whole units
+  uint64_t fetched_bytes = 0;    // by them
+  uint64_t fetched_ahead = 0;    // of those copies, the ones that began before anybody needed them
+  uint64_t fetches_refused = 0;  // ahead, as there was no device memory; made when needed
+  uint64_t drops = 0;            // of units, to make room or since they had become old
+  uint64_t here_bytes = 0;       // on the device
+  uint64_t gradient_bytes = 0;   // that have left the device
+};
+
+class DeviceWeights final : public VisitKeeper {
+ public:
+  DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
+                std::shared_ptr<DeviceTier> tier, uint64_t window_bytes,
+                std::vector<UnitParcel> units);
+
+  ~DeviceWeights() override;
+
+  // c10::OutOfMemoryError where the device has no room even with all other units dropped.
+  void Enter(uint32_t unit) override;
+  void Leave(uint32_t unit) override;
+  std::string NameOf(uint32_t unit, const at::Tensor& tensor) const override;
+
+  // From now until Resume the host may change masters: copies that read them are done, and no
+  // operator gets weights.
+  void Pause();
+  // Drops what the device has of the units that were changed.
+  void Resume(const std::vector<uint32_t>& changed);
+  // After a change: what is expected to be used next is fetched, on the current stream.
+  void FetchExpected();
+
+  WeightStats GetStats() const;
+  DeviceTier& tier() const { return *tier_; }
+  c10::Device device() const { return device_; }
+
+ private:
+  struct Unit {
+    UnitParcel parts;
+    GuardedMemory memory;              // empty: not on the device, or not used there yet
+    std::vector<BoundStream> streams;  // that wait for its copy, and may use it
+    int users = 0;                     // operators that run, and fetches that are about to be made
+
+    bool IsReadyOn(const BoundStream& stream) const;
+  };
+  // What is to be let go of once the lock is released.
+  struct Dropped {
+    GuardedMemory memory;
+    std::vector<BoundStream> streams;
+    std::vector<c10::DataPtr> data;
+  };
+  using AllDropped = std::vector<Dropped>;
+
+  // Whatever there is of it; nothing if it is away.
+  void Drop(uint32_t index, AllDropped& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // After a fetch that failed: away, unless another thread has it or is about to.
+  void NoteFailure(uint32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LetGo(AllDropped& dropped);
+  void DropAllIdle();
+  // With the bytes on the device, after their copy.
+  void Arrive(uint32_t index, const BoundStream& stream);
+  std::shared_ptr<WeightParcel> ParcelOf(uint32_t index) const;
+  absl::Status Fetch(FetchClaim& claim, const BoundStream& stream, bool is_ahead);
+  void FetchNow(uint32_t index, FetchClaim claim, const BoundStream& stream);
+  void FetchAhead(uint32_t index, const BoundStream& stream);
+  bool MayDrop(uint32_t index) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const c10::Device device_;
+  const std::shared_ptr<HostTier> host_;
+  const std::shared_ptr<DeviceTier> tier_;
+
+  mutable Mutex mu_;
+  std::vector<Unit> units_ ABSL_GUARDED_BY(mu_);
+  VisitSchedule schedule_ ABSL_GUARDED_BY(mu_);
+  WeightStats stats_ ABSL_GUARDED_BY(mu_);
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_

@@ -1,0 +1,178 @@
+#include "pinion/hooks/weights/visiting_tensor.h"
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "pinion/allocator/base/mutex.h"
+
+namespace pinion {
+namespace {
+
+// What stands in a storage's DataPtr: it keeps the keeper.
+using KeeperReference = std::shared_ptr<VisitKeeper>;
+
+void DeleteKeeperReference(void* reference) { delete static_cast<KeeperReference*>(reference); }
+
+struct VisitTag {
+  VisitKeeper* keeper = nullptr;  // lives as long as the storage
+  uint32_t unit = 0;
+};
+
+// Whose the storages are. A storage's own pointer cannot tell: it changes while others look.
+class VisitTags {
+ public:
+  static VisitTags& OfProcess() {
+    static auto* const tags = new VisitTags();
+    return *tags;
+  }
+  void Add(const c10::StorageImpl* storage, VisitTag tag) {
+    const MutexLock lock(mu_);
+    tags_[storage] = tag;
+  }
+  void Forget(const VisitKeeper* keeper) {
+    const MutexLock lock(mu_);
+    absl::erase_if(tags_, [keeper](const auto& entry) { return entry.second.keeper == keeper; });
+  }
+  VisitTag Find(const at::Tensor& tensor) {
+    const MutexLock lock(mu_);
+    const auto found = tags_.find(tensor.storage().unsafeGetStorageImpl());
+    TORCH_CHECK(found != tags_.end(),
+                "a weight that visits its device was given other memory, by set_(): copy into "
+                "WeightOffloader::host_parameters() instead");
+    return found->second;
+  }
+
+ private:
+  Mutex mu_;
+  absl::flat_hash_map<const c10::StorageImpl*, VisitTag> tags_ ABSL_GUARDED_BY(mu_);
+};
+
+// They ask, or change, what is known of a tensor, and touch none of its bytes.
+constexpr std::array<std::string_view, 6> kTouchNoBytes = {
+    "aten::requires_grad_", "aten::retain_grad", "aten::detach_",
+    "aten::record_stream",  "aten::set_data",    "aten::_has_compatible_shallow_copy_type"};
+
+// The units that an operator uses, from its call to its return.
+class UsedUnits {
+ public:
+  UsedUnits() = default;
+  ~UsedUnits() {
+    for (const auto& [keeper, unit] : used_) keeper->Leave(unit);
+  }
+  UsedUnits(const UsedUnits&) = delete;
+  UsedUnits& operator=(const UsedUnits&) = delete;
+
+  void Add(const VisitTag& tag) {
+    for (const auto& [keeper, unit] : used_) {
+      if (keeper.get() == tag.keeper && unit == tag.unit) return;
+    }
+    // The operator may consume the last tensor.
+    KeeperReference keeper = tag.keeper->shared_from_this();
+    keeper->Enter(tag.unit);
+    used_.emplace_back(std::move(keeper), tag.unit);
+  }
+
+ private:
+  absl::InlinedVector<std::pair<KeeperReference, uint32_t>, 2> used_;
+};
+
+// A kernel never sees the key: whatever it calls finds the bytes where they are.
+void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const bool touches_none =
+      std::find(kTouchNoBytes.begin(), kTouchNoBytes.end(), schema.name()) != kTouchNoBytes.end();
+  const bool returns_view = std::any_of(
+      schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
+        return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+      });
+  const c10::DispatchKeySet below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kVisitingKey);
+  // What may be a view or a copy asks again by the operator that copies.
+  if (touches_none || returns_view) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  UsedUnits units;
+  const size_t count = schema.arguments().size();
+  const auto arguments = torch::jit::last(*stack, count);
+  for (size_t i = 0; i < count; ++i) {
+    const bool is_written = schema.arguments()[i].alias_info() != nullptr &&
+                            schema.arguments()[i].alias_info()->isWrite();
+    const auto use = [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !IsVisiting(tensor)) return;
+      const VisitTag tag = VisitTags::OfProcess().Find(tensor);
+      TORCH_CHECK(!is_written, schema.name(), " would change the weight ",
+                  tag.keeper->NameOf(tag.unit, tensor),
+                  " on the device, where only a copy of it visits: change it in "
+                  "WeightOffloader::Step, through host_parameters()");
+      units.Add(tag);
+    };
+    const c10::IValue& argument = arguments[i];
+    if (argument.isTensor()) {
+      use(argument.toTensor());
+    } else if (argument.isTensorList()) {
+      for (const at::Tensor& tensor : argument.toTensorVector()) use(tensor);
+    } else if (argument.isList()) {
+      for (const c10::IValue& element : argument.toListRef()) {
+        if (element.isTensor()) use(element.toTensor());
+      }
+    }
+  }
+  const c10::impl::ExcludeDispatchKeyGuard inside(kVisitingKey);
+  op.redispatchBoxed(below, stack);
+}
+
+void RegisterOnce() {
+  static const torch::Library* const library = [] {
+    auto* all = new torch::Library(torch::Library::IMPL, "_", kVisitingKey, __FILE__, __LINE__);
+    all->fallback(torch::CppFunction::makeFromBoxedFunction<&RunWithVisitors>());
+    return all;
+  }();
+  (void)library;
+}
+
+}  // namespace
+
+VisitKeeper::~VisitKeeper() { VisitTags::OfProcess().Forget(this); }
+
+c10::DataPtr VisitingData(void* data, std::shared_ptr<VisitKeeper> keeper, c10::Device device) {
+  return {data, new KeeperReference(std::move(keeper)), &DeleteKeeperReference, device};
+}
+
+void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& keeper,
+                  uint32_t unit) {
+  storage.set_data_ptr_noswap(VisitingData(nullptr, keeper, storage.device()));
+  VisitTags::OfProcess().Add(storage.unsafeGetStorageImpl(), {keeper.get(), unit});
+}
+
+at::Tensor MakeVisitingTensor(const at::Tensor& like, int64_t storage_offset,
+                              c10::Storage storage) {
+  RegisterOnce();
+  const c10::DispatchKey plain =
+      at::TensorOptions(storage.device()).dtype(like.dtype()).computeDispatchKey();
+  const c10::DispatchKeySet keys({plain, kVisitingKey});
+  at::Tensor tensor =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), storage_offset);
+  return tensor;
+}
+
+bool IsVisiting(const at::TensorBase& tensor) { return tensor.key_set().has(kVisitingKey); }
+
+}  // namespace pinion

@@ -1,0 +1,64 @@
+// Tensors whose bytes visit their device: they have a shape, a device and a storage there as any
+// other, but memory only while an operator uses them.
+//
+//   at::Tensor weight = MakeVisitingTensor(like, storage);   // its operators ask the keeper first
+//
+// Each carries one more dispatch key, and so does each view of it, whoever made it (autograd's
+// saved ones too). An operator that gets one is stopped before autocast, autograd and its kernel:
+// the keeper brings the bytes, or throws before anything was launched, and is told when the
+// operator has returned. Views are made without bytes. An operator that would write to one throws.
+// Operators that get none of them cost nothing.
+//
+// The key is DispatchKey::DeferredInit, which LibTorch reserves for libraries beside it and which
+// torchdistx alone has used: a process cannot have both (docs/decisions/0033-weights.md).
+//
+// What reads memory without an operator, as a kernel of one's own in an autograd::Function, is not
+// seen: while the weight is away it gets LibTorch's error if it asks by type (data_ptr<float>()),
+// and null by data_ptr(); while it is there, nothing keeps it there. Such code works on a clone().
+//
+// Thread safety: thread-safe, as far as the keeper is.
+
+#ifndef PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_
+#define PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace pinion {
+
+inline constexpr c10::DispatchKey kVisitingKey = c10::DispatchKey::DeferredInit;
+
+class VisitKeeper : public std::enable_shared_from_this<VisitKeeper> {
+ public:
+  // Forgets its storages.
+  virtual ~VisitKeeper();
+  // The unit's bytes are on the device for the calling thread's current stream until Leave. Throws
+  // c10::Error; then Leave is not called.
+  virtual void Enter(uint32_t unit) = 0;
+  virtual void Leave(uint32_t unit) = 0;
+  // Of the tensor, for errors.
+  virtual std::string NameOf(uint32_t unit, const at::Tensor& tensor) const = 0;
+};
+
+// What a storage has for memory: `data`, which the keeper owns, null while it is away. The storage
+// keeps the keeper.
+c10::DataPtr VisitingData(void* data, std::shared_ptr<VisitKeeper> keeper, c10::Device device);
+
+// Makes the storage, which has no memory, a part of the keeper's unit: away.
+void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& keeper, uint32_t unit);
+
+// Of the type and shape of `like`, from that item on of a storage that was made visiting.
+at::Tensor MakeVisitingTensor(const at::Tensor& like, int64_t storage_offset, c10::Storage storage);
+
+bool IsVisiting(const at::TensorBase& tensor);
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_

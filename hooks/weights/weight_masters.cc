@@ -1,0 +1,185 @@
+#include "pinion/hooks/weights/weight_masters.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/weights/visiting_tensor.h"
+
+namespace pinion {
+namespace {
+
+absl::Status CheckWeight(const NamedWeight& weight, c10::Device device) {
+  const at::Tensor& tensor = weight.tensor;
+  if (tensor.layout() != at::kStrided) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(weight.name, " is not strided: weights that visit are"));
+  }
+  if (IsVisiting(tensor)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(weight.name, " visits its device already, by another WeightOffloader"));
+  }
+  if (!tensor.device().is_cpu() && tensor.device() != device) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        weight.name, " is on ", tensor.device().str(), " and was to visit ", device.str(),
+        ": attach the parts of a model that are on several devices one by one"));
+  }
+  if (torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(weight.name,
+                     " has a hook that runs after its gradient was accumulated, and there can be "
+                     "one: use Tensor::register_hook, or Attach first"));
+  }
+  return absl::OkStatus();
+}
+
+// All bytes of the storage, whatever the tensor shows of it, to `place`.
+void CopyStorage(const at::Tensor& tensor, char* place) {
+  const c10::Storage& storage = tensor.storage();
+  if (tensor.device().is_cpu()) {
+    std::memcpy(place, storage.data(), storage.nbytes());
+    return;
+  }
+  const auto size = static_cast<int64_t>(storage.nbytes());
+  const at::Tensor bytes =
+      at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1});
+  at::from_blob(place, {size}, at::kByte).copy_(bytes);
+}
+
+// The master of a weight whose storage begins at `piece`.
+at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostBuffer> owner) {
+  const int64_t offset_bytes = like.storage_offset() * static_cast<int64_t>(like.itemsize());
+  at::Tensor tensor = at::from_blob(
+      piece + offset_bytes, like.sizes(), like.strides(), [owner = std::move(owner)](void*) {},
+      like.scalar_type());
+  tensor.set_requires_grad(like.requires_grad());
+  if (like.grad().defined()) tensor.mutable_grad() = like.grad().cpu();
+  return tensor;
+}
+
+absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit,
+                                        c10::Device device) {
+  WeightMaster master = {.unit = unit, .parcel = {}, .pieces = {}, .piece_of = {}, .host = {}};
+  std::vector<at::Tensor> first_of_piece;
+  absl::flat_hash_map<const c10::StorageImpl*, size_t> known;
+  uint64_t size_bytes = 0;
+  for (const auto& [name, tensor] : unit.weights) {
+    const c10::Storage& storage = tensor.storage();
+    const auto [entry, is_new] =
+        known.try_emplace(storage.unsafeGetStorageImpl(), master.pieces.size());
+    master.piece_of.push_back(entry->second);
+    if (!is_new) continue;
+    c10::Storage visiting(c10::Storage::use_byte_size_t(), storage.nbytes(),
+                          c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
+                          /*resizable=*/false);
+    master.pieces.push_back({name, size_bytes, std::move(visiting)});
+    first_of_piece.push_back(tensor);
+    size_bytes = AlignUp(size_bytes + storage.nbytes(), kPackAlignmentBytes);
+  }
+  const StreamHandle stream = NativeStream(CurrentStream(device));
+  PINION_ASSIGN_OR_RETURN(master.parcel, tier.NewParcel<WeightParcel>(size_bytes, stream));
+  const std::shared_ptr<HostBuffer> filled = master.parcel->ToWrite();
+  for (size_t i = 0; i < master.pieces.size(); ++i) {
+    CopyStorage(first_of_piece[i],
+                static_cast<char*>(filled->data()) + master.pieces[i].offset_bytes);
+  }
+  master.parcel->FillOnHost();
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<HostBuffer> buffer,
+                          master.parcel->ViewOnHost(absl::InfiniteDuration()));
+  for (size_t i = 0; i < unit.weights.size(); ++i) {
+    const MasterPiece& piece = master.pieces[master.piece_of[i]];
+    master.host.push_back(HostTensor(
+        unit.weights[i].tensor, static_cast<char*>(buffer->data()) + piece.offset_bytes, buffer));
+  }
+  return master;
+}
+
+}  // namespace
+
+absl::Status CheckWeights(const std::vector<WeightUnit>& units, c10::Device device) {
+  struct Owner {
+    const WeightUnit* unit;
+    const NamedWeight* weight;
+  };
+  absl::flat_hash_map<const c10::StorageImpl*, Owner> owners;
+  for (const WeightUnit& unit : units) {
+    for (const NamedWeight& weight : unit.weights) {
+      PINION_RETURN_IF_ERROR(CheckWeight(weight, device));
+      const auto [owner, is_new] =
+          owners.try_emplace(weight.tensor.storage().unsafeGetStorageImpl(), Owner{&unit, &weight});
+      if (is_new || owner->second.unit == &unit) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          weight.name, " shares its storage with ", owner->second.weight->name,
+          ", which visits with another layer, or is frozen where this is trained: give each a "
+          "storage of its own (set_data(clone())), or tie weights by registering one tensor "
+          "twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<WeightMaster>> FillMasters(DeviceTier& tier,
+                                                      const std::vector<WeightUnit>& units,
+                                                      c10::Device device) {
+  std::vector<WeightMaster> masters;
+  for (const WeightUnit& unit : units) {
+    PINION_ASSIGN_OR_RETURN(WeightMaster master, FillMaster(tier, unit, device));
+    masters.push_back(std::move(master));
+  }
+  return masters;
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::Module& module,
+                                                               const std::vector<WeightUnit>& units,
+                                                               c10::Device device) {
+  absl::flat_hash_set<const c10::TensorImpl*> visiting;
+  for (const WeightUnit& unit : units) {
+    for (const auto& [name, tensor] : unit.weights) visiting.insert(tensor.unsafeGetTensorImpl());
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> moved;
+  for (const std::vector<at::Tensor>& tensors : {module.buffers(), module.parameters()}) {
+    for (const at::Tensor& tensor : tensors) {
+      const bool stays = !tensor.defined() || tensor.device() == device ||
+                         visiting.contains(tensor.unsafeGetTensorImpl());
+      if (!stays) moved.emplace_back(tensor, tensor.detach().to(device));
+    }
+  }
+  return moved;
+}
+
+absl::StatusOr<uint64_t> WindowFor(const std::vector<WeightMaster>& masters, uint64_t asked_bytes) {
+  uint64_t second_bytes = 0;
+  const WeightMaster* largest = &masters.front();
+  for (const WeightMaster& master : masters) {
+    if (&master == largest) continue;
+    const uint64_t size_bytes = master.parcel->size_bytes;
+    if (size_bytes > largest->parcel->size_bytes) {
+      second_bytes = largest->parcel->size_bytes;
+      largest = &master;
+    } else {
+      second_bytes = std::max(second_bytes, size_bytes);
+    }
+  }
+  const uint64_t largest_bytes = largest->parcel->size_bytes;
+  if (asked_bytes == 0) return largest_bytes + second_bytes;
+  if (asked_bytes >= largest_bytes) return asked_bytes;
+  return absl::InvalidArgumentError(
+      absl::StrCat("WeightOptions::window_bytes is ", asked_bytes, ", and the layer \"",
+                   largest->unit.name, "\" alone needs ", largest_bytes,
+                   ": make the window larger, or cut the layer into several modules"));
+}
+
+}  // namespace pinion

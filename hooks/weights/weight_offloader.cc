@@ -1,0 +1,208 @@
+#include "pinion/hooks/weights/weight_offloader.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/environment.h"
+#include "pinion/hooks/tier/torch_tier.h"
+#include "pinion/hooks/weights/visiting_tensor.h"
+#include "pinion/hooks/weights/weight_masters.h"
+#include "pinion/hooks/weights/weight_units.h"
+
+namespace pinion {
+namespace {
+
+class CollectGradient final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  CollectGradient(std::shared_ptr<HostGradients> gradients, size_t index)
+      : gradients_(std::move(gradients)), index_(index) {}
+  void operator()(const at::Tensor& weight) override { gradients_->Collect(index_, weight); }
+
+ private:
+  const std::shared_ptr<HostGradients> gradients_;
+  const size_t index_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
+    torch::nn::Module& module, c10::Device device, const DeviceBackend& backend,
+    const WeightOptions& options) {
+  if (SwitchedOnByEnvironment("PINION_DISABLE")) {
+    return absl::FailedPreconditionError(
+        "weights cannot visit a device with PINION_DISABLE=1 in the environment");
+  }
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  if (device.type() != type) {
+    return absl::InvalidArgumentError(absl::StrCat("the backend is for \"", backend.type_name,
+                                                   "\", and the device is ", device.str()));
+  }
+  if (!device.has_index()) device = CurrentStream(device).device();
+  std::vector<WeightUnit> units = WeightUnitsOf(module);
+  if (units.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", module.name(), "\" has no parameters that could visit a device"));
+  }
+  PINION_RETURN_IF_ERROR(CheckWeights(units, device));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> host,
+                          TorchHostTier(options.tier, backend, type));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, host->ForDevice(device.index()));
+
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  std::vector<WeightMaster> masters;
+  std::vector<std::pair<at::Tensor, at::Tensor>> moved;
+  try {
+    PINION_ASSIGN_OR_RETURN(masters, FillMasters(*tier, units, device));
+    moved = CopiesOfTheRest(module, units, device);
+  } catch (const c10::Error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("copying the weights of \"", module.name(),
+                                                     "\": ", error.what_without_backtrace()));
+  }
+  PINION_ASSIGN_OR_RETURN(const uint64_t window_bytes, WindowFor(masters, options.window_bytes));
+
+  // From here on nothing fails.
+  std::vector<UnitParcel> parcels;
+  for (const WeightMaster& master : masters) {
+    UnitParcel parcel = {.name = master.unit.name, .parcel = master.parcel, .pieces = {}};
+    for (const MasterPiece& piece : master.pieces) {
+      parcel.pieces.push_back(
+          {piece.name, piece.visiting.getWeakStorageImpl(), piece.offset_bytes});
+    }
+    parcels.push_back(std::move(parcel));
+  }
+  std::unique_ptr<WeightOffloader> offloader(new WeightOffloader());
+  offloader->weights_ =
+      std::make_shared<DeviceWeights>(device, host, tier, window_bytes, std::move(parcels));
+  std::vector<TrainedWeight> trained;
+  std::vector<at::Tensor> trained_weights;
+  absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> host_of;
+  for (uint32_t index = 0; index < masters.size(); ++index) {
+    WeightMaster& master = masters[index];
+    for (MasterPiece& piece : master.pieces) {
+      MakeVisiting(piece.visiting, offloader->weights_, index);
+    }
+    for (size_t weight = 0; weight < master.unit.weights.size(); ++weight) {
+      auto& [name, tensor] = master.unit.weights[weight];
+      const at::Tensor& on_host = master.host[weight];
+      host_of[tensor.unsafeGetTensorImpl()] = on_host;
+      if (tensor.requires_grad()) {
+        trained.push_back({on_host, index});
+        trained_weights.push_back(tensor);
+        offloader->trained_bytes_ += on_host.nbytes();
+      }
+      offloader->all_.push_back({name,
+                                 c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                                 on_host, tensor.storage_offset(), index});
+      tensor.mutable_grad() = at::Tensor();  // the master has it
+      tensor.set_data(MakeVisitingTensor(tensor, tensor.storage_offset(),
+                                         master.pieces[master.piece_of[weight]].visiting));
+    }
+  }
+  offloader->gradients_ = std::make_shared<HostGradients>(tier, std::move(trained));
+  for (size_t i = 0; i < trained_weights.size(); ++i) {
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        trained_weights[i], std::make_unique<CollectGradient>(offloader->gradients_, i));
+  }
+  for (auto& [tensor, on_device] : moved) tensor.set_data(on_device);
+  for (const at::Tensor& parameter : module.parameters()) {
+    const auto found = host_of.find(parameter.unsafeGetTensorImpl());
+    offloader->host_parameters_.push_back(found == host_of.end() ? parameter : found->second);
+  }
+  return offloader;
+}
+
+void WeightOffloader::CheckAllVisit() const {
+  for (const Weight& weight : all_) {
+    const auto impl = weight.tensor.lock();
+    TORCH_CHECK(
+        !impl || impl->key_set().has(kVisitingKey), "the parameter ", weight.name,
+        " was given other memory since WeightOffloader::Attach, by set_data() or by loading "
+        "the module: do that within WithParametersOnHost, or copy into host_parameters()");
+  }
+}
+
+std::vector<int64_t> WeightOffloader::MasterVersions() const {
+  std::vector<int64_t> versions;
+  for (const Weight& weight : all_) versions.push_back(weight.master._version());
+  return versions;
+}
+
+void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
+  CheckAllVisit();
+  gradients_->Settle();
+  weights_->Pause();
+  std::vector<c10::Storage> storages;
+  const absl::Cleanup back = [&] {
+    const c10::InferenceMode normal(false);
+    const at::NoGradGuard no_grad;
+    std::vector<uint32_t> units;
+    for (size_t i = 0; i < storages.size(); ++i) {
+      units.push_back(all_[i].unit);
+      at::Tensor tensor(all_[i].tensor.lock());
+      if (!tensor.defined()) continue;
+      tensor.set_data(
+          MakeVisitingTensor(all_[i].master, all_[i].storage_offset, std::move(storages[i])));
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+    weights_->Resume(units);
+  };
+  for (const Weight& weight : all_) {
+    at::Tensor tensor(weight.tensor.lock());
+    storages.push_back(tensor.defined() ? tensor.storage() : c10::Storage());
+    if (tensor.defined()) tensor.set_data(weight.master.detach());
+  }
+  work();
+  const at::NoGradGuard no_grad;
+  for (const Weight& weight : all_) {
+    const at::Tensor tensor(weight.tensor.lock());
+    if (!tensor.defined() || tensor.is_alias_of(weight.master)) continue;
+    TORCH_CHECK(tensor.sizes() == weight.master.sizes() && tensor.dtype() == weight.master.dtype(),
+                "the parameter ", weight.name, " was given ", tensor.toString(), tensor.sizes(),
+                " and was ", weight.master.toString(), weight.master.sizes(),
+                ": a weight that visits keeps its type and shape");
+    weight.master.detach().copy_(tensor.detach());
+  }
+}
+
+void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes) {
+  CheckAllVisit();
+  gradients_->Settle();
+  weights_->Pause();
+  {
+    const absl::Cleanup resume = [this, before = MasterVersions()] {
+      std::vector<uint32_t> changed;
+      for (size_t i = 0; i < all_.size(); ++i) {
+        // Optimizers write through data(), which raises no version.
+        const bool is_trained = all_[i].master.requires_grad();
+        if (!is_trained && all_[i].master._version() == before[i]) continue;
+        changed.push_back(all_[i].unit);
+        if (const auto impl = all_[i].tensor.lock()) impl->bump_version();
+      }
+      weights_->Resume(changed);
+    };
+    step();
+    weights_->tier().engine().device().ChargeHostArithmetic(3 * trained_bytes_ + 2 * state_bytes);
+  }
+  weights_->FetchExpected();
+}
+
+WeightStats WeightOffloader::GetStats() const {
+  WeightStats stats = weights_->GetStats();
+  stats.gradient_bytes = gradients_->left_bytes();
+  return stats;
+}
+
+}  // namespace pinion

@@ -1,0 +1,137 @@
+// Weights that live on the host and visit the device: a model larger than the device trains, and
+// answers, with a window of its layers there.
+//
+//   auto model = MyModel();                                         // built on the host
+//   PINION_ASSIGN_OR_RETURN(auto weights, pinion::WeightOffloader::Attach(
+//       *model, torch::kCUDA, pinion::CudaBackend(), {.window_bytes = 2 << 30}));
+//   torch::optim::AdamW optimizer(weights->host_parameters(), 1e-4);
+//   for (...) {
+//     model->forward(x).sum().backward();                           // layers come and go by
+//     themselves weights->ClipGradNorm(1.0); weights->Step([&] { optimizer.step(); }); // on the
+//     host optimizer.zero_grad();
+//   }
+//
+// The master copy of each parameter is in pinned host memory. A parameter stays the tensor that it
+// was, in module->parameters() as in the optimizer's eyes: it is on the device, and its memory is
+// there while an operator uses its layer, forward and backward, in whatever module or function that
+// operator is called (visiting_tensor.h). Layers come ahead of their use as the step before
+// used them (engine/plan/visit_schedule.h); nothing is copied back but gradients.
+//
+// Results are those of a model that stays on the device, bit for bit; of an optimizer, those of its
+// arithmetic on the host.
+//
+// Reading a parameter gives its value (clone(), cpu(), item()); torch::save and torch::load, which
+// take storages without an operator, go within WithParametersOnHost, or throw. Writing to one on
+// the device throws: change host_parameters() within Step. grad() of a parameter is empty after
+// backward, since gradients are at host_parameters()[i].grad(), in pinned memory; hooks on
+// parameters see them before. torch::optim over module->parameters() does not work for that reason.
+// To forget gradients call ZeroGrad: an optimizer's zero_grad() does not reach those that are still
+// on their way, and is enough behind Step, ClipGradNorm or WaitForGradients alone.
+//
+// With autocast, switch its cache off (at::autocast::set_autocast_cache_enabled(false)): it keeps
+// the cast of every weight on the device until forward ends.
+//
+// Thread safety: operators may use the model on several threads and streams. Attach, Step,
+// ClipGradNorm and ZeroGrad are for when no operator of the model runs.
+// Ownership: the model's storages keep what they need, so that the model goes on to work without
+// the WeightOffloader; host_parameters() keep the masters.
+// Errors: absl::Status at Attach, and then nothing is attached; c10::Error elsewhere.
+
+#ifndef PINION_HOOKS_WEIGHTS_WEIGHT_OFFLOADER_H_
+#define PINION_HOOKS_WEIGHTS_WEIGHT_OFFLOADER_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/engine/tier/host_tier.h"
+#include "pinion/hooks/weights/device_weights.h"
+#include "pinion/hooks/weights/host_gradients.h"
+
+namespace pinion {
+
+struct WeightOptions {
+  HostTierOptions tier;  // shared with all other users of the process's tier
+  // Of the device, for all units of weights that are there at once (weight_units.h). 0: as much as
+  // the two largest ones take, so that one can come while the other is used.
+  uint64_t window_bytes = 0;
+};
+
+class WeightOffloader {
+ public:
+  // The module's parameters go to pinned host memory, from wherever they are; of one that is on the
+  // host no byte passes through the device. Costs one copy of all of them. Gradients that are there
+  // go to the masters'.
+  //
+  // InvalidArgument: a window that has no room for the largest unit; a module without parameters; a
+  // parameter that is not strided, that is on yet another device, or that has a hook after
+  // gradients are accumulated. FailedPrecondition: PINION_DISABLE=1 is set; the tier exists with
+  // other options; a parameter visits already. ResourceExhausted: no room in host memory.
+  static absl::StatusOr<std::unique_ptr<WeightOffloader>> Attach(torch::nn::Module& module,
+                                                                 c10::Device device,
+                                                                 const DeviceBackend& backend,
+                                                                 const WeightOptions& options = {});
+
+  // The masters, in the order of module.parameters(): shapes, types and requires_grad as there.
+  const std::vector<at::Tensor>& host_parameters() const { return host_parameters_; }
+
+  // Runs `step`, which may change any masters and reads their gradients, all of which have arrived.
+  // What it has changed is fetched anew, and counts as changed in place: a graph that was made
+  // before raises autograd's own error. Meanwhile the model must not be used. Virtual time is
+  // charged for reading gradients and for reading and writing masters once; what an optimizer keeps
+  // beside them is `state_bytes`, which it reads and writes as well. Throws where a parameter was
+  // given other memory since Attach, as by torch::load into the module: load before, or into
+  // host_parameters().
+  void Step(absl::FunctionRef<void()> step, uint64_t state_bytes = 0);
+
+  // Runs `work` while the module's parameters and large buffers are tensors of the host, over the
+  // masters: for what reads or writes storages without an operator (torch::save, torch::load), and
+  // for initialising. What it gives a parameter for new memory is copied to the master; all counts
+  // as changed in place. Errors as those of Step.
+  void WithParametersOnHost(absl::FunctionRef<void()> work);
+
+  // As torch::nn::utils::clip_grad_norm_, on the host: returns the norm before.
+  double ClipGradNorm(double max_norm) { return gradients_->ClipNorm(max_norm); }
+  void ZeroGrad() { gradients_->Zero(); }
+  // Blocks until host_parameters()[i].grad() are complete. Step and ClipGradNorm do it themselves.
+  void WaitForGradients() { gradients_->Settle(); }
+
+  WeightStats GetStats() const;
+
+ private:
+  WeightOffloader() = default;
+
+  std::shared_ptr<DeviceWeights> weights_;
+  std::shared_ptr<HostGradients> gradients_;
+  std::vector<at::Tensor> host_parameters_;
+  // A weight of the module, as long as that lives.
+  struct Weight {
+    std::string name;
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    at::Tensor master;
+    int64_t storage_offset = 0;  // of the tensor
+    uint32_t unit = 0;
+  };
+
+  void CheckAllVisit() const;
+  // Of the masters, by which a change is known.
+  std::vector<int64_t> MasterVersions() const;
+
+  std::vector<Weight> all_;
+  uint64_t trained_bytes_ = 0;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_WEIGHTS_WEIGHT_OFFLOADER_H_

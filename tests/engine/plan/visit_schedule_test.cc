@@ -1,0 +1,231 @@
+// Objects that visit the device: never more than the window, what comes next is there in time, and
+// no more copies than the best order of drops needs.
+
+#include "pinion/engine/plan/visit_schedule.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Executes what a schedule asks for, and checks that it could.
+class Shelf {
+ public:
+  Shelf(std::vector<uint64_t> sizes_bytes, uint64_t window_bytes)
+      : sizes_(sizes_bytes), window_bytes_(window_bytes), schedule_({sizes_bytes, window_bytes}) {}
+
+  Visit Use(uint32_t object) {
+    Visit visit = schedule_.OnUse(object, [this](uint32_t n) { return !kept_.contains(n); });
+    for (const uint32_t n : visit.drops) EXPECT_EQ(here_.erase(n), 1u) << n << " was not there";
+    was_here_ = here_.contains(object);
+    for (const uint32_t n : visit.fetches) {
+      EXPECT_TRUE(here_.insert(n).second) << n << " was there";
+      ++fetches_;
+    }
+    EXPECT_TRUE(here_.contains(object));
+    uint64_t bytes = 0;
+    for (const uint32_t n : here_) bytes += sizes_[n];
+    EXPECT_EQ(bytes, schedule_.here_bytes());
+    if (kept_.empty()) {
+      EXPECT_LE(bytes, window_bytes_);
+    }
+    return visit;
+  }
+  void Drop(uint32_t object) {
+    schedule_.OnAway(object);
+    here_.erase(object);
+  }
+  Visit Change() {
+    Visit visit = schedule_.OnChange([](uint32_t) { return true; });
+    for (const uint32_t n : visit.drops) here_.erase(n);
+    here_.insert(visit.fetches.begin(), visit.fetches.end());
+    return visit;
+  }
+  // How many of these uses found their object away.
+  int Late(const std::vector<uint32_t>& uses) {
+    int late = 0;
+    for (const uint32_t object : uses) {
+      Use(object);
+      late += was_here_ ? 0 : 1;
+    }
+    return late;
+  }
+  void Keep(uint32_t object) { kept_.insert(object); }
+  int TakeFetches() { return std::exchange(fetches_, 0); }
+  VisitSchedule& schedule() { return schedule_; }
+  const std::set<uint32_t>& here() const { return here_; }
+
+ private:
+  const std::vector<uint64_t> sizes_;
+  const uint64_t window_bytes_;
+  VisitSchedule schedule_;
+  std::set<uint32_t> here_;
+  std::set<uint32_t> kept_;
+  bool was_here_ = false;
+  int fetches_ = 0;
+};
+
+std::vector<uint32_t> ForwardAndBackward(uint32_t layers) {
+  std::vector<uint32_t> uses;
+  for (uint32_t n = 0; n < layers; ++n) uses.push_back(n);
+  for (uint32_t n = layers; n-- > 0;) uses.push_back(n);
+  return uses;
+}
+
+TEST(VisitSchedule, TheFirstStepFetchesEachObjectWhenItIsUsed) {
+  Shelf shelf({1, 1, 1, 1}, 2);
+  EXPECT_EQ(shelf.Late({0, 1, 2, 3}), 4);
+  EXPECT_THAT(shelf.here(), ElementsAre(2, 3)) << "the turn finds what was used last";
+  EXPECT_EQ(shelf.Late({3, 2, 1, 0}), 2);
+}
+
+TEST(VisitSchedule, ALaterStepHasWhatItUsesBeforehand) {
+  Shelf shelf(std::vector<uint64_t>(8, 1), 2);
+  const std::vector<uint32_t> step = ForwardAndBackward(8);
+  shelf.Late(step);
+  // Where a step begins is known by its second use.
+  EXPECT_LE(shelf.Late(step), 1);
+  EXPECT_EQ(shelf.Late(step), 0);
+  shelf.TakeFetches();
+  EXPECT_EQ(shelf.Late(step), 0);
+  EXPECT_EQ(shelf.TakeFetches(), 12) << "both turns keep two of the eight";
+}
+
+TEST(VisitSchedule, InferenceKeepsAShareWhereTheWindowHasAllButOne) {
+  Shelf shelf(std::vector<uint64_t>(4, 1), 4);
+  for (int round = 0; round < 3; ++round) shelf.Late({0, 1, 2, 3});
+  EXPECT_EQ(shelf.TakeFetches(), 4) << "what fits stays";
+}
+
+TEST(VisitSchedule, TheSameUseAgainAsksForNothing) {
+  Shelf shelf({1, 1}, 2);
+  shelf.Use(0);
+  const Visit again = shelf.Use(0);
+  EXPECT_THAT(again.drops, IsEmpty());
+  EXPECT_THAT(again.fetches, IsEmpty());
+}
+
+TEST(VisitSchedule, WhatIsInUseElsewhereIsNotDropped) {
+  Shelf shelf({1, 1, 1}, 2);
+  shelf.Use(0);
+  shelf.Keep(0);
+  shelf.Use(1);
+  const Visit visit = shelf.Use(2);
+  EXPECT_THAT(visit.drops, ElementsAre(1));
+}
+
+TEST(VisitSchedule, WhatCouldNotBeFetchedIsFetchedWhenItIsUsed) {
+  Shelf shelf({1, 1, 1, 1}, 2);
+  for (int round = 0; round < 2; ++round) shelf.Late({0, 1, 2, 3});
+  ASSERT_TRUE(shelf.here().contains(0)) << "it was asked for ahead";
+  shelf.schedule().OnAway(0);
+  const Visit again = shelf.schedule().OnUse(0, [](uint32_t) { return true; });
+  ASSERT_FALSE(again.fetches.empty());
+  EXPECT_EQ(again.fetches.front(), 0u);
+}
+
+TEST(VisitSchedule, NothingIsFetchedAheadOfAChangeAndWhatComesNextIsRightBehindIt) {
+  Shelf shelf(std::vector<uint64_t>(6, 1), 2);
+  const std::vector<uint32_t> step = ForwardAndBackward(6);
+  for (int round = 0; round < 3; ++round) {
+    shelf.Late(step);
+    EXPECT_THAT(shelf.here(), ElementsAre(0, 1)) << "backward's last two, and no more";
+    for (const uint32_t n : std::set<uint32_t>(shelf.here())) shelf.Drop(n);
+    const Visit visit = shelf.Change();
+    if (round > 0) {
+      EXPECT_THAT(visit.fetches, ElementsAre(0, 1)) << "round " << round;
+    }
+  }
+  EXPECT_EQ(shelf.Late(step), 0);
+}
+
+TEST(VisitSchedule, AnotherKindOfStepInBetweenIsLearnedBesideTheFirst) {
+  Shelf shelf(std::vector<uint64_t>(6, 1), 2);
+  const std::vector<uint32_t> train = ForwardAndBackward(6);
+  const std::vector<uint32_t> evaluate = {0, 1, 2, 3, 4, 5};
+  for (int round = 0; round < 2; ++round) {
+    shelf.Late(train);
+    shelf.Late(train);
+    shelf.Late(evaluate);
+  }
+  // Where the two kinds part, one use may be late.
+  EXPECT_LE(shelf.Late(train), 2);
+  EXPECT_LE(shelf.Late(train), 2);
+}
+
+TEST(VisitSchedule, ALongHistoryIsForgottenWithoutLosingTheThread) {
+  Shelf shelf(std::vector<uint64_t>(4, 1), 2);
+  const std::vector<uint32_t> step = ForwardAndBackward(4);
+  shelf.Late(step);
+  shelf.Late(step);
+  int late = 0;
+  for (int round = 0; round < 30'000; ++round) late += shelf.Late(step);
+  EXPECT_LE(late, 2);
+}
+
+// Belady's least number of fetches for uses that are repeated, whatever is fetched ahead.
+int LeastFetches(const std::vector<uint32_t>& uses, size_t window, int rounds) {
+  std::vector<uint32_t> all;
+  for (int round = 0; round < rounds; ++round) all.insert(all.end(), uses.begin(), uses.end());
+  std::set<uint32_t> here;
+  int fetches = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (here.contains(all[i])) continue;
+    ++fetches;
+    if (here.size() == window) {
+      const auto next_use = [&](uint32_t n) {
+        return std::find(all.begin() + static_cast<std::ptrdiff_t>(i), all.end(), n) - all.begin();
+      };
+      here.erase(*std::max_element(here.begin(), here.end(), [&](uint32_t a, uint32_t b) {
+        return next_use(a) < next_use(b);
+      }));
+    }
+    here.insert(all[i]);
+  }
+  return fetches;
+}
+
+TEST(VisitSchedule, TrainingFetchesNoMoreThanTheBestOrderOfDrops) {
+  for (const size_t window : {2, 3, 5, 7}) {
+    const std::vector<uint32_t> step = ForwardAndBackward(8);
+    Shelf shelf(std::vector<uint64_t>(8, 1), window);
+    for (int round = 0; round < 3; ++round) shelf.Late(step);
+    shelf.TakeFetches();
+    for (int round = 0; round < 4; ++round) shelf.Late(step);
+    const int least = LeastFetches(step, window, 7) - LeastFetches(step, window, 3);
+    EXPECT_EQ(shelf.TakeFetches(), least) << "window " << window;
+  }
+}
+
+TEST(VisitSchedule, RandomUsesOfRandomSizesNeverExceedTheWindow) {
+  std::mt19937 random(7);
+  for (int model = 0; model < 100; ++model) {
+    const size_t count = 2 + random() % 10;
+    std::vector<uint64_t> sizes_bytes;
+    for (size_t n = 0; n < count; ++n) sizes_bytes.push_back(1 + random() % 100);
+    const uint64_t largest = *std::max_element(sizes_bytes.begin(), sizes_bytes.end());
+    Shelf shelf(sizes_bytes, largest + random() % 300);
+    std::vector<uint32_t> step;
+    for (int use = 0; use < 30; ++use) step.push_back(static_cast<uint32_t>(random() % count));
+    for (int round = 0; round < 6; ++round) {
+      shelf.Late(step);  // Use looks at the window
+      if (random() % 4 == 0) shelf.Use(static_cast<uint32_t>(random() % count));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,744 @@
+// Weights that visit the device: the same results bit for bit, within a window, and what is said
+// where something cannot be.
+
+#include "pinion/hooks/weights/weight_offloader.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/tanh.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/hooks/tier/torch_tier.h"
+#include "pinion/tests/hooks/support/autocast_region.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using at::Tensor;
+using ::testing::HasSubstr;
+using Tensors = std::vector<Tensor>;
+
+constexpr int64_t kWidth = 64;
+constexpr uint64_t kLayerBytes = (kWidth * kWidth + kWidth) * sizeof(float);  // divides by 512
+static_assert(kWidth * sizeof(float) % 256 == 0);
+// A bias is padded to 512 bytes.
+constexpr uint64_t kUnitBytes = kWidth * kWidth * sizeof(float) + 512;
+
+// Residual blocks, each a Linear and what follows it, and weights that are the same in all
+// processes.
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))) {}
+  Tensor forward(const Tensor& x) { return x + at::tanh(linear(x)); }
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(Block);
+
+// Neither wrapped nor changed for its weights to visit: its forward is a plain loop.
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(int layers) : blocks(register_module("blocks", torch::nn::ModuleList())) {
+    for (int layer = 0; layer < layers; ++layer) blocks->push_back(Block());
+    const at::NoGradGuard no_grad;
+    int64_t seed = 0;
+    for (Tensor& parameter : parameters()) {
+      const Tensor i = at::arange(parameter.numel(), at::kFloat);
+      parameter.copy_(at::sin(i * 0.37 + static_cast<double>(++seed)).view(parameter.sizes()) *
+                      0.2);
+    }
+  }
+  Tensor forward(Tensor x) {
+    for (const auto& block : *blocks) x = block->as<BlockImpl>()->forward(x);
+    return x;
+  }
+  torch::nn::ModuleList blocks;
+};
+TORCH_MODULE(Net);
+
+Tensor Input(double seed = 0) {
+  return at::sin(at::arange(8 * kWidth, at::kFloat) * 0.11 + seed).view({8, kWidth});
+}
+
+class WeightOffloaderTest : public ::testing::Test {
+ protected:
+  explicit WeightOffloaderTest(const EmulatedOptions& machine = MachineOptions())
+      : world_(machine, SmallWindows()) {}
+
+  WeightOptions Options(uint64_t window_bytes = 0) {
+    const OffloadOptions offload = SmallWindows();
+    WeightOptions options;
+    options.tier.allocator = offload.allocator;
+    options.tier.engine = offload.engine;
+    options.window_bytes = window_bytes;
+    return options;
+  }
+  std::unique_ptr<WeightOffloader> Attach(torch::nn::Module& module, uint64_t window_bytes = 0) {
+    auto weights =
+        WeightOffloader::Attach(module, world_.device(), world_.backend(), Options(window_bytes));
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    return *std::move(weights);
+  }
+  std::string AttachError(torch::nn::Module& module, const WeightOptions& options) {
+    return WeightOffloader::Attach(module, world_.device(), world_.backend(), options)
+        .status()
+        .ToString();
+  }
+  Tensor X(double seed = 0) { return Input(seed).to(world_.device()); }
+
+  // Losses and parameters of steps on the device, whose optimizer works on the host all the same:
+  // the weights are copied both ways by hand.
+  struct Trained {
+    Tensors losses;
+    Tensors parameters;
+  };
+  Trained TrainByHand(int layers, int steps, int backwards = 1) {
+    Net net(layers);
+    Tensors masters;
+    for (const Tensor& parameter : net->parameters()) {
+      masters.push_back(parameter.detach().clone().requires_grad_());
+    }
+    net->to(world_.device());
+    torch::optim::AdamW optimizer(masters, torch::optim::AdamWOptions(0.01));
+    Trained trained;
+    for (int step = 0; step < steps; ++step) {
+      for (int n = 0; n < backwards; ++n) {
+        const Tensor loss = net->forward(X(step + 10 * n)).pow(2).mean();
+        loss.backward();
+        trained.losses.push_back(loss.detach().cpu());
+        const at::NoGradGuard no_grad;
+        for (size_t i = 0; i < masters.size(); ++i) {
+          Tensor& grad = net->parameters()[i].mutable_grad();
+          if (masters[i].grad().defined()) {
+            masters[i].mutable_grad().add_(grad.cpu());
+          } else {
+            masters[i].mutable_grad() = grad.cpu();
+          }
+          grad = Tensor();
+        }
+      }
+      optimizer.step();
+      optimizer.zero_grad();
+      const at::NoGradGuard no_grad;
+      for (size_t i = 0; i < masters.size(); ++i) net->parameters()[i].copy_(masters[i]);
+    }
+    for (const Tensor& master : masters) trained.parameters.push_back(master.detach().clone());
+    return trained;
+  }
+  Trained TrainVisiting(int layers, int steps, const std::function<Tensor(Net&, Tensor)>& forward,
+                        int backwards = 1, uint64_t window_bytes = 0) {
+    Net net(layers);
+    const auto weights = Attach(*net, window_bytes);
+    torch::optim::AdamW optimizer(weights->host_parameters(), torch::optim::AdamWOptions(0.01));
+    Trained trained;
+    for (int step = 0; step < steps; ++step) {
+      for (int n = 0; n < backwards; ++n) {
+        const Tensor loss = forward(net, X(step + 10 * n)).pow(2).mean();
+        loss.backward();
+        trained.losses.push_back(loss.detach().cpu());
+      }
+      weights->Step([&] { optimizer.step(); });
+      optimizer.zero_grad();
+    }
+    stats_ = weights->GetStats();
+    for (const Tensor& master : weights->host_parameters()) {
+      trained.parameters.push_back(master.detach().clone());
+    }
+    return trained;
+  }
+  static void ExpectSame(const Trained& expected, const Trained& actual) {
+    ASSERT_EQ(expected.losses.size(), actual.losses.size());
+    for (size_t i = 0; i < expected.losses.size(); ++i) {
+      EXPECT_TRUE(SameBytes(expected.losses[i], actual.losses[i])) << "loss " << i;
+    }
+    ASSERT_EQ(expected.parameters.size(), actual.parameters.size());
+    for (size_t i = 0; i < expected.parameters.size(); ++i) {
+      EXPECT_TRUE(SameBytes(expected.parameters[i], actual.parameters[i])) << "parameter " << i;
+    }
+  }
+
+  EmuWorld world_;
+  WeightStats stats_;
+};
+
+TEST_F(WeightOffloaderTest, TrainingIsTheSameBitForBitAndEachUnitComesAheadOfItsUse) {
+  const Trained expected = TrainByHand(6, 5);
+  const Trained actual = TrainVisiting(6, 5, [](Net& net, Tensor x) { return net->forward(x); });
+  ExpectSame(expected, actual);
+  // Six of forward and three of backward: the turn finds two there, and the input needs no
+  // gradient.
+  EXPECT_EQ(stats_.fetches, 5u * 9 + 2) << "and two for the step that does not come";
+  EXPECT_EQ(stats_.fetched_bytes, stats_.fetches * kUnitBytes);
+  EXPECT_GE(stats_.fetched_ahead, 3u * 8) << "in the first steps nothing is known";
+  EXPECT_GE(stats_.gradient_bytes, 5u * 6 * kLayerBytes);
+}
+
+TEST_F(WeightOffloaderTest, AnyWindowGivesTheSameResults) {
+  const Trained expected = TrainByHand(5, 3);
+  for (const uint64_t window_bytes : {kUnitBytes, 3 * kUnitBytes, 100 * kUnitBytes}) {
+    ExpectSame(expected,
+               TrainVisiting(
+                   5, 3, [](Net& net, Tensor x) { return net->forward(x); }, 1, window_bytes));
+  }
+  EXPECT_EQ(stats_.fetches, 3u * 5 + 5) << "what fits stays from forward to backward";
+}
+
+TEST_F(WeightOffloaderTest, GradientsOfSeveralBackwardsAddUp) {
+  ExpectSame(TrainByHand(4, 3, /*backwards=*/3),
+             TrainVisiting(
+                 4, 3, [](Net& net, Tensor x) { return net->forward(x); }, 3));
+}
+
+TEST_F(WeightOffloaderTest, InsideAnOffloadScopeActivationsLeaveAsWell) {
+  const auto forward = [this](Net& net, const Tensor& x) {
+    const OffloadScope scope(world_.session());
+    return net->forward(x);
+  };
+  ExpectSame(TrainByHand(6, 3), TrainVisiting(6, 3, forward));
+  const OffloadStats stats = world_.QuietStats();
+  EXPECT_GT(stats.offloaded, 0u);
+  EXPECT_GT(stats.evicted_bytes, 0u);
+  EXPECT_GT(stats.fetched_bytes, 0u);
+  EXPECT_LT(stats.offloaded_bytes / stats.offloaded, kUnitBytes / 2) << "no weight leaves";
+}
+
+TEST_F(WeightOffloaderTest, CheckpointsFetchForTheirSecondForward) {
+  const auto forward = [](Net& net, Tensor x) {
+    for (const auto& block : *net->blocks) {
+      x = checkpoint([block](const Tensor& in) { return block->as<BlockImpl>()->forward(in); }, x);
+    }
+    return x;
+  };
+  ExpectSame(TrainByHand(6, 3), TrainVisiting(6, 3, forward));
+}
+
+TEST_F(WeightOffloaderTest, ThePeakIsTwoUnitsTheirGradientsAndTheActivations) {
+  constexpr int kLayers = 12;
+  const auto peak_of_activations = [&] {
+    Net net(kLayers);
+    net->to(world_.device());
+    const Tensor x = X();
+    world_.ResetPeak();
+    const uint64_t before = world_.device_bytes();
+    const Tensor loss = net->forward(x).pow(2).mean();
+    const uint64_t forward_bytes = world_.peak_device_bytes() - before;
+    loss.backward();
+    return forward_bytes;
+  };
+  const uint64_t activation_bytes = peak_of_activations();
+  Net net(kLayers);
+  const auto weights = Attach(*net);
+  ASSERT_LT(world_.device_bytes(), kLayers * kUnitBytes / 4) << "no byte of the model is there";
+  const Tensor x = X();
+  for (int step = 0; step < 3; ++step) {
+    world_.ResetPeak();
+    net->forward(x).pow(2).mean().backward();
+    weights->ZeroGrad();
+    EXPECT_LE(world_.peak_device_bytes(),
+              activation_bytes + 2 * kUnitBytes + 2 * kLayerBytes + x.nbytes() * 4)
+        << "step " << step;
+  }
+}
+
+TEST_F(WeightOffloaderTest, AParameterThatIsAwayReadsAsItsMaster) {
+  Net net(3);
+  const Tensor plain = net->parameters()[0].detach().clone();
+  const auto weights = Attach(*net);
+  const Tensor parameter = net->parameters()[0];
+  EXPECT_EQ(parameter.device(), world_.device());
+  EXPECT_TRUE(parameter.is_leaf());
+  EXPECT_TRUE(parameter.requires_grad());
+  EXPECT_TRUE(SameBytes(parameter.detach().cpu(), plain));
+  EXPECT_TRUE(SameBytes(parameter.t()[3].detach().cpu(), plain.t()[3])) << "a view of it, too";
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].detach(), plain));
+}
+
+TEST_F(WeightOffloaderTest, AModelIsSavedAndLoadedOnTheHost) {
+  Net net(3);
+  const Tensor plain = net->parameters()[0].detach().clone();
+  const auto weights = Attach(*net);
+  std::stringstream file;
+  EXPECT_NE(ErrorOf([&] { torch::save(net, file); }), "no error") << "never garbage";
+  std::stringstream saved;
+  weights->WithParametersOnHost([&] { torch::save(net, saved); });
+  EXPECT_EQ(net->parameters()[0].device(), world_.device());
+  Net other(3);
+  {
+    const at::NoGradGuard no_grad;
+    for (Tensor& parameter : other->parameters()) parameter.zero_();
+  }
+  const auto other_weights = Attach(*other);
+  other->forward(X()).sum().backward();
+  other_weights->WithParametersOnHost([&] { torch::load(other, saved); });
+  EXPECT_TRUE(SameBytes(other_weights->host_parameters()[0].detach(), plain));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(SameBytes(other->forward(X()).cpu(), Net(3)->forward(Input())));
+}
+
+TEST_F(WeightOffloaderTest, AnotherShapeIsRefusedOnTheHostAndTheModelIsWhatItWas) {
+  Net net(2);
+  const auto weights = Attach(*net);
+  EXPECT_THAT(
+      ErrorOf([&] {
+        weights->WithParametersOnHost([&] { net->parameters()[0].set_data(at::ones({3, 3})); });
+      }),
+      HasSubstr("blocks.0.linear.weight was given"));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), Net(2)->forward(Input())));
+}
+
+TEST_F(WeightOffloaderTest, WritingToAVisitingParameterThrowsBeforeAnythingIsWritten) {
+  Net net(2);
+  const Tensor plain = net->parameters()[0].detach().clone();
+  const auto weights = Attach(*net);
+  const at::NoGradGuard no_grad;
+  for (const auto& write : std::vector<std::function<void(Tensor)>>{
+           [](Tensor p) { p.add_(1); }, [](Tensor p) { p.t().zero_(); },
+           [](Tensor p) { at::tanh_out(p, p); }}) {
+    EXPECT_THAT(ErrorOf([&] { write(net->parameters()[0]); }),
+                HasSubstr("would change the weight blocks.0.linear.weight on the device"));
+  }
+  EXPECT_TRUE(SameBytes(net->parameters()[0].cpu(), plain));
+}
+
+TEST_F(WeightOffloaderTest, AnOutOfMemoryDeviceIsNamedBeforeAKernelRuns) {
+  // The window allows all, the device has room for three units and little else.
+  world_.DropSession();
+  EmulatedOptions small = MachineOptions();
+  small.memory_bytes = 3 * kUnitBytes + (16 << 10);
+  EmuWorld world(small, SmallWindows());
+  Net net(8);
+  auto weights =
+      WeightOffloader::Attach(*net, world.device(), world.backend(), Options(100 * kUnitBytes));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  {
+    const at::NoGradGuard no_grad;
+    const Tensor x = Input().to(world.device());
+    Net on_cpu(8);
+    EXPECT_TRUE(SameBytes(net->forward(x).cpu(), on_cpu->forward(Input())))
+        << "others make room for a unit that is needed";
+    (*weights)->WithParametersOnHost([] {});  // drops all
+    const Tensor hog =
+        at::empty({static_cast<int64_t>(2 * kUnitBytes)}, x.options().dtype(at::kByte));
+    const Tensor more = at::empty({static_cast<int64_t>(kUnitBytes)}, hog.options());
+    EXPECT_THAT(ErrorOf([&] { net->forward(x); }),
+                AllOf(HasSubstr("the weights of \"blocks.0\" need " + std::to_string(kUnitBytes)),
+                      HasSubstr("no room")));
+  }
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(SameBytes(net->forward(Input().to(world.device())).cpu(), Net(8)->forward(Input())))
+      << "nothing is lost";
+}
+
+TEST_F(WeightOffloaderTest, AWindowBelowTheLargestUnitIsRefusedAndNothingIsAttached) {
+  Net net(2);
+  EXPECT_THAT(AttachError(*net, Options(1000)),
+              AllOf(HasSubstr("window_bytes is 1000"), HasSubstr("\"blocks.0\" alone needs"),
+                    HasSubstr(std::to_string(kUnitBytes))));
+  EXPECT_TRUE(net->parameters()[0].is_cpu());
+  net->forward(Input());
+}
+
+TEST_F(WeightOffloaderTest, AttachingTwiceIsRefused) {
+  Net net(2);
+  const auto weights = Attach(*net);
+  EXPECT_THAT(AttachError(*net, Options()), HasSubstr("visits its device already"));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), Net(2)->forward(Input())));
+}
+
+TEST_F(WeightOffloaderTest, AForwardWithinAStepThrowsAndTheStepGoesOn) {
+  Net net(2);
+  const auto weights = Attach(*net);
+  const Tensor x = X();
+  std::string error;
+  weights->Step([&] {
+    error = ErrorOf([&] { net->forward(x); });
+    const at::NoGradGuard no_grad;
+    weights->host_parameters()[0].zero_();
+  });
+  EXPECT_THAT(error, HasSubstr("are used while WeightOffloader::Step changes weights"));
+  EXPECT_EQ(net->parameters()[0].detach().cpu().abs().sum().item<float>(), 0);
+}
+
+TEST_F(WeightOffloaderTest, AFrozenWeightThatAStepChangesComesAnew) {
+  Net net(2);
+  for (Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
+  const auto weights = Attach(*net);
+  const at::NoGradGuard no_grad;
+  const Tensor before = net->forward(X()).cpu();
+  weights->Step([&] { weights->host_parameters()[2].mul_(2); });
+  Net plain(2);
+  plain->parameters()[2].mul_(2);
+  const Tensor after = net->forward(X()).cpu();
+  EXPECT_FALSE(SameBytes(after, before));
+  EXPECT_TRUE(SameBytes(after, plain->forward(Input())));
+}
+
+TEST_F(WeightOffloaderTest, AGraphFromBeforeAStepRaisesAutogradsError) {
+  Net net(3);
+  const auto weights = Attach(*net);
+  const Tensor loss = net->forward(X()).sum();
+  weights->Step([&] {
+    const at::NoGradGuard no_grad;
+    for (Tensor master : weights->host_parameters()) master.mul_(2);
+  });
+  EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+}
+
+TEST_F(WeightOffloaderTest, LayersThatShareAStorageAreRefusedByName) {
+  Net net(2);
+  net->parameters()[2].set_data(net->parameters()[0].detach());
+  EXPECT_THAT(AttachError(*net, Options()),
+              AllOf(HasSubstr("blocks.1.linear.weight shares its storage"),
+                    HasSubstr("blocks.0.linear.weight")));
+}
+
+TEST_F(WeightOffloaderTest, AnErrorInAStepLeavesTheModelUsable) {
+  Net net(2);
+  const auto weights = Attach(*net);
+  EXPECT_THAT(ErrorOf([&] { weights->Step([] { TORCH_CHECK(false, "no such step"); }); }),
+              HasSubstr("no such step"));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), Net(2)->forward(Input())));
+}
+
+TEST_F(WeightOffloaderTest, AParameterThatWasGivenOtherMemoryIsNamedByTheNextStep) {
+  Net net(2);
+  const auto weights = Attach(*net);
+  net->parameters()[1].set_data(at::zeros({kWidth}, at::TensorOptions(world_.device())));
+  EXPECT_THAT(ErrorOf([&] { weights->Step([] {}); }),
+              HasSubstr("blocks.0.linear.bias was given other memory"));
+}
+
+TEST_F(WeightOffloaderTest, FrozenWeightsComeOnceAndOnlyAdaptersSendGradients) {
+  struct AdaptedImpl : torch::nn::Module {
+    AdaptedImpl()
+        : base(register_module("base", torch::nn::Linear(kWidth, kWidth))),
+          down(register_module("down", torch::nn::Linear(kWidth, 4))),
+          up(register_module("up", torch::nn::Linear(4, kWidth))) {
+      for (Tensor& parameter : base->parameters()) parameter.requires_grad_(false);
+    }
+    Tensor forward(const Tensor& x) { return at::tanh(base(x) + up(down(x))); }
+    torch::nn::Linear base, down, up;
+  };
+  torch::nn::Sequential net;
+  for (int layer = 0; layer < 4; ++layer) net->push_back(std::make_shared<AdaptedImpl>());
+  const auto weights = Attach(*net, 100 * kUnitBytes);
+  torch::optim::SGD optimizer(weights->host_parameters(), 0.1);
+  uint64_t adapter_bytes = 0;
+  for (const Tensor& master : weights->host_parameters()) {
+    if (master.requires_grad()) adapter_bytes += master.nbytes();
+  }
+  for (int step = 0; step < 3; ++step) {
+    net->forward(X()).sum().backward();
+    weights->Step([&] { optimizer.step(); });
+    optimizer.zero_grad();
+  }
+  const WeightStats stats = weights->GetStats();
+  EXPECT_EQ(stats.fetches, 4u + 4 * 4) << "bases once, adapters in each step, and once ahead";
+  EXPECT_GE(stats.gradient_bytes, 3 * adapter_bytes);
+  EXPECT_LT(stats.gradient_bytes, 3u * 4 * kUnitBytes / 2) << "none of a base";
+}
+
+TEST_F(WeightOffloaderTest, TiedWeightsAreOneAndTheirGradientIsTheSum) {
+  struct TiedImpl : torch::nn::Module {
+    TiedImpl()
+        : first(register_module("first", torch::nn::Linear(kWidth, kWidth))),
+          second(register_module("second", torch::nn::Linear(kWidth, kWidth))) {
+      const at::NoGradGuard no_grad;
+      for (Tensor& parameter : parameters()) {
+        const Tensor i = at::arange(parameter.numel(), at::kFloat);
+        parameter.copy_(at::sin(i * 0.7).view(parameter.sizes()) * 0.1);
+      }
+      second->weight = second->register_parameter("weight_of_first", first->weight);
+    }
+    Tensor forward(const Tensor& x) { return second(at::tanh(first(x))); }
+    torch::nn::Linear first, second;
+  };
+  TiedImpl plain;
+  plain.forward(Input()).sum().backward();
+  TiedImpl net;
+  const auto weights = Attach(net);
+  net.forward(X()).sum().backward();
+  weights->WaitForGradients();
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].grad(), plain.first->weight.grad()));
+}
+
+TEST_F(WeightOffloaderTest, AKeptGraphGivesTheSameGradientsAgain) {
+  Net net(4);
+  const auto weights = Attach(*net);
+  const Tensor loss = net->forward(X()).pow(2).mean();
+  loss.backward({}, /*retain_graph=*/true);
+  weights->WaitForGradients();
+  const Tensor once = weights->host_parameters()[0].grad().clone();
+  weights->ZeroGrad();
+  EXPECT_FALSE(weights->host_parameters()[0].grad().defined());
+  loss.backward();
+  weights->WaitForGradients();
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].grad(), once));
+}
+
+TEST_F(WeightOffloaderTest, GradientsOfGradientsAreRight) {
+  const auto penalty = [](Net& net, const Tensor& x) {
+    const Tensor loss = net->forward(x).pow(2).mean();
+    const Tensors grads = torch::autograd::grad({loss}, net->parameters(), /*grad_outputs=*/{},
+                                                /*retain_graph=*/true, /*create_graph=*/true);
+    Tensor sum = loss;
+    for (const Tensor& grad : grads) sum = sum + grad.pow(2).sum();
+    sum.backward();
+  };
+  Net plain(3);
+  penalty(plain, Input());
+  Net net(3);
+  const auto weights = Attach(*net);
+  penalty(net, X());
+  weights->WaitForGradients();
+  for (size_t i = 0; i < plain->parameters().size(); ++i) {
+    EXPECT_TRUE(SameBytes(weights->host_parameters()[i].grad(), plain->parameters()[i].grad()))
+        << i;
+  }
+}
+
+TEST_F(WeightOffloaderTest, AGradientThatIsThereBeforeIsAddedTo) {
+  const auto run = [](Net& net, const Tensor& x) { net->forward(x).sum().backward(); };
+  Net plain(2);
+  run(plain, Input());
+  run(plain, Input(1));
+  Net net(2);
+  run(net, Input());
+  const auto weights = Attach(*net);
+  EXPECT_FALSE(net->parameters()[0].grad().defined());
+  run(net, X(1));
+  weights->WaitForGradients();
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].grad(), plain->parameters()[0].grad()));
+}
+
+TEST_F(WeightOffloaderTest, WithoutRoomInPinnedMemoryGradientsComeAllTheSame) {
+  world_.DropSession();
+  OffloadOptions limited = SmallWindows();
+  limited.allocator.max_locked_bytes = 2 << 20;
+  EmuWorld world(MachineOptions(), limited);
+  Net plain(4);
+  plain->forward(Input()).sum().backward();
+  Net net(4);
+  WeightOptions options = Options();
+  options.tier.allocator = limited.allocator;
+  const auto weights =
+      WeightOffloader::Attach(*net, world.device(), world.backend(), options).value();
+  const Tensor loss = net->forward(Input().to(world.device())).sum();
+  const auto tier = TorchHostTier(options.tier, world.backend(), world.device().type()).value();
+  std::vector<PinnedBlock> hogs;
+  for (uint64_t size_bytes = 1 << 20; size_bytes >= 1024; size_bytes /= 2) {
+    for (;;) {
+      auto hog = tier->pool().Allocate(size_bytes);
+      if (!hog.ok()) break;
+      hogs.push_back(*std::move(hog));
+    }
+  }
+  loss.backward();
+  weights->WaitForGradients();
+  EXPECT_EQ(weights->GetStats().gradient_bytes, 0u) << "no parcel had room";
+  for (size_t i = 0; i < plain->parameters().size(); ++i) {
+    EXPECT_TRUE(SameBytes(weights->host_parameters()[i].grad(), plain->parameters()[i].grad()));
+  }
+}
+
+TEST_F(WeightOffloaderTest, ClippingOnTheHostIsLibTorchs) {
+  Net plain(3);
+  plain->forward(Input()).pow(2).sum().backward();
+  const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5);
+  Net net(3);
+  const auto weights = Attach(*net);
+  net->forward(X()).pow(2).sum().backward();
+  EXPECT_EQ(weights->ClipGradNorm(0.5), norm);
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[2].grad(), plain->parameters()[2].grad()));
+}
+
+TEST_F(WeightOffloaderTest, GradientHooksOfParametersSeeGradientsOnTheDevice) {
+  Net net(2);
+  const auto weights = Attach(*net);
+  int calls = 0;
+  net->parameters()[0].register_hook([&](const Tensor& grad) {
+    ++calls;
+    EXPECT_EQ(grad.device(), world_.device());
+    return grad * 2;
+  });
+  net->forward(X()).sum().backward();
+  weights->WaitForGradients();
+  Net plain(2);
+  plain->parameters()[0].register_hook([](const Tensor& grad) { return grad * 2; });
+  plain->forward(Input()).sum().backward();
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].grad(), plain->parameters()[0].grad()));
+}
+
+TEST_F(WeightOffloaderTest, InferenceKeepsWhatFitsAndStreamsTheRest) {
+  Net net(8);
+  const auto weights = Attach(*net, 3 * kUnitBytes);
+  const at::NoGradGuard no_grad;
+  const Tensor expected = Net(8)->forward(Input());
+  for (int request = 0; request < 4; ++request) {
+    EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), expected));
+  }
+  EXPECT_LE(weights->GetStats().here_bytes, 3 * kUnitBytes);
+  EXPECT_LE(weights->GetStats().fetches, 4u * 8 + 2);
+}
+
+TEST_F(WeightOffloaderTest, UnderAutocastTheCastsAreMadeOfVisitors) {
+  const auto run = [&](Net& net, const Tensor& x) {
+    const AutocastRegion autocast(x.device().type());
+    at::autocast::set_autocast_cache_enabled(false);
+    const Tensor y = net->forward(x).pow(2).mean();
+    at::autocast::set_autocast_cache_enabled(true);
+    return y;
+  };
+  Net plain(4);
+  plain->to(world_.device());
+  run(plain, X()).backward();
+  Net net(4);
+  const auto weights = Attach(*net);
+  run(net, X()).backward();
+  weights->WaitForGradients();
+  for (size_t i = 0; i < plain->parameters().size(); ++i) {
+    EXPECT_TRUE(
+        SameBytes(weights->host_parameters()[i].grad(), plain->parameters()[i].grad().cpu()))
+        << i;
+  }
+}
+
+TEST_F(WeightOffloaderTest, AnotherStreamMayUseWhatOneHasFetched) {
+  Net net(4);
+  const auto weights = Attach(*net);
+  const at::NoGradGuard no_grad;
+  const Tensor expected = Net(4)->forward(Input());
+  const c10::Stream other = world_.NewStream();
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), expected));
+    const c10::StreamGuard guard(other);
+    EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), expected));
+  }
+  EXPECT_TRUE(world_.Synchronize().ok());
+}
+
+TEST_F(WeightOffloaderTest, TwoThreadsAskForAnswersAtOnce) {
+  Net net(6);
+  const auto weights = Attach(*net, 2 * kUnitBytes);
+  const Tensor expected = Net(6)->forward(Input()).detach();
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(2);
+  for (int n = 0; n < 2; ++n) {
+    threads.emplace_back([&, n] {
+      const at::NoGradGuard no_grad;
+      for (int request = 0; request < 20; ++request) {
+        wrong[n] += SameBytes(net->forward(X()).cpu(), expected) ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong[0] + wrong[1], 0);
+}
+
+TEST_F(WeightOffloaderTest, ManyStepsLeaveNothingBehind) {
+  Net net(4);
+  const auto weights = Attach(*net);
+  torch::optim::SGD optimizer(weights->host_parameters(), 0.001);
+  const auto step = [&] {
+    net->forward(X()).pow(2).mean().backward();
+    weights->Step([&] { optimizer.step(); });
+    optimizer.zero_grad();
+  };
+  for (int n = 0; n < 20; ++n) step();
+  ASSERT_TRUE(world_.Synchronize().ok());
+  const uint64_t device_bytes = world_.device_bytes();
+  const uint64_t host_bytes = world_.session()->GetAllocatorStats().used_bytes.current;
+  for (int n = 0; n < 1000; ++n) step();
+  ASSERT_TRUE(world_.Synchronize().ok());
+  EXPECT_EQ(world_.device_bytes(), device_bytes);
+  EXPECT_EQ(world_.session()->GetAllocatorStats().used_bytes.current, host_bytes);
+}
+
+TEST_F(WeightOffloaderTest, TheModelWorksWithoutTheOffloaderThatAttachedIt) {
+  Net net(3);
+  Attach(*net).reset();
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), Net(3)->forward(Input())));
+}
+
+// What people have tried by hand (the forum's "Offload models to CPU using autograd.Function"), as
+// it is written with visiting weights.
+
+TEST_F(WeightOffloaderTest, StoryAFunctionAroundALayerNeedsNoFunction) {
+  // They moved the layer inside of a custom Function: what was recorded and what was asked for were
+  // other tensors, so that "one of the differentiated Tensors appears to not have been used".
+  torch::nn::Linear layer(kWidth, kWidth);
+  const auto weights = Attach(*layer);
+  const Tensor x = X().requires_grad_();
+  const Tensors grads = torch::autograd::grad({layer(x).sum()}, {x, layer->weight});
+  EXPECT_EQ(grads[0].sizes(), x.sizes());
+  EXPECT_TRUE(SameBytes(grads[1].cpu(), at::matmul(at::ones({kWidth, 8}), Input())));
+}
+
+TEST_F(WeightOffloaderTest, StoryASecondBackwardFindsItsGradientsOnOneDevice) {
+  // They moved the layer within forward: after zeroing, a second backward added a gradient of the
+  // device to one that had stayed on the host.
+  Net net(2);
+  const auto weights = Attach(*net);
+  net->forward(X()).sum().backward();
+  weights->WaitForGradients();
+  const Tensor once = weights->host_parameters()[0].grad().clone();
+  for (const Tensor& master : weights->host_parameters()) master.mutable_grad().zero_();
+  net->forward(X()).sum().backward();
+  weights->WaitForGradients();
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].grad(), once));
+}
+
+TEST_F(WeightOffloaderTest, StoryBackwardBringsTheWeightsThatItNeeds) {
+  // They had to load the whole model again before backward, which had kept the device's copies.
+  Net net(8);
+  const auto weights = Attach(*net);
+  const Tensor loss = net->forward(X()).to(at::kCPU).sum();
+  const uint64_t fetches = weights->GetStats().fetches;
+  EXPECT_LE(weights->GetStats().here_bytes, 2 * kUnitBytes) << "backward keeps no more of them";
+  loss.backward();
+  EXPECT_EQ(weights->GetStats().fetches, fetches + 5) << "two are there, the first needs none";
+  weights->WaitForGradients();
+  Net plain(8);
+  plain->forward(Input()).sum().backward();
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].grad(), plain->parameters()[0].grad()));
+}
+
+}  // namespace
+}  // namespace pinion::testing
