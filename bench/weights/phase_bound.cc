@@ -31,8 +31,8 @@ PhaseBound TrainingBound(const LinkModel& link, uint64_t layer_bytes, int layers
 
 PhaseBound InferenceBound(const LinkModel& link, uint64_t layer_bytes, int layers,
                           int window_layers, double compute_us) {
-  const double fetched_layers =
-      static_cast<double>(layers) * std::max(layers - window_layers, 0) / (layers - 1);
+  const int room = window_layers < layers ? window_layers - 1 : layers;
+  const double fetched_layers = static_cast<double>(layers) * (layers - room) / (layers - 1);
   return {
       .ends_us = 0,
       .overlapped_us = std::max(

@@ -30,9 +30,11 @@ struct ComputeTimes {
 // Both for `layers` layers of `layer_bytes` each, of which `window_layers` fit on the device.
 //
 // A training step begins with no layer on the device, since the optimizer has changed all; at its
-// turn as many as the window holds are there; the first layer's weights are not needed backward. In
-// inference, pass by pass, at least layers * (layers - window) / (layers - 1) of them are fetched:
-// no order of drops does better (Belady's), and nothing has to be exposed.
+// turn as many as the window holds are there; the first layer's weights are not needed backward.
+//
+// In inference, pass by pass, nothing has to be exposed, and of n layers that w have room for no
+// order of drops fetches less than n * (n - w) / (n - 1) (Belady's). A link that never rests has
+// room for one layer under way at all times, so w is the window less one.
 PhaseBound TrainingBound(const LinkModel& link, uint64_t layer_bytes, int layers, int window_layers,
                          const ComputeTimes& compute);
 PhaseBound InferenceBound(const LinkModel& link, uint64_t layer_bytes, int layers,

@@ -1,6 +1,7 @@
 #include "pinion/engine/plan/visit_schedule.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -56,13 +57,13 @@ Visit VisitSchedule::OnChange(absl::FunctionRef<bool(uint32_t)> may_drop) {
 void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop,
                                Visit& visit) {
   if (!match_.has_value()) return;
-  uint64_t needed_bytes = objects_[in_use].size_bytes;
+  uint64_t needed_bytes = stay_bytes_ + (objects_[in_use].stays ? 0 : objects_[in_use].size_bytes);
   for (size_t ahead = 1; ahead < period(); ++ahead) {
     const uint32_t next = ExpectedAt(ahead);
     if (next == change()) return;
     const bool is_counted = next == in_use || objects_[next].next_use != ahead;
     if (is_counted) continue;
-    needed_bytes += objects_[next].size_bytes;
+    if (!objects_[next].stays) needed_bytes += objects_[next].size_bytes;
     if (needed_bytes > window_bytes_) return;
     if (objects_[next].is_here) continue;
     if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_drop, visit)) return;
@@ -88,7 +89,17 @@ void VisitSchedule::Remember(uint32_t object) {
   }
   const bool is_expected = match_.has_value() && ExpectedAt(1) == object;
   history_.push_back(object);
-  match_ = is_expected ? std::optional(*match_ + 1) : FindSameUses();
+  const size_t period_before = is_expected ? period() - 1 : 0;
+  // Of all places that are as much like this one as can be told, the last one is the best: uses of
+  // today are repeated before those of last week.
+  const bool is_looked_for = !is_expected || (expected_uses_ + 1) % kMostMemory == 0;
+  match_ = is_looked_for ? FindSameUses() : std::optional(*match_ + 1);
+  if (!match_.has_value() || period() != period_before) {
+    expected_uses_ = 0;
+    SetWhatStays({});
+  } else if (++expected_uses_ == period()) {
+    ChooseWhatStays();
+  }
 }
 
 std::optional<size_t> VisitSchedule::FindSameUses() const {
@@ -130,12 +141,14 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
     const Object& object = objects_[number];
     const bool is_fetched_just_now =
         std::find(visit.fetches.begin(), visit.fetches.end(), number) != visit.fetches.end();
-    if (object.is_here && number != in_use && !is_fetched_just_now &&
+    const bool may_go = !object.stays || uses_from_now == 0;
+    if (object.is_here && may_go && number != in_use && !is_fetched_just_now &&
         object.next_use > uses_from_now && may_drop(number)) {
       candidates.push_back(number);
     }
   }
   std::sort(candidates.begin(), candidates.end(), [this](uint32_t a, uint32_t b) {
+    if (objects_[a].stays != objects_[b].stays) return objects_[b].stays;
     if (objects_[a].next_use != objects_[b].next_use) {
       return objects_[a].next_use > objects_[b].next_use;
     }
@@ -158,6 +171,67 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
 void VisitSchedule::Fetch(uint32_t object, Visit& visit) {
   OnHere(object);
   visit.fetches.push_back(object);
+}
+
+void VisitSchedule::ChooseWhatStays() {
+  std::vector<uint32_t> round;  // each object once, by its first use
+  std::vector<bool> is_in_round(objects_.size());
+  uint64_t round_bytes = 0;
+  uint64_t largest_bytes = 0, second_bytes = 0;
+  for (size_t ahead = 1; ahead <= period(); ++ahead) {
+    const uint32_t object = ExpectedAt(ahead);
+    // What stays would have to be fetched anew as well.
+    if (object == change()) return;
+    if (is_in_round[object]) continue;
+    is_in_round[object] = true;
+    round.push_back(object);
+    const uint64_t size_bytes = objects_[object].size_bytes;
+    round_bytes += size_bytes;
+    second_bytes = std::max(second_bytes, std::min(largest_bytes, size_bytes));
+    largest_bytes = std::max(largest_bytes, size_bytes);
+  }
+  if (round_bytes <= window_bytes_ || window_bytes_ <= largest_bytes + second_bytes) return;
+
+  // Each object adds its share to what may stay by then, and stays if that has room for it.
+  const uint64_t most_bytes = window_bytes_ - largest_bytes - second_bytes;
+  const double share = static_cast<double>(most_bytes) / static_cast<double>(round_bytes);
+  std::vector<uint32_t> stay;
+  double seen_bytes = 0;
+  uint64_t stay_bytes = 0;
+  for (const uint32_t object : round) {
+    const uint64_t size_bytes = objects_[object].size_bytes;
+    seen_bytes += static_cast<double>(size_bytes);
+    const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(stay_bytes);
+    if (room_bytes < static_cast<double>(size_bytes)) continue;
+    stay.push_back(object);
+    stay_bytes += size_bytes;
+  }
+  if (FetchedBytesIfStay(stay) < FetchedBytesIfStay({})) SetWhatStays(stay);
+}
+
+void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
+  for (Object& object : objects_) object.stays = false;
+  stay_bytes_ = 0;
+  for (const uint32_t object : objects) {
+    objects_[object].stays = true;
+    stay_bytes_ += objects_[object].size_bytes;
+  }
+}
+
+uint64_t VisitSchedule::FetchedBytesIfStay(const std::vector<uint32_t>& objects) const {
+  VisitSchedule trial = *this;
+  trial.SetWhatStays(objects);
+  const auto may_drop = [](uint32_t) { return true; };
+  const size_t uses = trial.period();
+  uint64_t fetched_bytes = 0;
+  for (const bool counts : {false, true}) {
+    for (size_t use = 0; use < uses; ++use) {
+      for (const uint32_t fetched : trial.OnUse(trial.ExpectedAt(1), may_drop).fetches) {
+        if (counts) fetched_bytes += objects_[fetched].size_bytes;
+      }
+    }
+  }
+  return fetched_bytes;
 }
 
 }  // namespace pinion

@@ -14,6 +14,15 @@
 // fetching ahead makes no object come late that was there in time. Where nothing is known, as in
 // the first step, the object whose use is the longest ago goes.
 //
+// In a loop over more than the window holds, as in inference, that would fetch every object in
+// every round: what comes next always drops what has just been used. Once the same round was seen
+// twice, a share of the objects stays therefore, as many as leave room for two others, of which one
+// comes while one is used, if that saves copies; they are spread over the round, so that the link
+// has time for others while they are used.
+//
+//   window of 4:   round  0 1 2 3 4 5 6 7 ...     stays  0       4
+//                  fetched  1 2 3   5 6 7
+//
 // Thread safety: none; its owner's lock guards it.
 
 #ifndef PINION_ENGINE_PLAN_VISIT_SCHEDULE_H_
@@ -64,6 +73,7 @@ class VisitSchedule {
     uint64_t size_bytes = 0;
     uint64_t last_use = 0;
     bool is_here = false;
+    bool stays = false;
     size_t next_use = 0;  // how many uses from now, of what is expected; kNever
   };
 
@@ -80,11 +90,17 @@ class VisitSchedule {
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
                 absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
   void Fetch(uint32_t object, Visit& visit);
+  void ChooseWhatStays();
+  void SetWhatStays(const std::vector<uint32_t>& objects);
+  // Of one round of what is expected, if these objects stay.
+  uint64_t FetchedBytesIfStay(const std::vector<uint32_t>& objects) const;
 
   const uint64_t window_bytes_;
   std::vector<Object> objects_;
   std::vector<uint32_t> history_;  // of uses, each one another object's than the one before
   std::optional<size_t> match_;    // where in the history the same was done as just now
+  size_t expected_uses_ = 0;       // in a row, up to the last one
+  uint64_t stay_bytes_ = 0;        // of objects that stay
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
 };

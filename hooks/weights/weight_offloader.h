@@ -6,9 +6,10 @@
 //       *model, torch::kCUDA, pinion::CudaBackend(), {.window_bytes = 2 << 30}));
 //   torch::optim::AdamW optimizer(weights->host_parameters(), 1e-4);
 //   for (...) {
-//     model->forward(x).sum().backward();                           // layers come and go by
-//     themselves weights->ClipGradNorm(1.0); weights->Step([&] { optimizer.step(); }); // on the
-//     host optimizer.zero_grad();
+//     model->forward(x).sum().backward();   // layers come and go by themselves
+//     weights->ClipGradNorm(1.0);
+//     weights->Step([&] { optimizer.step(); });   // on the host
+//     optimizer.zero_grad();
 //   }
 //
 // The master copy of each parameter is in pinned host memory. A parameter stays the tensor that it

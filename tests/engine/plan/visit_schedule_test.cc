@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <utility>
@@ -108,6 +108,46 @@ TEST(VisitSchedule, InferenceKeepsAShareWhereTheWindowHasAllButOne) {
   Shelf shelf(std::vector<uint64_t>(4, 1), 4);
   for (int round = 0; round < 3; ++round) shelf.Late({0, 1, 2, 3});
   EXPECT_EQ(shelf.TakeFetches(), 4) << "what fits stays";
+}
+
+TEST(VisitSchedule, InferenceKeepsAShareAndFetchesTheRestInTime) {
+  std::vector<uint32_t> pass(24);
+  std::iota(pass.begin(), pass.end(), 0);
+  for (const int window : {2, 3, 4, 12, 23}) {
+    Shelf shelf(std::vector<uint64_t>(24, 5), 5 * static_cast<uint64_t>(window));
+    for (int round = 0; round < 4; ++round) shelf.Late(pass);
+    shelf.TakeFetches();
+    EXPECT_EQ(shelf.Late(pass), 0) << "window " << window;
+    EXPECT_EQ(shelf.TakeFetches(), 24 - (window - 2))
+        << "all but the window less the one in use and the one that comes";
+  }
+}
+
+TEST(VisitSchedule, WhatStaysIsSpreadOverTheRound) {
+  std::vector<uint32_t> pass(24);
+  std::iota(pass.begin(), pass.end(), 0);
+  Shelf shelf(std::vector<uint64_t>(24, 1), 8);
+  for (int round = 0; round < 4; ++round) shelf.Late(pass);
+  // Six stay, and in between are three each that come and go: where one is fetched at each use but
+  // those of the six, no use asks for more than two.
+  for (const uint32_t object : pass) EXPECT_LE(shelf.Use(object).fetches.size(), 2u) << object;
+}
+
+TEST(VisitSchedule, WhatStaysIsGivenUpForAnotherRowOfUses) {
+  std::vector<uint32_t> pass(12);
+  std::iota(pass.begin(), pass.end(), 0);
+  const std::vector<uint32_t> step = ForwardAndBackward(12);
+  Shelf shelf(std::vector<uint64_t>(12, 1), 6);
+  for (int round = 0; round < 4; ++round) shelf.Late(pass);
+  for (int round = 0; round < 3; ++round) shelf.Late(step);
+  shelf.TakeFetches();
+  shelf.Late(step);
+  EXPECT_EQ(shelf.TakeFetches(), 12) << "both turns keep six of the twelve";
+  // The passes from before the steps do not count: there, something else came behind the fourth.
+  for (int round = 0; round < 10; ++round) shelf.Late(pass);
+  shelf.TakeFetches();
+  shelf.Late(pass);
+  EXPECT_EQ(shelf.TakeFetches(), 8);
 }
 
 TEST(VisitSchedule, TheSameUseAgainAsksForNothing) {
