@@ -32,9 +32,10 @@ VisitSchedule::VisitSchedule(VisitLimits limits) : window_bytes_(limits.window_b
 
 Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
   Visit visit;
-  const bool is_same = !history_.empty() && history_.back() == object;
-  if (is_same && objects_[object].is_here) return visit;
+  const bool is_same = !history_.empty() && history_.back().object == object;
   if (!is_same) Remember(object);
+  ++history_.back().uses;
+  if (is_same && objects_[object].is_here) return visit;
   objects_[object].last_use = ++uses_;
   FindNextUses();
   if (!objects_[object].is_here) {
@@ -46,9 +47,17 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   return visit;
 }
 
+Visit VisitSchedule::OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
+  Visit visit;
+  const bool is_last = match_.has_value() && history_.back().object == object &&
+                       history_.back().uses == history_[*match_].uses;
+  if (is_last) FetchAhead(change(), may_drop, visit);
+  return visit;
+}
+
 Visit VisitSchedule::OnChange(absl::FunctionRef<bool(uint32_t)> may_drop) {
   Visit visit;
-  if (history_.empty() || history_.back() != change()) Remember(change());
+  if (history_.empty() || history_.back().object != change()) Remember(change());
   FindNextUses();
   FetchAhead(change(), may_drop, visit);
   return visit;
@@ -88,7 +97,7 @@ void VisitSchedule::Remember(uint32_t object) {
                                                        : std::nullopt;
   }
   const bool is_expected = match_.has_value() && ExpectedAt(1) == object;
-  history_.push_back(object);
+  history_.push_back({.object = object});
   const size_t period_before = is_expected ? period() - 1 : 0;
   // Of all places that are as much like this one as can be told, the last one is the best: uses of
   // today are repeated before those of last week.
@@ -109,7 +118,7 @@ std::optional<size_t> VisitSchedule::FindSameUses() const {
   for (size_t end = last; end-- > 0 && best_length < kMostMemory;) {
     size_t length = 0;
     while (length <= end && length < kMostMemory &&
-           history_[end - length] == history_[last - length]) {
+           history_[end - length].object == history_[last - length].object) {
       ++length;
     }
     if (length <= best_length) continue;
@@ -121,7 +130,7 @@ std::optional<size_t> VisitSchedule::FindSameUses() const {
 
 // What was done since the match is done again, and again.
 uint32_t VisitSchedule::ExpectedAt(size_t uses_from_now) const {
-  return history_[*match_ + 1 + (uses_from_now - 1) % period()];
+  return history_[*match_ + 1 + (uses_from_now - 1) % period()].object;
 }
 
 void VisitSchedule::FindNextUses() {

@@ -56,6 +56,11 @@ class VisitSchedule {
   // could not be fetched. Nothing is asked for where the object is the one that was used last.
   Visit OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
 
+  // That use is over. Once the object was used as often in a row as is expected, its room may go to
+  // what comes next, before the next object is used: backward reads a layer's weights early in the
+  // layer's time.
+  Visit OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
+
   // The host has changed objects, which are away by now: nothing is fetched ahead of a change that
   // is expected. Asks for what is expected next.
   Visit OnChange(absl::FunctionRef<bool(uint32_t)> may_drop);
@@ -77,7 +82,13 @@ class VisitSchedule {
     size_t next_use = 0;  // how many uses from now, of what is expected; kNever
   };
 
-  // The number behind those of objects stands for a change.
+  // A row of uses of one object, or a change.
+  struct Row {
+    uint32_t object = 0;
+    uint32_t uses = 0;
+  };
+
+  // The number behind those of objects stands for a change; it is never in use.
   uint32_t change() const { return static_cast<uint32_t>(objects_.size() - 1); }
   void FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
   void Remember(uint32_t object);
@@ -97,10 +108,10 @@ class VisitSchedule {
 
   const uint64_t window_bytes_;
   std::vector<Object> objects_;
-  std::vector<uint32_t> history_;  // of uses, each one another object's than the one before
-  std::optional<size_t> match_;    // where in the history the same was done as just now
-  size_t expected_uses_ = 0;       // in a row, up to the last one
-  uint64_t stay_bytes_ = 0;        // of objects that stay
+  std::vector<Row> history_;     // each one another object's than the one before
+  std::optional<size_t> match_;  // where in the history the same was done as just now
+  size_t expected_uses_ = 0;     // in a row, up to the last one
+  uint64_t stay_bytes_ = 0;      // of objects that stay
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
 };

@@ -70,9 +70,8 @@ void DeviceWeights::Enter(uint32_t index) {
     visit = schedule_.OnUse(index, [this](uint32_t other) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return MayDrop(other);
     });
-    for (const uint32_t other : visit.drops) Drop(other, dropped);
+    Begin(visit, dropped);
     if (unit.IsReadyOn(stream) && visit.fetches.empty()) return;
-    for (const uint32_t other : visit.fetches) ++units_[other].users;
   }
   LetGo(dropped);
   try {
@@ -94,8 +93,33 @@ void DeviceWeights::Enter(uint32_t index) {
 }
 
 void DeviceWeights::Leave(uint32_t index) {
-  MutexLock lock(mu_);
-  --units_[index].users;
+  AllDropped dropped;
+  Visit visit;
+  {
+    MutexLock lock(mu_);
+    --units_[index].users;
+    visit = schedule_.OnUsed(index, [this](uint32_t other) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return MayDrop(other);
+    });
+    Begin(visit, dropped);
+  }
+  LetGo(dropped);
+  FetchAllAhead(visit);
+}
+
+void DeviceWeights::Begin(const Visit& visit, AllDropped& dropped) {
+  for (const uint32_t other : visit.drops) Drop(other, dropped);
+  for (const uint32_t other : visit.fetches) ++units_[other].users;
+}
+
+void DeviceWeights::FetchAllAhead(const Visit& visit) {
+  if (visit.fetches.empty()) return;
+  const BoundStream stream(CurrentStream(device_));
+  for (const uint32_t index : visit.fetches) {
+    FetchAhead(index, stream);
+    MutexLock lock(mu_);
+    --units_[index].users;
+  }
 }
 
 std::string DeviceWeights::NameOf(uint32_t index, const at::Tensor& tensor) const {
@@ -286,22 +310,16 @@ void DeviceWeights::Resume(const std::vector<uint32_t>& changed) {
 }
 
 void DeviceWeights::FetchExpected() {
-  const BoundStream stream(CurrentStream(device_));
   AllDropped dropped;
   Visit visit;
   {
     MutexLock lock(mu_);
     visit = schedule_.OnChange([this](uint32_t other)
                                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return MayDrop(other); });
-    for (const uint32_t other : visit.drops) Drop(other, dropped);
-    for (const uint32_t other : visit.fetches) ++units_[other].users;
+    Begin(visit, dropped);
   }
   LetGo(dropped);
-  for (const uint32_t other : visit.fetches) {
-    FetchAhead(other, stream);
-    MutexLock lock(mu_);
-    --units_[other].users;
-  }
+  FetchAllAhead(visit);
 }
 
 WeightStats DeviceWeights::GetStats() const {

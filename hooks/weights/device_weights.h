@@ -88,6 +88,7 @@ class DeviceWeights final : public VisitKeeper {
 
   // c10::OutOfMemoryError where the device has no room even with all other units dropped.
   void Enter(uint32_t unit) override;
+  // Does not throw.
   void Leave(uint32_t unit) override;
   std::string NameOf(uint32_t unit, const at::Tensor& tensor) const override;
 
@@ -120,6 +121,10 @@ class DeviceWeights final : public VisitKeeper {
   };
   using AllDropped = std::vector<Dropped>;
 
+  // Drops, and keeps what is to be fetched from being dropped until it was.
+  void Begin(const Visit& visit, AllDropped& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // On the current stream. Does not throw: what cannot be fetched now is fetched when needed.
+  void FetchAllAhead(const Visit& visit);
   // Whatever there is of it; nothing if it is away.
   void Drop(uint32_t index, AllDropped& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // After a fetch that failed: away, unless another thread has it or is about to.

@@ -44,6 +44,13 @@ class Shelf {
     }
     return visit;
   }
+  Visit Used(uint32_t object) {
+    Visit visit = schedule_.OnUsed(object, [](uint32_t) { return true; });
+    for (const uint32_t n : visit.drops) EXPECT_EQ(here_.erase(n), 1u) << n << " was not there";
+    for (const uint32_t n : visit.fetches) EXPECT_TRUE(here_.insert(n).second) << n;
+    fetches_ += static_cast<int>(visit.fetches.size());
+    return visit;
+  }
   void Drop(uint32_t object) {
     schedule_.OnAway(object);
     here_.erase(object);
@@ -156,6 +163,42 @@ TEST(VisitSchedule, TheSameUseAgainAsksForNothing) {
   const Visit again = shelf.Use(0);
   EXPECT_THAT(again.drops, IsEmpty());
   EXPECT_THAT(again.fetches, IsEmpty());
+}
+
+TEST(VisitSchedule, BehindAnObjectsLastUseInARowItsRoomGoesToWhatComesNext) {
+  Shelf shelf(std::vector<uint64_t>(6, 1), 2);
+  const auto use_twice = [&](uint32_t object) {
+    shelf.Use(object);
+    const Visit between = shelf.Used(object);
+    EXPECT_THAT(between.drops, IsEmpty()) << object << " is used once more";
+    shelf.Use(object);
+    return shelf.Used(object);
+  };
+  for (int round = 0; round < 3; ++round) {
+    for (uint32_t object = 0; object < 6; ++object) {
+      const Visit after = use_twice(object);
+      if (round < 2) continue;
+      EXPECT_THAT(after.drops, ElementsAre(object));
+      EXPECT_THAT(after.fetches, ElementsAre((object + 2) % 6));
+    }
+  }
+}
+
+TEST(VisitSchedule, AUseMoreThanExpectedBringsTheObjectBack) {
+  Shelf shelf(std::vector<uint64_t>(6, 1), 2);
+  const auto use_all = [&](uint32_t thrice) {
+    for (uint32_t object = 0; object < 6; ++object) {
+      for (int use = 0; use < (object == thrice ? 3 : 2); ++use) {
+        shelf.Use(object);
+        shelf.Used(object);
+      }
+    }
+  };
+  for (int round = 0; round < 3; ++round) use_all(6);
+  use_all(2);
+  shelf.TakeFetches();
+  use_all(2);
+  EXPECT_EQ(shelf.TakeFetches(), 6) << "the next round expects three";
 }
 
 TEST(VisitSchedule, WhatIsInUseElsewhereIsNotDropped) {
