@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/check.h"
@@ -19,7 +20,7 @@ namespace {
 
 VisitLimits LimitsOf(const std::vector<UnitParcel>& units, uint64_t window_bytes) {
   VisitLimits limits = {.sizes_bytes = {}, .window_bytes = window_bytes};
-  for (const UnitParcel& unit : units) limits.sizes_bytes.push_back(unit.parcel->size_bytes);
+  for (const UnitParcel& unit : units) limits.sizes_bytes.push_back(unit.device_bytes);
   return limits;
 }
 
@@ -40,7 +41,7 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
   for (UnitParcel& unit : units) {
     // The second one never reads, so that what was fetched stays with the parcel until Drop.
     unit.parcel->AddReaders(2);
-    units_.push_back({.parts = std::move(unit), .memory = {}, .streams = {}});
+    units_.push_back({.parts = std::move(unit), .memory = {}, .wide = {}, .streams = {}});
   }
 }
 
@@ -60,9 +61,11 @@ void DeviceWeights::Enter(uint32_t index) {
   const BoundStream stream(CurrentStream(device_));
   AllDropped dropped;
   Visit visit;
+  bool is_widened = false;
   {
     MutexLock lock(mu_);
     Unit& unit = units_[index];
+    is_widened = unit.parts.is_widened;
     TORCH_CHECK(!paused_, "the weights of \"", unit.parts.name,
                 "\" are used while WeightOffloader::Step changes weights on the host: run the "
                 "model before or after the step");
@@ -75,7 +78,7 @@ void DeviceWeights::Enter(uint32_t index) {
   }
   LetGo(dropped);
   try {
-    Arrive(index, stream);
+    is_widened ? ArriveWide(index, stream) : Arrive(index, stream);
   } catch (...) {
     MutexLock lock(mu_);
     --units_[index].users;
@@ -85,11 +88,7 @@ void DeviceWeights::Enter(uint32_t index) {
     }
     throw;
   }
-  for (const uint32_t other : visit.fetches) {
-    if (other != index) FetchAhead(other, stream);
-    MutexLock lock(mu_);
-    --units_[other].users;
-  }
+  FetchAllAhead(visit);
 }
 
 void DeviceWeights::Leave(uint32_t index) {
@@ -138,93 +137,8 @@ bool DeviceWeights::MayDrop(uint32_t index) const {
 }
 
 void DeviceWeights::NoteFailure(uint32_t index) {
-  if (units_[index].parts.parcel->state() == Parcel::State::kAway) schedule_.OnAway(index);
-}
-
-// ------------------------------------------------------------------------------------------- in
-
-void DeviceWeights::Arrive(uint32_t index, const BoundStream& stream) {
-  const std::shared_ptr<WeightParcel> parcel = ParcelOf(index);
-  for (;;) {
-    Parcel::Read read = parcel->ReadOrClaim(parcel->reader);
-    if (read.claim.has_value()) {
-      FetchNow(index, *std::move(read.claim), stream);
-      continue;
-    }
-    ThrowIfError(read.fetched.copy().WaitOn(stream.native, kWeightAfterCopyIn),
-                 "waiting for a layer's weights");
-    auto* const data = static_cast<char*>(read.fetched.memory().data());
-    std::vector<c10::DataPtr> away;
-    MutexLock lock(mu_);
-    Unit& unit = units_[index];
-    if (!unit.IsReadyOn(stream)) unit.streams.push_back(stream);
-    if (unit.memory) return;  // another thread was faster
-    unit.memory = std::move(read.fetched);
-    schedule_.OnHere(index);
-    for (const WeightPiece& piece : unit.parts.pieces) {
-      if (const auto storage = piece.storage.lock()) {
-        away.push_back(storage->set_data_ptr(
-            VisitingData(data + piece.offset_bytes, shared_from_this(), device_)));
-      }
-    }
-    return;
-  }
-}
-
-std::shared_ptr<WeightParcel> DeviceWeights::ParcelOf(uint32_t index) const {
-  MutexLock lock(mu_);
-  return units_[index].parts.parcel;
-}
-
-// Throws where the device has no memory; the claim is still the caller's then.
-absl::Status DeviceWeights::Fetch(FetchClaim& claim, const BoundStream& stream, bool is_ahead) {
-  const uint64_t size_bytes = claim.parcel().size_bytes;
-  const AllocationLabel label("weights fetched by Pinion");
-  DeviceMemory memory = TorchMemory(AllocateStorage(stream.torch, size_bytes));
-  Arrival arrival = {std::move(claim), std::move(memory)};
-  GuardedMemories unneeded;
-  PINION_RETURN_IF_ERROR(
-      tier_->Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded).status());
-  MutexLock lock(mu_);
-  ++stats_.fetches;
-  stats_.fetched_ahead += is_ahead ? 1 : 0;
-  stats_.fetched_bytes += size_bytes;
-  return absl::OkStatus();
-}
-
-void DeviceWeights::FetchNow(uint32_t index, FetchClaim claim, const BoundStream& stream) {
-  const uint64_t size_bytes = claim.parcel().size_bytes;
-  absl::Status status;
-  try {
-    status = Fetch(claim, stream, /*is_ahead=*/false);
-  } catch (const c10::OutOfMemoryError&) {
-    DropAllIdle();
-    try {
-      status = Fetch(claim, stream, /*is_ahead=*/false);
-    } catch (const c10::OutOfMemoryError& error) {
-      MutexLock lock(mu_);
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "the weights of \"", units_[index].parts.name,
-                       "\" need ", size_bytes,
-                       " bytes of the device at once, and it has no room for them with all other "
-                       "weights away: ",
-                       error.what_without_backtrace());
-    }
-  }
-  ThrowIfError(status, "fetching a layer's weights");
-}
-
-void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
-  std::optional<FetchClaim> claim = ParcelOf(index)->ClaimIfAway();
-  if (!claim.has_value()) return;
-  try {
-    if (Fetch(*claim, stream, /*is_ahead=*/true).ok()) return;
-  } catch (const std::exception&) {
-    // Out of memory, most likely.
-  }
-  claim.reset();  // it has failed: whoever needs the unit tries again
-  MutexLock lock(mu_);
-  ++stats_.fetches_refused;
-  NoteFailure(index);
+  const Unit& unit = units_[index];
+  if (unit.parts.parcel->state() == Parcel::State::kAway && !unit.wide) schedule_.OnAway(index);
 }
 
 // ------------------------------------------------------------------------------------------ out
@@ -233,37 +147,15 @@ void DeviceWeights::Drop(uint32_t index, AllDropped& dropped) {
   Unit& unit = units_[index];
   schedule_.OnAway(index);
   GuardedMemory fetched = unit.parts.parcel->TakeFetched();
-  if (!fetched) return;
+  if (!fetched && !unit.wide) return;
   ++stats_.drops;
-  const bool is_used = static_cast<bool>(unit.memory);
+  const bool is_used = unit.memory || unit.wide;
   unit.memory.Disarm();  // another reference to what `fetched` has
-  dropped.push_back(
-      {.memory = std::move(fetched), .streams = std::exchange(unit.streams, {}), .data = {}});
-  if (!is_used) return;
-  for (const WeightPiece& piece : unit.parts.pieces) {
-    const auto storage = piece.storage.lock();
-    if (!storage) continue;
-    dropped.back().data.push_back(
-        storage->set_data_ptr(VisitingData(nullptr, shared_from_this(), device_)));
-  }
-}
-
-// The stream that the memory belongs to waits for the others; if it cannot, as while one of them
-// captures a graph, the memory is never given back, and the log says so.
-void DeviceWeights::LetGo(AllDropped& dropped) {
-  for (Dropped& drop : dropped) {
-    if (!drop.memory) continue;
-    for (const BoundStream& stream : drop.streams) {
-      if (stream.native == drop.memory.stream()) continue;
-      const absl::Status ordered = tier_->engine().OrderStreams(stream.native, drop.memory.stream(),
-                                                                kWeightUsedOnOtherStream);
-      if (ordered.ok()) continue;
-      PINION_LOG(kWarning) << "the memory of weights is not given back: " << ordered.ToString();
-      c10::Storage leaked = StorageOf(drop.memory.memory());
-      leaked.unsafeReleaseStorageImpl();
-    }
-  }
-  dropped.clear();
+  dropped.push_back({.memory = std::move(fetched),
+                     .wide = std::exchange(unit.wide, {}),
+                     .streams = std::exchange(unit.streams, {}),
+                     .data = {}});
+  if (is_used) dropped.back().data = unit.parts.PointTo(nullptr, *this, device_);
 }
 
 void DeviceWeights::DropAllIdle() {

@@ -38,6 +38,8 @@
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/wait_sites.h"
+#include "pinion/hooks/weights/dropped_weights.h"
+#include "pinion/hooks/weights/unit_parcel.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 
 namespace pinion {
@@ -45,28 +47,8 @@ namespace pinion {
 // A stream reads a weight after its copy in.
 inline constexpr WaitSite kWeightAfterCopyIn("kWeightAfterCopyIn", kHooksWaits);
 
-// A weight's memory goes after the streams that have used it.
-inline constexpr WaitSite kWeightUsedOnOtherStream("kWeightUsedOnOtherStream", kHooksWaits);
-
-// A unit's weights. Operators of all threads read it as one reader.
-class WeightParcel final : public Parcel {
- public:
-  using Parcel::Parcel;
-  Reader reader;
-};
-
-// A storage of weights, as a part of its unit's parcel.
-struct WeightPiece {
-  std::string name;  // of its weights, for errors
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  uint64_t offset_bytes = 0;
-};
-
-struct UnitParcel {
-  std::string name;
-  std::shared_ptr<WeightParcel> parcel;  // away
-  std::vector<WeightPiece> pieces;
-};
+// Another stream uses a weight that one has widened.
+inline constexpr WaitSite kWeightAfterWidening("kWeightAfterWidening", kHooksWaits);
 
 struct WeightStats {
   uint64_t fetches = 0;          // copies in, of whole units
@@ -107,19 +89,16 @@ class DeviceWeights final : public VisitKeeper {
  private:
   struct Unit {
     UnitParcel parts;
-    GuardedMemory memory;              // empty: not on the device, or not used there yet
+    GuardedMemory memory;  // empty: not on the device, or not used there yet
+    // In place of `memory`, of a unit that is widened. The first stream's.
+    c10::Storage wide;
+    bool is_being_widened = false;     // by a thread
     std::vector<BoundStream> streams;  // that wait for its copy, and may use it
     int users = 0;                     // operators that run, and fetches that are about to be made
 
     bool IsReadyOn(const BoundStream& stream) const;
   };
-  // What is to be let go of once the lock is released.
-  struct Dropped {
-    GuardedMemory memory;
-    std::vector<BoundStream> streams;
-    std::vector<c10::DataPtr> data;
-  };
-  using AllDropped = std::vector<Dropped>;
+  using AllDropped = std::vector<DroppedWeights>;
 
   // Drops, and keeps what is to be fetched from being dropped until it was.
   void Begin(const Visit& visit, AllDropped& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -129,13 +108,19 @@ class DeviceWeights final : public VisitKeeper {
   void Drop(uint32_t index, AllDropped& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // After a fetch that failed: away, unless another thread has it or is about to.
   void NoteFailure(uint32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void LetGo(AllDropped& dropped);
+  void LetGo(AllDropped& dropped) { LetGoOf(dropped, tier_->engine()); }
   void DropAllIdle();
   // With the bytes on the device, after their copy.
   void Arrive(uint32_t index, const BoundStream& stream);
+  // The same, of a unit that rests in a narrower form; what was copied is let go of.
+  void ArriveWide(uint32_t index, const BoundStream& stream);
+  // What was copied, once the stream waits for that.
+  GuardedMemory WaitForCopy(uint32_t index, const BoundStream& stream);
   std::shared_ptr<WeightParcel> ParcelOf(uint32_t index) const;
-  absl::Status Fetch(FetchClaim& claim, const BoundStream& stream, bool is_ahead);
-  void FetchNow(uint32_t index, FetchClaim claim, const BoundStream& stream);
+  // Drops what nobody uses where the device has no room at once.
+  c10::Storage AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
+  absl::Status Fetch(FetchClaim& claim, c10::Storage memory, const BoundStream& stream,
+                     bool is_ahead);
   void FetchAhead(uint32_t index, const BoundStream& stream);
   bool MayDrop(uint32_t index) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -144,6 +129,7 @@ class DeviceWeights final : public VisitKeeper {
   const std::shared_ptr<DeviceTier> tier_;
 
   mutable Mutex mu_;
+  CondVar widened_;
   std::vector<Unit> units_ ABSL_GUARDED_BY(mu_);
   VisitSchedule schedule_ ABSL_GUARDED_BY(mu_);
   WeightStats stats_ ABSL_GUARDED_BY(mu_);

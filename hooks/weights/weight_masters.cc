@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -47,16 +46,23 @@ absl::Status CheckWeight(const NamedWeight& weight, c10::Device device) {
 }
 
 // All bytes of the storage, whatever the tensor shows of it, to `place`.
-void CopyStorage(const at::Tensor& tensor, char* place) {
-  const c10::Storage& storage = tensor.storage();
-  if (tensor.device().is_cpu()) {
-    std::memcpy(place, storage.data(), storage.nbytes());
-    return;
+absl::Status CopyStorage(const at::Tensor& tensor, const RestingForm& form, char* place) {
+  const auto resting_bytes = static_cast<int64_t>(form.resting_bytes());
+  const at::Tensor resting = at::from_blob(place, {resting_bytes}, at::kByte);
+  c10::Storage storage = tensor.storage();
+  at::Tensor on_host;
+  if (!tensor.device().is_cpu()) {
+    const auto size = static_cast<int64_t>(storage.nbytes());
+    const at::Tensor bytes =
+        at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1});
+    if (form.form == FrozenForm::kAsIs) {
+      resting.copy_(bytes);
+      return absl::OkStatus();
+    }
+    on_host = bytes.cpu();
+    storage = on_host.storage();
   }
-  const auto size = static_cast<int64_t>(storage.nbytes());
-  const at::Tensor bytes =
-      at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1});
-  at::from_blob(place, {size}, at::kByte).copy_(bytes);
+  return Narrow({storage}, form, {resting.storage()});
 }
 
 // The master of a weight whose storage begins at `piece`.
@@ -71,11 +77,11 @@ at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostB
 }
 
 absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit,
-                                        c10::Device device) {
+                                        c10::Device device, FrozenForm form) {
   WeightMaster master = {.unit = unit, .parcel = {}, .pieces = {}, .piece_of = {}, .host = {}};
   std::vector<at::Tensor> first_of_piece;
   absl::flat_hash_map<const c10::StorageImpl*, size_t> known;
-  uint64_t size_bytes = 0;
+  uint64_t resting_bytes = 0;
   for (const auto& [name, tensor] : unit.weights) {
     const c10::Storage& storage = tensor.storage();
     const auto [entry, is_new] =
@@ -85,24 +91,38 @@ absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit
     c10::Storage visiting(c10::Storage::use_byte_size_t(), storage.nbytes(),
                           c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
                           /*resizable=*/false);
-    master.pieces.push_back({name, size_bytes, std::move(visiting)});
+    const RestingForm resting = RestingFormOf(tensor, form);
+    master.is_widened |= resting.form != FrozenForm::kAsIs;
+    master.pieces.push_back(
+        {name, master.device_bytes, resting_bytes, resting, std::move(visiting)});
     first_of_piece.push_back(tensor);
-    size_bytes = AlignUp(size_bytes + storage.nbytes(), kPackAlignmentBytes);
+    master.device_bytes = AlignUp(master.device_bytes + storage.nbytes(), kPackAlignmentBytes);
+    resting_bytes = AlignUp(resting_bytes + resting.resting_bytes(), kPackAlignmentBytes);
   }
   const StreamHandle stream = NativeStream(CurrentStream(device));
-  PINION_ASSIGN_OR_RETURN(master.parcel, tier.NewParcel<WeightParcel>(size_bytes, stream));
+  PINION_ASSIGN_OR_RETURN(master.parcel, tier.NewParcel<WeightParcel>(resting_bytes, stream));
   const std::shared_ptr<HostBuffer> filled = master.parcel->ToWrite();
   for (size_t i = 0; i < master.pieces.size(); ++i) {
-    CopyStorage(first_of_piece[i],
-                static_cast<char*>(filled->data()) + master.pieces[i].offset_bytes);
+    const MasterPiece& piece = master.pieces[i];
+    const absl::Status filled_piece =
+        CopyStorage(first_of_piece[i], piece.form,
+                    static_cast<char*>(filled->data()) + piece.resting_offset_bytes);
+    if (!filled_piece.ok()) {
+      return absl::Status(filled_piece.code(),
+                          absl::StrCat(piece.name, " ", filled_piece.message()));
+    }
   }
   master.parcel->FillOnHost();
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<HostBuffer> buffer,
                           master.parcel->ViewOnHost(absl::InfiniteDuration()));
   for (size_t i = 0; i < unit.weights.size(); ++i) {
     const MasterPiece& piece = master.pieces[master.piece_of[i]];
-    master.host.push_back(HostTensor(
-        unit.weights[i].tensor, static_cast<char*>(buffer->data()) + piece.offset_bytes, buffer));
+    const bool is_narrowed = piece.form.form != FrozenForm::kAsIs;
+    master.host.push_back(
+        is_narrowed
+            ? at::Tensor()
+            : HostTensor(unit.weights[i].tensor,
+                         static_cast<char*>(buffer->data()) + piece.resting_offset_bytes, buffer));
   }
   return master;
 }
@@ -133,10 +153,12 @@ absl::Status CheckWeights(const std::vector<WeightUnit>& units, c10::Device devi
 
 absl::StatusOr<std::vector<WeightMaster>> FillMasters(DeviceTier& tier,
                                                       const std::vector<WeightUnit>& units,
-                                                      c10::Device device) {
+                                                      c10::Device device, FrozenForm frozen_form) {
   std::vector<WeightMaster> masters;
   for (const WeightUnit& unit : units) {
-    PINION_ASSIGN_OR_RETURN(WeightMaster master, FillMaster(tier, unit, device));
+    PINION_ASSIGN_OR_RETURN(
+        WeightMaster master,
+        FillMaster(tier, unit, device, unit.requires_grad ? FrozenForm::kAsIs : frozen_form));
     masters.push_back(std::move(master));
   }
   return masters;
@@ -162,23 +184,26 @@ std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::
 
 absl::StatusOr<uint64_t> WindowFor(const std::vector<WeightMaster>& masters, uint64_t asked_bytes) {
   uint64_t second_bytes = 0;
+  uint64_t widened_bytes = 0;  // the largest resting form of what is widened
   const WeightMaster* largest = &masters.front();
   for (const WeightMaster& master : masters) {
+    if (master.is_widened) {
+      widened_bytes = std::max(widened_bytes, master.parcel->size_bytes);
+    }
     if (&master == largest) continue;
-    const uint64_t size_bytes = master.parcel->size_bytes;
-    if (size_bytes > largest->parcel->size_bytes) {
-      second_bytes = largest->parcel->size_bytes;
+    if (master.device_bytes > largest->device_bytes) {
+      second_bytes = largest->device_bytes;
       largest = &master;
     } else {
-      second_bytes = std::max(second_bytes, size_bytes);
+      second_bytes = std::max(second_bytes, master.device_bytes);
     }
   }
-  const uint64_t largest_bytes = largest->parcel->size_bytes;
-  if (asked_bytes == 0) return largest_bytes + second_bytes;
-  if (asked_bytes >= largest_bytes) return asked_bytes;
+  if (asked_bytes == 0) return largest->device_bytes + second_bytes;
+  const uint64_t least_bytes = largest->device_bytes + widened_bytes;
+  if (asked_bytes >= least_bytes) return asked_bytes - widened_bytes;
   return absl::InvalidArgumentError(
       absl::StrCat("WeightOptions::window_bytes is ", asked_bytes, ", and the layer \"",
-                   largest->unit.name, "\" alone needs ", largest_bytes,
+                   largest->unit.name, "\" alone needs ", least_bytes,
                    ": make the window larger, or cut the layer into several modules"));
 }
 

@@ -20,32 +20,40 @@
 #include "absl/status/statusor.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
+#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/weight_units.h"
 
 namespace pinion {
 
 // A storage of weights in its unit's parcel.
 struct MasterPiece {
-  std::string name;  // of the first weight that has it
-  uint64_t offset_bytes = 0;
+  std::string name;                   // of the first weight that has it
+  uint64_t offset_bytes = 0;          // in the unit's memory on the device
+  uint64_t resting_offset_bytes = 0;  // in the parcel
+  RestingForm form;
   c10::Storage visiting;  // as large as the weights' own, on the device, without memory
 };
 
 struct WeightMaster {
   WeightUnit unit;
   std::shared_ptr<WeightParcel> parcel;  // away, with all bytes
+  uint64_t device_bytes = 0;
+  bool is_widened = false;  // some of it rests in a narrower form
   std::vector<MasterPiece> pieces;
   std::vector<size_t> piece_of;  // by weight of the unit
-  std::vector<at::Tensor> host;  // the same, over the parcel, with the gradients that there are
+  // The same, over the parcel, with the gradients that there are; undefined where it rests
+  // narrower.
+  std::vector<at::Tensor> host;
 };
 
 // InvalidArgument or FailedPrecondition names the weight that cannot visit, and why.
 absl::Status CheckWeights(const std::vector<WeightUnit>& units, c10::Device device);
 
-// ResourceExhausted where host memory has no room. Throws what copying from a device may.
+// ResourceExhausted where host memory has no room; InvalidArgument names a weight that has no such
+// form. Throws what copying from a device may.
 absl::StatusOr<std::vector<WeightMaster>> FillMasters(DeviceTier& tier,
                                                       const std::vector<WeightUnit>& units,
-                                                      c10::Device device);
+                                                      c10::Device device, FrozenForm frozen_form);
 
 // Tensors of the module that do not visit (small buffers, parameters without elements), with their
 // copies on the device, where they are elsewhere. Throws where the device has no room.
@@ -53,8 +61,9 @@ std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::
                                                                const std::vector<WeightUnit>& units,
                                                                c10::Device device);
 
-// `asked_bytes`, or if that is 0 what the two largest units take. InvalidArgument where the largest
-// one has no room in it.
+// What units may have on the device, of `asked_bytes`, or if that is 0 of what the two largest
+// take: all but the room for the resting form of a unit that is being widened. InvalidArgument
+// where the largest one has no room in it.
 absl::StatusOr<uint64_t> WindowFor(const std::vector<WeightMaster>& masters, uint64_t asked_bytes);
 
 }  // namespace pinion

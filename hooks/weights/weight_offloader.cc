@@ -1,5 +1,6 @@
 #include "pinion/hooks/weights/weight_offloader.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -65,7 +66,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   std::vector<WeightMaster> masters;
   std::vector<std::pair<at::Tensor, at::Tensor>> moved;
   try {
-    PINION_ASSIGN_OR_RETURN(masters, FillMasters(*tier, units, device));
+    PINION_ASSIGN_OR_RETURN(masters, FillMasters(*tier, units, device, options.frozen_form));
     moved = CopiesOfTheRest(module, units, device);
   } catch (const c10::Error& error) {
     return absl::ResourceExhaustedError(absl::StrCat("copying the weights of \"", module.name(),
@@ -76,10 +77,14 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   // From here on nothing fails.
   std::vector<UnitParcel> parcels;
   for (const WeightMaster& master : masters) {
-    UnitParcel parcel = {.name = master.unit.name, .parcel = master.parcel, .pieces = {}};
+    UnitParcel parcel = {.name = master.unit.name,
+                         .parcel = master.parcel,
+                         .device_bytes = master.device_bytes,
+                         .is_widened = master.is_widened,
+                         .pieces = {}};
     for (const MasterPiece& piece : master.pieces) {
-      parcel.pieces.push_back(
-          {piece.name, piece.visiting.getWeakStorageImpl(), piece.offset_bytes});
+      parcel.pieces.push_back({piece.name, piece.visiting.getWeakStorageImpl(), piece.offset_bytes,
+                               piece.resting_offset_bytes, piece.form});
     }
     parcels.push_back(std::move(parcel));
   }
@@ -97,7 +102,8 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
     for (size_t weight = 0; weight < master.unit.weights.size(); ++weight) {
       auto& [name, tensor] = master.unit.weights[weight];
       const at::Tensor& on_host = master.host[weight];
-      host_of[tensor.unsafeGetTensorImpl()] = on_host;
+      const MasterPiece& piece = master.pieces[master.piece_of[weight]];
+      if (on_host.defined()) host_of[tensor.unsafeGetTensorImpl()] = on_host;
       if (tensor.requires_grad()) {
         trained.push_back({on_host, index});
         trained_weights.push_back(tensor);
@@ -105,10 +111,11 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
       }
       offloader->all_.push_back({name,
                                  c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
-                                 on_host, tensor.storage_offset(), index});
+                                 on_host,
+                                 {master.parcel, piece.resting_offset_bytes, piece.form},
+                                 index});
       tensor.mutable_grad() = at::Tensor();  // the master has it
-      tensor.set_data(MakeVisitingTensor(tensor, tensor.storage_offset(),
-                                         master.pieces[master.piece_of[weight]].visiting));
+      tensor.set_data(MakeVisitingTensor(tensor, tensor.storage_offset(), piece.visiting));
     }
   }
   offloader->gradients_ = std::make_shared<HostGradients>(tier, std::move(trained));
@@ -136,7 +143,9 @@ void WeightOffloader::CheckAllVisit() const {
 
 std::vector<int64_t> WeightOffloader::MasterVersions() const {
   std::vector<int64_t> versions;
-  for (const Weight& weight : all_) versions.push_back(weight.master._version());
+  for (const Weight& weight : all_) {
+    versions.push_back(weight.master.defined() ? weight.master._version() : 0);
+  }
   return versions;
 }
 
@@ -144,36 +153,49 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
   CheckAllVisit();
   gradients_->Settle();
   weights_->Pause();
-  std::vector<c10::Storage> storages;
+  // What the parameters are again behind it, and meanwhile, where that is no master.
+  std::vector<at::Tensor> visiting(all_.size());
+  std::vector<at::Tensor> widened(all_.size());
   const absl::Cleanup back = [&] {
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
     std::vector<uint32_t> units;
-    for (size_t i = 0; i < storages.size(); ++i) {
+    for (size_t i = 0; i < all_.size(); ++i) {
       units.push_back(all_[i].unit);
       at::Tensor tensor(all_[i].tensor.lock());
-      if (!tensor.defined()) continue;
-      tensor.set_data(
-          MakeVisitingTensor(all_[i].master, all_[i].storage_offset, std::move(storages[i])));
+      if (!tensor.defined() || !visiting[i].defined()) continue;
+      tensor.set_data(visiting[i]);
       tensor.unsafeGetTensorImpl()->bump_version();
     }
     weights_->Resume(units);
   };
-  for (const Weight& weight : all_) {
-    at::Tensor tensor(weight.tensor.lock());
-    storages.push_back(tensor.defined() ? tensor.storage() : c10::Storage());
-    if (tensor.defined()) tensor.set_data(weight.master.detach());
+  absl::flat_hash_map<const c10::StorageImpl*, c10::Storage> wide_of;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    at::Tensor tensor(all_[i].tensor.lock());
+    if (!tensor.defined()) continue;
+    const c10::Storage storage = tensor.storage();
+    visiting[i] = MakeVisitingTensor(tensor, tensor.storage_offset(), storage);
+    if (!all_[i].master.defined()) {
+      const auto [wide, is_new] = wide_of.try_emplace(storage.unsafeGetStorageImpl());
+      if (is_new) wide->second = WidenOnHost(all_[i].resting);
+      widened[i] = at::empty({0}, tensor.dtype());
+      widened[i].set_(wide->second, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+    }
+    tensor.set_data(widened[i].defined() ? widened[i] : all_[i].master.detach());
   }
   work();
   const at::NoGradGuard no_grad;
-  for (const Weight& weight : all_) {
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const Weight& weight = all_[i];
     const at::Tensor tensor(weight.tensor.lock());
-    if (!tensor.defined() || tensor.is_alias_of(weight.master)) continue;
-    TORCH_CHECK(tensor.sizes() == weight.master.sizes() && tensor.dtype() == weight.master.dtype(),
+    if (!tensor.defined()) continue;
+    TORCH_CHECK(tensor.sizes() == visiting[i].sizes() && tensor.dtype() == visiting[i].dtype(),
                 "the parameter ", weight.name, " was given ", tensor.toString(), tensor.sizes(),
-                " and was ", weight.master.toString(), weight.master.sizes(),
+                " and was ", visiting[i].dtype().name(), visiting[i].sizes(),
                 ": a weight that visits keeps its type and shape");
-    weight.master.detach().copy_(tensor.detach());
+    const at::Tensor on_host = widened[i].defined() ? widened[i] : weight.master.detach();
+    if (!tensor.is_alias_of(on_host)) on_host.copy_(tensor.detach());
+    if (widened[i].defined()) RestAgain(weight.resting, widened[i].storage(), weight.name);
   }
 }
 
@@ -186,8 +208,9 @@ void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes)
       std::vector<uint32_t> changed;
       for (size_t i = 0; i < all_.size(); ++i) {
         // Optimizers write through data(), which raises no version.
-        const bool is_trained = all_[i].master.requires_grad();
-        if (!is_trained && all_[i].master._version() == before[i]) continue;
+        const at::Tensor& master = all_[i].master;
+        if (!master.defined()) continue;
+        if (!master.requires_grad() && master._version() == before[i]) continue;
         changed.push_back(all_[i].unit);
         if (const auto impl = all_[i].tensor.lock()) impl->bump_version();
       }

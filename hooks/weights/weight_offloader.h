@@ -58,7 +58,9 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
+#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/host_gradients.h"
+#include "pinion/hooks/weights/resting_weight.h"
 
 namespace pinion {
 
@@ -67,6 +69,10 @@ struct WeightOptions {
   // Of the device, for all units of weights that are there at once (weight_units.h). 0: as much as
   // the two largest ones take, so that one can come while the other is used.
   uint64_t window_bytes = 0;
+  // How parameters that do not require a gradient, and large buffers, rest on the host and travel.
+  // Narrower forms lose digits, once, at Attach. Their module parameters serve in place of masters
+  // in host_parameters().
+  FrozenForm frozen_form = FrozenForm::kAsIs;
 };
 
 class WeightOffloader {
@@ -99,7 +105,8 @@ class WeightOffloader {
   // Runs `work` while the module's parameters and large buffers are tensors of the host, over the
   // masters: for what reads or writes storages without an operator (torch::save, torch::load), and
   // for initialising. What it gives a parameter for new memory is copied to the master; all counts
-  // as changed in place. Errors as those of Step.
+  // as changed in place. Weights that rest narrower take their full size there meanwhile, and are
+  // narrowed again if they were changed. Errors as those of Step.
   void WithParametersOnHost(absl::FunctionRef<void()> work);
 
   // As torch::nn::utils::clip_grad_norm_, on the host: returns the norm before.
@@ -120,8 +127,8 @@ class WeightOffloader {
   struct Weight {
     std::string name;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-    at::Tensor master;
-    int64_t storage_offset = 0;  // of the tensor
+    at::Tensor master;      // undefined where it rests narrower
+    RestingWeight resting;  // of those that do
     uint32_t unit = 0;
   };
 

@@ -225,7 +225,7 @@ Evidence CheckpointOnAnotherStream() {
 }
 
 // A weight that visits, used on its own stream, and on another, and dropped then.
-Evidence VisitAndGo(bool other_stream) {
+Evidence VisitAndGo(bool other_stream, FrozenForm form = FrozenForm::kAsIs) {
   EmuWorld world(CollectRaces(), SmallWindows());
   torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
   const OffloadOptions offload = SmallWindows();
@@ -233,6 +233,11 @@ Evidence VisitAndGo(bool other_stream) {
   options.tier.allocator = offload.allocator;
   options.tier.engine = offload.engine;
   options.window_bytes = 17 << 10;  // one layer
+  if (form != FrozenForm::kAsIs) {
+    for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
+    options.frozen_form = form;
+    options.window_bytes += 9 << 10;  // at rest
+  }
   const auto weights =
       WeightOffloader::Attach(*net, world.device(), world.backend(), options).value();
   const at::NoGradGuard no_grad;
@@ -249,6 +254,8 @@ Evidence VisitAndGo(bool other_stream) {
 }
 Evidence VisitOnOneStream() { return VisitAndGo(false); }
 Evidence VisitOnAnotherStream() { return VisitAndGo(true); }
+Evidence WidenOnOneStream() { return VisitAndGo(false, FrozenForm::kBFloat16); }
+Evidence WidenForAnotherStream() { return VisitAndGo(true, FrozenForm::kBFloat16); }
 
 struct Scenario {
   const WaitSite* site;
@@ -280,7 +287,10 @@ const std::vector<Scenario>& Scenarios() {
       {&kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
       {&kComputedOnOtherStream, "", CheckpointOnAnotherStream, "aten::", "aten::mul"},
       {&kWeightAfterCopyIn, "", VisitOnOneStream, "copy H2D", "aten::"},
+      {&kWeightAfterCopyIn, "Widened", WidenOnOneStream, "copy H2D", "aten::copy_"},
       {&kWeightUsedOnOtherStream, "", VisitOnAnotherStream, "aten::", "the free"},
+      {&kWeightUsedOnOtherStream, "Widened", WidenForAnotherStream, "aten::", "the free"},
+      {&kWeightAfterWidening, "", WidenForAnotherStream, "aten::copy_", "aten::"},
   };
   return *scenarios;
 }

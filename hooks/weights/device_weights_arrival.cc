@@ -1,0 +1,163 @@
+// How a unit's bytes come to the device.
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/types/span.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/allocation_label.h"
+#include "pinion/hooks/tier/torch_memory.h"
+#include "pinion/hooks/weights/device_weights.h"
+
+namespace pinion {
+namespace {
+
+constexpr char kFetching[] = "fetching a layer's weights";
+
+}  // namespace
+
+void DeviceWeights::Arrive(uint32_t index, const BoundStream& stream) {
+  GuardedMemory fetched = WaitForCopy(index, stream);
+  std::vector<c10::DataPtr> away;
+  MutexLock lock(mu_);
+  Unit& unit = units_[index];
+  if (!unit.IsReadyOn(stream)) unit.streams.push_back(stream);
+  if (unit.memory) return;  // another thread was faster
+  unit.memory = std::move(fetched);
+  schedule_.OnHere(index);
+  away = unit.parts.PointTo(unit.memory.memory().data(), *this, device_);
+}
+
+void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
+  std::optional<BoundStream> widened_on;
+  std::vector<WeightPiece> pieces;
+  uint64_t wide_bytes = 0;
+  {
+    MutexLock lock(mu_);
+    Unit& unit = units_[index];
+    while (unit.is_being_widened) widened_.Wait(mu_);
+    if (unit.wide) {
+      widened_on = unit.streams.front();
+    } else {
+      unit.is_being_widened = true;
+      pieces = unit.parts.pieces;
+      wide_bytes = unit.parts.device_bytes;
+    }
+  }
+  if (widened_on.has_value()) {
+    ThrowIfError(
+        tier_->engine().OrderStreams(widened_on->native, stream.native, kWeightAfterWidening),
+        "waiting for a layer's weights");
+    MutexLock lock(mu_);
+    Unit& unit = units_[index];
+    if (!unit.IsReadyOn(stream)) unit.streams.push_back(stream);
+    return;
+  }
+  const absl::Cleanup end = [this, index] {
+    MutexLock lock(mu_);
+    units_[index].is_being_widened = false;
+    widened_.NotifyAll();
+  };
+  GuardedMemory fetched = WaitForCopy(index, stream);
+  c10::Storage wide = AllocateNow(index, wide_bytes, stream);
+  const c10::Storage resting = StorageOf(fetched.memory());
+  for (const WeightPiece& piece : pieces) {
+    Widen({resting, piece.resting_offset_bytes}, piece.form, {wide, piece.offset_bytes});
+  }
+  fetched.Disarm();  // another reference to what the parcel has
+  AllDropped copied(1);
+  copied[0].memory = ParcelOf(index)->TakeFetched();
+  copied[0].streams.push_back(stream);
+  std::vector<c10::DataPtr> away;
+  {
+    MutexLock lock(mu_);
+    Unit& unit = units_[index];
+    void* const data = wide.mutable_data();
+    unit.wide = std::move(wide);
+    unit.streams = {stream};
+    schedule_.OnHere(index);
+    away = unit.parts.PointTo(data, *this, device_);
+  }
+  LetGo(copied);
+}
+
+GuardedMemory DeviceWeights::WaitForCopy(uint32_t index, const BoundStream& stream) {
+  const std::shared_ptr<WeightParcel> parcel = ParcelOf(index);
+  for (;;) {
+    Parcel::Read read = parcel->ReadOrClaim(parcel->reader);
+    if (!read.claim.has_value()) {
+      ThrowIfError(read.fetched.copy().WaitOn(stream.native, kWeightAfterCopyIn), kFetching);
+      return std::move(read.fetched);
+    }
+    c10::Storage memory = AllocateNow(index, parcel->size_bytes, stream);
+    ThrowIfError(Fetch(*read.claim, std::move(memory), stream, /*is_ahead=*/false), kFetching);
+  }
+}
+
+std::shared_ptr<WeightParcel> DeviceWeights::ParcelOf(uint32_t index) const {
+  MutexLock lock(mu_);
+  return units_[index].parts.parcel;
+}
+
+c10::Storage DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
+                                        const BoundStream& stream) {
+  const AllocationLabel label("weights fetched by Pinion");
+  try {
+    return AllocateStorage(stream.torch, size_bytes);
+  } catch (const c10::OutOfMemoryError&) {
+    DropAllIdle();
+  }
+  try {
+    return AllocateStorage(stream.torch, size_bytes);
+  } catch (const c10::OutOfMemoryError& error) {
+    MutexLock lock(mu_);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "the weights of \"", units_[index].parts.name,
+                     "\" need ", size_bytes,
+                     " bytes of the device at once, and it has no room for them with all other "
+                     "weights away: ",
+                     error.what_without_backtrace());
+  }
+}
+
+absl::Status DeviceWeights::Fetch(FetchClaim& claim, c10::Storage memory, const BoundStream& stream,
+                                  bool is_ahead) {
+  const uint64_t size_bytes = claim.parcel().size_bytes;
+  Arrival arrival = {std::move(claim), TorchMemory(std::move(memory))};
+  GuardedMemories unneeded;
+  PINION_RETURN_IF_ERROR(
+      tier_->Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded).status());
+  MutexLock lock(mu_);
+  ++stats_.fetches;
+  stats_.fetched_ahead += is_ahead ? 1 : 0;
+  stats_.fetched_bytes += size_bytes;
+  return absl::OkStatus();
+}
+
+void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
+  std::shared_ptr<WeightParcel> parcel;
+  {
+    MutexLock lock(mu_);
+    const Unit& unit = units_[index];
+    if (unit.is_being_widened || unit.wide) return;
+    parcel = unit.parts.parcel;
+  }
+  std::optional<FetchClaim> claim = parcel->ClaimIfAway();
+  if (!claim.has_value()) return;
+  try {
+    const AllocationLabel label("weights fetched by Pinion");
+    c10::Storage memory = AllocateStorage(stream.torch, claim->parcel().size_bytes);
+    if (Fetch(*claim, std::move(memory), stream, /*is_ahead=*/true).ok()) return;
+  } catch (const std::exception&) {
+    // Out of memory, most likely.
+  }
+  claim.reset();  // it has failed: whoever needs the unit tries again
+  MutexLock lock(mu_);
+  ++stats_.fetches_refused;
+  NoteFailure(index);
+}
+
+}  // namespace pinion
