@@ -24,6 +24,12 @@ VisitLimits LimitsOf(const std::vector<UnitParcel>& units, uint64_t window_bytes
   return limits;
 }
 
+std::vector<std::shared_ptr<WeightParcel>> ParcelsOf(const std::vector<UnitParcel>& units) {
+  std::vector<std::shared_ptr<WeightParcel>> parcels;
+  for (const UnitParcel& unit : units) parcels.push_back(unit.parcel);
+  return parcels;
+}
+
 }  // namespace
 
 bool DeviceWeights::Unit::IsReadyOn(const BoundStream& stream) const {
@@ -37,6 +43,7 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
     : device_(device),
       host_(std::move(host)),
       tier_(std::move(tier)),
+      parcels_(ParcelsOf(units)),
       schedule_(LimitsOf(units, window_bytes)) {
   for (UnitParcel& unit : units) {
     // The second one never reads, so that what was fetched stays with the parcel until Drop.
@@ -52,7 +59,7 @@ DeviceWeights::~DeviceWeights() {
     MutexLock lock(mu_);
     for (uint32_t index = 0; index < units_.size(); ++index) Drop(index, dropped);
   }
-  LetGo(dropped);
+  LetGoOf(dropped, tier_->engine());
 }
 
 // ---------------------------------------------------------------------------------------- in use
@@ -76,7 +83,7 @@ void DeviceWeights::Enter(uint32_t index) {
     Begin(visit, dropped);
     if (unit.IsReadyOn(stream) && visit.fetches.empty()) return;
   }
-  LetGo(dropped);
+  LetGoOf(dropped, tier_->engine());
   try {
     is_widened ? ArriveWide(index, stream) : Arrive(index, stream);
   } catch (...) {
@@ -102,7 +109,7 @@ void DeviceWeights::Leave(uint32_t index) {
     });
     Begin(visit, dropped);
   }
-  LetGo(dropped);
+  LetGoOf(dropped, tier_->engine());
   FetchAllAhead(visit);
 }
 
@@ -166,24 +173,22 @@ void DeviceWeights::DropAllIdle() {
       if (MayDrop(index)) Drop(index, dropped);
     }
   }
-  LetGo(dropped);
+  LetGoOf(dropped, tier_->engine());
 }
 
 // --------------------------------------------------------------------------------- on the host
 
 void DeviceWeights::Pause() {
-  std::vector<std::shared_ptr<Parcel>> parcels;
   {
     MutexLock lock(mu_);
     TORCH_CHECK(!paused_, "WeightOffloader::Step was called within itself");
     for (const Unit& unit : units_) {
       TORCH_CHECK(unit.users == 0, "WeightOffloader::Step was called while an operator uses \"",
                   unit.parts.name, "\" on another thread: wait for it");
-      parcels.push_back(unit.parts.parcel);
     }
     paused_ = true;
   }
-  for (const std::shared_ptr<Parcel>& parcel : parcels) {
+  for (const std::shared_ptr<WeightParcel>& parcel : parcels_) {
     const absl::Status done = parcel->ViewOnHost(absl::InfiniteDuration()).status();
     if (done.ok()) continue;
     Resume({});
@@ -198,7 +203,7 @@ void DeviceWeights::Resume(const std::vector<uint32_t>& changed) {
     for (const uint32_t index : changed) Drop(index, dropped);
     paused_ = false;
   }
-  LetGo(dropped);
+  LetGoOf(dropped, tier_->engine());
 }
 
 void DeviceWeights::FetchExpected() {
@@ -210,7 +215,7 @@ void DeviceWeights::FetchExpected() {
                                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return MayDrop(other); });
     Begin(visit, dropped);
   }
-  LetGo(dropped);
+  LetGoOf(dropped, tier_->engine());
   FetchAllAhead(visit);
 }
 

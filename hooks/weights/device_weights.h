@@ -108,7 +108,6 @@ class DeviceWeights final : public VisitKeeper {
   void Drop(uint32_t index, AllDropped& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // After a fetch that failed: away, unless another thread has it or is about to.
   void NoteFailure(uint32_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void LetGo(AllDropped& dropped) { LetGoOf(dropped, tier_->engine()); }
   void DropAllIdle();
   // With the bytes on the device, after their copy.
   void Arrive(uint32_t index, const BoundStream& stream);
@@ -116,7 +115,6 @@ class DeviceWeights final : public VisitKeeper {
   void ArriveWide(uint32_t index, const BoundStream& stream);
   // What was copied, once the stream waits for that.
   GuardedMemory WaitForCopy(uint32_t index, const BoundStream& stream);
-  std::shared_ptr<WeightParcel> ParcelOf(uint32_t index) const;
   // Drops what nobody uses where the device has no room at once.
   c10::Storage AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
   absl::Status Fetch(FetchClaim& claim, c10::Storage memory, const BoundStream& stream,
@@ -127,6 +125,7 @@ class DeviceWeights final : public VisitKeeper {
   const c10::Device device_;
   const std::shared_ptr<HostTier> host_;
   const std::shared_ptr<DeviceTier> tier_;
+  const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
 
   mutable Mutex mu_;
   CondVar widened_;

@@ -70,7 +70,7 @@ void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
   }
   fetched.Disarm();  // another reference to what the parcel has
   AllDropped copied(1);
-  copied[0].memory = ParcelOf(index)->TakeFetched();
+  copied[0].memory = parcels_[index]->TakeFetched();
   copied[0].streams.push_back(stream);
   std::vector<c10::DataPtr> away;
   {
@@ -82,11 +82,11 @@ void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
     schedule_.OnHere(index);
     away = unit.parts.PointTo(data, *this, device_);
   }
-  LetGo(copied);
+  LetGoOf(copied, tier_->engine());
 }
 
 GuardedMemory DeviceWeights::WaitForCopy(uint32_t index, const BoundStream& stream) {
-  const std::shared_ptr<WeightParcel> parcel = ParcelOf(index);
+  const std::shared_ptr<WeightParcel>& parcel = parcels_[index];
   for (;;) {
     Parcel::Read read = parcel->ReadOrClaim(parcel->reader);
     if (!read.claim.has_value()) {
@@ -96,11 +96,6 @@ GuardedMemory DeviceWeights::WaitForCopy(uint32_t index, const BoundStream& stre
     c10::Storage memory = AllocateNow(index, parcel->size_bytes, stream);
     ThrowIfError(Fetch(*read.claim, std::move(memory), stream, /*is_ahead=*/false), kFetching);
   }
-}
-
-std::shared_ptr<WeightParcel> DeviceWeights::ParcelOf(uint32_t index) const {
-  MutexLock lock(mu_);
-  return units_[index].parts.parcel;
 }
 
 c10::Storage DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
@@ -138,14 +133,12 @@ absl::Status DeviceWeights::Fetch(FetchClaim& claim, c10::Storage memory, const 
 }
 
 void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
-  std::shared_ptr<WeightParcel> parcel;
   {
     MutexLock lock(mu_);
     const Unit& unit = units_[index];
     if (unit.is_being_widened || unit.wide) return;
-    parcel = unit.parts.parcel;
   }
-  std::optional<FetchClaim> claim = parcel->ClaimIfAway();
+  std::optional<FetchClaim> claim = parcels_[index]->ClaimIfAway();
   if (!claim.has_value()) return;
   try {
     const AllocationLabel label("weights fetched by Pinion");
