@@ -58,16 +58,15 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
   group.name = name;
   const bool is_first = !repetition.has_value();
   const std::string trace_path = std::exchange(options.trace_path, "");
-  const auto add = [&](OffloadMode mode, bool checkpoint_blocks) -> absl::Status {
-    ComparedRun run;
-    run.offload = mode;
-    run.checkpoint_blocks = checkpoint_blocks;
+  const bool is_emulated = absl::StartsWith(options.device, "emu:");
+  const auto add = [&](ComparedRun run) -> absl::Status {
     announce(absl::StrCat(name, ", ", run.Name()));
-    options.offload = mode;
-    options.model.checkpoint_blocks = checkpoint_blocks;
-    const bool is_traced = mode == OffloadMode::kPinion && !checkpoint_blocks;
-    options.trace_path = is_traced ? trace_path : "";
-    if (mode == OffloadMode::kPlanned && !checkpoint_blocks) {
+    options.offload = run.offload;
+    options.model.checkpoint_blocks = run.checkpoint_blocks;
+    options.offload_weights = run.offload_weights;
+    const bool is_plain = !run.checkpoint_blocks && !run.offload_weights;
+    options.trace_path = run.offload == OffloadMode::kPinion && is_plain ? trace_path : "";
+    if (run.offload == OffloadMode::kPlanned && is_plain) {
       options.memory_target_bytes = group.runs.back().result.peak_device_bytes;
     }
     PINION_ASSIGN_OR_RETURN(run.result, Train(options, text, nullptr));
@@ -77,7 +76,7 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
     }
     if (group.runs.empty()) {
       run.repeats_itself = SameBits(run.result, *repetition);
-    } else {
+    } else if (!run.offload_weights || is_emulated) {
       run.bit_identical = BitIdentical(run.result, group.runs.front().result, *repetition);
     }
     group.runs.push_back(std::move(run));
@@ -85,17 +84,21 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
   };
   for (const OffloadMode mode :
        {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion, OffloadMode::kPlanned}) {
-    PINION_RETURN_IF_ERROR(add(mode, /*checkpoint_blocks=*/false));
+    PINION_RETURN_IF_ERROR(add({.offload = mode}));
   }
   // Within the same target; where the link has time for everything a plan computes nothing again.
   const RunResult& planned = group.runs.back().result;
   if (planned.stall_ms.value_or(planned.step_ms) > kStallThatCounts * planned.step_ms) {
-    PINION_RETURN_IF_ERROR(add(OffloadMode::kPlanned, /*checkpoint_blocks=*/true));
+    PINION_RETURN_IF_ERROR(add({.offload = OffloadMode::kPlanned, .checkpoint_blocks = true}));
   }
   // Those of the first group say it for all.
   if (is_first) {
-    PINION_RETURN_IF_ERROR(add(OffloadMode::kNone, /*checkpoint_blocks=*/true));
-    PINION_RETURN_IF_ERROR(add(OffloadMode::kPinion, /*checkpoint_blocks=*/true));
+    for (const OffloadMode mode : {OffloadMode::kNone, OffloadMode::kPinion}) {
+      PINION_RETURN_IF_ERROR(add({.offload = mode, .checkpoint_blocks = true}));
+    }
+    for (const OffloadMode mode : {OffloadMode::kNone, OffloadMode::kPinion}) {
+      PINION_RETURN_IF_ERROR(add({.offload = mode, .offload_weights = true}));
+    }
   }
   return group;
 }
@@ -133,8 +136,9 @@ absl::StatusOr<std::string> LinkVerdict(const ComparedGroup& group, const RunOpt
 
 std::string ComparedRun::Name() const {
   const std::string offloaded = OffloadModeName(offload);
-  if (!checkpoint_blocks) return offloaded;
-  return offload == OffloadMode::kNone ? "checkpoint" : absl::StrCat("checkpoint+", offloaded);
+  if (!checkpoint_blocks && !offload_weights) return offloaded;
+  const std::string more = checkpoint_blocks ? "checkpoint" : "weights";
+  return offload == OffloadMode::kNone ? more : absl::StrCat(more, "+", offloaded);
 }
 
 std::optional<bool> BitIdentical(const RunResult& run, const RunResult& reference,
@@ -149,7 +153,8 @@ absl::Status CheckBits(const std::vector<ComparedGroup>& groups) {
     for (const ComparedRun& run : group.runs) {
       if (run.bit_identical.value_or(true)) continue;
       changed.push_back(absl::StrCat(group.name, " with --offload=", OffloadModeName(run.offload),
-                                     run.checkpoint_blocks ? " --checkpoint_blocks" : ""));
+                                     run.checkpoint_blocks ? " --checkpoint_blocks" : "",
+                                     run.offload_weights ? " --offload_weights" : ""));
     }
   }
   if (changed.empty()) return absl::OkStatus();

@@ -1,5 +1,5 @@
 // The same training without offload, with blocking offload, with Pinion and with checkpoints, side
-// by side, and with all of them as a plan mixes them.
+// by side, with all of them as a plan mixes them, and with weights that live on the host.
 
 #ifndef PINION_EXAMPLES_COMPARE_H_
 #define PINION_EXAMPLES_COMPARE_H_
@@ -20,20 +20,23 @@ namespace pinion {
 struct ComparedRun {
   OffloadMode offload = OffloadMode::kNone;
   bool checkpoint_blocks = false;
-  RunResult result;
-  // BitIdentical to the group's run without offload. Empty where nothing can be said, and for that
-  // run itself.
-  std::optional<bool> bit_identical;
+  bool offload_weights = false;
+  RunResult result = {};
+  // BitIdentical to the group's run without offload. Empty where nothing can be said (an optimizer
+  // on the host has another arithmetic than one on CUDA), and for that run itself.
+  std::optional<bool> bit_identical = std::nullopt;
   // Of a run without offload: whether the same run once more had its bits.
-  std::optional<bool> repeats_itself;
+  std::optional<bool> repeats_itself = std::nullopt;
 
-  // "pinion", "checkpoint", "checkpoint+pinion", "checkpoint+planned".
+  // "pinion", "checkpoint", "checkpoint+pinion", "checkpoint+planned", "weights",
+  // "weights+pinion".
   std::string Name() const;
 };
 
 // One device, with the runs in the order of OffloadMode; where the planned one waits for the link
-// there is another, whose blocks are checkpoints where the plan says so. The first group has two
-// more, whose blocks all are: without offload, and with Pinion.
+// there is another, whose blocks are checkpoints where the plan says so. The first group has four
+// more, without offload and with Pinion each: two whose blocks are all checkpoints, and two whose
+// weights, gradients and optimizer are on the host.
 struct ComparedGroup {
   std::string name;         // "scaled", a preset's name, or "cuda:0"
   std::string description;  // for people

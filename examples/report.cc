@@ -47,21 +47,25 @@ std::string Verdict(const std::optional<bool>& bit_identical) {
 std::string Row(const ComparedRun& run, const RunResult& reference) {
   const RunResult& result = run.result;
   const bool offloads = run.offload != OffloadMode::kNone;
-  const bool is_reference = !offloads && !run.checkpoint_blocks;
+  const bool moves = offloads || run.offload_weights;
+  const bool is_reference = !offloads && !run.checkpoint_blocks && !run.offload_weights;
+  const bool is_incomparable = run.offload_weights && !run.bit_identical.has_value();
   const auto offload_only = [offloads](const std::string& cell) { return offloads ? cell : "-"; };
   const auto share = [](double value, double of) {
     return of > 0 ? absl::StrFormat(" (%3.0f %%)", 100 * value / of) : "";
   };
   return absl::StrFormat("  %-18s %11s %11s%-8s %9.2f ms%-8s %9s %10s %8s %9s  %s\n", run.Name(),
                          HumanBytes(result.peak_device_bytes),
-                         HumanBytes(result.peak_activation_bytes),
-                         share(result.peak_activation_bytes, reference.peak_activation_bytes),
+                         run.offload_weights ? "-" : HumanBytes(result.peak_activation_bytes),
+                         run.offload_weights
+                             ? ""
+                             : share(result.peak_activation_bytes, reference.peak_activation_bytes),
                          result.step_ms, share(result.step_ms, reference.step_ms),
                          result.stall_ms ? absl::StrFormat("%.2f ms", *result.stall_ms) : "-",
-                         offload_only(HumanBytes(static_cast<uint64_t>(result.bytes_moved))),
+                         moves ? HumanBytes(static_cast<uint64_t>(result.bytes_moved)) : "-",
                          offload_only(absl::StrCat(result.pin_calls_after_warmup)),
                          offload_only(absl::StrFormat("%.1f us", result.pack_unpack_us)),
-                         is_reference ? "-" : Verdict(run.bit_identical));
+                         is_reference || is_incomparable ? "-" : Verdict(run.bit_identical));
 }
 
 }  // namespace

@@ -315,8 +315,8 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
   ComparedGroup group;
   group.name = modelled ? absl::GetFlag(FLAGS_preset) : options.device;
   if (group.name.empty()) group.name = kScaled;
-  group.runs.push_back({options.offload, options.model.checkpoint_blocks, std::move(result),
-                        std::nullopt, std::nullopt});
+  group.runs.push_back({options.offload, options.model.checkpoint_blocks, options.offload_weights,
+                        std::move(result), std::nullopt, std::nullopt});
   return WriteJson({std::move(group)});
 }
 

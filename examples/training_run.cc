@@ -272,6 +272,9 @@ class Trainer {
     if (session_ != nullptr) {
       const EngineStats engine = session_->GetEngineStats(accelerator_.device().index());
       reading.moved_bytes = engine.h2d.submitted_bytes + engine.d2h.submitted_bytes;
+    } else if (weights_ != nullptr) {  // beside a session, its engine has moved them
+      const WeightStats weights = weights_->GetStats();
+      reading.moved_bytes = weights.fetched_bytes + weights.gradient_bytes;
     }
     return reading;
   }

@@ -44,8 +44,9 @@ TEST(BitIdentical, AReferenceThatDoesNotRepeatItselfSaysNothing) {
 
 std::string Table(bool reference_repeats) {
   ComparedGroup group;
-  group.runs.push_back({OffloadMode::kNone, false, RunResult(), std::nullopt, reference_repeats});
-  group.runs.push_back({OffloadMode::kPinion, false, RunResult(),
+  group.runs.push_back(
+      {OffloadMode::kNone, false, false, RunResult(), std::nullopt, reference_repeats});
+  group.runs.push_back({OffloadMode::kPinion, false, false, RunResult(),
                         reference_repeats ? std::optional<bool>(true) : std::nullopt,
                         std::nullopt});
   return ComparisonTable({group}, /*modelled=*/false);
@@ -60,9 +61,9 @@ TEST(ComparisonTable, SaysUnknownWhereTheReferenceDoesNotRepeatItself) {
 TEST(CheckBits, NamesTheRunsWhoseBitsOffloadHasChanged) {
   ComparedGroup group;
   group.name = "cuda:0";
-  group.runs.push_back({OffloadMode::kNone, false, RunResult(), std::nullopt, true});
-  group.runs.push_back({OffloadMode::kBlocking, false, RunResult(), true, std::nullopt});
-  group.runs.push_back({OffloadMode::kPinion, false, RunResult(), true, std::nullopt});
+  group.runs.push_back({OffloadMode::kNone, false, false, RunResult(), std::nullopt, true});
+  group.runs.push_back({OffloadMode::kBlocking, false, false, RunResult(), true, std::nullopt});
+  group.runs.push_back({OffloadMode::kPinion, false, false, RunResult(), true, std::nullopt});
   EXPECT_THAT(CheckBits({group}), testing::IsOk());
   group.runs.back().bit_identical = false;
   EXPECT_THAT(CheckBits({group}), testing::StatusIs(absl::StatusCode::kDataLoss,
@@ -72,8 +73,9 @@ TEST(CheckBits, NamesTheRunsWhoseBitsOffloadHasChanged) {
 
 TEST(CheckBits, AReferenceThatDoesNotRepeatItselfIsNoOnesFault) {
   ComparedGroup group;
-  group.runs.push_back({OffloadMode::kNone, false, RunResult(), std::nullopt, false});
-  group.runs.push_back({OffloadMode::kPinion, false, RunResult(), std::nullopt, std::nullopt});
+  group.runs.push_back({OffloadMode::kNone, false, false, RunResult(), std::nullopt, false});
+  group.runs.push_back(
+      {OffloadMode::kPinion, false, false, RunResult(), std::nullopt, std::nullopt});
   EXPECT_THAT(CheckBits({group}), testing::IsOk());
 }
 
