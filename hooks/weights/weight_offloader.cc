@@ -120,6 +120,10 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   }
   offloader->gradients_ = std::make_shared<HostGradients>(tier, std::move(trained));
   for (size_t i = 0; i < trained_weights.size(); ++i) {
+    if (options.gradients_stay) {
+      offloader->keep_gradients_.emplace_back(trained_weights[i].getIntrusivePtr());
+      continue;
+    }
     torch::autograd::impl::set_post_acc_grad_hooks(
         trained_weights[i], std::make_unique<CollectGradient>(offloader->gradients_, i));
   }
@@ -151,7 +155,7 @@ std::vector<int64_t> WeightOffloader::MasterVersions() const {
 
 void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
   CheckAllVisit();
-  gradients_->Settle();
+  WaitForGradients();
   weights_->Pause();
   // What the parameters are again behind it, and meanwhile, where that is no master.
   std::vector<at::Tensor> visiting(all_.size());
@@ -201,7 +205,7 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
 
 void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes) {
   CheckAllVisit();
-  gradients_->Settle();
+  WaitForGradients();
   weights_->Pause();
   {
     const absl::Cleanup resume = [this, before = MasterVersions()] {
@@ -220,6 +224,27 @@ void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes)
     weights_->tier().engine().device().ChargeHostArithmetic(3 * trained_bytes_ + 2 * state_bytes);
   }
   weights_->FetchExpected();
+}
+
+void WeightOffloader::WaitForGradients() {
+  for (size_t i = 0; i < keep_gradients_.size(); ++i) {
+    const at::Tensor weight(keep_gradients_[i].lock());
+    if (weight.defined()) gradients_->Collect(i, weight);
+  }
+  gradients_->Settle();
+}
+
+double WeightOffloader::ClipGradNorm(double max_norm) {
+  WaitForGradients();
+  return gradients_->ClipNorm(max_norm);
+}
+
+void WeightOffloader::ZeroGrad() {
+  for (const auto& weak : keep_gradients_) {
+    const at::Tensor weight(weak.lock());
+    if (weight.defined()) weight.mutable_grad() = at::Tensor();
+  }
+  gradients_->Zero();
 }
 
 WeightStats WeightOffloader::GetStats() const {

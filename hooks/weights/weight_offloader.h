@@ -73,6 +73,10 @@ struct WeightOptions {
   // Narrower forms lose digits, once, at Attach. Their module parameters serve in place of masters
   // in host_parameters().
   FrozenForm frozen_form = FrozenForm::kAsIs;
+  // Gradients stay on the device, in the parameters' grad(), until Step, ClipGradNorm or
+  // WaitForGradients, so that those of several backwards are added there and cross the link once.
+  // The device needs room for all of them.
+  bool gradients_stay = false;
 };
 
 class WeightOffloader {
@@ -110,10 +114,10 @@ class WeightOffloader {
   void WithParametersOnHost(absl::FunctionRef<void()> work);
 
   // As torch::nn::utils::clip_grad_norm_, on the host: returns the norm before.
-  double ClipGradNorm(double max_norm) { return gradients_->ClipNorm(max_norm); }
-  void ZeroGrad() { gradients_->Zero(); }
+  double ClipGradNorm(double max_norm);
+  void ZeroGrad();
   // Blocks until host_parameters()[i].grad() are complete. Step and ClipGradNorm do it themselves.
-  void WaitForGradients() { gradients_->Settle(); }
+  void WaitForGradients();
 
   WeightStats GetStats() const;
 
@@ -137,6 +141,8 @@ class WeightOffloader {
   std::vector<int64_t> MasterVersions() const;
 
   std::vector<Weight> all_;
+  // With gradients_stay, by the index that gradients_ knows them by.
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> keep_gradients_;
   uint64_t trained_bytes_ = 0;
 };
 

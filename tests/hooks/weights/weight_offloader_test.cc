@@ -587,6 +587,54 @@ TEST_F(WeightOffloaderTest, ClippingOnTheHostIsLibTorchs) {
   EXPECT_TRUE(SameBytes(weights->host_parameters()[2].grad(), plain->parameters()[2].grad()));
 }
 
+TEST_F(WeightOffloaderTest, GradientsThatStayAreAddedOnTheDeviceAndLeaveOnceAStep) {
+  Net net(4);
+  WeightOptions options = Options();
+  options.gradients_stay = true;
+  const auto weights =
+      WeightOffloader::Attach(*net, world_.device(), world_.backend(), options).value();
+  torch::optim::AdamW optimizer(weights->host_parameters(), torch::optim::AdamWOptions(0.01));
+  Trained trained;
+  for (int step = 0; step < 3; ++step) {
+    for (int n = 0; n < 3; ++n) {
+      const Tensor loss = net->forward(X(step + 10 * n)).pow(2).mean();
+      loss.backward();
+      trained.losses.push_back(loss.detach().cpu());
+      EXPECT_EQ(net->parameters()[0].grad().device(), world_.device());
+      EXPECT_EQ(weights->GetStats().gradient_bytes, step * 4 * kUnitBytes) << "none has left";
+    }
+    weights->Step([&] { optimizer.step(); });
+    EXPECT_FALSE(net->parameters()[0].grad().defined());
+    optimizer.zero_grad();
+  }
+  for (const Tensor& master : weights->host_parameters()) {
+    trained.parameters.push_back(master.detach().clone());
+  }
+  // Sums of three are made in the same order on either side.
+  ExpectSame(TrainByHand(4, 3, 3), trained);
+}
+
+TEST_F(WeightOffloaderTest, GradientsThatStayAreForgottenClippedAndWaitedFor) {
+  Net net(3);
+  WeightOptions options = Options();
+  options.gradients_stay = true;
+  const auto weights =
+      WeightOffloader::Attach(*net, world_.device(), world_.backend(), options).value();
+  net->forward(X(1)).pow(2).mean().backward();
+  weights->ZeroGrad();
+  EXPECT_FALSE(net->parameters()[0].grad().defined());
+  net->forward(X()).pow(2).mean().backward();
+  Net other(3);
+  const auto reference = Attach(*other);
+  other->forward(X()).pow(2).mean().backward();
+  EXPECT_EQ(weights->ClipGradNorm(0.01), reference->ClipGradNorm(0.01));
+  for (size_t i = 0; i < weights->host_parameters().size(); ++i) {
+    EXPECT_TRUE(
+        SameBytes(weights->host_parameters()[i].grad(), reference->host_parameters()[i].grad()))
+        << i;
+  }
+}
+
 TEST_F(WeightOffloaderTest, GradientHooksOfParametersSeeGradientsOnTheDevice) {
   Net net(2);
   const auto weights = Attach(*net);
