@@ -52,8 +52,9 @@ struct AllocatorOptions {
 
   // --- Performance ---
 
-  // Segments are asked for in chunks of this size, or of the block's size where that is larger.
-  // A multiple of the source's granularity.
+  // Segments are asked for in chunks of this size, or of the block's size where that is larger;
+  // until as much is locked, each growth doubles what is, from 64 MiB on. Reserve asks for whole
+  // chunks at once. A multiple of the source's granularity.
   uint64_t segment_bytes = config::kChunkBytes;  // --//config:chunk_mib, 1 GiB
 
   // How long Allocate waits for released blocks whose tickets are not done yet before it grows.

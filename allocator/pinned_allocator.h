@@ -5,8 +5,9 @@
 //   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator->Allocate(5 * kMiB));
 //
 // Pinning costs 0.1 to 1 s per GiB and may stall every process that uses the driver, so memory is
-// pinned in large segments and kept; blocks are cut from segments by segregated fit (at least eight
-// buckets per doubling: at most 12.5 % of a request is rounding) and coalesced when they come back.
+// pinned in large segments and kept; the first are 64 MiB, for programs that need little. Blocks
+// are cut from segments by segregated fit (at least eight buckets per doubling: at most 12.5 % of a
+// request is rounding) and coalesced when they come back.
 //
 //   segment  |--used--|-free-|--used--|---------free---------|
 //                        \______________/ buckets by size: first fit is best fit within 12.5 %

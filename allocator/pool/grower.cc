@@ -1,6 +1,7 @@
 #include "pinion/allocator/pool/grower.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -12,6 +13,9 @@ namespace {
 
 // One call that pins more holds a lock of the driver's for about a second (TRT-LLM#17773).
 constexpr uint64_t kLargestChunkBytes = kGiB;
+
+// What a pool begins with: a program that needs little does not pay for a chunk.
+constexpr uint64_t kFirstSegmentBytes = 64 * kMiB;
 
 // Where the host's RAM has no room for a segment, the next attempt is for 1/16 of its size.
 constexpr uint64_t kNextSmallerSegment = 16;
@@ -43,7 +47,7 @@ Grower::Result Grower::Grow(uint64_t size_bytes) {
     return {.block = block};
   }
   const uint64_t least_bytes = pool_->LeastSegmentBytes(size_bytes);
-  const uint64_t wished_bytes = std::max(least_bytes, pool_->segment_bytes());
+  const uint64_t wished_bytes = WishedBytes(least_bytes);
   const Result first =
       AddSegment(wished_bytes, least_bytes, size_bytes, RamWatermark::Wait::kForOthers);
   if (first.refusal == Refusal::kNone) return first;
@@ -56,10 +60,20 @@ Grower::Result Grower::Grow(uint64_t size_bytes) {
   const bool ask_for_less = first.refusal == Refusal::kSource && least_bytes < wished_bytes;
   if (room == 0 && !ask_for_less) return first;
   ++retries_;
-  const uint64_t second_bytes = std::max(least_bytes, std::min(room, pool_->segment_bytes()));
+  const uint64_t second_bytes = std::max(least_bytes, std::min(room, wished_bytes));
   const Result second = AddSegment(second_bytes, least_bytes, size_bytes, RamWatermark::Wait::kNo);
   if (second.refusal != Refusal::kSource || least_bytes == second_bytes) return second;
   return AddSegment(least_bytes, least_bytes, size_bytes, RamWatermark::Wait::kNo);
+}
+
+uint64_t Grower::WishedBytes(uint64_t least_bytes) const {
+  const uint64_t chunk_bytes = pool_->segment_bytes();
+  const uint64_t locked_bytes = pool_->locked_bytes();
+  if (locked_bytes >= chunk_bytes) return std::max(least_bytes, chunk_bytes);
+  // Up to a power of two: chunks then begin at multiples of their size, where they may be joined.
+  const uint64_t first_bytes = std::max(kFirstSegmentBytes, pool_->source().granularity_bytes());
+  const uint64_t doubled_bytes = std::bit_ceil(locked_bytes + std::max(least_bytes, first_bytes));
+  return std::max(least_bytes, std::min(chunk_bytes, doubled_bytes - locked_bytes));
 }
 
 absl::Status Grower::Reserve(uint64_t size_bytes) {

@@ -3,8 +3,10 @@
 //
 //   nothing fits --> blocks whose tickets get done --> a segment --> room is made, once more
 //
-// A growth asks three, in this order: the pool's limit, the host's RAM, and the source. Where one
-// of them has no room for a whole segment, a smaller one is tried, down to what the block needs.
+// Growths double what is locked until it is a chunk (AllocatorOptions::segment_bytes), and add
+// chunks from there on. Each asks three, in this order: the pool's limit, the host's RAM, and the
+// source. Where one of them has no room for a whole segment, a smaller one is tried, down to what
+// the block needs.
 //
 // Thread safety: thread-safe. One thread at a time grows: two that find nothing at once would both
 // pin a whole segment. The others wait for it, and look again. Nothing is called with a lock held.
@@ -61,6 +63,10 @@ class Grower {
  private:
   // Adds a segment with room for a block of `size_bytes`, and takes that.
   Result Grow(uint64_t size_bytes);
+
+  // What a growth asks for first: about as much again as is locked, from 64 MiB up to a chunk, and
+  // never less than `least_bytes`.
+  uint64_t WishedBytes(uint64_t least_bytes) const;
 
   // Adds a segment of `wished_bytes`, or of less where the limit or the host's RAM has no more
   // room, down to `least_bytes`; takes a block of `size_bytes` from it (0: none).

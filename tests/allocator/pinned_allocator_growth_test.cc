@@ -32,6 +32,7 @@ using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
 using ::pinion::testing::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 using PinnedAllocatorGrowthTest = PinnedAllocatorFixture;
@@ -45,6 +46,64 @@ TEST_F(PinnedAllocatorGrowthTest, SmallRequestsShareASegmentWithLargeOnes) {
   const PinnedBlock small = Take(100);
   const PinnedBlock large = Take(3 * kMiB);
   EXPECT_EQ(source_->calls(), 1u);
+}
+
+// The first 4 KiB of a program pinned a whole segment: half a second, and 1 GiB that it never used.
+TEST_F(PinnedAllocatorGrowthTest, AJobOf200MebibytesLocks256) {
+  options_.segment_bytes = kGiB;
+  Make();
+  std::vector<PinnedBlock> blocks;
+  blocks.push_back(Take(4 * kKiB));
+  EXPECT_EQ(source_->outstanding_bytes(), 64 * kMiB);
+  for (int i = 0; i < 200; ++i) blocks.push_back(Take(kMiB - kSlack));
+  EXPECT_EQ(source_->outstanding_bytes(), 256 * kMiB);
+  EXPECT_EQ(source_->calls(), 3u);
+}
+
+TEST_F(PinnedAllocatorGrowthTest, GrowthsDoubleWhatIsLockedUpToASegment) {
+  if (config::kHardened) GTEST_SKIP() << "hardened builds fill gigabytes";
+  options_.segment_bytes = 384 * kMiB;
+  Make();
+  std::vector<PinnedBlock> blocks;
+  std::vector<uint64_t> locked_mib;
+  while (source_->outstanding_bytes() < 1280 * kMiB) {
+    blocks.push_back(Take(16 * kMiB));
+    const uint64_t now_mib = source_->outstanding_bytes() / kMiB;
+    if (locked_mib.empty() || locked_mib.back() != now_mib) locked_mib.push_back(now_mib);
+  }
+  EXPECT_THAT(locked_mib, ElementsAre(64, 128, 256, 512, 896, 1280));
+}
+
+// Segments that begin at multiples of 1 GiB are those that a registered source may join.
+TEST_F(PinnedAllocatorGrowthTest, OddSizesLeaveWhatIsLockedAPowerOfTwo) {
+  if (config::kHardened) GTEST_SKIP() << "hardened builds fill gigabytes";
+  options_.segment_bytes = kGiB;
+  Make();
+  const PinnedBlock first = Take(70 * kMiB);
+  EXPECT_EQ(source_->outstanding_bytes(), 128 * kMiB);
+  const PinnedBlock second = Take(150 * kMiB);
+  EXPECT_EQ(source_->outstanding_bytes(), 512 * kMiB);
+  const PinnedBlock third = Take(kGiB + 2 * kMiB - kSlack);
+  EXPECT_GE(source_->outstanding_bytes(), 512 * kMiB + kGiB + 2 * kMiB);
+}
+
+TEST_F(PinnedAllocatorGrowthTest, AReservationOfLessThanASegmentIsPinnedByOneCall) {
+  options_.segment_bytes = kGiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(200 * kMiB), IsOk());
+  EXPECT_EQ(source_->outstanding_bytes(), 200 * kMiB);
+  EXPECT_EQ(source_->calls(), 1u);
+}
+
+// Room for a first segment of 64 MiB is no room for the double of what is locked.
+TEST_F(PinnedAllocatorGrowthTest, ADoublingIsCutToWhatIsLeftOfTheLimit) {
+  options_.segment_bytes = kGiB;
+  options_.max_locked_bytes = 200 * kMiB;
+  Make();
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 199; ++i) blocks.push_back(Take(kMiB - kSlack));
+  EXPECT_EQ(source_->outstanding_bytes(), 200 * kMiB);
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
 }
 
 // A run whose longest block grows would lock all that it ever was.
