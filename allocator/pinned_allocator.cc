@@ -147,7 +147,8 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
     return absl::InvalidArgumentError(
         absl::StrCat("AllocatorOptions::max_locked_bytes is ", options.max_locked_bytes,
                      "; nothing could be allocated: it must be at least the granularity of ",
-                     source->name(), ", ", granularity_bytes, ", or pageable_fallback be set"));
+                     source->name(), ", ", granularity_bytes, " (", HumanBytes(granularity_bytes),
+                     "), or pageable_fallback be set"));
   }
   if (options.alignment_bytes > granularity_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(

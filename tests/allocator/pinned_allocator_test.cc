@@ -21,6 +21,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/captured_log.h"
@@ -36,6 +37,7 @@ using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
 using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 using PinnedAllocatorTest = PinnedAllocatorFixture;
@@ -119,6 +121,20 @@ TEST_F(PinnedAllocatorTest, OnlyALimitThatAdmitsNoSegmentIsRefusedByName) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("max_locked_bytes is 4095; nothing could be allocated: it must be "
                                  "at least the granularity of fake, 4096")));
+}
+
+// Such an allocator was made, and each of its allocations failed.
+TEST_F(PinnedAllocatorTest, ALimitBelowTwoMebibytesIsRefusedWithMappedMemory) {
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<MmapSource> source, MmapSource::Create());
+  options_.max_locked_bytes = kMiB;
+  EXPECT_THAT(PinnedAllocator::Create(options_, source, host_.Probe()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("max_locked_bytes is 1048576;"),
+                             HasSubstr("at least the granularity of mmap, 2097152 (2 MiB), or "
+                                       "pageable_fallback be set"))));
+  options_.max_locked_bytes = 2 * kMiB;
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
+  const PinnedBlock block = Take(kMiB);
 }
 
 TEST_F(PinnedAllocatorTest, ALargerAlignmentHoldsForAllButSmallBlocks) {
