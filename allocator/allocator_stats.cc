@@ -64,10 +64,11 @@ absl::Status AllocatorStats::CheckInvariants() const {
 
 std::string AllocatorStats::ToString() const {
   std::ostringstream out;
-  const NamedGauge gauges[] = {{"requested", requested_bytes}, {"booked", booked_bytes},
-                               {"deferred", deferred_bytes},   {"used", used_bytes},
-                               {"cached", cached_bytes},       {"locked", locked_bytes},
-                               {"pageable", pageable_bytes}};
+  const NamedGauge gauges[] = {
+      {"requested", requested_bytes}, {"booked", booked_bytes},
+      {"deferred", deferred_bytes},   {"used", used_bytes},
+      {"cached", cached_bytes},       {pinned ? "locked" : "held", locked_bytes},
+      {"pageable", pageable_bytes}};
   for (const NamedGauge& named : gauges) {
     if (named.gauge.total == 0) continue;
     out << named.name << ' ' << HumanBytes(named.gauge.current) << " (peak "

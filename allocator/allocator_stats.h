@@ -60,8 +60,10 @@ struct AllocatorStats : SourceStats {
   ByteGauge deferred_bytes;   // released, waiting for tickets
   ByteGauge used_bytes;       // of live and deferred blocks: what nobody else can have
   ByteGauge cached_bytes;     // free inside segments
-  ByteGauge locked_bytes;     // segments held from the source
+  ByteGauge locked_bytes;     // segments held from the source; locked in RAM if `pinned`
   ByteGauge pageable_bytes;   // held for pageable_fallback, in none of the above
+
+  bool pinned = true;  // whether the source's memory is
 
   uint64_t allocations = 0;  // successful
   uint64_t failures = 0;     // returned an error

@@ -27,8 +27,11 @@ class HostMemorySource {
  public:
   virtual ~HostMemorySource() = default;
 
-  // "cudaHostAlloc", "emulated pinned", "mmap": for statistics and messages.
+  // "cudaHostAlloc", "emulated pinned", "mlock": for statistics and messages.
   virtual std::string name() const = 0;
+
+  // Whether its pages are locked in RAM: what PinnedBlock::pinned() says of its blocks.
+  virtual bool pinned() const { return true; }
 
   // Sizes are multiples of this, and so are the addresses that are returned. A power of two.
   virtual uint64_t granularity_bytes() const = 0;

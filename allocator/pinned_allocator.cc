@@ -29,6 +29,12 @@ constexpr uint64_t kPageBytes = 4096;
 // Memory that is not pinned costs nothing but its pages, which are touched at once.
 constexpr uint64_t kPageableSegmentBytes = 64 * kMiB;
 
+std::shared_ptr<SegmentPool> PoolOver(std::shared_ptr<HostMemorySource> source,
+                                      const AllocatorOptions& options) {
+  const bool pinned = source->pinned();
+  return std::make_shared<SegmentPool>(std::move(source), pinned, options);
+}
+
 }  // namespace
 
 class PinnedAllocator::Impl {
@@ -37,16 +43,13 @@ class PinnedAllocator::Impl {
   Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
        std::shared_ptr<HostMemorySource> pageable, HostRam ram)
       : watermark_(options, std::move(ram)),
-        pinned_(std::make_shared<SegmentPool>(std::move(source), /*pinned=*/true, options), options,
-                watermark_) {
+        pinned_(PoolOver(std::move(source), options), options, watermark_) {
     if (pageable == nullptr) return;
     AllocatorOptions pageable_options = options;
     pageable_options.max_locked_bytes = UINT64_MAX;  // it locks nothing
     pageable_options.segment_bytes = AlignUp(std::min(options.segment_bytes, kPageableSegmentBytes),
                                              pageable->granularity_bytes());
-    pageable_.emplace(
-        std::make_shared<SegmentPool>(std::move(pageable), /*pinned=*/false, pageable_options),
-        options, watermark_);
+    pageable_.emplace(PoolOver(std::move(pageable), pageable_options), options, watermark_);
   }
 
   bool InForkedChild() const { return origin_.InForkedChild(); }
@@ -100,6 +103,7 @@ absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
 
 AllocatorStats PinnedAllocator::Impl::GetStats() const {
   AllocatorStats stats = pinned_.GetStats();
+  stats.pinned = pool().pinned();
   stats.failures = failures_;
   const RamWatermark::Counts counts = watermark_.counts();
   stats.watermark_warnings = counts.warnings;
@@ -118,12 +122,13 @@ absl::Status PinnedAllocator::Impl::Fail(const char* verb, uint64_t size_bytes,
   ++failures_;
   const AllocatorStats stats = GetStats();
   return absl::Status(
-      cause.code(), absl::StrCat("cannot ", verb, " ", HumanBytes(size_bytes), " (", size_bytes,
-                                 " bytes) of pinned memory: ", cause.message(), ". ",
-                                 HumanBytes(stats.locked_bytes.current), " are locked: ",
-                                 HumanBytes(stats.booked_bytes.current), " in use, ",
-                                 HumanBytes(stats.deferred_bytes.current), " waiting for copies, ",
-                                 HumanBytes(stats.cached_bytes.current), " cached"));
+      cause.code(),
+      absl::StrCat("cannot ", verb, " ", HumanBytes(size_bytes), " (", size_bytes, " bytes) of ",
+                   stats.pinned ? "pinned" : "pageable", " memory: ", cause.message(), ". ",
+                   HumanBytes(stats.locked_bytes.current), " are ",
+                   stats.pinned ? "locked" : "held", ": ", HumanBytes(stats.booked_bytes.current),
+                   " in use, ", HumanBytes(stats.deferred_bytes.current), " waiting for copies, ",
+                   HumanBytes(stats.cached_bytes.current), " cached"));
 }
 
 absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(

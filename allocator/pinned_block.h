@@ -54,7 +54,9 @@ class PinnedBlock {
   // Of blocks that are not empty:
   uint64_t capacity_bytes() const;  // as booked: the size, rounded to its class
   int numa_node() const;            // -1: unknown
-  bool pinned() const;              // false only with AllocatorOptions::pageable_fallback
+  // Whether the pages are locked in RAM: not those of AllocatorOptions::pageable_fallback, nor of a
+  // source that locks none (MmapSource without MmapOptions::lock).
+  bool pinned() const;
 
   // Returns the block once every ticket is done. The block is empty afterwards. It must not be
   // empty before.

@@ -29,6 +29,7 @@ class LimitedSource {
   LimitedSource(std::shared_ptr<HostMemorySource> source, uint64_t max_bytes);
 
   std::string name() const { return source_->name(); }
+  bool pinned() const { return source_->pinned(); }
   uint64_t granularity_bytes() const { return source_->granularity_bytes(); }
   bool JoinsAt(const void* border) const { return source_->JoinsAt(border); }
 

@@ -18,6 +18,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/sources/numa.h"
+#include "pinion/allocator/sources/page_lock.h"
 
 namespace pinion {
 namespace {
@@ -147,10 +148,13 @@ absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
   if (options_.numa_node >= 0) {
     PINION_RETURN_IF_ERROR(PreferNumaNode(data, size_bytes, options_.numa_node));
   }
+  // A limit refuses before a second goes into touching the pages.
+  if (options_.lock) PINION_RETURN_IF_ERROR(LockPages(data, size_bytes, MLOCK_ONFAULT));
   if (options_.touch_threads > 0) {
     const int error = TouchTogether(data, size_bytes, options_.touch_threads, options_.numa_node);
     if (error != 0) return NoMemory("touching the pages", size_bytes, error);
   }
+  if (options_.lock) PINION_RETURN_IF_ERROR(LockPages(data, size_bytes, /*flags=*/0));
   std::move(unmap).Cancel();
   return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
 }

@@ -1,10 +1,17 @@
-// Host memory from mmap: pageable by itself, and what device/cuda registers as pinned memory.
+// Host memory from mmap: pageable unless it is locked, and what device/cuda registers as pinned
+// memory.
 //
 //   MmapOptions options;
 //   options.numa_node = device->info().numa_node;
 //   options.touch_threads = 8;
 //   PINION_ASSIGN_OR_RETURN(auto source, MmapSource::Create(options));
 //   PINION_ASSIGN_OR_RETURN(auto allocator, PinnedAllocator::Create({}, std::move(source)));
+//
+// Pinned memory without a GPU, as RDMA and io_uring want it:
+//
+//   MmapOptions options;
+//   options.lock = true;
+//   PINION_ASSIGN_OR_RETURN(auto source, MmapSource::Create(options));
 //
 // Segments lie side by side where that can be had, so that a block may cross from one into the next
 // and a run whose shapes vary pins no more than its peak. For that, addresses for twice the host's
@@ -48,6 +55,12 @@ struct MmapOptions {
   // unasked.
   bool huge_pages = false;
 
+  // Locks the pages in RAM (mlock2): all are there when the segment is, and none is swapped out.
+  // They count against RLIMIT_MEMLOCK (ulimit -l) unless the process has CAP_IPC_LOCK. Off: the
+  // memory is not pinned, and PinnedBlock::pinned() says so. Not for a source that is registered
+  // with CUDA, which locks by itself.
+  bool lock = false;
+
   // InvalidArgument that names the field, its value and what it must be.
   absl::Status Validate() const;
 };
@@ -56,12 +69,13 @@ class MmapSource final : public HostMemorySource {
  public:
   static absl::StatusOr<std::shared_ptr<MmapSource>> Create(const MmapOptions& options = {});
 
-  std::string name() const override { return "mmap"; }
+  std::string name() const override { return options_.lock ? "mlock" : "mmap"; }
+  bool pinned() const override { return options_.lock; }
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
   bool JoinsAt(const void* border) const override { return true; }
-  // ResourceExhausted where the system has no memory or no addresses: the message names the size
-  // and the limit to look at. FailedPrecondition where it does not let us choose the NUMA node,
-  // and in a child of fork() that inherited the source.
+  // ResourceExhausted where the system has no memory or no addresses, or locks no more: the message
+  // names the size and the limit to look at. FailedPrecondition where it does not let us choose the
+  // NUMA node, and in a child of fork() that inherited the source.
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;
 

@@ -27,6 +27,7 @@ class SourceAdaptor : public HostMemorySource {
   }
 
   std::string name() const override { return upstream_->name(); }
+  bool pinned() const override { return upstream_->pinned(); }
   uint64_t granularity_bytes() const override { return upstream_->granularity_bytes(); }
   bool JoinsAt(const void* border) const override { return upstream_->JoinsAt(border); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {

@@ -1,0 +1,256 @@
+// Memory that is locked without a GPU, under limits of the process's own.
+
+#include "pinion/allocator/sources/page_lock.h"
+
+#include <linux/capability.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/sources/mmap_source.h"
+#include "pinion/tests/support/child_process.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/status_matchers.h"
+
+// The C library's, which fails as it is told to.
+namespace {
+int error_of_mlock2 = 0;
+unsigned failing_flags = 0;
+}  // namespace
+
+extern "C" int mlock2(const void* data, size_t size_bytes, unsigned flags) noexcept {
+  if (error_of_mlock2 != 0 && flags == failing_flags) {
+    errno = error_of_mlock2;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_mlock2, data, size_bytes, flags));
+}
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::ChildProcess;
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Runs the rest of this process as a user does who may lock `bytes`, and no more.
+void LimitLocking(uint64_t bytes) {
+  const rlimit limit = {bytes, bytes};
+  ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct capabilities[2] = {};
+  ASSERT_EQ(syscall(SYS_capget, &header, capabilities), 0);
+  for (auto* set : {&capabilities[0].effective, &capabilities[0].permitted}) {
+    *set &= ~(1u << CAP_IPC_LOCK);
+  }
+  ASSERT_EQ(syscall(SYS_capset, &header, capabilities), 0);
+}
+
+uint64_t KibibytesAfter(std::istream& file, const std::string& name) {
+  uint64_t kib = 0;
+  for (std::string word; file >> word;) {
+    if (word == name && file >> kib) return kib;
+  }
+  return 0;
+}
+
+// By VmLck of /proc/self/status, what counts against the limit.
+uint64_t CountedBytes() {
+  std::ifstream status("/proc/self/status");
+  return KibibytesAfter(status, "VmLck:") * kKiB;
+}
+
+// By Locked of /proc/self/smaps, the pages that are there and locked.
+uint64_t LockedBytes(const void* data) {
+  std::ifstream smaps("/proc/self/smaps");
+  for (std::string line; std::getline(smaps, line);) {
+    unsigned long long begin = 0;
+    unsigned long long end = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &begin, &end) != 2) continue;
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    if (begin <= address && address < end) return KibibytesAfter(smaps, "Locked:") * kKiB;
+  }
+  return 0;
+}
+
+uint64_t ResidentBytes(const HostSegment& segment) {
+  const uint64_t page_bytes = sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> resident(segment.size_bytes / page_bytes);
+  EXPECT_EQ(mincore(segment.data, segment.size_bytes, resident.data()), 0);
+  return page_bytes *
+         std::count_if(resident.begin(), resident.end(), [](unsigned char c) { return c & 1; });
+}
+
+class PageLockTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    rlimit limit = {};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (limit.rlim_max < 8 * kMiB) GTEST_SKIP() << "less than 8 MiB may be locked here";
+  }
+};
+
+void InAChild(const std::function<void()>& body) {
+  ChildProcess child(body);
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST_F(PageLockTest, EveryPageOfALockedSegmentIsThereAndLockedUntilItIsFreed) {
+  for (const int touch_threads : {0, 1, 2}) {
+    SCOPED_TRACE(touch_threads);
+    InAChild([&] {
+      LimitLocking(8 * kMiB);
+      const auto source = MmapSource::Create({.touch_threads = touch_threads, .lock = true});
+      ASSERT_THAT(source, IsOk());
+      const absl::StatusOr<HostSegment> segment = (*source)->Allocate(4 * kMiB);
+      ASSERT_THAT(segment, IsOk());
+      EXPECT_EQ(ResidentBytes(*segment), 4 * kMiB);
+      EXPECT_EQ(LockedBytes(segment->data), 4 * kMiB);
+      EXPECT_EQ(CountedBytes(), 4 * kMiB);
+      EXPECT_THAT((*source)->Free(*segment), IsOk());
+      EXPECT_EQ(CountedBytes(), 0u);
+    });
+  }
+}
+
+TEST_F(PageLockTest, PlainMappedMemoryIsNotLockedAndNotCalledSo) {
+  InAChild([] {
+    LimitLocking(0);
+    const auto source = MmapSource::Create({}).value();
+    EXPECT_EQ(source->name(), "mmap");
+    EXPECT_FALSE(source->pinned());
+    FakeHost host;
+    host.SetMeminfo(100 * kGiB, 99 * kGiB);
+    AllocatorOptions options;
+    options.max_locked_bytes = 4 * kMiB;
+    const auto allocator = PinnedAllocator::Create(options, source, host.Probe()).value();
+    const PinnedBlock block = allocator->Allocate(3 * kMiB).value();
+    EXPECT_FALSE(block.pinned());
+    EXPECT_EQ(CountedBytes(), 0u);
+    EXPECT_THAT(allocator->Allocate(3 * kMiB),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         AllOf(HasSubstr("of pageable memory: to take 4 MiB more"),
+                               HasSubstr("4 MiB are held: "), Not(HasSubstr("pinned")))));
+    const std::string stats = allocator->GetStats().ToString();
+    EXPECT_THAT(stats, AllOf(HasSubstr("held 4 MiB"), Not(HasSubstr("locked"))));
+  });
+}
+
+// A program for RDMA or io_uring, on a machine without a GPU.
+TEST_F(PageLockTest, BlocksOverALockingSourceArePinnedUpToTheLimitOfTheProcess) {
+  InAChild([] {
+    LimitLocking(4 * kMiB);
+    const auto source = MmapSource::Create({.lock = true}).value();
+    EXPECT_EQ(source->name(), "mlock");
+    FakeHost host;
+    host.SetMeminfo(100 * kGiB, 99 * kGiB);
+    const auto allocator = PinnedAllocator::Create({}, source, host.Probe()).value();
+    const PinnedBlock block = allocator->Allocate(3 * kMiB).value();
+    EXPECT_TRUE(block.pinned());
+    EXPECT_EQ(LockedBytes(block.data()), 4 * kMiB);
+    EXPECT_THAT(
+        allocator->Allocate(3 * kMiB),
+        StatusIs(absl::StatusCode::kResourceExhausted,
+                 AllOf(HasSubstr("of pinned memory: mlock failed to provide 4 MiB: mlock2 of 4 "
+                                 "MiB: Cannot allocate memory: RLIMIT_MEMLOCK is 4 MiB and 4 MiB "
+                                 "are locked already; raise it (ulimit -l"),
+                       HasSubstr("4 MiB are locked: "))));
+    EXPECT_EQ(CountedBytes(), 4 * kMiB) << "what was refused is unmapped";
+    EXPECT_THAT(allocator->GetStats().ToString(), HasSubstr("locked 4 MiB"));
+  });
+}
+
+TEST_F(PageLockTest, WhereNothingMayBeLockedTheFallbackServesAndSaysThatItIsNotPinned) {
+  InAChild([] {
+    LimitLocking(0);
+    FakeHost host;
+    host.SetMeminfo(100 * kGiB, 99 * kGiB);
+    AllocatorOptions options;
+    options.pageable_fallback = true;
+    const auto allocator =
+        PinnedAllocator::Create(options, MmapSource::Create({.lock = true}).value(), host.Probe());
+    ASSERT_THAT(allocator, IsOk());
+    const absl::StatusOr<PinnedBlock> block = (*allocator)->Allocate(kMiB);
+    ASSERT_THAT(block, IsOk());
+    EXPECT_FALSE(block->pinned());
+  });
+}
+
+TEST_F(PageLockTest, ARefusalTouchesNoPage) {
+  InAChild([] {
+    LimitLocking(2 * kMiB);
+    const auto source = MmapSource::Create({.lock = true}).value();
+    rusage before = {};
+    rusage after = {};
+    getrusage(RUSAGE_SELF, &before);
+    EXPECT_THAT(source->Allocate(kGiB), Not(IsOk()));
+    getrusage(RUSAGE_SELF, &after);
+    EXPECT_LT(after.ru_maxrss, before.ru_maxrss + static_cast<long>(64 * kMiB / kKiB));
+  });
+}
+
+TEST_F(PageLockTest, EachRefusalIsToldApart) {
+  struct Case {
+    int error;
+    const char* text;
+  };
+  for (const Case& c :
+       {Case{EPERM, "this process may lock nothing: RLIMIT_MEMLOCK is"},
+        Case{EAGAIN, "look at the free memory of the host"},
+        Case{ENOMEM, "too many mappings (vm.max_map_count); RLIMIT_MEMLOCK is 8 MiB and"},
+        Case{EINVAL, "Invalid argument: RLIMIT_MEMLOCK is 8 MiB"}}) {
+    for (const unsigned flags : {0u, unsigned{MLOCK_ONFAULT}}) {
+      SCOPED_TRACE(::testing::Message() << c.error << " of flags " << flags);
+      InAChild([&] {
+        LimitLocking(8 * kMiB);
+        const auto source = MmapSource::Create({.lock = true}).value();
+        error_of_mlock2 = c.error;
+        failing_flags = flags;
+        EXPECT_THAT(source->Allocate(2 * kMiB),
+                    StatusIs(absl::StatusCode::kResourceExhausted,
+                             AllOf(HasSubstr("mlock2 of 2 MiB: "), HasSubstr(c.text))));
+        EXPECT_EQ(CountedBytes(), 0u);
+        error_of_mlock2 = 0;
+        EXPECT_THAT(source->Allocate(2 * kMiB), IsOk());
+      });
+    }
+  }
+}
+
+TEST_F(PageLockTest, ALimitOfZeroIsNamedWithItsRemedy) {
+  InAChild([] {
+    LimitLocking(0);
+    EXPECT_THAT(MmapSource::Create({.lock = true}).value()->Allocate(2 * kMiB),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         AllOf(HasSubstr("may lock nothing: RLIMIT_MEMLOCK is 0 B"),
+                               HasSubstr("CAP_IPC_LOCK"))));
+  });
+}
+
+}  // namespace
+}  // namespace pinion
