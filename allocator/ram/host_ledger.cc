@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,17 +11,25 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
 namespace {
 
-// In the file's name: a program of another layout uses another file.
-constexpr int kLayoutVersion = 1;
+// In the file's name: a program of another layout, or of other rules for the file, uses another.
+constexpr int kLayoutVersion = 2;
+
+// How often to look whether whoever is about to remove a file has done so, a millisecond apart.
+constexpr int kLooksAtARemoval = 100;
 
 // The owner has published its bytes and not drawn its turn yet. It is before all turns: everybody
 // counts it.
@@ -54,6 +63,57 @@ HostLedger* of_this_user ABSL_GUARDED_BY(of_this_user_mu) = nullptr;
                    []() ABSL_NO_THREAD_SAFETY_ANALYSIS { of_this_user_mu.Unlock(); },
                    []() ABSL_NO_THREAD_SAFETY_ANALYSIS { of_this_user_mu.Unlock(); });
 
+// -1 and errno, as shm_open.
+int OpenFile(const std::string& name, int flags) {
+  int fd;
+  do {
+    fd = shm_open(name.c_str(), flags, S_IRUSR | S_IWUSR);
+  } while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+bool IsSameFile(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+// Removes the file if nobody has it locked. Whoever opens it at the same time finds that it has no
+// name any more, and makes another one.
+void RemoveIfUnused(int fd, const std::string& name) {
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) return;
+  const int named = OpenFile(name, O_RDONLY);
+  if (named < 0) return;
+  struct stat locked;
+  struct stat found;
+  if (fstat(fd, &locked) == 0 && fstat(named, &found) == 0 && IsSameFile(locked, found)) {
+    shm_unlink(name.c_str());
+  }
+  close(named);
+}
+
+// What processes that were killed have left: also those of pid namespaces that are no more.
+void RemoveUnusedFiles(const std::string& prefix) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
+    const std::string name = absl::StrCat("/", entry.path().filename().string());
+    if (!absl::StartsWith(name, prefix)) continue;
+    const int fd = OpenFile(name, O_RDONLY);
+    if (fd < 0) continue;
+    RemoveIfUnused(fd, name);
+    close(fd);
+  }
+}
+
+// Of a file that was just opened: says that this process uses it. False if it has lost its name
+// meanwhile. A process that is stopped while it removes the file is not waited for.
+bool LockAsUser(int fd) {
+  for (int look = 0; look < kLooksAtARemoval; ++look) {
+    if (flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) break;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  struct stat info;
+  return fstat(fd, &info) != 0 || info.st_nlink > 0;
+}
+
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
@@ -66,7 +126,17 @@ struct HostLedger::Table {
       delete shared;
     } else {
       munmap(shared, sizeof(SharedTable));
+      LetGoOfFile();
     }
+  }
+
+  // The last one removes the file. The program may have closed all files, and opened others.
+  void LetGoOfFile() {
+    struct stat info;
+    if (fstat(fd, &info) != 0 || !IsOf(info)) return;
+    // The lock is the parent's too.
+    if (!origin.InForkedChild()) RemoveIfUnused(fd, name);
+    close(fd);
   }
 
   bool IsOf(const struct stat& file) const { return device == file.st_dev && inode == file.st_ino; }
@@ -113,7 +183,10 @@ struct HostLedger::Table {
 
   SharedTable* shared = nullptr;
   bool is_private = true;  // in this process's own memory
-  // Of the file. That is not kept open: a daemon closes all files, whoever they belong to.
+  const ForkOrigin origin;
+  // Of the file, which is kept open for the lock that says that it is in use.
+  std::string name;
+  int fd = -1;
   dev_t device = 0;
   ino_t inode = 0;
 };
@@ -138,8 +211,10 @@ std::shared_ptr<HostLedger> HostLedger::OfThisUser() {
     MutexLock lock(of_this_user_mu);
     if (std::shared_ptr<HostLedger> ledger = in_use()) return ledger;
   }
-  std::shared_ptr<HostLedger> opened = OpenOrPrivate(
-      absl::StrCat("/pinion_ledger_", kLayoutVersion, "_uid", geteuid(), "_pidns", PidNamespace()));
+  const std::string prefix =
+      absl::StrCat("/pinion_ledger_", kLayoutVersion, "_uid", geteuid(), "_pidns");
+  std::shared_ptr<HostLedger> opened = OpenOrPrivate(absl::StrCat(prefix, PidNamespace()));
+  RemoveUnusedFiles(prefix);
   MutexLock lock(of_this_user_mu);
   if (std::shared_ptr<HostLedger> ledger = in_use()) return ledger;  // another thread was faster
   of_this_user = opened.get();
@@ -172,10 +247,7 @@ std::shared_ptr<HostLedger> HostLedger::Private() {
 
 absl::StatusOr<std::shared_ptr<HostLedger::Table>> HostLedger::Map(const std::string& name,
                                                                    std::shared_ptr<Table> current) {
-  int fd;
-  do {
-    fd = shm_open(name.c_str(), O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
-  } while (fd < 0 && errno == EINTR);
+  const int fd = OpenFile(name, O_RDWR | O_CREAT);
   if (fd < 0) return SystemError(absl::StrCat("shm_open of ", name));
   const absl::Cleanup close_fd = [fd] { close(fd); };
   struct stat info;
@@ -185,6 +257,7 @@ absl::StatusOr<std::shared_ptr<HostLedger::Table>> HostLedger::Map(const std::st
         absl::StrCat(name, " in shared memory belongs to user ", info.st_uid));
   }
   if (current != nullptr && current->IsOf(info)) return current;
+  if (!LockAsUser(fd)) return Map(name, std::move(current));
   // To touch a page that a full file system does not have would be a SIGBUS later on.
   do {
     errno = posix_fallocate(fd, 0, sizeof(SharedTable));
@@ -197,6 +270,9 @@ absl::StatusOr<std::shared_ptr<HostLedger::Table>> HostLedger::Map(const std::st
   table->is_private = false;
   table->device = info.st_dev;
   table->inode = info.st_ino;
+  table->name = name;
+  // Not in the place of standard input, which a program may close and open as it likes.
+  table->fd = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   return table;
 }
 

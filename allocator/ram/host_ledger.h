@@ -23,6 +23,11 @@
 // whatever state it left. That also heals a table that somebody has overwritten. A child of fork()
 // has none of its parent's reservations.
 //
+// The file is there as long as somebody uses it: users hold a shared lock of it (flock), and the
+// last one removes it. What processes that were killed, or exited without destroying their
+// allocators, have left is removed by the next that opens a ledger. A program that closes all files
+// loses that lock; should the file be removed then, the next reservation makes a new one.
+//
 // Thread safety: thread-safe. No call waits for another process.
 // Ownership: a reservation may outlive its ledger object.
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -45,7 +47,14 @@ int error_of_fallocate = 0;
 // Of what shm_open returns: a file that is only for writing cannot be mapped.
 int access_of_open = O_RDWR;
 bool opened_is_closed = false;
+// Called once, before a file is locked as one that is in use.
+std::function<void()> before_shared_lock;
 }  // namespace
+
+extern "C" int flock(int fd, int operation) noexcept {
+  if ((operation & LOCK_SH) != 0 && before_shared_lock) std::exchange(before_shared_lock, {})();
+  return static_cast<int>(syscall(SYS_flock, fd, operation));
+}
 
 extern "C" int shm_open(const char* name, int flags, mode_t mode) {
   if (interruptions_of_open > 0) {
@@ -113,6 +122,11 @@ class HostLedgerTest : public ::testing::Test {
     close(fd);
   }
 
+  bool FileIsThere() const { return FileIsThere(name_); }
+  static bool FileIsThere(const std::string& name) {
+    return std::filesystem::exists("/dev/shm" + name);
+  }
+
   const std::string name_;
 };
 
@@ -160,7 +174,7 @@ TEST_F(HostLedgerTest, OneNameIsOneLedger) {
   EXPECT_EQ(HostLedger::Private()->reserved_bytes(), 0u);
 }
 
-TEST_F(HostLedgerTest, AFileIsMappedOnceForAsLongAsItIsNeededAndNotKeptOpen) {
+TEST_F(HostLedgerTest, AFileIsMappedAndOpenOnceForAsLongAsItIsNeeded) {
   const auto open_files = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   };
@@ -170,9 +184,10 @@ TEST_F(HostLedgerTest, AFileIsMappedOnceForAsLongAsItIsNeededAndNotKeptOpen) {
   for (int i = 0; i < 3; ++i) held.push_back(ledger->Reserve(1).value());
   ledger.reset();
   EXPECT_EQ(Mappings(), 1);
-  EXPECT_EQ(open_files(), files_before);
+  EXPECT_EQ(open_files(), files_before + 1);
   held.clear();
   EXPECT_EQ(Mappings(), 0);
+  EXPECT_EQ(open_files(), files_before);
 }
 
 TEST_F(HostLedgerTest, TheFileIsOfThisUserAlone) {
@@ -396,6 +411,84 @@ TEST_F(HostLedgerWordsTest, WhoeverDrawsALaterTurnSeesTheBytes) {
   EXPECT_EQ(slot.turn, turn_before + 1);
 }
 
+// --- Who removes the file ---
+
+TEST_F(HostLedgerTest, TheLastUserRemovesTheFile) {
+  std::shared_ptr<HostLedger> first = Open();
+  std::shared_ptr<HostLedger> second = Open();
+  std::optional<Reservation> reservation = second->Reserve(5).value();
+  first.reset();
+  second.reset();
+  EXPECT_TRUE(FileIsThere()) << "somebody has a reservation";
+  reservation.reset();
+  EXPECT_FALSE(FileIsThere());
+}
+
+TEST_F(HostLedgerTest, AFileThatAnotherProcessUsesStaysUntilThatEnds) {
+  std::shared_ptr<HostLedger> ledger = Open();
+  Gate opened;
+  Gate may_end;
+  ChildProcess child([&] {
+    ledger.reset();  // the parent's
+    EXPECT_TRUE(FileIsThere());
+    const std::shared_ptr<HostLedger> own = Open();
+    opened.Open();
+    may_end.Pass();
+  });
+  opened.Pass();
+  ledger.reset();
+  EXPECT_TRUE(FileIsThere());
+  may_end.Open();
+  EXPECT_EQ(child.Wait(), 0);
+  EXPECT_FALSE(FileIsThere());
+}
+
+TEST_F(HostLedgerTest, TheFileOfAKilledProcessGoesWithTheNextUser) {
+  Gate opened;
+  ChildProcess child([&] {
+    const std::shared_ptr<HostLedger> ledger = Open();
+    opened.Open();
+    Gate::WaitForEver();
+  });
+  opened.Pass();
+  child.Kill();
+  EXPECT_EQ(child.Wait(), -SIGKILL);
+  EXPECT_TRUE(FileIsThere());
+  Open();
+  EXPECT_FALSE(FileIsThere());
+}
+
+// A namespace that is no more has nobody who would open its file.
+TEST_F(HostLedgerTest, FilesOfOtherNamespacesAreRemovedOnceNobodyUsesThem) {
+  const std::string prefix = "/pinion_ledger_2_uid" + std::to_string(geteuid()) + "_pidns";
+  const std::string left = prefix + "1_test" + std::to_string(getpid());
+  const std::string used = prefix + "2_test" + std::to_string(getpid());
+  ASSERT_TRUE(std::ofstream("/dev/shm" + left).good());
+  const std::shared_ptr<HostLedger> user = HostLedger::Open(used).value();
+  ASSERT_TRUE(FileIsThere(left) && FileIsThere(used));
+  HostLedger::OfThisUser();
+  EXPECT_FALSE(FileIsThere(left));
+  EXPECT_TRUE(FileIsThere(used));
+}
+
+// Whoever opened it just before would reserve in a table that nobody else finds.
+TEST_F(HostLedgerTest, AFileThatIsRemovedWhileItIsOpenedIsOpenedAnew) {
+  before_shared_lock = [this] { EXPECT_EQ(shm_unlink(name_.c_str()), 0); };
+  const std::shared_ptr<HostLedger> early = Open();
+  EXPECT_TRUE(FileIsThere());
+  const Reservation reservation = early->Reserve(5).value();
+  EXPECT_EQ(Open()->reserved_bytes(), 5u);
+}
+
+TEST_F(HostLedgerTest, WhoeverIsStoppedWhileItRemovesTheFileHoldsUpNobody) {
+  WriteFile("");
+  const int fd = shm_open(name_.c_str(), O_RDWR, 0);
+  ASSERT_EQ(flock(fd, LOCK_EX), 0);
+  const std::shared_ptr<HostLedger> ledger = Open();
+  EXPECT_THAT(ledger->Reserve(5), IsOk());
+  close(fd);
+}
+
 // --- Files that are not as they should be ---
 
 TEST_F(HostLedgerTest, AFileThatIsTooShortIsMadeLonger) {
@@ -460,9 +553,11 @@ TEST_F(HostLedgerTest, AFileThatTakesThePlaceOfStandardInputIsALedgersToo) {
   const std::shared_ptr<HostLedger> other = Open();
   ChildProcess child([&] {
     close(STDIN_FILENO);
+    close(STDOUT_FILENO);
     errno = EINTR;  // of a call before
     const std::shared_ptr<HostLedger> ledger = Open();
     EXPECT_EQ(fcntl(STDIN_FILENO, F_GETFD), -1) << "it was not closed";
+    EXPECT_EQ(fcntl(STDOUT_FILENO, F_GETFD), -1) << "the ledger stays there";
     const Reservation reservation = ledger->Reserve(5).value();
     EXPECT_EQ(other->reserved_bytes(), 5u);
   });
