@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,29 +10,28 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
+#include <optional>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/ram/ledger_file.h"
 
 namespace pinion {
 namespace {
 
+using internal::LedgerName;
+
 // In the file's name: a program of another layout, or of other rules for the file, uses another.
 constexpr int kLayoutVersion = 2;
-
-// How often to look whether whoever is about to remove a file has done so, a millisecond apart.
-constexpr int kLooksAtARemoval = 100;
 
 // The owner has published its bytes and not drawn its turn yet. It is before all turns: everybody
 // counts it.
 constexpr uint64_t kNoTurnYet = 0;
+
+// An owner in a directory is its turn of joining, times this, plus its place.
+constexpr uint64_t kPlaces = internal::kMostMembers + 1;
 
 // Zero bytes are a table without reservations, so a new file needs no initialisation.
 struct Slot {
@@ -63,57 +61,6 @@ HostLedger* of_this_user ABSL_GUARDED_BY(of_this_user_mu) = nullptr;
                    []() ABSL_NO_THREAD_SAFETY_ANALYSIS { of_this_user_mu.Unlock(); },
                    []() ABSL_NO_THREAD_SAFETY_ANALYSIS { of_this_user_mu.Unlock(); });
 
-// -1 and errno, as shm_open.
-int OpenFile(const std::string& name, int flags) {
-  int fd;
-  do {
-    fd = shm_open(name.c_str(), flags, S_IRUSR | S_IWUSR);
-  } while (fd < 0 && errno == EINTR);
-  return fd;
-}
-
-bool IsSameFile(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
-// Removes the file if nobody has it locked. Whoever opens it at the same time finds that it has no
-// name any more, and makes another one.
-void RemoveIfUnused(int fd, const std::string& name) {
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) return;
-  const int named = OpenFile(name, O_RDONLY);
-  if (named < 0) return;
-  struct stat locked;
-  struct stat found;
-  if (fstat(fd, &locked) == 0 && fstat(named, &found) == 0 && IsSameFile(locked, found)) {
-    shm_unlink(name.c_str());
-  }
-  close(named);
-}
-
-// What processes that were killed have left: also those of pid namespaces that are no more.
-void RemoveUnusedFiles(const std::string& prefix) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
-    const std::string name = absl::StrCat("/", entry.path().filename().string());
-    if (!absl::StartsWith(name, prefix)) continue;
-    const int fd = OpenFile(name, O_RDONLY);
-    if (fd < 0) continue;
-    RemoveIfUnused(fd, name);
-    close(fd);
-  }
-}
-
-// Of a file that was just opened: says that this process uses it. False if it has lost its name
-// meanwhile. A process that is stopped while it removes the file is not waited for.
-bool LockAsUser(int fd) {
-  for (int look = 0; look < kLooksAtARemoval; ++look) {
-    if (flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) break;
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  struct stat info;
-  return fstat(fd, &info) != 0 || info.st_nlink > 0;
-}
-
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
@@ -126,17 +73,9 @@ struct HostLedger::Table {
       delete shared;
     } else {
       munmap(shared, sizeof(SharedTable));
-      LetGoOfFile();
+      // The program may have closed all files. A child of fork() has none of its parent's.
+      if (const int fd = file->get(); fd >= 0) internal::RemoveIfUnused(fd, name);
     }
-  }
-
-  // The last one removes the file. The program may have closed all files, and opened others.
-  void LetGoOfFile() {
-    struct stat info;
-    if (fstat(fd, &info) != 0 || !IsOf(info)) return;
-    // The lock is the parent's too.
-    if (!origin.InForkedChild()) RemoveIfUnused(fd, name);
-    close(fd);
   }
 
   bool IsOf(const struct stat& file) const { return device == file.st_dev && inode == file.st_ino; }
@@ -146,10 +85,34 @@ struct HostLedger::Table {
     return shared->slots[slot].owner.compare_exchange_strong(expected, owner);
   }
 
+  // Who owns what is reserved here. In a directory, which several pid namespaces may share: a
+  // member of the file, and a number that tells it from those that were that member before.
+  ProcessIdentity Self() const { return name.in_directory ? member : OwnProcess(); }
+
+  // In a child of fork() this may be the parent's, which the child speaks for nowhere.
+  bool IsOwnedBy(ProcessIdentity owner) const {
+    return owner == Self() && !(name.in_directory && origin.InForkedChild());
+  }
+
+  // Takes a member's place, and voids what whoever had it before has left. False if there is none.
+  bool Join() {
+    const uint64_t place = internal::LockMember(file->get());
+    if (place == 0) return false;
+    for (Slot& slot : shared->slots) {
+      ProcessIdentity left = slot.owner;
+      if (left % kPlaces == place && left != 0) slot.owner.compare_exchange_strong(left, 0);
+    }
+    member = ++shared->last_turn * kPlaces + place;
+    return true;
+  }
+
   // Whether the reservations of `holder` are void. A private table in a child of fork() is a copy
   // that its parent no longer writes to.
   bool IsGone(ProcessIdentity holder) const {
-    return holder != OwnProcess() && (is_private || !IsRunning(holder));
+    if (holder == Self()) return false;
+    if (!name.in_directory) return is_private || !IsRunning(holder);
+    const int fd = file->get();
+    return fd >= 0 && !internal::MemberIsLocked(fd, holder % kPlaces);
   }
 
   // A free slot, or else one that a dead process has left. -1 if there is none.
@@ -184,9 +147,10 @@ struct HostLedger::Table {
   SharedTable* shared = nullptr;
   bool is_private = true;  // in this process's own memory
   const ForkOrigin origin;
-  // Of the file, which is kept open for the lock that says that it is in use.
-  std::string name;
-  int fd = -1;
+  // Of the file, which is kept open for the locks.
+  LedgerName name;
+  std::optional<internal::UninheritedFd> file;
+  ProcessIdentity member = 0;  // in a directory
   dev_t device = 0;
   ino_t inode = 0;
 };
@@ -196,7 +160,7 @@ uint64_t HostLedger::Reservation::BytesAhead() const { return table_->BytesBefor
 void HostLedger::Reservation::Release() {
   if (table_ == nullptr) return;
   // In a child of fork() this is a copy of the parent's.
-  if (owner_ == OwnProcess()) (void)table_->Claim(slot_, owner_, 0);
+  if (table_->IsOwnedBy(owner_)) (void)table_->Claim(slot_, owner_, 0);
   table_ = nullptr;
 }
 
@@ -214,7 +178,7 @@ std::shared_ptr<HostLedger> HostLedger::OfThisUser() {
   const std::string prefix =
       absl::StrCat("/pinion_ledger_", kLayoutVersion, "_uid", geteuid(), "_pidns");
   std::shared_ptr<HostLedger> opened = OpenOrPrivate(absl::StrCat(prefix, PidNamespace()));
-  RemoveUnusedFiles(prefix);
+  internal::RemoveUnusedFiles(prefix);
   MutexLock lock(of_this_user_mu);
   if (std::shared_ptr<HostLedger> ledger = in_use()) return ledger;  // another thread was faster
   of_this_user = opened.get();
@@ -235,36 +199,52 @@ std::shared_ptr<HostLedger> HostLedger::OpenOrPrivate(const std::string& name) {
 }
 
 absl::StatusOr<std::shared_ptr<HostLedger>> HostLedger::Open(const std::string& name) {
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Table> table, Map(name, /*current=*/nullptr));
-  return std::shared_ptr<HostLedger>(new HostLedger(name, std::move(table)));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Table> table, Map({name}, /*current=*/nullptr));
+  return std::shared_ptr<HostLedger>(new HostLedger(std::move(table)));
+}
+
+absl::StatusOr<std::shared_ptr<HostLedger>> HostLedger::InDirectory(const std::string& directory) {
+  const std::string path =
+      absl::StrCat(directory, "/pinion_ledger_", kLayoutVersion, "_uid", geteuid());
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<Table> table,
+                          Map({path, /*in_directory=*/true}, /*current=*/nullptr));
+  return std::shared_ptr<HostLedger>(new HostLedger(std::move(table)));
 }
 
 std::shared_ptr<HostLedger> HostLedger::Private() {
   auto table = std::make_shared<Table>();
   table->shared = new SharedTable();
-  return std::shared_ptr<HostLedger>(new HostLedger("", std::move(table)));
+  return std::shared_ptr<HostLedger>(new HostLedger(std::move(table)));
 }
 
-absl::StatusOr<std::shared_ptr<HostLedger::Table>> HostLedger::Map(const std::string& name,
+absl::StatusOr<std::shared_ptr<HostLedger::Table>> HostLedger::Map(const LedgerName& name,
                                                                    std::shared_ptr<Table> current) {
-  const int fd = OpenFile(name, O_RDWR | O_CREAT);
-  if (fd < 0) return SystemError(absl::StrCat("shm_open of ", name));
+  const int fd = name.Open(O_RDWR | O_CREAT);
+  if (fd < 0) return SystemError(absl::StrCat(name.call(), " of ", name.name));
   const absl::Cleanup close_fd = [fd] { close(fd); };
   struct stat info;
-  if (fstat(fd, &info) != 0) return SystemError(absl::StrCat("fstat of ", name));
+  if (fstat(fd, &info) != 0) return SystemError(absl::StrCat("fstat of ", name.name));
   if (info.st_uid != geteuid()) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(name, " in shared memory belongs to user ", info.st_uid));
+    return absl::PermissionDeniedError(absl::StrCat(name.name, " belongs to user ", info.st_uid));
   }
   if (current != nullptr && current->IsOf(info)) return current;
-  if (!LockAsUser(fd)) return Map(name, std::move(current));
+  if (!internal::LockAsUser(fd)) return Map(name, std::move(current));
   // To touch a page that a full file system does not have would be a SIGBUS later on.
   do {
     errno = posix_fallocate(fd, 0, sizeof(SharedTable));
   } while (errno == EINTR);
-  if (errno != 0) return SystemError(absl::StrCat("room for ", name, " in shared memory"));
-  void* data = mmap(nullptr, sizeof(SharedTable), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED) return SystemError(absl::StrCat("mmap of ", name));
+  if (errno != 0) return SystemError(absl::StrCat("room for ", name.name));
+  // Opened a second time: a mapping, which children of fork() have too, keeps the locks of the
+  // description that it was made from.
+  const int mapped_fd = name.Open(O_RDWR);
+  const absl::Cleanup close_mapped_fd = [mapped_fd] { close(mapped_fd); };
+  struct stat mapped_info;
+  if (mapped_fd < 0 || fstat(mapped_fd, &mapped_info) != 0) {
+    return SystemError(absl::StrCat(name.call(), " of ", name.name));
+  }
+  if (!internal::IsSameFile(info, mapped_info)) return Map(name, std::move(current));
+  void* data = mmap(nullptr, sizeof(SharedTable), PROT_READ | PROT_WRITE, MAP_SHARED, mapped_fd, 0);
+  if (data == MAP_FAILED) return SystemError(absl::StrCat("mmap of ", name.name));
   auto table = std::make_shared<Table>();
   table->shared = static_cast<SharedTable*>(data);
   table->is_private = false;
@@ -272,7 +252,12 @@ absl::StatusOr<std::shared_ptr<HostLedger::Table>> HostLedger::Map(const std::st
   table->inode = info.st_ino;
   table->name = name;
   // Not in the place of standard input, which a program may close and open as it likes.
-  table->fd = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  table->file.emplace(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+  if (name.in_directory && !table->Join()) {
+    return absl::UnavailableError(
+        absl::StrCat("no lock of ", name.name, " is left: at most ", internal::kMostMembers,
+                     " users, on a file system that has open file description locks"));
+  }
   return table;
 }
 
@@ -284,7 +269,9 @@ std::shared_ptr<HostLedger::Table> HostLedger::CurrentTable() {
     table = table_;
   }
   if (table->is_private) return table;
-  absl::StatusOr<std::shared_ptr<Table>> mapped = Map(name_, table);
+  // In a directory, the locks may be lost: the program has closed all files, or this is a child.
+  const bool lost = table->name.in_directory && table->file->get() < 0;
+  absl::StatusOr<std::shared_ptr<Table>> mapped = Map(table->name, lost ? nullptr : table);
   if (!mapped.ok() || *mapped == table) return table;
   MutexLock lock(mu_);
   // Another thread may have found the new file first, or one that is newer still. `table` outlives
@@ -295,7 +282,7 @@ std::shared_ptr<HostLedger::Table> HostLedger::CurrentTable() {
 
 absl::StatusOr<HostLedger::Reservation> HostLedger::Reserve(uint64_t size_bytes) {
   std::shared_ptr<Table> table = CurrentTable();
-  const ProcessIdentity owner = OwnProcess();
+  const ProcessIdentity owner = table->Self();
   const int index = table->ClaimAny(owner);
   if (index < 0) {
     return absl::ResourceExhaustedError(

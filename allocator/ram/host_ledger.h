@@ -48,6 +48,10 @@
 
 namespace pinion {
 
+namespace internal {
+struct LedgerName;
+}  // namespace internal
+
 class HostLedger : public std::enable_shared_from_this<HostLedger> {
  private:
   struct Table;
@@ -89,6 +93,18 @@ class HostLedger : public std::enable_shared_from_this<HostLedger> {
   static absl::StatusOr<std::shared_ptr<HostLedger>> Open(const std::string& name);
   static std::shared_ptr<HostLedger> OpenOrPrivate(const std::string& name);
 
+  // The one that this user's processes share who name this directory, of whatever pid namespace:
+  // for containers on one host, with a directory of a local file system mounted into each.
+  //
+  //   HostRam ram({}, HostLedger::InDirectory("/run/pinion").value());
+  //   PinnedAllocator::Create(options, source, ram);
+  //
+  // An owner is known by a lock that the kernel ends with its process. A program that closes all
+  // files loses what it has reserved at that moment; what somebody writes into the table by mistake
+  // may count until the process whose place it names ends. Unavailable, with the path, if the file
+  // cannot be had; PermissionDenied if it is another user's.
+  static absl::StatusOr<std::shared_ptr<HostLedger>> InDirectory(const std::string& directory);
+
   // Of those who hold this object.
   static std::shared_ptr<HostLedger> Private();
 
@@ -103,17 +119,15 @@ class HostLedger : public std::enable_shared_from_this<HostLedger> {
   uint64_t reserved_bytes() const;
 
  private:
-  HostLedger(std::string name, std::shared_ptr<Table> table)
-      : name_(std::move(name)), table_(std::move(table)) {}
+  explicit HostLedger(std::shared_ptr<Table> table) : table_(std::move(table)) {}
 
   // The table of the file of that name: `current` if that is it. Makes the file if there is none.
-  static absl::StatusOr<std::shared_ptr<Table>> Map(const std::string& name,
+  static absl::StatusOr<std::shared_ptr<Table>> Map(const internal::LedgerName& name,
                                                     std::shared_ptr<Table> current);
   // The table, or the new one where somebody has removed its file.
   std::shared_ptr<Table> CurrentTable();
 
   const ForkOrigin origin_;
-  const std::string name_;  // "": private
   mutable Mutex mu_;
   std::shared_ptr<Table> table_ ABSL_GUARDED_BY(mu_);
 };

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -487,6 +488,174 @@ TEST_F(HostLedgerTest, WhoeverIsStoppedWhileItRemovesTheFileHoldsUpNobody) {
   const std::shared_ptr<HostLedger> ledger = Open();
   EXPECT_THAT(ledger->Reserve(5), IsOk());
   close(fd);
+}
+
+// --- In a directory ---
+
+class HostLedgerDirectoryTest : public HostLedgerTest {
+ protected:
+  HostLedgerDirectoryTest() : directory_(::testing::TempDir() + name_) {
+    std::filesystem::create_directories(directory_);
+  }
+  ~HostLedgerDirectoryTest() override {
+    EXPECT_TRUE(std::filesystem::is_empty(directory_)) << "the last user removes the file";
+    std::filesystem::remove_all(directory_);
+  }
+
+  std::shared_ptr<HostLedger> Join() const {
+    absl::StatusOr<std::shared_ptr<HostLedger>> ledger = HostLedger::InDirectory(directory_);
+    EXPECT_THAT(ledger, IsOk());
+    return ledger.ok() ? *std::move(ledger) : HostLedger::Private();
+  }
+
+  const std::string directory_;
+};
+
+TEST_F(HostLedgerDirectoryTest, ProcessesShareItUntilTheyAreKilled) {
+  const std::shared_ptr<HostLedger> ledger = Join();
+  const Reservation own = ledger->Reserve(100).value();
+  Gate reserved;
+  ChildProcess child([&] {
+    const Reservation reservation = Join()->Reserve(5).value();
+    EXPECT_EQ(reservation.BytesAhead(), 100u);
+    reserved.Open();
+    Gate::WaitForEver();
+  });
+  reserved.Pass();
+  EXPECT_EQ(ledger->reserved_bytes(), 105u);
+  EXPECT_EQ(ledger->Reserve(1)->BytesAhead(), 105u);
+  child.Kill();
+  EXPECT_EQ(child.Wait(), -SIGKILL);
+  EXPECT_EQ(ledger->reserved_bytes(), 100u);
+}
+
+// There, pids are others: this one is 1.
+TEST_F(HostLedgerDirectoryTest, AProcessOfAnotherPidNamespaceIsKnownToLiveAndToHaveDied) {
+  constexpr int kCannotBeTried = 2;
+  const std::shared_ptr<HostLedger> ledger = Join();
+  Gate reserved;
+  Gate may_be_killed;
+  Gate killed;
+  Gate may_end;
+  ChildProcess child([&] {
+    if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) {
+      reserved.Open();
+      _exit(kCannotBeTried);
+    }
+    ChildProcess first_of_namespace([&] {
+      EXPECT_EQ(getpid(), 1);
+      const Reservation reservation = Join()->Reserve(5).value();
+      reserved.Open();
+      Gate::WaitForEver();
+    });
+    may_be_killed.Pass();
+    first_of_namespace.Kill();
+    EXPECT_EQ(first_of_namespace.Wait(), -SIGKILL);
+    killed.Open();
+    may_end.Pass();
+  });
+  reserved.Pass();
+  if (ledger->reserved_bytes() == 0) {
+    ASSERT_EQ(child.Wait(), kCannotBeTried);
+    GTEST_SKIP() << "this system lets nobody make a pid namespace";
+  }
+  EXPECT_EQ(ledger->Reserve(1)->BytesAhead(), 5u);
+  may_be_killed.Open();
+  killed.Pass();
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+  may_end.Open();
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+// Its place is locked again, by somebody else.
+TEST_F(HostLedgerDirectoryTest, WhoeverTakesThePlaceOfTheDeadDoesNotKeepTheirShare) {
+  const std::shared_ptr<HostLedger> ledger = Join();
+  Gate reserved;
+  ChildProcess child([&] {
+    const Reservation reservation = Join()->Reserve(5).value();
+    reserved.Open();
+    Gate::WaitForEver();
+  });
+  reserved.Pass();
+  child.Kill();
+  EXPECT_EQ(child.Wait(), -SIGKILL);
+  const std::shared_ptr<HostLedger> next = Join();
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+  const Reservation reservation = next->Reserve(7).value();
+  EXPECT_EQ(ledger->reserved_bytes(), 7u);
+}
+
+TEST_F(HostLedgerDirectoryTest, AChildOfForkHasNoReservationAndReservesForItself) {
+  const std::shared_ptr<HostLedger> ledger = Join();
+  std::optional<Reservation> reservation = ledger->Reserve(5).value();
+  Gate reserved;
+  Gate may_end;
+  ChildProcess child([&] {
+    reservation.reset();  // the child's copy
+    const Reservation own = ledger->Reserve(7).value();
+    EXPECT_EQ(own.BytesAhead(), 5u);
+    reserved.Open();
+    may_end.Pass();
+  });
+  reserved.Pass();
+  EXPECT_EQ(ledger->reserved_bytes(), 12u);
+  may_end.Open();
+  EXPECT_EQ(child.Wait(), 0);
+  EXPECT_EQ(ledger->reserved_bytes(), 5u);
+}
+
+// Locks are shared with children; a worker that lives on would keep its parent's share for ever.
+TEST_F(HostLedgerDirectoryTest, TheShareOfAKilledParentReturnsThoughItsChildLives) {
+  const std::shared_ptr<HostLedger> ledger = Join();
+  Gate reserved;
+  Gate child_may_end;
+  ChildProcess parent([&] {
+    const Reservation reservation = Join()->Reserve(5).value();
+    if (fork() == 0) {
+      reserved.Open();
+      child_may_end.Pass();
+      _exit(0);
+    }
+    Gate::WaitForEver();
+  });
+  reserved.Pass();
+  EXPECT_EQ(ledger->reserved_bytes(), 5u);
+  parent.Kill();
+  EXPECT_EQ(parent.Wait(), -SIGKILL);
+  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+  child_may_end.Open();
+}
+
+TEST_F(HostLedgerDirectoryTest, AProgramThatClosesAllFilesReservesAnew) {
+  const std::shared_ptr<HostLedger> other = Join();
+  ChildProcess child([&] {
+    const std::shared_ptr<HostLedger> ledger = Join();
+    close_range(3, UINT_MAX, 0);
+    const Reservation reservation = ledger->Reserve(5).value();
+    EXPECT_EQ(Join()->reserved_bytes(), 5u);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST_F(HostLedgerDirectoryTest, WithMoreUsersThanItHasPlacesThatIsAnError) {
+  rlimit files = {};
+  getrlimit(RLIMIT_NOFILE, &files);
+  if (files.rlim_cur < 2000) GTEST_SKIP() << "a process may not open so many files";
+  std::vector<std::shared_ptr<HostLedger>> users;
+  absl::Status refused;
+  while (refused.ok() && users.size() < 2000) {
+    absl::StatusOr<std::shared_ptr<HostLedger>> user = HostLedger::InDirectory(directory_);
+    refused = user.status();
+    if (user.ok()) users.push_back(*std::move(user));
+  }
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no lock of ")));
+  EXPECT_EQ(users.size(), 1023u);
+}
+
+TEST_F(HostLedgerDirectoryTest, ADirectoryThatIsNotThereIsAnErrorThatNamesIt) {
+  EXPECT_THAT(HostLedger::InDirectory("/no/such/directory"),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("open of /no/such/directory/pinion_ledger_")));
 }
 
 // --- Files that are not as they should be ---
