@@ -101,12 +101,13 @@ void VisitSchedule::Remember(uint32_t object) {
   const size_t period_before = is_expected ? period() - 1 : 0;
   // Of all places that are as much like this one as can be told, the last one is the best: uses of
   // today are repeated before those of last week.
-  const bool is_looked_for = !is_expected || (expected_uses_ + 1) % kMostMemory == 0;
+  const bool is_looked_for =
+      !is_expected || (!is_trial_ && (expected_uses_ + 1) % kMostMemory == 0);
   match_ = is_looked_for ? FindSameUses() : std::optional(*match_ + 1);
   if (!match_.has_value() || period() != period_before) {
     expected_uses_ = 0;
     SetWhatStays({});
-  } else if (++expected_uses_ == period()) {
+  } else if (++expected_uses_ == period() && !is_trial_) {
     ChooseWhatStays();
   }
 }
@@ -229,6 +230,7 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
 
 uint64_t VisitSchedule::FetchedBytesIfStay(const std::vector<uint32_t>& objects) const {
   VisitSchedule trial = *this;
+  trial.is_trial_ = true;
   trial.SetWhatStays(objects);
   const auto may_drop = [](uint32_t) { return true; };
   const size_t uses = trial.period();

@@ -110,6 +110,7 @@ class VisitSchedule {
   std::vector<Object> objects_;
   std::vector<Row> history_;     // each one another object's than the one before
   std::optional<size_t> match_;  // where in the history the same was done as just now
+  bool is_trial_ = false;        // a copy, which does what is expected and nothing else
   size_t expected_uses_ = 0;     // in a row, up to the last one
   uint64_t stay_bytes_ = 0;      // of objects that stay
   uint64_t here_bytes_ = 0;
