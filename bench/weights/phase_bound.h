@@ -1,4 +1,5 @@
-// What no way to bring weights to the device layer by layer, and gradients back, can beat.
+// What no way to bring weights to the device layer by layer, and gradients back, can beat while it
+// keeps the link busy. Of at least two layers.
 //
 // Pure functions.
 

@@ -184,6 +184,8 @@ void VisitSchedule::Fetch(uint32_t object, Visit& visit) {
 }
 
 void VisitSchedule::ChooseWhatStays() {
+  // A trial of two rounds must not outgrow the history.
+  if (period() >= kHistory / 2) return;
   std::vector<uint32_t> round;  // each object once, by its first use
   std::vector<bool> is_in_round(objects_.size());
   uint64_t round_bytes = 0;

@@ -5,7 +5,8 @@
 //   Visit visit = schedule.OnUse(0, may_drop);       // object 0 is about to be used
 //   ... drop visit.drops, then fetch visit.fetches, the used object first if it was away ...
 //
-// Objects on the device never exceed the window, unless none that is in use may be dropped.
+// Objects on the device never exceed the window, unless those that may not be dropped leave no
+// room.
 //
 // What comes next is what came next when the same uses went before, longest memory first: neither
 // steps nor the turn from forward to backward have to be told. Fetched ahead is what comes next, in
@@ -53,7 +54,7 @@ class VisitSchedule {
   explicit VisitSchedule(VisitLimits limits);
 
   // The object is used from now on. All that is asked for counts as done: OnAway takes back what
-  // could not be fetched. Nothing is asked for where the object is the one that was used last.
+  // could not be fetched. Nothing is asked for where the object was used last and is here.
   Visit OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
 
   // That use is over. Once the object was used as often in a row as is expected, its room may go to

@@ -3,17 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <exception>
-#include <optional>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "pinion/allocator/base/check.h"
-#include "pinion/allocator/base/status_macros.h"
-#include "pinion/device/allocation_label.h"
-#include "pinion/hooks/tier/torch_memory.h"
 
 namespace pinion {
 namespace {

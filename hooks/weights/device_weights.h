@@ -90,7 +90,7 @@ class DeviceWeights final : public VisitKeeper {
   struct Unit {
     UnitParcel parts;
     GuardedMemory memory;  // empty: not on the device, or not used there yet
-    // In place of `memory`, of a unit that is widened. The first stream's.
+    // In place of `memory`, of a unit that is widened. Belongs to the first one of `streams`.
     c10::Storage wide;
     bool is_being_widened = false;     // by a thread
     std::vector<BoundStream> streams;  // that wait for its copy, and may use it

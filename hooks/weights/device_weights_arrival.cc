@@ -140,6 +140,12 @@ void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
   }
   std::optional<FetchClaim> claim = parcels_[index]->ClaimIfAway();
   if (!claim.has_value()) return;
+  {
+    // Another thread may have widened it in between, and let go of what was fetched.
+    MutexLock lock(mu_);
+    const Unit& unit = units_[index];
+    if (unit.is_being_widened || unit.wide) return;
+  }
   try {
     const AllocationLabel label("weights fetched by Pinion");
     c10::Storage memory = AllocateStorage(stream.torch, claim->parcel().size_bytes);

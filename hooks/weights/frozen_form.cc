@@ -68,7 +68,7 @@ RestingForm RestingFormOf(const at::Tensor& tensor, FrozenForm form) {
   const auto item_bytes = static_cast<int64_t>(c10::elementSize(type));
   const int64_t least_bytes = form == FrozenForm::kBFloat16 ? 4 : 2;
   const bool is_narrowed = form != FrozenForm::kAsIs && c10::isFloatingType(type) &&
-                           item_bytes >= least_bytes && size_bytes % item_bytes == 0;
+                           item_bytes >= least_bytes && tensor.numel() * item_bytes == size_bytes;
   if (!is_narrowed) return {.values = size_bytes};
   return {.form = form, .type = type, .values = size_bytes / item_bytes};
 }
@@ -81,22 +81,23 @@ absl::Status Narrow(const StoragePlace& wide, const RestingForm& form,
         .copy_(View(wide, 0, form.type, 1, form.values));
     return absl::OkStatus();
   }
-  bool all_finite = true;
-  ForBlocks(
-      resting, form, wide, [&](at::Tensor scales, at::Tensor levels, const at::Tensor& weights) {
-        const at::Tensor values = weights.to(at::kFloat);
-        const at::Tensor most = at::amax(at::abs(values), 1, /*keepdim=*/true);
-        all_finite &= std::isfinite(at::amax(most).item<float>());
-        scales.copy_(most / kMostInt8);
-        // A block of zeros, or of what is next to nothing, has the scale 0.
-        const at::Tensor divisors = at::where(scales == 0, 1, scales);
-        levels.copy_(
-            at::where(scales == 0, 0, (values / divisors).round().clamp(-kMostInt8, kMostInt8)));
-      });
-  if (all_finite) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "has values that are not finite, which FrozenForm::kInt8Blocks "
-      "cannot hold: use kBFloat16 or kAsIs");
+  // Before anything is written: what cannot be held leaves what is there.
+  const at::Tensor all = View(wide, 0, form.type, 1, form.values).to(at::kFloat);
+  if (!std::isfinite(at::amax(at::abs(all)).item<float>())) {
+    return absl::InvalidArgumentError(
+        "has values that are not finite in float32, which FrozenForm::kInt8Blocks cannot hold: use "
+        "kBFloat16 or kAsIs");
+  }
+  ForBlocks(resting, form, wide,
+            [](const at::Tensor& scales, const at::Tensor& levels, const at::Tensor& weights) {
+              const at::Tensor values = weights.to(at::kFloat);
+              scales.copy_(at::amax(at::abs(values), 1, /*keepdim=*/true) / kMostInt8);
+              // A block of zeros, or of what is next to nothing, has the scale 0.
+              const at::Tensor divisors = at::where(scales == 0, 1, scales);
+              levels.copy_(at::where(scales == 0, 0,
+                                     (values / divisors).round().clamp(-kMostInt8, kMostInt8)));
+            });
+  return absl::OkStatus();
 }
 
 void Widen(const StoragePlace& resting, const RestingForm& form, const StoragePlace& wide) {

@@ -4,7 +4,8 @@
 //   options.frozen_form = pinion::FrozenForm::kInt8Blocks;   // of float32 a quarter travels
 //
 // A weight is widened by its first use on the device, and what is computed is what a model of the
-// widened weights computes, bit for bit (IEEE arithmetic: one product, one rounding).
+// widened weights computes, bit for bit: IEEE arithmetic, one product in float32, which is rounded
+// once more where the weight's type is narrower.
 //
 // Pure functions. Tensors and storages are the caller's.
 
@@ -42,7 +43,8 @@ struct RestingForm {
   uint64_t wide_bytes() const;
 };
 
-// Of the tensor's storage, which rests as it is if its type is no wider than `form`.
+// Of the tensor's storage, which rests as it is if its type is no wider than `form`, or if it has
+// bytes that the tensor does not show.
 RestingForm RestingFormOf(const at::Tensor& tensor, FrozenForm form);
 
 struct StoragePlace {
@@ -50,7 +52,8 @@ struct StoragePlace {
   uint64_t offset_bytes = 0;  // a multiple of 8
 };
 
-// On the host. InvalidArgument: values that are not finite, which have no int8 form.
+// On the host. InvalidArgument: values that are not finite, which have no int8 form; nothing was
+// written then.
 absl::Status Narrow(const StoragePlace& wide, const RestingForm& form, const StoragePlace& resting);
 // On the device of both, and its current stream.
 void Widen(const StoragePlace& resting, const RestingForm& form, const StoragePlace& wide);

@@ -91,7 +91,11 @@ absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit
     c10::Storage visiting(c10::Storage::use_byte_size_t(), storage.nbytes(),
                           c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
                           /*resizable=*/false);
-    const RestingForm resting = RestingFormOf(tensor, form);
+    const bool has_one_type = std::all_of(
+        unit.weights.begin(), unit.weights.end(), [&tensor = tensor](const NamedWeight& other) {
+          return !other.tensor.is_alias_of(tensor) || other.tensor.dtype() == tensor.dtype();
+        });
+    const RestingForm resting = RestingFormOf(tensor, has_one_type ? form : FrozenForm::kAsIs);
     master.is_widened |= resting.form != FrozenForm::kAsIs;
     master.pieces.push_back(
         {name, master.device_bytes, resting_bytes, resting, std::move(visiting)});

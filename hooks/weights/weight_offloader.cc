@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
@@ -168,26 +170,36 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
       units.push_back(all_[i].unit);
       at::Tensor tensor(all_[i].tensor.lock());
       if (!tensor.defined() || !visiting[i].defined()) continue;
-      tensor.set_data(visiting[i]);
-      tensor.unsafeGetTensorImpl()->bump_version();
+      try {
+        tensor.set_data(visiting[i]);
+        tensor.unsafeGetTensorImpl()->bump_version();
+      } catch (const std::exception& error) {
+        PINION_LOG(kError) << all_[i].name << " does not visit any more: " << error.what();
+      }
     }
     weights_->Resume(units);
   };
-  absl::flat_hash_map<const c10::StorageImpl*, c10::Storage> wide_of;
-  for (size_t i = 0; i < all_.size(); ++i) {
-    at::Tensor tensor(all_[i].tensor.lock());
-    if (!tensor.defined()) continue;
-    const c10::Storage storage = tensor.storage();
-    visiting[i] = MakeVisitingTensor(tensor, tensor.storage_offset(), storage);
-    if (!all_[i].master.defined()) {
-      const auto [wide, is_new] = wide_of.try_emplace(storage.unsafeGetStorageImpl());
-      if (is_new) wide->second = WidenOnHost(all_[i].resting);
-      widened[i] = at::empty({0}, tensor.dtype());
-      widened[i].set_(wide->second, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  {
+    // Tensors of an inference mode could not be trained behind it.
+    const c10::InferenceMode normal(false);
+    const at::NoGradGuard no_grad;
+    absl::flat_hash_map<const c10::StorageImpl*, c10::Storage> wide_of;
+    for (size_t i = 0; i < all_.size(); ++i) {
+      at::Tensor tensor(all_[i].tensor.lock());
+      if (!tensor.defined()) continue;
+      const c10::Storage storage = tensor.storage();
+      visiting[i] = MakeVisitingTensor(tensor, tensor.storage_offset(), storage);
+      if (!all_[i].master.defined()) {
+        const auto [wide, is_new] = wide_of.try_emplace(storage.unsafeGetStorageImpl());
+        if (is_new) wide->second = WidenOnHost(all_[i].resting);
+        widened[i] = at::empty({0}, tensor.dtype());
+        widened[i].set_(wide->second, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+      }
+      tensor.set_data(widened[i].defined() ? widened[i] : all_[i].master.detach());
     }
-    tensor.set_data(widened[i].defined() ? widened[i] : all_[i].master.detach());
   }
   work();
+  const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < all_.size(); ++i) {
     const Weight& weight = all_[i];
@@ -198,7 +210,11 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
                 " and was ", visiting[i].dtype().name(), visiting[i].sizes(),
                 ": a weight that visits keeps its type and shape");
     const at::Tensor on_host = widened[i].defined() ? widened[i] : weight.master.detach();
-    if (!tensor.is_alias_of(on_host)) on_host.copy_(tensor.detach());
+    // Another view of the same memory, as the transposed one, is another value.
+    const bool is_same = tensor.is_alias_of(on_host) &&
+                         tensor.storage_offset() == on_host.storage_offset() &&
+                         tensor.strides() == on_host.strides();
+    if (!is_same) on_host.copy_(tensor.detach().clone());
     if (widened[i].defined()) RestAgain(weight.resting, widened[i].storage(), weight.name);
   }
 }

@@ -75,7 +75,8 @@ struct WeightOptions {
   FrozenForm frozen_form = FrozenForm::kAsIs;
   // Gradients stay on the device, in the parameters' grad(), until Step, ClipGradNorm or
   // WaitForGradients, so that those of several backwards are added there and cross the link once.
-  // The device needs room for all of them.
+  // The device needs room for all of them, and the stream that is current then has to come after
+  // those of the backwards.
   bool gradients_stay = false;
 };
 

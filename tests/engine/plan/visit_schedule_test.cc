@@ -111,7 +111,7 @@ TEST(VisitSchedule, ALaterStepHasWhatItUsesBeforehand) {
   EXPECT_EQ(shelf.TakeFetches(), 12) << "both turns keep two of the eight";
 }
 
-TEST(VisitSchedule, InferenceKeepsAShareWhereTheWindowHasAllButOne) {
+TEST(VisitSchedule, InferenceKeepsAllWhereTheWindowHasRoom) {
   Shelf shelf(std::vector<uint64_t>(4, 1), 4);
   for (int round = 0; round < 3; ++round) shelf.Late({0, 1, 2, 3});
   EXPECT_EQ(shelf.TakeFetches(), 4) << "what fits stays";

@@ -301,6 +301,25 @@ TEST_F(FrozenWeightsTest, WhatIsLoadedIsNarrowedAgain) {
   EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), other->forward(Waves({8, kWidth}, 0))));
 }
 
+TEST_F(FrozenWeightsTest, WhatCannotBeNarrowedAgainIsRefusedAndTheModelIsWhatItWas) {
+  torch::nn::Sequential net = Adapted(2);
+  const auto weights = Attach(*net, FrozenForm::kInt8Blocks);
+  const at::NoGradGuard no_grad;
+  const Tensor before = net->forward(X()).cpu();
+  EXPECT_THAT(ErrorOf([&] {
+                weights->WithParametersOnHost(
+                    [&] { net->parameters()[0][3][5] = std::numeric_limits<float>::infinity(); });
+              }),
+              HasSubstr("0.base.weight has values that are not finite"));
+  EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), before));
+}
+
+TEST_F(FrozenWeightsTest, AStorageWithBytesThatTheWeightDoesNotShowRestsAsItIs) {
+  const Tensor whole = Waves({8, kWidth}, 5);
+  EXPECT_EQ(RestingFormOf(whole.slice(0, 0, 4), FrozenForm::kInt8Blocks).form, FrozenForm::kAsIs);
+  EXPECT_EQ(RestingFormOf(whole.t(), FrozenForm::kInt8Blocks).form, FrozenForm::kInt8Blocks);
+}
+
 TEST_F(FrozenWeightsTest, AValueThatIsNotFiniteIsRefusedByNameAndNothingIsAttached) {
   torch::nn::Sequential net = Adapted(2);
   {

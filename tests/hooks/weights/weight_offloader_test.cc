@@ -12,6 +12,7 @@
 #include <ATen/ops/sin.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/activation.h>
@@ -305,6 +306,30 @@ TEST_F(WeightOffloaderTest, AModelIsSavedAndLoadedOnTheHost) {
   EXPECT_TRUE(SameBytes(other_weights->host_parameters()[0].detach(), plain));
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(SameBytes(other->forward(X()).cpu(), Net(3)->forward(Input())));
+}
+
+TEST_F(WeightOffloaderTest, AModelThatWasSavedInInferenceModeTrainsOn) {
+  Net net(2);
+  const auto weights = Attach(*net);
+  {
+    const c10::InferenceMode inference;
+    std::stringstream saved;
+    weights->WithParametersOnHost([&] { torch::save(net, saved); });
+  }
+  net->forward(X()).sum().backward();
+  weights->WaitForGradients();
+  EXPECT_TRUE(weights->host_parameters()[0].grad().defined());
+}
+
+TEST_F(WeightOffloaderTest, AnotherViewOfAParametersMemoryIsAnotherValue) {
+  Net net(2);
+  const Tensor plain = net->parameters()[0].detach().clone();
+  const auto weights = Attach(*net);
+  weights->WithParametersOnHost([&] {
+    Tensor parameter = net->parameters()[0];
+    parameter.set_data(parameter.detach().t());
+  });
+  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].detach(), plain.t().contiguous()));
 }
 
 TEST_F(WeightOffloaderTest, AnotherShapeIsRefusedOnTheHostAndTheModelIsWhatItWas) {
