@@ -29,12 +29,6 @@ constexpr uint64_t kPageBytes = 4096;
 // Memory that is not pinned costs nothing but its pages, which are touched at once.
 constexpr uint64_t kPageableSegmentBytes = 64 * kMiB;
 
-std::shared_ptr<SegmentPool> PoolOver(std::shared_ptr<HostMemorySource> source,
-                                      const AllocatorOptions& options) {
-  const bool pinned = source->pinned();
-  return std::make_shared<SegmentPool>(std::move(source), pinned, options);
-}
-
 }  // namespace
 
 class PinnedAllocator::Impl {
@@ -43,13 +37,14 @@ class PinnedAllocator::Impl {
   Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
        std::shared_ptr<HostMemorySource> pageable, HostRam ram)
       : watermark_(options, std::move(ram)),
-        pinned_(PoolOver(std::move(source), options), options, watermark_) {
+        pinned_(std::make_shared<SegmentPool>(std::move(source), options), options, watermark_) {
     if (pageable == nullptr) return;
     AllocatorOptions pageable_options = options;
     pageable_options.max_locked_bytes = UINT64_MAX;  // it locks nothing
     pageable_options.segment_bytes = AlignUp(std::min(options.segment_bytes, kPageableSegmentBytes),
                                              pageable->granularity_bytes());
-    pageable_.emplace(PoolOver(std::move(pageable), pageable_options), options, watermark_);
+    pageable_.emplace(std::make_shared<SegmentPool>(std::move(pageable), pageable_options), options,
+                      watermark_);
   }
 
   bool InForkedChild() const { return origin_.InForkedChild(); }

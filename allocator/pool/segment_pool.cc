@@ -33,10 +33,8 @@ constexpr uint32_t kSettlePerAllocation = 2;
 
 }  // namespace
 
-SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
-                         const AllocatorOptions& options)
-    : pinned_(pinned),
-      alignment_bytes_(options.alignment_bytes),
+SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options)
+    : alignment_bytes_(options.alignment_bytes),
       segment_bytes_(options.segment_bytes),
       source_(std::move(source), options.max_locked_bytes),
       books_(options.alignment_bytes, options.segment_bytes) {}

@@ -44,16 +44,14 @@ namespace pinion::internal {
 
 class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
  public:
-  // `pinned`: whether the source's memory is. Limit, alignment (at most the source's granularity)
-  // and segment size are the options'.
-  SegmentPool(std::shared_ptr<HostMemorySource> source, bool pinned,
-              const AllocatorOptions& options);
+  // Limit, alignment (at most the source's granularity) and segment size are the options'.
+  SegmentPool(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options);
   ~SegmentPool();
   SegmentPool(const SegmentPool&) = delete;
   SegmentPool& operator=(const SegmentPool&) = delete;
 
   LimitedSource& source() { return source_; }
-  bool pinned() const { return pinned_; }
+  bool pinned() const { return source_.pinned(); }
   uint64_t segment_bytes() const { return segment_bytes_; }
 
   // The least segment that has room for a request; 0 < size_bytes <= kMaxBlockBytes.
@@ -125,7 +123,6 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const ForkOrigin origin_;
-  const bool pinned_;
   const uint64_t alignment_bytes_;
   const uint64_t segment_bytes_;
   LimitedSource source_;

@@ -133,15 +133,10 @@ absl::Status DeviceWeights::Fetch(FetchClaim& claim, c10::Storage memory, const 
 }
 
 void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
-  {
-    MutexLock lock(mu_);
-    const Unit& unit = units_[index];
-    if (unit.is_being_widened || unit.wide) return;
-  }
   std::optional<FetchClaim> claim = parcels_[index]->ClaimIfAway();
   if (!claim.has_value()) return;
   {
-    // Another thread may have widened it in between, and let go of what was fetched.
+    // What is widened was let go of as it was fetched.
     MutexLock lock(mu_);
     const Unit& unit = units_[index];
     if (unit.is_being_widened || unit.wide) return;

@@ -78,14 +78,16 @@ at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostB
 
 absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit,
                                         c10::Device device, FrozenForm form) {
-  WeightMaster master = {.unit = unit, .parcel = {}, .pieces = {}, .piece_of = {}, .host = {}};
+  WeightMaster master = {.unit = unit, .parcel = {}, .visiting = {}, .piece_of = {}, .host = {}};
+  UnitParcel& parcel = master.parcel;
+  parcel.name = unit.name;
   std::vector<at::Tensor> first_of_piece;
   absl::flat_hash_map<const c10::StorageImpl*, size_t> known;
   uint64_t resting_bytes = 0;
   for (const auto& [name, tensor] : unit.weights) {
     const c10::Storage& storage = tensor.storage();
     const auto [entry, is_new] =
-        known.try_emplace(storage.unsafeGetStorageImpl(), master.pieces.size());
+        known.try_emplace(storage.unsafeGetStorageImpl(), parcel.pieces.size());
     master.piece_of.push_back(entry->second);
     if (!is_new) continue;
     c10::Storage visiting(c10::Storage::use_byte_size_t(), storage.nbytes(),
@@ -96,18 +98,19 @@ absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit
           return !other.tensor.is_alias_of(tensor) || other.tensor.dtype() == tensor.dtype();
         });
     const RestingForm resting = RestingFormOf(tensor, has_one_type ? form : FrozenForm::kAsIs);
-    master.is_widened |= resting.form != FrozenForm::kAsIs;
-    master.pieces.push_back(
-        {name, master.device_bytes, resting_bytes, resting, std::move(visiting)});
+    parcel.is_widened |= resting.form != FrozenForm::kAsIs;
+    parcel.pieces.push_back(
+        {name, visiting.getWeakStorageImpl(), parcel.device_bytes, resting_bytes, resting});
+    master.visiting.push_back(std::move(visiting));
     first_of_piece.push_back(tensor);
-    master.device_bytes = AlignUp(master.device_bytes + storage.nbytes(), kPackAlignmentBytes);
+    parcel.device_bytes = AlignUp(parcel.device_bytes + storage.nbytes(), kPackAlignmentBytes);
     resting_bytes = AlignUp(resting_bytes + resting.resting_bytes(), kPackAlignmentBytes);
   }
   const StreamHandle stream = NativeStream(CurrentStream(device));
-  PINION_ASSIGN_OR_RETURN(master.parcel, tier.NewParcel<WeightParcel>(resting_bytes, stream));
-  const std::shared_ptr<HostBuffer> filled = master.parcel->ToWrite();
-  for (size_t i = 0; i < master.pieces.size(); ++i) {
-    const MasterPiece& piece = master.pieces[i];
+  PINION_ASSIGN_OR_RETURN(parcel.parcel, tier.NewParcel<WeightParcel>(resting_bytes, stream));
+  const std::shared_ptr<HostBuffer> filled = parcel.parcel->ToWrite();
+  for (size_t i = 0; i < parcel.pieces.size(); ++i) {
+    const WeightPiece& piece = parcel.pieces[i];
     const absl::Status filled_piece =
         CopyStorage(first_of_piece[i], piece.form,
                     static_cast<char*>(filled->data()) + piece.resting_offset_bytes);
@@ -116,11 +119,11 @@ absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit
                           absl::StrCat(piece.name, " ", filled_piece.message()));
     }
   }
-  master.parcel->FillOnHost();
+  parcel.parcel->FillOnHost();
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<HostBuffer> buffer,
-                          master.parcel->ViewOnHost(absl::InfiniteDuration()));
+                          parcel.parcel->ViewOnHost(absl::InfiniteDuration()));
   for (size_t i = 0; i < unit.weights.size(); ++i) {
-    const MasterPiece& piece = master.pieces[master.piece_of[i]];
+    const WeightPiece& piece = parcel.pieces[master.piece_of[i]];
     const bool is_narrowed = piece.form.form != FrozenForm::kAsIs;
     master.host.push_back(
         is_narrowed
@@ -189,17 +192,16 @@ std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::
 absl::StatusOr<uint64_t> WindowFor(const std::vector<WeightMaster>& masters, uint64_t asked_bytes) {
   uint64_t second_bytes = 0;
   uint64_t widened_bytes = 0;  // the largest resting form of what is widened
-  const WeightMaster* largest = &masters.front();
+  const UnitParcel* largest = &masters.front().parcel;
   for (const WeightMaster& master : masters) {
-    if (master.is_widened) {
-      widened_bytes = std::max(widened_bytes, master.parcel->size_bytes);
-    }
-    if (&master == largest) continue;
-    if (master.device_bytes > largest->device_bytes) {
+    const UnitParcel& unit = master.parcel;
+    if (unit.is_widened) widened_bytes = std::max(widened_bytes, unit.parcel->size_bytes);
+    if (&unit == largest) continue;
+    if (unit.device_bytes > largest->device_bytes) {
       second_bytes = largest->device_bytes;
-      largest = &master;
+      largest = &unit;
     } else {
-      second_bytes = std::max(second_bytes, master.device_bytes);
+      second_bytes = std::max(second_bytes, unit.device_bytes);
     }
   }
   if (asked_bytes == 0) return largest->device_bytes + second_bytes;
@@ -207,7 +209,7 @@ absl::StatusOr<uint64_t> WindowFor(const std::vector<WeightMaster>& masters, uin
   if (asked_bytes >= least_bytes) return asked_bytes - widened_bytes;
   return absl::InvalidArgumentError(
       absl::StrCat("WeightOptions::window_bytes is ", asked_bytes, ", and the layer \"",
-                   largest->unit.name, "\" alone needs ", least_bytes,
+                   largest->name, "\" alone needs ", least_bytes,
                    ": make the window larger, or cut the layer into several modules"));
 }
 

@@ -25,21 +25,11 @@
 
 namespace pinion {
 
-// A storage of weights in its unit's parcel.
-struct MasterPiece {
-  std::string name;                   // of the first weight that has it
-  uint64_t offset_bytes = 0;          // in the unit's memory on the device
-  uint64_t resting_offset_bytes = 0;  // in the parcel
-  RestingForm form;
-  c10::Storage visiting;  // as large as the weights' own, on the device, without memory
-};
-
 struct WeightMaster {
   WeightUnit unit;
-  std::shared_ptr<WeightParcel> parcel;  // away, with all bytes
-  uint64_t device_bytes = 0;
-  bool is_widened = false;  // some of it rests in a narrower form
-  std::vector<MasterPiece> pieces;
+  UnitParcel parcel;  // away, with all bytes
+  // By piece: as large as the weights' own storage, on the device, without memory.
+  std::vector<c10::Storage> visiting;
   std::vector<size_t> piece_of;  // by weight of the unit
   // The same, over the parcel, with the gradients that there are; undefined where it rests
   // narrower.

@@ -78,18 +78,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
 
   // From here on nothing fails.
   std::vector<UnitParcel> parcels;
-  for (const WeightMaster& master : masters) {
-    UnitParcel parcel = {.name = master.unit.name,
-                         .parcel = master.parcel,
-                         .device_bytes = master.device_bytes,
-                         .is_widened = master.is_widened,
-                         .pieces = {}};
-    for (const MasterPiece& piece : master.pieces) {
-      parcel.pieces.push_back({piece.name, piece.visiting.getWeakStorageImpl(), piece.offset_bytes,
-                               piece.resting_offset_bytes, piece.form});
-    }
-    parcels.push_back(std::move(parcel));
-  }
+  for (const WeightMaster& master : masters) parcels.push_back(master.parcel);
   std::unique_ptr<WeightOffloader> offloader(new WeightOffloader());
   offloader->weights_ =
       std::make_shared<DeviceWeights>(device, host, tier, window_bytes, std::move(parcels));
@@ -98,13 +87,14 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> host_of;
   for (uint32_t index = 0; index < masters.size(); ++index) {
     WeightMaster& master = masters[index];
-    for (MasterPiece& piece : master.pieces) {
-      MakeVisiting(piece.visiting, offloader->weights_, index);
+    for (c10::Storage& storage : master.visiting) {
+      MakeVisiting(storage, offloader->weights_, index);
     }
     for (size_t weight = 0; weight < master.unit.weights.size(); ++weight) {
       auto& [name, tensor] = master.unit.weights[weight];
       const at::Tensor& on_host = master.host[weight];
-      const MasterPiece& piece = master.pieces[master.piece_of[weight]];
+      const size_t piece_index = master.piece_of[weight];
+      const WeightPiece& piece = master.parcel.pieces[piece_index];
       if (on_host.defined()) host_of[tensor.unsafeGetTensorImpl()] = on_host;
       if (tensor.requires_grad()) {
         trained.push_back({on_host, index});
@@ -114,10 +104,11 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
       offloader->all_.push_back({name,
                                  c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
                                  on_host,
-                                 {master.parcel, piece.resting_offset_bytes, piece.form},
+                                 {master.parcel.parcel, piece.resting_offset_bytes, piece.form},
                                  index});
       tensor.mutable_grad() = at::Tensor();  // the master has it
-      tensor.set_data(MakeVisitingTensor(tensor, tensor.storage_offset(), piece.visiting));
+      tensor.set_data(
+          MakeVisitingTensor(tensor, tensor.storage_offset(), master.visiting[piece_index]));
     }
   }
   offloader->gradients_ = std::make_shared<HostGradients>(tier, std::move(trained));
