@@ -96,8 +96,8 @@ TEST_F(HardeningDeathTest, ABlockOfAnotherPoolIsNamedWithTheRemedy) {
     const auto source = std::make_shared<FakeSource>();
     AllocatorOptions options;
     options.segment_bytes = kMiB;
-    internal::SegmentPool own(source, /*pinned=*/true, options);
-    internal::SegmentPool other(source, /*pinned=*/true, options);
+    internal::SegmentPool own(source, options);
+    internal::SegmentPool other(source, options);
     internal::BlockRecord* const block = own.AddSegment(source->Allocate(kMiB).value(), 1000);
     other.Release(block, block->id);
   };
