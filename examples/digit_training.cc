@@ -26,19 +26,19 @@
 namespace pinion {
 namespace {
 
-constexpr int64_t kBatch = 16;          // pictures
-constexpr double kLearningRate = 1e-2;  // of the first step; the last one has hardly any
+constexpr int64_t kBatch = 16;               // pictures
+constexpr double kFirstLearningRate = 1e-2;  // the last step has hardly any
 
 void Train(DigitNet& net, const LabelledPictures& digits, c10::Device device, int64_t epochs) {
   net->to(device);
-  torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(kLearningRate));
+  torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(kFirstLearningRate));
   const int64_t count = digits.labels.numel();
   const int64_t steps = epochs * ((count + kBatch - 1) / kBatch);
   int64_t step = 0;
   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
     for (const at::Tensor& batch : at::randperm(count, at::kLong).split(kBatch)) {
       const double left = 1 - static_cast<double>(step++) / static_cast<double>(steps);
-      optimizer.param_groups().front().options().set_lr(kLearningRate * left);
+      optimizer.param_groups().front().options().set_lr(kFirstLearningRate * left);
       const at::Tensor pictures = digits.pictures.index_select(0, batch).to(device);
       const at::Tensor labels = digits.labels.index_select(0, batch).to(device);
       const at::Tensor loss = at::cross_entropy_loss(net->forward(pictures), labels);

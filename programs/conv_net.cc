@@ -14,8 +14,6 @@
 namespace pinion {
 namespace {
 
-constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
-
 // A convolution that keeps height and width, or divides both by `stride`, and its norm.
 torch::nn::Sequential ConvNorm(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
   return torch::nn::Sequential(
@@ -69,7 +67,7 @@ torch::Tensor ConvNetImpl::forward(const torch::Tensor& images) {
     const auto block = [module = blocks_[i]](const torch::Tensor& in) {
       return module->as<ConvBlock>()->forward(in);
     };
-    x = config_.checkpoint_blocks ? checkpoint(kIfPlanned, block, x) : block(x);
+    x = config_.checkpoint_blocks ? checkpoint({.if_planned = true}, block, x) : block(x);
     x = Tap("blocks." + std::to_string(i), x);
   }
   return head_->forward(x.mean({2, 3}));

@@ -110,9 +110,6 @@ GptImpl::GptImpl(const GptConfig& config)
   }
 }
 
-// Within a memory target the plan decides; everywhere else each block is computed again.
-constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
-
 torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
   const torch::Tensor positions = torch::arange(
       tokens.size(1), torch::TensorOptions().dtype(torch::kInt64).device(tokens.device()));
@@ -121,7 +118,7 @@ torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
     const auto block = [module = blocks_[i]](const torch::Tensor& in) {
       return module->as<Block>()->forward(in);
     };
-    x = config_.checkpoint_blocks ? checkpoint(kIfPlanned, block, x) : block(x);
+    x = config_.checkpoint_blocks ? checkpoint({.if_planned = true}, block, x) : block(x);
     x = Tap("blocks." + std::to_string(i), x);
   }
   return head_(final_norm_(x));

@@ -18,7 +18,6 @@ namespace pinion {
 namespace {
 
 constexpr int64_t kGroups = 8;
-constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
 
 torch::nn::Sequential TwoConvolutions(int64_t in, int64_t out) {
   torch::nn::Sequential layers;
@@ -59,7 +58,7 @@ torch::Tensor UNetImpl::forward(const torch::Tensor& images) {
       return layers->as<torch::nn::Sequential>()->forward(i > 0 ? torch::max_pool2d(above, 2)
                                                                 : above);
     };
-    x = config_.checkpoint_levels ? checkpoint(kIfPlanned, level, x) : level(x);
+    x = config_.checkpoint_levels ? checkpoint({.if_planned = true}, level, x) : level(x);
     x = Tap("down." + std::to_string(i), x);
     made.push_back(x);
   }
@@ -70,8 +69,9 @@ torch::Tensor UNetImpl::forward(const torch::Tensor& images) {
       below = enlarge->as<torch::nn::ConvTranspose2d>()->forward(below);
       return layers->as<torch::nn::Sequential>()->forward(torch::cat({beside, below}, 1));
     };
-    x = config_.checkpoint_levels ? checkpoint(kIfPlanned, level, made.back(), std::move(x))
-                                  : level(made.back(), x);
+    x = config_.checkpoint_levels
+            ? checkpoint({.if_planned = true}, level, made.back(), std::move(x))
+            : level(made.back(), x);
     made.pop_back();
     x = Tap("up." + std::to_string(i), x);
   }

@@ -4,14 +4,26 @@ compiled as one file each.
 A header of `//allocator` is included as "pinion/allocator/pinned_block.h", inside this repository
 and in those that depend on it.
 
-With `--//config:one_file`, which --config=opt gives, a folder of the library is one object: a
-generated file includes the .cc files of all its libraries, so that the headers, which are what takes
-the time, are read once. Otherwise each library has an object of its own, which clang's layering
-check needs, and which builds faster after an edit. The one file asks for two things: no name is
-used twice in the anonymous namespaces of a folder, and no two folders need each other's objects.
+With `--//config:one_file`, which --config=opt gives, a folder of the library is one object, and so
+is what the programs of one folder share: a generated file includes the .cc files of all its
+libraries, so that the headers, which are what takes the time, are read once. Otherwise each library
+has an object of its own, which clang's layering check needs, and which builds faster after an edit.
+The one file asks for two things: no name is used twice in the anonymous namespaces of a folder, and
+no two folders need each other's objects.
 """
 
 _LAYERS = ["allocator", "device", "engine", "hooks"]
+
+# What programs share and is one file as well. //bench and //programs are not: the benchmark of the
+# link needs parts of them, and would load LibTorch for the others.
+_PROGRAMS = [
+    "bench/allocator",
+    "bench/attribution",
+    "bench/offload",
+    "bench/peers",
+    "bench/weights",
+    "examples",
+]
 
 # Beside srcs, hdrs and deps.
 _LIBRARY_ARGUMENTS = ["deprecation", "linkopts", "tags", "visibility"]
@@ -32,7 +44,8 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
         "include_prefix": "pinion/" + native.package_name(),
         "strip_include_prefix": "/" + native.package_name(),
     }
-    if native.package_name().split("/")[0] not in _LAYERS:
+    package = native.package_name()
+    if package.split("/")[0] not in _LAYERS and package not in _PROGRAMS:
         kwargs.update(prefixes)
         kwargs["copts"] = _standard() + kwargs.get("copts", [])
         native.cc_library(name = name, srcs = srcs, hdrs = hdrs, deps = deps, **kwargs)
