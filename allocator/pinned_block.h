@@ -46,10 +46,11 @@ class PinnedBlock {
 
   bool empty() const { return record_ == nullptr; }
 
-  void* data() const { return data_; }
-  uint64_t size_bytes() const { return size_bytes_; }  // as asked for
+  // Null, 0 and 0 of an empty block.
+  void* data() const { return empty() ? nullptr : data_; }
+  uint64_t size_bytes() const { return empty() ? 0 : size_bytes_; }  // as asked for
   // Differs for every block that was ever handed out in this process, reused addresses included.
-  uint64_t id() const { return id_; }
+  uint64_t id() const { return empty() ? 0 : id_; }
 
   // Of blocks that are not empty:
   uint64_t capacity_bytes() const;  // as booked: the size, rounded to its class
@@ -69,11 +70,11 @@ class PinnedBlock {
 
   void Release();
   void Take(PinnedBlock& other) noexcept {
-    pool_ = std::exchange(other.pool_, nullptr);
     record_ = std::exchange(other.record_, nullptr);
-    data_ = std::exchange(other.data_, nullptr);
-    size_bytes_ = std::exchange(other.size_bytes_, 0);
-    id_ = std::exchange(other.id_, 0);
+    pool_ = other.pool_;
+    data_ = other.data_;
+    size_bytes_ = other.size_bytes_;
+    id_ = other.id_;
   }
 
   internal::SegmentPool* pool_ = nullptr;

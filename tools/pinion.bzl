@@ -32,6 +32,10 @@ def _standard():
     """The C++ standard: .bazelrc gives it here, and a repository that depends on this one need not."""
     return [] if native.repository_name() == "@" else ["-std=c++20"]
 
+# Without it, GCC does not inline a function that position-independent code exports, in case that
+# another library replaces it: a fifth of the time of an allocation.
+_INLINE = ["-fno-semantic-interposition"]
+
 def _if_one_file(one_file, otherwise):
     return select({
         "//config:folders_are_one_file": one_file,
@@ -47,7 +51,7 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
     package = native.package_name()
     if package.split("/")[0] not in _LAYERS and package not in _PROGRAMS:
         kwargs.update(prefixes)
-        kwargs["copts"] = _standard() + kwargs.get("copts", [])
+        kwargs["copts"] = _standard() + _INLINE + kwargs.get("copts", [])
         native.cc_library(name = name, srcs = srcs, hdrs = hdrs, deps = deps, **kwargs)
         return
 
@@ -76,7 +80,7 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
         srcs = _if_one_file([], srcs),
         hdrs = _if_one_file([], hdrs),
         deps = siblings + _if_one_file([":" + text] + ([":one_file"] if srcs else []), others),
-        copts = _standard(),
+        copts = _standard() + _INLINE,
         **kwargs
     )
 
@@ -103,7 +107,7 @@ def one_file():
         srcs = ["one_file.cc"],
         # gcc takes the included .cc files for headers, whose types others would see. (clang does not
         # know the warning.)
-        copts = _standard() + ["-Wno-subobject-linkage", "-Wno-unknown-warning-option"],
+        copts = _standard() + _INLINE + ["-Wno-subobject-linkage", "-Wno-unknown-warning-option"],
         deps = [":" + part["name"] for part in parts],
         # Not a part of `//...`, which would compile everything twice.
         tags = ["manual"],

@@ -36,6 +36,16 @@ void FreeLists::Remove(BlockRecord* block) {
   if (used_buckets_[level] == 0) used_levels_ &= ~(uint64_t{1} << level);
 }
 
+void FreeLists::Resize(BlockRecord* block, uint64_t capacity_bytes) {
+  if (BucketOf(capacity_bytes) == BucketOf(block->capacity_bytes)) {
+    block->capacity_bytes = capacity_bytes;
+    return;
+  }
+  Remove(block);
+  block->capacity_bytes = capacity_bytes;
+  Insert(block);
+}
+
 BlockRecord* FreeLists::Find(uint64_t size_bytes) const {
   const int fitting = FirstFittingBucket(size_bytes);
   const int own = BucketOf(size_bytes);

@@ -19,6 +19,10 @@ class FreeLists {
   void Insert(BlockRecord* block);
   void Remove(BlockRecord* block);
 
+  // As Remove, a change of the block's capacity, and Insert; a block that stays in its bucket, as
+  // the rest of a large one mostly does, keeps its place.
+  void Resize(BlockRecord* block, uint64_t capacity_bytes);
+
   // A block of at least `size_bytes`, at most the class of the largest request, that is as small as
   // the buckets can tell; null if there is none. It stays in its list.
   BlockRecord* Find(uint64_t size_bytes) const;

@@ -53,7 +53,7 @@ BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
     block = lists.Find(class_bytes);
     if (block == nullptr) return nullptr;
   }
-  Carve(block, class_bytes);
+  block = Carve(block, class_bytes);
   block->state = BlockState::kLive;
   Run* const run = block->run;
   run->used_bytes += class_bytes;
@@ -166,10 +166,10 @@ void SegmentHeap::JoinRuns(Run& lower, Run& upper) {
   above->before = below;
   lower.last = upper.last;
   if (below->state != BlockState::kFree || above->state != BlockState::kFree) return;
-  RemoveFree(below);
+  const uint64_t bytes = below->capacity_bytes + above->capacity_bytes;
   RemoveFree(above);
-  Join(below, above);
-  InsertFree(below);
+  Unlink(above);
+  ResizeFree(below, bytes);
 }
 
 std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
@@ -199,35 +199,46 @@ std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord*
   return run;
 }
 
-void SegmentHeap::Carve(BlockRecord* block, uint64_t bytes) {
-  RemoveFree(block);
-  if (block->capacity_bytes == bytes) return;
-  BlockRecord* const rest =
-      NewBlock(block->data + bytes, block->capacity_bytes - bytes, *block->run);
-  rest->before = block;
-  rest->after = block->after;
-  if (rest->after != nullptr) {
-    rest->after->before = rest;
-  } else {
-    block->run->last = rest;
+BlockRecord* SegmentHeap::Carve(BlockRecord* free, uint64_t bytes) {
+  if (free->capacity_bytes == bytes) {
+    RemoveFree(free);
+    return free;
   }
-  block->after = rest;
-  block->capacity_bytes = bytes;
-  InsertFree(rest);
+  BlockRecord* const taken = NewBlock(free->data, bytes, *free->run);
+  taken->before = free->before;
+  taken->after = free;
+  if (taken->before != nullptr) {
+    taken->before->after = taken;
+  } else {
+    free->run->first = taken;
+  }
+  free->before = taken;
+  free->data += bytes;
+  ResizeFree(free, free->capacity_bytes - bytes);
+  return taken;
 }
 
 void SegmentHeap::Free(BlockRecord* block) {
-  if (BlockRecord* after = block->after; after != nullptr && after->state == BlockState::kFree) {
-    RemoveFree(after);
-    Join(block, after);
+  BlockRecord* const before = block->before;
+  BlockRecord* const after = block->after;
+  const bool joins_before = before != nullptr && before->state == BlockState::kFree;
+  const bool joins_after = after != nullptr && after->state == BlockState::kFree;
+  uint64_t bytes = block->capacity_bytes;
+  if (joins_before) {
+    if (joins_after) {
+      bytes += after->capacity_bytes;
+      RemoveFree(after);
+      Unlink(after);
+    }
+    Unlink(block);
+    ResizeFree(before, before->capacity_bytes + bytes);
+  } else if (joins_after) {
+    after->data = block->data;
+    Unlink(block);
+    ResizeFree(after, after->capacity_bytes + bytes);
+  } else {
+    InsertFree(block);
   }
-  if (BlockRecord* before = block->before;
-      before != nullptr && before->state == BlockState::kFree) {
-    RemoveFree(before);
-    Join(before, block);
-    block = before;
-  }
-  InsertFree(block);
 }
 
 void SegmentHeap::AddSlab(uint64_t class_bytes) {
@@ -238,7 +249,7 @@ void SegmentHeap::AddSlab(uint64_t class_bytes) {
     block = large_.Find(bytes);
     if (block == nullptr) return;
   }
-  Carve(block, bytes);
+  block = Carve(block, bytes);
   block->state = BlockState::kSlab;
   slabs_.push_back(NewRun({block->data, bytes, block->numa_node}, block));
 }
@@ -298,15 +309,27 @@ void SegmentHeap::RemoveFree(BlockRecord* block) {
   }
 }
 
-void SegmentHeap::Join(BlockRecord* lower, BlockRecord* upper) {
-  lower->capacity_bytes += upper->capacity_bytes;
-  lower->after = upper->after;
-  if (lower->after != nullptr) {
-    lower->after->before = lower;
+void SegmentHeap::ResizeFree(BlockRecord* block, uint64_t capacity_bytes) {
+  if (block->run->slab != nullptr) {
+    small_.Resize(block, capacity_bytes);
   } else {
-    lower->run->last = lower;
+    large_free_bytes_ += capacity_bytes - block->capacity_bytes;
+    large_.Resize(block, capacity_bytes);
   }
-  Recycle(upper);
+}
+
+void SegmentHeap::Unlink(BlockRecord* block) {
+  if (block->before != nullptr) {
+    block->before->after = block->after;
+  } else {
+    block->run->first = block->after;
+  }
+  if (block->after != nullptr) {
+    block->after->before = block->before;
+  } else {
+    block->run->last = block->before;
+  }
+  Recycle(block);
 }
 
 }  // namespace pinion::internal

@@ -75,8 +75,8 @@ class SegmentHeap {
   uint64_t large_free_bytes() const { return large_free_bytes_; }
 
  private:
-  // Takes the first `bytes` of a free block; what is left stays free.
-  void Carve(BlockRecord* block, uint64_t bytes);
+  // The first `bytes` of a free block, as a block that is in no list; what is left stays free.
+  BlockRecord* Carve(BlockRecord* free, uint64_t bytes);
   // Makes a block with room for `class_bytes` a slab, if there is one.
   void AddSlab(uint64_t class_bytes);
   // A run of one segment that is one free block.
@@ -90,14 +90,16 @@ class SegmentHeap {
   void MoveBlocks(Run& from, Run& to);
   // Makes a used block free, and joins it with its free neighbours.
   void Free(BlockRecord* block);
+  // Of a free block that grows or shrinks at one of its ends.
+  void ResizeFree(BlockRecord* block, uint64_t capacity_bytes);
 
   // Without neighbours, and in no list.
   BlockRecord* NewBlock(char* data, uint64_t capacity_bytes, Run& run);
   void Recycle(BlockRecord* block);
   void InsertFree(BlockRecord* block);
   void RemoveFree(BlockRecord* block);
-  // `lower` takes over `upper`, its neighbour.
-  void Join(BlockRecord* lower, BlockRecord* upper);
+  // Out of the chain of neighbours, and unused from there on.
+  void Unlink(BlockRecord* block);
 
   FreeLists small_;
   FreeLists large_;

@@ -46,18 +46,27 @@ BlockRecord* PoolBooks::Take(uint64_t size_bytes, uint64_t class_bytes, Way way)
   block->id = next_id_++;
   block->size_bytes = size_bytes;
   ++live_blocks_;
-  ++stats_.allocations;
-  ++(way == Way::kGrown ? stats_.misses : stats_.hits);
-  if (way == Way::kPolled) ++stats_.polled_hits;
-  if (way == Way::kWaited) ++stats_.waited_hits;
-  Add(&stats_.requested_bytes, size_bytes);
-  Add(&stats_.booked_bytes, block->capacity_bytes);
-  Add(&stats_.used_bytes, block->capacity_bytes);
+  ++allocations_;
+  Add(&requested_bytes_, size_bytes);
+  Add(&booked_bytes_, class_bytes);
+  peak_used_bytes_ = std::max(peak_used_bytes_, used_bytes());
   Bucket& bucket = BucketOf(*block);
   ++bucket.allocations;
-  if (way == Way::kGrown) ++bucket.misses;
-  Add(&bucket.booked_bytes, block->capacity_bytes);
-  UpdateCached();
+  Add(&bucket.booked_bytes, class_bytes);
+  switch (way) {
+    case Way::kCached:
+      break;
+    case Way::kPolled:
+      ++stats_.polled_hits;
+      break;
+    case Way::kWaited:
+      ++stats_.waited_hits;
+      break;
+    case Way::kGrown:
+      ++stats_.misses;
+      ++bucket.misses;
+      grown_bytes_ += class_bytes;
+  }
   return block;
 }
 
@@ -70,8 +79,8 @@ void PoolBooks::Enter(const ReleaseBatch::Release& release,
                       const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed) {
   BlockRecord* const block = release.block;
   CheckReleased(*block, release.id, kStateOnEntry, &heap_);
-  stats_.requested_bytes.current -= block->size_bytes;
-  stats_.booked_bytes.current -= block->capacity_bytes;
+  requested_bytes_.current -= block->size_bytes;
+  booked_bytes_.current -= block->capacity_bytes;
   BucketOf(*block).booked_bytes.current -= block->capacity_bytes;
   --live_blocks_;
   if (release.ticket > completed) return Defer(block, timeline, release.ticket);
@@ -81,7 +90,7 @@ void PoolBooks::Enter(const ReleaseBatch::Release& release,
 
 void PoolBooks::Defer(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline,
                       uint64_t value) {
-  if (block->state != BlockState::kDeferred) Add(&stats_.deferred_bytes, block->capacity_bytes);
+  if (block->state != BlockState::kDeferred) Add(&deferred_bytes_, block->capacity_bytes);
   block->state = BlockState::kDeferred;
   deferred_.Add(block, timeline, value);
 }
@@ -91,7 +100,7 @@ void PoolBooks::Reclaim(DeferredReleases::Timelines* retired) {
   deferred_.TakeDone(&done_, retired);
   for (BlockRecord* block : done_) {
     if (kHardened) CheckAndPoisonBlock(*block);
-    stats_.deferred_bytes.current -= block->capacity_bytes;
+    deferred_bytes_.current -= block->capacity_bytes;
     Put(block);
   }
 }
@@ -101,7 +110,7 @@ BlockRecord* PoolBooks::AddSegment(const HostSegment& segment, SegmentHeap::Join
   heap_.AddSegment(segment, joins_at);
   Add(&stats_.locked_bytes, segment.size_bytes);
   BlockRecord* const block = size_bytes == 0 ? nullptr : Take(size_bytes, class_bytes, Way::kGrown);
-  UpdateCached();
+  peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
   return block;
 }
 
@@ -109,7 +118,6 @@ std::vector<HostSegment> PoolBooks::RemoveFreeSegments(const SegmentHeap::Remova
   std::vector<HostSegment> segments = heap_.RemoveFreeSegments(wanted);
   stats_.locked_bytes.current = heap_.segment_bytes();
   if (!segments.empty()) ++stats_.trims;
-  UpdateCached();
   return segments;
 }
 
@@ -120,6 +128,17 @@ uint64_t PoolBooks::RoomForLargeBlocks() {
 
 AllocatorStats PoolBooks::Stats() const {
   AllocatorStats stats = stats_;
+  stats.allocations = allocations_;
+  stats.hits = allocations_ - stats.misses;
+  stats.requested_bytes = requested_bytes_;
+  stats.booked_bytes = booked_bytes_;
+  stats.deferred_bytes = deferred_bytes_;
+  stats.used_bytes = {
+      .current = used_bytes(), .peak = peak_used_bytes_, .total = booked_bytes_.total};
+  const uint64_t put_bytes = booked_bytes_.total - used_bytes();
+  stats.cached_bytes = {.current = cached_bytes(),
+                        .peak = peak_cached_bytes_,
+                        .total = stats.locked_bytes.total - grown_bytes_ + put_bytes};
   for (const Bucket& bucket : buckets_) {
     if (bucket.allocations == 0) continue;
     stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << (&bucket - buckets_.data()),
@@ -136,17 +155,8 @@ PoolBooks::Bucket& PoolBooks::BucketOf(const BlockRecord& block) {
 }
 
 void PoolBooks::Put(BlockRecord* block) {
-  stats_.used_bytes.current -= block->capacity_bytes;
   heap_.Put(block);
-  UpdateCached();
-}
-
-void PoolBooks::UpdateCached() {
-  const uint64_t cached = heap_.segment_bytes() - stats_.used_bytes.current;
-  ByteGauge& gauge = stats_.cached_bytes;
-  gauge.total += cached - std::min(cached, gauge.current);
-  gauge.current = cached;
-  gauge.peak = std::max(gauge.peak, cached);
+  peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
 }
 
 }  // namespace pinion::internal

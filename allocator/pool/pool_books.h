@@ -74,14 +74,25 @@ class PoolBooks {
   Bucket& BucketOf(const BlockRecord& block);
   // Into the free bytes, from those in use.
   void Put(BlockRecord* block);
-  void UpdateCached();
+  uint64_t used_bytes() const { return booked_bytes_.current + deferred_bytes_.current; }
+  uint64_t cached_bytes() const { return heap_.segment_bytes() - used_bytes(); }
 
   SegmentHeap heap_;
   DeferredReleases deferred_;
   std::vector<BlockRecord*> done_;  // of Reclaim
-  AllocatorStats stats_;
-  std::array<Bucket, kLevels> buckets_;
+
+  // What each allocation counts; Stats() derives the rest.
+  uint64_t allocations_ = 0;
   uint64_t live_blocks_ = 0;
+  ByteGauge requested_bytes_;
+  ByteGauge booked_bytes_;
+  ByteGauge deferred_bytes_;
+  uint64_t peak_used_bytes_ = 0;
+  uint64_t peak_cached_bytes_ = 0;
+  std::array<Bucket, kLevels> buckets_;
+
+  uint64_t grown_bytes_ = 0;  // of blocks that were taken along with a new segment
+  AllocatorStats stats_;      // what is counted seldom
   uint64_t next_id_ = 0;
   uint64_t end_of_ids_ = 0;
 };
