@@ -28,11 +28,11 @@ inline constexpr unsigned char kRedZonePattern = 0xBD;
 // Room that is added to each request for a red zone. What rounding adds belongs to it too.
 inline constexpr uint64_t kRedZoneBytes = kHardened ? 64 : 0;
 
-// Dies unless `block` is the one with this id, in `state`, and from `heap`.
+// Says that the block was released before, unless it is the one with this id, in `state`; else that
+// it is from another pool. Dies.
 void DieOfRelease(const BlockRecord& block, uint64_t id, BlockState state);
-inline void CheckReleased(const BlockRecord& block, uint64_t id, BlockState state,
-                          const SegmentHeap* heap) {
-  if (block.id == id && block.state == state && block.run->heap == heap) return;
+inline void CheckReleased(const BlockRecord& block, uint64_t id, BlockState state) {
+  if (block.id == id && block.state == state) return;
   DieOfRelease(block, id, state);
 }
 

@@ -11,7 +11,7 @@
 
 namespace pinion::internal {
 
-class SegmentHeap;
+class Arena;
 struct Run;
 
 enum class BlockState : uint8_t {
@@ -24,6 +24,7 @@ enum class BlockState : uint8_t {
 };
 
 struct BlockRecord {
+  Arena* arena = nullptr;  // that it belongs to, for as long as the record exists
   char* data = nullptr;
   uint64_t capacity_bytes = 0;
   uint64_t size_bytes = 0;  // as asked for; of live blocks
@@ -43,7 +44,6 @@ struct BlockRecord {
 // Memory without a gap that is cut into blocks: segments side by side, or a slab, which is a block
 // of such a run that is cut into small blocks itself.
 struct Run {
-  const SegmentHeap* heap = nullptr;  // that it belongs to
   std::vector<HostSegment> segments;  // by address, of one NUMA node; of a slab, the slab
   BlockRecord* first = nullptr;       // the blocks at its ends
   BlockRecord* last = nullptr;

@@ -68,7 +68,7 @@ void SegmentHeap::Put(BlockRecord* block) {
   Free(block);
 }
 
-std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(const Removal& wanted) {
+std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes) {
   DissolveFreeSlabs();
   struct Removable {
     Run* run;
@@ -76,23 +76,19 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(const Removal& wanted) 
     BlockRecord* around;
   };
   std::vector<Removable> removables;
-  uint64_t bytes = 0;
-  for (size_t i = runs_.size(); i-- > 0 && bytes < wanted.bytes;) {
+  uint64_t found_bytes = 0;
+  for (size_t i = runs_.size(); i-- > 0 && found_bytes < bytes;) {
     Run& run = *runs_[i];
     BlockRecord* block = run.last;
-    for (size_t index = run.segments.size(); index-- > 0 && bytes < wanted.bytes;) {
+    for (size_t index = run.segments.size(); index-- > 0 && found_bytes < bytes;) {
       const HostSegment& segment = run.segments[index];
       while (block->data >= EndOf(segment)) block = block->before;
-      if (block->state != BlockState::kFree || block->data > segment.data ||
-          segment.size_bytes <= wanted.longer_than_bytes) {
-        continue;
-      }
+      if (block->state != BlockState::kFree || block->data > segment.data) continue;
       removables.push_back({&run, index, block});
-      bytes += segment.size_bytes;
+      found_bytes += segment.size_bytes;
     }
   }
   std::vector<HostSegment> removed;
-  if (wanted.all_or_none && bytes < wanted.bytes) return removed;
   // From the upper end of each run down: what stays of a run keeps its indices.
   for (const Removable& removable : removables) {
     removed.push_back(removable.run->segments[removable.index]);
@@ -117,7 +113,6 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
   }
   if (above != nullptr) {
     auto upper = std::make_unique<Run>();
-    upper->heap = this;
     upper->segments.assign(run.segments.begin() + index + 1, run.segments.end());
     upper->first = above;
     upper->last = around->after == nullptr ? above : run.last;
@@ -189,7 +184,6 @@ std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
 
 std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord* slab) {
   auto run = std::make_unique<Run>();
-  run->heap = this;
   run->segments.push_back(memory);
   run->slab = slab;
   BlockRecord* const block = NewBlock(static_cast<char*>(memory.data), memory.size_bytes, *run);
@@ -269,6 +263,7 @@ BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run
     record_chunks_.push_back(std::make_unique<BlockRecord[]>(kRecordsPerChunk));
     BlockRecord* chunk = record_chunks_.back().get();
     for (int i = 0; i < kRecordsPerChunk; ++i) {
+      chunk[i].arena = arena_;
       chunk[i].next_free = unused_records_;
       unused_records_ = &chunk[i];
     }
@@ -277,12 +272,16 @@ BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run
   block->data = data;
   block->capacity_bytes = capacity_bytes;
   block->run = &run;
+  block->before = nullptr;
+  block->after = nullptr;
   block->numa_node = static_cast<int16_t>(run.segments.front().numa_node);
   return block;
 }
 
 void SegmentHeap::Recycle(BlockRecord* block) {
-  *block = BlockRecord();
+  // Not its arena, which may be read by whoever releases a block twice.
+  block->state = BlockState::kUnused;
+  block->id = 0;
   block->next_free = unused_records_;
   unused_records_ = block;
 }

@@ -11,7 +11,7 @@
 // needs their room.
 //
 // It never touches the memory it manages (tests give it made-up addresses), asks nobody for more,
-// and knows no tickets: SegmentPool adds those, and the lock. Take and Put take constant time (Take
+// and knows no tickets: Arena adds those, and the lock. Take and Put take constant time (Take
 // of a large block that does not fit looks at the slabs); the others look at all segments, and at
 // the blocks of runs that they join or part.
 //
@@ -39,9 +39,12 @@ class SegmentHeap {
   using JoinsAt = absl::FunctionRef<bool(const void* border)>;
 
   // `alignment_bytes`: of blocks that are not small, whose classes are multiples of it; a power of
-  // two, at least 4096. `slab_bytes`: of slabs, where a segment has that much room.
-  SegmentHeap(uint64_t alignment_bytes, uint64_t slab_bytes)
-      : alignment_bytes_(alignment_bytes), slab_bytes_(AlignUp(slab_bytes, alignment_bytes)) {}
+  // two, at least 4096. `slab_bytes`: of slabs, where a segment has that much room. `arena`: what
+  // the records say that they belong to.
+  SegmentHeap(uint64_t alignment_bytes, uint64_t slab_bytes, Arena* arena = nullptr)
+      : alignment_bytes_(alignment_bytes),
+        slab_bytes_(AlignUp(slab_bytes, alignment_bytes)),
+        arena_(arena) {}
   SegmentHeap(const SegmentHeap&) = delete;
   SegmentHeap& operator=(const SegmentHeap&) = delete;
 
@@ -60,12 +63,7 @@ class SegmentHeap {
 
   // Takes wholly free segments out, those of the newest runs first, until their sizes add up to
   // `bytes`.
-  struct Removal {
-    uint64_t bytes = UINT64_MAX;
-    bool all_or_none = false;  // none if they do not add up to that
-    uint64_t longer_than_bytes = 0;
-  };
-  std::vector<HostSegment> RemoveFreeSegments(const Removal& wanted);
+  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes = UINT64_MAX);
 
   // Of all segments, by node. Looks at each.
   std::vector<NumaNodeStats> NumaNodes() const;
@@ -105,6 +103,7 @@ class SegmentHeap {
   FreeLists large_;
   const uint64_t alignment_bytes_;
   const uint64_t slab_bytes_;
+  Arena* const arena_;
   std::vector<std::unique_ptr<Run>> runs_;
   std::vector<std::unique_ptr<Run>> slabs_;
   uint64_t segment_bytes_ = 0;

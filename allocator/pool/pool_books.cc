@@ -33,8 +33,8 @@ void Add(ByteGauge* gauge, uint64_t bytes) {
 
 }  // namespace
 
-PoolBooks::PoolBooks(uint64_t alignment_bytes, uint64_t segment_bytes)
-    : heap_(alignment_bytes, SlabBytes(segment_bytes)) {}
+PoolBooks::PoolBooks(uint64_t alignment_bytes, uint64_t segment_bytes, Arena* arena)
+    : heap_(alignment_bytes, SlabBytes(segment_bytes), arena) {}
 
 BlockRecord* PoolBooks::Take(uint64_t size_bytes, uint64_t class_bytes, Way way) {
   BlockRecord* block = heap_.Take(class_bytes);
@@ -71,14 +71,14 @@ BlockRecord* PoolBooks::Take(uint64_t size_bytes, uint64_t class_bytes, Way way)
 }
 
 void PoolBooks::MarkReleased(BlockRecord* block, uint64_t id) {
-  CheckReleased(*block, id, BlockState::kLive, &heap_);
+  CheckReleased(*block, id, BlockState::kLive);
   block->state = BlockState::kReleased;
 }
 
 void PoolBooks::Enter(const ReleaseBatch::Release& release,
                       const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed) {
   BlockRecord* const block = release.block;
-  CheckReleased(*block, release.id, kStateOnEntry, &heap_);
+  CheckReleased(*block, release.id, kStateOnEntry);
   requested_bytes_.current -= block->size_bytes;
   booked_bytes_.current -= block->capacity_bytes;
   BucketOf(*block).booked_bytes.current -= block->capacity_bytes;
@@ -105,20 +105,13 @@ void PoolBooks::Reclaim(DeferredReleases::Timelines* retired) {
   }
 }
 
-BlockRecord* PoolBooks::AddSegment(const HostSegment& segment, SegmentHeap::JoinsAt joins_at,
-                                   uint64_t size_bytes, uint64_t class_bytes) {
-  heap_.AddSegment(segment, joins_at);
-  Add(&stats_.locked_bytes, segment.size_bytes);
-  BlockRecord* const block = size_bytes == 0 ? nullptr : Take(size_bytes, class_bytes, Way::kGrown);
+BlockRecord* PoolBooks::AddSegments(absl::Span<const HostSegment> segments,
+                                    SegmentHeap::JoinsAt joins_at, uint64_t size_bytes,
+                                    uint64_t class_bytes, Way way) {
+  for (const HostSegment& segment : segments) heap_.AddSegment(segment, joins_at);
+  BlockRecord* const block = size_bytes == 0 ? nullptr : Take(size_bytes, class_bytes, way);
   peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
   return block;
-}
-
-std::vector<HostSegment> PoolBooks::RemoveFreeSegments(const SegmentHeap::Removal& wanted) {
-  std::vector<HostSegment> segments = heap_.RemoveFreeSegments(wanted);
-  stats_.locked_bytes.current = heap_.segment_bytes();
-  if (!segments.empty()) ++stats_.trims;
-  return segments;
 }
 
 uint64_t PoolBooks::RoomForLargeBlocks() {
@@ -136,9 +129,8 @@ AllocatorStats PoolBooks::Stats() const {
   stats.used_bytes = {
       .current = used_bytes(), .peak = peak_used_bytes_, .total = booked_bytes_.total};
   const uint64_t put_bytes = booked_bytes_.total - used_bytes();
-  stats.cached_bytes = {.current = cached_bytes(),
-                        .peak = peak_cached_bytes_,
-                        .total = stats.locked_bytes.total - grown_bytes_ + put_bytes};
+  stats.cached_bytes = {
+      .current = cached_bytes(), .peak = peak_cached_bytes_, .total = put_bytes - grown_bytes_};
   for (const Bucket& bucket : buckets_) {
     if (bucket.allocations == 0) continue;
     stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << (&bucket - buckets_.data()),

@@ -1,10 +1,10 @@
-// The books of a pool: what is free, which blocks are live or wait for tickets, and the statistics
-// of that.
+// The books of an arena: what is free, which blocks are live or wait for tickets, and the
+// statistics of that.
 //
 //   Take --> live block --Enter-------------------------> free
 //                          \--> deferred --Reclaim--------^
 //
-// Thread safety: none of its own; SegmentPool adds the lock. Of a source JoinsAt is called, and of
+// Thread safety: none of its own; Arena adds the lock. Of a source JoinsAt is called, and of
 // a timeline Completed, which only compute.
 
 #ifndef PINION_ALLOCATOR_POOL_POOL_BOOKS_H_
@@ -15,6 +15,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/segment.h"
@@ -31,7 +32,8 @@ class PoolBooks {
   // How an allocation came by its block.
   enum class Way { kCached, kPolled, kWaited, kGrown };
 
-  PoolBooks(uint64_t alignment_bytes, uint64_t segment_bytes);
+  // Those of one arena.
+  PoolBooks(uint64_t alignment_bytes, uint64_t segment_bytes, Arena* arena);
 
   // A live block for a request of `size_bytes`; null if no free one has `class_bytes`.
   BlockRecord* Take(uint64_t size_bytes, uint64_t class_bytes, Way way);
@@ -50,17 +52,19 @@ class PoolBooks {
   // What deferred blocks wait for next: one ticket per timeline.
   std::vector<FenceTicket> NextTickets() const { return deferred_.NextTickets(); }
 
-  // Adds a segment, and takes a block from it as Take does; size 0: none.
-  BlockRecord* AddSegment(const HostSegment& segment, SegmentHeap::JoinsAt joins_at,
-                          uint64_t size_bytes, uint64_t class_bytes);
-  std::vector<HostSegment> RemoveFreeSegments(const SegmentHeap::Removal& wanted);
+  // Adds segments, and takes a block then as Take does; size 0: none.
+  BlockRecord* AddSegments(absl::Span<const HostSegment> segments, SegmentHeap::JoinsAt joins_at,
+                           uint64_t size_bytes, uint64_t class_bytes, Way way);
+  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes) {
+    return heap_.RemoveFreeSegments(bytes);
+  }
 
   // Free bytes that can serve blocks that are not small.
   uint64_t RoomForLargeBlocks();
-  uint64_t segment_bytes() const { return heap_.segment_bytes(); }
   uint64_t live_blocks() const { return live_blocks_; }
 
   void CountWait() { ++stats_.waits_for_deferred; }
+  // Of these books: what is locked, and how often memory went back, is the pool's to add.
   AllocatorStats Stats() const;
 
  private:

@@ -20,24 +20,71 @@ constexpr absl::Duration kTeardownWait = absl::Seconds(1);
 // The least that one timeline is waited for while others are deferred too.
 constexpr absl::Duration kShortestWait = absl::Microseconds(100);
 
-// Deferred blocks are looked at by every so many allocations: the counter that says which are done
-// is in the cache of the thread that raises it.
-constexpr uint32_t kReclaimEvery = 4;
+// What an arena gives to one that misses memory: neither shall come again soon.
+constexpr double kShareGivenUp = 0.5;
 
-// How many such looks go by until one looks into the buffers of all threads.
-constexpr uint32_t kLookAroundEvery = 64;
+// More than there can be blocks: keeps the count above zero while they are counted.
+constexpr uint64_t kStillCounting = uint64_t{1} << 62;
 
-// How many releases of other threads one allocation enters into the books: few, for its latency.
-// Two keep pace, since a block that is released was allocated once.
-constexpr uint32_t kSettlePerAllocation = 2;
+void Add(ByteGauge* sum, const ByteGauge& gauge) {
+  sum->current += gauge.current;
+  sum->peak += gauge.peak;
+  sum->total += gauge.total;
+}
+
+// Of arenas. Their peaks need not have been at one time: the sum is a bound.
+void Add(AllocatorStats* sum, const AllocatorStats& stats) {
+  Add(&sum->requested_bytes, stats.requested_bytes);
+  Add(&sum->booked_bytes, stats.booked_bytes);
+  Add(&sum->deferred_bytes, stats.deferred_bytes);
+  Add(&sum->used_bytes, stats.used_bytes);
+  Add(&sum->cached_bytes, stats.cached_bytes);
+  sum->allocations += stats.allocations;
+  sum->hits += stats.hits;
+  sum->polled_hits += stats.polled_hits;
+  sum->waits_for_deferred += stats.waits_for_deferred;
+  sum->waited_hits += stats.waited_hits;
+  sum->misses += stats.misses;
+  for (const SizeBucketStats& bucket : stats.size_buckets) {
+    auto place = std::lower_bound(
+        sum->size_buckets.begin(), sum->size_buckets.end(), bucket.from_bytes,
+        [](const SizeBucketStats& other, uint64_t bytes) { return other.from_bytes < bytes; });
+    if (place == sum->size_buckets.end() || place->from_bytes != bucket.from_bytes) {
+      place = sum->size_buckets.emplace(place);
+      place->from_bytes = bucket.from_bytes;
+    }
+    place->allocations += bucket.allocations;
+    place->misses += bucket.misses;
+    Add(&place->booked_bytes, bucket.booked_bytes);
+  }
+  for (const NumaNodeStats& node : stats.numa_nodes) {
+    for (NumaNodeStats& mine : sum->numa_nodes) {
+      if (mine.numa_node == node.numa_node) mine.used_bytes += node.used_bytes;
+    }
+  }
+}
 
 }  // namespace
 
+// To be made before a lock is taken, so that it goes after that.
+class SegmentPool::Aftermath : public Arena::Leftovers {
+ public:
+  explicit Aftermath(SegmentPool* pool) : pool_(pool) {}
+  ~Aftermath() {
+    if (gone_blocks != 0) pool_->CountDown(gone_blocks);
+  }
+  Aftermath(const Aftermath&) = delete;
+  Aftermath& operator=(const Aftermath&) = delete;
+
+ private:
+  SegmentPool* const pool_;
+};
+
 SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options)
-    : alignment_bytes_(options.alignment_bytes),
+    : options_(options),
       segment_bytes_(options.segment_bytes),
       source_(std::move(source), options.max_locked_bytes),
-      books_(options.alignment_bytes, options.segment_bytes) {}
+      segments_(options.alignment_bytes) {}
 
 SegmentPool::~SegmentPool() {
   const absl::Status waited = WaitForAllDeferred(kTeardownWait);
@@ -50,44 +97,99 @@ SegmentPool::~SegmentPool() {
 
 uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) const {
   const uint64_t class_bytes = RoundUpToSizeClass(size_bytes + kRedZoneBytes);
-  return IsSmallClass(class_bytes) ? class_bytes : AlignUp(class_bytes, alignment_bytes_);
+  return IsSmallClass(class_bytes) ? class_bytes : AlignUp(class_bytes, options_.alignment_bytes);
 }
 
 uint64_t SegmentPool::LeastSegmentBytes(uint64_t size_bytes) const {
   return AlignUp(BookedBytes(size_bytes), source_.granularity_bytes());
 }
 
-BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes, PoolBooks::Way way) {
-  const uint64_t class_bytes = BookedBytes(size_bytes);
-  Leftovers leftovers;
-  BlockRecord* block;
-  {
-    MutexLock lock(mu_);
-    buffers_.TakeIncoming(&incoming_);
-    const bool mine = buffers_.TakeMine(&incoming_);
-    SettleLocked(mine ? incoming_.back()->size : kSettlePerAllocation, &leftovers);
-    if (until_reclaim_-- == 0) ReclaimLocked(&leftovers);
-    block = books_.Take(size_bytes, class_bytes, way);
-    if (block == nullptr) {
-      SettleAllLocked(&leftovers);
-      ReclaimLocked(&leftovers);
-      block = books_.Take(size_bytes, class_bytes, way);
-    }
+SegmentPool::Seat SegmentPool::Mine() {
+  const int slot = ThreadSlot();
+  Arena* arena = arenas_[slot].load(std::memory_order_acquire);
+  if (arena == nullptr) arena = AddArena(slot);
+  return {arena, slot == kNoThreadSlot ? Arena::By::kOther : Arena::By::kOwner};
+}
+
+Arena* SegmentPool::AddArena(int slot) {
+  auto added = std::make_unique<Arena>(this, options_, /*has_owner=*/slot != kNoThreadSlot);
+  MutexLock lock(mu_);
+  Arena* arena = arenas_[slot].load(std::memory_order_relaxed);
+  if (arena != nullptr) return arena;  // another thread without a number was first
+  arena = all_arenas_.emplace_back(std::move(added)).get();
+  arenas_[slot].store(arena, std::memory_order_release);
+  return arena;
+}
+
+Arena::By SegmentPool::RoleIn(const Arena& arena) const {
+  const int slot = ThreadSlot();
+  const bool mine =
+      slot != kNoThreadSlot && arenas_[slot].load(std::memory_order_relaxed) == &arena;
+  return mine ? Arena::By::kOwner : Arena::By::kOther;
+}
+
+SegmentPool::Seat SegmentPool::SeatOf(const BlockRecord& block, uint64_t id) const {
+  if (block.arena->pool() != this) DieOfRelease(block, id, block.state);
+  return {block.arena, RoleIn(*block.arena)};
+}
+
+void SegmentPool::ForEachArena(absl::FunctionRef<void(Seat)> visit) const {
+  for (const std::atomic<Arena*>& slot : arenas_) {
+    Arena* const arena = slot.load(std::memory_order_acquire);
+    if (arena != nullptr) visit({arena, RoleIn(*arena)});
   }
+}
+
+BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes, PoolBooks::Way way) {
+  const Arena::Request request = {size_bytes, BookedBytes(size_bytes), way};
+  const Seat mine = Mine();
+  Aftermath aftermath(this);
+  BlockRecord* block = mine.arena->TryAllocate(mine.by, request, &aftermath);
+  if (block == nullptr) block = TakeFromOthers(mine, request, &aftermath);
   if (kHardened && block != nullptr) PrepareBlock(*block);
   return block;
 }
 
+BlockRecord* SegmentPool::TakeFromOthers(const Seat& mine, const Arena::Request& request,
+                                         Aftermath* aftermath) {
+  MutexLock lock(mu_);
+  if (all_arenas_.size() == 1) return nullptr;
+  BlockRecord* block = nullptr;
+  const auto take_share = [&](double share) {
+    ForEachArena([&](Seat other) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      if (block != nullptr || other.arena == mine.arena) return;
+      const std::vector<HostSegment> pieces =
+          other.arena->GiveUp(other.by, share == 1 ? 0 : request.class_bytes, share, aftermath);
+      if (!pieces.empty()) block = TakeOverLocked(mine, pieces, request);
+    });
+  };
+  take_share(kShareGivenUp);
+  ForEachArena([&](Seat other) {
+    if (block != nullptr || other.arena == mine.arena) return;
+    block = other.arena->TryAllocate(other.by, request, aftermath);
+  });
+  if (block == nullptr) take_share(1);
+  return block;
+}
+
+BlockRecord* SegmentPool::TakeOverLocked(const Seat& seat, absl::Span<const HostSegment> pieces,
+                                         const Arena::Request& request) {
+  const auto joins_at = [this](const void* border) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !segments_.BeginsAt(border) || source_.JoinsAt(border);
+  };
+  return seat.arena->TakeOver(seat.by, pieces, joins_at, request);
+}
+
 void SegmentPool::Release(BlockRecord* block, uint64_t id) {
   if (origin_.InForkedChild()) return;
+  const Seat seat = SeatOf(*block, id);
   if (kHardened) {
-    MarkReleased(block, id);
+    seat.arena->MarkReleased(seat.by, block, id);
     CheckAndPoisonBlock(*block);
   }
-  if (!mu_.TryLock()) return ReleaseLater({block, id}, nullptr);
-  std::shared_ptr<SegmentPool> last;
-  EnterLocked({block, id}, nullptr, 0, &last);
-  mu_.Unlock();
+  if (seat.by == Arena::By::kOther && seat.arena->EnterLater({block, id}, nullptr)) return;
+  Aftermath aftermath(this);
+  seat.arena->Enter(seat.by, block, id, {}, &aftermath);
 }
 
 void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
@@ -98,58 +200,31 @@ void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
     if (!ticket.IsDone()) open.push_back(&ticket);
   }
   if (open.empty()) return Release(block, id);
-  if (kHardened) MarkReleased(block, id);
-  const ReleaseBatch::Release release = {block, id, open[0]->value};
-  if (open.size() == 1) return ReleaseLater(release, open[0]->timeline);
-
-  std::shared_ptr<SegmentPool> last;
-  MutexLock lock(mu_);
-  EnterLocked(release, open[0]->timeline, 0, &last);
-  for (size_t i = 1; i < open.size(); ++i) books_.Defer(block, open[i]->timeline, open[i]->value);
-}
-
-void SegmentPool::MarkReleased(BlockRecord* block, uint64_t id) {
-  MutexLock lock(mu_);
-  books_.MarkReleased(block, id);
-}
-
-void SegmentPool::ReleaseLater(const ReleaseBatch::Release& release,
-                               const std::shared_ptr<FenceTimeline>& timeline) {
-  if (buffers_.Add(release, timeline)) return;
-  std::shared_ptr<SegmentPool> last;
-  MutexLock lock(mu_);
-  EnterLocked(release, timeline, 0, &last);
-}
-
-void SegmentPool::SettleAllLocked(Leftovers* leftovers) {
-  buffers_.TakeAll(&incoming_);
-  SettleLocked(UINT64_MAX, leftovers);
-}
-
-void SegmentPool::SettleLocked(uint64_t most, Leftovers* leftovers) {
-  while (!incoming_.empty() && most-- > 0) {
-    ReleaseBatch& batch = *incoming_.back();
-    EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, &leftovers->last);
-    if (batch.size > 0) continue;
-    leftovers->timelines.push_back(std::move(batch.timeline));
-    buffers_.Recycle(std::move(incoming_.back()));
-    incoming_.pop_back();
+  const Seat seat = SeatOf(*block, id);
+  if (kHardened) seat.arena->MarkReleased(seat.by, block, id);
+  if (open.size() == 1 && seat.arena->EnterLater({block, id, open[0]->value}, open[0]->timeline)) {
+    return;
   }
+  Aftermath aftermath(this);
+  seat.arena->Enter(seat.by, block, id, open, &aftermath);
 }
 
-void SegmentPool::EnterLocked(const ReleaseBatch::Release& release,
-                              const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
-                              std::shared_ptr<SegmentPool>* last) {
-  books_.Enter(release, timeline, completed);
-  if (books_.live_blocks() == 0) *last = std::move(kept_by_blocks_);
+void SegmentPool::CountDown(uint64_t blocks) {
+  if (outliving_blocks_.fetch_sub(blocks, std::memory_order_acq_rel) != blocks) return;
+  std::shared_ptr<SegmentPool> last;
+  MutexLock lock(mu_);
+  last = std::move(kept_by_blocks_);
 }
 
 std::vector<FenceTicket> SegmentPool::ReclaimAndListTickets() {
-  Leftovers leftovers;
-  MutexLock lock(mu_);
-  SettleAllLocked(&leftovers);
-  ReclaimLocked(&leftovers);
-  return books_.NextTickets();
+  Aftermath aftermath(this);
+  std::vector<FenceTicket> tickets;
+  ForEachArena([&](Seat seat) {
+    for (FenceTicket& ticket : seat.arena->ReclaimAndListTickets(seat.by, &aftermath)) {
+      tickets.push_back(std::move(ticket));
+    }
+  });
+  return tickets;
 }
 
 bool SegmentPool::PollDeferred() {
@@ -162,10 +237,8 @@ BlockRecord* SegmentPool::TakeDeferred(uint64_t size_bytes, absl::Duration longe
   const bool some_left = PollDeferred();
   BlockRecord* const block = TryAllocate(size_bytes, PoolBooks::Way::kPolled);
   if (block != nullptr || !some_left || longest_wait <= absl::ZeroDuration()) return block;
-  {
-    MutexLock lock(mu_);
-    books_.CountWait();
-  }
+  const Seat mine = Mine();
+  mine.arena->CountWait(mine.by);
   return WaitForDeferred(size_bytes, longest_wait);
 }
 
@@ -192,48 +265,67 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration ti
 
 BlockRecord* SegmentPool::AddSegment(const HostSegment& segment, uint64_t size_bytes) {
   if (kHardened) PoisonFree(segment.data, segment.size_bytes);
-  const auto joins_at = [this](const void* border) { return source_.JoinsAt(border); };
+  const Seat mine = Mine();
+  const uint64_t class_bytes = size_bytes == 0 ? 0 : BookedBytes(size_bytes);
   BlockRecord* block;
   {
     MutexLock lock(mu_);
-    block = books_.AddSegment(segment, joins_at, size_bytes, BookedBytes(size_bytes));
+    Add(&locked_bytes_, {segment.size_bytes, 0, segment.size_bytes});
+    locked_bytes_.peak = std::max(locked_bytes_.peak, locked_bytes_.current);
+    block = TakeOverLocked(mine, segments_.Add(segment),
+                           {size_bytes, class_bytes, PoolBooks::Way::kGrown});
   }
   if (kHardened && block != nullptr) PrepareBlock(*block);
   return block;
 }
 
-LimitedSource::GivenBack SegmentPool::GiveBack(const SegmentHeap::Removal& wanted) {
-  Leftovers leftovers;
+LimitedSource::GivenBack SegmentPool::GiveBack(const SegmentMap::Removal& wanted) {
+  Aftermath aftermath(this);
   std::vector<HostSegment> segments;
   {
     MutexLock lock(mu_);
-    SettleAllLocked(&leftovers);
-    ReclaimLocked(&leftovers);
-    segments = books_.RemoveFreeSegments(wanted);
+    std::vector<Seat> seats;
+    std::vector<std::vector<HostSegment>> free;
+    ForEachArena([&](Seat seat) {
+      seats.push_back(seat);
+      free.push_back(seat.arena->GiveUp(seat.by, 0, 1, &aftermath));
+    });
+    segments = segments_.RemoveFree(wanted, &free);
+    for (size_t i = 0; i < seats.size(); ++i) TakeOverLocked(seats[i], free[i], {});
+    locked_bytes_.current = segments_.total_bytes();
+    if (!segments.empty()) ++trims_;
   }
   return source_.Unpin(segments);
 }
 
 uint64_t SegmentPool::RoomForLargeBlocks() {
-  Leftovers leftovers;
+  Aftermath aftermath(this);
+  uint64_t bytes = 0;
   MutexLock lock(mu_);
-  SettleAllLocked(&leftovers);
-  ReclaimLocked(&leftovers);
-  return books_.RoomForLargeBlocks();
+  ForEachArena([&](Seat seat) { bytes += seat.arena->RoomForLargeBlocks(seat.by, &aftermath); });
+  return bytes;
 }
 
 uint64_t SegmentPool::locked_bytes() const {
   MutexLock lock(mu_);
-  return books_.segment_bytes();
+  return locked_bytes_.current;
 }
 
 AllocatorStats SegmentPool::GetStats() {
   AllocatorStats stats;
   {
-    Leftovers leftovers;
+    Aftermath aftermath(this);
     MutexLock lock(mu_);
-    SettleAllLocked(&leftovers);
-    stats = books_.Stats();
+    stats.numa_nodes = segments_.NumaNodes();
+    ForEachArena([&](Seat seat) { Add(&stats, seat.arena->Stats(seat.by, &aftermath)); });
+    stats.locked_bytes = locked_bytes_;
+    stats.trims = trims_;
+  }
+  stats.cached_bytes.total += stats.locked_bytes.total;
+  for (ByteGauge* gauge : {&stats.requested_bytes, &stats.booked_bytes, &stats.deferred_bytes,
+                           &stats.used_bytes, &stats.cached_bytes}) {
+    // What moved from arena to arena was cached in both, at different times.
+    gauge->peak = std::min({gauge->peak, gauge->total, stats.locked_bytes.peak});
   }
   static_cast<SourceStats&>(stats) = source_.stats();
   return stats;
@@ -242,23 +334,17 @@ AllocatorStats SegmentPool::GetStats() {
 void SegmentPool::Abandon(std::shared_ptr<SegmentPool> pool) {
   if (pool->origin_.InForkedChild()) return KeepForEver(std::move(pool));
   {
-    Leftovers leftovers;
-    MutexLock lock(pool->mu_);
-    pool->buffers_.Close(&pool->incoming_);
-    pool->SettleLocked(UINT64_MAX, &leftovers);
-    if (pool->books_.live_blocks() != 0) pool->kept_by_blocks_ = pool;
+    Aftermath aftermath(pool.get());
+    uint64_t live_blocks = 0;
+    {
+      MutexLock lock(pool->mu_);
+      pool->kept_by_blocks_ = pool;
+      pool->outliving_blocks_ = kStillCounting;
+      pool->ForEachArena([&](Seat seat) { live_blocks += seat.arena->Close(seat.by, &aftermath); });
+    }
+    pool->CountDown(kStillCounting - live_blocks);
   }
   pool->GiveBack({});
-}
-
-void SegmentPool::ReclaimLocked(Leftovers* leftovers) {
-  until_reclaim_ = kReclaimEvery - 1;
-  if (until_look_around_-- == 0) {
-    // A thread that has ended leaves its last releases, and what they hold on to, in its buffer.
-    until_look_around_ = kLookAroundEvery;
-    SettleAllLocked(leftovers);
-  }
-  books_.Reclaim(&leftovers->timelines);
 }
 
 absl::Status SegmentPool::WaitForAllDeferred(absl::Duration timeout) {

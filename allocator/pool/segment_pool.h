@@ -1,17 +1,21 @@
-// What blocks belong to: the segments, the books of who has what of them, and the lock around
-// those. Grower decides when to add a segment.
+// What blocks belong to: the memory that a source has given, and the arenas that it is lent to, one
+// per thread that allocates. Grower decides when to add a segment.
 //
-//   TryAllocate --> live block --Release---------------------------------------> free
-//                        \_______ReleaseAfter--> buffer --> deferred --reclaim--^
+//   TryAllocate   this thread's arena, which no other thread takes a lock of
+//     |  nothing fits: under one lock of the pool
+//     +-> half of what another arena has free  ->  a block of another arena
+//                                              ->  all that is free, so that neighbours join
+//                                              ->  null: only then does the pool grow
 //
-// A release does not wait for those who allocate: one with a ticket, or one that meets the lock
-// held, goes to a buffer (release_buffers.h); only one with several open tickets takes the lock.
-// TryAllocate enters what its own thread released, some of what others handed over, and all there
-// is before it says that nothing fits. To reclaim deferred blocks loads their timelines' counters
-// and is done in passing; PollDeferred and TakeDeferred ask the devices first.
+// So what a thread holds is what it uses, and what nobody has missed so far: nothing is pinned, or
+// refused, while the free memory of all threads together would do. A thread's end leaves its arena
+// to the thread that gets its number (thread_slot.h), and to everyone who misses memory. Threads
+// beyond kThreadSlots share one arena.
 //
-// Thread safety: thread-safe. No call to the source but JoinsAt, and none to a timeline but
-// Completed(), is made while the lock is held.
+// PollDeferred and TakeDeferred ask the devices how far they are.
+//
+// Thread safety: thread-safe. Locks are taken in this order: the pool's, an arena's. No call to the
+// source but JoinsAt, and none to a timeline but Completed(), is made while one is held.
 // Ownership: shared by the allocator and, as one reference, all live blocks. The last one to go
 // waits for a bounded time for tickets and gives the segments back; a segment whose tickets are
 // not done by then is leaked, since a device may still be writing to it.
@@ -19,11 +23,14 @@
 #ifndef PINION_ALLOCATOR_POOL_SEGMENT_POOL_H_
 #define PINION_ALLOCATOR_POOL_SEGMENT_POOL_H_
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -31,14 +38,14 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/segment.h"
-#include "pinion/allocator/heap/segment_heap.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/pool/deferred_releases.h"
+#include "pinion/allocator/pool/arena.h"
 #include "pinion/allocator/pool/limited_source.h"
 #include "pinion/allocator/pool/pool_books.h"
-#include "pinion/allocator/pool/release_buffers.h"
+#include "pinion/allocator/pool/segment_map.h"
 
 namespace pinion::internal {
 
@@ -82,7 +89,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   BlockRecord* AddSegment(const HostSegment& segment, uint64_t size_bytes);
 
   // Gives wholly free segments back to source().
-  LimitedSource::GivenBack GiveBack(const SegmentHeap::Removal& wanted);
+  LimitedSource::GivenBack GiveBack(const SegmentMap::Removal& wanted);
 
   // Free bytes that can serve blocks that are not small.
   uint64_t RoomForLargeBlocks();
@@ -94,47 +101,62 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   static void Abandon(std::shared_ptr<SegmentPool> pool);
 
  private:
-  // What is let go of while the lock is held, and destroyed after that.
-  struct Leftovers {
-    DeferredReleases::Timelines timelines;
-    std::shared_ptr<SegmentPool> last;  // the live blocks' reference, once there are none
+  // An arena, and as whom the thread takes its lock.
+  struct Seat {
+    Arena* arena = nullptr;
+    Arena::By by = Arena::By::kOther;
   };
 
+  // What arenas leave, destroyed by whoever holds no lock.
+  class Aftermath;
+
+  // --- Arenas ---
+
+  // This thread's.
+  Seat Mine();
+  Arena* AddArena(int slot);
+  // As whom this thread takes the lock of an arena, which it may not have any of.
+  Arena::By RoleIn(const Arena& arena) const;
+  // Of a block of this pool; dies if it is not.
+  Seat SeatOf(const BlockRecord& block, uint64_t id) const;
+  // Every arena, those that this thread has none of included.
+  void ForEachArena(absl::FunctionRef<void(Seat)> visit) const;
+
+  // --- Blocks ---
+
   uint64_t BookedBytes(uint64_t size_bytes) const;
-  void MarkReleased(BlockRecord* block, uint64_t id);
+  // A block where this thread's arena has none.
+  BlockRecord* TakeFromOthers(const Seat& mine, const Arena::Request& request,
+                              Aftermath* aftermath);
+  BlockRecord* TakeOverLocked(const Seat& seat, absl::Span<const HostSegment> pieces,
+                              const Arena::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits until something fits, nothing is deferred any more, or `timeout` has passed. Null unless
   // something fits.
   BlockRecord* WaitForDeferred(uint64_t size_bytes, absl::Duration timeout);
   // Why some are left, if any are.
   absl::Status WaitForAllDeferred(absl::Duration timeout);
-  // Reclaims, and returns what the rest waits for next: one ticket per timeline.
+  // Reclaims, and returns what the rest waits for next: one ticket per arena and timeline.
   std::vector<FenceTicket> ReclaimAndListTickets();
-  // Through this thread's buffer. The pool may be gone afterwards.
-  void ReleaseLater(const ReleaseBatch::Release& release,
-                    const std::shared_ptr<FenceTimeline>& timeline);
-  // Into the books. `completed` is of the timeline.
-  void EnterLocked(const ReleaseBatch::Release& release,
-                   const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
-                   std::shared_ptr<SegmentPool>* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters up to `most` of the releases that were handed over.
-  void SettleLocked(uint64_t most, Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters all releases that happened before.
-  void SettleAllLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // So many of the blocks that outlived the allocator are gone. The pool may be, afterwards.
+  void CountDown(uint64_t blocks);
 
   const ForkOrigin origin_;
-  const uint64_t alignment_bytes_;
+  const AllocatorOptions options_;
   const uint64_t segment_bytes_;
   LimitedSource source_;
-  ReleaseBuffers buffers_;
 
+  // By the number of the thread that it is for; the last one is shared by those without a number.
+  std::array<std::atomic<Arena*>, kThreadSlots + 1> arenas_ = {};
+
+  // Held while memory moves between arenas, the source, and the statistics.
   mutable Mutex mu_;
-  PoolBooks books_ ABSL_GUARDED_BY(mu_);
-  ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, to be entered
-  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_){};          // calls of TryAllocate
-  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_){};      // calls of ReclaimLocked
-  // The live blocks' reference to the pool, once the allocator has gone.
+  std::vector<std::unique_ptr<Arena>> all_arenas_ ABSL_GUARDED_BY(mu_);
+  SegmentMap segments_ ABSL_GUARDED_BY(mu_);
+  ByteGauge locked_bytes_ ABSL_GUARDED_BY(mu_);
+  uint64_t trims_ ABSL_GUARDED_BY(mu_) = 0;
+  // The live blocks' reference to the pool, once the allocator has gone, and how many they are.
   std::shared_ptr<SegmentPool> kept_by_blocks_ ABSL_GUARDED_BY(mu_);
+  std::atomic<uint64_t> outliving_blocks_ = 0;
 };
 
 }  // namespace pinion::internal

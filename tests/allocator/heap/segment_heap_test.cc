@@ -139,11 +139,11 @@ TEST(SegmentHeapTest, OnlyWhollyFreeSegmentsAreRemoved) {
   AddSegment(heap, FakeSegment(1 * kGiB, kMiB));
   BlockRecord* used = heap.Take(512 * kKiB);
   AddSegment(heap, FakeSegment(2 * kGiB, kMiB));
-  const std::vector<HostSegment> removed = heap.RemoveFreeSegments({});
+  const std::vector<HostSegment> removed = heap.RemoveFreeSegments();
   ASSERT_EQ(removed.size(), 1u);
   EXPECT_EQ(removed[0].data, reinterpret_cast<void*>(2 * kGiB));
   heap.Put(used);
-  EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 1u);
+  EXPECT_EQ(heap.RemoveFreeSegments().size(), 1u);
   EXPECT_EQ(heap.segment_bytes(), 0u);
   EXPECT_EQ(heap.large_free_bytes(), 0u);
 }
@@ -152,25 +152,9 @@ TEST(SegmentHeapTest, ASegmentWhoseSlabsAreFreeIsRemoved) {
   SegmentHeap heap(kPage, kSlab);
   AddSegment(heap, FakeSegment(kGiB, kMiB));
   BlockRecord* small = heap.Take(kMinBlockBytes);
-  EXPECT_TRUE(heap.RemoveFreeSegments({}).empty());
+  EXPECT_TRUE(heap.RemoveFreeSegments().empty());
   heap.Put(small);
-  EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 1u);
-}
-
-TEST(SegmentHeapTest, NothingIsRemovedWhereThatWouldNotBeEnough) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, kMiB));
-  EXPECT_TRUE(heap.RemoveFreeSegments({.bytes = kMiB + 1, .all_or_none = true}).empty());
-  EXPECT_EQ(heap.RemoveFreeSegments({.bytes = kMiB, .all_or_none = true}).size(), 1u);
-}
-
-TEST(SegmentHeapTest, OnlyLongSegmentsAreRemovedWhereThatIsAskedFor) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(1 * kGiB, kMiB));
-  AddSegment(heap, FakeSegment(2 * kGiB, 2 * kMiB));
-  const std::vector<HostSegment> removed = heap.RemoveFreeSegments({.longer_than_bytes = kMiB});
-  ASSERT_EQ(removed.size(), 1u);
-  EXPECT_EQ(removed[0].size_bytes, 2 * kMiB);
+  EXPECT_EQ(heap.RemoveFreeSegments().size(), 1u);
 }
 
 TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
@@ -200,8 +184,8 @@ TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
 TEST(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
   SegmentHeap heap(kPage, kSlab);
   for (uint64_t i = 1; i <= 4; ++i) AddSegment(heap, FakeSegment(i * kGiB, kMiB));
-  EXPECT_TRUE(heap.RemoveFreeSegments({.bytes = 0}).empty());
-  EXPECT_EQ(heap.RemoveFreeSegments({.bytes = kMiB + 1}).size(), 2u);
+  EXPECT_TRUE(heap.RemoveFreeSegments(0).empty());
+  EXPECT_EQ(heap.RemoveFreeSegments(kMiB + 1).size(), 2u);
   EXPECT_EQ(heap.segment_bytes(), 2 * kMiB);
 }
 
@@ -216,7 +200,7 @@ TEST(SegmentHeapTest, BlocksCrossBordersOfSegmentsThatMayJoinInWhateverOrderThey
     ASSERT_NE(block, nullptr);
     EXPECT_EQ(Address(block), kGiB);
     heap.Put(block);
-    EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 3u);
+    EXPECT_EQ(heap.RemoveFreeSegments().size(), 3u);
     EXPECT_EQ(heap.segment_bytes(), 0u);
     EXPECT_EQ(heap.large_free_bytes(), 0u);
   } while (std::next_permutation(order.begin(), order.end()));
@@ -240,9 +224,9 @@ TEST(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
   BlockRecord* middle = heap.Take(kMiB + 2 * kPage);
   BlockRecord* upper = heap.Take(kMiB / 2);
   BlockRecord* small = heap.Take(kMinBlockBytes);  // in the upper segment
-  EXPECT_TRUE(heap.RemoveFreeSegments({}).empty());
+  EXPECT_TRUE(heap.RemoveFreeSegments().empty());
   heap.Put(middle);
-  const std::vector<HostSegment> removed = heap.RemoveFreeSegments({});
+  const std::vector<HostSegment> removed = heap.RemoveFreeSegments();
   ASSERT_EQ(removed.size(), 1u);
   EXPECT_EQ(removed[0].data, reinterpret_cast<void*>(kGiB + kMiB));
   EXPECT_EQ(heap.NumaNodes()[0].used_bytes, kMiB - kPage + kMiB / 2 + kMinBlockBytes);
@@ -251,20 +235,24 @@ TEST(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
   heap.Put(small);
   EXPECT_EQ(heap.NumaNodes()[0].used_bytes, 0u);
   EXPECT_EQ(heap.Take(kMiB + kPage), nullptr);
-  EXPECT_EQ(heap.RemoveFreeSegments({}).size(), 2u);
+  EXPECT_EQ(heap.RemoveFreeSegments().size(), 2u);
   EXPECT_EQ(heap.large_free_bytes(), 0u);
 }
 
-// The short segment that stays is the whole of what is above the gap.
-TEST(SegmentHeapTest, AFreeSegmentAboveOneThatWasRemovedServesOn) {
+// What stays of the free block is the lower part of a segment that is in use higher up.
+TEST(SegmentHeapTest, WhatIsFreeAboveASegmentThatWasRemovedServesOn) {
   SegmentHeap heap(kPage, kSlab);
   AddSegment(heap, FakeSegment(kGiB, 2 * kMiB), /*joins=*/true);
   AddSegment(heap, FakeSegment(kGiB + 2 * kMiB, kMiB), /*joins=*/true);
-  ASSERT_EQ(heap.RemoveFreeSegments({.longer_than_bytes = kMiB}).size(), 1u);
-  BlockRecord* block = heap.Take(kMiB);
+  BlockRecord* const lower = heap.Take(5 * kMiB / 2);
+  BlockRecord* const upper = heap.Take(kMiB / 2);
+  heap.Put(lower);
+  ASSERT_EQ(heap.RemoveFreeSegments().size(), 1u);
+  BlockRecord* block = heap.Take(kMiB / 2);
   ASSERT_NE(block, nullptr);
   EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
   heap.Put(block);
+  heap.Put(upper);
   // A segment that joins at the upper end extends what is there.
   AddSegment(heap, FakeSegment(kGiB + 3 * kMiB, kMiB), /*joins=*/true);
   block = heap.Take(2 * kMiB);
@@ -282,7 +270,7 @@ TEST(SegmentHeapTest, WhatIsCutAndJoinedAgainTakesNoMoreMemory) {
     BlockRecord* const block = heap.Take(kSmallLimitBytes);
     heap.Put(small);
     heap.Put(block);
-    ASSERT_EQ(heap.RemoveFreeSegments({}).size(), 2u);
+    ASSERT_EQ(heap.RemoveFreeSegments().size(), 2u);
   };
   cycle();
   const size_t before_bytes = mallinfo2().uordblks;
@@ -330,11 +318,10 @@ class ReferenceHeap {
     return largest;
   }
 
-  int FreeSegments(uint64_t longer_than_bytes) const {
+  int FreeSegments() const {
     return static_cast<int>(
-        std::count_if(segments_.begin(), segments_.end(), [&](const auto& segment) {
-          return segment.second > longer_than_bytes && IsFree(segment.first, segment.second);
-        }));
+        std::count_if(segments_.begin(), segments_.end(),
+                      [&](const auto& segment) { return IsFree(segment.first, segment.second); }));
   }
 
  private:
@@ -391,10 +378,8 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
         absent.erase(which);
       } else if (choice < 5) {
         const bool all = random() % 2 == 0;
-        const uint64_t longer_than_bytes = random() % 2 == 0 ? kShortBytes : 0;
-        const int free_segments = reference.FreeSegments(longer_than_bytes);
-        const std::vector<HostSegment> removed = heap.RemoveFreeSegments(
-            {.bytes = all ? UINT64_MAX : 1, .longer_than_bytes = longer_than_bytes});
+        const int free_segments = reference.FreeSegments();
+        const std::vector<HostSegment> removed = heap.RemoveFreeSegments(all ? UINT64_MAX : 1);
         ASSERT_EQ(removed.size(), all ? free_segments : std::min(free_segments, 1));
         for (const HostSegment& segment : removed) {
           ASSERT_NO_FATAL_FAILURE(reference.RemoveSegment(segment));
@@ -431,7 +416,7 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
       ASSERT_EQ(nodes.empty() ? 0 : nodes[0].used_bytes, used_bytes);
     }
     for (BlockRecord* block : live) heap.Put(block);
-    ASSERT_EQ(heap.RemoveFreeSegments({}).size(), kSegments - absent.size());
+    ASSERT_EQ(heap.RemoveFreeSegments().size(), kSegments - absent.size());
     ASSERT_EQ(heap.large_free_bytes(), 0u);
   }
 }

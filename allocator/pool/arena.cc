@@ -1,0 +1,141 @@
+#include "pinion/allocator/pool/arena.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace pinion::internal {
+namespace {
+
+// Deferred blocks are looked at by every so many allocations: the counter that says which are done
+// is in the cache of the thread that raises it.
+constexpr uint32_t kReclaimEvery = 4;
+
+// How many such looks go by until one looks into the buffers of all threads.
+constexpr uint32_t kLookAroundEvery = 64;
+
+// How many releases of other threads one allocation enters into the books: few, for its latency.
+// Two keep pace, since a block that is released was allocated once.
+constexpr uint32_t kSettlePerAllocation = 2;
+
+}  // namespace
+
+Arena::Arena(const SegmentPool* pool, const AllocatorOptions& options, bool has_owner)
+    : pool_(pool),
+      mu_(has_owner ? BiasedMutex::BestBarrier() : BiasedMutex::Barrier::kNobodyOwnsIt),
+      books_(options.alignment_bytes, options.segment_bytes, this) {}
+
+BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftovers) {
+  BiasedLock lock(mu_, by);
+  buffers_.TakeIncoming(&incoming_);
+  const bool mine = buffers_.TakeMine(&incoming_);
+  SettleLocked(mine ? incoming_.back()->size : kSettlePerAllocation, leftovers);
+  if (until_reclaim_-- == 0) ReclaimLocked(leftovers);
+  BlockRecord* block = books_.Take(request.size_bytes, request.class_bytes, request.way);
+  if (block == nullptr) {
+    SettleAllLocked(leftovers);
+    ReclaimLocked(leftovers);
+    block = books_.Take(request.size_bytes, request.class_bytes, request.way);
+  }
+  return block;
+}
+
+void Arena::MarkReleased(By by, BlockRecord* block, uint64_t id) {
+  BiasedLock lock(mu_, by);
+  books_.MarkReleased(block, id);
+}
+
+void Arena::Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket* const> open,
+                  Leftovers* leftovers) {
+  BiasedLock lock(mu_, by);
+  if (open.empty()) return EnterLocked({block, id}, nullptr, 0, leftovers);
+  EnterLocked({block, id, open[0]->value}, open[0]->timeline, 0, leftovers);
+  for (const FenceTicket* ticket : open.subspan(1)) {
+    books_.Defer(block, ticket->timeline, ticket->value);
+  }
+}
+
+std::vector<FenceTicket> Arena::ReclaimAndListTickets(By by, Leftovers* leftovers) {
+  BiasedLock lock(mu_, by);
+  SettleAllLocked(leftovers);
+  ReclaimLocked(leftovers);
+  return books_.NextTickets();
+}
+
+void Arena::CountWait(By by) {
+  BiasedLock lock(mu_, by);
+  books_.CountWait();
+}
+
+std::vector<HostSegment> Arena::GiveUp(By by, uint64_t least_bytes, double share,
+                                       Leftovers* leftovers) {
+  BiasedLock lock(mu_, by);
+  SettleAllLocked(leftovers);
+  ReclaimLocked(leftovers);
+  const uint64_t free_bytes = books_.RoomForLargeBlocks();
+  if (free_bytes < least_bytes) return {};
+  const auto wanted_bytes = static_cast<uint64_t>(share * static_cast<double>(free_bytes));
+  return books_.RemoveFreeSegments(std::max(least_bytes, wanted_bytes));
+}
+
+BlockRecord* Arena::TakeOver(By by, absl::Span<const HostSegment> pieces,
+                             SegmentHeap::JoinsAt joins_at, const Request& request) {
+  BiasedLock lock(mu_, by);
+  return books_.AddSegments(pieces, joins_at, request.size_bytes, request.class_bytes, request.way);
+}
+
+uint64_t Arena::RoomForLargeBlocks(By by, Leftovers* leftovers) {
+  BiasedLock lock(mu_, by);
+  SettleAllLocked(leftovers);
+  ReclaimLocked(leftovers);
+  return books_.RoomForLargeBlocks();
+}
+
+AllocatorStats Arena::Stats(By by, Leftovers* leftovers) {
+  BiasedLock lock(mu_, by);
+  SettleAllLocked(leftovers);
+  return books_.Stats();
+}
+
+uint64_t Arena::Close(By by, Leftovers* leftovers) {
+  BiasedLock lock(mu_, by);
+  buffers_.Close(&incoming_);
+  SettleLocked(UINT64_MAX, leftovers);
+  closed_ = true;
+  return books_.live_blocks();
+}
+
+void Arena::SettleAllLocked(Leftovers* leftovers) {
+  buffers_.TakeAll(&incoming_);
+  SettleLocked(UINT64_MAX, leftovers);
+}
+
+void Arena::SettleLocked(uint64_t most, Leftovers* leftovers) {
+  while (!incoming_.empty() && most-- > 0) {
+    ReleaseBatch& batch = *incoming_.back();
+    EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, leftovers);
+    if (batch.size > 0) continue;
+    leftovers->timelines.push_back(std::move(batch.timeline));
+    buffers_.Recycle(std::move(incoming_.back()));
+    incoming_.pop_back();
+  }
+}
+
+void Arena::EnterLocked(const ReleaseBatch::Release& release,
+                        const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
+                        Leftovers* leftovers) {
+  books_.Enter(release, timeline, completed);
+  if (closed_) ++leftovers->gone_blocks;
+}
+
+void Arena::ReclaimLocked(Leftovers* leftovers) {
+  until_reclaim_ = kReclaimEvery - 1;
+  if (until_look_around_-- == 0) {
+    // A thread that has ended leaves its last releases, and what they hold on to, in its buffer.
+    until_look_around_ = kLookAroundEvery;
+    SettleAllLocked(leftovers);
+  }
+  books_.Reclaim(&leftovers->timelines);
+}
+
+}  // namespace pinion::internal

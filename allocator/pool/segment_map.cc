@@ -1,0 +1,79 @@
+#include "pinion/allocator/pool/segment_map.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <set>
+
+#include "pinion/allocator/base/bytes.h"
+
+namespace pinion::internal {
+namespace {
+
+// Large segments are not cut into many: what moves between threads does so piece by piece.
+constexpr uint64_t kMostPieces = 64;
+constexpr uint64_t kLeastPieceBytes = 2 * kMiB;
+
+}  // namespace
+
+std::vector<HostSegment> SegmentMap::Add(const HostSegment& segment) {
+  segments_[segment.data] = {segment, added_++};
+  total_bytes_ += segment.size_bytes;
+  const uint64_t piece_bytes =
+      AlignUp(std::max(segment.size_bytes / kMostPieces, kLeastPieceBytes), alignment_bytes_);
+  std::vector<HostSegment> pieces;
+  for (uint64_t begin = 0; begin < segment.size_bytes; begin += piece_bytes) {
+    HostSegment& piece = pieces.emplace_back(segment);
+    piece.data = static_cast<char*>(segment.data) + begin;
+    piece.size_bytes = std::min(piece_bytes, segment.size_bytes - begin);
+  }
+  return pieces;
+}
+
+const SegmentMap::Entry& SegmentMap::Find(const HostSegment& piece) const {
+  return std::prev(segments_.upper_bound(piece.data))->second;
+}
+
+std::vector<HostSegment> SegmentMap::RemoveFree(const Removal& wanted,
+                                                std::vector<std::vector<HostSegment>>* free) {
+  std::map<uint64_t, uint64_t, std::greater<>> free_bytes;  // by the number of their segment
+  for (const std::vector<HostSegment>& pieces : *free) {
+    for (const HostSegment& piece : pieces) free_bytes[Find(piece).number] += piece.size_bytes;
+  }
+  std::map<uint64_t, HostSegment> by_number;
+  for (const auto& [_, entry] : segments_) by_number[entry.number] = entry.segment;
+  uint64_t bytes = 0;
+  std::set<uint64_t> chosen;
+  std::vector<HostSegment> removed;
+  for (const auto& [number, free_of_it] : free_bytes) {
+    if (bytes >= wanted.bytes) break;
+    const HostSegment& segment = by_number[number];
+    if (free_of_it < segment.size_bytes || segment.size_bytes <= wanted.longer_than_bytes) continue;
+    chosen.insert(number);
+    removed.push_back(segment);
+    bytes += segment.size_bytes;
+  }
+  if (wanted.all_or_none && bytes < wanted.bytes) return {};
+  for (std::vector<HostSegment>& pieces : *free) {
+    std::erase_if(pieces,
+                  [&](const HostSegment& piece) { return chosen.contains(Find(piece).number); });
+  }
+  for (const HostSegment& segment : removed) segments_.erase(segment.data);
+  total_bytes_ -= bytes;
+  return removed;
+}
+
+std::vector<NumaNodeStats> SegmentMap::NumaNodes() const {
+  std::map<int, NumaNodeStats> nodes;
+  for (const auto& [_, entry] : segments_) {
+    NumaNodeStats& node = nodes[entry.segment.numa_node];
+    node.numa_node = entry.segment.numa_node;
+    ++node.segments;
+    node.locked_bytes += entry.segment.size_bytes;
+  }
+  std::vector<NumaNodeStats> result;
+  for (const auto& [_, node] : nodes) result.push_back(node);
+  return result;
+}
+
+}  // namespace pinion::internal

@@ -1,0 +1,109 @@
+#include "pinion/allocator/base/biased_mutex.h"
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+
+namespace pinion {
+namespace {
+
+using Barrier = BiasedMutex::Barrier;
+using By = BiasedMutex::By;
+
+// With the barrier that this host has, and with that of hosts that have none.
+class BiasedMutexTest : public ::testing::TestWithParam<Barrier> {
+ protected:
+  BiasedMutexTest() : mu_(GetParam()) {}
+
+  BiasedMutex mu_;
+};
+
+INSTANTIATE_TEST_SUITE_P(AllBarriers, BiasedMutexTest,
+                         ::testing::Values(BiasedMutex::BestBarrier(), Barrier::kOfBoth),
+                         [](const auto& info) {
+                           return info.index == 0 ? "OfThisHost" : "OfBoth";
+                         });
+
+TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
+  constexpr uint64_t kOfOwner = 1'000'000;
+  constexpr uint64_t kOfOther = 2'000;
+  uint64_t count = 0;
+  std::atomic<int> others = 2;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      for (uint64_t n = 0; n < kOfOther; ++n) {
+        const BiasedLock lock(mu_, By::kOther);
+        ++count;
+      }
+      --others;
+    });
+  }
+  uint64_t of_owner = 0;
+  while (of_owner < kOfOwner || others > 0) {
+    const BiasedLock lock(mu_, By::kOwner);
+    ++count;
+    ++of_owner;
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(count, of_owner + 2 * kOfOther);
+}
+
+TEST_P(BiasedMutexTest, AnotherThreadWaitsForTheOwnerThatIsInside) {
+  std::atomic<bool> taken = false;
+  std::thread other;
+  {
+    const BiasedLock lock(mu_, By::kOwner);
+    other = std::thread([&] {
+      const BiasedLock lock(mu_, By::kOther);
+      taken = true;
+    });
+    absl::SleepFor(absl::Milliseconds(50));
+    EXPECT_FALSE(taken);
+  }
+  other.join();
+  EXPECT_TRUE(taken);
+}
+
+TEST_P(BiasedMutexTest, TheOwnerWaitsForAnotherThreadThatIsInside) {
+  std::atomic<bool> taken = false;
+  std::thread owner;
+  {
+    const BiasedLock lock(mu_, By::kOther);
+    owner = std::thread([&] {
+      for (int i = 0; i < 3; ++i) {
+        const BiasedLock lock(mu_, By::kOwner);
+        taken = true;
+      }
+    });
+    absl::SleepFor(absl::Milliseconds(50));
+    EXPECT_FALSE(taken);
+  }
+  owner.join();
+  EXPECT_TRUE(taken);
+}
+
+TEST(BiasedMutexWithoutOwnerTest, ThreadsExcludeEachOther) {
+  constexpr uint64_t kEach = 100'000;
+  BiasedMutex mu(Barrier::kNobodyOwnsIt);
+  uint64_t count = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      for (uint64_t n = 0; n < kEach; ++n) {
+        const BiasedLock lock(mu, By::kOther);
+        ++count;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(count, 3 * kEach);
+}
+
+}  // namespace
+}  // namespace pinion

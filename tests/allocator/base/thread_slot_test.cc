@@ -1,0 +1,53 @@
+#include "pinion/allocator/base/thread_slot.h"
+
+#include <barrier>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace pinion {
+namespace {
+
+int SlotOfNewThread() {
+  int slot = -1;
+  std::thread([&] { slot = ThreadSlot(); }).join();
+  return slot;
+}
+
+TEST(ThreadSlotTest, AThreadKeepsItsNumber) {
+  const int slot = ThreadSlot();
+  EXPECT_EQ(ThreadSlot(), slot);
+  EXPECT_NE(SlotOfNewThread(), slot);
+  EXPECT_EQ(ThreadSlot(), slot);
+}
+
+TEST(ThreadSlotTest, TheNumberOfAThreadThatHasEndedIsGivenAgain) {
+  const int slot = SlotOfNewThread();
+  for (int i = 0; i < 2 * kThreadSlots; ++i) EXPECT_EQ(SlotOfNewThread(), slot);
+}
+
+TEST(ThreadSlotTest, ThreadsThatAreTooManyGetNoneUntilOthersEnd) {
+  constexpr int kThreads = kThreadSlots + 8;
+  (void)ThreadSlot();  // one of the numbers is this thread's
+  std::barrier all_asked(kThreads);
+  std::vector<int> slots(kThreads);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      slots[i] = ThreadSlot();
+      all_asked.arrive_and_wait();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::multiset<int> given(slots.begin(), slots.end());
+  EXPECT_EQ(given.count(kNoThreadSlot), 9u);
+  given.erase(kNoThreadSlot);
+  EXPECT_EQ(std::set<int>(given.begin(), given.end()).size(), given.size());
+  EXPECT_FALSE(given.contains(ThreadSlot()));
+  EXPECT_LT(SlotOfNewThread(), kThreadSlots);
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,210 @@
+// Each thread allocates from a part of its own. What that must not cost: memory that one thread has
+// and another needs.
+
+#include <barrier>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/thread_slot.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/run_threads.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::kSlack;
+using ::pinion::testing::RunThreads;
+
+class PinnedAllocatorThreadsTest : public ::pinion::testing::PinnedAllocatorFixture {
+ protected:
+  template <typename Body>
+  static void OnAnotherThread(const Body& body) {
+    std::thread(body).join();
+  }
+
+  uint64_t pin_calls() const { return source_->calls(); }
+};
+
+TEST_F(PinnedAllocatorThreadsTest, WhatOneThreadHasFreedServesAnotherBeforeAnythingIsPinned) {
+  { const PinnedBlock block = Take(3 * kMiB - kSlack); }
+  OnAnotherThread([&] { const PinnedBlock block = Take(3 * kMiB - kSlack); });
+  { const PinnedBlock block = Take(3 * kMiB - kSlack); }
+  EXPECT_EQ(pin_calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, FreeNeighboursOfTwoThreadsJoinBeforeAnythingIsPinned) {
+  {
+    const PinnedBlock mine = Take(kMiB - kSlack);
+    OnAnotherThread([&] { const PinnedBlock theirs = Take(kMiB - kSlack); });
+  }
+  EXPECT_EQ(pin_calls(), 1u);
+  // All of the segment, of which each of the two has a part.
+  const PinnedBlock all = Take(4 * kMiB - kSlack);
+  EXPECT_EQ(pin_calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, AHoleBesideAnotherThreadsBlocksIsFilledBeforeAnythingIsPinned) {
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(Take(kMiB - kSlack));
+  const void* const hole = blocks[1].data();
+  blocks[1] = PinnedBlock();
+  OnAnotherThread([&] {
+    const PinnedBlock block = Take(kMiB - kSlack);
+    EXPECT_EQ(block.data(), hole);
+  });
+  // Released on the other thread, it is this thread's again.
+  EXPECT_EQ(Take(kMiB - kSlack).data(), hole);
+  EXPECT_EQ(pin_calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, ASmallBlockIsFoundInAnothersSlabWhereNothingElseIsLeft) {
+  options_.max_locked_bytes = 4 * kMiB;
+  Make();
+  const PinnedBlock small = Take(300);
+  std::vector<PinnedBlock> rest;
+  while (true) {
+    absl::StatusOr<PinnedBlock> block = allocator_->Allocate(64 * kKiB - kSlack);
+    if (!block.ok()) break;
+    rest.push_back(*std::move(block));
+  }
+  EXPECT_GT(rest.size(), 50u);
+  OnAnotherThread([&] { EXPECT_THAT(allocator_->Allocate(300), IsOk()); });
+}
+
+TEST_F(PinnedAllocatorThreadsTest, ABlockWhoseTicketIsDoneServesAnyThreadWhereverItWasReleased) {
+  PinnedBlock block = Take(4 * kMiB - kSlack);
+  const void* const data = block.data();
+  OnAnotherThread([&] { std::move(block).ReleaseAfter({timeline_->Ticket(1)}); });
+  EXPECT_EQ(allocator_->GetStats().deferred_bytes.current, 4 * kMiB);
+  timeline_->CompleteVisibly(1);
+  OnAnotherThread([&] { EXPECT_EQ(Take(4 * kMiB - kSlack).data(), data); });
+  EXPECT_EQ(pin_calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, ABlockWithTwoTicketsReleasedElsewhereWaitsForBoth) {
+  const auto second = std::make_shared<::pinion::testing::FakeTimeline>();
+  PinnedBlock block = Take(4 * kMiB - kSlack);
+  OnAnotherThread([&] {
+    std::move(block).ReleaseAfter({timeline_->Ticket(1), second->Ticket(1)});
+  });
+  timeline_->CompleteVisibly(1);
+  EXPECT_EQ(allocator_->GetStats().deferred_bytes.current, 4 * kMiB);
+  second->CompleteVisibly(1);
+  { const PinnedBlock again = Take(4 * kMiB - kSlack); }
+  EXPECT_EQ(pin_calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, ThreadsThatEndLeaveNothingBehind) {
+  for (int i = 0; i < 3 * kThreadSlots; ++i) {
+    OnAnotherThread([&] { const PinnedBlock block = Take(3 * kMiB - kSlack); });
+  }
+  EXPECT_EQ(pin_calls(), 1u);
+  EXPECT_THAT(allocator_->Trim(0), IsOk());
+  EXPECT_EQ(source_->outstanding_bytes(), 0u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberShareWhatIsLeft) {
+  constexpr int kThreads = kThreadSlots + 12;
+  std::vector<PinnedBlock> blocks(kThreads);
+  std::barrier all_have_one(kThreads);
+  RunThreads(kThreads, [&](int thread) {
+    blocks[thread] = Take(64 * kKiB - kSlack);
+    all_have_one.arrive_and_wait();
+    const PinnedBlock another = Take(32 * kKiB - kSlack);
+  });
+  EXPECT_EQ(allocator_->GetStats().booked_bytes.current, kThreads * 64 * kKiB);
+  blocks.clear();
+  EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 0u);
+  EXPECT_THAT(allocator_->GetStats().CheckInvariants(), IsOk());
+}
+
+// Forward allocates, backward frees.
+TEST_F(PinnedAllocatorThreadsTest, WhatOneThreadFillsAndAnotherDrainsDoesNotGrow) {
+  options_.segment_bytes = 64 * kMiB;
+  Make();
+  std::vector<PinnedBlock> blocks;
+  for (int step = 0; step < 50; ++step) {
+    for (uint64_t i = 0; i < 32; ++i) blocks.push_back(Take((1 + (i + step) % 7) * 200 * kKiB));
+    OnAnotherThread([&] {
+      while (!blocks.empty()) {
+        std::move(blocks.back()).ReleaseAfter({timeline_->Ticket(step)});
+        blocks.pop_back();
+        const PinnedBlock gradient = Take(300 * kKiB);
+      }
+    });
+    timeline_->CompleteVisibly(step);
+  }
+  EXPECT_EQ(pin_calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, WhatIsReservedOnOneThreadServesAnother) {
+  EXPECT_THAT(allocator_->Reserve(12 * kMiB), IsOk());
+  const uint64_t pinned = pin_calls();
+  OnAnotherThread([&] {
+    std::vector<PinnedBlock> blocks;
+    for (int i = 0; i < 12; ++i) blocks.push_back(Take(kMiB - kSlack));
+  });
+  EXPECT_EQ(pin_calls(), pinned);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, TrimGivesBackWhatOtherThreadsHaveFree) {
+  PinnedBlock kept;
+  OnAnotherThread([&] {
+    const PinnedBlock large = Take(8 * kMiB - kSlack);
+    kept = Take(kMiB - kSlack);
+  });
+  EXPECT_THAT(allocator_->Trim(0), IsOk());
+  EXPECT_EQ(source_->outstanding_bytes(), 4 * kMiB);
+  EXPECT_EQ(allocator_->GetStats().locked_bytes.current, 4 * kMiB);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, StatisticsAddUpWhatThreadsDid) {
+  const PinnedBlock mine = Take(kMiB - kSlack);
+  PinnedBlock theirs;
+  OnAnotherThread([&] {
+    theirs = Take(kMiB - kSlack);
+    const PinnedBlock small = Take(300);
+  });
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_THAT(stats.CheckInvariants(), IsOk());
+  EXPECT_EQ(stats.allocations, 3u);
+  EXPECT_EQ(stats.misses, 1u);
+  EXPECT_EQ(stats.hits, 2u);
+  EXPECT_EQ(stats.requested_bytes.current, 2 * (kMiB - kSlack));
+  EXPECT_EQ(stats.requested_bytes.total, 2 * (kMiB - kSlack) + 300);
+  EXPECT_EQ(stats.locked_bytes.current, 4 * kMiB);
+  EXPECT_EQ(stats.locked_bytes.total, 4 * kMiB);
+  ASSERT_EQ(stats.numa_nodes.size(), 1u);
+  EXPECT_EQ(stats.numa_nodes[0].segments, 1u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, BlocksOfSeveralThreadsOutliveTheAllocator) {
+  constexpr int kThreads = 6;
+  std::vector<PinnedBlock> blocks(2 * kThreads);
+  RunThreads(kThreads, [&](int thread) {
+    blocks[2 * thread] = Take(200 * kKiB);
+    blocks[2 * thread + 1] = Take(2000);
+  });
+  allocator_.reset();
+  EXPECT_GT(source_->outstanding_bytes(), 0u);
+  RunThreads(kThreads, [&](int thread) {
+    blocks[2 * thread + 1] = PinnedBlock();
+    const int next = (thread + 1) % kThreads;
+    std::move(blocks[2 * next]).ReleaseAfter({timeline_->Ticket(0)});
+  });
+  EXPECT_EQ(source_->outstanding_bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace pinion
