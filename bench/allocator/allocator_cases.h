@@ -43,8 +43,7 @@ struct WasteResult {
 class OnProcessor {
  public:
   explicit OnProcessor(int thread) {
-    // A thread inherits where its maker may run, which may be on one processor by now.
-    static const cpu_set_t allowed = Affinity();
+    const cpu_set_t& allowed = Allowed();
     before_ = Affinity();
     int wanted = thread % CPU_COUNT(&allowed);
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
@@ -60,7 +59,15 @@ class OnProcessor {
   OnProcessor(const OnProcessor&) = delete;
   OnProcessor& operator=(const OnProcessor&) = delete;
 
+  // How many there are.
+  static int Count() { return CPU_COUNT(&Allowed()); }
+
  private:
+  // A thread inherits where its maker may run, which may be on one processor by now.
+  static const cpu_set_t& Allowed() {
+    static const cpu_set_t allowed = Affinity();
+    return allowed;
+  }
   static cpu_set_t Affinity() {
     cpu_set_t set;
     CPU_ZERO(&set);
