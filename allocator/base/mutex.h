@@ -45,19 +45,6 @@ class ABSL_LOCKABLE Mutex {
     PINION_TSAN_MUTEX(__tsan_mutex_post_lock(this, __tsan_mutex_linker_init, 0));
   }
 
-  // False if it is held.
-  bool TryLock() ABSL_EXCLUSIVE_TRYLOCK_FUNCTION(true) {
-    PINION_TSAN_MUTEX(
-        __tsan_mutex_pre_lock(this, __tsan_mutex_linker_init | __tsan_mutex_try_lock));
-    const bool taken = TakeIfFree();
-    PINION_TSAN_MUTEX(__tsan_mutex_post_lock(
-        this,
-        __tsan_mutex_linker_init | __tsan_mutex_try_lock |
-            (taken ? 0u : static_cast<unsigned>(__tsan_mutex_try_lock_failed)),
-        0));
-    return taken;
-  }
-
   void Unlock() ABSL_UNLOCK_FUNCTION() {
     PINION_TSAN_MUTEX(__tsan_mutex_pre_unlock(this, __tsan_mutex_linker_init));
     // Whoever takes it now may destroy it: only its address is used from here on.

@@ -12,8 +12,6 @@
 namespace pinion::internal {
 namespace {
 
-constexpr int kRecordsPerChunk = 128;
-
 char* EndOf(const HostSegment& segment) {
   return static_cast<char*>(segment.data) + segment.size_bytes;
 }
@@ -130,7 +128,7 @@ void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
   } else {
     run.last = around->before;
     if (run.last != nullptr) run.last->after = nullptr;
-    Recycle(around);
+    records_.Put(around);
   }
 }
 
@@ -252,23 +250,14 @@ void SegmentHeap::DissolveFreeSlabs() {
   std::erase_if(slabs_, [this](const std::unique_ptr<Run>& slab) {
     if (slab->used_bytes != 0) return false;
     RemoveFree(slab->first);
-    Recycle(slab->first);
+    records_.Put(slab->first);
     Free(slab->slab);
     return true;
   });
 }
 
 BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run) {
-  if (unused_records_ == nullptr) {
-    record_chunks_.push_back(std::make_unique<BlockRecord[]>(kRecordsPerChunk));
-    BlockRecord* chunk = record_chunks_.back().get();
-    for (int i = 0; i < kRecordsPerChunk; ++i) {
-      chunk[i].arena = arena_;
-      chunk[i].next_free = unused_records_;
-      unused_records_ = &chunk[i];
-    }
-  }
-  BlockRecord* const block = std::exchange(unused_records_, unused_records_->next_free);
+  BlockRecord* const block = records_.Take();
   block->data = data;
   block->capacity_bytes = capacity_bytes;
   block->run = &run;
@@ -276,14 +265,6 @@ BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run
   block->after = nullptr;
   block->numa_node = static_cast<int16_t>(run.segments.front().numa_node);
   return block;
-}
-
-void SegmentHeap::Recycle(BlockRecord* block) {
-  // Not its arena, which may be read by whoever releases a block twice.
-  block->state = BlockState::kUnused;
-  block->id = 0;
-  block->next_free = unused_records_;
-  unused_records_ = block;
 }
 
 void SegmentHeap::InsertFree(BlockRecord* block) {
@@ -328,7 +309,7 @@ void SegmentHeap::Unlink(BlockRecord* block) {
   } else {
     block->run->last = block->before;
   }
-  Recycle(block);
+  records_.Put(block);
 }
 
 }  // namespace pinion::internal

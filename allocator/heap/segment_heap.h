@@ -28,6 +28,7 @@
 #include "absl/functional/function_ref.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/free_lists.h"
 #include "pinion/allocator/heap/segment.h"
 #include "pinion/allocator/host_memory_source.h"
@@ -44,7 +45,7 @@ class SegmentHeap {
   SegmentHeap(uint64_t alignment_bytes, uint64_t slab_bytes, Arena* arena = nullptr)
       : alignment_bytes_(alignment_bytes),
         slab_bytes_(AlignUp(slab_bytes, alignment_bytes)),
-        arena_(arena) {}
+        records_(arena) {}
   SegmentHeap(const SegmentHeap&) = delete;
   SegmentHeap& operator=(const SegmentHeap&) = delete;
 
@@ -93,7 +94,6 @@ class SegmentHeap {
 
   // Without neighbours, and in no list.
   BlockRecord* NewBlock(char* data, uint64_t capacity_bytes, Run& run);
-  void Recycle(BlockRecord* block);
   void InsertFree(BlockRecord* block);
   void RemoveFree(BlockRecord* block);
   // Out of the chain of neighbours, and unused from there on.
@@ -103,14 +103,11 @@ class SegmentHeap {
   FreeLists large_;
   const uint64_t alignment_bytes_;
   const uint64_t slab_bytes_;
-  Arena* const arena_;
   std::vector<std::unique_ptr<Run>> runs_;
   std::vector<std::unique_ptr<Run>> slabs_;
   uint64_t segment_bytes_ = 0;
   uint64_t large_free_bytes_ = 0;
-
-  std::vector<std::unique_ptr<BlockRecord[]>> record_chunks_;
-  BlockRecord* unused_records_ = nullptr;
+  BlockRecords records_;
 };
 
 }  // namespace pinion::internal

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <utility>
 
 namespace pinion::internal {
@@ -16,7 +17,11 @@ constexpr uint32_t kLookAroundEvery = 64;
 
 // How many releases of other threads one allocation enters into the books: few, for its latency.
 // Two keep pace, since a block that is released was allocated once.
-constexpr uint32_t kSettlePerAllocation = 2;
+constexpr int kSettlePerAllocation = 2;
+
+// How many batches may wait for the tickets of the oldest. A timeline that is stuck then holds back
+// its own blocks only.
+constexpr size_t kMostWaitingBatches = 8;
 
 }  // namespace
 
@@ -27,9 +32,7 @@ Arena::Arena(const SegmentPool* pool, const AllocatorOptions& options, bool has_
 
 BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
-  buffers_.TakeIncoming(&incoming_);
-  const bool mine = buffers_.TakeMine(&incoming_);
-  SettleLocked(mine ? incoming_.back()->size : kSettlePerAllocation, leftovers);
+  SettleSomeLocked(leftovers);
   if (until_reclaim_-- == 0) ReclaimLocked(leftovers);
   BlockRecord* block = books_.Take(request.size_bytes, request.class_bytes, request.way);
   if (block == nullptr) {
@@ -100,25 +103,55 @@ AllocatorStats Arena::Stats(By by, Leftovers* leftovers) {
 uint64_t Arena::Close(By by, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
   buffers_.Close(&incoming_);
-  SettleLocked(UINT64_MAX, leftovers);
+  SettleIncomingLocked(leftovers);
   closed_ = true;
   return books_.live_blocks();
 }
 
-void Arena::SettleAllLocked(Leftovers* leftovers) {
-  buffers_.TakeAll(&incoming_);
-  SettleLocked(UINT64_MAX, leftovers);
+void Arena::SettleSomeLocked(Leftovers* leftovers) {
+  buffers_.TakeIncoming(&incoming_);
+  if (buffers_.TakeMine(&incoming_)) {
+    std::unique_ptr<ReleaseBatch> mine = std::move(incoming_.back());
+    incoming_.pop_back();
+    incoming_.push_front(std::move(mine));
+    while (incoming_.front()->entered < incoming_.front()->size) {
+      EnterNextLocked(*incoming_.front(), leftovers);
+    }
+    DropOldestLocked(leftovers);
+  }
+  for (int i = 0; i < kSettlePerAllocation && !incoming_.empty(); ++i) {
+    ReleaseBatch& oldest = *incoming_.front();
+    const bool done = oldest.releases[oldest.entered].ticket <= oldest.completed;
+    if (!done && incoming_.size() <= kMostWaitingBatches) return;
+    EnterNextLocked(oldest, leftovers);
+    if (oldest.entered == oldest.size) DropOldestLocked(leftovers);
+  }
 }
 
-void Arena::SettleLocked(uint64_t most, Leftovers* leftovers) {
-  while (!incoming_.empty() && most-- > 0) {
-    ReleaseBatch& batch = *incoming_.back();
-    EnterLocked(batch.releases[--batch.size], batch.timeline, batch.completed, leftovers);
-    if (batch.size > 0) continue;
-    leftovers->timelines.push_back(std::move(batch.timeline));
-    buffers_.Recycle(std::move(incoming_.back()));
-    incoming_.pop_back();
+void Arena::SettleIncomingLocked(Leftovers* leftovers) {
+  while (!incoming_.empty()) {
+    ReleaseBatch& oldest = *incoming_.front();
+    while (oldest.entered < oldest.size) EnterNextLocked(oldest, leftovers);
+    DropOldestLocked(leftovers);
   }
+}
+
+void Arena::SettleAllLocked(Leftovers* leftovers) {
+  buffers_.TakeAll(&incoming_);
+  SettleIncomingLocked(leftovers);
+}
+
+void Arena::EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers) {
+  EnterLocked(batch.releases[batch.entered++], batch.timeline, batch.completed, leftovers);
+}
+
+void Arena::DropOldestLocked(Leftovers* leftovers) {
+  std::unique_ptr<ReleaseBatch> oldest = std::move(incoming_.front());
+  incoming_.pop_front();
+  leftovers->timelines.push_back(std::move(oldest->timeline));
+  oldest->size = 0;
+  oldest->entered = 0;
+  buffers_.Recycle(std::move(oldest));
 }
 
 void Arena::EnterLocked(const ReleaseBatch::Release& release,
@@ -136,6 +169,8 @@ void Arena::ReclaimLocked(Leftovers* leftovers) {
     SettleAllLocked(leftovers);
   }
   books_.Reclaim(&leftovers->timelines);
+  if (incoming_.empty() || incoming_.front()->timeline == nullptr) return;
+  incoming_.front()->completed = incoming_.front()->timeline->Completed();
 }
 
 }  // namespace pinion::internal

@@ -107,8 +107,16 @@ class Arena {
   void EnterLocked(const ReleaseBatch::Release& release,
                    const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
                    Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters up to `most` of the releases that were handed over.
-  void SettleLocked(uint64_t most, Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Enters the next one of a batch.
+  void EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Lets go of the oldest batch, all of which was entered.
+  void DropOldestLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Enters all of this thread's own releases, and some of those that others handed over and whose
+  // tickets are done: a block that waits in its batch costs less than one that is deferred.
+  void SettleSomeLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Enters all that there is in `incoming_`.
+  void SettleIncomingLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Enters all releases that happened before.
   void SettleAllLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -119,7 +127,7 @@ class Arena {
   // The owner's lines, which nobody else reads where each thread keeps to itself.
   alignas(128) BiasedMutex mu_;
   PoolBooks books_ ABSL_GUARDED_BY(mu_);
-  ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, to be entered
+  ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, the oldest in front
   uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_){};          // calls of TryAllocate
   uint32_t until_look_around_ ABSL_GUARDED_BY(mu_){};      // calls of ReclaimLocked
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

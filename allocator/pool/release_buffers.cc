@@ -1,5 +1,6 @@
 #include "pinion/allocator/pool/release_buffers.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -78,6 +79,7 @@ void ReleaseBuffers::Take(Batches* batches, bool close) {
 
 void ReleaseBuffers::TakeIncomingList(Batches* batches) {
   ReleaseBatch* next = incoming_.exchange(nullptr, std::memory_order_acquire);
+  const auto known = static_cast<ptrdiff_t>(batches->size());
   while (next != nullptr) {
     batches->emplace_back(next);
     // Another processor wrote it; it is read a little at a time.
@@ -86,6 +88,7 @@ void ReleaseBuffers::TakeIncomingList(Batches* batches) {
     }
     next = next->next;
   }
+  std::reverse(batches->begin() + known, batches->end());
 }
 
 std::unique_ptr<ReleaseBatch> ReleaseBuffers::NewBatch() {

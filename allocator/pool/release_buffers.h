@@ -17,8 +17,8 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
@@ -41,13 +41,14 @@ struct ReleaseBatch {
   std::shared_ptr<FenceTimeline> timeline;  // null where none has a ticket
   uint64_t completed = 0;                   // of the timeline, when the batch was handed over
   uint32_t size = 0;
+  uint32_t entered = 0;  // of the releases, in their order
   std::array<Release, kCapacity> releases;
   ReleaseBatch* next = nullptr;  // in the list of what is incoming
 };
 
 class ReleaseBuffers {
  public:
-  using Batches = std::vector<std::unique_ptr<ReleaseBatch>>;
+  using Batches = std::deque<std::unique_ptr<ReleaseBatch>>;
 
   ReleaseBuffers() = default;
   ~ReleaseBuffers();
@@ -60,7 +61,7 @@ class ReleaseBuffers {
   // What this thread's buffer holds, into `batches`. False if that is nothing.
   bool TakeMine(Batches* batches);
 
-  // Full batches of all threads.
+  // Full batches of all threads, each thread's in order.
   void TakeIncoming(Batches* batches) {
     if (incoming_.load(std::memory_order_relaxed) != nullptr) TakeIncomingList(batches);
   }

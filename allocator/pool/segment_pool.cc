@@ -12,6 +12,7 @@
 #include "pinion/allocator/base/keep_for_ever.h"
 #include "pinion/allocator/heap/hardening.h"
 #include "pinion/allocator/heap/size_class.h"
+#include "pinion/allocator/pool/stats_sum.h"
 
 namespace pinion::internal {
 namespace {
@@ -25,44 +26,6 @@ constexpr double kShareGivenUp = 0.5;
 
 // More than there can be blocks: keeps the count above zero while they are counted.
 constexpr uint64_t kStillCounting = uint64_t{1} << 62;
-
-void Add(ByteGauge* sum, const ByteGauge& gauge) {
-  sum->current += gauge.current;
-  sum->peak += gauge.peak;
-  sum->total += gauge.total;
-}
-
-// Of arenas. Their peaks need not have been at one time: the sum is a bound.
-void Add(AllocatorStats* sum, const AllocatorStats& stats) {
-  Add(&sum->requested_bytes, stats.requested_bytes);
-  Add(&sum->booked_bytes, stats.booked_bytes);
-  Add(&sum->deferred_bytes, stats.deferred_bytes);
-  Add(&sum->used_bytes, stats.used_bytes);
-  Add(&sum->cached_bytes, stats.cached_bytes);
-  sum->allocations += stats.allocations;
-  sum->hits += stats.hits;
-  sum->polled_hits += stats.polled_hits;
-  sum->waits_for_deferred += stats.waits_for_deferred;
-  sum->waited_hits += stats.waited_hits;
-  sum->misses += stats.misses;
-  for (const SizeBucketStats& bucket : stats.size_buckets) {
-    auto place = std::lower_bound(
-        sum->size_buckets.begin(), sum->size_buckets.end(), bucket.from_bytes,
-        [](const SizeBucketStats& other, uint64_t bytes) { return other.from_bytes < bytes; });
-    if (place == sum->size_buckets.end() || place->from_bytes != bucket.from_bytes) {
-      place = sum->size_buckets.emplace(place);
-      place->from_bytes = bucket.from_bytes;
-    }
-    place->allocations += bucket.allocations;
-    place->misses += bucket.misses;
-    Add(&place->booked_bytes, bucket.booked_bytes);
-  }
-  for (const NumaNodeStats& node : stats.numa_nodes) {
-    for (NumaNodeStats& mine : sum->numa_nodes) {
-      if (mine.numa_node == node.numa_node) mine.used_bytes += node.used_bytes;
-    }
-  }
-}
 
 }  // namespace
 
@@ -270,7 +233,8 @@ BlockRecord* SegmentPool::AddSegment(const HostSegment& segment, uint64_t size_b
   BlockRecord* block;
   {
     MutexLock lock(mu_);
-    Add(&locked_bytes_, {segment.size_bytes, 0, segment.size_bytes});
+    locked_bytes_.current += segment.size_bytes;
+    locked_bytes_.total += segment.size_bytes;
     locked_bytes_.peak = std::max(locked_bytes_.peak, locked_bytes_.current);
     block = TakeOverLocked(mine, segments_.Add(segment),
                            {size_bytes, class_bytes, PoolBooks::Way::kGrown});
@@ -317,7 +281,7 @@ AllocatorStats SegmentPool::GetStats() {
     Aftermath aftermath(this);
     MutexLock lock(mu_);
     stats.numa_nodes = segments_.NumaNodes();
-    ForEachArena([&](Seat seat) { Add(&stats, seat.arena->Stats(seat.by, &aftermath)); });
+    ForEachArena([&](Seat seat) { AddStats(seat.arena->Stats(seat.by, &aftermath), &stats); });
     stats.locked_bytes = locked_bytes_;
     stats.trims = trims_;
   }

@@ -2,9 +2,9 @@
 
 #include <time.h>
 
+#include <atomic>
 #include <thread>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
@@ -16,12 +16,6 @@ absl::Duration CpuTimeOfThisThread() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return absl::DurationFromTimespec(now);
-}
-
-bool IsHeld(Mutex& mu) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  if (!mu.TryLock()) return true;
-  mu.Unlock();
-  return false;
 }
 
 // It would take a processor from whoever holds the mutex.
@@ -51,9 +45,16 @@ TEST(MutexTest, AfterAWaitTheMutexIsHeldAgain) {
     changed.NotifyAll();
   });
   while (!there) changed.Wait(mu);
-  EXPECT_TRUE(IsHeld(mu));
+  std::atomic<bool> taken = false;
+  std::thread next([&] {
+    MutexLock lock(mu);
+    taken = true;
+  });
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_FALSE(taken);
   mu.Unlock();
   other.join();
+  next.join();
 }
 
 }  // namespace
