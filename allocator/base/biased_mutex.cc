@@ -14,11 +14,16 @@ namespace {
 // How often the owner is looked for before the processor is left to it.
 constexpr int kLooksForOwner = 100;
 
+bool Register() {
+  return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+}
+
+bool RunBarrier() { return syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0; }
+
 }  // namespace
 
 BiasedMutex::Barrier BiasedMutex::BestBarrier() {
-  static const bool registered =
-      syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+  static const bool registered = Register();
   return registered ? Barrier::kOfTheKernel : Barrier::kOfBoth;
 }
 
@@ -27,8 +32,10 @@ void BiasedMutex::LockAsOther() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (barrier_ == Barrier::kNobodyOwnsIt) return;
   others_.store(true, std::memory_order_seq_cst);
   if (barrier_ == Barrier::kOfTheKernel) {
-    PINION_CHECK(syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0)
-        << "membarrier(2) failed, which this process has registered for";
+    // A child of fork() may have to register again.
+    PINION_CHECK(RunBarrier() || (Register() && RunBarrier()))
+        << "membarrier(2) fails, which this process could call before: let a seccomp filter pass "
+           "it";
   }
   for (int looks = 0; inside_.load(std::memory_order_seq_cst); ++looks) {
     if (looks >= kLooksForOwner) std::this_thread::yield();

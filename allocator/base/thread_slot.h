@@ -29,6 +29,12 @@ inline int ThreadSlot() {
   return slot == internal::kThreadSlotUnknown ? internal::TakeThreadSlot() : slot;
 }
 
+// The same, or kNoThreadSlot where this thread has not asked before: takes none.
+inline int ThreadSlotIfAny() {
+  const int slot = internal::thread_slot;
+  return slot == internal::kThreadSlotUnknown ? kNoThreadSlot : slot;
+}
+
 }  // namespace pinion
 
 #endif  // PINION_ALLOCATOR_BASE_THREAD_SLOT_H_

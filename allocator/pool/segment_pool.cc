@@ -85,7 +85,7 @@ Arena* SegmentPool::AddArena(int slot) {
 }
 
 Arena::By SegmentPool::RoleIn(const Arena& arena) const {
-  const int slot = ThreadSlot();
+  const int slot = ThreadSlotIfAny();
   const bool mine =
       slot != kNoThreadSlot && arenas_[slot].load(std::memory_order_relaxed) == &arena;
   return mine ? Arena::By::kOwner : Arena::By::kOther;

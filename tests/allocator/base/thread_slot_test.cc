@@ -23,6 +23,16 @@ TEST(ThreadSlotTest, AThreadKeepsItsNumber) {
   EXPECT_EQ(ThreadSlot(), slot);
 }
 
+TEST(ThreadSlotTest, AThreadThatHasNotAskedHasNoNumber) {
+  std::thread([] {
+    EXPECT_EQ(ThreadSlotIfAny(), kNoThreadSlot);
+    EXPECT_EQ(ThreadSlotIfAny(), kNoThreadSlot);
+    const int slot = ThreadSlot();
+    EXPECT_NE(slot, kNoThreadSlot);
+    EXPECT_EQ(ThreadSlotIfAny(), slot);
+  }).join();
+}
+
 TEST(ThreadSlotTest, TheNumberOfAThreadThatHasEndedIsGivenAgain) {
   const int slot = SlotOfNewThread();
   for (int i = 0; i < 2 * kThreadSlots; ++i) EXPECT_EQ(SlotOfNewThread(), slot);
