@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -78,7 +79,13 @@ std::vector<HostSegment> Arena::GiveUp(By by, uint64_t least_bytes, double share
   const uint64_t free_bytes = books_.RoomForLargeBlocks();
   if (free_bytes < least_bytes) return {};
   const auto wanted_bytes = static_cast<uint64_t>(share * static_cast<double>(free_bytes));
-  return books_.RemoveFreeSegments(std::max(least_bytes, wanted_bytes));
+  std::vector<HostSegment> pieces = books_.RemoveFreeSegments(std::max(least_bytes, wanted_bytes));
+  // From the lowest on, each joins what is below it. To join what is above looks at all blocks
+  // there.
+  std::sort(pieces.begin(), pieces.end(), [](const HostSegment& a, const HostSegment& b) {
+    return std::less<>()(a.data, b.data);
+  });
+  return pieces;
 }
 
 BlockRecord* Arena::TakeOver(By by, absl::Span<const HostSegment> pieces,

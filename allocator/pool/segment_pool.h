@@ -8,9 +8,9 @@
 //                                              ->  null: only then does the pool grow
 //
 // So what a thread holds is what it uses, and what nobody has missed so far: nothing is pinned, or
-// refused, while the free memory of all threads together would do. A thread's end leaves its arena
-// to the thread that gets its number (thread_slot.h), and to everyone who misses memory. Threads
-// beyond kThreadSlots share one arena.
+// refused, while the free pieces of all threads together would do, or a hole of any. A thread's end
+// leaves its arena to the thread that gets its number (thread_slot.h), and to everyone who misses
+// memory. Threads beyond kThreadSlots share one arena.
 //
 // PollDeferred and TakeDeferred ask the devices how far they are.
 //

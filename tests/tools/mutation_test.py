@@ -301,7 +301,7 @@ class OptionsTest(unittest.TestCase):
             with contextlib.redirect_stdout(io.StringIO()) as listed:
                 self.assertEqual(main.main(["--list", "--paths", "engine"]), 1)
         self.assertIn("engine/copy_lane.cc:1: arithmetic", listed.getvalue())
-        self.assertIn("a row that is no mutant's: allocator/pool/segment_pool.cc", errors.getvalue())
+        self.assertIn("a row that is no mutant's: allocator/pool/arena.cc", errors.getvalue())
 
 
 def mock_library(paths):
