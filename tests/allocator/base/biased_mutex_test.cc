@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(AllBarriers, BiasedMutexTest,
 
 TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
   constexpr uint64_t kOfOwner = 1'000'000;
-  constexpr uint64_t kOfOther = 2'000;
+  constexpr uint64_t kOfOther = 20'000;
   uint64_t count = 0;
   std::atomic<int> others = 2;
   std::vector<std::thread> threads;
@@ -39,7 +39,10 @@ TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
     threads.emplace_back([&] {
       for (uint64_t n = 0; n < kOfOther; ++n) {
         const BiasedLock lock(mu_, By::kOther);
-        ++count;
+        // Slowly, so that an owner that comes in meanwhile is seen by what is lost.
+        const uint64_t before = count;
+        for (int spins = 0; spins < 300; ++spins) asm volatile("" ::: "memory");
+        count = before + 1;
       }
       --others;
     });
