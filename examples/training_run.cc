@@ -80,8 +80,10 @@ class Trainer {
     if (options_.offload_weights) {
       model_->to(type);
       PINION_ASSIGN_OR_RETURN(
-          weights_, WeightOffloader::Attach(*model_, accelerator_.device(), accelerator_.backend(),
-                                            {.tier = tier_}));
+          weights_,
+          WeightOffloader::Attach(
+              *model_, accelerator_.device(), accelerator_.backend(),
+              {.tier = tier_, .memory_target_bytes = options_.memory_target_bytes.value_or(0)}));
       parameters_ = weights_->host_parameters();
     } else {
       const AllocationLabel label("parameters");

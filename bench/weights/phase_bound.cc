@@ -29,6 +29,20 @@ PhaseBound TrainingBound(const LinkModel& link, uint64_t layer_bytes, int layers
           .overlapped_us = forward_us + backward_us};
 }
 
+PhaseBound SharedBound(const LinkModel& link, uint64_t layer_bytes, int layers,
+                       uint64_t saved_bytes, uint64_t memory_bytes, const ComputeTimes& compute) {
+  const LinkRates rates = RatesOf(link);
+  const auto layer = static_cast<double>(layer_bytes);
+  const auto saved = static_cast<double>(saved_bytes);
+  const auto memory = static_cast<double>(memory_bytes);
+  const double others = layer * (layers - 1);
+  const double leave = std::max(0.0, saved + layer - memory);
+  const double come_back = std::max(0.0, saved + others - memory);
+  return {.ends_us = LinkUs(0, layer, rates) + LinkUs(layer, 0, rates),
+          .overlapped_us = std::max(compute.forward_us, LinkUs(leave, others, rates)) +
+                           std::max(compute.backward_us, LinkUs(others, come_back, rates))};
+}
+
 PhaseBound InferenceBound(const LinkModel& link, uint64_t layer_bytes, int layers,
                           int window_layers, double compute_us) {
   const int room = window_layers < layers ? window_layers - 1 : layers;

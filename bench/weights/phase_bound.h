@@ -38,6 +38,11 @@ struct ComputeTimes {
 // room for one layer under way at all times, so w is the window less one.
 PhaseBound TrainingBound(const LinkModel& link, uint64_t layer_bytes, int layers, int window_layers,
                          const ComputeTimes& compute);
+// The same where `saved_bytes` of activations can leave as well, within so much memory for both.
+// What both have beyond that at the turn comes back in backward, whichever of the two it is; what
+// the activations alone have beyond it, and the layer in use, has left by then.
+PhaseBound SharedBound(const LinkModel& link, uint64_t layer_bytes, int layers,
+                       uint64_t saved_bytes, uint64_t memory_bytes, const ComputeTimes& compute);
 PhaseBound InferenceBound(const LinkModel& link, uint64_t layer_bytes, int layers,
                           int window_layers, double compute_us);
 

@@ -67,7 +67,7 @@ std::string TextOf(const Rows& rows) {
     absl::StrAppendFormat(&text, "  %-21s %9.1f %9.1f %9.2f %9.2f %9.2f", row.way.name(),
                           row.cost.phase_us, row.cost.host_step_us, Mib(row.cost.peak_bytes),
                           Mib(row.cost.fetched_bytes), Mib(row.cost.gradient_bytes));
-    if (row.way.kind == Kind::kVisiting) {
+    if (row.way.visits()) {
       absl::StrAppendFormat(&text, " %9.1f %9.3f", row.bound.total_us(), OfBound(row));
     } else {
       absl::StrAppendFormat(&text, " %9s %9s", "", "");
@@ -90,7 +90,8 @@ nlohmann::ordered_json JsonOf(const WeightsRow& row) {
                                  {"fetched_mib", Mib(row.cost.fetched_bytes)},
                                  {"gradient_mib", Mib(row.cost.gradient_bytes)},
                                  {"same_values", row.same_values}};
-  if (row.way.kind == Kind::kVisiting) {
+  if (row.target_bytes > 0) json["target_mib"] = Mib(row.target_bytes);
+  if (row.way.visits()) {
     json["bound_us"] = row.bound.total_us();
     json["ends_us"] = row.bound.ends_us;
     json["of_bound"] = OfBound(row);
@@ -108,7 +109,7 @@ Worst WorstOf(const Rows& rows, bool training, bool most,
               const std::function<std::optional<double>(const WeightsRow&)>& value) {
   Worst worst;
   for (const WeightsRow& row : rows) {
-    if (row.training != training || row.way.kind != Kind::kVisiting) continue;
+    if (row.training != training || !row.way.visits()) continue;
     const std::optional<double> of_row = value(row);
     if (!of_row.has_value()) continue;
     ++worst.rows;
@@ -131,6 +132,16 @@ BenchReport ReportOf(const Rows& rows) {
           absl::StrCat(mode, ", windows of ", window_layers, " layers: bound over time, the least"),
           AtLeast(kOfBound), least.value);
     }
+    for (const Kind kind : {Kind::kTarget, Kind::kShared}) {
+      if (kind == Kind::kShared && !training) continue;
+      const Worst least = WorstOf(rows, training, /*most=*/false, [&](const WeightsRow& row) {
+        return row.way.kind == kind ? std::optional(OfBound(row)) : std::nullopt;
+      });
+      report.AddGoal(absl::StrCat(mode, ", targets of ", least.rows, " rows",
+                                  kind == Kind::kShared ? " that activations share" : "",
+                                  ": bound over time, the least"),
+                     AtLeast(kOfBound), least.value);
+    }
     const Worst hidden = WorstOf(rows, training, /*most=*/true, [&](const WeightsRow& row) {
       const double none_us = Find(rows, row, Kind::kNone).cost.phase_us;
       return row.is_hidden ? std::optional((row.cost.phase_us - row.bound.ends_us) / none_us)
@@ -149,6 +160,11 @@ BenchReport ReportOf(const Rows& rows) {
       "rows with other values than without offload", AtMost(0),
       static_cast<double>(std::count_if(rows.begin(), rows.end(),
                                         [](const WeightsRow& r) { return !r.same_values; })));
+  report.AddGoal(
+      "rows with more on the device than their target", AtMost(0),
+      static_cast<double>(std::count_if(rows.begin(), rows.end(), [](const WeightsRow& row) {
+        return row.target_bytes > 0 && row.cost.peak_bytes > row.target_bytes;
+      })));
   return report;
 }
 

@@ -27,6 +27,8 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/plan/pack_plan.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/run_options.h"
@@ -45,6 +47,7 @@ constexpr int kTrainingSteps = 3;
 constexpr int kInferencePasses = 12;
 // A step that the link hides, by the bound.
 constexpr double kHidden = 1.01;
+constexpr int kTargetPercents[] = {50, 75};
 uint64_t LayerBytes() {
   return kModelWidth * kModelWidth * sizeof(float) +
          AlignUp(kModelWidth * sizeof(float), kPackAlignmentBytes);
@@ -77,6 +80,7 @@ torch::nn::ModuleList MakeModel() {
 class Trainee {
  public:
   virtual ~Trainee() = default;
+  // Training: until nobody needs the graph any more.
   virtual at::Tensor Forward(at::Tensor x) = 0;
   // Blocks until gradients are where the optimizer is.
   virtual void Settle() {}
@@ -189,11 +193,18 @@ class ByHand final : public Trainee {
 
 class Visiting final : public Trainee {
  public:
-  Visiting(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights)
+  // `session`: null if activations stay.
+  Visiting(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights,
+           std::shared_ptr<OffloadSession> session)
       : layers_(std::move(layers)),
         weights_(std::move(weights)),
+        session_(std::move(session)),
         optimizer_(weights_->host_parameters(), kLearningRate) {}
-  at::Tensor Forward(at::Tensor x) override { return RunLayers(layers_, std::move(x)); }
+  at::Tensor Forward(at::Tensor x) override {
+    std::optional<OffloadScope> scope;
+    if (session_ != nullptr) scope.emplace(session_);
+    return RunLayers(layers_, std::move(x));
+  }
   void Settle() override { weights_->WaitForGradients(); }
   void Step() override {
     weights_->Step([this] { optimizer_.step(); });
@@ -204,20 +215,28 @@ class Visiting final : public Trainee {
  private:
   torch::nn::ModuleList layers_;
   const std::unique_ptr<WeightOffloader> weights_;
+  const std::shared_ptr<OffloadSession> session_;
   torch::optim::SGD optimizer_;
 };
 
-absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way,
+absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint64_t target_bytes,
                                                      Accelerator& accelerator) {
   if (way.kind == Kind::kNone) return std::make_unique<OnDevice>(accelerator);
   if (way.kind == Kind::kBlocking) return std::make_unique<ByHand>(accelerator);
   torch::nn::ModuleList layers = MakeModel();
   WeightOptions options;
   options.window_bytes = way.window_layers * LayerBytes();
+  options.memory_target_bytes = target_bytes;
   PINION_ASSIGN_OR_RETURN(
       std::unique_ptr<WeightOffloader> weights,
       WeightOffloader::Attach(*layers, accelerator.device(), accelerator.backend(), options));
-  return std::make_unique<Visiting>(std::move(layers), std::move(weights));
+  std::shared_ptr<OffloadSession> session;
+  if (way.kind == Kind::kShared) {
+    OffloadOptions offload;
+    offload.memory_target_bytes = target_bytes;
+    PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
+  }
+  return std::make_unique<Visiting>(std::move(layers), std::move(weights), std::move(session));
 }
 
 bool SameBits(const Tensors& a, const Tensors& b) {
@@ -230,7 +249,8 @@ bool SameBits(const Tensors& a, const Tensors& b) {
 std::string WeightsWay::name() const {
   if (kind == Kind::kNone) return "no offload";
   if (kind == Kind::kBlocking) return "blocking";
-  return absl::StrCat("visiting, ", window_layers, " layers");
+  if (kind == Kind::kVisiting) return absl::StrCat("visiting, ", window_layers, " layers");
+  return absl::StrCat("target ", target_percent, " %", kind == Kind::kShared ? ", shared" : "");
 }
 
 absl::StatusOr<WeightsCase> WeightsCase::Create(const std::string& preset, int64_t batch,
@@ -248,13 +268,15 @@ absl::StatusOr<WeightsCase> WeightsCase::Create(const std::string& preset, int64
   return of;
 }
 
-absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way) const {
+absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
+                                                      uint64_t target_bytes) const {
   RunOptions options;
   options.preset = preset_;
   PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
   EmulatedMachine& machine = *accelerator.machine();
   try {
-    PINION_ASSIGN_OR_RETURN(const std::unique_ptr<Trainee> trainee, MakeTrainee(way, accelerator));
+    PINION_ASSIGN_OR_RETURN(const std::unique_ptr<Trainee> trainee,
+                            MakeTrainee(way, target_bytes, accelerator));
     const at::Tensor x = Waves({batch_, kModelWidth}, 0).to(accelerator.device());
     const at::AutoGradMode grad(training_);
     Outcome outcome;
@@ -266,6 +288,10 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way) con
       const double begin_ms = machine.now_ms();
       const double computed_before_ms = computed_ms();
       at::Tensor result = trainee->Forward(x);
+      if (way.kind == Kind::kNone) {
+        outcome.others_bytes =
+            machine.memory_stats(kDevice).in_use_bytes - kModelLayers * LayerBytes();
+      }
       if (training_) {
         result = result.pow(2).mean();
         result.backward();
@@ -328,32 +354,56 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way) con
 absl::StatusOr<std::vector<WeightsRow>> WeightsCase::RunAll() const {
   std::vector<WeightsRow> rows;
   PINION_ASSIGN_OR_RETURN(const Outcome none, Run({}));
-  const auto add = [&](const WeightsWay& way, const Outcome& outcome) {
+  const auto add = [&](const WeightsWay& way, const Outcome& outcome, uint64_t target_bytes) {
     rows.push_back({.preset = preset_name_,
                     .batch = batch_ * kModelScale,
                     .training = training_,
                     .way = way,
                     .cost = outcome.cost,
+                    .target_bytes = target_bytes,
                     .bound = {},
                     .same_values = SameBits(none.values, outcome.values)});
   };
-  add({}, none);
+  add({}, none, 0);
   std::vector<WeightsWay> ways = {{.kind = Kind::kBlocking}};
   for (const int window_layers : {2, 4, kModelLayers / 2}) {
     ways.push_back({Kind::kVisiting, window_layers});
   }
+  for (const Kind kind : {Kind::kTarget, Kind::kShared}) {
+    if (kind == Kind::kShared && !training_) continue;
+    for (const int percent : kTargetPercents) {
+      ways.push_back({.kind = kind, .target_percent = percent});
+    }
+  }
   for (const WeightsWay& way : ways) {
-    PINION_ASSIGN_OR_RETURN(const Outcome outcome, Run(way));
-    add(way, outcome);
-    if (way.kind != Kind::kVisiting) continue;
+    const uint64_t target_bytes = none.cost.peak_bytes * way.target_percent / 100;
+    PINION_ASSIGN_OR_RETURN(const Outcome outcome, Run(way, target_bytes));
+    add(way, outcome, target_bytes);
+    if (!way.visits()) continue;
     WeightsRow& row = rows.back();
-    row.bound = training_ ? TrainingBound(preset_.link, LayerBytes(), kModelLayers,
-                                          way.window_layers, none.compute)
-                          : InferenceBound(preset_.link, LayerBytes(), kModelLayers,
-                                           way.window_layers, none.cost.compute_us);
+    row.bound = BoundOf(row, none);
     row.is_hidden = row.bound.overlapped_us <= kHidden * none.cost.compute_us;
   }
   return rows;
+}
+
+PhaseBound WeightsCase::BoundOf(const WeightsRow& row, const Outcome& none) const {
+  if (row.way.kind == Kind::kShared) {
+    return SharedBound(preset_.link, LayerBytes(), kModelLayers, none.others_bytes,
+                       row.target_bytes, none.compute);
+  }
+  int window_layers = row.way.window_layers;
+  if (row.way.kind == Kind::kTarget) {
+    // In training the most of the others is there when forward ends; in inference at any time.
+    const uint64_t others_bytes =
+        training_ ? none.others_bytes : none.cost.peak_bytes - kModelLayers * LayerBytes();
+    const uint64_t left_bytes = row.target_bytes - std::min(row.target_bytes, others_bytes);
+    window_layers = std::min(kModelLayers, static_cast<int>(left_bytes / LayerBytes()));
+  }
+  return training_
+             ? TrainingBound(preset_.link, LayerBytes(), kModelLayers, window_layers, none.compute)
+             : InferenceBound(preset_.link, LayerBytes(), kModelLayers, window_layers,
+                              none.cost.compute_us);
 }
 
 }  // namespace pinion

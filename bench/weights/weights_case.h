@@ -34,12 +34,17 @@ struct WeightsWay {
   enum class Kind {
     kNone,      // all of them on the device, and so is the optimizer's step
     kBlocking,  // by hand: each layer's copied in before its use, and its gradient out behind it
-    kVisiting,  // a WeightOffloader
+    kVisiting,  // a WeightOffloader with a window
+    kTarget,    // a WeightOffloader with a memory target
+    kShared,    // the same, and an OffloadSession has the same target, so that activations leave
   };
   Kind kind = Kind::kNone;
-  int window_layers = 0;  // of kVisiting
+  int window_layers = 0;   // of kVisiting
+  int target_percent = 0;  // of the peak without offload; of kTarget and kShared
 
-  std::string name() const;  // "no offload", "blocking", "visiting, 2 layers"
+  bool visits() const { return kind != Kind::kNone && kind != Kind::kBlocking; }
+  // "no offload", "blocking", "visiting, 2 layers", "target 50 %", "target 50 %, shared"
+  std::string name() const;
 };
 
 // Of one step, on average over those that were measured: forward and backward until gradients are
@@ -59,9 +64,10 @@ struct WeightsRow {
   bool training = false;
   WeightsWay way;
   WeightsCost cost;
-  PhaseBound bound;         // of kVisiting alone
-  bool is_hidden = false;   // the link hides the weights, the two ends aside
-  bool same_values = true;  // losses or outputs, and weights after all steps, as without offload
+  uint64_t target_bytes = 0;  // 0: none
+  PhaseBound bound;           // of ways by which weights visit
+  bool is_hidden = false;     // the link hides the weights, the two ends aside
+  bool same_values = true;    // losses or outputs, and weights after all steps, as without offload
 };
 
 class WeightsCase {
@@ -77,11 +83,13 @@ class WeightsCase {
   struct Outcome {
     WeightsCost cost;
     ComputeTimes compute;
+    uint64_t others_bytes = 0;       // without offload: beside weights, when forward ends
     std::vector<at::Tensor> values;  // in pageable memory
   };
 
   WeightsCase() = default;
-  absl::StatusOr<Outcome> Run(const WeightsWay& way) const;
+  absl::StatusOr<Outcome> Run(const WeightsWay& way, uint64_t target_bytes = 0) const;
+  PhaseBound BoundOf(const WeightsRow& row, const Outcome& none) const;
 
   std::string preset_name_;
   DevicePreset preset_;  // scaled

@@ -1,8 +1,11 @@
 #include "pinion/engine/plan/plan_known_step.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/mixed_plan.h"
 #include "pinion/engine/plan/step_plan.h"
@@ -13,13 +16,17 @@ absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(StepRecord step,
                                                                std::optional<uint64_t> memory_bytes,
                                                                double slowdown,
                                                                const LinkCalibration& link,
-                                                               bool mixes) {
+                                                               bool mixes, const SetAside& aside) {
   if (!memory_bytes.has_value()) {
     PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStepWithin(step, slowdown, link));
     return std::make_shared<const KnownStep>(std::move(step), std::move(plan));
   }
+  PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
+  const uint64_t left_bytes = *memory_bytes - std::min(*memory_bytes, least_bytes);
+  const uint64_t aside_bytes = std::clamp(left_bytes, aside.least_bytes, aside.enough_bytes);
+  const uint64_t step_bytes = *memory_bytes - std::min(*memory_bytes, aside_bytes);
   if (mixes) {
-    absl::StatusOr<MixedPlan> mixed = PlanMixedStep(step, *memory_bytes, link);
+    absl::StatusOr<MixedPlan> mixed = PlanMixedStep(step, step_bytes, link);
     if (mixed.ok()) {
       return std::make_shared<const KnownStep>(std::move(step), std::move(mixed->without),
                                                absl::OkStatus(), std::move(mixed->computed_again));
@@ -27,10 +34,16 @@ absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(StepRecord step,
     if (!absl::IsResourceExhausted(mixed.status())) return mixed.status();
   }
   absl::Status shortfall;
-  absl::StatusOr<StepPlan> plan = PlanStep(step, *memory_bytes, link);
+  absl::StatusOr<StepPlan> plan = PlanStep(step, step_bytes, link);
   if (absl::IsResourceExhausted(plan.status())) {
     shortfall = plan.status();
-    PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
+    if (aside_bytes > 0) {
+      const uint64_t all_bytes = least_bytes + aside_bytes;
+      shortfall = absl::ResourceExhaustedError(absl::StrCat(
+          shortfall.message(), ". Beside it the largest layer of weights that visit takes ",
+          aside_bytes, " bytes (", HumanBytes(aside_bytes), "): the target's least is ", all_bytes,
+          " bytes (", HumanBytes(all_bytes), ")"));
+    }
     plan = PlanStep(step, least_bytes, link);
   }
   PINION_RETURN_IF_ERROR(plan.status());

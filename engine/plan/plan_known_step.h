@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/engine/plan/known_step.h"
 #include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/set_aside.h"
 #include "pinion/engine/plan/step_record.h"
 
 namespace pinion {
@@ -20,12 +21,12 @@ namespace pinion {
 // likely the best (mixed_plan.h), if one is better than none. Where the step does not fit, the plan
 // of the least memory that can be, and KnownStep::shortfall() says why. Without `memory_bytes`, in
 // the least memory that takes at most `slowdown` times the step's compute, and nothing is computed
-// again.
+// again. Of `memory_bytes`, some are set `aside`.
 absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(StepRecord step,
                                                                std::optional<uint64_t> memory_bytes,
                                                                double slowdown,
                                                                const LinkCalibration& link,
-                                                               bool mixes);
+                                                               bool mixes, const SetAside& aside);
 
 }  // namespace pinion
 

@@ -50,6 +50,7 @@
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/plan/plan_known_step.h"
 #include "pinion/engine/plan/segment_choice.h"
+#include "pinion/engine/plan/set_aside.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/window_schedule.h"
 
@@ -81,10 +82,16 @@ class TargetSchedule final : public OffloadSchedule {
   }
   // The plan of a step, for Learn: of the least memory that can be where that is more than the
   // target, which KnownStep::shortfall() then says. A pure function of the options: no lock is
-  // needed. `mixes`: looks for segments to compute again as well.
-  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes = false) const {
+  // needed. `mixes`: looks for segments to compute again as well. `aside`: of the target, for what
+  // the step's record leaves out.
+  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes = false,
+                                                        const SetAside& aside = {}) const {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
-                         options_.link, mixes);
+                         options_.link, mixes, aside);
+  }
+  // While a step runs as planned: what its record counts is never more than this.
+  std::optional<uint64_t> PromisedBytes() const {
+    return IsInStep() && IsPlanned() ? std::optional(now_known_->plan().peak_bytes) : std::nullopt;
   }
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);

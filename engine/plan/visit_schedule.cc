@@ -4,8 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "pinion/allocator/base/check.h"
-
 namespace pinion {
 namespace {
 
@@ -23,8 +21,6 @@ constexpr size_t kHistory = size_t{1} << 16;
 
 VisitSchedule::VisitSchedule(VisitLimits limits) : window_bytes_(limits.window_bytes) {
   for (const uint64_t size_bytes : limits.sizes_bytes) {
-    PINION_CHECK(size_bytes <= window_bytes_)
-        << "an object of " << size_bytes << " bytes has no room in a window of " << window_bytes_;
     objects_.push_back({.size_bytes = size_bytes});
   }
   objects_.push_back({.size_bytes = 0});
@@ -35,14 +31,14 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   const bool is_same = !history_.empty() && history_.back().object == object;
   if (!is_same) Remember(object);
   ++history_.back().uses;
-  if (is_same && objects_[object].is_here) return visit;
+  history_.back().window_bytes = std::min(history_.back().window_bytes, window_bytes_);
+  const bool is_here = objects_[object].is_here;
+  if (is_same && is_here && here_bytes_ <= window_bytes_) return visit;
   objects_[object].last_use = ++uses_;
   FindNextUses();
-  if (!objects_[object].is_here) {
-    // Where others are in use as well, there is no choice but to have more than the window.
-    MakeRoom(objects_[object].size_bytes, 0, object, may_drop, visit);
-    Fetch(object, visit);
-  }
+  // Where others are in use as well, there is no choice but to have more than the window.
+  MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
+  if (!is_here) Fetch(object, visit);
   FetchAhead(object, may_drop, visit);
   return visit;
 }
@@ -67,13 +63,15 @@ void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)
                                Visit& visit) {
   if (!match_.has_value()) return;
   uint64_t needed_bytes = stay_bytes_ + (objects_[in_use].stays ? 0 : objects_[in_use].size_bytes);
+  uint64_t least_window_bytes = window_bytes_;
   for (size_t ahead = 1; ahead < period(); ++ahead) {
-    const uint32_t next = ExpectedAt(ahead);
+    const uint32_t next = ExpectedAt(ahead).object;
     if (next == change()) return;
+    least_window_bytes = std::min(least_window_bytes, ExpectedAt(ahead).window_bytes);
     const bool is_counted = next == in_use || objects_[next].next_use != ahead;
     if (is_counted) continue;
     if (!objects_[next].stays) needed_bytes += objects_[next].size_bytes;
-    if (needed_bytes > window_bytes_) return;
+    if (needed_bytes > least_window_bytes) return;
     if (objects_[next].is_here) continue;
     if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_drop, visit)) return;
     Fetch(next, visit);
@@ -96,8 +94,8 @@ void VisitSchedule::Remember(uint32_t object) {
     match_ = match_.has_value() && *match_ >= kHistory ? std::optional(*match_ - kHistory)
                                                        : std::nullopt;
   }
-  const bool is_expected = match_.has_value() && ExpectedAt(1) == object;
-  history_.push_back({.object = object});
+  const bool is_expected = match_.has_value() && ExpectedAt(1).object == object;
+  history_.push_back({.object = object, .uses = 0, .window_bytes = window_bytes_});
   const size_t period_before = is_expected ? period() - 1 : 0;
   // Of all places that are as much like this one as can be told, the last one is the best: uses of
   // today are repeated before those of last week.
@@ -107,7 +105,8 @@ void VisitSchedule::Remember(uint32_t object) {
   if (!match_.has_value() || period() != period_before) {
     expected_uses_ = 0;
     SetWhatStays({});
-  } else if (++expected_uses_ == period() && !is_trial_) {
+    stay_window_bytes_.reset();
+  } else if (++expected_uses_ % period() == 0 && !is_trial_) {
     ChooseWhatStays();
   }
 }
@@ -130,15 +129,15 @@ std::optional<size_t> VisitSchedule::FindSameUses() const {
 }
 
 // What was done since the match is done again, and again.
-uint32_t VisitSchedule::ExpectedAt(size_t uses_from_now) const {
-  return history_[*match_ + 1 + (uses_from_now - 1) % period()].object;
+const VisitSchedule::Row& VisitSchedule::ExpectedAt(size_t uses_from_now) const {
+  return history_[*match_ + 1 + (uses_from_now - 1) % period()];
 }
 
 void VisitSchedule::FindNextUses() {
   for (Object& object : objects_) object.next_use = kNever;
   if (!match_.has_value()) return;
   for (size_t ahead = period(); ahead > 0; --ahead) {
-    objects_[ExpectedAt(ahead)].next_use = ahead;
+    objects_[ExpectedAt(ahead).object].next_use = ahead;
   }
 }
 
@@ -190,10 +189,12 @@ void VisitSchedule::ChooseWhatStays() {
   std::vector<bool> is_in_round(objects_.size());
   uint64_t round_bytes = 0;
   uint64_t largest_bytes = 0, second_bytes = 0;
+  uint64_t window_bytes = UINT64_MAX;  // at the least
   for (size_t ahead = 1; ahead <= period(); ++ahead) {
-    const uint32_t object = ExpectedAt(ahead);
+    const uint32_t object = ExpectedAt(ahead).object;
     // What stays would have to be fetched anew as well.
     if (object == change()) return;
+    window_bytes = std::min(window_bytes, ExpectedAt(ahead).window_bytes);
     if (is_in_round[object]) continue;
     is_in_round[object] = true;
     round.push_back(object);
@@ -202,10 +203,12 @@ void VisitSchedule::ChooseWhatStays() {
     second_bytes = std::max(second_bytes, std::min(largest_bytes, size_bytes));
     largest_bytes = std::max(largest_bytes, size_bytes);
   }
-  if (round_bytes <= window_bytes_ || window_bytes_ <= largest_bytes + second_bytes) return;
+  if (std::exchange(stay_window_bytes_, window_bytes) == window_bytes) return;
+  SetWhatStays({});
+  if (round_bytes <= window_bytes || window_bytes <= largest_bytes + second_bytes) return;
 
   // Each object adds its share to what may stay by then, and stays if that has room for it.
-  const uint64_t most_bytes = window_bytes_ - largest_bytes - second_bytes;
+  const uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
   const double share = static_cast<double>(most_bytes) / static_cast<double>(round_bytes);
   std::vector<uint32_t> stay;
   double seen_bytes = 0;
@@ -239,7 +242,9 @@ uint64_t VisitSchedule::FetchedBytesIfStay(const std::vector<uint32_t>& objects)
   uint64_t fetched_bytes = 0;
   for (const bool counts : {false, true}) {
     for (size_t use = 0; use < uses; ++use) {
-      for (const uint32_t fetched : trial.OnUse(trial.ExpectedAt(1), may_drop).fetches) {
+      const Row& next = trial.ExpectedAt(1);
+      trial.set_window_bytes(next.window_bytes);
+      for (const uint32_t fetched : trial.OnUse(next.object, may_drop).fetches) {
         if (counts) fetched_bytes += objects_[fetched].size_bytes;
       }
     }

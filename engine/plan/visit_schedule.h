@@ -6,7 +6,8 @@
 //   ... drop visit.drops, then fetch visit.fetches, the used object first if it was away ...
 //
 // Objects on the device never exceed the window, unless those that may not be dropped leave no
-// room.
+// room. It may be another one at each use (visit_room.h): then nothing is fetched ahead that would
+// have to go where the window is smaller, as it was when the same uses went before.
 //
 // What comes next is what came next when the same uses went before, longest memory first: neither
 // steps nor the turn from forward to backward have to be told. Fetched ahead is what comes next, in
@@ -46,15 +47,19 @@ struct Visit {
 
 struct VisitLimits {
   std::vector<uint64_t> sizes_bytes;  // of each object
-  uint64_t window_bytes = 0;          // of all that are on the device; at least the largest one's
+  uint64_t window_bytes = 0;          // of all that are on the device
 };
 
 class VisitSchedule {
  public:
   explicit VisitSchedule(VisitLimits limits);
 
+  // From the next use on. What is used is there in any case.
+  void set_window_bytes(uint64_t window_bytes) { window_bytes_ = window_bytes; }
+  uint64_t window_bytes() const { return window_bytes_; }
+
   // The object is used from now on. All that is asked for counts as done: OnAway takes back what
-  // could not be fetched. Nothing is asked for where the object was used last and is here.
+  // could not be fetched. Nothing is fetched where the object was used last and is here.
   Visit OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
 
   // That use is over. Once the object was used as often in a row as is expected, its room may go to
@@ -87,6 +92,7 @@ class VisitSchedule {
   struct Row {
     uint32_t object = 0;
     uint32_t uses = 0;
+    uint64_t window_bytes = 0;  // at the least
   };
 
   // The number behind those of objects stands for a change; it is never in use.
@@ -95,7 +101,7 @@ class VisitSchedule {
   void Remember(uint32_t object);
   std::optional<size_t> FindSameUses() const;
   size_t period() const { return history_.size() - 1 - *match_; }
-  uint32_t ExpectedAt(size_t uses_from_now) const;
+  const Row& ExpectedAt(size_t uses_from_now) const;
   void FindNextUses();
   // Drops until so many bytes more fit. False, with nothing dropped, where that cannot be without
   // an object that is used within `uses_from_now`.
@@ -107,13 +113,14 @@ class VisitSchedule {
   // Of one round of what is expected, if these objects stay.
   uint64_t FetchedBytesIfStay(const std::vector<uint32_t>& objects) const;
 
-  const uint64_t window_bytes_;
+  uint64_t window_bytes_;
   std::vector<Object> objects_;
   std::vector<Row> history_;     // each one another object's than the one before
   std::optional<size_t> match_;  // where in the history the same was done as just now
   bool is_trial_ = false;        // a copy, which does what is expected and nothing else
   size_t expected_uses_ = 0;     // in a row, up to the last one
   uint64_t stay_bytes_ = 0;      // of objects that stay
+  std::optional<uint64_t> stay_window_bytes_;  // for which they were chosen
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
 };

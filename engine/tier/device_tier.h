@@ -33,6 +33,7 @@
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/tier/device_memory.h"
+#include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/engine/transfer_engine.h"
@@ -67,6 +68,9 @@ class DeviceTier {
   // For tickets and waits; what is submitted to it shares its window.
   TransferEngine& engine() const { return *engine_; }
 
+  // What its tenants tell each other about the device's memory.
+  const std::shared_ptr<DeviceShare>& share() const { return share_; }
+
   // What the link can do, for those who plan. It is measured once, which takes up to a few hundred
   // milliseconds, and would break a graph that `stream` captures: a link that cannot be measured
   // now is taken for a PCIe 4 one (AssumedLink), and the log says so.
@@ -100,6 +104,7 @@ class DeviceTier {
   const std::shared_ptr<TransferEngine> engine_;
   const std::shared_ptr<PinnedAllocator> pool_;
   const std::shared_ptr<Backing> backing_;
+  const std::shared_ptr<DeviceShare> share_ = std::make_shared<DeviceShare>();
 };
 
 }  // namespace pinion

@@ -39,7 +39,8 @@ std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_pt
                                         OffloadState& state) {
   if (state.target == nullptr) return nullptr;
   const std::shared_ptr<Device> native(tier, &tier->engine().device());
-  return std::make_unique<StepLearner>(device, std::make_shared<StreamClock>(native), state);
+  return std::make_unique<StepLearner>(device, std::make_shared<StreamClock>(native), tier->share(),
+                                       state);
 }
 
 // What a handle that was made just now counts as.
@@ -301,6 +302,7 @@ void DeviceOffloader::Release(Handle& handle) {
     dropped += state_.LetGoOfFetched(parcel->RemoveReader(handle.reader), *parcel, released);
   }
   if (--record.live_handles == 0) Forget(record, backward, released);
+  state_.TellShare(*tier_->share());
   const bool gone = parcel != nullptr && parcel->records.empty();
   if (gone) dropped += state_.schedule->OnGone(*parcel);
   stats_->Update([dropped](OffloadStats& stats) {

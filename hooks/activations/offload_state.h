@@ -17,6 +17,7 @@
 #include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/pending_tensors.h"
@@ -78,6 +79,11 @@ struct OffloadState {
   // What is allocated on the device, for the schedule if it asks; to be had before the lock.
   uint64_t DeviceBytes(c10::Device device) const {
     return asks_for_device_bytes ? static_cast<uint64_t>(AllocatedBytes(device)) : 0;
+  }
+
+  // What weights that visit may count on, beside a plan.
+  void TellShare(DeviceShare& share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    if (target != nullptr) share.PromiseOthers(target->PromisedBytes());
   }
 
   // Adds to `released` what was fetched of a parcel, if anything, and that nobody reads any more.

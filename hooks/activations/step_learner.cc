@@ -40,7 +40,7 @@ std::string StepLearner::Explain(PlanFormat format) const {
 }
 
 void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
-  meter_.OnDeviceBytes(allocated_bytes);
+  meter_.OnDeviceBytes(allocated_bytes - static_cast<int64_t>(share_->visiting_bytes()));
   if (const std::shared_ptr<DeviceRecording> recording = Current()) {
     recording->OnDeviceBytes(allocated_bytes, freed);
   }
@@ -96,7 +96,7 @@ void StepLearner::BeginStep() {
     state_.target->RecordAgain();
   }
   if (!wants_record) return;
-  auto next = std::make_shared<DeviceRecording>(device_, clock_);
+  auto next = std::make_shared<DeviceRecording>(device_, clock_, share_);
   next->Start();
   {
     MutexLock lock(mu_);
@@ -121,7 +121,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     mixes = state_.target->MayMix(ran, *step);
   }
   absl::StatusOr<std::shared_ptr<const KnownStep>> known =
-      state_.planner->Plan(*std::move(step), mixes);
+      state_.planner->Plan(*std::move(step), mixes, share_->wanted());
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;

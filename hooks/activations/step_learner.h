@@ -24,6 +24,7 @@
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/segment_choice.h"
 #include "pinion/engine/stream/stream_clock.h"
+#include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/plan_meter.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -34,8 +35,13 @@ namespace pinion {
 class StepLearner {
  public:
   // The schedule in `state` goes by plans.
-  StepLearner(c10::Device device, std::shared_ptr<StreamClock> clock, OffloadState& state)
-      : device_(device), clock_(std::move(clock)), state_(state), meter_(device, clock_) {}
+  StepLearner(c10::Device device, std::shared_ptr<StreamClock> clock,
+              std::shared_ptr<DeviceShare> share, OffloadState& state)
+      : device_(device),
+        clock_(std::move(clock)),
+        share_(std::move(share)),
+        state_(state),
+        meter_(device, clock_) {}
 
   // What `pack` makes of a tensor, which is recorded if the step is. `place` is the number of its
   // place in the scope. Null where `pack` says so: the tensor stays what it is.
@@ -62,6 +68,7 @@ class StepLearner {
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
+  const std::shared_ptr<DeviceShare> share_;
   OffloadState& state_;
   PlanMeter meter_;
 

@@ -327,6 +327,7 @@ bool TensorDepartures::EvictSome() {
   {
     OffloadLock lock(state_);
     state_.schedule->OnDeviceBytes(device_bytes);
+    state_.TellShare(*tier_.share());
     const std::vector<ScheduledParcel*> parcels = state_.schedule->TakeEvictions();
     if (parcels.empty()) return false;
     for (const ScheduledParcel* parcel : parcels) evicted_bytes += parcel->size_bytes;

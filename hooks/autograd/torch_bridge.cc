@@ -47,13 +47,14 @@ c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes) {
                       allocator, /*resizable=*/false);
 }
 
-int64_t AllocatedBytes(c10::Device device) {
+AllocatorBytes AllocatorBytesOf(c10::Device device) {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return c10::getDeviceAllocator(device.type())
-      ->getDeviceStats(device.index())
-      .allocated_bytes[kAll]
-      .current;
+  const c10::CachingAllocator::Stat bytes =
+      c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).allocated_bytes[kAll];
+  return {.current = bytes.current, .peak = bytes.peak, .allocated = bytes.allocated};
 }
+
+int64_t AllocatedBytes(c10::Device device) { return AllocatorBytesOf(device).current; }
 
 bool TellsAllocatedBytes(c10::DeviceType type) {
   return dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type)) != nullptr;

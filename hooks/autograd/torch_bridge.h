@@ -49,6 +49,12 @@ c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes);
 
 // What LibTorch's allocator of the device has given out. Its type's allocator has to tell
 // (TellsAllocatedBytes).
+struct AllocatorBytes {
+  int64_t current = 0;
+  int64_t peak = 0;       // since the user has reset it
+  int64_t allocated = 0;  // from the start, whatever was freed since
+};
+AllocatorBytes AllocatorBytesOf(c10::Device device);
 int64_t AllocatedBytes(c10::Device device);
 bool TellsAllocatedBytes(c10::DeviceType type);
 

@@ -13,6 +13,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -49,7 +50,8 @@ class EmuAllocator final : public c10::DeviceAllocator {
   static void Delete(void* block);
 
   std::atomic<int64_t> live_bytes_ = 0;
-  std::atomic<int> abandoned_;  // times
+  std::array<std::atomic<int64_t>, 1 << 7> allocated_bytes_ = {};  // by device, from the start
+  std::atomic<int> abandoned_;                                     // times
   std::atomic<int64_t> out_of_memory_errors_;
 };
 

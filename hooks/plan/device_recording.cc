@@ -74,7 +74,7 @@ DeviceRecording::Moment DeviceRecording::End() {
 }
 
 DeviceRecording::Moment DeviceRecording::CountBytes() {
-  const int64_t allocated_bytes = AllocatedBytes(device_);
+  const int64_t allocated_bytes = AllocatedBytes(device_) - visiting_bytes();
   MutexLock lock(mu_);
   const DevicePeaks::Since since = peaks_.Take(allocated_bytes);
   const KnownStorages::Bytes bytes = storages_.CountAt(allocated_bytes);

@@ -30,6 +30,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/stream/stream_clock.h"
+#include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/segment_part.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -52,15 +53,18 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     int64_t peak_bytes = 0;  // since the last moment, as far as OnDeviceBytes was told
   };
 
-  DeviceRecording(c10::Device device, std::shared_ptr<StreamClock> clock)
-      : device_(device), clock_(std::move(clock)) {}
+  // What weights have there by `share`, which come and go by themselves, is left out of all bytes.
+  // Null: there is no such thing.
+  DeviceRecording(c10::Device device, std::shared_ptr<StreamClock> clock,
+                  std::shared_ptr<const DeviceShare> share = nullptr)
+      : device_(device), clock_(std::move(clock)), share_(std::move(share)) {}
 
   // The step begins here, unless it has begun.
   void Start();
 
   // As MemoryObserver::OnDeviceBytes.
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
-    peaks_.OnDeviceBytes(allocated_bytes, freed);
+    peaks_.OnDeviceBytes(allocated_bytes - visiting_bytes(), freed);
   }
 
   // Not while the current stream captures a graph, and not once Finish was called. A step of so
@@ -101,6 +105,9 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     std::vector<ObjectId> held;  // by the program, when they were last looked at
   };
 
+  int64_t visiting_bytes() const {
+    return share_ == nullptr ? 0 : static_cast<int64_t>(share_->visiting_bytes());
+  }
   // Nothing is recorded any more, and what was is forgotten.
   void Abandon();
   Moment End();
@@ -122,6 +129,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
+  const std::shared_ptr<const DeviceShare> share_;
   DevicePeaks peaks_;  // what is held are objects_.held
 
   mutable Mutex mu_;

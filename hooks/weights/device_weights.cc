@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
 
 namespace pinion {
 namespace {
@@ -24,23 +27,43 @@ std::vector<std::shared_ptr<WeightParcel>> ParcelsOf(const std::vector<UnitParce
 
 }  // namespace
 
+namespace {
+
+std::string Describe(const TargetWindow::Excess& excess, const UnitParcel& unit) {
+  return absl::StrCat(
+      "WeightOptions::memory_target_bytes is ", excess.target_bytes, " (",
+      HumanBytes(excess.target_bytes), "), and the device has had ", excess.device_bytes, " (",
+      HumanBytes(excess.device_bytes), "), with little more of the weights than those of \"",
+      unit.name, "\" (", unit.device_bytes,
+      " bytes): make the target as large, or let activations leave (OffloadScope, checkpoint)");
+}
+
+}  // namespace
+
 bool DeviceWeights::Unit::IsReadyOn(const BoundStream& stream) const {
   return std::any_of(streams.begin(), streams.end(),
                      [&](const BoundStream& s) { return s.torch == stream.torch; });
 }
 
 DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
-                             std::shared_ptr<DeviceTier> tier, uint64_t window_bytes,
+                             std::shared_ptr<DeviceTier> tier, const WeightRoom& room,
                              std::vector<UnitParcel> units)
     : device_(device),
       host_(std::move(host)),
       tier_(std::move(tier)),
+      wanted_(room.wanted),
       parcels_(ParcelsOf(units)),
-      schedule_(LimitsOf(units, window_bytes)) {
+      has_target_(room.target_bytes.has_value()),
+      schedule_(LimitsOf(units, room.window_bytes)) {
+  if (has_target_) {
+    target_.emplace(*room.target_bytes, room.widening_bytes, tier_->share(), visitor_);
+  }
+  tier_->share()->Want(wanted_);
   for (UnitParcel& unit : units) {
     // The second one never reads, so that what was fetched stays with the parcel until Drop.
     unit.parcel->AddReaders(2);
-    units_.push_back({.parts = std::move(unit), .memory = {}, .wide = {}, .streams = {}});
+    units_.push_back(
+        {.parts = std::move(unit), .bytes = {}, .memory = {}, .wide = {}, .streams = {}});
   }
 }
 
@@ -52,15 +75,19 @@ DeviceWeights::~DeviceWeights() {
     for (uint32_t index = 0; index < units_.size(); ++index) Drop(index, dropped);
   }
   LetGoOf(dropped, tier_->engine());
+  tier_->share()->WantNoMore(wanted_);
 }
 
 // ---------------------------------------------------------------------------------------- in use
 
-void DeviceWeights::Enter(uint32_t index) {
+void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   const BoundStream stream(CurrentStream(device_));
+  const AllocatorBytes allocator = has_target_ ? AllocatorBytesOf(device_) : AllocatorBytes();
   AllDropped dropped;
   Visit visit;
+  std::string excess;
   bool is_widened = false;
+  bool is_ready = false;
   {
     MutexLock lock(mu_);
     Unit& unit = units_[index];
@@ -69,13 +96,20 @@ void DeviceWeights::Enter(uint32_t index) {
                 "\" are used while WeightOffloader::Step changes weights on the host: run the "
                 "model before or after the step");
     ++unit.users;
+    if (target_.has_value()) {
+      schedule_.set_window_bytes(target_->AtUse(index, argument_bytes, allocator));
+      const std::optional<TargetWindow::Excess> first = target_->TakeFirstExcess();
+      if (first.has_value()) excess = Describe(*first, units_[first->unit].parts);
+    }
     visit = schedule_.OnUse(index, [this](uint32_t other) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return MayDrop(other);
     });
     Begin(visit, dropped);
-    if (unit.IsReadyOn(stream) && visit.fetches.empty()) return;
+    is_ready = unit.IsReadyOn(stream) && visit.fetches.empty();
   }
+  if (!excess.empty()) PINION_LOG(kError) << excess;
   LetGoOf(dropped, tier_->engine());
+  if (is_ready) return;
   try {
     is_widened ? ArriveWide(index, stream) : Arrive(index, stream);
   } catch (...) {
@@ -150,7 +184,8 @@ void DeviceWeights::Drop(uint32_t index, AllDropped& dropped) {
   ++stats_.drops;
   const bool is_used = unit.memory || unit.wide;
   unit.memory.Disarm();  // another reference to what `fetched` has
-  dropped.push_back({.memory = std::move(fetched),
+  dropped.push_back({.bytes = std::exchange(unit.bytes, {}),
+                     .memory = std::move(fetched),
                      .wide = std::exchange(unit.wide, {}),
                      .streams = std::exchange(unit.streams, {}),
                      .data = {}});
@@ -215,6 +250,8 @@ WeightStats DeviceWeights::GetStats() const {
   MutexLock lock(mu_);
   WeightStats stats = stats_;
   stats.here_bytes = schedule_.here_bytes();
+  stats.window_bytes = schedule_.window_bytes();
+  if (target_.has_value()) stats.excess_device_bytes = target_->excess_device_bytes();
   return stats;
 }
 

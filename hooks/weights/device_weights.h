@@ -5,6 +5,8 @@
 //   ...
 //   device_weights->Leave(unit);      // its kernels are launched
 //
+// Within a memory target, the schedule's window is what the target leaves (target_window.h).
+//
 // A unit comes with one copy, on the stream that asks first, and stays until the schedule
 // (engine/plan/visit_schedule.h) wants its room: then the memory goes in the order of that stream,
 // after all others that have used it. Nothing is ever copied back: masters are changed on the host,
@@ -25,13 +27,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/plan/set_aside.h"
 #include "pinion/engine/plan/visit_schedule.h"
 #include "pinion/engine/stream/wait_site.h"
+#include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/host_tier.h"
@@ -39,6 +44,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/wait_sites.h"
 #include "pinion/hooks/weights/dropped_weights.h"
+#include "pinion/hooks/weights/target_window.h"
 #include "pinion/hooks/weights/unit_parcel.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 
@@ -57,19 +63,37 @@ struct WeightStats {
   uint64_t fetches_refused = 0;  // ahead, as there was no device memory; made when needed
   uint64_t drops = 0;            // of units, to make room or since they had become old
   uint64_t here_bytes = 0;       // on the device
-  uint64_t gradient_bytes = 0;   // that have left the device
+  uint64_t window_bytes = 0;     // for them, at the last use
+  // Within a memory target: the most that the device had, if that was more. Where weights alone
+  // take what is too much, a target of so many bytes is enough.
+  uint64_t excess_device_bytes = 0;
+  uint64_t gradient_bytes = 0;  // that have left the device
+};
+
+// For units that are there at once.
+struct WeightRoom {
+  uint64_t window_bytes = 0;  // for all of them; with a target, before the first use
+  std::optional<uint64_t> target_bytes = std::nullopt;  // of the device, for all that it has
+  // What a unit takes beside itself while it is being widened, at the most: no part of the window.
+  uint64_t widening_bytes = 0;
+  SetAside wanted;  // of a target that others plan within
+};
+
+struct WeightMemory {
+  VisitingBytes bytes;  // last to go
+  c10::Storage storage;
 };
 
 class DeviceWeights final : public VisitKeeper {
  public:
   DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
-                std::shared_ptr<DeviceTier> tier, uint64_t window_bytes,
+                std::shared_ptr<DeviceTier> tier, const WeightRoom& room,
                 std::vector<UnitParcel> units);
 
   ~DeviceWeights() override;
 
   // c10::OutOfMemoryError where the device has no room even with all other units dropped.
-  void Enter(uint32_t unit) override;
+  void Enter(uint32_t unit, uint64_t argument_bytes) override;
   // Does not throw.
   void Leave(uint32_t unit) override;
   std::string NameOf(uint32_t unit, const at::Tensor& tensor) const override;
@@ -89,6 +113,7 @@ class DeviceWeights final : public VisitKeeper {
  private:
   struct Unit {
     UnitParcel parts;
+    VisitingBytes bytes;   // that are there
     GuardedMemory memory;  // empty: not on the device, or not used there yet
     // In place of `memory`, of a unit that is widened. Belongs to the first one of `streams`.
     c10::Storage wide;
@@ -116,16 +141,19 @@ class DeviceWeights final : public VisitKeeper {
   // What was copied, once the stream waits for that.
   GuardedMemory WaitForCopy(uint32_t index, const BoundStream& stream);
   // Drops what nobody uses where the device has no room at once.
-  c10::Storage AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
-  absl::Status Fetch(FetchClaim& claim, c10::Storage memory, const BoundStream& stream,
-                     bool is_ahead);
+  WeightMemory AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
+  absl::Status Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
+                     const BoundStream& stream, bool is_ahead);
   void FetchAhead(uint32_t index, const BoundStream& stream);
   bool MayDrop(uint32_t index) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const c10::Device device_;
   const std::shared_ptr<HostTier> host_;
   const std::shared_ptr<DeviceTier> tier_;
+  const SetAside wanted_;
   const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
+  const std::shared_ptr<Visitor> visitor_ = std::make_shared<Visitor>();
+  const bool has_target_;
 
   mutable Mutex mu_;
   CondVar widened_;
@@ -133,6 +161,7 @@ class DeviceWeights final : public VisitKeeper {
   VisitSchedule schedule_ ABSL_GUARDED_BY(mu_);
   WeightStats stats_ ABSL_GUARDED_BY(mu_);
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<TargetWindow> target_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

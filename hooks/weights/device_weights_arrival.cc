@@ -18,6 +18,15 @@ namespace {
 
 constexpr char kFetching[] = "fetching a layer's weights";
 
+WeightMemory Allocate(const std::shared_ptr<DeviceShare>& share,
+                      const std::shared_ptr<Visitor>& visitor, uint64_t size_bytes,
+                      const BoundStream& stream) {
+  const AllocationLabel label("weights fetched by Pinion");
+  WeightMemory memory = {VisitingBytes(share, visitor, size_bytes), {}};
+  memory.storage = AllocateStorage(stream.torch, size_bytes);
+  return memory;
+}
+
 }  // namespace
 
 void DeviceWeights::Arrive(uint32_t index, const BoundStream& stream) {
@@ -63,9 +72,10 @@ void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
     widened_.NotifyAll();
   };
   GuardedMemory fetched = WaitForCopy(index, stream);
-  c10::Storage wide = AllocateNow(index, wide_bytes, stream);
-  const c10::Storage resting = StorageOf(fetched.memory());
-  for (const WeightPiece& piece : pieces) {
+  WeightMemory memory = AllocateNow(index, wide_bytes, stream);
+  c10::Storage& wide = memory.storage;
+  for (const c10::Storage resting = StorageOf(fetched.memory());
+       const WeightPiece& piece : pieces) {
     Widen({resting, piece.resting_offset_bytes}, piece.form, {wide, piece.offset_bytes});
   }
   fetched.Disarm();  // another reference to what the parcel has
@@ -78,6 +88,7 @@ void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
     Unit& unit = units_[index];
     void* const data = wide.mutable_data();
     unit.wide = std::move(wide);
+    copied[0].bytes = std::exchange(unit.bytes, std::move(memory.bytes));
     unit.streams = {stream};
     schedule_.OnHere(index);
     away = unit.parts.PointTo(data, *this, device_);
@@ -93,21 +104,21 @@ GuardedMemory DeviceWeights::WaitForCopy(uint32_t index, const BoundStream& stre
       ThrowIfError(read.fetched.copy().WaitOn(stream.native, kWeightAfterCopyIn), kFetching);
       return std::move(read.fetched);
     }
-    c10::Storage memory = AllocateNow(index, parcel->size_bytes, stream);
-    ThrowIfError(Fetch(*read.claim, std::move(memory), stream, /*is_ahead=*/false), kFetching);
+    WeightMemory memory = AllocateNow(index, parcel->size_bytes, stream);
+    ThrowIfError(Fetch(index, *read.claim, std::move(memory), stream, /*is_ahead=*/false),
+                 kFetching);
   }
 }
 
-c10::Storage DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
+WeightMemory DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
                                         const BoundStream& stream) {
-  const AllocationLabel label("weights fetched by Pinion");
   try {
-    return AllocateStorage(stream.torch, size_bytes);
+    return Allocate(tier_->share(), visitor_, size_bytes, stream);
   } catch (const c10::OutOfMemoryError&) {
     DropAllIdle();
   }
   try {
-    return AllocateStorage(stream.torch, size_bytes);
+    return Allocate(tier_->share(), visitor_, size_bytes, stream);
   } catch (const c10::OutOfMemoryError& error) {
     MutexLock lock(mu_);
     TORCH_CHECK_WITH(OutOfMemoryError, false, "the weights of \"", units_[index].parts.name,
@@ -118,14 +129,15 @@ c10::Storage DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
   }
 }
 
-absl::Status DeviceWeights::Fetch(FetchClaim& claim, c10::Storage memory, const BoundStream& stream,
-                                  bool is_ahead) {
+absl::Status DeviceWeights::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
+                                  const BoundStream& stream, bool is_ahead) {
   const uint64_t size_bytes = claim.parcel().size_bytes;
-  Arrival arrival = {std::move(claim), TorchMemory(std::move(memory))};
+  Arrival arrival = {std::move(claim), TorchMemory(std::move(memory.storage))};
   GuardedMemories unneeded;
   PINION_RETURN_IF_ERROR(
       tier_->Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded).status());
   MutexLock lock(mu_);
+  units_[index].bytes = std::move(memory.bytes);
   ++stats_.fetches;
   stats_.fetched_ahead += is_ahead ? 1 : 0;
   stats_.fetched_bytes += size_bytes;
@@ -142,9 +154,8 @@ void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
     if (unit.is_being_widened || unit.wide) return;
   }
   try {
-    const AllocationLabel label("weights fetched by Pinion");
-    c10::Storage memory = AllocateStorage(stream.torch, claim->parcel().size_bytes);
-    if (Fetch(*claim, std::move(memory), stream, /*is_ahead=*/true).ok()) return;
+    WeightMemory memory = Allocate(tier_->share(), visitor_, claim->parcel().size_bytes, stream);
+    if (Fetch(index, *claim, std::move(memory), stream, /*is_ahead=*/true).ok()) return;
   } catch (const std::exception&) {
     // Out of memory, most likely.
   }

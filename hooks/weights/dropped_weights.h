@@ -12,6 +12,7 @@
 
 #include "pinion/device/device.h"
 #include "pinion/engine/stream/wait_site.h"
+#include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -23,6 +24,7 @@ namespace pinion {
 inline constexpr WaitSite kWeightUsedOnOtherStream("kWeightUsedOnOtherStream", kHooksWaits);
 
 struct DroppedWeights {
+  VisitingBytes bytes;  // last to go
   GuardedMemory memory;
   c10::Storage wide;  // goes in the order of the first stream, `memory` in that of its own
   std::vector<BoundStream> streams;  // that have used it

@@ -18,6 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "pinion/allocator/base/mutex.h"
 
 namespace pinion {
@@ -77,19 +78,31 @@ class UsedUnits {
   UsedUnits(const UsedUnits&) = delete;
   UsedUnits& operator=(const UsedUnits&) = delete;
 
-  void Add(const VisitTag& tag) {
+  void Add(const VisitTag& tag, uint64_t argument_bytes) {
     for (const auto& [keeper, unit] : used_) {
       if (keeper.get() == tag.keeper && unit == tag.unit) return;
     }
     // The operator may consume the last tensor.
     KeeperReference keeper = tag.keeper->shared_from_this();
-    keeper->Enter(tag.unit);
+    keeper->Enter(tag.unit, argument_bytes);
     used_.emplace_back(std::move(keeper), tag.unit);
   }
 
  private:
   absl::InlinedVector<std::pair<KeeperReference, uint32_t>, 2> used_;
 };
+
+void ForEachTensor(const c10::IValue& argument, absl::FunctionRef<void(const at::Tensor&)> visit) {
+  if (argument.isTensor()) {
+    visit(argument.toTensor());
+  } else if (argument.isTensorList()) {
+    for (const at::Tensor& tensor : argument.toTensorVector()) visit(tensor);
+  } else if (argument.isList()) {
+    for (const c10::IValue& element : argument.toListRef()) {
+      if (element.isTensor()) visit(element.toTensor());
+    }
+  }
+}
 
 // A kernel never sees the key: whatever it calls finds the bytes where they are.
 void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -111,28 +124,24 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   UsedUnits units;
   const size_t count = schema.arguments().size();
   const auto arguments = torch::jit::last(*stack, count);
+  uint64_t argument_bytes = 0;
+  for (const c10::IValue& argument : arguments) {
+    ForEachTensor(argument, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && !IsVisiting(tensor)) argument_bytes += tensor.nbytes();
+    });
+  }
   for (size_t i = 0; i < count; ++i) {
     const bool is_written = schema.arguments()[i].alias_info() != nullptr &&
                             schema.arguments()[i].alias_info()->isWrite();
-    const auto use = [&](const at::Tensor& tensor) {
+    ForEachTensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.defined() || !IsVisiting(tensor)) return;
       const VisitTag tag = VisitTags::OfProcess().Find(tensor);
       TORCH_CHECK(!is_written, schema.name(), " would change the weight ",
                   tag.keeper->NameOf(tag.unit, tensor),
                   " on the device, where only a copy of it visits: change it in "
                   "WeightOffloader::Step, through host_parameters()");
-      units.Add(tag);
-    };
-    const c10::IValue& argument = arguments[i];
-    if (argument.isTensor()) {
-      use(argument.toTensor());
-    } else if (argument.isTensorList()) {
-      for (const at::Tensor& tensor : argument.toTensorVector()) use(tensor);
-    } else if (argument.isList()) {
-      for (const c10::IValue& element : argument.toListRef()) {
-        if (element.isTensor()) use(element.toTensor());
-      }
-    }
+      units.Add(tag, argument_bytes);
+    });
   }
   const c10::impl::ExcludeDispatchKeyGuard inside(kVisitingKey);
   op.redispatchBoxed(below, stack);

@@ -39,9 +39,10 @@ class VisitKeeper : public std::enable_shared_from_this<VisitKeeper> {
  public:
   // Forgets its storages.
   virtual ~VisitKeeper();
-  // The unit's bytes are on the device for the calling thread's current stream until Leave. Throws
-  // c10::Error; then Leave is not called.
-  virtual void Enter(uint32_t unit) = 0;
+  // The unit's bytes are on the device for the calling thread's current stream until Leave. The
+  // operator that uses them gets so many bytes of other tensors. Throws c10::Error; then Leave is
+  // not called.
+  virtual void Enter(uint32_t unit, uint64_t argument_bytes) = 0;
   virtual void Leave(uint32_t unit) = 0;
   // Of the tensor, for errors.
   virtual std::string NameOf(uint32_t unit, const at::Tensor& tensor) const = 0;

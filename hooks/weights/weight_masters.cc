@@ -189,13 +189,19 @@ std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::
   return moved;
 }
 
-absl::StatusOr<uint64_t> WindowFor(const std::vector<WeightMaster>& masters, uint64_t asked_bytes) {
+absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
+                                   const AskedRoom& asked) {
+  if (asked.window_bytes > 0 && asked.target_bytes > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WeightOptions::window_bytes is ", asked.window_bytes, " and memory_target_bytes is ",
+        asked.target_bytes, ": a target makes the window as large as there is room, so give one"));
+  }
   uint64_t second_bytes = 0;
-  uint64_t widened_bytes = 0;  // the largest resting form of what is widened
+  uint64_t widening_bytes = 0;
   const UnitParcel* largest = &masters.front().parcel;
   for (const WeightMaster& master : masters) {
     const UnitParcel& unit = master.parcel;
-    if (unit.is_widened) widened_bytes = std::max(widened_bytes, unit.parcel->size_bytes);
+    if (unit.is_widened) widening_bytes = std::max(widening_bytes, unit.parcel->size_bytes);
     if (&unit == largest) continue;
     if (unit.device_bytes > largest->device_bytes) {
       second_bytes = largest->device_bytes;
@@ -204,13 +210,30 @@ absl::StatusOr<uint64_t> WindowFor(const std::vector<WeightMaster>& masters, uin
       second_bytes = std::max(second_bytes, unit.device_bytes);
     }
   }
-  if (asked_bytes == 0) return largest->device_bytes + second_bytes;
-  const uint64_t least_bytes = largest->device_bytes + widened_bytes;
-  if (asked_bytes >= least_bytes) return asked_bytes - widened_bytes;
-  return absl::InvalidArgumentError(
-      absl::StrCat("WeightOptions::window_bytes is ", asked_bytes, ", and the layer \"",
-                   largest->name, "\" alone needs ", least_bytes,
-                   ": make the window larger, or cut the layer into several modules"));
+  const uint64_t least_bytes = largest->device_bytes + widening_bytes;
+  const uint64_t enough_bytes = least_bytes + second_bytes;
+  if (asked.window_bytes == 0 && asked.target_bytes == 0) {
+    const uint64_t window_bytes = largest->device_bytes + second_bytes;
+    return WeightRoom{.window_bytes = window_bytes,
+                      .widening_bytes = widening_bytes,
+                      .wanted = {enough_bytes, enough_bytes}};
+  }
+  const uint64_t asked_bytes = std::max(asked.window_bytes, asked.target_bytes);
+  if (asked_bytes < least_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WeightOptions::", asked.target_bytes > 0 ? "memory_target_bytes" : "window_bytes", " is ",
+        asked_bytes, ", and the layer \"", largest->name, "\" alone needs ", least_bytes,
+        ": make it larger, or cut the layer into several modules"));
+  }
+  if (asked.window_bytes > 0) {
+    return WeightRoom{.window_bytes = asked.window_bytes - widening_bytes,
+                      .widening_bytes = widening_bytes,
+                      .wanted = {asked.window_bytes, asked.window_bytes}};
+  }
+  return WeightRoom{.window_bytes = 0,
+                    .target_bytes = asked.target_bytes,
+                    .widening_bytes = widening_bytes,
+                    .wanted = {least_bytes, enough_bytes}};
 }
 
 }  // namespace pinion

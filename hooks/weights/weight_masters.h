@@ -51,10 +51,17 @@ std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::
                                                                const std::vector<WeightUnit>& units,
                                                                c10::Device device);
 
-// What units may have on the device, of `asked_bytes`, or if that is 0 of what the two largest
-// take: all but the room for the resting form of a unit that is being widened. InvalidArgument
-// where the largest one has no room in it.
-absl::StatusOr<uint64_t> WindowFor(const std::vector<WeightMaster>& masters, uint64_t asked_bytes);
+// As WeightOptions has them.
+struct AskedRoom {
+  uint64_t window_bytes = 0;
+  uint64_t target_bytes = 0;
+};
+
+// What units may have on the device: all that is asked for but the room for the resting form of a
+// unit that is being widened. InvalidArgument where the largest one has no room in it, or both
+// a window and a target are asked for.
+absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
+                                   const AskedRoom& asked);
 
 }  // namespace pinion
 

@@ -52,6 +52,12 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
     return absl::InvalidArgumentError(absl::StrCat("the backend is for \"", backend.type_name,
                                                    "\", and the device is ", device.str()));
   }
+  if (options.memory_target_bytes > 0 && !TellsAllocatedBytes(type)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WeightOptions::memory_target_bytes is for an allocator that tells what it has "
+        "given out, and that of ",
+        backend.type_name, " does not: give window_bytes"));
+  }
   if (!device.has_index()) device = CurrentStream(device).device();
   std::vector<WeightUnit> units = WeightUnitsOf(module);
   if (units.empty()) {
@@ -74,14 +80,15 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
     return absl::ResourceExhaustedError(absl::StrCat("copying the weights of \"", module.name(),
                                                      "\": ", error.what_without_backtrace()));
   }
-  PINION_ASSIGN_OR_RETURN(const uint64_t window_bytes, WindowFor(masters, options.window_bytes));
+  PINION_ASSIGN_OR_RETURN(const WeightRoom room,
+                          RoomFor(masters, {options.window_bytes, options.memory_target_bytes}));
 
   // From here on nothing fails.
   std::vector<UnitParcel> parcels;
   for (const WeightMaster& master : masters) parcels.push_back(master.parcel);
   std::unique_ptr<WeightOffloader> offloader(new WeightOffloader());
   offloader->weights_ =
-      std::make_shared<DeviceWeights>(device, host, tier, window_bytes, std::move(parcels));
+      std::make_shared<DeviceWeights>(device, host, tier, room, std::move(parcels));
   std::vector<TrainedWeight> trained;
   std::vector<at::Tensor> trained_weights;
   absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> host_of;

@@ -67,8 +67,14 @@ namespace pinion {
 struct WeightOptions {
   HostTierOptions tier;  // shared with all other users of the process's tier
   // Of the device, for all units of weights that are there at once (weight_units.h). 0: as much as
-  // the two largest ones take, so that one can come while the other is used.
+  // the two largest ones take, so that one can come while the other is used; with a target, which a
+  // window does not go with, as much as that leaves.
   uint64_t window_bytes = 0;
+  // All that LibTorch's allocator may have given out on the device while the model is used, beside
+  // which units take what is left: give an OffloadSession's OffloadOptions::memory_target_bytes the
+  // same number. What has not been done before runs with the least, which is the unit in use; a
+  // target below what that takes is reported in the log, with the least (WeightStats). 0: none.
+  uint64_t memory_target_bytes = 0;
   // How parameters that do not require a gradient, and large buffers, rest on the host and travel.
   // Narrower forms lose digits, once, at Attach. Their module parameters serve in place of masters
   // in host_parameters().
@@ -86,10 +92,10 @@ class WeightOffloader {
   // host no byte passes through the device. Costs one copy of all of them. Gradients that are there
   // go to the masters'.
   //
-  // InvalidArgument: a window that has no room for the largest unit; a module without parameters; a
-  // parameter that is not strided, that is on yet another device, or that has a hook after
-  // gradients are accumulated. FailedPrecondition: PINION_DISABLE=1 is set; the tier exists with
-  // other options; a parameter visits already. ResourceExhausted: no room in host memory.
+  // InvalidArgument: a window, or a target, that has no room for the largest unit; a module without
+  // parameters; a parameter that is not strided, that is on yet another device, or that has a hook
+  // after gradients are accumulated. FailedPrecondition: PINION_DISABLE=1 is set; the tier exists
+  // with other options; a parameter visits already. ResourceExhausted: no room in host memory.
   static absl::StatusOr<std::unique_ptr<WeightOffloader>> Attach(torch::nn::Module& module,
                                                                  c10::Device device,
                                                                  const DeviceBackend& backend,

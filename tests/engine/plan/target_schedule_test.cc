@@ -1,19 +1,23 @@
 #include "pinion/engine/plan/target_schedule.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/known_step.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/plan/set_aside.h"
 #include "pinion/engine/plan/step_gaps.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
@@ -1025,6 +1029,44 @@ TEST(TargetSchedule, WhereTheTargetCannotBeMetThePlanIsTheLeastAndSaysWhy) {
   EXPECT_EQ(known->plan().peak_bytes, LeastMemoryBytes(step).value());
   EXPECT_THAT(known->shortfall(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("does not fit")));
+}
+
+TEST(TargetSchedule, OfATargetIsSetAsideAsMuchAsIsEnoughIfTheStepLeavesIt) {
+  const StepRecord step = Chain({1, 2, 3, 4});
+  const uint64_t least_bytes = LeastMemoryBytes(step).value();
+  const SetAside aside = {.least_bytes = kSize, .enough_bytes = 2 * kSize};
+  // What is enough and two objects more; what is enough; what is more than the least.
+  for (const uint64_t beside_bytes : {4 * kSize, 2 * kSize, kSize + kSize / 2}) {
+    const TargetSchedule schedule(Within(least_bytes + beside_bytes));
+    const auto known = schedule.Plan(step, /*mixes=*/false, aside).value();
+    EXPECT_THAT(known->shortfall(), IsOk());
+    const uint64_t aside_bytes = std::min(beside_bytes, aside.enough_bytes);
+    EXPECT_LE(known->plan().peak_bytes, least_bytes + beside_bytes - aside_bytes);
+    EXPECT_GT(known->plan().peak_bytes, least_bytes + beside_bytes - aside_bytes - kSize);
+  }
+}
+
+TEST(TargetSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
+  const StepRecord step = Chain({1, 2, 3, 4});
+  const uint64_t least_bytes = LeastMemoryBytes(step).value();
+  const TargetSchedule schedule(Within(least_bytes + kSize - 1));
+  const auto known =
+      schedule.Plan(step, /*mixes=*/false, {.least_bytes = kSize, .enough_bytes = 2 * kSize})
+          .value();
+  EXPECT_THAT(known->shortfall().message(),
+              HasSubstr(absl::StrCat("target's least is ", least_bytes + kSize)));
+}
+
+TEST(TargetSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItEnds) {
+  TargetSchedule schedule(Within(100 * kSize));
+  TargetPlayer player(schedule);
+  EXPECT_EQ(schedule.PromisedBytes(), std::nullopt);
+  schedule.Learn(schedule.Plan(Chain({1, 2})).value());
+  player.Save(1);
+  const uint64_t peak_bytes = schedule.followed()->plan().peak_bytes;
+  EXPECT_EQ(schedule.PromisedBytes(), peak_bytes);
+  player.Save(7);
+  EXPECT_EQ(schedule.PromisedBytes(), std::nullopt) << "this is another step";
 }
 
 TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidInEveryFormat) {

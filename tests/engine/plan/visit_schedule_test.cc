@@ -20,6 +20,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::IsSubsetOf;
+using ::testing::UnorderedElementsAre;
 
 // Executes what a schedule asks for, and checks that it could.
 class Shelf {
@@ -71,13 +73,17 @@ class Shelf {
     return late;
   }
   void Keep(uint32_t object) { kept_.insert(object); }
+  void SetWindow(uint64_t window_bytes) {
+    window_bytes_ = window_bytes;
+    schedule_.set_window_bytes(window_bytes);
+  }
   int TakeFetches() { return std::exchange(fetches_, 0); }
   VisitSchedule& schedule() { return schedule_; }
   const std::set<uint32_t>& here() const { return here_; }
 
  private:
   const std::vector<uint64_t> sizes_;
-  const uint64_t window_bytes_;
+  uint64_t window_bytes_;
   VisitSchedule schedule_;
   std::set<uint32_t> here_;
   std::set<uint32_t> kept_;
@@ -293,6 +299,62 @@ TEST(VisitSchedule, TrainingFetchesNoMoreThanTheBestOrderOfDrops) {
   }
 }
 
+TEST(VisitSchedule, ASmallerWindowDropsWhatIsUsedLastEvenAtAnotherUseInARow) {
+  Shelf shelf(std::vector<uint64_t>(4, 1), 3);
+  shelf.Late({0, 1, 2});
+  shelf.SetWindow(2);
+  EXPECT_THAT(shelf.Use(2).drops, ElementsAre(0));
+  shelf.SetWindow(1);
+  EXPECT_THAT(shelf.Use(2).drops, ElementsAre(1));
+}
+
+TEST(VisitSchedule, WithoutAWindowThereIsWhatIsUsedAndNothingElse) {
+  Shelf shelf(std::vector<uint64_t>(4, 1), 4);
+  for (int round = 0; round < 3; ++round) shelf.Late({0, 1, 2, 3});
+  shelf.schedule().set_window_bytes(0);
+  const Visit visit = shelf.schedule().OnUse(0, [](uint32_t) { return true; });
+  EXPECT_THAT(visit.drops, UnorderedElementsAre(1, 2, 3));
+  EXPECT_EQ(shelf.schedule().here_bytes(), 1u);
+}
+
+TEST(VisitSchedule, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
+  Shelf shelf(std::vector<uint64_t>(6, 1), 4);
+  const auto round = [&](int fetches_ahead) {
+    for (uint32_t object = 0; object < 6; ++object) {
+      shelf.SetWindow(object == 3 ? 1 : 4);
+      const Visit visit = shelf.Use(object);
+      // From 0 on, 1 and 2 can be there before 3 has room for itself alone.
+      if (object == 0 && fetches_ahead >= 0) {
+        EXPECT_THAT(shelf.here(), IsSubsetOf({0, 1, 2}));
+      }
+    }
+  };
+  round(-1);
+  round(-1);
+  shelf.TakeFetches();
+  for (int n = 0; n < 3; ++n) round(2);
+  EXPECT_EQ(shelf.TakeFetches(), 3 * 6) << "each comes once in a round";
+}
+
+TEST(VisitSchedule, WhatStaysInALoopFitsTheSmallestWindowAndFollowsIt) {
+  std::vector<uint32_t> pass(12);
+  std::iota(pass.begin(), pass.end(), 0);
+  Shelf shelf(std::vector<uint64_t>(12, 1), 8);
+  const auto fetches = [&](uint64_t at_five) {
+    for (int round = 0; round < 6; ++round) {
+      if (round == 5) shelf.TakeFetches();
+      for (const uint32_t object : pass) {
+        shelf.SetWindow(object == 5 ? at_five : 8);
+        shelf.Use(object);
+      }
+    }
+    return shelf.TakeFetches();
+  };
+  EXPECT_EQ(fetches(8), 12 - (8 - 2));
+  EXPECT_EQ(fetches(5), 12 - (5 - 2));
+  EXPECT_EQ(fetches(8), 12 - (8 - 2)) << "there is room again";
+}
+
 TEST(VisitSchedule, RandomUsesOfRandomSizesNeverExceedTheWindow) {
   std::mt19937 random(7);
   for (int model = 0; model < 100; ++model) {
@@ -304,6 +366,7 @@ TEST(VisitSchedule, RandomUsesOfRandomSizesNeverExceedTheWindow) {
     std::vector<uint32_t> step;
     for (int use = 0; use < 30; ++use) step.push_back(static_cast<uint32_t>(random() % count));
     for (int round = 0; round < 6; ++round) {
+      shelf.SetWindow(largest + random() % 300);
       shelf.Late(step);  // Use looks at the window
       if (random() % 4 == 0) shelf.Use(static_cast<uint32_t>(random() % count));
     }

@@ -46,6 +46,7 @@
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/hooks/weights/visiting_net.h"
 
 namespace pinion::testing {
 namespace {
@@ -53,45 +54,6 @@ namespace {
 using at::Tensor;
 using ::testing::HasSubstr;
 using Tensors = std::vector<Tensor>;
-
-constexpr int64_t kWidth = 64;
-constexpr uint64_t kLayerBytes = (kWidth * kWidth + kWidth) * sizeof(float);  // divides by 512
-static_assert(kWidth * sizeof(float) % 256 == 0);
-// A bias is padded to 512 bytes.
-constexpr uint64_t kUnitBytes = kWidth * kWidth * sizeof(float) + 512;
-
-// Residual blocks, each a Linear and what follows it, and weights that are the same in all
-// processes.
-struct BlockImpl : torch::nn::Module {
-  BlockImpl() : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))) {}
-  Tensor forward(const Tensor& x) { return x + at::tanh(linear(x)); }
-  torch::nn::Linear linear;
-};
-TORCH_MODULE(Block);
-
-// Neither wrapped nor changed for its weights to visit: its forward is a plain loop.
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(int layers) : blocks(register_module("blocks", torch::nn::ModuleList())) {
-    for (int layer = 0; layer < layers; ++layer) blocks->push_back(Block());
-    const at::NoGradGuard no_grad;
-    int64_t seed = 0;
-    for (Tensor& parameter : parameters()) {
-      const Tensor i = at::arange(parameter.numel(), at::kFloat);
-      parameter.copy_(at::sin(i * 0.37 + static_cast<double>(++seed)).view(parameter.sizes()) *
-                      0.2);
-    }
-  }
-  Tensor forward(Tensor x) {
-    for (const auto& block : *blocks) x = block->as<BlockImpl>()->forward(x);
-    return x;
-  }
-  torch::nn::ModuleList blocks;
-};
-TORCH_MODULE(Net);
-
-Tensor Input(double seed = 0) {
-  return at::sin(at::arange(8 * kWidth, at::kFloat) * 0.11 + seed).view({8, kWidth});
-}
 
 class WeightOffloaderTest : public ::testing::Test {
  protected:

@@ -1,0 +1,35 @@
+#include "pinion/engine/plan/visit_room.h"
+
+#include <algorithm>
+
+namespace pinion {
+
+uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
+                          std::optional<uint64_t> promised_bytes) {
+  const bool goes_on = last_.has_value() && last_->use.object == use.object;
+  const uint64_t in_row = goes_on ? last_->in_row + 1 : 0;
+  const Place place = {use.object,
+                       in_row << 2 | (use.builds_graph ? 2 : 0) | (use.in_backward ? 1 : 0)};
+  NoteLast(others);
+  last_ = {place, use, in_row, others};
+  const auto known = known_.find(place);
+  if (known == known_.end() || use.argument_bytes > known->second.argument_bytes) return 0;
+  const uint64_t taken_bytes =
+      promised_bytes.value_or(others.current + known->second.allocated_bytes);
+  return target_bytes_ - std::min(target_bytes_, taken_bytes);
+}
+
+void VisitRoom::NoteLast(const OthersBytes& others) {
+  if (!last_.has_value()) return;
+  // Somebody has reset what the allocator counts: what followed that use is not known.
+  if (others.allocated < last_->others.allocated) {
+    known_.erase(last_->place);
+    return;
+  }
+  Known& known = known_[last_->place];
+  known.argument_bytes = std::max(known.argument_bytes, last_->use.argument_bytes);
+  known.allocated_bytes =
+      std::max(known.allocated_bytes, others.allocated - last_->others.allocated);
+}
+
+}  // namespace pinion

@@ -1,0 +1,76 @@
+// How much of a memory target objects that visit a device (visit_schedule.h) may have at each of
+// their uses, beside all that others have allocated there and will have by the next use.
+//
+//   VisitRoom room(target_bytes);
+//   schedule.set_window_bytes(room.AtUse({.object = 3, .argument_bytes = n}, moment, promised));
+//
+// What a program allocates until the next use is not known, and nobody is asked before it does. So
+// uses are told apart by their place: which object, which of its uses in a row, forward or
+// backward. A use in a place that is known, whose operator gets no more bytes than before, is taken
+// to be followed by at most the allocations that have followed one there. All of them count, as if
+// nothing were freed in between: what is kept and what is not may change from step to step. A use
+// in a new place, or of larger arguments, leaves no room: what is used is there, and nothing else.
+//
+// Where somebody promises that all others take at most so much, as a planned step does, the room is
+// what the target leaves beside that.
+//
+// Thread safety: none; its owner's lock guards it.
+
+#ifndef PINION_ENGINE_PLAN_VISIT_ROOM_H_
+#define PINION_ENGINE_PLAN_VISIT_ROOM_H_
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace pinion {
+
+struct VisitUse {
+  uint32_t object = 0;
+  bool builds_graph = false;
+  bool in_backward = false;
+  uint64_t argument_bytes = 0;  // of the operator, but for objects that visit
+};
+
+// Of all others on the device, now.
+struct OthersBytes {
+  uint64_t current = 0;
+  uint64_t allocated = 0;  // from the start, whatever was freed since
+};
+
+class VisitRoom {
+ public:
+  explicit VisitRoom(uint64_t target_bytes) : target_bytes_(target_bytes) {}
+
+  // The object is about to be used: how much all objects may have until the next use.
+  uint64_t AtUse(const VisitUse& use, const OthersBytes& others,
+                 std::optional<uint64_t> promised_bytes);
+
+ private:
+  // Which object, which of its uses in a row, and the two flags.
+  using Place = std::pair<uint32_t, uint64_t>;
+  struct Known {
+    uint64_t argument_bytes = 0;   // at the most
+    uint64_t allocated_bytes = 0;  // by others until the next use, at the most
+  };
+  struct Last {
+    Place place;
+    VisitUse use;
+    uint64_t in_row = 0;
+    OthersBytes others;
+  };
+
+  void NoteLast(const OthersBytes& others);
+
+  const uint64_t target_bytes_;
+  absl::flat_hash_map<Place, Known> known_;
+  std::optional<Last> last_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_PLAN_VISIT_ROOM_H_

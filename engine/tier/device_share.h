@@ -1,0 +1,101 @@
+// What the tenants of one device tell each other about its memory, so that weights that visit it
+// (hooks/weights) and saved activations (hooks/activations) can share one target.
+//
+//   // Weights:
+//   share.Want({.least_bytes = largest, .enough_bytes = two_largest});
+//   const VisitingBytes bytes(share, visitor, size_bytes);   // before they are allocated, until
+//   not
+//   // Activations, whose records leave visiting bytes out, and whose plans what is wanted:
+//   share.PromiseOthers(plan.peak_bytes);
+//
+// Thread safety: thread-safe, without a lock.
+// Ownership: shared, by the device's tier and those who outlive it.
+
+#ifndef PINION_ENGINE_TIER_DEVICE_SHARE_H_
+#define PINION_ENGINE_TIER_DEVICE_SHARE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "pinion/engine/plan/set_aside.h"
+
+namespace pinion {
+
+// What one model's weights have on a device.
+struct Visitor {
+  std::atomic<uint64_t> current_bytes = 0;
+  std::atomic<uint64_t> allocated_bytes = 0;  // from the start, whatever was freed since
+};
+
+class DeviceShare {
+ public:
+  // What weights have on the device: never less than what they have allocated.
+  uint64_t visiting_bytes() const { return visiting_bytes_.load(std::memory_order_relaxed); }
+
+  // What weights want to be left for them by whoever plans within a target; all of them together.
+  SetAside wanted() const { return {least_bytes_.load(), enough_bytes_.load()}; }
+  void Want(const SetAside& bytes) {
+    least_bytes_ += bytes.least_bytes;
+    enough_bytes_ += bytes.enough_bytes;
+  }
+  void WantNoMore(const SetAside& bytes) {
+    least_bytes_ -= bytes.least_bytes;
+    enough_bytes_ -= bytes.enough_bytes;
+  }
+
+  // All that is no visiting weight takes at most so much of the device until the next call;
+  // nothing: nobody knows.
+  void PromiseOthers(std::optional<uint64_t> bytes) {
+    others_bytes_.store(bytes.value_or(kNotPromised), std::memory_order_relaxed);
+  }
+  std::optional<uint64_t> promised_bytes() const {
+    const uint64_t bytes = others_bytes_.load(std::memory_order_relaxed);
+    return bytes == kNotPromised ? std::nullopt : std::optional(bytes);
+  }
+
+ private:
+  friend class VisitingBytes;
+  static constexpr uint64_t kNotPromised = UINT64_MAX;
+
+  std::atomic<uint64_t> visiting_bytes_ = 0;
+  std::atomic<uint64_t> least_bytes_ = 0;
+  std::atomic<uint64_t> enough_bytes_ = 0;
+  std::atomic<uint64_t> others_bytes_ = kNotPromised;
+};
+
+// So many bytes of a visitor, as long as it lives.
+class VisitingBytes {
+ public:
+  VisitingBytes() = default;  // none
+  VisitingBytes(std::shared_ptr<DeviceShare> share, std::shared_ptr<Visitor> visitor,
+                uint64_t size_bytes)
+      : share_(std::move(share)), visitor_(std::move(visitor)), size_bytes_(size_bytes) {
+    share_->visiting_bytes_ += size_bytes_;
+    visitor_->current_bytes += size_bytes_;
+    visitor_->allocated_bytes += size_bytes_;
+  }
+  VisitingBytes(VisitingBytes&& other) noexcept = default;
+  VisitingBytes& operator=(VisitingBytes&& other) noexcept {
+    std::swap(share_, other.share_);
+    std::swap(visitor_, other.visitor_);
+    std::swap(size_bytes_, other.size_bytes_);
+    return *this;
+  }
+  ~VisitingBytes() {
+    if (share_ == nullptr) return;
+    share_->visiting_bytes_ -= size_bytes_;
+    visitor_->current_bytes -= size_bytes_;
+  }
+
+ private:
+  std::shared_ptr<DeviceShare> share_;
+  std::shared_ptr<Visitor> visitor_;
+  uint64_t size_bytes_ = 0;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_TIER_DEVICE_SHARE_H_

@@ -1,0 +1,363 @@
+// One memory target for weights that visit and all else: the device, which has no byte more, is
+// never asked for one, results are the same bit for bit, and what the target leaves is used.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/hooks/weights/weight_offloader.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/hooks/weights/visiting_net.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using at::Tensor;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Tensors = std::vector<Tensor>;
+
+constexpr int kLayers = 10;
+constexpr int64_t kRows = 32;  // an activation is half of a unit
+
+OffloadOptions Target(uint64_t target_bytes) {
+  OffloadOptions options = SmallWindows();
+  options.eviction_window_bytes = OffloadOptions::kAutoWindow;
+  options.prefetch_window_bytes = OffloadOptions::kAutoWindow;
+  options.memory_target_bytes = target_bytes;
+  return options;
+}
+
+WeightOptions Weights(uint64_t target_bytes) {
+  const OffloadOptions offload = SmallWindows();
+  WeightOptions options;
+  options.tier.allocator = offload.allocator;
+  options.tier.engine = offload.engine;
+  options.memory_target_bytes = target_bytes;
+  return options;
+}
+
+// What a part of a program does, with or without a graph.
+enum class Part { kTrain, kAsk };
+
+// A model whose weights visit, and what becomes of it, in a world of its own.
+class Run {
+ public:
+  Run(const WeightOptions& weights, const OffloadOptions& offload = Target(1 << 30))
+      : world_(MachineOptions(), offload), net_(kLayers) {
+    auto attached = WeightOffloader::Attach(*net_, world_.device(), world_.backend(), weights);
+    EXPECT_TRUE(attached.ok()) << attached.status();
+    weights_ = *std::move(attached);
+    optimizer_.emplace(weights_->host_parameters(), torch::optim::SGDOptions(0.01));
+  }
+
+  // In an OffloadScope, if asked for; of each layer a checkpoint, if asked for.
+  bool offloads = false;
+  bool checkpoints = false;
+
+  // From now on the device has no more.
+  void Limit(uint64_t size_bytes) {
+    EXPECT_THAT(world_.machine().SetMemoryLimit(0, size_bytes), IsOk());
+  }
+  void Do(Part part, int64_t rows = kRows) {
+    const Tensor x = Input(static_cast<double>(++count_), rows).to(world_.device());
+    if (part == Part::kAsk) {
+      const at::NoGradGuard no_grad;
+      results.push_back(net_->forward(x).cpu());
+      return;
+    }
+    Tensor loss;
+    {
+      std::optional<OffloadScope> scope;
+      if (offloads) scope.emplace(world_.session());
+      loss = Forward(x).pow(2).mean();
+    }
+    loss.backward();
+    results.push_back(loss.detach().cpu());
+    loss = Tensor();
+    weights_->Step([&] { optimizer_->step(); });
+    for (const Tensor& master : weights_->host_parameters()) {
+      results.push_back(master.detach().clone());
+    }
+    weights_->ZeroGrad();
+  }
+  uint64_t peak_bytes() { return world_.peak_device_bytes(); }
+  void ResetPeak() {
+    EXPECT_THAT(world_.Synchronize(), IsOk());
+    world_.ResetPeak();
+  }
+  WeightStats stats() const { return weights_->GetStats(); }
+  OffloadStats offload_stats() { return world_.QuietStats(); }
+  const std::shared_ptr<OffloadSession>& session() { return world_.session(); }
+
+  Tensors results;
+
+ private:
+  Tensor Forward(Tensor x) {
+    if (!checkpoints) return net_->forward(x);
+    for (const auto& block : *net_->blocks) {
+      x = checkpoint([block](const Tensor& in) { return block->as<BlockImpl>()->forward(in); }, x);
+    }
+    return x;
+  }
+
+  EmuWorld world_;
+  Net net_;
+  std::unique_ptr<WeightOffloader> weights_;
+  std::optional<torch::optim::SGD> optimizer_;
+  int count_ = 0;
+};
+
+void ExpectSame(const Tensors& expected, const Tensors& actual) {
+  ASSERT_EQ(expected.size(), actual.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(SameBytes(expected[i], actual[i])) << "result " << i;
+  }
+}
+
+using Program = std::function<void(Run&)>;
+
+// What the program computes with weights that stay, and the least memory that it takes, all of it
+// that can leaving: with one unit there at a time.
+struct Reference {
+  Tensors results;
+  uint64_t least_bytes = 0;
+};
+Reference ReferenceOf(const Program& program, bool offloads = false) {
+  Reference reference;
+  {
+    WeightOptions all = Weights(0);
+    all.window_bytes = kLayers * kUnitBytes;
+    Run run(all);
+    program(run);
+    reference.results = std::move(run.results);
+  }
+  WeightOptions one = Weights(0);
+  one.window_bytes = kUnitBytes;
+  Run run(one, Target(1));
+  run.offloads = offloads;
+  run.ResetPeak();
+  program(run);
+  reference.least_bytes = run.peak_bytes();
+  return reference;
+}
+
+TEST(WeightTarget, InferenceKeepsWhatTheTargetLeavesAndNeverHasMore) {
+  const Program ask = [](Run& run) {
+    for (int n = 0; n < 6; ++n) run.Do(Part::kAsk);
+  };
+  const Reference reference = ReferenceOf(ask);
+  for (const int more_units : {0, 1, 2, 4, 7, kLayers + 1}) {
+    SCOPED_TRACE(more_units);
+    const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
+    Run run(Weights(target_bytes));
+    run.Limit(target_bytes);
+    ask(run);
+    ExpectSame(reference.results, run.results);
+    EXPECT_EQ(run.stats().fetches_refused, 0u) << "nobody has asked for more than there is";
+    EXPECT_EQ(run.stats().excess_device_bytes, 0u);
+    const uint64_t fetches = run.stats().fetches;
+    run.Do(Part::kAsk);
+    // A Linear, its tanh and the sum: two more activations than there are at once, as long as
+    // nobody knows what is freed in between. So one unit less than there would be room for.
+    const int window_units = more_units;
+    const int kept = more_units > kLayers ? kLayers : std::max(0, window_units - 2);
+    EXPECT_EQ(run.stats().fetches - fetches, static_cast<uint64_t>(kLayers - kept));
+  }
+}
+
+TEST(WeightTarget, TrainingWithoutAScopeUsesWhatActivationsLeave) {
+  const Program train = [](Run& run) {
+    for (int n = 0; n < 4; ++n) run.Do(Part::kTrain);
+  };
+  const Reference reference = ReferenceOf(train);
+  for (const int more_units : {0, 1, 3, kLayers}) {
+    SCOPED_TRACE(more_units);
+    const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
+    Run run(Weights(target_bytes));
+    run.Limit(target_bytes);
+    train(run);
+    ExpectSame(reference.results, run.results);
+    EXPECT_EQ(run.stats().fetches_refused, 0u);
+    const WeightStats before = run.stats();
+    run.Do(Part::kTrain);
+    EXPECT_GT(run.stats().fetched_ahead, before.fetched_ahead);
+    EXPECT_LE(run.stats().fetches - before.fetches, static_cast<uint64_t>(2 * kLayers - 1));
+    if (more_units == kLayers) {
+      EXPECT_LE(run.stats().fetches - before.fetches, kLayers + 1u) << "the turn finds nearly all";
+    }
+  }
+}
+
+TEST(WeightTarget, ActivationsAndWeightsShareOne) {
+  const Program train = [](Run& run) {
+    for (int n = 0; n < 5; ++n) run.Do(Part::kTrain);
+  };
+  const Reference reference = ReferenceOf(train, /*offloads=*/true);
+  std::vector<uint64_t> kept, moved;
+  for (const int percent : {100, 110, 130, 170, 250, 400}) {
+    SCOPED_TRACE(percent);
+    const uint64_t target_bytes = reference.least_bytes * percent / 100;
+    Run run(Weights(target_bytes), Target(target_bytes));
+    run.offloads = true;
+    run.Limit(target_bytes);
+    train(run);
+    ExpectSame(reference.results, run.results);
+    EXPECT_EQ(run.stats().fetches_refused, 0u);
+    EXPECT_EQ(run.offload_stats().prefetches_refused, 0u);
+    EXPECT_EQ(run.stats().excess_device_bytes, 0u);
+    ASSERT_GT(run.offload_stats().offloaded, 0u) << "in the first step all leaves";
+    const WeightStats before = run.stats();
+    const OffloadStats offload_before = run.offload_stats();
+    run.ResetPeak();
+    run.Do(Part::kTrain);
+    EXPECT_LE(run.peak_bytes(), target_bytes);
+    moved.push_back(run.stats().fetches - before.fetches);
+    kept.push_back(run.offload_stats().kept_as_planned - offload_before.kept_as_planned);
+  }
+  EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end())) << ::testing::PrintToString(kept);
+  EXPECT_TRUE(std::is_sorted(moved.rbegin(), moved.rend())) << ::testing::PrintToString(moved);
+  EXPECT_LT(kept.front(), kept.back());
+  EXPECT_EQ(moved.back(), static_cast<uint64_t>(kLayers)) << "all weights stay at the turn";
+}
+
+TEST(WeightTarget, ChangingShapesKeepWithinIt) {
+  for (const bool offloads : {false, true}) {
+    SCOPED_TRACE(offloads);
+    const Program train = [](Run& run) {
+      for (const int64_t rows : {8, 32, 8, 16, 32, 32, 8, 8, 32, 16, 16, 16, 32}) {
+        run.Do(Part::kTrain, rows);
+      }
+    };
+    const Reference reference = ReferenceOf(train, offloads);
+    for (const int more_units : {0, 2, 5}) {
+      SCOPED_TRACE(more_units);
+      const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
+      Run run(Weights(target_bytes), Target(target_bytes));
+      run.offloads = offloads;
+      run.Limit(target_bytes);
+      train(run);
+      ExpectSame(reference.results, run.results);
+      EXPECT_EQ(run.stats().fetches_refused, 0u);
+      EXPECT_GT(run.stats().fetched_ahead, 0u);
+    }
+  }
+}
+
+TEST(WeightTarget, TrainingAndAskingInTurnKeepWithinIt) {
+  for (const bool offloads : {false, true}) {
+    SCOPED_TRACE(offloads);
+    const Program both = [](Run& run) {
+      for (int n = 0; n < 4; ++n) {
+        for (int asked = 0; asked < 3; ++asked) run.Do(Part::kAsk);
+        for (int trained = 0; trained <= n; ++trained) run.Do(Part::kTrain);
+      }
+    };
+    const Reference reference = ReferenceOf(both, offloads);
+    for (const int more_units : {0, 2, 6}) {
+      SCOPED_TRACE(more_units);
+      const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
+      Run run(Weights(target_bytes), Target(target_bytes));
+      run.offloads = offloads;
+      run.Limit(target_bytes);
+      both(run);
+      ExpectSame(reference.results, run.results);
+      EXPECT_EQ(run.stats().fetches_refused, 0u);
+    }
+  }
+}
+
+TEST(WeightTarget, CheckpointsInTheSameScopeKeepWithinIt) {
+  const Program train = [](Run& run) {
+    run.checkpoints = true;
+    for (int n = 0; n < 5; ++n) run.Do(Part::kTrain);
+  };
+  const Reference reference = ReferenceOf(train, /*offloads=*/true);
+  for (const int more_units : {0, 2, 5}) {
+    SCOPED_TRACE(more_units);
+    const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
+    Run run(Weights(target_bytes), Target(target_bytes));
+    run.offloads = true;
+    run.Limit(target_bytes);
+    train(run);
+    ExpectSame(reference.results, run.results);
+    EXPECT_EQ(run.stats().fetches_refused, 0u);
+    EXPECT_GT(run.offload_stats().offloaded, 0u);
+  }
+}
+
+TEST(WeightTarget, OneBelowTheLargestUnitIsRefused) {
+  EmuWorld world;
+  Net net(2);
+  EXPECT_THAT(
+      WeightOffloader::Attach(*net, world.device(), world.backend(), Weights(1000)),
+      StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("memory_target_bytes is 1000"),
+                                                         HasSubstr("\"blocks.0\" alone needs"),
+                                                         HasSubstr(std::to_string(kUnitBytes)))));
+  WeightOptions both = Weights(1 << 20);
+  both.window_bytes = 1 << 20;
+  EXPECT_THAT(WeightOffloader::Attach(*net, world.device(), world.backend(), both),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("give one")));
+}
+
+TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
+  const Program train = [](Run& run) {
+    for (int n = 0; n < 3; ++n) run.Do(Part::kTrain);
+  };
+  const Reference reference = ReferenceOf(train);
+  uint64_t told_bytes = 0;
+  {
+    Run run(Weights(reference.least_bytes / 2));
+    train(run);
+    ExpectSame(reference.results, run.results);
+    told_bytes = run.stats().excess_device_bytes;
+    EXPECT_GT(told_bytes, reference.least_bytes / 2);
+    EXPECT_LE(told_bytes, reference.least_bytes);
+  }
+  Run run(Weights(told_bytes));
+  run.Limit(told_bytes);
+  train(run);
+  ExpectSame(reference.results, run.results);
+  EXPECT_EQ(run.stats().excess_device_bytes, 0u);
+}
+
+TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
+  const Program train = [](Run& run) {
+    run.offloads = true;
+    for (int n = 0; n < 3; ++n) run.Do(Part::kTrain);
+  };
+  Run run(Weights(kUnitBytes), Target(kUnitBytes));
+  train(run);
+  const std::string text = run.session()->Explain(0);
+  EXPECT_THAT(text, HasSubstr("weights that visit takes " + std::to_string(kUnitBytes)));
+  const std::string before = "target's least is ";
+  const size_t found = text.find(before);
+  ASSERT_NE(found, std::string::npos) << text;
+  const uint64_t least_bytes = std::stoull(text.substr(found + before.size()));
+  const Reference reference = ReferenceOf(train);
+  Run within(Weights(least_bytes), Target(least_bytes));
+  within.Limit(least_bytes);
+  train(within);
+  ExpectSame(reference.results, within.results);
+}
+
+}  // namespace
+}  // namespace pinion::testing
