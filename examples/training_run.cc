@@ -438,6 +438,10 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
       offload.engine.trace = accelerator.trace();
       tier = {.allocator = offload.allocator, .engine = offload.engine};
       PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
+      // Measures the link, which takes memory of its own: none of the weights' target.
+      if (options.offload_weights && options.memory_target_bytes.has_value()) {
+        PINION_RETURN_IF_ERROR(session->Reserve(accelerator.device().index(), kMiB));
+      }
     }
     if (options.for_comparison && accelerator.device().is_cuda()) AskForRepeatableBits();
     Trainer trainer(options, text, std::move(accelerator), tier, std::move(session), steps_done);

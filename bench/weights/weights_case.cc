@@ -42,7 +42,7 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int kDevice = 0;
 constexpr double kLearningRate = 1e-3;
 // A schedule learns, and memory is pinned.
-constexpr int kWarmupSteps = 3;
+constexpr int kWarmupSteps = 6;
 constexpr int kTrainingSteps = 3;
 constexpr int kInferencePasses = 12;
 // A step that the link hides, by the bound.
@@ -223,6 +223,14 @@ absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint
                                                      Accelerator& accelerator) {
   if (way.kind == Kind::kNone) return std::make_unique<OnDevice>(accelerator);
   if (way.kind == Kind::kBlocking) return std::make_unique<ByHand>(accelerator);
+  std::shared_ptr<OffloadSession> session;
+  if (way.kind == Kind::kShared) {
+    OffloadOptions offload;
+    offload.memory_target_bytes = target_bytes;
+    PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
+    // Measures the link, which takes memory of its own.
+    PINION_RETURN_IF_ERROR(session->Reserve(kDevice, kMiB));
+  }
   torch::nn::ModuleList layers = MakeModel();
   WeightOptions options;
   options.window_bytes = way.window_layers * LayerBytes();
@@ -230,12 +238,6 @@ absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint
   PINION_ASSIGN_OR_RETURN(
       std::unique_ptr<WeightOffloader> weights,
       WeightOffloader::Attach(*layers, accelerator.device(), accelerator.backend(), options));
-  std::shared_ptr<OffloadSession> session;
-  if (way.kind == Kind::kShared) {
-    OffloadOptions offload;
-    offload.memory_target_bytes = target_bytes;
-    PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
-  }
   return std::make_unique<Visiting>(std::move(layers), std::move(weights), std::move(session));
 }
 

@@ -89,9 +89,10 @@ class TargetSchedule final : public OffloadSchedule {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                          options_.link, mixes, aside);
   }
-  // While a step runs as planned: what its record counts is never more than this.
+  // While a step runs as planned and something moves: what its record counts is never more.
   std::optional<uint64_t> PromisedBytes() const {
-    return IsInStep() && IsPlanned() ? std::optional(now_known_->plan().peak_bytes) : std::nullopt;
+    const bool moves = IsInStep() && IsPlanned() && !now_known_->plan().moves.empty();
+    return moves ? std::optional(now_known_->plan().peak_bytes) : std::nullopt;
   }
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);

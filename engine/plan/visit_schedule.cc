@@ -29,7 +29,10 @@ VisitSchedule::VisitSchedule(VisitLimits limits) : window_bytes_(limits.window_b
 Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
   Visit visit;
   const bool is_same = !history_.empty() && history_.back().object == object;
-  if (!is_same) Remember(object);
+  if (!is_same) {
+    Remember(object);
+    StayInTurn(object);
+  }
   ++history_.back().uses;
   history_.back().window_bytes = std::min(history_.back().window_bytes, window_bytes_);
   const bool is_here = objects_[object].is_here;
@@ -208,8 +211,8 @@ void VisitSchedule::ChooseWhatStays() {
   if (round_bytes <= window_bytes || window_bytes <= largest_bytes + second_bytes) return;
 
   // Each object adds its share to what may stay by then, and stays if that has room for it.
-  const uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
-  const double share = static_cast<double>(most_bytes) / static_cast<double>(round_bytes);
+  most_stay_bytes_ = window_bytes - largest_bytes;
+  const double share = static_cast<double>(most_stay_bytes_) / static_cast<double>(round_bytes);
   std::vector<uint32_t> stay;
   double seen_bytes = 0;
   uint64_t stay_bytes = 0;
@@ -231,6 +234,18 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
     objects_[object].stays = true;
     stay_bytes_ += objects_[object].size_bytes;
   }
+}
+
+void VisitSchedule::StayInTurn(uint32_t object) {
+  if (stay_bytes_ == 0 || objects_[object].stays || history_.size() < 2) return;
+  const uint32_t before = history_[history_.size() - 2].object;
+  if (!objects_[before].stays) return;
+  const uint64_t stay_bytes =
+      stay_bytes_ - objects_[before].size_bytes + objects_[object].size_bytes;
+  if (stay_bytes > most_stay_bytes_) return;
+  stay_bytes_ = stay_bytes;
+  objects_[before].stays = false;
+  objects_[object].stays = true;
 }
 
 uint64_t VisitSchedule::FetchedBytesIfStay(const std::vector<uint32_t>& objects) const {

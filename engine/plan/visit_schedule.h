@@ -18,12 +18,14 @@
 //
 // In a loop over more than the window holds, as in inference, that would fetch every object in
 // every round: what comes next always drops what has just been used. Once the same round was seen
-// twice, a share of the objects stays therefore, as many as leave room for two others, of which one
-// comes while one is used, if that saves copies; they are spread over the round, so that the link
-// has time for others while they are used.
+// twice, a share of the objects stays therefore, as many as leave room for one that comes, if that
+// saves copies. They are spread over the round, so that the link has time for others while they are
+// used. One that had to come takes over from the one that was used before it: that one goes, and
+// the next one that is away comes in its room. So those that stay move on by one in each round.
 //
-//   window of 4:   round  0 1 2 3 4 5 6 7 ...     stays  0       4
-//                  fetched  1 2 3   5 6 7
+//   window of 4:   0 1 2 3 4 5 6 7 8     those of 0, 3 and 6 are there; 1 comes while 0 is used,
+//                  |     |     |         2 in the room of 0 while 1 is used, 4 in that of 2 while
+//                                        3 is; then those of 2, 5 and 8 are there
 //
 // Thread safety: none; its owner's lock guards it.
 
@@ -110,6 +112,8 @@ class VisitSchedule {
   void Fetch(uint32_t object, Visit& visit);
   void ChooseWhatStays();
   void SetWhatStays(const std::vector<uint32_t>& objects);
+  // The object, which is used from now on, takes over from the one before it.
+  void StayInTurn(uint32_t object);
   // Of one round of what is expected, if these objects stay.
   uint64_t FetchedBytesIfStay(const std::vector<uint32_t>& objects) const;
 
@@ -120,6 +124,7 @@ class VisitSchedule {
   bool is_trial_ = false;        // a copy, which does what is expected and nothing else
   size_t expected_uses_ = 0;     // in a row, up to the last one
   uint64_t stay_bytes_ = 0;      // of objects that stay
+  uint64_t most_stay_bytes_ = 0;
   std::optional<uint64_t> stay_window_bytes_;  // for which they were chosen
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;

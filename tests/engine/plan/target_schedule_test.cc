@@ -1057,16 +1057,26 @@ TEST(TargetSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
               HasSubstr(absl::StrCat("target's least is ", least_bytes + kSize)));
 }
 
-TEST(TargetSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItEnds) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(TargetSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) {
+  TargetSchedule schedule(Within(3 * kSize));
   TargetPlayer player(schedule);
   EXPECT_EQ(schedule.PromisedBytes(), std::nullopt);
-  schedule.Learn(schedule.Plan(Chain({1, 2})).value());
+  schedule.Learn(schedule.Plan(Chain({1, 2, 3, 4})).value());
+  EXPECT_EQ(schedule.PromisedBytes(), std::nullopt) << "no step runs";
   player.Save(1);
   const uint64_t peak_bytes = schedule.followed()->plan().peak_bytes;
   EXPECT_EQ(schedule.PromisedBytes(), peak_bytes);
   player.Save(7);
   EXPECT_EQ(schedule.PromisedBytes(), std::nullopt) << "this is another step";
+}
+
+TEST(TargetSchedule, AStepOfWhichNothingMovesPromisesNothing) {
+  TargetSchedule schedule(Within(100 * kSize));
+  TargetPlayer player(schedule);
+  schedule.Learn(schedule.Plan(Chain({1, 2, 3, 4})).value());
+  player.Save(1);
+  ASSERT_NE(schedule.followed(), nullptr);
+  EXPECT_EQ(schedule.PromisedBytes(), std::nullopt);
 }
 
 TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidInEveryFormat) {

@@ -498,7 +498,7 @@ TEST_F(WeightOffloaderTest, TheWeightsOfAPlainFunctionAreAUnitEach) {
   };
   const torch::nn::ParameterList plain = make();
   forward(plain, Input()).sum().backward();
-  const torch::nn::ParameterList list = make();
+  torch::nn::ParameterList list = make();
   const auto weights = Attach(*list);
   const uint64_t weight_bytes = kWidth * kWidth * sizeof(float);
   forward(list, X()).sum().backward();
