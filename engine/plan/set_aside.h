@@ -1,5 +1,5 @@
-// What of a memory target is for others than the step that is planned within it: weights that visit
-// the device.
+// What a step that is planned within a memory target, and weights that visit the device within the
+// same one, want to know of each other.
 //
 // Plain data.
 
@@ -10,9 +10,17 @@
 
 namespace pinion {
 
+// Of the target, for weights.
 struct SetAside {
   uint64_t least_bytes = 0;   // in any case: the largest layer
   uint64_t enough_bytes = 0;  // if the step's least memory leaves so much; at least `least_bytes`
+};
+
+// All that is no visiting weight takes at most so much until the step ends.
+struct StepPromise {
+  uint64_t most_bytes = 0;
+  // Something leaves and comes back: what is not taken yet is for what comes.
+  bool moves = false;
 };
 
 }  // namespace pinion

@@ -89,10 +89,11 @@ class TargetSchedule final : public OffloadSchedule {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                          options_.link, mixes, aside);
   }
-  // While a step runs as planned and something moves: what its record counts is never more.
-  std::optional<uint64_t> PromisedBytes() const {
-    const bool moves = IsInStep() && IsPlanned() && !now_known_->plan().moves.empty();
-    return moves ? std::optional(now_known_->plan().peak_bytes) : std::nullopt;
+  // While a step runs as planned: what its record counts is never more.
+  std::optional<StepPromise> Promise() const {
+    if (!IsInStep() || !IsPlanned()) return std::nullopt;
+    const StepPlan& plan = now_known_->plan();
+    return StepPromise{.most_bytes = plan.peak_bytes, .moves = !plan.moves.empty()};
   }
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);

@@ -5,7 +5,7 @@
 namespace pinion {
 
 uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
-                          std::optional<uint64_t> promised_bytes) {
+                          const std::optional<StepPromise>& promise) {
   const bool goes_on = last_.has_value() && last_->use.object == use.object;
   const uint64_t in_row = goes_on ? last_->in_row + 1 : 0;
   const Place place = {use.object,
@@ -14,8 +14,10 @@ uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
   last_ = {place, use, in_row, others};
   const auto known = known_.find(place);
   if (known == known_.end() || use.argument_bytes > known->second.argument_bytes) return 0;
-  const uint64_t taken_bytes =
-      promised_bytes.value_or(others.current + known->second.allocated_bytes);
+  uint64_t taken_bytes = others.current + known->second.allocated_bytes;
+  if (promise.has_value()) {
+    taken_bytes = promise->moves ? promise->most_bytes : std::min(taken_bytes, promise->most_bytes);
+  }
   return target_bytes_ - std::min(target_bytes_, taken_bytes);
 }
 

@@ -2,7 +2,7 @@
 // their uses, beside all that others have allocated there and will have by the next use.
 //
 //   VisitRoom room(target_bytes);
-//   schedule.set_window_bytes(room.AtUse({.object = 3, .argument_bytes = n}, moment, promised));
+//   schedule.set_window_bytes(room.AtUse({.object = 3, .argument_bytes = n}, others, promise));
 //
 // What a program allocates until the next use is not known, and nobody is asked before it does. So
 // uses are told apart by their place: which object, which of its uses in a row, forward or
@@ -11,8 +11,8 @@
 // nothing were freed in between: what is kept and what is not may change from step to step. A use
 // in a new place, or of larger arguments, leaves no room: what is used is there, and nothing else.
 //
-// Where somebody promises that all others take at most so much, as a planned step does, the room is
-// what the target leaves beside that.
+// While a step runs as planned, all others take at most what it promises, and the room is what the
+// target leaves beside that: not more where the step moves something, which comes when it is time.
 //
 // Thread safety: none; its owner's lock guards it.
 
@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "pinion/engine/plan/set_aside.h"
 
 namespace pinion {
 
@@ -48,7 +49,7 @@ class VisitRoom {
 
   // The object is about to be used: how much all objects may have until the next use.
   uint64_t AtUse(const VisitUse& use, const OthersBytes& others,
-                 std::optional<uint64_t> promised_bytes);
+                 const std::optional<StepPromise>& promise);
 
  private:
   // Which object, which of its uses in a row, and the two flags.

@@ -212,6 +212,8 @@ void VisitSchedule::ChooseWhatStays() {
 
   // Each object adds its share to what may stay by then, and stays if that has room for it.
   most_stay_bytes_ = window_bytes - largest_bytes;
+  is_in_turn_ = 2 * most_stay_bytes_ >= round_bytes;
+  if (!is_in_turn_) most_stay_bytes_ -= second_bytes;
   const double share = static_cast<double>(most_stay_bytes_) / static_cast<double>(round_bytes);
   std::vector<uint32_t> stay;
   double seen_bytes = 0;
@@ -237,7 +239,7 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
 }
 
 void VisitSchedule::StayInTurn(uint32_t object) {
-  if (stay_bytes_ == 0 || objects_[object].stays || history_.size() < 2) return;
+  if (!is_in_turn_ || stay_bytes_ == 0 || objects_[object].stays || history_.size() < 2) return;
   const uint32_t before = history_[history_.size() - 2].object;
   if (!objects_[before].stays) return;
   const uint64_t stay_bytes =

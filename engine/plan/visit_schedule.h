@@ -18,14 +18,17 @@
 //
 // In a loop over more than the window holds, as in inference, that would fetch every object in
 // every round: what comes next always drops what has just been used. Once the same round was seen
-// twice, a share of the objects stays therefore, as many as leave room for one that comes, if that
-// saves copies. They are spread over the round, so that the link has time for others while they are
-// used. One that had to come takes over from the one that was used before it: that one goes, and
-// the next one that is away comes in its room. So those that stay move on by one in each round.
+// twice, a share of the objects stays therefore, as many as leave room for two others, of which one
+// comes while one is used, if that saves copies; they are spread over the round, so that the link
+// has time for others while they are used.
 //
-//   window of 4:   0 1 2 3 4 5 6 7 8     those of 0, 3 and 6 are there; 1 comes while 0 is used,
-//                  |     |     |         2 in the room of 0 while 1 is used, 4 in that of 2 while
-//                                        3 is; then those of 2, 5 and 8 are there
+//   window of 4:   round  0 1 2 3 4 5 6 7 ...     stays  0       4
+//                  fetched  1 2 3   5 6 7
+//
+// Where at least half of the objects can be there, room for one that comes is enough: each that had
+// to come takes over from the one that was used before it, which goes for the next one, so that
+// those that stay move on by one in each round. That is the least that has to be fetched, but there
+// is no more time for a copy than from one that comes to the next.
 //
 // Thread safety: none; its owner's lock guards it.
 
@@ -125,6 +128,7 @@ class VisitSchedule {
   size_t expected_uses_ = 0;     // in a row, up to the last one
   uint64_t stay_bytes_ = 0;      // of objects that stay
   uint64_t most_stay_bytes_ = 0;
+  bool is_in_turn_ = false;                    // those that stay move on
   std::optional<uint64_t> stay_window_bytes_;  // for which they were chosen
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;

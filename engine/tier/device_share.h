@@ -6,7 +6,7 @@
 //   const VisitingBytes bytes(share, visitor, size_bytes);   // before they are allocated, until
 //   not
 //   // Activations, whose records leave visiting bytes out, and whose plans what is wanted:
-//   share.PromiseOthers(plan.peak_bytes);
+//   share.Promise(StepPromise{.most_bytes = plan.peak_bytes, .moves = true});
 //
 // Thread safety: thread-safe, without a lock.
 // Ownership: shared, by the device's tier and those who outlive it.
@@ -46,24 +46,28 @@ class DeviceShare {
     enough_bytes_ -= bytes.enough_bytes;
   }
 
-  // All that is no visiting weight takes at most so much of the device until the next call;
-  // nothing: nobody knows.
-  void PromiseOthers(std::optional<uint64_t> bytes) {
-    others_bytes_.store(bytes.value_or(kNotPromised), std::memory_order_relaxed);
+  // Of the step that runs, until the next call; nothing: nobody knows what others will take.
+  void Promise(const std::optional<StepPromise>& promise) {
+    const uint64_t bytes = !promise.has_value() ? kNotPromised
+                           : promise->moves     ? promise->most_bytes | kMoves
+                                                : promise->most_bytes;
+    promise_.store(bytes, std::memory_order_relaxed);
   }
-  std::optional<uint64_t> promised_bytes() const {
-    const uint64_t bytes = others_bytes_.load(std::memory_order_relaxed);
-    return bytes == kNotPromised ? std::nullopt : std::optional(bytes);
+  std::optional<StepPromise> promise() const {
+    const uint64_t bytes = promise_.load(std::memory_order_relaxed);
+    if (bytes == kNotPromised) return std::nullopt;
+    return StepPromise{.most_bytes = bytes & ~kMoves, .moves = (bytes & kMoves) != 0};
   }
 
  private:
   friend class VisitingBytes;
   static constexpr uint64_t kNotPromised = UINT64_MAX;
+  static constexpr uint64_t kMoves = uint64_t{1} << 63;
 
   std::atomic<uint64_t> visiting_bytes_ = 0;
   std::atomic<uint64_t> least_bytes_ = 0;
   std::atomic<uint64_t> enough_bytes_ = 0;
-  std::atomic<uint64_t> others_bytes_ = kNotPromised;
+  std::atomic<uint64_t> promise_ = kNotPromised;  // StepPromise in one word
 };
 
 // So many bytes of a visitor, as long as it lives.

@@ -83,7 +83,7 @@ struct OffloadState {
 
   // What weights that visit may count on, beside a plan.
   void TellShare(DeviceShare& share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    if (target != nullptr) share.PromiseOthers(target->PromisedBytes());
+    if (target != nullptr) share.Promise(target->Promise());
   }
 
   // Adds to `released` what was fetched of a parcel, if anything, and that nobody reads any more.

@@ -22,9 +22,9 @@ uint64_t TargetWindow::AtUse(uint32_t unit, uint64_t argument_bytes,
     return static_cast<uint64_t>(std::max<int64_t>(0, all - static_cast<int64_t>(weights)));
   };
   const uint64_t own_bytes = weights_->current_bytes;
-  std::optional<uint64_t> promised_bytes = share_->promised_bytes();
-  if (promised_bytes.has_value()) {
-    *promised_bytes += share_->visiting_bytes() - own_bytes;  // other models' weights
+  std::optional<StepPromise> promise = share_->promise();
+  if (promise.has_value()) {
+    promise->most_bytes += share_->visiting_bytes() - own_bytes;  // other models' weights
   }
   return room_.AtUse({.object = unit,
                       .builds_graph = c10::GradMode::is_enabled(),
@@ -32,7 +32,7 @@ uint64_t TargetWindow::AtUse(uint32_t unit, uint64_t argument_bytes,
                       .argument_bytes = argument_bytes},
                      {.current = others(allocator.current, own_bytes),
                       .allocated = others(allocator.allocated, weights_->allocated_bytes)},
-                     promised_bytes);
+                     promise);
 }
 
 std::optional<TargetWindow::Excess> TargetWindow::TakeFirstExcess() {

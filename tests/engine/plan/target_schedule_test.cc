@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -1058,25 +1057,19 @@ TEST(TargetSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
 }
 
 TEST(TargetSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) {
-  TargetSchedule schedule(Within(3 * kSize));
-  TargetPlayer player(schedule);
-  EXPECT_EQ(schedule.PromisedBytes(), std::nullopt);
-  schedule.Learn(schedule.Plan(Chain({1, 2, 3, 4})).value());
-  EXPECT_EQ(schedule.PromisedBytes(), std::nullopt) << "no step runs";
-  player.Save(1);
-  const uint64_t peak_bytes = schedule.followed()->plan().peak_bytes;
-  EXPECT_EQ(schedule.PromisedBytes(), peak_bytes);
-  player.Save(7);
-  EXPECT_EQ(schedule.PromisedBytes(), std::nullopt) << "this is another step";
-}
-
-TEST(TargetSchedule, AStepOfWhichNothingMovesPromisesNothing) {
-  TargetSchedule schedule(Within(100 * kSize));
-  TargetPlayer player(schedule);
-  schedule.Learn(schedule.Plan(Chain({1, 2, 3, 4})).value());
-  player.Save(1);
-  ASSERT_NE(schedule.followed(), nullptr);
-  EXPECT_EQ(schedule.PromisedBytes(), std::nullopt);
+  for (const bool moves : {true, false}) {
+    TargetSchedule schedule(Within(moves ? 3 * kSize : 100 * kSize));
+    TargetPlayer player(schedule);
+    EXPECT_FALSE(schedule.Promise().has_value());
+    schedule.Learn(schedule.Plan(Chain({1, 2, 3, 4})).value());
+    EXPECT_FALSE(schedule.Promise().has_value()) << "no step runs";
+    player.Save(1);
+    ASSERT_TRUE(schedule.Promise().has_value());
+    EXPECT_EQ(schedule.Promise()->most_bytes, schedule.followed()->plan().peak_bytes);
+    EXPECT_EQ(schedule.Promise()->moves, moves);
+    player.Save(7);
+    EXPECT_FALSE(schedule.Promise().has_value()) << "this is another step";
+  }
 }
 
 TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidInEveryFormat) {

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "gtest/gtest.h"
+#include "pinion/engine/plan/set_aside.h"
 
 namespace pinion {
 namespace {
@@ -15,8 +17,8 @@ constexpr uint64_t kTarget = 1000;
 // A program that uses objects and allocates in between.
 class Player {
  public:
-  uint64_t Use(const VisitUse& use, std::optional<uint64_t> promised_bytes = std::nullopt) {
-    return room_.AtUse(use, others_, promised_bytes);
+  uint64_t Use(const VisitUse& use, const std::optional<StepPromise>& promise = std::nullopt) {
+    return room_.AtUse(use, others_, promise);
   }
   void Allocate(uint64_t size_bytes) {
     others_.current += size_bytes;
@@ -97,13 +99,29 @@ TEST(VisitRoom, EachUseInARowIsAPlace) {
   EXPECT_EQ(row(), std::pair(kTarget - 100, kTarget - 500));
 }
 
-TEST(VisitRoom, WhatIsPromisedTakesThePlaceOfWhatWasSeenButNotInANewPlace) {
+TEST(VisitRoom, WhatIsPromisedCountsWhereSomethingMovesButNotInANewPlace) {
+  const StepPromise promise = {.most_bytes = 400, .moves = true};
   Player player;
-  EXPECT_EQ(player.Use({.object = 0}, 400), 0u);
+  EXPECT_EQ(player.Use({.object = 0}, promise), 0u);
   player.Allocate(700);
+  player.Free(700);
   player.Use({.object = 1});
-  EXPECT_EQ(player.Use({.object = 0}, 400), kTarget - 400);
-  EXPECT_EQ(player.Use({.object = 1, .argument_bytes = 1}, 400), 0u);
+  EXPECT_EQ(player.Use({.object = 0}, promise), kTarget - 400);
+  EXPECT_EQ(player.Use({.object = 1}, promise), kTarget - 400) << "though there is more now";
+  EXPECT_EQ(player.Use({.object = 0, .argument_bytes = 1}, promise), 0u);
+}
+
+TEST(VisitRoom, WhereNothingMovesTheLesserOfWhatIsPromisedAndWhatWasSeenCounts) {
+  const StepPromise promise = {.most_bytes = 400, .moves = false};
+  Player player;
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t first = player.Use({.object = 0}, promise);
+    player.Allocate(700);
+    player.Free(700);
+    const uint64_t second = player.Use({.object = 1}, promise);
+    EXPECT_EQ(first, round == 0 ? 0u : kTarget - 400);
+    EXPECT_EQ(second, round == 0 ? 0u : kTarget);
+  }
 }
 
 TEST(VisitRoom, OthersThatHaveMoreThanTheTargetLeaveNone) {
