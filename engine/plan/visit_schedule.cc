@@ -32,6 +32,10 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   if (!is_same) {
     Remember(object);
     StayInTurn(object);
+    // The next one may have come by now, and then the link has time for another.
+    if (match_.has_value() && objects_[ExpectedAt(1).object].is_here) {
+      StayInTurn(ExpectedAt(1).object);
+    }
   }
   ++history_.back().uses;
   history_.back().window_bytes = std::min(history_.back().window_bytes, window_bytes_);
@@ -41,7 +45,10 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   FindNextUses();
   // Where others are in use as well, there is no choice but to have more than the window.
   MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
-  if (!is_here) Fetch(object, visit);
+  if (!is_here) {
+    OnHere(object);
+    visit.fetches.push_back(object);
+  }
   FetchAhead(object, may_drop, visit);
   return visit;
 }
@@ -77,7 +84,8 @@ void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)
     if (needed_bytes > least_window_bytes) return;
     if (objects_[next].is_here) continue;
     if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_drop, visit)) return;
-    Fetch(next, visit);
+    OnHere(next);
+    visit.fetches.push_back(next);
   }
 }
 
@@ -178,11 +186,6 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
     visit.drops.push_back(candidates[i]);
   }
   return freed_bytes >= excess_bytes;
-}
-
-void VisitSchedule::Fetch(uint32_t object, Visit& visit) {
-  OnHere(object);
-  visit.fetches.push_back(object);
 }
 
 void VisitSchedule::ChooseWhatStays() {

@@ -25,10 +25,9 @@
 //   window of 4:   round  0 1 2 3 4 5 6 7 ...     stays  0       4
 //                  fetched  1 2 3   5 6 7
 //
-// Where at least half of the objects can be there, room for one that comes is enough: each that had
-// to come takes over from the one that was used before it, which goes for the next one, so that
-// those that stay move on by one in each round. That is the least that has to be fetched, but there
-// is no more time for a copy than from one that comes to the next.
+// Where at least half of the objects can be there, room for one that comes is enough: when it is
+// about to be used it takes over from one that was used just before, which goes for the next one,
+// so that those that stay move on in each round.
 //
 // Thread safety: none; its owner's lock guards it.
 
@@ -112,10 +111,9 @@ class VisitSchedule {
   // an object that is used within `uses_from_now`.
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
                 absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
-  void Fetch(uint32_t object, Visit& visit);
   void ChooseWhatStays();
   void SetWhatStays(const std::vector<uint32_t>& objects);
-  // The object, which is used from now on, takes over from the one before it.
+  // The object, which is used now or next, takes over from the one that was used before this use.
   void StayInTurn(uint32_t object);
   // Of one round of what is expected, if these objects stay.
   uint64_t FetchedBytesIfStay(const std::vector<uint32_t>& objects) const;

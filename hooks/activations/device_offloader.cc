@@ -38,9 +38,9 @@ bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
 std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_ptr<DeviceTier>& tier,
                                         OffloadState& state) {
   if (state.target == nullptr) return nullptr;
-  const std::shared_ptr<Device> native(tier, &tier->engine().device());
-  return std::make_unique<StepLearner>(device, std::make_shared<StreamClock>(native), tier->share(),
-                                       state);
+  std::shared_ptr<Device> native(tier, &tier->engine().device());
+  auto clock = std::make_shared<StreamClock>(std::move(native));
+  return std::make_unique<StepLearner>(device, std::move(clock), tier->share(), state);
 }
 
 // What a handle that was made just now counts as.
