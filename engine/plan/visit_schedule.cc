@@ -32,10 +32,6 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   if (!is_same) {
     Remember(object);
     StayInTurn(object);
-    // The next one may have come by now, and then the link has time for another.
-    if (match_.has_value() && objects_[ExpectedAt(1).object].is_here) {
-      StayInTurn(ExpectedAt(1).object);
-    }
   }
   ++history_.back().uses;
   history_.back().window_bytes = std::min(history_.back().window_bytes, window_bytes_);

@@ -25,9 +25,10 @@
 //   window of 4:   round  0 1 2 3 4 5 6 7 ...     stays  0       4
 //                  fetched  1 2 3   5 6 7
 //
-// Where at least half of the objects can be there, room for one that comes is enough: when it is
-// about to be used it takes over from one that was used just before, which goes for the next one,
-// so that those that stay move on in each round.
+// Where at least half of the objects can be there, room for one that comes is enough: each that had
+// to come takes over from the one that was used before it, which goes for the next one, so that
+// those that stay move on by one in each round. That is the least that has to be fetched, but there
+// is no more time for a copy than from one that comes to the next.
 //
 // Thread safety: none; its owner's lock guards it.
 
@@ -113,7 +114,7 @@ class VisitSchedule {
                 absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
   void ChooseWhatStays();
   void SetWhatStays(const std::vector<uint32_t>& objects);
-  // The object, which is used now or next, takes over from the one that was used before this use.
+  // The object, which is used from now on, takes over from the one before it.
   void StayInTurn(uint32_t object);
   // Of one round of what is expected, if these objects stay.
   uint64_t FetchedBytesIfStay(const std::vector<uint32_t>& objects) const;

@@ -263,9 +263,8 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
       returns_.Acquire(record, handle.reader, stream, [&handle] { return handle.Describe(); });
   handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record);
-  // The engine may have a tensor over memory that nobody else needs for its own, and change it.
-  // Not the memory that was saved, whoever lets go of it: other handles find it as long as it
-  // lives.
+  // The engine may have a tensor over memory that nobody else needs for its own, and change it. Not
+  // the memory that was saved, whoever lets go of it: other handles find it as long as it lives.
   if (bytes.is_copy && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
