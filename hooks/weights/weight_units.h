@@ -4,9 +4,9 @@
 //
 // Each child of a torch::nn::Sequential or ModuleList is a layer, and each parameter of a
 // ParameterList, which is how plain functions over tensors have theirs; of all other modules each
-// that has parameters of its own. Of a layer what requires a gradient and what does not are two units,
-// so that an adapter's training fetches the frozen base anew for no step. A tensor that is in
-// several modules belongs to the first one.
+// that has parameters of its own. Of a layer what requires a gradient and what does not are two
+// units, so that an adapter's training fetches the frozen base anew for no step. A tensor that is
+// in several modules belongs to the first one.
 
 #ifndef PINION_HOOKS_WEIGHTS_WEIGHT_UNITS_H_
 #define PINION_HOOKS_WEIGHTS_WEIGHT_UNITS_H_
