@@ -8,6 +8,8 @@
 //                                   computes those blocks again that the plan chooses
 //   train_gpt --offload_weights     has weights, gradients and the optimizer on the host: a block's
 //                                   weights visit the device while it is used
+//   train_gpt --offload_weights --memory_target=24MiB
+//                                   never has more on the device, weights included
 //   train_gpt --compare             none, blocking, Pinion and checkpoints side by side
 
 #include <algorithm>
