@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "pinion/bench/attribution/path_table.h"
 #include "pinion/bench/goals.h"
 
 namespace pinion {
@@ -54,6 +55,7 @@ struct AttributionRow {
 
 struct AttributionTable {
   std::vector<AttributionRow> rows = {};
+  std::vector<PathRow> paths = {};
   double minutes = 0;  // of wall time, for all of it
 };
 
