@@ -143,7 +143,7 @@ std::string AttributionText(const std::vector<AttributionRow>& rows) {
     absl::StrAppendFormat(&text, "  %-26s %9s %+10.2f\n", "  may take", "",
                           Mib(row.two_largest_bytes));
     add_bound("  bound", row.bound_us);
-    add_bound("  bound, two at a time", row.bound_of_two_us);
+    add_bound("  bound, two largest", row.bound_of_two_us);
   }
   return text;
 }

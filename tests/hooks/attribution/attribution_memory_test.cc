@@ -223,6 +223,20 @@ TEST_F(SlowAttributionTest, NeitherForwardNorBackwardWaitsForACopyOnTheHost) {
   EXPECT_TRUE(at::allclose(layers[7].tensors[0].gradient, 2 * layers[7].tensors[0].activation));
 }
 
+TEST_F(SlowAttributionTest, BesideOneLargeLayerSmallOnesHaveRoomForOneOfThem) {
+  const Tensor x = Make(1), small = x.narrow(0, 0, kSide / 16).contiguous();
+  const uint64_t before_bytes = world_.device_bytes();
+  const auto forward = [&](const Tensors&) {
+    Tap("layer0", x * 2);
+    world_.ResetPeak();
+    for (int layer = 1; layer < 14; ++layer) Tap("layer" + std::to_string(layer), small * layer);
+    return x.sum(1);
+  };
+  session_->EvalLayers(forward, LayerNames(14), {x});
+  // The large one, a small one that waits, and a value that was just computed, or more of those.
+  EXPECT_LE(world_.peak_device_bytes(), before_bytes + kLayerBytes + kLayerBytes / 4);
+}
+
 TEST_F(SlowAttributionTest, OfSmallLayersAsManyWaitForTheirCopiesAsTheTwoLargestWouldTake) {
   EmulatedMachine& machine = world_.machine();
   const std::shared_ptr<Device> device = machine.device(0);
