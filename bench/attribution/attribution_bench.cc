@@ -39,12 +39,13 @@ namespace {
 
 absl::Status Main() {
   const auto begin = std::chrono::steady_clock::now();
+  const bool quick = absl::GetFlag(FLAGS_quick);
   const std::string json = absl::GetFlag(FLAGS_json);
   PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
   if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
-  PINION_ASSIGN_OR_RETURN(const ModelsToRun run,
-                          FindModelsToRun(absl::GetFlag(FLAGS_models), absl::GetFlag(FLAGS_presets),
-                                          absl::GetFlag(FLAGS_quick)));
+  PINION_ASSIGN_OR_RETURN(
+      const ModelsToRun run,
+      FindModelsToRun(absl::GetFlag(FLAGS_models), absl::GetFlag(FLAGS_presets), quick));
   AttributionTable table;
   for (const OffloadModel& model : run.models) {
     for (const std::string& preset : run.presets) {
@@ -54,7 +55,7 @@ absl::Status Main() {
       std::fflush(stdout);
       table.rows.insert(table.rows.end(), rows.begin(), rows.end());
       if (!HasPaths(model)) continue;
-      PINION_ASSIGN_OR_RETURN(const std::vector<PathRow> paths, RunPaths(model, preset));
+      PINION_ASSIGN_OR_RETURN(const std::vector<PathRow> paths, RunPaths(model, preset, quick));
       std::printf("%s\n", PathText(paths).c_str());
       std::fflush(stdout);
       table.paths.insert(table.paths.end(), paths.begin(), paths.end());

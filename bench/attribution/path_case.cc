@@ -29,8 +29,9 @@ constexpr int64_t kSide = 16;
 
 // {steps, steps of the budget}: what fits at once first.
 constexpr std::pair<int64_t, int64_t> kSteps[] = {{8, 8}, {32, 32}, {32, 8}, {128, 8}, {128, 32}};
-// Captum knows no batches of samples.
-constexpr std::pair<int64_t, int64_t> kSamples[] = {{8, 8}, {32, 32}, {32, 8}};
+constexpr int64_t kMostSteps = 128;
+// Of samples, of which Captum knows no batches, and of a quick run.
+constexpr int64_t kFewSteps = 32;
 
 at::Tensor RunPinion(AttributionSession& session, const AttributedForward& forward,
                      const PathWay& way, const CaptumPathCall& call, uint64_t budget_bytes) {
@@ -154,19 +155,19 @@ bool HasPaths(const OffloadModel& model) {
   return model.kind == OffloadModel::Kind::kConvNet && !model.autocast;
 }
 
-absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model,
-                                              const std::string& preset) {
+absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model, const std::string& preset,
+                                              bool quick) {
   PINION_ASSIGN_OR_RETURN(DevicePreset scaled, PresetFor(model, preset));
   PathRuns runs(model, preset, std::move(scaled));
   for (const PathMethod method :
        {PathMethod::kIntegratedGradients, PathMethod::kLayerIntegratedGradients,
-        PathMethod::kInternalInfluence, PathMethod::kLayerConductance}) {
+        PathMethod::kInternalInfluence, PathMethod::kLayerConductance,
+        PathMethod::kLayerGradientShap}) {
+    const bool few = quick || method == PathMethod::kLayerGradientShap;
     for (const auto& [steps, budget_steps] : kSteps) {
+      if (steps > (few ? kFewSteps : kMostSteps)) continue;
       PINION_RETURN_IF_ERROR(runs.Add({method, steps, budget_steps}));
     }
-  }
-  for (const auto& [samples, budget_samples] : kSamples) {
-    PINION_RETURN_IF_ERROR(runs.Add({PathMethod::kLayerGradientShap, samples, budget_samples}));
   }
   return runs.TakeRows();
 }

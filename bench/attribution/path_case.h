@@ -1,7 +1,7 @@
 // Methods along a path within a budget for device memory, Captum's way and Pinion's, of one layer
 // of a small residual network and a few pictures, on the emulated device.
 //
-//   PINION_ASSIGN_OR_RETURN(const std::vector<PathRow> rows, RunPaths(model, "a100_pcie4"));
+//   PINION_ASSIGN_OR_RETURN(const std::vector<PathRow> rows, RunPaths(model, "a100_pcie4", quick));
 //
 // A budget is what Captum takes for one batch of some steps: for more steps, Captum is given the
 // internal_batch_size that just fits it, which its user has to guess, and Pinion the budget alone.
@@ -23,8 +23,9 @@ namespace pinion {
 // The residual network in float32 has floating-point inputs and sums that can be compared.
 bool HasPaths(const OffloadModel& model);
 
-// NotFound names all presets.
-absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model, const std::string& preset);
+// Of a quick run fewer steps. NotFound names all presets.
+absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model, const std::string& preset,
+                                              bool quick);
 
 }  // namespace pinion
 

@@ -49,7 +49,7 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
   };
   EXPECT_NEAR(over_plain("captum"), 2 * s, 0.3);
   EXPECT_NEAR(over_plain("captum, memory_efficient"), s, 0.3);
-  EXPECT_LT(over_plain("pinion"), 0.5 * s);
+  EXPECT_LE(over_plain("pinion"), of(products["pinion"], "two_largest_mib"));
   EXPECT_GT(of(products["captum"], "held_mib"), 2 * s);
   EXPECT_NEAR(of(values["captum"], "held_mib"), s, 0.1);
 
@@ -94,7 +94,8 @@ TEST(AttributionBenchTest, MethodsAlongAPathKeepToEveryBudget) {
                               path));
   ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
   int rows = 0, with_more_steps = 0;
-  for (const nlohmann::json& row : nlohmann::json::parse(FileContents(path))["rows"]) {
+  const nlohmann::json report = nlohmann::json::parse(FileContents(path));
+  for (const nlohmann::json& row : report["rows"]) {
     if (!row.contains("n_steps")) continue;
     ++rows;
     const bool fits_at_once = row["n_steps"] <= row["budget_steps"];
@@ -108,8 +109,8 @@ TEST(AttributionBenchTest, MethodsAlongAPathKeepToEveryBudget) {
     ++with_more_steps;
     EXPECT_GE(row["peak_mib"].get<double>(), 0.9 * row["budget_mib"].get<double>()) << row.dump();
   }
-  EXPECT_EQ(rows, 2 * 4 * 5 + 2 + 3) << "Captum knows no batches of samples";
-  EXPECT_EQ(with_more_steps, 4 * 3 + 1);
+  EXPECT_EQ(rows, 2 * 4 * 3 + 2 + 3) << "Captum knows no batches of samples";
+  EXPECT_EQ(with_more_steps, 4 + 1);
 }
 
 TEST(AttributionBenchTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
