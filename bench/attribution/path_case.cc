@@ -9,10 +9,12 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/attribution/attribution_world.h"
 #include "pinion/bench/attribution/captum_path_baseline.h"
+#include "pinion/device/emulated/cost_model.h"
 #include "pinion/hooks/attribution/attribution_session.h"
 #include "pinion/hooks/attribution/gradient_shap.h"
 #include "pinion/hooks/attribution/layer_methods.h"

@@ -11,7 +11,6 @@
 #define PINION_HOOKS_ATTRIBUTION_PENDING_LAYERS_H_
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/TensorBody.h>
 
 #include <cstddef>
 #include <cstdint>
