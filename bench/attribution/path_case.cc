@@ -26,7 +26,7 @@ namespace {
 // In the middle of the network.
 constexpr char kLayer[] = "blocks.3";
 constexpr int64_t kExamples = 2;
-// Pictures of 16 x 16: a tenth of a second's work per hundred rows.
+// Pictures of 16 x 16, of which a CPU computes some hundred rows in seconds.
 constexpr int64_t kSide = 16;
 
 // {steps, steps of the budget}: what fits at once first.
