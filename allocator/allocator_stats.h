@@ -11,7 +11,9 @@
 
 namespace pinion {
 
-// Bytes now, the most they ever were, and all that was ever added.
+// Bytes now, the most they ever were, and all that was ever added. Where several threads allocate,
+// the peak of all but `locked_bytes` is a bound: the sum of what each thread's memory had at most,
+// at whatever time, and no more than was locked.
 struct ByteGauge {
   uint64_t current = 0;
   uint64_t peak = 0;

@@ -29,6 +29,10 @@ constexpr uint64_t kPageBytes = 4096;
 // Memory that is not pinned costs nothing but its pages, which are touched at once.
 constexpr uint64_t kPageableSegmentBytes = 64 * kMiB;
 
+bool IsPossible(uint64_t size_bytes) {
+  return 0 < size_bytes && size_bytes <= internal::kMaxBlockBytes;
+}
+
 }  // namespace
 
 class PinnedAllocator::Impl {
@@ -51,8 +55,8 @@ class PinnedAllocator::Impl {
   absl::Status ForkRefusal() const { return origin_.Refusal("this PinnedAllocator"); }
 
   SegmentPool& pool() const { return pinned_.pool(); }
-  // Of blocks that no free one fits.
-  absl::StatusOr<PinnedBlock> AllocateOnMiss(uint64_t size_bytes);
+  // Of what no free block fits, and of what is refused.
+  absl::StatusOr<PinnedBlock> AllocateOrRefuse(uint64_t size_bytes);
   absl::Status Reserve(uint64_t size_bytes) { return pinned_.Reserve(size_bytes); }
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
   AllocatorStats GetStats() const;
@@ -61,6 +65,9 @@ class PinnedAllocator::Impl {
   absl::Status Fail(const char* verb, uint64_t size_bytes, const absl::Status& cause);
 
  private:
+  // Of blocks that no free one fits.
+  absl::StatusOr<PinnedBlock> AllocateOnMiss(uint64_t size_bytes);
+
   const ForkOrigin origin_;
   RamWatermark watermark_;
   Grower pinned_;
@@ -68,9 +75,20 @@ class PinnedAllocator::Impl {
   std::atomic<uint64_t> failures_ = 0;
 };
 
+absl::StatusOr<PinnedBlock> PinnedAllocator::Impl::AllocateOrRefuse(uint64_t size_bytes) {
+  if (InForkedChild()) return ForkRefusal();
+  if (!IsPossible(size_bytes)) {
+    return Fail("allocate", size_bytes,
+                absl::InvalidArgumentError("size_bytes must be from 1 to 2^47"));
+  }
+  absl::StatusOr<PinnedBlock> block = AllocateOnMiss(size_bytes);
+  if (!block.ok()) return Fail("allocate", size_bytes, block.status());
+  return block;
+}
+
 absl::StatusOr<PinnedBlock> PinnedAllocator::Impl::AllocateOnMiss(uint64_t size_bytes) {
   Grower::Result result = pinned_.AllocateOnMiss(size_bytes);
-  if (result.status.ok()) return PinnedBlock(&pool(), result.block);
+  if (result.status.ok()) return PinnedBlock(result.block);
   const bool not_pinnable =
       result.refusal == Grower::Refusal::kLimit || result.refusal == Grower::Refusal::kSource;
   if (!pageable_.has_value() || !not_pinnable) return result.status;
@@ -81,7 +99,7 @@ absl::StatusOr<PinnedBlock> PinnedAllocator::Impl::AllocateOnMiss(uint64_t size_
     if (!result.status.ok()) return result.status;
     block = result.block;
   }
-  return PinnedBlock(&pageable_->pool(), block);
+  return PinnedBlock(block);
 }
 
 absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
@@ -173,17 +191,12 @@ PinnedAllocator::~PinnedAllocator() = default;
 
 // First of all: a child of fork() may find a lock taken for ever.
 absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
-  if (impl_->InForkedChild()) return impl_->ForkRefusal();
-  if (size_bytes == 0 || size_bytes > internal::kMaxBlockBytes) {
-    return impl_->Fail("allocate", size_bytes,
-                       absl::InvalidArgumentError("size_bytes must be from 1 to 2^47"));
+  if (!impl_->InForkedChild() && IsPossible(size_bytes)) [[likely]] {
+    BlockRecord* const block = impl_->pool().TryAllocate(size_bytes);
+    if (block != nullptr) [[likely]]
+      return PinnedBlock(block);
   }
-  if (BlockRecord* block = impl_->pool().TryAllocate(size_bytes); block != nullptr) {
-    return PinnedBlock(&impl_->pool(), block);
-  }
-  absl::StatusOr<PinnedBlock> block = impl_->AllocateOnMiss(size_bytes);
-  if (!block.ok()) return impl_->Fail("allocate", size_bytes, block.status());
-  return block;
+  return impl_->AllocateOrRefuse(size_bytes);
 }
 
 absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) {

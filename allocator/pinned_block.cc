@@ -6,25 +6,24 @@
 
 namespace pinion {
 
-PinnedBlock::PinnedBlock(internal::SegmentPool* pool, internal::BlockRecord* record)
-    : pool_(pool),
-      record_(record),
-      data_(record->data),
-      size_bytes_(record->size_bytes),
-      id_(record->id) {}
+using internal::BlockRecord;
+using internal::SegmentPool;
+
+PinnedBlock::PinnedBlock(BlockRecord* record)
+    : record_(record), data_(record->data), size_bytes_(record->size_bytes), id_(record->id) {}
 
 uint64_t PinnedBlock::capacity_bytes() const { return record_->capacity_bytes; }
 
 int PinnedBlock::numa_node() const { return record_->numa_node; }
 
-bool PinnedBlock::pinned() const { return pool_->pinned(); }
+bool PinnedBlock::pinned() const { return SegmentPool::Of(record_).pinned(); }
 
 void PinnedBlock::ReleaseAfter(absl::Span<const FenceTicket> tickets) && {
   PINION_CHECK(!empty()) << "ReleaseAfter on an empty block";
   PinnedBlock block(std::move(*this));
-  block.pool_->ReleaseAfter(std::exchange(block.record_, nullptr), block.id_, tickets);
+  SegmentPool::ReleaseAfter(std::exchange(block.record_, nullptr), block.id_, tickets);
 }
 
-void PinnedBlock::Release() { pool_->Release(std::exchange(record_, nullptr), id_); }
+void PinnedBlock::Release() { SegmentPool::Release(std::exchange(record_, nullptr), id_); }
 
 }  // namespace pinion

@@ -23,7 +23,6 @@
 namespace pinion {
 
 namespace internal {
-class SegmentPool;
 struct BlockRecord;
 }  // namespace internal
 
@@ -66,18 +65,18 @@ class PinnedBlock {
  private:
   friend class PinnedAllocator;
 
-  PinnedBlock(internal::SegmentPool* pool, internal::BlockRecord* record);
+  explicit PinnedBlock(internal::BlockRecord* record);
 
   void Release();
   void Take(PinnedBlock& other) noexcept {
     record_ = std::exchange(other.record_, nullptr);
-    pool_ = other.pool_;
     data_ = other.data_;
     size_bytes_ = other.size_bytes_;
     id_ = other.id_;
   }
 
-  internal::SegmentPool* pool_ = nullptr;
+  // What the record says is copied: whoever frees on another thread than the one that allocates
+  // takes no line of it away.
   internal::BlockRecord* record_ = nullptr;
   void* data_ = nullptr;
   uint64_t size_bytes_ = 0;

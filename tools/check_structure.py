@@ -20,7 +20,7 @@ import sys
 
 _TOOLS = pathlib.Path(__file__).absolute().parent
 sys.path.insert(0, str(_TOOLS / "mutation"))
-import mutants  # which parses C++ with Pinion's macros
+import cpp_source  # which parses C++ with Pinion's macros
 
 LAYERS = ["allocator", "device", "engine", "hooks"]
 
@@ -111,7 +111,7 @@ def _guarded_fields(source, classes):
 
 def check_file(name, source, checks):
     checks.at_most(MOST_LINES, source.count(b"\n"), name, "lines")
-    classes = list(_classes(mutants.parse(source).root_node))
+    classes = list(_classes(cpp_source.parse(source).root_node))
     place = {body: f"{name}:{body.start_point[0] + 1}: {class_name}" for class_name, body in classes}
     for class_name, body in classes:
         is_struct = body.parent.type == "struct_specifier"

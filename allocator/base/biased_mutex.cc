@@ -4,6 +4,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "pinion/allocator/base/check.h"
@@ -11,47 +15,81 @@
 namespace pinion {
 namespace {
 
-// How often the owner is looked for before the processor is left to it.
+// How often the owner is looked for before the processor is left to it, and before this thread
+// sleeps in between: an owner of lower priority on the same processor gets it in no other way.
 constexpr int kLooksForOwner = 100;
+constexpr int kYieldsToOwner = 100;
+constexpr std::chrono::microseconds kSleepForOwner(50);
+
+// How often the barrier is tried again where the kernel has no memory for it.
+constexpr int kMostBarriers = 1000;
+constexpr std::chrono::milliseconds kSleepForMemory(1);
 
 bool Register() {
   return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
 
-bool RunBarrier() { return syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0; }
+// No static of a function: to register takes milliseconds once the process has several threads, and
+// a child of fork() would find the lock of such a static taken for ever. To register twice does no
+// harm.
+enum Registered { kNotTried, kYes, kNo };
+constinit std::atomic<Registered> registered = kNotTried;
+
+bool TryBarrier() { return syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0; }
 
 }  // namespace
 
 BiasedMutex::Barrier BiasedMutex::BestBarrier() {
-  static const bool registered = Register();
-  return registered ? Barrier::kOfTheKernel : Barrier::kOfBoth;
+  Registered known = registered.load(std::memory_order_relaxed);
+  if (known == kNotTried) {
+    known = Register() ? kYes : kNo;
+    registered.store(known, std::memory_order_relaxed);
+  }
+  return known == kYes ? Barrier::kOfTheKernel : Barrier::kNone;
 }
 
-void BiasedMutex::LockAsOther() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+void BiasedMutex::RunBarrier() {
+  if (BestBarrier() == Barrier::kNone) return;
+  for (int i = 0; i < kMostBarriers; ++i) {
+    if (TryBarrier()) return;
+    if (errno == EPERM) {
+      if (Register()) continue;  // a child of fork() may have to do it again
+    } else if (errno == ENOMEM) {
+      std::this_thread::sleep_for(kSleepForMemory);
+      continue;
+    }
+    break;
+  }
+  const int error = errno;
+  PINION_CHECK(false) << "membarrier(2), which this process could call before, fails with errno "
+                      << error << " (" << std::strerror(error)
+                      << "); if it is 1, let the seccomp filter pass it";
+}
+
+void BiasedMutex::LockAsOther(By by) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   mu_.Lock();
-  if (barrier_ == Barrier::kNobodyOwnsIt) return;
-  others_.store(true, std::memory_order_seq_cst);
-  if (barrier_ == Barrier::kOfTheKernel) {
-    // A child of fork() may have to register again.
-    PINION_CHECK(RunBarrier() || (Register() && RunBarrier()))
-        << "membarrier(2) fails, which this process could call before: let a seccomp filter pass "
-           "it";
+  if (by == By::kOther) {
+    if (barrier_ == Barrier::kNone) return;
+    Announce();
+    RunBarrier();
   }
   for (int looks = 0; inside_.load(std::memory_order_seq_cst); ++looks) {
-    if (looks >= kLooksForOwner) std::this_thread::yield();
+    if (looks >= kLooksForOwner + kYieldsToOwner) {
+      std::this_thread::sleep_for(kSleepForOwner);
+    } else if (looks >= kLooksForOwner) {
+      std::this_thread::yield();
+    }
   }
 }
 
-void BiasedMutex::UnlockAsOther() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  if (barrier_ != Barrier::kNobodyOwnsIt) others_.store(false, std::memory_order_release);
+void BiasedMutex::UnlockAsOther(By by) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (by == By::kOther && barrier_ != Barrier::kNone) Renounce();
   mu_.Unlock();
 }
 
-void BiasedMutex::LockAfterOthers() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+void BiasedMutex::LockAsOwnerSlowly() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   inside_.store(false, std::memory_order_release);
   mu_.Lock();
 }
-
-void BiasedMutex::UnlockAfterOthers() ABSL_NO_THREAD_SAFETY_ANALYSIS { mu_.Unlock(); }
 
 }  // namespace pinion

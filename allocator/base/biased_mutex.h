@@ -3,12 +3,24 @@
 // the kernel to run a barrier on every processor that runs a thread of this process
 // (membarrier(2)), after which the owner has either seen them or is inside.
 //
-//   owner   inside = true;                      if (!others) ... inside = false;
-//   other   mu.Lock(); others = true; barrier;  while (inside) wait; ... others = false;
-//   mu.Unlock()
+//   owner   inside = true;
+//           if (others == 0) ...                               inside = false;
+//           else inside = false; mu.Lock(); ...                mu.Unlock();
+//   other   mu.Lock(); ++others; barrier; while (inside) wait; ...  --others; mu.Unlock();
 //
 // This is Dekker's algorithm with the fences of one side moved to the other. Where the kernel has
-// no membarrier, both sides use sequentially consistent accesses. One that nobody owns is a Mutex.
+// no membarrier, and where nobody is the owner, all take the Mutex: `others` is never 0.
+//
+// Whoever is to take many of them announces itself to all, runs one barrier, and takes each one as
+// kAnnounced then. Their owners are not kept out by that: they take the Mutex.
+//
+//   for (BiasedMutex* mu : all) mu->Announce();
+//   BiasedMutex::RunBarrier();
+//   ... { BiasedLock lock(*all[i], BiasedMutex::By::kAnnounced); ... }
+//   for (BiasedMutex* mu : all) mu->Renounce();
+//
+// The barrier is a system call, made with the Mutex held, and may take as long as the kernel takes
+// to reach all processors.
 //
 // Thread safety: thread-safe. At most one thread at a time may be the owner; a new one must come
 // after the last one in the happens-before order.
@@ -17,57 +29,80 @@
 #define PINION_ALLOCATOR_BASE_BIASED_MUTEX_H_
 
 #include <atomic>
+#include <cstdint>
 
 #include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 
 namespace pinion {
 
 class ABSL_LOCKABLE BiasedMutex {
  public:
-  enum class Barrier { kOfTheKernel, kOfBoth, kNobodyOwnsIt };
+  enum class Barrier { kOfTheKernel, kNone };
 
   // As whom a thread takes it.
-  enum class By { kOwner, kOther };
+  enum class By { kOwner, kOther, kAnnounced };
 
-  explicit BiasedMutex(Barrier barrier = BestBarrier()) : barrier_(barrier) {}
+  explicit BiasedMutex(Barrier barrier = BestBarrier())
+      : barrier_(barrier), others_(barrier == Barrier::kNone ? 1 : 0) {}
   BiasedMutex(const BiasedMutex&) = delete;
   BiasedMutex& operator=(const BiasedMutex&) = delete;
 
   void Lock(By by) ABSL_EXCLUSIVE_LOCK_FUNCTION() {
-    if (by == By::kOther) return LockAsOther();
-    if (barrier_ == Barrier::kOfTheKernel) {
-      inside_.store(true, std::memory_order_relaxed);
-      asm volatile("" ::: "memory");
-      if (!others_.load(std::memory_order_acquire)) return;
-    } else {
-      inside_.store(true, std::memory_order_seq_cst);
-      if (!others_.load(std::memory_order_seq_cst)) return;
-    }
-    LockAfterOthers();
+    if (by == By::kOwner) return LockAsOwner();
+    LockAsOther(by);
+  }
+  void Unlock(By by) ABSL_UNLOCK_FUNCTION() {
+    if (by == By::kOwner) return UnlockAsOwner();
+    UnlockAsOther(by);
   }
 
-  void Unlock(By by) ABSL_UNLOCK_FUNCTION() {
-    if (by == By::kOther) return UnlockAsOther();
-    if (inside_.load(std::memory_order_relaxed)) {
+  // Not twice: the second one would be let in, and the second Unlock has nothing to unlock.
+  void LockAsOwner() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
+    PINION_DCHECK(!inside_.load(std::memory_order_relaxed)) << "the owner is inside already";
+    inside_.store(true, std::memory_order_relaxed);
+    asm volatile("" ::: "memory");
+    if (others_.load(std::memory_order_acquire) != 0) [[unlikely]]
+      LockAsOwnerSlowly();
+  }
+  void UnlockAsOwner() ABSL_UNLOCK_FUNCTION() {
+    if (inside_.load(std::memory_order_relaxed)) [[likely]] {
       inside_.store(false, std::memory_order_release);
     } else {
-      UnlockAfterOthers();
+      mu_.Unlock();
     }
   }
+
+  // For kAnnounced: valid from the RunBarrier that follows to the Renounce.
+  void Announce() { others_.fetch_add(1, std::memory_order_seq_cst); }
+  static void RunBarrier();
+  void Renounce() { others_.fetch_sub(1, std::memory_order_release); }
 
   static Barrier BestBarrier();
 
  private:
-  void LockAsOther();
-  void UnlockAsOther();
-  void LockAfterOthers();
-  void UnlockAfterOthers();
+  void LockAsOther(By by);
+  void UnlockAsOther(By by);
+  void LockAsOwnerSlowly();
 
   const Barrier barrier_;
   std::atomic<bool> inside_ = false;  // the owner; it may also hold mu_ instead
-  std::atomic<bool> others_ = false;  // somebody else has mu_
+  std::atomic<uint32_t> others_;      // how many have mu_ or want it, who are not the owner
   Mutex mu_;
+};
+
+class ABSL_SCOPED_LOCKABLE OwnerLock {
+ public:
+  explicit OwnerLock(BiasedMutex& mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) {
+    mu_.LockAsOwner();
+  }
+  ~OwnerLock() ABSL_UNLOCK_FUNCTION() { mu_.UnlockAsOwner(); }
+  OwnerLock(const OwnerLock&) = delete;
+  OwnerLock& operator=(const OwnerLock&) = delete;
+
+ private:
+  BiasedMutex& mu_;
 };
 
 class ABSL_SCOPED_LOCKABLE BiasedLock {

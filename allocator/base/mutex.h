@@ -12,7 +12,8 @@
 // allocation's 80, and a thread that finds it held sleeps at once, for 50 us on a virtual machine,
 // where these locks are held for less than one.
 //
-// House rule: no device call and no operating-system call while a Mutex is held.
+// House rule: no device call and no operating-system call while a Mutex is held, but those that
+// locks make themselves (futex(2) here, membarrier(2) in biased_mutex.h).
 
 #ifndef PINION_ALLOCATOR_BASE_MUTEX_H_
 #define PINION_ALLOCATOR_BASE_MUTEX_H_

@@ -20,8 +20,9 @@ class EndOfThreads {
  public:
   EndOfThreads() { usable_ = pthread_key_create(&key_, &GiveBack) == 0; }
   ~EndOfThreads() {
-    if (usable_) pthread_key_delete(key_);
-    usable_ = false;
+    // First, for threads that go on: the number of a key may be given again. One that has just
+    // looked may still use it.
+    if (usable_.exchange(false)) pthread_key_delete(key_);
   }
 
   // False if the end of this thread would not be noticed.
@@ -37,7 +38,7 @@ class EndOfThreads {
   }
 
   pthread_key_t key_ = {};
-  bool usable_ = false;
+  std::atomic<bool> usable_ = false;
 };
 
 // While the library is loaded. Threads that outlive it, or ask before it, get no number.

@@ -5,6 +5,9 @@
 // A thread has its number from the first call until it ends; the next thread that asks may get it
 // then, and what the last one did with what the number stands for happened before.
 //
+// A thread that asks for the first time in the last round of its keys' destructors
+// (PTHREAD_DESTRUCTOR_ITERATIONS) keeps its number for ever: its end is not noticed any more.
+//
 // Thread safety: thread-safe. In a child of fork() the threads that it does not have keep theirs.
 
 #ifndef PINION_ALLOCATOR_BASE_THREAD_SLOT_H_

@@ -1,20 +1,12 @@
 #include "pinion/allocator/heap/block_records.h"
 
 namespace pinion::internal {
-namespace {
-
-constexpr int kRecordsPerChunk = 128;
-
-}  // namespace
 
 void BlockRecords::AddChunk() {
-  chunks_.push_back(std::make_unique<BlockRecord[]>(kRecordsPerChunk));
-  for (int i = 0; i < kRecordsPerChunk; ++i) {
-    BlockRecord& record = chunks_.back()[i];
-    record.arena = arena_;
-    record.next_free = unused_;
-    unused_ = &record;
-  }
+  Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
+  chunk.arena = arena_;
+  // Those with the lowest addresses serve first.
+  for (size_t i = chunk.records.size(); i-- > 0;) Put(&chunk.records[i]);
 }
 
 }  // namespace pinion::internal

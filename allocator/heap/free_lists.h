@@ -1,14 +1,19 @@
 // Free blocks by size: two levels of buckets with a bitmap each, so that insertion, removal and
 // search take constant time whatever the number of holes.
 //
+// The block that grew or shrank last is in hand, and in no bucket: what is cut from a large block,
+// and joins it again, moves no block from bucket to bucket.
+//
 // Thread safety: none of its own.
 
 #ifndef PINION_ALLOCATOR_HEAP_FREE_LISTS_H_
 #define PINION_ALLOCATOR_HEAP_FREE_LISTS_H_
 
 #include <array>
+#include <bit>
 #include <cstdint>
 
+#include "absl/base/attributes.h"
 #include "pinion/allocator/heap/segment.h"
 #include "pinion/allocator/heap/size_class.h"
 
@@ -16,25 +21,97 @@ namespace pinion::internal {
 
 class FreeLists {
  public:
-  void Insert(BlockRecord* block);
-  void Remove(BlockRecord* block);
+  FreeLists() {
+    none_.capacity_bytes = UINT64_MAX;
+    heads_[kLevels][0] = &none_;
+    used_buckets_[kLevels] = 1;
+    used_levels_ = uint64_t{1} << kLevels;
+  }
+  FreeLists(const FreeLists&) = delete;
+  FreeLists& operator=(const FreeLists&) = delete;
 
-  // As Remove, a change of the block's capacity, and Insert; a block that stays in its bucket, as
-  // the rest of a large one mostly does, keeps its place.
-  void Resize(BlockRecord* block, uint64_t capacity_bytes);
+  void Insert(BlockRecord* block);
+
+  void Remove(BlockRecord* block) {
+    if (block == in_hand_) {
+      in_hand_ = &none_;
+    } else {
+      RemoveFromBucket(block);
+    }
+  }
+
+  // As Remove, a change of the block's capacity, and Insert.
+  void Resize(BlockRecord* block, uint64_t capacity_bytes) {
+    if (block != in_hand_) TakeInHand(block, capacity_bytes);
+    block->capacity_bytes = capacity_bytes;
+  }
 
   // A block of at least `size_bytes`, at most the class of the largest request, that is as small as
-  // the buckets can tell; null if there is none. It stays in its list.
+  // the buckets can tell; null if there is none. It stays where it is.
   BlockRecord* Find(uint64_t size_bytes) const;
 
  private:
-  // The first bucket that is not empty, from `bucket` on; -1 if there is none.
-  int FirstUsedBucket(int bucket) const;
+  void RemoveFromBucket(BlockRecord* block);
+  // Unless the block stays in its bucket with its new capacity.
+  void TakeInHand(BlockRecord* block, uint64_t capacity_bytes);
+  // The smallest one as far as the buckets tell, from a bucket on all of whose blocks are large
+  // enough; none_ if there is none.
+  BlockRecord* FirstFrom(BucketIndex bucket) const;
+  // The same for a size that lies inside of a bucket.
+  BlockRecord* FirstInside(uint64_t size_bytes) const;
 
-  std::array<BlockRecord*, kLevels* kBucketsPerLevel> heads_ = {};
-  std::array<uint64_t, kLevels> used_buckets_ = {};
-  uint64_t used_levels_ = 0;
+  BlockRecord* in_hand_ = &none_;
+  uint64_t used_levels_;
+  std::array<uint64_t, kLevels + 1> used_buckets_ = {};
+  std::array<std::array<BlockRecord*, kBucketsPerLevel>, kLevels + 1> heads_ = {};
+  BlockRecord none_;  // larger than all others, in a level of its own above theirs
 };
+
+// Which of the two it is takes no branch, which processors would guess wrong.
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* FreeLists::Find(uint64_t size_bytes) const {
+  const BucketIndex bucket = BucketOf(size_bytes);
+  BlockRecord* found = FirstFrom(bucket);
+  if (LowerBoundOf(bucket) != size_bytes) [[unlikely]]
+    found = FirstInside(size_bytes);
+  // Less than 0 wraps around: what does not fit leaves the most.
+  const bool in_hand = in_hand_->capacity_bytes - size_bytes <= found->capacity_bytes - size_bytes;
+  BlockRecord* const tightest = in_hand ? in_hand_ : found;
+  return tightest == &none_ ? nullptr : tightest;
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* FreeLists::FirstFrom(BucketIndex bucket) const {
+  int level = bucket.level;
+  uint64_t buckets = used_buckets_[level] & (~uint64_t{0} << bucket.within);
+  if (buckets == 0) {
+    level = std::countr_zero(used_levels_ & (~uint64_t{1} << level));
+    buckets = used_buckets_[level];
+  }
+  return heads_[level][std::countr_zero(buckets)];
+}
+
+inline void FreeLists::Insert(BlockRecord* block) {
+  const BucketIndex bucket = BucketOf(block->capacity_bytes);
+  BlockRecord*& head = heads_[bucket.level][bucket.within];
+  block->previous_free = nullptr;
+  block->next_free = head;
+  if (head != nullptr) head->previous_free = block;
+  head = block;
+  used_buckets_[bucket.level] |= uint64_t{1} << bucket.within;
+  used_levels_ |= uint64_t{1} << bucket.level;
+}
+
+inline void FreeLists::RemoveFromBucket(BlockRecord* block) {
+  if (block->next_free != nullptr) block->next_free->previous_free = block->previous_free;
+  if (block->previous_free != nullptr) {
+    block->previous_free->next_free = block->next_free;
+    return;
+  }
+  const BucketIndex bucket = BucketOf(block->capacity_bytes);
+  heads_[bucket.level][bucket.within] = block->next_free;
+  if (block->next_free != nullptr) return;
+  used_buckets_[bucket.level] &= ~(uint64_t{1} << bucket.within);
+  if (used_buckets_[bucket.level] == 0) used_levels_ &= ~(uint64_t{1} << bucket.level);
+}
 
 }  // namespace pinion::internal
 

@@ -1,5 +1,5 @@
-// Checks of what programs do with blocks, and what they say. A block that is released twice, or to
-// a pool that it is not from, is found in every build. Hardened ones (--//config:hardening, every
+// Checks of what programs do with blocks, and what they say. A block that is released twice is
+// found in every build. Hardened ones (--//config:hardening, every
 // sanitizer configuration) also have red zones behind blocks, and a pattern in free memory.
 //
 // A device writes without asking a sanitizer, so these find what AddressSanitizer cannot: a copy
@@ -28,12 +28,12 @@ inline constexpr unsigned char kRedZonePattern = 0xBD;
 // Room that is added to each request for a red zone. What rounding adds belongs to it too.
 inline constexpr uint64_t kRedZoneBytes = kHardened ? 64 : 0;
 
-// Says that the block was released before, unless it is the one with this id, in `state`; else that
-// it is from another pool. Dies.
-void DieOfRelease(const BlockRecord& block, uint64_t id, BlockState state);
+// Says that the block that had this id was released before, and dies; CheckReleased unless it is
+// this one, in `state`.
+void DieOfRelease(const BlockRecord& block, uint64_t id);
 inline void CheckReleased(const BlockRecord& block, uint64_t id, BlockState state) {
-  if (block.id == id && block.state == state) return;
-  DieOfRelease(block, id, state);
+  if (block.id != id || block.state != state) [[unlikely]]
+    DieOfRelease(block, id);
 }
 
 // --- Hardened builds only ---

@@ -12,42 +12,57 @@
 namespace pinion::internal {
 
 class Arena;
-struct Run;
 
 enum class BlockState : uint8_t {
   kUnused,    // the record describes nothing
   kFree,      // in a free list
-  kLive,      // a PinnedBlock owns it
+  kLive,      // a PinnedBlock owns it; this and the next two are in use
   kReleased,  // ... no more, but that is not in the books yet
   kDeferred,  // released, waiting for tickets
   kSlab,      // cut into small blocks
+  kEnds,      // no block: before the first and after the last one of a run
 };
 
-struct BlockRecord {
-  Arena* arena = nullptr;  // that it belongs to, for as long as the record exists
+// One cache line.
+struct alignas(64) BlockRecord {
   char* data = nullptr;
   uint64_t capacity_bytes = 0;
-  uint64_t size_bytes = 0;  // as asked for; of live blocks
-  uint64_t id = 0;          // of live and deferred blocks
-  Run* run = nullptr;
-  // The neighbours by address within the run; null at its ends.
+  // The neighbours by address within the run; the outermost ones have its `ends`.
   BlockRecord* before = nullptr;
   BlockRecord* after = nullptr;
-  // The free list of the block's bucket. Unused records are chained through `next_free`.
-  BlockRecord* previous_free = nullptr;
-  BlockRecord* next_free = nullptr;
-  uint32_t pending_tickets = 0;
-  int16_t numa_node = -1;  // of its run, which changes while other threads grow
+  union {
+    uint64_t size_bytes = 0;  // of used blocks: as asked for
+    // The free list of the block's bucket. Unused records are chained, too.
+    BlockRecord* next_free;
+  };
+  union {
+    uint64_t pending_tickets = 0;  // of deferred blocks
+    BlockRecord* previous_free;
+  };
+  uint64_t id = 0;  // of used blocks
+  int16_t numa_node = -1;
   BlockState state = BlockState::kUnused;
 };
+static_assert(sizeof(BlockRecord) == 64);
+
+inline void Connect(BlockRecord& before, BlockRecord& after) {
+  before.after = &after;
+  after.before = &before;
+}
 
 // Memory without a gap that is cut into blocks: segments side by side, or a slab, which is a block
 // of such a run that is cut into small blocks itself.
 struct Run {
+  Run() {
+    ends.state = BlockState::kEnds;
+    ends.before = &ends;
+    ends.after = &ends;
+  }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
   std::vector<HostSegment> segments;  // by address, of one NUMA node; of a slab, the slab
-  BlockRecord* first = nullptr;       // the blocks at its ends
-  BlockRecord* last = nullptr;
-  uint64_t used_bytes = 0;      // of live and deferred blocks, those in slabs included
+  BlockRecord ends;  // in the ring of neighbours, between the last block and the first one
   BlockRecord* slab = nullptr;  // of a slab: the block that it is
 };
 

@@ -6,9 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "pinion/allocator/base/check.h"
-#include "pinion/allocator/heap/size_class.h"
-
 namespace pinion::internal {
 namespace {
 
@@ -22,7 +19,7 @@ void DropEmptyRuns(std::vector<std::unique_ptr<Run>>* runs) {
 
 }  // namespace
 
-void SegmentHeap::AddSegment(const HostSegment& memory, JoinsAt joins_at) {
+void SegmentHeap::AddSegment(const HostSegment& memory, BorderAt border_at) {
   segment_bytes_ += memory.size_bytes;
   Run* below = nullptr;
   Run* above = nullptr;
@@ -33,37 +30,18 @@ void SegmentHeap::AddSegment(const HostSegment& memory, JoinsAt joins_at) {
   }
   runs_.push_back(NewRun(memory, /*slab=*/nullptr));
   Run& added = *runs_.back();
-  if (above != nullptr && joins_at(EndOf(memory))) JoinRuns(added, *above);
-  if (below != nullptr && joins_at(memory.data)) JoinRuns(*below, added);
+  if (above != nullptr) JoinRuns(added, *above, border_at(EndOf(memory)));
+  if (below != nullptr) JoinRuns(*below, added, border_at(memory.data));
   DropEmptyRuns(&runs_);
 }
 
-BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
-  const bool small = IsSmallClass(class_bytes);
-  FreeLists& lists = small ? small_ : large_;
-  BlockRecord* block = lists.Find(class_bytes);
-  if (block == nullptr) {
-    if (small) {
-      AddSlab(class_bytes);
-    } else {
-      DissolveFreeSlabs();
-    }
-    block = lists.Find(class_bytes);
-    if (block == nullptr) return nullptr;
+BlockRecord* SegmentHeap::FindAfterAll(uint64_t class_bytes) {
+  if (IsSmallClass(class_bytes)) {
+    AddSlab(class_bytes);
+  } else {
+    DissolveFreeSlabs();
   }
-  block = Carve(block, class_bytes);
-  block->state = BlockState::kLive;
-  Run* const run = block->run;
-  run->used_bytes += class_bytes;
-  if (run->slab != nullptr) run->slab->run->used_bytes += class_bytes;
-  return block;
-}
-
-void SegmentHeap::Put(BlockRecord* block) {
-  Run* const run = block->run;
-  run->used_bytes -= block->capacity_bytes;
-  if (run->slab != nullptr) run->slab->run->used_bytes -= block->capacity_bytes;
-  Free(block);
+  return PartOf(class_bytes).free.Find(class_bytes);
 }
 
 std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes) {
@@ -77,7 +55,7 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes) {
   uint64_t found_bytes = 0;
   for (size_t i = runs_.size(); i-- > 0 && found_bytes < bytes;) {
     Run& run = *runs_[i];
-    BlockRecord* block = run.last;
+    BlockRecord* block = run.ends.before;
     for (size_t index = run.segments.size(); index-- > 0 && found_bytes < bytes;) {
       const HostSegment& segment = run.segments[index];
       while (block->data >= EndOf(segment)) block = block->before;
@@ -99,70 +77,91 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes) {
 
 void SegmentHeap::RemoveSegment(Run& run, size_t index, BlockRecord* around) {
   const HostSegment segment = run.segments[index];
-  RemoveFree(around);
+  FreeLists& lists = large_.free;
+  lists.Remove(around);
   char* const around_end = around->data + around->capacity_bytes;
-  BlockRecord* above = around->after;
   if (around_end > EndOf(segment)) {
-    BlockRecord* const rest = NewBlock(EndOf(segment), around_end - EndOf(segment), run);
-    rest->after = above;
-    if (above != nullptr) above->before = rest;
-    InsertFree(rest);
-    above = rest;
+    lists.Insert(NewBlock(EndOf(segment), around_end - EndOf(segment), around->numa_node, around,
+                          around->after));
   }
-  if (above != nullptr) {
+  if (around->after != &run.ends) {
     auto upper = std::make_unique<Run>();
     upper->segments.assign(run.segments.begin() + index + 1, run.segments.end());
-    upper->first = above;
-    upper->last = around->after == nullptr ? above : run.last;
-    above->before = nullptr;
-    MoveBlocks(run, *upper);
+    Connect(upper->ends, *around->after);
+    Connect(*run.ends.before, upper->ends);
+    Connect(*around, run.ends);
     runs_.push_back(std::move(upper));
   }
   run.segments.resize(index);
 
-  around->after = nullptr;
   if (around->data < segment.data) {
     around->capacity_bytes = static_cast<char*>(segment.data) - around->data;
-    run.last = around;
-    InsertFree(around);
+    lists.Insert(around);
   } else {
-    run.last = around->before;
-    if (run.last != nullptr) run.last->after = nullptr;
-    records_.Put(around);
+    Unlink(around);
   }
 }
 
-void SegmentHeap::MoveBlocks(Run& from, Run& to) {
-  for (BlockRecord* block = to.first; block != nullptr; block = block->after) {
-    block->run = &to;
-    if (block->state == BlockState::kFree || block->state == BlockState::kSlab) continue;
-    from.used_bytes -= block->capacity_bytes;
-    to.used_bytes += block->capacity_bytes;
-  }
-  for (const std::unique_ptr<Run>& slab : slabs_) {
-    if (slab->slab->run != &to) continue;
-    from.used_bytes -= slab->used_bytes;
-    to.used_bytes += slab->used_bytes;
-  }
-}
-
-void SegmentHeap::JoinRuns(Run& lower, Run& upper) {
-  lower.segments.insert(lower.segments.end(), upper.segments.begin(), upper.segments.end());
+void SegmentHeap::JoinRuns(Run& lower, Run& upper, Border border) {
+  if (border == Border::kCloses) return;
+  auto first = upper.segments.begin();
+  if (border == Border::kGone) lower.segments.back().size_bytes += first++->size_bytes;
+  lower.segments.insert(lower.segments.end(), first, upper.segments.end());
   upper.segments.clear();
-  for (BlockRecord* block = upper.first; block != nullptr; block = block->after) {
-    block->run = &lower;
-  }
-  lower.used_bytes += upper.used_bytes;
-  BlockRecord* const below = lower.last;
-  BlockRecord* const above = upper.first;
-  below->after = above;
-  above->before = below;
-  lower.last = upper.last;
+  BlockRecord* const below = lower.ends.before;
+  BlockRecord* const above = upper.ends.after;
+  Connect(*below, *above);
+  Connect(*upper.ends.before, lower.ends);
   if (below->state != BlockState::kFree || above->state != BlockState::kFree) return;
   const uint64_t bytes = below->capacity_bytes + above->capacity_bytes;
-  RemoveFree(above);
+  large_.free.Remove(above);
   Unlink(above);
-  ResizeFree(below, bytes);
+  large_.free.Resize(below, bytes);
+}
+
+std::vector<HostSegment> SegmentHeap::FreeEnds() {
+  DissolveFreeSlabs();
+  std::vector<HostSegment> ends;
+  const auto add = [&ends](const BlockRecord& block) {
+    if (block.state != BlockState::kFree) return;
+    ends.push_back({block.data, block.capacity_bytes, block.numa_node});
+  };
+  for (const std::unique_ptr<Run>& run : runs_) {
+    add(*run->ends.after);
+    if (run->ends.before != run->ends.after) add(*run->ends.before);
+  }
+  return ends;
+}
+
+std::vector<HostSegment> SegmentHeap::RemoveFreeEnd(const HostSegment& range) {
+  for (const std::unique_ptr<Run>& run : runs_) {
+    for (BlockRecord* const block : {run->ends.after, run->ends.before}) {
+      char* const end = block->data + block->capacity_bytes;
+      if (block->state != BlockState::kFree || block->data >= EndOf(range) || end <= range.data) {
+        continue;
+      }
+      std::vector<HostSegment> removed;
+      std::vector<HostSegment> kept;
+      for (const HostSegment& segment : run->segments) {
+        // Of what is below the end, in it, and above it, one is empty where the run ends.
+        char* const begin = static_cast<char*>(segment.data);
+        char* const cuts[] = {begin, std::clamp(block->data, begin, EndOf(segment)),
+                              std::clamp(end, begin, EndOf(segment)), EndOf(segment)};
+        for (int part = 0; part < 3; ++part) {
+          const auto bytes = static_cast<uint64_t>(cuts[part + 1] - cuts[part]);
+          if (bytes == 0) continue;
+          (part == 1 ? removed : kept).push_back({cuts[part], bytes, segment.numa_node});
+        }
+      }
+      run->segments = std::move(kept);
+      segment_bytes_ -= block->capacity_bytes;
+      large_.free.Remove(block);
+      Unlink(block);
+      DropEmptyRuns(&runs_);
+      return removed;
+    }
+  }
+  return {};
 }
 
 std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
@@ -173,7 +172,19 @@ std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
     node.numa_node = numa_node;
     node.segments += run->segments.size();
     for (const HostSegment& segment : run->segments) node.locked_bytes += segment.size_bytes;
-    node.used_bytes += run->used_bytes;
+  }
+  if (nodes.size() == 1) {
+    nodes.begin()->second.used_bytes = used_bytes();
+  } else {
+    for (const auto* runs : {&runs_, &slabs_}) {
+      for (const std::unique_ptr<Run>& run : *runs) {
+        for (const BlockRecord* block = run->ends.after; block != &run->ends;
+             block = block->after) {
+          if (block->state == BlockState::kFree || block->state == BlockState::kSlab) continue;
+          nodes[block->numa_node].used_bytes += block->capacity_bytes;
+        }
+      }
+    }
   }
   std::vector<NumaNodeStats> result;
   for (const auto& [_, node] : nodes) result.push_back(node);
@@ -184,132 +195,37 @@ std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord*
   auto run = std::make_unique<Run>();
   run->segments.push_back(memory);
   run->slab = slab;
-  BlockRecord* const block = NewBlock(static_cast<char*>(memory.data), memory.size_bytes, *run);
-  run->first = block;
-  run->last = block;
-  InsertFree(block);
+  (slab == nullptr ? large_ : small_)
+      .free.Insert(NewBlock(static_cast<char*>(memory.data), memory.size_bytes, memory.numa_node,
+                            &run->ends, &run->ends));
   return run;
 }
 
-BlockRecord* SegmentHeap::Carve(BlockRecord* free, uint64_t bytes) {
-  if (free->capacity_bytes == bytes) {
-    RemoveFree(free);
-    return free;
-  }
-  BlockRecord* const taken = NewBlock(free->data, bytes, *free->run);
-  taken->before = free->before;
-  taken->after = free;
-  if (taken->before != nullptr) {
-    taken->before->after = taken;
-  } else {
-    free->run->first = taken;
-  }
-  free->before = taken;
-  free->data += bytes;
-  ResizeFree(free, free->capacity_bytes - bytes);
-  return taken;
-}
-
-void SegmentHeap::Free(BlockRecord* block) {
-  BlockRecord* const before = block->before;
-  BlockRecord* const after = block->after;
-  const bool joins_before = before != nullptr && before->state == BlockState::kFree;
-  const bool joins_after = after != nullptr && after->state == BlockState::kFree;
-  uint64_t bytes = block->capacity_bytes;
-  if (joins_before) {
-    if (joins_after) {
-      bytes += after->capacity_bytes;
-      RemoveFree(after);
-      Unlink(after);
-    }
-    Unlink(block);
-    ResizeFree(before, before->capacity_bytes + bytes);
-  } else if (joins_after) {
-    after->data = block->data;
-    Unlink(block);
-    ResizeFree(after, after->capacity_bytes + bytes);
-  } else {
-    InsertFree(block);
-  }
-}
-
 void SegmentHeap::AddSlab(uint64_t class_bytes) {
-  uint64_t bytes = slab_bytes_;
-  BlockRecord* block = large_.Find(bytes);
+  FreeLists& lists = large_.free;
+  uint64_t bytes = bytes_per_slab_;
+  BlockRecord* block = lists.Find(bytes);
   if (block == nullptr) {
     bytes = AlignUp(class_bytes, alignment_bytes_);
-    block = large_.Find(bytes);
+    block = lists.Find(bytes);
     if (block == nullptr) return;
   }
-  block = Carve(block, bytes);
+  block = Carve(lists, block, bytes);
   block->state = BlockState::kSlab;
+  slab_bytes_ += bytes;
   slabs_.push_back(NewRun({block->data, bytes, block->numa_node}, block));
 }
 
 void SegmentHeap::DissolveFreeSlabs() {
   std::erase_if(slabs_, [this](const std::unique_ptr<Run>& slab) {
-    if (slab->used_bytes != 0) return false;
-    RemoveFree(slab->first);
-    records_.Put(slab->first);
-    Free(slab->slab);
+    BlockRecord* const block = slab->ends.after;
+    if (block->state != BlockState::kFree || block->after != &slab->ends) return false;
+    small_.free.Remove(block);
+    records_.Put(block);
+    slab_bytes_ -= slab->slab->capacity_bytes;
+    Free(large_.free, slab->slab);
     return true;
   });
-}
-
-BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, Run& run) {
-  BlockRecord* const block = records_.Take();
-  block->data = data;
-  block->capacity_bytes = capacity_bytes;
-  block->run = &run;
-  block->before = nullptr;
-  block->after = nullptr;
-  block->numa_node = static_cast<int16_t>(run.segments.front().numa_node);
-  return block;
-}
-
-void SegmentHeap::InsertFree(BlockRecord* block) {
-  block->state = BlockState::kFree;
-  if (block->run->slab != nullptr) {
-    small_.Insert(block);
-  } else {
-    large_.Insert(block);
-    large_free_bytes_ += block->capacity_bytes;
-  }
-}
-
-void SegmentHeap::RemoveFree(BlockRecord* block) {
-  PINION_CHECK(block->state == BlockState::kFree)
-      << "a block of " << block->capacity_bytes << " bytes is taken out of the free ones and is in "
-      << "state " << static_cast<int>(block->state);
-  if (block->run->slab != nullptr) {
-    small_.Remove(block);
-  } else {
-    large_.Remove(block);
-    large_free_bytes_ -= block->capacity_bytes;
-  }
-}
-
-void SegmentHeap::ResizeFree(BlockRecord* block, uint64_t capacity_bytes) {
-  if (block->run->slab != nullptr) {
-    small_.Resize(block, capacity_bytes);
-  } else {
-    large_free_bytes_ += capacity_bytes - block->capacity_bytes;
-    large_.Resize(block, capacity_bytes);
-  }
-}
-
-void SegmentHeap::Unlink(BlockRecord* block) {
-  if (block->before != nullptr) {
-    block->before->after = block->after;
-  } else {
-    block->run->first = block->after;
-  }
-  if (block->after != nullptr) {
-    block->after->before = block->before;
-  } else {
-    block->run->last = block->before;
-  }
-  records_.Put(block);
 }
 
 }  // namespace pinion::internal

@@ -25,32 +25,40 @@
 #include <memory>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/functional/function_ref.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/free_lists.h"
 #include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/size_class.h"
 #include "pinion/allocator/host_memory_source.h"
 
 namespace pinion::internal {
 
 class SegmentHeap {
  public:
-  using JoinsAt = absl::FunctionRef<bool(const void* border)>;
+  // Where one segment ends and another begins.
+  enum class Border {
+    kCloses,  // no block may cross it
+    kOpen,    // a block may
+    kGone,    // one segment was cut in two here, which are one again
+  };
+  using BorderAt = absl::FunctionRef<Border(const void* border)>;
 
   // `alignment_bytes`: of blocks that are not small, whose classes are multiples of it; a power of
   // two, at least 4096. `slab_bytes`: of slabs, where a segment has that much room. `arena`: what
   // the records say that they belong to.
   SegmentHeap(uint64_t alignment_bytes, uint64_t slab_bytes, Arena* arena = nullptr)
-      : alignment_bytes_(alignment_bytes),
-        slab_bytes_(AlignUp(slab_bytes, alignment_bytes)),
-        records_(arena) {}
+      : records_(arena),
+        alignment_bytes_(alignment_bytes),
+        bytes_per_slab_(AlignUp(slab_bytes, alignment_bytes)) {}
   SegmentHeap(const SegmentHeap&) = delete;
   SegmentHeap& operator=(const SegmentHeap&) = delete;
 
-  // `joins_at` says whether a block may cross the border between this and a neighbouring segment.
-  void AddSegment(const HostSegment& memory, JoinsAt joins_at);
+  // `border_at` is asked where it touches others.
+  void AddSegment(const HostSegment& memory, BorderAt border_at);
 
   // A block of exactly `class_bytes`, a result of RoundUpToSizeClass; its state is kLive. Null if
   // no free block is large enough.
@@ -62,53 +70,142 @@ class SegmentHeap {
   // Makes slabs that are wholly free room for large blocks again.
   void DissolveFreeSlabs();
 
-  // Takes wholly free segments out, those of the newest runs first, until their sizes add up to
-  // `bytes`.
+  // Takes wholly free segments out until their sizes add up to `bytes`, from the upper end of each
+  // run down.
   std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes = UINT64_MAX);
 
-  // Of all segments, by node. Looks at each.
+  // The free ends of runs, each as one segment: what may go on in another heap.
+  std::vector<HostSegment> FreeEnds();
+  // Takes a free end of a run out that has bytes in common with `range`, cutting a segment where it
+  // is not free whole. By address; empty if there is none any more.
+  std::vector<HostSegment> RemoveFreeEnd(const HostSegment& range);
+
+  // Whether a free block outside of slabs has so many bytes.
+  bool HasFree(uint64_t bytes) const { return large_.free.Find(bytes) != nullptr; }
+
+  // Of all segments, by node. Looks at each, and at all blocks where there are several nodes.
   std::vector<NumaNodeStats> NumaNodes() const;
 
   uint64_t segment_bytes() const { return segment_bytes_; }
+  // Of blocks that were taken and not put back.
+  uint64_t used_bytes() const { return large_.used_bytes + small_.used_bytes; }
   // Free bytes outside of slabs.
-  uint64_t large_free_bytes() const { return large_free_bytes_; }
+  uint64_t large_free_bytes() const { return segment_bytes_ - slab_bytes_ - large_.used_bytes; }
 
  private:
+  // The blocks outside of slabs, or those in slabs.
+  struct Part {
+    uint64_t used_bytes = 0;
+    FreeLists free;
+  };
+  Part& PartOf(uint64_t class_bytes) { return IsSmallClass(class_bytes) ? small_ : large_; }
+
+  // Another look for a free block, after slabs were made or dissolved.
+  BlockRecord* FindAfterAll(uint64_t class_bytes);
   // The first `bytes` of a free block, as a block that is in no list; what is left stays free.
-  BlockRecord* Carve(BlockRecord* free, uint64_t bytes);
+  BlockRecord* Carve(FreeLists& lists, BlockRecord* free, uint64_t bytes);
   // Makes a block with room for `class_bytes` a slab, if there is one.
   void AddSlab(uint64_t class_bytes);
   // A run of one segment that is one free block.
   std::unique_ptr<Run> NewRun(const HostSegment& memory, BlockRecord* slab);
   // `lower` takes over `upper`, which begins where it ends, and is empty then.
-  void JoinRuns(Run& lower, Run& upper);
+  void JoinRuns(Run& lower, Run& upper, Border border);
   // Takes segment `index`, which lies in the free block `around`, out of the run, which becomes two
   // if that is in its midst.
   void RemoveSegment(Run& run, size_t index, BlockRecord* around);
-  // To a run that already has them in its chain.
-  void MoveBlocks(Run& from, Run& to);
   // Makes a used block free, and joins it with its free neighbours.
-  void Free(BlockRecord* block);
-  // Of a free block that grows or shrinks at one of its ends.
-  void ResizeFree(BlockRecord* block, uint64_t capacity_bytes);
+  void Free(FreeLists& lists, BlockRecord* block);
 
-  // Without neighbours, and in no list.
-  BlockRecord* NewBlock(char* data, uint64_t capacity_bytes, Run& run);
-  void InsertFree(BlockRecord* block);
-  void RemoveFree(BlockRecord* block);
-  // Out of the chain of neighbours, and unused from there on.
+  // A free block between two others, which is in no list yet.
+  BlockRecord* NewBlock(char* data, uint64_t capacity_bytes, int numa_node, BlockRecord* before,
+                        BlockRecord* after);
+  // Out of the ring of neighbours, and unused from there on.
   void Unlink(BlockRecord* block);
 
-  FreeLists small_;
-  FreeLists large_;
+  uint64_t segment_bytes_ = 0;
+  uint64_t slab_bytes_ = 0;  // of all slabs
+  BlockRecords records_;
   const uint64_t alignment_bytes_;
-  const uint64_t slab_bytes_;
+  const uint64_t bytes_per_slab_;
   std::vector<std::unique_ptr<Run>> runs_;
   std::vector<std::unique_ptr<Run>> slabs_;
-  uint64_t segment_bytes_ = 0;
-  uint64_t large_free_bytes_ = 0;
-  BlockRecords records_;
+  Part small_;
+  Part large_;
 };
+
+// --- What every allocation and release does, in line ---
+
+inline BlockRecord* SegmentHeap::NewBlock(char* data, uint64_t capacity_bytes, int numa_node,
+                                          BlockRecord* before, BlockRecord* after) {
+  BlockRecord* const block = records_.Take();
+  block->data = data;
+  block->capacity_bytes = capacity_bytes;
+  block->numa_node = static_cast<int16_t>(numa_node);
+  block->state = BlockState::kFree;
+  Connect(*before, *block);
+  Connect(*block, *after);
+  return block;
+}
+
+inline void SegmentHeap::Unlink(BlockRecord* block) {
+  Connect(*block->before, *block->after);
+  records_.Put(block);
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* SegmentHeap::Carve(FreeLists& lists,
+                                                                    BlockRecord* free,
+                                                                    uint64_t bytes) {
+  const uint64_t rest_bytes = free->capacity_bytes - bytes;
+  if (rest_bytes == 0) {
+    lists.Remove(free);
+    return free;
+  }
+  BlockRecord* const taken = NewBlock(free->data, bytes, free->numa_node, free->before, free);
+  free->data += bytes;
+  lists.Resize(free, rest_bytes);
+  return taken;
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline void SegmentHeap::Free(FreeLists& lists, BlockRecord* block) {
+  BlockRecord* const before = block->before;
+  BlockRecord* const after = block->after;
+  uint64_t bytes = block->capacity_bytes;
+  if (before->state == BlockState::kFree) {
+    if (after->state == BlockState::kFree) {
+      bytes += after->capacity_bytes;
+      lists.Remove(after);
+      Unlink(after);
+    }
+    Unlink(block);
+    lists.Resize(before, before->capacity_bytes + bytes);
+  } else if (after->state == BlockState::kFree) {
+    after->data = block->data;
+    Unlink(block);
+    lists.Resize(after, after->capacity_bytes + bytes);
+  } else {
+    block->state = BlockState::kFree;
+    lists.Insert(block);
+  }
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* SegmentHeap::Take(uint64_t class_bytes) {
+  Part& part = PartOf(class_bytes);
+  BlockRecord* block = part.free.Find(class_bytes);
+  if (block == nullptr) [[unlikely]] {
+    block = FindAfterAll(class_bytes);
+    if (block == nullptr) return nullptr;
+  }
+  part.used_bytes += class_bytes;
+  block = Carve(part.free, block, class_bytes);
+  block->state = BlockState::kLive;
+  return block;
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline void SegmentHeap::Put(BlockRecord* block) {
+  Part& part = PartOf(block->capacity_bytes);
+  part.used_bytes -= block->capacity_bytes;
+  Free(part.free, block);
+}
 
 }  // namespace pinion::internal
 

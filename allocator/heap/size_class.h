@@ -31,7 +31,8 @@
 
 namespace pinion::internal {
 
-constexpr int FloorLog2(uint64_t value) { return std::bit_width(value) - 1; }
+// Of a value that is not 0, so that it is one instruction, as std::bit_width is not.
+constexpr int FloorLog2(uint64_t value) { return 63 ^ __builtin_clzll(value); }
 
 inline constexpr uint64_t kMinBlockBytes = config::kMinBlockBytes;
 inline constexpr uint64_t kMaxRoundingBytes = 2 * kMiB;
@@ -41,37 +42,36 @@ inline constexpr uint64_t kSmallLimitBytes = 32 * kKiB;
 
 inline constexpr int kMinBlockLog2 = FloorLog2(kMinBlockBytes);
 inline constexpr int kBucketsPerLevelLog2 = 6;
-inline constexpr int kBucketsPerLevel = 1 << kBucketsPerLevelLog2;
+inline constexpr uint64_t kBucketsPerLevel = uint64_t{1} << kBucketsPerLevelLog2;
 inline constexpr int kLevels = 48 - kMinBlockLog2;  // one per doubling, up to below 2^48
 
 // The class of a request: 0 < size_bytes <= kMaxBlockBytes.
 constexpr uint64_t RoundUpToSizeClass(uint64_t size_bytes) {
-  const uint64_t least_step = size_bytes < kSmallLimitBytes ? kMinBlockBytes : 4 * kKiB;
-  const uint64_t step = std::bit_floor(size_bytes) / config::kBucketsPerDoubling;
-  return AlignUp(size_bytes, std::clamp(step, least_step, kMaxRoundingBytes));
+  const int least_log2 = size_bytes < kSmallLimitBytes ? kMinBlockLog2 : FloorLog2(4 * kKiB);
+  const int step_log2 = FloorLog2(size_bytes) - FloorLog2(config::kBucketsPerDoubling);
+  return AlignUp(size_bytes,
+                 uint64_t{1} << std::clamp(step_log2, least_log2, FloorLog2(kMaxRoundingBytes)));
 }
 
 constexpr bool IsSmallClass(uint64_t class_bytes) { return class_bytes < kSmallLimitBytes; }
 
-// A bucket holds the free blocks from LowerBoundOfBucket(bucket) to below that of the next one.
+// A bucket holds the free blocks from LowerBoundOf(bucket) to below that of the next one.
+struct BucketIndex {
+  int level = 0;        // of the doubling
+  uint64_t within = 0;  // the level
+
+  constexpr auto operator<=>(const BucketIndex&) const = default;
+};
+
 // `block_bytes` is at least kMinBlockBytes and below 2 * kMaxBlockBytes.
-constexpr int BucketOf(uint64_t block_bytes) {
+constexpr BucketIndex BucketOf(uint64_t block_bytes) {
   const int log2 = FloorLog2(block_bytes);
-  const int within =
-      static_cast<int>(block_bytes >> (log2 - kBucketsPerLevelLog2)) - kBucketsPerLevel;
-  return (log2 - kMinBlockLog2) * kBucketsPerLevel + within;
+  return {log2 - kMinBlockLog2, (block_bytes >> (log2 - kBucketsPerLevelLog2)) % kBucketsPerLevel};
 }
 
-constexpr uint64_t LowerBoundOfBucket(int bucket) {
-  const int log2 = bucket / kBucketsPerLevel + kMinBlockLog2;
-  const uint64_t within = static_cast<uint64_t>(bucket % kBucketsPerLevel);
-  return (kBucketsPerLevel + within) << (log2 - kBucketsPerLevelLog2);
-}
-
-// The first bucket in which every block has at least `block_bytes`.
-constexpr int FirstFittingBucket(uint64_t block_bytes) {
-  const int bucket = BucketOf(block_bytes);
-  return LowerBoundOfBucket(bucket) == block_bytes ? bucket : bucket + 1;
+constexpr uint64_t LowerBoundOf(BucketIndex bucket) {
+  return (kBucketsPerLevel + bucket.within)
+         << (bucket.level + kMinBlockLog2 - kBucketsPerLevelLog2);
 }
 
 }  // namespace pinion::internal

@@ -13,33 +13,59 @@ namespace {
 // is in the cache of the thread that raises it.
 constexpr uint32_t kReclaimEvery = 4;
 
-// How many such looks go by until one looks into the buffers of all threads.
-constexpr uint32_t kLookAroundEvery = 64;
+// No thread has this number.
+constexpr int kNoOwner = -2;
+static_assert(kNoOwner != kThreadSlotUnknown);
+
+// By how many allocations the buffers of all threads are looked into.
+constexpr uint32_t kLookAroundEvery = 256;
+
+// Every so many times, those of all arenas are looked into as well.
+constexpr uint32_t kLookAtAllEvery = 64;
 
 // How many releases of other threads one allocation enters into the books: few, for its latency.
-// Two keep pace, since a block that is released was allocated once.
-constexpr int kSettlePerAllocation = 2;
+// One would keep pace, since a block that is released was allocated once. But what is free and not
+// entered yet is missed, and next to what lives on (docs/decisions/0011).
+constexpr int kSettlePerAllocation = 4;
 
-// How many batches may wait for the tickets of the oldest. A timeline that is stuck then holds back
-// its own blocks only.
+// How many batches may wait for the tickets of the oldest. So many batches of other timelines, or
+// without tickets, may wait behind one that is stuck, until a miss or a look around.
 constexpr size_t kMostWaitingBatches = 8;
+
+// From the lowest on, each piece joins what is below it. To join what is above moves all that is
+// there.
+std::vector<HostSegment> InOrder(std::vector<HostSegment> pieces) {
+  std::sort(pieces.begin(), pieces.end(), [](const HostSegment& a, const HostSegment& b) {
+    return std::less<>()(a.data, b.data);
+  });
+  return pieces;
+}
 
 }  // namespace
 
-Arena::Arena(const SegmentPool* pool, const AllocatorOptions& options, bool has_owner)
+Arena::Arena(SegmentPool* pool, const AllocatorOptions& options, int thread_slot)
     : pool_(pool),
-      mu_(has_owner ? BiasedMutex::BestBarrier() : BiasedMutex::Barrier::kNobodyOwnsIt),
+      owner_slot_(thread_slot == kNoThreadSlot ? kNoOwner : thread_slot),
+      mu_(thread_slot == kNoThreadSlot ? BiasedMutex::Barrier::kNone : BiasedMutex::BestBarrier()),
       books_(options.alignment_bytes, options.segment_bytes, this) {}
 
 BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
   SettleSomeLocked(leftovers);
-  if (until_reclaim_-- == 0) ReclaimLocked(leftovers);
+  if (!incoming_.empty()) ReclaimSoonLocked();
+  if (until_reclaim_ == 0) {
+    ReclaimLocked(leftovers);
+  } else {
+    --until_reclaim_;
+  }
   BlockRecord* block = books_.Take(request.size_bytes, request.class_bytes, request.way);
-  if (block == nullptr) {
+  if (block == nullptr) [[unlikely]] {
     SettleAllLocked(leftovers);
     ReclaimLocked(leftovers);
     block = books_.Take(request.size_bytes, request.class_bytes, request.way);
+  }
+  if (by == By::kOwner && incoming_.empty()) {
+    at_once_.store(std::exchange(until_reclaim_, 0), std::memory_order_relaxed);
   }
   return block;
 }
@@ -71,27 +97,38 @@ void Arena::CountWait(By by) {
   books_.CountWait();
 }
 
-std::vector<HostSegment> Arena::GiveUp(By by, uint64_t least_bytes, double share,
-                                       Leftovers* leftovers) {
+std::vector<HostSegment> Arena::GiveUp(By by, Leftovers* leftovers) {
+  BiasedLock lock(mu_, by);
+  SettleAllLocked(leftovers);
+  ReclaimLocked(leftovers);
+  return InOrder(books_.RemoveFreeSegments(UINT64_MAX));
+}
+
+std::vector<HostSegment> Arena::GiveUpHalf(By by, uint64_t least_bytes, uint64_t piece_bytes,
+                                           Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
   SettleAllLocked(leftovers);
   ReclaimLocked(leftovers);
   const uint64_t free_bytes = books_.RoomForLargeBlocks();
-  if (free_bytes < least_bytes) return {};
-  const auto wanted_bytes = static_cast<uint64_t>(share * static_cast<double>(free_bytes));
-  std::vector<HostSegment> pieces = books_.RemoveFreeSegments(std::max(least_bytes, wanted_bytes));
-  // From the lowest on, each joins what is below it. To join what is above looks at all blocks
-  // there.
-  std::sort(pieces.begin(), pieces.end(), [](const HostSegment& a, const HostSegment& b) {
-    return std::less<>()(a.data, b.data);
-  });
-  return pieces;
+  if (free_bytes < least_bytes || !books_.HasFree(piece_bytes)) return {};
+  return InOrder(books_.RemoveFreeSegments(std::max(least_bytes, free_bytes / 2)));
+}
+
+std::vector<HostSegment> Arena::FreeEnds(By by) {
+  BiasedLock lock(mu_, by);
+  return books_.FreeEnds();
+}
+
+std::vector<HostSegment> Arena::GiveUpFreeEnd(By by, const HostSegment& range) {
+  BiasedLock lock(mu_, by);
+  return books_.RemoveFreeEnd(range);
 }
 
 BlockRecord* Arena::TakeOver(By by, absl::Span<const HostSegment> pieces,
-                             SegmentHeap::JoinsAt joins_at, const Request& request) {
+                             SegmentHeap::BorderAt border_at, const Request& request) {
   BiasedLock lock(mu_, by);
-  return books_.AddSegments(pieces, joins_at, request.size_bytes, request.class_bytes, request.way);
+  return books_.AddSegments(pieces, border_at, request.size_bytes, request.class_bytes,
+                            request.way);
 }
 
 uint64_t Arena::RoomForLargeBlocks(By by, Leftovers* leftovers) {
@@ -155,7 +192,7 @@ void Arena::EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers) {
 void Arena::DropOldestLocked(Leftovers* leftovers) {
   std::unique_ptr<ReleaseBatch> oldest = std::move(incoming_.front());
   incoming_.pop_front();
-  leftovers->timelines.push_back(std::move(oldest->timeline));
+  if (oldest->timeline != nullptr) leftovers->timelines.push_back(std::move(oldest->timeline));
   oldest->size = 0;
   oldest->entered = 0;
   buffers_.Recycle(std::move(oldest));
@@ -165,19 +202,34 @@ void Arena::EnterLocked(const ReleaseBatch::Release& release,
                         const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
                         Leftovers* leftovers) {
   books_.Enter(release, timeline, completed);
+  if (release.ticket > completed) ReclaimSoonLocked();
   if (closed_) ++leftovers->gone_blocks;
 }
 
 void Arena::ReclaimLocked(Leftovers* leftovers) {
-  until_reclaim_ = kReclaimEvery - 1;
-  if (until_look_around_-- == 0) {
+  if (until_look_around_ == 0) {
     // A thread that has ended leaves its last releases, and what they hold on to, in its buffer.
     until_look_around_ = kLookAroundEvery;
     SettleAllLocked(leftovers);
+    const bool at_all = until_look_at_all_ == 0;
+    leftovers->look_at_all |= at_all;
+    until_look_at_all_ = at_all ? kLookAtAllEvery - 1 : until_look_at_all_ - 1;
   }
   books_.Reclaim(&leftovers->timelines);
-  if (incoming_.empty() || incoming_.front()->timeline == nullptr) return;
-  incoming_.front()->completed = incoming_.front()->timeline->Completed();
+  if (!incoming_.empty() && incoming_.front()->timeline != nullptr) {
+    incoming_.front()->completed = incoming_.front()->timeline->Completed();
+  }
+  const bool some_wait = books_.some_deferred() || !incoming_.empty();
+  const uint32_t calls =
+      some_wait ? std::min(kReclaimEvery, until_look_around_) : until_look_around_;
+  until_look_around_ -= calls;
+  until_reclaim_ = calls - 1;
+  at_once_.store(0, std::memory_order_relaxed);
+}
+
+void Arena::ReclaimSoonLocked() {
+  until_reclaim_ = std::min(until_reclaim_, kReclaimEvery - 1);
+  at_once_.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace pinion::internal

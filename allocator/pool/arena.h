@@ -5,28 +5,32 @@
 //                        \______EnterLater--> buffer --> deferred --reclaim--^
 //
 // A release does not wait for the thread that allocates: one by another thread, or with a ticket,
-// goes to a buffer (release_buffers.h). TryAllocate enters what its own thread released, some of
-// what others handed over, and all there is before it says that nothing fits. To reclaim deferred
-// blocks loads their timelines' counters and is done in passing.
+// goes to a buffer (release_buffers.h). (One with several open tickets takes the arena's lock.)
+// TryAllocate enters what its own thread released, some of what others handed over, and all there
+// is before it says that nothing fits. To reclaim deferred blocks loads their timelines' counters
+// and is done in passing.
 //
 // Free memory may be given up to another arena, in pieces; a block stays with its arena.
 //
-// Thread safety: thread-safe. `by` is kOwner on the one thread that the arena is for. Of a source
+// Thread safety: thread-safe. `by` is RoleOfThisThread(). Of a source
 // JoinsAt is called with the lock held, and of a timeline Completed().
 // Ownership: of books and records, not of memory.
 
 #ifndef PINION_ALLOCATOR_POOL_ARENA_H_
 #define PINION_ALLOCATOR_POOL_ARENA_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/biased_mutex.h"
+#include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/segment.h"
 #include "pinion/allocator/heap/segment_heap.h"
@@ -54,19 +58,32 @@ class Arena {
   struct Leftovers {
     DeferredReleases::Timelines timelines;
     uint64_t gone_blocks = 0;  // live blocks that were released after Close
+    bool look_at_all = false;  // this arena has seen many allocations: the others may see none
   };
 
-  // Of `pool`. Without an owner, `by` is always kOther.
-  Arena(const SegmentPool* pool, const AllocatorOptions& options, bool has_owner);
+  // Of `pool`, for the thread that has this number; kNoThreadSlot: it has no owner.
+  Arena(SegmentPool* pool, const AllocatorOptions& options, int thread_slot);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  const SegmentPool* pool() const { return pool_; }
+  SegmentPool* pool() const { return pool_; }
+
+  // As whom this thread takes the lock.
+  By RoleOfThisThread() const {
+    return internal::thread_slot == owner_slot_ ? By::kOwner : By::kOther;
+  }
+
+  // Before and after this thread takes the lock as kAnnounced (biased_mutex.h).
+  void Announce() { mu_.Announce(); }
+  void Renounce() { mu_.Renounce(); }
 
   // --- Blocks ---
 
   // A live block from what is free; null if nothing fits.
   BlockRecord* TryAllocate(By by, const Request& request, Leftovers* leftovers);
+  // The same for the owner, where nothing else is due: null also if some release is to be entered,
+  // or tickets to be looked at.
+  BlockRecord* TryAllocateAtOnce(uint64_t size_bytes, uint64_t class_bytes);
 
   // Hardened builds: dies if the block is not live.
   void MarkReleased(By by, BlockRecord* block, uint64_t id);
@@ -74,11 +91,15 @@ class Arena {
   // A live block becomes free, or waits for tickets that are not done.
   void Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket* const> open,
              Leftovers* leftovers);
+  // The same without a ticket, for the owner. False after Close: then nothing has happened.
+  bool EnterAtOnce(BlockRecord* block, uint64_t id);
   // The same with at most one ticket (a null timeline: none), through this thread's buffer. False
   // after Close: then nothing has happened.
-  bool EnterLater(const ReleaseBatch::Release& release,
+  bool EnterLater(By by, const ReleaseBatch::Release& release,
                   const std::shared_ptr<FenceTimeline>& timeline) {
-    return buffers_.Add(release, timeline);
+    if (!buffers_.Add(release, timeline)) return false;
+    if (by == By::kOwner) at_once_.store(0, std::memory_order_relaxed);
+    return true;
   }
 
   // Reclaims, and returns what the rest waits for next: one ticket per timeline.
@@ -87,12 +108,18 @@ class Arena {
 
   // --- Memory ---
 
-  // Gives up free pieces of at least `least_bytes` in all, and of about `share` of what is free for
-  // large blocks; none where that is less.
-  std::vector<HostSegment> GiveUp(By by, uint64_t least_bytes, double share, Leftovers* leftovers);
+  // Gives up all pieces that are wholly free.
+  std::vector<HostSegment> GiveUp(By by, Leftovers* leftovers);
+  // The same until they are about a half of what is free for large blocks, and at least
+  // `least_bytes`. None where less is free, and where no hole is as long as `piece_bytes`.
+  std::vector<HostSegment> GiveUpHalf(By by, uint64_t least_bytes, uint64_t piece_bytes,
+                                      Leftovers* leftovers);
+  // As those of SegmentHeap.
+  std::vector<HostSegment> FreeEnds(By by);
+  std::vector<HostSegment> GiveUpFreeEnd(By by, const HostSegment& range);
   // Takes pieces over, and then a block; null if nothing fits or the request is for 0 bytes.
-  BlockRecord* TakeOver(By by, absl::Span<const HostSegment> pieces, SegmentHeap::JoinsAt joins_at,
-                        const Request& request);
+  BlockRecord* TakeOver(By by, absl::Span<const HostSegment> pieces,
+                        SegmentHeap::BorderAt border_at, const Request& request);
 
   // Free bytes that can serve blocks that are not small.
   uint64_t RoomForLargeBlocks(By by, Leftovers* leftovers);
@@ -120,18 +147,46 @@ class Arena {
   // Enters all releases that happened before.
   void SettleAllLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // At the latest in kReclaimEvery allocations.
+  void ReclaimSoonLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const SegmentPool* const pool_;
+  // In a line that nobody writes to.
+  SegmentPool* const pool_;
+  const int owner_slot_;
   ReleaseBuffers buffers_;
 
   // The owner's lines, which nobody else reads where each thread keeps to itself.
   alignas(128) BiasedMutex mu_;
-  PoolBooks books_ ABSL_GUARDED_BY(mu_);
-  ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, the oldest in front
-  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_){};          // calls of TryAllocate
-  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_){};      // calls of ReclaimLocked
+  // So many allocations the owner makes before it does more than to allocate. Changes with the lock
+  // held, or to 0 on the owner's thread.
+  std::atomic<uint32_t> at_once_ = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_){};          // allocations, after those at once
+  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_){};      // allocations, from then on
+  uint32_t until_look_at_all_ ABSL_GUARDED_BY(mu_){};      // times that it looked around
+  ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, the oldest in front
+  PoolBooks books_ ABSL_GUARDED_BY(mu_);
 };
+
+// --- What every allocation and release does, in line ---
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* Arena::TryAllocateAtOnce(uint64_t size_bytes,
+                                                                          uint64_t class_bytes) {
+  OwnerLock lock(mu_);
+  const uint32_t at_once = at_once_.load(std::memory_order_relaxed);
+  if (at_once == 0 || buffers_.SomeIncoming()) [[unlikely]]
+    return nullptr;
+  at_once_.store(at_once - 1, std::memory_order_relaxed);
+  return books_.Take(size_bytes, class_bytes, PoolBooks::Way::kCached);
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool Arena::EnterAtOnce(BlockRecord* block, uint64_t id) {
+  OwnerLock lock(mu_);
+  if (closed_) [[unlikely]]
+    return false;
+  books_.Enter(block, id);
+  return true;
+}
 
 }  // namespace pinion::internal
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/heap/hardening.h"
@@ -13,10 +14,6 @@ namespace {
 constexpr uint64_t kIdsPerChunk = 4096;
 std::atomic<uint64_t> next_chunk_of_ids{1};
 
-// Hardened builds mark a block as released at once; others find a second release when they enter
-// it.
-constexpr BlockState kStateOnEntry = kHardened ? BlockState::kReleased : BlockState::kLive;
-
 // A slab is a sixty-fourth of a segment, within these bounds.
 constexpr uint64_t kLeastSlabBytes = 64 * kKiB;
 constexpr uint64_t kMostSlabBytes = 2 * kMiB;
@@ -25,34 +22,17 @@ uint64_t SlabBytes(uint64_t segment_bytes) {
   return std::clamp(segment_bytes / 64, kLeastSlabBytes, kMostSlabBytes);
 }
 
-void Add(ByteGauge* gauge, uint64_t bytes) {
-  gauge->current += bytes;
-  gauge->total += bytes;
-  gauge->peak = std::max(gauge->peak, gauge->current);
-}
-
 }  // namespace
 
 PoolBooks::PoolBooks(uint64_t alignment_bytes, uint64_t segment_bytes, Arena* arena)
     : heap_(alignment_bytes, SlabBytes(segment_bytes), arena) {}
 
-BlockRecord* PoolBooks::Take(uint64_t size_bytes, uint64_t class_bytes, Way way) {
-  BlockRecord* block = heap_.Take(class_bytes);
-  if (block == nullptr) return nullptr;
-  if (next_id_ == end_of_ids_) {
-    next_id_ = next_chunk_of_ids.fetch_add(kIdsPerChunk, std::memory_order_relaxed);
-    end_of_ids_ = next_id_ + kIdsPerChunk;
-  }
-  block->id = next_id_++;
-  block->size_bytes = size_bytes;
-  ++live_blocks_;
-  ++allocations_;
-  Add(&requested_bytes_, size_bytes);
-  Add(&booked_bytes_, class_bytes);
-  peak_used_bytes_ = std::max(peak_used_bytes_, used_bytes());
-  Bucket& bucket = BucketOf(*block);
-  ++bucket.allocations;
-  Add(&bucket.booked_bytes, class_bytes);
+void PoolBooks::TakeIds() {
+  next_id_ = next_chunk_of_ids.fetch_add(kIdsPerChunk, std::memory_order_relaxed);
+  end_of_ids_ = next_id_ + kIdsPerChunk;
+}
+
+void PoolBooks::CountWay(Way way, const BlockRecord& block) {
   switch (way) {
     case Way::kCached:
       break;
@@ -64,10 +44,9 @@ BlockRecord* PoolBooks::Take(uint64_t size_bytes, uint64_t class_bytes, Way way)
       break;
     case Way::kGrown:
       ++stats_.misses;
-      ++bucket.misses;
-      grown_bytes_ += class_bytes;
+      ++misses_[IndexOf(block)];
+      grown_bytes_ += block.capacity_bytes;
   }
-  return block;
 }
 
 void PoolBooks::MarkReleased(BlockRecord* block, uint64_t id) {
@@ -78,20 +57,21 @@ void PoolBooks::MarkReleased(BlockRecord* block, uint64_t id) {
 void PoolBooks::Enter(const ReleaseBatch::Release& release,
                       const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed) {
   BlockRecord* const block = release.block;
-  CheckReleased(*block, release.id, kStateOnEntry);
-  requested_bytes_.current -= block->size_bytes;
-  booked_bytes_.current -= block->capacity_bytes;
-  BucketOf(*block).booked_bytes.current -= block->capacity_bytes;
-  --live_blocks_;
+  CountRelease(block, release.id);
   if (release.ticket > completed) return Defer(block, timeline, release.ticket);
   if (kHardened && release.ticket != 0) CheckAndPoisonBlock(*block);
-  Put(block);
+  heap_.Put(block);
 }
 
 void PoolBooks::Defer(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline,
                       uint64_t value) {
-  if (block->state != BlockState::kDeferred) Add(&deferred_bytes_, block->capacity_bytes);
-  block->state = BlockState::kDeferred;
+  if (block->state != BlockState::kDeferred) {
+    block->state = BlockState::kDeferred;
+    block->pending_tickets = 0;
+    deferred_bytes_.current += block->capacity_bytes;
+    deferred_bytes_.total += block->capacity_bytes;
+    deferred_bytes_.peak = std::max(deferred_bytes_.peak, deferred_bytes_.current);
+  }
   deferred_.Add(block, timeline, value);
 }
 
@@ -100,18 +80,30 @@ void PoolBooks::Reclaim(DeferredReleases::Timelines* retired) {
   deferred_.TakeDone(&done_, retired);
   for (BlockRecord* block : done_) {
     if (kHardened) CheckAndPoisonBlock(*block);
+    if (!falls_) NoteBeforeFall();
     deferred_bytes_.current -= block->capacity_bytes;
-    Put(block);
+    heap_.Put(block);
   }
 }
 
 BlockRecord* PoolBooks::AddSegments(absl::Span<const HostSegment> segments,
-                                    SegmentHeap::JoinsAt joins_at, uint64_t size_bytes,
+                                    SegmentHeap::BorderAt border_at, uint64_t size_bytes,
                                     uint64_t class_bytes, Way way) {
-  for (const HostSegment& segment : segments) heap_.AddSegment(segment, joins_at);
+  NoteBeforeRise();
+  for (const HostSegment& segment : segments) heap_.AddSegment(segment, border_at);
   BlockRecord* const block = size_bytes == 0 ? nullptr : Take(size_bytes, class_bytes, way);
   peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
   return block;
+}
+
+std::vector<HostSegment> PoolBooks::RemoveFreeSegments(uint64_t bytes) {
+  peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
+  return heap_.RemoveFreeSegments(bytes);
+}
+
+std::vector<HostSegment> PoolBooks::RemoveFreeEnd(const HostSegment& range) {
+  peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
+  return heap_.RemoveFreeEnd(range);
 }
 
 uint64_t PoolBooks::RoomForLargeBlocks() {
@@ -119,36 +111,38 @@ uint64_t PoolBooks::RoomForLargeBlocks() {
   return heap_.large_free_bytes();
 }
 
+uint64_t PoolBooks::allocations() const {
+  uint64_t sum = 0;
+  for (const Bucket& bucket : buckets_) sum += bucket.allocations;
+  return sum;
+}
+
 AllocatorStats PoolBooks::Stats() const {
   AllocatorStats stats = stats_;
-  stats.allocations = allocations_;
-  stats.hits = allocations_ - stats.misses;
-  stats.requested_bytes = requested_bytes_;
-  stats.booked_bytes = booked_bytes_;
-  stats.deferred_bytes = deferred_bytes_;
-  stats.used_bytes = {
-      .current = used_bytes(), .peak = peak_used_bytes_, .total = booked_bytes_.total};
-  const uint64_t put_bytes = booked_bytes_.total - used_bytes();
-  stats.cached_bytes = {
-      .current = cached_bytes(), .peak = peak_cached_bytes_, .total = put_bytes - grown_bytes_};
-  for (const Bucket& bucket : buckets_) {
+  stats.allocations = allocations();
+  stats.hits = stats.allocations - stats.misses;
+  stats.requested_bytes = requested_bytes_.ToGauge();
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    const Bucket& bucket = buckets_[i];
     if (bucket.allocations == 0) continue;
-    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << (&bucket - buckets_.data()),
+    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << i,
                                   .allocations = bucket.allocations,
-                                  .misses = bucket.misses,
-                                  .booked_bytes = bucket.booked_bytes});
+                                  .misses = misses_[i],
+                                  .booked_bytes = bucket.booked_bytes.ToGauge()});
+    stats.booked_bytes.total += bucket.booked_bytes.came;
   }
+  stats.booked_bytes.current = booked_bytes();
+  stats.booked_bytes.peak = std::max(peak_booked_bytes_, booked_bytes());
+  stats.deferred_bytes = deferred_bytes_;
+  stats.used_bytes = {.current = used_bytes(),
+                      .peak = std::max(peak_used_bytes_, used_bytes()),
+                      .total = stats.booked_bytes.total};
+  const uint64_t put_bytes = stats.booked_bytes.total - used_bytes();
+  stats.cached_bytes = {.current = cached_bytes(),
+                        .peak = std::max(peak_cached_bytes_, cached_bytes()),
+                        .total = put_bytes - grown_bytes_};
   stats.numa_nodes = heap_.NumaNodes();
   return stats;
-}
-
-PoolBooks::Bucket& PoolBooks::BucketOf(const BlockRecord& block) {
-  return buckets_[FloorLog2(block.capacity_bytes) - kMinBlockLog2];
-}
-
-void PoolBooks::Put(BlockRecord* block) {
-  heap_.Put(block);
-  peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
 }
 
 }  // namespace pinion::internal

@@ -2,7 +2,7 @@
 // with a ticket does not wait for the one that allocates, nor fetch the books from its cache.
 //
 //   thread A  --|###  |
-//   thread B  --|#####|--full: a batch-->  incoming, which the next thread to allocate enters
+//   thread B  --|#####|--full: a batch-->  incoming, for the owner to enter
 //
 // Each thread adds to one of a few buffers (two threads may share one). A batch has tickets of one
 // timeline only. What is full joins a list without a lock: whoever releases waits for nobody, but
@@ -29,7 +29,7 @@ namespace pinion::internal {
 
 // Blocks that were released, in order; all tickets are of one timeline.
 struct ReleaseBatch {
-  // The most that may wait: they count as live until they are entered.
+  // They count as live until they are entered.
   static constexpr uint32_t kCapacity = 16;
 
   struct Release {
@@ -61,9 +61,11 @@ class ReleaseBuffers {
   // What this thread's buffer holds, into `batches`. False if that is nothing.
   bool TakeMine(Batches* batches);
 
+  bool SomeIncoming() const { return incoming_.load(std::memory_order_relaxed) != nullptr; }
+
   // Full batches of all threads, each thread's in order.
   void TakeIncoming(Batches* batches) {
-    if (incoming_.load(std::memory_order_relaxed) != nullptr) TakeIncomingList(batches);
+    if (SomeIncoming()) TakeIncomingList(batches);
   }
 
   // An empty batch, for the next one who needs one: threads that free each other's memory wait for

@@ -17,10 +17,10 @@ constexpr uint64_t kLeastPieceBytes = 2 * kMiB;
 }  // namespace
 
 std::vector<HostSegment> SegmentMap::Add(const HostSegment& segment) {
-  segments_[segment.data] = {segment, added_++};
-  total_bytes_ += segment.size_bytes;
   const uint64_t piece_bytes =
       AlignUp(std::max(segment.size_bytes / kMostPieces, kLeastPieceBytes), alignment_bytes_);
+  segments_[segment.data] = {segment, std::min(piece_bytes, segment.size_bytes), added_++};
+  total_bytes_ += segment.size_bytes;
   std::vector<HostSegment> pieces;
   for (uint64_t begin = 0; begin < segment.size_bytes; begin += piece_bytes) {
     HostSegment& piece = pieces.emplace_back(segment);
@@ -30,15 +30,29 @@ std::vector<HostSegment> SegmentMap::Add(const HostSegment& segment) {
   return pieces;
 }
 
-const SegmentMap::Entry& SegmentMap::Find(const HostSegment& piece) const {
-  return std::prev(segments_.upper_bound(piece.data))->second;
+const SegmentMap::Entry& SegmentMap::Find(const void* address) const {
+  return std::prev(segments_.upper_bound(address))->second;
+}
+
+SegmentHeap::Border SegmentMap::BorderAt(const void* address, const LimitedSource& source) const {
+  const Entry& entry = Find(address);
+  const int64_t offset = static_cast<const char*>(address) - static_cast<char*>(entry.segment.data);
+  if (offset == 0 && !source.JoinsAt(address)) return SegmentHeap::Border::kCloses;
+  return offset % static_cast<int64_t>(entry.piece_bytes) == 0 ? SegmentHeap::Border::kOpen
+                                                               : SegmentHeap::Border::kGone;
+}
+
+uint64_t SegmentMap::LeastPieceBytes() const {
+  uint64_t least_bytes = UINT64_MAX;
+  for (const auto& [_, entry] : segments_) least_bytes = std::min(least_bytes, entry.piece_bytes);
+  return least_bytes;
 }
 
 std::vector<HostSegment> SegmentMap::RemoveFree(const Removal& wanted,
                                                 std::vector<std::vector<HostSegment>>* free) {
   std::map<uint64_t, uint64_t, std::greater<>> free_bytes;  // by the number of their segment
   for (const std::vector<HostSegment>& pieces : *free) {
-    for (const HostSegment& piece : pieces) free_bytes[Find(piece).number] += piece.size_bytes;
+    for (const HostSegment& piece : pieces) free_bytes[Find(piece.data).number] += piece.size_bytes;
   }
   std::map<uint64_t, HostSegment> by_number;
   for (const auto& [_, entry] : segments_) by_number[entry.number] = entry.segment;
@@ -55,8 +69,8 @@ std::vector<HostSegment> SegmentMap::RemoveFree(const Removal& wanted,
   }
   if (wanted.all_or_none && bytes < wanted.bytes) return {};
   for (std::vector<HostSegment>& pieces : *free) {
-    std::erase_if(pieces,
-                  [&](const HostSegment& piece) { return chosen.contains(Find(piece).number); });
+    std::erase_if(
+        pieces, [&](const HostSegment& piece) { return chosen.contains(Find(piece.data).number); });
   }
   for (const HostSegment& segment : removed) segments_.erase(segment.data);
   total_bytes_ -= bytes;

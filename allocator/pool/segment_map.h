@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/heap/segment_heap.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/pool/limited_source.h"
 
 namespace pinion::internal {
 
@@ -28,8 +30,10 @@ class SegmentMap {
   // Adds a segment. Its pieces, by address.
   std::vector<HostSegment> Add(const HostSegment& segment);
 
-  // Whether a segment begins at this address, where a piece begins.
-  bool BeginsAt(const void* address) const { return segments_.contains(address); }
+  // What is at an address of a segment of `source`.
+  SegmentHeap::Border BorderAt(const void* address, const LimitedSource& source) const;
+  // The length of the shortest pieces, but for the last ones of segments.
+  uint64_t LeastPieceBytes() const;
 
   // Which segments to take out: the newest first, until their sizes add up to `bytes`.
   struct Removal {
@@ -48,11 +52,12 @@ class SegmentMap {
  private:
   struct Entry {
     HostSegment segment;
+    uint64_t piece_bytes = 0;
     uint64_t number = 0;  // in the order in which they were added
   };
 
-  // The entry that a piece is of.
-  const Entry& Find(const HostSegment& piece) const;
+  // The entry that an address is in.
+  const Entry& Find(const void* address) const;
 
   const uint64_t alignment_bytes_;
   std::map<const void*, Entry> segments_;  // by where they begin

@@ -10,6 +10,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/keep_for_ever.h"
+#include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/hardening.h"
 #include "pinion/allocator/heap/size_class.h"
 #include "pinion/allocator/pool/stats_sum.h"
@@ -20,9 +21,6 @@ namespace {
 constexpr absl::Duration kTeardownWait = absl::Seconds(1);
 // The least that one timeline is waited for while others are deferred too.
 constexpr absl::Duration kShortestWait = absl::Microseconds(100);
-
-// What an arena gives to one that misses memory: neither shall come again soon.
-constexpr double kShareGivenUp = 0.5;
 
 // More than there can be blocks: keeps the count above zero while they are counted.
 constexpr uint64_t kStillCounting = uint64_t{1} << 62;
@@ -58,24 +56,12 @@ SegmentPool::~SegmentPool() {
   }
 }
 
-uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) const {
-  const uint64_t class_bytes = RoundUpToSizeClass(size_bytes + kRedZoneBytes);
-  return IsSmallClass(class_bytes) ? class_bytes : AlignUp(class_bytes, options_.alignment_bytes);
-}
-
 uint64_t SegmentPool::LeastSegmentBytes(uint64_t size_bytes) const {
   return AlignUp(BookedBytes(size_bytes), source_.granularity_bytes());
 }
 
-SegmentPool::Seat SegmentPool::Mine() {
-  const int slot = ThreadSlot();
-  Arena* arena = arenas_[slot].load(std::memory_order_acquire);
-  if (arena == nullptr) arena = AddArena(slot);
-  return {arena, slot == kNoThreadSlot ? Arena::By::kOther : Arena::By::kOwner};
-}
-
 Arena* SegmentPool::AddArena(int slot) {
-  auto added = std::make_unique<Arena>(this, options_, /*has_owner=*/slot != kNoThreadSlot);
+  auto added = std::make_unique<Arena>(this, options_, slot);
   MutexLock lock(mu_);
   Arena* arena = arenas_[slot].load(std::memory_order_relaxed);
   if (arena != nullptr) return arena;  // another thread without a number was first
@@ -84,31 +70,21 @@ Arena* SegmentPool::AddArena(int slot) {
   return arena;
 }
 
-Arena::By SegmentPool::RoleIn(const Arena& arena) const {
-  const int slot = ThreadSlotIfAny();
-  const bool mine =
-      slot != kNoThreadSlot && arenas_[slot].load(std::memory_order_relaxed) == &arena;
-  return mine ? Arena::By::kOwner : Arena::By::kOther;
+SegmentPool::Seat SegmentPool::Mine() {
+  const int slot = ThreadSlot();
+  Arena* arena = arenas_[slot].load(std::memory_order_acquire);
+  if (arena == nullptr) arena = AddArena(slot);
+  return {arena, arena->RoleOfThisThread()};
 }
 
-SegmentPool::Seat SegmentPool::SeatOf(const BlockRecord& block, uint64_t id) const {
-  if (block.arena->pool() != this) DieOfRelease(block, id, block.state);
-  return {block.arena, RoleIn(*block.arena)};
-}
-
-void SegmentPool::ForEachArena(absl::FunctionRef<void(Seat)> visit) const {
-  for (const std::atomic<Arena*>& slot : arenas_) {
-    Arena* const arena = slot.load(std::memory_order_acquire);
-    if (arena != nullptr) visit({arena, RoleIn(*arena)});
-  }
-}
-
-BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes, PoolBooks::Way way) {
+BlockRecord* SegmentPool::TryAllocateThoroughly(uint64_t size_bytes, PoolBooks::Way way) {
   const Arena::Request request = {size_bytes, BookedBytes(size_bytes), way};
   const Seat mine = Mine();
   Aftermath aftermath(this);
   BlockRecord* block = mine.arena->TryAllocate(mine.by, request, &aftermath);
   if (block == nullptr) block = TakeFromOthers(mine, request, &aftermath);
+  // What the threads of other arenas left when they ended is nobody's but ours to let go of.
+  if (aftermath.look_at_all) ReclaimAndListTickets();
   if (kHardened && block != nullptr) PrepareBlock(*block);
   return block;
 }
@@ -116,60 +92,76 @@ BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes, PoolBooks::Way way) {
 BlockRecord* SegmentPool::TakeFromOthers(const Seat& mine, const Arena::Request& request,
                                          Aftermath* aftermath) {
   MutexLock lock(mu_);
-  if (all_arenas_.size() == 1) return nullptr;
-  BlockRecord* block = nullptr;
-  const auto take_share = [&](double share) {
-    ForEachArena([&](Seat other) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      if (block != nullptr || other.arena == mine.arena) return;
-      const std::vector<HostSegment> pieces =
-          other.arena->GiveUp(other.by, share == 1 ? 0 : request.class_bytes, share, aftermath);
-      if (!pieces.empty()) block = TakeOverLocked(mine, pieces, request);
-    });
-  };
-  take_share(kShareGivenUp);
-  ForEachArena([&](Seat other) {
-    if (block != nullptr || other.arena == mine.arena) return;
+  // What another thread had taken out, under this lock, may have come back.
+  BlockRecord* block = mine.arena->TryAllocate(mine.by, request, aftermath);
+  if (block != nullptr || all_arenas_.size() == 1) return block;
+  const ArenaRound round(arenas_);
+  const uint64_t piece_bytes = segments_.LeastPieceBytes();
+  for (const Seat& other : round.seats()) {
+    if (other.arena == mine.arena) continue;
+    const std::vector<HostSegment> pieces =
+        other.arena->GiveUpHalf(other.by, request.class_bytes, piece_bytes, aftermath);
+    if (!pieces.empty()) block = TakeOverLocked(mine, pieces, request);
+    if (block != nullptr) return block;
+  }
+  for (const Seat& other : round.seats()) {
+    if (other.arena == mine.arena) continue;
     block = other.arena->TryAllocate(other.by, request, aftermath);
-  });
-  if (block == nullptr) take_share(1);
-  return block;
+    if (block != nullptr) return block;
+  }
+  return TakeFromEnds(round, mine, request);
+}
+
+BlockRecord* SegmentPool::TakeFromEnds(const ArenaRound& round, const Seat& mine,
+                                       const Arena::Request& request) {
+  if (IsSmallClass(request.class_bytes)) return nullptr;  // any hole would have done
+  const auto border_at = [this](const void* border) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return segments_.BorderAt(border, source_);
+  };
+  while (true) {
+    std::vector<HostSegment> pieces;
+    for (const ArenaRound::Part& part : round.FindHole(request.class_bytes, border_at)) {
+      if (part.seat.arena == mine.arena) continue;
+      const std::vector<HostSegment> given =
+          part.seat.arena->GiveUpFreeEnd(part.seat.by, part.hole);
+      pieces.insert(pieces.end(), given.begin(), given.end());
+    }
+    BlockRecord* const block = TakeOverLocked(mine, pieces, request);
+    // Where an owner was quicker, there may be another hole.
+    if (block != nullptr || pieces.empty()) return block;
+  }
 }
 
 BlockRecord* SegmentPool::TakeOverLocked(const Seat& seat, absl::Span<const HostSegment> pieces,
                                          const Arena::Request& request) {
-  const auto joins_at = [this](const void* border) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return !segments_.BeginsAt(border) || source_.JoinsAt(border);
+  const auto border_at = [this](const void* border) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return segments_.BorderAt(border, source_);
   };
-  return seat.arena->TakeOver(seat.by, pieces, joins_at, request);
+  return seat.arena->TakeOver(seat.by, pieces, border_at, request);
 }
 
-void SegmentPool::Release(BlockRecord* block, uint64_t id) {
-  if (origin_.InForkedChild()) return;
-  const Seat seat = SeatOf(*block, id);
-  if (kHardened) {
-    seat.arena->MarkReleased(seat.by, block, id);
-    CheckAndPoisonBlock(*block);
-  }
-  if (seat.by == Arena::By::kOther && seat.arena->EnterLater({block, id}, nullptr)) return;
-  Aftermath aftermath(this);
-  seat.arena->Enter(seat.by, block, id, {}, &aftermath);
+void SegmentPool::ReleaseThoroughly(Arena& arena, Arena::By by, BlockRecord* block, uint64_t id) {
+  if (by == Arena::By::kOther && arena.EnterLater(by, {block, id}, nullptr)) return;
+  Aftermath aftermath(arena.pool());
+  arena.Enter(by, block, id, {}, &aftermath);
 }
 
 void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
                                absl::Span<const FenceTicket> tickets) {
-  if (origin_.InForkedChild()) return;
+  Arena& arena = *BlockRecords::ArenaOf(block);
+  if (arena.pool()->origin_.InForkedChild()) return;
   absl::InlinedVector<const FenceTicket*, 2> open;
   for (const FenceTicket& ticket : tickets) {
     if (!ticket.IsDone()) open.push_back(&ticket);
   }
   if (open.empty()) return Release(block, id);
-  const Seat seat = SeatOf(*block, id);
-  if (kHardened) seat.arena->MarkReleased(seat.by, block, id);
-  if (open.size() == 1 && seat.arena->EnterLater({block, id, open[0]->value}, open[0]->timeline)) {
+  const Arena::By by = arena.RoleOfThisThread();
+  if (kHardened) arena.MarkReleased(by, block, id);
+  if (open.size() == 1 && arena.EnterLater(by, {block, id, open[0]->value}, open[0]->timeline)) {
     return;
   }
-  Aftermath aftermath(this);
-  seat.arena->Enter(seat.by, block, id, open, &aftermath);
+  Aftermath aftermath(arena.pool());
+  arena.Enter(by, block, id, open, &aftermath);
 }
 
 void SegmentPool::CountDown(uint64_t blocks) {
@@ -182,11 +174,19 @@ void SegmentPool::CountDown(uint64_t blocks) {
 std::vector<FenceTicket> SegmentPool::ReclaimAndListTickets() {
   Aftermath aftermath(this);
   std::vector<FenceTicket> tickets;
-  ForEachArena([&](Seat seat) {
+  const ArenaRound round(arenas_);
+  for (const Seat& seat : round.seats()) {
     for (FenceTicket& ticket : seat.arena->ReclaimAndListTickets(seat.by, &aftermath)) {
-      tickets.push_back(std::move(ticket));
+      const auto known =
+          std::find_if(tickets.begin(), tickets.end(),
+                       [&](const FenceTicket& other) { return other.timeline == ticket.timeline; });
+      if (known == tickets.end()) {
+        tickets.push_back(std::move(ticket));
+      } else {
+        known->value = std::min(known->value, ticket.value);
+      }
     }
-  });
+  }
   return tickets;
 }
 
@@ -198,7 +198,7 @@ bool SegmentPool::PollDeferred() {
 
 BlockRecord* SegmentPool::TakeDeferred(uint64_t size_bytes, absl::Duration longest_wait) {
   const bool some_left = PollDeferred();
-  BlockRecord* const block = TryAllocate(size_bytes, PoolBooks::Way::kPolled);
+  BlockRecord* const block = TryAllocateThoroughly(size_bytes, PoolBooks::Way::kPolled);
   if (block != nullptr || !some_left || longest_wait <= absl::ZeroDuration()) return block;
   const Seat mine = Mine();
   mine.arena->CountWait(mine.by);
@@ -218,11 +218,11 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration ti
           std::max(kShortestWait, left / static_cast<int64_t>(tickets.size()));
       const absl::Status status = ticket.timeline->Wait(ticket.value, std::min(left, share));
       waited |= status.ok() || absl::IsDeadlineExceeded(status);
-      BlockRecord* const block = TryAllocate(size_bytes, PoolBooks::Way::kWaited);
+      BlockRecord* const block = TryAllocateThoroughly(size_bytes, PoolBooks::Way::kWaited);
       if (block != nullptr) return block;
     }
     // Without a ticket, too: others may have reclaimed what it was open for.
-    if (!waited) return TryAllocate(size_bytes, PoolBooks::Way::kWaited);
+    if (!waited) return TryAllocateThoroughly(size_bytes, PoolBooks::Way::kWaited);
   }
 }
 
@@ -244,18 +244,16 @@ BlockRecord* SegmentPool::AddSegment(const HostSegment& segment, uint64_t size_b
 }
 
 LimitedSource::GivenBack SegmentPool::GiveBack(const SegmentMap::Removal& wanted) {
+  if (wanted.bytes == 0) return {};
   Aftermath aftermath(this);
   std::vector<HostSegment> segments;
   {
     MutexLock lock(mu_);
-    std::vector<Seat> seats;
+    const ArenaRound round(arenas_);
     std::vector<std::vector<HostSegment>> free;
-    ForEachArena([&](Seat seat) {
-      seats.push_back(seat);
-      free.push_back(seat.arena->GiveUp(seat.by, 0, 1, &aftermath));
-    });
+    for (const Seat& seat : round.seats()) free.push_back(seat.arena->GiveUp(seat.by, &aftermath));
     segments = segments_.RemoveFree(wanted, &free);
-    for (size_t i = 0; i < seats.size(); ++i) TakeOverLocked(seats[i], free[i], {});
+    for (size_t i = 0; i < free.size(); ++i) TakeOverLocked(round.seats()[i], free[i], {});
     locked_bytes_.current = segments_.total_bytes();
     if (!segments.empty()) ++trims_;
   }
@@ -264,10 +262,8 @@ LimitedSource::GivenBack SegmentPool::GiveBack(const SegmentMap::Removal& wanted
 
 uint64_t SegmentPool::RoomForLargeBlocks() {
   Aftermath aftermath(this);
-  uint64_t bytes = 0;
   MutexLock lock(mu_);
-  ForEachArena([&](Seat seat) { bytes += seat.arena->RoomForLargeBlocks(seat.by, &aftermath); });
-  return bytes;
+  return ArenaRound(arenas_).RoomForLargeBlocks(&aftermath);
 }
 
 uint64_t SegmentPool::locked_bytes() const {
@@ -281,7 +277,10 @@ AllocatorStats SegmentPool::GetStats() {
     Aftermath aftermath(this);
     MutexLock lock(mu_);
     stats.numa_nodes = segments_.NumaNodes();
-    ForEachArena([&](Seat seat) { AddStats(seat.arena->Stats(seat.by, &aftermath), &stats); });
+    const ArenaRound round(arenas_);
+    for (const Seat& seat : round.seats()) {
+      AddStats(seat.arena->Stats(seat.by, &aftermath), &stats);
+    }
     stats.locked_bytes = locked_bytes_;
     stats.trims = trims_;
   }
@@ -304,7 +303,8 @@ void SegmentPool::Abandon(std::shared_ptr<SegmentPool> pool) {
       MutexLock lock(pool->mu_);
       pool->kept_by_blocks_ = pool;
       pool->outliving_blocks_ = kStillCounting;
-      pool->ForEachArena([&](Seat seat) { live_blocks += seat.arena->Close(seat.by, &aftermath); });
+      const ArenaRound round(pool->arenas_);
+      for (const Seat& seat : round.seats()) live_blocks += seat.arena->Close(seat.by, &aftermath);
     }
     pool->CountDown(kStillCounting - live_blocks);
   }

@@ -4,11 +4,11 @@
 //   TryAllocate   this thread's arena, which no other thread takes a lock of
 //     |  nothing fits: under one lock of the pool
 //     +-> half of what another arena has free  ->  a block of another arena
-//                                              ->  all that is free, so that neighbours join
+//                                              ->  a hole that goes on from arena to arena
 //                                              ->  null: only then does the pool grow
 //
 // So what a thread holds is what it uses, and what nobody has missed so far: nothing is pinned, or
-// refused, while the free pieces of all threads together would do, or a hole of any. A thread's end
+// refused, while a hole would do, whatever arenas it lies in. A thread's end
 // leaves its arena to the thread that gets its number (thread_slot.h), and to everyone who misses
 // memory. Threads beyond kThreadSlots share one arena.
 //
@@ -29,20 +29,25 @@
 #include <memory>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/fence.h"
+#include "pinion/allocator/heap/block_records.h"
+#include "pinion/allocator/heap/hardening.h"
 #include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/size_class.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pool/arena.h"
+#include "pinion/allocator/pool/arena_round.h"
 #include "pinion/allocator/pool/limited_source.h"
 #include "pinion/allocator/pool/pool_books.h"
 #include "pinion/allocator/pool/segment_map.h"
@@ -66,13 +71,16 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
 
   // --- Blocks ---
 
-  // A live block from what is free; null if nothing fits. `way` is for the statistics.
-  BlockRecord* TryAllocate(uint64_t size_bytes, PoolBooks::Way way = PoolBooks::Way::kCached);
+  // A live block from what is free; null if nothing fits.
+  BlockRecord* TryAllocate(uint64_t size_bytes);
+
+  // What a block is from.
+  static const SegmentPool& Of(const BlockRecord* block);
 
   // `id` is the one that the record had when it was handed out. Dies if that was released already.
   // In a child of fork() they do nothing: the memory may not be there, and the lock be taken.
-  void Release(BlockRecord* block, uint64_t id);
-  void ReleaseAfter(BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets);
+  static void Release(BlockRecord* block, uint64_t id);
+  static void ReleaseAfter(BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets);
 
   // Asks the devices how far the timelines that blocks wait for have come. False if no block waits
   // for one any more; what came free before that is for TryAllocate to find, either way.
@@ -101,11 +109,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   static void Abandon(std::shared_ptr<SegmentPool> pool);
 
  private:
-  // An arena, and as whom the thread takes its lock.
-  struct Seat {
-    Arena* arena = nullptr;
-    Arena::By by = Arena::By::kOther;
-  };
+  using Seat = ArenaRound::Seat;
 
   // What arenas leave, destroyed by whoever holds no lock.
   class Aftermath;
@@ -115,19 +119,20 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   // This thread's.
   Seat Mine();
   Arena* AddArena(int slot);
-  // As whom this thread takes the lock of an arena, which it may not have any of.
-  Arena::By RoleIn(const Arena& arena) const;
-  // Of a block of this pool; dies if it is not.
-  Seat SeatOf(const BlockRecord& block, uint64_t id) const;
-  // Every arena, those that this thread has none of included.
-  void ForEachArena(absl::FunctionRef<void(Seat)> visit) const;
 
   // --- Blocks ---
 
   uint64_t BookedBytes(uint64_t size_bytes) const;
+  // What TryAllocate and Release do where this thread's arena has no block at once, and where the
+  // block's is not this thread's. `way` is for the statistics.
+  BlockRecord* TryAllocateThoroughly(uint64_t size_bytes, PoolBooks::Way way);
+  static void ReleaseThoroughly(Arena& arena, Arena::By by, BlockRecord* block, uint64_t id);
   // A block where this thread's arena has none.
   BlockRecord* TakeFromOthers(const Seat& mine, const Arena::Request& request,
                               Aftermath* aftermath);
+  // From a hole that lies in several arenas, or in pieces that move seldom.
+  BlockRecord* TakeFromEnds(const ArenaRound& round, const Seat& mine,
+                            const Arena::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   BlockRecord* TakeOverLocked(const Seat& seat, absl::Span<const HostSegment> pieces,
                               const Arena::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits until something fits, nothing is deferred any more, or `timeout` has passed. Null unless
@@ -135,7 +140,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   BlockRecord* WaitForDeferred(uint64_t size_bytes, absl::Duration timeout);
   // Why some are left, if any are.
   absl::Status WaitForAllDeferred(absl::Duration timeout);
-  // Reclaims, and returns what the rest waits for next: one ticket per arena and timeline.
+  // Reclaims, and returns what the rest waits for next: one ticket per timeline.
   std::vector<FenceTicket> ReclaimAndListTickets();
   // So many of the blocks that outlived the allocator are gone. The pool may be, afterwards.
   void CountDown(uint64_t blocks);
@@ -158,6 +163,44 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   std::shared_ptr<SegmentPool> kept_by_blocks_ ABSL_GUARDED_BY(mu_);
   std::atomic<uint64_t> outliving_blocks_ = 0;
 };
+
+// --- What every allocation and release does, in line ---
+
+inline uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) const {
+  const uint64_t class_bytes = RoundUpToSizeClass(size_bytes + kRedZoneBytes);
+  return IsSmallClass(class_bytes) ? class_bytes : AlignUp(class_bytes, options_.alignment_bytes);
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {
+  const int slot = internal::thread_slot;
+  Arena* const arena =
+      0 <= slot && slot < kThreadSlots ? arenas_[slot].load(std::memory_order_relaxed) : nullptr;
+  if (arena != nullptr) [[likely]] {
+    BlockRecord* const block = arena->TryAllocateAtOnce(size_bytes, BookedBytes(size_bytes));
+    if (block != nullptr) [[likely]] {
+      if (kHardened) PrepareBlock(*block);
+      return block;
+    }
+  }
+  return TryAllocateThoroughly(size_bytes, PoolBooks::Way::kCached);
+}
+
+inline const SegmentPool& SegmentPool::Of(const BlockRecord* block) {
+  return *BlockRecords::ArenaOf(block)->pool();
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline void SegmentPool::Release(BlockRecord* block, uint64_t id) {
+  Arena& arena = *BlockRecords::ArenaOf(block);
+  if (arena.pool()->origin_.InForkedChild()) [[unlikely]]
+    return;
+  const Arena::By by = arena.RoleOfThisThread();
+  if (kHardened) {
+    arena.MarkReleased(by, block, id);
+    CheckAndPoisonBlock(*block);
+  }
+  if (by == Arena::By::kOwner && arena.EnterAtOnce(block, id)) return;
+  ReleaseThoroughly(arena, by, block, id);
+}
 
 }  // namespace pinion::internal
 

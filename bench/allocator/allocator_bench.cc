@@ -31,6 +31,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/allocator/allocation_trace.h"
 #include "pinion/bench/allocator/allocator_cases.h"
+#include "pinion/bench/allocator/libtorch_peers.h"
 #include "pinion/bench/allocator/peers.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/statistics.h"
@@ -79,6 +80,12 @@ class Run {
          ...);
       }
     }
+    for (const AllocationTrace& trace : traces_) {
+      for (int run = 0; run < runs; ++run) {
+        AddThroughLibTorch<PinionInLibTorchPeer>(trace, run);
+        AddThroughLibTorch<LibTorchCachePeer>(trace, run);
+      }
+    }
     for (const uint64_t holes : kHoles) {
       (Add<Peers>(absl::StrCat("holes:", holes), 0,
                   [holes] { return AmongHoles<Peers>(holes, absl::GetFlag(FLAGS_samples)); }),
@@ -119,6 +126,9 @@ class Run {
                     Worst(one, PyTorchPeer::kName, kMedian));
     report_.AddGoal("one thread over RMM's time (worst trace)", AtMost(0.8),
                     Worst(one, RmmPeer::kName, kMedian));
+    report_.AddGoal(
+        "through LibTorch over its own cache (worst trace)", AtMost(1),
+        Worst(LibTorchName, LibTorchCachePeer::kName, kMedian, PinionInLibTorchPeer::kName));
     report_.AddGoal("two threads over PyTorch's time (worst trace)", AtMost(0.6),
                     Worst(two, PyTorchPeer::kName, kMedian));
     if (two_processors) {
@@ -153,6 +163,17 @@ class Run {
     return absl::StrCat("producer_consumer:", trace.name);
   }
 
+  static std::string LibTorchName(const AllocationTrace& trace) {
+    return absl::StrCat("through_libtorch:", trace.name);
+  }
+
+  template <typename Peer>
+  void AddThroughLibTorch(const AllocationTrace& trace, int run) {
+    Add<Peer>(LibTorchName(trace), run, [&trace] {
+      return MixedTrace<Peer>(trace, /*threads=*/1, absl::GetFlag(FLAGS_samples));
+    });
+  }
+
   template <typename Peer>
   void Add(const std::string& name, int run, std::function<CaseResult()> measure) {
     benchmark::RegisterBenchmark(
@@ -183,10 +204,11 @@ class Run {
 
   // The largest over all traces of Pinion's part of a peer's `quantity`, at the median of the runs.
   template <typename Name>
-  std::optional<double> Worst(const Name& name, const std::string& peer, Quantity quantity) {
+  std::optional<double> Worst(const Name& name, const std::string& peer, Quantity quantity,
+                              const std::string& pinion = kPinion) {
     std::optional<double> worst;
     for (const AllocationTrace& trace : traces_) {
-      const std::vector<CaseResult>& mine = Find(name(trace), kPinion);
+      const std::vector<CaseResult>& mine = Find(name(trace), pinion);
       const std::vector<CaseResult>& theirs = Find(name(trace), peer);
       if (mine.empty() || mine.size() != theirs.size()) continue;
       std::vector<double> ratios;

@@ -21,9 +21,11 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/attribution/attribution_case.h"
 #include "pinion/bench/attribution/attribution_table.h"
+#include "pinion/bench/attribution/path_case.h"
+#include "pinion/bench/attribution/path_table.h"
 #include "pinion/bench/goals.h"
+#include "pinion/bench/offload/models_to_run.h"
 #include "pinion/bench/offload/offload_model.h"
-#include "pinion/bench/presets_to_run.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
 
@@ -41,20 +43,23 @@ absl::Status Main() {
   const std::string json = absl::GetFlag(FLAGS_json);
   PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
   if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
-  PINION_ASSIGN_OR_RETURN(const std::vector<std::string> presets,
-                          PresetsToRun(absl::GetFlag(FLAGS_presets), quick));
-  PINION_ASSIGN_OR_RETURN(const std::vector<OffloadModel> models,
-                          FindOffloadModels(absl::GetFlag(FLAGS_models)));
+  PINION_ASSIGN_OR_RETURN(
+      const ModelsToRun run,
+      FindModelsToRun(absl::GetFlag(FLAGS_models), absl::GetFlag(FLAGS_presets), quick));
   AttributionTable table;
-  for (const OffloadModel& model : models) {
-    for (const std::string& preset : presets) {
+  for (const OffloadModel& model : run.models) {
+    for (const std::string& preset : run.presets) {
       PINION_ASSIGN_OR_RETURN(const AttributionCase of, AttributionCase::Create(model, preset));
       PINION_ASSIGN_OR_RETURN(const std::vector<AttributionRow> rows, of.RunAll());
       std::printf("%s\n", AttributionText(rows).c_str());
       std::fflush(stdout);
       table.rows.insert(table.rows.end(), rows.begin(), rows.end());
+      if (!HasPaths(model)) continue;
+      PINION_ASSIGN_OR_RETURN(const std::vector<PathRow> paths, RunPaths(model, preset, quick));
+      std::printf("%s\n", PathText(paths).c_str());
+      std::fflush(stdout);
+      table.paths.insert(table.paths.end(), paths.begin(), paths.end());
     }
-    if (quick) break;
   }
   table.minutes =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 60;

@@ -6,10 +6,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -17,9 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/attribution/attribution_world.h"
 #include "pinion/bench/attribution/captum_baseline.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -29,7 +26,6 @@
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/target.h"
 #include "pinion/programs/accelerator.h"
-#include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {
@@ -37,42 +33,11 @@ namespace {
 using Kind = AttributionWay::Kind;
 using Method = AttributionWay::Method;
 
-constexpr int kDevice = 0;
-constexpr int64_t kClass = 1;
 // Pools fill; a session learns in what order backward reads.
 constexpr int kWarmupCalls = 1;
 constexpr int kWarmupCallsInScope = 3;
 // A product reads two tensors and writes one.
 constexpr uint64_t kProductTraffic = 3;
-// Autograd's workers let go of the last tensors a moment after their last backward.
-constexpr int kLooks = 20;
-constexpr absl::Duration kPause = absl::Milliseconds(5);
-
-// The model on a machine of its own, ready for attribution.
-struct World {
-  Accelerator accelerator;
-  ModelOnDevice model;
-  Target target = Target::Class(kClass);
-
-  EmulatedMachine& machine() const { return *accelerator.machine(); }
-  std::vector<at::Tensor> inputs() const { return {model.input}; }
-  // [examples, classes], in float32
-  at::Tensor Forward(const at::Tensor& input) const {
-    const at::Tensor output = model.forward(input).to(at::kFloat);
-    // Of pictures: how much of each channel there is.
-    return output.dim() > 2 ? output.sum({2, 3}) : output;
-  }
-};
-
-absl::StatusOr<World> MakeWorld(const OffloadModel& model, const DevicePreset& preset) {
-  RunOptions options;
-  options.preset = preset;
-  PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
-  World world = {.accelerator = accelerator,
-                 .model = PutModelOn(model, accelerator.device(), /*checkpoints=*/false)};
-  world.model.module->eval();
-  return world;
-}
 
 // Notes when each tap was called and each gradient complete, by the device's clock, and where the
 // gradient of the first one is.
@@ -112,13 +77,14 @@ class ProbeTaps final : public TapListener {
  private:
   EventHandle Now() {
     const EventHandle event = device_->CreateTimedEvent().value();
-    const absl::Status recorded = device_->RecordEvent(event, machine_.default_stream(kDevice));
+    const absl::Status recorded =
+        device_->RecordEvent(event, machine_.default_stream(AttributionWorld::kDevice));
     TORCH_CHECK(recorded.ok(), recorded.ToString());
     return event;
   }
 
   EmulatedMachine& machine_;
-  const std::shared_ptr<Device> device_ = machine_.device(kDevice);
+  const std::shared_ptr<Device> device_ = machine_.device(AttributionWorld::kDevice);
   const Method method_;
   EventHandle start_;
   std::vector<std::string> layers_;
@@ -141,7 +107,8 @@ class FirstEdge final : public TapListener {
 
 // What attribution cannot do without: forward, and backward to the first block.
 template <typename Taps>
-void PlainStep(const World& world, const AttributedForward& forward, Method method, Taps& taps) {
+void PlainStep(const AttributionWorld& world, const AttributedForward& forward, Method method,
+               Taps& taps) {
   const at::AutoGradMode grad(method == Method::kGradientXActivation);
   at::Tensor selected;
   {
@@ -160,14 +127,9 @@ std::vector<at::Tensor> TensorsOf(const std::vector<LayerAttribution>& layers) {
   return tensors;
 }
 
-// One call; the world outlives it.
-using Call = std::function<std::vector<at::Tensor>()>;
-
-absl::StatusOr<Call> CallOf(const AttributionWay& way, const World& world,
-                            const std::vector<std::string>& layers) {
-  AttributedForward forward = [&world](const std::vector<at::Tensor>& inputs) {
-    return world.Forward(inputs.front());
-  };
+absl::StatusOr<AttributionCall> CallOf(const AttributionWay& way, const AttributionWorld& world,
+                                       const std::vector<std::string>& layers) {
+  AttributedForward forward = world.forward();
   if (way.in_scope) {
     PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
                             OffloadSession::Create({}, world.accelerator.backend()));
@@ -178,7 +140,7 @@ absl::StatusOr<Call> CallOf(const AttributionWay& way, const World& world,
   }
   const bool gradients = way.method == Method::kGradientXActivation;
   if (way.kind == Kind::kPlain) {
-    return Call([&world, forward, method = way.method]() -> std::vector<at::Tensor> {
+    return AttributionCall([&world, forward, method = way.method]() -> std::vector<at::Tensor> {
       FirstEdge taps;
       PlainStep(world, forward, method, taps);
       return {};
@@ -187,7 +149,7 @@ absl::StatusOr<Call> CallOf(const AttributionWay& way, const World& world,
   if (way.kind == Kind::kPinion) {
     PINION_ASSIGN_OR_RETURN(const std::shared_ptr<AttributionSession> session,
                             AttributionSession::Create({}, world.accelerator.backend()));
-    return Call([&world, session, forward, layers, gradients] {
+    return AttributionCall([&world, session, forward, layers, gradients] {
       return TensorsOf(gradients ? LayerGradientXActivation(*session, forward, layers,
                                                             world.inputs(), world.target)
                                  : LayerActivation(*session, forward, layers, world.inputs()));
@@ -198,49 +160,15 @@ absl::StatusOr<Call> CallOf(const AttributionWay& way, const World& world,
                        .inputs = world.inputs(),
                        .target = world.target,
                        .charge_host = [&world](uint64_t memory_bytes) {
-                         world.machine().device(kDevice)->ChargeHostArithmetic(memory_bytes);
+                         world.device().ChargeHostArithmetic(memory_bytes);
                        }};
-  return Call([captum = std::move(captum), kind = way.kind, gradients] {
+  return AttributionCall([captum = std::move(captum), kind = way.kind, gradients] {
     const CaptumMode mode =
         kind == Kind::kCaptumMemoryEfficient ? CaptumMode::kMemoryEfficient : CaptumMode::kDefault;
     const std::vector<at::Tensor> results =
         gradients ? CaptumGradientXActivation(captum, mode) : CaptumActivation(captum);
     return kind == Kind::kCaptumThenCpu ? ThenCpu(results) : results;
   });
-}
-
-uint64_t InUse(const World& world) { return world.machine().memory_stats(kDevice).in_use_bytes; }
-
-uint64_t HeldBytes(const World& world, uint64_t before_bytes) {
-  uint64_t in_use_bytes = InUse(world);
-  for (int i = 0; i < kLooks && in_use_bytes > before_bytes; ++i) {
-    absl::SleepFor(kPause);
-    in_use_bytes = InUse(world);
-  }
-  return std::max(in_use_bytes, before_bytes) - before_bytes;
-}
-
-AttributionOutcome Measure(World& world, const Call& call, int warmup_calls) {
-  EmulatedMachine& machine = world.machine();
-  const uint64_t model_bytes = InUse(world);
-  for (int i = 0; i < warmup_calls; ++i) call();
-  world.accelerator.Synchronize();
-  HeldBytes(world, model_bytes);
-  machine.ResetPeakMemory(kDevice);
-  machine.ResetTimeStats(kDevice);
-  AttributionOutcome outcome;
-  const double begin_ms = machine.now_ms();
-  outcome.results = call();
-  world.accelerator.Synchronize();
-  outcome.cost.time_us = (machine.now_ms() - begin_ms) * 1e3;
-  const TimeStats times = machine.time_stats(kDevice);
-  outcome.cost.arithmetic_us = times.host_arithmetic_ms * 1e3;
-  outcome.cost.copied_bytes = times.d2h_bytes;
-  outcome.cost.peak_bytes = machine.memory_stats(kDevice).peak_bytes;
-  outcome.cost.held_bytes = HeldBytes(world, model_bytes);
-  // The machine goes, and pinned memory with it.
-  for (at::Tensor& result : outcome.results) result = result.detach().cpu().clone();
-  return outcome;
 }
 
 std::vector<AttributionWay> AllWays() {
@@ -278,10 +206,8 @@ absl::StatusOr<AttributionCase> AttributionCase::Create(const OffloadModel& mode
 }
 
 absl::StatusOr<AttributionCase::Step> AttributionCase::Probe(Method method) const {
-  PINION_ASSIGN_OR_RETURN(World world, MakeWorld(model_, preset_));
-  const AttributedForward forward = [&world](const std::vector<at::Tensor>& inputs) {
-    return world.Forward(inputs.front());
-  };
+  PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model_, preset_));
+  const AttributedForward forward = world.forward();
   const double begin_ms = world.machine().now_ms();
   ProbeTaps taps(world.machine(), method);
   PlainStep(world, forward, method, taps);
@@ -292,19 +218,14 @@ absl::StatusOr<AttributionCase::Step> AttributionCase::Probe(Method method) cons
 }
 
 absl::StatusOr<AttributionOutcome> AttributionCase::Run(const AttributionWay& way) const {
-  const auto failed = [&](const char* what) {
-    return absl::InternalError(
-        absl::StrCat(way.method_name(), ", ", way.name(), " on ", preset_.name, ": ", what));
+  const auto run = [&]() -> absl::StatusOr<AttributionOutcome> {
+    PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model_, preset_));
+    PINION_ASSIGN_OR_RETURN(const AttributionCall call,
+                            CallOf(way, world, steps_.at(way.method).layers));
+    for (int i = 0; i < (way.in_scope ? kWarmupCallsInScope : kWarmupCalls); ++i) call();
+    return world.Measure(call);
   };
-  try {
-    PINION_ASSIGN_OR_RETURN(World world, MakeWorld(model_, preset_));
-    PINION_ASSIGN_OR_RETURN(const Call call, CallOf(way, world, steps_.at(way.method).layers));
-    return Measure(world, call, way.in_scope ? kWarmupCallsInScope : kWarmupCalls);
-  } catch (const c10::Error& error) {
-    return failed(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return failed(error.what());
-  }
+  return NoThrow(absl::StrCat(way.method_name(), ", ", way.name(), " on ", preset_.name), run);
 }
 
 absl::StatusOr<std::vector<AttributionRow>> AttributionCase::RunAll() const {
@@ -326,7 +247,8 @@ absl::StatusOr<std::vector<AttributionRow>> AttributionCase::RunAll() const {
     const CopyRates rates = {.link_gb_per_s = preset_.link.d2h_gb_per_s,
                              .host_memory_gb_per_s = preset_.host_memory_gb_per_s};
     row.bound_us = CopyBoundUs(step.captures, step.time_us, rates);
-    row.bound_of_two_us = CopyBoundUs(step.captures, step.time_us, rates, /*most_waiting=*/2);
+    row.bound_of_two_us =
+        CopyBoundUs(step.captures, step.time_us, rates, CopyMemory::kForTwoLargest);
     row.same_values = way.kind == Kind::kPlain || SameBits(outcome.results, expected[way.method]);
     rows.push_back(std::move(row));
   }

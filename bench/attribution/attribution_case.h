@@ -12,25 +12,18 @@
 #ifndef PINION_BENCH_ATTRIBUTION_ATTRIBUTION_CASE_H_
 #define PINION_BENCH_ATTRIBUTION_ATTRIBUTION_CASE_H_
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "pinion/bench/attribution/attribution_table.h"
+#include "pinion/bench/attribution/attribution_world.h"
 #include "pinion/bench/attribution/copy_bound.h"
 #include "pinion/bench/offload/offload_model.h"
 #include "pinion/device/emulated/cost_model.h"
 
 namespace pinion {
-
-struct AttributionOutcome {
-  AttributionCost cost;
-  std::vector<at::Tensor> results;  // by layer, in pageable memory; none of AttributionWay::kPlain
-};
 
 class AttributionCase {
  public:

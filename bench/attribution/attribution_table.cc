@@ -143,7 +143,7 @@ std::string AttributionText(const std::vector<AttributionRow>& rows) {
     absl::StrAppendFormat(&text, "  %-26s %9s %+10.2f\n", "  may take", "",
                           Mib(row.two_largest_bytes));
     add_bound("  bound", row.bound_us);
-    add_bound("  bound, two at a time", row.bound_of_two_us);
+    add_bound("  bound, two largest", row.bound_of_two_us);
   }
   return text;
 }
@@ -151,6 +151,7 @@ std::string AttributionText(const std::vector<AttributionRow>& rows) {
 BenchReport AttributionReport(const AttributionTable& table) {
   BenchReport report;
   for (const AttributionRow& row : table.rows) report.AddRow(JsonOf(row));
+  AddPathRows(table.paths, report);
   const std::string above = "peak above the step's over the two largest captures";
   for (const bool in_scope : {false, true}) {
     report.AddGoal(
@@ -195,6 +196,7 @@ BenchReport AttributionReport(const AttributionTable& table) {
                  pinions([](const AttributionRow& row) {
                    return HasProducts(row) && row.cost.arithmetic_us == 0;
                  }));
+  AddPathGoals(table.paths, report);
   report.AddGoal("minutes for the table", AtMost(kMostMinutes), table.minutes);
   return report;
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "pinion/bench/attribution/path_table.h"
 #include "pinion/bench/goals.h"
 
 namespace pinion {
@@ -48,12 +49,13 @@ struct AttributionRow {
   uint64_t captured_bytes = 0;     // of the layers' values, and of their gradients if there are any
   uint64_t two_largest_bytes = 0;  // of those tensors
   double bound_us = 0;             // bench/attribution/copy_bound.h: of who has memory for all,
-  double bound_of_two_us = 0;      // and of who has it for two of those tensors
+  double bound_of_two_us = 0;      // and of who has it for the two largest
   bool same_values = true;         // as Captum's
 };
 
 struct AttributionTable {
   std::vector<AttributionRow> rows = {};
+  std::vector<PathRow> paths = {};
   double minutes = 0;  // of wall time, for all of it
 };
 

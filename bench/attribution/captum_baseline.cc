@@ -1,58 +1,14 @@
 #include "pinion/bench/attribution/captum_baseline.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
-#include <map>
-#include <string_view>
-
+#include "pinion/bench/attribution/captum_hooks.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
-namespace {
-
-// The forward hooks.
-class CaptumHooks final : public TapListener {
- public:
-  enum class Saves { kRawAndGoesOnWithClones, kClones };
-
-  CaptumHooks(const std::vector<std::string>& layers, Saves saves)
-      : layers_(layers), saves_(saves) {}
-
-  std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) override {
-    if (std::find(layers_.begin(), layers_.end(), name) == layers_.end()) return tensors;
-    at::Tensor& saved = saved_[std::string(name)];
-    if (saves_ == Saves::kClones) {
-      saved = tensors.front().clone();
-      return tensors;
-    }
-    saved = tensors.front();
-    if (!saved.requires_grad()) saved.requires_grad_();
-    return {saved.clone()};
-  }
-
-  std::vector<at::Tensor> TakeSaved() {
-    std::vector<at::Tensor> saved;
-    for (const std::string& layer : layers_) saved.push_back(saved_.at(layer));
-    saved_.clear();
-    return saved;
-  }
-
- private:
-  const std::vector<std::string>& layers_;
-  const Saves saves_;
-  std::map<std::string, at::Tensor> saved_;
-};
-
-// Captum's gathering of what several devices have, of which there is one: cat copies all the same.
-at::Tensor Reduce(const at::Tensor& tensor) { return at::cat({tensor}); }
-
-}  // namespace
-
 std::vector<at::Tensor> CaptumGradientXActivation(const CaptumCall& call, CaptumMode mode) {
   const bool saves_memory = mode == CaptumMode::kMemoryEfficient;
   const at::AutoGradMode with_grad(true);
@@ -67,16 +23,16 @@ std::vector<at::Tensor> CaptumGradientXActivation(const CaptumCall& call, Captum
     raw = hooks.TakeSaved();
     for (const at::Tensor& value : raw) {
       if (saves_memory) {
-        evals.push_back(Reduce(value.detach().cpu()));
+        evals.push_back(CaptumReduce(value.detach().cpu()));
         call.charge_host(2 * value.nbytes());
       } else {
-        evals.push_back(Reduce(value));
+        evals.push_back(CaptumReduce(value));
       }
     }
     const std::vector<at::Tensor> all =
         torch::autograd::grad({output}, raw, {at::ones_like(output)});
     for (const at::Tensor& gradient : all) {
-      const at::Tensor reduced = Reduce(gradient);
+      const at::Tensor reduced = CaptumReduce(gradient);
       gradients.push_back(saves_memory ? reduced.cpu() : reduced);
     }
     raw.clear();
@@ -98,7 +54,7 @@ std::vector<at::Tensor> CaptumActivation(const CaptumCall& call) {
   }
   const std::vector<at::Tensor> saved = hooks.TakeSaved();
   std::vector<at::Tensor> gathered;
-  for (const at::Tensor& value : saved) gathered.push_back(Reduce(value));
+  for (const at::Tensor& value : saved) gathered.push_back(CaptumReduce(value));
   return gathered;
 }
 

@@ -1,6 +1,7 @@
 #include "pinion/bench/attribution/copy_bound.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace pinion {
 namespace {
@@ -14,13 +15,22 @@ double TimeUs(uint64_t size_bytes, double gb_per_s) {
 }  // namespace
 
 double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us, const CopyRates& rates,
-                   size_t most_waiting) {
+                   CopyMemory memory) {
   double stopped_us = 0;              // the step, so far
   double host_us = 0;                 // when the host is free
   std::vector<double> link_us = {0};  // when the link is free, before each of them
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const ReadyTensor& tensor = tensors[i];
-    const double gone_us = i >= most_waiting ? link_us[i - most_waiting + 1] : 0;
+  size_t oldest = 0;                  // that may still be on the device
+  uint64_t held_bytes = 0;            // of those, if nothing goes before it has to
+  uint64_t largest_bytes = 0, second_bytes = 0;
+  for (const ReadyTensor& tensor : tensors) {
+    second_bytes = std::max(second_bytes, std::min(largest_bytes, tensor.size_bytes));
+    largest_bytes = std::max(largest_bytes, tensor.size_bytes);
+    held_bytes += tensor.size_bytes;
+    double gone_us = 0;
+    while (memory == CopyMemory::kForTwoLargest && held_bytes > largest_bytes + second_bytes) {
+      held_bytes -= tensors[oldest].size_bytes;
+      gone_us = link_us[++oldest];
+    }
     stopped_us = std::max(stopped_us, gone_us - tensor.ready_us);
     link_us.push_back(std::max(link_us.back(), tensor.ready_us + stopped_us) +
                       TimeUs(tensor.size_bytes, rates.link_gb_per_s));

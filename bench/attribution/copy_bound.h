@@ -2,13 +2,12 @@
 //
 // Tensors become ready in the course of the step that makes them, cross one link one behind the
 // other, at its bandwidth and without fixed costs, and the host computes with each of them once it
-// has it. Where the device has memory for so many tensors that wait or are under way, the step
-// stops before it makes a further one.
+// has it. Where the device has memory for what waits or is under way that is as large as the two
+// largest tensors so far, the step stops before it makes one for which that has no room.
 
 #ifndef PINION_BENCH_ATTRIBUTION_COPY_BOUND_H_
 #define PINION_BENCH_ATTRIBUTION_COPY_BOUND_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -25,10 +24,11 @@ struct CopyRates {
   double host_memory_gb_per_s = 0;
 };
 
-// `tensors` in the order in which they become ready; the step by itself takes `step_us`. At most
-// `most_waiting` of them, at least 1, are on the device for their copies.
+enum class CopyMemory { kForAll, kForTwoLargest };
+
+// `tensors` in the order in which they become ready; the step by itself takes `step_us`.
 double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us, const CopyRates& rates,
-                   size_t most_waiting = SIZE_MAX);
+                   CopyMemory memory = CopyMemory::kForAll);
 
 }  // namespace pinion
 

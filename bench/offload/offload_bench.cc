@@ -30,13 +30,13 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/gnuplot.h"
 #include "pinion/bench/goals.h"
+#include "pinion/bench/offload/models_to_run.h"
 #include "pinion/bench/offload/offline_plan.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/offload_model.h"
 #include "pinion/bench/offload/offload_plot.h"
 #include "pinion/bench/offload/offload_table.h"
 #include "pinion/bench/offload/replayed_step.h"
-#include "pinion/bench/presets_to_run.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/engine/plan/mixed_plan.h"
@@ -311,17 +311,15 @@ absl::Status Main() {
   PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
   if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
   if (!plot.empty()) PINION_RETURN_IF_ERROR(CheckPlot(plot));
-  PINION_ASSIGN_OR_RETURN(const std::vector<std::string> presets,
-                          PresetsToRun(absl::GetFlag(FLAGS_presets), quick));
-  PINION_ASSIGN_OR_RETURN(const std::vector<OffloadModel> models,
-                          FindOffloadModels(absl::GetFlag(FLAGS_models)));
+  PINION_ASSIGN_OR_RETURN(
+      const ModelsToRun run,
+      FindModelsToRun(absl::GetFlag(FLAGS_models), absl::GetFlag(FLAGS_presets), quick));
   OffloadBench bench(quick);
-  for (const OffloadModel& model : models) {
-    for (const std::string& preset : presets) PINION_RETURN_IF_ERROR(bench.Run(model, preset));
+  for (const OffloadModel& model : run.models) {
+    for (const std::string& preset : run.presets) PINION_RETURN_IF_ERROR(bench.Run(model, preset));
     if (absl::GetFlag(FLAGS_values)) {
-      PINION_RETURN_IF_ERROR(bench.RunValues(model, presets.front()));
+      PINION_RETURN_IF_ERROR(bench.RunValues(model, run.presets.front()));
     }
-    if (quick) break;
   }
   bench.table().minutes =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 60;

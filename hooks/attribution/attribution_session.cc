@@ -1,15 +1,14 @@
 #include "pinion/hooks/attribution/attribution_session.h"
 
 #include <ATen/ops/cat.h>
-#include <c10/core/GradMode.h>
 
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/hooks/attribution/host_copies.h"
-#include "pinion/hooks/attribution/layer_capture.h"
-#include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/attribution/layer_pass.h"
+#include "pinion/hooks/attribution/pending_layers.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/tier/torch_tier.h"
@@ -32,20 +31,19 @@ absl::StatusOr<std::shared_ptr<AttributionSession>> AttributionSession::Create(
 AttributionSession::AttributionSession(std::shared_ptr<HostTier> tier, c10::DeviceType type)
     : tier_(std::move(tier)), type_(type) {}
 
+std::shared_ptr<HostCopies> AttributionSession::NewCopies() const {
+  return std::make_shared<HostCopies>(tier_, type_);
+}
+
 std::vector<LayerResult> AttributionSession::ComputeLayerGradientsAndEval(
     const AttributedForward& forward, const std::vector<std::string>& layers,
     const std::vector<at::Tensor>& inputs, const Target& target, const LayerOptions& options,
     const LayerCallbacks& callbacks) {
-  const at::AutoGradMode with_grad(true);
-  LayerCapture capture(layers, LayerCapture::Mode::kGradients, options, callbacks,
-                       std::make_shared<HostCopies>(tier_, type_));
-  at::Tensor selected;
-  {
-    const TapScope taps(&capture);
-    selected = target.Select(forward(inputs));
-  }
-  capture.Backward(selected);
-  return capture.Results();
+  const std::shared_ptr<HostCopies> copies = NewCopies();
+  PendingLayers pending =
+      StartGradients(copies, forward, layers, inputs, target, options, callbacks);
+  copies->LetGo();
+  return pending.Wait();
 }
 
 std::vector<LayerResult> AttributionSession::EvalLayers(const AttributedForward& forward,
@@ -53,19 +51,15 @@ std::vector<LayerResult> AttributionSession::EvalLayers(const AttributedForward&
                                                         const std::vector<at::Tensor>& inputs,
                                                         const LayerOptions& options,
                                                         const LayerCallbacks& callbacks) {
-  const at::NoGradGuard no_grad;
-  LayerCapture capture(layers, LayerCapture::Mode::kValues, options, callbacks,
-                       std::make_shared<HostCopies>(tier_, type_));
-  {
-    const TapScope taps(&capture);
-    forward(inputs);
-  }
-  return capture.Results();
+  const std::shared_ptr<HostCopies> copies = NewCopies();
+  PendingLayers pending = StartValues(copies, forward, layers, inputs, options, callbacks);
+  copies->LetGo();
+  return pending.Wait();
 }
 
 at::Tensor AttributionSession::Concatenate(const std::vector<at::Tensor>& parts) const {
   if (parts.size() == 1) return parts.front();
-  return parts.front().is_cpu() ? HostCopies(tier_, type_).Concatenate(parts) : at::cat(parts);
+  return parts.front().is_cpu() ? NewCopies()->Concatenate(parts) : at::cat(parts);
 }
 
 }  // namespace pinion

@@ -9,8 +9,8 @@
 //
 // The names are those of taps in the model (tap.h), or of modules that were wrapped
 // (tapped_module.h). Activations leave the device in forward and gradients as backward passes them,
-// on the streams that all of Pinion's copies share; of each device at most two of them wait there
-// for their copies. Methods on top of this are in layer_methods.h.
+// on the streams that all of Pinion's copies share; of each device no more wait there for their
+// copies than the two largest would take. Methods on top of this are in layer_methods.h.
 //
 // Thread safety: thread-safe; taps are seen on the thread that calls, and on those that stand in
 // for it (TapHandover), gradients on whatever thread autograd uses. A tensor without history can be
@@ -37,6 +37,8 @@
 #include "pinion/hooks/attribution/target.h"
 
 namespace pinion {
+
+class HostCopies;
 
 // The model, and whatever further arguments it takes.
 using AttributedForward = std::function<at::Tensor(const std::vector<at::Tensor>& inputs)>;
@@ -69,6 +71,9 @@ class AttributionSession {
                                       const std::vector<at::Tensor>& inputs,
                                       const LayerOptions& options = {},
                                       const LayerCallbacks& callbacks = {});
+
+  // For passes one behind the other (layer_pass.h): how the tensors of all of them leave.
+  std::shared_ptr<HostCopies> NewCopies() const;
 
   // Tensors behind each other on dimension 0: on the host in pinned memory, as results are. Not
   // empty.

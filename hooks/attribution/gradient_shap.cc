@@ -9,11 +9,16 @@
 #include <c10/util/Exception.h>
 
 #include <cstddef>
+#include <memory>
+#include <optional>
 #include <utility>
 
+#include "pinion/hooks/attribution/host_copies.h"
+#include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/layer_sums.h"
 #include "pinion/hooks/attribution/pass_budget.h"
 #include "pinion/hooks/attribution/path_inputs.h"
+#include "pinion/hooks/attribution/pending_layers.h"
 
 namespace pinion {
 namespace {
@@ -59,6 +64,22 @@ ShapRows RowsOf(const PathInputs& path, const std::vector<at::Tensor>& baselines
   path.AppendAdditional(rows, all.baselines);
   path.AppendAdditional(rows, all.between);
   return all;
+}
+
+// How far layers' values are from those at the baselines.
+struct LayerChange {
+  std::optional<PendingLayers> at_inputs, at_baselines;  // without products there are none
+  std::vector<LayerResult> inputs, baselines;            // once they have arrived
+
+  void Wait() {
+    if (!at_inputs.has_value()) return;
+    inputs = at_inputs->Wait();
+    baselines = at_baselines->Wait();
+  }
+};
+
+at::Tensor TakeValue(std::vector<LayerResult>& layers, LayerPart part) {
+  return std::exchange(layers[part.layer].tensors[part.tensor].activation, {});
 }
 
 }  // namespace
@@ -119,37 +140,47 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
   gradients_alone.activations = false;
   LayerOptions with_values = options.layers;
   with_values.activations = true;
+  const std::shared_ptr<HostCopies> copies = session.NewCopies();
   ForEachPass(budget, {path.examples(), options.n_samples}, [&](const PassRows& rows) {
     const ShapRows given = RowsOf(path, baselines, draws, rows);
     const std::vector<double> weights(static_cast<size_t>(rows.steps),
                                       1 / static_cast<double>(options.n_samples));
-    std::vector<LayerResult> at_inputs, at_baselines;
+    const auto change = std::make_shared<LayerChange>();
     LayerCallbacks callbacks;
     if (options.multiply_by_inputs) {
-      at_inputs = session.EvalLayers(forward, layers, given.inputs, with_values);
-      at_baselines = session.EvalLayers(forward, layers, given.baselines, with_values);
+      change->at_inputs.emplace(StartValues(copies, forward, layers, given.inputs, with_values));
+      change->at_baselines.emplace(
+          StartValues(copies, forward, layers, given.baselines, with_values));
     } else {
       callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
         return SumOverSteps(gradient, rows, weights);
       };
     }
-    callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
+    callbacks.on_arrival = [&sums, rows, weights, change](LayerPart part, LayerTensor& tensor) {
       at::Tensor sum = std::move(tensor.gradient);
       uint64_t memory_bytes = 0;
-      if (options.multiply_by_inputs) {
-        const auto value = [&part](std::vector<LayerResult>& layers_at) {
-          return std::move(layers_at[part.layer].tensors[part.tensor].activation);
+      if (change->at_inputs.has_value()) {
+        const auto add = [&weights](at::Tensor& block_sum, const std::vector<at::Tensor>& blocks) {
+          for (int64_t step = 0; step < blocks[0].size(0); ++step) {
+            const at::Tensor change_at = blocks[0].select(0, step) - blocks[1].select(0, step);
+            block_sum.add_(change_at * blocks[2].select(0, step),
+                           weights[static_cast<size_t>(step)]);
+          }
         };
-        at::Tensor change = value(at_inputs);
-        change.sub_(value(at_baselines)).mul_(sum);
-        sum = SumOverSteps(change, rows, weights);
-        memory_bytes = 8 * change.nbytes();
+        SumOfTerms terms = SumTermsOverSteps(
+            {TakeValue(change->inputs, part), TakeValue(change->baselines, part), sum}, rows, add);
+        sum = std::move(terms.sum);
+        memory_bytes = terms.memory_bytes;
       }
       return memory_bytes + sums.Add(part, rows, std::move(sum));
     };
-    sums.EndPass(session.ComputeLayerGradientsAndEval(
-        forward, layers, given.between,
+    const auto pending = std::make_shared<PendingLayers>(StartGradients(
+        copies, forward, layers, given.between,
         target.OfRows(rows.first_example, rows.examples, rows.steps), gradients_alone, callbacks));
+    return QueuedPass{copies->HeldBytes(), [&sums, change, pending] {
+                        change->Wait();
+                        sums.EndPass(pending->Wait());
+                      }};
   });
   return sums.Take();
 }

@@ -21,10 +21,6 @@
 namespace pinion {
 namespace {
 
-// One that the link carries, and one that waits for it, so that a burst of captures does not stop
-// the device for each.
-constexpr size_t kHeldPerDevice = 2;
-
 constexpr char kCopying[] = "copying a layer's tensor to the host";
 
 // The tensor itself or a copy of it, in memory that holds little else and that nobody writes to.
@@ -68,7 +64,8 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
     copy.tensor_ = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     return copy;
   }
-  MakeRoom(device);
+  // What is expanded takes no more than what it was expanded from.
+  MakeRoom(device, std::min(tensor.nbytes(), tensor.storage().nbytes()));
   const absl::StatusOr<std::shared_ptr<DeviceTier>> device_tier = tier_->ForDevice(device.index());
   ThrowIfError(device_tier.status(), "setting up a device's tier");
   const at::Tensor own = OnItsOwn(tensor.detach(), source);
@@ -87,7 +84,9 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
   ThrowIfError((*device_tier)->PutOut(absl::MakeSpan(&departure, 1)), kCopying);
   {
     const MutexLock lock(mu_);
-    held_[device.index()].push_back(*parcel);
+    Held& held = held_[device.index()];
+    held.parcels.push_back(*parcel);
+    held.bytes += (*parcel)->size_bytes;
     last_ = *device_tier;
   }
   copy.parcel_ = *std::move(parcel);
@@ -97,27 +96,45 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
   return copy;
 }
 
-void HostCopies::MakeRoom(c10::Device device) {
-  std::shared_ptr<Parcel> oldest;
+// One that the link carries, and one that waits for it, so that a burst of captures does not stop
+// the device for each; of small ones as many as those would take.
+void HostCopies::MakeRoom(c10::Device device, uint64_t next_bytes) {
+  std::vector<std::shared_ptr<Parcel>> oldest;
   {
     const MutexLock lock(mu_);
     Held& held = held_[device.index()];
-    if (held.size() < kHeldPerDevice) return;
-    oldest = std::move(held.front());
-    held.pop_front();
+    if (next_bytes > held.largest_bytes) {
+      held.second_bytes = std::exchange(held.largest_bytes, next_bytes);
+    } else {
+      held.second_bytes = std::max(held.second_bytes, next_bytes);
+    }
+    while (held.bytes + next_bytes > held.largest_bytes + held.second_bytes) {
+      oldest.push_back(std::move(held.parcels.front()));
+      held.parcels.pop_front();
+      held.bytes -= oldest.back()->size_bytes;
+    }
   }
-  const GuardedMemory freed = oldest->Evict();
+  for (const std::shared_ptr<Parcel>& parcel : oldest) const GuardedMemory freed = parcel->Evict();
 }
 
 void HostCopies::LetGo() {
-  std::map<int, Held> all;
+  std::vector<std::shared_ptr<Parcel>> all;
   {
     const MutexLock lock(mu_);
-    all.swap(held_);
+    for (auto& [index, held] : held_) {
+      all.insert(all.end(), held.parcels.begin(), held.parcels.end());
+      held.parcels.clear();
+      held.bytes = 0;
+    }
   }
-  for (const auto& [index, held] : all) {
-    for (const std::shared_ptr<Parcel>& parcel : held) const GuardedMemory freed = parcel->Evict();
-  }
+  for (const std::shared_ptr<Parcel>& parcel : all) const GuardedMemory freed = parcel->Evict();
+}
+
+uint64_t HostCopies::HeldBytes() const {
+  const MutexLock lock(mu_);
+  uint64_t most_bytes = 0;
+  for (const auto& [index, held] : held_) most_bytes = std::max(most_bytes, held.bytes);
+  return most_bytes;
 }
 
 void HostCopies::ChargeHostArithmetic(uint64_t memory_bytes) {

@@ -1,6 +1,6 @@
 // Tensors on their way from devices to the host, through the tiers that all tenants share
-// (engine/tier/host_tier.h): at most two per device are held there for their copies, since the next
-// one first lets go of the one before the last.
+// (engine/tier/host_tier.h): of each device no more is held there for copies than the two largest
+// of them take, since the next one first lets go of the oldest ones.
 //
 //   HostCopies copies(tier, c10::DeviceType::CUDA);
 //   HostCopy copy = copies.Start(activation, HostCopies::Source::kMayChange);
@@ -70,6 +70,9 @@ class HostCopies {
   // Lets go of the device memory that is held for copies, in the order of its stream.
   void LetGo();
 
+  // Of the device where it is most: what is held there now.
+  uint64_t HeldBytes() const;
+
   // Device::ChargeHostArithmetic of the device that the last copy came from.
   void ChargeHostArithmetic(uint64_t memory_bytes);
 
@@ -78,15 +81,23 @@ class HostCopies {
   at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
 
  private:
-  // Lets go of the oldest one that is held on the device, if there are as many as may be.
-  void MakeRoom(c10::Device device);
+  // What is held on one device.
+  struct Held {
+    std::deque<std::shared_ptr<Parcel>> parcels;  // the oldest first
+    uint64_t bytes = 0;                           // of those
+    // Of all that this device has been asked to copy.
+    uint64_t largest_bytes = 0;
+    uint64_t second_bytes = 0;
+  };
+
+  // Lets go of the oldest ones that are held on the device, until one more may be.
+  void MakeRoom(c10::Device device, uint64_t next_bytes);
 
   const std::shared_ptr<HostTier> tier_;
   const c10::DeviceType type_;
 
-  Mutex mu_;
-  using Held = std::deque<std::shared_ptr<Parcel>>;  // the oldest first
-  std::map<int, Held> held_ ABSL_GUARDED_BY(mu_);    // by device
+  mutable Mutex mu_;
+  std::map<int, Held> held_ ABSL_GUARDED_BY(mu_);  // by device
   std::shared_ptr<DeviceTier> last_ ABSL_GUARDED_BY(mu_);
 };
 

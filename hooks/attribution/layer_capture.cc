@@ -1,10 +1,6 @@
 #include "pinion/hooks/attribution/layer_capture.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
@@ -105,9 +101,11 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
                                             std::vector<at::Tensor> tensors) {
   const size_t layer = PlaceOf(name);
   if (layer == layers_.size()) return tensors;
-  Pieces pieces(tensors.size());
+  TORCH_CHECK(!tensors.empty(), "layer \"", name,
+              "\" was tapped with no tensor: tap one, several, or a tuple of them");
+  LayerPieces pieces(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    Piece& piece = pieces[i];
+    LayerPiece& piece = pieces[i];
     at::Tensor& tensor = tensors[i];
     const LayerPart part = {layer, i};
     if (way_->callbacks.replace) tensor = way_->callbacks.replace(part, tensor);
@@ -128,7 +126,7 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
   return tensors;
 }
 
-at::Tensor LayerCapture::Watch(LayerPart part, const at::Tensor& tensor, Piece& piece) {
+at::Tensor LayerCapture::Watch(LayerPart part, const at::Tensor& tensor, LayerPiece& piece) {
   TORCH_CHECK(torch::autograd::isDifferentiableType(tensor.scalar_type()), "layer \"",
               layers_[part.layer], "\" is of ", tensor.scalar_type(),
               ", which has no gradient: ask for its activation alone, or for another layer");
@@ -204,117 +202,13 @@ void LayerCapture::Backward(const at::Tensor& selected) {
       /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/false, ends);
 }
 
-std::vector<LayerResult> LayerCapture::Results() {
-  way_->copies->LetGo();
+PendingLayers LayerCapture::Finish() {
   std::map<size_t, PiecesByDevice> captured;
   {
     const MutexLock lock(mu_);
     captured.swap(captured_);
   }
-  const bool is_error = way_->options.unused_layers == UnusedLayers::kError;
-  std::vector<LayerResult> results(layers_.size());
-  std::map<size_t, std::vector<Pieces*>> devices;  // by layer
-  std::vector<std::pair<uint64_t, LayerPart>> arrivals;
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    const std::string& name = layers_[layer];
-    if (PlaceOf(name) != layer) continue;  // it is asked for twice
-    results[layer].ran = captured.contains(layer);
-    TORCH_CHECK(results[layer].ran || !is_error, "layer \"", name,
-                "\" was not called in forward: correct its name, or set "
-                "LayerOptions::unused_layers to kZeros");
-    if (!results[layer].ran) continue;
-    devices[layer] = InDeviceOrder(layer, captured[layer]);
-    results[layer].tensors.resize(devices[layer].front()->size());
-    for (size_t i = 0; i < results[layer].tensors.size(); ++i) {
-      const uint64_t last_gradient = LastGradient(devices[layer], i);
-      TORCH_CHECK(mode_ == Mode::kValues || last_gradient > 0 || !is_error,
-                  "the output does not depend on layer \"", name, "\", tensor ", i,
-                  ": choose another layer or target, or set LayerOptions::unused_layers to "
-                  "kZeros");
-      const uint64_t value = devices[layer].back()->at(i).captured_as;
-      arrivals.push_back({std::max(value, last_gradient), {layer, i}});
-    }
-  }
-  std::sort(arrivals.begin(), arrivals.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [captured_as, part] : arrivals) {
-    LayerTensor& tensor = results[part.layer].tensors[part.tensor];
-    tensor = Gather(part, devices[part.layer]);
-    if (!way_->callbacks.on_arrival) continue;
-    const at::NoGradGuard no_grad;
-    const uint64_t memory_bytes = way_->callbacks.on_arrival(part, tensor);
-    if (!way_->options.keep_on_device) way_->copies->ChargeHostArithmetic(memory_bytes);
-  }
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    const size_t first = PlaceOf(layers_[layer]);
-    if (first != layer) results[layer] = results[first];
-  }
-  return results;
-}
-
-uint64_t LayerCapture::LastGradient(const std::vector<Pieces*>& devices, size_t tensor) {
-  uint64_t last = 0;
-  for (const Pieces* pieces : devices) {
-    const Piece& piece = (*pieces)[tensor];
-    if (piece.gradient != nullptr) last = std::max(last, piece.gradient->captured_as());
-  }
-  return last;
-}
-
-std::vector<LayerCapture::Pieces*> LayerCapture::InDeviceOrder(size_t layer,
-                                                               PiecesByDevice& by_device) const {
-  std::vector<Pieces*> ordered;
-  if (by_device.size() == 1 || way_->options.device_ids.empty()) {
-    for (auto& [index, pieces] : by_device) ordered.push_back(&pieces);
-  } else {
-    for (const int index : way_->options.device_ids) {
-      const auto found = by_device.find(index);
-      if (found != by_device.end()) ordered.push_back(&found->second);
-    }
-    TORCH_CHECK(ordered.size() == by_device.size(), "layer \"", layers_[layer], "\" ran on ",
-                by_device.size(), " devices, of which LayerOptions::device_ids names ",
-                ordered.size(), ": name each device once");
-  }
-  for (const Pieces* pieces : ordered) {
-    TORCH_CHECK(pieces->size() == ordered.front()->size(), "layer \"", layers_[layer], "\" has ",
-                ordered.front()->size(), " tensors on one device and ", pieces->size(),
-                " on another: its parts must be alike");
-  }
-  return ordered;
-}
-
-LayerTensor LayerCapture::Gather(LayerPart part, const std::vector<Pieces*>& devices) {
-  LayerTensor result;
-  std::vector<at::Tensor> activations, gradients;
-  for (Pieces* pieces : devices) {
-    Piece& piece = (*pieces)[part.tensor];
-    if (way_->options.activations) {
-      activations.push_back(std::exchange(piece.activation, {}).Wait());
-    }
-    if (mode_ == Mode::kValues) continue;
-    const std::shared_ptr<GradientSlot> slot = std::exchange(piece.gradient, nullptr);
-    at::Tensor gradient = slot->Wait(/*is_last=*/slot.use_count() == 1);
-    result.connected = result.connected || gradient.defined();
-    if (!gradient.defined()) {
-      const c10::Device device = way_->options.keep_on_device ? piece.options.device() : at::kCPU;
-      gradient = at::zeros(piece.sizes, piece.options.device(device));
-      if (way_->callbacks.output_function) {
-        gradient = way_->callbacks.output_function(part, gradient);
-      }
-    }
-    gradients.push_back(std::move(gradient));
-  }
-  if (!activations.empty()) result.activation = Join(activations);
-  if (!gradients.empty()) result.gradient = Join(gradients);
-  return result;
-}
-
-at::Tensor LayerCapture::Join(const std::vector<at::Tensor>& pieces) const {
-  if (pieces.size() == 1) return pieces.front();
-  if (!way_->options.keep_on_device) return way_->copies->Concatenate(pieces);
-  std::vector<at::Tensor> on_first;
-  for (const at::Tensor& piece : pieces) on_first.push_back(piece.to(pieces.front().device()));
-  return at::cat(on_first);
+  return PendingLayers(layers_, way_, std::move(captured));
 }
 
 }  // namespace pinion

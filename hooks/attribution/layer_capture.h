@@ -9,6 +9,9 @@
 // touched. Each gradient is taken by a hook as soon as it is complete, and the graph keeps none of
 // those that backward does not need itself.
 //
+// It lives until the devices' work is queued: what it has captured is on its way by itself then
+// (pending_layers.h), so that the next pass can begin.
+//
 // Thread safety: taps may come on several threads, gradients on autograd's; all other calls on one
 // thread, once the taps have come.
 
@@ -36,6 +39,7 @@
 #include "pinion/hooks/attribution/host_copies.h"
 #include "pinion/hooks/attribution/layer_delivery.h"
 #include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/pending_layers.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
@@ -53,34 +57,16 @@ class LayerCapture final : public TapListener {
   // `selected` has one number per example.
   void Backward(const at::Tensor& selected);
 
-  // In the order of the layers, as LayerOptions say. Blocks until all copies are done, one after
-  // the other. Once.
-  std::vector<LayerResult> Results();
+  // What was captured, once backward is through if there is one.
+  PendingLayers Finish();
 
  private:
-  // One of a layer's tensors, on one device.
-  struct Piece {
-    uint64_t captured_as = 0;
-    std::vector<int64_t> sizes;
-    at::TensorOptions options;
-    LayerDelivery activation;
-    std::shared_ptr<GradientSlot> gradient;
-  };
-  using Pieces = std::vector<Piece>;
-  using PiecesByDevice = std::map<int, Pieces>;  // -1: the CPU
-
   // Of the first layer of that name; their number if nobody asks for it.
   size_t PlaceOf(std::string_view name) const;
   // What the model goes on with; fills the gradient's slot.
-  at::Tensor Watch(LayerPart part, const at::Tensor& tensor, Piece& piece);
+  at::Tensor Watch(LayerPart part, const at::Tensor& tensor, LayerPiece& piece);
   // Has `undo` called when the capture ends.
   void Undo(std::function<void()> undo);
-  // By device, in the order in which they are concatenated.
-  std::vector<Pieces*> InDeviceOrder(size_t layer, PiecesByDevice& by_device) const;
-  // When the last gradient of a layer's tensor was captured; 0: there was none.
-  static uint64_t LastGradient(const std::vector<Pieces*>& devices, size_t tensor);
-  LayerTensor Gather(LayerPart part, const std::vector<Pieces*>& devices);
-  at::Tensor Join(const std::vector<at::Tensor>& pieces) const;
 
   const std::vector<std::string> layers_;
   const Mode mode_;

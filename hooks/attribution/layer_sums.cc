@@ -1,12 +1,19 @@
 #include "pinion/hooks/attribution/layer_sums.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
 namespace pinion {
+namespace {
+
+// A few blocks of float32 fit into the cache of a core.
+constexpr int64_t kBlockElements = 64 * 1024;
+
+}  // namespace
 
 at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows) {
   TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) % rows.size() == 0, "a layer of ", tensor.sizes(),
@@ -25,6 +32,32 @@ at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
     sum.add_(StepOf(tensor, step, rows), weights[static_cast<size_t>(step)]);
   }
   return sum;
+}
+
+SumOfTerms SumTermsOverSteps(
+    const std::vector<at::Tensor>& tensors, const PassRows& rows,
+    const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add) {
+  const at::Tensor first_step = StepOf(tensors.front(), 0, rows);
+  const at::ScalarType dtype = at::promote_types(first_step.scalar_type(), at::kFloat);
+  SumOfTerms result;
+  result.sum = at::zeros(first_step.sizes(), first_step.options().dtype(dtype));
+  result.memory_bytes = result.sum.nbytes();
+  std::vector<at::Tensor> by_step;
+  for (const at::Tensor& tensor : tensors) {
+    by_step.push_back(tensor.contiguous().view({rows.steps, -1}));
+    const bool is_copied = !tensor.is_contiguous();
+    result.memory_bytes += (is_copied ? 3 : 1) * tensor.nbytes();
+  }
+  at::Tensor flat = result.sum.view({-1});
+  const int64_t most = flat.is_cpu() ? kBlockElements : std::max<int64_t>(flat.numel(), 1);
+  for (int64_t begin = 0; begin < flat.numel(); begin += most) {
+    const int64_t count = std::min(most, flat.numel() - begin);
+    std::vector<at::Tensor> blocks;
+    for (const at::Tensor& tensor : by_step) blocks.push_back(tensor.narrow(1, begin, count));
+    at::Tensor sum = flat.narrow(0, begin, count);
+    add(sum, blocks);
+  }
+  return result;
 }
 
 uint64_t LayerSums::Add(LayerPart part, const PassRows& rows, at::Tensor tensor) {

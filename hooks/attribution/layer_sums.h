@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -39,6 +40,19 @@ at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
 // The part of a layer's tensor that belongs to one step of a pass. c10::Error where its first
 // dimension is no multiple of the pass's rows.
 at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows);
+
+// The sum over a pass's steps of terms of several tensors that are alike, in float32 at least. The
+// host computes block by block of a step's elements, each block at all steps, so that what it reads
+// comes from memory once.
+struct SumOfTerms {
+  at::Tensor sum;             // of one step's sizes
+  uint64_t memory_bytes = 0;  // that were read and written
+};
+// `add` is given a block of the sum, in one dimension, and the same block of each tensor, with the
+// steps in front: [steps, elements].
+SumOfTerms SumTermsOverSteps(
+    const std::vector<at::Tensor>& tensors, const PassRows& rows,
+    const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add);
 
 class LayerSums {
  public:

@@ -105,12 +105,14 @@ int64_t PassBudget::Steps(int64_t examples, int64_t left, int64_t least_steps) c
   return std::min(left, static_cast<int64_t>(steps));
 }
 
-void PassBudget::Run(const PassRows& rows, const std::function<void()>& pass) {
-  if (!has_bound()) return pass();
+QueuedPass PassBudget::Queue(const PassRows& rows,
+                             const std::function<QueuedPass(const PassRows&)>& pass) {
+  if (!has_bound()) return pass(rows);
   const auto peaks = std::make_shared<PassPeaks>(type_, held_bytes_.size());
+  QueuedPass queued;
   {
     const MemoryScope observed(peaks);
-    pass();
+    queued = pass(rows);
   }
   constexpr double kLeastShare = 1e-6;
   Observed now = {static_cast<double>(rows.size()), static_cast<double>(rows.steps), kLeastShare};
@@ -121,7 +123,9 @@ void PassBudget::Run(const PassRows& rows, const std::function<void()>& pass) {
     // Somebody may have let go of memory since the method began: it was none of the pass's then.
     const int64_t held_bytes = std::min(held_bytes_[i], devices[i].least_bytes);
     const auto room = static_cast<double>(static_cast<int64_t>(budget_bytes_) - held_bytes);
-    const auto own = static_cast<double>(devices[i].peak_bytes - held_bytes);
+    const int64_t own_bytes = devices[i].peak_bytes - held_bytes;
+    // The next pass, if it is as large, has the same peak, and on top what this one still holds.
+    const double own = static_cast<double>(own_bytes) + static_cast<double>(queued.held_bytes);
     now.share = std::max(now.share, room > 0 ? own / room : kGrowth);
     most_bytes = std::max(most_bytes, devices[i].peak_bytes);
   }
@@ -141,20 +145,28 @@ void PassBudget::Run(const PassRows& rows, const std::function<void()>& pass) {
     most_rows_ = MostRows(now);
   }
   observed_.push_back(now);
+  return queued;
 }
 
 void ForEachPass(PassBudget& budget, const PassGrid& grid,
-                 const std::function<void(const PassRows&)>& pass) {
+                 const std::function<QueuedPass(const PassRows&)>& pass) {
+  std::function<void()> finish_last;
+  const auto queue = [&](const PassRows& rows) {
+    std::function<void()> finish = budget.Queue(rows, pass).finish;
+    finish_last.swap(finish);
+    if (finish) finish();
+  };
   PassRows rows;
   while (rows.first_example < grid.examples) {
     rows.examples = budget.Examples(grid.examples - rows.first_example);
     for (rows.first_step = 0; rows.first_step + grid.overlap < grid.steps;
          rows.first_step += rows.steps - grid.overlap) {
       rows.steps = budget.Steps(rows.examples, grid.steps - rows.first_step, grid.overlap + 1);
-      budget.Run(rows, [&] { pass(rows); });
+      queue(rows);
     }
     rows.first_example += rows.examples;
   }
+  if (finish_last) finish_last();
 }
 
 }  // namespace pinion

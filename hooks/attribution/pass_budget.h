@@ -3,15 +3,19 @@
 //
 //   PassBudget budget(4 * kGiB, c10::DeviceType::CUDA);
 //   ForEachPass(budget, {.examples = 16, .steps = 50}, [&](const PassRows& rows) {
-//     ... forward and backward of rows.size() rows, step by step ...
+//     ... queues forward and backward of rows.size() rows, step by step ...
+//     return QueuedPass{copies->HeldBytes(), [=] { ... waits for the results, adds them up ... }};
 //   });
+//
+// A pass is queued before the results of the one before are waited for, so that the device computes
+// while they arrive and the host adds them up.
 //
 // The first pass has one example at the least number of steps. What it takes beside what the
 // devices held before grows at most in proportion to the rows, so each next pass is as large as the
 // passes before let expect, and what does not grow with them (workspaces, gradients of parameters)
 // lets it grow further. A pass has at most 8 times the rows of one that was seen, and 1/64 of the
-// room is left for rounding. One that takes more all the same is logged, and later ones are
-// smaller.
+// room is left for rounding, as is what the pass before still holds for its copies. One that takes
+// more all the same is logged, and later ones are smaller.
 //
 // Observed is what LibTorch's allocators have given out (hooks/autograd/memory_observer.h), by this
 // thread and by the backwards that it begins.
@@ -49,6 +53,12 @@ struct PassRows {
   int64_t size() const { return examples * steps; }
 };
 
+// A pass whose work the devices have been given.
+struct QueuedPass {
+  uint64_t held_bytes = 0;       // of a device, that the next pass finds taken for copies
+  std::function<void()> finish;  // once the next pass is queued, if there is one; may be empty
+};
+
 class PassBudget {
  public:
   // `budget_bytes` are of each device of this type, all that its allocator holds; 0: no bound.
@@ -62,9 +72,9 @@ class PassBudget {
   int64_t Examples(int64_t left) const;
   int64_t Steps(int64_t examples, int64_t left, int64_t least_steps) const;
 
-  // Runs a pass, and learns from it. c10::OutOfMemoryError where the smallest pass that there is
+  // Queues a pass, and learns from it. c10::OutOfMemoryError where the smallest pass that there is
   // does not fit, which names the least budget; c10::Error where nothing was seen of the devices.
-  void Run(const PassRows& rows, const std::function<void()>& pass);
+  QueuedPass Queue(const PassRows& rows, const std::function<QueuedPass(const PassRows&)>& pass);
 
  private:
   bool has_bound() const { return budget_bytes_ > 0; }
@@ -89,9 +99,9 @@ class PassBudget {
 
 // Calls `pass` for rows that, together, are all of the grid: examples one after the other, and of
 // each its steps in order. A method that keeps something for a group of examples begins when
-// first_step is 0.
+// first_step is 0. Passes are finished in the same order.
 void ForEachPass(PassBudget& budget, const PassGrid& grid,
-                 const std::function<void(const PassRows&)>& pass);
+                 const std::function<QueuedPass(const PassRows&)>& pass);
 
 }  // namespace pinion
 

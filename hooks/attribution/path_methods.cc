@@ -2,19 +2,22 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "absl/types/span.h"
+#include "pinion/hooks/attribution/host_copies.h"
+#include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/layer_sums.h"
 #include "pinion/hooks/attribution/pass_budget.h"
 #include "pinion/hooks/attribution/path_inputs.h"
+#include "pinion/hooks/attribution/pending_layers.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
@@ -35,6 +38,7 @@ class PathRun {
         points_(PointsOf(options.quadrature, options.n_steps + overlap)),
         overlap_(overlap),
         budget_(options.device_budget_bytes, session.device_type()),
+        copies_(session.NewCopies()),
         sums_(session, layers),
         options_(options.layers) {
     options_.activations = false;
@@ -53,23 +57,25 @@ class PathRun {
   }
 
   // Calls `pass` for all passes.
-  std::vector<LayerAttribution> Sum(const std::function<void(const PassRows&)>& pass) {
+  std::vector<LayerAttribution> Sum(const std::function<QueuedPass(const PassRows&)>& pass) {
     const auto steps = static_cast<int64_t>(points_.alphas.size());
     ForEachPass(budget_, {path_.examples(), steps, overlap_}, pass);
     return sums_.Take();
   }
 
-  // Forward and backward; the gradients are added to the sums, unless on_arrival is set.
-  void Gradients(const PassRows& rows, const std::vector<at::Tensor>& inputs,
-                 LayerCallbacks callbacks) {
+  // Forward and backward; the gradients are added to the sums, unless on_arrival is set, which is
+  // called when the pass is finished.
+  QueuedPass Gradients(const PassRows& rows, const std::vector<at::Tensor>& inputs,
+                       LayerCallbacks callbacks) {
     if (!callbacks.on_arrival) {
-      callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
+      callbacks.on_arrival = [this, rows](LayerPart part, LayerTensor& tensor) {
         return sums_.Add(part, rows, std::move(tensor.gradient));
       };
     }
-    sums_.EndPass(session_.ComputeLayerGradientsAndEval(
-        forward_, layers_, inputs, target_.OfRows(rows.first_example, rows.examples, rows.steps),
-        options_, callbacks));
+    const auto pending = std::make_shared<PendingLayers>(StartGradients(
+        copies_, forward_, layers_, inputs,
+        target_.OfRows(rows.first_example, rows.examples, rows.steps), options_, callbacks));
+    return {copies_->HeldBytes(), [this, pending] { sums_.EndPass(pending->Wait()); }};
   }
 
   // The layers' values, on the device.
@@ -96,6 +102,7 @@ class PathRun {
   const PathPoints points_;
   const int64_t overlap_;
   PassBudget budget_;
+  const std::shared_ptr<HostCopies> copies_;
   LayerSums sums_;
   LayerOptions options_;
 };
@@ -145,7 +152,7 @@ std::vector<at::Tensor> IntegratedGradients(AttributionSession& session,
       if (!options.multiply_by_inputs) return sum;
       return sum * run.path().Difference(rows, part.tensor).to(sum.device());
     };
-    run.Gradients(rows, run.Between(rows), callbacks);
+    return run.Gradients(rows, run.Between(rows), callbacks);
   });
   return std::move(layers.front().tensors);
 }
@@ -187,7 +194,7 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
       if (!options.multiply_by_inputs) return sum;
       return sum * paths[part.layer][part.tensor].difference.to(sum.device());
     };
-    run.Gradients(rows, run.path().AtInputs(rows), callbacks);
+    return run.Gradients(rows, run.path().AtInputs(rows), callbacks);
   });
 }
 
@@ -202,7 +209,7 @@ std::vector<LayerAttribution> InternalInfluence(AttributionSession& session,
     callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
       return SumOverSteps(gradient, rows, run.Weights(rows));
     };
-    run.Gradients(rows, run.Between(rows), callbacks);
+    return run.Gradients(rows, run.Between(rows), callbacks);
   });
 }
 
@@ -215,22 +222,21 @@ std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
   run.options().activations = true;
   return run.Sum([&](const PassRows& rows) {
     LayerCallbacks callbacks;
-    callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
-      const at::Tensor values = std::move(tensor.activation);
-      const at::Tensor gradients = std::move(tensor.gradient);
-      const at::ScalarType dtype = at::promote_types(values.scalar_type(), at::kFloat);
-      const auto step_of = [&](const at::Tensor& all, int64_t step) {
-        return StepOf(all, step, rows).to(dtype);
+    callbacks.on_arrival = [&run, rows](LayerPart part, LayerTensor& tensor) {
+      const auto add = [](at::Tensor& sum, const std::vector<at::Tensor>& blocks) {
+        const at::Tensor &values = blocks[0], &gradients = blocks[1];
+        for (int64_t step = 0; step + 1 < values.size(0); ++step) {
+          const auto at_step = [&](const at::Tensor& all, int64_t which) {
+            return all.select(0, which).to(sum.scalar_type());
+          };
+          sum.addcmul_(at_step(gradients, step), at_step(values, step + 1) - at_step(values, step));
+        }
       };
-      at::Tensor sum = at::zeros_like(step_of(gradients, 0));
-      for (int64_t step = 0; step + 1 < rows.steps; ++step) {
-        sum.addcmul_(step_of(gradients, step), step_of(values, step + 1) - step_of(values, step));
-      }
-      // A step reads two values and writes their change, and reads that, a gradient and the sum.
-      const uint64_t memory_bytes = 7 * (rows.steps - 1) * sum.nbytes();
-      return memory_bytes + run.sums().Add(part, rows, std::move(sum));
+      SumOfTerms terms = SumTermsOverSteps(
+          {std::exchange(tensor.activation, {}), std::exchange(tensor.gradient, {})}, rows, add);
+      return terms.memory_bytes + run.sums().Add(part, rows, std::move(terms.sum));
     };
-    run.Gradients(rows, run.Between(rows), callbacks);
+    return run.Gradients(rows, run.Between(rows), callbacks);
   });
 }
 
@@ -261,6 +267,7 @@ at::Tensor ConvergenceDelta(AttributionSession& session, const AttributedForward
                    .to(delta.scalar_type());
     }
     parts.push_back(std::move(delta));
+    return QueuedPass();
   });
   return at::cat(parts);
 }

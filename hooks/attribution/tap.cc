@@ -1,7 +1,5 @@
 #include "pinion/hooks/attribution/tap.h"
 
-#include <c10/util/Exception.h>
-
 #include <utility>
 
 namespace pinion {
@@ -17,7 +15,6 @@ at::Tensor Tap(std::string_view name, const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors) {
-  TORCH_CHECK(!tensors.empty(), "Tap(\"", name, "\") was given no tensor");
   if (t_listener == nullptr) return tensors;
   return t_listener->OnTap(name, std::move(tensors));
 }

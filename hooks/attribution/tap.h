@@ -33,7 +33,7 @@
 namespace pinion {
 
 at::Tensor Tap(std::string_view name, const at::Tensor& tensor);
-// A layer whose value is several tensors, at least one.
+// A layer whose value is several tensors: none is an error (c10::Error) where somebody asks for it.
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors);
 
 // Who is told of taps, on several threads at a time where they share it.

@@ -1,38 +1,132 @@
 #include "pinion/hooks/attribution/tapped_module.h"
 
+#include <c10/util/Exception.h>
+
 #include <cstddef>
+#include <set>
+#include <tuple>
 
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
+namespace {
 
-nn::TappedImpl::TappedImpl(std::string name, torch::nn::AnyModule module)
-    : torch::nn::Module("pinion::nn::Tapped"), name_(std::move(name)), module_(std::move(module)) {
+using at::Tensor;
+using torch::nn::AnyValue;
+
+// Those in a value of the types that are tapped; empty for another type.
+std::vector<Tensor*> TensorsIn(AnyValue& value) {
+  if (auto* one = value.try_get<Tensor>()) return {one};
+  if (auto* several = value.try_get<std::vector<Tensor>>()) {
+    std::vector<Tensor*> tensors;
+    for (Tensor& tensor : *several) tensors.push_back(&tensor);
+    return tensors;
+  }
+  if (auto* two = value.try_get<std::tuple<Tensor, Tensor>>()) {
+    return {&std::get<0>(*two), &std::get<1>(*two)};
+  }
+  if (auto* three = value.try_get<std::tuple<Tensor, Tensor, Tensor>>()) {
+    return {&std::get<0>(*three), &std::get<1>(*three), &std::get<2>(*three)};
+  }
+  if (auto* lstm = value.try_get<std::tuple<Tensor, std::tuple<Tensor, Tensor>>>()) {
+    auto& [output, state] = *lstm;
+    return {&output, &std::get<0>(state), &std::get<1>(state)};
+  }
+  return {};
+}
+
+void TapAll(const std::vector<std::string>& names, const std::vector<Tensor*>& tensors) {
+  for (const std::string& name : names) {
+    std::vector<Tensor> values;
+    for (const Tensor* tensor : tensors) values.push_back(*tensor);
+    values = Tap(name, std::move(values));
+    for (size_t i = 0; i < tensors.size(); ++i) *tensors[i] = std::move(values[i]);
+  }
+}
+
+AnyValue Call(torch::nn::AnyModule& module, std::vector<AnyValue> values) {
+  switch (values.size()) {
+    case 0:
+      return module.any_forward();
+    case 1:
+      return module.any_forward(std::move(values[0]));
+    case 2:
+      return module.any_forward(std::move(values[0]), std::move(values[1]));
+    case 3:
+      return module.any_forward(std::move(values[0]), std::move(values[1]), std::move(values[2]));
+    case 4:
+      return module.any_forward(std::move(values[0]), std::move(values[1]), std::move(values[2]),
+                                std::move(values[3]));
+    default:
+      TORCH_CHECK(false, "a tapped module was given ", values.size(),
+                  " arguments, and four are the most: write the taps in the model (tap.h)");
+  }
+}
+
+}  // namespace
+
+nn::TappedImpl::TappedImpl(TapNames names, torch::nn::AnyModule module)
+    : torch::nn::Module("pinion::nn::Tapped"),
+      names_(std::move(names)),
+      module_(std::move(module)) {
   register_module("module", module_.ptr());
 }
 
-at::Tensor nn::TappedImpl::forward(const at::Tensor& input) {
-  at::Tensor tapped = Tap(name_ + ".input", input);
-  return Tap(name_, module_.forward<at::Tensor>(std::move(tapped)));
+nn::TappedImpl::TappedImpl(const std::string& name, torch::nn::AnyModule module)
+    : TappedImpl({{name + ".input"}, {name}}, std::move(module)) {}
+
+Tensor nn::TappedImpl::forward(const Tensor& input) {
+  std::vector<AnyValue> arguments;
+  arguments.emplace_back(input);
+  return ForwardAny(std::move(arguments)).get<Tensor>();
+}
+
+AnyValue nn::TappedImpl::ForwardAny(std::vector<AnyValue> arguments) {
+  std::vector<Tensor*> inputs;
+  for (AnyValue& argument : arguments) {
+    const std::vector<Tensor*> tensors = TensorsIn(argument);
+    inputs.insert(inputs.end(), tensors.begin(), tensors.end());
+  }
+  TapAll(names_.inputs, inputs);
+  AnyValue output = Call(module_, std::move(arguments));
+  TapAll(names_.outputs, TensorsIn(output));
+  return output;
 }
 
 std::shared_ptr<torch::nn::Module> nn::TappedImpl::clone(
     const std::optional<c10::Device>& device) const {
-  return std::make_shared<TappedImpl>(name_, module_.clone(device));
+  return std::make_shared<TappedImpl>(names_, module_.clone(device));
 }
 
 SequentialTaps::SequentialTaps(torch::nn::Sequential model, const std::string& prefix)
     : model_(std::move(model)), children_(model_->begin(), model_->end()) {
   const auto names = model_->named_children();
+  const bool is_named = prefix.size() > 1 && prefix.back() == '.';
+  const std::string whole = is_named ? prefix.substr(0, prefix.size() - 1) : "";
   for (size_t i = 0; i < children_.size(); ++i) {
+    const std::string name = prefix + names[i].key();
+    TapNames taps = {{name + ".input"}, {name}};
+    if (is_named && i == 0) taps.inputs.insert(taps.inputs.begin(), whole + ".input");
+    if (is_named && i + 1 == children_.size()) taps.outputs.push_back(whole);
     *(model_->begin() + static_cast<std::ptrdiff_t>(i)) =
-        torch::nn::AnyModule(nn::Tapped(prefix + names[i].key(), children_[i]));
+        torch::nn::AnyModule(nn::Tapped(std::move(taps), children_[i]));
   }
 }
 
 SequentialTaps::~SequentialTaps() {
   for (size_t i = 0; i < children_.size(); ++i) {
     *(model_->begin() + static_cast<std::ptrdiff_t>(i)) = std::move(children_[i]);
+  }
+}
+
+ModuleTaps::ModuleTaps(const torch::nn::Module& model, const std::string& name) {
+  // One that is in several places has the name of the first.
+  std::set<const torch::nn::Module*> seen;
+  for (const auto& module : model.named_modules(name)) {
+    auto sequential = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(module.value());
+    if (sequential == nullptr || !seen.insert(sequential.get()).second) continue;
+    const std::string prefix = module.key().empty() ? "" : module.key() + ".";
+    taps_.emplace_back(torch::nn::Sequential(std::move(sequential)), prefix);
   }
 }
 

@@ -8,7 +8,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -36,24 +35,13 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/hooks/pin_memory/held_blocks.h"
 #include "pinion/hooks/pin_memory/stats_by_name.h"
 #include "pinion/hooks/tier/torch_pinned_source.h"
 #include "pinion/hooks/tier/torch_tier.h"
 
 namespace pinion {
 namespace {
-
-// A stream that copies of a block ran on, and who can tell how far it is.
-struct StreamUse {
-  BoundStream stream;
-  std::shared_ptr<DeviceTier> device;
-};
-
-// How copies have used a block.
-struct BlockUses {
-  absl::InlinedVector<StreamUse, 1> streams;
-  absl::Status never_reusable;  // not OK: why
-};
 
 class TorchHostAllocator final : public at::HostAllocator {
  public:
@@ -91,15 +79,8 @@ class TorchHostAllocator final : public at::HostAllocator {
   void release_pool(c10::MempoolId_t /*pool*/) override {}
 
  private:
-  // What LibTorch holds: the context of a DataPtr.
-  struct HeldBlock {
-    PinnedBlock block;
-    TorchHostAllocator* allocator = nullptr;
-    BlockUses uses;  // under mu_ until it is released
-  };
-
-  static void Delete(void* live);
-  void Release(const void* data);
+  static void Delete(void* context);
+  void Release(HeldBlock& held);
 
   // The block is lost to this process: a child, or nearly gone.
   bool Abandoned() const { return ProcessIsExiting() || origin_.InForkedChild(); }
@@ -108,10 +89,6 @@ class TorchHostAllocator final : public at::HostAllocator {
   void ThrowInForkedChild(const char* doing) const {
     if (origin_.InForkedChild()) ThrowIfError(Refusal(), doing);
   }
-
-  bool IsLive(const void* data);
-  // The block that `data` points into; null: none.
-  HeldBlock* Find(const void* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::StatusOr<StreamUse> UseOf(const c10::Stream& stream);
 
@@ -122,52 +99,42 @@ class TorchHostAllocator final : public at::HostAllocator {
   const ForkOrigin origin_;
   std::atomic<int> captures_{0};
 
+  HeldBlocks held_{this};
+
   Mutex mu_;
-  // By address, not by context: LibTorch names a block by either, and a view that was made with
-  // from_blob has a context of its own, and an address within the block. Nodes stay where they are.
-  std::map<const void*, HeldBlock, std::greater<>> live_ ABSL_GUARDED_BY(mu_);
   std::vector<PinnedBlock> never_reused_ ABSL_GUARDED_BY(mu_);
-  c10::CachingAllocator::Stat active_requests_ ABSL_GUARDED_BY(mu_);
-  c10::CachingAllocator::Stat active_bytes_ ABSL_GUARDED_BY(mu_);
 };
 
 c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
   const c10::Device cpu(c10::kCPU);
   if (size_bytes == 0) return c10::DataPtr(nullptr, nullptr, &Delete, cpu);
   absl::StatusOr<PinnedBlock> block = tier_->pool().Allocate(size_bytes);
-  ThrowIfError(block.status(), "pinning host memory for LibTorch");
-  BlockUses uses;
+  if (!block.ok()) ThrowIfError(block.status(), "pinning host memory for LibTorch");
+  void* const data = block->data();
+  HeldBlock& held = held_.Hold(*std::move(block));
   if (captures_.load(std::memory_order_relaxed) > 0) {
     const c10::impl::VirtualGuardImpl guard(type_);
-    const absl::StatusOr<StreamUse> use = UseOf(guard.getStream(guard.getDevice()));
-    uses.never_reusable = use.status();
+    const c10::Stream stream = guard.getStream(guard.getDevice());
+    const absl::StatusOr<StreamUse> use = UseOf(stream);
+    if (!use.ok()) held.Use(stream, use);
   }
-  void* const data = block->data();
-  const MutexLock lock(mu_);
-  active_requests_.increase(1);
-  active_bytes_.increase(block->capacity_bytes());
-  HeldBlock& live = live_[data];
-  live = {*std::move(block), this, std::move(uses)};
-  return c10::DataPtr(data, &live, &Delete, cpu);
+  return c10::DataPtr(data, &held, &Delete, cpu);
 }
 
 void TorchHostAllocator::Delete(void* context) {
-  auto* const live = static_cast<HeldBlock*>(context);
-  if (live->allocator->Abandoned()) return;
-  live->allocator->Release(live->block.data());
+  auto* const held = static_cast<HeldBlock*>(context);
+  auto* const allocator = static_cast<TorchHostAllocator*>(held->blocks().holder());
+  if (!allocator->Abandoned()) allocator->Release(*held);
 }
 
 // Destructors call this: it logs what it cannot return.
-void TorchHostAllocator::Release(const void* data) {
-  decltype(live_)::node_type released;
-  {
-    const MutexLock lock(mu_);
-    released = live_.extract(data);
-    active_requests_.decrease(1);
-    active_bytes_.decrease(released.mapped().block.capacity_bytes());
+void TorchHostAllocator::Release(HeldBlock& held) {
+  if (!held.was_used()) {
+    held_.LetGo(held);
+    return;
   }
-  PinnedBlock& block = released.mapped().block;
-  BlockUses& uses = released.mapped().uses;
+  BlockUses uses = held.TakeUses();
+  PinnedBlock block = held_.LetGo(held);
   absl::InlinedVector<FenceTicket, 1> tickets;
   for (const StreamUse& use : uses.streams) {
     absl::StatusOr<FenceTicket> ticket = use.device->engine().Mark(use.stream.native);
@@ -194,21 +161,11 @@ void TorchHostAllocator::Release(const void* data) {
 
 bool TorchHostAllocator::record_event(void* data, void* context, c10::Stream stream) {
   if (origin_.InForkedChild()) return false;
-  if (!IsLive(data)) {
+  HeldBlock* const held = held_.Find(data, context);
+  if (held == nullptr) {
     return previous_ != nullptr && previous_->record_event(data, context, stream);
   }
-  absl::StatusOr<StreamUse> use = UseOf(stream);
-  const MutexLock lock(mu_);
-  HeldBlock* const live = Find(data);
-  if (live == nullptr) return false;
-  BlockUses& uses = live->uses;
-  uses.never_reusable.Update(use.status());
-  const auto same_stream = [&stream](const StreamUse& known) {
-    return known.stream.torch == stream;
-  };
-  if (use.ok() && std::none_of(uses.streams.begin(), uses.streams.end(), same_stream)) {
-    uses.streams.push_back(*std::move(use));
-  }
+  held->Use(stream, UseOf(stream));
   return true;
 }
 
@@ -226,19 +183,6 @@ absl::StatusOr<StreamUse> TorchHostAllocator::UseOf(const c10::Stream& stream) {
   }
 }
 
-TorchHostAllocator::HeldBlock* TorchHostAllocator::Find(const void* data) {
-  const auto found = live_.lower_bound(data);  // downwards: the block that begins at or below it
-  if (found == live_.end()) return nullptr;
-  const PinnedBlock& block = found->second.block;
-  const char* const end = static_cast<const char*>(block.data()) + block.size_bytes();
-  return data < end ? &found->second : nullptr;
-}
-
-bool TorchHostAllocator::IsLive(const void* data) {
-  const MutexLock lock(mu_);
-  return Find(data) != nullptr;
-}
-
 void TorchHostAllocator::empty_cache() {
   ThrowInForkedChild("giving cached pinned memory back");
   ThrowIfError(tier_->pool().Trim(0).status(), "giving cached pinned memory back");
@@ -248,26 +192,22 @@ void TorchHostAllocator::empty_cache() {
 at::HostStats TorchHostAllocator::get_stats() {
   ThrowInForkedChild("reading the statistics of pinned memory");
   at::HostStats stats = source_ == nullptr ? at::HostStats() : source_->GetStats();
-  const MutexLock lock(mu_);
-  stats.active_requests = active_requests_;
-  stats.active_bytes = active_bytes_;
+  const HeldBlocks::Stats held = held_.GetStats();
+  stats.active_requests = held.requests;
+  stats.active_bytes = held.bytes;
   return stats;
 }
 
 void TorchHostAllocator::reset_accumulated_stats() {
   ThrowInForkedChild("resetting the statistics of pinned memory");
   if (source_ != nullptr) source_->ResetAccumulatedStats();
-  const MutexLock lock(mu_);
-  active_requests_.reset_accumulated();
-  active_bytes_.reset_accumulated();
+  held_.ResetAccumulated();
 }
 
 void TorchHostAllocator::reset_peak_stats() {
   ThrowInForkedChild("resetting the statistics of pinned memory");
   if (source_ != nullptr) source_->ResetPeakStats();
-  const MutexLock lock(mu_);
-  active_requests_.reset_peak();
-  active_bytes_.reset_peak();
+  held_.ResetPeaks();
 }
 
 // By device type. Never destroyed: LibTorch keeps the addresses for ever. No lock, which a child of

@@ -1,6 +1,7 @@
 // Each thread allocates from a part of its own. What that must not cost: memory that one thread has
 // and another needs.
 
+#include <atomic>
 #include <barrier>
 #include <cstdint>
 #include <memory>
@@ -66,6 +67,64 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleBesideAnotherThreadsBlocksIsFilledBefore
   // Released on the other thread, it is this thread's again.
   EXPECT_EQ(Take(kMiB - kSlack).data(), hole);
   EXPECT_EQ(pin_calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, AHoleWithWholePiecesInItServesAnotherThreadAtItsFullLength) {
+  options_.segment_bytes = 8 * kMiB;
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
+  const PinnedBlock low = Take(kMiB - kSlack);
+  PinnedBlock middle = Take(4 * kMiB - kSlack);
+  const PinnedBlock high = Take(3 * kMiB - kSlack);
+  const void* const hole = middle.data();
+  middle = PinnedBlock();
+  OnAnotherThread([&] { EXPECT_EQ(Take(4 * kMiB - kSlack).data(), hole); });
+  EXPECT_EQ(Take(4 * kMiB - kSlack).data(), hole);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, AHoleThatGoesOnInAnotherThreadsMemoryIsOneHole) {
+  options_.segment_bytes = 8 * kMiB;
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
+  PinnedBlock mine = Take(kMiB - kSlack);
+  PinnedBlock first;
+  PinnedBlock rest;
+  OnAnotherThread([&] {
+    first = Take(kMiB - kSlack);
+    rest = Take(3 * kMiB - kSlack);
+  });
+  const char* const begin = static_cast<char*>(mine.data());
+  ASSERT_EQ(first.data(), begin + 4 * kMiB) << "half of the pieces are the other thread's";
+  first = PinnedBlock();
+  {
+    const PinnedBlock block = Take(4 * kMiB - kSlack);
+    EXPECT_EQ(block.data(), begin + kMiB);
+  }
+  rest = PinnedBlock();
+  mine = PinnedBlock();
+  EXPECT_EQ(Take(8 * kMiB - kSlack).data(), begin);
+}
+
+// Trim takes all free pieces out for a moment.
+TEST_F(PinnedAllocatorThreadsTest, WhatTrimPutsBackServesWhoMissedItMeanwhile) {
+  options_.segment_bytes = 16 * kMiB;
+  options_.max_locked_bytes = 16 * kMiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
+  const PinnedBlock keeps_the_segment = Take(2 * kMiB - kSlack);  // one piece of it
+  constexpr int kTrims = 4000;
+  std::atomic<int> trims = 0;
+  std::vector<std::thread> trimming;
+  for (int i = 0; i < 2; ++i) {
+    trimming.emplace_back([&] {
+      while (trims++ < kTrims) EXPECT_THAT(allocator_->Trim(0), IsOk());
+    });
+  }
+  while (trims < kTrims) EXPECT_THAT(allocator_->Allocate(64 * kKiB), IsOk());
+  for (std::thread& thread : trimming) thread.join();
+  EXPECT_EQ(allocator_->GetStats().polled_hits, 0u);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, ASmallBlockIsFoundInAnothersSlabWhereNothingElseIsLeft) {

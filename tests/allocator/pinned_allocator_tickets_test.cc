@@ -141,7 +141,7 @@ TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimeline) {
   EXPECT_EQ(timeline->looks() - before, 100);
 }
 
-// A thread that releases waits for nobody who allocates: here it would wait for itself.
+// A thread that releases waits for nobody who allocates: here the two would wait for each other.
 TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds mark it in the books at once";
   const auto timeline = std::make_shared<CountingTimeline>();
@@ -150,8 +150,11 @@ TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
   Take(kMiB).ReleaseAfter({{timeline, 1}});
   (void)allocator_->GetStats();
   timeline->on_look = [&] {
-    plain = PinnedBlock();
-    if (!deferred.empty()) std::move(deferred).ReleaseAfter({timeline_->Ticket(1), FenceTicket()});
+    std::thread([&] {
+      plain = PinnedBlock();
+      if (deferred.empty()) return;
+      std::move(deferred).ReleaseAfter({timeline_->Ticket(1), FenceTicket()});
+    }).join();
   };
   for (int i = 0; i < 4; ++i) (void)allocator_->Allocate(kMiB);
   timeline->on_look = nullptr;
@@ -278,10 +281,11 @@ TEST_F(PinnedAllocatorTicketsTest, TrimKeepsSegmentsWithDeferredBlocks) {
 TEST_F(PinnedAllocatorTicketsTest, AThreadThatHasEndedHoldsOnToNothing) {
   auto timeline = std::make_shared<FakeTimeline>();
   const std::weak_ptr<FakeTimeline> watch = timeline;
+  (void)allocator_->Allocate(kKiB);  // this thread has an arena of its own
   std::thread([&] { Take(kMiB).ReleaseAfter({timeline->Ticket(1)}); }).join();
   timeline->CompleteVisibly(1);
   timeline.reset();
-  for (int i = 0; i < 1000; ++i) (void)allocator_->Allocate(100 * kKiB);
+  for (int i = 0; i < 20'000; ++i) (void)allocator_->Allocate(100 * kKiB);
   EXPECT_TRUE(watch.expired());
 }
 

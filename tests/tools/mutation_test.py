@@ -11,6 +11,7 @@ import unittest
 import unittest.mock
 
 import build
+import cpp_source
 import main
 import mutants
 import report
@@ -67,7 +68,7 @@ def named(found, change):
 
 def changes(text):
     source = text.encode()
-    return [mutant.change for mutant in mutants.find("x.cc", source, mutants.enumerators([source]))]
+    return [mutant.change for mutant in mutants.find("x.cc", source, cpp_source.enumerators([source]))]
 
 
 class FindTest(unittest.TestCase):
@@ -138,7 +139,7 @@ class RunTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.source = _SAMPLE.replace(b'#include "absl/status/status.h"\n', b"")
-        cls.found = mutants.find("sample.inc", cls.source, mutants.enumerators([cls.source]))
+        cls.found = mutants.find("sample.inc", cls.source, cpp_source.enumerators([cls.source]))
         cls.slots = schemata.slots(["sample.inc"])
         cls.temporary = tempfile.TemporaryDirectory()
         folder = pathlib.Path(cls.temporary.name)

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
-import mutants as m
+import cpp_source
 import schemata
+from mutants import find
 
 _ERROR = re.compile(r"^(\S+?\.(?:h|cc)):(\d+):(\d+): (?:fatal )?error: (.*)")
 _PLACE = re.compile(r"^(?:In file included from |\s+from )?(\S+?\.(?:h|cc)):(\d+):(\d+)?")
@@ -41,11 +42,11 @@ class Sources:
 
     def __init__(self, root, paths):
         self.text = {path: (pathlib.Path(root) / path).read_bytes() for path in paths}
-        following = m.enumerators(self.text.values())
+        following = cpp_source.enumerators(self.text.values())
         self.mutants = []
         for path in paths:
             header = self.text.get(path[:-2] + "h", b"") if path.endswith(".cc") else b""
-            self.mutants += m.find(path, self.text[path], following, header)
+            self.mutants += find(path, self.text[path], following, header)
         self.slots = schemata.slots(paths)
 
     def number(self, mutant):

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 
-import mutants as m
+from mutants import apply
 
 
 def read_equivalents(text):
@@ -30,7 +30,7 @@ def table_row(mutant):
 
 def diff(source, mutant):
     before = source.decode().splitlines()
-    after = m.apply(source, mutant).decode().splitlines()
+    after = apply(source, mutant).decode().splitlines()
     lines = difflib.unified_diff(before, after, mutant.path, mutant.path, lineterm="", n=2)
     return "\n".join(lines)
 

@@ -3,7 +3,8 @@
 import dataclasses
 import zlib
 
-import mutants as m
+import cpp_source
+from mutant import ENTRY, EXPRESSION, STATEMENT
 
 # Every file has a slot of the numbers, so that a change of one file leaves the others' numbers alone.
 NUMBERS_PER_FILE = 4096
@@ -93,12 +94,12 @@ class _Writer:
         mine = self.by_node.get(node.id, [])
         start = self.length
         for mutant in mine:
-            if mutant.form == m.ENTRY:
+            if mutant.form == ENTRY:
                 self.put(f"if ({self.switch(mutant)}) {{ ")
                 self.alternative(mutant, mutant.replacement)
                 self.put(" } ")
-        expressions = [mutant for mutant in mine if mutant.form == m.EXPRESSION]
-        statements = [mutant for mutant in mine if mutant.form == m.STATEMENT]
+        expressions = [mutant for mutant in mine if mutant.form == EXPRESSION]
+        statements = [mutant for mutant in mine if mutant.form == STATEMENT]
         if expressions:
             self.put("(")
             for mutant in expressions:
@@ -128,7 +129,7 @@ def instrument(source, found, slot):
     if not found:
         return source, []
     # The parse tree is made anew, and node ids with it.
-    tree = m.parse(source)
+    tree = cpp_source.parse(source)
     nodes = {}
 
     def index(node):
@@ -140,7 +141,7 @@ def instrument(source, found, slot):
     writer = _Writer(source, slot * NUMBERS_PER_FILE)
     for mutant in found:
         assert mutant.number < NUMBERS_PER_FILE, f"{mutant.path} has more mutants than numbers"
-        if mutant.form == m.ENTRY:
+        if mutant.form == ENTRY:
             candidates = [n for span, ns in nodes.items() if span[0] == mutant.start for n in ns]
             candidates = [n for n in candidates if n.parent.type == "compound_statement"]
         else:

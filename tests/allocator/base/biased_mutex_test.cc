@@ -5,9 +5,11 @@
 #include <thread>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "pinion/config/build_config.h"
 
 namespace pinion {
 namespace {
@@ -24,10 +26,8 @@ class BiasedMutexTest : public ::testing::TestWithParam<Barrier> {
 };
 
 INSTANTIATE_TEST_SUITE_P(AllBarriers, BiasedMutexTest,
-                         ::testing::Values(BiasedMutex::BestBarrier(), Barrier::kOfBoth),
-                         [](const auto& info) {
-                           return info.index == 0 ? "OfThisHost" : "OfBoth";
-                         });
+                         ::testing::Values(BiasedMutex::BestBarrier(), Barrier::kNone),
+                         [](const auto& info) { return info.index == 0 ? "OfThisHost" : "None"; });
 
 TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
   constexpr uint64_t kOfOwner = 1'000'000;
@@ -35,10 +35,18 @@ TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
   uint64_t count = 0;
   std::atomic<int> others = 2;
   std::vector<std::thread> threads;
-  for (int i = 0; i < 2; ++i) {
-    threads.emplace_back([&] {
+  for (const By by : {By::kOther, By::kAnnounced}) {
+    threads.emplace_back([&, by] {
       for (uint64_t n = 0; n < kOfOther; ++n) {
-        const BiasedLock lock(mu_, By::kOther);
+        // For four calls at a time.
+        if (by == By::kAnnounced && n % 4 == 0) {
+          mu_.Announce();
+          BiasedMutex::RunBarrier();
+        }
+        const absl::Cleanup renounce = [&] {
+          if (by == By::kAnnounced && n % 4 == 3) mu_.Renounce();
+        };
+        const BiasedLock lock(mu_, by);
         // Slowly, so that an owner that comes in meanwhile is seen by what is lost.
         const uint64_t before = count;
         for (int spins = 0; spins < 300; ++spins) asm volatile("" ::: "memory");
@@ -73,6 +81,15 @@ TEST_P(BiasedMutexTest, AnotherThreadWaitsForTheOwnerThatIsInside) {
   EXPECT_TRUE(taken);
 }
 
+TEST_P(BiasedMutexTest, AnAnnouncementKeepsNobodyOut) {
+  mu_.Announce();
+  BiasedMutex::RunBarrier();
+  std::thread([&] { const BiasedLock lock(mu_, By::kOwner); }).join();
+  std::thread([&] { const BiasedLock lock(mu_, By::kOther); }).join();
+  { const BiasedLock lock(mu_, By::kAnnounced); }
+  mu_.Renounce();
+}
+
 TEST_P(BiasedMutexTest, TheOwnerWaitsForAnotherThreadThatIsInside) {
   std::atomic<bool> taken = false;
   std::thread owner;
@@ -91,9 +108,16 @@ TEST_P(BiasedMutexTest, TheOwnerWaitsForAnotherThreadThatIsInside) {
   EXPECT_TRUE(taken);
 }
 
+TEST(BiasedMutexDeathTest, TheOwnerDoesNotEnterTwice) {
+  if (!config::kHardened) GTEST_SKIP() << "checked in hardened builds";
+  BiasedMutex mu;
+  const OwnerLock lock(mu);
+  EXPECT_DEATH(mu.LockAsOwner(), "inside already");
+}
+
 TEST(BiasedMutexWithoutOwnerTest, ThreadsExcludeEachOther) {
   constexpr uint64_t kEach = 100'000;
-  BiasedMutex mu(Barrier::kNobodyOwnsIt);
+  BiasedMutex mu(Barrier::kNone);
   uint64_t count = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {

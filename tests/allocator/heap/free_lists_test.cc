@@ -1,8 +1,10 @@
 #include "pinion/allocator/heap/free_lists.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -110,6 +112,68 @@ TEST_F(FreeListsTest, RandomBlocksAreFoundWheneverOneFits) {
       lists.Remove(found);
       std::erase(free, found);
     }
+  }
+}
+
+// One block at a time is in hand, and in no bucket: it is found like all others.
+TEST_F(FreeListsTest, ABlockThatGrewOrShrankIsFoundByItsNewSize) {
+  BlockRecord* const block = NewBlock(kMiB);
+  lists_.Insert(block);
+  BlockRecord* const other = NewBlock(8 * kMiB);
+  lists_.Insert(other);
+  for (const uint64_t size_bytes : {4 * kMiB, kMiB / 2, 16 * kMiB}) {
+    lists_.Resize(block, size_bytes);
+    EXPECT_EQ(lists_.Find(size_bytes), block);
+    EXPECT_EQ(lists_.Find(8 * kMiB), other);
+    EXPECT_EQ(lists_.Find(32 * kMiB), nullptr);
+  }
+  lists_.Resize(other, 2 * kMiB);  // so that the first one is in a bucket again
+  EXPECT_EQ(lists_.Find(2 * kMiB), other);
+  EXPECT_EQ(lists_.Find(16 * kMiB), block);
+  lists_.Remove(other);
+  EXPECT_EQ(lists_.Find(kMinBlockBytes), block);
+  lists_.Remove(block);
+  EXPECT_EQ(lists_.Find(kMinBlockBytes), nullptr);
+}
+
+// A cache that popped from a bucket of mixed sizes without comparing gave a 150 MB block for a
+// 200 MB request (pytorch#192722). Sizes that are no classes lie inside of buckets.
+TEST_F(FreeListsTest, WhatIsFoundFitsWhateverGrowsAndShrinks) {
+  std::mt19937_64 random(192722);
+  const auto random_size = [&random] {
+    const uint64_t least = kMinBlockBytes << (random() % 23);
+    return least + random() % least;
+  };
+  std::vector<BlockRecord*> free;
+  for (int step = 0; step < 20'000; ++step) {
+    const uint64_t size_bytes = random_size();
+    const uint64_t choice = random() % 4;
+    if (choice == 0 || free.empty()) {
+      free.push_back(NewBlock(size_bytes));
+      lists_.Insert(free.back());
+    } else if (choice == 1) {
+      lists_.Resize(free[random() % free.size()], size_bytes);
+    } else if (choice == 2) {
+      std::swap(free[random() % free.size()], free.back());
+      lists_.Remove(free.back());
+      free.pop_back();
+    }
+    const uint64_t request = RoundUpToSizeClass(random_size());
+    const BlockRecord* const found = lists_.Find(request);
+    uint64_t largest_bytes = 0;
+    uint64_t tightest_bytes = UINT64_MAX;
+    for (const BlockRecord* block : free) {
+      largest_bytes = std::max(largest_bytes, block->capacity_bytes);
+      if (block->capacity_bytes >= request) {
+        tightest_bytes = std::min(tightest_bytes, block->capacity_bytes);
+      }
+    }
+    if (request <= 256 * kMiB) {
+      ASSERT_EQ(found != nullptr, largest_bytes >= request);
+    }
+    if (found == nullptr) continue;
+    ASSERT_GE(found->capacity_bytes, request);
+    ASSERT_LE(BucketOf(found->capacity_bytes), BucketOf(tightest_bytes));
   }
 }
 

@@ -90,22 +90,6 @@ TEST_F(HardeningDeathTest, ASecondReleaseWithATicketIsFoundToo) {
                "but it is not live");
 }
 
-// A PinnedBlock knows its pool, so this takes one that was overwritten, or a bug in here.
-TEST_F(HardeningDeathTest, ABlockOfAnotherPoolIsNamedWithTheRemedy) {
-  const auto release_to_another = [] {
-    const auto source = std::make_shared<FakeSource>();
-    AllocatorOptions options;
-    options.segment_bytes = kMiB;
-    internal::SegmentPool own(source, options);
-    internal::SegmentPool other(source, options);
-    internal::BlockRecord* const block = own.AddSegment(source->Allocate(kMiB).value(), 1000);
-    other.Release(block, block->id);
-  };
-  EXPECT_DEATH(release_to_another(),
-               "pinned block [0-9]+ \\(1000 bytes at 0x[0-9a-f]+\\) is released to a pool that it "
-               "is not from.*the allocator that handed it out");
-}
-
 TEST_F(HardeningDeathTest, ReleaseAfterOnAnEmptyBlockDies) {
   EXPECT_DEATH(PinnedBlock().ReleaseAfter({}), "ReleaseAfter on an empty block");
 }

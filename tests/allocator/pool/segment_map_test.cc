@@ -1,10 +1,15 @@
 #include "pinion/allocator/pool/segment_map.h"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/heap/segment_heap.h"
+#include "pinion/allocator/pool/limited_source.h"
+#include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/source_adaptor.h"
 
 namespace pinion::internal {
 namespace {
@@ -38,12 +43,38 @@ TEST(SegmentMapTest, PiecesAreMultiplesOfTheAlignment) {
   EXPECT_EQ(pieces[0].size_bytes, 64 * kMiB);
 }
 
-TEST(SegmentMapTest, ASegmentBeginsAtItsFirstPieceOnly) {
+TEST(SegmentMapTest, BlocksCrossBordersOfPiecesAndThoseOfSegmentsThatTheSourceJoins) {
+  class Joins final : public ::pinion::testing::SourceAdaptor {
+   public:
+    using SourceAdaptor::SourceAdaptor;
+    bool JoinsAt(const void* border) const override {
+      return border == reinterpret_cast<void*>(kGiB + 8 * kMiB);
+    }
+  };
+  const LimitedSource source(
+      std::make_shared<Joins>(std::make_shared<::pinion::testing::FakeSource>()), UINT64_MAX);
   SegmentMap map(kPage);
-  const std::vector<HostSegment> pieces = map.Add(FakeSegment(kGiB, 8 * kMiB));
-  ASSERT_GT(pieces.size(), 1u);
-  EXPECT_TRUE(map.BeginsAt(pieces[0].data));
-  EXPECT_FALSE(map.BeginsAt(pieces[1].data));
+  map.Add(FakeSegment(kGiB, 8 * kMiB));
+  map.Add(FakeSegment(kGiB + 8 * kMiB, 8 * kMiB));
+  map.Add(FakeSegment(kGiB + 16 * kMiB, 8 * kMiB));
+  const auto border_at = [&](uint64_t offset) {
+    return map.BorderAt(reinterpret_cast<void*>(kGiB + offset), source);
+  };
+  using Border = SegmentHeap::Border;
+  EXPECT_EQ(border_at(2 * kMiB), Border::kOpen);
+  EXPECT_EQ(border_at(2 * kMiB + kPage), Border::kGone);
+  EXPECT_EQ(border_at(8 * kMiB), Border::kOpen);
+  EXPECT_EQ(border_at(16 * kMiB), Border::kCloses);
+}
+
+TEST(SegmentMapTest, TheLeastPieceIsThatOfTheSmallestSegment) {
+  SegmentMap map(kPage);
+  map.Add(FakeSegment(kGiB, kGiB));
+  EXPECT_EQ(map.LeastPieceBytes(), 16 * kMiB);
+  map.Add(FakeSegment(2 * kGiB, 5 * kMiB));
+  EXPECT_EQ(map.LeastPieceBytes(), 2 * kMiB);
+  map.Add(FakeSegment(3 * kGiB, kMiB));
+  EXPECT_EQ(map.LeastPieceBytes(), kMiB);
 }
 
 TEST(SegmentMapTest, ASegmentIsRemovedWhenAllItsPiecesAreFreeWhoeverHasThem) {
@@ -64,7 +95,7 @@ TEST(SegmentMapTest, ASegmentIsRemovedWhenAllItsPiecesAreFreeWhoeverHasThem) {
   EXPECT_EQ(free[0][0].data, others[0].data);
   EXPECT_TRUE(free[2].empty());
   EXPECT_EQ(map.total_bytes(), 4 * kMiB);
-  EXPECT_FALSE(map.BeginsAt(pieces[0].data));
+  EXPECT_EQ(map.total_bytes(), 4 * kMiB);
 }
 
 class SegmentMapRemovalTest : public ::testing::Test {

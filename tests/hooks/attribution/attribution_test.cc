@@ -1,5 +1,5 @@
-// What attribution does with memory, graphs, devices and mistakes. That its numbers are Captum's is
-// captum_test.cc's to show.
+// What attribution captures, of which layers and devices, and what it says of mistakes. Memory and
+// time are attribution_memory_test.cc's; that its numbers are Captum's is captum_test.cc's to show.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/sin.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
@@ -18,12 +17,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -31,10 +27,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/hooks/activations/offload_options.h"
-#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/attribution/attribution_session.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
@@ -52,217 +45,6 @@ namespace {
 using at::Tensor;
 using ::testing::HasSubstr;
 using Tensors = std::vector<Tensor>;
-
-TEST_F(AttributionTest, ThePeakIsThatOfThePlainStepAndTwoCaptures) {
-  constexpr int kLayers = 12;
-  const Tensor x = Make(1).requires_grad_();
-  world_.ResetPeak();
-  const uint64_t model_bytes = world_.device_bytes();
-  Chain(x, kLayers, /*taps=*/false).sum().backward();
-  x.mutable_grad() = Tensor();
-  ASSERT_TRUE(Soon([&] { return world_.device_bytes() == model_bytes; }));
-  const uint64_t plain_bytes = world_.peak_device_bytes();
-  ASSERT_GE(plain_bytes, model_bytes + kLayers * kLayerBytes) << "forward saves every layer";
-
-  world_.ResetPeak();
-  const auto layers = session_->ComputeLayerGradientsAndEval(
-      [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); }, LayerNames(kLayers),
-      {x}, Target());
-  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 4096);
-  ASSERT_EQ(layers.size(), static_cast<size_t>(kLayers));
-  for (const LayerResult& layer : layers) EXPECT_TRUE(layer.tensors[0].gradient.is_cpu());
-}
-
-TEST_F(AttributionTest, ParallelLayersLeaveOneByOneAsWell) {
-  constexpr int kLayers = 12;
-  const Tensor x = Make(1);
-  const auto branches = [&](bool taps) {
-    Tensor sum = at::zeros({kSide}, x.options());
-    for (int layer = 0; layer < kLayers; ++layer) {
-      // Without a tap nothing has a gradient, and no branch is saved.
-      Tensor y = x + layer;
-      if (taps) y = Tap("layer" + std::to_string(layer), y);
-      sum = sum + (y * 2).sum(1);
-    }
-    return sum;
-  };
-  world_.ResetPeak();
-  branches(/*taps=*/false);
-  const uint64_t plain_bytes = world_.peak_device_bytes();
-  ASSERT_LT(plain_bytes, world_.device_bytes() + 4 * kLayerBytes);
-  world_.ResetPeak();
-  const auto forward = [&](const Tensors&) { return branches(/*taps=*/true); };
-  session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {x}, Target());
-  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 16 * 1024);
-}
-
-TEST_F(AttributionTest, InAnOffloadScopeWhatTheGraphSavesLeavesAsWell) {
-  constexpr int kLayers = 12;
-  const Tensor x = Make(1).requires_grad_();
-  const auto forward = [&](bool taps) {
-    const OffloadScope scope(world_.session());
-    return Chain(x, kLayers, taps);
-  };
-  world_.ResetPeak();
-  forward(/*taps=*/false).sum().backward();
-  x.mutable_grad() = Tensor();
-  const uint64_t offloaded = world_.QuietStats().offloaded;
-  const uint64_t plain_bytes = world_.peak_device_bytes();
-  ASSERT_LT(plain_bytes, world_.device_bytes() + kLayers * kLayerBytes);
-  world_.ResetPeak();
-  const auto layers = session_->ComputeLayerGradientsAndEval(
-      [&](const Tensors&) { return forward(/*taps=*/true); }, LayerNames(kLayers), {}, Target());
-  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 4096);
-  const OffloadStats stats = world_.QuietStats();
-  EXPECT_EQ(stats.offloaded, 2 * offloaded);
-  EXPECT_GT(stats.unpacked, offloaded);
-}
-
-TEST_F(AttributionTest, AMemoryTargetIsForWhatTheGraphSavesAndForWhatIsCaptured) {
-  constexpr int kLayers = 16;
-  const Tensor x = Make(1).requires_grad_();
-  OffloadOptions offload = SmallWindows();
-  offload.eviction_window_bytes = OffloadOptions::kAutoWindow;
-  offload.prefetch_window_bytes = OffloadOptions::kAutoWindow;
-  offload.memory_target_bytes = world_.device_bytes() + 10 * kLayerBytes;
-  const auto session = world_.NewSession(offload);
-  const auto forward = [&](const Tensors& in) {
-    const OffloadScope scope(session);
-    return Chain(in[0], kLayers, /*taps=*/true);
-  };
-  const auto plain = session_->ComputeLayerGradientsAndEval(
-      [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); }, LayerNames(kLayers),
-      {x}, Target());
-  EXPECT_GT(world_.peak_device_bytes(), offload.memory_target_bytes);
-  for (int step = 0; step < 4; ++step) {
-    ASSERT_TRUE(Soon([&] { return world_.device_bytes() <= 2 * kLayerBytes; }));
-    world_.ResetPeak();
-    const auto layers =
-        session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {x}, Target());
-    EXPECT_LE(world_.peak_device_bytes(), offload.memory_target_bytes) << "step " << step;
-    for (int layer = 0; layer < kLayers; ++layer) {
-      EXPECT_TRUE(SameBytes(layers[layer].tensors[0].gradient, plain[layer].tensors[0].gradient));
-    }
-  }
-}
-
-TEST_F(AttributionTest, WhileTheResultIsHeldTheDeviceHoldsNothingOfTheGraph) {
-  const Tensor x = Make(1);
-  const uint64_t before_bytes = world_.device_bytes();
-  const auto layers = LayerGradientXActivation(
-      *session_, [&](const Tensors& in) { return Chain(in[0], 4, /*taps=*/true); }, LayerNames(4),
-      {x}, Target());
-  EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; }));
-  EXPECT_EQ(layers[3].tensors[0].numel(), kSide * kSide);
-}
-
-TEST_F(AttributionTest, ResultsAreInPinnedMemoryOfTheSharedPoolAndOutliveTheSession) {
-  const uint64_t before_bytes = world_.session()->GetAllocatorStats().requested_bytes.current;
-  auto layers = session_->ComputeLayerGradientsAndEval(
-      [&](const Tensors& in) { return Chain(in[0], 2, /*taps=*/true); }, LayerNames(2), {Make(1)},
-      Target());
-  EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current,
-            before_bytes + 4 * kLayerBytes);
-  const double sum = layers[0].tensors[0].gradient.sum().item<double>();
-  session_.reset();
-  EXPECT_EQ(layers[0].tensors[0].gradient.sum().item<double>(), sum);
-  layers.clear();
-  world_.ExpectNothingLeft();
-}
-
-TEST_F(AttributionTest, OfAPartOfALargeGradientThePartAloneLeaves) {
-  // Backward of cat gives each input its columns of the whole gradient.
-  const auto forward = [&](const Tensors& in) {
-    const Tensor all = at::cat({Tap("left", in[0] * 2), in[0]}, 1);
-    return (all * all).sum(1);
-  };
-  const auto layers =
-      session_->ComputeLayerGradientsAndEval(forward, {"left"}, {Make(1)}, Target());
-  const LayerTensor& left = layers[0].tensors[0];
-  EXPECT_TRUE(SameBytes(left.gradient, left.activation * 2));
-  EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current, 2 * kLayerBytes);
-}
-
-// Every copy is stuck for 10 ms of the device's time, and nobody can read its bytes before.
-EmulatedOptions SlowAndProtected() {
-  EmulatedOptions options = SlowCopies();
-  options.protect_host_pages = true;
-  return options;
-}
-
-class SlowAttributionTest : public AttributionTest {
- protected:
-  SlowAttributionTest() : AttributionTest(SlowAndProtected()) {}
-};
-
-TEST_F(SlowAttributionTest, NeitherForwardNorBackwardWaitsForACopyOnTheHost) {
-  EmulatedMachine& machine = world_.machine();
-  double forward_ms = 0, begin_ms = 0;
-  const auto forward = [&](const Tensors& in) {
-    begin_ms = machine.now_ms();
-    const Tensor y = Chain(in[0], 8, /*taps=*/true);
-    forward_ms = machine.now_ms() - begin_ms;
-    return y;
-  };
-  const auto layers =
-      session_->ComputeLayerGradientsAndEval(forward, LayerNames(8), {Make(1)}, Target());
-  EXPECT_LT(forward_ms, 10);
-  EXPECT_GT(machine.now_ms() - begin_ms, 100) << "the copies were stuck";
-  EXPECT_TRUE(at::allclose(layers[7].tensors[0].gradient, 2 * layers[7].tensors[0].activation));
-}
-
-// The host needs 4 ms for a product of two layers.
-EmulatedOptions SlowHost() {
-  EmulatedOptions options = SlowCopies(/*stall_ms=*/10);
-  options.preset.host_memory_gb_per_s = 3 * 128 * 128 * 4 / 4e6;
-  return options;
-}
-
-class SlowHostTest : public AttributionTest {
- protected:
-  SlowHostTest() : AttributionTest(SlowHost()) {}
-};
-
-TEST_F(SlowHostTest, ProductsAreComputedWhileLaterGradientsAreOnTheirWay) {
-  constexpr int kLayers = 8;
-  EmulatedMachine& machine = world_.machine();
-  const auto forward = [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); };
-  const auto run = [&](bool multiplies) {
-    const double begin_ms = machine.now_ms();
-    LayerGradientXActivation(*session_, forward, LayerNames(kLayers), {Make(1)}, Target());
-    if (multiplies) return machine.now_ms() - begin_ms;
-    const double between_ms = machine.now_ms();
-    session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {Make(1)}, Target());
-    return machine.now_ms() - between_ms;
-  };
-  const double copies_ms = run(/*multiplies=*/false);
-  EXPECT_GT(copies_ms, 2 * kLayers * 10);
-  EXPECT_NEAR(run(/*multiplies=*/true), copies_ms + 4, 0.5) << "the last one is alone";
-}
-
-OffloadOptions LittleHostMemory() {
-  OffloadOptions options = SmallWindows();
-  options.allocator.max_locked_bytes = 2 * kMiB;
-  return options;
-}
-
-class FullHostTest : public AttributionTest {
- protected:
-  FullHostTest() : AttributionTest(MachineOptions(), LittleHostMemory()) {}
-};
-
-TEST_F(FullHostTest, AResultWithoutRoomInHostMemoryIsOutOfMemoryAndLeavesNothing) {
-  const uint64_t before_bytes = world_.device_bytes();
-  const auto compute = [&](int layers) {
-    session_->ComputeLayerGradientsAndEval(
-        [&](const Tensors& in) { return Chain(in[0], layers, /*taps=*/true); }, LayerNames(layers),
-        {Make(1)}, Target());
-  };
-  EXPECT_THROW(compute(40), c10::OutOfMemoryError) << "in forward";
-  EXPECT_THROW(compute(24), c10::OutOfMemoryError) << "in backward";
-  EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; }));
-  compute(8);
-}
 
 TEST_F(AttributionTest, OperatorsInPlaceDoNotChangeWhatWasCaptured) {
   const Tensor w = Make(2).requires_grad_();
@@ -542,27 +324,6 @@ TEST_F(AttributionTest, BackwardDoesNotGoBeyondTheLayers) {
   };
   const auto layers = session_->ComputeLayerGradientsAndEval(forward, {"layer"}, {}, Target());
   EXPECT_TRUE(layers[0].connected());
-}
-
-TEST_F(AttributionTest, ASequentialIsAsItWasWhenItsTapsAreGone) {
-  const torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::ReLU(/*inplace=*/true));
-  const auto names = model->named_parameters().keys();
-  {
-    const SequentialTaps taps(model);
-    EXPECT_EQ(model->named_parameters().keys(), names);
-    EXPECT_THROW(model->at<torch::nn::LinearImpl>(0), c10::Error) << "it is a tapped one";
-  }
-  EXPECT_NO_THROW(model->at<torch::nn::LinearImpl>(0));
-}
-
-TEST_F(AttributionTest, AModelOfTappedModulesCanBeCloned) {
-  const torch::nn::Sequential model(pinion::nn::Tapped("fc", torch::nn::Linear(kSide, kSide)));
-  const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
-  copy->to(world_.device());
-  const auto forward = [&](const Tensors& in) { return copy->forward(in[0]); };
-  const auto layers = session_->ComputeLayerGradientsAndEval(forward, {"fc", "fc.input"}, {Make(1)},
-                                                             Target::Class(1));
-  EXPECT_TRUE(layers[0].connected() && layers[1].connected());
 }
 
 TEST_F(AttributionTest, ATargetThatDoesNotFitTheOutputIsAnErrorThatSaysWhy) {

@@ -163,6 +163,22 @@ TEST_F(PathMethodsTest, PassesStayUnderTheBudgetAtAnyNumberOfStepsAndUseIt) {
   }
 }
 
+TEST_F(PathMethodsTest, WhatAPassStillHoldsForItsCopiesIsPartOfTheNextOnesBudget) {
+  const Tensor x = Examples().narrow(0, 0, 1).contiguous();
+  PathOptions options;
+  options.n_steps = 150;
+  for (int rows = 60; rows <= 600; rows += 60) {
+    SCOPED_TRACE(rows);
+    ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+    options.device_budget_bytes = BudgetOf(static_cast<uint64_t>(rows) * kRowBytes);
+    world_.ResetPeak();
+    passes_ = 0;
+    LayerConductance(*session_, model(), {"late"}, {x}, Target::Class(1), options);
+    EXPECT_GT(passes_, 2);
+    EXPECT_LE(world_.peak_device_bytes(), options.device_budget_bytes);
+  }
+}
+
 TEST_F(PathMethodsTest, WhereOneStepOfAllExamplesIsTooMuchExamplesAreSplit) {
   const Tensor x = Examples();
   for (const Batched& method : BatchedMethods()) {

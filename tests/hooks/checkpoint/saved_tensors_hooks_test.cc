@@ -26,6 +26,7 @@
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/python_like_hooks.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -36,16 +37,6 @@ namespace {
 using ::testing::HasSubstr;
 
 at::Tensor Leaf() { return at::ones({4}).requires_grad_(true); }
-
-// The message of the c10::Error that `call` throws; empty if it throws none.
-std::string ErrorOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 const auto kDetach = [](const at::Tensor& tensor) { return tensor.detach(); };
 
@@ -138,7 +129,7 @@ TEST(DisableSavedTensorsHooksTest, OpeningAnyHooksInsideSaysWhy) {
   const auto python = [&] { const PythonHooks hooks; };
   for (const std::function<void()>& open :
        {std::function<void()>(user), {segment}, {offload}, {python}}) {
-    EXPECT_EQ(ErrorOf(open), "");
+    EXPECT_EQ(ErrorOf(open), "no error");
     {
       const DisableSavedTensorsHooks outer("the outer reason");
       {
@@ -146,9 +137,9 @@ TEST(DisableSavedTensorsHooksTest, OpeningAnyHooksInsideSaysWhy) {
         EXPECT_THAT(ErrorOf(open), HasSubstr("the inner reason"));
       }
       EXPECT_THAT(ErrorOf(open), HasSubstr("the outer reason"));
-      EXPECT_EQ(ErrorOf([] { const NoOffloadScope nothing; }), "");
+      EXPECT_EQ(ErrorOf([] { const NoOffloadScope nothing; }), "no error");
     }
-    EXPECT_EQ(ErrorOf(open), "");
+    EXPECT_EQ(ErrorOf(open), "no error");
   }
 }
 

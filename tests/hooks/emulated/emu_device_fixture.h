@@ -7,15 +7,14 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/tests/hooks/support/error_of.h"
 
 namespace pinion {
 
@@ -48,15 +47,7 @@ class EmuDeviceTest : public ::testing::Test {
   std::shared_ptr<EmulatedMachine> machine_;
 };
 
-template <typename Function>
-std::string ErrorOf(const Function& function) {
-  try {
-    function();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
+using testing::ErrorOf;
 
 }  // namespace pinion
 

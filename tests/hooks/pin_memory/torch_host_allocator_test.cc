@@ -397,7 +397,6 @@ TEST_F(TorchHostAllocatorTest, StatisticsByNameAreThoseOfLibTorch) {
   EXPECT_EQ(named.at("active_requests.freed"), 2);
   EXPECT_EQ(named.at("num_host_alloc"), 3);
   EXPECT_EQ(named.at("host_alloc_time.count"), 3);
-  EXPECT_GT(named.at("host_alloc_time.avg"), 0);
   EXPECT_EQ(named, ByName(stats));
 }
 

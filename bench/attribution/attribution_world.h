@@ -1,0 +1,71 @@
+// A model on an emulated machine of its own, ready for attribution, and what one call costs there.
+//
+//   PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model, preset));
+//   const AttributionOutcome outcome = world.Measure([&] { return std::vector{...}; });
+//
+// The model is in evaluation mode, and its parameters require gradients as they do after training;
+// the target is one class of each example.
+//
+// Thread safety: none: each world registers its machine as "emu", in the place of the one before.
+
+#ifndef PINION_BENCH_ATTRIBUTION_ATTRIBUTION_WORLD_H_
+#define PINION_BENCH_ATTRIBUTION_ATTRIBUTION_WORLD_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pinion/bench/attribution/attribution_table.h"
+#include "pinion/bench/offload/offload_model.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/target.h"
+#include "pinion/programs/accelerator.h"
+
+namespace pinion {
+
+// One call of a method; returns its results by layer.
+using AttributionCall = std::function<std::vector<at::Tensor>()>;
+
+struct AttributionOutcome {
+  AttributionCost cost;
+  std::vector<at::Tensor> results;  // in pageable memory
+};
+
+struct AttributionWorld {
+  static constexpr int kDevice = 0;
+
+  static absl::StatusOr<AttributionWorld> Create(const OffloadModel& model,
+                                                 const DevicePreset& preset);
+
+  Accelerator accelerator;
+  ModelOnDevice model;
+  Target target = Target::Class(1);
+  uint64_t model_bytes = 0;  // of the device, for the model and its inputs
+
+  EmulatedMachine& machine() const { return *accelerator.machine(); }
+  Device& device() const { return *machine().device(kDevice); }
+  std::vector<at::Tensor> inputs() const { return {model.input}; }
+  // [examples, classes], in float32
+  at::Tensor Forward(const at::Tensor& input) const;
+  // The same of the first input; the world outlives it.
+  AttributedForward forward() const;
+  uint64_t in_use_bytes() const { return machine().memory_stats(kDevice).in_use_bytes; }
+
+  // Once what calls before it have left is gone.
+  AttributionOutcome Measure(const AttributionCall& call);
+};
+
+// `run`, whose exceptions are Internal errors that begin with `what`.
+absl::StatusOr<AttributionOutcome> NoThrow(
+    const std::string& what, const std::function<absl::StatusOr<AttributionOutcome>()>& run);
+
+}  // namespace pinion
+
+#endif  // PINION_BENCH_ATTRIBUTION_ATTRIBUTION_WORLD_H_

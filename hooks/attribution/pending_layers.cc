@@ -1,0 +1,137 @@
+#include "pinion/hooks/attribution/pending_layers.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace pinion {
+namespace {
+
+// When the last gradient of a layer's tensor was captured; 0: there was none.
+uint64_t LastGradient(const std::vector<LayerPieces>& devices, size_t tensor) {
+  uint64_t last = 0;
+  for (const LayerPieces& pieces : devices) {
+    const LayerPiece& piece = pieces[tensor];
+    if (piece.gradient != nullptr) last = std::max(last, piece.gradient->captured_as());
+  }
+  return last;
+}
+
+}  // namespace
+
+PendingLayers::PendingLayers(const std::vector<std::string>& layers,
+                             std::shared_ptr<const LayerWay> way,
+                             std::map<size_t, PiecesByDevice> captured)
+    : way_(std::move(way)), results_(layers.size()) {
+  const bool is_error = way_->options.unused_layers == UnusedLayers::kError;
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    const std::string& name = layers[layer];
+    const auto first = std::find(layers.begin(), layers.end(), name) - layers.begin();
+    first_of_name_.push_back(static_cast<size_t>(first));
+    if (first_of_name_.back() != layer) continue;  // it is asked for twice
+    LayerResult& result = results_[layer];
+    result.ran = captured.contains(layer);
+    TORCH_CHECK(result.ran || !is_error, "layer \"", name,
+                "\" was not called in forward: correct its name, or set "
+                "LayerOptions::unused_layers to kZeros");
+    if (!result.ran) continue;
+    std::vector<LayerPieces>& devices = devices_[layer];
+    devices = InDeviceOrder(name, std::move(captured[layer]));
+    result.tensors.resize(devices.front().size());
+    for (size_t i = 0; i < result.tensors.size(); ++i) {
+      const LayerPart part = {layer, i};
+      const uint64_t last_gradient = LastGradient(devices, i);
+      TORCH_CHECK(devices.front()[i].gradient == nullptr || last_gradient > 0 || !is_error,
+                  "the output does not depend on layer \"", name, "\", tensor ", i,
+                  ": choose another layer or target, or set LayerOptions::unused_layers to "
+                  "kZeros");
+      MakeZeros(part);
+      arrivals_.emplace_back(std::max(devices.back()[i].captured_as, last_gradient), part);
+    }
+  }
+  std::sort(arrivals_.begin(), arrivals_.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+}
+
+std::vector<LayerResult> PendingLayers::Wait() {
+  for (const auto& [captured_as, part] : arrivals_) {
+    LayerTensor& tensor = results_[part.layer].tensors[part.tensor];
+    tensor = Gather(part);
+    if (!way_->callbacks.on_arrival) continue;
+    const at::NoGradGuard no_grad;
+    const uint64_t memory_bytes = way_->callbacks.on_arrival(part, tensor);
+    if (!way_->options.keep_on_device) way_->copies->ChargeHostArithmetic(memory_bytes);
+  }
+  for (size_t layer = 0; layer < results_.size(); ++layer) {
+    if (first_of_name_[layer] != layer) results_[layer] = results_[first_of_name_[layer]];
+  }
+  return std::move(results_);
+}
+
+std::vector<LayerPieces> PendingLayers::InDeviceOrder(const std::string& layer,
+                                                      PiecesByDevice by_device) const {
+  const size_t count = by_device.size();
+  std::vector<LayerPieces> ordered;
+  if (count == 1 || way_->options.device_ids.empty()) {
+    for (auto& [index, pieces] : by_device) ordered.push_back(std::move(pieces));
+  } else {
+    for (const int index : way_->options.device_ids) {
+      auto found = by_device.extract(index);
+      if (!found.empty()) ordered.push_back(std::move(found.mapped()));
+    }
+    TORCH_CHECK(ordered.size() == count, "layer \"", layer, "\" ran on ", count,
+                " devices, of which LayerOptions::device_ids names ", ordered.size(),
+                ": name each device once");
+  }
+  for (const LayerPieces& pieces : ordered) {
+    TORCH_CHECK(pieces.size() == ordered.front().size(), "layer \"", layer, "\" has ",
+                ordered.front().size(), " tensors on one device and ", pieces.size(),
+                " on another: its parts must be alike");
+  }
+  return ordered;
+}
+
+void PendingLayers::MakeZeros(LayerPart part) {
+  for (LayerPieces& pieces : devices_[part.layer]) {
+    LayerPiece& piece = pieces[part.tensor];
+    if (piece.gradient == nullptr || piece.gradient->captured_as() > 0) continue;
+    const c10::Device device =
+        way_->options.keep_on_device ? piece.options.device() : c10::Device(at::kCPU);
+    piece.zeros = at::zeros(piece.sizes, piece.options.device(device));
+    if (way_->callbacks.output_function) {
+      piece.zeros = way_->callbacks.output_function(part, piece.zeros);
+    }
+  }
+}
+
+LayerTensor PendingLayers::Gather(LayerPart part) {
+  LayerTensor result;
+  std::vector<at::Tensor> activations, gradients;
+  for (LayerPieces& pieces : devices_[part.layer]) {
+    LayerPiece piece = std::exchange(pieces[part.tensor], {});
+    if (way_->options.activations) {
+      activations.push_back(std::exchange(piece.activation, {}).Wait());
+    }
+    if (piece.gradient == nullptr) continue;
+    const at::Tensor gradient = piece.gradient->Wait(/*is_last=*/piece.gradient.use_count() == 1);
+    result.connected = result.connected || gradient.defined();
+    gradients.push_back(gradient.defined() ? gradient : piece.zeros);
+  }
+  if (!activations.empty()) result.activation = Join(activations);
+  if (!gradients.empty()) result.gradient = Join(gradients);
+  return result;
+}
+
+at::Tensor PendingLayers::Join(const std::vector<at::Tensor>& pieces) const {
+  if (pieces.size() == 1) return pieces.front();
+  if (!way_->options.keep_on_device) return way_->copies->Concatenate(pieces);
+  std::vector<at::Tensor> on_first;
+  for (const at::Tensor& piece : pieces) on_first.push_back(piece.to(pieces.front().device()));
+  return at::cat(on_first);
+}
+
+}  // namespace pinion

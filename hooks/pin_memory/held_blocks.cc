@@ -1,0 +1,140 @@
+#include "pinion/hooks/pin_memory/held_blocks.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pinion {
+namespace {
+
+// So many unused records go from thread to thread at a time.
+constexpr int kBatch = 64;
+
+}  // namespace
+
+void HeldBlock::Use(const c10::Stream& stream, absl::StatusOr<StreamUse> use) {
+  const MutexLock lock(mu_);
+  used_.store(true, std::memory_order_relaxed);
+  uses_.never_reusable.Update(use.status());
+  const auto same_stream = [&stream](const StreamUse& known) {
+    return known.stream.torch == stream;
+  };
+  if (use.ok() && std::none_of(uses_.streams.begin(), uses_.streams.end(), same_stream)) {
+    uses_.streams.push_back(*std::move(use));
+  }
+}
+
+BlockUses HeldBlock::TakeUses() {
+  const MutexLock lock(mu_);
+  used_.store(false, std::memory_order_relaxed);
+  return std::exchange(uses_, {});
+}
+
+HeldBlock& HeldBlocks::HoldThoroughly(int thread, PinnedBlock& block) {
+  const MutexLock lock(mu_);
+  if (slots_[thread].unused == nullptr) Refill(slots_[thread]);
+  return HoldOn(thread, block);
+}
+
+PinnedBlock HeldBlocks::LetGoThoroughly(int thread, HeldBlock& held) {
+  const MutexLock lock(mu_);
+  if (slots_[thread].unused_count >= kMostUnused) HandBack(slots_[thread]);
+  return LetGoOn(thread, held);
+}
+
+HeldBlock* HeldBlocks::Find(const void* data, const void* context) {
+  const auto* const address = static_cast<const char*>(data);
+  const auto is_at = [address](const HeldBlock& held) {
+    // Between two equal ids lies one block: none is ever used again, and a record has none while it
+    // changes.
+    const uint64_t id = held.id_.load(std::memory_order_acquire);
+    const char* const begin = held.begin_.load(std::memory_order_acquire);
+    const char* const end = held.end_.load(std::memory_order_acquire);
+    return id != 0 && begin <= address && address < end &&
+           held.id_.load(std::memory_order_relaxed) == id;
+  };
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    HeldBlock* const chunk = chunks_[i].load(std::memory_order_acquire);
+    if (chunk == nullptr) break;
+    const auto offset = reinterpret_cast<uintptr_t>(context) - reinterpret_cast<uintptr_t>(chunk);
+    if (offset >= RecordsOf(i) * sizeof(HeldBlock) || offset % sizeof(HeldBlock) != 0) continue;
+    HeldBlock& held = chunk[offset / sizeof(HeldBlock)];
+    if (is_at(held)) return &held;
+    break;
+  }
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    HeldBlock* const chunk = chunks_[i].load(std::memory_order_acquire);
+    if (chunk == nullptr) break;
+    HeldBlock* const end = chunk + RecordsOf(i);
+    HeldBlock* const found = std::find_if(chunk, end, is_at);
+    if (found != end) return found;
+  }
+  return nullptr;
+}
+
+void HeldBlocks::Refill(Slot& slot) {
+  if (unused_ == nullptr) {
+    const size_t chunk = records_.size();
+    const size_t count = RecordsOf(chunk);
+    HeldBlock* const records = records_.emplace_back(std::make_unique<HeldBlock[]>(count)).get();
+    for (size_t i = count; i-- > 0;) {
+      records[i].blocks_ = this;
+      records[i].next_ = std::exchange(unused_, &records[i]);
+    }
+    chunks_[chunk].store(records, std::memory_order_release);
+  }
+  for (int i = 0; i < kBatch && unused_ != nullptr; ++i) {
+    HeldBlock* const record = std::exchange(unused_, unused_->next_);
+    record->next_ = std::exchange(slot.unused, record);
+    ++slot.unused_count;
+  }
+}
+
+void HeldBlocks::HandBack(Slot& slot) {
+  for (int i = 0; i < kBatch; ++i) {
+    HeldBlock* const record = std::exchange(slot.unused, slot.unused->next_);
+    record->next_ = std::exchange(unused_, record);
+    --slot.unused_count;
+  }
+}
+
+HeldBlocks::Stats HeldBlocks::SumLocked() const {
+  Stats stats;
+  for (const Slot& slot : slots_) {
+    slot.requests.AddTo(&stats.requests);
+    slot.bytes.AddTo(&stats.bytes);
+  }
+  return stats;
+}
+
+HeldBlocks::Stats HeldBlocks::GetStats() {
+  const MutexLock lock(mu_);
+  Stats stats = SumLocked();
+  stats.requests.allocated -= before_reset_.requests.allocated;
+  stats.requests.freed -= before_reset_.requests.freed;
+  stats.bytes.allocated -= before_reset_.bytes.allocated;
+  stats.bytes.freed -= before_reset_.bytes.freed;
+  return stats;
+}
+
+void HeldBlocks::ResetAccumulated() {
+  const MutexLock lock(mu_);
+  before_reset_ = SumLocked();
+}
+
+void HeldBlocks::ResetPeaks() {
+  for (Slot& slot : slots_) {
+    slot.requests.ResetPeak();
+    slot.bytes.ResetPeak();
+  }
+}
+
+void HeldBlocks::Count::AddTo(c10::CachingAllocator::Stat* stat) const {
+  const int64_t freed = fallen();
+  const int64_t allocated = risen_.load(std::memory_order_relaxed);
+  stat->allocated += allocated;
+  stat->freed += freed;
+  stat->current += allocated - freed;
+  stat->peak += std::max(allocated - freed, peak_.load(std::memory_order_relaxed));
+}
+
+}  // namespace pinion

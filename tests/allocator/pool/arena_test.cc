@@ -1,0 +1,64 @@
+#include "pinion/allocator/pool/arena.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+
+namespace pinion::internal {
+namespace {
+
+class ArenaTest : public ::testing::Test {
+ protected:
+  ArenaTest() : arena_(/*pool=*/nullptr, AllocatorOptions(), kNoThreadSlot) {
+    std::vector<HostSegment> pieces;
+    for (uint64_t i = 0; i < 4; ++i) {
+      pieces.push_back({reinterpret_cast<void*>(kGiB + i * 2 * kMiB), 2 * kMiB, -1});
+    }
+    arena_.TakeOver(kBy, pieces, [](const void*) { return SegmentHeap::Border::kOpen; }, {});
+  }
+  BlockRecord* Take(uint64_t bytes) { return arena_.TryAllocate(kBy, {bytes, bytes}, &leftovers_); }
+  std::vector<HostSegment> GiveUpHalf(uint64_t least_bytes) {
+    return arena_.GiveUpHalf(kBy, least_bytes, /*piece_bytes=*/2 * kMiB, &leftovers_);
+  }
+
+  static constexpr Arena::By kBy = Arena::By::kOther;
+  Arena arena_;
+  Arena::Leftovers leftovers_;
+};
+
+TEST_F(ArenaTest, HalfOfWhatIsFreeIsGivenUp) {
+  EXPECT_EQ(GiveUpHalf(kMiB).size(), 2u);
+  EXPECT_EQ(GiveUpHalf(kMiB).size(), 1u);
+}
+
+TEST_F(ArenaTest, AsMuchIsGivenUpAsIsAskedFor) { EXPECT_EQ(GiveUpHalf(6 * kMiB).size(), 3u); }
+
+TEST_F(ArenaTest, NothingIsGivenUpWhereThatIsNotEnough) {
+  EXPECT_TRUE(GiveUpHalf(9 * kMiB).empty());
+  EXPECT_EQ(arena_.GiveUp(kBy, &leftovers_).size(), 4u);
+}
+
+TEST_F(ArenaTest, NothingIsGivenUpWhereNoHoleIsAsLongAsAPiece) {
+  std::vector<BlockRecord*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(Take(kMiB));
+  for (int i = 0; i < 8; i += 2) {
+    if (kHardened) arena_.MarkReleased(kBy, blocks[i], blocks[i]->id);
+    arena_.Enter(kBy, blocks[i], blocks[i]->id, {}, &leftovers_);
+  }
+  EXPECT_EQ(arena_.RoomForLargeBlocks(kBy, &leftovers_), 4 * kMiB);
+  EXPECT_TRUE(GiveUpHalf(kMiB).empty());
+  EXPECT_NE(Take(kMiB), nullptr);
+}
+
+TEST_F(ArenaTest, HolesShorterThanAPieceAreNotLookedThrough) {
+  std::vector<BlockRecord*> blocks;
+  for (int i = 0; i < 3; ++i) blocks.push_back(Take(2 * kMiB));
+  // Whole as it is, the rest is no piece of a segment with longer ones.
+  EXPECT_TRUE(arena_.GiveUpHalf(kBy, kMiB, /*piece_bytes=*/4 * kMiB, &leftovers_).empty());
+  EXPECT_EQ(GiveUpHalf(kMiB).size(), 1u);
+}
+
+}  // namespace
+}  // namespace pinion::internal

@@ -1,0 +1,360 @@
+// What attribution takes of memory, on the devices and the host, and of time.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/host_copies.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/layer_pass.h"
+#include "pinion/hooks/attribution/path_methods.h"
+#include "pinion/hooks/attribution/pending_layers.h"
+#include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/attribution/target.h"
+#include "pinion/tests/hooks/attribution/attribution_fixture.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+TEST_F(AttributionTest, ThePeakIsThatOfThePlainStepAndTwoCaptures) {
+  constexpr int kLayers = 12;
+  const Tensor x = Make(1).requires_grad_();
+  world_.ResetPeak();
+  const uint64_t model_bytes = world_.device_bytes();
+  Chain(x, kLayers, /*taps=*/false).sum().backward();
+  x.mutable_grad() = Tensor();
+  ASSERT_TRUE(Soon([&] { return world_.device_bytes() == model_bytes; }));
+  const uint64_t plain_bytes = world_.peak_device_bytes();
+  ASSERT_GE(plain_bytes, model_bytes + kLayers * kLayerBytes) << "forward saves every layer";
+
+  world_.ResetPeak();
+  const auto layers = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); }, LayerNames(kLayers),
+      {x}, Target());
+  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 4096);
+  ASSERT_EQ(layers.size(), static_cast<size_t>(kLayers));
+  for (const LayerResult& layer : layers) EXPECT_TRUE(layer.tensors[0].gradient.is_cpu());
+}
+
+TEST_F(AttributionTest, ParallelLayersLeaveOneByOneAsWell) {
+  constexpr int kLayers = 12;
+  const Tensor x = Make(1);
+  const auto branches = [&](bool taps) {
+    Tensor sum = at::zeros({kSide}, x.options());
+    for (int layer = 0; layer < kLayers; ++layer) {
+      // Without a tap nothing has a gradient, and no branch is saved.
+      Tensor y = x + layer;
+      if (taps) y = Tap("layer" + std::to_string(layer), y);
+      sum = sum + (y * 2).sum(1);
+    }
+    return sum;
+  };
+  world_.ResetPeak();
+  branches(/*taps=*/false);
+  const uint64_t plain_bytes = world_.peak_device_bytes();
+  ASSERT_LT(plain_bytes, world_.device_bytes() + 4 * kLayerBytes);
+  world_.ResetPeak();
+  const auto forward = [&](const Tensors&) { return branches(/*taps=*/true); };
+  session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {x}, Target());
+  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 16 * 1024);
+}
+
+TEST_F(AttributionTest, InAnOffloadScopeWhatTheGraphSavesLeavesAsWell) {
+  constexpr int kLayers = 12;
+  const Tensor x = Make(1).requires_grad_();
+  const auto forward = [&](bool taps) {
+    const OffloadScope scope(world_.session());
+    return Chain(x, kLayers, taps);
+  };
+  world_.ResetPeak();
+  forward(/*taps=*/false).sum().backward();
+  x.mutable_grad() = Tensor();
+  const uint64_t offloaded = world_.QuietStats().offloaded;
+  const uint64_t plain_bytes = world_.peak_device_bytes();
+  ASSERT_LT(plain_bytes, world_.device_bytes() + kLayers * kLayerBytes);
+  world_.ResetPeak();
+  const auto layers = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors&) { return forward(/*taps=*/true); }, LayerNames(kLayers), {}, Target());
+  EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 4096);
+  const OffloadStats stats = world_.QuietStats();
+  EXPECT_EQ(stats.offloaded, 2 * offloaded);
+  EXPECT_GT(stats.unpacked, offloaded);
+}
+
+TEST_F(AttributionTest, AMemoryTargetIsForWhatTheGraphSavesAndForWhatIsCaptured) {
+  constexpr int kLayers = 16;
+  const Tensor x = Make(1).requires_grad_();
+  OffloadOptions offload = SmallWindows();
+  offload.eviction_window_bytes = OffloadOptions::kAutoWindow;
+  offload.prefetch_window_bytes = OffloadOptions::kAutoWindow;
+  offload.memory_target_bytes = world_.device_bytes() + 10 * kLayerBytes;
+  const auto session = world_.NewSession(offload);
+  const auto forward = [&](const Tensors& in) {
+    const OffloadScope scope(session);
+    return Chain(in[0], kLayers, /*taps=*/true);
+  };
+  const auto plain = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); }, LayerNames(kLayers),
+      {x}, Target());
+  EXPECT_GT(world_.peak_device_bytes(), offload.memory_target_bytes);
+  for (int step = 0; step < 4; ++step) {
+    ASSERT_TRUE(Soon([&] { return world_.device_bytes() <= 2 * kLayerBytes; }));
+    world_.ResetPeak();
+    const auto layers =
+        session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {x}, Target());
+    EXPECT_LE(world_.peak_device_bytes(), offload.memory_target_bytes) << "step " << step;
+    for (int layer = 0; layer < kLayers; ++layer) {
+      EXPECT_TRUE(SameBytes(layers[layer].tensors[0].gradient, plain[layer].tensors[0].gradient));
+    }
+  }
+}
+
+TEST_F(AttributionTest, WhileTheResultIsHeldTheDeviceHoldsNothingOfTheGraph) {
+  const Tensor x = Make(1);
+  const uint64_t before_bytes = world_.device_bytes();
+  const auto layers = LayerGradientXActivation(
+      *session_, [&](const Tensors& in) { return Chain(in[0], 4, /*taps=*/true); }, LayerNames(4),
+      {x}, Target());
+  EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; }));
+  EXPECT_EQ(layers[3].tensors[0].numel(), kSide * kSide);
+}
+
+TEST_F(AttributionTest, WhatIsOnItsWayHoldsTwoCapturesAndNothingOfTheGraphOrTheProgram) {
+  constexpr int kLayers = 6;
+  const Tensor x = Make(1).requires_grad_(), frozen = Make(2);
+  const auto forward = [&](const Tensors& in) {
+    // Backward does not go beyond the layers, and so frees none of this.
+    const Tensor ahead = Chain(in[0], kLayers, /*taps=*/false).unsqueeze(1) + in[0];
+    return Chain(ahead + Tap("frozen", frozen), kLayers, /*taps=*/true);
+  };
+  std::vector<std::string> names = LayerNames(kLayers);
+  names.push_back("frozen");
+  const auto copies = session_->NewCopies();
+  const auto start = [&] { return StartGradients(copies, forward, names, {x}, Target()); };
+  const std::vector<LayerResult> expected = start().Wait();
+  const uint64_t before_bytes = world_.device_bytes();
+  PendingLayers first = start();
+  EXPECT_FALSE(frozen.requires_grad());
+  EXPECT_TRUE(Soon([&] { return world_.device_bytes() <= before_bytes + 2 * kLayerBytes; }));
+  PendingLayers second = start();
+  EXPECT_TRUE(Soon([&] { return world_.device_bytes() <= before_bytes + 2 * kLayerBytes; }));
+  for (PendingLayers* pending : {&first, &second}) {
+    const std::vector<LayerResult> layers = pending->Wait();
+    for (size_t i = 0; i < names.size(); ++i) {
+      EXPECT_TRUE(SameBytes(layers[i].tensors[0].activation, expected[i].tensors[0].activation));
+      EXPECT_TRUE(SameBytes(layers[i].tensors[0].gradient, expected[i].tensors[0].gradient));
+    }
+  }
+}
+
+TEST_F(AttributionTest, ResultsAreInPinnedMemoryOfTheSharedPoolAndOutliveTheSession) {
+  const uint64_t before_bytes = world_.session()->GetAllocatorStats().requested_bytes.current;
+  auto layers = session_->ComputeLayerGradientsAndEval(
+      [&](const Tensors& in) { return Chain(in[0], 2, /*taps=*/true); }, LayerNames(2), {Make(1)},
+      Target());
+  EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current,
+            before_bytes + 4 * kLayerBytes);
+  const double sum = layers[0].tensors[0].gradient.sum().item<double>();
+  session_.reset();
+  EXPECT_EQ(layers[0].tensors[0].gradient.sum().item<double>(), sum);
+  layers.clear();
+  world_.ExpectNothingLeft();
+}
+
+TEST_F(AttributionTest, OfAPartOfALargeGradientThePartAloneLeaves) {
+  // Backward of cat gives each input its columns of the whole gradient.
+  const auto forward = [&](const Tensors& in) {
+    const Tensor all = at::cat({Tap("left", in[0] * 2), in[0]}, 1);
+    return (all * all).sum(1);
+  };
+  const auto layers =
+      session_->ComputeLayerGradientsAndEval(forward, {"left"}, {Make(1)}, Target());
+  const LayerTensor& left = layers[0].tensors[0];
+  EXPECT_TRUE(SameBytes(left.gradient, left.activation * 2));
+  EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current, 2 * kLayerBytes);
+}
+
+// Every copy is stuck for 10 ms of the device's time, and nobody can read its bytes before.
+EmulatedOptions SlowAndProtected() {
+  EmulatedOptions options = SlowCopies();
+  options.protect_host_pages = true;
+  return options;
+}
+
+class SlowAttributionTest : public AttributionTest {
+ protected:
+  SlowAttributionTest() : AttributionTest(SlowAndProtected()) {}
+};
+
+TEST_F(SlowAttributionTest, NeitherForwardNorBackwardWaitsForACopyOnTheHost) {
+  EmulatedMachine& machine = world_.machine();
+  double forward_ms = 0, begin_ms = 0;
+  const auto forward = [&](const Tensors& in) {
+    begin_ms = machine.now_ms();
+    const Tensor y = Chain(in[0], 8, /*taps=*/true);
+    forward_ms = machine.now_ms() - begin_ms;
+    return y;
+  };
+  const auto layers =
+      session_->ComputeLayerGradientsAndEval(forward, LayerNames(8), {Make(1)}, Target());
+  EXPECT_LT(forward_ms, 10);
+  EXPECT_GT(machine.now_ms() - begin_ms, 100) << "the copies were stuck";
+  EXPECT_TRUE(at::allclose(layers[7].tensors[0].gradient, 2 * layers[7].tensors[0].activation));
+}
+
+TEST_F(SlowAttributionTest, BesideOneLargeLayerSmallOnesHaveRoomForOneOfThem) {
+  const Tensor x = Make(1), small = x.narrow(0, 0, kSide / 16).contiguous();
+  const uint64_t before_bytes = world_.device_bytes();
+  const auto forward = [&](const Tensors&) {
+    Tap("layer0", x * 2);
+    world_.ResetPeak();
+    for (int layer = 1; layer < 14; ++layer) Tap("layer" + std::to_string(layer), small * layer);
+    return x.sum(1);
+  };
+  session_->EvalLayers(forward, LayerNames(14), {x});
+  // The large one, a small one that waits, and a value that was just computed, or more of those.
+  EXPECT_LE(world_.peak_device_bytes(), before_bytes + kLayerBytes + kLayerBytes / 4);
+}
+
+TEST_F(SlowAttributionTest, OfSmallLayersAsManyWaitForTheirCopiesAsTheTwoLargestWouldTake) {
+  EmulatedMachine& machine = world_.machine();
+  const std::shared_ptr<Device> device = machine.device(0);
+  const EventHandle begin = device->CreateTimedEvent().value();
+  const EventHandle end = device->CreateTimedEvent().value();
+  const Tensor x = Make(1), small = x.narrow(0, 0, kSide / 8).contiguous();
+  const auto forward = [&](const Tensors&) {
+    EXPECT_TRUE(device->RecordEvent(begin, machine.default_stream(0)).ok());
+    Tap("layer0", x * 2);
+    Tap("layer1", x * 3);
+    for (int layer = 2; layer < 10; ++layer) Tap("layer" + std::to_string(layer), small * layer);
+    EXPECT_TRUE(device->RecordEvent(end, machine.default_stream(0)).ok());
+    return x.sum(1);
+  };
+  world_.ResetPeak();
+  const uint64_t before_bytes = world_.device_bytes();
+  session_->EvalLayers(forward, LayerNames(10), {x});
+  // A value that was just computed, and the copies of two of them.
+  EXPECT_LE(world_.peak_device_bytes(), before_bytes + 3 * kLayerBytes);
+  EXPECT_NEAR(device->ElapsedMs(begin, end).value(), 10, 1)
+      << "the first small one waits for the first large one";
+}
+
+// The host needs 4 ms for a product of two layers.
+EmulatedOptions SlowHost() {
+  EmulatedOptions options = SlowCopies(/*stall_ms=*/10);
+  options.preset.host_memory_gb_per_s = 3 * 128 * 128 * 4 / 4e6;
+  return options;
+}
+
+class SlowHostTest : public AttributionTest {
+ protected:
+  SlowHostTest() : AttributionTest(SlowHost()) {}
+};
+
+TEST_F(SlowHostTest, ProductsAreComputedWhileLaterGradientsAreOnTheirWay) {
+  constexpr int kLayers = 8;
+  EmulatedMachine& machine = world_.machine();
+  const auto forward = [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); };
+  const auto run = [&](bool multiplies) {
+    const double begin_ms = machine.now_ms();
+    LayerGradientXActivation(*session_, forward, LayerNames(kLayers), {Make(1)}, Target());
+    if (multiplies) return machine.now_ms() - begin_ms;
+    const double between_ms = machine.now_ms();
+    session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {Make(1)}, Target());
+    return machine.now_ms() - between_ms;
+  };
+  const double copies_ms = run(/*multiplies=*/false);
+  EXPECT_GT(copies_ms, 2 * kLayers * 10);
+  EXPECT_NEAR(run(/*multiplies=*/true), copies_ms + 4, 0.5) << "the last one is alone";
+}
+
+// Each kernel takes a millisecond, each copy one and a half more, and the host two for the sums of
+// a layer at each step.
+EmulatedOptions SlowEverything() {
+  EmulatedOptions options = SlowCopies(/*stall_ms=*/1.5);
+  options.preset.launch_us = 1000;
+  options.preset.host_memory_gb_per_s = 2 * 128 * 128 * 4 / 2e6;
+  return options;
+}
+
+class SlowPassesTest : public AttributionTest {
+ protected:
+  SlowPassesTest() : AttributionTest(SlowEverything()) {}
+};
+
+TEST_F(SlowPassesTest, APassIsComputedWhileTheOneBeforeArrivesAndIsAddedUp) {
+  constexpr int kLayers = 4;
+  const Tensor x = Make(1);
+  int passes = 0;
+  const auto forward = [&](const Tensors& in) {
+    ++passes;
+    return Chain(in[0], kLayers, /*taps=*/true);
+  };
+  PathOptions options;
+  options.n_steps = 40;
+  options.device_budget_bytes = world_.device_bytes() + 40 * kLayerBytes;
+  const auto run = [&] {
+    return LayerConductance(*session_, forward, LayerNames(kLayers), {x}, Target(), options);
+  };
+  run();
+  passes = 0;
+  EmulatedMachine& machine = world_.machine();
+  machine.ResetTimeStats(0);
+  const double begin_ms = machine.now_ms();
+  run();
+  const double time_ms = machine.now_ms() - begin_ms;
+  const TimeStats times = machine.time_stats(0);
+  ASSERT_GT(passes, 4);
+  ASSERT_GT(times.host_arithmetic_ms, 0.3 * times.compute_busy_ms);
+  ASSERT_GT(times.d2h_busy_ms, 0.2 * times.compute_busy_ms);
+  EXPECT_LT(time_ms, times.compute_busy_ms + 2 * times.host_arithmetic_ms / passes)
+      << "the last pass alone has nothing beside it";
+}
+
+OffloadOptions LittleHostMemory() {
+  OffloadOptions options = SmallWindows();
+  options.allocator.max_locked_bytes = 2 * kMiB;
+  return options;
+}
+
+class FullHostTest : public AttributionTest {
+ protected:
+  FullHostTest() : AttributionTest(MachineOptions(), LittleHostMemory()) {}
+};
+
+TEST_F(FullHostTest, AResultWithoutRoomInHostMemoryIsOutOfMemoryAndLeavesNothing) {
+  const uint64_t before_bytes = world_.device_bytes();
+  const auto compute = [&](int layers) {
+    session_->ComputeLayerGradientsAndEval(
+        [&](const Tensors& in) { return Chain(in[0], layers, /*taps=*/true); }, LayerNames(layers),
+        {Make(1)}, Target());
+  };
+  EXPECT_THROW(compute(40), c10::OutOfMemoryError) << "in forward";
+  EXPECT_THROW(compute(24), c10::OutOfMemoryError) << "in backward";
+  EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; }));
+  compute(8);
+}
+
+}  // namespace
+}  // namespace pinion::testing

@@ -1,0 +1,177 @@
+// Taps around modules: what they see, and that models are as they were.
+
+#include "pinion/hooks/attribution/tapped_module.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/tanh.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/target.h"
+#include "pinion/tests/hooks/attribution/attribution_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace {
+
+using at::Tensor;
+using ::testing::HasSubstr;
+using Tensors = std::vector<Tensor>;
+
+using TappedModuleTest = AttributionTest;
+
+TEST_F(TappedModuleTest, ASequentialIsAsItWasWhenItsTapsAreGone) {
+  const torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::ReLU(/*inplace=*/true));
+  const auto names = model->named_parameters().keys();
+  {
+    const SequentialTaps taps(model);
+    EXPECT_EQ(model->named_parameters().keys(), names);
+    EXPECT_THROW(model->at<torch::nn::LinearImpl>(0), c10::Error) << "it is a tapped one";
+  }
+  EXPECT_NO_THROW(model->at<torch::nn::LinearImpl>(0));
+}
+
+TEST_F(TappedModuleTest, AModelOfTappedModulesCanBeCloned) {
+  const torch::nn::Sequential model(pinion::nn::Tapped("fc", torch::nn::Linear(kSide, kSide)));
+  const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
+  copy->to(world_.device());
+  const auto forward = [&](const Tensors& in) { return copy->forward(in[0]); };
+  const auto layers = session_->ComputeLayerGradientsAndEval(forward, {"fc", "fc.input"}, {Make(1)},
+                                                             Target::Class(1));
+  EXPECT_TRUE(layers[0].connected() && layers[1].connected());
+}
+
+// Returns both halves of each row.
+struct SplitImpl : torch::nn::Module {
+  std::tuple<Tensor, Tensor> forward(const Tensor& x) {
+    return {x.narrow(1, 0, 64) * 2, x.narrow(1, 64, 64) * 3};
+  }
+};
+TORCH_MODULE(Split);
+
+struct JoinImpl : torch::nn::Module {
+  Tensor forward(std::tuple<Tensor, Tensor> halves) {
+    return std::get<0>(halves) * std::get<1>(halves);
+  }
+};
+TORCH_MODULE(Join);
+
+struct ListImpl : torch::nn::Module {
+  std::vector<Tensor> forward(const Tensor& x, const Tensor& y) { return {x, y, x * y}; }
+};
+TORCH_MODULE(List);
+
+struct CountImpl : torch::nn::Module {
+  int64_t forward(std::vector<Tensor> tensors) { return static_cast<int64_t>(tensors.size()); }
+};
+TORCH_MODULE(Count);
+
+TEST_F(TappedModuleTest, TuplesBetweenTheChildrenOfASequentialAreLayersOfSeveralTensors) {
+  torch::nn::Sequential model{Split(), Join()};
+  const Tensor x = Make(1), left = x.cpu().narrow(1, 0, 64) * 2,
+               right = x.cpu().narrow(1, 64, 64) * 3;
+  const SequentialTaps taps(model, "gate.");
+  const auto forward = [&](const Tensors& in) { return model->forward(in[0]).sum(1); };
+  const auto layers = session_->ComputeLayerGradientsAndEval(
+      forward, {"gate.0", "gate.1.input", "gate.0.input", "gate"}, {x}, Target());
+  for (const size_t layer : {0, 1}) {
+    ASSERT_EQ(layers[layer].tensors.size(), 2u);
+    EXPECT_TRUE(SameBytes(layers[layer].tensors[0].activation, left));
+    EXPECT_TRUE(SameBytes(layers[layer].tensors[1].activation, right));
+    EXPECT_TRUE(SameBytes(layers[layer].tensors[0].gradient, right));
+    EXPECT_TRUE(SameBytes(layers[layer].tensors[1].gradient, left));
+  }
+  EXPECT_TRUE(SameBytes(layers[2].tensors[0].activation, x.cpu()));
+  EXPECT_TRUE(SameBytes(layers[3].tensors[0].activation, left * right));
+}
+
+TEST_F(TappedModuleTest, SeveralArgumentsAreOneLayerAndWhatIsNoTensorGoesThroughUntapped) {
+  torch::nn::Sequential model{pinion::nn::Tapped("list", List()),
+                              pinion::nn::Tapped("count", Count())};
+  const Tensor x = Make(1), y = Make(2);
+  const auto forward = [&](const Tensors& in) {
+    EXPECT_EQ(model->forward<int64_t>(in[0], in[1]), 3);
+    return in[0].sum(1);
+  };
+  const auto layers = LayerActivation(*session_, forward, {"list.input", "count.input"}, {x, y});
+  ASSERT_EQ(layers[0].tensors.size(), 2u);
+  EXPECT_TRUE(SameBytes(layers[0].tensors[1], y.cpu()));
+  ASSERT_EQ(layers[1].tensors.size(), 3u);
+  EXPECT_TRUE(SameBytes(layers[1].tensors[2], (x * y).cpu()));
+  EXPECT_THAT(ErrorOf([&] {
+                LayerActivation(*session_, forward, {"count"}, {x, y});
+              }),
+              HasSubstr("layer \"count\" was tapped with no tensor"));
+}
+
+// Calls its blocks by their own types.
+struct BlocksImpl : torch::nn::Module {
+  BlocksImpl() {
+    blocks = register_module("blocks", torch::nn::ModuleList());
+    blocks->push_back(torch::nn::Sequential(torch::nn::Tanh(), torch::nn::Tanh()));
+    blocks->push_back(torch::nn::Sequential(torch::nn::Tanh()));
+    blocks->push_back(pinion::nn::Tapped("own", torch::nn::Tanh()));
+  }
+  Tensor forward(Tensor x) {
+    x = blocks[0]->as<torch::nn::SequentialImpl>()->forward(x);
+    x = blocks[1]->as<torch::nn::SequentialImpl>()->forward(x * 2);
+    return blocks[2]->as<pinion::nn::TappedImpl>()->forward(x * 3);
+  }
+  torch::nn::ModuleList blocks;
+};
+TORCH_MODULE(Blocks);
+
+TEST_F(TappedModuleTest,
+       OfAModuleListItsSequentialsAreFoundByTheirPlacesAndTappedOnesByTheirNames) {
+  Blocks model;
+  const auto forward = [&](const Tensors& in) { return model->forward(in[0]).sum(1); };
+  const Tensor x = Make(1).cpu(), once = at::tanh(x), twice = at::tanh(once);
+  const Tensor third = at::tanh(twice * 2);
+  const auto parameters = model->named_modules().keys();
+  {
+    const ModuleTaps taps(*model);
+    EXPECT_EQ(model->named_modules().keys(), parameters);
+    const auto layers = session_->ComputeLayerGradientsAndEval(
+        forward, {"blocks.0.0", "blocks.0", "blocks.1.input", "blocks.1", "own.input"}, {Make(1)},
+        Target());
+    const Tensors expected = {once, twice, twice * 2, third, third * 3};
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(at::allclose(layers[i].tensors[0].activation, expected[i])) << i;
+      EXPECT_TRUE(layers[i].connected()) << i;
+    }
+  }
+  EXPECT_THAT(ErrorOf([&] { session_->EvalLayers(forward, {"blocks.0"}, {Make(1)}); }),
+              HasSubstr("layer \"blocks.0\" was not called"));
+}
+
+TEST_F(TappedModuleTest, ASequentialInTwoPlacesHasTheNameOfTheFirst) {
+  const torch::nn::Sequential shared((torch::nn::Tanh()));
+  const auto model = std::make_shared<torch::nn::Module>();
+  model->register_module("a", shared);
+  model->register_module("b", shared);
+  {
+    const ModuleTaps taps(*model);
+    const auto forward = [&](const Tensors& in) { return shared.ptr()->forward(in[0]).sum(1); };
+    EXPECT_TRUE(session_->EvalLayers(forward, {"a"}, {Make(1)})[0].ran);
+  }
+  EXPECT_NO_THROW(shared->at<torch::nn::TanhImpl>(0));
+}
+
+}  // namespace
+}  // namespace pinion::testing
