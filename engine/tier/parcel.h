@@ -27,6 +27,7 @@
 #ifndef PINION_ENGINE_TIER_PARCEL_H_
 #define PINION_ENGINE_TIER_PARCEL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -98,7 +99,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   const uint64_t size_bytes;
   const StreamHandle stream;  // what the bytes were computed on
 
-  State state() const;
+  State state() const { return state_.load(std::memory_order_acquire); }
 
   // --- out ---
   // What the copy out goes to. Once.
@@ -148,6 +149,9 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
     uint64_t epoch = 1;
   };
 
+  void Become(State state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    state_.store(state, std::memory_order_release);
+  }
   GuardedMemory EndFetch(GuardedMemory fetched);
   void FailFetch();
   GuardedMemory EndEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -158,7 +162,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
 
   mutable Mutex mu_;
   CondVar fetch_ended_;
-  State state_ ABSL_GUARDED_BY(mu_) = State::kNew;
+  std::atomic<State> state_ = State::kNew;  // written under mu_
   Transfer copy_out_ ABSL_GUARDED_BY(mu_);
   HeldMemory held_ ABSL_GUARDED_BY(mu_);  // pieces that were let go of are empty
   GuardedMemory fetched_ ABSL_GUARDED_BY(mu_);

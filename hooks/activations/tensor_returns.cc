@@ -129,19 +129,20 @@ BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
 // has seen a stream wait for is remembered only within one backward: later, another stream may have
 // its handle.
 void TensorReturns::WaitForCopyIn(const Transfer& copy, const BoundStream& stream) {
-  const LastWait wait = {std::this_thread::get_id(), CurrentBackward(), stream.torch,
-                         copy.ticket().value};
-  if (wait.backward != -1) {
-    MutexLock lock(wait_mu_);
-    if (last_wait_.has_value() && last_wait_->thread == wait.thread &&
-        last_wait_->backward == wait.backward && last_wait_->stream == wait.stream &&
-        last_wait_->number >= wait.number) {
-      return;
-    }
+  struct LastWait {
+    uint64_t state = 0;  // OffloadState::id
+    int64_t backward = -1;
+    c10::StreamId stream = 0;
+    uint64_t number = 0;
+  };
+  thread_local LastWait last;
+  const LastWait wait = {state_.id, CurrentBackward(), stream.torch.id(), copy.ticket().value};
+  if (wait.backward != -1 && last.backward == wait.backward && last.state == wait.state &&
+      last.stream == wait.stream && last.number >= wait.number) {
+    return;
   }
   ThrowIfError(copy.WaitOn(stream.native, kUnpackAfterCopyIn), "waiting for a saved tensor");
-  MutexLock lock(wait_mu_);
-  last_wait_ = wait;
+  last = wait;
 }
 
 void TensorReturns::Verify(const StorageRecord& record, const BytesOnDevice& bytes,
