@@ -18,12 +18,13 @@
 namespace pinion::internal {
 namespace {
 
-HostBlocks HostBlocksOf(const CopyBatch& batch) {
+CopyPieces PiecesOf(const CopyBatch& batch) {
+  if (batch.pieces().size() == 1) return {batch.pieces().front()};
   HostBlocks blocks;
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
     blocks.push_back(buffer->data());
   }
-  return blocks;
+  return CoalescePieces(batch.pieces(), std::move(blocks));
 }
 
 }  // namespace
@@ -32,19 +33,21 @@ struct CopyLane::Progress {
   Progress(const CopyBatch& the_batch, StreamHandle stream)
       : batch(the_batch),
         after(stream),
-        pieces(CoalescePieces(batch.pieces(), HostBlocksOf(batch))) {}
+        pieces(PiecesOf(batch)) {}
 
   bool merged() const { return pieces.size() < batch.pieces().size(); }
 
   void AddSent(absl::Span<const CopyPiece> sent) {
-    unnumbered.size_bytes += TotalBytes(sent);
+    const uint64_t size_bytes = TotalBytes(sent);
+    unnumbered.size_bytes += size_bytes;
     unnumbered.pieces += sent.size();
     ++unnumbered.chunks;
-    sent_bytes += TotalBytes(sent);
+    sent_bytes += size_bytes;
   }
 
   // The pieces of the next chunk, of at most `max_bytes` bytes.
   absl::Span<const CopyPiece> Next(uint64_t max_bytes) {
+    if (sent_bytes == 0 && batch.size_bytes() <= max_bytes) return pieces;
     chunk = SlicePieces(pieces, sent_bytes, max_bytes);
     return chunk;
   }

@@ -105,6 +105,7 @@ class Transfer {
   Transfer() = default;
 
   FenceTicket ticket() const;
+  uint64_t number() const { return value_; }  // the ticket's
   bool IsDone() const;  // as far as polling knows; no device call
 
   // Later work of `stream` starts after this transfer. Makes no device call when it is known to

@@ -28,7 +28,7 @@ Parcel::Parcel(uint64_t size, StreamHandle computed_on, std::shared_ptr<ParcelPl
 // The copy out may still read what is held.
 Parcel::~Parcel() { const GuardedMemory held = Evict(); }
 
-void Parcel::Leave(const Transfer& copy_out, HeldMemory held) {
+void Parcel::Leave(const Transfer& copy_out, HeldMemory&& held) {
   place_->Written(copy_out);
   MutexLock lock(mu_);
   PINION_CHECK(state() == State::kNew) << "a parcel leaves once";
@@ -128,16 +128,29 @@ GuardedMemory Parcel::EndEpoch() {
 // ----------------------------------------------------------------------------------------- back
 
 Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
-  Read read;
   MutexLock lock(mu_);
   while (state() == State::kFetching) fetch_ended_.Wait(mu_);
   PINION_CHECK(state() == State::kAway || state() == State::kFetched)
       << "the bytes are read on the device as long as it holds them";
   if (state() == State::kAway) {
     Become(State::kFetching);
+    Read read;
     read.claim.emplace(FetchClaim(shared_from_this()));
     return read;
   }
+  return ReadLocked(reader);
+}
+
+bool Parcel::ReadIfFetched(Reader& reader, std::optional<Read>& read) {
+  if (state() != State::kFetched) return false;
+  MutexLock lock(mu_);
+  if (state() != State::kFetched) return false;
+  read.emplace(ReadLocked(reader));
+  return true;
+}
+
+Parcel::Read Parcel::ReadLocked(Reader& reader) {
+  Read read;
   read.fetched =
       GuardedMemory(fetched_.memory().Share(), fetched_.stream(), fetched_.copy(), kFreeAfterCopy);
   read.released = MarkReadLocked(reader);

@@ -107,7 +107,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   // The host has filled what ToWrite gives: the parcel is away from the start. In place of Leave.
   void FillOnHost();
   // The copy out, which reads `held`, was submitted.
-  void Leave(const Transfer& copy_out, HeldMemory held);
+  void Leave(const Transfer& copy_out, HeldMemory&& held);
   // Before Leave: one that is done.
   Transfer copy_out() const;
   // One more reference to the piece of device memory that the copy out reads; empty unless kHeld.
@@ -129,6 +129,8 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   // --- back ---
   // Blocks the host while another thread fetches. Neither kNew nor kHeld.
   Read ReadOrClaim(Reader& reader);
+  // The same into `read` where the parcel is fetched; never blocks. Else false.
+  bool ReadIfFetched(Reader& reader, std::optional<Read>& read);
   // Nothing unless the parcel is away.
   std::optional<FetchClaim> ClaimIfAway();
   // Where a fetch copies from: pinned memory that holds the bytes once its tickets are done.
@@ -156,6 +158,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   void FailFetch();
   GuardedMemory EndEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GuardedMemory EndEpochIfAllHaveRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Read ReadLocked(Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GuardedMemory MarkReadLocked(Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<ParcelPlace> place_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,9 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
     BytesOnDevice bytes;
     uint64_t dropped = 0;
     std::shared_ptr<SavedParcel> parcel;
+    std::optional<Parcel::Read> read;
     bool is_cast_again = false;
+    bool was_ahead = false;
     {
       OffloadLock lock(state_);
       parcel = record.in_parcel.parcel;
@@ -49,6 +52,8 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       } else if (parcel != nullptr) {
         // The device may hold it still, but not as it was saved.
         released.Add(parcel->Evict());
+        bytes.shift_bytes = record.ShiftIntoParcel();
+        was_ahead = parcel->ReadIfFetched(reader, read) && state_.schedule->OnRead(*parcel);
       }
     }
     if (!bytes.storage && is_cast_again) return CastAgain(record, stream, describe);
@@ -64,31 +69,29 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       UseOnStream(bytes.storage, record.pack_stream, stream);
       return bytes;
     }
-    Parcel::Read read = parcel->ReadOrClaim(reader);
-    if (read.claim.has_value()) {
-      FetchNow(*parcel, *std::move(read.claim), stream);
-      continue;
-    }
-    bool was_ahead = false;
-    int64_t shift_bytes = 0;
-    {
+    if (!read.has_value()) {
+      read.emplace(parcel->ReadOrClaim(reader));
+      if (read->claim.has_value()) {
+        FetchNow(*parcel, *std::move(read->claim), stream);
+        continue;
+      }
       OffloadLock lock(state_);
-      shift_bytes = record.ShiftIntoParcel();
       was_ahead = state_.schedule->OnRead(*parcel);
     }
     if (was_ahead) stats_.Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
-    bytes = {StorageOf(read.fetched.memory()), shift_bytes, /*is_copy=*/true};
-    WaitForCopyIn(read.fetched.copy(), stream);
+    bytes.storage = StorageOf(read->fetched.memory());
+    bytes.is_copy = true;
+    WaitForCopyIn(read->fetched.copy(), stream);
     // The reader's stream has waited, and the framework orders the free after the reader.
-    if (stream.native != read.fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
-    read.fetched.Disarm();
-    read.released.Disarm();
+    if (stream.native != read->fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
+    read->fetched.Disarm();
+    read->released.Disarm();
     if (record.checksum) {
       Verify(record, bytes, [&] {
         return c10::str("a saved tensor has come back changed: ", describe(), ", its ",
                         record.size_bytes(), " bytes copied out by D2H ",
-                        parcel->copy_out().ticket().value, " of ", bytes.storage.device(),
-                        " and back by H2D ", read.fetched.copy().ticket().value);
+                        parcel->copy_out().number(), " of ", bytes.storage.device(),
+                        " and back by H2D ", read->fetched.copy().number());
       });
     }
     return bytes;
@@ -136,7 +139,7 @@ void TensorReturns::WaitForCopyIn(const Transfer& copy, const BoundStream& strea
     uint64_t number = 0;
   };
   thread_local LastWait last;
-  const LastWait wait = {state_.id, CurrentBackward(), stream.torch.id(), copy.ticket().value};
+  const LastWait wait = {state_.id, CurrentBackward(), stream.torch.id(), copy.number()};
   if (wait.backward != -1 && last.backward == wait.backward && last.state == wait.state &&
       last.stream == wait.stream && last.number >= wait.number) {
     return;
