@@ -31,9 +31,7 @@ CopyPieces PiecesOf(const CopyBatch& batch) {
 
 struct CopyLane::Progress {
   Progress(const CopyBatch& the_batch, StreamHandle stream)
-      : batch(the_batch),
-        after(stream),
-        pieces(PiecesOf(batch)) {}
+      : batch(the_batch), after(stream), pieces(PiecesOf(batch)) {}
 
   bool merged() const { return pieces.size() < batch.pieces().size(); }
 

@@ -106,7 +106,7 @@ class Transfer {
 
   FenceTicket ticket() const;
   uint64_t number() const { return value_; }  // the ticket's
-  bool IsDone() const;  // as far as polling knows; no device call
+  bool IsDone() const;                        // as far as polling knows; no device call
 
   // Later work of `stream` starts after this transfer. Makes no device call when it is known to
   // be done. Never blocks the host. FailedPrecondition while `stream` captures a graph and the

@@ -27,8 +27,8 @@ const ForkOrigin loaded_in;
 }  // namespace
 
 Slab::Batch Slab::NewBatch() const {
-  auto* const memory = static_cast<char*>(
-      ::operator new(kBatch * block_bytes_, std::align_val_t(kAlignmentBytes)));
+  auto* const memory =
+      static_cast<char*>(::operator new(kBatch* block_bytes_, std::align_val_t(kAlignmentBytes)));
   Batch batch;
   for (int i = kBatch - 1; i >= 0; --i) batch.Give(memory + i * block_bytes_);
   return batch;
@@ -39,9 +39,7 @@ Slab::Batch Slab::TakeShared() {
   return {.first = std::exchange(shared_, shared_->next_batch), .size = kBatch};
 }
 
-void Slab::Share(const Batch& full) {
-  full.first->next_batch = std::exchange(shared_, full.first);
-}
+void Slab::Share(const Batch& full) { full.first->next_batch = std::exchange(shared_, full.first); }
 
 void Slab::Reload(Cache& mine) {
   mine.current = std::exchange(mine.aside, {});

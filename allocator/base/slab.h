@@ -1,11 +1,12 @@
 // Memory for objects that come and go by the thousand, kept for the next ones of their size.
 //
 //   std::allocate_shared<Record>(SlabAllocator<Record>(), ...);
+//   class Handle final : public SlabObject<Handle> { ... };   // std::make_unique<Handle>(...)
 //
-// The C library's heap is slow for these: its cache of a thread has seven blocks of a size, and what
-// does not fit is joined with its neighbours and cut off again, whose headers are in no processor's
-// cache by then. Here a thread takes the block that it has given back last. What one thread gives
-// back and another one takes goes by batches through a list that both share.
+// The C library's heap is slow for these: its cache of a thread has seven blocks of a size, and
+// what does not fit is joined with its neighbours and cut off again, whose headers are in no
+// processor's cache by then. Here a thread takes the block that it has given back last. What one
+// thread gives back and another one takes goes by batches through a list that both share.
 //
 // Blocks stay blocks for good: the process keeps as many as it has had at once, and the few that
 // wait in other threads' caches.
@@ -133,6 +134,15 @@ struct SlabAllocator {
   static_assert(alignof(T) <= alignof(std::max_align_t));
 
   friend bool operator==(const SlabAllocator&, const SlabAllocator&) { return true; }
+};
+
+// A base of a class of which `new` makes single objects: they are of a slab, too.
+template <typename Object>
+struct SlabObject {
+  static void* operator new(size_t) { return SlabAllocator<Object>().allocate(1); }
+  static void operator delete(void* object) {
+    SlabAllocator<Object>().deallocate(static_cast<Object*>(object), 1);
+  }
 };
 
 }  // namespace pinion

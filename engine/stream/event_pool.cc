@@ -49,9 +49,9 @@ absl::StatusOr<EventRef> EventStore::Acquire() {
 }
 
 absl::StatusOr<std::unique_ptr<PooledEvent>> EventStore::NewEvent() {
-  PINION_ASSIGN_OR_RETURN(
-      const EventHandle handle,
-      timing_ == Timing::kTimed ? device_->CreateTimedEvent() : device_->CreateEvent());
+  PINION_ASSIGN_OR_RETURN(const EventHandle handle, timing_ == Timing::kTimed
+                                                        ? device_->CreateTimedEvent()
+                                                        : device_->CreateEvent());
   auto event = std::make_unique<PooledEvent>(handle);
   event->store_ = this;
   return event;

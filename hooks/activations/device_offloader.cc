@@ -55,16 +55,11 @@ uint64_t OffloadStats::*CounterOf(const StorageRecord& record)
 }  // namespace
 
 // What stands in for one saved tensor in the graph.
-class DeviceOffloader::Handle : public SavedTensor {
+class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Handle> {
  public:
   Handle(std::shared_ptr<DeviceOffloader> owner, RecordView tensor)
       : owner_(std::move(owner)), tensor_(std::move(tensor)) {}
   ~Handle() override { owner_->Release(*this); }
-
-  static void* operator new(size_t) { return SlabAllocator<Handle>().allocate(1); }
-  static void operator delete(void* handle) {
-    SlabAllocator<Handle>().deallocate(static_cast<Handle*>(handle), 1);
-  }
 
   at::Tensor Unpack() override {
     HostTimer timer(*owner_->stats_);
@@ -83,10 +78,6 @@ class DeviceOffloader::Handle : public SavedTensor {
 
   StorageRecord& record() const { return tensor_.record(); }
   const SavedView& view() const { return tensor_.view(); }
-
-  at::Tensor View(BytesOnDevice bytes, const c10::VariableVersion* version = nullptr) const {
-    return view().Over(std::move(bytes.storage), bytes.shift_bytes, version);
-  }
 
   Parcel::Reader reader;  // of the record's parcel, once it has one
   std::atomic<bool> was_cast_again = false;
@@ -154,8 +145,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   TensorChecksum checksum;
   if (cast != nullptr && options_.verify) checksum = TensorChecksum::Of(storage, extent);
   RecordPtr record;
-  bool is_new = false;
   RecordPtrs due;
+  bool is_new = false;
   Released released;  // let go of after the lock
   {
     OffloadLock lock(state_);
@@ -264,8 +255,8 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     if (!due.empty()) departures_.CopyOut(std::move(due));
     departures_.EvictExcess();
   }
-  BytesOnDevice bytes =
-      returns_.Acquire(record, handle.reader, stream, [&handle] { return handle.view().Describe(); });
+  BytesOnDevice bytes = returns_.Acquire(record, handle.reader, stream,
+                                         [&handle] { return handle.view().Describe(); });
   handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it.
@@ -275,11 +266,12 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       if (learner_ != nullptr) handle.fetched = bytes.storage;
-      return handle.View(std::move(bytes));
+      return handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, nullptr);
     }
   }
   // A node that changes any other in place is found out by whoever shares it, as without offload.
-  return Lend(handle.View(std::move(bytes), &record.version.counter()));
+  return Lend(
+      handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, &record.version.counter()));
 }
 
 void DeviceOffloader::NoteBackward() {

@@ -1,5 +1,5 @@
-// One saved tensor of those that share a record: which view of the bytes it is, and at which version
-// it was saved.
+// One saved tensor of those that share a record: which view of the bytes it is, and at which
+// version it was saved.
 //
 // Thread safety: immutable.
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -132,18 +133,12 @@ BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
 // has seen a stream wait for is remembered only within one backward: later, another stream may have
 // its handle.
 void TensorReturns::WaitForCopyIn(const Transfer& copy, const BoundStream& stream) {
-  struct LastWait {
-    uint64_t state = 0;  // OffloadState::id
-    int64_t backward = -1;
-    c10::StreamId stream = 0;
-    uint64_t number = 0;
-  };
-  thread_local LastWait last;
-  const LastWait wait = {state_.id, CurrentBackward(), stream.torch.id(), copy.number()};
-  if (wait.backward != -1 && last.backward == wait.backward && last.state == wait.state &&
-      last.stream == wait.stream && last.number >= wait.number) {
-    return;
-  }
+  using Waiter = std::tuple<uint64_t, int64_t, c10::StreamId>;  // OffloadState::id, the backward
+  thread_local std::pair<Waiter, uint64_t> last = {{0, -1, 0}, 0};
+  const int64_t backward = CurrentBackward();
+  const std::pair<Waiter, uint64_t> wait = {{state_.id, backward, stream.torch.id()},
+                                            copy.number()};
+  if (backward != -1 && last.first == wait.first && last.second >= wait.second) return;
   ThrowIfError(copy.WaitOn(stream.native, kUnpackAfterCopyIn), "waiting for a saved tensor");
   last = wait;
 }

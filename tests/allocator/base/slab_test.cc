@@ -147,5 +147,25 @@ TEST(SlabAllocatorTest, SharedObjectsAreMadeOfASlab) {
   for (int i = 0; i < 500; ++i) EXPECT_EQ(objects[i]->values.back(), i);
 }
 
+struct Shape {
+  virtual ~Shape() = default;
+};
+struct Square final : public Shape, public SlabObject<Square> {
+  std::array<int, 60> sides = {};
+};
+
+TEST(SlabObjectTest, ANewObjectHasTheBlockOfTheLastOne) {
+  const void* before = nullptr;
+  {
+    const std::unique_ptr<Shape> square = std::make_unique<Square>();
+    before = square.get();
+  }
+#if !defined(ABSL_HAVE_ADDRESS_SANITIZER) && !defined(ABSL_HAVE_THREAD_SANITIZER)
+  EXPECT_EQ(std::make_unique<Square>().get(), before);
+#else
+  EXPECT_NE(before, nullptr);
+#endif
+}
+
 }  // namespace
 }  // namespace pinion
