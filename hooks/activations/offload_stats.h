@@ -82,7 +82,7 @@ class OffloadStatsRecorder {
   // Of the thread that has a number, or of all that have none.
   struct alignas(64) Part {
     explicit Part(bool has_owner)
-        : mu(has_owner ? BiasedMutex::BestBarrier() : BiasedMutex::Barrier::kNobodyOwnsIt) {}
+        : mu(has_owner ? BiasedMutex::BestBarrier() : BiasedMutex::Barrier::kNone) {}
     mutable BiasedMutex mu;
     OffloadStats stats ABSL_GUARDED_BY(mu);
   };
