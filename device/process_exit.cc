@@ -1,23 +1,19 @@
 #include "pinion/device/process_exit.h"
 
-#include <atomic>
-
 namespace pinion {
-namespace {
+namespace internal {
 
 // Trivially destructible: it can be read after every other static is gone.
-std::atomic<bool> exiting{false};
+constinit std::atomic<bool> process_is_exiting{false};
 
-}  // namespace
+}  // namespace internal
 
 void WatchProcess() {
   // Not std::atexit: under ThreadSanitizer its handlers outlive the library that registered them.
   struct Exit {
-    ~Exit() { exiting.store(true, std::memory_order_relaxed); }
+    ~Exit() { internal::process_is_exiting.store(true, std::memory_order_relaxed); }
   };
   static const Exit exit;
 }
-
-bool ProcessIsExiting() { return exiting.load(std::memory_order_relaxed); }
 
 }  // namespace pinion

@@ -17,12 +17,20 @@
 #ifndef PINION_DEVICE_PROCESS_EXIT_H_
 #define PINION_DEVICE_PROCESS_EXIT_H_
 
+#include <atomic>
+
 namespace pinion {
+
+namespace internal {
+extern std::atomic<bool> process_is_exiting;
+}  // namespace internal
 
 // Registers the handler, once per process. Whatever calls a device does it when it is made.
 void WatchProcess();
 
-bool ProcessIsExiting();
+inline bool ProcessIsExiting() {
+  return internal::process_is_exiting.load(std::memory_order_relaxed);
+}
 
 }  // namespace pinion
 

@@ -18,33 +18,34 @@
 namespace pinion::internal {
 namespace {
 
-HostBlocks HostBlocksOf(const CopyBatch& batch) {
+CopyPieces PiecesOf(const CopyBatch& batch) {
+  if (batch.pieces().size() == 1) return {batch.pieces().front()};
   HostBlocks blocks;
   for (const std::shared_ptr<HostBuffer>& buffer : batch.buffers()) {
     blocks.push_back(buffer->data());
   }
-  return blocks;
+  return CoalescePieces(batch.pieces(), std::move(blocks));
 }
 
 }  // namespace
 
 struct CopyLane::Progress {
   Progress(const CopyBatch& the_batch, StreamHandle stream)
-      : batch(the_batch),
-        after(stream),
-        pieces(CoalescePieces(batch.pieces(), HostBlocksOf(batch))) {}
+      : batch(the_batch), after(stream), pieces(PiecesOf(batch)) {}
 
   bool merged() const { return pieces.size() < batch.pieces().size(); }
 
   void AddSent(absl::Span<const CopyPiece> sent) {
-    unnumbered.size_bytes += TotalBytes(sent);
+    const uint64_t size_bytes = TotalBytes(sent);
+    unnumbered.size_bytes += size_bytes;
     unnumbered.pieces += sent.size();
     ++unnumbered.chunks;
-    sent_bytes += TotalBytes(sent);
+    sent_bytes += size_bytes;
   }
 
   // The pieces of the next chunk, of at most `max_bytes` bytes.
   absl::Span<const CopyPiece> Next(uint64_t max_bytes) {
+    if (sent_bytes == 0 && batch.size_bytes() <= max_bytes) return pieces;
     chunk = SlicePieces(pieces, sent_bytes, max_bytes);
     return chunk;
   }
@@ -201,8 +202,8 @@ absl::StatusOr<Prerequisites> CopyLane::OrderBatch(Progress& progress) {
   if (!kCopyAfterHostBuffer.enabled()) return prerequisites;
   std::vector<FenceTicket> latest;
   for (const std::shared_ptr<HostBuffer>& buffer : progress.batch.buffers()) {
-    for (const FenceTicket& ticket : buffer->tickets()) {
-      if (ticket.timeline == timeline_ || ticket.IsDone()) continue;
+    for (const FenceTicket& ticket : buffer->open_tickets()) {
+      if (ticket.timeline == timeline_) continue;
       const auto known = std::find_if(latest.begin(), latest.end(), [&](const FenceTicket& other) {
         return other.timeline == ticket.timeline;
       });

@@ -11,11 +11,20 @@ HostBuffer::HostBuffer(PinnedBlock block) : block_(std::move(block)) {
   PINION_CHECK(!block_.empty()) << "a HostBuffer needs a block that was not moved from";
 }
 
-HostBuffer::~HostBuffer() { std::move(block_).ReleaseAfter(tickets()); }
+HostBuffer::~HostBuffer() { std::move(block_).ReleaseAfter(open_tickets()); }
 
-absl::InlinedVector<FenceTicket, 2> HostBuffer::tickets() const {
+HostBuffer::Tickets HostBuffer::tickets() const {
   MutexLock lock(mu_);
   return tickets_;
+}
+
+HostBuffer::Tickets HostBuffer::open_tickets() const {
+  Tickets open;
+  MutexLock lock(mu_);
+  for (const FenceTicket& ticket : tickets_) {
+    if (!ticket.IsDone()) open.push_back(ticket);
+  }
+  return open;
 }
 
 void HostBuffer::AddTicket(FenceTicket ticket) {

@@ -32,8 +32,12 @@ class HostBuffer {
   void* data() const { return block_.data(); }
   uint64_t size_bytes() const { return block_.size_bytes(); }
 
-  // The latest ticket of each timeline that has touched this buffer.
-  absl::InlinedVector<FenceTicket, 2> tickets() const;
+  using Tickets = absl::InlinedVector<FenceTicket, 2>;
+
+  // The latest ticket of each timeline that has touched this buffer, and of these, the ones that
+  // are not done as far as is known.
+  Tickets tickets() const;
+  Tickets open_tickets() const;
   // Keeps the later one of two tickets of the same timeline. Called by the engine at Submit, and by
   // whoever else is at work on the bytes: copies that are submitted later wait for it.
   void AddTicket(FenceTicket ticket);
@@ -41,7 +45,7 @@ class HostBuffer {
  private:
   PinnedBlock block_;
   mutable Mutex mu_;
-  absl::InlinedVector<FenceTicket, 2> tickets_ ABSL_GUARDED_BY(mu_);
+  Tickets tickets_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

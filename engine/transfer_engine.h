@@ -105,7 +105,8 @@ class Transfer {
   Transfer() = default;
 
   FenceTicket ticket() const;
-  bool IsDone() const;  // as far as polling knows; no device call
+  uint64_t number() const { return value_; }  // the ticket's
+  bool IsDone() const;                        // as far as polling knows; no device call
 
   // Later work of `stream` starts after this transfer. Makes no device call when it is known to
   // be done. Never blocks the host. FailedPrecondition while `stream` captures a graph and the

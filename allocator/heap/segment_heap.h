@@ -12,8 +12,7 @@
 //
 // It never touches the memory it manages (tests give it made-up addresses), asks nobody for more,
 // and knows no tickets: Arena adds those, and the lock. Take and Put take constant time (Take
-// of a large block that does not fit looks at the slabs); the others look at all segments, and at
-// the blocks of runs that they join or part.
+// of a large block that does not fit looks at the slabs); the others look at all segments.
 //
 // Thread safety: none of its own.
 

@@ -4,7 +4,7 @@
 // still query it or make a stream wait for it: recording it again would move it.
 //
 // Thread safety: thread-safe. No device call is made while its mutex is held.
-// Ownership: references keep the pool alive, the pool keeps the device alive.
+// Ownership: references keep the pool's events, and with them the device, alive.
 
 #ifndef PINION_ENGINE_STREAM_EVENT_POOL_H_
 #define PINION_ENGINE_STREAM_EVENT_POOL_H_
@@ -23,7 +23,7 @@
 
 namespace pinion::internal {
 
-class EventPool;
+class EventStore;
 
 class PooledEvent {
  public:
@@ -32,12 +32,12 @@ class PooledEvent {
   EventHandle handle() const { return handle_; }
 
  private:
-  friend class EventPool;
+  friend class EventStore;
   friend class EventRef;
 
   const EventHandle handle_;
   std::atomic<int> references_ = 0;
-  std::shared_ptr<EventPool> pool_;  // while there are references
+  EventStore* store_ = nullptr;  // which lives while there are references
 };
 
 // A reference to an event, or none. Unlike a shared_ptr it needs no allocation: a saved tensor's
@@ -53,44 +53,74 @@ class EventRef {
     std::swap(event_, other.event_);
     return *this;
   }
-  ~EventRef();
+  ~EventRef() {
+    if (event_ != nullptr) LetGo();
+  }
 
   explicit operator bool() const { return event_ != nullptr; }
   bool operator==(std::nullptr_t) const { return event_ == nullptr; }
   const PooledEvent* operator->() const { return event_; }
 
  private:
-  friend class EventPool;
+  friend class EventStore;
   // Takes over one reference.
   explicit EventRef(PooledEvent* event) : event_(event) {}
+  void LetGo();
 
   PooledEvent* event_ = nullptr;
 };
 
-class EventPool : public std::enable_shared_from_this<EventPool> {
+// What a pool and the references to its events share: it goes with the last of them. The events
+// that are in use are counted under the lock that each of them needs anyway.
+class EventStore {
  public:
   enum class Timing { kUntimed, kTimed };
 
-  explicit EventPool(std::shared_ptr<GuardedDevice> device, Timing timing = Timing::kUntimed);
-  ~EventPool();
+  EventStore(std::shared_ptr<GuardedDevice> device, Timing timing)
+      : device_(std::move(device)), timing_(timing) {}
+  EventStore(const EventStore&) = delete;
+  EventStore& operator=(const EventStore&) = delete;
+
+  absl::StatusOr<EventRef> Acquire();
+  // Nobody acquires any more. May destroy the store.
+  void Close();
+
+ private:
+  friend class EventRef;
+
+  ~EventStore();
+  // May destroy the store.
+  void Release(PooledEvent* event);
+  absl::StatusOr<std::unique_ptr<PooledEvent>> NewEvent();
+
+  const std::shared_ptr<GuardedDevice> device_;
+  const Timing timing_;
+  Mutex mu_;
+  std::vector<std::unique_ptr<PooledEvent>> free_ ABSL_GUARDED_BY(mu_);
+  size_t used_ ABSL_GUARDED_BY(mu_) = 0;  // events that have references, or will have at once
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+class EventPool {
+ public:
+  using Timing = EventStore::Timing;
+
+  explicit EventPool(std::shared_ptr<GuardedDevice> device, Timing timing = Timing::kUntimed)
+      : device_(device), store_(new EventStore(std::move(device), timing)) {}
+  ~EventPool() { store_->Close(); }
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
   // An event to record. It may still carry an old record: don't query it before.
-  absl::StatusOr<EventRef> Acquire();
+  absl::StatusOr<EventRef> Acquire() { return store_->Acquire(); }
 
   // Later work of `later` starts after the present work of `earlier`; both belong to the device.
   // Returns the event of that work.
   absl::StatusOr<EventRef> Order(StreamHandle earlier, StreamHandle later);
 
  private:
-  friend class EventRef;
-  void Release(PooledEvent* event);
-
   const std::shared_ptr<GuardedDevice> device_;
-  const Timing timing_;
-  Mutex mu_;
-  std::vector<std::unique_ptr<PooledEvent>> free_ ABSL_GUARDED_BY(mu_);
+  EventStore* const store_;
 };
 
 }  // namespace pinion::internal

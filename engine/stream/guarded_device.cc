@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/device/process_exit.h"
 #include "pinion/engine/stream/stream_in_use.h"
 
 namespace pinion::internal {
@@ -15,21 +14,19 @@ GuardedDevice::GuardedDevice(std::shared_ptr<Device> device, int transient_retri
   PINION_CHECK(device_ != nullptr) << "an engine needs a device";
 }
 
-absl::Status GuardedDevice::health() const {
+absl::Status GuardedDevice::WhyUnhealthy() const {
   if (ProcessIsExiting()) {
     return absl::FailedPreconditionError(
         absl::StrCat(device_->name(), ": the process is exiting; no device call is made"));
   }
   if (origin_.InForkedChild()) return origin_.Refusal(device_->name());
-  if (!poisoned_.load(std::memory_order_acquire)) return absl::OkStatus();
   // Last: a child of fork() may find the lock taken for ever.
   MutexLock lock(mu_);
   return first_error_;
 }
 
-absl::Status GuardedDevice::accepting() const {
+absl::Status GuardedDevice::WhyNotAccepting() const {
   PINION_RETURN_IF_ERROR(health());
-  if (accepting_.load(std::memory_order_acquire)) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(device_->name(), ": the transfer engine was shut down; create another one"));
 }
@@ -58,7 +55,7 @@ void GuardedDevice::Poison(const char* call, absl::string_view why) {
 
 template <typename Result, typename Call>
 Result GuardedDevice::Guard(const char* name, const Call& call) {
-  if (absl::Status healthy = health(); !healthy.ok()) return healthy;
+  if (!healthy()) return WhyUnhealthy();
   Result result = call();
   if (result.ok()) return result;
   // Not every transient error: after DeadlineExceeded the caller's time is up.

@@ -30,6 +30,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
+#include "pinion/device/process_exit.h"
 
 namespace pinion::internal {
 
@@ -42,12 +43,19 @@ class GuardedDevice {
 
   Device& device() const { return *device_; }
 
-  // OkStatus, or why no call is made any more.
-  absl::Status health() const;
+  // Whether calls are made, and OkStatus, or why not.
+  bool healthy() const {
+    return !poisoned_.load(std::memory_order_acquire) && !ProcessIsExiting() &&
+           !origin_.InForkedChild();
+  }
+  absl::Status health() const { return healthy() ? absl::OkStatus() : WhyUnhealthy(); }
 
   // health(), or that the engine was shut down. The calls below go on after that, so that what is
   // in flight can be waited for.
-  absl::Status accepting() const;
+  absl::Status accepting() const {
+    return healthy() && accepting_.load(std::memory_order_acquire) ? absl::OkStatus()
+                                                                   : WhyNotAccepting();
+  }
   void StopAccepting() { accepting_.store(false, std::memory_order_release); }
 
   // FailedPrecondition while `stream` captures a graph. A stream that waited for a capturing one
@@ -87,6 +95,8 @@ class GuardedDevice {
   void CountSkippedWait() { event_waits_skipped_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  absl::Status WhyUnhealthy() const;
+  absl::Status WhyNotAccepting() const;
   template <typename Result, typename Call>
   Result Guard(const char* name, const Call& call);
 

@@ -47,7 +47,7 @@ absl::StatusOr<uint64_t> StreamTimeline::Mark(EventRef event) {
   return Append(std::move(event), std::move(nothing));
 }
 
-uint64_t StreamTimeline::NumberCopy(EventRef event, SubmittedCopy copy) {
+uint64_t StreamTimeline::NumberCopy(EventRef event, SubmittedCopy&& copy) {
   const absl::Status recorded = device_->RecordEvent(event->handle(), stream_);
   bool done = false;
   if (!recorded.ok()) {
@@ -178,7 +178,7 @@ absl::Status StreamTimeline::WaitWhileHealthy(uint64_t value) {
   return Wait(value, absl::InfiniteDuration());
 }
 
-uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy copy) {
+uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy&& copy) {
   if (copy.ends_transfer) ++stats_.submitted_transfers;
   stats_.submitted_chunks += copy.chunks;
   stats_.submitted_pieces += copy.pieces;

@@ -31,6 +31,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
@@ -59,7 +60,7 @@ inline constexpr WaitSite kCopyWithoutEvent("kCopyWithoutEvent", kEngineWaits);
 struct Prerequisites {
   EventRef compute;  // null: none
   // Numbers of other timelines. Weak: two directions wait for each other's submissions.
-  absl::InlinedVector<std::pair<std::weak_ptr<FenceTimeline>, uint64_t>, 1> submissions;
+  std::vector<std::pair<std::weak_ptr<FenceTimeline>, uint64_t>> submissions;
 };
 
 // Copies, one behind the other, that are to have one number.
@@ -94,7 +95,7 @@ class StreamTimeline final : public FenceTimeline {
   // The same for copies that are already enqueued, so that they must not be lost: where `event`
   // cannot be recorded, this waits for the stream instead, and where that fails too it poisons the
   // device, if it is not poisoned yet. The number is never done then.
-  uint64_t NumberCopy(EventRef event, SubmittedCopy copy);
+  uint64_t NumberCopy(EventRef event, SubmittedCopy&& copy);
 
   void CountFailedSubmit();
   void CountFlowControlWait();
@@ -140,7 +141,7 @@ class StreamTimeline final : public FenceTimeline {
   using Released = std::deque<Pending>;
   using Events = absl::InlinedVector<EventRef, 1>;
 
-  uint64_t Append(EventRef event, SubmittedCopy copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t Append(EventRef event, SubmittedCopy&& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Complete(uint64_t value);
   // Moves what is done into `released`, whose owner lets go of it after the lock.
   void CompleteUpTo(uint64_t value, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_block.h"
 
@@ -28,7 +29,7 @@ PinnedBacking::PinnedBacking(std::shared_ptr<PinnedAllocator> allocator)
 
 absl::StatusOr<std::shared_ptr<ParcelPlace>> PinnedBacking::Reserve(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator_->Allocate(size_bytes));
-  return std::make_shared<PinnedPlace>(std::move(block));
+  return std::allocate_shared<PinnedPlace>(SlabAllocator<PinnedPlace>(), std::move(block));
 }
 
 }  // namespace pinion

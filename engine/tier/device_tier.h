@@ -27,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
@@ -82,7 +83,8 @@ class DeviceTier {
   absl::StatusOr<std::shared_ptr<Kind>> NewParcel(uint64_t size_bytes, StreamHandle stream,
                                                   const Rest&... rest) {
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, backing_->Reserve(size_bytes));
-    return std::make_shared<Kind>(size_bytes, stream, std::move(place), rest...);
+    return std::allocate_shared<Kind>(SlabAllocator<Kind>(), size_bytes, stream, std::move(place),
+                                      rest...);
   }
 
   // Parcels of one stream, at least one, leave in one batch, after that stream's present work. On

@@ -17,9 +17,9 @@ constexpr absl::Duration kHostWait = absl::Seconds(60);
 
 GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
   if (this == &other) return *this;
-  if (!memory_.empty()) Drop();
-  memory_ = std::move(other.memory_);
-  other.memory_.clear();
+  if (first_) Drop();
+  first_ = std::move(other.first_);
+  rest_ = std::move(other.rest_);
   stream_ = other.stream_;
   copy_ = std::move(other.copy_);
   site_ = other.site_;
@@ -27,9 +27,10 @@ GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
 }
 
 void GuardedMemory::Add(GuardedMemory other) {
-  for (DeviceMemory& memory : other.memory_) memory_.push_back(std::move(memory));
-  other.memory_.clear();
-  if (other.copy_.ticket().value > copy_.ticket().value) copy_ = std::move(other.copy_);
+  if (!other) return;
+  Add(std::move(other.first_));
+  for (DeviceMemory& memory : std::exchange(other.rest_, {})) Add(std::move(memory));
+  if (other.copy_.number() > copy_.number()) copy_ = std::move(other.copy_);
 }
 
 void GuardedMemory::Drop() {
@@ -38,8 +39,9 @@ void GuardedMemory::Drop() {
   // An error that passes costs time, not memory.
   if (!waited.ok()) waited = copy_.Wait(kHostWait);
   if (exiting || !waited.ok()) {
-    uint64_t leaked_bytes = 0;
-    for (DeviceMemory& memory : memory_) {
+    uint64_t leaked_bytes = first_.size_bytes();
+    first_.Leak();
+    for (DeviceMemory& memory : rest_) {
       leaked_bytes += memory.size_bytes();
       memory.Leak();
     }
@@ -49,7 +51,7 @@ void GuardedMemory::Drop() {
                          << ")";
     }
   }
-  memory_.clear();
+  Disarm();
   copy_ = Transfer();
 }
 

@@ -12,6 +12,7 @@
 #define PINION_ENGINE_TIER_GUARDED_MEMORY_H_
 
 #include <utility>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "pinion/device/device.h"
@@ -34,39 +35,44 @@ class GuardedMemory {
       : GuardedMemory(stream, std::move(copy), site) {
     Add(std::move(memory));
   }
-  GuardedMemory(GuardedMemory&& other) noexcept
-      : memory_(std::move(other.memory_)),
-        stream_(other.stream_),
-        copy_(std::move(other.copy_)),
-        site_(other.site_) {
-    other.memory_.clear();
-  }
+  GuardedMemory(GuardedMemory&& other) noexcept = default;
   GuardedMemory& operator=(GuardedMemory&& other) noexcept;
   ~GuardedMemory() {
-    if (!memory_.empty()) Drop();
+    if (first_) Drop();
   }
 
   // More memory under the same copy, which one wait covers. Not empty.
-  void Add(DeviceMemory memory) { memory_.push_back(std::move(memory)); }
+  void Add(DeviceMemory memory) {
+    if (first_) {
+      rest_.push_back(std::move(memory));
+    } else {
+      first_ = std::move(memory);
+    }
+  }
   // Memory under another copy of the same direction, of the same engine, with the same stream and
   // site: one wait for the later copy covers both.
   void Add(GuardedMemory other);
 
-  explicit operator bool() const { return !memory_.empty(); }
+  explicit operator bool() const { return static_cast<bool>(first_); }
   // The first one; not of an empty object. Whoever uses the bytes on a stream has to make that
   // stream wait for the copy.
-  const DeviceMemory& memory() const { return memory_.front(); }
+  const DeviceMemory& memory() const { return first_; }
   const Transfer& copy() const { return copy_; }
   StreamHandle stream() const { return stream_; }
 
   // Lets go without the wait: a stream that uses the memory has waited for the copy, and the
   // framework orders the free after that stream.
-  void Disarm() { memory_.clear(); }
+  void Disarm() {
+    first_ = DeviceMemory();
+    rest_.clear();
+  }
 
  private:
   void Drop();  // not of an empty object
 
-  absl::InlinedVector<DeviceMemory, 1> memory_;
+  // Most guard one: it is moved by some words.
+  DeviceMemory first_;
+  std::vector<DeviceMemory> rest_;
   StreamHandle stream_;
   Transfer copy_;
   const WaitSite* site_ = &kFreeAfterCopy;

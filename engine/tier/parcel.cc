@@ -28,16 +28,11 @@ Parcel::Parcel(uint64_t size, StreamHandle computed_on, std::shared_ptr<ParcelPl
 // The copy out may still read what is held.
 Parcel::~Parcel() { const GuardedMemory held = Evict(); }
 
-Parcel::State Parcel::state() const {
-  MutexLock lock(mu_);
-  return state_;
-}
-
-void Parcel::Leave(const Transfer& copy_out, HeldMemory held) {
+void Parcel::Leave(const Transfer& copy_out, HeldMemory&& held) {
   place_->Written(copy_out);
   MutexLock lock(mu_);
-  PINION_CHECK(state_ == State::kNew) << "a parcel leaves once";
-  state_ = State::kHeld;
+  PINION_CHECK(state() == State::kNew) << "a parcel leaves once";
+  Become(State::kHeld);
   copy_out_ = copy_out;
   held_ = std::move(held);
 }
@@ -45,8 +40,8 @@ void Parcel::Leave(const Transfer& copy_out, HeldMemory held) {
 void Parcel::FillOnHost() {
   place_->Written(Transfer());
   MutexLock lock(mu_);
-  PINION_CHECK(state_ == State::kNew) << "a parcel is filled once";
-  state_ = State::kAway;
+  PINION_CHECK(state() == State::kNew) << "a parcel is filled once";
+  Become(State::kAway);
 }
 
 Transfer Parcel::copy_out() const {
@@ -54,27 +49,33 @@ Transfer Parcel::copy_out() const {
   return copy_out_;
 }
 
+// Once it is not held any more a parcel never is again: nothing of it needs the lock then, here and
+// below.
 bool Parcel::Holds(size_t piece) const {
+  if (state() != State::kHeld) return false;
   MutexLock lock(mu_);
-  return state_ == State::kHeld && held_[piece];
+  return state() == State::kHeld && held_[piece];
 }
 
 DeviceMemory Parcel::ShareHeld(size_t piece) const {
+  if (state() != State::kHeld) return DeviceMemory();
   MutexLock lock(mu_);
-  if (state_ != State::kHeld || !held_[piece]) return DeviceMemory();
+  if (state() != State::kHeld || !held_[piece]) return DeviceMemory();
   return held_[piece].Share();
 }
 
 GuardedMemory Parcel::TakeHeld(size_t piece) {
+  if (state() != State::kHeld) return GuardedMemory();
   MutexLock lock(mu_);
-  if (state_ != State::kHeld || !held_[piece]) return GuardedMemory();
+  if (state() != State::kHeld || !held_[piece]) return GuardedMemory();
   return GuardedMemory(std::move(held_[piece]), stream, copy_out_, kFreeAfterCopy);
 }
 
 GuardedMemory Parcel::Evict(uint64_t* not_freed) {
+  if (state() != State::kHeld) return GuardedMemory();
   MutexLock lock(mu_);
-  if (state_ != State::kHeld) return GuardedMemory();
-  state_ = State::kAway;
+  if (state() != State::kHeld) return GuardedMemory();
+  Become(State::kAway);
   GuardedMemory evicted(stream, copy_out_, kEvictAfterCopyOut);
   for (DeviceMemory& memory : std::exchange(held_, {})) {
     if (!memory) continue;
@@ -120,23 +121,36 @@ GuardedMemory Parcel::EndEpochIfAllHaveRead() {
 GuardedMemory Parcel::EndEpoch() {
   ++readers_.epoch;
   readers_.have_read = 0;
-  if (state_ == State::kFetched) state_ = State::kAway;
+  if (state() == State::kFetched) Become(State::kAway);
   return std::move(fetched_);
 }
 
 // ----------------------------------------------------------------------------------------- back
 
 Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
-  Read read;
   MutexLock lock(mu_);
-  while (state_ == State::kFetching) fetch_ended_.Wait(mu_);
-  PINION_CHECK(state_ == State::kAway || state_ == State::kFetched)
+  while (state() == State::kFetching) fetch_ended_.Wait(mu_);
+  PINION_CHECK(state() == State::kAway || state() == State::kFetched)
       << "the bytes are read on the device as long as it holds them";
-  if (state_ == State::kAway) {
-    state_ = State::kFetching;
+  if (state() == State::kAway) {
+    Become(State::kFetching);
+    Read read;
     read.claim.emplace(FetchClaim(shared_from_this()));
     return read;
   }
+  return ReadLocked(reader);
+}
+
+bool Parcel::ReadIfFetched(Reader& reader, std::optional<Read>& read) {
+  if (state() != State::kFetched) return false;
+  MutexLock lock(mu_);
+  if (state() != State::kFetched) return false;
+  read.emplace(ReadLocked(reader));
+  return true;
+}
+
+Parcel::Read Parcel::ReadLocked(Reader& reader) {
+  Read read;
   read.fetched =
       GuardedMemory(fetched_.memory().Share(), fetched_.stream(), fetched_.copy(), kFreeAfterCopy);
   read.released = MarkReadLocked(reader);
@@ -144,9 +158,10 @@ Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
 }
 
 std::optional<FetchClaim> Parcel::ClaimIfAway() {
+  if (state() != State::kAway) return std::nullopt;
   MutexLock lock(mu_);
-  if (state_ != State::kAway) return std::nullopt;
-  state_ = State::kFetching;
+  if (state() != State::kAway) return std::nullopt;
+  Become(State::kFetching);
   return FetchClaim(shared_from_this());
 }
 
@@ -154,7 +169,7 @@ GuardedMemory Parcel::EndFetch(GuardedMemory fetched) {
   GuardedMemory unneeded;
   {
     MutexLock lock(mu_);
-    state_ = State::kFetched;
+    Become(State::kFetched);
     fetched_ = std::move(fetched);  // it was empty: nothing is let go of under the lock
     if (readers_.count == 0) unneeded = EndEpoch();
   }
@@ -165,22 +180,22 @@ GuardedMemory Parcel::EndFetch(GuardedMemory fetched) {
 void Parcel::FailFetch() {
   {
     MutexLock lock(mu_);
-    state_ = State::kAway;
+    Become(State::kAway);
   }
   fetch_ended_.NotifyAll();
 }
 
 GuardedMemory Parcel::TakeFetched() {
+  if (state() != State::kFetched) return GuardedMemory();
   MutexLock lock(mu_);
-  if (state_ != State::kFetched) return GuardedMemory();
+  if (state() != State::kFetched) return GuardedMemory();
   return EndEpoch();
 }
 
 absl::StatusOr<std::shared_ptr<HostBuffer>> Parcel::ViewOnHost(absl::Duration timeout) {
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, place_->ToRead());
   const internal::Deadline deadline(timeout);
-  for (const FenceTicket& ticket : buffer->tickets()) {
-    if (ticket.IsDone()) continue;
+  for (const FenceTicket& ticket : buffer->open_tickets()) {
     PINION_RETURN_IF_ERROR(ticket.timeline->Wait(ticket.value, deadline.Left()));
   }
   return buffer;

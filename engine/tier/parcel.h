@@ -27,6 +27,7 @@
 #ifndef PINION_ENGINE_TIER_PARCEL_H_
 #define PINION_ENGINE_TIER_PARCEL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -98,7 +99,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   const uint64_t size_bytes;
   const StreamHandle stream;  // what the bytes were computed on
 
-  State state() const;
+  State state() const { return state_.load(std::memory_order_acquire); }
 
   // --- out ---
   // What the copy out goes to. Once.
@@ -106,7 +107,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   // The host has filled what ToWrite gives: the parcel is away from the start. In place of Leave.
   void FillOnHost();
   // The copy out, which reads `held`, was submitted.
-  void Leave(const Transfer& copy_out, HeldMemory held);
+  void Leave(const Transfer& copy_out, HeldMemory&& held);
   // Before Leave: one that is done.
   Transfer copy_out() const;
   // One more reference to the piece of device memory that the copy out reads; empty unless kHeld.
@@ -128,6 +129,8 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   // --- back ---
   // Blocks the host while another thread fetches. Neither kNew nor kHeld.
   Read ReadOrClaim(Reader& reader);
+  // The same into `read` where the parcel is fetched; never blocks. Else false.
+  bool ReadIfFetched(Reader& reader, std::optional<Read>& read);
   // Nothing unless the parcel is away.
   std::optional<FetchClaim> ClaimIfAway();
   // Where a fetch copies from: pinned memory that holds the bytes once its tickets are done.
@@ -148,17 +151,21 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
     uint64_t epoch = 1;
   };
 
+  void Become(State state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    state_.store(state, std::memory_order_release);
+  }
   GuardedMemory EndFetch(GuardedMemory fetched);
   void FailFetch();
   GuardedMemory EndEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GuardedMemory EndEpochIfAllHaveRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Read ReadLocked(Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GuardedMemory MarkReadLocked(Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<ParcelPlace> place_;
 
   mutable Mutex mu_;
   CondVar fetch_ended_;
-  State state_ ABSL_GUARDED_BY(mu_) = State::kNew;
+  std::atomic<State> state_ = State::kNew;  // written under mu_
   Transfer copy_out_ ABSL_GUARDED_BY(mu_);
   HeldMemory held_ ABSL_GUARDED_BY(mu_);  // pieces that were let go of are empty
   GuardedMemory fetched_ ABSL_GUARDED_BY(mu_);

@@ -11,11 +11,13 @@
 #include <string>
 #include <utility>
 
+#include "pinion/allocator/base/slab.h"
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/hooks/activations/late_leavers.h"
 #include "pinion/hooks/activations/offload_schedules.h"
+#include "pinion/hooks/activations/record_view.h"
 #include "pinion/hooks/activations/saved_view.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_version.h"
@@ -54,35 +56,29 @@ uint64_t OffloadStats::*CounterOf(const StorageRecord& record)
 }  // namespace
 
 // What stands in for one saved tensor in the graph.
-class DeviceOffloader::Handle : public SavedTensor {
+class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Handle> {
  public:
-  Handle(std::shared_ptr<DeviceOffloader> owner, RecordPtr record, const at::Tensor& tensor)
-      : owner_(std::move(owner)), record_(std::move(record)), version_(tensor), view_(tensor) {}
-
+  Handle(std::shared_ptr<DeviceOffloader> owner, RecordView tensor)
+      : owner_(std::move(owner)), tensor_(std::move(tensor)) {}
   ~Handle() override { owner_->Release(*this); }
 
   at::Tensor Unpack() override {
     HostTimer timer(*owner_->stats_);
-    version_.Check([this] { return Describe(); });
+    tensor_.CheckVersion();
     at::Tensor tensor = owner_->Unpack(*this);
     timer.Count(&OffloadStats::unpacked);
     return tensor;
   }
 
-  bool IsComputedAgain() const override { return record_->cast != nullptr; }
+  bool IsComputedAgain() const override { return record().cast != nullptr; }
   bool WasComputedAgain() const override { return was_cast_again; }
   const void* MemoryOwner() const override {
     OffloadLock lock(owner_->state_);
-    return record_->HoldsMemory() ? record_.get() : nullptr;
+    return record().HoldsMemory() ? &record() : nullptr;
   }
 
-  StorageRecord& record() const { return *record_; }
-
-  std::string Describe() const { return view_.Describe(); }
-
-  at::Tensor View(BytesOnDevice bytes, const c10::VariableVersion* version = nullptr) const {
-    return view_.Over(std::move(bytes.storage), bytes.shift_bytes, version);
-  }
+  StorageRecord& record() const { return tensor_.record(); }
+  const SavedView& view() const { return tensor_.view(); }
 
   Parcel::Reader reader;  // of the record's parcel, once it has one
   std::atomic<bool> was_cast_again = false;
@@ -93,9 +89,7 @@ class DeviceOffloader::Handle : public SavedTensor {
 
  private:
   const std::shared_ptr<DeviceOffloader> owner_;
-  const RecordPtr record_;
-  const SavedVersion version_;
-  const SavedView view_;
+  const RecordView tensor_;
 };
 
 DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device device,
@@ -142,7 +136,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   if (*capturing) return keep(&OffloadStats::kept_capturing);
 
   const c10::Storage& storage = tensor.storage();
-  const SavedVersion version(tensor);
+  SavedVersion version(tensor);
   const StorageExtent read = ExtentOf(tensor);
   const StorageExtent extent = ExtentToSave(read, storage.nbytes());
   if (extent.size_bytes() != storage.nbytes()) cast.reset();
@@ -153,6 +147,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   if (cast != nullptr && options_.verify) checksum = TensorChecksum::Of(storage, extent);
   RecordPtr record;
   RecordPtrs due;
+  bool is_new = false;
   Released released;  // let go of after the lock
   {
     OffloadLock lock(state_);
@@ -174,9 +169,10 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
     } else {
       // EndScope would not send it on its way any more.
       if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
-      record =
-          std::make_shared<StorageRecord>(storage, version, extent, stream, maybe_held, scope.id,
-                                          std::move(cast), SavedOrigin(tensor, node));
+      is_new = true;
+      record = std::allocate_shared<StorageRecord>(SlabAllocator<StorageRecord>(), storage,
+                                                   std::move(version), extent, stream, maybe_held,
+                                                   scope.id, std::move(cast), tensor, node);
       record->checksum = std::move(checksum);
       record->in_schedule.sequence = sequence;
       state_.books.storages.Add(*record);
@@ -206,7 +202,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       if (counter == &OffloadStats::offloaded) stats.offloaded_bytes += record->size_bytes();
     });
   }
-  auto handle = std::make_unique<Handle>(shared_from_this(), std::move(record), tensor);
+  auto handle =
+      std::make_unique<Handle>(shared_from_this(), RecordView(std::move(record), tensor, is_new));
   if (!due.empty()) departures_.CopyOut(std::move(due));
   departures_.EvictExcess();
   return handle;
@@ -259,8 +256,8 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     if (!due.empty()) departures_.CopyOut(std::move(due));
     departures_.EvictExcess();
   }
-  BytesOnDevice bytes =
-      returns_.Acquire(record, handle.reader, stream, [&handle] { return handle.Describe(); });
+  BytesOnDevice bytes = returns_.Acquire(record, handle.reader, stream,
+                                         [&handle] { return handle.view().Describe(); });
   handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it. Not
@@ -269,16 +266,20 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       if (learner_ != nullptr) handle.fetched = bytes.storage;
-      return handle.View(std::move(bytes));
+      return handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, nullptr);
     }
   }
   // A node that changes any other in place is found out by whoever shares it, as without offload.
-  return Lend(handle.View(std::move(bytes), &record.version.counter()));
+  return Lend(
+      handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, &record.version.counter()));
 }
 
 void DeviceOffloader::NoteBackward() {
   const int64_t backward = CurrentBackward();
-  if (backward == -1) return;
+  // By this thread, last: a node reads tensor after tensor.
+  thread_local std::pair<uint64_t, int64_t> noted = {0, -1};
+  if (backward == -1 || noted == std::pair(state_.id, backward)) return;
+  noted = {state_.id, backward};
   {
     OffloadLock lock(state_);
     if (!state_.backwards.insert(backward).second) return;

@@ -5,6 +5,8 @@
 #include <c10/core/DeviceType.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <map>
 #include <optional>
 #include <set>
@@ -171,6 +173,8 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   CastSources casts_;
   const std::shared_ptr<OffloadStatsRecorder> stats_ = std::make_shared<OffloadStatsRecorder>();
 
+  // Those of offloaders_, to be found without the lock, by a device's index.
+  std::array<std::atomic<DeviceOffloader*>, 128> known_ = {};
   mutable Mutex mu_;
   std::map<int, std::shared_ptr<DeviceOffloader>> offloaders_ ABSL_GUARDED_BY(mu_);
   std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // devices, in this scope
@@ -203,22 +207,26 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     }
   }
   if (kind == TensorKind::kParameter || kind == TensorKind::kSmall) return Keep(reason, device);
-  auto offloader = OffloaderFor(device);
-  if (absl::IsInvalidArgument(offloader.status()) || absl::IsNotFound(offloader.status())) {
-    ThrowIfError(offloader.status(), "setting up offload for a device");
-  }
-  if (!offloader.ok()) {
-    if (IsFirstToldOf(device)) {
-      PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
-                           << ", which cannot be set up now (each scope tries again): "
-                           << offloader.status();
+  DeviceOffloader* offloader = known_[device.index()].load(std::memory_order_acquire);
+  if (offloader == nullptr) {
+    const absl::StatusOr<std::shared_ptr<DeviceOffloader>> made = OffloaderFor(device);
+    if (absl::IsInvalidArgument(made.status()) || absl::IsNotFound(made.status())) {
+      ThrowIfError(made.status(), "setting up offload for a device");
     }
-    return Keep(&OffloadStats::kept_copy_failed, device);
+    if (!made.ok()) {
+      if (IsFirstToldOf(device)) {
+        PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
+                             << ", which cannot be set up now (each scope tries again): "
+                             << made.status();
+      }
+      return Keep(&OffloadStats::kept_copy_failed, device);
+    }
+    offloader = made->get();
   }
   std::unique_ptr<const ParameterCast> cast;
   if (options_.cast_weights_again) cast = casts_.Find(tensor, scope.casts, scope.begin);
   const bool is_leaf = kind == TensorKind::kHeldLeaf;
-  return (*offloader)->Pack(tensor, place, is_leaf, std::move(cast), scope);
+  return offloader->Pack(tensor, place, is_leaf, std::move(cast), scope);
 }
 
 std::shared_ptr<MemoryObserver> SessionImpl::Observer() {
@@ -272,6 +280,7 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device 
   if (offloader == nullptr) {
     offloader =
         std::make_shared<DeviceOffloader>(options_, device, link, tier_, std::move(tier), stats_);
+    known_[device.index()].store(offloader.get(), std::memory_order_release);
   }
   return offloader;
 }

@@ -8,6 +8,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -102,6 +103,8 @@ struct OffloadState {
     return last_sequence;
   }
 
+  const uint64_t id = NewId();  // in the process; addresses repeat
+
   Mutex mu;
   Books books ABSL_GUARDED_BY(mu);
   const std::unique_ptr<OffloadSchedule> schedule ABSL_PT_GUARDED_BY(mu);
@@ -112,6 +115,12 @@ struct OffloadState {
   const bool asks_for_device_bytes;
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of what was saved
   absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run
+
+ private:
+  static uint64_t NewId() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
 };
 
 // Takes the state's lock.

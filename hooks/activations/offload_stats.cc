@@ -1,9 +1,29 @@
 #include "pinion/hooks/activations/offload_stats.h"
 
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
+namespace {
+
+// All but the time are counters, which come first.
+using Counters = std::array<uint64_t, sizeof(OffloadStats) / sizeof(uint64_t) - 1>;
+static_assert(offsetof(OffloadStats, pack_unpack_us) == sizeof(Counters));
+
+void Add(const OffloadStats& part, OffloadStats& sum) {
+  Counters counters, sums;
+  std::memcpy(&counters, &part, sizeof(counters));
+  std::memcpy(&sums, &sum, sizeof(sums));
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] += counters[i];
+  std::memcpy(static_cast<void*>(&sum), &sums, sizeof(sums));
+  sum.pack_unpack_us += part.pack_unpack_us;
+}
+
+}  // namespace
 
 uint64_t OffloadStats::kept() const {
   return kept_small + kept_parameter + kept_head + kept_held + kept_no_host_memory +
@@ -28,6 +48,29 @@ std::string OffloadStats::ToString() const {
       HumanBytes(evicted_bytes), evicted_not_freed, unpacked, reused_on_device, prefetch_hits,
       fetched_on_demand, recast, HumanBytes(fetched_bytes), prefetches_dropped, prefetches_refused,
       verified, live_handles);
+}
+
+OffloadStatsRecorder::Part* OffloadStatsRecorder::AddPart(int slot) {
+  auto added = std::make_unique<Part>(/*has_owner=*/slot != kNoThreadSlot);
+  MutexLock lock(mu_);
+  Part* part = parts_[slot].load(std::memory_order_relaxed);
+  if (part != nullptr) return part;  // another thread without a number was first
+  part = all_parts_.emplace_back(std::move(added)).get();
+  parts_[slot].store(part, std::memory_order_release);
+  return part;
+}
+
+OffloadStats OffloadStatsRecorder::Get() const {
+  const int mine = ThreadSlotIfAny();
+  OffloadStats sum;
+  for (int slot = 0; slot <= kThreadSlots; ++slot) {
+    const Part* const part = parts_[slot].load(std::memory_order_acquire);
+    if (part == nullptr) continue;
+    const bool is_owner = slot == mine && slot != kNoThreadSlot;
+    BiasedLock lock(part->mu, is_owner ? BiasedMutex::By::kOwner : BiasedMutex::By::kOther);
+    Add(part->stats, sum);
+  }
+  return sum;
 }
 
 }  // namespace pinion

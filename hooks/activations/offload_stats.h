@@ -3,13 +3,19 @@
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
 
+#include <array>
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "pinion/allocator/base/biased_mutex.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/thread_slot.h"
 
 namespace pinion {
 
@@ -56,27 +62,39 @@ struct OffloadStats {
   std::string ToString() const;  // a few lines for people
 };
 
-// The same counters, written from many threads.
+// The same counters, written from many threads, each its own: a saved tensor is counted some ten
+// times on its way. What one thread has counted up and another one down adds up.
 class OffloadStatsRecorder {
  public:
   template <typename Function>
   void Update(Function update) {
-    MutexLock lock(mu_);
-    update(stats_);
+    const int slot = ThreadSlot();
+    Part* part = parts_[slot].load(std::memory_order_acquire);
+    if (part == nullptr) part = AddPart(slot);
+    BiasedLock lock(part->mu,
+                    slot == kNoThreadSlot ? BiasedMutex::By::kOther : BiasedMutex::By::kOwner);
+    update(part->stats);
   }
 
-  OffloadStats Get() const {
-    MutexLock lock(mu_);
-    return stats_;
-  }
+  OffloadStats Get() const;
 
  private:
+  // Of the thread that has a number, or of all that have none.
+  struct alignas(64) Part {
+    explicit Part(bool has_owner)
+        : mu(has_owner ? BiasedMutex::BestBarrier() : BiasedMutex::Barrier::kNone) {}
+    mutable BiasedMutex mu;
+    OffloadStats stats ABSL_GUARDED_BY(mu);
+  };
+
+  Part* AddPart(int slot);
+
+  std::array<std::atomic<Part*>, kThreadSlots + 1> parts_ = {};
   mutable Mutex mu_;
-  OffloadStats stats_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<Part>> all_parts_ ABSL_GUARDED_BY(mu_);
 };
 
-// Adds the wall time of its own life to the statistics, and what it was told to count, under one
-// lock.
+// Adds the wall time of its own life to the statistics, and what it was told to count, at once.
 class HostTimer {
  public:
   explicit HostTimer(OffloadStatsRecorder& recorder) : recorder_(recorder) {}

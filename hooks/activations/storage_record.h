@@ -98,7 +98,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
                 StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
                 ScopeId saved_in, std::unique_ptr<const ParameterCast> can_be_cast,
-                SavedOrigin saved_by)
+                const at::Tensor& tensor, const NodeId& saver)
       : identity(storage.getWeakStorageImpl()),
         version(std::move(version_at_pack)),
         extent(saved_extent),
@@ -108,7 +108,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
         maybe_held(may_be_held),
         scope(saved_in),
         cast(std::move(can_be_cast)),
-        origin(std::move(saved_by)),
+        origin(tensor, saver),
         leaving{.source = storage, .nodes = {}} {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
@@ -178,7 +178,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const ScopeId scope;    // in which it was saved first
   const std::unique_ptr<const ParameterCast> cast;  // that makes these bytes; null: none does
 
-  const SavedOrigin origin;  // for people
+  const SavedOrigin origin;
 
   // Of `extent`'s bytes when they leave; only in verify mode. Written before the parcel is
   // published, read by those who have found the parcel; of a cast, before the record is found.

@@ -135,7 +135,7 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
   absl::InlinedVector<ParcelDraft, 1> all;
   PackPlan plan = PlanPacking(sizes, link_);
   for (PackPlan::Group& group : plan.groups) {
-    ParcelDraft leaving;
+    ParcelDraft& leaving = all.emplace_back();
     leaving.offsets = std::move(group.offsets);
     for (const size_t piece : group.pieces) {
       leaving.records.push_back(std::move(present[piece]));
@@ -149,6 +149,7 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
         PINION_LOG(kWarning) << "saved tensors stay on the device: " << parcel.status();
       }
       Keep(leaving.records, &OffloadStats::kept_no_host_memory);
+      all.pop_back();
       continue;
     }
     Departure& departure = leaving.departure;
@@ -170,6 +171,7 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
     } catch (const std::exception& error) {
       PINION_LOG(kWarning) << "saved tensors stay on the device: " << error.what();
       Keep(leaving.records, &OffloadStats::kept_copy_failed);
+      all.pop_back();
       continue;
     }
     for (size_t i = 0; i < leaving.sources.size(); ++i) {
@@ -177,7 +179,6 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
       departure.pieces.push_back({DataOf(record), leaving.offsets[i], record.size_bytes()});
       departure.memory.push_back(TorchMemory(std::move(leaving.sources[i])));
     }
-    all.push_back(std::move(leaving));
   }
   return all;
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,7 +40,9 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
     BytesOnDevice bytes;
     uint64_t dropped = 0;
     std::shared_ptr<SavedParcel> parcel;
+    std::optional<Parcel::Read> read;
     bool is_cast_again = false;
+    bool was_ahead = false;
     {
       OffloadLock lock(state_);
       parcel = record.in_parcel.parcel;
@@ -49,6 +53,8 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       } else if (parcel != nullptr) {
         // The device may hold it still, but not as it was saved.
         released.Add(parcel->Evict());
+        bytes.shift_bytes = record.ShiftIntoParcel();
+        was_ahead = parcel->ReadIfFetched(reader, read) && state_.schedule->OnRead(*parcel);
       }
     }
     if (!bytes.storage && is_cast_again) return CastAgain(record, stream, describe);
@@ -64,31 +70,29 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       UseOnStream(bytes.storage, record.pack_stream, stream);
       return bytes;
     }
-    Parcel::Read read = parcel->ReadOrClaim(reader);
-    if (read.claim.has_value()) {
-      FetchNow(*parcel, *std::move(read.claim), stream);
-      continue;
-    }
-    bool was_ahead = false;
-    int64_t shift_bytes = 0;
-    {
+    if (!read.has_value()) {
+      read.emplace(parcel->ReadOrClaim(reader));
+      if (read->claim.has_value()) {
+        FetchNow(*parcel, *std::move(read->claim), stream);
+        continue;
+      }
       OffloadLock lock(state_);
-      shift_bytes = record.ShiftIntoParcel();
       was_ahead = state_.schedule->OnRead(*parcel);
     }
     if (was_ahead) stats_.Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
-    bytes = {StorageOf(read.fetched.memory()), shift_bytes, /*is_copy=*/true};
-    WaitForCopyIn(read.fetched.copy(), stream);
+    bytes.storage = StorageOf(read->fetched.memory());
+    bytes.is_copy = true;
+    WaitForCopyIn(read->fetched.copy(), stream);
     // The reader's stream has waited, and the framework orders the free after the reader.
-    if (stream.native != read.fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
-    read.fetched.Disarm();
-    read.released.Disarm();
+    if (stream.native != read->fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
+    read->fetched.Disarm();
+    read->released.Disarm();
     if (record.checksum) {
       Verify(record, bytes, [&] {
         return c10::str("a saved tensor has come back changed: ", describe(), ", its ",
                         record.size_bytes(), " bytes copied out by D2H ",
-                        parcel->copy_out().ticket().value, " of ", bytes.storage.device(),
-                        " and back by H2D ", read.fetched.copy().ticket().value);
+                        parcel->copy_out().number(), " of ", bytes.storage.device(),
+                        " and back by H2D ", read->fetched.copy().number());
       });
     }
     return bytes;
@@ -129,19 +133,14 @@ BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
 // has seen a stream wait for is remembered only within one backward: later, another stream may have
 // its handle.
 void TensorReturns::WaitForCopyIn(const Transfer& copy, const BoundStream& stream) {
-  const LastWait wait = {std::this_thread::get_id(), CurrentBackward(), stream.torch,
-                         copy.ticket().value};
-  if (wait.backward != -1) {
-    MutexLock lock(wait_mu_);
-    if (last_wait_.has_value() && last_wait_->thread == wait.thread &&
-        last_wait_->backward == wait.backward && last_wait_->stream == wait.stream &&
-        last_wait_->number >= wait.number) {
-      return;
-    }
-  }
+  using Waiter = std::tuple<uint64_t, int64_t, c10::StreamId>;  // OffloadState::id, the backward
+  thread_local std::pair<Waiter, uint64_t> last = {{0, -1, 0}, 0};
+  const int64_t backward = CurrentBackward();
+  const std::pair<Waiter, uint64_t> wait = {{state_.id, backward, stream.torch.id()},
+                                            copy.number()};
+  if (backward != -1 && last.first == wait.first && last.second >= wait.second) return;
   ThrowIfError(copy.WaitOn(stream.native, kUnpackAfterCopyIn), "waiting for a saved tensor");
-  MutexLock lock(wait_mu_);
-  last_wait_ = wait;
+  last = wait;
 }
 
 void TensorReturns::Verify(const StorageRecord& record, const BytesOnDevice& bytes,

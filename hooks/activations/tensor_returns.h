@@ -11,15 +11,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
-#include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/parcel.h"
@@ -70,14 +67,6 @@ class TensorReturns {
  private:
   using FetchClaims = absl::InlinedVector<FetchClaim, 1>;
 
-  // A wait of a stream for a fetched parcel, which those for earlier ones need not repeat.
-  struct LastWait {
-    std::thread::id thread;
-    int64_t backward = -1;
-    c10::Stream stream;
-    uint64_t number = 0;
-  };
-
   // Without a copy back; no storage if there is none.
   BytesOnDevice Find(StorageRecord& record, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
@@ -104,9 +93,6 @@ class TensorReturns {
   DeviceTier& tier_;
   OffloadState& state_;
   OffloadStatsRecorder& stats_;
-
-  Mutex wait_mu_;
-  std::optional<LastWait> last_wait_ ABSL_GUARDED_BY(wait_mu_);
 };
 
 }  // namespace pinion

@@ -257,6 +257,24 @@ TEST_F(PinnedAllocatorTest, CachedBytesAddUpToAllThatEverBecameFree) {
   EXPECT_EQ(allocator_->GetStats().cached_bytes.total, 5 * kMiB);
 }
 
+TEST_F(PinnedAllocatorTest, PeaksAreThoseOfTheMomentsBetweenRiseAndFall) {
+  PinnedBlock a = Take(kMiB - kSlack);
+  PinnedBlock b = Take(2 * kMiB - kSlack);
+  a = PinnedBlock();
+  a = Take(kMiB / 2 - kSlack);
+  a = PinnedBlock();
+  b = PinnedBlock();  // all 4 MiB are cached
+  b = Take(kMiB - kSlack);
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_EQ(stats.requested_bytes.peak, 3 * kMiB - 2 * kSlack);
+  EXPECT_EQ(stats.booked_bytes.peak, 3 * kMiB);
+  EXPECT_EQ(stats.used_bytes.peak, 3 * kMiB);
+  EXPECT_EQ(stats.cached_bytes.peak, 4 * kMiB);
+  ASSERT_EQ(stats.size_buckets.size(), 3u);
+  EXPECT_EQ(stats.size_buckets[1].booked_bytes.peak, kMiB);
+  EXPECT_EQ(stats.size_buckets[1].booked_bytes.total, 2 * kMiB);
+}
+
 TEST_F(PinnedAllocatorTest, TheLongestPinAndTheSumOfAllAreKept) {
   source_->on_allocate = [] { absl::SleepFor(absl::Milliseconds(2)); };
   const PinnedBlock first = Take(4 * kMiB - kSlack);

@@ -141,6 +141,24 @@ TEST_F(PinnedAllocatorThreadsTest, ASmallBlockIsFoundInAnothersSlabWhereNothingE
   OnAnotherThread([&] { EXPECT_THAT(allocator_->Allocate(300), IsOk()); });
 }
 
+// Of batches, which are handed over when they are full.
+TEST_F(PinnedAllocatorThreadsTest, ABatchThatAnotherThreadReleasesServesTheNextAllocations) {
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 16; ++i) blocks.push_back(Take(64 * kKiB - kSlack));
+  const PinnedBlock next = Take(64 * kKiB - kSlack);  // keeps them apart from the rest
+  const auto* const begin = static_cast<const char*>(blocks.front().data());
+  const auto* const end = static_cast<const char*>(next.data());
+  for (int i = 0; i < 10; ++i) Take(64 * kKiB - kSlack);
+  OnAnotherThread([&] { blocks.clear(); });
+  bool served = false;
+  for (int i = 0; i < 4; ++i) {
+    const PinnedBlock block = allocator_->Allocate(64 * kKiB - kSlack).value();
+    const auto* const data = static_cast<const char*>(block.data());
+    served |= begin <= data && data < end;
+  }
+  EXPECT_TRUE(served);
+}
+
 TEST_F(PinnedAllocatorThreadsTest, ABlockWhoseTicketIsDoneServesAnyThreadWhereverItWasReleased) {
   PinnedBlock block = Take(4 * kMiB - kSlack);
   const void* const data = block.data();

@@ -88,6 +88,21 @@ TEST_F(PinnedAllocatorTicketsTest, WhatAThreadReleasedServesItsNextAllocation) {
   EXPECT_EQ(allocator_->Allocate(kMiB - kSlack)->data(), data);
 }
 
+// A thread that has allocated for a while without anything to wait for looks up when there is.
+TEST_F(PinnedAllocatorTicketsTest, WhatStartsToWaitAmongManyHitsServesSoonAfterItIsDone) {
+  PinnedBlock block = Take(kMiB - kSlack);
+  const PinnedBlock next = Take(100 * kKiB);  // keeps the block apart from the rest
+  for (int i = 0; i < 10; ++i) Take(100 * kKiB);
+  void* const data = block.data();
+  const auto other = std::make_shared<FakeTimeline>();
+  std::move(block).ReleaseAfter({timeline_->Ticket(1), other->Ticket(1)});
+  timeline_->CompleteVisibly(1);
+  other->CompleteVisibly(1);
+  bool served = false;
+  for (int i = 0; i < 8; ++i) served |= allocator_->Allocate(kMiB - kSlack)->data() == data;
+  EXPECT_TRUE(served);
+}
+
 // Not done before somebody waits for it. Counts the looks at it, and can act in the midst of one.
 class CountingTimeline final : public FenceTimeline {
  public:
