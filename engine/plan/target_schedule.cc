@@ -102,7 +102,10 @@ void TargetSchedule::FindKnown(bool begins) {
   now_ = next_drop_ = next_fetch_ = next_over_ = 0;
   looked_at_ = SIZE_MAX;
   has_late_ = true;
-  for (Object& object : objects_) object.is_due = false;
+  for (Object& object : objects_) {
+    object.is_due = false;
+    CountAsOverdue(object, false);
+  }
   const bool tries = begins && is_recorded_ && found != nullptr && !found->mix().empty();
   if (tries) {
     segments_.Try(found);
@@ -163,6 +166,7 @@ uint64_t TargetSchedule::CompanyOf(uint32_t id) const {
 
 void TargetSchedule::OnUsed(uint32_t id, Use use) {
   Object& object = objects_[id];
+  used_last_ = id;
   const size_t n = object.uses++;
   if (use == Use::kSaved) ++object.saves;
   if (IsPlanned()) {
@@ -175,6 +179,12 @@ void TargetSchedule::OnUsed(uint32_t id, Use use) {
   const ScheduledParcel* parcel = object.parcel;
   const bool is_away = parcel != nullptr && parcel->scheduled.in_window == 0 && !object.is_fetched;
   awaited_bytes_ = is_away ? parcel->size_bytes : 0;
+}
+
+void TargetSchedule::CountAsOverdue(Object& object, bool is_overdue) {
+  if (object.is_overdue == is_overdue) return;
+  object.is_overdue = is_overdue;
+  overdue_bytes_ += is_overdue ? object.size_bytes : -object.size_bytes;
 }
 
 bool TargetSchedule::IsOverdue() {
@@ -202,6 +212,7 @@ void TargetSchedule::OnReleased(uint32_t object) {
   // A step without a plan may be one that never ends: somebody keeps a graph for good.
   if (!IsPlanned()) unused_.push_back(object);
   objects_[object].is_live = objects_[object].stays = false;
+  CountAsOverdue(objects_[object], false);
   if (--live_objects_ > 0) return;
   known_.OnEnd(now_known_.get());
   // What tries a mix begins as it was known to.
@@ -227,6 +238,7 @@ void TargetSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes>
   bool is_due = false;
   for (const uint32_t object : parcel.objects) {
     objects_[object].parcel = &parcel;
+    CountAsOverdue(objects_[object], false);
     is_due = is_due || objects_[object].is_due;
   }
   if (is_due) due_.push_back(&parcel);
@@ -270,7 +282,11 @@ std::vector<ScheduledParcel*> TargetSchedule::TakeEvictions() {
   if (!IsPlanned()) {
     taken = window_.TakeDownTo(0);
     for (ScheduledParcel* parcel : std::exchange(due_, {})) {
-      if (IsFetchedAlone(*parcel)) taken.push_back(parcel);
+      if (!IsFetchedAlone(*parcel)) continue;
+      // One reader after another has saved the same: it would come back at once, beside what the
+      // one before still has.
+      const bool is_used = parcel->objects.front() == used_last_;
+      (is_used ? due_ : taken).push_back(parcel);
     }
     return taken;
   }
@@ -282,7 +298,11 @@ std::vector<ScheduledParcel*> TargetSchedule::TakeEvictions() {
     // Uses that were left out may lie between: by now it is to be back.
     if (id == UINT32_MAX || move.fetch_at <= now_) continue;
     objects_[id].is_due = true;
-    if (objects_[id].parcel != nullptr) due_.push_back(objects_[id].parcel);
+    if (objects_[id].parcel != nullptr) {
+      due_.push_back(objects_[id].parcel);
+    } else if (objects_[id].is_live && now_known_->step().objects[move.object].frees) {
+      CountAsOverdue(objects_[id], true);
+    }
   }
   for (ScheduledParcel* parcel : std::exchange(due_, {})) {
     if (window_.Take(*parcel) || IsFetchedAlone(*parcel)) taken.push_back(parcel);
@@ -314,6 +334,7 @@ OffloadSchedule::Fetches TargetSchedule::TakeFetches(
   for (; next_fetch_ < moves.size() && moves[next_fetch_].fetch_at <= now_; ++next_fetch_) {
     const StepMove& move = moves[next_fetch_];
     const uint32_t id = actual_[move.object];
+    if (id != UINT32_MAX) CountAsOverdue(objects_[id], false);  // it may be here again
     // What is to be read by now is fetched by whoever reads it.
     if (id == UINT32_MAX || move.read_at <= now_ || objects_[id].parcel == nullptr) continue;
     ScheduledParcel& parcel = *objects_[id].parcel;

@@ -89,11 +89,13 @@ class TargetSchedule final : public OffloadSchedule {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                          options_.link, mixes, aside);
   }
-  // While a step runs as planned: what its record counts is never more.
+  // While a step runs as planned: what its record counts is not more, but for what should have gone
+  // by now and has not left.
   std::optional<StepPromise> Promise() const {
     if (!IsInStep() || !IsPlanned()) return std::nullopt;
     const StepPlan& plan = now_known_->plan();
-    return StepPromise{.most_bytes = plan.peak_bytes, .moves = !plan.moves.empty()};
+    return StepPromise{.most_bytes = plan.peak_bytes + overdue_bytes_,
+                       .moves = !plan.moves.empty()};
   }
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);
@@ -166,6 +168,7 @@ class TargetSchedule final : public OffloadSchedule {
     bool stays = false;
     bool is_live = true;                // somebody needs it
     bool is_due = false;                // it is to be evicted once it has left
+    bool is_overdue = false;            // it has not, and counts among `overdue_bytes_`
     bool is_fetched = false;            // it has come back, and may have been let go of since
     ScheduledParcel* parcel = nullptr;  // once it has left
   };
@@ -186,6 +189,7 @@ class TargetSchedule final : public OffloadSchedule {
   // of its. `actual` is as in Begun.
   std::optional<size_t> Reached(const KnownStep& known, const std::vector<uint32_t>& actual,
                                 uint32_t planned, size_t n, Use use, size_t now) const;
+  void CountAsOverdue(Object& object, bool is_overdue);
   // Something is still needed that the known step has let go of by now.
   bool IsOverdue();
   // What was fetched of it can be dropped once more without any others.
@@ -222,6 +226,8 @@ class TargetSchedule final : public OffloadSchedule {
   size_t next_drop_ = 0;                              // in now_known_->drops()
   size_t next_fetch_ = 0;                             // in the plan's moves
   size_t next_over_ = 0;                              // in now_known_->overs()
+  uint64_t overdue_bytes_ = 0;                        // planned to be away, and never left
+  std::optional<uint32_t> used_last_;
   std::vector<ScheduledParcel*> due_;  // to be evicted, that have left or come back since
 };
 

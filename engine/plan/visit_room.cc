@@ -17,6 +17,7 @@ uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
   uint64_t taken_bytes = others.current + known->second.allocated_bytes;
   if (promise.has_value()) {
     taken_bytes = promise->moves ? promise->most_bytes : std::min(taken_bytes, promise->most_bytes);
+    taken_bytes = std::max(taken_bytes, others.current);
   }
   return target_bytes_ - std::min(target_bytes_, taken_bytes);
 }
