@@ -15,7 +15,7 @@ class Arena;
 
 enum class BlockState : uint8_t {
   kUnused,    // the record describes nothing
-  kFree,      // in a free list
+  kFree,      // in a free list, or in hand
   kLive,      // a PinnedBlock owns it; this and the next two are in use
   kReleased,  // ... no more, but that is not in the books yet
   kDeferred,  // released, waiting for tickets

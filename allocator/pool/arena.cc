@@ -51,12 +51,14 @@ Arena::Arena(SegmentPool* pool, const AllocatorOptions& options, int thread_slot
 
 BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
+  TakeBackLocked();
+  if (by == By::kOwner) mine_wait_ = false;
   SettleSomeLocked(leftovers);
   if (!incoming_.empty()) ReclaimSoonLocked();
-  if (until_reclaim_ == 0) {
+  if (left_.until_reclaim == 0) {
     ReclaimLocked(leftovers);
   } else {
-    --until_reclaim_;
+    --left_.until_reclaim;
   }
   BlockRecord* block = books_.Take(request.size_bytes, request.class_bytes, request.way);
   if (block == nullptr) [[unlikely]] {
@@ -65,7 +67,7 @@ BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftov
     block = books_.Take(request.size_bytes, request.class_bytes, request.way);
   }
   if (by == By::kOwner && incoming_.empty()) {
-    at_once_.store(std::exchange(until_reclaim_, 0), std::memory_order_relaxed);
+    left_.at_once = std::exchange(left_.until_reclaim, 0);
   }
   return block;
 }
@@ -207,13 +209,15 @@ void Arena::EnterLocked(const ReleaseBatch::Release& release,
 }
 
 void Arena::ReclaimLocked(Leftovers* leftovers) {
-  if (until_look_around_ == 0) {
+  TakeBackLocked();
+  left_.until_look_around += std::exchange(left_.until_reclaim, 0);
+  if (left_.until_look_around == 0) {
     // A thread that has ended leaves its last releases, and what they hold on to, in its buffer.
-    until_look_around_ = kLookAroundEvery;
+    left_.until_look_around = kLookAroundEvery;
     SettleAllLocked(leftovers);
-    const bool at_all = until_look_at_all_ == 0;
+    const bool at_all = left_.until_look_at_all == 0;
     leftovers->look_at_all |= at_all;
-    until_look_at_all_ = at_all ? kLookAtAllEvery - 1 : until_look_at_all_ - 1;
+    left_.until_look_at_all = at_all ? kLookAtAllEvery - 1 : left_.until_look_at_all - 1;
   }
   books_.Reclaim(&leftovers->timelines);
   if (!incoming_.empty() && incoming_.front()->timeline != nullptr) {
@@ -221,15 +225,18 @@ void Arena::ReclaimLocked(Leftovers* leftovers) {
   }
   const bool some_wait = books_.some_deferred() || !incoming_.empty();
   const uint32_t calls =
-      some_wait ? std::min(kReclaimEvery, until_look_around_) : until_look_around_;
-  until_look_around_ -= calls;
-  until_reclaim_ = calls - 1;
-  at_once_.store(0, std::memory_order_relaxed);
+      some_wait ? std::min(kReclaimEvery, left_.until_look_around) : left_.until_look_around;
+  left_.until_look_around -= calls;
+  left_.until_reclaim = calls - 1;
 }
 
 void Arena::ReclaimSoonLocked() {
-  until_reclaim_ = std::min(until_reclaim_, kReclaimEvery - 1);
-  at_once_.store(0, std::memory_order_relaxed);
+  TakeBackLocked();
+  const uint32_t soon = std::min(left_.until_reclaim, kReclaimEvery - 1);
+  left_.until_look_around += left_.until_reclaim - soon;
+  left_.until_reclaim = soon;
 }
+
+void Arena::TakeBackLocked() { left_.until_reclaim += std::exchange(left_.at_once, 0); }
 
 }  // namespace pinion::internal

@@ -19,7 +19,6 @@
 #ifndef PINION_ALLOCATOR_POOL_ARENA_H_
 #define PINION_ALLOCATOR_POOL_ARENA_H_
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -97,9 +96,9 @@ class Arena {
   // after Close: then nothing has happened.
   bool EnterLater(By by, const ReleaseBatch::Release& release,
                   const std::shared_ptr<FenceTimeline>& timeline) {
-    if (!buffers_.Add(release, timeline)) return false;
-    if (by == By::kOwner) at_once_.store(0, std::memory_order_relaxed);
-    return true;
+    // Not behind Add: the block is then anybody's to enter, and with the last one the pool goes.
+    if (by == By::kOwner) mine_wait_ = true;
+    return buffers_.Add(release, timeline);
   }
 
   // Reclaims, and returns what the rest waits for next: one ticket per timeline.
@@ -130,6 +129,14 @@ class Arena {
   uint64_t Close(By by, Leftovers* leftovers);
 
  private:
+  // How many allocations are left until something is due.
+  struct Countdowns {
+    uint32_t at_once = 0;            // that the owner makes before it does more than to allocate
+    uint32_t until_reclaim = 0;      // after those at once
+    uint32_t until_look_around = 0;  // from then on
+    uint32_t until_look_at_all = 0;  // times that it looked around
+  };
+
   // Into the books. `completed` is of the timeline.
   void EnterLocked(const ReleaseBatch::Release& release,
                    const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
@@ -149,6 +156,8 @@ class Arena {
   void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // At the latest in kReclaimEvery allocations.
   void ReclaimSoonLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What the owner has not allocated at once counts as left until it reclaims.
+  void TakeBackLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // In a line that nobody writes to.
   SegmentPool* const pool_;
@@ -157,13 +166,9 @@ class Arena {
 
   // The owner's lines, which nobody else reads where each thread keeps to itself.
   alignas(128) BiasedMutex mu_;
-  // So many allocations the owner makes before it does more than to allocate. Changes with the lock
-  // held, or to 0 on the owner's thread.
-  std::atomic<uint32_t> at_once_ = 0;
+  bool mine_wait_ = false;  // releases in the owner's buffer; the owner's thread alone knows of it
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  uint32_t until_reclaim_ ABSL_GUARDED_BY(mu_){};          // allocations, after those at once
-  uint32_t until_look_around_ ABSL_GUARDED_BY(mu_){};      // allocations, from then on
-  uint32_t until_look_at_all_ ABSL_GUARDED_BY(mu_){};      // times that it looked around
+  Countdowns left_ ABSL_GUARDED_BY(mu_);
   ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, the oldest in front
   PoolBooks books_ ABSL_GUARDED_BY(mu_);
 };
@@ -173,10 +178,9 @@ class Arena {
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* Arena::TryAllocateAtOnce(uint64_t size_bytes,
                                                                           uint64_t class_bytes) {
   OwnerLock lock(mu_);
-  const uint32_t at_once = at_once_.load(std::memory_order_relaxed);
-  if (at_once == 0 || buffers_.SomeIncoming()) [[unlikely]]
+  if (left_.at_once == 0 || mine_wait_ || buffers_.SomeIncoming()) [[unlikely]]
     return nullptr;
-  at_once_.store(at_once - 1, std::memory_order_relaxed);
+  --left_.at_once;
   return books_.Take(size_bytes, class_bytes, PoolBooks::Way::kCached);
 }
 

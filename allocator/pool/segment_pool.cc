@@ -22,6 +22,10 @@ constexpr absl::Duration kTeardownWait = absl::Seconds(1);
 // The least that one timeline is waited for while others are deferred too.
 constexpr absl::Duration kShortestWait = absl::Microseconds(100);
 
+// So often a miss looks for a hole that goes on from arena to arena: where the owner of a part was
+// quicker, there may be another one.
+constexpr int kMostHoles = 8;
+
 // More than there can be blocks: keeps the count above zero while they are counted.
 constexpr uint64_t kStillCounting = uint64_t{1} << 62;
 
@@ -118,18 +122,20 @@ BlockRecord* SegmentPool::TakeFromEnds(const ArenaRound& round, const Seat& mine
   const auto border_at = [this](const void* border) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return segments_.BorderAt(border, source_);
   };
-  while (true) {
+  for (int holes = 0; holes < kMostHoles; ++holes) {
+    const std::vector<ArenaRound::Part> hole = round.FindHole(request.class_bytes, border_at);
+    if (hole.empty()) return nullptr;
     std::vector<HostSegment> pieces;
-    for (const ArenaRound::Part& part : round.FindHole(request.class_bytes, border_at)) {
+    for (const ArenaRound::Part& part : hole) {
       if (part.seat.arena == mine.arena) continue;
       const std::vector<HostSegment> given =
           part.seat.arena->GiveUpFreeEnd(part.seat.by, part.hole);
       pieces.insert(pieces.end(), given.begin(), given.end());
     }
     BlockRecord* const block = TakeOverLocked(mine, pieces, request);
-    // Where an owner was quicker, there may be another hole.
-    if (block != nullptr || pieces.empty()) return block;
+    if (block != nullptr) return block;
   }
+  return nullptr;
 }
 
 BlockRecord* SegmentPool::TakeOverLocked(const Seat& seat, absl::Span<const HostSegment> pieces,

@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<PooledEvent>> EventStore::NewEvent() {
 }
 
 void EventStore::Release(PooledEvent* event) {
+  if (origin_.InForkedChild()) return;
   bool is_last = false;
   {
     MutexLock lock(mu_);
@@ -68,6 +69,7 @@ void EventStore::Release(PooledEvent* event) {
 }
 
 void EventStore::Close() {
+  if (origin_.InForkedChild()) return;
   bool is_last = false;
   {
     MutexLock lock(mu_);

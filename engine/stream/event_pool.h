@@ -3,7 +3,8 @@
 // An event goes back to the pool when the last reference to it is gone, never while somebody may
 // still query it or make a stream wait for it: recording it again would move it.
 //
-// Thread safety: thread-safe. No device call is made while its mutex is held.
+// Thread safety: thread-safe. No device call is made while its mutex is held. In a child of fork()
+// pool and references leak what they hold.
 // Ownership: references keep the pool's events, and with them the device, alive.
 
 #ifndef PINION_ENGINE_STREAM_EVENT_POOL_H_
@@ -17,6 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/stream/guarded_device.h"
@@ -95,6 +97,7 @@ class EventStore {
 
   const std::shared_ptr<GuardedDevice> device_;
   const Timing timing_;
+  const ForkOrigin origin_;
   Mutex mu_;
   std::vector<std::unique_ptr<PooledEvent>> free_ ABSL_GUARDED_BY(mu_);
   size_t used_ ABSL_GUARDED_BY(mu_) = 0;  // events that have references, or will have at once

@@ -60,15 +60,18 @@ OffloadStatsRecorder::Part* OffloadStatsRecorder::AddPart(int slot) {
   return part;
 }
 
-OffloadStats OffloadStatsRecorder::Get() const {
-  const int mine = ThreadSlotIfAny();
+// The analysis does not know locks by number. All are held at once, and no thread joins meanwhile:
+// else one thread would be seen to let go of a handle that another one was not seen to make.
+OffloadStats OffloadStatsRecorder::Get() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
   OffloadStats sum;
-  for (int slot = 0; slot <= kThreadSlots; ++slot) {
-    const Part* const part = parts_[slot].load(std::memory_order_acquire);
-    if (part == nullptr) continue;
-    const bool is_owner = slot == mine && slot != kNoThreadSlot;
-    BiasedLock lock(part->mu, is_owner ? BiasedMutex::By::kOwner : BiasedMutex::By::kOther);
-    Add(part->stats, sum);
+  MutexLock lock(mu_);
+  for (const auto& part : all_parts_) part->mu.Announce();
+  BiasedMutex::RunBarrier();
+  for (const auto& part : all_parts_) part->mu.Lock(BiasedMutex::By::kAnnounced);
+  for (const auto& part : all_parts_) Add(part->stats, sum);
+  for (const auto& part : all_parts_) {
+    part->mu.Unlock(BiasedMutex::By::kAnnounced);
+    part->mu.Renounce();
   }
   return sum;
 }

@@ -66,6 +66,9 @@ struct OffloadStats {
 // times on its way. What one thread has counted up and another one down adds up.
 class OffloadStatsRecorder {
  public:
+  // The first call of the process takes milliseconds; later ones may be made with a lock held.
+  OffloadStatsRecorder() { BiasedMutex::BestBarrier(); }
+
   template <typename Function>
   void Update(Function update) {
     const int slot = ThreadSlot();
@@ -76,6 +79,7 @@ class OffloadStatsRecorder {
     update(part->stats);
   }
 
+  // All of one moment.
   OffloadStats Get() const;
 
  private:

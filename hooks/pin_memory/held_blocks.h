@@ -66,6 +66,8 @@ class HeldBlock {
   friend class HeldBlocks;
 
   PinnedBlock block_;
+  // The block's own record is in a line that the thread writes to which allocates next to it.
+  int64_t capacity_bytes_ = 0;
   HeldBlocks* blocks_ = nullptr;
   int thread_ = 0;             // the number of the one that held it
   HeldBlock* next_ = nullptr;  // of the unused ones
@@ -181,7 +183,8 @@ inline HeldBlock& HeldBlocks::HoldOn(int thread, PinnedBlock& block) {
   slot.unused = held.next_;
   --slot.unused_count;
   slot.requests.Rise(1);
-  slot.bytes.Rise(static_cast<int64_t>(block.capacity_bytes()));
+  held.capacity_bytes_ = static_cast<int64_t>(block.capacity_bytes());
+  slot.bytes.Rise(held.capacity_bytes_);
   const char* const begin = static_cast<const char*>(block.data());
   held.thread_ = thread;
   held.begin_.store(begin, std::memory_order_release);
@@ -198,7 +201,7 @@ inline PinnedBlock HeldBlocks::LetGo(HeldBlock& held) {
 }
 
 inline PinnedBlock HeldBlocks::LetGoOn(int thread, HeldBlock& held) {
-  const auto bytes = static_cast<int64_t>(held.block_.capacity_bytes());
+  const int64_t bytes = held.capacity_bytes_;
   Slot& slot = slots_[thread];
   if (held.thread_ == thread) {
     slot.requests.FallHere(1);

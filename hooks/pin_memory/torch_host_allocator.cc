@@ -112,13 +112,14 @@ c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
   if (!block.ok()) ThrowIfError(block.status(), "pinning host memory for LibTorch");
   void* const data = block->data();
   HeldBlock& held = held_.Hold(*std::move(block));
+  c10::DataPtr result(data, &held, &Delete, cpu);  // lets go of the block where the rest throws
   if (captures_.load(std::memory_order_relaxed) > 0) {
     const c10::impl::VirtualGuardImpl guard(type_);
     const c10::Stream stream = guard.getStream(guard.getDevice());
     const absl::StatusOr<StreamUse> use = UseOf(stream);
     if (!use.ok()) held.Use(stream, use);
   }
-  return c10::DataPtr(data, &held, &Delete, cpu);
+  return result;
 }
 
 void TorchHostAllocator::Delete(void* context) {

@@ -43,6 +43,7 @@ using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::ForkInTheMiddleOf;
 using ::pinion::testing::HeapSource;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
@@ -167,26 +168,6 @@ TEST_F(ForkTest, AChildThatExitsOrderlyLeavesTheParentsMemoryAlone) {
   std::memset(block.data(), 1, kMiB);
   block = PinnedBlock();
   allocator = nullptr;
-}
-
-// Forks again and again while two threads repeat `others`; each child must get through `own`.
-void ForkInTheMiddleOf(const std::function<void()>& others, const std::function<void()>& own) {
-  std::atomic<bool> stop = false;
-  const auto repeat = [&] {
-    while (!stop) others();
-  };
-  std::thread threads[2] = {std::thread(repeat), std::thread(repeat)};
-  for (int round = 0; round < 100; ++round) {
-    ChildProcess child([&] {
-      alarm(10);  // instead of a hang
-      own();
-    });
-    const int outcome = child.Wait();
-    EXPECT_EQ(outcome, 0) << "round " << round;
-    if (outcome != 0) break;
-  }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
 }
 
 // As the refusal tells it to.

@@ -156,6 +156,20 @@ TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimeline) {
   EXPECT_EQ(timeline->looks() - before, 100);
 }
 
+// What is released in between has a timeline of its own, which is done by the next hit.
+TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimelineBetweenReleasesWithTickets) {
+  if (config::kHardened) GTEST_SKIP() << "hardened builds lay aside what is released";
+  const auto timeline = std::make_shared<CountingTimeline>();
+  Take(kMiB).ReleaseAfter({{timeline, 1}});
+  (void)allocator_->GetStats();
+  const int before = timeline->looks();
+  for (uint64_t i = 1; i <= 400; ++i) {
+    Take(kMiB).ReleaseAfter({timeline_->Ticket(i)});
+    timeline_->CompleteVisibly(i);
+  }
+  EXPECT_NEAR(timeline->looks() - before, 100, 4);
+}
+
 // A thread that releases waits for nobody who allocates: here the two would wait for each other.
 TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds mark it in the books at once";

@@ -10,7 +10,8 @@
 //   child.Kill();
 //   EXPECT_EQ(child.Wait(), -SIGKILL);
 //
-// The test has one thread when it forks. What the body expects in vain is the exit status 1.
+// But for ForkInTheMiddleOf, the test has one thread when it forks. What the body expects in vain
+// is the exit status 1.
 
 #ifndef PINION_TESTS_SUPPORT_CHILD_PROCESS_H_
 #define PINION_TESTS_SUPPORT_CHILD_PROCESS_H_
@@ -20,7 +21,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
+#include <thread>
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/check.h"
@@ -85,6 +88,27 @@ class ChildProcess {
  private:
   pid_t pid_;
 };
+
+// Forks again and again while two threads repeat `others`; each child must get through `own`.
+inline void ForkInTheMiddleOf(const std::function<void()>& others,
+                              const std::function<void()>& own) {
+  std::atomic<bool> stop = false;
+  const auto repeat = [&] {
+    while (!stop) others();
+  };
+  std::thread threads[2] = {std::thread(repeat), std::thread(repeat)};
+  for (int round = 0; round < 100; ++round) {
+    ChildProcess child([&] {
+      alarm(10);  // instead of a hang
+      own();
+    });
+    const int outcome = child.Wait();
+    EXPECT_EQ(outcome, 0) << "round " << round;
+    if (outcome != 0) break;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
 
 }  // namespace pinion::testing
 

@@ -95,7 +95,6 @@ TEST(SegmentMapTest, ASegmentIsRemovedWhenAllItsPiecesAreFreeWhoeverHasThem) {
   EXPECT_EQ(free[0][0].data, others[0].data);
   EXPECT_TRUE(free[2].empty());
   EXPECT_EQ(map.total_bytes(), 4 * kMiB);
-  EXPECT_EQ(map.total_bytes(), 4 * kMiB);
 }
 
 class SegmentMapRemovalTest : public ::testing::Test {
