@@ -7,12 +7,17 @@
 #define PINION_ENGINE_PLAN_KNOWN_STEPS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
+#include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/step_record.h"
 
 namespace pinion {
@@ -45,6 +50,12 @@ class KnownSteps {
   const KnownStep* last_ = nullptr;  // that has ended; null if it was not known
   absl::flat_hash_map<const KnownStep*, const KnownStep*> after_;  // what came after each
 };
+
+// For people: the plans of all of them in words, or of the first in another format. `limit_bytes`
+// is what they were to keep to; none: each its own peak.
+std::string ExplainSteps(const std::list<std::shared_ptr<const KnownStep>>& known,
+                         const LinkCalibration& link, std::optional<uint64_t> limit_bytes,
+                         PlanFormat format);
 
 }  // namespace pinion
 

@@ -4,7 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/engine/plan/step_plan.h"
 
@@ -33,17 +32,6 @@ bool TargetSchedule::WantsRecord() const {
   // whose steps are never alike has kMaxKnown of them recorded while their number doubles.
   const uint64_t every = std::bit_floor((unknown_steps_ / kMaxKnown) | 1);
   return unknown_steps_ % every == 0;
-}
-
-std::string TargetSchedule::Explain(const std::list<std::shared_ptr<const KnownStep>>& known,
-                                    PlanFormat format) const {
-  std::string text;
-  for (const auto& one : known) {
-    const uint64_t limit_bytes = options_.memory_bytes.value_or(one->plan().peak_bytes);
-    text += DrawPlan(one->step(), one->plan(), options_.link, limit_bytes, format, one->note());
-    if (format != PlanFormat::kText) break;  // there is one picture
-  }
-  return text;
 }
 
 std::optional<size_t> TargetSchedule::Reached(const KnownStep& known,
@@ -179,12 +167,6 @@ void TargetSchedule::OnUsed(uint32_t id, Use use) {
   const ScheduledParcel* parcel = object.parcel;
   const bool is_away = parcel != nullptr && parcel->scheduled.in_window == 0 && !object.is_fetched;
   awaited_bytes_ = is_away ? parcel->size_bytes : 0;
-}
-
-void TargetSchedule::CountAsOverdue(Object& object, bool is_overdue) {
-  if (object.is_overdue == is_overdue) return;
-  object.is_overdue = is_overdue;
-  overdue_bytes_ += is_overdue ? object.size_bytes : -object.size_bytes;
 }
 
 bool TargetSchedule::IsOverdue() {

@@ -114,7 +114,9 @@ class TargetSchedule final : public OffloadSchedule {
   // For people: the plans of all known steps in words, or of the first in another format. A pure
   // function of what it gets.
   std::string Explain(const std::list<std::shared_ptr<const KnownStep>>& known,
-                      PlanFormat format) const;
+                      PlanFormat format) const {
+    return ExplainSteps(known, options_.link, options_.memory_bytes, format);
+  }
   // Somebody needs a tensor that was saved.
   bool IsInStep() const { return live_objects_ > 0; }
   // What the step that runs, or the last one, goes on as; null: it runs like the first.
@@ -189,7 +191,10 @@ class TargetSchedule final : public OffloadSchedule {
   // of its. `actual` is as in Begun.
   std::optional<size_t> Reached(const KnownStep& known, const std::vector<uint32_t>& actual,
                                 uint32_t planned, size_t n, Use use, size_t now) const;
-  void CountAsOverdue(Object& object, bool is_overdue);
+  void CountAsOverdue(Object& object, bool is_overdue) {
+    if (std::exchange(object.is_overdue, is_overdue) == is_overdue) return;
+    overdue_bytes_ += is_overdue ? object.size_bytes : -object.size_bytes;
+  }
   // Something is still needed that the known step has let go of by now.
   bool IsOverdue();
   // What was fetched of it can be dropped once more without any others.

@@ -9,8 +9,9 @@ namespace {
 
 constexpr size_t kNever = SIZE_MAX;
 
-// Uses before the last one that have to be the same, at least, for what followed to be expected,
-// and at most, to tell one place of a step from another.
+// Uses before the last one that have to be the same, at least, for what
+// followed to be expected, and at most, to tell one place of a step from
+// another.
 constexpr size_t kLeastMemory = 2;
 constexpr size_t kMostMemory = 64;
 
@@ -29,17 +30,15 @@ VisitSchedule::VisitSchedule(VisitLimits limits) : window_bytes_(limits.window_b
 Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
   Visit visit;
   const bool is_same = !history_.empty() && history_.back().object == object;
-  if (!is_same) {
-    Remember(object);
-    StayInTurn(object);
-  }
+  if (!is_same) Remember(object);
   ++history_.back().uses;
   history_.back().window_bytes = std::min(history_.back().window_bytes, window_bytes_);
   const bool is_here = objects_[object].is_here;
   if (is_same && is_here && here_bytes_ <= window_bytes_) return visit;
   objects_[object].last_use = ++uses_;
   FindNextUses();
-  // Where others are in use as well, there is no choice but to have more than the window.
+  // Where others are in use as well, there is no choice but to have more than
+  // the window.
   MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
   if (!is_here) {
     OnHere(object);
@@ -77,7 +76,7 @@ void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)
     const bool is_counted = next == in_use || objects_[next].next_use != ahead;
     if (is_counted) continue;
     if (!objects_[next].stays) needed_bytes += objects_[next].size_bytes;
-    if (needed_bytes > least_window_bytes) return;
+    if (needed_bytes > std::min(least_window_bytes, most_ahead_bytes_)) return;
     if (objects_[next].is_here) continue;
     if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_drop, visit)) return;
     OnHere(next);
@@ -104,15 +103,16 @@ void VisitSchedule::Remember(uint32_t object) {
   const bool is_expected = match_.has_value() && ExpectedAt(1).object == object;
   history_.push_back({.object = object, .uses = 0, .window_bytes = window_bytes_});
   const size_t period_before = is_expected ? period() - 1 : 0;
-  // Of all places that are as much like this one as can be told, the last one is the best: uses of
-  // today are repeated before those of last week.
+  // Of all places that are as much like this one as can be told, the last one
+  // is the best: uses of today are repeated before those of last week.
   const bool is_looked_for =
       !is_expected || (!is_trial_ && (expected_uses_ + 1) % kMostMemory == 0);
   match_ = is_looked_for ? FindSameUses() : std::optional(*match_ + 1);
   if (!match_.has_value() || period() != period_before) {
     expected_uses_ = 0;
     SetWhatStays({});
-    stay_window_bytes_.reset();
+    chosen_.clear();
+    most_ahead_bytes_ = UINT64_MAX;
   } else if (++expected_uses_ % period() == 0 && !is_trial_) {
     ChooseWhatStays();
   }
@@ -205,27 +205,53 @@ void VisitSchedule::ChooseWhatStays() {
     second_bytes = std::max(second_bytes, std::min(largest_bytes, size_bytes));
     largest_bytes = std::max(largest_bytes, size_bytes);
   }
-  if (std::exchange(stay_window_bytes_, window_bytes) == window_bytes) return;
-  SetWhatStays({});
-  if (round_bytes <= window_bytes || window_bytes <= largest_bytes + second_bytes) return;
-
-  // Each object adds its share to what may stay by then, and stays if that has room for it.
-  most_stay_bytes_ = window_bytes - largest_bytes;
-  is_in_turn_ = 2 * most_stay_bytes_ >= round_bytes;
-  if (!is_in_turn_) most_stay_bytes_ -= second_bytes;
-  const double share = static_cast<double>(most_stay_bytes_) / static_cast<double>(round_bytes);
   std::vector<uint32_t> stay;
-  double seen_bytes = 0;
-  uint64_t stay_bytes = 0;
-  for (const uint32_t object : round) {
-    const uint64_t size_bytes = objects_[object].size_bytes;
-    seen_bytes += static_cast<double>(size_bytes);
-    const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(stay_bytes);
-    if (room_bytes < static_cast<double>(size_bytes)) continue;
-    stay.push_back(object);
-    stay_bytes += size_bytes;
+  bool moves_on = false;
+  if (round_bytes > window_bytes && window_bytes > largest_bytes + second_bytes) {
+    uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
+    moves_on = 2 * most_bytes >= round_bytes;
+    if (moves_on) most_bytes += second_bytes;
+    stay = Spread(round, round_bytes, most_bytes);
   }
-  if (FetchedBytesIfStay(stay) < FetchedBytesIfStay({})) SetWhatStays(stay);
+  if (stay == chosen_) {
+    // They were spread over the round, and so is what is away by now.
+    if (moves_on) SetWhatStays({});
+    return;
+  }
+  SetWhatStays({});
+  most_ahead_bytes_ = UINT64_MAX;
+  chosen_ = stay;
+  if (stay.empty() || FetchedBytesIfStay(stay) >= FetchedBytesIfStay({})) return;
+  SetWhatStays(stay);
+  if (!moves_on) return;
+  // From one that is away to the next it is so many uses, and one is in use.
+  const uint64_t away_bytes = round_bytes - stay_bytes_;
+  most_ahead_bytes_ = ((round_bytes + away_bytes - 1) / away_bytes + 1) * largest_bytes;
+}
+
+std::vector<uint32_t> VisitSchedule::Spread(const std::vector<uint32_t>& round,
+                                            uint64_t round_bytes, uint64_t most_bytes) const {
+  std::vector<uint32_t> stay;
+  uint64_t stay_bytes = 0;
+  // Once more with what they have of it: a part of an object that is left over would be a place
+  // where two that are away come in a row.
+  for (const bool is_last : {false, true}) {
+    // Each object adds its share to what may stay by then, and stays if that has room for it.
+    const double share =
+        static_cast<double>(is_last ? stay_bytes : most_bytes) / static_cast<double>(round_bytes);
+    double seen_bytes = 0;
+    stay.clear();
+    stay_bytes = 0;
+    for (const uint32_t object : round) {
+      const uint64_t size_bytes = objects_[object].size_bytes;
+      seen_bytes += static_cast<double>(size_bytes);
+      const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(stay_bytes);
+      if (room_bytes < static_cast<double>(size_bytes)) continue;
+      stay.push_back(object);
+      stay_bytes += size_bytes;
+    }
+  }
+  return stay;
 }
 
 void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
@@ -235,18 +261,6 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
     objects_[object].stays = true;
     stay_bytes_ += objects_[object].size_bytes;
   }
-}
-
-void VisitSchedule::StayInTurn(uint32_t object) {
-  if (!is_in_turn_ || stay_bytes_ == 0 || objects_[object].stays || history_.size() < 2) return;
-  const uint32_t before = history_[history_.size() - 2].object;
-  if (!objects_[before].stays) return;
-  const uint64_t stay_bytes =
-      stay_bytes_ - objects_[before].size_bytes + objects_[object].size_bytes;
-  if (stay_bytes > most_stay_bytes_) return;
-  stay_bytes_ = stay_bytes;
-  objects_[before].stays = false;
-  objects_[object].stays = true;
 }
 
 uint64_t VisitSchedule::FetchedBytesIfStay(const std::vector<uint32_t>& objects) const {

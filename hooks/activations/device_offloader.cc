@@ -13,7 +13,6 @@
 
 #include "pinion/allocator/base/slab.h"
 #include "pinion/engine/plan/pack_plan.h"
-#include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/hooks/activations/late_leavers.h"
 #include "pinion/hooks/activations/offload_schedules.h"
@@ -40,9 +39,7 @@ bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
 std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_ptr<DeviceTier>& tier,
                                         OffloadState& state) {
   if (state.target == nullptr) return nullptr;
-  std::shared_ptr<Device> native(tier, &tier->engine().device());
-  auto clock = std::make_shared<StreamClock>(std::move(native));
-  return std::make_unique<StepLearner>(device, std::move(clock), tier->share(), state);
+  return std::make_unique<StepLearner>(device, tier, state);
 }
 
 // What a handle that was made just now counts as.

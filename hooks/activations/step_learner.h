@@ -25,6 +25,7 @@
 #include "pinion/engine/plan/segment_choice.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/tier/device_share.h"
+#include "pinion/engine/tier/device_tier.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/plan_meter.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -35,11 +36,11 @@ namespace pinion {
 class StepLearner {
  public:
   // The schedule in `state` goes by plans.
-  StepLearner(c10::Device device, std::shared_ptr<StreamClock> clock,
-              std::shared_ptr<DeviceShare> share, OffloadState& state)
+  StepLearner(c10::Device device, const std::shared_ptr<DeviceTier>& tier, OffloadState& state)
       : device_(device),
-        clock_(std::move(clock)),
-        share_(std::move(share)),
+        clock_(
+            std::make_shared<StreamClock>(std::shared_ptr<Device>(tier, &tier->engine().device()))),
+        share_(tier->share()),
         state_(state),
         meter_(device, clock_) {}
 

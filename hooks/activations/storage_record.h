@@ -49,6 +49,9 @@ struct SavedParcel final : public Parcel, public ScheduledParcel {
 
   using Parcel::size_bytes;
   const BoundStream pack_stream;  // the copy out, and a gather before it, come after its work
+  // Nobody counts as having read what is found on the device in this one: who has done so before
+  // the parcel left is not known, and all of them may read anew in the next.
+  const int64_t left_in_backward = CurrentBackward();
   // The copy out reads one block of device memory with the parcel's own layout, in which the
   // tensors were gathered. Otherwise it reads their storages, each a piece of its own. Written
   // before the parcel is published.

@@ -48,8 +48,10 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       parcel = record.in_parcel.parcel;
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
-      if (parcel != nullptr && bytes.storage) {
-        dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
+      if (bytes.storage) {
+        if (parcel != nullptr && parcel->left_in_backward != CurrentBackward()) {
+          dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
+        }
       } else if (parcel != nullptr) {
         // The device may hold it still, but not as it was saved.
         released.Add(parcel->Evict());

@@ -114,6 +114,31 @@ TEST(Train, WeightsThatVisitTrainAModelThatTheDeviceCannotHold) {
   EXPECT_GE(expected->peak_device_bytes, 4 * parameter_bytes);
 }
 
+// The device has no limit of its own here, which would help whoever exceeds the target.
+TEST(Train, WeightsThatVisitAndActivationsTogetherHaveNoMoreThanTheTarget) {
+  RunOptions options = Tiny(OffloadMode::kNone);
+  const int64_t vocabulary = options.model.vocabulary;
+  options.model = *FindGptSize("small");
+  options.model.vocabulary = vocabulary;
+  options.preset = ScaledDeviceFor(options.model)->preset;
+  options.steps = 4;
+  const absl::StatusOr<RunResult> expected = Train(options, Text(), nullptr);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  options.offload = OffloadMode::kPlanned;
+  options.offload_weights = true;
+  for (const uint64_t target_mib : {16, 20, 32, 48}) {
+    SCOPED_TRACE(target_mib);
+    const uint64_t target_bytes = target_mib << 20;
+    options.memory_target_bytes = target_bytes;
+    const absl::StatusOr<RunResult> visiting = Train(options, Text(), nullptr);
+    ASSERT_TRUE(visiting.ok()) << visiting.status();
+    EXPECT_EQ(visiting->losses, expected->losses);
+    EXPECT_LE(visiting->peak_device_bytes, target_bytes);
+    EXPECT_GT(visiting->peak_device_bytes, target_bytes * 99 / 100) << "what is left is used";
+    EXPECT_GT(visiting->offloaded_tensors, 0);
+  }
+}
+
 TEST(Train, ALimitBelowTheParametersIsRefusedWithWhatTheyNeed) {
   RunOptions options = Tiny(OffloadMode::kPinion);
   options.device_memory_bytes = 1 << 20;

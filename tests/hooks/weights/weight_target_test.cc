@@ -179,12 +179,14 @@ TEST(WeightTarget, InferenceKeepsWhatTheTargetLeavesAndNeverHasMore) {
     constexpr int kPasses = kLayers - 1;
     for (int n = 0; n < kPasses; ++n) world.Do(Part::kAsk);
     // The least has room for one unit. That nobody knows what is freed between two uses costs less
-    // than another one.
+    // than another one. Where those that are there move on, they use what each place has beyond the
+    // least window of the round as well.
     const int stay = std::max(more_units - 2, 0);
-    int expected = kPasses * (kLayers - stay);
-    if (2 * (more_units - 1) >= kLayers) expected = kLayers * (kLayers - (more_units - 1));
-    if (more_units > kLayers) expected = 0;
-    EXPECT_EQ(world.stats().fetches - fetches, static_cast<uint64_t>(expected));
+    int most = kPasses * (kLayers - stay);
+    if (2 * stay >= kLayers) most = kLayers * (kLayers - (more_units - 1));
+    if (more_units > kLayers) most = 0;
+    EXPECT_LE(world.stats().fetches - fetches, static_cast<uint64_t>(most));
+    EXPECT_GE(world.stats().fetches - fetches, static_cast<uint64_t>(most * 4 / 5));
   }
 }
 
