@@ -76,7 +76,8 @@ struct WeightRoom {
   std::optional<uint64_t> target_bytes = std::nullopt;  // of the device, for all that it has
   // What a unit takes beside itself while it is being widened, at the most: no part of the window.
   uint64_t widening_bytes = 0;
-  SetAside wanted;  // of a target that others plan within
+  SetAside wanted;           // of a target that others plan within
+  size_t leaving_units = 1;  // whose gradients may be on their way at once
 };
 
 struct WeightMemory {

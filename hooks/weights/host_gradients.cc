@@ -26,8 +26,9 @@ constexpr char kCollecting[] = "copying gradients to the host";
 
 }  // namespace
 
-HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<TrainedWeight> weights)
-    : tier_(std::move(tier)) {
+HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<TrainedWeight> weights,
+                             size_t most_leaving)
+    : tier_(std::move(tier)), most_leaving_(most_leaving) {
   std::map<uint32_t, size_t> in_unit;
   for (const TrainedWeight& weight : weights) ++in_unit[weight.unit];
   for (TrainedWeight& weight : weights) {
@@ -96,14 +97,18 @@ void HostGradients::PutOut(std::vector<Part> parts) {
                        part.gradient.strides().vec()});
   }
   parts.clear();
-  std::shared_ptr<Parcel> before;
+  std::shared_ptr<Parcel> oldest;
   {
     MutexLock lock(mu_);
-    before = std::exchange(held_, *parcel);
+    held_.push_back(*parcel);
+    if (held_.size() > most_leaving_) {
+      oldest = std::move(held_.front());
+      held_.pop_front();
+    }
     left_bytes_ += size_bytes;
     on_the_way_.push_back({*std::move(parcel), std::move(arrived), unit});
   }
-  if (before != nullptr) const GuardedMemory freed = before->Evict();
+  if (oldest != nullptr) const GuardedMemory freed = oldest->Evict();
 }
 
 bool HostGradients::SettleOldest(const uint32_t* unit) {
@@ -153,12 +158,12 @@ void HostGradients::Settle() {
     rest.swap(collected_);
   }
   if (!rest.empty()) PutOut(std::move(rest));
-  std::shared_ptr<Parcel> held;
+  std::deque<std::shared_ptr<Parcel>> held;
   {
     MutexLock lock(mu_);
-    held = std::move(held_);
+    held.swap(held_);
   }
-  if (held != nullptr) const GuardedMemory freed = held->Evict();
+  for (const std::shared_ptr<Parcel>& parcel : held) const GuardedMemory freed = parcel->Evict();
   while (SettleOldest(nullptr)) {
   }
 }

@@ -7,10 +7,10 @@
 //
 // The gradients of a unit leave together, with one copy, once all of them are there, or another
 // unit's come, or one of another stream's. Where host memory has no room for that they are copied
-// by LibTorch, which blocks. So the device holds those of two units: one that fills, one on its
-// way. The first gradient of a master is the pinned memory that it was copied to; later ones are
-// added to it, which virtual time charges at the preset's host bandwidth. Sums are made in the
-// order of the backwards.
+// by LibTorch, which blocks. So the device holds those of one unit that fills, and of as many as
+// may be on their way. The first gradient of a master is the pinned memory that it was copied to;
+// later ones are added to it, which virtual time charges at the preset's host bandwidth. Sums are
+// made in the order of the backwards.
 //
 // A gradient with a graph of its own (create_graph) stays on the device, in the parameter's grad(),
 // and so do those that are added to it, until module->zero_grad().
@@ -45,8 +45,10 @@ struct TrainedWeight {
 
 class HostGradients {
  public:
-  // Weights are known by their index in `weights`.
-  HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<TrainedWeight> weights);
+  // Weights are known by their index in `weights`. Of `most_leaving` units, at least one, gradients
+  // may be on their way at once: backward waits for the oldest before the next ones leave.
+  HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<TrainedWeight> weights,
+                size_t most_leaving);
 
   // grad() of the weight is there; it is empty afterwards. Called by autograd.
   void Collect(size_t index, const at::Tensor& weight);
@@ -91,12 +93,13 @@ class HostGradients {
     size_t in_unit = 0;  // how many weights of the unit are trained
   };
   const std::shared_ptr<DeviceTier> tier_;
+  const size_t most_leaving_;
   std::vector<Master> weights_;
 
   mutable Mutex mu_;
   std::vector<Part> collected_ ABSL_GUARDED_BY(mu_);  // of one unit
   std::deque<Arrival> on_the_way_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<Parcel> held_ ABSL_GUARDED_BY(mu_);  // the last one, whose copy may be under way
+  std::deque<std::shared_ptr<Parcel>> held_ ABSL_GUARDED_BY(mu_);  // whose copies may be under way
   uint64_t left_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

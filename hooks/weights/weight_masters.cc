@@ -228,7 +228,8 @@ absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
   if (asked.window_bytes > 0) {
     return WeightRoom{.window_bytes = asked.window_bytes - widening_bytes,
                       .widening_bytes = widening_bytes,
-                      .wanted = {asked.window_bytes, asked.window_bytes}};
+                      .wanted = {asked.window_bytes, asked.window_bytes},
+                      .leaving_units = asked.window_bytes > enough_bytes ? size_t{2} : size_t{1}};
   }
   return WeightRoom{.window_bytes = 0,
                     .target_bytes = asked.target_bytes,

@@ -118,7 +118,8 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
           MakeVisitingTensor(tensor, tensor.storage_offset(), master.visiting[piece_index]));
     }
   }
-  offloader->gradients_ = std::make_shared<HostGradients>(tier, std::move(trained));
+  offloader->gradients_ =
+      std::make_shared<HostGradients>(tier, std::move(trained), room.leaving_units);
   for (size_t i = 0; i < trained_weights.size(); ++i) {
     if (options.gradients_stay) {
       offloader->keep_gradients_.emplace_back(trained_weights[i].getIntrusivePtr());

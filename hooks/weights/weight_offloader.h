@@ -68,7 +68,8 @@ struct WeightOptions {
   HostTierOptions tier;  // shared with all other users of the process's tier
   // Of the device, for all units of weights that are there at once (weight_units.h). 0: as much as
   // the two largest ones take, so that one can come while the other is used; with a target, which a
-  // window does not go with, as much as that leaves.
+  // window does not go with, as much as that leaves. Beside it the device holds the gradients of
+  // two units; of three with a window that is larger than the two largest ones.
   uint64_t window_bytes = 0;
   // All that LibTorch's allocator may have given out on the device while the model is used, beside
   // which units take what is left: give an OffloadSession's OffloadOptions::memory_target_bytes the
