@@ -22,6 +22,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -308,6 +309,81 @@ TEST(WeightTarget, CheckpointsInTheSameScopeKeepWithinIt) {
     ExpectSame(reference.results, world.results);
     EXPECT_EQ(world.stats().fetches_refused, 0u);
     EXPECT_GT(world.offload_stats().offloaded, 0u);
+  }
+}
+
+// Models that are asked by turns, each in an offloader of its own, on one device.
+class Models {
+ public:
+  Models(int count, const WeightOptions& options, bool is_frozen) {
+    for (int model = 0; model < count; ++model) {
+      nets_.emplace_back(kLayers);
+      for (Tensor& parameter : nets_.back()->parameters()) parameter.requires_grad_(!is_frozen);
+      auto attached =
+          WeightOffloader::Attach(*nets_.back(), world_.device(), world_.backend(), options);
+      EXPECT_TRUE(attached.ok()) << attached.status();
+      weights_.push_back(*std::move(attached));
+    }
+    EXPECT_THAT(world_.Synchronize(), IsOk());
+    world_.ResetPeak();
+  }
+
+  void Limit(uint64_t size_bytes) {
+    EXPECT_THAT(world_.machine().SetMemoryLimit(0, size_bytes), IsOk());
+  }
+  Tensors Ask(int rounds) {
+    const at::NoGradGuard no_grad;
+    Tensors results;
+    for (int round = 0; round < rounds; ++round) {
+      for (Net& net : nets_) {
+        results.push_back(net->forward(Input(round, kRows).to(world_.device())).cpu());
+      }
+    }
+    return results;
+  }
+  uint64_t peak_bytes() { return world_.peak_device_bytes(); }
+  const std::vector<std::unique_ptr<WeightOffloader>>& weights() const { return weights_; }
+
+ private:
+  EmuWorld world_;
+  std::vector<Net> nets_;
+  std::vector<std::unique_ptr<WeightOffloader>> weights_;
+};
+
+TEST(WeightTarget, SeveralModelsAndFrozenOnesKeepWithinIt) {
+  constexpr int kRounds = 6;
+  for (const int count : {1, 2, 3}) {
+    for (const FrozenForm form : {FrozenForm::kAsIs, FrozenForm::kInt8Blocks}) {
+      SCOPED_TRACE(::testing::Message() << count << " models, form " << static_cast<int>(form));
+      const bool is_frozen = form != FrozenForm::kAsIs;
+      WeightOptions options = Weights(0);
+      options.frozen_form = form;
+      options.window_bytes = kUnitBytes + (is_frozen ? kUnitBytes / 2 : 0);  // one is widened
+      Tensors expected;
+      uint64_t least_bytes = 0;
+      {
+        Models models(count, options, is_frozen);
+        expected = models.Ask(kRounds);
+        least_bytes = models.peak_bytes();
+      }
+      options.window_bytes = 0;
+      for (const int more_units : {0, 2, 5, kLayers * count}) {
+        SCOPED_TRACE(more_units);
+        options.memory_target_bytes = least_bytes + more_units * kUnitBytes;
+        Models models(count, options, is_frozen);
+        models.Limit(options.memory_target_bytes);
+        ExpectSame(expected, models.Ask(kRounds));
+        uint64_t ahead = 0;
+        for (const auto& weights : models.weights()) {
+          EXPECT_EQ(weights->GetStats().fetches_refused, 0u);
+          EXPECT_EQ(weights->GetStats().excess_device_bytes, 0u);
+          ahead += weights->GetStats().fetched_ahead;
+        }
+        if (more_units == 2 || more_units == 5) {
+          EXPECT_GT(ahead, 0u);
+        }
+      }
+    }
   }
 }
 

@@ -1,0 +1,74 @@
+// What weights that visit a device and those who plan within a target tell each other.
+
+#include "pinion/engine/tier/device_share.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/set_aside.h"
+
+namespace pinion {
+namespace {
+
+TEST(DeviceShare, WhatVisitsCountsForItsModelAndForTheDeviceUntilItIsGone) {
+  const auto share = std::make_shared<DeviceShare>();
+  const auto one = std::make_shared<Visitor>();
+  const auto other = std::make_shared<Visitor>();
+  const VisitingBytes first(share, one, 100);
+  {
+    const VisitingBytes second(share, other, 30);
+    EXPECT_EQ(share->visiting_bytes(), 130u);
+    EXPECT_EQ(one->current_bytes, 100u);
+    EXPECT_EQ(other->current_bytes, 30u);
+  }
+  EXPECT_EQ(share->visiting_bytes(), 100u);
+  EXPECT_EQ(other->current_bytes, 0u);
+  EXPECT_EQ(other->allocated_bytes, 30u) << "what was freed counts on here";
+}
+
+TEST(DeviceShare, BytesThatAreMovedCountOnce) {
+  const auto share = std::make_shared<DeviceShare>();
+  const auto model = std::make_shared<Visitor>();
+  VisitingBytes here(share, model, 100);
+  VisitingBytes there(std::move(here));
+  EXPECT_EQ(share->visiting_bytes(), 100u);
+  VisitingBytes another(share, model, 7);
+  another = std::move(there);
+  { const VisitingBytes gone = std::move(another); }
+  { const VisitingBytes gone = std::move(there); }
+  EXPECT_EQ(share->visiting_bytes(), 0u);
+  EXPECT_EQ(model->current_bytes, 0u);
+  EXPECT_EQ(model->allocated_bytes, 107u);
+}
+
+TEST(DeviceShare, WhatSeveralModelsWantAddsUp) {
+  DeviceShare share;
+  share.Want({.least_bytes = 10, .enough_bytes = 25});
+  share.Want({.least_bytes = 4, .enough_bytes = 8});
+  EXPECT_EQ(share.wanted().least_bytes, 14u);
+  EXPECT_EQ(share.wanted().enough_bytes, 33u);
+  share.WantNoMore({.least_bytes = 10, .enough_bytes = 25});
+  EXPECT_EQ(share.wanted().least_bytes, 4u);
+  EXPECT_EQ(share.wanted().enough_bytes, 8u);
+}
+
+TEST(DeviceShare, APromiseHoldsUntilTheNextOne) {
+  DeviceShare share;
+  EXPECT_FALSE(share.promise().has_value());
+  for (const bool moves : {true, false}) {
+    share.Promise(StepPromise{.most_bytes = uint64_t{1} << 40, .moves = moves});
+    ASSERT_TRUE(share.promise().has_value());
+    EXPECT_EQ(share.promise()->most_bytes, uint64_t{1} << 40);
+    EXPECT_EQ(share.promise()->moves, moves);
+  }
+  share.Promise(StepPromise{});
+  EXPECT_TRUE(share.promise().has_value()) << "others take nothing";
+  share.Promise(std::nullopt);
+  EXPECT_FALSE(share.promise().has_value());
+}
+
+}  // namespace
+}  // namespace pinion
