@@ -40,9 +40,9 @@ absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(StepRecord step,
     if (aside_bytes > 0) {
       const uint64_t all_bytes = least_bytes + aside_bytes;
       shortfall = absl::ResourceExhaustedError(absl::StrCat(
-          shortfall.message(), ". Beside it the largest layer of weights that visit takes ",
-          aside_bytes, " bytes (", HumanBytes(aside_bytes), "): the target's least is ", all_bytes,
-          " bytes (", HumanBytes(all_bytes), ")"));
+          shortfall.message(), ". Beside it weights that visit take at least ", aside_bytes,
+          " bytes (", HumanBytes(aside_bytes), "): the target's least is ", all_bytes, " bytes (",
+          HumanBytes(all_bytes), ")"));
     }
     plan = PlanStep(step, least_bytes, link);
   }

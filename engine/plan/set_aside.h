@@ -14,6 +14,8 @@ namespace pinion {
 struct SetAside {
   uint64_t least_bytes = 0;   // in any case: the largest layer
   uint64_t enough_bytes = 0;  // if the step's least memory leaves so much; at least `least_bytes`
+
+  bool operator==(const SetAside& other) const = default;
 };
 
 // All that is no visiting weight takes at most so much until the step ends.

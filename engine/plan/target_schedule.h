@@ -97,6 +97,8 @@ class TargetSchedule final : public OffloadSchedule {
     return StepPromise{.most_bytes = plan.peak_bytes + overdue_bytes_,
                        .moves = !plan.moves.empty()};
   }
+  // The parcel was evicted, and others hold the memory as well.
+  void OnNotFreed(const ScheduledParcel& parcel);
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);
   }
@@ -170,7 +172,7 @@ class TargetSchedule final : public OffloadSchedule {
     bool stays = false;
     bool is_live = true;                // somebody needs it
     bool is_due = false;                // it is to be evicted once it has left
-    bool is_overdue = false;            // it has not, and counts among `overdue_bytes_`
+    bool is_overdue = false;            // it is not gone, and counts among `overdue_bytes_`
     bool is_fetched = false;            // it has come back, and may have been let go of since
     ScheduledParcel* parcel = nullptr;  // once it has left
   };
@@ -231,7 +233,7 @@ class TargetSchedule final : public OffloadSchedule {
   size_t next_drop_ = 0;                              // in now_known_->drops()
   size_t next_fetch_ = 0;                             // in the plan's moves
   size_t next_over_ = 0;                              // in now_known_->overs()
-  uint64_t overdue_bytes_ = 0;                        // planned to be away, and never left
+  uint64_t overdue_bytes_ = 0;                        // planned to be away, and here all the same
   std::optional<uint32_t> used_last_;
   std::vector<ScheduledParcel*> due_;  // to be evicted, that have left or come back since
 };

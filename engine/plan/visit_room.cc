@@ -3,11 +3,17 @@
 #include <algorithm>
 
 namespace pinion {
+namespace {
+
+// What is used on and on, such as a model of one layer, is in one place from here on.
+constexpr uint64_t kMostInRow = 63;
+
+}  // namespace
 
 uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
                           const std::optional<StepPromise>& promise) {
   const bool goes_on = last_.has_value() && last_->use.object == use.object;
-  const uint64_t in_row = goes_on ? last_->in_row + 1 : 0;
+  const uint64_t in_row = goes_on ? std::min(last_->in_row + 1, kMostInRow) : 0;
   const Place place = {use.object,
                        in_row << 2 | (use.builds_graph ? 2 : 0) | (use.in_backward ? 1 : 0)};
   NoteLast(others);

@@ -9,9 +9,8 @@ namespace {
 
 constexpr size_t kNever = SIZE_MAX;
 
-// Uses before the last one that have to be the same, at least, for what
-// followed to be expected, and at most, to tell one place of a step from
-// another.
+// Uses before the last one that have to be the same, at least, for what followed to be expected,
+// and at most, to tell one place of a step from another.
 constexpr size_t kLeastMemory = 2;
 constexpr size_t kMostMemory = 64;
 
@@ -34,17 +33,17 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   ++history_.back().uses;
   history_.back().window_bytes = std::min(history_.back().window_bytes, window_bytes_);
   const bool is_here = objects_[object].is_here;
-  if (is_same && is_here && here_bytes_ <= window_bytes_) return visit;
+  const bool goes_on = is_same && is_here;
+  if (goes_on && here_bytes_ <= window_bytes_) return visit;
   objects_[object].last_use = ++uses_;
   FindNextUses();
-  // Where others are in use as well, there is no choice but to have more than
-  // the window.
+  // Where others are in use as well, there is no choice but to have more than the window.
   MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
   if (!is_here) {
     OnHere(object);
     visit.fetches.push_back(object);
   }
-  FetchAhead(object, may_drop, visit);
+  if (!goes_on) FetchAhead(object, may_drop, visit);
   return visit;
 }
 
@@ -68,15 +67,16 @@ void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)
                                Visit& visit) {
   if (!match_.has_value()) return;
   uint64_t needed_bytes = stay_bytes_ + (objects_[in_use].stays ? 0 : objects_[in_use].size_bytes);
-  uint64_t least_window_bytes = window_bytes_;
+  uint64_t most_bytes = window_bytes_;
+  if (stay_bytes_ == 0) most_bytes = std::min(most_bytes, loop_.most_ahead_bytes);
   for (size_t ahead = 1; ahead < period(); ++ahead) {
     const uint32_t next = ExpectedAt(ahead).object;
     if (next == change()) return;
-    least_window_bytes = std::min(least_window_bytes, ExpectedAt(ahead).window_bytes);
+    most_bytes = std::min(most_bytes, ExpectedAt(ahead).window_bytes);
     const bool is_counted = next == in_use || objects_[next].next_use != ahead;
     if (is_counted) continue;
     if (!objects_[next].stays) needed_bytes += objects_[next].size_bytes;
-    if (needed_bytes > std::min(least_window_bytes, most_ahead_bytes_)) return;
+    if (needed_bytes > most_bytes) return;
     if (objects_[next].is_here) continue;
     if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_drop, visit)) return;
     OnHere(next);
@@ -103,18 +103,17 @@ void VisitSchedule::Remember(uint32_t object) {
   const bool is_expected = match_.has_value() && ExpectedAt(1).object == object;
   history_.push_back({.object = object, .uses = 0, .window_bytes = window_bytes_});
   const size_t period_before = is_expected ? period() - 1 : 0;
-  // Of all places that are as much like this one as can be told, the last one
-  // is the best: uses of today are repeated before those of last week.
+  // Of all places that are as much like this one as can be told, the last one is the best: uses of
+  // today are repeated before those of last week.
   const bool is_looked_for =
       !is_expected || (!is_trial_ && (expected_uses_ + 1) % kMostMemory == 0);
   match_ = is_looked_for ? FindSameUses() : std::optional(*match_ + 1);
   if (!match_.has_value() || period() != period_before) {
     expected_uses_ = 0;
-    SetWhatStays({});
-    chosen_.clear();
-    most_ahead_bytes_ = UINT64_MAX;
+    tried_.clear();
+    Begin({});
   } else if (++expected_uses_ % period() == 0 && !is_trial_) {
-    ChooseWhatStays();
+    ChooseLoop();
   }
 }
 
@@ -184,9 +183,9 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
   return freed_bytes >= excess_bytes;
 }
 
-void VisitSchedule::ChooseWhatStays() {
-  // A trial of two rounds must not outgrow the history.
-  if (period() >= kHistory / 2) return;
+void VisitSchedule::ChooseLoop() {
+  // Trials of some rounds must not outgrow the history.
+  if (period() >= kHistory / 4) return;
   std::vector<uint32_t> round;  // each object once, by its first use
   std::vector<bool> is_in_round(objects_.size());
   uint64_t round_bytes = 0;
@@ -205,43 +204,45 @@ void VisitSchedule::ChooseWhatStays() {
     second_bytes = std::max(second_bytes, std::min(largest_bytes, size_bytes));
     largest_bytes = std::max(largest_bytes, size_bytes);
   }
-  std::vector<uint32_t> stay;
-  bool moves_on = false;
+  std::vector<Loop> loops = {{}};
   if (round_bytes > window_bytes && window_bytes > largest_bytes + second_bytes) {
-    uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
-    moves_on = 2 * most_bytes >= round_bytes;
-    if (moves_on) most_bytes += second_bytes;
-    stay = Spread(round, round_bytes, most_bytes);
+    const uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
+    loops.push_back({.stay = Spread(round, round_bytes, most_bytes)});
+    if (2 * most_bytes >= round_bytes) {
+      Loop moving = {.stay = Spread(round, round_bytes, most_bytes + second_bytes)};
+      uint64_t away_bytes = round_bytes;
+      for (const uint32_t object : moving.stay) away_bytes -= objects_[object].size_bytes;
+      // From one that is away to the next it is so many uses, and one is in use.
+      moving.most_ahead_bytes = ((round_bytes + away_bytes - 1) / away_bytes + 1) * largest_bytes;
+      loops.push_back(std::move(moving));
+    }
   }
-  if (stay == chosen_) {
-    // They were spread over the round, and so is what is away by now.
-    if (moves_on) SetWhatStays({});
+  if (loops == tried_) {
+    // They were spread over the first round, and so is what is away by now.
+    if (loop_.moves_on()) SetWhatStays({});
     return;
   }
-  SetWhatStays({});
-  most_ahead_bytes_ = UINT64_MAX;
-  chosen_ = stay;
-  if (stay.empty() || FetchedBytesIfStay(stay) >= FetchedBytesIfStay({})) return;
-  SetWhatStays(stay);
-  if (!moves_on) return;
-  // From one that is away to the next it is so many uses, and one is in use.
-  const uint64_t away_bytes = round_bytes - stay_bytes_;
-  most_ahead_bytes_ = ((round_bytes + away_bytes - 1) / away_bytes + 1) * largest_bytes;
+  Begin({});
+  std::vector<uint64_t> fetched_bytes;
+  for (const Loop& loop : loops) fetched_bytes.push_back(FetchedBytesIn(loop, window_bytes));
+  // Of those that fetch the same, what is simpler.
+  const auto least = std::min_element(fetched_bytes.begin(), fetched_bytes.end());
+  Begin(loops[least - fetched_bytes.begin()]);
+  tried_ = std::move(loops);
+}
+
+void VisitSchedule::Begin(Loop loop) {
+  loop_ = std::move(loop);
+  SetWhatStays(loop_.stay);
 }
 
 std::vector<uint32_t> VisitSchedule::Spread(const std::vector<uint32_t>& round,
                                             uint64_t round_bytes, uint64_t most_bytes) const {
-  std::vector<uint32_t> stay;
-  uint64_t stay_bytes = 0;
-  // Once more with what they have of it: a part of an object that is left over would be a place
-  // where two that are away come in a row.
-  for (const bool is_last : {false, true}) {
-    // Each object adds its share to what may stay by then, and stays if that has room for it.
-    const double share =
-        static_cast<double>(is_last ? stay_bytes : most_bytes) / static_cast<double>(round_bytes);
+  // Each object adds its share to what may stay by then, and stays if that has room for it.
+  const auto spread = [&](uint64_t bytes, uint64_t& stay_bytes) {
+    const double share = static_cast<double>(bytes) / static_cast<double>(round_bytes);
+    std::vector<uint32_t> stay;
     double seen_bytes = 0;
-    stay.clear();
-    stay_bytes = 0;
     for (const uint32_t object : round) {
       const uint64_t size_bytes = objects_[object].size_bytes;
       seen_bytes += static_cast<double>(size_bytes);
@@ -250,8 +251,14 @@ std::vector<uint32_t> VisitSchedule::Spread(const std::vector<uint32_t>& round,
       stay.push_back(object);
       stay_bytes += size_bytes;
     }
-  }
-  return stay;
+    return stay;
+  };
+  uint64_t first_bytes = 0, even_bytes = 0;
+  std::vector<uint32_t> first = spread(most_bytes, first_bytes);
+  // With what they have of it, if that is as much: the part of an object that is left over would be
+  // a place where two that are away come in a row.
+  std::vector<uint32_t> even = spread(first_bytes, even_bytes);
+  return even_bytes == first_bytes ? even : first;
 }
 
 void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
@@ -263,19 +270,20 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
   }
 }
 
-uint64_t VisitSchedule::FetchedBytesIfStay(const std::vector<uint32_t>& objects) const {
+uint64_t VisitSchedule::FetchedBytesIn(const Loop& loop, uint64_t window_bytes) const {
   VisitSchedule trial = *this;
   trial.is_trial_ = true;
-  trial.SetWhatStays(objects);
+  trial.set_window_bytes(window_bytes);
+  trial.Begin(loop);
   const auto may_drop = [](uint32_t) { return true; };
   const size_t uses = trial.period();
   uint64_t fetched_bytes = 0;
-  for (const bool counts : {false, true}) {
+  for (int round = 0; round < 4; ++round) {
+    if (round == 1 && loop.moves_on()) trial.SetWhatStays({});
     for (size_t use = 0; use < uses; ++use) {
-      const Row& next = trial.ExpectedAt(1);
-      trial.set_window_bytes(next.window_bytes);
-      for (const uint32_t fetched : trial.OnUse(next.object, may_drop).fetches) {
-        if (counts) fetched_bytes += objects_[fetched].size_bytes;
+      for (const uint32_t fetched : trial.OnUse(trial.ExpectedAt(1).object, may_drop).fetches) {
+        // What was there before, in another window, is none of the loop's merit.
+        if (round >= 2) fetched_bytes += objects_[fetched].size_bytes;
       }
     }
   }

@@ -1,44 +1,35 @@
-// Which objects that rest on the host are on the device, when a program uses
-// them again and again in much the same order: the layers of a model, forward
-// and backward, step by step.
+// Which objects that rest on the host are on the device, when a program uses them again and again
+// in much the same order: the layers of a model, forward and backward, step by step.
 //
-//   VisitSchedule schedule({.sizes_bytes = {4 << 20, 4 << 20, 4 << 20},
-//   .window_bytes = 8 << 20}); Visit visit = schedule.OnUse(0, may_drop); //
-//   object 0 is about to be used
-//   ... drop visit.drops, then fetch visit.fetches, the used object first if it
-//   was away ...
+//   VisitSchedule schedule({.sizes_bytes = {4 << 20, 4 << 20, 4 << 20}, .window_bytes = 8 << 20});
+//   Visit visit = schedule.OnUse(0, may_drop);       // object 0 is about to be used
+//   ... drop visit.drops, then fetch visit.fetches, the used object first if it was away ...
 //
-// Objects on the device never exceed the window, unless those that may not be
-// dropped leave no room. It may be another one at each use (visit_room.h): then
-// nothing is fetched ahead that would have to go where the window is smaller,
-// as it was when the same uses went before.
+// Objects on the device never exceed the window, unless those that may not be dropped leave no
+// room. It may be another one at each use (visit_room.h): then nothing is fetched ahead that would
+// have to go where the window is smaller, as it was when the same uses went before.
 //
-// What comes next is what came next when the same uses went before, longest
-// memory first: neither steps nor the turn from forward to backward have to be
-// told. Fetched ahead is what comes next, in that order, as far as it fits in
-// the window beside all that is used until then. Dropped is what is used last
-// of all (Belady's rule), and for a fetch ahead only what is used after it, so
-// that fetching ahead makes no object come late that was there in time. Where
-// nothing is known, as in the first step, the object whose use is the longest
-// ago goes.
+// What comes next is what came next when the same uses went before, longest memory first: neither
+// steps nor the turn from forward to backward have to be told. Fetched ahead is what comes next, in
+// that order, as far as it fits in the window beside all that is used until then. Dropped is what
+// is used last of all (Belady's rule), and for a fetch ahead only what is used after it, so that
+// fetching ahead makes no object come late that was there in time. Where nothing is known, as in
+// the first step, the object whose use is the longest ago goes.
 //
-// In a loop over more than the window holds, as in inference, that would fetch
-// every object in every round: what comes next always drops what has just been
-// used. Once the same round was seen twice, a share of the objects stays
-// therefore, as many as leave room for two others, of which one comes while one
-// is used, if that saves copies; they are spread over the round, so that the
-// link has time for others while they are used.
+// In a loop over more than the window holds, as in inference, that would fetch every object in
+// every round: what comes next always drops what has just been used. Once the same round was seen
+// twice, a share of the objects stays therefore, as many as leave room for two others, of which one
+// comes while one is used, if that saves copies; they are spread over the round, so that the link
+// has time for others while they are used.
 //
 //   window of 4:   round  0 1 2 3 4 5 6 7 ...     stays  0       4
 //                  fetched  1 2 3   5 6 7
 //
-// Where at least half of the objects can be there beside those two, that would
-// be more copies than have to be: room for the one that comes is enough. There,
-// what was spread over the round at first moves on: what comes next is fetched
-// as many uses ahead as lie between one that is away and the next on average,
-// rounded up, in place of what was used last. A copy has that long then,
-// wherever those that are away lie a little nearer or farther, for few more
-// copies than the fewest.
+// Where at least half of the objects can be there beside those two, that may be more copies than
+// have to be: room for the one that comes is enough. There, what was spread over the round at first
+// moves on, if that saves copies: what comes next is fetched as many uses ahead as lie between one
+// that is away and the next on average, rounded up, in place of what was used last. A copy has that
+// long then, wherever those that are away lie a little nearer or farther.
 //
 // Thread safety: none; its owner's lock guards it.
 
@@ -73,22 +64,20 @@ class VisitSchedule {
   void set_window_bytes(uint64_t window_bytes) { window_bytes_ = window_bytes; }
   uint64_t window_bytes() const { return window_bytes_; }
 
-  // The object is used from now on. All that is asked for counts as done:
-  // OnAway takes back what could not be fetched. Nothing is fetched where the
-  // object was used last and is here.
+  // The object is used from now on. All that is asked for counts as done: OnAway takes back what
+  // could not be fetched. Nothing is fetched where the object was used last and is here.
   Visit OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
 
-  // That use is over. Once the object was used as often in a row as is
-  // expected, its room may go to what comes next, before the next object is
-  // used: backward reads a layer's weights early in the layer's time.
+  // That use is over. Once the object was used as often in a row as is expected, its room may go to
+  // what comes next, before the next object is used: backward reads a layer's weights early in the
+  // layer's time.
   Visit OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
 
-  // The host has changed objects, which are away by now: nothing is fetched
-  // ahead of a change that is expected. Asks for what is expected next.
+  // The host has changed objects, which are away by now: nothing is fetched ahead of a change that
+  // is expected. Asks for what is expected next.
   Visit OnChange(absl::FunctionRef<bool(uint32_t)> may_drop);
 
-  // Of its own accord, or since it could not be fetched, the object is not on
-  // the device.
+  // Of its own accord, or since it could not be fetched, the object is not on the device.
   void OnAway(uint32_t object);
 
   // It is, whatever was asked for meanwhile: somebody else has fetched it.
@@ -112,6 +101,16 @@ class VisitSchedule {
     uint64_t window_bytes = 0;  // at the least
   };
 
+  // How the rounds of a loop run.
+  struct Loop {
+    std::vector<uint32_t> stay;  // in the first round, and where none moves on in the next ones
+    // Where all move on: of what is in use and what comes next, as far as is looked ahead.
+    uint64_t most_ahead_bytes = UINT64_MAX;
+
+    bool moves_on() const { return most_ahead_bytes != UINT64_MAX; }
+    bool operator==(const Loop& other) const = default;
+  };
+
   // The number behind those of objects stands for a change; it is never in use.
   uint32_t change() const { return static_cast<uint32_t>(objects_.size() - 1); }
   void FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
@@ -120,17 +119,18 @@ class VisitSchedule {
   size_t period() const { return history_.size() - 1 - *match_; }
   const Row& ExpectedAt(size_t uses_from_now) const;
   void FindNextUses();
-  // Drops until so many bytes more fit. False, with nothing dropped, where that
-  // cannot be without an object that is used within `uses_from_now`.
+  // Drops until so many bytes more fit. False, with nothing dropped, where that cannot be without
+  // an object that is used within `uses_from_now`.
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
                 absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
-  void ChooseWhatStays();
+  void ChooseLoop();
+  void Begin(Loop loop);
   void SetWhatStays(const std::vector<uint32_t>& objects);
   // Of the round's objects, spread over it, as many as have room.
   std::vector<uint32_t> Spread(const std::vector<uint32_t>& round, uint64_t round_bytes,
                                uint64_t most_bytes) const;
-  // Of one round of what is expected, if these objects stay.
-  uint64_t FetchedBytesIfStay(const std::vector<uint32_t>& objects) const;
+  // Of some rounds of what is expected, within that window.
+  uint64_t FetchedBytesIn(const Loop& loop, uint64_t window_bytes) const;
 
   uint64_t window_bytes_;
   std::vector<Object> objects_;
@@ -139,9 +139,8 @@ class VisitSchedule {
   bool is_trial_ = false;        // a copy, which does what is expected and nothing else
   size_t expected_uses_ = 0;     // in a row, up to the last one
   uint64_t stay_bytes_ = 0;      // of objects that stay
-  // Of what is in use and all that comes next, as far as is looked ahead where nothing stays.
-  uint64_t most_ahead_bytes_ = UINT64_MAX;
-  std::vector<uint32_t> chosen_;  // what was last to stay
+  Loop loop_;                    // that runs
+  std::vector<Loop> tried_;      // of which it fetches the least
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
 };

@@ -3,8 +3,7 @@
 //
 //   // Weights:
 //   share.Want({.least_bytes = largest, .enough_bytes = two_largest});
-//   const VisitingBytes bytes(share, visitor, size_bytes);   // before they are allocated, until
-//   not
+//   VisitingBytes bytes(share, visitor, size_bytes);   // before they are allocated, until not
 //   // Activations, whose records leave visiting bytes out, and whose plans what is wanted:
 //   share.Promise(StepPromise{.most_bytes = plan.peak_bytes, .moves = true});
 //
@@ -14,6 +13,7 @@
 #ifndef PINION_ENGINE_TIER_DEVICE_SHARE_H_
 #define PINION_ENGINE_TIER_DEVICE_SHARE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -36,7 +36,11 @@ class DeviceShare {
   uint64_t visiting_bytes() const { return visiting_bytes_.load(std::memory_order_relaxed); }
 
   // What weights want to be left for them by whoever plans within a target; all of them together.
-  SetAside wanted() const { return {least_bytes_.load(), enough_bytes_.load()}; }
+  SetAside wanted() const {
+    // A model may be about to say the second of the two.
+    const uint64_t least_bytes = least_bytes_.load();
+    return {least_bytes, std::max(least_bytes, enough_bytes_.load())};
+  }
   void Want(const SetAside& bytes) {
     least_bytes_ += bytes.least_bytes;
     enough_bytes_ += bytes.enough_bytes;
@@ -79,7 +83,6 @@ class VisitingBytes {
       : share_(std::move(share)), visitor_(std::move(visitor)), size_bytes_(size_bytes) {
     share_->visiting_bytes_ += size_bytes_;
     visitor_->current_bytes += size_bytes_;
-    visitor_->allocated_bytes += size_bytes_;
   }
   VisitingBytes(VisitingBytes&& other) noexcept = default;
   VisitingBytes& operator=(VisitingBytes&& other) noexcept {
@@ -88,6 +91,8 @@ class VisitingBytes {
     std::swap(size_bytes_, other.size_bytes_);
     return *this;
   }
+  // They are allocated by now, and were not refused.
+  void CountAllocation() { visitor_->allocated_bytes += size_bytes_; }
   ~VisitingBytes() {
     if (share_ == nullptr) return;
     share_->visiting_bytes_ -= size_bytes_;

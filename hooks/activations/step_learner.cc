@@ -84,9 +84,17 @@ void StepLearner::BeginStep() {
   }
   if (last != nullptr) Learn(*last, ran);
   bool wants_record = false;
+  bool wants_more = false;
   std::shared_ptr<const KnownStep> followed;
   {
+    // A model was attached since, or has gone: what was planned has its room wrong.
+    MutexLock lock(mu_);
+    const SetAside wanted = share_->wanted();
+    wants_more = std::exchange(wanted_, wanted) != wanted;
+  }
+  {
     OffloadLock lock(state_);
+    if (wants_more) state_.target->RecordAgain();
     wants_record = state_.target->WantsRecord();
     followed = state_.target->followed();
   }
@@ -120,8 +128,9 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     OffloadLock lock(state_);
     mixes = state_.target->MayMix(ran, *step);
   }
+  const SetAside wanted = share_->wanted();
   absl::StatusOr<std::shared_ptr<const KnownStep>> known =
-      state_.planner->Plan(*std::move(step), mixes, share_->wanted());
+      state_.planner->Plan(*std::move(step), mixes, wanted);
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;
@@ -129,6 +138,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   bool is_first = false;
   {
     MutexLock lock(mu_);
+    wanted_ = wanted;
     is_first = !(*known)->shortfall().ok() && !std::exchange(told_of_shortfall_, true);
   }
   if (is_first) {

@@ -23,6 +23,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/segment_choice.h"
+#include "pinion/engine/plan/set_aside.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
@@ -76,6 +77,7 @@ class StepLearner {
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
   bool told_of_shortfall_ ABSL_GUARDED_BY(mu_) = false;  // in the log
+  SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when a step was planned last
 };
 
 }  // namespace pinion

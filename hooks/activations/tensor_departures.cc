@@ -301,7 +301,11 @@ GuardedMemories TensorDepartures::Evict(absl::Span<ScheduledParcel* const> parce
   for (ScheduledParcel* scheduled : parcels) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
     bytes += RecordBytes(parcel);
+    const uint64_t not_freed_before = not_freed;
     AddByStream(parcel.Evict(&not_freed), evicted);
+    if (not_freed > not_freed_before && state_.target != nullptr) {
+      state_.target->OnNotFreed(parcel);
+    }
     GuardedMemory fetched = parcel.TakeFetched();
     if (!fetched) continue;
     unread += state_.schedule->OnDropped(parcel) ? 1 : 0;
@@ -328,11 +332,12 @@ bool TensorDepartures::EvictSome() {
   {
     OffloadLock lock(state_);
     state_.schedule->OnDeviceBytes(device_bytes);
-    state_.TellShare(*tier_.share());
     const std::vector<ScheduledParcel*> parcels = state_.schedule->TakeEvictions();
-    if (parcels.empty()) return false;
     for (const ScheduledParcel* parcel : parcels) evicted_bytes += parcel->size_bytes;
-    evicted = Evict(parcels);
+    if (!parcels.empty()) evicted = Evict(parcels);
+    // Behind both: they find what should be gone by now and is not.
+    state_.TellShare(*tier_.share());
+    if (parcels.empty()) return false;
   }
   if (evicted.empty()) return true;
   const ScopedRange range(options_.engine.trace.get(), "pinion.evict", evicted_bytes);

@@ -1,5 +1,6 @@
 #include "pinion/hooks/weights/device_weights.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
 namespace {
@@ -24,10 +26,6 @@ std::vector<std::shared_ptr<WeightParcel>> ParcelsOf(const std::vector<UnitParce
   for (const UnitParcel& unit : units) parcels.push_back(unit.parcel);
   return parcels;
 }
-
-}  // namespace
-
-namespace {
 
 std::string Describe(const TargetWindow::Excess& excess, const UnitParcel& unit) {
   return absl::StrCat(
@@ -83,6 +81,10 @@ DeviceWeights::~DeviceWeights() {
 void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   const BoundStream stream(CurrentStream(device_));
   const AllocatorBytes allocator = has_target_ ? AllocatorBytesOf(device_) : AllocatorBytes();
+  const VisitUse use = {.object = index,
+                        .builds_graph = c10::GradMode::is_enabled(),
+                        .in_backward = CurrentBackward() != -1,
+                        .argument_bytes = argument_bytes};
   AllDropped dropped;
   Visit visit;
   std::string excess;
@@ -97,7 +99,7 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
                 "model before or after the step");
     ++unit.users;
     if (target_.has_value()) {
-      schedule_.set_window_bytes(target_->AtUse(index, argument_bytes, allocator));
+      schedule_.set_window_bytes(target_->AtUse(use, allocator));
       const std::optional<TargetWindow::Excess> first = target_->TakeFirstExcess();
       if (first.has_value()) excess = Describe(*first, units_[first->unit].parts);
     }

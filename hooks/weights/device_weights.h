@@ -64,8 +64,10 @@ struct WeightStats {
   uint64_t drops = 0;            // of units, to make room or since they had become old
   uint64_t here_bytes = 0;       // on the device
   uint64_t window_bytes = 0;     // for them, at the last use
-  // Within a memory target: the most that the device had, if that was more. Where weights alone
-  // take what is too much, a target of so many bytes is enough.
+  // Within a memory target: the most that the device had, if that was more, as the next use of a
+  // weight sees it: where it had even more before the first use, not until LibTorch's peak
+  // statistics are reset. Where weights alone take what is too much, a target of so many bytes is
+  // enough.
   uint64_t excess_device_bytes = 0;
   uint64_t gradient_bytes = 0;  // that have left the device
 };

@@ -24,6 +24,7 @@ WeightMemory Allocate(const std::shared_ptr<DeviceShare>& share,
   const AllocationLabel label("weights fetched by Pinion");
   WeightMemory memory = {VisitingBytes(share, visitor, size_bytes), {}};
   memory.storage = AllocateStorage(stream.torch, size_bytes);
+  memory.bytes.CountAllocation();
   return memory;
 }
 
@@ -132,12 +133,21 @@ WeightMemory DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
 absl::Status DeviceWeights::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
                                   const BoundStream& stream, bool is_ahead) {
   const uint64_t size_bytes = claim.parcel().size_bytes;
+  VisitingBytes refused;  // goes behind the memory
   Arrival arrival = {std::move(claim), TorchMemory(std::move(memory.storage))};
   GuardedMemories unneeded;
-  PINION_RETURN_IF_ERROR(
-      tier_->Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded).status());
+  {
+    // Before anybody sees the copy: whoever widens it puts those of the wide form in their place.
+    MutexLock lock(mu_);
+    units_[index].bytes = std::move(memory.bytes);
+  }
+  const absl::Status fetched =
+      tier_->Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded).status();
   MutexLock lock(mu_);
-  units_[index].bytes = std::move(memory.bytes);
+  if (!fetched.ok()) {
+    refused = std::move(units_[index].bytes);
+    return fetched;
+  }
   ++stats_.fetches;
   stats_.fetched_ahead += is_ahead ? 1 : 0;
   stats_.fetched_bytes += size_bytes;

@@ -2,7 +2,7 @@
 // all others, use by use (engine/plan/visit_room.h).
 //
 //   const AllocatorBytes allocator = AllocatorBytesOf(device);   // with no lock held
-//   schedule.set_window_bytes(window.AtUse(unit, argument_bytes, allocator));
+//   schedule.set_window_bytes(window.AtUse(use, allocator));
 //
 // Thread safety: none; its owner's lock guards it.
 
@@ -30,13 +30,14 @@ class TargetWindow {
         weights_(std::move(weights)),
         room_(target_bytes - aside_bytes) {}
 
-  // What all units may have until the next use, now that an operator that gets so many bytes of
-  // other tensors is about to use one. `allocator` says what the device had shortly before.
-  uint64_t AtUse(uint32_t unit, uint64_t argument_bytes, const AllocatorBytes& allocator);
+  // What all units may have until the next use, now that an operator is about to use one.
+  // `allocator` says what the device had shortly before. Where several threads use units, one that
+  // another fetches in between may count twice or not at all.
+  uint64_t AtUse(const VisitUse& use, const AllocatorBytes& allocator);
 
   // The device had more than the target.
   struct Excess {
-    uint64_t device_bytes = 0;  // the most that it had
+    uint64_t device_bytes = 0;  // the most that it had, since the first use
     uint64_t target_bytes = 0;
     uint32_t unit = 0;  // which was used last before that was seen
   };

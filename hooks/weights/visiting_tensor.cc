@@ -127,7 +127,10 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   uint64_t argument_bytes = 0;
   for (const c10::IValue& argument : arguments) {
     ForEachTensor(argument, [&](const at::Tensor& tensor) {
-      if (tensor.defined() && !IsVisiting(tensor)) argument_bytes += tensor.nbytes();
+      // Other layouts, which have no bytes by this name, grow with the strided ones beside them.
+      const bool counts =
+          tensor.defined() && tensor.layout() == at::kStrided && !IsVisiting(tensor);
+      if (counts) argument_bytes += tensor.nbytes();
     });
   }
   for (size_t i = 0; i < count; ++i) {

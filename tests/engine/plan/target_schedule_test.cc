@@ -1130,6 +1130,24 @@ TEST(TargetSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
   }
 }
 
+TEST(TargetSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsReleased) {
+  TargetSchedule schedule(Within(100 * kSize));
+  const std::shared_ptr<const KnownStep> known = FourTensors();
+  schedule.Learn(known);
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  const auto more_bytes = [&] {
+    return schedule.Promise().value().most_bytes - known->plan().peak_bytes;
+  };
+  EXPECT_EQ(more_bytes(), 0u);
+  ScheduledParcel parcel;
+  parcel.objects = {0};
+  schedule.OnNotFreed(parcel);
+  EXPECT_EQ(more_bytes(), kSize);
+  player.Release(0);
+  EXPECT_EQ(more_bytes(), 0u);
+}
+
 TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidInEveryFormat) {
   for (const PlanFormat format : {PlanFormat::kText, PlanFormat::kSvg, PlanFormat::kChromeTrace}) {
     for (const uint64_t target_bytes : {kSize, 3 * kSize}) {

@@ -133,6 +133,17 @@ TEST(VisitRoom, WhereNothingMovesTheLesserOfWhatIsPromisedAndWhatWasSeenCounts) 
   }
 }
 
+TEST(VisitRoom, AnObjectThatIsUsedOnAndOnIsInAKnownPlace) {
+  Player player;
+  uint64_t room = 0;
+  for (int use = 0; use < 1000; ++use) {
+    room = player.Use({.object = 0});
+    player.Allocate(10);
+    player.Free(10);
+  }
+  EXPECT_EQ(room, kTarget - 10);
+}
+
 TEST(VisitRoom, OthersThatHaveMoreThanTheTargetLeaveNone) {
   Player player;
   player.Use({.object = 0});

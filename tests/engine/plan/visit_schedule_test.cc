@@ -1,5 +1,5 @@
-// Objects that visit the device: never more than the window, what comes next is
-// there in time, and no more copies than the best order of drops needs.
+// Objects that visit the device: never more than the window, what comes next is there in time, and
+// no more copies than the best order of drops needs.
 
 #include "pinion/engine/plan/visit_schedule.h"
 
@@ -192,13 +192,93 @@ TEST(VisitSchedule, InferenceIsNearItsBoundHoweverFastTheLinkIs) {
   }
 }
 
+TEST(VisitSchedule, NothingIsLateBehindTheRoundsThatTeachALoop) {
+  std::vector<uint32_t> pass(24);
+  std::iota(pass.begin(), pass.end(), 0);
+  for (int window = 2; window <= 24; ++window) {
+    Shelf shelf(std::vector<uint64_t>(24, 1), static_cast<uint64_t>(window));
+    for (int round = 0; round < 2; ++round) shelf.Late(pass);
+    for (int round = 2; round < 12; ++round) {
+      EXPECT_EQ(shelf.Late(pass), 0) << "window " << window << ", round " << round;
+    }
+  }
+}
+
+// Bytes that a round of a loop fetches, on average, once it has run in each of the windows in turn.
+double BytesOfRound(const std::vector<uint64_t>& sizes_bytes,
+                    const std::vector<uint64_t>& windows_bytes) {
+  VisitSchedule schedule({sizes_bytes, windows_bytes.front()});
+  const auto may_drop = [](uint32_t) { return true; };
+  constexpr int kRounds = 24;
+  uint64_t fetched_bytes = 0;
+  for (const uint64_t window_bytes : windows_bytes) {
+    schedule.set_window_bytes(window_bytes);
+    for (int round = -12; round < kRounds; ++round) {
+      if (round == 0) fetched_bytes = 0;
+      for (uint32_t object = 0; object < sizes_bytes.size(); ++object) {
+        for (const uint32_t fetched : schedule.OnUse(object, may_drop).fetches) {
+          fetched_bytes += sizes_bytes[fetched];
+        }
+        for (const uint32_t fetched : schedule.OnUsed(object, may_drop).fetches) {
+          fetched_bytes += sizes_bytes[fetched];
+        }
+      }
+    }
+  }
+  return static_cast<double>(fetched_bytes) / kRounds;
+}
+
+TEST(VisitSchedule, AWindowThatHasChangedIsUsedLikeOneThatWasThereFromTheStart) {
+  for (const uint64_t count : {6, 12, 24}) {
+    const std::vector<uint64_t> sizes(count, 1);
+    for (uint64_t window = 2; window <= count; ++window) {
+      const double alone = BytesOfRound(sizes, {window});
+      for (uint64_t before = 2; before <= count + 1; ++before) {
+        EXPECT_NEAR(BytesOfRound(sizes, {before, window}), alone, 0.4)
+            << count << " objects, window " << before << ", then " << window;
+      }
+    }
+  }
+}
+
+TEST(VisitSchedule, UnequalObjectsFetchNoMoreInALargerWindow) {
+  std::vector<std::vector<uint64_t>> models;
+  auto& conv = models.emplace_back();
+  for (const uint64_t size : {4, 16, 64, 256}) conv.insert(conv.end(), 4, size);
+  auto& unet = models.emplace_back();
+  for (const uint64_t size : {4, 16, 64, 256, 64, 16, 4}) unet.insert(unet.end(), 3, size);
+  auto& language = models.emplace_back(24, 10);
+  language.insert(language.begin(), 60);
+  language.push_back(60);
+  auto& experts = models.emplace_back();
+  for (uint64_t n = 0; n < 33; ++n) experts.push_back(n % 7 == 3 ? 80 : 1 + n * 5 % 10);
+  std::mt19937 random(3);
+  for (int model = 0; model < 40; ++model) {
+    auto& drawn = models.emplace_back();
+    for (int n = 0; n < 16; ++n) drawn.push_back(1 + random() % 20);
+  }
+  for (const std::vector<uint64_t>& sizes : models) {
+    const uint64_t all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+    const uint64_t largest = *std::max_element(sizes.begin(), sizes.end());
+    double least = static_cast<double>(all);
+    for (uint64_t window = 2 * largest; window <= all; window += 1 + all / 40) {
+      const double bytes = BytesOfRound(sizes, {window});
+      EXPECT_LE(bytes, least + 0.25 * static_cast<double>(all)) << all << ", window " << window;
+      least = std::min(least, bytes);
+      EXPECT_LE(bytes, static_cast<double>(all - window + 2 * largest) * 1.2 +
+                           static_cast<double>(largest))
+          << "all " << all << ", window " << window;
+    }
+  }
+}
+
 TEST(VisitSchedule, WhatStaysIsSpreadOverTheRound) {
   std::vector<uint32_t> pass(24);
   std::iota(pass.begin(), pass.end(), 0);
   Shelf shelf(std::vector<uint64_t>(24, 1), 8);
   for (int round = 0; round < 4; ++round) shelf.Late(pass);
-  // Six stay, and in between are three each that come and go: where one is
-  // fetched at each use but those of the six, no use asks for more than two.
+  // Six stay, and in between are three each that come and go: where one is fetched at each use but
+  // those of the six, no use asks for more than two.
   for (const uint32_t object : pass) EXPECT_LE(shelf.Use(object).fetches.size(), 2u) << object;
 }
 
@@ -212,8 +292,7 @@ TEST(VisitSchedule, WhatStaysIsGivenUpForAnotherRowOfUses) {
   shelf.TakeFetches();
   shelf.Late(step);
   EXPECT_EQ(shelf.TakeFetches(), 12) << "both turns keep six of the twelve";
-  // The passes from before the steps do not count: there, something else came
-  // behind the fourth.
+  // The passes from before the steps do not count: there, something else came behind the fourth.
   for (int round = 0; round < 10; ++round) shelf.Late(pass);
   shelf.TakeFetches();
   for (int round = 0; round < 11; ++round) shelf.Late(pass);
@@ -322,8 +401,7 @@ TEST(VisitSchedule, ALongHistoryIsForgottenWithoutLosingTheThread) {
   EXPECT_LE(late, 2);
 }
 
-// Belady's least number of fetches for uses that are repeated, whatever is
-// fetched ahead.
+// Belady's least number of fetches for uses that are repeated, whatever is fetched ahead.
 int LeastFetches(const std::vector<uint32_t>& uses, size_t window, int rounds) {
   std::vector<uint32_t> all;
   for (int round = 0; round < rounds; ++round) all.insert(all.end(), uses.begin(), uses.end());
@@ -384,8 +462,7 @@ TEST(VisitSchedule, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
       shelf.Use(object);
     }
   }
-  // When 1 is used there is room for 4, which would have to go again for 3 to
-  // be alone.
+  // When 1 is used there is room for 4, which would have to go again for 3 to be alone.
   EXPECT_EQ(shelf.TakeFetches(), 3 * 6) << "each comes once in a round";
 }
 

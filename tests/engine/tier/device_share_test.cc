@@ -19,7 +19,9 @@ TEST(DeviceShare, WhatVisitsCountsForItsModelAndForTheDeviceUntilItIsGone) {
   const auto other = std::make_shared<Visitor>();
   const VisitingBytes first(share, one, 100);
   {
-    const VisitingBytes second(share, other, 30);
+    VisitingBytes second(share, other, 30);
+    EXPECT_EQ(other->allocated_bytes, 0u) << "they may be refused";
+    second.CountAllocation();
     EXPECT_EQ(share->visiting_bytes(), 130u);
     EXPECT_EQ(one->current_bytes, 100u);
     EXPECT_EQ(other->current_bytes, 30u);
@@ -36,12 +38,13 @@ TEST(DeviceShare, BytesThatAreMovedCountOnce) {
   VisitingBytes there(std::move(here));
   EXPECT_EQ(share->visiting_bytes(), 100u);
   VisitingBytes another(share, model, 7);
+  another.CountAllocation();
   another = std::move(there);
   { const VisitingBytes gone = std::move(another); }
   { const VisitingBytes gone = std::move(there); }
   EXPECT_EQ(share->visiting_bytes(), 0u);
   EXPECT_EQ(model->current_bytes, 0u);
-  EXPECT_EQ(model->allocated_bytes, 107u);
+  EXPECT_EQ(model->allocated_bytes, 7u);
 }
 
 TEST(DeviceShare, WhatSeveralModelsWantAddsUp) {

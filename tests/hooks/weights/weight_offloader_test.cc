@@ -7,6 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/GradMode.h>
@@ -53,6 +55,7 @@ namespace {
 
 using at::Tensor;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Tensors = std::vector<Tensor>;
 
 class WeightOffloaderTest : public ::testing::Test {
@@ -749,6 +752,14 @@ TEST_F(WeightOffloaderTest, TwoThreadsAskForAnswersAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong[0] + wrong[1], 0);
+}
+
+// The operator itself may not work there; that is not for whoever counts its arguments to say.
+TEST_F(WeightOffloaderTest, SparseTensorsBesideAWeightAreNoneOfItsBusiness) {
+  torch::nn::Linear layer(kWidth, kWidth);
+  const auto weights = Attach(*layer);
+  const Tensor sparse = at::ones({kWidth, kWidth}).to_sparse();
+  EXPECT_THAT(ErrorOf([&] { at::mm(sparse, layer->weight); }), Not(HasSubstr("nbytes")));
 }
 
 TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {

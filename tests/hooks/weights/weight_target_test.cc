@@ -4,6 +4,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
 
@@ -37,6 +39,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Tensors = std::vector<Tensor>;
 
+// How often a device was asked for more than it had, whatever was done about it.
+int64_t RefusalsOf(c10::Device device) {
+  return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).num_ooms;
+}
+
 constexpr int kLayers = 10;
 constexpr int64_t kRows = 32;  // an activation is half of a unit
 
@@ -69,6 +76,7 @@ class World {
     EXPECT_TRUE(attached.ok()) << attached.status();
     weights_ = *std::move(attached);
     optimizer_.emplace(weights_->host_parameters(), torch::optim::SGDOptions(0.01));
+    refusals_before_ = RefusalsOf(world_.device());
   }
 
   // In an OffloadScope, if asked for; of each layer a checkpoint, if asked for.
@@ -106,6 +114,7 @@ class World {
     EXPECT_THAT(world_.Synchronize(), IsOk());
     world_.ResetPeak();
   }
+  int64_t refusals() { return RefusalsOf(world_.device()) - refusals_before_; }
   WeightStats stats() const { return weights_->GetStats(); }
   OffloadStats offload_stats() { return world_.QuietStats(); }
   const std::shared_ptr<OffloadSession>& session() { return world_.session(); }
@@ -125,6 +134,7 @@ class World {
   Net net_;
   std::unique_ptr<WeightOffloader> weights_;
   std::optional<torch::optim::SGD> optimizer_;
+  int64_t refusals_before_ = 0;
   int count_ = 0;
 };
 
@@ -174,20 +184,22 @@ TEST(WeightTarget, InferenceKeepsWhatTheTargetLeavesAndNeverHasMore) {
     world.Limit(target_bytes);
     ask(world);
     ExpectSame(reference.results, world.results);
-    EXPECT_EQ(world.stats().fetches_refused, 0u) << "nobody has asked for more than there is";
-    EXPECT_EQ(world.stats().excess_device_bytes, 0u);
+    EXPECT_EQ(world.refusals(), 0);
     const uint64_t fetches = world.stats().fetches;
     constexpr int kPasses = kLayers - 1;
     for (int n = 0; n < kPasses; ++n) world.Do(Part::kAsk);
     // The least has room for one unit. That nobody knows what is freed between two uses costs less
-    // than another one. Where those that are there move on, they use what each place has beyond the
-    // least window of the round as well.
+    // than another one.
     const int stay = std::max(more_units - 2, 0);
-    int most = kPasses * (kLayers - stay);
-    if (2 * stay >= kLayers) most = kLayers * (kLayers - (more_units - 1));
-    if (more_units > kLayers) most = 0;
-    EXPECT_LE(world.stats().fetches - fetches, static_cast<uint64_t>(most));
-    EXPECT_GE(world.stats().fetches - fetches, static_cast<uint64_t>(most * 4 / 5));
+    int expected = kPasses * (kLayers - stay);
+    if (more_units > kLayers) {
+      expected = 0;
+    } else if (2 * stay >= kLayers) {  // all move on, each fetched so many uses ahead
+      const int away = kLayers - (more_units - 1);
+      const int ahead = (kLayers + away - 1) / away;
+      expected = kPasses * kLayers * (away - 1) / (kLayers - 1 - ahead);
+    }
+    EXPECT_EQ(world.stats().fetches - fetches, static_cast<uint64_t>(expected));
   }
 }
 
@@ -203,7 +215,7 @@ TEST(WeightTarget, TrainingWithoutAScopeUsesWhatActivationsLeave) {
     world.Limit(target_bytes);
     train(world);
     ExpectSame(reference.results, world.results);
-    EXPECT_EQ(world.stats().fetches_refused, 0u);
+    EXPECT_EQ(world.refusals(), 0);
     const WeightStats before = world.stats();
     world.Do(Part::kTrain);
     EXPECT_GT(world.stats().fetched_ahead, before.fetched_ahead);
@@ -229,15 +241,12 @@ TEST(WeightTarget, ActivationsAndWeightsShareOne) {
     world.Limit(target_bytes);
     train(world);
     ExpectSame(reference.results, world.results);
-    EXPECT_EQ(world.stats().fetches_refused, 0u);
-    EXPECT_EQ(world.offload_stats().prefetches_refused, 0u);
-    EXPECT_EQ(world.stats().excess_device_bytes, 0u);
+    EXPECT_EQ(world.refusals(), 0);
     ASSERT_GT(world.offload_stats().offloaded, 0u) << "in the first step all leaves";
     const WeightStats before = world.stats();
     const OffloadStats offload_before = world.offload_stats();
     world.ResetPeak();
     world.Do(Part::kTrain);
-    EXPECT_LE(world.peak_bytes(), target_bytes);
     moved.push_back(world.stats().fetches - before.fetches);
     kept.push_back(world.offload_stats().kept_as_planned - offload_before.kept_as_planned);
   }
@@ -264,7 +273,7 @@ TEST(WeightTarget, ChangingShapesKeepWithinIt) {
       world.Limit(target_bytes);
       train(world);
       ExpectSame(reference.results, world.results);
-      EXPECT_EQ(world.stats().fetches_refused, 0u);
+      EXPECT_EQ(world.refusals(), 0);
       EXPECT_GT(world.stats().fetched_ahead, 0u);
     }
   }
@@ -288,7 +297,7 @@ TEST(WeightTarget, TrainingAndAskingInTurnKeepWithinIt) {
       world.Limit(target_bytes);
       both(world);
       ExpectSame(reference.results, world.results);
-      EXPECT_EQ(world.stats().fetches_refused, 0u);
+      EXPECT_EQ(world.refusals(), 0);
     }
   }
 }
@@ -307,7 +316,7 @@ TEST(WeightTarget, CheckpointsInTheSameScopeKeepWithinIt) {
     world.Limit(target_bytes);
     train(world);
     ExpectSame(reference.results, world.results);
-    EXPECT_EQ(world.stats().fetches_refused, 0u);
+    EXPECT_EQ(world.refusals(), 0);
     EXPECT_GT(world.offload_stats().offloaded, 0u);
   }
 }
@@ -326,8 +335,10 @@ class Models {
     }
     EXPECT_THAT(world_.Synchronize(), IsOk());
     world_.ResetPeak();
+    refusals_before_ = RefusalsOf(world_.device());
   }
 
+  int64_t refusals() { return RefusalsOf(world_.device()) - refusals_before_; }
   void Limit(uint64_t size_bytes) {
     EXPECT_THAT(world_.machine().SetMemoryLimit(0, size_bytes), IsOk());
   }
@@ -348,6 +359,7 @@ class Models {
   EmuWorld world_;
   std::vector<Net> nets_;
   std::vector<std::unique_ptr<WeightOffloader>> weights_;
+  int64_t refusals_before_ = 0;
 };
 
 TEST(WeightTarget, SeveralModelsAndFrozenOnesKeepWithinIt) {
@@ -373,10 +385,9 @@ TEST(WeightTarget, SeveralModelsAndFrozenOnesKeepWithinIt) {
         Models models(count, options, is_frozen);
         models.Limit(options.memory_target_bytes);
         ExpectSame(expected, models.Ask(kRounds));
+        EXPECT_EQ(models.refusals(), 0);
         uint64_t ahead = 0;
         for (const auto& weights : models.weights()) {
-          EXPECT_EQ(weights->GetStats().fetches_refused, 0u);
-          EXPECT_EQ(weights->GetStats().excess_device_bytes, 0u);
           ahead += weights->GetStats().fetched_ahead;
         }
         if (more_units == 2 || more_units == 5) {
@@ -419,7 +430,7 @@ TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
   world.Limit(told_bytes);
   train(world);
   ExpectSame(reference.results, world.results);
-  EXPECT_EQ(world.stats().excess_device_bytes, 0u);
+  EXPECT_EQ(world.refusals(), 0);
 }
 
 TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
@@ -430,7 +441,7 @@ TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
   World world(Weights(kUnitBytes), Target(kUnitBytes));
   train(world);
   const std::string text = world.session()->Explain(0);
-  EXPECT_THAT(text, HasSubstr("weights that visit takes " + std::to_string(kUnitBytes)));
+  EXPECT_THAT(text, HasSubstr("weights that visit take at least " + std::to_string(kUnitBytes)));
   const std::string before = "target's least is ";
   const size_t found = text.find(before);
   ASSERT_NE(found, std::string::npos) << text;
@@ -440,6 +451,7 @@ TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
   within.Limit(least_bytes);
   train(within);
   ExpectSame(reference.results, within.results);
+  EXPECT_EQ(within.refusals(), 0);
 }
 
 }  // namespace
