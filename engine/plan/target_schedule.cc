@@ -169,14 +169,6 @@ void TargetSchedule::OnUsed(uint32_t id, Use use) {
   awaited_bytes_ = is_away ? parcel->size_bytes : 0;
 }
 
-void TargetSchedule::OnNotFreed(const ScheduledParcel& parcel) {
-  if (!IsPlanned()) return;
-  for (const uint32_t id : parcel.objects) {
-    const bool frees = now_known_->step().objects[objects_[id].planned].frees;
-    if (frees && objects_[id].is_live) CountAsOverdue(objects_[id], true);
-  }
-}
-
 bool TargetSchedule::IsOverdue() {
   const std::vector<uint32_t>& overs = now_known_->overs();
   for (; next_over_ < overs.size(); ++next_over_) {

@@ -98,7 +98,13 @@ class TargetSchedule final : public OffloadSchedule {
                        .moves = !plan.moves.empty()};
   }
   // The parcel was evicted, and others hold the memory as well.
-  void OnNotFreed(const ScheduledParcel& parcel);
+  void OnNotFreed(const ScheduledParcel& parcel) {
+    if (!IsPlanned()) return;
+    for (const uint32_t id : parcel.objects) {
+      const bool frees = now_known_->step().objects[objects_[id].planned].frees;
+      if (frees && objects_[id].is_live) CountAsOverdue(objects_[id], true);
+    }
+  }
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);
   }

@@ -17,6 +17,51 @@ constexpr size_t kMostMemory = 64;
 // Of uses: steps of thousands of layers, several times over.
 constexpr size_t kHistory = size_t{1} << 16;
 
+struct Sized {
+  uint32_t object = 0;
+  uint64_t size_bytes = 0;
+};
+
+// Of these objects, as many as have room, each where those before it leave what it takes of an even
+// share.
+std::vector<Sized> ThoseOfAShare(const std::vector<Sized>& round, uint64_t round_bytes,
+                                 uint64_t most_bytes) {
+  const double share = static_cast<double>(most_bytes) / static_cast<double>(round_bytes);
+  std::vector<Sized> stay;
+  double seen_bytes = 0;
+  uint64_t stay_bytes = 0;
+  for (const Sized& sized : round) {
+    seen_bytes += static_cast<double>(sized.size_bytes);
+    const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(stay_bytes);
+    if (room_bytes < static_cast<double>(sized.size_bytes)) continue;
+    stay.push_back(sized);
+    stay_bytes += sized.size_bytes;
+  }
+  return stay;
+}
+
+uint64_t BytesOf(const std::vector<Sized>& objects) {
+  uint64_t bytes = 0;
+  for (const Sized& sized : objects) bytes += sized.size_bytes;
+  return bytes;
+}
+
+// Of the round's objects, spread over it, as many as have room.
+std::vector<Sized> Spread(const std::vector<Sized>& round, uint64_t most_bytes) {
+  const uint64_t round_bytes = BytesOf(round);
+  std::vector<Sized> first = ThoseOfAShare(round, round_bytes, most_bytes);
+  // With what they have of it, if that is as much: the part of an object that is left over would be
+  // a place where two that are away come in a row.
+  std::vector<Sized> even = ThoseOfAShare(round, round_bytes, BytesOf(first));
+  return BytesOf(even) == BytesOf(first) ? even : first;
+}
+
+std::vector<uint32_t> NumbersOf(const std::vector<Sized>& objects) {
+  std::vector<uint32_t> numbers;
+  for (const Sized& sized : objects) numbers.push_back(sized.object);
+  return numbers;
+}
+
 }  // namespace
 
 VisitSchedule::VisitSchedule(VisitLimits limits) : window_bytes_(limits.window_bytes) {
@@ -186,9 +231,8 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
 void VisitSchedule::ChooseLoop() {
   // Trials of some rounds must not outgrow the history.
   if (period() >= kHistory / 4) return;
-  std::vector<uint32_t> round;  // each object once, by its first use
+  std::vector<Sized> round;  // each object once, by its first use
   std::vector<bool> is_in_round(objects_.size());
-  uint64_t round_bytes = 0;
   uint64_t largest_bytes = 0, second_bytes = 0;
   uint64_t window_bytes = UINT64_MAX;  // at the least
   for (size_t ahead = 1; ahead <= period(); ++ahead) {
@@ -198,23 +242,22 @@ void VisitSchedule::ChooseLoop() {
     window_bytes = std::min(window_bytes, ExpectedAt(ahead).window_bytes);
     if (is_in_round[object]) continue;
     is_in_round[object] = true;
-    round.push_back(object);
     const uint64_t size_bytes = objects_[object].size_bytes;
-    round_bytes += size_bytes;
+    round.push_back({object, size_bytes});
     second_bytes = std::max(second_bytes, std::min(largest_bytes, size_bytes));
     largest_bytes = std::max(largest_bytes, size_bytes);
   }
+  const uint64_t round_bytes = BytesOf(round);
   std::vector<Loop> loops = {{}};
   if (round_bytes > window_bytes && window_bytes > largest_bytes + second_bytes) {
     const uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
-    loops.push_back({.stay = Spread(round, round_bytes, most_bytes)});
+    loops.push_back({.stay = NumbersOf(Spread(round, most_bytes))});
     if (2 * most_bytes >= round_bytes) {
-      Loop moving = {.stay = Spread(round, round_bytes, most_bytes + second_bytes)};
-      uint64_t away_bytes = round_bytes;
-      for (const uint32_t object : moving.stay) away_bytes -= objects_[object].size_bytes;
+      const std::vector<Sized> stay = Spread(round, most_bytes + second_bytes);
+      const uint64_t away_bytes = round_bytes - BytesOf(stay);
       // From one that is away to the next it is so many uses, and one is in use.
-      moving.most_ahead_bytes = ((round_bytes + away_bytes - 1) / away_bytes + 1) * largest_bytes;
-      loops.push_back(std::move(moving));
+      const uint64_t most_ahead = (round_bytes + away_bytes - 1) / away_bytes + 1;
+      loops.push_back({NumbersOf(stay), most_ahead * largest_bytes});
     }
   }
   if (loops == tried_) {
@@ -234,31 +277,6 @@ void VisitSchedule::ChooseLoop() {
 void VisitSchedule::Begin(Loop loop) {
   loop_ = std::move(loop);
   SetWhatStays(loop_.stay);
-}
-
-std::vector<uint32_t> VisitSchedule::Spread(const std::vector<uint32_t>& round,
-                                            uint64_t round_bytes, uint64_t most_bytes) const {
-  // Each object adds its share to what may stay by then, and stays if that has room for it.
-  const auto spread = [&](uint64_t bytes, uint64_t& stay_bytes) {
-    const double share = static_cast<double>(bytes) / static_cast<double>(round_bytes);
-    std::vector<uint32_t> stay;
-    double seen_bytes = 0;
-    for (const uint32_t object : round) {
-      const uint64_t size_bytes = objects_[object].size_bytes;
-      seen_bytes += static_cast<double>(size_bytes);
-      const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(stay_bytes);
-      if (room_bytes < static_cast<double>(size_bytes)) continue;
-      stay.push_back(object);
-      stay_bytes += size_bytes;
-    }
-    return stay;
-  };
-  uint64_t first_bytes = 0, even_bytes = 0;
-  std::vector<uint32_t> first = spread(most_bytes, first_bytes);
-  // With what they have of it, if that is as much: the part of an object that is left over would be
-  // a place where two that are away come in a row.
-  std::vector<uint32_t> even = spread(first_bytes, even_bytes);
-  return even_bytes == first_bytes ? even : first;
 }
 
 void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {

@@ -126,9 +126,6 @@ class VisitSchedule {
   void ChooseLoop();
   void Begin(Loop loop);
   void SetWhatStays(const std::vector<uint32_t>& objects);
-  // Of the round's objects, spread over it, as many as have room.
-  std::vector<uint32_t> Spread(const std::vector<uint32_t>& round, uint64_t round_bytes,
-                               uint64_t most_bytes) const;
   // Of some rounds of what is expected, within that window.
   uint64_t FetchedBytesIn(const Loop& loop, uint64_t window_bytes) const;
 

@@ -296,16 +296,13 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
 GuardedMemories TensorDepartures::Evict(absl::Span<ScheduledParcel* const> parcels) {
   GuardedMemories evicted;
   GuardedMemories dropped;  // what had come back, by copies of the other direction
-  uint64_t bytes = 0;
-  uint64_t not_freed = 0, unread = 0;
+  uint64_t bytes = 0, not_freed = 0, unread = 0;
   for (ScheduledParcel* scheduled : parcels) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
     bytes += RecordBytes(parcel);
-    const uint64_t not_freed_before = not_freed;
+    const uint64_t before = not_freed;
     AddByStream(parcel.Evict(&not_freed), evicted);
-    if (not_freed > not_freed_before && state_.target != nullptr) {
-      state_.target->OnNotFreed(parcel);
-    }
+    if (not_freed > before && state_.target != nullptr) state_.target->OnNotFreed(parcel);
     GuardedMemory fetched = parcel.TakeFetched();
     if (!fetched) continue;
     unread += state_.schedule->OnDropped(parcel) ? 1 : 0;
@@ -335,8 +332,7 @@ bool TensorDepartures::EvictSome() {
     const std::vector<ScheduledParcel*> parcels = state_.schedule->TakeEvictions();
     for (const ScheduledParcel* parcel : parcels) evicted_bytes += parcel->size_bytes;
     if (!parcels.empty()) evicted = Evict(parcels);
-    // Behind both: they find what should be gone by now and is not.
-    state_.TellShare(*tier_.share());
+    state_.TellShare(*tier_.share());  // behind both, which find what should be gone and is not
     if (parcels.empty()) return false;
   }
   if (evicted.empty()) return true;
