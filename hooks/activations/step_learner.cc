@@ -94,9 +94,10 @@ void StepLearner::BeginStep() {
   }
   {
     OffloadLock lock(state_);
-    if (wants_more) state_.target->RecordAgain();
     wants_record = state_.target->WantsRecord();
     followed = state_.target->followed();
+    // From the next step on, as below.
+    if (wants_more) state_.target->RecordAgain();
   }
   if (meter_.BeginStep(followed, wants_record)) {
     // From the next step on: whether this one is observed was decided when its scope was opened.
