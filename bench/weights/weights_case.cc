@@ -1,18 +1,7 @@
 #include "pinion/bench/weights/weights_case.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/sin.h>
-#include <c10/core/Allocator.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <exception>
@@ -22,14 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/pack_plan.h"
-#include "pinion/hooks/activations/offload_options.h"
-#include "pinion/hooks/activations/offload_session.h"
-#include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/run_options.h"
 
@@ -39,8 +22,6 @@ namespace {
 using Kind = WeightsWay::Kind;
 using Tensors = std::vector<at::Tensor>;
 
-constexpr int kDevice = 0;
-constexpr double kLearningRate = 1e-3;
 // A schedule learns, and memory is pinned.
 constexpr int kWarmupSteps = 6;
 constexpr int kTrainingSteps = 3;
@@ -48,198 +29,6 @@ constexpr int kInferencePasses = 12;
 // A step that the link hides, by the bound.
 constexpr double kHidden = 1.01;
 constexpr int kTargetPercents[] = {50, 75};
-uint64_t LayerBytes() {
-  return kModelWidth * kModelWidth * sizeof(float) +
-         AlignUp(kModelWidth * sizeof(float), kPackAlignmentBytes);
-}
-
-struct LayerImpl : torch::nn::Module {
-  LayerImpl() : linear(register_module("linear", torch::nn::Linear(kModelWidth, kModelWidth))) {}
-  at::Tensor forward(const at::Tensor& x) { return x + at::relu(linear(x)); }
-  torch::nn::Linear linear;
-};
-TORCH_MODULE(Layer);
-
-// Waves: the same in every process, and no two layers alike.
-at::Tensor Waves(at::IntArrayRef shape, double phase) {
-  return at::sin(at::arange(c10::multiply_integers(shape), at::kFloat) * 0.37 + phase).view(shape);
-}
-
-torch::nn::ModuleList MakeModel() {
-  torch::nn::ModuleList layers;
-  for (int i = 0; i < kModelLayers; ++i) layers->push_back(Layer());
-  const at::NoGradGuard no_grad;
-  double phase = 0;
-  for (at::Tensor& weight : layers->parameters()) {
-    weight.copy_(Waves(weight.sizes(), ++phase) * 0.01);
-  }
-  return layers;
-}
-
-// A model where its way puts it.
-class Trainee {
- public:
-  virtual ~Trainee() = default;
-  // Training: until nobody needs the graph any more.
-  virtual at::Tensor Forward(at::Tensor x) = 0;
-  // Blocks until gradients are where the optimizer is.
-  virtual void Settle() {}
-  virtual void Step() = 0;
-  virtual Tensors Weights() const = 0;
-};
-
-at::Tensor RunLayers(const torch::nn::ModuleList& layers, at::Tensor x) {
-  for (const auto& layer : *layers) x = layer->as<LayerImpl>()->forward(x);
-  return x;
-}
-
-class OnDevice final : public Trainee {
- public:
-  explicit OnDevice(Accelerator& accelerator) : accelerator_(accelerator), layers_(MakeModel()) {
-    layers_->to(accelerator.device());
-    optimizer_ = std::make_unique<torch::optim::SGD>(layers_->parameters(), kLearningRate);
-  }
-  at::Tensor Forward(at::Tensor x) override { return RunLayers(layers_, std::move(x)); }
-  void Step() override {
-    optimizer_->step();
-    optimizer_->zero_grad();
-    accelerator_.Synchronize();
-  }
-  Tensors Weights() const override { return layers_->parameters(); }
-
- private:
-  Accelerator& accelerator_;
-  torch::nn::ModuleList layers_;
-  std::unique_ptr<torch::optim::SGD> optimizer_;
-};
-
-// A layer's gradient on its way to pinned memory, while the host waits.
-class CopyGradientOut final : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit CopyGradientOut(at::Tensor master) : master_(std::move(master)) {}
-  void operator()(const at::Tensor& weight) override {
-    const at::NoGradGuard no_grad;
-    if (!master_.grad().defined()) master_.mutable_grad() = at::empty_like(master_).pin_memory();
-    master_.grad().copy_(weight.grad());
-    weight.mutable_grad() = at::Tensor();
-  }
-
- private:
-  at::Tensor master_;
-};
-
-// One layer's weights are on the device at a time. Gradients stay in the pinned memory of the
-// first step, which the later ones fill again.
-class ByHand final : public Trainee {
- public:
-  explicit ByHand(const Accelerator& accelerator)
-      : accelerator_(accelerator), layers_(MakeModel()) {
-    for (at::Tensor& weight : layers_->parameters()) {
-      at::Tensor master = weight.detach().pin_memory().set_requires_grad(true);
-      weight.set_data(weight.detach().to(accelerator.device()));
-      torch::autograd::impl::set_post_acc_grad_hooks(weight,
-                                                     std::make_unique<CopyGradientOut>(master));
-      masters_.push_back(std::move(master));
-    }
-    for (int layer = 0; layer < kModelLayers; ++layer) Drop(layer);
-    optimizer_ = std::make_unique<torch::optim::SGD>(masters_, kLearningRate);
-  }
-  at::Tensor Forward(at::Tensor x) override {
-    for (int layer = 0; layer < kModelLayers; ++layer) {
-      Fetch(layer);
-      x = layers_[layer]->as<LayerImpl>()->forward(x);
-      Drop(layer);
-      if (!x.requires_grad()) continue;
-      x.register_hook([this, layer](const at::Tensor&) {
-        if (layer + 1 < kModelLayers) Drop(layer + 1);
-        if (layer > 0) Fetch(layer);  // nobody asks for the gradient of the input
-      });
-    }
-    return x;
-  }
-  void Step() override {
-    optimizer_->step();
-    uint64_t bytes = 0;
-    for (const at::Tensor& master : masters_) bytes += master.nbytes();
-    accelerator_.machine()->device(kDevice)->ChargeHostArithmetic(3 * bytes);
-  }
-  Tensors Weights() const override { return masters_; }
-
- private:
-  void Fetch(int layer) {
-    const at::NoGradGuard no_grad;
-    const Tensors weights = layers_[layer]->parameters();
-    const c10::DeviceGuard guard(accelerator_.device());
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const c10::Storage& storage = weights[i].storage();
-      storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
-          c10::GetAllocator(accelerator_.device().type())->allocate(storage.nbytes()));
-      // Of a version of its own: what autograd has saved of the weight stays valid.
-      weights[i].variable_data().copy_(masters_[layer * weights.size() + i].detach());
-    }
-  }
-  void Drop(int layer) {
-    for (const at::Tensor& weight : layers_[layer]->parameters()) {
-      weight.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-          c10::DataPtr(nullptr, accelerator_.device()));
-    }
-  }
-
-  const Accelerator& accelerator_;
-  torch::nn::ModuleList layers_;
-  Tensors masters_;
-  std::unique_ptr<torch::optim::SGD> optimizer_;
-};
-
-class Visiting final : public Trainee {
- public:
-  // `session`: null if activations stay.
-  Visiting(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights,
-           std::shared_ptr<OffloadSession> session)
-      : layers_(std::move(layers)),
-        weights_(std::move(weights)),
-        session_(std::move(session)),
-        optimizer_(weights_->host_parameters(), kLearningRate) {}
-  at::Tensor Forward(at::Tensor x) override {
-    std::optional<OffloadScope> scope;
-    if (session_ != nullptr) scope.emplace(session_);
-    return RunLayers(layers_, std::move(x));
-  }
-  void Settle() override { weights_->WaitForGradients(); }
-  void Step() override {
-    weights_->Step([this] { optimizer_.step(); });
-    weights_->ZeroGrad();
-  }
-  Tensors Weights() const override { return weights_->host_parameters(); }
-
- private:
-  torch::nn::ModuleList layers_;
-  const std::unique_ptr<WeightOffloader> weights_;
-  const std::shared_ptr<OffloadSession> session_;
-  torch::optim::SGD optimizer_;
-};
-
-absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint64_t target_bytes,
-                                                     Accelerator& accelerator) {
-  if (way.kind == Kind::kNone) return std::make_unique<OnDevice>(accelerator);
-  if (way.kind == Kind::kBlocking) return std::make_unique<ByHand>(accelerator);
-  std::shared_ptr<OffloadSession> session;
-  if (way.kind == Kind::kShared) {
-    OffloadOptions offload;
-    offload.memory_target_bytes = target_bytes;
-    PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
-    // Measures the link, which takes memory of its own.
-    PINION_RETURN_IF_ERROR(session->Reserve(kDevice, kMiB));
-  }
-  torch::nn::ModuleList layers = MakeModel();
-  WeightOptions options;
-  options.window_bytes = way.window_layers * LayerBytes();
-  options.memory_target_bytes = target_bytes;
-  PINION_ASSIGN_OR_RETURN(
-      std::unique_ptr<WeightOffloader> weights,
-      WeightOffloader::Attach(*layers, accelerator.device(), accelerator.backend(), options));
-  return std::make_unique<Visiting>(std::move(layers), std::move(weights), std::move(session));
-}
 
 bool SameBits(const Tensors& a, const Tensors& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
@@ -247,13 +36,6 @@ bool SameBits(const Tensors& a, const Tensors& b) {
 }
 
 }  // namespace
-
-std::string WeightsWay::name() const {
-  if (kind == Kind::kNone) return "no offload";
-  if (kind == Kind::kBlocking) return "blocking";
-  if (kind == Kind::kVisiting) return absl::StrCat("visiting, ", window_layers, " layers");
-  return absl::StrCat("target ", target_percent, " %", kind == Kind::kShared ? ", shared" : "");
-}
 
 absl::StatusOr<WeightsCase> WeightsCase::Create(const std::string& preset, int64_t batch,
                                                 bool training) {
@@ -284,7 +66,7 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
     Outcome outcome;
     WeightsCost& cost = outcome.cost;
     Tensors results;  // on the device
-    const auto computed_ms = [&] { return machine.time_stats(kDevice).compute_busy_ms; };
+    const auto computed_ms = [&] { return machine.time_stats(kTrainedDevice).compute_busy_ms; };
     double phase_ms = 0, step_ms = 0, compute_ms = 0;
     const auto step = [&] {
       const double begin_ms = machine.now_ms();
@@ -292,7 +74,7 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
       at::Tensor result = trainee->Forward(x);
       if (way.kind == Kind::kNone) {
         outcome.others_bytes =
-            machine.memory_stats(kDevice).in_use_bytes - kModelLayers * LayerBytes();
+            machine.memory_stats(kTrainedDevice).in_use_bytes - kModelLayers * LayerBytes();
       }
       if (training_) {
         result = result.pow(2).mean();
@@ -313,7 +95,7 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
     // What forward computes, apart from backward.
     if (way.kind == Kind::kNone) {
       accelerator.Synchronize();
-      machine.ResetTimeStats(kDevice);
+      machine.ResetTimeStats(kTrainedDevice);
       const at::NoGradGuard no_grad;
       trainee->Forward(x);
       accelerator.Synchronize();
@@ -321,8 +103,8 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
     }
     // What a step of the optimizer has put on its way for the next forward stays under way.
     if (!training_) accelerator.Synchronize();
-    machine.ResetPeakMemory(kDevice);
-    machine.ResetTimeStats(kDevice);
+    machine.ResetPeakMemory(kTrainedDevice);
+    machine.ResetTimeStats(kTrainedDevice);
     phase_ms = step_ms = compute_ms = 0;
     const int steps = training_ ? kTrainingSteps : kInferencePasses;
     const double begin_ms = machine.now_ms();
@@ -338,10 +120,10 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
     cost.phase_us = phase_ms * 1e3 / steps;
     cost.host_step_us = step_ms * 1e3 / steps;
     cost.compute_us = compute_ms * 1e3 / steps;
-    const TimeStats times = machine.time_stats(kDevice);
+    const TimeStats times = machine.time_stats(kTrainedDevice);
     cost.fetched_bytes = times.h2d_bytes / steps;
     cost.gradient_bytes = times.d2h_bytes / steps;
-    cost.peak_bytes = machine.memory_stats(kDevice).peak_bytes;
+    cost.peak_bytes = machine.memory_stats(kTrainedDevice).peak_bytes;
     outcome.compute.backward_us = cost.compute_us - outcome.compute.forward_us;
     for (const at::Tensor& result : results) outcome.values.push_back(result.cpu());
     for (const at::Tensor& weight : trainee->Weights()) {

@@ -21,31 +21,12 @@
 
 #include "absl/status/statusor.h"
 #include "pinion/bench/weights/phase_bound.h"
+#include "pinion/bench/weights/trainee.h"
 #include "pinion/device/emulated/cost_model.h"
 
 namespace pinion {
 
-constexpr int kModelLayers = 24;
-constexpr int64_t kModelWidth = 256;
 constexpr int64_t kModelScale = 32;
-
-// Who has the weights where.
-struct WeightsWay {
-  enum class Kind {
-    kNone,      // all of them on the device, and so is the optimizer's step
-    kBlocking,  // by hand: each layer's copied in before its use, and its gradient out behind it
-    kVisiting,  // a WeightOffloader with a window
-    kTarget,    // a WeightOffloader with a memory target
-    kShared,    // the same, and an OffloadSession has the same target, so that activations leave
-  };
-  Kind kind = Kind::kNone;
-  int window_layers = 0;   // of kVisiting
-  int target_percent = 0;  // of the peak without offload; of kTarget and kShared
-
-  bool visits() const { return kind != Kind::kNone && kind != Kind::kBlocking; }
-  // "no offload", "blocking", "visiting, 2 layers", "target 50 %", "target 50 %, shared"
-  std::string name() const;
-};
 
 // Of one step, on average over those that were measured: forward and backward until gradients are
 // where the optimizer is, and the optimizer's step.

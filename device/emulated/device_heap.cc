@@ -46,6 +46,7 @@ absl::StatusOr<void*> DeviceHeap::Allocate(uint64_t size_bytes, const std::strin
   allocations_[Address(data)] = {size_bytes, label, {}};
   ++stats_.allocations;
   SetInUse(stats_.in_use_bytes + size_bytes);
+  stats_.allocated_bytes += size_bytes;
   stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.in_use_bytes);
   simulation_->AddMemory(data, size_bytes, slot, "the allocation");
   return data;

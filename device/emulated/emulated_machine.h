@@ -99,6 +99,7 @@ struct MemoryStats {
   // still had to get to that point.
   uint64_t in_use_bytes = 0;
   uint64_t peak_bytes = 0;
+  uint64_t allocated_bytes = 0;  // from the start, whatever was freed since
   uint64_t allocations = 0;
   uint64_t frees = 0;
   uint64_t streams_recorded = 0;  // calls of RecordStream

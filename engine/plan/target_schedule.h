@@ -90,7 +90,7 @@ class TargetSchedule final : public OffloadSchedule {
                          options_.link, mixes, aside);
   }
   // While a step runs as planned: what its record counts is not more, but for what should have gone
-  // by now and has not left.
+  // by now and is here.
   std::optional<StepPromise> Promise() const {
     if (!IsInStep() || !IsPlanned()) return std::nullopt;
     const StepPlan& plan = now_known_->plan();

@@ -12,12 +12,12 @@ constexpr uint64_t kMostInRow = 63;
 
 uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
                           const std::optional<StepPromise>& promise) {
-  const bool goes_on = last_.has_value() && last_->use.object == use.object;
-  const uint64_t in_row = goes_on ? std::min(last_->in_row + 1, kMostInRow) : 0;
+  const bool goes_on = last_.has_value() && last_->place.first == use.object;
+  const uint64_t in_row = goes_on ? std::min((last_->place.second >> 2) + 1, kMostInRow) : 0;
   const Place place = {use.object,
                        in_row << 2 | (use.builds_graph ? 2 : 0) | (use.in_backward ? 1 : 0)};
   NoteLast(others);
-  last_ = {place, use, in_row, others};
+  last_ = {place, use.argument_bytes, others};
   const auto known = known_.find(place);
   if (known == known_.end() || use.argument_bytes > known->second.argument_bytes) return 0;
   uint64_t taken_bytes = others.current + known->second.allocated_bytes;
@@ -36,7 +36,7 @@ void VisitRoom::NoteLast(const OthersBytes& others) {
     return;
   }
   Known& known = known_[last_->place];
-  known.argument_bytes = std::max(known.argument_bytes, last_->use.argument_bytes);
+  known.argument_bytes = std::max(known.argument_bytes, last_->argument_bytes);
   known.allocated_bytes =
       std::max(known.allocated_bytes, others.allocated - last_->others.allocated);
 }

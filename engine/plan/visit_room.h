@@ -19,8 +19,6 @@
 #ifndef PINION_ENGINE_PLAN_VISIT_ROOM_H_
 #define PINION_ENGINE_PLAN_VISIT_ROOM_H_
 
-#include <compare>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -60,8 +58,7 @@ class VisitRoom {
   };
   struct Last {
     Place place;
-    VisitUse use;
-    uint64_t in_row = 0;
+    uint64_t argument_bytes = 0;
     OthersBytes others;
   };
 

@@ -62,7 +62,6 @@ class VisitSchedule {
 
   // From the next use on. What is used is there in any case.
   void set_window_bytes(uint64_t window_bytes) { window_bytes_ = window_bytes; }
-  uint64_t window_bytes() const { return window_bytes_; }
 
   // The object is used from now on. All that is asked for counts as done: OnAway takes back what
   // could not be fetched. Nothing is fetched where the object was used last and is here.

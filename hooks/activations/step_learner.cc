@@ -84,20 +84,20 @@ void StepLearner::BeginStep() {
   }
   if (last != nullptr) Learn(*last, ran);
   bool wants_record = false;
-  bool wants_more = false;
+  bool wants_else = false;
   std::shared_ptr<const KnownStep> followed;
   {
     // A model was attached since, or has gone: what was planned has its room wrong.
     MutexLock lock(mu_);
     const SetAside wanted = share_->wanted();
-    wants_more = std::exchange(wanted_, wanted) != wanted;
+    wants_else = std::exchange(wanted_, wanted) != wanted;
   }
   {
     OffloadLock lock(state_);
     wants_record = state_.target->WantsRecord();
     followed = state_.target->followed();
     // From the next step on, as below.
-    if (wants_more) state_.target->RecordAgain();
+    if (wants_else) state_.target->RecordAgain();
   }
   if (meter_.BeginStep(followed, wants_record)) {
     // From the next step on: whether this one is observed was decided when its scope was opened.
@@ -129,9 +129,8 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     OffloadLock lock(state_);
     mixes = state_.target->MayMix(ran, *step);
   }
-  const SetAside wanted = share_->wanted();
   absl::StatusOr<std::shared_ptr<const KnownStep>> known =
-      state_.planner->Plan(*std::move(step), mixes, wanted);
+      state_.planner->Plan(*std::move(step), mixes, share_->wanted());
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;
@@ -139,7 +138,6 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   bool is_first = false;
   {
     MutexLock lock(mu_);
-    wanted_ = wanted;
     is_first = !(*known)->shortfall().ok() && !std::exchange(told_of_shortfall_, true);
   }
   if (is_first) {

@@ -77,7 +77,7 @@ class StepLearner {
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
   bool told_of_shortfall_ ABSL_GUARDED_BY(mu_) = false;  // in the log
-  SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when a step was planned last
+  SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
 };
 
 }  // namespace pinion

@@ -55,8 +55,6 @@ c10::DataPtr EmuAllocator::AllocateOn(c10::DeviceIndex index, size_t size_bytes)
   }
   ThrowIfError(data.status(), "allocating device memory");
   live_bytes_.fetch_add(static_cast<int64_t>(size_bytes), std::memory_order_relaxed);
-  allocated_bytes_.at(static_cast<size_t>(index))
-      .fetch_add(static_cast<int64_t>(size_bytes), std::memory_order_relaxed);
   auto block =
       std::make_unique<Block>(Block{std::move(device), stream, *data, size_bytes,
                                     abandoned_.load(std::memory_order_relaxed), torch_device});
@@ -99,7 +97,7 @@ c10::CachingDeviceAllocator::DeviceStats EmuAllocator::getDeviceStats(c10::Devic
   c10::CachingAllocator::Stat& bytes = stats.allocated_bytes[kAll];
   bytes.current = static_cast<int64_t>(memory.in_use_bytes);
   bytes.peak = static_cast<int64_t>(memory.peak_bytes);
-  bytes.allocated = allocated_bytes_.at(static_cast<size_t>(index)).load(std::memory_order_relaxed);
+  bytes.allocated = static_cast<int64_t>(memory.allocated_bytes);
   bytes.freed = bytes.allocated - bytes.current;
   stats.active_bytes[kAll] = bytes;
   stats.reserved_bytes[kAll] = bytes;

@@ -13,7 +13,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -50,8 +49,7 @@ class EmuAllocator final : public c10::DeviceAllocator {
   static void Delete(void* block);
 
   std::atomic<int64_t> live_bytes_ = 0;
-  std::array<std::atomic<int64_t>, 1 << 7> allocated_bytes_ = {};  // by device, from the start
-  std::atomic<int> abandoned_;                                     // times
+  std::atomic<int> abandoned_;  // times
   std::atomic<int64_t> out_of_memory_errors_;
 };
 

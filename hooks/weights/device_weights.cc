@@ -51,11 +51,11 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
       tier_(std::move(tier)),
       wanted_(room.wanted),
       parcels_(ParcelsOf(units)),
-      has_target_(room.target_bytes.has_value()),
+      target_(room.target_bytes.has_value()
+                  ? std::make_unique<TargetWindow>(*room.target_bytes, room.widening_bytes,
+                                                   tier_->share(), visitor_)
+                  : nullptr),
       schedule_(LimitsOf(units, room.window_bytes)) {
-  if (has_target_) {
-    target_.emplace(*room.target_bytes, room.widening_bytes, tier_->share(), visitor_);
-  }
   tier_->share()->Want(wanted_);
   for (UnitParcel& unit : units) {
     // The second one never reads, so that what was fetched stays with the parcel until Drop.
@@ -80,7 +80,8 @@ DeviceWeights::~DeviceWeights() {
 
 void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   const BoundStream stream(CurrentStream(device_));
-  const AllocatorBytes allocator = has_target_ ? AllocatorBytesOf(device_) : AllocatorBytes();
+  const AllocatorBytes allocator =
+      target_ != nullptr ? AllocatorBytesOf(device_) : AllocatorBytes();
   const VisitUse use = {.object = index,
                         .builds_graph = c10::GradMode::is_enabled(),
                         .in_backward = CurrentBackward() != -1,
@@ -98,7 +99,7 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
                 "\" are used while WeightOffloader::Step changes weights on the host: run the "
                 "model before or after the step");
     ++unit.users;
-    if (target_.has_value()) {
+    if (target_ != nullptr) {
       schedule_.set_window_bytes(target_->AtUse(use, allocator));
       const std::optional<TargetWindow::Excess> first = target_->TakeFirstExcess();
       if (first.has_value()) excess = Describe(*first, units_[first->unit].parts);
@@ -252,8 +253,7 @@ WeightStats DeviceWeights::GetStats() const {
   MutexLock lock(mu_);
   WeightStats stats = stats_;
   stats.here_bytes = schedule_.here_bytes();
-  stats.window_bytes = schedule_.window_bytes();
-  if (target_.has_value()) stats.excess_device_bytes = target_->excess_device_bytes();
+  if (target_ != nullptr) stats.excess_device_bytes = target_->excess_device_bytes();
   return stats;
 }
 

@@ -63,7 +63,6 @@ struct WeightStats {
   uint64_t fetches_refused = 0;  // ahead, as there was no device memory; made when needed
   uint64_t drops = 0;            // of units, to make room or since they had become old
   uint64_t here_bytes = 0;       // on the device
-  uint64_t window_bytes = 0;     // for them, at the last use
   // Within a memory target: the most that the device had, if that was more, as the next use of a
   // weight sees it: where it had even more before the first use, not until LibTorch's peak
   // statistics are reset. Where weights alone take what is too much, a target of so many bytes is
@@ -156,15 +155,14 @@ class DeviceWeights final : public VisitKeeper {
   const SetAside wanted_;
   const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
   const std::shared_ptr<Visitor> visitor_ = std::make_shared<Visitor>();
-  const bool has_target_;
 
   mutable Mutex mu_;
+  const std::unique_ptr<TargetWindow> target_ ABSL_PT_GUARDED_BY(mu_);  // null: no target
   CondVar widened_;
   std::vector<Unit> units_ ABSL_GUARDED_BY(mu_);
   VisitSchedule schedule_ ABSL_GUARDED_BY(mu_);
   WeightStats stats_ ABSL_GUARDED_BY(mu_);
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<TargetWindow> target_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

@@ -75,9 +75,12 @@ void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
   GuardedMemory fetched = WaitForCopy(index, stream);
   WeightMemory memory = AllocateNow(index, wide_bytes, stream);
   c10::Storage& wide = memory.storage;
-  for (const c10::Storage resting = StorageOf(fetched.memory());
-       const WeightPiece& piece : pieces) {
-    Widen({resting, piece.resting_offset_bytes}, piece.form, {wide, piece.offset_bytes});
+  {
+    // Gone before its bytes are counted as gone.
+    const c10::Storage resting = StorageOf(fetched.memory());
+    for (const WeightPiece& piece : pieces) {
+      Widen({resting, piece.resting_offset_bytes}, piece.form, {wide, piece.offset_bytes});
+    }
   }
   fetched.Disarm();  // another reference to what the parcel has
   AllDropped copied(1);

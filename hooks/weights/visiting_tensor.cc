@@ -125,27 +125,26 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const size_t count = schema.arguments().size();
   const auto arguments = torch::jit::last(*stack, count);
   uint64_t argument_bytes = 0;
-  for (const c10::IValue& argument : arguments) {
-    ForEachTensor(argument, [&](const at::Tensor& tensor) {
-      // Other layouts, which have no bytes by this name, grow with the strided ones beside them.
-      const bool counts =
-          tensor.defined() && tensor.layout() == at::kStrided && !IsVisiting(tensor);
-      if (counts) argument_bytes += tensor.nbytes();
-    });
-  }
+  absl::InlinedVector<VisitTag, 2> tags;
   for (size_t i = 0; i < count; ++i) {
     const bool is_written = schema.arguments()[i].alias_info() != nullptr &&
                             schema.arguments()[i].alias_info()->isWrite();
     ForEachTensor(arguments[i], [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || !IsVisiting(tensor)) return;
+      if (!tensor.defined()) return;
+      if (!IsVisiting(tensor)) {
+        // Other layouts, which have no bytes by this name, grow with the strided ones beside them.
+        if (tensor.layout() == at::kStrided) argument_bytes += tensor.nbytes();
+        return;
+      }
       const VisitTag tag = VisitTags::OfProcess().Find(tensor);
       TORCH_CHECK(!is_written, schema.name(), " would change the weight ",
                   tag.keeper->NameOf(tag.unit, tensor),
                   " on the device, where only a copy of it visits: change it in "
                   "WeightOffloader::Step, through host_parameters()");
-      units.Add(tag, argument_bytes);
+      tags.push_back(tag);
     });
   }
+  for (const VisitTag& tag : tags) units.Add(tag, argument_bytes);
   const c10::impl::ExcludeDispatchKeyGuard inside(kVisitingKey);
   op.redispatchBoxed(below, stack);
 }

@@ -12,6 +12,7 @@
 namespace pinion {
 namespace {
 
+using ::testing::AllOf;
 using testing::FileContents;
 using ::testing::HasSubstr;
 using testing::ProgramOutcome;
@@ -67,10 +68,16 @@ TEST(WeightsBenchTest, AQuickRunMovesWhatItSaysAndJudgesItself) {
   EXPECT_TRUE(cases["gh200_c2c training"]["visiting, 2 layers"]["is_hidden"]);
   EXPECT_FALSE(cases["a100_pcie4 training"]["visiting, 2 layers"]["is_hidden"]);
 
+  // Times are modelled, and the same on each machine. One goal is missed where a copy takes just as
+  // long as there is for it: by no more than visit_schedule_test allows.
   bool any_missed = false;
   for (const nlohmann::json& goal : report["goals"]) {
-    EXPECT_THAT(outcome.out, HasSubstr(goal["name"].get<std::string>()));
-    any_missed |= goal["met"].is_boolean() && !goal["met"].get<bool>();
+    const std::string name = goal["name"];
+    EXPECT_THAT(outcome.out, HasSubstr(name));
+    if (!goal["met"].is_boolean() || goal["met"].get<bool>()) continue;
+    any_missed = true;
+    EXPECT_THAT(name, AllOf(HasSubstr("inference"), HasSubstr("the link hides")));
+    EXPECT_LE(goal["value"].get<double>(), 1.065);
   }
   EXPECT_EQ(outcome.exit_code, any_missed ? 1 : 0);
   EXPECT_EQ(report["goals"].size(), 15u);

@@ -1,23 +1,16 @@
 // A thousand steps under a memory target, of two shapes that take turns and now and then of one
 // that was never there: what a process has is what it had after fifty.
 
-#include <malloc.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <iterator>
 #include <string>
 
 #include "gtest/gtest.h"
-#include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/device/emulated/faults.h"
 #include "pinion/engine/plan/target_schedule.h"
-#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/footprint.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
@@ -52,35 +45,7 @@ size_t Count(const std::string& text, const std::string& part) {
   return count;
 }
 
-// What a process has between two steps, when everything that was submitted is done.
-struct Has {
-  uint64_t device_bytes = 0;
-  uint64_t pinned_bytes = 0;
-  uint64_t host_bytes = 0;  // of them, in blocks that somebody holds
-  uint64_t handles = 0;
-  uint64_t plans = 0;
-  uint64_t threads = 0;
-  uint64_t streams = 0;  // that were ever made, and events: they are used again, not made again
-  uint64_t events = 0;
-  uint64_t heap_bytes = 0;
-};
-
-Has Look(EmuWorld& world) {
-  Has has;
-  has.handles = world.QuietStats().live_handles;
-  has.device_bytes = world.device_bytes();
-  const AllocatorStats host = world.session()->GetAllocatorStats();
-  has.pinned_bytes = host.locked_bytes.current;
-  has.host_bytes = host.booked_bytes.current;
-  has.plans = Count(world.session()->Explain(0), "x the compute alone");
-  using Entries = std::filesystem::directory_iterator;
-  has.threads = std::distance(Entries("/proc/self/task"), Entries());
-  has.streams = world.machine().calls(DeviceCall::kCreateStream);
-  has.events = world.machine().calls(DeviceCall::kCreateEvent);
-  const struct mallinfo2 heap = mallinfo2();
-  has.heap_bytes = heap.uordblks + heap.hblkhd;
-  return has;
-}
+size_t Plans(EmuWorld& world) { return Count(world.session()->Explain(0), "x the compute alone"); }
 
 uint64_t PlainPeakBytes() {
   EmuWorld world;
@@ -92,15 +57,17 @@ uint64_t PlainPeakBytes() {
 }
 
 TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = PlainPeakBytes() * 9 / 10;
-  EmuWorld world(MachineOptions(), options);
+  EmuWorld world(MachineOptions(), WithTarget(PlainPeakBytes() * 9 / 10));
   const TestNet net(world.device(), at::kFloat, kShape);
   const TestNet other(world.device(), at::kFloat, kOther);
-  Has early, full;
+  Footprint early, full;
+  size_t full_plans = 0;
   for (int step = 0; step < kSteps; ++step) {
-    if (step == kEarly) early = Look(world);
-    if (step == kFull) full = Look(world);
+    if (step == kEarly) early = FootprintOf(world);
+    if (step == kFull) {
+      full = FootprintOf(world);
+      full_plans = Plans(world);
+    }
     // Twice in a row: what comes once is not recorded while all else is known.
     if (step % kRareEvery < 2) {
       const NetShape rare = RareShape(step / kRareEvery % kRareShapes);
@@ -109,7 +76,7 @@ TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
       TrainStep(step % 2 == 0 ? net : other, world.session());
     }
   }
-  const Has late = Look(world);
+  const Footprint late = FootprintOf(world);
   EXPECT_GT(world.session()->GetStats().kept_as_planned, uint64_t{10} * kSteps);
   EXPECT_EQ(late.device_bytes, early.device_bytes);
   EXPECT_EQ(late.pinned_bytes, early.pinned_bytes);
@@ -118,8 +85,8 @@ TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
   EXPECT_EQ(late.threads, early.threads);
   EXPECT_EQ(late.streams, early.streams);
   EXPECT_EQ(late.events, full.events) << "a rare shape may have more copies under way at once";
-  EXPECT_EQ(full.plans, TargetSchedule::kMaxKnown);
-  EXPECT_EQ(late.plans, TargetSchedule::kMaxKnown);
+  EXPECT_EQ(full_plans, TargetSchedule::kMaxKnown);
+  EXPECT_EQ(Plans(world), TargetSchedule::kMaxKnown);
   EXPECT_LT(late.heap_bytes, full.heap_bytes + kHeapBytes);
 }
 

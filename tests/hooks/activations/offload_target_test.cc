@@ -37,19 +37,11 @@ NetShape Longer() {
   return shape;
 }
 
-OffloadOptions Target(uint64_t target_bytes) {
-  OffloadOptions options = SmallWindows();
-  options.eviction_window_bytes = OffloadOptions::kAutoWindow;
-  options.prefetch_window_bytes = OffloadOptions::kAutoWindow;
-  options.memory_target_bytes = target_bytes;
-  return options;
-}
-
 // A net's steps, and what each of them did.
 class TargetWorld : public EmuWorld {
  public:
   explicit TargetWorld(uint64_t target_bytes, const EmulatedOptions& machine = MachineOptions())
-      : EmuWorld(machine, Target(target_bytes)) {}
+      : EmuWorld(machine, WithTarget(target_bytes)) {}
 
   // The device has no more from now on.
   void Limit(uint64_t size_bytes) { EXPECT_THAT(machine().SetMemoryLimit(0, size_bytes), IsOk()); }
@@ -337,19 +329,19 @@ TEST(OffloadTarget, TheLeastThatIsToldIsWhatAllLeavingTakesAndIsEnoughForAPlan) 
 }
 
 TEST(OffloadTarget, WhatCannotWorkTogetherIsRefusedByName) {
-  OffloadOptions options = Target(1 << 20);
+  OffloadOptions options = WithTarget(1 << 20);
   options.overlap = false;
   EXPECT_THAT(options.Validate(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("overlap")));
-  options = Target(1 << 20);
+  options = WithTarget(1 << 20);
   options.eviction_window_bytes = 1 << 20;
   EXPECT_THAT(options.Validate(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("eviction_window_bytes")));
-  options = Target(1 << 20);
+  options = WithTarget(1 << 20);
   options.link->d2h_duplex_gb_per_s = 0;
   EXPECT_THAT(options.Validate(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("d2h_duplex_gb_per_s")));
-  EXPECT_THAT(Target(1 << 20).Validate(), IsOk());
+  EXPECT_THAT(WithTarget(1 << 20).Validate(), IsOk());
 }
 
 }  // namespace

@@ -36,12 +36,6 @@ EmulatedOptions MachineOf(const RandomModel& model) {
                         model.seed);
 }
 
-OffloadOptions Target(uint64_t target_bytes) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = target_bytes;
-  return options;
-}
-
 enum class Order { kDrawn, kEachOnce };
 
 struct RunOfModel {
@@ -53,7 +47,7 @@ struct RunOfModel {
 // In a session with that target, or without any session where there is none.
 RunOfModel RunAll(const RandomModel& model, std::optional<uint64_t> target_bytes,
                   Order order = Order::kDrawn, std::optional<uint64_t> limit_bytes = std::nullopt) {
-  EmuWorld world(MachineOf(model), Target(target_bytes.value_or(OffloadOptions::kAutoTarget)));
+  EmuWorld world(MachineOf(model), WithTarget(target_bytes.value_or(OffloadOptions::kAutoTarget)));
   RandomNet net(model, world.device());
   RunOfModel run;
   EXPECT_THAT(world.Synchronize(), IsOk());

@@ -228,11 +228,7 @@ Evidence CheckpointOnAnotherStream() {
 Evidence VisitAndGo(bool other_stream, FrozenForm form = FrozenForm::kAsIs) {
   EmuWorld world(CollectRaces(), SmallWindows());
   torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
-  const OffloadOptions offload = SmallWindows();
-  WeightOptions options;
-  options.tier.allocator = offload.allocator;
-  options.tier.engine = offload.engine;
-  options.window_bytes = 17 << 10;  // one layer
+  WeightOptions options = {.tier = SmallTier(), .window_bytes = 17 << 10};  // one layer
   if (form != FrozenForm::kAsIs) {
     for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
     options.frozen_form = form;

@@ -57,8 +57,7 @@ EmulatedOptions MachineWithLink(double gb_per_s) {
 }
 
 OffloadOptions Target(uint64_t target_bytes, double gb_per_s) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = target_bytes;
+  OffloadOptions options = WithTarget(target_bytes);
   if (!options.link.has_value()) return options;
   options.link->d2h.gb_per_s = options.link->h2d.gb_per_s = gb_per_s;
   options.link->d2h_duplex_gb_per_s = options.link->h2d_duplex_gb_per_s = gb_per_s;

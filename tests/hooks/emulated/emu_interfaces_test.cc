@@ -305,6 +305,8 @@ TEST_F(EmuInterfacesTest, MemoryIsReportedToLibTorch) {
                             &stats.requested_bytes}) {
     EXPECT_EQ((*bytes)[kAll].current, 1024);
     EXPECT_EQ((*bytes)[kAll].peak, 5 * 1024);
+    EXPECT_EQ((*bytes)[kAll].allocated, 5 * 1024);
+    EXPECT_EQ((*bytes)[kAll].freed, 4 * 1024);
   }
   for (const auto* count : {&stats.allocation, &stats.active}) {
     EXPECT_EQ((*count)[kAll].current, 1);

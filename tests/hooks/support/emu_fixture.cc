@@ -108,6 +108,17 @@ OffloadOptions SmallWindows(uint64_t window_bytes) {
   return options;
 }
 
+OffloadOptions WithTarget(uint64_t target_bytes) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = target_bytes;
+  return options;
+}
+
+HostTierOptions SmallTier() {
+  const OffloadOptions options = SmallWindows();
+  return {.allocator = options.allocator, .engine = options.engine};
+}
+
 std::string Describe(const EmulatedOptions& options) {
   return std::string("schedule ") + NameOf(options.schedule) + ", reuse " +
          (options.reuse == ReuseMode::kImmediate ? "kImmediate" : "kQuarantine") + ", seed " +

@@ -32,6 +32,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
@@ -52,6 +53,10 @@ EmulatedOptions MachineOptions(EffectSchedule schedule, ReuseMode reuse = ReuseM
 // Windows of `window_bytes`, small enough for the test net to overflow them, a link that nobody
 // measures, small segments of host memory, and all of the host's RAM, however much others use.
 OffloadOptions SmallWindows(uint64_t window_bytes = 16 << 10);
+// The same with a memory target and the windows that come with it.
+OffloadOptions WithTarget(uint64_t target_bytes);
+// Of the tier that both have.
+HostTierOptions SmallTier();
 
 // "schedule kRandom, reuse kImmediate, seed 7": for SCOPED_TRACE.
 std::string Describe(const EmulatedOptions& options);

@@ -158,13 +158,7 @@ torch::nn::Sequential AdaptedWithValuesIn(FrozenForm form, int layers) {
 class FrozenWeightsTest : public ::testing::Test {
  protected:
   WeightOptions Options(FrozenForm form, uint64_t window_bytes = 0) {
-    const OffloadOptions offload = SmallWindows();
-    WeightOptions options;
-    options.tier.allocator = offload.allocator;
-    options.tier.engine = offload.engine;
-    options.window_bytes = window_bytes;
-    options.frozen_form = form;
-    return options;
+    return {.tier = SmallTier(), .window_bytes = window_bytes, .frozen_form = form};
   }
   std::unique_ptr<WeightOffloader> Attach(torch::nn::Module& module, FrozenForm form,
                                           uint64_t window_bytes = 0) {

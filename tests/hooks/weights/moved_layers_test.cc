@@ -17,7 +17,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
@@ -35,12 +34,8 @@ using Tensors = std::vector<Tensor>;
 class MovedLayersTest : public ::testing::Test {
  protected:
   std::unique_ptr<WeightOffloader> Attach(torch::nn::Module& module) {
-    const OffloadOptions offload = SmallWindows();
-    WeightOptions options;
-    options.tier.allocator = offload.allocator;
-    options.tier.engine = offload.engine;
     auto weights =
-        WeightOffloader::Attach(module, world_.device(), world_.backend(), std::move(options));
+        WeightOffloader::Attach(module, world_.device(), world_.backend(), {.tier = SmallTier()});
     EXPECT_TRUE(weights.ok()) << weights.status();
     return *std::move(weights);
   }

@@ -14,7 +14,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
-#include <malloc.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -47,6 +46,7 @@
 #include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
+#include "pinion/tests/hooks/support/footprint.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/hooks/weights/visiting_net.h"
 
@@ -64,12 +64,7 @@ class WeightOffloaderTest : public ::testing::Test {
       : world_(machine, SmallWindows()) {}
 
   WeightOptions Options(uint64_t window_bytes = 0) {
-    const OffloadOptions offload = SmallWindows();
-    WeightOptions options;
-    options.tier.allocator = offload.allocator;
-    options.tier.engine = offload.engine;
-    options.window_bytes = window_bytes;
-    return options;
+    return {.tier = SmallTier(), .window_bytes = window_bytes};
   }
   std::unique_ptr<WeightOffloader> Attach(torch::nn::Module& module, uint64_t window_bytes = 0) {
     auto weights =
@@ -762,6 +757,27 @@ TEST_F(WeightOffloaderTest, SparseTensorsBesideAWeightAreNoneOfItsBusiness) {
   EXPECT_THAT(ErrorOf([&] { at::mm(sparse, layer->weight); }), Not(HasSubstr("nbytes")));
 }
 
+struct BiasTableImpl : torch::nn::Module {
+  explicit BiasTableImpl(int64_t rows)
+      : table(register_buffer("table", at::arange(rows * kWidth, at::kFloat).view({rows, -1}))) {}
+  Tensor forward(const Tensor& x) { return x + table.narrow(0, 0, x.size(0)); }
+  Tensor table;
+};
+TORCH_MODULE(BiasTable);
+
+TEST_F(WeightOffloaderTest, LargeBuffersVisitAndSmallOnesStay) {
+  constexpr int64_t kLargeRows = (1 << 20) / (kWidth * sizeof(float));
+  BiasTable large(kLargeRows), small(kLargeRows / 2);
+  torch::nn::Sequential net(torch::nn::Linear(kWidth, kWidth), large, small);
+  const at::NoGradGuard no_grad;
+  const Tensor expected = net->forward(Input());
+  const auto weights = Attach(*net);
+  EXPECT_LT(world_.device_bytes(), uint64_t{1} << 20) << "the small one alone is there";
+  EXPECT_GE(world_.device_bytes(), uint64_t{1} << 19);
+  EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), expected));
+  EXPECT_GE(weights->GetStats().fetched_bytes, uint64_t{1} << 20);
+}
+
 TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {
   Net net(4);
   const auto weights = Attach(*net);
@@ -776,24 +792,11 @@ TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {
     weights->Step([&] { optimizer.step(); });
     optimizer.zero_grad();
   };
-  struct Has {
-    uint64_t device_bytes = 0, host_bytes = 0, handles = 0, events = 0, streams = 0, heap_bytes = 0;
-  };
-  const auto look = [&] {
-    const OffloadStats stats = world_.QuietStats();
-    const struct mallinfo2 heap = mallinfo2();
-    return Has{.device_bytes = world_.device_bytes(),
-               .host_bytes = world_.session()->GetAllocatorStats().used_bytes.current,
-               .handles = stats.live_handles,
-               .events = world_.machine().calls(DeviceCall::kCreateEvent),
-               .streams = world_.machine().calls(DeviceCall::kCreateStream),
-               .heap_bytes = heap.uordblks + heap.hblkhd};
-  };
   constexpr int kSteps = 1000;
   for (int n = 0; n < 50; ++n) step();
-  const Has before = look();
+  const Footprint before = FootprintOf(world_);
   for (int n = 0; n < kSteps; ++n) step();
-  const Has after = look();
+  const Footprint after = FootprintOf(world_);
   EXPECT_GT(world_.session()->GetStats().offloaded, uint64_t{kSteps});
   EXPECT_GT(weights->GetStats().fetches, uint64_t{kSteps});
   EXPECT_EQ(after.device_bytes, before.device_bytes);
@@ -802,6 +805,7 @@ TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {
   EXPECT_EQ(after.handles, 0u);
   EXPECT_EQ(after.events, before.events);
   EXPECT_EQ(after.streams, before.streams);
+  EXPECT_EQ(after.threads, before.threads);
   // The schedule's history grows up to its limit: of each use a row.
   EXPECT_LT(after.heap_bytes, before.heap_bytes + kSteps * 4 * 2 * 4 * sizeof(uint64_t));
 }
