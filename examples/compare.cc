@@ -66,7 +66,9 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
     options.offload_weights = run.offload_weights;
     const bool is_plain = !run.checkpoint_blocks && !run.offload_weights;
     options.trace_path = run.offload == OffloadMode::kPinion && is_plain ? trace_path : "";
-    if (run.offload == OffloadMode::kPlanned && is_plain) {
+    if (run.offload != OffloadMode::kPlanned) {
+      options.memory_target_bytes.reset();
+    } else if (is_plain) {
       options.memory_target_bytes = group.runs.back().result.peak_device_bytes;
     }
     PINION_ASSIGN_OR_RETURN(run.result, Train(options, text, nullptr));

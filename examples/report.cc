@@ -47,6 +47,7 @@ std::string Verdict(const std::optional<bool>& bit_identical) {
 std::string Row(const ComparedRun& run, const RunResult& reference) {
   const RunResult& result = run.result;
   const bool offloads = run.offload != OffloadMode::kNone;
+  const std::optional<uint64_t>& activations = result.peak_activation_bytes;
   const bool moves = offloads || run.offload_weights;
   const bool is_reference = !offloads && !run.checkpoint_blocks && !run.offload_weights;
   const bool is_incomparable = run.offload_weights && !run.bit_identical.has_value();
@@ -56,10 +57,10 @@ std::string Row(const ComparedRun& run, const RunResult& reference) {
   };
   return absl::StrFormat("  %-18s %11s %11s%-8s %9.2f ms%-8s %9s %10s %8s %9s  %s\n", run.Name(),
                          HumanBytes(result.peak_device_bytes),
-                         run.offload_weights ? "-" : HumanBytes(result.peak_activation_bytes),
-                         run.offload_weights
-                             ? ""
-                             : share(result.peak_activation_bytes, reference.peak_activation_bytes),
+                         activations.has_value() ? HumanBytes(*activations) : "-",
+                         activations.has_value()
+                             ? share(*activations, reference.peak_activation_bytes.value_or(0))
+                             : "",
                          result.step_ms, share(result.step_ms, reference.step_ms),
                          result.stall_ms ? absl::StrFormat("%.2f ms", *result.stall_ms) : "-",
                          moves ? HumanBytes(static_cast<uint64_t>(result.bytes_moved)) : "-",
@@ -69,6 +70,15 @@ std::string Row(const ComparedRun& run, const RunResult& reference) {
 }
 
 }  // namespace
+
+std::string PeakAndBound(const RunResult& visiting, const RunResult& resident) {
+  const uint64_t activation_bytes = resident.peak_activation_bytes.value_or(0);
+  return absl::StrCat("device peak ", HumanBytes(visiting.peak_device_bytes), ", bound ",
+                      HumanBytes(visiting.two_layers_bytes + activation_bytes),
+                      " (the two largest layers with their gradients ",
+                      HumanBytes(visiting.two_layers_bytes), ", activations ",
+                      HumanBytes(activation_bytes), " with all weights on the device)");
+}
 
 ProgressPrinter::ProgressPrinter(FILE* file, bool modelled)
     : file_(file), modelled_(modelled), terminal_(isatty(fileno(file)) != 0) {}
@@ -108,6 +118,17 @@ std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool model
     for (const ComparedRun& run : group.runs) {
       absl::StrAppend(&table, Row(run, group.runs.front().result));
     }
+    for (const ComparedRun& run : group.runs) {
+      if (!run.offload_weights) continue;
+      const auto resident =
+          std::find_if(group.runs.begin(), group.runs.end(), [&run](const ComparedRun& other) {
+            return other.offload == run.offload && !other.checkpoint_blocks &&
+                   !other.offload_weights;
+          });
+      if (resident == group.runs.end()) continue;
+      absl::StrAppend(&table, "  ", run.Name(), ": ", PeakAndBound(run.result, resident->result),
+                      "\n");
+    }
   }
   absl::StrAppend(&table,
                   "  *  pinning calls after warm-up\n"
@@ -134,7 +155,9 @@ std::string ToJson(const std::vector<ComparedGroup>& groups) {
       json["preset"] = group.name;
       json["losses"] = result.losses;
       json["peak_device_bytes"] = result.peak_device_bytes;
-      json["peak_activation_bytes"] = result.peak_activation_bytes;
+      json["peak_activation_bytes"] = OrNull(result.peak_activation_bytes);
+      json["two_layers_bytes"] =
+          run.offload_weights ? nlohmann::ordered_json(result.two_layers_bytes) : nullptr;
       json["step_ms"] = result.step_ms;
       json["stall_ms"] = OrNull(result.stall_ms);
       json["bytes_moved"] = result.bytes_moved;

@@ -33,6 +33,11 @@ class ProgressPrinter {
   bool line_open_ = false;
 };
 
+// For people: the peak of a run whose weights visit the device, and what it may be at most: the two
+// largest layers with their gradients, and what the activations of the same run take at their peak
+// where the weights are on the device (`resident`).
+std::string PeakAndBound(const RunResult& visiting, const RunResult& resident);
+
 // The group's runs as a table with a header, for people.
 std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool modelled);
 

@@ -244,8 +244,11 @@ void PrintSummary(const RunOptions& options, const RunResult& result, bool model
   absl::PrintF("loss     %.4f in the first %d steps, %.4f in the last: %.0f %% lower\n", first,
                count, last, 100 * (1 - last / first));
   absl::PrintF(
-      "memory   device peak %s, of which activations %s; %s pinned on the host, in segments\n",
-      HumanBytes(result.peak_device_bytes), HumanBytes(result.peak_activation_bytes),
+      "memory   device peak %s%s; %s pinned on the host, in segments\n",
+      HumanBytes(result.peak_device_bytes),
+      result.peak_activation_bytes.has_value()
+          ? absl::StrCat(", of which activations ", HumanBytes(*result.peak_activation_bytes))
+          : "",
       HumanBytes(result.pinned_host_bytes));
   absl::PrintF(
       "step     %.2f ms%s%s with --offload=%s; %.0f tokens/s (wall)\n", result.step_ms,
@@ -256,6 +259,27 @@ void PrintSummary(const RunOptions& options, const RunResult& result, bool model
   if (!result.plan.empty()) {
     absl::PrintF("plan     %s\n", result.plan.substr(0, result.plan.find('\n')));
   }
+}
+
+// Beside the peak of a run whose weights visit, what it may be at most. Activations are those of
+// some steps with all weights on the device, if they fit.
+void PrintBound(RunOptions options, const RunResult& visiting, const TextData& text) {
+  if (options.memory_target_bytes.has_value()) {
+    absl::PrintF("bound    device peak %s, bound %s (--memory_target)\n",
+                 HumanBytes(visiting.peak_device_bytes), HumanBytes(*options.memory_target_bytes));
+    return;
+  }
+  options.offload_weights = false;
+  options.device_memory_bytes = UINT64_MAX;
+  options.steps = std::min(options.steps, kWarmupSteps);
+  options.resume_path.clear();
+  options.checkpoint_path.clear();
+  options.trace_path.clear();
+  const absl::StatusOr<RunResult> resident = Train(options, text, nullptr);
+  absl::PrintF("bound    %s\n",
+               resident.ok() ? PeakAndBound(visiting, *resident)
+                             : absl::StrCat("not known, as there is no room for all weights: ",
+                                            resident.status().message()));
 }
 
 // What is to be written to --explain=PATH.
@@ -310,6 +334,7 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
                             }));
   }
   PrintSummary(options, result, modelled);
+  if (options.offload_weights) PrintBound(options, result, text);
   if (const std::string path = absl::GetFlag(FLAGS_explain); !path.empty()) {
     PINION_ASSIGN_OR_RETURN(const std::string* const explained, ExplainedIn(result, path));
     PINION_RETURN_IF_ERROR(WriteAtomically(path, *explained));

@@ -143,9 +143,11 @@ class Trainer {
     if (weights_ == nullptr) {
       result_.persistent_bytes = all_gradients_.nbytes();
       for (const auto& [name, tensor] : State()) result_.persistent_bytes += tensor.nbytes();
+      result_.peak_activation_bytes =
+          result_.peak_device_bytes - std::min(result_.peak_device_bytes, result_.persistent_bytes);
+    } else {
+      result_.two_layers_bytes = 2 * weights_->GetStats().two_largest_bytes;
     }
-    result_.peak_activation_bytes =
-        result_.peak_device_bytes - std::min(result_.peak_device_bytes, result_.persistent_bytes);
     if (session_ != nullptr) {
       const OffloadStats stats = session_->GetStats();
       const AllocatorStats allocator = session_->GetAllocatorStats();

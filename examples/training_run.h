@@ -47,8 +47,11 @@ struct RunResult {
   StepRecord step;
 
   uint64_t peak_device_bytes = 0;
-  uint64_t persistent_bytes = 0;       // parameters, gradients, optimizer state
-  uint64_t peak_activation_bytes = 0;  // the peak less the persistent bytes
+  uint64_t persistent_bytes = 0;  // parameters, gradients, optimizer state
+  // The peak less the persistent bytes; not known where weights visit the device ...
+  std::optional<uint64_t> peak_activation_bytes;
+  // ... and there: the two largest layers with their gradients, of which there are no more at once.
+  uint64_t two_layers_bytes = 0;
 
   // Means over the steps after warm-up (over all, where there are no more).
   double step_ms = 0;

@@ -56,6 +56,7 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
                                                    tier_->share(), visitor_)
                   : nullptr),
       schedule_(LimitsOf(units, room.window_bytes)) {
+  stats_.two_largest_bytes = room.two_largest_bytes;
   tier_->share()->Want(wanted_);
   for (UnitParcel& unit : units) {
     // The second one never reads, so that what was fetched stays with the parcel until Drop.
@@ -98,6 +99,11 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
     TORCH_CHECK(!paused_, "the weights of \"", unit.parts.name,
                 "\" are used while WeightOffloader::Step changes weights on the host: run the "
                 "model before or after the step");
+    const MasterWatch* const changed = unit.parts.Changed();
+    TORCH_CHECK(changed == nullptr, "the host's copy of ", changed->name(),
+                " was changed outside WeightOffloader::Step, and the device may have what was "
+                "there before: change host_parameters() within Step; Step([] {}) takes over what "
+                "was changed by now");
     ++unit.users;
     if (target_ != nullptr) {
       schedule_.set_window_bytes(target_->AtUse(use, allocator));

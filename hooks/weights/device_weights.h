@@ -68,7 +68,8 @@ struct WeightStats {
   // statistics are reset. Where weights alone take what is too much, a target of so many bytes is
   // enough.
   uint64_t excess_device_bytes = 0;
-  uint64_t gradient_bytes = 0;  // that have left the device
+  uint64_t gradient_bytes = 0;     // that have left the device
+  uint64_t two_largest_bytes = 0;  // of units: the default window
 };
 
 // For units that are there at once.
@@ -79,6 +80,7 @@ struct WeightRoom {
   uint64_t widening_bytes = 0;
   SetAside wanted;           // of a target that others plan within
   size_t leaving_units = 1;  // whose gradients may be on their way at once
+  uint64_t two_largest_bytes = 0;
 };
 
 struct WeightMemory {

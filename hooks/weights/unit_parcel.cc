@@ -1,6 +1,15 @@
 #include "pinion/hooks/weights/unit_parcel.h"
 
+#include <algorithm>
+
 namespace pinion {
+
+const MasterWatch* UnitParcel::Changed() const {
+  const auto changed =
+      std::find_if(masters.begin(), masters.end(),
+                   [](const std::shared_ptr<MasterWatch>& master) { return master->HasChanged(); });
+  return changed == masters.end() ? nullptr : changed->get();
+}
 
 std::vector<c10::DataPtr> UnitParcel::PointTo(void* data, VisitKeeper& keeper,
                                               c10::Device device) const {

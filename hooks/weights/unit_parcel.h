@@ -18,6 +18,7 @@
 
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/hooks/weights/frozen_form.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 
 namespace pinion {
@@ -44,7 +45,10 @@ struct UnitParcel {
   uint64_t device_bytes = 0;
   bool is_widened = false;  // some pieces rest in a narrower form
   std::vector<WeightPiece> pieces;
+  std::vector<std::shared_ptr<MasterWatch>> masters;  // of the weights that have one
 
+  // A weight whose master was changed while it may be on the device; null without one.
+  const MasterWatch* Changed() const;
   // Their bytes are at `data` from now on; null: away. Returns what they had before.
   std::vector<c10::DataPtr> PointTo(void* data, VisitKeeper& keeper, c10::Device device) const;
 };

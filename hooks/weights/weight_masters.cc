@@ -78,7 +78,8 @@ at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostB
 
 absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit,
                                         c10::Device device, FrozenForm form) {
-  WeightMaster master = {.unit = unit, .parcel = {}, .visiting = {}, .piece_of = {}, .host = {}};
+  WeightMaster master = {
+      .unit = unit, .parcel = {}, .visiting = {}, .piece_of = {}, .host = {}, .watches = {}};
   UnitParcel& parcel = master.parcel;
   parcel.name = unit.name;
   std::vector<at::Tensor> first_of_piece;
@@ -124,12 +125,14 @@ absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit
                           parcel.parcel->ViewOnHost(absl::InfiniteDuration()));
   for (size_t i = 0; i < unit.weights.size(); ++i) {
     const WeightPiece& piece = parcel.pieces[master.piece_of[i]];
-    const bool is_narrowed = piece.form.form != FrozenForm::kAsIs;
-    master.host.push_back(
-        is_narrowed
-            ? at::Tensor()
-            : HostTensor(unit.weights[i].tensor,
-                         static_cast<char*>(buffer->data()) + piece.resting_offset_bytes, buffer));
+    master.host.emplace_back();
+    master.watches.emplace_back();
+    if (piece.form.form != FrozenForm::kAsIs) continue;
+    const auto& [name, tensor] = unit.weights[i];
+    master.host[i] =
+        HostTensor(tensor, static_cast<char*>(buffer->data()) + piece.resting_offset_bytes, buffer);
+    master.watches[i] = std::make_shared<MasterWatch>(name, master.host[i]);
+    parcel.masters.push_back(master.watches[i]);
   }
   return master;
 }
@@ -212,11 +215,12 @@ absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
   }
   const uint64_t least_bytes = largest->device_bytes + widening_bytes;
   const uint64_t enough_bytes = least_bytes + second_bytes;
+  const uint64_t two_largest_bytes = largest->device_bytes + second_bytes;
   if (asked.window_bytes == 0 && asked.target_bytes == 0) {
-    const uint64_t window_bytes = largest->device_bytes + second_bytes;
-    return WeightRoom{.window_bytes = window_bytes,
+    return WeightRoom{.window_bytes = two_largest_bytes,
                       .widening_bytes = widening_bytes,
-                      .wanted = {enough_bytes, enough_bytes}};
+                      .wanted = {enough_bytes, enough_bytes},
+                      .two_largest_bytes = two_largest_bytes};
   }
   const uint64_t asked_bytes = std::max(asked.window_bytes, asked.target_bytes);
   if (asked_bytes < least_bytes) {
@@ -229,12 +233,14 @@ absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
     return WeightRoom{.window_bytes = asked.window_bytes - widening_bytes,
                       .widening_bytes = widening_bytes,
                       .wanted = {asked.window_bytes, asked.window_bytes},
-                      .leaving_units = asked.window_bytes > enough_bytes ? size_t{2} : size_t{1}};
+                      .leaving_units = asked.window_bytes > enough_bytes ? size_t{2} : size_t{1},
+                      .two_largest_bytes = two_largest_bytes};
   }
   return WeightRoom{.window_bytes = 0,
                     .target_bytes = asked.target_bytes,
                     .widening_bytes = widening_bytes,
-                    .wanted = {least_bytes, enough_bytes}};
+                    .wanted = {least_bytes, enough_bytes},
+                    .two_largest_bytes = two_largest_bytes};
 }
 
 }  // namespace pinion

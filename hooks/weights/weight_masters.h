@@ -21,6 +21,7 @@
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
 #include "pinion/hooks/weights/frozen_form.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/weight_units.h"
 
 namespace pinion {
@@ -34,6 +35,7 @@ struct WeightMaster {
   // The same, over the parcel, with the gradients that there are; undefined where it rests
   // narrower.
   std::vector<at::Tensor> host;
+  std::vector<std::shared_ptr<MasterWatch>> watches;  // of those; null where there is none
 };
 
 // InvalidArgument or FailedPrecondition names the weight that cannot visit, and why.

@@ -111,6 +111,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
       offloader->all_.push_back({name,
                                  c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
                                  on_host,
+                                 master.watches[weight],
                                  {master.parcel.parcel, piece.resting_offset_bytes, piece.form},
                                  index});
       tensor.mutable_grad() = at::Tensor();  // the master has it
@@ -146,14 +147,6 @@ void WeightOffloader::CheckAllVisit() const {
   }
 }
 
-std::vector<int64_t> WeightOffloader::MasterVersions() const {
-  std::vector<int64_t> versions;
-  for (const Weight& weight : all_) {
-    versions.push_back(weight.master.defined() ? weight.master._version() : 0);
-  }
-  return versions;
-}
-
 void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
   CheckAllVisit();
   WaitForGradients();
@@ -167,6 +160,7 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
     std::vector<uint32_t> units;
     for (size_t i = 0; i < all_.size(); ++i) {
       units.push_back(all_[i].unit);
+      if (all_[i].watch != nullptr) all_[i].watch->Accept();
       at::Tensor tensor(all_[i].tensor.lock());
       if (!tensor.defined() || !visiting[i].defined()) continue;
       try {
@@ -223,15 +217,15 @@ void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes)
   WaitForGradients();
   weights_->Pause();
   {
-    const absl::Cleanup resume = [this, before = MasterVersions()] {
+    const absl::Cleanup resume = [this] {
       std::vector<uint32_t> changed;
-      for (size_t i = 0; i < all_.size(); ++i) {
+      for (const Weight& weight : all_) {
+        if (weight.watch == nullptr) continue;
         // Optimizers write through data(), which raises no version.
-        const at::Tensor& master = all_[i].master;
-        if (!master.defined()) continue;
-        if (!master.requires_grad() && master._version() == before[i]) continue;
-        changed.push_back(all_[i].unit);
-        if (const auto impl = all_[i].tensor.lock()) impl->bump_version();
+        if (!weight.master.requires_grad() && !weight.watch->HasChanged()) continue;
+        weight.watch->Accept();
+        changed.push_back(weight.unit);
+        if (const auto impl = weight.tensor.lock()) impl->bump_version();
       }
       weights_->Resume(changed);
     };

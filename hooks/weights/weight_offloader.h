@@ -60,6 +60,7 @@
 #include "pinion/hooks/weights/device_weights.h"
 #include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/host_gradients.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/resting_weight.h"
 
 namespace pinion {
@@ -103,6 +104,7 @@ class WeightOffloader {
                                                                  const WeightOptions& options = {});
 
   // The masters, in the order of module.parameters(): shapes, types and requires_grad as there.
+  // What an operator changes in them outside Step makes the next use of its layer throw.
   const std::vector<at::Tensor>& host_parameters() const { return host_parameters_; }
 
   // Runs `step`, which may change any masters and reads their gradients, all of which have arrived.
@@ -139,14 +141,13 @@ class WeightOffloader {
   struct Weight {
     std::string name;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-    at::Tensor master;      // undefined where it rests narrower
-    RestingWeight resting;  // of those that do
+    at::Tensor master;                   // undefined where it rests narrower
+    std::shared_ptr<MasterWatch> watch;  // null there
+    RestingWeight resting;               // of those that do
     uint32_t unit = 0;
   };
 
   void CheckAllVisit() const;
-  // Of the masters, by which a change is known.
-  std::vector<int64_t> MasterVersions() const;
 
   std::vector<Weight> all_;
   // With gradients_stay, by the index that gradients_ knows them by.

@@ -21,6 +21,7 @@ namespace {
 using ::testing::AllOf;
 using testing::FileContents;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 using ::testing::StartsWith;
@@ -201,6 +202,13 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
   EXPECT_LE(weights["peak_device_bytes"], 0.65 * none["peak_device_bytes"].get<double>());
   EXPECT_LE(weights_and_pinion["peak_device_bytes"],
             0.35 * none["peak_device_bytes"].get<double>());
+  EXPECT_LE(weights["peak_device_bytes"], weights["two_layers_bytes"].get<uint64_t>() +
+                                              none["peak_activation_bytes"].get<uint64_t>());
+  EXPECT_LE(weights_and_pinion["peak_device_bytes"],
+            weights_and_pinion["two_layers_bytes"].get<uint64_t>() +
+                pinion["peak_activation_bytes"].get<uint64_t>());
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("\n  weights: device peak "),
+                                 HasSubstr("\n  weights+pinion: device peak ")));
   // Checkpoints pay for memory with time; offloading their inputs costs next to none.
   const nlohmann::json checkpoint = runs[4], both = runs[5];
   EXPECT_LE(checkpoint["peak_activation_bytes"], 0.5 * none["peak_activation_bytes"].get<double>());
@@ -224,6 +232,29 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
   EXPECT_LE(mixed["peak_device_bytes"], runs[kA100 + 2]["peak_device_bytes"]);
   EXPECT_LE(mixed["step_ms"], 1.001 * runs[kA100 + 3]["step_ms"].get<double>());
   EXPECT_LT(runs[kA100 + 3]["step_ms"], 0.98 * runs[kA100 + 2]["step_ms"].get<double>());
+}
+
+// Two of the run's own bounds: what the parts take, and the target.
+TEST_F(TrainGptTest, WeightsThatVisitArePrintedBesideWhatThePeakMayBeAtMost) {
+  const std::string path = directory_ + "/json";
+  const ProgramOutcome visiting = Tiny(absl::StrCat("--offload_weights --steps=7 --json=", path));
+  ASSERT_EQ(visiting.exit_code, 0) << visiting.err;
+  EXPECT_THAT(visiting.out, AllOf(HasSubstr("\nbound    device peak "), HasSubstr(", bound "),
+                                  HasSubstr("(the two largest layers with their gradients ")));
+  const nlohmann::json run = Runs(path)[0];
+  EXPECT_GT(run["two_layers_bytes"], 0);
+  EXPECT_EQ(run["peak_activation_bytes"], nullptr);
+  const ProgramOutcome resident = Tiny(absl::StrCat("--steps=7 --json=", path));
+  ASSERT_EQ(resident.exit_code, 0) << resident.err;
+  EXPECT_THAT(resident.out, Not(HasSubstr("\nbound ")));
+  EXPECT_EQ(run["losses"], Runs(path)[0]["losses"]);
+  EXPECT_LE(run["peak_device_bytes"], run["two_layers_bytes"].get<uint64_t>() +
+                                          Runs(path)[0]["peak_activation_bytes"].get<uint64_t>());
+
+  const ProgramOutcome within =
+      Tiny("--offload_weights --steps=7 --memory_target=2MiB --device_memory=unlimited");
+  ASSERT_EQ(within.exit_code, 0) << within.err;
+  EXPECT_THAT(within.out, HasSubstr("bound 2 MiB (--memory_target)"));
 }
 
 TEST_F(TrainGptTest, TheLossFallsByAFifth) {

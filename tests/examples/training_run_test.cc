@@ -112,6 +112,16 @@ TEST(Train, WeightsThatVisitTrainAModelThatTheDeviceCannotHold) {
   EXPECT_EQ(visiting->gradient_fingerprints, expected->gradient_fingerprints);
   EXPECT_LT(visiting->peak_device_bytes, parameter_bytes);
   EXPECT_GE(expected->peak_device_bytes, 4 * parameter_bytes);
+  EXPECT_FALSE(visiting->peak_activation_bytes.has_value()) << "weights are a part of the peak";
+
+  options.offload_weights = false;
+  options.device_memory_bytes = UINT64_MAX;
+  const absl::StatusOr<RunResult> resident = Train(options, Text(), nullptr);
+  ASSERT_TRUE(resident.ok()) << resident.status();
+  EXPECT_LE(visiting->peak_device_bytes,
+            visiting->two_layers_bytes + *resident->peak_activation_bytes);
+  EXPECT_GT(visiting->two_layers_bytes, 4 * parameter_bytes / 12 * 9 / 10) << "12 layers";
+  EXPECT_LT(visiting->two_layers_bytes, 4 * parameter_bytes / 12 * 11 / 10);
 }
 
 // The device has no limit of its own here, which would help whoever exceeds the target.

@@ -395,6 +395,47 @@ TEST_F(WeightOffloaderTest, AFrozenWeightThatAStepChangesComesAnew) {
   EXPECT_TRUE(SameBytes(after, plain->forward(Input())));
 }
 
+// Trained or frozen, on the device or away: the host's copy is not what the device computes with.
+TEST_F(WeightOffloaderTest, AMasterThatIsChangedOutsideAStepIsNamedByTheNextUseOfItsLayer) {
+  for (const bool is_trained : {true, false}) {
+    SCOPED_TRACE(is_trained);
+    Net net(6);
+    for (Tensor& parameter : net->parameters()) parameter.requires_grad_(is_trained);
+    const auto weights = Attach(*net);
+    const at::NoGradGuard no_grad;
+    net->forward(X());
+    for (const int layer : {0, 5}) {  // of which the window has the second one still
+      weights->host_parameters()[2 * layer].mul_(2);
+      EXPECT_THAT(ErrorOf([&] { net->forward(X()); }),
+                  AllOf(HasSubstr("blocks." + std::to_string(layer) + ".linear.weight was changed"),
+                        HasSubstr("within Step")));
+      EXPECT_THAT(ErrorOf([&] { net->parameters()[2 * layer].cpu(); }), HasSubstr("was changed"));
+      EXPECT_EQ(ErrorOf([&] { net->parameters()[2].cpu(); }), "no error");
+      weights->Step([] {});  // takes it over
+      Net plain(6);
+      for (const int doubled : {0, 5}) {
+        if (doubled <= layer) plain->parameters()[2 * doubled].mul_(2);
+      }
+      EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), plain->forward(Input())));
+    }
+  }
+}
+
+TEST_F(WeightOffloaderTest, WhatWithParametersOnHostChangesIsNoChangeBehindTheDevicesBack) {
+  Net net(3);
+  const auto weights = Attach(*net);
+  const at::NoGradGuard no_grad;
+  net->forward(X());
+  weights->WithParametersOnHost([&] {
+    net->parameters()[0].mul_(2);
+    net->parameters()[2].set_data(at::ones({kWidth, kWidth}));
+  });
+  Net plain(3);
+  plain->parameters()[0].mul_(2);
+  plain->parameters()[2].fill_(1);
+  EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), plain->forward(Input())));
+}
+
 TEST_F(WeightOffloaderTest, AGraphFromBeforeAStepRaisesAutogradsError) {
   Net net(3);
   const auto weights = Attach(*net);
