@@ -310,7 +310,7 @@ if begin 8 "caching allocator"; then
 fi
 
 if begin 9 "offload under LibTorch"; then
-  for program in "$programs"/offload_*_test; do
+  for program in "$programs"/{offload,weights}_*_test; do
     [[ -e $program ]] && run "${program##*/}" 180 "$program"
   done
 fi

@@ -819,36 +819,54 @@ TEST_F(WeightOffloaderTest, LargeBuffersVisitAndSmallOnesStay) {
   EXPECT_GE(weights->GetStats().fetched_bytes, uint64_t{1} << 20);
 }
 
+// By itself, with gradients on the device until the step, and within a target that activations
+// share.
 TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {
-  Net net(4);
-  const auto weights = Attach(*net);
-  torch::optim::SGD optimizer(weights->host_parameters(), 0.001);
-  const auto step = [&] {
-    Tensor loss;
-    {
-      const OffloadScope scope(world_.session());
-      loss = net->forward(X()).pow(2).mean();
-    }
-    loss.backward();
-    weights->Step([&] { optimizer.step(); });
-    optimizer.zero_grad();
+  constexpr uint64_t kTarget = 256 << 10;
+  const WeightOptions variants[] = {
+      {.tier = SmallTier()},
+      {.tier = SmallTier(), .gradients_stay = true},
+      {.tier = SmallTier(), .memory_target_bytes = kTarget},
   };
-  constexpr int kSteps = 1000;
-  for (int n = 0; n < 50; ++n) step();
-  const Footprint before = FootprintOf(world_);
-  for (int n = 0; n < kSteps; ++n) step();
-  const Footprint after = FootprintOf(world_);
-  EXPECT_GT(world_.session()->GetStats().offloaded, uint64_t{kSteps});
-  EXPECT_GT(weights->GetStats().fetches, uint64_t{kSteps});
-  EXPECT_EQ(after.device_bytes, before.device_bytes);
-  EXPECT_EQ(after.host_bytes, before.host_bytes);
-  EXPECT_EQ(before.handles, 0u);
-  EXPECT_EQ(after.handles, 0u);
-  EXPECT_EQ(after.events, before.events);
-  EXPECT_EQ(after.streams, before.streams);
-  EXPECT_EQ(after.threads, before.threads);
-  // The schedule's history grows up to its limit: of each use a row.
-  EXPECT_LT(after.heap_bytes, before.heap_bytes + kSteps * 4 * 2 * 4 * sizeof(uint64_t));
+  for (const WeightOptions& options : variants) {
+    SCOPED_TRACE(&options - variants);
+    const auto session = options.memory_target_bytes == 0 ? world_.session()
+                                                          : world_.NewSession(WithTarget(kTarget));
+    Net net(4);
+    auto weights = WeightOffloader::Attach(*net, world_.device(), world_.backend(), options);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    torch::optim::SGD optimizer((*weights)->host_parameters(), 0.001);
+    const auto step = [&] {
+      Tensor loss;
+      {
+        const OffloadScope scope(session);
+        loss = net->forward(X()).pow(2).mean();
+      }
+      loss.backward();
+      (*weights)->Step([&] { optimizer.step(); });
+      optimizer.zero_grad();
+    };
+    constexpr int kSteps = 1000;
+    for (int n = 0; n < 50; ++n) step();
+    const Footprint before = FootprintOf(world_);
+    for (int n = 0; n < kSteps; ++n) step();
+    const Footprint after = FootprintOf(world_);
+    if (session == world_.session()) {
+      EXPECT_GT(session->GetStats().offloaded, uint64_t{kSteps});
+    }
+    EXPECT_GT((*weights)->GetStats().fetches, uint64_t{kSteps});
+    EXPECT_EQ(after.device_bytes, before.device_bytes);
+    EXPECT_EQ(after.host_bytes, before.host_bytes);
+    EXPECT_EQ(before.handles, 0u);
+    EXPECT_EQ(after.handles, 0u);
+    EXPECT_EQ(after.events, before.events);
+    EXPECT_EQ(after.streams, before.streams);
+    EXPECT_EQ(after.threads, before.threads);
+    // The schedule's history grows up to its limit, by a row of 16 bytes for each layer's forward,
+    // its backward and the step, one of which follows another: that leaves no room for an object
+    // that a step forgets.
+    EXPECT_LT(after.heap_bytes, before.heap_bytes + kSteps * 16 * (2 * 4 + 1));
+  }
 }
 
 TEST_F(WeightOffloaderTest, TheModelWorksWithoutTheOffloaderThatAttachedIt) {
