@@ -91,7 +91,7 @@ void TargetSchedule::FindKnown(bool begins) {
   looked_at_ = SIZE_MAX;
   has_late_ = true;
   for (Object& object : objects_) {
-    object.is_due = false;
+    object.away_until = 0;
     CountAsOverdue(object, false);
   }
   const bool tries = begins && is_recorded_ && found != nullptr && !found->mix().empty();
@@ -220,14 +220,17 @@ void TargetSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes>
   bool is_due = false;
   for (const uint32_t object : parcel.objects) {
     objects_[object].parcel = &parcel;
-    CountAsOverdue(objects_[object], false);
-    is_due = is_due || objects_[object].is_due;
+    CountIfOverdue(objects_[object]);
+    is_due = is_due || IsToBeAway(objects_[object]);
   }
   if (is_due) due_.push_back(&parcel);
 }
 
 void TargetSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
-  for (const uint32_t object : parcel.objects) objects_[object].is_fetched = true;
+  for (const uint32_t object : parcel.objects) {
+    objects_[object].is_fetched = true;
+    objects_[object].is_held = false;
+  }
   awaited_bytes_ = 0;
   std::erase(due_, &parcel);
   // Its reader has it, and the next one may be far away.
@@ -279,12 +282,9 @@ std::vector<ScheduledParcel*> TargetSchedule::TakeEvictions() {
     const uint32_t id = actual_[move.object];
     // Uses that were left out may lie between: by now it is to be back.
     if (id == UINT32_MAX || move.fetch_at <= now_) continue;
-    objects_[id].is_due = true;
-    if (objects_[id].parcel != nullptr) {
-      due_.push_back(objects_[id].parcel);
-    } else if (objects_[id].is_live && now_known_->step().objects[move.object].frees) {
-      CountAsOverdue(objects_[id], true);
-    }
+    objects_[id].away_until = move.fetch_at;
+    if (objects_[id].parcel != nullptr) due_.push_back(objects_[id].parcel);
+    CountIfOverdue(objects_[id]);
   }
   for (ScheduledParcel* parcel : std::exchange(due_, {})) {
     if (window_.Take(*parcel) || IsFetchedAlone(*parcel)) taken.push_back(parcel);
@@ -316,7 +316,7 @@ OffloadSchedule::Fetches TargetSchedule::TakeFetches(
   for (; next_fetch_ < moves.size() && moves[next_fetch_].fetch_at <= now_; ++next_fetch_) {
     const StepMove& move = moves[next_fetch_];
     const uint32_t id = actual_[move.object];
-    if (id != UINT32_MAX) CountAsOverdue(objects_[id], false);  // it may be here again
+    if (id != UINT32_MAX) CountIfOverdue(objects_[id]);  // it may be here again
     // What is to be read by now is fetched by whoever reads it.
     if (id == UINT32_MAX || move.read_at <= now_ || objects_[id].parcel == nullptr) continue;
     ScheduledParcel& parcel = *objects_[id].parcel;

@@ -89,25 +89,26 @@ class TargetSchedule final : public OffloadSchedule {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                          options_.link, mixes, aside);
   }
-  // While a step runs as planned: what its record counts is not more, but for what should have gone
-  // by now and is here.
+  // While a step runs as planned: what its record counts is not more, but for what is to be away by
+  // now and is here: it has not left yet, or others hold it. Of it the bytes that were saved count,
+  // not what else a larger storage may have.
   std::optional<StepPromise> Promise() const {
     if (!IsInStep() || !IsPlanned()) return std::nullopt;
     const StepPlan& plan = now_known_->plan();
     return StepPromise{.most_bytes = plan.peak_bytes + overdue_bytes_,
                        .moves = !plan.moves.empty()};
   }
-  // The parcel was evicted, and others hold the memory as well.
-  void OnNotFreed(const ScheduledParcel& parcel) {
-    if (!IsPlanned()) return;
-    for (const uint32_t id : parcel.objects) {
-      const bool frees = now_known_->step().objects[objects_[id].planned].frees;
-      if (frees && objects_[id].is_live) CountAsOverdue(objects_[id], true);
-    }
+  // Its parcel was evicted, and others hold the object's memory as well.
+  void OnNotFreed(uint32_t object) {
+    objects_[object].is_held = true;
+    CountIfOverdue(objects_[object]);
   }
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);
   }
+  // What is known of any step is wrong: each is recorded again when it comes once more. A step that
+  // runs goes on as it was planned.
+  void ForgetKnown() { known_ = KnownSteps(); }
   // Whether the step that begins next is recorded: only such a one tries a mix.
   void set_is_recorded(bool is_recorded) { is_recorded_ = is_recorded; }
   // A segment that can be computed again begins: its ordinal if it is kept. Nothing: it is computed
@@ -177,8 +178,9 @@ class TargetSchedule final : public OffloadSchedule {
     uint32_t planned = 0;  // its number in the known step
     bool stays = false;
     bool is_live = true;                // somebody needs it
-    bool is_due = false;                // it is to be evicted once it has left
-    bool is_overdue = false;            // it is not gone, and counts among `overdue_bytes_`
+    uint32_t away_until = 0;            // use of the known step, from the last drop on
+    bool is_held = false;               // it was evicted, and others hold its memory as well
+    bool is_overdue = false;            // it counts among `overdue_bytes_`
     bool is_fetched = false;            // it has come back, and may have been let go of since
     ScheduledParcel* parcel = nullptr;  // once it has left
   };
@@ -202,6 +204,13 @@ class TargetSchedule final : public OffloadSchedule {
   void CountAsOverdue(Object& object, bool is_overdue) {
     if (std::exchange(object.is_overdue, is_overdue) == is_overdue) return;
     overdue_bytes_ += is_overdue ? object.size_bytes : -object.size_bytes;
+  }
+  // The known step has dropped it, and not fetched it again.
+  bool IsToBeAway(const Object& object) const { return now_ < object.away_until; }
+  void CountIfOverdue(Object& object) {
+    const bool is_here = object.is_live && (object.is_held || object.parcel == nullptr);
+    CountAsOverdue(object, is_here && IsPlanned() && IsToBeAway(object) &&
+                               now_known_->step().objects[object.planned].frees);
   }
   // Something is still needed that the known step has let go of by now.
   bool IsOverdue();

@@ -23,6 +23,7 @@
 #include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/pending_tensors.h"
 #include "pinion/hooks/activations/saved_storages.h"
+#include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
@@ -85,6 +86,17 @@ struct OffloadState {
   // What weights that visit may count on, beside a plan.
   void TellShare(DeviceShare& share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     if (target != nullptr) share.Promise(target->Promise());
+  }
+
+  // The parcel was evicted. `is_shared`: others hold what it held. Where that was a copy, they may
+  // hold the tensors that were gathered.
+  void NoteHeld(const SavedParcel& parcel, bool is_shared) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu, kRecordsLock) {
+    if (target == nullptr) return;
+    for (const StorageRecord* record : parcel.records) {
+      const bool is_held = parcel.gathered ? !record->identity.expired() : is_shared;
+      if (is_held) target->OnNotFreed(record->in_schedule.object);
+    }
   }
 
   // Adds to `released` what was fetched of a parcel, if anything, and that nobody reads any more.

@@ -73,31 +73,29 @@ void StepLearner::BeginStep() {
   // An event that is recorded now would be the graph's.
   if (last != nullptr && !last->CheckNotCapturing().ok()) return;
   SegmentChoice::Ran ran;
+  SetAside wanted;
+  bool is_as_before = false;
   {
     // Another thread that begins the step as well may be faster.
     MutexLock lock(mu_);
     if (recording_ != last) return;
     recording_.reset();
+    wanted = share_->wanted();
+    is_as_before = std::exchange(wanted_, wanted) == wanted;
     OffloadLock state_lock(state_);
     state_.target->set_is_recorded(false);
     if (last != nullptr && !state_.target->IsInStep()) ran = state_.target->TakeRan();
+    // A model was attached since, or has gone. Its weights may have left the device with that, or
+    // come to it: a record from before, of the last step as well, counts them wrongly.
+    if (!is_as_before) state_.target->ForgetKnown();
   }
-  if (last != nullptr) Learn(*last, ran);
+  if (last != nullptr && is_as_before) Learn(*last, ran, wanted);
   bool wants_record = false;
-  bool wants_else = false;
   std::shared_ptr<const KnownStep> followed;
-  {
-    // A model was attached since, or has gone: what was planned has its room wrong.
-    MutexLock lock(mu_);
-    const SetAside wanted = share_->wanted();
-    wants_else = std::exchange(wanted_, wanted) != wanted;
-  }
   {
     OffloadLock lock(state_);
     wants_record = state_.target->WantsRecord();
     followed = state_.target->followed();
-    // From the next step on, as below.
-    if (wants_else) state_.target->RecordAgain();
   }
   if (meter_.BeginStep(followed, wants_record)) {
     // From the next step on: whether this one is observed was decided when its scope was opened.
@@ -115,7 +113,8 @@ void StepLearner::BeginStep() {
   state_.target->set_is_recorded(true);
 }
 
-void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran) {
+void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran,
+                        const SetAside& wanted) {
   absl::StatusOr<StepRecord> step = recording.Finish();
   if (!step.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();
@@ -130,7 +129,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     mixes = state_.target->MayMix(ran, *step);
   }
   absl::StatusOr<std::shared_ptr<const KnownStep>> known =
-      state_.planner->Plan(*std::move(step), mixes, share_->wanted());
+      state_.planner->Plan(*std::move(step), mixes, wanted);
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;
@@ -144,7 +143,9 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     PINION_LOG(kError) << "OffloadOptions::memory_target_bytes cannot be met on " << device_.str()
                        << ", all leaves that can: " << (*known)->shortfall();
   }
-  OffloadLock lock(state_);
+  MutexLock lock(mu_);
+  if (wanted_ != wanted) return;  // another thread has begun a step since, and forgot the plans
+  OffloadLock state_lock(state_);
   state_.target->Learn(*std::move(known), ran);
 }
 

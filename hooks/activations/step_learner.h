@@ -1,5 +1,7 @@
 // Records the steps of one device that its schedule does not know, and teaches it their plans. A
-// plan that is found to be off is made again.
+// plan that is found to be off is made again. Where a model is attached whose weights visit the
+// device, or goes, all plans are forgotten: what a record counts as everybody else's bytes may be
+// less or more by its weights, and the plans leave another part of the target.
 //
 // A step begins with the first tensor that is saved while nobody needs an earlier one. What the
 // last step did is planned then, and not before: its last events are read, for which the host
@@ -65,8 +67,8 @@ class StepLearner {
   // The record of the step that runs; null: it is not recorded.
   std::shared_ptr<DeviceRecording> Current() const;
   void BeginStep();
-  // `ran`: what that step has done with its segments.
-  void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran);
+  // `ran`: what that step has done with its segments. `wanted`: by weights, beside it.
+  void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;

@@ -302,7 +302,7 @@ GuardedMemories TensorDepartures::Evict(absl::Span<ScheduledParcel* const> parce
     bytes += RecordBytes(parcel);
     const uint64_t before = not_freed;
     AddByStream(parcel.Evict(&not_freed), evicted);
-    if (not_freed > before && state_.target != nullptr) state_.target->OnNotFreed(parcel);
+    state_.NoteHeld(parcel, not_freed > before);
     GuardedMemory fetched = parcel.TakeFetched();
     if (!fetched) continue;
     unread += state_.schedule->OnDropped(parcel) ? 1 : 0;

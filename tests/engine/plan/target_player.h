@@ -85,7 +85,7 @@ class TargetPlayer {
       tensor.is_here = true;
       tensor.by = by == kOwnOperator ? --last_operator_ : by;
       NotePeak();
-    } else if (!tensor.is_here && !tensor.is_computed) {
+    } else if (IsAway(tensor) && !tensor.is_computed) {
       Note("demand", tensor);
       Arrive(tensor);
     }
@@ -99,7 +99,8 @@ class TargetPlayer {
     Read(number);
   }
 
-  // Until LetGo the program has the tensor for itself: dropping it frees nothing.
+  // Until LetGo the program has the tensor for itself: dropping it frees nothing, and whoever reads
+  // it finds it.
   void Hold(size_t number) { tensors_[number].is_held = true; }
   void LetGo(size_t number) { tensors_[number].is_held = false; }
 
@@ -176,6 +177,7 @@ class TargetPlayer {
     bool is_over = false;
   };
 
+  static bool IsAway(const Tensor& tensor) { return !tensor.is_here && !tensor.is_held; }
   void Note(const std::string& what, const ScheduledParcel& tensor) {
     notes_.push_back(what + " " + std::to_string(tensor.place.sequence - 1));
   }
@@ -216,6 +218,7 @@ class TargetPlayer {
     auto& tensor = static_cast<Tensor&>(parcel);
     EXPECT_TRUE(tensor.has_left && tensor.is_here) << tensor.place.sequence - 1;
     tensor.is_here = false;
+    if (tensor.is_held) schedule_.OnNotFreed(tensor.objects.front());
     if (std::exchange(tensor.is_fetched, false)) schedule_.OnDropped(tensor);
   }
 
@@ -232,7 +235,7 @@ class TargetPlayer {
               .TakeFetches(read.place, kBackward,
                            [](const ScheduledParcel& parcel) {
                              const auto& tensor = static_cast<const Tensor&>(parcel);
-                             return !tensor.is_here || tensor.has_last_reader;
+                             return IsAway(tensor) || tensor.has_last_reader;
                            })
               .parcels;
       if (parcels.empty()) return;

@@ -27,6 +27,7 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -196,6 +197,40 @@ TEST(TargetSchedule, AStepThatIsNoLongerWhatIsKnownOfItIsWorthRecordingTwice) {
     player.Play({1, 2, 3, 4});
   }
   EXPECT_FALSE(schedule.WantsRecord());
+}
+
+TEST(TargetSchedule, WhatIsForgottenRunsLikeTheFirstStepAndIsWorthRecording) {
+  TargetSchedule schedule(Within(3 * kSize));
+  TargetPlayer player(schedule);
+  const std::vector<std::vector<uint64_t>> shapes = {{1, 2, 3, 4}, {11, 12, 13, 14}, {21, 22, 23}};
+  for (const auto& shape : shapes) schedule.Learn(schedule.Plan(Chain(shape)).value());
+  for (int turn = 0; turn < 2; ++turn) {
+    for (const auto& shape : shapes) player.Play(shape);
+  }
+  ASSERT_FALSE(schedule.WantsRecord());
+  schedule.ForgetKnown();
+  EXPECT_THAT(schedule.known(), IsEmpty());
+  for (const auto& shape : shapes) {
+    player.Play(shape);
+    EXPECT_EQ(schedule.followed(), nullptr);
+    EXPECT_TRUE(schedule.WantsRecord());
+  }
+}
+
+TEST(TargetSchedule, AStepThatRunsWhenAllIsForgottenGoesOnAsPlanned) {
+  TargetSchedule schedule(Within(100 * kSize));
+  const std::shared_ptr<const KnownStep> known = FourTensors();
+  schedule.Learn(known);
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  schedule.ForgetKnown();
+  player.SaveAll({3, 4});
+  player.EndForward();
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3"));
+  EXPECT_EQ(schedule.followed(), known);
+  player.EndStep();
+  player.Save(1);
+  EXPECT_EQ(schedule.followed(), nullptr);
 }
 
 // How many of that many steps, which are all different, are recorded.
@@ -1130,22 +1165,115 @@ TEST(TargetSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
   }
 }
 
+// What is promised beside the peak of the known step that is followed.
+uint64_t MoreBytes(const TargetSchedule& schedule) {
+  return schedule.Promise().value().most_bytes - schedule.followed()->plan().peak_bytes;
+}
+
 TEST(TargetSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsReleased) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  player.Hold(0);
+  EXPECT_EQ(MoreBytes(schedule), 0u);
+  player.Save(3);
+  EXPECT_THAT(player.Happened(), Contains("drop 0"));
+  EXPECT_EQ(MoreBytes(schedule), kSize);
+  player.Release(0);
+  EXPECT_EQ(MoreBytes(schedule), 0u);
+}
+
+TEST(TargetSchedule, WhatFreesNothingWhereItWasRecordedIsNotPromisedBesideThePeak) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = FourTensors()->step();
+  step.objects[0].frees = false;
+  schedule.Learn(Planned(step, FourTensors()->plan().moves));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  player.Hold(0);
+  player.SaveAll({2, 3});
+  EXPECT_THAT(player.Happened(), Contains("drop 0"));
+  EXPECT_EQ(MoreBytes(schedule), 0u) << "it is among the other bytes";
+}
+
+TEST(TargetSchedule, WhatOthersHoldIsPromisedByTheKnownStepThatFollowsAsWell) {
   TargetSchedule schedule(Within(100 * kSize));
   const std::shared_ptr<const KnownStep> known = FourTensors();
   schedule.Learn(known);
+  schedule.Learn(Planned(Chain({1, 2, 3, 9}), known->plan().moves));
   TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  const auto more_bytes = [&] {
-    return schedule.Promise().value().most_bytes - known->plan().peak_bytes;
-  };
-  EXPECT_EQ(more_bytes(), 0u);
-  ScheduledParcel parcel;
-  parcel.objects = {0};
-  schedule.OnNotFreed(parcel);
-  EXPECT_EQ(more_bytes(), kSize);
-  player.Release(0);
-  EXPECT_EQ(more_bytes(), 0u);
+  player.Save(1);
+  player.Hold(0);
+  player.SaveAll({2, 3});
+  ASSERT_NE(schedule.followed(), known);
+  EXPECT_EQ(MoreBytes(schedule), kSize);
+  player.Save(4);
+  ASSERT_EQ(schedule.followed(), known);
+  EXPECT_EQ(MoreBytes(schedule), kSize);
+}
+
+TEST(TargetSchedule, WhatOthersHoldIsPromisedEachTimeThatItIsToBeAway) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.uses.insert(step.uses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
+  step.stretches.emplace_back();
+  schedule.Learn(Planned(
+      step, {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 6},
+             {.object = 0, .drop_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  player.Hold(0);
+  player.SaveAll({2, 3, 4});
+  player.EndForward();
+  EXPECT_EQ(MoreBytes(schedule), kSize);
+  for (const size_t number : {3, 2, 0}) {
+    player.Read(number);
+    EXPECT_EQ(MoreBytes(schedule), 0u) << "it is to be back";
+  }
+  player.Read(1);
+  EXPECT_EQ(MoreBytes(schedule), kSize);
+  player.Read(0);
+  EXPECT_EQ(MoreBytes(schedule), 0u);
+}
+
+TEST(TargetSchedule, WhatOthersHeldUntilItWasFetchedIsGoneOnceItIsDroppedAgain) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.uses.insert(step.uses.begin() + 6, 0);
+  step.stretches.emplace_back();
+  schedule.Learn(Planned(
+      step, {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 6},
+             {.object = 0, .drop_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  player.Hold(0);
+  player.SaveAll({2, 3, 4});
+  player.EndForward();
+  player.LetGo(0);
+  player.Happened();
+  for (const size_t number : {3, 2, 0, 1}) player.Read(number);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0", "drop 0"));
+  EXPECT_EQ(MoreBytes(schedule), 0u);
+}
+
+// The plan counts it as there.
+TEST(TargetSchedule, WhatGoesEarlyWhileOthersHoldItIsPromisedOnceItIsToBeAway) {
+  TargetSchedule schedule(Within(4 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 9}}));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  player.Hold(0);
+  player.Save(2);
+  player.SetOtherBytes(kSize + 1);
+  player.Save(3);
+  EXPECT_THAT(player.Happened(), Contains("drop 0"));
+  EXPECT_EQ(MoreBytes(schedule), 0u);
+  player.Save(4);
+  EXPECT_EQ(MoreBytes(schedule), 0u);
+  player.Save(5);
+  EXPECT_EQ(MoreBytes(schedule), kSize);
 }
 
 TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidInEveryFormat) {

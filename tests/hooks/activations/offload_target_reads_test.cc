@@ -131,5 +131,42 @@ TEST_F(OffloadTargetReads, AStepThatKeepsItsGraphKeepsWithinTheTargetBehindOneTh
   EXPECT_GT(session->GetStats().kept_as_planned, 0u);
 }
 
+// Its readers are two nodes in a row, and the program has the tensor during the first backward. The
+// second of them finds there that this is another step than the known one, whose graph goes: what
+// has stayed leaves, behind the first reader and before the second.
+TEST_F(OffloadTargetReads, WhoHasReadInTheBackwardInWhichItLeftReadsAnewInTheNext) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = world_.device_bytes() + 16 * kTensorBytes;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  at::Tensor y;
+  at::Tensor held;
+  const auto forward = [&] {
+    const OffloadScope scope(session);
+    held = Activation(carrier_, {kTensorBytes / 4}, /*first=*/1);
+    y = Node(carrier_, held, 16);
+    y = Node(y, held, 16);
+  };
+  for (int step = 0; step < 5; ++step) {
+    forward();
+    held.reset();
+    y.backward();
+    y.reset();
+    EXPECT_THAT(world_.Synchronize(), IsOk());
+  }
+  const OffloadStats before = session->GetStats();
+  forward();
+  EXPECT_GT(session->GetStats().kept_as_planned, before.kept_as_planned);
+  y.backward({}, /*retain_graph=*/true);
+  EXPECT_GT(session->GetStats().evicted_bytes, before.evicted_bytes) << "it left late";
+  EXPECT_EQ(session->GetStats().fetched_bytes, before.fetched_bytes) << "it was found";
+  held.reset();
+  seen_.clear();
+  y.backward();
+  EXPECT_THAT(seen_, ::testing::ElementsAre(1, 1));
+  EXPECT_EQ(session->GetStats().fetched_bytes - before.fetched_bytes,
+            static_cast<uint64_t>(kTensorBytes))
+      << "for both of them";
+}
+
 }  // namespace
 }  // namespace pinion::testing

@@ -3,19 +3,21 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,9 +49,11 @@ int64_t RefusalsOf(c10::Device device) {
 
 constexpr int kLayers = 10;
 constexpr int64_t kRows = 32;  // an activation is half of a unit
+constexpr uint64_t kActivationBytes = kRows * kWidth * sizeof(float);
 
-WeightOptions Weights(uint64_t target_bytes) {
-  return {.tier = SmallTier(), .memory_target_bytes = target_bytes};
+WeightOptions Weights(uint64_t target_bytes, bool gradients_stay = false) {
+  return {
+      .tier = SmallTier(), .memory_target_bytes = target_bytes, .gradients_stay = gradients_stay};
 }
 
 // What a part of a program does, with or without a graph.
@@ -58,18 +62,30 @@ enum class Part { kTrain, kAsk };
 // A model whose weights visit, and what becomes of it, in a world of its own.
 class World {
  public:
-  World(const WeightOptions& weights, const OffloadOptions& offload = WithTarget(1 << 30))
-      : world_(MachineOptions(), offload), net_(kLayers) {
-    auto attached = WeightOffloader::Attach(*net_, world_.device(), world_.backend(), weights);
-    EXPECT_TRUE(attached.ok()) << attached.status();
-    weights_ = *std::move(attached);
-    optimizer_.emplace(weights_->host_parameters(), torch::optim::SGDOptions(0.01));
+  enum class Attached { kNow, kLater };
+
+  World(const WeightOptions& weights, const OffloadOptions& offload = WithTarget(1 << 30),
+        Attached attached = Attached::kNow)
+      : weight_options_(weights), world_(MachineOptions(), offload), net_(kLayers) {
+    if (attached == Attached::kNow) Attach();
     refusals_before_ = RefusalsOf(world_.device());
   }
 
   // In an OffloadScope, if asked for; of each layer a checkpoint, if asked for.
   bool offloads = false;
   bool checkpoints = false;
+  int backwards = 1;         // of each graph
+  bool resets_peak = false;  // in the middle of each step, LibTorch's statistics of it
+
+  // Until it is attached the model stays on the device, and is not changed.
+  void StayForNow() { net_->to(world_.device()); }
+  void Attach() {
+    auto attached =
+        WeightOffloader::Attach(*net_, world_.device(), world_.backend(), weight_options_);
+    EXPECT_TRUE(attached.ok()) << attached.status();
+    weights_ = *std::move(attached);
+    optimizer_.emplace(weights_->host_parameters(), torch::optim::SGDOptions(0.01));
+  }
 
   // From now on the device has no more.
   void Limit(uint64_t size_bytes) {
@@ -88,9 +104,13 @@ class World {
       if (offloads) scope.emplace(world_.session());
       loss = Forward(x).pow(2).mean();
     }
-    loss.backward();
+    if (resets_peak) c10::getDeviceAllocator(x.device().type())->resetPeakStats(x.device().index());
+    for (int left = backwards - 1; left >= 0; --left) {
+      loss.backward({}, /*retain_graph=*/left > 0);
+    }
     results.push_back(loss.detach().cpu());
     loss = Tensor();
+    if (weights_ == nullptr) return net_->zero_grad();
     weights_->Step([&] { optimizer_->step(); });
     for (const Tensor& master : weights_->host_parameters()) {
       results.push_back(master.detach().clone());
@@ -109,6 +129,9 @@ class World {
 
   Tensors results;
 
+  Net& net() { return net_; }
+  EmuWorld& world() { return world_; }
+
  private:
   Tensor Forward(Tensor x) {
     if (!checkpoints) return net_->forward(x);
@@ -118,6 +141,7 @@ class World {
     return x;
   }
 
+  const WeightOptions weight_options_;
   EmuWorld world_;
   Net net_;
   std::unique_ptr<WeightOffloader> weights_;
@@ -141,16 +165,16 @@ struct Reference {
   Tensors results;
   uint64_t least_bytes = 0;
 };
-Reference ReferenceOf(const Program& program, bool offloads = false) {
+Reference ReferenceOf(const Program& program, bool offloads = false, bool gradients_stay = false) {
   Reference reference;
   {
-    WeightOptions all = Weights(0);
+    WeightOptions all = Weights(0, gradients_stay);
     all.window_bytes = kLayers * kUnitBytes;
     World world(all);
     program(world);
     reference.results = std::move(world.results);
   }
-  WeightOptions one = Weights(0);
+  WeightOptions one = Weights(0, gradients_stay);
   one.window_bytes = kUnitBytes;
   World world(one, WithTarget(1));
   world.offloads = offloads;
@@ -224,12 +248,12 @@ TEST(WeightTarget, ActivationsAndWeightsShareOne) {
 // for a byte above them. Then `check`.
 void ExpectWithinTargets(const Program& program, bool offloads,
                          std::initializer_list<int> more_units,
-                         const std::function<void(World&)>& check) {
-  const Reference reference = ReferenceOf(program, offloads);
+                         const std::function<void(World&)>& check, bool gradients_stay = false) {
+  const Reference reference = ReferenceOf(program, offloads, gradients_stay);
   for (const int more : more_units) {
     SCOPED_TRACE(::testing::Message() << more << " units more, offloads: " << offloads);
     const uint64_t target_bytes = reference.least_bytes + more * kUnitBytes;
-    World world(Weights(target_bytes), WithTarget(target_bytes));
+    World world(Weights(target_bytes, gradients_stay), WithTarget(target_bytes));
     world.offloads = offloads;
     world.Limit(target_bytes);
     program(world);
@@ -288,6 +312,40 @@ TEST(WeightTarget, CheckpointsInTheSameScopeKeepWithinIt) {
   };
   ExpectWithinTargets(train, /*offloads=*/true, {0, 2, 5},
                       [](World& world) { EXPECT_GT(world.offload_stats().offloaded, 0u); });
+}
+
+TEST(WeightTarget, GraphsThatAreKeptKeepWithinIt) {
+  const Program train = [](World& world) {
+    world.backwards = 3;
+    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
+  };
+  for (const bool offloads : {false, true}) {
+    ExpectWithinTargets(train, offloads, {0, 2, 5},
+                        [](World& world) { EXPECT_GT(world.stats().fetched_ahead, 0u); });
+  }
+}
+
+TEST(WeightTarget, GradientsThatStayKeepWithinIt) {
+  const Program train = [](World& world) {
+    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
+  };
+  for (const bool offloads : {false, true}) {
+    ExpectWithinTargets(
+        train, offloads, {0, 2, 5},
+        [](World& world) { EXPECT_GT(world.stats().fetched_ahead, 0u); },
+        /*gradients_stay=*/true);
+  }
+}
+
+TEST(WeightTarget, AProgramThatResetsThePeakKeepsWithinIt) {
+  const Program train = [](World& world) {
+    world.resets_peak = true;
+    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
+  };
+  for (const bool offloads : {false, true}) {
+    ExpectWithinTargets(train, offloads, {0, 2, 5},
+                        [](World& world) { EXPECT_GT(world.stats().fetched_ahead, 0u); });
+  }
 }
 
 // Models that are asked by turns, each in an offloader of its own, on one device.
@@ -367,6 +425,132 @@ TEST(WeightTarget, SeveralModelsAndFrozenOnesKeepWithinIt) {
   }
 }
 
+// A step's record has the model on the device, and its plan leaves nothing of the target for it.
+TEST(WeightTarget, AModelThatIsAttachedLaterHasItsPartOfItInEveryShape) {
+  constexpr int64_t kShapes[] = {30, 31, 32};
+  const Program train = [&](World& world) {
+    world.offloads = true;
+    for (int round = 0; round < 4; ++round) {
+      for (const int64_t rows : kShapes) world.Do(Part::kTrain, rows);
+    }
+  };
+  uint64_t target_bytes = 0;
+  Tensors expected;
+  {
+    WeightOptions all = Weights(0);
+    all.window_bytes = kLayers * kUnitBytes;
+    World world(all, WithTarget(1 << 30), World::Attached::kLater);
+    world.StayForNow();
+    world.ResetPeak();
+    train(world);
+    target_bytes = world.peak_bytes();
+    world.Attach();
+    train(world);
+    expected = std::move(world.results);
+  }
+  World world(Weights(target_bytes), WithTarget(target_bytes), World::Attached::kLater);
+  world.Limit(target_bytes);
+  world.StayForNow();
+  train(world);
+  ASSERT_GT(world.offload_stats().kept_as_planned, 0u);
+  world.Attach();
+  train(world);
+  ExpectSame(expected, world.results);
+  for (const int64_t rows : kShapes) {
+    SCOPED_TRACE(rows);
+    const uint64_t before = world.stats().fetches;
+    world.Do(Part::kTrain, rows);
+    EXPECT_LT(world.stats().fetches - before, 2u * kLayers - 1) << "more than one is there";
+  }
+  EXPECT_EQ(world.refusals(), 0);
+}
+
+// Two threads that ask one model at once, each as often as that.
+class TwoThreads {
+ public:
+  static constexpr int kThreads = 2;
+  static constexpr int kPasses = 12;
+
+  explicit TwoThreads(World& world) : world_(world) {}
+
+  // `before_each` and `behind_each` are called around what a thread does with each layer.
+  using Call = std::function<void(int thread)>;
+  void Run(const Call& before_each = {}, const Call& behind_each = {}) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&, thread] {
+        const at::NoGradGuard no_grad;
+        for (int pass = 0; pass < kPasses; ++pass) {
+          Tensor x;
+          for (int layer = 0; layer < kLayers; ++layer) {
+            if (before_each) before_each(thread);
+            if (layer == 0) x = Input(1, kRows).to(world_.world().device());
+            x = world_.net()->blocks[layer]->as<BlockImpl>()->forward(x);
+            if (layer == kLayers - 1) results_[thread].push_back(std::exchange(x, Tensor()).cpu());
+            if (behind_each) behind_each(thread);
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  void ExpectAll(const Tensor& expected) {
+    for (const Tensors& results : results_) {
+      EXPECT_EQ(results.size(), static_cast<size_t>(kPasses));
+      for (const Tensor& result : results) EXPECT_TRUE(SameBytes(result, expected));
+    }
+    EXPECT_GE(world_.stats().fetches, static_cast<uint64_t>(kLayers));
+  }
+
+ private:
+  World& world_;
+  Tensors results_[kThreads];
+};
+
+// A layer of one, then a layer of the other: what follows a use is all there before the next one.
+TEST(WeightTarget, TwoThreadsOfOneModelThatTakeTurnsKeepWithinIt) {
+  const Reference reference = ReferenceOf([](World& world) { world.Do(Part::kAsk); });
+  for (const int more_units : {0, 1, 3, 6}) {
+    SCOPED_TRACE(more_units);
+    const uint64_t target_bytes =
+        reference.least_bytes + kActivationBytes + more_units * kUnitBytes;
+    World world(Weights(target_bytes));
+    world.ResetPeak();
+    TwoThreads threads(world);
+    std::atomic<int> turn = 0;
+    threads.Run(
+        [&turn](int thread) {
+          for (int now = turn; now != thread; now = turn) turn.wait(now);
+        },
+        [&turn](int thread) {
+          turn = 1 - thread;
+          turn.notify_all();
+        });
+    threads.ExpectAll(reference.results.front());
+    EXPECT_LE(world.peak_bytes(), target_bytes);
+  }
+}
+
+// A unit that the one fetches while the other looks may not count, nor does what both compute from
+// then on until the next use.
+TEST(WeightTarget, TwoThreadsOfOneModelHaveAtMostAUnitMoreAndWhatTheyComputeAtOnce) {
+  constexpr int kOfAUse = 4;  // activations, at most, with the next input
+  constexpr uint64_t kMoreBytes = kUnitBytes + TwoThreads::kThreads * kOfAUse * kActivationBytes;
+  const Reference reference = ReferenceOf([](World& world) { world.Do(Part::kAsk); });
+  for (const int more_units : {0, 1}) {
+    SCOPED_TRACE(more_units);
+    const uint64_t target_bytes =
+        TwoThreads::kThreads * reference.least_bytes + more_units * kUnitBytes;
+    ASSERT_LT(target_bytes + kMoreBytes, kLayers * kUnitBytes + reference.least_bytes);
+    World world(Weights(target_bytes));
+    world.ResetPeak();
+    TwoThreads threads(world);
+    threads.Run();
+    threads.ExpectAll(reference.results.front());
+    EXPECT_LE(world.peak_bytes(), target_bytes + kMoreBytes);
+  }
+}
+
 TEST(WeightTarget, OneBelowTheLargestUnitIsRefused) {
   EmuWorld world;
   Net net(2);
@@ -400,6 +584,25 @@ TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
   train(world);
   ExpectSame(reference.results, world.results);
   EXPECT_EQ(world.refusals(), 0);
+}
+
+// The peak that it resets was more than what it has from then on.
+TEST(WeightTarget, AProgramThatResetsThePeakIsToldOfMoreThanTheTarget) {
+  const Program train = [](World& world) {
+    for (int n = 0; n < 3; ++n) world.Do(Part::kTrain);
+  };
+  const uint64_t target_bytes = ReferenceOf(train).least_bytes;
+  World world(Weights(target_bytes));
+  constexpr int64_t kMore = 8 << 20;
+  const auto more = [&] { return at::empty({kMore}, at::TensorOptions(world.world().device())); };
+  more();
+  train(world);
+  EXPECT_EQ(world.stats().excess_device_bytes, 0u) << "it had that before weights came";
+  world.ResetPeak();
+  const Tensor stays = at::empty({kMore / 16}, at::TensorOptions(world.world().device()));
+  train(world);
+  EXPECT_GE(world.stats().excess_device_bytes, stays.nbytes());
+  EXPECT_LT(world.stats().excess_device_bytes, static_cast<uint64_t>(kMore));
 }
 
 TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
