@@ -16,7 +16,8 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
       mix_(std::move(mix)),
       lives_(LivesOf(step_)),
       operator_ends_(OperatorEnds(step_)),
-      company_(step_.objects.size()) {
+      company_(step_.objects.size()),
+      comes_back_(step_.uses.size()) {
   for (uint32_t object = 0; object < step_.objects.size(); ++object) {
     by_signature_[step_.objects[object].signature].push_back(object);
     if (step_.objects[object].needed_until > 0) overs_.push_back(object);
@@ -38,6 +39,8 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
     const uint32_t object = plan_.moves[move].object;
     company_[object] = company_[object] == 0 ? shared(plan_.moves[move]) : AloneCompany(object);
     drops_.push_back(move);
+    if (plan_.moves[move].read_at != StepMove::kNever)
+      comes_back_[plan_.moves[move].read_at] = true;
   }
   std::stable_sort(drops_.begin(), drops_.end(), [this](uint32_t a, uint32_t b) {
     return plan_.moves[a].drop_at < plan_.moves[b].drop_at;
@@ -95,6 +98,12 @@ std::optional<size_t> KnownStep::NextRead(uint32_t object, size_t now, bool is_k
   const bool goes = next + 1 == uses.end() && one.needed_until <= operator_ends_[*next] + 1;
   if (is_kept && goes) return std::nullopt;
   return *next;
+}
+
+bool KnownStep::IsHereUntilNextUse(uint32_t object, size_t now) const {
+  const std::vector<size_t>& uses = lives_[object].uses;
+  const auto next = std::upper_bound(uses.begin(), uses.end(), now);
+  return next != uses.end() && !comes_back_[*next];
 }
 
 bool KnownStep::IsLike(const StepRecord& other) const {

@@ -61,6 +61,8 @@ class KnownStep {
     const uint32_t needed_until = step_.objects[object].needed_until;
     return needed_until > 0 && needed_until <= use;
   }
+  // Whether it is used again behind use `now`, and is on the device until then.
+  bool IsHereUntilNextUse(uint32_t object, size_t now) const;
   // Objects in the order in which they are over, where that is known.
   const std::vector<uint32_t>& overs() const { return overs_; }
   // It saves and reads the same.
@@ -91,6 +93,7 @@ class KnownStep {
   std::vector<uint64_t> company_;  // by object
   std::vector<uint32_t> drops_;
   std::vector<uint64_t> growth_bytes_;  // by use
+  std::vector<bool> comes_back_;        // by use: for it, the object does
 };
 
 }  // namespace pinion

@@ -129,6 +129,9 @@ class OffloadSchedule {
   virtual void OnFetched(ScheduledParcel& parcel, int64_t backward) = 0;
   // Somebody has read the parcel, which was fetched. True if it was fetched ahead, the first time.
   virtual bool OnRead(ScheduledParcel& parcel) = 0;
+  // Whether what was fetched of it stays once the reader who uses it now, and all others, have read
+  // it: it is let go of by an eviction then.
+  virtual bool StaysFetched(const ScheduledParcel& /*parcel*/) { return false; }
   // What was fetched was let go of. True if nobody had read it.
   virtual bool OnDropped(ScheduledParcel& parcel) = 0;
   // Fetches that TakeFetches asked for were made, or could not be.
@@ -157,7 +160,8 @@ class OffloadSchedule {
   // fetched ahead from now on. `is_away` tells whether a fetch would bring anything back.
   virtual Fetches TakeFetches(const SavedPlace& from, int64_t backward,
                               absl::FunctionRef<bool(const ScheduledParcel&)> is_away) = 0;
-  // Those that were fetched ahead and not read; those that were fetched in `backward`.
+  // Those that were fetched ahead and not read, or stay for a later reader; those that were fetched
+  // in `backward`, and are of no use behind it.
   virtual std::vector<ScheduledParcel*> FetchedAhead() const = 0;
   virtual std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const = 0;
 };

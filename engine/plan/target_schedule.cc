@@ -238,8 +238,18 @@ void TargetSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
   window_.OnFetched(parcel, backward);
 }
 
+// In a graph that is kept. What shares a parcel is not dropped once more, and would stay for good.
+bool TargetSchedule::StaysFetched(const ScheduledParcel& parcel) {
+  if (!IsPlanned() || parcel.objects.size() != 1) return false;
+  Object& object = objects_[parcel.objects.front()];
+  object.stays_fetched = now_known_->IsHereUntilNextUse(object.planned, now_);
+  return object.stays_fetched;
+}
+
 bool TargetSchedule::OnDropped(ScheduledParcel& parcel) {
-  for (const uint32_t object : parcel.objects) objects_[object].is_fetched = false;
+  for (const uint32_t object : parcel.objects) {
+    objects_[object].is_fetched = objects_[object].stays_fetched = false;
+  }
   return window_.OnDropped(parcel);
 }
 
@@ -331,9 +341,21 @@ OffloadSchedule::Fetches TargetSchedule::TakeFetches(
   return taken;
 }
 
+std::vector<ScheduledParcel*> TargetSchedule::FetchedAhead() const {
+  std::vector<ScheduledParcel*> parcels = window_.FetchedAhead();
+  for (const Object& object : objects_) {
+    const bool stays = object.stays_fetched && object.parcel != nullptr;
+    if (stays && !object.parcel->scheduled.fetched_ahead) parcels.push_back(object.parcel);
+  }
+  return parcels;
+}
+
 std::vector<ScheduledParcel*> TargetSchedule::FetchedIn(int64_t backward) const {
   std::vector<ScheduledParcel*> parcels = window_.FetchedIn(backward);
   if (!IsPlanned()) return parcels;
+  std::erase_if(parcels, [this](const ScheduledParcel* parcel) {
+    return parcel->objects.size() == 1 && objects_[parcel->objects.front()].stays_fetched;
+  });
   // The plan may have fetched them for the next backward.
   for (const StepMove& move : now_known_->plan().moves) {
     const uint32_t id = actual_[move.object];

@@ -7,10 +7,11 @@
 //
 // A step lasts from the first tensor that is saved until nobody needs any of them. While one is
 // known, the tensors that its plan moves leave as soon as they can and are let go of at the use
-// that the plan says; they are fetched from the use on that it says; all others stay and are not
-// copied. Beside the plan stands what the device really has: where what is allocated, with what the
-// record says is to come until the next use, is more than the target, the oldest that have left go
-// early, and nothing is fetched ahead.
+// that the plan says; they are fetched from the use on that it says, and stay for readers of later
+// backwards as long as it has them there; all others stay and are not copied. Beside the plan
+// stands what the device really has: where what is allocated, with what the record says is to come
+// until the next use, is more than the target, the oldest that have left go early, and nothing is
+// fetched ahead.
 //
 // What a step will need that is not known can only be kept within a target by taking the least
 // memory that can be: all leave, each is let go of as soon as its copy is submitted, what a reader
@@ -152,6 +153,7 @@ class TargetSchedule final : public OffloadSchedule {
   void OnBackwardEnd(int64_t backward) override { window_.OnBackwardEnd(backward); }
   void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
   bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
+  bool StaysFetched(const ScheduledParcel& parcel) override;
   bool OnDropped(ScheduledParcel& parcel) override;
   void OnFetchesMade() override { window_.OnFetchesMade(); }
   void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
@@ -165,7 +167,7 @@ class TargetSchedule final : public OffloadSchedule {
   std::vector<ScheduledParcel*> TakeAllEvictions() override { return window_.TakeAllEvictions(); }
   Fetches TakeFetches(const SavedPlace& from, int64_t backward,
                       absl::FunctionRef<bool(const ScheduledParcel&)> is_away) override;
-  std::vector<ScheduledParcel*> FetchedAhead() const override { return window_.FetchedAhead(); }
+  std::vector<ScheduledParcel*> FetchedAhead() const override;
   std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override;
 
  private:
@@ -182,6 +184,7 @@ class TargetSchedule final : public OffloadSchedule {
     bool is_held = false;               // it was evicted, and others hold its memory as well
     bool is_overdue = false;            // it counts among `overdue_bytes_`
     bool is_fetched = false;            // it has come back, and may have been let go of since
+    bool stays_fetched = false;         // of these, for its next reader
     ScheduledParcel* parcel = nullptr;  // once it has left
   };
 

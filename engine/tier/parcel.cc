@@ -97,25 +97,28 @@ GuardedMemory Parcel::RemoveReader(const Reader& reader) {
   MutexLock lock(mu_);
   --readers_.count;
   if (reader.read_in_ == readers_.epoch) --readers_.have_read;
-  return EndEpochIfAllHaveRead();
+  return EndEpochIfAllHaveRead(Afterwards::kLetGo);
 }
 
-GuardedMemory Parcel::MarkRead(Reader& reader) {
+GuardedMemory Parcel::MarkRead(Reader& reader, Afterwards afterwards) {
   MutexLock lock(mu_);
-  return MarkReadLocked(reader);
+  return MarkReadLocked(reader, afterwards);
 }
 
-GuardedMemory Parcel::MarkReadLocked(Reader& reader) {
+GuardedMemory Parcel::MarkReadLocked(Reader& reader, Afterwards afterwards) {
   if (reader.read_in_ == readers_.epoch) return GuardedMemory();
   reader.read_in_ = readers_.epoch;
   ++readers_.have_read;
-  return EndEpochIfAllHaveRead();
+  return EndEpochIfAllHaveRead(afterwards);
 }
 
-GuardedMemory Parcel::EndEpochIfAllHaveRead() {
+GuardedMemory Parcel::EndEpochIfAllHaveRead(Afterwards afterwards) {
   // Also while somebody fetches: what comes is for all of them anew.
   if (readers_.have_read != readers_.count) return GuardedMemory();
-  return EndEpoch();
+  if (afterwards == Afterwards::kLetGo) return EndEpoch();
+  ++readers_.epoch;
+  readers_.have_read = 0;
+  return GuardedMemory();
 }
 
 GuardedMemory Parcel::EndEpoch() {
@@ -138,22 +141,22 @@ Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
     read.claim.emplace(FetchClaim(shared_from_this()));
     return read;
   }
-  return ReadLocked(reader);
+  return ReadLocked(reader, Afterwards::kLetGo);
 }
 
-bool Parcel::ReadIfFetched(Reader& reader, std::optional<Read>& read) {
+bool Parcel::ReadIfFetched(Reader& reader, std::optional<Read>& read, Afterwards afterwards) {
   if (state() != State::kFetched) return false;
   MutexLock lock(mu_);
   if (state() != State::kFetched) return false;
-  read.emplace(ReadLocked(reader));
+  read.emplace(ReadLocked(reader, afterwards));
   return true;
 }
 
-Parcel::Read Parcel::ReadLocked(Reader& reader) {
+Parcel::Read Parcel::ReadLocked(Reader& reader, Afterwards afterwards) {
   Read read;
   read.fetched =
       GuardedMemory(fetched_.memory().Share(), fetched_.stream(), fetched_.copy(), kFreeAfterCopy);
-  read.released = MarkReadLocked(reader);
+  read.released = MarkReadLocked(reader, afterwards);
   return read;
 }
 

@@ -14,7 +14,8 @@
 // Where nobody is left to read what was fetched, the parcel stays away.
 //
 // Those who will need the bytes are its readers. What was fetched is let go of as soon as each of
-// them has read it (again), or is gone: that ends an epoch, and the next fetch begins another.
+// them has read it (again), or is gone: that ends an epoch, and the next fetch begins another. The
+// last one may have it kept for the next epoch, until it is taken or every reader is gone.
 //
 // A transition returns what it lets go of: letting go calls the device, so do it with no lock held.
 // The copies themselves are DeviceTier's (device_tier.h).
@@ -123,14 +124,17 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   void AddReaders(int count);
   // Returns what was fetched, if all others have read it.
   [[nodiscard]] GuardedMemory RemoveReader(const Reader& reader);
+  // What was fetched stays where all have read it by now.
+  enum class Afterwards { kLetGo, kKeep };
   // The reader needs the parcel no more in this epoch, since it has found the bytes elsewhere.
-  [[nodiscard]] GuardedMemory MarkRead(Reader& reader);
+  [[nodiscard]] GuardedMemory MarkRead(Reader& reader, Afterwards afterwards = Afterwards::kLetGo);
 
   // --- back ---
   // Blocks the host while another thread fetches. Neither kNew nor kHeld.
   Read ReadOrClaim(Reader& reader);
   // The same into `read` where the parcel is fetched; never blocks. Else false.
-  bool ReadIfFetched(Reader& reader, std::optional<Read>& read);
+  bool ReadIfFetched(Reader& reader, std::optional<Read>& read,
+                     Afterwards afterwards = Afterwards::kLetGo);
   // Nothing unless the parcel is away.
   std::optional<FetchClaim> ClaimIfAway();
   // Where a fetch copies from: pinned memory that holds the bytes once its tickets are done.
@@ -157,9 +161,10 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   GuardedMemory EndFetch(GuardedMemory fetched);
   void FailFetch();
   GuardedMemory EndEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  GuardedMemory EndEpochIfAllHaveRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Read ReadLocked(Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  GuardedMemory MarkReadLocked(Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  GuardedMemory EndEpochIfAllHaveRead(Afterwards afterwards) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Read ReadLocked(Reader& reader, Afterwards afterwards) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  GuardedMemory MarkReadLocked(Reader& reader, Afterwards afterwards)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<ParcelPlace> place_;
 

@@ -48,15 +48,19 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       parcel = record.in_parcel.parcel;
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
+      const auto afterwards = parcel != nullptr && state_.schedule->StaysFetched(*parcel)
+                                  ? Parcel::Afterwards::kKeep
+                                  : Parcel::Afterwards::kLetGo;
       if (bytes.storage) {
         if (parcel != nullptr && parcel->left_in_backward != CurrentBackward()) {
-          dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
+          dropped += state_.LetGoOfFetched(parcel->MarkRead(reader, afterwards), *parcel, released);
         }
       } else if (parcel != nullptr) {
         // The device may hold it still, but not as it was saved.
         released.Add(parcel->Evict());
         bytes.shift_bytes = record.ShiftIntoParcel();
-        was_ahead = parcel->ReadIfFetched(reader, read) && state_.schedule->OnRead(*parcel);
+        was_ahead =
+            parcel->ReadIfFetched(reader, read, afterwards) && state_.schedule->OnRead(*parcel);
       }
     }
     if (!bytes.storage && is_cast_again) return CastAgain(record, stream, describe);

@@ -81,6 +81,17 @@ TEST(KnownStep, AnObjectMovesIfThePlanHasAMoveOfIt) {
   EXPECT_FALSE(known.Moves(2));
 }
 
+// Uses 0 to 2 save, 3 to 5 read in reverse.
+TEST(KnownStep, AnObjectIsHereUntilItsNextUseUnlessItComesBackForIt) {
+  const KnownStep known(Chain({7, 8, 9}),
+                        Moves({{.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 4}}));
+  EXPECT_TRUE(known.IsHereUntilNextUse(/*object=*/0, /*now=*/0));
+  EXPECT_TRUE(known.IsHereUntilNextUse(/*object=*/0, /*now=*/4));
+  EXPECT_FALSE(known.IsHereUntilNextUse(/*object=*/0, /*now=*/5)) << "there is none";
+  EXPECT_FALSE(known.IsHereUntilNextUse(/*object=*/1, /*now=*/1));
+  EXPECT_FALSE(known.IsHereUntilNextUse(/*object=*/1, /*now=*/4));
+}
+
 TEST(KnownStep, DropsComeInTheOrderOfTheirUses) {
   const KnownStep known(Chain({7, 8, 9, 9}),
                         Moves({{.object = 2, .drop_at = 3, .fetch_at = 4, .read_at = 5},

@@ -151,6 +151,7 @@ class TargetPlayer {
 
   // --- what has come of it ---
 
+  const ScheduledParcel& parcel(size_t number) const { return tensors_[number]; }
   bool IsHere(size_t number) const { return tensors_[number].is_here || tensors_[number].is_held; }
   uint64_t device_bytes() const {
     uint64_t bytes = other_bytes_;

@@ -987,6 +987,48 @@ TEST(TargetSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
   EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(2)) << "no plan counts on them";
 }
 
+// Object 0 comes for the first backward and is there for the second one, object 3 goes in between.
+// So does object 1, of which the plan knows no more uses than the one of each backward.
+TEST(TargetSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 3, .drop_at = 3, .fetch_at = 4, .read_at = 4},
+                                       {.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7},
+                                       {.object = 3, .drop_at = 5, .fetch_at = 7, .read_at = 8}}));
+  TargetPlayer player(schedule);
+  const auto read = [&player](size_t number) {
+    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+  };
+  const auto stays = [&](size_t number) { return schedule.StaysFetched(player.parcel(number)); };
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  read(3);
+  EXPECT_FALSE(stays(3));
+  for (const size_t number : {2, 1, 0}) read(number);
+  EXPECT_TRUE(stays(0));
+  EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(0)) << "all are for the second";
+  EXPECT_THAT(schedule.FetchedAhead(), SizeIs(2)) << "they may go where there is no room";
+  for (const size_t number : {3, 2, 1, 0}) read(number);
+  EXPECT_FALSE(stays(0)) << "nobody reads it again";
+  EXPECT_FALSE(stays(3));
+}
+
+TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhenTheStepTurnsOutToBeUnknown) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  for (const size_t number : {3, 2, 1, 0}) {
+    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+  }
+  ASSERT_TRUE(schedule.StaysFetched(player.parcel(0)));
+  player.Happened();
+  player.Save(9);
+  ASSERT_EQ(schedule.followed(), nullptr);
+  EXPECT_THAT(player.Happened(), Contains("drop 0"));
+  EXPECT_FALSE(schedule.StaysFetched(player.parcel(0)));
+}
+
 TEST(TargetSchedule, AStepThatReadsOtherwiseMakesTheNextThreeWorthRecording) {
   TargetSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());

@@ -53,6 +53,12 @@ class ParcelReadersTest : public ::testing::Test {
   void Read(Parcel& parcel, Parcel::Reader& reader) {
     EXPECT_EQ(tiers_.Read(parcel, reader), Pattern(1, kBytes));
   }
+  // The same, and what was fetched stays for the next epoch.
+  void ReadAndKeep(Parcel& parcel, Parcel::Reader& reader) {
+    std::optional<Parcel::Read> read;
+    ASSERT_TRUE(parcel.ReadIfFetched(reader, read, Parcel::Afterwards::kKeep));
+    EXPECT_FALSE(read->released);
+  }
   bool OnDevice(const Parcel& parcel) {
     const bool fetched = parcel.state() == State::kFetched;
     EXPECT_EQ(tiers_.live_blocks(), fetched ? 1 : 0);
@@ -72,6 +78,45 @@ TEST_F(ParcelReadersTest, ReadersThatComeLaterCountAsWell) {
   EXPECT_TRUE(OnDevice(*parcel));
   Read(*parcel, b_);
   EXPECT_FALSE(OnDevice(*parcel));
+}
+
+TEST_F(ParcelReadersTest, TheLastReaderMayKeepWhatWasFetchedForAllOfThem) {
+  const std::shared_ptr<Parcel> parcel = NewFetched(2);
+  ReadAndKeep(*parcel, a_);
+  ReadAndKeep(*parcel, b_);
+  EXPECT_TRUE(OnDevice(*parcel));
+  Read(*parcel, b_);
+  EXPECT_TRUE(OnDevice(*parcel)) << "in this epoch one of two has read it";
+  Read(*parcel, a_);
+  EXPECT_FALSE(OnDevice(*parcel));
+  EXPECT_EQ(CopiesIn(), 1u);
+}
+
+TEST_F(ParcelReadersTest, WhatIsKeptGoesWithTheLastReader) {
+  const std::shared_ptr<Parcel> parcel = NewFetched(2);
+  ReadAndKeep(*parcel, a_);
+  ReadAndKeep(*parcel, b_);
+  EXPECT_FALSE(parcel->RemoveReader(a_));
+  EXPECT_TRUE(OnDevice(*parcel));
+  EXPECT_TRUE(parcel->RemoveReader(b_));
+  EXPECT_FALSE(OnDevice(*parcel));
+}
+
+TEST_F(ParcelReadersTest, WhatIsKeptCanBeTakenAndFetchedAgain) {
+  const std::shared_ptr<Parcel> parcel = NewFetched(1);
+  ReadAndKeep(*parcel, a_);
+  EXPECT_TRUE(parcel->TakeFetched());
+  EXPECT_FALSE(OnDevice(*parcel));
+  Read(*parcel, a_);
+  EXPECT_EQ(CopiesIn(), 2u);
+}
+
+// It has found the bytes elsewhere while somebody was about to bring them.
+TEST_F(ParcelReadersTest, WhoKeepsWhatIsNotThereKeepsNothing) {
+  const std::shared_ptr<Parcel> parcel = NewParcel(1);
+  EXPECT_FALSE(parcel->MarkRead(a_, Parcel::Afterwards::kKeep));
+  Read(*parcel, a_);
+  EXPECT_FALSE(OnDevice(*parcel)) << "it reads anew, and is the last one";
 }
 
 TEST_F(ParcelReadersTest, TheLastReaderLetsGoOfWhatWasFetched) {

@@ -131,6 +131,38 @@ TEST_F(OffloadTargetReads, AStepThatKeepsItsGraphKeepsWithinTheTargetBehindOneTh
   EXPECT_GT(session->GetStats().kept_as_planned, 0u);
 }
 
+// Once the step is known, each tensor that has left comes back once for both backwards: what needs
+// room has gone by then.
+TEST_F(OffloadTargetReads, WhatThePlanHasThereForBothBackwardsIsFetchedOnce) {
+  constexpr int kTensors = 8;
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.memory_target_bytes = world_.device_bytes() + kTensors * kTensorBytes + kTensorBytes / 2;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  OffloadStats before;
+  for (int step = 0; step < 8; ++step) {
+    before = session->GetStats();
+    at::Tensor y = carrier_;
+    {
+      const OffloadScope scope(session);
+      for (int i = 0; i < kTensors; ++i) {
+        y = Node(y, Activation(carrier_, {kTensorBytes / 4}, i), 16);
+      }
+      Ones(3 * kTensorBytes);
+    }
+    for (const bool retain_graph : {true, false}) {
+      seen_.clear();
+      y.backward({}, retain_graph);
+      EXPECT_THAT(seen_, ::testing::ElementsAre(7, 6, 5, 4, 3, 2, 1, 0));
+    }
+    y.reset();
+    EXPECT_THAT(world_.Synchronize(), IsOk());
+  }
+  const OffloadStats after = session->GetStats();
+  EXPECT_GT(after.evicted_bytes, before.evicted_bytes);
+  EXPECT_GT(after.kept_as_planned, before.kept_as_planned);
+  EXPECT_EQ(after.fetched_bytes - before.fetched_bytes, after.evicted_bytes - before.evicted_bytes);
+}
+
 // Its readers are two nodes in a row, and the program has the tensor during the first backward. The
 // second of them finds there that this is another step than the known one, whose graph goes: what
 // has stayed leaves, behind the first reader and before the second.

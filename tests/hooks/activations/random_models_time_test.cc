@@ -30,9 +30,6 @@ constexpr double kSlowest = 1.02;  // over windows
 constexpr size_t kWarmUp = 7;
 constexpr size_t kRounds = 4;  // and rounds of all kinds, at least
 
-// Slower by 2.2 %: two kinds of steps that keep their graphs, in just the memory of windows.
-constexpr uint64_t kSlow = 100;
-
 // What is paid per tensor is in proportion to tensors of a few KiB; what is paid per byte is what
 // it is, and compute takes longer or shorter than the link does.
 EmulatedOptions MachineOf(const RandomModel& model) {
@@ -97,7 +94,7 @@ TEST(RandomModelTimes, InTheMemoryOfWindowsPlannedStepsAreNotSlower) {
     const Cost windows = CostOf(model, rounds, OffloadOptions::kNoTarget);
     const Cost least = CostOf(model, 1, /*target_bytes=*/1);
     const Cost planned = CostOf(model, rounds, std::max(windows.peak_bytes, least.peak_bytes));
-    EXPECT_LE(planned.us, (seed == kSlow ? 1.025 : kSlowest) * windows.us);
+    EXPECT_LE(planned.us, kSlowest * windows.us);
     faster += planned.us * kSlowest < windows.us;
   }
   // Where the link keeps up with windows as well there is nothing to gain.
