@@ -425,9 +425,10 @@ TEST(WeightTarget, SeveralModelsAndFrozenOnesKeepWithinIt) {
   }
 }
 
-// A step's record has the model on the device, and its plan leaves nothing of the target for it.
+// The plans from before have the model on the device, tensors that leave since it is there, and
+// nothing of the target for weights that visit.
 TEST(WeightTarget, AModelThatIsAttachedLaterHasItsPartOfItInEveryShape) {
-  constexpr int64_t kShapes[] = {30, 31, 32};
+  constexpr int64_t kShapes[] = {126, 127, 128};
   const Program train = [&](World& world) {
     world.offloads = true;
     for (int round = 0; round < 4; ++round) {
@@ -443,7 +444,8 @@ TEST(WeightTarget, AModelThatIsAttachedLaterHasItsPartOfItInEveryShape) {
     world.StayForNow();
     world.ResetPeak();
     train(world);
-    target_bytes = world.peak_bytes();
+    target_bytes = world.peak_bytes() - 16 * kActivationBytes;
+    for (const int64_t rows : kShapes) world.Do(Part::kTrain, rows);
     world.Attach();
     train(world);
     expected = std::move(world.results);
@@ -453,14 +455,20 @@ TEST(WeightTarget, AModelThatIsAttachedLaterHasItsPartOfItInEveryShape) {
   world.StayForNow();
   train(world);
   ASSERT_GT(world.offload_stats().kept_as_planned, 0u);
+  const uint64_t offloaded = world.offload_stats().offloaded;
+  for (const int64_t rows : kShapes) world.Do(Part::kTrain, rows);
+  ASSERT_GT(world.offload_stats().offloaded, offloaded);
   world.Attach();
   train(world);
   ExpectSame(expected, world.results);
   for (const int64_t rows : kShapes) {
     SCOPED_TRACE(rows);
-    const uint64_t before = world.stats().fetches;
+    const WeightStats before = world.stats();
+    const uint64_t offloaded_before = world.offload_stats().offloaded;
     world.Do(Part::kTrain, rows);
-    EXPECT_LT(world.stats().fetches - before, 2u * kLayers - 1) << "more than one is there";
+    EXPECT_LT(world.stats().fetches - before.fetches, 2u * kLayers - 1) << "more than one is there";
+    EXPECT_GT(world.stats().fetched_ahead, before.fetched_ahead);
+    EXPECT_EQ(world.offload_stats().offloaded, offloaded_before) << "they have the model's place";
   }
   EXPECT_EQ(world.refusals(), 0);
 }
