@@ -7,7 +7,7 @@
 namespace pinion {
 namespace {
 
-constexpr size_t kNever = SIZE_MAX;
+constexpr uint64_t kNever = UINT64_MAX;
 
 // Uses before the last one that have to be the same, at least, for what followed to be expected,
 // and at most, to tell one place of a step from another.
@@ -81,7 +81,6 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   const bool goes_on = is_same && is_here;
   if (goes_on && here_bytes_ <= window_bytes_) return visit;
   objects_[object].last_use = ++uses_;
-  FindNextUses();
   // Where others are in use as well, there is no choice but to have more than the window.
   MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
   if (!is_here) {
@@ -103,7 +102,6 @@ Visit VisitSchedule::OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> m
 Visit VisitSchedule::OnChange(absl::FunctionRef<bool(uint32_t)> may_drop) {
   Visit visit;
   if (history_.empty() || history_.back().object != change()) Remember(change());
-  FindNextUses();
   FetchAhead(change(), may_drop, visit);
   return visit;
 }
@@ -118,7 +116,7 @@ void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)
     const uint32_t next = ExpectedAt(ahead).object;
     if (next == change()) return;
     most_bytes = std::min(most_bytes, ExpectedAt(ahead).window_bytes);
-    const bool is_counted = next == in_use || objects_[next].next_use != ahead;
+    const bool is_counted = next == in_use || objects_[next].next_row != rows_ + ahead;
     if (is_counted) continue;
     if (!objects_[next].stays) needed_bytes += objects_[next].size_bytes;
     if (needed_bytes > most_bytes) return;
@@ -147,6 +145,7 @@ void VisitSchedule::Remember(uint32_t object) {
   }
   const bool is_expected = match_.has_value() && ExpectedAt(1).object == object;
   history_.push_back({.object = object, .uses = 0, .window_bytes = window_bytes_});
+  ++rows_;
   const size_t period_before = is_expected ? period() - 1 : 0;
   // Of all places that are as much like this one as can be told, the last one is the best: uses of
   // today are repeated before those of last week.
@@ -154,12 +153,17 @@ void VisitSchedule::Remember(uint32_t object) {
       !is_expected || (!is_trial_ && (expected_uses_ + 1) % kMostMemory == 0);
   match_ = is_looked_for ? FindSameUses() : std::optional(*match_ + 1);
   if (!match_.has_value() || period() != period_before) {
+    FindNextRows();
     expected_uses_ = 0;
     tried_.clear();
     Begin({});
-  } else if (++expected_uses_ % period() == 0 && !is_trial_) {
-    ChooseLoop();
+    return;
   }
+  // For all others it is the row that it was.
+  size_t ahead = 1;
+  while (history_[*match_ + ahead].object != object) ++ahead;
+  objects_[object].next_row = rows_ + ahead;
+  if (++expected_uses_ % period() == 0 && !is_trial_) ChooseLoop();
 }
 
 std::optional<size_t> VisitSchedule::FindSameUses() const {
@@ -184,11 +188,11 @@ const VisitSchedule::Row& VisitSchedule::ExpectedAt(size_t uses_from_now) const 
   return history_[*match_ + 1 + (uses_from_now - 1) % period()];
 }
 
-void VisitSchedule::FindNextUses() {
-  for (Object& object : objects_) object.next_use = kNever;
+void VisitSchedule::FindNextRows() {
+  for (Object& object : objects_) object.next_row = kNever;
   if (!match_.has_value()) return;
   for (size_t ahead = period(); ahead > 0; --ahead) {
-    objects_[ExpectedAt(ahead).object].next_use = ahead;
+    objects_[ExpectedAt(ahead).object].next_row = rows_ + ahead;
   }
 }
 
@@ -203,27 +207,30 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
         std::find(visit.fetches.begin(), visit.fetches.end(), number) != visit.fetches.end();
     const bool may_go = !object.stays || uses_from_now == 0;
     if (object.is_here && may_go && number != in_use && !is_fetched_just_now &&
-        object.next_use > uses_from_now && may_drop(number)) {
+        object.next_row > rows_ + uses_from_now && may_drop(number)) {
       candidates.push_back(number);
     }
   }
-  std::sort(candidates.begin(), candidates.end(), [this](uint32_t a, uint32_t b) {
-    if (objects_[a].stays != objects_[b].stays) return objects_[b].stays;
-    if (objects_[a].next_use != objects_[b].next_use) {
-      return objects_[a].next_use > objects_[b].next_use;
+  // Most often one goes of many: a heap finds it without an order of the others.
+  const auto goes_later = [this](uint32_t a, uint32_t b) {
+    if (objects_[a].stays != objects_[b].stays) return objects_[a].stays;
+    if (objects_[a].next_row != objects_[b].next_row) {
+      return objects_[a].next_row < objects_[b].next_row;
     }
-    return objects_[a].last_use < objects_[b].last_use;
-  });
-  size_t count = 0;
+    return objects_[a].last_use > objects_[b].last_use;
+  };
+  std::make_heap(candidates.begin(), candidates.end(), goes_later);
+  auto first_drop = candidates.end();  // from here on those that go, the first one last
   uint64_t freed_bytes = 0;
-  for (; freed_bytes < excess_bytes && count < candidates.size(); ++count) {
-    freed_bytes += objects_[candidates[count]].size_bytes;
+  while (freed_bytes < excess_bytes && first_drop != candidates.begin()) {
+    std::pop_heap(candidates.begin(), first_drop, goes_later);
+    freed_bytes += objects_[*--first_drop].size_bytes;
   }
   const bool is_ahead = uses_from_now > 0;
   if (is_ahead && freed_bytes < excess_bytes) return false;
-  for (size_t i = 0; i < count; ++i) {
-    OnAway(candidates[i]);
-    visit.drops.push_back(candidates[i]);
+  for (auto drop = candidates.end(); drop != first_drop;) {
+    OnAway(*--drop);
+    visit.drops.push_back(*drop);
   }
   return freed_bytes >= excess_bytes;
 }
@@ -289,9 +296,14 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
 }
 
 uint64_t VisitSchedule::FetchedBytesIn(const Loop& loop, uint64_t window_bytes) const {
-  VisitSchedule trial = *this;
+  VisitSchedule trial({.sizes_bytes = {}, .window_bytes = window_bytes});
   trial.is_trial_ = true;
-  trial.set_window_bytes(window_bytes);
+  trial.objects_ = objects_;
+  trial.history_.assign(history_.begin() + *match_, history_.end());
+  trial.match_ = 0;
+  trial.rows_ = rows_;
+  trial.here_bytes_ = here_bytes_;
+  trial.uses_ = uses_;
   trial.Begin(loop);
   const auto may_drop = [](uint32_t) { return true; };
   const size_t uses = trial.period();

@@ -90,7 +90,7 @@ class VisitSchedule {
     uint64_t last_use = 0;
     bool is_here = false;
     bool stays = false;
-    size_t next_use = 0;  // how many uses from now, of what is expected; kNever
+    uint64_t next_row = 0;  // of what is expected, the row of its next use; kNever
   };
 
   // A row of uses of one object, or a change.
@@ -117,7 +117,7 @@ class VisitSchedule {
   std::optional<size_t> FindSameUses() const;
   size_t period() const { return history_.size() - 1 - *match_; }
   const Row& ExpectedAt(size_t uses_from_now) const;
-  void FindNextUses();
+  void FindNextRows();
   // Drops until so many bytes more fit. False, with nothing dropped, where that cannot be without
   // an object that is used within `uses_from_now`.
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
@@ -139,6 +139,7 @@ class VisitSchedule {
   std::vector<Loop> tried_;      // of which it fetches the least
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
+  uint64_t rows_ = 0;  // from the start, whatever of them the history has forgotten
 };
 
 }  // namespace pinion
