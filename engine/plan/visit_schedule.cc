@@ -17,6 +17,11 @@ constexpr size_t kMostMemory = 64;
 // Of uses: steps of thousands of layers, several times over.
 constexpr size_t kHistory = size_t{1} << 16;
 
+// A trial of loops takes about as long as all uses of so many rounds. In windows that go on changing
+// there is one in so many rounds, therefore, and at first some more in a row.
+constexpr uint64_t kRoundsOfTrial = 8;
+constexpr uint64_t kMostRoundsForTrials = 3 * kRoundsOfTrial;
+
 struct Sized {
   uint32_t object = 0;
   uint64_t size_bytes = 0;
@@ -155,7 +160,7 @@ void VisitSchedule::Remember(uint32_t object) {
   if (!match_.has_value() || period() != period_before) {
     FindNextRows();
     expected_uses_ = 0;
-    tried_.clear();
+    tried_window_bytes_.reset();
     Begin({});
     return;
   }
@@ -267,18 +272,31 @@ void VisitSchedule::ChooseLoop() {
       loops.push_back({NumbersOf(stay), most_ahead * largest_bytes});
     }
   }
-  if (loops == tried_) {
+  rounds_for_trials_ = std::min(rounds_for_trials_ + 1, kMostRoundsForTrials);
+  if (loops.size() > 1 && IsTrialDue(window_bytes)) best_ = BestOf(loops, window_bytes);
+  // As good as any in another window than that of the trial is the same kind of loop.
+  Loop& best = loops[std::min(best_, loops.size() - 1)];
+  if (best != loop_) {
+    Begin(std::move(best));
+  } else if (loop_.moves_on()) {
     // They were spread over the first round, and so is what is away by now.
-    if (loop_.moves_on()) SetWhatStays({});
-    return;
+    SetWhatStays({});
   }
-  Begin({});
+}
+
+bool VisitSchedule::IsTrialDue(uint64_t window_bytes) const {
+  if (!tried_window_bytes_.has_value()) return true;
+  return *tried_window_bytes_ != window_bytes && rounds_for_trials_ >= kRoundsOfTrial;
+}
+
+size_t VisitSchedule::BestOf(const std::vector<Loop>& loops, uint64_t window_bytes) {
   std::vector<uint64_t> fetched_bytes;
   for (const Loop& loop : loops) fetched_bytes.push_back(FetchedBytesIn(loop, window_bytes));
+  tried_window_bytes_ = window_bytes;
+  rounds_for_trials_ -= std::min(rounds_for_trials_, kRoundsOfTrial);
+  ++trials_;
   // Of those that fetch the same, what is simpler.
-  const auto least = std::min_element(fetched_bytes.begin(), fetched_bytes.end());
-  Begin(loops[least - fetched_bytes.begin()]);
-  tried_ = std::move(loops);
+  return std::min_element(fetched_bytes.begin(), fetched_bytes.end()) - fetched_bytes.begin();
 }
 
 void VisitSchedule::Begin(Loop loop) {

@@ -83,6 +83,8 @@ class VisitSchedule {
   void OnHere(uint32_t object);
 
   uint64_t here_bytes() const { return here_bytes_; }
+  // How often loops were tried, each of them for some rounds.
+  uint64_t trials() const { return trials_; }
 
  private:
   struct Object {
@@ -123,6 +125,9 @@ class VisitSchedule {
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
                 absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
   void ChooseLoop();
+  bool IsTrialDue(uint64_t window_bytes) const;
+  // Which of them fetches the least.
+  size_t BestOf(const std::vector<Loop>& loops, uint64_t window_bytes);
   void Begin(Loop loop);
   void SetWhatStays(const std::vector<uint32_t>& objects);
   // Of some rounds of what is expected, within that window.
@@ -136,7 +141,10 @@ class VisitSchedule {
   size_t expected_uses_ = 0;     // in a row, up to the last one
   uint64_t stay_bytes_ = 0;      // of objects that stay
   Loop loop_;                    // that runs
-  std::vector<Loop> tried_;      // of which it fetches the least
+  size_t best_ = 0;              // of the loops to choose from, in the last trial
+  std::optional<uint64_t> tried_window_bytes_;  // of this trial; none: what is done has changed
+  uint64_t rounds_for_trials_ = 24; // 
+  uint64_t trials_ = 0;
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
   uint64_t rows_ = 0;  // from the start, whatever of them the history has forgotten
