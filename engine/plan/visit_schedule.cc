@@ -1,7 +1,6 @@
 #include "pinion/engine/plan/visit_schedule.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace pinion {
@@ -16,56 +15,6 @@ constexpr size_t kMostMemory = 64;
 
 // Of uses: steps of thousands of layers, several times over.
 constexpr size_t kHistory = size_t{1} << 16;
-
-// A trial of loops takes about as long as all uses of so many rounds. In windows that go on changing
-// there is one in so many rounds, therefore, and at first some more in a row.
-constexpr uint64_t kRoundsOfTrial = 8;
-constexpr uint64_t kMostRoundsForTrials = 3 * kRoundsOfTrial;
-
-struct Sized {
-  uint32_t object = 0;
-  uint64_t size_bytes = 0;
-};
-
-// Of these objects, as many as have room, each where those before it leave what it takes of an even
-// share.
-std::vector<Sized> ThoseOfAShare(const std::vector<Sized>& round, uint64_t round_bytes,
-                                 uint64_t most_bytes) {
-  const double share = static_cast<double>(most_bytes) / static_cast<double>(round_bytes);
-  std::vector<Sized> stay;
-  double seen_bytes = 0;
-  uint64_t stay_bytes = 0;
-  for (const Sized& sized : round) {
-    seen_bytes += static_cast<double>(sized.size_bytes);
-    const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(stay_bytes);
-    if (room_bytes < static_cast<double>(sized.size_bytes)) continue;
-    stay.push_back(sized);
-    stay_bytes += sized.size_bytes;
-  }
-  return stay;
-}
-
-uint64_t BytesOf(const std::vector<Sized>& objects) {
-  uint64_t bytes = 0;
-  for (const Sized& sized : objects) bytes += sized.size_bytes;
-  return bytes;
-}
-
-// Of the round's objects, spread over it, as many as have room.
-std::vector<Sized> Spread(const std::vector<Sized>& round, uint64_t most_bytes) {
-  const uint64_t round_bytes = BytesOf(round);
-  std::vector<Sized> first = ThoseOfAShare(round, round_bytes, most_bytes);
-  // With what they have of it, if that is as much: the part of an object that is left over would be
-  // a place where two that are away come in a row.
-  std::vector<Sized> even = ThoseOfAShare(round, round_bytes, BytesOf(first));
-  return BytesOf(even) == BytesOf(first) ? even : first;
-}
-
-std::vector<uint32_t> NumbersOf(const std::vector<Sized>& objects) {
-  std::vector<uint32_t> numbers;
-  for (const Sized& sized : objects) numbers.push_back(sized.object);
-  return numbers;
-}
 
 }  // namespace
 
@@ -160,7 +109,7 @@ void VisitSchedule::Remember(uint32_t object) {
   if (!match_.has_value() || period() != period_before) {
     FindNextRows();
     expected_uses_ = 0;
-    tried_window_bytes_.reset();
+    trials_.Forget();
     Begin({});
     return;
   }
@@ -243,9 +192,8 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
 void VisitSchedule::ChooseLoop() {
   // Trials of some rounds must not outgrow the history.
   if (period() >= kHistory / 4) return;
-  std::vector<Sized> round;  // each object once, by its first use
+  std::vector<SizedObject> round;  // each object once, by its first use
   std::vector<bool> is_in_round(objects_.size());
-  uint64_t largest_bytes = 0, second_bytes = 0;
   uint64_t window_bytes = UINT64_MAX;  // at the least
   for (size_t ahead = 1; ahead <= period(); ++ahead) {
     const uint32_t object = ExpectedAt(ahead).object;
@@ -254,52 +202,34 @@ void VisitSchedule::ChooseLoop() {
     window_bytes = std::min(window_bytes, ExpectedAt(ahead).window_bytes);
     if (is_in_round[object]) continue;
     is_in_round[object] = true;
-    const uint64_t size_bytes = objects_[object].size_bytes;
-    round.push_back({object, size_bytes});
-    second_bytes = std::max(second_bytes, std::min(largest_bytes, size_bytes));
-    largest_bytes = std::max(largest_bytes, size_bytes);
+    round.push_back({object, objects_[object].size_bytes});
   }
-  const uint64_t round_bytes = BytesOf(round);
-  std::vector<Loop> loops = {{}};
-  if (round_bytes > window_bytes && window_bytes > largest_bytes + second_bytes) {
-    const uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
-    loops.push_back({.stay = NumbersOf(Spread(round, most_bytes))});
-    if (2 * most_bytes >= round_bytes) {
-      const std::vector<Sized> stay = Spread(round, most_bytes + second_bytes);
-      const uint64_t away_bytes = round_bytes - BytesOf(stay);
-      // From one that is away to the next it is so many uses, and one is in use.
-      const uint64_t most_ahead = (round_bytes + away_bytes - 1) / away_bytes + 1;
-      loops.push_back({NumbersOf(stay), most_ahead * largest_bytes});
+  std::vector<VisitLoop> loops = LoopsWithin(round, window_bytes);
+  const bool is_choice = loops.size() > 1;
+  trials_.OnRound();
+  if (is_choice && trials_.IsDue(window_bytes)) {
+    trials_.OnTrial(window_bytes);
+    uint64_t least_bytes = UINT64_MAX;
+    for (const VisitLoop& loop : loops) {
+      // Of those that fetch the same, the simpler one.
+      const uint64_t fetched_bytes = FetchedBytesIn(loop, window_bytes);
+      if (fetched_bytes < least_bytes) best_ = loop.kind;
+      least_bytes = std::min(least_bytes, fetched_bytes);
     }
   }
-  rounds_for_trials_ = std::min(rounds_for_trials_ + 1, kMostRoundsForTrials);
-  if (loops.size() > 1 && IsTrialDue(window_bytes)) best_ = BestOf(loops, window_bytes);
-  // As good as any in another window than that of the trial is the same kind of loop.
-  Loop& best = loops[std::min(best_, loops.size() - 1)];
-  if (best != loop_) {
-    Begin(std::move(best));
-  } else if (loop_.moves_on()) {
+  // Until the next trial, what was best in one window is taken to be so in another.
+  auto best = std::find_if(loops.begin(), loops.end(),
+                           [this](const VisitLoop& loop) { return loop.kind == best_; });
+  if (best == loops.end()) best = loops.begin() + (is_choice ? 1 : 0);
+  if (*best != loop_) {
+    Begin(std::move(*best));
+  } else if (loop_.kind == VisitLoop::Kind::kAllMoveOn) {
     // They were spread over the first round, and so is what is away by now.
     SetWhatStays({});
   }
 }
 
-bool VisitSchedule::IsTrialDue(uint64_t window_bytes) const {
-  if (!tried_window_bytes_.has_value()) return true;
-  return *tried_window_bytes_ != window_bytes && rounds_for_trials_ >= kRoundsOfTrial;
-}
-
-size_t VisitSchedule::BestOf(const std::vector<Loop>& loops, uint64_t window_bytes) {
-  std::vector<uint64_t> fetched_bytes;
-  for (const Loop& loop : loops) fetched_bytes.push_back(FetchedBytesIn(loop, window_bytes));
-  tried_window_bytes_ = window_bytes;
-  rounds_for_trials_ -= std::min(rounds_for_trials_, kRoundsOfTrial);
-  ++trials_;
-  // Of those that fetch the same, what is simpler.
-  return std::min_element(fetched_bytes.begin(), fetched_bytes.end()) - fetched_bytes.begin();
-}
-
-void VisitSchedule::Begin(Loop loop) {
+void VisitSchedule::Begin(VisitLoop loop) {
   loop_ = std::move(loop);
   SetWhatStays(loop_.stay);
 }
@@ -313,7 +243,7 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
   }
 }
 
-uint64_t VisitSchedule::FetchedBytesIn(const Loop& loop, uint64_t window_bytes) const {
+uint64_t VisitSchedule::FetchedBytesIn(const VisitLoop& loop, uint64_t window_bytes) const {
   VisitSchedule trial({.sizes_bytes = {}, .window_bytes = window_bytes});
   trial.is_trial_ = true;
   trial.objects_ = objects_;
@@ -327,7 +257,7 @@ uint64_t VisitSchedule::FetchedBytesIn(const Loop& loop, uint64_t window_bytes) 
   const size_t uses = trial.period();
   uint64_t fetched_bytes = 0;
   for (int round = 0; round < 4; ++round) {
-    if (round == 1 && loop.moves_on()) trial.SetWhatStays({});
+    if (round == 1 && loop.kind == VisitLoop::Kind::kAllMoveOn) trial.SetWhatStays({});
     for (size_t use = 0; use < uses; ++use) {
       for (const uint32_t fetched : trial.OnUse(trial.ExpectedAt(1).object, may_drop).fetches) {
         // What was there before, in another window, is none of the loop's merit.

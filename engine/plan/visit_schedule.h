@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "pinion/engine/plan/visit_loop.h"
 
 namespace pinion {
 
@@ -84,7 +85,7 @@ class VisitSchedule {
 
   uint64_t here_bytes() const { return here_bytes_; }
   // How often loops were tried, each of them for some rounds.
-  uint64_t trials() const { return trials_; }
+  uint64_t trials() const { return trials_.count(); }
 
  private:
   struct Object {
@@ -102,16 +103,6 @@ class VisitSchedule {
     uint64_t window_bytes = 0;  // at the least
   };
 
-  // How the rounds of a loop run.
-  struct Loop {
-    std::vector<uint32_t> stay;  // in the first round, and where none moves on in the next ones
-    // Where all move on: of what is in use and what comes next, as far as is looked ahead.
-    uint64_t most_ahead_bytes = UINT64_MAX;
-
-    bool moves_on() const { return most_ahead_bytes != UINT64_MAX; }
-    bool operator==(const Loop& other) const = default;
-  };
-
   // The number behind those of objects stands for a change; it is never in use.
   uint32_t change() const { return static_cast<uint32_t>(objects_.size() - 1); }
   void FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
@@ -125,13 +116,10 @@ class VisitSchedule {
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
                 absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
   void ChooseLoop();
-  bool IsTrialDue(uint64_t window_bytes) const;
-  // Which of them fetches the least.
-  size_t BestOf(const std::vector<Loop>& loops, uint64_t window_bytes);
-  void Begin(Loop loop);
+  void Begin(VisitLoop loop);
   void SetWhatStays(const std::vector<uint32_t>& objects);
   // Of some rounds of what is expected, within that window.
-  uint64_t FetchedBytesIn(const Loop& loop, uint64_t window_bytes) const;
+  uint64_t FetchedBytesIn(const VisitLoop& loop, uint64_t window_bytes) const;
 
   uint64_t window_bytes_;
   std::vector<Object> objects_;
@@ -140,11 +128,9 @@ class VisitSchedule {
   bool is_trial_ = false;        // a copy, which does what is expected and nothing else
   size_t expected_uses_ = 0;     // in a row, up to the last one
   uint64_t stay_bytes_ = 0;      // of objects that stay
-  Loop loop_;                    // that runs
-  size_t best_ = 0;              // of the loops to choose from, in the last trial
-  std::optional<uint64_t> tried_window_bytes_;  // of this trial; none: what is done has changed
-  uint64_t rounds_for_trials_ = 24; // 
-  uint64_t trials_ = 0;
+  VisitLoop loop_;               // that runs
+  VisitLoop::Kind best_ = VisitLoop::Kind::kNoneStays;  // in the last trial
+  LoopTrials trials_;
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
   uint64_t rows_ = 0;  // from the start, whatever of them the history has forgotten
