@@ -42,8 +42,8 @@ std::vector<SizedObject> Spread(const std::vector<SizedObject>& round, uint64_t 
 }
 
 // All down to some size, and of the others, spread over the round, as many as leave room for three
-// of them: a third one, as what is away may lie close together. Nothing where that is not more than
-// all but the two largest.
+// of them. With room for two, what is away and lies close together came late (conv nets, experts).
+// Nothing where three of the others take no less than the two largest of all.
 std::vector<SizedObject> LargestAndSpread(const std::vector<SizedObject>& round,
                                           uint64_t window_bytes) {
   std::vector<uint64_t> sizes;

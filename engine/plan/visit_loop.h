@@ -35,13 +35,14 @@ struct VisitLoop {
   bool operator==(const VisitLoop& other) const = default;
 };
 
-// At most one of each kind, the simplest one first: none stays, which is the only one where all fit
-// in the window, or next to nothing. `round` is each object once, by its first use.
+// At most one of each kind, first of all that none stays: the only one where all of them fit in the
+// window, or where it has no room for more than what is used and what comes next. `round` is each
+// object once, by its first use.
 std::vector<VisitLoop> LoopsWithin(const std::vector<SizedObject>& round, uint64_t window_bytes);
 
-// When loops are tried again, as the window is another one. A trial takes about as long as all uses
-// of eight rounds. In windows that go on changing there is one in so many rounds therefore, but for
-// the first few; once a window stays what it is, it is tried within so many.
+// When loops are tried again, as the window is another one. A trial does some rounds of each loop.
+// In windows that go on changing there is one in eight rounds therefore, but for the first few; a
+// window that stays is tried within eight rounds.
 class LoopTrials {
  public:
   void OnRound() { rounds_ = std::min(rounds_ + 1, kMostRounds); }
@@ -59,11 +60,11 @@ class LoopTrials {
   uint64_t count() const { return count_; }
 
  private:
-  static constexpr uint64_t kRoundsOfTrial = 8;
-  static constexpr uint64_t kMostRounds = 3 * kRoundsOfTrial;
+  static constexpr uint64_t kRoundsOfTrial = 8;                // from one to the next
+  static constexpr uint64_t kMostRounds = 3 * kRoundsOfTrial;  // that are saved up
 
   std::optional<uint64_t> tried_window_bytes_;
-  uint64_t rounds_ = kMostRounds;  // that no trial has taken yet
+  uint64_t rounds_ = kMostRounds;  // saved up for trials
   uint64_t count_ = 0;
 };
 

@@ -31,6 +31,11 @@
 // that is away and the next on average, rounded up, in place of what was used last. A copy has that
 // long then, wherever those that are away lie a little nearer or farther.
 //
+// Room for the two largest is a great part of the window where these are much larger than others,
+// as a language model's embedding and its head are. There, all that are large may stay, so that the
+// others alone need room to come and go. Which of these ways a loop runs (visit_loop.h) is found by
+// a trial of each, by the bytes that it fetches; and by another trial where the window has changed.
+//
 // Thread safety: none; its owner's lock guards it.
 
 #ifndef PINION_ENGINE_PLAN_VISIT_SCHEDULE_H_
@@ -84,7 +89,7 @@ class VisitSchedule {
   void OnHere(uint32_t object);
 
   uint64_t here_bytes() const { return here_bytes_; }
-  // How often loops were tried, each of them for some rounds.
+  // How often the ways of a loop were tried: rarely while windows go on changing.
   uint64_t trials() const { return trials_.count(); }
 
  private:
@@ -93,7 +98,7 @@ class VisitSchedule {
     uint64_t last_use = 0;
     bool is_here = false;
     bool stays = false;
-    uint64_t next_row = 0;  // of what is expected, the row of its next use; kNever
+    uint64_t next_row = 0;  // which row is expected to be its next uses; kNever
   };
 
   // A row of uses of one object, or a change.
@@ -124,6 +129,7 @@ class VisitSchedule {
   uint64_t window_bytes_;
   std::vector<Object> objects_;
   std::vector<Row> history_;     // each one another object's than the one before
+  uint64_t rows_ = 0;            // from the start, those too that the history has forgotten
   std::optional<size_t> match_;  // where in the history the same was done as just now
   bool is_trial_ = false;        // a copy, which does what is expected and nothing else
   size_t expected_uses_ = 0;     // in a row, up to the last one
@@ -133,7 +139,6 @@ class VisitSchedule {
   LoopTrials trials_;
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
-  uint64_t rows_ = 0;  // from the start, whatever of them the history has forgotten
 };
 
 }  // namespace pinion
