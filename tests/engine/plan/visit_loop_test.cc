@@ -71,6 +71,23 @@ TEST(VisitLoop, OneLargestMayStayWhereTwoHaveNoRoom) {
   EXPECT_THAT(larger.back().stay, UnorderedElementsAre(0, 1));
 }
 
+TEST(VisitLoop, OfThoseThatAreAsLargeAllStayOrNone) {
+  const std::vector<uint64_t> sizes = {80, 10, 10, 60, 10, 10, 60, 10, 10, 60, 10, 10};
+  for (uint64_t window = 90; window < 400; ++window) {
+    const VisitLoop loop = LoopsOf(sizes, window).back();
+    if (loop.kind != Kind::kLargestStay) continue;
+    const bool has_room = window > 80 + 3 * 60 + 3 * 10;
+    for (const uint32_t object : {3, 6, 9}) {
+      EXPECT_EQ(std::count(loop.stay.begin(), loop.stay.end(), object), has_room ? 1 : 0) << window;
+    }
+  }
+}
+
+TEST(VisitLoop, NoneIsLargeWhereThreeOthersNeedAsMuchRoomAsTheTwoLargest) {
+  EXPECT_EQ(LoopsOf({13, 8, 8, 8, 8, 8, 8, 8}, 60).back().kind, Kind::kAllMoveOn);
+  EXPECT_EQ(LoopsOf({13, 12, 8, 8, 8, 8, 8, 8}, 60).back().kind, Kind::kLargestStay);
+}
+
 TEST(VisitLoop, OfEqualObjectsNoneIsTheLargest) {
   for (uint64_t window = 10; window < 240; ++window) {
     for (const VisitLoop& loop : LoopsOf(std::vector<uint64_t>(24, 10), window)) {
