@@ -371,6 +371,31 @@ TEST(VisitSchedule, WhatStaysIsGivenUpForAnotherRowOfUses) {
   EXPECT_EQ(shelf.TakeFetches(), 11 * (12 - 4));
 }
 
+TEST(VisitSchedule, AnotherRowOfUsesIsTriedInTheSameWindow) {
+  std::vector<uint32_t> pass(12);
+  std::iota(pass.begin(), pass.end(), 0);
+  Shelf shelf(std::vector<uint64_t>(12, 1), 6);
+  for (int round = 0; round < 4; ++round) shelf.Late(ForwardAndBackward(12));
+  for (int round = 0; round < 4; ++round) shelf.Late(pass);
+  shelf.TakeFetches();
+  shelf.Late(pass);
+  EXPECT_EQ(shelf.TakeFetches(), 12 - 4) << "in a step nothing stays by name, but in a pass";
+}
+
+TEST(VisitSchedule, AShareStaysInAWindowOfLessThanHalfThatWasNotTriedYet) {
+  constexpr int kObjects = 24;
+  // After the windows of so many rounds, all of which have room for more than half.
+  for (int before = 30; before < 38; ++before) {
+    Shelf shelf(std::vector<uint64_t>(kObjects, 100), 2000);
+    for (int round = 0; round < before + 7; ++round) {
+      if (round == before + 2) shelf.TakeFetches();
+      shelf.SetWindow((round < before ? 2000 : 1000) + static_cast<uint64_t>(round));
+      for (uint32_t object = 0; object < kObjects; ++object) shelf.Use(object);
+    }
+    EXPECT_LE(shelf.TakeFetches(), 5 * (kObjects - 8) + 2) << before;
+  }
+}
+
 TEST(VisitSchedule, TheSameUseAgainAsksForNothing) {
   Shelf shelf({1, 1}, 2);
   shelf.Use(0);
