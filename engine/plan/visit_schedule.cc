@@ -113,7 +113,7 @@ void VisitSchedule::Remember(uint32_t object) {
     Begin({});
     return;
   }
-  // For all others it is the row that it was.
+  // As all goes as expected, the rows of all others are expected where they were.
   size_t ahead = 1;
   while (history_[*match_ + ahead].object != object) ++ahead;
   objects_[object].next_row = rows_ + ahead;
