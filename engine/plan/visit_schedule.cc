@@ -1,13 +1,12 @@
 #include "pinion/engine/plan/visit_schedule.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace pinion {
 namespace {
 
-constexpr size_t kNever = SIZE_MAX;
+constexpr uint64_t kNever = UINT64_MAX;
 
 // Uses before the last one that have to be the same, at least, for what followed to be expected,
 // and at most, to tell one place of a step from another.
@@ -16,51 +15,6 @@ constexpr size_t kMostMemory = 64;
 
 // Of uses: steps of thousands of layers, several times over.
 constexpr size_t kHistory = size_t{1} << 16;
-
-struct Sized {
-  uint32_t object = 0;
-  uint64_t size_bytes = 0;
-};
-
-// Of these objects, as many as have room, each where those before it leave what it takes of an even
-// share.
-std::vector<Sized> ThoseOfAShare(const std::vector<Sized>& round, uint64_t round_bytes,
-                                 uint64_t most_bytes) {
-  const double share = static_cast<double>(most_bytes) / static_cast<double>(round_bytes);
-  std::vector<Sized> stay;
-  double seen_bytes = 0;
-  uint64_t stay_bytes = 0;
-  for (const Sized& sized : round) {
-    seen_bytes += static_cast<double>(sized.size_bytes);
-    const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(stay_bytes);
-    if (room_bytes < static_cast<double>(sized.size_bytes)) continue;
-    stay.push_back(sized);
-    stay_bytes += sized.size_bytes;
-  }
-  return stay;
-}
-
-uint64_t BytesOf(const std::vector<Sized>& objects) {
-  uint64_t bytes = 0;
-  for (const Sized& sized : objects) bytes += sized.size_bytes;
-  return bytes;
-}
-
-// Of the round's objects, spread over it, as many as have room.
-std::vector<Sized> Spread(const std::vector<Sized>& round, uint64_t most_bytes) {
-  const uint64_t round_bytes = BytesOf(round);
-  std::vector<Sized> first = ThoseOfAShare(round, round_bytes, most_bytes);
-  // With what they have of it, if that is as much: the part of an object that is left over would be
-  // a place where two that are away come in a row.
-  std::vector<Sized> even = ThoseOfAShare(round, round_bytes, BytesOf(first));
-  return BytesOf(even) == BytesOf(first) ? even : first;
-}
-
-std::vector<uint32_t> NumbersOf(const std::vector<Sized>& objects) {
-  std::vector<uint32_t> numbers;
-  for (const Sized& sized : objects) numbers.push_back(sized.object);
-  return numbers;
-}
 
 }  // namespace
 
@@ -81,7 +35,6 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   const bool goes_on = is_same && is_here;
   if (goes_on && here_bytes_ <= window_bytes_) return visit;
   objects_[object].last_use = ++uses_;
-  FindNextUses();
   // Where others are in use as well, there is no choice but to have more than the window.
   MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
   if (!is_here) {
@@ -103,7 +56,6 @@ Visit VisitSchedule::OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> m
 Visit VisitSchedule::OnChange(absl::FunctionRef<bool(uint32_t)> may_drop) {
   Visit visit;
   if (history_.empty() || history_.back().object != change()) Remember(change());
-  FindNextUses();
   FetchAhead(change(), may_drop, visit);
   return visit;
 }
@@ -118,7 +70,7 @@ void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)
     const uint32_t next = ExpectedAt(ahead).object;
     if (next == change()) return;
     most_bytes = std::min(most_bytes, ExpectedAt(ahead).window_bytes);
-    const bool is_counted = next == in_use || objects_[next].next_use != ahead;
+    const bool is_counted = next == in_use || objects_[next].next_row != rows_ + ahead;
     if (is_counted) continue;
     if (!objects_[next].stays) needed_bytes += objects_[next].size_bytes;
     if (needed_bytes > most_bytes) return;
@@ -147,6 +99,7 @@ void VisitSchedule::Remember(uint32_t object) {
   }
   const bool is_expected = match_.has_value() && ExpectedAt(1).object == object;
   history_.push_back({.object = object, .uses = 0, .window_bytes = window_bytes_});
+  ++rows_;
   const size_t period_before = is_expected ? period() - 1 : 0;
   // Of all places that are as much like this one as can be told, the last one is the best: uses of
   // today are repeated before those of last week.
@@ -154,12 +107,17 @@ void VisitSchedule::Remember(uint32_t object) {
       !is_expected || (!is_trial_ && (expected_uses_ + 1) % kMostMemory == 0);
   match_ = is_looked_for ? FindSameUses() : std::optional(*match_ + 1);
   if (!match_.has_value() || period() != period_before) {
+    FindNextRows();
     expected_uses_ = 0;
-    tried_.clear();
+    trials_.Forget();
     Begin({});
-  } else if (++expected_uses_ % period() == 0 && !is_trial_) {
-    ChooseLoop();
+    return;
   }
+  // As all goes as expected, the rows of all others are expected where they were.
+  size_t ahead = 1;
+  while (history_[*match_ + ahead].object != object) ++ahead;
+  objects_[object].next_row = rows_ + ahead;
+  if (++expected_uses_ % period() == 0 && !is_trial_) ChooseLoop();
 }
 
 std::optional<size_t> VisitSchedule::FindSameUses() const {
@@ -184,11 +142,11 @@ const VisitSchedule::Row& VisitSchedule::ExpectedAt(size_t uses_from_now) const 
   return history_[*match_ + 1 + (uses_from_now - 1) % period()];
 }
 
-void VisitSchedule::FindNextUses() {
-  for (Object& object : objects_) object.next_use = kNever;
+void VisitSchedule::FindNextRows() {
+  for (Object& object : objects_) object.next_row = kNever;
   if (!match_.has_value()) return;
   for (size_t ahead = period(); ahead > 0; --ahead) {
-    objects_[ExpectedAt(ahead).object].next_use = ahead;
+    objects_[ExpectedAt(ahead).object].next_row = rows_ + ahead;
   }
 }
 
@@ -203,27 +161,30 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
         std::find(visit.fetches.begin(), visit.fetches.end(), number) != visit.fetches.end();
     const bool may_go = !object.stays || uses_from_now == 0;
     if (object.is_here && may_go && number != in_use && !is_fetched_just_now &&
-        object.next_use > uses_from_now && may_drop(number)) {
+        object.next_row > rows_ + uses_from_now && may_drop(number)) {
       candidates.push_back(number);
     }
   }
-  std::sort(candidates.begin(), candidates.end(), [this](uint32_t a, uint32_t b) {
-    if (objects_[a].stays != objects_[b].stays) return objects_[b].stays;
-    if (objects_[a].next_use != objects_[b].next_use) {
-      return objects_[a].next_use > objects_[b].next_use;
+  // Most often one goes of many: a heap finds it without an order of the others.
+  const auto goes_later = [this](uint32_t a, uint32_t b) {
+    if (objects_[a].stays != objects_[b].stays) return objects_[a].stays;
+    if (objects_[a].next_row != objects_[b].next_row) {
+      return objects_[a].next_row < objects_[b].next_row;
     }
-    return objects_[a].last_use < objects_[b].last_use;
-  });
-  size_t count = 0;
+    return objects_[a].last_use > objects_[b].last_use;
+  };
+  std::make_heap(candidates.begin(), candidates.end(), goes_later);
+  auto first_drop = candidates.end();  // from here on those that go, the first one last
   uint64_t freed_bytes = 0;
-  for (; freed_bytes < excess_bytes && count < candidates.size(); ++count) {
-    freed_bytes += objects_[candidates[count]].size_bytes;
+  while (freed_bytes < excess_bytes && first_drop != candidates.begin()) {
+    std::pop_heap(candidates.begin(), first_drop, goes_later);
+    freed_bytes += objects_[*--first_drop].size_bytes;
   }
   const bool is_ahead = uses_from_now > 0;
   if (is_ahead && freed_bytes < excess_bytes) return false;
-  for (size_t i = 0; i < count; ++i) {
-    OnAway(candidates[i]);
-    visit.drops.push_back(candidates[i]);
+  for (auto drop = candidates.end(); drop != first_drop;) {
+    OnAway(*--drop);
+    visit.drops.push_back(*drop);
   }
   return freed_bytes >= excess_bytes;
 }
@@ -231,9 +192,8 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
 void VisitSchedule::ChooseLoop() {
   // Trials of some rounds must not outgrow the history.
   if (period() >= kHistory / 4) return;
-  std::vector<Sized> round;  // each object once, by its first use
+  std::vector<SizedObject> round;  // each object once, by its first use
   std::vector<bool> is_in_round(objects_.size());
-  uint64_t largest_bytes = 0, second_bytes = 0;
   uint64_t window_bytes = UINT64_MAX;  // at the least
   for (size_t ahead = 1; ahead <= period(); ++ahead) {
     const uint32_t object = ExpectedAt(ahead).object;
@@ -242,39 +202,34 @@ void VisitSchedule::ChooseLoop() {
     window_bytes = std::min(window_bytes, ExpectedAt(ahead).window_bytes);
     if (is_in_round[object]) continue;
     is_in_round[object] = true;
-    const uint64_t size_bytes = objects_[object].size_bytes;
-    round.push_back({object, size_bytes});
-    second_bytes = std::max(second_bytes, std::min(largest_bytes, size_bytes));
-    largest_bytes = std::max(largest_bytes, size_bytes);
+    round.push_back({object, objects_[object].size_bytes});
   }
-  const uint64_t round_bytes = BytesOf(round);
-  std::vector<Loop> loops = {{}};
-  if (round_bytes > window_bytes && window_bytes > largest_bytes + second_bytes) {
-    const uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
-    loops.push_back({.stay = NumbersOf(Spread(round, most_bytes))});
-    if (2 * most_bytes >= round_bytes) {
-      const std::vector<Sized> stay = Spread(round, most_bytes + second_bytes);
-      const uint64_t away_bytes = round_bytes - BytesOf(stay);
-      // From one that is away to the next it is so many uses, and one is in use.
-      const uint64_t most_ahead = (round_bytes + away_bytes - 1) / away_bytes + 1;
-      loops.push_back({NumbersOf(stay), most_ahead * largest_bytes});
+  std::vector<VisitLoop> loops = LoopsWithin(round, window_bytes);
+  const bool is_choice = loops.size() > 1;
+  trials_.OnRound();
+  if (is_choice && trials_.IsDue(window_bytes)) {
+    trials_.OnTrial(window_bytes);
+    uint64_t least_bytes = UINT64_MAX;
+    for (const VisitLoop& loop : loops) {
+      // Of those that fetch the same, the simpler one.
+      const uint64_t fetched_bytes = FetchedBytesIn(loop, window_bytes);
+      if (fetched_bytes < least_bytes) best_ = loop.kind;
+      least_bytes = std::min(least_bytes, fetched_bytes);
     }
   }
-  if (loops == tried_) {
+  // Until the next trial, what was best in one window is taken to be so in another.
+  auto best = std::find_if(loops.begin(), loops.end(),
+                           [this](const VisitLoop& loop) { return loop.kind == best_; });
+  if (best == loops.end()) best = loops.begin() + (is_choice ? 1 : 0);
+  if (*best != loop_) {
+    Begin(std::move(*best));
+  } else if (loop_.kind == VisitLoop::Kind::kAllMoveOn) {
     // They were spread over the first round, and so is what is away by now.
-    if (loop_.moves_on()) SetWhatStays({});
-    return;
+    SetWhatStays({});
   }
-  Begin({});
-  std::vector<uint64_t> fetched_bytes;
-  for (const Loop& loop : loops) fetched_bytes.push_back(FetchedBytesIn(loop, window_bytes));
-  // Of those that fetch the same, what is simpler.
-  const auto least = std::min_element(fetched_bytes.begin(), fetched_bytes.end());
-  Begin(loops[least - fetched_bytes.begin()]);
-  tried_ = std::move(loops);
 }
 
-void VisitSchedule::Begin(Loop loop) {
+void VisitSchedule::Begin(VisitLoop loop) {
   loop_ = std::move(loop);
   SetWhatStays(loop_.stay);
 }
@@ -288,16 +243,21 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
   }
 }
 
-uint64_t VisitSchedule::FetchedBytesIn(const Loop& loop, uint64_t window_bytes) const {
-  VisitSchedule trial = *this;
+uint64_t VisitSchedule::FetchedBytesIn(const VisitLoop& loop, uint64_t window_bytes) const {
+  VisitSchedule trial({.sizes_bytes = {}, .window_bytes = window_bytes});
   trial.is_trial_ = true;
-  trial.set_window_bytes(window_bytes);
+  trial.objects_ = objects_;
+  trial.history_.assign(history_.begin() + *match_, history_.end());
+  trial.match_ = 0;
+  trial.rows_ = rows_;
+  trial.here_bytes_ = here_bytes_;
+  trial.uses_ = uses_;
   trial.Begin(loop);
   const auto may_drop = [](uint32_t) { return true; };
   const size_t uses = trial.period();
   uint64_t fetched_bytes = 0;
   for (int round = 0; round < 4; ++round) {
-    if (round == 1 && loop.moves_on()) trial.SetWhatStays({});
+    if (round == 1 && loop.kind == VisitLoop::Kind::kAllMoveOn) trial.SetWhatStays({});
     for (size_t use = 0; use < uses; ++use) {
       for (const uint32_t fetched : trial.OnUse(trial.ExpectedAt(1).object, may_drop).fetches) {
         // What was there before, in another window, is none of the loop's merit.

@@ -31,6 +31,11 @@
 // that is away and the next on average, rounded up, in place of what was used last. A copy has that
 // long then, wherever those that are away lie a little nearer or farther.
 //
+// Room for the two largest is a great part of the window where these are much larger than others,
+// as a language model's embedding and its head are. There, all that are large may stay, so that the
+// others alone need room to come and go. Which of these ways a loop runs (visit_loop.h) is found by
+// a trial of each, by the bytes that it fetches; and by another trial where the window has changed.
+//
 // Thread safety: none; its owner's lock guards it.
 
 #ifndef PINION_ENGINE_PLAN_VISIT_SCHEDULE_H_
@@ -42,6 +47,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "pinion/engine/plan/visit_loop.h"
 
 namespace pinion {
 
@@ -83,6 +89,8 @@ class VisitSchedule {
   void OnHere(uint32_t object);
 
   uint64_t here_bytes() const { return here_bytes_; }
+  // How often the ways of a loop were tried: rarely while windows go on changing.
+  uint64_t trials() const { return trials_.count(); }
 
  private:
   struct Object {
@@ -90,7 +98,7 @@ class VisitSchedule {
     uint64_t last_use = 0;
     bool is_here = false;
     bool stays = false;
-    size_t next_use = 0;  // how many uses from now, of what is expected; kNever
+    uint64_t next_row = 0;  // which row is expected to be its next uses; kNever
   };
 
   // A row of uses of one object, or a change.
@@ -100,16 +108,6 @@ class VisitSchedule {
     uint64_t window_bytes = 0;  // at the least
   };
 
-  // How the rounds of a loop run.
-  struct Loop {
-    std::vector<uint32_t> stay;  // in the first round, and where none moves on in the next ones
-    // Where all move on: of what is in use and what comes next, as far as is looked ahead.
-    uint64_t most_ahead_bytes = UINT64_MAX;
-
-    bool moves_on() const { return most_ahead_bytes != UINT64_MAX; }
-    bool operator==(const Loop& other) const = default;
-  };
-
   // The number behind those of objects stands for a change; it is never in use.
   uint32_t change() const { return static_cast<uint32_t>(objects_.size() - 1); }
   void FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
@@ -117,26 +115,28 @@ class VisitSchedule {
   std::optional<size_t> FindSameUses() const;
   size_t period() const { return history_.size() - 1 - *match_; }
   const Row& ExpectedAt(size_t uses_from_now) const;
-  void FindNextUses();
+  void FindNextRows();
   // Drops until so many bytes more fit. False, with nothing dropped, where that cannot be without
   // an object that is used within `uses_from_now`.
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
                 absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
   void ChooseLoop();
-  void Begin(Loop loop);
+  void Begin(VisitLoop loop);
   void SetWhatStays(const std::vector<uint32_t>& objects);
   // Of some rounds of what is expected, within that window.
-  uint64_t FetchedBytesIn(const Loop& loop, uint64_t window_bytes) const;
+  uint64_t FetchedBytesIn(const VisitLoop& loop, uint64_t window_bytes) const;
 
   uint64_t window_bytes_;
   std::vector<Object> objects_;
   std::vector<Row> history_;     // each one another object's than the one before
+  uint64_t rows_ = 0;            // from the start, those too that the history has forgotten
   std::optional<size_t> match_;  // where in the history the same was done as just now
   bool is_trial_ = false;        // a copy, which does what is expected and nothing else
   size_t expected_uses_ = 0;     // in a row, up to the last one
   uint64_t stay_bytes_ = 0;      // of objects that stay
-  Loop loop_;                    // that runs
-  std::vector<Loop> tried_;      // of which it fetches the least
+  VisitLoop loop_;               // that runs
+  VisitLoop::Kind best_ = VisitLoop::Kind::kNoneStays;  // in the last trial
+  LoopTrials trials_;
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
 };
