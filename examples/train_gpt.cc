@@ -275,6 +275,8 @@ void PrintBound(RunOptions options, const RunResult& visiting, const TextData& t
   options.resume_path.clear();
   options.checkpoint_path.clear();
   options.trace_path.clear();
+  absl::PrintF("running  %d steps with all weights on the device\n", options.steps);
+  std::fflush(stdout);
   const absl::StatusOr<RunResult> resident = Train(options, text, nullptr);
   absl::PrintF("bound    %s\n",
                resident.ok() ? PeakAndBound(visiting, *resident)
@@ -334,7 +336,6 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
                             }));
   }
   PrintSummary(options, result, modelled);
-  if (options.offload_weights) PrintBound(options, result, text);
   if (const std::string path = absl::GetFlag(FLAGS_explain); !path.empty()) {
     PINION_ASSIGN_OR_RETURN(const std::string* const explained, ExplainedIn(result, path));
     PINION_RETURN_IF_ERROR(WriteAtomically(path, *explained));
@@ -343,8 +344,11 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
   group.name = modelled ? absl::GetFlag(FLAGS_preset) : options.device;
   if (group.name.empty()) group.name = kScaled;
   group.runs.push_back({options.offload, options.model.checkpoint_blocks, options.offload_weights,
-                        std::move(result), std::nullopt, std::nullopt});
-  return WriteJson({std::move(group)});
+                        result, std::nullopt, std::nullopt});
+  PINION_RETURN_IF_ERROR(WriteJson({std::move(group)}));
+  // Last: it trains once more.
+  if (options.offload_weights) PrintBound(options, result, text);
+  return absl::OkStatus();
 }
 
 absl::Status TrainGpt(const std::vector<char*>& arguments) {

@@ -100,10 +100,10 @@ std::optional<size_t> KnownStep::NextRead(uint32_t object, size_t now, bool is_k
   return *next;
 }
 
-bool KnownStep::IsHereUntilNextUse(uint32_t object, size_t now) const {
+std::optional<size_t> KnownStep::NextUse(uint32_t object, size_t now) const {
   const std::vector<size_t>& uses = lives_[object].uses;
   const auto next = std::upper_bound(uses.begin(), uses.end(), now);
-  return next != uses.end() && !comes_back_[*next];
+  return next == uses.end() ? std::nullopt : std::optional(*next);
 }
 
 bool KnownStep::IsLike(const StepRecord& other) const {

@@ -61,8 +61,13 @@ class KnownStep {
     const uint32_t needed_until = step_.objects[object].needed_until;
     return needed_until > 0 && needed_until <= use;
   }
-  // Whether it is used again behind use `now`, and is on the device until then.
-  bool IsHereUntilNextUse(uint32_t object, size_t now) const;
+  // The ordinal of its next use behind use `now`.
+  std::optional<size_t> NextUse(uint32_t object, size_t now) const;
+  // Whether there is one, and it is on the device until then.
+  bool IsHereUntilNextUse(uint32_t object, size_t now) const {
+    const std::optional<size_t> next = NextUse(object, now);
+    return next.has_value() && !comes_back_[*next];
+  }
   // Objects in the order in which they are over, where that is known.
   const std::vector<uint32_t>& overs() const { return overs_; }
   // It saves and reads the same.

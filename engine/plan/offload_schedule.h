@@ -131,7 +131,7 @@ class OffloadSchedule {
   virtual bool OnRead(ScheduledParcel& parcel) = 0;
   // Whether what was fetched of it stays once the reader who uses it now, and all others, have read
   // it: it is let go of by an eviction then.
-  virtual bool StaysFetched(const ScheduledParcel& /*parcel*/) { return false; }
+  virtual bool StaysFetched(const ScheduledParcel& /*parcel*/) const { return false; }
   // What was fetched was let go of. True if nobody had read it.
   virtual bool OnDropped(ScheduledParcel& parcel) = 0;
   // Fetches that TakeFetches asked for were made, or could not be.

@@ -164,6 +164,7 @@ void TargetSchedule::OnUsed(uint32_t id, Use use) {
     if (reached.has_value()) now_ = *reached;
     if (!reached.has_value() || IsOverdue()) FindKnown(/*begins=*/false);
   }
+  object.stays_fetched = use == Use::kReadAndKept && IsForNextUse(object);
   const ScheduledParcel* parcel = object.parcel;
   const bool is_away = parcel != nullptr && parcel->scheduled.in_window == 0 && !object.is_fetched;
   awaited_bytes_ = is_away ? parcel->size_bytes : 0;
@@ -193,7 +194,8 @@ uint32_t TargetSchedule::NewObject(const SavedObject& saved) {
 void TargetSchedule::OnReleased(uint32_t object) {
   // A step without a plan may be one that never ends: somebody keeps a graph for good.
   if (!IsPlanned()) unused_.push_back(object);
-  objects_[object].is_live = objects_[object].stays = false;
+  objects_[object].is_live = objects_[object].stays = objects_[object].stays_fetched = false;
+  objects_[object].parcel = nullptr;
   CountAsOverdue(objects_[object], false);
   if (--live_objects_ > 0) return;
   known_.OnEnd(now_known_.get());
@@ -236,14 +238,6 @@ void TargetSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
   // Its reader has it, and the next one may be far away.
   if (!IsPlanned() && options_.memory_bytes.has_value()) due_.push_back(&parcel);
   window_.OnFetched(parcel, backward);
-}
-
-// In a graph that is kept. What shares a parcel is not dropped once more, and would stay for good.
-bool TargetSchedule::StaysFetched(const ScheduledParcel& parcel) {
-  if (!IsPlanned() || parcel.objects.size() != 1) return false;
-  Object& object = objects_[parcel.objects.front()];
-  object.stays_fetched = now_known_->IsHereUntilNextUse(object.planned, now_);
-  return object.stays_fetched;
 }
 
 bool TargetSchedule::OnDropped(ScheduledParcel& parcel) {
@@ -304,65 +298,18 @@ std::vector<ScheduledParcel*> TargetSchedule::TakeEvictions() {
   if (std::exchange(looked_at_, now_) == now_) return taken;
   const uint64_t missing_bytes = MissingBytes(awaited_bytes_);
   const uint64_t window_bytes = window_.window_bytes();
-  return window_.TakeDownTo(window_bytes - std::min(window_bytes, missing_bytes));
+  taken = window_.TakeDownTo(window_bytes - std::min(window_bytes, missing_bytes));
+  for (ScheduledParcel* parcel :
+       TakeStayedFor(missing_bytes - std::min(window_bytes, missing_bytes))) {
+    taken.push_back(parcel);
+  }
+  return taken;
 }
 
 uint64_t TargetSchedule::MissingBytes(uint64_t more_bytes) const {
   if (!options_.memory_bytes.has_value()) return 0;
   const uint64_t wanted_bytes = device_bytes_ + now_known_->GrowthBytes(now_) + more_bytes;
   return wanted_bytes - std::min(wanted_bytes, *options_.memory_bytes);
-}
-
-OffloadSchedule::Fetches TargetSchedule::TakeFetches(
-    const SavedPlace& from, int64_t backward,
-    absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
-  if (!IsPlanned()) {
-    return options_.memory_bytes.has_value() ? Fetches()
-                                             : window_.TakeFetches(from, backward, is_away);
-  }
-  Fetches taken;
-  if (!window_.MayFetch()) return taken;
-  const std::vector<StepMove>& moves = now_known_->plan().moves;
-  for (; next_fetch_ < moves.size() && moves[next_fetch_].fetch_at <= now_; ++next_fetch_) {
-    const StepMove& move = moves[next_fetch_];
-    const uint32_t id = actual_[move.object];
-    if (id != UINT32_MAX) CountIfOverdue(objects_[id]);  // it may be here again
-    // What is to be read by now is fetched by whoever reads it.
-    if (id == UINT32_MAX || move.read_at <= now_ || objects_[id].parcel == nullptr) continue;
-    ScheduledParcel& parcel = *objects_[id].parcel;
-    ++taken.looks;
-    if (parcel.scheduled.fetched_ahead || !is_away(parcel)) continue;
-    if (MissingBytes(parcel.size_bytes) > 0) break;  // the device has more than it had: later
-    window_.TakeFetch(parcel);
-    taken.parcels.push_back(&parcel);
-    ++next_fetch_;
-    break;
-  }
-  return taken;
-}
-
-std::vector<ScheduledParcel*> TargetSchedule::FetchedAhead() const {
-  std::vector<ScheduledParcel*> parcels = window_.FetchedAhead();
-  for (const Object& object : objects_) {
-    const bool stays = object.stays_fetched && object.parcel != nullptr;
-    if (stays && !object.parcel->scheduled.fetched_ahead) parcels.push_back(object.parcel);
-  }
-  return parcels;
-}
-
-std::vector<ScheduledParcel*> TargetSchedule::FetchedIn(int64_t backward) const {
-  std::vector<ScheduledParcel*> parcels = window_.FetchedIn(backward);
-  if (!IsPlanned()) return parcels;
-  std::erase_if(parcels, [this](const ScheduledParcel* parcel) {
-    return parcel->objects.size() == 1 && objects_[parcel->objects.front()].stays_fetched;
-  });
-  // The plan may have fetched them for the next backward.
-  for (const StepMove& move : now_known_->plan().moves) {
-    const uint32_t id = actual_[move.object];
-    if (id == UINT32_MAX || move.fetch_at > now_ || move.read_at <= now_) continue;
-    std::erase(parcels, objects_[id].parcel);
-  }
-  return parcels;
 }
 
 }  // namespace pinion

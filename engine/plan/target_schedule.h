@@ -153,7 +153,10 @@ class TargetSchedule final : public OffloadSchedule {
   void OnBackwardEnd(int64_t backward) override { window_.OnBackwardEnd(backward); }
   void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
   bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
-  bool StaysFetched(const ScheduledParcel& parcel) override;
+  // In a graph that is kept. Nothing that shares a parcel, which is not dropped once more.
+  bool StaysFetched(const ScheduledParcel& parcel) const override {
+    return parcel.objects.size() == 1 && objects_[parcel.objects.front()].stays_fetched;
+  }
   bool OnDropped(ScheduledParcel& parcel) override;
   void OnFetchesMade() override { window_.OnFetchesMade(); }
   void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
@@ -184,7 +187,7 @@ class TargetSchedule final : public OffloadSchedule {
     bool is_held = false;               // it was evicted, and others hold its memory as well
     bool is_overdue = false;            // it counts among `overdue_bytes_`
     bool is_fetched = false;            // it has come back, and may have been let go of since
-    bool stays_fetched = false;         // of these, for its next reader
+    bool stays_fetched = false;         // what was fetched is for its next reader as well
     ScheduledParcel* parcel = nullptr;  // once it has left
   };
 
@@ -221,6 +224,13 @@ class TargetSchedule final : public OffloadSchedule {
   bool IsFetchedAlone(const ScheduledParcel& parcel) const {
     return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
   }
+  // Whether it is on the device, as planned, until it is used again.
+  bool IsForNextUse(const Object& object) const {
+    return IsPlanned() && now_known_->IsHereUntilNextUse(object.planned, now_);
+  }
+  // What has stayed for a later backward and together has so many bytes, or all of it: first what
+  // is used last.
+  std::vector<ScheduledParcel*> TakeStayedFor(uint64_t size_bytes);
   // What the device lacks for so much more, and for what the step will ask for before its next use.
   uint64_t MissingBytes(uint64_t more_bytes) const;
 

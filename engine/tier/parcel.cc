@@ -100,9 +100,9 @@ GuardedMemory Parcel::RemoveReader(const Reader& reader) {
   return EndEpochIfAllHaveRead(Afterwards::kLetGo);
 }
 
-GuardedMemory Parcel::MarkRead(Reader& reader, Afterwards afterwards) {
+GuardedMemory Parcel::MarkRead(Reader& reader) {
   MutexLock lock(mu_);
-  return MarkReadLocked(reader, afterwards);
+  return MarkReadLocked(reader, Afterwards::kLetGo);
 }
 
 GuardedMemory Parcel::MarkReadLocked(Reader& reader, Afterwards afterwards) {

@@ -124,14 +124,14 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   void AddReaders(int count);
   // Returns what was fetched, if all others have read it.
   [[nodiscard]] GuardedMemory RemoveReader(const Reader& reader);
-  // What was fetched stays where all have read it by now.
-  enum class Afterwards { kLetGo, kKeep };
   // The reader needs the parcel no more in this epoch, since it has found the bytes elsewhere.
-  [[nodiscard]] GuardedMemory MarkRead(Reader& reader, Afterwards afterwards = Afterwards::kLetGo);
+  [[nodiscard]] GuardedMemory MarkRead(Reader& reader);
 
   // --- back ---
   // Blocks the host while another thread fetches. Neither kNew nor kHeld.
   Read ReadOrClaim(Reader& reader);
+  // What becomes of what was fetched, where all have read it by now.
+  enum class Afterwards { kLetGo, kKeep };
   // The same into `read` where the parcel is fetched; never blocks. Else false.
   bool ReadIfFetched(Reader& reader, std::optional<Read>& read,
                      Afterwards afterwards = Afterwards::kLetGo);

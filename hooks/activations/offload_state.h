@@ -88,8 +88,14 @@ struct OffloadState {
     if (target != nullptr) share.Promise(target->Promise());
   }
 
-  // The parcel was evicted. `is_shared`: others hold what it held. Where that was a copy, they may
-  // hold the tensors that were gathered.
+  // What becomes of what was fetched of it, behind its last reader.
+  Parcel::Afterwards AfterReading(const ScheduledParcel& parcel) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    return schedule->StaysFetched(parcel) ? Parcel::Afterwards::kKeep : Parcel::Afterwards::kLetGo;
+  }
+
+  // The parcel was evicted. `is_shared`: others hold the memory that it held. A parcel that was
+  // gathered held a copy: the program may hold the tensors of which the copy was made.
   void NoteHeld(const SavedParcel& parcel, bool is_shared) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu, kRecordsLock) {
     if (target == nullptr) return;

@@ -48,19 +48,16 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       parcel = record.in_parcel.parcel;
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
-      const auto afterwards = parcel != nullptr && state_.schedule->StaysFetched(*parcel)
-                                  ? Parcel::Afterwards::kKeep
-                                  : Parcel::Afterwards::kLetGo;
       if (bytes.storage) {
         if (parcel != nullptr && parcel->left_in_backward != CurrentBackward()) {
-          dropped += state_.LetGoOfFetched(parcel->MarkRead(reader, afterwards), *parcel, released);
+          dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
         }
       } else if (parcel != nullptr) {
         // The device may hold it still, but not as it was saved.
         released.Add(parcel->Evict());
         bytes.shift_bytes = record.ShiftIntoParcel();
-        was_ahead =
-            parcel->ReadIfFetched(reader, read, afterwards) && state_.schedule->OnRead(*parcel);
+        was_ahead = parcel->ReadIfFetched(reader, read, state_.AfterReading(*parcel)) &&
+                    state_.schedule->OnRead(*parcel);
       }
     }
     if (!bytes.storage && is_cast_again) return CastAgain(record, stream, describe);
@@ -231,11 +228,10 @@ void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundS
   GuardedMemories unneeded;
   const absl::StatusOr<Transfer> copy =
       tier_.Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded);
-  if (!copy.ok()) {
-    ThrowIfError(copy.status(), parcel.copy_out().IsDone()
-                                    ? "fetching a saved tensor (its bytes are safe in host memory)"
-                                    : "fetching a saved tensor");
-  }
+  const bool is_safe = copy.ok() || parcel.copy_out().IsDone();
+  ThrowIfError(copy.status(), is_safe
+                                  ? "fetching a saved tensor (its bytes are safe in host memory)"
+                                  : "fetching a saved tensor");
   if (!options_.overlap) {
     ThrowIfError(copy->Wait(absl::InfiniteDuration()), "waiting for a saved tensor");
   }

@@ -54,7 +54,7 @@ class VisitTags {
     const auto found = tags_.find(tensor.storage().unsafeGetStorageImpl());
     TORCH_CHECK(found != tags_.end(),
                 "a weight that visits its device was given other memory, by set_(): copy into "
-                "WeightOffloader::host_parameters() instead");
+                "WeightOffloader::host_parameters() within Step instead");
     return found->second;
   }
 

@@ -143,7 +143,8 @@ void WeightOffloader::CheckAllVisit() const {
     TORCH_CHECK(
         !impl || impl->key_set().has(kVisitingKey), "the parameter ", weight.name,
         " was given other memory since WeightOffloader::Attach, by set_data() or by loading "
-        "the module: do that within WithParametersOnHost, or copy into host_parameters()");
+        "the module: do that within WithParametersOnHost, or copy into host_parameters() within "
+        "Step");
   }
 }
 

@@ -104,7 +104,9 @@ class WeightOffloader {
                                                                  const WeightOptions& options = {});
 
   // The masters, in the order of module.parameters(): shapes, types and requires_grad as there.
-  // What an operator changes in them outside Step makes the next use of its layer throw.
+  // What an operator changes in them outside Step makes the next use of its layer throw. Not seen
+  // is what writes through data(), as LibTorch's own SGD does: the device computes with what was
+  // there before until the next Step.
   const std::vector<at::Tensor>& host_parameters() const { return host_parameters_; }
 
   // Runs `step`, which may change any masters and reads their gradients, all of which have arrived.
@@ -113,7 +115,7 @@ class WeightOffloader {
   // charged for reading gradients and for reading and writing masters once; what an optimizer keeps
   // beside them is `state_bytes`, which it reads and writes as well. Throws where a parameter was
   // given other memory since Attach, as by torch::load into the module: load before, or into
-  // host_parameters().
+  // host_parameters() within Step.
   void Step(absl::FunctionRef<void()> step, uint64_t state_bytes = 0);
 
   // Runs `work` while the module's parameters and large buffers are tensors of the host, over the

@@ -467,6 +467,17 @@ TEST_F(TargetScheduleOfAGroup, OnceItHasComeBackItStaysForTheOthers) {
   EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
 }
 
+// Dropping it once more would need all that is in it.
+TEST_F(TargetScheduleOfAGroup, InAGraphThatIsKeptItDoesNotStayForTheNextBackward) {
+  Leave();
+  schedule_.OnSaved(kScope, {kSize, 3});
+  schedule_.TakeEvictions();
+  schedule_.OnUsed(2, Use::kReadAndKept);
+  schedule_.OnFetched(parcel_, /*backward=*/5);
+  schedule_.OnUsed(0, Use::kReadAndKept);
+  EXPECT_FALSE(schedule_.StaysFetched(parcel_));
+}
+
 TEST(TargetSchedule, WhatABranchLeavesOutDoesNotDisturbTheRest) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(
@@ -988,7 +999,6 @@ TEST(TargetSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
 }
 
 // Object 0 comes for the first backward and is there for the second one, object 3 goes in between.
-// So does object 1, of which the plan knows no more uses than the one of each backward.
 TEST(TargetSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensorsReadTwice({{.object = 3, .drop_at = 3, .fetch_at = 4, .read_at = 4},
@@ -1010,6 +1020,48 @@ TEST(TargetSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt)
   for (const size_t number : {3, 2, 1, 0}) read(number);
   EXPECT_FALSE(stays(0)) << "nobody reads it again";
   EXPECT_FALSE(stays(3));
+}
+
+// Of what has stayed, first what is used last; but not what its reader is about to read.
+TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhereMoreIsAllocatedThanWasPlanned) {
+  TargetSchedule schedule(Within(4 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6},
+                                       {.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7}}));
+  TargetPlayer player(schedule);
+  const auto read = [&player](size_t number) {
+    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+  };
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  for (const size_t number : {3, 2, 1, 0}) read(number);
+  ASSERT_TRUE(schedule.StaysFetched(player.parcel(0)));
+  ASSERT_TRUE(schedule.StaysFetched(player.parcel(1)));
+  player.Happened();
+  player.SetOtherBytes(kSize);
+  read(3);
+  EXPECT_NE(schedule.followed(), nullptr);
+  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
+  EXPECT_EQ(player.device_bytes(), 4 * kSize);
+  read(2);
+  EXPECT_THAT(player.Happened(), IsEmpty());
+  player.SetOtherBytes(2 * kSize);
+  read(1);
+  EXPECT_THAT(player.Happened(), IsEmpty()) << "its reader would have to fetch it";
+}
+
+// Its graph is not kept: what its second reader, which a branch has left out, would have read.
+TEST(TargetSchedule, WhatASecondReaderHasNotReadGoesAtTheEndOfTheBackward) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.uses.push_back(0);
+  step.stretches.resize(step.uses.size() + 1);
+  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  for (const size_t number : {3, 2, 1, 0}) player.Read(number);
+  ASSERT_NE(schedule.followed(), nullptr);
+  EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(1));
 }
 
 TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhenTheStepTurnsOutToBeUnknown) {

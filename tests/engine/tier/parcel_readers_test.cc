@@ -111,14 +111,6 @@ TEST_F(ParcelReadersTest, WhatIsKeptCanBeTakenAndFetchedAgain) {
   EXPECT_EQ(CopiesIn(), 2u);
 }
 
-// It has found the bytes elsewhere while somebody was about to bring them.
-TEST_F(ParcelReadersTest, WhoKeepsWhatIsNotThereKeepsNothing) {
-  const std::shared_ptr<Parcel> parcel = NewParcel(1);
-  EXPECT_FALSE(parcel->MarkRead(a_, Parcel::Afterwards::kKeep));
-  Read(*parcel, a_);
-  EXPECT_FALSE(OnDevice(*parcel)) << "it reads anew, and is the last one";
-}
-
 TEST_F(ParcelReadersTest, TheLastReaderLetsGoOfWhatWasFetched) {
   const std::shared_ptr<Parcel> parcel = NewFetched(3);
   Read(*parcel, a_);
