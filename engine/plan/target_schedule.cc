@@ -164,7 +164,8 @@ void TargetSchedule::OnUsed(uint32_t id, Use use) {
     if (reached.has_value()) now_ = *reached;
     if (!reached.has_value() || IsOverdue()) FindKnown(/*begins=*/false);
   }
-  object.stays_fetched = use == Use::kReadAndKept && IsForNextUse(object);
+  object.stays_fetched = use == Use::kReadAndKept && IsPlanned() &&
+                         now_known_->IsHereUntilNextUse(object.planned, now_);
   const ScheduledParcel* parcel = object.parcel;
   const bool is_away = parcel != nullptr && parcel->scheduled.in_window == 0 && !object.is_fetched;
   awaited_bytes_ = is_away ? parcel->size_bytes : 0;

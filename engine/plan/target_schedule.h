@@ -224,10 +224,6 @@ class TargetSchedule final : public OffloadSchedule {
   bool IsFetchedAlone(const ScheduledParcel& parcel) const {
     return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
   }
-  // Whether it is on the device, as planned, until it is used again.
-  bool IsForNextUse(const Object& object) const {
-    return IsPlanned() && now_known_->IsHereUntilNextUse(object.planned, now_);
-  }
   // What has stayed for a later backward and together has so many bytes, or all of it: first what
   // is used last.
   std::vector<ScheduledParcel*> TakeStayedFor(uint64_t size_bytes);

@@ -76,7 +76,8 @@ std::vector<ScheduledParcel*> TargetSchedule::FetchedIn(int64_t backward) const 
   std::vector<ScheduledParcel*> parcels = window_.FetchedIn(backward);
   if (!IsPlanned()) return parcels;
   std::erase_if(parcels, [this](const ScheduledParcel* parcel) {
-    return StaysFetched(*parcel) && IsForNextUse(objects_[parcel->objects.front()]);
+    return StaysFetched(*parcel) &&
+           now_known_->IsHereUntilNextUse(objects_[parcel->objects.front()].planned, now_);
   });
   // The plan may have fetched them for the next backward.
   for (const StepMove& move : now_known_->plan().moves) {

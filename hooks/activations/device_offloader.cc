@@ -326,8 +326,7 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
   SavedParcel& parcel = *record.in_parcel.parcel;
   parcel.records.erase(std::find(parcel.records.begin(), parcel.records.end(), &record));
   // The schedule may give its number to another one.
-  parcel.objects.erase(
-      std::find(parcel.objects.begin(), parcel.objects.end(), record.in_schedule.object));
+  parcel.objects.erase(std::ranges::find(parcel.objects, record.in_schedule.object));
   if (parcel.gathered) return;
   state_.schedule->OnPieceGone(parcel, record.storage());
   LetGo(parcel.TakeHeld(record.in_parcel.piece), record.storage_bytes, backward, released);
