@@ -10,8 +10,8 @@
 // that the plan says; they are fetched from the use on that it says, and stay for readers of later
 // backwards as long as it has them there; all others stay and are not copied. Beside the plan
 // stands what the device really has: where what is allocated, with what the record says is to come
-// until the next use, is more than the target, the oldest that have left go early, and nothing is
-// fetched ahead.
+// until the next use, is more than the target, the oldest that have left go early, then what has
+// stayed for a later backward, and nothing is fetched ahead.
 //
 // What a step will need that is not known can only be kept within a target by taking the least
 // memory that can be: all leave, each is let go of as soon as its copy is submitted, what a reader
@@ -155,7 +155,7 @@ class TargetSchedule final : public OffloadSchedule {
   bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
   // In a graph that is kept. Nothing that shares a parcel, which is not dropped once more.
   bool StaysFetched(const ScheduledParcel& parcel) const override {
-    return parcel.objects.size() == 1 && objects_[parcel.objects.front()].stays_fetched;
+    return IsFetchedAlone(parcel) && objects_[parcel.objects.front()].stays_fetched;
   }
   bool OnDropped(ScheduledParcel& parcel) override;
   void OnFetchesMade() override { window_.OnFetchesMade(); }

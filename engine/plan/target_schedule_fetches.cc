@@ -46,8 +46,7 @@ std::vector<ScheduledParcel*> TargetSchedule::TakeStayedFor(uint64_t size_bytes)
   std::vector<std::pair<size_t, ScheduledParcel*>> stayed;  // with the next use
   for (uint32_t id = 0; id < objects_.size(); ++id) {
     const Object& object = objects_[id];
-    const bool stays =
-        object.is_fetched && object.parcel != nullptr && StaysFetched(*object.parcel);
+    const bool stays = object.parcel != nullptr && StaysFetched(*object.parcel);
     // Its reader is about to read what was used last.
     if (!stays || id == used_last_) continue;
     stayed.emplace_back(now_known_->NextUse(object.planned, now_).value_or(SIZE_MAX),
@@ -65,8 +64,7 @@ std::vector<ScheduledParcel*> TargetSchedule::TakeStayedFor(uint64_t size_bytes)
 std::vector<ScheduledParcel*> TargetSchedule::FetchedAhead() const {
   std::vector<ScheduledParcel*> parcels = window_.FetchedAhead();
   for (const Object& object : objects_) {
-    const bool stays =
-        object.is_fetched && object.parcel != nullptr && StaysFetched(*object.parcel);
+    const bool stays = object.parcel != nullptr && StaysFetched(*object.parcel);
     if (stays && !object.parcel->scheduled.fetched_ahead) parcels.push_back(object.parcel);
   }
   return parcels;

@@ -92,6 +92,8 @@ class TargetPlayer {
     if (tensor.is_fetched) schedule_.OnRead(tensor);
     Prefetch(tensor);
   }
+  // The same in a graph that is kept.
+  void ReadAndKeep(size_t number) { Read(number, kOwnOperator, Use::kReadAndKept); }
   // The same for the last one who needs it: what was fetched is that reader's from now on, and to
   // whoever else asks the tensor is away.
   void ReadLast(size_t number) {

@@ -923,7 +923,7 @@ TEST(TargetSchedule, AStepThatKeepsTheGraphThatTheKnownOneLetsGoOfGoesOnLikeTheF
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
   player.Happened();
-  player.Read(3, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+  player.ReadAndKeep(3);
   EXPECT_EQ(schedule.followed(), nullptr);
   EXPECT_THAT(player.Happened(),
               ElementsAre("out 1", "out 2", "out 3", "drop 1", "drop 2", "drop 3", "demand 3"));
@@ -970,7 +970,7 @@ TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatReadsLikeIt) {
   player.EndForward();
   EXPECT_EQ(schedule.followed(), once);
   player.Happened();
-  player.Read(3, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+  player.ReadAndKeep(3);
   EXPECT_EQ(schedule.followed(), twice);
   EXPECT_THAT(player.Happened(), ElementsAre("out 1", "drop 1"));
   player.EndStep();
@@ -983,14 +983,11 @@ TEST(TargetSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
   schedule.Learn(FourTensorsReadTwice({{.object = 0, .drop_at = 2, .fetch_at = 7, .read_at = 7},
                                        {.object = 3, .drop_at = 5, .fetch_at = 7, .read_at = 8}}));
   TargetPlayer player(schedule);
-  const auto read = [&player](size_t number) {
-    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
-  };
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
-  for (const size_t number : {3, 2, 1}) read(number);
+  for (const size_t number : {3, 2, 1}) player.ReadAndKeep(number);
   player.Happened();
-  read(0);
+  player.ReadAndKeep(0);
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0", "fetch 3"));
   EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), IsEmpty()) << "it reads both again";
   player.Save(9);
@@ -1005,17 +1002,14 @@ TEST(TargetSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt)
                                        {.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7},
                                        {.object = 3, .drop_at = 5, .fetch_at = 7, .read_at = 8}}));
   TargetPlayer player(schedule);
-  const auto read = [&player](size_t number) {
-    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
-  };
   const auto stays = [&](size_t number) { return schedule.StaysFetched(player.parcel(number)); };
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
-  read(3);
+  player.ReadAndKeep(3);
   EXPECT_FALSE(stays(3));
-  for (const size_t number : {2, 1, 0}) read(number);
+  for (const size_t number : {2, 1, 0}) player.ReadAndKeep(number);
   EXPECT_TRUE(stays(0));
-  EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(0)) << "all are for the second";
+  EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), IsEmpty()) << "all are for the second";
   EXPECT_THAT(schedule.FetchedAhead(), SizeIs(2)) << "they may go where there is no room";
   for (const size_t number : {3, 2, 1}) {
     player.Read(number);
@@ -1030,15 +1024,12 @@ TEST(TargetSchedule, WhatItsReaderIsAboutToReadStaysHoweverLittleRoomThereIs) {
   TargetSchedule schedule(Within(4 * kSize));
   schedule.Learn(FourTensorsReadTwice({{.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6}}));
   TargetPlayer player(schedule);
-  const auto read = [&player](size_t number) {
-    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
-  };
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
-  for (const size_t number : {3, 2}) read(number);
+  for (const size_t number : {3, 2}) player.ReadAndKeep(number);
   EXPECT_THAT(player.Happened(), Contains("fetch 1"));
   player.SetOtherBytes(2 * kSize);
-  read(1);
+  player.ReadAndKeep(1);
   EXPECT_TRUE(schedule.StaysFetched(player.parcel(1)));
   EXPECT_THAT(player.Happened(), IsEmpty());
 }
@@ -1049,12 +1040,9 @@ TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhereMoreIsAllocatedThan
   schedule.Learn(FourTensorsReadTwice({{.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6},
                                        {.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7}}));
   TargetPlayer player(schedule);
-  const auto read = [&player](size_t number) {
-    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
-  };
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
-  for (const size_t number : {3, 2, 1, 0}) read(number);
+  for (const size_t number : {3, 2, 1, 0}) player.ReadAndKeep(number);
   ASSERT_TRUE(schedule.StaysFetched(player.parcel(0)));
   ASSERT_TRUE(schedule.StaysFetched(player.parcel(1)));
   player.Happened();
@@ -1090,7 +1078,7 @@ TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhenTheStepTurnsOutToBeU
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
   for (const size_t number : {3, 2, 1, 0}) {
-    player.Read(number, TargetPlayer::kOwnOperator, Use::kReadAndKept);
+    player.ReadAndKeep(number);
   }
   ASSERT_TRUE(schedule.StaysFetched(player.parcel(0)));
   player.Happened();
