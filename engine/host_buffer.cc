@@ -11,7 +11,7 @@ HostBuffer::HostBuffer(PinnedBlock block) : block_(std::move(block)) {
   PINION_CHECK(!block_.empty()) << "a HostBuffer needs a block that was not moved from";
 }
 
-HostBuffer::~HostBuffer() { std::move(block_).ReleaseAfter(open_tickets()); }
+HostBuffer::~HostBuffer() { std::move(block_).ReleaseAfter(tickets_); }
 
 HostBuffer::Tickets HostBuffer::tickets() const {
   MutexLock lock(mu_);

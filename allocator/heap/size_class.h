@@ -39,18 +39,22 @@ inline constexpr uint64_t kMaxRoundingBytes = 2 * kMiB;
 inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 47;
 // Classes below this are small; from here on they are multiples of 4 KiB.
 inline constexpr uint64_t kSmallLimitBytes = 32 * kKiB;
+inline constexpr uint64_t kLargestSmallClassBytes =
+    kSmallLimitBytes -
+    std::max(kMinBlockBytes, kSmallLimitBytes / 2 / config::kBucketsPerDoubling);
 
 inline constexpr int kMinBlockLog2 = FloorLog2(kMinBlockBytes);
 inline constexpr int kBucketsPerLevelLog2 = 6;
 inline constexpr uint64_t kBucketsPerLevel = uint64_t{1} << kBucketsPerLevelLog2;
 inline constexpr int kLevels = 48 - kMinBlockLog2;  // one per doubling, up to below 2^48
 
-// The class of a request: 0 < size_bytes <= kMaxBlockBytes.
-constexpr uint64_t RoundUpToSizeClass(uint64_t size_bytes) {
-  const int least_log2 = size_bytes < kSmallLimitBytes ? kMinBlockLog2 : FloorLog2(4 * kKiB);
-  const int step_log2 = FloorLog2(size_bytes) - FloorLog2(config::kBucketsPerDoubling);
-  return AlignUp(size_bytes,
-                 uint64_t{1} << std::clamp(step_log2, least_log2, FloorLog2(kMaxRoundingBytes)));
+// The class of a request: 0 < size_bytes <= kMaxBlockBytes. A class that is not small is a multiple
+// of `alignment_bytes`, a power of two and at least 4 KiB.
+constexpr uint64_t RoundUpToSizeClass(uint64_t size_bytes, uint64_t alignment_bytes = 4 * kKiB) {
+  const uint64_t least_step =
+      size_bytes <= kLargestSmallClassBytes ? kMinBlockBytes : alignment_bytes;
+  const uint64_t step = (uint64_t{1} << FloorLog2(size_bytes)) / config::kBucketsPerDoubling;
+  return AlignUp(size_bytes, std::max(least_step, std::min(step, kMaxRoundingBytes)));
 }
 
 constexpr bool IsSmallClass(uint64_t class_bytes) { return class_bytes < kSmallLimitBytes; }

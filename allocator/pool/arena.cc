@@ -66,7 +66,7 @@ BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftov
     ReclaimLocked(leftovers);
     block = books_.Take(request.size_bytes, request.class_bytes, request.way);
   }
-  if (by == By::kOwner && incoming_.empty()) {
+  if (by == By::kOwner && (incoming_.empty() || OldestMayWaitLocked())) {
     left_.at_once = std::exchange(left_.until_reclaim, 0);
   }
   return block;
@@ -77,14 +77,20 @@ void Arena::MarkReleased(By by, BlockRecord* block, uint64_t id) {
   books_.MarkReleased(block, id);
 }
 
-void Arena::Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket* const> open,
+void Arena::Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
                   Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
-  if (open.empty()) return EnterLocked({block, id}, nullptr, 0, leftovers);
-  EnterLocked({block, id, open[0]->value}, open[0]->timeline, 0, leftovers);
-  for (const FenceTicket* ticket : open.subspan(1)) {
-    books_.Defer(block, ticket->timeline, ticket->value);
+  bool entered = false;
+  for (const FenceTicket& ticket : tickets) {
+    if (ticket.IsDone()) continue;
+    if (entered) {
+      books_.Defer(block, ticket.timeline, ticket.value);
+    } else {
+      EnterLocked({block, id, ticket.value}, ticket.timeline, 0, leftovers);
+      entered = true;
+    }
   }
+  if (!entered) EnterLocked({block, id, 0}, nullptr, 0, leftovers);
 }
 
 std::vector<FenceTicket> Arena::ReclaimAndListTickets(By by, Leftovers* leftovers) {
@@ -165,18 +171,25 @@ void Arena::SettleSomeLocked(Leftovers* leftovers) {
     }
     DropOldestLocked(leftovers);
   }
-  for (int i = 0; i < kSettlePerAllocation && !incoming_.empty(); ++i) {
+  for (int left = kSettlePerAllocation; left > 0 && !incoming_.empty();) {
+    if (OldestMayWaitLocked()) return;
     ReleaseBatch& oldest = *incoming_.front();
-    const bool done = oldest.releases[oldest.entered].ticket <= oldest.completed;
-    if (!done && incoming_.size() <= kMostWaitingBatches) return;
-    EnterNextLocked(oldest, leftovers);
+    oldest.LookAgain();
+    do {
+      EnterNextLocked(oldest, leftovers);
+    } while (--left > 0 && oldest.entered < oldest.size && !oldest.NextWaits());
     if (oldest.entered == oldest.size) DropOldestLocked(leftovers);
   }
+}
+
+bool Arena::OldestMayWaitLocked() const {
+  return incoming_.size() <= kMostWaitingBatches && incoming_.front()->NextWaits();
 }
 
 void Arena::SettleIncomingLocked(Leftovers* leftovers) {
   while (!incoming_.empty()) {
     ReleaseBatch& oldest = *incoming_.front();
+    oldest.LookAgain();
     while (oldest.entered < oldest.size) EnterNextLocked(oldest, leftovers);
     DropOldestLocked(leftovers);
   }
@@ -187,17 +200,23 @@ void Arena::SettleAllLocked(Leftovers* leftovers) {
   SettleIncomingLocked(leftovers);
 }
 
+void Arena::LookAroundLocked(Leftovers* leftovers) {
+  // A thread that has ended leaves its last releases, and what they hold on to, in its buffer.
+  buffers_.TakeAll(&incoming_);
+  if (incoming_.empty()) return;
+  // Others may wait behind the oldest, whose timeline may be stuck.
+  if (incoming_.front()->seen_waiting) return SettleIncomingLocked(leftovers);
+  incoming_.front()->seen_waiting = true;
+}
+
 void Arena::EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers) {
   EnterLocked(batch.releases[batch.entered++], batch.timeline, batch.completed, leftovers);
 }
 
 void Arena::DropOldestLocked(Leftovers* leftovers) {
-  std::unique_ptr<ReleaseBatch> oldest = std::move(incoming_.front());
+  ReleaseBatch& oldest = *incoming_.front();
+  if (oldest.timeline != nullptr) leftovers->timelines.push_back(std::move(oldest.timeline));
   incoming_.pop_front();
-  if (oldest->timeline != nullptr) leftovers->timelines.push_back(std::move(oldest->timeline));
-  oldest->size = 0;
-  oldest->entered = 0;
-  buffers_.Recycle(std::move(oldest));
 }
 
 void Arena::EnterLocked(const ReleaseBatch::Release& release,
@@ -212,9 +231,8 @@ void Arena::ReclaimLocked(Leftovers* leftovers) {
   TakeBackLocked();
   left_.until_look_around += std::exchange(left_.until_reclaim, 0);
   if (left_.until_look_around == 0) {
-    // A thread that has ended leaves its last releases, and what they hold on to, in its buffer.
     left_.until_look_around = kLookAroundEvery;
-    SettleAllLocked(leftovers);
+    LookAroundLocked(leftovers);
     const bool at_all = left_.until_look_at_all == 0;
     leftovers->look_at_all |= at_all;
     left_.until_look_at_all = at_all ? kLookAtAllEvery - 1 : left_.until_look_at_all - 1;

@@ -87,8 +87,8 @@ class Arena {
   // Hardened builds: dies if the block is not live.
   void MarkReleased(By by, BlockRecord* block, uint64_t id);
 
-  // A live block becomes free, or waits for tickets that are not done.
-  void Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket* const> open,
+  // A live block becomes free, or waits for those tickets that are not done.
+  void Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
              Leftovers* leftovers);
   // The same without a ticket, for the owner. False after Close: then nothing has happened.
   bool EnterAtOnce(BlockRecord* block, uint64_t id);
@@ -149,10 +149,15 @@ class Arena {
   // Enters all of this thread's own releases, and some of those that others handed over and whose
   // tickets are done: a block that waits in its batch costs less than one that is deferred.
   void SettleSomeLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether nothing of `incoming_`, which is not empty, is to be entered now.
+  bool OldestMayWaitLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Enters all that there is in `incoming_`.
   void SettleIncomingLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Enters all releases that happened before.
   void SettleAllLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes in what threads have that released little, and sees to it that nothing waits long behind
+  // the oldest batch.
+  void LookAroundLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // At the latest in kReclaimEvery allocations.
   void ReclaimSoonLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

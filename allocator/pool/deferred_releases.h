@@ -19,6 +19,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/segment.h"
 
@@ -26,7 +27,7 @@ namespace pinion::internal {
 
 class DeferredReleases {
  public:
-  using Timelines = std::vector<std::shared_ptr<FenceTimeline>>;
+  using Timelines = absl::InlinedVector<std::shared_ptr<FenceTimeline>, 4>;
 
   // `block` waits for `value` on `timeline`, and for whatever it was added with before.
   void Add(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline, uint64_t value);

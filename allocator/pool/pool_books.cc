@@ -44,7 +44,7 @@ void PoolBooks::CountWay(Way way, const BlockRecord& block) {
       break;
     case Way::kGrown:
       ++stats_.misses;
-      ++misses_[IndexOf(block)];
+      ++misses_[IndexOf(block.capacity_bytes)];
       grown_bytes_ += block.capacity_bytes;
   }
 }

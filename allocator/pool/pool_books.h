@@ -94,9 +94,7 @@ class PoolBooks {
     Flow booked_bytes;
   };
 
-  static unsigned IndexOf(const BlockRecord& block) {
-    return FloorLog2(block.capacity_bytes) - kMinBlockLog2;
-  }
+  static unsigned IndexOf(uint64_t class_bytes) { return FloorLog2(class_bytes) - kMinBlockLog2; }
   uint64_t allocations() const;
   void TakeIds();
   void CountWay(Way way, const BlockRecord& block);
@@ -142,7 +140,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* PoolBooks::Take(uint64_t size_b
   block->id = next_id_++;
   block->size_bytes = size_bytes;
   requested_bytes_.came += size_bytes;
-  Bucket& bucket = buckets_[IndexOf(*block)];
+  Bucket& bucket = buckets_[IndexOf(class_bytes)];
   ++bucket.allocations;
   bucket.booked_bytes.came += class_bytes;
   if (way != Way::kCached) [[unlikely]]
@@ -160,7 +158,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline void PoolBooks::CountRelease(BlockRecord* bl
   if (!falls_) NoteBeforeFall();
   ++releases_;
   requested_bytes_.went += block->size_bytes;
-  Flow& booked = buckets_[IndexOf(*block)].booked_bytes;
+  Flow& booked = buckets_[IndexOf(block->capacity_bytes)].booked_bytes;
   booked.NotePeak();
   booked.went += block->capacity_bytes;
 }

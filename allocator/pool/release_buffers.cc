@@ -27,7 +27,6 @@ std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
 ReleaseBuffers::~ReleaseBuffers() {
   Batches left;
   TakeIncoming(&left);
-  left.emplace_back(spare_.load(std::memory_order_acquire));
 }
 
 bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
@@ -40,7 +39,7 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
     HandOver(std::move(buffer.batch));
   }
   if (buffer.batch == nullptr) {
-    buffer.batch = NewBatch();
+    buffer.batch = std::make_unique<ReleaseBatch>();
     buffer.used.store(true, std::memory_order_relaxed);
   }
   ReleaseBatch& batch = *buffer.batch;
@@ -89,11 +88,6 @@ void ReleaseBuffers::TakeIncomingList(Batches* batches) {
     next = next->next;
   }
   std::reverse(batches->begin() + known, batches->end());
-}
-
-std::unique_ptr<ReleaseBatch> ReleaseBuffers::NewBatch() {
-  std::unique_ptr<ReleaseBatch> spare(spare_.exchange(nullptr, std::memory_order_acq_rel));
-  return spare != nullptr ? std::move(spare) : std::make_unique<ReleaseBatch>();
 }
 
 void ReleaseBuffers::HandOver(std::unique_ptr<ReleaseBatch> batch) {

@@ -22,26 +22,36 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/segment.h"
 
 namespace pinion::internal {
 
-// Blocks that were released, in order; all tickets are of one timeline.
-struct ReleaseBatch {
+// Blocks that were released, in order; all tickets are of one timeline. One thread makes it and
+// another one destroys it, which would wait for each other in malloc.
+struct ReleaseBatch : SlabObject<ReleaseBatch> {
   // They count as live until they are entered.
   static constexpr uint32_t kCapacity = 16;
 
   struct Release {
-    BlockRecord* block = nullptr;
-    uint64_t id = 0;      // what the block's was when it was handed out
-    uint64_t ticket = 0;  // 0: none
+    BlockRecord* block;
+    uint64_t id;      // what the block's was when it was handed out
+    uint64_t ticket;  // 0: none
   };
 
+  // Whether the next one to be entered has a ticket that was not done when it was looked at last.
+  bool NextWaits() const { return releases[entered].ticket > completed; }
+  // What is done by now need not be deferred.
+  void LookAgain() {
+    if (NextWaits()) completed = timeline->Completed();
+  }
+
   std::shared_ptr<FenceTimeline> timeline;  // null where none has a ticket
-  uint64_t completed = 0;                   // of the timeline, when the batch was handed over
+  uint64_t completed = 0;                   // of the timeline, when it was looked at last
   uint32_t size = 0;
   uint32_t entered = 0;  // of the releases, in their order
+  bool seen_waiting = false;  // as the oldest one, when the arena looked around
   std::array<Release, kCapacity> releases;
   ReleaseBatch* next = nullptr;  // in the list of what is incoming
 };
@@ -68,12 +78,6 @@ class ReleaseBuffers {
     if (SomeIncoming()) TakeIncomingList(batches);
   }
 
-  // An empty batch, for the next one who needs one: threads that free each other's memory wait for
-  // each other in malloc.
-  void Recycle(std::unique_ptr<ReleaseBatch> batch) {
-    std::unique_ptr<ReleaseBatch>(spare_.exchange(batch.release(), std::memory_order_acq_rel));
-  }
-
   // All that buffers and the list hold: every release that happened before.
   void TakeAll(Batches* batches) { Take(batches, /*close=*/false); }
 
@@ -94,11 +98,9 @@ class ReleaseBuffers {
   void Take(Batches* batches, bool close);
   void TakeIncomingList(Batches* batches);
   void HandOver(std::unique_ptr<ReleaseBatch> batch);
-  std::unique_ptr<ReleaseBatch> NewBatch();
 
   std::array<Buffer, 32> buffers_;
   alignas(128) std::atomic<ReleaseBatch*> incoming_ = nullptr;
-  alignas(128) std::atomic<ReleaseBatch*> spare_ = nullptr;
 };
 
 }  // namespace pinion::internal

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
@@ -147,7 +146,7 @@ BlockRecord* SegmentPool::TakeOverLocked(const Seat& seat, absl::Span<const Host
 }
 
 void SegmentPool::ReleaseThoroughly(Arena& arena, Arena::By by, BlockRecord* block, uint64_t id) {
-  if (by == Arena::By::kOther && arena.EnterLater(by, {block, id}, nullptr)) return;
+  if (by == Arena::By::kOther && arena.EnterLater(by, {block, id, 0}, nullptr)) return;
   Aftermath aftermath(arena.pool());
   arena.Enter(by, block, id, {}, &aftermath);
 }
@@ -156,18 +155,19 @@ void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
                                absl::Span<const FenceTicket> tickets) {
   Arena& arena = *BlockRecords::ArenaOf(block);
   if (arena.pool()->origin_.InForkedChild()) return;
-  absl::InlinedVector<const FenceTicket*, 2> open;
+  const FenceTicket* open = nullptr;
+  bool only_one = true;
   for (const FenceTicket& ticket : tickets) {
-    if (!ticket.IsDone()) open.push_back(&ticket);
+    if (ticket.IsDone()) continue;
+    only_one = open == nullptr;
+    open = &ticket;
   }
-  if (open.empty()) return Release(block, id);
+  if (open == nullptr) return Release(block, id);
   const Arena::By by = arena.RoleOfThisThread();
   if (kHardened) arena.MarkReleased(by, block, id);
-  if (open.size() == 1 && arena.EnterLater(by, {block, id, open[0]->value}, open[0]->timeline)) {
-    return;
-  }
+  if (only_one && arena.EnterLater(by, {block, id, open->value}, open->timeline)) return;
   Aftermath aftermath(arena.pool());
-  arena.Enter(by, block, id, open, &aftermath);
+  arena.Enter(by, block, id, tickets, &aftermath);
 }
 
 void SegmentPool::CountDown(uint64_t blocks) {

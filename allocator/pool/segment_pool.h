@@ -167,8 +167,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
 // --- What every allocation and release does, in line ---
 
 inline uint64_t SegmentPool::BookedBytes(uint64_t size_bytes) const {
-  const uint64_t class_bytes = RoundUpToSizeClass(size_bytes + kRedZoneBytes);
-  return IsSmallClass(class_bytes) ? class_bytes : AlignUp(class_bytes, options_.alignment_bytes);
+  return RoundUpToSizeClass(size_bytes + kRedZoneBytes, options_.alignment_bytes);
 }
 
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* SegmentPool::TryAllocate(uint64_t size_bytes) {

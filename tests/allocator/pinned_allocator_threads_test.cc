@@ -159,6 +159,47 @@ TEST_F(PinnedAllocatorThreadsTest, ABatchThatAnotherThreadReleasesServesTheNextA
   EXPECT_TRUE(served);
 }
 
+// Neither by looks around nor by a miss, nor where many batches wait: to defer a block costs more.
+TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasedIsNotDeferredIfItIsDoneWhenItIsNeeded) {
+  constexpr int kBlocks = 9 * 16;
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < kBlocks; ++i) blocks.push_back(Take(16 * kKiB - kSlack));
+  OnAnotherThread([&] {
+    for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  });
+  timeline_->CompleteVisibly(1);
+  const PinnedBlock block = allocator_->Allocate(16 * kKiB - kSlack).value();
+  EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, 0u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, WhatWaitsForALittleIsNotDeferred) {
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 16; ++i) blocks.push_back(Take(16 * kKiB - kSlack));
+  OnAnotherThread([&] {
+    for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  });
+  for (int i = 0; i < 400; ++i) (void)allocator_->Allocate(kKiB);  // looks around once
+  timeline_->CompleteVisibly(1);
+  EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, 0u);
+}
+
+TEST_F(PinnedAllocatorThreadsTest, WhatIsReleasedBehindATimelineThatIsStuckDoesNotWaitForLong) {
+  auto done = std::make_shared<::pinion::testing::FakeTimeline>();
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 32; ++i) blocks.push_back(Take(16 * kKiB - kSlack));
+  const std::weak_ptr<::pinion::testing::FakeTimeline> watch = done;
+  OnAnotherThread([&] {
+    for (int i = 0; i < 32; ++i) {
+      std::move(blocks[i]).ReleaseAfter({i < 16 ? timeline_->Ticket(1) : done->Ticket(1)});
+    }
+  });
+  done->CompleteVisibly(1);
+  done.reset();
+  for (int i = 0; i < 1000; ++i) (void)allocator_->Allocate(kKiB);
+  EXPECT_TRUE(watch.expired());
+  timeline_->CompleteVisibly(1);
+}
+
 TEST_F(PinnedAllocatorThreadsTest, ABlockWhoseTicketIsDoneServesAnyThreadWhereverItWasReleased) {
   PinnedBlock block = Take(4 * kMiB - kSlack);
   const void* const data = block.data();
