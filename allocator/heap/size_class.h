@@ -39,6 +39,7 @@ inline constexpr uint64_t kMaxRoundingBytes = 2 * kMiB;
 inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 47;
 // Classes below this are small; from here on they are multiples of 4 KiB.
 inline constexpr uint64_t kSmallLimitBytes = 32 * kKiB;
+// One step below.
 inline constexpr uint64_t kLargestSmallClassBytes =
     kSmallLimitBytes -
     std::max(kMinBlockBytes, kSmallLimitBytes / 2 / config::kBucketsPerDoubling);

@@ -80,17 +80,17 @@ void Arena::MarkReleased(By by, BlockRecord* block, uint64_t id) {
 void Arena::Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
                   Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
-  bool entered = false;
+  bool waits = false;
   for (const FenceTicket& ticket : tickets) {
-    if (ticket.IsDone()) continue;
-    if (entered) {
+    if (ticket.timeline == nullptr || ticket.value == 0) continue;  // has always been done
+    if (waits) {
       books_.Defer(block, ticket.timeline, ticket.value);
     } else {
       EnterLocked({block, id, ticket.value}, ticket.timeline, 0, leftovers);
-      entered = true;
+      waits = true;
     }
   }
-  if (!entered) EnterLocked({block, id, 0}, nullptr, 0, leftovers);
+  if (!waits) EnterLocked({block, id, 0}, nullptr, 0, leftovers);
 }
 
 std::vector<FenceTicket> Arena::ReclaimAndListTickets(By by, Leftovers* leftovers) {

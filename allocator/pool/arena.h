@@ -87,7 +87,7 @@ class Arena {
   // Hardened builds: dies if the block is not live.
   void MarkReleased(By by, BlockRecord* block, uint64_t id);
 
-  // A live block becomes free, or waits for those tickets that are not done.
+  // A live block becomes free, or waits for tickets: all that there are, done or not.
   void Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
              Leftovers* leftovers);
   // The same without a ticket, for the owner. False after Close: then nothing has happened.

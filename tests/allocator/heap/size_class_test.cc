@@ -49,6 +49,22 @@ TEST(SizeClassTest, RandomSizesWasteLessThanAUnitOrAPartOfThemselvesAndAtMost2Mi
   ASSERT_NO_FATAL_FAILURE(CheckClass(kMaxBlockBytes));
 }
 
+TEST(SizeClassTest, AClassThatIsNotSmallIsRoundedUpToTheAlignment) {
+  std::mt19937_64 random(8);
+  for (uint64_t alignment_bytes = kPageBytes; alignment_bytes <= 4 * kMiB; alignment_bytes *= 2) {
+    const auto check = [&](uint64_t size_bytes) {
+      const uint64_t class_bytes = RoundUpToSizeClass(size_bytes);
+      const uint64_t expected =
+          IsSmallClass(class_bytes) ? class_bytes : AlignUp(class_bytes, alignment_bytes);
+      ASSERT_EQ(RoundUpToSizeClass(size_bytes, alignment_bytes), expected) << size_bytes;
+    };
+    for (uint64_t size_bytes = 1; size_bytes <= 64 * kKiB; ++size_bytes) {
+      ASSERT_NO_FATAL_FAILURE(check(size_bytes));
+    }
+    for (int i = 0; i < 10000; ++i) ASSERT_NO_FATAL_FAILURE(check(RandomSize(random, kGiB)));
+  }
+}
+
 // A power-of-two cache locks 2 GiB for each of these: production reports 1.67 to 2 times the
 // bytes that were asked for.
 TEST(SizeClassTest, AStoreJustAboveAPowerOfTwoIsNotDoubled) {
