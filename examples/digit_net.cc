@@ -37,7 +37,7 @@ torch::Tensor DigitNetImpl::LastBlock(const torch::Tensor& pictures) {
   for (size_t i = 0; i < blocks_->size(); ++i) {
     if (i > 0) x = at::avg_pool2d(x, 2);
     x = at::relu(blocks_[i]->as<torch::nn::Sequential>()->forward(x));
-    x = Tap(absl::StrCat("block", i), x);
+    x = Tap(absl::StrCat("block", i), std::move(x));
   }
   return x;
 }

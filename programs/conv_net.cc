@@ -7,6 +7,7 @@
 #include <torch/nn/options/conv.h>
 
 #include <string>
+#include <utility>
 
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
@@ -68,7 +69,7 @@ torch::Tensor ConvNetImpl::forward(const torch::Tensor& images) {
       return module->as<ConvBlock>()->forward(in);
     };
     x = config_.checkpoint_blocks ? checkpoint({.if_planned = true}, block, x) : block(x);
-    x = Tap("blocks." + std::to_string(i), x);
+    x = Tap("blocks." + std::to_string(i), std::move(x));
   }
   return head_->forward(x.mean({2, 3}));
 }

@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pinion/hooks/attribution/tap.h"
@@ -119,7 +120,7 @@ torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
       return module->as<Block>()->forward(in);
     };
     x = config_.checkpoint_blocks ? checkpoint({.if_planned = true}, block, x) : block(x);
-    x = Tap("blocks." + std::to_string(i), x);
+    x = Tap("blocks." + std::to_string(i), std::move(x));
   }
   return head_(final_norm_(x));
 }

@@ -59,7 +59,7 @@ torch::Tensor UNetImpl::forward(const torch::Tensor& images) {
                                                                 : above);
     };
     x = config_.checkpoint_levels ? checkpoint({.if_planned = true}, level, x) : level(x);
-    x = Tap("down." + std::to_string(i), x);
+    x = Tap("down." + std::to_string(i), std::move(x));
     made.push_back(x);
   }
   made.pop_back();
@@ -73,7 +73,7 @@ torch::Tensor UNetImpl::forward(const torch::Tensor& images) {
             ? checkpoint({.if_planned = true}, level, made.back(), std::move(x))
             : level(made.back(), x);
     made.pop_back();
-    x = Tap("up." + std::to_string(i), x);
+    x = Tap("up." + std::to_string(i), std::move(x));
   }
   return last_->forward(x);
 }

@@ -51,6 +51,14 @@ HostCopies::HostCopies(std::shared_ptr<HostTier> tier, c10::DeviceType type)
 
 HostCopies::~HostCopies() { LetGo(); }
 
+bool HostCopies::CanTake(const at::Tensor& tensor) const {
+  if (!IsQueued(tensor) || !tensor.has_storage()) return false;
+  const c10::Storage& storage = tensor.storage();
+  // Memory that no allocator of LibTorch's has given out may be written to by its address.
+  return tensor.use_count() == 1 && storage.use_count() == 1 && storage.allocator() != nullptr &&
+         storage.nbytes() == tensor.nbytes() && tensor.is_non_overlapping_and_dense();
+}
+
 HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
   const at::NoGradGuard no_grad;
   TORCH_CHECK(tensor.layout() == at::kStrided, "attribution copies strided tensors alone, and not ",
@@ -60,7 +68,7 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
               c10::DeviceTypeName(type_, /*lower_case=*/true), "\", and the tensor is on ", device,
               ": create the session with the backend of that device");
   HostCopy copy;
-  if (device.is_cpu() || tier_ == nullptr || tensor.numel() == 0) {
+  if (!IsQueued(tensor)) {
     copy.tensor_ = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     return copy;
   }

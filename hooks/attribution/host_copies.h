@@ -65,6 +65,9 @@ class HostCopies {
   HostCopies(std::shared_ptr<HostTier> tier, c10::DeviceType type);
   ~HostCopies();  // calls the device if memory is held
 
+  // Whether `tensor` is the only name of its memory, so that a copy may read it as one that stays
+  // where the program goes on with another copy.
+  bool CanTake(const at::Tensor& tensor) const;
   // After the present work of the current stream of the tensor's device.
   HostCopy Start(const at::Tensor& tensor, Source source);
   // Lets go of the device memory that is held for copies, in the order of its stream.
@@ -90,6 +93,9 @@ class HostCopies {
     uint64_t second_bytes = 0;
   };
 
+  bool IsQueued(const at::Tensor& tensor) const {
+    return tier_ != nullptr && !tensor.is_cpu() && tensor.numel() > 0;
+  }
   // Lets go of the oldest ones that are held on the device, until one more may be.
   void MakeRoom(c10::Device device, uint64_t next_bytes);
 

@@ -9,9 +9,11 @@ thread_local TapListener* t_listener = nullptr;
 
 }  // namespace
 
-at::Tensor Tap(std::string_view name, const at::Tensor& tensor) {
+at::Tensor Tap(std::string_view name, at::Tensor tensor) {
   if (t_listener == nullptr) return tensor;
-  return std::move(t_listener->OnTap(name, {tensor}).front());
+  std::vector<at::Tensor> tensors;
+  tensors.push_back(std::move(tensor));
+  return std::move(t_listener->OnTap(name, std::move(tensors)).front());
 }
 
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors) {

@@ -32,7 +32,8 @@
 
 namespace pinion {
 
-at::Tensor Tap(std::string_view name, const at::Tensor& tensor);
+// A tensor that the model does not keep is given away, as above or by std::move.
+at::Tensor Tap(std::string_view name, at::Tensor tensor);
 // A layer whose value is several tensors: none is an error (c10::Error) where somebody asks for it.
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors);
 

@@ -38,7 +38,7 @@ std::vector<Tensor*> TensorsIn(AnyValue& value) {
 void TapAll(const std::vector<std::string>& names, const std::vector<Tensor*>& tensors) {
   for (const std::string& name : names) {
     std::vector<Tensor> values;
-    for (const Tensor* tensor : tensors) values.push_back(*tensor);
+    for (Tensor* tensor : tensors) values.push_back(std::move(*tensor));
     values = Tap(name, std::move(values));
     for (size_t i = 0; i < tensors.size(); ++i) *tensors[i] = std::move(values[i]);
   }

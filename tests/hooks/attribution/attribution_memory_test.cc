@@ -4,8 +4,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <cstdint>
 #include <memory>
@@ -26,6 +29,7 @@
 #include "pinion/hooks/attribution/path_methods.h"
 #include "pinion/hooks/attribution/pending_layers.h"
 #include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/attribution/tapped_module.h"
 #include "pinion/hooks/attribution/target.h"
 #include "pinion/tests/hooks/attribution/attribution_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
@@ -330,6 +334,29 @@ TEST_F(SlowPassesTest, APassIsComputedWhileTheOneBeforeArrivesAndIsAddedUp) {
   ASSERT_GT(times.d2h_busy_ms, 0.2 * times.compute_busy_ms);
   EXPECT_LT(time_ms, times.compute_busy_ms + 2 * times.host_arithmetic_ms / passes)
       << "the last pass alone has nothing beside it";
+}
+
+TEST_F(SlowPassesTest, AValueThatNobodyElseHasLeavesWhileItIsCopiedForTheModel) {
+  const torch::nn::Sequential body((torch::nn::Tanh()));
+  const SequentialTaps taps(body, "body.");
+  const Tensor x = Make(1);
+  const auto tap = [](const Tensors& in) { return Tap("layer", at::tanh(in[0])); };
+  const auto module = [&](const Tensors& in) { return body.ptr()->forward(in[0]); };
+  const auto kept = [](const Tensors& in) {
+    const Tensor y = at::tanh(in[0]);
+    Tap("layer", y);
+    return y;
+  };
+  const auto time_ms = [&](const AttributedForward& forward, const std::string& layer) {
+    session_->EvalLayers(forward, {layer}, {x});
+    const double begin_ms = world_.machine().now_ms();
+    session_->EvalLayers(forward, {layer}, {x});
+    return world_.machine().now_ms() - begin_ms;
+  };
+  constexpr double kKernelAndCopyMs = 1 + 1.5;
+  EXPECT_NEAR(time_ms(tap, "layer"), kKernelAndCopyMs, 0.2);
+  EXPECT_NEAR(time_ms(module, "body.0"), kKernelAndCopyMs, 0.2);
+  EXPECT_NEAR(time_ms(kept, "layer"), kKernelAndCopyMs + 1, 0.2) << "the copy comes first";
 }
 
 OffloadOptions LittleHostMemory() {

@@ -6,6 +6,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -23,6 +24,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -69,6 +71,33 @@ TEST_F(AttributionTest, OperatorsInPlaceDoNotChangeWhatWasCaptured) {
     EXPECT_TRUE(at::allclose(layers[1].tensors[0].gradient, 2 * after));
     EXPECT_TRUE(at::allclose(layers[0].tensors[0].gradient, 6 * after));
   }
+}
+
+TEST_F(AttributionTest, ATensorThatIsGivenToATapIsCapturedAsItWasWhoeverHasItStill) {
+  Tensor goes_on;
+  const auto forward = [&](const Tensors& in) {
+    goes_on = Tap("alone", in[0] * 2);
+    goes_on.add_(1);
+    Tensor named = in[0] * 3;
+    const Tensor name = named;
+    Tap("named", std::move(named));
+    name.zero_();
+    Tensor viewed = in[0] * 4;
+    const Tensor view = viewed.view({-1});
+    Tap("viewed", std::move(viewed));
+    view.zero_();
+    const Tensor owner = in[0] * 5;
+    const auto blob = [&] { return at::for_blob(owner.data_ptr(), owner.sizes()); };
+    Tap("foreign", blob().options(owner.options()).target_device(owner.device()).make_tensor());
+    owner.zero_();
+    return in[0].sum(1);
+  };
+  const auto layers =
+      session_->EvalLayers(forward, {"alone", "named", "viewed", "foreign"}, {Make(1)});
+  for (int layer = 0; layer < 4; ++layer) {
+    EXPECT_TRUE(SameBytes(layers[layer].tensors[0].activation, Make(1).cpu() * (layer + 2)));
+  }
+  EXPECT_TRUE(SameBytes(goes_on.cpu(), Make(1).cpu() * 2 + 1));
 }
 
 TEST_F(AttributionTest, AGradientIsThatOfTheTensorWhoeverUsesIt) {
