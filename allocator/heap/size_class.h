@@ -41,8 +41,7 @@ inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 47;
 inline constexpr uint64_t kSmallLimitBytes = 32 * kKiB;
 // One step below.
 inline constexpr uint64_t kLargestSmallClassBytes =
-    kSmallLimitBytes -
-    std::max(kMinBlockBytes, kSmallLimitBytes / 2 / config::kBucketsPerDoubling);
+    kSmallLimitBytes - std::max(kMinBlockBytes, kSmallLimitBytes / 2 / config::kBucketsPerDoubling);
 
 inline constexpr int kMinBlockLog2 = FloorLog2(kMinBlockBytes);
 inline constexpr int kBucketsPerLevelLog2 = 6;

@@ -50,7 +50,7 @@ struct ReleaseBatch : SlabObject<ReleaseBatch> {
   std::shared_ptr<FenceTimeline> timeline;  // null where none has a ticket
   uint64_t completed = 0;                   // of the timeline, when it was looked at last
   uint32_t size = 0;
-  uint32_t entered = 0;  // of the releases, in their order
+  uint32_t entered = 0;       // of the releases, in their order
   bool seen_waiting = false;  // as the oldest one, when the arena looked around
   std::array<Release, kCapacity> releases;
   ReleaseBatch* next = nullptr;  // in the list of what is incoming
