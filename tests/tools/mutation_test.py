@@ -302,7 +302,7 @@ class OptionsTest(unittest.TestCase):
             with contextlib.redirect_stdout(io.StringIO()) as listed:
                 self.assertEqual(main.main(["--list", "--paths", "engine"]), 1)
         self.assertIn("engine/copy_lane.cc:1: arithmetic", listed.getvalue())
-        self.assertIn("a row that is no mutant's: allocator/pool/arena.cc", errors.getvalue())
+        self.assertRegex(errors.getvalue(), r"a row that is no mutant's: (allocator|device|engine|hooks)/\S+\.(h|cc)\b")
 
 
 def mock_library(paths):
