@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/gnuplot.h"
@@ -294,6 +295,12 @@ class OffloadBench {
       PINION_ASSIGN_OR_RETURN(const StepPlan plan, PlanStep(of.step, memory_bytes, of.world.link));
       row.plan_us = plan.step_us;
       row.offline_us = offline.step_us;
+      for (const double us : {plan.step_us, offline.step_us}) {
+        if (us > (1 - 1e-9) * row.bound_us) continue;
+        return absl::InternalError(absl::StrFormat(
+            "%s on %s within %d bytes: a plan of %.3f us is below the bound of %.3f us", row.model,
+            row.preset, memory_bytes, us, row.bound_us));
+      }
     }
     table_.rows.push_back(std::move(row));
     return absl::OkStatus();

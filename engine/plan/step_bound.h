@@ -6,18 +6,26 @@
 //
 // "The link can hide the transfer" means that the bound is at most 1.01 x the compute alone
 // (docs/performance.md). The bound is the greatest of two (where it comes from:
-// docs/decisions/0021-a-bound-for-every-order-of-uses.md):
+// docs/decisions/0021-a-bound-for-every-order-of-uses.md and 0040-a-bound-for-whole-objects.md):
 //
 //   compute + max over p of (waits for copies out before stretch p + waits for copies in behind it)
 //   what the link takes for the bytes that have to move at least
 //
-// Waits for copies out, forward in time: each object leaves from when it was made, as a fluid at
-// the link's bandwidth and with no fixed cost; a stretch starts only when the other live bytes, the
-// objects that its operators use and those that have not gone yet fit in the memory together. Waits
-// for copies in are the same recursion reversed in time: an object is back before its next use.
-// Each of the two lets the other direction's copies cost nothing, so both hold for any policy, and
-// so does their sum over parts of the step that do not overlap. Where all bytes that move in one
+// Waits for copies out, forward in time: an object is on the device as a whole or not at all, and
+// what cannot be beside a stretch has been copied before it begins. So for each stretch p, and each
+// stretch b before it, over the idle objects whose copies cannot begin before b has ended:
+//
+//   begin(p) >= end(b) + (their bytes - the most of them that fit into p's room) / bandwidth
+//
+// p's room is what other live bytes and the objects that its operators use leave. A copy begins
+// when the operator that saves the object has returned
+// (0014-no-copy-before-the-operator-returns.md), at the link's bandwidth and with no fixed cost.
+// Waits for copies in are the same, reversed in time: an object is back before its next use. Each
+// of the two lets the other direction's copies cost nothing, so both hold for any policy, and so
+// does their sum over parts of the step that do not overlap. Where all bytes that move in one
 // direction move before those of the other, as in one forward and its backward, p is the turn.
+// Where sizes are so many that more than 64 different sums fit, objects count as if they could be
+// cut, which errs towards less waiting.
 //
 // What the link takes: both directions at once go at the duplex rates, until one has no more to
 // carry. Steps whose forwards and backwards interleave are bound by this.
@@ -25,6 +33,8 @@
 // An object counts as used throughout the stretch that makes it, and throughout the stretch behind
 // each later use, and as long as the program holds it. One that is never read may leave and never
 // comes back. One that can be computed again counts only there, and computing it takes no time.
+//
+// Quadratic in the number of uses at worst: 0.1 s for 5,000.
 //
 // Thread safety: a pure function.
 

@@ -44,12 +44,24 @@ void Use(StepRecord& step, uint32_t object, double compute_us) {
   step.stretches.push_back(stretch);
 }
 
-// Four layers that each compute 1 us forward and 2 us backward and save 10 KB.
+// A use of object 0, which frees nothing, follows at once: the operator that saves `object` has
+// returned by then, so that it can leave.
+void Save(StepRecord& step, uint32_t object, double compute_us) {
+  if (step.objects.empty()) {
+    Use(step, 0, 0);
+    step.objects[0] = {.size_bytes = 1, .frees = false};
+  }
+  Use(step, object, compute_us);
+  Use(step, 0, 0);
+}
+
+// Four layers, objects 1 to 4, that each compute 1 us forward, in stretches 1, 3, 5 and 7, and 2 us
+// backward and save 10 KB.
 StepRecord FourLayers() {
   StepRecord step;
-  for (uint32_t layer = 0; layer < 4; ++layer) Use(step, layer, 1);
-  Use(step, 3, 0);
-  for (int layer = 2; layer >= 0; --layer) Use(step, static_cast<uint32_t>(layer), 2);
+  for (uint32_t layer = 1; layer <= 4; ++layer) Save(step, layer, 1);
+  Use(step, 4, 0);
+  for (uint32_t layer = 3; layer > 0; --layer) Use(step, layer, 2);
   step.stretches.push_back({.compute_us = 2});
   for (StepObject& object : step.objects) object.size_bytes = 10 * kKb;
   return step;
@@ -71,8 +83,8 @@ StepRecord RandomChain(std::mt19937& random) {
   std::uniform_real_distribution<double> compute_us(0.1, 2);
   std::uniform_int_distribution<uint64_t> size_kb(1, 100);
   constexpr uint32_t kLayers = 30;
-  for (uint32_t i = 0; i < kLayers; ++i) Use(step, i, compute_us(random));
-  for (uint32_t i = kLayers; i-- > 0;) Use(step, i, 2 * compute_us(random));
+  for (uint32_t i = 1; i <= kLayers; ++i) Save(step, i, compute_us(random));
+  for (uint32_t i = kLayers; i > 0; --i) Use(step, i, 2 * compute_us(random));
   step.stretches.push_back({.compute_us = compute_us(random)});
   for (StepObject& object : step.objects) object.size_bytes = size_kb(random) * kKb;
   return step;
@@ -103,15 +115,66 @@ TEST(StepBoundTest, OtherLiveBytesTakeTheirRoom) {
 }
 
 TEST(StepBoundTest, OtherLiveBytesOfOneStretchCountThereAlone) {
-  // The third layer has 5 KB less than in CountsTheWaitForRoomInEachDirection, and waits 1 us more
-  // for them, which the fourth then has not to wait for.
+  // Beside the third layer there is room for neither of the first two. Both leave from 1 us on,
+  // which takes 4; the third layer could have begun at 2. The fourth then has room for what is
+  // left.
   StepRecord step = FourLayers();
-  step.stretches[2].other_bytes = 5 * kKb;
-  EXPECT_DOUBLE_EQ(BoundUs(step, 20, Link(5, 2.5)), 12.0 + 2 * 1.0 + 2 * 2.0);
-  // At the fourth nothing comes after that could gain by it.
-  step.stretches[2].other_bytes = 0;
-  step.stretches[3].other_bytes = 5 * kKb;
-  EXPECT_DOUBLE_EQ(BoundUs(step, 20, Link(5, 2.5)), 12.0 + 3 * 1.0 + 2 * 2.0);
+  step.stretches[5].other_bytes = 5 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 20, Link(5, 2.5)), 12.0 + 3.0 + 2 * 2.0);
+  // Beside the fourth there is room for none: 30 KB leave in 6 us from 1 us on instead of in 2, and
+  // come back in 12 beside 6 of backward.
+  step.stretches[5].other_bytes = 0;
+  step.stretches[7].other_bytes = 5 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 20, Link(5, 2.5)), 12.0 + 4.0 + 6.0);
+}
+
+// --- Whole objects ---
+
+// Three objects of 10, 10 and 4 KB are made, 1 us each; the fourth layer makes none and has other
+// bytes. Nothing is read.
+StepRecord ThreeObjects(uint64_t other_kb) {
+  StepRecord step;
+  for (const uint32_t object : {1u, 2u, 3u}) Save(step, object, 1);
+  step.stretches.push_back({.compute_us = 1, .other_bytes = other_kb * kKb});
+  step.objects[1].size_bytes = step.objects[2].size_bytes = 10 * kKb;
+  step.objects[3].size_bytes = 4 * kKb;
+  return step;
+}
+
+TEST(StepBoundTest, AnObjectThatDoesNotFitAsAWholeLeavesAsAWhole) {
+  // Room for 13 KB holds one of 10, for 14 both sizes. 14 KB leave from 1 us on, one of 10 for
+  // free.
+  EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(11), 24, Link(5, 1)), 4.0 + (14.0 / 5.0 - 2.0));
+  EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(10), 24, Link(5, 1)), 4.0);
+}
+
+TEST(StepBoundTest, WhatIsMadeLastAndDoesNotFitHasItsOwnCopyToWaitFor) {
+  // Room for 3 KB holds none: the last, of 4, begins to leave at 3 us.
+  EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(21), 24, Link(20, 1)), 4.0 + 4.0 / 20.0);
+}
+
+TEST(StepBoundTest, ManyDifferentSizesCountAsIfTheyCouldBeCut) {
+  // Each power of two is a size: any room is filled to the byte, and there are more sums than are
+  // looked at.
+  StepRecord step;
+  for (uint32_t object = 1; object <= 10; ++object) Save(step, object, 0);
+  step.stretches.push_back({.compute_us = 1, .other_bytes = 500});
+  for (uint32_t object = 1; object <= 10; ++object) step.objects[object].size_bytes = 1u << object;
+  EXPECT_DOUBLE_EQ(StepLowerBoundUs(step, 2046, Link(1, 1)).value(), 1.0 + 0.5);
+}
+
+TEST(StepBoundTest, WhatAnOperatorSavesLeavesWhenItHasReturned) {
+  // The object is made by the operator of the first two uses, which has returned at the third, 2 us
+  // later. Other bytes need its room behind that one.
+  StepRecord step;
+  Use(step, 0, 1);
+  Use(step, 1, 0);
+  Use(step, 1, 2);
+  step.operators = {0, 0, 1};
+  step.stretches.push_back({.compute_us = 1, .other_bytes = 10 * kKb});
+  step.objects[0].size_bytes = 10 * kKb;
+  step.objects[1] = {.size_bytes = 1, .frees = false};
+  EXPECT_DOUBLE_EQ(BoundUs(step, 10, Link(5, 1)), 4.0 + 2.0);
 }
 
 TEST(StepBoundTest, TemporariesOfBackwardHaveToFindRoomAsWell) {
@@ -119,14 +182,14 @@ TEST(StepBoundTest, TemporariesOfBackwardHaveToFindRoomAsWell) {
   // are not read there. 8 of them leave beside the 2 us behind them, 2 in half a microsecond more,
   // and all come back in 2 us, which nothing hides.
   StepRecord step;
-  Use(step, 0, 1);
-  Use(step, 1, 2);
-  Use(step, 1, 0);
-  Use(step, 0, 1);
+  Save(step, 1, 1);
+  Save(step, 2, 2);
+  Use(step, 2, 0);
+  Use(step, 1, 1);
   step.stretches.push_back({.compute_us = 5});
-  step.objects[0].size_bytes = 10 * kKb;
   step.objects[1].size_bytes = 10 * kKb;
-  step.stretches[3].other_bytes = 20 * kKb;
+  step.objects[2].size_bytes = 10 * kKb;
+  step.stretches[6].other_bytes = 20 * kKb;
   EXPECT_DOUBLE_EQ(BoundUs(step, 40, Link(1, 5)), 9.0);
   EXPECT_DOUBLE_EQ(BoundUs(step, 30, Link(4, 5)), 9.0 + 0.5 + 2.0);
 }
@@ -166,11 +229,11 @@ TEST(StepBoundTest, WhatDroppingDoesNotFreeNeverMoves) {
 TEST(StepBoundTest, WhatIsNeverReadLeavesAndDoesNotComeBack) {
   // 10 KB that nobody reads make room for 10 KB of others, at 5 KB/us and beside 1 us of compute.
   StepRecord step;
-  Use(step, 0, 1);
-  Use(step, 1, 1);
+  Save(step, 1, 1);
+  Save(step, 2, 1);
   step.stretches.push_back({.compute_us = 1, .other_bytes = 15 * kKb});
-  step.objects[0].size_bytes = 10 * kKb;
-  step.objects[1].size_bytes = 1 * kKb;
+  step.objects[1].size_bytes = 10 * kKb;
+  step.objects[2].size_bytes = 1 * kKb;
   EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0 + (11.0 - 5.0) / 5.0);
 }
 
@@ -198,7 +261,7 @@ TEST(StepBoundTest, IsAtLeastTheTrafficThatCannotStay) {
     const StepRecord step = RandomChain(random);
     double saved_kb = 0;
     for (const StepObject& object : step.objects) {
-      saved_kb += static_cast<double>(object.size_bytes) / 1e3;
+      if (object.frees) saved_kb += static_cast<double>(object.size_bytes) / 1e3;
     }
     EXPECT_GE(BoundUs(step, 200, Link(5, 5)), 2 * (saved_kb - 200) / 5 - 1e-9);
   }
@@ -278,6 +341,7 @@ StepRecord OneAfterTheOther() {
   for (const uint32_t first : {0u, 3u}) {
     Use(step, first, 0);
     Use(step, first + 1, 0);
+    Use(step, first + 1, 0);
     step.stretches.back().other_bytes = 20 * kKb;
     Use(step, first, 0);
     Use(step, first + 2, 0);
@@ -304,11 +368,11 @@ TEST(StepBoundTest, WhatMovesTwiceTakesTheLinkTwice) {
 TEST(StepBoundTest, WhatComesFromTheHostTakesTheLinkEvenWhereThereIsRoom) {
   // A weight comes in, then a tensor is made that has to leave for the last stretch's other bytes.
   StepRecord step;
-  Use(step, 0, 0);
-  Use(step, 1, 0);
+  for (const uint32_t object : {0u, 1u, 2u}) Use(step, object, 0);
   step.stretches.push_back({.compute_us = 0, .other_bytes = 20 * kKb});
   step.objects[0] = OneWeight(0).objects[0];
   step.objects[1].size_bytes = 10 * kKb;
+  step.objects[2] = {.size_bytes = 1, .frees = false};
   LinkCalibration link = Link(5, 5);
   link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 2.5;
   EXPECT_DOUBLE_EQ(BoundUs(step, 20, link), 4.0);
