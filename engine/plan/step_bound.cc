@@ -150,11 +150,10 @@ class Fitting {
 struct Waits {
   std::vector<double> before_us;  // each stretch, all waits together, and behind the last
   double moved_bytes = 0;         // the least that moves
-  bool fits = true;
 };
 
-// For each stretch, and each one before: what has to be away in the one and could not begin to go
-// before the other had ended takes the link so long.
+// Of stretches that fit. For each of them, and each one before: what has to be away in the one and
+// could not begin to go before the other had ended takes the link so long.
 Waits WaitsFor(Needs needs, int64_t memory_bytes, double bytes_per_us) {
   Waits waits;
   std::sort(needs.idle.begin(), needs.idle.end(),
@@ -176,10 +175,6 @@ Waits WaitsFor(Needs needs, int64_t memory_bytes, double bytes_per_us) {
       idle_bytes += next->size_bytes;
     }
     const int64_t room_bytes = memory_bytes - need.fixed_bytes;
-    if (room_bytes < 0) {
-      waits.fits = false;
-      return waits;
-    }
     double begin_us = ends_us.empty() ? 0 : ends_us.back();
     Fitting fitting(room_bytes);
     for (const auto& [ready, span] : idle) {
@@ -216,9 +211,11 @@ absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_
   BothWays needs = NeedsOf(step);
   const int64_t memory =
       static_cast<int64_t>(std::min<uint64_t>(memory_bytes, std::numeric_limits<int64_t>::max()));
+  for (const Need& need : needs.out.stretches) {
+    if (need.fixed_bytes > memory) return std::numeric_limits<double>::infinity();
+  }
   const Waits out = WaitsFor(std::move(needs.out), memory, rates.out);
   const Waits in = WaitsFor(std::move(needs.in), memory, rates.in);
-  if (!out.fits || !in.fits) return std::numeric_limits<double>::infinity();
   double waits_us = std::max(out.before_us.back(), in.before_us.back());
   // What is waited for before a stretch, and behind it.
   for (size_t i = 0; i < step.stretches.size(); ++i) {

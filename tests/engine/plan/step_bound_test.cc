@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <random>
 #include <string>
@@ -94,6 +95,7 @@ StepRecord RandomChain(std::mt19937& random) {
 
 TEST(StepBoundTest, IsTheComputeWhenEverythingFits) {
   EXPECT_DOUBLE_EQ(BoundUs(FourLayers(), 40, Link(1, 1)), 12.0);
+  EXPECT_DOUBLE_EQ(StepLowerBoundUs(FourLayers(), UINT64_MAX, Link(1, 1)).value(), 12.0);
 }
 
 TEST(StepBoundTest, IsTheComputeWhenTheLinkKeepsUp) {
@@ -151,6 +153,15 @@ TEST(StepBoundTest, AnObjectThatDoesNotFitAsAWholeLeavesAsAWhole) {
 TEST(StepBoundTest, WhatIsMadeLastAndDoesNotFitHasItsOwnCopyToWaitFor) {
   // Room for 3 KB holds none: the last, of 4, begins to leave at 3 us.
   EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(21), 24, Link(20, 1)), 4.0 + 4.0 / 20.0);
+}
+
+TEST(StepBoundTest, ManyEqualSizesAreWholeObjectsToo) {
+  // Room for 15 KB holds one of the hundred objects of 10.
+  StepRecord step;
+  for (uint32_t object = 1; object <= 100; ++object) Save(step, object, 0);
+  step.stretches.push_back({.compute_us = 1, .other_bytes = 985 * kKb});
+  for (uint32_t object = 1; object <= 100; ++object) step.objects[object].size_bytes = 10 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 1000, Link(1, 1)), 1.0 + 990.0);
 }
 
 TEST(StepBoundTest, ManyDifferentSizesCountAsIfTheyCouldBeCut) {
