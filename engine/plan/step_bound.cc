@@ -13,6 +13,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/link_rates.h"
 #include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/plan/step_memory.h"
 
 namespace pinion {
 namespace {
@@ -61,6 +62,7 @@ void ForIdle(const ObjectLife& life, int64_t begin, int64_t end, const Add& add)
 BothWays NeedsOf(const StepRecord& step) {
   const std::vector<ObjectLife> lives = LivesOf(step);
   const std::vector<size_t> leaves_from = LeavesFrom(step);
+  const std::vector<size_t> operator_ends = OperatorEnds(step);
   const auto count = static_cast<int64_t>(step.stretches.size());
   BothWays needs;
   for (const StepStretch& stretch : step.stretches) {
@@ -82,7 +84,9 @@ BothWays NeedsOf(const StepRecord& step) {
     const bool from_host = object.origin == StepObject::Origin::kHost;
     const bool written_back = from_host && !object.clean;
     const auto made = static_cast<int64_t>(life.made);
-    const auto over = static_cast<int64_t>(life.over);
+    // What is never read may be gone before the step is over.
+    const auto over =
+        static_cast<int64_t>(life.is_read ? life.over : LastStretchOf(object, life, operator_ends));
     for (const size_t stretch : life.in_use) add_fixed(static_cast<int64_t>(stretch), size);
     // It may come and go as it likes.
     if (object.recompute_us.has_value()) continue;

@@ -246,6 +246,9 @@ TEST(StepBoundTest, WhatIsNeverReadLeavesAndDoesNotComeBack) {
   step.objects[1].size_bytes = 10 * kKb;
   step.objects[2].size_bytes = 1 * kKb;
   EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0 + (11.0 - 5.0) / 5.0);
+  // Nor does it have to leave where the program lets go of it before.
+  step.objects[1].needed_until = step.objects[2].needed_until = 4;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0);
 }
 
 TEST(StepBoundTest, NeverRisesWithMoreMemoryOrAFasterLink) {
