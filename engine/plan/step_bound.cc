@@ -87,7 +87,10 @@ BothWays NeedsOf(const StepRecord& step) {
     // What is never read may be gone before the step is over.
     const auto over =
         static_cast<int64_t>(life.is_read ? life.over : LastStretchOf(object, life, operator_ends));
-    for (const size_t stretch : life.in_use) add_fixed(static_cast<int64_t>(stretch), size);
+    for (const size_t stretch : life.in_use) {
+      // The program's hold alone does not make it one of the step's objects any more.
+      if (static_cast<int64_t>(stretch) <= over) add_fixed(static_cast<int64_t>(stretch), size);
+    }
     // It may come and go as it likes.
     if (object.recompute_us.has_value()) continue;
     int64_t leaves = made;  // behind this stretch
@@ -213,8 +216,9 @@ absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_
   PINION_RETURN_IF_ERROR(step.Validate());
   PINION_ASSIGN_OR_RETURN(const LinkRates rates, RatesOf(link));
   BothWays needs = NeedsOf(step);
-  const int64_t memory =
-      static_cast<int64_t>(std::min<uint64_t>(memory_bytes, std::numeric_limits<int64_t>::max()));
+  // A stretch's fixed bytes may be less than nothing, and the room beside them must not overflow.
+  const int64_t memory = static_cast<int64_t>(
+      std::min<uint64_t>(memory_bytes, std::numeric_limits<int64_t>::max() / 2));
   for (const Need& need : needs.out.stretches) {
     if (need.fixed_bytes > memory) return std::numeric_limits<double>::infinity();
   }

@@ -165,13 +165,13 @@ TEST(StepBoundTest, ManyEqualSizesAreWholeObjectsToo) {
 }
 
 TEST(StepBoundTest, ManyDifferentSizesCountAsIfTheyCouldBeCut) {
-  // Each power of two is a size: any room is filled to the byte, and there are more sums than are
-  // looked at.
+  // Each power of two from 2 on is a size: whole objects would leave an odd byte of the room free,
+  // but there are more sums than are looked at.
   StepRecord step;
   for (uint32_t object = 1; object <= 10; ++object) Save(step, object, 0);
-  step.stretches.push_back({.compute_us = 1, .other_bytes = 500});
+  step.stretches.push_back({.compute_us = 1, .other_bytes = 501});
   for (uint32_t object = 1; object <= 10; ++object) step.objects[object].size_bytes = 1u << object;
-  EXPECT_DOUBLE_EQ(StepLowerBoundUs(step, 2046, Link(1, 1)).value(), 1.0 + 0.5);
+  EXPECT_DOUBLE_EQ(StepLowerBoundUs(step, 2046, Link(1, 1)).value(), 1.0 + 0.501);
 }
 
 TEST(StepBoundTest, WhatAnOperatorSavesLeavesWhenItHasReturned) {
@@ -248,6 +248,9 @@ TEST(StepBoundTest, WhatIsNeverReadLeavesAndDoesNotComeBack) {
   EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0 + (11.0 - 5.0) / 5.0);
   // Nor does it have to leave where the program lets go of it before.
   step.objects[1].needed_until = step.objects[2].needed_until = 4;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0);
+  // The program may hold it for longer: it is among the other bytes then.
+  step.objects[1].held_until = 5;
   EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0);
 }
 
