@@ -33,7 +33,7 @@ namespace {
 // cannot. The lower bound in the output says whether they do.
 constexpr const char* kRealPresets[] = {"gh200_c2c", "a100_pcie4"};
 
-// "The link can hide it", as docs/design.md defines it.
+// "The link can hide it", as docs/performance.md defines it.
 constexpr double kHiddenBound = 1.01;
 
 // Of a step.
@@ -119,7 +119,8 @@ LinkCalibration LinkOf(const LinkModel& model) {
 absl::StatusOr<std::string> LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
   const RunResult& none = group.runs.front().result;
   const RunResult& pinion = group.runs[static_cast<size_t>(OffloadMode::kPinion)].result;
-  // A record foresees a little more memory than a step needs, here and there.
+  // Pinion's peak may be a little below the least that the record foresees, where the bound is
+  // infinite. The bound at that least holds for the peak as well.
   PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(none.step));
   PINION_ASSIGN_OR_RETURN(
       const double bound_us,

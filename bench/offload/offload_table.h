@@ -22,7 +22,8 @@ struct OffloadRow {
   OffloadMethod method;
   MethodCost cost;
   double alone_us = 0;  // the step without offload
-  // No policy that computes nothing again takes less (engine/plan/step_bound.h) in this memory: the
+  // No policy takes less that computes nothing again and copies nothing before its operator has
+  // returned (engine/plan/step_bound.h), in this memory: the
   // target, and the peak of a method that has none. Infinite where none can do with that memory.
   double bound_us = 0;
   // Of a step whose target binds: what its plan comes to by itself, and the shortest plan that a
@@ -33,7 +34,8 @@ struct OffloadRow {
   // A step in the memory that this method took at its peak.
   std::optional<OffloadMethod::Kind> at_the_peak_of;
 
-  // Above 1 only of a step that computes something again. Infinite if the bound is.
+  // Above 1 only of a step that computes something again, or copies what an operator saves before
+  // that has returned (TRL, the graph trainer). Infinite if the bound is.
   double efficiency() const { return bound_us / cost.step_us; }
   bool planned() const { return method.kind == OffloadMethod::Kind::kPlanned; }
 };
