@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -166,29 +163,29 @@ Waits WaitsFor(Needs needs, int64_t memory_bytes, double bytes_per_us) {
   std::sort(needs.idle.begin(), needs.idle.end(),
             [](const IdleSpan& a, const IdleSpan& b) { return a.first < b.first; });
   auto next = needs.idle.begin();
-  std::set<std::pair<size_t, const IdleSpan*>, std::greater<>> idle;  // by `ready`, latest first
-  std::multimap<size_t, const IdleSpan*> by_last;
-  int64_t idle_bytes = 0;
-  int64_t asked_bytes = 0;  // that have left, of objects which live, if they leave at need only
+  std::vector<IdleSpan> idle;  // that the stretch is part of, by `ready`, the latest first
+  int64_t asked_bytes = 0;     // that have left, of objects which live, if they leave at need only
   double compute_us = 0;
   std::vector<double> ends_us;
   // In the end there is room for nothing.
   needs.stretches.push_back({.fixed_bytes = memory_bytes});
   for (size_t i = 0; i < needs.stretches.size(); ++i) {
     const Need& need = needs.stretches[i];
+    std::erase_if(idle, [i](const IdleSpan& span) { return span.last < i; });
     for (; next != needs.idle.end() && next->first == i; ++next) {
-      idle.emplace(next->ready, &*next);
-      by_last.emplace(next->last, &*next);
-      idle_bytes += next->size_bytes;
+      const auto later = [](const IdleSpan& a, const IdleSpan& b) { return a.ready > b.ready; };
+      idle.insert(std::upper_bound(idle.begin(), idle.end(), *next, later), *next);
     }
+    int64_t idle_bytes = 0;
+    for (const IdleSpan& span : idle) idle_bytes += span.size_bytes;
     const int64_t room_bytes = memory_bytes - need.fixed_bytes;
     double begin_us = ends_us.empty() ? 0 : ends_us.back();
     Fitting fitting(room_bytes);
-    for (const auto& [ready, span] : idle) {
+    for (const IdleSpan& span : idle) {
       if (idle_bytes <= room_bytes) break;
-      const double ready_us = ends_us[ready];
+      const double ready_us = ends_us[span.ready];
       if (ready_us + static_cast<double>(idle_bytes) / bytes_per_us <= begin_us) break;
-      fitting.Add(span->size_bytes);
+      fitting.Add(span.size_bytes);
       const auto away_bytes = static_cast<double>(fitting.total_bytes() - fitting.most_bytes());
       begin_us = std::max(begin_us, ready_us + away_bytes / bytes_per_us);
     }
@@ -199,12 +196,6 @@ Waits WaitsFor(Needs needs, int64_t memory_bytes, double bytes_per_us) {
     waits.before_us.push_back(begin_us - compute_us);
     compute_us += need.compute_us;
     ends_us.push_back(begin_us + need.compute_us);
-    while (!by_last.empty() && by_last.begin()->first == i) {
-      const IdleSpan* const over = by_last.begin()->second;
-      idle.erase({over->ready, over});
-      idle_bytes -= over->size_bytes;
-      by_last.erase(by_last.begin());
-    }
   }
   return waits;
 }
