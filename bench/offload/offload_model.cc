@@ -70,7 +70,7 @@ class KeepAll final : public SavedTensorPacker {
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     return KeepTensor(tensor);
   }
-  std::optional<uint32_t> KeepSegment(c10::Device) override { return segments_++; }
+  std::optional<uint32_t> KeepSegment(const SegmentBegin&) override { return segments_++; }
 
  private:
   uint32_t segments_ = 0;

@@ -13,6 +13,10 @@ namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
 
+// In the place of a use of the step as it was recorded.
+constexpr uint32_t kInputSaved = UINT32_MAX - 1;
+constexpr uint32_t kInputRead = UINT32_MAX;
+
 int64_t Signed(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 
 // The step as it was recorded.
@@ -24,7 +28,21 @@ struct Recorded {
     const uint32_t object = step.uses[use];
     return use == lives[object].uses.front() || use <= step.objects[object].saved_until;
   }
-  uint64_t size_bytes(uint32_t object) const { return step.objects[object].size_bytes; }
+  bool IsUnsaved(uint32_t object) const { return object >= step.objects.size(); }
+  const UnsavedInput& Unsaved(uint32_t object) const {
+    return step.unsaved_inputs[object - step.objects.size()];
+  }
+  size_t numbers() const { return step.objects.size() + step.unsaved_inputs.size(); }
+  // Of what has a number: objects, and then the unsaved inputs.
+  uint64_t size_bytes(uint32_t object) const {
+    return IsUnsaved(object) ? Unsaved(object).size_bytes : step.objects[object].size_bytes;
+  }
+
+  // Whether an input of a segment that begins at or before that stretch is among its other bytes.
+  bool IsOtherIn(size_t stretch, uint32_t input) const {
+    if (IsUnsaved(input)) return stretch <= Unsaved(input).held_until;
+    return step.objects[input].frees && stretch < lives[input].made;
+  }
 
   const StepRecord& step;
   const std::vector<ObjectLife> lives;
@@ -34,22 +52,35 @@ struct Recorded {
 // Bytes that are there in some stretches, beside what is recorded.
 class MoreBytes {
  public:
-  explicit MoreBytes(size_t stretches) : changes_(stretches + 1), ends_(stretches + 1) {}
+  explicit MoreBytes(size_t stretches)
+      : changes_(stretches + 1), begins_(stretches + 1), ends_(stretches + 1) {}
 
   void Add(size_t first, size_t last, uint64_t size_bytes) {
     if (first > last) return;
-    changes_[first] += Signed(size_bytes);
     last = std::min(last, changes_.size() - 2);
-    changes_[last + 1] -= Signed(size_bytes);
+    Change(first, last, Signed(size_bytes));
+    begins_[first] += Signed(size_bytes);
     ends_[last] += Signed(size_bytes);
+  }
+  // What was one of the other bytes to the end of `last` is an object's.
+  void Subtract(size_t first, size_t last, uint64_t size_bytes) {
+    if (first <= last) Change(first, std::min(last, changes_.size() - 2), -Signed(size_bytes));
   }
   // How much more there is than in the stretch before.
   int64_t change(size_t stretch) const { return changes_[stretch]; }
-  // Of what was added, that which has gone when the stretch ends.
+  // Of what was added, that which the stretch makes.
+  int64_t begins(size_t stretch) const { return begins_[stretch]; }
+  // And that which has gone when it ends.
   int64_t ends(size_t stretch) const { return ends_[stretch]; }
 
  private:
+  void Change(size_t first, size_t last, int64_t bytes) {
+    changes_[first] += bytes;
+    changes_[last + 1] -= bytes;
+  }
+
   std::vector<int64_t> changes_;
+  std::vector<int64_t> begins_;
   std::vector<int64_t> ends_;
 };
 
@@ -61,15 +92,25 @@ struct SecondRun {
   int64_t transient_bytes = 0;  // at its peak, beside what there was
 };
 
-// What is not saved any more, or only later, is there as long as the program has it.
-void AddForward(const Recorded& old, const std::vector<bool>& is_removed, MoreBytes& more) {
+// The use before which the segment begins: its first.
+uint32_t BeginOf(const StepSegment& segment) { return segment.uses.front(); }
+
+// What is not saved any more, or only later, is there as long as the program has it. What is saved
+// earlier, as an input, is no other byte any more from there on. `inputs_saved`: by number, the
+// first use before which it is saved as an input; kNone: before none.
+void AddForward(const Recorded& old, const std::vector<bool>& is_removed,
+                const std::vector<uint32_t>& inputs_saved, MoreBytes& more) {
   for (uint32_t object = 0; object < old.lives.size(); ++object) {
+    if (!old.step.objects[object].frees) continue;
     const ObjectLife& life = old.lives[object];
-    const auto left = std::find_if(life.uses.begin(), life.uses.end(),
-                                   [&](size_t use) { return !is_removed[use]; });
-    if (!old.step.objects[object].frees || left == life.uses.begin()) continue;
-    if (left != life.uses.end()) {
-      more.Add(life.made, *left - 1, old.size_bytes(object));
+    size_t saved = inputs_saved[object];
+    for (const size_t use : life.uses) {
+      if (!is_removed[use]) saved = std::min(saved, use);
+    }
+    if (saved < life.uses.front()) more.Subtract(saved, life.made - 1, old.size_bytes(object));
+    if (saved <= life.uses.front()) continue;
+    if (saved != kNone) {
+      more.Add(life.made, saved - 1, old.size_bytes(object));
       continue;
     }
     size_t last_save = life.uses.front();
@@ -79,6 +120,11 @@ void AddForward(const Recorded& old, const std::vector<bool>& is_removed, MoreBy
     const size_t held_until =
         std::max<size_t>(old.operator_ends[last_save] + 1, old.step.objects[object].held_until);
     more.Add(life.made, held_until, old.size_bytes(object));
+  }
+  for (auto input = static_cast<uint32_t>(old.step.objects.size()); input < old.numbers();
+       ++input) {
+    if (inputs_saved[input] == kNone) continue;
+    more.Subtract(inputs_saved[input], old.Unsaved(input).held_until, old.size_bytes(input));
   }
 }
 
@@ -94,14 +140,24 @@ SecondRun AddSecondRun(const Recorded& old, const StepSegment& segment, MoreByte
       needed_until[old.step.uses[use]] = old.operator_ends[use] + 1;
     }
   }
-  const uint32_t begin = saves.front();
-  const int64_t before_bytes = Signed(old.step.stretches[begin - std::min(begin, 1u)].other_bytes);
-  std::vector<bool> is_made(old.step.objects.size());
-  // The inputs are not made again.
-  for (const uint32_t input : segment.inputs) is_made[input] = true;
+  std::vector<bool> is_made(old.numbers());
+  std::vector<uint32_t> inputs;  // each once
+  for (const uint32_t input : segment.inputs) {
+    if (!is_made[input]) inputs.push_back(input);
+    is_made[input] = true;  // it is not made again
+  }
+  const auto beside_inputs = [&](uint64_t other_bytes, size_t stretch) {
+    int64_t bytes = Signed(other_bytes);
+    for (const uint32_t input : inputs) {
+      if (old.IsOtherIn(stretch, input)) bytes -= Signed(old.size_bytes(input));
+    }
+    return bytes;
+  };
+  const int64_t before_bytes = beside_inputs(segment.before->other_bytes, BeginOf(segment));
   int64_t made_bytes = 0;
   auto next_save = saves.begin();
-  for (uint32_t use = begin; use <= saves.back(); ++use) {
+  run.compute_us = -segment.before->compute_us;
+  for (uint32_t use = BeginOf(segment); use <= saves.back(); ++use) {
     const uint32_t object = old.step.uses[use];
     if (*next_save == use) {
       ++next_save;
@@ -117,7 +173,7 @@ SecondRun AddSecondRun(const Recorded& old, const StepSegment& segment, MoreByte
     }
     const StepStretch& stretch = old.step.stretches[use];
     run.compute_us += stretch.compute_us;
-    const int64_t beside_bytes = Signed(stretch.peak_other_bytes()) - before_bytes;
+    const int64_t beside_bytes = beside_inputs(stretch.peak_other_bytes(), use) - before_bytes;
     run.transient_bytes =
         std::max(run.transient_bytes, made_bytes + std::max<int64_t>(0, beside_bytes));
   }
@@ -127,7 +183,7 @@ SecondRun AddSecondRun(const Recorded& old, const StepSegment& segment, MoreByte
 // The new step, with the old one's objects by their old numbers.
 struct Rewritten {
   StepRecord step;
-  std::vector<uint32_t> old_uses;     // by use; kNone: an input that a second run reads
+  std::vector<uint32_t> old_uses;     // by use; or kInputSaved, kInputRead
   std::vector<size_t> new_stretches;  // by old stretch
 };
 
@@ -135,27 +191,27 @@ class Writer {
  public:
   explicit Writer(const Recorded& old) : old_(old) {}
 
-  // `more_bytes` of which `ends_bytes` are gone when it ends.
-  void AddStretch(const StepStretch& stretch, int64_t more_bytes, int64_t ends_bytes) {
-    written_.new_stretches.push_back(written_.step.stretches.size());
-    compute_us_ += stretch.compute_us;
+  // Uses that are added next come behind the old stretch.
+  void EndOldStretch() { written_.new_stretches.push_back(written_.step.stretches.size()); }
+  // All of a stretch, or a part of it, `compute_us` long. Of `more_bytes`, `ends_bytes` are gone
+  // when it ends.
+  void AddStretch(const StepStretch& stretch, double compute_us, int64_t more_bytes,
+                  int64_t ends_bytes) {
+    compute_us_ += compute_us;
     end_bytes_ = Signed(stretch.other_bytes) + more_bytes - ends_bytes;
     peak_bytes_ = std::max(peak_bytes_, Signed(stretch.peak_other_bytes()) + more_bytes);
   }
+  // One operator of each segment saves all of its inputs.
+  void AddInputs(const StepSegment& segment) { AddInputs(segment, kInputSaved); }
   void AddRun(const SecondRun& run) {
-    for (const uint32_t input : run.segment->inputs) {
-      // One operator of each run reads all of its inputs.
-      const bool begins = input == run.segment->inputs.front();
-      AddUse(input, kNone, /*goes_on=*/!begins);
-      peak_bytes_ = end_bytes_;
-    }
+    AddInputs(*run.segment, kInputRead);
     compute_us_ += run.compute_us;
     peak_bytes_ = std::max(peak_bytes_, end_bytes_ + run.transient_bytes);
   }
   void AddUse(uint32_t object, uint32_t old_use) {
     const std::vector<uint32_t>& before = written_.old_uses;
     AddUse(object, old_use,
-           /*goes_on=*/!before.empty() && before.back() != kNone &&
+           /*goes_on=*/!before.empty() && before.back() < kInputSaved &&
                old_.operator_ends[before.back()] == old_.operator_ends[old_use]);
   }
   Rewritten Finish() {
@@ -164,6 +220,12 @@ class Writer {
   }
 
  private:
+  void AddInputs(const StepSegment& segment, uint32_t use) {
+    for (const uint32_t input : segment.inputs) {
+      AddUse(input, use, /*goes_on=*/input != segment.inputs.front());
+      peak_bytes_ = end_bytes_;
+    }
+  }
   void AddUse(uint32_t object, uint32_t old_use, bool goes_on) {
     EndStretch();
     StepRecord& step = written_.step;
@@ -207,20 +269,24 @@ void AddHeldInputs(const Recorded& old, const SecondRun& run, Rewritten& written
 
 // By new numbers, in the order of first uses.
 void NumberObjects(const Recorded& old, Rewritten& written) {
-  std::vector<uint32_t> numbers(old.step.objects.size(), kNone);
+  std::vector<uint32_t> numbers(old.numbers(), kNone);
   StepRecord& step = written.step;
   for (uint32_t use = 0; use < step.uses.size(); ++use) {
     const uint32_t object = step.uses[use];
+    const uint32_t old_use = written.old_uses[use];
     if (numbers[object] == kNone) {
       numbers[object] = static_cast<uint32_t>(step.objects.size());
-      step.objects.push_back(old.step.objects[object]);
+      step.objects.push_back(old.IsUnsaved(object)
+                                 ? StepObject{.size_bytes = old.size_bytes(object),
+                                              .held_until = old.Unsaved(object).held_until}
+                                 : old.step.objects[object]);
       StepObject& numbered = step.objects.back();
       numbered.saved_until = 0;
       for (uint32_t* until : {&numbered.needed_until, &numbered.held_until}) {
         const size_t last = written.new_stretches.size() - 1;
         *until = static_cast<uint32_t>(written.new_stretches[std::min<size_t>(*until, last)]);
       }
-    } else if (written.old_uses[use] != kNone && old.Saves(written.old_uses[use])) {
+    } else if (old_use == kInputSaved || (old_use != kInputRead && old.Saves(old_use))) {
       step.objects[numbers[object]].saved_until = use;
     }
     step.uses[use] = numbers[object];
@@ -236,7 +302,9 @@ std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step) {
   std::vector<int> unread(step.objects.size());  // saves less reads, in one segment
   for (uint32_t i = 0; i < step.segments.size(); ++i) {
     const StepSegment& segment = step.segments[i];
-    if (segment.computed_again || segment.uses.empty()) continue;
+    if (segment.computed_again || !segment.before.has_value() || segment.uses.empty()) continue;
+    // By what it saves the step is known again.
+    if (BeginOf(segment) == 0) continue;
     bool is_read_twice = false;
     for (const uint32_t use : segment.uses) {
       int& left = unread[step.uses[use]];
@@ -253,11 +321,18 @@ std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step) {
 StepRecord WithComputedAgain(const StepRecord& step, absl::Span<const uint32_t> segments) {
   const Recorded old(step);
   std::vector<bool> is_removed(step.uses.size());
+  std::vector<uint32_t> inputs_saved(old.numbers(), kNone);
+  std::vector<const StepSegment*> begins(step.uses.size());  // by the use before which it does
   for (const uint32_t index : segments) {
-    for (const uint32_t use : step.segments[index].uses) is_removed[use] = true;
+    const StepSegment& segment = step.segments[index];
+    begins[BeginOf(segment)] = &segment;
+    for (const uint32_t use : segment.uses) is_removed[use] = true;
+    for (const uint32_t input : segment.inputs) {
+      inputs_saved[input] = std::min(inputs_saved[input], BeginOf(segment));
+    }
   }
   MoreBytes more(step.stretches.size());
-  AddForward(old, is_removed, more);
+  AddForward(old, is_removed, inputs_saved, more);
   std::vector<SecondRun> runs;
   for (const uint32_t index : segments) {
     runs.push_back(AddSecondRun(old, step.segments[index], more));
@@ -269,7 +344,17 @@ StepRecord WithComputedAgain(const StepRecord& step, absl::Span<const uint32_t> 
   auto run = runs.begin();
   for (uint32_t use = 0; use <= step.uses.size(); ++use) {
     more_bytes += more.change(use);
-    writer.AddStretch(step.stretches[use], more_bytes, more.ends(use));
+    const StepStretch& stretch = step.stretches[use];
+    double compute_us = stretch.compute_us;
+    if (use < step.uses.size() && begins[use] != nullptr) {
+      const StepStretch& before = *begins[use]->before;
+      // What the stretch makes that is not saved any more is the segment's.
+      writer.AddStretch(before, before.compute_us, more_bytes - more.begins(use), /*ends_bytes=*/0);
+      writer.AddInputs(*begins[use]);
+      compute_us -= before.compute_us;
+    }
+    writer.AddStretch(stretch, compute_us, more_bytes, more.ends(use));
+    writer.EndOldStretch();
     if (use == step.uses.size()) break;
     for (; run != runs.end() && run->read_at == use; ++run) writer.AddRun(*run);
     if (!is_removed[use]) writer.AddUse(step.uses[use], use);

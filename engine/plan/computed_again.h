@@ -2,12 +2,12 @@
 //
 //   StepRecord shorter = WithComputedAgain(step, {0, 2});    // segments by index
 //
-// What a segment alone saves is there in forward as long as the program holds it, and is gone then.
-// Where the first of it is read, the segment's inputs are read in its place and the stretch behind
-// takes as much longer as forward took from the segment's begin to its last save. From there on the
-// tensors that were made again count among the other bytes, each until it is read for the last time
-// in the segment. At its peak the second run takes what the first one took beside what was there
-// when it began.
+// Before it begins the segment's inputs are saved. What it alone saves is there in forward as long
+// as the program holds it, and is gone then. Where the first of it is read, the segment's inputs
+// are read in its place and the stretch behind takes as much longer as forward took from the
+// segment's begin to its last save. From there on the tensors that were made again count among the
+// other bytes, each until it is read for the last time in the segment. At its peak the second run
+// takes what the first one took beside what was there when it began.
 //
 // That is what a plan can know before it is tried. It errs towards more memory, since what a real
 // run lets go of in the middle of a stretch counts to its end; but no record tells that a segment
@@ -26,8 +26,9 @@
 
 namespace pinion {
 
-// Segments by index, ascending: those that were kept, and of which something was read, by one
-// backward: another one would compute the segment once more.
+// Segments by index, ascending: those that were kept and seen to begin, and of which something was
+// read, by one backward: another one would compute the segment once more. Not the one whose save is
+// the step's first.
 std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step);
 
 // Of a valid record, without segments. `segments` are some that can be computed again.

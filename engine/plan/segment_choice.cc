@@ -31,6 +31,7 @@ bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
 void SegmentChoice::OnBegin(uint64_t signature) {
   followed_ = nullptr;
   ran_ = {};
+  ran_.computed_again.resize(std::exchange(early_segments_, 0));
   signature_ = signature;
 }
 

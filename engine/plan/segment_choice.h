@@ -43,6 +43,10 @@ class SegmentChoice {
     std::vector<bool> computed_again;        // by ordinal
   };
 
+  // A segment begins before the step does, which may begin with what it saves. It is kept.
+  uint32_t OnEarlySegment() { return early_segments_++; }
+  // No step has begun with them.
+  void ForgetEarly() { early_segments_ = 0; }
   // By the signature of what it saves first.
   void OnBegin(uint64_t signature);
   // The step goes on as this one; null: as none, and what begins from now on is kept. Returns the
@@ -72,6 +76,7 @@ class SegmentChoice {
  private:
   std::shared_ptr<const KnownStep> followed_;
   Ran ran_;
+  uint32_t early_segments_ = 0;
   uint64_t signature_ = 0;
   absl::flat_hash_set<uint64_t> unmixed_;  // signatures of steps that are not to be mixed
   int tries_ = 0;                          // in a row that were other steps

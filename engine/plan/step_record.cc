@@ -38,10 +38,11 @@ absl::Status CheckSegment(size_t index, const StepSegment& segment, const StepRe
         step.uses.size(), " uses: give those of the segment in ascending order"));
   }
   for (const uint32_t object : segment.inputs) {
-    if (object < step.objects.size()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("segment ", index, " needs object ", object,
-                                                   ", but there are ", step.objects.size(),
-                                                   ": add the object, or take the input away"));
+    const size_t count = step.objects.size() + step.unsaved_inputs.size();
+    if (object < count) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("segment ", index, " needs object ", object, ", but there are ", count,
+                     " with the unsaved inputs: add the object, or take the input away"));
   }
   return absl::OkStatus();
 }

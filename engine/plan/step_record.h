@@ -82,10 +82,20 @@ struct StepStretch {
 struct StepSegment {
   // What it saved, and the reads of that, ascending. Empty where it was computed again.
   std::vector<uint32_t> uses;
-  // Objects that it needs to run again, saved shortly before it begins.
+  // What it needs to run again: objects, or, from objects.size() on, unsaved inputs.
   std::vector<uint32_t> inputs;
+  // That of the stretch before its first use which had passed when it began, if it was seen to
+  // begin.
+  std::optional<StepStretch> before = std::nullopt;
   // The step was recorded with this segment computed again: that is part of its stretches.
   bool computed_again = false;
+};
+
+// What segments need to run again, and nobody saves. Until its end it is among the other bytes; it
+// becomes an object where such a segment is computed again.
+struct UnsavedInput {
+  uint64_t size_bytes = 0;
+  uint32_t held_until = 0;  // the last stretch in which it is there
 };
 
 struct StepRecord {
@@ -97,6 +107,7 @@ struct StepRecord {
   std::vector<uint32_t> operators;
   std::vector<StepStretch> stretches;  // one more than there are uses
   std::vector<StepSegment> segments;   // in the order in which they begin
+  std::vector<UnsavedInput> unsaved_inputs = {};
   // The device could not time its streams, so `compute_us` is the host's time between calls, which
   // are made ahead of the device: good for an order of magnitude at best.
   bool timed_by_host = false;

@@ -113,8 +113,10 @@ class TargetSchedule final : public OffloadSchedule {
   // Whether the step that begins next is recorded: only such a one tries a mix.
   void set_is_recorded(bool is_recorded) { is_recorded_ = is_recorded; }
   // A segment that can be computed again begins: its ordinal if it is kept. Nothing: it is computed
-  // again, as it is where no step runs.
-  std::optional<uint32_t> OnSegment() { return IsInStep() ? segments_.OnSegment() : std::nullopt; }
+  // again. The one that a step begins with is kept: by what it saves the step is known.
+  std::optional<uint32_t> OnSegment() {
+    return IsInStep() ? segments_.OnSegment() : segments_.OnEarlySegment();
+  }
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
   bool WantsRecord() const;
@@ -140,7 +142,10 @@ class TargetSchedule final : public OffloadSchedule {
   void OnUsed(uint32_t id, Use use) override;
   void OnComputedAgain(uint32_t id) override { awaited_bytes_ = objects_[id].size_bytes; }
   void OnReleased(uint32_t object) override;
-  void OnScopeEnd(ScopeId scope) override { window_.OnScopeEnd(scope); }
+  void OnScopeEnd(ScopeId scope) override {
+    window_.OnScopeEnd(scope);
+    if (!IsInStep()) segments_.ForgetEarly();
+  }
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
   void OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) override {
     window_.OnSavedAgain(parcel, place);

@@ -30,10 +30,10 @@ std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const G
 
 // What an inner segment saves is its outer one's. What is saved in a backward, or behind a scope's
 // end, is not recorded.
-std::optional<uint32_t> ScopePacker::KeepSegment(c10::Device device) {
+std::optional<uint32_t> ScopePacker::KeepSegment(const SegmentBegin& segment) {
   if (CurrentBackward() != -1 || scope_->ended) return std::nullopt;
   if (const std::optional<SegmentPart> outer = CurrentSegmentPart()) return outer->ordinal;
-  return target_->KeepSegment(device);
+  return target_->KeepSegment(segment);
 }
 
 }  // namespace pinion

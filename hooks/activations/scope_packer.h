@@ -55,7 +55,7 @@ class PackTarget {
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             const ScopeModule& module, const PackScope& scope) = 0;
   // As SavedTensorPacker::KeepSegment.
-  virtual std::optional<uint32_t> KeepSegment(c10::Device device) = 0;
+  virtual std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) = 0;
   // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no
   // thread.
   virtual void EndScope(ScopeId scope) = 0;
@@ -77,7 +77,7 @@ class ScopePacker : public SavedTensorPacker {
 
   // Never null. Its wall time is counted.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override;
-  std::optional<uint32_t> KeepSegment(c10::Device device) override;
+  std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) override;
 
  private:
   const std::shared_ptr<PackTarget> target_;

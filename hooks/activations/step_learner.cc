@@ -25,9 +25,17 @@ bool StepLearner::IsCurious() const {
   return state_.target->WantsRecord();
 }
 
-std::optional<uint32_t> StepLearner::KeepSegment() {
-  OffloadLock lock(state_);
-  return state_.target->OnSegment();
+std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment) {
+  std::optional<uint32_t> kept;
+  bool begins = false;
+  {
+    OffloadLock lock(state_);
+    begins = !state_.target->IsInStep();
+    kept = state_.target->OnSegment();
+  }
+  if (!kept.has_value() || begins) return kept;
+  if (const auto recording = Current()) recording->NoteSegment(segment, *kept);
+  return kept;
 }
 
 std::string StepLearner::Explain(PlanFormat format) const {

@@ -25,6 +25,7 @@
 #endif
 
 #include "pinion/hooks/autograd/memory_observer.h"
+#include "pinion/hooks/autograd/segment_part.h"
 
 namespace pinion {
 namespace {
@@ -229,13 +230,19 @@ WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher)
 
 WatchScope::~WatchScope() { ExchangeScope(outer_); }
 
-std::optional<uint32_t> KeepSegment(c10::Device device) {
+std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
   const ScopeInfo* scope = CurrentScope();
   const bool is_enabled = at::SavedTensorDefaultHooks::is_enabled();
   if (scope == nullptr || !is_enabled || !Packs(*scope)) return std::nullopt;
   // The packer may open scopes.
   const std::shared_ptr<SavedTensorPacker> packer = scope->packer;
-  return packer->KeepSegment(device);
+  const std::shared_ptr<SavedTensorWatcher> watcher = scope->watcher;
+  const std::optional<uint32_t> kept = packer->KeepSegment(segment);
+  // What an inner segment saves is its outer one's.
+  if (kept.has_value() && watcher != nullptr && !CurrentSegmentPart().has_value()) {
+    watcher->OnSegmentKept(segment, *kept);
+  }
+  return kept;
 }
 
 const SavedTensorPacker* CurrentPacker() {

@@ -34,6 +34,7 @@
 #include <thread>
 
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 
 namespace pinion {
 
@@ -91,16 +92,23 @@ class SavedTensor {
   virtual const void* MemoryOwner() const { return this; }
 };
 
+// A segment of forward that can be computed again from its inputs, some of which may be undefined.
+// All that are not on the CPU are on `device`.
+struct SegmentBegin {
+  c10::Device device;
+  absl::Span<const at::Tensor> inputs;
+};
+
 class SavedTensorPacker {
  public:
   virtual ~SavedTensorPacker() = default;
   // `tensor` is the very tensor that is saved, with its history: keep DetachedAlias of it at most,
   // since the node's own output would keep the graph alive.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) = 0;
-  // A segment of forward that can be computed again begins on the calling thread, on `device`. If
-  // the packer wants what it saves, the segment's ordinal (SegmentPart::ordinal in segment_part.h).
-  // Nothing, if the segment is to be computed again.
-  virtual std::optional<uint32_t> KeepSegment(c10::Device) { return std::nullopt; }
+  // A segment of forward that can be computed again begins on the calling thread. If the packer
+  // wants what it saves, the segment's ordinal (SegmentPart::ordinal in segment_part.h). Nothing,
+  // if the segment is to be computed again: then its inputs are saved next.
+  virtual std::optional<uint32_t> KeepSegment(const SegmentBegin&) { return std::nullopt; }
 };
 
 class SavedTensorWatcher {
@@ -110,6 +118,8 @@ class SavedTensorWatcher {
   // none, or where it is switched off, and autograd would keep the tensor as it is.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             SavedTensorPacker* packer) = 0;
+  // The packer keeps the segment that begins, under that ordinal.
+  virtual void OnSegmentKept(const SegmentBegin& segment, uint32_t ordinal) = 0;
   // Runs `work`, which is no part of what is watched, as what RunAside is given.
   virtual void RunAside(absl::FunctionRef<void()> work) = 0;
 };
@@ -147,7 +157,7 @@ const SavedTensorPacker* CurrentPacker();
 
 // SavedTensorPacker::KeepSegment of whoever packs on the calling thread; nothing where nobody does,
 // LibTorch's own hooks do, or hooks are disabled.
-std::optional<uint32_t> KeepSegment(c10::Device device);
+std::optional<uint32_t> KeepSegment(const SegmentBegin& segment);
 
 // Runs `work`, which packers do for tensors that they have packed before, and tells the innermost
 // watcher that it is theirs: the end of a scope, for example. Watchers see what happens in Pack and

@@ -1,10 +1,6 @@
-// What the calling thread's forward is doing for a segment that could be computed again, and that
-// is kept (SavedTensorPacker::KeepSegment): saving its inputs, or running it.
+// Which segment the calling thread's forward runs, of those that could be computed again and that
+// are kept (SavedTensorPacker::KeepSegment).
 //
-//   {
-//     const SegmentPartScope part({.device = device, .is_input = true});
-//     ... the inputs are saved ...
-//   }
 //   const SegmentPartScope part({.device = device, .ordinal = ordinal});
 //   ... the segment runs ...
 //
@@ -25,9 +21,8 @@
 namespace pinion {
 
 struct SegmentPart {
-  c10::Device device;     // of the segment; what it saves on others belongs to nobody
-  bool is_input = false;  // of the segment that begins next
-  uint32_t ordinal = 0;   // among the segments of the step on that device
+  c10::Device device;    // of the segment; what it saves on others belongs to nobody
+  uint32_t ordinal = 0;  // among the segments of the step on that device
 };
 
 namespace segment_part_internal {

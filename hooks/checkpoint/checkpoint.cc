@@ -25,37 +25,33 @@ std::optional<c10::Device> DeviceOf(const std::vector<at::Tensor>& inputs) {
   return device;
 }
 
-// The segment saves its inputs, which the scopes around this one pack.
-std::shared_ptr<CheckpointedSegment> NewSegment(const CheckpointOptions& options,
-                                                const std::vector<at::Tensor>& inputs,
-                                                RunAgain again,
-                                                const std::optional<c10::Device>& device) {
-  std::optional<SegmentPartScope> part;
-  // What an inner segment saves is its outer one's.
-  if (device.has_value() && !CurrentSegmentPart().has_value()) {
-    part.emplace(SegmentPart{.device = *device, .is_input = true});
-  }
-  return std::make_shared<CheckpointedSegment>(options, inputs, std::move(again));
-}
-
 }  // namespace
 
 struct ForwardScope::State {
   State(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, RunAgain again) {
-    const std::optional<c10::Device> device = options.if_planned ? DeviceOf(inputs) : std::nullopt;
-    segment = NewSegment(options, inputs, std::move(again), device);
-    const std::optional<uint32_t> kept = device.has_value() ? KeepSegment(*device) : std::nullopt;
-    if (kept.has_value()) {
-      part.emplace(SegmentPart{.device = *device, .ordinal = *kept});
-    } else {
-      scope.emplace(segment->Packer());
+    if (const std::optional<SegmentPart> kept = Keep(options, inputs)) {
+      part.emplace(*kept);
+      return;
     }
+    segment = std::make_shared<CheckpointedSegment>(options, inputs, std::move(again));
+    scope.emplace(segment->Packer());
   }
-  ~State() { segment->EndForward(); }
+  ~State() {
+    if (segment != nullptr) segment->EndForward();
+  }
 
-  std::shared_ptr<CheckpointedSegment> segment;
-  std::optional<SegmentPartScope> part;   // where the segment is kept
-  std::optional<SavedTensorScope> scope;  // where it is not
+  static std::optional<SegmentPart> Keep(const CheckpointOptions& options,
+                                         const std::vector<at::Tensor>& inputs) {
+    const std::optional<c10::Device> device = options.if_planned ? DeviceOf(inputs) : std::nullopt;
+    if (!device.has_value()) return std::nullopt;
+    const std::optional<uint32_t> ordinal = KeepSegment({.device = *device, .inputs = inputs});
+    if (!ordinal.has_value()) return std::nullopt;
+    return SegmentPart{.device = *device, .ordinal = *ordinal};
+  }
+
+  std::optional<SegmentPartScope> part;          // where the segment is kept
+  std::shared_ptr<CheckpointedSegment> segment;  // where it is not
+  std::optional<SavedTensorScope> scope;
 };
 
 ForwardScope::ForwardScope(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs,

@@ -92,6 +92,10 @@ void DeviceRecording::NoteLetGo(const DevicePeaks::Since& since) {
     if (object.handles > 0 && storages_.IsGone(object.storage)) gone.push_back(&object);
     return true;
   });
+  std::erase_if(objects_.held_inputs, [&](size_t input) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    objects_.inputs[input].let_go = uses_;
+    return storages_.IsGone(objects_.inputs[input].storage);
+  });
   std::vector<LetGo> let_go;
   std::vector<NotedObject*> in_order;
   for (const DevicePeaks::Freed& freed : since.freed) {
@@ -150,9 +154,11 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
   // behind the last use.
   const int64_t object_bytes = other_bytes - entries_.back().other_bytes;
   auto entry = entries_.rbegin();
-  do {
+  entry->peak_other_bytes -= object_bytes;
+  while (++entry != entries_.rend() && !entry->used.has_value()) {
     entry->peak_other_bytes -= object_bytes;
-  } while (++entry != entries_.rend() && !entry->used.has_value());
+    entry->other_bytes -= object_bytes;
+  }
   objects_.all[id].saved.push_back(&saved);  // last: what throws has registered nothing
   return id;
 }
@@ -230,6 +236,29 @@ void DeviceRecording::EndAside(const Moment& begin) {
   Append(begin, end, {});
 }
 
+void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal) {
+  if (!IsRecording()) return;
+  const Moment begin = Begin();
+  const Moment end = End();
+  MutexLock lock(mu_);
+  if (finished_) return;
+  storages_.NoteAllocations(begin.bytes, end.bytes);
+  for (const at::Tensor& input : segment.inputs) {
+    if (!input.defined() || input.device() != device_ || !input.has_storage()) continue;
+    const c10::Storage& storage = input.storage();
+    const StorageExtent extent = ExtentToSave(ExtentOf(input), storage.nbytes());
+    if (extent.size_bytes() < kMinOffloadBytes) continue;
+    objects_.held_inputs.push_back(objects_.inputs.size());
+    objects_.inputs.push_back({.segment = ordinal,
+                               .storage = storages_.FindOrAdd(storage),
+                               .version = SavedVersion(input),
+                               .extent = extent,
+                               .is_leaf = input.is_leaf(),
+                               .begin = uses_});
+  }
+  Append(begin, end, {.begins = ordinal});
+}
+
 void DeviceRecording::ForgetSaved(ObjectId id, const SavedTensor& saved) {
   MutexLock lock(mu_);
   if (id < objects_.all.size()) std::erase(objects_.all[id].saved, &saved);
@@ -257,10 +286,8 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
   what.object_bytes = end.bytes.allocated - storages_.OtherBytes(end.bytes);
   // Objects that have gone since then count in all of the stretch, so they are no other bytes.
   if (!entries_.empty()) what.peak_other_bytes -= entries_.back().object_bytes;
-  if (what.used.has_value()) {
-    what.other_bytes = storages_.OtherBytes(end.bytes);
-    ++uses_;
-  }
+  what.other_bytes = storages_.OtherBytes(end.bytes);
+  if (what.used.has_value()) ++uses_;
   if (entries_.empty()) entries_.push_back({.begin = begin.time, .end = begin.time});
   entries_.push_back(std::move(what));
 }
@@ -315,7 +342,6 @@ absl::StatusOr<StepRecord> DeviceRecording::Finish() {
     }
     finished_ = true;
     Append(end, end, {});
-    entries_.back().other_bytes = storages_.OtherBytes(end.bytes);
     for (const NotedEntry& entry : entries_) {
       moments.push_back(entry.begin);
       moments.push_back(entry.end);
@@ -330,7 +356,7 @@ absl::StatusOr<StepRecord> DeviceRecording::Finish() {
   }
   PINION_ASSIGN_OR_RETURN(const StreamClock::Times times, clock_->Read(moments, kFinishTimeout));
   MutexLock lock(mu_);
-  return StepOf(entries_, objects_.all, times);
+  return StepOf(entries_, objects_.all, objects_.inputs, times);
 }
 
 }  // namespace pinion

@@ -81,6 +81,8 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // `tensor` is what was read of `saved`, which was saved in that part.
   void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
                const SavedTensor& saved, const std::optional<SegmentPart>& part);
+  // A segment that is kept begins.
+  void NoteSegment(const SegmentBegin& segment, uint32_t ordinal);
   // `saved` is about to go, whether that is recorded or not.
   void ForgetSaved(ObjectId object, const SavedTensor& saved);
   // One handle less.
@@ -103,6 +105,8 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   struct Objects {
     std::vector<NotedObject> all;
     std::vector<ObjectId> held;  // by the program, when they were last looked at
+    std::vector<NotedInput> inputs;
+    std::vector<size_t> held_inputs;  // whose memory was there when it was last looked for
   };
 
   int64_t visiting_bytes() const {

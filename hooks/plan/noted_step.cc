@@ -112,34 +112,6 @@ void SetRecompute(absl::Span<const NotedObject> objects,
   }
 }
 
-// The segments of a step, use by use.
-class NotedSegments {
- public:
-  void AddUse(uint32_t object, const NotedEntry& entry, uint32_t use) {
-    if (entry.part.has_value() && entry.part->is_input) {
-      // One operator saves all inputs of a segment.
-      if (entry.by != inputs_by_) inputs_.clear();
-      inputs_by_ = entry.by;
-      inputs_.push_back(object);
-      return;
-    }
-    // They are for the segment that begins right behind them.
-    std::vector<uint32_t> inputs = std::exchange(inputs_, {});
-    if (!entry.part.has_value()) return;
-    const uint32_t ordinal = entry.part->ordinal;
-    if (ordinal >= segments_.size()) segments_.resize(ordinal + size_t{1});
-    StepSegment& segment = segments_[ordinal];
-    if (segment.uses.empty()) segment.inputs = std::move(inputs);
-    segment.uses.push_back(use);
-  }
-  std::vector<StepSegment> Take() { return std::move(segments_); }
-
- private:
-  std::vector<StepSegment> segments_;
-  std::vector<uint32_t> inputs_;  // of the next one
-  uint64_t inputs_by_ = 0;
-};
-
 // What lies between two uses, as it is noted.
 struct Between {
   double compute_us = 0;
@@ -156,10 +128,78 @@ struct Between {
   }
 };
 
+// The segments of a step, in the order of entries.
+class NotedSegments {
+ public:
+  void Begin(uint32_t ordinal, const StepStretch& before, size_t stretch) {
+    At(ordinal).before = before;
+    begun_ = stretch;
+  }
+  void AddUse(const NotedEntry& entry, uint32_t use) {
+    if (!entry.part.has_value()) return;
+    StepSegment& segment = At(entry.part->ordinal);
+    // Another thread has saved something since it began.
+    if (segment.uses.empty() && begun_ != use) segment.before.reset();
+    segment.uses.push_back(use);
+  }
+  std::vector<StepSegment> Take() { return std::move(segments_); }
+
+ private:
+  StepSegment& At(uint32_t ordinal) {
+    if (ordinal >= segments_.size()) segments_.resize(ordinal + size_t{1});
+    return segments_[ordinal];
+  }
+
+  std::vector<StepSegment> segments_;
+  size_t begun_ = 0;  // the stretch in which one began last
+};
+
+// The object that has the input's bytes: what is saved of it when the segment begins, or else first
+// behind that.
+std::optional<uint32_t> ObjectWith(const NotedInput& input, absl::Span<const NotedObject> objects) {
+  std::optional<uint32_t> found;
+  for (uint32_t i = 0; i < objects.size(); ++i) {
+    const NotedObject& object = objects[i];
+    const bool is_same = object.storage == input.storage && object.version == input.version &&
+                         object.extent.begin_bytes <= input.extent.begin_bytes &&
+                         input.extent.end_bytes <= object.extent.end_bytes;
+    if (!is_same) continue;
+    if (object.first_use >= input.begin) return found.has_value() ? found : i;
+    if (object.handles > 0 || object.uses_at_release > input.begin) found = i;
+  }
+  return found;
+}
+
+void AddInputs(absl::Span<const NotedInput> inputs, absl::Span<const NotedObject> objects,
+               StepRecord& step) {
+  std::vector<const NotedInput*> unsaved;
+  for (const NotedInput& input : inputs) {
+    std::optional<uint32_t> number = ObjectWith(input, objects);
+    // The program keeps a leaf, saved or not.
+    if (!number.has_value() && input.is_leaf) continue;
+    for (uint32_t i = 0; i < unsaved.size() && !number.has_value(); ++i) {
+      const bool is_same = unsaved[i]->storage == input.storage &&
+                           unsaved[i]->version == input.version &&
+                           unsaved[i]->extent.begin_bytes == input.extent.begin_bytes &&
+                           unsaved[i]->extent.end_bytes == input.extent.end_bytes;
+      if (is_same) number = static_cast<uint32_t>(objects.size() + i);
+    }
+    if (!number.has_value()) {
+      number = static_cast<uint32_t>(objects.size() + unsaved.size());
+      unsaved.push_back(&input);
+      const size_t held_until = std::max<size_t>(input.let_go, 1) - 1;
+      step.unsaved_inputs.push_back({.size_bytes = input.extent.size_bytes(),
+                                     .held_until = static_cast<uint32_t>(held_until)});
+    }
+    if (input.segment < step.segments.size())
+      step.segments[input.segment].inputs.push_back(*number);
+  }
+}
+
 }  // namespace
 
 StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
-                  const StreamClock::Times& times) {
+                  absl::Span<const NotedInput> inputs, const StreamClock::Times& times) {
   StepRecord step;
   step.timed_by_host = times.by_host;
   const std::vector<int64_t> corrections = CorrectionsOf(entries, objects);
@@ -181,11 +221,14 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
     between.peak_other_bytes = std::max(between.peak_other_bytes, entry.peak_other_bytes);
     between.counted_other_bytes =
         std::max(between.counted_other_bytes, entry.peak_other_bytes + corrections[i]);
+    if (entry.begins.has_value()) {
+      segments.Begin(*entry.begins, between.Stretch(entry.other_bytes), step.uses.size());
+    }
     if (!entry.used.has_value() && i + 1 < entries.size()) continue;
     if (entry.used.has_value()) {
       const bool goes_on = !step.uses.empty() && entry.by == last_by;
       step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
-      segments.AddUse(*entry.used, entry, static_cast<uint32_t>(step.uses.size()));
+      segments.AddUse(entry, static_cast<uint32_t>(step.uses.size()));
       step.uses.push_back(*entry.used);
       last_by = entry.by;
     }
@@ -210,6 +253,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
   }
   SetRecompute(objects, recompute_us, step);
   step.segments = segments.Take();
+  AddInputs(inputs, objects, step);
   for (const auto& [storage, in_it] : by_storage) AddKept(in_it, step.stretches);
   return step;
 }

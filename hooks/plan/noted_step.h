@@ -41,12 +41,24 @@ struct NotedObject {
   size_t uses_at_release = 0;  // of all objects, when the last handle went
 };
 
+// What a segment that is kept began with, which nobody has to save.
+struct NotedInput {
+  uint32_t segment = 0;
+  KnownStorages::Id storage = 0;
+  SavedVersion version;
+  StorageExtent extent;
+  bool is_leaf = false;
+  size_t begin = 0;   // the stretch in which the segment began
+  size_t let_go = 0;  // the stretch in which its memory went, or the step ended
+};
+
 // Something that whoever packs did: between its begin and its end nothing is the step's own.
 struct NotedEntry {
   StreamClock::Moment begin = {};
   StreamClock::Moment end = {};
   std::optional<uint32_t> used = std::nullopt;      // the object that was saved or read
   std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
+  std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept
   bool computed_again = false;                      // by who read it
   uint64_t by = 0;                                  // which operator has used it, by any number
   std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved
@@ -58,7 +70,7 @@ struct NotedEntry {
 // The first entry is the step's begin, the last one its end. `times` are those of each entry's
 // begin and end, in turn.
 StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
-                  const StreamClock::Times& times);
+                  absl::Span<const NotedInput> inputs, const StreamClock::Times& times);
 
 }  // namespace pinion
 

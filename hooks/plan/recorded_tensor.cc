@@ -38,8 +38,7 @@ class RecordedTensor : public SavedTensor {
     if (!recording_->IsRecording()) return saved_->Unpack();
     const DeviceRecording::Moment begin = recording_->BeginRead();
     at::Tensor tensor = saved_->Unpack();
-    const bool of_inputs = part_.has_value() && part_->is_input;
-    recording_->EndRead(begin, *object_, tensor, *saved_, of_inputs ? std::nullopt : part_);
+    recording_->EndRead(begin, *object_, tensor, *saved_, part_);
     return tensor;
   }
 

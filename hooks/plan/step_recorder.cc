@@ -64,6 +64,12 @@ class StepRecorderImpl final : public StepRecorder,
                         /*is_leaf=*/kind == TensorKind::kHeldLeaf, pack);
   }
 
+  void OnSegmentKept(const SegmentBegin& segment, uint32_t ordinal) override {
+    if (segment.device.type() != type_ || CurrentBackward() != -1) return;
+    if (const auto recording = RecordingOf(segment.device))
+      recording->NoteSegment(segment, ordinal);
+  }
+
   void RunAside(absl::FunctionRef<void()> work) override {
     std::vector<std::shared_ptr<DeviceRecording>> recordings;
     for (const auto& [index, recording] : Recordings()) recordings.push_back(recording);

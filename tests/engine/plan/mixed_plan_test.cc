@@ -31,6 +31,7 @@ StepRecord Blocks(const std::vector<std::vector<uint64_t>>& sizes) {
   StepRecord step;
   for (const std::vector<uint64_t>& block : sizes) {
     StepSegment& segment = step.segments.emplace_back();
+    segment.before = {.other_bytes = 100};
     for (size_t i = 0; i < block.size(); ++i) {
       const auto use = static_cast<uint32_t>(step.uses.size());
       step.objects.push_back({.size_bytes = block[i]});
@@ -59,18 +60,19 @@ TEST(ComputedAgain, NothingIsLeftOfWhatASegmentAloneSaves) {
   ASSERT_THAT(step.uses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
   const StepRecord again = WithComputedAgain(step, {1});
   EXPECT_THAT(again.Validate(), IsOk());
-  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 3, 3, 3, 2, 1, 0))
-      << "object 3 is saved, read by the second run, and read as before";
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 3, 3, 3, 3, 2, 1, 0))
+      << "object 3 is saved, saved as an input, read by the second run, and read as before";
   EXPECT_EQ(again.objects.size(), 4u);
   EXPECT_EQ(again.objects[3].size_bytes, 4000u);
+  EXPECT_EQ(again.objects[3].saved_until, 4u);
   EXPECT_THAT(again.segments, IsEmpty());
 }
 
-TEST(ComputedAgain, EachSecondRunReadsItsInputsByAnOperatorOfItsOwn) {
+TEST(ComputedAgain, EachSegmentSavesItsInputsAndReadsThemByOperatorsOfItsOwn) {
   const StepRecord step = Blocks({{1000, 20}, {4000, 50}, {2000, 30}});
   const StepRecord again = WithComputedAgain(step, {0, 1, 2});
-  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 2, 2, 1, 1, 0, 0));
-  EXPECT_THAT(again.operators, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
+  EXPECT_THAT(again.uses, ElementsAre(0, 0, 1, 1, 2, 2, 2, 2, 1, 1, 0, 0));
+  EXPECT_THAT(again.operators, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11));
 }
 
 TEST(ComputedAgain, TheSecondRunTakesWhatForwardTookUntilItsLastSave) {
@@ -78,11 +80,13 @@ TEST(ComputedAgain, TheSecondRunTakesWhatForwardTookUntilItsLastSave) {
   for (size_t i = 0; i < step.stretches.size(); ++i) {
     step.stretches[i].compute_us = static_cast<double>(1 << i);
   }
+  step.segments[1].before->compute_us = 5;
   const StepRecord again = WithComputedAgain(step, {1});
   std::vector<double> us;
   for (const StepStretch& stretch : again.stretches) us.push_back(stretch.compute_us);
-  EXPECT_THAT(us, ElementsAre(1, 2, 4, 8, 16 + 32 + 64, 16 + 32 + 128 + 256, 512, 1024, 2048, 4096))
-      << "stretches 4 and 5 lie before the saves within the segment";
+  EXPECT_THAT(us,
+              ElementsAre(1, 2, 4, 8, 5, 11 + 32 + 64, 11 + 32 + 128 + 256, 512, 1024, 2048, 4096))
+      << "stretches 4 and 5 lie before the saves within the segment, which begins in stretch 4";
 }
 
 TEST(ComputedAgain, WhatIsMadeAgainIsThereFromTheSecondRunUntilItIsRead) {
@@ -93,11 +97,12 @@ TEST(ComputedAgain, WhatIsMadeAgainIsThereFromTheSecondRunUntilItIsRead) {
   const std::vector<int64_t> bytes = DeviceBytes(again, {});
   // Forward: all that is saved outside, and in stretch 4 the segment at its peak.
   EXPECT_EQ(bytes[3], 100 + 1023 + 4000);
-  EXPECT_EQ(bytes[4], 100 + 1023 + 4000 + 700 + 50);
-  // The second run has its peak again.
+  EXPECT_EQ(bytes[4], 100 + 1023 + 4000) << "before it begins";
   EXPECT_EQ(bytes[5], 100 + 1023 + 4000 + 700 + 50);
-  EXPECT_EQ(again.stretches[5].other_bytes, 100u) << "when it ends, all of it was read";
-  EXPECT_EQ(bytes[6], 100 + 1023 + 4000);
+  // The second run has its peak again.
+  EXPECT_EQ(bytes[6], 100 + 1023 + 4000 + 700 + 50);
+  EXPECT_EQ(again.stretches[6].other_bytes, 100u) << "when it ends, all of it was read";
+  EXPECT_EQ(bytes[7], 100 + 1023 + 4000);
 }
 
 TEST(ComputedAgain, TheInputIsHeldUntilTheSegmentHasReadItForTheLastTime) {
@@ -106,8 +111,75 @@ TEST(ComputedAgain, TheInputIsHeldUntilTheSegmentHasReadItForTheLastTime) {
   step.segments[1].uses.push_back(5);
   ASSERT_EQ(step.uses[5], 2u);
   const StepRecord again = WithComputedAgain(step, {1});
-  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 2, 1, 0));
-  EXPECT_EQ(DeviceBytes(again, {})[4], 100 + 1020 + 4000 + 50);
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 2, 2, 1, 0));
+  EXPECT_EQ(DeviceBytes(again, {})[5], 100 + 1020 + 4000 + 50);
+}
+
+// Uses: 0, then a segment whose operators save 1, 2 and 3, and then their readers.
+StepRecord OneSegment() {
+  StepRecord step;
+  step.objects = {{.size_bytes = 1000}, {.size_bytes = 20}, {.size_bytes = 500}, {.size_bytes = 3}};
+  step.uses = {0, 1, 2, 3, 3, 2, 1, 0};
+  step.stretches.assign(9, {.compute_us = 10, .other_bytes = 100});
+  step.segments = {{.uses = {1, 2, 3, 4, 5, 6},
+                    .inputs = {},
+                    .before = StepStretch{.compute_us = 4, .other_bytes = 100}}};
+  return step;
+}
+
+TEST(ComputedAgain, AnInputThatTheSegmentItselfSavesIsSavedWhenItBegins) {
+  // Object 2 is made before the segment begins, which first saves something else.
+  StepRecord step = OneSegment();
+  step.segments[0].inputs = {2};
+  step.stretches[1].other_bytes = step.segments[0].before->other_bytes = 600;
+  ASSERT_THAT(step.Validate(), IsOk());
+  const StepRecord again = WithComputedAgain(step, {0});
+  EXPECT_THAT(again.Validate(), IsOk());
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_EQ(again.objects[1].size_bytes, 500u);
+  const std::vector<int64_t> bytes = DeviceBytes(again, {});
+  EXPECT_EQ(bytes[1], 100 + 1000 + 500) << "an object instead of other bytes";
+  EXPECT_EQ(again.stretches[1].compute_us, 4);
+  EXPECT_EQ(again.stretches[2].compute_us, 6 + 10 + 10 + 10);
+  EXPECT_EQ(again.stretches[2].other_bytes, 100u);
+  EXPECT_EQ(bytes[2], 100 + 1000 + 500 + 20) << "what the segment makes goes one by one";
+  EXPECT_EQ(again.stretches[3].compute_us, 6 + 10 + 10 + 10 + 10 + 10);
+  EXPECT_EQ(bytes[3], 100 + 1000 + 500 + 23);
+}
+
+TEST(ComputedAgain, AnInputThatNobodySavesIsSavedThenAndIsNoOtherByte) {
+  StepRecord step = OneSegment();
+  step.unsaved_inputs = {{.size_bytes = 300, .held_until = 2}};
+  step.segments[0].inputs = {4};
+  step.segments[0].before->other_bytes = 400;
+  step.stretches[1].other_bytes = step.stretches[2].other_bytes = 400;
+  ASSERT_THAT(step.Validate(), IsOk());
+  const StepRecord again = WithComputedAgain(step, {0});
+  EXPECT_THAT(again.Validate(), IsOk());
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_EQ(again.objects[1].size_bytes, 300u);
+  EXPECT_EQ(again.objects[1].held_until, 2u) << "old stretches 1 to 4 are the new ones 1 and 2";
+  const std::vector<int64_t> bytes = DeviceBytes(again, {});
+  EXPECT_EQ(bytes[1], 100 + 1000 + 300);
+  EXPECT_EQ(bytes[2], 100 + 1000 + 300 + 520);
+  EXPECT_EQ(bytes[3], 100 + 1000 + 300 + 523);
+  EXPECT_EQ(WithComputedAgain(step, {}).objects.size(), step.objects.size());
+}
+
+TEST(ComputedAgain, AnInputOfTwoSegmentsIsOneObject) {
+  StepRecord step = OneSegment();
+  step.unsaved_inputs = {{.size_bytes = 300, .held_until = 3}};
+  const StepStretch before = {.compute_us = 4, .other_bytes = 400};
+  step.segments = {{.uses = {1, 6}, .inputs = {4}, .before = before},
+                   {.uses = {2, 3, 4, 5}, .inputs = {4, 0}, .before = before}};
+  for (const size_t stretch : {1, 2, 3}) step.stretches[stretch].other_bytes = 400;
+  const StepRecord again = WithComputedAgain(step, {0, 1});
+  EXPECT_THAT(again.Validate(), IsOk());
+  EXPECT_THAT(again.uses, ElementsAre(0, 1, 1, 0, 1, 0, 1, 0));
+  EXPECT_THAT(again.operators, ElementsAre(0, 1, 2, 2, 3, 3, 4, 5));
+  EXPECT_EQ(again.objects[1].saved_until, 2u);
+  EXPECT_EQ(again.objects[0].saved_until, 3u);
+  EXPECT_EQ(again.stretches[1].other_bytes, 100u);
 }
 
 TEST(ComputedAgain, WhatIsSavedOutsideAsWellIsSavedThereAlone) {
@@ -115,12 +187,14 @@ TEST(ComputedAgain, WhatIsSavedOutsideAsWellIsSavedThereAlone) {
   // The next block's input is what the first one saved last.
   step.uses = {0, 1, 1, 2, 2, 1, 1, 0};
   step.objects = {{.size_bytes = 1000}, {.size_bytes = 20, .saved_until = 2}, {.size_bytes = 50}};
-  step.segments = {{.uses = {1, 6}, .inputs = {0}}, {.uses = {3, 4}, .inputs = {1}}};
+  const StepStretch before = {.other_bytes = 100};
+  step.segments = {{.uses = {1, 6}, .inputs = {0}, .before = before},
+                   {.uses = {3, 4}, .inputs = {1}, .before = before}};
   step.stretches.assign(9, {.compute_us = 10, .other_bytes = 100});
   ASSERT_THAT(step.Validate(), IsOk());
   const StepRecord again = WithComputedAgain(step, {0});
   EXPECT_THAT(again.Validate(), IsOk());
-  EXPECT_THAT(again.uses, ElementsAre(0, 1, 2, 2, 1, 0, 0));
+  EXPECT_THAT(again.uses, ElementsAre(0, 0, 1, 2, 2, 1, 0, 0));
   EXPECT_EQ(again.objects[1].size_bytes, 20u);
   EXPECT_EQ(again.objects[1].saved_until, 0u);
 }
@@ -128,15 +202,18 @@ TEST(ComputedAgain, WhatIsSavedOutsideAsWellIsSavedThereAlone) {
 TEST(ComputedAgain, WhatWasComputedAgainOrIsNeverReadCannotBe) {
   StepRecord step = Blocks({{1000, 20}});
   EXPECT_THAT(ThatCanBeComputedAgain(step), ElementsAre(0));
+  step.segments[0].before.reset();
+  EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty()) << "nobody has seen it begin";
+  step.segments[0].before.emplace();
   step.segments[0].computed_again = true;
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
-  step.segments[0] = {.uses = {1}, .inputs = {0}};
+  step.segments[0] = {.uses = {1}, .inputs = {0}, .before = StepStretch()};
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
   step.segments[0] = {};
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
   // A graph that is kept, and read by two backwards.
   step.uses = {0, 1, 1, 1, 0};
-  step.segments[0] = {.uses = {1, 2, 3}, .inputs = {0}};
+  step.segments[0] = {.uses = {1, 2, 3}, .inputs = {0}, .before = StepStretch()};
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
 }
 
@@ -181,10 +258,11 @@ struct MixesOverBest {
     for (uint64_t memory = LeastMemoryBytes(step).value(); memory <= most_bytes; memory += 1000) {
       SCOPED_TRACE(::testing::Message() << "memory " << memory);
       double best_us = std::numeric_limits<double>::infinity();
-      for (uint32_t set = 0; set < 1u << step.segments.size(); ++set) {
+      const std::vector<uint32_t> all = ThatCanBeComputedAgain(step);
+      for (uint32_t set = 0; set < 1u << all.size(); ++set) {
         std::vector<uint32_t> segments;
-        for (uint32_t i = 0; i < step.segments.size(); ++i) {
-          if ((set >> i & 1) != 0) segments.push_back(i);
+        for (uint32_t i = 0; i < all.size(); ++i) {
+          if ((set >> i & 1) != 0) segments.push_back(all[i]);
         }
         const StepRecord with = WithComputedAgain(step, segments);
         ASSERT_THAT(with.Validate(), IsOk());
@@ -214,6 +292,12 @@ void DrawStretches(std::mt19937& random, StepRecord& step) {
   for (StepStretch& stretch : step.stretches) {
     stretch.compute_us = static_cast<double>(Draw(random, 0, 4));
     stretch.other_bytes = 1000 * Draw(random, 0, 2);
+  }
+  // Each begins in the middle of its first stretch.
+  for (StepSegment& segment : step.segments) {
+    StepStretch before = step.stretches[segment.uses.front()];
+    before.compute_us /= 2;
+    segment.before = before;
   }
 }
 

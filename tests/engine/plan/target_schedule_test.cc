@@ -660,12 +660,37 @@ std::shared_ptr<const KnownStep> Mixed(const std::vector<uint64_t>& signatures) 
 TEST(TargetSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(Mixed({1, 2}));
-  EXPECT_EQ(schedule.OnSegment(), std::nullopt) << "no step runs";
   TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_EQ(schedule.OnSegment(), 0u);
   EXPECT_EQ(schedule.OnSegment(), std::nullopt);
   EXPECT_EQ(schedule.OnSegment(), 2u);
+}
+
+TEST(TargetSchedule, TheSegmentThatAStepBeginsWithIsKeptAndHasTheFirstOrdinal) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Mixed({1, 2}));
+  TargetPlayer player(schedule);
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_EQ(schedule.OnSegment(), 0u);
+    player.Save(1);
+    EXPECT_NE(schedule.followed(), nullptr) << "the known one keeps it as well";
+    EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+    player.EndStep();
+    EXPECT_THAT(schedule.TakeRan().computed_again, ElementsAre(false, true));
+  }
+}
+
+TEST(TargetSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
+  TargetSchedule schedule(Within(100 * kSize));
+  EXPECT_EQ(schedule.OnSegment(), 0u);
+  EXPECT_EQ(schedule.OnSegment(), 1u);
+  schedule.OnScopeEnd(1);
+  TargetPlayer player(schedule);
+  player.Save(1);
+  EXPECT_EQ(schedule.OnSegment(), 0u);
+  schedule.OnScopeEnd(1);
+  EXPECT_EQ(schedule.OnSegment(), 1u) << "the step goes on";
 }
 
 TEST(TargetSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgotten) {

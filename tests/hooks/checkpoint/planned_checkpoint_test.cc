@@ -39,7 +39,9 @@ namespace pinion::testing {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
@@ -83,7 +85,8 @@ class Blocks {
       const auto block = [this, i](const at::Tensor& input) {
         ++runs_[i];
         if (throws_at_ >= 0 && throws_at_-- == 0) throw std::runtime_error("no such block");
-        return at::matmul(at::gelu(at::matmul(input, in_[i])), out_[i]).mul(0.01).add(input).sin();
+        const at::Tensor scaled = scales_inputs_ ? input.mul(0.5) : input;
+        return at::matmul(at::gelu(at::matmul(scaled, in_[i])), out_[i]).mul(0.01).add(input).sin();
       };
       x = options == nullptr ? block(x) : checkpoint(*options, block, x);
     }
@@ -108,6 +111,8 @@ class Blocks {
     TakeRuns();
   }
 
+  // Then no operator saves a block's input itself.
+  void set_scales_inputs(bool scales) { scales_inputs_ = scales; }
   // The first ones, as many as that.
   void set_used(int blocks) { used_ = static_cast<size_t>(blocks); }
   // So many blocks run first, in forward or in backward; -1: nothing is thrown.
@@ -121,6 +126,7 @@ class Blocks {
  private:
   at::Tensor x_;
   std::vector<at::Tensor> in_, out_;
+  bool scales_inputs_ = false;
   size_t used_ = kBlocks;
   int throws_at_ = -1;
   std::vector<int> runs_ = std::vector<int>(static_cast<size_t>(kBlocks));
@@ -336,7 +342,7 @@ class KeepsSegments : public SavedTensorPacker {
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     return KeepTensor(tensor);
   }
-  std::optional<uint32_t> KeepSegment(c10::Device) override {
+  std::optional<uint32_t> KeepSegment(const SegmentBegin&) override {
     const uint32_t ordinal = segments_++;
     if (std::find(again_.begin(), again_.end(), ordinal) != again_.end()) return std::nullopt;
     return ordinal;
@@ -349,14 +355,15 @@ class KeepsSegments : public SavedTensorPacker {
   uint32_t segments_ = 0;
 };
 
-StepRecord Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& again) {
+StepRecord Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& again,
+                  const CheckpointOptions* options = &kIfPlanned) {
   RunStep(world, blocks, nullptr, nullptr);
   const auto recorder = StepRecorder::Create(world.backend()).value();
   at::Tensor loss;
   {
     const RecordScope record(recorder);
     const SavedTensorScope scope(std::make_shared<KeepsSegments>(again));
-    loss = blocks.Loss(&kIfPlanned);
+    loss = blocks.Loss(options);
   }
   loss.backward();
   StepRecord step = recorder->Finish().value().at(0);
@@ -370,30 +377,82 @@ TEST(PlannedCheckpoint, ARecordTellsWhatEachSegmentSavesAndNeeds) {
   const StepRecord step = Record(world, blocks, {});
   ASSERT_THAT(step.Validate(), IsOk());
   ASSERT_EQ(step.segments.size(), static_cast<size_t>(kBlocks));
-  EXPECT_THAT(ThatCanBeComputedAgain(step), SizeIs(kBlocks));
-  for (const StepSegment& segment : step.segments) EXPECT_THAT(segment.inputs, SizeIs(1));
+  EXPECT_THAT(ThatCanBeComputedAgain(step), SizeIs(kBlocks - 1))
+      << "all but what the step begins with";
+  for (const StepSegment& segment : step.segments) {
+    ASSERT_THAT(segment.inputs, SizeIs(1));
+    EXPECT_EQ(segment.inputs[0], step.uses[segment.uses[0]])
+        << "its first operator saves its input";
+  }
+  EXPECT_THAT(step.unsaved_inputs, IsEmpty());
+}
+
+TEST(PlannedCheckpoint, ARecordTellsOfInputsThatNobodySaves) {
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  blocks.set_scales_inputs(true);
+  const StepRecord step = Record(world, blocks, {});
+  ASSERT_THAT(step.Validate(), IsOk());
+  ASSERT_THAT(step.unsaved_inputs, SizeIs(kBlocks - 1)) << "the first one's is the program's own";
+  EXPECT_THAT(step.segments[0].inputs, IsEmpty());
+  for (uint32_t i = 1; i < kBlocks; ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_THAT(step.segments[i].inputs, ElementsAre(step.objects.size() + i - 1));
+    const UnsavedInput& input = step.unsaved_inputs[i - 1];
+    EXPECT_EQ(input.size_bytes, 64 * 64 * sizeof(float));
+    EXPECT_GT(input.held_until, step.segments[i].uses[0]);
+    if (i + 1 < kBlocks) {
+      EXPECT_LE(input.held_until, step.segments[i + 1].uses[0]);
+    }
+  }
+}
+
+// The same operators, whether there are segments or not.
+TEST(PlannedCheckpoint, ARecordOfSegmentsThatAreKeptIsThatOfTheStepWithoutThem) {
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  for (const bool scales : {false, true}) {
+    SCOPED_TRACE(scales);
+    blocks.set_scales_inputs(scales);
+    const StepRecord kept = Record(world, blocks, {});
+    const StepRecord plain = Record(world, blocks, {}, nullptr);
+    EXPECT_EQ(kept.uses, plain.uses);
+    EXPECT_EQ(kept.operators, plain.operators);
+    EXPECT_NEAR(kept.compute_us(), plain.compute_us(), 0.001 * plain.compute_us());
+    ASSERT_EQ(kept.objects.size(), plain.objects.size());
+    for (size_t i = 0; i < kept.objects.size(); ++i) {
+      EXPECT_EQ(kept.objects[i].size_bytes, plain.objects[i].size_bytes);
+      EXPECT_EQ(kept.objects[i].signature, plain.objects[i].signature);
+    }
+    EXPECT_EQ(LeastMemoryBytes(kept).value(), LeastMemoryBytes(plain).value());
+  }
 }
 
 // What the plan takes for the step with segments computed again, and what that step then is.
 TEST(PlannedCheckpoint, AStepWithSegmentsComputedAgainIsAsWasForeseen) {
   EmuWorld world(MachineWithLink(kSlowLink));
   Blocks blocks(world.device());
-  const StepRecord kept = Record(world, blocks, {});
-  for (const std::vector<uint32_t>& again :
-       std::vector<std::vector<uint32_t>>{{0}, {3}, {7}, {1, 2, 6}, {0, 1, 2, 3, 4, 5, 6, 7}}) {
-    SCOPED_TRACE(::testing::PrintToString(again));
-    const StepRecord foreseen = WithComputedAgain(kept, again);
-    const StepRecord real = Record(world, blocks, again);
-    EXPECT_EQ(foreseen.uses, real.uses);
-    EXPECT_NEAR(foreseen.compute_us(), real.compute_us(), 0.02 * real.compute_us());
-    const uint64_t foreseen_bytes = LeastMemoryBytes(foreseen).value();
-    const uint64_t real_bytes = LeastMemoryBytes(real).value();
-    EXPECT_GE(foreseen_bytes, real_bytes);
-    EXPECT_LE(foreseen_bytes, real_bytes * 11 / 10);
-    const StepPlan all = PlanStep(foreseen, UINT64_MAX / 2, *SmallWindows().link).value();
-    const StepPlan all_real = PlanStep(real, UINT64_MAX / 2, *SmallWindows().link).value();
-    EXPECT_GE(all.peak_bytes, all_real.peak_bytes);
-    EXPECT_LE(all.peak_bytes, all_real.peak_bytes * 11 / 10);
+  for (const bool scales : {false, true}) {
+    blocks.set_scales_inputs(scales);
+    const StepRecord kept = Record(world, blocks, {});
+    for (const std::vector<uint32_t>& again :
+         std::vector<std::vector<uint32_t>>{{1}, {3}, {7}, {1, 2, 6}, {1, 2, 3, 4, 5, 6, 7}}) {
+      SCOPED_TRACE(::testing::PrintToString(again) + (scales ? ", scaled" : ""));
+      const StepRecord foreseen = WithComputedAgain(kept, again);
+      ASSERT_THAT(foreseen.Validate(), IsOk());
+      const StepRecord real = Record(world, blocks, again);
+      EXPECT_EQ(foreseen.uses, real.uses);
+      EXPECT_EQ(foreseen.operators, real.operators);
+      EXPECT_NEAR(foreseen.compute_us(), real.compute_us(), 0.02 * real.compute_us());
+      const uint64_t foreseen_bytes = LeastMemoryBytes(foreseen).value();
+      const uint64_t real_bytes = LeastMemoryBytes(real).value();
+      EXPECT_GE(foreseen_bytes, real_bytes);
+      EXPECT_LE(foreseen_bytes, real_bytes * 11 / 10);
+      const StepPlan all = PlanStep(foreseen, UINT64_MAX / 2, *SmallWindows().link).value();
+      const StepPlan all_real = PlanStep(real, UINT64_MAX / 2, *SmallWindows().link).value();
+      EXPECT_GE(all.peak_bytes, all_real.peak_bytes);
+      EXPECT_LE(all.peak_bytes, all_real.peak_bytes * 11 / 10);
+    }
   }
 }
 
