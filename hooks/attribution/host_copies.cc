@@ -54,9 +54,11 @@ HostCopies::~HostCopies() { LetGo(); }
 bool HostCopies::CanTake(const at::Tensor& tensor) const {
   if (!IsQueued(tensor) || !tensor.has_storage()) return false;
   const c10::Storage& storage = tensor.storage();
-  // Memory that no allocator of LibTorch's has given out may be written to by its address.
-  return tensor.use_count() == 1 && storage.use_count() == 1 && storage.allocator() != nullptr &&
-         storage.nbytes() == tensor.nbytes() && tensor.is_non_overlapping_and_dense();
+  // Its owner writes to memory that from_blob was given. As a leaf, or by its hooks, a tensor with
+  // gradients is somebody's in the graph.
+  return !tensor.requires_grad() && tensor.use_count() == 1 && storage.use_count() == 1 &&
+         storage.allocator() != nullptr && storage.nbytes() == tensor.nbytes() &&
+         tensor.is_non_overlapping_and_dense();
 }
 
 HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {

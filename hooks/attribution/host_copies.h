@@ -65,12 +65,13 @@ class HostCopies {
   HostCopies(std::shared_ptr<HostTier> tier, c10::DeviceType type);
   ~HostCopies();  // calls the device if memory is held
 
-  // Whether `tensor` is the only name of its memory, so that a copy may read it as one that stays
-  // where the program goes on with another copy.
+  // Whether no other tensor, view or owner has the memory of `tensor`, and no gradient is asked for
+  // it. Then the caller may let a kStays copy read it and go on with a clone. Who has a weak
+  // reference to its storage must not write through that. Called on the thread that owns `tensor`.
   bool CanTake(const at::Tensor& tensor) const;
-  // After the present work of the current stream of the tensor's device.
+  // The copy comes after the present work of the current stream of the tensor's device.
   HostCopy Start(const at::Tensor& tensor, Source source);
-  // Lets go of the device memory that is held for copies, in the order of its stream.
+  // Device memory that is held for copies goes, in the order of its stream.
   void LetGo();
 
   // Of the device where it is most: what is held there now.

@@ -113,13 +113,11 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
     piece.sizes = tensor.sizes().vec();
     piece.options = tensor.options();
     if (way_->options.activations) {
-      // With a graph around it, a copy in its place would be another place in the graph.
-      const bool leaves_itself = mode_ == Mode::kValues && !way_->callbacks.output_function &&
-                                 way_->copies->CanTake(tensor);
+      const bool leaves_itself = !way_->callbacks.output_function && way_->copies->CanTake(tensor);
       piece.activation = *way_->Deliver(
           part, tensor,
           leaves_itself ? HostCopies::Source::kStays : HostCopies::Source::kMayChange);
-      // Beside the copy to the host, which does not wait for it.
+      // The clone is made beside the copy to the host, which does not wait for it.
       if (leaves_itself) tensor = tensor.clone();
     }
     if (mode_ == Mode::kGradients) tensor = Watch(part, tensor, piece);

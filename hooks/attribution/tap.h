@@ -7,7 +7,13 @@
 //
 // Outside of an attribution, or where nobody asks for the name, a tap returns its argument and
 // costs the look at a thread-local variable. The model goes on with what the tap returns, which has
-// the same values, and may change it in place.
+// the same values, and may change it in place. Where somebody asks, that may be another tensor, on
+// the same stream: a tap is work on the current stream of the tensor's device, so what is to order
+// other streams behind the value (an event, record_stream) is recorded behind the tap, on what it
+// returns.
+//
+// Errors: c10::Error as a copy that fails has it, c10::OutOfMemoryError where the host or the
+// device has no room. A tensor that was given away is gone then.
 //
 // Thread safety: a tap is seen by who listens on its own thread. Replicas that run on threads of
 // their own are heard if each thread goes on listening for the one that began it:
@@ -32,7 +38,9 @@
 
 namespace pinion {
 
-// A tensor that the model does not keep is given away, as above or by std::move.
+// A tensor that the model does not keep is best given away, as above or by std::move: if it
+// has no history, the copy to the host reads it at once, and nothing waits for a copy on the
+// device.
 at::Tensor Tap(std::string_view name, at::Tensor tensor);
 // A layer whose value is several tensors: none is an error (c10::Error) where somebody asks for it.
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors);

@@ -359,6 +359,61 @@ TEST_F(SlowPassesTest, AValueThatNobodyElseHasLeavesWhileItIsCopiedForTheModel) 
   EXPECT_NEAR(time_ms(kept, "layer"), kKernelAndCopyMs + 1, 0.2) << "the copy comes first";
 }
 
+// The first `fails_at` calls of the device go well, and the next one does not; 0: all go well.
+// Tells how many there were.
+uint64_t LeaveThemselves(uint64_t fails_at, bool keep_on_device, bool* failed) {
+  EmulatedOptions machine = MachineOptions();
+  if (fails_at > 0) machine.faults.calls.push_back({.at = fails_at});
+  const OffloadOptions offload = SmallWindows();
+  EmuWorld world(machine, offload);
+  constexpr int kLayers = 4;
+  const Tensor host = at::arange(64 * 64, at::kFloat).view({64, 64});
+  const auto forward = [&](const Tensors& in) {
+    Tensor y = in[0];
+    for (int layer = 0; layer < kLayers; ++layer) {
+      y = Tap("layer" + std::to_string(layer), y * 2);
+      y.add_(1);  // of what goes on
+    }
+    return y.sum(1);
+  };
+  LayerOptions options;
+  options.keep_on_device = keep_on_device;
+  *failed = false;
+  try {
+    const auto session =
+        AttributionSession::Create({offload.allocator, offload.engine}, world.backend()).value();
+    const Tensor x = host.to(world.device());
+    const auto layers =
+        session->EvalLayers(forward, {"layer0", "layer1", "layer2", "layer3"}, {x}, options);
+    Tensor expected = host * 2;
+    for (const LayerResult& layer : layers) {
+      EXPECT_TRUE(SameBytes(layer.tensors[0].activation.cpu(), expected));
+      expected = (expected + 1) * 2;
+    }
+  } catch (const c10::Error&) {
+    *failed = true;
+  }
+  EXPECT_TRUE(Soon([&] { return world.device_bytes() == 0; }));
+  return world.machine().calls(DeviceCall::kAny);
+}
+
+TEST(AttributionFaults, AValueThatLeavesItselfIsRightOrAnErrorWhicheverCallOfTheDeviceFails) {
+  for (const bool keep_on_device : {false, true}) {
+    SCOPED_TRACE(keep_on_device);
+    bool has_failed = false;
+    const uint64_t calls = LeaveThemselves(0, keep_on_device, &has_failed);
+    ASSERT_FALSE(has_failed);
+    int failures = 0;
+    for (uint64_t at = 1; at <= calls; ++at) {
+      SCOPED_TRACE(at);
+      LeaveThemselves(at, keep_on_device, &has_failed);
+      failures += has_failed ? 1 : 0;
+      if (::testing::Test::HasFailure()) return;
+    }
+    EXPECT_GT(failures, 8) << "of " << calls << " calls";
+  }
+}
+
 OffloadOptions LittleHostMemory() {
   OffloadOptions options = SmallWindows();
   options.allocator.max_locked_bytes = 2 * kMiB;

@@ -90,14 +90,51 @@ TEST_F(AttributionTest, ATensorThatIsGivenToATapIsCapturedAsItWasWhoeverHasItSti
     const auto blob = [&] { return at::for_blob(owner.data_ptr(), owner.sizes()); };
     Tap("foreign", blob().options(owner.options()).target_device(owner.device()).make_tensor());
     owner.zero_();
+    // Neither keeps a reference to the tensor that is tapped.
+    Tensor detached = in[0] * 6;
+    const Tensor other = detached.detach();
+    Tap("detached", std::move(detached));
+    other.zero_();
+    const Tensor base = in[0] * 7;
+    Tap("part", base.view({-1}));
+    base.zero_();
     return in[0].sum(1);
   };
-  const auto layers =
-      session_->EvalLayers(forward, {"alone", "named", "viewed", "foreign"}, {Make(1)});
-  for (int layer = 0; layer < 4; ++layer) {
+  const auto layers = session_->EvalLayers(
+      forward, {"alone", "named", "viewed", "foreign", "detached", "part"}, {Make(1)});
+  EXPECT_TRUE(SameBytes(layers[5].tensors[0].activation.view_as(Make(1)), Make(1).cpu() * 7));
+  for (int layer = 0; layer < 5; ++layer) {
     EXPECT_TRUE(SameBytes(layers[layer].tensors[0].activation, Make(1).cpu() * (layer + 2)));
   }
   EXPECT_TRUE(SameBytes(goes_on.cpu(), Make(1).cpu() * 2 + 1));
+}
+
+TEST_F(AttributionTest, ATensorOfAModelThatTakesGradientsItselfKeepsItsPlaceInTheGraph) {
+  Tensor force, kept_gradient;
+  const auto forward = [&](const Tensors& in) {
+    const at::AutoGradMode grad(true);
+    Tensor position = in[0].detach().clone().requires_grad_();
+    {
+      // As if the tap lay within a part that records nothing.
+      const at::NoGradGuard no_grad;
+      position = Tap("position", std::move(position));
+    }
+    Tensor doubled = position * 2;
+    doubled.retain_grad();
+    const Tensor& same = doubled = Tap("doubled", std::move(doubled));
+    (same * same).sum().backward();
+    force = position.grad();
+    kept_gradient = doubled.grad();
+    return in[0].sum(1);
+  };
+  const auto layers = session_->EvalLayers(forward, {"position", "doubled"}, {Make(1)});
+  const Tensor x = Make(1).cpu();
+  EXPECT_TRUE(SameBytes(layers[0].tensors[0].activation, x));
+  EXPECT_TRUE(SameBytes(layers[1].tensors[0].activation, x * 2));
+  ASSERT_TRUE(force.defined());
+  ASSERT_TRUE(kept_gradient.defined());
+  EXPECT_TRUE(SameBytes(force.cpu(), x * 8));
+  EXPECT_TRUE(SameBytes(kept_gradient.cpu(), x * 4));
 }
 
 TEST_F(AttributionTest, AGradientIsThatOfTheTensorWhoeverUsesIt) {
@@ -220,7 +257,8 @@ TEST_F(TwoDevicesTest, ReplicasOnThreadsOfTheirOwnAreHeardWhereTheyStandIn) {
     }
   }
   recording = 0;
-  LayerActivation(*session_, forward, {"late"}, parts);
+  const auto values = LayerActivation(*session_, forward, {"late"}, parts);
+  EXPECT_TRUE(at::allclose(values[0].tensors[0], in_one[0].tensors[0].activation));
   EXPECT_EQ(recording, 0) << "of values alone, no thread records a graph";
 }
 
