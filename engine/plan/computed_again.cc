@@ -303,8 +303,6 @@ std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step) {
   for (uint32_t i = 0; i < step.segments.size(); ++i) {
     const StepSegment& segment = step.segments[i];
     if (segment.computed_again || !segment.before.has_value() || segment.uses.empty()) continue;
-    // By what it saves the step is known again.
-    if (BeginOf(segment) == 0) continue;
     bool is_read_twice = false;
     for (const uint32_t use : segment.uses) {
       int& left = unread[step.uses[use]];

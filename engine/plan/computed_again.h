@@ -27,8 +27,7 @@
 namespace pinion {
 
 // Segments by index, ascending: those that were kept and seen to begin, and of which something was
-// read, by one backward: another one would compute the segment once more. Not the one whose save is
-// the step's first.
+// read, by one backward: another one would compute the segment once more.
 std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step);
 
 // Of a valid record, without segments. `segments` are some that can be computed again.

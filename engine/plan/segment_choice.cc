@@ -28,11 +28,30 @@ bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
 
 }  // namespace
 
-void SegmentChoice::OnBegin(uint64_t signature) {
-  followed_ = nullptr;
+std::optional<uint32_t> SegmentChoice::OnEarlySegment(std::shared_ptr<const KnownStep> next,
+                                                      bool tries) {
+  if (!std::exchange(has_early_, true)) {
+    ran_ = {};
+    ran_.early_stay = early_stay_;
+    const bool is_alike = next != nullptr && next->step().early_segments > 0 && !early_stay_;
+    followed_ = is_alike ? next : nullptr;
+    if (is_alike && tries && !next->mix().empty()) Try(std::move(next));
+  }
+  ++ran_.early;
+  return OnSegment();
+}
+
+void SegmentChoice::ForgetEarly() {
+  if (!std::exchange(has_early_, false)) return;
   ran_ = {};
-  ran_.computed_again.resize(std::exchange(early_segments_, 0));
+  followed_ = nullptr;
+}
+
+void SegmentChoice::OnBegin(uint64_t signature) {
   signature_ = signature;
+  if (std::exchange(has_early_, false)) return;
+  ran_ = {};
+  followed_ = nullptr;
 }
 
 std::shared_ptr<const KnownStep> SegmentChoice::Follow(std::shared_ptr<const KnownStep> known) {
@@ -42,6 +61,8 @@ std::shared_ptr<const KnownStep> SegmentChoice::Follow(std::shared_ptr<const Kno
   std::shared_ptr<const KnownStep> before = std::exchange(followed_, std::move(known));
   if (!is_mixed || before == followed_) return nullptr;
   unmixed_.insert(signature_);
+  const auto early_end = again.begin() + ran_.early;
+  early_stay_ = early_stay_ || std::find(again.begin(), early_end, true) != early_end;
   return before;
 }
 
@@ -64,6 +85,7 @@ std::optional<uint32_t> SegmentChoice::OnSegment() {
 }
 
 bool SegmentChoice::Fits(const KnownStep& known) const {
+  if (known.step().early_segments != ran_.early) return false;
   for (size_t ordinal = 0; ordinal < ran_.computed_again.size(); ++ordinal) {
     if (known.ComputesAgain(ordinal) != ran_.computed_again[ordinal]) return false;
   }
@@ -71,9 +93,11 @@ bool SegmentChoice::Fits(const KnownStep& known) const {
 }
 
 void SegmentChoice::Note(const Ran& ran, StepRecord& step) {
+  step.early_segments = ran.early;
   step.segments.resize(std::max(step.segments.size(), ran.computed_again.size()));
   for (size_t ordinal = 0; ordinal < ran.computed_again.size(); ++ordinal) {
     step.segments[ordinal].computed_again = ran.computed_again[ordinal];
+    if (ran.early_stay && ordinal < ran.early) step.segments[ordinal].before.reset();
   }
 }
 

@@ -1,7 +1,8 @@
 // Which segments of the step that runs are computed again: those of the known step that it follows,
 // or those of a mix that is tried, so that it can be recorded.
 //
-//   choice.OnBegin(signature);                            // a step begins
+//   choice.OnEarlySegment(next, tries);                   // a step begins with a segment
+//   choice.OnBegin(signature);                            // a step begins to save
 //   choice.Follow(known);                                 // or choice.Try(known)
 //   std::optional<uint32_t> ordinal = choice.OnSegment(); // nothing: it is computed again
 //   ... the step ends ...
@@ -12,7 +13,8 @@
 // What a mix is worth is found out, not guessed: a step that has run as planned is recorded with it
 // once and planned, and the plan is compared with the one without. The longer of the two is
 // forgotten. Steps that begin alike and then compute other segments are not mixed: which of them
-// runs is known too late.
+// runs is known too late. A step that begins with a segment is taken for the one that is likely to
+// come; where it once was not, segments that steps begin with are kept from then on.
 //
 // Thread safety: none.
 
@@ -41,12 +43,18 @@ class SegmentChoice {
   struct Ran {
     std::shared_ptr<const KnownStep> tried;  // whose mix it was; null: it tried none
     std::vector<bool> computed_again;        // by ordinal
+    uint32_t early = 0;                      // of these, before anything was saved
+    bool early_stay = false;                 // such ones are not to be computed again
   };
 
-  // A segment begins before the step does, which may begin with what it saves. It is kept.
-  uint32_t OnEarlySegment() { return early_segments_++; }
-  // No step has begun with them.
-  void ForgetEarly() { early_segments_ = 0; }
+  // As OnSegment, where the step has saved nothing yet by which it is known. What is done with the
+  // segment is what `next`, the step that is likely to come, does with it (null: it is kept), or
+  // what its mix does, if the step `tries` that.
+  std::optional<uint32_t> OnEarlySegment(std::shared_ptr<const KnownStep> next, bool tries);
+  // The step has begun with segments, and saved nothing yet.
+  bool has_early() const { return has_early_; }
+  // It has ended with that.
+  void ForgetEarly();
   // By the signature of what it saves first.
   void OnBegin(uint64_t signature);
   // The step goes on as this one; null: as none, and what begins from now on is kept. Returns the
@@ -64,7 +72,7 @@ class SegmentChoice {
 
   // Of the last step.
   Ran TakeRan() { return std::exchange(ran_, {}); }
-  // Marks the segments that were computed again.
+  // Marks the segments that were computed again, and those that are not to be.
   static void Note(const Ran& ran, StepRecord& step);
   // Whether it is worth looking for a mix of that step: it has run as planned before, and no mix of
   // it was tried.
@@ -76,7 +84,8 @@ class SegmentChoice {
  private:
   std::shared_ptr<const KnownStep> followed_;
   Ran ran_;
-  uint32_t early_segments_ = 0;
+  bool has_early_ = false;
+  bool early_stay_ = false;  // from now on: it was not known what comes
   uint64_t signature_ = 0;
   absl::flat_hash_set<uint64_t> unmixed_;  // signatures of steps that are not to be mixed
   int tries_ = 0;                          // in a row that were other steps

@@ -94,8 +94,13 @@ void TargetSchedule::FindKnown(bool begins) {
     object.away_until = 0;
     CountAsOverdue(object, false);
   }
-  const bool tries = begins && is_recorded_ && found != nullptr && !found->mix().empty();
-  if (tries) {
+  // By its first segment already.
+  const bool is_trying = begins && segments_.IsTrying();
+  const bool tries =
+      is_trying || (begins && is_recorded_ && found != nullptr && !found->mix().empty());
+  if (is_trying) {
+    // Whether it is the step that the mix was made for is seen in its record.
+  } else if (tries) {
     segments_.Try(found);
   } else if (const auto wrong = segments_.Follow(found)) {
     known_.Forget(*wrong);
@@ -112,6 +117,15 @@ void TargetSchedule::FindKnown(bool begins) {
   now_ = begun->now;
   actual_ = std::move(begun->actual);
   for (size_t i = 0; i < objects_.size(); ++i) objects_[i].planned = begun->planned[i];
+}
+
+std::optional<uint32_t> TargetSchedule::OnSegment() {
+  if (IsInStep()) return segments_.OnSegment();
+  known_.OnBegin();
+  const auto& all = known_.all();
+  const auto fits = std::find_if(all.begin(), all.end(),
+                                 [](const auto& known) { return known->shortfall().ok(); });
+  return segments_.OnEarlySegment(fits == all.end() ? nullptr : *fits, is_recorded_);
 }
 
 // ------------------------------------------------------------------------------ what happens

@@ -23,7 +23,7 @@
 // the latest: before a step needs more than was planned.
 //
 // Segments that can be computed again are kept, unless a plan within a target computes them again
-// (segment_choice.h).
+// (segment_choice.h). A step may begin with one, before anything is saved.
 //
 // Thread safety: none.
 
@@ -113,10 +113,8 @@ class TargetSchedule final : public OffloadSchedule {
   // Whether the step that begins next is recorded: only such a one tries a mix.
   void set_is_recorded(bool is_recorded) { is_recorded_ = is_recorded; }
   // A segment that can be computed again begins: its ordinal if it is kept. Nothing: it is computed
-  // again. The one that a step begins with is kept: by what it saves the step is known.
-  std::optional<uint32_t> OnSegment() {
-    return IsInStep() ? segments_.OnSegment() : segments_.OnEarlySegment();
-  }
+  // again.
+  std::optional<uint32_t> OnSegment();
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
   bool WantsRecord() const;
@@ -131,6 +129,8 @@ class TargetSchedule final : public OffloadSchedule {
   }
   // Somebody needs a tensor that was saved.
   bool IsInStep() const { return live_objects_ > 0; }
+  // Or it begins with a segment that has saved nothing yet.
+  bool HasBegun() const { return IsInStep() || segments_.has_early(); }
   // What the step that runs, or the last one, goes on as; null: it runs like the first.
   const std::shared_ptr<const KnownStep>& followed() const { return now_known_; }
   // The last one that was followed comes first.

@@ -26,15 +26,14 @@ bool StepLearner::IsCurious() const {
 }
 
 std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment) {
+  BeginStepIfNone();
   std::optional<uint32_t> kept;
-  bool begins = false;
   {
     OffloadLock lock(state_);
-    begins = !state_.target->IsInStep();
     kept = state_.target->OnSegment();
   }
-  if (!kept.has_value() || begins) return kept;
-  if (const auto recording = Current()) recording->NoteSegment(segment, *kept);
+  const std::shared_ptr<DeviceRecording> recording = Current();
+  if (kept.has_value() && recording != nullptr) recording->NoteSegment(segment, *kept);
   return kept;
 }
 
@@ -57,12 +56,7 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
 std::unique_ptr<SavedTensor> StepLearner::Pack(
     const at::Tensor& tensor, uint64_t place, bool is_leaf,
     absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack) {
-  bool begins = false;
-  {
-    OffloadLock lock(state_);
-    begins = !state_.target->IsInStep();
-  }
-  if (begins) BeginStep();
+  BeginStepIfNone();
   const std::shared_ptr<DeviceRecording> recording = Current();
   return recording == nullptr ? pack() : PackRecorded(recording, tensor, place, is_leaf, pack);
 }
@@ -70,6 +64,15 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
 void StepLearner::RunAside(absl::FunctionRef<void()> work) {
   const std::shared_ptr<DeviceRecording> recording = Current();
   recording == nullptr ? work() : RunBeside({&recording, 1}, work);
+}
+
+void StepLearner::BeginStepIfNone() {
+  bool begins = false;
+  {
+    OffloadLock lock(state_);
+    begins = !state_.target->HasBegun();
+  }
+  if (begins) BeginStep();
 }
 
 void StepLearner::BeginStep() {
@@ -92,7 +95,7 @@ void StepLearner::BeginStep() {
     is_as_before = std::exchange(wanted_, wanted) == wanted;
     OffloadLock state_lock(state_);
     state_.target->set_is_recorded(false);
-    if (last != nullptr && !state_.target->IsInStep()) ran = state_.target->TakeRan();
+    if (last != nullptr && !state_.target->HasBegun()) ran = state_.target->TakeRan();
     // A model was attached since, or has gone. Its weights may have left the device with that, or
     // come to it: a record from before, of the last step as well, counts them wrongly.
     if (!is_as_before) state_.target->ForgetKnown();

@@ -66,6 +66,7 @@ class StepLearner {
  private:
   // The record of the step that runs; null: it is not recorded.
   std::shared_ptr<DeviceRecording> Current() const;
+  void BeginStepIfNone();
   void BeginStep();
   // `ran`: what that step has done with its segments. `wanted`: by weights, beside it.
   void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);

@@ -667,18 +667,83 @@ TEST(TargetSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
   EXPECT_EQ(schedule.OnSegment(), 2u);
 }
 
-TEST(TargetSchedule, TheSegmentThatAStepBeginsWithIsKeptAndHasTheFirstOrdinal) {
+// The same, where the first segment begins before anything is saved; `again` are computed again.
+std::shared_ptr<const KnownStep> EarlyMixed(const std::vector<uint64_t>& signatures,
+                                            const std::vector<bool>& again,
+                                            std::vector<uint32_t> mix = {}) {
+  StepRecord step = Chain(signatures);
+  step.early_segments = 1;
+  step.segments.resize(again.size());
+  for (size_t i = 0; i < again.size(); ++i) step.segments[i].computed_again = again[i];
+  return std::make_shared<const KnownStep>(step, StepPlan(), absl::OkStatus(), std::move(mix));
+}
+
+TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSays) {
   TargetSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Mixed({1, 2}));
+  EXPECT_EQ(schedule.OnSegment(), 0u) << "nothing is known";
+  EXPECT_TRUE(schedule.HasBegun());
+  EXPECT_FALSE(schedule.IsInStep());
   TargetPlayer player(schedule);
+  player.Save(1);
+  player.EndStep();
+  schedule.Learn(EarlyMixed({5, 6}, {true, false}));
   for (int step = 0; step < 2; ++step) {
-    EXPECT_EQ(schedule.OnSegment(), 0u);
-    player.Save(1);
-    EXPECT_NE(schedule.followed(), nullptr) << "the known one keeps it as well";
     EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+    player.Save(5);
+    EXPECT_NE(schedule.followed(), nullptr);
+    EXPECT_EQ(schedule.OnSegment(), 1u);
     player.EndStep();
-    EXPECT_THAT(schedule.TakeRan().computed_again, ElementsAre(false, true));
+    const SegmentChoice::Ran ran = schedule.TakeRan();
+    EXPECT_THAT(ran.computed_again, ElementsAre(true, false));
+    EXPECT_EQ(ran.early, 1u);
   }
+}
+
+TEST(TargetSchedule, WhereAnotherStepThanTheLikelyOneBeginsWithASegmentSuchOnesAreKept) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(EarlyMixed({5, 6}, {true, false}));
+  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  TargetPlayer player(schedule);
+  player.Save(7);
+  EXPECT_EQ(schedule.followed(), nullptr);
+  EXPECT_THAT(schedule.known(), IsEmpty());
+  EXPECT_EQ(schedule.OnSegment(), 1u);
+  player.EndStep();
+  schedule.Learn(EarlyMixed({5, 6}, {true, false}));
+  EXPECT_EQ(schedule.OnSegment(), 0u);
+  player.Save(7);
+  StepRecord record = Chain({7});
+  record.segments.resize(1);
+  record.segments[0].before.emplace();
+  SegmentChoice::Note(schedule.TakeRan(), record);
+  EXPECT_FALSE(record.segments[0].before.has_value()) << "no mix has it";
+}
+
+TEST(TargetSchedule, AMixIsTriedFromTheFirstSegmentOn) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(EarlyMixed({1, 2}, {false, false}, /*mix=*/{0}));
+  TargetPlayer player(schedule);
+  EXPECT_EQ(schedule.OnSegment(), 0u) << "it would not be recorded";
+  player.Save(1);
+  EXPECT_NE(schedule.followed(), nullptr);
+  player.EndStep();
+  schedule.set_is_recorded(true);
+  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  player.Save(5);
+  EXPECT_EQ(schedule.followed(), nullptr) << "nobody knows what it takes";
+  EXPECT_EQ(schedule.OnSegment(), 1u);
+  player.EndStep();
+  const SegmentChoice::Ran ran = schedule.TakeRan();
+  ASSERT_NE(ran.tried, nullptr);
+  EXPECT_THAT(ran.computed_again, ElementsAre(true, false));
+}
+
+TEST(TargetSchedule, AStepThatBeginsWithASegmentIsAnotherThanOneThatDoesNot) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(EarlyMixed({1, 2}, {false, false}));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  EXPECT_EQ(schedule.followed(), nullptr);
 }
 
 TEST(TargetSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
@@ -686,6 +751,7 @@ TEST(TargetSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
   EXPECT_EQ(schedule.OnSegment(), 0u);
   EXPECT_EQ(schedule.OnSegment(), 1u);
   schedule.OnScopeEnd(1);
+  EXPECT_FALSE(schedule.HasBegun());
   TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_EQ(schedule.OnSegment(), 0u);
