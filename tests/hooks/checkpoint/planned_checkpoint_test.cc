@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -111,6 +112,7 @@ class Blocks {
     TakeRuns();
   }
 
+  void set_input(const at::Tensor& x) { x_ = x; }
   // Then no operator saves a block's input itself.
   void set_scales_inputs(bool scales) { scales_inputs_ = scales; }
   // The first ones, as many as that.
@@ -291,6 +293,44 @@ TEST(PlannedCheckpoint, StepsThatBeginAlikeAndThenDifferKeepTheirBitsAndTheirTar
   }
   EXPECT_GT(again, 0);
   EXPECT_GT(world.session()->GetStats().kept_as_planned, 0u);
+}
+
+// What a step begins with is a segment, which is decided on before anything tells the step's kind.
+TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrderTheyCome) {
+  const Ran plain = Plain(kSlowLink);
+  const uint64_t least_bytes = LeastBytes(kSlowLink);
+  const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 4 / 10;
+  const at::Tensor host[] = {at::randn({64, 64}), at::randn({48, 64})};
+  const uint64_t more_bytes = host[1].nbytes();  // than in the step that was measured
+  EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes + more_bytes, kSlowLink));
+  Blocks blocks(world.device());
+  std::vector<at::Tensor> inputs;
+  std::vector<Gradients> expected;
+  for (const at::Tensor& input : host) {
+    inputs.push_back(input.to(world.device()));
+    blocks.set_input(inputs.back());
+    expected.push_back(RunStep(world, blocks, nullptr, nullptr).gradients);
+  }
+  // Each kind alone, in turns, and then as they come.
+  std::vector<size_t> order(6, 0);
+  order.insert(order.end(), 6, 1);
+  for (size_t i = 0; i < 12; ++i) order.push_back(i % 2);
+  std::mt19937 random(1);
+  for (int i = 0; i < 20; ++i) order.push_back(random() % 2);
+  bool first_is_computed_again = false;
+  for (size_t i = 0; i < order.size(); ++i) {
+    SCOPED_TRACE(i);
+    blocks.set_input(inputs[order[i]]);
+    const Ran step = RunStep(world, blocks, &kIfPlanned, world.session());
+    ExpectSameGradients(expected[order[i]], step.gradients);
+    EXPECT_LE(step.peak_bytes, target_bytes + more_bytes);
+    if (i < 6) first_is_computed_again = step.runs[0] == 2;
+    if (i + 1 == order.size()) {
+      EXPECT_EQ(step.runs[0], 1) << "kept, since it was not known which kind comes";
+    }
+  }
+  EXPECT_TRUE(first_is_computed_again);
+  world.ExpectNothingLeft();
 }
 
 TEST(PlannedCheckpoint, AnInnerSegmentOfOneThatIsKeptIsKept) {
