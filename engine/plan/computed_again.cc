@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-// In the place of a use of the step as it was recorded.
+// In the place of a use of the step as it was recorded, all of which have lower numbers.
 constexpr uint32_t kInputSaved = UINT32_MAX - 1;
 constexpr uint32_t kInputRead = UINT32_MAX;
 
@@ -40,7 +40,7 @@ struct Recorded {
 
   // Whether an input of a segment that begins at or before that stretch is among its other bytes.
   bool IsOtherIn(size_t stretch, uint32_t input) const {
-    if (IsUnsaved(input)) return stretch <= Unsaved(input).held_until;
+    if (IsUnsaved(input)) return Unsaved(input).frees && stretch <= Unsaved(input).held_until;
     return step.objects[input].frees && stretch < lives[input].made;
   }
 
@@ -123,7 +123,7 @@ void AddForward(const Recorded& old, const std::vector<bool>& is_removed,
   }
   for (auto input = static_cast<uint32_t>(old.step.objects.size()); input < old.numbers();
        ++input) {
-    if (inputs_saved[input] == kNone) continue;
+    if (inputs_saved[input] == kNone || !old.Unsaved(input).frees) continue;
     more.Subtract(inputs_saved[input], old.Unsaved(input).held_until, old.size_bytes(input));
   }
 }
@@ -221,8 +221,8 @@ class Writer {
 
  private:
   void AddInputs(const StepSegment& segment, uint32_t use) {
-    for (const uint32_t input : segment.inputs) {
-      AddUse(input, use, /*goes_on=*/input != segment.inputs.front());
+    for (size_t i = 0; i < segment.inputs.size(); ++i) {
+      AddUse(segment.inputs[i], use, /*goes_on=*/i > 0);
       peak_bytes_ = end_bytes_;
     }
   }
@@ -276,16 +276,22 @@ void NumberObjects(const Recorded& old, Rewritten& written) {
     const uint32_t old_use = written.old_uses[use];
     if (numbers[object] == kNone) {
       numbers[object] = static_cast<uint32_t>(step.objects.size());
-      step.objects.push_back(old.IsUnsaved(object)
-                                 ? StepObject{.size_bytes = old.size_bytes(object),
-                                              .held_until = old.Unsaved(object).held_until}
-                                 : old.step.objects[object]);
-      StepObject& numbered = step.objects.back();
+      StepObject numbered;
+      if (old.IsUnsaved(object)) {
+        const UnsavedInput& input = old.Unsaved(object);
+        numbered.size_bytes = input.size_bytes;
+        numbered.frees = input.frees;
+        numbered.held_until = input.held_until;
+      } else {
+        numbered = old.step.objects[object];
+      }
       numbered.saved_until = 0;
       for (uint32_t* until : {&numbered.needed_until, &numbered.held_until}) {
+        if (*until == 0) continue;  // its uses say it all
         const size_t last = written.new_stretches.size() - 1;
         *until = static_cast<uint32_t>(written.new_stretches[std::min<size_t>(*until, last)]);
       }
+      step.objects.push_back(numbered);
     } else if (old_use == kInputSaved || (old_use != kInputRead && old.Saves(old_use))) {
       step.objects[numbers[object]].saved_until = use;
     }

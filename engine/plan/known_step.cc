@@ -107,7 +107,7 @@ std::optional<size_t> KnownStep::NextUse(uint32_t object, size_t now) const {
 }
 
 bool KnownStep::IsLike(const StepRecord& other) const {
-  return step_.uses == other.uses &&
+  return step_.uses == other.uses && step_.early_segments == other.early_segments &&
          std::equal(step_.objects.begin(), step_.objects.end(), other.objects.begin(),
                     other.objects.end(), [](const StepObject& a, const StepObject& b) {
                       return a.signature == b.signature && a.frees == b.frees &&

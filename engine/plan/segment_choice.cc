@@ -7,8 +7,40 @@
 namespace pinion {
 namespace {
 
+// Sizes of what is saved first outside of segments that are kept, ascending.
+std::vector<uint64_t> SizesOutside(const StepRecord& step) {
+  std::vector<bool> is_inside(step.uses.size());
+  for (const StepSegment& segment : step.segments) {
+    for (const uint32_t use : segment.uses) is_inside[use] = true;
+  }
+  std::vector<uint64_t> sizes;
+  std::vector<bool> is_saved(step.objects.size());
+  for (size_t use = 0; use < step.uses.size(); ++use) {
+    const uint32_t object = step.uses[use];
+    if (!is_saved[object] && !is_inside[use]) sizes.push_back(step.objects[object].size_bytes);
+    is_saved[object] = true;
+  }
+  std::sort(sizes.begin(), sizes.end());
+  return sizes;
+}
+
+// Where the step begins with a segment that was computed again, it has saved one of that one's
+// inputs first.
+bool BeginsAlike(const StepRecord& tried, const StepRecord& without) {
+  if (tried.early_segments != without.early_segments) return false;
+  if (tried.early_segments == 0 || !tried.segments.front().computed_again) return true;
+  const std::vector<uint32_t>& inputs = without.segments.front().inputs;
+  return std::any_of(inputs.begin(), inputs.end(), [&](uint32_t input) {
+    const size_t objects = without.objects.size();
+    const uint64_t size_bytes = input < objects
+                                    ? without.objects[input].size_bytes
+                                    : without.unsaved_inputs[input - objects].size_bytes;
+    return size_bytes == tried.objects.front().size_bytes;
+  });
+}
+
 // Whether `tried`, recorded with segments computed again, is the step that `without` is: what both
-// keep has the same sizes.
+// keep, and what both save outside of segments, has the same sizes.
 bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
   if (tried.segments.size() != without.segments.size()) return false;
   for (size_t i = 0; i < tried.segments.size(); ++i) {
@@ -23,7 +55,10 @@ bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
       return false;
     }
   }
-  return true;
+  const std::vector<uint64_t> outside = SizesOutside(tried);  // and inputs
+  const std::vector<uint64_t> same = SizesOutside(without);
+  return BeginsAlike(tried, without) &&
+         std::includes(outside.begin(), outside.end(), same.begin(), same.end());
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class SegmentChoice {
   std::optional<uint32_t> OnEarlySegment(std::shared_ptr<const KnownStep> next, bool tries);
   // The step has begun with segments, and saved nothing yet.
   bool has_early() const { return has_early_; }
-  // It has ended with that.
+  // The step has ended and saved nothing.
   void ForgetEarly();
   // By the signature of what it saves first.
   void OnBegin(uint64_t signature);

@@ -85,7 +85,7 @@ struct StepSegment {
   // What it needs to run again: objects, or, from objects.size() on, unsaved inputs.
   std::vector<uint32_t> inputs;
   // That of the stretch before its first use which had passed when it began, if it was seen to
-  // begin.
+  // begin: beside all objects that are used before, and its inputs.
   std::optional<StepStretch> before = std::nullopt;
   // The step was recorded with this segment computed again: that is part of its stretches.
   bool computed_again = false;
@@ -96,6 +96,7 @@ struct StepSegment {
 struct UnsavedInput {
   uint64_t size_bytes = 0;
   uint32_t held_until = 0;  // the last stretch in which it is there
+  bool frees = true;        // as StepObject has it
 };
 
 struct StepRecord {

@@ -119,8 +119,9 @@ void TargetSchedule::FindKnown(bool begins) {
   for (size_t i = 0; i < objects_.size(); ++i) objects_[i].planned = begun->planned[i];
 }
 
-std::optional<uint32_t> TargetSchedule::OnSegment() {
+std::optional<uint32_t> TargetSchedule::OnSegment(ScopeId scope) {
   if (IsInStep()) return segments_.OnSegment();
+  if (!segments_.has_early()) early_scope_ = scope;
   known_.OnBegin();
   const auto& all = known_.all();
   const auto fits = std::find_if(all.begin(), all.end(),
@@ -214,7 +215,7 @@ void TargetSchedule::OnReleased(uint32_t object) {
   CountAsOverdue(objects_[object], false);
   if (--live_objects_ > 0) return;
   known_.OnEnd(now_known_.get());
-  // What tries a mix begins as it was known to.
+  // What tries a mix is most likely the step that was known.
   const bool is_unknown = is_lost_ && !segments_.IsTrying();
   known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARow);
   unknown_steps_ = is_unknown ? unknown_steps_ + 1 : 0;

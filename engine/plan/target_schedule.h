@@ -112,9 +112,9 @@ class TargetSchedule final : public OffloadSchedule {
   void ForgetKnown() { known_ = KnownSteps(); }
   // Whether the step that begins next is recorded: only such a one tries a mix.
   void set_is_recorded(bool is_recorded) { is_recorded_ = is_recorded; }
-  // A segment that can be computed again begins: its ordinal if it is kept. Nothing: it is computed
-  // again.
-  std::optional<uint32_t> OnSegment();
+  // A segment that can be computed again begins in a scope: its ordinal if it is kept. Nothing: it
+  // is computed again.
+  std::optional<uint32_t> OnSegment(ScopeId scope);
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
   bool WantsRecord() const;
@@ -144,7 +144,7 @@ class TargetSchedule final : public OffloadSchedule {
   void OnReleased(uint32_t object) override;
   void OnScopeEnd(ScopeId scope) override {
     window_.OnScopeEnd(scope);
-    if (!IsInStep()) segments_.ForgetEarly();
+    if (!IsInStep() && scope == early_scope_) segments_.ForgetEarly();
   }
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
   void OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) override {
@@ -243,6 +243,7 @@ class TargetSchedule final : public OffloadSchedule {
   int known_steps_ = 0;         // since the last one that was not known
   uint64_t unknown_steps_ = 0;  // since the last one that was known
   bool is_recorded_ = false;    // the step that begins next, or runs
+  ScopeId early_scope_ = 0;     // in which a step has begun last with a segment
   uint64_t device_bytes_ = 0;
   // That are about to be fetched or computed, by the reader of what was used last.
   uint64_t awaited_bytes_ = 0;

@@ -97,13 +97,13 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                     const ScopeModule& module, const PackScope& scope) override;
 
-  std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) override {
+  std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope) override {
     const bool is_planned = options_.memory_target_bytes != OffloadOptions::kNoTarget;
     if (!is_planned || segment.device.type() != device_type_) return std::nullopt;
     // Why it cannot be set up is told when the segment's inputs are saved.
     const absl::StatusOr<std::shared_ptr<DeviceOffloader>> offloader = OffloaderFor(segment.device);
     if (!offloader.ok()) return std::nullopt;
-    return (*offloader)->learner()->KeepSegment(segment);
+    return (*offloader)->learner()->KeepSegment(segment, scope);
   }
 
   void EndScope(ScopeId scope) override {

@@ -33,7 +33,7 @@ std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const G
 std::optional<uint32_t> ScopePacker::KeepSegment(const SegmentBegin& segment) {
   if (CurrentBackward() != -1 || scope_->ended) return std::nullopt;
   if (const std::optional<SegmentPart> outer = CurrentSegmentPart()) return outer->ordinal;
-  return target_->KeepSegment(segment);
+  return target_->KeepSegment(segment, scope_->id);
 }
 
 }  // namespace pinion

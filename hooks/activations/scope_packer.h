@@ -55,7 +55,7 @@ class PackTarget {
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             const ScopeModule& module, const PackScope& scope) = 0;
   // As SavedTensorPacker::KeepSegment.
-  virtual std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) = 0;
+  virtual std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope) = 0;
   // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no
   // thread.
   virtual void EndScope(ScopeId scope) = 0;

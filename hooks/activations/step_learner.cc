@@ -25,12 +25,12 @@ bool StepLearner::IsCurious() const {
   return state_.target->WantsRecord();
 }
 
-std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment) {
+std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, ScopeId scope) {
   BeginStepIfNone();
   std::optional<uint32_t> kept;
   {
     OffloadLock lock(state_);
-    kept = state_.target->OnSegment();
+    kept = state_.target->OnSegment(scope);
   }
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (kept.has_value() && recording != nullptr) recording->NoteSegment(segment, *kept);
@@ -82,7 +82,11 @@ void StepLearner::BeginStep() {
     last = recording_;
   }
   // An event that is recorded now would be the graph's.
-  if (last != nullptr && !last->CheckNotCapturing().ok()) return;
+  if (last != nullptr && !last->CheckNotCapturing().ok()) {
+    OffloadLock lock(state_);
+    state_.target->set_is_recorded(false);
+    return;
+  }
   SegmentChoice::Ran ran;
   SetAside wanted;
   bool is_as_before = false;

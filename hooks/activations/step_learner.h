@@ -52,7 +52,7 @@ class StepLearner {
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, uint64_t place, bool is_leaf,
                                     absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack);
   // As SavedTensorPacker::KeepSegment.
-  std::optional<uint32_t> KeepSegment(const SegmentBegin& segment);
+  std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope);
   // Runs `work`, which is no part of the step.
   void RunAside(absl::FunctionRef<void()> work);
 

@@ -24,9 +24,9 @@ struct CheckpointOptions {
   // this segment is computed again, or keeps what it saves, which may be offloaded then as without
   // a checkpoint. With OffloadOptions::kAutoTarget, which asks for memory that costs no time, it is
   // kept. It is computed again where no plan decides: without a scope, in a scope by windows, and
-  // where its input tensors are on several devices or all on the CPU. What a planned segment saves has to be on the device of its
-  // inputs, and what it reads among them: a large tensor that it captures stays on the device while
-  // it waits to be computed again, and no plan knows.
+  // where its input tensors are on several devices or all on the CPU. What a planned segment saves
+  // has to be on the device of its inputs, and what it reads among them: a large tensor that it
+  // captures stays on the device while it waits to be computed again, and no plan knows.
   bool if_planned = false;
 };
 

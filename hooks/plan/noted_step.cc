@@ -1,6 +1,7 @@
 #include "pinion/hooks/plan/noted_step.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <utility>
 #include <vector>
@@ -64,7 +65,7 @@ size_t HeldUntil(const NotedObject& object) {
 }
 
 // What the objects of one storage that free nothing add to the other bytes of each stretch.
-void AddKept(absl::Span<const NotedObject* const> objects, std::vector<StepStretch>& stretches) {
+void AddKept(absl::Span<const NotedObject* const> objects, StepRecord& step) {
   struct Kept {
     StorageExtent extent;
     size_t begin = 0;
@@ -74,7 +75,7 @@ void AddKept(absl::Span<const NotedObject* const> objects, std::vector<StepStret
   std::vector<size_t> changes;
   for (const NotedObject* object : objects) {
     if (object->planned.frees) continue;
-    const size_t end = object->handles > 0 ? stretches.size() : object->uses_at_release;
+    const size_t end = object->handles > 0 ? step.stretches.size() : object->uses_at_release;
     kept.push_back({object->extent, object->first_use, end});
     changes.insert(changes.end(), {object->first_use, end});
   }
@@ -87,7 +88,12 @@ void AddKept(absl::Span<const NotedObject* const> objects, std::vector<StepStret
       }
     }
     const uint64_t bytes = UnionBytes(std::move(extents));
-    for (size_t s = changes[i - 1]; s < changes[i]; ++s) stretches[s].other_bytes += bytes;
+    for (size_t s = changes[i - 1]; s < changes[i]; ++s) step.stretches[s].other_bytes += bytes;
+    for (StepSegment& segment : step.segments) {
+      if (!segment.before.has_value()) continue;
+      const size_t stretch = segment.uses.front();
+      if (changes[i - 1] <= stretch && stretch < changes[i]) segment.before->other_bytes += bytes;
+    }
   }
 }
 
@@ -118,6 +124,10 @@ struct Between {
   int64_t peak_other_bytes = 0;     // whatever has gone
   int64_t counted_other_bytes = 0;  // with the corrections
 
+  void Add(int64_t bytes) {
+    peak_other_bytes += bytes;
+    counted_other_bytes += bytes;
+  }
   StepStretch Stretch(int64_t other_bytes) const {
     const int64_t end_bytes = std::max<int64_t>(0, other_bytes);
     const int64_t peak_bytes = std::max({end_bytes, peak_other_bytes, counted_other_bytes});
@@ -131,27 +141,62 @@ struct Between {
 // The segments of a step, in the order of entries.
 class NotedSegments {
  public:
-  void Begin(uint32_t ordinal, const StepStretch& before, size_t stretch) {
-    At(ordinal).before = before;
-    begun_ = stretch;
+  void Begin(uint32_t ordinal, const Between& before, int64_t other_bytes, size_t stretch) {
+    Noted& noted = At(ordinal);
+    // Its number was given to another one as well: what belongs to which is not known.
+    noted.is_seen = noted.uses.empty();
+    noted.before = before;
+    noted.other_bytes = other_bytes;
+    noted.stretch = stretch;
   }
   void AddUse(const NotedEntry& entry, uint32_t use) {
     if (!entry.part.has_value()) return;
-    StepSegment& segment = At(entry.part->ordinal);
-    // Another thread has saved something since it began.
-    if (segment.uses.empty() && begun_ != use) segment.before.reset();
-    segment.uses.push_back(use);
+    Noted& noted = At(entry.part->ordinal);
+    // Another thread may have saved something since it began.
+    if (noted.uses.empty() && noted.stretch != use) noted.is_seen = false;
+    noted.uses.push_back(use);
   }
-  std::vector<StepSegment> Take() { return std::move(segments_); }
+  size_t size() const { return segments_.size(); }
+  // With their inputs, of the uses and objects of `step`.
+  void AddTo(std::vector<std::vector<uint32_t>> inputs, StepRecord& step) {
+    for (uint32_t i = 0; i < segments_.size(); ++i) {
+      Noted& noted = segments_[i];
+      StepSegment& segment = step.segments.emplace_back();
+      segment.uses = std::move(noted.uses);
+      segment.inputs = std::move(inputs[i]);
+      if (!noted.is_seen || segment.uses.empty()) continue;
+      // The object of the first use was taken off the whole stretch. Unless it is an input, it is
+      // not saved where the segment is computed again.
+      const uint32_t object = step.uses[noted.stretch];
+      const bool is_input =
+          std::find(segment.inputs.begin(), segment.inputs.end(), object) != segment.inputs.end();
+      if (IsFirstUse(step, noted.stretch) && step.objects[object].frees && !is_input) {
+        noted.before.Add(static_cast<int64_t>(step.objects[object].size_bytes));
+        noted.other_bytes += static_cast<int64_t>(step.objects[object].size_bytes);
+      }
+      segment.before = noted.before.Stretch(noted.other_bytes);
+    }
+  }
 
  private:
-  StepSegment& At(uint32_t ordinal) {
+  struct Noted {
+    std::vector<uint32_t> uses = {};
+    bool is_seen = false;  // when it began
+    Between before = {};
+    int64_t other_bytes = 0;
+    size_t stretch = 0;  // in which it began
+  };
+
+  static bool IsFirstUse(const StepRecord& step, size_t use) {
+    const auto at = step.uses.begin() + static_cast<ptrdiff_t>(use);
+    return std::find(step.uses.begin(), at, *at) == at;
+  }
+  Noted& At(uint32_t ordinal) {
     if (ordinal >= segments_.size()) segments_.resize(ordinal + size_t{1});
     return segments_[ordinal];
   }
 
-  std::vector<StepSegment> segments_;
-  size_t begun_ = 0;  // the stretch in which one began last
+  std::vector<Noted> segments_;
 };
 
 // The object that has the input's bytes: what is saved of it when the segment begins, or else first
@@ -170,30 +215,35 @@ std::optional<uint32_t> ObjectWith(const NotedInput& input, absl::Span<const Not
   return found;
 }
 
-void AddInputs(absl::Span<const NotedInput> inputs, absl::Span<const NotedObject> objects,
-               StepRecord& step) {
+// By segment; what nobody saves becomes an unsaved input of the step, which has all its uses.
+std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const NotedInput> inputs,
+                                            absl::Span<const NotedObject> objects,
+                                            StepRecord& step) {
+  std::vector<std::vector<uint32_t>> by_segment(segments);
   std::vector<const NotedInput*> unsaved;
   for (const NotedInput& input : inputs) {
+    if (input.segment >= segments) continue;
     std::optional<uint32_t> number = ObjectWith(input, objects);
-    // The program keeps a leaf, saved or not.
-    if (!number.has_value() && input.is_leaf) continue;
     for (uint32_t i = 0; i < unsaved.size() && !number.has_value(); ++i) {
-      const bool is_same = unsaved[i]->storage == input.storage &&
+      const bool is_part = unsaved[i]->storage == input.storage &&
                            unsaved[i]->version == input.version &&
-                           unsaved[i]->extent.begin_bytes == input.extent.begin_bytes &&
-                           unsaved[i]->extent.end_bytes == input.extent.end_bytes;
-      if (is_same) number = static_cast<uint32_t>(objects.size() + i);
+                           unsaved[i]->extent.begin_bytes <= input.extent.begin_bytes &&
+                           input.extent.end_bytes <= unsaved[i]->extent.end_bytes;
+      if (is_part) number = static_cast<uint32_t>(objects.size() + i);
     }
     if (!number.has_value()) {
       number = static_cast<uint32_t>(objects.size() + unsaved.size());
       unsaved.push_back(&input);
       const size_t held_until = std::max<size_t>(input.let_go, 1) - 1;
+      // A leaf that outlives the step is the program's own: a batch, for example.
+      const bool is_kept = input.is_leaf && input.let_go >= step.uses.size();
       step.unsaved_inputs.push_back({.size_bytes = input.extent.size_bytes(),
-                                     .held_until = static_cast<uint32_t>(held_until)});
+                                     .held_until = static_cast<uint32_t>(held_until),
+                                     .frees = !is_kept});
     }
-    if (input.segment < step.segments.size())
-      step.segments[input.segment].inputs.push_back(*number);
+    by_segment[input.segment].push_back(*number);
   }
+  return by_segment;
 }
 
 }  // namespace
@@ -222,7 +272,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
     between.counted_other_bytes =
         std::max(between.counted_other_bytes, entry.peak_other_bytes + corrections[i]);
     if (entry.begins.has_value()) {
-      segments.Begin(*entry.begins, between.Stretch(entry.other_bytes), step.uses.size());
+      segments.Begin(*entry.begins, between, entry.other_bytes, step.uses.size());
     }
     if (!entry.used.has_value() && i + 1 < entries.size()) continue;
     if (entry.used.has_value()) {
@@ -252,9 +302,8 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
     by_storage[object.storage].push_back(&object);
   }
   SetRecompute(objects, recompute_us, step);
-  step.segments = segments.Take();
-  AddInputs(inputs, objects, step);
-  for (const auto& [storage, in_it] : by_storage) AddKept(in_it, step.stretches);
+  segments.AddTo(InputsOf(segments.size(), inputs, objects, step), step);
+  for (const auto& [storage, in_it] : by_storage) AddKept(in_it, step);
   return step;
 }
 

@@ -66,8 +66,8 @@ class StepRecorderImpl final : public StepRecorder,
 
   void OnSegmentKept(const SegmentBegin& segment, uint32_t ordinal) override {
     if (segment.device.type() != type_ || CurrentBackward() != -1) return;
-    if (const auto recording = RecordingOf(segment.device))
-      recording->NoteSegment(segment, ordinal);
+    const std::shared_ptr<DeviceRecording> recording = RecordingOf(segment.device);
+    if (recording != nullptr) recording->NoteSegment(segment, ordinal);
   }
 
   void RunAside(absl::FunctionRef<void()> work) override {

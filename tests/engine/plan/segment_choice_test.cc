@@ -23,12 +23,14 @@ using ::testing::SizeIs;
 
 using KnownPtr = std::shared_ptr<const KnownStep>;
 
-// Steps with the same signatures are alike. `again`: by segment.
+// Steps with the same signatures are alike. `again`: by segment; the last one saves the second
+// object if it is kept.
 KnownPtr Known(const std::vector<uint64_t>& signatures, double step_us,
                const std::vector<bool>& again = {}, std::vector<uint32_t> mix = {},
                absl::Status shortfall = absl::OkStatus()) {
   StepRecord step = ForwardAndBackward(100, signatures);
   for (const bool is_again : again) step.segments.emplace_back().computed_again = is_again;
+  if (signatures.size() == 2 && !again.empty() && !again.back()) step.segments.back().uses = {1, 2};
   return std::make_shared<const KnownStep>(
       std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us},
       std::move(shortfall), std::move(mix));
@@ -164,6 +166,40 @@ TEST(SegmentChoice, ATrialThatWasAnotherStepSaysNothing) {
   ASSERT_THAT(known.all(), SizeIs(1));
   EXPECT_EQ(known.all().front()->plan().step_us, 100);
   EXPECT_THAT(known.all().front()->mix(), IsEmpty());
+}
+
+// A step that begins with a segment, whose input has so many bytes, and saves something outside.
+KnownPtr Early(double step_us, uint64_t input_bytes, uint64_t outside_bytes, bool again) {
+  StepRecord step = ForwardAndBackward(100, {1, 2});
+  step.objects[0].size_bytes = input_bytes;
+  step.objects[1].size_bytes = outside_bytes;
+  step.early_segments = 1;
+  StepSegment& segment = step.segments.emplace_back();
+  segment.computed_again = again;
+  if (!again) segment.uses = {0, 3};
+  if (!again) segment.inputs = {0};
+  return std::make_shared<const KnownStep>(
+      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us}, absl::OkStatus(),
+      again ? std::vector<uint32_t>() : std::vector<uint32_t>{0});
+}
+
+TEST(SegmentChoice, ATrialThatBeganWithASegmentWasTheStepIfItSavedTheSameInputAndTheSameOutside) {
+  struct Case {
+    KnownPtr recorded;
+    double left_us;
+  };
+  for (const Case& trial :
+       {Case{Early(10, 300, 40, /*again=*/true), 10}, Case{Early(10, 299, 40, /*again=*/true), 100},
+        Case{Early(10, 300, 41, /*again=*/true), 100}}) {
+    SegmentChoice choice;
+    KnownSteps known;
+    choice.Learn({}, Early(100, 300, 40, /*again=*/false), known);
+    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*tries=*/true), std::nullopt);
+    choice.OnBegin(/*signature=*/7);
+    choice.Learn(choice.TakeRan(), trial.recorded, known);
+    ASSERT_THAT(known.all(), SizeIs(1));
+    EXPECT_EQ(known.all().front()->plan().step_us, trial.left_us);
+  }
 }
 
 TEST(SegmentChoice, StepsThatBeginAlikeAndThenDifferAreNotMixed) {

@@ -662,9 +662,9 @@ TEST(TargetSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
   schedule.Learn(Mixed({1, 2}));
   TargetPlayer player(schedule);
   player.Save(1);
-  EXPECT_EQ(schedule.OnSegment(), 0u);
-  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
-  EXPECT_EQ(schedule.OnSegment(), 2u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 2u);
 }
 
 // The same, where the first segment begins before anything is saved; `again` are computed again.
@@ -680,7 +680,7 @@ std::shared_ptr<const KnownStep> EarlyMixed(const std::vector<uint64_t>& signatu
 
 TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSays) {
   TargetSchedule schedule(Within(100 * kSize));
-  EXPECT_EQ(schedule.OnSegment(), 0u) << "nothing is known";
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "nothing is known";
   EXPECT_TRUE(schedule.HasBegun());
   EXPECT_FALSE(schedule.IsInStep());
   TargetPlayer player(schedule);
@@ -688,10 +688,10 @@ TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSa
   player.EndStep();
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
   for (int step = 0; step < 2; ++step) {
-    EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+    EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
     player.Save(5);
     EXPECT_NE(schedule.followed(), nullptr);
-    EXPECT_EQ(schedule.OnSegment(), 1u);
+    EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u);
     player.EndStep();
     const SegmentChoice::Ran ran = schedule.TakeRan();
     EXPECT_THAT(ran.computed_again, ElementsAre(true, false));
@@ -702,15 +702,15 @@ TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSa
 TEST(TargetSchedule, WhereAnotherStepThanTheLikelyOneBeginsWithASegmentSuchOnesAreKept) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
-  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
   TargetPlayer player(schedule);
   player.Save(7);
   EXPECT_EQ(schedule.followed(), nullptr);
   EXPECT_THAT(schedule.known(), IsEmpty());
-  EXPECT_EQ(schedule.OnSegment(), 1u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u);
   player.EndStep();
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
-  EXPECT_EQ(schedule.OnSegment(), 0u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   player.Save(7);
   StepRecord record = Chain({7});
   record.segments.resize(1);
@@ -723,15 +723,15 @@ TEST(TargetSchedule, AMixIsTriedFromTheFirstSegmentOn) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(EarlyMixed({1, 2}, {false, false}, /*mix=*/{0}));
   TargetPlayer player(schedule);
-  EXPECT_EQ(schedule.OnSegment(), 0u) << "it would not be recorded";
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "it would not be recorded";
   player.Save(1);
   EXPECT_NE(schedule.followed(), nullptr);
   player.EndStep();
   schedule.set_is_recorded(true);
-  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
   player.Save(5);
   EXPECT_EQ(schedule.followed(), nullptr) << "nobody knows what it takes";
-  EXPECT_EQ(schedule.OnSegment(), 1u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u);
   player.EndStep();
   const SegmentChoice::Ran ran = schedule.TakeRan();
   ASSERT_NE(ran.tried, nullptr);
@@ -744,19 +744,44 @@ TEST(TargetSchedule, AStepThatBeginsWithASegmentIsAnotherThanOneThatDoesNot) {
   TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_EQ(schedule.followed(), nullptr);
+  player.EndStep();
+  schedule.Learn(Mixed({1, 2}));
+  EXPECT_THAT(schedule.known(), SizeIs(2));
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "the likely one begins without a segment";
+}
+
+TEST(TargetSchedule, OfTwoKindsInTurnsEachIsKnownByItsFirstSegment) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(EarlyMixed({5, 6}, {true, false}));
+  TargetPlayer player(schedule);
+  const auto run = [&](bool again, uint64_t signature) {
+    EXPECT_EQ(schedule.OnSegment(/*scope=*/1).has_value(), !again);
+    player.Save(signature);
+    EXPECT_NE(schedule.followed(), nullptr);
+    player.EndStep();
+  };
+  run(true, 5);
+  schedule.Learn(EarlyMixed({7, 8}, {false, false}));
+  run(false, 7);  // learned last
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "nothing has come after it yet";
+  player.Save(7);
+  player.EndStep();
+  EXPECT_THAT(schedule.known(), SizeIs(2));
 }
 
 TEST(TargetSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
   TargetSchedule schedule(Within(100 * kSize));
-  EXPECT_EQ(schedule.OnSegment(), 0u);
-  EXPECT_EQ(schedule.OnSegment(), 1u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
+  schedule.OnScopeEnd(2);
+  EXPECT_TRUE(schedule.HasBegun()) << "it was another scope's end";
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/2), 1u);
   schedule.OnScopeEnd(1);
   EXPECT_FALSE(schedule.HasBegun());
   TargetPlayer player(schedule);
   player.Save(1);
-  EXPECT_EQ(schedule.OnSegment(), 0u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   schedule.OnScopeEnd(1);
-  EXPECT_EQ(schedule.OnSegment(), 1u) << "the step goes on";
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u) << "the step goes on";
 }
 
 TEST(TargetSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgotten) {
@@ -764,10 +789,10 @@ TEST(TargetSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgotten) {
   schedule.Learn(Mixed({1, 2}));
   TargetPlayer player(schedule);
   player.Save(1);
-  schedule.OnSegment();
-  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  schedule.OnSegment(/*scope=*/1);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
   player.Save(7);
-  EXPECT_EQ(schedule.OnSegment(), 2u) << "what comes now is kept";
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 2u) << "what comes now is kept";
   EXPECT_THAT(schedule.known(), IsEmpty());
 }
 
@@ -776,7 +801,7 @@ TEST(TargetSchedule, AMixedStepThatIsLeftBeforeItHasMixedIsKept) {
   schedule.Learn(Mixed({1, 2}));
   TargetPlayer player(schedule);
   player.Save(1);
-  schedule.OnSegment();
+  schedule.OnSegment(/*scope=*/1);
   player.Save(7);
   EXPECT_THAT(schedule.known(), SizeIs(1));
 }
@@ -790,14 +815,14 @@ TEST(TargetSchedule, AMixIsTriedByAStepThatIsRecorded) {
   TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_NE(schedule.followed(), nullptr);
-  EXPECT_EQ(schedule.OnSegment(), 0u);
-  EXPECT_EQ(schedule.OnSegment(), 1u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u);
   player.EndStep();
   schedule.set_is_recorded(true);
   player.Save(1);
   EXPECT_EQ(schedule.followed(), nullptr) << "nobody knows what it takes";
-  EXPECT_EQ(schedule.OnSegment(), 0u);
-  EXPECT_EQ(schedule.OnSegment(), std::nullopt);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
   player.EndStep();
   const SegmentChoice::Ran ran = schedule.TakeRan();
   EXPECT_EQ(ran.tried->mix().size(), 1u);
