@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "pinion/engine/plan/more_bytes.h"
 #include "pinion/engine/plan/step_lives.h"
 #include "pinion/engine/plan/step_memory.h"
 
@@ -16,8 +17,6 @@ constexpr uint32_t kNone = UINT32_MAX;
 // In the place of a use of the step as it was recorded, all of which have lower numbers.
 constexpr uint32_t kInputSaved = UINT32_MAX - 1;
 constexpr uint32_t kInputRead = UINT32_MAX;
-
-int64_t Signed(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 
 // The step as it was recorded.
 struct Recorded {
@@ -47,41 +46,6 @@ struct Recorded {
   const StepRecord& step;
   const std::vector<ObjectLife> lives;
   const std::vector<size_t> operator_ends;
-};
-
-// Bytes that are there in some stretches, beside what is recorded.
-class MoreBytes {
- public:
-  explicit MoreBytes(size_t stretches)
-      : changes_(stretches + 1), begins_(stretches + 1), ends_(stretches + 1) {}
-
-  void Add(size_t first, size_t last, uint64_t size_bytes) {
-    if (first > last) return;
-    last = std::min(last, changes_.size() - 2);
-    Change(first, last, Signed(size_bytes));
-    begins_[first] += Signed(size_bytes);
-    ends_[last] += Signed(size_bytes);
-  }
-  // What was one of the other bytes to the end of `last` is an object's.
-  void Subtract(size_t first, size_t last, uint64_t size_bytes) {
-    if (first <= last) Change(first, std::min(last, changes_.size() - 2), -Signed(size_bytes));
-  }
-  // How much more there is than in the stretch before.
-  int64_t change(size_t stretch) const { return changes_[stretch]; }
-  // Of what was added, that which the stretch makes.
-  int64_t begins(size_t stretch) const { return begins_[stretch]; }
-  // And that which has gone when it ends.
-  int64_t ends(size_t stretch) const { return ends_[stretch]; }
-
- private:
-  void Change(size_t first, size_t last, int64_t bytes) {
-    changes_[first] += bytes;
-    changes_[last + 1] -= bytes;
-  }
-
-  std::vector<int64_t> changes_;
-  std::vector<int64_t> begins_;
-  std::vector<int64_t> ends_;
 };
 
 // The second run of a segment.

@@ -96,20 +96,7 @@ void DeviceRecording::NoteLetGo(const DevicePeaks::Since& since) {
     objects_.inputs[input].let_go = uses_;
     return storages_.IsGone(objects_.inputs[input].storage);
   });
-  std::vector<LetGo> let_go;
-  std::vector<NotedObject*> in_order;
-  for (const DevicePeaks::Freed& freed : since.freed) {
-    for (NotedObject* object : gone) {
-      if (object->data != freed.data) continue;
-      in_order.push_back(object);
-      let_go.push_back({static_cast<int64_t>(object->planned.size_bytes), freed.later_peak_bytes});
-    }
-  }
-  const std::vector<bool> counts_as_held = CountAsHeld(since.peak_bytes, let_go);
-  for (NotedObject* object : gone) object->gone_by = entries_.size();
-  for (size_t i = 0; i < in_order.size(); ++i) {
-    if (counts_as_held[i]) in_order[i]->gone_by = 0;
-  }
+  NoteGone(since, gone, entries_.size());
 }
 
 bool DeviceRecording::IsHeld(NotedObject& object) {

@@ -248,6 +248,23 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
 
 }  // namespace
 
+void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> gone, size_t entry) {
+  std::vector<LetGo> let_go;
+  std::vector<NotedObject*> in_order;
+  for (const DevicePeaks::Freed& freed : since.freed) {
+    for (NotedObject* object : gone) {
+      if (object->data != freed.data) continue;
+      in_order.push_back(object);
+      let_go.push_back({static_cast<int64_t>(object->planned.size_bytes), freed.later_peak_bytes});
+    }
+  }
+  const std::vector<bool> counts_as_held = CountAsHeld(since.peak_bytes, let_go);
+  for (NotedObject* object : gone) object->gone_by = entry;
+  for (size_t i = 0; i < in_order.size(); ++i) {
+    if (counts_as_held[i]) in_order[i]->gone_by = 0;
+  }
+}
+
 StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
                   absl::Span<const NotedInput> inputs, const StreamClock::Times& times) {
   StepRecord step;

@@ -2,7 +2,7 @@
 //
 //   StepRecord step = StepOf(entries, objects, times);
 //
-// Thread safety: a pure function.
+// Thread safety: pure functions, but for the objects that they are given.
 
 #ifndef PINION_HOOKS_PLAN_NOTED_STEP_H_
 #define PINION_HOOKS_PLAN_NOTED_STEP_H_
@@ -19,6 +19,7 @@
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/segment_part.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/device_peaks.h"
 #include "pinion/hooks/plan/known_storages.h"
 
 namespace pinion {
@@ -66,6 +67,10 @@ struct NotedEntry {
   int64_t peak_other_bytes = 0;  // since the entry before
   int64_t object_bytes = 0;      // on the device, behind it
 };
+
+// `gone` are objects whose memory went, `since` the last moment, with the hold of the program:
+// marks those whose place others took, by that entry.
+void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> gone, size_t entry);
 
 // The first entry is the step's begin, the last one its end. `times` are those of each entry's
 // begin and end, in turn.
