@@ -325,6 +325,7 @@ TEST_F(OffloadCast, ASessionTellsWhoAsksWhatIsComputedAgain) {
       is.push_back(watched->saved->IsComputedAgain());
       return watched;
     }
+    void OnSegmentKept(const SegmentBegin&, uint32_t) override {}
     void RunAside(absl::FunctionRef<void()> work) override { work(); }
     std::vector<bool> is, was;
   };

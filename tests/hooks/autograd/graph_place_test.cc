@@ -178,6 +178,7 @@ class PlaceWatcher : public SavedTensorWatcher {
     places.push_back(place);
     return packer->Pack(tensor, place);
   }
+  void OnSegmentKept(const SegmentBegin&, uint32_t) override {}
   void RunAside(absl::FunctionRef<void()> work) override { work(); }
 
   std::vector<GraphPlace> places;

@@ -67,6 +67,7 @@ class Watcher : public SavedTensorWatcher {
                                     SavedTensorPacker* packer) override {
     return packer->Pack(tensor, place);
   }
+  void OnSegmentKept(const SegmentBegin&, uint32_t) override {}
   void RunAside(absl::FunctionRef<void()> work) override { work(); }
 };
 
