@@ -76,12 +76,6 @@ std::optional<uint32_t> SegmentChoice::OnEarlySegment(std::shared_ptr<const Know
   return OnSegment();
 }
 
-void SegmentChoice::ForgetEarly() {
-  if (!std::exchange(has_early_, false)) return;
-  ran_ = {};
-  followed_ = nullptr;
-}
-
 void SegmentChoice::OnBegin(uint64_t signature) {
   signature_ = signature;
   if (std::exchange(has_early_, false)) return;
@@ -94,7 +88,9 @@ std::shared_ptr<const KnownStep> SegmentChoice::Follow(std::shared_ptr<const Kno
   const bool is_mixed = std::find(again.begin(), again.end(), true) != again.end();
   ran_.tried = nullptr;
   std::shared_ptr<const KnownStep> before = std::exchange(followed_, std::move(known));
-  if (!is_mixed || before == followed_) return nullptr;
+  // Another known step that has computed the same again was in need of it, too.
+  const bool fits = followed_ != nullptr && Fits(*followed_);
+  if (!is_mixed || fits) return nullptr;
   unmixed_.insert(signature_);
   const auto early_end = again.begin() + ran_.early;
   early_stay_ = early_stay_ || std::find(again.begin(), early_end, true) != early_end;

@@ -54,7 +54,7 @@ class SegmentChoice {
   // The step has begun with segments, and saved nothing yet.
   bool has_early() const { return has_early_; }
   // The step has ended and saved nothing.
-  void ForgetEarly();
+  void ForgetEarly() { has_early_ = false; }
   // By the signature of what it saves first.
   void OnBegin(uint64_t signature);
   // The step goes on as this one; null: as none, and what begins from now on is kept. Returns the

@@ -94,16 +94,15 @@ void TargetSchedule::FindKnown(bool begins) {
     object.away_until = 0;
     CountAsOverdue(object, false);
   }
-  // By its first segment already.
-  const bool is_trying = begins && segments_.IsTrying();
-  const bool tries =
-      is_trying || (begins && is_recorded_ && found != nullptr && !found->mix().empty());
-  if (is_trying) {
-    // Whether it is the step that the mix was made for is seen in its record.
-  } else if (tries) {
+  // A step that begins with a segment may try a mix by now. Whether it is the step that the mix was
+  // made for is seen in its record.
+  if (begins && !segments_.IsTrying() && is_recorded_ && found != nullptr &&
+      !found->mix().empty()) {
     segments_.Try(found);
-  } else if (const auto wrong = segments_.Follow(found)) {
-    known_.Forget(*wrong);
+  }
+  const bool tries = begins && segments_.IsTrying();
+  if (!tries) {
+    if (const auto wrong = segments_.Follow(found)) known_.Forget(*wrong);
   }
   is_lost_ = found == nullptr || tries;
   if (is_lost_ || !found->shortfall().ok()) {
@@ -122,7 +121,7 @@ void TargetSchedule::FindKnown(bool begins) {
 std::optional<uint32_t> TargetSchedule::OnSegment(ScopeId scope) {
   if (IsInStep()) return segments_.OnSegment();
   if (!segments_.has_early()) early_scope_ = scope;
-  known_.OnBegin();
+  // What ran last is likely to come again.
   const auto& all = known_.all();
   const auto fits = std::find_if(all.begin(), all.end(),
                                  [](const auto& known) { return known->shortfall().ok(); });

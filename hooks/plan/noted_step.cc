@@ -199,16 +199,21 @@ class NotedSegments {
   std::vector<Noted> segments_;
 };
 
+// Whether `other`, an object or an input, has all bytes of the input.
+template <typename Noted>
+bool HasBytesOf(const NotedInput& input, const Noted& other) {
+  return other.storage == input.storage && other.version == input.version &&
+         other.extent.begin_bytes <= input.extent.begin_bytes &&
+         input.extent.end_bytes <= other.extent.end_bytes;
+}
+
 // The object that has the input's bytes: what is saved of it when the segment begins, or else first
 // behind that.
 std::optional<uint32_t> ObjectWith(const NotedInput& input, absl::Span<const NotedObject> objects) {
   std::optional<uint32_t> found;
   for (uint32_t i = 0; i < objects.size(); ++i) {
     const NotedObject& object = objects[i];
-    const bool is_same = object.storage == input.storage && object.version == input.version &&
-                         object.extent.begin_bytes <= input.extent.begin_bytes &&
-                         input.extent.end_bytes <= object.extent.end_bytes;
-    if (!is_same) continue;
+    if (!HasBytesOf(input, object)) continue;
     if (object.first_use >= input.begin) return found.has_value() ? found : i;
     if (object.handles > 0 || object.uses_at_release > input.begin) found = i;
   }
@@ -225,11 +230,7 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
     if (input.segment >= segments) continue;
     std::optional<uint32_t> number = ObjectWith(input, objects);
     for (uint32_t i = 0; i < unsaved.size() && !number.has_value(); ++i) {
-      const bool is_part = unsaved[i]->storage == input.storage &&
-                           unsaved[i]->version == input.version &&
-                           unsaved[i]->extent.begin_bytes <= input.extent.begin_bytes &&
-                           input.extent.end_bytes <= unsaved[i]->extent.end_bytes;
-      if (is_part) number = static_cast<uint32_t>(objects.size() + i);
+      if (HasBytesOf(input, *unsaved[i])) number = static_cast<uint32_t>(objects.size() + i);
     }
     if (!number.has_value()) {
       number = static_cast<uint32_t>(objects.size() + unsaved.size());
