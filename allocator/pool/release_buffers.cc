@@ -1,7 +1,9 @@
 #include "pinion/allocator/pool/release_buffers.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <thread>
 #include <utility>
 
 namespace pinion::internal {
@@ -17,6 +19,13 @@ uint32_t ThreadNumber() {
   return number;
 }
 
+// How often a buffer that another thread has taken is looked at before the processor is left to
+// that thread, and before this one sleeps in between: a thread of lower priority on the same
+// processor gets it in no other way.
+constexpr int kLooks = 100;
+constexpr int kYields = 100;
+constexpr std::chrono::microseconds kSleep(50);
+
 std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
   batch->completed = batch->timeline == nullptr ? 0 : batch->timeline->Completed();
   return batch;
@@ -24,41 +33,54 @@ std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
 
 }  // namespace
 
+uintptr_t ReleaseBuffers::Buffer::TakeSlowly() {
+  for (int looks = 0;; ++looks) {
+    if (held_.load(std::memory_order_relaxed) != kTaken) {
+      const uintptr_t held = held_.exchange(kTaken, std::memory_order_acquire);
+      if (held != kTaken) return held;
+    }
+    if (looks >= kLooks + kYields) {
+      std::this_thread::sleep_for(kSleep);
+    } else if (looks >= kLooks) {
+      std::this_thread::yield();
+    }
+  }
+}
+
 ReleaseBuffers::~ReleaseBuffers() {
   Batches left;
-  TakeIncoming(&left);
+  Take(&left, /*close=*/true);
 }
 
 bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
                          const std::shared_ptr<FenceTimeline>& timeline) {
   Buffer& buffer = Mine();
-  MutexLock lock(buffer.mu);
-  if (buffer.closed) return false;
-  if (buffer.batch != nullptr && timeline != nullptr && buffer.batch->timeline != nullptr &&
-      buffer.batch->timeline != timeline) {
-    HandOver(std::move(buffer.batch));
+  std::unique_ptr<ReleaseBatch> batch;
+  if (!buffer.Take(&batch)) return false;
+  if (batch != nullptr && timeline != nullptr && batch->timeline != nullptr &&
+      batch->timeline != timeline) {
+    HandOver(std::move(batch));
   }
-  if (buffer.batch == nullptr) {
-    buffer.batch = std::make_unique<ReleaseBatch>();
-    buffer.used.store(true, std::memory_order_relaxed);
-  }
-  ReleaseBatch& batch = *buffer.batch;
-  if (batch.timeline == nullptr) batch.timeline = timeline;
-  batch.releases[batch.size++] = release;
-  if (batch.size == ReleaseBatch::kCapacity) {
-    HandOver(std::move(buffer.batch));
-  }
+  if (batch == nullptr) batch = std::make_unique<ReleaseBatch>();
+  if (batch->timeline == nullptr) batch->timeline = timeline;
+  batch->releases[batch->size++] = release;
+  if (batch->size == ReleaseBatch::kCapacity) HandOver(std::move(batch));
+  buffer.Put(std::move(batch));
   return true;
 }
 
 bool ReleaseBuffers::TakeMine(Batches* batches) {
   Buffer& buffer = Mine();
-  if (!buffer.used.load(std::memory_order_relaxed)) return false;
-  MutexLock lock(buffer.mu);
-  buffer.used.store(false, std::memory_order_relaxed);
-  if (buffer.batch == nullptr) return false;
-  batches->push_back(Stamped(std::move(buffer.batch)));
-  return true;
+  return !buffer.SeemsEmpty() && TakeFrom(buffer, /*close=*/false, batches);
+}
+
+bool ReleaseBuffers::TakeFrom(Buffer& buffer, bool close, Batches* batches) {
+  std::unique_ptr<ReleaseBatch> batch;
+  if (!buffer.Take(&batch)) return false;
+  const bool some = batch != nullptr;
+  if (some) batches->push_back(Stamped(std::move(batch)));
+  close ? buffer.Close() : buffer.Put(nullptr);
+  return some;
 }
 
 ReleaseBuffers::Buffer& ReleaseBuffers::Mine() {
@@ -67,11 +89,7 @@ ReleaseBuffers::Buffer& ReleaseBuffers::Mine() {
 
 void ReleaseBuffers::Take(Batches* batches, bool close) {
   for (Buffer& buffer : buffers_) {
-    if (!close && !buffer.used.load(std::memory_order_acquire)) continue;
-    MutexLock lock(buffer.mu);
-    buffer.closed |= close;
-    buffer.used.store(false, std::memory_order_relaxed);
-    if (buffer.batch != nullptr) batches->push_back(Stamped(std::move(buffer.batch)));
+    if (close || !buffer.SeemsEmpty()) TakeFrom(buffer, close, batches);
   }
   TakeIncoming(batches);
 }

@@ -20,8 +20,6 @@
 #include <deque>
 #include <memory>
 
-#include "absl/base/thread_annotations.h"
-#include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/segment.h"
@@ -85,16 +83,46 @@ class ReleaseBuffers {
   void Close(Batches* batches) { Take(batches, /*close=*/true); }
 
  private:
-  // One cache line each, and the next one, which the processor fetches along with it.
-  struct alignas(128) Buffer {
-    Mutex mu;
-    std::unique_ptr<ReleaseBatch> batch ABSL_GUARDED_BY(mu);
-    bool closed ABSL_GUARDED_BY(mu) = false;
-    // False only if there is no batch, so that an empty buffer costs a load.
-    std::atomic<bool> used = false;
+  // Holds a batch, which one thread at a time takes out and puts back: as a lock around it would
+  // be, for one atomic read-modify-write instead of two. A cache line each, and the next one, which
+  // the processor fetches along with it.
+  class alignas(128) Buffer {
+   public:
+    // Nothing is in it, as far as this thread knows.
+    bool SeemsEmpty() const { return held_.load(std::memory_order_acquire) == kEmpty; }
+
+    // False if it is closed. Else the caller has `batch`, or null, and other threads wait until it
+    // calls Put or Close.
+    bool Take(std::unique_ptr<ReleaseBatch>* batch) {
+      uintptr_t held = held_.exchange(kTaken, std::memory_order_acquire);
+      if (held == kTaken) [[unlikely]]
+        held = TakeSlowly();
+      if (held == kClosed) [[unlikely]] {
+        Close();
+        return false;
+      }
+      batch->reset(reinterpret_cast<ReleaseBatch*>(held));
+      return true;
+    }
+    void Put(std::unique_ptr<ReleaseBatch> batch) {
+      held_.store(reinterpret_cast<uintptr_t>(batch.release()), std::memory_order_release);
+    }
+    void Close() { held_.store(kClosed, std::memory_order_release); }
+
+   private:
+    // What is no batch's address.
+    static constexpr uintptr_t kEmpty = 0;
+    static constexpr uintptr_t kTaken = 1;
+    static constexpr uintptr_t kClosed = 2;
+
+    uintptr_t TakeSlowly();
+
+    std::atomic<uintptr_t> held_ = kEmpty;
   };
 
   Buffer& Mine();
+  // Into `batches`. False if there was nothing.
+  static bool TakeFrom(Buffer& buffer, bool close, Batches* batches);
   void Take(Batches* batches, bool close);
   void TakeIncomingList(Batches* batches);
   void HandOver(std::unique_ptr<ReleaseBatch> batch);
