@@ -22,8 +22,8 @@ struct ConvNetConfig {
   int64_t stages = 3;  // each but the first halves height and width
   int64_t blocks_per_stage = 2;
   int64_t classes = 10;
-  // Backward computes each residual block again; within a memory target, those that the plan
-  // chooses.
+  // Backward computes each residual block again; within a memory target, those blocks and parts
+  // of blocks that the plan chooses.
   bool checkpoint_blocks = false;
 };
 

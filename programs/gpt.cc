@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "pinion/hooks/attribution/tap.h"
-#include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/programs/gpt_config.h"
+#include "pinion/programs/run_part.h"
 
 namespace pinion {
 namespace {
@@ -41,25 +41,43 @@ class BlockImpl : public torch::nn::Module {
         widen_(register_module("widen", torch::nn::Linear(config.width, 4 * config.width))),
         narrow_(register_module("narrow", torch::nn::Linear(4 * config.width, config.width))) {}
 
-  torch::Tensor forward(torch::Tensor x) {
-    x = x + Dropout(projection_(Attend(qkv_(attention_norm_(x)))));
-    return x + Dropout(narrow_(F::gelu(widen_(mlp_norm_(x)))));
+  torch::Tensor forward(const torch::Tensor& x) {
+    return Part(&BlockImpl::Mix, Part(&BlockImpl::Attention, x));
   }
 
   // Layers that write to the residual stream: their sum should start at the embeddings' scale.
   std::vector<torch::nn::Linear> residual_writers() { return {projection_, narrow_}; }
 
  private:
-  torch::Tensor Attend(const torch::Tensor& qkv) const {
+  torch::Tensor Attend(const torch::Tensor& qkv) {
     const int64_t batch = qkv.size(0), sequence = qkv.size(1);
     const std::vector<torch::Tensor> heads =
         qkv.view({batch, sequence, 3, config_.heads, config_.width / config_.heads})
             .permute({2, 0, 3, 1, 4})
             .unbind(0);
-    return torch::scaled_dot_product_attention(heads[0], heads[1], heads[2], /*attn_mask=*/{},
-                                               /*dropout_p=*/0.0, /*is_causal=*/true)
-        .transpose(1, 2)
-        .reshape({batch, sequence, config_.width});
+    const torch::Tensor attended =
+        torch::scaled_dot_product_attention(heads[0], heads[1], heads[2], /*attn_mask=*/{},
+                                            /*dropout_p=*/0.0, /*is_causal=*/true);
+    return projection_(attended.transpose(1, 2).reshape({batch, sequence, config_.width}));
+  }
+
+  // The parts of a block, and theirs.
+  torch::Tensor Attention(const torch::Tensor& x) {
+    return x + Dropout(Part(&BlockImpl::Attend, Part(&BlockImpl::Ask, x)));
+  }
+  torch::Tensor Mix(const torch::Tensor& x) {
+    return x + Dropout(Part(&BlockImpl::Narrow, Part(&BlockImpl::Widen, x)));
+  }
+  torch::Tensor Ask(const torch::Tensor& x) { return qkv_(attention_norm_(x)); }
+  torch::Tensor Widen(const torch::Tensor& x) { return widen_(mlp_norm_(x)); }
+  torch::Tensor Narrow(const torch::Tensor& wide) { return narrow_(F::gelu(wide)); }
+
+  torch::Tensor Part(torch::Tensor (BlockImpl::*part)(const torch::Tensor&),
+                     const torch::Tensor& x) {
+    const auto run = [self = shared_from_this(), this, part](const torch::Tensor& in) {
+      return (this->*part)(in);
+    };
+    return RunPart(config_.checkpoint_blocks, run, x);
   }
 
   torch::Tensor Dropout(const torch::Tensor& x) const {
@@ -119,7 +137,7 @@ torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
     const auto block = [module = blocks_[i]](const torch::Tensor& in) {
       return module->as<Block>()->forward(in);
     };
-    x = config_.checkpoint_blocks ? checkpoint({.if_planned = true}, block, x) : block(x);
+    x = RunPart(config_.checkpoint_blocks, block, x);
     x = Tap("blocks." + std::to_string(i), std::move(x));
   }
   return head_(final_norm_(x));

@@ -22,7 +22,8 @@ struct GptConfig {
   int64_t vocabulary = 0;
   double dropout = 0;
   bool bfloat16 = false;  // false: float32
-  // Backward computes each block again; within a memory target, those that the plan chooses.
+  // Backward computes each block again; within a memory target, those blocks and parts of blocks
+  // that the plan chooses.
   bool checkpoint_blocks = false;
 
   int64_t tokens() const { return batch * sequence; }

@@ -12,22 +12,45 @@
 #include <vector>
 
 #include "pinion/hooks/attribution/tap.h"
-#include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/programs/run_part.h"
 
 namespace pinion {
 namespace {
 
 constexpr int64_t kGroups = 8;
 
-torch::nn::Sequential TwoConvolutions(int64_t in, int64_t out) {
-  torch::nn::Sequential layers;
-  for (const int64_t from : {in, out}) {
-    layers->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(from, out, 3).padding(1)));
-    layers->push_back(torch::nn::GroupNorm(torch::nn::GroupNormOptions(kGroups, out)));
-    layers->push_back(torch::nn::SiLU());
-  }
-  return layers;
+torch::nn::Sequential Convolution(int64_t in, int64_t out) {
+  return torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1)),
+                               torch::nn::GroupNorm(torch::nn::GroupNormOptions(kGroups, out)),
+                               torch::nn::SiLU());
 }
+
+class LevelImpl : public torch::nn::Module {
+ public:
+  LevelImpl(int64_t in, int64_t out, bool checkpoints)
+      : checkpoints_(checkpoints),
+        first_(register_module("first", Convolution(in, out))),
+        second_(register_module("second", Convolution(out, out))) {}
+
+  // What `make` makes of the inputs is the first convolution's input.
+  template <typename Make, typename... Inputs>
+  torch::Tensor forward(const Make& make, Inputs&&... inputs) {
+    const auto first = [self = shared_from_this(), this, make](auto&... in) {
+      return first_->forward(make(in...));
+    };
+    const auto second = [self = shared_from_this(), this](torch::Tensor& in) {
+      return second_->forward(std::move(in));
+    };
+    return RunPart(checkpoints_, second,
+                   RunPart(checkpoints_, first, std::forward<Inputs>(inputs)...));
+  }
+
+ private:
+  const bool checkpoints_;
+  torch::nn::Sequential first_;
+  torch::nn::Sequential second_;
+};
+TORCH_MODULE(Level);
 
 }  // namespace
 
@@ -41,12 +64,12 @@ UNetImpl::UNetImpl(const UNetConfig& config)
   int64_t in = config.channels;
   int64_t out = config.width;
   for (int64_t level = 0; level < config.levels; ++level, in = out, out *= 2) {
-    down_->push_back(TwoConvolutions(in, out));
+    down_->push_back(Level(in, out, config.checkpoint_levels));
   }
   for (; in > config.width; in /= 2) {
     enlarge_->push_back(
         torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(in, in / 2, 2).stride(2)));
-    up_->push_back(TwoConvolutions(in, in / 2));
+    up_->push_back(Level(in, in / 2, config.checkpoint_levels));
   }
 }
 
@@ -54,24 +77,27 @@ torch::Tensor UNetImpl::forward(const torch::Tensor& images) {
   std::vector<torch::Tensor> made;
   torch::Tensor x = images;
   for (size_t i = 0; i < down_->size(); ++i) {
-    const auto level = [i, layers = down_[i]](const torch::Tensor& above) {
-      return layers->as<torch::nn::Sequential>()->forward(i > 0 ? torch::max_pool2d(above, 2)
-                                                                : above);
+    const auto level = [i, module = down_[i]](const torch::Tensor& above) {
+      const auto shrink = [i](const torch::Tensor& in) {
+        return i > 0 ? torch::max_pool2d(in, 2) : in;
+      };
+      return module->as<Level>()->forward(shrink, above);
     };
-    x = config_.checkpoint_levels ? checkpoint({.if_planned = true}, level, x) : level(x);
+    x = RunPart(config_.checkpoint_levels, level, x);
     x = Tap("down." + std::to_string(i), std::move(x));
     made.push_back(x);
   }
   made.pop_back();
   for (size_t i = 0; i < up_->size(); ++i) {
-    const auto level = [enlarge = enlarge_[i], layers = up_[i]](const torch::Tensor& beside,
+    const auto level = [enlarge = enlarge_[i], module = up_[i]](const torch::Tensor& beside,
                                                                 torch::Tensor& below) {
-      below = enlarge->as<torch::nn::ConvTranspose2d>()->forward(below);
-      return layers->as<torch::nn::Sequential>()->forward(torch::cat({beside, below}, 1));
+      const auto join = [enlarge](const torch::Tensor& to, torch::Tensor& from) {
+        from = enlarge->as<torch::nn::ConvTranspose2d>()->forward(from);
+        return torch::cat({to, from}, 1);
+      };
+      return module->as<Level>()->forward(join, beside, std::move(below));
     };
-    x = config_.checkpoint_levels
-            ? checkpoint({.if_planned = true}, level, made.back(), std::move(x))
-            : level(made.back(), x);
+    x = RunPart(config_.checkpoint_levels, level, made.back(), std::move(x));
     made.pop_back();
     x = Tap("up." + std::to_string(i), std::move(x));
   }

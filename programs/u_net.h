@@ -22,8 +22,8 @@ struct UNetConfig {
   int64_t channels = 3;
   int64_t width = 32;  // channels of the first level; each further one has twice as many
   int64_t levels = 4;
-  // Backward computes each level again, on the way down and up; within a memory target, those that
-  // the plan chooses.
+  // Backward computes each level again, on the way down and up; within a memory target, those
+  // levels and parts of levels that the plan chooses.
   bool checkpoint_levels = false;
 };
 

@@ -269,19 +269,30 @@ std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step) {
   if (step.segments.empty()) return {};
   const Recorded old(step);
   std::vector<uint32_t> segments;
-  std::vector<int> unread(step.objects.size());  // saves less reads, in one segment
+  std::vector<int> unread(step.objects.size());           // saves less reads, in one segment
+  std::vector<bool> is_kept(step.segments.size(), true);  // with all inside of it
+  for (size_t i = step.segments.size(); i-- > 0;) {
+    const StepSegment& segment = step.segments[i];
+    if (segment.computed_again) is_kept[i] = false;
+    if (!is_kept[i] && segment.outer.has_value()) is_kept[*segment.outer] = false;
+  }
   for (uint32_t i = 0; i < step.segments.size(); ++i) {
     const StepSegment& segment = step.segments[i];
-    if (segment.computed_again || !segment.before.has_value() || segment.uses.empty()) continue;
+    if (!is_kept[i] || !segment.before.has_value() || segment.uses.empty()) continue;
     bool is_read_twice = false;
+    bool saves_more = false;  // than its inputs
     for (const uint32_t use : segment.uses) {
+      const auto inputs_end = segment.inputs.end();
+      saves_more =
+          saves_more || std::find(segment.inputs.begin(), inputs_end, step.uses[use]) == inputs_end;
       int& left = unread[step.uses[use]];
       left += old.Saves(use) ? 1 : -1;
       is_read_twice = is_read_twice || left < 0;
     }
     for (const uint32_t use : segment.uses) unread[step.uses[use]] = 0;
     const bool is_read = !old.Saves(segment.uses.back());
-    if (is_read && !is_read_twice && old.Saves(segment.uses.front())) segments.push_back(i);
+    if (is_read && saves_more && !is_read_twice && old.Saves(segment.uses.front()))
+      segments.push_back(i);
   }
   return segments;
 }

@@ -26,11 +26,13 @@
 
 namespace pinion {
 
-// Segments by index, ascending: those that were kept and seen to begin, and of which something was
-// read, by one backward: another one would compute the segment once more.
+// Segments by index, ascending: those that were kept, with all inside of them, and seen to begin,
+// and of which something was read that is none of their inputs, by one backward: another one would
+// compute the segment once more.
 std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step);
 
-// Of a valid record, without segments. `segments` are some that can be computed again.
+// Of a valid record, without segments. `segments` are some that can be computed again, none of them
+// inside of another.
 StepRecord WithComputedAgain(const StepRecord& step, absl::Span<const uint32_t> segments);
 
 }  // namespace pinion

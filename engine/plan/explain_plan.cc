@@ -79,7 +79,10 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
   }
   std::vector<size_t> again;
   for (size_t i = 0; i < step.segments.size(); ++i) {
-    if (step.segments[i].computed_again) again.push_back(i);
+    const StepSegment& segment = step.segments[i];
+    const bool is_inside =
+        segment.outer.has_value() && step.segments[*segment.outer].computed_again;
+    if (segment.computed_again && !is_inside) again.push_back(i);
   }
   if (!again.empty()) {
     absl::StrAppendFormat(&text, "segments computed again: %d of %d (%s)\n", again.size(),

@@ -37,7 +37,7 @@ class MixSearch {
         for (size_t i = 0; i < candidates_.size(); ++i) {
           if ((set >> i & 1) != 0) segments.push_back(candidates_[i]);
         }
-        PINION_RETURN_IF_ERROR(Try(std::move(segments)).status());
+        PINION_RETURN_IF_ERROR(Try(segments).status());
       }
       return absl::OkStatus();
     }
@@ -73,8 +73,21 @@ class MixSearch {
     return static_cast<int>(std::clamp(kTriedUses / (step.uses.size() + 1), kLeast, kMost));
   }
 
+  // Of segments of which one is inside of another, the outer one alone.
+  Segments Outermost(const Segments& segments) const {
+    Segments outermost;
+    for (const uint32_t segment : segments) {
+      const bool is_inside = std::any_of(outermost.begin(), outermost.end(), [&](uint32_t outer) {
+        return IsInside(step_.segments, segment, outer);
+      });
+      if (!is_inside) outermost.push_back(segment);
+    }
+    return outermost;
+  }
+
   // How long the step takes with these; infinite if it does not fit.
-  absl::StatusOr<double> Try(Segments segments) {
+  absl::StatusOr<double> Try(const Segments& with) {
+    Segments segments = Outermost(with);
     const auto [tried, is_new] = tried_us_.try_emplace(std::move(segments));
     --left_;
     if (!is_new) return tried->second;
@@ -89,8 +102,28 @@ class MixSearch {
     return tried->second;
   }
 
+  // By those that are inside of no other, and by those that no other is inside of.
   std::vector<Segments> Orders() const {
-    const size_t count = candidates_.size();
+    Segments outermost = Outermost(candidates_);
+    Segments innermost;
+    for (const uint32_t segment : candidates_) {
+      // Those inside of it are the next ones.
+      while (!innermost.empty() && IsInside(step_.segments, segment, innermost.back())) {
+        innermost.pop_back();
+      }
+      innermost.push_back(segment);
+    }
+    std::vector<Segments> orders = OrdersOf(outermost);
+    if (innermost == outermost) return orders;
+    const std::vector<Segments> finer = OrdersOf(innermost);
+    for (size_t i = 0; i < finer.size(); ++i) {
+      orders.insert(orders.begin() + static_cast<ptrdiff_t>(2 * i + 1), finer[i]);
+    }
+    return orders;
+  }
+
+  std::vector<Segments> OrdersOf(const Segments& candidates) const {
+    const size_t count = candidates.size();
     Segments spread;  // 1/2, then 1/4 and 3/4, ...
     std::vector<bool> has(count);
     for (size_t parts = 2; spread.size() < count; parts *= 2) {
@@ -98,20 +131,20 @@ class MixSearch {
         const size_t at = count * i / parts;
         if (has[at] || parts > 2 * count) continue;
         has[at] = true;
-        spread.push_back(candidates_[at]);
+        spread.push_back(candidates[at]);
       }
       if (parts <= 2 * count) continue;
       for (size_t at = 0; at < count; ++at) {
-        if (!has[at]) spread.push_back(candidates_[at]);
+        if (!has[at]) spread.push_back(candidates[at]);
       }
     }
-    Segments from_end(candidates_.rbegin(), candidates_.rend());
-    Segments cheapest = candidates_;
+    Segments from_end(candidates.rbegin(), candidates.rend());
+    Segments cheapest = candidates;
     std::vector<double> us_per_byte(step_.segments.size());
-    for (const uint32_t i : candidates_) us_per_byte[i] = UsPerByte(step_.segments[i]);
+    for (const uint32_t i : candidates) us_per_byte[i] = UsPerByte(step_.segments[i]);
     std::stable_sort(cheapest.begin(), cheapest.end(),
                      [&](uint32_t a, uint32_t b) { return us_per_byte[a] < us_per_byte[b]; });
-    return {std::move(spread), std::move(from_end), std::move(cheapest), candidates_};
+    return {std::move(spread), std::move(from_end), std::move(cheapest), candidates};
   }
 
   double UsPerByte(const StepSegment& segment) const {
@@ -132,7 +165,7 @@ class MixSearch {
     const auto try_first = [&](size_t count) {
       Segments segments(order.begin(), order.begin() + static_cast<ptrdiff_t>(count));
       std::sort(segments.begin(), segments.end());
-      return Try(std::move(segments));
+      return Try(segments);
     };
     // Few save too little, many compute too much: the best number lies where it is no better on
     // either side.
@@ -150,6 +183,7 @@ class MixSearch {
     return absl::OkStatus();
   }
 
+  // One or two more or less, or finer ones or a coarser one in the place of others.
   Segments Neighbour(Segments segments, std::mt19937& random) const {
     for (size_t changes = 1 + random() % 2; changes > 0; --changes) {
       const uint32_t changed = candidates_[random() % candidates_.size()];
@@ -158,6 +192,10 @@ class MixSearch {
         segments.erase(at);
       } else {
         segments.insert(at, changed);
+        std::erase_if(segments, [&](uint32_t other) {
+          return IsInside(step_.segments, changed, other) ||
+                 IsInside(step_.segments, other, changed);
+        });
       }
     }
     return segments;

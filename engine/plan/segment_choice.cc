@@ -7,11 +7,23 @@
 namespace pinion {
 namespace {
 
-// Sizes of what is saved first outside of segments that are kept, ascending.
-std::vector<uint64_t> SizesOutside(const StepRecord& step) {
+// By segment, whether the step keeps all that is in it.
+std::vector<bool> KeptWhole(const StepRecord& step) {
+  std::vector<bool> kept(step.segments.size(), true);
+  for (size_t i = kept.size(); i-- > 0;) {
+    const StepSegment& segment = step.segments[i];
+    if (segment.computed_again) kept[i] = false;
+    if (!kept[i] && segment.outer.has_value()) kept[*segment.outer] = false;
+  }
+  return kept;
+}
+
+// Sizes of what is saved first outside of those segments, ascending.
+std::vector<uint64_t> SizesOutside(const StepRecord& step, const std::vector<bool>& segments) {
   std::vector<bool> is_inside(step.uses.size());
-  for (const StepSegment& segment : step.segments) {
-    for (const uint32_t use : segment.uses) is_inside[use] = true;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (!segments[i]) continue;
+    for (const uint32_t use : step.segments[i].uses) is_inside[use] = true;
   }
   std::vector<uint64_t> sizes;
   std::vector<bool> is_saved(step.objects.size());
@@ -24,12 +36,16 @@ std::vector<uint64_t> SizesOutside(const StepRecord& step) {
   return sizes;
 }
 
-// Where the step begins with a segment that was computed again, it has saved one of that one's
-// inputs first.
+// Where the step begins with segments of which one was computed again, it has saved one of that
+// one's inputs first.
 bool BeginsAlike(const StepRecord& tried, const StepRecord& without) {
   if (tried.early_segments != without.early_segments) return false;
-  if (tried.early_segments == 0 || !tried.segments.front().computed_again) return true;
-  const std::vector<uint32_t>& inputs = without.segments.front().inputs;
+  const auto early_end = tried.segments.begin() + tried.early_segments;
+  const auto first = std::find_if(tried.segments.begin(), early_end,
+                                  [](const StepSegment& early) { return early.computed_again; });
+  if (first == early_end) return true;
+  const std::vector<uint32_t>& inputs =
+      without.segments[static_cast<size_t>(first - tried.segments.begin())].inputs;
   return std::any_of(inputs.begin(), inputs.end(), [&](uint32_t input) {
     const size_t objects = without.objects.size();
     const uint64_t size_bytes = input < objects
@@ -43,8 +59,11 @@ bool BeginsAlike(const StepRecord& tried, const StepRecord& without) {
 // keep, and what both save outside of segments, has the same sizes.
 bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
   if (tried.segments.size() != without.segments.size()) return false;
-  for (size_t i = 0; i < tried.segments.size(); ++i) {
-    if (tried.segments[i].computed_again) continue;
+  const std::vector<bool> kept = KeptWhole(tried);
+  std::vector<bool> apart = kept;  // of `without`, what is not compared as outside
+  for (size_t i = 0; i < kept.size(); ++i) {
+    apart[i] = kept[i] || tried.segments[i].computed_again;
+    if (!kept[i]) continue;
     const std::vector<uint32_t>& uses = tried.segments[i].uses;
     const std::vector<uint32_t>& same = without.segments[i].uses;
     if (!std::equal(uses.begin(), uses.end(), same.begin(), same.end(),
@@ -55,8 +74,8 @@ bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
       return false;
     }
   }
-  const std::vector<uint64_t> outside = SizesOutside(tried);  // and inputs
-  const std::vector<uint64_t> same = SizesOutside(without);
+  const std::vector<uint64_t> outside = SizesOutside(tried, kept);  // and inputs
+  const std::vector<uint64_t> same = SizesOutside(without, apart);
   return BeginsAlike(tried, without) &&
          std::includes(outside.begin(), outside.end(), same.begin(), same.end());
 }
@@ -72,8 +91,13 @@ std::optional<uint32_t> SegmentChoice::OnEarlySegment(std::shared_ptr<const Know
     followed_ = is_alike ? next : nullptr;
     if (is_alike && tries && !next->mix().empty()) Try(std::move(next));
   }
-  ++ran_.early;
-  return OnSegment();
+  const auto begun = static_cast<uint32_t>(ran_.computed_again.size());
+  const std::optional<uint32_t> ordinal = OnSegment();
+  const auto ended = static_cast<uint32_t>(ran_.computed_again.size());
+  // With those inside of it that begin as early where all is kept.
+  const uint32_t known_early = ordinal.has_value() ? 0 : Known()->step().early_segments;
+  ran_.early += std::max(begun + 1, std::min(ended, known_early)) - begun;
+  return ordinal;
 }
 
 void SegmentChoice::OnBegin(uint64_t signature) {
@@ -102,17 +126,28 @@ void SegmentChoice::Try(std::shared_ptr<const KnownStep> known) {
   ran_.tried = std::move(known);
 }
 
+const KnownStep* SegmentChoice::Known() const {
+  return ran_.tried != nullptr ? ran_.tried.get() : followed_.get();
+}
+
 std::optional<uint32_t> SegmentChoice::OnSegment() {
   const auto ordinal = static_cast<uint32_t>(ran_.computed_again.size());
-  bool again = followed_ != nullptr && followed_->ComputesAgain(ordinal);
+  const KnownStep* const known = Known();
+  bool again = known != nullptr && known->ComputesAgain(ordinal);
   if (ran_.tried != nullptr) {
-    const std::vector<uint32_t>& mix = ran_.tried->mix();
-    again =
-        ran_.tried->ComputesAgain(ordinal) || std::binary_search(mix.begin(), mix.end(), ordinal);
+    const std::vector<uint32_t>& mix = known->mix();
+    again = again || std::binary_search(mix.begin(), mix.end(), ordinal);
   }
   ran_.computed_again.push_back(again);
-  if (again) return std::nullopt;
-  return ordinal;
+  if (!again) return ordinal;
+  const std::vector<StepSegment>& segments = known->step().segments;
+  uint32_t end = ordinal + 1;
+  while (end < segments.size() && IsInside(segments, end, ordinal)) ++end;
+  ran_.computed_again.resize(end, true);
+  for (uint32_t i = ordinal; i < end; ++i) {
+    if (segments[i].outer.has_value()) ran_.outers[i] = *segments[i].outer;
+  }
+  return std::nullopt;
 }
 
 bool SegmentChoice::Fits(const KnownStep& known) const {
@@ -130,6 +165,7 @@ void SegmentChoice::Note(const Ran& ran, StepRecord& step) {
     step.segments[ordinal].computed_again = ran.computed_again[ordinal];
     if (ran.early_stay && ordinal < ran.early) step.segments[ordinal].before.reset();
   }
+  for (const auto& [ordinal, outer] : ran.outers) step.segments[ordinal].outer = outer;
 }
 
 bool SegmentChoice::MayMix(const Ran& ran, const StepRecord& step,

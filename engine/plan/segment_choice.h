@@ -22,6 +22,7 @@
 #define PINION_ENGINE_PLAN_SEGMENT_CHOICE_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -41,9 +42,10 @@ class SegmentChoice {
 
   // What a step has done with its segments.
   struct Ran {
-    std::shared_ptr<const KnownStep> tried;  // whose mix it was; null: it tried none
-    std::vector<bool> computed_again;        // by ordinal
-    uint32_t early = 0;                      // of these, before anything was saved
+    std::shared_ptr<const KnownStep> tried = nullptr;  // whose mix it was; null: it tried none
+    std::vector<bool> computed_again = {};        // by ordinal, those inside of such a one as well
+    std::map<uint32_t, uint32_t> outers = {};     // of these, those that are inside of others: which
+    uint32_t early = 0;                      // that began before anything was saved
     bool early_stay = false;                 // such ones are not to be computed again
   };
 
@@ -65,7 +67,8 @@ class SegmentChoice {
   void Try(std::shared_ptr<const KnownStep> known);
   // The step that runs, or ran last, tries a mix.
   bool IsTrying() const { return ran_.tried != nullptr; }
-  // The next segment begins. Its ordinal if it is kept.
+  // The next segment begins. Its ordinal if it is kept. Those inside of one that is computed again
+  // do not begin, and keep the ordinals that they would have.
   std::optional<uint32_t> OnSegment();
   // The known step has computed again what this one has so far, and no more.
   bool Fits(const KnownStep& known) const;
@@ -82,6 +85,9 @@ class SegmentChoice {
   void Learn(const Ran& ran, std::shared_ptr<const KnownStep> known, KnownSteps& known_steps);
 
  private:
+  // Whose segments are computed again, or tried; null: nobody's.
+  const KnownStep* Known() const;
+
   std::shared_ptr<const KnownStep> followed_;
   Ran ran_;
   bool has_early_ = false;

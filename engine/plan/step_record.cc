@@ -1,5 +1,6 @@
 #include "pinion/engine/plan/step_record.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -37,6 +38,19 @@ absl::Status CheckSegment(size_t index, const StepSegment& segment, const StepRe
         "segment ", index, " has use ", use, " as its number ", i, ", and the step has ",
         step.uses.size(), " uses: give those of the segment in ascending order"));
   }
+  if (segment.outer.has_value() && *segment.outer >= index) {
+    return absl::InvalidArgumentError(absl::StrCat("segment ", index, " is inside of segment ",
+                                                   *segment.outer,
+                                                   ", which has to begin before it"));
+  }
+  if (segment.outer.has_value()) {
+    const std::vector<uint32_t>& around = step.segments[*segment.outer].uses;
+    if (!std::includes(around.begin(), around.end(), segment.uses.begin(), segment.uses.end())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("segment ", index, " has uses that segment ", *segment.outer,
+                       " does not have, which it is inside of: add them there"));
+    }
+  }
   for (const uint32_t object : segment.inputs) {
     const size_t count = step.objects.size() + step.unsaved_inputs.size();
     if (object < count) continue;
@@ -48,6 +62,14 @@ absl::Status CheckSegment(size_t index, const StepSegment& segment, const StepRe
 }
 
 }  // namespace
+
+bool IsInside(absl::Span<const StepSegment> segments, uint32_t inner, uint32_t outer) {
+  while (segments[inner].outer.has_value()) {
+    inner = *segments[inner].outer;
+    if (inner == outer) return true;
+  }
+  return false;
+}
 
 double StepRecord::compute_us() const {
   double total_us = 0;

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 
 namespace pinion {
 
@@ -87,9 +88,15 @@ struct StepSegment {
   // That of the stretch before its first use which had passed when it began, if it was seen to
   // begin: beside all objects that are used before, and its inputs.
   std::optional<StepStretch> before = std::nullopt;
-  // The step was recorded with this segment computed again: that is part of its stretches.
+  // The step was recorded with this segment computed again: that is part of its stretches, and the
+  // segments inside of it did not begin, but keep their places.
   bool computed_again = false;
+  // The innermost segment that this one is inside of, and to whose uses its own belong as well.
+  std::optional<uint32_t> outer = std::nullopt;
 };
+
+// Whether segment `inner` is inside of segment `outer`, by index.
+bool IsInside(absl::Span<const StepSegment> segments, uint32_t inner, uint32_t outer);
 
 // What segments need to run again, and nobody saves. Until its end it is among the other bytes; it
 // becomes an object where such a segment is computed again.

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "pinion/hooks/autograd/kept_tensor.h"
-#include "pinion/hooks/autograd/segment_part.h"
 
 namespace pinion {
 
@@ -28,11 +27,9 @@ std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const G
   return saved == nullptr ? KeepTensor(tensor) : std::move(saved);
 }
 
-// What an inner segment saves is its outer one's. What is saved in a backward, or behind a scope's
-// end, is not recorded.
+// What is saved in a backward, or behind a scope's end, is not recorded.
 std::optional<uint32_t> ScopePacker::KeepSegment(const SegmentBegin& segment) {
   if (CurrentBackward() != -1 || scope_->ended) return std::nullopt;
-  if (const std::optional<SegmentPart> outer = CurrentSegmentPart()) return outer->ordinal;
   return target_->KeepSegment(segment, scope_->id);
 }
 

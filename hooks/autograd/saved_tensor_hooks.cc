@@ -25,7 +25,6 @@
 #endif
 
 #include "pinion/hooks/autograd/memory_observer.h"
-#include "pinion/hooks/autograd/segment_part.h"
 
 namespace pinion {
 namespace {
@@ -238,10 +237,7 @@ std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
   const std::shared_ptr<SavedTensorPacker> packer = scope->packer;
   const std::shared_ptr<SavedTensorWatcher> watcher = scope->watcher;
   const std::optional<uint32_t> kept = packer->KeepSegment(segment);
-  // What an inner segment saves is its outer one's.
-  if (kept.has_value() && watcher != nullptr && !CurrentSegmentPart().has_value()) {
-    watcher->OnSegmentKept(segment, *kept);
-  }
+  if (kept.has_value() && watcher != nullptr) watcher->OnSegmentKept(segment, *kept);
   return kept;
 }
 

@@ -118,7 +118,8 @@ class SavedTensorWatcher {
   // none, or where it is switched off, and autograd would keep the tensor as it is.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             SavedTensorPacker* packer) = 0;
-  // The packer keeps the segment that begins, under that ordinal.
+  // The packer keeps the segment that begins, under that ordinal. It is inside of the one that
+  // CurrentSegmentPart() tells of, if that is another one of the same packer's.
   virtual void OnSegmentKept(const SegmentBegin& segment, uint32_t ordinal) = 0;
   // Runs `work`, which is no part of what is watched, as what RunAside is given.
   virtual void RunAside(absl::FunctionRef<void()> work) = 0;

@@ -29,6 +29,8 @@ std::optional<c10::Device> DeviceOf(const std::vector<at::Tensor>& inputs) {
 
 struct ForwardScope::State {
   State(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, RunAgain again) {
+    // It is part of what is computed again as a whole.
+    if (options.if_planned && CheckpointedSegment::RunsPlanned()) return;
     if (const std::optional<SegmentPart> kept = Keep(options, inputs)) {
       part.emplace(*kept);
       return;
@@ -49,8 +51,10 @@ struct ForwardScope::State {
     return SegmentPart{.device = *device, .ordinal = *ordinal};
   }
 
-  std::optional<SegmentPartScope> part;          // where the segment is kept
-  std::shared_ptr<CheckpointedSegment> segment;  // where it is not
+  // Where the segment is kept; or else where it is computed again, but for those that are inside of
+  // another one.
+  std::optional<SegmentPartScope> part;
+  std::shared_ptr<CheckpointedSegment> segment;
   std::optional<SavedTensorScope> scope;
 };
 

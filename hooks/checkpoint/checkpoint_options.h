@@ -27,6 +27,8 @@ struct CheckpointOptions {
   // where its input tensors are on several devices or all on the CPU. What a planned segment saves
   // has to be on the device of its inputs, and what it reads among them: a large tensor that it
   // captures stays on the device while it waits to be computed again, and no plan knows.
+  // Planned segments may stand inside of one another, which gives the plan a choice: the whole, or
+  // some parts. Where the whole is computed again, its parts are nothing of their own.
   bool if_planned = false;
 };
 

@@ -130,29 +130,37 @@ class CheckpointedSegment::Handle : public PlaceholderTensor {
   const size_t number_;
 };
 
-class CheckpointedSegment::ForwardPacker : public SavedTensorPacker {
+class CheckpointedSegment::Packing : public SavedTensorPacker {
  public:
-  explicit ForwardPacker(std::shared_ptr<CheckpointedSegment> segment)
-      : segment_(std::move(segment)) {}
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
-    return segment_->Save(tensor);
-  }
+  explicit Packing(std::shared_ptr<CheckpointedSegment> segment) : segment_(std::move(segment)) {}
+
+  bool is_planned() const { return segment_->options_.if_planned; }
+
+ protected:
+  CheckpointedSegment& segment() const { return *segment_; }
 
  private:
   const std::shared_ptr<CheckpointedSegment> segment_;
 };
 
-class CheckpointedSegment::CollectingPacker : public SavedTensorPacker {
+class CheckpointedSegment::ForwardPacker : public Packing {
+ public:
+  using Packing::Packing;
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+    return segment().Save(tensor);
+  }
+};
+
+class CheckpointedSegment::CollectingPacker : public Packing {
  public:
   CollectingPacker(std::shared_ptr<CheckpointedSegment> segment,
                    std::shared_ptr<Recomputation> recomputation)
-      : segment_(std::move(segment)), recomputation_(std::move(recomputation)) {}
+      : Packing(std::move(segment)), recomputation_(std::move(recomputation)) {}
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
-    return segment_->Collect(tensor, *recomputation_);
+    return segment().Collect(tensor, *recomputation_);
   }
 
  private:
-  const std::shared_ptr<CheckpointedSegment> segment_;
   const std::shared_ptr<Recomputation> recomputation_;
 };
 
@@ -174,6 +182,11 @@ CheckpointedSegment::CheckpointedSegment(const CheckpointOptions& options,
       inputs_(std::make_shared<Inputs>(inputs)) {}
 
 CheckpointedSegment::~CheckpointedSegment() = default;
+
+bool CheckpointedSegment::RunsPlanned() {
+  const auto* const packing = dynamic_cast<const Packing*>(CurrentPacker());
+  return packing != nullptr && packing->is_planned();
+}
 
 std::shared_ptr<SavedTensorPacker> CheckpointedSegment::Packer() {
   return std::make_shared<ForwardPacker>(shared_from_this());

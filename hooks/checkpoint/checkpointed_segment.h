@@ -53,6 +53,10 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
                       Run run);
   ~CheckpointedSegment();
 
+  // Whether the innermost segment that the calling thread runs, for the first time or again, is one
+  // that a plan may decide on (CheckpointOptions::if_planned).
+  static bool RunsPlanned();
+
   // Of the segment's forward.
   std::shared_ptr<SavedTensorPacker> Packer();
   // That forward has returned, or thrown: nothing more will be saved.
@@ -61,6 +65,7 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
  private:
   class Inputs;            // the node that saves them
   class Handle;            // in the graph, in the place of a tensor
+  class Packing;           // of a run of the segment:
   class ForwardPacker;     // leaves handles
   class CollectingPacker;  // fills places
   struct Recomputation;

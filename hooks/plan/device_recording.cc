@@ -243,7 +243,10 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal)
                                .is_leaf = input.is_leaf(),
                                .begin = uses_});
   }
-  Append(begin, end, {.begins = ordinal});
+  const std::optional<SegmentPart> outer = CurrentSegmentPart();
+  NotedEntry entry = {.begins = ordinal};
+  if (outer.has_value() && outer->device == device_) entry.outer = outer->ordinal;
+  Append(begin, end, entry);
 }
 
 void DeviceRecording::ForgetSaved(ObjectId id, const SavedTensor& saved) {

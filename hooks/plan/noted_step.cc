@@ -141,20 +141,25 @@ struct Between {
 // The segments of a step, in the order of entries.
 class NotedSegments {
  public:
-  void Begin(uint32_t ordinal, const Between& before, int64_t other_bytes, size_t stretch) {
-    Noted& noted = At(ordinal);
+  void Begin(const NotedEntry& entry, const Between& before, size_t stretch) {
+    Noted& noted = At(*entry.begins);
     // Its number was given to another one as well: what belongs to which is not known.
     noted.is_seen = noted.uses.empty();
     noted.before = before;
-    noted.other_bytes = other_bytes;
+    noted.other_bytes = entry.other_bytes;
     noted.stretch = stretch;
+    // Whoever packs gives ascending numbers; of others it is not known what is inside of what.
+    const bool is_inside = entry.outer.has_value() && *entry.outer < *entry.begins;
+    noted.outer = is_inside ? entry.outer : std::nullopt;
   }
   void AddUse(const NotedEntry& entry, uint32_t use) {
     if (!entry.part.has_value()) return;
-    Noted& noted = At(entry.part->ordinal);
-    // Another thread may have saved something since it began.
-    if (noted.uses.empty() && noted.stretch != use) noted.is_seen = false;
-    noted.uses.push_back(use);
+    for (std::optional<uint32_t> in = entry.part->ordinal; in.has_value(); in = At(*in).outer) {
+      Noted& noted = At(*in);
+      // Another thread may have saved something since it began.
+      if (noted.uses.empty() && noted.stretch != use) noted.is_seen = false;
+      noted.uses.push_back(use);
+    }
   }
   size_t size() const { return segments_.size(); }
   // With their inputs, of the uses and objects of `step`.
@@ -164,6 +169,7 @@ class NotedSegments {
       StepSegment& segment = step.segments.emplace_back();
       segment.uses = std::move(noted.uses);
       segment.inputs = std::move(inputs[i]);
+      segment.outer = noted.outer;
       if (!noted.is_seen || segment.uses.empty()) continue;
       // The object of the first use was taken off the whole stretch. Unless it is an input, it is
       // not saved where the segment is computed again.
@@ -185,6 +191,7 @@ class NotedSegments {
     Between before = {};
     int64_t other_bytes = 0;
     size_t stretch = 0;  // in which it began
+    std::optional<uint32_t> outer = std::nullopt;
   };
 
   static bool IsFirstUse(const StepRecord& step, size_t use) {
@@ -290,7 +297,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
     between.counted_other_bytes =
         std::max(between.counted_other_bytes, entry.peak_other_bytes + corrections[i]);
     if (entry.begins.has_value()) {
-      segments.Begin(*entry.begins, between, entry.other_bytes, step.uses.size());
+      segments.Begin(entry, between, step.uses.size());
     }
     if (!entry.used.has_value() && i + 1 < entries.size()) continue;
     if (entry.used.has_value()) {

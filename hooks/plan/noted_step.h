@@ -59,7 +59,8 @@ struct NotedEntry {
   StreamClock::Moment end = {};
   std::optional<uint32_t> used = std::nullopt;      // the object that was saved or read
   std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
-  std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept
+  std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept ...
+  std::optional<uint32_t> outer = std::nullopt;     // ... and the one that it is inside of
   bool computed_again = false;                      // by who read it
   uint64_t by = 0;                                  // which operator has used it, by any number
   std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved

@@ -57,6 +57,8 @@ std::vector<GapMoves> AllGaps(const StepRecord& step) {
     for (size_t i = 0; i < uses.at.size(); ++i) {
       GapMoves gap;
       const bool last = i + 1 == uses.at.size();
+      // Until it is saved once more the program has it.
+      if (!last && uses.at[i + 1] <= step.objects[object].saved_until) continue;
       const size_t end = last ? LastStretch(step, object, uses) : uses.at[i + 1];
       const size_t in_use_until = std::max<size_t>(uses.until[i], step.objects[object].held_until);
       for (size_t drop = in_use_until; drop < end && drop < step.uses.size(); ++drop) {

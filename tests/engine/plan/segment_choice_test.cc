@@ -94,6 +94,107 @@ TEST(SegmentChoice, OnlyAStepThatHasComputedTheSameAgainFits) {
   EXPECT_FALSE(choice.Fits(*Known({1}, 10)));
 }
 
+// As Known, with segments 1 and 2 inside of segment 0, and segment 4 inside of segment 3.
+KnownPtr Nested(const std::vector<bool>& again, std::vector<uint32_t> mix = {},
+                uint32_t early = 0) {
+  StepRecord step = Known({1}, 10, again)->step();
+  step.segments[1].outer = step.segments[2].outer = 0;
+  step.segments[4].outer = 3;
+  step.early_segments = early;
+  return std::make_shared<const KnownStep>(std::move(step), StepPlan(), absl::OkStatus(),
+                                           std::move(mix));
+}
+
+TEST(SegmentChoice, WhatIsInsideOfASegmentThatIsComputedAgainDoesNotBeginAndKeepsItsOrdinal) {
+  SegmentChoice choice;
+  choice.OnBegin(/*signature=*/1);
+  choice.Follow(Nested({true, true, true, false, true}));
+  EXPECT_EQ(choice.OnSegment(), std::nullopt);
+  EXPECT_EQ(choice.OnSegment(), 3u) << "those inside of the first one do not begin";
+  EXPECT_EQ(choice.OnSegment(), std::nullopt);
+  EXPECT_EQ(choice.OnSegment(), 5u);
+  EXPECT_TRUE(choice.Fits(*Nested({true, true, true, false, true})));
+  EXPECT_FALSE(choice.Fits(*Nested({false, true, true, false, true})));
+  StepRecord step;
+  SegmentChoice::Note(choice.TakeRan(), step);
+  ASSERT_THAT(step.segments, SizeIs(6));
+  EXPECT_TRUE(step.segments[2].computed_again);
+  EXPECT_FALSE(step.segments[3].computed_again);
+  EXPECT_EQ(step.segments[1].outer, 0u);
+  EXPECT_EQ(step.segments[2].outer, 0u);
+  EXPECT_EQ(step.segments[4].outer, 3u);
+}
+
+TEST(SegmentChoice, AMixMayTakeAWholeSegmentOrPartOfOne) {
+  for (const bool whole : {true, false}) {
+    SegmentChoice choice;
+    choice.OnBegin(/*signature=*/1);
+    choice.Try(Nested({false, false, false, false, false}, {whole ? 0u : 1u, 4u}));
+    EXPECT_EQ(choice.OnSegment().has_value(), !whole);
+    if (!whole) {
+      EXPECT_EQ(choice.OnSegment(), std::nullopt);
+      EXPECT_EQ(choice.OnSegment(), 2u);
+    }
+    EXPECT_EQ(choice.OnSegment(), 3u);
+    EXPECT_EQ(choice.OnSegment(), std::nullopt);
+  }
+}
+
+TEST(SegmentChoice, ThoseThatWouldBeginEarlyInsideOfAnEarlyOneCountAsEarly) {
+  SegmentChoice choice;
+  const KnownPtr known = Nested({true, true, true, false, false}, {}, /*early=*/2);
+  EXPECT_EQ(choice.OnEarlySegment(known, /*tries=*/false), std::nullopt);
+  choice.OnBegin(/*signature=*/1);
+  EXPECT_TRUE(choice.Fits(*known));
+  EXPECT_FALSE(choice.Fits(*Nested({true, true, true, false, false}, {}, /*early=*/1)));
+  EXPECT_FALSE(choice.Fits(*Nested({true, true, true, false, false}, {}, /*early=*/3)));
+}
+
+// What segments 1 and 2, inside of segment 0, save: 200 and 300 bytes; the first one's input has
+// 100, and what segment 0 saves besides has 400. `again`: which of them is computed again.
+KnownPtr Parts(std::optional<uint32_t> again, double step_us, uint64_t besides = 400) {
+  StepRecord step;
+  step.segments.resize(3);
+  step.segments[1].outer = step.segments[2].outer = 0;
+  const auto save = [&step](uint64_t size_bytes, const std::vector<uint32_t>& segments) {
+    for (const uint32_t i : segments) {
+      step.segments[i].uses.push_back(static_cast<uint32_t>(step.uses.size()));
+    }
+    step.uses.push_back(static_cast<uint32_t>(step.objects.size()));
+    step.objects.push_back({.size_bytes = size_bytes, .signature = size_bytes});
+  };
+  save(100, {});
+  if (again == 0u) {
+    for (StepSegment& segment : step.segments) segment.computed_again = true;
+  } else {
+    for (const uint32_t i : {1u, 2u}) {
+      step.segments[i].computed_again = again == i;
+      if (again == i) {
+        save(50, {0});  // its input, which nobody else saves
+      } else {
+        save(100 * uint64_t{i + 1}, {0, i});
+      }
+    }
+    save(besides, {0});
+  }
+  step.stretches.resize(step.uses.size() + 1);
+  return std::make_shared<const KnownStep>(
+      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us}, absl::OkStatus(),
+      std::vector<uint32_t>{again.value_or(1)});
+}
+
+TEST(SegmentChoice, ATrialOfPartOfASegmentWasTheStepIfItSavedTheSameBesides) {
+  for (const bool is_same : {true, false}) {
+    SegmentChoice choice;
+    KnownSteps known;
+    choice.Learn({}, Parts(std::nullopt, 100), known);
+    choice.OnBegin(/*signature=*/1);
+    choice.Try(known.all().front());
+    choice.Learn(choice.TakeRan(), Parts(1, 90, is_same ? 400 : 401), known);
+    EXPECT_EQ(known.all().front()->plan().step_us, is_same ? 90 : 100);
+  }
+}
+
 TEST(SegmentChoice, AMixIsTriedOnTopOfWhatIsComputedAgainAnyhow) {
   SegmentChoice choice;
   choice.OnBegin(/*signature=*/1);

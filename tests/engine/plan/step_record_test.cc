@@ -122,5 +122,29 @@ TEST(StepRecordTest, SegmentsHaveUsesAndInputsOfTheStep) {
   ExpectRefused(step, "segment 0 needs object 2, but there are 2");
 }
 
+TEST(StepRecordTest, ASegmentIsInsideOfOneThatBeganBeforeItAndHasItsUses) {
+  StepRecord step = TwoTensors();
+  step.segments = {{.uses = {0, 1, 2}, .inputs = {}}, {.uses = {1, 2}, .inputs = {}}};
+  step.segments[1].outer = 0;
+  EXPECT_THAT(step.Validate(), IsOk());
+  step.segments[0].uses = {0, 1};
+  ExpectRefused(step, "segment 1 has uses that segment 0 does not have");
+  step.segments[1].outer = 1;
+  ExpectRefused(step, "segment 1 is inside of segment 1, which has to begin before it");
+}
+
+TEST(StepRecordTest, InsideIsAtAnyDepth) {
+  std::vector<StepSegment> segments(5);
+  segments[1].outer = segments[3].outer = 0;
+  segments[2].outer = 1;
+  EXPECT_TRUE(IsInside(segments, 1, 0));
+  EXPECT_TRUE(IsInside(segments, 2, 0));
+  EXPECT_TRUE(IsInside(segments, 2, 1));
+  EXPECT_FALSE(IsInside(segments, 0, 1));
+  EXPECT_FALSE(IsInside(segments, 3, 1));
+  EXPECT_FALSE(IsInside(segments, 4, 0));
+  EXPECT_FALSE(IsInside(segments, 0, 0));
+}
+
 }  // namespace
 }  // namespace pinion::testing

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
@@ -68,7 +69,8 @@ OffloadOptions Target(uint64_t target_bytes, double gb_per_s) {
   return options;
 }
 
-// Blocks of two layers around each of which there is a checkpoint.
+// Blocks of two layers around each of which there is a checkpoint, and, if they are in parts, two
+// inside of it.
 class Blocks {
  public:
   explicit Blocks(c10::Device device) {
@@ -88,7 +90,18 @@ class Blocks {
         ++runs_[i];
         if (throws_at_ >= 0 && throws_at_-- == 0) throw std::runtime_error("no such block");
         const at::Tensor scaled = scales_inputs_ ? input.mul(0.5) : input;
-        return at::matmul(at::gelu(at::matmul(scaled, in_[i])), out_[i]).mul(0.01).add(input).sin();
+        const auto widen = [this, i](const at::Tensor& in) {
+          ++part_runs_;
+          return at::gelu(at::matmul(in, in_[i]));
+        };
+        const auto narrow = [this, i](const at::Tensor& wide) {
+          ++part_runs_;
+          return at::matmul(wide, out_[i]);
+        };
+        const at::Tensor made =
+            in_parts_ ? checkpoint(kIfPlanned, narrow, checkpoint(kIfPlanned, widen, scaled))
+                      : narrow(widen(scaled));
+        return made.mul(0.01).add(input).sin();
       };
       x = options == nullptr ? block(x) : checkpoint(*options, block, x);
     }
@@ -111,16 +124,21 @@ class Blocks {
   void Reset() {
     Take(at::zeros({}));
     TakeRuns();
+    TakePartRuns();
   }
 
   void set_input(const at::Tensor& x) { x_ = x; }
   // Then no operator saves a block's input itself.
   void set_scales_inputs(bool scales) { scales_inputs_ = scales; }
+  void set_in_parts(bool in_parts) { in_parts_ = in_parts; }
+  bool in_parts() const { return in_parts_; }
   // The first ones, as many as that.
   void set_used(int blocks) { used_ = static_cast<size_t>(blocks); }
   // So many blocks run first, in forward or in backward; -1: nothing is thrown.
   void set_throws_at(int throws_at) { throws_at_ = throws_at; }
 
+  // Of all halves, since the last call.
+  int TakePartRuns() { return std::exchange(part_runs_, 0); }
   // By block, since the last call.
   std::vector<int> TakeRuns() {
     return std::exchange(runs_, std::vector<int>(static_cast<size_t>(kBlocks)));
@@ -130,6 +148,8 @@ class Blocks {
   at::Tensor x_;
   std::vector<at::Tensor> in_, out_;
   bool scales_inputs_ = false;
+  bool in_parts_ = false;
+  int part_runs_ = 0;
   size_t used_ = kBlocks;
   int throws_at_ = -1;
   std::vector<int> runs_ = std::vector<int>(static_cast<size_t>(kBlocks));
@@ -138,6 +158,7 @@ class Blocks {
 struct Ran {
   Gradients gradients;
   std::vector<int> runs;  // by block
+  int part_runs = 0;
   uint64_t peak_bytes = 0;
   double ms = 0;  // modelled
 };
@@ -160,6 +181,7 @@ Ran RunStep(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
   ran.peak_bytes = world.peak_device_bytes();
   ran.gradients = blocks.Take(loss);
   ran.runs = blocks.TakeRuns();
+  ran.part_runs = blocks.TakePartRuns();
   return ran;
 }
 
@@ -359,6 +381,63 @@ TEST(PlannedCheckpoint, AnInnerSegmentOfOneThatIsKeptIsKept) {
   EXPECT_EQ(inner_runs, 5);
 }
 
+TEST(PlannedCheckpoint, WithoutAPlanWhatIsInsideOfASegmentIsPartOfIt) {
+  const Ran plain = Plain(kSlowLink);
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  blocks.set_in_parts(true);
+  for (const auto& session : {std::shared_ptr<OffloadSession>(), world.session()}) {
+    const Ran step = RunStep(world, blocks, &kIfPlanned, session);
+    ExpectSameGradients(plain.gradients, step.gradients);
+    EXPECT_THAT(step.runs, Each(2));
+    EXPECT_EQ(step.part_runs, 2 * 2 * kBlocks) << "not once more for themselves";
+  }
+}
+
+// Within an ordinary checkpoint it is one of its own, as any other.
+TEST(PlannedCheckpoint, InsideOfACheckpointThatNoPlanDecidesOnItIsComputedAgainByItself) {
+  const Ran plain = Plain(kSlowLink);
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  blocks.set_in_parts(true);
+  const CheckpointOptions ordinary;
+  const Ran step = RunStep(world, blocks, &ordinary, world.session());
+  ExpectSameGradients(plain.gradients, step.gradients);
+  EXPECT_THAT(step.runs, Each(2));
+  EXPECT_GT(step.part_runs, 2 * 2 * kBlocks);
+}
+
+TEST(PlannedCheckpoint, WhereTheWholeHasNoRoomPartsAreComputedAgain) {
+  const Ran plain = Plain(kSlowLink);
+  const uint64_t least_bytes = LeastBytes(kSlowLink);
+  for (const int percent : {5, 10, 20, 40, 60, 80}) {
+    SCOPED_TRACE(percent);
+    const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
+    double whole_ms = 0;
+    for (const bool in_parts : {false, true}) {
+      EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
+      Blocks blocks(world.device());
+      blocks.set_in_parts(in_parts);
+      EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
+      Ran step;
+      for (int i = 0; i < 7; ++i) {
+        step = RunStep(world, blocks, &kIfPlanned, world.session());
+        ExpectSameGradients(plain.gradients, step.gradients);
+        EXPECT_LE(step.peak_bytes, target_bytes);
+      }
+      world.ExpectNothingLeft();
+      if (!in_parts) {
+        whole_ms = step.ms;
+        continue;
+      }
+      EXPECT_LE(step.ms, 1.01 * whole_ms);
+      // Those of whole blocks run their parts.
+      const int of_wholes = Sum(step.runs) - kBlocks;
+      EXPECT_GT(step.part_runs, 2 * (kBlocks + of_wholes)) << "some parts alone are";
+    }
+  }
+}
+
 TEST(PlannedCheckpoint, ASegmentThatThrowsLeavesNothingBehind) {
   const Ran plain = Plain(kSlowLink);
   const uint64_t least_bytes = LeastBytes(kSlowLink);
@@ -385,14 +464,18 @@ class KeepsSegments : public SavedTensorPacker {
   }
   std::optional<uint32_t> KeepSegment(const SegmentBegin&) override {
     const uint32_t ordinal = segments_++;
-    if (std::find(again_.begin(), again_.end(), ordinal) != again_.end()) return std::nullopt;
-    return ordinal;
+    if (std::find(again_.begin(), again_.end(), ordinal) == again_.end()) return ordinal;
+    // Those inside of it do not begin.
+    if (ordinal % (parts_ + 1) == 0) segments_ += parts_;
+    return std::nullopt;
   }
-  // These are computed again.
-  explicit KeepsSegments(std::vector<uint32_t> again) : again_(std::move(again)) {}
+  // These are computed again. So many are inside of each outer one.
+  KeepsSegments(std::vector<uint32_t> again, uint32_t parts)
+      : again_(std::move(again)), parts_(parts) {}
 
  private:
   const std::vector<uint32_t> again_;
+  const uint32_t parts_;
   uint32_t segments_ = 0;
 };
 
@@ -403,7 +486,7 @@ StepRecord Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& 
   at::Tensor loss;
   {
     const RecordScope record(recorder);
-    const SavedTensorScope scope(std::make_shared<KeepsSegments>(again));
+    const SavedTensorScope scope(std::make_shared<KeepsSegments>(again, blocks.in_parts() ? 2 : 0));
     loss = blocks.Loss(options);
   }
   loss.backward();
@@ -469,7 +552,57 @@ TEST(PlannedCheckpoint, ARecordOfSegmentsThatAreKeptIsThatOfTheStepWithoutThem) 
   }
 }
 
-// What the plan takes for the step with segments computed again, and what that step then is.
+TEST(PlannedCheckpoint, ARecordTellsWhichSegmentsAreInsideOfOthers) {
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  const StepRecord plain = Record(world, blocks, {});
+  blocks.set_in_parts(true);
+  const StepRecord step = Record(world, blocks, {});
+  ASSERT_THAT(step.Validate(), IsOk());
+  EXPECT_EQ(step.uses, plain.uses);
+  ASSERT_THAT(step.segments, SizeIs(3 * kBlocks));
+  for (uint32_t i = 0; i < kBlocks; ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(step.segments[3 * i].outer, std::nullopt);
+    EXPECT_EQ(step.segments[3 * i].uses, plain.segments[i].uses);
+    EXPECT_EQ(step.segments[3 * i + 1].outer, 3 * i);
+    EXPECT_EQ(step.segments[3 * i + 2].outer, 3 * i);
+    // The first half saves its input and what gelu takes, the second its input alone.
+    EXPECT_THAT(step.segments[3 * i + 1].uses, SizeIs(4));
+    EXPECT_THAT(step.segments[3 * i + 2].uses, SizeIs(2));
+  }
+  std::vector<uint32_t> useful;
+  for (uint32_t i = 0; i < 3 * kBlocks; ++i) {
+    if (i % 3 != 2) useful.push_back(i);
+  }
+  EXPECT_EQ(ThatCanBeComputedAgain(step), useful) << "what saves its inputs alone saves no memory";
+}
+
+// The step with segments computed again as it is foreseen, and what that step then is.
+void ExpectAsForeseen(const StepRecord& foreseen, const StepRecord& real) {
+  ASSERT_THAT(foreseen.Validate(), IsOk());
+  ASSERT_THAT(real.Validate(), IsOk());
+  ASSERT_EQ(foreseen.uses, real.uses);
+  EXPECT_EQ(foreseen.operators, real.operators);
+  // In each stretch, with all there.
+  const std::vector<int64_t> foreseen_all = DeviceBytes(foreseen, {});
+  const std::vector<int64_t> real_all = DeviceBytes(real, {});
+  for (size_t i = 0; i < real_all.size(); ++i) {
+    EXPECT_GE(foreseen_all[i], real_all[i]) << "stretch " << i;
+    EXPECT_LE(foreseen_all[i], real_all[i] * 11 / 10) << "stretch " << i;
+    EXPECT_GE(foreseen.stretches[i].other_bytes, real.stretches[i].other_bytes) << i;
+  }
+  EXPECT_NEAR(foreseen.compute_us(), real.compute_us(), 0.02 * real.compute_us());
+  const uint64_t foreseen_bytes = LeastMemoryBytes(foreseen).value();
+  const uint64_t real_bytes = LeastMemoryBytes(real).value();
+  EXPECT_GE(foreseen_bytes, real_bytes);
+  EXPECT_LE(foreseen_bytes, real_bytes * 11 / 10);
+  const StepPlan all = PlanStep(foreseen, UINT64_MAX / 2, *SmallWindows().link).value();
+  const StepPlan all_real = PlanStep(real, UINT64_MAX / 2, *SmallWindows().link).value();
+  EXPECT_GE(all.peak_bytes, all_real.peak_bytes);
+  EXPECT_LE(all.peak_bytes, all_real.peak_bytes * 11 / 10);
+}
+
 TEST(PlannedCheckpoint, AStepWithSegmentsComputedAgainIsAsWasForeseen) {
   EmuWorld world(MachineWithLink(kSlowLink));
   Blocks blocks(world.device());
@@ -479,28 +612,22 @@ TEST(PlannedCheckpoint, AStepWithSegmentsComputedAgainIsAsWasForeseen) {
     for (const std::vector<uint32_t>& again :
          std::vector<std::vector<uint32_t>>{{0}, {3}, {7}, {1, 2, 6}, {0, 1, 2, 3, 4, 5, 6, 7}}) {
       SCOPED_TRACE(::testing::PrintToString(again) + (scales ? ", scaled" : ""));
-      const StepRecord foreseen = WithComputedAgain(kept, again);
-      ASSERT_THAT(foreseen.Validate(), IsOk());
-      const StepRecord real = Record(world, blocks, again);
-      ASSERT_EQ(foreseen.uses, real.uses);
-      EXPECT_EQ(foreseen.operators, real.operators);
-      // In each stretch, with all there.
-      const std::vector<int64_t> foreseen_all = DeviceBytes(foreseen, {});
-      const std::vector<int64_t> real_all = DeviceBytes(real, {});
-      for (size_t i = 0; i < real_all.size(); ++i) {
-        EXPECT_GE(foreseen_all[i], real_all[i]) << "stretch " << i;
-        EXPECT_LE(foreseen_all[i], real_all[i] * 11 / 10) << "stretch " << i;
-        EXPECT_GE(foreseen.stretches[i].other_bytes, real.stretches[i].other_bytes) << i;
-      }
-      EXPECT_NEAR(foreseen.compute_us(), real.compute_us(), 0.02 * real.compute_us());
-      const uint64_t foreseen_bytes = LeastMemoryBytes(foreseen).value();
-      const uint64_t real_bytes = LeastMemoryBytes(real).value();
-      EXPECT_GE(foreseen_bytes, real_bytes);
-      EXPECT_LE(foreseen_bytes, real_bytes * 11 / 10);
-      const StepPlan all = PlanStep(foreseen, UINT64_MAX / 2, *SmallWindows().link).value();
-      const StepPlan all_real = PlanStep(real, UINT64_MAX / 2, *SmallWindows().link).value();
-      EXPECT_GE(all.peak_bytes, all_real.peak_bytes);
-      EXPECT_LE(all.peak_bytes, all_real.peak_bytes * 11 / 10);
+      ExpectAsForeseen(WithComputedAgain(kept, again), Record(world, blocks, again));
+    }
+  }
+}
+
+TEST(PlannedCheckpoint, AStepWithPartsOfSegmentsComputedAgainIsAsWasForeseen) {
+  EmuWorld world(MachineWithLink(kSlowLink));
+  Blocks blocks(world.device());
+  blocks.set_in_parts(true);
+  for (const bool scales : {false, true}) {
+    blocks.set_scales_inputs(scales);
+    const StepRecord kept = Record(world, blocks, {});
+    for (const std::vector<uint32_t>& again :
+         std::vector<std::vector<uint32_t>>{{1}, {0}, {1, 3, 22}, {0, 4, 10, 21}}) {
+      SCOPED_TRACE(::testing::PrintToString(again) + (scales ? ", scaled" : ""));
+      ExpectAsForeseen(WithComputedAgain(kept, again), Record(world, blocks, again));
     }
   }
 }
@@ -514,17 +641,24 @@ struct RandomRun {
 
 constexpr int kRounds = 5;
 
-RandomRun RunModel(const RandomModel& model, std::optional<uint64_t> target_bytes, int rounds) {
+RandomRun RunModel(const RandomModel& model, std::optional<uint64_t> target_bytes, int rounds,
+                   bool nested = false) {
   EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes.value_or(1), kSlowLink));
   RandomNet net(model, world.device());
   RandomRun run;
   if (target_bytes.has_value()) {
-    net.set_checkpointing([&run](const RandomNet::Layers& layers, at::Tensor x) {
+    net.set_checkpointing([&run, nested](const RandomNet::Layers& layers, at::Tensor x) {
       const auto counted = [&run, layers](const at::Tensor& input) {
         ++run.runs;
         return layers(input);
       };
-      return checkpoint(kIfPlanned, counted, std::move(x));
+      // Saves more than its part, and has the same bits and gradients.
+      const auto outer = [counted](const at::Tensor& input) {
+        const at::Tensor made = checkpoint(kIfPlanned, counted, input);
+        return at::maximum(made, made);
+      };
+      return nested ? checkpoint(kIfPlanned, outer, std::move(x))
+                    : checkpoint(kIfPlanned, counted, std::move(x));
     });
   }
   for (int round = 0; round < rounds; ++round) {
@@ -545,9 +679,9 @@ TEST(PlannedCheckpoint, RandomModelsHaveTheirBitsAndKeepWithinTheirTarget) {
     SCOPED_TRACE(::testing::Message() << "model " << seed);
     const RandomModel model = RandomModel::Draw(seed);
     const RandomRun plain = RunModel(model, std::nullopt, kRounds);
-    const RandomRun least = RunModel(model, 1, 1);
+    const RandomRun least = RunModel(model, 1, 1, /*nested=*/seed % 2 == 0);
     const uint64_t target_bytes = (plain.peak_bytes + least.peak_bytes) / 2;
-    const RandomRun planned = RunModel(model, target_bytes, kRounds);
+    const RandomRun planned = RunModel(model, target_bytes, kRounds, /*nested=*/seed % 2 == 0);
     EXPECT_LE(planned.peak_bytes, std::max(target_bytes, least.peak_bytes));
     ASSERT_EQ(planned.gradients.size(), plain.gradients.size());
     for (size_t i = 0; i < plain.gradients.size(); ++i) {
