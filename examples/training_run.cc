@@ -1,11 +1,6 @@
 #include "pinion/examples/training_run.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,7 +8,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,31 +19,21 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/device/allocation_label.h"
-#include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/tier/host_tier.h"
-#include "pinion/examples/checkpoint.h"
-#include "pinion/examples/fused_adamw.h"
+#include "pinion/examples/gpt_training.h"
 #include "pinion/examples/tensor_fingerprint.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/environment.h"
-#include "pinion/hooks/plan/step_recorder.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/programs/accelerator.h"
-#include "pinion/programs/gpt.h"
 #include "pinion/programs/gpt_config.h"
-#include "pinion/programs/output_file.h"
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {
-
-struct Batch {
-  at::Tensor inputs, targets;  // [batch, sequence], on the device
-};
 
 // A run's counters at one moment.
 struct Reading {
@@ -60,42 +44,16 @@ struct Reading {
   uint64_t moved_bytes = 0;
 };
 
-class Trainer {
+class MeasuredRun {
  public:
-  // Counts the steps that are done in `steps_done`, those of a resumed run included.
-  Trainer(const RunOptions& options, const TextData& text, Accelerator accelerator,
-          const HostTierOptions& tier, std::shared_ptr<OffloadSession> session, int64_t& steps_done)
+  MeasuredRun(const RunOptions& options, Accelerator& accelerator,
+              std::shared_ptr<OffloadSession> session, GptTraining& training,
+              const int64_t& steps_done)
       : options_(options),
-        text_(text),
-        accelerator_(std::move(accelerator)),
-        trace_(accelerator_.trace()),
-        tier_(tier),
+        accelerator_(accelerator),
         session_(std::move(session)),
+        training_(training),
         steps_done_(steps_done) {}
-
-  absl::Status Build() {
-    torch::manual_seed(options_.seed);
-    model_ = Gpt(options_.model);
-    const at::ScalarType type = options_.model.bfloat16 ? at::kBFloat16 : at::kFloat;
-    if (options_.offload_weights) {
-      model_->to(type);
-      PINION_ASSIGN_OR_RETURN(
-          weights_,
-          WeightOffloader::Attach(
-              *model_, accelerator_.device(), accelerator_.backend(),
-              {.tier = tier_, .memory_target_bytes = options_.memory_target_bytes.value_or(0)}));
-      parameters_ = weights_->host_parameters();
-    } else {
-      const AllocationLabel label("parameters");
-      model_->to(accelerator_.device(), type);
-    }
-    if (weights_ == nullptr) {
-      parameters_ = model_->parameters();
-      MakeGradients();
-    }
-    optimizer_.emplace(parameters_);
-    return options_.resume_path.empty() ? absl::OkStatus() : Resume();
-  }
 
   absl::StatusOr<RunResult> Run(const ProgressSink& progress) {
     const int64_t warmup = options_.steps > kWarmupSteps ? kWarmupSteps : 0;
@@ -112,7 +70,7 @@ class Trainer {
       // The first step pins host memory and measures the link, which would fill the picture.
       if (i == 1) accelerator_.RestartTrace();
       const Reading before = Read();
-      const float loss = Step();
+      const float loss = training_.Step();
       accelerator_.Synchronize();
       const Reading after = Read();
       result_.losses.push_back(loss);
@@ -126,7 +84,7 @@ class Trainer {
         }
       }
       if (options_.for_comparison) {
-        result_.gradient_fingerprints.push_back(TensorFingerprint(all_gradients_));
+        result_.gradient_fingerprints.push_back(TensorFingerprint(training_.all_gradients()));
       }
       if (progress) progress(Progress(before, after, loss, last_step));
     }
@@ -140,13 +98,13 @@ class Trainer {
     result_.bytes_moved = total.moved_bytes / measured;
     result_.tokens_per_s = options_.model.tokens() * measured / total.wall_s;
     result_.peak_device_bytes = accelerator_.peak_bytes();
-    if (weights_ == nullptr) {
-      result_.persistent_bytes = all_gradients_.nbytes();
-      for (const auto& [name, tensor] : State()) result_.persistent_bytes += tensor.nbytes();
+    if (training_.weights() == nullptr) {
+      result_.persistent_bytes = training_.all_gradients().nbytes();
+      result_.persistent_bytes += training_.StateBytes();
       result_.peak_activation_bytes =
           result_.peak_device_bytes - std::min(result_.peak_device_bytes, result_.persistent_bytes);
     } else {
-      result_.two_layers_bytes = 2 * weights_->GetStats().two_largest_bytes;
+      result_.two_layers_bytes = 2 * training_.weights()->GetStats().two_largest_bytes;
     }
     if (session_ != nullptr) {
       const OffloadStats stats = session_->GetStats();
@@ -164,108 +122,15 @@ class Trainer {
       result_.plan_svg = session_->Explain(device, PlanFormat::kSvg);
       result_.plan_trace = session_->Explain(device, PlanFormat::kChromeTrace);
     }
-    PINION_RETURN_IF_ERROR(WriteFiles());
-    if (options_.for_comparison && session_ == nullptr && weights_ == nullptr &&
+    PINION_RETURN_IF_ERROR(training_.WriteFiles());
+    if (options_.for_comparison && session_ == nullptr && training_.weights() == nullptr &&
         !options_.model.checkpoint_blocks && accelerator_.machine() != nullptr) {
-      PINION_ASSIGN_OR_RETURN(result_.step, RecordStep());
+      PINION_ASSIGN_OR_RETURN(result_.step, training_.RecordStep());
     }
     return std::move(result_);
   }
 
  private:
-  float Step() {
-    const int64_t step = steps_done_ + 1;
-    const ScopedRange range(trace_.get(), "step");
-    // Of dropout: a function of the step, so that a resumed run draws what the other would have.
-    torch::manual_seed(options_.seed + 1'000'003 * step);
-    const Batch batch = UploadBatch(step);
-    if (weights_ == nullptr) all_gradients_.zero_();
-    at::Tensor loss;
-    {
-      const ScopedRange forward(trace_.get(), "forward");
-      std::optional<OffloadScope> scope;
-      if (session_ != nullptr) scope.emplace(session_, *model_);
-      loss = Loss(batch);
-    }
-    {
-      const ScopedRange backward(trace_.get(), "backward");
-      loss.backward();
-    }
-    {
-      const ScopedRange optimizer(trace_.get(), "optimizer");
-      weights_ == nullptr ? optimizer_->Step(gradients_, step) : StepOnHost(step);
-    }
-    steps_done_ = step;
-    return loss.item<float>();
-  }
-
-  void StepOnHost(int64_t step) {
-    uint64_t state_bytes = 0;
-    for (const at::Tensor& mean : optimizer_->means()) state_bytes += 2 * mean.nbytes();
-    weights_->Step(
-        [&] {
-          gradients_.clear();
-          for (const at::Tensor& master : parameters_) gradients_.push_back(master.grad());
-          optimizer_->Step(gradients_, step);
-        },
-        state_bytes);
-    if (options_.for_comparison) {
-      std::vector<at::Tensor> flat;
-      for (const at::Tensor& gradient : gradients_) flat.push_back(gradient.flatten());
-      // Added to zeros, as those of a run without offload: -0 becomes 0.
-      all_gradients_ = at::cat(flat).add_(0);
-    }
-    weights_->ZeroGrad();
-  }
-
-  // Kept from step to step, so that what is left of the peak is activations, and views of one
-  // tensor, so that one operator clears them.
-  void MakeGradients() {
-    const AllocationLabel label("gradients");
-    int64_t count = 0;
-    for (const at::Tensor& parameter : parameters_) count += parameter.numel();
-    all_gradients_ = at::zeros({count}, parameters_[0].options().requires_grad(false));
-    int64_t offset = 0;
-    for (at::Tensor& parameter : parameters_) {
-      parameter.mutable_grad() =
-          all_gradients_.narrow(0, offset, parameter.numel()).view(parameter.sizes());
-      gradients_.push_back(parameter.grad());
-      offset += parameter.numel();
-    }
-  }
-
-  Batch UploadBatch(int64_t step) const {
-    const GptConfig& model = options_.model;
-    TokenBatch tokens = text_.Sample(model.batch, model.sequence, options_.seed, step);
-    const auto upload = [&](std::vector<int64_t>& row_by_row) {
-      return at::from_blob(row_by_row.data(), {model.batch, model.sequence},
-                           at::TensorOptions().dtype(at::kLong))
-          .to(accelerator_.device());
-    };
-    return {upload(tokens.inputs), upload(tokens.targets)};
-  }
-
-  at::Tensor Loss(const Batch& batch) {
-    const at::Tensor logits = model_->forward(batch.inputs).to(at::kFloat);
-    return at::cross_entropy_loss(logits.flatten(0, 1), batch.targets.flatten());
-  }
-
-  // What one more step saves and reads. Spoils the gradients.
-  absl::StatusOr<StepRecord> RecordStep() {
-    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<StepRecorder> recorder,
-                            StepRecorder::Create(accelerator_.backend()));
-    const Batch batch = UploadBatch(steps_done_ + 1);
-    at::Tensor loss;
-    {
-      const RecordScope record(recorder);
-      loss = Loss(batch);
-    }
-    loss.backward();
-    using Steps = std::map<int, StepRecord>;
-    PINION_ASSIGN_OR_RETURN(Steps steps, recorder->Finish());
-    return std::move(steps[accelerator_.device().index()]);
-  }
-
   Reading Read() const {
     Reading reading;
     reading.now_ms = accelerator_.now_ms();
@@ -276,8 +141,8 @@ class Trainer {
     if (session_ != nullptr) {
       const EngineStats engine = session_->GetEngineStats(accelerator_.device().index());
       reading.moved_bytes = engine.h2d.submitted_bytes + engine.d2h.submitted_bytes;
-    } else if (weights_ != nullptr) {  // beside a session, its engine has moved them
-      const WeightStats weights = weights_->GetStats();
+    } else if (training_.weights() != nullptr) {  // beside a session, its engine has moved them
+      const WeightStats weights = training_.weights()->GetStats();
       reading.moved_bytes = weights.fetched_bytes + weights.gradient_bytes;
     }
     return reading;
@@ -299,81 +164,11 @@ class Trainer {
     return progress;
   }
 
-  // What a checkpoint's run and this one must have in common.
-  std::string Description() const {
-    const GptConfig& model = options_.model;
-    return absl::StrCat(
-        "--layers=", model.layers, " --width=", model.width, " --heads=", model.heads,
-        " --sequence=", model.sequence, " --batch=", model.batch, " --dropout=", model.dropout,
-        " --dtype=", model.bfloat16 ? "bfloat16" : "float32", " --seed=", options_.seed,
-        " on a text of ", text_.size(), " bytes, ", text_.vocabulary(), " of them different");
-  }
-
-  // Every tensor of the run's state by its name in a checkpoint.
-  std::map<std::string, at::Tensor> State() const {
-    std::map<std::string, at::Tensor> state;
-    size_t i = 0;
-    for (const auto& parameter : model_->named_parameters()) {
-      state.emplace(absl::StrCat("model.", parameter.key()), parameters_[i]);
-      state.emplace(absl::StrCat("mean.", parameter.key()), optimizer_->means()[i]);
-      state.emplace(absl::StrCat("square.", parameter.key()), optimizer_->squares()[i]);
-      ++i;
-    }
-    return state;
-  }
-
-  absl::Status Resume() {
-    PINION_ASSIGN_OR_RETURN(const Checkpoint checkpoint, ReadCheckpoint(options_.resume_path));
-    if (checkpoint.run != Description()) {
-      return absl::InvalidArgumentError(absl::StrCat(options_.resume_path, " was trained with ",
-                                                     checkpoint.run, ", not with ", Description()));
-    }
-    std::map<std::string, at::Tensor> state = State();
-    for (auto& [name, tensor] : state) {
-      const auto saved = checkpoint.tensors.find(name);
-      if (saved == checkpoint.tensors.end() || saved->second.sizes() != tensor.sizes()) {
-        return absl::DataLossError(
-            absl::StrCat(options_.resume_path, " has no tensor ", name, " of the right size"));
-      }
-    }
-    const auto copy = [&] {
-      const c10::NoGradGuard no_grad;
-      for (auto& [name, tensor] : state) tensor.copy_(checkpoint.tensors.at(name));
-    };
-    weights_ == nullptr ? copy() : weights_->Step(copy);
-    steps_done_ = checkpoint.steps;
-    return absl::OkStatus();
-  }
-
-  absl::Status WriteFiles() const {
-    if (!options_.checkpoint_path.empty()) {
-      Checkpoint checkpoint;
-      checkpoint.steps = steps_done_;
-      checkpoint.run = Description();
-      for (const auto& [name, tensor] : State()) {
-        checkpoint.tensors.emplace(name, tensor.detach().cpu());
-      }
-      PINION_RETURN_IF_ERROR(WriteCheckpoint(options_.checkpoint_path, checkpoint));
-    }
-    if (options_.trace_path.empty()) return absl::OkStatus();
-    return WriteAtomically(options_.trace_path, [this](const std::string& temporary) {
-      return accelerator_.WriteTrace(temporary);
-    });
-  }
-
   const RunOptions& options_;
-  const TextData& text_;
-  Accelerator accelerator_;
-  const std::shared_ptr<TraceSink> trace_;  // null without a trace
-  const HostTierOptions tier_;
-  std::shared_ptr<OffloadSession> session_;  // null without offload
-  int64_t& steps_done_;                      // the caller's: it outlives what throws
-
-  Gpt model_ = nullptr;
-  std::vector<at::Tensor> parameters_, gradients_;
-  at::Tensor all_gradients_;
-  std::unique_ptr<WeightOffloader> weights_;  // null where the device has them
-  std::optional<FusedAdamW> optimizer_;
+  Accelerator& accelerator_;
+  const std::shared_ptr<OffloadSession> session_;  // null without offload
+  GptTraining& training_;
+  const int64_t& steps_done_;
   RunResult result_;
 };
 
@@ -446,9 +241,9 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
       }
     }
     if (options.for_comparison && accelerator.device().is_cuda()) AskForRepeatableBits();
-    Trainer trainer(options, text, std::move(accelerator), tier, std::move(session), steps_done);
-    PINION_RETURN_IF_ERROR(trainer.Build());
-    return trainer.Run(progress);
+    GptTraining training(options, text, accelerator, session, steps_done);
+    PINION_RETURN_IF_ERROR(training.Build(tier));
+    return MeasuredRun(options, accelerator, session, training, steps_done).Run(progress);
   } catch (const c10::OutOfMemoryError& error) {
     return OutOfMemory(options, steps_done + 1, error.what_without_backtrace());
   } catch (const c10::Error& error) {

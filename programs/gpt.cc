@@ -42,13 +42,20 @@ class BlockImpl : public torch::nn::Module {
         narrow_(register_module("narrow", torch::nn::Linear(4 * config.width, config.width))) {}
 
   torch::Tensor forward(const torch::Tensor& x) {
-    return Part(&BlockImpl::Mix, Part(&BlockImpl::Attention, x));
+    return Part(&BlockImpl::Mlp, Part(&BlockImpl::Attention, x));
   }
 
   // Layers that write to the residual stream: their sum should start at the embeddings' scale.
   std::vector<torch::nn::Linear> residual_writers() { return {projection_, narrow_}; }
 
  private:
+  // The parts of a block, and in each another one.
+  torch::Tensor Attention(const torch::Tensor& x) {
+    return x + Dropout(Part(&BlockImpl::Attend, qkv_(attention_norm_(x))));
+  }
+  torch::Tensor Mlp(const torch::Tensor& x) {
+    return x + Dropout(Part(&BlockImpl::Narrow, widen_(mlp_norm_(x))));
+  }
   torch::Tensor Attend(const torch::Tensor& qkv) {
     const int64_t batch = qkv.size(0), sequence = qkv.size(1);
     const std::vector<torch::Tensor> heads =
@@ -60,16 +67,6 @@ class BlockImpl : public torch::nn::Module {
                                             /*dropout_p=*/0.0, /*is_causal=*/true);
     return projection_(attended.transpose(1, 2).reshape({batch, sequence, config_.width}));
   }
-
-  // The parts of a block, and theirs.
-  torch::Tensor Attention(const torch::Tensor& x) {
-    return x + Dropout(Part(&BlockImpl::Attend, Part(&BlockImpl::Ask, x)));
-  }
-  torch::Tensor Mix(const torch::Tensor& x) {
-    return x + Dropout(Part(&BlockImpl::Narrow, Part(&BlockImpl::Widen, x)));
-  }
-  torch::Tensor Ask(const torch::Tensor& x) { return qkv_(attention_norm_(x)); }
-  torch::Tensor Widen(const torch::Tensor& x) { return widen_(mlp_norm_(x)); }
   torch::Tensor Narrow(const torch::Tensor& wide) { return narrow_(F::gelu(wide)); }
 
   torch::Tensor Part(torch::Tensor (BlockImpl::*part)(const torch::Tensor&),
