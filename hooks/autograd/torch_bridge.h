@@ -66,6 +66,9 @@ struct StorageExtent {
   uint64_t begin_bytes = 0;
   uint64_t end_bytes = 0;
   uint64_t size_bytes() const { return end_bytes - begin_bytes; }
+  bool Contains(const StorageExtent& other) const {
+    return begin_bytes <= other.begin_bytes && other.end_bytes <= end_bytes;
+  }
 };
 StorageExtent ExtentOf(const at::Tensor& tensor);
 

@@ -243,10 +243,9 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal)
                                .is_leaf = input.is_leaf(),
                                .begin = uses_});
   }
-  const std::optional<SegmentPart> outer = CurrentSegmentPart();
-  NotedEntry entry = {.begins = ordinal};
-  if (outer.has_value() && outer->device == device_) entry.outer = outer->ordinal;
-  Append(begin, end, entry);
+  std::optional<SegmentPart> outer = CurrentSegmentPart();
+  if (outer.has_value() && outer->device != device_) outer.reset();
+  Append(begin, end, {.begins = ordinal, .part = outer});
 }
 
 void DeviceRecording::ForgetSaved(ObjectId id, const SavedTensor& saved) {
@@ -291,9 +290,7 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
   for (const ObjectId id : storages_.objects(known)) {
     const NotedObject& object = objects_.all[id];
     // What was released in between is saved anew by whoever packs.
-    if (object.handles > 0 && object.version == version &&
-        object.extent.begin_bytes <= extent.begin_bytes &&
-        extent.end_bytes <= object.extent.end_bytes) {
+    if (object.handles > 0 && object.version == version && object.extent.Contains(extent)) {
       return id;
     }
   }

@@ -149,8 +149,8 @@ class NotedSegments {
     noted.other_bytes = entry.other_bytes;
     noted.stretch = stretch;
     // Whoever packs gives ascending numbers; of others it is not known what is inside of what.
-    const bool is_inside = entry.outer.has_value() && *entry.outer < *entry.begins;
-    noted.outer = is_inside ? entry.outer : std::nullopt;
+    const bool is_inside = entry.part.has_value() && entry.part->ordinal < *entry.begins;
+    noted.outer = is_inside ? std::optional(entry.part->ordinal) : std::nullopt;
   }
   void AddUse(const NotedEntry& entry, uint32_t use) {
     if (!entry.part.has_value()) return;
@@ -210,8 +210,7 @@ class NotedSegments {
 template <typename Noted>
 bool HasBytesOf(const NotedInput& input, const Noted& other) {
   return other.storage == input.storage && other.version == input.version &&
-         other.extent.begin_bytes <= input.extent.begin_bytes &&
-         input.extent.end_bytes <= other.extent.end_bytes;
+         other.extent.Contains(input.extent);
 }
 
 // The object that has the input's bytes: what is saved of it when the segment begins, or else first

@@ -59,11 +59,10 @@ struct NotedEntry {
   StreamClock::Moment end = {};
   std::optional<uint32_t> used = std::nullopt;      // the object that was saved or read
   std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
-  std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept ...
-  std::optional<uint32_t> outer = std::nullopt;     // ... and the one that it is inside of
+  std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept
   bool computed_again = false;                      // by who read it
   uint64_t by = 0;                                  // which operator has used it, by any number
-  std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved
+  std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved or begins
   int64_t other_bytes = 0;
   int64_t peak_other_bytes = 0;  // since the entry before
   int64_t object_bytes = 0;      // on the device, behind it
