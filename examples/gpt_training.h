@@ -42,7 +42,7 @@ class GptTraining {
   GptTraining(const RunOptions& options, const TextData& text, Accelerator& accelerator,
               std::shared_ptr<OffloadSession> session, int64_t& steps_done);
 
-  // Of weights that rest on the host, in the tier with these options.
+  // Once, before all else. Weights that rest on the host do so in the tier with these options.
   absl::Status Build(const HostTierOptions& tier);
 
   // Returns the loss.

@@ -1,9 +1,11 @@
 // A part of a model that may be a checkpoint.
 //
-//   x = RunPart(config.checkpoint_blocks, [&](const torch::Tensor& in) { return block(in); }, x);
+//   const auto part = [block](const torch::Tensor& in) mutable { return block(in); };
+//   x = RunPart(config.checkpoint_blocks, part, x);
 //
-// A checkpoint on which a plan may decide, and which may have parts of its own. Inputs that are
-// moved are the part's to let go of: it takes those as `torch::Tensor&`.
+// A checkpoint on which a plan may decide, and which may have parts of its own. Backward may run
+// it again, so it owns what it captures. Inputs that are moved are the part's to let go of: it
+// takes those as `torch::Tensor&`.
 
 #ifndef PINION_PROGRAMS_RUN_PART_H_
 #define PINION_PROGRAMS_RUN_PART_H_

@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+
 namespace pinion::internal {
 namespace {
 
@@ -57,6 +59,8 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
   Buffer& buffer = Mine();
   std::unique_ptr<ReleaseBatch> batch;
   if (!buffer.Take(&batch)) return false;
+  // Last, and also where there is no memory for a batch.
+  const absl::Cleanup put_back = [&] { buffer.Put(std::move(batch)); };
   if (batch != nullptr && timeline != nullptr && batch->timeline != nullptr &&
       batch->timeline != timeline) {
     HandOver(std::move(batch));
@@ -65,7 +69,6 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
   if (batch->timeline == nullptr) batch->timeline = timeline;
   batch->releases[batch->size++] = release;
   if (batch->size == ReleaseBatch::kCapacity) HandOver(std::move(batch));
-  buffer.Put(std::move(batch));
   return true;
 }
 
@@ -77,10 +80,10 @@ bool ReleaseBuffers::TakeMine(Batches* batches) {
 bool ReleaseBuffers::TakeFrom(Buffer& buffer, bool close, Batches* batches) {
   std::unique_ptr<ReleaseBatch> batch;
   if (!buffer.Take(&batch)) return false;
-  const bool some = batch != nullptr;
-  if (some) batches->push_back(Stamped(std::move(batch)));
   close ? buffer.Close() : buffer.Put(nullptr);
-  return some;
+  if (batch == nullptr) return false;
+  batches->push_back(Stamped(std::move(batch)));
+  return true;
 }
 
 ReleaseBuffers::Buffer& ReleaseBuffers::Mine() {

@@ -269,13 +269,8 @@ std::vector<uint32_t> ThatCanBeComputedAgain(const StepRecord& step) {
   if (step.segments.empty()) return {};
   const Recorded old(step);
   std::vector<uint32_t> segments;
-  std::vector<int> unread(step.objects.size());           // saves less reads, in one segment
-  std::vector<bool> is_kept(step.segments.size(), true);  // with all inside of it
-  for (size_t i = step.segments.size(); i-- > 0;) {
-    const StepSegment& segment = step.segments[i];
-    if (segment.computed_again) is_kept[i] = false;
-    if (!is_kept[i] && segment.outer.has_value()) is_kept[*segment.outer] = false;
-  }
+  std::vector<int> unread(step.objects.size());  // saves less reads, in one segment
+  const std::vector<bool> is_kept = KeptWhole(step.segments);
   for (uint32_t i = 0; i < step.segments.size(); ++i) {
     const StepSegment& segment = step.segments[i];
     if (!is_kept[i] || !segment.before.has_value() || segment.uses.empty()) continue;

@@ -78,15 +78,16 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
                           HumanBytes(computed.bytes));
   }
   std::vector<size_t> again;
+  size_t segments = 0;  // without those inside of one that is computed again
   for (size_t i = 0; i < step.segments.size(); ++i) {
     const StepSegment& segment = step.segments[i];
-    const bool is_inside =
-        segment.outer.has_value() && step.segments[*segment.outer].computed_again;
-    if (segment.computed_again && !is_inside) again.push_back(i);
+    if (segment.outer.has_value() && step.segments[*segment.outer].computed_again) continue;
+    ++segments;
+    if (segment.computed_again) again.push_back(i);
   }
   if (!again.empty()) {
-    absl::StrAppendFormat(&text, "segments computed again: %d of %d (%s)\n", again.size(),
-                          step.segments.size(), absl::StrJoin(again, ", "));
+    absl::StrAppendFormat(&text, "segments computed again: %d of %d (%s)\n", again.size(), segments,
+                          absl::StrJoin(again, ", "));
   }
   if (plan.moves.empty()) return text;
   const std::vector<ObjectLife> lives = LivesOf(step);

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/plan/computed_again.h"
+#include "pinion/engine/plan/step_memory.h"
 
 namespace pinion {
 namespace {
@@ -21,14 +22,11 @@ using Segments = std::vector<uint32_t>;  // ascending
 class MixSearch {
  public:
   MixSearch(const StepRecord& step, uint64_t memory_bytes, const LinkCalibration& link)
-      : step_(step),
-        memory_bytes_(memory_bytes),
-        link_(link),
-        candidates_(ThatCanBeComputedAgain(step)),
-        left_(TriesFor(step)) {}
+      : step_(step), memory_bytes_(memory_bytes), link_(link), left_(TriesFor(step)) {}
 
   // Tries sets of segments.
   absl::Status Run() {
+    PINION_RETURN_IF_ERROR(FindCandidates());
     if (candidates_.empty()) return absl::OkStatus();
     PINION_RETURN_IF_ERROR(Try({}).status());
     if (candidates_.size() < 20 && (1 << candidates_.size()) <= left_) {
@@ -41,8 +39,12 @@ class MixSearch {
       }
       return absl::OkStatus();
     }
-    for (const Segments& order : Orders()) {
-      PINION_RETURN_IF_ERROR(TryPrefixes(order));
+    const int for_neighbours = left_ / 4;
+    std::vector<Segments> orders = Orders();
+    orders.resize(OrdersWithin(left_ - for_neighbours, orders));
+    for (size_t i = 0; i < orders.size(); ++i) {
+      const int share = (left_ - for_neighbours) / static_cast<int>(orders.size() - i);
+      PINION_RETURN_IF_ERROR(TryPrefixes(orders[i], left_ - share));
     }
     std::mt19937 random;  // of one seed: a step has one plan
     while (left_ > 0) PINION_RETURN_IF_ERROR(Try(Neighbour(best_, random)).status());
@@ -71,6 +73,29 @@ class MixSearch {
     constexpr size_t kMost = 200;
     constexpr size_t kLeast = 12;
     return static_cast<int>(std::clamp(kTriedUses / (step.uses.size() + 1), kLeast, kMost));
+  }
+
+  // Those that there is room for with all else away. Together with others they have no more.
+  absl::Status FindCandidates() {
+    for (const uint32_t segment : ThatCanBeComputedAgain(step_)) {
+      PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes,
+                              LeastMemoryBytes(WithComputedAgain(step_, {segment})));
+      if (least_bytes <= memory_bytes_) candidates_.push_back(segment);
+    }
+    return absl::OkStatus();
+  }
+
+  // How many of the orders so many tries are enough for: of each grain one at least.
+  static size_t OrdersWithin(int tries, const std::vector<Segments>& orders) {
+    constexpr double kNarrows = 1.5;  // TryPrefixes, with two tries
+    constexpr size_t kLeast = 2;
+    double needed = 0;
+    size_t count = 0;
+    while (count < orders.size()) {
+      needed += 3 + 2 * std::log(static_cast<double>(orders[count].size())) / std::log(kNarrows);
+      if (++count > kLeast && needed > tries) return count - 1;
+    }
+    return count;
   }
 
   // Of segments of which one is inside of another, the outer one alone.
@@ -161,7 +186,8 @@ class MixSearch {
     return us / bytes;
   }
 
-  absl::Status TryPrefixes(const Segments& order) {
+  // Until so many tries are left.
+  absl::Status TryPrefixes(const Segments& order, int left_after) {
     const auto try_first = [&](size_t count) {
       Segments segments(order.begin(), order.begin() + static_cast<ptrdiff_t>(count));
       std::sort(segments.begin(), segments.end());
@@ -171,13 +197,13 @@ class MixSearch {
     // either side.
     size_t first = 0;
     size_t last = order.size();
-    while (last - first > 2 && left_ > 0) {
+    while (last - first > 2 && left_ > left_after) {
       const size_t third = (last - first) / 3;
       PINION_ASSIGN_OR_RETURN(const double fewer_us, try_first(first + third));
       PINION_ASSIGN_OR_RETURN(const double more_us, try_first(last - third));
       (fewer_us <= more_us ? last : first) = fewer_us <= more_us ? last - third : first + third;
     }
-    for (size_t count = first; count <= last && left_ > 0; ++count) {
+    for (size_t count = first; count <= last && left_ > left_after; ++count) {
       PINION_RETURN_IF_ERROR(try_first(count).status());
     }
     return absl::OkStatus();
@@ -204,7 +230,7 @@ class MixSearch {
   const StepRecord& step_;
   const uint64_t memory_bytes_;
   const LinkCalibration& link_;
-  const Segments candidates_;
+  Segments candidates_;
   std::map<Segments, double> tried_us_;
   int left_;  // tries
   Segments best_;

@@ -4,12 +4,13 @@
 //   mixed.computed_again                 // segments by index; the others are kept
 //   mixed.plan                           // of mixed.step, which is the step with these
 //
-// Which: where the link has time for everything, none. Else segments are tried evenly spread over
-// the step, which gives the link time in between, from the step's end, from its beginning, and by
-// what they take for what they save, as many of each as make the step shortest; then one more, one
-// less, one in another's place. Of few segments all sets are tried. Each set is planned by one rule
-// (PlanEffort::kRule), and the best ones thoroughly. The result is never slower than the plan
-// without.
+// Which: where the link has time for everything, none. Else segments for which there is room are
+// tried evenly spread over the step, which gives the link time in between, from the step's end, by
+// what they take for what they save, and from the step's beginning, as many of each as make the
+// step shortest: the outermost ones alone, and the innermost ones alone. Then one more, one less,
+// one in another's place, of any grain. Of few segments all sets are tried. Each set is planned by
+// one rule (PlanEffort::kRule), and the best ones thoroughly. The result is never slower than the
+// plan without.
 //
 // Thread safety: a pure function.
 
@@ -27,7 +28,8 @@
 namespace pinion {
 
 struct MixedPlan {
-  std::vector<uint32_t> computed_again;  // segments of the step, ascending
+  // Segments of the step, ascending, none of them inside of another.
+  std::vector<uint32_t> computed_again;
   // The step as it is then (computed_again.h), as far as that can be known; the step itself if none
   // is computed again.
   StepRecord step;

@@ -7,17 +7,6 @@
 namespace pinion {
 namespace {
 
-// By segment, whether the step keeps all that is in it.
-std::vector<bool> KeptWhole(const StepRecord& step) {
-  std::vector<bool> kept(step.segments.size(), true);
-  for (size_t i = kept.size(); i-- > 0;) {
-    const StepSegment& segment = step.segments[i];
-    if (segment.computed_again) kept[i] = false;
-    if (!kept[i] && segment.outer.has_value()) kept[*segment.outer] = false;
-  }
-  return kept;
-}
-
 // Sizes of what is saved first outside of those segments, ascending.
 std::vector<uint64_t> SizesOutside(const StepRecord& step, const std::vector<bool>& segments) {
   std::vector<bool> is_inside(step.uses.size());
@@ -59,7 +48,7 @@ bool BeginsAlike(const StepRecord& tried, const StepRecord& without) {
 // keep, and what both save outside of segments, has the same sizes.
 bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
   if (tried.segments.size() != without.segments.size()) return false;
-  const std::vector<bool> kept = KeptWhole(tried);
+  const std::vector<bool> kept = KeptWhole(tried.segments);
   std::vector<bool> apart = kept;  // of `without`, what is not compared as outside
   for (size_t i = 0; i < kept.size(); ++i) {
     apart[i] = kept[i] || tried.segments[i].computed_again;

@@ -43,10 +43,11 @@ class SegmentChoice {
   // What a step has done with its segments.
   struct Ran {
     std::shared_ptr<const KnownStep> tried = nullptr;  // whose mix it was; null: it tried none
-    std::vector<bool> computed_again = {};        // by ordinal, those inside of such a one as well
-    std::map<uint32_t, uint32_t> outers = {};     // of these, those that are inside of others: which
-    uint32_t early = 0;                      // that began before anything was saved
-    bool early_stay = false;                 // such ones are not to be computed again
+    std::vector<bool> computed_again = {};  // by ordinal, those inside of such a one as well
+    // By ordinal of such a one: the segment that it is inside of.
+    std::map<uint32_t, uint32_t> outers = {};
+    uint32_t early = 0;       // that began before anything was saved
+    bool early_stay = false;  // such ones are not to be computed again
   };
 
   // As OnSegment, where the step has saved nothing yet by which it is known. What is done with the

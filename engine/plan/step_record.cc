@@ -71,6 +71,16 @@ bool IsInside(absl::Span<const StepSegment> segments, uint32_t inner, uint32_t o
   return false;
 }
 
+std::vector<bool> KeptWhole(absl::Span<const StepSegment> segments) {
+  std::vector<bool> kept(segments.size(), true);
+  for (size_t i = segments.size(); i-- > 0;) {
+    const StepSegment& segment = segments[i];
+    if (segment.computed_again) kept[i] = false;
+    if (!kept[i] && segment.outer.has_value()) kept[*segment.outer] = false;
+  }
+  return kept;
+}
+
 double StepRecord::compute_us() const {
   double total_us = 0;
   for (const StepStretch& stretch : stretches) total_us += stretch.compute_us;

@@ -98,6 +98,9 @@ struct StepSegment {
 // Whether segment `inner` is inside of segment `outer`, by index.
 bool IsInside(absl::Span<const StepSegment> segments, uint32_t inner, uint32_t outer);
 
+// By segment: it was kept, and all that is inside of it.
+std::vector<bool> KeptWhole(absl::Span<const StepSegment> segments);
+
 // What segments need to run again, and nobody saves. Until its end it is among the other bytes; it
 // becomes an object where such a segment is computed again.
 struct UnsavedInput {

@@ -230,9 +230,8 @@ WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher)
 WatchScope::~WatchScope() { ExchangeScope(outer_); }
 
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
+  if (ActivePacker() == nullptr) return std::nullopt;
   const ScopeInfo* scope = CurrentScope();
-  const bool is_enabled = at::SavedTensorDefaultHooks::is_enabled();
-  if (scope == nullptr || !is_enabled || !Packs(*scope)) return std::nullopt;
   // The packer may open scopes.
   const std::shared_ptr<SavedTensorPacker> packer = scope->packer;
   const std::shared_ptr<SavedTensorWatcher> watcher = scope->watcher;
@@ -244,6 +243,18 @@ std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
 const SavedTensorPacker* CurrentPacker() {
   const ScopeInfo* scope = CurrentScope();
   return scope == nullptr ? nullptr : scope->packer.get();
+}
+
+const SavedTensorPacker* ActivePacker() {
+  const ScopeInfo* scope = CurrentScope();
+  const bool packs = scope != nullptr && at::SavedTensorDefaultHooks::is_enabled() && Packs(*scope);
+  return packs ? scope->packer.get() : nullptr;
+}
+
+std::optional<SegmentPart> CurrentPart(c10::Device device) {
+  std::optional<SegmentPart> part = CurrentSegmentPart();
+  if (part.has_value() && (part->device != device || part->packer != ActivePacker())) part.reset();
+  return part;
 }
 
 void RunAside(absl::FunctionRef<void()> work) {

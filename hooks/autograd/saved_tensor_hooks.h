@@ -35,6 +35,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
+#include "pinion/hooks/autograd/segment_part.h"
 
 namespace pinion {
 
@@ -118,8 +119,7 @@ class SavedTensorWatcher {
   // none, or where it is switched off, and autograd would keep the tensor as it is.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             SavedTensorPacker* packer) = 0;
-  // The packer keeps the segment that begins, under that ordinal. It is inside of the one that
-  // CurrentSegmentPart() tells of, if that is another one of the same packer's.
+  // The packer keeps the segment that begins, under that ordinal. It is inside of CurrentPart().
   virtual void OnSegmentKept(const SegmentBegin& segment, uint32_t ordinal) = 0;
   // Runs `work`, which is no part of what is watched, as what RunAside is given.
   virtual void RunAside(absl::FunctionRef<void()> work) = 0;
@@ -155,6 +155,14 @@ class WatchScope {
 // Of the innermost scope that the calling thread is in; null without one, or where it is switched
 // off.
 const SavedTensorPacker* CurrentPacker();
+
+// The same, but null where LibTorch's own hooks lie inside of that scope, or hooks are disabled:
+// then it packs nothing that is saved now.
+const SavedTensorPacker* ActivePacker();
+
+// The kept segment of `device` to which belongs what the calling thread saves: one to which the
+// active packer has given its ordinal. What scopes within a segment pack is not the segment's.
+std::optional<SegmentPart> CurrentPart(c10::Device device);
 
 // SavedTensorPacker::KeepSegment of whoever packs on the calling thread; nothing where nobody does,
 // LibTorch's own hooks do, or hooks are disabled.

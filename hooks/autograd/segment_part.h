@@ -4,7 +4,7 @@
 //   const SegmentPartScope part({.device = device, .ordinal = ordinal});
 //   ... the segment runs ...
 //
-// Whoever records a step asks CurrentSegmentPart() when a tensor is saved.
+// Whoever records a step asks CurrentPart() (saved_tensor_hooks.h) when a tensor is saved.
 //
 // Thread safety: a scope belongs to the thread that made it; other threads see nothing of it, those
 // that LibTorch carries scopes to included.
@@ -23,6 +23,8 @@ namespace pinion {
 struct SegmentPart {
   c10::Device device;    // of the segment; what it saves on others belongs to nobody
   uint32_t ordinal = 0;  // among the segments of the step on that device
+  // Who gave it that number; by its address alone.
+  const void* packer = nullptr;
 };
 
 namespace segment_part_internal {

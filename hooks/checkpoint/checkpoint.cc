@@ -29,8 +29,10 @@ std::optional<c10::Device> DeviceOf(const std::vector<at::Tensor>& inputs) {
 
 struct ForwardScope::State {
   State(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, RunAgain again) {
-    // It is part of what is computed again as a whole.
-    if (options.if_planned && CheckpointedSegment::RunsPlanned()) return;
+    // It is part of what is computed again as a whole. What no plan could keep is not: then it is a
+    // checkpoint of its own where the whole is kept, and nothing of it is in a record.
+    const bool may_be_kept = options.if_planned && DeviceOf(inputs).has_value();
+    if (may_be_kept && CheckpointedSegment::RunsPlanned()) return;
     if (const std::optional<SegmentPart> kept = Keep(options, inputs)) {
       part.emplace(*kept);
       return;
@@ -48,7 +50,7 @@ struct ForwardScope::State {
     if (!device.has_value()) return std::nullopt;
     const std::optional<uint32_t> ordinal = KeepSegment({.device = *device, .inputs = inputs});
     if (!ordinal.has_value()) return std::nullopt;
-    return SegmentPart{.device = *device, .ordinal = *ordinal};
+    return SegmentPart{.device = *device, .ordinal = *ordinal, .packer = ActivePacker()};
   }
 
   // Where the segment is kept; or else where it is computed again, but for those that are inside of

@@ -184,7 +184,7 @@ CheckpointedSegment::CheckpointedSegment(const CheckpointOptions& options,
 CheckpointedSegment::~CheckpointedSegment() = default;
 
 bool CheckpointedSegment::RunsPlanned() {
-  const auto* const packing = dynamic_cast<const Packing*>(CurrentPacker());
+  const auto* const packing = dynamic_cast<const Packing*>(ActivePacker());
   return packing != nullptr && packing->is_planned();
 }
 

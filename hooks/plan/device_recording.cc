@@ -243,9 +243,7 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal)
                                .is_leaf = input.is_leaf(),
                                .begin = uses_});
   }
-  std::optional<SegmentPart> outer = CurrentSegmentPart();
-  if (outer.has_value() && outer->device != device_) outer.reset();
-  Append(begin, end, {.begins = ordinal, .part = outer});
+  Append(begin, end, {.begins = ordinal, .part = CurrentPart(device_)});
 }
 
 void DeviceRecording::ForgetSaved(ObjectId id, const SavedTensor& saved) {

@@ -81,7 +81,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // `tensor` is what was read of `saved`, which was saved in that part.
   void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
                const SavedTensor& saved, const std::optional<SegmentPart>& part);
-  // A segment that is kept begins, inside of CurrentSegmentPart() if there is one.
+  // A segment that is kept begins, inside of CurrentPart() if there is one.
   void NoteSegment(const SegmentBegin& segment, uint32_t ordinal);
   // `saved` is about to go, whether that is recorded or not.
   void ForgetSaved(ObjectId object, const SavedTensor& saved);

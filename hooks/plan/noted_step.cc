@@ -149,7 +149,8 @@ class NotedSegments {
     noted.other_bytes = entry.other_bytes;
     noted.stretch = stretch;
     // Whoever packs gives ascending numbers; of others it is not known what is inside of what.
-    const bool is_inside = entry.part.has_value() && entry.part->ordinal < *entry.begins;
+    const bool is_inside =
+        noted.is_seen && entry.part.has_value() && entry.part->ordinal < *entry.begins;
     noted.outer = is_inside ? std::optional(entry.part->ordinal) : std::nullopt;
   }
   void AddUse(const NotedEntry& entry, uint32_t use) {

@@ -45,8 +45,7 @@ class RecordedTensor : public SavedTensor {
   // Before anybody else has it.
   void Note(const DeviceRecording::Moment& begin, const at::Tensor& tensor, uint64_t place,
             bool is_leaf) {
-    part_ = CurrentSegmentPart();
-    if (part_.has_value() && part_->device != tensor.device()) part_.reset();
+    part_ = CurrentPart(tensor.device());
     object_ = recording_->EndSave(begin, tensor, place, is_leaf, *saved_, part_);
   }
 

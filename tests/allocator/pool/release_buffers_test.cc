@@ -175,6 +175,26 @@ TEST_F(ReleaseBuffersTest, BatchesThatAreTakenDuringAHandOverAreTakenOnce) {
   EXPECT_EQ(Incoming().size(), kCapacity);
 }
 
+TEST_F(ReleaseBuffersTest, WhatIsAddedWhileTheyAreClosedIsTakenByThenOrRefused) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 200;
+  for (int round = 0; round < kRounds; ++round) {
+    ReleaseBuffers buffers;
+    std::atomic<uint64_t> added = 0;
+    ReleaseBuffers::Batches batches;
+    RunThreads(kThreads, [&](int thread) {
+      if (thread == 0) {
+        while (added.load() < kCapacity) std::this_thread::yield();
+        return buffers.Close(&batches);
+      }
+      while (buffers.Add(Id(1), nullptr)) ++added;
+    });
+    // What was handed over before its thread was refused is in the list.
+    buffers.TakeIncoming(&batches);
+    EXPECT_EQ(Ids(batches).size(), added.load());
+  }
+}
+
 TEST_F(ReleaseBuffersTest, ThreadsThatReleaseAndTakeAtOnceLoseNothing) {
   constexpr int kThreads = 4;
   constexpr uint64_t kReleases = 20'000;

@@ -62,6 +62,16 @@ TEST(ExplainPlan, WhatIsComputedAgainDoesNotMove) {
               HasSubstr("       0     10 KiB      0          -      1      3      3      0.043\n"));
 }
 
+TEST(ExplainPlan, SegmentsInsideOfOneThatIsComputedAgainAreNotCounted) {
+  StepRecord step = TwoObjects();
+  step.segments.resize(5);
+  step.segments[1].outer = step.segments[2].outer = 0;
+  step.segments[4].outer = 3;
+  for (const size_t i : {0, 1, 2, 4}) step.segments[i].computed_again = true;
+  EXPECT_THAT(ExplainPlan(step, StepPlan(), RoundLink()),
+              HasSubstr("segments computed again: 2 of 3 (0, 4)\n"));
+}
+
 TEST(ExplainPlan, TimesOfTheHostsClockAreCalledThat) {
   StepRecord step = TwoObjects();
   EXPECT_THAT(ExplainPlan(step, StepPlan(), RoundLink()), Not(HasSubstr("clock")));

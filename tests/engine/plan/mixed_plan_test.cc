@@ -303,6 +303,18 @@ TEST(MixedPlan, OfManyBlocksInPartsBothGrainsAreTried) {
   }
 }
 
+// A step that is too long to try much.
+TEST(MixedPlan, OfVeryManyBlocksInPartsBothGrainsAreTried) {
+  const StepRecord step = BlocksOfThreeParts(250);
+  const uint64_t least_bytes = LeastMemoryBytes(step).value();
+  const MixedPlan little = PlanMixedStep(step, least_bytes + 500, RoundLink()).value();
+  EXPECT_GT(little.computed_again.size(), 100u);
+  EXPECT_EQ(Wholes(step, little), 0);
+  const MixedPlan more = PlanMixedStep(step, least_bytes + 60'000, RoundLink()).value();
+  EXPECT_GT(Wholes(step, more), 100);
+  EXPECT_LT(more.plan.step_us, little.plan.step_us);
+}
+
 TEST(ComputedAgain, ASegmentOfWhichAPartWasComputedAgainCannotBe) {
   StepRecord step = BlocksOfParts({{1000, 20, 30}});
   step.segments[2].computed_again = true;

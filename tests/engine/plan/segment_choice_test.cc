@@ -125,6 +125,17 @@ TEST(SegmentChoice, WhatIsInsideOfASegmentThatIsComputedAgainDoesNotBeginAndKeep
   EXPECT_EQ(step.segments[4].outer, 3u);
 }
 
+TEST(SegmentChoice, InsideIsAtAnyDepth) {
+  StepRecord step = Known({1}, 10, {true, true, true, false})->step();
+  step.segments[1].outer = 0;
+  step.segments[2].outer = 1;
+  SegmentChoice choice;
+  choice.OnBegin(/*signature=*/1);
+  choice.Follow(std::make_shared<const KnownStep>(std::move(step), StepPlan()));
+  EXPECT_EQ(choice.OnSegment(), std::nullopt);
+  EXPECT_EQ(choice.OnSegment(), 3u);
+}
+
 TEST(SegmentChoice, AMixMayTakeAWholeSegmentOrPartOfOne) {
   for (const bool whole : {true, false}) {
     SegmentChoice choice;
@@ -192,6 +203,40 @@ TEST(SegmentChoice, ATrialOfPartOfASegmentWasTheStepIfItSavedTheSameBesides) {
     choice.Try(known.all().front());
     choice.Learn(choice.TakeRan(), Parts(1, 90, is_same ? 400 : 401), known);
     EXPECT_EQ(known.all().front()->plan().step_us, is_same ? 90 : 100);
+  }
+}
+
+// A step that begins with a segment inside of another one, whose input has 40 bytes and which saves
+// 300; `input_bytes`: of the input that is saved first, where it was computed again.
+KnownPtr EarlyPart(std::optional<uint64_t> input_bytes, double step_us) {
+  StepRecord step = ForwardAndBackward({{.size_bytes = input_bytes.value_or(300), .signature = 7}});
+  step.segments.resize(2);
+  step.segments[1].outer = 0;
+  step.early_segments = 2;
+  if (input_bytes.has_value()) {
+    step.segments[1].computed_again = true;
+    step.segments[0].uses = {0};
+  } else {
+    step.unsaved_inputs = {{.size_bytes = 40}};
+    step.segments[1].inputs = {1};
+    step.segments[0].uses = step.segments[1].uses = {0, 1};
+  }
+  return std::make_shared<const KnownStep>(
+      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us}, absl::OkStatus(),
+      std::vector<uint32_t>{1});
+}
+
+TEST(SegmentChoice, ATrialThatBeganWithAPartOfASegmentWasTheStepIfItSavedTheSameInput) {
+  for (const uint64_t input_bytes : {40, 41}) {
+    SegmentChoice choice;
+    KnownSteps known;
+    choice.Learn({}, EarlyPart(std::nullopt, 100), known);
+    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*tries=*/true), 0u);
+    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*tries=*/true), std::nullopt);
+    choice.OnBegin(/*signature=*/7);
+    choice.Learn(choice.TakeRan(), EarlyPart(input_bytes, 10), known);
+    ASSERT_THAT(known.all(), SizeIs(1));
+    EXPECT_EQ(known.all().front()->plan().step_us, input_bytes == 40 ? 10 : 100);
   }
 }
 

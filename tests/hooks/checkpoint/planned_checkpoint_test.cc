@@ -273,21 +273,21 @@ TEST(PlannedCheckpoint, WithoutAPlanEachIsComputedAgain) {
 
 // What a plan decides in the scope of a session with that target, and what it has decided once the
 // step is known.
-std::vector<int> RunsOfKnownStep(EmuWorld& world, Blocks& blocks, const Gradients& expected,
-                                 const std::shared_ptr<OffloadSession>& session) {
+Ran KnownStepOf(EmuWorld& world, Blocks& blocks, const Gradients& expected,
+                const std::shared_ptr<OffloadSession>& session) {
   Ran step;
   for (int i = 0; i < 6; ++i) {
     step = RunStep(world, blocks, &kIfPlanned, session);
     ExpectSameGradients(expected, step.gradients);
   }
-  return step.runs;
+  return step;
 }
 
 TEST(PlannedCheckpoint, ForMemoryThatCostsNoTimeNothingIsComputedAgain) {
   const Ran plain = Plain(kSlowLink);
   EmuWorld world(MachineWithLink(kSlowLink), Target(OffloadOptions::kAutoTarget, kSlowLink));
   Blocks blocks(world.device());
-  EXPECT_THAT(RunsOfKnownStep(world, blocks, plain.gradients, world.session()), Each(1));
+  EXPECT_THAT(KnownStepOf(world, blocks, plain.gradients, world.session()).runs, Each(1));
 }
 
 TEST(PlannedCheckpoint, StepsThatBeginAlikeAndThenDifferKeepTheirBitsAndTheirTarget) {
@@ -407,13 +407,14 @@ TEST(PlannedCheckpoint, InsideOfACheckpointThatNoPlanDecidesOnItIsComputedAgainB
   EXPECT_GT(step.part_runs, 2 * 2 * kBlocks);
 }
 
-TEST(PlannedCheckpoint, WhereTheWholeHasNoRoomPartsAreComputedAgain) {
+TEST(PlannedCheckpoint, WithPartsTheStepIsNoLongerThanWithWholesAndNearTheLeastMemoryShorter) {
   const Ran plain = Plain(kSlowLink);
   const uint64_t least_bytes = LeastBytes(kSlowLink);
   for (const int percent : {5, 10, 20, 40, 60, 80}) {
     SCOPED_TRACE(percent);
     const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
     double whole_ms = 0;
+    int whole_runs = 0;
     for (const bool in_parts : {false, true}) {
       EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
       Blocks blocks(world.device());
@@ -428,9 +429,14 @@ TEST(PlannedCheckpoint, WhereTheWholeHasNoRoomPartsAreComputedAgain) {
       world.ExpectNothingLeft();
       if (!in_parts) {
         whole_ms = step.ms;
+        whole_runs = Sum(step.runs);
         continue;
       }
       EXPECT_LE(step.ms, 1.01 * whole_ms);
+      if (percent <= 10) {
+        EXPECT_EQ(whole_runs, kBlocks) << "there is no room for a whole one";
+        EXPECT_LT(step.ms, 0.95 * whole_ms);
+      }
       // Those of whole blocks run their parts.
       const int of_wholes = Sum(step.runs) - kBlocks;
       EXPECT_GT(step.part_runs, 2 * (kBlocks + of_wholes)) << "some parts alone are";
@@ -444,13 +450,20 @@ TEST(PlannedCheckpoint, ASegmentThatThrowsLeavesNothingBehind) {
   const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 6 / 10;
   EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
   Blocks blocks(world.device());
-  // In forward, and in the second run of a segment.
-  for (const int throws_at : {0, 3, kBlocks - 1, kBlocks}) {
-    SCOPED_TRACE(throws_at);
-    const std::vector<int> runs = RunsOfKnownStep(world, blocks, plain.gradients, world.session());
-    EXPECT_GT(Sum(runs), kBlocks);
-    blocks.set_throws_at(throws_at);
-    EXPECT_THROW(RunStep(world, blocks, &kIfPlanned, world.session()), std::runtime_error);
+  for (const bool in_parts : {false, true}) {
+    SCOPED_TRACE(in_parts);
+    blocks.set_in_parts(in_parts);
+    // In forward, and in the second run of a segment.
+    for (const int throws_at : {0, 3, kBlocks - 1, kBlocks}) {
+      SCOPED_TRACE(throws_at);
+      const Ran known = KnownStepOf(world, blocks, plain.gradients, world.session());
+      EXPECT_GT(known.part_runs + Sum(known.runs), in_parts ? 3 * kBlocks : kBlocks);
+      blocks.set_throws_at(throws_at);
+      if (throws_at >= Sum(known.runs)) continue;  // parts alone are computed again
+      EXPECT_THROW(RunStep(world, blocks, &kIfPlanned, world.session()), std::runtime_error);
+      blocks.Reset();
+    }
+    blocks.set_throws_at(-1);
     blocks.Reset();
   }
   world.ExpectNothingLeft();
@@ -550,6 +563,46 @@ TEST(PlannedCheckpoint, ARecordOfSegmentsThatAreKeptIsThatOfTheStepWithoutThem) 
     }
     EXPECT_EQ(LeastMemoryBytes(kept).value(), LeastMemoryBytes(plain).value());
   }
+}
+
+// What no plan could keep, since it gets nothing from the device, is in no record: it stays a
+// checkpoint of its own.
+TEST(PlannedCheckpoint, InsideOfAWholeWhatNoPlanDecidesOnStaysACheckpoint) {
+  EmuWorld world;
+  const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_(true);
+  int runs = 0;
+  const auto outer = [&](const at::Tensor& in) {
+    const auto inner = [&runs, in](int times) {
+      ++runs;
+      return in.mul(times).sin();
+    };
+    return checkpoint(kIfPlanned, inner, 2);
+  };
+  checkpoint(kIfPlanned, outer, x).sum().backward();
+  EXPECT_EQ(runs, 3) << "in forward, in the second run of the outer one, and by itself";
+}
+
+// What a scope within a segment packs is not the segment's: it does not go with it.
+TEST(PlannedCheckpoint, WhatAScopeWithinASegmentPacksIsInNoSegment) {
+  EmuWorld world(MachineWithLink(kSlowLink));
+  const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_(true);
+  const auto recorder = StepRecorder::Create(world.backend()).value();
+  {
+    const RecordScope record(recorder);
+    const SavedTensorScope scope(std::make_shared<KeepsSegments>(std::vector<uint32_t>(), 0));
+    const auto outer = [](const at::Tensor& in) {
+      const at::Tensor first = in.sin();
+      const SavedTensorScope within(std::make_shared<KeepsSegments>(std::vector<uint32_t>{0}, 0));
+      return first.cos();
+    };
+    checkpoint(kIfPlanned, outer, x.exp()).sum().backward();
+  }
+  const StepRecord step = recorder->Finish().value().at(0);
+  ASSERT_THAT(step.Validate(), IsOk());
+  ASSERT_THAT(step.segments, SizeIs(1));
+  // exp's output, which sin saves as well, and sin's, which cos saves.
+  EXPECT_THAT(step.objects, SizeIs(2));
+  for (const uint32_t use : step.segments[0].uses) EXPECT_EQ(step.uses[use], 0u);
 }
 
 TEST(PlannedCheckpoint, ARecordTellsWhichSegmentsAreInsideOfOthers) {
