@@ -22,11 +22,14 @@ using Segments = std::vector<uint32_t>;  // ascending
 class MixSearch {
  public:
   MixSearch(const StepRecord& step, uint64_t memory_bytes, const LinkCalibration& link)
-      : step_(step), memory_bytes_(memory_bytes), link_(link), left_(TriesFor(step)) {}
+      : step_(step),
+        memory_bytes_(memory_bytes),
+        link_(link),
+        candidates_(ThatCanBeComputedAgain(step)),
+        left_(TriesFor(step)) {}
 
   // Tries sets of segments.
   absl::Status Run() {
-    PINION_RETURN_IF_ERROR(FindCandidates());
     if (candidates_.empty()) return absl::OkStatus();
     PINION_RETURN_IF_ERROR(Try({}).status());
     if (candidates_.size() < 20 && (1 << candidates_.size()) <= left_) {
@@ -40,7 +43,8 @@ class MixSearch {
       return absl::OkStatus();
     }
     const int for_neighbours = left_ / 4;
-    std::vector<Segments> orders = Orders();
+    PINION_ASSIGN_OR_RETURN(const Segments with_room, WithRoom());
+    std::vector<Segments> orders = Orders(with_room.empty() ? candidates_ : with_room);
     orders.resize(OrdersWithin(left_ - for_neighbours, orders));
     for (size_t i = 0; i < orders.size(); ++i) {
       const int share = (left_ - for_neighbours) / static_cast<int>(orders.size() - i);
@@ -75,14 +79,16 @@ class MixSearch {
     return static_cast<int>(std::clamp(kTriedUses / (step.uses.size() + 1), kLeast, kMost));
   }
 
-  // Those that there is room for with all else away. Together with others they have no more.
-  absl::Status FindCandidates() {
-    for (const uint32_t segment : ThatCanBeComputedAgain(step_)) {
+  // The candidates for which there is room if all else is kept and away. (Together with others some
+  // may have room that have none alone.)
+  absl::StatusOr<Segments> WithRoom() const {
+    Segments with_room;
+    for (const uint32_t segment : candidates_) {
       PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes,
                               LeastMemoryBytes(WithComputedAgain(step_, {segment})));
-      if (least_bytes <= memory_bytes_) candidates_.push_back(segment);
+      if (least_bytes <= memory_bytes_) with_room.push_back(segment);
     }
-    return absl::OkStatus();
+    return with_room;
   }
 
   // How many of the orders so many tries are enough for: of each grain one at least.
@@ -128,10 +134,10 @@ class MixSearch {
   }
 
   // By those that are inside of no other, and by those that no other is inside of.
-  std::vector<Segments> Orders() const {
-    Segments outermost = Outermost(candidates_);
+  std::vector<Segments> Orders(const Segments& segments) const {
+    Segments outermost = Outermost(segments);
     Segments innermost;
-    for (const uint32_t segment : candidates_) {
+    for (const uint32_t segment : segments) {
       // Those inside of it are the next ones.
       while (!innermost.empty() && IsInside(step_.segments, segment, innermost.back())) {
         innermost.pop_back();
@@ -230,7 +236,7 @@ class MixSearch {
   const StepRecord& step_;
   const uint64_t memory_bytes_;
   const LinkCalibration& link_;
-  Segments candidates_;
+  const Segments candidates_;
   std::map<Segments, double> tried_us_;
   int left_;  // tries
   Segments best_;

@@ -4,9 +4,9 @@
 //   mixed.computed_again                 // segments by index; the others are kept
 //   mixed.plan                           // of mixed.step, which is the step with these
 //
-// Which: where the link has time for everything, none. Else segments for which there is room are
-// tried evenly spread over the step, which gives the link time in between, from the step's end, by
-// what they take for what they save, and from the step's beginning, as many of each as make the
+// Which: where the link has time for everything, none. Else segments for which there is room alone
+// are tried evenly spread over the step, which gives the link time in between, from the step's end,
+// by what they take for what they save, and from the step's beginning, as many of each as make the
 // step shortest: the outermost ones alone, and the innermost ones alone. Then one more, one less,
 // one in another's place, of any grain. Of few segments all sets are tried. Each set is planned by
 // one rule (PlanEffort::kRule), and the best ones thoroughly. The result is never slower than the
