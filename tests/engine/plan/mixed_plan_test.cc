@@ -303,16 +303,14 @@ TEST(MixedPlan, OfManyBlocksInPartsBothGrainsAreTried) {
   }
 }
 
-// A step that is too long to try much.
-TEST(MixedPlan, OfVeryManyBlocksInPartsBothGrainsAreTried) {
-  const StepRecord step = BlocksOfThreeParts(250);
-  const uint64_t least_bytes = LeastMemoryBytes(step).value();
-  const MixedPlan little = PlanMixedStep(step, least_bytes + 500, RoundLink()).value();
-  EXPECT_GT(little.computed_again.size(), 100u);
-  EXPECT_EQ(Wholes(step, little), 0);
-  const MixedPlan more = PlanMixedStep(step, least_bytes + 60'000, RoundLink()).value();
-  EXPECT_GT(Wholes(step, more), 100);
-  EXPECT_LT(more.plan.step_us, little.plan.step_us);
+// Of a step that is so long few sets are tried.
+TEST(MixedPlan, OfVeryManyBlocksWithoutRoomForAWholeOnePartsAreComputedAgain) {
+  const StepRecord step = BlocksOfThreeParts(200);
+  const uint64_t memory_bytes = LeastMemoryBytes(step).value() + 500;
+  const MixedPlan mixed = PlanMixedStep(step, memory_bytes, RoundLink()).value();
+  EXPECT_GT(mixed.computed_again.size(), 80u);
+  EXPECT_EQ(Wholes(step, mixed), 0);
+  EXPECT_LT(mixed.plan.step_us, 0.9 * mixed.without.step_us);
 }
 
 TEST(ComputedAgain, ASegmentOfWhichAPartWasComputedAgainCannotBe) {
@@ -449,7 +447,7 @@ TEST(MixedPlanModel, OfBlocksOfAnySizeTheMixIsCloseToTheBest) {
 TEST(MixedPlanModel, OfABlockInPartsTheMixIsCloseToTheBest) {
   std::mt19937 random(1);
   MixesOverBest mixes;
-  for (int round = 0; round < RoundsWithoutThreads(40); ++round) {
+  for (int round = 0; round < RoundsWithoutThreads(20); ++round) {
     SCOPED_TRACE(::testing::Message() << "round " << round);
     std::vector<uint64_t> sizes = {1000};
     for (int i = 0; i < 3; ++i) sizes.push_back(1000 * Draw(random, 1, 4));
