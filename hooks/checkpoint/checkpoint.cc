@@ -29,28 +29,21 @@ std::optional<c10::Device> DeviceOf(const std::vector<at::Tensor>& inputs) {
 
 struct ForwardScope::State {
   State(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, RunAgain again) {
-    // It is part of what is computed again as a whole. What no plan could keep is not: then it is a
-    // checkpoint of its own where the whole is kept, and nothing of it is in a record.
-    const bool may_be_kept = options.if_planned && DeviceOf(inputs).has_value();
-    if (may_be_kept && CheckpointedSegment::RunsPlanned()) return;
-    if (const std::optional<SegmentPart> kept = Keep(options, inputs)) {
-      part.emplace(*kept);
-      return;
+    // What has none cannot be kept, and is a checkpoint of its own in any case.
+    const std::optional<c10::Device> device = options.if_planned ? DeviceOf(inputs) : std::nullopt;
+    if (device.has_value()) {
+      if (CheckpointedSegment::RunsPlanned()) return;  // part of what is computed again as a whole
+      const std::optional<uint32_t> ordinal = KeepSegment({.device = *device, .inputs = inputs});
+      if (ordinal.has_value()) {
+        part.emplace(SegmentPart{.device = *device, .ordinal = *ordinal, .packer = ActivePacker()});
+        return;
+      }
     }
     segment = std::make_shared<CheckpointedSegment>(options, inputs, std::move(again));
     scope.emplace(segment->Packer());
   }
   ~State() {
     if (segment != nullptr) segment->EndForward();
-  }
-
-  static std::optional<SegmentPart> Keep(const CheckpointOptions& options,
-                                         const std::vector<at::Tensor>& inputs) {
-    const std::optional<c10::Device> device = options.if_planned ? DeviceOf(inputs) : std::nullopt;
-    if (!device.has_value()) return std::nullopt;
-    const std::optional<uint32_t> ordinal = KeepSegment({.device = *device, .inputs = inputs});
-    if (!ordinal.has_value()) return std::nullopt;
-    return SegmentPart{.device = *device, .ordinal = *ordinal, .packer = ActivePacker()};
   }
 
   // Where the segment is kept; or else where it is computed again, but for those that are inside of
