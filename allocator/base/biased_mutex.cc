@@ -11,15 +11,10 @@
 #include <thread>
 
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/wait_for_look.h"
 
 namespace pinion {
 namespace {
-
-// How often the owner is looked for before the processor is left to it, and before this thread
-// sleeps in between: an owner of lower priority on the same processor gets it in no other way.
-constexpr int kLooksForOwner = 100;
-constexpr int kYieldsToOwner = 100;
-constexpr std::chrono::microseconds kSleepForOwner(50);
 
 // How often the barrier is tried again where the kernel has no memory for it.
 constexpr int kMostBarriers = 1000;
@@ -73,13 +68,7 @@ void BiasedMutex::LockAsOther(By by) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     Announce();
     RunBarrier();
   }
-  for (int looks = 0; inside_.load(std::memory_order_seq_cst); ++looks) {
-    if (looks >= kLooksForOwner + kYieldsToOwner) {
-      std::this_thread::sleep_for(kSleepForOwner);
-    } else if (looks >= kLooksForOwner) {
-      std::this_thread::yield();
-    }
-  }
+  for (int looks = 0; inside_.load(std::memory_order_seq_cst); ++looks) WaitForLook(looks);
 }
 
 void BiasedMutex::UnlockAsOther(By by) ABSL_NO_THREAD_SAFETY_ANALYSIS {

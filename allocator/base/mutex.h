@@ -13,8 +13,8 @@
 // where these locks are held for less than one.
 //
 // House rule: no device call and no operating-system call while a Mutex is held, but those that
-// locks make themselves (futex(2) here; sched_yield(2) and nanosleep(2) of whoever waits in
-// biased_mutex.h, which also calls membarrier(2), and in pool/release_buffers.cc).
+// locks make themselves (futex(2) here; membarrier(2) in biased_mutex.h; sched_yield(2) and
+// nanosleep(2) in wait_for_look.h).
 
 #ifndef PINION_ALLOCATOR_BASE_MUTEX_H_
 #define PINION_ALLOCATOR_BASE_MUTEX_H_

@@ -1,12 +1,11 @@
 #include "pinion/allocator/pool/release_buffers.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
-#include <thread>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "pinion/allocator/base/wait_for_look.h"
 
 namespace pinion::internal {
 namespace {
@@ -21,13 +20,6 @@ uint32_t ThreadNumber() {
   return number;
 }
 
-// How often a buffer that another thread has taken is looked at before the processor is left to
-// that thread, and before this one sleeps in between: a thread of lower priority on the same
-// processor gets it in no other way.
-constexpr int kLooks = 100;
-constexpr int kYields = 100;
-constexpr std::chrono::microseconds kSleep(50);
-
 std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
   batch->completed = batch->timeline == nullptr ? 0 : batch->timeline->Completed();
   return batch;
@@ -41,11 +33,7 @@ uintptr_t ReleaseBuffers::Buffer::TakeSlowly() {
       const uintptr_t held = held_.exchange(kTaken, std::memory_order_acquire);
       if (held != kTaken) return held;
     }
-    if (looks >= kLooks + kYields) {
-      std::this_thread::sleep_for(kSleep);
-    } else if (looks >= kLooks) {
-      std::this_thread::yield();
-    }
+    WaitForLook(looks);
   }
 }
 
