@@ -5,11 +5,12 @@ A header of `//allocator` is included as "pinion/allocator/pinned_block.h", insi
 and in those that depend on it.
 
 With `--//config:one_file`, which --config=opt gives, a folder of the library is one object, and so
-is what the programs of one folder share: a generated file includes the .cc files of all its
-libraries, so that the headers, which are what takes the time, are read once. Otherwise each library
+is what the programs of one folder share, and so are the tests of a folder: a generated file includes
+all their .cc files, so that the headers, which are what takes the time, are read once. Otherwise each
 has an object of its own, which clang's layering check needs, and which builds faster after an edit.
-The one file asks for two things: no name is used twice in the anonymous namespaces of a folder, and
-no two folders need each other's objects.
+The one file asks for two things: no name is used twice in the anonymous namespaces of a folder (a
+test that needs one of another's names has a namespace that is named after its file), and no two
+folders need each other's objects.
 """
 
 _LAYERS = ["allocator", "device", "engine", "hooks"]
@@ -93,18 +94,29 @@ PORTABLE_LINKOPTS = [
 
 def one_file():
     """Ends the BUILD file of each folder of the library: the file that includes all .cc files."""
-    texts = [rule for name, rule in native.existing_rules().items() if name.endswith("_text")]
+    _one_file("one_file", "_text")
+
+def tests_in_one_file():
+    """Ends the BUILD file of a folder that has a pinion_test: the file that includes all of them."""
+    _one_file("tests_in_one_file", "_in_one_file", testonly = True, alwayslink = True)
+
+def _one_file(name, suffix, **kwargs):
+    texts = [rule for part, rule in native.existing_rules().items() if part.endswith(suffix)]
+
     # Those of headers alone are no part, unless another one needs them.
     parts = [text for text in texts if text.get("textual_hdrs")]
+    if not parts:
+        return
     _includes(
-        name = "one_file_source",
+        name = name + "_source",
+        testonly = kwargs.get("testonly", False),
         srcs = sorted([source for part in parts for source in part["textual_hdrs"]]),
-        out = "one_file.cc",
+        out = name + ".cc",
         visibility = ["//visibility:private"],
     )
     native.cc_library(
-        name = "one_file",
-        srcs = ["one_file.cc"],
+        name = name,
+        srcs = [name + ".cc"],
         # gcc takes the included .cc files for headers, whose types others would see. (clang does not
         # know the warning.)
         copts = _standard() + _INLINE + ["-Wno-subobject-linkage", "-Wno-unknown-warning-option"],
@@ -112,6 +124,7 @@ def one_file():
         # Not a part of `//...`, which would compile everything twice.
         tags = ["manual"],
         visibility = ["//visibility:private"],
+        **kwargs
     )
 
 def _includes_impl(ctx):
@@ -126,12 +139,43 @@ _includes = rule(
     },
 )
 
-def pinion_test(name, srcs = None, deps = [], size = "small", **kwargs):
-    """A GoogleTest binary of one source file, `<name>.cc` unless told otherwise."""
+# What only a program of the test's own can have.
+_PROGRAM_ARGUMENTS = ["linkopts", "linkstatic"]
+
+# A model takes as long to compile either way, and is optimised (.bazelrc).
+_OPTIMISED = ["_model_test", "_program_test"]
+
+def pinion_test(name, deps = [], size = "small", alone = False, **kwargs):
+    """The GoogleTest program of `<name>.cc`.
+
+    With `--//config:one_file` the tests of a folder are one library, and the program runs those of
+    its file (tests/support/test_main.cc). Who replaces functions of the C library, or runs tests
+    that a header has, needs to be `alone`.
+    """
+    srcs = [name + ".cc"]
+    for argument in _PROGRAM_ARGUMENTS:
+        alone = alone or argument in kwargs
+    for ending in _OPTIMISED:
+        alone = alone or name.endswith(ending)
+    if alone:
+        deps = deps + ["@com_google_googletest//:gtest_main"]
+    else:
+        native.cc_library(
+            name = name + "_in_one_file",
+            testonly = True,
+            textual_hdrs = srcs,
+            deps = deps + ["@com_google_googletest//:gtest"],
+            visibility = ["//visibility:private"],
+        )
+        srcs = _if_one_file([], srcs)
+        deps = ["//tests/support:test_main"] + _if_one_file(
+            [":tests_in_one_file"],
+            deps + ["@com_google_googletest//:gtest"],
+        )
     native.cc_test(
         name = name,
-        srcs = srcs or [name + ".cc"],
+        srcs = srcs,
         size = size,
-        deps = deps + ["@com_google_googletest//:gtest_main"],
+        deps = deps,
         **kwargs
     )

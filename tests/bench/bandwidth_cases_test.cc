@@ -25,7 +25,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace bandwidth_cases_test {
 
 using testing::ForwardingDevice;
 using ::testing::HasSubstr;
@@ -347,5 +347,5 @@ TEST(BenchDevicesTest, ANameThatIsNoDeviceIsRefused) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("no device emu:2")));
 }
 
-}  // namespace
+}  // namespace bandwidth_cases_test
 }  // namespace pinion

@@ -22,7 +22,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace link_prediction_test {
 
 constexpr double kOnePercent = 0.01;
 constexpr uint64_t kGateBytes = 16 * kMiB;
@@ -142,5 +142,5 @@ TEST_P(LinkPredictionTest, HoldsForMixedSizesBesideTheOtherDirection) {
 INSTANTIATE_TEST_SUITE_P(Presets, LinkPredictionTest, ::testing::ValuesIn(PresetNames()),
                          [](const auto& info) { return info.param; });
 
-}  // namespace
+}  // namespace link_prediction_test
 }  // namespace pinion

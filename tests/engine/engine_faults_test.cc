@@ -31,7 +31,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace engine_faults_test {
 
 using ::pinion::testing::CapturedLog;
 using ::pinion::testing::EngineWorld;
@@ -568,5 +568,5 @@ TEST(EngineFaultsTest, CreateReturnsWhatTheDeviceSaidAndLeavesNothingBehind) {
   }
 }
 
-}  // namespace
+}  // namespace engine_faults_test
 }  // namespace pinion

@@ -28,7 +28,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace engine_threads_test {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::ForwardingDevice;
@@ -241,5 +241,5 @@ TEST(EngineThreadsTest, TheLastOwnerMayBeAnyThread) {
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace
+}  // namespace engine_threads_test
 }  // namespace pinion

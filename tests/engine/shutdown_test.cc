@@ -32,7 +32,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace shutdown_test {
 
 using ::pinion::testing::CapturedLog;
 using ::pinion::testing::EngineWorld;
@@ -478,5 +478,5 @@ TEST(ShutdownTest, OfAPoisonedEngineReturnsTheFirstErrorAtOnce) {
   EXPECT_LT(world.machine().now_ms() - before_ms, 1);
 }
 
-}  // namespace
+}  // namespace shutdown_test
 }  // namespace pinion

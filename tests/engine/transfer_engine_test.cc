@@ -30,7 +30,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace transfer_engine_test {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
@@ -604,5 +604,5 @@ TEST(TransferEngineDeathTest, AnEmptyBatchIsTheCallersBug) {
       "empty batch");
 }
 
-}  // namespace
+}  // namespace transfer_engine_test
 }  // namespace pinion

@@ -28,7 +28,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace transfer_order_test {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
@@ -248,5 +248,5 @@ TEST(TransferOrderTest, PollFindsOutAboutBothDirections) {
   EXPECT_TRUE(out.IsDone() && in.IsDone());
 }
 
-}  // namespace
+}  // namespace transfer_order_test
 }  // namespace pinion

@@ -22,7 +22,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace wait_site_mutation_test {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
@@ -214,5 +214,5 @@ TEST(WaitSiteMutationTest, WithoutFlowControlTheBoundIsBroken) {
   EXPECT_GT(world.engine().GetStats().h2d.peak_in_flight_bytes, 2 * kMiB);
 }
 
-}  // namespace
+}  // namespace wait_site_mutation_test
 }  // namespace pinion

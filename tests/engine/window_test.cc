@@ -34,7 +34,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace window_test {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
@@ -552,5 +552,5 @@ TEST(WindowTest, AChunkThatGetsShorterBecauseItWasRefusedMergedLosesNoByte) {
   }
 }
 
-}  // namespace
+}  // namespace window_test
 }  // namespace pinion

@@ -18,7 +18,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace compare_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -88,5 +88,5 @@ TEST(AskForRepeatableBits, RefusesOperatorsThatDoNotRepeatThemselves) {
   EXPECT_STREQ(std::getenv("CUBLAS_WORKSPACE_CONFIG"), ":4096:8");
 }
 
-}  // namespace
+}  // namespace compare_test
 }  // namespace pinion

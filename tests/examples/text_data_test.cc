@@ -65,16 +65,16 @@ TEST(TextData, ATextOfOneRepeatedByteIsRefused) {
 }
 
 TEST(ReadTextFile, ReturnsEveryByte) {
-  const std::string path = testing::TempDir() + "/bytes";
+  const std::string path = ::testing::TempDir() + "/bytes";
   const std::string bytes("a\0\r\n\xff", 5);
   std::ofstream(path, std::ios::binary) << bytes;
   EXPECT_EQ(*ReadTextFile(path), bytes);
 }
 
 TEST(ReadTextFile, MissingEmptyAndDirectoryAreErrorsThatNameThePath) {
-  const std::string empty = testing::TempDir() + "/empty";
+  const std::string empty = ::testing::TempDir() + "/empty";
   std::ofstream(empty).close();
-  for (const std::string& path : {empty, testing::TempDir() + "/missing", testing::TempDir()}) {
+  for (const std::string& path : {empty, ::testing::TempDir() + "/missing", ::testing::TempDir()}) {
     const absl::StatusOr<std::string> text = ReadTextFile(path);
     ASSERT_FALSE(text.ok());
     EXPECT_THAT(std::string(text.status().message()), HasSubstr(path));

@@ -15,7 +15,7 @@
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
-namespace {
+namespace training_run_test {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -176,7 +176,7 @@ TEST(Train, AResumedRunGoesOnWithTheLossesOfAnUninterruptedOne) {
 
     RunOptions first = whole;
     first.steps = 4;
-    first.checkpoint_path = testing::TempDir() + "/checkpoint";
+    first.checkpoint_path = ::testing::TempDir() + "/checkpoint";
     RunOptions second = whole;
     second.steps = 2;
     second.resume_path = first.checkpoint_path;
@@ -189,7 +189,7 @@ TEST(Train, AResumedRunGoesOnWithTheLossesOfAnUninterruptedOne) {
 TEST(Train, ACheckpointOfAnotherModelIsRefusedWithBothDescriptions) {
   RunOptions options = Tiny(OffloadMode::kNone);
   options.steps = 1;
-  options.checkpoint_path = testing::TempDir() + "/other";
+  options.checkpoint_path = ::testing::TempDir() + "/other";
   Losses(options);
   options.resume_path = options.checkpoint_path;
   options.model.layers = 2;
@@ -214,5 +214,5 @@ TEST(Train, ProgressCountsStepsAndSeesMemoryAndTraffic) {
   EXPECT_GT(seen.back().link_gb_per_s, 0);
 }
 
-}  // namespace
+}  // namespace training_run_test
 }  // namespace pinion

@@ -9,7 +9,7 @@
 #include "pinion/bench/goals.h"
 
 namespace pinion {
-namespace {
+namespace attribution_table_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -118,5 +118,5 @@ TEST(AttributionTableTest, TheTextHasARowPerWayAndNamesWhatIsWrong) {
   EXPECT_THAT(AttributionText(rows), HasSubstr("OTHERS"));
 }
 
-}  // namespace
+}  // namespace attribution_table_test
 }  // namespace pinion

@@ -9,7 +9,7 @@
 #include "pinion/bench/goals.h"
 
 namespace pinion {
-namespace {
+namespace path_table_test {
 
 using ::testing::HasSubstr;
 
@@ -77,5 +77,5 @@ TEST(PathTableTest, TheTextSaysInWhatBatchesCaptumWorks) {
   EXPECT_THAT(PathText({Row({.n_steps = 8, .budget_steps = 8}, 1)}), HasSubstr("captum, one"));
 }
 
-}  // namespace
+}  // namespace path_table_test
 }  // namespace pinion

@@ -12,7 +12,7 @@
 #include "pinion/bench/offload/offload_plot.h"
 
 namespace pinion {
-namespace {
+namespace offload_table_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -161,5 +161,5 @@ TEST(OffloadTableTest, ThePictureHasAPanelForEachModelOnEachPreset) {
                             HasSubstr("gpt float32, gh200_c2c"), HasSubstr("50 1.25 1.2 1.23")));
 }
 
-}  // namespace
+}  // namespace offload_table_test
 }  // namespace pinion

@@ -20,7 +20,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace random_steps_test {
 
 using Kind = OffloadMethod::Kind;
 
@@ -75,5 +75,5 @@ TEST(RandomSteps, APlannedStepKeepsWithinTheMemoryOfWindowsAndIsNotSlower) {
   EXPECT_GT(binding, kSteps / 2);
 }
 
-}  // namespace
+}  // namespace random_steps_test
 }  // namespace pinion::testing

@@ -23,7 +23,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace graph_offload_test {
 
 constexpr NetShape kNet = {.layers = 6, .tokens = 64, .channels = 32};
 
@@ -266,5 +266,5 @@ TEST_F(GraphOffloadTest, AStepThatSavesLessThanTheFirstOneThrows) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
-}  // namespace
+}  // namespace graph_offload_test
 }  // namespace pinion::testing

@@ -22,7 +22,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace trl_offload_test {
 
 constexpr NetShape kNet = {.layers = 6, .tokens = 64, .channels = 32};
 
@@ -96,7 +96,7 @@ class TrlOffloadTest : public ::testing::Test {
 
 TEST_F(TrlOffloadTest, WhatItSaysThatItMovesIsWhatTheLinkHasMoved) {
   const TestNet net(world_.device(), at::kFloat, kNet);
-  const auto trl = pinion::testing::NewTrl(net, world_.device());
+  const auto trl = trl_offload_test::NewTrl(net, world_.device());
   ASSERT_TRUE(world_.Synchronize().ok());
   world_.machine().ResetTimeStats(0);
   std::optional<TrlScope> scope(trl);
@@ -115,7 +115,7 @@ TEST_F(TrlOffloadTest, ThePeakOfDeviceMemoryFalls) {
   TrainStepWith(net, nullptr);
   const uint64_t plain = world_.peak_device_bytes() - before;
   world_.ResetPeak();
-  TrainStepInside(net, pinion::testing::NewTrl(net, world_.device()));
+  TrainStepInside(net, trl_offload_test::NewTrl(net, world_.device()));
   EXPECT_LT(world_.peak_device_bytes() - before, plain * 2 / 3);
 }
 
@@ -224,5 +224,5 @@ TEST_F(TrlOffloadDeathTest, AStashOfNothingIsRefused) {
                "max_fwd_stash_size is 0, and must be at least 1");
 }
 
-}  // namespace
+}  // namespace trl_offload_test
 }  // namespace pinion::testing

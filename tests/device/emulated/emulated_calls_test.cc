@@ -19,7 +19,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace emulated_calls_test {
 
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
@@ -304,5 +304,5 @@ TEST_F(EmulatedCallsTest, OptionsHaveLimits) {
   EXPECT_FALSE(create([](EmulatedOptions& options) { options.memory_bytes = 1024 * kGiB + 1; }));
 }
 
-}  // namespace
+}  // namespace emulated_calls_test
 }  // namespace pinion

@@ -19,7 +19,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace emulated_time_test {
 
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
@@ -373,5 +373,5 @@ TEST_P(DeterminismTest, OtherSeedGivesSameTimesAndOtherBytesOfARacyProgram) {
 
 INSTANTIATE_TEST_SUITE_P(Programs, DeterminismTest, ::testing::Range(1, 11));
 
-}  // namespace
+}  // namespace emulated_time_test
 }  // namespace pinion

@@ -20,7 +20,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace emulated_trace_test {
 
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
@@ -409,5 +409,5 @@ TEST_F(EmulatedTraceTest, TraceThatCannotBeWrittenSaysWhy) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/nowhere/x.json")));
 }
 
-}  // namespace
+}  // namespace emulated_trace_test
 }  // namespace pinion

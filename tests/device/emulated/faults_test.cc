@@ -9,7 +9,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace faults_test {
 
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
@@ -69,5 +69,5 @@ TEST(FaultInjectorDeathTest, NoCallIsOfAnyKind) {
   EXPECT_DEATH((void)FaultInjector({}, 1).Count(0, DeviceCall::kAny), "never a call");
 }
 
-}  // namespace
+}  // namespace faults_test
 }  // namespace pinion

@@ -21,7 +21,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace host_protection_segments_test {
 
 using ::pinion::testing::StatusIs;
 using ::testing::HasSubstr;
@@ -260,5 +260,5 @@ TEST(MapTwiceTest, MemoryThatTheHostDoesNotHaveIsAnErrorThatNamesTheSize) {
                                         HasSubstr("the first view"))));
 }
 
-}  // namespace
+}  // namespace host_protection_segments_test
 }  // namespace pinion

@@ -20,7 +20,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace host_protection_test {
 
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
@@ -277,5 +277,5 @@ TEST_F(HostProtectionTest, IsOffUnlessAskedFor) {
   EXPECT_EQ(Read(host_), 7);
 }
 
-}  // namespace
+}  // namespace host_protection_test
 }  // namespace pinion

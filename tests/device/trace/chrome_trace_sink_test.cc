@@ -17,7 +17,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace chrome_trace_sink_test {
 
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
@@ -166,5 +166,5 @@ TEST(ChromeTraceSinkTest, ARangeThatNobodyEnteredCannotBeLeft) {
   EXPECT_DEATH(sink.EndRange(), "EndRange without BeginRange");
 }
 
-}  // namespace
+}  // namespace chrome_trace_sink_test
 }  // namespace pinion

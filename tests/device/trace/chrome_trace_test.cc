@@ -13,7 +13,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace chrome_trace_test {
 
 using nlohmann::json;
 using ::pinion::testing::IsOk;
@@ -121,5 +121,5 @@ TEST(TraceRecorderTest, ARangeIsASliceOfItsThreadsRow) {
   EXPECT_EQ(rows[1]["args"]["name"], "thread 1");
 }
 
-}  // namespace
+}  // namespace chrome_trace_test
 }  // namespace pinion

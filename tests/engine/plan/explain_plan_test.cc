@@ -10,7 +10,7 @@
 #include "pinion/tests/engine/plan/small_steps.h"
 
 namespace pinion {
-namespace {
+namespace explain_plan_test {
 
 using ::pinion::testing::ForwardAndBackward;
 using ::pinion::testing::RoundLink;
@@ -83,5 +83,5 @@ TEST(ExplainPlan, WithoutALinkItSaysWhatIsMissing) {
   EXPECT_THAT(ExplainPlan(TwoObjects(), StepPlan(), LinkCalibration()), HasSubstr("d2h.gb_per_s"));
 }
 
-}  // namespace
+}  // namespace explain_plan_test
 }  // namespace pinion

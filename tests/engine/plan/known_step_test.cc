@@ -14,7 +14,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace known_step_test {
 
 using ::pinion::testing::ForwardAndBackward;
 using ::pinion::testing::IsOk;
@@ -200,5 +200,5 @@ TEST(KnownStep, WhatLeavesSeveralTimesIsAlone) {
   EXPECT_NE(known.Company(0), 0u);
 }
 
-}  // namespace
+}  // namespace known_step_test
 }  // namespace pinion

@@ -20,7 +20,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace mixed_plan_test {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -485,5 +485,5 @@ TEST(MixedPlanModel, OfManyBlocksSomeAreComputedAgainAndTheStepIsShorterThanWith
   }
 }
 
-}  // namespace
+}  // namespace mixed_plan_test
 }  // namespace pinion::testing

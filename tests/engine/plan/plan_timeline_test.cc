@@ -15,7 +15,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace plan_timeline_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -151,5 +151,5 @@ TEST(PlanTimeline, AStepThatTakesNoTimeHasAPicture) {
   EXPECT_THAT(SvgOf(timeline, ""), AllOf(HasSubstr("</svg>"), Not(HasSubstr("nan"))));
 }
 
-}  // namespace
+}  // namespace plan_timeline_test
 }  // namespace pinion::testing

@@ -8,7 +8,7 @@
 #include "pinion/engine/plan/step_plan.h"
 
 namespace pinion::testing {
-namespace {
+namespace plan_watch_test {
 
 using ::testing::ElementsAre;
 
@@ -90,5 +90,5 @@ TEST(PlanWatch, OnceAPlanIsRightStepsAreMeasuredAsOftenAsAtFirst) {
   EXPECT_EQ(StepsUntilDue(watch), PlanWatch::kEvery);
 }
 
-}  // namespace
+}  // namespace plan_watch_test
 }  // namespace pinion::testing

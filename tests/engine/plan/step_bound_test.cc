@@ -16,7 +16,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace step_bound_test {
 
 using ::testing::HasSubstr;
 
@@ -419,5 +419,5 @@ TEST(StepBoundTest, RefusesALinkThatWasNotMeasured) {
   refused(link, "h2d_duplex_gb_per_s is -1 GB/s");
 }
 
-}  // namespace
+}  // namespace step_bound_test
 }  // namespace pinion::testing

@@ -11,7 +11,7 @@
 #include "pinion/tests/engine/plan/small_steps.h"
 
 namespace pinion::testing {
-namespace {
+namespace step_gaps_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -86,5 +86,5 @@ TEST(StepGaps, OfWhatGoesTwiceTheFirstCopyIsEnough) {
       (StepMove{.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 7, .copies_out = false}));
 }
 
-}  // namespace
+}  // namespace step_gaps_test
 }  // namespace pinion::testing

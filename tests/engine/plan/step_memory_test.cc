@@ -10,7 +10,7 @@
 #include "pinion/tests/engine/plan/small_steps.h"
 
 namespace pinion::testing {
-namespace {
+namespace step_memory_test {
 
 using ::testing::ElementsAre;
 
@@ -59,5 +59,5 @@ TEST(StepMemory, WhatOneOperatorUsesIsThereUntilTheNextOneBegins) {
   EXPECT_THAT(DeviceBytes(step, {}), ElementsAre(10, 20, 20, 20, 20));
 }
 
-}  // namespace
+}  // namespace step_memory_test
 }  // namespace pinion::testing

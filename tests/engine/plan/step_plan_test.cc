@@ -18,7 +18,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace step_plan_test {
 
 using ::pinion::testing::ForwardAndBackward;
 using ::pinion::testing::IsOk;
@@ -256,5 +256,5 @@ TEST(StepPlan, RefusesWhatItCannotPlanByName) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("d2h.gb_per_s")));
 }
 
-}  // namespace
+}  // namespace step_plan_test
 }  // namespace pinion

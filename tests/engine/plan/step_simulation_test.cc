@@ -15,7 +15,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace step_simulation_test {
 
 using ::pinion::testing::ForwardAndBackward;
 using ::pinion::testing::RoundLink;
@@ -148,5 +148,5 @@ TEST(StepSimulation, RefusesAMoveThatIsImpossible) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("d2h.gb_per_s")));
 }
 
-}  // namespace
+}  // namespace step_simulation_test
 }  // namespace pinion

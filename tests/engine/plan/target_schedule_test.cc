@@ -25,7 +25,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace target_schedule_test {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -1571,5 +1571,5 @@ TEST(TargetSchedule, WithoutATargetThePlanIsNoSlowerThanItsCompute) {
   EXPECT_LT(known->plan().peak_bytes, 4 * kSize);
 }
 
-}  // namespace
+}  // namespace target_schedule_test
 }  // namespace pinion::testing

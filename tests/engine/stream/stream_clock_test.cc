@@ -17,7 +17,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace stream_clock_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -128,5 +128,5 @@ TEST_F(StreamClockTest, TellsWhetherAStreamCaptures) {
   EXPECT_THAT(clock_.IsCapturing(stream_), IsOkAndHolds(true));
 }
 
-}  // namespace
+}  // namespace stream_clock_test
 }  // namespace pinion::testing

@@ -36,7 +36,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace transfer_timer_test {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::ForwardingDevice;
@@ -564,5 +564,5 @@ TEST(TransferTimerTest, ThreadsThatSubmitWaitAndPollLoseNoMeasurement) {
   EXPECT_EQ(sink->open_ranges(), 0);
 }
 
-}  // namespace
+}  // namespace transfer_timer_test
 }  // namespace pinion

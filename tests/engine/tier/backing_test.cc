@@ -30,7 +30,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace backing_test {
 
 using testing::Borrowed;
 using testing::EngineWorld;
@@ -245,5 +245,5 @@ TEST_F(SlowBackingTest, TheHostWaitsNoLongerThanItWantsTo) {
   EXPECT_EQ(world_.ReadHost(*view), Pattern(1, kBytes));
 }
 
-}  // namespace
+}  // namespace backing_test
 }  // namespace pinion

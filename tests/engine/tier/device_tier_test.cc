@@ -29,7 +29,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace device_tier_test {
 
 using ::testing::AllOf;
 using testing::CapturedLog;
@@ -305,5 +305,5 @@ TEST(DeviceTierLinkTest, ALinkThatCannotBeMeasuredIsAssumed) {
   EXPECT_THAT(log.text(), HasSubstr("out of memory"));
 }
 
-}  // namespace
+}  // namespace device_tier_test
 }  // namespace pinion

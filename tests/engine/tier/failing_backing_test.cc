@@ -24,7 +24,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
-namespace {
+namespace failing_backing_test {
 
 using testing::Borrowed;
 using testing::BrokenTimeline;
@@ -132,5 +132,5 @@ TEST_F(FailingBackingTest, WhereOneOfABatchCannotBeReadNoneIsFetched) {
   }
 }
 
-}  // namespace
+}  // namespace failing_backing_test
 }  // namespace pinion

@@ -31,7 +31,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace guarded_memory_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -327,5 +327,5 @@ TEST(GuardedMemoryDeathTest, MemoryThatOutlivesMainIsLeakedWithoutADeviceCallOrA
               Not(HasSubstr("device memory")));
 }
 
-}  // namespace
+}  // namespace guarded_memory_test
 }  // namespace pinion

@@ -21,7 +21,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace parcel_readers_test {
 
 using testing::EngineWorld;
 using ::testing::IsEmpty;
@@ -313,5 +313,5 @@ TEST_F(ParcelReadersTest, AFetchThatFailsChangesNothingForTheReaders) {
   EXPECT_EQ(CopiesIn(), 1u);
 }
 
-}  // namespace
+}  // namespace parcel_readers_test
 }  // namespace pinion

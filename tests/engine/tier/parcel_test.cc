@@ -24,7 +24,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion {
-namespace {
+namespace parcel_test {
 
 using ::testing::ElementsAre;
 using testing::EngineWorld;
@@ -271,5 +271,5 @@ TEST_F(ParcelDeathTest, WhatTheDeviceHoldsIsNotFetched) {
   EXPECT_DEATH(held->ReadOrClaim(reader_), "as long as it holds them");
 }
 
-}  // namespace
+}  // namespace parcel_test
 }  // namespace pinion

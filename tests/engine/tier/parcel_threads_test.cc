@@ -19,7 +19,7 @@
 #include "pinion/tests/support/run_threads.h"
 
 namespace pinion {
-namespace {
+namespace parcel_threads_test {
 
 using testing::EngineWorld;
 using ::testing::IsEmpty;
@@ -125,5 +125,5 @@ TEST_F(ParcelThreadsTest, ManyThreadsThatReadAndGoSeeTheBytesAndLeaveNothingBehi
   EXPECT_GT(CopiesIn(), 0u);
 }
 
-}  // namespace
+}  // namespace parcel_threads_test
 }  // namespace pinion

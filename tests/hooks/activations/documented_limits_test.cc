@@ -28,7 +28,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace documented_limits_test {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -262,5 +262,5 @@ TEST_F(DocumentedLimits, WhatIsReadInAnotherOrderThanTheReverseOfPackingIsFetche
   }
 }
 
-}  // namespace
+}  // namespace documented_limits_test
 }  // namespace pinion::testing

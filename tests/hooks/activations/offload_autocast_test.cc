@@ -28,7 +28,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_autocast_test {
 
 using ::testing::HasSubstr;
 
@@ -275,5 +275,5 @@ TEST_F(OffloadAutocast, APlanCastsAgainWhatItHasNoRoomFor) {
   EXPECT_THAT(world.session()->Explain(0), HasSubstr("computed again: "));
 }
 
-}  // namespace
+}  // namespace offload_autocast_test
 }  // namespace pinion::testing

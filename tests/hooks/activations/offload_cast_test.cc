@@ -39,7 +39,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_cast_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -697,5 +697,5 @@ TEST_F(OffloadCast, ACastThatFindsNoMemoryTakesThatOfUnreadPrefetches) {
   }
 }
 
-}  // namespace
+}  // namespace offload_cast_test
 }  // namespace pinion::testing

@@ -41,7 +41,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_heads_test {
 
 using ::testing::HasSubstr;
 
@@ -458,5 +458,5 @@ TEST_F(OffloadHeads, AWrapperCanBeCloned) {
   EXPECT_TRUE(SameBytes(clone->forward(x), expected));
 }
 
-}  // namespace
+}  // namespace offload_heads_test
 }  // namespace pinion::testing

@@ -36,7 +36,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_in_place_test {
 
 using ::testing::HasSubstr;
 
@@ -391,5 +391,5 @@ TEST(OffloadOptimizerInBackward, CastsOfAnotherForwardAreRefusedUnlessTheyAreCop
   }
 }
 
-}  // namespace
+}  // namespace offload_in_place_test
 }  // namespace pinion::testing

@@ -27,7 +27,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_limits_test {
 
 using ::testing::HasSubstr;
 
@@ -328,5 +328,5 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(false)),
     [](const auto& info) { return std::string(DeviceCallName(std::get<0>(info.param))); });
 
-}  // namespace
+}  // namespace offload_limits_test
 }  // namespace pinion::testing

@@ -14,7 +14,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_many_steps_test {
 
 constexpr int kSteps = 1000;
 constexpr int kEarly = 50;
@@ -90,5 +90,5 @@ TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
   EXPECT_LT(late.heap_bytes, full.heap_bytes + kHeapBytes);
 }
 
-}  // namespace
+}  // namespace offload_many_steps_test
 }  // namespace pinion::testing

@@ -22,7 +22,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_module_test {
 
 constexpr int64_t kWidth = 32;
 
@@ -123,5 +123,5 @@ TEST_F(OffloadModule, GradientsOfAModuleAreBitwiseTheSame) {
   EXPECT_GT(stats().fetched_bytes, 0u);
 }
 
-}  // namespace
+}  // namespace offload_module_test
 }  // namespace pinion::testing

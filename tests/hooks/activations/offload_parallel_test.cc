@@ -41,7 +41,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_parallel_test {
 
 // --- Tensor parallelism ---
 
@@ -491,5 +491,5 @@ TEST(OffloadShardedParametersByAddress, AreTakenForActivationsByTrl) {
   EXPECT_EQ(trl->activations, Activations(/*requires_grad=*/true) + 2 * kShardedLayers);
 }
 
-}  // namespace
+}  // namespace offload_parallel_test
 }  // namespace pinion::testing

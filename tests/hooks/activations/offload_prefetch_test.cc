@@ -20,7 +20,7 @@
 #include "pinion/tests/hooks/support/probe.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_prefetch_test {
 
 constexpr uint64_t kTensorBytes = 32 * kKiB;  // each fills a copy of its own
 
@@ -226,5 +226,5 @@ TEST_F(OffloadPrefetch, UnpackingOutsideOfABackwardFetchesAheadToo) {
   EXPECT_EQ(stats.prefetch_hits, 3u);
 }
 
-}  // namespace
+}  // namespace offload_prefetch_test
 }  // namespace pinion::testing

@@ -46,7 +46,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_programs_test {
 
 using ::testing::HasSubstr;
 
@@ -471,5 +471,5 @@ TEST_F(OffloadAllocatorCalls, InTrlAStepDoesBoth) {
   }
 }
 
-}  // namespace
+}  // namespace offload_programs_test
 }  // namespace pinion::testing

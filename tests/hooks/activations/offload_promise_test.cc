@@ -27,7 +27,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_promise_test {
 
 constexpr int64_t kTensorBytes = 256 * kKiB;
 constexpr int64_t kViewBytes = 16 * kKiB;  // small enough to be gathered
@@ -141,5 +141,5 @@ TEST_F(OffloadPromise, HasWhatTheProgramHoldsOfThatWhichWasGathered) {
   ExpectPromisedFromThePackOn([this](size_t i) { return SmallViews(i); }, kViewBytes);
 }
 
-}  // namespace
+}  // namespace offload_promise_test
 }  // namespace pinion::testing

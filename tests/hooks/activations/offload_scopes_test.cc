@@ -20,7 +20,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_scopes_test {
 
 using OffloadScopes = GraphsFixture;
 
@@ -264,5 +264,5 @@ TEST_F(OffloadScopes, WhatANodeHasReadIsNotFetchedAheadForTheNextThingThatItRead
   EXPECT_EQ(session->GetStats().fetched_bytes, 3 * kLargeBytes);
 }
 
-}  // namespace
+}  // namespace offload_scopes_test
 }  // namespace pinion::testing

@@ -20,7 +20,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_target_reads_test {
 
 constexpr int64_t kTensorBytes = 256 * kKiB;
 constexpr int64_t kTransientBytes = 8 * kTensorBytes;
@@ -200,5 +200,5 @@ TEST_F(OffloadTargetReads, WhoHasReadInTheBackwardInWhichItLeftReadsAnewInTheNex
       << "for both of them";
 }
 
-}  // namespace
+}  // namespace offload_target_reads_test
 }  // namespace pinion::testing

@@ -23,7 +23,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_target_steps_test {
 
 constexpr int64_t kTensorBytes = 256 * kKiB;
 constexpr int kNodes = 8;
@@ -170,5 +170,5 @@ TEST_F(OffloadTargetSteps, WhatAnotherThreadSavesInAScopeKeepsWithinTheTarget) {
   ExpectOffloaded(*session);
 }
 
-}  // namespace
+}  // namespace offload_target_steps_test
 }  // namespace pinion::testing

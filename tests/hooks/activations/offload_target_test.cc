@@ -24,7 +24,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_target_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -344,5 +344,5 @@ TEST(OffloadTarget, WhatCannotWorkTogetherIsRefusedByName) {
   EXPECT_THAT(WithTarget(1 << 20).Validate(), IsOk());
 }
 
-}  // namespace
+}  // namespace offload_target_test
 }  // namespace pinion::testing

@@ -25,7 +25,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace offload_time_test {
 
 constexpr int64_t kRows = 256;
 constexpr uint64_t kTensorBytes = kRows * kRows * sizeof(float);  // 256 KiB
@@ -172,5 +172,5 @@ TEST(OffloadTime, AStepMakesNoCallThatWaitsForTheDevice) {
   EXPECT_GT(stats.prefetch_hits, 0u);
 }
 
-}  // namespace
+}  // namespace offload_time_test
 }  // namespace pinion::testing

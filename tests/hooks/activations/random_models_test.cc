@@ -23,7 +23,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace random_models_test {
 
 constexpr uint64_t kModels = 200;
 
@@ -121,5 +121,5 @@ TEST(RandomModels, WithinAnyTargetEachStepHasTheBitsOfOneWithoutOffload) {
   EXPECT_GT(kept_graphs, kModels / 4);
 }
 
-}  // namespace
+}  // namespace random_models_test
 }  // namespace pinion::testing

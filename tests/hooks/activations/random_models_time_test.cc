@@ -21,7 +21,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace random_models_time_test {
 
 constexpr uint64_t kModels = 200;
 constexpr double kSlowest = 1.02;  // over windows
@@ -101,5 +101,5 @@ TEST(RandomModelTimes, InTheMemoryOfWindowsPlannedStepsAreNotSlower) {
   EXPECT_GT(faster, kModels / 4);
 }
 
-}  // namespace
+}  // namespace random_models_time_test
 }  // namespace pinion::testing

@@ -40,7 +40,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace wait_sites_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -264,10 +264,12 @@ struct Scenario {
 
 const std::vector<Scenario>& Scenarios() {
   static const auto* scenarios = new std::vector<Scenario>{
-      {&internal::kCopyAfterCompute, "", RoundTrip, "copy D2H", "aten::"},
-      {&internal::kCopyAfterCompute, "Group", GroupRoundTrip, "copy D2H", "aten::_foreach_copy_"},
-      {&internal::kCopyAfterHostBuffer, "", RoundTripToAnotherStream, "copy D2H", "copy H2D"},
-      {&internal::kCopyAfterHostBuffer, "Group", GroupRoundTripToAnotherStream, "copy D2H",
+      {&pinion::internal::kCopyAfterCompute, "", RoundTrip, "copy D2H", "aten::"},
+      {&pinion::internal::kCopyAfterCompute, "Group", GroupRoundTrip, "copy D2H",
+       "aten::_foreach_copy_"},
+      {&pinion::internal::kCopyAfterHostBuffer, "", RoundTripToAnotherStream, "copy D2H",
+       "copy H2D"},
+      {&pinion::internal::kCopyAfterHostBuffer, "Group", GroupRoundTripToAnotherStream, "copy D2H",
        "copy H2D"},
       {&kEvictAfterCopyOut, "", RoundTrip, "copy D2H", "the free"},
       {&kEvictAfterCopyOut, "Group", GroupRoundTrip, "copy D2H", "the free"},
@@ -337,5 +339,5 @@ INSTANTIATE_TEST_SUITE_P(Sites, WaitSitesBytes,
                          ::testing::Values(&kEvictAfterCopyOut, &kUnpackAfterCopyIn),
                          [](const auto& info) { return std::string(info.param->name()); });
 
-}  // namespace
+}  // namespace wait_sites_test
 }  // namespace pinion::testing

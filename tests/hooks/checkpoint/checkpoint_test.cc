@@ -54,7 +54,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace checkpoint_test {
 
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
@@ -626,5 +626,5 @@ TEST_P(CheckpointTest, SegmentsOfSeveralDevicesDrawWhatTheyDrewInForward) {
   for (int i = 0; i < 5; ++i) ExpectSameGradients(expected, step(true));
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace pinion::testing

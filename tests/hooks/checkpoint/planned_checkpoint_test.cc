@@ -39,7 +39,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace {
+namespace planned_checkpoint_test {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -741,5 +741,5 @@ TEST(PlannedCheckpoint, RandomModelsHaveTheirBitsAndKeepWithinTheirTarget) {
   EXPECT_GT(mixed, kModels / 4);
 }
 
-}  // namespace
+}  // namespace planned_checkpoint_test
 }  // namespace pinion::testing

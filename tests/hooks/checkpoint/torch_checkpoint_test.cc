@@ -46,7 +46,7 @@
 #include "pinion/tests/support/run_program.h"
 
 namespace pinion::testing {
-namespace {
+namespace torch_checkpoint_test {
 
 using at::Tensor;
 
@@ -491,5 +491,5 @@ TEST(TorchCheckpointTest, EachCaseHasTheBitsOfTorchUtilsCheckpoint) {
   ExpectSameAs(nlohmann::json::parse(run.out), /*same_kernels=*/true);
 }
 
-}  // namespace
+}  // namespace torch_checkpoint_test
 }  // namespace pinion::testing

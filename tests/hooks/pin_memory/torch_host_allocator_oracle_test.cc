@@ -34,7 +34,7 @@
 #include "pinion/hooks/pin_memory/torch_host_allocator.h"
 
 namespace pinion::testing {
-namespace {
+namespace torch_host_allocator_oracle_test {
 
 constexpr c10::DeviceType kEmu = c10::DeviceType::PrivateUse1;
 
@@ -201,5 +201,5 @@ TEST_F(TorchHostAllocatorOracleTest, EmptyCacheEmptiesThatOfTheAllocatorBeforeTo
   EXPECT_EQ(libtorch_cache.get_stats().allocated_bytes.current, 0);
 }
 
-}  // namespace
+}  // namespace torch_host_allocator_oracle_test
 }  // namespace pinion::testing

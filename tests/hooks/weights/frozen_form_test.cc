@@ -37,7 +37,7 @@
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
-namespace {
+namespace frozen_form_test {
 
 using at::Tensor;
 using ::testing::AllOf;
@@ -362,5 +362,5 @@ TEST_F(FrozenWeightsTest, ADeviceWithoutRoomToWidenIsNamedAndNothingIsLost) {
   EXPECT_TRUE(SameBytes(net->forward(x).cpu(), expected));
 }
 
-}  // namespace
+}  // namespace frozen_form_test
 }  // namespace pinion::testing
