@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,8 +15,10 @@
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/examples/compare.h"
+#include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/programs/gpt_config.h"
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
@@ -78,6 +81,60 @@ std::string PeakAndBound(const RunResult& visiting, const RunResult& resident) {
                       " (the two largest layers with their gradients ",
                       HumanBytes(visiting.two_layers_bytes), ", activations ",
                       HumanBytes(activation_bytes), " with all weights on the device)");
+}
+
+std::string HeaderText(const RunOptions& options, const std::string& device, const TextData& text) {
+  const GptConfig& model = options.model;
+  std::string header = absl::StrCat("device   ", options.device,
+                                    device.empty() ? "" : ", modelled: " + device, "\n");
+  absl::StrAppendFormat(
+      &header,
+      "model    GPT, %d layers of width %d, %d heads, %.2f million parameters, %s%s\n"
+      "text     %d bytes, %d different ones; %d sequences of %d in a step\n",
+      model.layers, model.width, model.heads, ParameterCount(model) / 1e6,
+      model.bfloat16 ? "bfloat16" : "float32",
+      model.checkpoint_blocks ? ", each layer a checkpoint" : "", text.size(), text.vocabulary(),
+      model.batch, model.sequence);
+  absl::StrAppendFormat(
+      &header,
+      "memory   %s; parameters, gradients and optimizer state %s, saved activations about %s%s\n",
+      options.device_memory_bytes == UINT64_MAX
+          ? "no limit"
+          : absl::StrCat("limit ", HumanBytes(options.device_memory_bytes)),
+      HumanBytes(PersistentBytes(model)), HumanBytes(SavedBytes(model)),
+      model.checkpoint_blocks ? " without checkpoints" : "");
+  if (const std::string on = SwitchesThatAreOn(); !on.empty()) {
+    absl::StrAppend(&header, "switches ", on, "\n");
+  }
+  return header;
+}
+
+std::string SummaryText(const RunOptions& options, const RunResult& result, bool modelled) {
+  const size_t count = std::min<size_t>(10, result.losses.size());
+  const auto mean = [count](auto first) {
+    return std::accumulate(first, first + count, 0.0) / count;
+  };
+  const double first = mean(result.losses.begin()), last = mean(result.losses.end() - count);
+  std::string summary =
+      absl::StrFormat("loss     %.4f in the first %d steps, %.4f in the last: %.0f %% lower\n",
+                      first, count, last, 100 * (1 - last / first));
+  absl::StrAppendFormat(
+      &summary, "memory   device peak %s%s; %s pinned on the host, in segments\n",
+      HumanBytes(result.peak_device_bytes),
+      result.peak_activation_bytes.has_value()
+          ? absl::StrCat(", of which activations ", HumanBytes(*result.peak_activation_bytes))
+          : "",
+      HumanBytes(result.pinned_host_bytes));
+  absl::StrAppendFormat(
+      &summary, "step     %.2f ms%s%s with --offload=%s; %.0f tokens/s (wall)\n", result.step_ms,
+      modelled ? " (modelled)" : "",
+      result.stall_ms ? absl::StrFormat(", %.2f ms stalled on the link", *result.stall_ms) : "",
+      OffloadModeName(options.offload), result.tokens_per_s);
+  // The last plan's first line; --explain writes all of it.
+  if (!result.plan.empty()) {
+    absl::StrAppend(&summary, "plan     ", result.plan.substr(0, result.plan.find('\n')), "\n");
+  }
+  return summary;
 }
 
 ProgressPrinter::ProgressPrinter(FILE* file, bool modelled)

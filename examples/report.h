@@ -8,9 +8,17 @@
 #include <vector>
 
 #include "pinion/examples/compare.h"
+#include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
+#include "pinion/programs/run_options.h"
 
 namespace pinion {
+
+// What is run, for people: `device` says more of it, such as "scaled so that ...", or is empty.
+std::string HeaderText(const RunOptions& options, const std::string& device, const TextData& text);
+
+// What one run gave, for people.
+std::string SummaryText(const RunOptions& options, const RunResult& result, bool modelled);
 
 // A line that rewrites itself on a terminal; elsewhere a line for the first step, every tenth and
 // the last.

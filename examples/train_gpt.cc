@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -37,7 +36,6 @@
 #include "pinion/examples/report.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
-#include "pinion/hooks/environment.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/gpt_config.h"
 #include "pinion/programs/output_file.h"
@@ -214,53 +212,6 @@ absl::Status ChooseTarget(RunOptions& options) {
   return absl::OkStatus();
 }
 
-void PrintHeader(const RunOptions& options, const std::string& device, const TextData& text) {
-  const GptConfig& model = options.model;
-  absl::PrintF("device   %s%s\n", options.device, device.empty() ? "" : ", modelled: " + device);
-  absl::PrintF(
-      "model    GPT, %d layers of width %d, %d heads, %.2f million parameters, %s%s\n"
-      "text     %d bytes, %d different ones; %d sequences of %d in a step\n",
-      model.layers, model.width, model.heads, ParameterCount(model) / 1e6,
-      model.bfloat16 ? "bfloat16" : "float32",
-      model.checkpoint_blocks ? ", each layer a checkpoint" : "", text.size(), text.vocabulary(),
-      model.batch, model.sequence);
-  absl::PrintF(
-      "memory   %s; parameters, gradients and optimizer state %s, saved activations about %s%s\n",
-      options.device_memory_bytes == UINT64_MAX
-          ? "no limit"
-          : absl::StrCat("limit ", HumanBytes(options.device_memory_bytes)),
-      HumanBytes(PersistentBytes(model)), HumanBytes(SavedBytes(model)),
-      model.checkpoint_blocks ? " without checkpoints" : "");
-  if (const std::string on = SwitchesThatAreOn(); !on.empty()) absl::PrintF("switches %s\n", on);
-  std::fflush(stdout);  // before a run's first error
-}
-
-void PrintSummary(const RunOptions& options, const RunResult& result, bool modelled) {
-  const size_t count = std::min<size_t>(10, result.losses.size());
-  const auto mean = [count](auto first) {
-    return std::accumulate(first, first + count, 0.0) / count;
-  };
-  const double first = mean(result.losses.begin()), last = mean(result.losses.end() - count);
-  absl::PrintF("loss     %.4f in the first %d steps, %.4f in the last: %.0f %% lower\n", first,
-               count, last, 100 * (1 - last / first));
-  absl::PrintF(
-      "memory   device peak %s%s; %s pinned on the host, in segments\n",
-      HumanBytes(result.peak_device_bytes),
-      result.peak_activation_bytes.has_value()
-          ? absl::StrCat(", of which activations ", HumanBytes(*result.peak_activation_bytes))
-          : "",
-      HumanBytes(result.pinned_host_bytes));
-  absl::PrintF(
-      "step     %.2f ms%s%s with --offload=%s; %.0f tokens/s (wall)\n", result.step_ms,
-      modelled ? " (modelled)" : "",
-      result.stall_ms ? absl::StrFormat(", %.2f ms stalled on the link", *result.stall_ms) : "",
-      OffloadModeName(options.offload), result.tokens_per_s);
-  // The last plan's first line; --explain writes all of it.
-  if (!result.plan.empty()) {
-    absl::PrintF("plan     %s\n", result.plan.substr(0, result.plan.find('\n')));
-  }
-}
-
 // Beside the peak of a run whose weights visit, what it may be at most. Activations are those of
 // some steps with all weights on the device, if they fit.
 void PrintBound(RunOptions options, const RunResult& visiting, const TextData& text) {
@@ -335,7 +286,7 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
                               printer.Print(progress);
                             }));
   }
-  PrintSummary(options, result, modelled);
+  absl::PrintF("%s", SummaryText(options, result, modelled));
   if (const std::string path = absl::GetFlag(FLAGS_explain); !path.empty()) {
     PINION_ASSIGN_OR_RETURN(const std::string* const explained, ExplainedIn(result, path));
     PINION_RETURN_IF_ERROR(WriteAtomically(path, *explained));
@@ -391,7 +342,8 @@ absl::Status TrainGpt(const std::vector<char*>& arguments) {
     PINION_RETURN_IF_ERROR(ChooseMemoryLimit(options));
   }
   PINION_RETURN_IF_ERROR(CheckRun(options, text));
-  PrintHeader(options, device, text);
+  absl::PrintF("%s", HeaderText(options, device, text));
+  std::fflush(stdout);  // before a run's first error
   return compare ? RunComparison(options, text, emulated) : RunOnce(options, text, emulated);
 }
 
