@@ -149,8 +149,8 @@ def pinion_test(name, deps = [], size = "small", alone = False, **kwargs):
     """The GoogleTest program of `<name>.cc`.
 
     With `--//config:one_file` the tests of a folder are one library, and the program runs those of
-    its file (tests/support/test_main.cc). Who replaces functions of the C library, or runs tests
-    that a header has, needs to be `alone`.
+    its file (tests/support/test_main.cc). Who replaces functions of the C library, runs tests that a
+    header has, or must be the first of the process to use something, needs to be `alone`.
     """
     srcs = [name + ".cc"]
     for argument in _PROGRAM_ARGUMENTS:

@@ -2,6 +2,7 @@
 // folder's tests are one library, which each of its programs links (tools/pinion.bzl).
 
 #include <cstdio>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -13,25 +14,36 @@ namespace {
 // What follows the last slash.
 std::string_view FileName(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
-// Adds to what --gtest_filter leaves out the tests of other files. Returns whether a test is left.
-bool KeepTestsOf(std::string_view source) {
+// Adds to what --gtest_filter leaves out the tests of other files. Returns what is wrong, if
+// anything is: a test that no program would run must not be overlooked.
+std::string KeepTestsOf(const std::string& source) {
   const testing::UnitTest& all = *testing::UnitTest::GetInstance();
   std::string others;
+  std::map<std::string, std::string_view> file_of_test;
   bool any = false;
   for (int s = 0; s < all.total_test_suite_count(); ++s) {
     const testing::TestSuite& suite = *all.GetTestSuite(s);
     for (int t = 0; t < suite.total_test_count(); ++t) {
       const testing::TestInfo& test = *suite.GetTestInfo(t);
-      if (FileName(test.file()) == source) {
+      const std::string name = std::string(suite.name()) + "." + test.name();
+      const std::string_view file = FileName(test.file());
+      if (!file.ends_with("_test.cc")) {
+        return name + " is a test of " + test.file() + ", whose users must be alone";
+      }
+      if (const auto& [known, is_new] = file_of_test.emplace(name, file);
+          !is_new && known->second != file) {
+        return "two files have a test " + name;
+      }
+      if (file == source) {
         any = true;
       } else {
-        others += std::string(others.empty() ? "" : ":") + suite.name() + "." + test.name();
+        others += (others.empty() ? "" : ":") + name;
       }
     }
   }
   std::string& filter = testing::GTEST_FLAG(filter);
   if (!others.empty()) filter += (filter.find('-') == std::string::npos ? "-" : ":") + others;
-  return any;
+  return any ? "" : "there is no test of a file " + source;
 }
 
 }  // namespace
@@ -39,8 +51,8 @@ bool KeepTestsOf(std::string_view source) {
 int main(int argc, char** argv) {
   const std::string source = std::string(FileName(argv[0])) + ".cc";
   testing::InitGoogleMock(&argc, argv);
-  if (!KeepTestsOf(source)) {
-    std::fprintf(stderr, "%s: there is no test of a file %s\n", argv[0], source.c_str());
+  if (const std::string wrong = KeepTestsOf(source); !wrong.empty()) {
+    std::fprintf(stderr, "%s: %s\n", argv[0], wrong.c_str());
     return 1;
   }
   return RUN_ALL_TESTS();
