@@ -102,11 +102,8 @@ def tests_in_one_file():
 
 def _one_file(name, suffix, **kwargs):
     texts = [rule for part, rule in native.existing_rules().items() if part.endswith(suffix)]
-
     # Those of headers alone are no part, unless another one needs them.
     parts = [text for text in texts if text.get("textual_hdrs")]
-    if not parts:
-        return
     _includes(
         name = name + "_source",
         testonly = kwargs.get("testonly", False),
@@ -150,7 +147,8 @@ def pinion_test(name, deps = [], size = "small", alone = False, **kwargs):
 
     With `--//config:one_file` the tests of a folder are one library, and the program runs those of
     its file (tests/support/test_main.cc). Who replaces functions of the C library, runs tests that a
-    header has, or must be the first of the process to use something, needs to be `alone`.
+    header has, must be the first of the process to use something, or is optimised (.bazelrc), needs to
+    be `alone`.
     """
     srcs = [name + ".cc"]
     for argument in _PROGRAM_ARGUMENTS:
