@@ -42,8 +42,9 @@ class FenceTimeline {
  public:
   virtual ~FenceTimeline() = default;
 
-  // Every ticket up to and including this number is done. Never decreases; an atomic load.
-  virtual uint64_t Completed() const = 0;
+  // Every ticket up to and including this number is done. Never decreases; an atomic load. It is
+  // called with locks held, and from destructors.
+  virtual uint64_t Completed() const noexcept = 0;
 
   // Asks the device how far it has come, so that Completed() may rise. May call the device: never
   // call it with a lock held. Does nothing useful once the device has failed for good.

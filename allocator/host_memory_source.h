@@ -31,7 +31,7 @@ class HostMemorySource {
   virtual std::string name() const = 0;
 
   // Whether its pages are locked in RAM: what PinnedBlock::pinned() says of its blocks.
-  virtual bool pinned() const { return true; }
+  virtual bool pinned() const = 0;
 
   // Sizes are multiples of this, and so are the addresses that are returned. A power of two.
   virtual uint64_t granularity_bytes() const = 0;

@@ -12,13 +12,13 @@
 //   segment  |--used--|-free-|--used--|---------free---------|
 //                        \______________/ buckets by size: first fit is best fit within 12.5 %
 //
-// Thread safety: thread-safe. No call to the source, a timeline's Poll, or the operating system is
-// made while a lock is held, but for what locks are made of: futex(2), and membarrier(2) with
-// sched_yield(2) and nanosleep(2) where a thread needs memory that another one has free. One thread
-// at a time grows; others that need to wait for it. Ownership: blocks may outlive the allocator
-// object; their memory then goes with the last block. Fork: a child of fork() may destroy what it
-// inherits, which does nothing. Its other calls return FailedPrecondition (and empty statistics):
-// pinned memory is the parent's alone.
+// Thread safety: thread-safe. No call to the source (but JoinsAt), to a timeline (but Completed), or
+// to the operating system is made while a lock is held, but for what locks and heaps are made of:
+// futex(2), mmap(2), and membarrier(2) with sched_yield(2) and nanosleep(2) where a thread needs
+// memory that another one has free. One thread at a time grows; others that need to wait for it.
+// Ownership: blocks may outlive the allocator object; their memory then goes with the last block.
+// Fork: a child of fork() may destroy what it inherits, which does nothing. Its other calls return
+// FailedPrecondition (and empty statistics): pinned memory is the parent's alone.
 
 #ifndef PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
 #define PINION_ALLOCATOR_PINNED_ALLOCATOR_H_

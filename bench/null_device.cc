@@ -16,6 +16,7 @@ NullEvent& Get(EventHandle event) { return *static_cast<NullEvent*>(event.native
 class NullPinnedSource final : public HostMemorySource {
  public:
   std::string name() const override { return "null pinned"; }
+  bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return static_cast<uint64_t>(kPage); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     return HostSegment{.data = operator new(size_bytes, kPage), .size_bytes = size_bytes};

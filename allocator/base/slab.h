@@ -8,6 +8,9 @@
 // processor's cache by then. Here a thread takes the block that it has given back last. What one
 // thread gives back and another one takes goes by batches through a list that both share.
 //
+// Threads that have no number (thread_slot.h) share one cache and its lock. They are not given one
+// here: numbers are few, and a thread that only releases what others allocate can do without.
+//
 // Blocks stay blocks for good: the process keeps as many as it has had at once, and the few that
 // wait in other threads' caches.
 //
@@ -42,7 +45,7 @@ class Slab {
   Slab& operator=(const Slab&) = delete;
 
   void* Take() {
-    const int slot = ThreadSlot();
+    const int slot = ThreadSlotIfAny();
     if (slot == kNoThreadSlot) return TakeWithoutSlot();
     Cache& mine = caches_[slot];
     if (mine.current.first == nullptr) Reload(mine);
@@ -50,7 +53,7 @@ class Slab {
   }
 
   void Give(void* memory) {
-    const int slot = ThreadSlot();
+    const int slot = ThreadSlotIfAny();
     if (slot == kNoThreadSlot) return GiveWithoutSlot(memory);
     Cache& mine = caches_[slot];
     if (mine.current.size == kBatch) PutAside(mine);

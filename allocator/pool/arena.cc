@@ -162,18 +162,16 @@ uint64_t Arena::Close(By by, Leftovers* leftovers) {
 
 void Arena::SettleSomeLocked(Leftovers* leftovers) {
   buffers_.TakeIncoming(&incoming_);
-  if (buffers_.TakeMine(&incoming_)) {
-    std::unique_ptr<ReleaseBatch> mine = std::move(incoming_.back());
-    incoming_.pop_back();
+  if (std::unique_ptr<ReleaseBatch> mine = buffers_.TakeMine(); mine != nullptr) {
     incoming_.push_front(std::move(mine));
-    while (incoming_.front()->entered < incoming_.front()->size) {
-      EnterNextLocked(*incoming_.front(), leftovers);
+    while (incoming_.front().entered < incoming_.front().size) {
+      EnterNextLocked(incoming_.front(), leftovers);
     }
     DropOldestLocked(leftovers);
   }
   for (int left = kSettlePerAllocation; left > 0 && !incoming_.empty();) {
     if (OldestMayWaitLocked()) return;
-    ReleaseBatch& oldest = *incoming_.front();
+    ReleaseBatch& oldest = incoming_.front();
     oldest.LookAgain();
     do {
       EnterNextLocked(oldest, leftovers);
@@ -183,12 +181,12 @@ void Arena::SettleSomeLocked(Leftovers* leftovers) {
 }
 
 bool Arena::OldestMayWaitLocked() const {
-  return incoming_.size() <= kMostWaitingBatches && incoming_.front()->NextWaits();
+  return incoming_.size() <= kMostWaitingBatches && incoming_.front().NextWaits();
 }
 
 void Arena::SettleIncomingLocked(Leftovers* leftovers) {
   while (!incoming_.empty()) {
-    ReleaseBatch& oldest = *incoming_.front();
+    ReleaseBatch& oldest = incoming_.front();
     oldest.LookAgain();
     while (oldest.entered < oldest.size) EnterNextLocked(oldest, leftovers);
     DropOldestLocked(leftovers);
@@ -205,8 +203,8 @@ void Arena::LookAroundLocked(Leftovers* leftovers) {
   buffers_.TakeAll(&incoming_);
   if (incoming_.empty()) return;
   // Others may wait behind the oldest, whose timeline may be stuck.
-  if (incoming_.front()->seen_waiting) return SettleIncomingLocked(leftovers);
-  incoming_.front()->seen_waiting = true;
+  if (incoming_.front().seen_waiting) return SettleIncomingLocked(leftovers);
+  incoming_.front().seen_waiting = true;
 }
 
 void Arena::EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers) {
@@ -214,9 +212,8 @@ void Arena::EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers) {
 }
 
 void Arena::DropOldestLocked(Leftovers* leftovers) {
-  ReleaseBatch& oldest = *incoming_.front();
-  if (oldest.timeline != nullptr) leftovers->timelines.push_back(std::move(oldest.timeline));
-  incoming_.pop_front();
+  const std::unique_ptr<ReleaseBatch> oldest = incoming_.pop_front();
+  if (oldest->timeline != nullptr) leftovers->timelines.push_back(std::move(oldest->timeline));
 }
 
 void Arena::EnterLocked(const ReleaseBatch::Release& release,
@@ -238,8 +235,8 @@ void Arena::ReclaimLocked(Leftovers* leftovers) {
     left_.until_look_at_all = at_all ? kLookAtAllEvery - 1 : left_.until_look_at_all - 1;
   }
   books_.Reclaim(&leftovers->timelines);
-  if (!incoming_.empty() && incoming_.front()->timeline != nullptr) {
-    incoming_.front()->completed = incoming_.front()->timeline->Completed();
+  if (!incoming_.empty() && incoming_.front().timeline != nullptr) {
+    incoming_.front().completed = incoming_.front().timeline->Completed();
   }
   const bool some_wait = books_.some_deferred() || !incoming_.empty();
   const uint32_t calls =

@@ -174,7 +174,7 @@ class Arena {
   bool mine_wait_ = false;  // releases in the owner's buffer; the owner's thread alone knows of it
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   Countdowns left_ ABSL_GUARDED_BY(mu_);
-  ReleaseBuffers::Batches incoming_ ABSL_GUARDED_BY(mu_);  // handed over, the oldest in front
+  BatchQueue incoming_ ABSL_GUARDED_BY(mu_);  // handed over, the oldest in front
   PoolBooks books_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,6 +1,5 @@
 #include "pinion/allocator/pool/release_buffers.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -38,7 +37,7 @@ uintptr_t ReleaseBuffers::Buffer::TakeSlowly() {
 }
 
 ReleaseBuffers::~ReleaseBuffers() {
-  Batches left;
+  BatchQueue left;
   Take(&left, /*close=*/true);
 }
 
@@ -60,43 +59,45 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
   return true;
 }
 
-bool ReleaseBuffers::TakeMine(Batches* batches) {
+std::unique_ptr<ReleaseBatch> ReleaseBuffers::TakeMine() {
   Buffer& buffer = Mine();
-  return !buffer.SeemsEmpty() && TakeFrom(buffer, /*close=*/false, batches);
+  return buffer.SeemsEmpty() ? nullptr : TakeFrom(buffer, /*close=*/false);
 }
 
-bool ReleaseBuffers::TakeFrom(Buffer& buffer, bool close, Batches* batches) {
+std::unique_ptr<ReleaseBatch> ReleaseBuffers::TakeFrom(Buffer& buffer, bool close) {
   std::unique_ptr<ReleaseBatch> batch;
-  if (!buffer.Take(&batch)) return false;
+  if (!buffer.Take(&batch)) return nullptr;
   close ? buffer.Close() : buffer.Put(nullptr);
-  if (batch == nullptr) return false;
-  batches->push_back(Stamped(std::move(batch)));
-  return true;
+  return batch == nullptr ? nullptr : Stamped(std::move(batch));
 }
 
 ReleaseBuffers::Buffer& ReleaseBuffers::Mine() {
   return buffers_[ThreadNumber() % buffers_.size()];
 }
 
-void ReleaseBuffers::Take(Batches* batches, bool close) {
+void ReleaseBuffers::Take(BatchQueue* batches, bool close) {
   for (Buffer& buffer : buffers_) {
-    if (close || !buffer.SeemsEmpty()) TakeFrom(buffer, close, batches);
+    if (!close && buffer.SeemsEmpty()) continue;
+    if (std::unique_ptr<ReleaseBatch> batch = TakeFrom(buffer, close); batch != nullptr) {
+      batches->push_back(std::move(batch));
+    }
   }
   TakeIncoming(batches);
 }
 
-void ReleaseBuffers::TakeIncomingList(Batches* batches) {
-  ReleaseBatch* next = incoming_.exchange(nullptr, std::memory_order_acquire);
-  const auto known = static_cast<ptrdiff_t>(batches->size());
-  while (next != nullptr) {
-    batches->emplace_back(next);
+void ReleaseBuffers::TakeIncomingList(BatchQueue* batches) {
+  ReleaseBatch* newest = incoming_.exchange(nullptr, std::memory_order_acquire);
+  BatchQueue taken;
+  while (newest != nullptr) {
     // Another processor wrote it; it is read a little at a time.
     for (size_t line = 0; line < sizeof(ReleaseBatch); line += kCacheLineBytes) {
-      __builtin_prefetch(reinterpret_cast<const char*>(next) + line);
+      __builtin_prefetch(reinterpret_cast<const char*>(newest) + line);
     }
-    next = next->next;
+    std::unique_ptr<ReleaseBatch> batch(newest);
+    newest = batch->next;
+    taken.push_front(std::move(batch));
   }
-  std::reverse(batches->begin() + known, batches->end());
+  while (!taken.empty()) batches->push_back(taken.pop_front());
 }
 
 void ReleaseBuffers::HandOver(std::unique_ptr<ReleaseBatch> batch) {

@@ -6,9 +6,10 @@
 //
 // Each thread adds to one of a few buffers (two threads may share one). A batch has tickets of one
 // timeline only. What is full joins a list without a lock: whoever releases waits for nobody, but
-// for a moment where another thread looks into its buffer.
+// for a moment where another thread adds to the same buffer, or looks into it.
 //
-// Thread safety: thread-safe. Calls FenceTimeline::Completed only.
+// Thread safety: ReleaseBuffers is thread-safe, BatchQueue is not. Calls FenceTimeline::Completed
+// only.
 // Ownership: a buffer and a batch share their timeline.
 
 #ifndef PINION_ALLOCATOR_POOL_RELEASE_BUFFERS_H_
@@ -16,9 +17,10 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
+#include <utility>
 
 #include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/fence.h"
@@ -51,13 +53,53 @@ struct ReleaseBatch : SlabObject<ReleaseBatch> {
   uint32_t entered = 0;       // of the releases, in their order
   bool seen_waiting = false;  // as the oldest one, when the arena looked around
   std::array<Release, kCapacity> releases;
-  ReleaseBatch* next = nullptr;  // in the list of what is incoming
+  ReleaseBatch* next = nullptr;  // in the list or the queue that it is in
+};
+
+// Batches in a row. To move one in or out takes no memory, so that none is lost for want of it.
+class BatchQueue {
+ public:
+  BatchQueue() = default;
+  ~BatchQueue() {
+    while (!empty()) pop_front();
+  }
+  BatchQueue(const BatchQueue&) = delete;
+  BatchQueue& operator=(const BatchQueue&) = delete;
+
+  bool empty() const { return first_ == nullptr; }
+  size_t size() const { return size_; }
+  ReleaseBatch& front() { return *first_; }
+  const ReleaseBatch& front() const { return *first_; }
+
+  void push_front(std::unique_ptr<ReleaseBatch> batch) {
+    batch->next = first_;
+    first_ = batch.release();
+    if (last_ == nullptr) last_ = first_;
+    ++size_;
+  }
+  void push_back(std::unique_ptr<ReleaseBatch> batch) {
+    batch->next = nullptr;
+    ReleaseBatch* const added = batch.release();
+    (last_ == nullptr ? first_ : last_->next) = added;
+    last_ = added;
+    ++size_;
+  }
+  std::unique_ptr<ReleaseBatch> pop_front() {
+    std::unique_ptr<ReleaseBatch> batch(first_);
+    first_ = batch->next;
+    if (first_ == nullptr) last_ = nullptr;
+    --size_;
+    return batch;
+  }
+
+ private:
+  ReleaseBatch* first_ = nullptr;
+  ReleaseBatch* last_ = nullptr;
+  size_t size_ = 0;
 };
 
 class ReleaseBuffers {
  public:
-  using Batches = std::deque<std::unique_ptr<ReleaseBatch>>;
-
   ReleaseBuffers() = default;
   ~ReleaseBuffers();
   ReleaseBuffers(const ReleaseBuffers&) = delete;
@@ -66,21 +108,21 @@ class ReleaseBuffers {
   // Adds to this thread's buffer. False once the buffers are closed: then nothing was added.
   bool Add(const ReleaseBatch::Release& release, const std::shared_ptr<FenceTimeline>& timeline);
 
-  // What this thread's buffer holds, into `batches`. False if that is nothing.
-  bool TakeMine(Batches* batches);
+  // What this thread's buffer holds; null if that is nothing.
+  std::unique_ptr<ReleaseBatch> TakeMine();
 
   bool SomeIncoming() const { return incoming_.load(std::memory_order_relaxed) != nullptr; }
 
   // Full batches of all threads, each thread's in order.
-  void TakeIncoming(Batches* batches) {
+  void TakeIncoming(BatchQueue* batches) {
     if (SomeIncoming()) TakeIncomingList(batches);
   }
 
   // All that buffers and the list hold: every release that happened before.
-  void TakeAll(Batches* batches) { Take(batches, /*close=*/false); }
+  void TakeAll(BatchQueue* batches) { Take(batches, /*close=*/false); }
 
   // The same, and takes no more.
-  void Close(Batches* batches) { Take(batches, /*close=*/true); }
+  void Close(BatchQueue* batches) { Take(batches, /*close=*/true); }
 
  private:
   // Holds a batch, which one thread at a time takes out and puts back: as a lock around it would
@@ -121,10 +163,10 @@ class ReleaseBuffers {
   };
 
   Buffer& Mine();
-  // Into `batches`. False if there was nothing.
-  static bool TakeFrom(Buffer& buffer, bool close, Batches* batches);
-  void Take(Batches* batches, bool close);
-  void TakeIncomingList(Batches* batches);
+  // Null if there was nothing.
+  static std::unique_ptr<ReleaseBatch> TakeFrom(Buffer& buffer, bool close);
+  void Take(BatchQueue* batches, bool close);
+  void TakeIncomingList(BatchQueue* batches);
   void HandOver(std::unique_ptr<ReleaseBatch> batch);
 
   std::array<Buffer, 32> buffers_;

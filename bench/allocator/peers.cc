@@ -47,6 +47,7 @@ class UpstreamSource final : public HostMemorySource {
       : upstream_(std::move(upstream)) {}
 
   std::string name() const override { return "host upstream"; }
+  bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return HostUpstream::kAlignment; }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     return HostSegment{upstream_->Allocate(size_bytes), size_bytes, /*numa_node=*/-1};

@@ -31,6 +31,7 @@ class CudaPinnedSource final : public HostMemorySource {
   CudaPinnedSource(const CudaApi& api, int index);
 
   std::string name() const override { return "cudaHostAlloc"; }
+  bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;

@@ -57,6 +57,7 @@ class CudaRegisteredSource final : public HostMemorySource {
       const CudaApi& api, int index, const MmapOptions& memory = {});
 
   std::string name() const override { return "cudaHostRegister"; }
+  bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return memory_->granularity_bytes(); }
   bool JoinsAt(const void* border) const override;
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;

@@ -31,6 +31,7 @@ class EmulatedPinnedSource : public HostMemorySource {
       : machine_(std::move(machine)), core_(core), device_(device) {}
 
   std::string name() const override { return "emulated pinned"; }
+  bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return MachineCore::kPageBytes; }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     PINION_CHECK(size_bytes > 0 && size_bytes % MachineCore::kPageBytes == 0)

@@ -40,6 +40,7 @@ class TorchPinnedSource final : public HostMemorySource {
                                                                    c10::DeviceType type);
 
   std::string name() const override { return first_->name(); }
+  bool pinned() const override { return first_->pinned(); }
   uint64_t granularity_bytes() const override { return first_->granularity_bytes(); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;

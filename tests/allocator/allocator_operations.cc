@@ -10,9 +10,12 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <thread>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -30,6 +33,7 @@
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/run_threads.h"
+#include "pinion/tests/support/worker.h"
 
 namespace pinion::testing {
 namespace {
@@ -37,6 +41,8 @@ namespace {
 constexpr size_t kHeaderBytes = 3;
 constexpr size_t kOperationBytes = 3;
 constexpr int kTimelines = 3;
+// That a list goes around, beside the one that it begins on.
+constexpr int kWorkers = 3;
 // At each end of a block, so that a list of large blocks is as fast as one of small ones.
 constexpr uint64_t kStampBytes = 16;
 // A block that is far larger than its list's others.
@@ -119,11 +125,16 @@ class Model {
     for (Timeline& timeline : timelines_) timeline.fence = std::make_shared<FakeTimeline>();
   }
 
+  // Who gets the blocks that this list hands on; null: nobody.
+  void set_next(Model* next) { next_ = next; }
+
   const OperationsResult& result() const { return result_; }
 
   void Run(const OperationList& list);
 
+  // Those that others have handed to it as well.
   absl::Status ReleaseAll() {
+    PINION_RETURN_IF_ERROR(TakeHandedOver());
     while (!live_.empty()) PINION_RETURN_IF_ERROR(LetGo(live_.size() - 1, {}));
     return absl::OkStatus();
   }
@@ -161,6 +172,16 @@ class Model {
     }
   };
 
+  struct Block {
+    PinnedBlock block;
+    std::thread::id allocated_on;
+  };
+
+  struct HandedOver {
+    Block block;
+    Held held;
+  };
+
   struct Timeline {
     std::shared_ptr<FakeTimeline> fence;
     uint64_t last = 0;  // ticket
@@ -176,6 +197,7 @@ class Model {
   absl::Status CompleteVisibly(uint8_t a, uint8_t b);
   absl::Status ReplaceTimeline(uint8_t a, uint8_t b);
   absl::Status Look(uint8_t, uint8_t);
+  absl::Status GoOver(uint8_t a, uint8_t b);
   absl::Status Trim(uint8_t a, uint8_t);
   absl::Status Reserve(uint8_t a, uint8_t);
   absl::Status FailNextCall(uint8_t a, uint8_t);
@@ -191,15 +213,27 @@ class Model {
   static uint64_t NextOf(const Timeline& timeline, uint8_t b) {
     return timeline.on_device + ((timeline.last - timeline.on_device) * (b + 1) + 255) / 256;
   }
+  // What is left of the list, on this thread until it is to go on on another one.
+  void RunSome(const OperationList& list);
   absl::Status Admit(const PinnedBlock& block, uint64_t size_bytes);
+  absl::Status TakeHandedOver();
+  // The bytes become this list's.
+  absl::Status Hold(uint64_t begin, Held held);
   absl::Status LetGo(size_t index, const std::vector<FenceTicket>& tickets);
   absl::Status RunDevice(Timeline& timeline, uint64_t value);
   absl::Status CheckStamps(uint64_t begin, const Held& held) const;
 
   World& world_;
   OperationsResult result_;
+  size_t at_ = kHeaderBytes;  // in the list
+  int thread_ = 0;            // that it is on; 0: the one that called Run
+  bool ends_ = false;         // the thread that it was on before
+  std::unique_ptr<Worker> workers_[kWorkers];
+  Model* next_ = nullptr;
+  Mutex mu_;
+  std::vector<HandedOver> handed_over_ ABSL_GUARDED_BY(mu_);
   Timeline timelines_[kTimelines];
-  std::vector<PinnedBlock> live_;
+  std::vector<Block> live_;
   std::map<uint64_t, Held> held_;  // by begin; disjoint
   std::unordered_set<uint64_t> ids_;
   uint64_t requested_bytes_ = 0;  // of live, pinned blocks
@@ -212,7 +246,8 @@ const Model::Operation Model::kOperations[] = {
     {226, "CompleteOnDevice", &Model::CompleteOnDevice},
     {246, "CompleteVisibly", &Model::CompleteVisibly},
     {248, "ReplaceTimeline", &Model::ReplaceTimeline},
-    {252, "Look", &Model::Look},
+    {249, "Look", &Model::Look},
+    {252, "GoOver", &Model::GoOver},
     {253, "Trim", &Model::Trim},
     {254, "Reserve", &Model::Reserve},
     {255, "FailNextCall", &Model::FailNextCall},
@@ -220,22 +255,39 @@ const Model::Operation Model::kOperations[] = {
 };
 
 void Model::Run(const OperationList& list) {
-  for (size_t at = kHeaderBytes; at + kOperationBytes <= list.size(); at += kOperationBytes) {
-    const Operation* const operation =
-        std::find_if(std::begin(kOperations), std::end(kOperations),
-                     [&](const Operation& candidate) { return list[at] < candidate.below; });
-    const absl::Status status = (this->*operation->run)(list[at + 1], list[at + 2]);
-    if (!status.ok()) {
-      result_.failure = absl::StrCat("operation ", result_.operations, ", ", operation->name, "(",
-                                     list[at + 1], ", ", list[at + 2], "): ", status.message());
-      return;
+  while (at_ + kOperationBytes <= list.size()) {
+    if (thread_ == 0) {
+      RunSome(list);
+    } else {
+      std::unique_ptr<Worker>& worker = workers_[thread_ - 1];
+      if (worker == nullptr) worker = std::make_unique<Worker>();
+      worker->Run([&] { RunSome(list); });
+      if (ends_) worker = nullptr;
     }
-    ++result_.operations;
+    if (!result_.failure.empty()) return;
   }
   absl::Status end = Look(0, 0);
   for (Timeline& timeline : timelines_) end.Update(RunDevice(timeline, timeline.last));
   if (!world_.blocks_outlive_allocator()) end.Update(ReleaseAll());
   if (!end.ok()) result_.failure = absl::StrCat("at the end: ", end.message());
+}
+
+void Model::RunSome(const OperationList& list) {
+  const int thread = thread_;
+  while (at_ + kOperationBytes <= list.size() && thread_ == thread) {
+    const uint8_t* const bytes = &list[at_];
+    at_ += kOperationBytes;
+    const Operation* const operation =
+        std::find_if(std::begin(kOperations), std::end(kOperations),
+                     [&](const Operation& candidate) { return bytes[0] < candidate.below; });
+    const absl::Status status = (this->*operation->run)(bytes[1], bytes[2]);
+    if (!status.ok()) {
+      result_.failure = absl::StrCat("operation ", result_.operations, ", ", operation->name, "(",
+                                     bytes[1], ", ", bytes[2], "): ", status.message());
+      return;
+    }
+    ++result_.operations;
+  }
 }
 
 // Sizes spread over the doublings, those around a power of two drawn more often.
@@ -254,16 +306,16 @@ absl::Status Model::Allocate(uint8_t a, uint8_t b) {
     const auto fill = static_cast<unsigned char>(result_.operations);
     const uint64_t stamp_bytes = std::min(kStampBytes, size_bytes);
     char* const data = static_cast<char*>(block->data());
+    const auto begin = reinterpret_cast<uint64_t>(data);
+    PINION_RETURN_IF_ERROR(Hold(begin, {.end = begin + block->capacity_bytes(),
+                                        .live = true,
+                                        .size_bytes = size_bytes,
+                                        .fill = fill,
+                                        .until = {}}));
     std::memset(data, fill, stamp_bytes);
     std::memset(data + size_bytes - stamp_bytes, fill, stamp_bytes);
-    held_[reinterpret_cast<uint64_t>(data)] = {
-        .end = reinterpret_cast<uint64_t>(data) + block->capacity_bytes(),
-        .live = true,
-        .size_bytes = size_bytes,
-        .fill = fill,
-        .until = {}};
     if (block->pinned()) requested_bytes_ += size_bytes;
-    live_.push_back(*std::move(block));
+    live_.push_back({*std::move(block), std::this_thread::get_id()});
     ++result_.allocations;
     return absl::OkStatus();
   }
@@ -278,7 +330,6 @@ absl::Status Model::Allocate(uint8_t a, uint8_t b) {
 
 absl::Status Model::Admit(const PinnedBlock& block, uint64_t size_bytes) {
   const auto begin = reinterpret_cast<uint64_t>(block.data());
-  const uint64_t end = begin + block.capacity_bytes();
   if (block.size_bytes() != size_bytes || block.capacity_bytes() < size_bytes) {
     return Wrong(absl::StrCat(size_bytes, " bytes were asked for, the block has ",
                               block.size_bytes(), " of ", block.capacity_bytes()));
@@ -288,14 +339,52 @@ absl::Status Model::Admit(const PinnedBlock& block, uint64_t size_bytes) {
   if (begin % alignment != 0) return Wrong(absl::StrCat("not aligned to ", alignment));
   if (!block.pinned() && !world_.options().pageable_fallback) return Wrong("not pinned");
   if (!ids_.insert(block.id()).second) return Wrong(absl::StrCat("id ", block.id(), " again"));
+  return absl::OkStatus();
+}
 
-  auto held = held_.upper_bound(begin);
-  if (held != held_.begin() && std::prev(held)->second.end > begin) --held;
-  while (held != held_.end() && held->first < end) {
-    if (held->second.live) return Wrong("the bytes of a live block");
-    if (!held->second.IsDone()) return Wrong("bytes that wait for a ticket");
+absl::Status Model::Hold(uint64_t begin, Held held) {
+  auto known = held_.upper_bound(begin);
+  if (known != held_.begin() && std::prev(known)->second.end > begin) --known;
+  while (known != held_.end() && known->first < held.end) {
+    if (known->second.live) return Wrong("the bytes of a live block");
+    if (!known->second.IsDone()) return Wrong("bytes that wait for a ticket");
     ++result_.reuses;
-    held = held_.erase(held);
+    known = held_.erase(known);
+  }
+  held_[begin] = std::move(held);
+  return absl::OkStatus();
+}
+
+// Alone, to another thread, and the one that is left may end. In company, to another list: with
+// some blocks, whose bytes are as they were when they arrive.
+absl::Status Model::GoOver(uint8_t a, uint8_t b) {
+  if (world_.alone()) {
+    thread_ = a % (kWorkers + 1);
+    ends_ = b % 8 == 0;
+    return absl::OkStatus();
+  }
+  for (int blocks = 1 + a % 8; blocks > 0 && !live_.empty(); --blocks) {
+    Block block = std::move(live_.back());
+    live_.pop_back();
+    const auto held = held_.find(reinterpret_cast<uint64_t>(block.block.data()));
+    PINION_RETURN_IF_ERROR(CheckStamps(held->first, held->second));
+    MutexLock lock(next_->mu_);
+    next_->handed_over_.push_back({std::move(block), std::move(held->second)});
+    held_.erase(held);
+  }
+  return TakeHandedOver();
+}
+
+absl::Status Model::TakeHandedOver() {
+  std::vector<HandedOver> taken;
+  {
+    MutexLock lock(mu_);
+    taken = std::exchange(handed_over_, {});
+  }
+  for (HandedOver& over : taken) {
+    const auto begin = reinterpret_cast<uint64_t>(over.block.block.data());
+    PINION_RETURN_IF_ERROR(Hold(begin, std::move(over.held)));
+    live_.push_back(std::move(over.block));
   }
   return absl::OkStatus();
 }
@@ -316,7 +405,8 @@ absl::Status Model::ReleaseAfter(uint8_t a, uint8_t b) {
 absl::Status Model::LetGo(size_t index, const std::vector<FenceTicket>& tickets) {
   if (live_.empty()) return absl::OkStatus();
   std::swap(live_[index], live_.back());
-  PinnedBlock block = std::move(live_.back());
+  if (live_.back().allocated_on != std::this_thread::get_id()) ++result_.crossings;
+  PinnedBlock block = std::move(live_.back().block);
   live_.pop_back();
   const auto begin = reinterpret_cast<uint64_t>(block.data());
   const auto held = held_.find(begin);
@@ -447,6 +537,7 @@ OperationsResult RunOperations(const std::vector<OperationList>& lists) {
   World world(lists.front(), lists.size() == 1);
   std::deque<Model> models;
   for (size_t i = 0; i < lists.size(); ++i) models.emplace_back(&world);
+  for (size_t i = 0; i < lists.size(); ++i) models[i].set_next(&models[(i + 1) % lists.size()]);
   if (world.alone()) {
     models.front().Run(lists.front());
   } else {
@@ -461,6 +552,7 @@ OperationsResult RunOperations(const std::vector<OperationList>& lists) {
     sum.refusals += result.refusals;
     sum.deferred_releases += result.deferred_releases;
     sum.reuses += result.reuses;
+    sum.crossings += result.crossings;
   }
   if (!sum.failure.empty()) return sum;
   absl::Status end;
@@ -468,7 +560,9 @@ OperationsResult RunOperations(const std::vector<OperationList>& lists) {
     world.DropAllocator();
     for (Model& model : models) end.Update(model.ReleaseAll());
   } else {
-    end = world.allocator().Trim(0).status();
+    // What a list was handed when it had ended.
+    for (Model& model : models) end.Update(model.ReleaseAll());
+    end.Update(world.allocator().Trim(0).status());
   }
   if (end.ok() && world.locked_bytes() != 0) {
     end = Wrong(absl::StrCat(world.locked_bytes(), " bytes stay locked"));

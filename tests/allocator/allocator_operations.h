@@ -8,8 +8,12 @@
 // choose the allocator's options; every three that follow are one operation: what, and two
 // operands.
 //
-// Several lists share one allocator, each on a thread of its own with a model of its own; what
-// another thread does to a list's bytes is found by what the list has written there.
+// A list goes from thread to thread, one at a time, as it says itself: blocks are allocated on one
+// thread and released on another, threads end, and all of it happens again with the same bytes.
+//
+// Several lists share one allocator, each on a thread of its own with a model of its own, and hand
+// live blocks to one another; what another thread does to a list's bytes is found by what the list
+// has written there.
 
 #ifndef PINION_TESTS_ALLOCATOR_ALLOCATOR_OPERATIONS_H_
 #define PINION_TESTS_ALLOCATOR_ALLOCATOR_OPERATIONS_H_
@@ -32,6 +36,7 @@ struct OperationsResult {
   uint64_t refusals = 0;           // that did not
   uint64_t deferred_releases = 0;  // with a ticket that was not done
   uint64_t reuses = 0;             // of bytes that had waited for a ticket
+  uint64_t crossings = 0;          // releases of blocks that were allocated on another thread
 };
 
 // From an empty allocator, made as the first list says, until nothing is locked any more.

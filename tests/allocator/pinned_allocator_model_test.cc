@@ -26,6 +26,7 @@ TEST(PinnedAllocatorModelTest, RandomOperationsAgreeWithTheModel) {
     EXPECT_GT(result.allocations, 2000u) << "seed " << seed;
     EXPECT_GT(result.deferred_releases, 100u) << "seed " << seed;
     EXPECT_GT(result.reuses, 100u) << "seed " << seed;
+    EXPECT_GT(result.crossings, 500u) << "seed " << seed;
   }
 }
 
@@ -50,6 +51,7 @@ TEST(PinnedAllocatorModelTest, ThreadsThatShareAnAllocatorAgreeWithTheirModels) 
     const OperationsResult result = RunOperations(lists);
     ASSERT_EQ(result.failure, "") << "seed " << seed;
     EXPECT_GT(result.allocations, 4000u) << "seed " << seed;
+    EXPECT_GT(result.crossings, 200u) << "seed " << seed;
   }
 }
 

@@ -65,6 +65,7 @@ class WrongSource final : public HostMemorySource {
   WrongSource(uint64_t more_bytes, uint64_t shift_bytes)
       : more_bytes_(more_bytes), shift_bytes_(shift_bytes) {}
   std::string name() const override { return "wrong"; }
+  bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return 4096; }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     return HostSegment{reinterpret_cast<void*>((uintptr_t{1} << 40) + shift_bytes_),

@@ -45,7 +45,7 @@ using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
 class DoneWhenWaitedFor final : public FenceTimeline {
  public:
   explicit DoneWhenWaitedFor(int looks = INT_MAX) : looks_(looks) {}
-  uint64_t Completed() const override { return looks_-- > 0 ? done_ : UINT64_MAX; }
+  uint64_t Completed() const noexcept override { return looks_-- > 0 ? done_ : UINT64_MAX; }
   void Poll() override {}
   absl::Status Wait(uint64_t value, absl::Duration) override {
     done_ = value;
@@ -106,7 +106,7 @@ TEST_F(PinnedAllocatorTicketsTest, WhatStartsToWaitAmongManyHitsServesSoonAfterI
 // Not done before somebody waits for it. Counts the looks at it, and can act in the midst of one.
 class CountingTimeline final : public FenceTimeline {
  public:
-  uint64_t Completed() const override {
+  uint64_t Completed() const noexcept override {
     ++looks_;
     if (on_look) on_look();
     return done_;
@@ -322,7 +322,7 @@ TEST_F(PinnedAllocatorTicketsTest, AThreadThatHasEndedHoldsOnToNothing) {
 TEST_F(PinnedAllocatorTicketsTest, WhatIsLeakedAtTheEndSaysWhy) {
   class Refuses final : public FenceTimeline {
    public:
-    uint64_t Completed() const override { return 0; }
+    uint64_t Completed() const noexcept override { return 0; }
     void Poll() override {}
     absl::Status Wait(uint64_t, absl::Duration) override {
       return absl::FailedPreconditionError("the process is exiting");

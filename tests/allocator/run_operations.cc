@@ -68,17 +68,19 @@ int main(int argc, char** argv) {
     sum.refusals += result.refusals;
     sum.deferred_releases += result.deferred_releases;
     sum.reuses += result.reuses;
+    sum.crossings += result.crossings;
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::printf(
       "seeds %llu to %llu in %.0f s: %llu operations, %llu allocations, %llu refusals, "
-      "%llu releases with open tickets, %llu reuses of such bytes; every claim held\n",
+      "%llu releases with open tickets, %llu reuses of such bytes, %llu releases on another "
+      "thread; every claim held\n",
       static_cast<unsigned long long>(absl::GetFlag(FLAGS_first)),
       static_cast<unsigned long long>(seed - 1), seconds.count(),
       static_cast<unsigned long long>(sum.operations),
       static_cast<unsigned long long>(sum.allocations),
       static_cast<unsigned long long>(sum.refusals),
       static_cast<unsigned long long>(sum.deferred_releases),
-      static_cast<unsigned long long>(sum.reuses));
+      static_cast<unsigned long long>(sum.reuses), static_cast<unsigned long long>(sum.crossings));
   return 0;
 }

@@ -121,7 +121,7 @@ TEST_F(ForeignTicketsTest, NobodyElseWaitsWithACopyWhoseHostBufferIsBeingFilled)
 // Whatever is read never comes.
 class FailingTimeline final : public FenceTimeline {
  public:
-  uint64_t Completed() const override { return 0; }
+  uint64_t Completed() const noexcept override { return 0; }
   void Poll() override {}
   absl::Status Wait(uint64_t, absl::Duration) override {
     ++waits;
@@ -151,7 +151,7 @@ class EventTimeline final : public FenceTimeline {
   }
   int host_waits() const { return host_waits_; }
 
-  uint64_t Completed() const override { return completed_; }
+  uint64_t Completed() const noexcept override { return completed_; }
   void Poll() override {
     if (device_.QueryEvent(event_).value()) completed_ = UINT64_MAX;
   }

@@ -63,6 +63,7 @@ class FakeSource final : public HostMemorySource {
   }
 
   std::string name() const override { return "fake"; }
+  bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return granularity_bytes_; }
 
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {

@@ -25,6 +25,7 @@ namespace pinion::testing {
 class HeapSource final : public HostMemorySource {
  public:
   std::string name() const override { return "heap"; }
+  bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;

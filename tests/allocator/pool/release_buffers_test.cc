@@ -31,10 +31,18 @@ constexpr uint64_t kCapacity = ReleaseBatch::kCapacity;
 // Releases are told apart by their ids here; nobody looks at the blocks.
 ReleaseBatch::Release Id(uint64_t id) { return {.block = nullptr, .id = id, .ticket = id}; }
 
-std::vector<uint64_t> Ids(const ReleaseBuffers::Batches& batches) {
+std::vector<uint64_t> Ids(const ReleaseBatch& batch) {
   std::vector<uint64_t> ids;
-  for (const auto& batch : batches) {
-    for (uint32_t i = 0; i < batch->size; ++i) ids.push_back(batch->releases[i].id);
+  for (uint32_t i = 0; i < batch.size; ++i) ids.push_back(batch.releases[i].id);
+  return ids;
+}
+
+// Takes all batches out.
+std::vector<uint64_t> TakeIds(BatchQueue& batches) {
+  std::vector<uint64_t> ids;
+  while (!batches.empty()) {
+    const std::vector<uint64_t> next = Ids(*batches.pop_front());
+    ids.insert(ids.end(), next.begin(), next.end());
   }
   return ids;
 }
@@ -46,8 +54,7 @@ void OnAnotherThread(const std::function<void()>& body) {
   bool shared = true;
   while (shared) {
     std::thread([&] {
-      ReleaseBuffers::Batches mine;
-      shared = probe.TakeMine(&mine);
+      shared = probe.TakeMine() != nullptr;
       if (!shared) body();
     }).join();
   }
@@ -61,20 +68,18 @@ class ReleaseBuffersTest : public ::testing::Test {
     }
   }
   std::vector<uint64_t> Incoming() {
-    ReleaseBuffers::Batches batches;
+    BatchQueue batches;
     buffers_.TakeIncoming(&batches);
-    return Ids(batches);
+    return TakeIds(batches);
   }
   std::vector<uint64_t> Mine() {
-    ReleaseBuffers::Batches batches;
-    const bool any = buffers_.TakeMine(&batches);
-    EXPECT_EQ(any, !batches.empty());
-    return Ids(batches);
+    const std::unique_ptr<ReleaseBatch> mine = buffers_.TakeMine();
+    return mine == nullptr ? std::vector<uint64_t>() : Ids(*mine);
   }
   std::vector<uint64_t> All() {
-    ReleaseBuffers::Batches batches;
+    BatchQueue batches;
     buffers_.TakeAll(&batches);
-    return Ids(batches);
+    return TakeIds(batches);
   }
 
   const std::shared_ptr<FakeTimeline> timeline_ = std::make_shared<FakeTimeline>();
@@ -109,10 +114,10 @@ TEST_F(ReleaseBuffersTest, TicketsOfAnotherTimelineBeginABatch) {
 TEST_F(ReleaseBuffersTest, ABatchKnowsHowFarItsTimelineWasWhenItWasTaken) {
   Add(1, 1, timeline_);
   timeline_->CompleteVisibly(7);
-  ReleaseBuffers::Batches batches;
-  ASSERT_TRUE(buffers_.TakeMine(&batches));
-  EXPECT_EQ(batches[0]->timeline, timeline_);
-  EXPECT_EQ(batches[0]->completed, 7u);
+  const std::unique_ptr<ReleaseBatch> mine = buffers_.TakeMine();
+  ASSERT_NE(mine, nullptr);
+  EXPECT_EQ(mine->timeline, timeline_);
+  EXPECT_EQ(mine->completed, 7u);
 }
 
 TEST_F(ReleaseBuffersTest, AllIsWhatEveryThreadReleasedHandedOverOrNot) {
@@ -124,9 +129,9 @@ TEST_F(ReleaseBuffersTest, AllIsWhatEveryThreadReleasedHandedOverOrNot) {
 
 TEST_F(ReleaseBuffersTest, WhatIsClosedGivesAllAndTakesNoMore) {
   Add(1, 1);
-  ReleaseBuffers::Batches batches;
+  BatchQueue batches;
   buffers_.Close(&batches);
-  EXPECT_THAT(Ids(batches), ElementsAre(1));
+  EXPECT_THAT(TakeIds(batches), ElementsAre(1));
   EXPECT_FALSE(buffers_.Add(Id(2), timeline_));
   OnAnotherThread([&] { EXPECT_FALSE(buffers_.Add(Id(3), timeline_)); });
   EXPECT_THAT(All(), ElementsAre());
@@ -148,7 +153,7 @@ TEST_F(ReleaseBuffersTest, BatchesThatNobodyTookGoWithThem) {
 class ActingTimeline final : public FenceTimeline {
  public:
   explicit ActingTimeline(std::function<void()> act) : act_(std::move(act)) {}
-  uint64_t Completed() const override {
+  uint64_t Completed() const noexcept override {
     if (const std::function<void()> act = std::exchange(act_, nullptr); act != nullptr) act();
     return 0;
   }
@@ -181,7 +186,7 @@ TEST_F(ReleaseBuffersTest, WhatIsAddedWhileTheyAreClosedIsTakenByThenOrRefused) 
   for (int round = 0; round < kRounds; ++round) {
     ReleaseBuffers buffers;
     std::atomic<uint64_t> added = 0;
-    ReleaseBuffers::Batches batches;
+    BatchQueue batches;
     RunThreads(kThreads, [&](int thread) {
       if (thread == 0) {
         while (added.load() < kCapacity) std::this_thread::yield();
@@ -191,7 +196,7 @@ TEST_F(ReleaseBuffersTest, WhatIsAddedWhileTheyAreClosedIsTakenByThenOrRefused) 
     });
     // What was handed over before its thread was refused is in the list.
     buffers.TakeIncoming(&batches);
-    EXPECT_EQ(Ids(batches).size(), added.load());
+    EXPECT_EQ(TakeIds(batches).size(), added.load());
   }
 }
 
@@ -203,13 +208,13 @@ TEST_F(ReleaseBuffersTest, ThreadsThatReleaseAndTakeAtOnceLoseNothing) {
     for (uint64_t i = 0; i < kReleases; ++i) {
       ASSERT_TRUE(buffers_.Add(Id(thread * kReleases + i), i % 3 == 0 ? nullptr : timeline_));
       if (i % 97 != 0) continue;
-      ReleaseBuffers::Batches batches;
+      BatchQueue batches;
       if (i % 2 == 0) {
         buffers_.TakeAll(&batches);
       } else {
         buffers_.TakeIncoming(&batches);
       }
-      for (const uint64_t id : Ids(batches)) taken[thread].push_back(id);
+      for (const uint64_t id : TakeIds(batches)) taken[thread].push_back(id);
     }
   });
   std::vector<uint64_t> ids = All();

@@ -31,7 +31,7 @@ class BrokenTimeline final : public FenceTimeline {
   explicit BrokenTimeline(absl::Status error) : error_(std::move(error)) {}
   void Repair() { completed_ = UINT64_MAX; }
 
-  uint64_t Completed() const override { return completed_; }
+  uint64_t Completed() const noexcept override { return completed_; }
   void Poll() override {}
   absl::Status Wait(uint64_t value, absl::Duration) override {
     return Completed() >= value ? absl::OkStatus() : error_;

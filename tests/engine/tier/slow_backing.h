@@ -66,7 +66,7 @@ class NumberedWork final : public FenceTimeline {
   }
   uint64_t waits() const { return waits_; }
 
-  uint64_t Completed() const override { return completed_; }
+  uint64_t Completed() const noexcept override { return completed_; }
   void Poll() override {}
   absl::Status Wait(uint64_t number, absl::Duration timeout) override {
     ++waits_;

@@ -70,6 +70,7 @@ class CountingSource final : public HostMemorySource {
   CountingSource(std::shared_ptr<HostMemorySource> source, std::atomic<int>& pins)
       : source_(std::move(source)), pins_(pins) {}
   std::string name() const override { return source_->name(); }
+  bool pinned() const override { return source_->pinned(); }
   uint64_t granularity_bytes() const override { return source_->granularity_bytes(); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     ++pins_;

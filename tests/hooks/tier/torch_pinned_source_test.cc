@@ -135,6 +135,7 @@ class FailingSource final : public HostMemorySource {
  public:
   explicit FailingSource(std::shared_ptr<HostMemorySource> source) : source_(std::move(source)) {}
   std::string name() const override { return source_->name(); }
+  bool pinned() const override { return source_->pinned(); }
   uint64_t granularity_bytes() const override { return source_->granularity_bytes(); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     return source_->Allocate(size_bytes);
@@ -177,6 +178,7 @@ class SlowSource final : public HostMemorySource {
  public:
   explicit SlowSource(std::shared_ptr<HostMemorySource> source) : source_(std::move(source)) {}
   std::string name() const override { return source_->name(); }
+  bool pinned() const override { return source_->pinned(); }
   uint64_t granularity_bytes() const override { return source_->granularity_bytes(); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
