@@ -1,0 +1,53 @@
+// A thread that does one piece of work at a time, for whoever waits until it is done. What several
+// of them do in turn happens in one order, but on several threads.
+//
+//   Worker backward;
+//   backward.Run([&] { block.reset(); });   // on its thread; returns when it is done
+//
+// Thread safety: of the thread that made it.
+
+#ifndef PINION_TESTS_SUPPORT_WORKER_H_
+#define PINION_TESTS_SUPPORT_WORKER_H_
+
+#include <functional>
+#include <semaphore>
+#include <thread>
+
+namespace pinion::testing {
+
+class Worker {
+ public:
+  Worker() = default;
+  ~Worker() {
+    work_ = nullptr;
+    begun_.release();
+    thread_.join();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  void Run(const std::function<void()>& work) {
+    work_ = &work;
+    begun_.release();
+    done_.acquire();
+  }
+
+ private:
+  void Loop() {
+    while (true) {
+      begun_.acquire();
+      if (work_ == nullptr) return;
+      (*work_)();
+      done_.release();
+    }
+  }
+
+  const std::function<void()>* work_ = nullptr;
+  std::binary_semaphore begun_{0};
+  std::binary_semaphore done_{0};
+  std::thread thread_{[this] { Loop(); }};
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_SUPPORT_WORKER_H_
