@@ -199,6 +199,8 @@ TEST_F(ForkTest, ForksInTheMiddleOfOtherThreadsCallsHoldUpNobody) {
   const Allocator heap = NewAllocator(std::make_shared<HeapSource>());
   std::atomic<bool> stop = false;
   std::atomic<uint64_t> calls = 0;
+  Mutex mu;
+  std::vector<PinnedBlock> exchanged;
   const auto hammer = [&](uint64_t seed) {
     std::mt19937_64 random(seed);
     std::vector<PinnedBlock> blocks;
@@ -208,6 +210,10 @@ TEST_F(ForkTest, ForksInTheMiddleOfOtherThreadsCallsHoldUpNobody) {
       ASSERT_THAT(block, IsOk());
       blocks.push_back(*std::move(block));
       if (blocks.size() > 4) blocks.erase(blocks.begin() + static_cast<int>(random() % 4));
+      if (random() % 4 == 0) {
+        const MutexLock lock(mu);
+        std::swap(blocks, exchanged);  // to be released by the other one
+      }
       if (random() % 16 == 0) {
         ASSERT_THAT(allocator.Trim(0), IsOk());
       }

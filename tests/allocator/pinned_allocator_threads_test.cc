@@ -4,6 +4,7 @@
 #include <atomic>
 #include <barrier>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -14,11 +15,16 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/thread_slot.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/run_threads.h"
+#include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/worker.h"
 
 namespace pinion {
 namespace {
@@ -26,6 +32,7 @@ namespace {
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::RunThreads;
+using ::pinion::testing::Worker;
 
 class PinnedAllocatorThreadsTest : public ::pinion::testing::PinnedAllocatorFixture {
  protected:
@@ -105,6 +112,70 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleThatGoesOnInAnotherThreadsMemoryIsOneHol
   rest = PinnedBlock();
   mine = PinnedBlock();
   EXPECT_EQ(Take(8 * kMiB - kSlack).data(), begin);
+}
+
+// Mapped memory, whose segments lie side by side. Does something when it is asked for the first
+// time whether they join: whoever looks for a hole that goes on from arena to arena asks, with no
+// arena's lock held.
+class ActingSource final : public ::pinion::testing::SourceAdaptor {
+ public:
+  ActingSource() : SourceAdaptor(MmapSource::Create({.touch_threads = 0}).value()) {}
+
+  void set_act(std::function<void()> act) { act_ = std::move(act); }
+  int segments() const { return segments_; }
+
+  bool JoinsAt(const void* border) const override {
+    if (const std::function<void()> act = std::exchange(act_, nullptr); act != nullptr) act();
+    return SourceAdaptor::JoinsAt(border);
+  }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    ++segments_;
+    return SourceAdaptor::Allocate(size_bytes);
+  }
+
+ private:
+  mutable std::function<void()> act_;
+  int segments_ = 0;
+};
+
+//   segment     0       1       2       3
+//   of     mine   theirs  mine   theirs
+//   used   |xxx |  |xxx|xx  |   |  xx|      holes of 2 MiB and of 3 MiB, each in two arenas
+TEST_F(PinnedAllocatorThreadsTest, WhereItsOwnerFillsAHoleThatWasFoundAnotherOneIsTaken) {
+  const auto source = std::make_shared<ActingSource>();
+  options_.max_locked_bytes = 16 * kMiB;
+  allocator_ = PinnedAllocator::Create(options_, source, host_.Probe()).value();
+  Worker other;
+  PinnedBlock segments[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto take = [&, i] { segments[i] = Take(4 * kMiB - kSlack); };
+    i % 2 == 0 ? take() : other.Run(take);
+    ASSERT_EQ(source->segments(), i + 1);
+  }
+  const char* const begin = static_cast<char*>(segments[0].data());
+  segments[0] = PinnedBlock();
+  const PinnedBlock first = Take(3 * kMiB - kSlack);
+  segments[2] = PinnedBlock();
+  const PinnedBlock third = Take(5 * kMiB / 2 - kSlack);
+  PinnedBlock second;
+  PinnedBlock fourth;
+  PinnedBlock filled;
+  other.Run([&] {
+    segments[1] = PinnedBlock();
+    PinnedBlock hole = Take(kMiB - kSlack);
+    second = Take(3 * kMiB - kSlack);
+    segments[3] = PinnedBlock();
+    PinnedBlock larger_hole = Take(3 * kMiB / 2 - kSlack);
+    fourth = Take(5 * kMiB / 2 - kSlack);
+    hole = PinnedBlock();
+    larger_hole = PinnedBlock();
+  });
+  source->set_act(
+      [&] { other.Run([&] { filled = allocator_->Allocate(kMiB - kSlack).value(); }); });
+  const absl::StatusOr<PinnedBlock> block = allocator_->Allocate(2 * kMiB - kSlack);
+  ASSERT_THAT(block, IsOk());
+  EXPECT_EQ(filled.data(), begin + 4 * kMiB) << "the smaller hole is the one that was filled";
+  EXPECT_EQ(block->data(), begin + 21 * kMiB / 2);
 }
 
 // Trim takes all free pieces out for a moment.
@@ -230,6 +301,17 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsThatEndLeaveNothingBehind) {
   EXPECT_EQ(pin_calls(), 1u);
   EXPECT_THAT(allocator_->Trim(0), IsOk());
   EXPECT_EQ(source_->outstanding_bytes(), 0u);
+}
+
+// There are few numbers, for threads that allocate.
+TEST_F(PinnedAllocatorThreadsTest, AThreadThatOnlyReleasesTakesNoNumber) {
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 40; ++i) blocks.push_back(Take(300));  // more than a batch
+  OnAnotherThread([&] {
+    for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+    EXPECT_EQ(ThreadSlotIfAny(), kNoThreadSlot);
+  });
+  timeline_->CompleteVisibly(1);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberShareWhatIsLeft) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <set>
 #include <thread>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -47,17 +49,68 @@ std::vector<uint64_t> TakeIds(BatchQueue& batches) {
   return ids;
 }
 
-// On a thread with another buffer than this one's: threads share them in turn.
-void OnAnotherThread(const std::function<void()>& body) {
-  ReleaseBuffers probe;
-  ASSERT_TRUE(probe.Add(Id(0), nullptr));
-  bool shared = true;
-  while (shared) {
-    std::thread([&] {
-      shared = probe.TakeMine() != nullptr;
-      if (!shared) body();
-    }).join();
+enum class Buffer { kSame, kAnother };
+
+// Runs `body` on a thread that has the same buffer as this one, or another: threads share them in
+// turn.
+std::thread ThreadWith(Buffer wanted, const std::function<void()>& body) {
+  while (true) {
+    const auto probe = std::make_shared<ReleaseBuffers>();
+    EXPECT_TRUE(probe->Add(Id(0), nullptr));
+    std::promise<bool> promise;
+    std::future<bool> is_wanted = promise.get_future();
+    std::thread thread([promise = std::move(promise), probe, wanted, body]() mutable {
+      const Buffer buffer = probe->TakeMine() != nullptr ? Buffer::kSame : Buffer::kAnother;
+      promise.set_value(buffer == wanted);
+      if (buffer == wanted) body();
+    });
+    if (is_wanted.get()) return thread;
+    thread.join();
   }
+}
+
+void OnAnotherThread(const std::function<void()>& body) {
+  ThreadWith(Buffer::kAnother, body).join();
+}
+
+std::unique_ptr<ReleaseBatch> BatchOf(uint64_t id) {
+  auto batch = std::make_unique<ReleaseBatch>();
+  batch->releases[batch->size++] = Id(id);
+  return batch;
+}
+
+TEST(BatchQueueTest, BatchesComeOutInTheirOrder) {
+  BatchQueue queue;
+  EXPECT_TRUE(queue.empty());
+  queue.push_back(BatchOf(2));
+  queue.push_front(BatchOf(1));
+  queue.push_back(BatchOf(3));
+  EXPECT_EQ(queue.size(), 3u);
+  EXPECT_THAT(Ids(queue.front()), ElementsAre(1));
+  EXPECT_THAT(TakeIds(queue), ElementsAre(1, 2, 3));
+  EXPECT_EQ(queue.size(), 0u);
+}
+
+TEST(BatchQueueTest, AQueueThatHasBeenEmptyGoesOn) {
+  BatchQueue queue;
+  queue.push_front(BatchOf(1));
+  queue.push_back(BatchOf(2));
+  EXPECT_THAT(TakeIds(queue), ElementsAre(1, 2));
+  queue.push_back(BatchOf(3));
+  queue.push_back(BatchOf(4));
+  EXPECT_THAT(TakeIds(queue), ElementsAre(3, 4));
+}
+
+TEST(BatchQueueTest, WhatNobodyTookGoesWithIt) {
+  auto timeline = std::make_shared<FakeTimeline>();
+  const std::weak_ptr<FakeTimeline> watch = timeline;
+  {
+    BatchQueue queue;
+    queue.push_back(BatchOf(1));
+    queue.push_back(BatchOf(2));
+    queue.front().timeline = std::move(timeline);
+  }
+  EXPECT_TRUE(watch.expired());
 }
 
 class ReleaseBuffersTest : public ::testing::Test {
@@ -180,6 +233,57 @@ TEST_F(ReleaseBuffersTest, BatchesThatAreTakenDuringAHandOverAreTakenOnce) {
   EXPECT_EQ(Incoming().size(), kCapacity);
 }
 
+// While a thread hands a full batch over, its buffer is taken, and what comes to it has to wait.
+class TakenBufferTest : public ReleaseBuffersTest {
+ protected:
+  // Fills this thread's buffer, and meanwhile has `body` run on a thread that has `buffer`. The
+  // body begins while this thread's buffer is taken, and returns when it no longer is.
+  void WhileABatchIsHandedOver(Buffer buffer, const std::function<void()>& body) {
+    std::thread other;
+    std::atomic<bool> begun = false;
+    std::atomic<bool> returned = false;
+    const auto timeline = std::make_shared<ActingTimeline>([&] {
+      other = ThreadWith(buffer, [&] {
+        begun = true;
+        body();
+        returned = true;
+      });
+      while (!begun) std::this_thread::yield();
+      absl::SleepFor(absl::Milliseconds(20));  // until it waits, and sleeps in between
+      EXPECT_FALSE(returned);
+    });
+    Add(0, kCapacity, timeline);
+    other.join();
+  }
+};
+
+TEST_F(TakenBufferTest, WhoTakesAllWaitsForIt) {
+  std::vector<uint64_t> taken;
+  WhileABatchIsHandedOver(Buffer::kAnother, [&] { taken = All(); });
+  EXPECT_EQ(taken.size(), kCapacity);
+}
+
+TEST_F(TakenBufferTest, WhoClosesWaitsForIt) {
+  BatchQueue batches;
+  WhileABatchIsHandedOver(Buffer::kAnother, [&] { buffers_.Close(&batches); });
+  EXPECT_EQ(TakeIds(batches).size(), kCapacity);
+  EXPECT_FALSE(buffers_.Add(Id(1), nullptr));
+}
+
+TEST_F(TakenBufferTest, AnotherThreadThatAddsToItWaits) {
+  WhileABatchIsHandedOver(Buffer::kSame, [this] { Add(100, 1); });
+  EXPECT_THAT(Mine(), ElementsAre(100));
+  EXPECT_EQ(Incoming().size(), kCapacity);
+}
+
+TEST_F(TakenBufferTest, AnotherThreadThatTakesItWaits) {
+  std::vector<uint64_t> taken;
+  OnAnotherThread([this] { Add(100, 2); });
+  WhileABatchIsHandedOver(Buffer::kSame, [&] { taken = Mine(); });
+  EXPECT_THAT(taken, ElementsAre());
+  EXPECT_EQ(All().size(), kCapacity + 2);
+}
+
 TEST_F(ReleaseBuffersTest, WhatIsAddedWhileTheyAreClosedIsTakenByThenOrRefused) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 200;
@@ -200,9 +304,10 @@ TEST_F(ReleaseBuffersTest, WhatIsAddedWhileTheyAreClosedIsTakenByThenOrRefused) 
   }
 }
 
+// More threads than there are buffers, so that some share one.
 TEST_F(ReleaseBuffersTest, ThreadsThatReleaseAndTakeAtOnceLoseNothing) {
-  constexpr int kThreads = 4;
-  constexpr uint64_t kReleases = 20'000;
+  constexpr int kThreads = 40;
+  constexpr uint64_t kReleases = 2'000;
   std::vector<std::vector<uint64_t>> taken(kThreads);
   RunThreads(kThreads, [&](int thread) {
     for (uint64_t i = 0; i < kReleases; ++i) {
@@ -213,6 +318,9 @@ TEST_F(ReleaseBuffersTest, ThreadsThatReleaseAndTakeAtOnceLoseNothing) {
         buffers_.TakeAll(&batches);
       } else {
         buffers_.TakeIncoming(&batches);
+        if (std::unique_ptr<ReleaseBatch> mine = buffers_.TakeMine(); mine != nullptr) {
+          batches.push_front(std::move(mine));
+        }
       }
       for (const uint64_t id : TakeIds(batches)) taken[thread].push_back(id);
     }
