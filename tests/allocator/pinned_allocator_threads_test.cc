@@ -176,6 +176,7 @@ TEST_F(PinnedAllocatorThreadsTest, WhereItsOwnerFillsAHoleThatWasFoundAnotherOne
   ASSERT_THAT(block, IsOk());
   EXPECT_EQ(filled.data(), begin + 4 * kMiB) << "the smaller hole is the one that was filled";
   EXPECT_EQ(block->data(), begin + 21 * kMiB / 2);
+  EXPECT_EQ(allocator_->GetStats().polled_hits, 0u) << "nor was it missed";
 }
 
 // Trim takes all free pieces out for a moment.

@@ -22,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
@@ -32,7 +33,7 @@
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/source_adaptor.h"
-#include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/worker.h"
 
 namespace pinion {
 namespace {
@@ -40,8 +41,8 @@ namespace {
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
-using ::pinion::testing::IsOk;
 using ::pinion::testing::SourceAdaptor;
+using ::pinion::testing::Worker;
 
 constexpr int kSteps = 1000;
 
@@ -71,9 +72,12 @@ class WatchedSource final : public SourceAdaptor {
 };
 
 // What a transformer's layers and its loss save for backward, released in reverse order once late
-// copies are done.
+// copies are done: on the same thread, or on another one, as LibTorch runs backward, which
+// allocates a buffer for each layer as well.
 class Training {
  public:
+  enum class Backward { kOnSameThread, kOnAnother };
+
   struct Model {  // GPT-2 XL
     uint64_t layers = 48;
     uint64_t hidden = 1600;
@@ -82,12 +86,13 @@ class Training {
   };
 
   Training(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options, HostRam ram,
-           const Model& model, size_t late_copies, uint64_t seed)
+           const Model& model, size_t late_copies, uint64_t seed, Backward backward)
       : source_(std::make_shared<WatchedSource>(std::move(source))),
         allocator_(PinnedAllocator::Create(options, source_, std::move(ram)).value()),
         model_(model),
         late_copies_(late_copies),
-        random_(seed) {}
+        random_(seed),
+        backward_(backward == Backward::kOnAnother ? std::make_unique<Worker>() : nullptr) {}
   ~Training() { timeline_->CompleteOnDevice(ticket_); }
 
   void Step() {
@@ -100,14 +105,10 @@ class Training {
       for (const uint64_t times : {1, 1, 4, 4, 1}) Save(times * hidden_bytes);
     }
     Save(batch * sequence * model_.vocabulary * 2);
-    while (!saved_.empty()) {
-      late_.push_back(saved_.back().capacity_bytes());
-      std::move(saved_.back()).ReleaseAfter({timeline_->Ticket(++ticket_)});
-      saved_.pop_back();
-      if (late_.size() <= late_copies_) continue;
-      timeline_->CompleteVisibly(ticket_ - late_copies_);
-      demand_bytes_ -= late_.front();
-      late_.pop_front();
+    if (backward_ == nullptr) {
+      while (!saved_.empty()) ReleaseLast();
+    } else {
+      backward_->Run([&] { BackwardWithBuffers(hidden_bytes); });
     }
     ++steps_;
   }
@@ -131,10 +132,33 @@ class Training {
   }
 
  private:
-  void Save(uint64_t size_bytes) {
+  static constexpr uint64_t kSavedByALayer = 9;
+
+  void ReleaseLast() {
+    late_.push_back(saved_.back().capacity_bytes());
+    std::move(saved_.back()).ReleaseAfter({timeline_->Ticket(++ticket_)});
+    saved_.pop_back();
+    if (late_.size() <= late_copies_) return;
+    timeline_->CompleteVisibly(ticket_ - late_copies_);
+    demand_bytes_ -= late_.front();
+    late_.pop_front();
+  }
+
+  void BackwardWithBuffers(uint64_t buffer_bytes) {
+    ReleaseLast();  // the loss's
+    while (!saved_.empty()) {
+      const PinnedBlock buffer = Take(buffer_bytes);
+      for (uint64_t i = 0; i < kSavedByALayer; ++i) ReleaseLast();
+      demand_bytes_ -= buffer.capacity_bytes();
+    }
+  }
+
+  void Save(uint64_t size_bytes) { saved_.push_back(Take(size_bytes)); }
+
+  PinnedBlock Take(uint64_t size_bytes) {
     const uint64_t locked_bytes = source_->taken_bytes();
     absl::StatusOr<PinnedBlock> block = allocator_->Allocate(size_bytes);
-    ASSERT_THAT(block, IsOk());
+    PINION_CHECK(block.ok()) << block.status();
     if (source_->taken_bytes() != locked_bytes) {
       step_of_last_pin_ = steps_;
       last_fragmentation_ = static_cast<double>(locked_bytes - demand_bytes_) /
@@ -145,7 +169,7 @@ class Training {
       peak_demand_bytes_ = demand_bytes_;
       step_of_last_rise_ = steps_;
     }
-    saved_.push_back(*std::move(block));
+    return *std::move(block);
   }
 
   const std::shared_ptr<WatchedSource> source_;
@@ -163,7 +187,10 @@ class Training {
   double last_fragmentation_ = 0;
   int step_of_last_pin_ = -1;
   int step_of_last_rise_ = -1;
+  const std::unique_ptr<Worker> backward_;
 };
+
+using Backward = Training::Backward;
 
 class VaryingStepsTest : public ::testing::Test {
  protected:
@@ -173,7 +200,7 @@ class VaryingStepsTest : public ::testing::Test {
   }
 
   // Calls `expect` after a thousand steps, each with late copies and not.
-  void Run(const std::function<std::shared_ptr<HostMemorySource>()>& make_source,
+  void Run(const std::function<std::shared_ptr<HostMemorySource>()>& make_source, Backward backward,
            const std::function<void(const Training&)>& expect) {
     AllocatorOptions options;
     options.segment_bytes = kGiB;
@@ -181,7 +208,7 @@ class VaryingStepsTest : public ::testing::Test {
       for (uint64_t seed = 1; seed <= Seeds(); ++seed) {
         SCOPED_TRACE(::testing::Message()
                      << "seed " << seed << ", " << late_copies << " late copies");
-        Training training(make_source(), options, host_.Probe(), {}, late_copies, seed);
+        Training training(make_source(), options, host_.Probe(), {}, late_copies, seed, backward);
         for (int step = 0; step < kSteps; ++step) training.Step();
         expect(training);
         training.Print();
@@ -198,14 +225,29 @@ void ExpectNoWaste(const Training& training) {
   EXPECT_LT(100 * training.pinned_bytes(), 112 * training.peak_demand_bytes());
 }
 
+std::shared_ptr<HostMemorySource> MappedMemory() {
+  return MmapSource::Create({.touch_threads = 0}).value();
+}
+
+std::shared_ptr<HostMemorySource> SeparateSegments() { return std::make_shared<FakeSource>(); }
+
 // Its segments lie side by side, and blocks may cross from one into the next.
 TEST_F(VaryingStepsTest, MappedMemoryIsPinnedOnlyWhileDemandRises) {
-  Run([] { return MmapSource::Create({.touch_threads = 0}).value(); }, ExpectNoWaste);
+  Run(MappedMemory, Backward::kOnSameThread, ExpectNoWaste);
+}
+
+// Each thread's free memory is in an arena of its own.
+TEST_F(VaryingStepsTest, MappedMemoryIsPinnedOnlyWhileDemandRisesWhereBackwardHasAThreadOfItsOwn) {
+  Run(MappedMemory, Backward::kOnAnother, ExpectNoWaste);
 }
 
 // As cudaHostAlloc's.
 TEST_F(VaryingStepsTest, MemoryThatDoesNotJoinIsPinnedOnlyWhileDemandRises) {
-  Run([] { return std::make_shared<FakeSource>(); }, ExpectNoWaste);
+  Run(SeparateSegments, Backward::kOnSameThread, ExpectNoWaste);
+}
+
+TEST_F(VaryingStepsTest, MemoryThatDoesNotJoinIsPinnedOnlyWhileDemandRisesWhereBackwardHasAThread) {
+  Run(SeparateSegments, Backward::kOnAnother, ExpectNoWaste);
 }
 
 uint64_t ResidentBytes() {
@@ -220,7 +262,7 @@ TEST_F(VaryingStepsTest, ResidentMemoryStaysWhereItIs) {
   options.segment_bytes = 64 * kMiB;
   Training training(MmapSource::Create().value(), options, host_.Probe(),
                     {.layers = 12, .hidden = 128, .heads = 2, .vocabulary = 4096},
-                    /*late_copies=*/8, /*seed=*/1);
+                    /*late_copies=*/8, /*seed=*/1, Backward::kOnSameThread);
   uint64_t resident_bytes = 0;
   for (int step = 1; step <= kSteps; ++step) {
     training.Step();
