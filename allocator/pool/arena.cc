@@ -112,14 +112,19 @@ std::vector<HostSegment> Arena::GiveUp(By by, Leftovers* leftovers) {
   return InOrder(books_.RemoveFreeSegments(UINT64_MAX));
 }
 
-std::vector<HostSegment> Arena::GiveUpHalf(By by, uint64_t least_bytes, uint64_t piece_bytes,
-                                           Leftovers* leftovers) {
+std::vector<HostSegment> Arena::GiveUpShare(By by, const Share& share, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
   SettleAllLocked(leftovers);
   ReclaimLocked(leftovers);
   const uint64_t free_bytes = books_.RoomForLargeBlocks();
-  if (free_bytes < least_bytes || !books_.HasFree(piece_bytes)) return {};
-  return InOrder(books_.RemoveFreeSegments(std::max(least_bytes, free_bytes / 2)));
+  if (free_bytes < share.least_bytes || !books_.HasFree(share.piece_bytes)) return {};
+  return InOrder(books_.RemoveFreeSegments(
+      std::max(share.least_bytes, std::min(share.most_bytes, free_bytes / 2))));
+}
+
+uint64_t Arena::MemoryBytes(By by) {
+  BiasedLock lock(mu_, by);
+  return books_.memory_bytes();
 }
 
 std::vector<HostSegment> Arena::FreeEnds(By by) {

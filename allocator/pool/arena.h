@@ -109,10 +109,16 @@ class Arena {
 
   // Gives up all pieces that are wholly free.
   std::vector<HostSegment> GiveUp(By by, Leftovers* leftovers);
-  // The same until they are about a half of what is free for large blocks, and at least
-  // `least_bytes`. None where less is free, and where no hole is as long as `piece_bytes`.
-  std::vector<HostSegment> GiveUpHalf(By by, uint64_t least_bytes, uint64_t piece_bytes,
-                                      Leftovers* leftovers);
+  // How much an arena gives up to one that misses a block of `least_bytes`.
+  struct Share {
+    uint64_t least_bytes = 0;
+    uint64_t most_bytes = 0;   // but for the least
+    uint64_t piece_bytes = 0;  // of the shortest piece
+  };
+  // Gives wholly free pieces up until they are about a half of what is free for large blocks, or as
+  // many as `share` says. None where less is free, and where no hole is as long as a piece.
+  std::vector<HostSegment> GiveUpShare(By by, const Share& share, Leftovers* leftovers);
+  uint64_t MemoryBytes(By by);
   // As those of SegmentHeap.
   std::vector<HostSegment> FreeEnds(By by);
   std::vector<HostSegment> GiveUpFreeEnd(By by, const HostSegment& range);

@@ -67,6 +67,7 @@ class PoolBooks {
 
   // Free bytes that can serve blocks that are not small.
   uint64_t RoomForLargeBlocks();
+  uint64_t memory_bytes() const { return heap_.segment_bytes(); }
   uint64_t live_blocks() const { return allocations() - releases_; }
 
   void CountWait() { ++stats_.waits_for_deferred; }

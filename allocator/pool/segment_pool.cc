@@ -98,12 +98,13 @@ BlockRecord* SegmentPool::TakeFromOthers(const Seat& mine, const Arena::Request&
   // What another thread had taken out, under this lock, may have come back.
   BlockRecord* block = mine.arena->TryAllocate(mine.by, request, aftermath);
   if (block != nullptr || all_arenas_.size() == 1) return block;
+  const Arena::Share share = {.least_bytes = request.class_bytes,
+                              .most_bytes = mine.arena->MemoryBytes(mine.by),
+                              .piece_bytes = segments_.LeastPieceBytes()};
   const ArenaRound round(arenas_);
-  const uint64_t piece_bytes = segments_.LeastPieceBytes();
   for (const Seat& other : round.seats()) {
     if (other.arena == mine.arena) continue;
-    const std::vector<HostSegment> pieces =
-        other.arena->GiveUpHalf(other.by, request.class_bytes, piece_bytes, aftermath);
+    const std::vector<HostSegment> pieces = other.arena->GiveUpShare(other.by, share, aftermath);
     if (!pieces.empty()) block = TakeOverLocked(mine, pieces, request);
     if (block != nullptr) return block;
   }

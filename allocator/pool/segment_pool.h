@@ -3,15 +3,16 @@
 //
 //   TryAllocate   this thread's arena, which no other thread takes a lock of
 //     |  nothing fits: under one lock of the pool
-//     +-> half of what another arena has free  ->  a block of another arena
+//     +-> some of what another arena has free  ->  a block of another arena
 //                                              ->  a hole that goes on from arena to arena
 //                                              ->  null: only then does the pool grow
 //
-// So what a thread holds is what it uses, and what nobody has missed so far: before anything is
-// pinned, or refused, all holes are looked at, whatever arenas they lie in. Threads that allocate
-// at the same moment may fill a hole while it is looked at (docs/limits.md). A thread's end leaves
-// its arena to the thread that gets its number (thread_slot.h), and to everyone who misses memory.
-// Threads beyond kThreadSlots share one arena.
+// (Of what another one has free it takes a half, and no more than it has itself: a thread that
+// wants little leaves the holes together.) So what a thread holds is what it uses, and what nobody
+// has missed so far: before anything is pinned, or refused, all holes are looked at, whatever
+// arenas they lie in. Threads that allocate at the same moment may fill a hole while it is looked
+// at (docs/limits.md). A thread's end leaves its arena to the thread that gets its number
+// (thread_slot.h), and to everyone who misses memory. Threads beyond kThreadSlots share one arena.
 //
 // PollDeferred and TakeDeferred ask the devices how far they are.
 //

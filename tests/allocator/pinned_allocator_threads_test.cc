@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -32,6 +33,7 @@ namespace {
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::RunThreads;
+using ::pinion::testing::StatusIs;
 using ::pinion::testing::Worker;
 
 class PinnedAllocatorThreadsTest : public ::pinion::testing::PinnedAllocatorFixture {
@@ -99,6 +101,7 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleThatGoesOnInAnotherThreadsMemoryIsOneHol
   PinnedBlock first;
   PinnedBlock rest;
   OnAnotherThread([&] {
+    { const PinnedBlock both = Take(4 * kMiB - kSlack); }
     first = Take(kMiB - kSlack);
     rest = Take(3 * kMiB - kSlack);
   });
@@ -112,6 +115,25 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleThatGoesOnInAnotherThreadsMemoryIsOneHol
   rest = PinnedBlock();
   mine = PinnedBlock();
   EXPECT_EQ(Take(8 * kMiB - kSlack).data(), begin);
+}
+
+// docs/limits.md
+TEST_F(PinnedAllocatorThreadsTest, NearALimitBlocksOfTwoThreadsLeaveTwoHoles) {
+  options_.segment_bytes = 8 * kMiB;
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
+  const PinnedBlock mine = Take(kMiB - kSlack);
+  {
+    const PinnedBlock beside_it = Take(kMiB - kSlack);
+    EXPECT_THAT(allocator_->Allocate(6 * kMiB - kSlack), IsOk());
+  }
+  PinnedBlock theirs;
+  OnAnotherThread([&] { theirs = Take(kMiB - kSlack); });
+  EXPECT_EQ(static_cast<char*>(theirs.data()) - static_cast<char*>(mine.data()), 6 * kMiB);
+  EXPECT_THAT(allocator_->Allocate(6 * kMiB - kSlack),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(allocator_->Allocate(5 * kMiB - kSlack), IsOk());
 }
 
 // Mapped memory, whose segments lie side by side. Does something when it is asked for the first

@@ -19,8 +19,10 @@ class ArenaTest : public ::testing::Test {
     arena_.TakeOver(kBy, pieces, [](const void*) { return SegmentHeap::Border::kOpen; }, {});
   }
   BlockRecord* Take(uint64_t bytes) { return arena_.TryAllocate(kBy, {bytes, bytes}, &leftovers_); }
-  std::vector<HostSegment> GiveUpHalf(uint64_t least_bytes) {
-    return arena_.GiveUpHalf(kBy, least_bytes, /*piece_bytes=*/2 * kMiB, &leftovers_);
+  // To an arena that has so much.
+  std::vector<HostSegment> GiveUpHalf(uint64_t least_bytes, uint64_t most_bytes = kGiB) {
+    return arena_.GiveUpShare(kBy, {least_bytes, most_bytes, /*piece_bytes=*/2 * kMiB},
+                              &leftovers_);
   }
 
   static constexpr Arena::By kBy = Arena::By::kOther;
@@ -34,6 +36,12 @@ TEST_F(ArenaTest, HalfOfWhatIsFreeIsGivenUp) {
 }
 
 TEST_F(ArenaTest, AsMuchIsGivenUpAsIsAskedFor) { EXPECT_EQ(GiveUpHalf(6 * kMiB).size(), 3u); }
+
+TEST_F(ArenaTest, NoMoreIsGivenUpThanTheOtherHasButForWhatItMisses) {
+  EXPECT_EQ(GiveUpHalf(kMiB, /*most_bytes=*/2 * kMiB).size(), 1u);
+  EXPECT_EQ(GiveUpHalf(3 * kMiB, /*most_bytes=*/2 * kMiB).size(), 2u);
+  EXPECT_EQ(GiveUpHalf(kMiB, /*most_bytes=*/0).size(), 1u);
+}
 
 TEST_F(ArenaTest, NothingIsGivenUpWhereThatIsNotEnough) {
   EXPECT_TRUE(GiveUpHalf(9 * kMiB).empty());
@@ -56,7 +64,8 @@ TEST_F(ArenaTest, HolesShorterThanAPieceAreNotLookedThrough) {
   std::vector<BlockRecord*> blocks;
   for (int i = 0; i < 3; ++i) blocks.push_back(Take(2 * kMiB));
   // Whole as it is, the rest is no piece of a segment with longer ones.
-  EXPECT_TRUE(arena_.GiveUpHalf(kBy, kMiB, /*piece_bytes=*/4 * kMiB, &leftovers_).empty());
+  const Arena::Share of_longer = {kMiB, kGiB, /*piece_bytes=*/4 * kMiB};
+  EXPECT_TRUE(arena_.GiveUpShare(kBy, of_longer, &leftovers_).empty());
   EXPECT_EQ(GiveUpHalf(kMiB).size(), 1u);
 }
 
