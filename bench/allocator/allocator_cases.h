@@ -9,7 +9,7 @@
 
 #include <sched.h>
 
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cstdint>
@@ -111,12 +111,18 @@ void Replay(Peer& peer, const AllocationTrace& trace, Blocks<Peer>& blocks, cons
 template <typename Peer>
 CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   Peer peer(std::make_shared<CopyClock>(0));
-  // Some hundred microseconds at least.
-  const int replays = static_cast<int>(4000 / trace.allocations) + 1;
+  // Some hundred microseconds at least; some milliseconds, as a turn on a processor lasts, where
+  // threads take turns: whoever comes to run finds cold caches.
+  const uint64_t pairs = threads <= OnProcessor::Count() ? 4'000 : 40'000;
+  const int replays = static_cast<int>(pairs / trace.allocations) + 1;
   std::vector<double> pair_ns(samples);
   CallTimes calls(2 * trace.allocations * replays * threads);
   std::vector<CallTimes> thread_calls(threads, CallTimes(2 * trace.allocations * replays));
   std::barrier barrier(threads);
+  // A sample lasts from the first thread's begin to the last one's end: where processors are few,
+  // whoever comes to the barrier last may be done before another one has left it.
+  std::vector<double> begin_ns(threads);
+  std::vector<double> end_ns(threads);
   const auto play = [&](int thread) {
     const OnProcessor processor(thread);
     Blocks<Peer> blocks(trace.blocks);
@@ -124,11 +130,14 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
     Replay(peer, trace, blocks, plain);
     for (double& sample : pair_ns) {
       barrier.arrive_and_wait();
-      const double start = NowNs();
+      begin_ns[thread] = NowNs();
       for (int i = 0; i < replays; ++i) Replay(peer, trace, blocks, plain);
+      end_ns[thread] = NowNs();
       barrier.arrive_and_wait();
       if (thread == 0) {
-        sample = (NowNs() - start) / static_cast<double>(replays * trace.allocations);
+        sample = (*std::max_element(end_ns.begin(), end_ns.end()) -
+                  *std::min_element(begin_ns.begin(), begin_ns.end())) /
+                 static_cast<double>(replays * trace.allocations);
       }
     }
     barrier.arrive_and_wait();
@@ -144,14 +153,16 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
 }
 
 // What backward does: one thread allocates, another frees with a ticket of the copy that still
-// reads. Blocks are handed over 64 at a time, so that what is measured is the allocator and not the
-// queue; up to 256 are on their way, and copies take 32 submissions.
+// reads, and copies take 32 submissions. Blocks are handed over 64 at a time, so that what is
+// measured is the allocator and not the queue, and up to 256 are on their way. On one processor
+// these are 2,048: each time that the queue is full or empty another thread comes to run there,
+// which costs as much as dozens of pairs.
 template <typename Peer>
 CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
   constexpr uint64_t kBatches = 320;
   constexpr size_t kBatch = 64;
   constexpr uint64_t kBlocks = kBatches * kBatch;
-  constexpr size_t kQueue = 4;
+  const size_t queue_batches = OnProcessor::Count() > 1 ? 4 : 32;
   const auto clock = std::make_shared<CopyClock>(/*lag=*/32);
   Peer peer(clock);
   std::vector<uint64_t> sizes;
@@ -159,9 +170,9 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
     if (event.kind == AllocationEvent::Kind::kAllocate) sizes.push_back(event.size_bytes);
   }
 
-  // Batch `i` travels in slot i % kQueue: full once the producer is past it, empty once the
+  // Batch `i` travels in slot i % queue_batches: full once the producer is past it, empty once the
   // consumer is.
-  std::array<std::vector<typename Peer::Block>, kQueue> queue;
+  std::vector<std::vector<typename Peer::Block>> queue(queue_batches);
   for (auto& slot : queue) slot.reserve(kBatch);
   alignas(64) std::atomic<uint64_t> produced{0};
   alignas(64) std::atomic<uint64_t> consumed{0};
@@ -173,20 +184,20 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
       const OnProcessor other(1);
       for (uint64_t i = 0; i < kBatches; ++i) {
         SpinUntil([&] { return produced.load(std::memory_order_acquire) > i; });
-        for (typename Peer::Block& block : queue[i % kQueue]) {
+        for (typename Peer::Block& block : queue[i % queue_batches]) {
           around_free([&] { peer.FreeAfter(std::move(block), clock->Submit()); });
         }
-        queue[i % kQueue].clear();
+        queue[i % queue_batches].clear();
         consumed.store(i + 1, std::memory_order_release);
       }
     });
     size_t next_size = 0;
     for (uint64_t i = 0; i < kBatches; ++i) {
-      SpinUntil([&] { return i - consumed.load(std::memory_order_acquire) < kQueue; });
+      SpinUntil([&] { return i - consumed.load(std::memory_order_acquire) < queue_batches; });
       for (size_t n = 0; n < kBatch; ++n) {
         const uint64_t size_bytes = sizes[next_size];
         if (++next_size == sizes.size()) next_size = 0;
-        around_allocate([&] { queue[i % kQueue].push_back(peer.Allocate(size_bytes)); });
+        around_allocate([&] { queue[i % queue_batches].push_back(peer.Allocate(size_bytes)); });
       }
       produced.store(i + 1, std::memory_order_release);
     }
