@@ -1,7 +1,15 @@
 #include "pinion/allocator/base/biased_mutex.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
 #include <atomic>
+#include <cerrno>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <thread>
 #include <vector>
 
@@ -10,10 +18,12 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "pinion/config/build_config.h"
+#include "pinion/tests/support/child_process.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ChildProcess;
 using Barrier = BiasedMutex::Barrier;
 using By = BiasedMutex::By;
 
@@ -81,6 +91,24 @@ TEST_P(BiasedMutexTest, AnotherThreadWaitsForTheOwnerThatIsInside) {
   EXPECT_TRUE(taken);
 }
 
+TEST_P(BiasedMutexTest, AnotherThreadWaitsForTheOwnerWhenOthersHaveComeAndGone) {
+  for (int i = 0; i < 2; ++i) {
+    std::thread([&] { const BiasedLock lock(mu_, By::kOther); }).join();
+    std::atomic<bool> taken = false;
+    std::thread other;
+    {
+      const BiasedLock lock(mu_, By::kOwner);
+      other = std::thread([&] {
+        const BiasedLock lock(mu_, By::kOther);
+        taken = true;
+      });
+      absl::SleepFor(absl::Milliseconds(20));
+      EXPECT_FALSE(taken);
+    }
+    other.join();
+  }
+}
+
 TEST_P(BiasedMutexTest, AnAnnouncementKeepsNobodyOut) {
   mu_.Announce();
   BiasedMutex::RunBarrier();
@@ -113,6 +141,34 @@ TEST(BiasedMutexDeathTest, TheOwnerDoesNotEnterTwice) {
   BiasedMutex mu;
   const OwnerLock lock(mu);
   EXPECT_DEATH(mu.LockAsOwner(), "inside already");
+}
+
+// From now on the kernel refuses membarrier(2) to this process. False if it does not let us say so.
+bool ForbidBarriers() {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {std::size(filter), filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// Its owner would go on without one, and not be seen.
+TEST(BiasedMutexDeathTest, ABarrierThatIsForbiddenLaterEndsTheProgramWithARemedy) {
+  BiasedMutex mu;
+  ChildProcess may_forbid([] { EXPECT_TRUE(ForbidBarriers()); });
+  if (BiasedMutex::BestBarrier() == Barrier::kNone || may_forbid.Wait() != 0) {
+    GTEST_SKIP() << "no membarrier(2), or no seccomp(2)";
+  }
+  EXPECT_DEATH(
+      {
+        ForbidBarriers();
+        mu.Lock(By::kOther);
+      },
+      "fails with errno 1.*let the seccomp filter pass it");
 }
 
 TEST(BiasedMutexWithoutOwnerTest, ThreadsExcludeEachOther) {
