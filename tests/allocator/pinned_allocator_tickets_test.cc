@@ -1,5 +1,6 @@
 // Blocks that are released while a device still uses them.
 
+#include <atomic>
 #include <climits>
 #include <cstdint>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -24,15 +26,18 @@
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/worker.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::IsOk;
 using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
+using ::pinion::testing::Worker;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -191,6 +196,31 @@ TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
   EXPECT_EQ(allocator_->GetStats().deferred_bytes.current,
             allocator_->GetStats().used_bytes.current);
   timeline_->CompleteVisibly(1);
+}
+
+// Trim looks at all arenas, whose locks cost it one announcement together.
+TEST_F(PinnedAllocatorTicketsTest, AThreadWaitsWhileAnotherOneLooksAtItsArena) {
+  const auto timeline = std::make_shared<CountingTimeline>();
+  Worker owner;
+  owner.Run([&] {
+    Take(kMiB).ReleaseAfter({{timeline, 1}});
+    Take(kKiB);
+  });
+  std::atomic<bool> allocated = false;
+  std::thread waiting;
+  timeline->on_look = [&] {
+    if (waiting.joinable()) return;
+    waiting = std::thread([&] {
+      owner.Run([&] { (void)allocator_->Allocate(kKiB); });
+      allocated = true;
+    });
+    absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_FALSE(allocated);
+  };
+  EXPECT_THAT(allocator_->Trim(0), IsOk());
+  waiting.join();
+  EXPECT_TRUE(allocated);
+  timeline->on_look = nullptr;
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TicketsThatAreDoneOrAbsentDoNotDefer) {
