@@ -117,6 +117,35 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleThatGoesOnInAnotherThreadsMemoryIsOneHol
   EXPECT_EQ(Take(8 * kMiB - kSlack).data(), begin);
 }
 
+// Pieces of 2 MiB come from the upper end of what is free.
+TEST_F(PinnedAllocatorThreadsTest, AThreadTakesAsMuchOfAnothersMemoryAsItHas) {
+  options_.segment_bytes = 16 * kMiB;
+  options_.max_locked_bytes = 16 * kMiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
+  const PinnedBlock mine = Take(2 * kMiB - kSlack);
+  PinnedBlock theirs[3];
+  OnAnotherThread([&] {
+    for (PinnedBlock& block : theirs) block = Take(2 * kMiB - kSlack);
+  });
+  // One piece, one more, and two of which this is the lower one.
+  const uint64_t offsets[] = {14 * kMiB, 12 * kMiB, 8 * kMiB};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(theirs[i].data(), static_cast<char*>(mine.data()) + offsets[i]) << i;
+  }
+}
+
+// Nobody else changes the books of a thread that allocates at once.
+TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasesIsEnteredByTheOneThatHasTheArena) {
+  PinnedBlock first = allocator_->Allocate(64 * kKiB - kSlack).value();
+  const PinnedBlock next = allocator_->Allocate(64 * kKiB - kSlack).value();
+  const void* const data = first.data();
+  OnAnotherThread([&] { first = PinnedBlock(); });
+  EXPECT_NE(allocator_->Allocate(64 * kKiB - kSlack)->data(), data) << "still in its buffer";
+  (void)allocator_->GetStats();  // enters all
+  EXPECT_EQ(allocator_->Allocate(64 * kKiB - kSlack)->data(), data);
+}
+
 // docs/limits.md
 TEST_F(PinnedAllocatorThreadsTest, NearALimitBlocksOfTwoThreadsLeaveTwoHoles) {
   options_.segment_bytes = 8 * kMiB;
@@ -219,6 +248,7 @@ TEST_F(PinnedAllocatorThreadsTest, WhatTrimPutsBackServesWhoMissedItMeanwhile) {
   while (trims < kTrims) EXPECT_THAT(allocator_->Allocate(64 * kKiB), IsOk());
   for (std::thread& thread : trimming) thread.join();
   EXPECT_EQ(allocator_->GetStats().polled_hits, 0u);
+  EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 2 * kMiB);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, ASmallBlockIsFoundInAnothersSlabWhereNothingElseIsLeft) {

@@ -320,6 +320,14 @@ TEST_F(PinnedAllocatorTicketsTest, TheEndWaitsForTickets) {
   EXPECT_EQ(source_->outstanding_bytes(), 0u);
 }
 
+TEST_F(PinnedAllocatorTicketsTest, TheEndWaitsForOneTicketOfATimelineAfterAnother) {
+  const auto timeline = std::make_shared<CountingTimeline>();
+  Take(kMiB).ReleaseAfter({{timeline, 1}});
+  Take(kMiB).ReleaseAfter({{timeline, 2}});
+  allocator_.reset();
+  EXPECT_EQ(source_->outstanding_bytes(), 0u);
+}
+
 TEST_F(PinnedAllocatorTicketsTest, MemoryThatADeviceMayStillWriteToIsLeaked) {
   const auto source = std::make_shared<FakeSource>();
   PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));

@@ -1,14 +1,17 @@
 #include "pinion/allocator/base/biased_mutex.h"
 
 #include <linux/filter.h>
+#include <linux/membarrier.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <iterator>
 #include <thread>
 #include <vector>
@@ -28,16 +31,15 @@ using Barrier = BiasedMutex::Barrier;
 using By = BiasedMutex::By;
 
 // With the barrier that this host has, and with that of hosts that have none.
-class BiasedMutexTest : public ::testing::TestWithParam<Barrier> {
+class BiasedMutexTest : public ::testing::TestWithParam<bool> {
  protected:
-  BiasedMutexTest() : mu_(GetParam()) {}
+  BiasedMutexTest() : mu_(GetParam() ? BiasedMutex::BestBarrier() : Barrier::kNone) {}
 
   BiasedMutex mu_;
 };
 
-INSTANTIATE_TEST_SUITE_P(AllBarriers, BiasedMutexTest,
-                         ::testing::Values(BiasedMutex::BestBarrier(), Barrier::kNone),
-                         [](const auto& info) { return info.index == 0 ? "OfThisHost" : "None"; });
+INSTANTIATE_TEST_SUITE_P(AllBarriers, BiasedMutexTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "OfThisHost" : "None"; });
 
 TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
   constexpr uint64_t kOfOwner = 1'000'000;
@@ -154,6 +156,26 @@ bool ForbidBarriers() {
   const sock_fprog program = {std::size(filter), filter};
   return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(BiasedMutexBarrierTest, TheKernelsIsUsedWhereItHasOne) {
+  const int64_t commands = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+  const bool has_one = commands > 0 && (commands & MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0;
+  EXPECT_EQ(BiasedMutex::BestBarrier(), has_one ? Barrier::kOfTheKernel : Barrier::kNone);
+}
+
+// In a process that has not asked before.
+TEST(BiasedMutexDeathTest, WhereBarriersAreForbiddenNoneIsUsed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        if (!ForbidBarriers()) std::exit(0);
+        const bool none = BiasedMutex::BestBarrier() == Barrier::kNone;
+        BiasedMutex mu;
+        { const BiasedLock lock(mu, By::kOther); }
+        std::exit(none ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 // Its owner would go on without one, and not be seen.
