@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/base/biased_mutex.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/host_memory_source.h"
@@ -21,7 +22,9 @@
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/forbid_barriers.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -30,6 +33,8 @@
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ChildProcess;
+using ::pinion::testing::ForbidBarriers;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::RunThreads;
@@ -45,6 +50,8 @@ class PinnedAllocatorThreadsTest : public ::pinion::testing::PinnedAllocatorFixt
 
   uint64_t pin_calls() const { return source_->calls(); }
 };
+
+using PinnedAllocatorThreadsDeathTest = PinnedAllocatorThreadsTest;
 
 TEST_F(PinnedAllocatorThreadsTest, WhatOneThreadHasFreedServesAnotherBeforeAnythingIsPinned) {
   { const PinnedBlock block = Take(3 * kMiB - kSlack); }
@@ -133,6 +140,23 @@ TEST_F(PinnedAllocatorThreadsTest, AThreadTakesAsMuchOfAnothersMemoryAsItHas) {
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(theirs[i].data(), static_cast<char*>(mine.data()) + offsets[i]) << i;
   }
+}
+
+// Without one, a thread that allocates at once might not be seen.
+TEST_F(PinnedAllocatorThreadsDeathTest, WhoLooksAtAllArenasRunsABarrier) {
+  ChildProcess may_forbid([] { EXPECT_TRUE(ForbidBarriers()); });
+  if (BiasedMutex::BestBarrier() == BiasedMutex::Barrier::kNone || may_forbid.Wait() != 0) {
+    GTEST_SKIP() << "no membarrier(2), or no seccomp(2)";
+  }
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(
+      {
+        PinnedBlock theirs;
+        OnAnotherThread([&] { theirs = Take(kKiB); });
+        ForbidBarriers();
+        (void)allocator_->Trim(0);
+      },
+      "let the seccomp filter pass it");
 }
 
 // Nobody else changes the books of a thread that allocates at once.

@@ -35,7 +35,9 @@ class FakeTimeline final : public FenceTimeline, public std::enable_shared_from_
   uint64_t polls() const { return polls_; }
   uint64_t waits() const { return waits_; }
 
-  uint64_t Completed() const noexcept override { return completed_.load(std::memory_order_acquire); }
+  uint64_t Completed() const noexcept override {
+    return completed_.load(std::memory_order_acquire);
+  }
 
   void Poll() override {
     ++polls_;

@@ -1,18 +1,12 @@
 #include "pinion/allocator/base/biased_mutex.h"
 
-#include <linux/filter.h>
 #include <linux/membarrier.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
-#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <iterator>
 #include <thread>
 #include <vector>
 
@@ -22,11 +16,13 @@
 #include "gtest/gtest.h"
 #include "pinion/config/build_config.h"
 #include "pinion/tests/support/child_process.h"
+#include "pinion/tests/support/forbid_barriers.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::ChildProcess;
+using ::pinion::testing::ForbidBarriers;
 using Barrier = BiasedMutex::Barrier;
 using By = BiasedMutex::By;
 
@@ -143,19 +139,6 @@ TEST(BiasedMutexDeathTest, TheOwnerDoesNotEnterTwice) {
   BiasedMutex mu;
   const OwnerLock lock(mu);
   EXPECT_DEATH(mu.LockAsOwner(), "inside already");
-}
-
-// From now on the kernel refuses membarrier(2) to this process. False if it does not let us say so.
-bool ForbidBarriers() {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program = {std::size(filter), filter};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
 TEST(BiasedMutexBarrierTest, TheKernelsIsUsedWhereItHasOne) {
