@@ -216,41 +216,59 @@ class ActingSource final : public ::pinion::testing::SourceAdaptor {
 //   segment     0       1       2       3
 //   of     mine   theirs  mine   theirs
 //   used   |xxx |  |xxx|xx  |   |  xx|      holes of 2 MiB and of 3 MiB, each in two arenas
-TEST_F(PinnedAllocatorThreadsTest, WhereItsOwnerFillsAHoleThatWasFoundAnotherOneIsTaken) {
-  const auto source = std::make_shared<ActingSource>();
-  options_.max_locked_bytes = 16 * kMiB;
-  allocator_ = PinnedAllocator::Create(options_, source, host_.Probe()).value();
-  Worker other;
-  PinnedBlock segments[4];
-  for (int i = 0; i < 4; ++i) {
-    const auto take = [&, i] { segments[i] = Take(4 * kMiB - kSlack); };
-    i % 2 == 0 ? take() : other.Run(take);
-    ASSERT_EQ(source->segments(), i + 1);
+class HolesOfTwoThreadsTest : public PinnedAllocatorThreadsTest {
+ protected:
+  void SetUp() override {
+    options_.max_locked_bytes = 16 * kMiB;
+    allocator_ = PinnedAllocator::Create(options_, acting_source_, host_.Probe()).value();
+    PinnedBlock segments[4];
+    for (int i = 0; i < 4; ++i) {
+      const auto take = [&, i] { segments[i] = Take(4 * kMiB - kSlack); };
+      i % 2 == 0 ? take() : other_.Run(take);
+      ASSERT_EQ(acting_source_->segments(), i + 1);
+    }
+    begin_ = static_cast<char*>(segments[0].data());
+    segments[0] = PinnedBlock();
+    used_[0] = Take(3 * kMiB - kSlack);
+    segments[2] = PinnedBlock();
+    used_[2] = Take(5 * kMiB / 2 - kSlack);
+    other_.Run([&] {
+      segments[1] = PinnedBlock();
+      PinnedBlock hole = Take(kMiB - kSlack);
+      used_[1] = Take(3 * kMiB - kSlack);
+      segments[3] = PinnedBlock();
+      PinnedBlock larger_hole = Take(3 * kMiB / 2 - kSlack);
+      used_[3] = Take(5 * kMiB / 2 - kSlack);
+      hole = PinnedBlock();
+      larger_hole = PinnedBlock();
+    });
   }
-  const char* const begin = static_cast<char*>(segments[0].data());
-  segments[0] = PinnedBlock();
-  const PinnedBlock first = Take(3 * kMiB - kSlack);
-  segments[2] = PinnedBlock();
-  const PinnedBlock third = Take(5 * kMiB / 2 - kSlack);
-  PinnedBlock second;
-  PinnedBlock fourth;
+
+  const std::shared_ptr<ActingSource> acting_source_ = std::make_shared<ActingSource>();
+  Worker other_;
+  PinnedBlock used_[4];
+  const char* begin_ = nullptr;
+};
+
+TEST_F(HolesOfTwoThreadsTest, TheSmallestThatIsLargeEnoughIsTaken) {
+  const PinnedBlock large = Take(5 * kMiB / 2 - kSlack);
+  EXPECT_EQ(large.data(), begin_ + 21 * kMiB / 2);
+  const PinnedBlock small = Take(2 * kMiB - kSlack);
+  EXPECT_EQ(small.data(), begin_ + 3 * kMiB);
+}
+
+TEST_F(HolesOfTwoThreadsTest, ASmallerOneIsTakenBeforeALargerOne) {
+  EXPECT_EQ(Take(2 * kMiB - kSlack).data(), begin_ + 3 * kMiB);
+}
+
+TEST_F(HolesOfTwoThreadsTest, WhereItsOwnerFillsTheOneThatWasFoundAnotherOneIsTaken) {
   PinnedBlock filled;
-  other.Run([&] {
-    segments[1] = PinnedBlock();
-    PinnedBlock hole = Take(kMiB - kSlack);
-    second = Take(3 * kMiB - kSlack);
-    segments[3] = PinnedBlock();
-    PinnedBlock larger_hole = Take(3 * kMiB / 2 - kSlack);
-    fourth = Take(5 * kMiB / 2 - kSlack);
-    hole = PinnedBlock();
-    larger_hole = PinnedBlock();
-  });
-  source->set_act(
-      [&] { other.Run([&] { filled = allocator_->Allocate(kMiB - kSlack).value(); }); });
+  acting_source_->set_act(
+      [&] { other_.Run([&] { filled = allocator_->Allocate(kMiB - kSlack).value(); }); });
   const absl::StatusOr<PinnedBlock> block = allocator_->Allocate(2 * kMiB - kSlack);
   ASSERT_THAT(block, IsOk());
-  EXPECT_EQ(filled.data(), begin + 4 * kMiB) << "the smaller hole is the one that was filled";
-  EXPECT_EQ(block->data(), begin + 21 * kMiB / 2);
+  EXPECT_EQ(filled.data(), begin_ + 4 * kMiB);
+  EXPECT_EQ(block->data(), begin_ + 21 * kMiB / 2);
   EXPECT_EQ(allocator_->GetStats().polled_hits, 0u) << "nor was it missed";
 }
 
@@ -331,6 +349,26 @@ TEST_F(PinnedAllocatorThreadsTest, WhatWaitsForALittleIsNotDeferred) {
   EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, 0u);
 }
 
+TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasedServesSoonAfterItsTicketIsDone) {
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 16; ++i) blocks.push_back(Take(64 * kKiB - kSlack));
+  const PinnedBlock next = Take(64 * kKiB - kSlack);  // keeps them apart from the rest
+  const auto* const begin = static_cast<const char*>(blocks.front().data());
+  const auto* const end = static_cast<const char*>(next.data());
+  OnAnotherThread([&] {
+    for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  });
+  for (int i = 0; i < 16; ++i) (void)allocator_->Allocate(64 * kKiB - kSlack);
+  timeline_->CompleteVisibly(1);
+  bool served = false;
+  for (int i = 0; i < 16; ++i) {
+    const PinnedBlock block = allocator_->Allocate(64 * kKiB - kSlack).value();
+    const auto* const data = static_cast<const char*>(block.data());
+    served |= begin <= data && data < end;
+  }
+  EXPECT_TRUE(served);
+}
+
 TEST_F(PinnedAllocatorThreadsTest, WhatIsReleasedBehindATimelineThatIsStuckDoesNotWaitForLong) {
   auto done = std::make_shared<::pinion::testing::FakeTimeline>();
   std::vector<PinnedBlock> blocks;
@@ -360,15 +398,18 @@ TEST_F(PinnedAllocatorThreadsTest, ABlockWhoseTicketIsDoneServesAnyThreadWhereve
 
 TEST_F(PinnedAllocatorThreadsTest, ABlockWithTwoTicketsReleasedElsewhereWaitsForBoth) {
   const auto second = std::make_shared<::pinion::testing::FakeTimeline>();
-  PinnedBlock block = Take(4 * kMiB - kSlack);
-  OnAnotherThread([&] {
-    std::move(block).ReleaseAfter({timeline_->Ticket(1), second->Ticket(1)});
-  });
-  timeline_->CompleteVisibly(1);
-  EXPECT_EQ(allocator_->GetStats().deferred_bytes.current, 4 * kMiB);
-  second->CompleteVisibly(1);
-  { const PinnedBlock again = Take(4 * kMiB - kSlack); }
-  EXPECT_EQ(pin_calls(), 1u);
+  for (const auto& [done_first, done_last] : {std::pair(timeline_, second), {second, timeline_}}) {
+    PinnedBlock block = Take(4 * kMiB - kSlack);
+    const uint64_t ticket = done_last->Completed() + 1;
+    OnAnotherThread([&] {
+      std::move(block).ReleaseAfter({timeline_->Ticket(ticket), second->Ticket(ticket)});
+    });
+    done_first->CompleteVisibly(ticket);
+    EXPECT_EQ(allocator_->GetStats().deferred_bytes.current, 4 * kMiB);
+    done_last->CompleteVisibly(ticket);
+    { const PinnedBlock again = Take(4 * kMiB - kSlack); }
+    EXPECT_EQ(pin_calls(), 1u);
+  }
 }
 
 TEST_F(PinnedAllocatorThreadsTest, ThreadsThatEndLeaveNothingBehind) {

@@ -118,6 +118,7 @@ class CountingTimeline final : public FenceTimeline {
   }
   void Poll() override {}
   absl::Status Wait(uint64_t value, absl::Duration) override {
+    waited_for.push_back(value);
     if (waits_in_vain-- > 0) return absl::DeadlineExceededError("not yet");
     done_ = value;
     return absl::OkStatus();
@@ -126,11 +127,24 @@ class CountingTimeline final : public FenceTimeline {
 
   std::function<void()> on_look;
   int waits_in_vain = 0;
+  std::vector<uint64_t> waited_for;
 
  private:
   mutable int looks_ = 0;
   uint64_t done_ = 0;
 };
+
+TEST_F(PinnedAllocatorTicketsTest, OfWhatSeveralThreadsReleasedTheEarliestTicketIsWaitedFor) {
+  options_.max_wait_for_deferred = absl::Seconds(60);
+  Make();
+  const auto timeline = std::make_shared<CountingTimeline>();
+  PinnedBlock mine = Take(4 * kMiB - kSlack);
+  std::thread([&] { Take(4 * kMiB - kSlack).ReleaseAfter({{timeline, 2}}); }).join();
+  std::move(mine).ReleaseAfter({{timeline, 5}});
+  Take(4 * kMiB - kSlack);
+  EXPECT_THAT(timeline->waited_for, ElementsAre(2));
+  allocator_.reset();
+}
 
 // Each wait is a share of the time that there is.
 TEST_F(PinnedAllocatorTicketsTest, AShareOfTheWaitThatWasInVainIsNotTheEndOfIt) {
