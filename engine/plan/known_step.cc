@@ -66,6 +66,12 @@ std::shared_ptr<const KnownStep> KnownStep::WithMixTried() const {
   return same;
 }
 
+std::shared_ptr<const KnownStep> KnownStep::WithMixLookedFor() const {
+  const auto same = std::make_shared<KnownStep>(*this);
+  same->mix_was_looked_for_ = true;
+  return same;
+}
+
 std::string KnownStep::note() const {
   if (shortfall_.ok()) return "";
   return absl::StrCat("not run as planned: ", shortfall_.message());

@@ -36,12 +36,19 @@ class KnownStep {
             std::vector<uint32_t> mix = {});
   // The same step, whose mix was tried and is no more.
   std::shared_ptr<const KnownStep> WithMixTried() const;
+  // The same step, of which it was seen whether there is a mix.
+  std::shared_ptr<const KnownStep> WithMixLookedFor() const;
 
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
   const absl::Status& shortfall() const { return shortfall_; }
   const std::vector<uint32_t>& mix() const { return mix_; }
   bool mix_was_tried() const { return mix_was_tried_; }
+  // A record of it would be of use: to look for a mix, or to try the one that was found.
+  bool WantsMix() const {
+    const bool is_seen = mix_was_looked_for_ && mix_.empty();
+    return !step_.segments.empty() && shortfall_.ok() && !mix_was_tried_ && !is_seen;
+  }
   // Whether the step was recorded, and is planned, with its segment `ordinal` computed again.
   bool ComputesAgain(size_t ordinal) const {
     return ordinal < step_.segments.size() && step_.segments[ordinal].computed_again;
@@ -91,6 +98,7 @@ class KnownStep {
   absl::Status shortfall_;
   std::vector<uint32_t> mix_;
   bool mix_was_tried_ = false;
+  bool mix_was_looked_for_ = false;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> by_signature_;
   std::vector<ObjectLife> lives_;  // by object
   std::vector<size_t> operator_ends_;

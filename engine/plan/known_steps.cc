@@ -18,6 +18,19 @@ std::shared_ptr<const KnownStep> KnownSteps::FindLike(const StepRecord& step) co
   return like == all_.end() ? nullptr : *like;
 }
 
+bool KnownSteps::MayMix(const StepRecord& step) const {
+  return std::none_of(all_.begin(), all_.end(), [&](const auto& other) {
+    return other->step().objects.front().signature == step.objects.front().signature &&
+           !other->IsLike(step);
+  });
+}
+
+bool KnownSteps::AnyWantsMix() const {
+  return std::any_of(all_.begin(), all_.end(), [this](const auto& known) {
+    return known->WantsMix() && MayMix(known->step());
+  });
+}
+
 void KnownSteps::Forget(const KnownStep& known) {
   std::erase_if(all_, [&](const auto& other) { return other.get() == &known; });
   ForgetOrder();

@@ -41,6 +41,9 @@ class KnownSteps {
   std::shared_ptr<const KnownStep> Find(absl::FunctionRef<bool(const KnownStep&)> fits);
 
   const std::list<std::shared_ptr<const KnownStep>>& all() const { return all_; }
+  // No other one begins like that step: which of them runs would be known too late for a mix.
+  bool MayMix(const StepRecord& step) const;
+  bool AnyWantsMix() const;
 
  private:
   // Who is gone comes after nobody.

@@ -161,7 +161,7 @@ bool SegmentChoice::MayMix(const Ran& ran, const StepRecord& step,
                            const KnownSteps& known_steps) const {
   // The host's times say too little of what a mix is worth.
   if (ran.tried != nullptr || step.timed_by_host) return false;
-  if (unmixed_.contains(step.objects.front().signature)) return false;
+  if (unmixed_.contains(step.objects.front().signature) || !known_steps.MayMix(step)) return false;
   const auto before = known_steps.FindLike(step);
   return before != nullptr && !before->mix_was_tried();
 }
@@ -170,7 +170,11 @@ void SegmentChoice::Learn(const Ran& ran, std::shared_ptr<const KnownStep> known
                           KnownSteps& known_steps) {
   if (ran.tried == nullptr) {
     const auto before = known_steps.FindLike(known->step());
-    if (before != nullptr && before->mix_was_tried()) known = known->WithMixTried();
+    if (before != nullptr && before->mix_was_tried()) {
+      known = known->WithMixTried();
+    } else if (before != nullptr && known->WantsMix()) {
+      known = known->WithMixLookedFor();
+    }
     return known_steps.Learn(std::move(known));
   }
   // Another step than it began like: it is recorded by itself when it comes once more.

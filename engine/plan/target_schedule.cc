@@ -27,7 +27,9 @@ TargetSchedule::TargetSchedule(const TargetOptions& options)
 // --------------------------------------------------------------------------------- known steps
 
 bool TargetSchedule::WantsRecord() const {
-  if (known_steps_ >= kKnownInARow) return false;
+  if (known_steps_ >= kKnownInARow) {
+    return known_steps_ < kKnownInARowForMixes && known_.AnyWantsMix();
+  }
   // The longer no step has been known, the more are let pass before one is recorded: a program
   // whose steps are never alike has kMaxKnown of them recorded while their number doubles.
   const uint64_t every = std::bit_floor((unknown_steps_ / kMaxKnown) | 1);
@@ -97,7 +99,7 @@ void TargetSchedule::FindKnown(bool begins) {
   // A step that begins with a segment may try a mix by now. Whether it is the step that the mix was
   // made for is seen in its record.
   if (begins && !segments_.IsTrying() && is_recorded_ && found != nullptr &&
-      !found->mix().empty()) {
+      !found->mix().empty() && known_.MayMix(found->step())) {
     segments_.Try(found);
   }
   const bool tries = begins && segments_.IsTrying();
@@ -125,7 +127,8 @@ std::optional<uint32_t> TargetSchedule::OnSegment(ScopeId scope) {
   const auto& all = known_.all();
   const auto fits = std::find_if(all.begin(), all.end(),
                                  [](const auto& known) { return known->shortfall().ok(); });
-  return segments_.OnEarlySegment(fits == all.end() ? nullptr : *fits, is_recorded_);
+  if (fits == all.end()) return segments_.OnEarlySegment(nullptr, /*tries=*/false);
+  return segments_.OnEarlySegment(*fits, is_recorded_ && known_.MayMix((*fits)->step()));
 }
 
 // ------------------------------------------------------------------------------ what happens
@@ -216,7 +219,7 @@ void TargetSchedule::OnReleased(uint32_t object) {
   known_.OnEnd(now_known_.get());
   // What tries a mix is most likely the step that was known.
   const bool is_unknown = is_lost_ && !segments_.IsTrying();
-  known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARow);
+  known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARowForMixes);
   unknown_steps_ = is_unknown ? unknown_steps_ + 1 : 0;
 }
 

@@ -71,6 +71,7 @@ class TargetSchedule final : public OffloadSchedule {
  public:
   static constexpr size_t kMaxKnown = KnownSteps::kMax;
   static constexpr int kKnownInARow = 3;
+  static constexpr int kKnownInARowForMixes = 16;
 
   explicit TargetSchedule(const TargetOptions& options);
 
@@ -117,6 +118,8 @@ class TargetSchedule final : public OffloadSchedule {
   std::optional<uint32_t> OnSegment(ScopeId scope);
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
+  // Where a known one has yet to be recorded for its mix, which of them begins is not known: some
+  // more are.
   bool WantsRecord() const;
   // What is known of a step is no longer right: the next two are worth recording. The first of them
   // may have begun without.

@@ -36,10 +36,10 @@ bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
   }
 }
 
-std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const std::shared_ptr<DeviceTier>& tier,
-                                        OffloadState& state) {
-  if (state.target == nullptr) return nullptr;
-  return std::make_unique<StepLearner>(device, tier, state);
+std::unique_ptr<StepLearner> LearnerFor(c10::Device device, uint64_t min_offload_bytes,
+                                        const std::shared_ptr<DeviceTier>& tier, OffloadState& of) {
+  if (of.target == nullptr) return nullptr;
+  return std::make_unique<StepLearner>(device, min_offload_bytes, tier, of);
 }
 
 // What a handle that was made just now counts as.
@@ -103,7 +103,7 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
              PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap)),
       departures_(options_, link_, device_, *tier_, state_, *stats_),
       returns_(options_, *tier_, state_, *stats_),
-      learner_(LearnerFor(device_, tier_, state_)) {}
+      learner_(LearnerFor(device_, options.min_offload_bytes, tier_, state_)) {}
 
 // ---------------------------------------------------------------------------------------- pack
 

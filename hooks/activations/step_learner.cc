@@ -33,7 +33,9 @@ std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, Sc
     kept = state_.target->OnSegment(scope);
   }
   const std::shared_ptr<DeviceRecording> recording = Current();
-  if (kept.has_value() && recording != nullptr) recording->NoteSegment(segment, *kept);
+  if (kept.has_value() && recording != nullptr) {
+    recording->NoteSegment(segment, *kept, min_offload_bytes_);
+  }
   return kept;
 }
 

@@ -38,9 +38,11 @@ namespace pinion {
 
 class StepLearner {
  public:
-  // The schedule in `state` goes by plans.
-  StepLearner(c10::Device device, const std::shared_ptr<DeviceTier>& tier, OffloadState& state)
+  // The schedule in `state` goes by plans. `min_offload_bytes`: as OffloadOptions has it.
+  StepLearner(c10::Device device, uint64_t min_offload_bytes,
+              const std::shared_ptr<DeviceTier>& tier, OffloadState& state)
       : device_(device),
+        min_offload_bytes_(min_offload_bytes),
         clock_(
             std::make_shared<StreamClock>(std::shared_ptr<Device>(tier, &tier->engine().device()))),
         share_(tier->share()),
@@ -72,6 +74,7 @@ class StepLearner {
   void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);
 
   const c10::Device device_;
+  const uint64_t min_offload_bytes_;
   const std::shared_ptr<StreamClock> clock_;
   const std::shared_ptr<DeviceShare> share_;
   OffloadState& state_;

@@ -223,7 +223,8 @@ void DeviceRecording::EndAside(const Moment& begin) {
   Append(begin, end, {});
 }
 
-void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal) {
+void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal,
+                                  uint64_t min_bytes) {
   if (!IsRecording()) return;
   const Moment begin = Begin();
   const Moment end = End();
@@ -234,7 +235,7 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal)
     if (!input.defined() || input.device() != device_ || !input.has_storage()) continue;
     const c10::Storage& storage = input.storage();
     const StorageExtent extent = ExtentToSave(ExtentOf(input), storage.nbytes());
-    if (extent.size_bytes() < kMinOffloadBytes) continue;
+    if (extent.size_bytes() == 0 || extent.size_bytes() < min_bytes) continue;
     objects_.held_inputs.push_back(objects_.inputs.size());
     objects_.inputs.push_back({.segment = ordinal,
                                .storage = storages_.FindOrAdd(storage),

@@ -81,8 +81,9 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // `tensor` is what was read of `saved`, which was saved in that part.
   void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
                const SavedTensor& saved, const std::optional<SegmentPart>& part);
-  // A segment that is kept begins, inside of CurrentPart() if there is one.
-  void NoteSegment(const SegmentBegin& segment, uint32_t ordinal);
+  // A segment that is kept begins, inside of CurrentPart() if there is one. Inputs of less than
+  // `min_bytes` would be no objects if it were computed again.
+  void NoteSegment(const SegmentBegin& segment, uint32_t ordinal, uint64_t min_bytes);
   // `saved` is about to go, whether that is recorded or not.
   void ForgetSaved(ObjectId object, const SavedTensor& saved);
   // One handle less.

@@ -67,7 +67,7 @@ class StepRecorderImpl final : public StepRecorder,
   void OnSegmentKept(const SegmentBegin& segment, uint32_t ordinal) override {
     if (segment.device.type() != type_ || CurrentBackward() != -1) return;
     const std::shared_ptr<DeviceRecording> recording = RecordingOf(segment.device);
-    if (recording != nullptr) recording->NoteSegment(segment, ordinal);
+    if (recording != nullptr) recording->NoteSegment(segment, ordinal, kMinOffloadBytes);
   }
 
   void RunAside(absl::FunctionRef<void()> work) override {

@@ -837,6 +837,64 @@ TEST(TargetSchedule, AMixIsTriedByAStepThatIsRecorded) {
   EXPECT_THAT(ran.computed_again, ElementsAre(false, true));
 }
 
+// With segments, all of which are kept, and this mix.
+std::shared_ptr<const KnownStep> WithMix(const std::vector<uint64_t>& signatures,
+                                         std::vector<uint32_t> mix) {
+  StepRecord step = Chain(signatures);
+  step.segments.resize(2);
+  return std::make_shared<const KnownStep>(step, StepPlan(), absl::OkStatus(), std::move(mix));
+}
+
+TEST(TargetSchedule, StepsAreWorthRecordingUntilTheMixOfEachKindWasTried) {
+  TargetSchedule schedule(Within(100 * kSize));
+  const std::shared_ptr<const KnownStep> kinds[] = {WithMix({1, 2}, {0}), WithMix({5, 6}, {1})};
+  for (const auto& kind : kinds) schedule.Learn(kind);
+  TargetPlayer player(schedule);
+  for (int turn = 0; turn < TargetSchedule::kKnownInARow; ++turn) {
+    player.Play({1, 2});
+    player.Play({5, 6});
+  }
+  EXPECT_TRUE(schedule.WantsRecord());
+  schedule.Learn(kinds[0]->WithMixTried());
+  EXPECT_TRUE(schedule.WantsRecord());
+  schedule.Learn(kinds[1]->WithMixTried());
+  EXPECT_FALSE(schedule.WantsRecord());
+}
+
+TEST(TargetSchedule, StepsAreWorthRecordingUntilEachKindWasSeenToHaveNoMix) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(WithMix({1, 2}, {}));
+  TargetPlayer player(schedule);
+  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2});
+  EXPECT_TRUE(schedule.WantsRecord());
+  schedule.Learn(WithMix({1, 2}, {}));  // as it ran as planned
+  EXPECT_FALSE(schedule.WantsRecord());
+}
+
+TEST(TargetSchedule, WhereAnotherKindBeginsAlikeNoMixIsTried) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(WithMix({1, 2}, {0}));
+  schedule.Learn(WithMix({1, 3}, {0}));
+  schedule.set_is_recorded(true);
+  TargetPlayer player(schedule);
+  player.Save(1);
+  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
+  player.EndStep();
+  EXPECT_EQ(schedule.TakeRan().tried, nullptr);
+}
+
+TEST(TargetSchedule, AKindWithAMixThatDoesNotComeIsNotWaitedForForEver) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(WithMix({1, 2}, {0}));
+  schedule.Learn(Planned(Chain({5, 6}), {}));
+  TargetPlayer player(schedule);
+  for (int step = 0; step < TargetSchedule::kKnownInARowForMixes; ++step) {
+    EXPECT_TRUE(schedule.WantsRecord()) << step;
+    player.Play({5, 6});
+  }
+  EXPECT_FALSE(schedule.WantsRecord());
+}
+
 // --- Another step than was thought ---
 
 TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatBeginsLikeIt) {

@@ -356,6 +356,46 @@ TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrde
   world.ExpectNothingLeft();
 }
 
+// Its trial begins with the save of such an input, and has to be known as the step that it is.
+TEST(PlannedCheckpoint, AStepMayBeginWithASegmentWhoseInputTheSessionMovesThoughItIsSmall) {
+  OffloadOptions options = Target(0, kSlowLink);
+  options.min_offload_bytes = 1;
+  std::vector<int> runs;
+  const auto run_steps = [&](uint64_t target_bytes) {
+    options.memory_target_bytes = target_bytes;
+    EmuWorld world(MachineWithLink(kSlowLink), options);
+    const at::Tensor x = at::randn({1, 64}).to(world.device());
+    std::vector<at::Tensor> columns;
+    for (int i = 0; i < kBlocks; ++i) {
+      columns.push_back(at::randn({512, 1}).to(world.device()).requires_grad_(true));
+    }
+    uint64_t peak_bytes = 0;
+    for (int step = 0; step < 7; ++step) {
+      runs.assign(kBlocks, 0);
+      EXPECT_THAT(world.Synchronize(), IsOk());
+      world.ResetPeak();
+      at::Tensor y = x;
+      {
+        const OffloadScope scope(world.session());
+        for (size_t i = 0; i < kBlocks; ++i) {
+          const auto block = [&, i](const at::Tensor& in) {
+            ++runs[i];
+            return at::matmul(columns[i], in.mul(0.5)).sin().cos().exp().mean(0, /*keepdim=*/true);
+          };
+          y = checkpoint(kIfPlanned, block, y);
+        }
+      }
+      y.sum().backward();
+      for (at::Tensor& column : columns) column.mutable_grad().reset();
+      peak_bytes = std::max(peak_bytes, world.peak_device_bytes());
+    }
+    return peak_bytes;
+  };
+  const uint64_t least_bytes = run_steps(1);
+  run_steps(2 * least_bytes);
+  EXPECT_EQ(runs[0], 2) << ::testing::PrintToString(runs) << ", least " << least_bytes;
+}
+
 TEST(PlannedCheckpoint, AnInnerSegmentOfOneThatIsKeptIsKept) {
   EmuWorld world(MachineWithLink(kQuickLink), Target(uint64_t{1} << 40, kQuickLink));
   const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_(true);
