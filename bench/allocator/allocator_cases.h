@@ -111,10 +111,19 @@ void Replay(Peer& peer, const AllocationTrace& trace, Blocks<Peer>& blocks, cons
 template <typename Peer>
 CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   Peer peer(std::make_shared<CopyClock>(0));
+  const auto plain = [](const auto& call) { call(); };
   // Some hundred microseconds at least; some milliseconds, as a turn on a processor lasts, where
-  // threads take turns: whoever comes to run finds cold caches.
-  const uint64_t pairs = threads <= OnProcessor::Count() ? 4'000 : 40'000;
-  const int replays = static_cast<int>(pairs / trace.allocations) + 1;
+  // threads take turns: whoever comes to run finds cold caches. Peers that take long make less.
+  double replay_ns = 0;
+  {
+    Blocks<Peer> blocks(trace.blocks);
+    Replay(peer, trace, blocks, plain);
+    const double start = NowNs();
+    Replay(peer, trace, blocks, plain);
+    replay_ns = NowNs() - start;
+  }
+  const double least_ns = threads <= OnProcessor::Count() ? 2e5 : 3e6;
+  const int replays = static_cast<int>(std::max(1.0, least_ns / replay_ns));
   std::vector<double> pair_ns(samples);
   CallTimes calls(2 * trace.allocations * replays * threads);
   std::vector<CallTimes> thread_calls(threads, CallTimes(2 * trace.allocations * replays));
@@ -126,7 +135,6 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   const auto play = [&](int thread) {
     const OnProcessor processor(thread);
     Blocks<Peer> blocks(trace.blocks);
-    const auto plain = [](const auto& call) { call(); };
     Replay(peer, trace, blocks, plain);
     for (double& sample : pair_ns) {
       barrier.arrive_and_wait();

@@ -53,7 +53,9 @@ class CopyClock final : public FenceTimeline {
   }
   void FinishAll() { completed_.store(submitted_.load(), std::memory_order_release); }
 
-  uint64_t Completed() const noexcept override { return completed_.load(std::memory_order_acquire); }
+  uint64_t Completed() const noexcept override {
+    return completed_.load(std::memory_order_acquire);
+  }
   void Poll() override {}
   absl::Status Wait(uint64_t, absl::Duration) override { return absl::OkStatus(); }
 

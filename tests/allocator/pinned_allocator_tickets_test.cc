@@ -244,6 +244,14 @@ TEST_F(PinnedAllocatorTicketsTest, TicketsThatAreDoneOrAbsentDoNotDefer) {
   EXPECT_EQ(allocator_->GetStats().deferred_bytes.peak, 0u);
 }
 
+TEST_F(PinnedAllocatorTicketsTest, ATicketWithoutATimelineIsDoneWhateverItsNumber) {
+  const auto other = std::make_shared<FakeTimeline>();
+  Take(kMiB).ReleaseAfter({{nullptr, 7}, timeline_->Ticket(1), other->Ticket(1)});
+  timeline_->CompleteVisibly(1);
+  other->CompleteVisibly(1);
+  EXPECT_EQ(allocator_->Trim(0).value(), 4 * kMiB);
+}
+
 TEST_F(PinnedAllocatorTicketsTest, AHitAsksNoDevice) {
   Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
   for (int i = 0; i < 100; ++i) Take(kMiB);
