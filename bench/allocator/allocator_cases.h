@@ -107,6 +107,19 @@ void Replay(Peer& peer, const AllocationTrace& trace, Blocks<Peer>& blocks, cons
   }
 }
 
+// How long one replay takes by itself, about.
+template <typename Peer>
+double ReplayNs(const AllocationTrace& trace) {
+  Peer peer(std::make_shared<CopyClock>(0));
+  Blocks<Peer> blocks(trace.blocks);
+  double start = 0;
+  for (int i = 0; i < 2; ++i) {
+    start = NowNs();
+    Replay(peer, trace, blocks, [](const auto& call) { call(); });
+  }
+  return NowNs() - start;
+}
+
 // `threads` threads play the trace at once on one allocator.
 template <typename Peer>
 CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
@@ -114,16 +127,8 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   const auto plain = [](const auto& call) { call(); };
   // Some hundred microseconds at least; some milliseconds, as a turn on a processor lasts, where
   // threads take turns: whoever comes to run finds cold caches. Peers that take long make less.
-  double replay_ns = 0;
-  {
-    Blocks<Peer> blocks(trace.blocks);
-    Replay(peer, trace, blocks, plain);
-    const double start = NowNs();
-    Replay(peer, trace, blocks, plain);
-    replay_ns = NowNs() - start;
-  }
   const double least_ns = threads <= OnProcessor::Count() ? 2e5 : 3e6;
-  const int replays = static_cast<int>(std::max(1.0, least_ns / replay_ns));
+  const int replays = static_cast<int>(std::max(1.0, least_ns / ReplayNs<Peer>(trace)));
   std::vector<double> pair_ns(samples);
   CallTimes calls(2 * trace.allocations * replays * threads);
   std::vector<CallTimes> thread_calls(threads, CallTimes(2 * trace.allocations * replays));
