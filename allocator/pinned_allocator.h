@@ -12,7 +12,7 @@
 //   segment  |--used--|-free-|--used--|---------free---------|
 //                        \______________/ buckets by size: first fit is best fit within 12.5 %
 //
-// Thread safety: thread-safe. No call to the source (but JoinsAt), to a timeline (but Completed), or
+// Thread safety: thread-safe. No call to the source (but JoinsAt), to a timeline (but Completed) or
 // to the operating system is made while a lock is held, but for what locks and heaps are made of:
 // futex(2), mmap(2), and membarrier(2) with sched_yield(2) and nanosleep(2) where a thread needs
 // memory that another one has free. One thread at a time grows; others that need to wait for it.
