@@ -116,7 +116,9 @@ class StreamTimeline final : public FenceTimeline {
   // `value` is done: a wait for work outside of the graph breaks the capture.
   absl::Status OrderAfter(uint64_t value, StreamHandle stream, const WaitSite& site);
 
-  uint64_t Completed() const noexcept override { return completed_.load(std::memory_order_acquire); }
+  uint64_t Completed() const noexcept override {
+    return completed_.load(std::memory_order_acquire);
+  }
   void Poll() override;
   // For whoever submits, so that events are used again even if nobody else asks how far the stream
   // has come: polls once many submissions are pending.
