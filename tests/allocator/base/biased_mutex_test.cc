@@ -171,7 +171,7 @@ TEST(BiasedMutexDeathTest, ABarrierThatIsForbiddenLaterEndsTheProgramWithARemedy
   EXPECT_DEATH(
       {
         ForbidBarriers();
-        mu.Lock(By::kOther);
+        const BiasedLock lock(mu, By::kOther);
       },
       "fails with errno 1.*let the seccomp filter pass it");
 }
