@@ -4,7 +4,7 @@
 //   Worker backward;
 //   backward.Run([&] { block.reset(); });   // on its thread; returns when it is done
 //
-// Thread safety: of the thread that made it.
+// Thread safety: one thread at a time may call Run.
 
 #ifndef PINION_TESTS_SUPPORT_WORKER_H_
 #define PINION_TESTS_SUPPORT_WORKER_H_

@@ -9,14 +9,17 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/allocator/base/thread_slot.h"
 
 namespace pinion {
 namespace {
 
 constexpr size_t kBlockBytes = 192;
 
-// Kept for good, as the process's own: a slab leaks what it holds.
+// Kept for good, as the process's own: a slab leaks what it holds. This thread has a number, and so
+// a cache of its own.
 Slab& NewSlab() {
+  (void)ThreadSlot();
   static auto* const slabs = new std::vector<std::unique_ptr<Slab>>;
   return *slabs->emplace_back(std::make_unique<Slab>(kBlockBytes));
 }
@@ -88,7 +91,10 @@ TEST(SlabTest, WhatOneThreadGivesBackAnotherOneTakes) {
   blocks.Take(kCount, 1);
   const std::set<void*> before = blocks.addresses();
   // The thread that gives keeps two batches at most.
-  std::thread([&] { blocks.GiveAll(1); }).join();
+  std::thread([&] {
+    (void)ThreadSlot();
+    blocks.GiveAll(1);
+  }).join();
   blocks.Take(kCount, 2);
   int known = 0;
   for (void* block : blocks.addresses()) known += before.contains(block) ? 1 : 0;
@@ -106,6 +112,7 @@ TEST(SlabTest, NoTwoThreadsHaveABlockAtOnce) {
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
+      (void)ThreadSlot();
       for (int round = 0; round < kRounds; ++round) {
         blocks[i]->Take(3 * Slab::kBatch + i, static_cast<uint8_t>(i + 1));
         all.arrive_and_wait();
@@ -118,13 +125,31 @@ TEST(SlabTest, NoTwoThreadsHaveABlockAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(SlabTest, ThreadsWithoutANumberHaveBlocks) {
+TEST(SlabTest, ThreadsWithoutANumberTakeWhatOthersWithoutOneGaveBack) {
+  Slab& slab = NewSlab();
+  Blocks blocks(slab);
+  constexpr int kCount = 10 * Slab::kBatch;
+  std::set<void*> before;
+  std::thread([&] {
+    blocks.Take(kCount, 1);
+    before = blocks.addresses();
+    blocks.GiveAll(1);
+    EXPECT_EQ(ThreadSlotIfAny(), kNoThreadSlot);
+  }).join();
+  std::thread([&] { blocks.Take(kCount, 2); }).join();
+  EXPECT_EQ(blocks.addresses(), before);
+  blocks.GiveAll(2);
+}
+
+// More than there are numbers for.
+TEST(SlabTest, ThreadsThatGetNoNumberHaveBlocks) {
   Slab& slab = NewSlab();
   constexpr int kThreads = kThreadSlots + 4;
   std::barrier all(kThreads);
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
+      (void)ThreadSlot();
       Blocks blocks(slab);
       blocks.Take(2 * Slab::kBatch + 1, static_cast<uint8_t>(i));
       all.arrive_and_wait();
