@@ -72,13 +72,14 @@ bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
 }  // namespace
 
 std::optional<uint32_t> SegmentChoice::OnEarlySegment(std::shared_ptr<const KnownStep> next,
-                                                      bool tries) {
+                                                      bool is_recorded,
+                                                      const KnownSteps& known_steps) {
   if (!std::exchange(has_early_, true)) {
     ran_ = {};
     ran_.early_stay = early_stay_;
     const bool is_alike = next != nullptr && next->step().early_segments > 0 && !early_stay_;
     followed_ = is_alike ? next : nullptr;
-    if (is_alike && tries && !next->mix().empty()) Try(std::move(next));
+    if (is_alike && is_recorded && MayTry(*next, known_steps)) Try(std::move(next));
   }
   const auto begun = static_cast<uint32_t>(ran_.computed_again.size());
   const std::optional<uint32_t> ordinal = OnSegment();
@@ -108,6 +109,14 @@ std::shared_ptr<const KnownStep> SegmentChoice::Follow(std::shared_ptr<const Kno
   const auto early_end = again.begin() + ran_.early;
   early_stay_ = early_stay_ || std::find(again.begin(), early_end, true) != early_end;
   return before;
+}
+
+bool SegmentChoice::IsAlone(const StepRecord& step, const KnownSteps& known_steps) const {
+  return !unmixed_.contains(step.objects.front().signature) && known_steps.MayMix(step);
+}
+
+bool SegmentChoice::MayTry(const KnownStep& known, const KnownSteps& known_steps) const {
+  return !known.mix().empty() && IsAlone(known.step(), known_steps);
 }
 
 void SegmentChoice::Try(std::shared_ptr<const KnownStep> known) {
@@ -160,8 +169,7 @@ void SegmentChoice::Note(const Ran& ran, StepRecord& step) {
 bool SegmentChoice::MayMix(const Ran& ran, const StepRecord& step,
                            const KnownSteps& known_steps) const {
   // The host's times say too little of what a mix is worth.
-  if (ran.tried != nullptr || step.timed_by_host) return false;
-  if (unmixed_.contains(step.objects.front().signature) || !known_steps.MayMix(step)) return false;
+  if (ran.tried != nullptr || step.timed_by_host || !IsAlone(step, known_steps)) return false;
   const auto before = known_steps.FindLike(step);
   return before != nullptr && !before->mix_was_tried();
 }
@@ -172,7 +180,7 @@ void SegmentChoice::Learn(const Ran& ran, std::shared_ptr<const KnownStep> known
     const auto before = known_steps.FindLike(known->step());
     if (before != nullptr && before->mix_was_tried()) {
       known = known->WithMixTried();
-    } else if (before != nullptr && known->WantsMix()) {
+    } else if (before != nullptr && known->WantsMix() && known_steps.MayMix(known->step())) {
       known = known->WithMixLookedFor();
     }
     return known_steps.Learn(std::move(known));

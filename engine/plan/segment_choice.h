@@ -1,7 +1,7 @@
 // Which segments of the step that runs are computed again: those of the known step that it follows,
 // or those of a mix that is tried, so that it can be recorded.
 //
-//   choice.OnEarlySegment(next, tries);                   // a step begins with a segment
+//   choice.OnEarlySegment(next, is_recorded, known);      // a step begins with a segment
 //   choice.OnBegin(signature);                            // a step begins to save
 //   choice.Follow(known);                                 // or choice.Try(known)
 //   std::optional<uint32_t> ordinal = choice.OnSegment(); // nothing: it is computed again
@@ -52,8 +52,9 @@ class SegmentChoice {
 
   // As OnSegment, where the step has saved nothing yet by which it is known. What is done with the
   // segment is what `next`, the step that is likely to come, does with it (null: it is kept), or
-  // what its mix does, if the step `tries` that.
-  std::optional<uint32_t> OnEarlySegment(std::shared_ptr<const KnownStep> next, bool tries);
+  // what its mix does, if the step `is_recorded` and may try that.
+  std::optional<uint32_t> OnEarlySegment(std::shared_ptr<const KnownStep> next, bool is_recorded,
+                                         const KnownSteps& known_steps);
   // The step has begun with segments, and saved nothing yet.
   bool has_early() const { return has_early_; }
   // The step has ended and saved nothing.
@@ -64,7 +65,9 @@ class SegmentChoice {
   // one that it went on as before if that has computed segments again which another step should
   // have kept: it is to be forgotten, and no step that begins like it will be mixed.
   std::shared_ptr<const KnownStep> Follow(std::shared_ptr<const KnownStep> known);
-  // The step, which begins like this one, is run with its mix.
+  // Whether a step that begins like this one may be run with its mix.
+  bool MayTry(const KnownStep& known, const KnownSteps& known_steps) const;
+  // It is.
   void Try(std::shared_ptr<const KnownStep> known);
   // The step that runs, or ran last, tries a mix.
   bool IsTrying() const { return ran_.tried != nullptr; }
@@ -86,6 +89,8 @@ class SegmentChoice {
   void Learn(const Ran& ran, std::shared_ptr<const KnownStep> known, KnownSteps& known_steps);
 
  private:
+  // No step that begins like this one should keep what it does not.
+  bool IsAlone(const StepRecord& step, const KnownSteps& known_steps) const;
   // Whose segments are computed again, or tried; null: nobody's.
   const KnownStep* Known() const;
 

@@ -99,7 +99,7 @@ void TargetSchedule::FindKnown(bool begins) {
   // A step that begins with a segment may try a mix by now. Whether it is the step that the mix was
   // made for is seen in its record.
   if (begins && !segments_.IsTrying() && is_recorded_ && found != nullptr &&
-      !found->mix().empty() && known_.MayMix(found->step())) {
+      segments_.MayTry(*found, known_)) {
     segments_.Try(found);
   }
   const bool tries = begins && segments_.IsTrying();
@@ -127,8 +127,7 @@ std::optional<uint32_t> TargetSchedule::OnSegment(ScopeId scope) {
   const auto& all = known_.all();
   const auto fits = std::find_if(all.begin(), all.end(),
                                  [](const auto& known) { return known->shortfall().ok(); });
-  if (fits == all.end()) return segments_.OnEarlySegment(nullptr, /*tries=*/false);
-  return segments_.OnEarlySegment(*fits, is_recorded_ && known_.MayMix((*fits)->step()));
+  return segments_.OnEarlySegment(fits == all.end() ? nullptr : *fits, is_recorded_, known_);
 }
 
 // ------------------------------------------------------------------------------ what happens

@@ -125,7 +125,7 @@ class Model {
     for (Timeline& timeline : timelines_) timeline.fence = std::make_shared<FakeTimeline>();
   }
 
-  // Who gets the blocks that this list hands on; null: nobody.
+  // Who gets the blocks that this list hands on.
   void set_next(Model* next) { next_ = next; }
 
   const OperationsResult& result() const { return result_; }
@@ -556,12 +556,10 @@ OperationsResult RunOperations(const std::vector<OperationList>& lists) {
   }
   if (!sum.failure.empty()) return sum;
   absl::Status end;
-  if (world.blocks_outlive_allocator()) {
-    world.DropAllocator();
-    for (Model& model : models) end.Update(model.ReleaseAll());
-  } else {
-    // What a list was handed when it had ended.
-    for (Model& model : models) end.Update(model.ReleaseAll());
+  if (world.blocks_outlive_allocator()) world.DropAllocator();
+  // At least what a list was handed when it had ended.
+  for (Model& model : models) end.Update(model.ReleaseAll());
+  if (!world.blocks_outlive_allocator()) {
     end.Update(world.allocator().Trim(0).status());
   }
   if (end.ok() && world.locked_bytes() != 0) {

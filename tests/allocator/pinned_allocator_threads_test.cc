@@ -22,7 +22,6 @@
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
-#include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/forbid_barriers.h"
 #include "pinion/tests/support/run_threads.h"
@@ -33,10 +32,10 @@
 namespace pinion {
 namespace {
 
-using ::pinion::testing::ChildProcess;
 using ::pinion::testing::ForbidBarriers;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
+using ::pinion::testing::MayForbidBarriers;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::Worker;
@@ -144,8 +143,7 @@ TEST_F(PinnedAllocatorThreadsTest, AThreadTakesAsMuchOfAnothersMemoryAsItHas) {
 
 // Without one, a thread that allocates at once might not be seen.
 TEST_F(PinnedAllocatorThreadsDeathTest, WhoLooksAtAllArenasRunsABarrier) {
-  ChildProcess may_forbid([] { EXPECT_TRUE(ForbidBarriers()); });
-  if (BiasedMutex::BestBarrier() == BiasedMutex::Barrier::kNone || may_forbid.Wait() != 0) {
+  if (BiasedMutex::BestBarrier() == BiasedMutex::Barrier::kNone || !MayForbidBarriers()) {
     GTEST_SKIP() << "no membarrier(2), or no seccomp(2)";
   }
   GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -307,22 +305,46 @@ TEST_F(PinnedAllocatorThreadsTest, ASmallBlockIsFoundInAnothersSlabWhereNothingE
   OnAnotherThread([&] { EXPECT_THAT(allocator_->Allocate(300), IsOk()); });
 }
 
-// Of batches, which are handed over when they are full.
-TEST_F(PinnedAllocatorThreadsTest, ABatchThatAnotherThreadReleasesServesTheNextAllocations) {
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 16; ++i) blocks.push_back(Take(64 * kKiB - kSlack));
-  const PinnedBlock next = Take(64 * kKiB - kSlack);  // keeps them apart from the rest
-  const auto* const begin = static_cast<const char*>(blocks.front().data());
-  const auto* const end = static_cast<const char*>(next.data());
-  for (int i = 0; i < 10; ++i) Take(64 * kKiB - kSlack);
-  OnAnotherThread([&] { blocks.clear(); });
-  bool served = false;
-  for (int i = 0; i < 4; ++i) {
-    const PinnedBlock block = allocator_->Allocate(64 * kKiB - kSlack).value();
-    const auto* const data = static_cast<const char*>(block.data());
-    served |= begin <= data && data < end;
+// As many blocks, side by side, as a full batch has, which is handed over.
+class ABatchOfBlocksTest : public PinnedAllocatorThreadsTest {
+ protected:
+  static constexpr uint64_t kSizeBytes = 64 * kKiB - kSlack;
+
+  void SetUp() override {
+    for (int i = 0; i < 16; ++i) blocks_.push_back(Take(kSizeBytes));
+    next_ = Take(kSizeBytes);
+    begin_ = static_cast<const char*>(blocks_.front().data());
   }
-  EXPECT_TRUE(served);
+
+  // Whether one of so many allocations is served from where they were.
+  bool ServesOneOf(int allocations) {
+    const auto* const end = static_cast<const char*>(next_.data());
+    for (int i = 0; i < allocations; ++i) {
+      const PinnedBlock block = allocator_->Allocate(kSizeBytes).value();
+      const auto* const data = static_cast<const char*>(block.data());
+      if (begin_ <= data && data < end) return true;
+    }
+    return false;
+  }
+
+  std::vector<PinnedBlock> blocks_;
+  PinnedBlock next_;  // keeps them apart from the rest
+  const char* begin_ = nullptr;
+};
+
+TEST_F(ABatchOfBlocksTest, ThatAnotherThreadReleasesServesTheNextAllocations) {
+  for (int i = 0; i < 10; ++i) Take(kSizeBytes);
+  OnAnotherThread([&] { blocks_.clear(); });
+  EXPECT_TRUE(ServesOneOf(4));
+}
+
+TEST_F(ABatchOfBlocksTest, ThatAnotherThreadReleasedServesSoonAfterItsTicketIsDone) {
+  OnAnotherThread([&] {
+    for (PinnedBlock& block : blocks_) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
+  });
+  EXPECT_FALSE(ServesOneOf(16));
+  timeline_->CompleteVisibly(1);
+  EXPECT_TRUE(ServesOneOf(16));
 }
 
 // Neither by looks around nor by a miss, nor where many batches wait: to defer a block costs more.
@@ -347,26 +369,6 @@ TEST_F(PinnedAllocatorThreadsTest, WhatWaitsForALittleIsNotDeferred) {
   for (int i = 0; i < 400; ++i) (void)allocator_->Allocate(kKiB);  // looks around once
   timeline_->CompleteVisibly(1);
   EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, 0u);
-}
-
-TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasedServesSoonAfterItsTicketIsDone) {
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 16; ++i) blocks.push_back(Take(64 * kKiB - kSlack));
-  const PinnedBlock next = Take(64 * kKiB - kSlack);  // keeps them apart from the rest
-  const auto* const begin = static_cast<const char*>(blocks.front().data());
-  const auto* const end = static_cast<const char*>(next.data());
-  OnAnotherThread([&] {
-    for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
-  });
-  for (int i = 0; i < 16; ++i) (void)allocator_->Allocate(64 * kKiB - kSlack);
-  timeline_->CompleteVisibly(1);
-  bool served = false;
-  for (int i = 0; i < 16; ++i) {
-    const PinnedBlock block = allocator_->Allocate(64 * kKiB - kSlack).value();
-    const auto* const data = static_cast<const char*>(block.data());
-    served |= begin <= data && data < end;
-  }
-  EXPECT_TRUE(served);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, WhatIsReleasedBehindATimelineThatIsStuckDoesNotWaitForLong) {

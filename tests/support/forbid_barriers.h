@@ -17,6 +17,9 @@
 #include <cstddef>
 #include <iterator>
 
+#include "gtest/gtest.h"
+#include "pinion/tests/support/child_process.h"
+
 namespace pinion::testing {
 
 // False if the kernel does not let us say so.
@@ -30,6 +33,12 @@ inline bool ForbidBarriers() {
   const sock_fprog program = {std::size(filter), filter};
   return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// Whether that can be said here, tried by a child.
+inline bool MayForbidBarriers() {
+  ChildProcess child([] { EXPECT_TRUE(ForbidBarriers()); });
+  return child.Wait() == 0;
 }
 
 }  // namespace pinion::testing

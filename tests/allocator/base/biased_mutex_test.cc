@@ -15,14 +15,13 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "pinion/config/build_config.h"
-#include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/forbid_barriers.h"
 
 namespace pinion {
 namespace {
 
-using ::pinion::testing::ChildProcess;
 using ::pinion::testing::ForbidBarriers;
+using ::pinion::testing::MayForbidBarriers;
 using Barrier = BiasedMutex::Barrier;
 using By = BiasedMutex::By;
 
@@ -30,6 +29,22 @@ using By = BiasedMutex::By;
 class BiasedMutexTest : public ::testing::TestWithParam<bool> {
  protected:
   BiasedMutexTest() : mu_(GetParam() ? BiasedMutex::BestBarrier() : Barrier::kNone) {}
+
+  void ExpectAnotherThreadWaitsForTheOwner() {
+    std::atomic<bool> taken = false;
+    std::thread other;
+    {
+      const BiasedLock lock(mu_, By::kOwner);
+      other = std::thread([&] {
+        const BiasedLock lock(mu_, By::kOther);
+        taken = true;
+      });
+      absl::SleepFor(absl::Milliseconds(50));
+      EXPECT_FALSE(taken);
+    }
+    other.join();
+    EXPECT_TRUE(taken);
+  }
 
   BiasedMutex mu_;
 };
@@ -74,36 +89,13 @@ TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
 }
 
 TEST_P(BiasedMutexTest, AnotherThreadWaitsForTheOwnerThatIsInside) {
-  std::atomic<bool> taken = false;
-  std::thread other;
-  {
-    const BiasedLock lock(mu_, By::kOwner);
-    other = std::thread([&] {
-      const BiasedLock lock(mu_, By::kOther);
-      taken = true;
-    });
-    absl::SleepFor(absl::Milliseconds(50));
-    EXPECT_FALSE(taken);
-  }
-  other.join();
-  EXPECT_TRUE(taken);
+  ExpectAnotherThreadWaitsForTheOwner();
 }
 
 TEST_P(BiasedMutexTest, AnotherThreadWaitsForTheOwnerWhenOthersHaveComeAndGone) {
   for (int i = 0; i < 2; ++i) {
     std::thread([&] { const BiasedLock lock(mu_, By::kOther); }).join();
-    std::atomic<bool> taken = false;
-    std::thread other;
-    {
-      const BiasedLock lock(mu_, By::kOwner);
-      other = std::thread([&] {
-        const BiasedLock lock(mu_, By::kOther);
-        taken = true;
-      });
-      absl::SleepFor(absl::Milliseconds(20));
-      EXPECT_FALSE(taken);
-    }
-    other.join();
+    ExpectAnotherThreadWaitsForTheOwner();
   }
 }
 
@@ -149,8 +141,7 @@ TEST(BiasedMutexBarrierTest, TheKernelsIsUsedWhereItHasOne) {
 
 // In a process that has not asked before.
 TEST(BiasedMutexDeathTest, WhereBarriersAreForbiddenNoneIsUsed) {
-  ChildProcess may_forbid([] { EXPECT_TRUE(ForbidBarriers()); });
-  if (may_forbid.Wait() != 0) GTEST_SKIP() << "no seccomp(2)";
+  if (!MayForbidBarriers()) GTEST_SKIP() << "no seccomp(2)";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
@@ -166,8 +157,7 @@ TEST(BiasedMutexDeathTest, WhereBarriersAreForbiddenNoneIsUsed) {
 // Its owner would go on without one, and not be seen.
 TEST(BiasedMutexDeathTest, ABarrierThatIsForbiddenLaterEndsTheProgramWithARemedy) {
   BiasedMutex mu;
-  ChildProcess may_forbid([] { EXPECT_TRUE(ForbidBarriers()); });
-  if (BiasedMutex::BestBarrier() == Barrier::kNone || may_forbid.Wait() != 0) {
+  if (BiasedMutex::BestBarrier() == Barrier::kNone || !MayForbidBarriers()) {
     GTEST_SKIP() << "no membarrier(2), or no seccomp(2)";
   }
   EXPECT_DEATH(

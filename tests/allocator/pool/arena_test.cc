@@ -5,7 +5,13 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/thread_slot.h"
+#include "pinion/allocator/heap/hardening.h"
+#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/segment_heap.h"
+#include "pinion/allocator/host_memory_source.h"
 #include "pinion/tests/support/fake_timeline.h"
 
 namespace pinion::internal {

@@ -154,7 +154,7 @@ TEST(SegmentChoice, AMixMayTakeAWholeSegmentOrPartOfOne) {
 TEST(SegmentChoice, ThoseThatWouldBeginEarlyInsideOfAnEarlyOneCountAsEarly) {
   SegmentChoice choice;
   const KnownPtr known = Nested({true, true, true, false, false}, {}, /*early=*/2);
-  EXPECT_EQ(choice.OnEarlySegment(known, /*tries=*/false), std::nullopt);
+  EXPECT_EQ(choice.OnEarlySegment(known, /*is_recorded=*/false, KnownSteps()), std::nullopt);
   choice.OnBegin(/*signature=*/1);
   EXPECT_TRUE(choice.Fits(*known));
   EXPECT_FALSE(choice.Fits(*Nested({true, true, true, false, false}, {}, /*early=*/1)));
@@ -231,8 +231,9 @@ TEST(SegmentChoice, ATrialThatBeganWithAPartOfASegmentWasTheStepIfItSavedTheSame
     SegmentChoice choice;
     KnownSteps known;
     choice.Learn({}, EarlyPart(std::nullopt, 100), known);
-    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*tries=*/true), 0u);
-    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*tries=*/true), std::nullopt);
+    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*is_recorded=*/true, known), 0u);
+    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*is_recorded=*/true, known),
+              std::nullopt);
     choice.OnBegin(/*signature=*/7);
     choice.Learn(choice.TakeRan(), EarlyPart(input_bytes, 10), known);
     ASSERT_THAT(known.all(), SizeIs(1));
@@ -340,7 +341,8 @@ TEST(SegmentChoice, ATrialThatBeganWithASegmentWasTheStepIfItSavedTheSameInputAn
     SegmentChoice choice;
     KnownSteps known;
     choice.Learn({}, Early(100, 300, 40, /*again=*/false), known);
-    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*tries=*/true), std::nullopt);
+    EXPECT_EQ(choice.OnEarlySegment(known.all().front(), /*is_recorded=*/true, known),
+              std::nullopt);
     choice.OnBegin(/*signature=*/7);
     choice.Learn(choice.TakeRan(), trial.recorded, known);
     ASSERT_THAT(known.all(), SizeIs(1));
@@ -362,6 +364,24 @@ TEST(SegmentChoice, StepsThatBeginAlikeAndThenDifferAreNotMixed) {
   const KnownPtr other = Known({7, 2}, 100, {false, false});
   choice.Learn({}, other, known);
   EXPECT_TRUE(choice.MayMix({}, other->step(), known)) << "it begins otherwise";
+  // One whose mix was found before is not run with it.
+  EXPECT_FALSE(choice.MayTry(*Known({1, 2}, 100, {false, false}, {0}), known));
+  EXPECT_TRUE(choice.MayTry(*Known({7, 2}, 100, {false, false}, {0}), known));
+}
+
+TEST(SegmentChoice, AMixIsStillToBeLookedForWhereAnotherStepBeganAlike) {
+  SegmentChoice choice;
+  KnownSteps known;
+  const KnownPtr step = Known({1, 2}, 100, {false, false});
+  const KnownPtr alike = Known({1, 3}, 100, {false, false});
+  choice.Learn({}, step, known);
+  choice.Learn({}, alike, known);
+  choice.Learn({}, step, known);
+  EXPECT_FALSE(known.AnyWantsMix());
+  known.Forget(*alike);
+  EXPECT_TRUE(known.AnyWantsMix());
+  choice.Learn({}, step, known);
+  EXPECT_FALSE(known.AnyWantsMix());
 }
 
 TEST(SegmentChoice, AStepThatWasLostBeforeAnythingWasComputedAgainIsMixedAsEver) {

@@ -24,11 +24,9 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/tests/hooks/checkpoint/machine_with_link.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -48,23 +46,6 @@ constexpr size_t kBlocks = 6;
 constexpr size_t kLevels = 3;
 constexpr size_t kSegments = kBlocks * kLevels;
 constexpr double kGbPerS = 0.5;  // far too slow to hide all copies
-
-EmulatedOptions SlowLink() {
-  EmulatedOptions options = MachineOptions();
-  options.preset.host_call_us = options.preset.host_event_us = 0;
-  options.preset.launch_us = 1;
-  options.preset.link.d2h_gb_per_s = options.preset.link.h2d_gb_per_s = kGbPerS;
-  options.preset.link.d2h_duplex_gb_per_s = options.preset.link.h2d_duplex_gb_per_s = kGbPerS;
-  return options;
-}
-
-OffloadOptions Target(uint64_t target_bytes) {
-  OffloadOptions options = WithTarget(target_bytes);
-  if (!options.link.has_value()) return options;
-  options.link->d2h.gb_per_s = options.link->h2d.gb_per_s = kGbPerS;
-  options.link->d2h_duplex_gb_per_s = options.link->h2d_duplex_gb_per_s = kGbPerS;
-  return options;
-}
 
 // By ordinal, as a session counts them: a block, its half, the core of that, the next block, ...
 using Runs = std::array<int, kSegments>;
@@ -157,7 +138,7 @@ Ran RunStep(EmuWorld& world, Nest& nest, const at::Tensor& input, bool in_segmen
 
 // A step of so many rows, without offload.
 Ran Plain(int64_t rows, bool begins_with_segment) {
-  EmuWorld world(SlowLink());
+  EmuWorld world(MachineWithLink(kGbPerS));
   Nest nest(world.device(), begins_with_segment);
   const at::Tensor input = at::randn({rows, 64}).to(world.device());
   RunStep(world, nest, input, /*in_segments=*/false, nullptr);  // the allocator has its memory
@@ -166,7 +147,7 @@ Ran Plain(int64_t rows, bool begins_with_segment) {
 
 // With all tensors away.
 uint64_t LeastBytes(int64_t rows, bool begins_with_segment) {
-  EmuWorld world(SlowLink(), Target(1));
+  EmuWorld world(MachineWithLink(kGbPerS), TargetBesideLink(1, kGbPerS));
   Nest nest(world.device(), begins_with_segment);
   const at::Tensor input = at::randn({rows, 64}).to(world.device());
   return RunStep(world, nest, input, /*in_segments=*/false, world.session()).peak_bytes;
@@ -174,7 +155,7 @@ uint64_t LeastBytes(int64_t rows, bool begins_with_segment) {
 
 // With all segments kept.
 double KeptMs(int64_t rows, bool begins_with_segment, uint64_t target_bytes) {
-  EmuWorld world(SlowLink(), Target(target_bytes));
+  EmuWorld world(MachineWithLink(kGbPerS), TargetBesideLink(target_bytes, kGbPerS));
   Nest nest(world.device(), begins_with_segment);
   const at::Tensor input = at::randn({rows, 64}).to(world.device());
   Ran ran;
@@ -223,7 +204,7 @@ TEST_P(NestedSegments, OfThreeLevelsThoseRunAgainThatThePlanSaysAndTheBitsStay) 
     SCOPED_TRACE(percent);
     const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
     const double kept_ms = KeptMs(kRows, GetParam(), target_bytes);
-    EmuWorld world(SlowLink(), Target(target_bytes));
+    EmuWorld world(MachineWithLink(kGbPerS), TargetBesideLink(target_bytes, kGbPerS));
     Nest nest(world.device(), GetParam());
     const at::Tensor input = at::randn({kRows, 64}).to(world.device());
     EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
@@ -261,7 +242,7 @@ Turns RunInTurns(const std::vector<int64_t>& rows, bool begins_with_segment) {
   const Ran plain = Plain(rows.back(), begins_with_segment);
   const uint64_t least_bytes = LeastBytes(rows.back(), begins_with_segment);
   const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) / 10;
-  EmuWorld world(SlowLink(), Target(target_bytes));
+  EmuWorld world(MachineWithLink(kGbPerS), TargetBesideLink(target_bytes, kGbPerS));
   Nest nest(world.device(), begins_with_segment);
   std::vector<at::Tensor> inputs;
   std::vector<Gradients> expected;

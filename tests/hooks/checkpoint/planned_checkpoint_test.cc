@@ -33,6 +33,7 @@
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/hooks/plan/step_recorder.h"
+#include "pinion/tests/hooks/checkpoint/machine_with_link.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/random_model.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -49,25 +50,6 @@ using ::testing::SizeIs;
 
 constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
 constexpr int kBlocks = 8;
-
-// A link of so many GB/s beside a device on which calls cost nothing.
-EmulatedOptions MachineWithLink(double gb_per_s) {
-  EmulatedOptions options = MachineOptions();
-  options.preset.host_call_us = 0;
-  options.preset.host_event_us = 0;
-  options.preset.launch_us = 1;
-  options.preset.link.d2h_gb_per_s = options.preset.link.h2d_gb_per_s = gb_per_s;
-  options.preset.link.d2h_duplex_gb_per_s = options.preset.link.h2d_duplex_gb_per_s = gb_per_s;
-  return options;
-}
-
-OffloadOptions Target(uint64_t target_bytes, double gb_per_s) {
-  OffloadOptions options = WithTarget(target_bytes);
-  if (!options.link.has_value()) return options;
-  options.link->d2h.gb_per_s = options.link->h2d.gb_per_s = gb_per_s;
-  options.link->d2h_duplex_gb_per_s = options.link->h2d_duplex_gb_per_s = gb_per_s;
-  return options;
-}
 
 // Blocks of two layers around each of which there is a checkpoint, and, if they are in parts, two
 // inside of it.
@@ -194,14 +176,14 @@ Ran Plain(double gb_per_s) {
 
 // With all tensors away.
 uint64_t LeastBytes(double gb_per_s) {
-  EmuWorld world(MachineWithLink(gb_per_s), Target(1, gb_per_s));
+  EmuWorld world(MachineWithLink(gb_per_s), TargetBesideLink(1, gb_per_s));
   Blocks blocks(world.device());
   return RunStep(world, blocks, nullptr, world.session()).peak_bytes;
 }
 
 // With all segments kept.
 Ran OffloadedAlone(uint64_t target_bytes, double gb_per_s) {
-  EmuWorld world(MachineWithLink(gb_per_s), Target(target_bytes, gb_per_s));
+  EmuWorld world(MachineWithLink(gb_per_s), TargetBesideLink(target_bytes, gb_per_s));
   Blocks blocks(world.device());
   for (int i = 0; i < 5; ++i) RunStep(world, blocks, nullptr, world.session());
   return RunStep(world, blocks, nullptr, world.session());
@@ -223,7 +205,7 @@ TEST(PlannedCheckpoint, WhereTheLinkIsSlowSomeAreComputedAgainAndTheStepIsShorte
     SCOPED_TRACE(percent);
     const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
     const Ran alone = OffloadedAlone(target_bytes, kSlowLink);
-    EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
+    EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
     Blocks blocks(world.device());
     EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
     const Ran first = RunStep(world, blocks, &kIfPlanned, world.session());
@@ -247,7 +229,7 @@ TEST(PlannedCheckpoint, WhereTheLinkIsSlowSomeAreComputedAgainAndTheStepIsShorte
 TEST(PlannedCheckpoint, WhereTheLinkHidesTheCopiesNothingIsComputedAgain) {
   const Ran plain = Plain(kQuickLink);
   const uint64_t target_bytes = (plain.peak_bytes + LeastBytes(kQuickLink)) / 2;
-  EmuWorld world(MachineWithLink(kQuickLink), Target(target_bytes, kQuickLink));
+  EmuWorld world(MachineWithLink(kQuickLink), TargetBesideLink(target_bytes, kQuickLink));
   Blocks blocks(world.device());
   for (int i = 0; i < 5; ++i) {
     const Ran step = RunStep(world, blocks, &kIfPlanned, world.session());
@@ -285,7 +267,8 @@ Ran KnownStepOf(EmuWorld& world, Blocks& blocks, const Gradients& expected,
 
 TEST(PlannedCheckpoint, ForMemoryThatCostsNoTimeNothingIsComputedAgain) {
   const Ran plain = Plain(kSlowLink);
-  EmuWorld world(MachineWithLink(kSlowLink), Target(OffloadOptions::kAutoTarget, kSlowLink));
+  EmuWorld world(MachineWithLink(kSlowLink),
+                 TargetBesideLink(OffloadOptions::kAutoTarget, kSlowLink));
   Blocks blocks(world.device());
   EXPECT_THAT(KnownStepOf(world, blocks, plain.gradients, world.session()).runs, Each(1));
 }
@@ -301,7 +284,7 @@ TEST(PlannedCheckpoint, StepsThatBeginAlikeAndThenDifferKeepTheirBitsAndTheirTar
     blocks.set_used(kBlocks / 2);
     half = RunStep(world, blocks, nullptr, nullptr).gradients;
   }
-  EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
+  EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
   Blocks blocks(world.device());
   int again = 0;
   for (int i = 0; i < 24; ++i) {
@@ -325,7 +308,8 @@ TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrde
   const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 4 / 10;
   const at::Tensor host[] = {at::randn({64, 64}), at::randn({48, 64})};
   const uint64_t more_bytes = host[1].nbytes();  // than in the step that was measured
-  EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes + more_bytes, kSlowLink));
+  EmuWorld world(MachineWithLink(kSlowLink),
+                 TargetBesideLink(target_bytes + more_bytes, kSlowLink));
   Blocks blocks(world.device());
   std::vector<at::Tensor> inputs;
   std::vector<Gradients> expected;
@@ -358,7 +342,7 @@ TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrde
 
 // Its trial begins with the save of such an input, and has to be known as the step that it is.
 TEST(PlannedCheckpoint, AStepMayBeginWithASegmentWhoseInputTheSessionMovesThoughItIsSmall) {
-  OffloadOptions options = Target(0, kSlowLink);
+  OffloadOptions options = TargetBesideLink(0, kSlowLink);
   options.min_offload_bytes = 1;
   std::vector<int> runs;
   const auto run_steps = [&](uint64_t target_bytes) {
@@ -397,7 +381,7 @@ TEST(PlannedCheckpoint, AStepMayBeginWithASegmentWhoseInputTheSessionMovesThough
 }
 
 TEST(PlannedCheckpoint, AnInnerSegmentOfOneThatIsKeptIsKept) {
-  EmuWorld world(MachineWithLink(kQuickLink), Target(uint64_t{1} << 40, kQuickLink));
+  EmuWorld world(MachineWithLink(kQuickLink), TargetBesideLink(uint64_t{1} << 40, kQuickLink));
   const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_(true);
   int inner_runs = 0;
   for (int i = 0; i < 5; ++i) {
@@ -456,7 +440,7 @@ TEST(PlannedCheckpoint, WithPartsTheStepIsNoLongerThanWithWholesAloneAndMayBeSho
     const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
     double whole_ms = 0;
     for (const bool in_parts : {false, true}) {
-      EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
+      EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
       Blocks blocks(world.device());
       blocks.set_in_parts(in_parts);
       EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
@@ -487,7 +471,7 @@ TEST(PlannedCheckpoint, ASegmentThatThrowsLeavesNothingBehind) {
   const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 6 / 10;
   for (const bool in_parts : {false, true}) {
     SCOPED_TRACE(in_parts);
-    EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes, kSlowLink));
+    EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
     Blocks blocks(world.device());
     blocks.set_in_parts(in_parts);
     // In forward, and in the second run of a segment.
@@ -731,7 +715,7 @@ constexpr int kRounds = 5;
 
 RandomRun RunModel(const RandomModel& model, std::optional<uint64_t> target_bytes, int rounds,
                    bool nested = false) {
-  EmuWorld world(MachineWithLink(kSlowLink), Target(target_bytes.value_or(1), kSlowLink));
+  EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes.value_or(1), kSlowLink));
   RandomNet net(model, world.device());
   RandomRun run;
   if (target_bytes.has_value()) {
