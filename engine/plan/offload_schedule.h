@@ -76,7 +76,9 @@ struct ScheduledParcel {
       HeldBytes memory;
       int pieces = 0;  // of the parcel, that lie in it
     };
-    uint64_t in_window = 0;             // how many had left when it did; 0: it is not in the window
+    bool in_window = false;
+    ScheduledParcel* older = nullptr;   // in the window, the one that left before; null: the first
+    ScheduledParcel* newer = nullptr;   // and after
     absl::InlinedVector<Held, 1> held;  // while in the window
     uint64_t held_bytes = 0;            // of it, what counts for this parcel
     uint64_t window_bytes = 0;          // and with how much
@@ -87,12 +89,15 @@ struct ScheduledParcel {
   Scheduled scheduled;
 };
 
+// Mostly one at a time.
+using ScheduledParcels = absl::InlinedVector<ScheduledParcel*, 1>;
+
 class OffloadSchedule {
  public:
   struct Fetches {
-    std::vector<ScheduledParcel*> parcels;  // one batch, of one stream
-    uint64_t looks = 0;                     // parcels that were looked at
-    bool is_all = false;                    // asking again at once would give none
+    ScheduledParcels parcels;  // one batch, of one stream
+    uint64_t looks = 0;        // parcels that were looked at
+    bool is_all = false;       // asking again at once would give none
   };
 
   virtual ~OffloadSchedule() = default;
@@ -154,8 +159,8 @@ class OffloadSchedule {
   // Parcels to evict: those that are in excess, or all that can free anything. One that was evicted
   // before and has come back goes once more: what was fetched is dropped. Ask again, with what the
   // device has then, until there are none.
-  virtual std::vector<ScheduledParcel*> TakeEvictions() = 0;
-  virtual std::vector<ScheduledParcel*> TakeAllEvictions() = 0;
+  virtual ScheduledParcels TakeEvictions() = 0;
+  virtual ScheduledParcels TakeAllEvictions() = 0;
   // Parcels to fetch ahead, now that what was saved at `from` is read in `backward`; they count as
   // fetched ahead from now on. `is_away` tells whether a fetch would bring anything back.
   virtual Fetches TakeFetches(const SavedPlace& from, int64_t backward,

@@ -183,7 +183,7 @@ void TargetSchedule::OnUsed(uint32_t id, Use use) {
   object.stays_fetched = use == Use::kReadAndKept && IsPlanned() &&
                          now_known_->IsHereUntilNextUse(object.planned, now_);
   const ScheduledParcel* parcel = object.parcel;
-  const bool is_away = parcel != nullptr && parcel->scheduled.in_window == 0 && !object.is_fetched;
+  const bool is_away = parcel != nullptr && !parcel->scheduled.in_window && !object.is_fetched;
   awaited_bytes_ = is_away ? parcel->size_bytes : 0;
 }
 
@@ -282,17 +282,20 @@ void TargetSchedule::OnRoomWanted() {
 
 // ------------------------------------------------------------------------------------ what to do
 
-std::vector<ScheduledParcel*> TargetSchedule::TakeEvictions() {
+ScheduledParcels TargetSchedule::TakeEvictions() {
   if (!IsPlanned() && !options_.memory_bytes.has_value()) return window_.TakeEvictions();
-  std::vector<ScheduledParcel*> taken;
+  ScheduledParcels taken;
   if (!IsPlanned()) {
     taken = window_.TakeDownTo(0);
     for (ScheduledParcel* parcel : std::exchange(due_, {})) {
       if (!IsFetchedAlone(*parcel)) continue;
       // One reader after another has saved the same: it would come back at once, beside what the
       // one before still has.
-      const bool is_used = parcel->objects.front() == used_last_;
-      (is_used ? due_ : taken).push_back(parcel);
+      if (parcel->objects.front() == used_last_) {
+        due_.push_back(parcel);
+      } else {
+        taken.push_back(parcel);
+      }
     }
     return taken;
   }

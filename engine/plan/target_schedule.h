@@ -174,8 +174,8 @@ class TargetSchedule final : public OffloadSchedule {
   uint64_t LateBytes() const override { return IsPlanned() ? 0 : window_.LateBytes(); }
   uint64_t CompanyOf(uint32_t object) const override;
   std::vector<uint32_t> TakeLateLeavers() override;
-  std::vector<ScheduledParcel*> TakeEvictions() override;
-  std::vector<ScheduledParcel*> TakeAllEvictions() override { return window_.TakeAllEvictions(); }
+  ScheduledParcels TakeEvictions() override;
+  ScheduledParcels TakeAllEvictions() override { return window_.TakeAllEvictions(); }
   Fetches TakeFetches(const SavedPlace& from, int64_t backward,
                       absl::FunctionRef<bool(const ScheduledParcel&)> is_away) override;
   std::vector<ScheduledParcel*> FetchedAhead() const override;
@@ -232,6 +232,7 @@ class TargetSchedule final : public OffloadSchedule {
   bool IsFetchedAlone(const ScheduledParcel& parcel) const {
     return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
   }
+  Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
   // What has stayed for a later backward and together has so many bytes, or all of it: first what
   // is used last.
   std::vector<ScheduledParcel*> TakeStayedFor(uint64_t size_bytes);

@@ -19,6 +19,11 @@ OffloadSchedule::Fetches TargetSchedule::TakeFetches(
     return options_.memory_bytes.has_value() ? Fetches()
                                              : window_.TakeFetches(from, backward, is_away);
   }
+  return TakePlannedFetch(is_away);
+}
+
+OffloadSchedule::Fetches TargetSchedule::TakePlannedFetch(
+    absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
   Fetches taken;
   if (!window_.MayFetch()) return taken;
   const std::vector<StepMove>& moves = now_known_->plan().moves;

@@ -60,10 +60,9 @@ uint64_t WindowSchedule::FullBatchBytes() const {
 
 void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
   ScheduledParcel::Scheduled& mine = parcel.scheduled;
-  order_.emplace(parcel.place, &parcel);
+  order_.emplace_hint(order_.end(), parcel.place, &parcel);  // mostly there
   if (held.empty()) return;
-  mine.in_window = ++last_left_;
-  window_.emplace_hint(window_.end(), mine.in_window, &parcel);
+  EnterWindow(parcel);
   uint64_t held_bytes = 0;
   for (const HeldBytes& memory : held) {
     const auto known = std::find_if(mine.held.begin(), mine.held.end(), [&](const auto& other) {
@@ -127,11 +126,21 @@ void WindowSchedule::OnPieceGone(ScheduledParcel& parcel, const void* owner) {
   StopHolding(parcel, memory);
 }
 
+void WindowSchedule::EnterWindow(ScheduledParcel& parcel) {
+  parcel.scheduled.in_window = true;
+  parcel.scheduled.older = newest_;
+  (newest_ == nullptr ? oldest_ : newest_->scheduled.newer) = &parcel;
+  newest_ = &parcel;
+}
+
 void WindowSchedule::LeaveWindow(ScheduledParcel& parcel) {
-  if (parcel.scheduled.in_window == 0) return;
+  if (!std::exchange(parcel.scheduled.in_window, false)) return;
   for (const auto& held : parcel.scheduled.held) StopHolding(parcel, held.memory);
   parcel.scheduled.held.clear();
-  window_.erase(std::exchange(parcel.scheduled.in_window, 0));
+  ScheduledParcel* const older = std::exchange(parcel.scheduled.older, nullptr);
+  ScheduledParcel* const newer = std::exchange(parcel.scheduled.newer, nullptr);
+  (older == nullptr ? oldest_ : older->scheduled.newer) = newer;
+  (newer == nullptr ? newest_ : newer->scheduled.older) = older;
 }
 
 bool WindowSchedule::OnGone(ScheduledParcel& parcel) {
@@ -140,31 +149,31 @@ bool WindowSchedule::OnGone(ScheduledParcel& parcel) {
   return OnDropped(parcel);
 }
 
-std::vector<ScheduledParcel*> WindowSchedule::TakeEvictions() {
+ScheduledParcels WindowSchedule::TakeEvictions() {
   if (options_.eviction_tensors != WindowOptions::kNoTensors) return TakeOld();
   return TakeDownTo(Window(options_.eviction_bytes));
 }
 
-std::vector<ScheduledParcel*> WindowSchedule::TakeOld() {
-  std::vector<ScheduledParcel*> taken;
-  for (const auto& [left, parcel] : window_) {
+ScheduledParcels WindowSchedule::TakeOld() {
+  ScheduledParcels taken;
+  for (ScheduledParcel* parcel = oldest_; parcel != nullptr; parcel = parcel->scheduled.newer) {
     if (saves_ - parcel->place.sequence >= options_.eviction_tensors) taken.push_back(parcel);
   }
   for (ScheduledParcel* parcel : taken) LeaveWindow(*parcel);
   return taken;
 }
 
-std::vector<ScheduledParcel*> WindowSchedule::TakeDownTo(uint64_t limit_bytes) {
-  std::vector<ScheduledParcel*> taken;
+ScheduledParcels WindowSchedule::TakeDownTo(uint64_t limit_bytes) {
+  ScheduledParcels taken;
   while (window_bytes_ > limit_bytes) {
-    taken.push_back(window_.begin()->second);
+    taken.push_back(oldest_);
     LeaveWindow(*taken.back());
   }
   return taken;
 }
 
 bool WindowSchedule::Take(ScheduledParcel& parcel) {
-  if (parcel.scheduled.in_window == 0) return false;
+  if (!parcel.scheduled.in_window) return false;
   LeaveWindow(parcel);
   return true;
 }
@@ -243,13 +252,13 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
       cursor.oldest = parcel.place.sequence;
       continue;
     }
+    const uint64_t share_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);
+    if (ahead_bytes_ > 0 && ahead_bytes_ + share_bytes > limit_bytes) break;
     if (!taken.parcels.empty() && (parcel.stream != taken.parcels.front()->stream ||
                                    batch_bytes + parcel.size_bytes > batch_limit_bytes)) {
       taken.is_all = false;
       break;
     }
-    const uint64_t share_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);
-    if (ahead_bytes_ > 0 && ahead_bytes_ + share_bytes > limit_bytes) break;
     TakeFetch(parcel);
     batch_bytes += parcel.size_bytes;
     taken.parcels.push_back(&parcel);

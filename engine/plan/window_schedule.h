@@ -65,8 +65,8 @@ class WindowSchedule final : public OffloadSchedule {
     return options_.eviction_tensors == WindowOptions::kNoTensors ? FullBatchBytes() : 0;
   }
   uint64_t LateBytes() const override { return Window(options_.eviction_bytes) / 2; }
-  std::vector<ScheduledParcel*> TakeEvictions() override;
-  std::vector<ScheduledParcel*> TakeAllEvictions() override { return TakeDownTo(0); }
+  ScheduledParcels TakeEvictions() override;
+  ScheduledParcels TakeAllEvictions() override { return TakeDownTo(0); }
   Fetches TakeFetches(const SavedPlace& from, int64_t backward,
                       absl::FunctionRef<bool(const ScheduledParcel&)> is_away) override;
   std::vector<ScheduledParcel*> FetchedAhead() const override;
@@ -80,7 +80,7 @@ class WindowSchedule final : public OffloadSchedule {
 
   uint64_t window_bytes() const { return window_bytes_; }
   // The oldest, until at most so much is left.
-  std::vector<ScheduledParcel*> TakeDownTo(uint64_t limit_bytes);
+  ScheduledParcels TakeDownTo(uint64_t limit_bytes);
   // Whether it was in the window, which it leaves.
   bool Take(ScheduledParcel& parcel);
   // Not for a while after fetches were refused; each call counts.
@@ -100,12 +100,13 @@ class WindowSchedule final : public OffloadSchedule {
   void SetAutoBytes();
   uint64_t FullBatchBytes() const;
   // Those that were saved too long ago for a window of tensors.
-  std::vector<ScheduledParcel*> TakeOld();
+  ScheduledParcels TakeOld();
   uint64_t Window(uint64_t option) const {
     return option == WindowOptions::kAuto ? auto_bytes_ : option;
   }
   // What `size_bytes` of one parcel count in that window.
   uint64_t ShareOfWindow(uint64_t option, uint64_t size_bytes) const;
+  void EnterWindow(ScheduledParcel& parcel);
   void LeaveWindow(ScheduledParcel& parcel);
   void SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes);
   void StopHolding(ScheduledParcel& parcel, const HeldBytes& memory);
@@ -115,8 +116,8 @@ class WindowSchedule final : public OffloadSchedule {
   ScopeSizes last_scope_;
   uint64_t auto_bytes_ = 0;  // what kAuto stands for, by what the scopes have saved
   absl::btree_map<SavedPlace, ScheduledParcel*> order_;
-  absl::btree_map<uint64_t, ScheduledParcel*> window_;  // in the order of leaving
-  uint64_t last_left_ = 0;                              // its number
+  ScheduledParcel* oldest_ = nullptr;  // of the window, which is a list in the order of leaving
+  ScheduledParcel* newest_ = nullptr;
   uint64_t window_bytes_ = 0;
   uint64_t saves_ = 0;
   // Parcels of the window by the memory that they hold. It counts for the last of each.

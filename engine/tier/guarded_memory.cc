@@ -26,7 +26,7 @@ GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
   return *this;
 }
 
-void GuardedMemory::Add(GuardedMemory other) {
+void GuardedMemory::Add(GuardedMemory&& other) {
   if (!other) return;
   Add(std::move(other.first_));
   for (DeviceMemory& memory : std::exchange(other.rest_, {})) Add(std::move(memory));
@@ -55,7 +55,7 @@ void GuardedMemory::Drop() {
   copy_ = Transfer();
 }
 
-void AddByStream(GuardedMemory memory, GuardedMemories& all) {
+void AddByStream(GuardedMemory&& memory, GuardedMemories& all) {
   if (!memory) return;
   if (!all.empty() && all.back().stream() == memory.stream()) {
     all.back().Add(std::move(memory));

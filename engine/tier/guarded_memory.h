@@ -51,7 +51,7 @@ class GuardedMemory {
   }
   // Memory under another copy of the same direction, of the same engine, with the same stream and
   // site: one wait for the later copy covers both.
-  void Add(GuardedMemory other);
+  void Add(GuardedMemory&& other);
 
   explicit operator bool() const { return static_cast<bool>(first_); }
   // The first one; not of an empty object. Whoever uses the bytes on a stream has to make that
@@ -82,7 +82,7 @@ using GuardedMemories = absl::InlinedVector<GuardedMemory, 1>;
 
 // Adds `memory`, unless it is empty, to the last one of `all` if they have one stream, so that one
 // wait covers both; else behind it.
-void AddByStream(GuardedMemory memory, GuardedMemories& all);
+void AddByStream(GuardedMemory&& memory, GuardedMemories& all);
 
 }  // namespace pinion
 

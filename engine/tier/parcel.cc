@@ -77,12 +77,13 @@ GuardedMemory Parcel::Evict(uint64_t* not_freed) {
   if (state() != State::kHeld) return GuardedMemory();
   Become(State::kAway);
   GuardedMemory evicted(stream, copy_out_, kEvictAfterCopyOut);
-  for (DeviceMemory& memory : std::exchange(held_, {})) {
+  for (DeviceMemory& memory : held_) {
     if (!memory) continue;
     // Whoever else has it frees it later than this wait, so letting go is safe either way.
     if (not_freed != nullptr && memory.IsShared()) ++*not_freed;
     evicted.Add(std::move(memory));
   }
+  held_.clear();  // they are empty: nothing is let go of under the lock
   return evicted;
 }
 

@@ -235,11 +235,12 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   StorageRecord& record = handle.record();
   const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
   const BoundStream stream(CurrentStream(device_));
+  const int64_t backward = CurrentBackward();
   std::optional<StreamInUse> in_use;
-  if (CurrentBackward() != -1) in_use.emplace(tier_->engine().device(), stream.native);
-  NoteBackward();
+  if (backward != -1) in_use.emplace(tier_->engine().device(), stream.native);
+  NoteBackward(backward);
   if (learner_ != nullptr) {
-    const bool is_kept = CurrentBackward() != -1 && BackwardKeepsGraph();
+    const bool is_kept = backward != -1 && BackwardKeepsGraph();
     // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
     if (is_kept) SettleLoans();
     RecordPtrs due;
@@ -253,13 +254,13 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     if (!due.empty()) departures_.CopyOut(std::move(due));
     departures_.EvictExcess();
   }
-  BytesOnDevice bytes = returns_.Acquire(record, handle.reader, stream,
+  BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward},
                                          [&handle] { return handle.view().Describe(); });
   handle.was_cast_again = bytes.cast_again;
-  returns_.Prefetch(record);
+  returns_.Prefetch(record, backward);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it. Not
   // the memory that was saved, whoever lets go of it: other handles find it as long as it lives.
-  if (bytes.is_copy && CurrentBackward() != -1 && !BackwardKeepsGraph()) {
+  if (bytes.is_copy && backward != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       if (learner_ != nullptr) handle.fetched = bytes.storage;
@@ -271,8 +272,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
       handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, &record.version.counter()));
 }
 
-void DeviceOffloader::NoteBackward() {
-  const int64_t backward = CurrentBackward();
+void DeviceOffloader::NoteBackward(int64_t backward) {
   // By this thread, last: a node reads tensor after tensor.
   thread_local std::pair<uint64_t, int64_t> noted = {0, -1};
   if (backward == -1 || noted == std::pair(state_.id, backward)) return;
@@ -332,7 +332,7 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
   LetGo(parcel.TakeHeld(record.in_parcel.piece), record.storage_bytes, backward, released);
 }
 
-void DeviceOffloader::LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t backward,
+void DeviceOffloader::LetGo(GuardedMemory&& memory, uint64_t size_bytes, int64_t backward,
                             Released& released) {
   if (!memory) return;
   // Only what EndBackward will be called for, and what no other record could be found to have.

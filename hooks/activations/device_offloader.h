@@ -104,14 +104,14 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
   // The end of the backward that the calling thread runs will be told of.
-  void NoteBackward();
+  void NoteBackward(int64_t backward);
   void Release(Handle& handle);
   // The record's last handle is gone.
   void Forget(StorageRecord& record, int64_t backward, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
   // `memory`, of that many bytes, that nobody needs any more, and that its copy out may still read
   // (none does if there are 0).
-  void LetGo(GuardedMemory memory, uint64_t size_bytes, int64_t backward, Released& released)
+  void LetGo(GuardedMemory&& memory, uint64_t size_bytes, int64_t backward, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
 
   TraceSink* trace() const { return options_.engine.trace.get(); }

@@ -33,7 +33,7 @@ struct Released {
   GuardedMemories guarded;
   absl::InlinedVector<c10::Storage, 1> plain;  // no copy touches them
 
-  void Add(GuardedMemory memory) {
+  void Add(GuardedMemory&& memory) {
     if (memory) guarded.push_back(std::move(memory));
   }
 };
@@ -43,7 +43,7 @@ struct Released {
 // when the backward ends, so that a stream waits once for many copies, and not at once for each.
 class LateMemory {
  public:
-  void Add(GuardedMemory memory, uint64_t size_bytes) {
+  void Add(GuardedMemory&& memory, uint64_t size_bytes) {
     AddByStream(std::move(memory), memory_);
     size_bytes_ += size_bytes;
   }
@@ -107,7 +107,7 @@ struct OffloadState {
 
   // Adds to `released` what was fetched of a parcel, if anything, and that nobody reads any more.
   // True if nobody has read it.
-  bool LetGoOfFetched(GuardedMemory fetched, ScheduledParcel& parcel, Released& released)
+  bool LetGoOfFetched(GuardedMemory&& fetched, ScheduledParcel& parcel, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     if (!fetched) return false;
     released.Add(std::move(fetched));

@@ -329,7 +329,7 @@ bool TensorDepartures::EvictSome() {
   {
     OffloadLock lock(state_);
     state_.schedule->OnDeviceBytes(device_bytes);
-    const std::vector<ScheduledParcel*> parcels = state_.schedule->TakeEvictions();
+    const ScheduledParcels parcels = state_.schedule->TakeEvictions();
     for (const ScheduledParcel* parcel : parcels) evicted_bytes += parcel->size_bytes;
     if (!parcels.empty()) evicted = Evict(parcels);
     state_.TellShare(*tier_.share());  // behind both, which find what should be gone and is not

@@ -32,9 +32,9 @@ bool IsAway(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLoc
 
 // ------------------------------------------------------------------------------------- on demand
 
-BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& reader,
-                                     const BoundStream& stream,
+BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
                                      absl::FunctionRef<std::string()> describe) {
+  const auto& [reader, stream, backward] = by;
   for (;;) {
     Released released;  // let go of after the lock
     BytesOnDevice bytes;
@@ -49,7 +49,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
       if (bytes.storage) {
-        if (parcel != nullptr && parcel->left_in_backward != CurrentBackward()) {
+        if (parcel != nullptr && parcel->left_in_backward != backward) {
           dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
         }
       } else if (parcel != nullptr) {
@@ -60,7 +60,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
                     state_.schedule->OnRead(*parcel);
       }
     }
-    if (!bytes.storage && is_cast_again) return CastAgain(record, stream, describe);
+    if (!bytes.storage && is_cast_again) return CastAgain(record, by, describe);
     TORCH_CHECK(bytes.storage || parcel != nullptr,
                 "the storage of a tensor that is needed for gradient computation was shrunk after "
                 "the tensor was saved, and nobody has a copy: [",
@@ -76,7 +76,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
     if (!read.has_value()) {
       read.emplace(parcel->ReadOrClaim(reader));
       if (read->claim.has_value()) {
-        FetchNow(*parcel, *std::move(read->claim), stream);
+        FetchNow(*parcel, *std::move(read->claim), by);
         continue;
       }
       OffloadLock lock(state_);
@@ -85,7 +85,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, Parcel::Reader& read
     if (was_ahead) stats_.Update([](OffloadStats& stats) { ++stats.prefetch_hits; });
     bytes.storage = StorageOf(read->fetched.memory());
     bytes.is_copy = true;
-    WaitForCopyIn(read->fetched.copy(), stream);
+    WaitForCopyIn(read->fetched.copy(), by);
     // The reader's stream has waited, and the framework orders the free after the reader.
     if (stream.native != read->fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
     read->fetched.Disarm();
@@ -135,14 +135,13 @@ BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
 // One copy brings many tensors back, and a later copy is done after an earlier one. What a thread
 // has seen a stream wait for is remembered only within one backward: later, another stream may have
 // its handle.
-void TensorReturns::WaitForCopyIn(const Transfer& copy, const BoundStream& stream) {
+void TensorReturns::WaitForCopyIn(const Transfer& copy, const Reading& by) {
   using Waiter = std::tuple<uint64_t, int64_t, c10::StreamId>;  // OffloadState::id, the backward
   thread_local std::pair<Waiter, uint64_t> last = {{0, -1, 0}, 0};
-  const int64_t backward = CurrentBackward();
-  const std::pair<Waiter, uint64_t> wait = {{state_.id, backward, stream.torch.id()},
+  const std::pair<Waiter, uint64_t> wait = {{state_.id, by.backward, by.stream.torch.id()},
                                             copy.number()};
-  if (backward != -1 && last.first == wait.first && last.second >= wait.second) return;
-  ThrowIfError(copy.WaitOn(stream.native, kUnpackAfterCopyIn), "waiting for a saved tensor");
+  if (by.backward != -1 && last.first == wait.first && last.second >= wait.second) return;
+  ThrowIfError(copy.WaitOn(by.stream.native, kUnpackAfterCopyIn), "waiting for a saved tensor");
   last = wait;
 }
 
@@ -160,8 +159,9 @@ void TensorReturns::Verify(const StorageRecord& record, const BytesOnDevice& byt
               found);
 }
 
-BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const BoundStream& stream,
+BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const Reading& by,
                                        absl::FunctionRef<std::string()> describe) {
+  const BoundStream& stream = by.stream;
   std::optional<BoundStream> made_on;
   c10::Storage last;
   {
@@ -209,12 +209,13 @@ BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const BoundStream&
   }
   OffloadLock lock(state_);
   // The record's only reader, who does not come again, may have it for its own.
-  bytes.is_copy = record.live_handles == 1 && CurrentBackward() != -1 && !BackwardKeepsGraph();
+  bytes.is_copy = record.live_handles == 1 && by.backward != -1 && !BackwardKeepsGraph();
   if (!bytes.is_copy) record.last_cast = {bytes.storage.getWeakStorageImpl(), stream};
   return bytes;
 }
 
-void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundStream& stream) {
+void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const Reading& by) {
+  const BoundStream& stream = by.stream;
   const ScopedRange range(trace(), "pinion.fetch", parcel.size_bytes);
   const AllocationLabel label("saved tensors fetched by Pinion");
   c10::Storage storage;
@@ -239,16 +240,14 @@ void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundS
     ++stats.fetched_on_demand;
     stats.fetched_bytes += parcel.size_bytes;
   });
-  const int64_t backward = CurrentBackward();
   OffloadLock lock(state_);
-  state_.schedule->OnFetched(parcel, backward);
+  state_.schedule->OnFetched(parcel, by.backward);
 }
 
 // ---------------------------------------------------------------------------------------- ahead
 
-void TensorReturns::Prefetch(const StorageRecord& record) {
+void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
   if (!options_.overlap) return;
-  const int64_t backward = CurrentBackward();
   for (;;) {
     OffloadSchedule::Fetches fetches;
     FetchClaims wanted;

@@ -43,19 +43,26 @@ struct BytesOnDevice {
   bool cast_again = false;  // by the call that returns it
 };
 
+// Who wants the bytes.
+struct Reading {
+  Parcel::Reader& reader;
+  const BoundStream& stream;  // on which they are used
+  int64_t backward;           // CurrentBackward()
+};
+
 class TensorReturns {
  public:
   TensorReturns(const OffloadOptions& options, DeviceTier& tier, OffloadState& state,
                 OffloadStatsRecorder& stats)
       : options_(options), tier_(tier), state_(state), stats_(stats) {}
 
-  // The record's bytes, ready for use on `stream`. Throws c10::Error if they cannot be had;
-  // `describe` tells its message which tensor it is.
-  BytesOnDevice Acquire(StorageRecord& record, Parcel::Reader& reader, const BoundStream& stream,
+  // The record's bytes, ready for use on the reader's stream. Throws c10::Error if they cannot be
+  // had; `describe` tells its message which tensor it is.
+  BytesOnDevice Acquire(StorageRecord& record, const Reading& by,
                         absl::FunctionRef<std::string()> describe);
 
-  // Fetches what backward will read after the record.
-  void Prefetch(const StorageRecord& record);
+  // Fetches what `backward` will read after the record.
+  void Prefetch(const StorageRecord& record, int64_t backward);
 
   // Lets go of what was fetched and not read, of what nobody needs any more but for its copy out,
   // and of what came back from those that it was lent to.
@@ -71,18 +78,18 @@ class TensorReturns {
   BytesOnDevice Find(StorageRecord& record, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
   // The record's bytes by a cast of its parameter, or the last one's if they live.
-  BytesOnDevice CastAgain(StorageRecord& record, const BoundStream& stream,
+  BytesOnDevice CastAgain(StorageRecord& record, const Reading& by,
                           absl::FunctionRef<std::string()> describe);
   // Memory that `made_on` has the last work on is about to be used on `stream`.
   void UseOnStream(const c10::Storage& storage, const BoundStream& made_on,
                    const BoundStream& stream);
-  // `stream` waits for the copy, unless it waits for a later one already.
-  void WaitForCopyIn(const Transfer& copy, const BoundStream& stream);
+  // The reader's stream waits for the copy, unless it waits for a later one already.
+  void WaitForCopyIn(const Transfer& copy, const Reading& by);
   // Throws unless the bytes are those that were saved. `tell` says of the tensor which it is, and
   // how its bytes went and came.
   void Verify(const StorageRecord& record, const BytesOnDevice& bytes,
               absl::FunctionRef<std::string()> tell);
-  void FetchNow(SavedParcel& parcel, FetchClaim claim, const BoundStream& stream);
+  void FetchNow(SavedParcel& parcel, FetchClaim claim, const Reading& by);
   // False when that failed: backward goes on without more prefetches for now. Whatever is wrong
   // with the device is for a fetch that is needed to report.
   bool FetchAhead(FetchClaims wanted, int64_t backward);

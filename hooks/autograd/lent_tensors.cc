@@ -5,6 +5,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <iterator>
 #include <typeinfo>
@@ -27,12 +28,15 @@ class Loans {
     {
       MutexLock lock(mu_);
       loans_.push_back({std::move(tensor), backward});
+      any_ = true;
       first = backwards_.insert(backward).second;
     }
     if (first) AtEndOfBackward([this, backward] { End(backward); });
   }
 
   void Settle() {
+    // Mostly there are none. Those that another thread lends at this moment are its own to settle.
+    if (!any_) return;
     TakeIf([](const Loan& loan) { return loan.tensor.use_count() == 1; });
   }
 
@@ -58,10 +62,12 @@ class Loans {
                                       [&](const Loan& loan) { return !condition(loan); });
     taken.assign(std::move_iterator(first), std::move_iterator(loans_.end()));
     loans_.erase(first, loans_.end());
+    any_ = !loans_.empty();
   }
 
   Mutex mu_;
   std::vector<Loan> loans_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> any_ = false;  // written under mu_
   absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);  // that will End
 };
 

@@ -24,6 +24,7 @@
 #error "Pinion's hooks into autograd were checked against LibTorch 2.11 only."
 #endif
 
+#include "pinion/allocator/base/slab.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 
 namespace pinion {
@@ -67,7 +68,7 @@ GraphPlace PlaceOf(const at::Tensor& tensor) {
   return place;
 }
 
-class Hooks : public torch::autograd::SavedVariableHooks {
+class Hooks final : public torch::autograd::SavedVariableHooks, public SlabObject<Hooks> {
  public:
   Hooks(std::shared_ptr<SavedTensorPacker> packer, std::shared_ptr<SavedTensorWatcher> watcher)
       : packer_(std::move(packer)), watcher_(std::move(watcher)) {}

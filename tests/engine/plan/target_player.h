@@ -209,7 +209,7 @@ class TargetPlayer {
   void Evict() {
     for (;;) {
       schedule_.OnDeviceBytes(device_bytes());
-      const std::vector<ScheduledParcel*> parcels = schedule_.TakeEvictions();
+      const ScheduledParcels parcels = schedule_.TakeEvictions();
       if (parcels.empty()) return;
       for (ScheduledParcel* parcel : parcels) {
         Note("drop", *parcel);
@@ -233,7 +233,7 @@ class TargetPlayer {
   void Prefetch(const Tensor& read) {
     for (;;) {
       schedule_.OnDeviceBytes(device_bytes());
-      const std::vector<ScheduledParcel*> parcels =
+      const ScheduledParcels parcels =
           schedule_
               .TakeFetches(read.place, kBackward,
                            [](const ScheduledParcel& parcel) {

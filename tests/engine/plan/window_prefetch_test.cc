@@ -40,7 +40,7 @@ class WindowPrefetchTest : public ::testing::Test {
   ScheduledParcel& Number(uint64_t sequence) { return parcels_[sequence - 1]; }
 
   // Asks for a batch and leaves it at that.
-  std::vector<ScheduledParcel*> Ask(uint64_t sequence, int64_t backward) {
+  ScheduledParcels Ask(uint64_t sequence, int64_t backward) {
     OffloadSchedule::Fetches fetches = schedule_.TakeFetches(
         {1, sequence}, backward,
         [this](const ScheduledParcel& parcel) { return !on_device_.contains(&parcel); });
@@ -73,7 +73,7 @@ class WindowPrefetchTest : public ::testing::Test {
     on_device_.erase(&parcel);
   }
   void Refuse(uint64_t sequence) {
-    const std::vector<ScheduledParcel*> refused = Ask(sequence, 1);
+    const ScheduledParcels refused = Ask(sequence, 1);
     ASSERT_FALSE(refused.empty());
     schedule_.OnFetchesRefused(refused);
   }

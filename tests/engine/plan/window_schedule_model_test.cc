@@ -73,7 +73,7 @@ class Simulation {
     std::vector<ScheduledParcel*> ahead;
     for (ModelParcel& parcel : parcels_) {
       const uint64_t which = parcel.place.sequence;
-      ASSERT_EQ(parcel.scheduled.in_window != 0, parcel.in_window) << "parcel " << which;
+      ASSERT_EQ(parcel.scheduled.in_window, parcel.in_window) << "parcel " << which;
       ASSERT_EQ(parcel.scheduled.held_bytes, parcel.held_bytes) << "parcel " << which;
       ASSERT_EQ(parcel.scheduled.window_bytes, parcel.window_bytes) << "parcel " << which;
       if (parcel.ahead) ahead.push_back(&parcel);
@@ -173,7 +173,7 @@ class Simulation {
 
   void Evict(bool all) {
     const uint64_t limit_bytes = all ? 0 : Window(options_.eviction_bytes);
-    std::vector<ScheduledParcel*> expected;
+    ScheduledParcels expected;
     for (ModelParcel& oldest : parcels_) {
       if (!oldest.in_window) continue;
       uint64_t held_bytes = 0;
@@ -190,8 +190,8 @@ class Simulation {
   bool IsAway(const ModelParcel& parcel) const { return !parcel.in_window && !parcel.on_device; }
 
   // What a backward that has looked at nothing yet is to fetch.
-  std::vector<ScheduledParcel*> ScanFrom(const SavedPlace& from, int64_t backward) {
-    std::vector<ScheduledParcel*> batch;
+  ScheduledParcels ScanFrom(const SavedPlace& from, int64_t backward) {
+    ScheduledParcels batch;
     uint64_t batch_bytes = 0;
     uint64_t ahead_bytes = AheadBytes();
     for (auto it = parcels_.rbegin(); it != parcels_.rend(); ++it) {
@@ -216,9 +216,9 @@ class Simulation {
     const SavedPlace from = reads->place;
     const auto backward = static_cast<int64_t>(Below(kBackwards)) - 1;
     const bool may_try = back_off_.MayTry();
-    const std::vector<ScheduledParcel*> scan = ScanFrom(from, backward);
+    const ScheduledParcels scan = ScanFrom(from, backward);
     const bool fresh = may_try && looked_.insert(backward).second;
-    const std::vector<ScheduledParcel*> taken =
+    const ScheduledParcels taken =
         schedule_
             .TakeFetches(from, backward,
                          [this](const ScheduledParcel& parcel) {
@@ -254,7 +254,7 @@ class Simulation {
   }
 
   // What holds for every batch, whatever was looked at before.
-  void CheckBatch(const std::vector<ScheduledParcel*>& batch, const SavedPlace& from,
+  void CheckBatch(const ScheduledParcels& batch, const SavedPlace& from,
                   int64_t backward) {
     uint64_t batch_bytes = 0;
     uint64_t ahead_bytes = AheadBytes();

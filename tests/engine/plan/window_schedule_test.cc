@@ -46,7 +46,7 @@ class WindowScheduleTest : public ::testing::Test {
   }
 
   // By their numbers, from 1 on.
-  static std::vector<uint64_t> Numbers(const std::vector<ScheduledParcel*>& parcels) {
+  static std::vector<uint64_t> Numbers(const ScheduledParcels& parcels) {
     std::vector<uint64_t> numbers;
     for (const ScheduledParcel* parcel : parcels) numbers.push_back(parcel->place.sequence);
     return numbers;
