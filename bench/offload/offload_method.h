@@ -45,6 +45,10 @@ struct OffloadMethod {
   // "trl with checkpoint", "planned, with recompute"
   std::string name() const;
   bool has_target() const { return kind == Kind::kPlanned || kind == Kind::kPlannedRecompute; }
+  // Another library's way.
+  bool is_peers() const {
+    return kind == Kind::kTrl || kind == Kind::kTrlCheckpoint || kind == Kind::kGraphTrainer;
+  }
   // Whether every block of the model is a checkpoint.
   bool checkpoints() const { return kind == Kind::kCheckpoint || kind == Kind::kTrlCheckpoint; }
 };
