@@ -45,10 +45,8 @@ struct OffloadMethod {
   // "trl with checkpoint", "planned, with recompute"
   std::string name() const;
   bool has_target() const { return kind == Kind::kPlanned || kind == Kind::kPlannedRecompute; }
-  // Another library's way.
-  bool is_peers() const {
-    return kind == Kind::kTrl || kind == Kind::kTrlCheckpoint || kind == Kind::kGraphTrainer;
-  }
+  // What was not contiguous comes back contiguous: some kernels sum in another order then.
+  bool gives_other_strides() const { return kind == Kind::kTrl || kind == Kind::kTrlCheckpoint; }
   // Whether every block of the model is a checkpoint.
   bool checkpoints() const { return kind == Kind::kCheckpoint || kind == Kind::kTrlCheckpoint; }
 };

@@ -76,9 +76,9 @@ struct ScheduledParcel {
       HeldBytes memory;
       int pieces = 0;  // of the parcel, that lie in it
     };
-    bool in_window = false;
-    ScheduledParcel* older = nullptr;   // in the window, the one that left before; null: the first
-    ScheduledParcel* newer = nullptr;   // and after
+    bool in_window = false;             // it has left, and what it holds was not evicted yet
+    ScheduledParcel* older = nullptr;   // of the window: who left just before it; null: nobody
+    ScheduledParcel* newer = nullptr;   // of the window: who left just after it; null: nobody
     absl::InlinedVector<Held, 1> held;  // while in the window
     uint64_t held_bytes = 0;            // of it, what counts for this parcel
     uint64_t window_bytes = 0;          // and with how much
@@ -89,7 +89,7 @@ struct ScheduledParcel {
   Scheduled scheduled;
 };
 
-// Mostly one at a time.
+// A batch of small tensors is one parcel, and so is a large tensor: most calls return one.
 using ScheduledParcels = absl::InlinedVector<ScheduledParcel*, 1>;
 
 class OffloadSchedule {
@@ -97,7 +97,7 @@ class OffloadSchedule {
   struct Fetches {
     ScheduledParcels parcels;  // one batch, of one stream
     uint64_t looks = 0;        // parcels that were looked at
-    bool is_all = false;       // asking again at once would give none
+    bool is_all = false;       // asking again would give none, as things stand
   };
 
   virtual ~OffloadSchedule() = default;

@@ -232,6 +232,7 @@ class TargetSchedule final : public OffloadSchedule {
   bool IsFetchedAlone(const ScheduledParcel& parcel) const {
     return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
   }
+  // TakeFetches, where a plan says what to fetch.
   Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
   // What has stayed for a later backward and together has so many bytes, or all of it: first what
   // is used last.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
 
 namespace pinion {
 namespace {
@@ -60,7 +61,7 @@ uint64_t WindowSchedule::FullBatchBytes() const {
 
 void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
   ScheduledParcel::Scheduled& mine = parcel.scheduled;
-  order_.emplace_hint(order_.end(), parcel.place, &parcel);  // mostly there
+  order_.emplace_hint(order_.end(), parcel.place, &parcel);  // most are saved behind all others
   if (held.empty()) return;
   EnterWindow(parcel);
   uint64_t held_bytes = 0;
@@ -127,7 +128,7 @@ void WindowSchedule::OnPieceGone(ScheduledParcel& parcel, const void* owner) {
 }
 
 void WindowSchedule::EnterWindow(ScheduledParcel& parcel) {
-  parcel.scheduled.in_window = true;
+  PINION_CHECK(!std::exchange(parcel.scheduled.in_window, true)) << "a parcel leaves once";
   parcel.scheduled.older = newest_;
   (newest_ == nullptr ? oldest_ : newest_->scheduled.newer) = &parcel;
   newest_ = &parcel;
@@ -253,6 +254,7 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
       continue;
     }
     const uint64_t share_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);
+    // The window first: where it is full, the next batch would be empty as well.
     if (ahead_bytes_ > 0 && ahead_bytes_ + share_bytes > limit_bytes) break;
     if (!taken.parcels.empty() && (parcel.stream != taken.parcels.front()->stream ||
                                    batch_bytes + parcel.size_bytes > batch_limit_bytes)) {

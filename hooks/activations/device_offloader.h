@@ -103,7 +103,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   std::unique_ptr<SavedTensor> PackNow(Packed& packed);
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
-  // The end of the backward that the calling thread runs will be told of.
+  // The end of `backward`, the one that the calling thread runs (-1: none), will be told of.
   void NoteBackward(int64_t backward);
   void Release(Handle& handle);
   // The record's last handle is gone.

@@ -34,7 +34,8 @@ bool IsAway(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLoc
 
 BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
                                      absl::FunctionRef<std::string()> describe) {
-  const auto& [reader, stream, backward] = by;
+  Parcel::Reader& reader = by.reader;
+  const BoundStream& stream = by.stream;
   for (;;) {
     Released released;  // let go of after the lock
     BytesOnDevice bytes;
@@ -49,7 +50,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
       if (bytes.storage) {
-        if (parcel != nullptr && parcel->left_in_backward != backward) {
+        if (parcel != nullptr && parcel->left_in_backward != by.backward) {
           dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
         }
       } else if (parcel != nullptr) {
@@ -209,7 +210,7 @@ BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const Reading& by,
   }
   OffloadLock lock(state_);
   // The record's only reader, who does not come again, may have it for its own.
-  bytes.is_copy = record.live_handles == 1 && by.backward != -1 && !BackwardKeepsGraph();
+  bytes.is_copy = record.live_handles == 1 && by.backward != -1 && !by.keeps_graph;
   if (!bytes.is_copy) record.last_cast = {bytes.storage.getWeakStorageImpl(), stream};
   return bytes;
 }

@@ -35,7 +35,8 @@ class Loans {
   }
 
   void Settle() {
-    // Mostly there are none. Those that another thread lends at this moment are its own to settle.
+    // There are none, most of the time. A loan that another thread adds at this very moment may be
+    // missed: the next call takes it, or the end of its backward.
     if (!any_) return;
     TakeIf([](const Loan& loan) { return loan.tensor.use_count() == 1; });
   }
@@ -67,7 +68,7 @@ class Loans {
 
   Mutex mu_;
   std::vector<Loan> loans_ ABSL_GUARDED_BY(mu_);
-  std::atomic<bool> any_ = false;  // written under mu_
+  std::atomic<bool> any_ = false;                                // written under mu_
   absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);  // that will End
 };
 

@@ -45,6 +45,7 @@ class WindowPrefetchTest : public ::testing::Test {
         {1, sequence}, backward,
         [this](const ScheduledParcel& parcel) { return !on_device_.contains(&parcel); });
     looks_ = fetches.looks;
+    is_all_ = fetches.is_all;
     return fetches.parcels;
   }
   // One batch, which is fetched. By their numbers.
@@ -81,7 +82,8 @@ class WindowPrefetchTest : public ::testing::Test {
   WindowSchedule schedule_;
   std::deque<ScheduledParcel> parcels_;
   std::set<const ScheduledParcel*> on_device_;
-  uint64_t looks_ = 0;  // by the last batch
+  uint64_t looks_ = 0;   // by the last batch
+  bool is_all_ = false;  // which left nothing to ask for
 };
 
 // -------------------------------------------------------------------------------- window, batch
@@ -186,6 +188,16 @@ TEST(AutoPrefetchTest, ATensorThatIsLargerThanAllOthersCountsHalfAWindow) {
   EXPECT_EQ(fetched, 2u);
   EXPECT_EQ(parcels[2].scheduled.ahead_bytes, 10u);
   EXPECT_TRUE(parcels[1].scheduled.fetched_ahead);
+}
+
+TEST_F(WindowPrefetchTest, ABatchThatIsFullAsksForAnotherAndAWindowThatIsFullDoesNot) {
+  Send(1, 1, 60);
+  Send(1, 2, 30, /*stream=*/1);
+  Send(1, 3, 60);
+  EXPECT_THAT(Fetch(4), ElementsAre(3)) << "the next one is of another stream";
+  EXPECT_FALSE(is_all_);
+  EXPECT_THAT(Fetch(4), ElementsAre(2)) << "the next one is of another stream, and has no room";
+  EXPECT_TRUE(is_all_);
 }
 
 // ------------------------------------------------------------------------------------- where to

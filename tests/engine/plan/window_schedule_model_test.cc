@@ -254,8 +254,7 @@ class Simulation {
   }
 
   // What holds for every batch, whatever was looked at before.
-  void CheckBatch(const ScheduledParcels& batch, const SavedPlace& from,
-                  int64_t backward) {
+  void CheckBatch(const ScheduledParcels& batch, const SavedPlace& from, int64_t backward) {
     uint64_t batch_bytes = 0;
     uint64_t ahead_bytes = AheadBytes();
     SavedPlace before = from;
