@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -49,6 +50,12 @@ struct AllocatorOptions {
   // granularity (2 MiB for pinned memory) unless pageable_fallback is set. The default is no limit
   // of its own.
   uint64_t max_locked_bytes = UINT64_MAX;
+
+  // What processes are about to pin at the same moment is counted in a ledger that they share:
+  // those of this user, in this pid namespace. Containers that have such a namespace each share one
+  // by a directory of a local file system (a tmpfs, say) that is mounted into each of them: this is
+  // its path. Empty: none. (HostLedger::InDirectory)
+  std::string ledger_directory;
 
   // --- Performance ---
 

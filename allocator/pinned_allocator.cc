@@ -14,6 +14,7 @@
 #include "pinion/allocator/pool/grower.h"
 #include "pinion/allocator/pool/limited_source.h"
 #include "pinion/allocator/pool/segment_pool.h"
+#include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/ram/ram_watermark.h"
 #include "pinion/allocator/sources/mmap_source.h"
 
@@ -172,6 +173,16 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
     return absl::InvalidArgumentError(absl::StrCat(
         "AllocatorOptions::alignment_bytes is ", options.alignment_bytes,
         "; it must be at most the granularity of ", source->name(), ", ", granularity_bytes));
+  }
+  if (!options.ledger_directory.empty()) {
+    absl::StatusOr<std::shared_ptr<HostLedger>> ledger =
+        HostLedger::InDirectory(options.ledger_directory);
+    if (!ledger.ok()) {
+      return absl::Status(ledger.status().code(),
+                          absl::StrCat("AllocatorOptions::ledger_directory is ",
+                                       options.ledger_directory, ": ", ledger.status().message()));
+    }
+    ram.ledger = *std::move(ledger);
   }
   std::shared_ptr<HostMemorySource> pageable;
   if (options.pageable_fallback) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -34,6 +35,9 @@ bool Succeeds(const Call& call) {
 
 AllocatorOptions OptionsOf(uint64_t max_locked_bytes, double high_percent, uint64_t segment_bytes) {
   AllocatorOptions options;
+  if (const char* const directory = std::getenv("PINION_LEDGER_DIRECTORY")) {
+    options.ledger_directory = directory;
+  }
   options.segment_bytes = segment_bytes != 0 ? segment_bytes : PINION_DEFAULT_SEGMENT_BYTES;
   if (max_locked_bytes != 0) options.max_locked_bytes = max_locked_bytes;
   if (high_percent != 0) {

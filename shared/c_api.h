@@ -35,7 +35,8 @@ extern "C" {
 // `max_locked_bytes`, `high_percent` and `segment_bytes` are those of
 // allocator/allocator_options.h, 0 for a default; the other marks follow high_percent. Returns 0,
 // or -1 and an error: LibTorch's own allocator then stays. With PINION_DISABLE=1 in the environment
-// it stays too, and this is 0.
+// it stays too, and this is 0. PINION_LEDGER_DIRECTORY in the environment is
+// AllocatorOptions::ledger_directory.
 int pinion_install_torch_host_allocator(const char* device_type, uint64_t max_locked_bytes,
                                         double high_percent, uint64_t segment_bytes);
 

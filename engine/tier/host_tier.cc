@@ -37,6 +37,7 @@ std::string Text(uint64_t value) { return absl::StrCat(value); }
 std::string Text(int value) { return absl::StrCat(value); }
 std::string Text(double value) { return absl::StrCat(value); }
 std::string Text(bool value) { return value ? "true" : "false"; }
+std::string Text(const std::string& value) { return absl::StrCat("\"", value, "\""); }
 std::string Text(absl::Duration value) { return absl::FormatDuration(value); }
 std::string Text(const std::shared_ptr<TraceSink>& value) {
   return value ? absl::StrFormat("the sink %p", value.get()) : "none";
@@ -56,6 +57,7 @@ std::string HostTierOptions::DifferenceTo(const HostTierOptions& other) const {
   compare("allocator.high_percent", a.high_percent, b.high_percent);
   compare("allocator.low_percent", a.low_percent, b.low_percent);
   compare("allocator.max_locked_bytes", a.max_locked_bytes, b.max_locked_bytes);
+  compare("allocator.ledger_directory", a.ledger_directory, b.ledger_directory);
   compare("allocator.segment_bytes", a.segment_bytes, b.segment_bytes);
   compare("allocator.max_wait_for_deferred", a.max_wait_for_deferred, b.max_wait_for_deferred);
   compare("allocator.alignment_bytes", a.alignment_bytes, b.alignment_bytes);

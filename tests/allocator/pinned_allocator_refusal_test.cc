@@ -1,7 +1,10 @@
 // What happens when a limit, the host or the source refuses to let the allocator grow.
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
@@ -10,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
@@ -114,6 +118,36 @@ TEST_F(PinnedAllocatorRefusalTest, InASmallCgroupSegmentsAreSmallerWhateverTheHo
   host_.Write("cgroup/pod/memory.current", "0\n");
   const PinnedBlock block = Take(kMiB / 2);
   EXPECT_EQ(source_->outstanding_bytes(), kMiB);
+}
+
+// A session or the C interface gives options, and no HostRam.
+TEST_F(PinnedAllocatorRefusalTest, WhatIsBeingPinnedCountsInTheLedgerOfTheDirectory) {
+  const std::string directory = absl::StrCat(::testing::TempDir(), "ledger_", getpid());
+  std::filesystem::create_directories(directory);
+  {
+    PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostLedger> others,
+                                HostLedger::InDirectory(directory));
+    uint64_t being_pinned = 0;
+    source_->on_allocate = [&] { being_pinned = others->reserved_bytes(); };
+    options_.ledger_directory = directory;
+    PINION_ASSERT_OK_AND_ASSIGN(allocator_,
+                                PinnedAllocator::Create(options_, source_, host_.Probe()));
+    const PinnedBlock block = Take(kMiB);
+    EXPECT_GE(being_pinned, kMiB);
+    EXPECT_EQ(others->reserved_bytes(), 0u);
+  }
+  source_->on_allocate = nullptr;
+  allocator_.reset();
+  EXPECT_TRUE(std::filesystem::is_empty(directory)) << "the last user removes the file";
+  std::filesystem::remove_all(directory);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, ADirectoryThatIsNotThereIsNamed) {
+  options_.ledger_directory = "/no/such/directory";
+  EXPECT_THAT(PinnedAllocator::Create(options_, source_, host_.Probe()),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("AllocatorOptions::ledger_directory is /no/such/directory"),
+                             HasSubstr("open of /no/such/directory/"))));
 }
 
 // Not for each smaller segment that is tried.

@@ -55,6 +55,9 @@ INSTANTIATE_TEST_SUITE_P(
         Other{"allocator.max_locked_bytes",
               [](auto& o) { o.allocator.max_locked_bytes = 8 * kMiB; },
               "18446744073709551615 and not 8388608"},
+        Other{"allocator.ledger_directory",
+              [](auto& o) { o.allocator.ledger_directory = ::testing::TempDir(); },
+              "\"\" and not \"" + ::testing::TempDir()},
         Other{"allocator.segment_bytes", [](auto& o) { o.allocator.segment_bytes = 8 * kMiB; },
               "4194304 and not 8388608"},
         Other{"allocator.max_wait_for_deferred",
@@ -104,8 +107,8 @@ TEST_P(HostTierOtherOptionsTest, TheSameOptionsAreShared) {
 TEST_F(HostTierOptionsTest, EveryFieldOfTheOptionsHasARow) {
   const HostTierOptions options;
   [[maybe_unused]] const auto& [allocator, engine, any_engine] = options;
-  [[maybe_unused]] const auto& [warn, high, low, on_ram_level, max_locked, segment, max_wait,
-                                alignment, pageable] = allocator;
+  [[maybe_unused]] const auto& [warn, high, low, on_ram_level, max_locked, ledger, segment,
+                                max_wait, alignment, pageable] = allocator;
   [[maybe_unused]] const auto& [max_in_flight, drain_timeout, retries, trace, time_transfers] =
       engine;
   EXPECT_EQ(options.DifferenceTo(HostTierOptions()), "");
