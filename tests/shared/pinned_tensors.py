@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import sys
 import types
 
@@ -21,6 +22,11 @@ device_type = sys.argv[2]
 def stat(name):
     return json.loads(pinion.pinion_torch_host_memory_stats(device_type.encode()))[name]
 
+
+os.environ["PINION_LEDGER_DIRECTORY"] = "/no/such/directory"
+assert install(device_type.encode(), 1024 * MIB, 100, 0) == -1
+assert b"ledger_directory is /no/such/directory" in pinion.pinion_last_error()
+del os.environ["PINION_LEDGER_DIRECTORY"]
 
 # At most 1 GiB, however much of this host's RAM others use.
 assert install(device_type.encode(), 1024 * MIB, 100, 0) == 0, pinion.pinion_last_error()
