@@ -52,7 +52,7 @@ constexpr uint64_t kHoles[] = {4096, 16384, 65536};
 constexpr int kManyThreads[] = {2, 4, 8};
 
 // The most that was locked over the most that was live, of each trace, when one heap served all
-// threads (docs/decisions/0034).
+// threads (docs/performance.md).
 constexpr std::pair<const char*, double> kLockedByOneHeap[] = {
     {"convnet", 1.22}, {"gpt2_small", 1.12}, {"lstm_512", 1.59}};
 

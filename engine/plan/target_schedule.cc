@@ -240,7 +240,7 @@ void TargetSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes>
   for (const uint32_t object : parcel.objects) {
     objects_[object].parcel = &parcel;
     CountIfOverdue(objects_[object]);
-    is_due = is_due || IsToBeAway(objects_[object]);
+    is_due = is_due || objects_[object].IsToBeAway(now_);
   }
   if (is_due) due_.push_back(&parcel);
 }

@@ -197,6 +197,9 @@ class TargetSchedule final : public OffloadSchedule {
     bool is_fetched = false;            // it has come back, and may have been let go of since
     bool stays_fetched = false;         // what was fetched is for its next reader as well
     ScheduledParcel* parcel = nullptr;  // once it has left
+
+    // At that use the known step has dropped it, and not fetched it again.
+    bool IsToBeAway(size_t now) const { return now < away_until; }
   };
 
   uint32_t NewObject(const SavedObject& saved);
@@ -219,11 +222,9 @@ class TargetSchedule final : public OffloadSchedule {
     if (std::exchange(object.is_overdue, is_overdue) == is_overdue) return;
     overdue_bytes_ += is_overdue ? object.size_bytes : -object.size_bytes;
   }
-  // The known step has dropped it, and not fetched it again.
-  bool IsToBeAway(const Object& object) const { return now_ < object.away_until; }
   void CountIfOverdue(Object& object) {
     const bool is_here = object.is_live && (object.is_held || object.parcel == nullptr);
-    CountAsOverdue(object, is_here && IsPlanned() && IsToBeAway(object) &&
+    CountAsOverdue(object, is_here && IsPlanned() && object.IsToBeAway(now_) &&
                                now_known_->step().objects[object.planned].frees);
   }
   // Something is still needed that the known step has let go of by now.

@@ -236,32 +236,31 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
   const BoundStream stream(CurrentStream(device_));
   const int64_t backward = CurrentBackward();
-  const bool keeps_graph = backward != -1 && BackwardKeepsGraph();
+  const bool is_kept = backward != -1 && BackwardKeepsGraph();
   std::optional<StreamInUse> in_use;
   if (backward != -1) in_use.emplace(tier_->engine().device(), stream.native);
   NoteBackward(backward);
   if (learner_ != nullptr) {
     // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
-    if (keeps_graph) SettleLoans();
+    if (is_kept) SettleLoans();
     RecordPtrs due;
     Released released;  // let go of after the lock
     {
       OffloadLock lock(state_);
-      state_.schedule->OnUsed(record.in_schedule.object,
-                              keeps_graph ? Use::kReadAndKept : Use::kRead);
+      state_.schedule->OnUsed(record.in_schedule.object, is_kept ? Use::kReadAndKept : Use::kRead);
       TakeLateLeavers(state_, *stats_, state_.books.last_packed, due, released);
       if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
     }
     if (!due.empty()) departures_.CopyOut(std::move(due));
     departures_.EvictExcess();
   }
-  BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward, keeps_graph},
+  BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward, is_kept},
                                          [&handle] { return handle.view().Describe(); });
   handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record, backward);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it. Not
   // the memory that was saved, whoever lets go of it: other handles find it as long as it lives.
-  if (bytes.is_copy && backward != -1 && !keeps_graph) {
+  if (bytes.is_copy && backward != -1 && !is_kept) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       if (learner_ != nullptr) handle.fetched = bytes.storage;

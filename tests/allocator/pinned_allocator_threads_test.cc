@@ -388,11 +388,11 @@ TEST_F(PinnedAllocatorThreadsTest, WhatIsReleasedBehindATimelineThatIsStuckDoesN
   timeline_->CompleteVisibly(1);
 }
 
+// Nobody asks for statistics in between, which would let all releases arrive.
 TEST_F(PinnedAllocatorThreadsTest, ABlockWhoseTicketIsDoneServesAnyThreadWhereverItWasReleased) {
   PinnedBlock block = Take(4 * kMiB - kSlack);
   const void* const data = block.data();
   OnAnotherThread([&] { std::move(block).ReleaseAfter({timeline_->Ticket(1)}); });
-  EXPECT_EQ(allocator_->GetStats().deferred_bytes.current, 4 * kMiB);
   timeline_->CompleteVisibly(1);
   OnAnotherThread([&] { EXPECT_EQ(Take(4 * kMiB - kSlack).data(), data); });
   EXPECT_EQ(pin_calls(), 1u);
