@@ -236,11 +236,11 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
   const BoundStream stream(CurrentStream(device_));
   const int64_t backward = CurrentBackward();
-  const bool is_kept = backward != -1 && BackwardKeepsGraph();
   std::optional<StreamInUse> in_use;
   if (backward != -1) in_use.emplace(tier_->engine().device(), stream.native);
   NoteBackward(backward);
   if (learner_ != nullptr) {
+    const bool is_kept = backward != -1 && BackwardKeepsGraph();
     // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
     if (is_kept) SettleLoans();
     RecordPtrs due;
@@ -254,13 +254,13 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     if (!due.empty()) departures_.CopyOut(std::move(due));
     departures_.EvictExcess();
   }
-  BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward, is_kept},
+  BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward},
                                          [&handle] { return handle.view().Describe(); });
   handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record, backward);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it. Not
   // the memory that was saved, whoever lets go of it: other handles find it as long as it lives.
-  if (bytes.is_copy && backward != -1 && !is_kept) {
+  if (bytes.is_copy && backward != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       if (learner_ != nullptr) handle.fetched = bytes.storage;

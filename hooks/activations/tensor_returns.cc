@@ -34,7 +34,6 @@ bool IsAway(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLoc
 
 BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
                                      absl::FunctionRef<std::string()> describe) {
-  Parcel::Reader& reader = by.reader;
   const BoundStream& stream = by.stream;
   for (;;) {
     Released released;  // let go of after the lock
@@ -51,13 +50,13 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
       bytes = Find(record, released);
       if (bytes.storage) {
         if (parcel != nullptr && parcel->left_in_backward != by.backward) {
-          dropped += state_.LetGoOfFetched(parcel->MarkRead(reader), *parcel, released);
+          dropped += state_.LetGoOfFetched(parcel->MarkRead(by.reader), *parcel, released);
         }
       } else if (parcel != nullptr) {
         // The device may hold it still, but not as it was saved.
         released.Add(parcel->Evict());
         bytes.shift_bytes = record.ShiftIntoParcel();
-        was_ahead = parcel->ReadIfFetched(reader, read, state_.AfterReading(*parcel)) &&
+        was_ahead = parcel->ReadIfFetched(by.reader, read, state_.AfterReading(*parcel)) &&
                     state_.schedule->OnRead(*parcel);
       }
     }
@@ -75,7 +74,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
       return bytes;
     }
     if (!read.has_value()) {
-      read.emplace(parcel->ReadOrClaim(reader));
+      read.emplace(parcel->ReadOrClaim(by.reader));
       if (read->claim.has_value()) {
         FetchNow(*parcel, *std::move(read->claim), by);
         continue;
@@ -208,9 +207,10 @@ BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const Reading& by,
                       ", which must have been changed in a way that raises no version");
     });
   }
+  const bool comes_again = by.backward == -1 || BackwardKeepsGraph();
   OffloadLock lock(state_);
   // The record's only reader, who does not come again, may have it for its own.
-  bytes.is_copy = record.live_handles == 1 && by.backward != -1 && !by.keeps_graph;
+  bytes.is_copy = record.live_handles == 1 && !comes_again;
   if (!bytes.is_copy) record.last_cast = {bytes.storage.getWeakStorageImpl(), stream};
   return bytes;
 }

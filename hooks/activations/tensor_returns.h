@@ -48,7 +48,6 @@ struct Reading {
   Parcel::Reader& reader;
   const BoundStream& stream;  // on which they are used
   int64_t backward;           // CurrentBackward()
-  bool keeps_graph;           // that backward does: the tensor may be read again
 };
 
 class TensorReturns {
