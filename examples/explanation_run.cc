@@ -29,7 +29,7 @@ DigitNet CopyOn(c10::Device device, const DigitNet& net) {
 absl::StatusOr<Explanation> Explain(const ExplanationOptions& options,
                                     const Accelerator& accelerator, const DigitNet& net,
                                     const at::Tensor& pictures,
-                                    const std::vector<int64_t>& classes) {
+                                    const std::vector<int64_t>& classes, uint64_t held_bytes) {
   DigitNet copy = CopyOn(accelerator.device(), net);
   const ExplainedPictures explained = {pictures.to(accelerator.device()), classes};
   if (!options.with_pinion) return ExplainByHand(copy, explained, options.steps);
@@ -37,7 +37,7 @@ absl::StatusOr<Explanation> Explain(const ExplanationOptions& options,
                           AttributionSession::Create({}, accelerator.backend()));
   const uint64_t limit_bytes = options.memory_limit_bytes;
   return ExplainWithPinion(*session, copy, explained, options.steps,
-                           limit_bytes == UINT64_MAX ? 0 : limit_bytes);
+                           limit_bytes == UINT64_MAX ? 0 : held_bytes + limit_bytes);
 }
 
 }  // namespace
@@ -50,10 +50,12 @@ absl::StatusOr<ExplanationRun> RunExplanation(const ExplanationOptions& options,
   run.device_memory_bytes = options.memory_limit_bytes;
   try {
     PINION_ASSIGN_OR_RETURN(const Accelerator accelerator, Accelerator::Open(run));
+    // Of a GPU, where the network was trained: cuBLAS keeps what it has worked in.
+    const uint64_t held_bytes = accelerator.peak_bytes();
     ExplanationRun result;
     PINION_ASSIGN_OR_RETURN(result.explanation,
-                            Explain(options, accelerator, net, pictures, classes));
-    result.peak_bytes = accelerator.peak_bytes();
+                            Explain(options, accelerator, net, pictures, classes, held_bytes));
+    result.peak_bytes = accelerator.peak_bytes() - held_bytes;
     return result;
   } catch (const c10::OutOfMemoryError& error) {
     return absl::ResourceExhaustedError(error.what_without_backtrace());

@@ -190,14 +190,6 @@ absl::Status OutOfMemory(const RunOptions& options, int64_t step, const std::str
 
 }  // namespace
 
-void AskForRepeatableBits() {
-  // cuBLAS's workspaces of a fixed size; a user's own choice stays.
-  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  // With warn_only attention's backward would take the algorithm that does not repeat itself.
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);
-}
-
 absl::Status CheckRun(const RunOptions& options, const TextData& text) {
   PINION_RETURN_IF_ERROR(options.model.Validate());
   PINION_RETURN_IF_ERROR(text.CheckSequence(options.model.sequence));

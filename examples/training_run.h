@@ -74,10 +74,6 @@ struct RunResult {
   uint64_t pinned_host_bytes = 0;
 };
 
-// From here on CUDA's operators give the same bits on every run, or throw that they cannot. Before
-// the first of them: cuBLAS looks once.
-void AskForRepeatableBits();
-
 // InvalidArgument, naming the flag and the remedy, for options that Train would refuse.
 absl::Status CheckRun(const RunOptions& options, const TextData& text);
 

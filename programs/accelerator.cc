@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -104,6 +105,14 @@ absl::StatusOr<std::string> ChooseDevice(const std::string& requested,
   return absl::StrCat("cuda:", index);
 }
 
+void AskForRepeatableBits() {
+  // cuBLAS's workspaces of a fixed size; a user's own choice stays.
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  // With warn_only attention's backward would take the algorithm that does not repeat itself.
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
 absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {
   if (options.device != kEmulated) {
     const c10::Device device(options.device);
@@ -152,6 +161,11 @@ uint64_t Accelerator::peak_bytes() const {
       ->getDeviceStats(device_.index())
       .allocated_bytes[kAggregate]
       .peak;
+}
+
+void Accelerator::ResetPeak() {
+  if (machine_ != nullptr) return machine_->ResetPeakMemory(device_.index());
+  c10::getDeviceAllocator(device_.type())->resetPeakStats(device_.index());
 }
 
 std::shared_ptr<TraceSink> Accelerator::trace() const {

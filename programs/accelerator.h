@@ -41,6 +41,10 @@ struct CudaInstallation {
 absl::StatusOr<std::string> ChooseDevice(const std::string& requested,
                                          const CudaInstallation& cuda = {});
 
+// From here on CUDA's operators give the same bits on every run, or throw that they cannot. Before
+// the first of them: cuBLAS looks once.
+void AskForRepeatableBits();
+
 class Accelerator {
  public:
   // Registers a fresh emulated machine, or takes the CUDA device that ChooseDevice has prepared.
@@ -61,7 +65,8 @@ class Accelerator {
   // For which operators ran, and for which they only waited for copies; unknown on cuda.
   std::optional<double> compute_ms() const;
   std::optional<double> stalled_ms() const;
-  uint64_t peak_bytes() const;
+  uint64_t peak_bytes() const;  // since Open, or ResetPeak
+  void ResetPeak();
   // RunOptions::trace_path was given.
   absl::Status WriteTrace(const std::string& path) const;
 

@@ -100,6 +100,16 @@ def tests_in_one_file():
     """Ends the BUILD file of a folder that has a pinion_test: the file that includes all of them."""
     _one_file("tests_in_one_file", "_in_one_file", testonly = True, alwayslink = True)
 
+    # All of them in one program, for //tools/portable.
+    native.cc_binary(
+        name = native.package_name().split("/")[-1] + "_tests",
+        testonly = True,
+        linkopts = PORTABLE_LINKOPTS,
+        tags = ["manual"],
+        visibility = ["//tools/portable:__pkg__"],
+        deps = [":tests_in_one_file", "@com_google_googletest//:gtest_main"],
+    )
+
 def _one_file(name, suffix, **kwargs):
     texts = [rule for part, rule in native.existing_rules().items() if part.endswith(suffix)]
     # Those of headers alone are no part, unless another one needs them.

@@ -40,67 +40,16 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const DevicePreset& 
   return machine;
 }
 
-absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(
-    const OffloadMethod& method, const MethodWorld& world,
-    const std::shared_ptr<EmulatedMachine>& machine) {
+absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(const OffloadMethod& method,
+                                                           const MethodDevice& on) {
   OffloadOptions options;
-  options.link = world.link;
+  options.link = on.link;
   options.overlap = method.kind != OffloadMethod::Kind::kBlocking;
   if (method.has_target()) options.memory_target_bytes = method.bytes;
-  return OffloadSession::Create(options, EmulatedBackend(machine));
+  return OffloadSession::Create(options, on.backend);
 }
 
-// What is active throughout a step, and throughout its forward; any objects.
-struct Scopes {
-  ReplayedStep::MakeScope step = [] { return nullptr; };
-  ReplayedStep::MakeScope forward = [] { return nullptr; };
-};
-
-absl::StatusOr<Scopes> ScopesOf(const OffloadMethod& method, const MethodWorld& world,
-                                const std::shared_ptr<EmulatedMachine>& machine,
-                                const OffloadStep& step) {
-  const c10::Device device(DeviceTypeOf("emu").value(), 0);
-  Scopes scopes;
-  switch (method.kind) {
-    case OffloadMethod::Kind::kNone:
-    case OffloadMethod::Kind::kCheckpoint:
-      break;
-    case OffloadMethod::Kind::kBlocking:
-    case OffloadMethod::Kind::kWindows:
-    case OffloadMethod::Kind::kPlanned:
-    case OffloadMethod::Kind::kPlannedRecompute: {
-      PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
-                              NewSession(method, world, machine));
-      scopes.forward = [session] { return std::make_shared<OffloadScope>(session); };
-      break;
-    }
-    case OffloadMethod::Kind::kTrl:
-    case OffloadMethod::Kind::kTrlCheckpoint: {
-      TrlOptions options;
-      for (const std::vector<at::Tensor>& layer : step.layers) {
-        options.parameters.insert(options.parameters.end(), layer.begin(), layer.end());
-      }
-      for (const at::Tensor& input : step.inputs) {
-        if (input.requires_grad()) options.parameters.push_back(input);
-      }
-      const auto trl = std::make_shared<TrlOffload>(std::move(options), device);
-      scopes.step = [trl] { return std::make_shared<TrlScope>(trl); };
-      break;
-    }
-    case OffloadMethod::Kind::kGraphTrainer: {
-      GraphOptions options;
-      options.limits.host_budget_bytes = method.bytes;
-      options.layers = step.layers;
-      options.inputs = step.inputs;
-      const auto graph = std::make_shared<GraphOffload>(options, device);
-      scopes.forward = [graph] { return std::make_shared<SavedTensorScope>(graph); };
-      break;
-    }
-  }
-  return scopes;
-}
-
-absl::StatusOr<MethodCost> Measure(const OffloadStep& step, const Scopes& scopes,
+absl::StatusOr<MethodCost> Measure(const OffloadStep& step, const MethodScopes& scopes,
                                    bool every_peak_counts, EmulatedMachine& machine) {
   const auto run = [&] {
     const std::shared_ptr<void> scope = scopes.step();
@@ -137,6 +86,48 @@ std::string OffloadMethod::name() const {
   return names[static_cast<int>(kind)];
 }
 
+absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodDevice& on,
+                                      const OffloadStep& step) {
+  MethodScopes scopes;
+  switch (method.kind) {
+    case OffloadMethod::Kind::kNone:
+    case OffloadMethod::Kind::kCheckpoint:
+      break;
+    case OffloadMethod::Kind::kBlocking:
+    case OffloadMethod::Kind::kWindows:
+    case OffloadMethod::Kind::kPlanned:
+    case OffloadMethod::Kind::kPlannedRecompute: {
+      PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
+                              NewSession(method, on));
+      scopes.forward = [session] { return std::make_shared<OffloadScope>(session); };
+      break;
+    }
+    case OffloadMethod::Kind::kTrl:
+    case OffloadMethod::Kind::kTrlCheckpoint: {
+      TrlOptions options;
+      for (const std::vector<at::Tensor>& layer : step.layers) {
+        options.parameters.insert(options.parameters.end(), layer.begin(), layer.end());
+      }
+      for (const at::Tensor& input : step.inputs) {
+        if (input.requires_grad()) options.parameters.push_back(input);
+      }
+      const auto trl = std::make_shared<TrlOffload>(std::move(options), on.device);
+      scopes.step = [trl] { return std::make_shared<TrlScope>(trl); };
+      break;
+    }
+    case OffloadMethod::Kind::kGraphTrainer: {
+      GraphOptions options;
+      options.limits.host_budget_bytes = method.bytes;
+      options.layers = step.layers;
+      options.inputs = step.inputs;
+      const auto graph = std::make_shared<GraphOffload>(options, on.device);
+      scopes.forward = [graph] { return std::make_shared<SavedTensorScope>(graph); };
+      break;
+    }
+  }
+  return scopes;
+}
+
 absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWorld& world,
                                      const MakeStep& make_step) {
   const auto failed = [&](const char* what) {
@@ -147,7 +138,10 @@ absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWo
     PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
                             NewMachine(world.preset, world.memory_bytes));
     PINION_ASSIGN_OR_RETURN(const OffloadStep step, make_step(machine));
-    PINION_ASSIGN_OR_RETURN(const Scopes scopes, ScopesOf(method, world, machine, step));
+    const MethodDevice on = {.device = {DeviceTypeOf("emu").value(), 0},
+                             .backend = EmulatedBackend(machine),
+                             .link = world.link};
+    PINION_ASSIGN_OR_RETURN(const MethodScopes scopes, ScopesOf(method, on, step));
     return Measure(step, scopes, method.has_target(), *machine);
   } catch (const c10::Error& error) {
     return failed(error.what_without_backtrace());

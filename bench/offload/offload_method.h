@@ -1,23 +1,27 @@
-// The ways of offloading that offload_bench compares, and what one of them makes of a step.
+// The ways of offloading that offload_bench and step_bench compare, and what one of them makes of a
+// step.
 //
 //   PINION_ASSIGN_OR_RETURN(const MethodCost cost,
 //                           RunMethod({OffloadMethod::Kind::kPlanned, target_bytes}, world, make));
 //
-// Thread safety: none: each run registers an emulated machine of its own as "emu".
+// Thread safety: none: RunMethod registers an emulated machine of its own as "emu".
 
 #ifndef PINION_BENCH_OFFLOAD_OFFLOAD_METHOD_H_
 #define PINION_BENCH_OFFLOAD_OFFLOAD_METHOD_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "pinion/bench/offload/replayed_step.h"
+#include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/plan/link_calibration.h"
@@ -75,6 +79,23 @@ struct OffloadStep {
 };
 using MakeStep =
     std::function<absl::StatusOr<OffloadStep>(const std::shared_ptr<EmulatedMachine>& machine)>;
+
+// Where a method runs.
+struct MethodDevice {
+  c10::Device device;
+  DeviceBackend backend;
+  std::optional<LinkCalibration> link = std::nullopt;  // none: a session measures it
+};
+
+// What a method has active throughout a step, and throughout its forward; any objects.
+struct MethodScopes {
+  ReplayedStep::MakeScope step = [] { return nullptr; };
+  ReplayedStep::MakeScope forward = [] { return nullptr; };
+};
+
+// For steps of that kind. Errors are those of the session.
+absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodDevice& on,
+                                      const OffloadStep& step);
 
 // Errors are those of the machine and of the session, and what LibTorch throws.
 absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWorld& world,

@@ -1,11 +1,12 @@
 // Copies batches of many shapes for a while, and compares every byte that comes back.
 //
 //   batch_soak --device=cuda --seconds=120      batches, alone and beside other work of the device
-//   batch_soak --device=emu --seconds=2         the same on the fake runtime
+//   batch_soak --device=cuda --loop             the same pieces, one call each
+//   batch_soak --device=emu --seconds=2         batches on the fake runtime
 //
 // Drivers have hung and crashed in cudaMemcpyBatchAsync, on some numbers of pieces only, and only
 // after many calls. Each shape is printed before its batches run: the last line before a death
-// names it.
+// names it. --least_bytes, --most_pieces and --hint=false narrow down what a driver dies of.
 
 #include <cuda_runtime_api.h>
 
@@ -33,6 +34,7 @@
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/cuda/cuda_status.h"
+#include "pinion/device/cuda/memcpy_batch.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
@@ -40,6 +42,10 @@
 ABSL_FLAG(std::string, device, "cuda", "cuda, or emu: the fake runtime on the emulated device");
 ABSL_FLAG(int, seconds, 120, "for how long");
 ABSL_FLAG(uint64_t, seed, 1, "of the shapes");
+ABSL_FLAG(uint64_t, least_bytes, 1, "of a piece");
+ABSL_FLAG(size_t, most_pieces, 16384, "of a batch");
+ABSL_FLAG(bool, hint, true, "ask the driver for copy engines");
+ABSL_FLAG(bool, loop, false, "one call for each piece instead of one for all");
 
 namespace pinion {
 namespace {
@@ -52,32 +58,56 @@ constexpr absl::Duration kStuck = absl::Seconds(60);
 // What CudaDevice copies in batches: several pieces of less than 1 MiB.
 struct Shape {
   size_t pieces = 2;
-  uint64_t most_bytes = 1;  // of a piece; each is drawn from 1 on
+  uint64_t least_bytes = 1;  // of a piece
+  uint64_t most_bytes = 1;   // of another
   bool beside_work = false;
 };
 
-// The driver's batch calls, counted: it may be known only at the first one that it has none.
+// Of the batch call: it may be known only at the first one that the driver has none.
 std::atomic<uint64_t> batches{0};
 decltype(CudaApi::MemcpyBatchAsync) memcpy_batch = nullptr;
 
-CudaApi CountingBatches(const CudaApi& api) {
-  CudaApi counting = api;
-  memcpy_batch = api.MemcpyBatchAsync;
-  if (memcpy_batch == nullptr) return counting;
-  counting.MemcpyBatchAsync = [](void* const* dsts, const void* const* srcs, const size_t* sizes,
-                                 size_t count, cudaStream_t stream) {
+cudaError_t MemcpyBatchWithoutHint(void* const* dsts, const void* const* srcs, const size_t* sizes,
+                                   size_t count, cudaStream_t stream) {
+  cudaMemcpyAttributes in_stream_order = {};
+  in_stream_order.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  size_t first_piece = 0;
+  return cudaMemcpyBatchAsync(dsts, srcs, sizes, count, &in_stream_order, &first_piece, 1, stream);
+}
+
+cudaError_t MemcpyBatchWithHint(void* const* dsts, const void* const* srcs, const size_t* sizes,
+                                size_t count, cudaStream_t stream) {
+  return MemcpyBatchInStreamOrder(&cudaMemcpyBatchAsync, dsts, srcs, sizes, count, stream);
+}
+
+CudaApi CountingBatches(CudaApi api, bool on_gpu) {
+  if (on_gpu) {
+    // Whatever the environment asks for.
+    api.MemcpyBatchAsync =
+        absl::GetFlag(FLAGS_hint) ? &MemcpyBatchWithHint : &MemcpyBatchWithoutHint;
+  }
+  memcpy_batch = absl::GetFlag(FLAGS_loop) ? nullptr : api.MemcpyBatchAsync;
+  api.MemcpyBatchAsync = nullptr;
+  if (memcpy_batch == nullptr) return api;
+  api.MemcpyBatchAsync = [](void* const* dsts, const void* const* srcs, const size_t* sizes,
+                            size_t count, cudaStream_t stream) {
     const cudaError_t error = memcpy_batch(dsts, srcs, sizes, count, stream);
     if (error == cudaSuccess) ++batches;
     return error;
   };
-  return counting;
+  return api;
 }
 
 Shape DrawShape(std::mt19937_64& random, bool can_work) {
   Shape shape;
+  shape.least_bytes = absl::GetFlag(FLAGS_least_bytes);
   shape.pieces = size_t{2} << random() % 13;
   shape.pieces += random() % shape.pieces;
-  shape.most_bytes = std::min(kBufferBytes / shape.pieces, uint64_t{1} << random() % 20);
+  shape.pieces = std::min({shape.pieces, absl::GetFlag(FLAGS_most_pieces),
+                           static_cast<size_t>(kBufferBytes / shape.least_bytes)});
+  shape.most_bytes =
+      std::max(shape.least_bytes,
+               std::min(kBufferBytes / shape.pieces, uint64_t{1} << random() % 20));
   shape.beside_work = can_work && random() % 2 == 0;
   return shape;
 }
@@ -88,7 +118,8 @@ std::vector<CopyPiece> DrawPieces(std::mt19937_64& random, const Shape& shape, c
   std::vector<CopyPiece> pieces;
   uint64_t begin = 0;
   for (size_t i = 0; i < shape.pieces; ++i) {
-    const uint64_t size_bytes = 1 + random() % shape.most_bytes;
+    const uint64_t size_bytes =
+        shape.least_bytes + random() % (shape.most_bytes - shape.least_bytes + 1);
     pieces.push_back({dst + begin, src + begin, size_bytes});
     begin += size_bytes;
   }
@@ -169,7 +200,7 @@ absl::Status Run() {
   } else {
     fake.emplace(EmulatedOptions{});
   }
-  const CudaApi api = CountingBatches(on_gpu ? RealCudaApi() : testing::FakeCuda::Api());
+  const CudaApi api = CountingBatches(on_gpu ? RealCudaApi() : testing::FakeCuda::Api(), on_gpu);
   CudaDevice device(api, 0);
   Soak soak(device);
   PINION_RETURN_IF_ERROR(soak.Prepare(on_gpu));
@@ -178,8 +209,9 @@ absl::Status Run() {
   for (uint64_t seed = absl::GetFlag(FLAGS_seed); absl::Now() < end; ++seed) {
     std::mt19937_64 random(seed);
     const Shape shape = DrawShape(random, on_gpu);
-    std::printf("seed %llu: %zu pieces of 1 to %llu bytes%s\n",
+    std::printf("seed %llu: %zu pieces of %llu to %llu bytes%s\n",
                 static_cast<unsigned long long>(seed), shape.pieces,
+                static_cast<unsigned long long>(shape.least_bytes),
                 static_cast<unsigned long long>(shape.most_bytes),
                 shape.beside_work ? ", beside other work" : "");
     std::fflush(stdout);

@@ -205,8 +205,8 @@ TEST_F(OffloadGpuTest, PackSpoilsNoCaptureOfAnotherStream) {
 TEST_F(OffloadGpuTest, PinMemoryIsPinionsAndCopiesFromItAreRight) {
   EmuWorld world;
   if (!OnGpu(world)) GTEST_SKIP() << "pins for CUDA";
-  AllocatorOptions options;
-  options.segment_bytes = 64 * kMiB;
+  // The tier's, which is there for the session already.
+  const AllocatorOptions options = SmallWindows().allocator;
   const absl::Status installed = InstallTorchHostAllocator(options, CudaBackend());
   ASSERT_TRUE(installed.ok()) << installed;
   const at::Tensor host = at::randn({1 << 20}).pin_memory();

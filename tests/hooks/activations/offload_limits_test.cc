@@ -63,6 +63,7 @@ TEST(OffloadHostBudget, TensorsStayOnTheDeviceWhenItIsSpent) {
 }
 
 TEST(OffloadHostBudget, ATensorThatCannotBePinnedStaysOnTheDevice) {
+  if (TestsRunOnGpu()) GTEST_SKIP() << "is about the emulated host memory";
   EmulatedOptions machine = MachineOptions();
   for (uint64_t at = 1; at <= 100; ++at) machine.faults.calls.push_back({DeviceCall::kPin, at});
   EmuWorld world(machine);

@@ -19,23 +19,28 @@
 namespace pinion::testing {
 namespace {
 
-// Destroyed by static destructors, while the process exits.
-at::Tensor g_carrier;
-at::Tensor g_loss;
-std::vector<at::Tensor> g_seen;
+struct Graph {
+  at::Tensor carrier;
+  at::Tensor loss;
+  std::vector<at::Tensor> seen;
+};
 
 void LeaveALiveGraph(bool unread_prefetch) {
   auto* const world = new EmuWorld(MachineOptions(), SmallWindows());
-  g_carrier = at::ones({1}, at::TensorOptions(world->device())).requires_grad_(true);
+  // Destroyed by static destructors, while the process exits. LibTorch's allocator for CUDA, which
+  // is loaded with the device, goes after what is made from here on; what is older than it cannot
+  // be a tensor of CUDA then, offloaded or not.
+  static Graph graph;
+  graph.carrier = at::ones({1}, at::TensorOptions(world->device())).requires_grad_(true);
   UnpackSaved unpack;
   at::Tensor later;
   {
     const OffloadScope scope(world->session());
-    g_loss = g_carrier;
+    graph.loss = graph.carrier;
     for (int i = 0; i < 6; ++i) {
-      g_loss = Observe(g_loss, {Activation(g_carrier, {64, 64}, i)}, &g_seen);
+      graph.loss = Observe(graph.loss, {Activation(graph.carrier, {64, 64}, i)}, &graph.seen);
     }
-    later = Probe(g_carrier, {Activation(g_carrier, {64, 64}, 7)},
+    later = Probe(graph.carrier, {Activation(graph.carrier, {64, 64}, 7)},
                   [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
                     unpack = unpack_in_backward;
                     return grad;

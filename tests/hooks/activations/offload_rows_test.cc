@@ -261,6 +261,7 @@ TEST_F(OffloadStillThere, BeforeItsCopyWasSubmittedItIsUsedAsItIs) {
 }
 
 TEST_F(OffloadStillThere, WhileItsCopyIsQueuedOrRunsItIsUsedAsItIs) {
+  if (TestsRunOnGpu()) GTEST_SKIP() << "needs copies that are stuck";
   std::optional<OffloadScope> scope(world_.session());
   const at::Tensor y = Save();
   scope.reset();

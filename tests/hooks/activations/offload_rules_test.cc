@@ -329,6 +329,9 @@ TEST_F(OffloadRulesRecycling, ARecycledAddressIsNotTheTensorThatLivedThere) {
     while (second.const_data_ptr() != address && others.size() < 16) {
       others.push_back(std::exchange(second, at::mul(source, 1)));
     }
+    if (TestsRunOnGpu() && second.const_data_ptr() != address) {
+      GTEST_SKIP() << "the allocator gave other memory";
+    }
     ASSERT_EQ(second.const_data_ptr(), address) << "the test's premise";
     y = Observe(y, {second}, &seen_);
   }

@@ -44,7 +44,7 @@ class GatherTest : public ::testing::Test {
  protected:
   GatherTest()
       : stream_(
-            c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getStream(world_.device())) {
+            c10::impl::VirtualGuardImpl(world_.device().type()).getStream(world_.device())) {
     element_bytes().clear();
     at::addThreadLocalCallback(at::RecordFunctionCallback(NoteElements).needsInputs(true));
   }

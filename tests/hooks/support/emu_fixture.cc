@@ -53,6 +53,14 @@ std::string TestDevice() {
   return given == nullptr ? "emu" : given;
 }
 
+// Ends the test, which then counts as skipped.
+[[noreturn]] void Skip(const std::string& reason) {
+  [&reason] { GTEST_SKIP() << reason; }();
+  // GoogleTest takes it for an end that has been reported.
+  throw ::testing::AssertionException(
+      ::testing::TestPartResult(::testing::TestPartResult::kSkip, nullptr, -1, reason.c_str()));
+}
+
 // The value among `choices` that the environment variable names; the first if there is none.
 template <typename Value>
 Value FromEnvironment(const char* variable,
@@ -108,6 +116,8 @@ OffloadOptions SmallWindows(uint64_t window_bytes) {
   return options;
 }
 
+bool TestsRunOnGpu() { return TestDevice().starts_with("cuda"); }
+
 OffloadOptions WithTarget(uint64_t target_bytes) {
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
   options.memory_target_bytes = target_bytes;
@@ -134,6 +144,7 @@ bool Soon(const std::function<bool()>& condition) {
 }
 
 DeviceBackend OwnBackend(std::function<absl::StatusOr<std::shared_ptr<Device>>(int)> device) {
+  if (TestsRunOnGpu()) Skip("has a backend of its own on the emulated accelerator");
   // It lives as long as a tier does that was made for it, so that no other has its address.
   const auto system = std::make_shared<char>();
   const auto open = [device = std::move(device), system](int index) { return device(index); };
@@ -179,14 +190,6 @@ struct EmuWorld::Place {
 };
 
 namespace {
-
-// Ends the test, which then counts as skipped.
-[[noreturn]] void Skip(const std::string& reason) {
-  [&reason] { GTEST_SKIP() << reason; }();
-  // GoogleTest takes it for an end that has been reported.
-  throw ::testing::AssertionException(
-      ::testing::TestPartResult(::testing::TestPartResult::kSkip, nullptr, -1, reason.c_str()));
-}
 
 void Register(const std::shared_ptr<EmulatedMachine>& machine) {
   absl::Status registered;

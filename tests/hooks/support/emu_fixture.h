@@ -102,12 +102,16 @@ class EmuWorld {
   std::shared_ptr<OffloadSession> session_;
 };
 
+// Whether PINION_TEST_DEVICE names one.
+bool TestsRunOnGpu();
+
 // True once `condition` is, within ten seconds: for what autograd's worker threads let go of a
 // moment after backward() has returned.
 bool Soon(const std::function<bool()>& condition);
 
 // A backend of the test's own, whose sessions share a tier with nobody: workers of autograd may
-// still hold the tier of a test before.
+// still hold the tier of a test before. Of the emulated accelerator: ends the test as skipped on a
+// GPU.
 DeviceBackend OwnBackend(std::function<absl::StatusOr<std::shared_ptr<Device>>(int)> device);
 
 }  // namespace pinion::testing

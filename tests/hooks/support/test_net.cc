@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
@@ -18,11 +19,17 @@
 #include <optional>
 
 #include "gtest/gtest.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
 
 namespace pinion::testing {
 namespace {
 
 constexpr uint64_t kSeed = 20261121;
+
+// What torch.testing.assert_close takes for equal in float32.
+constexpr double kRelativeOfGpu = 1.3e-6;
+constexpr double kAbsoluteOfGpu = 1e-5;
+
 constexpr size_t kParametersPerLayer = 10;
 
 }  // namespace
@@ -112,6 +119,11 @@ bool SameBytes(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor left = a.cpu().contiguous();
   const at::Tensor right = b.cpu().contiguous();
   return std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
+}
+
+bool AsOnCpu(const at::Tensor& computed, const at::Tensor& on_cpu) {
+  if (!TestsRunOnGpu() || !computed.defined()) return SameBytes(computed, on_cpu);
+  return at::allclose(computed.cpu(), on_cpu, kRelativeOfGpu, kAbsoluteOfGpu);
 }
 
 bool SameGradients(const Gradients& a, const Gradients& b) {

@@ -67,6 +67,9 @@ void SeedGenerators();
 
 // Bit by bit.
 bool SameBytes(const at::Tensor& a, const at::Tensor& b);
+// What a device has computed, and the same of the CPU: bit by bit on the emulated device, which has
+// the CPU's arithmetic; on a GPU as torch.testing.assert_close takes float32 for equal.
+bool AsOnCpu(const at::Tensor& computed, const at::Tensor& on_cpu);
 bool SameGradients(const Gradients& a, const Gradients& b);
 void ExpectSameGradients(const Gradients& expected, const Gradients& actual);
 

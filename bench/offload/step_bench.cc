@@ -1,0 +1,293 @@
+// What offloading costs a step of training on the machine's own accelerator, by method: measured on
+// a GPU, and modelled on the emulated device.
+//
+//   step_bench                              a GPT of two layers of width 2048, float32
+//   step_bench --layers=8 --dtype=bfloat16  another one
+//   step_bench --device=emu:0 --size=tiny   modelled
+//   step_bench --json=FILE
+//
+// The methods take turns on one model, so that a machine whose speed changes is fair to all.
+// docs/offload_bench.md says how to read it.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/goals.h"
+#include "pinion/bench/offload/offload_method.h"
+#include "pinion/bench/statistics.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/programs/accelerator.h"
+#include "pinion/programs/gpt.h"
+#include "pinion/programs/gpt_config.h"
+#include "pinion/programs/output_file.h"
+#include "pinion/programs/run_options.h"
+#include "pinion/programs/working_directory.h"
+
+ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
+ABSL_FLAG(std::string, preset, "h100_pcie5", "emulated device: one of the presets");
+ABSL_FLAG(std::string, size, "", "shape of the model: tiny, small, medium, large or wide");
+ABSL_FLAG(int64_t, layers, 2, "layers, unless there is a --size");
+ABSL_FLAG(int64_t, width, 2048, "width of a layer, the same");
+ABSL_FLAG(int64_t, heads, 16, "attention heads, the same");
+ABSL_FLAG(int64_t, sequence, 1024, "tokens in a sequence, the same");
+ABSL_FLAG(int64_t, batch, 4, "sequences in a step, the same");
+ABSL_FLAG(std::string, dtype, "float32", "float32 or bfloat16");
+ABSL_FLAG(int, rounds, 5, "how often each method has its turn");
+ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
+
+namespace pinion {
+namespace {
+
+using Kind = OffloadMethod::Kind;
+
+constexpr int64_t kVocabulary = 64;
+// The first steps are recorded, measure the link, and pin.
+constexpr int kWarmupSteps = 10;
+constexpr int kStepsOfATurn = 3;
+constexpr uint64_t kSeed = 1;
+
+absl::StatusOr<GptConfig> ModelFromFlags() {
+  GptConfig model;
+  model.layers = absl::GetFlag(FLAGS_layers);
+  model.width = absl::GetFlag(FLAGS_width);
+  model.heads = absl::GetFlag(FLAGS_heads);
+  model.sequence = absl::GetFlag(FLAGS_sequence);
+  model.batch = absl::GetFlag(FLAGS_batch);
+  if (const std::string size = absl::GetFlag(FLAGS_size); !size.empty()) {
+    PINION_ASSIGN_OR_RETURN(model, FindGptSize(size));
+  }
+  model.vocabulary = kVocabulary;
+  const std::string dtype = absl::GetFlag(FLAGS_dtype);
+  if (dtype != "float32" && dtype != "bfloat16") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dtype=", dtype, " is neither float32 nor bfloat16"));
+  }
+  model.bfloat16 = dtype == "bfloat16";
+  PINION_RETURN_IF_ERROR(model.Validate());
+  return model;
+}
+
+// A forward and its backward; the weights stay what they are, so that each step is like the last.
+class GptStep {
+ public:
+  GptStep(const GptConfig& config, c10::Device device) : gpt_(Made(config)) {
+    gpt_->to(device);
+    if (config.bfloat16) gpt_->to(at::kBFloat16);
+    tokens_ = at::randint(kVocabulary, {config.batch, config.sequence}, at::kLong).to(device);
+    targets_ = at::randint(kVocabulary, {config.tokens()}, at::kLong).to(device);
+    for (at::Tensor& parameter : gpt_->parameters()) {
+      parameter.mutable_grad() = at::zeros_like(parameter);
+    }
+  }
+
+  void Run(const MethodScopes& scopes) {
+    for (at::Tensor& parameter : gpt_->parameters()) parameter.mutable_grad().zero_();
+    const std::shared_ptr<void> of_step = scopes.step();
+    at::Tensor loss;
+    {
+      const std::shared_ptr<void> of_forward = scopes.forward();
+      loss = at::cross_entropy_loss(gpt_->forward(tokens_).flatten(0, 1), targets_);
+    }
+    loss.backward();
+  }
+
+  std::vector<at::Tensor> Gradients() const {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& parameter : gpt_->parameters()) {
+      gradients.push_back(parameter.grad().cpu());
+    }
+    return gradients;
+  }
+
+  // For those who want to know the parameters.
+  OffloadStep Described() const { return {.run = {}, .layers = {gpt_->parameters()}, .inputs = {}}; }
+
+ private:
+  static Gpt Made(const GptConfig& config) {
+    torch::manual_seed(kSeed);
+    return Gpt(config);
+  }
+
+  Gpt gpt_;
+  at::Tensor tokens_, targets_;
+};
+
+struct Contestant {
+  OffloadMethod method;
+  std::string name;
+  MethodScopes scopes = {};
+  std::vector<double> turn_ms = {};  // of a step, a turn's mean
+  uint64_t peak_bytes = 0;           // of all turns
+  bool same_bits = false;
+
+  double step_ms() const { return Summarize(turn_ms).median; }
+};
+
+class StepBench {
+ public:
+  StepBench(const GptConfig& config, Accelerator& accelerator)
+      : accelerator_(accelerator), step_(config, accelerator.device()) {}
+
+  absl::Status Run(int rounds) {
+    for (const Kind kind : {Kind::kNone, Kind::kBlocking, Kind::kTrl, Kind::kWindows}) {
+      PINION_RETURN_IF_ERROR(Enter({kind}, OffloadMethod{kind}.name()));
+    }
+    for (const Kind like : {Kind::kTrl, Kind::kWindows}) {
+      const Contestant& other = Of(like);
+      PINION_RETURN_IF_ERROR(Enter({Kind::kPlanned, other.peak_bytes},
+                                   absl::StrCat("planned within the peak of ", other.name)));
+    }
+    for (Contestant& contestant : contestants_) contestant.peak_bytes = 0;
+    for (int round = 0; round < rounds; ++round) {
+      for (Contestant& contestant : contestants_) TakeTurn(contestant);
+    }
+    return absl::OkStatus();
+  }
+
+  std::string Text() const {
+    std::string text = absl::StrFormat("  %-34s %12s %18s  %s\n", "method", "device peak",
+                                       "step, median", "same bits");
+    for (const Contestant& contestant : contestants_) {
+      absl::StrAppendFormat(&text, "  %-34s %12s %9.3f ms (%3.0f %%)  %s\n", contestant.name,
+                            HumanBytes(contestant.peak_bytes), contestant.step_ms(),
+                            100 * contestant.step_ms() / Of(Kind::kNone).step_ms(),
+                            contestant.same_bits ? "yes" : "NO");
+    }
+    return text;
+  }
+
+  BenchReport Report() const {
+    BenchReport report;
+    int other_bits = 0;
+    for (const Contestant& contestant : contestants_) {
+      report.AddRow({{"method", contestant.name},
+                     {"peak_bytes", contestant.peak_bytes},
+                     {"step_ms", contestant.step_ms()},
+                     {"of_none", contestant.step_ms() / Of(Kind::kNone).step_ms()},
+                     {"same_bits", contestant.same_bits},
+                     {"modelled", accelerator_.machine() != nullptr}});
+      other_bits += contestant.same_bits || contestant.method.gives_other_strides() ? 0 : 1;
+    }
+    report.AddGoal("methods of Pinion's with other gradients than none", AtMost(0), other_bits);
+    const Contestant& within_trl = contestants_[contestants_.size() - 2];
+    report.AddGoal("windows: time over TRL's", AtMost(1),
+                   Of(Kind::kWindows).step_ms() / Of(Kind::kTrl).step_ms());
+    report.AddGoal("planned within TRL's peak: time over TRL's", AtMost(1),
+                   within_trl.step_ms() / Of(Kind::kTrl).step_ms());
+    double over = 0;
+    for (const Contestant& contestant : contestants_) {
+      if (!contestant.method.has_target()) continue;
+      over = std::max(over, static_cast<double>(contestant.peak_bytes) /
+                                static_cast<double>(contestant.method.bytes));
+    }
+    report.AddGoal("planned: peak over its target", AtMost(1), over);
+    return report;
+  }
+
+ private:
+  const Contestant& Of(Kind kind) const {
+    return *std::find_if(contestants_.begin(), contestants_.end(),
+                         [kind](const Contestant& one) { return one.method.kind == kind; });
+  }
+
+  // Once all that a method learns is learned.
+  absl::Status Enter(const OffloadMethod& method, std::string name) {
+    Contestant contestant = {.method = method, .name = std::move(name)};
+    PINION_ASSIGN_OR_RETURN(
+        contestant.scopes,
+        ScopesOf(method, {accelerator_.device(), accelerator_.backend()}, step_.Described()));
+    for (int i = 0; i < kWarmupSteps; ++i) step_.Run(contestant.scopes);
+    const std::vector<at::Tensor> gradients = step_.Gradients();
+    if (expected_.empty()) expected_ = gradients;
+    contestant.same_bits =
+        std::equal(gradients.begin(), gradients.end(), expected_.begin(), expected_.end(),
+                   [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); });
+    TakeTurn(contestant);
+    contestant.turn_ms.clear();
+    std::printf("ran      %s\n", contestant.name.c_str());
+    std::fflush(stdout);
+    contestants_.push_back(std::move(contestant));
+    return absl::OkStatus();
+  }
+
+  void TakeTurn(Contestant& contestant) {
+    step_.Run(contestant.scopes);  // what others have left is gone
+    accelerator_.Synchronize();
+    accelerator_.ResetPeak();
+    const double begin_ms = accelerator_.now_ms();
+    for (int i = 0; i < kStepsOfATurn; ++i) step_.Run(contestant.scopes);
+    accelerator_.Synchronize();
+    contestant.turn_ms.push_back((accelerator_.now_ms() - begin_ms) / kStepsOfATurn);
+    contestant.peak_bytes = std::max(contestant.peak_bytes, accelerator_.peak_bytes());
+  }
+
+  Accelerator& accelerator_;
+  GptStep step_;
+  std::vector<Contestant> contestants_;
+  std::vector<at::Tensor> expected_;  // gradients without offload
+};
+
+absl::Status Main() {
+  const std::string json = absl::GetFlag(FLAGS_json);
+  const int rounds = absl::GetFlag(FLAGS_rounds);
+  if (rounds < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--rounds=", rounds, " must be at least 1"));
+  }
+  PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
+  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
+  RunOptions options;
+  PINION_ASSIGN_OR_RETURN(options.model, ModelFromFlags());
+  PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(absl::GetFlag(FLAGS_preset)));
+  PINION_ASSIGN_OR_RETURN(options.device, ChooseDevice(absl::GetFlag(FLAGS_device)));
+  PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
+  const GptConfig& model = options.model;
+  absl::PrintF("device   %s, times are %s\n", options.device,
+               accelerator.machine() == nullptr ? "measured" : "modelled");
+  absl::PrintF("model    GPT, %d layers of width %d, %d sequences of %d, %s; saves about %s\n",
+               model.layers, model.width, model.batch, model.sequence,
+               model.bfloat16 ? "bfloat16" : "float32", HumanBytes(SavedBytes(model)));
+  std::fflush(stdout);
+  if (accelerator.device().is_cuda()) AskForRepeatableBits();
+  StepBench bench(model, accelerator);
+  PINION_RETURN_IF_ERROR(bench.Run(rounds));
+  std::printf("\n%s\n", bench.Text().c_str());
+  return bench.Report().Finish(json);
+}
+
+}  // namespace
+}  // namespace pinion
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("what offloading costs a step on a device; docs/offload_bench.md");
+  absl::ParseCommandLine(argc, argv);
+  absl::Status status;
+  try {
+    status = pinion::Main();
+  } catch (const c10::Error& error) {
+    status = absl::InternalError(error.what_without_backtrace());
+  }
+  return pinion::ExitCode("step_bench", status);
+}
