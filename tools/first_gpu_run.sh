@@ -55,8 +55,8 @@ elif [[ $device == emu:0 ]]; then
 else
   die "--device=$device is neither cuda:N nor emu:0"
 fi
-[[ -z $wanted || $wanted =~ ^([1-9]|1[01])(,([1-9]|1[01]))*$ ]] ||
-  die "--steps=$wanted: the steps are 1 to 11, with commas between"
+[[ -z $wanted || $wanted =~ ^([1-9]|1[0-2])(,([1-9]|1[0-2]))*$ ]] ||
+  die "--steps=$wanted: the steps are 1 to 12, with commas between"
 if [[ -n ${TORCH_PATH:-} ]]; then # the programs run in another folder
   TORCH_PATH=$(cd "$TORCH_PATH" 2>/dev/null && pwd) || die "TORCH_PATH is no folder"
 fi
@@ -160,6 +160,26 @@ run() {
   fi
 }
 
+# A program's test suite, in a process of its own.
+one_suite() { # one_suite PROGRAM SUITE
+  timeout 120 "$1" --gtest_filter="$2*" --gtest_brief=1 2>&1 && echo "suite $2 passed" || echo "FAILED $2"
+}
+export -f one_suite
+
+# All of them, eight at a time, as one case. Answers of other programs are compared where they are.
+run_suites() { # run_suites PROGRAM
+  local log
+  log=$(log_of "${1##*/}")
+  run "${1##*/}" 300 bash -c 'cd "$2" && "$1" --gtest_list_tests | grep -o "^[A-Za-z0-9_/]*[.]" |
+    xargs -P 8 -I SUITE bash -c "one_suite \"\$@\"" _ "$1" SUITE' _ "$1" "$programs/../share"
+  [[ $status == 0 ]] || return
+  if grep -aq '^FAILED ' "$log"; then
+    amend failed "$(grep -a '^FAILED ' "$log" | tr '\n' ' ')"
+  else
+    amend passed "$(grep -ac '^suite .* passed' "$log") suites"
+  fi
+}
+
 ask_the_device() {
   $on_gpu || return 0
   command -v nvidia-smi >/dev/null || return 0
@@ -208,11 +228,11 @@ one_cuda_runtime() { # one_cuda_runtime FILE...: each what LD_DEBUG=libs says of
 
 if $on_gpu; then
   gpu_tests=cuda_gpu_test
-  many=() small=(--size=small) large=(--layers=2 --width=4096 --heads=32 --sequence=2048 --batch=32)
+  many=() small=(--size=small) bench_model=() large=(--layers=2 --width=4096 --heads=32 --sequence=2048 --batch=32)
   soak_seconds=120
 else
   gpu_tests=fake_cuda_conformance_test
-  many=(--size=tiny) small=(--size=tiny --device_memory=unlimited) large=("${small[@]}" --width=256 --sequence=128)
+  many=(--size=tiny) bench_model=(--size=tiny --rounds=2) small=(--size=tiny --device_memory=unlimited) large=("${small[@]}" --width=256 --sequence=128)
   soak_seconds=2
 fi
 
@@ -249,15 +269,6 @@ fi
 
 if begin 2 "device tests"; then
   run "$gpu_tests" 300 "$programs/$gpu_tests"
-  if $on_gpu && [[ $verdict == failed || $verdict == timed-out ]]; then
-    # The batch call is the newest of the runtime's calls that Pinion makes, with reports of hangs
-    # and crashes to its name.
-    run "$gpu_tests without the batch call" 300 env PINION_COPY_LOOP=1 "$programs/$gpu_tests"
-    if [[ $verdict == passed ]]; then
-      export PINION_COPY_LOOP=1
-      echo "    the batch call is the culprit: the steps below run with PINION_COPY_LOOP=1" | tee -a "$out/summary.txt"
-    fi
-  fi
 fi
 
 if begin 3 "compute-sanitizer"; then
@@ -265,7 +276,9 @@ if begin 3 "compute-sanitizer"; then
   if ! $on_gpu || [[ -z $sanitizer ]]; then
     record memcheck skipped 0 "compute-sanitizer is not installed, or there is no GPU"
   else
-    run memcheck 600 "$sanitizer" --tool=memcheck --target-processes=all --error-exitcode=9 "$programs/$gpu_tests"
+    # Errors that a call reports are what some of the tests are about.
+    run memcheck 600 "$sanitizer" --tool=memcheck --target-processes=all --report-api-errors=no --error-exitcode=9 \
+      "$programs/$gpu_tests"
   fi
 fi
 
@@ -309,19 +322,33 @@ if begin 8 "caching allocator"; then
   with=()
 fi
 
-if begin 9 "offload under LibTorch"; then
+if begin 9 "hooks under LibTorch"; then
   for program in "$programs"/{offload,weights}_*_test; do
     [[ -e $program ]] && run "${program##*/}" 180 "$program"
   done
+  # All other tests of hooks, where there is a GPU: without one each has a program of its own.
+  if $on_gpu; then
+    for program in "$programs"/*_tests; do
+      [[ -e $program ]] && run_suites "$program"
+    done
+  fi
 fi
 
 if begin 10 "engine"; then
   bench engine_bench 300 "$programs/engine_bench" --device="$device" --quick --json="$out/10_engine_bench.json"
 fi
 
-# Last: reports say that it may hang the GPU.
-if begin 11 "batches"; then
+if begin 11 "step by method"; then
+  bench step_bench 300 "$programs/step_bench" --device="$device" "${bench_model[@]}" --json="$out/11_step_bench.json"
+fi
+
+# Last: it may hang the GPU.
+if begin 12 "batches"; then
+  run "pieces one by one" $((soak_seconds + 120)) "$programs/batch_soak" --loop --device="${device%%:*}" --seconds="$soak_seconds"
   run batch_soak $((soak_seconds + 120)) "$programs/batch_soak" --device="${device%%:*}" --seconds="$soak_seconds"
+  if [[ $verdict == failed || $verdict == timed-out ]]; then
+    amend unknown "keep PINION_COPY_BATCH unset: $(last_words "$(log_of batch_soak)")"
+  fi
 fi
 
 # --- The summary ---

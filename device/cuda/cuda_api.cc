@@ -15,14 +15,13 @@ cudaError_t MemcpyBatch(void* const* dsts, const void* const* srcs, const size_t
   return MemcpyBatchInStreamOrder(&cudaMemcpyBatchAsync, dsts, srcs, sizes, count, stream);
 }
 
-// A batch is the least used way of copying in CUDA, and drivers are known that hang in it: whoever
-// meets one must not have to build again.
-bool CopyLoopAsked() {
-  const char* const value = std::getenv("PINION_COPY_LOOP");
+// Drivers are known that die in the batch call (docs/decisions/0041-copies-one-by-one.md).
+bool CopyBatchAsked() {
+  const char* const value = std::getenv("PINION_COPY_BATCH");
   bool asked = false;
   if (value == nullptr || !absl::SimpleAtob(value, &asked) || !asked) return false;
-  PINION_LOG(kWarning) << "PINION_COPY_LOOP=1: pieces are copied one by one, not by "
-                          "cudaMemcpyBatchAsync";
+  PINION_LOG(kWarning) << "PINION_COPY_BATCH=1: small pieces are copied by cudaMemcpyBatchAsync, in "
+                          "which drivers have failed";
   return true;
 }
 
@@ -85,7 +84,7 @@ const CudaApi& RealCudaApi() {
       .EventQuery = &cudaEventQuery,
       .EventElapsedTime = &cudaEventElapsedTime,
       .MemcpyAsync = &cudaMemcpyAsync,
-      .MemcpyBatchAsync = CopyLoopAsked() ? nullptr : &MemcpyBatch,
+      .MemcpyBatchAsync = CopyBatchAsked() ? &MemcpyBatch : nullptr,
       .LibraryLoadData = &cudaLibraryLoadData,
       .LibraryGetKernel = &cudaLibraryGetKernel,
       .LibraryUnload = &cudaLibraryUnload,

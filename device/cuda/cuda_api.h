@@ -63,7 +63,7 @@ struct CudaApi {
   // Copies.
   decltype(&cudaMemcpyAsync) MemcpyAsync;
   // All pieces in one call, each source read in the order of the stream. Null: the runtime has no
-  // such call, or PINION_COPY_LOOP=1 in the environment says not to use it.
+  // such call, or nobody has asked for it by PINION_COPY_BATCH=1 in the environment.
   cudaError_t (*MemcpyBatchAsync)(void* const* dsts, const void* const* srcs, const size_t* sizes,
                                   size_t count, cudaStream_t stream);
 

@@ -4,10 +4,10 @@
 // non-blocking ones. Device memory comes from the device's default pool
 // (cudaMallocAsync): LibTorch programs use it only where Pinion itself needs memory.
 //
-// Of the pieces of a copy, those of less than 1 MiB go in one cudaMemcpyBatchAsync for every 1024
-// of them where the runtime and the driver have it, else one by one: a runtime of 12.8 or newer
-// also runs on drivers that lack the call, and only the first call tells. PINION_COPY_LOOP=1 in the
-// environment takes the call away. Larger pieces go one by one.
+// The pieces of a copy go one by one. PINION_COPY_BATCH=1 in the environment asks for the batch
+// call: then those of less than 1 MiB go in one cudaMemcpyBatchAsync for every 1024 of them where
+// the runtime and the driver have it (a runtime of 12.8 or newer also runs on drivers that lack
+// the call, and only the first call tells).
 // CUDA does not say how much of a failed batch was enqueued, so a failed copy of several pieces
 // waits for the stream: nothing is written later. Pieces are split where the host's memory may be
 // two registrations (cuda_registered_source.h).

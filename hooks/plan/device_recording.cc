@@ -18,6 +18,11 @@ namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
+// What a copy of the extent takes on the device, and frees where the extent is a whole storage.
+StorageExtent Allocated(StorageExtent extent) {
+  return {extent.begin_bytes, extent.begin_bytes + AllocationBytes(extent.size_bytes())};
+}
+
 }  // namespace
 
 absl::Status DeviceRecording::CheckNotCapturing() const {
@@ -240,7 +245,7 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal,
     objects_.inputs.push_back({.segment = ordinal,
                                .storage = storages_.FindOrAdd(storage),
                                .version = SavedVersion(input),
-                               .extent = extent,
+                               .extent = Allocated(extent),
                                .is_leaf = input.is_leaf(),
                                .begin = uses_});
   }
@@ -294,15 +299,16 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
     }
   }
   const auto id = static_cast<ObjectId>(objects_.all.size());
+  const StorageExtent to_save = ExtentToSave(extent, storage.nbytes());
   NotedObject object = {.planned = {},
                         .storage = known,
                         .data = storage.data(),
                         .version = version,
-                        .extent = ExtentToSave(extent, storage.nbytes()),
+                        .extent = Allocated(to_save),
                         .is_leaf = is_leaf,
                         .first_use = uses_};
   object.planned.size_bytes = object.extent.size_bytes();
-  object.planned.signature = SignatureOf(tensor, place, object.planned.size_bytes);
+  object.planned.signature = SignatureOf(tensor, place, to_save.size_bytes());
   objects_.all.push_back(std::move(object));
   storages_.objects(known).push_back(id);
   return id;

@@ -43,18 +43,19 @@ int64_t KnownStorages::OtherBytes(const Bytes& end) const {
 KnownStorages::Id KnownStorages::FindOrAdd(const c10::Storage& storage) {
   const auto [found, is_new] = ids_.try_emplace(storage.unsafeGetStorageImpl(), storages_.size());
   if (is_new) {
-    storages_.push_back(
-        {.reference = storage.getWeakStorageImpl(), .size_bytes = storage.nbytes()});
+    const uint64_t size_bytes = AllocationBytes(storage.nbytes());
+    storages_.push_back({.reference = storage.getWeakStorageImpl(), .size_bytes = size_bytes});
     living_.push_back(found->second);
-    living_bytes_ += storage.nbytes();
+    living_bytes_ += size_bytes;
   }
   return found->second;
 }
 
 void KnownStorages::NoteRead(const c10::Storage& storage) {
   if (ids_.contains(storage.unsafeGetStorageImpl())) return;
-  ahead_bytes_ -= static_cast<int64_t>(storage.nbytes());
-  Hold(FindOrAdd(storage), {0, storage.nbytes()});
+  const uint64_t size_bytes = AllocationBytes(storage.nbytes());
+  ahead_bytes_ -= static_cast<int64_t>(size_bytes);
+  Hold(FindOrAdd(storage), {0, size_bytes});
 }
 
 void KnownStorages::Hold(Id id, StorageExtent extent) {
