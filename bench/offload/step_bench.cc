@@ -69,6 +69,10 @@ constexpr int kWarmupSteps = 10;
 constexpr int kStepsOfATurn = 3;
 constexpr uint64_t kSeed = 1;
 
+// LibTorch's allocator for CUDA leaves blocks of more than 1 MiB whole, with up to 1 MiB more than
+// was asked for, and counts all of it: which tensors get such ones, no record can tell.
+constexpr double kMostOverTarget = 1.01;
+
 absl::StatusOr<GptConfig> ModelFromFlags() {
   GptConfig model;
   model.layers = absl::GetFlag(FLAGS_layers);
@@ -203,7 +207,8 @@ class StepBench {
       over = std::max(over, static_cast<double>(contestant.peak_bytes) /
                                 static_cast<double>(contestant.method.bytes));
     }
-    report.AddGoal("planned: peak over its target", AtMost(1), over);
+    report.AddGoal("planned: peak over its target",
+                   AtMost(accelerator_.machine() != nullptr ? 1 : kMostOverTarget), over);
     return report;
   }
 
