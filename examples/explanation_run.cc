@@ -28,8 +28,8 @@ DigitNet CopyOn(c10::Device device, const DigitNet& net) {
 
 absl::StatusOr<Explanation> Explain(const ExplanationOptions& options,
                                     const Accelerator& accelerator, const DigitNet& net,
-                                    const at::Tensor& pictures,
-                                    const std::vector<int64_t>& classes, uint64_t held_bytes) {
+                                    const at::Tensor& pictures, const std::vector<int64_t>& classes,
+                                    uint64_t held_bytes) {
   DigitNet copy = CopyOn(accelerator.device(), net);
   const ExplainedPictures explained = {pictures.to(accelerator.device()), classes};
   if (!options.with_pinion) return ExplainByHand(copy, explained, options.steps);

@@ -127,7 +127,9 @@ class GptStep {
   }
 
   // For those who want to know the parameters.
-  OffloadStep Described() const { return {.run = {}, .layers = {gpt_->parameters()}, .inputs = {}}; }
+  OffloadStep Described() const {
+    return {.run = {}, .layers = {gpt_->parameters()}, .inputs = {}};
+  }
 
  private:
   static Gpt Made(const GptConfig& config) {

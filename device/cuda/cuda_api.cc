@@ -20,8 +20,9 @@ bool CopyBatchAsked() {
   const char* const value = std::getenv("PINION_COPY_BATCH");
   bool asked = false;
   if (value == nullptr || !absl::SimpleAtob(value, &asked) || !asked) return false;
-  PINION_LOG(kWarning) << "PINION_COPY_BATCH=1: small pieces are copied by cudaMemcpyBatchAsync, in "
-                          "which drivers have failed";
+  PINION_LOG(kWarning)
+      << "PINION_COPY_BATCH=1: small pieces are copied by cudaMemcpyBatchAsync, in "
+         "which drivers have failed";
   return true;
 }
 

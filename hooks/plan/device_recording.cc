@@ -18,11 +18,6 @@ namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
-// What a copy of the extent takes on the device, and frees where the extent is a whole storage.
-StorageExtent Allocated(StorageExtent extent) {
-  return {extent.begin_bytes, extent.begin_bytes + AllocationBytes(extent.size_bytes())};
-}
-
 }  // namespace
 
 absl::Status DeviceRecording::CheckNotCapturing() const {

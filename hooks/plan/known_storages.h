@@ -33,6 +33,11 @@ namespace pinion {
 // Of bytes that lie in several of the extents one counts.
 uint64_t UnionBytes(std::vector<StorageExtent> extents);
 
+// What a copy of the extent takes on the device, and frees where the extent is a whole storage.
+inline StorageExtent Allocated(StorageExtent extent) {
+  return {extent.begin_bytes, extent.begin_bytes + AllocationBytes(extent.size_bytes())};
+}
+
 class KnownStorages {
  public:
   using Id = size_t;  // in the order in which they became known

@@ -32,9 +32,9 @@ class FirstGpuRunTest : public ::testing::Test {
   FirstGpuRunTest() {
     std::filesystem::remove_all(Folder());
     std::filesystem::create_directories(Folder() + "/bin");
-    for (const char* name : {"train_gpt", "bandwidth", "engine_bench", "cuda_gpu_test",
-                             "fake_cuda_conformance_test", "batch_soak", "offload_gpu_test",
-                             "step_bench"}) {
+    for (const char* name :
+         {"train_gpt", "bandwidth", "engine_bench", "cuda_gpu_test", "fake_cuda_conformance_test",
+          "batch_soak", "offload_gpu_test", "step_bench"}) {
       Program(name, kSucceeds);
     }
   }
@@ -127,7 +127,8 @@ TEST_F(FirstGpuRunTest, NamesTheSignalAndTheLastError) {
 }
 
 TEST_F(FirstGpuRunTest, ADriverThatDiesInTheBatchCallIsAWarningAndNoFailure) {
-  Program("batch_soak", "[ \"$1\" = --loop ] && exit; echo 'error: cudaErrorLaunchFailure'; exit 1");
+  Program("batch_soak",
+          "[ \"$1\" = --loop ] && exit; echo 'error: cudaErrorLaunchFailure'; exit 1");
   const ProgramOutcome outcome = Run("--device=cuda:0 --steps=12");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out;
   EXPECT_EQ(VerdictOn("pieces one by one"), "passed");
@@ -138,10 +139,11 @@ TEST_F(FirstGpuRunTest, ADriverThatDiesInTheBatchCallIsAWarningAndNoFailure) {
 
 TEST_F(FirstGpuRunTest, RunsTheSuitesOfAProgramEachByItselfAndNamesThoseThatFail) {
   const auto suites = [](const char* body) {
-    Program("hooks_tests",
-            absl::StrCat("case $1 in --gtest_list_tests) echo 'One.'; echo '  A'; echo 'Two/Kinds.'; "
-                         "exit;; esac; echo '[  PASSED  ] 0 tests.'; ",
-                         body));
+    Program(
+        "hooks_tests",
+        absl::StrCat("case $1 in --gtest_list_tests) echo 'One.'; echo '  A'; echo 'Two/Kinds.'; "
+                     "exit;; esac; echo '[  PASSED  ] 0 tests.'; ",
+                     body));
   };
   std::filesystem::create_directories(Folder() + "/share");
   suites("true");
@@ -151,7 +153,8 @@ TEST_F(FirstGpuRunTest, RunsTheSuitesOfAProgramEachByItselfAndNamesThoseThatFail
   suites("[ \"$1\" != --gtest_filter=Two/Kinds.* ]");
   EXPECT_EQ(Run("--device=cuda:0 --steps=9").exit_code, 1);
   EXPECT_EQ(VerdictOn("hooks_tests"), "failed");
-  EXPECT_THAT(CaseNamed("hooks_tests")["note"], AllOf(HasSubstr("Two/Kinds."), Not(HasSubstr("One"))));
+  EXPECT_THAT(CaseNamed("hooks_tests")["note"],
+              AllOf(HasSubstr("Two/Kinds."), Not(HasSubstr("One"))));
   Run("--device=emu:0 --steps=9");
   EXPECT_EQ(VerdictOn("hooks_tests"), "no such case") << "its tests have programs of their own";
 }

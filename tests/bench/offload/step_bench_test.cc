@@ -12,8 +12,8 @@
 namespace pinion {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::FileContents;
+using ::testing::HasSubstr;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 

@@ -105,9 +105,8 @@ Shape DrawShape(std::mt19937_64& random, bool can_work) {
   shape.pieces += random() % shape.pieces;
   shape.pieces = std::min({shape.pieces, absl::GetFlag(FLAGS_most_pieces),
                            static_cast<size_t>(kBufferBytes / shape.least_bytes)});
-  shape.most_bytes =
-      std::max(shape.least_bytes,
-               std::min(kBufferBytes / shape.pieces, uint64_t{1} << random() % 20));
+  shape.most_bytes = std::max(shape.least_bytes,
+                              std::min(kBufferBytes / shape.pieces, uint64_t{1} << random() % 20));
   shape.beside_work = can_work && random() % 2 == 0;
   return shape;
 }

@@ -43,8 +43,7 @@ std::unique_ptr<at::ObserverContext> NoteElements(const at::RecordFunction& func
 class GatherTest : public ::testing::Test {
  protected:
   GatherTest()
-      : stream_(
-            c10::impl::VirtualGuardImpl(world_.device().type()).getStream(world_.device())) {
+      : stream_(c10::impl::VirtualGuardImpl(world_.device().type()).getStream(world_.device())) {
     element_bytes().clear();
     at::addThreadLocalCallback(at::RecordFunctionCallback(NoteElements).needsInputs(true));
   }

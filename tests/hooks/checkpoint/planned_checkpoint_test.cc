@@ -764,7 +764,9 @@ TEST(PlannedCheckpoint, RandomModelsHaveTheirBitsAndKeepWithinTheirTarget) {
     if (HasFailure()) return;
   }
   // A GPU takes longer to begin such operators than its link takes to bring them back.
-  if (!TestsRunOnGpu()) EXPECT_GT(mixed, kModels / 4);
+  if (!TestsRunOnGpu()) {
+    EXPECT_GT(mixed, kModels / 4);
+  }
 }
 
 }  // namespace planned_checkpoint_test

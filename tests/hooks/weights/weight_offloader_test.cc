@@ -548,8 +548,7 @@ TEST_F(WeightOffloaderTest, TheWeightsOfAPlainFunctionAreAUnitEach) {
   weights->WaitForGradients();
   EXPECT_LE(weights->GetStats().here_bytes, 2 * weight_bytes) << "two of six at most";
   for (size_t i = 0; i < plain->size(); ++i) {
-    EXPECT_TRUE(AsOnCpu(weights->host_parameters()[i].grad(), plain->parameters()[i].grad()))
-        << i;
+    EXPECT_TRUE(AsOnCpu(weights->host_parameters()[i].grad(), plain->parameters()[i].grad())) << i;
   }
 }
 
@@ -600,8 +599,7 @@ TEST_F(WeightOffloaderTest, GradientsOfGradientsAreRight) {
   penalty(net, X());
   weights->WaitForGradients();
   for (size_t i = 0; i < plain->parameters().size(); ++i) {
-    EXPECT_TRUE(AsOnCpu(weights->host_parameters()[i].grad(), plain->parameters()[i].grad()))
-        << i;
+    EXPECT_TRUE(AsOnCpu(weights->host_parameters()[i].grad(), plain->parameters()[i].grad())) << i;
   }
 }
 
