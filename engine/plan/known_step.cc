@@ -9,11 +9,12 @@
 namespace pinion {
 
 KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
-                     std::vector<uint32_t> mix)
+                     std::vector<uint32_t> mix, uint64_t memory_bytes)
     : step_(std::move(step)),
       plan_(std::move(plan)),
       shortfall_(std::move(shortfall)),
       mix_(std::move(mix)),
+      memory_bytes_(memory_bytes),
       lives_(LivesOf(step_)),
       operator_ends_(OperatorEnds(step_)),
       company_(step_.objects.size()),

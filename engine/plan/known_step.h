@@ -32,8 +32,9 @@ class KnownStep {
  public:
   // `shortfall` tells why the plan takes more than the target, if it does. `mix`: segments of the
   // step, by index, with which it would likely be shorter if they were computed again.
+  // `memory_bytes`: what the step may have, where that is known and it can do with it.
   KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall = absl::OkStatus(),
-            std::vector<uint32_t> mix = {});
+            std::vector<uint32_t> mix = {}, uint64_t memory_bytes = UINT64_MAX);
   // The same step, whose mix was tried and is no more.
   std::shared_ptr<const KnownStep> WithMixTried() const;
   // The same step, of which it was seen whether there is a mix.
@@ -42,6 +43,7 @@ class KnownStep {
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
   const absl::Status& shortfall() const { return shortfall_; }
+  uint64_t memory_bytes() const { return memory_bytes_; }
   const std::vector<uint32_t>& mix() const { return mix_; }
   bool mix_was_tried() const { return mix_was_tried_; }
   // A record of it would be of use: to look for a mix, or to try the one that was found.
@@ -97,6 +99,7 @@ class KnownStep {
   StepPlan plan_;
   absl::Status shortfall_;
   std::vector<uint32_t> mix_;
+  uint64_t memory_bytes_;
   bool mix_was_tried_ = false;
   bool mix_was_looked_for_ = false;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> by_signature_;

@@ -21,12 +21,11 @@ namespace pinion {
 // likely the best (mixed_plan.h), if one is better than none. Where the step does not fit, the plan
 // of the least memory that can be, and KnownStep::shortfall() says why. Without `memory_bytes`, in
 // the least memory that takes at most `slowdown` times the step's compute, and nothing is computed
-// again. Of `memory_bytes`, some are set `aside`.
-absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(StepRecord step,
-                                                               std::optional<uint64_t> memory_bytes,
-                                                               double slowdown,
-                                                               const LinkCalibration& link,
-                                                               bool mixes, const SetAside& aside);
+// again. Of `memory_bytes`, some are set `aside`; `margin_bytes` more stay free where the step can
+// do without.
+absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(
+    StepRecord step, std::optional<uint64_t> memory_bytes, double slowdown,
+    const LinkCalibration& link, bool mixes, const SetAside& aside, uint64_t margin_bytes = 0);
 
 }  // namespace pinion
 

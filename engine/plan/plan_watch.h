@@ -9,6 +9,10 @@
 // hold either, twice as many steps pass before another one is measured, so that programs whose
 // steps differ from time to time are recorded less and less often.
 //
+// A step that has more on the device than it may is off however little that is. Where the plan of
+// a new record has, too, something does that which no record shows, as an allocator that gives more
+// than it was asked for: plans leave as much free from then on (margin_bytes()).
+//
 // Thread safety: none.
 
 #ifndef PINION_ENGINE_PLAN_PLAN_WATCH_H_
@@ -35,16 +39,22 @@ class PlanWatch {
 
   void OnStep() { ++steps_; }
   bool IsDue() const { return steps_ >= every_; }
-  // Of a step that ran by that plan.
-  bool IsOff(const StepPlan& plan, const MeasuredStep& measured) {
+  // Of a step that ran by that plan, and may have `memory_bytes`.
+  bool IsOff(const StepPlan& plan, const MeasuredStep& measured,
+             uint64_t memory_bytes = UINT64_MAX) {
     const bool time_is_off = IsOff(plan.step_us, measured.step_us, time_factor_);
     const bool peak_is_off =
         IsOff(static_cast<double>(plan.peak_bytes), measured.peak_bytes, peak_factor_);
-    const bool is_off = time_is_off || peak_is_off;
+    const bool is_over = measured.peak_bytes.value_or(0) > memory_bytes;
+    if (is_over && was_over_) margin_bytes_ += *measured.peak_bytes - memory_bytes;
+    was_over_ = is_over;
+    const bool is_off = time_is_off || peak_is_off || is_over;
     steps_ = 0;
     every_ = is_off ? 2 * every_ : kEvery;
     return is_off;
   }
+  // Of what a step may have, for what no record shows.
+  uint64_t margin_bytes() const { return margin_bytes_; }
 
  private:
   template <typename Number>
@@ -60,6 +70,8 @@ class PlanWatch {
   uint64_t every_ = kEvery;
   double time_factor_ = 1;
   double peak_factor_ = 1;
+  bool was_over_ = false;  // the last one that was measured
+  uint64_t margin_bytes_ = 0;
 };
 
 }  // namespace pinion

@@ -85,11 +85,12 @@ class TargetSchedule final : public OffloadSchedule {
   // The plan of a step, for Learn: of the least memory that can be where that is more than the
   // target, which KnownStep::shortfall() then says. A pure function of the options: no lock is
   // needed. `mixes`: looks for segments to compute again as well. `aside`: of the target, for what
-  // the step's record leaves out.
+  // the step's record leaves out. `margin_bytes`: PlanWatch's.
   absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes = false,
-                                                        const SetAside& aside = {}) const {
+                                                        const SetAside& aside = {},
+                                                        uint64_t margin_bytes = 0) const {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
-                         options_.link, mixes, aside);
+                         options_.link, mixes, aside, margin_bytes);
   }
   // While a step runs as planned: what its record counts is not more, but for what is to be away by
   // now and is here: it has not left yet, or others hold it. Of it the bytes that were saved count,

@@ -51,6 +51,11 @@ bool PlanMeter::BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_
   return is_off.value_or(false);
 }
 
+uint64_t PlanMeter::margin_bytes() const {
+  MutexLock lock(mu_);
+  return watch_.margin_bytes();
+}
+
 void PlanMeter::Keep(Step step) {
   MutexLock lock(mu_);
   step_ = std::move(step);
@@ -67,7 +72,7 @@ std::optional<bool> PlanMeter::IsOff(const Step& step) {
   }
   if (step.peak_bytes > 0) measured.peak_bytes = static_cast<uint64_t>(step.peak_bytes);
   MutexLock lock(mu_);
-  return watch_.IsOff(step.ran->plan(), measured);
+  return watch_.IsOff(step.ran->plan(), measured, step.ran->memory_bytes());
 }
 
 }  // namespace pinion

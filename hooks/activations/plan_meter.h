@@ -35,6 +35,8 @@ class PlanMeter {
   // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). One that
   // `is_recorded` is not measured. True: a plan was found to be off, and should be made again.
   bool BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded);
+  // PlanWatch's, for plans that are made now.
+  uint64_t margin_bytes() const;
 
  private:
   struct Step {

@@ -146,7 +146,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     mixes = state_.target->MayMix(ran, *step);
   }
   absl::StatusOr<std::shared_ptr<const KnownStep>> known =
-      state_.planner->Plan(*std::move(step), mixes, wanted);
+      state_.planner->Plan(*std::move(step), mixes, wanted, meter_.margin_bytes());
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;

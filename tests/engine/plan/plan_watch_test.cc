@@ -42,6 +42,25 @@ TEST(PlanWatch, AStepThatHasMoreOrLessOnTheDeviceByMoreThanTwoPercentIsOff) {
   EXPECT_TRUE(PlanWatch().IsOff(Plan(), {.peak_bytes = 9'799}));
 }
 
+TEST(PlanWatch, AStepThatHasMoreThanItMayIsOffHoweverLittleThatIs) {
+  EXPECT_TRUE(PlanWatch().IsOff(Plan(), {.peak_bytes = 10'001}, 10'000));
+  EXPECT_FALSE(PlanWatch().IsOff(Plan(), {.peak_bytes = 10'000}, 10'000));
+  EXPECT_FALSE(PlanWatch().IsOff(Plan(), {}, 10'000));
+}
+
+TEST(PlanWatch, WhatNoRecordHasShownStaysFreeOnceAPlanOfANewRecordHasHadTooMuchAsWell) {
+  PlanWatch watch;
+  watch.IsOff(Plan(), {.peak_bytes = 10'050}, 10'000);
+  EXPECT_EQ(watch.margin_bytes(), 0u) << "a new record may show it";
+  watch.IsOff(Plan(), {.peak_bytes = 10'030}, 10'000);
+  EXPECT_EQ(watch.margin_bytes(), 30u);
+  watch.IsOff(Plan(), {.peak_bytes = 10'005}, 10'000);
+  EXPECT_EQ(watch.margin_bytes(), 35u) << "and it was not enough";
+  watch.IsOff(Plan(), {.peak_bytes = 10'000}, 10'000);
+  watch.IsOff(Plan(), {.peak_bytes = 10'050}, 10'000);
+  EXPECT_EQ(watch.margin_bytes(), 35u) << "the first one after one that was right";
+}
+
 TEST(PlanWatch, WhatEveryPlanIsOffByIsFoundOutOnce) {
   PlanWatch watch;
   EXPECT_TRUE(watch.IsOff(Plan(), {.step_us = 1500, .peak_bytes = 9'000}));

@@ -1379,6 +1379,18 @@ TEST(TargetSchedule, OfATargetIsSetAsideAsMuchAsIsEnoughIfTheStepLeavesIt) {
   }
 }
 
+TEST(TargetSchedule, OfATargetAMarginStaysFreeWhereTheStepCanDoWithoutIt) {
+  const StepRecord step = Chain({1, 2, 3, 4});
+  const uint64_t least_bytes = LeastMemoryBytes(step).value();
+  for (const uint64_t beside_bytes : {2 * kSize, kSize / 2, uint64_t{0}}) {
+    const TargetSchedule schedule(Within(least_bytes + beside_bytes));
+    const auto known = schedule.Plan(step, /*mixes=*/false, {}, /*margin_bytes=*/kSize).value();
+    EXPECT_THAT(known->shortfall(), IsOk());
+    EXPECT_LE(known->plan().peak_bytes, std::max(least_bytes, least_bytes + beside_bytes - kSize));
+    EXPECT_EQ(known->memory_bytes(), least_bytes + beside_bytes) << "what it is judged by";
+  }
+}
+
 TEST(TargetSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
   const StepRecord step = Chain({1, 2, 3, 4});
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
