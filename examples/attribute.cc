@@ -51,9 +51,10 @@ ABSL_FLAG(std::string, picture, "5",
           "one digit each, as 7,me.png");
 ABSL_FLAG(std::string, out, "attribution.png", "PNG file to write the pictures to");
 ABSL_FLAG(int64_t, n_steps, 50, "steps of integrated gradients");
-ABSL_FLAG(std::string, memory_limit, "12MiB",
-          "of device memory while it explains, as 12MiB, or unlimited; on CUDA Pinion's budget, "
-          "which nothing else keeps to");
+ABSL_FLAG(
+    std::string, memory_limit, "12MiB",
+    "of device memory while it explains, as 12MiB, or unlimited; on CUDA Pinion's budget above "
+    "what the device holds when it begins, which nothing else keeps to");
 ABSL_FLAG(bool, no_pinion, false,
           "explain by hand instead: all steps in one batch, everything on the device");
 ABSL_FLAG(int64_t, epochs, 3, "how often each picture is learned");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/device/allocation_bytes.h"
 
 namespace pinion {
 namespace {
@@ -34,8 +35,7 @@ class StepDraw {
       const auto object = static_cast<uint32_t>(step_.objects.size());
       saved_by_[by].push_back(object);
       // Small ones share parcels.
-      const uint64_t size_bytes =
-          Below(3) == 0 ? kLeastBytes + Bytes(16 * kKiB) : Bytes(2 * kMiB) + 32;
+      const uint64_t size_bytes = Below(3) == 0 ? kLeastBytes + Bytes(16 * kKiB) : Bytes(2 * kMiB);
       step_.objects.push_back({.size_bytes = std::max(size_bytes, kLeastBytes)});
       unread_.push_back(1);
       Use(object, by);
@@ -53,7 +53,7 @@ class StepDraw {
     const double compute_us = (1 + static_cast<double>(Below(200))) / static_cast<double>(shrink_);
     for (size_t i = 0; i <= step_.uses.size(); ++i) {
       step_.stretches.push_back({.compute_us = Below(4) == 0 ? 0 : compute_us,
-                                 .other_bytes = 8 * kMiB / shrink_ + Bytes(kMiB),
+                                 .other_bytes = AllocationBytes(8 * kMiB / shrink_) + Bytes(kMiB),
                                  .transient_bytes = Below(3) == 0 ? Bytes(2 * kMiB) : 0});
     }
     for (size_t object = 0; object < step_.objects.size(); ++object) {
@@ -67,7 +67,8 @@ class StepDraw {
   size_t forward_uses() const { return step_.uses.size(); }
 
  private:
-  uint64_t Bytes(uint64_t end) { return Below(end) / shrink_; }
+  // As a device counts them.
+  uint64_t Bytes(uint64_t end) { return AllocationBytes(Below(end) / shrink_); }
   void Use(uint32_t object, size_t by) {
     step_.uses.push_back(object);
     step_.operators.push_back(static_cast<uint32_t>(by));

@@ -64,8 +64,9 @@ namespace {
 using Kind = OffloadMethod::Kind;
 
 constexpr int64_t kVocabulary = 64;
-// The first steps are recorded, measure the link, and pin.
-constexpr int kWarmupSteps = 10;
+// The first steps are recorded, measure the link, and pin; a session measures a step of its own
+// now and then, and has found out once whether its plan is right (PlanWatch::kEvery).
+constexpr int kWarmupSteps = 40;
 constexpr int kStepsOfATurn = 3;
 constexpr uint64_t kSeed = 1;
 
@@ -147,7 +148,7 @@ struct Contestant {
   MethodScopes scopes = {};
   std::vector<double> turn_ms = {};  // of a step, a turn's mean
   uint64_t peak_bytes = 0;           // of all turns
-  bool same_bits = false;
+  bool same_bits = true;             // of the gradients, with those of none
 
   double step_ms() const { return Summarize(turn_ms).median; }
 };
@@ -169,6 +170,10 @@ class StepBench {
     for (Contestant& contestant : contestants_) contestant.peak_bytes = 0;
     for (int round = 0; round < rounds; ++round) {
       for (Contestant& contestant : contestants_) TakeTurn(contestant);
+    }
+    for (Contestant& contestant : contestants_) {
+      step_.Run(contestant.scopes);
+      CompareBits(contestant);
     }
     return absl::OkStatus();
   }
@@ -227,17 +232,22 @@ class StepBench {
         contestant.scopes,
         ScopesOf(method, {accelerator_.device(), accelerator_.backend()}, step_.Described()));
     for (int i = 0; i < kWarmupSteps; ++i) step_.Run(contestant.scopes);
-    const std::vector<at::Tensor> gradients = step_.Gradients();
-    if (expected_.empty()) expected_ = gradients;
-    contestant.same_bits =
-        std::equal(gradients.begin(), gradients.end(), expected_.begin(), expected_.end(),
-                   [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); });
+    if (expected_.empty()) expected_ = step_.Gradients();
+    CompareBits(contestant);
     TakeTurn(contestant);
     contestant.turn_ms.clear();
     std::printf("ran      %s\n", contestant.name.c_str());
     std::fflush(stdout);
     contestants_.push_back(std::move(contestant));
     return absl::OkStatus();
+  }
+
+  // Of the step that has just run.
+  void CompareBits(Contestant& contestant) {
+    const std::vector<at::Tensor> gradients = step_.Gradients();
+    contestant.same_bits &=
+        std::equal(gradients.begin(), gradients.end(), expected_.begin(), expected_.end(),
+                   [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); });
   }
 
   void TakeTurn(Contestant& contestant) {

@@ -18,10 +18,11 @@ namespace pinion {
 template <typename MemcpyBatch>
 cudaError_t MemcpyBatchInStreamOrder(MemcpyBatch memcpy_batch, void* const* dsts,
                                      const void* const* srcs, const size_t* sizes, size_t count,
-                                     cudaStream_t stream) {
+                                     cudaStream_t stream,
+                                     unsigned int hint = cudaMemcpyFlagPreferOverlapWithCompute) {
   cudaMemcpyAttributes in_stream_order = {};
   in_stream_order.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  in_stream_order.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+  in_stream_order.flags = hint;
   size_t first_piece = 0;
   if constexpr (std::is_invocable_v<MemcpyBatch, void* const*, const void* const*, const size_t*,
                                     size_t, cudaMemcpyAttributes*, size_t*, size_t, cudaStream_t>) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/device/emulated/engines.h"
 
 namespace pinion {
@@ -15,10 +16,6 @@ namespace {
 constexpr int kPoison = 0xFF;
 
 uintptr_t Address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
-
-// Of the device's memory, as LibTorch's allocator for CUDA counts what it gives out: a plan that
-// forgets the rest of a block does not keep within its target there.
-uint64_t Counted(uint64_t size_bytes) { return AlignUp(size_bytes, MemoryArena::kAlignment); }
 
 }  // namespace
 
@@ -33,7 +30,7 @@ absl::StatusOr<void*> DeviceHeap::Allocate(uint64_t size_bytes, const std::strin
   if (size_bytes == 0) return absl::InvalidArgumentError("Allocate: size_bytes is 0");
   ReleaseHeld();
   void* data = nullptr;
-  if (MakeRoom(Counted(size_bytes))) {
+  if (MakeRoom(AllocationBytes(size_bytes))) {
     // What was freed on a stream that has finished all its work may go to every stream.
     const TimeModel& time = simulation_->time();
     for (int other = 0; other < arena_->stream_count(); ++other) {
@@ -49,8 +46,8 @@ absl::StatusOr<void*> DeviceHeap::Allocate(uint64_t size_bytes, const std::strin
   }
   allocations_[Address(data)] = {size_bytes, label, {}};
   ++stats_.allocations;
-  SetInUse(stats_.in_use_bytes + Counted(size_bytes));
-  stats_.allocated_bytes += Counted(size_bytes);
+  SetInUse(stats_.in_use_bytes + AllocationBytes(size_bytes));
+  stats_.allocated_bytes += AllocationBytes(size_bytes);
   stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.in_use_bytes);
   simulation_->AddMemory(data, size_bytes, slot, "the allocation");
   return data;
@@ -124,7 +121,7 @@ void DeviceHeap::ReleaseHeld() {
   for (HeldMemory& held : held_) {
     if (AllDone(held.until)) {
       arena_->Free(held.data, held.size_bytes, held.slot);
-      SetInUse(stats_.in_use_bytes - Counted(held.size_bytes));
+      SetInUse(stats_.in_use_bytes - AllocationBytes(held.size_bytes));
     } else {
       still_held.push_back(std::move(held));
     }
@@ -164,7 +161,7 @@ std::string DeviceHeap::Report() {
   };
   std::map<std::string, Holder> holders;
   const auto add = [&holders](const std::string& name, uint64_t size_bytes) {
-    holders[name].size_bytes += size_bytes;
+    holders[name].size_bytes += AllocationBytes(size_bytes);
     ++holders[name].allocations;
   };
   for (const auto& [address, allocation] : allocations_) {

@@ -97,7 +97,8 @@ struct MemoryStats {
   uint64_t limit_bytes = 0;
   // What was asked for and not freed, plus what was freed while a recorded stream (RecordStream)
   // still had to get to that point.
-  uint64_t in_use_bytes = 0;  // in multiples of 512, as CUDA's allocators count
+  // This and the next two in multiples of kAllocationGranularityBytes (device/allocation_bytes.h).
+  uint64_t in_use_bytes = 0;
   uint64_t peak_bytes = 0;
   uint64_t allocated_bytes = 0;  // from the start, whatever was freed since
   uint64_t allocations = 0;

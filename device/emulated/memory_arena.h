@@ -21,6 +21,8 @@
 #include <tuple>
 #include <vector>
 
+#include "pinion/device/allocation_bytes.h"
+
 namespace pinion {
 
 // Free ranges by address and by size. Offsets into the arena.
@@ -54,7 +56,7 @@ class FreePool {
 
 class MemoryArena {
  public:
-  static constexpr uint64_t kAlignment = 512;
+  static constexpr uint64_t kAlignment = kAllocationGranularityBytes;
 
   // `mapping`: readable and writable memory of `reserve_bytes`, which the arena unmaps.
   MemoryArena(void* mapping, uint64_t reserve_bytes, bool quarantine);

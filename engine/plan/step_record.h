@@ -38,7 +38,7 @@ struct StepObject {
     kHost,    // it rests on the host when the step begins, and comes in before its first use
   };
 
-  uint64_t size_bytes = 0;  // that a copy moves; never 0
+  uint64_t size_bytes = 0;  // that it takes on the device, and about what a copy moves; never 0
   Origin origin = Origin::kDevice;
   // The host has these bytes, so that they can be dropped without a copy. Others have to be written
   // back first, and those that come from the host also in the end.

@@ -47,11 +47,6 @@ struct BoundStream {
 // do.
 c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes);
 
-// What an allocator gives out for that many bytes, and counts: LibTorch's for CUDA rounds up to its
-// kMinBlockSize (c10/cuda/CUDACachingAllocator.cpp), the emulated device to as much. Of more than
-// 1 MiB CUDA's may give more, where a block that it has cached is left whole.
-constexpr uint64_t AllocationBytes(uint64_t size_bytes) { return (size_bytes + 511) / 512 * 512; }
-
 // What LibTorch's allocator of the device has given out. Its type's allocator has to tell
 // (TellsAllocatedBytes).
 struct AllocatorBytes {

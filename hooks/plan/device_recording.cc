@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/hooks/plan/saved_signature.h"
 
@@ -129,7 +130,7 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
   storages_.NoteAllocations(begin.bytes, end.bytes);
   const int64_t other_bytes = storages_.OtherBytes(end.bytes);
   if (++object.handles == 1) {
-    storages_.Hold(object.storage, object.extent);
+    storages_.Hold(object.storage, Allocated(object.extent));
     objects_.held.push_back(id);
     peaks_.Hold(object.data);
   }
@@ -240,7 +241,7 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal,
     objects_.inputs.push_back({.segment = ordinal,
                                .storage = storages_.FindOrAdd(storage),
                                .version = SavedVersion(input),
-                               .extent = Allocated(extent),
+                               .extent = extent,
                                .is_leaf = input.is_leaf(),
                                .begin = uses_});
   }
@@ -261,7 +262,7 @@ void DeviceRecording::EndRelease(const Moment& begin, ObjectId id) {
   NotedEntry what;
   if (--object.handles == 0) {
     object.uses_at_release = uses_;
-    storages_.Release(object.storage, object.extent);
+    storages_.Release(object.storage, Allocated(object.extent));
     what.released = id;
   }
   Append(begin, end, std::move(what));
@@ -299,10 +300,10 @@ DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, u
                         .storage = known,
                         .data = storage.data(),
                         .version = version,
-                        .extent = Allocated(to_save),
+                        .extent = to_save,
                         .is_leaf = is_leaf,
                         .first_use = uses_};
-  object.planned.size_bytes = object.extent.size_bytes();
+  object.planned.size_bytes = AllocationBytes(to_save.size_bytes());
   object.planned.signature = SignatureOf(tensor, place, to_save.size_bytes());
   objects_.all.push_back(std::move(object));
   storages_.objects(known).push_back(id);

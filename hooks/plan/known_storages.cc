@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pinion/allocator/base/check.h"
+#include "pinion/device/allocation_bytes.h"
 
 namespace pinion {
 

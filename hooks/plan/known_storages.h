@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {

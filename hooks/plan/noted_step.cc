@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/engine/plan/step_lives.h"
 
 namespace pinion {
@@ -84,7 +85,7 @@ void AddKept(absl::Span<const NotedObject* const> objects, StepRecord& step) {
     std::vector<StorageExtent> extents;
     for (const Kept& object : kept) {
       if (object.begin <= changes[i - 1] && changes[i] <= object.end) {
-        extents.push_back(object.extent);
+        extents.push_back(Allocated(object.extent));
       }
     }
     const uint64_t bytes = UnionBytes(std::move(extents));
@@ -245,7 +246,7 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
       const size_t held_until = std::max<size_t>(input.let_go, 1) - 1;
       // A leaf that outlives the step is the program's own: a batch, for example.
       const bool is_kept = input.is_leaf && input.let_go >= step.uses.size();
-      step.unsaved_inputs.push_back({.size_bytes = input.extent.size_bytes(),
+      step.unsaved_inputs.push_back({.size_bytes = AllocationBytes(input.extent.size_bytes()),
                                      .held_until = static_cast<uint32_t>(held_until),
                                      .frees = !is_kept});
     }

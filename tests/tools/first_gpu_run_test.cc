@@ -134,7 +134,10 @@ TEST_F(FirstGpuRunTest, ADriverThatDiesInTheBatchCallIsAWarningAndNoFailure) {
   EXPECT_EQ(VerdictOn("pieces one by one"), "passed");
   EXPECT_EQ(VerdictOn("batch_soak"), "unknown");
   EXPECT_THAT(CaseNamed("batch_soak")["note"],
-              HasSubstr("keep PINION_COPY_BATCH unset: error: cudaErrorLaunchFailure"));
+              HasSubstr("keep PINION_COPY_BATCH unset; exit code 1: error: cudaErrorLaunch"));
+  Program("batch_soak", "[ \"$1\" = --loop ] && exit; echo 'byte 7 came back as 1'; exit 1");
+  Run("--device=cuda:0 --steps=12");
+  EXPECT_EQ(VerdictOn("batch_soak"), "failed") << "wrong bytes are no matter of the driver's alone";
 }
 
 TEST_F(FirstGpuRunTest, RunsTheSuitesOfAProgramEachByItselfAndNamesThoseThatFail) {
@@ -155,6 +158,9 @@ TEST_F(FirstGpuRunTest, RunsTheSuitesOfAProgramEachByItselfAndNamesThoseThatFail
   EXPECT_EQ(VerdictOn("hooks_tests"), "failed");
   EXPECT_THAT(CaseNamed("hooks_tests")["note"],
               AllOf(HasSubstr("Two/Kinds."), Not(HasSubstr("One"))));
+  Program("hooks_tests", "exit 127");
+  Run("--device=cuda:0 --steps=9");
+  EXPECT_EQ(VerdictOn("hooks_tests"), "failed") << "it lists no suites";
   Run("--device=emu:0 --steps=9");
   EXPECT_EQ(VerdictOn("hooks_tests"), "no such case") << "its tests have programs of their own";
 }

@@ -69,10 +69,8 @@ decltype(CudaApi::MemcpyBatchAsync) memcpy_batch = nullptr;
 
 cudaError_t MemcpyBatchWithoutHint(void* const* dsts, const void* const* srcs, const size_t* sizes,
                                    size_t count, cudaStream_t stream) {
-  cudaMemcpyAttributes in_stream_order = {};
-  in_stream_order.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  size_t first_piece = 0;
-  return cudaMemcpyBatchAsync(dsts, srcs, sizes, count, &in_stream_order, &first_piece, 1, stream);
+  return MemcpyBatchInStreamOrder(&cudaMemcpyBatchAsync, dsts, srcs, sizes, count, stream,
+                                  /*hint=*/0);
 }
 
 cudaError_t MemcpyBatchWithHint(void* const* dsts, const void* const* srcs, const size_t* sizes,
@@ -191,6 +189,9 @@ absl::Status Run() {
   const std::string kind = absl::GetFlag(FLAGS_device);
   if (kind != "cuda" && kind != "emu") {
     return absl::InvalidArgumentError(absl::StrCat("--device=", kind, " is neither cuda nor emu"));
+  }
+  if (absl::GetFlag(FLAGS_least_bytes) == 0 || absl::GetFlag(FLAGS_most_pieces) == 0) {
+    return absl::InvalidArgumentError("--least_bytes and --most_pieces must be at least 1");
   }
   const bool on_gpu = kind == "cuda";
   std::optional<testing::FakeCuda> fake;

@@ -88,17 +88,13 @@ TEST_F(CudaGpuTest, TheEngineMovesRegisteredMemory) {
   testing::ExpectEngineRoundTrip(gpu, source.value());
 }
 
-// More than one registration, and copies across their border: as a batch, and one by one, since the
-// parts are large or because there is no batch call.
+// More than one registration, and copies across their border.
 TEST_F(CudaGpuTest, ACopySpansTwoRegistrations) {
   const auto source = CudaRegisteredSource::Create(RealCudaApi(), 0, {.touch_threads = 4});
   if (absl::IsFailedPrecondition(source.status())) GTEST_SKIP() << source.status();
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.value()->Allocate(kGiB + 4 * kMiB));
-  CudaApi without_batch = RealCudaApi();
-  without_batch.MemcpyBatchAsync = nullptr;
   testing::ExpectCopyAcrossBorder(RealCudaApi(), 0, segment, 64 * kKiB);
   testing::ExpectCopyAcrossBorder(RealCudaApi(), 0, segment, kMiB);
-  testing::ExpectCopyAcrossBorder(without_batch, 0, segment, 64 * kKiB);
   EXPECT_THAT(source.value()->Free(segment), IsOk());
 }
 

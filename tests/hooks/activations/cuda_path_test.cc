@@ -110,7 +110,7 @@ enum ExitCode { kAsItShould = 0, kNoSuchCopy = 10, kWrongGradient, kVagueError }
   CudaWorld world;
   const TestNet net(world.device(), at::kFloat, Tiny());
   const Gradients plain = TrainStep(net, nullptr);
-  const std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::Api());
+  const std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::ApiWithoutBatch());
   world.fake().FaultCopy(copy, unnoticed_calls);
   try {
     const Gradients gradients = TrainStep(net, session);
@@ -192,7 +192,7 @@ Undisturbed TrainUndisturbed() {
   const TestNet net(world.device(), at::kFloat, Tiny());
   Undisturbed step;
   step.gradients = TrainStep(net, nullptr);
-  std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::Api());
+  std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::ApiWithoutBatch());
   ExpectSameGradients(step.gradients, TrainStep(net, session));
   EXPECT_TRUE(Quiet(session));
   world.Drop(session);
@@ -214,7 +214,7 @@ class ScopedSilence {
 std::string StepWithAFailure(CudaWorld& world, const TestNet& net, const Gradients& plain,
                              uint64_t k, cudaError_t failure) {
   std::string raised;
-  std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::Api());
+  std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::ApiWithoutBatch());
   world.fake().FailCall(k, failure);
   try {
     EXPECT_TRUE(SameGradients(plain, TrainStep(net, session))) << "a wrong gradient, and no error";

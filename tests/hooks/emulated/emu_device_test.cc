@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -717,7 +718,7 @@ TEST_F(EmuDeviceTest, SetMakesAStorageLargeEnoughForStridesWithGaps) {
   const at::Tensor expected = widened(at::kCPU), actual = widened(Emu(1));
   EXPECT_EQ(actual.storage().nbytes(), expected.storage().nbytes());
   EXPECT_EQ(actual.sizes(), expected.sizes());
-  EXPECT_EQ(machine_->memory_stats(1).in_use_bytes, actual.storage().nbytes());
+  EXPECT_EQ(machine_->memory_stats(1).in_use_bytes, AllocationBytes(actual.storage().nbytes()));
   for (const int64_t written : {4, 5, 8, 9, 12, 13}) {
     EXPECT_EQ(actual[written].item<float>(), 2) << written;
   }

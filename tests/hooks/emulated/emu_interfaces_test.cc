@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "pinion/allocator/base/check.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/tests/hooks/emulated/emu_device_fixture.h"
@@ -392,7 +393,7 @@ TEST_F(EmuInterfacesTest, StoragesShrinkAndGrow) {
   const at::Tensor tensor = at::arange(8, OnEmu());
   Hooks().resizePrivateUse1Bytes(tensor.storage(), 16);
   EXPECT_EQ(tensor.storage().nbytes(), 16);
-  EXPECT_EQ(machine_->memory_stats(0).in_use_bytes, 16);
+  EXPECT_EQ(machine_->memory_stats(0).in_use_bytes, AllocationBytes(16));
   EXPECT_EQ(tensor.narrow(0, 0, 2).sum().item<int64_t>(), 1);
   Hooks().resizePrivateUse1Bytes(tensor.storage(), 64);
   EXPECT_EQ(tensor.storage().nbytes(), 64);

@@ -123,7 +123,8 @@ bool SameBytes(const at::Tensor& a, const at::Tensor& b) {
 
 bool AsOnCpu(const at::Tensor& computed, const at::Tensor& on_cpu) {
   if (!TestsRunOnGpu() || !computed.defined()) return SameBytes(computed, on_cpu);
-  return at::allclose(computed.cpu(), on_cpu, kRelativeOfGpu, kAbsoluteOfGpu);
+  return computed.sizes() == on_cpu.sizes() && computed.dtype() == on_cpu.dtype() &&
+         at::allclose(computed.cpu(), on_cpu, kRelativeOfGpu, kAbsoluteOfGpu);
 }
 
 bool SameGradients(const Gradients& a, const Gradients& b) {
