@@ -27,6 +27,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
@@ -47,6 +48,7 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -384,6 +386,25 @@ TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
     const at::Tensor after = Probe(carrier_, {x}, UseSaved);
   }
   EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+}
+
+// Whoever packs keeps apart what does not lie in each other, however little is missing; on the
+// device each takes a multiple of what an allocator gives.
+TEST_F(StepRecorderTest, PartsThatOverlapAreObjectsEachAndCountAsAllocations) {
+  constexpr int64_t kPartBytes = 1200;
+  const at::Tensor whole = activation(16 << 10);
+  const auto part = [&whole](int64_t begin_bytes) {
+    return whole.narrow(0, begin_bytes / 4, kPartBytes / 4);
+  };
+  {
+    const RecordScope record(recorder_);
+    at::Tensor y = Probe(carrier_, {part(0)}, UseSaved);
+    y = Probe(y, {part(200)}, UseSaved);
+    Probe(y, {part(200)}, UseSaved);
+  }
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1));
+  EXPECT_THAT(Sizes(step), Each(AllocationBytes(kPartBytes)));
 }
 
 TEST_F(StepRecorderTest, ParametersAndWhatIsSmallAreOtherBytes) {
