@@ -238,7 +238,7 @@ if $on_gpu; then
   soak_seconds=120
 else
   gpu_tests=fake_cuda_conformance_test
-  many=(--size=tiny) bench_model=(--size=tiny --rounds=2) small=(--size=tiny --device_memory=unlimited) large=("${small[@]}" --width=256 --sequence=128)
+  many=(--size=tiny) bench_model=(--size=tiny --rounds=2) small=(--size=tiny --device_memory=unlimited) large=("${small[@]}" --width=128)
   soak_seconds=2
 fi
 
