@@ -74,14 +74,15 @@ TEST_F(EmulatedMemoryTest, OutOfMemorySaysWhoHoldsWhat) {
 
 TEST_F(EmulatedMemoryTest, AReportNamesTheLargestHolderFirst) {
   Start(kMiB);
-  const std::pair<const char*, int> holders[] = {{"gradients", 1}, {"weights", 3}, {"inputs", 2}};
+  const std::pair<const char*, int> holders[] = {
+      {"gradients", 1}, {"weights", 1025}, {"inputs", 600}};
   for (const auto& [name, size_bytes] : holders) {
     AllocationLabel label(name);
     OnDevice(size_bytes);
   }
   EXPECT_EQ(machine_->MemoryReport(0),
-            "  weights 3 B (1 allocation)\n  inputs 2 B (1 allocation)\n"
-            "  gradients 1 B (1 allocation)\n");
+            "  weights 1.5 KiB (1 allocation)\n  inputs 1 KiB (1 allocation)\n"
+            "  gradients 512 B (1 allocation)\n");
 }
 
 TEST_F(EmulatedMemoryTest, AnIdleStreamGetsItsLastFreedAddressFirst) {
