@@ -63,7 +63,7 @@ struct Shape {
   bool beside_work = false;
 };
 
-// Of the batch call: it may be known only at the first one that the driver has none.
+// How often the batch call was made: only the first one tells whether the driver has it.
 std::atomic<uint64_t> batches{0};
 decltype(CudaApi::MemcpyBatchAsync) memcpy_batch = nullptr;
 
@@ -84,8 +84,8 @@ CudaApi CountingBatches(CudaApi api, bool on_gpu) {
     api.MemcpyBatchAsync =
         absl::GetFlag(FLAGS_hint) ? &MemcpyBatchWithHint : &MemcpyBatchWithoutHint;
   }
-  memcpy_batch = absl::GetFlag(FLAGS_loop) ? nullptr : api.MemcpyBatchAsync;
-  api.MemcpyBatchAsync = nullptr;
+  if (absl::GetFlag(FLAGS_loop)) api.MemcpyBatchAsync = nullptr;
+  memcpy_batch = api.MemcpyBatchAsync;
   if (memcpy_batch == nullptr) return api;
   api.MemcpyBatchAsync = [](void* const* dsts, const void* const* srcs, const size_t* sizes,
                             size_t count, cudaStream_t stream) {
