@@ -1,7 +1,7 @@
 // What blocks belong to: the memory that a source has given, and the arenas that it is lent to, one
 // per thread that allocates. Grower decides when to add a segment.
 //
-//   TryAllocate   this thread's arena, which no other thread takes a lock of
+//   TryAllocate   this thread's arena, whose lock others take only when they miss, trim or count
 //     |  nothing fits: under one lock of the pool
 //     +-> some of what another arena has free  ->  a block of another arena
 //                                              ->  a hole that goes on from arena to arena

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/plan/copy_order.h"
 #include "pinion/engine/plan/room.h"
 #include "pinion/engine/plan/step_gaps.h"
 #include "pinion/engine/plan/step_memory.h"
@@ -45,7 +46,13 @@ class Search {
           i == 0 ? Derived(std::vector<bool>(gaps_.size(), true)) : Neighbour(current);
       if (!other.has_value()) continue;
       std::vector<StepMove> moves = Moves(*other);
-      PINION_ASSIGN_OR_RETURN(const StepTimes times, SimulateStep(step_, moves, link_));
+      PINION_ASSIGN_OR_RETURN(StepTimes times, SimulateStep(step_, moves, link_));
+      std::vector<StepMove> ordered = InOrderOfDrops(step_, moves, times);
+      PINION_ASSIGN_OR_RETURN(StepTimes in_order, SimulateStep(step_, ordered, link_));
+      if (in_order.step_us < times.step_us) {
+        times = std::move(in_order);
+        moves = std::move(ordered);
+      }
       const double worse_us = times.step_us - current_us;
       if (worse_us > 0 && !Accepts(worse_us, best.step_us, 1 - static_cast<double>(i) / tries)) {
         continue;

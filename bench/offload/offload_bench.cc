@@ -302,11 +302,12 @@ class OffloadBench {
     PINION_ASSIGN_OR_RETURN(row.bound_us, StepLowerBoundUs(of.step, memory_bytes, of.world.link));
     if (recomputes && memory_bytes < of.all_bytes) row.plan_us = mixed.plan.step_us;
     if (row.planned() && memory_bytes < of.all_bytes) {
-      PINION_ASSIGN_OR_RETURN(const StepPlan offline,
-                              SearchPlan(of.step, memory_bytes, of.world.link, kSearch));
-      PINION_ASSIGN_OR_RETURN(const StepPlan plan, PlanStep(of.step, memory_bytes, of.world.link));
+      PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(of.step, memory_bytes, of.world.link));
       row.plan_us = plan.step_us;
-      row.offline_us = offline.step_us;
+      if (row.bound_us < OffloadRow::kNearBound * plan.step_us) {
+        PINION_ASSIGN_OR_RETURN(plan, SearchPlan(of.step, memory_bytes, of.world.link, kSearch));
+      }
+      row.offline_us = plan.step_us;
     }
     PINION_RETURN_IF_ERROR(CheckBound(row));
     table_.rows.push_back(std::move(row));

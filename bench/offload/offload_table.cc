@@ -17,9 +17,8 @@ using Kind = OffloadMethod::Kind;
 // The bound says that the link can hide what has to move.
 constexpr double kHidden = 1.01;
 // What a planned step has to reach of the bound, and of the offline plan where that one is itself
-// below kNearBound of it.
+// not near it.
 constexpr double kOfBound = 0.97;
-constexpr double kNearBound = 0.98;
 constexpr double kOfOffline = 0.99;
 // Where TRL's step is so far above the bound, a planned one in its memory is so much faster.
 constexpr double kTrlIsSlow = 1.35;
@@ -36,7 +35,7 @@ bool Binds(const OffloadRow& row) { return row.planned() && row.offline_us.has_v
 // How much more than is asked for a planned step reaches; 1 is just enough.
 double Reached(const OffloadRow& row) {
   const double of_bound = row.efficiency() / kOfBound;
-  if (row.bound_us / *row.offline_us >= kNearBound) return of_bound;
+  if (row.bound_us / *row.offline_us >= OffloadRow::kNearBound) return of_bound;
   return std::max(of_bound, *row.offline_us / row.cost.step_us / kOfOffline);
 }
 

@@ -27,7 +27,9 @@ struct OffloadRow {
   // has none. Infinite where none can do with that memory.
   double bound_us = 0;
   // Of a step whose target binds: what its plan comes to by itself, and the shortest plan that a
-  // long search finds, which computes nothing again.
+  // long search finds, which computes nothing again. Where the plan is near the bound nothing is
+  // looked for: it stands for both.
+  static constexpr double kNearBound = 0.98;
   std::optional<double> plan_us;
   std::optional<double> offline_us;  // kPlanned
   size_t computed_again = 0;         // kPlannedRecompute: blocks

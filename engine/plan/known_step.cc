@@ -18,6 +18,8 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
       lives_(LivesOf(step_)),
       operator_ends_(OperatorEnds(step_)),
       company_(step_.objects.size()),
+      copy_at_(step_.objects.size(), StepMove::kAtOnce),
+      first_drop_(step_.objects.size(), UINT32_MAX),
       comes_back_(step_.uses.size()) {
   for (uint32_t object = 0; object < step_.objects.size(); ++object) {
     by_signature_[step_.objects[object].signature].push_back(object);
@@ -39,12 +41,23 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
   for (uint32_t move = 0; move < plan_.moves.size(); ++move) {
     const uint32_t object = plan_.moves[move].object;
     company_[object] = company_[object] == 0 ? shared(plan_.moves[move]) : AloneCompany(object);
+    first_drop_[object] = std::min(first_drop_[object], plan_.moves[move].drop_at);
     drops_.push_back(move);
+    if (plan_.moves[move].copy_at != StepMove::kAtOnce) {
+      late_copies_.push_back(move);
+      copy_at_[object] = plan_.moves[move].copy_at;
+    }
     if (plan_.moves[move].read_at != StepMove::kNever)
       comes_back_[plan_.moves[move].read_at] = true;
   }
   std::stable_sort(drops_.begin(), drops_.end(), [this](uint32_t a, uint32_t b) {
     return plan_.moves[a].drop_at < plan_.moves[b].drop_at;
+  });
+  std::sort(late_copies_.begin(), late_copies_.end(), [this](uint32_t a, uint32_t b) {
+    const StepMove& one = plan_.moves[a];
+    const StepMove& other = plan_.moves[b];
+    return std::tie(one.copy_at, one.drop_at, one.object) <
+           std::tie(other.copy_at, other.drop_at, other.object);
   });
   for (size_t use = 0; use < step_.uses.size(); ++use) {
     const StepStretch& before = step_.stretches[use];

@@ -87,10 +87,19 @@ class KnownStep {
   // OffloadSchedule::CompanyOf: the same for objects that go and come back at the same uses, and
   // whose readers are the same operators. 0: it stays.
   uint64_t Company(uint32_t object) const { return company_[object]; }
+  // The same for large objects, which share no parcel: who goes at the same use leaves together.
+  uint64_t LargeCompany(uint32_t object) const {
+    return company_[object] == 0 ? 0 : uint64_t{1} << 62 | first_drop_[object];
+  }
   // That of an object, by any number, that nobody else shares.
   static uint64_t AloneCompany(uint32_t object) { return uint64_t{1} << 63 | object; }
   // Moves (places in plan().moves) by what happens first.
   const std::vector<uint32_t>& drops() const { return drops_; }
+  // Those whose copies out wait (StepMove::copy_at), in the order of these copies.
+  const std::vector<uint32_t>& late_copies() const { return late_copies_; }
+  // Whether the object is not copied out at use `now` or before, if it was saved by then: it does
+  // not move, or its copy waits for others.
+  bool Stays(uint32_t object, size_t now) const { return !Moves(object) || now < copy_at_[object]; }
   // How much more than behind use `use` there is at most until the next one.
   uint64_t GrowthBytes(size_t use) const { return growth_bytes_[use]; }
 
@@ -108,6 +117,9 @@ class KnownStep {
   std::vector<uint32_t> overs_;
   std::vector<uint64_t> company_;  // by object
   std::vector<uint32_t> drops_;
+  std::vector<uint32_t> late_copies_;
+  std::vector<uint32_t> copy_at_;       // by object
+  std::vector<uint32_t> first_drop_;    // by object, of those that move
   std::vector<uint64_t> growth_bytes_;  // by use
   std::vector<bool> comes_back_;        // by use: for it, the object does
 };

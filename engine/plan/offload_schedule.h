@@ -116,7 +116,8 @@ class OffloadSchedule {
   virtual void OnComputedAgain(uint32_t /*object*/) {}
   // Nobody needs it any more.
   virtual void OnReleased(uint32_t /*object*/) {}
-  // All that the scope saved has left, or stays for good.
+  // Nothing more is saved in the scope. All that it saved has left, stays for good, or waits for
+  // others (TakeLateLeavers).
   virtual void OnScopeEnd(ScopeId scope) = 0;
   // The copy out of the parcel was submitted; evicting it lets go of `held`, one entry for each of
   // its pieces.
@@ -151,10 +152,12 @@ class OffloadSchedule {
   virtual uint64_t BatchBytes() const = 0;
   // Memory that nobody needs any more but for its copy out goes once it is so much.
   virtual uint64_t LateBytes() const = 0;
-  // What shares a parcel goes and comes back together: only what has the same company may share
-  // one. Asked for when the object is about to leave.
+  // What shares a parcel goes and comes back together, and what leaves together has left when all
+  // of it has: only what has the same company may do either. Asked for when the object is about to
+  // leave.
   virtual uint64_t CompanyOf(uint32_t /*object*/) const { return 0; }
-  // Objects that were to stay and have to leave after all.
+  // Objects that were to stay, and are to leave now or have to after all, in the order in which
+  // they leave: behind those that are about to by themselves.
   virtual std::vector<uint32_t> TakeLateLeavers() { return {}; }
   // Parcels to evict: those that are in excess, or all that can free anything. One that was evicted
   // before and has come back goes once more: what was fetched is dropped. Ask again, with what the

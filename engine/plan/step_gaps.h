@@ -29,10 +29,12 @@ struct Gap {
   int64_t size_bytes = 0;
   bool computed_again = false;  // when it is read, so that it is away until then
 
-  // What was decided: in which of them it is away. kStays, if in none.
+  // What was decided: in which of them it is away. kStays, if in none. And in which it is away at
+  // the latest, whatever room there is.
   static constexpr size_t kStays = SIZE_MAX;
   size_t away_from = kStays;
   size_t away_until = 0;
+  size_t leaves_by = kStays;
 };
 
 // Of a valid record, in the order in which they begin.

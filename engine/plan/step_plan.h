@@ -8,9 +8,11 @@
 // Whom: where a stretch needs more than there is, the idle object whose next use is farthest away
 // goes (Belady's rule), except where another choice that was tried makes the step shorter. What
 // frees nothing stays. When: the copy out begins once the operator that made the object has
-// returned; its device memory is let go of at the last use before the room is needed; it is fetched
-// as soon as there is room until it is read, in the order of reading. All of that is by ordinal, so
-// the peak does not depend on how fast the link is, only the time does (step_simulation.h).
+// returned, or behind those whose memory has to go sooner (copy_order.h); its device memory is let
+// go of at the last use before the room is needed; it is fetched as soon as there is room until it
+// is read, in the order of reading. A small object leaves, too, where a much larger one can come
+// back earlier for it. All of that is by ordinal, so the peak does not depend on how fast the link
+// is, only the time does (step_simulation.h).
 //
 // Thread safety: pure functions.
 
@@ -29,11 +31,15 @@ namespace pinion {
 // An object is away from behind use `drop_at` until use `fetch_at`, which comes later.
 struct StepMove {
   static constexpr uint32_t kNever = UINT32_MAX;
+  static constexpr uint32_t kAtOnce = 0;
 
   uint32_t object = 0;
-  uint32_t drop_at = 0;    // the compute waits for the copy out here, and the memory goes
-  uint32_t fetch_at = 0;   // memory is allocated and the copy in submitted here; kNever: not at all
-  uint32_t read_at = 0;    // the compute waits for the copy in here, or computes the object again
+  uint32_t drop_at = 0;   // the compute waits for the copy out here, and the memory goes
+  uint32_t fetch_at = 0;  // memory is allocated and the copy in submitted here; kNever: not at all
+  uint32_t read_at = 0;   // the compute waits for the copy in here, or computes the object again
+  // The copy out is submitted at this use, behind all that can be by then, and by drop_at. kAtOnce:
+  // once the operator that saves the object has returned.
+  uint32_t copy_at = kAtOnce;
   bool copies_out = true;  // false: the host has the bytes already, or nobody needs to
 
   friend bool operator==(const StepMove&, const StepMove&) = default;
@@ -51,7 +57,7 @@ struct StepPlan {
 absl::StatusOr<uint64_t> LeastMemoryBytes(const StepRecord& step);
 
 enum class PlanEffort {
-  kRule,   // one plan, by Belady's rule
+  kRule,   // one plan, by Belady's rule, its copies in order
   kTries,  // and others, as many as can be tried in 10 to 20 ms
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -103,16 +104,24 @@ class LinkModel {
 absl::Status CheckMoves(const StepRecord& step, absl::Span<const StepMove> moves) {
   for (const StepMove& move : moves) {
     if (move.object >= step.objects.size() || move.drop_at >= step.uses.size() ||
+        move.copy_at > move.drop_at ||
         (move.fetch_at != StepMove::kNever &&
          (move.fetch_at <= move.drop_at || move.read_at < move.fetch_at ||
           move.read_at >= step.uses.size()))) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "object ", move.object, " cannot leave at use ", move.drop_at, ", come back at ",
-          move.fetch_at, " and be read at ", move.read_at, ": the step has ", step.objects.size(),
-          " objects and ", step.uses.size(), " uses, which have to come in this order"));
+          "object ", move.object, " cannot be copied at use ", move.copy_at, ", leave at use ",
+          move.drop_at, ", come back at ", move.fetch_at, " and be read at ", move.read_at,
+          ": the step has ", step.objects.size(), " objects and ", step.uses.size(),
+          " uses, which have to come in this order"));
     }
   }
   return absl::OkStatus();
+}
+
+// Among the copies out that are submitted at the same use.
+std::tuple<bool, uint32_t, uint32_t> PlaceOf(const StepMove& move) {
+  const bool waits = move.copy_at != StepMove::kAtOnce;
+  return {waits, waits ? move.drop_at : 0, move.object};
 }
 
 // Moves (by index) by the use at which something is to happen, in the order of moves.
@@ -169,7 +178,8 @@ absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) c
   const size_t uses = step.uses.size();
   ByUse copies_out(uses, moves, [this](const StepMove& move) {
     if (!move.copies_out) return StepMove::kNever;
-    return static_cast<uint32_t>(std::min<size_t>(leaves_from_[move.object], move.drop_at));
+    const size_t ready_at = std::min<size_t>(leaves_from_[move.object], move.drop_at);
+    return std::max(move.copy_at, static_cast<uint32_t>(ready_at));
   });
   ByUse drops(uses, moves, [](const StepMove& move) { return move.drop_at; });
   ByUse fetches(uses, moves, [](const StepMove& move) { return move.fetch_at; });
@@ -199,7 +209,7 @@ absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) c
     model.AdvanceTo(now_us);
     const absl::Span<uint32_t> due = copies_out[i];
     std::sort(due.begin(), due.end(),
-              [&](uint32_t a, uint32_t b) { return moves[a].object < moves[b].object; });
+              [&](uint32_t a, uint32_t b) { return PlaceOf(moves[a]) < PlaceOf(moves[b]); });
     for (const uint32_t move : due) {
       out[move] = model.Submit(kOut, step.objects[moves[move].object].size_bytes);
     }

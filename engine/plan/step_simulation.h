@@ -5,10 +5,10 @@
 //   times.step_us, times.stalls_us[i]          // what stretch i waited before it began
 //
 // Copies of one direction go one after the other, in the order in which they are submitted: out in
-// the order in which the objects are made, in in the order of `moves`. Each takes its fixed cost
-// and then its bytes at the link's bandwidth, at the duplex rate while the other direction carries
-// something. The compute waits where a move says so, and for nothing else. What is computed again
-// takes the compute's time at its read.
+// the order in which the objects are made, but for those that wait (StepMove::copy_at), in in the
+// order of `moves`. Each takes its fixed cost and then its bytes at the link's bandwidth, at the
+// duplex rate while the other direction carries something. The compute waits where a move says so,
+// and for nothing else. What is computed again takes the compute's time at its read.
 //
 // Thread safety: a pure function.
 

@@ -89,7 +89,7 @@ void TargetSchedule::FindKnown(bool begins) {
   now_known_ = nullptr;
   actual_.clear();
   due_.clear();
-  now_ = next_drop_ = next_fetch_ = next_over_ = 0;
+  now_ = next_copy_ = next_drop_ = next_fetch_ = next_over_ = 0;
   looked_at_ = SIZE_MAX;
   has_late_ = true;
   for (Object& object : objects_) {
@@ -157,15 +157,17 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
     }
   }
   OnUsed(id, Use::kSaved);
-  objects_[id].stays = IsPlanned() && !now_known_->Moves(objects_[id].planned);
+  objects_[id].stays = IsPlanned() && now_known_->Stays(objects_[id].planned, now_);
   return {.object = id, .leaves = !objects_[id].stays};
 }
 
 uint64_t TargetSchedule::CompanyOf(uint32_t id) const {
-  // What is large shares no parcel anyhow.
-  if (objects_[id].size_bytes > small_bytes_) return 0;
-  if (IsPlanned()) return now_known_->Company(objects_[id].planned);
-  return options_.memory_bytes.has_value() ? KnownStep::AloneCompany(id) : 0;
+  // What is large shares no parcel anyhow, but what leaves together has left when all of it has.
+  const bool is_large = objects_[id].size_bytes > small_bytes_;
+  const bool is_alone = !is_large && options_.memory_bytes.has_value();
+  if (!IsPlanned()) return is_alone ? KnownStep::AloneCompany(id) : 0;
+  const uint32_t planned = objects_[id].planned;
+  return is_large ? now_known_->LargeCompany(planned) : now_known_->Company(planned);
 }
 
 void TargetSchedule::OnUsed(uint32_t id, Use use) {
@@ -224,12 +226,25 @@ void TargetSchedule::OnReleased(uint32_t object) {
 
 std::vector<uint32_t> TargetSchedule::TakeLateLeavers() {
   std::vector<uint32_t> late;
-  if (!std::exchange(has_late_, false)) return late;
-  for (uint32_t id = 0; id < objects_.size(); ++id) {
-    Object& object = objects_[id];
-    if (!object.stays || (IsPlanned() && !now_known_->Moves(object.planned))) continue;
-    object.stays = false;
-    late.push_back(id);
+  const auto leave = [&](uint32_t id) {
+    if (std::exchange(objects_[id].stays, false)) late.push_back(id);
+  };
+  if (std::exchange(has_late_, false)) {
+    for (uint32_t id = 0; id < objects_.size(); ++id) {
+      if (!IsPlanned() || !now_known_->Stays(objects_[id].planned, now_)) leave(id);
+    }
+  }
+  if (!IsPlanned()) return late;
+  const bool all_leave = std::exchange(all_leave_, false);
+  const std::vector<uint32_t>& copies = now_known_->late_copies();
+  for (size_t i = next_copy_; i < copies.size(); ++i) {
+    const StepMove& move = now_known_->plan().moves[copies[i]];
+    if (move.copy_at <= now_) {
+      next_copy_ = i + 1;
+    } else if (!all_leave) {
+      break;
+    }
+    if (actual_[move.object] != UINT32_MAX) leave(actual_[move.object]);
   }
   return late;
 }
@@ -318,11 +333,10 @@ ScheduledParcels TargetSchedule::TakeEvictions() {
   if (std::exchange(looked_at_, now_) == now_) return taken;
   const uint64_t missing_bytes = MissingBytes(awaited_bytes_);
   const uint64_t window_bytes = window_.window_bytes();
+  const uint64_t beyond_bytes = missing_bytes - std::min(window_bytes, missing_bytes);
+  if (beyond_bytes > 0) all_leave_ = true;
   taken = window_.TakeDownTo(window_bytes - std::min(window_bytes, missing_bytes));
-  for (ScheduledParcel* parcel :
-       TakeStayedFor(missing_bytes - std::min(window_bytes, missing_bytes))) {
-    taken.push_back(parcel);
-  }
+  for (ScheduledParcel* parcel : TakeStayedFor(beyond_bytes)) taken.push_back(parcel);
   return taken;
 }
 

@@ -6,12 +6,12 @@
 //   schedule.Learn(std::move(known));
 //
 // A step lasts from the first tensor that is saved until nobody needs any of them. While one is
-// known, the tensors that its plan moves leave as soon as they can and are let go of at the use
-// that the plan says; they are fetched from the use on that it says, and stay for readers of later
-// backwards as long as it has them there; all others stay and are not copied. Beside the plan
-// stands what the device really has: where what is allocated, with what the record says is to come
-// until the next use, is more than the target, the oldest that have left go early, then what has
-// stayed for a later backward, and nothing is fetched ahead.
+// known, the tensors that its plan moves leave as soon as they can, or behind others where the plan
+// says so, and are let go of at the use that it says; they are fetched from the use on that it
+// says, and stay for readers of later backwards as long as it has them there; all others stay and
+// are not copied. Beside the plan stands what the device really has: where what is allocated, with
+// what the record says is to come until the next use, is more than the target, the oldest that have
+// left go early, then what has stayed for a later backward, and nothing is fetched ahead.
 //
 // What a step will need that is not known can only be kept within a target by taking the least
 // memory that can be: all leave, each is let go of as soon as its copy is submitted, what a reader
@@ -176,7 +176,10 @@ class TargetSchedule final : public OffloadSchedule {
   uint64_t CompanyOf(uint32_t object) const override;
   std::vector<uint32_t> TakeLateLeavers() override;
   ScheduledParcels TakeEvictions() override;
-  ScheduledParcels TakeAllEvictions() override { return window_.TakeAllEvictions(); }
+  ScheduledParcels TakeAllEvictions() override {
+    all_leave_ = true;
+    return window_.TakeAllEvictions();
+  }
   Fetches TakeFetches(const SavedPlace& from, int64_t backward,
                       absl::FunctionRef<bool(const ScheduledParcel&)> is_away) override;
   std::vector<ScheduledParcel*> FetchedAhead() const override;
@@ -259,6 +262,7 @@ class TargetSchedule final : public OffloadSchedule {
   std::shared_ptr<const KnownStep> now_known_;  // null: it runs like the first
   bool is_lost_ = false;                        // nothing that is known fits it
   bool has_late_ = false;                       // what has stayed may have to leave
+  bool all_leave_ = false;                      // what waits for others does so no longer
   std::vector<Object> objects_;
   std::vector<uint32_t> unused_;                // of these, that can be given out again
   std::vector<std::pair<uint32_t, Use>> used_;  // objects, while it is planned
@@ -267,6 +271,7 @@ class TargetSchedule final : public OffloadSchedule {
   std::vector<uint32_t> actual_;                      // objects by their number in the known step
   size_t now_ = 0;                                    // the use of the known step that was reached
   size_t looked_at_ = SIZE_MAX;                       // the use at which bytes were compared last
+  size_t next_copy_ = 0;                              // in now_known_->late_copies()
   size_t next_drop_ = 0;                              // in now_known_->drops()
   size_t next_fetch_ = 0;                             // in the plan's moves
   size_t next_over_ = 0;                              // in now_known_->overs()

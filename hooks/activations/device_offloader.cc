@@ -155,7 +155,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
     if (record != nullptr && record->IsCastAgain() && !record->cast->IsUnchanged()) record.reset();
     if (record != nullptr) {
       if (record->IsAwaited()) state_.books.pending.AwaitOperator(record, node);
-      if (record->Stays()) record->leaving.nodes.push_back(node);
+      if (record->Stays()) record->NoteSaver(node, scope.id);
       state_.schedule->OnUsed(record->in_schedule.object, Use::kSaved);
       // Backward reads it sooner than what was saved in between.
       if (record->scope == scope.id) record->in_schedule.sequence = sequence;
@@ -182,16 +182,16 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       } else if (fate.leaves) {
         state_.books.pending.Add(record, node);
       } else {
-        record->leaving.copy_out = StorageRecord::CopyOut::kStays;
-        record->leaving.nodes.push_back(node);
+        record->NoteSaver(node, scope.id);
+        state_.books.storages.NoteStays(*record);
       }
     }
-    TakeLateLeavers(state_, *stats_, node, due, released);
     if (!scope.ended) {
       RecordPtrs returned =
           state_.books.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes());
       std::move(returned.begin(), returned.end(), std::back_inserter(due));
     }
+    TakeLateLeavers(state_, *stats_, node, due, released);
     ++record->live_handles;
     stats_->Update([&, counter = CounterOf(*record)](OffloadStats& stats) {
       ++stats.live_handles;

@@ -2,44 +2,69 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace pinion {
+namespace {
+
+// Whether no operator that has saved the record writes it any more. `node` is the last one that has
+// saved something.
+bool HaveSaversReturned(const OffloadState& state, const StorageRecord& record, const NodeId& node)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock) {
+  const PendingTensors& pending = state.books.pending;
+  if (!pending.IsAnyOpen()) return true;
+  if (!pending.IsOpen(record.scope) && !record.leaving.saved_elsewhere) return true;
+  return std::all_of(record.leaving.nodes.begin(), record.leaving.nodes.end(),
+                     [&](const NodeId& saver) { return HasReturned(saver, node); });
+}
+
+// A record that stays is to leave.
+void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr& record,
+               const NodeId& node, RecordPtrs& due, Released& released)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock) {
+  if (record->cast != nullptr && record->cast->IsUnchanged()) {
+    released.plain.push_back(record->LeaveToBeCastAgain());
+    stats.Update([](OffloadStats& counts) {
+      --counts.kept_as_planned;
+      ++counts.cast_again;
+    });
+    return;
+  }
+  const bool have_returned = HaveSaversReturned(state, *record, node);
+  const bool is_open = state.books.pending.IsOpen(record->scope);
+  if (!have_returned && !is_open) {
+    state.books.late_leavers.push_back(record);
+    return;
+  }
+  stats.Update([&record](OffloadStats& counts) {
+    --counts.kept_as_planned;
+    ++counts.offloaded;
+    counts.offloaded_bytes += record->size_bytes();
+  });
+  if (have_returned) {
+    record->leaving.copy_out = StorageRecord::CopyOut::kDecided;
+    due.push_back(record);
+  } else {
+    const NodeId saver = record->leaving.nodes.back();
+    record->leaving.nodes.pop_back();
+    state.books.pending.Add(record, saver);
+  }
+}
+
+}  // namespace
 
 void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
                      RecordPtrs& due, Released& released) {
-  const std::vector<uint32_t> objects = state.schedule->TakeLateLeavers();
-  if (objects.empty()) return;
-  for (const RecordPtr& record : state.books.storages.Find(objects)) {
-    if (!record->Stays()) continue;
-    if (record->cast != nullptr && record->cast->IsUnchanged()) {
-      released.plain.push_back(record->LeaveToBeCastAgain());
-      stats.Update([](OffloadStats& counts) {
-        --counts.kept_as_planned;
-        ++counts.cast_again;
-      });
-      continue;
-    }
-    const bool have_returned =
-        !state.books.pending.IsAnyOpen() ||
-        std::all_of(record->leaving.nodes.begin(), record->leaving.nodes.end(),
-                    [&](const NodeId& saver) { return HasReturned(saver, node); });
-    const bool is_open = !have_returned && state.books.pending.IsOpen(record->scope);
-    // Nobody would send it on its way once the operator of a later scope has returned: it stays.
-    if (!have_returned && !is_open) continue;
-    stats.Update([&record](OffloadStats& counts) {
-      --counts.kept_as_planned;
-      ++counts.offloaded;
-      counts.offloaded_bytes += record->size_bytes();
-    });
-    if (is_open) {
-      const NodeId saver = record->leaving.nodes.back();
-      record->leaving.nodes.pop_back();
-      state.books.pending.Add(record, saver);
-    } else {
-      record->leaving.copy_out = StorageRecord::CopyOut::kDecided;
-      due.push_back(record);
-    }
+  for (const std::weak_ptr<StorageRecord>& waiting : std::exchange(state.books.late_leavers, {})) {
+    const RecordPtr record = waiting.lock();
+    const bool is_needed = record != nullptr && record->live_handles > 0;
+    if (is_needed && record->Stays()) LeaveLate(state, stats, record, node, due, released);
+  }
+  for (const uint32_t object : state.schedule->TakeLateLeavers()) {
+    const RecordPtr record = state.books.storages.TakeStaying(object);
+    if (record != nullptr) LeaveLate(state, stats, record, node, due, released);
   }
 }
 

@@ -1,5 +1,5 @@
-// Saved tensors that were to stay on the device, and have to leave after all: the step is another
-// one than was thought.
+// Saved tensors that were to stay on the device, and leave after all: others had to go first, or
+// the step is another one than was thought.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
 #define PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
@@ -12,9 +12,9 @@
 
 namespace pinion {
 
-// Those that the schedule names now go to `due`, or to those that are pending while their operators
-// may still run, and what is cast again lets go of its memory. `node` is the last one that has
-// saved something.
+// Those that the schedule names now go to `due`, behind what is in it, or to those that are pending
+// while their operators may still run, and what is cast again lets go of its memory. `node` is the
+// last one that has saved something.
 void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
                      RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);

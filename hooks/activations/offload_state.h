@@ -64,6 +64,8 @@ struct Books {
   PendingTensors pending;
   SavedStorages storages = {};
   LateMemory late = {};
+  // That are to leave, and wait for an operator of a later scope that has saved them as well.
+  std::vector<std::weak_ptr<StorageRecord>> late_leavers = {};
   NodeId last_packed = {};  // the node that has saved something last, on any thread
 };
 

@@ -35,7 +35,7 @@ struct OffloadStats {
   uint64_t kept_capturing = 0;
   uint64_t kept_copy_failed = 0;   //   or the device could not be set up, or is broken
   uint64_t kept_unsupported = 0;   //   not strided, not of the session's device type, ...
-  uint64_t kept_as_planned = 0;    //   the memory target leaves room for it
+  uint64_t kept_as_planned = 0;    //   the memory target leaves room for it, or others go first
   uint64_t offloaded_bytes = 0;    // as the link carries them: with a group's padding
   uint64_t groups = 0;             // blocks of host memory that several small tensors share
   uint64_t grouped = 0;            //   these tensors

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/container/flat_hash_set.h"
-
 namespace pinion {
 
 RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& version,
@@ -27,29 +25,29 @@ RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& v
   return nullptr;
 }
 
-RecordPtrs SavedStorages::Find(const std::vector<uint32_t>& objects) const {
-  const absl::flat_hash_set<uint32_t> wanted(objects.begin(), objects.end());
-  return Select([&](const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    return wanted.contains(uint32_t{record.in_schedule.object});
-  });
-}
-
 RecordPtrs SavedStorages::All() const {
-  return Select([](const StorageRecord&) { return true; });
-}
-
-RecordPtrs SavedStorages::Select(absl::FunctionRef<bool(const StorageRecord&)> is_wanted) const {
   RecordPtrs found;
   for (const auto& [storage, records] : records_) {
-    for (StorageRecord* record : records) {
-      if (is_wanted(*record)) found.push_back(record->shared_from_this());
-    }
+    for (StorageRecord* record : records) found.push_back(record->shared_from_this());
   }
   std::sort(found.begin(), found.end(),
             [](const RecordPtr& a, const RecordPtr& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
               return a->in_schedule.sequence < b->in_schedule.sequence;
             });
   return found;
+}
+
+void SavedStorages::NoteStays(StorageRecord& record) {
+  record.leaving.copy_out = StorageRecord::CopyOut::kStays;
+  staying_[record.in_schedule.object] = &record;
+}
+
+RecordPtr SavedStorages::TakeStaying(uint32_t object) {
+  const auto found = staying_.find(object);
+  if (found == staying_.end()) return nullptr;
+  StorageRecord& record = *found->second;
+  staying_.erase(found);
+  return record.shared_from_this();
 }
 
 void SavedStorages::Add(StorageRecord& record) {
@@ -63,6 +61,7 @@ void SavedStorages::Remove(const StorageRecord& record) {
   auto& records = found->second;
   records.erase(std::find(records.begin(), records.end(), &record));
   if (records.empty()) records_.erase(found);
+  if (record.Stays()) staying_.erase(record.in_schedule.object);
 }
 
 }  // namespace pinion

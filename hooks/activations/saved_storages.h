@@ -8,12 +8,10 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
-#include "absl/functional/function_ref.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -30,18 +28,17 @@ class SavedStorages {
   // A record is here while it has live handles. Sets its pending_bytes.
   void Add(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
   void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
-  // Those of the schedule's objects that have records, in the order of packing.
-  RecordPtrs Find(const std::vector<uint32_t>& objects) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
-  // All, in the same order.
+  // A record that is here is to stay on the device, as one of the schedule's objects. TakeStaying
+  // finds it by that, once; null: it is gone, or was taken.
+  void NoteStays(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+  RecordPtr TakeStaying(uint32_t object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+  // All, in the order of packing.
   RecordPtrs All() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
   bool Contains(const c10::StorageImpl* storage) const { return records_.contains(storage); }
 
  private:
-  RecordPtrs Select(absl::FunctionRef<bool(const StorageRecord&)> is_wanted) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
-
   absl::flat_hash_map<const c10::StorageImpl*, absl::InlinedVector<StorageRecord*, 1>> records_;
+  absl::flat_hash_map<uint32_t, StorageRecord*> staying_;  // by the schedule's object
 };
 
 }  // namespace pinion

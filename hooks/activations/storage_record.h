@@ -82,6 +82,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
     CopyOut copy_out = CopyOut::kInUse;
     // Of the operators that may still run, while kInUse; that have saved it, while kStays.
     absl::InlinedVector<NodeId, 1> nodes;
+    bool saved_elsewhere = false;  // one of these has saved it in another scope, while kStays
     // Of the device, that its copy out lets go of: all of the storage for the first record of it.
     uint64_t pending_bytes = 0;
   };
@@ -127,6 +128,12 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   }
   bool Stays() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return leaving.copy_out == CopyOut::kStays;
+  }
+
+  // An operator saves it, and it stays.
+  void NoteSaver(const NodeId& node, ScopeId in) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    leaving.nodes.push_back(node);
+    leaving.saved_elsewhere = leaving.saved_elsewhere || in != scope;
   }
 
   // Of the storage that was saved.

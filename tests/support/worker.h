@@ -9,9 +9,12 @@
 #ifndef PINION_TESTS_SUPPORT_WORKER_H_
 #define PINION_TESTS_SUPPORT_WORKER_H_
 
+#include <chrono>
 #include <functional>
 #include <semaphore>
 #include <thread>
+
+#include "pinion/allocator/base/check.h"
 
 namespace pinion::testing {
 
@@ -29,7 +32,8 @@ class Worker {
   void Run(const std::function<void()>& work) {
     work_ = &work;
     begun_.release();
-    done_.acquire();
+    // What never ends is a failure, and no test that hangs.
+    PINION_CHECK(done_.try_acquire_for(std::chrono::minutes(2))) << "the work does not end";
   }
 
  private:

@@ -110,6 +110,19 @@ TEST(KnownStep, DropsOfOneUseComeInTheOrderOfTheMoves) {
                                          0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
 }
 
+TEST(KnownStep, CopiesThatWaitComeInTheOrderInWhichTheyGo) {
+  StepPlan plan;
+  plan.moves = {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 3},
+                {.object = 1, .drop_at = 4, .fetch_at = 5, .read_at = 6, .copy_at = 3},
+                {.object = 2, .drop_at = 3, .fetch_at = 4, .read_at = 5}};
+  const KnownStep known(ForwardAndBackward(100, {1, 2, 3, 4}), plan);
+  EXPECT_THAT(known.late_copies(), ElementsAre(1, 0));
+  EXPECT_TRUE(known.Stays(0, /*now=*/2));
+  EXPECT_FALSE(known.Stays(0, /*now=*/3));
+  EXPECT_FALSE(known.Stays(2, /*now=*/2)) << "it does not wait";
+  EXPECT_TRUE(known.Stays(3, /*now=*/7)) << "it does not move";
+}
+
 TEST(KnownStep, AShortfallIsWhatItWasGiven) {
   EXPECT_THAT(KnownStep(Chain({7}), StepPlan()).shortfall(), IsOk());
   EXPECT_THAT(KnownStep(Chain({7}), StepPlan(), absl::ResourceExhaustedError("no")).shortfall(),

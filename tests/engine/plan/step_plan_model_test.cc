@@ -1,4 +1,6 @@
-// The plan against every plan that there is, for steps that are small enough to try them all.
+// The plan against every plan that there is, for steps that are small enough to try them all. Those
+// copy out in the order in which objects are made: the plan could be better, but in no such step
+// is.
 
 #include <algorithm>
 #include <cstdint>

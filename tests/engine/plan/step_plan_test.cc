@@ -14,6 +14,7 @@
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/step_bound.h"
 #include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/plan/step_simulation.h"
 #include "pinion/tests/engine/plan/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -196,6 +197,39 @@ TEST(StepPlan, ASmallObjectGoesInsteadOfALargeOneWhereItMakesRoomEnough) {
   // Object 0 is farthest away, but its copy takes 40 us each way; object 1 is enough.
   const StepRecord step = Chain({40, 4, 4, 4});
   EXPECT_THAT(Moved(PlanStep(step, 49 * kKb, RoundLink()).value()), ElementsAre(1));
+}
+
+TEST(StepPlan, WhatHasToGoFirstIsCopiedFirst) {
+  // Objects 0 and 2 have to go before object 4 is made. While object 0 is copied, from 20 to 50 us,
+  // object 1 could be copied next, but somebody holds it until the turn.
+  StepRecord step = Chain({30, 30, 4, 4, 4});
+  step.objects[1].held_until = 5;
+  step.stretches[4].other_bytes = 36 * kKb;
+  step.stretches[6].other_bytes = 50 * kKb;
+  const StepPlan plan = PlanStep(step, 74 * kKb, RoundLink()).value();
+  ASSERT_THAT(Moved(plan), ElementsAre(2, 1, 0));
+  EXPECT_EQ(plan.moves[0].copy_at, StepMove::kAtOnce);
+  EXPECT_EQ(plan.moves[1].copy_at, 3u);
+  EXPECT_EQ(plan.moves[2].copy_at, StepMove::kAtOnce);
+  std::vector<StepMove> as_made = plan.moves;
+  for (StepMove& move : as_made) move.copy_at = StepMove::kAtOnce;
+  EXPECT_EQ(SimulateStep(step, plan.moves, RoundLink()).value().step_us, plan.step_us);
+  EXPECT_EQ(SimulateStep(step, as_made, RoundLink()).value().step_us, plan.step_us + 20);
+}
+
+TEST(StepPlan, ASmallObjectLeavesWhereAMuchLargerOneComesBackEarlierForIt) {
+  // Object 0 has to go before object 2 is made, which then keeps it from coming back before its
+  // read, where the compute would wait for 8 us.
+  StepRecord step;
+  step.objects = {{.size_bytes = 8 * kKb}, {.size_bytes = kKb}, {.size_bytes = kKb}};
+  step.uses = {0, 1, 2, 1, 0, 2};
+  step.stretches.assign(step.uses.size() + 1, {.compute_us = 10});
+  step.stretches[2].other_bytes = 8 * kKb;
+  step.stretches[4].other_bytes = 1500;
+  const StepPlan plan = PlanStep(step, 10 * kKb + 500, RoundLink()).value();
+  ASSERT_THAT(Moved(plan), ElementsAre(0, 2));
+  EXPECT_EQ(plan.moves[0].fetch_at, 2u);
+  EXPECT_EQ(plan.step_us, step.compute_us() + 8 + 1) << "for the copies out";
 }
 
 TEST(StepPlan, AsLittleAsIsNeededTakesTheLeastMemoryThatCostsNoTime) {

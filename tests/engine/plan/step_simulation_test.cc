@@ -3,6 +3,7 @@
 #include "pinion/engine/plan/step_simulation.h"
 
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -130,6 +131,45 @@ TEST(StepSimulation, CopiesOfOneDirectionGoOneAfterTheOther) {
                                     Link());
   EXPECT_EQ(times.out_us[1], 50) << "object 0, which was made first";
   EXPECT_EQ(times.out_us[0], 60);
+}
+
+TEST(StepSimulation, ACopyOutThatWaitsGoesBehindThoseOfTheUseThatItWaitsFor) {
+  // Objects of 20 us on the link, made at 10, 20 and 30 us: object 0 could go at 20 us.
+  const StepRecord step =
+      ForwardAndBackward({{.size_bytes = 20000}, {.size_bytes = 20000}, {.size_bytes = 20000}});
+  const StepMove moves[] = {{.object = 1, .drop_at = 2, .fetch_at = 4, .read_at = 4},
+                            {.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 5}};
+  EXPECT_THAT(SimulateStep(step, moves, Link()).value().out_us, ElementsAre(60, 40));
+  std::vector<StepMove> waits(std::begin(moves), std::end(moves));
+  waits[1].copy_at = 2;
+  EXPECT_THAT(Simulated(step, waits, Link()).out_us, ElementsAre(50, 70));
+}
+
+TEST(StepSimulation, OfCopiesThatWaitForOneUseTheFirstToBeDroppedGoesFirst) {
+  const StepRecord step = ForwardAndBackward(
+      {{.size_bytes = 1000}, {.size_bytes = 1000}, {.size_bytes = 1000}, {.size_bytes = 1000}});
+  EXPECT_THAT(Simulated(step,
+                        {{.object = 1, .drop_at = 3, .fetch_at = 6, .read_at = 6, .copy_at = 2},
+                         {.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 7, .copy_at = 2}},
+                        Link())
+                  .out_us,
+              ElementsAre(31, 32));
+  EXPECT_THAT(Simulated(step,
+                        {{.object = 1, .drop_at = 4, .fetch_at = 6, .read_at = 6, .copy_at = 2},
+                         {.object = 0, .drop_at = 3, .fetch_at = 7, .read_at = 7, .copy_at = 2}},
+                        Link())
+                  .out_us,
+              ElementsAre(32, 31));
+}
+
+TEST(StepSimulation, RefusesACopyOutBehindTheDrop) {
+  EXPECT_THAT(
+      SimulateStep(TwoObjects(),
+                   std::vector<StepMove>{
+                       {.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3, .copy_at = 2}},
+                   Link()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("object 0 cannot be copied at use 2, leave at use 1")));
 }
 
 TEST(StepSimulation, RefusesAMoveThatIsImpossible) {

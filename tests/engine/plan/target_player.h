@@ -52,11 +52,11 @@ class TargetPlayer {
     NotePeak();
     const Fate fate = schedule_.OnSaved(scope_, {size_bytes, signature});
     tensor.objects = {fate.object};
-    NoteLateLeavers();
     tensor.is_pending = fate.leaves && !computed_again;
     tensor.is_computed = fate.leaves && computed_again;
     if (!fate.leaves) Note("stay", tensor);
     if (!hold_back_) Leave(tensor.by);
+    SendLateLeavers(tensor.by);
     Evict();
   }
   void SaveAll(const std::vector<uint64_t>& signatures) {
@@ -75,8 +75,7 @@ class TargetPlayer {
     Leave(by);
     if (!std::exchange(in_backward_, true)) schedule_.OnBackwardBegin(kBackward);
     schedule_.OnUsed(tensor.objects.front(), use);
-    NoteLateLeavers();
-    Leave(by);
+    SendLateLeavers(by);
     const bool computes = tensor.is_computed && !tensor.is_here && !tensor.is_held;
     if (computes) schedule_.OnComputedAgain(tensor.objects.front());
     Evict();
@@ -186,24 +185,32 @@ class TargetPlayer {
   }
   void NotePeak() { peak_bytes_ = std::max(peak_bytes_, device_bytes()); }
 
-  void NoteLateLeavers() {
+  // Those whose operator has not returned wait for that.
+  void SendLateLeavers(uint64_t unless_by) {
     for (const uint32_t late : schedule_.TakeLateLeavers()) {
       const auto is_it = [late](const Tensor& tensor) {
         return !tensor.is_over && tensor.objects.front() == late;
       };
-      std::find_if(tensors_.begin(), tensors_.end(), is_it)->is_pending = true;
+      Tensor& tensor = *std::find_if(tensors_.begin(), tensors_.end(), is_it);
+      if (hold_back_ || tensor.by == unless_by) {
+        tensor.is_pending = true;
+      } else {
+        SendOut(tensor);
+      }
     }
   }
   void Leave(uint64_t unless_by) {
     for (Tensor& tensor : tensors_) {
       if (tensor.is_computed && tensor.by != unless_by) tensor.is_here = false;
-      if (!tensor.is_pending || tensor.by == unless_by) continue;
-      tensor.is_pending = false;
-      tensor.has_left = true;
-      Note("out", tensor);
-      const HeldBytes held = {&tensor, tensor.size_bytes};
-      schedule_.OnLeft(tensor, {&held, 1});
+      if (tensor.is_pending && tensor.by != unless_by) SendOut(tensor);
     }
+  }
+  void SendOut(Tensor& tensor) {
+    tensor.is_pending = false;
+    tensor.has_left = true;
+    Note("out", tensor);
+    const HeldBytes held = {&tensor, tensor.size_bytes};
+    schedule_.OnLeft(tensor, {&held, 1});
   }
 
   void Evict() {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -117,9 +118,11 @@ class Played {
         player_.Read(object, step_.operators[use]);
       }
       EXPECT_TRUE(player_.IsHere(object));
-      const std::vector<std::string> drops = Drops();
+      std::vector<std::string> outs;
+      const std::vector<std::string> drops = Drops(outs);
       if (is_followed) {
         EXPECT_THAT(drops, ElementsAreArray(PlannedDrops(use)));
+        EXPECT_THAT(outs, ElementsAreArray(PlannedOuts(use)));
       }
     }
     CheckPeakOf(step_.uses.size(), 0, target_bytes);
@@ -157,12 +160,16 @@ class Played {
     }
   }
 
-  std::vector<std::string> Drops() {
+  std::vector<std::string> Drops(std::vector<std::string>& outs) {
     std::vector<std::string> drops;
     for (std::string& note : player_.Happened()) {
-      if (note.starts_with("drop")) drops.push_back(std::move(note));
       if (note.starts_with("demand")) ++demands_;
       if (note.starts_with("fetch")) ++fetches_;
+      if (note.starts_with("drop")) {
+        drops.push_back(std::move(note));
+      } else if (note.starts_with("out")) {
+        outs.push_back(std::move(note));
+      }
     }
     std::sort(drops.begin(), drops.end());
     return drops;
@@ -177,6 +184,22 @@ class Played {
     return drops;
   }
 
+  // In the order in which they go: behind those that leave by themselves, the ones that wait, by
+  // when they are dropped.
+  std::vector<std::string> PlannedOuts(uint32_t use) const {
+    const std::vector<size_t> leaves_from = LeavesFrom(step_);
+    std::map<std::pair<uint32_t, uint32_t>, std::string> outs;
+    for (const StepMove& move : plan_.moves) {
+      if (!move.copies_out) continue;
+      const bool waits = move.copy_at != StepMove::kAtOnce;
+      if ((waits ? move.copy_at : leaves_from[move.object]) != use) continue;
+      outs[{waits ? move.drop_at : 0, move.object}] = "out " + std::to_string(move.object);
+    }
+    std::vector<std::string> in_order;
+    for (auto& [place, out] : outs) in_order.push_back(std::move(out));
+    return in_order;
+  }
+
   TargetPlayer player_;
   const StepRecord& step_;
   const StepPlan& plan_;
@@ -185,6 +208,18 @@ class Played {
   int demands_ = 0;
   int fetches_ = 0;
 };
+
+// The same plan, but some of its copies wait for others.
+std::shared_ptr<const KnownStep> WithWaits(const KnownStep& known, std::mt19937& random) {
+  StepPlan plan = known.plan();
+  const std::vector<size_t> leaves_from = LeavesFrom(known.step());
+  for (StepMove& move : plan.moves) {
+    const auto ready_at = static_cast<uint32_t>(leaves_from[move.object]);
+    if (!move.copies_out || random() % 3 > 0) continue;
+    move.copy_at = ready_at + static_cast<uint32_t>(random() % (move.drop_at - ready_at + 1));
+  }
+  return std::make_shared<const KnownStep>(known.step(), std::move(plan));
+}
 
 bool IsComputedAgain(const StepRecord& step, const StepMove& move) {
   return step.objects[move.object].recompute_us.has_value();
@@ -222,6 +257,7 @@ TEST_P(TargetScheduleModelTest, AKnownStepThatDoesAsRecordedKeepsWithinItsTarget
   int moves = 0;
   int again = 0;
   int computed = 0;
+  int waiting = 0;
   int fetches = 0;
   for (int i = 0; i < kSteps && !HasFailure(); ++i) {
     SCOPED_TRACE(i);
@@ -234,8 +270,9 @@ TEST_P(TargetScheduleModelTest, AKnownStepThatDoesAsRecordedKeepsWithinItsTarget
     TargetSchedule schedule({.memory_bytes = target_bytes, .link = RoundLink()});
     std::shared_ptr<const KnownStep> known[2];
     for (size_t which : {0, 1}) {
-      known[which] = schedule.Plan(steps[which]).value();
-      ASSERT_TRUE(known[which]->shortfall().ok());
+      const std::shared_ptr<const KnownStep> planned = schedule.Plan(steps[which]).value();
+      ASSERT_TRUE(planned->shortfall().ok());
+      known[which] = WithWaits(*planned, random);
       schedule.Learn(known[which]);
     }
     for (size_t which : {0, 1, 1, 0}) {
@@ -249,12 +286,14 @@ TEST_P(TargetScheduleModelTest, AKnownStepThatDoesAsRecordedKeepsWithinItsTarget
     for (const auto& step : known) {
       for (const StepMove& move : step->plan().moves) {
         ++(IsComputedAgain(step->step(), move) ? computed : move.copies_out ? moves : again);
+        if (move.copy_at != StepMove::kAtOnce) ++waiting;
       }
     }
   }
   EXPECT_GT(moves, kSteps);
   EXPECT_GT(again, kSteps / 20);
   EXPECT_GT(computed, kSteps / 10);
+  EXPECT_GT(waiting, kSteps / 2);
   EXPECT_GT(fetches, kSteps / 2);
 }
 

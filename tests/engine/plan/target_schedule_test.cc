@@ -328,6 +328,113 @@ TEST(TargetSchedule, AKnownStepIsFetchedFromThePlannedUsesOnAndNotBefore) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
+// Tensor 1 is copied before tensor 0, which it is dropped before.
+std::shared_ptr<const KnownStep> FourTensorsOfWhichOneWaits() {
+  return Planned(Chain({1, 2, 3, 4}),
+                 {{.object = 1, .drop_at = 2, .fetch_at = 5, .read_at = 6},
+                  {.object = 0, .drop_at = 3, .fetch_at = 6, .read_at = 7, .copy_at = 2}});
+}
+
+TEST(TargetSchedule, WhatIsCopiedBehindOthersStaysUntilTheyHaveLeft) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsOfWhichOneWaits());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0"));
+  player.Save(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 1", "out 0", "drop 1"));
+  player.Save(4);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "drop 0"));
+}
+
+TEST(TargetSchedule, OfThoseThatWaitForOneUseTheFirstToBeDroppedLeavesFirst) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Planned(Chain({1, 2, 3, 4}),
+                         {{.object = 1, .drop_at = 3, .fetch_at = 6, .read_at = 6, .copy_at = 3},
+                          {.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 7, .copy_at = 3},
+                          {.object = 2, .drop_at = 3, .fetch_at = 5, .read_at = 5}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  player.Happened();
+  player.Save(4);
+  EXPECT_THAT(player.Happened(),
+              ElementsAre("stay 3", "out 2", "out 1", "out 0", "drop 1", "drop 2"));
+}
+
+TEST(TargetSchedule, WhatComesWhenItsCopyIsDueDoesNotWait) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsOfWhichOneWaits());
+  TargetPlayer player(schedule);
+  player.SaveAll({2, 3, 1});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0"));
+  player.Save(4);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "out 2", "drop 2"));
+}
+
+TEST(TargetSchedule, WhatWaitsInAStepThatIsAnotherOneLeavesWithTheRest) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsOfWhichOneWaits());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0"));
+  player.Save(77);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 0", "drop 1", "drop 0"));
+}
+
+// What leaves together has left when all of it has.
+TEST(TargetSchedule, OfWhatIsLargeOnlyWhatIsDroppedTogetherLeavesTogether) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4}), {{.object = 2, .drop_at = 3, .fetch_at = 4, .read_at = 5},
+                                    {.object = 1, .drop_at = 4, .fetch_at = 5, .read_at = 6},
+                                    {.object = 0, .drop_at = 3, .fetch_at = 6, .read_at = 7}}));
+  std::vector<uint64_t> companies;
+  for (const uint64_t signature : {1, 2, 3}) {
+    companies.push_back(
+        schedule.CompanyOf(schedule.OnSaved(/*scope=*/1, {kSize, signature}).object));
+  }
+  EXPECT_EQ(companies[0], companies[2]);
+  EXPECT_NE(companies[0], companies[1]);
+}
+
+// Else it could not go early.
+TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsLeaves) {
+  TargetSchedule schedule(Within(5 * kSize));
+  schedule.Learn(Planned(Chain({1, 2, 3, 4}),
+                         {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1"));
+  player.SetOtherBytes(4 * kSize);
+  player.Save(3);
+  player.SetOtherBytes(0);
+  player.Save(4);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "stay 3", "out 0"));
+}
+
+TEST(TargetSchedule, WhereAllIsToGoWhatWaitsLeaves) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Planned(Chain({1, 2, 3, 4}),
+                         {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  EXPECT_THAT(schedule.TakeAllEvictions(), IsEmpty());
+  player.Happened();
+  player.Save(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 0"));
+}
+
+TEST(TargetSchedule, WhatGoesWhileItWaitsIsNotAskedForAgain) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsOfWhichOneWaits());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2});
+  player.Release(0);
+  player.Happened();
+  player.Save(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 1", "drop 1"));
+}
+
 TEST(TargetSchedule, FetchesComeInTheOrderOfThePlan) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(

@@ -1,0 +1,168 @@
+// A saved tensor that was to stay is to leave: now, or once nothing writes it any more.
+
+#include "pinion/hooks/activations/late_leavers.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/hooks/activations/offload_schedules.h"
+#include "pinion/hooks/activations/offload_state.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+
+namespace pinion::testing {
+namespace late_leavers_test {
+
+constexpr ScopeId kFirstScope = 1;
+constexpr ScopeId kSecondScope = 2;
+constexpr uint64_t kSize = 1024;
+
+// Three tensors, of which the first is copied out when the third has been saved.
+std::shared_ptr<const KnownStep> Known() {
+  StepRecord step;
+  for (const uint64_t signature : {1, 2, 3}) {
+    step.objects.push_back({.size_bytes = kSize, .signature = signature});
+  }
+  step.uses = {0, 1, 2, 2, 1, 0};
+  step.stretches.assign(step.uses.size() + 1, {.compute_us = 1});
+  StepPlan plan;
+  plan.moves = {{.object = 0, .drop_at = 3, .fetch_at = 4, .read_at = 5, .copy_at = 2}};
+  return std::make_shared<const KnownStep>(std::move(step), std::move(plan));
+}
+
+ChosenSchedule Schedule() {
+  TargetOptions options;
+  options.memory_bytes = 100 * kSize;
+  options.link = AssumedLink();
+  auto schedule = std::make_unique<TargetSchedule>(options);
+  schedule->Learn(Known());
+  TargetSchedule* target = schedule.get();
+  return {.schedule = std::move(schedule), .target = target};
+}
+
+NodeId NodeOfAnotherThread() {
+  NodeId node;
+  std::thread([&node] { node = CurrentNode(); }).join();
+  return node;
+}
+
+class LateLeaversTest : public ::testing::Test {
+ protected:
+  // The first tensor of the step, which stays until the third comes. Saved in the first scope, by a
+  // thread that saves nothing else.
+  void SaveFirst() {
+    OffloadLock lock(state_);
+    const BoundStream stream(CurrentStream(world_.device()));
+    record_ = std::make_shared<StorageRecord>(
+        tensor_.storage(), SavedVersion(tensor_), StorageExtent{0, kSize}, stream,
+        /*maybe_held=*/false, kFirstScope, nullptr, tensor_, other_node_);
+    state_.books.storages.Add(*record_);
+    const Fate fate = state_.schedule->OnSaved(kFirstScope, {kSize, /*signature=*/1});
+    ASSERT_FALSE(fate.leaves);
+    record_->in_schedule.object = fate.object;
+    record_->live_handles = 1;
+    record_->NoteSaver(other_node_, kFirstScope);
+    state_.books.storages.NoteStays(*record_);
+    stats_.Update([](OffloadStats& stats) { ++stats.kept_as_planned; });
+    EXPECT_EQ(Leaving(), 0u);
+  }
+  // In the second scope, which is open from then on, by this thread.
+  void SaveTheOthers() {
+    OffloadLock lock(state_);
+    state_.schedule->OnSaved(kSecondScope, {kSize, /*signature=*/2});
+    state_.schedule->OnSaved(kSecondScope, {kSize, /*signature=*/3});
+    state_.books.pending.TakeDue(kSecondScope, CurrentNode(), /*batch_bytes=*/0);
+  }
+  // How many are due by now.
+  size_t Leaving() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
+    Released released;
+    RecordPtrs due;
+    TakeLateLeavers(state_, stats_, CurrentNode(), due, released);
+    return due.size();
+  }
+  void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
+    record_->live_handles = 0;
+    state_.books.storages.Remove(*record_);
+    state_.schedule->OnReleased(record_->in_schedule.object);
+  }
+
+  EmuWorld world_;
+  at::Tensor tensor_ = at::zeros({kSize / 4}, at::device(world_.device()).dtype(at::kFloat));
+  const NodeId other_node_ = NodeOfAnotherThread();
+  OffloadStatsRecorder stats_;
+  OffloadState state_{Schedule(), PendingTensors(/*largest_small_bytes=*/0, /*company=*/false)};
+  std::shared_ptr<StorageRecord> record_;
+};
+
+TEST_F(LateLeaversTest, WhatWaitsLeavesWhenItsTimeComes) {
+  SaveFirst();
+  SaveTheOthers();
+  OffloadLock lock(state_);
+  EXPECT_EQ(Leaving(), 1u);
+  EXPECT_EQ(stats_.Get().kept_as_planned, 0u);
+  EXPECT_EQ(stats_.Get().offloaded, 1u);
+  EXPECT_EQ(Leaving(), 0u) << "once";
+}
+
+// The end of the scope has told that its operators have returned, whoever ran them.
+TEST_F(LateLeaversTest, ThatOperatorsOfAnEndedScopeRanOnAnotherThreadHindersNothing) {
+  {
+    OffloadLock lock(state_);
+    state_.books.pending.TakeDue(kFirstScope, other_node_, /*batch_bytes=*/0);
+  }
+  SaveFirst();
+  {
+    OffloadLock lock(state_);
+    state_.books.pending.EndScope(kFirstScope);
+  }
+  SaveTheOthers();
+  OffloadLock lock(state_);
+  EXPECT_EQ(Leaving(), 1u);
+}
+
+TEST_F(LateLeaversTest, WhatAnOpenScopeOfAnotherThreadHasSavedAsWellLeavesWhenThatHasEnded) {
+  SaveFirst();
+  SaveTheOthers();
+  {
+    OffloadLock lock(state_);
+    record_->NoteSaver(other_node_, kSecondScope);
+    EXPECT_EQ(Leaving(), 0u) << "its operator may still write it";
+    EXPECT_EQ(Leaving(), 0u);
+    EXPECT_EQ(stats_.Get().kept_as_planned, 1u);
+    state_.books.pending.EndScope(kSecondScope);
+    EXPECT_EQ(Leaving(), 1u);
+    EXPECT_EQ(stats_.Get().offloaded, 1u);
+    EXPECT_EQ(Leaving(), 0u) << "once";
+  }
+}
+
+TEST_F(LateLeaversTest, WhatNobodyNeedsAnyMoreDoesNotLeave) {
+  SaveFirst();
+  SaveTheOthers();
+  OffloadLock lock(state_);
+  record_->NoteSaver(other_node_, kSecondScope);
+  EXPECT_EQ(Leaving(), 0u);
+  Forget();
+  state_.books.pending.EndScope(kSecondScope);
+  EXPECT_EQ(Leaving(), 0u);
+  EXPECT_EQ(stats_.Get().offloaded, 0u);
+}
+
+}  // namespace late_leavers_test
+}  // namespace pinion::testing
