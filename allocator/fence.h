@@ -73,6 +73,10 @@ struct FenceTicket {
   uint64_t value = 0;
 
   bool IsDone() const { return timeline == nullptr || timeline->Completed() >= value; }
+  // Blocks until it is done, as FenceTimeline::Wait. OK at once if it is done already.
+  absl::Status Wait(absl::Duration timeout) const {
+    return IsDone() ? absl::OkStatus() : timeline->Wait(value, timeout);
+  }
 };
 
 }  // namespace pinion

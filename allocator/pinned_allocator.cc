@@ -60,6 +60,7 @@ class PinnedAllocator::Impl {
   absl::StatusOr<PinnedBlock> AllocateOrRefuse(uint64_t size_bytes);
   absl::Status Reserve(uint64_t size_bytes) { return pinned_.Reserve(size_bytes); }
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
+  bool Owns(const void* address) const;
   AllocatorStats GetStats() const;
 
   // The error that Allocate and Reserve return, and its place in the statistics.
@@ -113,6 +114,10 @@ absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
   }
   PINION_RETURN_IF_ERROR(given.status);
   return given.bytes;
+}
+
+bool PinnedAllocator::Impl::Owns(const void* address) const {
+  return pool().Owns(address) || (pageable_.has_value() && pageable_->pool().Owns(address));
 }
 
 AllocatorStats PinnedAllocator::Impl::GetStats() const {
@@ -219,6 +224,10 @@ absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) {
 absl::StatusOr<uint64_t> PinnedAllocator::Trim(uint64_t keep_bytes) {
   if (impl_->InForkedChild()) return impl_->ForkRefusal();
   return impl_->Trim(keep_bytes);
+}
+
+bool PinnedAllocator::Owns(const void* address) const {
+  return !impl_->InForkedChild() && impl_->Owns(address);
 }
 
 AllocatorStats PinnedAllocator::GetStats() const {

@@ -17,8 +17,12 @@
 // futex(2), mmap(2), and membarrier(2) with sched_yield(2) and nanosleep(2) where a thread needs
 // memory that another one has free. One thread at a time grows; others that need to wait for it.
 // Ownership: blocks may outlive the allocator object; their memory then goes with the last block.
-// Fork: a child of fork() may destroy what it inherits, which does nothing. Its other calls return
-// FailedPrecondition (and empty statistics): pinned memory is the parent's alone.
+// The C++ heap: where it has no memory for the books, a release does without (ReleaseAfter may wait
+// then), and other calls throw std::bad_alloc and have lost nothing. But where it fails while
+// memory moves from thread to thread, is added or is given back, the process ends; so it does where
+// it fails at the allocator's end, or with the last block that outlives it. Fork: a child of fork()
+// may destroy what it inherits, which does nothing. Its other calls return FailedPrecondition (and
+// empty statistics): pinned memory is the parent's alone.
 
 #ifndef PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
 #define PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
@@ -69,6 +73,10 @@ class PinnedAllocator {
   // given back. Unpinning can synchronise a device: call it between steps. (A growth may unpin,
   // too, where segments that are too short make room for a longer one.)
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
+
+  // Whether an address lies in memory that the allocator holds, in use or not. May wait for a miss,
+  // a trim or statistics of another thread.
+  bool Owns(const void* address) const;
 
   AllocatorStats GetStats() const;
 

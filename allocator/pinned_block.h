@@ -59,7 +59,8 @@ class PinnedBlock {
   bool pinned() const;
 
   // Returns the block once every ticket is done. The block is empty afterwards. It must not be
-  // empty before.
+  // empty before. Does not wait, nor call a device, unless the C++ heap has no memory to note the
+  // tickets: then it waits for them, a second at most, and leaks a block that is not done.
   void ReleaseAfter(absl::Span<const FenceTicket> tickets) &&;
 
  private:

@@ -2,6 +2,13 @@
 
 namespace pinion::internal {
 
+void BlockRecords::MakeRoom(size_t count) {
+  for (const BlockRecord* record = unused_; record != nullptr && count > 0; --count) {
+    record = record->next_free;
+  }
+  if (count > 0) AddChunk();
+}
+
 void BlockRecords::AddChunk() {
   Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
   chunk.arena = arena_;

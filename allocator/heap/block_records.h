@@ -24,6 +24,9 @@ class BlockRecords {
   BlockRecords(const BlockRecords&) = delete;
   BlockRecords& operator=(const BlockRecords&) = delete;
 
+  // So that Take needs no memory for the next `count` records, a chunk's at most.
+  void MakeRoom(size_t count);
+
   // A record that describes nothing, for the caller to fill.
   BlockRecord* Take() {
     if (unused_ == nullptr) AddChunk();

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 
@@ -84,15 +85,16 @@ class RecentReleases {
 
 constinit RecentReleases recent_releases;
 
-// Dies if free memory was written to. `found` is when.
-void CheckFree(const char* data, uint64_t size_bytes, const std::string& found) {
+// Dies if free memory was written to. `found` says when, and is called only then: a block may be
+// prepared where the heap has no memory for a text.
+void CheckFree(const char* data, uint64_t size_bytes, absl::FunctionRef<std::string()> found) {
   const uint64_t offset = FirstOther(data, size_bytes, kFreePattern);
   if (offset == size_bytes) return;
   const char* const byte = data + offset;
   const std::string name = recent_releases.NameAt(byte);
   PINION_CHECK(offset == size_bytes)
       << (name.empty() ? "free pinned memory" : name) << " was written to after its release, at "
-      << static_cast<const void*>(byte) << " (found when " << found
+      << static_cast<const void*>(byte) << " (found when " << found()
       << "). Release a block that a device still uses with the copy's ticket: ReleaseAfter. Let go "
          "of data() where the block goes.";
 }
@@ -114,11 +116,12 @@ void PoisonFree(void* data, uint64_t size_bytes) { std::memset(data, kFreePatter
 
 void CheckFreeSegment(const HostSegment& segment) {
   CheckFree(static_cast<const char*>(segment.data), segment.size_bytes,
-            "its segment was given back");
+            [] { return std::string("its segment was given back"); });
 }
 
 void PrepareBlock(const BlockRecord& block) {
-  CheckFree(block.data, block.capacity_bytes, absl::StrCat("it became block ", block.id));
+  CheckFree(block.data, block.capacity_bytes,
+            [&block] { return absl::StrCat("it became block ", block.id); });
   std::memset(block.data + block.size_bytes, kRedZonePattern,
               block.capacity_bytes - block.size_bytes);
 }

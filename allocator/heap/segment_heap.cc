@@ -28,7 +28,7 @@ void SegmentHeap::AddSegment(const HostSegment& memory, BorderAt border_at) {
     if (EndOf(run->segments.back()) == memory.data) below = run.get();
     if (EndOf(memory) == run->segments.front().data) above = run.get();
   }
-  runs_.push_back(NewRun(memory, /*slab=*/nullptr));
+  runs_.push_back(NewRun(memory, large_));
   Run& added = *runs_.back();
   if (above != nullptr) JoinRuns(added, *above, border_at(EndOf(memory)));
   if (below != nullptr) JoinRuns(*below, added, border_at(memory.data));
@@ -191,12 +191,10 @@ std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
   return result;
 }
 
-std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, BlockRecord* slab) {
+std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, Part& part) {
   auto run = std::make_unique<Run>();
   run->segments.push_back(memory);
-  run->slab = slab;
-  (slab == nullptr ? large_ : small_)
-      .free.Insert(NewBlock(static_cast<char*>(memory.data), memory.size_bytes, memory.numa_node,
+  part.free.Insert(NewBlock(static_cast<char*>(memory.data), memory.size_bytes, memory.numa_node,
                             &run->ends, &run->ends));
   return run;
 }
@@ -210,10 +208,14 @@ void SegmentHeap::AddSlab(uint64_t class_bytes) {
     block = lists.Find(bytes);
     if (block == nullptr) return;
   }
-  block = Carve(lists, block, bytes);
-  block->state = BlockState::kSlab;
+  // All that takes memory comes first: records of the slab, of its free block, and of the block
+  // that is cut from that.
+  records_.MakeRoom(3);
+  if (slabs_.size() == slabs_.capacity()) slabs_.reserve(2 * slabs_.size() + 1);
+  Run& slab = *slabs_.emplace_back(NewRun({block->data, bytes, block->numa_node}, small_));
+  slab.slab = Carve(lists, block, bytes);
+  slab.slab->state = BlockState::kSlab;
   slab_bytes_ += bytes;
-  slabs_.push_back(NewRun({block->data, bytes, block->numa_node}, block));
 }
 
 void SegmentHeap::DissolveFreeSlabs() {

@@ -103,10 +103,11 @@ class SegmentHeap {
   BlockRecord* FindAfterAll(uint64_t class_bytes);
   // The first `bytes` of a free block, as a block that is in no list; what is left stays free.
   BlockRecord* Carve(FreeLists& lists, BlockRecord* free, uint64_t bytes);
-  // Makes a block with room for `class_bytes` a slab, if there is one.
+  // Makes a block with room for `class_bytes` a slab, if there is one. Changes nothing where it
+  // throws std::bad_alloc.
   void AddSlab(uint64_t class_bytes);
-  // A run of one segment that is one free block.
-  std::unique_ptr<Run> NewRun(const HostSegment& memory, BlockRecord* slab);
+  // A run of one segment that is one free block, of that part.
+  std::unique_ptr<Run> NewRun(const HostSegment& memory, Part& part);
   // `lower` takes over `upper`, which begins where it ends, and is empty then.
   void JoinRuns(Run& lower, Run& upper, Border border);
   // Takes segment `index`, which lies in the free block `around`, out of the run, which becomes two
@@ -194,8 +195,8 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* SegmentHeap::Take(uint64_t clas
     block = FindAfterAll(class_bytes);
     if (block == nullptr) return nullptr;
   }
-  part.used_bytes += class_bytes;
   block = Carve(part.free, block, class_bytes);
+  part.used_bytes += class_bytes;
   block->state = BlockState::kLive;
   return block;
 }

@@ -77,20 +77,28 @@ void Arena::MarkReleased(By by, BlockRecord* block, uint64_t id) {
   books_.MarkReleased(block, id);
 }
 
-void Arena::Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
+bool Arena::Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
                   Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
+  const auto always_done = [](const FenceTicket& ticket) {
+    return ticket.timeline == nullptr || ticket.value == 0;
+  };
+  for (const FenceTicket& ticket : tickets) {
+    // For all of them at once, since a timeline may be there more than once.
+    if (!always_done(ticket) && !books_.MakeRoomToDefer(ticket.timeline, tickets.size())) {
+      return false;
+    }
+  }
   bool waits = false;
   for (const FenceTicket& ticket : tickets) {
-    if (ticket.timeline == nullptr || ticket.value == 0) continue;  // has always been done
+    if (always_done(ticket)) continue;
     if (waits) {
       books_.Defer(block, ticket.timeline, ticket.value);
     } else {
-      EnterLocked({block, id, ticket.value}, ticket.timeline, 0, leftovers);
-      waits = true;
+      waits = EnterLocked({block, id, ticket.value}, ticket.timeline, 0, leftovers);
     }
   }
-  if (!waits) EnterLocked({block, id, 0}, nullptr, 0, leftovers);
+  return waits || EnterLocked({block, id, 0}, nullptr, 0, leftovers);
 }
 
 std::vector<FenceTicket> Arena::ReclaimAndListTickets(By by, Leftovers* leftovers) {
@@ -105,14 +113,15 @@ void Arena::CountWait(By by) {
   books_.CountWait();
 }
 
-std::vector<HostSegment> Arena::GiveUp(By by, Leftovers* leftovers) {
+std::vector<HostSegment> Arena::GiveUp(By by, Leftovers* leftovers) noexcept {
   BiasedLock lock(mu_, by);
   SettleAllLocked(leftovers);
   ReclaimLocked(leftovers);
   return InOrder(books_.RemoveFreeSegments(UINT64_MAX));
 }
 
-std::vector<HostSegment> Arena::GiveUpShare(By by, const Share& share, Leftovers* leftovers) {
+std::vector<HostSegment> Arena::GiveUpShare(By by, const Share& share,
+                                            Leftovers* leftovers) noexcept {
   BiasedLock lock(mu_, by);
   SettleAllLocked(leftovers);
   ReclaimLocked(leftovers);
@@ -132,13 +141,13 @@ std::vector<HostSegment> Arena::FreeEnds(By by) {
   return books_.FreeEnds();
 }
 
-std::vector<HostSegment> Arena::GiveUpFreeEnd(By by, const HostSegment& range) {
+std::vector<HostSegment> Arena::GiveUpFreeEnd(By by, const HostSegment& range) noexcept {
   BiasedLock lock(mu_, by);
   return books_.RemoveFreeEnd(range);
 }
 
 BlockRecord* Arena::TakeOver(By by, absl::Span<const HostSegment> pieces,
-                             SegmentHeap::BorderAt border_at, const Request& request) {
+                             SegmentHeap::BorderAt border_at, const Request& request) noexcept {
   BiasedLock lock(mu_, by);
   return books_.AddSegments(pieces, border_at, request.size_bytes, request.class_bytes,
                             request.way);
@@ -170,7 +179,7 @@ void Arena::SettleSomeLocked(Leftovers* leftovers) {
   if (std::unique_ptr<ReleaseBatch> mine = buffers_.TakeMine(); mine != nullptr) {
     incoming_.push_front(std::move(mine));
     while (incoming_.front().entered < incoming_.front().size) {
-      EnterNextLocked(incoming_.front(), leftovers);
+      if (!EnterNextLocked(incoming_.front(), leftovers)) return;
     }
     DropOldestLocked(leftovers);
   }
@@ -179,7 +188,7 @@ void Arena::SettleSomeLocked(Leftovers* leftovers) {
     ReleaseBatch& oldest = incoming_.front();
     oldest.LookAgain();
     do {
-      EnterNextLocked(oldest, leftovers);
+      if (!EnterNextLocked(oldest, leftovers)) return;
     } while (--left > 0 && oldest.entered < oldest.size && !oldest.NextWaits());
     if (oldest.entered == oldest.size) DropOldestLocked(leftovers);
   }
@@ -190,12 +199,19 @@ bool Arena::OldestMayWaitLocked() const {
 }
 
 void Arena::SettleIncomingLocked(Leftovers* leftovers) {
+  BatchQueue kept;
   while (!incoming_.empty()) {
     ReleaseBatch& oldest = incoming_.front();
     oldest.LookAgain();
-    while (oldest.entered < oldest.size) EnterNextLocked(oldest, leftovers);
-    DropOldestLocked(leftovers);
+    while (oldest.entered < oldest.size && EnterNextLocked(oldest, leftovers)) {
+    }
+    if (oldest.entered == oldest.size) {
+      DropOldestLocked(leftovers);
+    } else {
+      kept.push_back(incoming_.pop_front());
+    }
   }
+  while (!kept.empty()) incoming_.push_back(kept.pop_front());
 }
 
 void Arena::SettleAllLocked(Leftovers* leftovers) {
@@ -212,21 +228,25 @@ void Arena::LookAroundLocked(Leftovers* leftovers) {
   incoming_.front().seen_waiting = true;
 }
 
-void Arena::EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers) {
-  EnterLocked(batch.releases[batch.entered++], batch.timeline, batch.completed, leftovers);
+bool Arena::EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers) {
+  if (!EnterLocked(batch.releases[batch.entered], batch.timeline, batch.completed, leftovers)) {
+    return false;
+  }
+  ++batch.entered;
+  return true;
 }
 
 void Arena::DropOldestLocked(Leftovers* leftovers) {
-  const std::unique_ptr<ReleaseBatch> oldest = incoming_.pop_front();
-  if (oldest->timeline != nullptr) leftovers->timelines.push_back(std::move(oldest->timeline));
+  leftovers->batches.push_back(incoming_.pop_front());
 }
 
-void Arena::EnterLocked(const ReleaseBatch::Release& release,
+bool Arena::EnterLocked(const ReleaseBatch::Release& release,
                         const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
                         Leftovers* leftovers) {
-  books_.Enter(release, timeline, completed);
+  if (!books_.Enter(release, timeline, completed)) return false;
   if (release.ticket > completed) ReclaimSoonLocked();
   if (closed_) ++leftovers->gone_blocks;
+  return true;
 }
 
 void Arena::ReclaimLocked(Leftovers* leftovers) {

@@ -56,6 +56,7 @@ class Arena {
   // What is let go of while a lock is held, for whoever holds no lock any more.
   struct Leftovers {
     DeferredReleases::Timelines timelines;
+    BatchQueue batches;        // whose timelines they hold
     uint64_t gone_blocks = 0;  // live blocks that were released after Close
     bool look_at_all = false;  // this arena has seen many allocations: the others may see none
   };
@@ -87,13 +88,14 @@ class Arena {
   // Hardened builds: dies if the block is not live.
   void MarkReleased(By by, BlockRecord* block, uint64_t id);
 
-  // A live block becomes free, or waits for tickets: all that there are, done or not.
-  void Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
+  // A live block becomes free, or waits for tickets: all that there are, done or not. False where
+  // the C++ heap has no memory to note those: then nothing has happened.
+  bool Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
              Leftovers* leftovers);
   // The same without a ticket, for the owner. False after Close: then nothing has happened.
   bool EnterAtOnce(BlockRecord* block, uint64_t id);
   // The same with at most one ticket (a null timeline: none), through this thread's buffer. False
-  // after Close: then nothing has happened.
+  // after Close, and where the C++ heap has no memory for it: then nothing has happened.
   bool EnterLater(By by, const ReleaseBatch::Release& release,
                   const std::shared_ptr<FenceTimeline>& timeline) {
     // Not behind Add: the block is then anybody's to enter, and with the last one the pool goes.
@@ -106,9 +108,12 @@ class Arena {
   void CountWait(By by);
 
   // --- Memory ---
+  //
+  // What takes memory out of the arena, or in, is noexcept: of what is half moved nobody could tell
+  // where it belongs.
 
   // Gives up all pieces that are wholly free.
-  std::vector<HostSegment> GiveUp(By by, Leftovers* leftovers);
+  std::vector<HostSegment> GiveUp(By by, Leftovers* leftovers) noexcept;
   // How much an arena gives up to one that misses a block of `least_bytes`.
   struct Share {
     uint64_t least_bytes = 0;
@@ -117,21 +122,22 @@ class Arena {
   };
   // Gives wholly free pieces up until they are about a half of what is free for large blocks, or as
   // many as `share` says. None where less is free, and where no hole is as long as a piece.
-  std::vector<HostSegment> GiveUpShare(By by, const Share& share, Leftovers* leftovers);
+  std::vector<HostSegment> GiveUpShare(By by, const Share& share, Leftovers* leftovers) noexcept;
   uint64_t MemoryBytes(By by);
   // As those of SegmentHeap.
   std::vector<HostSegment> FreeEnds(By by);
-  std::vector<HostSegment> GiveUpFreeEnd(By by, const HostSegment& range);
+  std::vector<HostSegment> GiveUpFreeEnd(By by, const HostSegment& range) noexcept;
   // Takes pieces over, and then a block; null if nothing fits or the request is for 0 bytes.
   BlockRecord* TakeOver(By by, absl::Span<const HostSegment> pieces,
-                        SegmentHeap::BorderAt border_at, const Request& request);
+                        SegmentHeap::BorderAt border_at, const Request& request) noexcept;
 
   // Free bytes that can serve blocks that are not small.
   uint64_t RoomForLargeBlocks(By by, Leftovers* leftovers);
   // As those of PoolBooks.
   AllocatorStats Stats(By by, Leftovers* leftovers);
 
-  // Enters every release, and each later one at once. Returns the number of live blocks.
+  // Enters every release, and each later one at once. Returns the number of live blocks. What could
+  // not be noted counts as live, until the pool looks at it again.
   uint64_t Close(By by, Leftovers* leftovers);
 
  private:
@@ -143,12 +149,12 @@ class Arena {
     uint32_t until_look_at_all = 0;  // times that it looked around
   };
 
-  // Into the books. `completed` is of the timeline.
-  void EnterLocked(const ReleaseBatch::Release& release,
+  // Into the books. `completed` is of the timeline. False as PoolBooks::Enter.
+  bool EnterLocked(const ReleaseBatch::Release& release,
                    const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
                    Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters the next one of a batch.
-  void EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers)
+  // Enters the next one of a batch. False as above: it waits in the batch then.
+  bool EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Lets go of the oldest batch, all of which was entered.
   void DropOldestLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -157,7 +163,8 @@ class Arena {
   void SettleSomeLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether nothing of `incoming_`, which is not empty, is to be entered now.
   bool OldestMayWaitLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters all that there is in `incoming_`.
+  // Enters all that there is in `incoming_`; but a batch waits there from the first release on that
+  // there is no memory to note.
   void SettleIncomingLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Enters all releases that happened before.
   void SettleAllLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <utility>
 
 namespace pinion::internal {
@@ -11,15 +12,32 @@ constexpr auto kLaterFirst = [](const auto& a, const auto& b) { return a.value >
 
 }  // namespace
 
+bool DeferredReleases::MakeRoom(const std::shared_ptr<FenceTimeline>& timeline, size_t count) {
+  try {
+    if (Queue* const queue = QueueOf(timeline); queue != nullptr) {
+      const size_t needed = queue->heap.size() + count;
+      if (needed <= queue->heap.capacity()) return true;
+      queue->heap.reserve(std::max(needed, 2 * queue->heap.capacity()));
+    } else {
+      Queue added = {timeline, {}};
+      added.heap.reserve(count);
+      queues_.push_back(std::move(added));
+    }
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 void DeferredReleases::Add(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline,
                            uint64_t value) {
   ++block->pending_tickets;
-  std::vector<Entry>& heap = QueueOf(timeline).heap;
+  std::vector<Entry>& heap = QueueOf(timeline)->heap;
   heap.push_back({value, block});
   std::push_heap(heap.begin(), heap.end(), kLaterFirst);
 }
 
-void DeferredReleases::TakeDone(std::vector<BlockRecord*>* done, Timelines* retired) {
+void DeferredReleases::TakeDone(absl::FunctionRef<void(BlockRecord*)> done, Timelines* retired) {
   for (size_t i = 0; i < queues_.size();) {
     Queue& queue = queues_[i];
     const uint64_t completed = queue.timeline->Completed();
@@ -27,7 +45,7 @@ void DeferredReleases::TakeDone(std::vector<BlockRecord*>* done, Timelines* reti
       BlockRecord* block = queue.heap.front().block;
       std::pop_heap(queue.heap.begin(), queue.heap.end(), kLaterFirst);
       queue.heap.pop_back();
-      if (--block->pending_tickets == 0) done->push_back(block);
+      if (--block->pending_tickets == 0) done(block);
     }
     if (queue.heap.empty()) {
       retired->push_back(std::move(queue.timeline));
@@ -43,17 +61,16 @@ std::vector<FenceTicket> DeferredReleases::NextTickets() const {
   std::vector<FenceTicket> tickets;
   tickets.reserve(queues_.size());
   for (const Queue& queue : queues_) {
-    tickets.push_back({queue.timeline, queue.heap.front().value});
+    if (!queue.heap.empty()) tickets.push_back({queue.timeline, queue.heap.front().value});
   }
   return tickets;
 }
 
-DeferredReleases::Queue& DeferredReleases::QueueOf(const std::shared_ptr<FenceTimeline>& timeline) {
+DeferredReleases::Queue* DeferredReleases::QueueOf(const std::shared_ptr<FenceTimeline>& timeline) {
   for (Queue& queue : queues_) {
-    if (queue.timeline == timeline) return queue;
+    if (queue.timeline == timeline) return &queue;
   }
-  queues_.push_back({timeline, {}});
-  return queues_.back();
+  return nullptr;
 }
 
 }  // namespace pinion::internal

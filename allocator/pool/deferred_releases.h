@@ -15,11 +15,13 @@
 #ifndef PINION_ALLOCATOR_POOL_DEFERRED_RELEASES_H_
 #define PINION_ALLOCATOR_POOL_DEFERRED_RELEASES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/segment.h"
 
@@ -29,11 +31,16 @@ class DeferredReleases {
  public:
   using Timelines = absl::InlinedVector<std::shared_ptr<FenceTimeline>, 4>;
 
-  // `block` waits for `value` on `timeline`, and for whatever it was added with before.
+  // Room for `count` more blocks that wait for `timeline`, so that Add needs no memory. False where
+  // the C++ heap has none.
+  bool MakeRoom(const std::shared_ptr<FenceTimeline>& timeline, size_t count);
+
+  // `block` waits for `value` on `timeline`, and for whatever it was added with before. MakeRoom
+  // was called before.
   void Add(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline, uint64_t value);
 
-  // The blocks whose tickets are all done, into `done`.
-  void TakeDone(std::vector<BlockRecord*>* done, Timelines* retired);
+  // Calls `done` with each block whose tickets are all done.
+  void TakeDone(absl::FunctionRef<void(BlockRecord*)> done, Timelines* retired);
 
   // What is waited for next on each timeline.
   std::vector<FenceTicket> NextTickets() const;
@@ -48,9 +55,10 @@ class DeferredReleases {
     std::vector<Entry> heap;  // the smallest value in front
   };
 
-  Queue& QueueOf(const std::shared_ptr<FenceTimeline>& timeline);
+  Queue* QueueOf(const std::shared_ptr<FenceTimeline>& timeline);  // null if there is none
 
-  std::vector<Queue> queues_;  // none is empty
+  // One is empty where the room that was made in it was not needed, until TakeDone.
+  std::vector<Queue> queues_;
 };
 
 }  // namespace pinion::internal

@@ -54,13 +54,19 @@ void PoolBooks::MarkReleased(BlockRecord* block, uint64_t id) {
   block->state = BlockState::kReleased;
 }
 
-void PoolBooks::Enter(const ReleaseBatch::Release& release,
+bool PoolBooks::Enter(const ReleaseBatch::Release& release,
                       const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed) {
   BlockRecord* const block = release.block;
+  const bool waits = release.ticket > completed;
+  if (waits && !MakeRoomToDefer(timeline, 1)) return false;
   CountRelease(block, release.id);
-  if (release.ticket > completed) return Defer(block, timeline, release.ticket);
+  if (waits) {
+    Defer(block, timeline, release.ticket);
+    return true;
+  }
   if (kHardened && release.ticket != 0) CheckAndPoisonBlock(*block);
   heap_.Put(block);
+  return true;
 }
 
 void PoolBooks::Defer(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline,
@@ -76,14 +82,13 @@ void PoolBooks::Defer(BlockRecord* block, const std::shared_ptr<FenceTimeline>& 
 }
 
 void PoolBooks::Reclaim(DeferredReleases::Timelines* retired) {
-  done_.clear();
-  deferred_.TakeDone(&done_, retired);
-  for (BlockRecord* block : done_) {
+  const auto free = [this](BlockRecord* block) {
     if (kHardened) CheckAndPoisonBlock(*block);
     if (!falls_) NoteBeforeFall();
     deferred_bytes_.current -= block->capacity_bytes;
     heap_.Put(block);
-  }
+  };
+  deferred_.TakeDone(free, retired);
 }
 
 BlockRecord* PoolBooks::AddSegments(absl::Span<const HostSegment> segments,

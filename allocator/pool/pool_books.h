@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -46,10 +47,15 @@ class PoolBooks {
 
   // A live block becomes free. Dies if it is not live.
   void Enter(BlockRecord* block, uint64_t id);
-  // The same, or it waits for its ticket if `completed`, which is of its timeline, is less.
-  void Enter(const ReleaseBatch::Release& release, const std::shared_ptr<FenceTimeline>& timeline,
+  // The same, or it waits for its ticket if `completed`, which is of its timeline, is less. False
+  // where the C++ heap has no memory to note that: then nothing has happened.
+  bool Enter(const ReleaseBatch::Release& release, const std::shared_ptr<FenceTimeline>& timeline,
              uint64_t completed);
-  // The block waits for one more ticket.
+  // So that `count` more tickets of a timeline can be waited for. False as above.
+  bool MakeRoomToDefer(const std::shared_ptr<FenceTimeline>& timeline, size_t count) {
+    return deferred_.MakeRoom(timeline, count);
+  }
+  // The block waits for one more ticket, for which room was made.
   void Defer(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline, uint64_t value);
   // Blocks whose tickets are done become free.
   void Reclaim(DeferredReleases::Timelines* retired);
@@ -121,7 +127,6 @@ class PoolBooks {
   std::array<Bucket, kLevels> buckets_;
 
   DeferredReleases deferred_;
-  std::vector<BlockRecord*> done_;  // of Reclaim
   ByteGauge deferred_bytes_;
   uint64_t grown_bytes_ = 0;                // of blocks that were taken along with a new segment
   std::array<uint64_t, kLevels> misses_{};  // by bucket

@@ -1,6 +1,7 @@
 #include "pinion/allocator/pool/release_buffers.h"
 
 #include <cstddef>
+#include <new>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -22,6 +23,15 @@ uint32_t ThreadNumber() {
 std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
   batch->completed = batch->timeline == nullptr ? 0 : batch->timeline->Completed();
   return batch;
+}
+
+// Null where there is no memory: whoever releases a block cannot be told.
+std::unique_ptr<ReleaseBatch> NewBatch() {
+  try {
+    return std::make_unique<ReleaseBatch>();
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 
 }  // namespace
@@ -46,13 +56,13 @@ bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
   Buffer& buffer = Mine();
   std::unique_ptr<ReleaseBatch> batch;
   if (!buffer.Take(&batch)) return false;
-  // Last, and also where there is no memory for a batch.
   const absl::Cleanup put_back = [&] { buffer.Put(std::move(batch)); };
   if (batch != nullptr && timeline != nullptr && batch->timeline != nullptr &&
       batch->timeline != timeline) {
     HandOver(std::move(batch));
   }
-  if (batch == nullptr) batch = std::make_unique<ReleaseBatch>();
+  if (batch == nullptr) batch = NewBatch();
+  if (batch == nullptr) return false;
   if (batch->timeline == nullptr) batch->timeline = timeline;
   batch->releases[batch->size++] = release;
   if (batch->size == ReleaseBatch::kCapacity) HandOver(std::move(batch));

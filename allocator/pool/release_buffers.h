@@ -105,7 +105,8 @@ class ReleaseBuffers {
   ReleaseBuffers(const ReleaseBuffers&) = delete;
   ReleaseBuffers& operator=(const ReleaseBuffers&) = delete;
 
-  // Adds to this thread's buffer. False once the buffers are closed: then nothing was added.
+  // Adds to this thread's buffer. False once the buffers are closed, and where the C++ heap has no
+  // memory for a batch: then nothing was added.
   bool Add(const ReleaseBatch::Release& release, const std::shared_ptr<FenceTimeline>& timeline);
 
   // What this thread's buffer holds; null if that is nothing.

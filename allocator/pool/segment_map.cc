@@ -30,6 +30,13 @@ std::vector<HostSegment> SegmentMap::Add(const HostSegment& segment) {
   return pieces;
 }
 
+bool SegmentMap::Contains(const void* address) const {
+  const auto above = segments_.upper_bound(address);
+  if (above == segments_.begin()) return false;
+  const HostSegment& segment = std::prev(above)->second.segment;
+  return std::less<>()(address, static_cast<char*>(segment.data) + segment.size_bytes);
+}
+
 const SegmentMap::Entry& SegmentMap::Find(const void* address) const {
   return std::prev(segments_.upper_bound(address))->second;
 }

@@ -30,6 +30,8 @@ class SegmentMap {
   // Adds a segment. Its pieces, by address.
   std::vector<HostSegment> Add(const HostSegment& segment);
 
+  bool Contains(const void* address) const;
+
   // What is at an address of a segment of `source`.
   SegmentHeap::Border BorderAt(const void* address, const LimitedSource& source) const;
   // The length of the shortest pieces, but for the last ones of segments.

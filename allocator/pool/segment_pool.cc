@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -17,7 +18,8 @@
 namespace pinion::internal {
 namespace {
 
-constexpr absl::Duration kTeardownWait = absl::Seconds(1);
+// A device that takes longer is stuck: what it may still write to is leaked.
+constexpr absl::Duration kWaitBeforeLeaking = absl::Seconds(1);
 // The least that one timeline is waited for while others are deferred too.
 constexpr absl::Duration kShortestWait = absl::Microseconds(100);
 
@@ -51,7 +53,7 @@ SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, const Allocat
       segments_(options.alignment_bytes) {}
 
 SegmentPool::~SegmentPool() {
-  const absl::Status waited = WaitForAllDeferred(kTeardownWait);
+  const absl::Status waited = WaitForAllDeferred(kWaitBeforeLeaking);
   GiveBack({});
   if (const uint64_t leaked = locked_bytes(); leaked != 0) {
     PINION_LOG(kError) << "leaking " << HumanBytes(leaked) << " of " << source_.name()
@@ -86,8 +88,13 @@ BlockRecord* SegmentPool::TryAllocateThoroughly(uint64_t size_bytes, PoolBooks::
   Aftermath aftermath(this);
   BlockRecord* block = mine.arena->TryAllocate(mine.by, request, &aftermath);
   if (block == nullptr) block = TakeFromOthers(mine, request, &aftermath);
-  // What the threads of other arenas left when they ended is nobody's but ours to let go of.
-  if (aftermath.look_at_all) ReclaimAndListTickets();
+  if (aftermath.look_at_all) {
+    // What the threads of other arenas left when they ended is nobody's but ours to let go of.
+    try {
+      ReclaimAndListTickets();
+    } catch (const std::bad_alloc&) {  // another time: the block must not be lost
+    }
+  }
   if (kHardened && block != nullptr) PrepareBlock(*block);
   return block;
 }
@@ -113,11 +120,11 @@ BlockRecord* SegmentPool::TakeFromOthers(const Seat& mine, const Arena::Request&
     block = other.arena->TryAllocate(other.by, request, aftermath);
     if (block != nullptr) return block;
   }
-  return TakeFromEnds(round, mine, request);
+  return TakeFromEnds(round, mine, request, aftermath);
 }
 
 BlockRecord* SegmentPool::TakeFromEnds(const ArenaRound& round, const Seat& mine,
-                                       const Arena::Request& request) {
+                                       const Arena::Request& request, Aftermath* aftermath) {
   if (IsSmallClass(request.class_bytes)) return nullptr;  // any hole would have done
   const auto border_at = [this](const void* border) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return segments_.BorderAt(border, source_);
@@ -125,14 +132,11 @@ BlockRecord* SegmentPool::TakeFromEnds(const ArenaRound& round, const Seat& mine
   for (int holes = 0; holes < kMostHoles; ++holes) {
     const std::vector<ArenaRound::Part> hole = round.FindHole(request.class_bytes, border_at);
     if (hole.empty()) return nullptr;
-    std::vector<HostSegment> pieces;
     for (const ArenaRound::Part& part : hole) {
       if (part.seat.arena == mine.arena) continue;
-      const std::vector<HostSegment> given =
-          part.seat.arena->GiveUpFreeEnd(part.seat.by, part.hole);
-      pieces.insert(pieces.end(), given.begin(), given.end());
+      TakeOverLocked(mine, part.seat.arena->GiveUpFreeEnd(part.seat.by, part.hole), {});
     }
-    BlockRecord* const block = TakeOverLocked(mine, pieces, request);
+    BlockRecord* const block = mine.arena->TryAllocate(mine.by, request, aftermath);
     if (block != nullptr) return block;
   }
   return nullptr;
@@ -168,7 +172,19 @@ void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
   if (kHardened) arena.MarkReleased(by, block, id);
   if (only_one && arena.EnterLater(by, {block, id, open->value}, open->timeline)) return;
   Aftermath aftermath(arena.pool());
-  arena.Enter(by, block, id, tickets, &aftermath);
+  if (arena.Enter(by, block, id, tickets, &aftermath)) return;
+  // There is no memory to note the tickets, and there may be none to wait for them either.
+  try {
+    const Deadline deadline(kWaitBeforeLeaking);
+    for (const FenceTicket& ticket : tickets) {
+      // The block is leaked: statistics count it as in use from here on.
+      if (!ticket.Wait(deadline.Left()).ok()) return;
+    }
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  if (kHardened) CheckAndPoisonBlock(*block);
+  arena.Enter(by, block, id, {}, &aftermath);
 }
 
 void SegmentPool::CountDown(uint64_t blocks) {
@@ -233,7 +249,7 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration ti
   }
 }
 
-BlockRecord* SegmentPool::AddSegment(const HostSegment& segment, uint64_t size_bytes) {
+BlockRecord* SegmentPool::AddSegment(const HostSegment& segment, uint64_t size_bytes) noexcept {
   if (kHardened) PoisonFree(segment.data, segment.size_bytes);
   const Seat mine = Mine();
   const uint64_t class_bytes = size_bytes == 0 ? 0 : BookedBytes(size_bytes);
@@ -250,7 +266,7 @@ BlockRecord* SegmentPool::AddSegment(const HostSegment& segment, uint64_t size_b
   return block;
 }
 
-LimitedSource::GivenBack SegmentPool::GiveBack(const SegmentMap::Removal& wanted) {
+LimitedSource::GivenBack SegmentPool::GiveBack(const SegmentMap::Removal& wanted) noexcept {
   if (wanted.bytes == 0) return {};
   Aftermath aftermath(this);
   std::vector<HostSegment> segments;
@@ -292,11 +308,7 @@ AllocatorStats SegmentPool::GetStats() {
     stats.trims = trims_;
   }
   stats.cached_bytes.total += stats.locked_bytes.total;
-  for (ByteGauge* gauge : {&stats.requested_bytes, &stats.booked_bytes, &stats.deferred_bytes,
-                           &stats.used_bytes, &stats.cached_bytes}) {
-    // What moved from arena to arena was cached in both, at different times.
-    gauge->peak = std::min({gauge->peak, gauge->total, stats.locked_bytes.peak});
-  }
+  BoundPeaks(&stats);
   static_cast<SourceStats&>(stats) = source_.stats();
   return stats;
 }
@@ -324,7 +336,7 @@ absl::Status SegmentPool::WaitForAllDeferred(absl::Duration timeout) {
     bool progress = false;
     absl::Status failed;
     for (const FenceTicket& ticket : ReclaimAndListTickets()) {
-      const absl::Status waited = ticket.timeline->Wait(ticket.value, deadline.Left());
+      const absl::Status waited = ticket.Wait(deadline.Left());
       progress |= waited.ok();
       failed.Update(waited);
     }

@@ -16,6 +16,10 @@
 //
 // PollDeferred and TakeDeferred ask the devices how far they are.
 //
+// Where the C++ heap has no memory, a release does without, and an allocation throws std::bad_alloc
+// and has lost nothing. But what moves memory between arenas and the source is noexcept: rather
+// than lose track of a piece it ends the process.
+//
 // Thread safety: thread-safe. Locks are taken in this order: the pool's, an arena's. No call to the
 // source but JoinsAt, and none to a timeline but Completed(), is made while one is held.
 // Ownership: shared by the allocator and, as one reference, all live blocks. The last one to go
@@ -81,6 +85,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
 
   // `id` is the one that the record had when it was handed out. Dies if that was released already.
   // In a child of fork() they do nothing: the memory may not be there, and the lock be taken.
+  // Where the C++ heap has no memory to note tickets, whoever releases waits for them.
   static void Release(BlockRecord* block, uint64_t id);
   static void ReleaseAfter(BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets);
 
@@ -96,10 +101,16 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
 
   // Adds a segment of source(), and takes a block of `size_bytes` at once, before anyone else can;
   // 0: none.
-  BlockRecord* AddSegment(const HostSegment& segment, uint64_t size_bytes);
+  BlockRecord* AddSegment(const HostSegment& segment, uint64_t size_bytes) noexcept;
 
   // Gives wholly free segments back to source().
-  LimitedSource::GivenBack GiveBack(const SegmentMap::Removal& wanted);
+  LimitedSource::GivenBack GiveBack(const SegmentMap::Removal& wanted) noexcept;
+
+  // Whether an address lies in one of them.
+  bool Owns(const void* address) const {
+    MutexLock lock(mu_);
+    return segments_.Contains(address);
+  }
 
   // Free bytes that can serve blocks that are not small.
   uint64_t RoomForLargeBlocks();
@@ -134,7 +145,8 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
                               Aftermath* aftermath);
   // From a hole that lies in several arenas, or in pieces that move seldom.
   BlockRecord* TakeFromEnds(const ArenaRound& round, const Seat& mine,
-                            const Arena::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+                            const Arena::Request& request, Aftermath* aftermath)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   BlockRecord* TakeOverLocked(const Seat& seat, absl::Span<const HostSegment> pieces,
                               const Arena::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits until something fits, nothing is deferred any more, or `timeout` has passed. Null unless

@@ -45,4 +45,11 @@ void AddStats(const AllocatorStats& stats, AllocatorStats* sum) {
   }
 }
 
+void BoundPeaks(AllocatorStats* sum) {
+  for (ByteGauge* gauge : {&sum->requested_bytes, &sum->booked_bytes, &sum->deferred_bytes,
+                           &sum->used_bytes, &sum->cached_bytes}) {
+    gauge->peak = std::min({gauge->peak, gauge->total, sum->locked_bytes.peak});
+  }
+}
+
 }  // namespace pinion::internal

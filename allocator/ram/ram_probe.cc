@@ -1,16 +1,19 @@
 #include "pinion/allocator/ram/ram_probe.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
+#include <map>
 #include <optional>
 #include <span>
 #include <sstream>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -20,7 +23,8 @@
 namespace pinion {
 namespace {
 
-using Fields = absl::flat_hash_map<std::string, uint64_t>;
+// Abseil's tables do not survive it where the heap has no memory.
+using Fields = std::map<std::string, uint64_t>;
 
 // What the two versions call the same things.
 struct CgroupFiles {
@@ -35,17 +39,23 @@ constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", kV1Limits, "total_"};
 
 uint64_t SaturatingSubtract(uint64_t a, uint64_t b) { return a - std::min(a, b); }
 
+// Empty for a file that is not there. Streams of files would be empty, too, where the heap has no
+// memory for their buffers, and a host of which nothing is known has no limits.
 std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  std::string text;
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return text;
+  const absl::Cleanup close_file = [file] { close(file); };
+  char part[4096];
+  for (ssize_t size = 0; (size = read(file, part, sizeof(part))) > 0;) text.append(part, size);
+  return text;
 }
 
 // "MemTotal:  16 kB" and "active_file 4096", a line each.
 Fields ReadFields(const std::string& path) {
   Fields fields;
   std::istringstream lines(ReadFile(path));
+  lines.exceptions(std::ios::badbit);  // which want of memory is otherwise
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string name;
@@ -145,6 +155,7 @@ RamSample RamProbe::Sample(double cgroup_percent) const {
   RamSample sample;
   ReadHost(proc_root_, &sample);
   std::istringstream lines(ReadFile(absl::StrCat(proc_root_, "/self/cgroup")));
+  lines.exceptions(std::ios::badbit);
   for (std::string line; std::getline(lines, line);) {
     // "0::/a/b" in v2, "7:cpu,memory:/a/b" in v1. The path may contain colons.
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));

@@ -262,6 +262,26 @@ CaseResult AmongHoles(uint64_t holes, int samples) {
   return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
 }
 
+// What LibTorch asks for each copy of pageable memory that does not block, while `held` pinned
+// blocks are live. The median is of one call.
+template <typename Peer>
+CaseResult RecordEventOfPageable(int held, int samples) {
+  constexpr int kCalls = 2000;
+  Peer peer(std::make_shared<CopyClock>(0));
+  std::vector<typename Peer::Block> blocks;
+  for (int i = 0; i < held; ++i) blocks.push_back(peer.Allocate(4096));
+  std::vector<char> pageable(4096);
+  std::vector<double> call_ns(samples);
+  for (double& sample : call_ns) {
+    const double start = NowNs();
+    for (int i = 0; i < kCalls; ++i) peer.RecordEvent(pageable.data());
+    sample = (NowNs() - start) / kCalls;
+  }
+  CallTimes calls(kCalls);
+  for (int i = 0; i < kCalls; ++i) calls.Time([&] { peer.RecordEvent(pageable.data()); });
+  return {Summarize(call_ns).median, calls.PercentileNs(0.99)};
+}
+
 template <typename Peer>
 WasteResult Waste(const AllocationTrace& trace) {
   Peer peer(std::make_shared<CopyClock>(0));

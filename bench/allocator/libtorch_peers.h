@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "pinion/bench/allocator/peers.h"
+#include "pinion/bench/allocator/pytorch_cache.h"
 
 namespace pinion {
 
@@ -26,6 +27,8 @@ class LibTorchPeer {
 
   Block Allocate(uint64_t size_bytes) { return allocator_->allocate(size_bytes); }
   void Free(Block block) {}
+  // What LibTorch asks for each copy that does not block. `pageable` is nobody's block.
+  void RecordEvent(void* pageable) { allocator_->record_event(pageable, pageable, TheStream()); }
 
  protected:
   explicit LibTorchPeer(at::HostAllocator* allocator) : allocator_(allocator) {}

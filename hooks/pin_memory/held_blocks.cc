@@ -41,31 +41,35 @@ PinnedBlock HeldBlocks::LetGoThoroughly(int thread, HeldBlock& held) {
   return LetGoOn(thread, held);
 }
 
-HeldBlock* HeldBlocks::Find(const void* data, const void* context) {
+bool HeldBlock::IsAt(const void* data) const {
+  // Between two equal ids lies one block: none is ever used again, and a record has none while it
+  // changes.
+  const uint64_t id = id_.load(std::memory_order_acquire);
+  const char* const begin = begin_.load(std::memory_order_acquire);
+  const char* const end = end_.load(std::memory_order_acquire);
   const auto* const address = static_cast<const char*>(data);
-  const auto is_at = [address](const HeldBlock& held) {
-    // Between two equal ids lies one block: none is ever used again, and a record has none while it
-    // changes.
-    const uint64_t id = held.id_.load(std::memory_order_acquire);
-    const char* const begin = held.begin_.load(std::memory_order_acquire);
-    const char* const end = held.end_.load(std::memory_order_acquire);
-    return id != 0 && begin <= address && address < end &&
-           held.id_.load(std::memory_order_relaxed) == id;
-  };
+  return id != 0 && begin <= address && address < end && id_.load(std::memory_order_relaxed) == id;
+}
+
+HeldBlock* HeldBlocks::FindByContext(const void* data, const void* context) {
   for (size_t i = 0; i < chunks_.size(); ++i) {
     HeldBlock* const chunk = chunks_[i].load(std::memory_order_acquire);
     if (chunk == nullptr) break;
     const auto offset = reinterpret_cast<uintptr_t>(context) - reinterpret_cast<uintptr_t>(chunk);
     if (offset >= RecordsOf(i) * sizeof(HeldBlock) || offset % sizeof(HeldBlock) != 0) continue;
     HeldBlock& held = chunk[offset / sizeof(HeldBlock)];
-    if (is_at(held)) return &held;
-    break;
+    return held.IsAt(data) ? &held : nullptr;
   }
+  return nullptr;
+}
+
+HeldBlock* HeldBlocks::FindByAddress(const void* data) {
   for (size_t i = 0; i < chunks_.size(); ++i) {
     HeldBlock* const chunk = chunks_[i].load(std::memory_order_acquire);
     if (chunk == nullptr) break;
     HeldBlock* const end = chunk + RecordsOf(i);
-    HeldBlock* const found = std::find_if(chunk, end, is_at);
+    HeldBlock* const found =
+        std::find_if(chunk, end, [data](const HeldBlock& held) { return held.IsAt(data); });
     if (found != end) return found;
   }
   return nullptr;

@@ -1,16 +1,17 @@
 // The blocks that LibTorch holds: what the contexts of its DataPtrs are.
 //
 //   HeldBlock& held = blocks.Hold(std::move(block));  // a DataPtr's context
-//   HeldBlock* found = blocks.Find(data, context);    // null: no block of these
+//   HeldBlock* found = blocks.FindByContext(data, context);  // null: no block of these
 //   PinnedBlock block = blocks.LetGo(held);
 //
 // A record says by itself where its block is, and nothing else does: to hold a block and to let go
 // of it touches the record and the thread's own list of unused ones. A block is found by its
 // context at once. One that is named by an address alone, as a view that was made with from_blob()
-// names it, is looked for among all records, two nanoseconds each.
+// names it, is looked for among all records, two nanoseconds each; whoever asks makes sure first
+// that the address is of the blocks' memory (PinnedAllocator::Owns).
 //
-// Thread safety: thread-safe. What Find looks for must be held as long as it looks, and until it is
-// used; a use that comes later may hold back the record's next block.
+// Thread safety: thread-safe. What is looked for must be held as long as that takes, and until it
+// is used; a use that comes later may hold back the record's next block.
 // Ownership: of blocks while they are held, and of records for ever.
 
 #ifndef PINION_HOOKS_PIN_MEMORY_HELD_BLOCKS_H_
@@ -75,6 +76,8 @@ class HeldBlock {
   std::atomic<uint64_t> id_ = 0;
   std::atomic<const char*> begin_ = nullptr;
   std::atomic<const char*> end_ = nullptr;
+  // Whether an address lies in the block that is held now. Any thread.
+  bool IsAt(const void* data) const;
 
   std::atomic<bool> used_ = false;  // that there are uses
   Mutex mu_;
@@ -92,7 +95,9 @@ class HeldBlocks {
 
   HeldBlock& Hold(PinnedBlock&& block);
   PinnedBlock LetGo(HeldBlock& held);
-  HeldBlock* Find(const void* data, const void* context);
+  // The block that has the context and that `data` lies in; the block that `data` lies in.
+  HeldBlock* FindByContext(const void* data, const void* context);
+  HeldBlock* FindByAddress(const void* data);
 
   // What LibTorch's statistics say of requests, and of their bytes as booked. Exact but for peaks:
   // those of several threads are added.

@@ -162,7 +162,9 @@ void TorchHostAllocator::Release(HeldBlock& held) {
 
 bool TorchHostAllocator::record_event(void* data, void* context, c10::Stream stream) {
   if (origin_.InForkedChild()) return false;
-  HeldBlock* const held = held_.Find(data, context);
+  HeldBlock* held = held_.FindByContext(data, context);
+  // LibTorch asks for pageable memory as well.
+  if (held == nullptr && tier_->pool().Owns(data)) held = held_.FindByAddress(data);
   if (held == nullptr) {
     return previous_ != nullptr && previous_->record_event(data, context, stream);
   }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -224,6 +225,16 @@ TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkCachedSegmentsGoBack) {
   EXPECT_EQ(source_->outstanding_bytes(), 0u);
 }
 
+TEST_F(PinnedAllocatorRefusalTest, WhatWhoeverIsToldOfALevelThrowsPassesThroughTheCall) {
+  options_.on_ram_level = [](const RamLevelChange&) { throw std::runtime_error("the user's"); };
+  Make();
+  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
+  EXPECT_THROW((void)allocator_->Allocate(8 * kMiB), std::runtime_error);
+  host_.SetMeminfo(100 * kGiB, 50 * kGiB);
+  EXPECT_THROW((void)allocator_->Reserve(8 * kMiB), std::runtime_error);
+  EXPECT_THAT(allocator_->Allocate(8 * kMiB), IsOk());
+}
+
 TEST_F(PinnedAllocatorRefusalTest, LevelsOfTheHostAreToldAndMayBeAnsweredByATrim) {
   std::vector<RamLevel> levels;
   options_.on_ram_level = [&](const RamLevelChange& change) {
@@ -369,6 +380,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhereTheSourceRefusesPageableMemoryMayServe) 
   {
     const PinnedBlock block = Take(5 * kMiB);
     EXPECT_FALSE(block.pinned());
+    EXPECT_TRUE(allocator_->Owns(block.data()));
     std::memset(block.data(), 1, block.size_bytes());
   }
   Take(5 * kMiB);  // from what is cached

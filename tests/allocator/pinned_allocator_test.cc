@@ -326,6 +326,23 @@ TEST_F(PinnedAllocatorTest, StatisticsAreKeptPerSizeAndPerNumaNode) {
   EXPECT_EQ(stats.numa_nodes[0].used_bytes, stats.booked_bytes.current);
 }
 
+TEST_F(PinnedAllocatorTest, ItOwnsWhatItHoldsInUseOrNot) {
+  const int foreign = 0;
+  EXPECT_FALSE(allocator_->Owns(&foreign));
+  const char* data = nullptr;
+  {
+    const PinnedBlock block = Take(kMiB - kSlack);
+    data = static_cast<const char*>(block.data());
+    EXPECT_TRUE(allocator_->Owns(data));
+  }
+  EXPECT_TRUE(allocator_->Owns(data));
+  EXPECT_TRUE(allocator_->Owns(data + 4 * kMiB - 1));
+  EXPECT_FALSE(allocator_->Owns(data + 4 * kMiB));
+  EXPECT_FALSE(allocator_->Owns(&foreign));
+  EXPECT_THAT(allocator_->Trim(0), IsOk());
+  EXPECT_FALSE(allocator_->Owns(data));
+}
+
 TEST_F(PinnedAllocatorTest, ABlockOutlivesItsAllocator) {
   PinnedBlock block = Take(kMiB);
   const PinnedBlock other = Take(5 * kMiB);

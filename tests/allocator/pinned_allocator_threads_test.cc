@@ -5,6 +5,7 @@
 #include <barrier>
 #include <cstdint>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -12,6 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/biased_mutex.h"
@@ -447,6 +450,42 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberShareWhatIsLeft) {
   blocks.clear();
   EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 0u);
   EXPECT_THAT(allocator_->GetStats().CheckInvariants(), IsOk());
+}
+
+// Each of them has made an arena before one of them has put its own in place.
+TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberThatComeAtOnceShareOneArena) {
+  const auto source = std::make_shared<ActingSource>();
+  allocator_ = PinnedAllocator::Create(options_, source, host_.Probe()).value();
+  const PinnedBlock first = Take(4 * kMiB - kSlack);
+  std::latch all_have_one(kThreadSlots + 1);
+  std::latch end(1);
+  std::vector<std::thread> with_number;
+  for (int i = 0; i < kThreadSlots; ++i) {
+    with_number.emplace_back([&] {
+      ThreadSlot();
+      all_have_one.count_down();
+      end.wait();
+    });
+  }
+  all_have_one.arrive_and_wait();
+  std::vector<std::thread> without_number;
+  PinnedBlock blocks[3];
+  // Called with the pool's lock held, which whoever puts an arena in place waits for.
+  source->set_act([&] {
+    for (PinnedBlock& block : blocks) {
+      without_number.emplace_back([&] {
+        block = allocator_->Allocate(kMiB - kSlack).value();
+        EXPECT_EQ(ThreadSlot(), kNoThreadSlot);
+      });
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  });
+  const PinnedBlock second = Take(4 * kMiB - kSlack);
+  for (std::thread& thread : without_number) thread.join();
+  EXPECT_EQ(source->segments(), 3);
+  EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 11 * kMiB);
+  end.count_down();
+  for (std::thread& thread : with_number) thread.join();
 }
 
 // Forward allocates, backward frees.

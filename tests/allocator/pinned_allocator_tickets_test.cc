@@ -18,6 +18,7 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
@@ -130,8 +131,8 @@ class CountingTimeline final : public FenceTimeline {
   std::vector<uint64_t> waited_for;
 
  private:
-  mutable int looks_ = 0;
-  uint64_t done_ = 0;
+  mutable std::atomic<int> looks_ = 0;
+  std::atomic<uint64_t> done_ = 0;
 };
 
 TEST_F(PinnedAllocatorTicketsTest, OfWhatSeveralThreadsReleasedTheEarliestTicketIsWaitedFor) {
@@ -235,6 +236,61 @@ TEST_F(PinnedAllocatorTicketsTest, AThreadWaitsWhileAnotherOneLooksAtItsArena) {
   waiting.join();
   EXPECT_TRUE(allocated);
   timeline->on_look = nullptr;
+}
+
+// Its number goes to the next thread, and its arena with it, while that is looked at.
+TEST_F(PinnedAllocatorTicketsTest, AThreadMayEndAndAnotherTakeOverWhileItsArenaIsLookedAt) {
+  const auto timeline = std::make_shared<CountingTimeline>();
+  auto first_owner = std::make_unique<Worker>();
+  int number = kNoThreadSlot;
+  first_owner->Run([&] {
+    Take(kMiB).ReleaseAfter({{timeline, 1}});
+    Take(kKiB);
+    number = ThreadSlot();
+  });
+  std::atomic<bool> allocated = false;
+  std::thread next_owner;
+  timeline->on_look = [&] {
+    if (first_owner == nullptr) return;
+    first_owner = nullptr;
+    next_owner = std::thread([&] {
+      EXPECT_EQ(ThreadSlot(), number);
+      EXPECT_TRUE(allocator_->Allocate(kKiB).ok());
+      allocated = true;
+    });
+    absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_FALSE(allocated);
+  };
+  EXPECT_THAT(allocator_->Trim(0), IsOk());
+  next_owner.join();
+  timeline->on_look = nullptr;
+  const AllocatorStats stats = allocator_->GetStats();
+  EXPECT_THAT(stats.CheckInvariants(), IsOk());
+  EXPECT_EQ(stats.allocations, 3u);
+}
+
+// Between the moment when the buffers of releases are closed and that when the arena is.
+TEST_F(PinnedAllocatorTicketsTest, ABlockThatIsReleasedWhileTheAllocatorGoesIsCounted) {
+  const auto timeline = std::make_shared<CountingTimeline>();
+  PinnedBlock block = Take(kMiB);
+  Take(kMiB).ReleaseAfter({{timeline, 1}});
+  std::atomic<bool> released = false;
+  std::thread releasing;
+  std::atomic<int> looks = 0;
+  timeline->on_look = [&] {
+    // The first look is at what is in the buffer that is being closed.
+    if (++looks != 2) return;
+    releasing = std::thread([&] {
+      block = PinnedBlock();
+      released = true;
+    });
+    absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_FALSE(released);
+  };
+  allocator_.reset();
+  releasing.join();
+  EXPECT_EQ(timeline->waited_for, std::vector<uint64_t>{1});
+  EXPECT_EQ(source_->outstanding_bytes(), 0u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TicketsThatAreDoneOrAbsentDoNotDefer) {

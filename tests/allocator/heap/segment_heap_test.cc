@@ -228,6 +228,7 @@ TEST(SegmentHeapTest, AFreeEndIsCutOffAndJoinsAgain) {
   }
   EXPECT_EQ(heap.segment_bytes(), kMiB);
   EXPECT_EQ(heap.large_free_bytes(), 0u);
+  EXPECT_FALSE(heap.HasFree(kPage));
   for (const HostSegment& end : ends) {
     heap.AddSegment(end, [](const void*) { return SegmentHeap::Border::kGone; });
   }
@@ -245,6 +246,7 @@ TEST(SegmentHeapTest, AFreeEndIsAllOfARunThatIsFree) {
   EXPECT_EQ(heap.RemoveFreeEnd(ends[0]).size(), 2u) << "the segments that there were";
   EXPECT_TRUE(heap.NumaNodes().empty());
   EXPECT_EQ(heap.segment_bytes(), 0u);
+  EXPECT_FALSE(heap.HasFree(kPage));
 }
 
 TEST(SegmentHeapTest, SegmentsOfDifferentNodesDoNotJoin) {

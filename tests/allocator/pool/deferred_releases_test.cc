@@ -19,9 +19,13 @@ using ::testing::IsEmpty;
 
 class DeferredReleasesTest : public ::testing::Test {
  protected:
+  void Add(BlockRecord* block, const std::shared_ptr<FakeTimeline>& timeline, uint64_t value) {
+    ASSERT_TRUE(deferred_.MakeRoom(timeline, 1));
+    deferred_.Add(block, timeline, value);
+  }
   std::vector<BlockRecord*> TakeDone() {
     std::vector<BlockRecord*> done;
-    deferred_.TakeDone(&done, &retired_);
+    deferred_.TakeDone([&done](BlockRecord* block) { done.push_back(block); }, &retired_);
     return done;
   }
 
@@ -33,7 +37,7 @@ class DeferredReleasesTest : public ::testing::Test {
 };
 
 TEST_F(DeferredReleasesTest, ABlockIsDoneWhenItsTicketIs) {
-  deferred_.Add(&blocks_[0], a_, 5);
+  Add(&blocks_[0], a_, 5);
   a_->CompleteVisibly(4);
   EXPECT_THAT(TakeDone(), IsEmpty());
   a_->CompleteVisibly(5);
@@ -42,9 +46,9 @@ TEST_F(DeferredReleasesTest, ABlockIsDoneWhenItsTicketIs) {
 }
 
 TEST_F(DeferredReleasesTest, ABlockWithSeveralTicketsWaitsForAllOfThem) {
-  deferred_.Add(&blocks_[0], a_, 1);
-  deferred_.Add(&blocks_[0], b_, 1);
-  deferred_.Add(&blocks_[0], a_, 3);
+  Add(&blocks_[0], a_, 1);
+  Add(&blocks_[0], b_, 1);
+  Add(&blocks_[0], a_, 3);
   a_->CompleteVisibly(3);
   EXPECT_THAT(TakeDone(), IsEmpty());
   b_->CompleteVisibly(1);
@@ -54,9 +58,9 @@ TEST_F(DeferredReleasesTest, ABlockWithSeveralTicketsWaitsForAllOfThem) {
 // One event that never fired kept 90 GB from being recycled (pytorch#183501): the cache stopped at
 // the first event that was not ready.
 TEST_F(DeferredReleasesTest, AStuckTimelineHoldsBackOnlyItsOwnBlocks) {
-  deferred_.Add(&blocks_[0], a_, 1);  // stuck, and first
-  deferred_.Add(&blocks_[1], b_, 1);
-  deferred_.Add(&blocks_[2], b_, 2);
+  Add(&blocks_[0], a_, 1);  // stuck, and first
+  Add(&blocks_[1], b_, 1);
+  Add(&blocks_[2], b_, 2);
   b_->CompleteVisibly(2);
   EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[1], &blocks_[2]));
   EXPECT_THAT(TakeDone(), IsEmpty());
@@ -64,17 +68,17 @@ TEST_F(DeferredReleasesTest, AStuckTimelineHoldsBackOnlyItsOwnBlocks) {
 
 // Backward releases what forward submitted last first.
 TEST_F(DeferredReleasesTest, BlocksAreReclaimedByTicketNotByOrderOfRelease) {
-  deferred_.Add(&blocks_[0], a_, 9);
-  deferred_.Add(&blocks_[1], a_, 4);
+  Add(&blocks_[0], a_, 9);
+  Add(&blocks_[1], a_, 4);
   a_->CompleteVisibly(4);
   EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[1]));
   EXPECT_THAT(TakeDone(), IsEmpty());
 }
 
 TEST_F(DeferredReleasesTest, NextTicketsAreTheEarliestOfEachTimeline) {
-  deferred_.Add(&blocks_[0], a_, 9);
-  deferred_.Add(&blocks_[1], a_, 4);
-  deferred_.Add(&blocks_[2], b_, 2);
+  Add(&blocks_[0], a_, 9);
+  Add(&blocks_[1], a_, 4);
+  Add(&blocks_[2], b_, 2);
   const std::vector<FenceTicket> next = deferred_.NextTickets();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_EQ(next[0].timeline, a_);
@@ -82,11 +86,19 @@ TEST_F(DeferredReleasesTest, NextTicketsAreTheEarliestOfEachTimeline) {
   EXPECT_EQ(next[1].value, 2u);
 }
 
+TEST_F(DeferredReleasesTest, ATimelineThatRoomWasMadeForInVainIsNotWaitedFor) {
+  ASSERT_TRUE(deferred_.MakeRoom(a_, 2));
+  Add(&blocks_[0], b_, 1);
+  EXPECT_EQ(deferred_.NextTickets().size(), 1u);
+  EXPECT_THAT(TakeDone(), IsEmpty());
+  EXPECT_EQ(a_.use_count(), 2) << "the test's, and what is handed over";
+}
+
 // Destroying a timeline may destroy a stream, which must not happen under the pool's lock.
 TEST_F(DeferredReleasesTest, ReferencesToTimelinesAreHandedOverNotDropped) {
   auto timeline = std::make_shared<FakeTimeline>();
   const std::weak_ptr<FakeTimeline> watch = timeline;
-  deferred_.Add(&blocks_[0], timeline, 1);
+  Add(&blocks_[0], timeline, 1);
   timeline->CompleteVisibly(1);
   timeline.reset();
   EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));

@@ -36,6 +36,23 @@ TEST(SegmentMapTest, PiecesCoverTheirSegment) {
   }
 }
 
+TEST(SegmentMapTest, ContainsAddressesOfSegmentsAndNothingBetween) {
+  SegmentMap map(kPage);
+  const auto contains = [&map](uint64_t address) {
+    return map.Contains(reinterpret_cast<void*>(address));
+  };
+  EXPECT_FALSE(contains(kGiB));
+  map.Add(FakeSegment(kGiB, 8 * kMiB));
+  map.Add(FakeSegment(kGiB + 16 * kMiB, 8 * kMiB));
+  EXPECT_FALSE(contains(kGiB - 1));
+  EXPECT_TRUE(contains(kGiB));
+  EXPECT_TRUE(contains(kGiB + 8 * kMiB - 1));
+  EXPECT_FALSE(contains(kGiB + 8 * kMiB));
+  EXPECT_FALSE(contains(kGiB + 16 * kMiB - 1));
+  EXPECT_TRUE(contains(kGiB + 16 * kMiB));
+  EXPECT_FALSE(contains(kGiB + 24 * kMiB));
+}
+
 TEST(SegmentMapTest, PiecesAreMultiplesOfTheAlignment) {
   SegmentMap map(64 * kMiB);
   const std::vector<HostSegment> pieces = map.Add(FakeSegment(kGiB, 192 * kMiB));

@@ -1,5 +1,6 @@
 #include "pinion/allocator/ram/ram_watermark.h"
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,8 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/ram/host_ledger.h"
+#include "pinion/allocator/ram/host_ram.h"
+#include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -133,6 +136,72 @@ TEST_F(RamWatermarkTest, GrowthsOfOtherWatermarksWithTheSameLedgerAreCountedIn) 
   ASSERT_THAT(first, IsOk());
   EXPECT_THAT(other.AdmitGrowth(6 * kGiB), Not(IsOk()));
   EXPECT_THAT(stranger.AdmitGrowth(6 * kGiB), IsOk());
+}
+
+// Containers on one host of 4 GiB, a quarter of which is used, with a ledger each: neither knows
+// what the other one is about to pin.
+class TwoContainersTest : public RamWatermarkTest {
+ protected:
+  struct Container {
+    FakeHost host;
+    std::string pod;
+    std::unique_ptr<RamWatermark> watermark;
+  };
+
+  void Start(const std::string& limit_bytes) {
+    for (int i : {0, 1}) {
+      Container& container = containers_[i];
+      container.pod = "cgroup/pod" + std::to_string(i);
+      container.host.Write("proc/self/cgroup", "0::/pod" + std::to_string(i) + "\n");
+      container.host.Write(container.pod + "/memory.max", limit_bytes + "\n");
+      container.watermark = std::make_unique<RamWatermark>(
+          options_, HostRam(container.host.Probe(), HostLedger::Private()), Impatient());
+      Use(i, 0);
+    }
+  }
+  // What a container uses, in all files that show it.
+  void Use(int container, uint64_t bytes) {
+    used_bytes_[container] = bytes;
+    containers_[container].host.Write(containers_[container].pod + "/memory.current",
+                                      std::to_string(bytes) + "\n");
+    for (const Container& each : containers_) {
+      FakeHost(each.host.root()).SetMeminfo(4 * kGiB, 3 * kGiB - used_bytes_[0] - used_bytes_[1]);
+    }
+  }
+  absl::StatusOr<RamWatermark::Growth> Grow(int container, uint64_t bytes) {
+    return containers_[container].watermark->AdmitGrowth(bytes);
+  }
+
+  std::array<Container, 2> containers_;
+  std::array<uint64_t, 2> used_bytes_ = {};
+};
+
+TEST_F(TwoContainersTest, LimitsThatAddUpToWhatTheHostCanSpareKeepItForBoth) {
+  Start("1073741824");
+  {
+    const absl::StatusOr<RamWatermark::Growth> first = Grow(0, 921 * kMiB);
+    EXPECT_THAT(first, IsOk());
+    EXPECT_THAT(Grow(1, 921 * kMiB), IsOk()) << "it sees nothing of the first one yet";
+  }
+  Use(0, 921 * kMiB);
+  Use(1, 921 * kMiB);
+  EXPECT_THAT(Grow(0, kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cgroup /pod0")));
+  EXPECT_THAT(Grow(1, kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cgroup /pod1")));
+}
+
+TEST_F(TwoContainersTest,
+       LimitsThatAddUpToMoreAreKeptByTheHostsMarkOnceTheKernelShowsWhatIsPinned) {
+  Start("2147483648");
+  {
+    const absl::StatusOr<RamWatermark::Growth> first = Grow(0, 1800 * kMiB);
+    EXPECT_THAT(first, IsOk());
+    EXPECT_THAT(Grow(1, 1800 * kMiB), IsOk()) << "it sees nothing of the first one yet";
+  }
+  Use(0, 1800 * kMiB);
+  EXPECT_THAT(Grow(1, 1800 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
 }
 
 // While a growth is being pinned it is in the kernel's numbers and in the ledger. Whoever comes

@@ -52,17 +52,21 @@ TEST_F(HeldBlocksTest, ABlockIsFoundByItsContextAndByAnyAddressWithinUntilItGoes
   const auto [data, held] = Hold(1000);
   const auto [other_data, other] = Hold(1000);
   int foreign = 0;
-  EXPECT_EQ(held_.Find(data, held), held);
-  EXPECT_EQ(held_.Find(data + 999, held), held);
-  EXPECT_EQ(held_.Find(data + 999, nullptr), held);
-  EXPECT_EQ(held_.Find(data, &foreign), held);
-  EXPECT_EQ(held_.Find(data, other), held);  // the address counts
-  EXPECT_EQ(held_.Find(data, reinterpret_cast<char*>(held) + 1), held);
-  EXPECT_EQ(held_.Find(data + 1000, nullptr), nullptr);
-  EXPECT_EQ(held_.Find(&foreign, held), nullptr);
+  EXPECT_EQ(held_.FindByContext(data, held), held);
+  EXPECT_EQ(held_.FindByContext(data + 999, held), held);
+  EXPECT_EQ(held_.FindByAddress(data), held);
+  EXPECT_EQ(held_.FindByAddress(data + 999), held);
+  EXPECT_EQ(held_.FindByContext(data, nullptr), nullptr);
+  EXPECT_EQ(held_.FindByContext(data, &foreign), nullptr);
+  EXPECT_EQ(held_.FindByContext(data, other), nullptr);  // of another block
+  EXPECT_EQ(held_.FindByContext(data, reinterpret_cast<char*>(held) + 1), nullptr);
+  EXPECT_EQ(held_.FindByAddress(data + 1000), nullptr);
+  EXPECT_EQ(held_.FindByContext(&foreign, held), nullptr);
+  EXPECT_EQ(held_.FindByAddress(&foreign), nullptr);
   EXPECT_EQ(held_.LetGo(*held).size_bytes(), 1000u);
-  EXPECT_EQ(held_.Find(data, held), nullptr);
-  EXPECT_EQ(held_.Find(other_data, nullptr), other);
+  EXPECT_EQ(held_.FindByContext(data, held), nullptr);
+  EXPECT_EQ(held_.FindByAddress(data), nullptr);
+  EXPECT_EQ(held_.FindByAddress(other_data), other);
   held_.LetGo(*other);
 }
 
@@ -70,8 +74,8 @@ TEST_F(HeldBlocksTest, EveryBlockOfThousandsIsFound) {
   std::vector<std::pair<const char*, HeldBlock*>> blocks;
   for (int i = 0; i < 3000; ++i) blocks.push_back(Hold(256));
   for (const auto& [data, held] : blocks) {
-    ASSERT_EQ(held_.Find(data, held), held);
-    ASSERT_EQ(held_.Find(data + 100, nullptr), held);
+    ASSERT_EQ(held_.FindByContext(data, held), held);
+    ASSERT_EQ(held_.FindByAddress(data + 100), held);
   }
   for (const auto& [_, held] : blocks) held_.LetGo(*held);
 }
@@ -129,8 +133,8 @@ TEST_F(HeldBlocksTest, AnyNumberOfThreadsMayHoldAndFindAndLetGo) {
     const auto [mine, held] = Hold(1000);
     for (int i = 0; i < 50; ++i) {
       const auto [data, other] = Hold(256);
-      if (held_.Find(data, other) != other) ++lost;
-      if (held_.Find(mine + 500, nullptr) != held) ++lost;
+      if (held_.FindByContext(data, other) != other) ++lost;
+      if (held_.FindByAddress(mine + 500) != held) ++lost;
       held_.LetGo(*other);
     }
     held_.LetGo(*held);

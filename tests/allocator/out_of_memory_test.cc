@@ -1,0 +1,361 @@
+// What becomes of blocks where the C++ heap has no memory left for the allocator's books.
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/fence.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/child_process.h"
+#include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/worker.h"
+
+namespace {
+
+// Of this thread: how many allocations of the heap succeed before some fail; -1: none fails.
+thread_local int64_t heap_lasts = -1;
+thread_local bool only_one_fails = false;
+thread_local uint64_t heap_refusals = 0;
+
+void* TakeFromHeap(size_t size_bytes, size_t alignment_bytes) {
+  if (heap_lasts == 0) {
+    ++heap_refusals;
+    if (only_one_fails) heap_lasts = -1;
+    throw std::bad_alloc();
+  }
+  if (heap_lasts > 0) --heap_lasts;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment_bytes, size_bytes) != 0) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(size_t size_bytes) {
+  return TakeFromHeap(size_bytes, alignof(std::max_align_t));
+}
+void* operator new(size_t size_bytes, std::align_val_t alignment) {
+  return TakeFromHeap(size_bytes, static_cast<size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::ChildProcess;
+using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::kSlack;
+using ::pinion::testing::PinnedAllocatorFixture;
+using ::pinion::testing::Worker;
+using ::testing::AnyOf;
+
+// In its scope this thread's allocations from the heap fail after the first few: all, or one.
+class FullHeap {
+ public:
+  enum class Fails { kAll, kOne };
+  explicit FullHeap(int64_t lasts = 0, Fails fails = Fails::kAll) {
+    heap_refusals = 0;
+    only_one_fails = fails == Fails::kOne;
+    heap_lasts = lasts;
+  }
+  ~FullHeap() { heap_lasts = -1; }
+  FullHeap(const FullHeap&) = delete;
+  FullHeap& operator=(const FullHeap&) = delete;
+};
+
+// More than the slab can have batches for that other tests left.
+constexpr int kMany = 4000;
+
+class OutOfMemoryTest : public PinnedAllocatorFixture {
+ protected:
+  std::vector<PinnedBlock> TakeMany(int count) {
+    std::vector<PinnedBlock> blocks;
+    for (int i = 0; i < count; ++i) blocks.push_back(*allocator_->Allocate(256 - kSlack));
+    return blocks;
+  }
+  void ExpectAllIsFree() {
+    const AllocatorStats stats = allocator_->GetStats();
+    EXPECT_THAT(stats.CheckInvariants(), IsOk());
+    EXPECT_EQ(stats.used_bytes.current, 0u);
+    EXPECT_EQ(stats.cached_bytes.current, stats.locked_bytes.current);
+  }
+
+  const std::shared_ptr<FakeTimeline> other_timeline_ = std::make_shared<FakeTimeline>();
+};
+
+TEST_F(OutOfMemoryTest, ABlockThatAnotherThreadReleasesComesBack) {
+  Worker forward;
+  std::vector<PinnedBlock> blocks;
+  forward.Run([&] { blocks = TakeMany(kMany); });
+  {
+    const FullHeap full;
+    for (PinnedBlock& block : blocks) block = PinnedBlock();
+  }
+  EXPECT_GT(heap_refusals, 0u);
+  ExpectAllIsFree();
+}
+
+TEST_F(OutOfMemoryTest, WhereATicketCannotBeNotedTheReleaseWaitsForIt) {
+  std::vector<PinnedBlock> blocks = TakeMany(kMany);
+  timeline_->CompleteOnDevice(1);  // which only a wait finds out
+  for (PinnedBlock& block : blocks) {
+    const FenceTicket tickets[] = {timeline_->Ticket(1)};
+    const FullHeap full;
+    std::move(block).ReleaseAfter(tickets);
+  }
+  EXPECT_EQ(timeline_->waits(), 1u) << "from then on it is known to be done";
+  ASSERT_THAT(allocator_->Trim(0), IsOk());
+  ExpectAllIsFree();
+}
+
+TEST_F(OutOfMemoryTest, ABlockWithSeveralTicketsWaitsForAllOfThem) {
+  PinnedBlock block = Take(kMiB - kSlack);
+  const FenceTicket tickets[] = {timeline_->Ticket(1), other_timeline_->Ticket(1)};
+  timeline_->CompleteOnDevice(1);
+  other_timeline_->CompleteOnDevice(1);
+  {
+    const FullHeap full;
+    std::move(block).ReleaseAfter(tickets);
+  }
+  EXPECT_EQ(timeline_->waits(), 1u);
+  EXPECT_EQ(other_timeline_->waits(), 1u);
+  ExpectAllIsFree();
+}
+
+TEST_F(OutOfMemoryTest, WhereOnlyTheFirstTicketCanBeNotedNothingIsNotedTwice) {
+  int refused_after_the_first = 0;
+  for (int lasts = 1; lasts < 6; ++lasts) {
+    Make();
+    PinnedBlock block = Take(kMiB - kSlack);
+    const auto timeline = std::make_shared<FakeTimeline>();
+    const auto other = std::make_shared<FakeTimeline>();
+    const FenceTicket tickets[] = {timeline->Ticket(1), other->Ticket(1), timeline->Ticket(1)};
+    timeline->CompleteOnDevice(1);
+    other->CompleteOnDevice(1);
+    {
+      const FullHeap full(lasts);
+      std::move(block).ReleaseAfter(tickets);
+    }
+    if (heap_refusals > 0) ++refused_after_the_first;
+    EXPECT_EQ(timeline->waits(), heap_refusals > 0 ? 1u : 0u);
+    ASSERT_THAT(allocator_->Trim(0), IsOk());
+    ExpectAllIsFree();
+  }
+  EXPECT_GT(refused_after_the_first, 0);
+}
+
+// Says so at once, with or without memory.
+class NeverDone final : public FenceTimeline {
+ public:
+  explicit NeverDone(bool takes_memory) : takes_memory_(takes_memory) {}
+  uint64_t Completed() const noexcept override { return 0; }
+  void Poll() override {}
+  absl::Status Wait(uint64_t, absl::Duration) override {
+    return absl::DeadlineExceededError(takes_memory_ ? "a text that lies in the heap" : "");
+  }
+
+ private:
+  const bool takes_memory_;
+};
+
+TEST_F(OutOfMemoryTest, WhereTheTicketIsNeverDoneTheBlockIsNeverUsedAgain) {
+  for (const bool takes_memory : {false, true}) {
+    ChildProcess child([&] {
+      Make();
+      PinnedBlock block = Take(3 * kMiB - kSlack);
+      const FenceTicket tickets[] = {{std::make_shared<NeverDone>(takes_memory), 1},
+                                     {std::make_shared<NeverDone>(takes_memory), 1}};
+      {
+        const FullHeap full;
+        std::move(block).ReleaseAfter(tickets);
+      }
+      EXPECT_EQ(allocator_->GetStats().used_bytes.current, 3 * kMiB);
+      const uint64_t calls = source_->calls();
+      Take(3 * kMiB - kSlack);
+      EXPECT_EQ(source_->calls(), calls + 1);
+    });
+    EXPECT_EQ(child.Wait(), 0);
+  }
+}
+
+// Releases of another thread wait in batches, nine of which are too many.
+class BatchesOutOfMemoryTest : public OutOfMemoryTest {
+ protected:
+  static constexpr int kBatches = 9;
+  static constexpr int kReleases = kBatches * 16;
+
+  void SetUp() override {
+    TakeMany(2 * kReleases);  // so that there are records and slabs
+    blocks_ = TakeMany(kReleases);
+  }
+  void ReleaseOnAnotherThread(int first, int count, uint64_t value) {
+    backward_.Run([&] {
+      for (int i = first; i < first + count; ++i) {
+        const FenceTicket tickets[] = {timeline_->Ticket(value)};
+        std::move(blocks_[i]).ReleaseAfter(tickets);
+      }
+    });
+  }
+
+  Worker backward_;
+  std::vector<PinnedBlock> blocks_;
+};
+
+TEST_F(BatchesOutOfMemoryTest, WhatAnAllocationCannotNoteStaysInItsBatch) {
+  ReleaseOnAnotherThread(0, kReleases, /*value=*/1);
+  {
+    const FullHeap full;
+    for (int i = 0; i < 32; ++i) EXPECT_TRUE(allocator_->Allocate(256 - kSlack).ok());
+  }
+  EXPECT_GT(heap_refusals, 0u);
+  EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, kReleases * 256u);
+  timeline_->CompleteVisibly(1);
+  ASSERT_THAT(allocator_->Trim(0), IsOk());
+  ExpectAllIsFree();
+}
+
+TEST_F(BatchesOutOfMemoryTest, WhatIsDoneServesThoughABatchBeforeItCannotBeNoted) {
+  blocks_[16] = Take(3 * kMiB - kSlack);
+  const void* const data = blocks_[16].data();
+  ReleaseOnAnotherThread(0, 16, /*value=*/1);
+  ReleaseOnAnotherThread(16, 16, /*value=*/0);
+  {
+    const FullHeap full;
+    const absl::StatusOr<PinnedBlock> block = allocator_->Allocate(3 * kMiB - kSlack);
+    EXPECT_TRUE(block.ok());
+    EXPECT_EQ(block->data(), data);
+  }
+  EXPECT_GT(heap_refusals, 0u);
+  timeline_->CompleteVisibly(1);
+}
+
+// Allocates `large` blocks, and small ones, whose records, slabs and tickets take memory, while the
+// heap lasts; releases all. Returns whether it got through.
+bool RunWithHeap(PinnedAllocator& allocator, const FenceTicket& ticket, int large, int64_t lasts) {
+  const int count = large + 60;
+  std::vector<PinnedBlock> blocks;
+  blocks.reserve(count);
+  const FullHeap full(lasts);
+  try {
+    for (int i = 0; i < count; ++i) {
+      absl::StatusOr<PinnedBlock> block =
+          allocator.Allocate((i < large || (i - large) % 5 == 4 ? 32 * kKiB : 256) - kSlack);
+      if (!block.ok()) return false;
+      blocks.push_back(*std::move(block));
+      if (i % 7 != 0) continue;
+      std::move(blocks.back()).ReleaseAfter(absl::MakeConstSpan(&ticket, 1));
+      blocks.pop_back();
+    }
+  } catch (const std::bad_alloc&) {
+  }
+  blocks.clear();
+  return heap_refusals == 0;
+}
+
+class OutOfMemoryAtOnceTest : public OutOfMemoryTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(OutOfMemoryAtOnceTest, AnAllocationThatThrowsHasLostNothing) {
+  options_.segment_bytes = 6 * kMiB;
+  bool got_through = false;
+  int64_t lasts = 0;
+  for (; !got_through; ++lasts) {
+    ASSERT_LT(lasts, 1000);
+    Make();
+    ASSERT_THAT(allocator_->Reserve(6 * kMiB - kSlack), IsOk());
+    const auto timeline = std::make_shared<FakeTimeline>();
+    timeline->CompleteOnDevice(1);
+    got_through = RunWithHeap(*allocator_, timeline->Ticket(1), GetParam(), lasts);
+    timeline->CompleteVisibly(1);
+    const uint64_t calls = source_->calls();
+    {
+      const PinnedBlock all = Take(6 * kMiB - kSlack);  // in one piece
+      EXPECT_EQ(source_->calls(), calls) << "after " << lasts << " allocations of the heap";
+      const PinnedBlock small = Take(256 - kSlack);  // of which nothing is left over
+      EXPECT_EQ(source_->calls(), calls + 1) << "after " << lasts << " allocations of the heap";
+    }
+    ExpectAllIsFree();
+  }
+  EXPECT_GT(lasts, 5);
+}
+
+// A chunk has 127 records: the last one of it is taken by a slab, or by the first block in that.
+INSTANTIATE_TEST_SUITE_P(Blocks, OutOfMemoryAtOnceTest, ::testing::Values(0, 124, 125, 126),
+                         ::testing::PrintToStringParamName());
+
+// A growth in a process of its own, which may end, for each allocation of the heap that may be the
+// first to fail.
+class GrowthOutOfMemoryTest : public OutOfMemoryTest {
+ protected:
+  // `expect` looks at what Allocate has returned; nothing where it has thrown.
+  void GrowInChildren(FullHeap::Fails fails, const std::function<void(bool served)>& expect) {
+    constexpr int kGotThrough = 2;
+    int outcome = 0;
+    for (int64_t lasts = 0; outcome != kGotThrough; ++lasts) {
+      ChildProcess child([&] {
+        Make();
+        bool served = false;
+        {
+          const FullHeap full(lasts, fails);
+          try {
+            served = allocator_->Allocate(kMiB - kSlack).ok();
+          } catch (const std::bad_alloc&) {
+          }
+        }
+        expect(served);
+        if (heap_refusals == 0) _exit(kGotThrough);
+      });
+      outcome = child.Wait();
+      ASSERT_THAT(outcome, AnyOf(0, kGotThrough, -SIGABRT)) << lasts;
+      if (outcome == 0) ++went_on_;
+      if (outcome == -SIGABRT) ++ended_;
+    }
+  }
+
+  int went_on_ = 0;
+  int ended_ = 0;
+};
+
+TEST_F(GrowthOutOfMemoryTest, AGrowthHasLostNothingOrEndsTheProcess) {
+  GrowInChildren(FullHeap::Fails::kAll, [this](bool) {
+    Take(4 * kMiB - kSlack);
+    ExpectAllIsFree();
+  });
+  EXPECT_GT(went_on_, 5);
+  EXPECT_GT(ended_, 0);
+}
+
+// Of a host whose files could not be read for want of memory nobody may think that it has no
+// limits.
+TEST_F(GrowthOutOfMemoryTest, TheBudgetHolds) {
+  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
+  host_.Write("proc/self/cgroup", "0::/pod\n");
+  host_.Write("cgroup/pod/memory.max", "max\n");
+  GrowInChildren(FullHeap::Fails::kOne, [](bool served) { EXPECT_FALSE(served); });
+  EXPECT_GT(went_on_, 20);
+}
+
+}  // namespace
+}  // namespace pinion
