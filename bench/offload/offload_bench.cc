@@ -251,21 +251,7 @@ class OffloadBench {
 
   absl::StatusOr<MethodCost> Replay(const Case& of, const OffloadMethod& method,
                                     const StepRecord& record) const {
-    return RunMethod(
-        method, of.world,
-        [&](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
-          PINION_ASSIGN_OR_RETURN(
-              std::shared_ptr<ReplayedStep> step,
-              ReplayedStep::Create(record, machine, of.model.layers(), ReadersOf(method)));
-          OffloadStep replayed;
-          replayed.run = [step](const ReplayedStep::MakeScope& make_scope) {
-            step->Run(make_scope);
-          };
-          for (const at::Tensor& parameter : step->layer_parameters()) {
-            replayed.layers.push_back({parameter});
-          }
-          return replayed;
-        });
+    return RunMethod(method, of.world, ReplayOf(record, of.model.layers(), ReadersOf(method)));
   }
 
   // Whatever can do with that memory.

@@ -86,6 +86,20 @@ std::string OffloadMethod::name() const {
   return names[static_cast<int>(kind)];
 }
 
+MakeStep ReplayOf(StepRecord record, int layers, ReplayedStep::Readers readers) {
+  return [record = std::move(record), layers,
+          readers](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<ReplayedStep> step,
+                            ReplayedStep::Create(record, machine, layers, readers));
+    OffloadStep replayed;
+    for (const at::Tensor& parameter : step->layer_parameters()) {
+      replayed.layers.push_back({parameter});
+    }
+    replayed.run = [step](const ReplayedStep::MakeScope& make_scope) { step->Run(make_scope); };
+    return replayed;
+  };
+}
+
 absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodDevice& on,
                                       const OffloadStep& step) {
   MethodScopes scopes;

@@ -25,6 +25,7 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/step_record.h"
 
 namespace pinion {
 
@@ -79,6 +80,10 @@ struct OffloadStep {
 };
 using MakeStep =
     std::function<absl::StatusOr<OffloadStep>(const std::shared_ptr<EmulatedMachine>& machine)>;
+
+// The replay of a record, as ReplayedStep::Create.
+MakeStep ReplayOf(StepRecord record, int layers,
+                  ReplayedStep::Readers readers = ReplayedStep::Readers::kNodes);
 
 // Where a method runs.
 struct MethodDevice {

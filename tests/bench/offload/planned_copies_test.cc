@@ -2,15 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
 #include "pinion/bench/offload/offload_method.h"
-#include "pinion/bench/offload/replayed_step.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/step_simulation.h"
@@ -52,15 +49,8 @@ TEST(PlannedCopies, WhatHasToGoFirstIsCopiedFirst) {
   ASSERT_GT(as_made_us, 1.05 * plan.step_us) << "the order matters";
 
   world.memory_bytes = target_bytes;  // the device refuses every byte more
-  const absl::StatusOr<MethodCost> cost = RunMethod(
-      {OffloadMethod::Kind::kPlanned, target_bytes}, world,
-      [&step](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
-        std::shared_ptr<ReplayedStep> replayed =
-            ReplayedStep::Create(step, machine, /*layers=*/0).value();
-        OffloadStep runs;
-        runs.run = [replayed](const ReplayedStep::MakeScope& scope) { replayed->Run(scope); };
-        return runs;
-      });
+  const absl::StatusOr<MethodCost> cost =
+      RunMethod({OffloadMethod::Kind::kPlanned, target_bytes}, world, ReplayOf(step, /*layers=*/0));
   ASSERT_TRUE(cost.ok()) << cost.status();
   EXPECT_LE(cost->step_us, 1.01 * plan.step_us);
   EXPECT_EQ(cost->moved_bytes, 2 * 64 * kUnitBytes) << "objects 0, 1 and 2, both ways";

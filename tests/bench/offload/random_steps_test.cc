@@ -5,16 +5,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/random_step.h"
-#include "pinion/bench/offload/replayed_step.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -36,15 +33,7 @@ absl::StatusOr<MethodCost> Replay(const StepRecord& step, const MethodWorld& wor
   // The device refuses every byte above a target.
   MethodWorld limited = world;
   if (method.kind == Kind::kPlanned) limited.memory_bytes = method.bytes;
-  return RunMethod(
-      method, limited,
-      [&step](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
-        std::shared_ptr<ReplayedStep> replayed =
-            ReplayedStep::Create(step, machine, /*layers=*/0).value();
-        OffloadStep runs;
-        runs.run = [replayed](const ReplayedStep::MakeScope& scope) { replayed->Run(scope); };
-        return runs;
-      });
+  return RunMethod(method, limited, ReplayOf(step, /*layers=*/0));
 }
 
 TEST(RandomSteps, APlannedStepKeepsWithinTheMemoryOfWindowsAndIsNotSlower) {
