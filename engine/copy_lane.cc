@@ -1,6 +1,7 @@
 #include "pinion/engine/copy_lane.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,7 +57,10 @@ struct CopyLane::Progress {
   CopyPieces chunk;
   uint64_t sent_bytes = 0;
   SubmittedCopy unnumbered;  // the chunks that have been sent since `last_number` was
-  EventRef done;             // to be recorded behind those
+  // kDone is to be recorded behind those. kComputed is for the first chunk, which starts after it.
+  enum { kDone, kComputed };
+  std::array<EventRef, 2> events;
+  bool is_open = false;  // it counts in open_batches_
   uint64_t last_number = 0;
   // What the first chunk comes after and no stream can be made to wait for. While there is any,
   // nothing is sent: the host waits first.
@@ -84,7 +88,14 @@ CopyLane::CopyLane(const Options& options, CopyDirection direction,
       direction_(direction),
       device_(std::move(device)),
       events_(std::move(events)),
-      timeline_(std::move(timeline)) {}
+      timeline_(std::move(timeline)) {
+  struct alignas(64) Owner {
+    std::shared_ptr<StreamTimeline> timeline;
+  };
+  for (std::shared_ptr<StreamTimeline>& counted : timeline_by_group_) {
+    counted = {std::make_shared<Owner>(Owner{timeline_}), timeline_.get()};
+  }
+}
 
 void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
   timer_ = std::move(timer);
@@ -126,14 +137,18 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   absl::Span<const CopyPiece> pieces = progress.Next(options_.chunk_bytes);
   const uint64_t chunk_bytes = TotalBytes(pieces);
   timeline_->PollIfMany();
-  if (progress.done == nullptr) {
-    PINION_ASSIGN_OR_RETURN(progress.done, events_->Acquire());
+  if (progress.events[Progress::kDone] == nullptr) {
+    const bool is_first = progress.sent_bytes == 0;
+    PINION_RETURN_IF_ERROR(events_->Acquire({progress.events.data(), is_first ? 2u : 1u}));
   }
   if (progress.sent_bytes == 0) {
     // In the turn: a capture may have begun while this thread waited for it.
     PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(progress.after));
     PINION_ASSIGN_OR_RETURN(progress.unnumbered.after, OrderBatch(progress));
-    if (!progress.without_events.empty()) return absl::OkStatus();
+    if (!progress.without_events.empty()) {
+      progress.events[Progress::kComputed] = std::move(progress.unnumbered.after.compute);
+      return absl::OkStatus();
+    }
   }
 
   TransferTimer::Start start;
@@ -148,13 +163,14 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   }
   // What a device that has failed for good may still write counts as sent.
   if (!copied.ok() && device_->health().ok()) return copied;
-  if (progress.unnumbered.chunks == 0) ++open_batches_;
   progress.AddSent(pieces);
   // The last chunk's number stands for all of them, unless somebody is told of each.
   const bool is_last = progress.sent_bytes == progress.batch.size_bytes();
   if (is_last || progress.batch.waits_for_room() || timer_ != nullptr) {
     progress.unnumbered.ends_transfer = is_last;
     Number(progress);
+  } else if (!std::exchange(progress.is_open, true)) {
+    ++open_batches_;
   }
   if (timer_ != nullptr) {
     timer_->EndTransfer(std::move(start), timeline_->stream(),
@@ -164,11 +180,12 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
 }
 
 void CopyLane::Number(Progress& progress) {
-  progress.last_number =
-      timeline_->NumberCopy(std::move(progress.done), std::exchange(progress.unnumbered, {}));
+  progress.last_number = timeline_->NumberCopy(std::move(progress.events[Progress::kDone]),
+                                               std::exchange(progress.unnumbered, {}));
   for (const std::shared_ptr<HostBuffer>& buffer : progress.batch.buffers()) {
-    buffer->AddTicket({timeline_, progress.last_number});
+    buffer->AddTicket({timeline_of_thread(), progress.last_number});
   }
+  if (!std::exchange(progress.is_open, false)) return;
   --open_batches_;
   open_batches_.notify_all();
 }
@@ -196,8 +213,9 @@ absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
 absl::StatusOr<Prerequisites> CopyLane::OrderBatch(Progress& progress) {
   Prerequisites prerequisites;
   if (kCopyAfterCompute.enabled()) {
-    PINION_ASSIGN_OR_RETURN(prerequisites.compute,
-                            events_->Order(progress.after, timeline_->stream()));
+    prerequisites.compute = std::move(progress.events[Progress::kComputed]);
+    PINION_RETURN_IF_ERROR(
+        events_->Order(prerequisites.compute, progress.after, timeline_->stream()));
   }
   if (!kCopyAfterHostBuffer.enabled()) return prerequisites;
   std::vector<FenceTicket> latest;

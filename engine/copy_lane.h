@@ -21,6 +21,7 @@
 #ifndef PINION_ENGINE_COPY_LANE_H_
 #define PINION_ENGINE_COPY_LANE_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -29,6 +30,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
@@ -75,6 +77,11 @@ class CopyLane {
   void FinishTurns();
 
   const std::shared_ptr<StreamTimeline>& timeline() const { return timeline_; }
+  // The same, with a count of references that threads of one group share: those of a saved tensor
+  // change a dozen times, and one count would move from processor to processor each time.
+  const std::shared_ptr<StreamTimeline>& timeline_of_thread() const {
+    return timeline_by_group_[ThreadSlotIfAny() % timeline_by_group_.size()];
+  }
 
  private:
   struct Progress;  // of one Submit
@@ -98,8 +105,9 @@ class CopyLane {
   const std::shared_ptr<GuardedDevice> device_;
   const std::shared_ptr<EventPool> events_;
   const std::shared_ptr<StreamTimeline> timeline_;
+  std::array<std::shared_ptr<StreamTimeline>, 8> timeline_by_group_;  // of as many threads
   FifoTurn room_turn_;
-  std::atomic<int> open_batches_{0};      // that have sent chunks without a number
+  std::atomic<int> open_batches_{0};      // that a turn has left with chunks without a number
   std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
   // The highest number of each other timeline that the lane's stream waits for already. Within a
   // turn of the timeline.

@@ -114,7 +114,7 @@ absl::StatusOr<Transfer> TransferEngineImpl::Submit(const CopyBatch& batch, Stre
   CopyLane& lane = batch.direction() == CopyDirection::kHostToDevice ? *h2d_ : *d2h_;
   PINION_ASSIGN_OR_RETURN(const uint64_t value, lane.Submit(batch, after));
   if (timer_ != nullptr) timer_->CollectIfMany();
-  return MakeTransfer(lane.timeline(), value);
+  return MakeTransfer(lane.timeline_of_thread(), value);
 }
 
 absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
@@ -134,7 +134,8 @@ absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle
   if (earlier == later || !site.enabled()) return absl::OkStatus();
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(earlier));
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(later));
-  return events_->Order(earlier, later).status();
+  PINION_ASSIGN_OR_RETURN(const EventRef event, events_->Acquire());
+  return events_->Order(event, earlier, later);
 }
 
 absl::StatusOr<LinkCalibration> TransferEngineImpl::Calibrate(PinnedAllocator& allocator) {

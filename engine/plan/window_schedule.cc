@@ -25,8 +25,7 @@ uint64_t BytesOf(const void* owner, const ScheduledParcel& parcel) {
 // -------------------------------------------------------------------------------------- windows
 
 Fate WindowSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
-  scopes_[scope].Add(saved.size_bytes);
-  SetAutoBytes();
+  if (scopes_[scope].Add(saved.size_bytes)) SetAutoBytes();
   return Fate();
 }
 

@@ -18,13 +18,14 @@ constexpr uint64_t kLeastPart = 6;
 
 }  // namespace
 
-void ScopeSizes::Add(uint64_t size_bytes) {
+bool ScopeSizes::Add(uint64_t size_bytes) {
   total_bytes_ += size_bytes;
-  if (size_bytes <= largest_.back()) return;
+  if (size_bytes <= largest_.back()) return false;
   largest_.back() = size_bytes;
   for (size_t i = largest_.size() - 1; i > 0 && largest_[i - 1] < largest_[i]; --i) {
     std::swap(largest_[i - 1], largest_[i]);
   }
+  return true;
 }
 
 uint64_t ScopeSizes::usual_bytes() const {

@@ -21,7 +21,8 @@ class ScopeSizes {
   // So many tensors of a scope may be larger than the usual size.
   static constexpr size_t kOutliers = 3;
 
-  void Add(uint64_t size_bytes);
+  // False: usual_bytes() is as before.
+  bool Add(uint64_t size_bytes);
 
   uint64_t total_bytes() const { return total_bytes_; }
   // Of the largest tensor but for the outliers; of the smallest one where there are no more.

@@ -2,18 +2,29 @@
 
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 
 namespace pinion::internal {
 
+// Whoever has the only reference need not count it down.
+bool EventRef::IsLast(PooledEvent& event) {
+  return event.references_.load(std::memory_order_acquire) == 1 ||
+         event.references_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+}
+
 void EventRef::LetGo() {
-  // Whoever has the only reference need not count it down.
-  if (event_->references_.load(std::memory_order_acquire) > 1 &&
-      event_->references_.fetch_sub(1, std::memory_order_acq_rel) > 1) {
-    return;
+  if (IsLast(*event_)) event_->store_->Release({&event_, 1});
+}
+
+void EventRef::LetGoOf(absl::Span<EventRef> events) {
+  absl::InlinedVector<PooledEvent*, 32> last;
+  for (EventRef& reference : events) {
+    PooledEvent* const event = std::exchange(reference.event_, nullptr);
+    if (event != nullptr && IsLast(*event)) last.push_back(event);
   }
-  event_->store_->Release(event_);
+  if (!last.empty()) last.front()->store_->Release(last);
 }
 
 EventStore::~EventStore() {
@@ -25,27 +36,30 @@ EventStore::~EventStore() {
   }
 }
 
-absl::StatusOr<EventRef> EventStore::Acquire() {
-  std::unique_ptr<PooledEvent> event;
+absl::Status EventStore::Acquire(absl::Span<EventRef> events) {
+  size_t found = 0;
   {
     MutexLock lock(mu_);
-    ++used_;
-    if (!free_.empty()) {
-      event = std::move(free_.back());
+    used_ += events.size();
+    for (; found < events.size() && !free_.empty(); ++found) {
+      events[found].event_ = free_.back().release();
       free_.pop_back();
     }
   }
-  if (event == nullptr) {
-    absl::StatusOr<std::unique_ptr<PooledEvent>> made = NewEvent();
-    if (!made.ok()) {
-      MutexLock lock(mu_);
-      --used_;
-      return made.status();
+  for (size_t i = 0; i < events.size(); ++i) {
+    if (i >= found) {
+      absl::StatusOr<std::unique_ptr<PooledEvent>> made = NewEvent();
+      if (!made.ok()) {
+        EventRef::LetGoOf(events.first(i));
+        MutexLock lock(mu_);
+        used_ -= events.size() - i;
+        return made.status();
+      }
+      events[i].event_ = made->release();
     }
-    event = *std::move(made);
+    events[i].event_->references_.store(1, std::memory_order_relaxed);
   }
-  event->references_.store(1, std::memory_order_relaxed);
-  return EventRef(event.release());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<PooledEvent>> EventStore::NewEvent() {
@@ -57,13 +71,14 @@ absl::StatusOr<std::unique_ptr<PooledEvent>> EventStore::NewEvent() {
   return event;
 }
 
-void EventStore::Release(PooledEvent* event) {
+void EventStore::Release(absl::Span<PooledEvent* const> events) {
   if (origin_.InForkedChild()) return;
   bool is_last = false;
   {
     MutexLock lock(mu_);
-    free_.emplace_back(event);
-    is_last = --used_ == 0 && closed_;
+    for (PooledEvent* const event : events) free_.emplace_back(event);
+    used_ -= events.size();
+    is_last = used_ == 0 && closed_;
   }
   if (is_last) delete this;
 }
@@ -79,11 +94,15 @@ void EventStore::Close() {
   if (is_last) delete this;
 }
 
-absl::StatusOr<EventRef> EventPool::Order(StreamHandle earlier, StreamHandle later) {
-  PINION_ASSIGN_OR_RETURN(EventRef event, Acquire());
-  PINION_RETURN_IF_ERROR(device_->RecordEvent(event->handle(), earlier));
-  PINION_RETURN_IF_ERROR(device_->StreamWaitEvent(later, event->handle()));
+absl::StatusOr<EventRef> EventPool::Acquire() {
+  EventRef event;
+  PINION_RETURN_IF_ERROR(Acquire({&event, 1}));
   return event;
+}
+
+absl::Status EventPool::Order(const EventRef& event, StreamHandle earlier, StreamHandle later) {
+  PINION_RETURN_IF_ERROR(device_->RecordEvent(event->handle(), earlier));
+  return device_->StreamWaitEvent(later, event->handle());
 }
 
 }  // namespace pinion::internal

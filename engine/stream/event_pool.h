@@ -17,7 +17,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/device.h"
@@ -59,15 +61,18 @@ class EventRef {
     if (event_ != nullptr) LetGo();
   }
 
+  // Lets go of references to events of one pool, under one lock of it.
+  static void LetGoOf(absl::Span<EventRef> events);
+
   explicit operator bool() const { return event_ != nullptr; }
   bool operator==(std::nullptr_t) const { return event_ == nullptr; }
   const PooledEvent* operator->() const { return event_; }
 
  private:
   friend class EventStore;
-  // Takes over one reference.
-  explicit EventRef(PooledEvent* event) : event_(event) {}
   void LetGo();
+  // Whether it was the last reference, which is not counted down then.
+  static bool IsLast(PooledEvent& event);
 
   PooledEvent* event_ = nullptr;
 };
@@ -83,7 +88,8 @@ class EventStore {
   EventStore(const EventStore&) = delete;
   EventStore& operator=(const EventStore&) = delete;
 
-  absl::StatusOr<EventRef> Acquire();
+  // Into each of `events`. An error leaves all of them empty.
+  absl::Status Acquire(absl::Span<EventRef> events);
   // Nobody acquires any more. May destroy the store.
   void Close();
 
@@ -92,7 +98,7 @@ class EventStore {
 
   ~EventStore();
   // May destroy the store.
-  void Release(PooledEvent* event);
+  void Release(absl::Span<PooledEvent* const> events);
   absl::StatusOr<std::unique_ptr<PooledEvent>> NewEvent();
 
   const std::shared_ptr<GuardedDevice> device_;
@@ -115,11 +121,13 @@ class EventPool {
   EventPool& operator=(const EventPool&) = delete;
 
   // An event to record. It may still carry an old record: don't query it before.
-  absl::StatusOr<EventRef> Acquire() { return store_->Acquire(); }
+  absl::StatusOr<EventRef> Acquire();
+  // As many, under one lock. An error leaves all of them empty.
+  absl::Status Acquire(absl::Span<EventRef> events) { return store_->Acquire(events); }
 
-  // Later work of `later` starts after the present work of `earlier`; both belong to the device.
-  // Returns the event of that work.
-  absl::StatusOr<EventRef> Order(StreamHandle earlier, StreamHandle later);
+  // Later work of `later` starts after the present work of `earlier`, of which `event` tells; both
+  // belong to the device.
+  absl::Status Order(const EventRef& event, StreamHandle earlier, StreamHandle later);
 
  private:
   const std::shared_ptr<GuardedDevice> device_;

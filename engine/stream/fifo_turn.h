@@ -14,6 +14,8 @@
 
 #include <atomic>
 
+#include "pinion/allocator/base/spin.h"
+
 namespace pinion::internal {
 
 class FifoTurn {
@@ -32,6 +34,11 @@ class FifoTurn {
  private:
   void Enter() {
     const int mine = next_.fetch_add(1, std::memory_order_relaxed);
+    // Who is next looks for a while first: many turns are some device calls long, each of which
+    // only enqueues.
+    const bool is_next = mine - serving_.load(std::memory_order_acquire) <= 1;
+    for (Spin spin; is_next && serving_.load(std::memory_order_acquire) != mine && spin.Again();) {
+    }
     for (int serving; (serving = serving_.load(std::memory_order_acquire)) != mine;) {
       serving_.wait(serving, std::memory_order_acquire);
     }

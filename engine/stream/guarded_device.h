@@ -105,7 +105,8 @@ class GuardedDevice {
   const ForkOrigin origin_;
   std::atomic<bool> accepting_{true};
   std::atomic<bool> poisoned_{false};  // first_error_ is an error: all is well without its lock
-  std::atomic<uint64_t> retries_{0};
+  // Apart from what each call reads, since waits are counted all the time.
+  alignas(64) std::atomic<uint64_t> retries_{0};
   std::atomic<uint64_t> event_waits_{0};
   std::atomic<uint64_t> event_waits_skipped_{0};
   mutable Mutex mu_;

@@ -197,6 +197,15 @@ void StreamTimeline::Complete(uint64_t value) {
   CompleteUpTo(value, released);
 }
 
+StreamTimeline::Released::~Released() {
+  absl::InlinedVector<EventRef, 2 * kManySubmissions> events;
+  for (Pending& pending : all) {
+    events.push_back(std::move(pending.event));
+    events.push_back(std::move(pending.copy.after.compute));
+  }
+  EventRef::LetGoOf(absl::MakeSpan(events));
+}
+
 void StreamTimeline::CompleteUpTo(uint64_t value, Released& released) {
   auto end = pending_.begin();
   for (; end != pending_.end() && end->value <= value; ++end) {
@@ -205,8 +214,8 @@ void StreamTimeline::CompleteUpTo(uint64_t value, Released& released) {
     stats_.in_flight_bytes -= end->copy.size_bytes;
     completed_.store(end->value, std::memory_order_release);
   }
-  if (end == pending_.end()) return released.swap(pending_);
-  released.assign(std::move_iterator(pending_.begin()), std::move_iterator(end));
+  if (end == pending_.end()) return released.all.swap(pending_);
+  released.all.assign(std::move_iterator(pending_.begin()), std::move_iterator(end));
   pending_.erase(pending_.begin(), end);
 }
 

@@ -140,7 +140,11 @@ class StreamTimeline final : public FenceTimeline {
     SubmittedCopy copy;
   };
 
-  using Released = std::deque<Pending>;
+  // What is done. It is let go of behind the lock, all events at once.
+  struct Released {
+    ~Released();
+    std::deque<Pending> all;
+  };
   using Events = absl::InlinedVector<EventRef, 1>;
 
   uint64_t Append(EventRef event, SubmittedCopy&& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -166,10 +170,11 @@ class StreamTimeline final : public FenceTimeline {
   const std::string name_;
   std::shared_ptr<TransferTimer> timer_;  // null: waits are not timed
   CopyDirection direction_{};             // set with timer_
-  FifoTurn turn_;
+  // Apart from what is only read, since whoever submits writes to it.
+  alignas(64) FifoTurn turn_;
 
-  // Written under mu_.
-  std::atomic<uint64_t> last_number_{0};
+  // Written under mu_; apart from the turn, at which others look meanwhile.
+  alignas(64) std::atomic<uint64_t> last_number_{0};
   std::atomic<uint64_t> completed_{0};
   mutable Mutex mu_;
   // From completed_ + 1 on.

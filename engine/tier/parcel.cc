@@ -11,13 +11,13 @@ namespace pinion {
 
 // ---------------------------------------------------------------------------------------- claim
 
-FetchClaim::~FetchClaim() {
-  if (parcel_ != nullptr) parcel_->FailFetch();
+void FetchClaim::Fail() {
+  if (!std::exchange(has_ended_, true)) parcel_->FailFetch();
 }
 
 GuardedMemory FetchClaim::EndFetch(GuardedMemory fetched) {
-  const std::shared_ptr<Parcel> parcel = std::move(parcel_);
-  return parcel->EndFetch(std::move(fetched));
+  has_ended_ = true;
+  return parcel_->EndFetch(std::move(fetched));
 }
 
 // ------------------------------------------------------------------------------------------ out
@@ -155,9 +155,11 @@ bool Parcel::ReadIfFetched(Reader& reader, std::optional<Read>& read, Afterwards
 
 Parcel::Read Parcel::ReadLocked(Reader& reader, Afterwards afterwards) {
   Read read;
-  read.fetched =
-      GuardedMemory(fetched_.memory().Share(), fetched_.stream(), fetched_.copy(), kFreeAfterCopy);
-  read.released = MarkReadLocked(reader, afterwards);
+  read.fetched = MarkReadLocked(reader, afterwards);
+  if (!read.fetched) {
+    read.fetched = GuardedMemory(fetched_.memory().Share(), fetched_.stream(), fetched_.copy(),
+                                 kFreeAfterCopy);
+  }
   return read;
 }
 

@@ -56,14 +56,19 @@ class Parcel;
 inline constexpr WaitSite kEvictAfterCopyOut("kEvictAfterCopyOut", kEngineWaits);
 
 // The right and the duty to fetch a parcel. Letting go of it without EndFetch means that the fetch
-// has failed: others may try.
+// has failed: others may try. It keeps the parcel in any case.
 class FetchClaim {
  public:
   FetchClaim(FetchClaim&&) = default;
   FetchClaim& operator=(FetchClaim&&) = delete;
-  ~FetchClaim();
+  ~FetchClaim() {
+    if (parcel_ != nullptr) Fail();
+  }
 
   Parcel& parcel() const { return *parcel_; }
+  // Others may try, unless the fetch has ended or failed before. Not of a claim that was moved
+  // from.
+  void Fail();
   // `fetched` holds all of the parcel's bytes once its copy is done. Returns it if nobody is left
   // to read it.
   [[nodiscard]] GuardedMemory EndFetch(GuardedMemory fetched);
@@ -73,6 +78,7 @@ class FetchClaim {
   explicit FetchClaim(std::shared_ptr<Parcel> parcel) : parcel_(std::move(parcel)) {}
 
   std::shared_ptr<Parcel> parcel_;
+  bool has_ended_ = false;
 };
 
 class Parcel : public std::enable_shared_from_this<Parcel> {
@@ -88,8 +94,9 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
 
   // What a reader is given of a parcel that was fetched.
   struct Read {
-    GuardedMemory fetched;   // a reference of the reader's own; empty: `claim` is set
-    GuardedMemory released;  // the parcel's own reference, if this was the last reader
+    // A reference of the reader's own, or the parcel's, if this was the last reader. Empty: `claim`
+    // is set.
+    GuardedMemory fetched;
     std::optional<FetchClaim> claim;
   };
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "pinion/allocator/base/slab.h"
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/engine/stream/stream_in_use.h"
+#include "pinion/hooks/activations/due_records.h"
 #include "pinion/hooks/activations/late_leavers.h"
 #include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/record_view.h"
@@ -143,7 +143,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   TensorChecksum checksum;
   if (cast != nullptr && options_.verify) checksum = TensorChecksum::Of(storage, extent);
   RecordPtr record;
-  RecordPtrs due;
+  DueRecords due;
   bool is_new = false;
   Released released;  // let go of after the lock
   {
@@ -187,11 +187,10 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       }
     }
     if (!scope.ended) {
-      RecordPtrs returned =
-          state_.books.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes());
-      std::move(returned.begin(), returned.end(), std::back_inserter(due));
+      due.Add(state_.books.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes()));
     }
-    TakeLateLeavers(state_, *stats_, node, due, released);
+    TakeLateLeavers(state_, *stats_, node, due.records, released);
+    due.Sort(state_);
     ++record->live_handles;
     stats_->Update([&, counter = CounterOf(*record)](OffloadStats& stats) {
       ++stats.live_handles;
@@ -201,8 +200,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   }
   auto handle =
       std::make_unique<Handle>(shared_from_this(), RecordView(std::move(record), tensor, is_new));
-  if (!due.empty()) departures_.CopyOut(std::move(due));
-  departures_.EvictExcess();
+  departures_.CopyOut(due);
   return handle;
 }
 
@@ -213,13 +211,13 @@ void DeviceOffloader::EndScope(ScopeId scope) {
 
 void DeviceOffloader::EndScopeNow(ScopeId scope) {
   const ScopedRange range(trace(), "pinion.end_scope");
-  RecordPtrs due;
+  DueRecords due;
   {
     OffloadLock lock(state_);
-    due = state_.books.pending.EndScope(scope);
+    due.Add(state_.books.pending.EndScope(scope));
+    due.Sort(state_);
   }
-  departures_.CopyOut(std::move(due));
-  departures_.EvictExcess();
+  departures_.CopyOut(due);
   OffloadLock lock(state_);
   state_.schedule->OnScopeEnd(scope);
 }
@@ -243,16 +241,16 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     const bool is_kept = backward != -1 && BackwardKeepsGraph();
     // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
     if (is_kept) SettleLoans();
-    RecordPtrs due;
+    DueRecords due;
     Released released;  // let go of after the lock
     {
       OffloadLock lock(state_);
       state_.schedule->OnUsed(record.in_schedule.object, is_kept ? Use::kReadAndKept : Use::kRead);
-      TakeLateLeavers(state_, *stats_, state_.books.last_packed, due, released);
+      TakeLateLeavers(state_, *stats_, state_.books.last_packed, due.records, released);
       if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
+      due.Sort(state_);
     }
-    if (!due.empty()) departures_.CopyOut(std::move(due));
-    departures_.EvictExcess();
+    departures_.CopyOut(due);
   }
   BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward},
                                          [&handle] { return handle.view().Describe(); });
@@ -292,8 +290,9 @@ void DeviceOffloader::Release(Handle& handle) {
   if (learner_ != nullptr && backward != -1) SettleLoans();
   Released released;
   OffloadLock lock(state_);
-  // The handle that goes still shares the record: nothing is let go of under the lock.
-  const std::shared_ptr<SavedParcel> parcel = record.in_parcel.parcel;
+  // The handle that goes still shares the record, which keeps its parcel: nothing is let go of
+  // under the lock.
+  SavedParcel* const parcel = record.in_parcel.parcel.get();
   uint64_t dropped = 0;
   if (parcel != nullptr) {
     dropped += state_.LetGoOfFetched(parcel->RemoveReader(handle.reader), *parcel, released);

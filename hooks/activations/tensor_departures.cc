@@ -46,35 +46,19 @@ void TensorDepartures::Keep(absl::Span<const RecordPtr> records, uint64_t Offloa
 
 // ------------------------------------------------------------------------------------- copy out
 
-void TensorDepartures::CopyOut(RecordPtrs due) {
-  absl::Span<const RecordPtr> staying;
-  absl::InlinedVector<absl::Span<const RecordPtr>, 1> batches;
-  {
-    OffloadLock lock(state_);
-    // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let go
-    // of it, while an input is still held: only the former's copy would free anything.
-    const auto held = std::stable_partition(
-        due.begin(), due.end(),
-        [](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-          return !record->maybe_held || record->leaving.source.use_count() <= 1;
-        });
-    staying = absl::MakeConstSpan(held, due.end());
-    // One batch per pack stream: its copies start after that stream's present work.
-    for (auto begin = due.begin(); begin != held;) {
-      const c10::Stream stream = (*begin)->pack_stream.torch;
-      const uint64_t company = state_.schedule->CompanyOf((*begin)->in_schedule.object);
-      const auto end = std::stable_partition(
-          begin, held,
-          [&](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
-            return record->pack_stream.torch == stream &&
-                   state_.schedule->CompanyOf(record->in_schedule.object) == company;
-          });
-      batches.push_back(absl::MakeConstSpan(begin, end));
-      begin = end;
-    }
-  }
+void TensorDepartures::CopyOut(DueRecords& due) {
+  const absl::Span<const RecordPtr> staying =
+      absl::MakeConstSpan(due.records).subspan(due.sources.size());
   if (!staying.empty()) Keep(staying, &OffloadStats::kept_held);
-  for (const absl::Span<const RecordPtr> batch : batches) {
+  // With the last batch, unless the schedule wants to know first what the device has: no lock may
+  // be held while that is asked for.
+  const bool evicts = !state_.asks_for_device_bytes;
+  bool has_evicted = false;
+  size_t begin = 0;
+  for (const size_t end : due.ends) {
+    const auto batch = absl::MakeConstSpan(due.records).subspan(begin, end - begin);
+    const auto sources = absl::MakeSpan(due.sources).subspan(begin, end - begin);
+    begin = end;
     const BoundStream stream = batch.front()->pack_stream;
     // A gather or a checksum on a stream that captures would become part of the graph.
     const absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
@@ -83,17 +67,20 @@ void TensorDepartures::CopyOut(RecordPtrs due) {
       continue;
     }
     if (options_.overlap) {
-      SubmitCopyOut(stream, batch);
+      has_evicted = SubmitCopyOut(stream, batch, sources, evicts && end == due.ends.back());
     } else {
-      for (const RecordPtr& record : batch) CopyOutBlocking(record);
+      for (size_t i = 0; i < batch.size(); ++i) CopyOutBlocking(batch[i], sources[i]);
     }
+  }
+  if (has_evicted) return;
+  while (EvictSome() && state_.asks_for_device_bytes) {
   }
 }
 
-void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
-                                     absl::Span<const RecordPtr> records) {
-  absl::InlinedVector<ParcelDraft, 1> all = PlanParcels(stream, records);
-  if (all.empty()) return;
+bool TensorDepartures::SubmitCopyOut(const BoundStream& stream, absl::Span<const RecordPtr> records,
+                                     absl::Span<c10::Storage> sources, bool evicts) {
+  absl::InlinedVector<ParcelDraft, 1> all = PlanParcels(stream, records, sources);
+  if (all.empty()) return false;
   absl::InlinedVector<Departure, 1> departures;
   for (ParcelDraft& leaving : all) departures.push_back(std::move(leaving.departure));
   absl::Status left;
@@ -105,31 +92,37 @@ void TensorDepartures::SubmitCopyOut(const BoundStream& stream,
   if (!left.ok()) {
     PINION_LOG(kWarning) << "saved tensors stay on the device: " << left;
     for (const ParcelDraft& leaving : all) Keep(leaving.records, &OffloadStats::kept_copy_failed);
-    return;
+    return false;
   }
-  Released released;
-  OffloadLock lock(state_);
-  for (ParcelDraft& leaving : all) Publish(leaving, released);
+  Excess excess;
+  bool has_evicted = false;
+  {
+    Released released;
+    OffloadLock lock(state_);
+    for (ParcelDraft& leaving : all) Publish(leaving, released);
+    // What was gathered counts as freed once its sources are, which is behind the lock.
+    if (evicts && released.plain.empty()) {
+      TakeExcess(excess);
+      has_evicted = true;
+    }
+  }
+  Drop(excess);
+  return has_evicted;
 }
 
 absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParcels(
-    const BoundStream& stream, absl::Span<const RecordPtr> records) {
-  RecordPtrs present;
+    const BoundStream& stream, absl::Span<const RecordPtr> records,
+    absl::Span<c10::Storage> sources) {
+  absl::InlinedVector<size_t, 1> present;
   RecordPtrs changed;
-  absl::InlinedVector<c10::Storage, 1> sources;
   absl::InlinedVector<uint64_t, 1> sizes;
-  {
-    OffloadLock lock(state_);
-    for (const RecordPtr& record : records) {
-      if (!record->leaving.source) continue;  // its last handle went meanwhile
-      if (!record->HasItsMemory(record->leaving.source)) {
-        changed.push_back(record);
-        continue;
-      }
-      present.push_back(record);
-      sources.push_back(record->leaving.source);
-      sizes.push_back(record->size_bytes());
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (!records[i]->HasItsMemory(sources[i])) {
+      changed.push_back(records[i]);
+      continue;
     }
+    present.push_back(i);
+    sizes.push_back(records[i]->size_bytes());
   }
   if (!changed.empty()) Keep(changed, &OffloadStats::kept_copy_failed);
   absl::InlinedVector<ParcelDraft, 1> all;
@@ -138,8 +131,8 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
     ParcelDraft& leaving = all.emplace_back();
     leaving.offsets = std::move(group.offsets);
     for (const size_t piece : group.pieces) {
-      leaving.records.push_back(std::move(present[piece]));
-      leaving.sources.push_back(std::move(sources[piece]));
+      leaving.records.push_back(records[present[piece]]);
+      leaving.sources.push_back(std::move(sources[present[piece]]));
     }
     absl::StatusOr<std::shared_ptr<SavedParcel>> parcel =
         tier_.NewParcel<SavedParcel>(group.size_bytes, stream.native, stream);
@@ -246,10 +239,11 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
     parcel.place = std::max(parcel.place, record.place());
     if (parcel.gathered) {
       if (record.leaving.source.use_count() > 1) ++not_freed;
+      released.plain.push_back(std::exchange(record.leaving.source, c10::Storage()));
     } else {
       held.push_back({record.storage(), record.storage_bytes});
+      record.leaving.source = c10::Storage();  // the parcel holds it: nothing is let go of
     }
-    released.plain.push_back(std::exchange(record.leaving.source, c10::Storage()));
   }
   parcel.AddReaders(readers);
   if (readers > 0) {
@@ -268,8 +262,9 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
   });
 }
 
-void TensorDepartures::CopyOutBlocking(const RecordPtr& record) {
-  SubmitCopyOut(record->pack_stream, absl::MakeConstSpan(&record, 1));
+void TensorDepartures::CopyOutBlocking(const RecordPtr& record, c10::Storage& source) {
+  SubmitCopyOut(record->pack_stream, absl::MakeConstSpan(&record, 1), absl::MakeSpan(&source, 1),
+                /*evicts=*/false);
   std::shared_ptr<SavedParcel> parcel;
   {
     OffloadLock lock(state_);
@@ -317,27 +312,29 @@ GuardedMemories TensorDepartures::Evict(absl::Span<ScheduledParcel* const> parce
   return evicted;
 }
 
-void TensorDepartures::EvictExcess() {
-  while (EvictSome() && state_.asks_for_device_bytes) {
-  }
+bool TensorDepartures::TakeExcess(Excess& excess) {
+  const ScheduledParcels parcels = state_.schedule->TakeEvictions();
+  for (const ScheduledParcel* parcel : parcels) excess.bytes += parcel->size_bytes;
+  if (!parcels.empty()) excess.memories = Evict(parcels);
+  state_.TellShare(*tier_.share());  // behind both, which find what should be gone and is not
+  return !parcels.empty();
+}
+
+void TensorDepartures::Drop(Excess& excess) {
+  if (excess.memories.empty()) return;
+  const ScopedRange range(options_.engine.trace.get(), "pinion.evict", excess.bytes);
+  excess.memories.clear();
 }
 
 bool TensorDepartures::EvictSome() {
-  GuardedMemories evicted;  // let go of after the lock
-  uint64_t evicted_bytes = 0;
+  Excess excess;
   const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
     OffloadLock lock(state_);
     state_.schedule->OnDeviceBytes(device_bytes);
-    const ScheduledParcels parcels = state_.schedule->TakeEvictions();
-    for (const ScheduledParcel* parcel : parcels) evicted_bytes += parcel->size_bytes;
-    if (!parcels.empty()) evicted = Evict(parcels);
-    state_.TellShare(*tier_.share());  // behind both, which find what should be gone and is not
-    if (parcels.empty()) return false;
+    if (!TakeExcess(excess)) return false;
   }
-  if (evicted.empty()) return true;
-  const ScopedRange range(options_.engine.trace.get(), "pinion.evict", evicted_bytes);
-  evicted.clear();
+  Drop(excess);
   return true;
 }
 

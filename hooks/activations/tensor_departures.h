@@ -1,5 +1,5 @@
-// How saved tensors leave a device: which of those that are due stay after all, which share a
-// parcel, the copies, and the eviction of what has left.
+// How saved tensors that are due leave a device: which of them share a parcel, the copies, and the
+// eviction of what has left.
 //
 // Thread safety: thread-safe.
 
@@ -21,6 +21,7 @@
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/guarded_memory.h"
+#include "pinion/hooks/activations/due_records.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
@@ -44,15 +45,13 @@ class TensorDepartures {
         state_(state),
         stats_(stats) {}
 
-  // Of records that are due, leaves that somebody holds stay, and so do those whose stream captures
-  // a graph; the others leave.
-  void CopyOut(RecordPtrs due);
+  // The batches leave, but for those whose stream captures a graph, and take the sources with them.
+  // Then the device memory goes that the schedule has in excess.
+  void CopyOut(DueRecords& due);
 
   // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
   void Keep(absl::Span<const RecordPtr> records, uint64_t OffloadStats::*reason);
 
-  // Drops the device memory that the schedule has in excess.
-  void EvictExcess();
   // Drops all device memory whose copy out was submitted.
   void EvictAll();
 
@@ -66,14 +65,24 @@ class TensorDepartures {
     Departure departure;
   };
 
-  // Records of one pack stream, which does not capture a graph.
-  void SubmitCopyOut(const BoundStream& stream, absl::Span<const RecordPtr> records);
+  // Device memory that the schedule has in excess.
+  struct Excess {
+    GuardedMemories memories;
+    uint64_t bytes = 0;  // of its parcels
+  };
+
+  // Records of one pack stream, which does not capture a graph, and the source of each, which is
+  // moved from. With `evicts` it may drop what the schedule has in excess as well, under the lock
+  // that it takes anyway; returns whether it has.
+  bool SubmitCopyOut(const BoundStream& stream, absl::Span<const RecordPtr> records,
+                     absl::Span<c10::Storage> sources, bool evicts);
   // The baseline without overlap: the host waits, then the device memory goes.
-  void CopyOutBlocking(const RecordPtr& record);
+  void CopyOutBlocking(const RecordPtr& record, c10::Storage& source);
   // Those that can leave, each with its place in the host tier, gathered where that was planned and
   // possible.
   absl::InlinedVector<ParcelDraft, 1> PlanParcels(const BoundStream& stream,
-                                                  absl::Span<const RecordPtr> records);
+                                                  absl::Span<const RecordPtr> records,
+                                                  absl::Span<c10::Storage> sources);
   // Whether the tensors are small slices of storages that hold far more device memory than the
   // parcel.
   bool HoldsMuchMore(const ParcelDraft& leaving);
@@ -83,7 +92,9 @@ class TensorDepartures {
   // The copy was submitted.
   void Publish(ParcelDraft& leaving, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
-  // False: the schedule has nothing in excess.
+  // False: there is none.
+  bool TakeExcess(Excess& excess) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
+  void Drop(Excess& excess);
   bool EvictSome();
   GuardedMemories Evict(absl::Span<ScheduledParcel* const> parcels)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);

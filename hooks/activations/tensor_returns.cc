@@ -39,13 +39,13 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
     Released released;  // let go of after the lock
     BytesOnDevice bytes;
     uint64_t dropped = 0;
-    std::shared_ptr<SavedParcel> parcel;
+    SavedParcel* parcel = nullptr;  // which the record keeps
     std::optional<Parcel::Read> read;
     bool is_cast_again = false;
     bool was_ahead = false;
     {
       OffloadLock lock(state_);
-      parcel = record.in_parcel.parcel;
+      parcel = record.in_parcel.parcel.get();
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
       if (bytes.storage) {
@@ -89,7 +89,6 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
     // The reader's stream has waited, and the framework orders the free after the reader.
     if (stream.native != read->fetched.stream()) RecordOnStream(bytes.storage, stream.torch);
     read->fetched.Disarm();
-    read->released.Disarm();
     if (record.checksum) {
       Verify(record, bytes, [&] {
         return c10::str("a saved tensor has come back changed: ", describe(), ", its ",
@@ -251,7 +250,7 @@ void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
   if (!options_.overlap) return;
   for (;;) {
     OffloadSchedule::Fetches fetches;
-    FetchClaims wanted;
+    Arrivals wanted;  // they keep their parcels until after the lock
     const uint64_t device_bytes = state_.DeviceBytes(record.pack_stream.torch.device());
     {
       OffloadLock lock(state_);
@@ -265,7 +264,7 @@ void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
         auto& parcel = static_cast<SavedParcel&>(*scheduled);
         std::optional<FetchClaim> claim = parcel.ClaimIfAway();
         if (claim.has_value()) {
-          wanted.push_back(*std::move(claim));
+          wanted.push_back({*std::move(claim), DeviceMemory()});
         } else {
           state_.schedule->OnDropped(parcel);  // another thread is faster
         }
@@ -274,45 +273,46 @@ void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
     if (fetches.looks > 0) {
       stats_.Update([&](OffloadStats& stats) { stats.prefetch_looks += fetches.looks; });
     }
-    if (wanted.empty() || !FetchAhead(std::move(wanted), backward) || fetches.is_all) return;
+    if (wanted.empty() || !FetchAhead(wanted, backward) || fetches.is_all) return;
   }
 }
 
-bool TensorReturns::FetchAhead(FetchClaims wanted, int64_t backward) {
-  absl::InlinedVector<std::shared_ptr<SavedParcel>, 1> parcels;
+bool TensorReturns::FetchAhead(Arrivals& wanted, int64_t backward) {
   uint64_t bytes = 0;
-  for (const FetchClaim& next : wanted) {
-    parcels.push_back(std::static_pointer_cast<SavedParcel>(next.parcel().shared_from_this()));
-    bytes += next.parcel().size_bytes;
+  ScheduledParcels parcels;
+  for (const Arrival& next : wanted) {
+    parcels.push_back(static_cast<SavedParcel*>(&next.claim.parcel()));
+    bytes += parcels.back()->size_bytes;
   }
   const ScopedRange range(trace(), "pinion.prefetch", bytes);
-  const BoundStream& stream = parcels.front()->pack_stream;
+  const BoundStream& stream = static_cast<SavedParcel*>(parcels.front())->pack_stream;
   GuardedMemories unneeded;
   absl::StatusOr<Transfer> copy;  // an error until the copy is submitted
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
-    absl::InlinedVector<Arrival, 1> arrivals;
-    for (FetchClaim& next : wanted) {
-      c10::Storage storage = AllocateStorage(stream.torch, next.parcel().size_bytes);
-      arrivals.push_back({std::move(next), TorchMemory(std::move(storage))});
+    for (Arrival& next : wanted) {
+      next.memory = TorchMemory(AllocateStorage(stream.torch, next.claim.parcel().size_bytes));
     }
-    copy = tier_.Fetch(absl::MakeSpan(arrivals), stream.native, unneeded);
+    copy = tier_.Fetch(absl::MakeSpan(wanted), stream.native, unneeded);
   } catch (const std::exception&) {
     // Out of memory, most likely.
   }
-  wanted.clear();  // claims that are left have failed
+  if (!copy.ok()) {
+    for (Arrival& next : wanted) {
+      next.memory = DeviceMemory();
+      next.claim.Fail();
+    }
+  }
   stats_.Update([&](OffloadStats& stats) {
-    copy.ok() ? stats.fetched_bytes += bytes : stats.prefetches_refused += parcels.size();
+    copy.ok() ? stats.fetched_bytes += bytes : stats.prefetches_refused += wanted.size();
   });
   OffloadLock lock(state_);
   if (copy.ok()) {
-    for (const auto& parcel : parcels) state_.schedule->OnFetched(*parcel, backward);
+    for (ScheduledParcel* parcel : parcels) state_.schedule->OnFetched(*parcel, backward);
     state_.schedule->OnFetchesMade();
     return true;
   }
-  std::vector<ScheduledParcel*> refused;
-  for (const auto& parcel : parcels) refused.push_back(parcel.get());
-  state_.schedule->OnFetchesRefused(refused);
+  state_.schedule->OnFetchesRefused(parcels);
   return false;
 }
 

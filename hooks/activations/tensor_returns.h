@@ -72,7 +72,7 @@ class TensorReturns {
   void EndBackward(int64_t backward);
 
  private:
-  using FetchClaims = absl::InlinedVector<FetchClaim, 1>;
+  using Arrivals = absl::InlinedVector<Arrival, 1>;
 
   // Without a copy back; no storage if there is none.
   BytesOnDevice Find(StorageRecord& record, Released& released)
@@ -92,7 +92,7 @@ class TensorReturns {
   void FetchNow(SavedParcel& parcel, FetchClaim claim, const Reading& by);
   // False when that failed: backward goes on without more prefetches for now. Whatever is wrong
   // with the device is for a fetch that is needed to report.
-  bool FetchAhead(FetchClaims wanted, int64_t backward);
+  bool FetchAhead(Arrivals& wanted, int64_t backward);
 
   TraceSink* trace() const { return options_.engine.trace.get(); }
 

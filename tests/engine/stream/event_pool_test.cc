@@ -1,9 +1,12 @@
 #include "pinion/engine/stream/event_pool.h"
 
+#include <array>
 #include <memory>
 
+#include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
 #include "pinion/engine/stream/guarded_device.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/child_process.h"
@@ -37,6 +40,49 @@ TEST_F(EventPoolTest, AnEventIsUsedAgainOnceNobodyRefersToIt) {
   EXPECT_NE(pool_->Acquire().value()->handle(), handle);
   more = EventRef();
   EXPECT_EQ(pool_->Acquire().value()->handle(), handle);
+}
+
+TEST_F(EventPoolTest, SeveralAreAcquiredAndLetGoOfTogether) {
+  std::array<EventRef, 3> events;
+  ASSERT_THAT(pool_->Acquire(absl::MakeSpan(events).first(2)), IsOk());
+  const EventHandle first = events[0]->handle();
+  const EventHandle second = events[1]->handle();
+  EXPECT_NE(first, second);
+  EventRef more = events[0];
+  EventRef::LetGoOf(absl::MakeSpan(events));  // the last one is empty
+  EXPECT_TRUE(events[0] == nullptr && events[1] == nullptr);
+  ASSERT_THAT(pool_->Acquire(absl::MakeSpan(events).first(2)), IsOk());
+  EXPECT_EQ(events[0]->handle(), second);
+  EXPECT_NE(events[1]->handle(), first) << "somebody refers to it";
+}
+
+TEST_F(EventPoolTest, WhereOneCannotBeMadeNoneIsAcquired) {
+  EmulatedOptions options = testing::TestMachineOptions();
+  options.faults.calls = {{.call = DeviceCall::kCreateEvent, .at = 2}};
+  device_ = std::make_shared<GuardedDevice>(EmulatedMachine::Create(options).value()->device(0),
+                                            /*transient_retries=*/0);
+  pool_ = std::make_unique<EventPool>(device_);
+  std::array<EventRef, 2> events;
+  EXPECT_FALSE(pool_->Acquire(absl::MakeSpan(events)).ok());
+  EXPECT_TRUE(events[0] == nullptr && events[1] == nullptr);
+  EXPECT_THAT(pool_->Acquire(absl::MakeSpan(events)), IsOk());
+  EventRef::LetGoOf(absl::MakeSpan(events));
+  const std::weak_ptr<GuardedDevice> device = device_;
+  device_ = nullptr;
+  pool_ = nullptr;
+  EXPECT_TRUE(device.expired()) << "the pool believes that an event is in use";
+}
+
+TEST_F(EventPoolTest, WhereOneCannotBeMadeThoseThatWereFreeStayFree) {
+  EmulatedOptions options = testing::TestMachineOptions();
+  options.faults.calls = {{.call = DeviceCall::kCreateEvent, .at = 2}};
+  device_ = std::make_shared<GuardedDevice>(EmulatedMachine::Create(options).value()->device(0),
+                                            /*transient_retries=*/0);
+  pool_ = std::make_unique<EventPool>(device_);
+  const EventHandle free = pool_->Acquire().value()->handle();
+  std::array<EventRef, 2> events;
+  EXPECT_FALSE(pool_->Acquire(absl::MakeSpan(events)).ok());
+  EXPECT_EQ(pool_->Acquire().value()->handle(), free);
 }
 
 TEST_F(EventPoolTest, ReferencesOutliveThePoolAndTakeTheDeviceWithThem) {

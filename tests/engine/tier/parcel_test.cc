@@ -162,6 +162,18 @@ TEST_F(ParcelTest, AParcelThatIsAwayIsClaimedOnceAndFetched) {
   EXPECT_EQ(tiers_.live_blocks(), 1);
 }
 
+TEST_F(ParcelTest, AClaimFailsOnceAndLeavesTheNextOneAlone) {
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  std::optional<FetchClaim> claim = parcel->ClaimIfAway();
+  claim->Fail();
+  EXPECT_EQ(&claim->parcel(), parcel.get());
+  EXPECT_EQ(parcel->state(), State::kAway);
+  const std::optional<FetchClaim> next = parcel->ClaimIfAway();
+  ASSERT_TRUE(next.has_value());
+  claim.reset();
+  EXPECT_EQ(parcel->state(), State::kFetching);
+}
+
 TEST_F(ParcelTest, WhoReadsFirstGetsTheClaimAndThenTheBytes) {
   const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
   parcel->AddReaders(2);
@@ -169,7 +181,6 @@ TEST_F(ParcelTest, WhoReadsFirstGetsTheClaimAndThenTheBytes) {
     Parcel::Read first = parcel->ReadOrClaim(reader_);
     ASSERT_TRUE(first.claim.has_value());
     EXPECT_FALSE(first.fetched);
-    EXPECT_FALSE(first.released);
     EXPECT_EQ(parcel->state(), State::kFetching);
     tiers_.Fetch(*std::move(first.claim));
   }

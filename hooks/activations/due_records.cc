@@ -1,0 +1,34 @@
+#include "pinion/hooks/activations/due_records.h"
+
+#include <c10/core/Stream.h>
+
+#include <algorithm>
+
+namespace pinion {
+
+void DueRecords::Sort(OffloadState& state) {
+  // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let go
+  // of it, while an input is still held: only the former's copy would free anything.
+  const auto held = std::stable_partition(
+      records.begin(), records.end(),
+      [](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+        return !record->maybe_held || record->leaving.source.use_count() <= 1;
+      });
+  // One batch per pack stream: its copies start after that stream's present work.
+  for (auto begin = records.begin(); begin != held;) {
+    const c10::Stream stream = (*begin)->pack_stream.torch;
+    const uint64_t company = state.schedule->CompanyOf((*begin)->in_schedule.object);
+    begin = std::stable_partition(
+        begin, held,
+        [&](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock) {
+          return record->pack_stream.torch == stream &&
+                 state.schedule->CompanyOf(record->in_schedule.object) == company;
+        });
+    ends.push_back(begin - records.begin());
+  }
+  for (auto one = records.begin(); one != held; ++one) {
+    sources.push_back((*one)->leaving.source);
+  }
+}
+
+}  // namespace pinion
