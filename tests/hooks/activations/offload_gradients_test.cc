@@ -108,8 +108,11 @@ TEST_F(OffloadGradients, WhatACallbackBorrowsAtTheEndOfABackwardComesBackToo) {
   at::Tensor lent;
   const at::Tensor y = Probe(NewLeaf(8, true), {}, [&](const at::Tensor& grad, const UnpackSaved&) {
     Lend(at::ones({4}));
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [&] { lent = Lend(at::ones({4})); });
+    torch::autograd::Engine::get_default_engine().queue_callback([&] {
+      // To lend queues a callback, and LibTorch's list of those moves with this one while it runs.
+      at::Tensor& borrowed = lent;
+      borrowed = Lend(at::ones({4}));
+    });
     return grad;
   });
   y.backward(at::ones_like(y));
