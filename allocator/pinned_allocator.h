@@ -20,9 +20,9 @@
 // The C++ heap: where it has no memory for the books, a release does without (ReleaseAfter may wait
 // then), and other calls throw std::bad_alloc and have lost nothing. But where it fails while
 // memory moves from thread to thread, is added or is given back, the process ends; so it does where
-// it fails at the allocator's end, or with the last block that outlives it. Fork: a child of fork()
-// may destroy what it inherits, which does nothing. Its other calls return FailedPrecondition (and
-// empty statistics): pinned memory is the parent's alone.
+// it fails at the allocator's end, or with the last block that outlives it.
+// Fork: a child of fork() may destroy what it inherits, which does nothing. Its other calls return
+// FailedPrecondition (and empty statistics; Owns is false): pinned memory is the parent's alone.
 
 #ifndef PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
 #define PINION_ALLOCATOR_PINNED_ALLOCATOR_H_

@@ -89,6 +89,7 @@ CopyLane::CopyLane(const Options& options, CopyDirection direction,
       device_(std::move(device)),
       events_(std::move(events)),
       timeline_(std::move(timeline)) {
+  // A count of its own for each group, whose line no other group writes to; it holds the timeline.
   struct alignas(64) Owner {
     std::shared_ptr<StreamTimeline> timeline;
   };

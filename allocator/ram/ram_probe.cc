@@ -23,7 +23,7 @@
 namespace pinion {
 namespace {
 
-// Abseil's tables do not survive it where the heap has no memory.
+// No table of Abseil's: those do not survive an allocation that throws.
 using Fields = std::map<std::string, uint64_t>;
 
 // What the two versions call the same things.

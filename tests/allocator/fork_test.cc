@@ -231,6 +231,7 @@ TEST_F(ForkTest, ForksInTheMiddleOfOtherThreadsCallsHoldUpNobody) {
         EXPECT_THAT(allocator->Reserve(kMiB), IsRefused());
         EXPECT_THAT(allocator->Trim(0), IsRefused());
         EXPECT_EQ(allocator->GetStats().locked_bytes.current, 0u);
+        for (const PinnedBlock& block : live) EXPECT_FALSE(allocator->Owns(block.data()));
       }
       for (PinnedBlock& block : live) block = PinnedBlock();
     });

@@ -164,8 +164,8 @@ class TwoContainersTest : public RamWatermarkTest {
     used_bytes_[container] = bytes;
     containers_[container].host.Write(containers_[container].pod + "/memory.current",
                                       std::to_string(bytes) + "\n");
-    for (const Container& each : containers_) {
-      FakeHost(each.host.root()).SetMeminfo(4 * kGiB, 3 * kGiB - used_bytes_[0] - used_bytes_[1]);
+    for (Container& each : containers_) {
+      each.host.SetMeminfo(4 * kGiB, 3 * kGiB - used_bytes_[0] - used_bytes_[1]);
     }
   }
   absl::StatusOr<RamWatermark::Growth> Grow(int container, uint64_t bytes) {
