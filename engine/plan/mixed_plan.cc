@@ -60,14 +60,18 @@ class MixSearch {
     constexpr size_t kPlannedUses = 500;
     constexpr size_t kLeast = 2;
     const size_t most = std::max(kLeast, kPlannedUses / (step_.uses.size() + 1));
-    std::vector<std::pair<double, const Segments*>> tried;
-    for (const auto& [segments, us] : tried_us_) {
-      if (!segments.empty() && std::isfinite(us)) tried.emplace_back(us, &segments);
+    std::vector<const std::pair<const Segments, double>*> tried;
+    for (const auto& segments_us : tried_us_) {
+      if (!segments_us.first.empty() && std::isfinite(segments_us.second)) {
+        tried.push_back(&segments_us);
+      }
     }
-    const size_t count = std::min(most, tried.size());
-    std::partial_sort(tried.begin(), tried.begin() + static_cast<ptrdiff_t>(count), tried.end());
+    // Of those that take equally long the first in the map's order: a step has one plan.
+    std::stable_sort(tried.begin(), tried.end(),
+                     [](const auto* a, const auto* b) { return a->second < b->second; });
+    tried.resize(std::min(most, tried.size()));
     std::vector<Segments> best;
-    for (size_t i = 0; i < count; ++i) best.push_back(*tried[i].second);
+    for (const auto* segments_us : tried) best.push_back(segments_us->first);
     return best;
   }
 

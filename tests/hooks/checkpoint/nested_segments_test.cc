@@ -50,7 +50,8 @@ constexpr double kGbPerS = 0.5;  // far too slow to hide all copies
 // By ordinal, as a session counts them: a block, its half, the core of that, the next block, ...
 using Runs = std::array<int, kSegments>;
 
-// Blocks that are segments, a half of each inside of it, and a core inside of that.
+// Blocks that are segments, a half of each inside of it, and a core inside of that. Every second
+// block is dear outside of its half.
 class Nest {
  public:
   // `begins_with_segment`: nothing is saved before the first one.
@@ -79,7 +80,10 @@ class Nest {
       };
       const auto block = [this, i, part, half](const at::Tensor& in) {
         ++runs_[kLevels * i];
-        return part(half, in).add(in).sin();
+        at::Tensor out = part(half, in);
+        // What saves nothing and takes long: of these blocks the half alone is cheaper.
+        for (int j = 0; i % 2 != 0 && j < 10; ++j) out = out.mul(1.01);
+        return out.add(in).sin();
       };
       x = part(block, x);
     }
@@ -200,7 +204,7 @@ TEST_P(NestedSegments, OfThreeLevelsThoseRunAgainThatThePlanSaysAndTheBitsStay) 
   const Ran plain = Plain(kRows, GetParam());
   const uint64_t least_bytes = LeastBytes(kRows, GetParam());
   std::set<size_t> levels;
-  for (const int percent : {0, 4, 10, 40, 80}) {
+  for (const int percent : {0, 10, 40, 80}) {
     SCOPED_TRACE(percent);
     const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
     const double kept_ms = KeptMs(kRows, GetParam(), target_bytes);
