@@ -41,9 +41,11 @@ struct AllocatorOptions {
   double low_percent = 85.0;
 
   // Called when the level that a growth or Trim sampled differs from the last one: on the thread
-  // that called Allocate, Reserve or Trim, before that returns, with no lock held. It may call the
-  // allocator; a change that this brings about is told by a nested call. Threads that grow at once
-  // may call it at once. What it throws passes through the call, which has then done nothing.
+  // that called Allocate, Reserve or Trim, before that returns, with no lock held. It may call this
+  // and other allocators; a change that this brings about is told by a nested call. It must not
+  // wait for another thread that calls this one: that may wait for the growth. Threads that trim or
+  // grow at once may call it at once. What it throws passes through the call, which has then done
+  // nothing.
   std::function<void(const RamLevelChange&)> on_ram_level;
 
   // The most that this allocator locks, whatever the host has. From 1 on; at least the source's
@@ -60,8 +62,9 @@ struct AllocatorOptions {
   // --- Performance ---
 
   // Segments are asked for in chunks of this size, or of the block's size where that is larger;
-  // until as much is locked, each growth doubles what is, from 64 MiB on. Reserve asks for whole
-  // chunks at once. A multiple of the source's granularity.
+  // until as much is locked, each growth raises what is to the next power of two that is 16 MiB or
+  // more away. An empty pool begins with 64 MiB. Reserve asks for what is missing at once,
+  // at most 1 GiB or a chunk a call. A multiple of the source's granularity.
   uint64_t segment_bytes = config::kChunkBytes;  // --//config:chunk_mib, 1 GiB
 
   // How long Allocate waits for released blocks whose tickets are not done yet before it grows.

@@ -6,8 +6,9 @@
 //
 // Pinning costs 0.1 to 1 s per GiB and may stall every process that uses the driver, so memory is
 // pinned in large segments and kept; the first are 64 MiB, for programs that need little. Blocks
-// are cut from segments by segregated fit (at least eight buckets per doubling: at most 12.5 % of a
-// request is rounding) and coalesced when they come back.
+// are cut from segments by segregated fit (at least eight buckets per doubling: by default at
+// most 12.5 % of a request is rounding, or less than 256 bytes below 2 KiB) and coalesced when they
+// come back.
 //
 //   segment  |--used--|-free-|--used--|---------free---------|
 //                        \______________/ buckets by size: first fit is best fit within 12.5 %
@@ -42,8 +43,10 @@ namespace pinion {
 
 class PinnedAllocator {
  public:
-  // InvalidArgument for bad options (the message names the field). `ram` is this host, whose budget
-  // all Pinion processes of the user share; tests inject fixtures.
+  // InvalidArgument for bad options (the message names the field) and for a source that is null or
+  // of an impossible granularity. With a ledger_directory also Unavailable, if its file cannot be
+  // had, and PermissionDenied, if that is another user's. `ram` is this host, whose budget all
+  // Pinion processes of the user share; tests inject fixtures.
   static absl::StatusOr<std::shared_ptr<PinnedAllocator>> Create(
       const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
       HostRam ram = HostRam());
@@ -71,7 +74,9 @@ class PinnedAllocator {
 
   // Gives wholly free segments back until at most `keep_bytes` stay locked. Returns the bytes
   // given back. Unpinning can synchronise a device: call it between steps. (A growth may unpin,
-  // too, where segments that are too short make room for a longer one.)
+  // too, where segments that are too short make room for a longer one.) One thread at a time trims
+  // or grows; the others wait for it, but for those that a callback of another allocator's growth
+  // has brought here.
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
 
   // Whether an address lies in memory that the allocator holds, in use or not. May wait for a miss,

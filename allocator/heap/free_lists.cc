@@ -1,5 +1,7 @@
 #include "pinion/allocator/heap/free_lists.h"
 
+#include <bit>
+
 namespace pinion::internal {
 namespace {
 
@@ -26,6 +28,24 @@ BlockRecord* FreeLists::FirstInside(uint64_t size_bytes) const {
   const bool last = bucket.within == kBucketsPerLevel - 1;
   return FirstFrom(last ? BucketIndex{bucket.level + 1, 0}
                         : BucketIndex{bucket.level, bucket.within + 1});
+}
+
+std::vector<BlockRecord*> FreeLists::AtLeast(uint64_t size_bytes) const {
+  std::vector<BlockRecord*> found;
+  const auto add = [&](BlockRecord* block) {
+    if (block != &none_ && block->capacity_bytes >= size_bytes) found.push_back(block);
+  };
+  add(in_hand_);
+  const BucketIndex first = BucketOf(size_bytes);
+  for (int level = first.level; level < kLevels; ++level) {
+    uint64_t buckets = used_buckets_[level];
+    if (level == first.level) buckets &= ~uint64_t{0} << first.within;
+    for (; buckets != 0; buckets &= buckets - 1) {
+      BlockRecord* block = heads_[level][std::countr_zero(buckets)];
+      for (; block != nullptr; block = block->next_free) add(block);
+    }
+  }
+  return found;
 }
 
 }  // namespace pinion::internal

@@ -12,6 +12,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <vector>
 
 #include "absl/base/attributes.h"
 #include "pinion/allocator/heap/segment.h"
@@ -49,6 +50,9 @@ class FreeLists {
   // A block of at least `size_bytes`, at most the class of the largest request, that is as small as
   // the buckets can tell; null if there is none. It stays where it is.
   BlockRecord* Find(uint64_t size_bytes) const;
+
+  // All blocks of at least `size_bytes` (kMinBlockBytes: all), in no order.
+  std::vector<BlockRecord*> AtLeast(uint64_t size_bytes) const;
 
  private:
   void RemoveFromBucket(BlockRecord* block);

@@ -28,7 +28,7 @@ uint64_t FirstOther(const char* data, uint64_t size_bytes, unsigned char pattern
 }
 
 std::string Name(uint64_t id, uint64_t size_bytes, const void* data) {
-  return absl::StrCat("pinned block ", id, " (", size_bytes, " bytes at 0x",
+  return absl::StrCat("block ", id, " (", size_bytes, " bytes at 0x",
                       absl::Hex(reinterpret_cast<uintptr_t>(data)), ")");
 }
 
@@ -93,7 +93,7 @@ void CheckFree(const char* data, uint64_t size_bytes, absl::FunctionRef<std::str
   const char* const byte = data + offset;
   const std::string name = recent_releases.NameAt(byte);
   PINION_CHECK(offset == size_bytes)
-      << (name.empty() ? "free pinned memory" : name) << " was written to after its release, at "
+      << (name.empty() ? "free host memory" : name) << " was written to after its release, at "
       << static_cast<const void*>(byte) << " (found when " << found()
       << "). Release a block that a device still uses with the copy's ticket: ReleaseAfter. Let go "
          "of data() where the block goes.";
@@ -106,7 +106,7 @@ void DieOfRelease(const BlockRecord& block, uint64_t id) {
       block.id == id && (block.state == BlockState::kLive || block.state == BlockState::kReleased ||
                          block.state == BlockState::kDeferred);
   std::string name = known ? Name(id, block.size_bytes, block.data) : recent_releases.NameOf(id);
-  if (name.empty()) name = absl::StrCat("pinned block ", id);
+  if (name.empty()) name = absl::StrCat("block ", id);
   PINION_CHECK(false)
       << name << " is released, but it is not live: it was released before. A block is released "
       << "once, by its PinnedBlock: look for one that was copied byte by byte or destroyed twice.";

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -44,8 +45,13 @@ BlockRecord* SegmentHeap::FindAfterAll(uint64_t class_bytes) {
   return PartOf(class_bytes).free.Find(class_bytes);
 }
 
-std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes) {
+std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, uint64_t hole_bytes) {
   DissolveFreeSlabs();
+  std::vector<BlockRecord*> holes = large_.free.AtLeast(hole_bytes);
+  const auto by_address = [](const BlockRecord* a, const BlockRecord* b) {
+    return std::less<>()(a->data, b->data);
+  };
+  std::sort(holes.begin(), holes.end(), by_address);
   struct Removable {
     Run* run;
     size_t index;
@@ -55,13 +61,17 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes) {
   uint64_t found_bytes = 0;
   for (size_t i = runs_.size(); i-- > 0 && found_bytes < bytes;) {
     Run& run = *runs_[i];
-    BlockRecord* block = run.ends.before;
-    for (size_t index = run.segments.size(); index-- > 0 && found_bytes < bytes;) {
-      const HostSegment& segment = run.segments[index];
-      while (block->data >= EndOf(segment)) block = block->before;
-      if (block->state != BlockState::kFree || block->data > segment.data) continue;
-      removables.push_back({&run, index, block});
-      found_bytes += segment.size_bytes;
+    auto hole = std::upper_bound(holes.begin(), holes.end(), run.ends.before, by_address);
+    size_t index = run.segments.size();
+    while (hole != holes.begin() && found_bytes < bytes) {
+      BlockRecord* const block = *--hole;
+      if (block->data < run.segments.front().data) break;
+      const char* const end = block->data + block->capacity_bytes;
+      while (index > 0 && EndOf(run.segments[index - 1]) > end) --index;
+      while (index > 0 && run.segments[index - 1].data >= block->data && found_bytes < bytes) {
+        removables.push_back({&run, --index, block});
+        found_bytes += run.segments[index].size_bytes;
+      }
     }
   }
   std::vector<HostSegment> removed;

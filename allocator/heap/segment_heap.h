@@ -12,7 +12,8 @@
 //
 // It never touches the memory it manages (tests give it made-up addresses), asks nobody for more,
 // and knows no tickets: Arena adds those, and the lock. Take and Put take constant time (Take
-// of a large block that does not fit looks at the slabs); the others look at all segments.
+// of a large block that does not fit looks at the slabs); the others look at all segments, or at
+// all holes.
 //
 // Thread safety: none of its own.
 
@@ -70,8 +71,9 @@ class SegmentHeap {
   void DissolveFreeSlabs();
 
   // Takes wholly free segments out until their sizes add up to `bytes`, from the upper end of each
-  // run down.
-  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes = UINT64_MAX);
+  // run down. Looks at holes of at least `hole_bytes`.
+  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes = UINT64_MAX,
+                                              uint64_t hole_bytes = kMinBlockBytes);
 
   // The free ends of runs, each as one segment: what may go on in another heap.
   std::vector<HostSegment> FreeEnds();

@@ -127,8 +127,9 @@ std::vector<HostSegment> Arena::GiveUpShare(By by, const Share& share,
   ReclaimLocked(leftovers);
   const uint64_t free_bytes = books_.RoomForLargeBlocks();
   if (free_bytes < share.least_bytes || !books_.HasFree(share.piece_bytes)) return {};
-  return InOrder(books_.RemoveFreeSegments(
-      std::max(share.least_bytes, std::min(share.most_bytes, free_bytes / 2))));
+  const uint64_t wanted_bytes =
+      std::max(share.least_bytes, std::min(share.most_bytes, free_bytes / 2));
+  return InOrder(books_.RemoveFreeSegments(wanted_bytes, share.piece_bytes));
 }
 
 uint64_t Arena::MemoryBytes(By by) {

@@ -118,10 +118,10 @@ class Arena {
   struct Share {
     uint64_t least_bytes = 0;
     uint64_t most_bytes = 0;   // but for the least
-    uint64_t piece_bytes = 0;  // of the shortest piece
+    uint64_t piece_bytes = 0;  // what pieces have that are not cut, nor the last of a segment
   };
   // Gives wholly free pieces up until they are about a half of what is free for large blocks, or as
-  // many as `share` says. None where less is free, and where no hole is as long as a piece.
+  // many as `share` says. None where less is free, and none of a hole that is shorter than a piece.
   std::vector<HostSegment> GiveUpShare(By by, const Share& share, Leftovers* leftovers) noexcept;
   uint64_t MemoryBytes(By by);
   // As those of SegmentHeap.

@@ -17,11 +17,12 @@ constexpr uint64_t kLargestChunkBytes = kGiB;
 // What a pool begins with: a program that needs little does not pay for a chunk.
 constexpr uint64_t kFirstSegmentBytes = 64 * kMiB;
 
-// Where the host's RAM has no room for a segment, the next attempt is for 1/16 of its size.
+// Where the host's RAM or the source has no room for a segment, the next attempt is for 1/16 of its
+// size.
 constexpr uint64_t kNextSmallerSegment = 16;
 
 // A call that pins is worth its cost from this size on, where there is a choice.
-constexpr uint64_t kLeastReservedBytes = 16 * kMiB;
+constexpr uint64_t kWorthACallBytes = 16 * kMiB;
 
 }  // namespace
 
@@ -56,14 +57,10 @@ Grower::Result Grower::Grow(uint64_t size_bytes) {
   if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) {
     return {.block = block};
   }
-  // A source was not asked for less yet.
-  const bool ask_for_less = first.refusal == Refusal::kSource && least_bytes < wished_bytes;
-  if (room == 0 && !ask_for_less) return first;
+  if (room == 0) return first;
   ++retries_;
-  const uint64_t second_bytes = std::max(least_bytes, std::min(room, wished_bytes));
-  const Result second = AddSegment(second_bytes, least_bytes, size_bytes, RamWatermark::Wait::kNo);
-  if (second.refusal != Refusal::kSource || least_bytes == second_bytes) return second;
-  return AddSegment(least_bytes, least_bytes, size_bytes, RamWatermark::Wait::kNo);
+  return AddSegment(std::max(least_bytes, std::min(room, wished_bytes)), least_bytes, size_bytes,
+                    RamWatermark::Wait::kNo);
 }
 
 uint64_t Grower::WishedBytes(uint64_t least_bytes) const {
@@ -71,9 +68,11 @@ uint64_t Grower::WishedBytes(uint64_t least_bytes) const {
   const uint64_t locked_bytes = pool_->locked_bytes();
   if (locked_bytes >= chunk_bytes) return std::max(least_bytes, chunk_bytes);
   // Up to a power of two: chunks then begin at multiples of their size, where they may be joined.
-  const uint64_t first_bytes = std::max(kFirstSegmentBytes, pool_->source().granularity_bytes());
-  const uint64_t doubled_bytes = std::bit_ceil(locked_bytes + std::max(least_bytes, first_bytes));
-  return std::max(least_bytes, std::min(chunk_bytes, doubled_bytes - locked_bytes));
+  const uint64_t added_bytes =
+      std::max({least_bytes, pool_->source().granularity_bytes(),
+                locked_bytes == 0 ? kFirstSegmentBytes : kWorthACallBytes});
+  const uint64_t grown_bytes = std::bit_ceil(locked_bytes + added_bytes);
+  return std::max(least_bytes, std::min(chunk_bytes, grown_bytes - locked_bytes));
 }
 
 absl::Status Grower::Reserve(uint64_t size_bytes) {
@@ -88,7 +87,7 @@ absl::Status Grower::Reserve(uint64_t size_bytes) {
         AlignUp(std::min(size_bytes - free_bytes, largest_chunk_bytes_), granularity_bytes);
     const uint64_t limit_bytes = AlignDown(pool_->source().BytesToLimit(), granularity_bytes);
     const uint64_t least_bytes = std::min(
-        missing_bytes, std::max(granularity_bytes, std::min(limit_bytes, kLeastReservedBytes)));
+        missing_bytes, std::max(granularity_bytes, std::min(limit_bytes, kWorthACallBytes)));
     const Result result = AddSegment(missing_bytes, least_bytes, /*size_bytes=*/0, wait);
     wait = RamWatermark::Wait::kNo;
     if (!result.status.ok()) {
@@ -100,6 +99,8 @@ absl::Status Grower::Reserve(uint64_t size_bytes) {
 
 LimitedSource::GivenBack Grower::Trim(uint64_t keep_bytes) {
   pool_->PollDeferred();
+  // Whoever misses meanwhile waits: neither the limit nor the host has what is on its way back yet.
+  const TurnHolder turn(turn_);
   const uint64_t locked_bytes = pool_->locked_bytes();
   return pool_->GiveBack({.bytes = locked_bytes - std::min(locked_bytes, keep_bytes)});
 }
@@ -121,7 +122,10 @@ Grower::Result Grower::AddSegment(uint64_t wished_bytes, uint64_t least_bytes, u
   while (true) {
     segment_bytes = std::max(segment_bytes, least_bytes);
     Result result = TryAddSegment(segment_bytes, size_bytes, wait);
-    if (result.refusal != Refusal::kWatermark || segment_bytes == least_bytes) return result;
+    // Who reserves wants few segments: sixteenths of a source that has refused would be many calls.
+    const bool may_be_smaller = result.refusal == Refusal::kWatermark ||
+                                (result.refusal == Refusal::kSource && size_bytes != 0);
+    if (!may_be_smaller || segment_bytes == least_bytes) return result;
     segment_bytes = AlignDown(segment_bytes / kNextSmallerSegment, granularity_bytes);
     wait = RamWatermark::Wait::kNo;
   }

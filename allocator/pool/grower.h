@@ -3,13 +3,16 @@
 //
 //   nothing fits --> blocks whose tickets get done --> a segment --> room is made, once more
 //
-// Growths double what is locked until it is a chunk (AllocatorOptions::segment_bytes), and add
-// chunks from there on. Each asks three, in this order: the pool's limit, the host's RAM, and the
-// source. Where one of them has no room for a whole segment, a smaller one is tried, down to what
-// the block needs.
+// Growths take what is locked to the next power of two until it is a chunk
+// (AllocatorOptions::segment_bytes), and add chunks from there on. Each asks three, in this order:
+// the pool's limit, the host's RAM, and the source. Where one of them has no room for a whole
+// segment, a smaller one is tried, down to what the block needs (but of a source that has refused a
+// reservation).
 //
-// Thread safety: thread-safe. One thread at a time grows: two that find nothing at once would both
-// pin a whole segment. The others wait for it, and look again. Nothing is called with a lock held.
+// Thread safety: thread-safe. One thread at a time grows or trims: two that find nothing at once
+// would both pin a whole segment. The others wait for it, and look again, but for a thread that is
+// in the midst of another allocator's growth (turn.h). Nothing is called with a lock held, but with
+// the turn.
 // Ownership: holds the pool for the allocator. When both go, the pool lives on as long as its
 // blocks.
 
@@ -64,12 +67,14 @@ class Grower {
   // Adds a segment with room for a block of `size_bytes`, and takes that.
   Result Grow(uint64_t size_bytes);
 
-  // What a growth asks for first: about as much again as is locked, from 64 MiB up to a chunk, and
-  // never less than `least_bytes`.
+  // What a growth asks for first: 64 MiB, then as much as takes what is locked to the next power of
+  // two or, where that is less than 16 MiB away, to the one behind it; a chunk at most, and never
+  // less than `least_bytes`.
   uint64_t WishedBytes(uint64_t least_bytes) const;
 
-  // Adds a segment of `wished_bytes`, or of less where the limit or the host's RAM has no more
-  // room, down to `least_bytes`; takes a block of `size_bytes` from it (0: none).
+  // Adds a segment of `wished_bytes`, or of less where the limit, the host's RAM or (for a block)
+  // the source has no more room, down to `least_bytes`; takes a block of `size_bytes` from it (0:
+  // none).
   Result AddSegment(uint64_t wished_bytes, uint64_t least_bytes, uint64_t size_bytes,
                     RamWatermark::Wait wait);
   Result TryAddSegment(uint64_t segment_bytes, uint64_t size_bytes, RamWatermark::Wait wait);

@@ -101,9 +101,9 @@ BlockRecord* PoolBooks::AddSegments(absl::Span<const HostSegment> segments,
   return block;
 }
 
-std::vector<HostSegment> PoolBooks::RemoveFreeSegments(uint64_t bytes) {
+std::vector<HostSegment> PoolBooks::RemoveFreeSegments(uint64_t bytes, uint64_t hole_bytes) {
   peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
-  return heap_.RemoveFreeSegments(bytes);
+  return heap_.RemoveFreeSegments(bytes, hole_bytes);
 }
 
 std::vector<HostSegment> PoolBooks::RemoveFreeEnd(const HostSegment& range) {

@@ -66,7 +66,7 @@ class PoolBooks {
   // Adds segments, and takes a block then as Take does; size 0: none.
   BlockRecord* AddSegments(absl::Span<const HostSegment> segments, SegmentHeap::BorderAt border_at,
                            uint64_t size_bytes, uint64_t class_bytes, Way way);
-  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes);
+  std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes, uint64_t hole_bytes = kMinBlockBytes);
   std::vector<HostSegment> FreeEnds() { return heap_.FreeEnds(); }
   std::vector<HostSegment> RemoveFreeEnd(const HostSegment& range);
   bool HasFree(uint64_t bytes) const { return heap_.HasFree(bytes); }

@@ -6,7 +6,9 @@
 //   ...
 //
 // A turn is re-entrant: the work calls the operating system and the user's callbacks, which may
-// come back to the allocator on the same thread. Therefore it is not a Mutex.
+// come back to the allocator on the same thread. Therefore it is not a Mutex. They may come to
+// another allocator as well, whose callbacks come to this one: a thread that has a turn waits for
+// no second one, and does its work without where another thread has that.
 //
 // Thread safety: thread-safe.
 
@@ -29,16 +31,22 @@ class Turn {
   std::thread::id holder_ ABSL_GUARDED_BY(mu_);  // none: nobody
 };
 
+extern constinit thread_local int turns_of_this_thread;  // of any
+
 class TurnHolder {
  public:
   explicit TurnHolder(Turn& turn) : turn_(turn) {
     MutexLock lock(turn_.mu_);
-    again_ = turn_.holder_ == std::this_thread::get_id();
-    while (!again_ && turn_.holder_ != std::thread::id()) turn_.ended_.Wait(turn_.mu_);
+    if (turns_of_this_thread++ == 0) {
+      while (turn_.holder_ != std::thread::id()) turn_.ended_.Wait(turn_.mu_);
+    }
+    if (turn_.holder_ != std::thread::id()) return;
     turn_.holder_ = std::this_thread::get_id();
+    has_it_ = true;
   }
   ~TurnHolder() {
-    if (again_) return;
+    --turns_of_this_thread;
+    if (!has_it_) return;
     {
       MutexLock lock(turn_.mu_);
       turn_.holder_ = std::thread::id();
@@ -50,7 +58,7 @@ class TurnHolder {
 
  private:
   Turn& turn_;
-  bool again_ = false;  // it is an inner turn
+  bool has_it_ = false;  // else it is an inner turn, or one of another thread's
 };
 
 }  // namespace pinion::internal

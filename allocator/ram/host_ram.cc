@@ -6,8 +6,6 @@
 
 namespace pinion {
 
-HostRam::HostRam() : ledger(HostLedger::OfThisUser()) {}
-
 HostRam::HostRam(RamProbe probe, std::shared_ptr<HostLedger> ledger)
     : probe(std::move(probe)),
       ledger(ledger != nullptr ? std::move(ledger) : HostLedger::Private()) {}

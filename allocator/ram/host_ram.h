@@ -17,14 +17,15 @@ namespace pinion {
 class HostLedger;
 
 struct HostRam {
-  // This host, and the ledger that all Pinion processes of this user share.
-  HostRam();
+  // This host, and the ledger that all Pinion processes of this user share: HostLedger::OfThisUser,
+  // opened by the allocator that is to use it. One that gets another ledger opens none.
+  HostRam() = default;
   // Other files, and the ledger of those who look at the same ones; null: nobody else does.
   // Implicit, so that a probe can stand for a host.
   HostRam(RamProbe probe, std::shared_ptr<HostLedger> ledger = nullptr);  // NOLINT
 
   RamProbe probe;
-  std::shared_ptr<HostLedger> ledger;  // never null
+  std::shared_ptr<HostLedger> ledger;  // null: that of this user
 };
 
 }  // namespace pinion

@@ -46,11 +46,16 @@ RamLevel NextLevel(const AllocatorOptions& options, RamLevel level, double perce
   return RamLevel::kNormal;
 }
 
+HostRam WithLedger(HostRam ram) {
+  if (ram.ledger == nullptr) ram.ledger = HostLedger::OfThisUser();
+  return ram;
+}
+
 }  // namespace
 
 RamWatermark::RamWatermark(const AllocatorOptions& options, HostRam ram,
                            std::function<absl::Time()> clock)
-    : options_(options), ram_(std::move(ram)), clock_(std::move(clock)) {}
+    : options_(options), ram_(WithLedger(std::move(ram))), clock_(std::move(clock)) {}
 
 absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_bytes, Wait wait) {
   PINION_ASSIGN_OR_RETURN(Growth growth, ram_.ledger->Reserve(size_bytes));
@@ -85,7 +90,7 @@ absl::Status RamWatermark::Judge(const Observation& now, uint64_t size_bytes,
                                         HumanBytes(size_bytes), HumanBytes(UsedBytes(sample)),
                                         HumanBytes(sample.total_bytes), sample.percent);
   if (pending_bytes != 0) {
-    absl::StrAppend(&numbers, " and ", HumanBytes(pending_bytes), " about to be pinned");
+    absl::StrAppend(&numbers, " and ", HumanBytes(pending_bytes), " about to be taken");
   }
   if (percent > options_.high_percent) {
     return absl::ResourceExhaustedError(
@@ -156,7 +161,7 @@ void RamWatermark::Warn(const RamSample& sample, double percent) {
     last_warning_ = now;
   }
   PINION_LOG(kWarning) << absl::StrFormat(
-      "pinned memory grows while host RAM is short: %.1f %% of %s are in use, %.1f %% after this "
+      "host memory is taken while RAM is short: %.1f %% of %s are in use, %.1f %% after this "
       "growth (warn_percent is %g; nothing grows above high_percent, %g)",
       sample.percent, HumanBytes(sample.total_bytes), percent, options_.warn_percent,
       options_.high_percent);

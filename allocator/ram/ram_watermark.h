@@ -92,7 +92,7 @@ class RamWatermark {
   void Warn(const RamSample& sample, double percent);
 
   const AllocatorOptions options_;
-  const HostRam ram_;
+  const HostRam ram_;  // with a ledger
   const std::function<absl::Time()> clock_;
 
   mutable Mutex mu_;

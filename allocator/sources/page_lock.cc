@@ -1,43 +1,71 @@
 #include "pinion/allocator/sources/page_lock.h"
 
+#include <linux/capability.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
 namespace {
 
-// Of this process, as the kernel counts them against RLIMIT_MEMLOCK.
-uint64_t LockedBytes() {
+// The one that the system started with has this number on every kernel (USER_NS_INIT_INO of
+// linux/nsfs.h).
+constexpr char kFirstUserNamespace[] = "user:[4026531837]";
+
+// The value of a line of /proc/self/status; empty if there is none.
+std::string StatusOfProcess(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
-    uint64_t locked_kib = 0;
-    if (word == "VmLck:" && status >> locked_kib) return locked_kib * kKiB;
+    if (word == name && status >> word) return word;
   }
-  return 0;
+  return "";
 }
 
-// `error` is mlock2's. The kernel says ENOMEM of a limit as well as of too many mappings.
+// Of this process, as the kernel counts them against RLIMIT_MEMLOCK.
+uint64_t LockedBytes() {
+  uint64_t locked_kib = 0;
+  return absl::SimpleAtoi(StatusOfProcess("VmLck:"), &locked_kib) ? locked_kib * kKiB : 0;
+}
+
+// Whether RLIMIT_MEMLOCK does not hold for this process. The capability that a container's own user
+// namespace gives lifts no limit.
+bool IsAboveLimits() {
+  uint64_t capabilities = 0;
+  if (!absl::SimpleHexAtoi(StatusOfProcess("CapEff:"), &capabilities)) return false;
+  char user_namespace[32] = {};
+  const ssize_t length = readlink("/proc/self/ns/user", user_namespace, sizeof(user_namespace) - 1);
+  return (capabilities >> CAP_IPC_LOCK & 1) != 0 && length > 0 &&
+         std::strcmp(user_namespace, kFirstUserNamespace) == 0;
+}
+
+// `error` is mlock2's, of a range that is not locked now. The kernel says ENOMEM of a limit as well
+// as of too many mappings.
 std::string Remedy(uint64_t size_bytes, int error) {
   constexpr char kRaiseTheLimit[] =
       "; raise it (ulimit -l, LimitMEMLOCK= of a systemd unit, --ulimit memlock= of a container) "
       "or give the process CAP_IPC_LOCK";
   rlimit limit = {};
   getrlimit(RLIMIT_MEMLOCK, &limit);
-  const bool limited = limit.rlim_cur != RLIM_INFINITY;
+  const bool limited = limit.rlim_cur != RLIM_INFINITY && !IsAboveLimits();
   const uint64_t locked_bytes = LockedBytes();
   const std::string limit_text =
-      absl::StrCat("RLIMIT_MEMLOCK is ", limited ? HumanBytes(limit.rlim_cur) : "unlimited",
+      absl::StrCat("RLIMIT_MEMLOCK is ", limited ? HumanBytes(limit.rlim_cur) : "no limit here",
                    " and ", HumanBytes(locked_bytes), " are locked already");
   switch (error) {
     case EPERM:
+      // The kernel says so of a limit of 0 alone.
+      if (!limited || limit.rlim_cur != 0) {
+        return absl::StrCat("a seccomp filter or a security module forbids it: ", limit_text);
+      }
       return absl::StrCat("this process may lock nothing: ", limit_text, kRaiseTheLimit);
     case ENOMEM:
       if (limited && locked_bytes + size_bytes > limit.rlim_cur) {
@@ -59,6 +87,9 @@ std::string Remedy(uint64_t size_bytes, int error) {
 absl::Status LockPages(void* data, uint64_t size_bytes, unsigned flags) {
   if (mlock2(data, size_bytes, flags) == 0) return absl::OkStatus();
   const int error = errno;
+  // The range may be locked already, by the first of MmapSource's two calls. It is unlocked, so
+  // that VmLck counts only the rest of the process.
+  munlock(data, size_bytes);
   return absl::ResourceExhaustedError(absl::StrCat("mlock2 of ", HumanBytes(size_bytes), ": ",
                                                    std::strerror(error), ": ",
                                                    Remedy(size_bytes, error)));

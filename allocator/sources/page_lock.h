@@ -17,7 +17,9 @@ namespace pinion {
 
 // `flags` as those of mlock2: 0 makes pages present, MLOCK_ONFAULT locks those that are and the
 // others once they are touched. ResourceExhausted, with RLIMIT_MEMLOCK, what is locked of it, and
-// the remedy for whatever refused: the limit, the number of mappings, or the host's free memory.
+// the remedy for whatever refused: the limit, a filter, the number of mappings, or the host's free
+// memory.
+// Then the range is unlocked, what the caller had locked of it before included.
 absl::Status LockPages(void* data, uint64_t size_bytes, unsigned flags);
 
 }  // namespace pinion

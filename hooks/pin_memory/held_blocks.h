@@ -7,8 +7,8 @@
 // A record says by itself where its block is, and nothing else does: to hold a block and to let go
 // of it touches the record and the thread's own list of unused ones. A block is found by its
 // context at once. One that is named by an address alone, as a view that was made with from_blob()
-// names it, is looked for among all records, two nanoseconds each; whoever asks makes sure first
-// that the address is of the blocks' memory (PinnedAllocator::Owns).
+// names it, is looked for among all records, one by one; whoever asks makes sure first that the
+// address is of the blocks' memory (PinnedAllocator::Owns).
 //
 // Thread safety: thread-safe. What is looked for must be held as long as that takes, and until it
 // is used; a use that comes later may hold back the record's next block.

@@ -5,9 +5,9 @@
 //   torch::Tensor batch = images.pin_memory();   // from Pinion's segments from now on
 //
 // LibTorch's host cache rounds to powers of two, pins block by block, has no limit and gives
-// nothing back. This one books at most 12.5 % more than is asked for, pins in segments, and keeps
-// to a budget for the host's RAM: beyond it, pin_memory() throws c10::OutOfMemoryError with the
-// text of PinnedAllocator::Allocate.
+// nothing back. This one books at most 12.5 % more than is asked for, from 2 KiB on, pins in
+// segments, and keeps to a budget for the host's RAM: beyond it, pin_memory() throws
+// c10::OutOfMemoryError with the text of PinnedAllocator::Allocate.
 //
 // A block that copies still use (record_event, which LibTorch calls for every non-blocking copy) is
 // reused once each of their streams has got to the point at which the block was freed. One that was

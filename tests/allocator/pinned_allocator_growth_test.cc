@@ -1,6 +1,7 @@
 // How much is pinned when, and when it goes back.
 
 #include <atomic>
+#include <barrier>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -85,6 +86,25 @@ TEST_F(PinnedAllocatorGrowthTest, OddSizesLeaveWhatIsLockedAPowerOfTwo) {
   EXPECT_EQ(source_->outstanding_bytes(), 512 * kMiB);
   const PinnedBlock third = Take(kGiB + 2 * kMiB - kSlack);
   EXPECT_GE(source_->outstanding_bytes(), 512 * kMiB + kGiB + 2 * kMiB);
+}
+
+// 200 MiB and a block more locked 512.
+TEST_F(PinnedAllocatorGrowthTest, WhatWasReservedIsTakenToTheNextPowerOfTwoAndNotBeyond) {
+  options_.segment_bytes = kGiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(200 * kMiB), IsOk());
+  const PinnedBlock reserved = Take(200 * kMiB - kSlack);
+  const PinnedBlock more = Take(kMiB - kSlack);
+  EXPECT_EQ(source_->outstanding_bytes(), 256 * kMiB);
+}
+
+TEST_F(PinnedAllocatorGrowthTest, WhereAPowerOfTwoIsNearTheNextOneIsTaken) {
+  options_.segment_bytes = kGiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(120 * kMiB), IsOk());
+  const PinnedBlock reserved = Take(120 * kMiB - kSlack);
+  const PinnedBlock more = Take(kMiB - kSlack);
+  EXPECT_EQ(source_->outstanding_bytes(), 256 * kMiB);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, AReservationOfLessThanASegmentIsPinnedByOneCall) {
@@ -192,6 +212,73 @@ TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedBesideALongSegmentAddsToIt) {
   EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
   EXPECT_EQ(source_->outstanding_bytes(), 16 * kMiB);
   EXPECT_EQ(source_->calls(), 2u);
+}
+
+// What a trim had taken out was neither free nor below the limit until the source had it back: an
+// allocation meanwhile was refused, though nothing was in use.
+TEST_F(PinnedAllocatorGrowthTest, WhoeverMissesDuringATrimWaitsForWhatItGivesBack) {
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  Take(8 * kMiB - kSlack);
+  std::thread other;
+  std::atomic<bool> asks{false};
+  std::atomic<bool> was_answered{false};
+  absl::Status status;
+  source_->on_free = [&] {
+    if (other.joinable()) return;
+    other = std::thread([&] {
+      asks = true;
+      status = allocator_->Allocate(8 * kMiB - kSlack).status();
+      was_answered = true;
+    });
+    while (!asks) std::this_thread::yield();
+    // Long enough for a refusal; what waits is answered when this free is over.
+    for (int ms = 0; ms < 100 && !was_answered; ++ms) absl::SleepFor(absl::Milliseconds(1));
+  };
+  EXPECT_THAT(allocator_->Trim(0), IsOkAndHolds(8 * kMiB));
+  ASSERT_TRUE(other.joinable());
+  other.join();
+  EXPECT_THAT(status, IsOk());
+  EXPECT_EQ(allocator_->GetStats().limit_refusals, 0u);
+  source_->on_free = nullptr;
+}
+
+// As programs do whose callback lets go of all that is cached anywhere, or copies something. Each
+// waited for the other's growth.
+TEST_F(PinnedAllocatorGrowthTest, TwoAllocatorsThatGrowMayTrimEachOtherAndAllocateFromEachOther) {
+  const auto other_source = std::make_shared<FakeSource>();
+  const auto other = PinnedAllocator::Create(options_, other_source, host_.Probe()).value();
+  std::barrier both_grow(2);
+  const auto calls = [&both_grow](PinnedAllocator& called) {
+    return [&both_grow, &called] {
+      static thread_local bool is_nested = false;
+      if (std::exchange(is_nested, true)) return;
+      both_grow.arrive_and_wait();
+      EXPECT_THAT(called.Trim(0), IsOk());
+      EXPECT_THAT(called.Allocate(kMiB), IsOk());
+      is_nested = false;
+    };
+  };
+  source_->on_allocate = calls(*other);
+  other_source->on_allocate = calls(*allocator_);
+  testing::RunThreads(2, [&](int thread) {
+    EXPECT_THAT((thread == 0 ? *allocator_ : *other).Allocate(kMiB), IsOk());
+  });
+  source_->on_allocate = nullptr;
+}
+
+TEST_F(PinnedAllocatorGrowthTest, ASourceMayTrimAndAllocateWhileItTakesMemoryBack) {
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  Take(8 * kMiB - kSlack);
+  absl::Status status;
+  source_->on_free = [&] {
+    EXPECT_THAT(allocator_->Trim(0), IsOk());
+    status = allocator_->Allocate(8 * kMiB - kSlack).status();
+  };
+  EXPECT_THAT(allocator_->Trim(0), IsOk());
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted)) << "it has it still itself";
+  source_->on_free = nullptr;
 }
 
 TEST_F(PinnedAllocatorGrowthTest, TrimGivesBackWhatIsFreeDownToWhatIsKept) {

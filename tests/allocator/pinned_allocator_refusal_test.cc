@@ -288,9 +288,47 @@ TEST_F(PinnedAllocatorRefusalTest, ABlockThatComesFreeWhileTheSourceRefusesServe
   source_->on_allocate = [&held] { held = PinnedBlock(); };
   const PinnedBlock block = Take(2 * kMiB - kSlack);
   source_->on_allocate = nullptr;
-  EXPECT_EQ(allocator_->GetStats().pin_failures, 1u);
+  EXPECT_EQ(allocator_->GetStats().pin_failures,
+            2u);  // of a whole segment, and of the block's size
   EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
   EXPECT_EQ(allocator_->GetStats().source_refusals, 0u);
+}
+
+// A whole segment is no larger than the block where the limit leaves no more.
+TEST_F(PinnedAllocatorRefusalTest, TheSourceIsNotAskedForTheSameSizeTwiceInARow) {
+  options_.segment_bytes = kGiB;
+  options_.max_locked_bytes = 4 * kMiB;
+  Make();
+  source_->LimitBytes(kMiB);
+  EXPECT_THAT(allocator_->Allocate(4 * kMiB - kSlack),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(source_->calls(), 1u);
+}
+
+TEST_F(PinnedAllocatorRefusalTest, OfASourceThatHasRoomForLessSixteenthsAreTried) {
+  options_.segment_bytes = 64 * kMiB;
+  Make();
+  source_->LimitBytes(5 * kMiB);
+  Take(100);
+  EXPECT_EQ(source_->outstanding_bytes(), 4 * kMiB);
+  EXPECT_EQ(source_->calls(), 2u);
+}
+
+// Who reserves wants few segments, and learns at once that there is no room for them.
+TEST_F(PinnedAllocatorRefusalTest, AReservationThatTheSourceRefusesPinsNoCrumbs) {
+  source_->LimitBytes(20 * kMiB);
+  EXPECT_THAT(allocator_->Reserve(64 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(source_->calls(), 1u);
+}
+
+// Each growth beyond a limit of the source's cost everything that was free.
+TEST_F(PinnedAllocatorRefusalTest, WhatIsFreeStaysWhereTheSourceHasRoomForTheBlock) {
+  const PinnedBlock held = Take(2 * kMiB - kSlack);  // in a segment of 4 MiB
+  source_->LimitBytes(7 * kMiB);
+  Take(3 * kMiB - kSlack);
+  EXPECT_EQ(source_->outstanding_bytes(), 7 * kMiB);
+  EXPECT_EQ(allocator_->GetStats().unpin_calls, 0u);
+  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
 }
 
 TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusesTwiceIsCounted) {
@@ -320,7 +358,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhatWasGivenBackIsGrownAtOnceOrElseTheBlocksS
       std::vector<PinnedBlock> blocks;
       for (int i = 0; i < 5; ++i) blocks.push_back(Take(kMiB - kSlack));
     }
-    if (second_fails) source_->FailCall(source_->calls() + 1);
+    if (second_fails) source_->FailCall(source_->calls() + 2);
     const PinnedBlock block = Take(3 * kMiB - kSlack);
     EXPECT_EQ(block.size_bytes(), 3 * kMiB - kSlack);
     EXPECT_EQ(source_->outstanding_bytes(), (second_fails ? 3 : 5) * kMiB);

@@ -25,6 +25,7 @@
 #include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/captured_log.h"
+#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -32,6 +33,7 @@ namespace pinion {
 namespace {
 
 using ::pinion::testing::CapturedLog;
+using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
@@ -78,11 +80,12 @@ class WrongSource final : public HostMemorySource {
   const uint64_t shift_bytes_;
 };
 
-TEST_F(PinnedAllocatorTest, ASourceThatGivesOtherMemoryThanAskedForIsNamed) {
+// Without the fixture, whose files a process that dies would leave behind.
+TEST(PinnedAllocatorDeathTest, ASourceThatGivesOtherMemoryThanAskedForIsNamed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const auto& source :
        {std::make_shared<WrongSource>(4096, 0), std::make_shared<WrongSource>(0, 512)}) {
-    const auto allocator = PinnedAllocator::Create(options_, source, host_.Probe()).value();
+    const auto allocator = PinnedAllocator::Create({}, source, FakeHost().Probe()).value();
     EXPECT_DEATH((void)allocator->Allocate(kMiB), "wrong returned .* aligned to 4096");
   }
 }

@@ -6,9 +6,10 @@
 //   auto source = std::make_shared<FakeSource>();
 //   source->FailCall(2);                       // the third Allocate fails
 //   source->on_allocate = [&] { ... };         // called by each Allocate
+//   source->on_free = [&] { ... };             // called by each Free, before anything is free
 //   EXPECT_EQ(source->outstanding_bytes(), 0);
 //
-// Thread safety: thread-safe once on_allocate is set.
+// Thread safety: thread-safe once on_allocate and on_free are set.
 
 #ifndef PINION_TESTS_SUPPORT_FAKE_SOURCE_H_
 #define PINION_TESTS_SUPPORT_FAKE_SOURCE_H_
@@ -37,6 +38,7 @@ class FakeSource final : public HostMemorySource {
   }
 
   std::function<void()> on_allocate;
+  std::function<void()> on_free;
 
   // The call with this number, counted from 0, fails with `code`.
   void FailCall(uint64_t call, absl::StatusCode code = absl::StatusCode::kResourceExhausted) {
@@ -83,6 +85,7 @@ class FakeSource final : public HostMemorySource {
   }
 
   absl::Status Free(const HostSegment& segment) override {
+    if (on_free) on_free();
     MutexLock lock(mu_);
     const auto found = segments_.find(segment.data);
     PINION_CHECK(found != segments_.end() && found->second == segment.size_bytes)

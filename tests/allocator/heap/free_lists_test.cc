@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/heap/segment.h"
@@ -14,6 +16,9 @@
 
 namespace pinion::internal {
 namespace {
+
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAreArray;
 
 class FreeListsTest : public ::testing::Test {
  protected:
@@ -160,6 +165,13 @@ TEST_F(FreeListsTest, WhatIsFoundFitsWhateverGrowsAndShrinks) {
     }
     const uint64_t request = RoundUpToSizeClass(random_size());
     const BlockRecord* const found = lists_.Find(request);
+    if (step % 100 == 0) {
+      std::vector<BlockRecord*> at_least;
+      std::copy_if(free.begin(), free.end(), std::back_inserter(at_least),
+                   [&](const BlockRecord* block) { return block->capacity_bytes >= size_bytes; });
+      ASSERT_THAT(lists_.AtLeast(size_bytes), UnorderedElementsAreArray(at_least));
+      ASSERT_THAT(lists_.AtLeast(kMinBlockBytes), SizeIs(free.size()));
+    }
     uint64_t largest_bytes = 0;
     uint64_t tightest_bytes = UINT64_MAX;
     for (const BlockRecord* block : free) {

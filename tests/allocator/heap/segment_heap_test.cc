@@ -191,6 +191,16 @@ TEST(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
   EXPECT_EQ(heap.segment_bytes(), 2 * kMiB);
 }
 
+TEST(SegmentHeapTest, SegmentsInHolesThatAreTooShortAreNotLookedAt) {
+  SegmentHeap heap(kPage, kSlab);
+  AddSegment(heap, FakeSegment(kGiB, kMiB));
+  AddSegment(heap, FakeSegment(2 * kGiB, 2 * kMiB));
+  AddSegment(heap, FakeSegment(3 * kGiB, kMiB));
+  const std::vector<HostSegment> removed = heap.RemoveFreeSegments(UINT64_MAX, 2 * kMiB);
+  ASSERT_EQ(removed.size(), 1u);
+  EXPECT_EQ(removed[0].size_bytes, 2 * kMiB);
+}
+
 TEST(SegmentHeapTest, BlocksCrossBordersOfSegmentsThatMayJoinInWhateverOrderTheyCome) {
   std::vector<uint64_t> order = {0, 1, 2};
   do {
@@ -361,13 +371,27 @@ class ReferenceHeap {
     return largest;
   }
 
-  int FreeSegments() const {
-    return static_cast<int>(
-        std::count_if(segments_.begin(), segments_.end(),
-                      [&](const auto& segment) { return IsFree(segment.first, segment.second); }));
+  // How many segments lie free in holes of at least `hole_bytes`.
+  int FreeSegments(uint64_t hole_bytes) const {
+    int count = 0;
+    for (auto segment = segments_.begin(); segment != segments_.end(); ++segment) {
+      if (!IsFree(segment->first, segment->second)) continue;
+      auto [begin, last] = std::pair(segment, segment);
+      while (begin != segments_.begin() && EndOf(std::prev(begin)) == begin->first) --begin;
+      while (std::next(last) != segments_.end() && std::next(last)->first == EndOf(last)) ++last;
+      const auto above = FirstAfter(segment->first);
+      const auto below = above == used_.begin() ? used_.end() : std::prev(above);
+      const uint64_t from = below == used_.end() ? 0 : below->first + below->second;
+      const uint64_t to = above == used_.end() ? UINT64_MAX : above->first;
+      if (std::min(to, EndOf(last)) - std::max(from, begin->first) >= hole_bytes) ++count;
+    }
+    return count;
   }
 
  private:
+  using Segment = std::map<uint64_t, uint64_t>::const_iterator;
+  static uint64_t EndOf(Segment segment) { return segment->first + segment->second; }
+
   // The first block that ends behind `address`.
   std::map<uint64_t, uint64_t>::const_iterator FirstAfter(uint64_t address) const {
     auto block = used_.upper_bound(address);
@@ -421,8 +445,10 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
         absent.erase(which);
       } else if (choice < 5) {
         const bool all = random() % 2 == 0;
-        const int free_segments = reference.FreeSegments();
-        const std::vector<HostSegment> removed = heap.RemoveFreeSegments(all ? UINT64_MAX : 1);
+        const uint64_t hole_bytes = small ? kMinBlockBytes : 1 + random() % (2 * kMostBytes);
+        const int free_segments = reference.FreeSegments(hole_bytes);
+        const std::vector<HostSegment> removed =
+            heap.RemoveFreeSegments(all ? UINT64_MAX : 1, std::max(hole_bytes, kMinBlockBytes));
         ASSERT_EQ(removed.size(), all ? free_segments : std::min(free_segments, 1));
         for (const HostSegment& segment : removed) {
           ASSERT_NO_FATAL_FAILURE(reference.RemoveSegment(segment));

@@ -1,6 +1,7 @@
 #include "pinion/allocator/pool/turn.h"
 
 #include <atomic>
+#include <barrier>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -32,6 +33,51 @@ void ExpectThatOthersWaitForTheOuter(bool take_again) {
 }
 
 TEST(TurnTest, OthersWaitUntilTheTurnEnds) { ExpectThatOthersWaitForTheOuter(false); }
+
+// Two threads in turns of two allocators whose callbacks come to the other one.
+TEST(TurnTest, WhoHasATurnWaitsForNoSecondOneAndLeavesThatToWhoHasIt) {
+  Turn mine;
+  Turn others;
+  std::barrier both(2);
+  std::atomic<bool> others_ended = false;
+  std::thread other([&] {
+    const TurnHolder outer(others);
+    both.arrive_and_wait();  // each has one
+    both.arrive_and_wait();  // the second one has come and gone
+    absl::SleepFor(absl::Milliseconds(20));
+    others_ended = true;
+  });
+  {
+    const TurnHolder outer(mine);
+    both.arrive_and_wait();
+    { const TurnHolder second(others); }
+    both.arrive_and_wait();
+  }
+  const TurnHolder waits(others);
+  EXPECT_TRUE(others_ended);
+  other.join();
+}
+
+TEST(TurnTest, ASecondTurnThatIsFreeIsTaken) {
+  Turn first;
+  Turn second;
+  std::atomic<bool> ended = false;
+  std::thread other;
+  {
+    const TurnHolder outer(first);
+    const TurnHolder inner(second);
+    std::atomic<bool> other_comes = false;
+    other = std::thread([&] {
+      other_comes = true;
+      const TurnHolder waits(second);
+      EXPECT_TRUE(ended);
+    });
+    while (!other_comes) std::this_thread::yield();
+    absl::SleepFor(absl::Milliseconds(20));
+    ended = true;
+  }
+  other.join();
+}
 
 TEST(TurnTest, TheEndOfAnInnerTurnDoesNotEndTheOuter) { ExpectThatOthersWaitForTheOuter(true); }
 

@@ -72,7 +72,7 @@ void Fill(const SharedHost& host, PinnedAllocator& allocator) {
     absl::StatusOr<PinnedBlock> block = allocator.Allocate(1800 * kKiB);
     if (block.ok()) {
       blocks.push_back(*std::move(block));
-    } else if (!absl::StrContains(block.status().message(), "about to be pinned")) {
+    } else if (!absl::StrContains(block.status().message(), "about to be taken")) {
       break;  // full, whatever the others do
     }
   }

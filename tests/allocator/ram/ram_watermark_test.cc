@@ -104,8 +104,8 @@ TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetAreCountedIn) {
   RamWatermark watermark(options_, host_.Probe(), Impatient());
   std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(6 * kGiB);
   ASSERT_THAT(*first, IsOk());
-  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), StatusIs(absl::StatusCode::kResourceExhausted,
-                                                        HasSubstr("6 GiB about to be pinned")));
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("6 GiB about to be taken")));
   first.reset();
   EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsOk());
   EXPECT_EQ(watermark.counts().waits, 1u);
@@ -121,7 +121,7 @@ TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetCountAgainstACgroupToo) {
   ASSERT_THAT(*first, IsOk());
   EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("600 MiB about to be pinned"), HasSubstr("cgroup /pod"))));
+                       AllOf(HasSubstr("600 MiB about to be taken"), HasSubstr("cgroup /pod"))));
   first.reset();
   EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB), IsOk());
 }

@@ -2,7 +2,9 @@
 
 #include "pinion/allocator/sources/page_lock.h"
 
+#include <fcntl.h>
 #include <linux/capability.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -28,7 +30,9 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/sources/mmap_source.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -37,6 +41,8 @@
 namespace {
 int error_of_mlock2 = 0;
 unsigned failing_flags = 0;
+// What readlink() says of /proc/self/ns/user.
+std::string user_namespace = "user:[4026531837]";
 }  // namespace
 
 extern "C" int mlock2(const void* data, size_t size_bytes, unsigned flags) noexcept {
@@ -47,15 +53,24 @@ extern "C" int mlock2(const void* data, size_t size_bytes, unsigned flags) noexc
   return static_cast<int>(syscall(SYS_mlock2, data, size_bytes, flags));
 }
 
+extern "C" ssize_t readlink(const char* path, char* buffer, size_t size_bytes) noexcept {
+  if (std::string(path) == "/proc/self/ns/user") {
+    return static_cast<ssize_t>(user_namespace.copy(buffer, size_bytes));
+  }
+  return syscall(SYS_readlinkat, AT_FDCWD, path, buffer, size_bytes);
+}
+
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CapturedLog;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Matcher;
 using ::testing::Not;
 
 // Runs the rest of this process as a user does who may lock `bytes`, and no more.
@@ -69,6 +84,17 @@ void LimitLocking(uint64_t bytes) {
     *set &= ~(1u << CAP_IPC_LOCK);
   }
   ASSERT_EQ(syscall(SYS_capset, &header, capabilities), 0);
+}
+
+// The exit status of a child.
+constexpr int kCannotBeTried = 77;
+
+// Whether this process has CAP_IPC_LOCK, be it in a user namespace.
+bool HasCapability() {
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct capabilities[2] = {};
+  EXPECT_EQ(syscall(SYS_capget, &header, capabilities), 0);
+  return (capabilities[0].effective & 1u << CAP_IPC_LOCK) != 0;
 }
 
 uint64_t KibibytesAfter(std::istream& file, const std::string& name) {
@@ -161,6 +187,26 @@ TEST_F(PageLockTest, PlainMappedMemoryIsNotLockedAndNotCalledSo) {
   });
 }
 
+TEST_F(PageLockTest, WhereRamIsShortPlainMappedMemoryIsNotCalledPinnedEither) {
+  InAChild([] {
+    FakeHost host;
+    host.SetMeminfo(100 * kGiB, 12 * kGiB);
+    const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
+    const auto allocator =
+        PinnedAllocator::Create({}, MmapSource::Create({}).value(), {host.Probe(), ledger}).value();
+    const CapturedLog log;
+    const PinnedBlock block = allocator->Allocate(3 * kMiB).value();
+    EXPECT_THAT(log.text(), AllOf(HasSubstr("host memory is taken while RAM is short: 88.0 %"),
+                                  Not(HasSubstr("pinned"))));
+    const auto others = ledger->Reserve(2 * kGiB);
+    EXPECT_THAT(allocator->Allocate(3 * kGiB),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         AllOf(HasSubstr("of pageable memory: to take 3 GiB more"),
+                               HasSubstr("2 GiB about to be taken"), HasSubstr("high_percent (90)"),
+                               Not(HasSubstr("pinned")))));
+  });
+}
+
 // A program for RDMA or io_uring, on a machine without a GPU.
 TEST_F(PageLockTest, BlocksOverALockingSourceArePinnedUpToTheLimitOfTheProcess) {
   InAChild([] {
@@ -198,6 +244,10 @@ TEST_F(PageLockTest, WhereNothingMayBeLockedTheFallbackServesAndSaysThatItIsNotP
     const absl::StatusOr<PinnedBlock> block = (*allocator)->Allocate(kMiB);
     ASSERT_THAT(block, IsOk());
     EXPECT_FALSE(block->pinned());
+    host.SetMeminfo(100 * kGiB, 12 * kGiB);
+    const CapturedLog log;
+    EXPECT_THAT((*allocator)->Allocate(100 * kMiB), IsOk());
+    EXPECT_THAT(log.text(), AllOf(HasSubstr("RAM is short"), Not(HasSubstr("pinned"))));
   });
 }
 
@@ -220,7 +270,7 @@ TEST_F(PageLockTest, EachRefusalIsToldApart) {
     const char* text;
   };
   for (const Case& c :
-       {Case{EPERM, "this process may lock nothing: RLIMIT_MEMLOCK is"},
+       {Case{EPERM, "a seccomp filter or a security module forbids it: RLIMIT_MEMLOCK is 8 MiB"},
         Case{EAGAIN, "look at the free memory of the host"},
         Case{ENOMEM, "too many mappings (vm.max_map_count); RLIMIT_MEMLOCK is 8 MiB and"},
         Case{EINVAL, "Invalid argument: RLIMIT_MEMLOCK is 8 MiB"}}) {
@@ -240,6 +290,62 @@ TEST_F(PageLockTest, EachRefusalIsToldApart) {
       });
     }
   }
+}
+
+// The call that makes the pages present finds that those it is about count already.
+TEST_F(PageLockTest, TheLimitIsNotBlamedForBytesThatTheSameSegmentHasLocked) {
+  InAChild([] {
+    LimitLocking(8 * kMiB);
+    const auto source = MmapSource::Create({.lock = true}).value();
+    const HostSegment other = source->Allocate(2 * kMiB).value();
+    error_of_mlock2 = ENOMEM;
+    failing_flags = 0;
+    EXPECT_THAT(
+        source->Allocate(6 * kMiB),
+        StatusIs(absl::StatusCode::kResourceExhausted,
+                 AllOf(HasSubstr("too many mappings (vm.max_map_count); RLIMIT_MEMLOCK is 8 "
+                                 "MiB and 2 MiB are locked already"),
+                       Not(HasSubstr("raise it")))));
+    EXPECT_THAT(source->Free(other), IsOk());
+  });
+}
+
+// What a process that has CAP_IPC_LOCK, in that user namespace, is told where it is refused 4 MiB
+// with `error` and RLIMIT_MEMLOCK is 2.
+void ExpectOfTheCapable(const std::string& of_namespace, int error,
+                        const Matcher<std::string>& message) {
+  ChildProcess child([&] {
+    const rlimit limit = {2 * kMiB, 8 * kMiB};
+    ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+    if (!HasCapability() && unshare(CLONE_NEWUSER) != 0) _exit(kCannotBeTried);
+    ASSERT_TRUE(HasCapability());
+    user_namespace = of_namespace;
+    error_of_mlock2 = error;
+    failing_flags = MLOCK_ONFAULT;
+    const auto segment = MmapSource::Create({.lock = true}).value()->Allocate(4 * kMiB);
+    EXPECT_THAT(std::string(segment.status().message()), message);
+  });
+  const int outcome = child.Wait();
+  if (outcome == kCannotBeTried) GTEST_SKIP() << "no CAP_IPC_LOCK is to be had here";
+  EXPECT_EQ(outcome, 0);
+}
+
+TEST_F(PageLockTest, TheLimitIsNotBlamedWhereACapabilityLiftsIt) {
+  ExpectOfTheCapable("user:[4026531837]", ENOMEM,
+                     AllOf(HasSubstr("too many mappings (vm.max_map_count); RLIMIT_MEMLOCK is no "
+                                     "limit here and 0 B are locked already"),
+                           Not(HasSubstr("raise it"))));
+}
+
+TEST_F(PageLockTest, WhoeverForbidsItWhereNoLimitHoldsIsNamed) {
+  ExpectOfTheCapable("user:[4026531837]", EPERM,
+                     AllOf(HasSubstr("a seccomp filter or a security module forbids it"),
+                           Not(HasSubstr("raise it"))));
+}
+
+TEST_F(PageLockTest, ACapabilityInAUserNamespaceLiftsNoLimit) {
+  ExpectOfTheCapable("user:[4026532209]", ENOMEM,
+                     HasSubstr("RLIMIT_MEMLOCK is 2 MiB and 0 B are locked already; raise it"));
 }
 
 TEST_F(PageLockTest, ALimitOfZeroIsNamedWithItsRemedy) {
