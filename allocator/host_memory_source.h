@@ -4,7 +4,8 @@
 // allocator/sources, pinned ones in device/cuda and device/emulated; a source may wrap another one.
 //
 // Thread safety: implementations are thread-safe. The allocator calls none with a lock held, but
-// for JoinsAt, which only computes.
+// for JoinsAt, which only computes. Allocate and Free may call the allocator, but must not wait for
+// another thread that calls it: one thread at a time grows or trims.
 
 #ifndef PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_
 #define PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_

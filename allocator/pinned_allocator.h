@@ -76,7 +76,7 @@ class PinnedAllocator {
   // given back. Unpinning can synchronise a device: call it between steps. (A growth may unpin,
   // too, where segments that are too short make room for a longer one.) One thread at a time trims
   // or grows; the others wait for it, but for those that a callback of another allocator's growth
-  // has brought here.
+  // or trim has brought here.
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
 
   // Whether an address lies in memory that the allocator holds, in use or not. May wait for a miss,

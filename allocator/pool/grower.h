@@ -6,13 +6,13 @@
 // Growths take what is locked to the next power of two until it is a chunk
 // (AllocatorOptions::segment_bytes), and add chunks from there on. Each asks three, in this order:
 // the pool's limit, the host's RAM, and the source. Where one of them has no room for a whole
-// segment, a smaller one is tried, down to what the block needs (but of a source that has refused a
-// reservation).
+// segment, a smaller one is tried, down to what the block needs. A reservation that the source
+// refuses is not tried smaller.
 //
 // Thread safety: thread-safe. One thread at a time grows or trims: two that find nothing at once
 // would both pin a whole segment. The others wait for it, and look again, but for a thread that is
-// in the midst of another allocator's growth (turn.h). Nothing is called with a lock held, but with
-// the turn.
+// in the midst of another allocator's growth or trim (turn.h). Nothing is called with a lock held,
+// but with the turn.
 // Ownership: holds the pool for the allocator. When both go, the pool lives on as long as its
 // blocks.
 

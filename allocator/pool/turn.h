@@ -8,7 +8,8 @@
 // A turn is re-entrant: the work calls the operating system and the user's callbacks, which may
 // come back to the allocator on the same thread. Therefore it is not a Mutex. They may come to
 // another allocator as well, whose callbacks come to this one: a thread that has a turn waits for
-// no second one, and does its work without where another thread has that.
+// no second one. Where another thread has that, it does its work without, beside the one that has
+// the turn: the work must bear that.
 //
 // Thread safety: thread-safe.
 
