@@ -37,7 +37,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
-// The C library's, which fails as it is told to.
+// The C library's functions that the source calls; mlock2 fails as it is told to.
 namespace {
 int error_of_mlock2 = 0;
 unsigned failing_flags = 0;
@@ -51,6 +51,11 @@ extern "C" int mlock2(const void* data, size_t size_bytes, unsigned flags) noexc
     return -1;
   }
   return static_cast<int>(syscall(SYS_mlock2, data, size_bytes, flags));
+}
+
+// That of the sanitizers does nothing.
+extern "C" int munlock(const void* data, size_t size_bytes) noexcept {
+  return static_cast<int>(syscall(SYS_munlock, data, size_bytes));
 }
 
 extern "C" ssize_t readlink(const char* path, char* buffer, size_t size_bytes) noexcept {
