@@ -88,23 +88,26 @@ TEST_F(PinnedAllocatorGrowthTest, OddSizesLeaveWhatIsLockedAPowerOfTwo) {
   EXPECT_GE(source_->outstanding_bytes(), 512 * kMiB + kGiB + 2 * kMiB);
 }
 
-// 200 MiB and a block more locked 512.
-TEST_F(PinnedAllocatorGrowthTest, WhatWasReservedIsTakenToTheNextPowerOfTwoAndNotBeyond) {
-  options_.segment_bytes = kGiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(200 * kMiB), IsOk());
-  const PinnedBlock reserved = Take(200 * kMiB - kSlack);
-  const PinnedBlock more = Take(kMiB - kSlack);
-  EXPECT_EQ(source_->outstanding_bytes(), 256 * kMiB);
+class GrowthAfterAReservationTest : public PinnedAllocatorFixture {
+ protected:
+  // What is locked once all that was reserved is in use, and a block more.
+  uint64_t LockedBytesAfter(uint64_t reserved_bytes) {
+    options_.segment_bytes = kGiB;
+    Make();
+    EXPECT_THAT(allocator_->Reserve(reserved_bytes), IsOk());
+    const PinnedBlock reserved = Take(reserved_bytes - kSlack);
+    const PinnedBlock more = Take(kMiB - kSlack);
+    return source_->outstanding_bytes();
+  }
+};
+
+// It was 512 MiB.
+TEST_F(GrowthAfterAReservationTest, GoesToTheNextPowerOfTwoAndNotBeyond) {
+  EXPECT_EQ(LockedBytesAfter(200 * kMiB), 256 * kMiB);
 }
 
-TEST_F(PinnedAllocatorGrowthTest, WhereAPowerOfTwoIsNearTheNextOneIsTaken) {
-  options_.segment_bytes = kGiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(120 * kMiB), IsOk());
-  const PinnedBlock reserved = Take(120 * kMiB - kSlack);
-  const PinnedBlock more = Take(kMiB - kSlack);
-  EXPECT_EQ(source_->outstanding_bytes(), 256 * kMiB);
+TEST_F(GrowthAfterAReservationTest, PassesOverAPowerOfTwoThatIsNear) {
+  EXPECT_EQ(LockedBytesAfter(120 * kMiB), 256 * kMiB);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, AReservationOfLessThanASegmentIsPinnedByOneCall) {

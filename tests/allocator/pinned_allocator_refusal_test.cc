@@ -288,8 +288,8 @@ TEST_F(PinnedAllocatorRefusalTest, ABlockThatComesFreeWhileTheSourceRefusesServe
   source_->on_allocate = [&held] { held = PinnedBlock(); };
   const PinnedBlock block = Take(2 * kMiB - kSlack);
   source_->on_allocate = nullptr;
-  EXPECT_EQ(allocator_->GetStats().pin_failures,
-            2u);  // of a whole segment, and of the block's size
+  // Of a whole segment, and of the block's size.
+  EXPECT_EQ(allocator_->GetStats().pin_failures, 2u);
   EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
   EXPECT_EQ(allocator_->GetStats().source_refusals, 0u);
 }

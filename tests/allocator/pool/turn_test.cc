@@ -60,23 +60,8 @@ TEST(TurnTest, WhoHasATurnWaitsForNoSecondOneAndLeavesThatToWhoHasIt) {
 
 TEST(TurnTest, ASecondTurnThatIsFreeIsTaken) {
   Turn first;
-  Turn second;
-  std::atomic<bool> ended = false;
-  std::thread other;
-  {
-    const TurnHolder outer(first);
-    const TurnHolder inner(second);
-    std::atomic<bool> other_comes = false;
-    other = std::thread([&] {
-      other_comes = true;
-      const TurnHolder waits(second);
-      EXPECT_TRUE(ended);
-    });
-    while (!other_comes) std::this_thread::yield();
-    absl::SleepFor(absl::Milliseconds(20));
-    ended = true;
-  }
-  other.join();
+  const TurnHolder mine(first);
+  ExpectThatOthersWaitForTheOuter(false);
 }
 
 TEST(TurnTest, TheEndOfAnInnerTurnDoesNotEndTheOuter) { ExpectThatOthersWaitForTheOuter(true); }
