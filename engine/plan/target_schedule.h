@@ -25,12 +25,15 @@
 // Segments that can be computed again are kept, unless a plan within a target computes them again
 // (segment_choice.h). A step may begin with one, before anything is saved.
 //
+// How far the step has come in the known one is StepProgress's, where its objects are
+// ObjectPlaces's and what the plan has come to DueMoves's. This class decides: it alone knows all
+// three, the windows and the target.
+//
 // Thread safety: none.
 
 #ifndef PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
 #define PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -40,18 +43,21 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "pinion/engine/plan/due_moves.h"
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/known_step.h"
 #include "pinion/engine/plan/known_steps.h"
 #include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/plan/object_places.h"
 #include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/plan/plan_known_step.h"
+#include "pinion/engine/plan/record_pace.h"
 #include "pinion/engine/plan/segment_choice.h"
 #include "pinion/engine/plan/set_aside.h"
+#include "pinion/engine/plan/step_progress.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/window_schedule.h"
 
@@ -70,8 +76,8 @@ struct TargetOptions {
 class TargetSchedule final : public OffloadSchedule {
  public:
   static constexpr size_t kMaxKnown = KnownSteps::kMax;
-  static constexpr int kKnownInARow = 3;
-  static constexpr int kKnownInARowForMixes = 16;
+  static constexpr int kKnownInARow = RecordPace::kKnownInARow;
+  static constexpr int kKnownInARowForMixes = RecordPace::kKnownInARowForMixes;
 
   explicit TargetSchedule(const TargetOptions& options);
 
@@ -97,15 +103,12 @@ class TargetSchedule final : public OffloadSchedule {
   // not what else a larger storage may have.
   std::optional<StepPromise> Promise() const {
     if (!IsInStep() || !IsPlanned()) return std::nullopt;
-    const StepPlan& plan = now_known_->plan();
-    return StepPromise{.most_bytes = plan.peak_bytes + overdue_bytes_,
+    const StepPlan& plan = followed()->plan();
+    return StepPromise{.most_bytes = plan.peak_bytes + places_.overdue_bytes(),
                        .moves = !plan.moves.empty()};
   }
   // Its parcel was evicted, and others hold the object's memory as well.
-  void OnNotFreed(uint32_t object) {
-    objects_[object].is_held = true;
-    CountIfOverdue(objects_[object]);
-  }
+  void OnNotFreed(uint32_t object) { places_.OnNotFreed(object, progress_.now()); }
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);
   }
@@ -121,10 +124,10 @@ class TargetSchedule final : public OffloadSchedule {
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
   // Where a known one has yet to be recorded for its mix, which of them begins is not known: some
   // more are.
-  bool WantsRecord() const;
+  bool WantsRecord() const { return pace_.WantsRecord(known_); }
   // What is known of a step is no longer right: the next two are worth recording. The first of them
   // may have begun without.
-  void RecordAgain() { known_steps_ = std::min(known_steps_, kKnownInARow - 2); }
+  void RecordAgain() { pace_.RecordAgain(); }
   // For people: the plans of all known steps in words, or of the first in another format. A pure
   // function of what it gets.
   std::string Explain(const std::list<std::shared_ptr<const KnownStep>>& known,
@@ -132,11 +135,11 @@ class TargetSchedule final : public OffloadSchedule {
     return ExplainSteps(known, options_.link, options_.memory_bytes, format);
   }
   // Somebody needs a tensor that was saved.
-  bool IsInStep() const { return live_objects_ > 0; }
+  bool IsInStep() const { return progress_.IsRunning(); }
   // Or it begins with a segment that has saved nothing yet.
   bool HasBegun() const { return IsInStep() || segments_.has_early(); }
   // What the step that runs, or the last one, goes on as; null: it runs like the first.
-  const std::shared_ptr<const KnownStep>& followed() const { return now_known_; }
+  const std::shared_ptr<const KnownStep>& followed() const { return progress_.followed(); }
   // The last one that was followed comes first.
   const std::list<std::shared_ptr<const KnownStep>>& known() const { return known_.all(); }
 
@@ -144,7 +147,7 @@ class TargetSchedule final : public OffloadSchedule {
   void OnDeviceBytes(uint64_t size_bytes) override { device_bytes_ = size_bytes; }
   Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
   void OnUsed(uint32_t id, Use use) override;
-  void OnComputedAgain(uint32_t id) override { awaited_bytes_ = objects_[id].size_bytes; }
+  void OnComputedAgain(uint32_t id) override { awaited_bytes_ = places_.SizeBytes(id); }
   void OnReleased(uint32_t object) override;
   void OnScopeEnd(ScopeId scope) override {
     window_.OnScopeEnd(scope);
@@ -164,7 +167,7 @@ class TargetSchedule final : public OffloadSchedule {
   bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
   // In a graph that is kept. Nothing that shares a parcel, which is not dropped once more.
   bool StaysFetched(const ScheduledParcel& parcel) const override {
-    return IsFetchedAlone(parcel) && objects_[parcel.objects.front()].stays_fetched;
+    return places_.StaysFetched(parcel);
   }
   bool OnDropped(ScheduledParcel& parcel) override;
   void OnFetchesMade() override { window_.OnFetchesMade(); }
@@ -186,62 +189,26 @@ class TargetSchedule final : public OffloadSchedule {
   std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override;
 
  private:
-  // Of the step that runs.
-  struct Object {
-    uint64_t signature = 0;
-    uint64_t size_bytes = 0;
-    size_t uses = 0;
-    size_t saves = 0;      // among them
-    uint32_t planned = 0;  // its number in the known step
-    bool stays = false;
-    bool is_live = true;                // somebody needs it
-    uint32_t away_until = 0;            // use of the known step, from the last drop on
-    bool is_held = false;               // it was evicted, and others hold its memory as well
-    bool is_overdue = false;            // it counts among `overdue_bytes_`
-    bool is_fetched = false;            // it has come back, and may have been let go of since
-    bool stays_fetched = false;         // what was fetched is for its next reader as well
-    ScheduledParcel* parcel = nullptr;  // once it has left
-
-    // At that use the known step has dropped it, and not fetched it again.
-    bool IsToBeAway(size_t now) const { return now < away_until; }
-  };
-
-  uint32_t NewObject(const SavedObject& saved);
-  bool IsPlanned() const { return now_known_ != nullptr; }
-  // What the step has done so far, as a part of a known one.
-  struct Begun {
-    std::vector<uint32_t> planned;  // by object
-    std::vector<uint32_t> actual;   // objects by their number in the known step
-    size_t now = 0;                 // the use that was reached
-  };
-  std::optional<Begun> Match(const KnownStep& known) const;
+  bool IsPlanned() const { return followed() != nullptr; }
   // Goes on with the known step that all so far fits, if there is one. A step that `begins` may try
   // its mix instead.
   void FindKnown(bool begins);
-  // Which use of the known step that one of a `planned` object is, its `n`-th; none if it is none
-  // of its. `actual` is as in Begun.
-  std::optional<size_t> Reached(const KnownStep& known, const std::vector<uint32_t>& actual,
-                                uint32_t planned, size_t n, Use use, size_t now) const;
-  void CountAsOverdue(Object& object, bool is_overdue) {
-    if (std::exchange(object.is_overdue, is_overdue) == is_overdue) return;
-    overdue_bytes_ += is_overdue ? object.size_bytes : -object.size_bytes;
+  // By the plan, the object is on the device until its next use, and there is one.
+  bool IsHereUntilNextUse(uint32_t object) const {
+    return followed()->IsHereUntilNextUse(progress_.planned(object), progress_.now());
   }
-  void CountIfOverdue(Object& object) {
-    const bool is_here = object.is_live && (object.is_held || object.parcel == nullptr);
-    CountAsOverdue(object, is_here && IsPlanned() && object.IsToBeAway(now_) &&
-                               now_known_->step().objects[object.planned].frees);
-  }
-  // Something is still needed that the known step has let go of by now.
-  bool IsOverdue();
-  // What was fetched of it can be dropped once more without any others.
-  bool IsFetchedAlone(const ScheduledParcel& parcel) const {
-    return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
-  }
-  // TakeFetches, where a plan says what to fetch.
-  Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
+  // TakeEvictions, within a target that no plan is known for: all that can go.
+  ScheduledParcels TakeUnplanned();
+  // What the plan lets go of by now is wanted away.
+  void DropAsPlanned();
+  // So much of what has left, and then of what has stayed for a later backward, as the device lacks
+  // for what comes until the next use.
+  ScheduledParcels TakeMissing();
   // What has stayed for a later backward and together has so many bytes, or all of it: first what
   // is used last.
   std::vector<ScheduledParcel*> TakeStayedFor(uint64_t size_bytes);
+  // TakeFetches, where a plan says what to fetch.
+  Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
   // What the device lacks for so much more, and for what the step will ask for before its next use.
   uint64_t MissingBytes(uint64_t more_bytes) const;
 
@@ -250,34 +217,21 @@ class TargetSchedule final : public OffloadSchedule {
   WindowSchedule window_;
   KnownSteps known_;
   SegmentChoice segments_;
-  int known_steps_ = 0;         // since the last one that was not known
-  uint64_t unknown_steps_ = 0;  // since the last one that was known
-  bool is_recorded_ = false;    // the step that begins next, or runs
-  ScopeId early_scope_ = 0;     // in which a step has begun last with a segment
+  RecordPace pace_;
+  bool is_recorded_ = false;  // the step that begins next, or runs
+  ScopeId early_scope_ = 0;   // in which a step has begun last with a segment
   uint64_t device_bytes_ = 0;
   // That are about to be fetched or computed, by the reader of what was used last.
   uint64_t awaited_bytes_ = 0;
 
   // --- of the step that runs ---
-  std::shared_ptr<const KnownStep> now_known_;  // null: it runs like the first
-  bool is_lost_ = false;                        // nothing that is known fits it
-  bool has_late_ = false;                       // what has stayed may have to leave
-  bool all_leave_ = false;                      // what waits for others does so no longer
-  std::vector<Object> objects_;
-  std::vector<uint32_t> unused_;                // of these, that can be given out again
-  std::vector<std::pair<uint32_t, Use>> used_;  // objects, while it is planned
-  size_t live_objects_ = 0;
-  absl::flat_hash_map<uint64_t, size_t> signatures_;  // how often each has come
-  std::vector<uint32_t> actual_;                      // objects by their number in the known step
-  size_t now_ = 0;                                    // the use of the known step that was reached
-  size_t looked_at_ = SIZE_MAX;                       // the use at which bytes were compared last
-  size_t next_copy_ = 0;                              // in now_known_->late_copies()
-  size_t next_drop_ = 0;                              // in now_known_->drops()
-  size_t next_fetch_ = 0;                             // in the plan's moves
-  size_t next_over_ = 0;                              // in now_known_->overs()
-  uint64_t overdue_bytes_ = 0;                        // planned to be away, and here all the same
-  std::optional<uint32_t> used_last_;
-  std::vector<ScheduledParcel*> due_;  // to be evicted, that have left or come back since
+  StepProgress progress_;  // following none, it runs like the first
+  ObjectPlaces places_;
+  DueMoves due_moves_;           // of the plan that is followed
+  bool is_lost_ = false;         // nothing that is known fits it
+  bool has_late_ = false;        // what has stayed may have to leave
+  bool all_leave_ = false;       // what waits for others does so no longer
+  size_t looked_at_ = SIZE_MAX;  // the use at which bytes were compared last
 };
 
 }  // namespace pinion
