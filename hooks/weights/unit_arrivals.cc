@@ -1,4 +1,4 @@
-// How a unit's bytes come to the device.
+#include "pinion/hooks/weights/unit_arrivals.h"
 
 #include <c10/util/Exception.h>
 
@@ -7,49 +7,34 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/hooks/tier/torch_memory.h"
-#include "pinion/hooks/weights/device_weights.h"
 
 namespace pinion {
 namespace {
 
 constexpr char kFetching[] = "fetching a layer's weights";
 
-WeightMemory Allocate(const std::shared_ptr<DeviceShare>& share,
-                      const std::shared_ptr<Visitor>& visitor, uint64_t size_bytes,
-                      const BoundStream& stream) {
-  const AllocationLabel label("weights fetched by Pinion");
-  WeightMemory memory = {VisitingBytes(share, visitor, size_bytes), {}};
-  memory.storage = AllocateStorage(stream.torch, size_bytes);
-  memory.bytes.CountAllocation();
-  return memory;
-}
-
 }  // namespace
 
-void DeviceWeights::Arrive(uint32_t index, const BoundStream& stream) {
+void UnitArrivals::Arrive(uint32_t index, const BoundStream& stream) {
   GuardedMemory fetched = WaitForCopy(index, stream);
   std::vector<c10::DataPtr> away;
-  MutexLock lock(mu_);
-  Unit& unit = units_[index];
-  if (!unit.IsReadyOn(stream)) unit.streams.push_back(stream);
-  if (unit.memory) return;  // another thread was faster
-  unit.memory = std::move(fetched);
-  schedule_.OnHere(index);
-  away = unit.parts.PointTo(unit.memory.memory().data(), *this, device_);
+  MutexLock lock(state_.mu);
+  away = state_.units.OnArrived(index, stream, fetched);
 }
 
-void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
+void UnitArrivals::ArriveWide(uint32_t index, const BoundStream& stream) {
   std::optional<BoundStream> widened_on;
   std::vector<WeightPiece> pieces;
   uint64_t wide_bytes = 0;
   {
-    MutexLock lock(mu_);
-    Unit& unit = units_[index];
-    while (unit.is_being_widened) widened_.Wait(mu_);
+    MutexLock lock(state_.mu);
+    DeviceUnit& unit = state_.units[index];
+    while (unit.is_being_widened) widened_.Wait(state_.mu);
     if (unit.wide) {
       widened_on = unit.streams.front();
     } else {
@@ -62,24 +47,23 @@ void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
     ThrowIfError(
         tier_->engine().OrderStreams(widened_on->native, stream.native, kWeightAfterWidening),
         "waiting for a layer's weights");
-    MutexLock lock(mu_);
-    Unit& unit = units_[index];
-    if (!unit.IsReadyOn(stream)) unit.streams.push_back(stream);
+    MutexLock lock(state_.mu);
+    state_.units[index].NoteReadyOn(stream);
     return;
   }
   const absl::Cleanup end = [this, index] {
-    MutexLock lock(mu_);
-    units_[index].is_being_widened = false;
+    MutexLock lock(state_.mu);
+    state_.units[index].is_being_widened = false;
     widened_.NotifyAll();
   };
   GuardedMemory fetched = WaitForCopy(index, stream);
   WeightMemory memory = AllocateNow(index, wide_bytes, stream);
-  c10::Storage& wide = memory.storage;
   {
     // Gone before its bytes are counted as gone.
     const c10::Storage resting = StorageOf(fetched.memory());
     for (const WeightPiece& piece : pieces) {
-      Widen({resting, piece.resting_offset_bytes}, piece.form, {wide, piece.offset_bytes});
+      Widen({resting, piece.resting_offset_bytes}, piece.form,
+            {memory.storage, piece.offset_bytes});
     }
   }
   fetched.Disarm();  // another reference to what the parcel has
@@ -88,19 +72,14 @@ void DeviceWeights::ArriveWide(uint32_t index, const BoundStream& stream) {
   copied[0].streams.push_back(stream);
   std::vector<c10::DataPtr> away;
   {
-    MutexLock lock(mu_);
-    Unit& unit = units_[index];
-    void* const data = wide.mutable_data();
-    unit.wide = std::move(wide);
-    copied[0].bytes = std::exchange(unit.bytes, std::move(memory.bytes));
-    unit.streams = {stream};
-    schedule_.OnHere(index);
-    away = unit.parts.PointTo(data, *this, device_);
+    MutexLock lock(state_.mu);
+    away = state_.units.OnWidened(index, stream, memory);
+    copied[0].bytes = std::move(memory.bytes);
   }
   LetGoOf(copied, tier_->engine());
 }
 
-GuardedMemory DeviceWeights::WaitForCopy(uint32_t index, const BoundStream& stream) {
+GuardedMemory UnitArrivals::WaitForCopy(uint32_t index, const BoundStream& stream) {
   const std::shared_ptr<WeightParcel>& parcel = parcels_[index];
   for (;;) {
     Parcel::Read read = parcel->ReadOrClaim(parcel->reader);
@@ -114,18 +93,31 @@ GuardedMemory DeviceWeights::WaitForCopy(uint32_t index, const BoundStream& stre
   }
 }
 
-WeightMemory DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
-                                        const BoundStream& stream) {
+WeightMemory UnitArrivals::Allocate(uint64_t size_bytes, const BoundStream& stream) const {
+  const AllocationLabel label("weights fetched by Pinion");
+  WeightMemory memory = {VisitingBytes(tier_->share(), visitor_, size_bytes), {}};
+  memory.storage = AllocateStorage(stream.torch, size_bytes);
+  memory.bytes.CountAllocation();
+  return memory;
+}
+
+WeightMemory UnitArrivals::AllocateNow(uint32_t index, uint64_t size_bytes,
+                                       const BoundStream& stream) {
   try {
-    return Allocate(tier_->share(), visitor_, size_bytes, stream);
+    return Allocate(size_bytes, stream);
   } catch (const c10::OutOfMemoryError&) {
-    DropAllIdle();
+    AllDropped dropped;
+    {
+      MutexLock lock(state_.mu);
+      state_.units.DropAllIdle(dropped);
+    }
+    LetGoOf(dropped, tier_->engine());
   }
   try {
-    return Allocate(tier_->share(), visitor_, size_bytes, stream);
+    return Allocate(size_bytes, stream);
   } catch (const c10::OutOfMemoryError& error) {
-    MutexLock lock(mu_);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "the weights of \"", units_[index].parts.name,
+    MutexLock lock(state_.mu);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "the weights of \"", state_.units[index].parts.name,
                      "\" need ", size_bytes,
                      " bytes of the device at once, and it has no room for them with all other "
                      "weights away: ",
@@ -133,49 +125,53 @@ WeightMemory DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
   }
 }
 
-absl::Status DeviceWeights::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
-                                  const BoundStream& stream, bool is_ahead) {
+absl::Status UnitArrivals::WaitForCopies() const {
+  for (const std::shared_ptr<WeightParcel>& parcel : parcels_) {
+    PINION_RETURN_IF_ERROR(parcel->ViewOnHost(absl::InfiniteDuration()).status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnitArrivals::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
+                                 const BoundStream& stream, bool is_ahead) {
   const uint64_t size_bytes = claim.parcel().size_bytes;
   VisitingBytes refused;  // goes behind the memory
   Arrival arrival = {std::move(claim), TorchMemory(std::move(memory.storage))};
   GuardedMemories unneeded;
   {
     // Before anybody sees the copy: whoever widens it puts those of the wide form in their place.
-    MutexLock lock(mu_);
-    units_[index].bytes = std::move(memory.bytes);
+    MutexLock lock(state_.mu);
+    state_.units[index].bytes = std::move(memory.bytes);
   }
   const absl::Status fetched =
       tier_->Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded).status();
-  MutexLock lock(mu_);
+  MutexLock lock(state_.mu);
   if (!fetched.ok()) {
-    refused = std::move(units_[index].bytes);
+    refused = std::move(state_.units[index].bytes);
     return fetched;
   }
-  ++stats_.fetches;
-  stats_.fetched_ahead += is_ahead ? 1 : 0;
-  stats_.fetched_bytes += size_bytes;
+  state_.units.CountFetch(size_bytes, is_ahead);
   return absl::OkStatus();
 }
 
-void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
+void UnitArrivals::FetchAhead(uint32_t index, const BoundStream& stream) {
   std::optional<FetchClaim> claim = parcels_[index]->ClaimIfAway();
   if (!claim.has_value()) return;
   {
     // What is widened was let go of as it was fetched.
-    MutexLock lock(mu_);
-    const Unit& unit = units_[index];
+    MutexLock lock(state_.mu);
+    const DeviceUnit& unit = state_.units[index];
     if (unit.is_being_widened || unit.wide) return;
   }
   try {
-    WeightMemory memory = Allocate(tier_->share(), visitor_, claim->parcel().size_bytes, stream);
+    WeightMemory memory = Allocate(claim->parcel().size_bytes, stream);
     if (Fetch(index, *claim, std::move(memory), stream, /*is_ahead=*/true).ok()) return;
   } catch (const std::exception&) {
     // Out of memory, most likely.
   }
   claim.reset();  // it has failed: whoever needs the unit tries again
-  MutexLock lock(mu_);
-  ++stats_.fetches_refused;
-  NoteFailure(index);
+  MutexLock lock(state_.mu);
+  state_.units.OnFetchRefused(index);
 }
 
 }  // namespace pinion

@@ -1,0 +1,138 @@
+#include "pinion/hooks/weights/device_units.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pinion {
+namespace {
+
+VisitLimits LimitsOf(const std::vector<UnitParcel>& units, uint64_t window_bytes) {
+  VisitLimits limits = {.sizes_bytes = {}, .window_bytes = window_bytes};
+  for (const UnitParcel& unit : units) limits.sizes_bytes.push_back(unit.device_bytes);
+  return limits;
+}
+
+}  // namespace
+
+bool DeviceUnit::IsReadyOn(const BoundStream& stream) const {
+  return std::any_of(streams.begin(), streams.end(),
+                     [&](const BoundStream& s) { return s.torch == stream.torch; });
+}
+
+DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room, VisitKeeper& keeper,
+                         c10::Device device)
+    : keeper_(keeper), device_(device), schedule_(LimitsOf(units, room.window_bytes)) {
+  stats_.two_largest_bytes = room.two_largest_bytes;
+  for (UnitParcel& unit : units) {
+    // The second one never reads, so that what was fetched stays with the parcel until Drop.
+    unit.parcel->AddReaders(2);
+    units_.push_back(
+        {.parts = std::move(unit), .bytes = {}, .memory = {}, .wide = {}, .streams = {}});
+  }
+}
+
+WeightStats DeviceUnits::GetStats() const {
+  WeightStats stats = stats_;
+  stats.here_bytes = schedule_.here_bytes();
+  return stats;
+}
+
+// ------------------------------------------------------------------------------------------- use
+
+Visit DeviceUnits::OnUse(uint32_t index, AllDropped& dropped) {
+  ++units_[index].users;
+  return Begin(schedule_.OnUse(index, [this](uint32_t other) { return MayDrop(other); }), dropped);
+}
+
+Visit DeviceUnits::OnUsed(uint32_t index, AllDropped& dropped) {
+  --units_[index].users;
+  return Begin(schedule_.OnUsed(index, [this](uint32_t other) { return MayDrop(other); }), dropped);
+}
+
+void DeviceUnits::CancelUse(uint32_t index, const Visit& visit) {
+  --units_[index].users;
+  for (const uint32_t other : visit.fetches) {
+    EndFetch(other);
+    NoteFailure(other);
+  }
+}
+
+Visit DeviceUnits::OnChange(AllDropped& dropped) {
+  return Begin(schedule_.OnChange([this](uint32_t other) { return MayDrop(other); }), dropped);
+}
+
+bool DeviceUnits::MayDrop(uint32_t index) const {
+  const DeviceUnit& unit = units_[index];
+  return unit.users == 0 && unit.parts.parcel->state() != Parcel::State::kFetching;
+}
+
+Visit DeviceUnits::Begin(Visit visit, AllDropped& dropped) {
+  for (const uint32_t other : visit.drops) Drop(other, dropped);
+  for (const uint32_t other : visit.fetches) ++units_[other].users;
+  return visit;
+}
+
+// ------------------------------------------------------------------------------------- copies in
+
+void DeviceUnits::CountFetch(uint64_t size_bytes, bool is_ahead) {
+  ++stats_.fetches;
+  stats_.fetched_ahead += is_ahead ? 1 : 0;
+  stats_.fetched_bytes += size_bytes;
+}
+
+void DeviceUnits::OnFetchRefused(uint32_t index) {
+  ++stats_.fetches_refused;
+  NoteFailure(index);
+}
+
+void DeviceUnits::NoteFailure(uint32_t index) {
+  const DeviceUnit& unit = units_[index];
+  if (unit.parts.parcel->state() == Parcel::State::kAway && !unit.wide) schedule_.OnAway(index);
+}
+
+std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStream& stream,
+                                                 GuardedMemory& fetched) {
+  DeviceUnit& unit = units_[index];
+  unit.NoteReadyOn(stream);
+  if (unit.memory) return {};
+  unit.memory = std::move(fetched);
+  schedule_.OnHere(index);
+  return unit.parts.PointTo(unit.memory.memory().data(), keeper_, device_);
+}
+
+std::vector<c10::DataPtr> DeviceUnits::OnWidened(uint32_t index, const BoundStream& stream,
+                                                 WeightMemory& wide) {
+  DeviceUnit& unit = units_[index];
+  void* const data = wide.storage.mutable_data();
+  unit.wide = std::move(wide.storage);
+  std::swap(unit.bytes, wide.bytes);
+  unit.streams = {stream};
+  schedule_.OnHere(index);
+  return unit.parts.PointTo(data, keeper_, device_);
+}
+
+// ------------------------------------------------------------------------------------------ out
+
+void DeviceUnits::Drop(uint32_t index, AllDropped& dropped) {
+  DeviceUnit& unit = units_[index];
+  schedule_.OnAway(index);
+  GuardedMemory fetched = unit.parts.parcel->TakeFetched();
+  if (!fetched && !unit.wide) return;
+  ++stats_.drops;
+  const bool is_used = unit.memory || unit.wide;
+  unit.memory.Disarm();  // another reference to what `fetched` has
+  dropped.push_back({.bytes = std::exchange(unit.bytes, {}),
+                     .memory = std::move(fetched),
+                     .wide = std::exchange(unit.wide, {}),
+                     .streams = std::exchange(unit.streams, {}),
+                     .data = {}});
+  if (is_used) dropped.back().data = unit.parts.PointTo(nullptr, keeper_, device_);
+}
+
+void DeviceUnits::DropAllIdle(AllDropped& dropped) {
+  for (uint32_t index = 0; index < units_.size(); ++index) {
+    if (MayDrop(index)) Drop(index, dropped);
+  }
+}
+
+}  // namespace pinion
