@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that the library stays readable, by three numbers:
+"""Checks that the library stays readable, by four numbers:
 
   * no file has more than 350 lines,
+  * no class is implemented in more than one .cc,
   * no class has more than a dozen private methods,
   * no lock guards more than six fields.
 
@@ -10,7 +11,7 @@ Names what is too large, prints "N passed, N failed", and exits 1 if anything is
 checked. DIRECTORY, this repository if none is given, has the folders of the library's layers.
 
 A class that implements an interface in its private part has these methods, too. Constructors and
-destructors are none. A field that another object's lock guards (state_.mu) counts for that lock.
+destructors are none. A nested class may have a .cc of its own. A field that another object's lock guards (state_.mu) counts for that lock.
 """
 
 import collections
@@ -25,6 +26,7 @@ import cpp_source  # which parses C++ with Pinion's macros
 LAYERS = ["allocator", "device", "engine", "hooks"]
 
 MOST_LINES = 350
+MOST_FILES_OF_A_CLASS = 1
 MOST_PRIVATE_METHODS = 12
 MOST_GUARDED_FIELDS = 6
 
@@ -38,6 +40,7 @@ class Checks:
         self.complaints = []
         self.locks = collections.Counter()  # fields by (where the lock's class is, its name, the lock)
         self.classes = {}  # where they are, by their own names
+        self.implementations = collections.defaultdict(set)  # .cc files by what they define members of
 
     def at_most(self, limit, number, where, text):
         """`text` says what there are `number` of."""
@@ -99,6 +102,25 @@ def _type_of(field, body):
     return None
 
 
+def _implemented(node):
+    """The full name before the last "::" of everything that is defined below `node` under such a name:
+    of a class, where it is a member, else of a namespace."""
+    for definition in _find(node, ("function_definition", "declaration")):
+        declarator = definition.child_by_field_name("declarator")
+        while declarator is not None and declarator.type != "qualified_identifier":
+            inner = declarator.child_by_field_name("declarator")
+            is_reference = inner is None and declarator.type == "reference_declarator"
+            declarator = declarator.named_children[-1] if is_reference else inner
+        scopes = []
+        while declarator is not None and declarator.type == "qualified_identifier":
+            scope = declarator.child_by_field_name("scope")
+            scopes += [scope.text.decode()] if scope else []
+            declarator = declarator.child_by_field_name("name")
+        # A function may also return a pointer to a member: int Class::*Function().
+        if scopes and declarator.type not in ("pointer_type_declarator", "pointer_declarator"):
+            yield "::".join(scopes)
+
+
 def _guarded_fields(source, classes):
     """(the innermost class around it, None where there is none; the lock's own class, None if it is
     the same; the lock's name) of every field that a lock guards."""
@@ -111,7 +133,8 @@ def _guarded_fields(source, classes):
 
 def check_file(name, source, checks):
     checks.at_most(MOST_LINES, source.count(b"\n"), name, "lines")
-    classes = list(_classes(cpp_source.parse(source).root_node))
+    root = cpp_source.parse(source).root_node
+    classes = list(_classes(root))
     place = {body: f"{name}:{body.start_point[0] + 1}: {class_name}" for class_name, body in classes}
     for class_name, body in classes:
         is_struct = body.parent.type == "struct_specifier"
@@ -121,6 +144,23 @@ def check_file(name, source, checks):
     for around, owner, lock in _guarded_fields(source, classes):
         where = f"{place[around[1]]}::" if around else f"{name}: "
         checks.locks[owner, where, lock] += 1
+    if name.endswith(".cc"):
+        # A class of this file has no other one, and others may have the same name.
+        for implemented in set(_implemented(root)) - {class_name for class_name, _ in classes}:
+            checks.implementations[implemented].add(name)
+
+
+def check_implementations(checks):
+    """Once all files have been seen: in a .cc, a class and a namespace look alike."""
+    files = collections.defaultdict(set)
+    for name, found in checks.implementations.items():
+        while name not in checks.classes and "::" in name:  # namespace::Class
+            name = name.partition("::")[2]
+        if name in checks.classes:
+            files[name] |= found
+    for name, found in files.items():
+        text = f"files that implement it ({', '.join(sorted(found))})"
+        checks.at_most(MOST_FILES_OF_A_CLASS, len(found), checks.classes[name], text)
 
 
 def check_locks(checks):
@@ -138,6 +178,7 @@ def check_library(directory):
         for path in sorted((directory / layer).rglob("*")):
             if path.suffix in (".h", ".cc"):
                 check_file(str(path.relative_to(directory)), path.read_bytes(), checks)
+    check_implementations(checks)
     check_locks(checks)
     return checks
 

@@ -13,9 +13,13 @@ import count_tests
 import room_circles
 
 
-def complaints_about(source):
+def complaints_about(source, **implementations):
+    """Of a header and of .cc files, by their names."""
     checks = check_structure.Checks()
     check_structure.check_file("engine/sample.h", source.encode(), checks)
+    for name, text in implementations.items():
+        check_structure.check_file(f"engine/{name}.cc", text.encode(), checks)
+    check_structure.check_implementations(checks)
     check_structure.check_locks(checks)
     return checks.complaints
 
@@ -155,6 +159,41 @@ struct State {{
         self.assertEqual(
             complaints_about(source), ["engine/sample.h:13: State::mu: 7 fields that it guards, 6 at most"]
         )
+
+    def test_a_class_in_two_files_is_too_much(self):
+        header = "namespace pinion {\nclass Sample {\n  struct Nested;\n};\n}\n"
+        two = ["engine/sample.h:2: Sample: 2 files that implement it (engine/a.cc, engine/b.cc), 1 at most"]
+        for member in (
+            "void Sample::Method() {}",
+            "Sample::Sample() : x_(1) {}",
+            "Sample::~Sample() = default;",
+            "const Other& Sample::Reference() const { return x_; }",
+            "Other* Sample::Pointer() { return x_; }",
+            "Sample::Nested* Sample::OfNested() { return x_; }",
+            "bool Sample::operator==(const Sample& other) const { return true; }",
+            "Sample::operator bool() const { return true; }",
+            "int Sample::static_ = 0;",
+            "std::atomic<int> Sample::static_{0};",
+            "namespace { int F() { return 0; } }\nint Sample::Method() const { return F(); }",
+            "void pinion::Sample::Method() {}",
+        ):
+            inside = f"namespace pinion {{\n{member}\n}}\n"
+            self.assertEqual(complaints_about(header, a=inside), [], member)
+            self.assertEqual(complaints_about(header, a=inside, b="void Sample::Other() {}"), two, member)
+
+    def test_what_is_no_member_of_the_class_may_be_anywhere(self):
+        header = "class Sample {\n  struct Nested {};\n};\n"
+        for other in (
+            "int Sample::*CounterOf(int x) { return &Sample::x; }",
+            "int Sample::** TableOf(int x) { return &table; }",
+            "Sample::Nested Function(const Sample::Nested& x) { return x; }",
+            "Sample::Nested global = {};",
+            "void Sample::Nested::Method() {}",
+            "void other_namespace::Function() {}",
+            "int Function() { return Sample::Static(); }",
+            "namespace { class Sample {\n  void Method();\n};\nvoid Sample::Method() {} }",
+        ):
+            self.assertEqual(complaints_about(header, a="void Sample::Method() {}", b=other), [], other)
 
     def test_all_files_of_the_layers_are_checked(self):
         with tempfile.TemporaryDirectory() as directory:
