@@ -24,11 +24,9 @@ class PinnedPlace final : public ParcelPlace, public std::enable_shared_from_thi
 
 }  // namespace
 
-PinnedBacking::PinnedBacking(std::shared_ptr<PinnedAllocator> allocator)
-    : allocator_(std::move(allocator)) {}
-
-absl::StatusOr<std::shared_ptr<ParcelPlace>> PinnedBacking::Reserve(uint64_t size_bytes) {
-  PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator_->Allocate(size_bytes));
+absl::StatusOr<std::shared_ptr<ParcelPlace>> PinnedBacking::Reserve(
+    const std::shared_ptr<PinnedAllocator>& pool, uint64_t size_bytes) {
+  PINION_ASSIGN_OR_RETURN(PinnedBlock block, pool->Allocate(size_bytes));
   return std::allocate_shared<PinnedPlace>(SlabAllocator<PinnedPlace>(), std::move(block));
 }
 

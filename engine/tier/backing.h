@@ -1,13 +1,15 @@
 // Where parcels rest while they are not on the device.
 //
-//   PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, backing->Reserve(size_bytes));
+//   PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, backing->Reserve(pool,
+//   size_bytes));
 //   // out: a copy into place->ToWrite(), then place->Written(copy)
 //   // back: a copy from place->ToRead()
 //
 // PinnedBacking keeps the bytes in pinned host memory, where the copies put them. Another backing
 // may carry them further, to a file for example, as soon as the copy out is done, give the pinned
 // memory back, and fetch the bytes into pinned memory again when they are needed. A copy is ordered
-// after such work by the tickets that it leaves on the buffer (host_buffer.h).
+// after such work by the tickets that it leaves on the buffer (host_buffer.h). A program hands one
+// to the tenant whose parcels are to rest there (OffloadOptions::backing).
 //
 // Thread safety: thread-safe, both. A place's destructor may run on any thread, while copies that
 // touch its buffers are still under way.
@@ -44,17 +46,16 @@ class ParcelPlace {
 class Backing {
  public:
   virtual ~Backing() = default;
-  virtual absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) = 0;
+  // Pinned memory comes from `pool`, the tier's.
+  virtual absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(
+      const std::shared_ptr<PinnedAllocator>& pool, uint64_t size_bytes) = 0;
 };
 
 class PinnedBacking final : public Backing {
  public:
-  explicit PinnedBacking(std::shared_ptr<PinnedAllocator> allocator);
   // Errors as those of PinnedAllocator::Allocate.
-  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override;
-
- private:
-  const std::shared_ptr<PinnedAllocator> allocator_;
+  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>& pool,
+                                                       uint64_t size_bytes) override;
 };
 
 }  // namespace pinion

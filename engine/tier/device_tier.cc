@@ -21,8 +21,8 @@ absl::StatusOr<LinkCalibration> MeasureLink(TransferEngine& engine, PinnedAlloca
 }  // namespace
 
 DeviceTier::DeviceTier(std::shared_ptr<TransferEngine> engine,
-                       std::shared_ptr<PinnedAllocator> pool, std::shared_ptr<Backing> backing)
-    : engine_(std::move(engine)), pool_(std::move(pool)), backing_(std::move(backing)) {}
+                       std::shared_ptr<PinnedAllocator> pool)
+    : engine_(std::move(engine)), pool_(std::move(pool)) {}
 
 LinkCalibration DeviceTier::Link(StreamHandle stream) const {
   const absl::StatusOr<LinkCalibration> link = MeasureLink(*engine_, *pool_, stream);

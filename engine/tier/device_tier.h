@@ -63,8 +63,7 @@ struct Arrival {
 class DeviceTier {
  public:
   // Measuring the link borrows some of `pool`.
-  DeviceTier(std::shared_ptr<TransferEngine> engine, std::shared_ptr<PinnedAllocator> pool,
-             std::shared_ptr<Backing> backing);
+  DeviceTier(std::shared_ptr<TransferEngine> engine, std::shared_ptr<PinnedAllocator> pool);
 
   // For tickets and waits; what is submitted to it shares its window.
   TransferEngine& engine() const { return *engine_; }
@@ -77,12 +76,19 @@ class DeviceTier {
   // now is taken for a PCIe 4 one (AssumedLink), and the log says so.
   LinkCalibration Link(StreamHandle stream) const;
 
-  // A parcel, or a tenant's own kind of parcel, whose constructor takes `rest` behind what Parcel's
-  // does. Errors as those of Backing::Reserve.
+  // A parcel that rests in the pool, or a tenant's own kind of parcel, whose constructor takes
+  // `rest` behind what Parcel's does. Errors as those of PinnedAllocator::Allocate.
   template <typename Kind = Parcel, typename... Rest>
   absl::StatusOr<std::shared_ptr<Kind>> NewParcel(uint64_t size_bytes, StreamHandle stream,
                                                   const Rest&... rest) {
-    PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, backing_->Reserve(size_bytes));
+    return NewParcelIn<Kind>(/*backing=*/nullptr, size_bytes, stream, rest...);
+  }
+  // The same, resting in `backing`; null: in the pool. Errors as those of Backing::Reserve.
+  template <typename Kind = Parcel, typename... Rest>
+  absl::StatusOr<std::shared_ptr<Kind>> NewParcelIn(Backing* backing, uint64_t size_bytes,
+                                                    StreamHandle stream, const Rest&... rest) {
+    Backing& chosen = backing == nullptr ? in_pool_ : *backing;
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, chosen.Reserve(pool_, size_bytes));
     return std::allocate_shared<Kind>(SlabAllocator<Kind>(), size_bytes, stream, std::move(place),
                                       rest...);
   }
@@ -105,7 +111,7 @@ class DeviceTier {
 
   const std::shared_ptr<TransferEngine> engine_;
   const std::shared_ptr<PinnedAllocator> pool_;
-  const std::shared_ptr<Backing> backing_;
+  PinnedBacking in_pool_;
   const std::shared_ptr<DeviceShare> share_ = std::make_shared<DeviceShare>();
 };
 

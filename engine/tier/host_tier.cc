@@ -109,12 +109,10 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
 }
 
 HostTier::HostTier(const HostTierOptions& options, DeviceBackend backend,
-                   std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
-                   std::shared_ptr<Backing> backing)
+                   std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool)
     : backend_(std::move(backend)),
       source_(std::move(source)),
       pool_(std::move(pool)),
-      backing_(backing != nullptr ? std::move(backing) : std::make_shared<PinnedBacking>(pool_)),
       options_(options) {}
 
 std::string HostTier::Join(const HostTierOptions& options, const PinnedAllocator* pool) {
@@ -148,7 +146,7 @@ absl::StatusOr<std::shared_ptr<DeviceTier>> HostTier::ForDevice(int index) {
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.device(index));
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
                             TransferEngine::Create(options.engine, std::move(device)));
-    auto tier = std::make_shared<DeviceTier>(std::move(engine), pool_, backing_);
+    auto tier = std::make_shared<DeviceTier>(std::move(engine), pool_);
     MutexLock lock(mu_);
     if (options.any_engine && !options_.any_engine) continue;  // somebody has chosen meanwhile
     options_.any_engine = false;

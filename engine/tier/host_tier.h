@@ -25,7 +25,6 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/tier/backing.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/transfer_engine.h"
 
@@ -53,10 +52,9 @@ class HostTier {
       const HostTierOptions& options, const DeviceBackend& backend,
       std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool = nullptr);
 
-  // `source` is null for a pool of the program's own. Parcels rest in `backing`; null: in the pool.
+  // `source` is null for a pool of the program's own.
   HostTier(const HostTierOptions& options, DeviceBackend backend,
-           std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool,
-           std::shared_ptr<Backing> backing = nullptr);
+           std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool);
 
   PinnedAllocator& pool() const { return *pool_; }
   // Where the pool's segments come from; null for a pool of the program's own.
@@ -73,7 +71,6 @@ class HostTier {
   const DeviceBackend backend_;
   const std::shared_ptr<HostMemorySource> source_;
   const std::shared_ptr<PinnedAllocator> pool_;
-  const std::shared_ptr<Backing> backing_;
 
   Mutex mu_;
   HostTierOptions options_ ABSL_GUARDED_BY(mu_);

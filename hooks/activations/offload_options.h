@@ -4,11 +4,13 @@
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "absl/status/status.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/tier/backing.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/plan/offload_policy.h"
 
@@ -28,11 +30,12 @@ struct OffloadOptions {
 
   // Device bytes of saved tensors that are kept before the oldest is dropped: the ones saved last
   // stay on the device, and copies out have this long to finish beside the compute. Larger hides
-  // more of the link, smaller saves more memory. kAutoWindow: twice the fourth largest tensor
-  // (of this scope or of the last one, whichever is larger), or a sixteenth of what the last scope
-  // saved (up to 256 MiB) if that is more; a tensor that is larger than half of the window counts
-  // as half. A tensor counts with all of its storage, which may be larger than itself. Beside the
-  // window, up to half as much waits for company to leave with. 0 is refused.
+  // more of the link, smaller saves more memory. kAutoWindow: the largest of twice the fourth
+  // largest tensor (of this scope or of the last one, whichever is larger), a sixteenth of what the
+  // last scope saved (up to 256 MiB), and a sixth of that (up to 64 KiB); a tensor that is larger
+  // than half of the window counts as half. A tensor counts with all of its storage, which may be
+  // larger than itself. Beside the window, up to half as much waits for company to leave with. 0 is
+  // refused.
   uint64_t eviction_window_bytes = kAutoWindow;
 
   // The same window in saved tensors: the device memory of one goes when so many others were saved
@@ -81,6 +84,8 @@ struct OffloadOptions {
 
   AllocatorOptions allocator;
   EngineOptions engine;  // its `trace` is told the hooks' ranges, too
+  // Where saved tensors rest while they are away (engine/tier/backing.h); null: in pinned memory.
+  std::shared_ptr<Backing> backing = nullptr;
 
   static constexpr uint64_t kAutoWindow = UINT64_MAX;
   static constexpr uint64_t kNoTensorWindow = UINT64_MAX;

@@ -2,12 +2,14 @@
 
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace pinion {
 namespace {
 
+// As it stands: to ask a view for its node takes a lock of autograd's, and may make the node anew.
 const std::type_info* TypeOfMaker(const at::Tensor& tensor) {
-  const torch::autograd::Node* const node = tensor.grad_fn().get();
+  const torch::autograd::Node* const node = torch::autograd::impl::grad_fn_unsafe(tensor);
   return node == nullptr ? nullptr : &typeid(*node);
 }
 

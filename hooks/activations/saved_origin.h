@@ -18,7 +18,8 @@ namespace pinion {
 
 class SavedOrigin {
  public:
-  // `saver` is the node that saves the tensor.
+  // `saver` is the node that saves the tensor. Only reads the tensor's fields, so that it may be
+  // made with a lock held.
   SavedOrigin(const at::Tensor& tensor, const NodeId& saver);
 
   const SavedView& view() const { return view_; }

@@ -134,8 +134,8 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
       leaving.records.push_back(records[present[piece]]);
       leaving.sources.push_back(std::move(sources[present[piece]]));
     }
-    absl::StatusOr<std::shared_ptr<SavedParcel>> parcel =
-        tier_.NewParcel<SavedParcel>(group.size_bytes, stream.native, stream);
+    absl::StatusOr<std::shared_ptr<SavedParcel>> parcel = tier_.NewParcelIn<SavedParcel>(
+        options_.backing.get(), group.size_bytes, stream.native, stream);
     if (!parcel.ok()) {
       // That the budget is used up is what statistics are for; anything else is a fault.
       if (!absl::IsResourceExhausted(parcel.status())) {

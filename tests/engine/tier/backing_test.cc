@@ -32,7 +32,6 @@
 namespace pinion {
 namespace backing_test {
 
-using testing::Borrowed;
 using testing::EngineWorld;
 using testing::FakeSource;
 using ::testing::HasSubstr;
@@ -52,7 +51,7 @@ uint64_t UsedBytes(EngineWorld& world) { return world.allocator().GetStats().use
 
 struct Kind {
   std::string name;
-  std::function<std::shared_ptr<Backing>(EngineWorld&, std::shared_ptr<PinnedAllocator>)> make;
+  std::function<std::shared_ptr<Backing>(EngineWorld&)> make;
 
   friend void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 };
@@ -67,19 +66,15 @@ class BackingTest : public ::testing::TestWithParam<Kind> {
   uint64_t MovedOut() { return world_.engine().GetStats().d2h.submitted_bytes; }
 
   EngineWorld world_;
-  TierWorld tiers_{world_, GetParam().make(world_, Borrowed(world_.allocator()))};
+  TierWorld tiers_{world_, GetParam().make(world_)};
 };
 
 INSTANTIATE_TEST_SUITE_P(
     Backings, BackingTest,
-    ::testing::Values(Kind{"Pinned",
-                           [](EngineWorld&, std::shared_ptr<PinnedAllocator> pool) {
-                             return std::make_shared<PinnedBacking>(std::move(pool));
-                           }},
-                      Kind{"Slow",
-                           [](EngineWorld& world, std::shared_ptr<PinnedAllocator> pool) {
-                             return std::make_shared<SlowBacking>(world.machine(), std::move(pool));
-                           }}),
+    ::testing::Values(
+        Kind{"Pinned", [](EngineWorld&) { return std::make_shared<PinnedBacking>(); }},
+        Kind{"Slow",
+             [](EngineWorld& world) { return std::make_shared<SlowBacking>(world.machine()); }}),
     [](const ::testing::TestParamInfo<Kind>& info) { return info.param.name; });
 
 TEST_P(BackingTest, BytesComeBackBitByBit) {
@@ -140,7 +135,7 @@ TEST_P(BackingTest, TheHostAndTheDeviceSeeTheSameBytes) {
 TEST_P(BackingTest, AParcelThatIsDroppedWhileCopiesAreUnderWayHurtsNobodyElse) {
   Parcel::Reader reader;
   const std::vector<std::function<void()>> lives = {
-      [&] { EXPECT_THAT(tiers_.tier().NewParcel(kBytes, tiers_.stream()), IsOk()); },
+      [&] { EXPECT_THAT(tiers_.NewParcel(kBytes), IsOk()); },
       [&] { tiers_.PutOut(Pattern(1, kBytes)); },
       [&] { tiers_.SendAway(Pattern(2, kBytes)); },
       [&] { EXPECT_THAT(tiers_.SendAway(Pattern(3, kBytes))->ToRead(), IsOk()); },
@@ -188,12 +183,11 @@ TEST_P(BackingTest, WhatThePoolRefusesIsWhatReserveReturns) {
   options.segment_bytes = kMiB;
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<PinnedAllocator> pool,
                               PinnedAllocator::Create(options, source));
-  TierWorld tiers(world_, GetParam().make(world_, pool));
-  EXPECT_THAT(tiers.tier().NewParcel(0, tiers.stream()),
-              StatusIs(absl::StatusCode::kInvalidArgument));
-  EXPECT_THAT(tiers.tier().NewParcel(2 * kMiB, tiers.stream()),
+  const std::shared_ptr<Backing> backing = GetParam().make(world_);
+  EXPECT_THAT(backing->Reserve(pool, 0), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(backing->Reserve(pool, 2 * kMiB),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("2 MiB")));
-  EXPECT_THAT(tiers.tier().NewParcel(kKiB, tiers.stream()), IsOk());
+  EXPECT_THAT(backing->Reserve(pool, kKiB), IsOk());
 }
 
 // ------------------------------------------------------------------------- one that takes its time
@@ -201,8 +195,7 @@ TEST_P(BackingTest, WhatThePoolRefusesIsWhatReserveReturns) {
 class SlowBackingTest : public ::testing::Test {
  protected:
   EngineWorld world_;
-  const std::shared_ptr<SlowBacking> slow_ =
-      std::make_shared<SlowBacking>(world_.machine(), Borrowed(world_.allocator()));
+  const std::shared_ptr<SlowBacking> slow_ = std::make_shared<SlowBacking>(world_.machine());
   TierWorld tiers_{world_, slow_};
 };
 

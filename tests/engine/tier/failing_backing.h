@@ -1,6 +1,6 @@
 // A PinnedBacking that can be told to fail, and a timeline whose tickets end in an error.
 //
-//   auto failing = std::make_shared<FailingBacking>(allocator);
+//   auto failing = std::make_shared<FailingBacking>();
 //   failing->to_read = absl::DataLossError("the file is too short");
 //
 // Thread safety: what is told to fail is told while nobody calls.
@@ -44,15 +44,14 @@ class BrokenTimeline final : public FenceTimeline {
 
 class FailingBacking final : public Backing {
  public:
-  explicit FailingBacking(std::shared_ptr<PinnedAllocator> pool) : pinned_(std::move(pool)) {}
-
   absl::Status reserve;                             // what Reserve returns, unless it is OK
   absl::Status to_read;                             // what ToRead returns
   std::shared_ptr<BrokenTimeline> reads = nullptr;  // what is on the buffers, too
 
-  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override {
+  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>& pool,
+                                                       uint64_t size_bytes) override {
     PINION_RETURN_IF_ERROR(reserve);
-    PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, pinned_.Reserve(size_bytes));
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, pinned_.Reserve(pool, size_bytes));
     return std::make_unique<Place>(*this, std::move(place));
   }
 

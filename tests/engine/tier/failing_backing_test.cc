@@ -26,7 +26,6 @@
 namespace pinion {
 namespace failing_backing_test {
 
-using testing::Borrowed;
 using testing::BrokenTimeline;
 using testing::EngineWorld;
 using testing::FailingBacking;
@@ -48,18 +47,17 @@ class FailingBackingTest : public ::testing::Test {
   }
 
   EngineWorld world_;
-  const std::shared_ptr<FailingBacking> failing_ =
-      std::make_shared<FailingBacking>(Borrowed(world_.allocator()));
+  const std::shared_ptr<FailingBacking> failing_ = std::make_shared<FailingBacking>();
   TierWorld tiers_{world_, failing_};
   Parcel::Reader reader_;
 };
 
 TEST_F(FailingBackingTest, WhereThereIsNoRoomThereIsNoParcel) {
   failing_->reserve = absl::ResourceExhaustedError("the disk is full");
-  EXPECT_THAT(tiers_.tier().NewParcel(kBytes, tiers_.stream()),
+  EXPECT_THAT(tiers_.NewParcel(kBytes),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("the disk is full")));
   failing_->reserve = absl::OkStatus();
-  EXPECT_THAT(tiers_.tier().NewParcel(kBytes, tiers_.stream()), IsOk());
+  EXPECT_THAT(tiers_.NewParcel(kBytes), IsOk());
 }
 
 TEST_F(FailingBackingTest, AParcelThatCannotBeReadStaysAwayAndComesBackOnceItCan) {
@@ -107,7 +105,7 @@ TEST_F(FailingBackingTest, TheHostIsToldWhyItCannotSeeTheBytes) {
 
 // The claims of all of them are given up, also of those that could have been read.
 TEST_F(FailingBackingTest, WhereOneOfABatchCannotBeReadNoneIsFetched) {
-  const auto broken = std::make_shared<FailingBacking>(Borrowed(world_.allocator()));
+  const auto broken = std::make_shared<FailingBacking>();
   TierWorld others(world_, broken);
   const std::vector<std::shared_ptr<Parcel>> parcels = {tiers_.SendAway(Pattern(1, kBytes)),
                                                         others.SendAway(Pattern(2, kBytes)),

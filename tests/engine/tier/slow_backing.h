@@ -3,7 +3,7 @@
 // back into fresh pinned memory when they are asked for. Its work is numbered on a timeline that
 // has no events, whose tickets are on the buffers.
 //
-//   auto slow = std::make_shared<SlowBacking>(world.machine(), allocator);
+//   auto slow = std::make_shared<SlowBacking>(world.machine());
 //   slow->Pause();                              // the thread begins nothing more
 //   ... parcel->ToRead() ...                    // a buffer that is not filled yet
 //   slow->Resume();
@@ -115,8 +115,7 @@ class NumberedWork final : public FenceTimeline {
 
 class SlowBacking final : public Backing {
  public:
-  SlowBacking(EmulatedMachine& machine, std::shared_ptr<PinnedAllocator> pool)
-      : machine_(machine), pool_(std::move(pool)) {}
+  explicit SlowBacking(EmulatedMachine& machine) : machine_(machine) {}
   // Places may outlive it; its work does not.
   ~SlowBacking() override { Drain(); }
 
@@ -131,9 +130,10 @@ class SlowBacking final : public Backing {
   // How often somebody has blocked until the thread was done.
   uint64_t waits() const { return work_->waits(); }
 
-  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(uint64_t size_bytes) override {
-    PINION_ASSIGN_OR_RETURN(PinnedBlock block, pool_->Allocate(size_bytes));
-    return std::make_unique<Place>(*this, std::move(block));
+  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>& pool,
+                                                       uint64_t size_bytes) override {
+    PINION_ASSIGN_OR_RETURN(PinnedBlock block, pool->Allocate(size_bytes));
+    return std::make_unique<Place>(*this, pool, std::move(block));
   }
 
  private:
@@ -142,9 +142,9 @@ class SlowBacking final : public Backing {
 
   class Place final : public ParcelPlace {
    public:
-    Place(SlowBacking& backing, PinnedBlock block)
+    Place(SlowBacking& backing, std::shared_ptr<PinnedAllocator> pool, PinnedBlock block)
         : machine_(backing.machine_),
-          pool_(backing.pool_),
+          pool_(std::move(pool)),
           work_(backing.work_),
           size_bytes_(block.size_bytes()),
           to_write_(std::make_shared<HostBuffer>(std::move(block))) {}
@@ -186,7 +186,6 @@ class SlowBacking final : public Backing {
   };
 
   EmulatedMachine& machine_;
-  const std::shared_ptr<PinnedAllocator> pool_;
   const std::shared_ptr<NumberedWork> work_ = std::make_shared<NumberedWork>();
 };
 

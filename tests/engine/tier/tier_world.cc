@@ -59,9 +59,12 @@ DeviceMemory CountedBlocks::New(uint64_t size_bytes, StreamHandle stream) {
 TierWorld::TierWorld(EngineWorld& world, std::shared_ptr<Backing> backing)
     : world_(world),
       blocks_(world.engine().device()),
-      tier_(Borrowed(world.engine()), Borrowed(world.allocator()),
-            backing != nullptr ? std::move(backing)
-                               : std::make_shared<PinnedBacking>(Borrowed(world.allocator()))) {}
+      tier_(Borrowed(world.engine()), Borrowed(world.allocator())),
+      backing_(std::move(backing)) {}
+
+absl::StatusOr<std::shared_ptr<Parcel>> TierWorld::NewParcel(uint64_t size_bytes) {
+  return tier_.NewParcelIn(backing_.get(), size_bytes, stream());
+}
 
 DeviceMemory TierWorld::NewMemory(uint64_t size_bytes) { return blocks_.New(size_bytes, stream()); }
 
@@ -77,7 +80,7 @@ std::vector<uint8_t> TierWorld::BytesIn(const DeviceMemory& memory) {
 
 Departure TierWorld::NewDeparture(const std::vector<uint8_t>& bytes) {
   Departure departure;
-  departure.parcel = Value(tier_.NewParcel(bytes.size(), stream()));
+  departure.parcel = Value(NewParcel(bytes.size()));
   departure.memory.push_back(NewMemory(bytes));
   departure.pieces = {{departure.memory.front().data(), 0, bytes.size()}};
   return departure;

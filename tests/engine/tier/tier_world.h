@@ -82,6 +82,8 @@ class TierWorld {
   DeviceMemory NewMemory(const std::vector<uint8_t>& bytes);  // which a kernel writes
   std::vector<uint8_t> BytesIn(const DeviceMemory& memory);   // by a kernel that reads them
 
+  // In the world's backing.
+  absl::StatusOr<std::shared_ptr<Parcel>> NewParcel(uint64_t size_bytes);
   // Bytes in new memory, and a parcel for them.
   Departure NewDeparture(const std::vector<uint8_t>& bytes);
   std::shared_ptr<Parcel> PutOut(Departure departure);
@@ -99,6 +101,7 @@ class TierWorld {
   EngineWorld& world_;
   CountedBlocks blocks_;
   DeviceTier tier_;
+  const std::shared_ptr<Backing> backing_;
 };
 
 // Shares what the world owns: it outlives its borrowers.
