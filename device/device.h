@@ -7,11 +7,12 @@
 // a point of a stream; a wait orders a stream after an event; nothing blocks the host except
 // SynchronizeStream, WaitEvent with a timeout, and copies of pageable memory.
 //
-// Errors (ClassifyDeviceError):
+// Errors:
 //   ResourceExhausted   out of memory; the device goes on, its latched error has been cleared
 //   Unavailable         transient: the same call may succeed later
 //   InvalidArgument, FailedPrecondition   the caller's bug; the device goes on
-//   Internal            sticky: every later call fails too; the process needs a new device context
+//   Internal            sticky (IsSticky): every later call fails too; the process needs a new
+//   device context
 //
 // Thread safety: thread-safe. No function leaves the calling thread's current device changed.
 // Ownership: handles are plain values; whoever creates a stream or an event destroys it. Foreign
@@ -72,11 +73,8 @@ struct CopyPiece {
   uint64_t size_bytes = 0;
 };
 
-enum class DeviceErrorClass { kNone, kOutOfMemory, kTransient, kCallerBug, kSticky };
-
-// By the table above; kNone for OkStatus. A status that a Device did not make is kCallerBug or
-// kTransient at worst, never kSticky, unless its code is Internal.
-DeviceErrorClass ClassifyDeviceError(const absl::Status& status);
+// Whether a status of a Device's says that every later call fails too.
+inline bool IsSticky(const absl::Status& status) { return absl::IsInternal(status); }
 
 enum class LinkKind { kUnknown, kPcie, kNvlinkC2c };
 
@@ -147,7 +145,7 @@ class Device {
   // size. Where times are modelled, the host's clock passes as long as that takes with all of its
   // cores, while the device goes on with what it has been given. Devices with a real clock do
   // nothing.
-  virtual void ChargeHostArithmetic(uint64_t memory_bytes) { (void)memory_bytes; }
+  virtual void ChargeHostArithmetic(uint64_t /*memory_bytes*/) {}
 };
 
 }  // namespace pinion

@@ -154,10 +154,7 @@ std::optional<LinkCalibration> TransferEngineImpl::KnownLink() {
 absl::StatusOr<LinkCalibration> TransferEngineImpl::MeasureLink(PinnedAllocator& allocator) {
   PINION_RETURN_IF_ERROR(device_->accepting());
   absl::StatusOr<LinkCalibration> link = CalibrateLink(device(), allocator);
-  if (ClassifyDeviceError(link.status()) == DeviceErrorClass::kSticky) {
-    device_->Poison("calibration", link.status().message());
-    return health();
-  }
+  PINION_RETURN_IF_ERROR(device_->PoisonIfSticky("calibration", link.status()));
   if (!link.ok()) return link;
   MutexLock lock(mu_);
   link_ = *link;

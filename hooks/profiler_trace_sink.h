@@ -22,9 +22,6 @@ class ProfilerTraceSink final : public TraceSink {
  public:
   void BeginRange(const char* name, uint64_t size_bytes) override;
   void EndRange() override;
-  bool WantsTransfers() const override { return false; }
-  void OnTransfer(const TransferRecord&) override {}
-  void OnStall(const StallRecord&) override {}
 };
 
 }  // namespace pinion

@@ -4,6 +4,9 @@
 //
 // Every call leaves the thread's current device as it was, and makes no context on any device but
 // its own.
+//
+// Thread safety: a backend is a value, which any thread may use; its devices are thread-safe.
+// Ownership: devices are shared, and may outlive the backend.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_BACKEND_H_
 #define PINION_DEVICE_CUDA_CUDA_BACKEND_H_

@@ -256,8 +256,7 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
   if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
   const std::vector<CopyPiece> split = SplitAtRegistrations(direction, pieces);
   const absl::Status copied = CopyPieces(direction, split, Native(stream));
-  if (!copied.ok() && split.size() > 1 &&
-      ClassifyDeviceError(copied) != DeviceErrorClass::kSticky) {
+  if (!copied.ok() && split.size() > 1 && !IsSticky(copied)) {
     const absl::Status settled = SynchronizeStream(stream);
     if (!settled.ok()) {
       // As bad as a sticky error: memory may be written that the caller believes to be his.

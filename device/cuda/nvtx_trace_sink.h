@@ -21,9 +21,6 @@ class NvtxTraceSink final : public TraceSink {
  public:
   void BeginRange(const char* name, uint64_t size_bytes) override;
   void EndRange() override;
-  bool WantsTransfers() const override { return false; }
-  void OnTransfer(const TransferRecord&) override {}
-  void OnStall(const StallRecord&) override {}
 };
 
 }  // namespace pinion

@@ -1,4 +1,10 @@
 // The devices of an emulated machine, for the layers above.
+//
+//   PINION_ASSIGN_OR_RETURN(const auto machine, EmulatedMachine::Create(options));
+//   PINION_ASSIGN_OR_RETURN(auto session, OffloadSession::Create({}, EmulatedBackend(machine)));
+//
+// Thread safety: a backend is a value; its devices are thread-safe.
+// Ownership: the backend and each of its devices keep the machine alive.
 
 #ifndef PINION_DEVICE_EMULATED_EMULATED_BACKEND_H_
 #define PINION_DEVICE_EMULATED_EMULATED_BACKEND_H_
@@ -10,7 +16,7 @@
 
 namespace pinion {
 
-// type_name "emu". The backend keeps the machine alive.
+// type_name "emu".
 DeviceBackend EmulatedBackend(std::shared_ptr<EmulatedMachine> machine);
 
 }  // namespace pinion

@@ -53,6 +53,12 @@ void GuardedDevice::Poison(const char* call, absl::string_view why) {
   PINION_LOG(kError) << error.message();
 }
 
+absl::Status GuardedDevice::PoisonIfSticky(const char* call, const absl::Status& status) {
+  if (!IsSticky(status)) return absl::OkStatus();
+  Poison(call, status.message());
+  return health();
+}
+
 template <typename Result, typename Call>
 Result GuardedDevice::Guard(const char* name, const Call& call) {
   if (!healthy()) return WhyUnhealthy();
@@ -64,10 +70,7 @@ Result GuardedDevice::Guard(const char* name, const Call& call) {
     retries_.fetch_add(1, std::memory_order_relaxed);
     result = call();
   }
-  if (ClassifyDeviceError(StatusOf(result)) == DeviceErrorClass::kSticky) {
-    Poison(name, StatusOf(result).message());
-    return health();
-  }
+  PINION_RETURN_IF_ERROR(PoisonIfSticky(name, StatusOf(result)));
   return result;
 }
 

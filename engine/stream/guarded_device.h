@@ -5,7 +5,7 @@
 // is idempotent), so it is repeated at once, a few times. The retry policy of the whole library is
 // here.
 //
-// The first sticky error (ClassifyDeviceError) poisons it: from then on every call returns that
+// The first sticky error (device.h) poisons it: from then on every call returns that
 // error, with the name of the call that failed first, and reaches no device. The same goes for a
 // process that is exiting, or that is a fork of the one that opened the device: accelerators do
 // not survive fork.
@@ -64,6 +64,8 @@ class GuardedDevice {
 
   // `call` is what the message says has failed. The first one counts.
   void Poison(const char* call, absl::string_view why);
+  // The same, if `status`, of a call, is sticky: then returns health(), else OkStatus.
+  absl::Status PoisonIfSticky(const char* call, const absl::Status& status);
 
   // As in device.h.
   absl::StatusOr<StreamHandle> CreateStream(const std::string& name);

@@ -38,19 +38,14 @@ class EmulatedFaultsTest : public EmulatedFixture {
   }
 };
 
-TEST(ClassifyDeviceErrorTest, TheCodeSaysWhatMayBeDoneAboutIt) {
-  const std::pair<absl::StatusCode, DeviceErrorClass> cases[] = {
-      {absl::StatusCode::kOk, DeviceErrorClass::kNone},
-      {absl::StatusCode::kResourceExhausted, DeviceErrorClass::kOutOfMemory},
-      {absl::StatusCode::kUnavailable, DeviceErrorClass::kTransient},
-      {absl::StatusCode::kDeadlineExceeded, DeviceErrorClass::kTransient},
-      {absl::StatusCode::kInternal, DeviceErrorClass::kSticky},
-      {absl::StatusCode::kInvalidArgument, DeviceErrorClass::kCallerBug},
-      {absl::StatusCode::kFailedPrecondition, DeviceErrorClass::kCallerBug},
-  };
-  for (const auto& [code, expected] : cases) {
-    EXPECT_EQ(ClassifyDeviceError(absl::Status(code, "message")), expected) << code;
-  }
+TEST(IsStickyTest, InternalAloneSaysThatEveryLaterCallFails) {
+  EXPECT_TRUE(IsSticky(absl::InternalError("message")));
+  EXPECT_FALSE(IsSticky(absl::OkStatus()));
+  EXPECT_FALSE(IsSticky(absl::ResourceExhaustedError("message")));
+  EXPECT_FALSE(IsSticky(absl::UnavailableError("message")));
+  EXPECT_FALSE(IsSticky(absl::DeadlineExceededError("message")));
+  EXPECT_FALSE(IsSticky(absl::InvalidArgumentError("message")));
+  EXPECT_FALSE(IsSticky(absl::FailedPreconditionError("message")));
 }
 
 TEST_F(EmulatedFaultsTest, TransientFaultFailsOneCallAndDoesNothing) {
