@@ -57,7 +57,7 @@ class FenceTimeline {
   // Later work of `stream` starts after number `value`, without blocking the host. Unimplemented
   // where there is no event to wait for: whoever asked then calls Wait. `stream` is of the kind of
   // device that the timeline's events are of.
-  virtual absl::Status OrderAfter(uint64_t value, EventWaiter& stream) {
+  virtual absl::Status OrderAfter(uint64_t /*value*/, EventWaiter& /*stream*/) {
     return absl::UnimplementedError("this timeline has no events");
   }
 

@@ -39,7 +39,7 @@ class HostMemorySource {
 
   // Whether a block may cross `border`, where one segment ends and another begins: whoever copies
   // it has to manage with that.
-  virtual bool JoinsAt(const void* border) const { return false; }
+  virtual bool JoinsAt(const void* /*border*/) const { return false; }
 
   // `size_bytes` is a positive multiple of granularity_bytes(). ResourceExhausted when the memory
   // cannot be had (any error latched by the device has been cleared); any other code means that

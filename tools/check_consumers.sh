@@ -18,6 +18,11 @@ run_with_cmake() { # run_with_cmake CONSUMER CMAKE-ARGUMENTS...
   "$work/$1/consumer"
 }
 
+# Without a server, which would live on in the folder that goes.
+run_with_bazel() { # run_with_bazel COMMAND ARGUMENTS...
+  bazel --batch --output_base="$work/bazel" "$@"
+}
+
 tools/install_packages.sh cmake ninja-build
 say "//tools/install"
 ./bazelw run --config=opt --noshow_progress //tools/install -- "$work/pinion"
@@ -48,9 +53,14 @@ g++ -o "$work/by_hand" "$(find "$work/cmake" -name main.cc.o)" -L"$work/pinion/l
   "$torch"/lib/lib{torch_cpu,c10}.so "$cudart" -Wl,-rpath,"$torch/lib:${cudart%/*}"
 "$work/by_hand"
 
-# Without a server, which would live on in the folder that goes. Its .bazelrc
-# asks for optimised code; without it the compiler takes less time, and the check is the same.
+# Its .bazelrc asks for optimised code; without it the compiler takes less time, and the check is the
+# same.
 say "examples/consumers/bazel"
 cd examples/consumers/bazel
-bazel --batch --output_base="$work/bazel" run --compilation_mode=fastbuild --noshow_progress --symlink_prefix=/ //:consumer
+found=$(run_with_bazel query --noshow_progress \
+  'kind(cc_binary, rdeps(//:all, @libtorch//... + @local_config_cuda//...))')
+[[ $found == //:consumer ]] || die "LibTorch and CUDA are reached by: $found, not by //:consumer alone"
+for consumer in allocator_consumer consumer; do
+  run_with_bazel run --compilation_mode=fastbuild --noshow_progress --symlink_prefix=/ "//:$consumer"
+done
 say "done"

@@ -72,7 +72,7 @@ class MmapSource final : public HostMemorySource {
   std::string name() const override { return options_.lock ? "mlock" : "mmap"; }
   bool pinned() const override { return options_.lock; }
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
-  bool JoinsAt(const void* border) const override { return true; }
+  bool JoinsAt(const void* /*border*/) const override { return true; }
   // ResourceExhausted where the system has no memory or no addresses, or locks no more: the message
   // names the size and the limit to look at. FailedPrecondition where it does not let us choose the
   // NUMA node, and in a child of fork() that inherited the source.
