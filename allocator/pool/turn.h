@@ -7,9 +7,10 @@
 //
 // A turn is re-entrant: the work calls the operating system and the user's callbacks, which may
 // come back to the allocator on the same thread. Therefore it is not a Mutex. They may come to
-// another allocator as well, whose callbacks come to this one: a thread that has a turn waits for
-// no second one. Where another thread has that, it does its work without, beside the one that has
-// the turn: the work must bear that.
+// another allocator as well, whose callbacks come to this one. If both threads waited, neither
+// would go on; so a thread that has one turn does not wait for a second one. Where another thread
+// holds that, the two do their work at the same time: what a turn guards must therefore be safe, if
+// slower, without it.
 //
 // Thread safety: thread-safe.
 

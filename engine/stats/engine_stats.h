@@ -1,4 +1,7 @@
-// What a TransferEngine did, as a value.
+// What a TransferEngine did, as a value. Plain data.
+//
+//   const DirectionStats out = engine->GetStats().d2h;
+//   EXPECT_EQ(out.submitted_bytes, out.completed_bytes + out.in_flight_bytes);
 
 #ifndef PINION_ENGINE_STATS_ENGINE_STATS_H_
 #define PINION_ENGINE_STATS_ENGINE_STATS_H_

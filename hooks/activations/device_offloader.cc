@@ -32,7 +32,7 @@ bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
     RecordOnStream(storage, stream);
     return true;
   } catch (const std::exception&) {
-    return false;  // whoever calls the device next is told of what is wrong with it
+    return false;  // the next call to the device fails for the same reason, and is reported
   }
 }
 

@@ -64,8 +64,10 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 
   virtual const OffloadOptions& options() const = 0;
   virtual OffloadStats GetStats() const = 0;
-  // Of all who share the pool, and the device's engine.
+  // Of all who share the pool.
   virtual AllocatorStats GetAllocatorStats() const = 0;
+  // Of all who share the device's engine. All zeros for a device that does not exist, or from which
+  // this session has saved nothing yet.
   virtual EngineStats GetEngineStats(int device_index) const = 0;
 
   // What transfers of the device are planned from; empty until the device is first used. Of a run
@@ -94,7 +96,10 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // copies of its tensors, as while it captures a graph: the host waits in its place.
   virtual void FreeDeviceMemory(int device_index) = 0;
 
-  // Gives cached host memory back: call it between steps.
+  // Gives host memory that is cached, and that nobody uses, back to the system, until the pool has
+  // at most `keep_bytes` locked. Returns how many bytes went; 0 for a session that is not enabled.
+  // An error is the source's: what it could not unpin is gone from the pool all the same. Unpinning
+  // can synchronise a device: call it between steps.
   virtual absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) = 0;
 };
 

@@ -128,8 +128,9 @@ struct OffloadState {
   Mutex mu;
   Books books ABSL_GUARDED_BY(mu);
   const std::unique_ptr<OffloadSchedule> schedule ABSL_PT_GUARDED_BY(mu);
-  // The same, if it goes by plans, and if its window is one of tensors.
+  // `schedule`, where there is a memory target; else null.
   TargetSchedule* const target ABSL_PT_GUARDED_BY(mu);
+  // `schedule`, where the eviction window is one of tensors; else null.
   WindowSchedule* const counting ABSL_PT_GUARDED_BY(mu);
   const TargetSchedule* const planner;  // `target`, for what no lock is needed for
   const bool asks_for_device_bytes;

@@ -1,4 +1,9 @@
 // What an OffloadSession did, as a value.
+//
+//   const OffloadStats stats = session->GetStats();
+//   std::cout << stats.ToString() << stats.kept_small << " tensors were small\n";
+//
+// Thread safety: OffloadStats is plain data; an OffloadStatsRecorder is thread-safe.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATS_H_

@@ -1,5 +1,10 @@
 // What stands between a scope and its session: parameters known by storage, statistics, and the
 // tensors that stay on the device.
+//
+// Thread safety: a packer and a session are thread-safe: the autograd workers that run on a scope's
+// behalf save as well. A PackScope is constant but for `ended`, a ScopeModule but for its heads,
+// which have a lock.
+// Ownership: a scope's packer shares its session.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
 #define PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_

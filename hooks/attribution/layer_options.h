@@ -1,4 +1,13 @@
-// What attribution is asked about layers, and what it answers.
+// What attribution is asked about layers, and what it answers. Plain data; a result owns its
+// tensors (attribution_session.h).
+//
+//   LayerOptions options;
+//   options.unused_layers = UnusedLayers::kZeros;
+//   const auto layers =
+//       session->ComputeLayerGradientsAndEval(forward, {"fc1"}, {x}, Target::Class(3), options);
+//
+// Thread safety: callbacks are called on the threads that run forward and backward
+// (attribution_session.h).
 
 #ifndef PINION_HOOKS_ATTRIBUTION_LAYER_OPTIONS_H_
 #define PINION_HOOKS_ATTRIBUTION_LAYER_OPTIONS_H_

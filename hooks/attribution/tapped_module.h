@@ -16,6 +16,9 @@
 // A torch::nn::ModuleList calls none of its children: a program calls them by their own types, and
 // forward is not virtual. Of a list whose children are Sequentials, ModuleTaps finds those; in
 // others, children are Tapped ones, or who loops over them writes the taps.
+//
+// Thread safety: a tapped module is as thread-safe as its own module. SequentialTaps and ModuleTaps
+// are made and go while no thread runs the model.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_TAPPED_MODULE_H_
 #define PINION_HOOKS_ATTRIBUTION_TAPPED_MODULE_H_

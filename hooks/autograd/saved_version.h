@@ -1,4 +1,6 @@
 // The version check that saved-tensor hooks switch off in autograd, done here instead.
+//
+// Thread safety: immutable. The counter that it looks at is LibTorch's, and atomic.
 
 #ifndef PINION_HOOKS_AUTOGRAD_SAVED_VERSION_H_
 #define PINION_HOOKS_AUTOGRAD_SAVED_VERSION_H_
