@@ -26,7 +26,7 @@ class TurnTaker {
 
   double LargeUs() const { return large_.RunUs(Scope()); }
   double SmallUs() const { return small_.RunUs(Scope()); }
-  // Both are known now, and are still recorded: three known ones in a row are asked for.
+  // Both are known now. The large one that comes next is still recorded, and none behind it.
   void BeginToKnow() const {
     LargeUs();
     SmallUs();
@@ -104,11 +104,9 @@ absl::StatusOr<RecordedStepCost> MeasureRecordedStep(const SavingStep& step,
     PINION_ASSIGN_OR_RETURN(const TurnTaker learns, NewTurnTaker(step, new_session, null()));
     knows.KnowWell();
     learns.BeginToKnow();
-    for (int turn = 0; turn < 2; ++turn) {
-      recorded_us.push_back(learns.LargeUs());
-      planned_us.push_back(knows.LargeUs());
-      planning_us.push_back(learns.SmallUs() - knows.SmallUs());
-    }
+    recorded_us.push_back(learns.LargeUs());
+    planned_us.push_back(knows.LargeUs());
+    planning_us.push_back(learns.SmallUs() - knows.SmallUs());
   }
   cost.recorded_us = LowerQuartile(std::move(recorded_us));
   cost.planned_us = LowerQuartile(std::move(planned_us));
