@@ -122,6 +122,10 @@ class NullAllocator final : public c10::DeviceAllocator {
     constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     c10::CachingDeviceAllocator::DeviceStats stats;
     stats.allocated_bytes[kAll].current = live_bytes_.load(std::memory_order_relaxed);
+    const int64_t frees = frees_.load(std::memory_order_relaxed);
+    const int64_t allocations = allocations_.load(std::memory_order_relaxed);
+    stats.allocation[kAll].allocated = allocations;
+    stats.allocation[kAll].current = allocations - frees;
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex index) override {}
@@ -131,6 +135,7 @@ class NullAllocator final : public c10::DeviceAllocator {
   static void Delete(void* block);
   // To whoever looks for peaks, too: `size_bytes` is negative for what is given back.
   void Count(Block* block, int64_t size_bytes) {
+    (size_bytes < 0 ? frees_ : allocations_).fetch_add(1, std::memory_order_relaxed);
     const int64_t live_bytes =
         live_bytes_.fetch_add(size_bytes, std::memory_order_relaxed) + size_bytes;
     if (!c10::memoryProfilingEnabled()) return;
@@ -138,6 +143,8 @@ class NullAllocator final : public c10::DeviceAllocator {
   }
 
   std::atomic<int64_t> live_bytes_{0};
+  std::atomic<int64_t> allocations_{0};  // from the start
+  std::atomic<int64_t> frees_{0};
 };
 
 NullAllocator& TheAllocator() {

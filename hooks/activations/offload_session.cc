@@ -124,7 +124,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 
   void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
     if (device.type() != device_type_) return;
-    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device.index());
+    DeviceOffloader* const offloader = known_[device.index()].load(std::memory_order_acquire);
     if (offloader != nullptr) offloader->learner()->OnDeviceBytes(allocated_bytes, freed);
   }
 

@@ -50,9 +50,8 @@ std::string StepLearner::Explain(PlanFormat format) const {
 
 void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
   meter_.OnDeviceBytes(allocated_bytes - static_cast<int64_t>(share_->visiting_bytes()));
-  if (const std::shared_ptr<DeviceRecording> recording = Current()) {
-    recording->OnDeviceBytes(allocated_bytes, freed);
-  }
+  MutexLock lock(mu_);
+  if (recording_ != nullptr) recording_->OnDeviceBytes(allocated_bytes, freed);
 }
 
 std::unique_ptr<SavedTensor> StepLearner::Pack(

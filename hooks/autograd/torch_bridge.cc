@@ -8,12 +8,28 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace pinion {
+namespace {
+
+// LibTorch finds out anew at each call that its allocator is one of devices, which takes as long as
+// to ask that one.
+c10::DeviceAllocator& DeviceAllocatorOf(c10::DeviceType type) {
+  static std::atomic<c10::DeviceAllocator*> last = nullptr;
+  c10::DeviceAllocator* allocator = last.load(std::memory_order_relaxed);
+  if (allocator == nullptr || allocator != c10::GetAllocator(type)) {
+    allocator = c10::getDeviceAllocator(type);
+    last.store(allocator, std::memory_order_relaxed);
+  }
+  return *allocator;
+}
+
+}  // namespace
 
 void ThrowIfError(const absl::Status& status, const char* doing) {
   if (status.ok()) return;
@@ -49,9 +65,17 @@ c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes) {
 
 AllocatorBytes AllocatorBytesOf(c10::Device device) {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const c10::CachingAllocator::Stat bytes =
-      c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).allocated_bytes[kAll];
-  return {.current = bytes.current, .peak = bytes.peak, .allocated = bytes.allocated};
+  const c10::CachingDeviceAllocator::DeviceStats stats =
+      DeviceAllocatorOf(device.type()).getDeviceStats(device.index());
+  const c10::CachingAllocator::Stat& bytes = stats.allocated_bytes[kAll];
+  const c10::CachingAllocator::Stat& blocks = stats.allocation[kAll];
+  AllocatorBytes all = {.current = bytes.current, .peak = bytes.peak, .allocated = bytes.allocated};
+  // Where only what there is now is counted, or what came before was forgotten, fewer came than are
+  // there, or none.
+  if (blocks.allocated > 0 && blocks.allocated >= blocks.current) {
+    all.frees = blocks.allocated - blocks.current;
+  }
+  return all;
 }
 
 int64_t AllocatedBytes(c10::Device device) { return AllocatorBytesOf(device).current; }

@@ -15,6 +15,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -53,6 +54,9 @@ struct AllocatorBytes {
   int64_t current = 0;
   int64_t peak = 0;       // since the user has reset it
   int64_t allocated = 0;  // from the start, whatever was freed since
+  // How often something was freed, from the start or since the user has reset it; nothing where the
+  // allocator does not count that.
+  std::optional<int64_t> frees = std::nullopt;
 };
 AllocatorBytes AllocatorBytesOf(c10::Device device);
 int64_t AllocatedBytes(c10::Device device);

@@ -1,20 +1,23 @@
-// How much was allocated on a device between two moments, at the most, and how much of that came
-// after the program had let go of memory that it held.
+// How much was allocated on a device between two moments, at the most, how much of that came after
+// the program had let go of memory that it held, and what was freed.
 //
 //   peaks.Hold(storage.data());                  // somebody beside the packers has it
 //   ... OnDeviceBytes, at each change ...
-//   const DevicePeaks::Since since = peaks.Take(allocated_bytes);
+//   const DevicePeaks::Since since = peaks.Take(allocated_bytes, frees);
 //
 // Thread safety: thread-safe. Its lock is the last one to be taken.
 
 #ifndef PINION_HOOKS_PLAN_DEVICE_PEAKS_H_
 #define PINION_HOOKS_PLAN_DEVICE_PEAKS_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 
@@ -29,6 +32,10 @@ class DevicePeaks {
   struct Since {
     int64_t peak_bytes = 0;
     std::vector<Freed> freed = {};  // of what is held, in the order in which it went
+    // Of all memory, what was told; and whether that is all that was freed. It is not where another
+    // thread frees, of which nobody tells.
+    absl::InlinedVector<const void*, 4> told = {};
+    bool told_all = false;
   };
 
   // As MemoryObserver::OnDeviceBytes.
@@ -36,12 +43,17 @@ class DevicePeaks {
   void Hold(const void* data);
   // Nobody holds it any more. OnDeviceBytes does the same for what was freed.
   void Drop(const void* data);
-  // Since the last call; `allocated_bytes` are allocated now.
-  Since Take(int64_t allocated_bytes);
+  // Since the last call; `allocated_bytes` are allocated now. `frees`: how often the allocator has
+  // freed something by now, if it counts that.
+  Since Take(int64_t allocated_bytes, std::optional<int64_t> frees = std::nullopt);
 
  private:
+  // Between two moments: a program that saves nothing for long is not remembered for long.
+  static constexpr size_t kMaxTold = 1000;
+
   Mutex mu_;
   Since since_ ABSL_GUARDED_BY(mu_);
+  std::optional<int64_t> frees_ ABSL_GUARDED_BY(mu_);  // of the last moment
   absl::flat_hash_set<const void*> held_ ABSL_GUARDED_BY(mu_);
 };
 

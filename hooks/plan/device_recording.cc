@@ -1,18 +1,13 @@
 #include "pinion/hooks/plan/device_recording.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/device/allocation_bytes.h"
-#include "pinion/hooks/plan/offload_policy.h"
-#include "pinion/hooks/plan/saved_signature.h"
 
 namespace pinion {
 namespace {
@@ -46,16 +41,8 @@ void DeviceRecording::Start() {
 }
 
 bool DeviceRecording::IsRecording() {
-  bool has_no_end = false;
-  {
-    MutexLock lock(mu_);
-    if (finished_) return false;
-    has_no_end = entries_.size() >= kMaxEntries;
-  }
-  if (has_no_end) {
-    Abandon();
-    return false;
-  }
+  if (has_no_end_ && !finished_) Abandon();
+  if (finished_) return false;
   const absl::StatusOr<bool> capturing = clock_->IsCapturing(NativeStream(CurrentStream(device_)));
   return capturing.ok() && !*capturing;
 }
@@ -75,47 +62,14 @@ DeviceRecording::Moment DeviceRecording::End() {
 }
 
 DeviceRecording::Moment DeviceRecording::CountBytes() {
-  const int64_t allocated_bytes = AllocatedBytes(device_) - visiting_bytes();
+  const AllocatorBytes allocator = AllocatorBytesOf(device_);
+  const int64_t allocated_bytes = allocator.current - visiting_bytes();
   MutexLock lock(mu_);
-  const DevicePeaks::Since since = peaks_.Take(allocated_bytes);
-  const KnownStorages::Bytes bytes = storages_.CountAt(allocated_bytes);
-  NoteLetGo(since);
+  const DevicePeaks::Since since = peaks_.Take(allocated_bytes, allocator.frees);
+  KnownStorages::Bytes bytes = objects_.storages().CountAfter(allocated_bytes, since.told);
+  if (!since.told_all) bytes = objects_.storages().CountAt(allocated_bytes);
+  objects_.NoteLetGo(since, uses_, entries_.size(), peaks_);
   return {.time = {}, .bytes = bytes, .peak_bytes = since.peak_bytes};
-}
-
-void DeviceRecording::NoteLetGo(const DevicePeaks::Since& since) {
-  std::vector<NotedObject*> gone;
-  std::erase_if(objects_.held, [&](ObjectId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    NotedObject& object = objects_.all[id];
-    if (IsHeld(object)) return false;
-    peaks_.Drop(object.data);
-    object.let_go = uses_;
-    if (object.handles > 0 && storages_.IsGone(object.storage)) gone.push_back(&object);
-    return true;
-  });
-  std::erase_if(objects_.held_inputs, [&](size_t input) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    objects_.inputs[input].let_go = uses_;
-    return storages_.IsGone(objects_.inputs[input].storage);
-  });
-  NoteGone(since, gone, entries_.size());
-}
-
-bool DeviceRecording::IsHeld(NotedObject& object) {
-  const size_t owners = storages_.Owners(object.storage);
-  if (owners == 0) return false;
-  const std::vector<ObjectId>& in_it = storages_.objects(object.storage);
-  size_t saved = 0;
-  for (const ObjectId id : in_it) saved += objects_.all[id].saved.size();
-  if (owners > saved) return true;  // without asking each of them
-  absl::flat_hash_set<const void*> packers;
-  for (const ObjectId id : in_it) {
-    std::erase_if(objects_.all[id].saved, [&packers](const SavedTensor* saved) {
-      const void* owner = saved->MemoryOwner();
-      if (owner != nullptr) packers.insert(owner);
-      return owner == nullptr;
-    });
-  }
-  return owners > packers.size();
 }
 
 DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
@@ -125,15 +79,11 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
   const Moment end = End();
   MutexLock lock(mu_);
   if (finished_) return 0;  // nobody asks what it was
-  const ObjectId id = FindOrAdd(tensor, place, is_leaf);
-  NotedObject& object = objects_.all[id];
-  storages_.NoteAllocations(begin.bytes, end.bytes);
-  const int64_t other_bytes = storages_.OtherBytes(end.bytes);
-  if (++object.handles == 1) {
-    storages_.Hold(object.storage, Allocated(object.extent));
-    objects_.held.push_back(id);
-    peaks_.Hold(object.data);
-  }
+  const ObjectId id = objects_.FindOrAdd(tensor, place, is_leaf, uses_);
+  NotedObject& object = objects_[id];
+  objects_.storages().NoteAllocations(begin.bytes, end.bytes);
+  const int64_t other_bytes = objects_.storages().OtherBytes(end.bytes);
+  objects_.Hold(id, peaks_);
   object.is_computed_again =
       saved.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
   object.last_save = uses_;
@@ -147,7 +97,7 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
     entry->peak_other_bytes -= object_bytes;
     entry->other_bytes -= object_bytes;
   }
-  objects_.all[id].saved.push_back(&saved);  // last: what throws has registered nothing
+  object.saved.push_back(&saved);  // last: what throws has registered nothing
   return id;
 }
 
@@ -173,8 +123,8 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
   {
     MutexLock lock(mu_);
     if (finished_) return;
-    storages_.NoteAllocations(begin.bytes, end.bytes);
-    storages_.NoteRead(tensor.storage());
+    objects_.storages().NoteAllocations(begin.bytes, end.bytes);
+    objects_.storages().NoteRead(tensor.storage());
     Append(begin, end,
            {.used = object,
             .computed_again = saved.WasComputedAgain(),
@@ -207,7 +157,7 @@ void DeviceRecording::EndEnding(int64_t backward) {
     if (found == endings_.end()) return;
     ending = std::move(found->second);
     endings_.erase(found);
-    DecideReleased();
+    objects_.DecideReleased();
   }
   try {
     if (ending.begin.has_value() && IsRecording()) EndAside(*ending.begin);
@@ -220,7 +170,7 @@ void DeviceRecording::EndAside(const Moment& begin) {
   const Moment end = End();
   MutexLock lock(mu_);
   if (finished_) return;
-  storages_.NoteAllocations(begin.bytes, end.bytes);
+  objects_.storages().NoteAllocations(begin.bytes, end.bytes);
   Append(begin, end, {});
 }
 
@@ -231,40 +181,26 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal,
   const Moment end = End();
   MutexLock lock(mu_);
   if (finished_) return;
-  storages_.NoteAllocations(begin.bytes, end.bytes);
+  objects_.storages().NoteAllocations(begin.bytes, end.bytes);
   for (const at::Tensor& input : segment.inputs) {
     if (!input.defined() || input.device() != device_ || !input.has_storage()) continue;
-    const c10::Storage& storage = input.storage();
-    const StorageExtent extent = ExtentToSave(ExtentOf(input), storage.nbytes());
-    if (extent.size_bytes() == 0 || extent.size_bytes() < min_bytes) continue;
-    objects_.held_inputs.push_back(objects_.inputs.size());
-    objects_.inputs.push_back({.segment = ordinal,
-                               .storage = storages_.FindOrAdd(storage),
-                               .version = SavedVersion(input),
-                               .extent = extent,
-                               .is_leaf = input.is_leaf(),
-                               .begin = uses_});
+    objects_.AddInput(input, ordinal, min_bytes, uses_);
   }
   Append(begin, end, {.begins = ordinal, .part = CurrentPart(device_)});
 }
 
 void DeviceRecording::ForgetSaved(ObjectId id, const SavedTensor& saved) {
   MutexLock lock(mu_);
-  if (id < objects_.all.size()) std::erase(objects_.all[id].saved, &saved);
+  objects_.ForgetSaved(id, saved);
 }
 
 void DeviceRecording::EndRelease(const Moment& begin, ObjectId id) {
   const Moment end = End();
   MutexLock lock(mu_);
   if (finished_) return;
-  storages_.NoteAllocations(begin.bytes, end.bytes);
-  NotedObject& object = objects_.all[id];
+  objects_.storages().NoteAllocations(begin.bytes, end.bytes);
   NotedEntry what;
-  if (--object.handles == 0) {
-    object.uses_at_release = uses_;
-    storages_.Release(object.storage, Allocated(object.extent));
-    what.released = id;
-  }
+  if (objects_.Release(id, uses_)) what.released = id;
   Append(begin, end, std::move(what));
 }
 
@@ -272,50 +208,14 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
   what.begin = begin.time;
   what.end = end.time;
   what.peak_other_bytes = begin.peak_bytes;
-  what.object_bytes = end.bytes.allocated - storages_.OtherBytes(end.bytes);
+  what.object_bytes = end.bytes.allocated - objects_.storages().OtherBytes(end.bytes);
   // Objects that have gone since then count in all of the stretch, so they are no other bytes.
   if (!entries_.empty()) what.peak_other_bytes -= entries_.back().object_bytes;
-  what.other_bytes = storages_.OtherBytes(end.bytes);
+  what.other_bytes = objects_.storages().OtherBytes(end.bytes);
   if (what.used.has_value()) ++uses_;
   if (entries_.empty()) entries_.push_back({.begin = begin.time, .end = begin.time});
   entries_.push_back(std::move(what));
-}
-
-DeviceRecording::ObjectId DeviceRecording::FindOrAdd(const at::Tensor& tensor, uint64_t place,
-                                                     bool is_leaf) {
-  const c10::Storage& storage = tensor.storage();
-  const StorageExtent extent = ExtentOf(tensor);
-  const SavedVersion version(tensor);
-  const KnownStorages::Id known = storages_.FindOrAdd(storage);
-  for (const ObjectId id : storages_.objects(known)) {
-    const NotedObject& object = objects_.all[id];
-    // What was released in between is saved anew by whoever packs.
-    if (object.handles > 0 && object.version == version && object.extent.Contains(extent)) {
-      return id;
-    }
-  }
-  const auto id = static_cast<ObjectId>(objects_.all.size());
-  const StorageExtent to_save = ExtentToSave(extent, storage.nbytes());
-  NotedObject object = {.planned = {},
-                        .storage = known,
-                        .data = storage.data(),
-                        .version = version,
-                        .extent = to_save,
-                        .is_leaf = is_leaf,
-                        .first_use = uses_};
-  object.planned.size_bytes = AllocationBytes(to_save.size_bytes());
-  object.planned.signature = SignatureOf(tensor, place, to_save.size_bytes());
-  objects_.all.push_back(std::move(object));
-  storages_.objects(known).push_back(id);
-  return id;
-}
-
-void DeviceRecording::DecideReleased() {
-  for (NotedObject& object : objects_.all) {
-    if (object.is_decided || object.handles > 0) continue;
-    object.is_decided = true;
-    object.planned.frees = storages_.IsGone(object.storage);
-  }
+  has_no_end_ = entries_.size() >= kMaxEntries;
 }
 
 absl::StatusOr<StepRecord> DeviceRecording::Finish() {
@@ -334,17 +234,11 @@ absl::StatusOr<StepRecord> DeviceRecording::Finish() {
       moments.push_back(entry.begin);
       moments.push_back(entry.end);
     }
-    DecideReleased();
-    for (const ObjectId id : objects_.held) objects_.all[id].let_go = uses_;
-    // A graph that is left holds its own: what is no leaf is taken for its alone.
-    for (NotedObject& object : objects_.all) {
-      if (object.is_decided) continue;
-      object.planned.frees = storages_.IsGone(object.storage) || !object.is_leaf;
-    }
+    objects_.End(uses_);
   }
   PINION_ASSIGN_OR_RETURN(const StreamClock::Times times, clock_->Read(moments, kFinishTimeout));
   MutexLock lock(mu_);
-  return StepOf(entries_, objects_.all, objects_.inputs, times);
+  return StepOf(entries_, objects_.all(), objects_.inputs(), times);
 }
 
 }  // namespace pinion

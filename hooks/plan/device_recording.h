@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -36,6 +37,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/device_peaks.h"
 #include "pinion/hooks/plan/known_storages.h"
+#include "pinion/hooks/plan/noted_objects.h"
 #include "pinion/hooks/plan/noted_step.h"
 
 namespace pinion {
@@ -44,7 +46,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
  public:
   static constexpr size_t kMaxEntries = 300'000;  // saves, reads and releases
 
-  using ObjectId = uint32_t;
+  using ObjectId = NotedObjects::Id;
 
   // A point of the device's current stream.
   struct Moment {
@@ -103,13 +105,6 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     std::optional<Moment> begin;
   };
 
-  struct Objects {
-    std::vector<NotedObject> all;
-    std::vector<ObjectId> held;  // by the program, when they were last looked at
-    std::vector<NotedInput> inputs;
-    std::vector<size_t> held_inputs;  // whose memory was there when it was last looked for
-  };
-
   int64_t visiting_bytes() const {
     return share_ == nullptr ? 0 : static_cast<int64_t>(share_->visiting_bytes());
   }
@@ -122,27 +117,19 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   void EndEnding(int64_t backward);
   void Append(const Moment& begin, const Moment& end, NotedEntry what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  ObjectId FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of objects that the program still held, which it has let go of by now, `since` the last moment.
-  void NoteLetGo(const DevicePeaks::Since& since) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Somebody holds the device memory of the object beside those who have packed it.
-  bool IsHeld(NotedObject& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of objects without handles, whether they have freed their memory: at the end of a backward all
-  // who copied it out or lent it have let go of it.
-  void DecideReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
   const std::shared_ptr<const DeviceShare> share_;
-  DevicePeaks peaks_;  // what is held are objects_.held
+  DevicePeaks peaks_;  // holds what the program holds of objects_
 
   mutable Mutex mu_;
-  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  // Both are written under mu_, so that to ask before each save and read takes no lock.
+  std::atomic<bool> finished_ = false;
+  std::atomic<bool> has_no_end_ = false;
   std::vector<NotedEntry> entries_ ABSL_GUARDED_BY(mu_);  // the first is the step's begin
   size_t uses_ ABSL_GUARDED_BY(mu_) = 0;                  // among them
-  Objects objects_ ABSL_GUARDED_BY(mu_);
-  KnownStorages storages_ ABSL_GUARDED_BY(mu_);
+  NotedObjects objects_ ABSL_GUARDED_BY(mu_);
   std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by backward, those that run
 };
 

@@ -9,8 +9,11 @@
 //   storages.Hold(storages.FindOrAdd(tensor.storage()), extent);
 //   entry.other_bytes = storages.OtherBytes(end);
 //
-// A storage that is gone stays known, by a weak reference: no other one gets its address. Only
-// those that live are walked, once for each CountAt.
+// A storage that is gone stays known, by a weak reference: no other one gets its address. CountAt
+// walks those that live. CountAfter is told instead what was freed, and walks none but those of
+// which it would not be told: whose memory is not the allocator's own, or was exchanged for other
+// memory. (Memory that one storage hands to another without freeing it, as copies on write do, is
+// not told of either: who had it counts as living until the next CountAt.)
 //
 // Thread safety: none. Nothing here frees memory or calls the device.
 
@@ -26,6 +29,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "pinion/device/allocation_bytes.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
@@ -42,6 +47,7 @@ inline StorageExtent Allocated(StorageExtent extent) {
 class KnownStorages {
  public:
   using Id = size_t;  // in the order in which they became known
+  using Objects = absl::InlinedVector<uint32_t, 2>;
 
   // On the device at one moment.
   struct Bytes {
@@ -50,10 +56,12 @@ class KnownStorages {
   };
 
   Bytes CountAt(int64_t allocated_bytes);
+  // The same. `freed`: all that the device's allocator has got back since the last such call.
+  Bytes CountAfter(int64_t allocated_bytes, absl::Span<const void* const> freed);
   // What was allocated in between, less what was let go of, is none of the other bytes: it was
   // fetched ahead, into storages that are not known yet.
   void NoteAllocations(const Bytes& begin, const Bytes& end);
-  // At `end`, which the last CountAt has returned, beside what is held or was fetched.
+  // At `end`, which the last of these calls has returned, beside what is held or was fetched.
   int64_t OtherBytes(const Bytes& end) const;
 
   // Known from now on.
@@ -70,26 +78,35 @@ class KnownStorages {
   bool IsGone(Id id) const { return storages_[id].reference.expired(); }
   size_t Owners(Id id) const { return storages_[id].reference.use_count(); }
   // The caller's: which objects lie in it.
-  std::vector<uint32_t>& objects(Id id) { return storages_[id].objects; }
-  const std::vector<uint32_t>& objects(Id id) const { return storages_[id].objects; }
+  Objects& objects(Id id) { return storages_[id].objects; }
+  const Objects& objects(Id id) const { return storages_[id].objects; }
 
  private:
   struct Storage {
+    explicit Storage(const c10::Storage& storage)
+        : reference(storage.getWeakStorageImpl()), size_bytes(AllocationBytes(storage.nbytes())) {}
+
     c10::weak_intrusive_ptr<c10::StorageImpl> reference;
-    uint64_t size_bytes = 0;
-    std::vector<uint32_t> objects = {};
-    std::vector<StorageExtent> held = {};
+    uint64_t size_bytes;
+    Objects objects = {};
+    absl::InlinedVector<StorageExtent, 1> held = {};
     uint64_t held_bytes = 0;  // of these
-    bool is_living = true;    // is in living_
+    bool is_living = true;    // when it was last looked at
   };
 
+  // Whether it has gone. Then its bytes count no more.
+  bool CountOutIfGone(Id id);
+  // Where the memory of one that is known from now on lies.
+  void NoteData(const c10::Storage& storage, Id id);
   // After a change of what is held of it.
   void SumHeld(Storage& storage);
 
   std::vector<Storage> storages_;  // by Id
   absl::flat_hash_map<const c10::StorageImpl*, Id> ids_;
-  std::vector<Id> living_;     // but for those that went since the last CountAt
-  uint64_t living_bytes_ = 0;  // of all in living_
+  std::vector<Id> living_;  // and those that went since the last CountAt
+  absl::flat_hash_map<const void*, Id> by_data_;
+  std::vector<Id> untold_;     // that CountAfter has to look at, and some that have gone
+  uint64_t living_bytes_ = 0;  // of all that live, as far as was seen
   uint64_t held_bytes_ = 0;    // of these
   int64_t ahead_bytes_ = 0;    // fetched, and not read yet
 };

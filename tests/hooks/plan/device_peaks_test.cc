@@ -48,6 +48,48 @@ TEST(DevicePeaks, WhatIsHeldIsToldWhenItGoesWithThePeakFromThenOn) {
   EXPECT_THAT(peaks.Take(50).freed, IsEmpty());
 }
 
+TEST(DevicePeaks, AllThatWasFreedIsKnownWhereAsManyFreesAreToldAsTheAllocatorCounts) {
+  DevicePeaks peaks;
+  const char freed[2] = {};
+  peaks.OnDeviceBytes(10, &freed[0]);
+  EXPECT_FALSE(peaks.Take(10, 1).told_all) << "what was freed before anybody was told?";
+  peaks.OnDeviceBytes(20, nullptr);
+  peaks.OnDeviceBytes(5, &freed[1]);
+  const DevicePeaks::Since since = peaks.Take(5, 2);
+  EXPECT_TRUE(since.told_all);
+  EXPECT_THAT(since.told, ElementsAre(&freed[1]));
+  const DevicePeaks::Since nothing = peaks.Take(5, 2);
+  EXPECT_TRUE(nothing.told_all);
+  EXPECT_THAT(nothing.told, IsEmpty());
+}
+
+TEST(DevicePeaks, WhatIsFreedAndNotToldIsMissed) {
+  DevicePeaks peaks;
+  const char freed = 0;
+  peaks.Take(10, 5);
+  peaks.OnDeviceBytes(5, &freed);
+  EXPECT_FALSE(peaks.Take(5, 7).told_all);
+  EXPECT_TRUE(peaks.Take(5, 7).told_all) << "nothing since";
+  EXPECT_FALSE(peaks.Take(5, 8).told_all);
+}
+
+TEST(DevicePeaks, WhereFreesAreNotCountedNobodyKnowsWhetherAllWereTold) {
+  DevicePeaks peaks;
+  peaks.Take(10, 5);
+  EXPECT_FALSE(peaks.Take(10).told_all);
+  EXPECT_FALSE(peaks.Take(10, 5).told_all);
+}
+
+TEST(DevicePeaks, OfVeryManyFreesNotAllAreKept) {
+  DevicePeaks peaks;
+  const char freed = 0;
+  peaks.Take(10, 0);
+  for (int i = 0; i < 5000; ++i) peaks.OnDeviceBytes(5, &freed);
+  const DevicePeaks::Since since = peaks.Take(5, 5000);
+  EXPECT_FALSE(since.told_all);
+  EXPECT_LT(since.told.size(), 5000u);
+}
+
 TEST(DevicePeaks, WhatIsHeldNoLongerGoesUnseen) {
   DevicePeaks peaks;
   const char held[2] = {};

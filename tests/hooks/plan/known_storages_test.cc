@@ -2,6 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
 #include <cstdint>
@@ -94,6 +97,65 @@ TEST_F(KnownStoragesTest, AStorageThatIsGoneHoldsNothingAndIsNotMistakenForALate
   // Its handle may go after its memory.
   storages_.Release(gone, {0, 400});
   EXPECT_EQ(OtherBytesOf(1000), 1000);
+}
+
+TEST_F(KnownStoragesTest, WhatIsToldToBeFreedCountsNoMore) {
+  const c10::Storage stays = NewStorage(400);
+  c10::Storage goes = NewStorage(400);
+  storages_.FindOrAdd(stays);
+  storages_.Hold(storages_.FindOrAdd(goes), {0, 400});
+  const std::vector<const void*> freed = {&storages_, goes.data()};
+  goes = c10::Storage();
+  const KnownStorages::Bytes end = storages_.CountAfter(1000, freed);
+  EXPECT_EQ(end.known, 512);
+  EXPECT_EQ(storages_.OtherBytes(end), 1000);
+}
+
+TEST_F(KnownStoragesTest, OfManyThatHaveGoneOnlyThoseThatAreToldAreLookedAt) {
+  std::vector<c10::Storage> many;
+  std::vector<const void*> data;
+  for (int i = 0; i < 100; ++i) {
+    many.push_back(NewStorage(400));
+    data.push_back(many.back().data());
+    storages_.FindOrAdd(many.back());
+  }
+  many.clear();
+  EXPECT_EQ(storages_.CountAfter(1000, {}).known, 100 * 512);
+  EXPECT_EQ(storages_.CountAfter(1000, {data[7]}).known, 99 * 512);
+  EXPECT_EQ(storages_.CountAt(1000).known, 0) << "which looks at all";
+}
+
+TEST_F(KnownStoragesTest, AStorageWhoseMemoryWasExchangedIsLookedAtUntilItGoes) {
+  c10::Storage storage = NewStorage(400);
+  storages_.FindOrAdd(storage);
+  const void* const first = storage.data();
+  storage.set_data_ptr(c10::GetCPUAllocator()->allocate(400));
+  EXPECT_EQ(storages_.CountAfter(1000, {first}).known, 512);
+  storage = c10::Storage();
+  EXPECT_EQ(storages_.CountAfter(1000, {}).known, 0);
+}
+
+TEST_F(KnownStoragesTest, MemoryThatIsNotTheAllocatorsIsLookedAtUntilItGoes) {
+  char memory[400];
+  c10::Storage storage(c10::Storage::use_byte_size_t(), sizeof(memory),
+                       c10::DataPtr(memory, c10::kCPU));
+  storages_.FindOrAdd(storage);
+  EXPECT_EQ(storages_.CountAfter(1000, {}).known, 512);
+  storage = c10::Storage();
+  EXPECT_EQ(storages_.CountAfter(1000, {}).known, 0);
+}
+
+TEST_F(KnownStoragesTest, WhoseMemoryAnotherStorageHasByNowIsLookedAtUntilItGoes) {
+  c10::Storage first = NewStorage(400);
+  storages_.FindOrAdd(first);
+  c10::Storage second = NewStorage(400);
+  second.set_data_ptr(first.set_data_ptr(c10::GetCPUAllocator()->allocate(400)));
+  storages_.FindOrAdd(second);
+  first = c10::Storage();
+  EXPECT_EQ(storages_.CountAfter(1000, {}).known, 512);
+  const void* const data = second.data();
+  second = c10::Storage();
+  EXPECT_EQ(storages_.CountAfter(1000, {data}).known, 0);
 }
 
 TEST_F(KnownStoragesTest, WhatIsFetchedIsNoneOfTheOtherBytesAheadOfItsReadAndAfterIt) {

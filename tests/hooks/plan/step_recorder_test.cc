@@ -19,6 +19,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -480,6 +481,25 @@ TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
   EXPECT_NEAR(step.stretches[2].other_bytes, before + outputs, 2 * kKiB);
   EXPECT_NEAR(step.stretches[3].other_bytes, before + outputs, 2 * kKiB);
   EXPECT_NEAR(step.stretches[4].other_bytes, before + outputs, 2 * kKiB);
+}
+
+TEST_F(StepRecorderTest, WhatAThreadFreesOfWhichNobodyIsToldIsNotThereEither) {
+  std::vector<std::vector<uint64_t>> other_bytes;
+  for (const bool elsewhere : {false, true}) {
+    at::Tensor y;
+    {
+      const RecordScope record(recorder_);
+      at::Tensor dropped = Chain(1);
+      const auto drop = [&dropped] { dropped.reset(); };
+      elsewhere ? std::thread(drop).join() : drop();
+      y = Chain(2);
+    }
+    y.backward();
+    y.reset();
+    other_bytes.push_back(OtherBytes(Finish()));
+    carrier_.mutable_grad().reset();
+  }
+  EXPECT_EQ(other_bytes[0], other_bytes[1]);
 }
 
 TEST_F(StepRecorderTest, WhatOneNodeSavesAndWhatOneNodeReadsIsOneOperators) {

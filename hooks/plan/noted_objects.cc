@@ -1,0 +1,135 @@
+#include "pinion/hooks/plan/noted_objects.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "pinion/device/allocation_bytes.h"
+#include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/offload_policy.h"
+#include "pinion/hooks/plan/saved_signature.h"
+
+namespace pinion {
+
+NotedObjects::Id NotedObjects::FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf,
+                                         size_t uses) {
+  const c10::Storage& storage = tensor.storage();
+  const StorageExtent extent = ExtentOf(tensor);
+  SavedVersion version(tensor);
+  const KnownStorages::Id known = storages_.FindOrAdd(storage);
+  for (const Id id : storages_.objects(known)) {
+    const NotedObject& object = all_[id];
+    // What was released in between is saved anew by whoever packs.
+    if (object.handles > 0 && object.version == version && object.extent.Contains(extent)) {
+      return id;
+    }
+  }
+  const auto id = static_cast<Id>(all_.size());
+  const StorageExtent to_save = ExtentToSave(extent, storage.nbytes());
+  NotedObject object = {.planned = {},
+                        .storage = known,
+                        .data = storage.data(),
+                        .version = std::move(version),
+                        .extent = to_save,
+                        .is_leaf = is_leaf,
+                        .first_use = uses};
+  object.planned.size_bytes = AllocationBytes(to_save.size_bytes());
+  object.planned.signature = SignatureOf(tensor, place, to_save.size_bytes());
+  all_.push_back(std::move(object));
+  storages_.objects(known).push_back(id);
+  return id;
+}
+
+void NotedObjects::Hold(Id id, DevicePeaks& peaks) {
+  NotedObject& object = all_[id];
+  if (++object.handles > 1) return;
+  storages_.Hold(object.storage, Allocated(object.extent));
+  held_.push_back(id);
+  peaks.Hold(object.data);
+}
+
+bool NotedObjects::Release(Id id, size_t uses) {
+  NotedObject& object = all_[id];
+  if (--object.handles > 0) return false;
+  object.uses_at_release = uses;
+  storages_.Release(object.storage, Allocated(object.extent));
+  return true;
+}
+
+void NotedObjects::ForgetSaved(Id id, const SavedTensor& saved) {
+  if (id < all_.size()) std::erase(all_[id].saved, &saved);
+}
+
+void NotedObjects::AddInput(const at::Tensor& input, uint32_t segment, uint64_t min_bytes,
+                            size_t uses) {
+  const c10::Storage& storage = input.storage();
+  const StorageExtent extent = ExtentToSave(ExtentOf(input), storage.nbytes());
+  if (extent.size_bytes() == 0 || extent.size_bytes() < min_bytes) return;
+  held_inputs_.push_back(inputs_.size());
+  inputs_.push_back({.segment = segment,
+                     .storage = storages_.FindOrAdd(storage),
+                     .version = SavedVersion(input),
+                     .extent = extent,
+                     .is_leaf = input.is_leaf(),
+                     .begin = uses});
+}
+
+void NotedObjects::NoteLetGo(const DevicePeaks::Since& since, size_t uses, size_t entry,
+                             DevicePeaks& peaks) {
+  std::vector<NotedObject*> gone;
+  std::erase_if(held_, [&](Id id) {
+    NotedObject& object = all_[id];
+    if (IsHeld(object)) return false;
+    peaks.Drop(object.data);
+    object.let_go = uses;
+    if (object.handles > 0 && storages_.IsGone(object.storage)) gone.push_back(&object);
+    return true;
+  });
+  std::erase_if(held_inputs_, [&](size_t input) {
+    inputs_[input].let_go = uses;
+    return storages_.IsGone(inputs_[input].storage);
+  });
+  if (!gone.empty()) NoteGone(since, gone, entry);
+}
+
+bool NotedObjects::IsHeld(const NotedObject& object) {
+  const size_t owners = storages_.Owners(object.storage);
+  if (owners == 0) return false;
+  const KnownStorages::Objects& in_it = storages_.objects(object.storage);
+  size_t saved = 0;
+  for (const Id id : in_it) saved += all_[id].saved.size();
+  if (owners > saved) return true;  // without asking each of them
+  absl::InlinedVector<const void*, 4> packers;
+  for (const Id id : in_it) {
+    std::erase_if(all_[id].saved, [&packers](const SavedTensor* saved) {
+      const void* owner = saved->MemoryOwner();
+      if (owner != nullptr) packers.push_back(owner);
+      return owner == nullptr;
+    });
+  }
+  std::sort(packers.begin(), packers.end(), std::less<>());
+  const auto end = std::unique(packers.begin(), packers.end());
+  return owners > static_cast<size_t>(end - packers.begin());
+}
+
+void NotedObjects::DecideReleased() {
+  for (NotedObject& object : all_) {
+    if (object.is_decided || object.handles > 0) continue;
+    object.is_decided = true;
+    object.planned.frees = storages_.IsGone(object.storage);
+  }
+}
+
+void NotedObjects::End(size_t uses) {
+  DecideReleased();
+  for (const Id id : held_) all_[id].let_go = uses;
+  // A graph that is left holds its own: what is no leaf is taken for its alone.
+  for (NotedObject& object : all_) {
+    if (object.is_decided) continue;
+    object.planned.frees = storages_.IsGone(object.storage) || !object.is_leaf;
+  }
+}
+
+}  // namespace pinion
