@@ -11,7 +11,12 @@ Names what is too large, prints "N passed, N failed", and exits 1 if anything is
 checked. DIRECTORY, this repository if none is given, has the folders of the library's layers.
 
 A class that implements an interface in its private part has these methods, too. Constructors and
-destructors are none. A nested class may have a .cc of its own. A field that another object's lock guards (state_.mu) counts for that lock.
+destructors are none. A nested class may have a .cc of its own.
+
+A field that another object's lock guards (state_.mu) counts for that lock; what kRecordsLock guards,
+which stands for the lock of an OffloadState and is nobody's field, counts class by class. A plain
+struct of the same file, with neither methods nor private fields, counts as many as it has, since
+nothing says what holds between them. Anything else is one field, with a contract of its own.
 """
 
 import collections
@@ -121,14 +126,40 @@ def _implemented(node):
             yield "::".join(scopes)
 
 
+def _is_field(member):
+    """Of a class's members: what an object has, and no nested class, method or static field."""
+    is_static = any(part.text == b"static" for part in member.children)
+    is_declared = member.type == "field_declaration" and member.child_by_field_name("declarator")
+    return bool(is_declared) and not is_static and not _method_name(member)
+
+
+def _size_of(field, classes):
+    """How many fields that one is: those of a plain struct of the same file."""
+    name = field.child_by_field_name("type").text.decode().rpartition("::")[2]
+    body = next((body for full_name, body in classes if full_name.rpartition("::")[2] == name), None)
+    is_value = field.child_by_field_name("declarator").type == "field_identifier"
+    if body is None or not is_value or body.parent.type != "struct_specifier":
+        return 1
+    others = [member for member in body.named_children if member.type != "comment" and not _is_field(member)]
+    if any(other.type != "field_declaration" or _method_name(other) for other in others):
+        return 1
+    return sum(_size_of(member, classes) for member in body.named_children if _is_field(member))
+
+
 def _guarded_fields(source, classes):
     """(the innermost class around it, None where there is none; the lock's own class, None if it is
-    the same; the lock's name) of every field that a lock guards."""
+    the same; the lock's name; how many fields it is) of every field that a lock guards."""
     for match in _GUARDED_BY.finditer(source):
         # The parser does not see annotations, but its offsets are the file's.
         around = [(name, body) for name, body in classes if body.start_byte < match.start(1) < body.end_byte]
         owner, _, lock = match.group(1).decode().replace("->", ".").rpartition(".")
-        yield around[-1] if around else None, _type_of(owner, around[-1][1]) if owner and around else None, lock
+        if not around:
+            yield None, None, lock, 1
+            continue
+        body = around[-1][1]
+        field = next(m for m in body.children if m.start_byte <= match.start(1) < m.end_byte)
+        size = _size_of(field, classes) if _is_field(field) else 1
+        yield around[-1], _type_of(owner, body) if owner else None, lock, size
 
 
 def check_file(name, source, checks):
@@ -141,9 +172,9 @@ def check_file(name, source, checks):
         methods = len(list(_private_methods(class_name, is_struct, body)))
         checks.at_most(MOST_PRIVATE_METHODS, methods, place[body], "private methods")
         checks.classes.setdefault(class_name, place[body])
-    for around, owner, lock in _guarded_fields(source, classes):
+    for around, owner, lock, size in _guarded_fields(source, classes):
         where = f"{place[around[1]]}::" if around else f"{name}: "
-        checks.locks[owner, where, lock] += 1
+        checks.locks[owner, where, lock] += size
     if name.endswith(".cc"):
         # A class of this file has no other one, and others may have the same name.
         for implemented in set(_implemented(root)) - {class_name for class_name, _ in classes}:

@@ -9,19 +9,9 @@
 namespace pinion::internal {
 namespace {
 
-// Deferred blocks are looked at by every so many allocations: the counter that says which are done
-// is in the cache of the thread that raises it.
-constexpr uint32_t kReclaimEvery = 4;
-
 // No thread has this number.
 constexpr int kNoOwner = -2;
 static_assert(kNoOwner != kThreadSlotUnknown);
-
-// By how many allocations the buffers of all threads are looked into.
-constexpr uint32_t kLookAroundEvery = 256;
-
-// Every so many times, those of all arenas are looked into as well.
-constexpr uint32_t kLookAtAllEvery = 64;
 
 // How many releases of other threads one allocation enters into the books: few, for its latency.
 // One would keep pace, since a block that is released was allocated once. But what is free and not
@@ -51,14 +41,14 @@ Arena::Arena(SegmentPool* pool, const AllocatorOptions& options, int thread_slot
 
 BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
-  TakeBackLocked();
+  left_.TakeBack();
   if (by == By::kOwner) mine_wait_ = false;
   SettleSomeLocked(leftovers);
-  if (!incoming_.empty()) ReclaimSoonLocked();
-  if (left_.until_reclaim == 0) {
+  if (!incoming_.empty()) left_.ReclaimSoon();
+  if (left_.IsReclaimDue()) {
     ReclaimLocked(leftovers);
   } else {
-    --left_.until_reclaim;
+    left_.Count();
   }
   BlockRecord* block = books_.Take(request.size_bytes, request.class_bytes, request.way);
   if (block == nullptr) [[unlikely]] {
@@ -67,7 +57,7 @@ BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftov
     block = books_.Take(request.size_bytes, request.class_bytes, request.way);
   }
   if (by == By::kOwner && (incoming_.empty() || OldestMayWaitLocked())) {
-    left_.at_once = std::exchange(left_.until_reclaim, 0);
+    left_.MakeAllAtOnce();
   }
   return block;
 }
@@ -245,39 +235,21 @@ bool Arena::EnterLocked(const ReleaseBatch::Release& release,
                         const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
                         Leftovers* leftovers) {
   if (!books_.Enter(release, timeline, completed)) return false;
-  if (release.ticket > completed) ReclaimSoonLocked();
+  if (release.ticket > completed) left_.ReclaimSoon();
   if (closed_) ++leftovers->gone_blocks;
   return true;
 }
 
 void Arena::ReclaimLocked(Leftovers* leftovers) {
-  TakeBackLocked();
-  left_.until_look_around += std::exchange(left_.until_reclaim, 0);
-  if (left_.until_look_around == 0) {
-    left_.until_look_around = kLookAroundEvery;
+  if (left_.BeginReclaim()) {
     LookAroundLocked(leftovers);
-    const bool at_all = left_.until_look_at_all == 0;
-    leftovers->look_at_all |= at_all;
-    left_.until_look_at_all = at_all ? kLookAtAllEvery - 1 : left_.until_look_at_all - 1;
+    leftovers->look_at_all |= left_.OnLookAround();
   }
   books_.Reclaim(&leftovers->timelines);
   if (!incoming_.empty() && incoming_.front().timeline != nullptr) {
     incoming_.front().completed = incoming_.front().timeline->Completed();
   }
-  const bool some_wait = books_.some_deferred() || !incoming_.empty();
-  const uint32_t calls =
-      some_wait ? std::min(kReclaimEvery, left_.until_look_around) : left_.until_look_around;
-  left_.until_look_around -= calls;
-  left_.until_reclaim = calls - 1;
+  left_.EndReclaim(/*some_wait=*/books_.some_deferred() || !incoming_.empty());
 }
-
-void Arena::ReclaimSoonLocked() {
-  TakeBackLocked();
-  const uint32_t soon = std::min(left_.until_reclaim, kReclaimEvery - 1);
-  left_.until_look_around += left_.until_reclaim - soon;
-  left_.until_reclaim = soon;
-}
-
-void Arena::TakeBackLocked() { left_.until_reclaim += std::exchange(left_.at_once, 0); }
 
 }  // namespace pinion::internal

@@ -34,6 +34,7 @@
 #include "pinion/allocator/heap/segment.h"
 #include "pinion/allocator/heap/segment_heap.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/pool/countdowns.h"
 #include "pinion/allocator/pool/deferred_releases.h"
 #include "pinion/allocator/pool/pool_books.h"
 #include "pinion/allocator/pool/release_buffers.h"
@@ -141,14 +142,6 @@ class Arena {
   uint64_t Close(By by, Leftovers* leftovers);
 
  private:
-  // How many allocations are left until something is due.
-  struct Countdowns {
-    uint32_t at_once = 0;            // that the owner makes before it does more than to allocate
-    uint32_t until_reclaim = 0;      // after those at once
-    uint32_t until_look_around = 0;  // from then on
-    uint32_t until_look_at_all = 0;  // times that it looked around
-  };
-
   // Into the books. `completed` is of the timeline. False as PoolBooks::Enter.
   bool EnterLocked(const ReleaseBatch::Release& release,
                    const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
@@ -172,10 +165,6 @@ class Arena {
   // the oldest batch.
   void LookAroundLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // At the latest in kReclaimEvery allocations.
-  void ReclaimSoonLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What the owner has not allocated at once counts as left until it reclaims.
-  void TakeBackLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // In a line that nobody writes to.
   SegmentPool* const pool_;
@@ -196,9 +185,9 @@ class Arena {
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* Arena::TryAllocateAtOnce(uint64_t size_bytes,
                                                                           uint64_t class_bytes) {
   OwnerLock lock(mu_);
-  if (left_.at_once == 0 || mine_wait_ || buffers_.SomeIncoming()) [[unlikely]]
+  if (!left_.HasAtOnce() || mine_wait_ || buffers_.SomeIncoming()) [[unlikely]]
     return nullptr;
-  --left_.at_once;
+  left_.CountAtOnce();
   return books_.Take(size_bytes, class_bytes, PoolBooks::Way::kCached);
 }
 

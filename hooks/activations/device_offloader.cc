@@ -38,7 +38,7 @@ bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
 
 std::unique_ptr<StepLearner> LearnerFor(c10::Device device, uint64_t min_offload_bytes,
                                         const std::shared_ptr<DeviceTier>& tier, OffloadState& of) {
-  if (of.target == nullptr) return nullptr;
+  if (of.planner == nullptr) return nullptr;
   return std::make_unique<StepLearner>(device, min_offload_bytes, tier, of);
 }
 
@@ -148,7 +148,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   Released released;  // let go of after the lock
   {
     OffloadLock lock(state_);
-    state_.books.last_packed = node;
+    state_.books.pending.NoteSave(node);
     const uint64_t sequence = state_.CountSave();
     record = state_.books.storages.Find(storage, version, read);
     // What it would be cast from has changed since; `tensor` still has the bytes.
@@ -159,9 +159,9 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       state_.schedule->OnUsed(record->in_schedule.object, Use::kSaved);
       // Backward reads it sooner than what was saved in between.
       if (record->scope == scope.id) record->in_schedule.sequence = sequence;
-      if (record->in_parcel.parcel != nullptr) {
-        record->in_parcel.parcel->AddReaders(1);
-        state_.schedule->OnSavedAgain(*record->in_parcel.parcel, record->place());
+      if (SavedParcel* const parcel = record->in_parcel.parcel().get()) {
+        parcel->AddReaders(1);
+        state_.schedule->OnSavedAgain(*parcel, record->place());
       }
     } else {
       // EndScope would not send it on its way any more.
@@ -246,7 +246,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     {
       OffloadLock lock(state_);
       state_.schedule->OnUsed(record.in_schedule.object, is_kept ? Use::kReadAndKept : Use::kRead);
-      TakeLateLeavers(state_, *stats_, state_.books.last_packed, due.records, released);
+      TakeLateLeavers(state_, *stats_, state_.books.pending.last_saver(), due.records, released);
       if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
       due.Sort(state_);
     }
@@ -292,7 +292,7 @@ void DeviceOffloader::Release(Handle& handle) {
   OffloadLock lock(state_);
   // The handle that goes still shares the record, which keeps its parcel: nothing is let go of
   // under the lock.
-  SavedParcel* const parcel = record.in_parcel.parcel.get();
+  SavedParcel* const parcel = record.in_parcel.parcel().get();
   uint64_t dropped = 0;
   if (parcel != nullptr) {
     dropped += state_.LetGoOfFetched(parcel->RemoveReader(handle.reader), *parcel, released);
@@ -315,20 +315,20 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
   state_.books.storages.Remove(record);
   state_.schedule->OnReleased(record.in_schedule.object);
   if (record.IsCastAgain()) return;
-  if (record.in_parcel.parcel == nullptr) {
+  if (record.in_parcel.parcel() == nullptr) {
     // Its copy out was not submitted.
-    LetGo(GuardedMemory(TorchMemory(std::move(record.leaving.source)), record.pack_stream.native,
+    LetGo(GuardedMemory(TorchMemory(record.leaving.TakeSource()), record.pack_stream.native,
                         Transfer(), kFreeAfterCopy),
           /*size_bytes=*/0, backward, released);
     return;
   }
-  SavedParcel& parcel = *record.in_parcel.parcel;
+  SavedParcel& parcel = *record.in_parcel.parcel();
   parcel.records.erase(std::find(parcel.records.begin(), parcel.records.end(), &record));
   // The schedule may give its number to another one.
   parcel.objects.erase(std::ranges::find(parcel.objects, record.in_schedule.object));
   if (parcel.gathered) return;
   state_.schedule->OnPieceGone(parcel, record.storage());
-  LetGo(parcel.TakeHeld(record.in_parcel.piece), record.storage_bytes, backward, released);
+  LetGo(record.in_parcel.TakeHeld(), record.storage_bytes, backward, released);
 }
 
 void DeviceOffloader::LetGo(GuardedMemory&& memory, uint64_t size_bytes, int64_t backward,

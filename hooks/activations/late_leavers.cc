@@ -1,10 +1,7 @@
 #include "pinion/hooks/activations/late_leavers.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <utility>
-#include <vector>
 
 namespace pinion {
 namespace {
@@ -15,9 +12,8 @@ bool HaveSaversReturned(const OffloadState& state, const StorageRecord& record, 
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock) {
   const PendingTensors& pending = state.books.pending;
   if (!pending.IsAnyOpen()) return true;
-  if (!pending.IsOpen(record.scope) && !record.leaving.saved_elsewhere) return true;
-  return std::all_of(record.leaving.nodes.begin(), record.leaving.nodes.end(),
-                     [&](const NodeId& saver) { return HasReturned(saver, node); });
+  if (!pending.IsOpen(record.scope) && !record.leaving.saved_elsewhere()) return true;
+  return record.leaving.HaveSaversReturned(node);
 }
 
 // A record that stays is to leave.
@@ -35,7 +31,7 @@ void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr
   const bool have_returned = HaveSaversReturned(state, *record, node);
   const bool is_open = state.books.pending.IsOpen(record->scope);
   if (!have_returned && !is_open) {
-    state.books.late_leavers.push_back(record);
+    state.books.pending.AddLateLeaver(record);
     return;
   }
   stats.Update([&record](OffloadStats& counts) {
@@ -44,12 +40,10 @@ void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr
     counts.offloaded_bytes += record->size_bytes();
   });
   if (have_returned) {
-    record->leaving.copy_out = StorageRecord::CopyOut::kDecided;
+    record->leaving.Decide();
     due.push_back(record);
   } else {
-    const NodeId saver = record->leaving.nodes.back();
-    record->leaving.nodes.pop_back();
-    state.books.pending.Add(record, saver);
+    state.books.pending.Add(record, record->leaving.TakeLastSaver());
   }
 }
 
@@ -57,7 +51,7 @@ void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr
 
 void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
                      RecordPtrs& due, Released& released) {
-  for (const std::weak_ptr<StorageRecord>& waiting : std::exchange(state.books.late_leavers, {})) {
+  for (const std::weak_ptr<StorageRecord>& waiting : state.books.pending.TakeLateLeavers()) {
     const RecordPtr record = waiting.lock();
     const bool is_needed = record != nullptr && record->live_handles > 0;
     if (is_needed && record->Stays()) LeaveLate(state, stats, record, node, due, released);

@@ -17,7 +17,7 @@ void AppendLiveOf(OffloadState& state, c10::Device device, std::vector<LiveTenso
       LiveTensor& tensor = tensors.emplace_back();
       tensor.saved_tensors = record->live_handles;
       tensor.on_device = record->IsOnDevice();
-      tensor.in_host_memory = record->in_parcel.parcel != nullptr;
+      tensor.in_host_memory = record->in_parcel.parcel() != nullptr;
     }
   }
   for (size_t i = 0; i < records.size(); ++i) {

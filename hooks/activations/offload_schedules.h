@@ -13,7 +13,10 @@
 
 namespace pinion {
 
+// One schedule, by the names of all that can be asked of it.
 struct ChosenSchedule {
+  OffloadSchedule* operator->() const { return schedule.get(); }
+
   std::unique_ptr<OffloadSchedule> schedule;
   TargetSchedule* target = nullptr;    // the same, if it is one
   WindowSchedule* counting = nullptr;  // the same, if its window is one of tensors

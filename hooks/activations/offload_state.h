@@ -64,9 +64,6 @@ struct Books {
   PendingTensors pending;
   SavedStorages storages = {};
   LateMemory late = {};
-  // That are to leave, and wait for an operator of a later scope that has saved them as well.
-  std::vector<std::weak_ptr<StorageRecord>> late_leavers = {};
-  NodeId last_packed = {};  // the node that has saved something last, on any thread
 };
 
 // The lock is taken before a parcel's own, and held while no device, allocator or LibTorch call is
@@ -74,10 +71,8 @@ struct Books {
 struct OffloadState {
   OffloadState(ChosenSchedule by, PendingTensors none_yet)
       : books{.pending = std::move(none_yet)},
-        schedule(std::move(by.schedule)),
-        target(by.target),
-        counting(by.counting),
-        planner(by.target),
+        schedule(std::move(by)),
+        planner(schedule.target),
         asks_for_device_bytes(schedule->AsksForDeviceBytes()) {}
 
   // What is allocated on the device, for the schedule if it asks; to be had before the lock.
@@ -87,7 +82,7 @@ struct OffloadState {
 
   // What weights that visit may count on, beside a plan.
   void TellShare(DeviceShare& share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    if (target != nullptr) share.Promise(target->Promise());
+    if (schedule.target != nullptr) share.Promise(schedule.target->Promise());
   }
 
   // What becomes of what was fetched of it, behind its last reader.
@@ -100,10 +95,10 @@ struct OffloadState {
   // gathered held a copy: the program may hold the tensors of which the copy was made.
   void NoteHeld(const SavedParcel& parcel, bool is_shared) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu, kRecordsLock) {
-    if (target == nullptr) return;
+    if (schedule.target == nullptr) return;
     for (const StorageRecord* record : parcel.records) {
       const bool is_held = parcel.gathered ? !record->identity.expired() : is_shared;
-      if (is_held) target->OnNotFreed(record->in_schedule.object);
+      if (is_held) schedule.target->OnNotFreed(record->in_schedule.object);
     }
   }
 
@@ -119,7 +114,7 @@ struct OffloadState {
   // One more tensor was saved on the device, whatever becomes of it. Returns its number.
   uint64_t CountSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     ++last_sequence;
-    if (counting != nullptr) counting->OnSaves(last_sequence);
+    if (schedule.counting != nullptr) schedule.counting->OnSaves(last_sequence);
     return last_sequence;
   }
 
@@ -127,12 +122,9 @@ struct OffloadState {
 
   Mutex mu;
   Books books ABSL_GUARDED_BY(mu);
-  const std::unique_ptr<OffloadSchedule> schedule ABSL_PT_GUARDED_BY(mu);
-  // `schedule`, where there is a memory target; else null.
-  TargetSchedule* const target ABSL_PT_GUARDED_BY(mu);
-  // `schedule`, where the eviction window is one of tensors; else null.
-  WindowSchedule* const counting ABSL_PT_GUARDED_BY(mu);
-  const TargetSchedule* const planner;  // `target`, for what no lock is needed for
+  const ChosenSchedule schedule ABSL_GUARDED_BY(mu);
+  // The schedule if it goes by plans, for what no lock is needed for.
+  const TargetSchedule* const planner;
   const bool asks_for_device_bytes;
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of what was saved
   absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run

@@ -10,11 +10,7 @@ RecordPtrs PendingTensors::TakeDue(ScopeId id, const NodeId& node, uint64_t batc
   Scope& scope = scopes_[id];
   size_t in_use = 0;
   for (RecordPtr& earlier : scope.in_use) {
-    absl::InlinedVector<NodeId, 1>& nodes = earlier->leaving.nodes;
-    nodes.erase(std::remove_if(nodes.begin(), nodes.end(),
-                               [&](const NodeId& saver) { return HasReturned(saver, node); }),
-                nodes.end());
-    if (nodes.empty()) {
+    if (earlier->leaving.ForgetReturned(node)) {
       EndOperator(scope, std::move(earlier));
     } else {
       std::swap(scope.in_use[in_use++], earlier);
@@ -26,56 +22,51 @@ RecordPtrs PendingTensors::TakeDue(ScopeId id, const NodeId& node, uint64_t batc
 }
 
 void PendingTensors::Add(const RecordPtr& record, const NodeId& node) {
-  record->leaving.copy_out = StorageRecord::CopyOut::kInUse;
-  record->leaving.nodes.push_back(node);
+  record->leaving.Await(node);
   scopes_[record->scope].in_use.push_back(record);
 }
 
 void PendingTensors::AwaitOperator(const RecordPtr& record, const NodeId& node) {
-  if (record->leaving.copy_out == StorageRecord::CopyOut::kPending) {
+  if (record->leaving.IsPending()) {
     Remove(*record);
     Add(record, node);
   } else {
-    record->leaving.nodes.push_back(node);
+    record->leaving.NoteSaver(node);
   }
 }
 
 RecordPtrs PendingTensors::TakeSavedBy(const NodeId& node) {
   RecordPtrs taken;
-  const auto is_its = [&](const NodeId& saver) {
-    return saver.thread == node.thread && saver.sequence == node.sequence;
-  };
   for (auto& [id, scope] : scopes_) {
-    std::erase_if(
-        scope.in_use, [&](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-          if (std::none_of(record->leaving.nodes.begin(), record->leaving.nodes.end(), is_its))
-            return false;
-          record->leaving.copy_out = StorageRecord::CopyOut::kDecided;
-          taken.push_back(record);
-          return true;
-        });
+    std::erase_if(scope.in_use,
+                  [&](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+                    if (!record->leaving.IsSavedBy(node)) return false;
+                    record->leaving.Decide();
+                    taken.push_back(record);
+                    return true;
+                  });
   }
   return taken;
 }
 
 void PendingTensors::EndOperator(Scope& scope, RecordPtr record) {
-  record->leaving.copy_out = StorageRecord::CopyOut::kPending;
+  record->leaving.WaitForCompany();
   const bool small = IsSmall(*record);
-  (small ? scope.small_bytes : scope.large_bytes) += record->leaving.pending_bytes;
+  (small ? scope.small_bytes : scope.large_bytes) += record->leaving.pending_bytes();
   (small ? scope.small : scope.large).push_back(std::move(record));
 }
 
 void PendingTensors::Remove(const StorageRecord& record) {
   Scope& scope = scopes_.at(record.scope);
   const auto is_record = [&](const RecordPtr& pending) { return pending.get() == &record; };
-  if (record.leaving.copy_out == StorageRecord::CopyOut::kInUse) {
+  if (record.leaving.IsInUse()) {
     std::erase_if(scope.in_use, is_record);
     return;
   }
   const bool small = IsSmall(record);
   RecordPtrs& waiting = small ? scope.small : scope.large;
   waiting.erase(std::find_if(waiting.begin(), waiting.end(), is_record));
-  (small ? scope.small_bytes : scope.large_bytes) -= record.leaving.pending_bytes;
+  (small ? scope.small_bytes : scope.large_bytes) -= record.leaving.pending_bytes();
 }
 
 RecordPtrs PendingTensors::EndScope(ScopeId scope) {
@@ -106,7 +97,7 @@ RecordPtrs PendingTensors::Take(Scope& scope, bool large, bool small) {
             [](const RecordPtr& a, const RecordPtr& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
               return a->in_schedule.sequence < b->in_schedule.sequence;
             });
-  for (const RecordPtr& record : due) record->leaving.copy_out = StorageRecord::CopyOut::kDecided;
+  for (const RecordPtr& record : due) record->leaving.Decide();
   return due;
 }
 

@@ -1,5 +1,5 @@
 // Saved tensors that have not left yet: those whose operators may still run, and those that wait
-// for company.
+// for company, or for an operator of another scope.
 //
 // Nothing reads a saved tensor before the operator that saved it has returned (HasReturned): that
 // is known at the thread's next node, or at the end of the scope. A tensor that does not fill the
@@ -13,6 +13,8 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -33,6 +35,10 @@ class PendingTensors {
   RecordPtrs TakeDue(ScopeId scope, const NodeId& node, uint64_t batch_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
+  // `node` has saved something, on any thread: the last one that has.
+  void NoteSave(const NodeId& node) { last_saver_ = node; }
+  const NodeId& last_saver() const { return last_saver_; }
+
   // A record that is to leave, saved by `node`.
   void Add(const RecordPtr& record, const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
@@ -50,6 +56,13 @@ class PendingTensors {
 
   // The record, which is awaited, is not needed any more.
   void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+  // The record, which stays, is to leave, and waits for an operator of a later scope that has saved
+  // it as well. It is not awaited. Whoever takes all asks anew of each, if it still lives.
+  void AddLateLeaver(const RecordPtr& record) { late_leavers_.push_back(record); }
+  std::vector<std::weak_ptr<StorageRecord>> TakeLateLeavers() {
+    return std::exchange(late_leavers_, {});
+  }
 
   // No operator of the scope runs any more: all that is left of it.
   RecordPtrs EndScope(ScopeId scope) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
@@ -74,6 +87,8 @@ class PendingTensors {
   const uint64_t largest_small_bytes_;
   const bool company_;
   std::map<ScopeId, Scope> scopes_;  // that have not ended
+  std::vector<std::weak_ptr<StorageRecord>> late_leavers_;
+  NodeId last_saver_ = {};
 };
 
 }  // namespace pinion

@@ -38,7 +38,7 @@ RecordPtrs SavedStorages::All() const {
 }
 
 void SavedStorages::NoteStays(StorageRecord& record) {
-  record.leaving.copy_out = StorageRecord::CopyOut::kStays;
+  record.leaving.Stay();
   staying_[record.in_schedule.object] = &record;
 }
 
@@ -52,7 +52,7 @@ RecordPtr SavedStorages::TakeStaying(uint32_t object) {
 
 void SavedStorages::Add(StorageRecord& record) {
   auto& records = records_[record.storage()];
-  record.leaving.pending_bytes = records.empty() ? record.storage_bytes : record.size_bytes();
+  record.leaving.set_pending_bytes(records.empty() ? record.storage_bytes : record.size_bytes());
   records.push_back(&record);
 }
 

@@ -22,7 +22,7 @@ std::shared_ptr<DeviceRecording> StepLearner::Current() const {
 bool StepLearner::IsCurious() const {
   if (Current() != nullptr || meter_.IsDue()) return true;
   OffloadLock lock(state_);
-  return state_.target->WantsRecord();
+  return state_.schedule.target->WantsRecord();
 }
 
 std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, ScopeId scope) {
@@ -30,7 +30,7 @@ std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, Sc
   std::optional<uint32_t> kept;
   {
     OffloadLock lock(state_);
-    kept = state_.target->OnSegment(scope);
+    kept = state_.schedule.target->OnSegment(scope);
   }
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (kept.has_value() && recording != nullptr) {
@@ -43,7 +43,7 @@ std::string StepLearner::Explain(PlanFormat format) const {
   std::list<std::shared_ptr<const KnownStep>> known;
   {
     OffloadLock lock(state_);
-    known = state_.target->known();
+    known = state_.schedule.target->known();
   }
   return state_.planner->Explain(known, format);
 }
@@ -71,7 +71,7 @@ void StepLearner::BeginStepIfNone() {
   bool begins = false;
   {
     OffloadLock lock(state_);
-    begins = !state_.target->HasBegun();
+    begins = !state_.schedule.target->HasBegun();
   }
   if (begins) BeginStep();
 }
@@ -85,7 +85,7 @@ void StepLearner::BeginStep() {
   // An event that is recorded now would be the graph's.
   if (last != nullptr && !last->CheckNotCapturing().ok()) {
     OffloadLock lock(state_);
-    state_.target->set_is_recorded(false);
+    state_.schedule.target->set_is_recorded(false);
     return;
   }
   SegmentChoice::Ran ran;
@@ -99,24 +99,25 @@ void StepLearner::BeginStep() {
     wanted = share_->wanted();
     is_as_before = std::exchange(wanted_, wanted) == wanted;
     OffloadLock state_lock(state_);
-    state_.target->set_is_recorded(false);
-    if (last != nullptr && !state_.target->HasBegun()) ran = state_.target->TakeRan();
+    state_.schedule.target->set_is_recorded(false);
+    if (last != nullptr && !state_.schedule.target->HasBegun())
+      ran = state_.schedule.target->TakeRan();
     // A model was attached since, or has gone. Its weights may have left the device with that, or
     // come to it: a record from before, of the last step as well, counts them wrongly.
-    if (!is_as_before) state_.target->ForgetKnown();
+    if (!is_as_before) state_.schedule.target->ForgetKnown();
   }
   if (last != nullptr && is_as_before) Learn(*last, ran, wanted);
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;
   {
     OffloadLock lock(state_);
-    wants_record = state_.target->WantsRecord();
-    followed = state_.target->followed();
+    wants_record = state_.schedule.target->WantsRecord();
+    followed = state_.schedule.target->followed();
   }
   if (meter_.BeginStep(followed, wants_record)) {
     // From the next step on: whether this one is observed was decided when its scope was opened.
     OffloadLock lock(state_);
-    state_.target->RecordAgain();
+    state_.schedule.target->RecordAgain();
   }
   if (!wants_record) return;
   auto next = std::make_shared<DeviceRecording>(device_, clock_, share_);
@@ -126,7 +127,7 @@ void StepLearner::BeginStep() {
     recording_ = std::move(next);
   }
   OffloadLock lock(state_);
-  state_.target->set_is_recorded(true);
+  state_.schedule.target->set_is_recorded(true);
 }
 
 void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran,
@@ -142,7 +143,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   bool mixes = false;
   {
     OffloadLock lock(state_);
-    mixes = state_.target->MayMix(ran, *step);
+    mixes = state_.schedule.target->MayMix(ran, *step);
   }
   absl::StatusOr<std::shared_ptr<const KnownStep>> known =
       state_.planner->Plan(*std::move(step), mixes, wanted, meter_.margin_bytes());
@@ -162,7 +163,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   MutexLock lock(mu_);
   if (wanted_ != wanted) return;  // another thread has begun a step since, and forgot the plans
   OffloadLock state_lock(state_);
-  state_.target->Learn(*std::move(known), ran);
+  state_.schedule.target->Learn(*std::move(known), ran);
 }
 
 }  // namespace pinion

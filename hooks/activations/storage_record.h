@@ -19,7 +19,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
 #include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/parcel.h"
+#include "pinion/hooks/activations/leaving_memory.h"
 #include "pinion/hooks/activations/saved_origin.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
@@ -61,6 +63,34 @@ struct SavedParcel final : public Parcel, public ScheduledParcel {
       ABSL_GUARDED_BY(kRecordsLock);  // with live handles
 };
 
+// Where in a parcel the bytes of a record are, once their copy out is submitted; none before.
+class ParcelPart {
+ public:
+  ParcelPart() = default;
+  // They begin `offset_bytes` behind the parcel's. Unless that was gathered, they are its `piece`.
+  ParcelPart(std::shared_ptr<SavedParcel> parcel, size_t piece, uint64_t offset_bytes)
+      : parcel_(std::move(parcel)), piece_(piece), offset_bytes_(offset_bytes) {}
+
+  const std::shared_ptr<SavedParcel>& parcel() const { return parcel_; }
+  uint64_t offset_bytes() const { return offset_bytes_; }
+
+  // The parcel has the memory that was saved.
+  bool HoldsMemory() const {
+    return parcel_ != nullptr && !parcel_->gathered && parcel_->Holds(piece_);
+  }
+  GuardedMemory TakeHeld() const { return parcel_->TakeHeld(piece_); }
+  // The parcel has the bytes on the device, in other memory than that which was saved.
+  bool IsOnDevice() const {
+    return parcel_ != nullptr && parcel_->state() != Parcel::State::kAway &&
+           (parcel_->gathered || parcel_->state() != Parcel::State::kHeld);
+  }
+
+ private:
+  std::shared_ptr<SavedParcel> parcel_;
+  size_t piece_ = 0;
+  uint64_t offset_bytes_ = 0;
+};
+
 // What was last made by casting a parameter again, for others who read it while it lives.
 struct LastCast {
   WeakStorage storage;
@@ -68,32 +98,6 @@ struct LastCast {
 };
 
 struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
-  enum class CopyOut {
-    kInUse,    // an operator that saved it may still run, and write it
-    kPending,  // waits for company
-    kStays,    // the schedule keeps it on the device, as things stand
-    kDecided,  // it was submitted or soon will be, or there is none: the source stays on the
-               // device, or was let go of (IsCastAgain)
-  };
-
-  // While the device memory that was saved is the record's.
-  struct Leaving {
-    c10::Storage source;  // until the copy out is submitted; from then on the parcel holds it
-    CopyOut copy_out = CopyOut::kInUse;
-    // Of the operators that may still run, while kInUse; that have saved it, while kStays.
-    absl::InlinedVector<NodeId, 1> nodes;
-    bool saved_elsewhere = false;  // one of these has saved it in another scope, while kStays
-    // Of the device, that its copy out lets go of: all of the storage for the first record of it.
-    uint64_t pending_bytes = 0;
-  };
-
-  // Once the copy out is submitted.
-  struct InParcel {
-    std::shared_ptr<SavedParcel> parcel;  // null before
-    size_t piece = 0;                     // of the parcel, unless that was gathered
-    uint64_t offset_bytes = 0;            // at which `extent` begins in it
-  };
-
   struct InSchedule {
     uint64_t sequence = 0;  // in the order in which records were saved last, in their scopes
     uint32_t object = 0;    // the schedule's number
@@ -113,47 +117,36 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
         scope(saved_in),
         cast(std::move(can_be_cast)),
         origin(tensor, saver),
-        leaving{.source = storage, .nodes = {}} {}
+        leaving(storage) {}
 
   uint64_t size_bytes() const { return extent.size_bytes(); }
   const c10::StorageImpl* storage() const { return identity._unsafe_get_target(); }
 
-  // Its copy has not begun, and it has a place in its scope.
-  bool IsAwaited() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    return leaving.copy_out == CopyOut::kInUse || leaving.copy_out == CopyOut::kPending;
+  bool IsAwaited() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) { return leaving.IsAwaited(); }
+  bool Stays() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) { return leaving.Stays(); }
+  // An operator saves it, and it stays.
+  void NoteSaver(const NodeId& node, ScopeId in) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    leaving.NoteSaver(node, /*elsewhere=*/in != scope);
   }
 
   SavedPlace place() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return {scope, in_schedule.sequence};
   }
-  bool Stays() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    return leaving.copy_out == CopyOut::kStays;
-  }
-
-  // An operator saves it, and it stays.
-  void NoteSaver(const NodeId& node, ScopeId in) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    leaving.nodes.push_back(node);
-    leaving.saved_elsewhere = leaving.saved_elsewhere || in != scope;
-  }
 
   // Of the storage that was saved.
   bool HoldsMemory() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    const auto& [parcel, piece, offset_bytes] = in_parcel;
-    return leaving.source || (parcel != nullptr && !parcel->gathered && parcel->Holds(piece));
+    return leaving.source() || in_parcel.HoldsMemory();
   }
 
   // The bytes can be had without a copy or a cast.
   bool IsOnDevice() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    const std::shared_ptr<SavedParcel>& parcel = in_parcel.parcel;
-    return !identity.expired() ||
-           (parcel != nullptr && parcel->state() != Parcel::State::kAway &&
-            (parcel->gathered || parcel->state() != Parcel::State::kHeld)) ||
+    return !identity.expired() || in_parcel.IsOnDevice() ||
            (last_cast.has_value() && !last_cast->storage.expired());
   }
 
   // Nobody here holds the bytes, and no copy of them: whoever needs them casts the parameter again.
   bool IsCastAgain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    return cast != nullptr && in_parcel.parcel == nullptr && !leaving.source;
+    return cast != nullptr && in_parcel.parcel() == nullptr && !leaving.source();
   }
   // And nobody else has them, either.
   bool HasToBeCast() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
@@ -162,13 +155,14 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   }
   // It is cast again from now on. Returns the source, to be let go of.
   c10::Storage LeaveToBeCastAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    leaving.copy_out = CopyOut::kDecided;
-    return std::exchange(leaving.source, c10::Storage());
+    leaving.Decide();
+    return leaving.TakeSource();
   }
 
   // From a place in the storage to the same byte in the parcel.
   int64_t ShiftIntoParcel() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    return static_cast<int64_t>(in_parcel.offset_bytes) - static_cast<int64_t>(extent.begin_bytes);
+    return static_cast<int64_t>(in_parcel.offset_bytes()) -
+           static_cast<int64_t>(extent.begin_bytes);
   }
 
   // False once someone has resized `storage`, the one that was saved, or given it other memory:
@@ -194,8 +188,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   // published, read by those who have found the parcel; of a cast, before the record is found.
   TensorChecksum checksum;
 
-  Leaving leaving ABSL_GUARDED_BY(kRecordsLock);
-  InParcel in_parcel ABSL_GUARDED_BY(kRecordsLock);
+  LeavingMemory leaving ABSL_GUARDED_BY(kRecordsLock);
+  ParcelPart in_parcel ABSL_GUARDED_BY(kRecordsLock);
   InSchedule in_schedule ABSL_GUARDED_BY(kRecordsLock);
   std::optional<LastCast> last_cast ABSL_GUARDED_BY(kRecordsLock);
   int live_handles ABSL_GUARDED_BY(kRecordsLock) = 0;

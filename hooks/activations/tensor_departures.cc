@@ -230,19 +230,17 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
       if (!parcel.gathered) AddByStream(parcel.TakeHeld(i), released.guarded);
       continue;
     }
-    record.in_parcel.parcel = leaving.parcel;
-    record.in_parcel.piece = i;
-    record.in_parcel.offset_bytes = leaving.offsets[i];
+    record.in_parcel = ParcelPart(leaving.parcel, i, leaving.offsets[i]);
     parcel.records.push_back(&record);
     parcel.objects.push_back(record.in_schedule.object);
     readers += record.live_handles;
     parcel.place = std::max(parcel.place, record.place());
     if (parcel.gathered) {
-      if (record.leaving.source.use_count() > 1) ++not_freed;
-      released.plain.push_back(std::exchange(record.leaving.source, c10::Storage()));
+      if (record.leaving.source().use_count() > 1) ++not_freed;
+      released.plain.push_back(record.leaving.TakeSource());
     } else {
       held.push_back({record.storage(), record.storage_bytes});
-      record.leaving.source = c10::Storage();  // the parcel holds it: nothing is let go of
+      record.leaving.TakeSource();  // the parcel holds it: nothing is let go of
     }
   }
   parcel.AddReaders(readers);
@@ -268,7 +266,7 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record, c10::Storage& so
   std::shared_ptr<SavedParcel> parcel;
   {
     OffloadLock lock(state_);
-    parcel = record->in_parcel.parcel;
+    parcel = record->in_parcel.parcel();
   }
   if (parcel == nullptr) return;
   if (kBlockingCopyOut.enabled()) {

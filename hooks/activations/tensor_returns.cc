@@ -45,7 +45,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
     bool was_ahead = false;
     {
       OffloadLock lock(state_);
-      parcel = record.in_parcel.parcel.get();
+      parcel = record.in_parcel.parcel().get();
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
       if (bytes.storage) {
@@ -110,19 +110,19 @@ void TensorReturns::UseOnStream(const c10::Storage& storage, const BoundStream& 
 }
 
 BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
-  if (record.in_parcel.parcel != nullptr && record.in_parcel.parcel->gathered) {
-    if (const DeviceMemory gathered = record.in_parcel.parcel->ShareHeld(0)) {
+  if (record.in_parcel.parcel() != nullptr && record.in_parcel.parcel()->gathered) {
+    if (const DeviceMemory gathered = record.in_parcel.parcel()->ShareHeld(0)) {
       return {StorageOf(gathered), record.ShiftIntoParcel()};
     }
   }
-  c10::Storage storage = record.leaving.source;
+  c10::Storage storage = record.leaving.source();
   if (!storage) {
     if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
   }
   if (!storage) return {};
   // What has no copy is read as it is by now, as without offload: sharded training frees gathered
   // parameters after forward and gathers them into other memory for backward.
-  const bool is_kept = record.in_parcel.parcel == nullptr && !record.IsCastAgain();
+  const bool is_kept = record.in_parcel.parcel() == nullptr && !record.IsCastAgain();
   const bool is_readable = is_kept && storage.nbytes() >= record.extent.end_bytes;
   if (!record.HasItsMemory(storage) && !is_readable) {
     released.plain.push_back(std::move(storage));  // this may be the last owner by now

@@ -143,6 +143,51 @@ struct Sample {{
             complaints_about(source), ["engine/sample.h:2: Sample::mu: 7 fields that it guards, 6 at most"]
         )
 
+    def test_a_plain_struct_of_the_same_file_counts_by_its_fields(self):
+        def sample(struct, field="Books books_ ABSL_GUARDED_BY(mu_)"):
+            return f"""
+{struct}
+class Sample {{
+  struct Nested {{}};
+  Mutex mu_;
+  {field};
+  int other_ ABSL_GUARDED_BY(mu_) = 0;
+}};
+"""
+
+        too_many = "Sample::mu_: 7 fields that it guards, 6 at most"
+        fields = lines("  int field{0} = 0;", 6)
+        nested = f"struct Page {{\n{lines('  int line{0};', 5)}\n}};\nstruct Books {{\n  Page page;\n  int size;\n}};"
+        for struct in (f"struct Books {{\n  // A comment.\n{fields}\n}};", nested):
+            found = complaints_about(sample(struct))
+            self.assertEqual([complaint.partition(": ")[2] for complaint in found], [too_many], struct)
+        for struct in (
+            f"class Books {{\n public:\n{fields}\n}};",
+            f"struct Books {{\n  void Method();\n{fields}\n}};",
+            f"struct Books {{\n  explicit Books(int x);\n{fields}\n}};",
+            f"struct Books {{\n  int Inline() const {{ return 0; }}\n{fields}\n}};",
+            f"struct Books {{\n private:\n{fields}\n}};",
+            f"struct Books {{\n  static constexpr int kMost = 1;\n{lines('  int field{0};', 5)}\n}};",
+            "struct Books;",
+        ):
+            self.assertEqual(complaints_about(sample(struct)), [], struct)
+        plain = f"struct Books {{\n{fields}\n  Books* next;\n}};"
+        for field in ("Books* books_ ABSL_GUARDED_BY(mu_)", "std::vector<Books> books_ ABSL_GUARDED_BY(mu_)"):
+            self.assertEqual(complaints_about(sample(plain, field)), [], field)
+
+    def test_a_lock_that_no_class_has_counts_class_by_class(self):
+        source = f"""
+class First {{
+{lines("  int field{0}_ ABSL_GUARDED_BY(kLock) = 0;", 6)}
+}};
+class Second {{
+{lines("  int field{0}_ ABSL_GUARDED_BY(kLock) = 0;", 7)}
+}};
+"""
+        self.assertEqual(
+            complaints_about(source), ["engine/sample.h:10: Second::kLock: 7 fields that it guards, 6 at most"]
+        )
+
     def test_fields_of_others_count_for_the_lock_that_guards_them(self):
         source = f"""
 class User {{
