@@ -125,6 +125,7 @@ class NullAllocator final : public c10::DeviceAllocator {
     const int64_t frees = frees_.load(std::memory_order_relaxed);
     const int64_t allocations = allocations_.load(std::memory_order_relaxed);
     stats.allocation[kAll].allocated = allocations;
+    stats.allocation[kAll].freed = frees;
     stats.allocation[kAll].current = allocations - frees;
     return stats;
   }

@@ -22,6 +22,7 @@ class ProfilerTraceSink final : public TraceSink {
  public:
   void BeginRange(const char* name, uint64_t size_bytes) override;
   void EndRange() override;
+  bool WantsTransfers() const override { return false; }
 };
 
 }  // namespace pinion

@@ -21,6 +21,7 @@ class NvtxTraceSink final : public TraceSink {
  public:
   void BeginRange(const char* name, uint64_t size_bytes) override;
   void EndRange() override;
+  bool WantsTransfers() const override { return false; }
 };
 
 }  // namespace pinion

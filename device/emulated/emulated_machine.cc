@@ -34,8 +34,6 @@ class HostRanges : public TraceSink {
     core_->trace->EndRange(core_->simulation.time().now_ms());
   }
   bool WantsTransfers() const override { return false; }
-  void OnTransfer(const TransferRecord&) override {}
-  void OnStall(const StallRecord&) override {}
 
  private:
   MachineCore* const core_;

@@ -65,9 +65,9 @@ class TraceSink {
   virtual void BeginRange(const char* name, uint64_t size_bytes) = 0;
   virtual void EndRange() = 0;
 
-  // False, as for sinks of ranges alone, spares engines the two timed events around each transfer
+  // False, as of sinks of ranges alone, spares engines the two timed events around each transfer
   // and each wait: then they report neither.
-  virtual bool WantsTransfers() const { return false; }
+  virtual bool WantsTransfers() const = 0;
   virtual void OnTransfer(const TransferRecord& /*transfer*/) {}
   virtual void OnStall(const StallRecord& /*stall*/) {}
 };

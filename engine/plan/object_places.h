@@ -10,6 +10,7 @@
 // wanted away, and `now` does not matter.
 //
 // Thread safety: none.
+// Ownership: parcels are the caller's, and known from OnLeft to OnGone.
 
 #ifndef PINION_ENGINE_PLAN_OBJECT_PLACES_H_
 #define PINION_ENGINE_PLAN_OBJECT_PLACES_H_

@@ -1,7 +1,7 @@
 // Where parcels rest while they are not on the device.
 //
-//   PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, backing->Reserve(pool,
-//   size_bytes));
+//   PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place,
+//                           backing->Reserve(pool, size_bytes));
 //   // out: a copy into place->ToWrite(), then place->Written(copy)
 //   // back: a copy from place->ToRead()
 //
@@ -11,9 +11,12 @@
 // after such work by the tickets that it leaves on the buffer (host_buffer.h). A program hands one
 // to the tenant whose parcels are to rest there (OffloadOptions::backing).
 //
-// Thread safety: thread-safe, both. A place's destructor may run on any thread, while copies that
-// touch its buffers are still under way.
-// Errors: ResourceExhausted where there is no room; whatever reading back may meet.
+// Thread safety: thread-safe, both, and called with no lock held. A place's destructor may run on
+// any thread, while copies that touch its buffers are still under way.
+// Ownership: a tenant keeps its backing, and what was saved keeps the tenant's; the buffers that a
+// place has given out may outlive both, and hold the pool's block. A backing may keep the pool.
+// Errors: ResourceExhausted where there is no room (what was to rest there stays on the device);
+// whatever reading back may meet. Nothing throws.
 
 #ifndef PINION_ENGINE_TIER_BACKING_H_
 #define PINION_ENGINE_TIER_BACKING_H_

@@ -6,6 +6,7 @@
 //   leaving.Decide();                                           // its copy out is about to begin
 //
 // Thread safety: none; kRecordsLock guards it.
+// Ownership: it has a reference to the storage until that is taken from it.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_LEAVING_MEMORY_H_
 #define PINION_HOOKS_ACTIVATIONS_LEAVING_MEMORY_H_

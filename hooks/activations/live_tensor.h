@@ -31,7 +31,7 @@ struct LiveTensor {
   uint64_t size_bytes = 0;      // of the storage that are saved
   int saved_tensors = 0;        // places in graphs that hold it
   bool on_device = false;       // its bytes are, for whatever reason
-  bool in_host_memory = false;  // a copy of them is, or is on its way there
+  bool in_host_memory = false;  // a copy rests away from the device, or is on its way
 };
 
 // A line for each, in their order.

@@ -123,7 +123,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   std::shared_ptr<MemoryObserver> Observer() override;
 
   void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
-    if (device.type() != device_type_) return;
+    if (device.type() != device_type_ || !device.has_index()) return;
     DeviceOffloader* const offloader = known_[device.index()].load(std::memory_order_acquire);
     if (offloader != nullptr) offloader->learner()->OnDeviceBytes(allocated_bytes, freed);
   }

@@ -66,8 +66,8 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   virtual OffloadStats GetStats() const = 0;
   // Of all who share the pool.
   virtual AllocatorStats GetAllocatorStats() const = 0;
-  // Of all who share the device's engine. All zeros for a device that does not exist, or from which
-  // this session has saved nothing yet.
+  // Of all who share the device's engine. All zeros for a device that does not exist, or that this
+  // session has not used yet.
   virtual EngineStats GetEngineStats(int device_index) const = 0;
 
   // What transfers of the device are planned from; empty until the device is first used. Of a run

@@ -124,7 +124,8 @@ void StepLearner::BeginStep() {
   next->Start();
   {
     MutexLock lock(mu_);
-    recording_ = std::move(next);
+    // What another thread has begun meanwhile goes behind the lock, with its events.
+    recording_.swap(next);
   }
   OffloadLock lock(state_);
   state_.schedule.target->set_is_recorded(true);

@@ -70,11 +70,8 @@ AllocatorBytes AllocatorBytesOf(c10::Device device) {
   const c10::CachingAllocator::Stat& bytes = stats.allocated_bytes[kAll];
   const c10::CachingAllocator::Stat& blocks = stats.allocation[kAll];
   AllocatorBytes all = {.current = bytes.current, .peak = bytes.peak, .allocated = bytes.allocated};
-  // Where only what there is now is counted, or what came before was forgotten, fewer came than are
-  // there, or none.
-  if (blocks.allocated > 0 && blocks.allocated >= blocks.current) {
-    all.frees = blocks.allocated - blocks.current;
-  }
+  // Some count only what there is now.
+  if (blocks.allocated > 0) all.frees = blocks.freed;
   return all;
 }
 

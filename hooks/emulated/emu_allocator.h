@@ -34,6 +34,10 @@ class EmuAllocator final : public c10::DeviceAllocator {
   // that is broken. Not while others allocate or free.
   void Abandon();
 
+  // By which to tell memory that this allocator has given out. LibTorch asks it to free what
+  // raw_allocate has given, which it refuses of an allocator like this one.
+  c10::DeleterFnPtr raw_deleter() const override { return &Delete; }
+
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t pool) override;
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override;

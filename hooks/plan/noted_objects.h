@@ -7,6 +7,7 @@
 //   objects.NoteLetGo(since, uses, entry, peaks);
 //
 // Thread safety: none. Nothing here frees memory or calls the device.
+// Ownership: a saved tensor is its maker's, and known until ForgetSaved.
 
 #ifndef PINION_HOOKS_PLAN_NOTED_OBJECTS_H_
 #define PINION_HOOKS_PLAN_NOTED_OBJECTS_H_
