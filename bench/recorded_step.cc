@@ -26,7 +26,7 @@ class TurnTaker {
 
   double LargeUs() const { return large_.RunUs(Scope()); }
   double SmallUs() const { return small_.RunUs(Scope()); }
-  // Both are known now. The large one that comes next is still recorded, and none behind it.
+  // Both are known now. The next large step is still recorded, and no later one.
   void BeginToKnow() const {
     LargeUs();
     SmallUs();

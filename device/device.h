@@ -12,7 +12,7 @@
 //   Unavailable         transient: the same call may succeed later
 //   InvalidArgument, FailedPrecondition   the caller's bug; the device goes on
 //   Internal            sticky (IsSticky): every later call fails too; the process needs a new
-//   device context
+//                       device context
 //
 // Thread safety: thread-safe. No function leaves the calling thread's current device changed.
 // Ownership: handles are plain values; whoever creates a stream or an event destroys it. Foreign

@@ -4,7 +4,8 @@
 //   for (uint32_t i : due.TakeDrops(now)) ... plan.moves[i] ...  // since the last call
 //
 // Thread safety: none.
-// Ownership: the known step outlives it.
+// Ownership: the known step is the caller's, and lives as long as anything but RestartFetches is
+// called.
 
 #ifndef PINION_ENGINE_PLAN_DUE_MOVES_H_
 #define PINION_ENGINE_PLAN_DUE_MOVES_H_

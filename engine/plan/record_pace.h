@@ -30,7 +30,7 @@ class RecordPace {
     const uint64_t every = std::bit_floor((unknown_steps_ / KnownSteps::kMax) | 1);
     return unknown_steps_ % every == 0;
   }
-  // The next two are.
+  // The next two steps are worth it, whatever was known.
   void RecordAgain() { known_steps_ = std::min(known_steps_, kKnownInARow - 2); }
   void OnEnd(bool is_unknown) {
     known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARowForMixes);

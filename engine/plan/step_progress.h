@@ -59,7 +59,7 @@ class StepProgress {
   // Whom the step follows, or the last one did until it ended; null: nobody.
   const std::shared_ptr<const KnownStep>& followed() const { return known_; }
   size_t object_count() const { return objects_.size(); }
-  // Its reader is about to read it.
+  // The object that was used last, whose reader is about to read it unless that was a save.
   std::optional<uint32_t> used_last() const { return used_last_; }
 
   // --- while a step is followed ---

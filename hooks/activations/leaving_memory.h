@@ -56,7 +56,7 @@ class LeavingMemory {
   // --- by whom it was saved ---
 
   // An operator more has saved it, in its own scope or `elsewhere`.
-  void NoteSaver(const NodeId& saver, bool elsewhere = false) {
+  void NoteSaver(const NodeId& saver, bool elsewhere) {
     savers_.push_back(saver);
     saved_elsewhere_ = saved_elsewhere_ || elsewhere;
   }

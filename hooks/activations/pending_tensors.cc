@@ -31,7 +31,7 @@ void PendingTensors::AwaitOperator(const RecordPtr& record, const NodeId& node) 
     Remove(*record);
     Add(record, node);
   } else {
-    record->leaving.NoteSaver(node);
+    record->leaving.NoteSaver(node, /*elsewhere=*/false);
   }
 }
 

@@ -45,7 +45,7 @@ class DevicePeaks {
   void Drop(const void* data);
   // Since the last call; `allocated_bytes` are allocated now. `frees`: how often the allocator has
   // freed something by now, if it counts that.
-  Since Take(int64_t allocated_bytes, std::optional<int64_t> frees = std::nullopt);
+  Since Take(int64_t allocated_bytes, std::optional<int64_t> frees);
 
  private:
   // Between two moments: a program that saves nothing for long is not remembered for long.

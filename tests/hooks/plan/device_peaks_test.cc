@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -19,10 +20,11 @@ TEST(DevicePeaks, PeaksAreThoseSinceTheLastMoment) {
   DevicePeaks peaks;
   peaks.OnDeviceBytes(50, nullptr);
   peaks.OnDeviceBytes(20, nullptr);
-  EXPECT_EQ(peaks.Take(20).peak_bytes, 50);
+  EXPECT_EQ(peaks.Take(20, /*frees=*/std::nullopt).peak_bytes, 50);
   peaks.OnDeviceBytes(30, nullptr);
-  EXPECT_EQ(peaks.Take(30).peak_bytes, 30);
-  EXPECT_EQ(peaks.Take(30).peak_bytes, 30) << "what is allocated at both moments";
+  EXPECT_EQ(peaks.Take(30, /*frees=*/std::nullopt).peak_bytes, 30);
+  EXPECT_EQ(peaks.Take(30, /*frees=*/std::nullopt).peak_bytes, 30)
+      << "what is allocated at both moments";
 }
 
 TEST(DevicePeaks, WhatIsHeldIsToldWhenItGoesWithThePeakFromThenOn) {
@@ -38,14 +40,14 @@ TEST(DevicePeaks, WhatIsHeldIsToldWhenItGoesWithThePeakFromThenOn) {
   peaks.OnDeviceBytes(40, &held[0]);
   peaks.OnDeviceBytes(60, nullptr);
   peaks.OnDeviceBytes(50, &held[0]);  // the address is somebody else's by now
-  const DevicePeaks::Since since = peaks.Take(50);
+  const DevicePeaks::Since since = peaks.Take(50, /*frees=*/std::nullopt);
   EXPECT_EQ(since.peak_bytes, 90);
   ASSERT_EQ(since.freed.size(), 2);
   EXPECT_EQ(since.freed[0].data, &held[1]);
   EXPECT_EQ(since.freed[0].later_peak_bytes, 75);
   EXPECT_EQ(since.freed[1].data, &held[0]);
   EXPECT_EQ(since.freed[1].later_peak_bytes, 60);
-  EXPECT_THAT(peaks.Take(50).freed, IsEmpty());
+  EXPECT_THAT(peaks.Take(50, /*frees=*/std::nullopt).freed, IsEmpty());
 }
 
 TEST(DevicePeaks, AllThatWasFreedIsKnownWhereAsManyFreesAreToldAsTheAllocatorCounts) {
@@ -76,7 +78,7 @@ TEST(DevicePeaks, WhatIsFreedAndNotToldIsMissed) {
 TEST(DevicePeaks, WhereFreesAreNotCountedNobodyKnowsWhetherAllWereTold) {
   DevicePeaks peaks;
   peaks.Take(10, 5);
-  EXPECT_FALSE(peaks.Take(10).told_all);
+  EXPECT_FALSE(peaks.Take(10, /*frees=*/std::nullopt).told_all);
   EXPECT_FALSE(peaks.Take(10, 5).told_all);
 }
 
@@ -97,9 +99,9 @@ TEST(DevicePeaks, WhatIsHeldNoLongerGoesUnseen) {
   peaks.Hold(&held[1]);
   peaks.Drop(&held[0]);
   peaks.OnDeviceBytes(10, &held[0]);
-  EXPECT_THAT(peaks.Take(10).freed, IsEmpty());
+  EXPECT_THAT(peaks.Take(10, /*frees=*/std::nullopt).freed, IsEmpty());
   peaks.OnDeviceBytes(5, &held[1]);
-  EXPECT_EQ(peaks.Take(5).freed.size(), 1);
+  EXPECT_EQ(peaks.Take(5, /*frees=*/std::nullopt).freed.size(), 1);
 }
 
 TEST(CountAsHeld, WhatGoesBehindThePeakCountsAsHeldToTheEnd) {
