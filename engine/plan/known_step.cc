@@ -86,6 +86,14 @@ std::shared_ptr<const KnownStep> KnownStep::WithMixLookedFor() const {
   return same;
 }
 
+uint64_t KnownStep::MoreBytes(uint64_t device_bytes) const {
+  const StepObject& first = step_.objects[step_.uses.front()];
+  // What frees nothing is among the other bytes.
+  const uint64_t begin_bytes =
+      step_.stretches.front().other_bytes + (first.frees ? first.size_bytes : 0);
+  return device_bytes - std::min(device_bytes, begin_bytes);
+}
+
 std::string KnownStep::note() const {
   if (shortfall_.ok()) return "";
   return absl::StrCat("not run as planned: ", shortfall_.message());

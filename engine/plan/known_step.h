@@ -55,6 +55,17 @@ class KnownStep {
   bool ComputesAgain(size_t ordinal) const {
     return ordinal < step_.segments.size() && step_.segments[ordinal].computed_again;
   }
+  // It saves this first.
+  bool BeginsWith(uint64_t signature) const {
+    return step_.objects[step_.uses.front()].signature == signature;
+  }
+  // How much more `device_bytes` are than were on the device when the first tensor was saved.
+  uint64_t MoreBytes(uint64_t device_bytes) const;
+  // The plan keeps to what the step may have also where that much is there then.
+  bool FitsWith(uint64_t device_bytes) const {
+    return memory_bytes_ == UINT64_MAX ||
+           plan_.peak_bytes + MoreBytes(device_bytes) <= memory_bytes_;
+  }
   // For people: that the plan is not run, and why. Empty where it is.
   std::string note() const;
 

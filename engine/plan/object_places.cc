@@ -84,6 +84,14 @@ void ObjectPlaces::AddAllDue() {
   }
 }
 
+uint64_t ObjectPlaces::DueAgainBytes() const {
+  uint64_t bytes = 0;
+  for (const ScheduledParcel* parcel : due_) {
+    if (!parcel->scheduled.in_window && IsFetchedAlone(*parcel)) bytes += parcel->size_bytes;
+  }
+  return bytes;
+}
+
 // -------------------------------------------------------------------------------- where they are
 
 uint64_t ObjectPlaces::AwayBytes(uint32_t id) const {

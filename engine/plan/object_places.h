@@ -52,6 +52,8 @@ class ObjectPlaces {
   // Of what is wanted away and is here: it has not left yet, or others hold it.
   uint64_t overdue_bytes() const { return overdue_bytes_; }
 
+  // Of what is due and has come back: it is dropped once more.
+  uint64_t DueAgainBytes() const;
   void AddDue(ScheduledParcel& parcel) { due_.push_back(&parcel); }
   // All that has left.
   void AddAllDue();
@@ -60,6 +62,7 @@ class ObjectPlaces {
 
   // It stays on the device for now, and is not copied.
   void SetStays(uint32_t id, bool stays) { objects_[id].stays = stays; }
+  bool Stays(uint32_t id) const { return objects_[id].stays; }
   // Whether it stayed until now.
   bool StopStaying(uint32_t id) { return std::exchange(objects_[id].stays, false); }
   // What was fetched of it is for its next reader as well.

@@ -55,6 +55,8 @@ enum class Use {
 struct Fate {
   uint32_t object = 0;  // the schedule's number for it, until nobody needs it any more
   bool leaves = true;   // false: it stays on the device and is not copied
+  // A leaf leaves even if the program still holds it: it counts on the program to let go of it.
+  bool even_if_held = false;
 };
 
 // Device memory that an eviction lets go of. Several parcels may hold the same.
@@ -104,7 +106,8 @@ class OffloadSchedule {
 
   // --- what happens ---
 
-  // What LibTorch's allocator has given out: before something is asked for, if AsksForDeviceBytes.
+  // What LibTorch's allocator has given out, if AsksForDeviceBytes: before late leavers, evictions
+  // or fetches are asked for.
   virtual bool AsksForDeviceBytes() const { return false; }
   virtual void OnDeviceBytes(uint64_t /*size_bytes*/) {}
 

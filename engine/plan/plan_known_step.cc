@@ -43,7 +43,8 @@ absl::StatusOr<std::shared_ptr<const KnownStep>> PlanKnownStep(
     if (aside_bytes > 0) {
       const uint64_t all_bytes = least_bytes + aside_bytes;
       shortfall = absl::ResourceExhaustedError(absl::StrCat(
-          shortfall.message(), ". Beside it weights that visit take at least ", aside_bytes,
+          shortfall.message(),
+          ". Beside it weights that visit, and verify's checksums, take at least ", aside_bytes,
           " bytes (", HumanBytes(aside_bytes), "): the target's least is ", all_bytes, " bytes (",
           HumanBytes(all_bytes), ")"));
     }

@@ -81,6 +81,15 @@ std::vector<bool> KeptWhole(absl::Span<const StepSegment> segments) {
   return kept;
 }
 
+StepRecord StepRecord::WithMore(uint64_t size_bytes) const {
+  StepRecord step = *this;
+  for (StepStretch& stretch : step.stretches) stretch.other_bytes += size_bytes;
+  for (StepSegment& segment : step.segments) {
+    if (segment.before.has_value()) segment.before->other_bytes += size_bytes;
+  }
+  return step;
+}
+
 double StepRecord::compute_us() const {
   double total_us = 0;
   for (const StepStretch& stretch : stretches) total_us += stretch.compute_us;

@@ -125,6 +125,8 @@ struct StepRecord {
   bool timed_by_host = false;
 
   double compute_us() const;  // of all stretches
+  // The same step, with so much more on the device that never leaves.
+  StepRecord WithMore(uint64_t size_bytes) const;
 
   // InvalidArgument names the object, use or stretch that breaks a rule above, its value, and what
   // it has to be.

@@ -41,7 +41,6 @@ void TargetSchedule::FindKnown(bool begins) {
   progress_.FollowNone();
   places_.ForgetPlan();
   due_moves_ = DueMoves();
-  looked_at_ = SIZE_MAX;
   has_late_ = true;
   // A step that begins with a segment may try a mix by now. Whether it is the step that the mix was
   // made for is seen in its record.
@@ -89,7 +88,9 @@ Fate TargetSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
   OnUsed(id, Use::kSaved);
   const bool stays = IsPlanned() && followed()->Stays(progress_.planned(id), progress_.now());
   places_.SetStays(id, stays);
-  return {.object = id, .leaves = !stays};
+  return {.object = id,
+          .leaves = !stays,
+          .even_if_held = IsPlanned() || options_.memory_bytes.has_value()};
 }
 
 uint64_t TargetSchedule::CompanyOf(uint32_t id) const {
@@ -98,6 +99,8 @@ uint64_t TargetSchedule::CompanyOf(uint32_t id) const {
   const bool is_alone = !is_large && options_.memory_bytes.has_value();
   if (!IsPlanned()) return is_alone ? KnownStep::AloneCompany(id) : 0;
   const uint32_t planned = progress_.planned(id);
+  // It leaves for the target, and comes back alone.
+  if (is_alone && !followed()->Moves(planned)) return KnownStep::AloneCompany(id);
   return is_large ? followed()->LargeCompany(planned) : followed()->Company(planned);
 }
 
@@ -170,7 +173,33 @@ std::vector<uint32_t> TargetSchedule::TakeLateLeavers() {
   };
   leave_all(due_moves_.TakeCopies(progress_.now()));
   if (std::exchange(all_leave_, false)) leave_all(due_moves_.CopiesToCome());
+  LeaveForTarget(late);
   return late;
+}
+
+void TargetSchedule::LeaveForTarget(std::vector<uint32_t>& late) {
+  const uint64_t missing_bytes = MissingBytes(awaited_bytes_);
+  if (missing_bytes == 0) return;
+  DropAsPlanned();
+  uint64_t leaving_bytes = window_.window_bytes() + places_.DueAgainBytes();
+  for (const uint32_t id : places_.AllThatStayFetched()) leaving_bytes += places_.SizeBytes(id);
+  for (const uint32_t id : late) leaving_bytes += places_.SizeBytes(id);
+  if (leaving_bytes >= missing_bytes) return;
+  std::vector<std::pair<size_t, uint32_t>> kept;  // with the next use
+  for (uint32_t id = 0; id < progress_.object_count(); ++id) {
+    if (!places_.Stays(id) || id == progress_.used_last()) continue;
+    const uint32_t planned = progress_.planned(id);
+    const StepObject& object = followed()->step().objects[planned];
+    if (!object.frees || object.held_until > progress_.now()) continue;
+    kept.emplace_back(followed()->NextUse(planned, progress_.now()).value_or(SIZE_MAX), id);
+  }
+  std::sort(kept.begin(), kept.end(), std::greater<>());
+  for (const auto& [next_use, id] : kept) {
+    if (leaving_bytes >= missing_bytes) return;
+    places_.StopStaying(id);
+    late.push_back(id);
+    leaving_bytes += places_.SizeBytes(id);
+  }
 }
 
 ScheduledParcels TargetSchedule::TakeEvictions() {
@@ -182,10 +211,7 @@ ScheduledParcels TargetSchedule::TakeEvictions() {
   for (ScheduledParcel* parcel : places_.TakeDue()) {
     if (window_.Take(*parcel) || places_.IsFetchedAlone(*parcel)) taken.push_back(parcel);
   }
-  if (!taken.empty()) return taken;
-  // Once for each use: what somebody still holds frees nothing yet, and others would go in vain.
-  if (std::exchange(looked_at_, progress_.now()) == progress_.now()) return taken;
-  return TakeMissing();
+  return taken.empty() ? TakeMissing() : taken;
 }
 
 ScheduledParcels TargetSchedule::TakeUnplanned() {
@@ -218,7 +244,6 @@ ScheduledParcels TargetSchedule::TakeMissing() {
   const uint64_t missing_bytes = MissingBytes(awaited_bytes_);
   const uint64_t window_bytes = window_.window_bytes();
   const uint64_t beyond_bytes = missing_bytes - std::min(window_bytes, missing_bytes);
-  if (beyond_bytes > 0) all_leave_ = true;
   ScheduledParcels taken = window_.TakeDownTo(window_bytes - std::min(window_bytes, missing_bytes));
   for (ScheduledParcel* parcel : TakeStayedFor(beyond_bytes)) taken.push_back(parcel);
   return taken;

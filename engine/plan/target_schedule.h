@@ -11,7 +11,8 @@
 // says, and stay for readers of later backwards as long as it has them there; all others stay and
 // are not copied. Beside the plan stands what the device really has: where what is allocated, with
 // what the record says is to come until the next use, is more than the target, the oldest that have
-// left go early, then what has stayed for a later backward, and nothing is fetched ahead.
+// left go early, then what has stayed for a later backward, then what the plan keeps, the last to
+// be used first; and nothing is fetched ahead. The plan is a preference, the target a rule.
 //
 // What a step will need that is not known can only be kept within a target by taking the least
 // memory that can be: all leave, each is let go of as soon as its copy is submitted, what a reader
@@ -143,6 +144,8 @@ class TargetSchedule final : public OffloadSchedule {
   // The last one that was followed comes first.
   const std::list<std::shared_ptr<const KnownStep>>& known() const { return known_.all(); }
 
+  // The target, if it is one in bytes. No lock is needed.
+  std::optional<uint64_t> memory_bytes() const { return options_.memory_bytes; }
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
   void OnDeviceBytes(uint64_t size_bytes) override { device_bytes_ = size_bytes; }
   Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
@@ -197,6 +200,9 @@ class TargetSchedule final : public OffloadSchedule {
   bool IsHereUntilNextUse(uint32_t object) const {
     return followed()->IsHereUntilNextUse(progress_.planned(object), progress_.now());
   }
+  // Adds to `late` what the plan keeps, where all that has left by then is too little for what the
+  // device lacks: of what frees memory now, what is used last.
+  void LeaveForTarget(std::vector<uint32_t>& late);
   // TakeEvictions, within a target that no plan is known for: all that can go.
   ScheduledParcels TakeUnplanned();
   // What the plan lets go of by now is wanted away.
@@ -227,11 +233,10 @@ class TargetSchedule final : public OffloadSchedule {
   // --- of the step that runs ---
   StepProgress progress_;  // following none, it runs like the first
   ObjectPlaces places_;
-  DueMoves due_moves_;           // of the plan that is followed
-  bool is_lost_ = false;         // nothing that is known fits it
-  bool has_late_ = false;        // what has stayed may have to leave
-  bool all_leave_ = false;       // what waits for others does so no longer
-  size_t looked_at_ = SIZE_MAX;  // the use at which bytes were compared last
+  DueMoves due_moves_;      // of the plan that is followed
+  bool is_lost_ = false;    // nothing that is known fits it
+  bool has_late_ = false;   // what has stayed may have to leave
+  bool all_leave_ = false;  // what waits for others does so no longer
 };
 
 }  // namespace pinion

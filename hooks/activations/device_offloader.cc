@@ -36,10 +36,10 @@ bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
   }
 }
 
-std::unique_ptr<StepLearner> LearnerFor(c10::Device device, uint64_t min_offload_bytes,
+std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const OffloadOptions& options,
                                         const std::shared_ptr<DeviceTier>& tier, OffloadState& of) {
   if (of.planner == nullptr) return nullptr;
-  return std::make_unique<StepLearner>(device, min_offload_bytes, tier, of);
+  return std::make_unique<StepLearner>(device, options, tier, of);
 }
 
 // What a handle that was made just now counts as.
@@ -103,7 +103,7 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
              PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap)),
       departures_(options_, link_, device_, *tier_, state_, *stats_),
       returns_(options_, *tier_, state_, *stats_),
-      learner_(LearnerFor(device_, options.min_offload_bytes, tier_, state_)) {}
+      learner_(LearnerFor(device_, options_, tier_, state_)) {}
 
 // ---------------------------------------------------------------------------------------- pack
 
@@ -119,7 +119,6 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
 
 std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   auto& [tensor, node, place, is_leaf, cast, scope] = packed;
-  const bool maybe_held = is_leaf && !options_.offload_leaves;
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const StreamInUse in_use(tier_->engine().device(), stream.native);
@@ -146,8 +145,10 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   DueRecords due;
   bool is_new = false;
   Released released;  // let go of after the lock
+  const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
     OffloadLock lock(state_);
+    state_.schedule->OnDeviceBytes(device_bytes);
     state_.books.pending.NoteSave(node);
     const uint64_t sequence = state_.CountSave();
     record = state_.books.storages.Find(storage, version, read);
@@ -168,8 +169,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
       is_new = true;
       record = std::allocate_shared<StorageRecord>(SlabAllocator<StorageRecord>(), storage,
-                                                   std::move(version), extent, stream, maybe_held,
-                                                   scope.id, std::move(cast), tensor, node);
+                                                   std::move(version), extent, stream, scope.id,
+                                                   std::move(cast), tensor, node);
       record->checksum = std::move(checksum);
       record->in_schedule.sequence = sequence;
       state_.books.storages.Add(*record);
@@ -177,6 +178,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
           learner_ == nullptr ? 0 : SignatureOf(tensor, place, record->size_bytes());
       const Fate fate = state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature});
       record->in_schedule.object = fate.object;
+      record->stays_if_held = is_leaf && !options_.offload_leaves && !fate.even_if_held;
       if (fate.leaves && record->cast != nullptr) {
         record->LeaveToBeCastAgain();  // the tensor holds the source as well
       } else if (fate.leaves) {
@@ -243,11 +245,13 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     if (is_kept) SettleLoans();
     DueRecords due;
     Released released;  // let go of after the lock
+    const uint64_t device_bytes = state_.DeviceBytes(device_);
     {
       OffloadLock lock(state_);
+      state_.schedule->OnDeviceBytes(device_bytes);
       state_.schedule->OnUsed(record.in_schedule.object, is_kept ? Use::kReadAndKept : Use::kRead);
-      TakeLateLeavers(state_, *stats_, state_.books.pending.last_saver(), due.records, released);
       if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
+      TakeLateLeavers(state_, *stats_, state_.books.pending.last_saver(), due.records, released);
       due.Sort(state_);
     }
     departures_.CopyOut(due);
@@ -297,7 +301,10 @@ void DeviceOffloader::Release(Handle& handle) {
   if (parcel != nullptr) {
     dropped += state_.LetGoOfFetched(parcel->RemoveReader(handle.reader), *parcel, released);
   }
-  if (--record.live_handles == 0) Forget(record, backward, released);
+  if (--record.live_handles == 0) {
+    Forget(record, backward, released);
+    if (learner_ != nullptr && !state_.schedule.target->IsInStep()) learner_->EndStep();
+  }
   state_.TellShare(*tier_->share());
   const bool gone = parcel != nullptr && parcel->records.empty();
   if (gone) dropped += state_.schedule->OnGone(*parcel);

@@ -12,7 +12,7 @@ void DueRecords::Sort(OffloadState& state) {
   const auto held = std::stable_partition(
       records.begin(), records.end(),
       [](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-        return !record->maybe_held || record->leaving.source().use_count() <= 1;
+        return !record->stays_if_held || record->leaving.source().use_count() <= 1;
       });
   // One batch per pack stream: its copies start after that stream's present work.
   for (auto begin = records.begin(); begin != held;) {

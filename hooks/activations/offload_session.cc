@@ -46,7 +46,18 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
       : options_(options), device_type_(device_type), tier_(std::move(tier)) {}
 
   const OffloadOptions& options() const override { return options_; }
-  OffloadStats GetStats() const override { return stats_->Get(); }
+  ~SessionImpl() override { IgnoreBackwards(*this); }
+
+  OffloadStats GetStats() const override {
+    OffloadStats stats = stats_->Get();
+    for (const auto& offloader : Offloaders()) {
+      if (offloader->learner() == nullptr) continue;
+      const PlanMeter::Overshoot overshoot = offloader->learner()->overshoot();
+      stats.steps_over_target += overshoot.steps;
+      stats.most_bytes_over_target = std::max(stats.most_bytes_over_target, overshoot.most_bytes);
+    }
+    return stats;
+  }
 
   AllocatorStats GetAllocatorStats() const override {
     return tier_ == nullptr ? AllocatorStats() : tier_->pool().GetStats();
@@ -242,7 +253,7 @@ std::shared_ptr<MemoryObserver> SessionImpl::Observer() {
     ObserveBackwards(self);
     return self;
   }
-  if (ObserverOfBackwards() == self) ObserveBackwards({});
+  IgnoreBackwards(*this);
   return nullptr;
 }
 

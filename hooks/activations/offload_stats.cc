@@ -38,14 +38,16 @@ std::string OffloadStats::ToString() const {
       "%d kept (small %d, parameter %d, head %d, "
       "held %d, no host memory %d, in backward %d, scope ended %d, capturing %d, copy failed %d, "
       "unsupported %d, as planned %d)\n"
-      "evicted %s, %d not freed; unpacked %d = %d still on the device + %d prefetched + %d fetched "
+      "evicted %s, %d not freed; steps over the memory target %d, by %s at most; unpacked %d = %d "
+      "still on the device + %d prefetched + %d fetched "
       "on demand + %d cast again + repeats; fetched %s; prefetches dropped %d, refused %d; "
       "verified %d; %d handles "
       "alive\n",
       packed, offloaded, HumanBytes(offloaded_bytes), grouped, groups, cast_again, shared, kept(),
       kept_small, kept_parameter, kept_head, kept_held, kept_no_host_memory, kept_in_backward,
       kept_scope_ended, kept_capturing, kept_copy_failed, kept_unsupported, kept_as_planned,
-      HumanBytes(evicted_bytes), evicted_not_freed, unpacked, reused_on_device, prefetch_hits,
+      HumanBytes(evicted_bytes), evicted_not_freed, steps_over_target,
+      HumanBytes(most_bytes_over_target), unpacked, reused_on_device, prefetch_hits,
       fetched_on_demand, recast, HumanBytes(fetched_bytes), prefetches_dropped, prefetches_refused,
       verified, live_handles);
 }

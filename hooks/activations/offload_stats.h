@@ -47,6 +47,11 @@ struct OffloadStats {
   uint64_t evicted_bytes = 0;      // dropped from the device once copied
   uint64_t evicted_not_freed = 0;  //   of these tensors: with another owner at that moment
 
+  // With a memory target in bytes: steps that had more on their device than it allows, as far as
+  // was seen in scopes and backwards, and how much more at the most.
+  uint64_t steps_over_target = 0;
+  uint64_t most_bytes_over_target = 0;
+
   uint64_t unpacked = 0;
   uint64_t reused_on_device = 0;  // the storage was still alive: no copy back
   uint64_t prefetch_hits = 0;     // a group counts once, here and below

@@ -1,11 +1,23 @@
 #include "pinion/hooks/activations/plan_meter.h"
 
+#include <bit>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
+namespace {
+
+template <typename Number>
+void RaiseTo(Number value, std::atomic<Number>& most) {
+  Number now = most.load(std::memory_order_relaxed);
+  while (now < value && !most.compare_exchange_weak(now, value)) {
+  }
+}
+
+}  // namespace
 
 bool PlanMeter::IsDue() const {
   MutexLock lock(mu_);
@@ -13,17 +25,25 @@ bool PlanMeter::IsDue() const {
   return watch_.IsDue() && !has_ended;
 }
 
-void PlanMeter::OnDeviceBytes(int64_t allocated_bytes) {
-  int64_t peak_bytes = peak_bytes_.load(std::memory_order_relaxed);
-  while (peak_bytes < allocated_bytes &&
-         !peak_bytes_.compare_exchange_weak(peak_bytes, allocated_bytes)) {
-  }
+void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t visiting_bytes) {
+  RaiseTo(allocated_bytes - visiting_bytes, peak_bytes_);
+  if (!target_bytes_.has_value() || !is_in_step_) return;
+  const auto all_bytes = static_cast<uint64_t>(allocated_bytes);
+  if (all_bytes <= *target_bytes_) return;
+  RaiseTo(all_bytes - *target_bytes_, most_over_bytes_);
+  if (!is_over_.exchange(true)) ++steps_over_;
 }
 
 bool PlanMeter::BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded) {
   std::optional<Step> step;
+  is_in_step_ = true;
+  const bool was_over = is_over_.exchange(false);
   {
     MutexLock lock(mu_);
+    // A plan that did not keep its promise is made again; where none does, less and less often.
+    if (was_over && last != nullptr && !is_recorded && std::has_single_bit(++plans_over_)) {
+      return true;
+    }
     // As it was when the step's first scope was opened, which decides whether its bytes are told.
     const bool is_due = watch_.IsDue();
     watch_.OnStep();

@@ -1,5 +1,6 @@
 // Measures a step that runs as planned, now and then: what it took on the device, and the most that
-// the device had. Nobody waits for it: two events are recorded, and read a step later.
+// the device had. Nobody waits for it: two events are recorded, and read a step later. With a
+// target in bytes it also counts the steps that had more, each of them.
 //
 // Thread safety: thread-safe.
 
@@ -24,17 +25,29 @@ namespace pinion {
 
 class PlanMeter {
  public:
-  PlanMeter(c10::Device device, std::shared_ptr<StreamClock> clock)
-      : device_(device), clock_(std::move(clock)) {}
+  // What steps have had beyond the target.
+  struct Overshoot {
+    uint64_t steps = 0;
+    uint64_t most_bytes = 0;
+  };
+
+  // Without a `target_bytes` no step has more than it may.
+  PlanMeter(c10::Device device, std::shared_ptr<StreamClock> clock,
+            std::optional<uint64_t> target_bytes)
+      : device_(device), clock_(std::move(clock)), target_bytes_(target_bytes) {}
 
   // The next step is to be measured, or the one that runs is: what OnDeviceBytes is told is of use.
   bool IsDue() const;
-  // What the allocator has given out, whenever that changes. Takes no lock.
-  void OnDeviceBytes(int64_t allocated_bytes);
+  // What the allocator has given out, whenever that changes; of it, weights have `visiting_bytes`.
+  // Takes no lock.
+  void OnDeviceBytes(int64_t allocated_bytes, int64_t visiting_bytes);
 
   // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). One that
   // `is_recorded` is not measured. True: a plan was found to be off, and should be made again.
   bool BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded);
+  // Nobody needs a tensor of the step any more. Takes no lock.
+  void EndStep() { is_in_step_ = false; }
+  Overshoot overshoot() const { return {steps_over_, most_over_bytes_}; }
   // PlanWatch's, for plans that are made now.
   uint64_t margin_bytes() const;
 
@@ -52,11 +65,17 @@ class PlanMeter {
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
+  const std::optional<uint64_t> target_bytes_;
   std::atomic<int64_t> peak_bytes_{0};  // of the step that runs
+  std::atomic<bool> is_in_step_{false};
+  std::atomic<bool> is_over_{false};  // the step that runs
+  std::atomic<uint64_t> steps_over_{0};
+  std::atomic<uint64_t> most_over_bytes_{0};
 
   mutable Mutex mu_;
   PlanWatch watch_ ABSL_GUARDED_BY(mu_);
   std::optional<Step> step_ ABSL_GUARDED_BY(mu_);  // that is measured
+  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;   // steps that ran by one and had more
 };
 
 }  // namespace pinion

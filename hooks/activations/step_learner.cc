@@ -1,16 +1,24 @@
 #include "pinion/hooks/activations/step_learner.h"
 
+#include <algorithm>
+#include <bit>
 #include <list>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/engine/plan/known_step.h"
 #include "pinion/engine/plan/segment_choice.h"
 #include "pinion/engine/plan/step_record.h"
+#include "pinion/hooks/autograd/tensor_checksum.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/hooks/plan/recorded_tensor.h"
+#include "pinion/hooks/plan/saved_signature.h"
 
 namespace pinion {
 
@@ -20,7 +28,9 @@ std::shared_ptr<DeviceRecording> StepLearner::Current() const {
 }
 
 bool StepLearner::IsCurious() const {
-  if (Current() != nullptr || meter_.IsDue()) return true;
+  if (state_.planner->memory_bytes().has_value() || Current() != nullptr || meter_.IsDue()) {
+    return true;
+  }
   OffloadLock lock(state_);
   return state_.schedule.target->WantsRecord();
 }
@@ -34,7 +44,7 @@ std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, Sc
   }
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (kept.has_value() && recording != nullptr) {
-    recording->NoteSegment(segment, *kept, min_offload_bytes_);
+    recording->NoteSegment(segment, *kept, options_.min_offload_bytes);
   }
   return kept;
 }
@@ -49,7 +59,7 @@ std::string StepLearner::Explain(PlanFormat format) const {
 }
 
 void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
-  meter_.OnDeviceBytes(allocated_bytes - static_cast<int64_t>(share_->visiting_bytes()));
+  meter_.OnDeviceBytes(allocated_bytes, static_cast<int64_t>(share_->visiting_bytes()));
   MutexLock lock(mu_);
   if (recording_ != nullptr) recording_->OnDeviceBytes(allocated_bytes, freed);
 }
@@ -58,6 +68,12 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
     const at::Tensor& tensor, uint64_t place, bool is_leaf,
     absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack) {
   BeginStepIfNone();
+  bool is_first = false;
+  {
+    OffloadLock lock(state_);
+    is_first = !state_.schedule.target->IsInStep();
+  }
+  if (is_first) RaisePlans(tensor, place);
   const std::shared_ptr<DeviceRecording> recording = Current();
   return recording == nullptr ? pack() : PackRecorded(recording, tensor, place, is_leaf, pack);
 }
@@ -74,6 +90,19 @@ void StepLearner::BeginStepIfNone() {
     begins = !state_.schedule.target->HasBegun();
   }
   if (begins) BeginStep();
+}
+
+void StepLearner::TellOfOvershoot() {
+  const PlanMeter::Overshoot overshoot = meter_.overshoot();
+  {
+    MutexLock lock(mu_);
+    if (overshoot.steps == 0 || std::exchange(told_of_overshoot_, true)) return;
+  }
+  PINION_LOG(kWarning) << "a step of " << device_.str() << " had " << overshoot.most_bytes
+                       << " bytes (" << HumanBytes(overshoot.most_bytes)
+                       << ") more on the device than memory_target_bytes allows ("
+                       << HumanBytes(*state_.planner->memory_bytes())
+                       << "). OffloadStats::steps_over_target counts such steps from now on";
 }
 
 void StepLearner::BeginStep() {
@@ -107,6 +136,7 @@ void StepLearner::BeginStep() {
     if (!is_as_before) state_.schedule.target->ForgetKnown();
   }
   if (last != nullptr && is_as_before) Learn(*last, ran, wanted);
+  TellOfOvershoot();
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;
   {
@@ -131,6 +161,63 @@ void StepLearner::BeginStep() {
   state_.schedule.target->set_is_recorded(true);
 }
 
+absl::StatusOr<std::shared_ptr<const KnownStep>> StepLearner::Plan(StepRecord step, bool mixes,
+                                                                   const SetAside& wanted) const {
+  SetAside aside = wanted;
+  if (options_.verify) {
+    uint64_t largest_bytes = 0;
+    for (const StepObject& object : step.objects) {
+      largest_bytes = std::max(largest_bytes, object.size_bytes);
+    }
+    const uint64_t checksum_bytes = TensorChecksum::MostBytes(step.objects.size(), largest_bytes);
+    aside.least_bytes += checksum_bytes;
+    aside.enough_bytes += checksum_bytes;
+  }
+  return state_.planner->Plan(std::move(step), mixes, aside, meter_.margin_bytes());
+}
+
+void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
+  const std::optional<uint64_t> target_bytes = state_.planner->memory_bytes();
+  if (!target_bytes.has_value()) return;
+  const uint64_t size_bytes =
+      ExtentToSave(ExtentOf(tensor), tensor.storage().nbytes()).size_bytes();
+  const uint64_t signature = SignatureOf(tensor, place, size_bytes);
+  const auto device_bytes =
+      static_cast<uint64_t>(AllocatedBytes(device_)) - share_->visiting_bytes();
+  std::vector<std::shared_ptr<const KnownStep>> too_low;
+  {
+    OffloadLock lock(state_);
+    for (const std::shared_ptr<const KnownStep>& known : state_.schedule.target->known()) {
+      if (known->BeginsWith(signature) && !known->FitsWith(device_bytes)) too_low.push_back(known);
+    }
+  }
+  if (too_low.empty()) return;
+  const SetAside wanted = share_->wanted();
+  for (const std::shared_ptr<const KnownStep>& known : too_low) {
+    // Somewhat more, if that fits: a program that has a little more in each step is not to be
+    // planned in each step.
+    const uint64_t more_bytes = known->MoreBytes(device_bytes);
+    const uint64_t rounded_bytes = more_bytes + *target_bytes / 256;
+    auto raised = Plan(known->step().WithMore(rounded_bytes), /*mixes=*/false, wanted);
+    if (!raised.ok() || !(*raised)->shortfall().ok()) {
+      raised = Plan(known->step().WithMore(more_bytes), /*mixes=*/false, wanted);
+    }
+    if (!raised.ok()) {
+      PINION_LOG(kWarning) << "a step of " << device_.str() << " that begins with " << more_bytes
+                           << " bytes more than before was not planned: " << raised.status();
+      continue;
+    }
+    OffloadLock lock(state_);
+    state_.schedule.target->Learn(*std::move(raised));
+  }
+  // What is there by now may come in the step itself, as the first gradients do, and was counted
+  // twice then.
+  MutexLock lock(mu_);
+  if (!std::has_single_bit(++raises_)) return;
+  OffloadLock state_lock(state_);
+  state_.schedule.target->RecordAgain();
+}
+
 void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran,
                         const SetAside& wanted) {
   absl::StatusOr<StepRecord> step = recording.Finish();
@@ -146,8 +233,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     OffloadLock lock(state_);
     mixes = state_.schedule.target->MayMix(ran, *step);
   }
-  absl::StatusOr<std::shared_ptr<const KnownStep>> known =
-      state_.planner->Plan(*std::move(step), mixes, wanted, meter_.margin_bytes());
+  absl::StatusOr<std::shared_ptr<const KnownStep>> known = Plan(*std::move(step), mixes, wanted);
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;

@@ -22,6 +22,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/segment_choice.h"
@@ -29,6 +30,7 @@
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
+#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/plan_meter.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -38,16 +40,16 @@ namespace pinion {
 
 class StepLearner {
  public:
-  // The schedule in `state` goes by plans. `min_offload_bytes`: as OffloadOptions has it.
-  StepLearner(c10::Device device, uint64_t min_offload_bytes,
+  // The schedule in `state` goes by plans.
+  StepLearner(c10::Device device, const OffloadOptions& options,
               const std::shared_ptr<DeviceTier>& tier, OffloadState& state)
       : device_(device),
-        min_offload_bytes_(min_offload_bytes),
+        options_(options),
         clock_(
             std::make_shared<StreamClock>(std::shared_ptr<Device>(tier, &tier->engine().device()))),
         share_(tier->share()),
         state_(state),
-        meter_(device, clock_) {}
+        meter_(device, clock_, state.planner->memory_bytes()) {}
 
   // What `pack` makes of a tensor, which is recorded if the step is. `place` is the number of its
   // place in the scope. Null where `pack` says so: the tensor stays what it is.
@@ -61,7 +63,12 @@ class StepLearner {
   // The plans of the steps that are known, as OffloadSession::Explain has them.
   std::string Explain(PlanFormat format) const;
 
-  // A step is recorded or measured, or the next one's record would be of use.
+  // Nobody needs a tensor of the step any more.
+  void EndStep() { meter_.EndStep(); }
+  PlanMeter::Overshoot overshoot() const { return meter_.overshoot(); }
+
+  // Peaks are of use: there is a target in bytes, a step is recorded or measured, or the next one's
+  // record would be of use.
   bool IsCurious() const;
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
 
@@ -70,11 +77,19 @@ class StepLearner {
   std::shared_ptr<DeviceRecording> Current() const;
   void BeginStepIfNone();
   void BeginStep();
+  // In the log, once.
+  void TellOfOvershoot();
+  // The step's first tensor is about to be saved. Plans that it may go on by, and whose records had
+  // less on the device by now than there is, are made anew with the difference.
+  void RaisePlans(const at::Tensor& tensor, uint64_t place);
+  // The plan of a step; `wanted` by weights.
+  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes,
+                                                        const SetAside& wanted) const;
   // `ran`: what that step has done with its segments. `wanted`: by weights, beside it.
   void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);
 
   const c10::Device device_;
-  const uint64_t min_offload_bytes_;
+  const OffloadOptions& options_;
   const std::shared_ptr<StreamClock> clock_;
   const std::shared_ptr<DeviceShare> share_;
   OffloadState& state_;
@@ -83,6 +98,8 @@ class StepLearner {
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
   bool told_of_shortfall_ ABSL_GUARDED_BY(mu_) = false;  // in the log
+  bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // the same
+  uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // of plans
   SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
 };
 

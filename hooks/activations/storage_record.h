@@ -104,16 +104,15 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   };
 
   StorageRecord(const c10::Storage& storage, SavedVersion version_at_pack,
-                StorageExtent saved_extent, const BoundStream& stream, bool may_be_held,
-                ScopeId saved_in, std::unique_ptr<const ParameterCast> can_be_cast,
-                const at::Tensor& tensor, const NodeId& saver)
+                StorageExtent saved_extent, const BoundStream& stream, ScopeId saved_in,
+                std::unique_ptr<const ParameterCast> can_be_cast, const at::Tensor& tensor,
+                const NodeId& saver)
       : identity(storage.getWeakStorageImpl()),
         version(std::move(version_at_pack)),
         extent(saved_extent),
         data(storage.data()),
         storage_bytes(storage.nbytes()),
         pack_stream(stream),
-        maybe_held(may_be_held),
         scope(saved_in),
         cast(std::move(can_be_cast)),
         origin(tensor, saver),
@@ -178,8 +177,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const void* const data;      // of all of the storage
   const uint64_t storage_bytes;
   const BoundStream pack_stream;
-  const bool maybe_held;  // stays on the device if someone holds it once its operator has returned
-  const ScopeId scope;    // in which it was saved first
+  const ScopeId scope;                              // in which it was saved first
   const std::unique_ptr<const ParameterCast> cast;  // that makes these bytes; null: none does
 
   const SavedOrigin origin;
@@ -188,6 +186,8 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   // published, read by those who have found the parcel; of a cast, before the record is found.
   TensorChecksum checksum;
 
+  // It stays on the device if someone holds it once its operator has returned.
+  bool stays_if_held ABSL_GUARDED_BY(kRecordsLock) = false;
   LeavingMemory leaving ABSL_GUARDED_BY(kRecordsLock);
   ParcelPart in_parcel ABSL_GUARDED_BY(kRecordsLock);
   InSchedule in_schedule ABSL_GUARDED_BY(kRecordsLock);

@@ -1,16 +1,19 @@
 #include "pinion/hooks/autograd/memory_observer.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
-#include <atomic>
+#include <cstddef>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
 namespace {
@@ -46,11 +49,69 @@ class Reporter final : public profiler::ProfilerStateBase {
   const Observers observers_;
 };
 
-struct Backwards {
-  Mutex mu;
-  std::weak_ptr<MemoryObserver> observer ABSL_GUARDED_BY(mu);
-  // Most backwards are observed by nobody, and take no lock.
-  std::atomic<bool> has_observer{false};
+// Adds the observers that the thread does not have yet. False: there is nothing to take off again.
+bool Push(Observers added) {
+  Observers observers;
+  if (const c10::DebugInfoBase* const profiler = c10::ThreadLocalDebugInfo::get(kSlot)) {
+    const auto* const outer = dynamic_cast<const Reporter*>(profiler);
+    if (outer == nullptr) return false;
+    observers = outer->observers();
+  }
+  const size_t before = observers.size();
+  for (std::shared_ptr<MemoryObserver>& one : added) {
+    if (std::find(observers.begin(), observers.end(), one) != observers.end()) continue;
+    observers.push_back(std::move(one));
+  }
+  if (observers.size() == before) return false;
+  c10::ThreadLocalDebugInfo::_push(kSlot, std::make_shared<Reporter>(std::move(observers)));
+  return true;
+}
+
+// A callback at the begin of each node, which is only there while somebody observes: engines that
+// Python or a program calls directly pass no code of ours before their worker threads run.
+class Backwards {
+ public:
+  void Observe(const std::shared_ptr<MemoryObserver>& observer) {
+    MutexLock lock(mu_);
+    Forget(observer.get());
+    observers_.emplace_back(observer.get(), observer);
+    if (!callback_.has_value()) {
+      callback_ = at::addGlobalCallback(
+          at::RecordFunctionCallback(&OnNode).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+    }
+  }
+  void Ignore(const MemoryObserver& observer) {
+    MutexLock lock(mu_);
+    Forget(&observer);
+    if (observers_.empty() && callback_.has_value()) {
+      at::removeCallback(*std::exchange(callback_, std::nullopt));
+    }
+  }
+  Observers Living() {
+    Observers living;
+    MutexLock lock(mu_);
+    for (const auto& [address, one] : observers_) {
+      if (std::shared_ptr<MemoryObserver> observer = one.lock()) {
+        living.push_back(std::move(observer));
+      }
+    }
+    return living;
+  }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> OnNode(const at::RecordFunction&);
+
+  // And those that live no more. By address: the last owner of one must not go under the lock.
+  void Forget(const MemoryObserver* observer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    std::erase_if(observers_, [observer](const auto& one) {
+      return one.first == observer || one.second.expired();
+    });
+  }
+
+  Mutex mu_;
+  std::vector<std::pair<const MemoryObserver*, std::weak_ptr<MemoryObserver>>> observers_
+      ABSL_GUARDED_BY(mu_);
+  std::optional<at::CallbackHandle> callback_ ABSL_GUARDED_BY(mu_);
 };
 
 Backwards& OfBackwards() {
@@ -58,20 +119,17 @@ Backwards& OfBackwards() {
   return *backwards;
 }
 
+std::unique_ptr<at::ObserverContext> Backwards::OnNode(const at::RecordFunction&) {
+  // The engine puts the thread's state back behind each node, and with it takes this off. A node
+  // that a program calls by itself has nobody who would.
+  if (CurrentBackward() != -1) Push(OfBackwards().Living());
+  return nullptr;
+}
+
 }  // namespace
 
 MemoryScope::MemoryScope(std::shared_ptr<MemoryObserver> observer) {
-  if (observer == nullptr) return;
-  Observers observers;
-  if (const c10::DebugInfoBase* const profiler = c10::ThreadLocalDebugInfo::get(kSlot)) {
-    const auto* const outer = dynamic_cast<const Reporter*>(profiler);
-    if (outer == nullptr) return;
-    observers = outer->observers();
-    if (std::find(observers.begin(), observers.end(), observer) != observers.end()) return;
-  }
-  observers.push_back(std::move(observer));
-  c10::ThreadLocalDebugInfo::_push(kSlot, std::make_shared<Reporter>(std::move(observers)));
-  is_ours_ = true;
+  if (observer != nullptr) is_ours_ = Push({std::move(observer)});
 }
 
 MemoryScope::~MemoryScope() {
@@ -83,18 +141,16 @@ MemoryScope::~MemoryScope() {
   }
 }
 
-void ObserveBackwards(std::weak_ptr<MemoryObserver> observer) {
-  Backwards& backwards = OfBackwards();
-  MutexLock lock(backwards.mu);
-  backwards.has_observer = !observer.expired();
-  backwards.observer = std::move(observer);
+void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer) {
+  OfBackwards().Observe(observer);
 }
 
-std::shared_ptr<MemoryObserver> ObserverOfBackwards() {
-  Backwards& backwards = OfBackwards();
-  if (!backwards.has_observer) return nullptr;
-  MutexLock lock(backwards.mu);
-  return backwards.observer.lock();
+void IgnoreBackwards(const MemoryObserver& observer) { OfBackwards().Ignore(observer); }
+
+bool ObservesBackwards(const MemoryObserver& observer) {
+  const Observers living = OfBackwards().Living();
+  return std::any_of(living.begin(), living.end(),
+                     [&observer](const auto& one) { return one.get() == &observer; });
 }
 
 }  // namespace pinion

@@ -3,7 +3,7 @@
 //
 //   class Peaks : public MemoryObserver { ... };
 //   MemoryScope scope(peaks);              // what runs on this thread
-//   ObserveBackwards(peaks);               // and in backwards, on whatever threads they run
+//   ObserveBackwards(peaks);               // and in backwards, whoever runs them
 //
 // An allocator reports to whoever is in the profiler's place (c10::reportMemoryUsageToProfiler):
 // where a profiler has been started before, nothing is observed, and while somebody is observing no
@@ -43,12 +43,11 @@ class MemoryScope {
   bool is_ours_ = false;
 };
 
-// From now on backwards that begin are observed by `observer`, as long as it lives; null: by
-// nobody. The last call counts.
-void ObserveBackwards(std::weak_ptr<MemoryObserver> observer);
-
-// Whoever ObserveBackwards was called for; null: nobody.
-std::shared_ptr<MemoryObserver> ObserverOfBackwards();
+// Observes every node of every backward from now on, as long as `observer` lives or until
+// IgnoreBackwards: whoever calls backward, on whatever threads it runs, of Python's engine as well.
+void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer);
+void IgnoreBackwards(const MemoryObserver& observer);
+bool ObservesBackwards(const MemoryObserver& observer);
 
 }  // namespace pinion
 

@@ -25,7 +25,6 @@
 #endif
 
 #include "pinion/allocator/base/slab.h"
-#include "pinion/hooks/autograd/memory_observer.h"
 
 namespace pinion {
 namespace {
@@ -99,8 +98,6 @@ class ProxyEngine : public Engine {
                                          const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
-    // What is pushed here goes with the backward to its worker threads.
-    const MemoryScope observed(ObserverOfBackwards());
     return previous_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
 

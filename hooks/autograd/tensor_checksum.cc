@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/device/allocation_label.h"
 #include "pinion/hooks/autograd/storage_view.h"
 
@@ -74,6 +75,13 @@ TensorChecksum TensorChecksum::Of(const c10::Storage& storage, const StorageExte
         MixedSum(Words(storage, extent.begin_bytes + done, size_bytes), Signed(done / kWordBytes)));
   }
   return checksum;
+}
+
+uint64_t TensorChecksum::MostBytes(size_t extents, uint64_t largest_bytes) {
+  // The mixed words, a shifted and a masked copy of them, and the padded bytes or a sum.
+  constexpr uint64_t kCopies = 4;
+  const uint64_t chunk_bytes = AllocationBytes(std::min(kChunkBytes, largest_bytes));
+  return extents * AllocationBytes(kWordBytes) + kCopies * chunk_bytes;
 }
 
 uint64_t TensorChecksum::value() const {

@@ -19,6 +19,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -33,6 +34,10 @@ class TensorChecksum {
   // Of the bytes [extent) of `storage`, after the current stream's present work. Does not wait for
   // it.
   static TensorChecksum Of(const c10::Storage& storage, const StorageExtent& extent);
+
+  // Device memory that checksums of so many extents take, at most, with what computing that of the
+  // largest one takes meanwhile.
+  static uint64_t MostBytes(size_t extents, uint64_t largest_bytes);
 
   explicit operator bool() const { return sum_.defined(); }
 

@@ -99,7 +99,7 @@ class StepRecorderImpl final : public StepRecorder,
       recordings.swap(recordings_);
       begin_.reset();
     }
-    if (ObserverOfBackwards().get() == this) ObserveBackwards({});
+    IgnoreBackwards(*this);
     std::map<int, StepRecord> steps;
     absl::Status failed;
     for (const auto& [index, recording] : recordings) {

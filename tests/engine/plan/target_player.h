@@ -75,9 +75,9 @@ class TargetPlayer {
     Leave(by);
     if (!std::exchange(in_backward_, true)) schedule_.OnBackwardBegin(kBackward);
     schedule_.OnUsed(tensor.objects.front(), use);
-    SendLateLeavers(by);
     const bool computes = tensor.is_computed && !tensor.is_here && !tensor.is_held;
     if (computes) schedule_.OnComputedAgain(tensor.objects.front());
+    SendLateLeavers(by);
     Evict();
     if (computes) {
       Note("compute", tensor);
@@ -187,6 +187,7 @@ class TargetPlayer {
 
   // Those whose operator has not returned wait for that.
   void SendLateLeavers(uint64_t unless_by) {
+    schedule_.OnDeviceBytes(device_bytes());
     for (const uint32_t late : schedule_.TakeLateLeavers()) {
       const auto is_it = [late](const Tensor& tensor) {
         return !tensor.is_over && tensor.objects.front() == late;

@@ -397,8 +397,8 @@ TEST(TargetSchedule, OfWhatIsLargeOnlyWhatIsDroppedTogetherLeavesTogether) {
   EXPECT_NE(companies[0], companies[1]);
 }
 
-// Else it could not go early.
-TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsLeaves) {
+// The plan is a preference, the target a rule.
+TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeepsLeaves) {
   TargetSchedule schedule(Within(5 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3, 4}),
                          {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
@@ -409,7 +409,46 @@ TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsLeaves) {
   player.Save(3);
   player.SetOtherBytes(0);
   player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "stay 3", "out 0"));
+  EXPECT_THAT(player.Happened(),
+              ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1", "stay 3"));
+}
+
+// First what is read last, and no more than is missing.
+TEST(TargetSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
+  TargetSchedule schedule(Within(5 * kSize));
+  schedule.Learn(Planned(Chain({1, 2, 3, 4}), {}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2"));
+  player.SetOtherBytes(kSize);
+  player.Save(4);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 3"));
+  player.SetOtherBytes(2 * kSize);
+  player.Read(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"));
+  EXPECT_LE(player.device_bytes(), 5 * kSize);
+  player.Release(3);
+  for (const size_t number : {2, 1}) {
+    player.Read(number);
+    player.Release(number);
+  }
+  player.Read(0);
+  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+}
+
+// Dropping it would free nothing by now.
+TEST(TargetSchedule, WhatTheProgramHoldsDoesNotLeaveForTheTarget) {
+  TargetSchedule schedule(Within(4 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.objects[0].held_until = 5;
+  step.objects[1].frees = false;
+  schedule.Learn(Planned(step, {}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  player.Happened();
+  player.SetOtherBytes(2 * kSize);
+  player.Save(4);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 2", "drop 2", "stay 3"));
 }
 
 TEST(TargetSchedule, WhereAllIsToGoWhatWaitsLeaves) {
@@ -1320,7 +1359,7 @@ TEST(TargetSchedule, WhatItsReaderIsAboutToReadStaysHoweverLittleRoomThereIs) {
   player.SetOtherBytes(2 * kSize);
   player.ReadAndKeep(1);
   EXPECT_TRUE(schedule.StaysFetched(player.parcel(1)));
-  EXPECT_THAT(player.Happened(), IsEmpty());
+  EXPECT_THAT(player.Happened(), ElementsAre("out 2", "drop 2"));
 }
 
 // First what is used last.

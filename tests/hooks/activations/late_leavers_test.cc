@@ -69,9 +69,9 @@ class LateLeaversTest : public ::testing::Test {
   void SaveFirst() {
     OffloadLock lock(state_);
     const BoundStream stream(CurrentStream(world_.device()));
-    record_ = std::make_shared<StorageRecord>(
-        tensor_.storage(), SavedVersion(tensor_), StorageExtent{0, kSize}, stream,
-        /*maybe_held=*/false, kFirstScope, nullptr, tensor_, other_node_);
+    record_ = std::make_shared<StorageRecord>(tensor_.storage(), SavedVersion(tensor_),
+                                              StorageExtent{0, kSize}, stream, kFirstScope, nullptr,
+                                              tensor_, other_node_);
     state_.books.storages.Add(*record_);
     const Fate fate = state_.schedule->OnSaved(kFirstScope, {kSize, /*signature=*/1});
     ASSERT_FALSE(fate.leaves);

@@ -38,13 +38,16 @@ TEST(OffloadStats, SayWhereEverySavedTensorWent) {
   stats.live_handles = 1013;
   stats.cast_again = 1014;
   stats.recast = 1015;
+  stats.steps_over_target = 1016;
+  stats.most_bytes_over_target = 3072;
   EXPECT_EQ(
       stats.ToString(),
       "saved tensors: 1000 packed = 1001 offloaded (1 KiB, 1002 of them in 1003 groups) + "
       "1014 cast again + 1004 shared + 2047 kept (small 1, parameter 2, head 1024, held 4, no host "
       "memory 8, in backward "
       "16, scope ended 32, capturing 64, copy failed 128, unsupported 256, as planned 512)\n"
-      "evicted 2 KiB, 1005 not freed; unpacked 1006 = 1007 still on the device + 1008 "
+      "evicted 2 KiB, 1005 not freed; steps over the memory target 1016, by 3 KiB at most; "
+      "unpacked 1006 = 1007 still on the device + 1008 "
       "prefetched + 1009 fetched on demand + 1015 cast again + repeats; fetched 3 KiB; "
       "prefetches dropped "
       "1010, refused 1011; verified 1012; 1013 handles alive\n");
@@ -58,7 +61,7 @@ TEST(OffloadStats, BeginAtZero) {
       "shared + 0 "
       "kept (small 0, parameter 0, head 0, held 0, no host memory 0, in backward 0, scope ended 0, "
       "capturing 0, copy failed 0, unsupported 0, as planned 0)\n"
-      "evicted 0 B, 0 not freed; unpacked 0 = 0 still on the device + 0 prefetched + 0 "
+      "evicted 0 B, 0 not freed; steps over the memory target 0, by 0 B at most; unpacked 0 = 0 still on the device + 0 prefetched + 0 "
       "fetched on demand + 0 cast again + repeats; fetched 0 B; prefetches dropped 0, "
       "refused 0; verified "
       "0; 0 handles alive\n");

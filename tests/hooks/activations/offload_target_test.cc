@@ -123,8 +123,7 @@ TEST(OffloadTarget, WhatNeedNotLeaveIsNotCopied) {
   const TestNet net(world.device(), at::kFloat, kShape);
   const TargetWorld::Step first = world.Run(net);
   const TargetWorld::Step step = world.Run(net);
-  EXPECT_EQ(step.stats.offloaded + step.stats.kept_as_planned,
-            first.stats.offloaded + 2);  // two leaves that somebody holds
+  EXPECT_EQ(step.stats.offloaded + step.stats.kept_as_planned, first.stats.offloaded);
   EXPECT_GT(step.stats.kept_as_planned, step.stats.offloaded);
   // What left came off the peak, but for what goes and comes while the peak is elsewhere.
   EXPECT_LT(step.stats.evicted_bytes, (plain.peak_bytes - step.peak_bytes) * 4 / 3);

@@ -2,10 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/profiler/api.h>
 
 #include <algorithm>
@@ -16,11 +20,9 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 
@@ -61,22 +63,10 @@ class Peaks : public MemoryObserver {
   Told told_ ABSL_GUARDED_BY(mu_);
 };
 
-class Watcher : public SavedTensorWatcher {
- public:
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                    SavedTensorPacker* packer) override {
-    return packer->Pack(tensor, place);
-  }
-  void OnSegmentKept(const SegmentBegin&, uint32_t) override {}
-  void RunAside(absl::FunctionRef<void()> work) override { work(); }
-};
-
 class MemoryObserverTest : public ::testing::Test {
  protected:
-  // Whoever observes backwards has opened a scope, which sees to it that it hears of them.
-  MemoryObserverTest() { const WatchScope scope(std::make_shared<Watcher>()); }
   ~MemoryObserverTest() override {
-    ObserveBackwards({});
+    if (peaks_ != nullptr) IgnoreBackwards(*peaks_);
     EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
   }
 
@@ -162,7 +152,7 @@ TEST_F(MemoryObserverTest, OfNestedScopesEveryObserverIsToldOnce) {
 
 TEST_F(MemoryObserverTest, ABackwardIsObservedOnItsWorkerThreads) {
   ObserveBackwards(peaks_);
-  EXPECT_EQ(ObserverOfBackwards(), peaks_);
+  EXPECT_TRUE(ObservesBackwards(*peaks_));
   const auto before = static_cast<int64_t>(world_.device_bytes());
   RunBackward();
   const Peaks::Told told = peaks_->Take();
@@ -172,19 +162,69 @@ TEST_F(MemoryObserverTest, ABackwardIsObservedOnItsWorkerThreads) {
 
 TEST_F(MemoryObserverTest, ABackwardThatNobodyObservesAnyMoreIsNotTold) {
   ObserveBackwards(peaks_);
-  ObserveBackwards({});
-  EXPECT_EQ(ObserverOfBackwards(), nullptr);
+  IgnoreBackwards(*peaks_);
+  EXPECT_FALSE(ObservesBackwards(*peaks_));
   RunBackward();
   EXPECT_EQ(peaks_->Take().calls, 0);
 }
 
-TEST_F(MemoryObserverTest, TheLastWhoWantsToObserveBackwardsDoes) {
-  const auto last = std::make_shared<Peaks>(world_.device());
+TEST_F(MemoryObserverTest, AllWhoWantToObserveBackwardsAreToldOnce) {
+  const auto other = std::make_shared<Peaks>(world_.device());
   ObserveBackwards(peaks_);
-  ObserveBackwards(last);
+  ObserveBackwards(other);
+  ObserveBackwards(peaks_);
   RunBackward();
-  EXPECT_EQ(peaks_->Take().calls, 0);
-  EXPECT_GT(last->Take().calls, 0);
+  const int64_t calls = peaks_->Take().calls;
+  EXPECT_GT(calls, 0);
+  EXPECT_EQ(other->Take().calls, calls);
+  IgnoreBackwards(*other);
+  RunBackward();
+  EXPECT_EQ(peaks_->Take().calls, calls);
+  EXPECT_EQ(other->Take().calls, 0);
+}
+
+// Python's engine is called by itself: nothing of ours stands between it and its caller.
+TEST_F(MemoryObserverTest, ABackwardThatPassesNoEngineOfOursIsObserved) {
+  ObserveBackwards(peaks_);
+  const at::Tensor carrier = Ones(4).requires_grad_(true);
+  const at::Tensor y = Probe(carrier, {}, [this](const at::Tensor& grad, const UnpackSaved&) {
+    Ones(kTensorBytes);
+    return grad;
+  });
+  const auto before = static_cast<int64_t>(world_.device_bytes());
+  torch::autograd::Engine::get_base_engine().execute(
+      {torch::autograd::impl::gradient_edge(y)}, {at::ones_like(y)}, /*keep_graph=*/false,
+      /*create_graph=*/false, /*accumulate_grad=*/true);
+  EXPECT_GE(peaks_->Take().peak_bytes, before + kTensorBytes);
+}
+
+// What an operator of backward takes beside what it was given, and a sum of two gradients.
+TEST_F(MemoryObserverTest, NodesThatReadNothingThatWasSavedAreObserved) {
+  const at::Tensor x = Ones(kTensorBytes).requires_grad_(true);
+  const at::Tensor y = (x + 1).sum() + (x + 2).sum();
+  ObserveBackwards(peaks_);
+  const auto before = static_cast<int64_t>(world_.device_bytes());
+  y.backward();
+  EXPECT_GE(peaks_->Take().peak_bytes, before + kTensorBytes);
+}
+
+TEST_F(MemoryObserverTest, ABackwardWithinABackwardIsObserved) {
+  ObserveBackwards(peaks_);
+  const auto before = static_cast<int64_t>(world_.device_bytes());
+  Probe(Ones(4).requires_grad_(true), {}, [this](const at::Tensor& grad, const UnpackSaved&) {
+    const at::AutoGradMode grad_mode(true);
+    RunBackward();
+    return grad;
+  }).backward();
+  EXPECT_GE(peaks_->Take().peak_bytes, before + kTensorBytes);
+}
+
+// It would stay observed for good: no engine takes off what was put onto the thread.
+TEST_F(MemoryObserverTest, ANodeThatAProgramCallsByItselfLeavesNothingBehind) {
+  ObserveBackwards(peaks_);
+  const at::Tensor y = Ones(4).requires_grad_(true) * 2;
+  (*y.grad_fn())({Ones(4)});
+  EXPECT_FALSE(c10::memoryProfilingEnabled());
 }
 
 TEST_F(MemoryObserverTest, BackwardsAreObservedOnlyAsLongAsTheObserverLives) {
@@ -192,7 +232,6 @@ TEST_F(MemoryObserverTest, BackwardsAreObservedOnlyAsLongAsTheObserverLives) {
   const std::weak_ptr<Peaks> weak = peaks_;
   peaks_.reset();
   EXPECT_TRUE(weak.expired());
-  EXPECT_EQ(ObserverOfBackwards(), nullptr);
   bool reports = true;
   const at::Tensor carrier = Ones(4).requires_grad_(true);
   Probe(carrier, {}, [&reports](const at::Tensor& grad, const UnpackSaved&) {

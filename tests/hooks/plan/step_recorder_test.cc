@@ -645,9 +645,11 @@ TEST_F(StepRecorderTest, WithoutAnObserverWhatWasThereAtAStretchsBeginAndHasGone
 
 TEST_F(StepRecorderTest, BackwardsAreObservedUntilTheStepIsFinished) {
   { const RecordScope record(recorder_); }
-  EXPECT_NE(ObserverOfBackwards(), nullptr);
+  const auto* const observer = dynamic_cast<const MemoryObserver*>(recorder_.get());
+  ASSERT_NE(observer, nullptr);
+  EXPECT_TRUE(ObservesBackwards(*observer));
   Finish();
-  EXPECT_EQ(ObserverOfBackwards(), nullptr);
+  EXPECT_FALSE(ObservesBackwards(*observer));
 }
 
 TEST_F(StepRecorderTest, ComputeIsTheDevicesTime) {

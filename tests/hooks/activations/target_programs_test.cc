@@ -1,0 +1,227 @@
+// A memory target in programs as people write them: optimizers with state, gradients that add up,
+// tensors that the scope itself makes, backwards that no engine of Pinion's hears of. The emulated
+// device refuses every byte above the target from the first step on.
+
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace target_programs_test {
+
+constexpr int kSteps = 6;
+constexpr int64_t kRows = 256;
+constexpr int64_t kWidth = 64;
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+// A step's forward, which a scope is around, and what runs backward from the loss.
+using Forward = std::function<Tensor(const Tensor& x, const Tensors& weights)>;
+using Backward = std::function<void(const Tensor& loss, const Tensors& weights)>;
+// Whose state, and whose gradients, stay from step to step.
+using NewOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&)>;
+
+void CallBackward(const Tensor& loss, const Tensors&) { loss.backward(); }
+
+struct Program {
+  std::string name;
+  Forward forward;
+  Backward backward = CallBackward;
+  NewOptimizer optimizer = nullptr;
+  int steps_between_updates = 1;
+  bool verify = false;
+};
+
+Tensor Layers(Tensor h, const Tensors& weights) {
+  for (const Tensor& weight : weights) h = at::relu(h.mm(weight));
+  return (h * h).mean();
+}
+
+Tensor Chain(const Tensor& x, const Tensors& weights) { return Layers(x, weights); }
+
+Program Normalised() {
+  return {"Normalised", [](const Tensor& x, const Tensors& weights) {
+            return Layers((x - x.mean()) / x.std(), weights);
+          }};
+}
+Program Augmented() {
+  return {"Augmented", [](const Tensor& x, const Tensors& weights) {
+            const Tensor noisy = x + at::randn_like(x) * 0.1;
+            return Layers(noisy * at::rand_like(x), weights);
+          }};
+}
+Program Masked() {
+  return {"Masked", [](const Tensor& x, const Tensors& weights) {
+            const Tensor mask = (at::rand_like(x) > 0.3).to(at::kFloat);
+            Tensor h = x.mm(weights[0]) * mask;
+            h = h.masked_fill(h > 0.5, 0.5);
+            return Layers(h * mask, weights);
+          }};
+}
+Program FrozenBackbone() {
+  return {"FrozenBackbone", [](const Tensor& x, const Tensors& weights) {
+            Tensor h = x;
+            for (int i = 0; i < 3; ++i) h = at::tanh(h.mm(weights[i].detach()));
+            return Layers(h, weights);
+          }};
+}
+Program Indexed() {
+  return {"Indexed", [](const Tensor& x, const Tensors& weights) {
+            const Tensor order =
+                at::randperm(kRows, at::TensorOptions(at::kCPU).dtype(at::kLong)).to(x.device());
+            const Tensor h = x.mm(weights[0]).index_select(0, order);
+            return Layers(h.gather(1, at::argsort(h.detach(), 1, false)), weights);
+          }};
+}
+Program Views() {
+  return {"Views", [](const Tensor& x, const Tensors& weights) {
+            const Tensor h = x * 1.0;
+            const Tensor y = at::group_norm(h.reshape({kRows, -1, 4, 4}), 1).reshape({kRows, -1});
+            return Layers(y, weights) + (h.mm(weights[0]) * h).mean();
+          }};
+}
+Program Momentum() {
+  return {"Momentum", Chain, CallBackward, [](const Tensors& weights) {
+            return std::make_unique<torch::optim::SGD>(
+                weights, torch::optim::SGDOptions(1e-3).momentum(0.9));
+          }};
+}
+std::unique_ptr<torch::optim::Optimizer> NewAdam(const Tensors& weights) {
+  return std::make_unique<torch::optim::Adam>(weights, torch::optim::AdamOptions(1e-3));
+}
+Program Adam() { return {"Adam", Chain, CallBackward, NewAdam}; }
+Program AdamW() {
+  return {"AdamW", Normalised().forward, CallBackward, [](const Tensors& weights) {
+            return std::make_unique<torch::optim::AdamW>(weights, torch::optim::AdamWOptions(1e-3));
+          }};
+}
+Program Accumulated() { return {"Accumulated", Chain, CallBackward, NewAdam, 3}; }
+Program NeverCleared() {
+  return {"NeverCleared", Masked().forward, CallBackward, nullptr, kSteps + 1};
+}
+Program OnAnotherThread() {
+  return {"OnAnotherThread", Chain, [](const Tensor& loss, const Tensors&) {
+            std::thread([&loss] { loss.backward(); }).join();
+          }};
+}
+Program ByGrad() {
+  return {"ByGrad", Chain, [](const Tensor& loss, const Tensors& weights) {
+            const auto gradients = torch::autograd::grad({loss}, weights);
+            for (size_t i = 0; i < weights.size(); ++i) weights[i].mutable_grad() = gradients[i];
+          }};
+}
+// As Python's engine does, which calls its base.
+Program ByTheBaseEngine() {
+  return {"ByTheBaseEngine", Chain, [](const Tensor& loss, const Tensors&) {
+            torch::autograd::Engine::get_base_engine().execute(
+                {torch::autograd::impl::gradient_edge(loss)}, {at::ones_like(loss)},
+                /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+          }};
+}
+Program Retained() {
+  return {"Retained", Chain, [](const Tensor& loss, const Tensors&) {
+            loss.backward({}, /*retain_graph=*/true);
+            loss.backward();
+          }};
+}
+Program Verified() { return {"Verified", Chain, CallBackward, NewAdam, 1, /*verify=*/true}; }
+
+struct Ran {
+  uint64_t peak_bytes = 0;  // in forward and backward, the most of all steps
+  Tensors values;           // losses, then what the weights have become
+  OffloadStats stats;
+};
+
+class TargetPrograms : public ::testing::TestWithParam<Program> {
+ protected:
+  // `target_bytes` none: without offload. With `is_limit` they are all that the device has.
+  Ran Run(std::optional<uint64_t> target_bytes, bool is_limit) {
+    OffloadOptions options = WithTarget(target_bytes.value_or(OffloadOptions::kAutoTarget));
+    options.verify = GetParam().verify;
+    EmuWorld world(MachineOptions(), options);
+    torch::manual_seed(1);
+    const Tensor x = at::randn({kRows, kWidth}).to(world.device());
+    Tensors weights;
+    for (int i = 0; i < 6; ++i) {
+      weights.push_back((at::randn({kWidth, kWidth}) * 0.2).to(world.device()).requires_grad_());
+    }
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    if (GetParam().optimizer) optimizer = GetParam().optimizer(weights);
+    if (is_limit) {
+      EXPECT_THAT(world.machine().SetMemoryLimit(0, *target_bytes), IsOk());
+    }
+    Ran ran;
+    for (int step = 1; step <= kSteps; ++step) {
+      world.ResetPeak();
+      Tensor loss;
+      {
+        std::optional<OffloadScope> scope;
+        if (target_bytes.has_value()) scope.emplace(world.session());
+        loss = GetParam().forward(x, weights);
+      }
+      GetParam().backward(loss, weights);
+      ran.values.push_back(loss.detach().to(at::kCPU));
+      loss.reset();
+      EXPECT_THAT(world.Synchronize(), IsOk());
+      ran.peak_bytes = std::max(ran.peak_bytes, world.peak_device_bytes());
+      if (step % GetParam().steps_between_updates != 0) continue;
+      if (optimizer != nullptr) optimizer->step();
+      for (const Tensor& weight : weights) weight.mutable_grad() = Tensor();
+    }
+    for (const Tensor& weight : weights) ran.values.push_back(weight.detach().to(at::kCPU));
+    ran.stats = world.QuietStats();
+    return ran;
+  }
+};
+
+TEST_P(TargetPrograms, KeepWithinEachTargetFromTheFirstStepOn) {
+  const Ran plain = Run(std::nullopt, /*is_limit=*/false);
+  const Ran least = Run(1, /*is_limit=*/false);
+  ASSERT_LT(least.peak_bytes, plain.peak_bytes);
+  EXPECT_EQ(least.stats.steps_over_target, static_cast<uint64_t>(kSteps));
+  EXPECT_EQ(least.stats.most_bytes_over_target, least.peak_bytes - 1);
+  constexpr uint64_t kTargets = 6;
+  for (uint64_t i = 0; i <= kTargets; ++i) {
+    const uint64_t target_bytes =
+        least.peak_bytes + (plain.peak_bytes - least.peak_bytes) * i / kTargets;
+    SCOPED_TRACE(target_bytes);
+    const Ran ran = Run(target_bytes, /*is_limit=*/true);
+    EXPECT_LE(ran.peak_bytes, target_bytes);
+    EXPECT_EQ(ran.stats.steps_over_target, 0u);
+    ASSERT_GT(ran.stats.evicted_bytes, 0u);
+    ASSERT_GT(ran.stats.fetched_bytes, 0u);
+    ASSERT_EQ(ran.values.size(), plain.values.size());
+    for (size_t value = 0; value < plain.values.size(); ++value) {
+      EXPECT_TRUE(at::equal(ran.values[value], plain.values[value])) << value;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Programs, TargetPrograms,
+                         ::testing::Values(Normalised(), Augmented(), Masked(), FrozenBackbone(),
+                                           Indexed(), Views(), Momentum(), Adam(), AdamW(),
+                                           Accumulated(), NeverCleared(), OnAnotherThread(),
+                                           ByGrad(), ByTheBaseEngine(), Retained(), Verified()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace target_programs_test
+}  // namespace pinion::testing
