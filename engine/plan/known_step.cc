@@ -69,8 +69,18 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
       // What frees nothing is among the other bytes.
       if (lives_[next].uses.front() == use + 1 && object.frees) most_bytes += object.size_bytes;
     }
-    growth_bytes_.push_back(most_bytes - std::min(most_bytes, before.other_bytes));
+    own_growth_bytes_.push_back(most_bytes - std::min(most_bytes, before.other_bytes));
   }
+  growth_bytes_ = own_growth_bytes_;
+}
+
+std::shared_ptr<const KnownStep> KnownStep::WithGrowth(
+    absl::Span<const uint64_t> growth_bytes) const {
+  const auto same = std::make_shared<KnownStep>(*this);
+  for (size_t use = 0; use < growth_bytes.size(); ++use) {
+    same->growth_bytes_[use] = std::max(same->growth_bytes_[use], growth_bytes[use]);
+  }
+  return same;
 }
 
 std::shared_ptr<const KnownStep> KnownStep::WithMixTried() const {
@@ -132,6 +142,16 @@ std::optional<size_t> KnownStep::NextUse(uint32_t object, size_t now) const {
   const std::vector<size_t>& uses = lives_[object].uses;
   const auto next = std::upper_bound(uses.begin(), uses.end(), now);
   return next == uses.end() ? std::nullopt : std::optional(*next);
+}
+
+std::optional<size_t> KnownStep::NextUseOfFreed(uint32_t object, size_t now) const {
+  const StepObject& one = step_.objects[object];
+  const std::optional<size_t> next = NextUse(object, now);
+  if (!one.frees || one.held_until > now || !next.has_value()) return std::nullopt;
+  const std::vector<size_t>& uses = lives_[object].uses;
+  const auto last = std::upper_bound(uses.begin(), uses.end(), now);
+  const bool is_in_use = last != uses.begin() && operator_ends_[*(last - 1)] >= now;
+  return is_in_use ? std::nullopt : next;
 }
 
 bool KnownStep::IsLike(const StepRecord& other) const {

@@ -22,6 +22,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "pinion/engine/plan/step_lives.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
@@ -39,6 +40,9 @@ class KnownStep {
   std::shared_ptr<const KnownStep> WithMixTried() const;
   // The same step, of which it was seen whether there is a mix.
   std::shared_ptr<const KnownStep> WithMixLookedFor() const;
+  // The same step, which grows as much as another record of it has shown, too: what is given back
+  // where gradients add up stays where they are the first. By use, as GrowthBytes.
+  std::shared_ptr<const KnownStep> WithGrowth(absl::Span<const uint64_t> growth_bytes) const;
 
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
@@ -83,6 +87,9 @@ class KnownStep {
   }
   // The ordinal of its next use behind use `now`.
   std::optional<size_t> NextUse(uint32_t object, size_t now) const;
+  // The same, if its memory goes by then when it is dropped now: neither the operator of use `now`
+  // nor the program has it.
+  std::optional<size_t> NextUseOfFreed(uint32_t object, size_t now) const;
   // Whether there is one, and it is on the device until then.
   bool IsHereUntilNextUse(uint32_t object, size_t now) const {
     const std::optional<size_t> next = NextUse(object, now);
@@ -113,6 +120,9 @@ class KnownStep {
   bool Stays(uint32_t object, size_t now) const { return !Moves(object) || now < copy_at_[object]; }
   // How much more than behind use `use` there is at most until the next one.
   uint64_t GrowthBytes(size_t use) const { return growth_bytes_[use]; }
+  const std::vector<uint64_t>& growth_bytes() const { return growth_bytes_; }
+  // By its own record alone.
+  const std::vector<uint64_t>& own_growth_bytes() const { return own_growth_bytes_; }
 
  private:
   StepRecord step_;
@@ -129,10 +139,11 @@ class KnownStep {
   std::vector<uint64_t> company_;  // by object
   std::vector<uint32_t> drops_;
   std::vector<uint32_t> late_copies_;
-  std::vector<uint32_t> copy_at_;       // by object
-  std::vector<uint32_t> first_drop_;    // by object, of those that move
-  std::vector<uint64_t> growth_bytes_;  // by use
-  std::vector<bool> comes_back_;        // by use: for it, the object does
+  std::vector<uint32_t> copy_at_;           // by object
+  std::vector<uint32_t> first_drop_;        // by object, of those that move
+  std::vector<uint64_t> own_growth_bytes_;  // by use
+  std::vector<uint64_t> growth_bytes_;      // the same, with what other records show
+  std::vector<bool> comes_back_;            // by use: for it, the object does
 };
 
 }  // namespace pinion

@@ -188,10 +188,9 @@ void TargetSchedule::LeaveForTarget(std::vector<uint32_t>& late) {
   std::vector<std::pair<size_t, uint32_t>> kept;  // with the next use
   for (uint32_t id = 0; id < progress_.object_count(); ++id) {
     if (!places_.Stays(id) || id == progress_.used_last()) continue;
-    const uint32_t planned = progress_.planned(id);
-    const StepObject& object = followed()->step().objects[planned];
-    if (!object.frees || object.held_until > progress_.now()) continue;
-    kept.emplace_back(followed()->NextUse(planned, progress_.now()).value_or(SIZE_MAX), id);
+    const std::optional<size_t> next =
+        followed()->NextUseOfFreed(progress_.planned(id), progress_.now());
+    if (next.has_value()) kept.emplace_back(*next, id);
   }
   std::sort(kept.begin(), kept.end(), std::greater<>());
   for (const auto& [next_use, id] : kept) {

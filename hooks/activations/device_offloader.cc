@@ -144,7 +144,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   RecordPtr record;
   DueRecords due;
   bool is_new = false;
-  Released released;  // let go of after the lock
+  bool takes_more = false;  // what leaves for the target may not be enough
+  Released released;        // let go of after the lock
   const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
     OffloadLock lock(state_);
@@ -191,7 +192,9 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
     if (!scope.ended) {
       due.Add(state_.books.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes()));
     }
+    const size_t due_anyhow = due.records.size();
     TakeLateLeavers(state_, *stats_, node, due.records, released);
+    takes_more = state_.asks_for_device_bytes && due.records.size() > due_anyhow;
     due.Sort(state_);
     ++record->live_handles;
     stats_->Update([&, counter = CounterOf(*record)](OffloadStats& stats) {
@@ -203,7 +206,24 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   auto handle =
       std::make_unique<Handle>(shared_from_this(), RecordView(std::move(record), tensor, is_new));
   departures_.CopyOut(due);
+  if (takes_more) LeaveForTarget(node);
   return handle;
+}
+
+void DeviceOffloader::LeaveForTarget(const NodeId& node) {
+  for (;;) {
+    DueRecords due;
+    Released released;  // let go of after the lock
+    const uint64_t device_bytes = state_.DeviceBytes(device_);
+    {
+      OffloadLock lock(state_);
+      state_.schedule->OnDeviceBytes(device_bytes);
+      TakeLateLeavers(state_, *stats_, node, due.records, released);
+      due.Sort(state_);
+    }
+    if (due.records.empty() && released.plain.empty()) return;
+    departures_.CopyOut(due);
+  }
 }
 
 void DeviceOffloader::EndScope(ScopeId scope) {
@@ -245,16 +265,19 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     if (is_kept) SettleLoans();
     DueRecords due;
     Released released;  // let go of after the lock
+    NodeId last_saver;
     const uint64_t device_bytes = state_.DeviceBytes(device_);
     {
       OffloadLock lock(state_);
       state_.schedule->OnDeviceBytes(device_bytes);
       state_.schedule->OnUsed(record.in_schedule.object, is_kept ? Use::kReadAndKept : Use::kRead);
       if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
-      TakeLateLeavers(state_, *stats_, state_.books.pending.last_saver(), due.records, released);
+      last_saver = state_.books.pending.last_saver();
+      TakeLateLeavers(state_, *stats_, last_saver, due.records, released);
       due.Sort(state_);
     }
     departures_.CopyOut(due);
+    if (state_.asks_for_device_bytes && !due.records.empty()) LeaveForTarget(last_saver);
   }
   BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward},
                                          [&handle] { return handle.view().Describe(); });

@@ -101,6 +101,9 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   };
 
   std::unique_ptr<SavedTensor> PackNow(Packed& packed);
+  // Something has left for the target. As long as that was not enough, since somebody held it,
+  // others do. `node` is the last one that has saved something.
+  void LeaveForTarget(const NodeId& node);
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
   // The end of `backward`, the one that the calling thread runs (-1: none), will be told of.

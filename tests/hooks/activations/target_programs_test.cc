@@ -115,6 +115,18 @@ Program AdamW() {
           }};
 }
 Program Accumulated() { return {"Accumulated", Chain, CallBackward, NewAdam, 3}; }
+// In one interval several gradients come: where they are the first, they add up.
+Program SeveralGradientsAtOnce() {
+  return {"SeveralGradientsAtOnce",
+          [](const Tensor& x, const Tensors& weights) {
+            Tensor h = x;
+            for (const Tensor& weight : weights) {
+              h = at::tanh(h.mm(weight) + weight.repeat({kRows / kWidth, 1}));
+            }
+            return (h * h).mean();
+          },
+          CallBackward, NewAdam, 2};
+}
 Program NeverCleared() {
   return {"NeverCleared", Masked().forward, CallBackward, nullptr, kSteps + 1};
 }
@@ -219,8 +231,9 @@ TEST_P(TargetPrograms, KeepWithinEachTargetFromTheFirstStepOn) {
 INSTANTIATE_TEST_SUITE_P(Programs, TargetPrograms,
                          ::testing::Values(Normalised(), Augmented(), Masked(), FrozenBackbone(),
                                            Indexed(), Views(), Momentum(), Adam(), AdamW(),
-                                           Accumulated(), NeverCleared(), OnAnotherThread(),
-                                           ByGrad(), ByTheBaseEngine(), Retained(), Verified()),
+                                           Accumulated(), SeveralGradientsAtOnce(), NeverCleared(),
+                                           OnAnotherThread(), ByGrad(), ByTheBaseEngine(),
+                                           Retained(), Verified()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace target_programs_test

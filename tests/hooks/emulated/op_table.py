@@ -36,6 +36,11 @@ class Library:
         self.functions.op_table_raise_sequence_number.argtypes = [ctypes.c_uint64]
         self.functions.op_table_raise_sequence_number.restype = None
         self.functions.op_table_seed.argtypes = [ctypes.c_uint64]
+        for name in "op_table_set_target", "op_table_limit":
+            getattr(self.functions, name).argtypes = [ctypes.c_uint64]
+            getattr(self.functions, name).restype = None
+        for name in "op_table_take_peak", "op_table_steps_over_target":
+            getattr(self.functions, name).restype = ctypes.c_uint64
         self.functions.op_table_register()
         emu = types.ModuleType("torch.emu")  # what Python wants of a device beyond its C++ side
         emu.is_available = lambda: True

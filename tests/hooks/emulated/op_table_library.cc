@@ -1,5 +1,5 @@
-// The C functions that op_table.py calls: an emulated machine, and an offload session that lets
-// nothing stay on it.
+// The C functions that the Python programs beside it call: an emulated machine, and an offload
+// session that lets nothing stay on it, or one with a memory target.
 
 #include <ATen/Context.h>
 #include <ATen/SequenceNumber.h>
@@ -31,6 +31,17 @@ World& TheWorld() {
   return *world;
 }
 
+void OpenSession(OffloadOptions offload) {
+  World& world = TheWorld();
+  offload.min_offload_bytes = 1;
+  offload.link = AssumedLink();
+  offload.allocator.segment_bytes = 16 * kMiB;
+  offload.allocator.warn_percent = 100;
+  offload.allocator.high_percent = 100;
+  offload.allocator.low_percent = 100;
+  world.session = OffloadSession::Create(offload, EmulatedBackend(world.machine)).value();
+}
+
 }  // namespace
 }  // namespace pinion
 
@@ -46,16 +57,34 @@ void op_table_register() {
   const absl::Status registered = pinion::RegisterEmuDevice(world.machine);
   PINION_CHECK(registered.ok()) << registered;
   pinion::OffloadOptions offload;
-  offload.min_offload_bytes = 1;
   offload.eviction_window_bytes = 1;
   offload.prefetch_window_bytes = 1;
-  offload.link = pinion::AssumedLink();
-  offload.allocator.segment_bytes = 16 * pinion::kMiB;
-  offload.allocator.warn_percent = 100;
-  offload.allocator.high_percent = 100;
-  offload.allocator.low_percent = 100;
-  world.session =
-      pinion::OffloadSession::Create(offload, pinion::EmulatedBackend(world.machine)).value();
+  pinion::OpenSession(offload);
+}
+
+// In place of the session that there is.
+void op_table_set_target(uint64_t target_bytes) {
+  pinion::OffloadOptions offload;
+  offload.memory_target_bytes = target_bytes;
+  pinion::OpenSession(offload);
+}
+
+// The device refuses to have more.
+void op_table_limit(uint64_t size_bytes) {
+  const absl::Status limited = pinion::TheWorld().machine->SetMemoryLimit(0, size_bytes);
+  PINION_CHECK(limited.ok()) << limited;
+}
+
+// The most that the device had since the last call.
+uint64_t op_table_take_peak() {
+  pinion::EmulatedMachine& machine = *pinion::TheWorld().machine;
+  const uint64_t peak_bytes = machine.memory_stats(0).peak_bytes;
+  machine.ResetPeakMemory(0);
+  return peak_bytes;
+}
+
+uint64_t op_table_steps_over_target() {
+  return pinion::TheWorld().session->GetStats().steps_over_target;
 }
 
 // The generators of the CPU and of emu, which torch.manual_seed does not know.
