@@ -1,5 +1,7 @@
 #include "pinion/hooks/plan/device_recording.h"
 
+#include <c10/core/GradMode.h>
+
 #include <cstdint>
 #include <exception>
 #include <utility>
@@ -124,7 +126,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     MutexLock lock(mu_);
     if (finished_) return;
     objects_.storages().NoteAllocations(begin.bytes, end.bytes);
-    objects_.storages().NoteRead(tensor.storage());
+    objects_.storages().NoteRead(tensor.storage(), /*reader_keeps=*/c10::GradMode::is_enabled());
     Append(begin, end,
            {.used = object,
             .computed_again = saved.WasComputedAgain(),

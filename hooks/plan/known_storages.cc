@@ -81,11 +81,12 @@ void KnownStorages::NoteData(const c10::Storage& storage, Id id) {
   if (!is_only) untold_.push_back(std::exchange(found->second, id));
 }
 
-void KnownStorages::NoteRead(const c10::Storage& storage) {
+void KnownStorages::NoteRead(const c10::Storage& storage, bool reader_keeps) {
   if (ids_.contains(storage.unsafeGetStorageImpl())) return;
   const uint64_t size_bytes = AllocationBytes(storage.nbytes());
   ahead_bytes_ -= static_cast<int64_t>(size_bytes);
-  Hold(FindOrAdd(storage), {0, size_bytes});
+  const Id id = FindOrAdd(storage);
+  if (!reader_keeps) Hold(id, {0, size_bytes});
 }
 
 void KnownStorages::Hold(Id id, StorageExtent extent) {

@@ -67,8 +67,9 @@ class KnownStorages {
   // Known from now on.
   Id FindOrAdd(const c10::Storage& storage);
   // `storage` was read. If it is not known, it was fetched for an object, just now or ahead, and
-  // all of it is that one's.
-  void NoteRead(const c10::Storage& storage);
+  // all of it is that one's. Where the reader keeps it, as a backward that makes a graph does, it
+  // is among the other bytes: the object's drop does not free it.
+  void NoteRead(const c10::Storage& storage, bool reader_keeps = false);
 
   // `extent` is an object's, until it is released as often as it was held.
   void Hold(Id id, StorageExtent extent);
