@@ -126,7 +126,10 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     MutexLock lock(mu_);
     if (finished_) return;
     objects_.storages().NoteAllocations(begin.bytes, end.bytes);
-    objects_.storages().NoteRead(tensor.storage(), /*reader_keeps=*/c10::GradMode::is_enabled());
+    // A backward that makes a graph may save what it reads.
+    const bool reader_keeps = c10::GradMode::is_enabled();
+    if (reader_keeps) objects_.LeaveToReader(object);
+    objects_.storages().NoteRead(tensor.storage(), reader_keeps);
     Append(begin, end,
            {.used = object,
             .computed_again = saved.WasComputedAgain(),

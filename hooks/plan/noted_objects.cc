@@ -54,8 +54,16 @@ bool NotedObjects::Release(Id id, size_t uses) {
   NotedObject& object = all_[id];
   if (--object.handles > 0) return false;
   object.uses_at_release = uses;
-  storages_.Release(object.storage, Allocated(object.extent));
+  if (!std::exchange(object.is_readers, false)) {
+    storages_.Release(object.storage, Allocated(object.extent));
+  }
   return true;
+}
+
+void NotedObjects::LeaveToReader(Id id) {
+  NotedObject& object = all_[id];
+  if (object.handles == 0 || std::exchange(object.is_readers, true)) return;
+  storages_.Release(object.storage, Allocated(object.extent));
 }
 
 void NotedObjects::ForgetSaved(Id id, const SavedTensor& saved) {

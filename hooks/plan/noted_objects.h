@@ -37,6 +37,8 @@ class NotedObjects {
   void Hold(Id id, DevicePeaks& peaks);
   bool Release(Id id, size_t uses);
   // `saved`, which was made of the object, is about to go.
+  // Its memory is among the other bytes from now on: whoever has read it keeps it.
+  void LeaveToReader(Id id);
   void ForgetSaved(Id id, const SavedTensor& saved);
   void AddInput(const at::Tensor& input, uint32_t segment, uint64_t min_bytes, size_t uses);
 

@@ -32,6 +32,7 @@ struct NotedObject {
   StorageExtent extent;
   bool is_leaf = false;
   bool is_computed_again = false;
+  bool is_readers = false;  // its memory: who has read it keeps it (LeaveToReader)
   bool is_decided = false;  // planned.frees is
   int handles = 0;
   std::vector<const SavedTensor*> saved = {};  // by the handles whose packer still has its memory
