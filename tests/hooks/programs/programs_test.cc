@@ -1,0 +1,54 @@
+// Random programs: each has the bits that it has without offload, never asks the device for more
+// than its memory target, which is all that the device has, and leaves nothing behind.
+
+#include <cstdint>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "pinion/tests/hooks/programs/minimise.h"
+#include "pinion/tests/hooks/programs/program.h"
+#include "pinion/tests/hooks/programs/run_program.h"
+
+namespace pinion::testing {
+namespace programs_test {
+
+constexpr int kPrograms = 500;
+constexpr int kProgramsPerTest = 25;
+
+class RandomPrograms : public ::testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(, RandomPrograms, ::testing::Range(1, kPrograms + 1, kProgramsPerTest));
+
+TEST_P(RandomPrograms, HaveTheBitsOfTheSameOnesWithoutOffloadWithinTheirTargets) {
+  for (int seed = GetParam(); seed < GetParam() + kProgramsPerTest; ++seed) {
+    const Program program = Program::Draw(static_cast<uint64_t>(seed));
+    const Verdict verdict = RunProgram(program);
+    if (verdict.kind == FailureKind::kNone) continue;
+    ADD_FAILURE() << "seed " << seed << ": " << verdict.ToString() << "\n"
+                  << DescribeMinimal(program, verdict);
+  }
+}
+
+TEST(Programs, AreReadAsTheyAreWritten) {
+  for (uint64_t seed = 1; seed < 100; ++seed) {
+    const Program program = Program::Draw(seed);
+    EXPECT_EQ(Program::Parse(program.ToString()).value(), program);
+    EXPECT_EQ(Program::Parse(program.ToString("\n")).value(), program);
+  }
+  EXPECT_FALSE(Program::Parse("steps many").ok());
+  EXPECT_FALSE(Program::Parse("r0 = fly(r1, r2, 0)").ok());
+}
+
+TEST(MinimalProgram, HasOnlyWhatItFailsWith) {
+  const auto fails = [](const Program& program) {
+    int adds = 0;
+    for (const Op& op : program.ops) adds += op.kind == OpKind::kAdd;
+    return adds > 0 && program.rows >= 16;
+  };
+  Program program = Program::Draw(1);
+  program.ops.push_back({.kind = OpKind::kAdd, .out = 3});
+  EXPECT_EQ(Minimise(program, fails).ToString(), "rows 16; r0 = add(r0, r0, 0)");
+}
+
+}  // namespace programs_test
+}  // namespace pinion::testing
