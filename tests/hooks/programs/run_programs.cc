@@ -38,7 +38,6 @@ bool Fails(const Program& program, const std::string& name) {
   if (verdict.kind == FailureKind::kNone) return false;
   std::printf("%s: %s\n", name.c_str(), verdict.ToString().c_str());
   std::fflush(stdout);
-  if (verdict.kind == FailureKind::kInvalid) return false;
   if (absl::GetFlag(FLAGS_minimise)) {
     std::printf("%s\n", pinion::testing::DescribeMinimal(program, verdict).c_str());
   }
