@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -105,6 +104,8 @@ bool ReadNumber(absl::string_view word, int* number) {
 
 }  // namespace
 
+absl::string_view NameOf(OpKind kind) { return kNames[static_cast<size_t>(kind)]; }
+
 absl::Span<const Setting> Settings() { return kSettings; }
 
 Program Program::Draw(uint64_t seed) {
@@ -174,14 +175,13 @@ std::string Program::ToString(absl::string_view separator) const {
     if (value != Program().*setting.value) lines.push_back(absl::StrCat(setting.name, " ", value));
   }
   for (const Op& op : ops) {
-    lines.push_back(absl::StrCat("r", op.out, " = ", kNames[static_cast<size_t>(op.kind)], "(r",
-                                 op.in, ", r", op.other, ", ", op.extra, ")"));
+    lines.push_back(absl::StrCat("r", op.out, " = ", NameOf(op.kind), "(r", op.in, ", r", op.other,
+                                 ", ", op.extra, ")"));
   }
   return absl::StrJoin(lines, separator);
 }
 
-absl::StatusOr<Program> Program::Parse(absl::string_view text) {
-  Program program;
+absl::Status Program::Add(absl::string_view text) {
   for (const absl::string_view line : absl::StrSplit(text, absl::ByAnyChar(";\n"))) {
     const std::vector<absl::string_view> words =
         absl::StrSplit(line, absl::ByAnyChar(" =(),"), absl::SkipEmpty());
@@ -189,7 +189,7 @@ absl::StatusOr<Program> Program::Parse(absl::string_view text) {
     const auto setting = std::find_if(std::begin(kSettings), std::end(kSettings),
                                       [&](const Setting& known) { return known.name == words[0]; });
     if (setting != std::end(kSettings) && words.size() == 2 &&
-        ReadNumber(words[1], &(program.*setting->value))) {
+        ReadNumber(words[1], &(this->*setting->value))) {
       continue;
     }
     Op op;
@@ -200,9 +200,9 @@ absl::StatusOr<Program> Program::Parse(absl::string_view text) {
     }
     op.kind = static_cast<OpKind>(name - kNames.begin());
     for (int* const number : {&op.out, &op.in, &op.other}) *number &= kRegisters - 1;
-    program.ops.push_back(op);
+    ops.push_back(op);
   }
-  return program;
+  return absl::OkStatus();
 }
 
 }  // namespace pinion::testing

@@ -3,7 +3,7 @@
 //
 //   Program program = Program::Draw(seed);
 //   std::cout << program.ToString();                         // "optimizer 2; ...; r0 = sin(r1, r2,
-//   5)" program = Program::Parse("session 1; r0 = rrelu(r0, r0, 0)").value();
+//   5)" status = program.Add("session 1; r0 = rrelu(r0, r0, 0)");
 
 #ifndef PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_H_
 #define PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_H_
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -56,6 +56,8 @@ enum class OpKind {
   kWholeCheckpoint,  // early_stop = false
 };
 inline constexpr int kOpKinds = static_cast<int>(OpKind::kWholeCheckpoint) + 1;
+
+absl::string_view NameOf(OpKind kind);
 
 inline constexpr int kRegisters = 4;
 
@@ -110,9 +112,9 @@ struct Program {
 
   // Equal seeds give equal programs.
   static Program Draw(uint64_t seed);
-  // InvalidArgument names what cannot be read.
-  static absl::StatusOr<Program> Parse(absl::string_view text);
-  // What differs from the defaults, separated by `separator`, as Parse reads it.
+  // Adds operators and changes settings. InvalidArgument names what cannot be read.
+  absl::Status Add(absl::string_view text);
+  // What differs from the defaults, separated by `separator`, as Add reads it.
   std::string ToString(absl::string_view separator = "; ") const;
 
   bool operator==(const Program&) const = default;

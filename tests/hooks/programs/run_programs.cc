@@ -4,19 +4,22 @@
 //   bazel run --config=opt //tests/hooks/programs:run_programs -- --seeds=20000 --first=1
 //   bazel run --config=opt //tests/hooks/programs:run_programs -- --program="session 1; r0 =
 //   sin(r0, r0, 0)"
+//   ... -- --seeds=1000 --set="optimizer 0; verify 0" --without=rrelu,custom    # to leave out what
+//   fails
 //
 // Prints each seed before it runs: the last line is the one to look at when it dies. Exits with 1
 // where a program fails.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <map>
 #include <string>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/status/statusor.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/tests/hooks/programs/minimise.h"
 #include "pinion/tests/hooks/programs/program.h"
 #include "pinion/tests/hooks/programs/run_program.h"
@@ -24,14 +27,28 @@
 ABSL_FLAG(int, seeds, 500, "how many programs");
 ABSL_FLAG(int, first, 1, "the first one's seed");
 ABSL_FLAG(std::string, program, "", "the one to run instead, as a failure prints it");
+ABSL_FLAG(std::string, set, "", "settings of all programs, in place of random ones");
+ABSL_FLAG(std::vector<std::string>, without, {}, "operators that are removed from all programs");
 ABSL_FLAG(bool, minimise, true, "those that fail");
 ABSL_FLAG(int, failures, 1, "how many end the run");
 
 namespace {
 
 using pinion::testing::FailureKind;
+using pinion::testing::NameOf;
+using pinion::testing::Op;
 using pinion::testing::Program;
 using pinion::testing::Verdict;
+
+Program Draw(int seed) {
+  Program program = Program::Draw(static_cast<uint64_t>(seed));
+  const std::vector<std::string> without = absl::GetFlag(FLAGS_without);
+  std::erase_if(program.ops, [&](const Op& op) {
+    return std::find(without.begin(), without.end(), NameOf(op.kind)) != without.end();
+  });
+  PINION_CHECK(program.Add(absl::GetFlag(FLAGS_set)).ok()) << absl::GetFlag(FLAGS_set);
+  return program;
+}
 
 bool Fails(const Program& program, const std::string& name) {
   const Verdict verdict = pinion::testing::RunProgram(program);
@@ -49,12 +66,9 @@ bool Fails(const Program& program, const std::string& name) {
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   if (const std::string text = absl::GetFlag(FLAGS_program); !text.empty()) {
-    const absl::StatusOr<Program> program = Program::Parse(text);
-    if (!program.ok()) {
-      std::printf("%s\n", program.status().ToString().c_str());
-      return 1;
-    }
-    return Fails(*program, "the program") ? 1 : 0;
+    Program program;
+    PINION_CHECK(program.Add(text).ok()) << text;
+    return Fails(program, "the program") ? 1 : 0;
   }
   const auto start = std::chrono::steady_clock::now();
   int failures = 0;
@@ -63,7 +77,7 @@ int main(int argc, char** argv) {
   for (; seed < end && failures < absl::GetFlag(FLAGS_failures); ++seed) {
     std::printf("seed %d\r", seed);
     std::fflush(stdout);
-    failures += Fails(Program::Draw(static_cast<uint64_t>(seed)), "seed " + std::to_string(seed));
+    failures += Fails(Draw(seed), "seed " + std::to_string(seed));
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::printf("seeds %d to %d in %.0f s: %d failed\n", first, seed - 1, seconds.count(), failures);
