@@ -69,16 +69,19 @@ OffloadOptions OptionsOf(const Program& program, const Mode& mode) {
   options.min_offload_bytes = static_cast<uint64_t>(program.min_bytes);
   options.offload_leaves = program.offload_leaves != 0;
   options.verify = program.verify != 0;
-  options.overlap = program.blocking == 0;
-  if (program.window_kib != 0) {
+  // A target takes the place of windows, of which one in tensors takes the place of one in bytes.
+  if (mode.target_bytes.has_value()) {
+    options.memory_target_bytes = *mode.target_bytes;
+  } else if (program.target == 1) {
+    options.memory_target_bytes = OffloadOptions::kAutoTarget;
+  } else if (program.blocking != 0) {
+    options.overlap = false;
+  } else if (program.window_tensors != 0) {
+    options.eviction_window_tensors = static_cast<uint64_t>(program.window_tensors);
+  } else if (program.window_kib != 0) {
     options.eviction_window_bytes = static_cast<uint64_t>(program.window_kib) * kKiB;
     options.prefetch_window_bytes = options.eviction_window_bytes;
   }
-  if (program.window_tensors != 0) {
-    options.eviction_window_tensors = static_cast<uint64_t>(program.window_tensors);
-  }
-  if (program.target == 1) options.memory_target_bytes = OffloadOptions::kAutoTarget;
-  if (mode.target_bytes.has_value()) options.memory_target_bytes = *mode.target_bytes;
   return options;
 }
 
