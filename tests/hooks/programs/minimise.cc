@@ -88,8 +88,8 @@ std::string DescribeMinimal(const Program& program, const Verdict& verdict) {
   constexpr size_t kSameBeginning = 24;  // of the message of an error
   Verdict minimal_verdict = verdict;
   const Program minimal = Minimise(program, [&](const Program& candidate) {
-    // At exactly the least memory there may be other reasons than above it.
-    if (candidate.target_percent == 0 && program.target_percent > 0) return false;
+    // At the least memory there may be another reason than above it.
+    if (candidate.target_percent != program.target_percent) return false;
     Verdict found = RunProgram(candidate);
     if (found.kind != verdict.kind) return false;
     if (found.kind == FailureKind::kError &&

@@ -11,7 +11,6 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -24,8 +23,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/device/allocation_bytes.h"
+#include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/activations/offload_options.h"
@@ -43,12 +46,12 @@ namespace {
 using at::Tensor;
 
 constexpr uint64_t kMemoryBytes = 256 * kMiB;
-constexpr uint64_t kGranularityBytes = 512;  // of the device's allocations
+constexpr uint64_t kLeastTarget = 1;  // everything that can be offloaded is
 
 // How a program runs.
 struct Mode {
   bool offload = false;
-  // A number in place of the program's target. 1: with the least memory that can be.
+  // Where the program's target is a number.
   std::optional<uint64_t> target_bytes = std::nullopt;
   std::optional<uint64_t> limit_bytes = std::nullopt;  // of the device
 };
@@ -85,6 +88,24 @@ OffloadOptions OptionsOf(const Program& program, const Mode& mode) {
   return options;
 }
 
+std::unique_ptr<torch::optim::Optimizer> NewOptimizer(int kind,
+                                                      const std::vector<Tensor>& trained) {
+  constexpr double kRate = 0.01;
+  if (kind == 2) return std::make_unique<torch::optim::Adam>(trained, kRate);
+  return std::make_unique<torch::optim::SGD>(
+      trained, torch::optim::SGDOptions(kRate).momentum(kind == 1 ? 0.9 : 0));
+}
+
+WeightOptions WeightOptionsOf(const Program& program, const Mode& mode) {
+  WeightOptions options = {.tier = SmallTier()};
+  if (mode.target_bytes == kLeastTarget) {
+    options.window_bytes = static_cast<uint64_t>(program.width * program.width) * sizeof(float);
+  } else if (mode.target_bytes.has_value()) {
+    options.memory_target_bytes = *mode.target_bytes;
+  }
+  return options;
+}
+
 class Training {
  public:
   Training(const Program& program, const Mode& mode, std::shared_ptr<EmulatedMachine> machine)
@@ -92,35 +113,23 @@ class Training {
     SeedFor(-1, 0, 0);
     net_ = std::make_unique<ProgramNet>(program, /*checkpoints=*/mode.offload);
     net_->MoveBuffers(device_);
-    std::vector<Tensor> trained;
+    const DeviceBackend backend = EmulatedBackend(machine_);
     if (mode.offload && program.session != 0) {
-      session_ =
-          OffloadSession::Create(OptionsOf(program, mode), EmulatedBackend(machine_)).value();
+      session_ = OffloadSession::Create(OptionsOf(program, mode), backend).value();
     }
     if (mode.offload && program.streams_weights != 0) {
-      WeightOptions options = {.tier = SmallTier()};
-      const auto unit_bytes = static_cast<uint64_t>(program.width * program.width) * sizeof(float);
-      if (mode.target_bytes == 1) options.window_bytes = unit_bytes;
-      if (mode.target_bytes.value_or(1) != 1) options.memory_target_bytes = *mode.target_bytes;
       weights_ =
-          WeightOffloader::Attach(*net_->module(), device_, EmulatedBackend(machine_), options)
+          WeightOffloader::Attach(*net_->module(), device_, backend, WeightOptionsOf(program, mode))
               .value();
-      trained = weights_->host_parameters();
+      trained_ = weights_->host_parameters();
     } else {
       net_->module()->to(device_);
-      trained = net_->module()->parameters();
+      trained_ = net_->module()->parameters();
     }
-    trained_ = trained;
-    switch (program.optimizer) {
-      case 0:
-      case 1:
-        optimizer_ = std::make_unique<torch::optim::SGD>(
-            trained, torch::optim::SGDOptions(0.01).momentum(program.optimizer * 0.9));
-        break;
-      default:
-        optimizer_ = std::make_unique<torch::optim::Adam>(trained, 0.01);
-    }
+    optimizer_ = NewOptimizer(program.optimizer, trained_);
   }
+
+  const std::shared_ptr<OffloadSession>& session() const { return session_; }
 
   std::vector<Result> Train() {
     for (step_ = 0; step_ < program_.steps; ++step_) {
@@ -132,12 +141,10 @@ class Training {
   }
 
  private:
-  void SeedFor(int step, int micro, int forward) const {
-    at::manual_seed(
-        ((static_cast<uint64_t>(program_.seed) * 64 + static_cast<uint64_t>(step + 1)) * 8 +
-         static_cast<uint64_t>(micro)) *
-            8 +
-        static_cast<uint64_t>(forward));
+  // At most 64 steps of 8 micro-batches of 8 forwards.
+  void SeedFor(int step, int micro_batch, int forward) const {
+    const int place = ((step + 1) * 8 + micro_batch) * 8 + forward;
+    at::manual_seed(static_cast<uint64_t>(program_.seed) * 4096 + static_cast<uint64_t>(place));
   }
 
   void Keep(const char* what, size_t index, const Tensor& value) {
@@ -214,9 +221,6 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Result> results_;
   int step_ = 0;
-
- public:
-  const std::shared_ptr<OffloadSession>& session() const { return session_; }
 };
 
 // The first line.
@@ -243,27 +247,27 @@ std::shared_ptr<EmulatedMachine> NewMachine(const Program& program) {
   return machine;
 }
 
-// Says so where something of a program is left on the device, in host memory, or in the session.
+// Empty once nothing of a program is on the device, in host memory or in the session: autograd's
+// workers may free their last references a moment after backward has returned.
 std::string WhatIsLeft(EmulatedMachine& machine, const OffloadSession* session) {
-  const auto soon = [](const auto& condition) {
-    for (int i = 0; i < 2000 && !condition(); ++i) usleep(1000);
-    return condition();
-  };
-  if (session != nullptr && !soon([&] { return session->GetStats().live_handles == 0; })) {
-    return absl::StrCat(session->GetStats().live_handles, " handles are left");
-  }
-  if (const absl::Status status = machine.SynchronizeDevice(0); !status.ok()) {
-    return std::string(status.message());
-  }
-  if (session != nullptr &&
-      !soon([&] { return session->GetAllocatorStats().booked_bytes.current == 0; })) {
-    return absl::StrCat(session->GetAllocatorStats().booked_bytes.current, " host bytes are left");
-  }
-  if (!soon([&] { return machine.memory_stats(0).in_use_bytes == 0; })) {
-    return absl::StrCat(machine.memory_stats(0).in_use_bytes, " device bytes are left:\n",
+  const auto look = [&]() -> std::string {
+    if (session != nullptr && session->GetStats().live_handles > 0) {
+      return absl::StrCat(session->GetStats().live_handles, " handles");
+    }
+    PINION_CHECK(machine.SynchronizeDevice(0).ok());
+    if (session != nullptr && session->GetAllocatorStats().booked_bytes.current > 0) {
+      return absl::StrCat(session->GetAllocatorStats().booked_bytes.current, " host bytes");
+    }
+    if (machine.memory_stats(0).in_use_bytes == 0) return "";
+    return absl::StrCat(machine.memory_stats(0).in_use_bytes, " device bytes:\n",
                         machine.MemoryReport(0));
+  };
+  std::string left = look();
+  for (int i = 0; i < 2000 && !left.empty(); ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+    left = look();
   }
-  return "";
+  return left;
 }
 
 Run RunIn(const Program& program, const Mode& mode) {
@@ -328,8 +332,8 @@ Verdict RunProgram(const Program& program) {
   }
   Mode mode = {.offload = true};
   if (program.target != 2) return Compare(plain, RunIn(program, mode));
-  mode.target_bytes = 1;
-  // A target of one byte, which is reported in the log, has the least memory that can be.
+  mode.target_bytes = kLeastTarget;
+  // The log says that the least target cannot be met.
   const LogSink log = SetLogSink([](LogSeverity, const std::string&) {});
   const Run least = RunIn(program, mode);
   SetLogSink(log);
@@ -339,7 +343,8 @@ Verdict RunProgram(const Program& program) {
   const uint64_t most_bytes = std::max(least.peak_bytes, plain.peak_bytes);
   const uint64_t part_bytes =
       (most_bytes - least.peak_bytes) * static_cast<uint64_t>(program.target_percent) / 100;
-  mode.target_bytes = least.peak_bytes + part_bytes / kGranularityBytes * kGranularityBytes;
+  mode.target_bytes =
+      least.peak_bytes + part_bytes / kAllocationGranularityBytes * kAllocationGranularityBytes;
   mode.limit_bytes = mode.target_bytes;
   Verdict verdict = Compare(plain, RunIn(program, mode));
   if (verdict.kind == FailureKind::kOutOfMemory) {
