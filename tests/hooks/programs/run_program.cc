@@ -130,6 +130,8 @@ class Training {
   }
 
   const std::shared_ptr<OffloadSession>& session() const { return session_; }
+  // "step 1, backward": what it is at.
+  std::string place() const { return absl::StrCat("step ", step_, ", ", phase_); }
 
   std::vector<Result> Train() {
     for (step_ = 0; step_ < program_.steps; ++step_) {
@@ -162,6 +164,7 @@ class Training {
         odd_step && program_.odd_steps_are_short ? program_.rows / 2 : program_.rows;
     std::vector<Forward> forwards(static_cast<size_t>(program_.forwards));
     for (size_t i = 0; i < forwards.size(); ++i) {
+      phase_ = "forward";
       SeedFor(step_, micro, static_cast<int>(i));
       Forward& forward = forwards[i];
       forward.input = at::randn({rows, program_.width}).to(device_);
@@ -176,6 +179,7 @@ class Training {
           net_->Loss(forward.input, odd_step, program_.holds_results ? &forward.results : nullptr);
     }
     if (program_.newest_first) std::reverse(forwards.begin(), forwards.end());
+    phase_ = "backward";
     for (Forward& forward : forwards) {
       Backward(forward.loss);
       Keep("loss", 0, forward.loss);
@@ -200,6 +204,7 @@ class Training {
   }
 
   void Update() {
+    phase_ = "update";
     if (weights_ != nullptr) weights_->WaitForGradients();
     for (size_t i = 0; i < trained_.size(); ++i) Keep("gradient", i, trained_[i].grad());
     if (weights_ != nullptr) {
@@ -221,9 +226,10 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Result> results_;
   int step_ = 0;
+  const char* phase_ = "forward";
 };
 
-// The first line.
+// The first line. What the device's memory is held by is in the next ones.
 std::string MessageOf(const std::exception& error) {
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text =
@@ -274,20 +280,26 @@ Run RunIn(const Program& program, const Mode& mode) {
   Run run;
   const auto machine = NewMachine(program);
   std::shared_ptr<OffloadSession> session;
+  std::unique_ptr<Training> training;
+  const auto failed = [&](FailureKind kind, const std::exception& error) {
+    const std::string place = training == nullptr ? "before the first step" : training->place();
+    run.failure = {kind, absl::StrCat(MessageOf(error), " (", place, ")")};
+  };
   try {
-    Training training(program, mode, machine);
-    session = training.session();
+    training = std::make_unique<Training>(program, mode, machine);
+    session = training->session();
     PINION_CHECK(machine->SynchronizeDevice(0).ok());
     machine->ResetPeakMemory(0);
     if (mode.limit_bytes.has_value()) {
       PINION_CHECK(machine->SetMemoryLimit(0, *mode.limit_bytes).ok());
     }
-    run.results = training.Train();
+    run.results = training->Train();
   } catch (const c10::OutOfMemoryError& error) {
-    run.failure = {FailureKind::kOutOfMemory, MessageOf(error)};
+    failed(FailureKind::kOutOfMemory, error);
   } catch (const std::exception& error) {
-    run.failure = {FailureKind::kError, MessageOf(error)};
+    failed(FailureKind::kError, error);
   }
+  training.reset();
   run.peak_bytes = machine->memory_stats(0).peak_bytes;
   const std::string left = WhatIsLeft(*machine, session.get());
   if (!left.empty()) machine->BreakDevice(0, "a program has left something on it");
