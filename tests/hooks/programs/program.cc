@@ -65,6 +65,7 @@ constexpr Setting kSettings[] = {
     {"create_graph", &Program::create_graph},
     {"optimizer", &Program::optimizer},
     {"zero_gradients_stay", &Program::zero_gradients_stay},
+    {"autocast", &Program::autocast},
     {"normalises_input", &Program::normalises_input},
     {"input_requires_grad", &Program::input_requires_grad},
     {"holds_results", &Program::holds_results},
@@ -78,6 +79,7 @@ constexpr Setting kSettings[] = {
     {"blocking", &Program::blocking},
     {"verify", &Program::verify},
     {"offload_leaves", &Program::offload_leaves},
+    {"copies_casts", &Program::copies_casts},
     {"min_bytes", &Program::min_bytes},
     {"target", &Program::target},
     {"target_percent", &Program::target_percent},
@@ -122,9 +124,10 @@ Program Program::Draw(uint64_t seed) {
   program.forwards = 1 + draws.OneIn(5);
   program.newest_first = draws.Below(2);
   program.backwards = 1 + draws.OneIn(6);
-  program.create_graph = draws.OneIn(8);
+  program.create_graph = draws.OneIn(6) ? 1 + draws.Below(2) : 0;
   program.optimizer = draws.Below(3);
   program.zero_gradients_stay = draws.OneIn(5);
+  program.autocast = draws.OneIn(8);
   program.normalises_input = draws.OneIn(4);
   program.input_requires_grad = draws.OneIn(6);
   program.holds_results = draws.OneIn(6);
@@ -136,6 +139,7 @@ Program Program::Draw(uint64_t seed) {
   program.streams_weights = program.create_graph ? 0 : draws.OneIn(8);
   program.offload_leaves = draws.OneIn(4);
   program.verify = draws.OneIn(8);
+  program.copies_casts = draws.OneIn(4);
   program.min_bytes = draws.Among({1, 1, 1, 2048, 8192});
   switch (draws.Below(6)) {
     case 0:

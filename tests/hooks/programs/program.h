@@ -88,9 +88,10 @@ struct Program {
   int forwards = 1;  // in flight at once, of each micro-batch
   int newest_first = 0;
   int backwards = 1;  // of each graph: all but the last retain it
-  int create_graph = 0;
+  int create_graph = 0;  // 1: a penalty on the gradients, 2: in odd steps
   int optimizer = 0;  // 0: SGD, 1: SGD with momentum, 2: Adam
   int zero_gradients_stay = 0;
+  int autocast = 0;  // to bfloat16
   int normalises_input = 0;
   int input_requires_grad = 0;
   int holds_results = 0;        // of forward, until its backward is over
@@ -106,6 +107,7 @@ struct Program {
   int blocking = 0;
   int verify = 0;
   int offload_leaves = 0;
+  int copies_casts = 0;  // of weights
   int min_bytes = 1;
   int target = 0;          // 1: automatic, 2: a number
   int target_percent = 0;  // of the way from the least to the peak without offload

@@ -36,6 +36,7 @@
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/programs/program_net.h"
+#include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/hooks/support/cpu_kernels.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -72,6 +73,7 @@ OffloadOptions OptionsOf(const Program& program, const Mode& mode) {
   options.min_offload_bytes = static_cast<uint64_t>(program.min_bytes);
   options.offload_leaves = program.offload_leaves != 0;
   options.verify = program.verify != 0;
+  options.cast_weights_again = program.copies_casts == 0;
   // A target takes the place of windows, of which one in tensors takes the place of one in bytes.
   if (mode.target_bytes.has_value()) {
     options.memory_target_bytes = *mode.target_bytes;
@@ -175,6 +177,8 @@ class Training {
       } else if (session_ != nullptr) {
         scope.emplace(session_);
       }
+      std::optional<AutocastRegion> autocast;
+      if (program_.autocast != 0) autocast.emplace(device_.type());
       forward.loss =
           net_->Loss(forward.input, odd_step, program_.holds_results ? &forward.results : nullptr);
     }
@@ -189,7 +193,7 @@ class Training {
   }
 
   void Backward(Tensor loss) const {
-    if (program_.create_graph) {
+    if (program_.create_graph == 1 || (program_.create_graph == 2 && step_ % 2 == 1)) {
       Tensor penalty = at::zeros({}, loss.options());
       for (const Tensor& gradient :
            torch::autograd::grad({loss}, net_->module()->parameters(), {}, /*retain_graph=*/true,
