@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
@@ -156,7 +157,16 @@ class Training {
                         value.defined() ? value.detach().cpu().clone() : Tensor()});
   }
 
+  // Autograd adds up gradients in the order of their nodes' numbers, which each thread counts by
+  // itself. Those of forward stay ahead of those that a backward makes on its worker, so that equal
+  // programs add in equal order.
+  static void StayAheadOfWorkers() {
+    constexpr int kMoreThanABackwardMakes = 20000;
+    for (int i = 0; i < kMoreThanABackwardMakes; ++i) at::sequence_number::get_and_increment();
+  }
+
   void MicroBatch(int micro) {
+    StayAheadOfWorkers();
     struct Forward {
       Tensor input, loss;
       Registers results;
