@@ -1,0 +1,212 @@
+#include "pinion/tests/hooks/programs/program.h"
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace pinion::testing {
+namespace {
+
+constexpr std::array<absl::string_view, kOpKinds> kNames = {"add",
+                                                            "mul",
+                                                            "sin",
+                                                            "gelu",
+                                                            "relu",
+                                                            "softmax",
+                                                            "linear",
+                                                            "attention",
+                                                            "conv",
+                                                            "layer_norm",
+                                                            "group_norm",
+                                                            "batch_norm",
+                                                            "transposed",
+                                                            "slice",
+                                                            "reshape",
+                                                            "expand",
+                                                            "broadcast",
+                                                            "as_strided",
+                                                            "in_place",
+                                                            "in_place_view",
+                                                            "dropout",
+                                                            "rrelu",
+                                                            "mask",
+                                                            "noise",
+                                                            "where",
+                                                            "gather",
+                                                            "cast",
+                                                            "detach",
+                                                            "custom",
+                                                            "no_offload",
+                                                            "checkpoint",
+                                                            "planned_checkpoint",
+                                                            "whole_checkpoint"};
+
+constexpr Setting kSettings[] = {
+    {"seed", &Program::seed},
+    {"schedule", &Program::schedule},
+    {"reuse", &Program::reuse},
+    {"steps", &Program::steps},
+    {"rows", &Program::rows},
+    {"width", &Program::width},
+    {"micro_batches", &Program::micro_batches},
+    {"forwards", &Program::forwards},
+    {"newest_first", &Program::newest_first},
+    {"backwards", &Program::backwards},
+    {"create_graph", &Program::create_graph},
+    {"optimizer", &Program::optimizer},
+    {"zero_gradients_stay", &Program::zero_gradients_stay},
+    {"autocast", &Program::autocast},
+    {"normalises_input", &Program::normalises_input},
+    {"input_requires_grad", &Program::input_requires_grad},
+    {"holds_results", &Program::holds_results},
+    {"odd_steps_are_short", &Program::odd_steps_are_short},
+    {"odd_steps_skip", &Program::odd_steps_skip},
+    {"session", &Program::session},
+    {"streams_weights", &Program::streams_weights},
+    {"scope_has_module", &Program::scope_has_module},
+    {"window_kib", &Program::window_kib},
+    {"window_tensors", &Program::window_tensors},
+    {"blocking", &Program::blocking},
+    {"verify", &Program::verify},
+    {"offload_leaves", &Program::offload_leaves},
+    {"copies_casts", &Program::copies_casts},
+    {"min_bytes", &Program::min_bytes},
+    {"target", &Program::target},
+    {"target_percent", &Program::target_percent},
+};
+
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : random_(seed) {}
+  int Below(int end) { return static_cast<int>(random_() % static_cast<uint64_t>(end)); }
+  int OneIn(int n) { return Below(n) == 0 ? 1 : 0; }
+  int Among(const std::vector<int>& values) {
+    return values[static_cast<size_t>(Below(static_cast<int>(values.size())))];
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// "r2" and "2" are 2.
+bool ReadNumber(absl::string_view word, int* number) {
+  if (!word.empty() && word.front() == 'r') word.remove_prefix(1);
+  return absl::SimpleAtoi(word, number);
+}
+
+}  // namespace
+
+absl::string_view NameOf(OpKind kind) { return kNames[static_cast<size_t>(kind)]; }
+
+absl::Span<const Setting> Settings() { return kSettings; }
+
+Program Program::Draw(uint64_t seed) {
+  Draws draws(seed);
+  Program program;
+  program.seed = static_cast<int>(seed);
+  program.schedule = draws.Below(3);
+  program.reuse = draws.Below(2);
+
+  program.steps = 4 + draws.Below(4);
+  program.rows = draws.Among({16, 32, 48});
+  program.width = draws.Among({64, 96, 160});
+  program.micro_batches = draws.OneIn(4) ? 2 + draws.Below(2) : 1;
+  program.forwards = 1 + draws.OneIn(5);
+  program.newest_first = draws.Below(2);
+  program.backwards = 1 + draws.OneIn(6);
+  program.create_graph = draws.OneIn(6) ? 1 + draws.Below(2) : 0;
+  program.optimizer = draws.Below(3);
+  program.zero_gradients_stay = draws.OneIn(5);
+  program.autocast = draws.OneIn(8);
+  program.normalises_input = draws.OneIn(4);
+  program.input_requires_grad = draws.OneIn(6);
+  program.holds_results = draws.OneIn(6);
+  program.odd_steps_are_short = draws.OneIn(6);
+  program.odd_steps_skip = draws.OneIn(6) ? 1 + draws.Below(10) : 0;
+
+  program.session = 1;
+  program.scope_has_module = draws.Below(2);
+  program.streams_weights = program.create_graph ? 0 : draws.OneIn(8);
+  program.offload_leaves = draws.OneIn(4);
+  program.verify = draws.OneIn(8);
+  program.copies_casts = draws.OneIn(4);
+  program.min_bytes = draws.Among({1, 1, 1, 2048, 8192});
+  switch (draws.Below(6)) {
+    case 0:
+      program.blocking = 1;
+      break;
+    case 1:
+      program.window_kib = draws.Among({1, 4, 16, 64});
+      break;
+    case 2:
+      program.window_tensors = draws.Among({1, 2, 5});
+      break;
+    case 3:
+      program.target = 1;
+      break;
+    default:
+      program.target = 2;
+      program.target_percent = draws.Among({0, 0, draws.Below(100), draws.Below(100), 100});
+  }
+
+  const int ops = 10 + draws.Below(51);
+  // Half of the programs have checkpoints.
+  const int kinds = draws.Below(2) ? kOpKinds : static_cast<int>(OpKind::kCheckpoint);
+  for (int i = 0; i < ops; ++i) {
+    program.ops.push_back({.kind = static_cast<OpKind>(draws.Below(kinds)),
+                           .out = draws.Below(kRegisters),
+                           .in = draws.Below(kRegisters),
+                           .other = draws.Below(kRegisters),
+                           .extra = draws.Below(8)});
+  }
+  return program;
+}
+
+std::string Program::ToString(absl::string_view separator) const {
+  std::vector<std::string> lines;
+  for (const Setting& setting : kSettings) {
+    const int value = this->*setting.value;
+    if (value != Program().*setting.value) lines.push_back(absl::StrCat(setting.name, " ", value));
+  }
+  for (const Op& op : ops) {
+    lines.push_back(absl::StrCat("r", op.out, " = ", NameOf(op.kind), "(r", op.in, ", r", op.other,
+                                 ", ", op.extra, ")"));
+  }
+  return absl::StrJoin(lines, separator);
+}
+
+absl::Status Program::Add(absl::string_view text) {
+  for (const absl::string_view line : absl::StrSplit(text, absl::ByAnyChar(";\n"))) {
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, absl::ByAnyChar(" =(),"), absl::SkipEmpty());
+    if (words.empty()) continue;
+    const auto setting = std::find_if(std::begin(kSettings), std::end(kSettings),
+                                      [&](const Setting& known) { return known.name == words[0]; });
+    if (setting != std::end(kSettings) && words.size() == 2 &&
+        ReadNumber(words[1], &(this->*setting->value))) {
+      continue;
+    }
+    Op op;
+    const auto name = std::find(kNames.begin(), kNames.end(), words.size() == 5 ? words[1] : "");
+    if (name == kNames.end() || !ReadNumber(words[0], &op.out) || !ReadNumber(words[2], &op.in) ||
+        !ReadNumber(words[3], &op.other) || !ReadNumber(words[4], &op.extra)) {
+      return absl::InvalidArgumentError(absl::StrCat("cannot read \"", line, "\""));
+    }
+    op.kind = static_cast<OpKind>(name - kNames.begin());
+    for (int* const number : {&op.out, &op.in, &op.other}) *number &= kRegisters - 1;
+    ops.push_back(op);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace pinion::testing

@@ -1,0 +1,133 @@
+// A random training program as plain data: operators over four registers, and what happens around
+// them. Any operator can be removed and any setting can be changed: what is left is a program.
+//
+//   Program program = Program::Draw(seed);
+//   std::cout << program.ToString();                         // "optimizer 2; ...; r0 = sin(r1, r2,
+//   5)" status = program.Add("session 1; r0 = rrelu(r0, r0, 0)");
+
+#ifndef PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_H_
+#define PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace pinion::testing {
+
+// All operators take and return tensors of one shape (program_net.cc).
+enum class OpKind {
+  kAdd,
+  kMul,
+  kSin,
+  kGelu,
+  kRelu,
+  kSoftmax,
+  kLinear,
+  kAttention,
+  kConvolution,
+  kLayerNorm,
+  kGroupNorm,
+  kBatchNorm,
+  kTransposed,
+  kSlice,
+  kReshape,
+  kExpand,
+  kBroadcast,
+  kAsStrided,
+  kInPlace,
+  kInPlaceView,
+  kDropout,
+  kRrelu,
+  kMask,
+  kNoise,
+  kWhere,
+  kGather,
+  kCast,
+  kDetach,
+  kCustom,
+  kNoOffload,
+  // The next 1 + extra % 8 operators are a checkpointed segment.
+  kCheckpoint,
+  kPlannedCheckpoint,
+  kWholeCheckpoint,  // early_stop = false
+};
+inline constexpr int kOpKinds = static_cast<int>(OpKind::kWholeCheckpoint) + 1;
+
+absl::string_view NameOf(OpKind kind);
+
+inline constexpr int kRegisters = 4;
+
+struct Op {
+  OpKind kind = OpKind::kAdd;
+  int out = 0;  // registers
+  int in = 0;
+  int other = 0;
+  int extra = 0;  // a parameter's number, a variant
+
+  bool operator==(const Op&) const = default;
+};
+
+// 0 means no, or none, unless a comment says otherwise. Defaults are the simplest values.
+struct Program {
+  std::vector<Op> ops;
+
+  // The emulated device.
+  int seed = 1;  // of the device and of all values
+  int schedule = 1;
+  int reuse = 0;
+
+  // What a step does.
+  int steps = 1;
+  int rows = 8;
+  int width = 64;  // a multiple of 32
+  int micro_batches = 1;
+  int forwards = 1;  // in flight at once, of each micro-batch
+  int newest_first = 0;
+  int backwards = 1;  // of each graph: all but the last retain it
+  int create_graph = 0;  // 1: a penalty on the gradients, 2: in odd steps
+  int optimizer = 0;  // 0: SGD, 1: SGD with momentum, 2: Adam
+  int zero_gradients_stay = 0;
+  int autocast = 0;  // to bfloat16
+  int normalises_input = 0;
+  int input_requires_grad = 0;
+  int holds_results = 0;        // of forward, until its backward is over
+  int odd_steps_are_short = 0;  // half of the rows
+  int odd_steps_skip = 0;       // this operator, counted from 1
+
+  // How it is offloaded.
+  int session = 0;
+  int streams_weights = 0;
+  int scope_has_module = 0;
+  int window_kib = 0;  // 0: automatic
+  int window_tensors = 0;
+  int blocking = 0;
+  int verify = 0;
+  int offload_leaves = 0;
+  int copies_casts = 0;  // of weights
+  int min_bytes = 1;
+  int target = 0;          // 1: automatic, 2: a number
+  int target_percent = 0;  // of the way from the least to the peak without offload
+
+  // Equal seeds give equal programs.
+  static Program Draw(uint64_t seed);
+  // Adds operators and changes settings. InvalidArgument names what cannot be read.
+  absl::Status Add(absl::string_view text);
+  // What differs from the defaults, separated by `separator`, as Add reads it.
+  std::string ToString(absl::string_view separator = "; ") const;
+
+  bool operator==(const Program&) const = default;
+};
+
+struct Setting {
+  absl::string_view name;
+  int Program::*value;
+};
+absl::Span<const Setting> Settings();
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_H_

@@ -1,0 +1,46 @@
+// The parameters of a Program, and its forward.
+
+#ifndef PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_NET_H_
+#define PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_NET_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/parameterlist.h>
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "pinion/tests/hooks/programs/program.h"
+
+namespace pinion::testing {
+
+using Registers = std::array<at::Tensor, kRegisters>;
+
+class ProgramNet {
+ public:
+  // On the CPU. Without `checkpoints` their segments run as they are.
+  ProgramNet(const Program& program, bool checkpoints);
+
+  // The parameters.
+  torch::nn::ParameterList& module() { return parameters_; }
+  // Moves everything to the device but the parameters, for which `module` is there.
+  void MoveBuffers(at::Device device);
+
+  // Leaves the last registers in `results`, if it is given.
+  at::Tensor Loss(const at::Tensor& input, bool odd_step, Registers* results);
+
+ private:
+  at::Tensor Parameter(size_t index);
+  at::Tensor Apply(const Op& op, const at::Tensor& a, const at::Tensor& b);
+  void RunOps(size_t begin, size_t end, bool odd_step, Registers& registers);
+  void RunSegment(OpKind kind, size_t begin, size_t end, bool odd_step, Registers& registers);
+
+  const Program program_;
+  const bool checkpoints_;
+  torch::nn::ParameterList parameters_;
+  at::Tensor running_mean_, running_variance_;
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_NET_H_

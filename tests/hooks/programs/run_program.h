@@ -1,0 +1,34 @@
+// Runs a Program on an emulated device with offload, and compares it with the same program without
+// offload and without checkpoints.
+
+#ifndef PINION_TESTS_HOOKS_PROGRAMS_RUN_PROGRAM_H_
+#define PINION_TESTS_HOOKS_PROGRAMS_RUN_PROGRAM_H_
+
+#include <string>
+
+#include "pinion/tests/hooks/programs/program.h"
+
+namespace pinion::testing {
+
+enum class FailureKind {
+  kNone,
+  kBits,         // a loss, gradient or parameter differs
+  kOutOfMemory,  // the device, which has no more than the memory target, was asked for more
+  kError,        // an exception that the program without offload does not throw
+  kRace,
+  kLeft,     // device bytes, host bytes or handles at the end
+  kInvalid,  // the program fails without offload
+};
+
+struct Verdict {
+  FailureKind kind = FailureKind::kNone;
+  std::string what;  // for people
+
+  std::string ToString() const;
+};
+
+Verdict RunProgram(const Program& program);
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_HOOKS_PROGRAMS_RUN_PROGRAM_H_
