@@ -258,6 +258,11 @@ std::optional<SegmentPart> CurrentPart(c10::Device device) {
   return part;
 }
 
+void BeforeKernel(const c10::FunctionSchema& op) {
+  const ScopeInfo* scope = CurrentScope();
+  if (scope != nullptr && scope->packer != nullptr) scope->packer->BeforeKernel(op);
+}
+
 void RunAside(absl::FunctionRef<void()> work) {
   const ScopeInfo* scope = CurrentScope();
   // The work may open scopes.

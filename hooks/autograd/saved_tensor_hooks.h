@@ -24,6 +24,7 @@
 #define PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <c10/core/Device.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -110,6 +111,9 @@ class SavedTensorPacker {
   // wants what it saves, the segment's ordinal (SegmentPart::ordinal in segment_part.h). Nothing,
   // if the segment is to be computed again: then its inputs are saved next.
   virtual std::optional<uint32_t> KeepSegment(const SegmentBegin&) { return std::nullopt; }
+  // In a KernelScope (kernel_scope.h): an operator has saved its arguments, and its kernel is next.
+  // May throw.
+  virtual void BeforeKernel(const c10::FunctionSchema&) {}
 };
 
 class SavedTensorWatcher {
@@ -167,6 +171,9 @@ std::optional<SegmentPart> CurrentPart(c10::Device device);
 // SavedTensorPacker::KeepSegment of whoever packs on the calling thread; nothing where nobody does,
 // LibTorch's own hooks do, or hooks are disabled.
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment);
+
+// SavedTensorPacker::BeforeKernel of the innermost scope's.
+void BeforeKernel(const c10::FunctionSchema& op);
 
 // Runs `work`, which packers do for tensors that they have packed before, and tells the innermost
 // watcher that it is theirs: the end of a scope, for example. Watchers see what happens in Pack and

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/kernel_scope.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/placeholder_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -113,6 +114,7 @@ class CheckpointedSegment::Inputs : public torch::autograd::Node {
 struct CheckpointedSegment::Recomputation {
   std::vector<Again> tensors;  // by number
   size_t saved = 0;            // how many the segment has saved until now
+  NodeId last_saver;           // whose operator saved the last one
   bool forward_ended = true;   // when it began: a backward in forward computes what came before it
   bool stopped = false;
 };
@@ -156,9 +158,13 @@ class CheckpointedSegment::CollectingPacker : public Packing {
   CollectingPacker(std::shared_ptr<CheckpointedSegment> segment,
                    std::shared_ptr<Recomputation> recomputation)
       : Packing(std::move(segment)), recomputation_(std::move(recomputation)) {}
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
-    return segment().Collect(tensor, *recomputation_);
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override {
+    return segment().Collect(tensor, place.node, *recomputation_);
   }
+  void BeforeKernel(const c10::FunctionSchema& op) override {
+    segment().StopBefore(op, *recomputation_);
+  }
+  void StopIfDone() const { segment().StopIfDone(*recomputation_); }
 
  private:
   const std::shared_ptr<Recomputation> recomputation_;
@@ -188,6 +194,11 @@ bool CheckpointedSegment::RunsPlanned() {
   return packing != nullptr && packing->is_planned();
 }
 
+void CheckpointedSegment::StopTheOneAround() {
+  const auto* const packing = dynamic_cast<const CollectingPacker*>(CurrentPacker());
+  if (packing != nullptr) packing->StopIfDone();
+}
+
 std::shared_ptr<SavedTensorPacker> CheckpointedSegment::Packer() {
   return std::make_shared<ForwardPacker>(shared_from_this());
 }
@@ -209,27 +220,37 @@ std::unique_ptr<SavedTensor> CheckpointedSegment::Save(const at::Tensor& tensor)
 }
 
 std::unique_ptr<SavedTensor> CheckpointedSegment::Collect(const at::Tensor& tensor,
+                                                          const NodeId& node,
                                                           Recomputation& recomputation) {
   // Backwards within the segment need it as well.
   std::unique_ptr<SavedTensor> kept = KeepTensor(tensor);
   Again again = {KeepTensor(tensor), Description::Of(tensor), StreamOf(tensor)};
   MutexLock lock(mu_);
-  if (recomputation.stopped) throw NothingMoreIsNeeded();  // the segment has caught the first one
-  const size_t expected = recomputation.tensors.size();
   const size_t number = recomputation.saved++;
-  if (number < expected && saved_[number].is_needed) {
+  recomputation.last_saver = node;
+  if (number < recomputation.tensors.size() && saved_[number].is_needed) {
     recomputation.tensors[number] = std::move(again);
   }
-  if (options_.early_stop && recomputation.saved >= expected) {
-    recomputation.stopped = true;
-    throw NothingMoreIsNeeded();
-  }
-  TORCH_CHECK(number < expected || !recomputation.forward_ended,
-              "pinion::checkpoint: the segment saves more tensors when it is computed again than "
-              "the ",
-              expected, " that it saved in forward: ", Description::Of(tensor).ToString(),
-              " is one more. A segment must do the same each time it runs");
   return kept;
+}
+
+void CheckpointedSegment::StopBefore(const c10::FunctionSchema& op, Recomputation& recomputation) {
+  {
+    MutexLock lock(mu_);
+    // The noise of rrelu, for example, is saved before it is drawn.
+    const bool has_returned = HasReturned(recomputation.last_saver, CurrentNode());
+    if (!has_returned && recomputation.saved >= recomputation.tensors.size() && op.is_mutable()) {
+      return;
+    }
+  }
+  StopIfDone(recomputation);
+}
+
+void CheckpointedSegment::StopIfDone(Recomputation& recomputation) {
+  MutexLock lock(mu_);
+  if (!options_.early_stop || recomputation.saved < recomputation.tensors.size()) return;
+  recomputation.stopped = true;
+  throw NothingMoreIsNeeded();
 }
 
 at::Tensor CheckpointedSegment::Read(size_t number) {
@@ -296,6 +317,8 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Compute
     const at::AutoGradMode grad(true);
     const SavedTensorScope scope(
         std::make_shared<CollectingPacker>(shared_from_this(), recomputation));
+    std::optional<KernelScope> kernels;
+    if (options_.early_stop) kernels.emplace();
     try {
       run_(inputs);
     } catch (...) {
@@ -325,9 +348,14 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Compute
 void CheckpointedSegment::Check(const Recomputation& recomputation) {
   MutexLock lock(mu_);
   const size_t expected = recomputation.tensors.size();
-  // What a segment without early stop saves behind a backward of its own is not there in forward.
-  const bool is_more_expected = !recomputation.forward_ended && recomputation.saved > expected;
-  TORCH_CHECK(recomputation.saved == expected || is_more_expected,
+  // Whoever was stopped has saved what is needed. What a segment saves behind a backward of its own
+  // that reads it is not there in forward.
+  const bool may_save_more = recomputation.stopped || !recomputation.forward_ended;
+  TORCH_CHECK(recomputation.saved <= expected || may_save_more,
+              "pinion::checkpoint: the segment saves more tensors when it is computed again, ",
+              recomputation.saved, ", than the ", expected,
+              " that it saved in forward. A segment must do the same each time it runs");
+  TORCH_CHECK(recomputation.saved >= expected,
               "pinion::checkpoint: a different number of tensors was saved when a segment was "
               "computed again, ",
               recomputation.saved, ", than in forward, ", expected,

@@ -16,6 +16,7 @@
 #define PINION_HOOKS_CHECKPOINT_CHECKPOINTED_SEGMENT_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
@@ -57,6 +58,10 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   // that a plan may decide on (CheckpointOptions::if_planned).
   static bool RunsPlanned();
 
+  // If the calling thread computes a segment again and has saved all that is needed of it, ends that
+  // by an exception. Between two operators.
+  static void StopTheOneAround();
+
   // Of the segment's forward.
   std::shared_ptr<SavedTensorPacker> Packer();
   // That forward has returned, or thrown: nothing more will be saved.
@@ -91,7 +96,12 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   };
 
   std::unique_ptr<SavedTensor> Save(const at::Tensor& tensor);
-  std::unique_ptr<SavedTensor> Collect(const at::Tensor& tensor, Recomputation& recomputation);
+  std::unique_ptr<SavedTensor> Collect(const at::Tensor& tensor, const NodeId& node,
+                                       Recomputation& recomputation);
+  // Ends the run of the segment, by an exception, if all that is needed has been saved.
+  void StopIfDone(Recomputation& recomputation);
+  // The same before a kernel, which may write what its operator has just saved.
+  void StopBefore(const c10::FunctionSchema& op, Recomputation& recomputation);
   at::Tensor Read(size_t number);
   void Forget(size_t number);
 
