@@ -186,6 +186,23 @@ int64_t CurrentBackward();
 // The node that the calling thread evaluates in it, by autograd's sequence number; 0 outside.
 uint64_t CurrentBackwardNode();
 
+// Whether code that LibTorch has not generated gets what the calling thread unpacks: a custom
+// function's backward, a node of a program's own, or a segment that is recomputed. Such code may
+// use a tensor's place in its storage, which LibTorch's own formulas do not.
+bool IsReadByUserCode();
+
+// While it lives, what the calling thread unpacks is for user code.
+class UserReadScope {
+ public:
+  UserReadScope();
+  ~UserReadScope();
+  UserReadScope(const UserReadScope&) = delete;
+  UserReadScope& operator=(const UserReadScope&) = delete;
+
+ private:
+  const bool outer_;
+};
+
 // Whether that backward was told to keep the graph (retain_graph, create_graph).
 bool BackwardKeepsGraph();
 

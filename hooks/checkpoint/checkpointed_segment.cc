@@ -5,9 +5,6 @@
 #include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -63,52 +60,7 @@ void WaitFor(const at::Tensor& tensor, const c10::Stream& made_on, const c10::St
   if (tensor.has_storage()) RecordOnStream(tensor.storage(), stream);
 }
 
-// Where gradients of inputs end that have a history, so that they are no leaves: a segment may
-// change those in place.
-class EndOfSegment : public torch::autograd::Node {
- public:
-  EndOfSegment() : Node(/*sequence_nr=*/0) {}
-  std::string name() const override { return "PinionEndOfCheckpoint"; }
-  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
-};
-
 }  // namespace
-
-// Stands in no graph: a node, so that what saves the inputs has a number as any operator has.
-class CheckpointedSegment::Inputs : public torch::autograd::Node {
- public:
-  explicit Inputs(const std::vector<at::Tensor>& inputs) {
-    for (const at::Tensor& input : inputs) saved_.emplace_back(input, /*is_output=*/false);
-  }
-
-  std::string name() const override { return "PinionCheckpointInputs"; }
-
-  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
-    TORCH_CHECK(false, "the node that keeps a checkpoint's inputs is in no graph");
-  }
-
-  // Without their history: a backward within the segment ends at them.
-  std::vector<at::Tensor> Unpack() {
-    const at::NoGradGuard no_grad;
-    const std::shared_ptr<Node> end(new EndOfSegment, torch::autograd::deleteNode);
-    std::vector<at::Tensor> inputs;
-    for (const torch::autograd::SavedVariable& saved : saved_) {
-      const at::Tensor input = saved.unpack(getptr());
-      inputs.push_back(input.defined() ? input.detach() : input);
-      if (!input.defined() || !input.requires_grad()) continue;
-      if (input.is_leaf()) {
-        inputs.back().set_requires_grad(true);
-      } else {
-        const uint32_t number = end->add_input_metadata(inputs.back());
-        torch::autograd::impl::set_gradient_edge(inputs.back(), {end, number});
-      }
-    }
-    return inputs;
-  }
-
- private:
-  std::vector<torch::autograd::SavedVariable> saved_;
-};
 
 // What one backward has of the segment. Guarded by the segment's mu_.
 struct CheckpointedSegment::Recomputation {
@@ -161,10 +113,10 @@ class CheckpointedSegment::CollectingPacker : public Packing {
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override {
     return segment().Collect(tensor, place.node, *recomputation_);
   }
-  void BeforeKernel(const c10::FunctionSchema& op) override {
-    segment().StopBefore(op, *recomputation_);
+  void BeforeKernel(const c10::FunctionSchema& op) override { StopIfDone(&op); }
+  void StopIfDone(const c10::FunctionSchema* op) const {
+    segment().StopIfDone(op, *recomputation_);
   }
-  void StopIfDone() const { segment().StopIfDone(*recomputation_); }
 
  private:
   const std::shared_ptr<Recomputation> recomputation_;
@@ -185,7 +137,7 @@ CheckpointedSegment::CheckpointedSegment(const CheckpointOptions& options,
     : options_(options),
       forward_(inputs, options.preserve_rng_state),
       run_(std::move(run)),
-      inputs_(std::make_shared<Inputs>(inputs)) {}
+      inputs_(std::make_shared<CheckpointInputs>(inputs)) {}
 
 CheckpointedSegment::~CheckpointedSegment() = default;
 
@@ -196,7 +148,7 @@ bool CheckpointedSegment::RunsPlanned() {
 
 void CheckpointedSegment::StopTheOneAround() {
   const auto* const packing = dynamic_cast<const CollectingPacker*>(CurrentPacker());
-  if (packing != nullptr) packing->StopIfDone();
+  if (packing != nullptr) packing->StopIfDone(/*op=*/nullptr);
 }
 
 std::shared_ptr<SavedTensorPacker> CheckpointedSegment::Packer() {
@@ -234,21 +186,12 @@ std::unique_ptr<SavedTensor> CheckpointedSegment::Collect(const at::Tensor& tens
   return kept;
 }
 
-void CheckpointedSegment::StopBefore(const c10::FunctionSchema& op, Recomputation& recomputation) {
-  {
-    MutexLock lock(mu_);
-    // The noise of rrelu, for example, is saved before it is drawn.
-    const bool has_returned = HasReturned(recomputation.last_saver, CurrentNode());
-    if (!has_returned && recomputation.saved >= recomputation.tensors.size() && op.is_mutable()) {
-      return;
-    }
-  }
-  StopIfDone(recomputation);
-}
-
-void CheckpointedSegment::StopIfDone(Recomputation& recomputation) {
+void CheckpointedSegment::StopIfDone(const c10::FunctionSchema* op, Recomputation& recomputation) {
   MutexLock lock(mu_);
   if (!options_.early_stop || recomputation.saved < recomputation.tensors.size()) return;
+  // A kernel may write what its operator has just saved: the noise of rrelu, for example.
+  const bool may_write = op != nullptr && op->is_mutable();
+  if (may_write && !HasReturned(recomputation.last_saver, CurrentNode())) return;
   recomputation.stopped = true;
   throw NothingMoreIsNeeded();
 }

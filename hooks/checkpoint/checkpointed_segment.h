@@ -36,6 +36,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/checkpoint/checkpoint_inputs.h"
 #include "pinion/hooks/checkpoint/checkpoint_options.h"
 #include "pinion/hooks/checkpoint/forward_state.h"
 #include "pinion/hooks/wait_sites.h"
@@ -58,8 +59,8 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   // that a plan may decide on (CheckpointOptions::if_planned).
   static bool RunsPlanned();
 
-  // If the calling thread computes a segment again and has saved all that is needed of it, ends that
-  // by an exception. Between two operators.
+  // If the calling thread computes a segment again and has saved all that is needed of it, ends
+  // that by an exception. Between two operators.
   static void StopTheOneAround();
 
   // Of the segment's forward.
@@ -68,7 +69,6 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   void EndForward();
 
  private:
-  class Inputs;            // the node that saves them
   class Handle;            // in the graph, in the place of a tensor
   class Packing;           // of a run of the segment:
   class ForwardPacker;     // leaves handles
@@ -98,10 +98,9 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   std::unique_ptr<SavedTensor> Save(const at::Tensor& tensor);
   std::unique_ptr<SavedTensor> Collect(const at::Tensor& tensor, const NodeId& node,
                                        Recomputation& recomputation);
-  // Ends the run of the segment, by an exception, if all that is needed has been saved.
-  void StopIfDone(Recomputation& recomputation);
-  // The same before a kernel, which may write what its operator has just saved.
-  void StopBefore(const c10::FunctionSchema& op, Recomputation& recomputation);
+  // Ends the run of the segment, by an exception, if all that is needed has been saved. The kernel
+  // of `op` is next; null: none is.
+  void StopIfDone(const c10::FunctionSchema* op, Recomputation& recomputation);
   at::Tensor Read(size_t number);
   void Forget(size_t number);
 
@@ -112,7 +111,7 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   const CheckpointOptions options_;
   const ForwardState forward_;
   const Run run_;
-  const std::shared_ptr<Inputs> inputs_;
+  const std::shared_ptr<CheckpointInputs> inputs_;
 
   // Held while the segment is computed again; a backward within it may do so on the same thread.
   std::recursive_mutex computing_;
