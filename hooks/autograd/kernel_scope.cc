@@ -14,17 +14,18 @@ namespace {
 
 // Below autograd, so that an operator gets here when it has saved its arguments, and above all
 // kernels.
-constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
+constexpr c10::DispatchKey kBeforeKernel = c10::DispatchKey::Fake;
 
 void RunKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   BeforeKernel(op.schema());
-  const c10::impl::ExcludeDispatchKeyGuard inside(kKey);
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  const c10::impl::ExcludeDispatchKeyGuard inside(kBeforeKernel);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kBeforeKernel),
+                     stack);
 }
 
-void RegisterOnce() {
+void RegisterKernelFallback() {
   static const torch::Library* const library = [] {
-    auto* all = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    auto* all = new torch::Library(torch::Library::IMPL, "_", kBeforeKernel, __FILE__, __LINE__);
     all->fallback(torch::CppFunction::makeFromBoxedFunction<&RunKernel>());
     return all;
   }();
@@ -33,10 +34,10 @@ void RegisterOnce() {
 
 // Also within a kernel, which excludes the key: it may run a backward.
 c10::impl::LocalDispatchKeySet WithKey() {
-  RegisterOnce();
+  RegisterKernelFallback();
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  keys.included_ = keys.included_.add(kKey);
-  keys.excluded_ = keys.excluded_.remove(kKey);
+  keys.included_ = keys.included_.add(kBeforeKernel);
+  keys.excluded_ = keys.excluded_.remove(kBeforeKernel);
   return keys;
 }
 

@@ -12,7 +12,7 @@
 namespace pinion {
 namespace {
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr c10::DispatchKey kStoragePart = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 // Kernels of views call it as well, with offsets that they compute from the tensor's own.
 bool IsCalledByKernel() {
@@ -31,14 +31,15 @@ void CheckOffset(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                 "saved the view alone, so that offsets in the storage have another meaning. Save "
                 "view.clone(), save the view within a NoOffloadScope, or pass no storage_offset");
   }
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kStoragePart),
+                     stack);
 }
 
 torch::Library* NewLibrary(const char* name_space) {
-  return new torch::Library(torch::Library::IMPL, name_space, kKey, __FILE__, __LINE__);
+  return new torch::Library(torch::Library::IMPL, name_space, kStoragePart, __FILE__, __LINE__);
 }
 
-void RegisterOnce() {
+void RegisterOffsetChecks() {
   static const bool registered = [] {
     NewLibrary("_")->fallback(torch::CppFunction::makeFallthrough());
     torch::Library* const aten = NewLibrary("aten");
@@ -53,8 +54,8 @@ void RegisterOnce() {
 }  // namespace
 
 c10::DispatchKeySet StoragePartKeys() {
-  RegisterOnce();
-  return c10::DispatchKeySet(kKey);
+  RegisterOffsetChecks();
+  return c10::DispatchKeySet(kStoragePart);
 }
 
 }  // namespace pinion
