@@ -23,7 +23,8 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-class SavingNode final : public Node {
+// Reads as LibTorch's own nodes do.
+class SavingNode final : public torch::autograd::TraceableFunction {
  public:
   explicit SavingNode(const at::Tensor& gradient) { add_input_metadata(gradient); }
 

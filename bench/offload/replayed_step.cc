@@ -178,8 +178,8 @@ class Replay final : public ReplayedStep {
   }
 
  private:
-  // The node of an operator: its part of the backward.
-  class OperatorNode final : public Node {
+  // The node of an operator of LibTorch's own: its part of the backward.
+  class OperatorNode final : public torch::autograd::TraceableFunction {
    public:
     OperatorNode(Replay& replay, const at::Tensor& gradient) : replay_(replay) {
       add_input_metadata(gradient);

@@ -7,13 +7,13 @@
 #include <atomic>
 #include <exception>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "pinion/allocator/base/slab.h"
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/hooks/activations/due_records.h"
+#include "pinion/hooks/activations/exact_layout.h"
 #include "pinion/hooks/activations/late_leavers.h"
 #include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/record_view.h"
@@ -281,6 +281,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   }
   BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward},
                                          [&handle] { return handle.view().Describe(); });
+  LayOutForUserCode(record, stream, returns_, bytes);
   handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record, backward);
   // The engine may have a tensor over memory that nobody else needs for its own, and change it. Not
@@ -289,12 +290,12 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
       if (learner_ != nullptr) handle.fetched = bytes.storage;
-      return handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, nullptr);
+      return handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, bytes.keys, nullptr);
     }
   }
   // A node that changes any other in place is found out by whoever shares it, as without offload.
-  return Lend(
-      handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, &record.version.counter()));
+  return Lend(handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, bytes.keys,
+                                 &record.version.counter()));
 }
 
 void DeviceOffloader::NoteBackward(int64_t backward) {

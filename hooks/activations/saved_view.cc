@@ -1,7 +1,6 @@
 #include "pinion/hooks/activations/saved_view.h"
 
 #include <c10/core/Device.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/StringUtil.h>
@@ -15,9 +14,9 @@ std::string SavedView::Describe() const {
   return c10::str(c10::typeMetaToScalarType(dtype_), " ", c10::IntArrayRef(sizes_));
 }
 
-at::Tensor SavedView::Over(c10::Storage storage, int64_t shift_bytes,
+at::Tensor SavedView::Over(c10::Storage storage, int64_t shift_bytes, c10::DispatchKeySet keys,
                            const c10::VariableVersion* version) const {
-  const c10::DispatchKeySet keys(
+  keys = keys.add(
       c10::computeDispatchKey(c10::typeMetaToScalarType(dtype_), c10::kStrided, storage.device()));
   auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, dtype_);
   impl->set_sizes_and_strides(

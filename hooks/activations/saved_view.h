@@ -6,6 +6,7 @@
 #define PINION_HOOKS_ACTIVATIONS_SAVED_VIEW_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
@@ -27,9 +28,10 @@ class SavedView {
   // For messages: "Float [16, 32]".
   std::string Describe() const;
 
-  // Over a storage that has each byte `shift_bytes` behind its place in the one that was saved.
-  // Without a `version` the tensor has a counter of its own.
-  at::Tensor Over(c10::Storage storage, int64_t shift_bytes,
+  // Over a storage that has each byte `shift_bytes` behind its place in the one that was saved,
+  // with `keys` beside those of its device. Without a `version` the tensor has a counter of its
+  // own.
+  at::Tensor Over(c10::Storage storage, int64_t shift_bytes, c10::DispatchKeySet keys,
                   const c10::VariableVersion* version) const;
 
  private:

@@ -6,6 +6,7 @@
 #ifndef PINION_HOOKS_ACTIVATIONS_TENSOR_RETURNS_H_
 #define PINION_HOOKS_ACTIVATIONS_TENSOR_RETURNS_H_
 
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
@@ -41,6 +42,7 @@ struct BytesOnDevice {
   // A copy: nobody reaches it through the tensor that was saved.
   bool is_copy = false;
   bool cast_again = false;  // by the call that returns it
+  c10::DispatchKeySet keys = {};  // of the tensor, beside its device's
 };
 
 // Who wants the bytes.

@@ -43,6 +43,8 @@ struct ScopeInfo : public c10::DebugInfoBase {
   const size_t outer_hooks;  // LibTorch's own hooks around the packer's scope
 };
 
+thread_local bool is_user_read = false;
+
 // LibTorch's own hooks on this thread. Those that were added since a scope was opened lie inside
 // it.
 size_t OwnHooks() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
@@ -255,6 +257,11 @@ std::optional<SegmentPart> CurrentPart(c10::Device device) {
   return part;
 }
 
+void BeforeKernel(const c10::FunctionSchema& op) {
+  const ScopeInfo* scope = CurrentScope();
+  if (scope != nullptr && scope->packer != nullptr) scope->packer->BeforeKernel(op);
+}
+
 void RunAside(absl::FunctionRef<void()> work) {
   const ScopeInfo* scope = CurrentScope();
   // The work may open scopes.
@@ -279,6 +286,16 @@ uint64_t CurrentBackwardNode() {
   const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
   return node == nullptr ? 0 : node->sequence_nr();
 }
+
+bool IsReadByUserCode() {
+  if (is_user_read) return true;
+  const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
+  return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) == nullptr;
+}
+
+UserReadScope::UserReadScope() : outer_(std::exchange(is_user_read, true)) {}
+
+UserReadScope::~UserReadScope() { is_user_read = outer_; }
 
 bool BackwardKeepsGraph() { return torch::autograd::get_current_graph_task_keep_graph(); }
 

@@ -24,6 +24,7 @@
 #define PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <c10/core/Device.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -110,6 +111,9 @@ class SavedTensorPacker {
   // wants what it saves, the segment's ordinal (SegmentPart::ordinal in segment_part.h). Nothing,
   // if the segment is to be computed again: then its inputs are saved next.
   virtual std::optional<uint32_t> KeepSegment(const SegmentBegin&) { return std::nullopt; }
+  // In a KernelScope (kernel_scope.h): an operator has saved its arguments, and its kernel is next.
+  // May throw.
+  virtual void BeforeKernel(const c10::FunctionSchema&) {}
 };
 
 class SavedTensorWatcher {
@@ -168,6 +172,9 @@ std::optional<SegmentPart> CurrentPart(c10::Device device);
 // LibTorch's own hooks do, or hooks are disabled.
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment);
 
+// SavedTensorPacker::BeforeKernel of the innermost scope's.
+void BeforeKernel(const c10::FunctionSchema& op);
+
 // Runs `work`, which packers do for tensors that they have packed before, and tells the innermost
 // watcher that it is theirs: the end of a scope, for example. Watchers see what happens in Pack and
 // in a saved tensor's functions by themselves.
@@ -178,6 +185,23 @@ int64_t CurrentBackward();
 
 // The node that the calling thread evaluates in it, by autograd's sequence number; 0 outside.
 uint64_t CurrentBackwardNode();
+
+// Whether code that LibTorch has not generated gets what the calling thread unpacks: a custom
+// function's backward, a node of a program's own, or a segment that is recomputed. Such code may
+// use a tensor's place in its storage, which LibTorch's own formulas do not.
+bool IsReadByUserCode();
+
+// While it lives, what the calling thread unpacks is for user code.
+class UserReadScope {
+ public:
+  UserReadScope();
+  ~UserReadScope();
+  UserReadScope(const UserReadScope&) = delete;
+  UserReadScope& operator=(const UserReadScope&) = delete;
+
+ private:
+  const bool outer_;
+};
 
 // Whether that backward was told to keep the graph (retain_graph, create_graph).
 bool BackwardKeepsGraph();

@@ -40,6 +40,7 @@ struct ForwardScope::State {
       }
     }
     segment = std::make_shared<CheckpointedSegment>(options, inputs, std::move(again));
+    CheckpointedSegment::StopTheOneAround();  // its inputs may be the last that is needed
     scope.emplace(segment->Packer());
   }
   ~State() {

@@ -16,8 +16,9 @@ struct CheckpointOptions {
   // device that is current in forward and of the inputs' devices. A segment that draws on yet
   // another device draws other numbers there.
   bool preserve_rng_state = true;
-  // Computes again no more than backward needs. Without it the whole segment runs, with all that
-  // it does beside computing (it may print, or update running statistics).
+  // Stops a segment that is computed again before the first kernel that backward does not need.
+  // Without it the whole segment runs, with all that it does beside computing (it may print, or
+  // update running statistics).
   bool early_stop = true;
   DeterminismCheck determinism_check = DeterminismCheck::kDefault;
   // Within an OffloadScope whose session has a memory target in bytes: the plan decides whether

@@ -5,9 +5,6 @@
 #include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +17,7 @@
 #include <vector>
 
 #include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/kernel_scope.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/placeholder_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -62,57 +60,13 @@ void WaitFor(const at::Tensor& tensor, const c10::Stream& made_on, const c10::St
   if (tensor.has_storage()) RecordOnStream(tensor.storage(), stream);
 }
 
-// Where gradients of inputs end that have a history, so that they are no leaves: a segment may
-// change those in place.
-class EndOfSegment : public torch::autograd::Node {
- public:
-  EndOfSegment() : Node(/*sequence_nr=*/0) {}
-  std::string name() const override { return "PinionEndOfCheckpoint"; }
-  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
-};
-
 }  // namespace
-
-// Stands in no graph: a node, so that what saves the inputs has a number as any operator has.
-class CheckpointedSegment::Inputs : public torch::autograd::Node {
- public:
-  explicit Inputs(const std::vector<at::Tensor>& inputs) {
-    for (const at::Tensor& input : inputs) saved_.emplace_back(input, /*is_output=*/false);
-  }
-
-  std::string name() const override { return "PinionCheckpointInputs"; }
-
-  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
-    TORCH_CHECK(false, "the node that keeps a checkpoint's inputs is in no graph");
-  }
-
-  // Without their history: a backward within the segment ends at them.
-  std::vector<at::Tensor> Unpack() {
-    const at::NoGradGuard no_grad;
-    const std::shared_ptr<Node> end(new EndOfSegment, torch::autograd::deleteNode);
-    std::vector<at::Tensor> inputs;
-    for (const torch::autograd::SavedVariable& saved : saved_) {
-      const at::Tensor input = saved.unpack(getptr());
-      inputs.push_back(input.defined() ? input.detach() : input);
-      if (!input.defined() || !input.requires_grad()) continue;
-      if (input.is_leaf()) {
-        inputs.back().set_requires_grad(true);
-      } else {
-        const uint32_t number = end->add_input_metadata(inputs.back());
-        torch::autograd::impl::set_gradient_edge(inputs.back(), {end, number});
-      }
-    }
-    return inputs;
-  }
-
- private:
-  std::vector<torch::autograd::SavedVariable> saved_;
-};
 
 // What one backward has of the segment. Guarded by the segment's mu_.
 struct CheckpointedSegment::Recomputation {
   std::vector<Again> tensors;  // by number
   size_t saved = 0;            // how many the segment has saved until now
+  NodeId last_saver;           // whose operator saved the last one
   bool forward_ended = true;   // when it began: a backward in forward computes what came before it
   bool stopped = false;
 };
@@ -156,8 +110,12 @@ class CheckpointedSegment::CollectingPacker : public Packing {
   CollectingPacker(std::shared_ptr<CheckpointedSegment> segment,
                    std::shared_ptr<Recomputation> recomputation)
       : Packing(std::move(segment)), recomputation_(std::move(recomputation)) {}
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
-    return segment().Collect(tensor, *recomputation_);
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override {
+    return segment().Collect(tensor, place.node, *recomputation_);
+  }
+  void BeforeKernel(const c10::FunctionSchema& op) override { StopIfDone(&op); }
+  void StopIfDone(const c10::FunctionSchema* op) const {
+    segment().StopIfDone(op, *recomputation_);
   }
 
  private:
@@ -179,13 +137,18 @@ CheckpointedSegment::CheckpointedSegment(const CheckpointOptions& options,
     : options_(options),
       forward_(inputs, options.preserve_rng_state),
       run_(std::move(run)),
-      inputs_(std::make_shared<Inputs>(inputs)) {}
+      inputs_(std::make_shared<CheckpointInputs>(inputs)) {}
 
 CheckpointedSegment::~CheckpointedSegment() = default;
 
 bool CheckpointedSegment::RunsPlanned() {
   const auto* const packing = dynamic_cast<const Packing*>(ActivePacker());
   return packing != nullptr && packing->is_planned();
+}
+
+void CheckpointedSegment::StopTheOneAround() {
+  const auto* const packing = dynamic_cast<const CollectingPacker*>(CurrentPacker());
+  if (packing != nullptr) packing->StopIfDone(/*op=*/nullptr);
 }
 
 std::shared_ptr<SavedTensorPacker> CheckpointedSegment::Packer() {
@@ -209,27 +172,28 @@ std::unique_ptr<SavedTensor> CheckpointedSegment::Save(const at::Tensor& tensor)
 }
 
 std::unique_ptr<SavedTensor> CheckpointedSegment::Collect(const at::Tensor& tensor,
+                                                          const NodeId& node,
                                                           Recomputation& recomputation) {
   // Backwards within the segment need it as well.
   std::unique_ptr<SavedTensor> kept = KeepTensor(tensor);
   Again again = {KeepTensor(tensor), Description::Of(tensor), StreamOf(tensor)};
   MutexLock lock(mu_);
-  if (recomputation.stopped) throw NothingMoreIsNeeded();  // the segment has caught the first one
-  const size_t expected = recomputation.tensors.size();
   const size_t number = recomputation.saved++;
-  if (number < expected && saved_[number].is_needed) {
+  recomputation.last_saver = node;
+  if (number < recomputation.tensors.size() && saved_[number].is_needed) {
     recomputation.tensors[number] = std::move(again);
   }
-  if (options_.early_stop && recomputation.saved >= expected) {
-    recomputation.stopped = true;
-    throw NothingMoreIsNeeded();
-  }
-  TORCH_CHECK(number < expected || !recomputation.forward_ended,
-              "pinion::checkpoint: the segment saves more tensors when it is computed again than "
-              "the ",
-              expected, " that it saved in forward: ", Description::Of(tensor).ToString(),
-              " is one more. A segment must do the same each time it runs");
   return kept;
+}
+
+void CheckpointedSegment::StopIfDone(const c10::FunctionSchema* op, Recomputation& recomputation) {
+  MutexLock lock(mu_);
+  if (!options_.early_stop || recomputation.saved < recomputation.tensors.size()) return;
+  // A kernel may write what its operator has just saved: the noise of rrelu, for example.
+  const bool may_write = op != nullptr && op->is_mutable();
+  if (may_write && !HasReturned(recomputation.last_saver, CurrentNode())) return;
+  recomputation.stopped = true;
+  throw NothingMoreIsNeeded();
 }
 
 at::Tensor CheckpointedSegment::Read(size_t number) {
@@ -296,6 +260,8 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Compute
     const at::AutoGradMode grad(true);
     const SavedTensorScope scope(
         std::make_shared<CollectingPacker>(shared_from_this(), recomputation));
+    std::optional<KernelScope> kernels;
+    if (options_.early_stop) kernels.emplace();
     try {
       run_(inputs);
     } catch (...) {
@@ -325,9 +291,14 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Compute
 void CheckpointedSegment::Check(const Recomputation& recomputation) {
   MutexLock lock(mu_);
   const size_t expected = recomputation.tensors.size();
-  // What a segment without early stop saves behind a backward of its own is not there in forward.
-  const bool is_more_expected = !recomputation.forward_ended && recomputation.saved > expected;
-  TORCH_CHECK(recomputation.saved == expected || is_more_expected,
+  // Whoever was stopped has saved what is needed. What a segment saves behind a backward of its own
+  // that reads it is not there in forward.
+  const bool may_save_more = recomputation.stopped || !recomputation.forward_ended;
+  TORCH_CHECK(recomputation.saved <= expected || may_save_more,
+              "pinion::checkpoint: the segment saves more tensors when it is computed again, ",
+              recomputation.saved, ", than the ", expected,
+              " that it saved in forward. A segment must do the same each time it runs");
+  TORCH_CHECK(recomputation.saved >= expected,
               "pinion::checkpoint: a different number of tensors was saved when a segment was "
               "computed again, ",
               recomputation.saved, ", than in forward, ", expected,

@@ -16,6 +16,7 @@
 #define PINION_HOOKS_CHECKPOINT_CHECKPOINTED_SEGMENT_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
@@ -35,6 +36,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/checkpoint/checkpoint_inputs.h"
 #include "pinion/hooks/checkpoint/checkpoint_options.h"
 #include "pinion/hooks/checkpoint/forward_state.h"
 #include "pinion/hooks/wait_sites.h"
@@ -57,13 +59,16 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   // that a plan may decide on (CheckpointOptions::if_planned).
   static bool RunsPlanned();
 
+  // If the calling thread computes a segment again and has saved all that is needed of it, ends
+  // that by an exception. Between two operators.
+  static void StopTheOneAround();
+
   // Of the segment's forward.
   std::shared_ptr<SavedTensorPacker> Packer();
   // That forward has returned, or thrown: nothing more will be saved.
   void EndForward();
 
  private:
-  class Inputs;            // the node that saves them
   class Handle;            // in the graph, in the place of a tensor
   class Packing;           // of a run of the segment:
   class ForwardPacker;     // leaves handles
@@ -91,7 +96,11 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   };
 
   std::unique_ptr<SavedTensor> Save(const at::Tensor& tensor);
-  std::unique_ptr<SavedTensor> Collect(const at::Tensor& tensor, Recomputation& recomputation);
+  std::unique_ptr<SavedTensor> Collect(const at::Tensor& tensor, const NodeId& node,
+                                       Recomputation& recomputation);
+  // Ends the run of the segment, by an exception, if all that is needed has been saved. The kernel
+  // of `op` is next; null: none is.
+  void StopIfDone(const c10::FunctionSchema* op, Recomputation& recomputation);
   at::Tensor Read(size_t number);
   void Forget(size_t number);
 
@@ -102,7 +111,7 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   const CheckpointOptions options_;
   const ForwardState forward_;
   const Run run_;
-  const std::shared_ptr<Inputs> inputs_;
+  const std::shared_ptr<CheckpointInputs> inputs_;
 
   // Held while the segment is computed again; a backward within it may do so on the same thread.
   std::recursive_mutex computing_;

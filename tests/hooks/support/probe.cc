@@ -15,7 +15,8 @@
 namespace pinion::testing {
 namespace {
 
-class ProbeNode : public torch::autograd::Node {
+// Reads as LibTorch's own nodes do.
+class ProbeNode : public torch::autograd::TraceableFunction {
  public:
   ProbeNode(const std::vector<at::Tensor>& saved, ProbeBackward backward)
       : backward_(std::move(backward)) {

@@ -1,0 +1,37 @@
+// The inputs of a checkpointed segment, saved as an operator saves its arguments.
+//
+//   const auto inputs = std::make_shared<CheckpointInputs>(tensors);  // packs them
+//   segment(inputs->Unpack());
+//
+// Thread safety: as torch::autograd::SavedVariable's.
+
+#ifndef PINION_HOOKS_CHECKPOINT_CHECKPOINT_INPUTS_H_
+#define PINION_HOOKS_CHECKPOINT_CHECKPOINT_INPUTS_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <string>
+#include <vector>
+
+namespace pinion {
+
+// Stands in no graph. It is a node so that what saves the inputs has a number, as any operator has.
+class CheckpointInputs : public torch::autograd::Node {
+ public:
+  explicit CheckpointInputs(const std::vector<at::Tensor>& inputs);
+
+  std::string name() const override { return "PinionCheckpointInputs"; }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override;
+
+  // Returns the inputs without their history: a backward within the segment ends at them.
+  std::vector<at::Tensor> Unpack();
+
+ private:
+  std::vector<torch::autograd::SavedVariable> saved_;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_CHECKPOINT_CHECKPOINT_INPUTS_H_

@@ -1,0 +1,437 @@
+// Where a segment that is computed again stops: before a kernel, never while LibTorch saves a
+// tensor. What an operator has saved is what its kernel leaves, and custom functions are run to
+// their end.
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/tests/hooks/activations/offload_world.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/test_net.h"
+
+namespace pinion::testing {
+namespace early_stop_test {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Segment = std::function<Tensor(const Tensor&)>;
+
+class EarlyStopTest : public ::testing::Test {
+ protected:
+  EarlyStopTest() {
+    SeedGenerators();
+    x_ = at::randn({4, 8, 16}).to(world_.device()).requires_grad_(true);
+  }
+
+  at::TensorOptions emu() { return {world_.device()}; }
+
+  // What is allocated from now on holds no number.
+  void Poison() {
+    std::vector<Tensor> tensors;
+    for (const int64_t items : {64, 512, 1024, 4096}) {
+      for (int i = 0; i < 16; ++i) tensors.push_back(at::full({items}, NAN, emu()));
+    }
+  }
+
+  Tensor GradientOf(const Segment& segment, bool checkpointed) {
+    SeedGenerators();
+    const Tensor in = x_ * 1;
+    Tensor y = checkpointed ? checkpoint(segment, in) : segment(in);
+    Poison();
+    // A factor for each item, where a sum alone would hide what the operator has saved.
+    const Tensor factors = at::linspace(-1, 1, y.numel(), emu()).view(y.sizes());
+    Tensor gradient = torch::autograd::grad({y}, {x_}, {factors})[0].cpu();
+    return gradient;
+  }
+
+  void ExpectSameGradient(const Segment& segment) { ExpectSameGradient(segment, segment); }
+  void ExpectSameGradient(const Segment& plain, const Segment& segment) {
+    const Tensor expected = GradientOf(plain, /*checkpointed=*/false);
+    EXPECT_TRUE(expected.isfinite().all().item<bool>()) << "the test's own operator";
+    for (int step = 0; step < 2; ++step) {
+      EXPECT_TRUE(SameBytes(GradientOf(segment, /*checkpointed=*/true), expected));
+    }
+  }
+
+  // Of all that a step has made, its gradient included.
+  void ExpectNothingLeftBy(const std::function<void()>& step) {
+    step();  // the first one sets things up
+    const uint64_t before = LeastBytes();
+    for (int i = 0; i < 3; ++i) {
+      step();
+      ASSERT_TRUE(Soon([&] { return world_.device_bytes() <= before; })) << "step " << i;
+    }
+  }
+  // Once autograd's workers have let go of what they have.
+  uint64_t LeastBytes() {
+    uint64_t least = world_.device_bytes();
+    for (int i = 0; i < 20; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      least = std::min(least, world_.device_bytes());
+    }
+    return least;
+  }
+
+  OffloadWorld world_{EverySize(1)};
+  Tensor x_;
+};
+
+// --- Operators ---
+
+struct Operator {
+  const char* name;
+  Segment run;  // of (4, 8, 16)
+};
+
+Tensor Square(const Tensor& x) { return x.reshape({8, 8, 8}) + 4 * at::eye(8, x.options()); }
+Tensor Image(const Tensor& x) { return x.reshape({2, 4, 8, 8}); }
+Tensor Rows(const Tensor& x) { return x.reshape({32, 16}); }
+Tensor Classes(const Tensor& x) { return at::arange(32, x.options().dtype(at::kLong)) % 16; }
+Tensor Zeros(const Tensor& x, int64_t count) { return at::zeros({count}, x.options()); }
+Tensor Ones(const Tensor& x, int64_t count) { return at::ones({count}, x.options()); }
+
+Tensor InPlace(const Tensor& x, void (*change)(Tensor& y)) {
+  Tensor y = x * 1;
+  change(y);
+  return y;
+}
+
+// Whatever an operator may do between the moment at which it saves a tensor and the one at which
+// the tensor has its values: it fills an argument, updates statistics, writes in place, draws.
+std::vector<Operator> Operators() {
+  return {
+      {"rrelu", [](const Tensor& x) { return at::rrelu(x, 0.1, 0.9, true); }},
+      {"rrelu_",
+       [](const Tensor& x) {
+         return InPlace(x, [](Tensor& y) { at::rrelu_(y, 0.1, 0.9, true); });
+       }},
+      {"rrelu_with_noise",
+       [](const Tensor& x) {
+         Tensor noise = at::empty_like(x);
+         return at::rrelu_with_noise(x, noise, 0.1, 0.9, true);
+       }},
+      {"instance_norm",
+       [](const Tensor& x) {
+         return at::instance_norm(x, {}, {}, Zeros(x, 8), Ones(x, 8), true, 0.1, 1e-5, false);
+       }},
+      {"batch_norm",
+       [](const Tensor& x) {
+         return at::batch_norm(x, Ones(x, 8), Zeros(x, 8), Zeros(x, 8), Ones(x, 8), true, 0.1, 1e-5,
+                               false);
+       }},
+      {"batch_norm of evaluation",
+       [](const Tensor& x) {
+         return at::batch_norm(x, {}, {}, Zeros(x, 8), Ones(x, 8), false, 0.1, 1e-5, false);
+       }},
+      {"layer_norm", [](const Tensor& x) { return at::layer_norm(x, {16}, Ones(x, 16)); }},
+      {"group_norm", [](const Tensor& x) { return at::group_norm(x, 2, Ones(x, 8)); }},
+      {"dropout", [](const Tensor& x) { return at::dropout(x, 0.5, true); }},
+      {"dropout_",
+       [](const Tensor& x) { return InPlace(x, [](Tensor& y) { at::dropout_(y, 0.5, true); }); }},
+      {"native_dropout",
+       [](const Tensor& x) { return std::get<0>(at::native_dropout(x, 0.5, true)); }},
+      {"feature_alpha_dropout",
+       [](const Tensor& x) { return at::feature_alpha_dropout(x, 0.5, true); }},
+      {"max_pool2d",
+       [](const Tensor& x) {
+         return at::max_pool2d(Image(x), {2, 2});
+       }},
+      {"adaptive_max_pool2d",
+       [](const Tensor& x) {
+         return std::get<0>(at::adaptive_max_pool2d(Image(x), {3, 3}));
+       }},
+      {"fractional_max_pool2d",
+       [](const Tensor& x) {
+         return std::get<0>(
+             at::fractional_max_pool2d(Image(x), {2, 2}, {3, 3}, at::rand({2, 4, 2}, x.options())));
+       }},
+      {"conv2d",
+       [](const Tensor& x) {
+         return at::conv2d(Image(x), at::ones({3, 4, 3, 3}, x.options()));
+       }},
+      {"grid_sampler",
+       [](const Tensor& x) {
+         return at::grid_sampler(Image(x), Image(x).slice(1, 0, 2).permute({0, 2, 3, 1}).tanh(), 0,
+                                 0, false);
+       }},
+      {"matmul", [](const Tensor& x) { return at::matmul(x, x.transpose(1, 2)); }},
+      {"linear",
+       [](const Tensor& x) {
+         return at::linear(x, at::ones({3, 16}, x.options()));
+       }},
+      {"addmm",
+       [](const Tensor& x) { return at::addmm(Rows(x), Rows(x), at::eye(16, x.options())); }},
+      {"scaled_dot_product_attention",
+       [](const Tensor& x) {
+         return at::scaled_dot_product_attention(Image(x), Image(x) + 1, Image(x) - 1, {}, 0.25);
+       }},
+      {"softmax", [](const Tensor& x) { return at::softmax(x, -1); }},
+      {"log_softmax", [](const Tensor& x) { return at::log_softmax(x, -1); }},
+      {"cross_entropy_loss",
+       [](const Tensor& x) { return at::cross_entropy_loss(Rows(x), Classes(x)); }},
+      {"nll_loss", [](const Tensor& x) { return at::nll_loss(Rows(x), Classes(x)); }},
+      {"multilabel_margin_loss",
+       [](const Tensor& x) {
+         return at::multilabel_margin_loss(Rows(x),
+                                           at::zeros({32, 16}, x.options().dtype(at::kLong)));
+       }},
+      {"embedding_bag",
+       [](const Tensor& x) {
+         return std::get<0>(at::embedding_bag(Rows(x), Classes(x),
+                                              at::arange(0, 32, 4, x.options().dtype(at::kLong))));
+       }},
+      {"cumprod", [](const Tensor& x) { return at::cumprod(x + 2, 1); }},
+      {"prod", [](const Tensor& x) { return at::prod(x + 2, 1); }},
+      {"std", [](const Tensor& x) { return at::std(x, -1); }},
+      {"norm", [](const Tensor& x) { return at::norm(x, 2, {1}, false); }},
+      {"logsumexp", [](const Tensor& x) { return at::logsumexp(x, 1); }},
+      {"sort", [](const Tensor& x) { return std::get<0>(at::sort(x, 1)); }},
+      {"topk", [](const Tensor& x) { return std::get<0>(at::topk(x, 3)); }},
+      {"median", [](const Tensor& x) { return std::get<0>(at::median(x, 1)); }},
+      {"cummax", [](const Tensor& x) { return std::get<0>(at::cummax(x, 1)); }},
+      {"svd", [](const Tensor& x) { return std::get<1>(at::linalg_svd(Square(x))); }},
+      {"qr", [](const Tensor& x) { return std::get<1>(at::linalg_qr(Square(x))); }},
+      {"inverse", [](const Tensor& x) { return at::linalg_inv(Square(x)); }},
+      {"relu_", [](const Tensor& x) { return (x * 1).relu_(); }},
+      {"tanh_", [](const Tensor& x) { return (x * 1).tanh_(); }},
+      {"exp_", [](const Tensor& x) { return (x * 1).exp_(); }},
+      {"mul_", [](const Tensor& x) { return (x * 1).mul_(x.cos()); }},
+      {"div", [](const Tensor& x) { return x / (x.cos() + 2); }},
+      {"prelu", [](const Tensor& x) { return at::prelu(x, Ones(x, 8) / 4); }},
+      {"gelu", [](const Tensor& x) { return at::gelu(x); }},
+      {"masked_select", [](const Tensor& x) { return at::masked_select(x, x > 0); }},
+      {"index_put_",
+       [](const Tensor& x) {
+         return (Rows(x) * 1).index_put_({Classes(x).slice(0, 0, 4)}, Rows(x)[0].exp());
+       }},
+      {"lstm",
+       [](const Tensor& x) {
+         const auto weight = [&x](int64_t rows, int64_t columns) {
+           return at::linspace(-1, 1, rows * columns, x.options()).view({rows, columns});
+         };
+         const std::vector<Tensor> state = {at::zeros({1, 8, 4}, x.options()),
+                                            at::zeros({1, 8, 4}, x.options())};
+         const std::vector<Tensor> weights = {weight(16, 16), weight(16, 4)};
+         return std::get<0>(at::lstm(x, state, weights, /*has_biases=*/false, /*num_layers=*/1,
+                                     /*dropout=*/0, /*train=*/true, /*bidirectional=*/false,
+                                     /*batch_first=*/false));
+       }},
+  };
+}
+
+using EarlyStopOperators = EarlyStopTest;
+
+// The last thing that the segment saves is what the operator saves.
+TEST_F(EarlyStopOperators, EachHasRunToItsEndAndNothingBehindItRuns) {
+  for (const Operator& op : Operators()) {
+    SCOPED_TRACE(op.name);
+    int behind = 0;
+    const auto segment = [&](const Tensor& x) {
+      Tensor y = op.run(x.sin()) + 1;
+      ++behind;
+      return y;
+    };
+    ExpectSameGradient(segment);
+    EXPECT_EQ(behind, 3) << "once in each forward, never when it is computed again";
+  }
+}
+
+TEST_F(EarlyStopOperators, EachHasRunToItsEndWhereInputsAreOffloaded) {
+  for (const Operator& op : Operators()) {
+    SCOPED_TRACE(op.name);
+    const auto segment = [&](const Tensor& x) { return op.run(x.sin()); };
+    const Tensor expected = GradientOf(segment, /*checkpointed=*/false);
+    SeedGenerators();
+    Tensor y;
+    {
+      const OffloadScope scope(world_.session());
+      y = checkpoint(segment, x_ * 1);
+    }
+    Poison();
+    const Tensor factors = at::linspace(-1, 1, y.numel(), emu()).view(y.sizes());
+    EXPECT_TRUE(SameBytes(torch::autograd::grad({y}, {x_}, {factors})[0].cpu(), expected));
+  }
+}
+
+// An operator within a segment that is inside of another one.
+TEST_F(EarlyStopOperators, EachHasRunToItsEndInNestedSegments) {
+  for (const Operator& op : Operators()) {
+    SCOPED_TRACE(op.name);
+    const auto inner = [&](const Tensor& in) { return op.run(in.sin()); };
+    ExpectSameGradient([&](const Tensor& x) { return inner(x.cos()); },
+                       [&](const Tensor& x) { return checkpoint(inner, x.cos()); });
+  }
+}
+
+// --- Custom functions ---
+
+// What a custom function saves: names of "input", "output", "other" (which forward has made) and
+// "outputs" (it has two).
+struct Saver : torch::autograd::Function<Saver> {
+  static variable_list forward(AutogradContext* context, const Tensor& x, const std::string& what) {
+    Tensor y = x.tanh(), other = x.cos();
+    context->saved_data["what"] = what;
+    if (what == "input") context->save_for_backward({x});
+    if (what == "output") context->save_for_backward({y});
+    if (what == "other") context->save_for_backward({1 - y * y});
+    if (what == "all") context->save_for_backward({x, y, other});
+    if (what == "outputs") context->save_for_backward({y, other});
+    if (what == "outputs") return {y, other};
+    return {y};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const std::string what = context->saved_data["what"].toStringRef();
+    const variable_list saved = context->get_saved_variables();
+    Tensor slope = saved[0];
+    if (what == "input") slope = 1 - slope.tanh().square();
+    if (what == "output" || what == "outputs") slope = 1 - slope * slope;
+    if (what == "all") slope = 1 - saved[1] * saved[1];
+    return {gradients[0] * slope, Tensor()};
+  }
+};
+
+using EarlyStopFunctions = EarlyStopTest;
+
+const std::vector<std::string>& Saves() {
+  static const auto* saves =
+      new std::vector<std::string>{"input", "output", "other", "all", "outputs"};
+  return *saves;
+}
+
+TEST_F(EarlyStopFunctions, ThoseThatSaveLastLeaveNothing) {
+  for (const std::string& what : Saves()) {
+    SCOPED_TRACE(what);
+    const auto segment = [&](const Tensor& x) { return Saver::apply(x.sin(), what)[0]; };
+    ExpectSameGradient(segment);
+    ExpectNothingLeftBy([&] { GradientOf(segment, /*checkpointed=*/true); });
+  }
+}
+
+TEST_F(EarlyStopFunctions, ThoseThatSaveLastAreFollowedByNoOperator) {
+  int after_function = 0, after_operator = 0;
+  ExpectSameGradient([&](const Tensor& x) {
+    Tensor y = Saver::apply(x.sin(), "output")[0];
+    ++after_function;
+    y = y + 1;
+    ++after_operator;
+    return y;
+  });
+  EXPECT_EQ(after_function, 5) << "there is no operator to stop at";
+  EXPECT_EQ(after_operator, 3);
+}
+
+// The last thing that is saved belongs to a graph of its own within a custom function.
+struct InnerGraph : torch::autograd::Function<InnerGraph> {
+  static Tensor forward(AutogradContext* context, const Tensor& x) {
+    const at::AutoGradMode grad(true);
+    const Tensor in = x.detach().requires_grad_(true);
+    Tensor y = in.tanh();
+    context->saved_data["slope"] = torch::autograd::grad({y.sum()}, {in})[0];
+    return y.detach();
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {gradients[0] * context->saved_data["slope"].toTensor()};
+  }
+};
+
+TEST_F(EarlyStopFunctions, OneWithAGraphOfItsOwnLeavesNothing) {
+  const auto segment = [](const Tensor& x) { return InnerGraph::apply(x.sin()); };
+  ExpectSameGradient(segment);
+  ExpectNothingLeftBy([&] { GradientOf(segment, /*checkpointed=*/true); });
+}
+
+// A function that saves its output would keep itself if it was left halfway.
+TEST_F(EarlyStopFunctions, ASegmentThatSavesMoreThanInForwardIsAnErrorThatLeavesNothing) {
+  ExpectNothingLeftBy([&] {
+    int runs = 0;
+    const auto segment = [&runs](const Tensor& x) {
+      Tensor y = x.tanh();
+      return ++runs == 1 ? y : Saver::apply(y, "output")[0];
+    };
+    const Tensor y = checkpoint(CheckpointOptions{.early_stop = false}, segment, x_ * 1).sum();
+    EXPECT_THAT([&] { torch::autograd::grad({y}, {x_}); },
+                ThrowsMessage<c10::Error>(HasSubstr("saves more tensors")));
+  });
+}
+
+// --- What the segment does beside ---
+
+// Memory runs out in the operator that has just saved what was needed last.
+TEST_F(EarlyStopTest, AnOperatorThatFailsBehindItsLastSaveIsAnError) {
+  Tensor y = checkpoint([](const Tensor& x) { return at::rrelu(x.sin(), 0.1, 0.9, true); }, x_ * 1);
+  const Tensor gradient = at::ones_like(y);
+  world_.LeaveRoom(2 * x_.nbytes());  // for the sine and for the noise, not for the result
+  EXPECT_THROW(torch::autograd::grad({y}, {x_}, {gradient}), c10::OutOfMemoryError);
+}
+
+// Of the outer segment nothing behind the inner one's inputs is needed.
+TEST_F(EarlyStopTest, AnInnerSegmentWhoseInputsAreTheLastThatIsNeededDoesNotRun) {
+  int inner_runs = 0, outer_runs = 0;
+  const auto inner = [&](const Tensor& in) {
+    ++inner_runs;
+    return in.tanh();
+  };
+  ExpectSameGradient([](const Tensor& x) { return x.sin().tanh(); },
+                     [&](const Tensor& x) {
+                       ++outer_runs;
+                       return checkpoint(inner, x.sin());
+                     });
+  EXPECT_EQ(outer_runs, 2 * 2);
+  EXPECT_EQ(inner_runs, 2 * 2) << "in forward, and for its own saved tensors";
+}
+
+// The operators of a backward within the segment run on a worker of the device's.
+TEST_F(EarlyStopTest, AnOperatorOfABackwardWithinTheSegmentMayBeTheLast) {
+  ExpectSameGradient([](const Tensor& x) {
+    const Tensor in = x.sin();
+    const Tensor y = (in * in.tanh()).sum();
+    return torch::autograd::grad({y}, {in}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  });
+}
+
+TEST_F(EarlyStopTest, ARetainedGraphStopsInEachBackward) {
+  int returned = 0;
+  Tensor y = checkpoint(
+      [&](const Tensor& x) {
+        Tensor noisy = at::rrelu(x.sin(), 0.1, 0.9, true) + 1;
+        ++returned;
+        return noisy;
+      },
+      x_ * 1);
+  const Tensor gradient = at::ones_like(y);
+  const auto backward = [&] {
+    Poison();
+    return torch::autograd::grad({y}, {x_}, {gradient}, /*retain_graph=*/true)[0].cpu();
+  };
+  const Tensor expected = backward();
+  EXPECT_TRUE(expected.isfinite().all().item<bool>());
+  EXPECT_TRUE(SameBytes(backward(), expected));
+  EXPECT_EQ(returned, 1);
+}
+
+}  // namespace early_stop_test
+}  // namespace pinion::testing
