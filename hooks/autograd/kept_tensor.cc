@@ -21,31 +21,37 @@ std::string Describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes());
 }
 
-// What vmap wraps refuses to be detached without its interpreter: it is kept as it is.
-at::Tensor WithoutHistory(const at::Tensor& tensor) {
+// Where the node gets the very tensor, that is the saved one, with the class, the attributes and
+// the identity that it has in Python. What vmap wraps refuses to be detached without its
+// interpreter: it is kept as it is.
+at::Tensor ToKeep(const at::Tensor& tensor, bool node_gets_copy) {
   const bool batched = tensor.key_set().has(c10::DispatchKey::FuncTorchBatched);
-  return batched ? tensor : DetachedAlias(tensor);
+  return node_gets_copy && !batched ? DetachedAlias(tensor) : tensor;
 }
 
 class KeptTensor : public SavedTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor)
-      : tensor_(WithoutHistory(tensor)), version_(tensor) {}
+      : node_gets_copy_(NodeGetsCopyOf(tensor)),
+        tensor_(ToKeep(tensor, node_gets_copy_)),
+        version_(tensor) {}
 
   at::Tensor Unpack() override {
     version_.Check([this] { return Describe(tensor_); });
-    return IsShared() || BackwardKeepsGraph() ? Lend(tensor_) : tensor_;
+    return IsShared() || BackwardKeepsGraph() ? Lend(tensor_, node_gets_copy_) : tensor_;
   }
 
  private:
   // Whether somebody else has its memory, or may come to have it again by a weak reference.
   bool IsShared() const {
-    if (!tensor_.has_storage()) return true;
+    // The program's own tensor may need a gradient by now: autograd copies it then.
+    if (!IsPlainTensor(tensor_) || tensor_.requires_grad()) return true;
     const c10::weak_intrusive_ptr<c10::StorageImpl> weak = tensor_.storage().getWeakStorageImpl();
     // All owners together count as one weak reference, and this one is the second.
     return weak.use_count() > 1 || weak.weak_use_count() > 2;
   }
 
+  const bool node_gets_copy_;
   const at::Tensor tensor_;
   const SavedVersion version_;
 };

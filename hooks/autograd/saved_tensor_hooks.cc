@@ -52,6 +52,13 @@ const ScopeInfo* CurrentScope() {
   return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
 }
 
+// Nobody has disabled hooks, and torch.compile does not trace: what it saves meanwhile is not the
+// program's, and Python's hooks are not asked for it either.
+bool HooksAreOn() {
+  return at::SavedTensorDefaultHooks::is_enabled() &&
+         !at::SavedTensorDefaultHooks::get_tls_state().is_tracing;
+}
+
 // And not LibTorch's own hooks, which lie inside.
 bool Packs(const ScopeInfo& scope) {
   return scope.packer != nullptr && OwnHooks() <= scope.outer_hooks;
@@ -118,7 +125,7 @@ class ProxyEngine : public Engine {
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     const ScopeInfo* scope = CurrentScope();
-    if (scope != nullptr && at::SavedTensorDefaultHooks::is_enabled()) {
+    if (scope != nullptr && HooksAreOn()) {
       if (Packs(*scope) || (scope->watcher != nullptr && OwnHooks() == 0)) {
         return std::make_unique<Hooks>(scope->packer, scope->watcher);
       }
@@ -248,7 +255,7 @@ const SavedTensorPacker* CurrentPacker() {
 
 const SavedTensorPacker* ActivePacker() {
   const ScopeInfo* scope = CurrentScope();
-  const bool packs = scope != nullptr && at::SavedTensorDefaultHooks::is_enabled() && Packs(*scope);
+  const bool packs = scope != nullptr && HooksAreOn() && Packs(*scope);
   return packs ? scope->packer.get() : nullptr;
 }
 

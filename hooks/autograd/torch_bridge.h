@@ -76,8 +76,14 @@ struct StorageExtent {
 };
 StorageExtent ExtentOf(const at::Tensor& tensor);
 
+// Whether a TensorImpl over a storage is all that the tensor is, so that another TensorImpl can
+// stand for it. Wrappers are not plain (functorch's, functionalization's, Python's subclasses with
+// __torch_dispatch__, fake tensors), nor are nested, sparse and quantized tensors: they copy
+// themselves in ways of their own.
+bool IsPlainTensor(const at::TensorBase& tensor);
+
 // A copy of the tensor's handle without its autograd history; storage and version counter are
-// shared. Does not dispatch.
+// shared. Does not dispatch, unless Python wraps the tensor.
 at::Tensor DetachedAlias(const at::Tensor& tensor);
 
 }  // namespace pinion

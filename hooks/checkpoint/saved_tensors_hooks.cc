@@ -15,8 +15,8 @@ namespace {
 
 class UserPackedTensor : public SavedTensor {
  public:
-  explicit UserPackedTensor(checkpoint_internal::UnpackPacked unpack)
-      : unpack_(std::move(unpack)) {}
+  UserPackedTensor(checkpoint_internal::UnpackPacked unpack, bool node_gets_copy)
+      : unpack_(std::move(unpack)), node_gets_copy_(node_gets_copy) {}
 
   at::Tensor Unpack() override {
     const at::Tensor tensor = unpack_();
@@ -24,11 +24,12 @@ class UserPackedTensor : public SavedTensor {
         tensor.defined(),
         "an unpack function of SavedTensorsHooks has returned no tensor: it must return one "
         "with the content of the tensor that was packed");
-    return Lend(tensor);
+    return Lend(tensor, node_gets_copy_);
   }
 
  private:
   const checkpoint_internal::UnpackPacked unpack_;
+  const bool node_gets_copy_;
 };
 
 class UserPacker : public SavedTensorPacker {
@@ -36,7 +37,7 @@ class UserPacker : public SavedTensorPacker {
   explicit UserPacker(checkpoint_internal::PackWithUnpack pack) : pack_(std::move(pack)) {}
 
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
-    return std::make_unique<UserPackedTensor>(pack_(tensor));
+    return std::make_unique<UserPackedTensor>(pack_(tensor), NodeGetsCopyOf(tensor));
   }
 
  private:

@@ -118,7 +118,7 @@ TEST_F(OffloadTensorKinds, AViewBehindTheEndOfAShrunkenStoragePassesThrough) {
 TEST_F(OffloadTensorKinds, ATensorThatDispatchesToPythonPassesThrough) {
   const at::Tensor values = ActivationValues({32, 40}).to(world_.device());
   const auto kind = [&] {
-    return ClassifyTensor(values, world_.device().type(), kMinOffloadBytes, ParameterStorages());
+    return ClassifyTensor(values, world_.device().type(), kMinOffloadBytes, nullptr);
   };
   EXPECT_EQ(kind(), TensorKind::kHeldLeaf);
   values.unsafeGetTensorImpl()->set_python_dispatch(true);
