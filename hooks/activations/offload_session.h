@@ -114,12 +114,13 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 // input needs no gradient, and frozen heads under autocast, whose casts have no link to their
 // parameters, open a NoOffloadScope or are wrapped (no_offload_module.h). With a memory target the
 // plan decides what stays, and heads are no exception (docs/decisions/0030-heads.md).
-class OffloadScope {
+class [[nodiscard]] OffloadScope {
  public:
-  explicit OffloadScope(std::shared_ptr<OffloadSession> session);
-  OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module);
-  OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module,
-               const ModuleHeads& heads);
+  [[nodiscard]] explicit OffloadScope(std::shared_ptr<OffloadSession> session);
+  [[nodiscard]] OffloadScope(std::shared_ptr<OffloadSession> session,
+                             const torch::nn::Module& module);
+  [[nodiscard]] OffloadScope(std::shared_ptr<OffloadSession> session,
+                             const torch::nn::Module& module, const ModuleHeads& heads);
   ~OffloadScope();
   OffloadScope(const OffloadScope&) = delete;
   OffloadScope& operator=(const OffloadScope&) = delete;
@@ -130,9 +131,9 @@ class OffloadScope {
 };
 
 // Tensors saved while it lives stay on the device, inside any OffloadScope.
-class NoOffloadScope {
+class [[nodiscard]] NoOffloadScope {
  public:
-  NoOffloadScope();
+  [[nodiscard]] NoOffloadScope();
   ~NoOffloadScope();
   NoOffloadScope(const NoOffloadScope&) = delete;
   NoOffloadScope& operator=(const NoOffloadScope&) = delete;

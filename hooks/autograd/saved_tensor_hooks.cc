@@ -26,6 +26,7 @@
 
 #include "pinion/allocator/base/slab.h"
 #include "pinion/hooks/autograd/memory_observer.h"
+#include "pinion/hooks/autograd/scope_mark.h"
 
 namespace pinion {
 namespace {
@@ -35,21 +36,67 @@ using torch::autograd::Engine;
 // No other library uses this slot: LibTorch reserves it for its own tests.
 constexpr c10::DebugInfoKind kScopeSlot = c10::DebugInfoKind::TEST_INFO_2;
 
-struct ScopeInfo : public c10::DebugInfoBase {
-  ScopeInfo(std::shared_ptr<SavedTensorPacker> p, std::shared_ptr<SavedTensorWatcher> w,
-            size_t hooks)
-      : packer(std::move(p)), watcher(std::move(w)), outer_hooks(hooks) {}
-  const std::shared_ptr<SavedTensorPacker> packer;
-  const std::shared_ptr<SavedTensorWatcher> watcher;
-  const size_t outer_hooks;  // LibTorch's own hooks around the packer's scope
-};
-
 // LibTorch's own hooks on this thread. Those that were added since a scope was opened lie inside
 // it.
 size_t OwnHooks() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
 
-const ScopeInfo* CurrentScope() {
+}  // namespace
+
+struct OpenedScope {
+  OpenedScope(const char* name, bool is_watch, std::shared_ptr<SavedTensorPacker> p,
+              std::shared_ptr<SavedTensorWatcher> w)
+      : mark(name),
+        watches(is_watch),
+        packer(std::move(p)),
+        watcher(std::move(w)),
+        outer_hooks(OwnHooks()) {}
+
+  ScopeMark mark;
+  const bool watches;  // or else it packs
+  const std::shared_ptr<SavedTensorPacker> packer;
+  const std::shared_ptr<SavedTensorWatcher> watcher;
+  const size_t outer_hooks;  // LibTorch's own hooks around it
+};
+
+namespace {
+
+// A scope among those around it, shared with all threads that LibTorch carries it to.
+struct ScopeInfo final : public c10::DebugInfoBase, public std::enable_shared_from_this<ScopeInfo> {
+  ScopeInfo(std::shared_ptr<OpenedScope> scope, std::shared_ptr<ScopeInfo> around)
+      : opened(std::move(scope)),
+        outer(std::move(around)),
+        packer(!opened->watches   ? opened->packer
+               : outer == nullptr ? nullptr
+                                  : outer->packer),
+        watcher(opened->watches    ? opened->watcher
+                : outer == nullptr ? nullptr
+                                   : outer->watcher),
+        outer_hooks(!opened->watches   ? opened->outer_hooks
+                    : outer == nullptr ? 0
+                                       : outer->outer_hooks) {}
+
+  const std::shared_ptr<OpenedScope> opened;
+  const std::shared_ptr<ScopeInfo> outer;  // null without one
+  // Of the innermost scope that packs, and of the one that watches.
+  const std::shared_ptr<SavedTensorPacker> packer;
+  const std::shared_ptr<SavedTensorWatcher> watcher;
+  const size_t outer_hooks;
+};
+
+ScopeInfo* ScopeInSlot() {
   return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
+}
+
+void DropEndedScopes();
+
+// A scope may have ended on another thread.
+ScopeInfo* CurrentScope() {
+  for (const ScopeInfo* scope = ScopeInSlot(); scope != nullptr; scope = scope->outer.get()) {
+    if (!scope->opened->mark.HasEnded()) continue;
+    DropEndedScopes();
+    break;
+  }
+  return ScopeInSlot();
 }
 
 // Nobody has disabled hooks, and torch.compile does not trace: what it saves meanwhile is not the
@@ -207,35 +254,52 @@ std::shared_ptr<c10::DebugInfoBase> ExchangeScope(std::shared_ptr<c10::DebugInfo
   return previous;
 }
 
-std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorPacker> packer) {
+// `scope` and those around it, without those that have ended.
+std::shared_ptr<ScopeInfo> OpenScopes(std::shared_ptr<ScopeInfo> scope) {
+  if (scope == nullptr) return nullptr;
+  std::shared_ptr<ScopeInfo> outer = OpenScopes(scope->outer);
+  if (scope->opened->mark.HasEnded()) return outer;
+  if (outer == scope->outer) return scope;
+  return std::make_shared<ScopeInfo>(scope->opened, std::move(outer));
+}
+
+void DropEndedScopes() { ExchangeScope(OpenScopes(ScopeInSlot()->shared_from_this())); }
+
+std::shared_ptr<OpenedScope> Open(const char* name, bool watches,
+                                  std::shared_ptr<SavedTensorPacker> packer,
+                                  std::shared_ptr<SavedTensorWatcher> watcher) {
+  InstallProxy();
+  auto opened = std::make_shared<OpenedScope>(name, watches, std::move(packer), std::move(watcher));
+  ScopeInfo* const outer = CurrentScope();
+  ExchangeScope(
+      std::make_shared<ScopeInfo>(opened, outer == nullptr ? nullptr : outer->shared_from_this()));
+  return opened;
+}
+
+void End(OpenedScope& scope) {
+  const ScopeInfo* const innermost = CurrentScope();
+  scope.mark.End(innermost == nullptr ? nullptr : &innermost->opened->mark);
+  CurrentScope();  // which drops it
+}
+
+std::shared_ptr<SavedTensorPacker> IfEnabled(std::shared_ptr<SavedTensorPacker> packer) {
   const std::optional<std::string>& disabled =
       at::SavedTensorDefaultHooks::get_disabled_error_message();
   TORCH_CHECK(packer == nullptr || !disabled.has_value(), *disabled);
-  InstallProxy();
-  const ScopeInfo* outer = CurrentScope();
-  return ExchangeScope(std::make_shared<ScopeInfo>(
-      std::move(packer), outer == nullptr ? nullptr : outer->watcher, OwnHooks()));
-}
-
-std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorWatcher> watcher) {
-  InstallProxy();
-  const ScopeInfo* outer = CurrentScope();
-  return ExchangeScope(std::make_shared<ScopeInfo>(outer == nullptr ? nullptr : outer->packer,
-                                                   std::move(watcher),
-                                                   outer == nullptr ? 0 : outer->outer_hooks));
+  return packer;
 }
 
 }  // namespace
 
-SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer)
-    : outer_(Activate(std::move(packer))) {}
+SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* name)
+    : opened_(Open(name, /*watches=*/false, IfEnabled(std::move(packer)), nullptr)) {}
 
-SavedTensorScope::~SavedTensorScope() { ExchangeScope(outer_); }
+SavedTensorScope::~SavedTensorScope() { End(*opened_); }
 
-WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher)
-    : outer_(Activate(std::move(watcher))) {}
+WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher, const char* name)
+    : opened_(Open(name, /*watches=*/true, nullptr, std::move(watcher))) {}
 
-WatchScope::~WatchScope() { ExchangeScope(outer_); }
+WatchScope::~WatchScope() { End(*opened_); }
 
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
   if (ActivePacker() == nullptr) return std::nullopt;

@@ -4,11 +4,13 @@
 #include <c10/util/Exception.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/scope_mark.h"
 
 namespace pinion {
 namespace {
@@ -50,20 +52,50 @@ std::shared_ptr<SavedTensorPacker> checkpoint_internal::PackerOf(PackWithUnpack 
   return std::make_shared<UserPacker>(std::move(pack));
 }
 
-DisableSavedTensorsHooks::DisableSavedTensorsHooks(const std::string& message)
-    : outer_message_(at::SavedTensorDefaultHooks::get_disabled_error_message()) {
+struct checkpoint_internal::DisabledHooks {
+  ScopeMark mark{"DisableSavedTensorsHooks"};
+  const std::optional<std::string> outer_message;
+  const std::shared_ptr<DisabledHooks> outer;  // null without one
+};
+
+namespace {
+
+using checkpoint_internal::DisabledHooks;
+
+thread_local std::shared_ptr<DisabledHooks> t_disabled;  // the innermost
+
+void EnableThoseThatHaveEnded() {
+  while (t_disabled != nullptr && t_disabled->mark.HasEnded()) {
+    if (t_disabled->outer_message.has_value()) {
+      at::SavedTensorDefaultHooks::disable(*t_disabled->outer_message,
+                                           /*fail_if_non_empty=*/false);
+    } else {
+      at::SavedTensorDefaultHooks::enable();
+    }
+    t_disabled = std::shared_ptr<DisabledHooks>(t_disabled->outer);
+  }
+}
+
+std::shared_ptr<DisabledHooks> Disable(const std::string& message) {
+  EnableThoseThatHaveEnded();
   const bool is_inside_of_hooks =
       CurrentPacker() != nullptr || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
   TORCH_CHECK(!is_inside_of_hooks, message);
+  t_disabled.reset(
+      new DisabledHooks{.outer_message = at::SavedTensorDefaultHooks::get_disabled_error_message(),
+                        .outer = t_disabled});
   at::SavedTensorDefaultHooks::disable(message);
+  return t_disabled;
 }
 
+}  // namespace
+
+DisableSavedTensorsHooks::DisableSavedTensorsHooks(const std::string& message)
+    : disabled_(Disable(message)) {}
+
 DisableSavedTensorsHooks::~DisableSavedTensorsHooks() {
-  if (outer_message_.has_value()) {
-    at::SavedTensorDefaultHooks::disable(*outer_message_, /*fail_if_non_empty=*/false);
-  } else {
-    at::SavedTensorDefaultHooks::enable();
-  }
+  disabled_->mark.End(t_disabled == nullptr ? nullptr : &t_disabled->mark);
+  EnableThoseThatHaveEnded();
 }
 
 }  // namespace pinion

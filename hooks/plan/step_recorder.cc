@@ -176,7 +176,7 @@ absl::StatusOr<std::shared_ptr<StepRecorder>> StepRecorder::Create(DeviceBackend
 
 struct RecordScope::State {
   explicit State(const std::shared_ptr<StepRecorderImpl>& recorder)
-      : scope(recorder), memory(recorder) {}
+      : scope(recorder, "RecordScope"), memory(recorder) {}
   const WatchScope scope;
   const MemoryScope memory;
 };
