@@ -19,6 +19,8 @@
 //
 // Thread safety: OffloadSession is thread-safe; backward's worker threads unpack concurrently. A
 // scope belongs to the thread that made it (and to the autograd workers that run on its behalf).
+// One that ends out of order, or on another thread, is an error in the log, and packs nothing from
+// then on.
 // Ownership: a graph may outlive the session; it keeps the tier and what is known of its tensors.
 // Errors: bad options are InvalidArgument, a backend without a device is NotFound. Inside forward
 // and backward, errors are c10::Error: the ones that autograd itself would raise, a tensor on an

@@ -118,7 +118,7 @@ at::Tensor Lend(const at::Tensor& tensor, bool node_gets_copy) {
   SettleLoans();
   const int64_t backward = CurrentBackward();
   if (backward == -1) return tensor;
-  const bool lends_copies = (node_gets_copy || tensor.requires_grad()) && IsPlainTensor(tensor);
+  const bool lends_copies = (node_gets_copy || NodeGetsCopyOf(tensor)) && IsPlainTensor(tensor);
   at::Tensor lent = lends_copies
                         ? at::Tensor(c10::make_intrusive<LentImpl>(*tensor.unsafeGetTensorImpl()))
                         : tensor;

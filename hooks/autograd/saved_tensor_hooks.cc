@@ -18,7 +18,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR != 11
 #error "Pinion's hooks into autograd were checked against LibTorch 2.11 only."
@@ -26,78 +25,12 @@
 
 #include "pinion/allocator/base/slab.h"
 #include "pinion/hooks/autograd/memory_observer.h"
-#include "pinion/hooks/autograd/scope_mark.h"
+#include "pinion/hooks/autograd/open_scopes.h"
 
 namespace pinion {
 namespace {
 
 using torch::autograd::Engine;
-
-// No other library uses this slot: LibTorch reserves it for its own tests.
-constexpr c10::DebugInfoKind kScopeSlot = c10::DebugInfoKind::TEST_INFO_2;
-
-// LibTorch's own hooks on this thread. Those that were added since a scope was opened lie inside
-// it.
-size_t OwnHooks() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
-
-}  // namespace
-
-struct OpenedScope {
-  OpenedScope(const char* name, bool is_watch, std::shared_ptr<SavedTensorPacker> p,
-              std::shared_ptr<SavedTensorWatcher> w)
-      : mark(name),
-        watches(is_watch),
-        packer(std::move(p)),
-        watcher(std::move(w)),
-        outer_hooks(OwnHooks()) {}
-
-  ScopeMark mark;
-  const bool watches;  // or else it packs
-  const std::shared_ptr<SavedTensorPacker> packer;
-  const std::shared_ptr<SavedTensorWatcher> watcher;
-  const size_t outer_hooks;  // LibTorch's own hooks around it
-};
-
-namespace {
-
-// A scope among those around it, shared with all threads that LibTorch carries it to.
-struct ScopeInfo final : public c10::DebugInfoBase, public std::enable_shared_from_this<ScopeInfo> {
-  ScopeInfo(std::shared_ptr<OpenedScope> scope, std::shared_ptr<ScopeInfo> around)
-      : opened(std::move(scope)),
-        outer(std::move(around)),
-        packer(!opened->watches   ? opened->packer
-               : outer == nullptr ? nullptr
-                                  : outer->packer),
-        watcher(opened->watches    ? opened->watcher
-                : outer == nullptr ? nullptr
-                                   : outer->watcher),
-        outer_hooks(!opened->watches   ? opened->outer_hooks
-                    : outer == nullptr ? 0
-                                       : outer->outer_hooks) {}
-
-  const std::shared_ptr<OpenedScope> opened;
-  const std::shared_ptr<ScopeInfo> outer;  // null without one
-  // Of the innermost scope that packs, and of the one that watches.
-  const std::shared_ptr<SavedTensorPacker> packer;
-  const std::shared_ptr<SavedTensorWatcher> watcher;
-  const size_t outer_hooks;
-};
-
-ScopeInfo* ScopeInSlot() {
-  return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
-}
-
-void DropEndedScopes();
-
-// A scope may have ended on another thread.
-ScopeInfo* CurrentScope() {
-  for (const ScopeInfo* scope = ScopeInSlot(); scope != nullptr; scope = scope->outer.get()) {
-    if (!scope->opened->mark.HasEnded()) continue;
-    DropEndedScopes();
-    break;
-  }
-  return ScopeInSlot();
-}
 
 // Nobody has disabled hooks, and torch.compile does not trace: what it saves meanwhile is not the
 // program's, and Python's hooks are not asked for it either.
@@ -219,87 +152,27 @@ void InstallProxy() {
   torch::autograd::set_default_engine_stub([]() -> Engine& { return *the_proxy.load(); });
 }
 
-// Takes the newest entry off the thread's debug info, which is not empty.
-std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>> PopDebugInfo() {
-  for (auto number = static_cast<int>(c10::DebugInfoKind::TEST_INFO_2); number >= 0; --number) {
-    const auto kind = static_cast<c10::DebugInfoKind>(number);
-    // There is no way to ask for the newest one's kind.
-    if (kind == kScopeSlot || c10::ThreadLocalDebugInfo::get(kind) == nullptr) continue;
-    try {
-      return {kind, c10::ThreadLocalDebugInfo::_pop(kind)};
-    } catch (const c10::Error&) {
-    }
-  }
-  return {kScopeSlot, c10::ThreadLocalDebugInfo::_pop(kScopeSlot)};
-}
-
-// Puts `info` (null: nothing) into the slot of scopes and returns what was there. It goes to the
-// bottom: who pushes something inside a scope may leave it there, and who has pushed something
-// before may pop it.
-std::shared_ptr<c10::DebugInfoBase> ExchangeScope(std::shared_ptr<c10::DebugInfoBase> info) {
-  std::vector<std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>> others;
-  std::shared_ptr<c10::DebugInfoBase> previous;
-  while (c10::ThreadLocalDebugInfo::current() != nullptr) {
-    auto entry = PopDebugInfo();
-    if (entry.first == kScopeSlot) {
-      previous = std::move(entry.second);
-    } else {
-      others.push_back(std::move(entry));
-    }
-  }
-  if (info != nullptr) c10::ThreadLocalDebugInfo::_push(kScopeSlot, std::move(info));
-  for (; !others.empty(); others.pop_back()) {
-    c10::ThreadLocalDebugInfo::_push(others.back().first, std::move(others.back().second));
-  }
-  return previous;
-}
-
-// `scope` and those around it, without those that have ended.
-std::shared_ptr<ScopeInfo> OpenScopes(std::shared_ptr<ScopeInfo> scope) {
-  if (scope == nullptr) return nullptr;
-  std::shared_ptr<ScopeInfo> outer = OpenScopes(scope->outer);
-  if (scope->opened->mark.HasEnded()) return outer;
-  if (outer == scope->outer) return scope;
-  return std::make_shared<ScopeInfo>(scope->opened, std::move(outer));
-}
-
-void DropEndedScopes() { ExchangeScope(OpenScopes(ScopeInSlot()->shared_from_this())); }
-
 std::shared_ptr<OpenedScope> Open(const char* name, bool watches,
                                   std::shared_ptr<SavedTensorPacker> packer,
                                   std::shared_ptr<SavedTensorWatcher> watcher) {
-  InstallProxy();
-  auto opened = std::make_shared<OpenedScope>(name, watches, std::move(packer), std::move(watcher));
-  ScopeInfo* const outer = CurrentScope();
-  ExchangeScope(
-      std::make_shared<ScopeInfo>(opened, outer == nullptr ? nullptr : outer->shared_from_this()));
-  return opened;
-}
-
-void End(OpenedScope& scope) {
-  const ScopeInfo* const innermost = CurrentScope();
-  scope.mark.End(innermost == nullptr ? nullptr : &innermost->opened->mark);
-  CurrentScope();  // which drops it
-}
-
-std::shared_ptr<SavedTensorPacker> IfEnabled(std::shared_ptr<SavedTensorPacker> packer) {
   const std::optional<std::string>& disabled =
       at::SavedTensorDefaultHooks::get_disabled_error_message();
   TORCH_CHECK(packer == nullptr || !disabled.has_value(), *disabled);
-  return packer;
+  InstallProxy();
+  return OpenScope(name, watches, std::move(packer), std::move(watcher));
 }
 
 }  // namespace
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* name)
-    : opened_(Open(name, /*watches=*/false, IfEnabled(std::move(packer)), nullptr)) {}
+    : opened_(Open(name, /*watches=*/false, std::move(packer), nullptr)) {}
 
-SavedTensorScope::~SavedTensorScope() { End(*opened_); }
+SavedTensorScope::~SavedTensorScope() { EndScope(*opened_); }
 
 WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher, const char* name)
     : opened_(Open(name, /*watches=*/true, nullptr, std::move(watcher))) {}
 
-WatchScope::~WatchScope() { End(*opened_); }
+WatchScope::~WatchScope() { EndScope(*opened_); }
 
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
   if (ActivePacker() == nullptr) return std::nullopt;

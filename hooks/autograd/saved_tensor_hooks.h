@@ -125,7 +125,7 @@ class SavedTensorWatcher {
   virtual void RunAside(absl::FunctionRef<void()> work) = 0;
 };
 
-// What a scope has brought to its thread (saved_tensor_hooks.cc).
+// What a scope has brought to its thread (open_scopes.h).
 struct OpenedScope;
 
 class [[nodiscard]] SavedTensorScope {
