@@ -186,7 +186,10 @@ TEST_F(EmuDeviceTest, RefusesToMakeTensorsThatAreNotDenseByName) {
   const auto refusal = AllOf(HasSubstr("aten::"), HasSubstr("emu has dense tensors only"));
   EXPECT_THAT(ErrorOf([&] { at::_nested_tensor_from_tensor_list({tensor, tensor}); }), refusal);
   EXPECT_THAT(ErrorOf([&] { at::_nested_tensor_from_tensor_list({leaf, leaf}); }), refusal);
-  EXPECT_THAT(ErrorOf([&] { at::_nested_from_padded(tensor, at::ones({4, 0}, at::kLong)); }),
+  EXPECT_THAT(ErrorOf([&] {
+                at::_nested_tensor_from_mask(at::ones({2, 3, 4}, OnEmu()),
+                                             at::ones({2, 3}, OnEmu().dtype(at::kBool)));
+              }),
               refusal);
   EXPECT_THAT(ErrorOf([&] { at::quantize_per_tensor(tensor, 0.5, 0, at::kQInt8); }), refusal);
   EXPECT_THAT(ErrorOf([&] {
