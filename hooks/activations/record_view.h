@@ -40,13 +40,12 @@ class RecordView {
   // was saved. Where the node gets the very tensor and the program still has the saved one over
   // that storage, it is that one: with its class, attributes and identity in Python.
   at::Tensor Lend(c10::Storage storage, int64_t shift_bytes) const {
-    if (tensor_.has_value()) {
-      const at::Tensor tensor(tensor_->lock());
-      if (tensor.defined() && tensor.storage().is_alias_of(storage))
-        return pinion::Lend(tensor, false);
+    const bool node_gets_copy = !tensor_.has_value();
+    at::Tensor tensor = node_gets_copy ? at::Tensor() : at::Tensor(tensor_->lock());
+    if (!tensor.defined() || !tensor.storage().is_alias_of(storage)) {
+      tensor = view().Over(std::move(storage), shift_bytes, &record_->version.counter());
     }
-    return pinion::Lend(view().Over(std::move(storage), shift_bytes, &record_->version.counter()),
-                        /*node_gets_copy=*/!tensor_.has_value());
+    return pinion::Lend(tensor, node_gets_copy);
   }
 
   // As SavedVersion::Check.

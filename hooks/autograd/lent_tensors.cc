@@ -80,10 +80,10 @@ Loans& TheLoans() {
 
 // Autograd gives a node a shallow copy of what the hook has returned wherever the saved tensor has
 // a history or requires a gradient: the copy is what can become a gradient, so it is lent as well.
-class LentImpl : public c10::TensorImpl {
+class LentImpl : public PlainTensorImpl {
  public:
   explicit LentImpl(const c10::TensorImpl& impl)
-      : TensorImpl(c10::Storage(impl.storage()), impl.key_set(), impl.dtype()) {
+      : PlainTensorImpl(c10::Storage(impl.storage()), impl.key_set(), impl.dtype()) {
     copy_tensor_metadata(&impl, this, impl.version_counter(),
                          /*allow_tensor_metadata_change=*/true);
   }

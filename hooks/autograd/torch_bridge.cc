@@ -101,8 +101,9 @@ StorageExtent ExtentOf(const at::Tensor& tensor) {
 
 bool IsPlainTensor(const at::TensorBase& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return typeid(impl) == typeid(c10::TensorImpl) && impl.has_storage() &&
-         !impl.key_set().has(c10::DispatchKey::Python);
+  const bool is_plain_impl = typeid(impl) == typeid(c10::TensorImpl) ||
+                             dynamic_cast<const PlainTensorImpl*>(&impl) != nullptr;
+  return is_plain_impl && impl.has_storage() && !impl.key_set().has(c10::DispatchKey::Python);
 }
 
 at::Tensor DetachedAlias(const at::Tensor& tensor) {

@@ -178,7 +178,7 @@ TEST_F(OffloadScopes, ScopesThatEndInTheOrderInWhichTheyBeganAreToldOfByNameAndL
     const CapturedLog log;
     outer.reset();
     EXPECT_THAT(log.text(), AllOf(HasSubstr("OffloadScope has ended out of order"),
-                                  HasSubstr("the innermost scope is a NoOffloadScope")));
+                                  HasSubstr("the innermost scope is NoOffloadScope")));
   }
   const CapturedLog log;
   inner.reset();

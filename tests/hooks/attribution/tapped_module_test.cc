@@ -104,7 +104,7 @@ TEST(TapScopeTest, OneThatEndsOnAnotherThreadIsToldOfAndHearsOfNothing) {
   {
     const CapturedLog log;
     std::thread([&scope] { scope.reset(); }).join();
-    EXPECT_THAT(log.text(), HasSubstr("a TapScope has ended on another thread"));
+    EXPECT_THAT(log.text(), HasSubstr("TapScope has ended on another thread"));
   }
   Tap("layer", at::ones({1}));
   EXPECT_EQ(listener.taps, 0);

@@ -141,8 +141,8 @@ TEST(ScopeOrder, TheLogNamesTheScopeThatEndsTooEarlyAndTheInnermost) {
   HeapScope inner = HeapScope::Watching();
   const CapturedLog log;
   outer.End();
-  EXPECT_THAT(log.text(), AllOf(HasSubstr("a packing scope has ended out of order"),
-                                HasSubstr("the innermost scope is a watching scope")));
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("packing scope has ended out of order"),
+                                HasSubstr("the innermost scope is watching scope")));
 }
 
 TEST(ScopeOrder, AScopeThatEndsOnAnotherThreadIsToldOfAndHasNoEffectFromThenOn) {

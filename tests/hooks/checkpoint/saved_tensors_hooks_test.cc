@@ -166,7 +166,7 @@ TEST(DisableSavedTensorsHooksTest, ThoseThatEndInTheOrderInWhichTheyBeganLeaveHo
   {
     const CapturedLog log;
     outer.reset();
-    EXPECT_THAT(log.text(), HasSubstr("a DisableSavedTensorsHooks has ended out of order"));
+    EXPECT_THAT(log.text(), HasSubstr("DisableSavedTensorsHooks has ended out of order"));
   }
   EXPECT_EQ(message(), "the inner reason");
   inner.reset();
