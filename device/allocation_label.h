@@ -14,9 +14,9 @@
 
 namespace pinion {
 
-class AllocationLabel {
+class [[nodiscard]] AllocationLabel {
  public:
-  explicit AllocationLabel(std::string_view label);
+  [[nodiscard]] explicit AllocationLabel(std::string_view label);
   ~AllocationLabel();
   AllocationLabel(const AllocationLabel&) = delete;
   AllocationLabel& operator=(const AllocationLabel&) = delete;

@@ -16,7 +16,7 @@ readonly venv=$PWD/.venv folder=$PWD/.venv/torch-python
 die() { echo "python_with_torch.sh: $*" >&2; exit 1; }
 imports() { [[ -x $1 ]] && "$1" -c "import $2" 2>/dev/null; } # imports PYTHON MODULES
 
-if imports "$folder/python3" "torch, numpy, expecttest, sympy, tqdm, packaging" && [[ -d $folder/packages/captum ]]; then
+if imports "$folder/python3" "torch, numpy, expecttest, sympy, tqdm, packaging, filelock, networkx" && [[ -d $folder/packages/captum ]]; then
   echo "$folder/python3"
   exit
 fi
@@ -53,7 +53,7 @@ fi
 
 "$venv/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/packages" \
   typing_extensions==4.16.0 numpy==2.3.5 expecttest==0.3.0 sympy==1.13.3 mpmath==1.3.0 \
-  captum==0.9.0 tqdm==4.67.1 packaging==25.0 >&2 ||
+  captum==0.9.0 tqdm==4.67.1 packaging==25.0 filelock==4.3.1 networkx==3.6.1 >&2 ||
   die "pip could not install what torch's tests and the oracles import (the lines above)"
 
 cat >"$folder/python3" <<EOF

@@ -92,9 +92,9 @@ class ABSL_LOCKABLE BiasedMutex {
   Mutex mu_;
 };
 
-class ABSL_SCOPED_LOCKABLE OwnerLock {
+class [[nodiscard]] ABSL_SCOPED_LOCKABLE OwnerLock {
  public:
-  explicit OwnerLock(BiasedMutex& mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) {
+  [[nodiscard]] explicit OwnerLock(BiasedMutex& mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) {
     mu_.LockAsOwner();
   }
   ~OwnerLock() ABSL_UNLOCK_FUNCTION() { mu_.UnlockAsOwner(); }
@@ -105,9 +105,9 @@ class ABSL_SCOPED_LOCKABLE OwnerLock {
   BiasedMutex& mu_;
 };
 
-class ABSL_SCOPED_LOCKABLE BiasedLock {
+class [[nodiscard]] ABSL_SCOPED_LOCKABLE BiasedLock {
  public:
-  BiasedLock(BiasedMutex& mu, BiasedMutex::By by) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu)
+  [[nodiscard]] BiasedLock(BiasedMutex& mu, BiasedMutex::By by) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu)
       : mu_(mu), by_(by) {
     mu_.Lock(by);
   }

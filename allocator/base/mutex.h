@@ -69,9 +69,11 @@ class ABSL_LOCKABLE Mutex {
   std::atomic<int> state_ = kFree;
 };
 
-class ABSL_SCOPED_LOCKABLE MutexLock {
+class [[nodiscard]] ABSL_SCOPED_LOCKABLE MutexLock {
  public:
-  explicit MutexLock(Mutex& mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) { mu_.Lock(); }
+  [[nodiscard]] explicit MutexLock(Mutex& mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) {
+    mu_.Lock();
+  }
   ~MutexLock() ABSL_UNLOCK_FUNCTION() { mu_.Unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;

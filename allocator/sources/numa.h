@@ -36,9 +36,9 @@ absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node);
 
 // Keeps the calling thread on the CPUs of a node while it lives. Best effort: where that is not
 // allowed, or for node -1, nothing happens.
-class ScopedNumaThread {
+class [[nodiscard]] ScopedNumaThread {
  public:
-  explicit ScopedNumaThread(int node, const std::string& root = kNumaRoot);
+  [[nodiscard]] explicit ScopedNumaThread(int node, const std::string& root = kNumaRoot);
   ~ScopedNumaThread();
   ScopedNumaThread(const ScopedNumaThread&) = delete;
   ScopedNumaThread& operator=(const ScopedNumaThread&) = delete;

@@ -52,7 +52,7 @@ class Recorder : public SavedTensorPacker, public std::enable_shared_from_this<R
 
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     const TensorKind kind =
-        ClassifyTensor(tensor, c10::DeviceType::CPU, kMinSavedBytes, parameters_);
+        ClassifyTensor(tensor, c10::DeviceType::CPU, kMinSavedBytes, &parameters_);
     const bool leaves = kind == TensorKind::kActivation || kind == TensorKind::kHeldLeaf;
     return std::make_unique<Handle>(leaves ? shared_from_this() : nullptr, DetachedAlias(tensor));
   }

@@ -14,9 +14,9 @@ namespace pinion {
 // to put device 0 back on a thread that never chose one would cost each rank of a host that much
 // of device 0. A device without a context cannot have been chosen, so the thread's own state is
 // left alone then: the driver pushes a context on top of it, and pops it again.
-class CudaDeviceScope {
+class [[nodiscard]] CudaDeviceScope {
  public:
-  CudaDeviceScope(const CudaApi& api, int index);
+  [[nodiscard]] CudaDeviceScope(const CudaApi& api, int index);
   ~CudaDeviceScope();
   CudaDeviceScope(const CudaDeviceScope&) = delete;
   CudaDeviceScope& operator=(const CudaDeviceScope&) = delete;
@@ -34,9 +34,9 @@ class CudaDeviceScope {
 
 // Lets this thread query events, wait for streams and pin memory while another stream captures a
 // graph in the "global" mode, which would otherwise refuse the call and spoil the capture.
-class RelaxedCaptureScope {
+class [[nodiscard]] RelaxedCaptureScope {
  public:
-  explicit RelaxedCaptureScope(const CudaApi& api);
+  [[nodiscard]] explicit RelaxedCaptureScope(const CudaApi& api);
   ~RelaxedCaptureScope();
   RelaxedCaptureScope(const RelaxedCaptureScope&) = delete;
   RelaxedCaptureScope& operator=(const RelaxedCaptureScope&) = delete;

@@ -73,9 +73,10 @@ class TraceSink {
 };
 
 // A range as long as the object lives. Without a sink it costs one test of a pointer.
-class ScopedRange {
+class [[nodiscard]] ScopedRange {
  public:
-  ScopedRange(TraceSink* sink, const char* name, uint64_t size_bytes = 0) : sink_(sink) {
+  [[nodiscard]] ScopedRange(TraceSink* sink, const char* name, uint64_t size_bytes = 0)
+      : sink_(sink) {
     if (sink_ != nullptr) sink_->BeginRange(name, size_bytes);
   }
   ~ScopedRange() {

@@ -20,9 +20,9 @@ namespace pinion::internal {
 
 class FifoTurn {
  public:
-  class Scope {
+  class [[nodiscard]] Scope {
    public:
-    explicit Scope(FifoTurn& turn) : turn_(turn) { turn_.Enter(); }
+    [[nodiscard]] explicit Scope(FifoTurn& turn) : turn_(turn) { turn_.Enter(); }
     ~Scope() { turn_.Leave(); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;

@@ -21,9 +21,9 @@
 
 namespace pinion {
 
-class StreamInUse {
+class [[nodiscard]] StreamInUse {
  public:
-  StreamInUse(const Device& device, StreamHandle stream);
+  [[nodiscard]] StreamInUse(const Device& device, StreamHandle stream);
   ~StreamInUse();
   StreamInUse(const StreamInUse&) = delete;
   StreamInUse& operator=(const StreamInUse&) = delete;

@@ -59,9 +59,9 @@ class WaitSite {
 };
 
 // Tests only. Disables `site` process-wide for the lifetime of the object.
-class ScopedDisableWaitSite {
+class [[nodiscard]] ScopedDisableWaitSite {
  public:
-  explicit ScopedDisableWaitSite(const WaitSite& site) : site_(site) {
+  [[nodiscard]] explicit ScopedDisableWaitSite(const WaitSite& site) : site_(site) {
     site_.disabled_.fetch_add(1, std::memory_order_relaxed);
   }
   ~ScopedDisableWaitSite() { site_.disabled_.fetch_sub(1, std::memory_order_relaxed); }

@@ -75,6 +75,7 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
   }
 
   StorageRecord& record() const { return tensor_.record(); }
+  const RecordView& tensor() const { return tensor_; }
   const SavedView& view() const { return tensor_.view(); }
 
   Parcel::Reader reader;  // of the record's parcel, once it has one
@@ -294,8 +295,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     }
   }
   // A node that changes any other in place is found out by whoever shares it, as without offload.
-  return Lend(handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, bytes.keys,
-                                 &record.version.counter()));
+  return handle.tensor().Lend(std::move(bytes.storage), bytes.shift_bytes, bytes.keys);
 }
 
 void DeviceOffloader::NoteBackward(int64_t backward) {

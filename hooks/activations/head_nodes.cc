@@ -11,6 +11,7 @@
 #include <typeinfo>
 
 #include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {
@@ -58,7 +59,7 @@ at::Tensor CastFrom(const at::Tensor& tensor) {
 bool HeadNodes::IsParameter(const at::Tensor& tensor) const {
   if (parameters_.Contains(tensor)) return true;
   const at::Tensor leaf = CastFrom(tensor);
-  return leaf.defined() && leaf.has_storage() && parameters_.Contains(leaf);
+  return leaf.defined() && IsPlainTensor(leaf) && parameters_.Contains(leaf);
 }
 
 HeadNodes::Save HeadNodes::OnSave(const at::Tensor& tensor, const NodeId& node) {

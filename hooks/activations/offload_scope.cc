@@ -88,7 +88,7 @@ struct OffloadScope::State {
         saved(outer != nullptr ? outer : NewPackScope(target.get())),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
         observed(target == nullptr || outer != nullptr ? nullptr : target->Observer()),
-        scope(PackerFor(target, std::move(module), saved)) {
+        scope(PackerFor(target, std::move(module), saved), "OffloadScope") {
     if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
   }
   ~State() {
@@ -119,7 +119,7 @@ OffloadScope::OffloadScope(std::shared_ptr<OffloadSession> session, const torch:
 OffloadScope::~OffloadScope() = default;
 
 struct NoOffloadScope::State {
-  const SavedTensorScope scope{nullptr};
+  const SavedTensorScope scope{nullptr, "NoOffloadScope"};
 };
 
 NoOffloadScope::NoOffloadScope() : state_(std::make_unique<State>()) {}

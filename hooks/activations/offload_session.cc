@@ -199,10 +199,13 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
   const c10::Device device = tensor.device();
   // Recomputed activations are needed at once, and a double backward's saved tensors soon.
   if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward, device);
+  const ParameterStorages* const parameters =
+      module.parameters.has_value() ? &*module.parameters : nullptr;
   const TensorKind kind =
-      ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, module.parameters);
+      ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters);
   if (kind == TensorKind::kUnsupported) {
-    RefuseOtherAccelerator(device);
+    // What is wrapped may only say that it is there, as fake tensors do.
+    if (IsPlainTensor(tensor)) RefuseOtherAccelerator(device);
     return Keep(&OffloadStats::kept_unsupported, device);
   }
   const auto reason = kind == TensorKind::kParameter ? &OffloadStats::kept_parameter

@@ -19,6 +19,8 @@
 //
 // Thread safety: OffloadSession is thread-safe; backward's worker threads unpack concurrently. A
 // scope belongs to the thread that made it (and to the autograd workers that run on its behalf).
+// One that ends out of order, or on another thread, is an error in the log, and packs nothing from
+// then on.
 // Ownership: a graph may outlive the session; it keeps the tier and what is known of its tensors.
 // Errors: bad options are InvalidArgument, a backend without a device is NotFound. Inside forward
 // and backward, errors are c10::Error: the ones that autograd itself would raise, a tensor on an
@@ -114,12 +116,13 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 // input needs no gradient, and frozen heads under autocast, whose casts have no link to their
 // parameters, open a NoOffloadScope or are wrapped (no_offload_module.h). With a memory target the
 // plan decides what stays, and heads are no exception (docs/decisions/0030-heads.md).
-class OffloadScope {
+class [[nodiscard]] OffloadScope {
  public:
-  explicit OffloadScope(std::shared_ptr<OffloadSession> session);
-  OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module);
-  OffloadScope(std::shared_ptr<OffloadSession> session, const torch::nn::Module& module,
-               const ModuleHeads& heads);
+  [[nodiscard]] explicit OffloadScope(std::shared_ptr<OffloadSession> session);
+  [[nodiscard]] OffloadScope(std::shared_ptr<OffloadSession> session,
+                             const torch::nn::Module& module);
+  [[nodiscard]] OffloadScope(std::shared_ptr<OffloadSession> session,
+                             const torch::nn::Module& module, const ModuleHeads& heads);
   ~OffloadScope();
   OffloadScope(const OffloadScope&) = delete;
   OffloadScope& operator=(const OffloadScope&) = delete;
@@ -130,9 +133,9 @@ class OffloadScope {
 };
 
 // Tensors saved while it lives stay on the device, inside any OffloadScope.
-class NoOffloadScope {
+class [[nodiscard]] NoOffloadScope {
  public:
-  NoOffloadScope();
+  [[nodiscard]] NoOffloadScope();
   ~NoOffloadScope();
   NoOffloadScope(const NoOffloadScope&) = delete;
   NoOffloadScope& operator=(const NoOffloadScope&) = delete;

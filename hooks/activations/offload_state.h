@@ -137,9 +137,10 @@ struct OffloadState {
 };
 
 // Takes the state's lock.
-class ABSL_SCOPED_LOCKABLE OffloadLock {
+class [[nodiscard]] ABSL_SCOPED_LOCKABLE OffloadLock {
  public:
-  explicit OffloadLock(OffloadState& state) ABSL_EXCLUSIVE_LOCK_FUNCTION(state.mu, kRecordsLock)
+  [[nodiscard]] explicit OffloadLock(OffloadState& state)
+      ABSL_EXCLUSIVE_LOCK_FUNCTION(state.mu, kRecordsLock)
       : lock_(state.mu) {}
   ~OffloadLock() ABSL_UNLOCK_FUNCTION() = default;
 

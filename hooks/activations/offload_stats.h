@@ -109,9 +109,9 @@ class OffloadStatsRecorder {
 };
 
 // Adds the wall time of its own life to the statistics, and what it was told to count, at once.
-class HostTimer {
+class [[nodiscard]] HostTimer {
  public:
-  explicit HostTimer(OffloadStatsRecorder& recorder) : recorder_(recorder) {}
+  [[nodiscard]] explicit HostTimer(OffloadStatsRecorder& recorder) : recorder_(recorder) {}
   ~HostTimer() {
     const double elapsed_us = absl::ToDoubleMicroseconds(stopwatch_.Elapsed());
     recorder_.Update([&](OffloadStats& stats) {

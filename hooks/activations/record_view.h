@@ -7,13 +7,21 @@
 #define PINION_HOOKS_ACTIVATIONS_RECORD_VIEW_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "pinion/hooks/activations/saved_view.h"
 #include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_version.h"
 
 namespace pinion {
@@ -22,11 +30,25 @@ class RecordView {
  public:
   // `is_first`: the record was made of `tensor`, and knows all of this already.
   RecordView(RecordPtr record, const at::Tensor& tensor, bool is_first)
-      : record_(std::move(record)),
-        own_(is_first ? nullptr : std::make_unique<const Own>(tensor)) {}
+      : record_(std::move(record)), own_(is_first ? nullptr : std::make_unique<const Own>(tensor)) {
+    if (!NodeGetsCopyOf(tensor)) tensor_.emplace(tensor.getIntrusivePtr());
+  }
 
   StorageRecord& record() const { return *record_; }
   const SavedView& view() const { return own_ == nullptr ? record_->origin.view() : own_->view; }
+
+  // Lends the view of a storage, as SavedView::Over makes it, that has each byte `shift_bytes`
+  // behind its place in the one that was saved. Where the node gets the very tensor and the program
+  // still has the saved one over that storage, it is that one: with its class, attributes and
+  // identity in Python.
+  at::Tensor Lend(c10::Storage storage, int64_t shift_bytes, c10::DispatchKeySet keys) const {
+    const bool node_gets_copy = !tensor_.has_value();
+    at::Tensor tensor = node_gets_copy ? at::Tensor() : at::Tensor(tensor_->lock());
+    if (!tensor.defined() || !tensor.storage().is_alias_of(storage)) {
+      tensor = view().Over(std::move(storage), shift_bytes, keys, &record_->version.counter());
+    }
+    return pinion::Lend(tensor, node_gets_copy);
+  }
 
   // As SavedVersion::Check.
   void CheckVersion() const {
@@ -41,8 +63,11 @@ class RecordView {
     const SavedView view;
   };
 
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
   RecordPtr record_;
   std::unique_ptr<const Own> own_;
+  std::optional<WeakTensor> tensor_;  // nothing where the node gets a copy
 };
 
 }  // namespace pinion

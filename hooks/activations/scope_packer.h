@@ -44,8 +44,8 @@ struct PackScope {
 
 // What a scope knows of the module that runs in it.
 struct ScopeModule {
-  ParameterStorages parameters;      // and buffers
-  std::unique_ptr<HeadNodes> heads;  // null: none is to be left alone
+  std::optional<ParameterStorages> parameters;  // and buffers; nothing where no module is known
+  std::unique_ptr<HeadNodes> heads;             // null: none is to be left alone
 };
 
 // The number of a scope that begins now, and of the last one that did.

@@ -2,32 +2,65 @@
 
 #include <utility>
 
+#include "pinion/hooks/autograd/scope_mark.h"
+
 namespace pinion {
+
+struct OpenedTaps {
+  ScopeMark mark{"TapScope"};
+  TapListener* const listener;
+  const std::shared_ptr<OpenedTaps> outer;  // null without one
+};
+
 namespace {
 
-thread_local TapListener* t_listener = nullptr;
+thread_local std::shared_ptr<OpenedTaps> t_innermost;
+
+// Null without one.
+OpenedTaps* Innermost() {
+  while (t_innermost != nullptr && t_innermost->mark.HasEnded()) {
+    t_innermost = std::shared_ptr<OpenedTaps>(t_innermost->outer);
+  }
+  return t_innermost.get();
+}
+
+TapListener* Listener() {
+  const OpenedTaps* const innermost = Innermost();
+  return innermost == nullptr ? nullptr : innermost->listener;
+}
+
+std::shared_ptr<OpenedTaps> Open(TapListener* listener) {
+  Innermost();
+  t_innermost.reset(new OpenedTaps{.listener = listener, .outer = t_innermost});
+  return t_innermost;
+}
 
 }  // namespace
 
 at::Tensor Tap(std::string_view name, at::Tensor tensor) {
-  if (t_listener == nullptr) return tensor;
+  TapListener* const listener = Listener();
+  if (listener == nullptr) return tensor;
   std::vector<at::Tensor> tensors;
   tensors.push_back(std::move(tensor));
-  return std::move(t_listener->OnTap(name, std::move(tensors)).front());
+  return std::move(listener->OnTap(name, std::move(tensors)).front());
 }
 
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors) {
-  if (t_listener == nullptr) return tensors;
-  return t_listener->OnTap(name, std::move(tensors));
+  TapListener* const listener = Listener();
+  if (listener == nullptr) return tensors;
+  return listener->OnTap(name, std::move(tensors));
 }
 
-TapHandover::TapHandover() : listener_(t_listener) {}
+TapHandover::TapHandover() : listener_(Listener()) {}
 
-TapScope::TapScope(TapListener* listener) : previous_(std::exchange(t_listener, listener)) {}
+TapScope::TapScope(TapListener* listener) : opened_(Open(listener)) {}
 TapScope::TapScope(const TapHandover& handover)
-    : state_(std::in_place, handover.state_),
-      previous_(std::exchange(t_listener, handover.listener_)) {}
+    : state_(std::in_place, handover.state_), opened_(Open(handover.listener_)) {}
 
-TapScope::~TapScope() { t_listener = previous_; }
+TapScope::~TapScope() {
+  const OpenedTaps* const innermost = Innermost();
+  opened_->mark.End(innermost == nullptr ? nullptr : &innermost->mark);
+  Innermost();  // which drops it
+}
 
 }  // namespace pinion

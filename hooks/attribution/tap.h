@@ -15,8 +15,9 @@
 // Errors: c10::Error as a copy that fails has it, c10::OutOfMemoryError where the host or the
 // device has no room. A tensor that was given away is gone then.
 //
-// Thread safety: a tap is seen by who listens on its own thread. Replicas that run on threads of
-// their own are heard if each thread goes on listening for the one that began it:
+// Thread safety: a tap is seen by who listens on its own thread. A TapScope that ends out of order,
+// or on another thread, is an error in the log, and hears of no tap from then on. Replicas that run
+// on threads of their own are heard if each thread goes on listening for the one that began it:
 //
 //   const pinion::TapHandover handover;
 //   std::thread replica([&] {
@@ -32,6 +33,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -65,19 +67,22 @@ class TapHandover {
   const at::ThreadLocalState state_;
 };
 
+// An open scope, and those around it (tap.cc).
+struct OpenedTaps;
+
 // While it lives, taps of this thread go to `listener` alone. Nests.
-class TapScope {
+class [[nodiscard]] TapScope {
  public:
-  explicit TapScope(TapListener* listener);
+  [[nodiscard]] explicit TapScope(TapListener* listener);
   // This thread stands in for the one that made `handover`.
-  explicit TapScope(const TapHandover& handover);
+  [[nodiscard]] explicit TapScope(const TapHandover& handover);
   ~TapScope();
   TapScope(const TapScope&) = delete;
   TapScope& operator=(const TapScope&) = delete;
 
  private:
   std::optional<at::ThreadLocalStateGuard> state_;
-  TapListener* const previous_;
+  const std::shared_ptr<OpenedTaps> opened_;
 };
 
 }  // namespace pinion

@@ -78,9 +78,10 @@ TORCH_MODULE(Tapped);
 // that it was given, or its index. Where `prefix` is a name and a dot, all of the model has taps by
 // that name. Parameters and their names stay as they are. Do not clone or change `model` meanwhile,
 // nor run it on other threads when it begins or ends.
-class SequentialTaps {
+class [[nodiscard]] SequentialTaps {
  public:
-  explicit SequentialTaps(torch::nn::Sequential model, const std::string& prefix = "");
+  [[nodiscard]] explicit SequentialTaps(torch::nn::Sequential model,
+                                        const std::string& prefix = "");
   ~SequentialTaps();
   SequentialTaps(const SequentialTaps&) = delete;
   SequentialTaps& operator=(const SequentialTaps&) = delete;
@@ -92,9 +93,9 @@ class SequentialTaps {
 
 // SequentialTaps of every Sequential that is in `model`, or is it, called as
 // model.named_modules(name) calls them. A shared_ptr owns `model`.
-class ModuleTaps {
+class [[nodiscard]] ModuleTaps {
  public:
-  explicit ModuleTaps(const torch::nn::Module& model, const std::string& name = "");
+  [[nodiscard]] explicit ModuleTaps(const torch::nn::Module& model, const std::string& name = "");
 
  private:
   std::deque<SequentialTaps> taps_;

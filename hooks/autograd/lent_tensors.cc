@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdint>
 #include <iterator>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {
@@ -80,10 +80,10 @@ Loans& TheLoans() {
 
 // Autograd gives a node a shallow copy of what the hook has returned wherever the saved tensor has
 // a history or requires a gradient: the copy is what can become a gradient, so it is lent as well.
-class LentImpl : public c10::TensorImpl {
+class LentImpl : public PlainTensorImpl {
  public:
   explicit LentImpl(const c10::TensorImpl& impl)
-      : TensorImpl(c10::Storage(impl.storage()), impl.key_set(), impl.dtype()) {
+      : PlainTensorImpl(c10::Storage(impl.storage()), impl.key_set(), impl.dtype()) {
     copy_tensor_metadata(&impl, this, impl.version_counter(),
                          /*allow_tensor_metadata_change=*/true);
   }
@@ -110,14 +110,18 @@ class LentImpl : public c10::TensorImpl {
 
 }  // namespace
 
-at::Tensor Lend(const at::Tensor& tensor) {
+bool NodeGetsCopyOf(const at::Tensor& saved) {
+  return saved.requires_grad() || saved._fw_grad(/*level=*/0).defined();
+}
+
+at::Tensor Lend(const at::Tensor& tensor, bool node_gets_copy) {
   SettleLoans();
   const int64_t backward = CurrentBackward();
   if (backward == -1) return tensor;
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // Others (nested, sparse, wrapped ones) have ways of their own to copy themselves.
-  const bool plain = typeid(impl) == typeid(c10::TensorImpl) && impl.has_storage();
-  at::Tensor lent = plain ? at::Tensor(c10::make_intrusive<LentImpl>(impl)) : tensor;
+  const bool lends_copies = (node_gets_copy || NodeGetsCopyOf(tensor)) && IsPlainTensor(tensor);
+  at::Tensor lent = lends_copies
+                        ? at::Tensor(c10::make_intrusive<LentImpl>(*tensor.unsafeGetTensorImpl()))
+                        : tensor;
   TheLoans().Add(lent, backward);
   return lent;
 }

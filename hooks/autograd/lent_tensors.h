@@ -20,10 +20,14 @@
 
 namespace pinion {
 
-// A tensor with the same data and version counter. The engine copies it, and what autograd makes of
-// it (a tensor with a history, over the same storage), before it writes. Outside of a backward, the
-// tensor itself.
-at::Tensor Lend(const at::Tensor& tensor);
+// Whether autograd gives a node a copy of what an unpack hook returns for `saved`: the node gets
+// the very tensor only where the saved one has no history and needs no gradient.
+bool NodeGetsCopyOf(const at::Tensor& saved);
+
+// What an unpack hook returns in the place of `tensor`: the engine copies whatever the node makes
+// of it before it writes. That is the tensor itself, unless the `node_gets_copy`, which then is
+// lent as well. Outside of a backward, the tensor itself.
+at::Tensor Lend(const at::Tensor& tensor, bool node_gets_copy);
 
 // Lets go of the tensors that have come back.
 void SettleLoans();

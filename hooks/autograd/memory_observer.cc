@@ -6,7 +6,8 @@
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
-#include <cstddef>
+#include <atomic>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,23 +23,60 @@ namespace profiler = torch::profiler::impl;
 
 constexpr c10::DebugInfoKind kSlot = c10::DebugInfoKind::PROFILER_STATE;
 
-using Observers = std::vector<std::shared_ptr<MemoryObserver>>;
+}  // namespace
 
 // A profiler that is switched off, to everybody who asks.
-class Reporter final : public profiler::ProfilerStateBase {
+class MemoryReporter final : public profiler::ProfilerStateBase,
+                             public std::enable_shared_from_this<MemoryReporter> {
  public:
-  explicit Reporter(Observers observers)
+  MemoryReporter(std::shared_ptr<MemoryObserver> observer, std::shared_ptr<MemoryReporter> outer)
       : ProfilerStateBase(profiler::ProfilerConfig(profiler::ProfilerState::Disabled)),
-        observers_(std::move(observers)) {}
+        observer_(std::move(observer)),
+        outer_(std::move(outer)) {}
 
-  const Observers& observers() const { return observers_; }
+  // Of the calling thread, without those whose scopes have ended.
+  static void DropEnded() {
+    const auto has_ended = [](const c10::DebugInfoBase* info) {
+      const auto* const reporter = dynamic_cast<const MemoryReporter*>(info);
+      return reporter != nullptr && reporter->has_ended_;
+    };
+    try {
+      while (has_ended(c10::ThreadLocalDebugInfo::get(kSlot))) {
+        c10::ThreadLocalDebugInfo::_pop(kSlot);
+      }
+    } catch (const c10::Error&) {
+      // Somebody has left something inside the scope; ours goes with the thread, or a later scope.
+    }
+  }
+
+  // Reports to `observer` as well from now on. Null: a profiler runs, or it was reported to before.
+  static std::shared_ptr<MemoryReporter> Push(std::shared_ptr<MemoryObserver> observer) {
+    DropEnded();
+    std::shared_ptr<MemoryReporter> outer;
+    if (c10::DebugInfoBase* const profiler = c10::ThreadLocalDebugInfo::get(kSlot)) {
+      auto* const reporter = dynamic_cast<MemoryReporter*>(profiler);
+      if (reporter == nullptr || reporter->ReportsTo(*observer)) return nullptr;
+      outer = reporter->shared_from_this();
+    }
+    auto pushed = std::make_shared<MemoryReporter>(std::move(observer), std::move(outer));
+    c10::ThreadLocalDebugInfo::_push(kSlot, pushed);
+    return pushed;
+  }
+
+  void End() { has_ended_ = true; }
+  bool ReportsTo(const MemoryObserver& observer) const {
+    return (observer_.get() == &observer && !has_ended_) ||
+           (outer_ != nullptr && outer_->ReportsTo(observer));
+  }
 
   void reportMemoryUsage(void* data, int64_t size_bytes, size_t allocated_bytes,
-                         size_t /*reserved_bytes*/, c10::Device device) override {
-    for (const std::shared_ptr<MemoryObserver>& observer : observers_) {
-      observer->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes),
-                              size_bytes < 0 ? data : nullptr);
+                         size_t reserved_bytes, c10::Device device) override {
+    if (outer_ != nullptr) {
+      outer_->reportMemoryUsage(data, size_bytes, allocated_bytes, reserved_bytes, device);
     }
+    if (has_ended_) return;
+    observer_->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes),
+                             size_bytes < 0 ? data : nullptr);
   }
   bool memoryProfilingEnabled() const override { return true; }
   profiler::ActiveProfilerType profilerType() override {
@@ -46,26 +84,14 @@ class Reporter final : public profiler::ProfilerStateBase {
   }
 
  private:
-  const Observers observers_;
+  const std::shared_ptr<MemoryObserver> observer_;
+  const std::shared_ptr<MemoryReporter> outer_;  // null without one
+  std::atomic<bool> has_ended_ = false;
 };
 
-// Adds the observers that the thread does not have yet. False: there is nothing to take off again.
-bool Push(Observers added) {
-  Observers observers;
-  if (const c10::DebugInfoBase* const profiler = c10::ThreadLocalDebugInfo::get(kSlot)) {
-    const auto* const outer = dynamic_cast<const Reporter*>(profiler);
-    if (outer == nullptr) return false;
-    observers = outer->observers();
-  }
-  const size_t before = observers.size();
-  for (std::shared_ptr<MemoryObserver>& one : added) {
-    if (std::find(observers.begin(), observers.end(), one) != observers.end()) continue;
-    observers.push_back(std::move(one));
-  }
-  if (observers.size() == before) return false;
-  c10::ThreadLocalDebugInfo::_push(kSlot, std::make_shared<Reporter>(std::move(observers)));
-  return true;
-}
+namespace {
+
+using Observers = std::vector<std::shared_ptr<MemoryObserver>>;
 
 // A callback at the begin of each node, which is only there while somebody observes: engines that
 // Python or a program calls directly pass no code of ours before their worker threads run.
@@ -122,23 +148,23 @@ Backwards& OfBackwards() {
 std::unique_ptr<at::ObserverContext> Backwards::OnNode(const at::RecordFunction&) {
   // The engine puts the thread's state back behind each node, and with it takes this off. A node
   // that a program calls by itself has nobody who would.
-  if (CurrentBackward() != -1) Push(OfBackwards().Living());
+  if (CurrentBackward() == -1) return nullptr;
+  for (std::shared_ptr<MemoryObserver>& one : OfBackwards().Living()) {
+    MemoryReporter::Push(std::move(one));
+  }
   return nullptr;
 }
 
 }  // namespace
 
 MemoryScope::MemoryScope(std::shared_ptr<MemoryObserver> observer) {
-  if (observer != nullptr) is_ours_ = Push({std::move(observer)});
+  if (observer != nullptr) reporter_ = MemoryReporter::Push(std::move(observer));
 }
 
 MemoryScope::~MemoryScope() {
-  if (!is_ours_) return;
-  try {
-    c10::ThreadLocalDebugInfo::_pop(kSlot);
-  } catch (const c10::Error&) {
-    // Somebody has left something inside the scope; ours goes with the thread.
-  }
+  if (reporter_ == nullptr) return;
+  reporter_->End();
+  MemoryReporter::DropEnded();
 }
 
 void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer) {

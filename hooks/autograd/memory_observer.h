@@ -10,7 +10,8 @@
 // profiler can be started inside: LibTorch throws, and a Kineto that was prepared by then starts no
 // other in this process. Scopes inside of each other all observe.
 //
-// Thread safety: thread-safe; a scope belongs to the thread that made it.
+// Thread safety: thread-safe; a scope belongs to the thread that made it. One that ends out of
+// order, or on another thread, observes nothing from then on.
 
 #ifndef PINION_HOOKS_AUTOGRAD_MEMORY_OBSERVER_H_
 #define PINION_HOOKS_AUTOGRAD_MEMORY_OBSERVER_H_
@@ -31,16 +32,16 @@ class MemoryObserver {
   virtual void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) = 0;
 };
 
-class MemoryScope {
+class [[nodiscard]] MemoryScope {
  public:
   // Null observes nothing.
-  explicit MemoryScope(std::shared_ptr<MemoryObserver> observer);
+  [[nodiscard]] explicit MemoryScope(std::shared_ptr<MemoryObserver> observer);
   ~MemoryScope();
   MemoryScope(const MemoryScope&) = delete;
   MemoryScope& operator=(const MemoryScope&) = delete;
 
  private:
-  bool is_ours_ = false;
+  std::shared_ptr<class MemoryReporter> reporter_;  // null: it observes nothing
 };
 
 // Observes every node of every backward from now on, as long as `observer` lives or until

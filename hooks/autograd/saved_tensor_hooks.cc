@@ -18,39 +18,26 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR != 11
 #error "Pinion's hooks into autograd were checked against LibTorch 2.11 only."
 #endif
 
 #include "pinion/allocator/base/slab.h"
+#include "pinion/hooks/autograd/open_scopes.h"
 
 namespace pinion {
 namespace {
 
 using torch::autograd::Engine;
 
-// No other library uses this slot: LibTorch reserves it for its own tests.
-constexpr c10::DebugInfoKind kScopeSlot = c10::DebugInfoKind::TEST_INFO_2;
-
-struct ScopeInfo : public c10::DebugInfoBase {
-  ScopeInfo(std::shared_ptr<SavedTensorPacker> p, std::shared_ptr<SavedTensorWatcher> w,
-            size_t hooks)
-      : packer(std::move(p)), watcher(std::move(w)), outer_hooks(hooks) {}
-  const std::shared_ptr<SavedTensorPacker> packer;
-  const std::shared_ptr<SavedTensorWatcher> watcher;
-  const size_t outer_hooks;  // LibTorch's own hooks around the packer's scope
-};
-
 thread_local bool is_user_read = false;
 
-// LibTorch's own hooks on this thread. Those that were added since a scope was opened lie inside
-// it.
-size_t OwnHooks() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
-
-const ScopeInfo* CurrentScope() {
-  return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
+// Nobody has disabled hooks, and torch.compile does not trace: what it saves meanwhile is not the
+// program's, and Python's hooks are not asked for it either.
+bool HooksAreOn() {
+  return at::SavedTensorDefaultHooks::is_enabled() &&
+         !at::SavedTensorDefaultHooks::get_tls_state().is_tracing;
 }
 
 // And not LibTorch's own hooks, which lie inside.
@@ -117,7 +104,7 @@ class ProxyEngine : public Engine {
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     const ScopeInfo* scope = CurrentScope();
-    if (scope != nullptr && at::SavedTensorDefaultHooks::is_enabled()) {
+    if (scope != nullptr && HooksAreOn()) {
       if (Packs(*scope) || (scope->watcher != nullptr && OwnHooks() == 0)) {
         return std::make_unique<Hooks>(scope->packer, scope->watcher);
       }
@@ -164,70 +151,27 @@ void InstallProxy() {
   torch::autograd::set_default_engine_stub([]() -> Engine& { return *the_proxy.load(); });
 }
 
-// Takes the newest entry off the thread's debug info, which is not empty.
-std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>> PopDebugInfo() {
-  for (auto number = static_cast<int>(c10::DebugInfoKind::TEST_INFO_2); number >= 0; --number) {
-    const auto kind = static_cast<c10::DebugInfoKind>(number);
-    // There is no way to ask for the newest one's kind.
-    if (kind == kScopeSlot || c10::ThreadLocalDebugInfo::get(kind) == nullptr) continue;
-    try {
-      return {kind, c10::ThreadLocalDebugInfo::_pop(kind)};
-    } catch (const c10::Error&) {
-    }
-  }
-  return {kScopeSlot, c10::ThreadLocalDebugInfo::_pop(kScopeSlot)};
-}
-
-// Puts `info` (null: nothing) into the slot of scopes and returns what was there. It goes to the
-// bottom: who pushes something inside a scope may leave it there, and who has pushed something
-// before may pop it.
-std::shared_ptr<c10::DebugInfoBase> ExchangeScope(std::shared_ptr<c10::DebugInfoBase> info) {
-  std::vector<std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>> others;
-  std::shared_ptr<c10::DebugInfoBase> previous;
-  while (c10::ThreadLocalDebugInfo::current() != nullptr) {
-    auto entry = PopDebugInfo();
-    if (entry.first == kScopeSlot) {
-      previous = std::move(entry.second);
-    } else {
-      others.push_back(std::move(entry));
-    }
-  }
-  if (info != nullptr) c10::ThreadLocalDebugInfo::_push(kScopeSlot, std::move(info));
-  for (; !others.empty(); others.pop_back()) {
-    c10::ThreadLocalDebugInfo::_push(others.back().first, std::move(others.back().second));
-  }
-  return previous;
-}
-
-std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorPacker> packer) {
+std::shared_ptr<OpenedScope> Open(const char* name, bool watches,
+                                  std::shared_ptr<SavedTensorPacker> packer,
+                                  std::shared_ptr<SavedTensorWatcher> watcher) {
   const std::optional<std::string>& disabled =
       at::SavedTensorDefaultHooks::get_disabled_error_message();
   TORCH_CHECK(packer == nullptr || !disabled.has_value(), *disabled);
   InstallProxy();
-  const ScopeInfo* outer = CurrentScope();
-  return ExchangeScope(std::make_shared<ScopeInfo>(
-      std::move(packer), outer == nullptr ? nullptr : outer->watcher, OwnHooks()));
-}
-
-std::shared_ptr<c10::DebugInfoBase> Activate(std::shared_ptr<SavedTensorWatcher> watcher) {
-  InstallProxy();
-  const ScopeInfo* outer = CurrentScope();
-  return ExchangeScope(std::make_shared<ScopeInfo>(outer == nullptr ? nullptr : outer->packer,
-                                                   std::move(watcher),
-                                                   outer == nullptr ? 0 : outer->outer_hooks));
+  return OpenScope(name, watches, std::move(packer), std::move(watcher));
 }
 
 }  // namespace
 
-SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer)
-    : outer_(Activate(std::move(packer))) {}
+SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* name)
+    : opened_(Open(name, /*watches=*/false, std::move(packer), nullptr)) {}
 
-SavedTensorScope::~SavedTensorScope() { ExchangeScope(outer_); }
+SavedTensorScope::~SavedTensorScope() { EndScope(*opened_); }
 
-WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher)
-    : outer_(Activate(std::move(watcher))) {}
+WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher, const char* name)
+    : opened_(Open(name, /*watches=*/true, nullptr, std::move(watcher))) {}
 
-WatchScope::~WatchScope() { ExchangeScope(outer_); }
+WatchScope::~WatchScope() { EndScope(*opened_); }
 
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
   if (ActivePacker() == nullptr) return std::nullopt;
@@ -247,7 +191,7 @@ const SavedTensorPacker* CurrentPacker() {
 
 const SavedTensorPacker* ActivePacker() {
   const ScopeInfo* scope = CurrentScope();
-  const bool packs = scope != nullptr && at::SavedTensorDefaultHooks::is_enabled() && Packs(*scope);
+  const bool packs = scope != nullptr && HooksAreOn() && Packs(*scope);
   return packs ? scope->packer.get() : nullptr;
 }
 

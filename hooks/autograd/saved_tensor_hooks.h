@@ -17,7 +17,8 @@
 // WatchScope stay what they are.
 //
 // Thread safety: scopes belong to a thread and nest; packers, watchers and saved tensors are called
-// from any thread.
+// from any thread. A scope that ends out of order, or on another thread, is an error in the log
+// (scope_mark.h); it packs and watches nothing from then on.
 // Checked against LibTorch 2.11 (hooks/BUILD.bazel gets no other).
 
 #ifndef PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
@@ -26,7 +27,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <c10/core/Device.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
 #include <functional>
@@ -129,31 +129,36 @@ class SavedTensorWatcher {
   virtual void RunAside(absl::FunctionRef<void()> work) = 0;
 };
 
-class SavedTensorScope {
+// What a scope has brought to its thread (open_scopes.h).
+struct OpenedScope;
+
+class [[nodiscard]] SavedTensorScope {
  public:
   // A null packer switches hooks off inside outer scopes. Where somebody has disabled hooks (as
   // torch.autograd.graph.disable_saved_tensors_hooks does), any other packer is refused with a
-  // c10::Error that has that one's message.
-  explicit SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer);
+  // c10::Error that has that one's message. `name` is for messages.
+  [[nodiscard]] explicit SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer,
+                                          const char* name = "SavedTensorScope");
   ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 
  private:
-  const std::shared_ptr<c10::DebugInfoBase> outer_;  // null without one
+  const std::shared_ptr<OpenedScope> opened_;
 };
 
 // While it lives, `watcher` packs what autograd saves on this thread. The innermost one watches.
 // What the hooks of Python pack is not watched.
-class WatchScope {
+class [[nodiscard]] WatchScope {
  public:
-  explicit WatchScope(std::shared_ptr<SavedTensorWatcher> watcher);
+  [[nodiscard]] explicit WatchScope(std::shared_ptr<SavedTensorWatcher> watcher,
+                                    const char* name = "WatchScope");
   ~WatchScope();
   WatchScope(const WatchScope&) = delete;
   WatchScope& operator=(const WatchScope&) = delete;
 
  private:
-  const std::shared_ptr<c10::DebugInfoBase> outer_;  // null without one
+  const std::shared_ptr<OpenedScope> opened_;
 };
 
 // Of the innermost scope that the calling thread is in; null without one, or where it is switched

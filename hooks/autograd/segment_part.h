@@ -36,9 +36,9 @@ inline thread_local std::optional<SegmentPart> current;
 // Of the innermost scope; nothing outside.
 inline std::optional<SegmentPart> CurrentSegmentPart() { return segment_part_internal::current; }
 
-class SegmentPartScope {
+class [[nodiscard]] SegmentPartScope {
  public:
-  explicit SegmentPartScope(const SegmentPart& part)
+  [[nodiscard]] explicit SegmentPartScope(const SegmentPart& part)
       : outer_(std::exchange(segment_part_internal::current, part)) {}
   ~SegmentPartScope() { segment_part_internal::current = outer_; }
   SegmentPartScope(const SegmentPartScope&) = delete;

@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/DispatchKey.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -10,6 +11,7 @@
 
 #include <atomic>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -95,6 +97,13 @@ StorageExtent ExtentOf(const at::Tensor& tensor) {
     last += static_cast<uint64_t>(tensor.size(dim) - 1) * static_cast<uint64_t>(tensor.stride(dim));
   }
   return {begin, begin + (last + 1) * item_bytes};
+}
+
+bool IsPlainTensor(const at::TensorBase& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const bool is_plain_impl = typeid(impl) == typeid(c10::TensorImpl) ||
+                             dynamic_cast<const PlainTensorImpl*>(&impl) != nullptr;
+  return is_plain_impl && impl.has_storage() && !impl.key_set().has(c10::DispatchKey::Python);
 }
 
 at::Tensor DetachedAlias(const at::Tensor& tensor) {

@@ -13,6 +13,7 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
+#include <c10/core/TensorImpl.h>
 
 #include <cstdint>
 #include <optional>
@@ -76,8 +77,21 @@ struct StorageExtent {
 };
 StorageExtent ExtentOf(const at::Tensor& tensor);
 
+// Whether a TensorImpl over a storage is all that the tensor is, so that another TensorImpl can
+// stand for it. Wrappers are not plain (functorch's, functionalization's, Python's subclasses with
+// __torch_dispatch__, fake tensors), nor are nested, sparse and quantized tensors: they copy
+// themselves in ways of their own.
+bool IsPlainTensor(const at::TensorBase& tensor);
+
+// A TensorImpl of Pinion's that is copied in another way than LibTorch's, and else the same: its
+// tensors are plain.
+class PlainTensorImpl : public c10::TensorImpl {
+ public:
+  using TensorImpl::TensorImpl;
+};
+
 // A copy of the tensor's handle without its autograd history; storage and version counter are
-// shared. Does not dispatch.
+// shared. Does not dispatch, unless Python wraps the tensor.
 at::Tensor DetachedAlias(const at::Tensor& tensor);
 
 }  // namespace pinion

@@ -76,10 +76,10 @@ using RunAgain = std::function<void(const std::vector<at::Tensor>& inputs)>;
 
 // While it lives, what autograd saves on this thread is left to `again` to compute, unless a plan
 // keeps it (CheckpointOptions::if_planned).
-class ForwardScope {
+class [[nodiscard]] ForwardScope {
  public:
-  ForwardScope(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs,
-               RunAgain again);
+  [[nodiscard]] ForwardScope(const CheckpointOptions& options,
+                             const std::vector<at::Tensor>& inputs, RunAgain again);
   ~ForwardScope();
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;

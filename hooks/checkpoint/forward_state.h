@@ -37,9 +37,9 @@ class ForwardState {
 
   // While it lives, the streams and the device are forward's: there the inputs are known to be
   // ready, and their memory is ordered.
-  class Place {
+  class [[nodiscard]] Place {
    public:
-    explicit Place(const ForwardState& forward)
+    [[nodiscard]] explicit Place(const ForwardState& forward)
         : device_(forward.device_), streams_(forward.streams_) {}
 
    private:
@@ -75,9 +75,9 @@ class ForwardState {
   std::vector<GeneratorState> generators_;
 };
 
-class ForwardState::Mode {
+class [[nodiscard]] ForwardState::Mode {
  public:
-  explicit Mode(const ForwardState& forward);
+  [[nodiscard]] explicit Mode(const ForwardState& forward);
   ~Mode();
   Mode(const Mode&) = delete;
   Mode& operator=(const Mode&) = delete;

@@ -12,7 +12,8 @@
 // Among these hooks, OffloadScope, checkpoint() and the hooks of Python the innermost win.
 //
 // Thread safety: each belongs to the thread that makes it, and goes with autograd to its workers;
-// hooks are called from any thread.
+// hooks are called from any thread. One that ends out of order, or on another thread, is an error
+// in the log, and has no effect from then on.
 
 #ifndef PINION_HOOKS_CHECKPOINT_SAVED_TENSORS_HOOKS_H_
 #define PINION_HOOKS_CHECKPOINT_SAVED_TENSORS_HOOKS_H_
@@ -21,7 +22,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -36,6 +36,9 @@ using PackWithUnpack = std::function<UnpackPacked(const at::Tensor&)>;
 
 std::shared_ptr<SavedTensorPacker> PackerOf(PackWithUnpack pack);
 
+// An open DisableSavedTensorsHooks, and those around it (saved_tensors_hooks.cc).
+struct DisabledHooks;
+
 }  // namespace checkpoint_internal
 
 // While it lives, `pack(tensor)` is called for each tensor that autograd saves on this thread, and
@@ -45,21 +48,22 @@ std::shared_ptr<SavedTensorPacker> PackerOf(PackWithUnpack pack);
 // the tensor, which autograd refuses with a c10::Error. `unpack` returns a tensor with the same
 // content as a new one or the same each time. Both may throw, and be called from several threads at
 // the same time. `pack` goes with the scope, `unpack` with the last graph that was made in it.
-class SavedTensorsHooks {
+class [[nodiscard]] SavedTensorsHooks {
  public:
   template <typename Pack, typename Unpack>
-  SavedTensorsHooks(Pack pack, Unpack unpack)
+  [[nodiscard]] SavedTensorsHooks(Pack pack, Unpack unpack)
       : scope_(checkpoint_internal::PackerOf(
-            [pack = std::make_shared<Pack>(std::move(pack)),
-             unpack = std::make_shared<Unpack>(std::move(unpack))](
-                const at::Tensor& tensor) -> checkpoint_internal::UnpackPacked {
-              using Packed = std::decay_t<decltype((*pack)(tensor))>;
-              auto packed = std::make_shared<Packed>((*pack)(tensor));
-              if constexpr (std::is_same_v<Packed, at::Tensor>) {
-                if (packed->is_same(tensor)) *packed = tensor.detach();
-              }
-              return [unpack, packed]() -> at::Tensor { return (*unpack)(*packed); };
-            })) {}
+                   [pack = std::make_shared<Pack>(std::move(pack)),
+                    unpack = std::make_shared<Unpack>(std::move(unpack))](
+                       const at::Tensor& tensor) -> checkpoint_internal::UnpackPacked {
+                     using Packed = std::decay_t<decltype((*pack)(tensor))>;
+                     auto packed = std::make_shared<Packed>((*pack)(tensor));
+                     if constexpr (std::is_same_v<Packed, at::Tensor>) {
+                       if (packed->is_same(tensor)) *packed = tensor.detach();
+                     }
+                     return [unpack, packed]() -> at::Tensor { return (*unpack)(*packed); };
+                   }),
+               "SavedTensorsHooks") {}
 
  private:
   const SavedTensorScope scope_;
@@ -68,15 +72,15 @@ class SavedTensorsHooks {
 // While it lives, opening any hooks but NoOffloadScope on this thread throws c10::Error with
 // `message`, also in a backward that computes a checkpoint again. So does making one inside of
 // hooks. Nests: the innermost message is told.
-class DisableSavedTensorsHooks {
+class [[nodiscard]] DisableSavedTensorsHooks {
  public:
-  explicit DisableSavedTensorsHooks(const std::string& message);
+  [[nodiscard]] explicit DisableSavedTensorsHooks(const std::string& message);
   ~DisableSavedTensorsHooks();
   DisableSavedTensorsHooks(const DisableSavedTensorsHooks&) = delete;
   DisableSavedTensorsHooks& operator=(const DisableSavedTensorsHooks&) = delete;
 
  private:
-  const std::optional<std::string> outer_message_;
+  const std::shared_ptr<checkpoint_internal::DisabledHooks> disabled_;
 };
 
 }  // namespace pinion

@@ -3,6 +3,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/ops/_nested_tensor_size_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/DispatchKey.h>
@@ -43,6 +44,8 @@ void RegisterByName(torch::Library& library) {
         "convolution", "convolution_backward", "_convolution",
         // One kernel on CUDA, where the composite one has a kernel for each tensor.
         "_foreach_copy_",
+        // The composite one makes a nested tensor of the device's memory, which is refused here.
+        "_nested_tensor_from_tensor_list",
         // The CPU's out= variants resize their output on the way, and LibTorch warns of it.
         "mse_loss", "smooth_l1_loss"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
@@ -88,6 +91,9 @@ void RegisterKernels() {
   }
   NewLibrary("_", DispatchKey::PrivateUse1)
       .fallback(torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
+  // Of a nested tensor that was made from the CPU's, autograd asks it where an error ends the process.
+  NewLibrary("aten", DispatchKey::NestedTensorPrivateUse1)
+      .impl("_nested_tensor_size", &at::native::_nested_tensor_size);
   emu::RegisterAutocast(NewLibrary("aten", DispatchKey::AutocastPrivateUse1));
   NewLibrary("_", DispatchKey::AutocastPrivateUse1).fallback(torch::CppFunction::makeFallthrough());
 }

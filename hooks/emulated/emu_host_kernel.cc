@@ -111,8 +111,8 @@ at::Tensor HostKernel::Alias(const at::Tensor& tensor, Access access) {
       return aliased.host;
     }
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, name_,
-                              ": emu has dense tensors only, not ", tensor.layout());
+  TORCH_CHECK_NOT_IMPLEMENTED(IsPlainTensor(tensor), name_,
+                              ": emu has dense tensors only, not ", tensor.toString());
   SetDevice(tensor.device().index());
   at::Tensor host = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(HostStorage(tensor)), c10::DispatchKeySet(c10::DispatchKey::CPU),
@@ -134,8 +134,8 @@ at::Tensor HostKernel::Result(const at::Tensor& host) {
   for (const Aliased& aliased : aliased_) {
     if (aliased.host.is_same(host)) return aliased.device;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided, name_,
-                              ": emu has dense tensors only, but the result is ", host.layout());
+  TORCH_CHECK_NOT_IMPLEMENTED(IsPlainTensor(host), name_,
+                              ": emu has dense tensors only, but the result is ", host.toString());
   at::Tensor result = MakeDeviceTensor(device_, host.sizes(), host.strides(), host.scalar_type());
   const ByteRange bytes = RangeOf(host);
   Fill(result.storage().mutable_data(), bytes.data, bytes.size_bytes);

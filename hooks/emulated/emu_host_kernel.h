@@ -34,9 +34,9 @@
 namespace pinion::emu {
 
 // Within one, operators on CPU tensors are kernels of the CPU and nothing else.
-class HostScope {
+class [[nodiscard]] HostScope {
  public:
-  HostScope();
+  [[nodiscard]] HostScope();
 
  private:
   c10::impl::ExcludeDispatchKeyGuard excluded_;

@@ -188,7 +188,7 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal,
   if (finished_) return;
   objects_.storages().NoteAllocations(begin.bytes, end.bytes);
   for (const at::Tensor& input : segment.inputs) {
-    if (!input.defined() || input.device() != device_ || !input.has_storage()) continue;
+    if (!input.defined() || input.device() != device_ || !IsPlainTensor(input)) continue;
     objects_.AddInput(input, ordinal, min_bytes, uses_);
   }
   Append(begin, end, {.begins = ordinal, .part = CurrentPart(device_)});

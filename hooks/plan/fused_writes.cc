@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {
@@ -30,7 +31,7 @@ class WatchedStorages {
   }
 
   void Count(const at::Tensor& written) {
-    if (!written.has_storage()) return;
+    if (!IsPlainTensor(written)) return;
     std::shared_ptr<std::atomic<uint64_t>> writes;  // by now its last owner may be this one
     MutexLock lock(mu_);
     const auto found = watched_.find(written.storage().unsafeGetStorageImpl());

@@ -7,15 +7,11 @@
 namespace pinion {
 namespace {
 
-// Tensors whose storage is not the data: of functorch, of Python's subclasses and modes, of
-// functionalization; and weights that visit the device (hooks/weights/visiting_tensor.h), which are
-// in host memory already.
-constexpr c10::DispatchKeySet kWrappers({
-    c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::FuncTorchGradWrapper,
-    c10::DispatchKey::Functionalize,
+// Plain tensors whose bytes are not the data: conjugate and negative views, zeros without memory;
+// and weights that visit the device (hooks/weights/visiting_tensor.h), which are in host memory
+// already.
+constexpr c10::DispatchKeySet kNotTheData({
     c10::DispatchKey::DeferredInit,
-    c10::DispatchKey::Python,
     c10::DispatchKey::Conjugate,
     c10::DispatchKey::Negative,
     c10::DispatchKey::ZeroTensor,
@@ -24,8 +20,7 @@ constexpr c10::DispatchKeySet kWrappers({
 }  // namespace
 
 bool IsPlainStrided(const at::TensorBase& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&
-         !tensor.key_set().has_any(kWrappers) && tensor.has_storage() &&
+  return IsPlainTensor(tensor) && !tensor.key_set().has_any(kNotTheData) &&
          tensor.storage().data_ptr().get() != nullptr;
 }
 
@@ -34,7 +29,7 @@ const at::TensorBase& BaseOf(const at::TensorBase& tensor) {
 }
 
 void ParameterStorages::Add(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return;
+  if (!IsPlainTensor(tensor)) return;
   const c10::Storage& storage = tensor.storage();
   storages_.try_emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
 }
@@ -44,13 +39,13 @@ bool ParameterStorages::Contains(const at::Tensor& tensor) const {
 }
 
 TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
-                          uint64_t min_offload_bytes, const ParameterStorages& parameters) {
+                          uint64_t min_offload_bytes, const ParameterStorages* parameters) {
   if (tensor.device().type() != device_type || !IsPlainStrided(tensor)) {
     return TensorKind::kUnsupported;
   }
   const at::TensorBase& base = BaseOf(tensor);
-  if (!parameters.empty()) {
-    if (parameters.Contains(tensor)) return TensorKind::kParameter;
+  if (parameters != nullptr) {
+    if (parameters->Contains(tensor)) return TensorKind::kParameter;
   } else if (base.is_leaf() && base.requires_grad()) {
     return TensorKind::kParameter;
   }

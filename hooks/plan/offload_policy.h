@@ -26,7 +26,6 @@ class ParameterStorages {
  public:
   void Add(const at::Tensor& tensor);
   bool Contains(const at::Tensor& tensor) const;
-  bool empty() const { return storages_.empty(); }
 
  private:
   absl::flat_hash_map<const c10::StorageImpl*, WeakStorage> storages_;
@@ -37,22 +36,22 @@ enum class TensorKind {
   kHeldLeaf,     // a candidate only if nobody else holds its storage: an input, or a dropout mask
   kParameter,    // stays
   kSmall,        // stays
-  kUnsupported,  // stays: another device type, not strided, wrapped, conjugated, ...
+  kUnsupported,  // stays: another device type, not plain, conjugated, ...
 };
 
 // Saved tensors of at least so many bytes are worth moving (TRL's default and boundary).
 inline constexpr uint64_t kMinOffloadBytes = 1024;
 
-// Its storage is its data: it is not sparse, nested, quantized, wrapped, conjugated, ...
+// A plain tensor (IsPlainTensor) whose storage is its data: no conjugate view, for example.
 bool IsPlainStrided(const at::TensorBase& tensor);
 
 // What the tensor is a view of, or the tensor itself.
 const at::TensorBase& BaseOf(const at::TensorBase& tensor);
 
-// With empty `parameters`, leaves that require a gradient, and views of them, are
+// Null `parameters`: no module is known, and leaves that require a gradient, and views of them, are
 // parameters.
 TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
-                          uint64_t min_offload_bytes, const ParameterStorages& parameters);
+                          uint64_t min_offload_bytes, const ParameterStorages* parameters);
 
 // What moves of a storage with so many bytes of which a tensor can touch `extent`: all of it when
 // the tensor covers half of it or more, so that its other views share one copy; else only what the

@@ -53,7 +53,7 @@ class StepRecorderImpl final : public StepRecorder,
                                     SavedTensorPacker* packer) override {
     // What a backward saves is needed at once or soon.
     if (CurrentBackward() != -1) return PackUnrecorded(tensor, place, packer);
-    const TensorKind kind = ClassifyTensor(tensor, type_, kMinOffloadBytes, ParameterStorages());
+    const TensorKind kind = ClassifyTensor(tensor, type_, kMinOffloadBytes, /*parameters=*/nullptr);
     if (kind != TensorKind::kActivation && kind != TensorKind::kHeldLeaf) {
       return PackUnrecorded(tensor, place, packer);
     }
@@ -176,7 +176,7 @@ absl::StatusOr<std::shared_ptr<StepRecorder>> StepRecorder::Create(DeviceBackend
 
 struct RecordScope::State {
   explicit State(const std::shared_ptr<StepRecorderImpl>& recorder)
-      : scope(recorder), memory(recorder) {}
+      : scope(recorder, "RecordScope"), memory(recorder) {}
   const WatchScope scope;
   const MemoryScope memory;
 };

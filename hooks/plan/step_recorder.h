@@ -75,9 +75,9 @@ class StepRecorder {
 // While it lives, what autograd saves on this thread is recorded. Scopes may be opened one after
 // the other for one step, and end before it is finished: the places of what is saved count from the
 // first one's beginning. Of nested ones the innermost records.
-class RecordScope {
+class [[nodiscard]] RecordScope {
  public:
-  explicit RecordScope(const std::shared_ptr<StepRecorder>& recorder);
+  [[nodiscard]] explicit RecordScope(const std::shared_ptr<StepRecorder>& recorder);
   ~RecordScope();
   RecordScope(const RecordScope&) = delete;
   RecordScope& operator=(const RecordScope&) = delete;

@@ -95,6 +95,41 @@ TEST_F(DocumentedLimits, ASecondSaveAfterAWriteThatRaisesNoVersionSharesTheFirst
   EXPECT_TRUE(SameBytes(seen_second[0], ActivationValues({64, 64}, 1)));
 }
 
+// set_data() gives a tensor other memory. Autograd keeps the tensor and reads what it has by then.
+TEST_F(DocumentedLimits, WhatSetDataGivesATensorIsReadOnlyWhereTheTensorIsALeafThatStays) {
+  const auto read_back = [this](const at::Tensor& x, bool offload) {
+    seen_.clear();
+    at::Tensor y;
+    {
+      std::optional<OffloadScope> scope;
+      if (offload) scope.emplace(world_.session());
+      y = Observe(carrier_, {x}, &seen_);
+      std::vector<at::Tensor> seen;
+      y = Observe(y, {activation(2)}, &seen);  // x leaves
+    }
+    const at::Tensor other = ActivationValues(x.sizes(), 7).to(world_.device());
+    x.set_data(other);
+    y.backward();
+    return seen_.at(0);
+  };
+  const auto leaf = [this](int64_t side) {
+    return ActivationValues({side, side}, 1).to(world_.device());
+  };
+  const at::Tensor given = ActivationValues({64, 64}, 7);
+  const at::Tensor given_small = ActivationValues({4, 4}, 7);
+  EXPECT_TRUE(SameBytes(read_back(activation(1), /*offload=*/false), given));
+  EXPECT_TRUE(SameBytes(read_back(activation(1), /*offload=*/true), ActivationValues({64, 64}, 1)));
+  EXPECT_EQ(stats().kept_held + stats().kept_small + stats().kept_parameter, 0u);
+  const at::Tensor parameter = leaf(64).requires_grad_(true);
+  EXPECT_TRUE(SameBytes(read_back(parameter, /*offload=*/true), given));
+  EXPECT_EQ(stats().kept_parameter, 1u);
+  EXPECT_TRUE(SameBytes(read_back(leaf(4), /*offload=*/true), given_small));
+  EXPECT_EQ(stats().kept_small, 1u);
+  const at::Tensor held = leaf(64);
+  EXPECT_TRUE(SameBytes(read_back(held, /*offload=*/true), ActivationValues({64, 64}, 1)));
+  EXPECT_EQ(stats().kept_held, 1u);
+}
+
 // --- Threads that outlive their scope ---
 
 TEST_F(DocumentedLimits, WhatAThreadSavesAfterItsScopeHasEndedStaysOnTheDevice) {

@@ -92,10 +92,12 @@ TEST_F(OffloadGradients, WhatALentTensorTakesWithItMaySettleLoansItself) {
   float bytes[4] = {};
   bool gone = false;
   const at::Tensor y = Probe(NewLeaf(8, true), {}, [&](const at::Tensor& grad, const UnpackSaved&) {
-    Lend(at::from_blob(bytes, {4}, [&](void*) {
-      SettleLoans();
-      gone = true;
-    }));
+    Lend(at::from_blob(bytes, {4},
+                       [&](void*) {
+                         SettleLoans();
+                         gone = true;
+                       }),
+         /*node_gets_copy=*/false);
     SettleLoans();
     EXPECT_TRUE(gone);
     return grad;
@@ -107,11 +109,11 @@ TEST_F(OffloadGradients, WhatALentTensorTakesWithItMaySettleLoansItself) {
 TEST_F(OffloadGradients, WhatACallbackBorrowsAtTheEndOfABackwardComesBackToo) {
   at::Tensor lent;
   const at::Tensor y = Probe(NewLeaf(8, true), {}, [&](const at::Tensor& grad, const UnpackSaved&) {
-    Lend(at::ones({4}));
+    Lend(at::ones({4}), /*node_gets_copy=*/false);
     torch::autograd::Engine::get_default_engine().queue_callback([&] {
       // To lend queues a callback, and LibTorch's list of those moves with this one while it runs.
       at::Tensor& borrowed = lent;
-      borrowed = Lend(at::ones({4}));
+      borrowed = Lend(at::ones({4}), /*node_gets_copy=*/false);
     });
     return grad;
   });

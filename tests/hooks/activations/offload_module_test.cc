@@ -8,13 +8,16 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
@@ -71,6 +74,25 @@ TEST_F(OffloadModule, FrozenParametersAndBuffersStayToo) {
   EXPECT_EQ(stats().kept_parameter, 3u);  // two weights and the mask
   EXPECT_EQ(stats().kept_held, 0u);
   EXPECT_GT(stats().offloaded, 0u);
+}
+
+// Its inputs are no parameters, whether they need a gradient or not.
+TEST_F(OffloadModule, AScopeOfAModuleWithoutParametersKnowsThatItHasNone) {
+  OffloadOptions options = SmallWindows(1);
+  options.offload_leaves = true;
+  const auto session = world_.NewSession(options);
+  const auto saved_with = [&](const torch::nn::Module* module) {
+    const OffloadStats before = session->GetStats();
+    std::vector<at::Tensor> seen;
+    const OffloadScope scope = module == nullptr ? OffloadScope(session) : OffloadScope(session, *module);
+    Observe(input(), {input()}, &seen);
+    const OffloadStats after = session->GetStats();
+    return std::pair(after.kept_parameter - before.kept_parameter, after.offloaded - before.offloaded);
+  };
+  EXPECT_EQ(saved_with(nullptr), std::pair(uint64_t{1}, uint64_t{0}));
+  const torch::nn::GELU without_parameters;
+  EXPECT_EQ(saved_with(without_parameters.get()), std::pair(uint64_t{0}, uint64_t{1}));
+  EXPECT_EQ(saved_with(model_.get()), std::pair(uint64_t{0}, uint64_t{1}));
 }
 
 TEST_F(OffloadModule, ABufferWithoutAStorageIsNothingToKeep) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
 #include <latch>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/hooks/activations/offload_options.h"
@@ -18,10 +20,14 @@
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/captured_log.h"
 
 namespace pinion::testing {
 namespace offload_scopes_test {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using OffloadScopes = GraphsFixture;
 
 constexpr int64_t kSide = 64;  // a tensor is as large as a window of the fixture
@@ -161,6 +167,45 @@ TEST_F(OffloadScopes, ACallbackThatCarriesAScopeWhichHasEndedMayOpenOneOfItsOwn)
   EXPECT_EQ(stats().offloaded, 1u);
   y.backward();
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 1)));
+}
+
+TEST_F(OffloadScopes, ScopesThatEndInTheOrderInWhichTheyBeganAreToldOfByNameAndLeaveNothingBehind) {
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  std::optional<OffloadScope> outer(std::in_place, world_.session());
+  std::optional<NoOffloadScope> inner(std::in_place);
+  {
+    const CapturedLog log;
+    outer.reset();
+    EXPECT_THAT(log.text(), AllOf(HasSubstr("OffloadScope has ended out of order"),
+                                  HasSubstr("the innermost scope is NoOffloadScope")));
+  }
+  const CapturedLog log;
+  inner.reset();
+  ObserveOne(carrier, carrier, 1, &seen);
+  EXPECT_EQ(stats().packed, 0u);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
+  EXPECT_THAT(log.text(), IsEmpty());
+}
+
+TEST_F(OffloadScopes, AScopeThatEndsOnAnotherThreadIsToldOfByNameAndPacksNothingFromThenOn) {
+  const at::Tensor carrier = NewCarrier();
+  std::vector<at::Tensor> seen;
+  at::Tensor y = carrier;
+  std::optional<OffloadScope> scope(std::in_place, world_.session());
+  y = ObserveOne(y, carrier, 1, &seen);
+  {
+    const CapturedLog log;
+    std::thread([&] { scope.reset(); }).join();
+    EXPECT_THAT(log.text(), HasSubstr("OffloadScope has ended on another thread"));
+  }
+  y = ObserveOne(y, carrier, 2, &seen);
+  EXPECT_EQ(stats().packed, 1u);
+  EXPECT_EQ(stats().offloaded, 1u);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 2)));
+  EXPECT_TRUE(SameBytes(seen.at(1), ActivationValues({kSide, kSide}, 1)));
 }
 
 // A scope goes where the thread's state goes: at::launch and fork/join take it along.

@@ -118,12 +118,58 @@ TEST_F(OffloadTensorKinds, AViewBehindTheEndOfAShrunkenStoragePassesThrough) {
 TEST_F(OffloadTensorKinds, ATensorThatDispatchesToPythonPassesThrough) {
   const at::Tensor values = ActivationValues({32, 40}).to(world_.device());
   const auto kind = [&] {
-    return ClassifyTensor(values, world_.device().type(), kMinOffloadBytes, ParameterStorages());
+    return ClassifyTensor(values, world_.device().type(), kMinOffloadBytes, nullptr);
   };
   EXPECT_EQ(kind(), TensorKind::kHeldLeaf);
   values.unsafeGetTensorImpl()->set_python_dispatch(true);
   EXPECT_EQ(kind(), TensorKind::kUnsupported);
   values.unsafeGetTensorImpl()->set_python_dispatch(false);
+}
+
+// A tensor of Python's has its class and attributes by being itself.
+TEST_F(OffloadTensorKinds, ANodeGetsTheVeryTensorThatItSavedWhereTheProgramStillHasIt) {
+  for (const bool keep_graph : {false, true}) {
+    for (const int64_t side : {4, 64}) {  // one that is small and stays, and one that has a record
+      SCOPED_TRACE(side);
+      const at::Tensor leaf = ActivationValues({side, side}, 1).to(world_.device());
+      std::vector<at::Tensor> seen;
+      at::Tensor y;
+      {
+        const OffloadScope scope(world_.session());
+        y = Observe(carrier_, {leaf, leaf.t(), leaf.clone()}, &seen);
+      }
+      y.backward({}, keep_graph);
+      EXPECT_TRUE(seen.at(0).is_same(leaf));
+      EXPECT_TRUE(seen.at(1).is_alias_of(leaf));
+      EXPECT_TRUE(SameBytes(seen.at(1), ActivationValues({side, side}, 1).t().contiguous()));
+      EXPECT_TRUE(SameBytes(seen.at(2), ActivationValues({side, side}, 1)));
+    }
+  }
+}
+
+// Autograd then gives the node a copy, which is not the node's to change.
+TEST_F(OffloadTensorKinds, ATensorThatNeedsAGradientOnlySinceItWasSavedIsNotChangedByBackward) {
+  for (const int64_t side : {4, 64}) {
+    SCOPED_TRACE(side);
+    const at::Tensor values = ActivationValues({side, side}, 1);
+    const at::Tensor leaf = values.to(world_.device());
+    const at::Tensor weight =
+        at::ones({side, side}, at::TensorOptions(world_.device())).requires_grad_(true);
+    at::Tensor y;
+    {
+      const OffloadScope scope(world_.session());
+      const ProbeBackward returns_what_it_saved = [](const at::Tensor&, const UnpackSaved& unpack) {
+        return unpack()[0];
+      };
+      y = Probe(weight, {leaf}, returns_what_it_saved) +
+          Probe(weight, {leaf}, returns_what_it_saved);
+    }
+    leaf.requires_grad_(true);
+    y.sum().backward();
+    EXPECT_TRUE(SameBytes(weight.grad(), values * 2));
+    weight.mutable_grad().add_(1000);
+    EXPECT_TRUE(SameBytes(leaf.detach(), values));
+  }
 }
 
 // As vmap has it: 8 tensors of [32, 40] that look like one.

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tanh.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/activation.h>
@@ -12,8 +13,13 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -22,10 +28,12 @@
 #include "pinion/hooks/attribution/attribution_session.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/target.h"
 #include "pinion/tests/hooks/attribution/attribution_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/captured_log.h"
 
 namespace pinion::testing {
 namespace {
@@ -55,6 +63,51 @@ TEST_F(TappedModuleTest, AModelOfTappedModulesCanBeCloned) {
   const auto layers = session_->ComputeLayerGradientsAndEval(forward, {"fc", "fc.input"}, {Make(1)},
                                                              Target::Class(1));
   EXPECT_TRUE(layers[0].connected() && layers[1].connected());
+}
+
+class CountingListener : public TapListener {
+ public:
+  Tensors OnTap(std::string_view, Tensors tensors) override {
+    ++taps;
+    return tensors;
+  }
+  int taps = 0;
+};
+
+TEST(TapScopeTest, ScopesThatEndInAnyOrderLeaveTheInnermostOfThoseThatAreOpen) {
+  std::array<size_t, 3> order = {0, 1, 2};
+  do {
+    SCOPED_TRACE(::testing::PrintToString(order));
+    const CapturedLog log;
+    std::array<CountingListener, 3> listeners;
+    std::array<std::unique_ptr<TapScope>, 3> scopes;
+    for (size_t i = 0; i < 3; ++i) scopes[i] = std::make_unique<TapScope>(&listeners[i]);
+    std::array<int, 3> expected = {};
+    for (const size_t ended : order) {
+      scopes[ended].reset();
+      Tap("layer", at::ones({1}));
+      for (size_t i = 3; i-- > 0;) {
+        if (scopes[i] == nullptr) continue;
+        ++expected[i];
+        break;
+      }
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(listeners[i].taps, expected[i]) << i;
+    }
+    const bool is_in_order = order == std::array<size_t, 3>{2, 1, 0};
+    EXPECT_EQ(log.text().empty(), is_in_order) << log.text();
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(TapScopeTest, OneThatEndsOnAnotherThreadIsToldOfAndHearsOfNothing) {
+  CountingListener listener;
+  auto scope = std::make_unique<TapScope>(&listener);
+  {
+    const CapturedLog log;
+    std::thread([&scope] { scope.reset(); }).join();
+    EXPECT_THAT(log.text(), HasSubstr("TapScope has ended on another thread"));
+  }
+  Tap("layer", at::ones({1}));
+  EXPECT_EQ(listener.taps, 0);
 }
 
 // Returns both halves of each row.

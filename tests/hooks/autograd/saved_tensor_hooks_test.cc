@@ -3,6 +3,7 @@
 
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/ones.h>
@@ -99,6 +100,18 @@ TEST_F(SavedTensorHooksTest, AScopeInsidePythonsHooksWins) {
   }
   SaveOne();
   EXPECT_EQ(packed_by_python(), 2);
+}
+
+// As torch.compile traces: what is saved meanwhile is no tensor of the program's.
+TEST_F(SavedTensorHooksTest, WhileLibTorchTracesNobodyPacks) {
+  const SavedTensorScope scope(packer_);
+  at::SavedTensorDefaultHooks::set_tracing(true);
+  SaveOne();
+  EXPECT_EQ(ActivePacker(), nullptr);
+  at::SavedTensorDefaultHooks::set_tracing(false);
+  EXPECT_EQ(packer_->packed, 0);
+  SaveOne();
+  EXPECT_EQ(packer_->packed, 1);
 }
 
 // Whoever loads Python's torch after the first scope replaces the engine.

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,7 @@
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/python_like_hooks.h"
 #include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/captured_log.h"
 
 namespace pinion::testing {
 namespace {
@@ -153,6 +155,35 @@ TEST(DisableSavedTensorsHooksTest, ABackwardThatComputesASegmentAgainSaysWhyNot)
   }
   y.backward();
   EXPECT_TRUE(SameBytes(x.grad(), at::exp(x.detach())));
+}
+
+TEST(DisableSavedTensorsHooksTest, ThoseThatEndInTheOrderInWhichTheyBeganLeaveHooksEnabled) {
+  const auto message = [] {
+    return at::SavedTensorDefaultHooks::get_disabled_error_message().value_or("enabled");
+  };
+  std::optional<DisableSavedTensorsHooks> outer(std::in_place, "the outer reason");
+  std::optional<DisableSavedTensorsHooks> inner(std::in_place, "the inner reason");
+  {
+    const CapturedLog log;
+    outer.reset();
+    EXPECT_THAT(log.text(), HasSubstr("DisableSavedTensorsHooks has ended out of order"));
+  }
+  EXPECT_EQ(message(), "the inner reason");
+  inner.reset();
+  EXPECT_EQ(message(), "enabled");
+}
+
+TEST(DisableSavedTensorsHooksTest, OneThatEndsOnAnotherThreadLeavesThatThreadAlone) {
+  std::optional<DisableSavedTensorsHooks> off(std::in_place, "a reason");
+  std::thread([&off] {
+    const DisableSavedTensorsHooks own("another reason");
+    const CapturedLog log;
+    off.reset();
+    EXPECT_THAT(log.text(), HasSubstr("has ended on another thread"));
+    EXPECT_FALSE(at::SavedTensorDefaultHooks::is_enabled());
+  }).join();
+  { const DisableSavedTensorsHooks next("the next reason"); }
+  EXPECT_TRUE(at::SavedTensorDefaultHooks::is_enabled());
 }
 
 TEST(DisableSavedTensorsHooksTest, ItAgreesWithWhoeverElseDisablesHooks) {

@@ -180,6 +180,43 @@ TEST_F(EmuDeviceTest, RefusesAnOperatorThatTheCpuDoesNotHaveByName) {
               HasSubstr("emu_test::nowhere"));
 }
 
+TEST_F(EmuDeviceTest, RefusesToMakeTensorsThatAreNotDenseByName) {
+  const at::Tensor tensor = at::ones({4, 4}, OnEmu());
+  const at::Tensor leaf = at::ones({4, 4}, OnEmu()).requires_grad_(true);
+  const auto refusal = AllOf(HasSubstr("aten::"), HasSubstr("emu has dense tensors only"));
+  EXPECT_THAT(ErrorOf([&] { at::_nested_tensor_from_tensor_list({tensor, tensor}); }), refusal);
+  EXPECT_THAT(ErrorOf([&] { at::_nested_tensor_from_tensor_list({leaf, leaf}); }), refusal);
+  EXPECT_THAT(ErrorOf([&] {
+                at::_nested_tensor_from_mask(at::ones({2, 3, 4}, OnEmu()),
+                                             at::ones({2, 3}, OnEmu().dtype(at::kBool)));
+              }),
+              refusal);
+  EXPECT_THAT(ErrorOf([&] { at::quantize_per_tensor(tensor, 0.5, 0, at::kQInt8); }), refusal);
+  EXPECT_THAT(ErrorOf([&] {
+                at::quantize_per_channel(tensor, at::ones({4}, OnEmu()),
+                                         at::zeros({4}, OnEmu().dtype(at::kLong)), 0, at::kQInt8);
+              }),
+              refusal);
+  EXPECT_THAT(ErrorOf([&] { tensor.to_sparse(); }), refusal);
+  EXPECT_THAT(ErrorOf([&] { tensor.to_sparse_csr(); }), refusal);
+  EXPECT_THAT(ErrorOf([&] { tensor.to_mkldnn(); }), refusal);
+}
+
+TEST_F(EmuDeviceTest, OperatorsOfANestedTensorThatWasMadeFromTheCpusAreErrors) {
+  const at::Tensor nested = at::_nested_tensor_from_tensor_list(
+      {at::ones({3, 5}), at::ones({2, 5})}, std::nullopt, std::nullopt, Emu());
+  ASSERT_TRUE(nested.is_nested());
+  for (const bool needs_grad : {false, true}) {
+    SCOPED_TRACE(needs_grad);
+    nested.requires_grad_(needs_grad);
+    EXPECT_THAT(ErrorOf([&] { at::mul(nested, nested); }), HasSubstr("NestedTensoremu"));
+    EXPECT_THAT(ErrorOf([&] { nested.clone(); }), HasSubstr("NestedTensoremu"));
+    EXPECT_THAT(ErrorOf([&] { nested.select(0, 1); }), HasSubstr("NestedTensoremu"));
+    EXPECT_THAT(ErrorOf([&] { nested.unbind(); }), HasSubstr("NestedTensoremu"));
+    EXPECT_THAT(ErrorOf([&] { nested.to_padded_tensor(0); }), HasSubstr("NestedTensoremu"));
+  }
+}
+
 TEST_F(EmuDeviceTest, RefusesToMixDevices) {
   const at::Tensor here = at::ones({4, 4}, OnEmu(0)), there = at::ones({4, 4}, OnEmu(1));
   EXPECT_THAT(ErrorOf([&] { at::mm(here, there); }), Ne("no error"));
