@@ -87,9 +87,9 @@ struct Program {
   int micro_batches = 1;
   int forwards = 1;  // in flight at once, of each micro-batch
   int newest_first = 0;
-  int backwards = 1;  // of each graph: all but the last retain it
+  int backwards = 1;     // of each graph: all but the last retain it
   int create_graph = 0;  // 1: a penalty on the gradients, 2: in odd steps
-  int optimizer = 0;  // 0: SGD, 1: SGD with momentum, 2: Adam
+  int optimizer = 0;     // 0: SGD, 1: SGD with momentum, 2: Adam
   int zero_gradients_stay = 0;
   int autocast = 0;  // to bfloat16
   int normalises_input = 0;
