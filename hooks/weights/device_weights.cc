@@ -1,8 +1,10 @@
 #include "pinion/hooks/weights/device_weights.h"
 
+#include <ATen/core/function_schema.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -128,14 +130,20 @@ void DeviceWeights::FetchAllAhead(const Visit& visit) {
   }
 }
 
-std::string DeviceWeights::NameOf(uint32_t index, const at::Tensor& tensor) const {
-  MutexLock lock(state_.mu);
-  const DeviceUnit& unit = state_.units[index];
-  for (const WeightPiece& piece : unit.parts.pieces) {
-    const auto storage = piece.storage.lock();
-    if (storage.get() == tensor.storage().unsafeGetStorageImpl()) return piece.name;
+bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
+  std::string name;
+  {
+    MutexLock lock(state_.mu);
+    const UnitParcel& unit = state_.units[index].parts;
+    name = unit.name;
+    for (const WeightPiece& piece : unit.pieces) {
+      const auto storage = piece.storage.lock();
+      if (storage.get() == op.written.storage().unsafeGetStorageImpl()) name = piece.name;
+    }
   }
-  return unit.parts.name;
+  TORCH_CHECK(false, op.schema.name(), " would change the weight ", name,
+              " on the device, where only a copy of it visits: change it in WeightOffloader::Step, "
+              "through host_parameters(), of which an optimizer is made");
 }
 
 // --------------------------------------------------------------------------------- on the host

@@ -54,7 +54,8 @@ class DeviceWeights final : public VisitKeeper {
   void Enter(uint32_t unit, uint64_t argument_bytes) override;
   // Does not throw.
   void Leave(uint32_t unit) override;
-  std::string NameOf(uint32_t unit, const at::Tensor& tensor) const override;
+  // Throws, and names the weight: what is on the device is a copy.
+  bool Write(uint32_t unit, const WritingOperator& op) override;
 
   // From now until Resume the host may change masters: copies that read them are done, and no
   // operator gets weights.

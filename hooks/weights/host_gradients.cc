@@ -1,179 +1,284 @@
 #include "pinion/hooks/weights/host_gradients.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/StreamGuard.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <algorithm>
-#include <map>
+#include <optional>
 #include <utility>
-
-#include "absl/status/status.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/host_buffer.h"
-#include "pinion/engine/plan/pack_plan.h"
-#include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/hooks/tier/torch_memory.h"
 
 namespace pinion {
 namespace {
 
-constexpr char kCollecting[] = "copying gradients to the host";
+namespace autograd = torch::autograd;
+
+// LibTorch has room for one such hook: this one runs the one that was there before it.
+class CollectGradient final : public autograd::PostAccumulateGradHook {
+ public:
+  CollectGradient(std::shared_ptr<HostGradients> gradients, size_t index,
+                  std::unique_ptr<autograd::PostAccumulateGradHook> first)
+      : gradients_(std::move(gradients)), index_(index), first_(std::move(first)) {}
+  void operator()(const at::Tensor& weight) override {
+    if (first_ != nullptr) (*first_)(weight);
+    gradients_->Collect(index_, weight);
+  }
+
+ private:
+  const std::shared_ptr<HostGradients> gradients_;
+  const size_t index_;
+  const std::unique_ptr<autograd::PostAccumulateGradHook> first_;
+};
+
+at::Tensor Dense(const at::Tensor& gradient) {
+  if (gradient.layout() != at::kStrided) return gradient.to_dense().contiguous();
+  const at::Tensor plain = gradient.resolve_conj().resolve_neg();
+  return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
+}
 
 }  // namespace
 
-HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<TrainedWeight> weights,
-                             size_t most_leaving)
-    : tier_(std::move(tier)), most_leaving_(most_leaving) {
-  std::map<uint32_t, size_t> in_unit;
-  for (const TrainedWeight& weight : weights) ++in_unit[weight.unit];
-  for (TrainedWeight& weight : weights) {
-    weights_.push_back({std::move(weight.master), weight.unit, in_unit[weight.unit]});
+HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<FollowedWeight> weights,
+                             const GradientOptions& options)
+    : tier_(tier),
+      stay_(options.stay),
+      leaving_(std::move(tier), options.most_leaving,
+               [this](size_t index, uint32_t epoch, const at::Tensor& arrived) {
+                 OnArrived(index, epoch, arrived);
+               }) {
+  for (FollowedWeight& weight : weights) {
+    in_unit_.resize(std::max<size_t>(in_unit_.size(), weight.unit + 1));
+    const bool requires_grad = weight.master.defined() && weight.master.requires_grad();
+    in_unit_[weight.unit] += requires_grad ? 1 : 0;
+    weights_.push_back({std::move(weight), requires_grad});
   }
 }
 
-void HostGradients::Collect(size_t index, const at::Tensor& weight) {
-  at::Tensor& grad = weight.mutable_grad();
-  if (!grad.defined() || grad.requires_grad()) return;
-  const at::NoGradGuard no_grad;
-  if (grad.layout() == at::kStrided) grad = grad.resolve_conj().resolve_neg();
-  const bool is_plain = grad.layout() == at::kStrided && grad.is_non_overlapping_and_dense();
-  Part part = {.weight = index,
-               .gradient = is_plain ? grad : grad.to_dense().contiguous(),
-               .stream = CurrentStream(grad.device())};
-  grad = at::Tensor();
-  std::vector<Part> others;
-  std::vector<Part> all;
-  {
-    MutexLock lock(mu_);
-    const uint32_t unit = weights_[index].unit;
-    if (!collected_.empty() && (weights_[collected_.front().weight].unit != unit ||
-                                collected_.front().stream != part.stream)) {
-      others.swap(collected_);
-    }
-    collected_.push_back(std::move(part));
-    if (collected_.size() == weights_[index].in_unit) all.swap(collected_);
+HostGradients::~HostGradients() {
+  for (const Weight& weight : weights_) {
+    if (weight.on_host != nullptr && HostShows(weight)) weight.master.mutable_grad() = weight.sum;
   }
-  if (!others.empty()) PutOut(std::move(others));
-  if (!all.empty()) PutOut(std::move(all));
 }
 
-void HostGradients::PutOut(std::vector<Part> parts) {
-  const uint32_t unit = weights_[parts.front().weight].unit;
-  // What came of the unit before is in host memory since long: so the host has two at most.
-  while (SettleOldest(&unit)) {
+void HostGradients::Begin() {
+  for (size_t index = 0; index < weights_.size(); ++index) {
+    const at::Tensor parameter = ParameterOf(weights_[index]);
+    SetHook(index, parameter);
+    const at::Tensor& master = weights_[index].master;
+    if (!master.defined()) continue;
+    parameter.mutable_grad() = at::Tensor();
+    ShowInParameter(index, parameter);
   }
-  uint64_t size_bytes = 0;
-  for (Part& part : parts) {
-    part.offset_bytes = size_bytes;
-    size_bytes = AlignUp(size_bytes + ExtentOf(part.gradient).size_bytes(), kPackAlignmentBytes);
-  }
-  const BoundStream stream(parts.front().stream);
-  absl::StatusOr<std::shared_ptr<Parcel>> parcel = tier_->NewParcel(size_bytes, stream.native);
-  if (absl::IsResourceExhausted(parcel.status())) {
-    const c10::StreamGuard guard(stream.torch);
-    for (const Part& part : parts) AddToMaster(part.weight, part.gradient.cpu());
+}
+
+at::Tensor HostGradients::ParameterOf(const Weight& weight) const {
+  return at::Tensor(weight.parameter.lock());
+}
+
+void HostGradients::SetHook(size_t index, const at::Tensor& parameter) {
+  autograd::impl::materialize_autograd_meta(parameter);
+  std::unique_ptr<autograd::PostAccumulateGradHook>& hook =
+      autograd::impl::post_acc_grad_hooks(parameter);
+  if (dynamic_cast<const CollectGradient*>(hook.get()) != nullptr) return;
+  hook = std::make_unique<CollectGradient>(shared_from_this(), index, std::move(hook));
+}
+
+// --------------------------------------------------------------------------- what grad() shows
+
+at::Tensor HostGradients::Show(size_t index, std::shared_ptr<ShownGradient>& shown,
+                               c10::ScalarType type, c10::Device device) {
+  shown = std::make_shared<ShownGradient>(weak_from_this(), index);
+  return shown->Tensor(weights_[index].master, type, device);
+}
+
+void HostGradients::ShowInParameter(size_t index, const at::Tensor& parameter) {
+  Weight& weight = weights_[index];
+  const at::Tensor& on_host = weight.master.grad();
+  if (!on_host.defined()) return;
+  parameter.mutable_grad() =
+      Show(index, weight.in_parameter, on_host.scalar_type(), parameter.device());
+}
+
+bool HostGradients::HostShows(const Weight& weight) const {
+  return weight.on_host->IsShownBy(weight.master.grad());
+}
+
+bool HostGradients::Shows(size_t index, const ShownGradient& shown) const {
+  const Weight& weight = weights_[index];
+  return &shown == weight.in_parameter.get() || &shown == weight.on_host.get();
+}
+
+at::Tensor HostGradients::Value(size_t index) {
+  Arrive();
+  const Weight& weight = weights_[index];
+  if (weight.on_host == nullptr || !HostShows(weight)) return weight.master.grad();
+  return weight.has_graph ? ParameterOf(weight).grad().detach() : weight.sum;
+}
+
+void HostGradients::Zero(size_t index) {
+  const at::Tensor value = Value(index);
+  if (value.defined()) value.zero_();
+}
+
+void HostGradients::Forget(Weight& weight) {
+  ++weight.epoch;
+  weight.has_graph = false;
+  weight.in_parameter.reset();
+  weight.on_host.reset();
+  weight.sum.reset();
+  weight.staying.reset();
+  weight.master.mutable_grad() = at::Tensor();
+}
+
+// ------------------------------------------------------------------------------- from parameters
+
+void HostGradients::Collect(size_t index, const at::Tensor& parameter) {
+  TakeGrad(index, parameter, /*with_graph=*/false);
+}
+
+void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool with_graph) {
+  Weight& weight = weights_[index];
+  TORCH_CHECK(weight.master.defined(), weight.name,
+              " cannot be trained, since it rests narrower by WeightOptions::frozen_form: set its "
+              "requires_grad before WeightOffloader::Attach, or choose FrozenForm::kAsIs");
+  at::Tensor& grad = parameter.mutable_grad();
+  if (weight.in_parameter != nullptr && weight.in_parameter->IsShownBy(grad)) return;
+  const bool has_graph = grad.defined() && grad.requires_grad();
+  const bool host_forgot = weight.has_graph && !HostShows(weight);
+  if (has_graph && !with_graph) {
+    TORCH_CHECK(!host_forgot, "the gradient of ", weight.name,
+                " has a graph, by create_graph, and was forgotten on the host alone: call "
+                "WeightOffloader::ZeroGrad, or the module's zero_grad()");
+    if (!weight.has_graph) BeginLeaving(index, grad);
+    weight.has_graph = true;
     return;
   }
-  ThrowIfError(parcel.status(), kCollecting);
-  Departure departure;
-  departure.parcel = *parcel;
-  for (const Part& part : parts) {
-    const StorageExtent extent = ExtentOf(part.gradient);
-    c10::Storage storage = part.gradient.storage();
-    RecordOnStream(storage, stream.torch);
-    departure.pieces.push_back({static_cast<char*>(storage.mutable_data()) + extent.begin_bytes,
-                                part.offset_bytes, extent.size_bytes()});
-    departure.memory.push_back(TorchMemory(std::move(storage)));
-  }
-  ThrowIfError(tier_->PutOut(absl::MakeSpan(&departure, 1)), kCollecting);
-  std::vector<ArrivedPart> arrived;
-  for (const Part& part : parts) {
-    arrived.push_back({part.weight, part.offset_bytes, part.gradient.sizes().vec(),
-                       part.gradient.strides().vec()});
-  }
-  parts.clear();
-  std::shared_ptr<Parcel> oldest;
-  {
-    MutexLock lock(mu_);
-    held_.push_back(*parcel);
-    if (held_.size() > most_leaving_) {
-      oldest = std::move(held_.front());
-      held_.pop_front();
-    }
-    left_bytes_ += size_bytes;
-    on_the_way_.push_back({*std::move(parcel), std::move(arrived), unit});
-  }
-  if (oldest != nullptr) const GuardedMemory freed = oldest->Evict();
+  if (weight.in_parameter != nullptr || weight.has_graph) Forget(weight);
+  if (has_graph && host_forgot) grad = at::Tensor();
+  if (!grad.defined()) return;
+  at::Tensor taken = std::exchange(grad, at::Tensor());
+  // Whoever else has it may change it while it leaves.
+  if (taken.use_count() > 1 && !with_graph) taken = taken.clone();
+  taken = taken.detach();
+  Add(index, taken);
+  grad = Show(index, weight.in_parameter, taken.scalar_type(), parameter.device());
 }
 
-bool HostGradients::SettleOldest(const uint32_t* unit) {
-  Arrival oldest;
-  {
-    MutexLock lock(mu_);
-    const bool is_wanted = unit == nullptr
-                               ? !on_the_way_.empty()
-                               : std::any_of(on_the_way_.begin(), on_the_way_.end(),
-                                             [&](const Arrival& a) { return a.unit == *unit; });
-    if (!is_wanted) return false;
-    oldest = std::move(on_the_way_.front());
-    on_the_way_.pop_front();
-  }
-  AddToMasters(oldest);
-  return true;
+void HostGradients::FollowRequiresGrad(Weight& weight, const at::Tensor& parameter) {
+  const bool requires_grad = parameter.requires_grad();
+  const bool on_host = weight.master.requires_grad();
+  TORCH_CHECK(on_host == requires_grad || on_host == weight.requires_grad, "requires_grad of ",
+              weight.name, " was set to ", on_host, " in host_parameters() and is ", requires_grad,
+              " in the module: set it there, which the host's copy follows");
+  if (requires_grad != weight.requires_grad) in_unit_[weight.unit] += requires_grad ? 1 : -1;
+  weight.requires_grad = requires_grad;
+  weight.master.set_requires_grad(requires_grad);
 }
 
-void HostGradients::AddToMasters(const Arrival& arrival) {
-  const absl::StatusOr<std::shared_ptr<HostBuffer>> buffer =
-      arrival.parcel->ViewOnHost(absl::InfiniteDuration());
-  ThrowIfError(buffer.status(), kCollecting);
-  for (const ArrivedPart& part : arrival.parts) {
-    AddToMaster(part.weight, at::from_blob(
-                                 static_cast<char*>((*buffer)->data()) + part.offset_bytes,
-                                 part.sizes, part.strides, [owner = *buffer](void*) {},
-                                 weights_[part.weight].master.scalar_type()));
-  }
-}
-
-void HostGradients::AddToMaster(size_t weight, const at::Tensor& arrived) {
+void HostGradients::Follow() {
+  const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
-  const at::Tensor& master = weights_[weight].master;
-  if (!master.grad().defined()) {
-    master.mutable_grad() = arrived;
+  for (size_t index = 0; index < weights_.size(); ++index) {
+    Weight& weight = weights_[index];
+    const at::Tensor parameter = ParameterOf(weight);
+    if (!parameter.defined()) continue;
+    SetHook(index, parameter);
+    if (!weight.master.defined() && !parameter.requires_grad()) continue;
+    TakeGrad(index, parameter, /*with_graph=*/true);
+    FollowRequiresGrad(weight, parameter);
+  }
+  Arrive();
+  for (size_t index = 0; index < weights_.size(); ++index) {
+    Weight& weight = weights_[index];
+    if (!weight.master.defined()) continue;
+    Publish(weight);
+    const at::Tensor parameter = ParameterOf(weight);
+    if (!parameter.defined()) continue;
+    if (!weight.master.grad().defined() && weight.in_parameter != nullptr) {
+      parameter.mutable_grad() = at::Tensor();
+      Forget(weight);
+    } else if (weight.in_parameter == nullptr) {
+      ShowInParameter(index, parameter);
+    }
+    const std::optional<c10::ScalarType> type = parameter.grad_dtype();
+    if (weight.master.grad_dtype() != type) weight.master.set_grad_dtype(type);
+  }
+}
+
+// ------------------------------------------------------------------------------------ to the host
+
+void HostGradients::BeginLeaving(size_t index, const at::Tensor& gradient) {
+  Weight& weight = weights_[index];
+  if (weight.on_host != nullptr) {
+    if (HostShows(weight)) return;
+    // Forgotten by the host alone; the parameter goes on to show what comes from now on.
+    const std::shared_ptr<ShownGradient> in_parameter = weight.in_parameter;
+    const at::Tensor instead = weight.master.grad();
+    Forget(weight);
+    weight.in_parameter = in_parameter;
+    weight.master.mutable_grad() = instead;
+  }
+  weight.sum = std::exchange(weight.master.mutable_grad(), at::Tensor());
+  const at::Tensor& like = weight.sum.defined() ? weight.sum : gradient;
+  weight.master.mutable_grad() =
+      Show(index, weight.on_host, like.scalar_type(), weight.master.device());
+}
+
+void HostGradients::Add(size_t index, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  BeginLeaving(index, gradient);
+  Weight& weight = weights_[index];
+  const at::Tensor dense = Dense(gradient);
+  if (!stay_) {
+    leaving_.Put({index, weight.unit, weight.epoch, dense}, in_unit_[weight.unit]);
+  } else if (weight.staying.defined()) {
+    weight.staying.add_(dense);
+  } else {
+    weight.staying = dense;
+  }
+}
+
+void HostGradients::Arrive() {
+  for (size_t index = 0; stay_ && index < weights_.size(); ++index) {
+    Weight& weight = weights_[index];
+    if (!weight.staying.defined()) continue;
+    leaving_.Put(
+        {index, weight.unit, weight.epoch, std::exchange(weight.staying, at::Tensor())},
+        in_unit_[weight.unit]);
+  }
+  leaving_.Settle();
+}
+
+void HostGradients::OnArrived(size_t index, uint32_t epoch, const at::Tensor& arrived) {
+  Weight& weight = weights_[index];
+  if (epoch != weight.epoch) return;
+  if (!weight.sum.defined()) {
+    weight.sum = arrived;
     return;
   }
-  master.mutable_grad().add_(arrived);
+  const at::NoGradGuard no_grad;
+  weight.sum.add_(arrived);
   // Two are read, one is written.
   tier_->engine().device().ChargeHostArithmetic(3 * arrived.nbytes());
 }
 
-void HostGradients::Settle() {
-  std::vector<Part> rest;
-  {
-    MutexLock lock(mu_);
-    rest.swap(collected_);
-  }
-  if (!rest.empty()) PutOut(std::move(rest));
-  std::deque<std::shared_ptr<Parcel>> held;
-  {
-    MutexLock lock(mu_);
-    held.swap(held_);
-  }
-  for (const std::shared_ptr<Parcel>& parcel : held) const GuardedMemory freed = parcel->Evict();
-  while (SettleOldest(nullptr)) {
-  }
+void HostGradients::Publish(Weight& weight) {
+  if (weight.on_host == nullptr) return;
+  if (HostShows(weight)) weight.master.mutable_grad() = weight.sum;
+  ++weight.epoch;
+  weight.on_host.reset();
+  weight.sum.reset();
 }
 
 double HostGradients::ClipNorm(double max_norm) {
-  Settle();
+  Follow();
   std::vector<at::Tensor> masters;
   uint64_t bytes = 0;
-  for (const Master& weight : weights_) {
-    if (!weight.master.grad().defined()) continue;
+  for (const Weight& weight : weights_) {
+    if (!weight.master.defined() || !weight.master.grad().defined()) continue;
     masters.push_back(weight.master);
     bytes += weight.master.nbytes();
   }
@@ -184,13 +289,12 @@ double HostGradients::ClipNorm(double max_norm) {
 }
 
 void HostGradients::Zero() {
-  Settle();
-  for (const Master& weight : weights_) weight.master.mutable_grad() = at::Tensor();
-}
-
-uint64_t HostGradients::left_bytes() const {
-  MutexLock lock(mu_);
-  return left_bytes_;
+  Arrive();
+  for (Weight& weight : weights_) {
+    if (weight.master.defined()) Forget(weight);
+    const at::Tensor parameter = ParameterOf(weight);
+    if (parameter.defined()) parameter.mutable_grad() = at::Tensor();
+  }
 }
 
 }  // namespace pinion

@@ -19,6 +19,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 
 namespace pinion {
@@ -45,9 +46,13 @@ class VisitTags {
     const MutexLock lock(mu_);
     tags_[storage] = tag;
   }
-  void Forget(const VisitKeeper* keeper) {
+  // Another keeper may have a storage at the same address by now.
+  void Forget(const VisitKeeper* keeper, absl::Span<const c10::StorageImpl* const> storages) {
     const MutexLock lock(mu_);
-    absl::erase_if(tags_, [keeper](const auto& entry) { return entry.second.keeper == keeper; });
+    for (const c10::StorageImpl* storage : storages) {
+      const auto found = tags_.find(storage);
+      if (found != tags_.end() && found->second.keeper == keeper) tags_.erase(found);
+    }
   }
   VisitTag Find(const at::Tensor& tensor) {
     const MutexLock lock(mu_);
@@ -73,23 +78,39 @@ class UsedUnits {
  public:
   UsedUnits() = default;
   ~UsedUnits() {
-    for (const auto& [keeper, unit] : used_) keeper->Leave(unit);
+    for (size_t i = 0; i < entered_; ++i) used_[i].keeper->Leave(used_[i].unit);
   }
   UsedUnits(const UsedUnits&) = delete;
   UsedUnits& operator=(const UsedUnits&) = delete;
 
-  void Add(const VisitTag& tag, uint64_t argument_bytes) {
-    for (const auto& [keeper, unit] : used_) {
-      if (keeper.get() == tag.keeper && unit == tag.unit) return;
+  void Add(const VisitTag& tag, bool is_written) {
+    for (Use& use : used_) {
+      if (use.keeper.get() != tag.keeper || use.unit != tag.unit) continue;
+      use.is_written |= is_written;
+      return;
     }
     // The operator may consume the last tensor.
-    KeeperReference keeper = tag.keeper->shared_from_this();
-    keeper->Enter(tag.unit, argument_bytes);
-    used_.emplace_back(std::move(keeper), tag.unit);
+    used_.push_back({tag.keeper->shared_from_this(), tag.unit, is_written});
+  }
+  void Enter(uint64_t argument_bytes) {
+    for (; entered_ < used_.size(); ++entered_) {
+      used_[entered_].keeper->Enter(used_[entered_].unit, argument_bytes);
+    }
+  }
+  void OnWritten() const {
+    for (const Use& use : used_) {
+      if (use.is_written) use.keeper->OnWritten(use.unit);
+    }
   }
 
  private:
-  absl::InlinedVector<std::pair<KeeperReference, uint32_t>, 2> used_;
+  struct Use {
+    KeeperReference keeper;
+    uint32_t unit = 0;
+    bool is_written = false;
+  };
+  absl::InlinedVector<Use, 2> used_;
+  size_t entered_ = 0;
 };
 
 void ForEachTensor(const c10::IValue& argument, absl::FunctionRef<void(const at::Tensor&)> visit) {
@@ -125,7 +146,7 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const size_t count = schema.arguments().size();
   const auto arguments = torch::jit::last(*stack, count);
   uint64_t argument_bytes = 0;
-  absl::InlinedVector<VisitTag, 2> tags;
+  at::Tensor done;  // by its keeper
   for (size_t i = 0; i < count; ++i) {
     const bool is_written = schema.arguments()[i].alias_info() != nullptr &&
                             schema.arguments()[i].alias_info()->isWrite();
@@ -137,16 +158,19 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
         return;
       }
       const VisitTag tag = VisitTags::OfProcess().Find(tensor);
-      TORCH_CHECK(!is_written, schema.name(), " would change the weight ",
-                  tag.keeper->NameOf(tag.unit, tensor),
-                  " on the device, where only a copy of it visits: change it in "
-                  "WeightOffloader::Step, through host_parameters()");
-      tags.push_back(tag);
+      if (is_written && tag.keeper->Write(tag.unit, {schema, arguments, tensor})) done = tensor;
+      units.Add(tag, is_written);
     });
   }
-  for (const VisitTag& tag : tags) units.Add(tag, argument_bytes);
+  if (done.defined()) {
+    torch::jit::drop(*stack, count);
+    stack->emplace_back(std::move(done));
+    return;
+  }
+  units.Enter(argument_bytes);
   const c10::impl::ExcludeDispatchKeyGuard inside(kVisitingKey);
   op.redispatchBoxed(below, stack);
+  units.OnWritten();
 }
 
 void RegisterOnce() {
@@ -160,7 +184,7 @@ void RegisterOnce() {
 
 }  // namespace
 
-VisitKeeper::~VisitKeeper() { VisitTags::OfProcess().Forget(this); }
+VisitKeeper::~VisitKeeper() { VisitTags::OfProcess().Forget(this, storages_); }
 
 c10::DataPtr VisitingData(void* data, std::shared_ptr<VisitKeeper> keeper, c10::Device device) {
   return {data, new KeeperReference(std::move(keeper)), &DeleteKeeperReference, device};
@@ -169,6 +193,7 @@ c10::DataPtr VisitingData(void* data, std::shared_ptr<VisitKeeper> keeper, c10::
 void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& keeper,
                   uint32_t unit) {
   storage.set_data_ptr_noswap(VisitingData(nullptr, keeper, storage.device()));
+  keeper->storages_.push_back(storage.unsafeGetStorageImpl());
   VisitTags::OfProcess().Add(storage.unsafeGetStorageImpl(), {keeper.get(), unit});
 }
 
@@ -185,5 +210,10 @@ at::Tensor MakeVisitingTensor(const at::Tensor& like, int64_t storage_offset,
 }
 
 bool IsVisiting(const at::TensorBase& tensor) { return tensor.key_set().has(kVisitingKey); }
+
+const VisitKeeper* KeeperOf(const at::Tensor& tensor) {
+  return tensor.defined() && IsVisiting(tensor) ? VisitTags::OfProcess().Find(tensor).keeper
+                                                : nullptr;
+}
 
 }  // namespace pinion

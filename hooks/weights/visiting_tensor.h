@@ -6,8 +6,8 @@
 // Each carries one more dispatch key, and so does each view of it, whoever made it (autograd's
 // saved ones too). An operator that gets one is stopped before autocast, autograd and its kernel:
 // the keeper brings the bytes, or throws before anything was launched, and is told when the
-// operator has returned. Views are made without bytes. An operator that would write to one throws.
-// Operators that get none of them cost nothing.
+// operator has returned. Views are made without bytes. The keeper decides about operators that
+// write. Operators that get none of them cost nothing.
 //
 // The key is DispatchKey::DeferredInit, which LibTorch reserves for libraries beside it and which
 // torchdistx alone has used: a process cannot have both (docs/decisions/0033-weights.md).
@@ -22,16 +22,29 @@
 #define PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/Storage.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <vector>
+
+namespace c10 {
+struct FunctionSchema;
+}
 
 namespace pinion {
+
+// An operator that is about to change a tensor, with its arguments.
+struct WritingOperator {
+  const c10::FunctionSchema& schema;
+  c10::ArrayRef<c10::IValue> arguments;
+  const at::Tensor& written;
+};
 
 inline constexpr c10::DispatchKey kVisitingKey = c10::DispatchKey::DeferredInit;
 
@@ -44,8 +57,17 @@ class VisitKeeper : public std::enable_shared_from_this<VisitKeeper> {
   // not called.
   virtual void Enter(uint32_t unit, uint64_t argument_bytes) = 0;
   virtual void Leave(uint32_t unit) = 0;
-  // Of the tensor, for errors.
-  virtual std::string NameOf(uint32_t unit, const at::Tensor& tensor) const = 0;
+  // Before Enter. Throws where nothing may be written. True: the keeper has done what the operator
+  // does, which then does not run.
+  virtual bool Write(uint32_t unit, const WritingOperator& op) = 0;
+  // Before Leave: the operator has written. Throws c10::Error.
+  virtual void OnWritten(uint32_t) {}
+
+ private:
+  friend void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& keeper,
+                           uint32_t unit);
+
+  std::vector<const c10::StorageImpl*> storages_;
 };
 
 // What a storage has for memory: `data`, which the keeper owns, null while it is away. The storage
@@ -59,6 +81,9 @@ void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& kee
 at::Tensor MakeVisitingTensor(const at::Tensor& like, int64_t storage_offset, c10::Storage storage);
 
 bool IsVisiting(const at::TensorBase& tensor);
+
+// Of a tensor that visits; null of any other.
+const VisitKeeper* KeeperOf(const at::Tensor& tensor);
 
 }  // namespace pinion
 

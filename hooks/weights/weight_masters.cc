@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Allocator.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
@@ -36,12 +35,6 @@ absl::Status CheckWeight(const NamedWeight& weight, c10::Device device) {
         weight.name, " is on ", tensor.device().str(), " and was to visit ", device.str(),
         ": attach the parts of a model that are on several devices one by one"));
   }
-  if (torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(weight.name,
-                     " has a hook that runs after its gradient was accumulated, and there can be "
-                     "one: use Tensor::register_hook, or Attach first"));
-  }
   return absl::OkStatus();
 }
 
@@ -72,6 +65,7 @@ at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostB
       piece + offset_bytes, like.sizes(), like.strides(), [owner = std::move(owner)](void*) {},
       like.scalar_type());
   tensor.set_requires_grad(like.requires_grad());
+  if (like.grad_dtype() != tensor.grad_dtype()) tensor.set_grad_dtype(like.grad_dtype());
   if (like.grad().defined()) tensor.mutable_grad() = like.grad().cpu();
   return tensor;
 }

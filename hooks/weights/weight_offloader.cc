@@ -4,8 +4,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <exception>
 #include <string>
@@ -13,6 +11,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
@@ -27,16 +26,20 @@
 namespace pinion {
 namespace {
 
-class CollectGradient final : public torch::autograd::PostAccumulateGradHook {
- public:
-  CollectGradient(std::shared_ptr<HostGradients> gradients, size_t index)
-      : gradients_(std::move(gradients)), index_(index) {}
-  void operator()(const at::Tensor& weight) override { gradients_->Collect(index_, weight); }
-
- private:
-  const std::shared_ptr<HostGradients> gradients_;
-  const size_t index_;
-};
+// The roots of what lives as long as the module, with their names in it: itself, or its children
+// where it is on the stack.
+std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> RootsOf(
+    torch::nn::Module& module) {
+  std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> roots;
+  if (!module.weak_from_this().expired()) {
+    roots.emplace_back("", module.weak_from_this());
+    return roots;
+  }
+  for (const auto& child : module.named_children()) {
+    roots.emplace_back(child.key() + ".", child.value());
+  }
+  return roots;
+}
 
 }  // namespace
 
@@ -89,8 +92,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   std::unique_ptr<WeightOffloader> offloader(new WeightOffloader());
   offloader->weights_ =
       std::make_shared<DeviceWeights>(device, host, tier, room, std::move(parcels));
-  std::vector<TrainedWeight> trained;
-  std::vector<at::Tensor> trained_weights;
+  std::vector<FollowedWeight> followed;
   absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> host_of;
   for (uint32_t index = 0; index < masters.size(); ++index) {
     WeightMaster& master = masters[index];
@@ -103,45 +105,61 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
       const size_t piece_index = master.piece_of[weight];
       const WeightPiece& piece = master.parcel.pieces[piece_index];
       if (on_host.defined()) host_of[tensor.unsafeGetTensorImpl()] = on_host;
-      if (tensor.requires_grad()) {
-        trained.push_back({on_host, index});
-        trained_weights.push_back(tensor);
-        offloader->trained_bytes_ += on_host.nbytes();
-      }
+      const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
+      followed.push_back({name, weak, on_host, index});
       offloader->all_.push_back({name,
-                                 c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                                 weak,
+                                 piece.storage,
                                  on_host,
                                  master.watches[weight],
                                  {master.parcel.parcel, piece.resting_offset_bytes, piece.form},
                                  index});
-      tensor.mutable_grad() = at::Tensor();  // the master has it
       tensor.set_data(
           MakeVisitingTensor(tensor, tensor.storage_offset(), master.visiting[piece_index]));
     }
   }
-  offloader->gradients_ =
-      std::make_shared<HostGradients>(tier, std::move(trained), room.leaving_units);
-  for (size_t i = 0; i < trained_weights.size(); ++i) {
-    if (options.gradients_stay) {
-      offloader->keep_gradients_.emplace_back(trained_weights[i].getIntrusivePtr());
-      continue;
-    }
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        trained_weights[i], std::make_unique<CollectGradient>(offloader->gradients_, i));
-  }
+  offloader->gradients_ = std::make_shared<HostGradients>(
+      tier, std::move(followed),
+      GradientOptions{.most_leaving = room.leaving_units, .stay = options.gradients_stay});
+  offloader->gradients_->Begin();
   for (auto& [tensor, on_device] : moved) tensor.set_data(on_device);
   for (const at::Tensor& parameter : module.parameters()) {
     const auto found = host_of.find(parameter.unsafeGetTensorImpl());
     offloader->host_parameters_.push_back(found == host_of.end() ? parameter : found->second);
+    if (parameter.defined()) offloader->parameters_.emplace_back(parameter.getIntrusivePtr());
   }
+  offloader->roots_ = RootsOf(module);
   return offloader;
 }
 
+const std::vector<at::Tensor>& WeightOffloader::host_parameters() const {
+  CheckSameParameters();
+  return host_parameters_;
+}
+
+void WeightOffloader::CheckSameParameters() const {
+  absl::flat_hash_set<const c10::TensorImpl*> known;
+  for (const auto& parameter : parameters_) known.insert(parameter._unsafe_get_target());
+  for (const auto& [name, weak] : roots_) {
+    const std::shared_ptr<torch::nn::Module> root = weak.lock();
+    if (root == nullptr) continue;
+    for (const auto& parameter : root->named_parameters()) {
+      TORCH_CHECK(known.contains(parameter.value().unsafeGetTensorImpl()), "the parameter ", name,
+                  parameter.key(),
+                  " came to the module after WeightOffloader::Attach, and no host copy follows it: "
+                  "register all parameters before");
+    }
+  }
+}
+
 void WeightOffloader::CheckAllVisit() const {
+  CheckSameParameters();
   for (const Weight& weight : all_) {
     const auto impl = weight.tensor.lock();
     TORCH_CHECK(
-        !impl || impl->key_set().has(kVisitingKey), "the parameter ", weight.name,
+        !impl || (impl->key_set().has(kVisitingKey) &&
+                  impl->storage().unsafeGetStorageImpl() == weight.storage._unsafe_get_target()),
+        "the parameter ", weight.name,
         " was given other memory since WeightOffloader::Attach, by set_data() or by loading "
         "the module: do that within WithParametersOnHost, or copy into host_parameters() within "
         "Step");
@@ -149,7 +167,6 @@ void WeightOffloader::CheckAllVisit() const {
 }
 
 void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
-  CheckAllVisit();
   WaitForGradients();
   weights_->Pause();
   // What the parameters are again behind it, and meanwhile, where that is no master.
@@ -214,16 +231,24 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
 }
 
 void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes) {
-  CheckAllVisit();
   WaitForGradients();
   weights_->Pause();
+  // Optimizers write through data(), which raises no version, wherever they find a gradient.
+  std::vector<bool> may_change;
+  uint64_t trained_bytes = 0;
+  for (const Weight& weight : all_) {
+    const bool is_trained = weight.master.defined() && weight.master.requires_grad();
+    if (is_trained) trained_bytes += weight.master.nbytes();
+    may_change.push_back(is_trained ||
+                         (weight.master.defined() && weight.master.grad().defined()));
+  }
   {
-    const absl::Cleanup resume = [this] {
+    const absl::Cleanup resume = [this, &may_change] {
       std::vector<uint32_t> changed;
-      for (const Weight& weight : all_) {
+      for (size_t i = 0; i < all_.size(); ++i) {
+        const Weight& weight = all_[i];
         if (weight.watch == nullptr) continue;
-        // Optimizers write through data(), which raises no version.
-        if (!weight.master.requires_grad() && !weight.watch->HasChanged()) continue;
+        if (!may_change[i] && !weight.watch->HasChanged()) continue;
         weight.watch->Accept();
         changed.push_back(weight.unit);
         if (const auto impl = weight.tensor.lock()) impl->bump_version();
@@ -231,31 +256,22 @@ void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes)
       weights_->Resume(changed);
     };
     step();
-    weights_->tier().engine().device().ChargeHostArithmetic(3 * trained_bytes_ + 2 * state_bytes);
+    weights_->tier().engine().device().ChargeHostArithmetic(3 * trained_bytes + 2 * state_bytes);
   }
   weights_->FetchExpected();
 }
 
 void WeightOffloader::WaitForGradients() {
-  for (size_t i = 0; i < keep_gradients_.size(); ++i) {
-    const at::Tensor weight(keep_gradients_[i].lock());
-    if (weight.defined()) gradients_->Collect(i, weight);
-  }
-  gradients_->Settle();
+  CheckAllVisit();
+  gradients_->Follow();
 }
 
 double WeightOffloader::ClipGradNorm(double max_norm) {
-  WaitForGradients();
+  CheckAllVisit();
   return gradients_->ClipNorm(max_norm);
 }
 
-void WeightOffloader::ZeroGrad() {
-  for (const auto& weak : keep_gradients_) {
-    const at::Tensor weight(weak.lock());
-    if (weight.defined()) weight.mutable_grad() = at::Tensor();
-  }
-  gradients_->Zero();
-}
+void WeightOffloader::ZeroGrad() { gradients_->Zero(); }
 
 WeightStats WeightOffloader::GetStats() const {
   WeightStats stats = weights_->GetStats();

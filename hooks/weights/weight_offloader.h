@@ -43,6 +43,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/nn/module.h>
@@ -107,7 +108,7 @@ class WeightOffloader {
   // What an operator changes in them outside Step makes the next use of its layer throw. Not seen
   // is what writes through data(), as LibTorch's own SGD does: the device computes with what was
   // there before until the next Step.
-  const std::vector<at::Tensor>& host_parameters() const { return host_parameters_; }
+  const std::vector<at::Tensor>& host_parameters() const;
 
   // Runs `step`, which may change any masters and reads their gradients, all of which have arrived.
   // What it has changed is fetched anew, and counts as changed in place: a graph that was made
@@ -115,7 +116,7 @@ class WeightOffloader {
   // charged for reading gradients and for reading and writing masters once; what an optimizer keeps
   // beside them is `state_bytes`, which it reads and writes as well. Throws where a parameter was
   // given other memory since Attach, as by torch::load into the module: load before, or into
-  // host_parameters() within Step.
+  // host_parameters() within Step; and where a parameter came to the module since then.
   void Step(absl::FunctionRef<void()> step, uint64_t state_bytes = 0);
 
   // Runs `work` while the module's parameters and large buffers are tensors of the host, over the
@@ -143,18 +144,21 @@ class WeightOffloader {
   struct Weight {
     std::string name;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // on the device
     at::Tensor master;                   // undefined where it rests narrower
     std::shared_ptr<MasterWatch> watch;  // null there
     RestingWeight resting;               // of those that do
     uint32_t unit = 0;
   };
 
+  // Throw, and name the parameter.
+  void CheckSameParameters() const;
   void CheckAllVisit() const;
 
   std::vector<Weight> all_;
-  // With gradients_stay, by the index that gradients_ knows them by.
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> keep_gradients_;
-  uint64_t trained_bytes_ = 0;
+  // All that the module had, so that none that comes later has the address of one.
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> parameters_;
+  std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> roots_;
 };
 
 }  // namespace pinion
