@@ -12,10 +12,12 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -107,15 +109,17 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
 
   static variable_list backward(torch::autograd::AutogradContext* context,
                                 const variable_list& grads) {
-    const Call& call =
-        *static_cast<const CallHolder&>(*context->saved_data["call"].toCapsule()).call;
+    const Call& call = CallOf(context->saved_data["call"]);
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), call.op().schema().name(),
                                 ": emu has no double backward through recurrent layers");
     variable_list gradients(1);  // of the call itself
-    const variable_list tensors = context->get_saved_variables();
-    variable_list computed =
-        Differentiate(call, context->saved_data["random_state"].toTensor(), tensors, grads);
-    gradients.insert(gradients.end(), computed.begin(), computed.end());
+    torch::jit::Stack stack = {context->saved_data["call"],
+                               context->saved_data["random_state"],
+                               context->get_saved_variables(), grads};
+    DifferentiatingOperator().callBoxed(stack);
+    for (at::Tensor& computed : stack.front().toTensorVector()) {
+      gradients.push_back(std::move(computed));
+    }
     return gradients;
   }
 
@@ -124,6 +128,33 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     explicit CallHolder(std::shared_ptr<Call> held) : call(std::move(held)) {}
     std::shared_ptr<Call> call;
   };
+  static const Call& CallOf(const c10::IValue& holder) {
+    return *static_cast<const CallHolder&>(*holder.toCapsule()).call;
+  }
+
+  // Weights that are streamed (hooks/weights) are on the device for operators alone.
+  static const c10::OperatorHandle& DifferentiatingOperator() {
+    static const auto* const op = [] {
+      auto* const library =
+          new torch::Library(torch::Library::DEF, "pinion_emu", std::nullopt, __FILE__, __LINE__);
+      library->def(
+          "recurrent_backward(Any call, Tensor random_state, Tensor[] tensors, Tensor[] grads) "
+          "-> Tensor[]");
+      library->impl("recurrent_backward",
+                    torch::dispatch(c10::DispatchKey::PrivateUse1,
+                                    torch::CppFunction::makeFromBoxedFunction<&RunDifferentiate>()));
+      return new c10::OperatorHandle(
+          c10::Dispatcher::singleton().findSchemaOrThrow("pinion_emu::recurrent_backward", ""));
+    }();
+    return *op;
+  }
+
+  static void RunDifferentiate(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+    const std::vector<c10::IValue> arguments = torch::jit::pop(*stack, 4);
+    stack->emplace_back(Differentiate(CallOf(arguments[0]), arguments[1].toTensor(),
+                                      arguments[2].toTensorVector(),
+                                      arguments[3].toTensorVector()));
+  }
 
   static variable_list Differentiate(const Call& call, const at::Tensor& random_state,
                                      const variable_list& tensors, const variable_list& grads) {

@@ -3,7 +3,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/utils/clip_grad.h>
 
@@ -26,6 +28,7 @@ class CollectGradient final : public autograd::PostAccumulateGradHook {
     if (first_ != nullptr) (*first_)(weight);
     gradients_->Collect(index_, weight);
   }
+  bool is_alone() const { return first_ == nullptr; }
 
  private:
   const std::shared_ptr<HostGradients> gradients_;
@@ -109,6 +112,16 @@ bool HostGradients::HostShows(const Weight& weight) const {
 bool HostGradients::Shows(size_t index, const ShownGradient& shown) const {
   const Weight& weight = weights_[index];
   return &shown == weight.in_parameter.get() || &shown == weight.on_host.get();
+}
+
+bool HostGradients::IsAccumulating(size_t index) const {
+  const std::shared_ptr<autograd::Node> node = autograd::get_current_node();
+  const auto* const accumulating = dynamic_cast<const autograd::AccumulateGrad*>(node.get());
+  if (accumulating == nullptr) return false;
+  const at::Tensor& parameter = accumulating->variable;
+  const auto* const hook = dynamic_cast<const CollectGradient*>(
+      autograd::impl::post_acc_grad_hooks(parameter).get());
+  return hook != nullptr && hook->is_alone() && parameter.is_same(ParameterOf(weights_[index]));
 }
 
 at::Tensor HostGradients::Value(size_t index) {

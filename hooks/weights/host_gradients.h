@@ -78,6 +78,8 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
 
   const std::string& NameOf(size_t index) const { return weights_[index].name; }
   bool Shows(size_t index, const ShownGradient& shown) const;
+  // Backward, and no hook of the program's, is about to add to the parameter's grad().
+  bool IsAccumulating(size_t index) const;
   // Complete; undefined if the host has none.
   at::Tensor Value(size_t index);
   // On the device; nobody changes it any more.

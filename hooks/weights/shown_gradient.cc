@@ -80,7 +80,7 @@ bool ShownGradient::Write(uint32_t, const WritingOperator& op) {
                              op.arguments[2].toScalar().equal(1);
     if (!is_gradient) return false;
     // Backward's own reference, and the arguments'. Who has another one may change it.
-    const bool is_shared = added.use_count() > 2;
+    const bool is_shared = !owner->IsAccumulating(index_) || added.use_count() > 2;
     const at::NoGradGuard no_grad;
     owner->Add(index_, is_shared ? added.clone() : added);
   } else {
