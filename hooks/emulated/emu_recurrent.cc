@@ -113,8 +113,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), call.op().schema().name(),
                                 ": emu has no double backward through recurrent layers");
     variable_list gradients(1);  // of the call itself
-    torch::jit::Stack stack = {context->saved_data["call"],
-                               context->saved_data["random_state"],
+    torch::jit::Stack stack = {context->saved_data["call"], context->saved_data["random_state"],
                                context->get_saved_variables(), grads};
     DifferentiatingOperator().callBoxed(stack);
     for (at::Tensor& computed : stack.front().toTensorVector()) {
@@ -140,9 +139,10 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
       library->def(
           "recurrent_backward(Any call, Tensor random_state, Tensor[] tensors, Tensor[] grads) "
           "-> Tensor[]");
-      library->impl("recurrent_backward",
-                    torch::dispatch(c10::DispatchKey::PrivateUse1,
-                                    torch::CppFunction::makeFromBoxedFunction<&RunDifferentiate>()));
+      library->impl(
+          "recurrent_backward",
+          torch::dispatch(c10::DispatchKey::PrivateUse1,
+                          torch::CppFunction::makeFromBoxedFunction<&RunDifferentiate>()));
       return new c10::OperatorHandle(
           c10::Dispatcher::singleton().findSchemaOrThrow("pinion_emu::recurrent_backward", ""));
     }();

@@ -18,22 +18,23 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// LibTorch has room for one such hook: this one runs the one that was there before it.
+// LibTorch has room for one such hook: this one runs the program's, which finds in grad() what the
+// program will find there.
 class CollectGradient final : public autograd::PostAccumulateGradHook {
  public:
   CollectGradient(std::shared_ptr<HostGradients> gradients, size_t index,
-                  std::unique_ptr<autograd::PostAccumulateGradHook> first)
-      : gradients_(std::move(gradients)), index_(index), first_(std::move(first)) {}
-  void operator()(const at::Tensor& weight) override {
-    if (first_ != nullptr) (*first_)(weight);
-    gradients_->Collect(index_, weight);
+                  std::unique_ptr<autograd::PostAccumulateGradHook> next)
+      : gradients_(std::move(gradients)), index_(index), next_(std::move(next)) {}
+  void operator()(const at::Tensor& parameter) override {
+    gradients_->Collect(index_, parameter);
+    if (next_ != nullptr) (*next_)(parameter);
   }
-  bool is_alone() const { return first_ == nullptr; }
+  bool is_alone() const { return next_ == nullptr; }
 
  private:
   const std::shared_ptr<HostGradients> gradients_;
   const size_t index_;
-  const std::unique_ptr<autograd::PostAccumulateGradHook> first_;
+  const std::unique_ptr<autograd::PostAccumulateGradHook> next_;
 };
 
 at::Tensor Dense(const at::Tensor& gradient) {
@@ -119,8 +120,8 @@ bool HostGradients::IsAccumulating(size_t index) const {
   const auto* const accumulating = dynamic_cast<const autograd::AccumulateGrad*>(node.get());
   if (accumulating == nullptr) return false;
   const at::Tensor& parameter = accumulating->variable;
-  const auto* const hook = dynamic_cast<const CollectGradient*>(
-      autograd::impl::post_acc_grad_hooks(parameter).get());
+  const auto* const hook =
+      dynamic_cast<const CollectGradient*>(autograd::impl::post_acc_grad_hooks(parameter).get());
   return hook != nullptr && hook->is_alone() && parameter.is_same(ParameterOf(weights_[index]));
 }
 
@@ -172,10 +173,7 @@ void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool wit
   if (weight.in_parameter != nullptr || weight.has_graph) Forget(weight);
   if (has_graph && host_forgot) grad = at::Tensor();
   if (!grad.defined()) return;
-  at::Tensor taken = std::exchange(grad, at::Tensor());
-  // Whoever else has it may change it while it leaves.
-  if (taken.use_count() > 1 && !with_graph) taken = taken.clone();
-  taken = taken.detach();
+  const at::Tensor taken = std::exchange(grad, at::Tensor()).detach().to(parameter.device());
   Add(index, taken);
   grad = Show(index, weight.in_parameter, taken.scalar_type(), parameter.device());
 }
@@ -258,9 +256,8 @@ void HostGradients::Arrive() {
   for (size_t index = 0; stay_ && index < weights_.size(); ++index) {
     Weight& weight = weights_[index];
     if (!weight.staying.defined()) continue;
-    leaving_.Put(
-        {index, weight.unit, weight.epoch, std::exchange(weight.staying, at::Tensor())},
-        in_unit_[weight.unit]);
+    leaving_.Put({index, weight.unit, weight.epoch, std::exchange(weight.staying, at::Tensor())},
+                 in_unit_[weight.unit]);
   }
   leaving_.Settle();
 }

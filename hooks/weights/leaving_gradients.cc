@@ -112,8 +112,9 @@ bool LeavingGradients::SettleOldest(const uint32_t* unit) {
   ThrowIfError(buffer.status(), kCollecting);
   for (const ArrivedPart& part : oldest.parts) {
     deliver_(part.weight, part.epoch,
-             at::from_blob(static_cast<char*>((*buffer)->data()) + part.offset_bytes, part.sizes,
-                           part.strides, [owner = *buffer](void*) {}, part.type));
+             at::from_blob(
+                 static_cast<char*>((*buffer)->data()) + part.offset_bytes, part.sizes,
+                 part.strides, [owner = *buffer](void*) {}, part.type));
   }
   return true;
 }

@@ -26,8 +26,9 @@ at::Tensor ShownGradient::Tensor(const at::Tensor& master, c10::ScalarType type,
 
 std::shared_ptr<HostGradients> ShownGradient::Owner() const {
   std::shared_ptr<HostGradients> owner = gradients_.lock();
-  TORCH_CHECK(owner != nullptr, "a gradient of streamed weights is used after the model and its "
-                                "WeightOffloader have gone");
+  TORCH_CHECK(owner != nullptr,
+              "a gradient of streamed weights is used after the model and its "
+              "WeightOffloader have gone");
   TORCH_CHECK(owner->Shows(index_, *this), "the gradient of ", owner->NameOf(index_),
               " that is used was forgotten since it was taken from grad(), by zero_grad() or by "
               "another gradient: take it anew, or keep a clone()");
@@ -46,8 +47,9 @@ void ShownGradient::Enter(uint32_t, uint64_t) {
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   const at::Tensor value = Value();
-  TORCH_CHECK(!here_.defined(), "two threads use a gradient of streamed weights at once: clone() "
-                                "it for one of them");
+  TORCH_CHECK(!here_.defined(),
+              "two threads use a gradient of streamed weights at once: clone() "
+              "it for one of them");
   at::Tensor here = at::empty_like(like_, like_.options().device(*device_));
   here.copy_(value);
   here_ = std::move(here);

@@ -132,11 +132,6 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   return offloader;
 }
 
-const std::vector<at::Tensor>& WeightOffloader::host_parameters() const {
-  CheckSameParameters();
-  return host_parameters_;
-}
-
 void WeightOffloader::CheckSameParameters() const {
   absl::flat_hash_set<const c10::TensorImpl*> known;
   for (const auto& parameter : parameters_) known.insert(parameter._unsafe_get_target());
@@ -239,8 +234,7 @@ void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes)
   for (const Weight& weight : all_) {
     const bool is_trained = weight.master.defined() && weight.master.requires_grad();
     if (is_trained) trained_bytes += weight.master.nbytes();
-    may_change.push_back(is_trained ||
-                         (weight.master.defined() && weight.master.grad().defined()));
+    may_change.push_back(is_trained || (weight.master.defined() && weight.master.grad().defined()));
   }
   {
     const absl::Cleanup resume = [this, &may_change] {

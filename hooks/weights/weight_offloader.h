@@ -108,7 +108,7 @@ class WeightOffloader {
   // What an operator changes in them outside Step makes the next use of its layer throw. Not seen
   // is what writes through data(), as LibTorch's own SGD does: the device computes with what was
   // there before until the next Step.
-  const std::vector<at::Tensor>& host_parameters() const;
+  const std::vector<at::Tensor>& host_parameters() const { return host_parameters_; }
 
   // Runs `step`, which may change any masters and reads their gradients, all of which have arrived.
   // What it has changed is fetched anew, and counts as changed in place: a graph that was made
@@ -145,9 +145,9 @@ class WeightOffloader {
     std::string name;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // on the device
-    at::Tensor master;                   // undefined where it rests narrower
-    std::shared_ptr<MasterWatch> watch;  // null there
-    RestingWeight resting;               // of those that do
+    at::Tensor master;                                  // undefined where it rests narrower
+    std::shared_ptr<MasterWatch> watch;                 // null there
+    RestingWeight resting;                              // of those that do
     uint32_t unit = 0;
   };
 

@@ -72,8 +72,8 @@ class LibTorchExamplesTest : public ::testing::Test {
   Network Place(nn::Module& module, bool is_streamed) {
     Network network{module, nullptr};
     if (is_streamed) {
-      auto weights = WeightOffloader::Attach(module, world_.device(), world_.backend(),
-                                             {.tier = SmallTier()});
+      auto weights =
+          WeightOffloader::Attach(module, world_.device(), world_.backend(), {.tier = SmallTier()});
       EXPECT_TRUE(weights.ok()) << weights.status();
       network.weights = *std::move(weights);
     } else {
@@ -115,12 +115,12 @@ struct GeneratorImpl : nn::Module {
 TORCH_MODULE(Generator);
 
 nn::Sequential Discriminator() {
-  return nn::Sequential(
-      nn::Conv2d(nn::Conv2dOptions(1, 16, 4).stride(2).padding(1).bias(false)),
-      nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)),
-      nn::Conv2d(nn::Conv2dOptions(16, 16, 3).padding(1).bias(false)), nn::BatchNorm2d(16),
-      nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)),
-      nn::Conv2d(nn::Conv2dOptions(16, 1, 4).bias(false)), nn::Sigmoid());
+  return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 16, 4).stride(2).padding(1).bias(false)),
+                        nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)),
+                        nn::Conv2d(nn::Conv2dOptions(16, 16, 3).padding(1).bias(false)),
+                        nn::BatchNorm2d(16),
+                        nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)),
+                        nn::Conv2d(nn::Conv2dOptions(16, 1, 4).bias(false)), nn::Sigmoid());
 }
 
 // The generator's loss leaves gradients in the discriminator, which the next round forgets: through
@@ -135,8 +135,8 @@ TEST_F(LibTorchExamplesTest, TwoNetworksWithTwoOptimizersTrainAgainstEachOther) 
       nn::Sequential discriminator = Discriminator();
       const Network generating = Place(*generator, is_streamed);
       const Network discriminating = Place(*discriminator, is_streamed);
-      torch::optim::Adam generator_optimizer(
-          generating.trained(), torch::optim::AdamOptions(2e-3).betas({0.5, 0.999}));
+      torch::optim::Adam generator_optimizer(generating.trained(),
+                                             torch::optim::AdamOptions(2e-3).betas({0.5, 0.999}));
       torch::optim::Adam discriminator_optimizer(
           discriminating.trained(), torch::optim::AdamOptions(2e-3).betas({0.5, 0.999}));
       const auto zero = [&](nn::Module& module, torch::optim::Optimizer& optimizer) {

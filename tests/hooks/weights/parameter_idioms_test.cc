@@ -78,14 +78,14 @@ class ParameterIdiomsTest : public ::testing::Test {
   ParameterIdiomsTest() : world_(MachineOptions(), SmallWindows()) {}
 
   void Attach(Model& model, const WeightOptions& options = {.tier = SmallTier()}) {
-    auto weights =
-        WeightOffloader::Attach(*model.net, world_.device(), world_.backend(), options);
+    auto weights = WeightOffloader::Attach(*model.net, world_.device(), world_.backend(), options);
     ASSERT_TRUE(weights.ok()) << weights.status();
     model.weights = *std::move(weights);
     model.device = world_.device();
   }
   // `before` is done to the model on the host.
-  Tensors Resident(const Program& program, const Program& before = [](Model&) {}) {
+  Tensors Resident(
+      const Program& program, const Program& before = [](Model&) {}) {
     Model model;
     before(model);
     model.net->to(world_.device());
@@ -94,12 +94,12 @@ class ParameterIdiomsTest : public ::testing::Test {
     return model.Gradients();
   }
   // Streamed weights in every way in which gradients travel have the gradients of resident ones.
-  void ExpectAsResident(const Program& program, const Program& before = [](Model&) {}) {
+  void ExpectAsResident(
+      const Program& program, const Program& before = [](Model&) {}) {
     const Tensors expected = Resident(program, before);
-    const WeightOptions ways[] = {
-        {.tier = SmallTier()},
-        {.tier = SmallTier(), .window_bytes = 100 * kUnitBytes},
-        {.tier = SmallTier(), .gradients_stay = true}};
+    const WeightOptions ways[] = {{.tier = SmallTier()},
+                                  {.tier = SmallTier(), .window_bytes = 100 * kUnitBytes},
+                                  {.tier = SmallTier(), .gradients_stay = true}};
     for (const WeightOptions& way : ways) {
       SCOPED_TRACE(&way - ways);
       Model model;
@@ -188,6 +188,17 @@ TEST_F(ParameterIdiomsTest, WhatChangesAGradientChangesItOnTheHost) {
          m.parameter().mutable_grad() = other;
          m.Wait();
          other = at::ones_like(other);
+       }},
+      {"a tensor of the host",
+       [](Model& m) {
+         const Tensor other = at::ones({kWidth, kWidth});
+         m.parameter().mutable_grad() = m.weights ? other : other.to(m.device);
+         m.Wait();
+       }},
+      {"the host copy's, or its own",
+       [](Model& m) {
+         m.Wait();
+         m.trained()[0].mutable_grad() = at::ones_like(m.trained()[0]);
        }},
       {"another parameter's",
        [](Model& m) { m.parameter(0).mutable_grad() = m.parameter(2).grad().clone(); }},
@@ -467,6 +478,27 @@ TEST_F(ParameterIdiomsTest, AHookAfterAccumulationRunsAndGradientsArriveAllTheSa
   }
 }
 
+TEST_F(ParameterIdiomsTest, WhatAHookHasKeptOfAParameterIsItsGradient) {
+  ExpectAsResident([](Model& m) {
+    int calls = 0;
+    Tensors kept;
+    for (const Tensor& p : m.parameters()) {
+      torch::autograd::impl::set_post_acc_grad_hooks(
+          p, std::make_unique<CountCalls>(calls, [&](const Tensor& q) {
+            if (kept.size() < 6) kept.push_back(q.grad());
+          }));
+    }
+    m.Wait();
+    for (const double seed : {0, 1}) {
+      m.Backward(seed);
+      for (Tensor& grad : kept) grad.mul_(2);
+    }
+    for (const Tensor& p : m.parameters()) {
+      torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
+    }
+  });
+}
+
 TEST_F(ParameterIdiomsTest, GradientsOfLateHooksLeaveTheDeviceFromTheNextStepOn) {
   Model model;
   Attach(model);
@@ -519,10 +551,10 @@ TEST_F(ParameterIdiomsTest, AParameterThatComesLaterIsNamed) {
     Attach(model);
     model.Backward(0);
     idiom.use(model);
-    for (const std::function<void()>& call : std::vector<std::function<void()>>{
-             [&] { model.weights->host_parameters(); }, [&] { model.Step([] {}); },
-             [&] { model.Wait(); }, [&] { model.weights->ClipGradNorm(1); },
-             [&] { model.weights->WithParametersOnHost([] {}); }}) {
+    for (const std::function<void()>& call :
+         std::vector<std::function<void()>>{[&] { model.Step([] {}); }, [&] { model.Wait(); },
+                                            [&] { model.weights->ClipGradNorm(1); },
+                                            [&] { model.weights->WithParametersOnHost([] {}); }}) {
       EXPECT_THAT(ErrorOf(call), AllOf(HasSubstr(" " + idiom.name + " "), HasSubstr("Attach")));
     }
   }
@@ -554,10 +586,9 @@ TEST_F(ParameterIdiomsTest, AnOptimizerOfTheModulesParametersIsRefusedByName) {
     optimizer.step();
     model.Backward(0);
     for (const bool within : {false, true}) {
-      EXPECT_THAT(ErrorOf([&] {
-                    within ? model.Step([&] { optimizer.step(); }) : void(optimizer.step());
-                  }),
-                  AllOf(HasSubstr("blocks.0.linear.weight"), HasSubstr("host_parameters()")));
+      EXPECT_THAT(
+          ErrorOf([&] { within ? model.Step([&] { optimizer.step(); }) : void(optimizer.step()); }),
+          AllOf(HasSubstr("blocks.0.linear.weight"), HasSubstr("host_parameters()")));
     }
   };
   Model model;
