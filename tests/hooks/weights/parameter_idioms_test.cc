@@ -174,6 +174,7 @@ TEST_F(ParameterIdiomsTest, WhatChangesAGradientChangesItOnTheHost) {
       {"mul_", [](Model& m) { m.parameter().grad().mul_(0.5); }},
       {"data().mul_", [](Model& m) { m.parameter().grad().data().mul_(0.5); }},
       {"a view's fill_", [](Model& m) { m.parameter().grad().t()[3].slice(0, 2, 9).fill_(7); }},
+      {"a view's zero_", [](Model& m) { m.parameter().grad().t()[3].zero_(); }},
       {"add_ of a parameter",
        [](Model& m) { m.parameter().mutable_grad().add_(m.parameter().detach(), 0.1); }},
       {"add_ of a tensor that changes",
@@ -597,6 +598,22 @@ TEST_F(ParameterIdiomsTest, AnOptimizerOfTheModulesParametersIsRefusedByName) {
   expect_refused(adam, model);
   torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   expect_refused(sgd, model);
+}
+
+TEST_F(ParameterIdiomsTest, HostCopiesThatOutliveTheModelHaveTheGradientsThatHadArrived) {
+  Tensors masters;
+  Tensor arrived;
+  {
+    Model model;
+    Attach(model);
+    masters = model.trained();
+    model.Backward(0);
+    model.Wait();
+    arrived = masters[0].grad().clone();
+    model.Backward(1);
+  }
+  EXPECT_TRUE(Soon([&] { return ErrorOf([&] { masters[0].grad().norm(); }) == "no error"; }));
+  EXPECT_TRUE(SameBytes(masters[0].grad(), arrived));
 }
 
 struct KindsImpl : torch::nn::Module {
