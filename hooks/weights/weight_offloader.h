@@ -23,11 +23,15 @@
 //
 // Reading a parameter gives its value (clone(), cpu(), item()); torch::save and torch::load, which
 // take storages without an operator, go within WithParametersOnHost, or throw. Writing to one on
-// the device throws: change host_parameters() within Step. grad() of a parameter is empty after
-// backward, since gradients are at host_parameters()[i].grad(), in pinned memory; hooks on
-// parameters see them before. torch::optim over module->parameters() does not work for that reason.
-// To forget gradients call ZeroGrad: an optimizer's zero_grad() does not reach those that are still
-// on their way, and is enough behind Step, ClipGradNorm or WaitForGradients alone.
+// the device throws: change host_parameters() within Step. An optimizer over module->parameters()
+// throws for that reason.
+//
+// Gradients are at host_parameters()[i].grad(), in pinned memory. A parameter's grad() shows them
+// on the device, and copies them there for operators that read it. What is done to it holds for the
+// host copy: zero_grad(), of the module or an optimizer of either, mutable_grad() = ..., operators
+// in place. So do requires_grad_() and set_grad_dtype() of the parameter, at the latest from the
+// next WaitForGradients on, which Step and ClipGradNorm begin with. Hooks on parameters run, also
+// one after accumulation.
 //
 // With autocast, switch its cache off (at::autocast::set_autocast_cache_enabled(false)): it keeps
 // the cast of every weight on the device until forward ends.
@@ -82,10 +86,9 @@ struct WeightOptions {
   // Narrower forms lose digits, once, at Attach. Their module parameters serve in place of masters
   // in host_parameters().
   FrozenForm frozen_form = FrozenForm::kAsIs;
-  // Gradients stay on the device, in the parameters' grad(), until Step, ClipGradNorm or
-  // WaitForGradients, so that those of several backwards are added there and cross the link once.
-  // The device needs room for all of them, and the stream that is current then has to come after
-  // those of the backwards.
+  // Gradients stay on the device until Step, ClipGradNorm or WaitForGradients, so that those of
+  // several backwards are added there and cross the link once. The device needs room for all of
+  // them, and the stream that is current then has to come after those of the backwards.
   bool gradients_stay = false;
 };
 
@@ -96,15 +99,16 @@ class WeightOffloader {
   // go to the masters'.
   //
   // InvalidArgument: a window, or a target, that has no room for the largest unit; a module without
-  // parameters; a parameter that is not strided, that is on yet another device, or that has a hook
-  // after gradients are accumulated. FailedPrecondition: PINION_DISABLE=1 is set; the tier exists
-  // with other options; a parameter visits already. ResourceExhausted: no room in host memory.
+  // parameters; a parameter that is not strided, or that is on yet another device.
+  // FailedPrecondition: PINION_DISABLE=1 is set; the tier exists with other options; a parameter
+  // visits already. ResourceExhausted: no room in host memory.
   static absl::StatusOr<std::unique_ptr<WeightOffloader>> Attach(torch::nn::Module& module,
                                                                  c10::Device device,
                                                                  const DeviceBackend& backend,
                                                                  const WeightOptions& options = {});
 
-  // The masters, in the order of module.parameters(): shapes, types and requires_grad as there.
+  // The masters, in the order of module.parameters() at Attach: shapes, types and requires_grad as
+  // there.
   // What an operator changes in them outside Step makes the next use of its layer throw. Not seen
   // is what writes through data(), as LibTorch's own SGD does: the device computes with what was
   // there before until the next Step.
@@ -126,10 +130,15 @@ class WeightOffloader {
   // narrowed again if they were changed. Errors as those of Step.
   void WithParametersOnHost(absl::FunctionRef<void()> work);
 
-  // As torch::nn::utils::clip_grad_norm_, on the host: returns the norm before.
+  // As torch::nn::utils::clip_grad_norm_, on the host: returns the norm before. Errors as those of
+  // Step.
   double ClipGradNorm(double max_norm);
+  // Of the parameters and the masters, to none.
   void ZeroGrad();
-  // Blocks until host_parameters()[i].grad() are complete. Step and ClipGradNorm do it themselves.
+  // Blocks until host_parameters()[i].grad() are complete, and have all that was done to the
+  // parameters' grad(). Step and ClipGradNorm do it themselves. Throws, and names the parameter,
+  // where a master cannot follow it: one that came after Attach, one with other memory, one that
+  // requires a gradient and rests narrower, a master with another requires_grad.
   void WaitForGradients();
 
   WeightStats GetStats() const;

@@ -270,6 +270,19 @@ TEST_F(ParameterIdiomsTest, AHostCopysGradientReadsWholeThoughSomeOfItIsOnItsWay
   }
 }
 
+TEST_F(ParameterIdiomsTest, AGradientThatTheHostIsGivenIsItsParameters) {
+  Model model;
+  Attach(model);
+  Tensor master = model.trained()[0];
+  master.mutable_grad() = at::ones_like(master);
+  model.Wait();
+  ASSERT_TRUE(model.parameter().grad().defined());
+  EXPECT_EQ(model.parameter().grad().sum().item<float>(), kWidth * kWidth);
+  model.net->zero_grad();
+  model.Wait();
+  EXPECT_FALSE(master.grad().defined());
+}
+
 TEST_F(ParameterIdiomsTest, AGradientThatWasForgottenIsNamedByWhoReadsIt) {
   Model model;
   Attach(model);
