@@ -27,21 +27,6 @@
 namespace pinion {
 namespace {
 
-bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
-  try {
-    RecordOnStream(storage, stream);
-    return true;
-  } catch (const std::exception&) {
-    return false;  // the next call to the device fails for the same reason, and is reported
-  }
-}
-
-std::unique_ptr<StepLearner> LearnerFor(c10::Device device, const OffloadOptions& options,
-                                        const std::shared_ptr<DeviceTier>& tier, OffloadState& of) {
-  if (of.planner == nullptr) return nullptr;
-  return std::make_unique<StepLearner>(device, options, tier, of);
-}
-
 // What a handle that was made just now counts as.
 uint64_t OffloadStats::*CounterOf(const StorageRecord& record)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
@@ -104,7 +89,9 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
              PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap)),
       departures_(options_, link_, device_, *tier_, state_, *stats_),
       returns_(options_, *tier_, state_, *stats_),
-      learner_(LearnerFor(device_, options_, tier_, state_)) {}
+      learner_(state_.planner == nullptr
+                   ? nullptr
+                   : std::make_unique<StepLearner>(device_, options_, tier_, state_)) {}
 
 // ---------------------------------------------------------------------------------------- pack
 
@@ -180,7 +167,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
           learner_ == nullptr ? 0 : SignatureOf(tensor, place, record->size_bytes());
       const Fate fate = state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature});
       record->in_schedule.object = fate.object;
-      record->stays_if_held = is_leaf && !options_.offload_leaves && !fate.even_if_held;
+      if (is_leaf && !options_.offload_leaves && !fate.even_if_held) record->leaving.StayIfHeld();
       if (fate.leaves && record->cast != nullptr) {
         record->LeaveToBeCastAgain();  // the tensor holds the source as well
       } else if (fate.leaves) {
@@ -207,24 +194,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   auto handle =
       std::make_unique<Handle>(shared_from_this(), RecordView(std::move(record), tensor, is_new));
   departures_.CopyOut(due);
-  if (takes_more) LeaveForTarget(node);
+  if (takes_more) LeaveForTarget(state_, *stats_, device_, node, departures_);
   return handle;
-}
-
-void DeviceOffloader::LeaveForTarget(const NodeId& node) {
-  for (;;) {
-    DueRecords due;
-    Released released;  // let go of after the lock
-    const uint64_t device_bytes = state_.DeviceBytes(device_);
-    {
-      OffloadLock lock(state_);
-      state_.schedule->OnDeviceBytes(device_bytes);
-      TakeLateLeavers(state_, *stats_, node, due.records, released);
-      due.Sort(state_);
-    }
-    if (due.records.empty() && released.plain.empty()) return;
-    departures_.CopyOut(due);
-  }
 }
 
 void DeviceOffloader::EndScope(ScopeId scope) {
@@ -243,11 +214,6 @@ void DeviceOffloader::EndScopeNow(ScopeId scope) {
   departures_.CopyOut(due);
   OffloadLock lock(state_);
   state_.schedule->OnScopeEnd(scope);
-}
-
-void DeviceOffloader::FreeDeviceMemory() {
-  returns_.FreeUnneeded();
-  departures_.EvictAll();
 }
 
 // -------------------------------------------------------------------------- unpack and release
@@ -278,7 +244,9 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
       due.Sort(state_);
     }
     departures_.CopyOut(due);
-    if (state_.asks_for_device_bytes && !due.records.empty()) LeaveForTarget(last_saver);
+    if (state_.asks_for_device_bytes && !due.records.empty()) {
+      LeaveForTarget(state_, *stats_, device_, last_saver, departures_);
+    }
   }
   BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward},
                                          [&handle] { return handle.view().Describe(); });

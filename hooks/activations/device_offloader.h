@@ -80,7 +80,10 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   // Lets go of all device memory that can be fetched again, or that nobody needs any more: what was
   // fetched ahead and not read yet, and tensors whose copy out was submitted. Its streams wait for
   // the copies, the host does not.
-  void FreeDeviceMemory();
+  void FreeDeviceMemory() {
+    returns_.FreeUnneeded();
+    departures_.EvictAll();
+  }
 
   // With a memory target: records and plans its steps; null without.
   StepLearner* learner() const { return learner_.get(); }
@@ -101,9 +104,6 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   };
 
   std::unique_ptr<SavedTensor> PackNow(Packed& packed);
-  // Something has left for the target. As long as that was not enough, since somebody held it,
-  // others do. `node` is the last one that has saved something.
-  void LeaveForTarget(const NodeId& node);
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
   // The end of `backward`, the one that the calling thread runs (-1: none), will be told of.

@@ -9,11 +9,11 @@ namespace pinion {
 void DueRecords::Sort(OffloadState& state) {
   // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let go
   // of it, while an input is still held: only the former's copy would free anything.
-  const auto held = std::stable_partition(
-      records.begin(), records.end(),
-      [](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-        return !record->stays_if_held || record->leaving.source().use_count() <= 1;
-      });
+  const auto held = std::stable_partition(records.begin(), records.end(),
+                                          [](const RecordPtr& record)
+                                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+                                                return !record->leaving.IsKeptByHolder();
+                                              });
   // One batch per pack stream: its copies start after that stream's present work.
   for (auto begin = records.begin(); begin != held;) {
     const c10::Stream stream = (*begin)->pack_stream.torch;

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "pinion/hooks/activations/due_records.h"
+
 namespace pinion {
 namespace {
 
@@ -59,6 +61,23 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
   for (const uint32_t object : state.schedule->TakeLateLeavers()) {
     const RecordPtr record = state.books.storages.TakeStaying(object);
     if (record != nullptr) LeaveLate(state, stats, record, node, due, released);
+  }
+}
+
+void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
+                    const NodeId& node, TensorDepartures& departures) {
+  for (;;) {
+    DueRecords due;
+    Released released;  // let go of after the lock
+    const uint64_t device_bytes = state.DeviceBytes(device);
+    {
+      OffloadLock lock(state);
+      state.schedule->OnDeviceBytes(device_bytes);
+      TakeLateLeavers(state, stats, node, due.records, released);
+      due.Sort(state);
+    }
+    if (due.records.empty() && released.plain.empty()) return;
+    departures.CopyOut(due);
   }
 }
 

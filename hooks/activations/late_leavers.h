@@ -4,10 +4,13 @@
 #ifndef PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
 #define PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
 
+#include <c10/core/Device.h>
+
 #include "absl/base/thread_annotations.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/activations/tensor_departures.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
@@ -18,6 +21,11 @@ namespace pinion {
 void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
                      RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
+
+// Something has left for the target. As long as that was not enough, since somebody held it, others
+// do.
+void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
+                    const NodeId& node, TensorDepartures& departures);
 
 }  // namespace pinion
 

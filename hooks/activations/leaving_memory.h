@@ -48,6 +48,9 @@ class LeavingMemory {
     savers_.push_back(saver);
   }
   void WaitForCompany() { copy_out_ = CopyOut::kPending; }
+  // If someone else holds it once its operator has returned: a copy would free nothing.
+  void StayIfHeld() { stays_if_held_ = true; }
+  bool IsKeptByHolder() const { return stays_if_held_ && source_.use_count() > 1; }
   void Stay() { copy_out_ = CopyOut::kStays; }
   // The copy out was submitted or soon will be, or there is none: the source stays on the device,
   // or is let go of.
@@ -92,6 +95,7 @@ class LeavingMemory {
   // While kInUse those that may still run, while kStays all.
   absl::InlinedVector<NodeId, 1> savers_;
   bool saved_elsewhere_ = false;
+  bool stays_if_held_ = false;
   uint64_t pending_bytes_ = 0;
 };
 

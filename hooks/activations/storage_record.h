@@ -186,8 +186,6 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   // published, read by those who have found the parcel; of a cast, before the record is found.
   TensorChecksum checksum;
 
-  // It stays on the device if someone holds it once its operator has returned.
-  bool stays_if_held ABSL_GUARDED_BY(kRecordsLock) = false;
   LeavingMemory leaving ABSL_GUARDED_BY(kRecordsLock);
   ParcelPart in_parcel ABSL_GUARDED_BY(kRecordsLock);
   InSchedule in_schedule ABSL_GUARDED_BY(kRecordsLock);

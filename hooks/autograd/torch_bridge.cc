@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <exception>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -86,6 +87,15 @@ bool TellsAllocatedBytes(c10::DeviceType type) {
 void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
   c10::impl::VirtualGuardImpl(stream.device_type())
       .recordDataPtrOnStream(storage.data_ptr(), stream);
+}
+
+bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {
+  try {
+    RecordOnStream(storage, stream);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 StorageExtent ExtentOf(const at::Tensor& tensor) {

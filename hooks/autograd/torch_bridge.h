@@ -65,6 +65,8 @@ bool TellsAllocatedBytes(c10::DeviceType type);
 
 // Tells the framework that `stream` uses the storage too (tensor.record_stream).
 void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream);
+// The same. False where it fails: the next call to the device does for the same reason.
+bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream);
 
 // The bytes [begin, end) of its storage that a strided tensor can touch.
 struct StorageExtent {

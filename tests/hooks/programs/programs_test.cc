@@ -32,10 +32,6 @@ const std::vector<OpKind> kCheckpoints = {OpKind::kCheckpoint, OpKind::kPlannedC
 
 // Leaves out what is known to fail.
 Program WithoutKnownFailures(Program program) {
-  // A recomputation that stops inside of the operator that saves the last tensor.
-  Remove({OpKind::kRrelu, OpKind::kCustom}, program);
-  // Storage offsets in a recomputation, or in a custom function's backward.
-  Remove({OpKind::kAsStrided}, program);
   if (program.target != 2) return program;
   // A memory target that is a number is exceeded by:
   // - what stays on the device after a step
