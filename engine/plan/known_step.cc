@@ -69,18 +69,8 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
       // What frees nothing is among the other bytes.
       if (lives_[next].uses.front() == use + 1 && object.frees) most_bytes += object.size_bytes;
     }
-    own_growth_bytes_.push_back(most_bytes - std::min(most_bytes, before.other_bytes));
+    growth_bytes_.push_back(most_bytes - std::min(most_bytes, before.other_bytes));
   }
-  growth_bytes_ = own_growth_bytes_;
-}
-
-std::shared_ptr<const KnownStep> KnownStep::WithGrowth(
-    absl::Span<const uint64_t> growth_bytes) const {
-  const auto same = std::make_shared<KnownStep>(*this);
-  for (size_t use = 0; use < growth_bytes.size(); ++use) {
-    same->growth_bytes_[use] = std::max(same->growth_bytes_[use], growth_bytes[use]);
-  }
-  return same;
 }
 
 std::shared_ptr<const KnownStep> KnownStep::WithMixTried() const {

@@ -22,7 +22,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "pinion/engine/plan/step_lives.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
@@ -40,9 +39,6 @@ class KnownStep {
   std::shared_ptr<const KnownStep> WithMixTried() const;
   // The same step, of which it was seen whether there is a mix.
   std::shared_ptr<const KnownStep> WithMixLookedFor() const;
-  // The same step, which grows as much as another record of it has shown, too: what is given back
-  // where gradients add up stays where they are the first. By use, as GrowthBytes.
-  std::shared_ptr<const KnownStep> WithGrowth(absl::Span<const uint64_t> growth_bytes) const;
 
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
@@ -120,9 +116,6 @@ class KnownStep {
   bool Stays(uint32_t object, size_t now) const { return !Moves(object) || now < copy_at_[object]; }
   // How much more than behind use `use` there is at most until the next one.
   uint64_t GrowthBytes(size_t use) const { return growth_bytes_[use]; }
-  const std::vector<uint64_t>& growth_bytes() const { return growth_bytes_; }
-  // By its own record alone.
-  const std::vector<uint64_t>& own_growth_bytes() const { return own_growth_bytes_; }
 
  private:
   StepRecord step_;
@@ -139,11 +132,10 @@ class KnownStep {
   std::vector<uint64_t> company_;  // by object
   std::vector<uint32_t> drops_;
   std::vector<uint32_t> late_copies_;
-  std::vector<uint32_t> copy_at_;           // by object
-  std::vector<uint32_t> first_drop_;        // by object, of those that move
-  std::vector<uint64_t> own_growth_bytes_;  // by use
-  std::vector<uint64_t> growth_bytes_;      // the same, with what other records show
-  std::vector<bool> comes_back_;            // by use: for it, the object does
+  std::vector<uint32_t> copy_at_;       // by object
+  std::vector<uint32_t> first_drop_;    // by object, of those that move
+  std::vector<uint64_t> growth_bytes_;  // by use
+  std::vector<bool> comes_back_;        // by use: for it, the object does
 };
 
 }  // namespace pinion

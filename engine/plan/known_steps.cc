@@ -6,9 +6,6 @@
 namespace pinion {
 
 void KnownSteps::Learn(std::shared_ptr<const KnownStep> known) {
-  if (const auto before = FindLike(known->step())) {
-    known = known->WithGrowth(before->own_growth_bytes());
-  }
   std::erase_if(all_, [&](const auto& other) { return other->IsLike(known->step()); });
   all_.push_front(std::move(known));
   if (all_.size() > kMax) all_.pop_back();

@@ -54,13 +54,15 @@ struct OffloadOptions {
   // of them. The session then records steps, plans them (engine/plan/step_plan.h) and runs later
   // ones as planned: what need not leave stays and is not copied. The first step, and others that
   // are not known, take the least memory that can be; a target below that is reported in the log,
-  // with the least, and all leaves. kAutoTarget: the least with which a step takes at most 1 % more
-  // than without offload. kNoTarget: by the windows above, which a target replaces.
+  // with the least, and all leaves. OffloadStats::steps_over_target counts steps that had more.
+  // kAutoTarget: the least with which a step takes at most 1 % more than without offload.
+  // kNoTarget: by the windows above, which a target replaces.
   uint64_t memory_target_bytes = kNoTarget;
 
   // Leaves that are no parameters, a network's input for example, stay on the device as long as
   // somebody holds them once their operator has returned, since a copy frees nothing. True copies
-  // them as well: for a program that lets go of its inputs before backward.
+  // them as well: for a program that lets go of its inputs before backward. With a memory target in
+  // bytes they are copied in any case.
   bool offload_leaves = false;
 
   // Weights that autocast has cast are not copied, from the second scope on that sees them:

@@ -208,7 +208,7 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
       continue;
     }
     OffloadLock lock(state_);
-    state_.schedule.target->Learn((*raised)->WithGrowth(known->growth_bytes()));
+    state_.schedule.target->Learn(*std::move(raised));
   }
   // What is there by now may come in the step itself, as the first gradients do, and was counted
   // twice then.
