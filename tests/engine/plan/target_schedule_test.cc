@@ -448,7 +448,7 @@ TEST(TargetSchedule, WhatTheProgramHoldsDoesNotLeaveForTheTarget) {
   player.Happened();
   player.SetOtherBytes(2 * kSize);
   player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 2", "drop 2", "stay 3"));
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "out 2", "drop 2"));
 }
 
 TEST(TargetSchedule, WhereAllIsToGoWhatWaitsLeaves) {

@@ -625,7 +625,8 @@ TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
   World world(Weights(kUnitBytes), WithTarget(kUnitBytes));
   train(world);
   const std::string text = world.session()->Explain(0);
-  EXPECT_THAT(text, HasSubstr("weights that visit take at least " + std::to_string(kUnitBytes)));
+  EXPECT_THAT(text, HasSubstr("weights that visit, and verify's checksums, take at least " +
+                              std::to_string(kUnitBytes)));
   const std::string before = "target's least is ";
   const size_t found = text.find(before);
   ASSERT_NE(found, std::string::npos) << text;
