@@ -41,7 +41,7 @@ struct BytesOnDevice {
   int64_t shift_bytes = 0;  // from a place in the original storage to the same byte here
   // A copy: nobody reaches it through the tensor that was saved.
   bool is_copy = false;
-  bool cast_again = false;  // by the call that returns it
+  bool cast_again = false;        // by the call that returns it
   c10::DispatchKeySet keys = {};  // of the tensor, beside its device's
 };
 
