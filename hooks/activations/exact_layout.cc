@@ -3,6 +3,8 @@
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "pinion/hooks/autograd/gather.h"
