@@ -91,7 +91,8 @@ void RegisterKernels() {
   }
   NewLibrary("_", DispatchKey::PrivateUse1)
       .fallback(torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
-  // Of a nested tensor that was made from the CPU's, autograd asks it where an error ends the process.
+  // Of a nested tensor that was made from the CPU's, autograd asks it where an error ends the
+  // process.
   NewLibrary("aten", DispatchKey::NestedTensorPrivateUse1)
       .impl("_nested_tensor_size", &at::native::_nested_tensor_size);
   emu::RegisterAutocast(NewLibrary("aten", DispatchKey::AutocastPrivateUse1));

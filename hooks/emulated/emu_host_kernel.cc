@@ -111,8 +111,8 @@ at::Tensor HostKernel::Alias(const at::Tensor& tensor, Access access) {
       return aliased.host;
     }
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(IsPlainTensor(tensor), name_,
-                              ": emu has dense tensors only, not ", tensor.toString());
+  TORCH_CHECK_NOT_IMPLEMENTED(IsPlainTensor(tensor), name_, ": emu has dense tensors only, not ",
+                              tensor.toString());
   SetDevice(tensor.device().index());
   at::Tensor host = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(HostStorage(tensor)), c10::DispatchKeySet(c10::DispatchKey::CPU),

@@ -98,14 +98,13 @@ TEST_F(DocumentedLimits, ASecondSaveAfterAWriteThatRaisesNoVersionSharesTheFirst
 // set_data() gives a tensor other memory. Autograd keeps the tensor and reads what it has by then.
 TEST_F(DocumentedLimits, WhatSetDataGivesATensorIsReadOnlyWhereTheTensorIsALeafThatStays) {
   const auto read_back = [this](const at::Tensor& x, bool offload) {
-    seen_.clear();
+    std::vector<at::Tensor> seen_other;
     at::Tensor y;
     {
       std::optional<OffloadScope> scope;
       if (offload) scope.emplace(world_.session());
       y = Observe(carrier_, {x}, &seen_);
-      std::vector<at::Tensor> seen;
-      y = Observe(y, {activation(2)}, &seen);  // x leaves
+      y = Observe(y, {activation(2)}, &seen_other);  // x leaves
     }
     const at::Tensor other = ActivationValues(x.sizes(), 7).to(world_.device());
     x.set_data(other);

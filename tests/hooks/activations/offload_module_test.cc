@@ -84,10 +84,12 @@ TEST_F(OffloadModule, AScopeOfAModuleWithoutParametersKnowsThatItHasNone) {
   const auto saved_with = [&](const torch::nn::Module* module) {
     const OffloadStats before = session->GetStats();
     std::vector<at::Tensor> seen;
-    const OffloadScope scope = module == nullptr ? OffloadScope(session) : OffloadScope(session, *module);
+    const OffloadScope scope =
+        module == nullptr ? OffloadScope(session) : OffloadScope(session, *module);
     Observe(input(), {input()}, &seen);
     const OffloadStats after = session->GetStats();
-    return std::pair(after.kept_parameter - before.kept_parameter, after.offloaded - before.offloaded);
+    return std::pair(after.kept_parameter - before.kept_parameter,
+                     after.offloaded - before.offloaded);
   };
   EXPECT_EQ(saved_with(nullptr), std::pair(uint64_t{1}, uint64_t{0}));
   const torch::nn::GELU without_parameters;

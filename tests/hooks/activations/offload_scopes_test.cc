@@ -190,22 +190,23 @@ TEST_F(OffloadScopes, ScopesThatEndInTheOrderInWhichTheyBeganAreToldOfByNameAndL
 
 TEST_F(OffloadScopes, AScopeThatEndsOnAnotherThreadIsToldOfByNameAndPacksNothingFromThenOn) {
   const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
+  std::vector<at::Tensor> seen_inside;
+  std::vector<at::Tensor> seen_behind;
   at::Tensor y = carrier;
   std::optional<OffloadScope> scope(std::in_place, world_.session());
-  y = ObserveOne(y, carrier, 1, &seen);
+  y = ObserveOne(y, carrier, 1, &seen_inside);
   {
     const CapturedLog log;
     std::thread([&] { scope.reset(); }).join();
     EXPECT_THAT(log.text(), HasSubstr("OffloadScope has ended on another thread"));
   }
-  y = ObserveOne(y, carrier, 2, &seen);
+  y = ObserveOne(y, carrier, 2, &seen_behind);
   EXPECT_EQ(stats().packed, 1u);
   EXPECT_EQ(stats().offloaded, 1u);
   EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
   y.backward();
-  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 2)));
-  EXPECT_TRUE(SameBytes(seen.at(1), ActivationValues({kSide, kSide}, 1)));
+  EXPECT_TRUE(SameBytes(seen_inside.at(0), ActivationValues({kSide, kSide}, 1)));
+  EXPECT_TRUE(SameBytes(seen_behind.at(0), ActivationValues({kSide, kSide}, 2)));
 }
 
 // A scope goes where the thread's state goes: at::launch and fork/join take it along.

@@ -13,11 +13,10 @@ namespace {
 void RunTensorKinds(const std::string& part, const std::string& modules = "") {
   const std::string python = PythonWithTorch("torch, numpy, expecttest, sympy" + modules);
   if (python.empty()) GTEST_SKIP() << kNoPythonWithTorch;
-  const ProgramOutcome run =
-      RunProgram(python +
-                 " -B tests/hooks/emulated/python_tensor_kinds.py "
-                 "tests/hooks/emulated/libop_table.so " +
-                 part);
+  const ProgramOutcome run = RunProgram(python +
+                                        " -B tests/hooks/emulated/python_tensor_kinds.py "
+                                        "tests/hooks/emulated/libop_table.so " +
+                                        part);
   EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
 }
 
