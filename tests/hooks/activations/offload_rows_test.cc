@@ -182,8 +182,8 @@ TEST(OffloadLeaves, AreCopiedOnRequestAndFreedIfNobodyHoldsThem) {
   }
 }
 
-// The program has let go of them by the time that their room is needed, and holds them when they are
-// saved. Steps that are recorded, and steps that run as planned: here nothing may stay.
+// The program has let go of them by the time that their room is needed, and holds them when they
+// are saved. Steps that are recorded, and steps that run as planned: here nothing may stay.
 TEST(OffloadLeaves, WithAMemoryTargetTheyAreCopiedWhateverIsAskedFor) {
   OffloadOptions options = SmallWindows();
   options.eviction_window_bytes = OffloadOptions::kAutoWindow;

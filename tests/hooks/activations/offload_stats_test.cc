@@ -61,7 +61,8 @@ TEST(OffloadStats, BeginAtZero) {
       "shared + 0 "
       "kept (small 0, parameter 0, head 0, held 0, no host memory 0, in backward 0, scope ended 0, "
       "capturing 0, copy failed 0, unsupported 0, as planned 0)\n"
-      "evicted 0 B, 0 not freed; steps over the memory target 0, by 0 B at most; unpacked 0 = 0 still on the device + 0 prefetched + 0 "
+      "evicted 0 B, 0 not freed; steps over the memory target 0, by 0 B at most; unpacked 0 = 0 "
+      "still on the device + 0 prefetched + 0 "
       "fetched on demand + 0 cast again + repeats; fetched 0 B; prefetches dropped 0, "
       "refused 0; verified "
       "0; 0 handles alive\n");
