@@ -5,14 +5,15 @@
 //   PINION_ASSIGN_OR_RETURN(KnownStep known, schedule.Plan(step));     // takes a while: no lock
 //   schedule.Learn(std::move(known));
 //
-// A step lasts from the first tensor that is saved until nobody needs any of them. While one is
-// known, the tensors that its plan moves leave as soon as they can, or behind others where the plan
-// says so, and are let go of at the use that it says; they are fetched from the use on that it
-// says, and stay for readers of later backwards as long as it has them there; all others stay and
-// are not copied. Beside the plan stands what the device really has: where what is allocated, with
-// what the record says is to come until the next use, is more than the target, the oldest that have
-// left go early, then what has stayed for a later backward, then what the plan keeps, the last to
-// be used first; and nothing is fetched ahead. The plan is a preference, the target a rule.
+// A step lasts from the first tensor that is saved until nobody needs any of them. A recorded step
+// runs by its plan. Tensors that the plan moves are copied out as soon as possible, or behind
+// others where the plan says so. The plan names the use at which each is evicted, and the use from
+// which on it is fetched. All other tensors stay and are not copied.
+//
+// The plan is a preference, the target is a rule. Before each use the schedule adds what the record
+// says is to come to what the allocator has given out. Where the sum exceeds the target, it evicts
+// what was copied out, oldest first, then what stayed for a later backward, then what the plan
+// keeps, farthest next use first. Nothing is fetched ahead meanwhile.
 //
 // What a step will need that is not known can only be kept within a target by taking the least
 // memory that can be: all leave, each is let go of as soon as its copy is submitted, what a reader
