@@ -86,6 +86,14 @@ std::shared_ptr<const KnownStep> KnownStep::WithMixLookedFor() const {
   return same;
 }
 
+std::shared_ptr<const KnownStep> KnownStep::WithGrowthOf(const KnownStep& other) const {
+  const auto same = std::make_shared<KnownStep>(*this);
+  for (size_t use = 0; use < growth_bytes_.size(); ++use) {
+    same->growth_bytes_[use] = std::max(growth_bytes_[use], other.growth_bytes_[use]);
+  }
+  return same;
+}
+
 uint64_t KnownStep::MoreBytes(uint64_t device_bytes) const {
   const StepObject& first = step_.objects[step_.uses.front()];
   // What frees nothing is among the other bytes.
@@ -134,14 +142,12 @@ std::optional<size_t> KnownStep::NextUse(uint32_t object, size_t now) const {
   return next == uses.end() ? std::nullopt : std::optional(*next);
 }
 
-std::optional<size_t> KnownStep::NextUseOfFreed(uint32_t object, size_t now) const {
+bool KnownStep::FreesBehind(uint32_t object, size_t now) const {
   const StepObject& one = step_.objects[object];
-  const std::optional<size_t> next = NextUse(object, now);
-  if (!one.frees || one.held_until > now || !next.has_value()) return std::nullopt;
+  if (!one.frees || one.held_until > now) return false;
   const std::vector<size_t>& uses = lives_[object].uses;
-  const auto last = std::upper_bound(uses.begin(), uses.end(), now);
-  const bool is_in_use = last != uses.begin() && operator_ends_[*(last - 1)] >= now;
-  return is_in_use ? std::nullopt : next;
+  const auto next = std::upper_bound(uses.begin(), uses.end(), now);
+  return next == uses.begin() || operator_ends_[*(next - 1)] < now;
 }
 
 bool KnownStep::IsLike(const StepRecord& other) const {

@@ -40,6 +40,10 @@ class KnownStep {
   // The same step, of which it was seen whether there is a mix.
   std::shared_ptr<const KnownStep> WithMixLookedFor() const;
 
+  // The same step, which may take as much between uses as `other` does, which is like it: a first
+  // micro-batch makes the gradients that the next ones add to.
+  std::shared_ptr<const KnownStep> WithGrowthOf(const KnownStep& other) const;
+
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
   const absl::Status& shortfall() const { return shortfall_; }
@@ -83,9 +87,9 @@ class KnownStep {
   }
   // The ordinal of its next use behind use `now`.
   std::optional<size_t> NextUse(uint32_t object, size_t now) const;
-  // The same, if its memory goes by then when it is dropped now: neither the operator of use `now`
-  // nor the program has it.
-  std::optional<size_t> NextUseOfFreed(uint32_t object, size_t now) const;
+  // Whether its memory goes when it is dropped behind use `now`: neither that use's operator nor
+  // the program has it.
+  bool FreesBehind(uint32_t object, size_t now) const;
   // Whether there is one, and it is on the device until then.
   bool IsHereUntilNextUse(uint32_t object, size_t now) const {
     const std::optional<size_t> next = NextUse(object, now);
@@ -114,7 +118,7 @@ class KnownStep {
   // Whether the object is not copied out at use `now` or before, if it was saved by then: it does
   // not move, or its copy waits for others.
   bool Stays(uint32_t object, size_t now) const { return !Moves(object) || now < copy_at_[object]; }
-  // How much more than behind use `use` there is at most until the next one.
+  // How much more than behind use `use` there is at most until the next one, in any record of it.
   uint64_t GrowthBytes(size_t use) const { return growth_bytes_[use]; }
 
  private:

@@ -182,15 +182,15 @@ void TargetSchedule::LeaveForTarget(std::vector<uint32_t>& late) {
   if (missing_bytes == 0) return;
   DropAsPlanned();
   uint64_t leaving_bytes = window_.window_bytes() + places_.DueAgainBytes();
-  for (const uint32_t id : places_.AllThatStayFetched()) leaving_bytes += places_.SizeBytes(id);
+  for (const auto& [next_use, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
   for (const uint32_t id : late) leaving_bytes += places_.SizeBytes(id);
   if (leaving_bytes >= missing_bytes) return;
   std::vector<std::pair<size_t, uint32_t>> kept;  // with the next use
   for (uint32_t id = 0; id < progress_.object_count(); ++id) {
     if (!places_.Stays(id) || id == progress_.used_last()) continue;
-    const std::optional<size_t> next =
-        followed()->NextUseOfFreed(progress_.planned(id), progress_.now());
-    if (next.has_value()) kept.emplace_back(*next, id);
+    if (followed()->FreesBehind(progress_.planned(id), progress_.now())) {
+      kept.emplace_back(NextUseOf(id), id);
+    }
   }
   std::sort(kept.begin(), kept.end(), std::greater<>());
   for (const auto& [next_use, id] : kept) {
@@ -244,27 +244,32 @@ ScheduledParcels TargetSchedule::TakeMissing() {
   const uint64_t window_bytes = window_.window_bytes();
   const uint64_t beyond_bytes = missing_bytes - std::min(window_bytes, missing_bytes);
   ScheduledParcels taken = window_.TakeDownTo(window_bytes - std::min(window_bytes, missing_bytes));
-  for (ScheduledParcel* parcel : TakeStayedFor(beyond_bytes)) taken.push_back(parcel);
+  if (beyond_bytes == 0) return taken;
+  uint64_t dropped_bytes = 0;
+  for (const auto& [next_use, parcel] : Unread()) {
+    if (dropped_bytes >= beyond_bytes) break;
+    taken.push_back(parcel);
+    dropped_bytes += parcel->size_bytes;
+  }
+  if (dropped_bytes > 0) due_moves_.RestartFetches();
   return taken;
 }
 
-std::vector<ScheduledParcel*> TargetSchedule::TakeStayedFor(uint64_t size_bytes) {
-  std::vector<ScheduledParcel*> taken;
-  if (size_bytes == 0) return taken;
-  std::vector<std::pair<size_t, ScheduledParcel*>> stayed;  // with the next use
-  for (const uint32_t id : places_.AllThatStayFetched()) {
-    // Its reader is about to read what was used last.
-    if (id == progress_.used_last()) continue;
-    const std::optional<size_t> next = followed()->NextUse(progress_.planned(id), progress_.now());
-    stayed.emplace_back(next.value_or(SIZE_MAX), places_.ParcelOf(id));
+std::vector<std::pair<size_t, ScheduledParcel*>> TargetSchedule::Unread() const {
+  std::vector<std::pair<size_t, ScheduledParcel*>> unread;
+  for (ScheduledParcel* const parcel : FetchedAhead()) {
+    size_t next_use = SIZE_MAX;
+    bool is_read_now = false;
+    for (const uint32_t id : parcel->objects) {
+      // Its reader is about to read what was used last.
+      is_read_now = is_read_now || id == progress_.used_last();
+      next_use = std::min(next_use, NextUseOf(id));
+    }
+    if (!is_read_now) unread.emplace_back(next_use, parcel);
   }
-  std::sort(stayed.begin(), stayed.end(), std::greater<>());
-  for (const auto& [next_use, parcel] : stayed) {
-    if (size_bytes == 0) break;
-    taken.push_back(parcel);
-    size_bytes -= std::min(size_bytes, parcel->size_bytes);
-  }
-  return taken;
+  std::stable_sort(unread.begin(), unread.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  return unread;
 }
 
 uint64_t TargetSchedule::MissingBytes(uint64_t more_bytes) const {

@@ -12,8 +12,8 @@
 //
 // The plan is a preference, the target is a rule. Before each use the schedule adds what the record
 // says is to come to what the allocator has given out. Where the sum exceeds the target, it evicts
-// what was copied out, oldest first, then what stayed for a later backward, then what the plan
-// keeps, farthest next use first. Nothing is fetched ahead meanwhile.
+// what was copied out, oldest first, then what was fetched for later, then what the plan keeps,
+// farthest next use first. Nothing is fetched ahead meanwhile.
 //
 // What a step will need that is not known can only be kept within a target by taking the least
 // memory that can be: all leave, each is let go of as soon as its copy is submitted, what a reader
@@ -201,6 +201,10 @@ class TargetSchedule final : public OffloadSchedule {
   bool IsHereUntilNextUse(uint32_t object) const {
     return followed()->IsHereUntilNextUse(progress_.planned(object), progress_.now());
   }
+  // By the known step; SIZE_MAX: nobody reads it any more.
+  size_t NextUseOf(uint32_t id) const {
+    return followed()->NextUse(progress_.planned(id), progress_.now()).value_or(SIZE_MAX);
+  }
   // Adds to `late` what the plan keeps, where all that has left by then is too little for what the
   // device lacks: of what frees memory now, what is used last.
   void LeaveForTarget(std::vector<uint32_t>& late);
@@ -208,12 +212,11 @@ class TargetSchedule final : public OffloadSchedule {
   ScheduledParcels TakeUnplanned();
   // What the plan lets go of by now is wanted away.
   void DropAsPlanned();
-  // So much of what has left, and then of what has stayed for a later backward, as the device lacks
-  // for what comes until the next use.
+  // So much of what has left, and then of what was fetched for later, as the device lacks for what
+  // comes until the next use.
   ScheduledParcels TakeMissing();
-  // What has stayed for a later backward and together has so many bytes, or all of it: first what
-  // is used last.
-  std::vector<ScheduledParcel*> TakeStayedFor(uint64_t size_bytes);
+  // What was fetched and its next reader has not asked for, with its next use: first the last one.
+  std::vector<std::pair<size_t, ScheduledParcel*>> Unread() const;
   // TakeFetches, where a plan says what to fetch.
   Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
   // What the device lacks for so much more, and for what the step will ask for before its next use.

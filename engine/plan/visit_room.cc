@@ -6,16 +6,23 @@ namespace pinion {
 namespace {
 
 // What is used on and on, such as a model of one layer, is in one place from here on.
-constexpr uint64_t kMostInRow = 63;
+constexpr uint64_t kMostUses = 63;
 
 }  // namespace
 
+VisitRoom::Place VisitRoom::PlaceOf(const VisitUse& use) {
+  if (std::exchange(in_backward_, use.in_backward) && !use.in_backward) uses_.clear();
+  const Place first = {use.object, (use.builds_graph ? 2 : 0) | (use.in_backward ? 1 : 0)};
+  uint64_t& uses = uses_[first];
+  const bool is_in_row = last_.has_value() && last_->place.first == use.object;
+  const bool has_end = use.builds_graph || use.in_backward;
+  if (!has_end && !is_in_row) uses = 0;
+  return {use.object, first.second | std::min(uses++, kMostUses) << 2};
+}
+
 uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
                           const std::optional<StepPromise>& promise) {
-  const bool goes_on = last_.has_value() && last_->place.first == use.object;
-  const uint64_t in_row = goes_on ? std::min((last_->place.second >> 2) + 1, kMostInRow) : 0;
-  const Place place = {use.object,
-                       in_row << 2 | (use.builds_graph ? 2 : 0) | (use.in_backward ? 1 : 0)};
+  const Place place = PlaceOf(use);
   NoteLast(others);
   last_ = {place, use.argument_bytes, others};
   const auto known = known_.find(place);

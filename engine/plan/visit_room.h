@@ -5,9 +5,10 @@
 //   schedule.set_window_bytes(room.AtUse({.object = 3, .argument_bytes = n}, others, promise));
 //
 // What a program allocates until the next use is not known, and nobody is asked before it does. So
-// uses are told apart by their place: which object, which of its uses in a row, forward or
-// backward. A use in a place that is known, whose operator gets no more bytes than before, is taken
-// to be followed by at most the allocations that have followed one there. All of them count, as if
+// uses are told apart by their place: which object, forward or backward, which of its uses since
+// forward began. (Where no graph is built forward may have no end: which of its uses in a row.) A
+// use in a place that is known, whose operator gets no more bytes than before, is taken to be
+// followed by at most the allocations that have followed one there. All of them count, as if
 // nothing were freed in between: what is kept and what is not may change from step to step. A use
 // in a new place, or of larger arguments, leaves no room: what is used is there, and nothing else.
 //
@@ -50,7 +51,7 @@ class VisitRoom {
                  const std::optional<StepPromise>& promise);
 
  private:
-  // Which object, which of its uses in a row, and the two flags.
+  // Which object, and which of its uses, with the two flags.
   using Place = std::pair<uint32_t, uint64_t>;
   struct Known {
     uint64_t argument_bytes = 0;   // at the most
@@ -62,10 +63,13 @@ class VisitRoom {
     OthersBytes others;
   };
 
+  Place PlaceOf(const VisitUse& use);
   void NoteLast(const OthersBytes& others);
 
   const uint64_t target_bytes_;
   absl::flat_hash_map<Place, Known> known_;
+  absl::flat_hash_map<Place, uint64_t> uses_;  // since forward began, by an object's first place
+  bool in_backward_ = false;                   // the last use
   std::optional<Last> last_;
 };
 

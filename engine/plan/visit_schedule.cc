@@ -47,6 +47,7 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
 
 Visit VisitSchedule::OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
   Visit visit;
+  MakeRoom(0, 0, change(), may_drop, visit);
   const bool is_last = match_.has_value() && history_.back().object == object &&
                        history_.back().uses == history_[*match_].uses;
   if (is_last) FetchAhead(change(), may_drop, visit);

@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
@@ -102,8 +103,8 @@ class Backwards {
     Forget(observer.get());
     observers_.emplace_back(observer.get(), observer);
     if (!callback_.has_value()) {
-      callback_ = at::addGlobalCallback(
-          at::RecordFunctionCallback(&OnNode).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+      callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&OnNode, &OnNodeEnd)
+                                            .scopes({at::RecordScope::BACKWARD_FUNCTION}));
     }
   }
   void Ignore(const MemoryObserver& observer) {
@@ -126,6 +127,9 @@ class Backwards {
 
  private:
   static std::unique_ptr<at::ObserverContext> OnNode(const at::RecordFunction&);
+  // What the node was lent goes before the engine lets go of what it has saved: a saved output
+  // holds the node, which would stay, and all that it has saved.
+  static void OnNodeEnd(const at::RecordFunction&, at::ObserverContext*) { SettleLoans(); }
 
   // And those that live no more. By address: the last owner of one must not go under the lock.
   void Forget(const MemoryObserver* observer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

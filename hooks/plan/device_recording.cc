@@ -71,7 +71,7 @@ DeviceRecording::Moment DeviceRecording::CountBytes() {
   KnownStorages::Bytes bytes = objects_.storages().CountAfter(allocated_bytes, since.told);
   if (!since.told_all) bytes = objects_.storages().CountAt(allocated_bytes);
   objects_.NoteLetGo(since, uses_, entries_.size(), peaks_);
-  return {.time = {}, .bytes = bytes, .peak_bytes = since.peak_bytes};
+  return {.time = {}, .bytes = bytes, .peak_bytes = objects_.PeakHadCopiesStayed(since)};
 }
 
 DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
@@ -127,9 +127,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     if (finished_) return;
     objects_.storages().NoteAllocations(begin.bytes, end.bytes);
     // A backward that makes a graph may save what it reads.
-    const bool reader_keeps = c10::GradMode::is_enabled();
-    if (reader_keeps) objects_.LeaveToReader(object);
-    objects_.storages().NoteRead(tensor.storage(), reader_keeps);
+    objects_.NoteRead(object, tensor, /*reader_keeps=*/c10::GradMode::is_enabled(), peaks_);
     Append(begin, end,
            {.used = object,
             .computed_again = saved.WasComputedAgain(),

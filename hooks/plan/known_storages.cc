@@ -10,20 +10,6 @@
 
 namespace pinion {
 
-uint64_t UnionBytes(std::vector<StorageExtent> extents) {
-  std::sort(extents.begin(), extents.end(), [](const StorageExtent& a, const StorageExtent& b) {
-    return a.begin_bytes < b.begin_bytes;
-  });
-  uint64_t bytes = 0;
-  uint64_t counted_to = 0;
-  for (const StorageExtent& extent : extents) {
-    if (extent.end_bytes <= counted_to) continue;
-    bytes += extent.end_bytes - std::max(extent.begin_bytes, counted_to);
-    counted_to = extent.end_bytes;
-  }
-  return bytes;
-}
-
 KnownStorages::Bytes KnownStorages::CountAt(int64_t allocated_bytes) {
   std::erase_if(living_, [this](Id id) { return CountOutIfGone(id); });
   return {allocated_bytes, static_cast<int64_t>(living_bytes_)};
@@ -47,7 +33,7 @@ bool KnownStorages::CountOutIfGone(Id id) {
   if (!storage.reference.expired()) return false;
   storage.is_living = false;
   living_bytes_ -= storage.size_bytes;
-  held_bytes_ -= storage.held_bytes;
+  if (storage.holds > 0) held_bytes_ -= storage.size_bytes;
   return true;
 }
 
@@ -81,35 +67,24 @@ void KnownStorages::NoteData(const c10::Storage& storage, Id id) {
   if (!is_only) untold_.push_back(std::exchange(found->second, id));
 }
 
-void KnownStorages::NoteRead(const c10::Storage& storage, bool reader_keeps) {
-  if (ids_.contains(storage.unsafeGetStorageImpl())) return;
+bool KnownStorages::NoteRead(const c10::Storage& storage, bool reader_keeps) {
+  if (ids_.contains(storage.unsafeGetStorageImpl())) return false;
   const uint64_t size_bytes = AllocationBytes(storage.nbytes());
   ahead_bytes_ -= static_cast<int64_t>(size_bytes);
   const Id id = FindOrAdd(storage);
-  if (!reader_keeps) Hold(id, {0, size_bytes});
+  if (!reader_keeps) Hold(id);
+  return true;
 }
 
-void KnownStorages::Hold(Id id, StorageExtent extent) {
-  storages_[id].held.push_back(extent);
-  SumHeld(storages_[id]);
+void KnownStorages::Hold(Id id) {
+  Storage& storage = storages_[id];
+  if (++storage.holds == 1 && storage.is_living) held_bytes_ += storage.size_bytes;
 }
 
-void KnownStorages::Release(Id id, StorageExtent extent) {
-  absl::InlinedVector<StorageExtent, 1>& held = storages_[id].held;
-  const auto found = std::find_if(held.begin(), held.end(), [&](const StorageExtent& other) {
-    return other.begin_bytes == extent.begin_bytes && other.end_bytes == extent.end_bytes;
-  });
-  PINION_CHECK(found != held.end()) << "an extent is released that nobody holds";
-  held.erase(found);
-  SumHeld(storages_[id]);
-}
-
-void KnownStorages::SumHeld(Storage& storage) {
-  const uint64_t before = storage.held_bytes;
-  storage.held_bytes = storage.held.size() == 1
-                           ? storage.held.front().size_bytes()
-                           : UnionBytes({storage.held.begin(), storage.held.end()});
-  if (storage.is_living) held_bytes_ = held_bytes_ - before + storage.held_bytes;
+void KnownStorages::Release(Id id) {
+  Storage& storage = storages_[id];
+  PINION_CHECK(storage.holds > 0) << "a storage is released that nobody holds";
+  if (--storage.holds == 0 && storage.is_living) held_bytes_ -= storage.size_bytes;
 }
 
 }  // namespace pinion

@@ -6,7 +6,7 @@
 //   ... a tensor is packed, by whoever packs it ...
 //   const KnownStorages::Bytes end = storages.CountAt(allocated_bytes);
 //   storages.NoteAllocations(begin, end);
-//   storages.Hold(storages.FindOrAdd(tensor.storage()), extent);
+//   storages.Hold(storages.FindOrAdd(tensor.storage()));
 //   entry.other_bytes = storages.OtherBytes(end);
 //
 // A storage that is gone stays known, by a weak reference: no other one gets its address. CountAt
@@ -36,14 +36,6 @@
 
 namespace pinion {
 
-// Of bytes that lie in several of the extents one counts.
-uint64_t UnionBytes(std::vector<StorageExtent> extents);
-
-// What a copy of the extent takes on the device, and frees where the extent is a whole storage.
-inline StorageExtent Allocated(StorageExtent extent) {
-  return {extent.begin_bytes, extent.begin_bytes + AllocationBytes(extent.size_bytes())};
-}
-
 class KnownStorages {
  public:
   using Id = size_t;  // in the order in which they became known
@@ -68,12 +60,12 @@ class KnownStorages {
   Id FindOrAdd(const c10::Storage& storage);
   // `storage` was read. If it is not known, it was fetched for an object, just now or ahead, and
   // all of it is that one's. Where the reader keeps it, as a backward that makes a graph does, it
-  // is among the other bytes: the object's drop does not free it.
-  void NoteRead(const c10::Storage& storage, bool reader_keeps = false);
+  // is among the other bytes: the object's drop does not free it. Whether it was fetched.
+  bool NoteRead(const c10::Storage& storage, bool reader_keeps);
 
-  // `extent` is an object's, until it is released as often as it was held.
-  void Hold(Id id, StorageExtent extent);
-  void Release(Id id, StorageExtent extent);
+  // It is an object's, until it is released as often as it was held.
+  void Hold(Id id);
+  void Release(Id id);
 
   size_t size() const { return storages_.size(); }
   bool IsGone(Id id) const { return storages_[id].reference.expired(); }
@@ -90,17 +82,14 @@ class KnownStorages {
     c10::weak_intrusive_ptr<c10::StorageImpl> reference;
     uint64_t size_bytes;
     Objects objects = {};
-    absl::InlinedVector<StorageExtent, 1> held = {};
-    uint64_t held_bytes = 0;  // of these
-    bool is_living = true;    // when it was last looked at
+    int holds = 0;
+    bool is_living = true;  // when it was last looked at
   };
 
   // Whether it has gone. Then its bytes count no more.
   bool CountOutIfGone(Id id);
   // Where the memory of one that is known from now on lies.
   void NoteData(const c10::Storage& storage, Id id);
-  // After a change of what is held of it.
-  void SumHeld(Storage& storage);
 
   std::vector<Storage> storages_;  // by Id
   absl::flat_hash_map<const c10::StorageImpl*, Id> ids_;
@@ -108,7 +97,7 @@ class KnownStorages {
   absl::flat_hash_map<const void*, Id> by_data_;
   std::vector<Id> untold_;     // that CountAfter has to look at, and some that have gone
   uint64_t living_bytes_ = 0;  // of all that live, as far as was seen
-  uint64_t held_bytes_ = 0;    // of these
+  uint64_t held_bytes_ = 0;    // of these, what is held
   int64_t ahead_bytes_ = 0;    // fetched, and not read yet
 };
 

@@ -33,6 +33,7 @@ NotedObjects::Id NotedObjects::FindOrAdd(const at::Tensor& tensor, uint64_t plac
                         .data = storage.data(),
                         .version = std::move(version),
                         .extent = to_save,
+                        .storage_bytes = AllocationBytes(storage.nbytes()),
                         .is_leaf = is_leaf,
                         .first_use = uses};
   object.planned.size_bytes = AllocationBytes(to_save.size_bytes());
@@ -45,7 +46,7 @@ NotedObjects::Id NotedObjects::FindOrAdd(const at::Tensor& tensor, uint64_t plac
 void NotedObjects::Hold(Id id, DevicePeaks& peaks) {
   NotedObject& object = all_[id];
   if (++object.handles > 1) return;
-  storages_.Hold(object.storage, Allocated(object.extent));
+  storages_.Hold(object.storage);
   held_.push_back(id);
   peaks.Hold(object.data);
 }
@@ -55,7 +56,7 @@ bool NotedObjects::Release(Id id, size_t uses) {
   if (--object.handles > 0) return false;
   object.uses_at_release = uses;
   if (!std::exchange(object.is_readers, false)) {
-    storages_.Release(object.storage, Allocated(object.extent));
+    storages_.Release(object.storage);
   }
   return true;
 }
@@ -63,7 +64,29 @@ bool NotedObjects::Release(Id id, size_t uses) {
 void NotedObjects::LeaveToReader(Id id) {
   NotedObject& object = all_[id];
   if (object.handles == 0 || std::exchange(object.is_readers, true)) return;
-  storages_.Release(object.storage, Allocated(object.extent));
+  storages_.Release(object.storage);
+}
+
+void NotedObjects::NoteRead(Id id, const at::Tensor& tensor, bool reader_keeps,
+                            DevicePeaks& peaks) {
+  if (reader_keeps) LeaveToReader(id);
+  const c10::Storage& storage = tensor.storage();
+  if (!storages_.NoteRead(storage, reader_keeps) || reader_keeps) return;
+  copies_[storage.data()] = id;
+  peaks.Hold(storage.data());
+}
+
+int64_t NotedObjects::PeakHadCopiesStayed(const DevicePeaks::Since& since) {
+  int64_t stayed_bytes = 0;
+  int64_t peak_bytes = since.peak_bytes;
+  for (const DevicePeaks::Freed& freed : since.freed) {
+    const auto copy = copies_.extract(freed.data);
+    if (!copy.empty() && all_[copy.mapped()].handles > 0) {
+      stayed_bytes += static_cast<int64_t>(all_[copy.mapped()].planned.size_bytes);
+    }
+    peak_bytes = std::max(peak_bytes, freed.later_peak_bytes + stayed_bytes);
+  }
+  return peak_bytes;
 }
 
 void NotedObjects::ForgetSaved(Id id, const SavedTensor& saved) {
@@ -133,6 +156,14 @@ void NotedObjects::DecideReleased() {
 void NotedObjects::End(size_t uses) {
   DecideReleased();
   for (const Id id : held_) all_[id].let_go = uses;
+  // Where it stays, a part of a storage keeps all of it. That is counted once: for the first one of
+  // those that are needed longest.
+  absl::flat_hash_map<KnownStorages::Id, NotedObject*> longest;
+  for (NotedObject& object : all_) {
+    NotedObject*& last = longest[object.storage];
+    if (last == nullptr || object.IsNeededLongerThan(*last)) last = &object;
+  }
+  for (const auto& [storage, object] : longest) object->planned.size_bytes = object->storage_bytes;
   // A graph that is left holds its own: what is no leaf is taken for its alone.
   for (NotedObject& object : all_) {
     if (object.is_decided) continue;

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/device_peaks.h"
 #include "pinion/hooks/plan/known_storages.h"
@@ -36,15 +37,18 @@ class NotedObjects {
   // One more handle, and one less, which may be the last.
   void Hold(Id id, DevicePeaks& peaks);
   bool Release(Id id, size_t uses);
+  // `tensor` was read of the object. What the reader keeps is among the other bytes from now on.
+  void NoteRead(Id id, const at::Tensor& tensor, bool reader_keeps, DevicePeaks& peaks);
   // `saved`, which was made of the object, is about to go.
-  // Its memory is among the other bytes from now on: whoever has read it keeps it.
-  void LeaveToReader(Id id);
   void ForgetSaved(Id id, const SavedTensor& saved);
   void AddInput(const at::Tensor& input, uint32_t segment, uint64_t min_bytes, size_t uses);
 
   // Of what the program still held, which it has let go of by now, `since` the last moment: `entry`
   // is the next one. `peaks` holds what the program does.
   void NoteLetGo(const DevicePeaks::Since& since, size_t uses, size_t entry, DevicePeaks& peaks);
+  // The peak since the last moment, if copies that were fetched had stayed as long as they are
+  // needed: what is not moved does.
+  int64_t PeakHadCopiesStayed(const DevicePeaks::Since& since);
   // Of objects without handles, whether they have freed their memory: at the end of a backward all
   // who copied it out or lent it have let go of it.
   void DecideReleased();
@@ -58,10 +62,13 @@ class NotedObjects {
  private:
   // Somebody holds the device memory of the object beside those who have packed it.
   bool IsHeld(const NotedObject& object);
+  // Whoever has read it keeps it.
+  void LeaveToReader(Id id);
 
   KnownStorages storages_;
   std::vector<NotedObject> all_;
-  std::vector<Id> held_;  // by the program, when they were last looked at
+  std::vector<Id> held_;                         // by the program, when they were last looked at
+  absl::flat_hash_map<const void*, Id> copies_;  // that were fetched and read, by where they are
   std::vector<NotedInput> inputs_;
   std::vector<size_t> held_inputs_;  // whose memory was there when it was last looked for
 };

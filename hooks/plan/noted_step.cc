@@ -67,33 +67,19 @@ size_t HeldUntil(const NotedObject& object) {
 
 // What the objects of one storage that free nothing add to the other bytes of each stretch.
 void AddKept(absl::Span<const NotedObject* const> objects, StepRecord& step) {
-  struct Kept {
-    StorageExtent extent;
-    size_t begin = 0;
-    size_t end = 0;
-  };
-  std::vector<Kept> kept;
-  std::vector<size_t> changes;
+  std::vector<bool> is_kept(step.stretches.size());
   for (const NotedObject* object : objects) {
     if (object->planned.frees) continue;
     const size_t end = object->handles > 0 ? step.stretches.size() : object->uses_at_release;
-    kept.push_back({object->extent, object->first_use, end});
-    changes.insert(changes.end(), {object->first_use, end});
+    for (size_t s = object->first_use; s < end; ++s) is_kept[s] = true;
   }
-  std::sort(changes.begin(), changes.end());
-  for (size_t i = 1; i < changes.size(); ++i) {
-    std::vector<StorageExtent> extents;
-    for (const Kept& object : kept) {
-      if (object.begin <= changes[i - 1] && changes[i] <= object.end) {
-        extents.push_back(Allocated(object.extent));
-      }
-    }
-    const uint64_t bytes = UnionBytes(std::move(extents));
-    for (size_t s = changes[i - 1]; s < changes[i]; ++s) step.stretches[s].other_bytes += bytes;
-    for (StepSegment& segment : step.segments) {
-      if (!segment.before.has_value()) continue;
-      const size_t stretch = segment.uses.front();
-      if (changes[i - 1] <= stretch && stretch < changes[i]) segment.before->other_bytes += bytes;
+  const uint64_t bytes = objects.front()->storage_bytes;
+  for (size_t s = 0; s < step.stretches.size(); ++s) {
+    if (is_kept[s]) step.stretches[s].other_bytes += bytes;
+  }
+  for (StepSegment& segment : step.segments) {
+    if (segment.before.has_value() && is_kept[segment.uses.front()]) {
+      segment.before->other_bytes += bytes;
     }
   }
 }
@@ -264,7 +250,7 @@ void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> go
     for (NotedObject* object : gone) {
       if (object->data != freed.data) continue;
       in_order.push_back(object);
-      let_go.push_back({static_cast<int64_t>(object->planned.size_bytes), freed.later_peak_bytes});
+      let_go.push_back({static_cast<int64_t>(object->storage_bytes), freed.later_peak_bytes});
     }
   }
   const std::vector<bool> counts_as_held = CountAsHeld(since.peak_bytes, let_go);

@@ -30,6 +30,7 @@ struct NotedObject {
   const void* data = nullptr;  // where the storage had its memory
   SavedVersion version;
   StorageExtent extent;
+  uint64_t storage_bytes = 0;  // that all of the storage takes
   bool is_leaf = false;
   bool is_computed_again = false;
   bool is_readers = false;  // its memory: who has read it keeps it (LeaveToReader)
@@ -41,6 +42,11 @@ struct NotedObject {
   size_t let_go = 0;           // the stretch in which the program let go of it; 0: not seen
   size_t gone_by = 0;          // the entry by which others took its place then; 0: none did
   size_t uses_at_release = 0;  // of all objects, when the last handle went
+
+  bool IsNeededLongerThan(const NotedObject& other) const {
+    if (handles > 0 || other.handles > 0) return handles > 0 && other.handles == 0;
+    return uses_at_release > other.uses_at_release;
+  }
 };
 
 // What a segment that is kept began with, which nobody has to save.

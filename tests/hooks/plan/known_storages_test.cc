@@ -22,15 +22,6 @@ using ::testing::ElementsAre;
 
 c10::Storage NewStorage(int64_t bytes) { return at::empty({bytes}, at::kByte).storage(); }
 
-TEST(UnionBytesTest, WhatLiesInSeveralExtentsCountsOnce) {
-  EXPECT_EQ(UnionBytes({}), 0u);
-  EXPECT_EQ(UnionBytes({{10, 30}}), 20u);
-  EXPECT_EQ(UnionBytes({{10, 30}, {30, 40}}), 30u);
-  EXPECT_EQ(UnionBytes({{20, 40}, {10, 30}}), 30u);
-  EXPECT_EQ(UnionBytes({{0, 100}, {10, 30}, {90, 110}}), 110u);
-  EXPECT_EQ(UnionBytes({{10, 30}, {50, 60}, {10, 30}}), 30u);
-}
-
 class KnownStoragesTest : public ::testing::Test {
  protected:
   // With so much allocated on the device.
@@ -45,23 +36,22 @@ TEST_F(KnownStoragesTest, WhatNobodyHoldsIsAmongTheOtherBytes) {
   const c10::Storage storage = NewStorage(400);
   const KnownStorages::Id id = storages_.FindOrAdd(storage);
   EXPECT_EQ(OtherBytesOf(1000), 1000);
-  storages_.Hold(id, {0, 100});
-  EXPECT_EQ(OtherBytesOf(1000), 900);
-  storages_.Release(id, {0, 100});
+  storages_.Hold(id);
+  EXPECT_EQ(OtherBytesOf(1000), 1000 - 512) << "as an allocator counts it";
+  storages_.Release(id);
   EXPECT_EQ(OtherBytesOf(1000), 1000);
 }
 
 TEST_F(KnownStoragesTest, WhatSeveralHoldCountsOnceUntilTheLastLetsGo) {
   const c10::Storage storage = NewStorage(400);
   const KnownStorages::Id id = storages_.FindOrAdd(storage);
-  storages_.Hold(id, {0, 200});
-  storages_.Hold(id, {100, 300});
-  storages_.Hold(id, {0, 200});
-  EXPECT_EQ(OtherBytesOf(1000), 700);
-  storages_.Release(id, {0, 200});
-  EXPECT_EQ(OtherBytesOf(1000), 700);
-  storages_.Release(id, {0, 200});
-  EXPECT_EQ(OtherBytesOf(1000), 800);
+  storages_.Hold(id);
+  storages_.Hold(id);
+  EXPECT_EQ(OtherBytesOf(1000), 1000 - 512);
+  storages_.Release(id);
+  EXPECT_EQ(OtherBytesOf(1000), 1000 - 512);
+  storages_.Release(id);
+  EXPECT_EQ(OtherBytesOf(1000), 1000);
 }
 
 TEST_F(KnownStoragesTest, AStorageIsKnownOnce) {
@@ -80,8 +70,8 @@ TEST_F(KnownStoragesTest, AStorageThatIsGoneHoldsNothingAndIsNotMistakenForALate
     const c10::Storage storage = NewStorage(400);
     gone = storages_.FindOrAdd(storage);
     storages_.objects(gone).push_back(7);
-    storages_.Hold(gone, {0, 400});
-    EXPECT_EQ(OtherBytesOf(1000), 600);
+    storages_.Hold(gone);
+    EXPECT_EQ(OtherBytesOf(1000), 1000 - 512);
     EXPECT_FALSE(storages_.IsGone(gone));
   }
   EXPECT_TRUE(storages_.IsGone(gone));
@@ -95,7 +85,7 @@ TEST_F(KnownStoragesTest, AStorageThatIsGoneHoldsNothingAndIsNotMistakenForALate
   EXPECT_THAT(storages_.objects(gone), ElementsAre(7));
 
   // Its handle may go after its memory.
-  storages_.Release(gone, {0, 400});
+  storages_.Release(gone);
   EXPECT_EQ(OtherBytesOf(1000), 1000);
 }
 
@@ -103,7 +93,7 @@ TEST_F(KnownStoragesTest, WhatIsToldToBeFreedCountsNoMore) {
   const c10::Storage stays = NewStorage(400);
   c10::Storage goes = NewStorage(400);
   storages_.FindOrAdd(stays);
-  storages_.Hold(storages_.FindOrAdd(goes), {0, 400});
+  storages_.Hold(storages_.FindOrAdd(goes));
   const std::vector<const void*> freed = {&storages_, goes.data()};
   goes = c10::Storage();
   const KnownStorages::Bytes end = storages_.CountAfter(1000, freed);
@@ -165,14 +155,14 @@ TEST_F(KnownStoragesTest, WhatIsFetchedIsNoneOfTheOtherBytesAheadOfItsReadAndAft
   storages_.NoteAllocations(begin, end);
   EXPECT_EQ(storages_.OtherBytes(end), 1000);
   for (int reads = 0; reads < 2; ++reads) {
-    storages_.NoteRead(fetched);
+    storages_.NoteRead(fetched, /*reader_keeps=*/false);
     EXPECT_EQ(OtherBytesOf(1512), 1000);
   }
 }
 
 TEST_F(KnownStoragesTest, WhatIsKnownAndLetGoOfWasNotFetched) {
   c10::Storage storage = NewStorage(400);
-  storages_.Hold(storages_.FindOrAdd(storage), {0, 512});
+  storages_.Hold(storages_.FindOrAdd(storage));
   const KnownStorages::Bytes begin = storages_.CountAt(1000);
   storage = c10::Storage();
   const KnownStorages::Bytes end = storages_.CountAt(488);
@@ -182,9 +172,9 @@ TEST_F(KnownStoragesTest, WhatIsKnownAndLetGoOfWasNotFetched) {
 
 TEST_F(KnownStoragesTest, ToReadWhatIsOnTheDeviceChangesNothing) {
   const c10::Storage storage = NewStorage(400);
-  storages_.Hold(storages_.FindOrAdd(storage), {0, 100});
-  storages_.NoteRead(storage);
-  EXPECT_EQ(OtherBytesOf(1000), 900);
+  storages_.Hold(storages_.FindOrAdd(storage));
+  storages_.NoteRead(storage, /*reader_keeps=*/false);
+  EXPECT_EQ(OtherBytesOf(1000), 1000 - 512);
 }
 
 }  // namespace

@@ -42,10 +42,11 @@ constexpr size_t kShift = kScale + 1;
 constexpr int64_t kChannels = 4;  // of convolutions
 constexpr int64_t kGroups = 4;
 
-// What `a`'s storage begins with, in the shape of `a`.
+// What `a`'s storage begins with, in the shape of `a`. Not of a view that may cover less than half
+// of it: of such a one only its own bytes are saved (docs/limits.md).
 Tensor FromStartOfStorage(const Tensor& a) {
-  const bool is_long = a.storage().nbytes() >= a.nbytes();
-  return (is_long ? a : a.contiguous()).as_strided(a.sizes(), {a.size(1), 1}, 0);
+  const bool is_dense = a.is_non_overlapping_and_dense();
+  return (is_dense ? a : a.contiguous()).as_strided(a.sizes(), {a.size(1), 1}, 0);
 }
 
 // tanh(a / 2), which saves what `variant` says.

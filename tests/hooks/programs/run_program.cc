@@ -226,7 +226,9 @@ class Training {
       weights_->ZeroGrad();
     } else {
       optimizer_->step();
-      optimizer_->zero_grad(/*set_to_none=*/program_.zero_gradients_stay == 0);
+      // As WeightOffloader::ZeroGrad does: a gradient of -0 that is added to zeros becomes +0.
+      const bool to_none = program_.streams_weights != 0 || program_.zero_gradients_stay == 0;
+      optimizer_->zero_grad(to_none);
     }
   }
 
