@@ -106,10 +106,11 @@ class OffloadSchedule {
 
   // --- what happens ---
 
-  // What LibTorch's allocator has given out, if AsksForDeviceBytes: before late leavers, evictions
-  // or fetches are asked for.
+  // What LibTorch's allocator has given out, and of that, what weights have that come and go
+  // (device_share.h); if AsksForDeviceBytes, before late leavers, evictions or fetches are asked
+  // for.
   virtual bool AsksForDeviceBytes() const { return false; }
-  virtual void OnDeviceBytes(uint64_t /*size_bytes*/) {}
+  virtual void OnDeviceBytes(uint64_t /*size_bytes*/, uint64_t /*visiting_bytes*/) {}
 
   // One more tensor was saved.
   virtual Fate OnSaved(ScopeId scope, const SavedObject& saved) = 0;

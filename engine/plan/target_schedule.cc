@@ -274,9 +274,11 @@ std::vector<std::pair<size_t, ScheduledParcel*>> TargetSchedule::Unread() const 
 
 uint64_t TargetSchedule::MissingBytes(uint64_t more_bytes) const {
   if (!options_.memory_bytes.has_value()) return 0;
+  const uint64_t most_bytes =
+      std::max(*options_.memory_bytes, followed()->plan().peak_bytes + visiting_bytes_);
   const uint64_t wanted_bytes =
       device_bytes_ + followed()->GrowthBytes(progress_.now()) + more_bytes;
-  return wanted_bytes - std::min(wanted_bytes, *options_.memory_bytes);
+  return wanted_bytes - std::min(wanted_bytes, most_bytes);
 }
 
 // ---------------------------------------------------------------- what comes back, and stays

@@ -148,7 +148,10 @@ class TargetSchedule final : public OffloadSchedule {
   // The target, if it is one in bytes. No lock is needed.
   std::optional<uint64_t> memory_bytes() const { return options_.memory_bytes; }
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
-  void OnDeviceBytes(uint64_t size_bytes) override { device_bytes_ = size_bytes; }
+  void OnDeviceBytes(uint64_t size_bytes, uint64_t visiting_bytes) override {
+    device_bytes_ = size_bytes;
+    visiting_bytes_ = visiting_bytes;
+  }
   Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
   void OnUsed(uint32_t id, Use use) override;
   void OnComputedAgain(uint32_t id) override { awaited_bytes_ = places_.SizeBytes(id); }
@@ -220,6 +223,7 @@ class TargetSchedule final : public OffloadSchedule {
   // TakeFetches, where a plan says what to fetch.
   Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
   // What the device lacks for so much more, and for what the step will ask for before its next use.
+  // What visits gives way to what was planned.
   uint64_t MissingBytes(uint64_t more_bytes) const;
 
   const TargetOptions options_;
@@ -231,6 +235,7 @@ class TargetSchedule final : public OffloadSchedule {
   bool is_recorded_ = false;  // the step that begins next, or runs
   ScopeId early_scope_ = 0;   // in which a step has begun last with a segment
   uint64_t device_bytes_ = 0;
+  uint64_t visiting_bytes_ = 0;  // of these, weights' that come and go
   // That are about to be fetched or computed, by the reader of what was used last.
   uint64_t awaited_bytes_ = 0;
 

@@ -86,7 +86,7 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
       tier_(std::move(tier)),
       stats_(std::move(stats)),
       state_(ScheduleFor(options, link),
-             PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap)),
+             PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap), tier_->share()),
       departures_(options_, link_, device_, *tier_, state_, *stats_),
       returns_(options_, *tier_, state_, *stats_),
       learner_(state_.planner == nullptr
@@ -137,7 +137,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
     OffloadLock lock(state_);
-    state_.schedule->OnDeviceBytes(device_bytes);
+    state_.TellDeviceBytes(device_bytes);
     state_.books.pending.NoteSave(node);
     const uint64_t sequence = state_.CountSave();
     record = state_.books.storages.Find(storage, version, read);
@@ -236,7 +236,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     const uint64_t device_bytes = state_.DeviceBytes(device_);
     {
       OffloadLock lock(state_);
-      state_.schedule->OnDeviceBytes(device_bytes);
+      state_.TellDeviceBytes(device_bytes);
       state_.schedule->OnUsed(record.in_schedule.object, is_kept ? Use::kReadAndKept : Use::kRead);
       if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
       last_saver = state_.books.pending.last_saver();
@@ -297,7 +297,7 @@ void DeviceOffloader::Release(Handle& handle) {
     Forget(record, backward, released);
     if (learner_ != nullptr && !state_.schedule.target->IsInStep()) learner_->EndStep();
   }
-  state_.TellShare(*tier_->share());
+  state_.TellShare();
   const bool gone = parcel != nullptr && parcel->records.empty();
   if (gone) dropped += state_.schedule->OnGone(*parcel);
   stats_->Update([dropped](OffloadStats& stats) {

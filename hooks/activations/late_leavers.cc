@@ -72,7 +72,7 @@ void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Devic
     const uint64_t device_bytes = state.DeviceBytes(device);
     {
       OffloadLock lock(state);
-      state.schedule->OnDeviceBytes(device_bytes);
+      state.TellDeviceBytes(device_bytes);
       TakeLateLeavers(state, stats, node, due.records, released);
       due.Sort(state);
     }

@@ -69,20 +69,26 @@ struct Books {
 // The lock is taken before a parcel's own, and held while no device, allocator or LibTorch call is
 // made.
 struct OffloadState {
-  OffloadState(ChosenSchedule by, PendingTensors none_yet)
-      : books{.pending = std::move(none_yet)},
+  OffloadState(ChosenSchedule by, PendingTensors none_yet, std::shared_ptr<DeviceShare> of_device)
+      : share(std::move(of_device)),
+        books{.pending = std::move(none_yet)},
         schedule(std::move(by)),
         planner(schedule.target),
         asks_for_device_bytes(schedule->AsksForDeviceBytes()) {}
 
-  // What is allocated on the device, for the schedule if it asks; to be had before the lock.
+  // What is allocated on the device, if the schedule asks for it: to be had before the lock, and to
+  // be told before late leavers, evictions or fetches are asked for.
   uint64_t DeviceBytes(c10::Device device) const {
     return asks_for_device_bytes ? static_cast<uint64_t>(AllocatedBytes(device)) : 0;
   }
 
+  void TellDeviceBytes(uint64_t device_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    schedule->OnDeviceBytes(device_bytes, share->visiting_bytes());
+  }
+
   // What weights that visit may count on, beside a plan.
-  void TellShare(DeviceShare& share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    if (schedule.target != nullptr) share.Promise(schedule.target->Promise());
+  void TellShare() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    if (schedule.target != nullptr) share->Promise(schedule.target->Promise());
   }
 
   // What becomes of what was fetched of it, behind its last reader.
@@ -119,6 +125,7 @@ struct OffloadState {
   }
 
   const uint64_t id = NewId();  // in the process; addresses repeat
+  const std::shared_ptr<DeviceShare> share;
 
   Mutex mu;
   Books books ABSL_GUARDED_BY(mu);

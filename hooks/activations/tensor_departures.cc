@@ -314,7 +314,7 @@ bool TensorDepartures::TakeExcess(Excess& excess) {
   const ScheduledParcels parcels = state_.schedule->TakeEvictions();
   for (const ScheduledParcel* parcel : parcels) excess.bytes += parcel->size_bytes;
   if (!parcels.empty()) excess.memories = Evict(parcels);
-  state_.TellShare(*tier_.share());  // behind both, which find what should be gone and is not
+  state_.TellShare();  // behind both, which find what should be gone and is not
   return !parcels.empty();
 }
 
@@ -329,7 +329,7 @@ bool TensorDepartures::EvictSome() {
   const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
     OffloadLock lock(state_);
-    state_.schedule->OnDeviceBytes(device_bytes);
+    state_.TellDeviceBytes(device_bytes);
     if (!TakeExcess(excess)) return false;
   }
   Drop(excess);

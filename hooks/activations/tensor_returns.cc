@@ -249,13 +249,14 @@ void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const Readin
 void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
   if (!options_.overlap) return;
   for (;;) {
-    OffloadSchedule::Fetches fetches;
     Arrivals wanted;  // they keep their parcels until after the lock
+    uint64_t looks = 0;
+    bool is_all = false;
     const uint64_t device_bytes = state_.DeviceBytes(record.pack_stream.torch.device());
     {
       OffloadLock lock(state_);
-      state_.schedule->OnDeviceBytes(device_bytes);
-      fetches = state_.schedule->TakeFetches(
+      state_.TellDeviceBytes(device_bytes);
+      const OffloadSchedule::Fetches fetches = state_.schedule->TakeFetches(
           record.place(), backward,
           [](const ScheduledParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
             return IsAway(static_cast<const SavedParcel&>(parcel));
@@ -269,11 +270,11 @@ void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
           state_.schedule->OnDropped(parcel);  // another thread is faster
         }
       }
+      looks = fetches.looks;
+      is_all = fetches.is_all;
     }
-    if (fetches.looks > 0) {
-      stats_.Update([&](OffloadStats& stats) { stats.prefetch_looks += fetches.looks; });
-    }
-    if (wanted.empty() || !FetchAhead(wanted, backward) || fetches.is_all) return;
+    if (looks > 0) stats_.Update([&](OffloadStats& stats) { stats.prefetch_looks += looks; });
+    if (wanted.empty() || !FetchAhead(wanted, backward) || is_all) return;
   }
 }
 

@@ -247,6 +247,11 @@ void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> go
   std::vector<LetGo> let_go;
   std::vector<NotedObject*> in_order;
   for (const DevicePeaks::Freed& freed : since.freed) {
+    // What came when others had gone came later, too.
+    if (!let_go.empty()) {
+      int64_t& later_peak_bytes = let_go.back().later_peak_bytes;
+      later_peak_bytes = std::max(later_peak_bytes, freed.later_peak_bytes);
+    }
     for (NotedObject* object : gone) {
       if (object->data != freed.data) continue;
       in_order.push_back(object);

@@ -175,6 +175,16 @@ TEST(KnownStep, WhatIsFreedUntilTheNextUseIsNoGrowth) {
   EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 0u);
 }
 
+TEST(KnownStep, WhatAnotherRecordOfTheStepHasTakenBetweenTwoUsesMayComeAgain) {
+  StepRecord less = Chain({7, 8}), more = Chain({7, 8});
+  less.stretches[3].other_bytes = 10;
+  more.stretches[2].other_bytes = 30;
+  const auto known = KnownStep(less, StepPlan()).WithGrowthOf(KnownStep(more, StepPlan()));
+  EXPECT_EQ(known->GrowthBytes(1), 30u);
+  EXPECT_EQ(known->GrowthBytes(2), 10u);
+  EXPECT_EQ(known->step().stretches[2].other_bytes, 0u);
+}
+
 TEST(KnownStep, WhatGoesComesBackAndIsOverAtTheSameUsesHasOneCompany) {
   StepRecord step = Chain({7, 7, 7, 7});
   for (StepObject& object : step.objects) object.needed_until = 8;

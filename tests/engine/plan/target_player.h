@@ -139,6 +139,8 @@ class TargetPlayer {
     other_bytes_ = size_bytes;
     NotePeak();
   }
+  // Of weights, beside all that.
+  void SetVisitingBytes(uint64_t size_bytes) { visiting_bytes_ = size_bytes; }
   // Until EndForward nothing leaves.
   void HoldBack() { hold_back_ = true; }
   // The next fetch ahead fails.
@@ -155,7 +157,7 @@ class TargetPlayer {
   const ScheduledParcel& parcel(size_t number) const { return tensors_[number]; }
   bool IsHere(size_t number) const { return tensors_[number].is_here || tensors_[number].is_held; }
   uint64_t device_bytes() const {
-    uint64_t bytes = other_bytes_;
+    uint64_t bytes = other_bytes_ + visiting_bytes_;
     for (const Tensor& tensor : tensors_) {
       if ((tensor.is_here || tensor.is_held) && tensor.frees) bytes += tensor.size_bytes;
     }
@@ -187,7 +189,7 @@ class TargetPlayer {
 
   // Those whose operator has not returned wait for that.
   void SendLateLeavers(uint64_t unless_by) {
-    schedule_.OnDeviceBytes(device_bytes());
+    schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
     for (const uint32_t late : schedule_.TakeLateLeavers()) {
       const auto is_it = [late](const Tensor& tensor) {
         return !tensor.is_over && tensor.objects.front() == late;
@@ -216,7 +218,7 @@ class TargetPlayer {
 
   void Evict() {
     for (;;) {
-      schedule_.OnDeviceBytes(device_bytes());
+      schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
       const ScheduledParcels parcels = schedule_.TakeEvictions();
       if (parcels.empty()) return;
       for (ScheduledParcel* parcel : parcels) {
@@ -240,7 +242,7 @@ class TargetPlayer {
   }
   void Prefetch(const Tensor& read) {
     for (;;) {
-      schedule_.OnDeviceBytes(device_bytes());
+      schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
       const ScheduledParcels parcels =
           schedule_
               .TakeFetches(read.place, kBackward,
@@ -264,6 +266,7 @@ class TargetPlayer {
   std::deque<Tensor> tensors_;  // of the step that runs
   uint64_t last_operator_ = kOwnOperator;
   uint64_t other_bytes_ = 0;
+  uint64_t visiting_bytes_ = 0;
   uint64_t peak_bytes_ = 0;
   bool in_backward_ = false;
   bool hold_back_ = false;

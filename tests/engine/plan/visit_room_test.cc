@@ -73,13 +73,31 @@ TEST(VisitRoom, LargerArgumentsLeaveNoneUntilTheyAreKnown) {
 
 TEST(VisitRoom, ForwardAndBackwardWithAndWithoutAGraphAreOtherPlaces) {
   Player player;
-  for (int flags = 0; flags < 4; ++flags) {
-    const VisitUse use = {
-        .object = 0, .builds_graph = (flags & 1) != 0, .in_backward = (flags & 2) != 0};
-    EXPECT_EQ(player.Use(use), 0u) << flags;
-    player.Use({.object = 1});
-    EXPECT_EQ(player.Use(use), kTarget) << flags;
-    player.Use({.object = 1});
+  for (const uint64_t room : {uint64_t{0}, kTarget}) {
+    for (int flags = 0; flags < 4; ++flags) {
+      const VisitUse use = {
+          .object = 0, .builds_graph = (flags & 1) != 0, .in_backward = (flags & 2) != 0};
+      EXPECT_EQ(player.Use(use), room) << flags;
+      player.Use({.object = 1});
+    }
+  }
+}
+
+// A layer that is used twice: behind its last use comes the backward.
+TEST(VisitRoom, WhereAGraphIsBuiltEachUseOfOneForwardIsAPlace) {
+  const VisitUse shared = {.object = 0, .builds_graph = true};
+  const VisitUse between = {.object = 1, .builds_graph = true};
+  const VisitUse backward = {.object = 0, .in_backward = true};
+  Player player;
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_EQ(player.Use(shared), step == 0 ? 0 : kTarget - 100);
+    player.Allocate(100);
+    player.Free(100);
+    player.Use(between);
+    EXPECT_EQ(player.Use(shared), step == 0 ? 0 : kTarget - 500);
+    player.Allocate(500);
+    player.Free(500);
+    EXPECT_EQ(player.Use(backward), step == 0 ? 0 : kTarget);
   }
 }
 

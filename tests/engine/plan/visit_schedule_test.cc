@@ -423,6 +423,19 @@ TEST(VisitSchedule, BehindAnObjectsLastUseInARowItsRoomGoesToWhatComesNext) {
   }
 }
 
+TEST(VisitSchedule, BehindItsUseAnObjectGoesThatTheWindowHasNoRoomFor) {
+  Shelf shelf({1, 2}, 3);
+  shelf.Use(0);
+  EXPECT_THAT(shelf.Used(0).drops, IsEmpty());
+  shelf.Use(1);
+  EXPECT_THAT(shelf.Used(1).drops, IsEmpty());
+  shelf.SetWindow(2);
+  shelf.Use(1);
+  EXPECT_THAT(shelf.here(), ElementsAre(1));
+  shelf.schedule().set_window_bytes(0);
+  EXPECT_THAT(shelf.Used(1).drops, ElementsAre(1));
+}
+
 TEST(VisitSchedule, AUseMoreThanExpectedBringsTheObjectBack) {
   Shelf shelf(std::vector<uint64_t>(6, 1), 2);
   const auto use_all = [&](uint32_t thrice) {

@@ -17,6 +17,7 @@
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
@@ -106,7 +107,8 @@ class LateLeaversTest : public ::testing::Test {
   at::Tensor tensor_ = at::zeros({kSize / 4}, at::device(world_.device()).dtype(at::kFloat));
   const NodeId other_node_ = NodeOfAnotherThread();
   OffloadStatsRecorder stats_;
-  OffloadState state_{Schedule(), PendingTensors(/*largest_small_bytes=*/0, /*company=*/false)};
+  OffloadState state_{Schedule(), PendingTensors(/*largest_small_bytes=*/0, /*company=*/false),
+                      std::make_shared<DeviceShare>()};
   std::shared_ptr<StorageRecord> record_;
 };
 

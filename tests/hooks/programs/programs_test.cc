@@ -20,27 +20,9 @@ using ::testing::HasSubstr;
 
 constexpr int kPrograms = 500;
 constexpr int kProgramsPerTest = 25;
-// Within a memory target its third micro-batch takes more in one interval than any record shows.
+// In its second step, within the least target: the first micro-batch makes gradients that stay,
+// with as much on the device at its begin as the last one of the step before had (docs/limits.md).
 constexpr int kExceedsItsTarget = 314;
-
-void Remove(const std::vector<OpKind>& kinds, Program& program) {
-  std::erase_if(program.ops, [&](const Op& op) {
-    return std::find(kinds.begin(), kinds.end(), op.kind) != kinds.end();
-  });
-}
-
-const std::vector<OpKind> kCheckpoints = {OpKind::kCheckpoint, OpKind::kPlannedCheckpoint,
-                                          OpKind::kWholeCheckpoint};
-
-// Leaves out what is known to fail.
-Program WithoutKnownFailures(Program program) {
-  if (program.target != 2) return program;
-  // Some exceed a memory target that is a number, by what a recomputation takes, or by what stays
-  // for the second backward of a graph.
-  Remove(kCheckpoints, program);
-  program.backwards = 1;
-  return program;
-}
 
 class RandomPrograms : public ::testing::TestWithParam<int> {};
 
@@ -49,11 +31,49 @@ INSTANTIATE_TEST_SUITE_P(, RandomPrograms, ::testing::Range(1, kPrograms + 1, kP
 TEST_P(RandomPrograms, HaveTheBitsOfTheSameOnesWithoutOffloadWithinTheirTargets) {
   for (int seed = GetParam(); seed < GetParam() + kProgramsPerTest; ++seed) {
     if (seed == kExceedsItsTarget) continue;
-    const Program program = WithoutKnownFailures(Program::Draw(static_cast<uint64_t>(seed)));
+    const Program program = Program::Draw(static_cast<uint64_t>(seed));
     const Verdict verdict = RunProgram(program);
     if (verdict.kind == FailureKind::kNone) continue;
     ADD_FAILURE() << "seed " << seed << ": " << verdict.ToString() << "\n"
                   << DescribeMinimal(program, verdict);
+  }
+}
+
+// Programs that have exceeded their targets, each for a reason of its own.
+constexpr const char* kOnceTooLarge[] = {
+    // Of what a checkpoint reads the reader lets go before its peak.
+    "steps 2; input_requires_grad 1; session 1; scope_has_module 1; target 2; target_percent 83; "
+    "r1 = in_place(r0, r0, 0); r0 = whole_checkpoint(r0, r0, 1); "
+    "r1 = whole_checkpoint(r0, r0, 0); r0 = transposed(r0, r3, 0)",
+    "steps 2; rows 20; session 1; target 2; target_percent 100; r0 = linear(r0, r0, 0); "
+    "r2 = mul(r0, r0, 0); r0 = whole_checkpoint(r0, r0, 6); r2 = custom(r0, r0, 0); "
+    "r0 = rrelu(r3, r0, 0)",
+    // A saved output that was lent kept its node.
+    "steps 2; rows 16; session 1; target 2; r0 = linear(r0, r0, 0); r1 = custom(r0, r0, 0); "
+    "r3 = mask(r0, r0, 0); r0 = in_place_view(r0, r0, 0); r0 = in_place_view(r0, r1, 0)",
+    // What stays of a view is its whole storage.
+    "steps 2; session 1; target 2; r0 = layer_norm(r0, r0, 0); r0 = broadcast(r0, r0, 0)",
+    // The first micro-batch makes gradients, the second one adds to them.
+    "steps 2; rows 28; micro_batches 2; optimizer 1; normalises_input 1; session 1; target 2; "
+    "r3 = layer_norm(r0, r0, 0); r0 = mul(r3, r3, 0); r2 = add(r0, r0, 0)",
+    // What nobody reads.
+    "steps 2; rows 48; micro_batches 2; optimizer 1; input_requires_grad 1; session 1; target 2; "
+    "r2 = group_norm(r0, r0, 0); r0 = whole_checkpoint(r0, r0, 0); r2 = sin(r0, r0, 0)",
+    // The program lets go of what is needed, and then of what is not.
+    "steps 2; rows 28; forwards 2; input_requires_grad 1; session 1; min_bytes 2048; target 2; "
+    "r1 = add(r0, r0, 0); r0 = reshape(r0, r0, 0); r2 = detach(r0, r0, 0); "
+    "r0 = linear(r1, r0, 0); r1 = softmax(r0, r0, 0); r2 = dropout(r0, r0, 0); "
+    "r0 = custom(r0, r0, 0)",
+    // A weight that is used twice in a forward, and one that stays behind its last use.
+    "streams_weights 1; target 2; r1 = linear(r0, r0, 0)",
+    "micro_batches 2; streams_weights 1; target 2; r1 = conv(r0, r0, 0)",
+};
+
+TEST(Programs, ThatOnceExceededTheirTargetsDoSoNoMore) {
+  for (const char* const text : kOnceTooLarge) {
+    Program program;
+    ASSERT_THAT(program.Add(text), IsOk());
+    EXPECT_EQ(RunProgram(program).ToString(), "passes") << text;
   }
 }
 
