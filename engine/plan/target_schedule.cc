@@ -182,8 +182,9 @@ void TargetSchedule::LeaveForTarget(std::vector<uint32_t>& late) {
   if (missing_bytes == 0) return;
   DropAsPlanned();
   uint64_t leaving_bytes = window_.window_bytes() + places_.DueAgainBytes();
-  for (const auto& [next_use, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
   for (const uint32_t id : late) leaving_bytes += places_.SizeBytes(id);
+  if (leaving_bytes >= missing_bytes) return;
+  for (const auto& [next_use, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
   if (leaving_bytes >= missing_bytes) return;
   std::vector<std::pair<size_t, uint32_t>> kept;  // with the next use
   for (uint32_t id = 0; id < progress_.object_count(); ++id) {

@@ -73,9 +73,9 @@ class VisitSchedule {
   // could not be fetched. Nothing is fetched where the object was used last and is here.
   Visit OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
 
-  // That use is over: what exceeds the window goes, the object itself where it must. Once the
-  // object was used as often in a row as is expected, its room may go to what comes next, before
-  // the next object is used: backward reads a layer's weights early in the layer's time.
+  // The use is over. Objects that exceed the window go, this one as well if it must. After its last
+  // expected use in a row, its room may go to the next object before that one is used: backward
+  // reads a layer's weights early in the layer's time.
   Visit OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop);
 
   // The host has changed objects, which are away by now: nothing is fetched ahead of a change that

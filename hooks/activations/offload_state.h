@@ -76,8 +76,8 @@ struct OffloadState {
         planner(schedule.target),
         asks_for_device_bytes(schedule->AsksForDeviceBytes()) {}
 
-  // What is allocated on the device, if the schedule asks for it: to be had before the lock, and to
-  // be told before late leavers, evictions or fetches are asked for.
+  // What is allocated on the device, if the schedule asks. Get it before you take the lock, and
+  // tell it before you ask for late leavers, evictions or fetches.
   uint64_t DeviceBytes(c10::Device device) const {
     return asks_for_device_bytes ? static_cast<uint64_t>(AllocatedBytes(device)) : 0;
   }

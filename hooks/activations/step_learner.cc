@@ -92,6 +92,15 @@ void StepLearner::BeginStepIfNone() {
   if (begins) BeginStep();
 }
 
+void StepLearner::TellOfShortfall(const KnownStep& known) {
+  {
+    MutexLock lock(mu_);
+    if (known.shortfall().ok() || std::exchange(told_of_shortfall_, true)) return;
+  }
+  PINION_LOG(kError) << "OffloadOptions::memory_target_bytes cannot be met on " << device_.str()
+                     << ", all leaves that can: " << known.shortfall();
+}
+
 void StepLearner::TellOfOvershoot() {
   const PlanMeter::Overshoot overshoot = meter_.overshoot();
   {
@@ -207,6 +216,7 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
                            << " bytes more than before was not planned: " << raised.status();
       continue;
     }
+    TellOfShortfall(**raised);
     OffloadLock lock(state_);
     state_.schedule.target->Learn(*std::move(raised));
   }
@@ -238,15 +248,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
     return;
   }
-  bool is_first = false;
-  {
-    MutexLock lock(mu_);
-    is_first = !(*known)->shortfall().ok() && !std::exchange(told_of_shortfall_, true);
-  }
-  if (is_first) {
-    PINION_LOG(kError) << "OffloadOptions::memory_target_bytes cannot be met on " << device_.str()
-                       << ", all leaves that can: " << (*known)->shortfall();
-  }
+  TellOfShortfall(**known);
   MutexLock lock(mu_);
   if (wanted_ != wanted) return;  // another thread has begun a step since, and forgot the plans
   OffloadLock state_lock(state_);

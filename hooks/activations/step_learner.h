@@ -77,7 +77,8 @@ class StepLearner {
   std::shared_ptr<DeviceRecording> Current() const;
   void BeginStepIfNone();
   void BeginStep();
-  // In the log, once.
+  // In the log, once each.
+  void TellOfShortfall(const KnownStep& known);
   void TellOfOvershoot();
   // The step's first tensor is about to be saved. Plans that it may go on by, and whose records had
   // less on the device by now than there is, are made anew with the difference.

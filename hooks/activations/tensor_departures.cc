@@ -297,8 +297,11 @@ GuardedMemories TensorDepartures::Evict(absl::Span<ScheduledParcel* const> parce
     AddByStream(parcel.Evict(&not_freed), evicted);
     state_.NoteHeld(parcel, not_freed > before);
     GuardedMemory fetched = parcel.TakeFetched();
+    // Another thread may be fetching it: then it does not count as fetched until that is done, or
+    // the schedule would name it again and again.
+    const bool was_unread = state_.schedule->OnDropped(parcel);
     if (!fetched) continue;
-    unread += state_.schedule->OnDropped(parcel) ? 1 : 0;
+    unread += was_unread ? 1 : 0;
     dropped.push_back(std::move(fetched));
   }
   stats_.Update([&](OffloadStats& stats) {

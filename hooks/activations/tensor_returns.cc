@@ -250,7 +250,6 @@ void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
   if (!options_.overlap) return;
   for (;;) {
     Arrivals wanted;  // they keep their parcels until after the lock
-    uint64_t looks = 0;
     bool is_all = false;
     const uint64_t device_bytes = state_.DeviceBytes(record.pack_stream.torch.device());
     {
@@ -270,10 +269,9 @@ void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
           state_.schedule->OnDropped(parcel);  // another thread is faster
         }
       }
-      looks = fetches.looks;
       is_all = fetches.is_all;
+      stats_.Update([&](OffloadStats& stats) { stats.prefetch_looks += fetches.looks; });
     }
-    if (looks > 0) stats_.Update([&](OffloadStats& stats) { stats.prefetch_looks += looks; });
     if (wanted.empty() || !FetchAhead(wanted, backward) || is_all) return;
   }
 }

@@ -26,9 +26,9 @@ namespace pinion {
 
 // While it lives, SavedTensorPacker::BeforeKernel of the innermost SavedTensorScope is called for
 // each operator on this thread. Exception: operators that kernels call.
-class KernelScope {
+class [[nodiscard]] KernelScope {
  public:
-  KernelScope();
+  [[nodiscard]] KernelScope();
 
  private:
   const c10::impl::ForceDispatchKeyGuard keys_;

@@ -197,9 +197,9 @@ uint64_t CurrentBackwardNode();
 bool IsReadByUserCode();
 
 // While it lives, what the calling thread unpacks is for user code.
-class UserReadScope {
+class [[nodiscard]] UserReadScope {
  public:
-  UserReadScope();
+  [[nodiscard]] UserReadScope();
   ~UserReadScope();
   UserReadScope(const UserReadScope&) = delete;
   UserReadScope& operator=(const UserReadScope&) = delete;

@@ -153,17 +153,28 @@ void NotedObjects::DecideReleased() {
   }
 }
 
+void NotedObjects::CountRest(KnownStorages::Id storage) {
+  NotedObject* longest = nullptr;
+  uint64_t others_bytes = 0;
+  for (const Id id : storages_.objects(storage)) {
+    NotedObject& object = all_[id];
+    if (longest == nullptr || object.IsNeededLongerThan(*longest)) {
+      longest = &object;
+      others_bytes = 0;
+    } else if (!longest->IsNeededLongerThan(object)) {
+      others_bytes += object.planned.size_bytes;
+    }
+  }
+  if (longest == nullptr) return;
+  const uint64_t rest_bytes =
+      longest->storage_bytes - std::min(longest->storage_bytes, others_bytes);
+  longest->planned.size_bytes = std::max(longest->planned.size_bytes, rest_bytes);
+}
+
 void NotedObjects::End(size_t uses) {
   DecideReleased();
   for (const Id id : held_) all_[id].let_go = uses;
-  // Where it stays, a part of a storage keeps all of it. That is counted once: for the first one of
-  // those that are needed longest.
-  absl::flat_hash_map<KnownStorages::Id, NotedObject*> longest;
-  for (NotedObject& object : all_) {
-    NotedObject*& last = longest[object.storage];
-    if (last == nullptr || object.IsNeededLongerThan(*last)) last = &object;
-  }
-  for (const auto& [storage, object] : longest) object->planned.size_bytes = object->storage_bytes;
+  for (KnownStorages::Id storage = 0; storage < storages_.size(); ++storage) CountRest(storage);
   // A graph that is left holds its own: what is no leaf is taken for its alone.
   for (NotedObject& object : all_) {
     if (object.is_decided) continue;

@@ -46,8 +46,8 @@ class NotedObjects {
   // Of what the program still held, which it has let go of by now, `since` the last moment: `entry`
   // is the next one. `peaks` holds what the program does.
   void NoteLetGo(const DevicePeaks::Since& since, size_t uses, size_t entry, DevicePeaks& peaks);
-  // The peak since the last moment, if copies that were fetched had stayed as long as they are
-  // needed: what is not moved does.
+  // The peak since the last moment if fetched copies had stayed as long as they are needed. A
+  // tensor that a plan does not move stays as long.
   int64_t PeakHadCopiesStayed(const DevicePeaks::Since& since);
   // Of objects without handles, whether they have freed their memory: at the end of a backward all
   // who copied it out or lent it have let go of it.
@@ -64,6 +64,9 @@ class NotedObjects {
   bool IsHeld(const NotedObject& object);
   // Whoever has read it keeps it.
   void LeaveToReader(Id id);
+  // A part of a storage that stays keeps all of it. What nobody else saves of the storage counts
+  // for the object that is needed longest.
+  void CountRest(KnownStorages::Id storage);
 
   KnownStorages storages_;
   std::vector<NotedObject> all_;

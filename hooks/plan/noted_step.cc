@@ -67,6 +67,10 @@ size_t HeldUntil(const NotedObject& object) {
 
 // What the objects of one storage that free nothing add to the other bytes of each stretch.
 void AddKept(absl::Span<const NotedObject* const> objects, StepRecord& step) {
+  if (std::all_of(objects.begin(), objects.end(),
+                  [](const NotedObject* object) { return object->planned.frees; })) {
+    return;
+  }
   std::vector<bool> is_kept(step.stretches.size());
   for (const NotedObject* object : objects) {
     if (object->planned.frees) continue;
@@ -245,23 +249,25 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
 
 void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> gone, size_t entry) {
   std::vector<LetGo> let_go;
-  std::vector<NotedObject*> in_order;
+  std::vector<const void*> in_order;  // their storages
   for (const DevicePeaks::Freed& freed : since.freed) {
-    // What came when others had gone came later, too.
-    if (!let_go.empty()) {
+    const auto object = std::find_if(gone.begin(), gone.end(),
+                                     [&](const auto* one) { return one->data == freed.data; });
+    if (object != gone.end()) {
+      in_order.push_back(freed.data);
+      let_go.push_back({static_cast<int64_t>((*object)->storage_bytes), freed.later_peak_bytes});
+    } else if (!let_go.empty()) {
+      // A peak after a later free came after this one, too.
       int64_t& later_peak_bytes = let_go.back().later_peak_bytes;
       later_peak_bytes = std::max(later_peak_bytes, freed.later_peak_bytes);
     }
-    for (NotedObject* object : gone) {
-      if (object->data != freed.data) continue;
-      in_order.push_back(object);
-      let_go.push_back({static_cast<int64_t>(object->storage_bytes), freed.later_peak_bytes});
-    }
   }
   const std::vector<bool> counts_as_held = CountAsHeld(since.peak_bytes, let_go);
-  for (NotedObject* object : gone) object->gone_by = entry;
-  for (size_t i = 0; i < in_order.size(); ++i) {
-    if (counts_as_held[i]) in_order[i]->gone_by = 0;
+  for (NotedObject* object : gone) {
+    const auto at = std::find(in_order.begin(), in_order.end(), object->data);
+    const bool is_held =
+        at != in_order.end() && counts_as_held[static_cast<size_t>(at - in_order.begin())];
+    object->gone_by = is_held ? 0 : entry;
   }
 }
 

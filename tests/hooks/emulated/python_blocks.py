@@ -115,6 +115,21 @@ class Bert(nn.Module):
         return self.norms[1](x + self.mlp(x)) * ~padding[..., None]
 
 
+class Albert(nn.Module):
+    """One layer, three times over."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.norm = Attention(), nn.LayerNorm(WIDTH)
+        self.gate, self.down = nn.Linear(WIDTH, 256), nn.Linear(128, WIDTH)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = x + self.attention(self.norm(x))
+            x = x + self.down(F.glu(self.gate(self.norm(x)), dim=-1))
+        return x
+
+
 class Vit(nn.Module):
     def __init__(self):
         super().__init__()
@@ -212,7 +227,7 @@ class Lora(nn.Module):
         return self.frozen(x) + self.b(self.a(F.dropout(x, 0.1, self.training)))
 
 
-BLOCKS = [Llama, Gpt2, T5, Bert, Vit, ConvNext, ResNet, Unet, MambaScan, Experts, Lora]
+BLOCKS = [Llama, Gpt2, T5, Bert, Albert, Vit, ConvNext, ResNet, Unet, MambaScan, Experts, Lora]
 # Also under torch.amp.autocast.
 AUTOCAST = [Gpt2]
 
