@@ -10,19 +10,22 @@
 // others where the plan says so. The plan names the use at which each is evicted, and the use from
 // which on it is fetched. All other tensors stay and are not copied.
 //
-// The plan is a preference, the target is a rule. Before each use the schedule adds what the record
-// says is to come to what the allocator has given out. Where the sum exceeds the target, it evicts
-// what was copied out, oldest first, then what was fetched for later, then what the plan keeps,
-// farthest next use first. Nothing is fetched ahead meanwhile.
+// The plan is a preference, the target is a rule. Before each use the schedule adds the most that
+// any record of the step allocated until the next use to what the allocator has given out. Where
+// the sum exceeds the target, it evicts what was copied out, oldest first, then what was fetched
+// for later, then what the plan keeps, farthest next use first. Nothing is fetched ahead meanwhile.
+// Beside weights that visit the device the limit is the plan's peak plus these weights, if that is
+// more than the target: weights give way to the plan.
 //
-// What a step will need that is not known can only be kept within a target by taking the least
-// memory that can be: all leave, each is let go of as soon as its copy is submitted, what a reader
-// has fetched with the next use, and nothing is fetched ahead. So runs the first step, and one that
-// is known to need more than the target whatever leaves. Without a target they run by windows. A
-// step that turns out to be another one than was thought goes on as the known one that begins like
-// it; else like the first, and what has stayed leaves as well. That shows by what it saves, by what
-// it reads, and by what is still needed where the known one has let go of it, at the next use at
-// the latest: before a step needs more than was planned.
+// A step without a plan takes the least memory possible, if there is a target: all tensors leave,
+// each is evicted as soon as its copy is submitted, and nothing is fetched ahead. A fetched tensor
+// is dropped at the next use. The first step runs like this, and a step that is known to need more
+// than the target. Without a target they run by windows.
+//
+// A step may turn out to differ from the known one that it followed: it saves or reads something
+// else, or still needs an object that the known step has released. The schedule sees that at the
+// next use at the latest. The step goes on as another known step that begins in the same way. If
+// there is none, it goes on without a plan, and tensors that have stayed leave as well.
 //
 // Segments that can be computed again are kept, unless a plan within a target computes them again
 // (segment_choice.h). A step may begin with one, before anything is saved.
@@ -100,9 +103,9 @@ class TargetSchedule final : public OffloadSchedule {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                          options_.link, mixes, aside, margin_bytes);
   }
-  // While a step runs as planned: what its record counts is not more, but for what is to be away by
-  // now and is here: it has not left yet, or others hold it. Of it the bytes that were saved count,
-  // not what else a larger storage may have.
+  // While a step runs as planned: the most that its record counts. That is the plan's peak, and the
+  // saved bytes of objects that should be away by now and are still on the device, since they have
+  // not left yet or others hold them.
   std::optional<StepPromise> Promise() const {
     if (!IsInStep() || !IsPlanned()) return std::nullopt;
     const StepPlan& plan = followed()->plan();

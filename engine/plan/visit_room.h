@@ -69,7 +69,7 @@ class VisitRoom {
   const uint64_t target_bytes_;
   absl::flat_hash_map<Place, Known> known_;
   absl::flat_hash_map<Place, uint64_t> uses_;  // since forward began, by an object's first place
-  bool in_backward_ = false;                   // the last use
+  bool in_backward_ = false;                   // of the last use
   std::optional<Last> last_;
 };
 

@@ -32,7 +32,6 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "pinion/device/allocation_bytes.h"
-#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 

@@ -13,9 +13,9 @@
 namespace pinion {
 namespace {
 
-// A plan counts an object in whole stretches. What it has to add to the other bytes of each entry's
-// peak, so that the sum is what was on the device: less than nothing where objects count that have
-// gone by then, more where objects do not count that are there still.
+// A plan counts an object in whole stretches, but objects come and go within them. This is what to
+// add to the other bytes of each entry's peak, so that the plan's sum is what was on the device. It
+// is negative where a counted object has gone, and positive where an uncounted one is still there.
 std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
                                    absl::Span<const NotedObject> objects) {
   std::vector<int64_t> corrections(entries.size());

@@ -24,6 +24,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
@@ -266,14 +267,18 @@ TEST_F(EarlyStopOperators, EachHasRunToItsEndWhereInputsAreOffloaded) {
     const auto segment = [&](const Tensor& x) { return op.run(x.sin()); };
     const Tensor expected = GradientOf(segment, /*checkpointed=*/false);
     SeedGenerators();
+    const OffloadStats before = world_.stats();
     Tensor y;
     {
       const OffloadScope scope(world_.session());
       y = checkpoint(segment, x_ * 1);
     }
+    EXPECT_GT(world_.stats().offloaded, before.offloaded);
+    EXPECT_GT(world_.stats().evicted_bytes, before.evicted_bytes);
     Poison();
     const Tensor factors = at::linspace(-1, 1, y.numel(), emu()).view(y.sizes());
     EXPECT_TRUE(SameBytes(torch::autograd::grad({y}, {x_}, {factors})[0].cpu(), expected));
+    EXPECT_GT(world_.stats().fetched_bytes, before.fetched_bytes);
   }
 }
 

@@ -13,7 +13,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {

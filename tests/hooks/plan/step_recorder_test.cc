@@ -61,6 +61,13 @@ at::Tensor UseSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
   return grad;
 }
 
+// Lets go of what was saved, and takes three times as much for a moment.
+at::Tensor TakeMore(const at::Tensor& grad, const UnpackSaved& unpack) {
+  unpack();
+  at::ones({3 * kTensorBytes / 4}, grad.options());
+  return grad;
+}
+
 class StepRecorderTest : public ::testing::Test {
  protected:
   // A window that holds one of the tensors.
@@ -418,11 +425,7 @@ TEST_F(StepRecorderTest, ACopyThatItsReaderLetsGoOfCountsAsLongAsItIsNeeded) {
       std::optional<SavedTensorScope> scope;
       if (packer != nullptr) scope.emplace(packer);
       const RecordScope record(recorder_);
-      y = Probe(y, {activation()}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
-        unpack();
-        at::ones({3 * kTensorBytes / 4}, grad.options());
-        return grad;
-      });
+      y = Probe(y, {activation()}, TakeMore);
     }
     y.backward();
     return Finish();
@@ -441,11 +444,7 @@ TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes
       std::optional<OffloadScope> offload;
       if (session != nullptr) offload.emplace(session);
       const RecordScope record(recorder_);
-      y = Probe(y, {activation()}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
-        unpack();
-        at::ones({3 * kTensorBytes / 4}, grad.options());
-        return grad;
-      });
+      y = Probe(y, {activation()}, TakeMore);
       for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
     }
     y.backward();
