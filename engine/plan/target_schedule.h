@@ -151,6 +151,8 @@ class TargetSchedule final : public OffloadSchedule {
   // The target, if it is one in bytes. No lock is needed.
   std::optional<uint64_t> memory_bytes() const { return options_.memory_bytes; }
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
+  // By what was told last, the step that runs as planned will exceed the target.
+  bool LacksBytes() const { return IsPlanned() && MissingBytes(awaited_bytes_) > 0; }
   void OnDeviceBytes(uint64_t size_bytes, uint64_t visiting_bytes) override {
     device_bytes_ = size_bytes;
     visiting_bytes_ = visiting_bytes;

@@ -132,8 +132,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   RecordPtr record;
   DueRecords due;
   bool is_new = false;
-  bool takes_more = false;  // what leaves for the target may not be enough
-  Released released;        // let go of after the lock
+  Released released;  // let go of after the lock
   const uint64_t device_bytes = state_.DeviceBytes(device_);
   {
     OffloadLock lock(state_);
@@ -180,9 +179,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
     if (!scope.ended) {
       due.Add(state_.books.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes()));
     }
-    const size_t due_anyhow = due.records.size();
     TakeLateLeavers(state_, *stats_, node, due.records, released);
-    takes_more = state_.asks_for_device_bytes && due.records.size() > due_anyhow;
     due.Sort(state_);
     ++record->live_handles;
     stats_->Update([&, counter = CounterOf(*record)](OffloadStats& stats) {
@@ -194,7 +191,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   auto handle =
       std::make_unique<Handle>(shared_from_this(), RecordView(std::move(record), tensor, is_new));
   departures_.CopyOut(due);
-  if (takes_more) LeaveForTarget(state_, *stats_, device_, node, departures_);
+  LeaveForTarget(state_, *stats_, device_, node, departures_);
   return handle;
 }
 
@@ -244,9 +241,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
       due.Sort(state_);
     }
     departures_.CopyOut(due);
-    if (state_.asks_for_device_bytes && !due.records.empty()) {
-      LeaveForTarget(state_, *stats_, device_, last_saver, departures_);
-    }
+    LeaveForTarget(state_, *stats_, device_, last_saver, departures_);
   }
   BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward},
                                          [&handle] { return handle.view().Describe(); });

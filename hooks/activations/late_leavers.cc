@@ -66,7 +66,12 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
 
 void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
                     const NodeId& node, TensorDepartures& departures) {
-  for (;;) {
+  if (!state.asks_for_device_bytes) return;
+  const auto lacks_bytes = [&] {
+    OffloadLock lock(state);
+    return state.schedule.target->LacksBytes();
+  };
+  while (lacks_bytes()) {
     DueRecords due;
     Released released;  // let go of after the lock
     const uint64_t device_bytes = state.DeviceBytes(device);
