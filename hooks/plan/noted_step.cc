@@ -65,25 +65,33 @@ size_t HeldUntil(const NotedObject& object) {
   return object.gone_by > 0 ? object.let_go - 1 : object.let_go;
 }
 
-// What the objects of one storage that free nothing add to the other bytes of each stretch.
-void AddKept(absl::Span<const NotedObject* const> objects, StepRecord& step) {
-  if (std::all_of(objects.begin(), objects.end(),
-                  [](const NotedObject* object) { return object->planned.frees; })) {
-    return;
-  }
-  std::vector<bool> is_kept(step.stretches.size());
-  for (const NotedObject* object : objects) {
-    if (object->planned.frees) continue;
-    const size_t end = object->handles > 0 ? step.stretches.size() : object->uses_at_release;
-    for (size_t s = object->first_use; s < end; ++s) is_kept[s] = true;
-  }
-  const uint64_t bytes = objects.front()->storage_bytes;
-  for (size_t s = 0; s < step.stretches.size(); ++s) {
-    if (is_kept[s]) step.stretches[s].other_bytes += bytes;
+// What the objects of one storage add to the other bytes of each stretch: all of it while one of
+// them that frees nothing is needed; and until its last part is saved, what does not count yet.
+void AddStorage(absl::Span<const NotedObject* const> objects, StepRecord& step) {
+  const uint64_t storage_bytes = objects.front()->storage_bytes;
+  size_t last_save = 0;
+  for (const NotedObject* object : objects) last_save = std::max(last_save, object->first_use);
+  std::vector<uint64_t> more_bytes(step.stretches.size());
+  for (size_t s = objects.front()->first_use; s < step.stretches.size(); ++s) {
+    bool is_needed = false, is_kept = false;
+    uint64_t counted_bytes = 0;
+    for (const NotedObject* object : objects) {
+      const bool is_over = object->handles == 0 && object->uses_at_release <= s;
+      if (s < object->first_use || is_over) continue;
+      is_needed = true;
+      is_kept = is_kept || !object->planned.frees;
+      counted_bytes += object->planned.frees ? object->planned.size_bytes : 0;
+    }
+    if (is_kept) {
+      more_bytes[s] = storage_bytes;
+    } else if (is_needed && s < last_save) {
+      more_bytes[s] = storage_bytes - std::min(storage_bytes, counted_bytes);
+    }
+    step.stretches[s].other_bytes += more_bytes[s];
   }
   for (StepSegment& segment : step.segments) {
-    if (segment.before.has_value() && is_kept[segment.uses.front()]) {
-      segment.before->other_bytes += bytes;
+    if (segment.before.has_value()) {
+      segment.before->other_bytes += more_bytes[segment.uses.front()];
     }
   }
 }
@@ -326,7 +334,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
   }
   SetRecompute(objects, recompute_us, step);
   segments.AddTo(InputsOf(segments.size(), inputs, objects, step), step);
-  for (const auto& [storage, in_it] : by_storage) AddKept(in_it, step);
+  for (const auto& [storage, in_it] : by_storage) AddStorage(in_it, step);
   return step;
 }
 
