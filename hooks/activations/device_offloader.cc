@@ -101,8 +101,10 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
                                                    const PackScope& scope) {
   Packed packed = {tensor, place.node, /*place=*/0, is_leaf, std::move(cast), scope};
   if (learner_ == nullptr) return PackNow(packed);
-  packed.place = PlaceNumber(scope.begin, place);
-  return learner_->Pack(tensor, packed.place, is_leaf, [&] { return PackNow(packed); });
+  return learner_->Pack(tensor, PlaceNumber(scope.begin, place), is_leaf, [&](uint64_t number) {
+    packed.place = number;
+    return PackNow(packed);
+  });
 }
 
 std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {

@@ -97,7 +97,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   struct Packed {
     const at::Tensor& tensor;
     const NodeId& node;
-    uint64_t place;  // PlaceNumber in the scope, with a learner
+    uint64_t place;  // that StepLearner::Pack gives, with a learner
     bool is_leaf;
     std::unique_ptr<const ParameterCast> cast;
     const PackScope& scope;

@@ -222,6 +222,13 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
       return KeepWith(tensor, std::move(save.earlier));
     }
   }
+  if (kind == TensorKind::kParameter) {
+    const DeviceOffloader* const offloader =
+        known_[device.index()].load(std::memory_order_acquire);
+    if (offloader != nullptr && offloader->learner() != nullptr) {
+      offloader->learner()->NoteParameter(tensor);
+    }
+  }
   if (kind == TensorKind::kParameter || kind == TensorKind::kSmall) return Keep(reason, device);
   DeviceOffloader* offloader = known_[device.index()].load(std::memory_order_acquire);
   if (offloader == nullptr) {

@@ -66,8 +66,10 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
 
 std::unique_ptr<SavedTensor> StepLearner::Pack(
     const at::Tensor& tensor, uint64_t place, bool is_leaf,
-    absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack) {
+    absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack) {
+  constexpr uint64_t kWithGradients = uint64_t{1} << 63;
   BeginStepIfNone();
+  if (has_gradients_) place |= kWithGradients;
   bool is_first = false;
   {
     OffloadLock lock(state_);
@@ -75,7 +77,29 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
   }
   if (is_first) RaisePlans(tensor, place);
   const std::shared_ptr<DeviceRecording> recording = Current();
-  return recording == nullptr ? pack() : PackRecorded(recording, tensor, place, is_leaf, pack);
+  if (recording == nullptr) return pack(place);
+  return PackRecorded(recording, tensor, place, is_leaf, [&] { return pack(place); });
+}
+
+void StepLearner::NoteParameter(const at::Tensor& saved) {
+  if (!wants_parameter_) return;
+  const at::TensorBase& parameter = BaseOf(saved);
+  if (!parameter.is_leaf() || !parameter.requires_grad()) return;
+  MutexLock lock(mu_);
+  parameter_.emplace(parameter.getIntrusivePtr());
+  wants_parameter_ = false;
+}
+
+void StepLearner::LookForGradients() {
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> parameter;
+  {
+    MutexLock lock(mu_);
+    parameter = parameter_;
+  }
+  const auto impl = parameter.has_value() ? parameter->lock() : nullptr;
+  // Without a copy: another thread may be about to set it.
+  has_gradients_ = impl != nullptr && impl->grad().defined();
+  wants_parameter_ = true;
 }
 
 void StepLearner::RunAside(absl::FunctionRef<void()> work) {
@@ -144,6 +168,7 @@ void StepLearner::BeginStep() {
     // come to it: a record from before, of the last step as well, counts them wrongly.
     if (!is_as_before) state_.schedule.target->ForgetKnown();
   }
+  LookForGradients();
   if (last != nullptr && is_as_before) Learn(*last, ran, wanted);
   TellOfOvershoot();
   bool wants_record = false;

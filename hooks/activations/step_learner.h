@@ -7,6 +7,10 @@
 // last step did is planned then, and not before: its last events are read, for which the host
 // waits.
 //
+// A step that begins without gradients makes them, and is known apart from one that adds to them:
+// a first micro-batch from those behind it. The first parameter that the step before has saved
+// tells.
+//
 // Thread safety: thread-safe.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_STEP_LEARNER_H_
@@ -14,7 +18,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -52,9 +59,12 @@ class StepLearner {
         meter_(device, clock_, state.planner->memory_bytes()) {}
 
   // What `pack` makes of a tensor, which is recorded if the step is. `place` is the number of its
-  // place in the scope. Null where `pack` says so: the tensor stays what it is.
+  // place in the scope, and what `pack` gets that in the step. Null where `pack` says so: the
+  // tensor stays what it is.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, uint64_t place, bool is_leaf,
-                                    absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack);
+                                    absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack);
+  // A parameter was saved, or part of one.
+  void NoteParameter(const at::Tensor& saved);
   // As SavedTensorPacker::KeepSegment.
   std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope);
   // Runs `work`, which is no part of the step.
@@ -77,6 +87,8 @@ class StepLearner {
   std::shared_ptr<DeviceRecording> Current() const;
   void BeginStepIfNone();
   void BeginStep();
+  // Looks whether there are gradients by now.
+  void LookForGradients();
   // In the log, once each.
   void TellOfShortfall(const KnownStep& known);
   void TellOfOvershoot();
@@ -96,12 +108,16 @@ class StepLearner {
   OffloadState& state_;
   PlanMeter meter_;
 
+  std::atomic<bool> wants_parameter_ = true;  // none was saved since the step began
+  std::atomic<bool> has_gradients_ = false;   // when the step began
+
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
   bool told_of_shortfall_ ABSL_GUARDED_BY(mu_) = false;  // in the log
   bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // the same
   uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // of plans
   SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> parameter_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion
