@@ -125,14 +125,17 @@ size_t KnownStep::Saves(uint32_t object) const {
   return static_cast<size_t>(read - uses.begin());
 }
 
-std::optional<size_t> KnownStep::NextRead(uint32_t object, size_t now, bool is_kept) const {
+std::optional<size_t> KnownStep::NextRead(uint32_t object, size_t now, pinion::Use how) const {
   const std::vector<size_t>& uses = lives_[object].uses;
   const StepObject& one = step_.objects[object];
   const auto next =
       std::upper_bound(uses.begin() + 1, uses.end(), std::max<size_t>(now, one.saved_until));
   if (next == uses.end()) return std::nullopt;
   const bool goes = next + 1 == uses.end() && one.needed_until <= operator_ends_[*next] + 1;
-  if (is_kept && goes) return std::nullopt;
+  if (how != pinion::Use::kRead && goes) return std::nullopt;
+  const bool makes_graph =
+      std::binary_search(step_.graph_reads.begin(), step_.graph_reads.end(), *next);
+  if (makes_graph != (how == pinion::Use::kReadIntoGraph)) return std::nullopt;
   return *next;
 }
 
@@ -151,7 +154,8 @@ bool KnownStep::FreesBehind(uint32_t object, size_t now) const {
 }
 
 bool KnownStep::IsLike(const StepRecord& other) const {
-  return step_.uses == other.uses && step_.early_segments == other.early_segments &&
+  return step_.uses == other.uses && step_.graph_reads == other.graph_reads &&
+         step_.early_segments == other.early_segments &&
          std::equal(step_.objects.begin(), step_.objects.end(), other.objects.begin(),
                     other.objects.end(), [](const StepObject& a, const StepObject& b) {
                       return a.signature == b.signature && a.frees == b.frees &&

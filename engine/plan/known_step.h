@@ -22,6 +22,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "pinion/engine/plan/offload_schedule.h"
 #include "pinion/engine/plan/step_lives.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
@@ -78,8 +79,9 @@ class KnownStep {
   // The ordinal of the object's `n`-th use, from 0; of the last one if there are fewer.
   size_t Use(uint32_t object, size_t n) const;
   // The ordinal of the object's next read after use `now`. None: this is another step, which reads
-  // it once more, in another order, or keeps the graph (`is_kept`) where this one lets go of it.
-  std::optional<size_t> NextRead(uint32_t object, size_t now, bool is_kept) const;
+  // it once more, in another order, by a backward that makes a graph where this one's does not, or
+  // keeps the graph where this one lets go of it.
+  std::optional<size_t> NextRead(uint32_t object, size_t now, pinion::Use how) const;
   // Whether nobody needs the object any more when that use comes.
   bool IsOverBy(uint32_t object, size_t use) const {
     const uint32_t needed_until = step_.objects[object].needed_until;

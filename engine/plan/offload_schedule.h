@@ -46,9 +46,10 @@ struct SavedObject {
 
 // Who uses an object that was saved.
 enum class Use {
-  kSaved,        // once more, by another operator
-  kRead,         // its reader is about to, and lets go of it if it is the last one
-  kReadAndKept,  // the same, in a graph that is kept: it is not let go of
+  kSaved,          // once more, by another operator
+  kRead,           // its reader is about to, and lets go of it if it is the last one
+  kReadAndKept,    // the same, in a graph that is kept: it is not let go of
+  kReadIntoGraph,  // the same, by a backward that makes a graph itself
 };
 
 // What a schedule makes of it.

@@ -72,7 +72,7 @@ std::optional<size_t> StepProgress::Reached(const KnownStep& known,
                                             size_t n, Use use, size_t now) const {
   // What is saved may come in any order: branches leave some of it out.
   if (use == Use::kSaved) return std::max(now, known.Use(planned, n));
-  const std::optional<size_t> next = known.NextRead(planned, now, use == Use::kReadAndKept);
+  const std::optional<size_t> next = known.NextRead(planned, now, use);
   for (size_t left_out = now + 1; left_out < next.value_or(0); ++left_out) {
     const uint32_t other = known.step().uses[left_out];
     if (actual[other] == UINT32_MAX) continue;

@@ -106,7 +106,8 @@ uint64_t TargetSchedule::CompanyOf(uint32_t id) const {
 
 void TargetSchedule::OnUsed(uint32_t id, Use use) {
   if (!progress_.OnUsed(id, use)) FindKnown(/*begins=*/false);
-  places_.SetStaysFetched(id, use == Use::kReadAndKept && IsPlanned() && IsHereUntilNextUse(id));
+  const bool is_kept = use == Use::kReadAndKept || use == Use::kReadIntoGraph;
+  places_.SetStaysFetched(id, is_kept && IsPlanned() && IsHereUntilNextUse(id));
   awaited_bytes_ = places_.AwayBytes(id);
 }
 

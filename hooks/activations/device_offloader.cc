@@ -1,5 +1,6 @@
 #include "pinion/hooks/activations/device_offloader.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
@@ -229,6 +230,9 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     const bool is_kept = backward != -1 && BackwardKeepsGraph();
     // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
     if (is_kept) SettleLoans();
+    const Use how = !is_kept                      ? Use::kRead
+                    : c10::GradMode::is_enabled() ? Use::kReadIntoGraph
+                                                  : Use::kReadAndKept;
     DueRecords due;
     Released released;  // let go of after the lock
     NodeId last_saver;
@@ -236,7 +240,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     {
       OffloadLock lock(state_);
       state_.TellDeviceBytes(device_bytes);
-      state_.schedule->OnUsed(record.in_schedule.object, is_kept ? Use::kReadAndKept : Use::kRead);
+      state_.schedule->OnUsed(record.in_schedule.object, how);
       if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
       last_saver = state_.books.pending.last_saver();
       TakeLateLeavers(state_, *stats_, last_saver, due.records, released);

@@ -22,8 +22,8 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
                      RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
-// What was to leave for the target has left. As long as that was not enough, since somebody held it,
-// others do.
+// What was to leave for the target has left. As long as that was not enough, since somebody held
+// it, others do.
 void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
                     const NodeId& node, TensorDepartures& departures);
 

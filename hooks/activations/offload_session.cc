@@ -223,8 +223,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     }
   }
   if (kind == TensorKind::kParameter) {
-    const DeviceOffloader* const offloader =
-        known_[device.index()].load(std::memory_order_acquire);
+    const DeviceOffloader* const offloader = known_[device.index()].load(std::memory_order_acquire);
     if (offloader != nullptr && offloader->learner() != nullptr) {
       offloader->learner()->NoteParameter(tensor);
     }

@@ -310,6 +310,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
       const bool goes_on = !step.uses.empty() && entry.by == last_by;
       step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
       segments.AddUse(entry, static_cast<uint32_t>(step.uses.size()));
+      if (entry.into_graph) step.graph_reads.push_back(static_cast<uint32_t>(step.uses.size()));
       step.uses.push_back(*entry.used);
       last_by = entry.by;
     }

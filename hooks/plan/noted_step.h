@@ -68,6 +68,7 @@ struct NotedEntry {
   std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
   std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept
   bool computed_again = false;                      // by who read it
+  bool into_graph = false;                          // a read, as StepRecord::graph_reads has it
   uint64_t by = 0;                                  // which operator has used it, by any number
   std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved or begins
   int64_t other_bytes = 0;
