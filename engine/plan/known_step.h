@@ -13,6 +13,7 @@
 #ifndef PINION_ENGINE_PLAN_KNOWN_STEP_H_
 #define PINION_ENGINE_PLAN_KNOWN_STEP_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -122,6 +123,10 @@ class KnownStep {
   bool Stays(uint32_t object, size_t now) const { return !Moves(object) || now < copy_at_[object]; }
   // How much more than behind use `use` there is at most until the next one, in any record of it.
   uint64_t GrowthBytes(size_t use) const { return growth_bytes_[use]; }
+  // The most of any use.
+  uint64_t MostGrowthBytes() const {
+    return *std::max_element(growth_bytes_.begin(), growth_bytes_.end());
+  }
 
  private:
   StepRecord step_;

@@ -44,6 +44,7 @@ bool StepProgress::OnUsed(uint32_t id, Use use) {
   used_.emplace_back(id, use);
   const std::optional<size_t> reached = Reached(*known_, actual_, object.planned, n, use, now_);
   if (!reached.has_value()) return false;
+  skips_ = skips_ || *reached != used_.size() - 1;
   now_ = *reached;
   return !IsOverdue();
 }
@@ -94,10 +95,12 @@ std::optional<StepProgress::Match> StepProgress::MatchWith(const KnownStep& know
     match.planned.push_back(*found);
   }
   std::vector<size_t> uses(objects_.size());
+  size_t so_far = 0;
   for (const auto& [object, use] : used_) {
     const std::optional<size_t> reached =
         Reached(known, match.actual, match.planned[object], uses[object]++, use, match.now);
     if (!reached.has_value()) return std::nullopt;
+    match.skips = match.skips || *reached != so_far++;
     match.now = *reached;
   }
   for (size_t i = 0; i < objects_.size(); ++i) {
@@ -110,6 +113,7 @@ void StepProgress::Follow(std::shared_ptr<const KnownStep> known, Match match) {
   FollowNone();
   known_ = std::move(known);
   now_ = match.now;
+  skips_ = match.skips;
   actual_ = std::move(match.actual);
   for (size_t i = 0; i < objects_.size(); ++i) objects_[i].planned = match.planned[i];
 }
@@ -118,6 +122,7 @@ void StepProgress::FollowNone() {
   known_ = nullptr;
   actual_.clear();
   now_ = next_over_ = 0;
+  skips_ = false;
 }
 
 }  // namespace pinion

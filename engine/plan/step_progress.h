@@ -38,6 +38,7 @@ class StepProgress {
     std::vector<uint32_t> planned;  // by object
     std::vector<uint32_t> actual;   // objects by their number in the known step
     size_t now = 0;                 // the use that was reached
+    bool skips = false;             // uses of the known one, or comes to them in another order
   };
 
   // A step begins, and follows none.
@@ -66,6 +67,8 @@ class StepProgress {
 
   // The use of the known step that was reached.
   size_t now() const { return now_; }
+  // Uses of the known step were left out, or came in another order.
+  bool skips() const { return skips_; }
   // The object's number in the known step.
   uint32_t planned(uint32_t object) const { return objects_[object].planned; }
   // The object that has that number; none if it has not come yet.
@@ -100,6 +103,7 @@ class StepProgress {
   std::shared_ptr<const KnownStep> known_;
   std::vector<uint32_t> actual_;  // objects by their number in the known step
   size_t now_ = 0;
+  bool skips_ = false;
   size_t next_over_ = 0;  // in known_->overs()
 };
 
