@@ -138,6 +138,12 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     DeviceOffloader* const offloader = known_[device.index()].load(std::memory_order_acquire);
     if (offloader != nullptr) offloader->learner()->OnDeviceBytes(allocated_bytes, freed);
   }
+  void OnAccumulate(const at::Tensor& leaf) override {
+    if (leaf.device().type() != device_type_) return;
+    DeviceOffloader* const offloader =
+        known_[leaf.device().index()].load(std::memory_order_acquire);
+    if (offloader != nullptr) offloader->learner()->OnAccumulate(leaf);
+  }
 
  private:
   // A session of another backend would watch a whole training run and do nothing.
@@ -220,12 +226,6 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     if (save.is_heads) {
       Keep(reason, device);
       return KeepWith(tensor, std::move(save.earlier));
-    }
-  }
-  if (kind == TensorKind::kParameter) {
-    const DeviceOffloader* const offloader = known_[device.index()].load(std::memory_order_acquire);
-    if (offloader != nullptr && offloader->learner() != nullptr) {
-      offloader->learner()->NoteParameter(tensor);
     }
   }
   if (kind == TensorKind::kParameter || kind == TensorKind::kSmall) return Keep(reason, device);

@@ -81,25 +81,22 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
   return PackRecorded(recording, tensor, place, is_leaf, [&] { return pack(place); });
 }
 
-void StepLearner::NoteParameter(const at::Tensor& saved) {
-  if (!wants_parameter_) return;
-  const at::TensorBase& parameter = BaseOf(saved);
-  if (!parameter.is_leaf() || !parameter.requires_grad()) return;
+void StepLearner::OnAccumulate(const at::Tensor& leaf) {
+  if (!wants_leaf_.exchange(false)) return;
   MutexLock lock(mu_);
-  parameter_.emplace(parameter.getIntrusivePtr());
-  wants_parameter_ = false;
+  leaf_.emplace(leaf.getIntrusivePtr());
 }
 
 void StepLearner::LookForGradients() {
-  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> parameter;
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> leaf;
   {
     MutexLock lock(mu_);
-    parameter = parameter_;
+    leaf = leaf_;
   }
-  const auto impl = parameter.has_value() ? parameter->lock() : nullptr;
+  const auto impl = leaf.has_value() ? leaf->lock() : nullptr;
   // Without a copy: another thread may be about to set it.
   has_gradients_ = impl != nullptr && impl->grad().defined();
-  wants_parameter_ = true;
+  wants_leaf_ = true;
 }
 
 void StepLearner::RunAside(absl::FunctionRef<void()> work) {

@@ -8,8 +8,8 @@
 // waits.
 //
 // A step that begins without gradients makes them, and is known apart from one that adds to them:
-// a first micro-batch from those behind it. The first parameter that the step before has saved
-// tells.
+// a first micro-batch from those behind it. The leaf tells to whose gradient the step before has
+// added first.
 //
 // Thread safety: thread-safe.
 
@@ -63,8 +63,8 @@ class StepLearner {
   // tensor stays what it is.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, uint64_t place, bool is_leaf,
                                     absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack);
-  // A parameter was saved, or part of one.
-  void NoteParameter(const at::Tensor& saved);
+  // As MemoryObserver::OnAccumulate.
+  void OnAccumulate(const at::Tensor& leaf);
   // As SavedTensorPacker::KeepSegment.
   std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope);
   // Runs `work`, which is no part of the step.
@@ -108,8 +108,8 @@ class StepLearner {
   OffloadState& state_;
   PlanMeter meter_;
 
-  std::atomic<bool> wants_parameter_ = true;  // none was saved since the step began
-  std::atomic<bool> has_gradients_ = false;   // when the step began
+  std::atomic<bool> wants_leaf_ = true;      // none was added to since the step began
+  std::atomic<bool> has_gradients_ = false;  // when the step began
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
@@ -117,7 +117,7 @@ class StepLearner {
   bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // the same
   uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // of plans
   SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
-  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> parameter_ ABSL_GUARDED_BY(mu_);
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> leaf_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

@@ -3,6 +3,8 @@
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
@@ -153,7 +155,10 @@ std::unique_ptr<at::ObserverContext> Backwards::OnNode(const at::RecordFunction&
   // The engine puts the thread's state back behind each node, and with it takes this off. A node
   // that a program calls by itself has nobody who would.
   if (CurrentBackward() == -1) return nullptr;
+  const auto node = torch::autograd::get_current_node();
+  const auto* const accumulate = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
   for (std::shared_ptr<MemoryObserver>& one : OfBackwards().Living()) {
+    if (accumulate != nullptr) one->OnAccumulate(accumulate->variable);
     MemoryReporter::Push(std::move(one));
   }
   return nullptr;

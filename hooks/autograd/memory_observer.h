@@ -16,6 +16,7 @@
 #ifndef PINION_HOOKS_AUTOGRAD_MEMORY_OBSERVER_H_
 #define PINION_HOOKS_AUTOGRAD_MEMORY_OBSERVER_H_
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -30,6 +31,8 @@ class MemoryObserver {
   // the allocator, which may hold its lock: no call of it, nor of a device. On any thread. Must not
   // throw.
   virtual void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) = 0;
+  // A backward that is observed is about to add to the leaf's gradient, or to make it.
+  virtual void OnAccumulate(const at::Tensor& leaf) {}
 };
 
 class [[nodiscard]] MemoryScope {
