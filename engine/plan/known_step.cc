@@ -40,7 +40,8 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
   };
   for (uint32_t move = 0; move < plan_.moves.size(); ++move) {
     const uint32_t object = plan_.moves[move].object;
-    company_[object] = company_[object] == 0 ? shared(plan_.moves[move]) : AloneCompany(object);
+    const bool is_alone = company_[object] != 0 || step_.objects[object].comes_alone;
+    company_[object] = is_alone ? AloneCompany(object) : shared(plan_.moves[move]);
     first_drop_[object] = std::min(first_drop_[object], plan_.moves[move].drop_at);
     drops_.push_back(move);
     if (plan_.moves[move].copy_at != StepMove::kAtOnce) {

@@ -58,6 +58,8 @@ struct StepObject {
   // The last stretch in which the program holds it for itself, so that dropping it frees nothing
   // before: a layer's input, until the layer returns. 0: its saves say it all.
   uint32_t held_until = 0;
+  // Who reads it needs memory of its own for it, so that it shares no copy with others.
+  bool comes_alone = false;
   // By size, type and place in the graph: a later step that has another one here does something
   // else.
   uint64_t signature = 0;

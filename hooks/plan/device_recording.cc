@@ -122,6 +122,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
   const Moment end = End();
   const int64_t backward = CurrentBackward();
   const bool makes_graph = c10::GradMode::is_enabled();
+  const bool is_user_code = IsReadByUserCode();
   bool is_first = false;
   {
     MutexLock lock(mu_);
@@ -129,6 +130,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     objects_.storages().NoteAllocations(begin.bytes, end.bytes);
     // A backward that makes a graph may save what it reads.
     objects_.NoteRead(object, tensor, /*reader_keeps=*/makes_graph, peaks_);
+    if (is_user_code) objects_[object].planned.comes_alone = true;
     Append(begin, end,
            {.used = object,
             .computed_again = saved.WasComputedAgain(),
