@@ -69,7 +69,8 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
     absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack) {
   constexpr uint64_t kWithGradients = uint64_t{1} << 63;
   BeginStepIfNone();
-  if (has_gradients_) place |= kWithGradients;
+  const uint64_t recorded_place = has_gradients_ ? place | kWithGradients : place;
+  if (knows_gradients_) place = recorded_place;
   bool is_first = false;
   {
     OffloadLock lock(state_);
@@ -78,7 +79,7 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
   if (is_first) RaisePlans(tensor, place);
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (recording == nullptr) return pack(place);
-  return PackRecorded(recording, tensor, place, is_leaf, [&] { return pack(place); });
+  return PackRecorded(recording, tensor, recorded_place, is_leaf, [&] { return pack(place); });
 }
 
 void StepLearner::OnAccumulate(const at::Tensor& leaf) {
@@ -163,10 +164,16 @@ void StepLearner::BeginStep() {
       ran = state_.schedule.target->TakeRan();
     // A model was attached since, or has gone. Its weights may have left the device with that, or
     // come to it: a record from before, of the last step as well, counts them wrongly.
-    if (!is_as_before) state_.schedule.target->ForgetKnown();
+    if (!is_as_before) {
+      state_.schedule.target->ForgetKnown();
+      knows_gradients_ = false;
+    }
+  }
+  if (last != nullptr && is_as_before) {
+    knows_gradients_ = knows_gradients_ || has_gradients_;
+    Learn(*last, ran, wanted);
   }
   LookForGradients();
-  if (last != nullptr && is_as_before) Learn(*last, ran, wanted);
   TellOfOvershoot();
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;

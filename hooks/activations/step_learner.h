@@ -9,7 +9,8 @@
 //
 // A step that begins without gradients makes them, and is known apart from one that adds to them:
 // a first micro-batch from those behind it. The leaf tells to whose gradient the step before has
-// added first.
+// added first. Until one that adds to them was recorded, it follows one that makes them, which
+// takes more.
 //
 // Thread safety: thread-safe.
 
@@ -108,8 +109,9 @@ class StepLearner {
   OffloadState& state_;
   PlanMeter meter_;
 
-  std::atomic<bool> wants_leaf_ = true;      // none was added to since the step began
-  std::atomic<bool> has_gradients_ = false;  // when the step began
+  std::atomic<bool> wants_leaf_ = true;        // none was added to since the step began
+  std::atomic<bool> has_gradients_ = false;    // when the step began
+  std::atomic<bool> knows_gradients_ = false;  // a step that began with them
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);

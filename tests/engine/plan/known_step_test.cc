@@ -175,14 +175,41 @@ TEST(KnownStep, WhatIsFreedUntilTheNextUseIsNoGrowth) {
   EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 0u);
 }
 
-TEST(KnownStep, WhatAnotherRecordOfTheStepHasTakenBetweenTwoUsesMayComeAgain) {
-  StepRecord less = Chain({7, 8}), more = Chain({7, 8});
-  less.stretches[3].other_bytes = 10;
-  more.stretches[2].other_bytes = 30;
-  const auto known = KnownStep(less, StepPlan()).WithGrowthOf(KnownStep(more, StepPlan()));
-  EXPECT_EQ(known->GrowthBytes(1), 30u);
-  EXPECT_EQ(known->GrowthBytes(2), 10u);
-  EXPECT_EQ(known->step().stretches[2].other_bytes, 0u);
+TEST(KnownStep, TheMostGrowthIsThatOfAnyUse) {
+  StepRecord step = Chain({7, 8});
+  step.stretches[2].transient_bytes = 40;
+  step.stretches[4].transient_bytes = 30;
+  EXPECT_EQ(KnownStep(step, StepPlan()).MostGrowthBytes(), 100u) << "object 8 is made";
+  step.stretches[3].transient_bytes = 300;
+  EXPECT_EQ(KnownStep(step, StepPlan()).MostGrowthBytes(), 300u);
+}
+
+TEST(KnownStep, AReadOfABackwardThatMakesAGraphIsAnotherThanOneThatDoesNot) {
+  StepRecord step = Chain({7, 8});
+  for (StepObject& object : step.objects) object.needed_until = 4;
+  StepRecord makes_graph = step;
+  makes_graph.graph_reads = {2, 3};
+  const KnownStep plain(step, StepPlan()), other(makes_graph, StepPlan());
+  EXPECT_EQ(plain.NextRead(1, /*now=*/1, Use::kReadAndKept), 2u);
+  EXPECT_EQ(plain.NextRead(1, /*now=*/1, Use::kReadIntoGraph), std::nullopt);
+  EXPECT_EQ(other.NextRead(1, /*now=*/1, Use::kReadIntoGraph), 2u);
+  EXPECT_EQ(other.NextRead(1, /*now=*/1, Use::kReadAndKept), std::nullopt);
+  EXPECT_FALSE(plain.IsLike(makes_graph));
+  EXPECT_TRUE(other.IsLike(makes_graph));
+}
+
+TEST(KnownStep, WhatNeedsMemoryOfItsOwnTravelsAlone) {
+  StepRecord step = Chain({7, 7, 7});
+  for (StepObject& object : step.objects) object.needed_until = 6;
+  step.operators = {0, 1, 2, 3, 4, 4};
+  StepPlan plan;
+  plan.moves = {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 5},
+                {.object = 1, .drop_at = 2, .fetch_at = 4, .read_at = 4}};
+  EXPECT_EQ(KnownStep(step, plan).Company(0), KnownStep(step, plan).Company(1));
+  step.objects[1].comes_alone = true;
+  const KnownStep known(step, plan);
+  EXPECT_EQ(known.Company(1), KnownStep::AloneCompany(1));
+  EXPECT_NE(known.Company(0), known.Company(1));
 }
 
 TEST(KnownStep, WhatGoesComesBackAndIsOverAtTheSameUsesHasOneCompany) {

@@ -415,6 +415,25 @@ TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeepsL
 }
 
 // First what is read last, and no more than is missing.
+TEST(TargetSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
+  TargetSchedule schedule(Within(4 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  player.Save(1);
+  schedule.OnDeviceBytes(3 * kSize, /*visiting_bytes=*/0);
+  EXPECT_FALSE(schedule.LacksBytes()) << "the next one is made";
+  schedule.OnDeviceBytes(3 * kSize + 1, /*visiting_bytes=*/0);
+  EXPECT_TRUE(schedule.LacksBytes());
+}
+
+TEST(TargetSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
+  TargetSchedule schedule(Within(4 * kSize));
+  TargetPlayer player(schedule);
+  player.Save(1);
+  schedule.OnDeviceBytes(100 * kSize, /*visiting_bytes=*/0);
+  EXPECT_FALSE(schedule.LacksBytes());
+}
+
 TEST(TargetSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
   TargetSchedule schedule(Within(5 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3, 4}), {}));
@@ -722,6 +741,22 @@ TEST(TargetSchedule, WhatIsToComeUntilTheNextUseCountsAsAllocated) {
   player.SaveAll({1, 2});
   EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0"))
       << "two are there, the third is made, and its operator takes as much again";
+}
+
+TEST(TargetSchedule, AStepThatLeavesUsesOutCountsWhatAnyOfThemTakes) {
+  TargetSchedule schedule(Within(4 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.stretches[2].transient_bytes = 3 * kSize;
+  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 4, .fetch_at = 5, .read_at = 7}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0", "stay 2"))
+      << "behind the second one it is four";
+  player.EndStep();
+  player.Happened();
+  player.SaveAll({1, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0"))
+      << "what is left out may come, and with it what it takes";
 }
 
 TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedFetchesWait) {
@@ -1256,6 +1291,20 @@ TEST(TargetSchedule, AStepThatKeepsTheGraphThatTheKnownOneLetsGoOfGoesOnLikeTheF
   EXPECT_EQ(schedule.followed(), nullptr);
   EXPECT_THAT(player.Happened(),
               ElementsAre("out 1", "out 2", "out 3", "drop 1", "drop 2", "drop 3", "demand 3"));
+}
+
+TEST(TargetSchedule, AStepWhoseBackwardMakesAGraphGoesOnLikeTheFirst) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord step = Chain({1, 2, 3});
+  for (StepObject& object : step.objects) object.needed_until = 6;
+  schedule.Learn(Planned(step, {}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3});
+  player.EndForward();
+  player.ReadAndKeep(2);
+  EXPECT_NE(schedule.followed(), nullptr);
+  player.Read(1, TargetPlayer::kOwnOperator, Use::kReadIntoGraph);
+  EXPECT_EQ(schedule.followed(), nullptr);
 }
 
 TEST(TargetSchedule, AStepInWhichSomethingIsNeededLongerGoesOnLikeTheFirst) {

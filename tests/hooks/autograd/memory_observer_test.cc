@@ -3,9 +3,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/sin.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -18,8 +20,10 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/mutex.h"
@@ -39,6 +43,7 @@ class Peaks : public MemoryObserver {
     int64_t peak_bytes = 0;
     int64_t last_bytes = 0;
     std::set<std::thread::id> threads;
+    std::vector<const c10::TensorImpl*> leaves;
   };
 
   explicit Peaks(c10::Device device) : device_(device) {}
@@ -50,6 +55,10 @@ class Peaks : public MemoryObserver {
     told_.peak_bytes = std::max(told_.peak_bytes, allocated_bytes);
     told_.last_bytes = allocated_bytes;
     told_.threads.insert(std::this_thread::get_id());
+  }
+  void OnAccumulate(const at::Tensor& leaf) override {
+    MutexLock lock(mu_);
+    told_.leaves.push_back(leaf.unsafeGetTensorImpl());
   }
   // Since the last call.
   Told Take() {
@@ -158,6 +167,16 @@ TEST_F(MemoryObserverTest, ABackwardIsObservedOnItsWorkerThreads) {
   const Peaks::Told told = peaks_->Take();
   EXPECT_GE(told.peak_bytes, before + kTensorBytes);
   EXPECT_EQ(told.threads.count(std::this_thread::get_id()), 0u);
+}
+
+TEST_F(MemoryObserverTest, LeavesToWhichABackwardAddsAreToldInTheirOrder) {
+  ObserveBackwards(peaks_);
+  const at::Tensor first = Ones(4).requires_grad_(true), last = Ones(4).requires_grad_(true);
+  (first.sin() * last).backward();
+  EXPECT_THAT(peaks_->Take().leaves,
+              ::testing::ElementsAre(last.unsafeGetTensorImpl(), first.unsafeGetTensorImpl()));
+  torch::autograd::grad({first.sin()}, {first});
+  EXPECT_THAT(peaks_->Take().leaves, ::testing::IsEmpty());
 }
 
 TEST_F(MemoryObserverTest, ABackwardThatNobodyObservesAnyMoreIsNotTold) {

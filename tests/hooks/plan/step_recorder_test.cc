@@ -5,9 +5,12 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/native_dropout.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/sum.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/profiler/api.h>
 
@@ -67,6 +70,18 @@ at::Tensor TakeMore(const at::Tensor& grad, const UnpackSaved& unpack) {
   at::ones({3 * kTensorBytes / 4}, grad.options());
   return grad;
 }
+
+// User code, which reads its input.
+struct OwnFormula : torch::autograd::Function<OwnFormula> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return at::mul(x, 2);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {at::mul(gradients[0], context->get_saved_variables()[0])};
+  }
+};
 
 class StepRecorderTest : public ::testing::Test {
  protected:
@@ -252,6 +267,23 @@ TEST_F(StepRecorderTest, PartsThatGoTogetherCountAsTheirStorage) {
   }
   y.backward();
   EXPECT_THAT(Sizes(Finish()), ElementsAre(2 * kTensorBytes, kTensorBytes, kTensorBytes));
+}
+
+TEST_F(StepRecorderTest, AStorageCountsWholeUntilItsLastPartIsSaved) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    const at::Tensor base = activation(4 * kTensorBytes);
+    at::Tensor dropped = Probe(carrier_, {base.slice(0, 0, kTensorBytes / 4)}, UseSaved);
+    y = Probe(carrier_, {base}, UseSaved);
+    dropped.reset();
+  }
+  y.backward();
+  const StepRecord step = Finish();
+  ASSERT_THAT(Sizes(step), ElementsAre(kTensorBytes, 4 * kTensorBytes));
+  ASSERT_THAT(Frees(step), ElementsAre(true, true));
+  EXPECT_GE(step.stretches[0].other_bytes, 3 * kTensorBytes) << "the whole is there already";
+  EXPECT_LT(step.stretches[1].other_bytes, kTensorBytes);
 }
 
 TEST_F(StepRecorderTest, AnObjectThatIsSavedAgainIsHeldUntilThen) {
@@ -957,6 +989,32 @@ TEST_F(StepRecorderTest, AGraphThatIsKeptIsReadAgain) {
   EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
   // The graph still holds them, and nobody else.
   EXPECT_THAT(Frees(step), ElementsAre(true, true));
+}
+
+TEST_F(StepRecorderTest, ReadsOfABackwardThatMakesAGraphAreMarked) {
+  at::Tensor x = Activation(carrier_, {kTensorBytes / 4}).requires_grad_(true), y;
+  {
+    const RecordScope record(recorder_);
+    y = x.sin().sin().sum();
+  }
+  torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+  y.backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
+  EXPECT_THAT(step.graph_reads, ElementsAre(2, 3));
+}
+
+TEST_F(StepRecorderTest, WhatUserCodeReadsComesAlone) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = OwnFormula::apply(activation().requires_grad_(true).sin());
+  }
+  y.sum().backward();
+  const StepRecord step = Finish();
+  ASSERT_THAT(step.objects, SizeIs(2));
+  EXPECT_FALSE(step.objects[0].comes_alone) << "LibTorch's own formula reads it";
+  EXPECT_TRUE(step.objects[1].comes_alone);
 }
 
 TEST_F(StepRecorderTest, AStepThatNeverEndsIsAbandoned) {

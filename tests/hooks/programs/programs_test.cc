@@ -20,9 +20,6 @@ using ::testing::HasSubstr;
 
 constexpr int kPrograms = 500;
 constexpr int kProgramsPerTest = 25;
-// In its second step, within the least target: the first micro-batch makes gradients that stay,
-// with as much on the device at its begin as the last one of the step before had (docs/limits.md).
-constexpr int kExceedsItsTarget = 314;
 
 class RandomPrograms : public ::testing::TestWithParam<int> {};
 
@@ -30,7 +27,6 @@ INSTANTIATE_TEST_SUITE_P(, RandomPrograms, ::testing::Range(1, kPrograms + 1, kP
 
 TEST_P(RandomPrograms, HaveTheBitsOfTheSameOnesWithoutOffloadWithinTheirTargets) {
   for (int seed = GetParam(); seed < GetParam() + kProgramsPerTest; ++seed) {
-    if (seed == kExceedsItsTarget) continue;
     const Program program = Program::Draw(static_cast<uint64_t>(seed));
     const Verdict verdict = RunProgram(program);
     if (verdict.kind == FailureKind::kNone) continue;
@@ -64,6 +60,30 @@ constexpr const char* kOnceTooLarge[] = {
     "r1 = add(r0, r0, 0); r0 = reshape(r0, r0, 0); r2 = detach(r0, r0, 0); "
     "r0 = linear(r1, r0, 0); r1 = softmax(r0, r0, 0); r2 = dropout(r0, r0, 0); "
     "r0 = custom(r0, r0, 0)",
+    // In its second step the first micro-batch makes gradients again, and momentum takes the room
+    // that they had.
+    "steps 2; rows 16; micro_batches 2; optimizer 1; session 1; target 2; "
+    "r0 = group_norm(r0, r0, 0); r2 = rrelu(r0, r0, 0); r0 = checkpoint(r0, r0, 3); "
+    "r0 = custom(r0, r0, 5); r1 = cast(r0, r0, 0)",
+    // What is to leave for the target frees nothing, so that others have to.
+    "steps 2; rows 48; micro_batches 2; forwards 2; backwards 2; optimizer 1; session 1; target 2; "
+    "r0 = gelu(r0, r0, 0); r0 = layer_norm(r0, r0, 0); r0 = transposed(r0, r0, 0)",
+    // A part of a storage is saved before the rest.
+    "steps 2; rows 48; forwards 2; session 1; target 2; target_percent 16; "
+    "r0 = layer_norm(r0, r0, 0); r1 = attention(r0, r0, 0); r2 = broadcast(r1, r0, 0); "
+    "r2 = linear(r2, r0, 0); r2 = batch_norm(r1, r0, 0)",
+    // Only the second step's backward makes a graph.
+    "steps 2; rows 11; backwards 2; create_graph 2; autocast 1; input_requires_grad 1; session 1; "
+    "target 2; r0 = mask(r0, r0, 0); r0 = rrelu(r0, r0, 0)",
+    // The second step leaves an operator out.
+    "steps 2; rows 32; forwards 2; odd_steps_skip 4; session 1; target 2; r0 = gelu(r0, r0, 0); "
+    "r3 = slice(r0, r0, 0); r0 = conv(r3, r0, 0); r0 = softmax(r1, r0, 0)",
+    // What a segment reads shares a copy, and is copied once more to memory of its own.
+    "steps 2; rows 16; micro_batches 2; input_requires_grad 1; session 1; target 2; "
+    "r0 = in_place_view(r0, r0, 0); r3 = add(r0, r0, 0); r0 = checkpoint(r0, r0, 7); "
+    "r3 = gelu(r2, r0, 0); r0 = mask(r0, r0, 0); r0 = transposed(r0, r0, 0); "
+    "r0 = custom(r0, r0, 0); r0 = in_place_view(r0, r0, 0); r0 = planned_checkpoint(r0, r0, 0); "
+    "r0 = cast(r1, r0, 0); r0 = mask(r0, r0, 0); r0 = linear(r0, r0, 0)",
     // A weight that is used twice in a forward, and one that stays behind its last use.
     "streams_weights 1; target 2; r1 = linear(r0, r0, 0)",
     "micro_batches 2; streams_weights 1; target 2; r1 = conv(r0, r0, 0)",
