@@ -36,11 +36,11 @@ using at::Tensor;
 using Tensors = std::vector<Tensor>;
 // A step's forward, which a scope is around, and what runs backward from the loss.
 using Forward = std::function<Tensor(const Tensor& x, const Tensors& weights)>;
-using Backward = std::function<void(const Tensor& loss, const Tensors& weights)>;
+using Backward = std::function<void(const Tensor& loss, const Tensors& weights, int step)>;
 // Whose state, and whose gradients, stay from step to step.
 using NewOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&)>;
 
-void CallBackward(const Tensor& loss, const Tensors&) { loss.backward(); }
+void CallBackward(const Tensor& loss, const Tensors&, int) { loss.backward(); }
 
 struct Program {
   std::string name;
@@ -131,29 +131,44 @@ Program NeverCleared() {
   return {"NeverCleared", Masked().forward, CallBackward, nullptr, kSteps + 1};
 }
 Program OnAnotherThread() {
-  return {"OnAnotherThread", Chain, [](const Tensor& loss, const Tensors&) {
+  return {"OnAnotherThread", Chain, [](const Tensor& loss, const Tensors&, int) {
             std::thread([&loss] { loss.backward(); }).join();
           }};
 }
 Program ByGrad() {
-  return {"ByGrad", Chain, [](const Tensor& loss, const Tensors& weights) {
+  return {"ByGrad", Chain, [](const Tensor& loss, const Tensors& weights, int) {
             const auto gradients = torch::autograd::grad({loss}, weights);
             for (size_t i = 0; i < weights.size(); ++i) weights[i].mutable_grad() = gradients[i];
           }};
 }
 // As Python's engine does, which calls its base.
 Program ByTheBaseEngine() {
-  return {"ByTheBaseEngine", Chain, [](const Tensor& loss, const Tensors&) {
+  return {"ByTheBaseEngine", Chain, [](const Tensor& loss, const Tensors&, int) {
             torch::autograd::Engine::get_base_engine().execute(
                 {torch::autograd::impl::gradient_edge(loss)}, {at::ones_like(loss)},
                 /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
           }};
 }
 Program Retained() {
-  return {"Retained", Chain, [](const Tensor& loss, const Tensors&) {
+  return {"Retained", Chain, [](const Tensor& loss, const Tensors&, int) {
             loss.backward({}, /*retain_graph=*/true);
             loss.backward();
           }};
+}
+// The loss, and how steep it is in the last weight: only what that takes has to stay.
+void CallSecondOrder(const Tensor& loss, const Tensors& weights, int) {
+  const Tensor gradient = torch::autograd::grad({loss}, {weights.back()}, {}, /*retain_graph=*/true,
+                                                /*create_graph=*/true)[0];
+  (loss + gradient.square().sum()).backward();
+}
+Program SecondOrder() { return {"SecondOrder", Chain, CallSecondOrder, NewAdam}; }
+// As regularisers do that are asked now and then.
+Program SecondOrderEverySecondStep() {
+  return {"SecondOrderEverySecondStep", Chain,
+          [](const Tensor& loss, const Tensors& weights, int step) {
+            (step % 2 == 0 ? CallSecondOrder : CallBackward)(loss, weights, step);
+          },
+          NewAdam};
 }
 Program Verified() { return {"Verified", Chain, CallBackward, NewAdam, 1, /*verify=*/true}; }
 
@@ -190,7 +205,7 @@ class TargetPrograms : public ::testing::TestWithParam<Program> {
         if (target_bytes.has_value()) scope.emplace(world.session());
         loss = GetParam().forward(x, weights);
       }
-      GetParam().backward(loss, weights);
+      GetParam().backward(loss, weights, step);
       ran.values.push_back(loss.detach().to(at::kCPU));
       loss.reset();
       EXPECT_THAT(world.Synchronize(), IsOk());
@@ -232,8 +247,9 @@ INSTANTIATE_TEST_SUITE_P(Programs, TargetPrograms,
                          ::testing::Values(Normalised(), Augmented(), Masked(), FrozenBackbone(),
                                            Indexed(), Views(), Momentum(), Adam(), AdamW(),
                                            Accumulated(), SeveralGradientsAtOnce(), NeverCleared(),
-                                           OnAnotherThread(), ByGrad(), ByTheBaseEngine(),
-                                           Retained(), Verified()),
+                                           OnAnotherThread(), SecondOrder(),
+                                           SecondOrderEverySecondStep(), ByGrad(),
+                                           ByTheBaseEngine(), Retained(), Verified()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace target_programs_test
