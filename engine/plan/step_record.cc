@@ -128,6 +128,13 @@ absl::Status StepRecord::Validate() const {
                                                    " operators for ", uses.size(),
                                                    " uses: give one for each use, or none at all"));
   }
+  for (size_t i = 0; i < graph_reads.size(); ++i) {
+    const bool ascends = i == 0 || graph_reads[i - 1] < graph_reads[i];
+    if (graph_reads[i] < uses.size() && ascends) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "read ", i, " of a backward that makes a graph is use ", graph_reads[i],
+        ", and the step has ", uses.size(), " uses: give such uses in ascending order"));
+  }
   for (size_t i = 0; i < stretches.size(); ++i) {
     if (!IsTime(stretches[i].compute_us)) {
       return absl::InvalidArgumentError(absl::StrCat("stretch ", i, " cannot take ",

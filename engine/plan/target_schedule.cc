@@ -279,8 +279,8 @@ uint64_t TargetSchedule::MissingBytes(uint64_t more_bytes) const {
   const uint64_t most_bytes =
       std::max(*options_.memory_bytes, followed()->plan().peak_bytes + visiting_bytes_);
   // Between which of its uses a step is that leaves some out is not known.
-  const uint64_t growth_bytes = progress_.skips() ? followed()->MostGrowthBytes()
-                                                  : followed()->GrowthBytes(progress_.now());
+  const uint64_t growth_bytes =
+      progress_.skips() ? followed()->MostGrowthBytes() : followed()->GrowthBytes(progress_.now());
   const uint64_t wanted_bytes = device_bytes_ + growth_bytes + more_bytes;
   return wanted_bytes - std::min(wanted_bytes, most_bytes);
 }

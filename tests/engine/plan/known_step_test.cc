@@ -175,6 +175,15 @@ TEST(KnownStep, WhatIsFreedUntilTheNextUseIsNoGrowth) {
   EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 0u);
 }
 
+TEST(KnownStep, WhatIsMoreThanItsRecordBeganWithCountsTheFirstObjectOnce) {
+  StepRecord step = Chain({7, 8});
+  step.stretches[0].other_bytes = 1000;
+  EXPECT_EQ(KnownStep(step, StepPlan()).MoreBytes(1150), 50u);
+  EXPECT_EQ(KnownStep(step, StepPlan()).MoreBytes(900), 0u);
+  step.objects[0].frees = false;
+  EXPECT_EQ(KnownStep(step, StepPlan()).MoreBytes(1150), 150u) << "it is among the other bytes";
+}
+
 TEST(KnownStep, TheMostGrowthIsThatOfAnyUse) {
   StepRecord step = Chain({7, 8});
   step.stretches[2].transient_bytes = 40;

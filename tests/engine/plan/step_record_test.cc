@@ -102,6 +102,16 @@ TEST(StepRecordTest, RefusesOperatorsThatAreNotThoseOfTheUses) {
   ExpectRefused(step, "there are 5 operators for 4 uses");
 }
 
+TEST(StepRecordTest, ReadsOfABackwardThatMakesAGraphAreAscendingUses) {
+  StepRecord step = TwoTensors();
+  step.graph_reads = {2, 3};
+  EXPECT_THAT(step.Validate(), IsOk());
+  step.graph_reads = {3, 2};
+  ExpectRefused(step, "read 1 of a backward that makes a graph is use 2");
+  step.graph_reads = {4};
+  ExpectRefused(step, "is use 4, and the step has 4 uses");
+}
+
 TEST(StepRecordTest, RefusesComputeThatIsNoTime) {
   StepRecord step = TwoTensors();
   for (const double us : {-0.5, std::nan(""), std::numeric_limits<double>::infinity()}) {

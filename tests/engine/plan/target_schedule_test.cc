@@ -31,6 +31,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
 using ::testing::Not;
 using ::testing::SizeIs;
 
@@ -759,6 +760,20 @@ TEST(TargetSchedule, AStepThatLeavesUsesOutCountsWhatAnyOfThemTakes) {
       << "what is left out may come, and with it what it takes";
 }
 
+TEST(TargetSchedule, WhatWasLeftOutOfTheStepThatItGoesOnAsCountsToo) {
+  TargetSchedule schedule(Within(4 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.stretches[2].transient_bytes = 3 * kSize;
+  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 4, .fetch_at = 5, .read_at = 7}}));
+  schedule.Learn(Planned(Chain({1, 3}), {}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 3});
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1"));
+  player.Save(4);
+  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1"))
+      << "it leaves 2 out, behind which it is four";
+}
+
 TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedFetchesWait) {
   TargetSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
@@ -1430,6 +1445,24 @@ TEST(TargetSchedule, WhatWasFetchedAheadGoesAgainWhereMoreIsAllocatedThanWasPlan
   player.SetOtherBytes(0);
   player.Read(0);
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+}
+
+TEST(TargetSchedule, OfWhatWasFetchedAheadTheLastToBeReadGoesFirst) {
+  TargetSchedule schedule(Within(6 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 4, .fetch_at = 5, .read_at = 9},
+                                       {.object = 1, .drop_at = 4, .fetch_at = 5, .read_at = 8}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4, 5});
+  player.EndForward();
+  player.Read(4);
+  player.Release(4);
+  player.Read(3);
+  player.Release(3);
+  ASSERT_THAT(player.Happened(), IsSupersetOf({"fetch 0", "fetch 1"}));
+  player.SetOtherBytes(4 * kSize);
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
 }
 
 TEST(TargetSchedule, WhatWentAgainIsFetchedAheadOnceMoreWhenThereIsRoom) {
