@@ -71,6 +71,7 @@ KnownStep::KnownStep(StepRecord step, StepPlan plan, absl::Status shortfall,
       if (lives_[next].uses.front() == use + 1 && object.frees) most_bytes += object.size_bytes;
     }
     growth_bytes_.push_back(most_bytes - std::min(most_bytes, before.other_bytes));
+    most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes_.back());
   }
 }
 

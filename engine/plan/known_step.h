@@ -13,7 +13,6 @@
 #ifndef PINION_ENGINE_PLAN_KNOWN_STEP_H_
 #define PINION_ENGINE_PLAN_KNOWN_STEP_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -120,9 +119,7 @@ class KnownStep {
   // How much more than behind use `use` there is at most until the next one.
   uint64_t GrowthBytes(size_t use) const { return growth_bytes_[use]; }
   // The most of any use.
-  uint64_t MostGrowthBytes() const {
-    return *std::max_element(growth_bytes_.begin(), growth_bytes_.end());
-  }
+  uint64_t MostGrowthBytes() const { return most_growth_bytes_; }
 
  private:
   StepRecord step_;
@@ -142,7 +139,8 @@ class KnownStep {
   std::vector<uint32_t> copy_at_;       // by object
   std::vector<uint32_t> first_drop_;    // by object, of those that move
   std::vector<uint64_t> growth_bytes_;  // by use
-  std::vector<bool> comes_back_;        // by use: for it, the object does
+  uint64_t most_growth_bytes_ = 0;
+  std::vector<bool> comes_back_;  // by use: for it, the object does
 };
 
 }  // namespace pinion

@@ -48,8 +48,8 @@ struct SavedObject {
 enum class Use {
   kSaved,          // once more, by another operator
   kRead,           // its reader is about to, and lets go of it if it is the last one
-  kReadAndKept,    // the same, in a graph that is kept: it is not let go of
-  kReadIntoGraph,  // the same, by a backward that makes a graph itself
+  kReadAndKept,    // its reader is about to, in a graph that is kept: it is not let go of
+  kReadIntoGraph,  // its reader is about to, in a graph that is kept while another one is made
 };
 
 // What a schedule makes of it.

@@ -122,7 +122,8 @@ struct StepRecord {
   std::vector<StepSegment> segments;   // in the order in which they begin
   std::vector<UnsavedInput> unsaved_inputs = {};
   uint32_t early_segments = 0;  // of these, those that begin before the first use
-  // Uses, ascending, that are reads of a backward which makes a graph itself: it takes more memory.
+  // Uses, ascending, that are reads of a backward which keeps its graph and makes another one: that
+  // takes more memory.
   std::vector<uint32_t> graph_reads = {};
   // The device could not time its streams, so `compute_us` is the host's time between calls, which
   // are made ahead of the device: good for an order of magnitude at best.

@@ -1,6 +1,5 @@
 #include "pinion/hooks/activations/device_offloader.h"
 
-#include <c10/core/GradMode.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
@@ -230,9 +229,9 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     const bool is_kept = backward != -1 && BackwardKeepsGraph();
     // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
     if (is_kept) SettleLoans();
-    const Use how = !is_kept                      ? Use::kRead
-                    : c10::GradMode::is_enabled() ? Use::kReadIntoGraph
-                                                  : Use::kReadAndKept;
+    const Use how = BackwardMakesGraph() ? Use::kReadIntoGraph
+                    : is_kept            ? Use::kReadAndKept
+                                         : Use::kRead;
     DueRecords due;
     Released released;  // let go of after the lock
     NodeId last_saver;

@@ -22,8 +22,7 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
                      RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
-// What was to leave for the target has left. As long as that was not enough, since somebody held
-// it, others do.
+// Evicts until the step keeps within its target, or nothing more can be evicted.
 void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
                     const NodeId& node, TensorDepartures& departures);
 

@@ -83,21 +83,26 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
 }
 
 void StepLearner::OnAccumulate(const at::Tensor& leaf) {
-  if (!wants_leaf_.exchange(false)) return;
+  if (!wants_leaves_) return;
   MutexLock lock(mu_);
-  leaf_.emplace(leaf.getIntrusivePtr());
+  if (std::exchange(leaves_are_old_, false)) leaves_.clear();
+  if (leaves_.size() < kMostLeaves) leaves_.emplace_back(leaf.getIntrusivePtr());
+  wants_leaves_ = leaves_.size() < kMostLeaves;
 }
 
-void StepLearner::LookForGradients() {
-  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> leaf;
+bool StepLearner::FindGradients() {
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   {
     MutexLock lock(mu_);
-    leaf = leaf_;
+    leaves = leaves_;
+    leaves_are_old_ = true;
   }
-  const auto impl = leaf.has_value() ? leaf->lock() : nullptr;
-  // Without a copy: another thread may be about to set it.
-  has_gradients_ = impl != nullptr && impl->grad().defined();
-  wants_leaf_ = true;
+  wants_leaves_ = true;
+  return std::any_of(leaves.begin(), leaves.end(), [](const auto& leaf) {
+    const auto impl = leaf.lock();
+    // Without a copy: another thread may be about to set it.
+    return impl != nullptr && impl->grad().defined();
+  });
 }
 
 void StepLearner::RunAside(absl::FunctionRef<void()> work) {
@@ -170,10 +175,10 @@ void StepLearner::BeginStep() {
     }
   }
   if (last != nullptr && is_as_before) {
-    knows_gradients_ = knows_gradients_ || has_gradients_;
-    Learn(*last, ran, wanted);
+    const bool learned = Learn(*last, ran, wanted);
+    if (learned && has_gradients_) knows_gradients_ = true;
   }
-  LookForGradients();
+  has_gradients_ = FindGradients();
   TellOfOvershoot();
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;
@@ -257,15 +262,15 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   state_.schedule.target->RecordAgain();
 }
 
-void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran,
+bool StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran,
                         const SetAside& wanted) {
   absl::StatusOr<StepRecord> step = recording.Finish();
   if (!step.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();
-    return;
+    return false;
   }
   // A step of which nothing came back has no order of reading.
-  if (step->uses.size() <= step->objects.size()) return;
+  if (step->uses.size() <= step->objects.size()) return false;
   SegmentChoice::Note(ran, *step);
   bool mixes = false;
   {
@@ -275,13 +280,15 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   absl::StatusOr<std::shared_ptr<const KnownStep>> known = Plan(*std::move(step), mixes, wanted);
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
-    return;
+    return false;
   }
   TellOfShortfall(**known);
   MutexLock lock(mu_);
-  if (wanted_ != wanted) return;  // another thread has begun a step since, and forgot the plans
+  if (wanted_ != wanted)
+    return false;  // another thread has begun a step since, and forgot the plans
   OffloadLock state_lock(state_);
   state_.schedule.target->Learn(*std::move(known), ran);
+  return true;
 }
 
 }  // namespace pinion

@@ -7,10 +7,10 @@
 // last step did is planned then, and not before: its last events are read, for which the host
 // waits.
 //
-// A step that begins without gradients makes them, and is known apart from one that adds to them:
-// a first micro-batch from those behind it. The leaf tells to whose gradient the step before has
-// added first. Until one that adds to them was recorded, it follows one that makes them, which
-// takes more.
+// A step that begins without gradients makes them: a first micro-batch. A step that begins with
+// gradients adds to them: the micro-batches behind it. The learner knows the two apart. It looks at
+// the first leaves whose gradients the last backward made or added to. Until a step of the second
+// kind was recorded, such a step follows the plan of the first kind, which takes more.
 //
 // Thread safety: thread-safe.
 
@@ -23,10 +23,12 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -60,8 +62,8 @@ class StepLearner {
         meter_(device, clock_, state.planner->memory_bytes()) {}
 
   // What `pack` makes of a tensor, which is recorded if the step is. `place` is the number of its
-  // place in the scope, and what `pack` gets that in the step. Null where `pack` says so: the
-  // tensor stays what it is.
+  // place in the scope; `pack` gets the number by which the schedule knows it. Null where `pack`
+  // says so: the tensor stays what it is.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, uint64_t place, bool is_leaf,
                                     absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack);
   // As MemoryObserver::OnAccumulate.
@@ -88,8 +90,8 @@ class StepLearner {
   std::shared_ptr<DeviceRecording> Current() const;
   void BeginStepIfNone();
   void BeginStep();
-  // Looks whether there are gradients by now.
-  void LookForGradients();
+  // Whether any of the leaves has a gradient by now. From now on others may be noted.
+  bool FindGradients();
   // In the log, once each.
   void TellOfShortfall(const KnownStep& known);
   void TellOfOvershoot();
@@ -100,7 +102,8 @@ class StepLearner {
   absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes,
                                                         const SetAside& wanted) const;
   // `ran`: what that step has done with its segments. `wanted`: by weights, beside it.
-  void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);
+  // False if nothing was learned.
+  bool Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);
 
   const c10::Device device_;
   const OffloadOptions& options_;
@@ -109,7 +112,8 @@ class StepLearner {
   OffloadState& state_;
   PlanMeter meter_;
 
-  std::atomic<bool> wants_leaf_ = true;        // none was added to since the step began
+  static constexpr size_t kMostLeaves = 8;
+  std::atomic<bool> wants_leaves_ = true;      // fewer were noted since the step began
   std::atomic<bool> has_gradients_ = false;    // when the step began
   std::atomic<bool> knows_gradients_ = false;  // a step that began with them
 
@@ -119,7 +123,9 @@ class StepLearner {
   bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // the same
   uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // of plans
   SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
-  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> leaf_ ABSL_GUARDED_BY(mu_);
+  // That the last backward added to first; of the step before, until there is one.
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves_ ABSL_GUARDED_BY(mu_);
+  bool leaves_are_old_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace pinion

@@ -31,7 +31,8 @@ class MemoryObserver {
   // the allocator, which may hold its lock: no call of it, nor of a device. On any thread. Must not
   // throw.
   virtual void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) = 0;
-  // A backward that is observed is about to add to the leaf's gradient, or to make it.
+  // A backward that is observed is about to add to the leaf's gradient, or to make it. On the
+  // backward's thread, without a lock. Must not throw.
   virtual void OnAccumulate(const at::Tensor& leaf) {}
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -242,6 +243,10 @@ UserReadScope::UserReadScope() : outer_(std::exchange(is_user_read, true)) {}
 UserReadScope::~UserReadScope() { is_user_read = outer_; }
 
 bool BackwardKeepsGraph() { return torch::autograd::get_current_graph_task_keep_graph(); }
+
+bool BackwardMakesGraph() {
+  return CurrentBackward() != -1 && BackwardKeepsGraph() && c10::GradMode::is_enabled();
+}
 
 void StartBackwardWorkers(int device_count) {
   Engine* engine = &Engine::get_default_engine();

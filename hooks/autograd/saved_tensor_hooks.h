@@ -210,6 +210,9 @@ class [[nodiscard]] UserReadScope {
 
 // Whether that backward was told to keep the graph (retain_graph, create_graph).
 bool BackwardKeepsGraph();
+// Whether the calling thread runs a backward that keeps the graph and makes another one, of its own
+// operators (create_graph).
+bool BackwardMakesGraph();
 
 // Whether the operator that saved tensors for `node` has returned, as far as the thread of
 // `current` can tell: it has once its thread creates another node. Until then the operator may

@@ -121,7 +121,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
                               const SavedTensor& saved, const std::optional<SegmentPart>& part) {
   const Moment end = End();
   const int64_t backward = CurrentBackward();
-  const bool makes_graph = c10::GradMode::is_enabled();
+  const bool into_graph = BackwardMakesGraph();
   const bool is_user_code = IsReadByUserCode();
   bool is_first = false;
   {
@@ -129,12 +129,12 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     if (finished_) return;
     objects_.storages().NoteAllocations(begin.bytes, end.bytes);
     // A backward that makes a graph may save what it reads.
-    objects_.NoteRead(object, tensor, /*reader_keeps=*/makes_graph, peaks_);
+    objects_.NoteRead(object, tensor, /*reader_keeps=*/c10::GradMode::is_enabled(), peaks_);
     if (is_user_code) objects_[object].planned.comes_alone = true;
     Append(begin, end,
            {.used = object,
             .computed_again = saved.WasComputedAgain(),
-            .into_graph = makes_graph && BackwardKeepsGraph(),
+            .into_graph = into_graph,
             .by = ~CurrentBackwardNode(),
             .part = part});
     const auto ending = endings_.find(backward);

@@ -68,6 +68,7 @@ size_t HeldUntil(const NotedObject& object) {
 // What the objects of one storage add to the other bytes of each stretch: all of it while one of
 // them that frees nothing is needed; and until its last part is saved, what does not count yet.
 void AddStorage(absl::Span<const NotedObject* const> objects, StepRecord& step) {
+  if (objects.size() == 1 && objects.front()->planned.frees) return;
   const uint64_t storage_bytes = objects.front()->storage_bytes;
   size_t last_save = 0;
   for (const NotedObject* object : objects) last_save = std::max(last_save, object->first_use);

@@ -415,7 +415,6 @@ TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeepsL
               ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1", "stay 3"));
 }
 
-// First what is read last, and no more than is missing.
 TEST(TargetSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
   TargetSchedule schedule(Within(4 * kSize));
   schedule.Learn(FourTensors());
@@ -435,6 +434,7 @@ TEST(TargetSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
   EXPECT_FALSE(schedule.LacksBytes());
 }
 
+// First what is read last, and no more than is missing.
 TEST(TargetSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
   TargetSchedule schedule(Within(5 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3, 4}), {}));

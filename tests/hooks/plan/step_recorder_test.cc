@@ -1004,6 +1004,21 @@ TEST_F(StepRecorderTest, ReadsOfABackwardThatMakesAGraphAreMarked) {
   EXPECT_THAT(step.graph_reads, ElementsAre(2, 3));
 }
 
+TEST_F(StepRecorderTest, AReadOutsideOfABackwardIsNoneOfABackwardThatMakesAGraph) {
+  at::Tensor y;
+  {
+    const RecordScope record(recorder_);
+    y = OwnFormula::apply(activation().requires_grad_(true).sin());
+  }
+  const auto node = std::dynamic_pointer_cast<torch::autograd::CppNode<OwnFormula>>(y.grad_fn());
+  ASSERT_NE(node, nullptr);
+  node->ctx_.get_saved_variables();
+  y.sum().backward();
+  const StepRecord step = Finish();
+  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 1, 0));
+  EXPECT_THAT(step.graph_reads, ::testing::IsEmpty());
+}
+
 TEST_F(StepRecorderTest, WhatUserCodeReadsComesAlone) {
   at::Tensor y;
   {
