@@ -42,6 +42,7 @@ std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, Sc
     OffloadLock lock(state_);
     kept = state_.schedule.target->OnSegment(scope);
   }
+  keeps_segments_ = true;
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (kept.has_value() && recording != nullptr) {
     recording->NoteSegment(segment, *kept, options_.min_offload_bytes);
@@ -84,18 +85,18 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
 
 void StepLearner::OnAccumulate(const at::Tensor& leaf) {
   if (!wants_leaves_) return;
-  MutexLock lock(mu_);
-  if (std::exchange(leaves_are_old_, false)) leaves_.clear();
-  if (leaves_.size() < kMostLeaves) leaves_.emplace_back(leaf.getIntrusivePtr());
-  wants_leaves_ = leaves_.size() < kMostLeaves;
+  MutexLock lock(leaves_mu_);
+  if (std::exchange(leaves_.are_old, false)) leaves_.all.clear();
+  if (leaves_.all.size() < kMostLeaves) leaves_.all.emplace_back(leaf.getIntrusivePtr());
+  wants_leaves_ = leaves_.all.size() < kMostLeaves;
 }
 
 bool StepLearner::FindGradients() {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves;
   {
-    MutexLock lock(mu_);
-    leaves = leaves_;
-    leaves_are_old_ = true;
+    MutexLock lock(leaves_mu_);
+    leaves = leaves_.all;
+    leaves_.are_old = true;
   }
   wants_leaves_ = true;
   return std::any_of(leaves.begin(), leaves.end(), [](const auto& leaf) {
@@ -178,7 +179,7 @@ void StepLearner::BeginStep() {
     const bool learned = Learn(*last, ran, wanted);
     if (learned && has_gradients_) knows_gradients_ = true;
   }
-  has_gradients_ = FindGradients();
+  has_gradients_ = !keeps_segments_ && FindGradients();
   TellOfOvershoot();
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;

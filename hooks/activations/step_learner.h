@@ -10,7 +10,9 @@
 // A step that begins without gradients makes them: a first micro-batch. A step that begins with
 // gradients adds to them: the micro-batches behind it. The learner knows the two apart. It looks at
 // the first leaves whose gradients the last backward made or added to. Until a step of the second
-// kind was recorded, such a step follows the plan of the first kind, which takes more.
+// kind was recorded, such a step follows the plan of the first kind, which takes more. Where
+// segments may be computed again the two are one: which of these are is decided before anything is
+// saved, by the step that ran last.
 //
 // Thread safety: thread-safe.
 
@@ -86,6 +88,12 @@ class StepLearner {
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
 
  private:
+  // The leaves to which the last backward added first; of the step before, until there is one.
+  struct LeavesOfBackward {
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> all;
+    bool are_old = false;
+  };
+
   // The record of the step that runs; null: it is not recorded.
   std::shared_ptr<DeviceRecording> Current() const;
   void BeginStepIfNone();
@@ -114,6 +122,7 @@ class StepLearner {
 
   static constexpr size_t kMostLeaves = 8;
   std::atomic<bool> wants_leaves_ = true;      // fewer were noted since the step began
+  std::atomic<bool> keeps_segments_ = false;   // a step had some that may be computed again
   std::atomic<bool> has_gradients_ = false;    // when the step began
   std::atomic<bool> knows_gradients_ = false;  // a step that began with them
 
@@ -123,9 +132,9 @@ class StepLearner {
   bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // the same
   uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // of plans
   SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
-  // That the last backward added to first; of the step before, until there is one.
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> leaves_ ABSL_GUARDED_BY(mu_);
-  bool leaves_are_old_ ABSL_GUARDED_BY(mu_) = false;
+
+  Mutex leaves_mu_;
+  LeavesOfBackward leaves_ ABSL_GUARDED_BY(leaves_mu_);
 };
 
 }  // namespace pinion
