@@ -88,6 +88,15 @@ std::shared_ptr<const KnownStep> KnownStep::WithMixLookedFor() const {
   return same;
 }
 
+std::shared_ptr<const KnownStep> KnownStep::WithGrowthOf(const KnownStep& other) const {
+  const auto same = std::make_shared<KnownStep>(*this);
+  for (size_t use = 0; use < growth_bytes_.size(); ++use) {
+    same->growth_bytes_[use] = std::max(growth_bytes_[use], other.growth_bytes_[use]);
+  }
+  same->most_growth_bytes_ = std::max(most_growth_bytes_, other.most_growth_bytes_);
+  return same;
+}
+
 uint64_t KnownStep::MoreBytes(uint64_t device_bytes) const {
   const StepObject& first = step_.objects[step_.uses.front()];
   // What frees nothing is among the other bytes.

@@ -6,7 +6,10 @@
 namespace pinion {
 
 void KnownSteps::Learn(std::shared_ptr<const KnownStep> known) {
-  if (const auto before = FindLike(known->step())) std::erase(all_, before);
+  if (const auto before = FindLike(known->step())) {
+    known = known->WithGrowthOf(*before);
+    std::erase(all_, before);
+  }
   all_.push_front(std::move(known));
   if (all_.size() > kMax) all_.pop_back();
   ForgetOrder();

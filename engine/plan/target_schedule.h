@@ -10,13 +10,13 @@
 // others where the plan says so. The plan names the use at which each is evicted, and the use from
 // which on it is fetched. All other tensors stay and are not copied.
 //
-// The plan is a preference, the target is a rule. Before each use the schedule adds what the record
-// allocated until the next use to what the allocator has given out. For a step that leaves uses of
-// its record out it adds the most that any of them allocated. Where the sum exceeds the target, it
-// evicts what was copied out, oldest first, then what was fetched for later, then what the plan
-// keeps, farthest next use first. Nothing is fetched ahead meanwhile. Beside weights that visit the
-// device the limit is the plan's peak plus these weights, if that is more than the target: weights
-// give way to the plan.
+// The plan is a preference, the target is a rule. Before each use the schedule adds two numbers:
+// what the allocator has given out, and the most that any record of the step allocated until the
+// next use. For a step that leaves uses of its record out, the second is the most between any two
+// uses. Where the sum exceeds the target, the schedule evicts what was copied out, oldest first,
+// then what was fetched for later, then what the plan keeps, farthest next use first. Nothing is
+// fetched ahead meanwhile. Beside weights that visit the device the limit is the plan's peak plus
+// these weights, if that is more than the target: weights give way to the plan.
 //
 // A step without a plan takes the least memory possible, if there is a target: all tensors leave,
 // each is evicted as soon as its copy is submitted, and nothing is fetched ahead. A fetched tensor

@@ -59,6 +59,13 @@ std::shared_ptr<const KnownStep> FourTensors() {
   return Planned(Chain({1, 2, 3, 4}), {{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 7}});
 }
 
+// Four tensors. The operator behind the second one takes as much as three for a moment.
+std::shared_ptr<const KnownStep> MuchBehindTheSecond() {
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.stretches[2].transient_bytes = 3 * kSize;
+  return Planned(std::move(step), {{.object = 0, .drop_at = 4, .fetch_at = 5, .read_at = 7}});
+}
+
 std::vector<uint64_t> FirstSignatures(const TargetSchedule& schedule) {
   std::vector<uint64_t> signatures;
   for (const auto& known : schedule.known()) {
@@ -746,9 +753,7 @@ TEST(TargetSchedule, WhatIsToComeUntilTheNextUseCountsAsAllocated) {
 
 TEST(TargetSchedule, AStepThatLeavesUsesOutCountsWhatAnyOfThemTakes) {
   TargetSchedule schedule(Within(4 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.stretches[2].transient_bytes = 3 * kSize;
-  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 4, .fetch_at = 5, .read_at = 7}}));
+  schedule.Learn(MuchBehindTheSecond());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
   EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0", "stay 2"))
@@ -762,9 +767,7 @@ TEST(TargetSchedule, AStepThatLeavesUsesOutCountsWhatAnyOfThemTakes) {
 
 TEST(TargetSchedule, WhatWasLeftOutOfTheStepThatItGoesOnAsCountsToo) {
   TargetSchedule schedule(Within(4 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.stretches[2].transient_bytes = 3 * kSize;
-  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 4, .fetch_at = 5, .read_at = 7}}));
+  schedule.Learn(MuchBehindTheSecond());
   schedule.Learn(Planned(Chain({1, 3}), {}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 3});
