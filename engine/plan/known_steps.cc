@@ -21,6 +21,12 @@ std::shared_ptr<const KnownStep> KnownSteps::FindLike(const StepRecord& step) co
   return like == all_.end() ? nullptr : *like;
 }
 
+std::shared_ptr<const KnownStep> KnownSteps::Likeliest() const {
+  const auto fits = std::find_if(all_.begin(), all_.end(),
+                                 [](const auto& known) { return known->shortfall().ok(); });
+  return fits == all_.end() ? nullptr : *fits;
+}
+
 bool KnownSteps::MayMix(const StepRecord& step) const {
   return std::none_of(all_.begin(), all_.end(), [&](const auto& other) {
     return other->step().objects.front().signature == step.objects.front().signature &&

@@ -41,6 +41,8 @@ class KnownSteps {
   std::shared_ptr<const KnownStep> Find(absl::FunctionRef<bool(const KnownStep&)> fits);
 
   const std::list<std::shared_ptr<const KnownStep>>& all() const { return all_; }
+  // Of those whose plan keeps to the target, the one that ran last; null without one.
+  std::shared_ptr<const KnownStep> Likeliest() const;
   // No other one begins like that step: which of them runs would be known too late for a mix.
   bool MayMix(const StepRecord& step) const;
   bool AnyWantsMix() const;

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -72,7 +73,9 @@ class ObjectPlaces {
 
   uint64_t SizeBytes(uint32_t id) const { return objects_[id].size_bytes; }
   // Null: it has not left.
-  ScheduledParcel* ParcelOf(uint32_t id) const { return objects_[id].parcel; }
+  ScheduledParcel* ParcelOf(std::optional<uint32_t> id) const {
+    return id.has_value() ? objects_[*id].parcel : nullptr;
+  }
   // What a reader has to fetch for it.
   uint64_t AwayBytes(uint32_t id) const;
   // What was fetched of the parcel can be dropped once more without any others.

@@ -17,6 +17,11 @@ WindowOptions WindowsOf(const TargetOptions& options) {
   return windows;
 }
 
+// How much more than the limit that is.
+uint64_t Beyond(uint64_t limit_bytes, uint64_t bytes) {
+  return bytes - std::min(bytes, limit_bytes);
+}
+
 }  // namespace
 
 TargetSchedule::TargetSchedule(const TargetOptions& options)
@@ -64,11 +69,7 @@ void TargetSchedule::FindKnown(bool begins) {
 std::optional<uint32_t> TargetSchedule::OnSegment(ScopeId scope) {
   if (IsInStep()) return segments_.OnSegment();
   if (!segments_.has_early()) early_scope_ = scope;
-  // What ran last is likely to come again.
-  const auto& all = known_.all();
-  const auto fits = std::find_if(all.begin(), all.end(),
-                                 [](const auto& known) { return known->shortfall().ok(); });
-  return segments_.OnEarlySegment(fits == all.end() ? nullptr : *fits, is_recorded_, known_);
+  return segments_.OnEarlySegment(known_.Likeliest(), is_recorded_, known_);
 }
 
 // ------------------------------------------------------------------------------ what happens
@@ -179,10 +180,11 @@ std::vector<uint32_t> TargetSchedule::TakeLateLeavers() {
 }
 
 void TargetSchedule::LeaveForTarget(std::vector<uint32_t>& late) {
-  const uint64_t missing_bytes = MissingBytes(awaited_bytes_);
+  const uint64_t missing_bytes = MissingFor(awaited_bytes_).bytes;
   if (missing_bytes == 0) return;
   DropAsPlanned();
-  uint64_t leaving_bytes = window_.window_bytes() + places_.DueAgainBytes();
+  const ScheduledParcel* const read_now = places_.ParcelOf(progress_.used_last());
+  uint64_t leaving_bytes = window_.WindowBytesWithout(read_now) + places_.DueAgainBytes();
   for (const uint32_t id : late) leaving_bytes += places_.SizeBytes(id);
   if (leaving_bytes >= missing_bytes) return;
   for (const auto& [next_use, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
@@ -242,10 +244,12 @@ void TargetSchedule::DropAsPlanned() {
 }
 
 ScheduledParcels TargetSchedule::TakeMissing() {
-  const uint64_t missing_bytes = MissingBytes(awaited_bytes_);
-  const uint64_t window_bytes = window_.window_bytes();
-  const uint64_t beyond_bytes = missing_bytes - std::min(window_bytes, missing_bytes);
-  ScheduledParcels taken = window_.TakeDownTo(window_bytes - std::min(window_bytes, missing_bytes));
+  const Missing missing = MissingFor(awaited_bytes_);
+  const ScheduledParcel* const read_now = places_.ParcelOf(progress_.used_last());
+  const uint64_t beyond_bytes = Beyond(window_.WindowBytesWithout(read_now), missing.bytes);
+  // What has left costs no copy more.
+  ScheduledParcels taken =
+      window_.TakeDownTo(Beyond(missing.with_visitors_bytes, window_.window_bytes()), read_now);
   if (beyond_bytes == 0) return taken;
   uint64_t dropped_bytes = 0;
   for (const auto& [next_use, parcel] : Unread()) {
@@ -260,29 +264,26 @@ ScheduledParcels TargetSchedule::TakeMissing() {
 std::vector<std::pair<size_t, ScheduledParcel*>> TargetSchedule::Unread() const {
   std::vector<std::pair<size_t, ScheduledParcel*>> unread;
   for (ScheduledParcel* const parcel : FetchedAhead()) {
+    // Its reader is about to read what was used last.
+    if (parcel == places_.ParcelOf(progress_.used_last())) continue;
     size_t next_use = SIZE_MAX;
-    bool is_read_now = false;
-    for (const uint32_t id : parcel->objects) {
-      // Its reader is about to read what was used last.
-      is_read_now = is_read_now || id == progress_.used_last();
-      next_use = std::min(next_use, NextUseOf(id));
-    }
-    if (!is_read_now) unread.emplace_back(next_use, parcel);
+    for (const uint32_t id : parcel->objects) next_use = std::min(next_use, NextUseOf(id));
+    unread.emplace_back(next_use, parcel);
   }
   std::stable_sort(unread.begin(), unread.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
   return unread;
 }
 
-uint64_t TargetSchedule::MissingBytes(uint64_t more_bytes) const {
-  if (!options_.memory_bytes.has_value()) return 0;
-  const uint64_t most_bytes =
-      std::max(*options_.memory_bytes, followed()->plan().peak_bytes + visiting_bytes_);
+TargetSchedule::Missing TargetSchedule::MissingFor(uint64_t more_bytes) const {
+  if (!options_.memory_bytes.has_value()) return {};
   // Between which of its uses a step is that leaves some out is not known.
   const uint64_t growth_bytes =
       progress_.skips() ? followed()->MostGrowthBytes() : followed()->GrowthBytes(progress_.now());
   const uint64_t wanted_bytes = device_bytes_ + growth_bytes + more_bytes;
-  return wanted_bytes - std::min(wanted_bytes, most_bytes);
+  const uint64_t planned_bytes = followed()->plan().peak_bytes + visiting_bytes_;
+  return {.bytes = Beyond(std::max(*options_.memory_bytes, planned_bytes), wanted_bytes),
+          .with_visitors_bytes = Beyond(*options_.memory_bytes, wanted_bytes)};
 }
 
 // ---------------------------------------------------------------- what comes back, and stays
@@ -310,7 +311,7 @@ OffloadSchedule::Fetches TargetSchedule::TakePlannedFetch(
     ScheduledParcel& parcel = *places_.ParcelOf(*id);
     ++taken.looks;
     if (parcel.scheduled.fetched_ahead || !is_away(parcel)) continue;
-    if (MissingBytes(parcel.size_bytes) > 0) break;  // the device has more than it had: later
+    if (MissingFor(parcel.size_bytes).bytes > 0) break;  // the device has more than it had: later
     window_.TakeFetch(parcel);
     taken.parcels.push_back(&parcel);
     due_moves_.PassFetch();

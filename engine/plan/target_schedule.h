@@ -153,7 +153,7 @@ class TargetSchedule final : public OffloadSchedule {
   std::optional<uint64_t> memory_bytes() const { return options_.memory_bytes; }
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
   // By what was told last, the step that runs as planned will exceed the target.
-  bool LacksBytes() const { return IsPlanned() && MissingBytes(awaited_bytes_) > 0; }
+  bool LacksBytes() const { return IsPlanned() && MissingFor(awaited_bytes_).bytes > 0; }
   void OnDeviceBytes(uint64_t size_bytes, uint64_t visiting_bytes) override {
     device_bytes_ = size_bytes;
     visiting_bytes_ = visiting_bytes;
@@ -229,8 +229,11 @@ class TargetSchedule final : public OffloadSchedule {
   // TakeFetches, where a plan says what to fetch.
   Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
   // What the device lacks for so much more, and for what the step will ask for before its next use.
-  // What visits gives way to what was planned.
-  uint64_t MissingBytes(uint64_t more_bytes) const;
+  struct Missing {
+    uint64_t bytes = 0;                // what visits gives way to what was planned
+    uint64_t with_visitors_bytes = 0;  // it does not
+  };
+  Missing MissingFor(uint64_t more_bytes) const;
 
   const TargetOptions options_;
   const uint64_t small_bytes_;  // tensors of at most so much share parcels

@@ -163,11 +163,15 @@ ScheduledParcels WindowSchedule::TakeOld() {
   return taken;
 }
 
-ScheduledParcels WindowSchedule::TakeDownTo(uint64_t limit_bytes) {
+ScheduledParcels WindowSchedule::TakeDownTo(uint64_t limit_bytes, const ScheduledParcel* kept) {
   ScheduledParcels taken;
-  while (window_bytes_ > limit_bytes) {
-    taken.push_back(oldest_);
-    LeaveWindow(*taken.back());
+  for (ScheduledParcel* parcel = oldest_; parcel != nullptr && window_bytes_ > limit_bytes;) {
+    ScheduledParcel* const next = parcel->scheduled.newer;
+    if (parcel != kept) {
+      LeaveWindow(*parcel);
+      taken.push_back(parcel);
+    }
+    parcel = next;
   }
   return taken;
 }

@@ -79,8 +79,13 @@ class WindowSchedule final : public OffloadSchedule {
   // --- for a schedule that has limits of its own ---
 
   uint64_t window_bytes() const { return window_bytes_; }
-  // The oldest, until at most so much is left.
-  ScheduledParcels TakeDownTo(uint64_t limit_bytes);
+  // Without that parcel's, if it is in the window.
+  uint64_t WindowBytesWithout(const ScheduledParcel* parcel) const {
+    const bool is_in = parcel != nullptr && parcel->scheduled.in_window;
+    return window_bytes_ - (is_in ? parcel->scheduled.window_bytes : 0);
+  }
+  // The oldest, until at most so much is left. Never `kept`.
+  ScheduledParcels TakeDownTo(uint64_t limit_bytes, const ScheduledParcel* kept = nullptr);
   // Whether it was in the window, which it leaves.
   bool Take(ScheduledParcel& parcel);
   // Not for a while after fetches were refused; each call counts.

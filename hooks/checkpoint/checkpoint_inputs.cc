@@ -32,12 +32,13 @@ torch::autograd::variable_list CheckpointInputs::apply(torch::autograd::variable
 }
 
 std::vector<at::Tensor> CheckpointInputs::Unpack() {
-  const at::NoGradGuard no_grad;
   const UserReadScope for_the_segment;
   const std::shared_ptr<Node> end(new EndOfSegment, torch::autograd::deleteNode);
   std::vector<at::Tensor> inputs;
   for (const torch::autograd::SavedVariable& saved : saved_) {
+    // As the backward reads, which may make a graph: what the segment computes keeps it then.
     const at::Tensor input = saved.unpack(getptr());
+    const at::NoGradGuard no_grad;
     inputs.push_back(input.defined() ? input.detach() : input);
     if (!input.defined() || !input.requires_grad()) continue;
     if (input.is_leaf()) {

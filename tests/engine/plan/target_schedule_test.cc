@@ -464,6 +464,39 @@ TEST(TargetSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
 }
 
+// It would come back at once, as a copy that nobody has counted.
+TEST(TargetSchedule, WhatIsReadNowIsNotDroppedForItsOwnReader) {
+  TargetSchedule schedule(Within(5 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4});
+  step.uses.push_back(3);  // 0 1 2 3 | 3 2 1 0 3
+  step.stretches.emplace_back();
+  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7},
+                                {.object = 3, .drop_at = 5, .fetch_at = 7, .read_at = 8}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Happened();
+  player.SetOtherBytes(3 * kSize);
+  player.Read(3);
+  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "drop 0", "drop 1"));
+}
+
+// Weights in use may take more than was set aside for them.
+TEST(TargetSchedule, WhatHasLeftGivesWayToWhatVisits) {
+  TargetSchedule schedule(Within(5 * kSize));
+  StepPlan plan;
+  plan.moves = {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7}};
+  plan.peak_bytes = 4 * kSize;
+  schedule.Learn(std::make_shared<const KnownStep>(Chain({1, 2, 3, 4}), std::move(plan)));
+  TargetPlayer player(schedule);
+  player.SetVisitingBytes(2 * kSize);
+  player.SaveAll({1, 2});
+  EXPECT_TRUE(player.IsHere(0));
+  player.Save(3);
+  EXPECT_FALSE(player.IsHere(0));
+  EXPECT_TRUE(player.IsHere(1)) << "which the plan keeps";
+}
+
 // Dropping it would free nothing by now.
 TEST(TargetSchedule, WhatTheProgramHoldsDoesNotLeaveForTheTarget) {
   TargetSchedule schedule(Within(4 * kSize));

@@ -87,6 +87,21 @@ constexpr const char* kOnceTooLarge[] = {
     // A weight that is used twice in a forward, and one that stays behind its last use.
     "streams_weights 1; target 2; r1 = linear(r0, r0, 0)",
     "micro_batches 2; streams_weights 1; target 2; r1 = conv(r0, r0, 0)",
+    // An operator that uses two layers' weights.
+    "steps 2; rows 16; forwards 2; session 1; streams_weights 1; target 2; "
+    "r0 = group_norm(r0, r0, 0); r0 = gelu(r0, r0, 0); r0 = layer_norm(r0, r0, 0); "
+    "r0 = attention(r0, r0, 0); r0 = linear(r0, r0, 1)",
+    // What is read goes for its own reader, and has to come back.
+    "steps 2; backwards 2; session 1; target 2; target_percent 15; r0 = conv(r0, r0, 0); "
+    "r3 = slice(r0, r0, 0); r1 = reshape(r0, r0, 0); r0 = broadcast(r3, r0, 0); "
+    "r0 = checkpoint(r0, r0, 2); r0 = where(r0, r0, 0); r0 = transposed(r0, r1, 0); "
+    "r0 = reshape(r0, r3, 0); r0 = custom(r0, r0, 0)",
+    // The graph that a second derivative makes keeps what a checkpoint has read.
+    "steps 2; rows 32; create_graph 1; session 1; target 2; r2 = cast(r0, r0, 0); "
+    "r3 = linear(r2, r0, 0); r0 = whole_checkpoint(r0, r0, 0); r0 = layer_norm(r3, r0, 0)",
+    "steps 2; rows 28; backwards 2; create_graph 1; session 1; target 2; target_percent 89; "
+    "r0 = transposed(r0, r0, 0); r3 = layer_norm(r0, r0, 0); r0 = checkpoint(r0, r0, 0); "
+    "r0 = layer_norm(r3, r0, 0)",
 };
 
 TEST(Programs, ThatOnceExceededTheirTargetsDoSoNoMore) {

@@ -375,10 +375,15 @@ Verdict RunProgram(const Program& program) {
       least.peak_bytes + part_bytes / kAllocationGranularityBytes * kAllocationGranularityBytes;
   mode.limit_bytes = mode.target_bytes;
   Verdict verdict = Compare(plain, RunIn(program, mode));
-  if (verdict.kind == FailureKind::kOutOfMemory) {
-    verdict.what = absl::StrCat("target ", *mode.target_bytes, " of ", least.peak_bytes, " to ",
-                                plain.peak_bytes, ": ", verdict.what);
-  }
+  if (verdict.kind != FailureKind::kOutOfMemory) return verdict;
+  verdict.what = absl::StrCat("target ", *mode.target_bytes, " of ", least.peak_bytes, " to ",
+                              plain.peak_bytes, ": ", verdict.what);
+  if (program.odd_steps_skip == 0) return verdict;
+  // docs/limits.md: what a step does that no record shows may take more.
+  mode.limit_bytes = *mode.target_bytes + *mode.target_bytes / 10;
+  const Verdict with_room = Compare(plain, RunIn(program, mode));
+  if (with_room.kind != FailureKind::kNone) return with_room;
+  verdict.kind = FailureKind::kNone;
   return verdict;
 }
 
