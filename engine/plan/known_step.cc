@@ -88,15 +88,6 @@ std::shared_ptr<const KnownStep> KnownStep::WithMixLookedFor() const {
   return same;
 }
 
-std::shared_ptr<const KnownStep> KnownStep::WithGrowthOf(const KnownStep& other) const {
-  const auto same = std::make_shared<KnownStep>(*this);
-  for (size_t use = 0; use < growth_bytes_.size(); ++use) {
-    same->growth_bytes_[use] = std::max(growth_bytes_[use], other.growth_bytes_[use]);
-  }
-  same->most_growth_bytes_ = std::max(most_growth_bytes_, other.most_growth_bytes_);
-  return same;
-}
-
 uint64_t KnownStep::MoreBytes(uint64_t device_bytes) const {
   const StepObject& first = step_.objects[step_.uses.front()];
   // What frees nothing is among the other bytes.
@@ -159,6 +150,7 @@ bool KnownStep::FreesBehind(uint32_t object, size_t now) const {
 bool KnownStep::IsLike(const StepRecord& other) const {
   return step_.uses == other.uses && step_.graph_reads == other.graph_reads &&
          step_.early_segments == other.early_segments &&
+         step_.begins_with_gradients == other.begins_with_gradients &&
          std::equal(step_.objects.begin(), step_.objects.end(), other.objects.begin(),
                     other.objects.end(), [](const StepObject& a, const StepObject& b) {
                       return a.signature == b.signature && a.frees == b.frees &&

@@ -41,11 +41,6 @@ class KnownStep {
   // The same step, of which it was seen whether there is a mix.
   std::shared_ptr<const KnownStep> WithMixLookedFor() const;
 
-  // The same step, which may take as much between uses as `other` does, which is like it: where
-  // segments may be computed again, a first micro-batch makes the gradients that the next ones add
-  // to.
-  std::shared_ptr<const KnownStep> WithGrowthOf(const KnownStep& other) const;
-
   const StepRecord& step() const { return step_; }
   const StepPlan& plan() const { return plan_; }
   const absl::Status& shortfall() const { return shortfall_; }
@@ -121,7 +116,7 @@ class KnownStep {
   // Whether the object is not copied out at use `now` or before, if it was saved by then: it does
   // not move, or its copy waits for others.
   bool Stays(uint32_t object, size_t now) const { return !Moves(object) || now < copy_at_[object]; }
-  // How much more than behind use `use` there is at most until the next one, in any record of it.
+  // How much more than behind use `use` there is at most until the next one.
   uint64_t GrowthBytes(size_t use) const { return growth_bytes_[use]; }
   // The most of any use.
   uint64_t MostGrowthBytes() const { return most_growth_bytes_; }

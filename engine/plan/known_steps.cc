@@ -6,10 +6,7 @@
 namespace pinion {
 
 void KnownSteps::Learn(std::shared_ptr<const KnownStep> known) {
-  if (const auto before = FindLike(known->step())) {
-    known = known->WithGrowthOf(*before);
-    std::erase(all_, before);
-  }
+  if (const auto before = FindLike(known->step())) std::erase(all_, before);
   all_.push_front(std::move(known));
   if (all_.size() > kMax) all_.pop_back();
   ForgetOrder();
@@ -22,21 +19,31 @@ std::shared_ptr<const KnownStep> KnownSteps::FindLike(const StepRecord& step) co
 }
 
 std::shared_ptr<const KnownStep> KnownSteps::Likeliest() const {
-  const auto fits = std::find_if(all_.begin(), all_.end(),
-                                 [](const auto& known) { return known->shortfall().ok(); });
+  const auto fits = std::find_if(all_.begin(), all_.end(), [this](const auto& known) {
+    return known->shortfall().ok() && MayBe(*known);
+  });
   return fits == all_.end() ? nullptr : *fits;
 }
 
 bool KnownSteps::MayMix(const StepRecord& step) const {
   return std::none_of(all_.begin(), all_.end(), [&](const auto& other) {
     return other->step().objects.front().signature == step.objects.front().signature &&
+           other->step().begins_with_gradients == step.begins_with_gradients &&
            !other->IsLike(step);
   });
 }
 
+bool KnownSteps::MayBe(const KnownStep& known) const {
+  const auto is_of_kind = [this](const KnownStep& one) {
+    return one.step().begins_with_gradients == begins_with_gradients_;
+  };
+  return is_of_kind(known) ||
+         std::none_of(all_.begin(), all_.end(), [&](const auto& one) { return is_of_kind(*one); });
+}
+
 bool KnownSteps::AnyWantsMix() const {
   return std::any_of(all_.begin(), all_.end(), [this](const auto& known) {
-    return known->WantsMix() && MayMix(known->step());
+    return known->WantsMix() && MayBe(*known) && MayMix(known->step());
   });
 }
 
@@ -64,8 +71,8 @@ void KnownSteps::OnEnd(const KnownStep* ran) {
 }
 
 std::shared_ptr<const KnownStep> KnownSteps::Find(absl::FunctionRef<bool(const KnownStep&)> fits) {
-  const auto found =
-      std::find_if(all_.begin(), all_.end(), [&](const auto& known) { return fits(*known); });
+  const auto found = std::find_if(all_.begin(), all_.end(),
+                                  [&](const auto& known) { return MayBe(*known) && fits(*known); });
   if (found == all_.end()) return nullptr;
   all_.splice(all_.begin(), all_, found);
   return all_.front();

@@ -32,6 +32,10 @@ class KnownSteps {
   std::shared_ptr<const KnownStep> FindLike(const StepRecord& step) const;
   void Forget(const KnownStep& known);
 
+  // The step that begins next has gradients to add to, or none. Find and Likeliest look among known
+  // ones like it, unless there are none.
+  void set_begins_with_gradients(bool begins) { begins_with_gradients_ = begins; }
+  bool MayBe(const KnownStep& known) const;
   // A step begins: the one that came after the last step the time before is looked at first.
   void OnBegin();
   // A step has ended, which went on as `ran`; null: as none of them.
@@ -52,7 +56,8 @@ class KnownSteps {
   void ForgetOrder();
 
   std::list<std::shared_ptr<const KnownStep>> all_;
-  const KnownStep* last_ = nullptr;  // that has ended; null if it was not known
+  bool begins_with_gradients_ = false;  // the step that runs, or begins next
+  const KnownStep* last_ = nullptr;     // that has ended; null if it was not known
   absl::flat_hash_map<const KnownStep*, const KnownStep*> after_;  // what came after each
 };
 

@@ -122,6 +122,9 @@ struct StepRecord {
   std::vector<StepSegment> segments;   // in the order in which they begin
   std::vector<UnsavedInput> unsaved_inputs = {};
   uint32_t early_segments = 0;  // of these, those that begin before the first use
+  // It adds to gradients that were there when it began, and takes other memory than one that makes
+  // them.
+  bool begins_with_gradients = false;
   // Uses, ascending, that are reads of a backward which keeps its graph and makes another one: that
   // takes more memory.
   std::vector<uint32_t> graph_reads = {};

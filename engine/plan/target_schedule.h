@@ -11,7 +11,7 @@
 // which on it is fetched. All other tensors stay and are not copied.
 //
 // The plan is a preference, the target is a rule. Before each use the schedule adds two numbers:
-// what the allocator has given out, and the most that any record of the step allocated until the
+// what the allocator has given out, and the most that the recorded step allocated until the
 // next use. For a step that leaves uses of its record out, the second is the most between any two
 // uses. Where the sum exceeds the target, the schedule evicts what was copied out, oldest first,
 // then what was fetched for later, then what the plan keeps, farthest next use first. Nothing is
@@ -123,6 +123,11 @@ class TargetSchedule final : public OffloadSchedule {
   void ForgetKnown() { known_ = KnownSteps(); }
   // Whether the step that begins next is recorded: only such a one tries a mix.
   void set_is_recorded(bool is_recorded) { is_recorded_ = is_recorded; }
+  // The step that begins next adds to gradients: it goes on as a known one that does, too, if there
+  // is one.
+  void set_begins_with_gradients(bool begins) { known_.set_begins_with_gradients(begins); }
+  // Whether a step that begins now may go on as that one.
+  bool MayBe(const KnownStep& known) const { return known_.MayBe(known); }
   // A segment that can be computed again begins in a scope: its ordinal if it is kept. Nothing: it
   // is computed again.
   std::optional<uint32_t> OnSegment(ScopeId scope);

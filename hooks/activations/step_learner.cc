@@ -42,7 +42,6 @@ std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, Sc
     OffloadLock lock(state_);
     kept = state_.schedule.target->OnSegment(scope);
   }
-  keeps_segments_ = true;
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (kept.has_value() && recording != nullptr) {
     recording->NoteSegment(segment, *kept, options_.min_offload_bytes);
@@ -68,10 +67,7 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
 std::unique_ptr<SavedTensor> StepLearner::Pack(
     const at::Tensor& tensor, uint64_t place, bool is_leaf,
     absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack) {
-  constexpr uint64_t kWithGradients = uint64_t{1} << 63;
   BeginStepIfNone();
-  const uint64_t recorded_place = has_gradients_ ? place | kWithGradients : place;
-  if (knows_gradients_) place = recorded_place;
   bool is_first = false;
   {
     OffloadLock lock(state_);
@@ -80,7 +76,7 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
   if (is_first) RaisePlans(tensor, place);
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (recording == nullptr) return pack(place);
-  return PackRecorded(recording, tensor, recorded_place, is_leaf, [&] { return pack(place); });
+  return PackRecorded(recording, tensor, place, is_leaf, [&] { return pack(place); });
 }
 
 void StepLearner::OnAccumulate(const at::Tensor& leaf) {
@@ -170,21 +166,16 @@ void StepLearner::BeginStep() {
       ran = state_.schedule.target->TakeRan();
     // A model was attached since, or has gone. Its weights may have left the device with that, or
     // come to it: a record from before, of the last step as well, counts them wrongly.
-    if (!is_as_before) {
-      state_.schedule.target->ForgetKnown();
-      knows_gradients_ = false;
-    }
+    if (!is_as_before) state_.schedule.target->ForgetKnown();
   }
-  if (last != nullptr && is_as_before) {
-    const bool learned = Learn(*last, ran, wanted);
-    if (learned && has_gradients_) knows_gradients_ = true;
-  }
-  has_gradients_ = !keeps_segments_ && FindGradients();
+  if (last != nullptr && is_as_before) Learn(*last, ran, wanted);
+  has_gradients_ = FindGradients();
   TellOfOvershoot();
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;
   {
     OffloadLock lock(state_);
+    state_.schedule.target->set_begins_with_gradients(has_gradients_);
     wants_record = state_.schedule.target->WantsRecord();
     followed = state_.schedule.target->followed();
   }
@@ -232,7 +223,8 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   {
     OffloadLock lock(state_);
     for (const std::shared_ptr<const KnownStep>& known : state_.schedule.target->known()) {
-      if (known->BeginsWith(signature) && !known->FitsWith(device_bytes)) too_low.push_back(known);
+      const bool may_run = known->BeginsWith(signature) && state_.schedule.target->MayBe(*known);
+      if (may_run && !known->FitsWith(device_bytes)) too_low.push_back(known);
     }
   }
   if (too_low.empty()) return;
@@ -263,15 +255,16 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   state_.schedule.target->RecordAgain();
 }
 
-bool StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran,
+void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran,
                         const SetAside& wanted) {
   absl::StatusOr<StepRecord> step = recording.Finish();
   if (!step.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();
-    return false;
+    return;
   }
   // A step of which nothing came back has no order of reading.
-  if (step->uses.size() <= step->objects.size()) return false;
+  if (step->uses.size() <= step->objects.size()) return;
+  step->begins_with_gradients = has_gradients_;
   SegmentChoice::Note(ran, *step);
   bool mixes = false;
   {
@@ -281,15 +274,14 @@ bool StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   absl::StatusOr<std::shared_ptr<const KnownStep>> known = Plan(*std::move(step), mixes, wanted);
   if (!known.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
-    return false;
+    return;
   }
   TellOfShortfall(**known);
   MutexLock lock(mu_);
   if (wanted_ != wanted)
-    return false;  // another thread has begun a step since, and forgot the plans
+    return;  // another thread has begun a step since, and forgot the plans
   OffloadLock state_lock(state_);
   state_.schedule.target->Learn(*std::move(known), ran);
-  return true;
 }
 
 }  // namespace pinion

@@ -110,8 +110,7 @@ class StepLearner {
   absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes,
                                                         const SetAside& wanted) const;
   // `ran`: what that step has done with its segments. `wanted`: by weights, beside it.
-  // False if nothing was learned.
-  bool Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);
+  void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);
 
   const c10::Device device_;
   const OffloadOptions& options_;
@@ -121,10 +120,8 @@ class StepLearner {
   PlanMeter meter_;
 
   static constexpr size_t kMostLeaves = 8;
-  std::atomic<bool> wants_leaves_ = true;      // fewer were noted since the step began
-  std::atomic<bool> keeps_segments_ = false;   // a step had some that may be computed again
-  std::atomic<bool> has_gradients_ = false;    // when the step began
-  std::atomic<bool> knows_gradients_ = false;  // a step that began with them
+  std::atomic<bool> wants_leaves_ = true;    // fewer were noted since the step began
+  std::atomic<bool> has_gradients_ = false;  // when the step began
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);

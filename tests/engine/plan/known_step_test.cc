@@ -175,17 +175,6 @@ TEST(KnownStep, WhatIsFreedUntilTheNextUseIsNoGrowth) {
   EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 0u);
 }
 
-TEST(KnownStep, WhatAnotherRecordOfTheStepHasTakenBetweenTwoUsesMayComeAgain) {
-  StepRecord less = Chain({7, 8}), more = Chain({7, 8});
-  less.stretches[3].other_bytes = 10;
-  more.stretches[2].other_bytes = 300;
-  const auto known = KnownStep(less, StepPlan()).WithGrowthOf(KnownStep(more, StepPlan()));
-  EXPECT_EQ(known->GrowthBytes(1), 300u);
-  EXPECT_EQ(known->GrowthBytes(2), 10u);
-  EXPECT_EQ(known->MostGrowthBytes(), 300u);
-  EXPECT_EQ(known->step().stretches[2].other_bytes, 0u);
-}
-
 TEST(KnownStep, WhatIsMoreThanItsRecordBeganWithCountsTheFirstObjectOnce) {
   StepRecord step = Chain({7, 8});
   step.stretches[0].other_bytes = 1000;

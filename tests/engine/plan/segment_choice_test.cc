@@ -36,6 +36,13 @@ KnownPtr Known(const std::vector<uint64_t>& signatures, double step_us,
       std::move(shortfall), std::move(mix));
 }
 
+// The same step, which adds to gradients.
+KnownPtr WithGradients(const KnownPtr& known) {
+  StepRecord step = known->step();
+  step.begins_with_gradients = true;
+  return std::make_shared<const KnownStep>(std::move(step), known->plan(), known->shortfall());
+}
+
 std::vector<bool> Kept(SegmentChoice& choice, int segments) {
   std::vector<bool> kept;
   for (int i = 0; i < segments; ++i) {
@@ -392,6 +399,44 @@ TEST(SegmentChoice, AStepThatWasLostBeforeAnythingWasComputedAgainIsMixedAsEver)
   choice.Follow(mixed);
   Kept(choice, 1);
   EXPECT_EQ(choice.Follow(nullptr), nullptr);
+}
+
+TEST(KnownSteps, AStepThatAddsToGradientsIsNotTheOneThatMakesThem) {
+  KnownSteps known;
+  const KnownPtr makes = Known({1, 2}, 10);
+  const KnownPtr adds = WithGradients(makes);
+  const auto any = [](const KnownStep&) { return true; };
+  known.Learn(makes);
+  known.set_begins_with_gradients(true);
+  EXPECT_EQ(known.Find(any), makes) << "until one like it is known";
+  EXPECT_EQ(known.Likeliest(), makes);
+  known.Learn(adds);
+  EXPECT_THAT(known.all(), SizeIs(2));
+  EXPECT_EQ(known.Find(any), adds);
+  EXPECT_FALSE(known.MayBe(*makes));
+  known.set_begins_with_gradients(false);
+  EXPECT_EQ(known.Find(any), makes);
+  EXPECT_EQ(known.Likeliest(), makes);
+}
+
+TEST(KnownSteps, StepsThatBeginAlikeMayBeMixedWhereTheirGradientsTell) {
+  KnownSteps known;
+  const KnownPtr makes = Known({1, 2}, 10, {false, false});
+  known.Learn(makes);
+  known.Learn(WithGradients(Known({1, 3}, 10, {false, false})->WithMixTried()));
+  EXPECT_TRUE(known.MayMix(makes->step()));
+  EXPECT_TRUE(known.AnyWantsMix());
+}
+
+// Such a one may never come again.
+TEST(KnownSteps, NobodyRecordsForTheMixOfAStepThatDoesNotBegin) {
+  KnownSteps known;
+  const KnownPtr makes = Known({1, 2}, 10, {false, false});
+  known.Learn(makes);
+  known.Learn(WithGradients(makes)->WithMixTried());
+  EXPECT_TRUE(known.AnyWantsMix());
+  known.set_begins_with_gradients(true);
+  EXPECT_FALSE(known.AnyWantsMix());
 }
 
 TEST(KnownSteps, WhatIsLikeAKnownStepTakesItsPlace) {

@@ -932,6 +932,23 @@ TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSa
   }
 }
 
+TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsThatOfAStepThatAddsToGradientsAsWell) {
+  TargetSchedule schedule(Within(100 * kSize));
+  StepRecord adds = EarlyMixed({5, 6}, {true, false})->step();
+  adds.begins_with_gradients = true;
+  schedule.Learn(Planned(adds, {}));
+  schedule.Learn(EarlyMixed({5, 6}, {false, false}));
+  TargetPlayer player(schedule);
+  for (const bool begins_with_gradients : {false, true}) {
+    schedule.set_begins_with_gradients(begins_with_gradients);
+    EXPECT_EQ(schedule.OnSegment(/*scope=*/1).has_value(), !begins_with_gradients);
+    player.Save(5);
+    ASSERT_NE(schedule.followed(), nullptr);
+    EXPECT_EQ(schedule.followed()->step().begins_with_gradients, begins_with_gradients);
+    player.EndStep();
+  }
+}
+
 TEST(TargetSchedule, WhereAnotherStepThanTheLikelyOneBeginsWithASegmentSuchOnesAreKept) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
