@@ -28,13 +28,16 @@ cc_library(
 )
 """
 
-_REMEDY = "Run ./bazelw, which installs the nvidia-cuda-runtime wheel into .venv, or install a CUDA Toolkit 13 and set CUDA_PATH."
+_REMEDY = "Run ./bazelw, which installs the wheels nvidia-cuda-runtime and nvidia-cuda-crt into .venv, or install a CUDA Toolkit 13 and set CUDA_PATH."
 
 _NVTX_REMEDY = "Run ./bazelw, which installs the nvidia-nvtx wheel into .venv, or install the toolkit's NVTX (cuda-nvtx-13-0)."
 
 def _is_cuda13(ctx, include):
     header = include.get_child("cuda_runtime_api.h")
-    return header.exists and "#define CUDART_VERSION  13" in ctx.read(header)
+
+    # The runtime's headers include some of the compiler's, which are in a wheel of their own.
+    has_compilers = include.get_child("crt").get_child("host_defines.h").exists
+    return has_compilers and header.exists and "#define CUDART_VERSION  13" in ctx.read(header)
 
 _TOOLKITS = ["/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-13.0"]
 

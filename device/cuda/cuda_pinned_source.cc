@@ -1,5 +1,8 @@
 #include "pinion/device/cuda/cuda_pinned_source.h"
 
+#include <map>
+#include <utility>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
@@ -61,12 +64,19 @@ absl::Status CudaPinnedSource::Unpin(void* data, uint64_t size_bytes) {
 
 absl::Status CudaPinnedSource::Free(const HostSegment& segment) {
   if (ProcessIsExiting() || origin_.InForkedChild()) return absl::OkStatus();
-  void* data = segment.data;
+  std::map<void*, void*>::node_type unaligned;
   {
     MutexLock lock(mu_);
-    if (const auto node = unaligned_.extract(data); !node.empty()) data = node.mapped();
+    unaligned = unaligned_.extract(segment.data);
   }
-  return Unpin(data, segment.size_bytes);
+  if (unaligned.empty()) return Unpin(segment.data, segment.size_bytes);
+  absl::Status unpinned = Unpin(unaligned.mapped(), segment.size_bytes + granularity_bytes());
+  if (!unpinned.ok()) {
+    // It is still pinned, and whoever asks once more means the same memory.
+    MutexLock lock(mu_);
+    unaligned_.insert(std::move(unaligned));
+  }
+  return unpinned;
 }
 
 }  // namespace pinion

@@ -67,13 +67,7 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
 std::unique_ptr<SavedTensor> StepLearner::Pack(
     const at::Tensor& tensor, uint64_t place, bool is_leaf,
     absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack) {
-  BeginStepIfNone();
-  bool is_first = false;
-  {
-    OffloadLock lock(state_);
-    is_first = !state_.schedule.target->IsInStep();
-  }
-  if (is_first) RaisePlans(tensor, place);
+  if (BeginStepIfNone()) RaisePlans(tensor, place);
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (recording == nullptr) return pack(place);
   return PackRecorded(recording, tensor, place, is_leaf, [&] { return pack(place); });
@@ -107,13 +101,15 @@ void StepLearner::RunAside(absl::FunctionRef<void()> work) {
   recording == nullptr ? work() : RunBeside({&recording, 1}, work);
 }
 
-void StepLearner::BeginStepIfNone() {
-  bool begins = false;
+bool StepLearner::BeginStepIfNone() {
+  bool has_begun = false, has_saved = false;
   {
     OffloadLock lock(state_);
-    begins = !state_.schedule.target->HasBegun();
+    has_begun = state_.schedule.target->HasBegun();
+    has_saved = state_.schedule.target->IsInStep();
   }
-  if (begins) BeginStep();
+  if (!has_begun) BeginStep();
+  return !has_saved;
 }
 
 void StepLearner::TellOfShortfall(const KnownStep& known) {

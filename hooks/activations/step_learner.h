@@ -96,7 +96,8 @@ class StepLearner {
 
   // The record of the step that runs; null: it is not recorded.
   std::shared_ptr<DeviceRecording> Current() const;
-  void BeginStepIfNone();
+  // True if the step has saved nothing yet.
+  bool BeginStepIfNone();
   void BeginStep();
   // Whether any of the leaves has a gradient by now. From now on others may be noted.
   bool FindGradients();

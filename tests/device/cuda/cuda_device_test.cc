@@ -177,6 +177,18 @@ TEST_F(CudaDeviceTest, MemoryThatCameUnalignedAndCannotBeUnpinnedIsAnError) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaFreeHost of 2 MiB")));
 }
 
+TEST_F(CudaDeviceTest, MemoryThatCameUnalignedAndIsNotFreedAtOnceIsFreedTheNextTime) {
+  fake_.AlignToPagesOnly();
+  const std::shared_ptr<HostMemorySource> source = device_.pinned_source();
+  const HostSegment segment = source->Allocate(2 * kMiB).value();
+  fake_.FailNext("FreeHost", cudaErrorInvalidValue);
+  EXPECT_THAT(source->Free(segment),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaFreeHost of 4 MiB")));
+  EXPECT_TRUE(fake_.machine().IsPinned(segment.data));
+  EXPECT_THAT(source->Free(segment), IsOk());
+  EXPECT_FALSE(fake_.machine().IsPinned(segment.data));
+}
+
 TEST_F(CudaDeviceTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
   EXPECT_DEATH(device_.pinned_source()->Allocate(0).status().IgnoreError(),
                "0 bytes are not a multiple");

@@ -317,13 +317,15 @@ void FakeCuda::RemoveHandle(void* handle) {
 
 absl::Status FakeCuda::HostAlloc(void** data, size_t size_bytes) {
   const std::shared_ptr<HostMemorySource> source = current().pinned_source();
-  const uint64_t slack_bytes = pages_only_ ? kPage : 0;
+  // As CUDA's has come so far; not every kernel maps memory so.
+  constexpr uint64_t kBoundaryBytes = 2 * kMiB;
+  const uint64_t slack_bytes = pages_only_ ? kPage : kBoundaryBytes;
   const absl::StatusOr<HostSegment> segment =
       source->Allocate(AlignUp(size_bytes + slack_bytes, source->granularity_bytes()));
   if (!segment.ok()) return segment.status();
-  char* begin = static_cast<char*>(segment->data);
-  if (pages_only_) begin += reinterpret_cast<uintptr_t>(begin) % (2 * kPage) == 0 ? kPage : 0;
-  *data = begin;
+  const auto mapped = reinterpret_cast<uintptr_t>(segment->data);
+  const uintptr_t paged = mapped % (2 * kPage) == 0 ? mapped + kPage : mapped;
+  *data = reinterpret_cast<void*>(pages_only_ ? paged : AlignUp(mapped, kBoundaryBytes));
   MutexLock lock(mu_);
   pinned_[*data] = *segment;
   return absl::OkStatus();

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Builds what includes CUDA's headers as on a machine without a CUDA Toolkit: with the wheels that
+# ./bazelw installs. Where there is a toolkit it is hidden meanwhile, which takes a mount namespace.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+toolkits=()
+for folder in /usr/local/cuda /usr/local/cuda-13 /usr/local/cuda-13.0 /usr/local/include; do
+  [[ ! -d $folder ]] || toolkits+=("$(readlink -f "$folder")")
+done
+hide=(unshare --mount)
+[[ $EUID == 0 ]] || hide+=(--map-root-user)
+if ! "${hide[@]}" true; then
+  echo "check_without_toolkit: skipped: this user may have no mount namespace"
+  exit 0
+fi
+
+work=$(mktemp -d)
+# Bazel makes folders that cannot be written to.
+trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
+
+# A server of its own: the usual one would see the toolkit.
+"${hide[@]}" bash -euo pipefail -c '
+  work=$1
+  shift
+  for folder; do mount -t tmpfs none "$folder"; done
+  [[ ! -e /usr/local/cuda/include && ! -e /usr/local/include/crt ]]
+  unset CUDA_PATH
+  ./bazelw --batch --output_base="$work/bazel" build --noshow_progress \
+    --compile_one_dependency device/cuda/cuda_api.cc
+  [[ $(readlink -f "$work/bazel/external/local_config_cuda/include") == "$PWD"/.venv/* ]]
+' hide "$work" "${toolkits[@]}"
