@@ -152,13 +152,14 @@ _PROGRAM_ARGUMENTS = ["linkopts", "linkstatic"]
 # A model takes as long to compile either way, and is optimised (.bazelrc).
 _OPTIMISED = ["_model_test", "_program_test"]
 
-def pinion_test(name, deps = [], size = "small", alone = False, **kwargs):
+def pinion_test(name, deps = [], size = "medium", alone = False, **kwargs):
     """The GoogleTest program of `<name>.cc`.
 
     With `--//config:one_file` the tests of a folder are one library, and the program runs those of
     its file (tests/support/test_main.cc). Who replaces functions of the C library, runs tests that a
     header has, must be the first of the process to use something, or is optimised (.bazelrc), needs to
-    be `alone`.
+    be `alone`. The size leaves ten times what the test takes on a quiet machine: five minutes for half
+    of one.
     """
     srcs = [name + ".cc"]
     for argument in _PROGRAM_ARGUMENTS:

@@ -8,7 +8,7 @@ _CHOICES = {
     "without_onednn": {"PINION_TEST_ONEDNN": "off"},
 }
 
-def with_other_kernels(name, test, args = [], size = "small"):
+def with_other_kernels(name, test, args = [], size = "medium"):
     """The test binary `test` of this package, as "<name>_aten_avx2_test" and so on.
 
     None of them is a part of `//...`; the test_suite `name` is all of them. What needs a processor
