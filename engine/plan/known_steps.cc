@@ -37,8 +37,8 @@ bool KnownSteps::MayBe(const KnownStep& known) const {
   const auto is_of_kind = [this](const KnownStep& one) {
     return one.step().begins_with_gradients == begins_with_gradients_;
   };
-  return is_of_kind(known) ||
-         std::none_of(all_.begin(), all_.end(), [&](const auto& one) { return is_of_kind(*one); });
+  if (is_of_kind(known) || !begins_with_gradients_) return is_of_kind(known);
+  return std::none_of(all_.begin(), all_.end(), [&](const auto& one) { return is_of_kind(*one); });
 }
 
 bool KnownSteps::AnyWantsMix() const {

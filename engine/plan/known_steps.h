@@ -33,8 +33,10 @@ class KnownSteps {
   void Forget(const KnownStep& known);
 
   // The step that begins next has gradients to add to, or none. Find and Likeliest look among known
-  // ones like it, unless there are none.
+  // ones that do. Where none is known to add to gradients, those that make them are looked at: they
+  // take more.
   void set_begins_with_gradients(bool begins) { begins_with_gradients_ = begins; }
+  bool begins_with_gradients() const { return begins_with_gradients_; }
   bool MayBe(const KnownStep& known) const;
   // A step begins: the one that came after the last step the time before is looked at first.
   void OnBegin();

@@ -116,7 +116,8 @@ bool SegmentChoice::IsAlone(const StepRecord& step, const KnownSteps& known_step
 }
 
 bool SegmentChoice::MayTry(const KnownStep& known, const KnownSteps& known_steps) const {
-  return !known.mix().empty() && IsAlone(known.step(), known_steps);
+  const bool is_of_kind = known.step().begins_with_gradients == known_steps.begins_with_gradients();
+  return is_of_kind && !known.mix().empty() && IsAlone(known.step(), known_steps);
 }
 
 void SegmentChoice::Try(std::shared_ptr<const KnownStep> known) {

@@ -118,7 +118,7 @@ void TargetSchedule::OnReleased(uint32_t object) {
   if (IsInStep()) return;
   known_.OnEnd(followed().get());
   // What tries a mix is most likely the step that was known.
-  pace_.OnEnd(/*is_unknown=*/is_lost_ && !segments_.IsTrying());
+  Pace().OnEnd(/*is_unknown=*/is_lost_ && !segments_.IsTrying());
 }
 
 void TargetSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
@@ -247,7 +247,7 @@ ScheduledParcels TargetSchedule::TakeMissing() {
   const Missing missing = MissingFor(awaited_bytes_);
   const ScheduledParcel* const read_now = places_.ParcelOf(progress_.used_last());
   const uint64_t beyond_bytes = Beyond(window_.WindowBytesWithout(read_now), missing.bytes);
-  // What has left costs no copy more.
+  // What has left needs no copy out, and is to go anyway.
   ScheduledParcels taken =
       window_.TakeDownTo(Beyond(missing.with_visitors_bytes, window_.window_bytes()), read_now);
   if (beyond_bytes == 0) return taken;

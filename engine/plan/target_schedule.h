@@ -11,12 +11,13 @@
 // which on it is fetched. All other tensors stay and are not copied.
 //
 // The plan is a preference, the target is a rule. Before each use the schedule adds two numbers:
-// what the allocator has given out, and the most that the recorded step allocated until the
-// next use. For a step that leaves uses of its record out, the second is the most between any two
+// what the allocator has given out, and the most that the recorded step allocated until the next
+// use. For a step that leaves uses of its record out, the second is the most between any two
 // uses. Where the sum exceeds the target, the schedule evicts what was copied out, oldest first,
-// then what was fetched for later, then what the plan keeps, farthest next use first. Nothing is
-// fetched ahead meanwhile. Beside weights that visit the device the limit is the plan's peak plus
-// these weights, if that is more than the target: weights give way to the plan.
+// then what was fetched for later, then what the plan keeps, farthest next use first. What is about
+// to be read stays. Nothing is fetched ahead meanwhile. Beside weights that visit the device the
+// limit is the plan's peak plus these weights, if that is more than the target: weights give way to
+// the plan. Only what was copied out, and would go anyway, goes for them.
 //
 // A step without a plan takes the least memory possible, if there is a target: all tensors leave,
 // each is evicted as soon as its copy is submitted, and nothing is fetched ahead. A fetched tensor
@@ -40,6 +41,7 @@
 #ifndef PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
 #define PINION_ENGINE_PLAN_TARGET_SCHEDULE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -118,6 +120,10 @@ class TargetSchedule final : public OffloadSchedule {
   void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
     segments_.Learn(ran, std::move(known), known_);
   }
+  // `raised` is planned of the record of `known`, with more on the device.
+  void LearnRaised(std::shared_ptr<const KnownStep> raised, const KnownStep& known) {
+    known_.Learn(known.mix_was_tried() ? raised->WithMixTried() : std::move(raised));
+  }
   // What is known of any step is wrong: each is recorded again when it comes once more. A step that
   // runs goes on as it was planned.
   void ForgetKnown() { known_ = KnownSteps(); }
@@ -135,10 +141,10 @@ class TargetSchedule final : public OffloadSchedule {
   // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
   // Where a known one has yet to be recorded for its mix, which of them begins is not known: some
   // more are.
-  bool WantsRecord() const { return pace_.WantsRecord(known_); }
+  bool WantsRecord() const { return paces_[known_.begins_with_gradients()].WantsRecord(known_); }
   // What is known of a step is no longer right: the next two are worth recording. The first of them
   // may have begun without.
-  void RecordAgain() { pace_.RecordAgain(); }
+  void RecordAgain() { Pace().RecordAgain(); }
   // For people: the plans of all known steps in words, or of the first in another format. A pure
   // function of what it gets.
   std::string Explain(const std::list<std::shared_ptr<const KnownStep>>& known,
@@ -208,6 +214,7 @@ class TargetSchedule final : public OffloadSchedule {
 
  private:
   bool IsPlanned() const { return followed() != nullptr; }
+  RecordPace& Pace() { return paces_[known_.begins_with_gradients()]; }
   // Goes on with the known step that all so far fits, if there is one. A step that `begins` may try
   // its mix instead.
   void FindKnown(bool begins);
@@ -245,9 +252,9 @@ class TargetSchedule final : public OffloadSchedule {
   WindowSchedule window_;
   KnownSteps known_;
   SegmentChoice segments_;
-  RecordPace pace_;
-  bool is_recorded_ = false;  // the step that begins next, or runs
-  ScopeId early_scope_ = 0;   // in which a step has begun last with a segment
+  std::array<RecordPace, 2> paces_;  // of steps that make gradients, and that add to them
+  bool is_recorded_ = false;         // the step that begins next, or runs
+  ScopeId early_scope_ = 0;          // in which a step has begun last with a segment
   uint64_t device_bytes_ = 0;
   uint64_t visiting_bytes_ = 0;  // of these, weights' that come and go
   // That are about to be fetched or computed, by the reader of what was used last.

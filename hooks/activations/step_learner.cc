@@ -148,12 +148,13 @@ void StepLearner::BeginStep() {
   }
   SegmentChoice::Ran ran;
   SetAside wanted;
-  bool is_as_before = false;
+  bool is_as_before = false, had_gradients = false;
   {
     // Another thread that begins the step as well may be faster.
     MutexLock lock(mu_);
     if (recording_ != last) return;
     recording_.reset();
+    had_gradients = has_gradients_;
     wanted = share_->wanted();
     is_as_before = std::exchange(wanted_, wanted) == wanted;
     OffloadLock state_lock(state_);
@@ -164,8 +165,8 @@ void StepLearner::BeginStep() {
     // come to it: a record from before, of the last step as well, counts them wrongly.
     if (!is_as_before) state_.schedule.target->ForgetKnown();
   }
-  if (last != nullptr && is_as_before) Learn(*last, ran, wanted);
-  has_gradients_ = FindGradients();
+  if (last != nullptr && is_as_before) Learn(*last, had_gradients, ran, wanted);
+  has_gradients_ = state_.planner->memory_bytes().has_value() && FindGradients();
   TellOfOvershoot();
   bool wants_record = false;
   std::shared_ptr<const KnownStep> followed;
@@ -229,19 +230,22 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
     // Somewhat more, if that fits: a program that has a little more in each step is not to be
     // planned in each step.
     const uint64_t more_bytes = known->MoreBytes(device_bytes);
-    const uint64_t rounded_bytes = more_bytes + *target_bytes / 256;
-    auto raised = Plan(known->step().WithMore(rounded_bytes), /*mixes=*/false, wanted);
-    if (!raised.ok() || !(*raised)->shortfall().ok()) {
-      raised = Plan(known->step().WithMore(more_bytes), /*mixes=*/false, wanted);
-    }
+    const auto plan_with = [&](uint64_t added_bytes) {
+      StepRecord step = known->step().WithMore(added_bytes);
+      step.begins_with_gradients = has_gradients_;
+      return Plan(std::move(step), /*mixes=*/false, wanted);
+    };
+    auto raised = plan_with(more_bytes + *target_bytes / 256);
+    if (!raised.ok() || !(*raised)->shortfall().ok()) raised = plan_with(more_bytes);
     if (!raised.ok()) {
       PINION_LOG(kWarning) << "a step of " << device_.str() << " that begins with " << more_bytes
                            << " bytes more than before was not planned: " << raised.status();
       continue;
     }
-    TellOfShortfall(**raised);
+    // That of a step which makes gradients counts them twice.
+    if (known->step().begins_with_gradients == has_gradients_) TellOfShortfall(**raised);
     OffloadLock lock(state_);
-    state_.schedule.target->Learn(*std::move(raised));
+    state_.schedule.target->LearnRaised(*std::move(raised), *known);
   }
   // What is there by now may come in the step itself, as the first gradients do, and was counted
   // twice then.
@@ -251,8 +255,8 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   state_.schedule.target->RecordAgain();
 }
 
-void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran,
-                        const SetAside& wanted) {
+void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,
+                        const SegmentChoice::Ran& ran, const SetAside& wanted) {
   absl::StatusOr<StepRecord> step = recording.Finish();
   if (!step.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();
@@ -260,7 +264,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   }
   // A step of which nothing came back has no order of reading.
   if (step->uses.size() <= step->objects.size()) return;
-  step->begins_with_gradients = has_gradients_;
+  step->begins_with_gradients = had_gradients;
   SegmentChoice::Note(ran, *step);
   bool mixes = false;
   {
@@ -274,8 +278,7 @@ void StepLearner::Learn(DeviceRecording& recording, const SegmentChoice::Ran& ra
   }
   TellOfShortfall(**known);
   MutexLock lock(mu_);
-  if (wanted_ != wanted)
-    return;  // another thread has begun a step since, and forgot the plans
+  if (wanted_ != wanted) return;  // another thread has begun a step since, and forgot the plans
   OffloadLock state_lock(state_);
   state_.schedule.target->Learn(*std::move(known), ran);
 }

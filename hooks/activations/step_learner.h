@@ -8,11 +8,10 @@
 // waits.
 //
 // A step that begins without gradients makes them: a first micro-batch. A step that begins with
-// gradients adds to them: the micro-batches behind it. The learner knows the two apart. It looks at
-// the first leaves whose gradients the last backward made or added to. Until a step of the second
-// kind was recorded, such a step follows the plan of the first kind, which takes more. Where
-// segments may be computed again the two are one: which of these are is decided before anything is
-// saved, by the step that ran last.
+// gradients adds to them: the micro-batches behind it. With a target in bytes the learner knows the
+// two apart. It looks at the first leaves whose gradients the last backward made or added to. Until
+// a step of the second kind was recorded, such a step follows the plan of the first kind, which
+// takes more.
 //
 // Thread safety: thread-safe.
 
@@ -111,7 +110,8 @@ class StepLearner {
   absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes,
                                                         const SetAside& wanted) const;
   // `ran`: what that step has done with its segments. `wanted`: by weights, beside it.
-  void Learn(DeviceRecording& recording, const SegmentChoice::Ran& ran, const SetAside& wanted);
+  void Learn(DeviceRecording& recording, bool had_gradients, const SegmentChoice::Ran& ran,
+             const SetAside& wanted);
 
   const c10::Device device_;
   const OffloadOptions& options_;

@@ -417,13 +417,25 @@ TEST(KnownSteps, AStepThatAddsToGradientsIsNotTheOneThatMakesThem) {
   known.set_begins_with_gradients(false);
   EXPECT_EQ(known.Find(any), makes);
   EXPECT_EQ(known.Likeliest(), makes);
+  known.Forget(*makes);
+  EXPECT_EQ(known.Find(any), nullptr) << "that takes less";
+}
+
+TEST(SegmentChoice, TheMixOfAStepThatMakesGradientsIsNotTriedByOneThatAddsToThem) {
+  SegmentChoice choice;
+  KnownSteps known;
+  const KnownPtr makes = Known({1, 2}, 100, {false, false}, {0});
+  known.Learn(makes);
+  EXPECT_TRUE(choice.MayTry(*makes, known));
+  known.set_begins_with_gradients(true);
+  EXPECT_FALSE(choice.MayTry(*makes, known));
 }
 
 TEST(KnownSteps, StepsThatBeginAlikeMayBeMixedWhereTheirGradientsTell) {
   KnownSteps known;
   const KnownPtr makes = Known({1, 2}, 10, {false, false});
   known.Learn(makes);
-  known.Learn(WithGradients(Known({1, 3}, 10, {false, false})->WithMixTried()));
+  known.Learn(WithGradients(Known({1, 3}, 10, {false, false})));
   EXPECT_TRUE(known.MayMix(makes->step()));
   EXPECT_TRUE(known.AnyWantsMix());
 }
@@ -433,7 +445,7 @@ TEST(KnownSteps, NobodyRecordsForTheMixOfAStepThatDoesNotBegin) {
   KnownSteps known;
   const KnownPtr makes = Known({1, 2}, 10, {false, false});
   known.Learn(makes);
-  known.Learn(WithGradients(makes)->WithMixTried());
+  known.Learn(WithGradients(makes)->WithMixTried());  // that one does not
   EXPECT_TRUE(known.AnyWantsMix());
   known.set_begins_with_gradients(true);
   EXPECT_FALSE(known.AnyWantsMix());

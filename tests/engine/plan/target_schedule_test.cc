@@ -208,6 +208,39 @@ TEST(TargetSchedule, AStepThatIsNoLongerWhatIsKnownOfItIsWorthRecordingTwice) {
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
+TEST(TargetSchedule, StepsThatAddToGradientsAreRecordedAsOftenAsThoseThatMakeThem) {
+  TargetSchedule schedule(Within(3 * kSize));
+  schedule.Learn(FourTensors());
+  TargetPlayer player(schedule);
+  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
+  EXPECT_FALSE(schedule.WantsRecord());
+  schedule.set_begins_with_gradients(true);
+  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) {
+    EXPECT_TRUE(schedule.WantsRecord()) << step;
+    player.Play({1, 2, 3, 4});
+  }
+  EXPECT_FALSE(schedule.WantsRecord());
+  schedule.RecordAgain();
+  EXPECT_TRUE(schedule.WantsRecord());
+  schedule.set_begins_with_gradients(false);
+  EXPECT_FALSE(schedule.WantsRecord()) << "nothing is wrong with those";
+}
+
+TEST(TargetSchedule, AStepThatIsRaisedMayHaveAMixUnlessItWasTried) {
+  StepRecord step = Chain({1, 2});
+  step.segments.resize(1);
+  for (const bool was_tried : {false, true}) {
+    TargetSchedule schedule(Within(100 * kSize));
+    auto known = Planned(step, {});
+    if (was_tried) known = known->WithMixTried();
+    schedule.Learn(known);
+    schedule.LearnRaised(Planned(step.WithMore(kSize), {}), *known);
+    ASSERT_EQ(schedule.known().size(), 1u);
+    EXPECT_EQ(schedule.known().front()->step().stretches[0].other_bytes, kSize);
+    EXPECT_EQ(schedule.known().front()->WantsMix(), !was_tried);
+  }
+}
+
 TEST(TargetSchedule, WhatIsForgottenRunsLikeTheFirstStepAndIsWorthRecording) {
   TargetSchedule schedule(Within(3 * kSize));
   TargetPlayer player(schedule);

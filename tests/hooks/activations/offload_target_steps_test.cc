@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -123,6 +124,46 @@ TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithi
   run_one(session);
   planned_peak(*session, target_bytes);
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
+}
+
+// Micro-batches that add to the gradients begin with these on the device. That says nothing of the
+// first one, which is planned as where it is the only one.
+TEST_F(OffloadTargetSteps, AFirstMicroBatchLeavesNoRoomForGradientsThatItsSuccessorsBeginWith) {
+  at::Tensor weight = Ones(3 * kTensorBytes).requires_grad_(true);
+  const auto micro_batch = [&](const std::shared_ptr<OffloadSession>& session) {
+    const uint64_t before = session == nullptr ? 0 : session->GetStats().offloaded;
+    at::Tensor y;
+    {
+      std::optional<OffloadScope> scope;
+      if (session != nullptr) scope.emplace(session);
+      y = Chain(carrier_, 0, kNodes) + weight.sum();
+    }
+    Backward(y);
+    return session == nullptr ? 0 : session->GetStats().offloaded - before;
+  };
+  const auto clear = [&] { weight.mutable_grad() = carrier_.mutable_grad() = at::Tensor(); };
+  world_.ResetPeak();
+  micro_batch(nullptr);
+  clear();
+  const uint64_t target_bytes = world_.peak_device_bytes() - kTensorBytes;
+  const auto in_last_update = [&](int micro_batches) {
+    const std::shared_ptr<OffloadSession> session = NewSession(target_bytes);
+    uint64_t by_first = 0;
+    for (int update = 0; update < 12; ++update) {
+      // Once the first one is known, others come.
+      for (int i = 0; i < (update < 6 ? 1 : micro_batches); ++i) {
+        const uint64_t offloaded = micro_batch(session);
+        if (i == 0) by_first = offloaded;
+      }
+      clear();
+    }
+    ExpectOffloaded(*session);
+    EXPECT_EQ(session->GetStats().steps_over_target, 0u) << micro_batches;
+    return by_first;
+  };
+  const uint64_t alone = in_last_update(1);
+  EXPECT_LT(alone, static_cast<uint64_t>(kNodes));
+  for (const int micro_batches : {2, 4, 6}) EXPECT_EQ(in_last_update(micro_batches), alone);
 }
 
 TEST_F(OffloadTargetSteps, AStepThatTakesLongerThanItsPlanSaysIsPlannedAgain) {
