@@ -97,8 +97,9 @@ uint64_t KnownStep::MoreBytes(uint64_t device_bytes) const {
 }
 
 std::string KnownStep::note() const {
-  if (shortfall_.ok()) return "";
-  return absl::StrCat("not run as planned: ", shortfall_.message());
+  const std::string kind = step_.begins_with_gradients ? "adds to gradients" : "";
+  if (shortfall_.ok()) return kind;
+  return absl::StrCat(kind, kind.empty() ? "" : "; ", "not run as planned: ", shortfall_.message());
 }
 
 std::optional<uint32_t> KnownStep::Find(uint64_t signature, size_t before) const {

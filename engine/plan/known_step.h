@@ -6,7 +6,8 @@
 //
 // A step is known again by what it saves and reads: each object by its signature, and by how many
 // of that signature came before; each read by its place in the order. What a branch leaves out does
-// not disturb the rest.
+// not disturb the rest. Beyond that a step which makes gradients is another one than one which adds
+// to them (StepRecord::begins_with_gradients).
 //
 // Thread safety: none needed: it does not change.
 
@@ -67,7 +68,7 @@ class KnownStep {
     return memory_bytes_ == UINT64_MAX ||
            plan_.peak_bytes + MoreBytes(device_bytes) <= memory_bytes_;
   }
-  // For people: that the plan is not run, and why. Empty where it is.
+  // For people: that the step adds to gradients, that the plan is not run, and why.
   std::string note() const;
 
   // Which of its objects the one with that signature is of which `before` were saved already.

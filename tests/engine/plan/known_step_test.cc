@@ -175,6 +175,15 @@ TEST(KnownStep, WhatIsFreedUntilTheNextUseIsNoGrowth) {
   EXPECT_EQ(KnownStep(step, StepPlan()).GrowthBytes(1), 0u);
 }
 
+TEST(KnownStep, TellsPeopleThatItAddsToGradients) {
+  StepRecord step = Chain({7, 8});
+  EXPECT_EQ(KnownStep(step, StepPlan()).note(), "");
+  step.begins_with_gradients = true;
+  EXPECT_EQ(KnownStep(step, StepPlan()).note(), "adds to gradients");
+  EXPECT_EQ(KnownStep(step, StepPlan(), absl::ResourceExhaustedError("too little")).note(),
+            "adds to gradients; not run as planned: too little");
+}
+
 TEST(KnownStep, WhatIsMoreThanItsRecordBeganWithCountsTheFirstObjectOnce) {
   StepRecord step = Chain({7, 8});
   step.stretches[0].other_bytes = 1000;
