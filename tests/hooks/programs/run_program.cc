@@ -382,7 +382,7 @@ Verdict RunProgram(const Program& program) {
                               plain.peak_bytes, ": ", verdict.what);
   if (program.odd_steps_skip == 0) return verdict;
   // docs/limits.md: what a step does that no record shows may take more, and is counted.
-  mode.limit_bytes = *mode.target_bytes + *mode.target_bytes / 10;
+  mode.limit_bytes = *mode.target_bytes + *mode.target_bytes / 5;
   const Run with_room = RunIn(program, mode);
   if (with_room.steps_over_target == 0) return verdict;
   const Verdict verdict_with_room = Compare(plain, with_room);
