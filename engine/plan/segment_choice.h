@@ -13,8 +13,9 @@
 // What a mix is worth is found out, not guessed: a step that has run as planned is recorded with it
 // once and planned, and the plan is compared with the one without. The longer of the two is
 // forgotten. Steps that begin alike, with gradients or without, and then compute other segments are
-// not mixed: which of them runs is known too late. A step that begins with a segment is taken for the one that is likely to
-// come; where it once was not, segments that steps begin with are kept from then on.
+// not mixed: which of them runs is known too late. A step that begins with a segment is taken for
+// the one that is likely to come; where it once was not, segments that steps begin with are kept
+// from then on.
 //
 // Thread safety: none.
 
