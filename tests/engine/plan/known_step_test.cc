@@ -258,6 +258,19 @@ TEST(KnownStep, WhatGoesComesBackAndIsOverAtTheSameUsesHasOneCompany) {
   EXPECT_FALSE(company_with(other)) << "the parcel would stay until both are over";
 }
 
+// Where nobody has said until when they are needed.
+TEST(KnownStep, WhatIsReadOnceMoreHasAnotherCompanyThanWhatIsNot) {
+  StepRecord step = Chain({7, 7, 7});
+  step.uses.push_back(1);  // 0 1 2 | 2 1 0 1
+  step.stretches.emplace_back();
+  step.operators = {0, 0, 1, 2, 3, 3, 4};  // one operator makes, and one reads, objects 0 and 1
+  StepPlan plan;
+  plan.moves = {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 5},
+                {.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 4}};
+  const KnownStep known(step, plan);
+  EXPECT_NE(known.Company(0), known.Company(1));
+}
+
 TEST(KnownStep, WhatLeavesSeveralTimesIsAlone) {
   StepPlan plan;
   plan.moves = {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 5},

@@ -897,6 +897,30 @@ TEST(TargetSchedule, AFetchThatWasRefusedIsAskedForAgain) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
+TEST(TargetSchedule, ANewBackwardTriesAtOnceWhatWasRefusedInTheOneBefore) {
+  TargetSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 9}}));
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4, 5});
+  player.EndForward();
+  player.Read(4);
+  player.RefuseOneFetch();
+  player.Read(3);
+  player.Happened();
+  schedule.OnBackwardBegin(TargetPlayer::kBackward + 1);
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+}
+
+TEST(TargetSchedule, WithoutATargetInBytesWhatTheProgramHoldsLeavesOnlyByAPlan) {
+  TargetSchedule schedule(TargetOptions{.link = RoundLink()});
+  EXPECT_FALSE(schedule.OnSaved(/*scope=*/1, {kSize, /*signature=*/77}).even_if_held);
+  schedule.OnReleased(0);
+  schedule.Learn(FourTensors());
+  EXPECT_TRUE(schedule.OnSaved(/*scope=*/1, {kSize, /*signature=*/1}).even_if_held);
+}
+
 TEST(TargetSchedule, AFetchThatWasDroppedToMakeRoomIsAskedForAgain) {
   TargetSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
