@@ -466,6 +466,28 @@ TEST(TargetSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
   EXPECT_TRUE(schedule.LacksBytes());
 }
 
+// It has come to them in another order before it was known to be that step.
+TEST(TargetSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfThat) {
+  for (const bool in_order : {true, false}) {
+    TargetSchedule schedule(Within(6 * kSize));
+    StepRecord much_at_first = Chain({1, 2, 3, 4});
+    much_at_first.stretches[1].transient_bytes = 3 * kSize;
+    schedule.Learn(Planned(much_at_first, {}));
+    const std::vector<uint64_t> before =
+        in_order ? std::vector<uint64_t>{1, 2, 3} : std::vector<uint64_t>{1, 3, 2};
+    std::vector<uint64_t> likely = before;
+    likely.push_back(9);
+    schedule.Learn(Planned(Chain(likely), {}));
+    TargetPlayer player(schedule);
+    player.SaveAll(before);
+    player.Save(4);
+    ASSERT_NE(schedule.followed(), nullptr);
+    ASSERT_EQ(schedule.followed()->step().objects.back().signature, 4u);
+    schedule.OnDeviceBytes(4 * kSize, /*visiting_bytes=*/0);
+    EXPECT_EQ(schedule.LacksBytes(), !in_order);
+  }
+}
+
 TEST(TargetSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
   TargetSchedule schedule(Within(4 * kSize));
   TargetPlayer player(schedule);
