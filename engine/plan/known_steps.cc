@@ -34,11 +34,8 @@ bool KnownSteps::MayMix(const StepRecord& step) const {
 }
 
 bool KnownSteps::MayBe(const KnownStep& known) const {
-  const auto is_of_kind = [this](const KnownStep& one) {
-    return one.step().begins_with_gradients == begins_with_gradients_;
-  };
-  if (is_of_kind(known) || !begins_with_gradients_) return is_of_kind(known);
-  return std::none_of(all_.begin(), all_.end(), [&](const auto& one) { return is_of_kind(*one); });
+  if (IsOfKind(known) || !begins_with_gradients_) return IsOfKind(known);
+  return std::none_of(all_.begin(), all_.end(), [this](const auto& one) { return IsOfKind(*one); });
 }
 
 bool KnownSteps::AnyWantsMix() const {

@@ -37,6 +37,9 @@ class KnownSteps {
   // take more.
   void set_begins_with_gradients(bool begins) { begins_with_gradients_ = begins; }
   bool begins_with_gradients() const { return begins_with_gradients_; }
+  bool IsOfKind(const KnownStep& known) const {
+    return known.step().begins_with_gradients == begins_with_gradients_;
+  }
   bool MayBe(const KnownStep& known) const;
   // A step begins: the one that came after the last step the time before is looked at first.
   void OnBegin();

@@ -116,8 +116,7 @@ bool SegmentChoice::IsAlone(const StepRecord& step, const KnownSteps& known_step
 }
 
 bool SegmentChoice::MayTry(const KnownStep& known, const KnownSteps& known_steps) const {
-  const bool is_of_kind = known.step().begins_with_gradients == known_steps.begins_with_gradients();
-  return is_of_kind && !known.mix().empty() && IsAlone(known.step(), known_steps);
+  return known_steps.IsOfKind(known) && !known.mix().empty() && IsAlone(known.step(), known_steps);
 }
 
 void SegmentChoice::Try(std::shared_ptr<const KnownStep> known) {

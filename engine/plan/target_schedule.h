@@ -106,9 +106,9 @@ class TargetSchedule final : public OffloadSchedule {
     return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                          options_.link, mixes, aside, margin_bytes);
   }
-  // While a step runs as planned: the most that its record counts. That is the plan's peak, and the
-  // saved bytes of objects that should be away by now and are still on the device, since they have
-  // not left yet or others hold them.
+  // While a step runs as planned: the most that its record counts. That is the plan's peak plus
+  // some saved bytes: those of objects that the plan has evicted by now and that are on the device
+  // all the same. They have not left yet, or others hold them.
   std::optional<StepPromise> Promise() const {
     if (!IsInStep() || !IsPlanned()) return std::nullopt;
     const StepPlan& plan = followed()->plan();
@@ -242,8 +242,8 @@ class TargetSchedule final : public OffloadSchedule {
   Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
   // What the device lacks for so much more, and for what the step will ask for before its next use.
   struct Missing {
-    uint64_t bytes = 0;                // what visits gives way to what was planned
-    uint64_t with_visitors_bytes = 0;  // it does not
+    uint64_t bytes = 0;                // where weights that visit give way to what was planned
+    uint64_t with_visitors_bytes = 0;  // where they stay
   };
   Missing MissingFor(uint64_t more_bytes) const;
 
