@@ -69,6 +69,12 @@ bool IsSameStep(const StepRecord& tried, const StepRecord& without) {
          std::includes(outside.begin(), outside.end(), same.begin(), same.end());
 }
 
+// Behind the last use a program may do what no plan changes, an update for example, and not in each
+// step that is otherwise the same.
+double UsUntilLastUse(const KnownStep& known) {
+  return known.plan().step_us - known.step().stretches.back().compute_us;
+}
+
 }  // namespace
 
 std::optional<uint32_t> SegmentChoice::OnEarlySegment(std::shared_ptr<const KnownStep> next,
@@ -190,7 +196,7 @@ void SegmentChoice::Learn(const Ran& ran, std::shared_ptr<const KnownStep> known
   tries_ = 0;
   constexpr double kPays = 0.999;
   const bool pays = IsSameStep(known->step(), ran.tried->step()) && known->shortfall().ok() &&
-                    known->plan().step_us < kPays * ran.tried->plan().step_us;
+                    UsUntilLastUse(*known) < kPays * UsUntilLastUse(*ran.tried);
   if (pays) known_steps.Forget(*ran.tried);
   // One try is enough for either.
   known_steps.Learn((pays ? *known : *ran.tried).WithMixTried());

@@ -147,6 +147,19 @@ TEST(TargetSchedule, WhatHasStayedAndLeavesLateSharesNoParcelEither) {
   EXPECT_NE(schedule.CompanyOf(first), schedule.CompanyOf(second));
 }
 
+TEST(TargetSchedule, WhatIsSmallSharesAParcelWithWhatThePlanMovesAtTheSameTimes) {
+  TargetOptions options = Within(100 * kSize);
+  options.link = AssumedLink();
+  TargetSchedule schedule(options);
+  StepRecord step = Chain({1, 2, 3});
+  step.operators = {0, 1, 2, 3, 4, 4};  // one reads both that the plan moves
+  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 5},
+                                {.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 4}}));
+  for (const uint64_t signature : {1, 2, 3}) schedule.OnSaved(/*scope=*/1, {kSize, signature});
+  EXPECT_EQ(schedule.CompanyOf(0), schedule.CompanyOf(1));
+  EXPECT_EQ(schedule.CompanyOf(2), KnownStep::AloneCompany(2)) << "it leaves for the target alone";
+}
+
 TEST(TargetSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
   TargetSchedule schedule(Within(100 * kSize));
   TargetPlayer player(schedule);
@@ -738,6 +751,43 @@ TEST_F(TargetScheduleOfAGroup, InAGraphThatIsKeptItDoesNotStayForTheNextBackward
   schedule_.OnFetched(parcel_, /*backward=*/5);
   schedule_.OnUsed(0, Use::kReadAndKept);
   EXPECT_FALSE(schedule_.StaysFetched(parcel_));
+}
+
+// Two parcels that were fetched ahead; the last reader and the first one share one of them.
+TEST(TargetSchedule, AParcelThatWasFetchedAheadStaysAsLongAsItsFirstReaderNeeds) {
+  TargetSchedule schedule(Within(8 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 9},
+                                       {.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 8},
+                                       {.object = 2, .drop_at = 3, .fetch_at = 5, .read_at = 7}}));
+  constexpr ScopeId kScope = 1;
+  constexpr int64_t kBackward = 5;
+  for (const uint64_t signature : {1, 2, 3}) schedule.OnSaved(kScope, {kSize, signature});
+  ScheduledParcel outer, middle;
+  for (auto& [parcel, objects] :
+       {std::pair<ScheduledParcel&, std::vector<uint32_t>>(outer, {0, 2}), {middle, {1}}}) {
+    parcel.place = {kScope, objects.back() + 1};
+    parcel.size_bytes = objects.size() * kSize;
+    parcel.objects.assign(objects.begin(), objects.end());
+    const HeldBytes held = {&parcel, parcel.size_bytes};
+    schedule.OnLeft(parcel, {&held, 1});
+  }
+  for (const uint64_t signature : {4, 5}) schedule.OnSaved(kScope, {kSize, signature});
+  ASSERT_THAT(schedule.TakeEvictions(), SizeIs(2));
+  schedule.OnBackwardBegin(kBackward);
+  schedule.OnUsed(4, Use::kRead);
+  const auto is_away = [](const ScheduledParcel&) { return true; };
+  for (int i = 0; i < 2; ++i) {
+    for (ScheduledParcel* parcel : schedule.TakeFetches({}, kBackward, is_away).parcels) {
+      schedule.OnFetched(*parcel, kBackward);
+    }
+  }
+  ASSERT_THAT(schedule.FetchedAhead(), SizeIs(2));
+  schedule.OnUsed(3, Use::kRead);
+  schedule.OnDeviceBytes(8 * kSize + 1, 0);
+  EXPECT_THAT(schedule.TakeEvictions(), ElementsAre(&middle));
+  schedule.OnGone(outer);
+  schedule.OnGone(middle);
 }
 
 TEST(TargetSchedule, WhatABranchLeavesOutDoesNotDisturbTheRest) {
@@ -2019,6 +2069,19 @@ TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidInEveryFormat) {
   }
 }
 
+TEST(TargetSchedule, AllKnownStepsAreExplainedInWordsAndTheFirstInAPicture) {
+  TargetSchedule schedule(Within(100 * kSize));
+  for (const uint64_t first : {1, 5}) {
+    schedule.Learn(*schedule.Plan(Chain({first, 2, 3})));
+  }
+  const std::string one = schedule.Explain({schedule.known().front()}, PlanFormat::kText);
+  const std::string all = schedule.Explain(schedule.known(), PlanFormat::kText);
+  EXPECT_EQ(all.substr(0, one.size()), one);
+  EXPECT_GT(all.size(), one.size());
+  EXPECT_EQ(schedule.Explain(schedule.known(), PlanFormat::kSvg),
+            schedule.Explain({schedule.known().front()}, PlanFormat::kSvg));
+}
+
 TEST(TargetSchedule, ARecordThatIsNotValidIsNotPlanned) {
   StepRecord step = Chain({1});
   step.stretches.pop_back();
@@ -2042,6 +2105,18 @@ TEST(TargetSchedule, WithoutATargetUnknownStepsRunByWindows) {
               ElementsAre("out 0", "out 1", "out 2", "drop 0", "out 3", "drop 1"));
   player.Read(3);
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 1"));
+}
+
+TEST(TargetSchedule, WithoutATargetWhatWasDroppedToMakeRoomIsFetchedAheadOnceMore) {
+  TargetSchedule schedule(Auto());
+  TargetPlayer player(schedule);
+  player.SaveAll({1, 2, 3, 4});
+  player.EndForward();
+  player.Read(3);
+  ASSERT_THAT(player.Happened(), Contains("fetch 1"));
+  player.WantRoom();
+  player.Read(2);
+  EXPECT_THAT(player.Happened(), Contains("fetch 1"));
 }
 
 TEST(TargetSchedule, WithoutATargetAKnownStepRunsByItsPlan) {

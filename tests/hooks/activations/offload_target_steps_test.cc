@@ -1,6 +1,7 @@
 // A memory target, where a step is not what it was when it was planned, and where several threads
 // save.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
@@ -16,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/plan/explain_plan.h"
 #include "pinion/engine/plan/plan_watch.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -164,6 +166,29 @@ TEST_F(OffloadTargetSteps, AFirstMicroBatchLeavesNoRoomForGradientsThatItsSucces
   const uint64_t alone = in_last_update(1);
   EXPECT_LT(alone, static_cast<uint64_t>(kNodes));
   for (const int micro_batches : {2, 4, 6}) EXPECT_EQ(in_last_update(micro_batches), alone);
+}
+
+TEST_F(OffloadTargetSteps, GradientsOfAnotherNetworkSayNothingOnceThisOneHasRun) {
+  at::Tensor other = Ones(4).requires_grad_(true);
+  const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - kTensorBytes);
+  const auto run = [&](const at::Tensor& leaf) {
+    at::Tensor y;
+    {
+      const OffloadScope scope(session);
+      y = Chain(leaf, 0, kNodes);
+    }
+    Backward(y);
+  };
+  run(other);  // its gradient stays
+  ASSERT_TRUE(other.grad().defined());
+  for (uint64_t i = 0; i < kSteps; ++i) {
+    run(carrier_);
+    carrier_.mutable_grad() = at::Tensor();
+  }
+  ExpectOffloaded(*session);
+  // A picture is that of the step that ran last.
+  EXPECT_THAT(session->Explain(0, PlanFormat::kSvg),
+              ::testing::Not(::testing::HasSubstr("adds to gradients")));
 }
 
 TEST_F(OffloadTargetSteps, AStepThatTakesLongerThanItsPlanSaysIsPlannedAgain) {

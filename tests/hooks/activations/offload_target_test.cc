@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +22,7 @@
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -302,6 +304,33 @@ uint64_t LeastBytesToldBy(OffloadSession& session) {
   const size_t found = text.find(before);
   EXPECT_NE(found, std::string::npos) << text;
   return found == std::string::npos ? 0 : std::stoull(text.substr(found + before.size()));
+}
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(OffloadTarget, ATargetThatCannotBeMetIsToldOfOnceWithTheLeastAndWithWhatAStepHad) {
+  const CapturedLog log;
+  TargetWorld world(1);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  for (int i = 0; i < 5; ++i) world.Run(net);
+  EXPECT_EQ(Count(log.text(), "cannot be met on emu:0"), 1) << log.text();
+  EXPECT_THAT(log.text(),
+              HasSubstr(absl::StrCat("the least is ", LeastBytesToldBy(*world.session()))));
+  const std::string more = "more on the device than memory_target_bytes allows (1 B)";
+  EXPECT_EQ(Count(log.text(), more), 1) << log.text();
+}
+
+TEST(OffloadTarget, ATargetThatIsMetIsNotSpokenOf) {
+  const TargetWorld::Step plain = Plain();
+  const CapturedLog log;
+  TargetWorld world(plain.peak_bytes * 3 / 4);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  for (int i = 0; i < 5; ++i) world.Run(net);
+  EXPECT_EQ(log.text(), "");
 }
 
 TEST(OffloadTarget, TheLeastThatIsToldIsWhatAllLeavingTakesAndIsEnoughForAPlan) {

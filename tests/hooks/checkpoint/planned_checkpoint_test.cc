@@ -146,7 +146,7 @@ struct Ran {
 };
 
 Ran RunStep(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
-            const std::shared_ptr<OffloadSession>& session) {
+            const std::shared_ptr<OffloadSession>& session, bool takes_gradients = true) {
   EXPECT_THAT(world.Synchronize(), IsOk());
   world.ResetPeak();
   const double begin_ms = world.machine().now_ms();
@@ -161,7 +161,7 @@ Ran RunStep(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
   EXPECT_THAT(world.Synchronize(), IsOk());
   ran.ms = world.machine().now_ms() - begin_ms;
   ran.peak_bytes = world.peak_device_bytes();
-  ran.gradients = blocks.Take(loss);
+  if (takes_gradients) ran.gradients = blocks.Take(loss);
   ran.runs = blocks.TakeRuns();
   ran.part_runs = blocks.TakePartRuns();
   return ran;
@@ -299,6 +299,47 @@ TEST(PlannedCheckpoint, StepsThatBeginAlikeAndThenDifferKeepTheirBitsAndTheirTar
   }
   EXPECT_GT(again, 0);
   EXPECT_GT(world.session()->GetStats().kept_as_planned, 0u);
+}
+
+// Three micro-batches, of which the last two add to the gradients of the first. The peak is that of
+// all.
+Ran RunMicroBatches(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
+                    const std::shared_ptr<OffloadSession>& session) {
+  Ran batch;
+  for (int i = 0; i < 3; ++i) {
+    Ran micro = RunStep(world, blocks, options, session, /*takes_gradients=*/i == 2);
+    micro.peak_bytes = std::max(micro.peak_bytes, batch.peak_bytes);
+    batch.runs.insert(batch.runs.end(), micro.runs.begin(), micro.runs.end());
+    micro.runs = std::move(batch.runs);
+    batch = std::move(micro);
+  }
+  return batch;
+}
+
+TEST(PlannedCheckpoint, MicroBatchesThatAddToGradientsKeepTheirBitsAndTheirTarget) {
+  const auto run_alone = [](uint64_t target_bytes, bool offloads) {
+    EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
+    Blocks blocks(world.device());
+    RunMicroBatches(world, blocks, nullptr, nullptr);  // the device's allocator has its memory
+    return RunMicroBatches(world, blocks, nullptr, offloads ? world.session() : nullptr);
+  };
+  const Ran plain = run_alone(1, /*offloads=*/false);
+  const uint64_t least_bytes = run_alone(1, /*offloads=*/true).peak_bytes;
+  const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 6 / 10;
+  EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
+  EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
+  Blocks blocks(world.device());
+  Ran batch;
+  for (int i = 0; i < 8; ++i) {
+    SCOPED_TRACE(i);
+    batch = RunMicroBatches(world, blocks, &kIfPlanned, world.session());
+    ExpectSameGradients(plain.gradients, batch.gradients);
+    EXPECT_LE(batch.peak_bytes, target_bytes);
+  }
+  EXPECT_GT(Sum(batch.runs), 3 * kBlocks) << "some segments are computed again";
+  EXPECT_EQ(world.session()->GetStats().steps_over_target, 0u);
+  EXPECT_THAT(world.session()->Explain(0), HasSubstr("adds to gradients"));
+  world.ExpectNothingLeft();
 }
 
 // What a step begins with is a segment, which is decided on before anything tells the step's kind.

@@ -53,6 +53,13 @@ TEST_F(KnownStoragesTest, WhatSeveralHoldCountsOnceUntilTheLastLetsGo) {
   EXPECT_EQ(OtherBytesOf(1000), 1000);
 }
 
+using KnownStoragesDeathTest = KnownStoragesTest;
+
+TEST_F(KnownStoragesDeathTest, WhatNobodyHoldsIsNotReleased) {
+  const KnownStorages::Id id = storages_.FindOrAdd(NewStorage(400));
+  EXPECT_DEATH(storages_.Release(id), "nobody holds");
+}
+
 TEST_F(KnownStoragesTest, AStorageIsKnownOnce) {
   const c10::Storage storage = NewStorage(400);
   const KnownStorages::Id id = storages_.FindOrAdd(storage);

@@ -1,0 +1,109 @@
+// What is noted of a step, written down by hand, and the record that comes of it.
+
+#include "pinion/hooks/plan/noted_step.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/autograd/saved_version.h"
+#include "pinion/hooks/plan/device_peaks.h"
+
+namespace pinion::testing {
+namespace noted_step_test {
+
+using ::testing::ElementsAre;
+
+constexpr int64_t kSize = 1024;
+
+// Whose last handle goes behind so many uses of all.
+NotedObject Object(size_t first_use, size_t uses_at_release) {
+  return {.planned = {.size_bytes = kSize, .frees = true},
+          .version = SavedVersion(at::empty({1})),
+          .extent = {},
+          .storage_bytes = kSize,
+          .first_use = first_use,
+          .last_save = first_use,
+          .uses_at_release = uses_at_release};
+}
+NotedEntry Used(uint32_t object, uint64_t by) { return {.used = object, .by = by}; }
+
+StepRecord Record(const std::vector<NotedEntry>& entries, const std::vector<NotedObject>& objects) {
+  return StepOf(entries, objects, {}, {.us = std::vector<double>(2 * entries.size())});
+}
+
+// What `gone_bytes` of two objects leave, where one of them is released after its operator's last
+// use and before the peak.
+uint64_t ReleasedBytes(uint64_t first_by, int64_t gone_bytes) {
+  std::vector<NotedObject> objects = {Object(0, 2), Object(1, 2)};
+  objects[1].storage = 1;
+  std::vector<NotedEntry> entries = {{}, Used(0, first_by), Used(1, /*by=*/7), {}, {}};
+  entries[2].object_bytes = 2 * kSize;
+  entries[3].released = 0;
+  entries[3].object_bytes = 2 * kSize - gone_bytes;
+  entries[4].peak_other_bytes = 10 * kSize;
+  return Record(entries, objects).stretches.back().released_bytes;
+}
+
+TEST(NotedStep, WhatAnOperatorHasUsedIsReleasedUntilItsNextUse) {
+  EXPECT_EQ(ReleasedBytes(/*first_by=*/7, kSize), kSize);
+}
+
+TEST(NotedStep, WhatAnotherOperatorHasUsedDoesNotCountAsReleasedByThisOne) {
+  EXPECT_EQ(ReleasedBytes(/*first_by=*/6, kSize), 0u);
+}
+
+TEST(NotedStep, WhatSomebodyElseStillHasIsNotReleased) {
+  EXPECT_EQ(ReleasedBytes(/*first_by=*/7, 0), 0u);
+}
+
+TEST(NotedStep, OfAStorageWhoseLastPartIsNotSavedYetTheRestCounts) {
+  std::vector<NotedObject> parts = {Object(0, 3), Object(2, 3)};
+  for (NotedObject& part : parts) part.storage_bytes = 4 * kSize;
+  parts.push_back(Object(1, 3));
+  parts.back().storage = 1;
+  const StepRecord step = Record({{}, Used(0, 1), Used(2, 2), Used(1, 3), {}}, parts);
+  std::vector<uint64_t> other_bytes;
+  for (const StepStretch& stretch : step.stretches) other_bytes.push_back(stretch.other_bytes);
+  EXPECT_THAT(other_bytes, ElementsAre(3 * kSize, 3 * kSize, 0, 0));
+}
+
+// What goes first counts as held only if there was room for it at all later peaks.
+TEST(NotedStep, APeakAfterWhatNobodyNotesCountsForTheLastObjectThatHasGone) {
+  const char memory[3] = {};
+  NotedObject first = Object(0, 0), last = Object(0, 0);
+  first.data = &memory[0];
+  last.data = &memory[1];
+  NotedObject* const gone[] = {&first, &last};
+  NoteGone({.peak_bytes = 8 * kSize,
+            .freed = {{.data = &memory[0], .later_peak_bytes = 0},
+                      {.data = &memory[1], .later_peak_bytes = 0},
+                      {.data = &memory[2], .later_peak_bytes = 7 * kSize + 1}}},
+           gone, /*entry=*/5);
+  EXPECT_EQ(last.gone_by, 5u) << "what came later has taken its place";
+  EXPECT_EQ(first.gone_by, 5u);
+}
+
+TEST(NotedStep, WhereOnlyTheFirstFitsBesideTheLaterPeakItAloneIsHeld) {
+  const char memory[2] = {};
+  NotedObject first = Object(0, 0), last = Object(0, 0);
+  last.storage_bytes = 4 * kSize;
+  first.data = &memory[0];
+  last.data = &memory[1];
+  NotedObject* const gone[] = {&first, &last};
+  NoteGone({.peak_bytes = 8 * kSize,
+            .freed = {{.data = &memory[0], .later_peak_bytes = 0},
+                      {.data = &memory[1], .later_peak_bytes = 5 * kSize}}},
+           gone, /*entry=*/5);
+  EXPECT_EQ(last.gone_by, 5u);
+  EXPECT_EQ(first.gone_by, 0u);
+}
+
+}  // namespace noted_step_test
+}  // namespace pinion::testing
