@@ -61,11 +61,11 @@ absl::Status AddCudaMemory(BenchDevice& device, std::vector<std::string>& notes)
   const int near = device.device->info().numa_node;
   std::vector<int> nodes = {near};
   for (int node = 0; node < kMaxNumaNodes; ++node) {
-    if (near >= 0 && node != near && HasNumaNode(node)) nodes.push_back(node);
+    if (near >= 0 && node != near && CheckNumaNode(node).ok()) nodes.push_back(node);
   }
   for (const int node : nodes) {
     MmapOptions memory;
-    memory.numa_node = node;
+    memory.numa_node = CheckNumaNode(node).ok() ? node : -1;
     std::vector<MemoryKind> kinds = {Kind("pinned", device.device->pinned_source())};
     absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> registered =
         CudaRegisteredSource::Create(RealCudaApi(), device.device->index(), memory);

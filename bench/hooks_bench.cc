@@ -78,7 +78,7 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(OffloadOptions option
   options.link = AssumedLink();
   PINION_ASSIGN_OR_RETURN(
       std::shared_ptr<PinnedAllocator> allocator,
-      PinnedAllocator::Create({}, device->pinned_source(), RamProbe("/none", "/none")));
+      PinnedAllocator::Create({}, device->pinned_source(), RamProbe("/none", "/none", "/none/")));
   const DeviceBackend backend = {kNullTorchDevice, [device](int) { return device; }, device.get()};
   return OffloadSession::Create(options, backend, std::move(allocator));
 }

@@ -1,8 +1,5 @@
 #include "pinion/allocator/ram/ram_probe.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,12 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "pinion/allocator/base/read_file.h"
+#include "pinion/allocator/sources/numa.h"
 
 namespace pinion {
 namespace {
@@ -39,24 +37,13 @@ constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", kV1Limits, "total_"};
 
 uint64_t SaturatingSubtract(uint64_t a, uint64_t b) { return a - std::min(a, b); }
 
-// Empty for a file that is not there. Streams of files would be empty, too, where the heap has no
-// memory for their buffers, and a host of which nothing is known has no limits.
-std::string ReadFile(const std::string& path) {
-  std::string text;
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return text;
-  const absl::Cleanup close_file = [file] { close(file); };
-  char part[4096];
-  for (ssize_t size = 0; (size = read(file, part, sizeof(part))) > 0;) text.append(part, size);
-  return text;
-}
-
-// "MemTotal:  16 kB" and "active_file 4096", a line each.
+// "MemTotal:  16 kB", "Node 0 MemTotal:  16 kB" and "active_file 4096", a line each.
 Fields ReadFields(const std::string& path) {
   Fields fields;
   std::istringstream lines(ReadFile(path));
   lines.exceptions(std::ios::badbit);  // which want of memory is otherwise
   for (std::string line; std::getline(lines, line);) {
+    if (absl::StartsWith(line, "Node ")) line.erase(0, line.find(' ', sizeof("Node ") - 1));
     std::istringstream words(line);
     std::string name;
     std::string unit;
@@ -89,6 +76,14 @@ double PsutilPercent(uint64_t total, uint64_t available) {
   return std::strtod(text, nullptr);
 }
 
+void SetHost(uint64_t total, uint64_t available, const std::string& name, RamSample* sample) {
+  sample->total_bytes = total;
+  sample->available_bytes = available;
+  sample->percent = PsutilPercent(total, available);
+  sample->headroom_bytes = available;
+  sample->limited_by = name;
+}
+
 void ReadHost(const std::string& proc_root, RamSample* sample) {
   const Fields fields = ReadFields(absl::StrCat(proc_root, "/meminfo"));
   const uint64_t total = Field(fields, "MemTotal");
@@ -98,11 +93,42 @@ void ReadHost(const std::string& proc_root, RamSample* sample) {
   const uint64_t free = Field(fields, "MemFree");
   if (available == 0) available = free + Field(fields, "Cached");
   if (available > total) available = free;
-  sample->total_bytes = total;
-  sample->available_bytes = std::min(available, total);
-  sample->percent = PsutilPercent(total, sample->available_bytes);
-  sample->headroom_bytes = sample->available_bytes;
-  sample->limited_by = "MemAvailable";
+  SetHost(total, std::min(available, total), "MemAvailable", sample);
+}
+
+// Lowers headroom to what `percent` of a limit leave.
+void Bound(uint64_t limit, uint64_t used, double percent, const std::string& name,
+           RamSample* sample) {
+  const auto usable = static_cast<uint64_t>(static_cast<double>(limit) * percent / 100);
+  const uint64_t headroom = SaturatingSubtract(std::min(limit, usable), used);
+  if (headroom >= sample->headroom_bytes) return;
+  sample->headroom_bytes = headroom;
+  sample->limited_by = absl::StrCat(percent < 100 ? absl::StrCat(percent, " % of ") : "", name);
+}
+
+struct NodeMemory {
+  uint64_t total_bytes = 0;
+  uint64_t available_bytes = 0;
+};
+
+// The kernel tells the MemAvailable of the whole host alone. This is its estimate
+// (si_mem_available, mm/show_mem.c) without the reserves, which it does not tell per node, and
+// with half of all other memory that it can reclaim.
+NodeMemory MemoryOf(const NumaNodeSet& nodes, const std::string& numa_root) {
+  NodeMemory memory;
+  for (size_t node = 0; node < nodes.size(); ++node) {
+    if (!nodes[node]) continue;
+    const Fields fields = ReadFields(absl::StrCat(numa_root, "node", node, "/meminfo"));
+    memory.total_bytes += Field(fields, "MemTotal");
+    memory.available_bytes += Field(fields, "MemFree") + Field(fields, "Active(file)") +
+                              Field(fields, "Inactive(file)") + Field(fields, "KReclaimable") / 2;
+  }
+  memory.available_bytes = std::min(memory.available_bytes, memory.total_bytes);
+  return memory;
+}
+
+std::string NodesText(const NumaNodeSet& nodes) {
+  return absl::StrCat("NUMA node", nodes.count() == 1 ? " " : "s ", NumaNodeList(nodes));
 }
 
 // cgroup v1 says "no limit" as the largest number of whole pages.
@@ -124,12 +150,8 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
         used = SaturatingSubtract(*used, Field(stat, absl::StrCat(files.stat_prefix, reclaimable)));
       }
     }
-    const auto usable = static_cast<uint64_t>(static_cast<double>(*limit) * percent / 100);
-    const uint64_t headroom = SaturatingSubtract(std::min(*limit, usable), *used);
-    if (headroom >= sample->headroom_bytes) continue;
-    sample->headroom_bytes = headroom;
-    sample->limited_by = absl::StrCat(percent < 100 ? absl::StrCat(percent, " % of ") : "",
-                                      "cgroup ", cgroup.empty() ? "/" : cgroup, " ", name);
+    Bound(*limit, *used, percent, absl::StrCat("cgroup ", cgroup.empty() ? "/" : cgroup, " ", name),
+          sample);
   }
 }
 
@@ -148,12 +170,46 @@ void ApplyCgroupAndAncestors(const std::string& directory, std::string cgroup,
 
 }  // namespace
 
-RamProbe::RamProbe(std::string proc_root, std::string cgroup_root)
-    : proc_root_(std::move(proc_root)), cgroup_root_(std::move(cgroup_root)) {}
+RamProbe::RamProbe(std::string proc_root, std::string cgroup_root, std::string numa_root)
+    : proc_root_(std::move(proc_root)),
+      cgroup_root_(std::move(cgroup_root)),
+      numa_root_(std::move(numa_root)),
+      nodes_with_memory_(ReadNumaNodes(absl::StrCat(numa_root_, "has_memory"))),
+      counted_nodes_(nodes_with_memory_ & ReadNumaNodes(absl::StrCat(numa_root_, "has_cpu"))) {
+  // A virtual machine may have all its processors on nodes without memory.
+  if (counted_nodes_.none()) counted_nodes_ = nodes_with_memory_;
+}
 
-RamSample RamProbe::Sample(double cgroup_percent) const {
+void RamProbe::ApplyNumaNodes(double percent, RamSample* sample) const {
+  if (nodes_with_memory_.count() <= 1 || sample->total_bytes == 0) return;
+  if (counted_nodes_ != nodes_with_memory_) {
+    const NodeMemory host = MemoryOf(counted_nodes_, numa_root_);
+    if (host.total_bytes == 0) return;
+    SetHost(host.total_bytes, std::min(host.available_bytes, sample->available_bytes),
+            absl::StrCat(NodesText(counted_nodes_), " (nodes without processors do not count)"),
+            sample);
+  }
+  const NumaNodeSet in_cpuset = nodes_with_memory_ & NumaNodesOfCpuset(proc_root_);
+  const NumaNodeSet usable = NumaNodesOfThread(in_cpuset);
+  const NumaNodeSet counted = usable & counted_nodes_;
+  if (usable.none() || counted == counted_nodes_) return;
+  const NodeMemory memory = MemoryOf(counted, numa_root_);
+  if (counted.any() && memory.total_bytes == 0) return;
+  const char* const why =
+      usable == in_cpuset
+          ? "the cpuset of this process allows no other, see Mems_allowed: add nodes to cpuset.mems"
+          : "MPOL_BIND, this thread's memory policy, allows no other: numactl --membind binds to "
+            "more";
+  Bound(memory.total_bytes, memory.total_bytes - memory.available_bytes, percent,
+        absl::StrCat(NodesText(counted.any() ? counted : usable),
+                     counted.any() ? "" : " without processors", " (", why, ")"),
+        sample);
+}
+
+RamSample RamProbe::Sample(double percent) const {
   RamSample sample;
   ReadHost(proc_root_, &sample);
+  ApplyNumaNodes(percent, &sample);
   std::istringstream lines(ReadFile(absl::StrCat(proc_root_, "/self/cgroup")));
   lines.exceptions(std::ios::badbit);
   for (std::string line; std::getline(lines, line);) {
@@ -162,9 +218,9 @@ RamSample RamProbe::Sample(double cgroup_percent) const {
     if (parts.size() != 3 || parts[2][0] != '/') continue;
     const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
     if (parts[0] == "0") {
-      ApplyCgroupAndAncestors(cgroup_root_, parts[2], kV2, cgroup_percent, &sample);
+      ApplyCgroupAndAncestors(cgroup_root_, parts[2], kV2, percent, &sample);
     } else if (std::find(controllers.begin(), controllers.end(), "memory") != controllers.end()) {
-      ApplyCgroupAndAncestors(absl::StrCat(cgroup_root_, "/memory"), parts[2], kV1, cgroup_percent,
+      ApplyCgroupAndAncestors(absl::StrCat(cgroup_root_, "/memory"), parts[2], kV1, percent,
                               &sample);
     }
   }

@@ -10,19 +10,27 @@
 // page cache counts as used in `current`, but the kernel gives it up before it kills anyone.
 // `file` as a whole must not be subtracted: it contains shared memory, which stays.
 //
-// A cgroup's limit is where the kernel begins to kill, and the program's own growth is charged to
-// it too: a policy that stops at 90 % of the host samples with 90 % of each limit.
+// Where the calling thread can use the memory of some NUMA nodes alone (Mems_allowed of its cpuset,
+// or MPOL_BIND), the kernel kills once these are full, so headroom is at most what they have left.
+// The memory of nodes without processors (a GPU's on GH200) counts in no field.
+//
+// A limit is where the kernel begins to kill, and the program's own growth is charged to it too: a
+// policy that stops at 90 % of the host samples with 90 % of each cgroup's limit, and of the memory
+// of the nodes that it can use.
 //
 // A file that is missing sets no limit. A limit of 0 means zero bytes; "max" and v1's huge numbers
 // mean no limit.
 //
-// Thread safety: thread-safe. Each call opens a few files (tens of microseconds).
+// Thread safety: thread-safe. Each call opens a few files (tens of microseconds). On a host with
+// several nodes it opens one more, and one for each node that it has to look at.
 
 #ifndef PINION_ALLOCATOR_RAM_RAM_PROBE_H_
 #define PINION_ALLOCATOR_RAM_RAM_PROBE_H_
 
 #include <cstdint>
 #include <string>
+
+#include "pinion/allocator/sources/numa.h"
 
 namespace pinion {
 
@@ -32,22 +40,28 @@ struct RamSample {
   double percent = 0;  // (total - available) / total * 100, rounded to one decimal as psutil does
   uint64_t headroom_bytes = UINT64_MAX;  // UINT64_MAX: nothing is known to limit it
   // What set headroom_bytes: "MemAvailable", "cgroup /a/b memory.max", "90 % of cgroup /a/b
-  // memory.max"; "" when nothing did.
+  // memory.max", "90 % of NUMA node 0 (...)" with why and the remedy; "" when nothing did.
   std::string limited_by;
 };
 
 class RamProbe {
  public:
-  RamProbe() : RamProbe("/proc", "/sys/fs/cgroup") {}
+  RamProbe() : RamProbe("/proc", "/sys/fs/cgroup", kNumaRoot) {}
   // Tests give directories with files of their own.
-  RamProbe(std::string proc_root, std::string cgroup_root);
+  RamProbe(std::string proc_root, std::string cgroup_root, std::string numa_root);
 
-  // `cgroup_percent`: how much of a cgroup's limit counts.
-  RamSample Sample(double cgroup_percent = 100) const;
+  // `percent`: how much of a limit counts, a cgroup's or that of the NUMA nodes.
+  RamSample Sample(double percent = 100) const;
 
  private:
+  void ApplyNumaNodes(double percent, RamSample* sample) const;
+
   std::string proc_root_;
   std::string cgroup_root_;
+  std::string numa_root_;
+  // As they were when the probe was made.
+  NumaNodeSet nodes_with_memory_;
+  NumaNodeSet counted_nodes_;
 };
 
 }  // namespace pinion

@@ -82,10 +82,7 @@ absl::Status NoMemory(const std::string& what, uint64_t size_bytes, int error) {
 }  // namespace
 
 absl::Status MmapOptions::Validate() const {
-  if (numa_node < -1 || (numa_node >= 0 && !HasNumaNode(numa_node))) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "numa_node is ", numa_node, "; it must be -1 or a node of this host (", NumaNodes(), ")"));
-  }
+  PINION_RETURN_IF_ERROR(CheckNumaNode(numa_node));
   if (touch_threads < 0 || touch_threads > 1024) {
     return absl::InvalidArgumentError(
         absl::StrCat("touch_threads is ", touch_threads, "; it must lie between 0 and 1024"));

@@ -41,7 +41,9 @@ namespace pinion {
 
 struct MmapOptions {
   // The NUMA node that gives the memory while it has any (then the nearest others do); where it
-  // really came from is HostSegment::numa_node. -1: the node of the thread that touches it.
+  // really came from is HostSegment::numa_node. A node with memory that the cpuset of this process
+  // allows. Containers may forbid the choice (Docker without CAP_SYS_NICE): then the log says once
+  // that memory comes from any node. -1: the node of the thread that touches it.
   int numa_node = -1;
 
   // Threads that touch every page when a segment is made, so that the memory is there at once and
@@ -74,8 +76,8 @@ class MmapSource final : public HostMemorySource {
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
   bool JoinsAt(const void* /*border*/) const override { return true; }
   // ResourceExhausted where the system has no memory or no addresses, or locks no more: the message
-  // names the size and the limit to look at. FailedPrecondition where it does not let us choose the
-  // NUMA node, and in a child of fork() that inherited the source.
+  // names the size and the limit to look at. FailedPrecondition where the cpuset of this process
+  // has lost the NUMA node, and in a child of fork() that inherited the source.
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;
 

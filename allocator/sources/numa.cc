@@ -4,24 +4,23 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/read_file.h"
 
 namespace pinion {
 namespace {
 
-std::string ReadLine(const std::string& path) {
-  std::string line;
-  std::ifstream file(path);
-  std::getline(file, line);
-  return line;
-}
+constexpr int kBitsPerWord = 8 * sizeof(unsigned long);
+constexpr int kMostNodes = static_cast<int>(NumaNodeSet().size());
 
 // Calls `visit` with each number of a list like "0-3,8": how the kernel writes nodes and CPUs.
 template <typename Visit>
@@ -37,14 +36,86 @@ void ForEachOf(const std::string& list, const Visit& visit) {
   }
 }
 
+NumaNodeSet ParseNodes(const std::string& list) {
+  NumaNodeSet nodes;
+  ForEachOf(list, [&](int node) {
+    if (node >= 0 && node < kMostNodes) nodes.set(node);
+  });
+  return nodes;
+}
+
+void WarnThatCallIsForbidden(const char* call, int error) {
+  static std::atomic<bool> has_warned = false;
+  if (has_warned.exchange(true)) return;
+  PINION_LOG(kWarning) << call << ": " << std::strerror(error)
+                       << "; NUMA calls are forbidden here: memory comes from any node, and the "
+                          "headroom of host RAM counts nodes that a memory policy leaves out. A "
+                          "container allows the calls with CAP_SYS_NICE (docker run --cap-add)";
+}
+
 }  // namespace
 
-std::string NumaNodes(const std::string& root) { return ReadLine(absl::StrCat(root, "online")); }
+NumaNodeSet ReadNumaNodes(const std::string& path) { return ParseNodes(ReadFile(path)); }
 
-bool HasNumaNode(int node, const std::string& root) {
-  bool found = false;
-  ForEachOf(NumaNodes(root), [&](int number) { found |= number == node; });
-  return found;
+std::string NumaNodeList(const NumaNodeSet& nodes) {
+  std::string list;
+  for (int node = 0; node < kMostNodes; ++node) {
+    if (!nodes[node]) continue;
+    const int first = node;
+    while (node + 1 < kMostNodes && nodes[node + 1]) ++node;
+    absl::StrAppend(&list, list.empty() ? "" : ",", first);
+    if (node > first) absl::StrAppend(&list, "-", node);
+  }
+  return list.empty() ? "none" : list;
+}
+
+NumaNodeSet NumaNodesOfCpuset(const std::string& proc_root) {
+  const std::string status = ReadFile(absl::StrCat(proc_root, "/self/status"));
+  for (absl::string_view line : absl::StrSplit(status, '\n')) {
+    if (absl::ConsumePrefix(&line, "Mems_allowed_list:")) return ParseNodes(std::string(line));
+  }
+  return NumaNodeSet().set();
+}
+
+NumaNodeSet NumaNodesOfThread(const NumaNodeSet& allowed) {
+  int policy = 0;
+  unsigned long words[kMostNodes / kBitsPerWord] = {};
+  // The kernel writes one bit less than it is told.
+  if (syscall(SYS_get_mempolicy, &policy, words, kMostNodes + 1ul, nullptr, 0ul) != 0) {
+    WarnThatCallIsForbidden("get_mempolicy", errno);
+    return allowed;
+  }
+  constexpr int kFlags = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NODES | 1 << 13;  // NUMA_BALANCING
+  if ((policy & ~kFlags) != MPOL_BIND) return allowed;
+  std::vector<int> numbers;  // what relative ones count through
+  for (int node = 0; node < kMostNodes; ++node) {
+    if (allowed[node]) numbers.push_back(node);
+  }
+  NumaNodeSet bound;
+  for (int node = 0; node < kMostNodes; ++node) {
+    if ((words[node / kBitsPerWord] >> (node % kBitsPerWord) & 1) == 0) continue;
+    const bool is_relative = (policy & MPOL_F_RELATIVE_NODES) != 0 && !numbers.empty();
+    bound.set(is_relative ? numbers[node % numbers.size()] : node);
+  }
+  bound &= allowed;
+  // A policy that the cpuset leaves no node of does not hold.
+  return bound.none() ? allowed : bound;
+}
+
+absl::Status CheckNumaNode(int node, const std::string& root, const std::string& proc_root) {
+  if (node == -1) return absl::OkStatus();
+  const NumaNodeSet with_memory = ReadNumaNodes(absl::StrCat(root, "has_memory"));
+  const NumaNodeSet usable = with_memory & NumaNodesOfCpuset(proc_root);
+  const auto is_among = [&](const NumaNodeSet& nodes) {
+    return node >= 0 && node < kMostNodes && nodes[node];
+  };
+  if (is_among(usable)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "numa_node is ", node, "; it must be -1 or a node whose memory this process may use (",
+      NumaNodeList(usable), ")",
+      is_among(with_memory) ? "; its cpuset leaves this node out (Mems_allowed): add the node to "
+                              "cpuset.mems, of a container by docker run --cpuset-mems"
+                            : ""));
 }
 
 int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
@@ -64,7 +135,6 @@ int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
 }
 
 absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {
-  constexpr int kBitsPerWord = 8 * sizeof(unsigned long);
   std::vector<unsigned long> nodes(node / kBitsPerWord + 1);
   nodes.back() = 1ul << (node % kBitsPerWord);
   // The kernel reads one bit less than it is told.
@@ -73,18 +143,22 @@ absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {
     return absl::OkStatus();
   }
   const int error = errno;
+  if (error == EPERM || error == ENOSYS) {
+    WarnThatCallIsForbidden("mbind", error);
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(
       absl::StrCat("mbind to NUMA node ", node, ": ", std::strerror(error),
-                   error == EPERM || error == ENOSYS
-                       ? "; a container needs CAP_SYS_NICE for it, or set numa_node to -1"
-                       : ""));
+                   "; set numa_node to -1 or to a node with memory that the cpuset of this process "
+                   "allows (",
+                   NumaNodeList(NumaNodesOfCpuset()), ")"));
 }
 
 ScopedNumaThread::ScopedNumaThread(int node, const std::string& root) {
   cpu_set_t before;
   if (node < 0 || sched_getaffinity(0, sizeof(before), &before) != 0) return;
   cpu_set_t near = {};
-  ForEachOf(ReadLine(absl::StrCat(root, "node", node, "/cpulist")), [&](int cpu) {
+  ForEachOf(ReadFile(absl::StrCat(root, "node", node, "/cpulist")), [&](int cpu) {
     // CPUs that the program was kept from stay forbidden.
     if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &near);
   });

@@ -1,4 +1,4 @@
-// A directory that looks like /proc and /sys/fs/cgroup to a RamProbe.
+// A directory that looks like /proc, /sys/fs/cgroup and /sys/devices/system/node to a RamProbe.
 //
 //   FakeHost host;
 //   host.SetMeminfo(/*total_bytes=*/16 * kGiB, /*available_bytes=*/8 * kGiB);
@@ -56,10 +56,23 @@ class FakeHost {
                               std::to_string(available_bytes / 1024) + " kB\n");
   }
 
+  // The nodes with memory and with processors, as the kernel lists them: "0-1". Before Probe().
+  void SetNodes(const std::string& with_memory, const std::string& with_processors) {
+    Write("node/has_memory", with_memory + "\n");
+    Write("node/has_cpu", with_processors + "\n");
+  }
+  void SetNode(int node, uint64_t total_bytes, uint64_t free_bytes, const std::string& lines = "") {
+    const std::string name = "Node " + std::to_string(node);
+    Write("node/node" + std::to_string(node) + "/meminfo",
+          name + " MemTotal:       " + std::to_string(total_bytes / 1024) + " kB\n" + name +
+              " MemFree:        " + std::to_string(free_bytes / 1024) + " kB\n" + lines);
+  }
+
   const std::filesystem::path& root() const { return root_; }
 
   RamProbe Probe() const {
-    return RamProbe((root_ / "proc").string(), (root_ / "cgroup").string());
+    return RamProbe((root_ / "proc").string(), (root_ / "cgroup").string(),
+                    (root_ / "node/").string());
   }
 
  private:

@@ -8,53 +8,20 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/status_matchers.h"
-
-// The C library's, except that there are nodes for mbind which this host does not have.
-namespace {
-bool nodes_are_recorded = false;
-std::vector<int> recorded_nodes;
-
-// As the kernel does, which reads one bit less than it is told.
-std::vector<int> NodesOf(const unsigned long* words, unsigned long told_bits) {
-  constexpr unsigned long kBitsPerWord = 8 * sizeof(unsigned long);
-  std::vector<int> nodes;
-  for (unsigned long bit = 0; bit + 1 < told_bits; ++bit) {
-    if (words[bit / kBitsPerWord] >> (bit % kBitsPerWord) & 1) {
-      nodes.push_back(static_cast<int>(bit));
-    }
-  }
-  return nodes;
-}
-}  // namespace
-
-extern "C" long syscall(long number, ...) noexcept {
-  static const auto next = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
-  long arguments[6];
-  va_list list;
-  va_start(list, number);
-  for (long& argument : arguments) argument = va_arg(list, long);
-  va_end(list);
-  if (number == SYS_mbind && nodes_are_recorded) {
-    recorded_nodes = NodesOf(reinterpret_cast<const unsigned long*>(arguments[3]), arguments[4]);
-    return 0;
-  }
-  return next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
-              arguments[5]);
-}
 
 // The C library's, but for a kernel of more CPUs than a set has room for: that one fails, and what
 // it leaves in the set means nothing.
@@ -75,10 +42,13 @@ namespace pinion {
 namespace {
 
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::FakeNumaCalls;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::vector<int> AllowedCpus() {
   cpu_set_t set;
@@ -90,27 +60,90 @@ std::vector<int> AllowedCpus() {
   return cpus;
 }
 
-TEST(NumaTest, EveryNodeOfTheKernelsListIsThereAndNoOther) {
+NumaNodeSet Nodes(std::initializer_list<int> numbers) {
+  NumaNodeSet nodes;
+  for (const int node : numbers) nodes.set(node);
+  return nodes;
+}
+
+TEST(NumaTest, TheKernelsListsOfNodesAreReadAndWritten) {
   FakeHost host;
-  host.Write("online", "0-2,5,8-9\n");
-  const std::string root = host.root().string() + "/";
-  EXPECT_EQ(NumaNodes(root), "0-2,5,8-9");
-  for (int node = -1; node < 12; ++node) {
-    const bool there = (0 <= node && node <= 2) || node == 5 || node == 8 || node == 9;
-    EXPECT_EQ(HasNumaNode(node, root), there) << node;
+  const std::string file = (host.root() / "list").string();
+  for (const std::string list : {"0", "0-2,5,8-9", "1,3", "1022-1023"}) {
+    host.Write("list", list + "\n");
+    EXPECT_EQ(NumaNodeList(ReadNumaNodes(file)), list);
+  }
+  host.Write("list", "0-2,5\n");
+  EXPECT_EQ(ReadNumaNodes(file), Nodes({0, 1, 2, 5}));
+  EXPECT_EQ(NumaNodeList({}), "none");
+}
+
+TEST(NumaTest, AFileThatIsMissingOrHoldsNoListNamesNoNode) {
+  FakeHost host;
+  EXPECT_EQ(ReadNumaNodes((host.root() / "list").string()), Nodes({}));
+  for (const std::string list : {"none,0", "", "1024-1030"}) {
+    host.Write("list", list + "\n");
+    EXPECT_EQ(ReadNumaNodes((host.root() / "list").string()), Nodes({})) << list;
   }
 }
 
-TEST(NumaTest, AHostThatDoesNotTellHasNoNode) {
+TEST(NumaTest, TheNodesOfTheCpusetAreThoseThatTheKernelAllows) {
   FakeHost host;
-  EXPECT_EQ(NumaNodes(host.root().string() + "/"), "");
-  EXPECT_FALSE(HasNumaNode(0, host.root().string() + "/"));
+  EXPECT_TRUE(NumaNodesOfCpuset(host.root().string()).all()) << "it does not tell";
+  host.Write("self/status",
+             "Name:\tx\nMems_allowed:\t00000002\nMems_allowed_list:\t1,3-4\nA:\t9\n");
+  EXPECT_EQ(NumaNodesOfCpuset(host.root().string()), Nodes({1, 3, 4}));
 }
 
-TEST(NumaTest, AListThatIsNoneNamesNoNode) {
+TEST(NumaTest, OfAllPoliciesOnlyMpolBindLeavesNodesOut) {
+  FakeNumaCalls calls;
+  calls.policy_nodes = {1, 70};
+  for (const int policy :
+       std::initializer_list<int>{MPOL_DEFAULT, MPOL_PREFERRED, MPOL_INTERLEAVE, MPOL_LOCAL,
+                                  MPOL_PREFERRED_MANY, /*MPOL_WEIGHTED_INTERLEAVE=*/6}) {
+    calls.policy = policy;
+    EXPECT_EQ(NumaNodesOfThread(Nodes({0, 1, 70})), Nodes({0, 1, 70})) << policy;
+  }
+  for (const int flags : {0, MPOL_F_STATIC_NODES, MPOL_F_NUMA_BALANCING}) {
+    calls.policy = MPOL_BIND | flags;
+    EXPECT_EQ(NumaNodesOfThread(Nodes({0, 1, 70})), Nodes({1, 70})) << flags;
+    EXPECT_EQ(NumaNodesOfThread(Nodes({0, 1})), Nodes({1})) << flags;
+  }
+}
+
+TEST(NumaTest, RelativeNodesAreCountedThroughTheAllowedOnes) {
+  FakeNumaCalls calls;
+  calls.policy = MPOL_BIND | MPOL_F_RELATIVE_NODES;
+  calls.policy_nodes = {0, 4};
+  EXPECT_EQ(NumaNodesOfThread(Nodes({2, 5, 9})), Nodes({2, 5}));
+  EXPECT_EQ(NumaNodesOfThread({}), Nodes({}));
+}
+
+// As the kernel does: mpol_rebind_nodemask.
+TEST(NumaTest, ABindThatTheCpusetLeavesNoNodeOfDoesNotHold) {
+  FakeNumaCalls calls;
+  calls.policy = MPOL_BIND | MPOL_F_STATIC_NODES;
+  calls.policy_nodes = {1};
+  EXPECT_EQ(NumaNodesOfThread(Nodes({0, 2})), Nodes({0, 2}));
+}
+
+TEST(NumaTest, ANodeWhoseMemoryTheProcessMayNotUseIsRefusedWithTheRemedy) {
   FakeHost host;
-  host.Write("online", "none,0\n");
-  EXPECT_FALSE(HasNumaNode(0, host.root().string() + "/"));
+  const std::string root = host.root().string();
+  const auto check = [&](int node) { return CheckNumaNode(node, root + "/", root); };
+  host.Write("has_memory", "0-2\n");
+  host.Write("self/status", "Mems_allowed_list:\t0,2-3\n");
+  for (const int node : {-1, 0, 2}) EXPECT_THAT(check(node), IsOk()) << node;
+  EXPECT_THAT(check(1), StatusIs(absl::StatusCode::kInvalidArgument,
+                                 AllOf(HasSubstr("numa_node is 1; it must be -1"),
+                                       HasSubstr("(0,2)"), HasSubstr("cpuset.mems"))));
+  for (const int node : {-2, 3, 1024, 100000}) {
+    EXPECT_THAT(check(node), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      AllOf(HasSubstr("(0,2)"), Not(HasSubstr("cpuset")))))
+        << node;
+  }
+  host.Write("has_memory", "");
+  EXPECT_THAT(check(0), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("(none)")));
 }
 
 class ScopedNumaThreadTest : public ::testing::Test {
@@ -194,30 +227,31 @@ TEST(NumaTest, MemoryPrefersTheNodeThatItWasToldTo) {
   void* const data =
       mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(data, MAP_FAILED);
-  const absl::Status status = PreferNumaNode(data, kBytes, 0);
-  if (absl::StrContains(status.message(), "CAP_SYS_NICE")) GTEST_SKIP() << status;
-  EXPECT_THAT(status, IsOk());
+  if (syscall(SYS_get_mempolicy, nullptr, nullptr, 0, nullptr, 0) != 0) {
+    GTEST_SKIP() << "the kernel forbids it here: " << std::strerror(errno);
+  }
+  EXPECT_THAT(PreferNumaNode(data, kBytes, 0), IsOk());
   int mode = -1;
   unsigned long nodes[16] = {};
   ASSERT_EQ(syscall(SYS_get_mempolicy, &mode, nodes, 8 * sizeof(nodes), data, MPOL_F_ADDR), 0);
   EXPECT_EQ(mode, MPOL_PREFERRED);
   EXPECT_EQ(nodes[0], 1u);
   for (const int node : {1, 63, 64, 65}) {
-    if (HasNumaNode(node)) continue;
+    if (CheckNumaNode(node).ok()) continue;
     EXPECT_THAT(PreferNumaNode(data, kBytes, node),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("mbind to NUMA node " + std::to_string(node) + ": Invalid")));
+                         AllOf(HasSubstr("mbind to NUMA node " + std::to_string(node) + ": Inval"),
+                               HasSubstr("set numa_node to -1"))));
   }
   munmap(data, kBytes);
 }
 
 TEST(NumaTest, TheKernelIsToldOneNodeHoweverManyThereAre) {
-  nodes_are_recorded = true;
+  FakeNumaCalls calls;
   for (const int node : {0, 1, 63, 64, 65, 127, 128, 1023}) {
     EXPECT_THAT(PreferNumaNode(nullptr, 0, node), IsOk());
-    EXPECT_THAT(recorded_nodes, ElementsAre(node));
+    EXPECT_THAT(calls.mbind_nodes, ElementsAre(node));
   }
-  nodes_are_recorded = false;
 }
 
 }  // namespace

@@ -1,0 +1,21 @@
+// The text of a small file, such as those of /proc and /sys.
+//
+//   const std::string text = ReadFile("/proc/meminfo");  // "" for a file that is not there
+//
+// Throws std::bad_alloc where the heap is full. A stream would return an empty text there, and a
+// file without text sets no limit.
+//
+// Thread safety: thread-safe.
+
+#ifndef PINION_ALLOCATOR_BASE_READ_FILE_H_
+#define PINION_ALLOCATOR_BASE_READ_FILE_H_
+
+#include <string>
+
+namespace pinion {
+
+std::string ReadFile(const std::string& path);
+
+}  // namespace pinion
+
+#endif  // PINION_ALLOCATOR_BASE_READ_FILE_H_
