@@ -34,6 +34,10 @@ bool IsPossible(uint64_t size_bytes) {
   return 0 < size_bytes && size_bytes <= internal::kMaxBlockBytes;
 }
 
+absl::Status ImpossibleSize(const char* range) {
+  return absl::InvalidArgumentError(absl::StrCat("size_bytes must be ", range));
+}
+
 }  // namespace
 
 class PinnedAllocator::Impl {
@@ -58,15 +62,14 @@ class PinnedAllocator::Impl {
   SegmentPool& pool() const { return pinned_.pool(); }
   // Of what no free block fits, and of what is refused.
   absl::StatusOr<PinnedBlock> AllocateOrRefuse(uint64_t size_bytes);
-  absl::Status Reserve(uint64_t size_bytes) { return pinned_.Reserve(size_bytes); }
+  absl::Status Reserve(uint64_t size_bytes);
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
   bool Owns(const void* address) const;
   AllocatorStats GetStats() const;
 
+ private:
   // The error that Allocate and Reserve return, and its place in the statistics.
   absl::Status Fail(const char* verb, uint64_t size_bytes, const absl::Status& cause);
-
- private:
   // Of blocks that no free one fits.
   absl::StatusOr<PinnedBlock> AllocateOnMiss(uint64_t size_bytes);
 
@@ -80,8 +83,7 @@ class PinnedAllocator::Impl {
 absl::StatusOr<PinnedBlock> PinnedAllocator::Impl::AllocateOrRefuse(uint64_t size_bytes) {
   if (InForkedChild()) return ForkRefusal();
   if (!IsPossible(size_bytes)) {
-    return Fail("allocate", size_bytes,
-                absl::InvalidArgumentError("size_bytes must be from 1 to 2^47"));
+    return Fail("allocate", size_bytes, ImpossibleSize("from 1 to 2^47"));
   }
   absl::StatusOr<PinnedBlock> block = AllocateOnMiss(size_bytes);
   if (!block.ok()) return Fail("allocate", size_bytes, block.status());
@@ -102,6 +104,14 @@ absl::StatusOr<PinnedBlock> PinnedAllocator::Impl::AllocateOnMiss(uint64_t size_
     block = result.block;
   }
   return PinnedBlock(block);
+}
+
+absl::Status PinnedAllocator::Impl::Reserve(uint64_t size_bytes) {
+  if (InForkedChild()) return ForkRefusal();
+  const absl::Status status = size_bytes <= internal::kMaxBlockBytes
+                                  ? pinned_.Reserve(size_bytes)
+                                  : ImpossibleSize("at most 2^47");
+  return status.ok() ? status : Fail("reserve", size_bytes, status);
 }
 
 absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
@@ -215,11 +225,7 @@ absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
   return impl_->AllocateOrRefuse(size_bytes);
 }
 
-absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) {
-  if (impl_->InForkedChild()) return impl_->ForkRefusal();
-  const absl::Status status = impl_->Reserve(size_bytes);
-  return status.ok() ? status : impl_->Fail("reserve", size_bytes, status);
-}
+absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) { return impl_->Reserve(size_bytes); }
 
 absl::StatusOr<uint64_t> PinnedAllocator::Trim(uint64_t keep_bytes) {
   if (impl_->InForkedChild()) return impl_->ForkRefusal();

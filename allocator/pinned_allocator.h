@@ -69,7 +69,8 @@ class PinnedAllocator {
   // Grows until `size_bytes` more than what is in use can be served without pinning, as blocks of
   // 32 KiB or more. What is missing is pinned in as few segments as can be had (of at most 1 GiB,
   // or segment_bytes where that is more), so that large blocks fit as well. Errors as those of
-  // Allocate; what was gained until then stays.
+  // Allocate. Nothing is pinned where the limit or the host's RAM has no room for all of it; what
+  // was gained before the source refuses, or others take the room, stays.
   absl::Status Reserve(uint64_t size_bytes);
 
   // Gives wholly free segments back until at most `keep_bytes` stay locked. Returns the bytes

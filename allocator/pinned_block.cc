@@ -12,11 +12,11 @@ using internal::SegmentPool;
 PinnedBlock::PinnedBlock(BlockRecord* record)
     : record_(record), data_(record->data), size_bytes_(record->size_bytes), id_(record->id) {}
 
-uint64_t PinnedBlock::capacity_bytes() const { return record_->capacity_bytes; }
+uint64_t PinnedBlock::capacity_bytes() const { return empty() ? 0 : record_->capacity_bytes; }
 
-int PinnedBlock::numa_node() const { return record_->numa_node; }
+int PinnedBlock::numa_node() const { return empty() ? -1 : record_->numa_node; }
 
-bool PinnedBlock::pinned() const { return SegmentPool::Of(record_).pinned(); }
+bool PinnedBlock::pinned() const { return !empty() && SegmentPool::Of(record_).pinned(); }
 
 void PinnedBlock::ReleaseAfter(absl::Span<const FenceTicket> tickets) && {
   PINION_CHECK(!empty()) << "ReleaseAfter on an empty block";

@@ -51,7 +51,7 @@ class PinnedBlock {
   // Differs for every block that was ever handed out in this process, reused addresses included.
   uint64_t id() const { return empty() ? 0 : id_; }
 
-  // Of blocks that are not empty:
+  // 0, -1 and false of an empty block.
   uint64_t capacity_bytes() const;  // as booked: the size, rounded to its class
   int numa_node() const;            // -1: unknown
   // Whether the pages are locked in RAM: not those of AllocatorOptions::pageable_fallback, nor of a

@@ -50,7 +50,7 @@ const char* BaseName(const char* path) {
 
 LogSink SetLogSink(LogSink sink) {
   MutexLock lock(sink_mu);
-  return std::exchange(Sink(), std::move(sink));
+  return std::exchange(Sink(), sink ? std::move(sink) : &LogToStandardError);
 }
 
 namespace internal {

@@ -22,7 +22,8 @@ enum class LogSeverity { kWarning, kError };
 
 using LogSink = std::function<void(LogSeverity, const std::string& message)>;
 
-// Replaces the sink (standard error by default) and returns the previous one. Thread-safe.
+// Replaces the sink (standard error by default, and for null) and returns the previous one.
+// Thread-safe.
 LogSink SetLogSink(LogSink sink);
 
 namespace internal {

@@ -77,24 +77,36 @@ uint64_t Grower::WishedBytes(uint64_t least_bytes) const {
 
 absl::Status Grower::Reserve(uint64_t size_bytes) {
   const uint64_t granularity_bytes = pool_->source().granularity_bytes();
+  const uint64_t chunk_bytes = AlignUp(largest_chunk_bytes_, granularity_bytes);
   pool_->PollDeferred();
   const TurnHolder turn(turn_);
+  const auto missing_bytes = [&] {
+    const uint64_t free_bytes = std::min(pool_->RoomForLargeBlocks(), size_bytes);
+    return AlignUp(size_bytes - free_bytes, granularity_bytes);
+  };
+  Result result = CheckRoom(missing_bytes());
   auto wait = RamWatermark::Wait::kForOthers;
-  while (true) {
-    const uint64_t free_bytes = pool_->RoomForLargeBlocks();
-    if (free_bytes >= size_bytes) return absl::OkStatus();
-    const uint64_t missing_bytes =
-        AlignUp(std::min(size_bytes - free_bytes, largest_chunk_bytes_), granularity_bytes);
-    const uint64_t limit_bytes = AlignDown(pool_->source().BytesToLimit(), granularity_bytes);
-    const uint64_t least_bytes = std::min(
-        missing_bytes, std::max(granularity_bytes, std::min(limit_bytes, kWorthACallBytes)));
-    const Result result = AddSegment(missing_bytes, least_bytes, /*size_bytes=*/0, wait);
+  while (result.status.ok()) {
+    const uint64_t segment_bytes = std::min(missing_bytes(), chunk_bytes);
+    if (segment_bytes == 0) return absl::OkStatus();
+    const uint64_t least_bytes =
+        std::min(segment_bytes, std::max(granularity_bytes, kWorthACallBytes));
+    result = AddSegment(segment_bytes, least_bytes, /*size_bytes=*/0, wait);
     wait = RamWatermark::Wait::kNo;
-    if (!result.status.ok()) {
-      ++refused_[static_cast<int>(result.refusal)];
-      return result.status;
-    }
   }
+  ++refused_[static_cast<int>(result.refusal)];
+  return result.status;
+}
+
+Grower::Result Grower::CheckRoom(uint64_t bytes) {
+  if (bytes == 0) return {};
+  if (absl::Status status = pool_->source().Book(bytes); !status.ok()) {
+    return {.status = std::move(status), .refusal = Refusal::kLimit};
+  }
+  pool_->source().Unbook(bytes);
+  absl::Status status = watermark_.CheckGrowth(bytes);
+  const Refusal refusal = status.ok() ? Refusal::kNone : Refusal::kWatermark;
+  return {.status = std::move(status), .refusal = refusal};
 }
 
 LimitedSource::GivenBack Grower::Trim(uint64_t keep_bytes) {

@@ -79,6 +79,9 @@ class Grower {
                     RamWatermark::Wait wait);
   Result TryAddSegment(uint64_t segment_bytes, uint64_t size_bytes, RamWatermark::Wait wait);
 
+  // Whether the limit and the host's RAM have room for so much more. Takes nothing.
+  Result CheckRoom(uint64_t bytes);
+
   // Sees to it that a refused growth of `segment_bytes` may pass, with cached segments if those are
   // needed and enough. Returns the bytes that it may take then; 0 if it is refused for good.
   uint64_t MakeRoom(Refusal refusal, uint64_t segment_bytes);

@@ -52,10 +52,11 @@ absl::StatusOr<HostSegment> LimitedSource::Pin(uint64_t bytes) {
                         absl::StrCat(name(), " failed to provide ", HumanBytes(bytes), ": ",
                                      segment.status().message()));
   }
-  PINION_CHECK(segment->size_bytes == bytes &&
+  PINION_CHECK(segment->data != nullptr && segment->size_bytes == bytes &&
                reinterpret_cast<uintptr_t>(segment->data) % granularity_bytes() == 0)
       << name() << " returned " << segment->size_bytes << " bytes at " << segment->data
-      << " for a request of " << bytes << " aligned to " << granularity_bytes();
+      << " for a request of " << bytes << " aligned to " << granularity_bytes()
+      << ": a source without memory returns ResourceExhausted";
   return segment;
 }
 

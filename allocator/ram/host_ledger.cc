@@ -204,6 +204,11 @@ absl::StatusOr<std::shared_ptr<HostLedger>> HostLedger::Open(const std::string& 
 }
 
 absl::StatusOr<std::shared_ptr<HostLedger>> HostLedger::InDirectory(const std::string& directory) {
+  if (directory.empty()) {
+    return absl::InvalidArgumentError(
+        "the directory of the ledger is \"\": name one that all processes can write to, "
+        "/run/pinion for example");
+  }
   const std::string path =
       absl::StrCat(directory, "/pinion_ledger_", kLayoutVersion, "_uid", geteuid());
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<Table> table,

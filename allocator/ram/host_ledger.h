@@ -102,7 +102,7 @@ class HostLedger : public std::enable_shared_from_this<HostLedger> {
   // An owner is known by a lock that the kernel ends with its process. A program that closes all
   // files loses what it has reserved at that moment; what somebody writes into the table by mistake
   // may count until the process whose place it names ends. Unavailable, with the path, if the file
-  // cannot be had; PermissionDenied if it is another user's.
+  // cannot be had; PermissionDenied if it is another user's; InvalidArgument for an empty name.
   static absl::StatusOr<std::shared_ptr<HostLedger>> InDirectory(const std::string& directory);
 
   // Of those who hold this object.

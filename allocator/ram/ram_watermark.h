@@ -68,6 +68,12 @@ class RamWatermark {
   // ResourceExhausted names the mark or limit that was hit, and the numbers.
   absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes, Wait wait = Wait::kForOthers);
 
+  // AdmitGrowth's error for a growth that has no room even without what others reserved. Reserves
+  // nothing.
+  absl::Status CheckGrowth(uint64_t size_bytes) {
+    return Judge(SampleLevel(), size_bytes, /*pending_bytes=*/0);
+  }
+
   // What has to be given back before a growth that was refused: until it fits below the high mark
   // and into the headroom; at level kHigh, down to the low mark at least.
   uint64_t BytesToGiveBack(uint64_t growth_bytes);

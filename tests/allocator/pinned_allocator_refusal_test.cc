@@ -178,12 +178,11 @@ TEST_F(PinnedAllocatorRefusalTest, AReserveNearTheHighMarkPinsNoCrumbsAndWaitsOn
   EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
 }
 
-TEST_F(PinnedAllocatorRefusalTest, AReserveBeyondTheLimitKeepsWhatItGot) {
-  options_.max_locked_bytes = 9 * kMiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(20 * kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("reserve 20 MiB")));
-  EXPECT_EQ(allocator_->GetStats().locked_bytes.current, 9 * kMiB);
+TEST_F(PinnedAllocatorRefusalTest, AReserveThatTheSourceRefusesInTheMiddleKeepsWhatItGot) {
+  source_->LimitBytes(kGiB);
+  EXPECT_THAT(allocator_->Reserve(kGiB + 20 * kMiB),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("reserve 1.02 GiB")));
+  EXPECT_EQ(allocator_->GetStats().locked_bytes.current, kGiB);
   EXPECT_EQ(allocator_->GetStats().failures, 1u);
 }
 

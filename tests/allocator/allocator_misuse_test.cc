@@ -1,0 +1,131 @@
+// Wrong uses of the allocator, a row each: an error that names the value and what to do, and
+// nothing that stays behind. docs/misuse.md says which tests have the others.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/ram/host_ledger.h"
+#include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace allocator_misuse_test {
+
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsOk;
+using ::pinion::testing::PinnedAllocatorFixture;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using AllocatorMisuseTest = PinnedAllocatorFixture;
+
+TEST_F(AllocatorMisuseTest, AReserveThatHasNoRoomIsRefusedAndTakesNothing) {
+  host_.Write("proc/self/cgroup", "0::/pod\n");
+  host_.Write("cgroup/pod/memory.max", std::to_string(50 * kGiB));
+  host_.Write("cgroup/pod/memory.current", "0\n");
+  const struct {
+    const char* name;
+    uint64_t size_bytes;
+    absl::StatusCode code;
+    const char* limit;
+  } rows[] = {
+      {"the largest number", UINT64_MAX, absl::StatusCode::kInvalidArgument, "at most 2^47"},
+      {"one byte too many", (uint64_t{1} << 47) + 1, absl::StatusCode::kInvalidArgument,
+       "at most 2^47"},
+      {"more than addresses", uint64_t{1} << 47, absl::StatusCode::kResourceExhausted,
+       "max_locked_bytes, 80 GiB"},
+      {"more than the limit", 80 * kGiB + 1, absl::StatusCode::kResourceExhausted,
+       "max_locked_bytes, 80 GiB"},
+      {"more than the host's RAM", 70 * kGiB, absl::StatusCode::kResourceExhausted,
+       "above high_percent (50)"},
+      {"more than the cgroup's", 30 * kGiB, absl::StatusCode::kResourceExhausted,
+       "does not fit the 25 GiB"},
+  };
+  options_.max_locked_bytes = 80 * kGiB;
+  options_.high_percent = options_.warn_percent = 50;
+  options_.low_percent = 40;
+  Make();
+  for (const auto& row : rows) {
+    EXPECT_THAT(allocator_->Reserve(row.size_bytes),
+                StatusIs(row.code, AllOf(HasSubstr("cannot reserve"),
+                                         HasSubstr(std::to_string(row.size_bytes) + " bytes"),
+                                         HasSubstr(row.limit))))
+        << row.name;
+  }
+  EXPECT_EQ(source_->calls(), 0u);
+  EXPECT_EQ(allocator_->GetStats().limit_refusals, 2u);
+  EXPECT_EQ(allocator_->GetStats().watermark_refusals, 2u);
+}
+
+// What there is counts: only what is missing must have room.
+TEST_F(AllocatorMisuseTest, AReserveUpToTheLimitIsServed) {
+  options_.max_locked_bytes = 8 * kMiB;
+  Make();
+  EXPECT_THAT(allocator_->Reserve(0), IsOk());
+  EXPECT_THAT(allocator_->Reserve(5 * kMiB), IsOk());
+  EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
+  EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
+  EXPECT_EQ(source_->outstanding_bytes(), 8 * kMiB);
+}
+
+TEST(HostLedgerMisuseTest, AnEmptyDirectoryIsRefusedWithTheRemedy) {
+  EXPECT_THAT(HostLedger::InDirectory(""),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("the ledger is \"\""), HasSubstr("/run/pinion"))));
+}
+
+TEST(PinnedBlockMisuseTest, AnEmptyBlockIsOfNoSizeAndOnNoNode) {
+  const PinnedBlock empty;
+  EXPECT_EQ(empty.data(), nullptr);
+  EXPECT_EQ(empty.size_bytes(), 0u);
+  EXPECT_EQ(empty.id(), 0u);
+  EXPECT_EQ(empty.capacity_bytes(), 0u);
+  EXPECT_EQ(empty.numa_node(), -1);
+  EXPECT_FALSE(empty.pinned());
+}
+
+TEST(LogSinkMisuseTest, ASinkThatIsNullIsStandardError) {
+  const LogSink before = SetLogSink(nullptr);
+  ::testing::internal::CaptureStderr();
+  PINION_LOG(kError) << "to nobody";
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  SetLogSink(before);
+  EXPECT_THAT(text, HasSubstr("to nobody"));
+}
+
+// Says that all is well, and gives nothing.
+class NullSource final : public HostMemorySource {
+ public:
+  std::string name() const override { return "null"; }
+  bool pinned() const override { return true; }
+  uint64_t granularity_bytes() const override { return 4096; }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    return HostSegment{.size_bytes = size_bytes};
+  }
+  absl::Status Free(const HostSegment&) override { return absl::OkStatus(); }
+};
+
+// Without the fixture, whose files a process that dies would leave behind.
+TEST(PinnedAllocatorMisuseDeathTest, ASourceThatReturnsNullDataIsNamedWithTheRemedy) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto allocator =
+      PinnedAllocator::Create({}, std::make_shared<NullSource>(), FakeHost().Probe()).value();
+  EXPECT_DEATH((void)allocator->Allocate(kMiB),
+               "null returned .* a source without memory returns ResourceExhausted");
+}
+
+}  // namespace allocator_misuse_test
+}  // namespace pinion
