@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/device/device.h"
 
@@ -26,6 +27,11 @@ struct DeviceBackend {
   // Tells apart what devices of one type_name belong to: two emulated machines, for example. Users
   // of backends with the same type_name and system share devices, and the first one's `device`.
   const void* system = nullptr;
+
+  // InvalidArgument where `device` is not set.
+  absl::Status Validate() const;
+  // What `device` returns for the index. InvalidArgument where it is not set, or returns null.
+  absl::StatusOr<std::shared_ptr<Device>> Open(int index) const;
 };
 
 }  // namespace pinion

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace pinion {
 namespace {
@@ -193,9 +194,9 @@ absl::Status DevicePreset::Validate() const {
       {"link.pageable_gb_per_s", link.pageable_gb_per_s, false},
   };
   for (const auto& [field, value, may_be_zero] : fields) {
-    if (value > 0 || (may_be_zero && value == 0)) continue;
+    if (std::isfinite(value) && (value > 0 || (may_be_zero && value == 0))) continue;
     return absl::InvalidArgumentError("preset " + name + ": " + field + " is " +
-                                      std::to_string(value) + "; it must be " +
+                                      std::to_string(value) + "; it must be finite and " +
                                       (may_be_zero ? "at least 0" : "positive"));
   }
   return absl::OkStatus();

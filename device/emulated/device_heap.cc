@@ -30,7 +30,7 @@ absl::StatusOr<void*> DeviceHeap::Allocate(uint64_t size_bytes, const std::strin
   if (size_bytes == 0) return absl::InvalidArgumentError("Allocate: size_bytes is 0");
   ReleaseHeld();
   void* data = nullptr;
-  if (MakeRoom(AllocationBytes(size_bytes))) {
+  if (size_bytes <= stats_.limit_bytes && MakeRoom(AllocationBytes(size_bytes))) {
     // What was freed on a stream that has finished all its work may go to every stream.
     const TimeModel& time = simulation_->time();
     for (int other = 0; other < arena_->stream_count(); ++other) {
@@ -97,7 +97,9 @@ DeviceHeap::Allocations::const_iterator DeviceHeap::Find(const void* data,
   auto it = allocations_.upper_bound(Address(data));
   if (it == allocations_.begin()) return allocations_.end();
   --it;
-  const bool inside = Address(data) + size_bytes <= it->first + it->second.size_bytes;
+  const uint64_t offset = Address(data) - it->first;
+  const uint64_t allocated_bytes = it->second.size_bytes;
+  const bool inside = offset <= allocated_bytes && size_bytes <= allocated_bytes - offset;
   return inside ? it : allocations_.end();
 }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -12,6 +14,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/emulated_device.h"
 #include "pinion/device/emulated/engines.h"
+#include "pinion/device/emulated/faults.h"
 #include "pinion/device/emulated/machine_core.h"
 #include "pinion/device/emulated/memory_arena.h"
 #include "pinion/device/trace/chrome_trace.h"
@@ -38,6 +41,13 @@ class HostRanges : public TraceSink {
  private:
   MachineCore* const core_;
 };
+
+// The index, of a call that returns no status.
+int Checked(const MachineCore& core, int device) {
+  const absl::Status status = CheckDeviceIndex(device, core.options.device_count);
+  PINION_CHECK(status.ok()) << status.message();
+  return device;
+}
 
 }  // namespace
 
@@ -90,12 +100,12 @@ const EmulatedOptions& EmulatedMachine::options() const { return core_->options;
 int EmulatedMachine::device_count() const { return core_->options.device_count; }
 
 std::shared_ptr<Device> EmulatedMachine::device(int index) {
-  PINION_CHECK(index >= 0 && index < device_count())
-      << "no device emu:" << index << "; there are " << device_count();
-  return std::shared_ptr<Device>(shared_from_this(), devices_[index].get());
+  return std::shared_ptr<Device>(shared_from_this(), devices_[Checked(*core_, index)].get());
 }
 
-StreamHandle EmulatedMachine::default_stream(int device) { return core_->default_streams[device]; }
+StreamHandle EmulatedMachine::default_stream(int device) {
+  return core_->default_streams[Checked(*core_, device)];
+}
 
 absl::Status EmulatedMachine::PrepareKernel(int device, StreamHandle stream) {
   MutexLock lock(core_->mu);
@@ -114,6 +124,12 @@ absl::Status EmulatedMachine::Launch(int device, StreamHandle stream, const Kern
   PINION_RETURN_IF_ERROR(core_->faults.Check(device));
   core_->simulation.Spend(options().preset.host_call_us);
   PINION_ASSIGN_OR_RETURN(const HandleTable::Stream* const on, core_->handles.Find(device, stream));
+  for (const double cost : {kernel.flops, kernel.memory_bytes}) {
+    if (std::isfinite(cost) && cost >= 0) continue;
+    return absl::InvalidArgumentError("kernel " + kernel.name + ": flops or memory_bytes is " +
+                                      std::to_string(cost) +
+                                      "; they must be finite and at least 0");
+  }
   double memory_bytes = 0;
   for (const std::vector<ByteRange>* ranges : {&kernel.reads, &kernel.writes}) {
     for (const ByteRange& range : *ranges) {
@@ -187,6 +203,11 @@ absl::Status EmulatedMachine::RegisterHost(int device, void* data, uint64_t size
       reinterpret_cast<uintptr_t>(data) % MachineCore::kPageBytes != 0) {
     return absl::InvalidArgumentError("RegisterHost: not whole pages of 4 KiB");
   }
+  if (data == nullptr || reinterpret_cast<uintptr_t>(data) > UINTPTR_MAX - size_bytes) {
+    return absl::InvalidArgumentError(
+        "RegisterHost: no memory of the host's: " + HumanBytes(size_bytes) + " at " +
+        std::to_string(reinterpret_cast<uintptr_t>(data)));
+  }
   if (core_->DeviceOf(data) >= 0 ||
       core_->pinned.Find(data, size_bytes) != PinnedRanges::Overlap::kNone) {
     return absl::InvalidArgumentError("RegisterHost: memory of a device, or pinned already");
@@ -222,30 +243,31 @@ double EmulatedMachine::now_ms() const {
 
 MemoryStats EmulatedMachine::memory_stats(int device) const {
   MutexLock lock(core_->mu);
-  return core_->heaps[device].GetStats();
+  return core_->heaps[Checked(*core_, device)].GetStats();
 }
 
 void EmulatedMachine::ResetPeakMemory(int device) {
   MutexLock lock(core_->mu);
-  core_->heaps[device].ResetPeak();
+  core_->heaps[Checked(*core_, device)].ResetPeak();
 }
 
 TimeStats EmulatedMachine::time_stats(int device) const {
   MutexLock lock(core_->mu);
-  return core_->simulation.time().stats(device);
+  return core_->simulation.time().stats(Checked(*core_, device));
 }
 
 void EmulatedMachine::ResetTimeStats(int device) {
   MutexLock lock(core_->mu);
-  core_->simulation.time().ResetStats(device);
+  core_->simulation.time().ResetStats(Checked(*core_, device));
 }
 
 std::string EmulatedMachine::MemoryReport(int device) const {
   MutexLock lock(core_->mu);
-  return core_->heaps[device].Report();
+  return core_->heaps[Checked(*core_, device)].Report();
 }
 
 absl::Status EmulatedMachine::SetMemoryLimit(int device, uint64_t limit_bytes) {
+  PINION_RETURN_IF_ERROR(CheckDeviceIndex(device, device_count()));
   if (limit_bytes > 2 * options().memory_bytes) {
     return absl::InvalidArgumentError(
         "SetMemoryLimit: " + HumanBytes(limit_bytes) + " is more than twice memory_bytes (" +
@@ -258,7 +280,7 @@ absl::Status EmulatedMachine::SetMemoryLimit(int device, uint64_t limit_bytes) {
 
 bool EmulatedMachine::IsDevicePointer(const void* data, int* device) const {
   const int found = core_->DeviceOf(data);
-  if (found >= 0) *device = found;
+  if (found >= 0 && device != nullptr) *device = found;
   return found >= 0;
 }
 
@@ -287,7 +309,7 @@ absl::Status EmulatedMachine::SetCapturing(StreamHandle stream, bool capturing) 
 
 void EmulatedMachine::BreakDevice(int device, const std::string& error) {
   MutexLock lock(core_->mu);
-  core_->faults.Break(device, error);
+  core_->faults.Break(Checked(*core_, device), error);
 }
 
 std::shared_ptr<TraceSink> EmulatedMachine::trace() {

@@ -19,6 +19,8 @@
 // There are no threads here: all of it happens inside the calls. All host threads share one host
 // clock (docs/decisions): an order among host threads is taken for granted, TSan's job.
 //
+// Errors: a device that there is not is InvalidArgument, and ends the process in calls that return
+// no status.
 // Thread safety: thread-safe (one mutex). Times are exact and repeatable when one host thread is
 // active at a time.
 // Ownership: devices live as long as the machine; keep the shared_ptr.
@@ -162,7 +164,7 @@ class EmulatedMachine : public std::enable_shared_from_this<EmulatedMachine> {
   // Names come from device/allocation_label.h.
   std::string MemoryReport(int device) const;
   absl::Status SetMemoryLimit(int device, uint64_t limit_bytes);
-  // True if `data` lies in the memory of some device; *device is set to its index.
+  // True if `data` lies in the memory of some device; *device is set to its index. Null: not asked.
   bool IsDevicePointer(const void* data, int* device) const;
   bool IsPinned(const void* data) const;
   // Reports of races seen so far (with abort_on_race off).

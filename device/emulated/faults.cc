@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
 
@@ -41,14 +42,23 @@ absl::Status FaultPlan::Validate() const {
   return absl::OkStatus();
 }
 
+absl::Status CheckDeviceIndex(int device, int device_count) {
+  if (device >= 0 && device < device_count) return absl::OkStatus();
+  return absl::InvalidArgumentError("no device " + EmulatedDeviceName(device) + "; there are " +
+                                    std::to_string(device_count) +
+                                    " (EmulatedOptions::device_count)");
+}
+
 FaultInjector::FaultInjector(FaultPlan plan, int device_count)
     : plan_(std::move(plan)), errors_(device_count) {}
 
 absl::Status FaultInjector::Check(int device) const {
+  PINION_RETURN_IF_ERROR(CheckDeviceIndex(device, static_cast<int>(errors_.size())));
   return errors_[device].empty() ? absl::OkStatus() : absl::InternalError(errors_[device]);
 }
 
 void FaultInjector::Break(int device, const std::string& error) {
+  PINION_CHECK(!error.empty()) << "a device breaks with an error that says why";
   if (errors_[device].empty()) errors_[device] = error;
 }
 

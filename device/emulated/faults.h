@@ -63,6 +63,9 @@ struct FaultPlan {
 // "emu:0", as in messages.
 inline std::string EmulatedDeviceName(int device) { return "emu:" + std::to_string(device); }
 
+// InvalidArgument that names the device and how many there are, unless it is one of them.
+absl::Status CheckDeviceIndex(int device, int device_count);
+
 // Counts calls, fails those that the plan names, and keeps the errors that stay.
 //
 // Thread safety: none; the machine's mutex guards it.
@@ -70,12 +73,13 @@ class FaultInjector {
  public:
   FaultInjector(FaultPlan plan, int device_count);
 
-  // The error that stays, of a device that has one.
+  // The error that stays, of a device that has one. InvalidArgument for a device that there is not:
+  // every call of the machine's begins with this.
   absl::Status Check(int device) const;
   // Counts one call (not kAny) and fails it if the plan says so; a sticky fault goes before a
   // transient one.
   absl::Status Count(int device, DeviceCall call);
-  // From now on Check fails with `error`. The first error of a device stays.
+  // From now on Check fails with `error`, which is not empty. The first error of a device stays.
   void Break(int device, const std::string& error);
 
   // Calls counted so far, the failed ones included.

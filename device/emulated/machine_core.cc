@@ -75,6 +75,9 @@ int MachineCore::DeviceOf(const void* data) const {
 
 absl::StatusOr<MachineCore::Place> MachineCore::Locate(const void* data,
                                                        uint64_t size_bytes) const {
+  if (data == nullptr && size_bytes > 0) {
+    return absl::InvalidArgumentError(HumanBytes(size_bytes) + " at a null pointer");
+  }
   const int device = DeviceOf(data);
   if (device < 0) {
     const PinnedRanges::Overlap overlap = pinned.Find(data, size_bytes);

@@ -61,8 +61,8 @@ struct MachineCore {
 
   // The device whose memory `data` lies in, or -1.
   int DeviceOf(const void* data) const;
-  // Where [data, data + size_bytes) lies. InvalidArgument for device memory that is not allocated,
-  // and for ranges that leave their allocation or their pinned segment.
+  // Where [data, data + size_bytes) lies. InvalidArgument for null, for device memory that is not
+  // allocated, and for ranges that leave their allocation or their pinned segment.
   absl::StatusOr<Place> Locate(const void* data, uint64_t size_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 

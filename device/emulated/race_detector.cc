@@ -69,7 +69,8 @@ void RaceDetector::Access(const void* data, uint64_t size_bytes, bool write) {
   --it;
   const uint64_t offset = begin - it->first;
   if (offset >= it->second.size_bytes) return;
-  AccessMemory(it->second, offset, std::min(offset + size_bytes, it->second.size_bytes), write);
+  AccessMemory(it->second, offset, offset + std::min(size_bytes, it->second.size_bytes - offset),
+               write);
 }
 
 std::map<uint64_t, RaceDetector::Span>::iterator RaceDetector::SplitAt(Memory& memory,

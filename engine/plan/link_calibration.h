@@ -13,6 +13,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "pinion/engine/plan/link_curve.h"
 
 namespace pinion {
@@ -25,6 +26,10 @@ struct LinkCalibration {
   double h2d_duplex_gb_per_s = 0;
   double d2h_duplex_gb_per_s = 0;
   bool modelled = false;  // of an emulated device: nothing of it was measured on hardware
+
+  // InvalidArgument that names the field and its value, and what to do, unless all costs are finite
+  // and each direction has a bandwidth. Duplex bandwidths may be missing (0).
+  absl::Status Validate() const;
 
   // One line per direction.
   std::string ToString() const;

@@ -1,6 +1,7 @@
 #include "pinion/engine/plan/link_rates.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -12,7 +13,7 @@ namespace {
 constexpr double kBytesPerUs = 1e3;  // of 1 GB/s
 
 absl::StatusOr<double> RateOf(const char* name, double gb_per_s) {
-  if (gb_per_s > 0) return gb_per_s * kBytesPerUs;
+  if (gb_per_s > 0 && std::isfinite(gb_per_s)) return gb_per_s * kBytesPerUs;
   return absl::InvalidArgumentError(absl::StrCat("the link's ", name, " is ", gb_per_s,
                                                  " GB/s: measure it (CalibrateLink), or use "
                                                  "AssumedLink()"));

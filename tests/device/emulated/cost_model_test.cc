@@ -1,5 +1,6 @@
 #include "pinion/device/emulated/cost_model.h"
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -62,11 +63,15 @@ TEST(CostModelTest, AConstantThatMakesNoSenseIsRefusedByName) {
   for (const auto& [name, field, may_be_zero] : fields) {
     SCOPED_TRACE(name);
     DevicePreset preset;
-    field(preset) = -1;
-    EXPECT_THAT(preset.Validate(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr(std::string(name) + " is -1"),
-                               HasSubstr(may_be_zero ? "at least 0" : "positive"))));
+    for (const double value : {-1.0, std::numeric_limits<double>::infinity(),
+                               std::numeric_limits<double>::quiet_NaN()}) {
+      field(preset) = value;
+      EXPECT_THAT(
+          preset.Validate(),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   AllOf(HasSubstr(std::string(name) + " is " + std::to_string(value)),
+                         HasSubstr("finite"), HasSubstr(may_be_zero ? "at least 0" : "positive"))));
+    }
     field(preset) = 0;
     EXPECT_EQ(preset.Validate().ok(), may_be_zero);
   }

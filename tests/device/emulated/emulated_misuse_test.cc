@@ -1,0 +1,173 @@
+// Wrong uses of the emulated machine, a row each: an error that names the value, and in calls that
+// return none the end of the process with the same words. docs/misuse.md says which tests have the
+// others.
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/emulated/emulated_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion {
+namespace emulated_misuse_test {
+
+using ::pinion::testing::IsOk;
+using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kPage = 4 * kKiB;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class EmulatedMisuseTest : public EmulatedFixture {
+ protected:
+  EmulatedMisuseTest() {
+    Start(Options());
+    data_ = OnDevice(kPage);
+    host_ = Pinned(kPage);
+  }
+
+  static Kernel Of(std::vector<ByteRange> reads) {
+    Kernel kernel;
+    kernel.name = "mm";
+    kernel.reads = std::move(reads);
+    return kernel;
+  }
+
+  uint8_t* data_;
+  uint8_t* host_;
+};
+
+TEST_F(EmulatedMisuseTest, ADeviceThatThereIsNotIsRefusedByEachCallThatReturnsAStatus) {
+  const struct {
+    const char* name;
+    std::function<absl::Status(int device)> call;
+  } rows[] = {
+      {"PrepareKernel", [&](int device) { return machine_->PrepareKernel(device, compute_); }},
+      {"Launch", [&](int device) { return machine_->Launch(device, compute_, Of({})); }},
+      {"Copy", [&](int device) { return machine_->Copy(device, data_, host_, 1, compute_); }},
+      {"RegisterHost", [&](int device) { return machine_->RegisterHost(device, host_, kPage); }},
+      {"UnregisterHost", [&](int device) { return machine_->UnregisterHost(device, host_); }},
+      {"SynchronizeDevice", [&](int device) { return machine_->SynchronizeDevice(device); }},
+      {"SetMemoryLimit", [&](int device) { return machine_->SetMemoryLimit(device, kMiB); }},
+  };
+  for (const auto& row : rows) {
+    for (const int device : {-1, 1, 9, INT32_MIN, INT32_MAX}) {
+      EXPECT_THAT(row.call(device),
+                  StatusIs(absl::StatusCode::kInvalidArgument,
+                           AllOf(HasSubstr("no device emu:" + std::to_string(device) + ";"),
+                                 HasSubstr("there are 1 (EmulatedOptions::device_count)"))))
+          << row.name;
+    }
+  }
+}
+
+TEST_F(EmulatedMisuseTest, ADeviceThatThereIsNotEndsCallsThatReturnNoStatus) {
+  const struct {
+    const char* name;
+    std::function<void(int device)> call;
+  } rows[] = {
+      {"device", [&](int device) { machine_->device(device); }},
+      {"default_stream", [&](int device) { machine_->default_stream(device); }},
+      {"memory_stats", [&](int device) { machine_->memory_stats(device); }},
+      {"ResetPeakMemory", [&](int device) { machine_->ResetPeakMemory(device); }},
+      {"time_stats", [&](int device) { machine_->time_stats(device); }},
+      {"ResetTimeStats", [&](int device) { machine_->ResetTimeStats(device); }},
+      {"MemoryReport", [&](int device) { (void)machine_->MemoryReport(device); }},
+      {"BreakDevice", [&](int device) { machine_->BreakDevice(device, "broken"); }},
+  };
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.name);
+    EXPECT_DEATH(row.call(1), "no device emu:1; there are 1");
+    EXPECT_DEATH(row.call(-1), "no device emu:-1; there are 1");
+  }
+  EXPECT_DEATH(machine_->BreakDevice(0, ""), "breaks with an error that says why");
+}
+
+TEST_F(EmulatedMisuseTest, NullPointersAreRefused) {
+  const struct {
+    const char* name;
+    absl::Status status;
+    const char* message;
+  } rows[] = {
+      {"copy from null", ToDevice(data_, nullptr, 8, compute_), "8 B at a null pointer"},
+      {"copy to null", ToHost(nullptr, data_, 8, compute_), "8 B at a null pointer"},
+      {"copy of null on the device", ToHost(host_, nullptr, 8, compute_), "a null pointer"},
+      {"Copy from null", machine_->Copy(0, data_, nullptr, 8, compute_), "a null pointer"},
+      {"Copy to null", machine_->Copy(0, nullptr, data_, 8, compute_), "a null pointer"},
+      {"a kernel that reads null", machine_->Launch(0, compute_, Of({{nullptr, 8}})),
+       "kernel mm: 8 B at a null pointer"},
+      {"RegisterHost", machine_->RegisterHost(0, nullptr, kPage), "4 KiB at 0"},
+      {"UnregisterHost", machine_->UnregisterHost(0, nullptr), "was not registered"},
+      {"RecordStream", machine_->RecordStream(nullptr, compute_), "not device memory"},
+      {"Free", Free(nullptr), "not allocated"},
+  };
+  for (const auto& row : rows) {
+    EXPECT_THAT(row.status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(row.message)))
+        << row.name;
+  }
+  EXPECT_THAT(machine_->Launch(0, compute_, Of({{nullptr, 0}})), IsOk()) << "an empty tensor's";
+  EXPECT_TRUE(machine_->IsDevicePointer(data_, nullptr));
+  EXPECT_FALSE(machine_->IsDevicePointer(nullptr, nullptr));
+  EXPECT_FALSE(machine_->IsPinned(nullptr));
+}
+
+TEST_F(EmulatedMisuseTest, SizesThatNoMemoryHasAreRefused) {
+  // The end of each of these ranges lies before its beginning.
+  const uint64_t to_the_end = UINT64_MAX - reinterpret_cast<uintptr_t>(data_);
+  for (const uint64_t size_bytes : {UINT64_MAX, UINT64_MAX - 1, to_the_end, to_the_end + 2}) {
+    const struct {
+      const char* name;
+      absl::Status status;
+    } rows[] = {
+        {"CopyAsync to the device", ToDevice(data_, host_, size_bytes, compute_)},
+        {"CopyAsync to the host", ToHost(host_, data_, size_bytes, compute_)},
+        {"Copy", machine_->Copy(0, data_, host_, size_bytes, compute_)},
+        {"Launch", machine_->Launch(0, compute_, Of({{data_, size_bytes}}))},
+    };
+    for (const auto& row : rows) {
+      EXPECT_THAT(row.status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("not inside one live allocation")))
+          << row.name << " of " << size_bytes;
+    }
+    EXPECT_THAT(device_->Allocate(size_bytes, compute_),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("out of memory")));
+    EXPECT_THAT(machine_->HostAccess(host_, size_bytes, /*write=*/true), IsOk());
+  }
+  EXPECT_THAT(machine_->RegisterHost(0, reinterpret_cast<void*>(kPage), UINT64_MAX - kPage + 1),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no memory of the host's")));
+  EXPECT_EQ(Memory().in_use_bytes, kPage);
+}
+
+TEST_F(EmulatedMisuseTest, AKernelCostsAFiniteNumber) {
+  for (double Kernel::*cost : {&Kernel::flops, &Kernel::memory_bytes}) {
+    for (const double value : {-1.0, kInfinity, -kInfinity, kNaN}) {
+      Kernel kernel = Of({});
+      kernel.*cost = value;
+      EXPECT_THAT(
+          machine_->Launch(0, compute_, kernel),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   AllOf(HasSubstr("kernel mm: flops or memory_bytes is " + std::to_string(value)),
+                         HasSubstr("finite"))));
+    }
+  }
+}
+
+TEST(EmulatedBackendMisuseTest, ABackendWithoutAMachineSaysSo) {
+  EXPECT_THAT(EmulatedBackend(nullptr).device(0),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("EmulatedMachine::Create")));
+}
+
+}  // namespace emulated_misuse_test
+}  // namespace pinion
