@@ -16,7 +16,7 @@ import re
 import sys
 
 # In which all such names are tests; docs/waits.md has a test of its own.
-DOCUMENTS = ["docs/limits.md", "docs/peers.md", "docs/trl_parity.md"]
+DOCUMENTS = ["docs/limits.md", "docs/misuse.md", "docs/peers.md", "docs/trl_parity.md"]
 
 _TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
 _NAMED = re.compile(r"`(?:(?P<file>\w+_test)|(?P<suite>[A-Z]\w+)\.(?P<name>[A-Z]\w*\*?|\*))`")
@@ -24,11 +24,11 @@ _RULE = re.compile(r"\|[-:| ]+\|?\s*")  # |---|---|, below a table's head
 
 
 def tests_by_file(directory):
-    """{"rules_test": {"Suite.Test", ...}, ...}"""
-    return {
-        path.stem: {".".join(test) for test in _TEST.findall(path.read_text())}
-        for path in (directory / "tests").rglob("*.cc")
-    }
+    """{"rules_test": {"Suite.Test", ...}, ...}, of all files of that name."""
+    tests = {}
+    for path in (directory / "tests").rglob("*.cc"):
+        tests.setdefault(path.stem, set()).update(map(".".join, _TEST.findall(path.read_text())))
+    return tests
 
 
 def rows_of(text):

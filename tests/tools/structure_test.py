@@ -342,14 +342,20 @@ class NamedTestsTest(unittest.TestCase):
             (root / "docs").mkdir()
             (root / "tests").mkdir()
             (root / "tests" / "rules_test.cc").write_text("TEST(Rules, Hold) {}\n")
-            (root / "docs" / "limits.md").write_text("")
-            (root / "docs" / "peers.md").write_text("")
+            (root / "tests" / "more").mkdir()
+            (root / "tests" / "more" / "rules_test.cc").write_text("TEST(Rules, HoldThere) {}\n")
+            for document in check_named_tests.DOCUMENTS:
+                (root / document).write_text("")
             table = ["| TRL | Pinion | tests |", "|---|---|---|", *rows]
             (root / "docs" / "trl_parity.md").write_text("\n".join(table) + "\n")
             return check_named_tests.complaints_and_count(root)[0]
 
     def test_a_row_with_a_test_that_is_there_is_fine(self):
         self.assertEqual(self.complaints("| a | b | `rules_test`: `Rules.Hold` |"), [])
+
+    def test_two_files_of_one_name_have_the_tests_of_both(self):
+        row = "| a | b | `rules_test`: `Rules.Hold`, `Rules.HoldThere` |"
+        self.assertEqual(self.complaints(row), [])
 
     def test_every_shape_of_a_row_without_a_test_is_found(self):
         for row in ("| a | b | c |", "| TRL does | b | c |", "| a | b | c |  ", "| a | b | c", "|a | b | c|"):
