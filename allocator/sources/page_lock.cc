@@ -89,10 +89,12 @@ absl::Status LockPages(void* data, uint64_t size_bytes, unsigned flags) {
   const int error = errno;
   // The range may be locked already, by the first of MmapSource's two calls. It is unlocked, so
   // that VmLck counts only the rest of the process.
-  munlock(data, size_bytes);
+  UnlockPages(data, size_bytes);
   return absl::ResourceExhaustedError(absl::StrCat("mlock2 of ", HumanBytes(size_bytes), ": ",
                                                    std::strerror(error), ": ",
                                                    Remedy(size_bytes, error)));
 }
+
+void UnlockPages(void* data, uint64_t size_bytes) { munlock(data, size_bytes); }
 
 }  // namespace pinion

@@ -4,7 +4,7 @@
 //   ... touch them with several threads ...
 //   PINION_RETURN_IF_ERROR(LockPages(data, 64 * kMiB, 0));               // all of them are there
 //
-// Unmapping unlocks. Thread safety: thread-safe.
+// Unmapping unlocks, and so does UnlockPages. Thread safety: thread-safe.
 
 #ifndef PINION_ALLOCATOR_SOURCES_PAGE_LOCK_H_
 #define PINION_ALLOCATOR_SOURCES_PAGE_LOCK_H_
@@ -21,6 +21,9 @@ namespace pinion {
 // memory.
 // Then the range is unlocked, what the caller had locked of it before included.
 absl::Status LockPages(void* data, uint64_t size_bytes, unsigned flags);
+
+// For memory that somebody else may not unmap.
+void UnlockPages(void* data, uint64_t size_bytes);
 
 }  // namespace pinion
 

@@ -83,6 +83,14 @@ absl::Status CudaDevice::Call(const char* name, const Function& function) const 
   return CudaStatus(api_, error, absl::StrCat(name, " on ", this->name()));
 }
 
+template <typename Function>
+absl::Status CudaDevice::CallRelaxed(const char* name, const Function& function) const {
+  return Call(name, [&] {
+    RelaxedCaptureScope relaxed(api_);
+    return function();
+  });
+}
+
 DeviceInfo CudaDevice::info() const {
   DeviceInfo info;
   cudaDeviceProp properties = {};
@@ -91,25 +99,24 @@ DeviceInfo CudaDevice::info() const {
       }).ok()) {
     info.model = properties.name;
   }
-  int coherent = 0;
-  if (Call("cudaDeviceGetAttribute",
-           [&] {
-             return api_.DeviceGetAttribute(
-                 &coherent, cudaDevAttrPageableMemoryAccessUsesHostPageTables, index_);
-           })
-          .ok() &&
-      coherent != 0) {
+  const auto is_on = [&](cudaDeviceAttr attribute) {
+    int value = 0;
+    const absl::Status asked = Call("cudaDeviceGetAttribute", [&] {
+      return api_.DeviceGetAttribute(&value, attribute, index_);
+    });
+    return asked.ok() && value != 0;
+  };
+  if (is_on(cudaDevAttrIntegrated)) {
+    info.link_name = "none: the device's memory is the host's";
+    return info;
+  }
+  if (is_on(cudaDevAttrPageableMemoryAccessUsesHostPageTables)) {
     info.link = LinkKind::kNvlinkC2c;
     info.link_name = "NVLink-C2C";
     // Per GPU and direction: 900 GB/s both ways for one Hopper; two Blackwells share as much.
     info.rated_gb_per_s = properties.major == 9 ? 450 : properties.major > 9 ? 225 : 0;
   }
-  char bus_id[32] = {};
-  if (Call("cudaDeviceGetPCIBusId", [&] {
-        return api_.DeviceGetPCIBusId(bus_id, sizeof(bus_id), index_);
-      }).ok()) {
-    AddPciLink(ReadPciLink(bus_id), &info);
-  }
+  AddPciLink(PciLinkOf(api_, index_), &info);
   return info;
 }
 
@@ -119,13 +126,13 @@ absl::StatusOr<void*> CudaDevice::Allocate(uint64_t size_bytes, StreamHandle str
   PINION_RETURN_IF_ERROR(Check(stream));
   if (size_bytes == 0) return absl::InvalidArgumentError("Allocate: size_bytes is 0");
   void* data = nullptr;
-  const absl::Status allocated =
-      Call("cudaMallocAsync", [&] { return api_.MallocAsync(&data, size_bytes, Native(stream)); });
+  const absl::Status allocated = CallRelaxed(
+      "cudaMallocAsync", [&] { return api_.MallocAsync(&data, size_bytes, Native(stream)); });
   if (absl::IsResourceExhausted(allocated)) {
     size_t free_bytes = 0;
     size_t total_bytes = 0;
     PINION_RETURN_IF_ERROR(
-        Call("cudaMemGetInfo", [&] { return api_.MemGetInfo(&free_bytes, &total_bytes); }));
+        CallRelaxed("cudaMemGetInfo", [&] { return api_.MemGetInfo(&free_bytes, &total_bytes); }));
     return absl::ResourceExhaustedError(absl::StrCat(
         name(), " cannot give ", HumanBytes(size_bytes), ": ", HumanBytes(free_bytes), " of ",
         HumanBytes(total_bytes),
@@ -137,14 +144,15 @@ absl::StatusOr<void*> CudaDevice::Allocate(uint64_t size_bytes, StreamHandle str
 
 absl::Status CudaDevice::Free(void* data, StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
-  return Call("cudaFreeAsync", [&] { return api_.FreeAsync(data, Native(stream)); });
+  return CallRelaxed("cudaFreeAsync", [&] { return api_.FreeAsync(data, Native(stream)); });
 }
 
 // --- Streams ---
 
 absl::StatusOr<StreamHandle> CudaDevice::CreateStream(const std::string&) {
   cudaStream_t stream = nullptr;
-  PINION_RETURN_IF_ERROR(Call("cudaStreamCreateWithFlags", [&] {
+  PINION_RETURN_IF_ERROR(CallRelaxed("cudaStreamCreateWithFlags", [&] {
+    PrimaryContextScope primary(api_, index_);
     return api_.StreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   }));
   return StreamHandle(stream);
@@ -152,15 +160,13 @@ absl::StatusOr<StreamHandle> CudaDevice::CreateStream(const std::string&) {
 
 absl::Status CudaDevice::DestroyStream(StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
-  return Call("cudaStreamDestroy", [&] { return api_.StreamDestroy(Native(stream)); });
+  return CallRelaxed("cudaStreamDestroy", [&] { return api_.StreamDestroy(Native(stream)); });
 }
 
 absl::Status CudaDevice::SynchronizeStream(StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
-  return Call("cudaStreamSynchronize", [&] {
-    RelaxedCaptureScope relaxed(api_);
-    return api_.StreamSynchronize(Native(stream));
-  });
+  return CallRelaxed("cudaStreamSynchronize",
+                     [&] { return api_.StreamSynchronize(Native(stream)); });
 }
 
 absl::StatusOr<bool> CudaDevice::IsCapturing(StreamHandle stream) {
@@ -185,8 +191,8 @@ absl::StatusOr<EventHandle> CudaDevice::CreateTimedEvent() { return NewEvent(cud
 
 absl::StatusOr<EventHandle> CudaDevice::NewEvent(unsigned int flags) {
   cudaEvent_t event = nullptr;
-  PINION_RETURN_IF_ERROR(
-      Call("cudaEventCreateWithFlags", [&] { return api_.EventCreateWithFlags(&event, flags); }));
+  PINION_RETURN_IF_ERROR(CallRelaxed("cudaEventCreateWithFlags",
+                                     [&] { return api_.EventCreateWithFlags(&event, flags); }));
   return EventHandle(event);
 }
 
@@ -195,8 +201,7 @@ absl::StatusOr<double> CudaDevice::ElapsedMs(EventHandle start, EventHandle end)
   PINION_RETURN_IF_ERROR(Check(end));
   float elapsed_ms = 0;
   bool done = true;
-  PINION_RETURN_IF_ERROR(Call("cudaEventElapsedTime", [&] {
-    RelaxedCaptureScope relaxed(api_);
+  PINION_RETURN_IF_ERROR(CallRelaxed("cudaEventElapsedTime", [&] {
     const cudaError_t error = api_.EventElapsedTime(&elapsed_ms, Native(start), Native(end));
     if (error != cudaErrorNotReady) return error;
     api_.GetLastError();  // as in QueryEvent
@@ -209,7 +214,7 @@ absl::StatusOr<double> CudaDevice::ElapsedMs(EventHandle start, EventHandle end)
 
 absl::Status CudaDevice::DestroyEvent(EventHandle event) {
   PINION_RETURN_IF_ERROR(Check(event));
-  return Call("cudaEventDestroy", [&] { return api_.EventDestroy(Native(event)); });
+  return CallRelaxed("cudaEventDestroy", [&] { return api_.EventDestroy(Native(event)); });
 }
 
 absl::Status CudaDevice::RecordEvent(EventHandle event, StreamHandle stream) {
@@ -229,8 +234,7 @@ absl::Status CudaDevice::StreamWaitEvent(StreamHandle stream, EventHandle event)
 absl::StatusOr<bool> CudaDevice::QueryEvent(EventHandle event) {
   PINION_RETURN_IF_ERROR(Check(event));
   bool done = true;
-  PINION_RETURN_IF_ERROR(Call("cudaEventQuery", [&] {
-    RelaxedCaptureScope relaxed(api_);
+  PINION_RETURN_IF_ERROR(CallRelaxed("cudaEventQuery", [&] {
     const cudaError_t error = api_.EventQuery(Native(event));
     if (error != cudaErrorNotReady) return error;
     api_.GetLastError();  // it is latched like any error, and must not be found by anybody else

@@ -68,6 +68,9 @@ class CudaDevice final : public Device {
   // Makes this device current, calls, and puts both the result and the thread right again.
   template <typename Function>
   absl::Status Call(const char* name, const Function& function) const;
+  // The same for a call that may be unsafe while another stream captures a graph.
+  template <typename Function>
+  absl::Status CallRelaxed(const char* name, const Function& function) const;
   absl::StatusOr<EventHandle> NewEvent(unsigned int flags);
   absl::Status CopyPieces(CopyDirection direction, std::vector<CopyPiece> pieces,
                           cudaStream_t stream);

@@ -8,13 +8,17 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/sources/numa.h"
+#include "pinion/allocator/sources/page_lock.h"
 #include "pinion/device/cuda/cuda_scope.h"
 #include "pinion/device/cuda/cuda_status.h"
+#include "pinion/device/cuda/pci_link.h"
 #include "pinion/device/process_exit.h"
 
 namespace pinion {
 
-CudaPinnedSource::CudaPinnedSource(const CudaApi& api, int index) : api_(api), index_(index) {
+CudaPinnedSource::CudaPinnedSource(const CudaApi& api, int index, const std::string& sysfs)
+    : api_(api), index_(index), sysfs_(sysfs) {
   WatchProcess();
 }
 
@@ -31,7 +35,7 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
   if (comes_aligned_.load(std::memory_order_relaxed)) {
     PINION_ASSIGN_OR_RETURN(void* data, Pin(size_bytes));
     if (reinterpret_cast<uintptr_t>(data) % granularity_bytes() == 0) {
-      return HostSegment{data, size_bytes, /*numa_node=*/-1};
+      return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
     }
     comes_aligned_.store(false, std::memory_order_relaxed);
     PINION_RETURN_IF_ERROR(Unpin(data, size_bytes));
@@ -39,18 +43,39 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(void* larger, Pin(size_bytes + granularity_bytes()));
   void* const aligned =
       reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(larger), granularity_bytes()));
-  MutexLock lock(mu_);
-  unaligned_[aligned] = larger;
-  return HostSegment{aligned, size_bytes, /*numa_node=*/-1};
+  {
+    MutexLock lock(mu_);
+    unaligned_[aligned] = larger;
+  }
+  return HostSegment{aligned, size_bytes, NumaNodeOf(aligned, size_bytes, granularity_bytes())};
+}
+
+bool CudaPinnedSource::LocksPages() const {
+  int host_page_tables = 0;
+  const absl::Status asked =
+      CudaStatus(api_,
+                 api_.DeviceGetAttribute(&host_page_tables,
+                                         cudaDevAttrPageableMemoryAccessUsesHostPageTables, index_),
+                 "cudaDeviceGetAttribute");
+  return asked.ok() && host_page_tables != 0;
 }
 
 absl::StatusOr<void*> CudaPinnedSource::Pin(uint64_t size_bytes) {
   CudaDeviceScope scope(api_, index_);
   PINION_RETURN_IF_ERROR(scope.status());
   RelaxedCaptureScope relaxed(api_);
+  const int node = PciLinkOf(api_, index_, sysfs_ + "/bus/pci/devices").numa_node;
+  const ScopedNumaThread near(node, sysfs_ + "/devices/system/node/");
   void* data = nullptr;
   PINION_RETURN_IF_ERROR(CudaStatus(api_, api_.HostAlloc(&data, size_bytes, cudaHostAllocPortable),
                                     absl::StrCat("cudaHostAlloc of ", HumanBytes(size_bytes))));
+  if (!LocksPages()) return data;
+  const absl::Status locked = LockPages(data, size_bytes, /*flags=*/0);
+  if (!locked.ok() && is_pinned_.exchange(false)) {
+    PINION_LOG(kWarning) << "cuda:" << index_ << " reads the host's page tables, so that CUDA need "
+                         << "not lock host memory, and the system refuses to: pages may be swapped "
+                         << "or moved (" << locked.message() << ")";
+  }
   return data;
 }
 
@@ -58,6 +83,7 @@ absl::Status CudaPinnedSource::Unpin(void* data, uint64_t size_bytes) {
   CudaDeviceScope scope(api_, index_);
   PINION_RETURN_IF_ERROR(scope.status());
   RelaxedCaptureScope relaxed(api_);
+  if (LocksPages()) UnlockPages(data, size_bytes);
   return CudaStatus(api_, api_.FreeHost(data),
                     absl::StrCat("cudaFreeHost of ", HumanBytes(size_bytes)));
 }

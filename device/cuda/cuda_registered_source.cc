@@ -49,7 +49,7 @@ absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> CudaRegisteredSource::Crea
     return absl::FailedPreconditionError(
         absl::StrCat("cuda:", index,
                      " reads the host's page tables, as GH200 does: cudaHostRegister does not lock "
-                     "pages there; use CudaPinnedSource (cudaHostAlloc)"));
+                     "pages there; use CudaPinnedSource, which locks them itself"));
   }
   PINION_ASSIGN_OR_RETURN(const int same_address,
                           attribute(cudaDevAttrCanUseHostPointerForRegisteredMem));

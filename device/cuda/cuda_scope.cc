@@ -32,10 +32,11 @@ CudaDeviceScope::~CudaDeviceScope() {
   }
 }
 
-RelaxedCaptureScope::RelaxedCaptureScope(const CudaApi& api) : api_(api) {
-  api_.ThreadExchangeStreamCaptureMode(&mode_);
-}
+RelaxedCaptureScope::RelaxedCaptureScope(const CudaApi& api)
+    : api_(api), is_relaxed_(api.ThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess) {}
 
-RelaxedCaptureScope::~RelaxedCaptureScope() { api_.ThreadExchangeStreamCaptureMode(&mode_); }
+RelaxedCaptureScope::~RelaxedCaptureScope() {
+  if (is_relaxed_) api_.ThreadExchangeStreamCaptureMode(&mode_);
+}
 
 }  // namespace pinion

@@ -32,8 +32,8 @@ class [[nodiscard]] CudaDeviceScope {
   absl::Status status_;
 };
 
-// Lets this thread query events, wait for streams and pin memory while another stream captures a
-// graph in the "global" mode, which would otherwise refuse the call and spoil the capture.
+// Lets this thread make the calls that CUDA calls potentially unsafe while another stream captures
+// a graph in the "global" mode, which would otherwise refuse the call and spoil the capture.
 class [[nodiscard]] RelaxedCaptureScope {
  public:
   [[nodiscard]] explicit RelaxedCaptureScope(const CudaApi& api);
@@ -44,6 +44,25 @@ class [[nodiscard]] RelaxedCaptureScope {
  private:
   const CudaApi& api_;
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  const bool is_relaxed_;
+};
+
+// Makes the device's primary context current. A program may have a green context current, and a
+// stream that is created then is destroyed with that context. Best effort: without the driver's
+// functions nothing happens.
+class [[nodiscard]] PrimaryContextScope {
+ public:
+  [[nodiscard]] PrimaryContextScope(const CudaApi& api, int index)
+      : api_(api), is_pushed_(api.PushContext(index) == cudaSuccess) {}
+  ~PrimaryContextScope() {
+    if (is_pushed_) api_.PopContext();
+  }
+  PrimaryContextScope(const PrimaryContextScope&) = delete;
+  PrimaryContextScope& operator=(const PrimaryContextScope&) = delete;
+
+ private:
+  const CudaApi& api_;
+  const bool is_pushed_;
 };
 
 }  // namespace pinion

@@ -1,10 +1,13 @@
 #include "pinion/device/cuda/pci_link.h"
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 
+#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "pinion/device/cuda/cuda_status.h"
 
 namespace pinion {
 namespace {
@@ -25,24 +28,56 @@ constexpr std::array<Generation, 6> kGenerations = {{
     {64.0, 64.0 / 8},
 }};
 
+constexpr int kMostLanes = 16;  // of anything that is built
+
+// Of the device whose folder it is. 0 where the kernel does not tell.
+int ReadLanes(const std::string& folder, const char* file) {
+  int lanes = 0;
+  std::ifstream(folder + file) >> lanes;
+  return lanes == kUnknownWidth ? 0 : lanes;
+}
+
+// 0 where the kernel does not tell, or tells of none that there is.
+int ReadGeneration(const std::string& folder) {
+  double gt_per_s = 0;  // "32.0 GT/s PCIe"
+  std::ifstream(folder + "max_link_speed") >> gt_per_s;
+  for (size_t i = 0; i < kGenerations.size(); ++i) {
+    if (kGenerations[i].gt_per_s == gt_per_s) return static_cast<int>(i) + 1;
+  }
+  return 0;
+}
+
 }  // namespace
 
 PciLink ReadPciLink(const std::string& bus_id, const std::string& devices) {
   // sysfs writes the same address in lower case.
   const std::string folder = absl::StrCat(devices, "/", absl::AsciiStrToLower(bus_id), "/");
   PciLink link;
-  double gt_per_s = 0;  // "32.0 GT/s PCIe"
-  std::ifstream(folder + "max_link_speed") >> gt_per_s;
-  std::ifstream(folder + "max_link_width") >> link.lanes;
-  if (link.lanes == kUnknownWidth) link.lanes = 0;
   std::ifstream node(folder + "numa_node");
   if (!(node >> link.numa_node)) link.numa_node = -1;
-  for (size_t i = 0; i < kGenerations.size(); ++i) {
-    if (kGenerations[i].gt_per_s != gt_per_s) continue;
-    link.generation = static_cast<int>(i) + 1;
-    link.gb_per_s = kGenerations[i].gb_per_lane * link.lanes;
+  link.generation = ReadGeneration(folder);
+  link.lanes = ReadLanes(folder, "max_link_width");
+  if (link.generation == 0) return link;
+  // The folder is a link into that of the bridge above.
+  const int lanes_in_use = ReadLanes(folder, "current_link_width");
+  for (std::string bridge = folder + "../";; bridge += "../") {
+    const int generation = ReadGeneration(bridge);
+    const int lanes = ReadLanes(bridge, "max_link_width");
+    const bool is_made_up =
+        lanes > kMostLanes || (bridge == folder + "../" && lanes < lanes_in_use);
+    if (generation == 0 || lanes == 0 || is_made_up) break;
+    link.generation = std::min(link.generation, generation);
+    link.lanes = std::min(link.lanes, lanes);
   }
+  link.gb_per_s = kGenerations[link.generation - 1].gb_per_lane * link.lanes;
   return link;
+}
+
+PciLink PciLinkOf(const CudaApi& api, int index, const std::string& devices) {
+  char bus_id[32] = {};
+  const absl::Status asked = CudaStatus(api, api.DeviceGetPCIBusId(bus_id, sizeof(bus_id), index),
+                                        "cudaDeviceGetPCIBusId");
+  return asked.ok() ? ReadPciLink(bus_id, devices) : PciLink();
 }
 
 void AddPciLink(const PciLink& pci, DeviceInfo* info) {

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/device.h"
 
 namespace pinion {
@@ -17,10 +18,15 @@ struct PciLink {
 };
 
 // `bus_id` as CUDA prints it ("0000:C1:00.0"); `devices` is /sys/bus/pci/devices, tests inject
-// another. What the device can do, not what the link does now: an idle one has slowed down. Nor
-// what the slot can do, since the ports of virtual machines make their figures up. What cannot be
-// read stays unknown.
+// another. The least that the device, its slot and the bridges above can do. The link's present
+// speed is not read, because an idle link slows down. The ports of virtual machines, which make
+// their figures up, do not count: those with fewer lanes than the device uses, or with more than
+// 16. What cannot be read stays unknown.
 PciLink ReadPciLink(const std::string& bus_id, const std::string& devices = "/sys/bus/pci/devices");
+
+// The same for CUDA's device `index`. All is unknown where CUDA does not tell its address.
+PciLink PciLinkOf(const CudaApi& api, int index,
+                  const std::string& devices = "/sys/bus/pci/devices");
 
 // Adds what is known of the PCIe link to what is known of a device. A link that is known already
 // is another one.

@@ -118,7 +118,8 @@ class Workbench {
 
   absl::Status Borrow(PinnedAllocator& allocator, uint64_t size_bytes) {
     PINION_ASSIGN_OR_RETURN(PinnedBlock host, allocator.Allocate(size_bytes));
-    if (!host.pinned()) return absl::ResourceExhaustedError("no pinned memory is left");
+    if (!host.pinned() && allocator.GetStats().pinned)
+      return absl::ResourceExhaustedError("no pinned memory is left");
     PINION_ASSIGN_OR_RETURN(on_device_, device_.Allocate(size_bytes, meter_->stream()));
     host_ = std::move(host);
     return absl::OkStatus();

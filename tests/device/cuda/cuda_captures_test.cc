@@ -50,6 +50,29 @@ TEST_F(CudaCapturesTest, QueriesAndPinningDoNotSpoilSomebodysCapture) {
             cudaErrorStreamCaptureUnsupported);
 }
 
+// A session that begins while another stream captures in the "global" mode.
+TEST_F(CudaCapturesTest, SettingUpDoesNotSpoilSomebodysCapture) {
+  fake_.SetCapturing(device_.CreateStream("captured").value(), true);
+  const StreamHandle stream = device_.CreateStream("s").value();
+  for (const absl::StatusOr<EventHandle>& event :
+       {device_.CreateEvent(), device_.CreateTimedEvent()}) {
+    ASSERT_THAT(event, IsOk());
+    EXPECT_THAT(device_.DestroyEvent(*event), IsOk());
+  }
+  EXPECT_THAT(device_.Free(device_.Allocate(kMiB, stream).value(), stream), IsOk());
+  EXPECT_FALSE(device_.Allocate(kGiB, stream).ok()) << "the device has less";
+  EXPECT_THAT(device_.DestroyStream(stream), IsOk());
+  EXPECT_FALSE(fake_.capture_spoiled());
+}
+
+// The second exchange would otherwise relax the thread for good.
+TEST_F(CudaCapturesTest, AThreadWhoseModeCouldNotBeRelaxedIsLeftAsItWas) {
+  const EventHandle event = device_.CreateEvent().value();
+  fake_.FailNext("ThreadExchangeStreamCaptureMode", cudaErrorDevicesUnavailable);
+  EXPECT_THAT(device_.QueryEvent(event), IsOk());
+  EXPECT_EQ(FakeCuda::thread().capture_mode, cudaStreamCaptureModeGlobal);
+}
+
 TEST_F(CudaCapturesTest, MemoryOnPageBoundariesIsPinnedAgainWithoutSpoilingACapture) {
   fake_.AlignToPagesOnly();
   fake_.SetCapturing(device_.CreateStream("captured").value(), true);

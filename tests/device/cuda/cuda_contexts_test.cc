@@ -100,5 +100,20 @@ TEST_F(CudaContextsTest, ADeviceThatCannotBeMadeCurrentIsNamedAndNothingIsPutBac
   }
 }
 
+TEST_F(CudaContextsTest, AStreamOutlivesTheGreenContextThatWasCurrentWhenItWasCreated) {
+  ASSERT_EQ(FakeCuda::Api().SetDevice(1), cudaSuccess);
+  fake_.SetGreenContext();
+  EXPECT_THAT(device_.CreateStream("s"), IsOk());
+  EXPECT_EQ(fake_.green_streams(), 0);
+}
+
+// An older driver, which has no green contexts.
+TEST_F(CudaContextsTest, WithoutTheDriversFunctionsStreamsAreCreatedAllTheSame) {
+  ASSERT_EQ(FakeCuda::Api().SetDevice(1), cudaSuccess);
+  fake_.FailNext("PushContext", cudaErrorNotSupported);
+  EXPECT_THAT(device_.CreateStream("s"), IsOk());
+  EXPECT_EQ(fake_.calls("PopContext"), 0);
+}
+
 }  // namespace
 }  // namespace pinion

@@ -274,6 +274,19 @@ TEST(CudaDeviceInfoTest, ADeviceThatReadsTheHostsPageTablesHangsOnNvlinkC2c) {
   }
 }
 
+// GB10, Jetson: a copy to the host would free nothing.
+TEST(CudaDeviceInfoTest, AnIntegratedDeviceHasTheHostsMemoryAndNoLink) {
+  EmulatedOptions options;
+  options.preset = *FindPreset("gh200_c2c");
+  FakeCuda fake(options);
+  const CudaDevice device(FakeCuda::Api(), 0);
+  fake.SetIntegrated();
+  const DeviceInfo info = device.info();
+  EXPECT_EQ(info.link, LinkKind::kUnknown);
+  EXPECT_EQ(info.rated_gb_per_s, 0);
+  EXPECT_EQ(info.link_name, "none: the device's memory is the host's");
+}
+
 TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {
   const DeviceBackend backend = CudaBackend(FakeCuda::Api());
   EXPECT_THAT(backend.device(0), IsOk());

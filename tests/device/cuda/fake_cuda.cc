@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/sources/mmap_source.h"
 
 namespace pinion::testing {
 namespace {
@@ -23,7 +24,8 @@ bool IsLegacy(cudaStream_t stream) { return stream == nullptr || stream == cudaS
 FakeCuda::FakeCuda(const EmulatedOptions& options)
     : FakeCuda(EmulatedMachine::Create(options).value()) {}
 
-FakeCuda::FakeCuda(std::shared_ptr<EmulatedMachine> machine) : machine_(std::move(machine)) {
+FakeCuda::FakeCuda(std::shared_ptr<EmulatedMachine> machine)
+    : machine_(std::move(machine)), pageable_(MmapSource::Create({}).value()) {
   PINION_CHECK(the_fake.exchange(this) == nullptr) << "two FakeCuda at a time";
   thread() = ThreadState();
 }
@@ -150,6 +152,7 @@ StreamHandle FakeCuda::Stream(cudaStream_t stream) {
 absl::StatusOr<cudaStream_t> FakeCuda::CreateStream() {
   const absl::StatusOr<StreamHandle> created = current().CreateStream("fake cuda");
   if (!created.ok()) return created.status();
+  if (has_green_context_ && thread().pushed.empty()) ++green_streams_;
   MutexLock lock(mu_);
   auto handle = static_cast<cudaStream_t>(created->native());
   if (!free_handles_.empty()) {
@@ -206,6 +209,12 @@ cudaError_t FakeCuda::EnterDriver(const char* function) {
   MutexLock lock(mu_);
   Count(function);
   return Injected(function);
+}
+
+cudaError_t FakeCuda::TakeNext(const char* function) {
+  MutexLock lock(mu_);
+  const auto next = fail_next_.extract(function);
+  return next.empty() ? cudaSuccess : next.mapped();
 }
 
 cudaError_t FakeCuda::CheckLegacy(cudaStream_t stream) const {
@@ -316,7 +325,9 @@ void FakeCuda::RemoveHandle(void* handle) {
 // --- Pinned memory ---
 
 absl::Status FakeCuda::HostAlloc(void** data, size_t size_bytes) {
-  const std::shared_ptr<HostMemorySource> source = current().pinned_source();
+  const std::shared_ptr<HostMemorySource> source =
+      ReadsHostPageTables(thread().device()) ? pageable_ : current().pinned_source();
+  sched_getaffinity(0, sizeof(pinning_cpus_), &pinning_cpus_);
   // As CUDA's has come so far; not every kernel maps memory so.
   constexpr uint64_t kBoundaryBytes = 2 * kMiB;
   const uint64_t slack_bytes = pages_only_ ? kPage : kBoundaryBytes;
@@ -339,7 +350,8 @@ absl::Status FakeCuda::FreeHost(void* data) {
     if (node.empty()) return absl::InvalidArgumentError("cudaHostAlloc did not return this");
     segment = node.mapped();
   }
-  return current().pinned_source()->Free(segment);
+  return ReadsHostPageTables(thread().device()) ? pageable_->Free(segment)
+                                                : current().pinned_source()->Free(segment);
 }
 
 absl::Status FakeCuda::HostRegister(void* data, size_t size_bytes) {

@@ -15,12 +15,14 @@
 //   * a batch of copies that fails has enqueued half of its pieces, and one of more than
 //     kMaxBatchPieces ends the process;
 //   * a piece of a copy must not span two registrations, nor registered and other memory;
-//   * registering memory of a device that reads the host's page tables locks nothing: the memory
-//     stays pageable;
+//   * registering or allocating host memory for a device that reads the host's page tables locks
+//     nothing: the memory is pageable;
+//   * a stream that is created while a green context is current belongs to that context;
 //   * freeing and unregistering pinned memory wait for all that the device has to do;
 //   * an allocation far beyond the device's memory is an invalid value, not a lack of memory;
-//   * querying an event, waiting for a stream or pinning memory while some stream captures a graph
-//     fails and spoils the capture, unless the thread has relaxed its capture mode;
+//   * querying an event, waiting for a stream, pinning memory, and creating, destroying, allocating
+//     or freeing anything while some stream captures a graph fails and spoils the capture, unless
+//     the thread has relaxed its capture mode;
 //   * so does whatever touches the legacy stream while a stream that synchronises with it captures.
 //
 // Thread safety: the API's functions are thread-safe. One FakeCuda at a time.
@@ -28,6 +30,9 @@
 #ifndef PINION_TESTS_DEVICE_CUDA_FAKE_CUDA_H_
 #define PINION_TESTS_DEVICE_CUDA_FAKE_CUDA_H_
 
+#include <sched.h>
+
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -83,6 +88,12 @@ class FakeCuda {
   void RefuseBatches(cudaError_t error);
   // cudaHostAlloc returns memory on the boundary of a 4 KiB page from now on, and of no larger one.
   void AlignToPagesOnly() { pages_only_ = true; }
+  // Devices have no memory but the host's.
+  void SetIntegrated() { integrated_ = true; }
+  // Every device has this address on the bus; none has one otherwise.
+  void SetBusId(const std::string& bus_id) { bus_id_ = bus_id; }
+  // The program makes a green context current on all threads, on top of what they select.
+  void SetGreenContext() { has_green_context_ = true; }
   // Devices see registered memory at other addresses than the host does.
   void SetRegisteredElsewhere() { registered_elsewhere_ = true; }
   void SetCapturing(StreamHandle stream, bool capturing);
@@ -108,6 +119,10 @@ class FakeCuda {
   std::string failed_function() const;
   void ForgetFailedCall();
   bool has_context(int device) const;
+  // Streams that a green context owns.
+  int green_streams() const { return green_streams_; }
+  // The CPUs that the thread could run on in the last cudaHostAlloc.
+  const cpu_set_t& pinning_cpus() const { return pinning_cpus_; }
   // Streams, events and libraries that are not destroyed; pinned and registered segments that are
   // not freed.
   size_t live_handles() const;
@@ -136,6 +151,8 @@ class FakeCuda {
   cudaError_t EnterThread(const char* function);
   // The same for a call of the driver's, whose errors are not latched.
   cudaError_t EnterDriver(const char* function);
+  // The error of FailNext alone, for a call that is not counted.
+  cudaError_t TakeNext(const char* function);
   // cudaErrorStreamCaptureImplicit for the legacy stream while a stream that synchronises with it
   // captures.
   cudaError_t CheckLegacy(cudaStream_t stream) const;
@@ -155,6 +172,8 @@ class FakeCuda {
   bool no_driver() const { return no_driver_; }
   const auto& kernel() const { return kernel_; }
   bool registered_elsewhere() const { return registered_elsewhere_; }
+  bool integrated() const { return integrated_; }
+  const std::string& bus_id() const { return bus_id_; }
   void AddHandle(void* handle);
   void RemoveHandle(void* handle);
   // As GH200: all that hangs on NVLink-C2C.
@@ -173,6 +192,11 @@ class FakeCuda {
   bool no_driver_ = false;
   bool pages_only_ = false;
   bool registered_elsewhere_ = false;
+  bool integrated_ = false;
+  bool has_green_context_ = false;
+  std::atomic<int> green_streams_ = 0;
+  std::string bus_id_;
+  cpu_set_t pinning_cpus_ = {};
   bool blocking_stream_captures_ = false;
   bool recycles_handles_ = false;
   mutable Mutex mu_;
@@ -194,6 +218,7 @@ class FakeCuda {
   std::vector<cudaStream_t> free_handles_ ABSL_GUARDED_BY(mu_);
   std::map<cudaStream_t, StreamHandle> recycled_ ABSL_GUARDED_BY(mu_);  // the machine's stream
   std::map<void*, HostSegment> pinned_ ABSL_GUARDED_BY(mu_);
+  const std::shared_ptr<HostMemorySource> pageable_;
   std::set<void*> registered_ ABSL_GUARDED_BY(mu_);
   int capturing_ ABSL_GUARDED_BY(mu_) = 0;
   bool capture_spoiled_ ABSL_GUARDED_BY(mu_) = false;

@@ -18,6 +18,9 @@ namespace {
 // Returns from the calling function what the call is to fail with.
 #define FAKE_CUDA_ENTER(fake, function) \
   if (const cudaError_t error = (fake).Enter(function); error != cudaSuccess) return error
+// The same for a call that a capture does not tolerate.
+#define FAKE_CUDA_ENTER_UNSAFE(fake, function) \
+  if (const cudaError_t error = (fake).EnterUnsafe(function); error != cudaSuccess) return error
 
 cudaError_t GetDeviceCount(int* count) {
   FakeCuda& fake = FakeCuda::Get();
@@ -73,7 +76,6 @@ cudaError_t PopContext() {
   return cudaSuccess;
 }
 
-// The fake's devices hang on no bus.
 cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   FakeCuda& fake = FakeCuda::Get();
   if (const cudaError_t error = fake.Enter("DeviceGetAttribute", /*uses_device=*/false);
@@ -86,17 +88,21 @@ cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device)
     *value = fake.ReadsHostPageTables(device);
   } else if (attribute == cudaDevAttrCanUseHostPointerForRegisteredMem) {
     *value = !fake.registered_elsewhere();
+  } else if (attribute == cudaDevAttrIntegrated) {
+    *value = fake.integrated();
   }
   return cudaSuccess;
 }
 
-cudaError_t DeviceGetPCIBusId(char*, int, int) {
+cudaError_t DeviceGetPCIBusId(char* text, int size_bytes, int) {
   FakeCuda& fake = FakeCuda::Get();
   if (const cudaError_t error = fake.Enter("DeviceGetPCIBusId", /*uses_device=*/false);
       error != cudaSuccess) {
     return error;
   }
-  return fake.Latch(cudaErrorInvalidDevice);
+  if (fake.bus_id().empty()) return fake.Latch(cudaErrorInvalidDevice);
+  std::snprintf(text, size_bytes, "%s", fake.bus_id().c_str());
+  return cudaSuccess;
 }
 
 cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -117,6 +123,8 @@ cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t ThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  const cudaError_t error = FakeCuda::Get().TakeNext("ThreadExchangeStreamCaptureMode");
+  if (error != cudaSuccess) return error;
   std::swap(*mode, FakeCuda::thread().capture_mode);
   return cudaSuccess;
 }
@@ -129,7 +137,7 @@ cudaError_t GetLastError() {
 
 cudaError_t MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "MemGetInfo");
+  FAKE_CUDA_ENTER_UNSAFE(fake, "MemGetInfo");
   const MemoryStats stats = fake.machine().memory_stats(FakeCuda::thread().device());
   *free_bytes = stats.limit_bytes - stats.in_use_bytes;
   *total_bytes = stats.limit_bytes;
@@ -138,7 +146,7 @@ cudaError_t MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 
 cudaError_t MallocAsync(void** data, size_t size_bytes, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "MallocAsync");
+  FAKE_CUDA_ENTER_UNSAFE(fake, "MallocAsync");
   if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
   // The documentation names no error for a size that no device can have.
   const int device = FakeCuda::thread().device();
@@ -152,7 +160,7 @@ cudaError_t MallocAsync(void** data, size_t size_bytes, cudaStream_t stream) {
 
 cudaError_t FreeAsync(void* data, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "FreeAsync");
+  FAKE_CUDA_ENTER_UNSAFE(fake, "FreeAsync");
   if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
   return fake.Latch(fake.current().Free(data, fake.Stream(stream)));
 }
@@ -160,30 +168,26 @@ cudaError_t FreeAsync(void* data, cudaStream_t stream) {
 cudaError_t HostAlloc(void** data, size_t size_bytes, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
   PINION_CHECK(flags == cudaHostAllocPortable) << "not usable by every device: " << flags;
-  if (const cudaError_t error = fake.EnterUnsafe("HostAlloc"); error != cudaSuccess) return error;
+  FAKE_CUDA_ENTER_UNSAFE(fake, "HostAlloc");
   return fake.Latch(fake.HostAlloc(data, size_bytes));
 }
 
 cudaError_t FreeHost(void* data) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.EnterUnsafe("FreeHost"); error != cudaSuccess) return error;
+  FAKE_CUDA_ENTER_UNSAFE(fake, "FreeHost");
   return fake.Latch(fake.FreeHost(data));
 }
 
 cudaError_t HostRegister(void* data, size_t size_bytes, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
   PINION_CHECK(flags == cudaHostRegisterPortable) << "not usable by every device: " << flags;
-  if (const cudaError_t error = fake.EnterUnsafe("HostRegister"); error != cudaSuccess) {
-    return error;
-  }
+  FAKE_CUDA_ENTER_UNSAFE(fake, "HostRegister");
   return fake.Latch(fake.HostRegister(data, size_bytes));
 }
 
 cudaError_t HostUnregister(void* data) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.EnterUnsafe("HostUnregister"); error != cudaSuccess) {
-    return error;
-  }
+  FAKE_CUDA_ENTER_UNSAFE(fake, "HostUnregister");
   const absl::Status unregistered = fake.HostUnregister(data);
   if (absl::IsInvalidArgument(unregistered)) return fake.Latch(cudaErrorHostMemoryNotRegistered);
   return fake.Latch(unregistered);
@@ -191,7 +195,7 @@ cudaError_t HostUnregister(void* data) {
 
 cudaError_t StreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "StreamCreateWithFlags");
+  FAKE_CUDA_ENTER_UNSAFE(fake, "StreamCreateWithFlags");
   PINION_CHECK(flags == cudaStreamNonBlocking) << "a stream that waits for the legacy one";
   const absl::StatusOr<cudaStream_t> created = fake.CreateStream();
   if (created.ok()) *stream = *created;
@@ -200,15 +204,13 @@ cudaError_t StreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
 
 cudaError_t StreamDestroy(cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "StreamDestroy");
+  FAKE_CUDA_ENTER_UNSAFE(fake, "StreamDestroy");
   return fake.Latch(fake.DestroyStream(stream));
 }
 
 cudaError_t StreamSynchronize(cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.EnterUnsafe("StreamSynchronize"); error != cudaSuccess) {
-    return error;
-  }
+  FAKE_CUDA_ENTER_UNSAFE(fake, "StreamSynchronize");
   if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
   return fake.Latch(fake.current().SynchronizeStream(fake.Stream(stream)));
 }
@@ -228,7 +230,7 @@ cudaError_t StreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* stat
 
 cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "EventCreateWithFlags");
+  FAKE_CUDA_ENTER_UNSAFE(fake, "EventCreateWithFlags");
   PINION_CHECK(flags == cudaEventDisableTiming || flags == cudaEventDefault) << flags;
   const absl::StatusOr<EventHandle> created =
       flags == cudaEventDefault ? fake.current().CreateTimedEvent() : fake.current().CreateEvent();
@@ -241,7 +243,7 @@ cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
 
 cudaError_t EventDestroy(cudaEvent_t event) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "EventDestroy");
+  FAKE_CUDA_ENTER_UNSAFE(fake, "EventDestroy");
   fake.RemoveHandle(event);
   return fake.Latch(fake.current().DestroyEvent(EventHandle(event)));
 }
@@ -267,7 +269,7 @@ cudaError_t StreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int
 
 cudaError_t EventQuery(cudaEvent_t event) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.EnterUnsafe("EventQuery"); error != cudaSuccess) return error;
+  FAKE_CUDA_ENTER_UNSAFE(fake, "EventQuery");
   const absl::StatusOr<bool> done = fake.current().QueryEvent(EventHandle(event));
   if (done.ok() && !*done) return fake.Latch(cudaErrorNotReady);
   return fake.Latch(done.status());
@@ -275,9 +277,7 @@ cudaError_t EventQuery(cudaEvent_t event) {
 
 cudaError_t EventElapsedTime(float* elapsed_ms, cudaEvent_t start, cudaEvent_t end) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.EnterUnsafe("EventElapsedTime"); error != cudaSuccess) {
-    return error;
-  }
+  FAKE_CUDA_ENTER_UNSAFE(fake, "EventElapsedTime");
   const absl::StatusOr<double> elapsed =
       fake.current().ElapsedMs(EventHandle(start), EventHandle(end));
   if (absl::IsUnavailable(elapsed.status())) return fake.Latch(cudaErrorNotReady);
@@ -360,6 +360,7 @@ cudaError_t LaunchKernel(const void* kernel, dim3 grid, dim3 block, void** argum
   return fake.Latch(fake.kernel()(arguments, fake.Stream(stream)));
 }
 
+#undef FAKE_CUDA_ENTER_UNSAFE
 #undef FAKE_CUDA_ENTER
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -82,6 +84,53 @@ TEST_F(PciLinkTest, TheNodeIsReadWhereThereIsOne) {
   EXPECT_EQ(Read().numa_node, -1);
   Write("numa_node", "");
   EXPECT_EQ(Read().numa_node, -1);
+}
+
+// The bridges above the device, the next one first; sysfs has links into the tree of bridges.
+class PciPathTest : public PciLinkTest {
+ protected:
+  PciLink ReadBelow(const std::vector<std::pair<std::string, std::string>>& bridges,
+                    const std::string& lanes_in_use = "16") {
+    std::filesystem::remove_all(root_ / "tree");
+    std::filesystem::remove_all(root_ / "0000:c1:00.0");
+    std::filesystem::path folder = root_ / "tree";
+    std::filesystem::create_directories(folder);
+    for (size_t i = bridges.size(); i-- > 0;) {
+      folder /= "bridge" + std::to_string(i);
+      std::filesystem::create_directories(folder);
+      std::ofstream(folder / "max_link_speed") << bridges[i].first << "\n";
+      std::ofstream(folder / "max_link_width") << bridges[i].second << "\n";
+    }
+    std::filesystem::create_directories(folder / "0000:c1:00.0");
+    std::filesystem::create_directory_symlink(folder / "0000:c1:00.0", root_ / "0000:c1:00.0");
+    Write("current_link_width", lanes_in_use);
+    return Read("32.0 GT/s PCIe", "16");
+  }
+};
+
+TEST_F(PciPathTest, ANarrowerOrOlderSlotIsTheLink) {
+  EXPECT_NEAR(ReadBelow({{"32.0 GT/s PCIe", "8"}}, "8").gb_per_s, 31.5, 0.05);
+  const PciLink older = ReadBelow({{"16.0 GT/s PCIe", "16"}});
+  EXPECT_EQ(older.generation, 4);
+  EXPECT_EQ(older.lanes, 16);
+  EXPECT_NEAR(older.gb_per_s, 31.5, 0.05);
+}
+
+TEST_F(PciPathTest, TheNarrowestOfAllBridgesIsTheLink) {
+  EXPECT_NEAR(ReadBelow({{"32.0 GT/s PCIe", "16"}, {"16.0 GT/s PCIe", "8"}}).gb_per_s, 15.75, 0.05);
+}
+
+TEST_F(PciPathTest, ABetterSlotMakesTheDeviceNoFaster) {
+  EXPECT_NEAR(ReadBelow({{"64.0 GT/s PCIe", "16"}}).gb_per_s, 63, 0.05);
+}
+
+TEST_F(PciPathTest, ThePortsOfVirtualMachinesDoNotCount) {
+  EXPECT_NEAR(ReadBelow({{"2.5 GT/s PCIe", "1"}}).gb_per_s, 63, 0.05);
+  EXPECT_NEAR(ReadBelow({{"16.0 GT/s PCIe", "32"}}).gb_per_s, 63, 0.05);
+}
+
+TEST_F(PciPathTest, ABridgeThatTellsNothingEndsThePath) {
+  EXPECT_NEAR(ReadBelow({{"Unknown", "255"}, {"2.5 GT/s PCIe", "1"}}).gb_per_s, 63, 0.05);
 }
 
 TEST_F(PciLinkTest, ADevicesLinkIsPcieUnlessItIsAnotherOneAlready) {

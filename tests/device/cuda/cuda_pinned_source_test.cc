@@ -1,0 +1,135 @@
+// Where cudaHostAlloc's memory lies, and who locks it; on the fake runtime.
+
+#include "pinion/device/cuda/cuda_pinned_source.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/support/captured_log.h"
+#include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/status_matchers.h"
+
+// The C library's: what is locked is written down, unless locking is refused.
+namespace {
+bool refuses_to_lock = false;
+std::map<const void*, size_t> locked;
+}  // namespace
+
+extern "C" int mlock2(const void* data, size_t size_bytes, unsigned) noexcept {
+  if (refuses_to_lock) {
+    errno = ENOMEM;
+    return -1;
+  }
+  locked[data] = size_bytes;
+  return 0;
+}
+
+extern "C" int munlock(const void* data, size_t) noexcept {
+  locked.erase(data);
+  return 0;
+}
+
+namespace pinion {
+namespace {
+
+using ::pinion::testing::CapturedLog;
+using ::pinion::testing::FakeCuda;
+using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsOk;
+using ::testing::HasSubstr;
+
+EmulatedOptions Machine(const char* preset) {
+  EmulatedOptions options;
+  options.preset = *FindPreset(preset);
+  return options;
+}
+
+class CudaPinnedSourceTest : public ::testing::Test {
+ protected:
+  ~CudaPinnedSourceTest() override {
+    refuses_to_lock = false;
+    locked.clear();
+  }
+};
+
+// CUDA's header: "cudaMallocHost may not page-lock the allocated memory" there.
+TEST_F(CudaPinnedSourceTest, WhereTheDeviceReadsTheHostsPageTablesTheSourceLocksThePages) {
+  const FakeCuda fake(Machine("gh200_c2c"));
+  CudaPinnedSource source(FakeCuda::Api(), 0);
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.Allocate(2 * kMiB));
+  EXPECT_EQ(locked[segment.data], 2 * kMiB);
+  EXPECT_TRUE(source.pinned());
+  EXPECT_THAT(source.Free(segment), IsOk());
+  EXPECT_TRUE(locked.empty());
+}
+
+TEST_F(CudaPinnedSourceTest, MemoryThatTheSystemRefusesToLockIsNotCalledPinned) {
+  const FakeCuda fake(Machine("gh200_c2c"));
+  CudaPinnedSource source(FakeCuda::Api(), 0);
+  refuses_to_lock = true;
+  const CapturedLog log;
+  for (int i = 0; i < 2; ++i) {
+    PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.Allocate(2 * kMiB));
+    EXPECT_FALSE(source.pinned());
+    EXPECT_THAT(source.Free(segment), IsOk());
+  }
+  const std::string text = log.text();
+  EXPECT_THAT(text, HasSubstr("the system refuses to"));
+  EXPECT_EQ(text.find("refuses to"), text.rfind("refuses to")) << "said once";
+}
+
+TEST_F(CudaPinnedSourceTest, WhereCudaLocksThePagesNobodyElseDoes) {
+  const FakeCuda fake(Machine("h100_pcie5"));
+  CudaPinnedSource source(FakeCuda::Api(), 0);
+  refuses_to_lock = true;
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.Allocate(2 * kMiB));
+  EXPECT_TRUE(source.pinned());
+  EXPECT_THAT(source.Free(segment), IsOk());
+}
+
+std::vector<int> CpusOf(const cpu_set_t& set) {
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+std::vector<int> AllowedCpus() {
+  cpu_set_t set;
+  EXPECT_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+  return CpusOf(set);
+}
+
+TEST_F(CudaPinnedSourceTest, MemoryIsPinnedByAThreadOnTheNodeNextToTheDevice) {
+  const std::vector<int> before = AllowedCpus();
+  if (before.size() < 2) GTEST_SKIP() << "one CPU is no choice";
+  FakeHost host;
+  host.Write("bus/pci/devices/0000:c1:00.0/numa_node", "3\n");
+  host.Write("devices/system/node/node3/cpulist", std::to_string(before.back()) + "\n");
+  FakeCuda fake(Machine("h100_pcie5"));
+  fake.SetBusId("0000:C1:00.0");
+  CudaPinnedSource source(FakeCuda::Api(), 0, host.root().string());
+  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.Allocate(2 * kMiB));
+  EXPECT_EQ(CpusOf(fake.pinning_cpus()), std::vector<int>{before.back()});
+  EXPECT_EQ(AllowedCpus(), before);
+  EXPECT_THAT(source.Free(segment), IsOk());
+}
+
+}  // namespace
+}  // namespace pinion
