@@ -42,6 +42,9 @@ constexpr double kChunkMs = 0.5;
 constexpr uint64_t kLeastChunkBytes = 16 * kMiB;
 constexpr uint64_t kChunkBytesOfUnknownLink = 64 * kMiB;
 
+// A program may create and destroy streams all the time: a data loader has some for each epoch.
+constexpr size_t kManyForeignStreams = 64;
+
 uint64_t ChunkBytes(const DeviceInfo& device, uint64_t window_bytes) {
   const uint64_t chunk_bytes = device.rated_gb_per_s > 0
                                    ? static_cast<uint64_t>(device.rated_gb_per_s * 1e6 * kChunkMs)
@@ -82,6 +85,8 @@ class TransferEngineImpl final : public TransferEngine {
   // Within calibrating_.
   absl::StatusOr<LinkCalibration> MeasureLink(PinnedAllocator& allocator);
   std::shared_ptr<StreamTimeline> ForeignTimeline(StreamHandle stream);
+  // Of timelines of foreign streams that have nothing left to do and no other owner.
+  void ForgetIdleStreams();
 
   const EngineOptions options_;
   const std::shared_ptr<GuardedDevice> device_;
@@ -202,6 +207,14 @@ EngineStats TransferEngineImpl::GetStats() const {
 }
 
 std::shared_ptr<StreamTimeline> TransferEngineImpl::ForeignTimeline(StreamHandle stream) {
+  bool is_one_of_many = false;
+  {
+    MutexLock lock(mu_);
+    const auto known = foreign_.find(stream.native());
+    if (known != foreign_.end()) return known->second;
+    is_one_of_many = foreign_.size() >= kManyForeignStreams;
+  }
+  if (is_one_of_many) ForgetIdleStreams();
   MutexLock lock(mu_);
   std::shared_ptr<StreamTimeline>& timeline = foreign_[stream.native()];
   if (timeline == nullptr) {
@@ -210,6 +223,20 @@ std::shared_ptr<StreamTimeline> TransferEngineImpl::ForeignTimeline(StreamHandle
                                          absl::StrCat("a foreign stream on ", device().name()));
   }
   return timeline;
+}
+
+void TransferEngineImpl::ForgetIdleStreams() {
+  std::map<void*, std::shared_ptr<StreamTimeline>> all;  // let go of after the lock
+  {
+    MutexLock lock(mu_);
+    all = foreign_;
+  }
+  for (const auto& [stream, timeline] : all) timeline->Poll();
+  MutexLock lock(mu_);
+  for (const auto& [stream, timeline] : all) {
+    // The two maps own it.
+    if (timeline.use_count() == 2 && timeline->pending_count() == 0) foreign_.erase(stream);
+  }
 }
 
 }  // namespace

@@ -70,6 +70,22 @@ TEST(TransferEngineTest, BytesOfEverySizeComeBackUnchanged) {
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
+TEST(TransferEngineTest, StreamsThatTheProgramHasDestroyedAreForgotten) {
+  EngineWorld world;
+  Device& device = world.engine().device();
+  std::vector<std::weak_ptr<FenceTimeline>> timelines;
+  const StreamHandle busy = world.NewStream();
+  const FenceTicket held = world.engine().Mark(busy).value();
+  for (int i = 0; i < 1000; ++i) {
+    const StreamHandle stream = world.NewStream();
+    timelines.push_back(world.engine().Mark(stream)->timeline);
+    ASSERT_THAT(device.SynchronizeStream(stream), IsOk());
+    ASSERT_THAT(device.DestroyStream(stream), IsOk());
+  }
+  EXPECT_LE(std::ranges::count_if(timelines, [](const auto& one) { return !one.expired(); }), 65);
+  EXPECT_EQ(world.engine().Mark(busy)->timeline, held.timeline) << "somebody has its ticket";
+}
+
 TEST(TransferEngineTest, PiecesAtAnyOffsetLandWhereTheyBelong) {
   EngineWorld world;
   std::mt19937 random(7);
