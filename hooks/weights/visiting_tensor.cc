@@ -8,10 +8,12 @@
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/jit/serialization/pickler_helper.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -173,7 +175,26 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   units.OnWritten();
 }
 
-void RegisterOnce() {
+// torch::save reads storages without an operator, but asks the device type's backend first.
+void RefuseToSave(c10::DeviceType type) {
+  auto& backend = torch::jit::GetBackendMetaSerialization()[static_cast<size_t>(type)];
+  const auto others =
+      backend.value_or(std::pair<torch::jit::BackendMetaPtr, torch::jit::BackendMetaPtr>(
+          [](auto&...) {}, [](auto&...) {}));
+  backend.emplace(
+      [save = others.first](const at::Tensor& tensor, auto& metadata) {
+        TORCH_CHECK(!IsVisiting(tensor), "a streamed weight or its gradient (", tensor.toString(),
+                    tensor.sizes(),
+                    ") cannot be saved from the device: call torch::save within "
+                    "WeightOffloader::WithParametersOnHost, or save host_parameters()[i].grad()");
+        save(tensor, metadata);
+      },
+      others.second);
+}
+
+void RegisterOnce(c10::DeviceType type) {
+  static std::array<std::once_flag, at::COMPILE_TIME_MAX_DEVICE_TYPES> refuses;
+  std::call_once(refuses[static_cast<size_t>(type)], &RefuseToSave, type);
   static const torch::Library* const library = [] {
     auto* all = new torch::Library(torch::Library::IMPL, "_", kVisitingKey, __FILE__, __LINE__);
     all->fallback(torch::CppFunction::makeFromBoxedFunction<&RunWithVisitors>());
@@ -199,7 +220,7 @@ void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& kee
 
 at::Tensor MakeVisitingTensor(const at::Tensor& like, int64_t storage_offset,
                               c10::Storage storage) {
-  RegisterOnce();
+  RegisterOnce(storage.device_type());
   const c10::DispatchKey plain =
       at::TensorOptions(storage.device()).dtype(like.dtype()).computeDispatchKey();
   const c10::DispatchKeySet keys({plain, kVisitingKey});
