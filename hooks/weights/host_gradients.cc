@@ -151,6 +151,7 @@ void HostGradients::Forget(Weight& weight) {
 
 void HostGradients::Collect(size_t index, const at::Tensor& parameter) {
   TakeGrad(index, parameter, /*with_graph=*/false);
+  weights_[index].watch->NoteGradient();
 }
 
 void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool with_graph) {

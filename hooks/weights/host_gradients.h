@@ -33,6 +33,7 @@
 
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/hooks/weights/leaving_gradients.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/shown_gradient.h"
 
 namespace pinion {
@@ -40,7 +41,8 @@ namespace pinion {
 struct FollowedWeight {
   std::string name;
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;  // on the device
-  at::Tensor master;  // on the host; undefined where the weight rests narrower
+  at::Tensor master;                   // on the host; undefined where the weight rests narrower
+  std::shared_ptr<MasterWatch> watch;  // null there
   uint32_t unit = 0;
 };
 

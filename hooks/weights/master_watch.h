@@ -4,8 +4,9 @@
 //   { at::NoGradGuard no_grad; master.zero_(); }
 //   watch.HasChanged();   // true, until Accept()
 //
-// A change is known by the master's version, which each operator that writes raises. What writes
-// through data() or data_ptr() raises none and is not seen.
+// Each operator that writes raises the host copy's version. What writes through data(), as
+// LibTorch's SGD does, raises none: a sample of the bytes shows it. The sample is read when a
+// backward has made a gradient since the last look, and in a step.
 //
 // Thread safety: thread-safe.
 
@@ -13,10 +14,14 @@
 #define PINION_HOOKS_WEIGHTS_MASTER_WATCH_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -25,22 +30,55 @@ namespace pinion {
 class MasterWatch {
  public:
   MasterWatch(std::string name, const at::Tensor& master)
-      : name_(std::move(name)), version_(master.unsafeGetTensorImpl()->version_counter()) {
+      : name_(std::move(name)),
+        version_(master.unsafeGetTensorImpl()->version_counter()),
+        storage_(master.storage()) {
     Accept();
   }
 
-  bool HasChanged() const {
-    return version_.current_version() != accepted_.load(std::memory_order_relaxed);
+  bool HasNewVersion() const { return version_.current_version() != accepted_.load(kRelaxed); }
+  bool HasChanged() const { return HasNewVersion() || Sample() != sample_.load(kRelaxed); }
+  // As HasChanged, but samples only after NoteGradient.
+  bool HasChangedInForward() {
+    if (!has_gradient_.load(kRelaxed)) return HasNewVersion();
+    if (HasChanged()) return true;
+    has_gradient_.store(false, kRelaxed);
+    return false;
   }
+  // An optimizer has reason to change it.
+  void NoteGradient() { has_gradient_.store(true, kRelaxed); }
   // The device gets what is there now.
-  void Accept() { accepted_.store(version_.current_version(), std::memory_order_relaxed); }
+  void Accept() {
+    accepted_.store(version_.current_version(), kRelaxed);
+    sample_.store(Sample(), kRelaxed);
+    has_gradient_.store(false, kRelaxed);
+  }
 
   const std::string& name() const { return name_; }
 
  private:
+  static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
+
+  // A checksum of words that are spread over the storage.
+  uint64_t Sample() const {
+    constexpr size_t kWords = 16;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < kWords; ++i) {
+      const size_t begin = i * storage_.nbytes() / kWords;
+      uint64_t word = 0;
+      std::memcpy(&word, static_cast<const char*>(storage_.data()) + begin,
+                  std::min(sizeof(word), storage_.nbytes() - begin));
+      sum = (sum ^ word) * 0x9E3779B97F4A7C15;
+    }
+    return sum;
+  }
+
   const std::string name_;
   const c10::VariableVersion version_;  // the master's own
+  const c10::Storage storage_;          // the master's own
   std::atomic<uint32_t> accepted_ = 0;
+  std::atomic<uint64_t> sample_ = 0;
+  std::atomic<bool> has_gradient_ = false;
 };
 
 }  // namespace pinion

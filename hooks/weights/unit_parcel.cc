@@ -4,10 +4,11 @@
 
 namespace pinion {
 
-const MasterWatch* UnitParcel::Changed() const {
-  const auto changed =
-      std::find_if(masters.begin(), masters.end(),
-                   [](const std::shared_ptr<MasterWatch>& master) { return master->HasChanged(); });
+const MasterWatch* UnitParcel::Changed(bool in_backward) const {
+  const auto changed = std::find_if(
+      masters.begin(), masters.end(), [in_backward](const std::shared_ptr<MasterWatch>& master) {
+        return in_backward ? master->HasNewVersion() : master->HasChangedInForward();
+      });
   return changed == masters.end() ? nullptr : changed->get();
 }
 

@@ -48,7 +48,7 @@ struct UnitParcel {
   std::vector<std::shared_ptr<MasterWatch>> masters;  // of the weights that have one
 
   // A weight whose master was changed while it may be on the device; null without one.
-  const MasterWatch* Changed() const;
+  const MasterWatch* Changed(bool in_backward) const;
   // Their bytes are at `data` from now on; null: away. Returns what they had before.
   std::vector<c10::DataPtr> PointTo(void* data, VisitKeeper& keeper, c10::Device device) const;
 };

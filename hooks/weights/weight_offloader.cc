@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
       const WeightPiece& piece = master.parcel.pieces[piece_index];
       if (on_host.defined()) host_of[tensor.unsafeGetTensorImpl()] = on_host;
       const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
-      followed.push_back({name, weak, on_host, index});
+      followed.push_back({name, weak, on_host, master.watches[weight], index});
       offloader->all_.push_back({name,
                                  weak,
                                  piece.storage,

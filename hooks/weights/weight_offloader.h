@@ -109,9 +109,9 @@ class WeightOffloader {
 
   // The masters, in the order of module.parameters() at Attach: shapes, types and requires_grad as
   // there.
-  // What an operator changes in them outside Step makes the next use of its layer throw. Not seen
-  // is what writes through data(), as LibTorch's own SGD does: the device computes with what was
-  // there before until the next Step.
+  // A change outside Step makes the next use of its layer throw, and so does an optimizer that
+  // steps outside Step. Exception: of writes through data(), as LibTorch's SGD makes them, only
+  // those are seen that follow a backward and change one of 16 words of the parameter.
   const std::vector<at::Tensor>& host_parameters() const { return host_parameters_; }
 
   // Runs `step`, which may change any masters and reads their gradients, all of which have arrived.

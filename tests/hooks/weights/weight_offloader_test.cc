@@ -27,6 +27,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -443,6 +444,32 @@ TEST_F(WeightOffloaderTest, AMasterThatIsChangedOutsideAStepIsNamedByTheNextUseO
       }
       EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), plain->forward(Input())));
     }
+  }
+}
+
+// LibTorch's SGD writes through data(), which raises no version.
+TEST_F(WeightOffloaderTest, AnOptimizerThatStepsOutsideStepIsNamedByTheNextForward) {
+  Net net(3);
+  const auto weights = Attach(*net);
+  torch::optim::SGD sgd(weights->host_parameters(), torch::optim::SGDOptions(0.1));
+  torch::optim::AdamW adam(weights->host_parameters(), torch::optim::AdamWOptions(0.1));
+  for (torch::optim::Optimizer* const optimizer :
+       std::initializer_list<torch::optim::Optimizer*>{&sgd, &adam}) {
+    for (int backwards = 0; backwards < 2; ++backwards) {  // which add up
+      net->forward(X(backwards)).pow(2).mean().backward();
+    }
+    weights->ClipGradNorm(1);
+    optimizer->step();
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_THAT(ErrorOf([&] { net->forward(X()); }),
+                  AllOf(HasSubstr("blocks.0.linear.weight was changed"), HasSubstr("within Step")));
+    }
+    weights->Step([&] { optimizer->zero_grad(); });  // takes it over
+    const Tensor loss = net->forward(X()).pow(2).mean();
+    loss.backward();
+    weights->Step([&] { optimizer->step(); });
+    optimizer->zero_grad();
+    EXPECT_LT(net->forward(X()).pow(2).mean().item<float>(), loss.item<float>());
   }
 }
 
