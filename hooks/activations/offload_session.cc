@@ -122,7 +122,10 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
       MutexLock lock(mu_);
       failed_.clear();
     }
-    for (const auto& offloader : Offloaders()) offloader->EndScope(scope);
+    const std::vector<std::shared_ptr<DeviceOffloader>> offloaders = Offloaders();
+    for (const auto& offloader : offloaders) offloader->EndScope(scope);
+    const bool all_elsewhere = offloaders.empty() && stats_->Get().AllElsewhere();
+    if (all_elsewhere && IsFirstToldOf(c10::Device(device_type_))) WarnOfNoTensorOn(device_type_);
   }
 
   CastNotes NoteCasts() override {
@@ -183,7 +186,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   // The device's, which is set up at its first use. What fails is not tried again in this scope.
   absl::StatusOr<std::shared_ptr<DeviceOffloader>> OffloaderFor(c10::Device device);
   absl::StatusOr<std::shared_ptr<DeviceOffloader>> SetUp(c10::Device device);
-  // Whether the log has nothing yet about a device that cannot be set up.
+  // The log has nothing yet about a device that cannot be set up, or about none (-1).
   bool IsFirstToldOf(c10::Device device);
 
   const OffloadOptions options_;

@@ -68,6 +68,8 @@ struct OffloadStats {
 
   // Where each saved tensor went adds up to `packed`. Every kept one has exactly one reason.
   uint64_t kept() const;
+  // Tensors were saved, and none could have been offloaded.
+  bool AllElsewhere() const { return packed > 0 && kept_unsupported == packed; }
 
   std::string ToString() const;  // a few lines for people
 };

@@ -1,7 +1,11 @@
 #include "pinion/hooks/activations/scope_packer.h"
 
+#include <c10/core/DeviceType.h>
+
+#include <string>
 #include <utility>
 
+#include "pinion/allocator/base/check.h"
 #include "pinion/hooks/autograd/kept_tensor.h"
 
 namespace pinion {
@@ -15,6 +19,13 @@ std::atomic<ScopeId> last_scope_id{0};
 ScopeId NewScopeId() { return ++last_scope_id; }
 
 ScopeId LastScopeId() { return last_scope_id; }
+
+void WarnOfNoTensorOn(c10::DeviceType device_type) {
+  const std::string type = c10::DeviceTypeName(device_type, /*lower_case=*/true);
+  PINION_LOG(kWarning) << "an OffloadScope of a session for \"" << type
+                       << "\" offloads nothing: autograd has saved no strided tensor on " << type
+                       << ". Move the model and its inputs there before forward";
+}
 
 ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ScopeModule module,
                          std::shared_ptr<PackScope> scope)

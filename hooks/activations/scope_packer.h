@@ -72,6 +72,9 @@ class PackTarget {
   virtual std::shared_ptr<MemoryObserver> Observer() = 0;
 };
 
+// In the log: a scope has seen no tensor of its session's device.
+void WarnOfNoTensorOn(c10::DeviceType device_type);
+
 class ScopePacker : public SavedTensorPacker {
  public:
   ScopePacker(std::shared_ptr<PackTarget> target, ScopeModule module,

@@ -2,6 +2,7 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
@@ -186,6 +187,23 @@ TEST_F(OffloadScopes, ScopesThatEndInTheOrderInWhichTheyBeganAreToldOfByNameAndL
   EXPECT_EQ(stats().packed, 0u);
   EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
   EXPECT_THAT(log.text(), IsEmpty());
+}
+
+TEST_F(OffloadScopes, AScopeWhoseSavedTensorsAreAllOnTheCpuSaysOnceThatItOffloadsNothing) {
+  const at::Tensor on_host = at::ones({kSide, kSide}).requires_grad_();
+  for (int step = 0; step < 3; ++step) {
+    const CapturedLog log;
+    {
+      const OffloadScope scope(world_.session());
+      if (step > 0) on_host.mul(2).sin().sum();
+    }
+    if (step == 1) {
+      EXPECT_THAT(log.text(), AllOf(HasSubstr("saved no strided tensor on "),
+                                    HasSubstr("Move the model and its inputs there")));
+    } else {
+      EXPECT_THAT(log.text(), IsEmpty());
+    }
+  }
 }
 
 TEST_F(OffloadScopes, AScopeThatEndsOnAnotherThreadIsToldOfByNameAndPacksNothingFromThenOn) {
