@@ -8,8 +8,8 @@ namespace pinion {
 
 void CopyBatch::Add(std::shared_ptr<HostBuffer> host, uint64_t host_offset_bytes, void* device_data,
                     uint64_t size_bytes) {
-  PINION_CHECK(host != nullptr);
-  PINION_CHECK(device_data != nullptr);
+  PINION_CHECK(host != nullptr) << "a piece needs a host buffer";
+  PINION_CHECK(device_data != nullptr) << "a piece needs device memory";
   PINION_CHECK(size_bytes > 0) << "an empty piece";
   PINION_CHECK(host_offset_bytes <= host->size_bytes() &&
                size_bytes <= host->size_bytes() - host_offset_bytes)

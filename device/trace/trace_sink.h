@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <string>
 
+#include "pinion/allocator/base/check.h"
 #include "pinion/device/device.h"
 
 namespace pinion {
@@ -77,7 +78,9 @@ class [[nodiscard]] ScopedRange {
  public:
   [[nodiscard]] ScopedRange(TraceSink* sink, const char* name, uint64_t size_bytes = 0)
       : sink_(sink) {
-    if (sink_ != nullptr) sink_->BeginRange(name, size_bytes);
+    if (sink_ == nullptr) return;
+    PINION_CHECK(name != nullptr) << "a range has a name";
+    sink_->BeginRange(name, size_bytes);
   }
   ~ScopedRange() {
     if (sink_ != nullptr) sink_->EndRange();

@@ -27,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
@@ -89,6 +90,8 @@ class DeviceTier {
                                                     StreamHandle stream, const Rest&... rest) {
     Backing& chosen = backing == nullptr ? in_pool_ : *backing;
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place, chosen.Reserve(pool_, size_bytes));
+    PINION_CHECK(place != nullptr) << "Backing::Reserve returned null for " << size_bytes
+                                   << " bytes: return ResourceExhausted where there is no room";
     return std::allocate_shared<Kind>(SlabAllocator<Kind>(), size_bytes, stream, std::move(place),
                                       rest...);
   }

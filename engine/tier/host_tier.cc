@@ -143,7 +143,7 @@ absl::StatusOr<std::shared_ptr<DeviceTier>> HostTier::ForDevice(int index) {
     }
     // Outside the lock: this calls the device. Of two threads that get here, the first to be back
     // wins, and the other's engine goes unused.
-    PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.device(index));
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.Open(index));
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
                             TransferEngine::Create(options.engine, std::move(device)));
     auto tier = std::make_shared<DeviceTier>(std::move(engine), pool_);

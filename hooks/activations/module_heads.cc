@@ -1,5 +1,6 @@
 #include "pinion/hooks/activations/module_heads.h"
 
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -66,6 +67,11 @@ bool ContainsAny(const std::string& path, const std::vector<std::string>& patter
 }  // namespace
 
 ModuleHeads FindHeads(const torch::nn::Module& module, const HeadOptions& options) {
+  for (const std::string& pattern : options.name_patterns) {
+    TORCH_CHECK(!pattern.empty(),
+                "HeadOptions::name_patterns has \"\", which every submodule's path has in it: "
+                "nothing would be offloaded. Leave name_patterns empty for none");
+  }
   const torch::nn::Module* inner = &module;
   std::string path;
   const auto enter = [&](const char* name) {

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/link_curve.h"
+#include "pinion/engine/plan/link_calibration.h"
 
 namespace pinion {
 
@@ -43,11 +43,9 @@ absl::Status OffloadOptions::Validate() const {
     }
   }
   if (link.has_value()) {
-    for (const LinkCurve& curve : {link->h2d, link->d2h}) {
-      if (curve.fixed_us >= 0 && curve.piece_us >= 0 && curve.gb_per_s > 0) continue;
+    if (const absl::Status valid = link->Validate(); !valid.ok()) {
       return absl::InvalidArgumentError(
-          "link has a direction with negative costs or without bandwidth: leave it empty, and the "
-          "device is measured");
+          absl::StrCat(valid.message(), ", or leave OffloadOptions::link empty"));
     }
   }
   PINION_RETURN_IF_ERROR(allocator.Validate());

@@ -1,3 +1,4 @@
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -62,6 +63,8 @@ std::unique_ptr<HeadNodes> NodesOf(const ModuleHeads& heads,
   if (session->options().memory_target_bytes != OffloadOptions::kNoTarget) return nullptr;
   ParameterStorages parameters;
   for (const ModuleHeads::Part& part : heads.parts) {
+    TORCH_CHECK(part.module != nullptr, "the head \"", part.path,
+                "\" has no module: fill ModuleHeads by FindHeads, or each part's module");
     for (const at::Tensor& parameter : part.module->parameters()) parameters.Add(parameter);
     for (const at::Tensor& buffer : part.module->buffers()) parameters.Add(buffer);
   }

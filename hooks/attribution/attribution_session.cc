@@ -1,6 +1,7 @@
 #include "pinion/hooks/attribution/attribution_session.h"
 
 #include <ATen/ops/cat.h>
+#include <c10/util/Exception.h>
 
 #include <utility>
 
@@ -58,6 +59,7 @@ std::vector<LayerResult> AttributionSession::EvalLayers(const AttributedForward&
 }
 
 at::Tensor AttributionSession::Concatenate(const std::vector<at::Tensor>& parts) const {
+  TORCH_CHECK(!parts.empty(), "there are no tensors to concatenate: give one at least");
   if (parts.size() == 1) return parts.front();
   return parts.front().is_cpu() ? NewCopies()->Concatenate(parts) : at::cat(parts);
 }

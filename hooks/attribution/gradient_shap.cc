@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -87,6 +88,8 @@ at::Tensor TakeValue(std::vector<LayerResult>& layers, LayerPart part) {
 ShapDraws DrawShap(const std::vector<at::Tensor>& inputs, int64_t baselines,
                    const ShapOptions& options) {
   TORCH_CHECK(options.n_samples > 0, options.n_samples, " samples: n_samples is at least 1");
+  TORCH_CHECK(std::isfinite(options.stdev) && options.stdev >= 0, "noise of stdev ", options.stdev,
+              ": it must be finite and at least 0");
   TORCH_CHECK(!inputs.empty() && inputs.front().dim() > 0, "there is no input to attribute to");
   TORCH_CHECK(baselines > 0, "a distribution of no baselines: give at least one example");
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
@@ -71,7 +72,7 @@ std::vector<at::Tensor> AttributeToInputs(AttributionSession& session,
     aliases.push_back(inputs[i].requires_grad() ? alias.clone() : alias);
   }
   const auto tapped = [&forward](const std::vector<at::Tensor>& given) {
-    return forward(Tap(kInputs, given));
+    return OutputOf(forward, Tap(kInputs, given));
   };
   return std::move(AttributionsOf(session.ComputeLayerGradientsAndEval(tapped, {kInputs}, aliases,
                                                                        target, options, callbacks))

@@ -1,11 +1,18 @@
 #include "pinion/hooks/attribution/layer_pass.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include "pinion/hooks/attribution/layer_capture.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
+
+at::Tensor OutputOf(const AttributedForward& forward, const std::vector<at::Tensor>& inputs) {
+  TORCH_CHECK(forward != nullptr,
+              "the forward function is empty: give one that runs the model on its inputs");
+  return forward(inputs);
+}
 
 PendingLayers StartGradients(const std::shared_ptr<HostCopies>& copies,
                              const AttributedForward& forward,
@@ -17,7 +24,7 @@ PendingLayers StartGradients(const std::shared_ptr<HostCopies>& copies,
   at::Tensor selected;
   {
     const TapScope taps(&capture);
-    selected = target.Select(forward(inputs));
+    selected = target.Select(OutputOf(forward, inputs));
   }
   capture.Backward(selected);
   return capture.Finish();
@@ -31,7 +38,7 @@ PendingLayers StartValues(const std::shared_ptr<HostCopies>& copies,
   LayerCapture capture(layers, LayerCapture::Mode::kValues, options, callbacks, copies);
   {
     const TapScope taps(&capture);
-    forward(inputs);
+    OutputOf(forward, inputs);
   }
   return capture.Finish();
 }

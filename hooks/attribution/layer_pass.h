@@ -28,6 +28,9 @@
 
 namespace pinion {
 
+// What `forward` returns. c10::Error where it is an empty function.
+at::Tensor OutputOf(const AttributedForward& forward, const std::vector<at::Tensor>& inputs);
+
 // Of `callbacks`, on_arrival is called by Wait, and the others are not called any more when this
 // returns.
 PendingLayers StartGradients(const std::shared_ptr<HostCopies>& copies,

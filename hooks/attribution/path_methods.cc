@@ -142,7 +142,7 @@ std::vector<at::Tensor> IntegratedGradients(AttributionSession& session,
     const auto end = given.begin() + static_cast<std::ptrdiff_t>(inputs.size());
     std::vector<at::Tensor> all = Tap(kInputs, std::vector<at::Tensor>(given.begin(), end));
     all.insert(all.end(), end, given.end());
-    return forward(all);
+    return OutputOf(forward, all);
   };
   PathRun run(session, tapped, {kInputs}, inputs, target, options);
   std::vector<LayerAttribution> layers = run.Sum([&](const PassRows& rows) {
@@ -251,8 +251,8 @@ at::Tensor ConvergenceDelta(AttributionSession& session, const AttributedForward
   std::vector<at::Tensor> parts;
   ForEachPass(budget, {path.examples(), /*steps=*/1}, [&](const PassRows& rows) {
     const Target of_rows = target.OfRows(rows.first_example, rows.examples, 1);
-    at::Tensor delta = (of_rows.Select(forward(path.AtBaselines(rows))) -
-                        of_rows.Select(forward(path.AtInputs(rows))))
+    at::Tensor delta = (of_rows.Select(OutputOf(forward, path.AtBaselines(rows))) -
+                        of_rows.Select(OutputOf(forward, path.AtInputs(rows))))
                            .cpu();
     TORCH_CHECK(delta.size(0) == rows.examples, "the output has ", delta.size(0), " numbers for ",
                 rows.examples, " examples: a convergence delta needs one each");

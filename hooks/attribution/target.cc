@@ -56,7 +56,7 @@ Target Target::OfRows(int64_t begin, int64_t count, int64_t repeats) const {
 }
 
 at::Tensor Target::Select(const at::Tensor& output) const {
-  TORCH_CHECK(output.dim() > 0,
+  TORCH_CHECK(output.defined() && output.dim() > 0,
               "the output of the forward function has no dimension that counts examples: return "
               "one number per example, or unsqueeze(0) an aggregate");
   at::Tensor selected = output;

@@ -1,5 +1,6 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
@@ -43,7 +44,10 @@ void ThrowIfError(const absl::Status& status, const char* doing) {
 
 absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name) {
   try {
-    return c10::Device(type_name).type();
+    const c10::Device device(type_name);
+    if (!device.has_index() && at::accelerator::isAccelerator(device.type())) return device.type();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", type_name, "\" is no type of accelerator: name the type alone, as \"cuda\""));
   } catch (const c10::Error& error) {
     return absl::InvalidArgumentError(
         absl::StrCat("LibTorch knows no device type \"", type_name,

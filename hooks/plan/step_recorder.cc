@@ -146,7 +146,7 @@ std::shared_ptr<DeviceRecording> StepRecorderImpl::RecordingOf(c10::Device devic
     }
   }
   if (clock == nullptr) {
-    absl::StatusOr<std::shared_ptr<Device>> native = backend_.device(device.index());
+    absl::StatusOr<std::shared_ptr<Device>> native = backend_.Open(device.index());
     if (!native.ok()) {
       PINION_LOG(kWarning) << "what is saved on " << device.str()
                            << " is not recorded: " << native.status();
@@ -165,6 +165,7 @@ std::shared_ptr<DeviceRecording> StepRecorderImpl::RecordingOf(c10::Device devic
 
 absl::StatusOr<std::shared_ptr<StepRecorder>> StepRecorder::Create(DeviceBackend backend) {
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  PINION_RETURN_IF_ERROR(backend.Validate());
   if (!TellsAllocatedBytes(type)) {
     return absl::UnimplementedError(absl::StrCat(
         "a step cannot be recorded on \"", backend.type_name,

@@ -32,6 +32,15 @@ int DeviceToPinWith(c10::DeviceType type) {
   });
 }
 
+absl::StatusOr<std::shared_ptr<HostMemorySource>> SourceOf(const DeviceBackend& backend,
+                                                           int index) {
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, backend.Open(index));
+  std::shared_ptr<HostMemorySource> source = device->pinned_source();
+  if (source != nullptr) return source;
+  return absl::InvalidArgumentError(
+      absl::StrCat(device->name(), " has no pinned_source(): a device of a backend needs one"));
+}
+
 }  // namespace
 
 int FirstInUse(int current, int device_count, const std::function<bool(int)>& in_use) {
@@ -44,9 +53,9 @@ int FirstInUse(int current, int device_count, const std::function<bool(int)>& in
 
 absl::StatusOr<std::shared_ptr<TorchPinnedSource>> TorchPinnedSource::Create(DeviceBackend backend,
                                                                              c10::DeviceType type) {
-  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, backend.device(0));
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostMemorySource> first, SourceOf(backend, 0));
   return std::shared_ptr<TorchPinnedSource>(
-      new TorchPinnedSource(std::move(backend), type, device->pinned_source()));
+      new TorchPinnedSource(std::move(backend), type, std::move(first)));
 }
 
 TorchPinnedSource::TorchPinnedSource(DeviceBackend backend, c10::DeviceType type,
@@ -67,8 +76,7 @@ absl::StatusOr<std::shared_ptr<HostMemorySource>> TorchPinnedSource::SourceToPin
     const MutexLock lock(mu_);
     if (const auto found = by_device_.find(index); found != by_device_.end()) return found->second;
   }
-  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, backend_.device(index));
-  std::shared_ptr<HostMemorySource> source = device->pinned_source();
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostMemorySource> source, SourceOf(backend_, index));
   const MutexLock lock(mu_);
   return by_device_.try_emplace(index, std::move(source)).first->second;
 }

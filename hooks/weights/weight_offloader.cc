@@ -261,6 +261,8 @@ void WeightOffloader::WaitForGradients() {
 }
 
 double WeightOffloader::ClipGradNorm(double max_norm) {
+  TORCH_CHECK(max_norm >= 0, "ClipGradNorm to a norm of ", max_norm,
+              ": it must be at least 0 (infinity: the norm alone)");
   CheckAllVisit();
   return gradients_->ClipNorm(max_norm);
 }

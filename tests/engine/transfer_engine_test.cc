@@ -613,6 +613,11 @@ TEST(TransferEngineTest, BadOptionsAreRefusedByName) {
   EXPECT_THAT(EngineOptions().Validate(), IsOk());
 }
 
+TEST(TransferEngineTest, WithoutADeviceThereIsNone) {
+  EXPECT_THAT(TransferEngine::Create({}, nullptr),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("device is null")));
+}
+
 TEST(TransferEngineDeathTest, AnEmptyBatchIsTheCallersBug) {
   EngineWorld world;
   EXPECT_DEATH(

@@ -166,5 +166,11 @@ TEST(ChromeTraceSinkTest, ARangeThatNobodyEnteredCannotBeLeft) {
   EXPECT_DEATH(sink.EndRange(), "EndRange without BeginRange");
 }
 
+TEST(ChromeTraceSinkTest, ARangeThatHasNoNameCannotBeEntered) {
+  ChromeTraceSink sink;
+  EXPECT_DEATH({ const ScopedRange range(&sink, nullptr); }, "a range has a name");
+  const ScopedRange nowhere(nullptr, nullptr);
+}
+
 }  // namespace chrome_trace_sink_test
 }  // namespace pinion

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -236,6 +237,23 @@ TEST_F(SlowBackingTest, TheHostWaitsNoLongerThanItWantsTo) {
   slow_->Resume();
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> view, parcel->ViewOnHost(kLong));
   EXPECT_EQ(world_.ReadHost(*view), Pattern(1, kBytes));
+}
+
+// --------------------------------------------------------------------------- a backing's mistakes
+
+class NullBacking final : public Backing {
+ public:
+  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>&,
+                                                       uint64_t) override {
+    return nullptr;
+  }
+};
+
+TEST(BackingDeathTest, APlaceThatIsNullIsNamedWithTheRemedy) {
+  EngineWorld world;
+  TierWorld tiers(world, std::make_shared<NullBacking>());
+  EXPECT_DEATH((void)tiers.NewParcel(kBytes),
+               "Backing::Reserve returned null for 65536 bytes: return ResourceExhausted");
 }
 
 }  // namespace backing_test

@@ -1,0 +1,249 @@
+// Wrong uses of what programs call beside LibTorch, a row each: an error that names the value and
+// what to do, and never another end. docs/misuse.md says which tests have the others.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/hooks/activations/module_heads.h"
+#include "pinion/hooks/activations/no_offload_module.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/gradient_shap.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/path_methods.h"
+#include "pinion/hooks/attribution/tapped_module.h"
+#include "pinion/hooks/attribution/target.h"
+#include "pinion/hooks/checkpoint/checkpoint_module.h"
+#include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/hooks/pin_memory/torch_host_allocator.h"
+#include "pinion/hooks/plan/step_recorder.h"
+#include "pinion/hooks/weights/weight_offloader.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace hooks_misuse_test {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// Without a backend that works, none of them may keep anything.
+class BackendMisuseTest : public ::testing::Test {
+ protected:
+  // By whatever makes something of a backend.
+  std::vector<std::pair<const char*, absl::Status>> MadeWith(const DeviceBackend& backend) {
+    return {
+        {"OffloadSession", OffloadSession::Create(SmallWindows(), backend).status()},
+        {"AttributionSession", AttributionSession::Create(SmallTier(), backend).status()},
+        {"WeightOffloader",
+         WeightOffloader::Attach(*linear_, world_.device(), backend, {.tier = SmallTier()})
+             .status()},
+        {"InstallTorchHostAllocator", InstallTorchHostAllocator(SmallTier().allocator, backend)},
+        {"StepRecorder", StepRecorder::Create(backend).status()},
+    };
+  }
+
+  EmuWorld world_;
+  const std::string type_ = world_.backend().type_name;
+  torch::nn::Linear linear_{4, 4};
+};
+
+TEST_F(BackendMisuseTest, ATypeThatIsNoAcceleratorIsRefusedByName) {
+  for (const std::string& type : {std::string("cpu"), std::string("meta"), std::string("toaster"),
+                                  std::string(), type_ + ":0"}) {
+    for (const auto& [maker, status] : MadeWith({type, world_.backend().device})) {
+      EXPECT_THAT(status,
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"" + type + "\"")))
+          << maker;
+    }
+    EXPECT_THAT(TorchHostAllocatorStats(type), StatusIs(absl::StatusCode::kInvalidArgument));
+    EXPECT_THAT(TorchHostMemoryStats(type), StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+}
+
+TEST_F(BackendMisuseTest, ABackendWithoutAFunctionIsRefusedWithTheRemedy) {
+  for (const auto& [maker, status] : MadeWith({type_, nullptr})) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 AllOf(HasSubstr("is not set"), HasSubstr("CudaBackend()"))))
+        << maker;
+  }
+}
+
+TEST_F(BackendMisuseTest, ABackendThatReturnsNullIsRefusedWithTheRemedy) {
+  const auto null = [](int) -> absl::StatusOr<std::shared_ptr<Device>> { return nullptr; };
+  for (const auto& [maker, status] : MadeWith({type_, null})) {
+    if (maker == std::string("StepRecorder")) continue;  // it opens a device that saves something
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 AllOf(HasSubstr("returned null for device 0"),
+                                       HasSubstr("return NotFound"))))
+        << maker;
+  }
+}
+
+TEST(EmuDeviceMisuseTest, NoMachineIsRefused) {
+  EXPECT_THAT(RegisterEmuDevice(nullptr),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs a machine")));
+}
+
+TEST(OffloadSessionMisuseTest, ADeviceThatThereIsNotIsRefusedByReserveAndUnknownToTheOthers) {
+  EmuWorld world;
+  for (const int index : {-1, 17, 128, 256, INT32_MIN, INT32_MAX}) {
+    EXPECT_THAT(world.session()->Reserve(index, 1),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr(":" + std::to_string(index))));
+    EXPECT_FALSE(world.session()->GetLink(index).has_value());
+    EXPECT_EQ(world.session()->GetEngineStats(index).h2d.submitted_transfers, 0u);
+    EXPECT_EQ(world.session()->Explain(index), "");
+    world.session()->FreeDeviceMemory(index);
+  }
+  EXPECT_THAT(world.session()->Reserve(0, UINT64_MAX),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 2^47")));
+}
+
+TEST(OffloadScopeMisuseTest, NoSessionNoRecorderAndNoHeadAreNamed) {
+  EmuWorld world;
+  EXPECT_DEATH(OffloadScope{nullptr}, "OffloadScope needs a session");
+  EXPECT_DEATH(RecordScope{nullptr}, "RecordScope needs a recorder");
+  const torch::nn::Linear linear(4, 4);
+  const ModuleHeads heads = {.parts = {{"lm_head", nullptr}}};
+  EXPECT_THAT(ErrorOf([&] { const OffloadScope scope(world.session(), *linear, heads); }),
+              AllOf(HasSubstr("the head \"lm_head\" has no module"), HasSubstr("FindHeads")));
+  EXPECT_THAT(ErrorOf([&] {
+                FindHeads(*linear, {.name_patterns = {"liger", ""}});
+              }),
+              AllOf(HasSubstr("name_patterns has \"\""), HasSubstr("empty for none")));
+}
+
+TEST(ModuleMisuseTest, AWrapperOfNoModuleIsRefused) {
+  const torch::nn::Sequential none(nullptr);
+  const at::Tensor x = at::ones({1});
+  const struct {
+    const char* name;
+    std::function<void()> make;
+    const char* message;
+  } rows[] = {
+      {"Checkpoint", [&] { nn::Checkpoint{none}; }, "empty ModuleHolder"},
+      {"NoOffload", [&] { nn::NoOffload{none}; }, "empty ModuleHolder"},
+      {"Tapped", [] { nn::Tapped("layer", torch::nn::AnyModule()); }, "empty AnyModule"},
+      {"SequentialTaps", [&] { const SequentialTaps taps(none); }, "empty ModuleHolder"},
+      {"checkpoint_sequential", [&] { checkpoint_sequential(none, 1, x); }, "empty ModuleHolder"},
+  };
+  for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.make), HasSubstr(row.message)) << row.name;
+}
+
+TEST(WeightOffloaderMisuseTest, ANormThatIsNoneIsRefusedAndNoGradientChanges) {
+  EmuWorld world;
+  const torch::nn::Linear linear(4, 4);
+  const auto weights =
+      WeightOffloader::Attach(*linear, world.device(), world.backend(), {.tier = SmallTier()})
+          .value();
+  linear->forward(at::ones({2, 4}).to(world.device())).sum().backward();
+  for (const double norm : {-1.0, -kInfinity, kNaN}) {
+    EXPECT_THAT(ErrorOf([&] { weights->ClipGradNorm(norm); }),
+                AllOf(HasSubstr("ClipGradNorm to a norm of"), HasSubstr("at least 0")));
+  }
+  weights->WaitForGradients();
+  for (const at::Tensor& master : weights->host_parameters()) {
+    EXPECT_TRUE(master.grad().equal(at::ones_like(master) * 2));
+  }
+  EXPECT_GT(weights->ClipGradNorm(kInfinity), 0);
+}
+
+class AttributionMisuseTest : public ::testing::Test {
+ protected:
+  EmuWorld world_;
+  const std::shared_ptr<AttributionSession> session_ =
+      AttributionSession::Create(SmallTier(), world_.backend()).value();
+  const Tensors x_ = {at::ones({2, 3}).to(world_.device())};
+  const std::vector<std::string> layers_ = {"layer"};
+};
+
+TEST_F(AttributionMisuseTest, AnEmptyForwardFunctionIsRefusedByEachMethod) {
+  AttributionSession& session = *session_;
+  const Target first = Target::Class(0);
+  const AttributedForward none;
+  const struct {
+    const char* name;
+    std::function<void()> call;
+  } rows[] = {
+      {"ComputeLayerGradientsAndEval",
+       [&] { session.ComputeLayerGradientsAndEval(none, layers_, x_, first); }},
+      {"EvalLayers", [&] { session.EvalLayers(none, layers_, x_); }},
+      {"LayerActivation", [&] { LayerActivation(session, none, layers_, x_); }},
+      {"LayerGradientXActivation",
+       [&] { LayerGradientXActivation(session, none, layers_, x_, first); }},
+      {"LayerGradCam", [&] { LayerGradCam(session, none, layers_, x_, first); }},
+      {"Saliency", [&] { Saliency(session, none, x_, first); }},
+      {"InputXGradient", [&] { InputXGradient(session, none, x_, first); }},
+      {"IntegratedGradients", [&] { IntegratedGradients(session, none, x_, first); }},
+      {"LayerIntegratedGradients",
+       [&] { LayerIntegratedGradients(session, none, layers_, x_, first); }},
+      {"InternalInfluence", [&] { InternalInfluence(session, none, layers_, x_, first); }},
+      {"LayerConductance", [&] { LayerConductance(session, none, layers_, x_, first); }},
+      {"ConvergenceDelta", [&] { ConvergenceDelta(session, none, {}, x_, first); }},
+      {"LayerGradientShap", [&] { LayerGradientShap(session, none, layers_, x_, x_, first); }},
+  };
+  for (const auto& row : rows) {
+    EXPECT_THAT(ErrorOf(row.call), HasSubstr("the forward function is empty")) << row.name;
+  }
+}
+
+TEST_F(AttributionMisuseTest, TensorsThatAreUndefinedOrMissingAreRefused) {
+  AttributionSession& session = *session_;
+  const Target first = Target::Class(0);
+  const auto nothing = [](const Tensors&) { return at::Tensor(); };
+  const auto same = [](const Tensors& x) { return x[0]; };
+  const struct {
+    const char* name;
+    std::function<void()> call;
+    const char* message;
+  } rows[] = {
+      {"no output", [&] { Saliency(session, nothing, x_, first); },
+       "return one number per example"},
+      {"no inputs", [&] { Saliency(session, same, {}, first); }, "no input to attribute to"},
+      {"no inputs of a path", [&] { IntegratedGradients(session, same, {}, first); },
+       "no input to attribute to"},
+      {"an undefined input", [&] { Saliency(session, same, {at::Tensor()}, first); }, "input 0"},
+      {"an undefined input of a path",
+       [&] { IntegratedGradients(session, same, {at::Tensor()}, first); }, "input"},
+      {"nothing to concatenate", [&] { session.Concatenate({}); }, "no tensors to concatenate"},
+      {"an undefined target", [] { Target::Of(at::Tensor()); }, "a target is one integer"},
+      {"no targets", [&] { Saliency(session, same, x_, Target::PerExample({})); }, "0 targets"},
+      {"a class that there is not", [&] { Saliency(session, same, x_, Target::Class(3)); },
+       "out of range"},
+      {"no classes", [&] { Saliency(session, same, x_, Target::Index({})); }, "selects one"},
+  };
+  for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.call), HasSubstr(row.message)) << row.name;
+}
+
+TEST_F(AttributionMisuseTest, NoiseThatIsNoDeviationIsRefused) {
+  for (const double stdev : {-1.0, kInfinity, kNaN}) {
+    EXPECT_THAT(ErrorOf([&] { DrawShap(x_, 1, {.stdev = stdev}); }),
+                AllOf(HasSubstr("noise of stdev"), HasSubstr("finite and at least 0")));
+  }
+}
+
+}  // namespace hooks_misuse_test
+}  // namespace pinion::testing
