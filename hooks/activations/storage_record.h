@@ -132,6 +132,11 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
     return {scope, in_schedule.sequence};
   }
 
+  // The memory stays until the last handle is gone, as without offload.
+  bool IsKept() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+    return leaving.source() && !leaving.IsAwaited() && !leaving.Stays();
+  }
+
   // Of the storage that was saved.
   bool HoldsMemory() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return leaving.source() || in_parcel.HoldsMemory();

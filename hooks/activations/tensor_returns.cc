@@ -35,6 +35,7 @@ bool IsAway(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLoc
 BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
                                      absl::FunctionRef<std::string()> describe) {
   const BoundStream& stream = by.stream;
+  const bool is_captured = tier_.engine().IsCapturing(stream.native).value_or(false);
   for (;;) {
     Released released;  // let go of after the lock
     BytesOnDevice bytes;
@@ -45,6 +46,10 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
     bool was_ahead = false;
     {
       OffloadLock lock(state_);
+      TORCH_CHECK(!is_captured || record.IsKept(),
+                  "the stream captures a graph, and backward reads [", describe(),
+                  "], which Pinion offloads: replays would read memory that is free by ",
+                  "then. Capture its forward as well, or run the forward outside an OffloadScope.");
       parcel = record.in_parcel.parcel().get();
       is_cast_again = record.IsCastAgain();
       bytes = Find(record, released);
@@ -182,12 +187,6 @@ BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const Reading& by,
               describe(), "], cast from [", cast.Describe(),
               "]. Pinion casts the parameter once more instead of keeping the cast: change it "
               "after backward, or set OffloadOptions::cast_weights_again to false.");
-  // What a graph is captured of would be cast anew by each of its replays.
-  absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
-  ThrowIfError(capturing.ok() && *capturing
-                   ? absl::FailedPreconditionError("the stream captures a graph")
-                   : capturing.status(),
-               "casting a weight again");
   UseOnStream(cast.parameter().storage(), record.pack_stream, stream);
   const AllocationLabel label("weights cast again by Pinion");
   BytesOnDevice bytes;

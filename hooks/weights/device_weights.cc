@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
@@ -65,6 +66,8 @@ DeviceWeights::~DeviceWeights() {
 
 void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   const BoundStream stream(CurrentStream(device_));
+  const StreamInUse in_use(tier_->engine().device(), stream.native);
+  const bool is_captured = tier_->engine().IsCapturing(stream.native).value_or(false);
   const AllocatorBytes allocator =
       target_ != nullptr ? AllocatorBytesOf(device_) : AllocatorBytes();
   const VisitUse use = {.object = index,
@@ -80,6 +83,9 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
     MutexLock lock(state_.mu);
     const DeviceUnit& unit = state_.units[index];
     is_widened = unit.parts.is_widened;
+    TORCH_CHECK(!is_captured, "a graph is captured, and the weights of \"", unit.parts.name,
+                "\" visit: replays would read memory that is free by then. Run the model without "
+                "capturing it, or keep its weights on the device");
     TORCH_CHECK(!paused_, "the weights of \"", unit.parts.name,
                 "\" are used while WeightOffloader::Step changes weights on the host: run the "
                 "model before or after the step");

@@ -33,9 +33,11 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -43,6 +45,7 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr const char* kInPlaceMessage = "has been modified by an inplace operation";
@@ -303,6 +306,46 @@ TEST_F(OffloadRules, ACapturingStreamPassesThrough) {
   EXPECT_EQ(stats().kept_capturing, 1u);
   y.backward();
   EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({32, 32})));
+}
+
+// Without offload a retained graph keeps, for the graph's replays, what a captured backward reads.
+TEST_F(OffloadRules, ACapturedBackwardReadsNothingThatIsOffloaded) {
+  std::vector<std::string> errors;
+  const auto read_in_capture = [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+    EXPECT_TRUE(world_.Synchronize().ok());
+    const StreamHandle stream = world_.machine().default_stream(0);
+    EXPECT_TRUE(world_.machine().SetCapturing(stream, true).ok());
+    errors.push_back(ErrorOf([&] { unpack(); }));
+    EXPECT_TRUE(world_.machine().SetCapturing(stream, false).ok());
+    return grad;
+  };
+  const at::Tensor weight = at::ones({64, 64}, at::TensorOptions(world_.device()));
+  weight.requires_grad_(true);
+  for (const uint64_t window_bytes : {1, 1 << 20}) {
+    OffloadOptions options = SmallWindows(window_bytes);
+    options.prefetch_window_bytes = kMiB;
+    const auto session = world_.NewSession(options);
+    at::Tensor y;
+    {
+      const OffloadScope scope(session);
+      y = Probe(carrier_, {weight}, read_in_capture);
+      y = Probe(y, {activation({64, 64})}, read_in_capture);
+      y = Observe(y, {activation({64, 64})}, &seen_);
+    }
+    y.backward({}, /*retain_graph=*/true);
+    const OffloadStats stats = session->GetStats();
+    EXPECT_EQ(stats.reused_on_device, window_bytes == 1 ? 1u : 2u) << "the test's premise";
+    EXPECT_EQ(stats.prefetch_hits, 0u);
+  }
+  at::Tensor y;
+  {
+    const OffloadScope scope(world_.session());
+    y = Probe(carrier_, {activation({64, 64})}, read_in_capture);
+    y.backward({}, /*retain_graph=*/true);
+  }
+  constexpr const char* kRefused = "Capture its forward as well";
+  EXPECT_THAT(errors, ElementsAre(HasSubstr(kRefused), "no error", HasSubstr(kRefused), "no error",
+                                  HasSubstr(kRefused)));
 }
 
 // --- Identity ---

@@ -38,7 +38,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -806,6 +808,24 @@ TEST_F(WeightOffloaderTest, UnderAutocastTheCastsAreMadeOfVisitors) {
         SameBytes(weights->host_parameters()[i].grad(), plain->parameters()[i].grad().cpu()))
         << i;
   }
+}
+
+// Replays would read weights that may have left the device.
+TEST_F(WeightOffloaderTest, AForwardThatIsCapturedIsRefused) {
+  Net net(3);
+  const auto weights = Attach(*net, /*window_bytes=*/kMiB);
+  const c10::Stream side = world_.NewStream();
+  const c10::StreamGuard guard(side);
+  const StreamHandle stream(side.native_handle());
+  const Tensor x = X();
+  const at::NoGradGuard no_grad;
+  net->forward(x);
+  ASSERT_TRUE(world_.Synchronize().ok());
+  ASSERT_TRUE(world_.machine().SetCapturing(stream, true).ok());
+  const std::string error = ErrorOf([&] { net->forward(x); });
+  ASSERT_TRUE(world_.machine().SetCapturing(stream, false).ok());
+  EXPECT_THAT(error, HasSubstr("a graph is captured, and the weights of \"blocks.0\" visit"));
+  EXPECT_TRUE(SameBytes(net->forward(x).cpu(), net->forward(x).cpu()));
 }
 
 TEST_F(WeightOffloaderTest, AnotherStreamMayUseWhatOneHasFetched) {
