@@ -14,6 +14,7 @@
 #include "pinion/engine/link/link_meter.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/link_curve.h"
+#include "pinion/programs/command_line.h"
 
 namespace pinion {
 namespace {
@@ -79,7 +80,10 @@ class Run {
     }
     RunLatencies();
     workspaces_.clear();
-    for (size_t column = 0; column < devices_.size(); ++column) Calibrate(column);
+    for (size_t column = 0; column < devices_.size() && StopSignal() == 0; ++column) {
+      Calibrate(column);
+    }
+    if (StopSignal() != 0) WaiveTheRest();
     return std::move(result_);
   }
 
@@ -121,7 +125,7 @@ class Run {
       if (!Wanted(spec.name)) continue;
       if (!near && (spec.bidirectional || spec.all_devices)) continue;
       CaseResult& result = CaseOf(spec);
-      if (result.status == CaseStatus::kError) continue;
+      if (result.status == CaseStatus::kError || StopSignal() != 0) continue;
       progress_(absl::StrCat(spec.name, ", ", where));
       Series series;
       series.column = static_cast<int>(column);
@@ -135,10 +139,10 @@ class Run {
       if (ran.ok()) ran = Sweep(spec, workspace, series);
       const absl::Status cleared = workspace.meter().ClearTraffic();
       if (ran.ok()) ran = cleared;
-      if (ran.ok()) {
-        result.series.push_back(std::move(series));
-      } else {
+      if (!ran.ok()) {
         Fail(result, ran);
+      } else if (!series.points.empty()) {
+        result.series.push_back(std::move(series));
       }
     }
   }
@@ -182,7 +186,7 @@ class Run {
     if (spec.all_devices) sizes = {std::min(kAllDevicesBytes, options_.max_bytes)};
     std::vector<CopyTime> medians;
     for (const uint64_t size_bytes : sizes) {
-      if (size_bytes > workspace.size_bytes()) break;
+      if (size_bytes > workspace.size_bytes() || StopSignal() != 0) break;
       PINION_ASSIGN_OR_RETURN(const SizePoint point,
                               MeasurePoint(workspace, spec.direction, size_bytes));
       series.points.push_back(point);
@@ -202,7 +206,17 @@ class Run {
     return SizePoint{size_bytes, plan.copies, Summarize(std::move(us))};
   }
 
+  void WaiveTheRest() {
+    result_.warnings.push_back("stopped by a signal: what is here was measured until then");
+    for (CaseResult& result : result_.cases) {
+      if (result.status == CaseStatus::kError || !result.series.empty()) continue;
+      result.status = CaseStatus::kWaived;
+      result.reason = "stopped by a signal";
+    }
+  }
+
   void RunLatencies() {
+    if (StopSignal() != 0) return;
     if (Wanted(kCeLatency)) {
       CaseResult& result = AddCase(kCeLatency,
                                    "memcpy CE latency of one copy, CPU -> GPU(column) in row 0, "

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -26,6 +25,7 @@
 #include "pinion/bench/gnuplot.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/nvbandwidth_json.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
 
@@ -114,6 +114,7 @@ absl::Status Main() {
   const BandwidthOptions options = OptionsFromFlags(modelled);
   PINION_RETURN_IF_ERROR(options.Validate());
 
+  StopBySignal();
   BandwidthResult result = RunBandwidth(opened.devices, options, [](const std::string& what) {
     std::cerr << "measuring " << what << std::endl;
   });
@@ -146,8 +147,9 @@ int main(int argc, char** argv) {
     }
     pointers.push_back(argument.data());
   }
-  absl::ParseCommandLine(argc, pointers.data());
+  pinion::ParseFlags(argc, pointers.data());
   absl::Status status = pinion::EnterWorkingDirectory();
   if (status.ok()) status = pinion::Main();
-  return pinion::ExitCode("bandwidth", status);
+  const int exit_code = pinion::ExitCode("bandwidth", status);
+  return pinion::StopSignal() == 0 ? exit_code : 128 + pinion::StopSignal();
 }

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -44,6 +43,7 @@
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/programs/accelerator.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/run_options.h"
 #include "pinion/programs/working_directory.h"
@@ -283,7 +283,7 @@ absl::Status Run(const std::vector<char*>& arguments) {
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv, pinion::PrintHelp);
   absl::SetProgramUsageMessage("what copies cost through the engine; see --help");
-  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
   absl::Status status = pinion::EnterWorkingDirectory();
   if (status.ok()) status = pinion::Run(arguments);
   return pinion::ExitCode("engine_bench", status);

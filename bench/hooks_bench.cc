@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -42,6 +41,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
 
@@ -261,7 +261,7 @@ void PrintHelp() {
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv, pinion::PrintHelp);
   absl::SetProgramUsageMessage("what a saved tensor costs the host; see --help");
-  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
   absl::Status status = pinion::EnterWorkingDirectory();
   if (status.ok()) status = pinion::Run(arguments);
   return pinion::ExitCode("hooks_bench", status);

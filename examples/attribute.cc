@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -42,6 +42,7 @@
 #include "pinion/examples/heat_map.h"
 #include "pinion/examples/png_file.h"
 #include "pinion/programs/accelerator.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/parse_bytes.h"
 #include "pinion/programs/working_directory.h"
@@ -91,7 +92,12 @@ absl::StatusOr<Flags> ReadFlags() {
     PINION_ASSIGN_OR_RETURN(flags.explain.memory_limit_bytes,
                             ParseBytes("--memory_limit", limit, kUnlimited));
   }
-  PINION_RETURN_IF_ERROR(CheckWritable(absl::GetFlag(FLAGS_out)));
+  const std::string out = absl::GetFlag(FLAGS_out);
+  if (!absl::EndsWith(out, ".png")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--out=", out, " does not end in .png, which is what is written"));
+  }
+  PINION_RETURN_IF_ERROR(CheckWritable(out));
   const std::string checkpoint = absl::GetFlag(FLAGS_checkpoint);
   if (!checkpoint.empty()) PINION_RETURN_IF_ERROR(CheckWritable(checkpoint));
   return flags;
@@ -226,7 +232,7 @@ absl::Status Attribute(const std::vector<char*>& arguments) {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("shows which parts of a digit speak for what a network reads");
-  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
   absl::Status status = pinion::EnterWorkingDirectory();
   try {
     if (status.ok()) status = pinion::Attribute(arguments);

@@ -72,6 +72,19 @@ std::string Row(const ComparedRun& run, const RunResult& reference) {
                          is_reference || is_incomparable ? "-" : Verdict(run.bit_identical));
 }
 
+// Means of ten steps, where ten and ten others are there; else the first step and the last.
+std::string LossText(const std::vector<float>& losses) {
+  constexpr size_t kSteps = 10;
+  if (losses.size() < 2 * kSteps) {
+    return absl::StrFormat("loss     %.4f in the first step, %.4f in the last of %d\n",
+                           losses.front(), losses.back(), losses.size());
+  }
+  const auto mean = [](auto begin) { return std::accumulate(begin, begin + kSteps, 0.0) / kSteps; };
+  const double first = mean(losses.begin()), last = mean(losses.end() - kSteps);
+  return absl::StrFormat("loss     %.4f in the first %d steps, %.4f in the last: %.0f %% lower\n",
+                         first, kSteps, last, 100 * (1 - last / first));
+}
+
 }  // namespace
 
 std::string PeakAndBound(const RunResult& visiting, const RunResult& resident) {
@@ -110,14 +123,7 @@ std::string HeaderText(const RunOptions& options, const std::string& device, con
 }
 
 std::string SummaryText(const RunOptions& options, const RunResult& result, bool modelled) {
-  const size_t count = std::min<size_t>(10, result.losses.size());
-  const auto mean = [count](auto first) {
-    return std::accumulate(first, first + count, 0.0) / count;
-  };
-  const double first = mean(result.losses.begin()), last = mean(result.losses.end() - count);
-  std::string summary =
-      absl::StrFormat("loss     %.4f in the first %d steps, %.4f in the last: %.0f %% lower\n",
-                      first, count, last, 100 * (1 - last / first));
+  std::string summary = LossText(result.losses);
   absl::StrAppendFormat(
       &summary, "memory   device peak %s%s; %s pinned on the host, in segments\n",
       HumanBytes(result.peak_device_bytes),
@@ -125,11 +131,18 @@ std::string SummaryText(const RunOptions& options, const RunResult& result, bool
           ? absl::StrCat(", of which activations ", HumanBytes(*result.peak_activation_bytes))
           : "",
       HumanBytes(result.pinned_host_bytes));
-  absl::StrAppendFormat(
-      &summary, "step     %.2f ms%s%s with --offload=%s; %.0f tokens/s (wall)\n", result.step_ms,
-      modelled ? " (modelled)" : "",
-      result.stall_ms ? absl::StrFormat(", %.2f ms stalled on the link", *result.stall_ms) : "",
-      OffloadModeName(options.offload), result.tokens_per_s);
+  if (result.measured_steps == 0) {
+    absl::StrAppendFormat(&summary,
+                          "step     not measured: the first %d steps are warm-up; use --steps=%d "
+                          "or more\n",
+                          kWarmupSteps, 2 * kWarmupSteps);
+  } else {
+    absl::StrAppendFormat(
+        &summary, "step     %.2f ms%s%s with --offload=%s; %.0f tokens/s (wall)\n", result.step_ms,
+        modelled ? " (modelled)" : "",
+        result.stall_ms ? absl::StrFormat(", %.2f ms stalled on the link", *result.stall_ms) : "",
+        OffloadModeName(options.offload), result.tokens_per_s);
+  }
   // The last plan's first line; --explain writes all of it.
   if (!result.plan.empty()) {
     absl::StrAppend(&summary, "plan     ", result.plan.substr(0, result.plan.find('\n')), "\n");
@@ -215,12 +228,16 @@ std::string ToJson(const std::vector<ComparedGroup>& groups) {
       json["peak_activation_bytes"] = OrNull(result.peak_activation_bytes);
       json["two_layers_bytes"] =
           run.offload_weights ? nlohmann::ordered_json(result.two_layers_bytes) : nullptr;
-      json["step_ms"] = result.step_ms;
+      const auto measured = [&result](const auto& value) {
+        return result.measured_steps > 0 ? nlohmann::ordered_json(value) : nullptr;
+      };
+      json["measured_steps"] = result.measured_steps;
+      json["step_ms"] = measured(result.step_ms);
       json["stall_ms"] = OrNull(result.stall_ms);
-      json["bytes_moved"] = result.bytes_moved;
-      json["tokens_per_s"] = result.tokens_per_s;
-      json["pin_calls_after_warmup"] = result.pin_calls_after_warmup;
-      json["pack_unpack_us"] = result.pack_unpack_us;
+      json["bytes_moved"] = measured(result.bytes_moved);
+      json["tokens_per_s"] = measured(result.tokens_per_s);
+      json["pin_calls_after_warmup"] = measured(result.pin_calls_after_warmup);
+      json["pack_unpack_us"] = measured(result.pack_unpack_us);
       json["bit_identical"] = OrNull(run.bit_identical);
       json["repeats_itself"] = OrNull(run.repeats_itself);
       runs.push_back(std::move(json));

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -37,6 +36,7 @@
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
 #include "pinion/programs/accelerator.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt_config.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/parse_bytes.h"
@@ -279,6 +279,7 @@ absl::Status RunComparison(const RunOptions& options, const TextData& text, bool
 }
 
 absl::Status RunOnce(const RunOptions& options, const TextData& text, bool modelled) {
+  StopBySignal();
   RunResult result;
   {
     ProgressPrinter printer(stdout, modelled);
@@ -297,9 +298,18 @@ absl::Status RunOnce(const RunOptions& options, const TextData& text, bool model
   group.runs.push_back({options.offload, options.model.checkpoint_blocks, options.offload_weights,
                         result, std::nullopt, std::nullopt});
   PINION_RETURN_IF_ERROR(WriteJson({std::move(group)}));
+  if (StopSignal() != 0) {
+    absl::PrintF("stopped  by a signal, after step %d of %d\n", result.losses.size(),
+                 options.steps);
+    return absl::OkStatus();
+  }
   // Last: it trains once more.
   if (options.offload_weights) PrintBound(options, result, text);
-  return absl::OkStatus();
+  if (result.steps_over_target == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "--memory_target=", absl::GetFlag(FLAGS_memory_target), " was not kept: ",
+      result.steps_over_target, " of ", result.measured_steps, " steps had more on the device, ",
+      HumanBytes(result.most_bytes_over_target), " at the most"));
 }
 
 absl::Status TrainGpt(const std::vector<char*>& arguments) {
@@ -353,10 +363,10 @@ absl::Status TrainGpt(const std::vector<char*>& arguments) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "trains a GPT on a text with its activations offloaded to host memory");
-  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
   absl::Status status = pinion::EnterWorkingDirectory();
   if (status.ok()) status = pinion::TrainGpt(arguments);
-  if (status.ok()) return 0;
+  if (status.ok()) return pinion::StopSignal() == 0 ? 0 : 128 + pinion::StopSignal();
   std::fprintf(stderr, "train_gpt: %s\n", std::string(status.message()).c_str());
   return 1;
 }

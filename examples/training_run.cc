@@ -29,6 +29,7 @@
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/programs/accelerator.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt_config.h"
 #include "pinion/programs/run_options.h"
 
@@ -87,9 +88,12 @@ class MeasuredRun {
         result_.gradient_fingerprints.push_back(TensorFingerprint(training_.all_gradients()));
       }
       if (progress) progress(Progress(before, after, loss, last_step));
+      if (StopSignal() != 0) break;
     }
 
-    const double measured = options_.steps - warmup;
+    const auto done = static_cast<int64_t>(result_.losses.size());
+    result_.measured_steps = std::max<int64_t>(done - kWarmupSteps, 0);
+    const auto measured = static_cast<double>(std::max<int64_t>(done - warmup, 1));
     result_.step_ms = total.now_ms / measured;
     if (total.stalled_ms) {
       result_.stall_ms = *total.stalled_ms / measured;
@@ -116,6 +120,10 @@ class MeasuredRun {
       result_.offloaded_bytes =
           (stats.offloaded_bytes - stats_after_warmup.offloaded_bytes) / measured;
       result_.offloaded_tensors = (stats.offloaded - stats_after_warmup.offloaded) / measured;
+      if (result_.measured_steps > 0) {
+        result_.steps_over_target = stats.steps_over_target - stats_after_warmup.steps_over_target;
+        result_.most_bytes_over_target = stats.most_bytes_over_target;
+      }
       result_.pinned_host_bytes = allocator.locked_bytes.peak;
       const int device = accelerator_.device().index();
       result_.plan = session_->Explain(device);
@@ -199,9 +207,15 @@ absl::Status CheckRun(const RunOptions& options, const TextData& text) {
   }
   if (options.offload_weights) return absl::OkStatus();
   const uint64_t persistent_bytes = PersistentBytes(options.model);
-  if (options.device_memory_bytes < persistent_bytes) {
+  const struct {
+    const char* flag;
+    uint64_t bytes;
+  } limits[] = {{"--device_memory", options.device_memory_bytes},
+                {"--memory_target", options.memory_target_bytes.value_or(UINT64_MAX)}};
+  for (const auto& [flag, bytes] : limits) {
+    if (bytes >= persistent_bytes) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("--device_memory=", HumanBytes(options.device_memory_bytes),
+        absl::StrCat(flag, "=", HumanBytes(bytes),
                      " is too small: parameters, gradients and optimizer state alone take ",
                      HumanBytes(persistent_bytes)));
   }
@@ -227,10 +241,9 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
       offload.engine.trace = accelerator.trace();
       tier = {.allocator = offload.allocator, .engine = offload.engine};
       PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
-      // Measures the link, which takes memory of its own: none of the weights' target.
-      if (options.offload_weights && options.memory_target_bytes.has_value()) {
-        PINION_RETURN_IF_ERROR(session->Reserve(accelerator.device().index(), kMiB));
-      }
+      // Measures the link, which takes memory of its own: none of the run's.
+      PINION_RETURN_IF_ERROR(session->Reserve(accelerator.device().index(), kMiB));
+      accelerator.ResetPeak();
     }
     if (options.for_comparison && accelerator.device().is_cuda()) AskForRepeatableBits();
     GptTraining training(options, text, accelerator, session, steps_done);

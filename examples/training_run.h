@@ -53,7 +53,8 @@ struct RunResult {
   // ... and there: the two largest layers with their gradients, of which there are no more at once.
   uint64_t two_layers_bytes = 0;
 
-  // Means over the steps after warm-up (over all, where there are no more).
+  int64_t measured_steps = 0;  // after warm-up
+  // Means over them (over all, where there are none).
   double step_ms = 0;
   std::optional<double> compute_ms;  // for which operators ran
   std::optional<double> stall_ms;    // compute that only waited for a copy
@@ -72,11 +73,17 @@ struct RunResult {
   // bytes that really move included, is part of it.
   double pack_unpack_us = 0;
   uint64_t pinned_host_bytes = 0;
+  // Of a planned run after warm-up: steps that had more on the device than --memory_target, and how
+  // much more at the most.
+  uint64_t steps_over_target = 0;
+  uint64_t most_bytes_over_target = 0;
 };
 
 // InvalidArgument, naming the flag and the remedy, for options that Train would refuse.
 absl::Status CheckRun(const RunOptions& options, const TextData& text);
 
+// Ends early after a step in which a signal has come (programs/command_line.h).
+//
 // Bad options and files are InvalidArgument, NotFound or DataLoss. Running out of device memory is
 // ResourceExhausted with the report of who holds what; its first line stands alone.
 absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,

@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,6 +37,7 @@
 #include "pinion/bench/allocator/thread_turns.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/statistics.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/shared_data.h"
 #include "pinion/programs/working_directory.h"
@@ -403,7 +403,7 @@ absl::Status RunAll(const std::vector<char*>& arguments) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("Compares Pinion's allocator with its peers.");
   benchmark::Initialize(&argc, argv);
-  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
   using namespace pinion;
   absl::Status status = EnterWorkingDirectory();
   if (status.ok()) {

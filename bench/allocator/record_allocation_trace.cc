@@ -26,7 +26,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
@@ -34,6 +33,7 @@
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/offload_policy.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt.h"
 
 ABSL_FLAG(std::string, model, "gpt", "gpt, convnet or lstm");
@@ -211,7 +211,7 @@ void Record() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("Records the host blocks of a few training steps to stdout.");
-  absl::ParseCommandLine(argc, argv);
+  pinion::ParseFlags(argc, argv);
   pinion::Record();
   return 0;
 }

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,6 +25,7 @@
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/models_to_run.h"
 #include "pinion/bench/offload/offload_model.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
 
@@ -71,6 +71,6 @@ absl::Status Main() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("what attribution costs; docs/attribution_bench.md");
-  absl::ParseCommandLine(argc, argv);
+  pinion::ParseFlags(argc, argv);
   return pinion::ExitCode("attribution_bench", pinion::Main());
 }

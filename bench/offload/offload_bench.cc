@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -45,6 +44,7 @@
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
 
@@ -333,6 +333,6 @@ absl::Status Main() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("what offloading costs a step; docs/offload_bench.md");
-  absl::ParseCommandLine(argc, argv);
+  pinion::ParseFlags(argc, argv);
   return pinion::ExitCode("offload_bench", pinion::Main());
 }

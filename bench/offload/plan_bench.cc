@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -41,6 +40,7 @@
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/target_schedule.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
 
@@ -298,7 +298,7 @@ void PrintHelp() {
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv, pinion::PrintHelp);
   absl::SetProgramUsageMessage("what planning a step costs; see --help");
-  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
   absl::Status status = pinion::EnterWorkingDirectory();
   if (status.ok()) status = pinion::Run(arguments);
   return pinion::ExitCode("plan_bench", status);

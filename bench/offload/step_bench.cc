@@ -27,7 +27,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +39,7 @@
 #include "pinion/bench/statistics.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/programs/accelerator.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt.h"
 #include "pinion/programs/gpt_config.h"
 #include "pinion/programs/output_file.h"
@@ -299,7 +299,7 @@ absl::Status Main() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("what offloading costs a step on a device; docs/offload_bench.md");
-  absl::ParseCommandLine(argc, argv);
+  pinion::ParseFlags(argc, argv);
   absl::Status status;
   try {
     status = pinion::Main();

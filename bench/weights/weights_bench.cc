@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -28,6 +27,7 @@
 #include "pinion/bench/goals.h"
 #include "pinion/bench/presets_to_run.h"
 #include "pinion/bench/weights/weights_case.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
 
@@ -198,6 +198,6 @@ absl::Status Main() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("what weights that visit the device cost; docs/weights_bench.md");
-  absl::ParseCommandLine(argc, argv);
+  pinion::ParseFlags(argc, argv);
   return pinion::ExitCode("weights_bench", pinion::Main());
 }

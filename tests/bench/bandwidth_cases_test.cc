@@ -2,9 +2,13 @@
 
 #include "pinion/bench/bandwidth_cases.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,10 +21,12 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/bench/bandwidth_result.h"
+#include "pinion/bench/bandwidth_text.h"
 #include "pinion/bench/bench_devices.h"
 #include "pinion/bench/goals.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -139,6 +145,30 @@ TEST_P(BandwidthPresetTest, OneSmallCopyTakesTheFixedCost) {
 
 INSTANTIATE_TEST_SUITE_P(Presets, BandwidthPresetTest, ::testing::ValuesIn(PresetNames()),
                          [](const auto& info) { return info.param; });
+
+// In a process of its own, which the signal is for.
+TEST(BandwidthDeathTest, WhatWasMeasuredBeforeASignalIsReportedAndTheRestIsWaived) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        StopBySignal();
+        const BenchDevices opened = Emulated("h100_pcie5", 1);
+        const BandwidthResult result =
+            RunBandwidth(opened.devices,
+                         SmallOptions({"host_to_device_memcpy_ce", "device_to_host_memcpy_ce",
+                                       "host_device_latency_ce"}),
+                         [](const std::string& what) {
+                           if (what.rfind("device_to_host", 0) == 0) raise(SIGINT);
+                         });
+        std::cerr << BandwidthText(result);
+        const CaseResult* const first = result.Find("host_to_device_memcpy_ce");
+        const CaseResult* const second = result.Find("device_to_host_memcpy_ce");
+        const bool is_right = first->status == CaseStatus::kPassed && !first->series.empty() &&
+                              second->status == CaseStatus::kWaived && second->series.empty();
+        std::_Exit(is_right ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "stopped by a signal");
+}
 
 TEST(BandwidthCasesTest, PageableMemoryReachesWhatItsModelSays) {
   const BandwidthResult result =

@@ -303,6 +303,7 @@ TEST_F(AttributeTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
       {"--n_steps=0", "--n_steps=0"},
       {"--memory_limit=lots", "--memory_limit=lots"},
       {"--out=/no/such/directory/out.png", "/no/such/directory/out.png"},
+      {"--out=picture.jpg", "--out=picture.jpg does not end in .png"},
       {"--resume=" + Path("strange"), "has no tensor model."},
       {"stray", "stray"},
   };

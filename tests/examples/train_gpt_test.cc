@@ -86,6 +86,7 @@ TEST_F(TrainGptTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
       {"--steps=0", "--steps=0"},
       {"--device_memory=1MiB", "optimizer state alone take"},
       {"--device_memory=lots", "--device_memory=lots"},
+      {"--memory_target=12", "--memory_target=12 B is too small: parameters"},
       {"--steps=many", "many"},
       {"--no_such_flag", "no_such_flag"},
       {"stray", "stray"},
@@ -145,6 +146,63 @@ TEST_F(TrainGptTest, WithOffloadTheDefaultLimitSufficesForTheSameLosses) {
   ASSERT_EQ(
       Tiny("--steps=4 --offload=none --device_memory=unlimited --json=" + unlimited).exit_code, 0);
   EXPECT_EQ(Runs(limited)[0]["losses"], Runs(unlimited)[0]["losses"]);
+}
+
+TEST_F(TrainGptTest, AskingForHelpIsNoError) {
+  const ProgramOutcome outcome = Run("--help");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, HasSubstr("--memory_target"));
+}
+
+// Its steps are those that pin host memory, measure the link and are recorded.
+TEST_F(TrainGptTest, ARunThatIsAllWarmUpReportsNoTimeOfAStep) {
+  const ProgramOutcome warm_up = Tiny("--steps=5 --json=" + directory_ + "/json");
+  ASSERT_EQ(warm_up.exit_code, 0) << warm_up.err;
+  EXPECT_THAT(warm_up.out, AllOf(HasSubstr("not measured: the first 5 steps are warm-up"),
+                                 HasSubstr("in the last of 5\n"), Not(HasSubstr("lower")),
+                                 Not(HasSubstr("stalled"))));
+  EXPECT_EQ(Runs(directory_ + "/json")[0]["measured_steps"], 0);
+  for (const char* const time : {"step_ms", "tokens_per_s", "bytes_moved"}) {
+    EXPECT_TRUE(Runs(directory_ + "/json")[0][time].is_null()) << time;
+  }
+  const ProgramOutcome steady = Tiny("--steps=6 --json=" + directory_ + "/json");
+  ASSERT_EQ(steady.exit_code, 0) << steady.err;
+  EXPECT_THAT(steady.out, HasSubstr("stalled on the link"));
+  EXPECT_EQ(Runs(directory_ + "/json")[0]["measured_steps"], 1);
+}
+
+TEST_F(TrainGptTest, ThePeakIsTheRunsAndNotThatOfMeasuringTheLink) {
+  const std::string path = directory_ + "/json";
+  ASSERT_EQ(Tiny("--layers=2 --steps=1 --device_memory=unlimited --json=" + path).exit_code, 0);
+  EXPECT_LT(Runs(path)[0]["peak_device_bytes"], 16 << 20) << "what measuring borrows";
+}
+
+TEST_F(TrainGptTest, ATargetThatIsNotKeptIsAnErrorOnceAllIsWritten) {
+  const ProgramOutcome outcome = Tiny(
+      "--steps=8 --device_memory=unlimited --memory_target=14MiB --json=" + directory_ + "/json");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("--memory_target=14MiB was not kept"));
+  EXPECT_THAT(outcome.out, HasSubstr("step 8/8"));
+  EXPECT_EQ(Runs(directory_ + "/json")[0]["losses"].size(), 8u);
+}
+
+TEST_F(TrainGptTest, ASignalEndsTheRunAfterTheStepAndAllIsWritten) {
+  for (const auto& [signal, exit_code] : std::map<std::string, int>{{"INT", 130}, {"TERM", 143}}) {
+    SCOPED_TRACE(signal);
+    const std::string program =
+        absl::StrCat("examples/train_gpt --device=emu:0 --size=tiny --steps=1000000 --text=", text_,
+                     " --json=", directory_, "/json --trace=", directory_,
+                     "/trace --checkpoint=", directory_, "/checkpoint");
+    const ProgramOutcome outcome = RunProgram(absl::StrCat(
+        "{ ", program, " > ", directory_, "/log & id=$!; until grep -q loss ", directory_,
+        "/log || ! kill -0 $id; do sleep 0.1; done; kill -", signal, " $id; wait $id; }"));
+    EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
+    EXPECT_THAT(FileContents(directory_ + "/log"), HasSubstr("stopped  by a signal, after step "));
+    EXPECT_GE(Runs(directory_ + "/json")[0]["losses"].size(), 1u);
+    EXPECT_FALSE(nlohmann::json::parse(FileContents(directory_ + "/trace")).empty());
+    EXPECT_EQ(Tiny(absl::StrCat("--steps=1 --resume=", directory_, "/checkpoint")).exit_code, 0);
+    std::filesystem::remove(directory_ + "/json");
+  }
 }
 
 // The claims that the comparison is there to make, on its default model; of half the batch, for
