@@ -90,15 +90,8 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
     if (tier_ == nullptr) return absl::OkStatus();  // nothing will be kept
-    const auto index = static_cast<c10::DeviceIndex>(device_index);
-    if (index != device_index || index < 0) {
-      return absl::NotFoundError(absl::StrCat(
-          "there is no device ", c10::DeviceTypeName(device_type_, /*lower_case=*/true), ":",
-          device_index, ": devices are numbered from 0, and LibTorch has at most 128"));
-    }
-    if (FindOffloader(device_index) == nullptr) {
-      PINION_RETURN_IF_ERROR(SetUp(c10::Device(device_type_, index)).status());
-    }
+    PINION_ASSIGN_OR_RETURN(const c10::Device device, NumberedDevice(device_type_, device_index));
+    if (FindOffloader(device_index) == nullptr) PINION_RETURN_IF_ERROR(SetUp(device).status());
     return tier_->pool().Reserve(size_bytes);
   }
 

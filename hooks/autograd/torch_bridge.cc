@@ -42,6 +42,14 @@ void ThrowIfError(const absl::Status& status, const char* doing) {
   TORCH_CHECK(false, text);
 }
 
+absl::StatusOr<c10::Device> NumberedDevice(c10::DeviceType type, int number) {
+  const auto index = static_cast<c10::DeviceIndex>(number);
+  if (index == number && index >= 0) return c10::Device(type, index);
+  return absl::NotFoundError(
+      absl::StrCat("there is no device ", c10::DeviceTypeName(type, /*lower_case=*/true), ":",
+                   number, ": devices are numbered from 0, and LibTorch has at most 128"));
+}
+
 absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name) {
   try {
     const c10::Device device(type_name);

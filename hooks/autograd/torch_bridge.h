@@ -30,8 +30,11 @@ namespace pinion {
 void ThrowIfError(const absl::Status& status, const char* doing);
 
 // "cuda" and "emu" by name, so that hooks depends on neither. InvalidArgument where LibTorch knows
-// no such type.
+// no such type of accelerator.
 absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name);
+
+// NotFound for a number that LibTorch has no index for.
+absl::StatusOr<c10::Device> NumberedDevice(c10::DeviceType type, int number);
 
 c10::Stream CurrentStream(c10::Device device);
 StreamHandle NativeStream(const c10::Stream& stream);
