@@ -272,6 +272,21 @@ TEST(SegmentChoice, AMixThatMakesTheStepShorterTakesItsPlace) {
   EXPECT_THAT(known.all().front()->mix(), IsEmpty()) << "one try is enough";
 }
 
+// An update behind the last micro-batch, for example.
+TEST(SegmentChoice, WhatATrialDoesBehindItsLastUseSaysNothingOfItsMix) {
+  const KnownPtr with = Known({1}, 90, {false, true}, {0});
+  StepRecord step = with->step();
+  step.stretches.back().compute_us += 1000;
+  SegmentChoice choice;
+  KnownSteps known;
+  choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), known);
+  TryMix(choice, known,
+         std::make_shared<const KnownStep>(
+             std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = 1090}));
+  ASSERT_THAT(known.all(), SizeIs(1));
+  EXPECT_EQ(known.all().front()->plan().step_us, 1090);
+}
+
 TEST(SegmentChoice, AMixThatDoesNotIsForgottenAndNotTriedAgain) {
   const absl::Status shortfall = absl::ResourceExhaustedError("too little");
   for (const KnownPtr& with :
