@@ -753,19 +753,21 @@ TEST_F(TargetScheduleOfAGroup, InAGraphThatIsKeptItDoesNotStayForTheNextBackward
   EXPECT_FALSE(schedule_.StaysFetched(parcel_));
 }
 
-// Two parcels that were fetched ahead; the last reader and the first one share one of them.
+// Two parcels that were fetched ahead. The last reader and the first one share one of them.
 TEST(TargetSchedule, AParcelThatWasFetchedAheadStaysAsLongAsItsFirstReaderNeeds) {
   TargetSchedule schedule(Within(8 * kSize));
+  StepRecord step = Chain({1, 2, 3, 4, 5});
+  step.uses = {0, 1, 2, 3, 4, 4, 3, 1, 2, 0};
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 9},
-                                       {.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 8},
-                                       {.object = 2, .drop_at = 3, .fetch_at = 5, .read_at = 7}}));
+      Planned(std::move(step), {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 9},
+                                {.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 7},
+                                {.object = 2, .drop_at = 3, .fetch_at = 5, .read_at = 8}}));
   constexpr ScopeId kScope = 1;
   constexpr int64_t kBackward = 5;
   for (const uint64_t signature : {1, 2, 3}) schedule.OnSaved(kScope, {kSize, signature});
   ScheduledParcel outer, middle;
   for (auto& [parcel, objects] :
-       {std::pair<ScheduledParcel&, std::vector<uint32_t>>(outer, {0, 2}), {middle, {1}}}) {
+       {std::pair<ScheduledParcel&, std::vector<uint32_t>>(outer, {0, 1}), {middle, {2}}}) {
     parcel.place = {kScope, objects.back() + 1};
     parcel.size_bytes = objects.size() * kSize;
     parcel.objects.assign(objects.begin(), objects.end());
