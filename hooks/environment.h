@@ -1,4 +1,5 @@
 // Switches in the environment, which work without a rebuild: PINION_DISABLE=1, PINION_VERIFY=1.
+// And one of CUDA's own that slows offload down.
 // "true" and "yes" say the same as 1; "0", "false" and "no" that a switch is off.
 //
 // What is on is named in the log of each session, since a switch that somebody forgot looks like a
@@ -33,15 +34,22 @@ inline std::string SwitchNotUnderstood() {
   return "";
 }
 
-// The switches that are on and what they do, for people; empty without any.
-inline std::string SwitchesThatAreOn() {
+// What is on, for a session on such a device, and what it does, for people; empty without any.
+inline std::string SwitchesThatAreOn(const std::string& device_type = "") {
   // Where nothing is offloaded, nothing is checked.
   if (SwitchedOnByEnvironment("PINION_DISABLE")) return "PINION_DISABLE=1 (nothing is offloaded)";
+  std::string on;
   if (SwitchedOnByEnvironment("PINION_VERIFY")) {
-    return "PINION_VERIFY=1 (what comes back is checked, which waits for the device: steps take "
-           "longer)";
+    on = "PINION_VERIFY=1 (what comes back is checked, which waits for the device: steps take "
+         "longer)";
   }
-  return "";
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (device_type == "cuda" && connections != nullptr && std::string(connections) == "1") {
+    on += std::string(on.empty() ? "" : " and ") +
+          "CUDA_DEVICE_MAX_CONNECTIONS=1 (copies and kernels may wait for each other: unset it, "
+          "unless your parallelism needs it)";
+  }
+  return on;
 }
 
 }  // namespace pinion

@@ -315,7 +315,7 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
     std::shared_ptr<PinnedAllocator> allocator) {
   PINION_RETURN_IF_ERROR(options.Validate());
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType device_type, DeviceTypeOf(backend.type_name));
-  if (const std::string on = SwitchesThatAreOn(); !on.empty()) {
+  if (const std::string on = SwitchesThatAreOn(backend.type_name); !on.empty()) {
     PINION_LOG(kWarning) << "a session for " << backend.type_name << " begins with " << on;
   }
   if (const std::string unclear = SwitchNotUnderstood(); !unclear.empty()) {

@@ -1,0 +1,26 @@
+#include "pinion/hooks/environment.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace pinion::testing {
+namespace environment_test {
+
+// Launchers of Megatron's kind set it. NVIDIA has seen that it halves what overlap gains
+// (NVIDIA/Megatron-LM#6311).
+TEST(Environment, ASingleConnectionOfCudaIsNamedToSessionsOnCuda) {
+  for (const char* value : {"1", "8"}) {
+    ASSERT_EQ(setenv("CUDA_DEVICE_MAX_CONNECTIONS", value, 1), 0);
+    const std::string cuda = SwitchesThatAreOn("cuda"), emu = SwitchesThatAreOn("emu");
+    ASSERT_EQ(unsetenv("CUDA_DEVICE_MAX_CONNECTIONS"), 0);
+    EXPECT_EQ(cuda.find("CUDA_DEVICE_MAX_CONNECTIONS=1") != std::string::npos,
+              std::string(value) == "1");
+    EXPECT_EQ(emu, "");
+  }
+  EXPECT_EQ(SwitchesThatAreOn("cuda"), "");
+}
+
+}  // namespace environment_test
+}  // namespace pinion::testing
