@@ -63,7 +63,7 @@ void KnownSteps::OnBegin() {
 }
 
 void KnownSteps::OnEnd(const KnownStep* ran) {
-  if (last_ != nullptr && ran != nullptr) after_[last_] = ran;
+  after_[last_] = ran;
   last_ = ran;
 }
 

@@ -497,5 +497,19 @@ TEST(KnownSteps, TheStepThatCameNextTheLastTimeIsLookedAtFirst) {
   EXPECT_EQ(run(a), a);
 }
 
+TEST(KnownSteps, WhatCameAfterAStepThatNobodyKnowsIsLookedAtFirstAfterAnother) {
+  KnownSteps known;
+  const KnownPtr a = Known({1}, 10), b = Known({2}, 20);
+  for (const KnownPtr& step : {a, b}) known.Learn(step);
+  for (const KnownPtr& step : {KnownPtr(), a, b, KnownPtr()}) {
+    known.OnBegin();
+    known.Find([&](const KnownStep& one) { return &one == step.get(); });
+    known.OnEnd(step.get());
+  }
+  ASSERT_EQ(known.all().front(), b);
+  known.OnBegin();
+  EXPECT_EQ(known.all().front(), a);
+}
+
 }  // namespace
 }  // namespace pinion::testing
