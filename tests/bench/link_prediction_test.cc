@@ -19,6 +19,7 @@
 #include "pinion/engine/link/link_meter.h"
 #include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/link_curve.h"
+#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -46,7 +47,8 @@ class LinkPredictionTest : public ::testing::TestWithParam<std::string> {
     all_ = {host_.data, device_->Allocate(kAllBytes, meter_->stream()).value(), kAllBytes};
     ASSERT_THAT(meter_->Settle(), testing::IsOk());
     meter_->SetGate(all_.Part(0, kGateBytes));
-    const std::shared_ptr<PinnedAllocator> allocator = PinnedAllocator::Create({}, source_).value();
+    const std::shared_ptr<PinnedAllocator> allocator =
+        PinnedAllocator::Create({}, source_, testing::FakeHost().Probe()).value();
     link_ = CalibrateLink(*device_, *allocator).value();
   }
 

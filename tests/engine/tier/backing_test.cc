@@ -27,6 +27,7 @@
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/tier/slow_backing.h"
 #include "pinion/tests/engine/tier/tier_world.h"
+#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -183,7 +184,7 @@ TEST_P(BackingTest, WhatThePoolRefusesIsWhatReserveReturns) {
   AllocatorOptions options;
   options.segment_bytes = kMiB;
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<PinnedAllocator> pool,
-                              PinnedAllocator::Create(options, source));
+                              PinnedAllocator::Create(options, source, FakeHost().Probe()));
   const std::shared_ptr<Backing> backing = GetParam().make(world_);
   EXPECT_THAT(backing->Reserve(pool, 0), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(backing->Reserve(pool, 2 * kMiB),

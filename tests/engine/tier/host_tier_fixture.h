@@ -14,6 +14,7 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 
 namespace pinion::testing {
@@ -39,7 +40,7 @@ class HostTierTest : public ::testing::Test {
     return HostTier::OfProcess(options, EmulatedBackend(machine_), source_, std::move(pool));
   }
   std::shared_ptr<PinnedAllocator> NewPool() {
-    return PinnedAllocator::Create(SmallOptions().allocator, source_).value();
+    return PinnedAllocator::Create(SmallOptions().allocator, source_, FakeHost().Probe()).value();
   }
 
   const std::shared_ptr<EmulatedMachine> machine_ = EmulatedMachine::Create(TwoDevices()).value();

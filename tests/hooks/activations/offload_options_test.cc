@@ -35,6 +35,7 @@
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -88,7 +89,9 @@ TEST(OffloadOptionsTest, TensorsGoToTheAllocatorThatTheProgramHandsInAndSessions
   unused.max_locked_bytes = 1;
   OffloadOptions options = SmallWindows();
   const std::shared_ptr<PinnedAllocator> allocator =
-      PinnedAllocator::Create(options.allocator, machine->device(0)->pinned_source()).value();
+      PinnedAllocator::Create(options.allocator, machine->device(0)->pinned_source(),
+                              FakeHost().Probe())
+          .value();
   options.allocator = unused;
   {
     const TestNet net(c10::Device("emu:0"), at::kFloat);
