@@ -5,12 +5,12 @@
 //                          // kernel's numbers show them
 //
 // A growth is judged by what the host looks like *after* it: refused if that is above the high
-// mark, or if the growth does not fit the headroom (MemAvailable, and the same percentage of every
-// cgroup limit, see RamProbe); admitted with a warning if that is above the warn mark. What this
-// and other processes reserved before it (HostLedger) is counted in, so nobody passes a mark
-// together with others. Where only that stands in the way, part of it may be in the kernel's
-// numbers already, and count twice: the growth waits, up to kLongestWait, until what is reserved
-// has become visible or was given up.
+// mark, or if the growth does not fit the headroom (MemAvailable, and the same percentage of each
+// cgroup limit and of the NUMA nodes in reach, see RamProbe); admitted with a warning if that is
+// above the warn mark. What this and other processes reserved before it (HostLedger) is counted in,
+// so nobody passes a mark together with others. Where only that stands in the way, part of it may
+// be in the kernel's numbers already, and count twice: the growth waits, up to kLongestWait, until
+// what is reserved has become visible or was given up.
 //
 //   percent  0 ------------- warn ------- low --- high ------ 100
 //   level      kNormal        | kWarn              | kHigh

@@ -1,5 +1,6 @@
 #include "pinion/hooks/autograd/memory_observer.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
