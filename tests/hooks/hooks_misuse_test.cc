@@ -126,7 +126,7 @@ TEST(OffloadScopeMisuseTest, NoSessionNoRecorderAndNoHeadAreNamed) {
   EmuWorld world;
   EXPECT_DEATH(OffloadScope{nullptr}, "OffloadScope needs a session");
   EXPECT_DEATH(RecordScope{nullptr}, "RecordScope needs a recorder");
-  const torch::nn::Linear linear(4, 4);
+  torch::nn::Linear linear(4, 4);
   const ModuleHeads heads = {.parts = {{"lm_head", nullptr}}};
   EXPECT_THAT(ErrorOf([&] { const OffloadScope scope(world.session(), *linear, heads); }),
               AllOf(HasSubstr("the head \"lm_head\" has no module"), HasSubstr("FindHeads")));
@@ -155,7 +155,7 @@ TEST(ModuleMisuseTest, AWrapperOfNoModuleIsRefused) {
 
 TEST(WeightOffloaderMisuseTest, ANormThatIsNoneIsRefusedAndNoGradientChanges) {
   EmuWorld world;
-  const torch::nn::Linear linear(4, 4);
+  torch::nn::Linear linear(4, 4);
   const auto weights =
       WeightOffloader::Attach(*linear, world.device(), world.backend(), {.tier = SmallTier()})
           .value();

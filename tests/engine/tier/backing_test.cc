@@ -35,6 +35,7 @@ namespace pinion {
 namespace backing_test {
 
 using testing::EngineWorld;
+using testing::FakeHost;
 using testing::FakeSource;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
