@@ -41,6 +41,7 @@ PathInputs::PathInputs(std::vector<at::Tensor> inputs, std::vector<at::Tensor> b
   TORCH_CHECK(!inputs_.empty(), "there is no input to attribute to");
   for (const std::vector<at::Tensor>* tensors : {&inputs_, &additional_}) {
     for (const at::Tensor& tensor : *tensors) {
+      TORCH_CHECK(tensor.defined(), "an input is an undefined tensor: give one that has examples");
       TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) == examples(), "an input of ", tensor.sizes(),
                   " beside a first one of ", inputs_.front().sizes(),
                   ": the first dimension of each counts the examples");
