@@ -334,7 +334,8 @@ TEST_F(OffloadRules, ACapturedBackwardReadsNothingThatIsOffloaded) {
     }
     y.backward({}, /*retain_graph=*/true);
     const OffloadStats stats = session->GetStats();
-    EXPECT_EQ(stats.reused_on_device, window_bytes == 1 ? 1u : 2u) << "the test's premise";
+    // Of the two that leave, the one that nobody reads in a capture.
+    EXPECT_EQ(stats.reused_on_device, window_bytes == 1 ? 0u : 1u) << "the test's premise";
     EXPECT_EQ(stats.prefetch_hits, 0u);
   }
   at::Tensor y;
