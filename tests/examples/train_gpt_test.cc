@@ -179,9 +179,9 @@ TEST_F(TrainGptTest, ThePeakIsTheRunsAndNotThatOfMeasuringTheLink) {
 
 TEST_F(TrainGptTest, ATargetThatIsNotKeptIsAnErrorOnceAllIsWritten) {
   const ProgramOutcome outcome = Tiny(
-      "--steps=8 --device_memory=unlimited --memory_target=14MiB --json=" + directory_ + "/json");
+      "--steps=8 --device_memory=unlimited --memory_target=6600KiB --json=" + directory_ + "/json");
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_THAT(outcome.err, HasSubstr("--memory_target=14MiB was not kept"));
+  EXPECT_THAT(outcome.err, HasSubstr("--memory_target=6600KiB was not kept"));
   EXPECT_THAT(outcome.out, HasSubstr("step 8/8"));
   EXPECT_EQ(Runs(directory_ + "/json")[0]["losses"].size(), 8u);
 }
