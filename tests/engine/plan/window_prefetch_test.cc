@@ -313,6 +313,14 @@ TEST_F(WindowPrefetchTest, WhatHasBeenLookedAtBelowIsPassedOverEvenIfItIsAwayByN
   EXPECT_THAT(FetchAll(35), ElementsAre(34, 33, 32, 31, 30));
 }
 
+TEST_F(WindowPrefetchTest, WhatWasTheOnlyOneToBeLookedAtBelowIsPassedOverToo) {
+  SendMany(3, 1);
+  on_device_.insert(&Number(1));
+  EXPECT_THAT(FetchAll(2), IsEmpty());
+  on_device_.clear();
+  EXPECT_THAT(FetchAll(3), ElementsAre(2));
+}
+
 // --------------------------------------------------------------------------------- refusal, room
 
 TEST_F(WindowPrefetchTest, AfterARefusalPausesDoubleAndTheSameIsAskedForAgain) {
