@@ -151,8 +151,8 @@ absl::Status CudaDevice::Free(void* data, StreamHandle stream) {
 
 absl::StatusOr<StreamHandle> CudaDevice::CreateStream(const std::string&) {
   cudaStream_t stream = nullptr;
+  const PrimaryContextScope primary(api_, index_);
   PINION_RETURN_IF_ERROR(CallRelaxed("cudaStreamCreateWithFlags", [&] {
-    PrimaryContextScope primary(api_, index_);
     return api_.StreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   }));
   return StreamHandle(stream);
