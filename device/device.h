@@ -76,7 +76,12 @@ struct CopyPiece {
 // Whether a status of a Device's says that every later call fails too.
 inline bool IsSticky(const absl::Status& status) { return absl::IsInternal(status); }
 
-enum class LinkKind { kUnknown, kPcie, kNvlinkC2c };
+enum class LinkKind {
+  kUnknown,
+  kPcie,
+  kNvlinkC2c,
+  kNone,  // the device's memory is the host's
+};
 
 // What is known of a device without measuring it; for reports and benchmarks.
 struct DeviceInfo {

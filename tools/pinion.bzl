@@ -107,7 +107,11 @@ def tests_in_one_file():
         linkopts = PORTABLE_LINKOPTS,
         tags = ["manual"],
         visibility = ["//tools/portable:__pkg__"],
-        deps = [":tests_in_one_file", "@com_google_googletest//:gtest_main"],
+        deps = [
+            ":tests_in_one_file",
+            "//tests/support:roomy_host",
+            "@com_google_googletest//:gtest_main",
+        ],
     )
 
 def _one_file(name, suffix, **kwargs):
@@ -167,7 +171,7 @@ def pinion_test(name, deps = [], size = "medium", alone = False, **kwargs):
     for ending in _OPTIMISED:
         alone = alone or name.endswith(ending)
     if alone:
-        deps = deps + ["@com_google_googletest//:gtest_main"]
+        deps = deps + ["@com_google_googletest//:gtest_main", "//tests/support:roomy_host"]
     else:
         native.cc_library(
             name = name + "_in_one_file",
@@ -177,7 +181,7 @@ def pinion_test(name, deps = [], size = "medium", alone = False, **kwargs):
             visibility = ["//visibility:private"],
         )
         srcs = _if_one_file([], srcs)
-        deps = ["//tests/support:test_main"] + _if_one_file(
+        deps = ["//tests/support:test_main", "//tests/support:roomy_host"] + _if_one_file(
             [":tests_in_one_file"],
             deps + ["@com_google_googletest//:gtest"],
         )

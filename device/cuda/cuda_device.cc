@@ -107,6 +107,7 @@ DeviceInfo CudaDevice::info() const {
     return asked.ok() && value != 0;
   };
   if (is_on(cudaDevAttrIntegrated)) {
+    info.link = LinkKind::kNone;
     info.link_name = "none: the device's memory is the host's";
     return info;
   }

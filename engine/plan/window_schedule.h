@@ -56,7 +56,9 @@ class WindowSchedule final : public OffloadSchedule {
   void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
   bool OnRead(ScheduledParcel& parcel) override { return OnDropped(parcel); }
   bool OnDropped(ScheduledParcel& parcel) override;
-  void OnFetchesMade() override { back_off_.Worked(); }
+  void OnFetchesMade(bool room_was_made) override {
+    room_was_made ? back_off_.Refused() : back_off_.Worked();
+  }
   void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
   void OnRoomWanted() override;
 

@@ -239,7 +239,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     if (!made.ok()) {
       if (IsFirstToldOf(device)) {
         PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
-                             << ", which cannot be set up now (each scope tries again): "
+                             << ", which cannot offload now (each scope tries again): "
                              << made.status();
       }
       return Keep(&OffloadStats::kept_copy_failed, device);
@@ -294,6 +294,7 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device 
   // Outside the lock: this calls the device. Of two threads that get here, the first to be back
   // wins.
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, tier_->ForDevice(device.index()));
+  PINION_RETURN_IF_ERROR(CheckOwnMemory(*tier));
   // Without overlap nothing is planned.
   const LinkCalibration link = options_.link.has_value() ? *options_.link
                                : options_.overlap ? tier->Link(NativeStream(CurrentStream(device)))

@@ -2,7 +2,10 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/device.h"
+#include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/tier/torch_pinned_source.h"
 
 namespace pinion {
@@ -14,6 +17,14 @@ absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(const HostTierOptions& o
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<TorchPinnedSource> source,
                           TorchPinnedSource::Create(backend, type));
   return HostTier::OfProcess(options, backend, std::move(source), std::move(pool));
+}
+
+absl::Status CheckOwnMemory(const DeviceTier& tier) {
+  const Device& device = tier.engine().device();
+  if (device.info().link != LinkKind::kNone) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the memory of ", device.name(),
+      " is the host's: what leaves it would take the same room there. Use no offload here"));
 }
 
 }  // namespace pinion

@@ -7,9 +7,11 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device_backend.h"
+#include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 
 namespace pinion {
@@ -18,6 +20,9 @@ namespace pinion {
 absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(
     const HostTierOptions& options, const DeviceBackend& backend, c10::DeviceType type,
     std::shared_ptr<PinnedAllocator> pool = nullptr);
+
+// FailedPrecondition where the device's memory is the host's: a copy would take as much as leaves.
+absl::Status CheckOwnMemory(const DeviceTier& tier);
 
 }  // namespace pinion
 

@@ -6,10 +6,13 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 
+#include "absl/base/config.h"
+#include "absl/cleanup/cleanup.h"
 #include "gtest/gtest.h"
 
 namespace pinion::testing {
@@ -25,9 +28,15 @@ inline std::string FileContents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// `command` in the shell's syntax, among the test's runfiles.
+// `command` in the shell's syntax, among the test's runfiles. Its programs find a host with RAM to
+// spare (roomy_host.cc); under AddressSanitizer they do not, which wants to be loaded first.
 inline ProgramOutcome RunProgram(const std::string& command) {
   const std::string out = ::testing::TempDir() + "/out", err = ::testing::TempDir() + "/err";
+#if !defined(ABSL_HAVE_ADDRESS_SANITIZER) && !defined(ABSL_HAVE_THREAD_SANITIZER)
+  const std::string host = std::filesystem::absolute("tests/support/roomy_host.so").string();
+  setenv("LD_PRELOAD", host.c_str(), /*overwrite=*/1);
+  const absl::Cleanup unset = [] { unsetenv("LD_PRELOAD"); };
+#endif
   const int status = std::system((command + " >" + out + " 2>" + err).c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, FileContents(out), FileContents(err)};
 }

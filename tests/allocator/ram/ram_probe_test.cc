@@ -6,11 +6,13 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/real_host_probe.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::RealHostProbe;
 
 TEST(RamProbeTest, AHostWithoutFilesHasNoLimits) {
   const RamSample sample = FakeHost().Probe().Sample();
@@ -223,8 +225,14 @@ TEST(RamProbeTest, AnUnlimitedCgroupOfVersionOneDoesNotBoundAHostThatCannotBeRea
   }
 }
 
+TEST(RamProbeTest, WhatOthersUseOfThisHostIsNothingToATest) {
+  const RamSample sample = RamProbe().Sample(90);
+  EXPECT_EQ(sample.headroom_bytes, 1024 * kGiB);
+  EXPECT_EQ(sample.limited_by, "MemAvailable");
+}
+
 TEST(RamProbeTest, ThisHostCanBeRead) {
-  const RamSample sample = RamProbe().Sample();
+  const RamSample sample = RealHostProbe().Sample();
   EXPECT_GT(sample.total_bytes, 0u);
   EXPECT_LE(sample.headroom_bytes, sample.total_bytes);
   EXPECT_NE(sample.limited_by, "");

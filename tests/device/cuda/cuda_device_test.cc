@@ -282,7 +282,7 @@ TEST(CudaDeviceInfoTest, AnIntegratedDeviceHasTheHostsMemoryAndNoLink) {
   const CudaDevice device(FakeCuda::Api(), 0);
   fake.SetIntegrated();
   const DeviceInfo info = device.info();
-  EXPECT_EQ(info.link, LinkKind::kUnknown);
+  EXPECT_EQ(info.link, LinkKind::kNone);
   EXPECT_EQ(info.rated_gb_per_s, 0);
   EXPECT_EQ(info.link_name, "none: the device's memory is the host's");
 }

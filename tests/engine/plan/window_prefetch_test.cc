@@ -49,14 +49,14 @@ class WindowPrefetchTest : public ::testing::Test {
     return fetches.parcels;
   }
   // One batch, which is fetched. By their numbers.
-  std::vector<uint64_t> Fetch(uint64_t sequence, int64_t backward = 1) {
+  std::vector<uint64_t> Fetch(uint64_t sequence, int64_t backward = 1, bool room_was_made = false) {
     std::vector<uint64_t> numbers;
     for (ScheduledParcel* parcel : Ask(sequence, backward)) {
       on_device_.insert(parcel);
       schedule_.OnFetched(*parcel, backward);
       numbers.push_back(parcel->place.sequence);
     }
-    if (!numbers.empty()) schedule_.OnFetchesMade();
+    if (!numbers.empty()) schedule_.OnFetchesMade(room_was_made);
     return numbers;
   }
   // As many batches as there are.
@@ -343,6 +343,17 @@ TEST_F(WindowPrefetchTest, AFetchThatWorkedMakesTheNextPauseShortAgain) {
   Refuse(2);
   EXPECT_THAT(Fetch(2), IsEmpty());
   EXPECT_THAT(Fetch(2), ElementsAre(1));
+}
+
+// LibTorch's allocator gives its cache back before it gives up, and the host waits for that.
+TEST_F(WindowPrefetchTest, AFetchForWhichRoomWasMadeIsFollowedByAPauseLikeARefusedOne) {
+  SendMany(4, 60);
+  uint64_t next = 4;
+  for (const int pause : {0, 1, 2}) {
+    for (int i = 0; i < pause; ++i) EXPECT_THAT(Fetch(next), IsEmpty()) << pause;
+    EXPECT_THAT(Fetch(next, /*backward=*/1, /*room_was_made=*/true), ElementsAre(next - 1));
+    Read(Number(--next));
+  }
 }
 
 TEST_F(WindowPrefetchTest, ANewBackwardTriesAtOnce) {

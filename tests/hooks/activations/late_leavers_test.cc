@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -14,18 +15,26 @@
 #include "absl/base/thread_annotations.h"
 #include "gtest/gtest.h"
 #include "pinion/engine/plan/known_step.h"
+#include "pinion/engine/plan/link_calibration.h"
 #include "pinion/engine/plan/step_plan.h"
 #include "pinion/engine/plan/step_record.h"
 #include "pinion/engine/plan/target_schedule.h"
 #include "pinion/engine/tier/device_share.h"
+#include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/host_tier.h"
+#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/activations/tensor_departures.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/parameter_cast.h"
+#include "pinion/hooks/tier/torch_tier.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 namespace late_leavers_test {
@@ -47,9 +56,9 @@ std::shared_ptr<const KnownStep> Known() {
   return std::make_shared<const KnownStep>(std::move(step), std::move(plan));
 }
 
-ChosenSchedule Schedule() {
+ChosenSchedule Schedule(uint64_t target_bytes = 100 * kSize) {
   TargetOptions options;
-  options.memory_bytes = 100 * kSize;
+  options.memory_bytes = target_bytes;
   options.link = AssumedLink();
   auto schedule = std::make_unique<TargetSchedule>(options);
   schedule->Learn(Known());
@@ -68,20 +77,30 @@ class LateLeaversTest : public ::testing::Test {
   // The first tensor of the step, which stays until the third comes. Saved in the first scope, by a
   // thread that saves nothing else.
   void SaveFirst() {
+    record_ = SaveKept(state_, tensor_, /*signature=*/1);
     OffloadLock lock(state_);
-    const BoundStream stream(CurrentStream(world_.device()));
-    record_ = std::make_shared<StorageRecord>(tensor_.storage(), SavedVersion(tensor_),
-                                              StorageExtent{0, kSize}, stream, kFirstScope, nullptr,
-                                              tensor_, other_node_);
-    state_.books.storages.Add(*record_);
-    const Fate fate = state_.schedule->OnSaved(kFirstScope, {kSize, /*signature=*/1});
-    ASSERT_FALSE(fate.leaves);
-    record_->in_schedule.object = fate.object;
-    record_->live_handles = 1;
-    record_->NoteSaver(other_node_, kFirstScope);
-    state_.books.storages.NoteStays(*record_);
-    stats_.Update([](OffloadStats& stats) { ++stats.kept_as_planned; });
     EXPECT_EQ(Leaving(), 0u);
+  }
+  RecordPtr SaveKept(OffloadState& state, const at::Tensor& tensor, uint64_t signature) {
+    OffloadLock lock(state);
+    const BoundStream stream(CurrentStream(world_.device()));
+    const auto record = std::make_shared<StorageRecord>(
+        tensor.storage(), SavedVersion(tensor), StorageExtent{0, kSize}, stream, kFirstScope,
+        ParameterCast::Of(tensor), tensor, other_node_);
+    state.books.storages.Add(*record);
+    const Fate fate = state.schedule->OnSaved(kFirstScope, {kSize, signature});
+    EXPECT_FALSE(fate.leaves);
+    record->in_schedule.object = fate.object;
+    record->live_handles = 1;
+    record->NoteSaver(other_node_, kFirstScope);
+    state.books.storages.NoteStays(*record);
+    stats_.Update([](OffloadStats& stats) { ++stats.kept_as_planned; });
+    return record;
+  }
+  at::Tensor NewCast() const {
+    return at::zeros({kSize / 2}, at::device(world_.device()).dtype(at::kFloat))
+        .requires_grad_(true)
+        .to(at::kBFloat16);
   }
   // In the second scope, which is open from then on, by this thread.
   void SaveTheOthers() {
@@ -164,6 +183,42 @@ TEST_F(LateLeaversTest, WhatNobodyNeedsAnyMoreDoesNotLeave) {
   state_.books.pending.EndScope(kSecondScope);
   EXPECT_EQ(Leaving(), 0u);
   EXPECT_EQ(stats_.Get().offloaded, 0u);
+}
+
+TEST_F(LateLeaversTest, WhatCanBeCastAgainIsLetGoOfWithoutACopy) {
+  tensor_ = NewCast();
+  SaveFirst();
+  SaveTheOthers();
+  OffloadLock lock(state_);
+  EXPECT_EQ(Leaving(), 0u);
+  EXPECT_TRUE(record_->IsCastAgain());
+  EXPECT_EQ(stats_.Get().kept_as_planned, 0u);
+  EXPECT_EQ(stats_.Get().cast_again, 1u);
+  EXPECT_EQ(stats_.Get().offloaded, 0u);
+}
+
+TEST_F(LateLeaversTest, AsLongAsWhatIsLetGoOfMakesNoRoomTheNextOneLeavesAsWell) {
+  const std::array held_by_the_test = {NewCast(), NewCast()};
+  OffloadState state(Schedule(/*target_bytes=*/world_.device_bytes() - 1),
+                     PendingTensors(/*largest_small_bytes=*/0, /*company=*/false),
+                     std::make_shared<DeviceShare>());
+  const RecordPtr first = SaveKept(state, held_by_the_test[0], /*signature=*/1);
+  const RecordPtr second = SaveKept(state, held_by_the_test[1], /*signature=*/2);
+  const c10::Device device = world_.device();
+  {
+    OffloadLock lock(state);
+    state.schedule->OnSaved(kFirstScope, {kSize, /*signature=*/3});
+    state.TellDeviceBytes(state.DeviceBytes(device));
+  }
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> host,
+                              TorchHostTier(SmallTier(), world_.backend(), device.type()));
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<DeviceTier> tier,
+                              host->ForDevice(device.index()));
+  const OffloadOptions options;
+  const LinkCalibration link = AssumedLink();
+  TensorDepartures departures(options, link, device, *tier, state, stats_);
+  LeaveForTarget(state, stats_, device, CurrentNode(), departures);
+  EXPECT_EQ(stats_.Get().cast_again, 2u);
 }
 
 }  // namespace late_leavers_test

@@ -23,6 +23,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -381,7 +382,8 @@ TEST(OffloadTwoEncoders, InTrlWhatHasAPitchComesBackWithoutIt) {
 
 // --- The framework's allocator ---
 
-// Counts how often its cache is emptied, in its place while it lives.
+// Counts how often its cache is emptied, in its place while it lives. A full one gives its cache
+// back for each allocation.
 class CountingAllocator : public c10::DeviceAllocator {
  public:
   explicit CountingAllocator(c10::DeviceType type)
@@ -391,12 +393,16 @@ class CountingAllocator : public c10::DeviceAllocator {
   ~CountingAllocator() override { c10::SetAllocator(type_, &counted_); }
 
   int caches_emptied() const { return caches_emptied_; }
+  std::atomic<bool> is_full = false;
 
   void emptyCache(c10::MempoolId_t pool) override {
     ++caches_emptied_;
     counted_.emptyCache(pool);
   }
-  c10::DataPtr allocate(size_t size_bytes) override { return counted_.allocate(size_bytes); }
+  c10::DataPtr allocate(size_t size_bytes) override {
+    if (is_full) ++retries_;
+    return counted_.allocate(size_bytes);
+  }
   void copy_data(void* to, const void* from, size_t size_bytes) const override {
     counted_.copy_data(to, from, size_bytes);
   }
@@ -405,7 +411,9 @@ class CountingAllocator : public c10::DeviceAllocator {
     counted_.recordStream(data, stream);
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    return counted_.getDeviceStats(device);
+    c10::CachingDeviceAllocator::DeviceStats stats = counted_.getDeviceStats(device);
+    stats.num_alloc_retries = retries_;
+    return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override {
     counted_.resetAccumulatedStats(device);
@@ -416,6 +424,7 @@ class CountingAllocator : public c10::DeviceAllocator {
   const c10::DeviceType type_;
   c10::DeviceAllocator& counted_;
   int caches_emptied_ = 0;
+  std::atomic<int64_t> retries_ = 0;
 };
 
 class OffloadAllocatorCalls : public ::testing::Test {
@@ -456,6 +465,23 @@ TEST_F(OffloadAllocatorCalls, AStepRecordsNoStreamAndEmptiesNoCache) {
   }
   EXPECT_EQ(streams_recorded(), 0u);
   EXPECT_EQ(allocator.caches_emptied(), 0);
+}
+
+TEST_F(OffloadAllocatorCalls, PrefetchesForWhichItGivesItsCacheBackBecomeRare) {
+  CountingAllocator allocator(world_.device().type());
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(SmallWindows());
+  const auto fetched_on_demand = [&] {
+    const uint64_t before = session->GetStats().fetched_on_demand;
+    const OffloadScope scope(session);
+    net_.Loss().backward();
+    return session->GetStats().fetched_on_demand - before;
+  };
+  const uint64_t with_room = fetched_on_demand();
+  EXPECT_EQ(fetched_on_demand(), with_room);
+  allocator.is_full = true;
+  EXPECT_GT(fetched_on_demand(), with_room);
+  allocator.is_full = false;
+  EXPECT_EQ(fetched_on_demand(), with_room) << "the next backward tries at once";
 }
 
 // Under bitsandbytes it empties the cache whenever its context is entered.

@@ -3,6 +3,7 @@
 #include "pinion/hooks/plan/noted_step.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@ namespace pinion::testing {
 namespace noted_step_test {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr int64_t kSize = 1024;
 
@@ -34,8 +36,9 @@ NotedObject Object(size_t first_use, size_t uses_at_release) {
 }
 NotedEntry Used(uint32_t object, uint64_t by) { return {.used = object, .by = by}; }
 
-StepRecord Record(const std::vector<NotedEntry>& entries, const std::vector<NotedObject>& objects) {
-  return StepOf(entries, objects, {}, {.us = std::vector<double>(2 * entries.size())});
+StepRecord Record(const std::vector<NotedEntry>& entries, const std::vector<NotedObject>& objects,
+                  const std::vector<NotedInput>& inputs = {}) {
+  return StepOf(entries, objects, inputs, {.us = std::vector<double>(2 * entries.size())});
 }
 
 // What `gone_bytes` of two objects leave, where one of them is released after its operator's last
@@ -103,6 +106,67 @@ TEST(NotedStep, WhereOnlyTheFirstFitsBesideTheLaterPeakItAloneIsHeld) {
            gone, /*entry=*/5);
   EXPECT_EQ(last.gone_by, 5u);
   EXPECT_EQ(first.gone_by, 0u);
+}
+
+// ------------------------------------------------------------------------------------- segments
+
+NotedEntry BeginsSegment(uint32_t ordinal) { return {.begins = ordinal, .other_bytes = 5 * kSize}; }
+NotedEntry UsedInSegment(uint32_t object, uint32_t ordinal) {
+  NotedEntry entry = Used(object, /*by=*/1);
+  entry.part = {.device = c10::kCPU, .ordinal = ordinal};
+  return entry;
+}
+// What the segment's begin had has `object`'s bytes.
+NotedInput InputLike(const NotedObject& object, uint32_t segment, size_t begin = 0) {
+  return {.segment = segment,
+          .storage = object.storage,
+          .version = object.version,
+          .extent = object.extent,
+          .begin = begin};
+}
+// Of a segment that begins, and then saves the object first of all.
+uint64_t BytesBeforeSegment(const NotedObject& object, const std::vector<NotedInput>& inputs = {}) {
+  const StepRecord step = Record({{}, BeginsSegment(0), UsedInSegment(0, 0), {}}, {object}, inputs);
+  return step.segments.at(0).before.value().other_bytes;
+}
+
+TEST(NotedStep, WhatASegmentSavesFirstCountsBeforeItUntilItIsSaved) {
+  EXPECT_EQ(BytesBeforeSegment(Object(0, 1)), 6 * kSize);
+}
+
+TEST(NotedStep, WhatASegmentSavesFirstDoesNotCountBeforeItIfItIsItsInput) {
+  const NotedObject input = Object(0, 1);
+  EXPECT_EQ(BytesBeforeSegment(input, {InputLike(input, 0)}), 5 * kSize);
+}
+
+TEST(NotedStep, ASegmentInWhichAnotherThreadSavesFirstWasNotSeenToBegin) {
+  const std::vector<NotedObject> objects = {Object(0, 2), Object(1, 2)};
+  const StepRecord step =
+      Record({{}, BeginsSegment(0), Used(0, /*by=*/2), UsedInSegment(1, 0), {}}, objects);
+  EXPECT_THAT(step.segments.at(0).uses, ElementsAre(1));
+  EXPECT_FALSE(step.segments[0].before.has_value());
+}
+
+TEST(NotedStep, AnInputThatIsSavedBeforeItsSegmentAndStillHeldIsThatObject) {
+  std::vector<NotedObject> objects = {Object(0, /*uses_at_release=*/0), Object(1, 2)};
+  objects[0].handles = 1;
+  objects[1].storage = 1;
+  const StepRecord step = Record({{}, Used(0, /*by=*/2), BeginsSegment(0), UsedInSegment(1, 0), {}},
+                                 objects, {InputLike(objects[0], 0, /*begin=*/1)});
+  EXPECT_THAT(step.segments.at(0).inputs, ElementsAre(0));
+  EXPECT_THAT(step.unsaved_inputs, IsEmpty());
+}
+
+TEST(NotedStep, TwoSegmentsThatNeedTheSameHaveOneUnsavedInput) {
+  const std::vector<NotedObject> objects = {Object(0, 2), Object(1, 2)};
+  NotedObject other = Object(0, 0);
+  other.storage = 9;
+  const StepRecord step =
+      Record({{}, BeginsSegment(0), UsedInSegment(0, 0), BeginsSegment(1), UsedInSegment(1, 1), {}},
+             objects, {InputLike(other, 0), InputLike(other, 1, /*begin=*/1)});
+  EXPECT_THAT(step.segments.at(0).inputs, ElementsAre(2));
+  EXPECT_THAT(step.segments.at(1).inputs, ElementsAre(2));
+  EXPECT_EQ(step.unsaved_inputs.size(), 1u);
 }
 
 }  // namespace noted_step_test

@@ -1,0 +1,57 @@
+// A host with RAM to spare: what others use of the real one decides no test.
+//
+// Answers open(2), by which the library reads such files (allocator/base/read_file.h): RamProbe()
+// finds 1 TiB of RAM, free but for PINION_TEST_USED_PERCENT, no cgroup, and no NUMA node with a
+// limit of its own. A part of each pinion_test, and of the programs that RunProgram runs. Who is
+// about the real host takes RealHostProbe (real_host_probe.h).
+
+// With the fortified header, open is an inline function that nobody can replace.
+#undef _FORTIFY_SOURCE
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <string>
+#include <string_view>
+
+#ifndef PINION_TEST_USED_PERCENT
+#define PINION_TEST_USED_PERCENT 0
+#endif
+
+namespace {
+
+constexpr long kTotalKib = 1l << 30;
+constexpr long kAvailableKib = kTotalKib * (100 - PINION_TEST_USED_PERCENT) / 100;
+
+int OpenMeminfo() {
+  const std::string text = "MemTotal: " + std::to_string(kTotalKib) +
+                           " kB\nMemAvailable: " + std::to_string(kAvailableKib) + " kB\n";
+  const int file = memfd_create("meminfo", MFD_CLOEXEC);
+  if (file >= 0 && pwrite(file, text.data(), text.size(), 0) < 0) return -1;
+  return file;
+}
+
+bool IsLimitOfTheRealHost(std::string_view path) {
+  return path == "/proc/self/cgroup" ||
+         (path.starts_with("/sys/devices/system/node/node") && path.ends_with("/meminfo"));
+}
+
+}  // namespace
+
+// Weak, for tests that replace it themselves.
+extern "C" [[gnu::weak, gnu::visibility("default")]] int open(const char* path, int flags, ...) {
+  if (std::string_view(path) == "/proc/meminfo") return OpenMeminfo();
+  if (IsLimitOfTheRealHost(path)) {
+    errno = ENOENT;
+    return -1;
+  }
+  std::va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
