@@ -14,6 +14,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 
 constexpr int kHost = RaceDetector::kHost;
 
@@ -95,6 +97,17 @@ TEST_F(RaceDetectorTest, EveryUnorderedReaderIsReported) {
   Read(in_);
   Write(compute_);
   EXPECT_THAT(Reports(), ElementsAre(HasSubstr("on out reads"), HasSubstr("on in reads")));
+}
+
+TEST_F(RaceDetectorTest, AWriteOfWhatIsCopiedOutNamesTheLikelyCauseFirst) {
+  Order(compute_, out_);
+  Order(compute_, in_);
+  detector_.Begin(out_, "copy D2H");
+  detector_.Read(At(kBase), 1000);
+  Read(in_);
+  Write(compute_);
+  EXPECT_THAT(Reports(), UnorderedElementsAre(StartsWith("memory is written before its copy"),
+                                              StartsWith("race on bytes")));
 }
 
 TEST_F(RaceDetectorTest, AWriteTakesThePlaceOfTheReadsThatItWaitedFor) {

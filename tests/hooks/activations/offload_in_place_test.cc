@@ -189,6 +189,18 @@ TEST_F(OffloadInPlaceAgain, ASecondWriteThroughAnyViewRaisesAutogradsError) {
   EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
 }
 
+TEST(OffloadInPlaceDeathTest, WhereRacesAreFatalTheReportNamesTheChangeBeforeTheRace) {
+  if (TestsRunOnGpu()) GTEST_SKIP() << "a GPU does not tell of races";
+  const auto change_what_leaves = [] {
+    EmuWorld world(MachineOptions(), SmallWindows(2 * kBytes));  // nothing is evicted
+    const OffloadScope scope(world.session());
+    at::Tensor y = at::randn({kRows, kColumns}).to(world.device()).requires_grad_(true) * 0.25;
+    const at::Tensor z = at::sin(at::sin(y));
+    y.mul_(0.5);
+  };
+  EXPECT_DEATH(change_what_leaves(), "changes a saved tensor in place.*race on bytes");
+}
+
 // A branch that no backward runs has saved what the operator then writes.
 TEST_F(OffloadInPlaceAgain, WhatABranchSavedBeforeTheWriteIsNotTakenForTheResult) {
   for (const Operator& op : kOperators) {
