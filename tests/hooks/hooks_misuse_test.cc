@@ -122,7 +122,7 @@ TEST(OffloadSessionMisuseTest, ADeviceThatThereIsNotIsRefusedByReserveAndUnknown
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 2^47")));
 }
 
-TEST(OffloadScopeMisuseTest, NoSessionNoRecorderAndNoHeadAreNamed) {
+TEST(OffloadScopeMisuseDeathTest, NoSessionNoRecorderAndNoHeadAreNamed) {
   EmuWorld world;
   EXPECT_DEATH(OffloadScope{nullptr}, "OffloadScope needs a session");
   EXPECT_DEATH(RecordScope{nullptr}, "RecordScope needs a recorder");

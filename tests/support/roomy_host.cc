@@ -1,9 +1,9 @@
 // A host with RAM to spare: what others use of the real one decides no test.
 //
-// Answers open(2), by which the library reads such files (allocator/base/read_file.h): RamProbe()
-// finds 1 TiB of RAM, free but for PINION_TEST_USED_PERCENT, no cgroup, and no NUMA node with a
-// limit of its own. A part of each pinion_test, and of the programs that RunProgram runs. Who is
-// about the real host takes RealHostProbe (real_host_probe.h).
+// Answers open(2), by which the library reads such files (allocator/base/read_file.h). RamProbe()
+// finds 1 TiB of RAM, of which PINION_TEST_USED_PERCENT is in use, and no other limit: no cgroup's
+// and no NUMA node's. It is part of each pinion_test, and loaded into the programs that RunProgram
+// runs. Who is about the real host takes RealHostProbe (real_host_probe.h).
 
 // With the fortified header, open is an inline function that nobody can replace.
 #undef _FORTIFY_SOURCE
