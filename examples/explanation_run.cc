@@ -33,8 +33,9 @@ absl::StatusOr<Explanation> Explain(const ExplanationOptions& options,
   DigitNet copy = CopyOn(accelerator.device(), net);
   const ExplainedPictures explained = {pictures.to(accelerator.device()), classes};
   if (!options.with_pinion) return ExplainByHand(copy, explained, options.steps);
-  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<AttributionSession> session,
-                          AttributionSession::Create({}, accelerator.backend()));
+  PINION_ASSIGN_OR_RETURN(
+      const std::shared_ptr<AttributionSession> session,
+      AttributionSession::Create(accelerator.tier_options(), accelerator.backend()));
   const uint64_t limit_bytes = options.memory_limit_bytes;
   return ExplainWithPinion(*session, copy, explained, options.steps,
                            limit_bytes == UINT64_MAX ? 0 : held_bytes + limit_bytes);

@@ -228,18 +228,17 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
   int64_t steps_done = 0;
   try {
     PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
-    HostTierOptions tier;
-    tier.engine.trace = accelerator.trace();
+    const HostTierOptions tier = accelerator.tier_options();
     std::shared_ptr<OffloadSession> session;
     if (options.offload != OffloadMode::kNone) {
       OffloadOptions offload;
+      offload.allocator = tier.allocator;
+      offload.engine = tier.engine;
       offload.overlap = options.offload != OffloadMode::kBlocking;
       if (options.offload == OffloadMode::kPlanned) {
         offload.memory_target_bytes =
             options.memory_target_bytes.value_or(OffloadOptions::kAutoTarget);
       }
-      offload.engine.trace = accelerator.trace();
-      tier = {.allocator = offload.allocator, .engine = offload.engine};
       PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
       // Measures the link, which takes memory of its own: none of the run's.
       PINION_RETURN_IF_ERROR(session->Reserve(accelerator.device().index(), kMiB));

@@ -23,6 +23,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/cuda/cuda_backend.h"
@@ -131,6 +132,16 @@ absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {
                           EmulatedMachine::Create(emulated));
   PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));
   return Accelerator(c10::Device(kEmulated), EmulatedBackend(machine), machine);
+}
+
+HostTierOptions Accelerator::tier_options() const {
+  HostTierOptions tier;
+  tier.engine.trace = trace();
+  if (machine_ != nullptr) {
+    AllocatorOptions& pool = tier.allocator;
+    pool.warn_percent = pool.high_percent = pool.low_percent = 100;
+  }
+  return tier;
 }
 
 void Accelerator::Synchronize() {

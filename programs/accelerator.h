@@ -20,6 +20,7 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/trace/chrome_trace_sink.h"
 #include "pinion/device/trace/trace_sink.h"
+#include "pinion/engine/tier/host_tier.h"
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
@@ -53,6 +54,10 @@ class Accelerator {
   c10::Device device() const { return device_; }
   const DeviceBackend& backend() const { return backend_; }
   const std::shared_ptr<EmulatedMachine>& machine() const { return machine_; }  // null on cuda
+
+  // For whoever shares its host tier. An emulated device has its own memory in the host's RAM, too:
+  // there the pool goes by what others use of that as little as the device does.
+  HostTierOptions tier_options() const;
 
   // Where the run's ranges are told to, and on cuda its transfers. Null without a trace.
   std::shared_ptr<TraceSink> trace() const;

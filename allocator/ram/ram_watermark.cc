@@ -93,9 +93,10 @@ absl::Status RamWatermark::Judge(const Observation& now, uint64_t size_bytes,
     absl::StrAppend(&numbers, " and ", HumanBytes(pending_bytes), " about to be taken");
   }
   if (percent > options_.high_percent) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("%s, would put the host's RAM at %.1f %%, above high_percent (%g)", numbers,
-                        percent, options_.high_percent));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s, would put the host's RAM at %.1f %%, above high_percent (%g): free some "
+        "of it, or raise high_percent",
+        numbers, percent, options_.high_percent));
   }
   if (now.level == RamLevel::kHigh) {
     return absl::ResourceExhaustedError(absl::StrFormat(

@@ -101,6 +101,19 @@ void StepLearner::RunAside(absl::FunctionRef<void()> work) {
   recording == nullptr ? work() : RunBeside({&recording, 1}, work);
 }
 
+void StepLearner::EndObserved() {
+  if (const auto recording = Current()) recording->EndObserved();
+  observed_peak_bytes_ = AllocatorBytesOf(device_).peak;
+}
+
+void StepLearner::CountUnobserved() {
+  if (observed_peak_bytes_ == kObserved) return;
+  const int64_t before = observed_peak_bytes_.exchange(kObserved);
+  const int64_t peak_bytes = AllocatorBytesOf(device_).peak;
+  if (peak_bytes <= before) return;
+  meter_.OnDeviceBytes(peak_bytes, static_cast<int64_t>(share_->visiting_bytes()));
+}
+
 bool StepLearner::BeginStepIfNone() {
   bool has_begun = false, has_saved = false;
   {

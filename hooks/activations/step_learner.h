@@ -74,6 +74,12 @@ class StepLearner {
   // Runs `work`, which is no part of the step.
   void RunAside(absl::FunctionRef<void()> work);
 
+  // A scope has ended. What the program does until a backward reads, as with a loss behind the
+  // scope, is not told to OnDeviceBytes.
+  void EndObserved();
+  // A tensor is about to be read.
+  void CountUnobserved();
+
   // The plans of the steps that are known, as OffloadSession::Explain has them.
   std::string Explain(PlanFormat format) const;
 
@@ -123,6 +129,9 @@ class StepLearner {
   static constexpr size_t kMostLeaves = 8;
   std::atomic<bool> wants_leaves_ = true;    // fewer were noted since the step began
   std::atomic<bool> has_gradients_ = false;  // when the step began
+
+  static constexpr int64_t kObserved = INT64_MAX;
+  std::atomic<int64_t> observed_peak_bytes_ = kObserved;  // the allocator's, when a scope ended
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);

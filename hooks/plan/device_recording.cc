@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <utility>
@@ -15,6 +16,13 @@ namespace pinion {
 namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
+
+// At most, between two moments of which nobody was told: what was there and all that came, and no
+// more than the allocator's peak, unless the user has reset that meanwhile.
+int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end) {
+  const int64_t most_bytes = begin.current + end.allocated - begin.allocated;
+  return end.peak < begin.peak ? most_bytes : std::min(most_bytes, end.peak);
+}
 
 }  // namespace
 
@@ -63,11 +71,21 @@ DeviceRecording::Moment DeviceRecording::End() {
   return moment;
 }
 
+void DeviceRecording::EndObserved() {
+  MutexLock lock(mu_);
+  is_unobserved_ = true;
+}
+
 DeviceRecording::Moment DeviceRecording::CountBytes() {
   const AllocatorBytes allocator = AllocatorBytesOf(device_);
-  const int64_t allocated_bytes = allocator.current - visiting_bytes();
+  const int64_t visiting = visiting_bytes();
+  const int64_t allocated_bytes = allocator.current - visiting;
   MutexLock lock(mu_);
-  const DevicePeaks::Since since = peaks_.Take(allocated_bytes, allocator.frees);
+  DevicePeaks::Since since = peaks_.Take(allocated_bytes, allocator.frees);
+  const std::optional<AllocatorBytes> last = std::exchange(last_, allocator);
+  if (std::exchange(is_unobserved_, false) && last.has_value()) {
+    since.peak_bytes = std::max(since.peak_bytes, MostBytesBetween(*last, allocator) - visiting);
+  }
   KnownStorages::Bytes bytes = objects_.storages().CountAfter(allocated_bytes, since.told);
   if (!since.told_all) bytes = objects_.storages().CountAt(allocated_bytes);
   objects_.NoteLetGo(since, uses_, entries_.size(), peaks_);

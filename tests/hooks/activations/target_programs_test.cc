@@ -49,6 +49,7 @@ struct Program {
   NewOptimizer optimizer = nullptr;
   int steps_between_updates = 1;
   bool verify = false;
+  Forward loss = nullptr;  // behind the scope, of what forward returns; none: that is the loss
 };
 
 Tensor Layers(Tensor h, const Tensors& weights) {
@@ -171,6 +172,20 @@ Program SecondOrderEverySecondStep() {
           NewAdam};
 }
 Program Verified() { return {"Verified", Chain, CallBackward, NewAdam, 1, /*verify=*/true}; }
+// With more temporary memory than any layer takes, in which nothing is saved.
+Program LossBehindTheScope() {
+  Program program = {"LossBehindTheScope", Chain, CallBackward, NewAdam};
+  program.loss = [](const Tensor& y, const Tensors&) {
+    Tensor zero;
+    {
+      const at::NoGradGuard no_grad;
+      const Tensor wide = at::ones({kRows, 12 * kWidth}, y.options());
+      zero = (wide.exp() * 0).sum();
+    }
+    return y + zero;
+  };
+  return program;
+}
 
 struct Ran {
   uint64_t peak_bytes = 0;  // in forward and backward, the most of all steps
@@ -205,6 +220,7 @@ class TargetPrograms : public ::testing::TestWithParam<Program> {
         if (target_bytes.has_value()) scope.emplace(world.session());
         loss = GetParam().forward(x, weights);
       }
+      if (GetParam().loss) loss = GetParam().loss(loss, weights);
       GetParam().backward(loss, weights, step);
       ran.values.push_back(loss.detach().to(at::kCPU));
       loss.reset();
@@ -249,7 +265,8 @@ INSTANTIATE_TEST_SUITE_P(Programs, TargetPrograms,
                                            Accumulated(), SeveralGradientsAtOnce(), NeverCleared(),
                                            OnAnotherThread(), SecondOrder(),
                                            SecondOrderEverySecondStep(), ByGrad(),
-                                           ByTheBaseEngine(), Retained(), Verified()),
+                                           ByTheBaseEngine(), Retained(), Verified(),
+                                           LossBehindTheScope()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace target_programs_test
