@@ -134,7 +134,6 @@ struct OffloadState {
   const TargetSchedule* const planner;
   const bool asks_for_device_bytes;
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of what was saved
-  int64_t allocation_retries ABSL_GUARDED_BY(mu) = 0;          // at the last prefetch
   absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run
 
  private:

@@ -128,7 +128,9 @@ bool StepLearner::BeginStepIfNone() {
 void StepLearner::TellOfShortfall(const KnownStep& known) {
   {
     MutexLock lock(mu_);
-    if (known.shortfall().ok() || std::exchange(told_of_shortfall_, true)) return;
+    const uint64_t least_bytes = known.plan().peak_bytes;
+    if (known.shortfall().ok() || least_bytes <= told_least_bytes_) return;
+    told_least_bytes_ = least_bytes;
   }
   PINION_LOG(kError) << "OffloadOptions::memory_target_bytes cannot be met on " << device_.str()
                      << ", all leaves that can: " << known.shortfall();

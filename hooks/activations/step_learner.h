@@ -106,7 +106,7 @@ class StepLearner {
   void BeginStep();
   // Whether any of the leaves has a gradient by now. From now on others may be noted.
   bool FindGradients();
-  // In the log, once each.
+  // In the log: each least that is more than those before, and once that a step had more.
   void TellOfShortfall(const KnownStep& known);
   void TellOfOvershoot();
   // The step's first tensor is about to be saved. Plans that it may go on by, and whose records had
@@ -135,8 +135,8 @@ class StepLearner {
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
-  bool told_of_shortfall_ ABSL_GUARDED_BY(mu_) = false;  // in the log
-  bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // the same
+  uint64_t told_least_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // in the log, that the target has to be
+  bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // in the log
   uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // of plans
   SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
 

@@ -28,11 +28,6 @@ bool IsAway(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLoc
                      [](const auto* record) { return record->identity.expired(); });
 }
 
-// How often LibTorch has given its cache back to the driver, for which the host waits.
-int64_t AllocationRetries(c10::Device device) {
-  return TellsAllocatedBytes(device.type()) ? AllocatorBytesOf(device).retries : 0;
-}
-
 }  // namespace
 
 // ------------------------------------------------------------------------------------- on demand
@@ -313,8 +308,7 @@ bool TensorReturns::FetchAhead(Arrivals& wanted, int64_t backward) {
   OffloadLock lock(state_);
   if (copy.ok()) {
     for (ScheduledParcel* parcel : parcels) state_.schedule->OnFetched(*parcel, backward);
-    const int64_t before = std::exchange(state_.allocation_retries, retries);
-    state_.schedule->OnFetchesMade(/*room_was_made=*/retries > before);
+    state_.schedule->OnFetchesMade(retries);
     return true;
   }
   state_.schedule->OnFetchesRefused(parcels);

@@ -84,10 +84,7 @@ AllocatorBytes AllocatorBytesOf(c10::Device device) {
       DeviceAllocatorOf(device.type()).getDeviceStats(device.index());
   const c10::CachingAllocator::Stat& bytes = stats.allocated_bytes[kAll];
   const c10::CachingAllocator::Stat& blocks = stats.allocation[kAll];
-  AllocatorBytes all = {.current = bytes.current,
-                        .peak = bytes.peak,
-                        .allocated = bytes.allocated,
-                        .retries = stats.num_alloc_retries};
+  AllocatorBytes all = {.current = bytes.current, .peak = bytes.peak, .allocated = bytes.allocated};
   // Some count only what there is now.
   if (blocks.allocated > 0) all.frees = blocks.freed;
   return all;
@@ -97,6 +94,11 @@ int64_t AllocatedBytes(c10::Device device) { return AllocatorBytesOf(device).cur
 
 bool TellsAllocatedBytes(c10::DeviceType type) {
   return dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type)) != nullptr;
+}
+
+int64_t AllocationRetries(c10::Device device) {
+  if (!TellsAllocatedBytes(device.type())) return 0;
+  return DeviceAllocatorOf(device.type()).getDeviceStats(device.index()).num_alloc_retries;
 }
 
 void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream) {

@@ -58,7 +58,6 @@ struct AllocatorBytes {
   int64_t current = 0;
   int64_t peak = 0;       // since the user has reset it
   int64_t allocated = 0;  // from the start, whatever was freed since
-  int64_t retries = 0;    // allocations for which it had to give its cache back first, likewise
   // How often something was freed, from the start or since the user has reset it; nothing where the
   // allocator does not count that.
   std::optional<int64_t> frees = std::nullopt;
@@ -66,6 +65,9 @@ struct AllocatorBytes {
 AllocatorBytes AllocatorBytesOf(c10::Device device);
 int64_t AllocatedBytes(c10::Device device);
 bool TellsAllocatedBytes(c10::DeviceType type);
+// How often the device's allocator had to give its cache back, for which the host waits, before it
+// could allocate; 0 where it does not tell.
+int64_t AllocationRetries(c10::Device device);
 
 // Tells the framework that `stream` uses the storage too (tensor.record_stream).
 void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream);

@@ -324,6 +324,23 @@ TEST(OffloadTarget, ATargetThatCannotBeMetIsToldOfOnceWithTheLeastAndWithWhatASt
   EXPECT_EQ(Count(log.text(), more), 1) << log.text();
 }
 
+// What an optimizer keeps from its first step on, for example.
+TEST(OffloadTarget, ALeastThatGrowsIsToldAgain) {
+  const CapturedLog log;
+  TargetWorld world(1);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  for (int i = 0; i < 3; ++i) world.Run(net);
+  const at::Tensor kept = at::empty({1 << 20}, at::TensorOptions(world.device()).dtype(at::kByte));
+  for (int i = 0; i < 3; ++i) world.Run(net);
+  EXPECT_EQ(Count(log.text(), "cannot be met on emu:0"), 2) << log.text();
+  const std::string told = "the least is ";
+  const auto least_bytes = [&](size_t at) {
+    return std::stoull(log.text().substr(at + told.size()));
+  };
+  EXPECT_GE(least_bytes(log.text().rfind(told)),
+            least_bytes(log.text().find(told)) + kept.nbytes());
+}
+
 TEST(OffloadTarget, ATargetThatIsMetIsNotSpokenOf) {
   const TargetWorld::Step plain = Plain();
   const CapturedLog log;

@@ -1,6 +1,7 @@
 // Tensors that are not plain strided ones pass through a scope: nested, quantized, meta, and those
 // that functorch wraps. They come back as they were, and a change in place is still found out.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/ops/_nested_tensor_from_tensor_list.h>

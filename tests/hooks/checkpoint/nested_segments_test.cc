@@ -6,6 +6,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sin.h>
 #include <c10/core/Device.h>
 
 #include <algorithm>

@@ -69,6 +69,7 @@ constexpr Setting kSettings[] = {
     {"normalises_input", &Program::normalises_input},
     {"input_requires_grad", &Program::input_requires_grad},
     {"holds_results", &Program::holds_results},
+    {"loss_behind", &Program::loss_behind},
     {"odd_steps_are_short", &Program::odd_steps_are_short},
     {"odd_steps_skip", &Program::odd_steps_skip},
     {"session", &Program::session},
@@ -169,6 +170,7 @@ Program Program::Draw(uint64_t seed) {
                            .other = draws.Below(kRegisters),
                            .extra = draws.Below(8)});
   }
+  program.loss_behind = draws.OneIn(4);
   return program;
 }
 

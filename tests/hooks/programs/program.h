@@ -95,6 +95,7 @@ struct Program {
   int normalises_input = 0;
   int input_requires_grad = 0;
   int holds_results = 0;        // of forward, until its backward is over
+  int loss_behind = 0;          // part of the loss is computed behind the scope
   int odd_steps_are_short = 0;  // half of the rows
   int odd_steps_skip = 0;       // this operator, counted from 1
 
