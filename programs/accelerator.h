@@ -55,8 +55,8 @@ class Accelerator {
   const DeviceBackend& backend() const { return backend_; }
   const std::shared_ptr<EmulatedMachine>& machine() const { return machine_; }  // null on cuda
 
-  // For whoever shares its host tier. An emulated device has its own memory in the host's RAM, too:
-  // there the pool goes by what others use of that as little as the device does.
+  // For whoever shares its host tier. On emu the pool ignores the marks of the host's RAM, where
+  // the device's own memory is as well.
   HostTierOptions tier_options() const;
 
   // Where the run's ranges are told to, and on cuda its transfers. Null without a trace.

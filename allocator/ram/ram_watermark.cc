@@ -99,14 +99,16 @@ absl::Status RamWatermark::Judge(const Observation& now, uint64_t size_bytes,
         numbers, percent, options_.high_percent));
   }
   if (now.level == RamLevel::kHigh) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s, has to wait: the host was above high_percent (%g) and is not down to low_percent (%g)",
-        numbers, options_.high_percent, options_.low_percent));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%s, has to wait: the host was above high_percent (%g) and is not down to "
+                        "low_percent (%g): "
+                        "free some of its RAM, or raise both",
+                        numbers, options_.high_percent, options_.low_percent));
   }
   if (taken_bytes > sample.headroom_bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat("%s, does not fit the %s that %s leaves",
-                                                        numbers, HumanBytes(sample.headroom_bytes),
-                                                        sample.limited_by));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s, does not fit the %s that %s leaves: free some of it, or raise that limit", numbers,
+        HumanBytes(sample.headroom_bytes), sample.limited_by));
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -183,6 +184,10 @@ absl::Status EmulatedMachine::RecordStream(const void* data, StreamHandle stream
 }
 
 absl::Status EmulatedMachine::HostAccess(const void* data, uint64_t size_bytes, bool write) {
+  if (size_bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(data)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("HostAccess: no memory has ", size_bytes, " bytes from there on"));
+  }
   MutexLock lock(core_->mu);
   if (const int device = core_->DeviceOf(data); device >= 0) {
     return absl::InvalidArgumentError("HostAccess: this is memory of " +

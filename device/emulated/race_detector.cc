@@ -155,7 +155,8 @@ void RaceDetector::Report(const Memory& memory, uint64_t begin, uint64_t end, co
   };
   // Never the host: what it has done comes before all that is submitted later.
   std::ostringstream report;
-  if (write && !earlier_writes && names_[earlier.name] == "copy D2H") {
+  const bool is_copy = names_[current_.name].rfind("copy ", 0) == 0;
+  if (write && !is_copy && !earlier_writes && names_[earlier.name] == "copy D2H") {
     report << "memory is written before its copy to the host is done. If the program changes a "
               "saved tensor in place, that is its error, which backward reports where detect_races "
               "is off; otherwise: ";

@@ -145,9 +145,9 @@ class OffloadSchedule {
   virtual bool StaysFetched(const ScheduledParcel& /*parcel*/) const { return false; }
   // What was fetched was let go of. True if nobody had read it.
   virtual bool OnDropped(ScheduledParcel& parcel) = 0;
-  // Fetches that TakeFetches asked for were made, or could not be. `retries`: how often the
-  // device's allocator had to make room by now, for which the host waits.
-  virtual void OnFetchesMade(int64_t retries) = 0;
+  // Fetches that TakeFetches asked for were made, or could not be. `room_was_made`: the device's
+  // allocator had to give its cache back for them, for which the host waits.
+  virtual void OnFetchesMade(bool room_was_made) = 0;
   virtual void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) = 0;
   // What was fetched ahead was dropped unread, to make room: it may be asked for again.
   virtual void OnRoomWanted() = 0;

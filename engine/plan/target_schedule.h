@@ -194,7 +194,7 @@ class TargetSchedule final : public OffloadSchedule {
     return places_.StaysFetched(parcel);
   }
   bool OnDropped(ScheduledParcel& parcel) override;
-  void OnFetchesMade(int64_t retries) override { window_.OnFetchesMade(retries); }
+  void OnFetchesMade(bool room_was_made) override { window_.OnFetchesMade(room_was_made); }
   void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
   void OnRoomWanted() override;
 

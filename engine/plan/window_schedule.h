@@ -16,7 +16,6 @@
 
 #include <cstdint>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
@@ -57,8 +56,8 @@ class WindowSchedule final : public OffloadSchedule {
   void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
   bool OnRead(ScheduledParcel& parcel) override { return OnDropped(parcel); }
   bool OnDropped(ScheduledParcel& parcel) override;
-  void OnFetchesMade(int64_t retries) override {
-    retries > std::exchange(retries_, retries) ? back_off_.Refused() : back_off_.Worked();
+  void OnFetchesMade(bool room_was_made) override {
+    room_was_made ? back_off_.Refused() : back_off_.Worked();
   }
   void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
   void OnRoomWanted() override;
@@ -131,8 +130,7 @@ class WindowSchedule final : public OffloadSchedule {
   // Parcels of the window by the memory that they hold. It counts for the last of each.
   absl::flat_hash_map<const void*, absl::InlinedVector<ScheduledParcel*, 1>> holders_;
   uint64_t ahead_bytes_ = 0;
-  BackOff back_off_;     // in unpacks
-  int64_t retries_ = 0;  // of the allocator, when fetches were made last
+  BackOff back_off_;  // in unpacks
   // Of backwards that run, and -1 for whoever reads outside of one.
   absl::flat_hash_map<int64_t, Cursor> cursors_;
 };

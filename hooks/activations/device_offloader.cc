@@ -200,7 +200,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
 void DeviceOffloader::EndScope(ScopeId scope) {
   if (learner_ == nullptr) return EndScopeNow(scope);
   learner_->RunAside([&] { EndScopeNow(scope); });
-  learner_->EndObserved();
+  learner_->BeginUnobserved();
 }
 
 void DeviceOffloader::EndScopeNow(ScopeId scope) {
@@ -227,7 +227,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   if (backward != -1) in_use.emplace(tier_->engine().device(), stream.native);
   NoteBackward(backward);
   if (learner_ != nullptr) {
-    learner_->CountUnobserved();
+    learner_->EndUnobserved();
     const bool is_kept = backward != -1 && BackwardKeepsGraph();
     // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
     if (is_kept) SettleLoans();

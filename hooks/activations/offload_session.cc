@@ -91,7 +91,9 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
     if (tier_ == nullptr) return absl::OkStatus();  // nothing will be kept
     PINION_ASSIGN_OR_RETURN(const c10::Device device, NumberedDevice(device_type_, device_index));
-    if (FindOffloader(device_index) == nullptr) PINION_RETURN_IF_ERROR(SetUp(device).status());
+    const bool is_new = FindOffloader(device_index) == nullptr;
+    const absl::Status set_up = is_new ? SetUp(device).status() : absl::OkStatus();
+    if (!set_up.ok()) return absl::IsUnimplemented(set_up) ? absl::OkStatus() : set_up;
     return tier_->pool().Reserve(size_bytes);
   }
 
@@ -118,7 +120,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   void EndScope(ScopeId scope) override {
     {
       MutexLock lock(mu_);
-      failed_.clear();
+      std::erase_if(failed_, [](const auto& one) { return !absl::IsUnimplemented(one.second); });
     }
     const std::vector<std::shared_ptr<DeviceOffloader>> offloaders = Offloaders();
     for (const auto& offloader : offloaders) offloader->EndScope(scope);
@@ -239,7 +241,9 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     if (!made.ok()) {
       if (IsFirstToldOf(device)) {
         PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
-                             << ", which cannot offload now (each scope tries again): "
+                             << (absl::IsUnimplemented(made.status())
+                                     ? ": "
+                                     : ", which cannot be set up now (each scope tries again): ")
                              << made.status();
       }
       return Keep(&OffloadStats::kept_copy_failed, device);
@@ -294,7 +298,7 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device 
   // Outside the lock: this calls the device. Of two threads that get here, the first to be back
   // wins.
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, tier_->ForDevice(device.index()));
-  PINION_RETURN_IF_ERROR(CheckOwnMemory(*tier));
+  PINION_RETURN_IF_ERROR(CheckHasOwnMemory(*tier));
   // Without overlap nothing is planned.
   const LinkCalibration link = options_.link.has_value() ? *options_.link
                                : options_.overlap ? tier->Link(NativeStream(CurrentStream(device)))

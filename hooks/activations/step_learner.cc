@@ -101,12 +101,15 @@ void StepLearner::RunAside(absl::FunctionRef<void()> work) {
   recording == nullptr ? work() : RunBeside({&recording, 1}, work);
 }
 
-void StepLearner::EndObserved() {
-  if (const auto recording = Current()) recording->EndObserved();
+void StepLearner::BeginUnobserved() {
+  const std::optional<uint64_t> target_bytes = state_.planner->memory_bytes();
+  if (!target_bytes.has_value()) return;
+  // More than the target would say that nothing fits, which nobody knows.
+  if (const auto recording = Current()) recording->BeginUnobserved(*target_bytes);
   observed_peak_bytes_ = AllocatorBytesOf(device_).peak;
 }
 
-void StepLearner::CountUnobserved() {
+void StepLearner::EndUnobserved() {
   if (observed_peak_bytes_ == kObserved) return;
   const int64_t before = observed_peak_bytes_.exchange(kObserved);
   const int64_t peak_bytes = AllocatorBytesOf(device_).peak;

@@ -76,9 +76,9 @@ class StepLearner {
 
   // A scope has ended. What the program does until a backward reads, as with a loss behind the
   // scope, is not told to OnDeviceBytes.
-  void EndObserved();
+  void BeginUnobserved();
   // A tensor is about to be read.
-  void CountUnobserved();
+  void EndUnobserved();
 
   // The plans of the steps that are known, as OffloadSession::Explain has them.
   std::string Explain(PlanFormat format) const;

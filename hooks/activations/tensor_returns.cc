@@ -286,29 +286,29 @@ bool TensorReturns::FetchAhead(Arrivals& wanted, int64_t backward) {
   const BoundStream& stream = static_cast<SavedParcel*>(parcels.front())->pack_stream;
   GuardedMemories unneeded;
   absl::StatusOr<Transfer> copy;  // an error until the copy is submitted
+  bool room_was_made = false;
   try {
     const AllocationLabel label("saved tensors fetched by Pinion");
-    for (Arrival& next : wanted) {
-      next.memory = TorchMemory(AllocateStorage(stream.torch, next.claim.parcel().size_bytes));
+    const int64_t retries = AllocationRetries(stream.torch.device());
+    for (auto& [claim, memory] : wanted) {
+      memory = TorchMemory(AllocateStorage(stream.torch, claim.parcel().size_bytes));
     }
+    room_was_made = AllocationRetries(stream.torch.device()) > retries;
     copy = tier_.Fetch(absl::MakeSpan(wanted), stream.native, unneeded);
   } catch (const std::exception&) {
     // Out of memory, most likely.
   }
-  if (!copy.ok()) {
-    for (Arrival& next : wanted) {
-      next.memory = DeviceMemory();
-      next.claim.Fail();
-    }
+  for (size_t i = 0; i < wanted.size() && !copy.ok(); ++i) {
+    wanted[i].memory = DeviceMemory();
+    wanted[i].claim.Fail();
   }
   stats_.Update([&](OffloadStats& stats) {
     copy.ok() ? stats.fetched_bytes += bytes : stats.prefetches_refused += wanted.size();
   });
-  const int64_t retries = AllocationRetries(stream.torch.device());
   OffloadLock lock(state_);
   if (copy.ok()) {
     for (ScheduledParcel* parcel : parcels) state_.schedule->OnFetched(*parcel, backward);
-    state_.schedule->OnFetchesMade(retries);
+    state_.schedule->OnFetchesMade(room_was_made);
     return true;
   }
   state_.schedule->OnFetchesRefused(parcels);

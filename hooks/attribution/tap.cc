@@ -1,6 +1,9 @@
 #include "pinion/hooks/attribution/tap.h"
 
+#include <c10/util/Exception.h>
+
 #include <utility>
+#include <vector>
 
 #include "pinion/hooks/autograd/scope_mark.h"
 
@@ -42,7 +45,10 @@ at::Tensor Tap(std::string_view name, at::Tensor tensor) {
   if (listener == nullptr) return tensor;
   std::vector<at::Tensor> tensors;
   tensors.push_back(std::move(tensor));
-  return std::move(listener->OnTap(name, std::move(tensors)).front());
+  std::vector<at::Tensor> passed = listener->OnTap(name, std::move(tensors));
+  TORCH_CHECK(passed.size() == 1, "Tap(\"", name, "\"): the TapListener returned ", passed.size(),
+              " tensors for one; return as many as it was given");
+  return std::move(passed.front());
 }
 
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors) {

@@ -19,10 +19,10 @@ absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(const HostTierOptions& o
   return HostTier::OfProcess(options, backend, std::move(source), std::move(pool));
 }
 
-absl::Status CheckOwnMemory(const DeviceTier& tier) {
+absl::Status CheckHasOwnMemory(const DeviceTier& tier) {
   const Device& device = tier.engine().device();
   if (device.info().link != LinkKind::kNone) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
+  return absl::UnimplementedError(absl::StrCat(
       "the memory of ", device.name(),
       " is the host's: what leaves it would take the same room there. Use no offload here"));
 }

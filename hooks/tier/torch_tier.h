@@ -21,8 +21,8 @@ absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(
     const HostTierOptions& options, const DeviceBackend& backend, c10::DeviceType type,
     std::shared_ptr<PinnedAllocator> pool = nullptr);
 
-// FailedPrecondition where the device's memory is the host's: a copy would take as much as leaves.
-absl::Status CheckOwnMemory(const DeviceTier& tier);
+// Unimplemented where the device's memory is the host's: a copy would take as much as leaves.
+absl::Status CheckHasOwnMemory(const DeviceTier& tier);
 
 }  // namespace pinion
 

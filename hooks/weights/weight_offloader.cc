@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> host,
                           TorchHostTier(options.tier, backend, type));
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, host->ForDevice(device.index()));
-  PINION_RETURN_IF_ERROR(CheckOwnMemory(*tier));
+  PINION_RETURN_IF_ERROR(CheckHasOwnMemory(*tier));
 
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;

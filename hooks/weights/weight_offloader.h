@@ -101,7 +101,8 @@ class WeightOffloader {
   // InvalidArgument: a window, or a target, that has no room for the largest unit; a module without
   // parameters; a parameter that is not strided, or that is on yet another device.
   // FailedPrecondition: PINION_DISABLE=1 is set; the tier exists with other options; a parameter
-  // visits already; the device's memory is the host's. ResourceExhausted: no room in host memory.
+  // visits already. Unimplemented: the device's memory is the host's. ResourceExhausted: no room in
+  // host memory.
   static absl::StatusOr<std::unique_ptr<WeightOffloader>> Attach(torch::nn::Module& module,
                                                                  c10::Device device,
                                                                  const DeviceBackend& backend,

@@ -31,8 +31,9 @@ int OpenMeminfo() {
   const std::string text = "MemTotal: " + std::to_string(kTotalKib) +
                            " kB\nMemAvailable: " + std::to_string(kAvailableKib) + " kB\n";
   const int file = memfd_create("meminfo", MFD_CLOEXEC);
-  if (file >= 0 && pwrite(file, text.data(), text.size(), 0) < 0) return -1;
-  return file;
+  if (file < 0 || pwrite(file, text.data(), text.size(), 0) >= 0) return file;
+  close(file);
+  return -1;
 }
 
 bool IsLimitOfTheRealHost(std::string_view path) {

@@ -29,7 +29,7 @@ inline std::string FileContents(const std::string& path) {
 }
 
 // `command` in the shell's syntax, among the test's runfiles. Its programs find a host with RAM to
-// spare (roomy_host.cc); under AddressSanitizer they do not, which wants to be loaded first.
+// spare (roomy_host.cc), but for sanitizers, which want to be loaded first.
 inline ProgramOutcome RunProgram(const std::string& command) {
   const std::string out = ::testing::TempDir() + "/out", err = ::testing::TempDir() + "/err";
 #if !defined(ABSL_HAVE_ADDRESS_SANITIZER) && !defined(ABSL_HAVE_THREAD_SANITIZER)

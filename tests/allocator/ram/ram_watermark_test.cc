@@ -79,10 +79,11 @@ TEST_F(RamWatermarkTest, TheHighMarkIsJudgedAfterTheGrowth) {
   SetUsedPercent(80);
   RamWatermark watermark(options_, host_.Probe());
   EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
-  EXPECT_THAT(watermark.AdmitGrowth(11 * kGiB),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("11 GiB"), HasSubstr("80 GiB of 100 GiB"),
-                             HasSubstr("91.0 %"), HasSubstr("high_percent (90)"))));
+  EXPECT_THAT(
+      watermark.AdmitGrowth(11 * kGiB),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               AllOf(HasSubstr("11 GiB"), HasSubstr("80 GiB of 100 GiB"), HasSubstr("91.0 %"),
+                     HasSubstr("high_percent (90)"), HasSubstr("raise high_percent"))));
 }
 
 // At the limit itself the kernel kills: what is left below it is the rest of the program's.
@@ -95,7 +96,8 @@ TEST_F(RamWatermarkTest, TheHighMarkHoldsForACgroupTooAndIsNamed) {
   EXPECT_THAT(watermark.AdmitGrowth(921 * kMiB), IsOk());
   EXPECT_THAT(watermark.AdmitGrowth(922 * kMiB),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("that 90 % of cgroup /pod memory.max leaves")));
+                       HasSubstr("that 90 % of cgroup /pod memory.max leaves: free some of it, or "
+                                 "raise that limit")));
 }
 
 // Ranks that each look first and then allocate pass the mark together.
@@ -415,7 +417,8 @@ TEST_F(RamLevelTest, AboveTheHighMarkNothingGrowsUntilTheHostIsDownToTheLowMark)
   watermark.Observe();
   SetUsedPercent(87);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("low_percent (85)")));
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("low_percent (85): free some of its RAM, or raise both")));
   EXPECT_GE(watermark.BytesToGiveBack(kMiB), 2 * kGiB);
   SetUsedPercent(85);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());

@@ -143,8 +143,10 @@ TEST_F(EmulatedMisuseTest, SizesThatNoMemoryHasAreRefused) {
     }
     EXPECT_THAT(device_->Allocate(size_bytes, compute_),
                 StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("out of memory")));
-    EXPECT_THAT(machine_->HostAccess(host_, size_bytes, /*write=*/true), IsOk());
   }
+  EXPECT_THAT(
+      machine_->HostAccess(host_, UINT64_MAX, /*write=*/true),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("18446744073709551615 bytes")));
   EXPECT_THAT(machine_->RegisterHost(0, reinterpret_cast<void*>(kPage), UINT64_MAX - kPage + 1),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no memory of the host's")));
   EXPECT_EQ(Memory().in_use_bytes, kPage);

@@ -257,7 +257,7 @@ class TargetPlayer {
         Note("fetch", *parcel);
         Arrive(static_cast<Tensor&>(*parcel));
       }
-      schedule_.OnFetchesMade(/*retries=*/0);
+      schedule_.OnFetchesMade(/*room_was_made=*/false);
     }
   }
 

@@ -49,14 +49,14 @@ class WindowPrefetchTest : public ::testing::Test {
     return fetches.parcels;
   }
   // One batch, which is fetched. By their numbers.
-  std::vector<uint64_t> Fetch(uint64_t sequence, int64_t backward = 1, int64_t retries = 0) {
+  std::vector<uint64_t> Fetch(uint64_t sequence, int64_t backward = 1, bool room_was_made = false) {
     std::vector<uint64_t> numbers;
     for (ScheduledParcel* parcel : Ask(sequence, backward)) {
       on_device_.insert(parcel);
       schedule_.OnFetched(*parcel, backward);
       numbers.push_back(parcel->place.sequence);
     }
-    if (!numbers.empty()) schedule_.OnFetchesMade(retries);
+    if (!numbers.empty()) schedule_.OnFetchesMade(room_was_made);
     return numbers;
   }
   // As many batches as there are.
@@ -351,7 +351,7 @@ TEST_F(WindowPrefetchTest, AFetchForWhichRoomWasMadeIsFollowedByAPauseLikeARefus
   uint64_t next = 4;
   for (const int pause : {0, 1, 2}) {
     for (int i = 0; i < pause; ++i) EXPECT_THAT(Fetch(next), IsEmpty()) << pause;
-    EXPECT_THAT(Fetch(next, /*backward=*/1, /*retries=*/1 + pause), ElementsAre(next - 1));
+    EXPECT_THAT(Fetch(next, /*backward=*/1, /*room_was_made=*/true), ElementsAre(next - 1));
     Read(Number(--next));
   }
 }

@@ -248,7 +248,7 @@ class Simulation {
       looked_.clear();
     } else {
       fetched += taken.size();
-      schedule_.OnFetchesMade(/*retries=*/0);
+      schedule_.OnFetchesMade(/*room_was_made=*/false);
       back_off_.Worked();
     }
   }
