@@ -201,7 +201,7 @@ TEST_F(TrainGptTest, ASignalEndsTheRunAfterTheStepAndAllIsWritten) {
     EXPECT_GE(Runs(directory_ + "/json")[0]["losses"].size(), 1u);
     EXPECT_FALSE(nlohmann::json::parse(FileContents(directory_ + "/trace")).empty());
     EXPECT_EQ(Tiny(absl::StrCat("--steps=1 --resume=", directory_, "/checkpoint")).exit_code, 0);
-    std::filesystem::remove(directory_ + "/json");
+    for (const char* file : {"/json", "/log"}) std::filesystem::remove(directory_ + file);
   }
 }
 
