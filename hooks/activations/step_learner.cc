@@ -102,10 +102,8 @@ void StepLearner::RunAside(absl::FunctionRef<void()> work) {
 }
 
 void StepLearner::BeginUnobserved() {
-  const std::optional<uint64_t> target_bytes = state_.planner->memory_bytes();
-  if (!target_bytes.has_value()) return;
-  // More than the target would say that nothing fits, which nobody knows.
-  if (const auto recording = Current()) recording->BeginUnobserved(*target_bytes);
+  if (!state_.planner->memory_bytes().has_value()) return;
+  if (const auto recording = Current()) recording->BeginUnobserved();
   observed_peak_bytes_ = AllocatorBytesOf(device_).peak;
 }
 

@@ -72,9 +72,9 @@ DeviceRecording::Moment DeviceRecording::End() {
   return moment;
 }
 
-void DeviceRecording::BeginUnobserved(uint64_t most_bytes) {
+void DeviceRecording::BeginUnobserved() {
   MutexLock lock(mu_);
-  most_unobserved_bytes_ = static_cast<int64_t>(most_bytes);
+  is_unobserved_ = true;
 }
 
 DeviceRecording::Moment DeviceRecording::CountBytes() {
@@ -84,17 +84,13 @@ DeviceRecording::Moment DeviceRecording::CountBytes() {
   MutexLock lock(mu_);
   DevicePeaks::Since since = peaks_.Take(allocated_bytes, allocator.frees);
   const std::optional<AllocatorBytes> last = std::exchange(last_, allocator);
-  const std::optional<int64_t> most_bytes = std::exchange(most_unobserved_bytes_, std::nullopt);
-  if (most_bytes.has_value() && last.has_value()) {
+  if (std::exchange(is_unobserved_, false) && last.has_value()) {
     since.peak_bytes = std::max(since.peak_bytes, MostBytesBetween(*last, allocator) - visiting);
   }
   KnownStorages::Bytes bytes = objects_.storages().CountAfter(allocated_bytes, since.told);
   if (!since.told_all) bytes = objects_.storages().CountAt(allocated_bytes);
   objects_.NoteLetGo(since, uses_, entries_.size(), peaks_);
-  return {.time = {},
-          .bytes = bytes,
-          .peak_bytes = objects_.PeakHadCopiesStayed(since),
-          .most_bytes = most_bytes};
+  return {.time = {}, .bytes = bytes, .peak_bytes = objects_.PeakHadCopiesStayed(since)};
 }
 
 DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
@@ -241,13 +237,6 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
   what.object_bytes = end.bytes.allocated - objects_.storages().OtherBytes(end.bytes);
   // Objects that have gone since then count in all of the stretch, so they are no other bytes.
   if (!entries_.empty()) what.peak_other_bytes -= entries_.back().object_bytes;
-  if (begin.most_bytes.has_value()) {
-    int64_t most_other_bytes = *begin.most_bytes;
-    if (what.used.has_value()) {
-      most_other_bytes -= static_cast<int64_t>(objects_[*what.used].planned.size_bytes);
-    }
-    what.peak_other_bytes = std::min(what.peak_other_bytes, most_other_bytes);
-  }
   what.other_bytes = objects_.storages().OtherBytes(end.bytes);
   if (what.used.has_value()) ++uses_;
   if (entries_.empty()) entries_.push_back({.begin = begin.time, .end = begin.time});

@@ -53,7 +53,6 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     StreamClock::Moment time;
     KnownStorages::Bytes bytes;
     int64_t peak_bytes = 0;  // since the last moment, as far as OnDeviceBytes was told
-    std::optional<int64_t> most_bytes = std::nullopt;  // where it was not: BeginUnobserved's
   };
 
   // What weights have there by `share`, which come and go by themselves, is left out of all bytes.
@@ -70,9 +69,9 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     peaks_.OnDeviceBytes(allocated_bytes - visiting_bytes(), freed);
   }
 
-  // Until the next moment OnDeviceBytes is not told. What there may have been by then counts as a
-  // peak, as far as it leaves room for the next object within `most_bytes`.
-  void BeginUnobserved(uint64_t most_bytes);
+  // Until the next moment OnDeviceBytes is not told, and the most that there may have been counts
+  // as a peak.
+  void BeginUnobserved();
 
   // Not while the current stream captures a graph, and not once Finish was called. A step of so
   // many entries that it has no end, most likely, is abandoned: somebody keeps a graph for good.
@@ -132,10 +131,10 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // Both are written under mu_, so that to ask before each save and read takes no lock.
   std::atomic<bool> finished_ = false;
   std::atomic<bool> has_no_end_ = false;
-  std::optional<AllocatorBytes> last_ ABSL_GUARDED_BY(mu_);            // at the last moment
-  std::optional<int64_t> most_unobserved_bytes_ ABSL_GUARDED_BY(mu_);  // since then, if any are
-  std::vector<NotedEntry> entries_ ABSL_GUARDED_BY(mu_);  // the first is the step's begin
-  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;                  // among them
+  std::optional<AllocatorBytes> last_ ABSL_GUARDED_BY(mu_);  // at the last moment
+  bool is_unobserved_ ABSL_GUARDED_BY(mu_) = false;          // since then
+  std::vector<NotedEntry> entries_ ABSL_GUARDED_BY(mu_);     // the first is the step's begin
+  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;                     // among them
   NotedObjects objects_ ABSL_GUARDED_BY(mu_);
   std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by backward, those that run
 };

@@ -67,8 +67,8 @@ class OffloadTargetSteps : public ::testing::Test {
       {
         const OffloadScope scope(session);
         y = Chain(carrier_, 0, kNodes);
+        for (int i = 0; i < work; ++i) at::mul(other, 2);
       }
-      for (int i = 0; i < work; ++i) at::mul(other, 2);
       Backward(y);
     }
   }
