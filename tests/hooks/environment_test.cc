@@ -22,5 +22,17 @@ TEST(Environment, ASingleConnectionOfCudaIsNamedToSessionsOnCuda) {
   EXPECT_EQ(SwitchesThatAreOn("cuda"), "");
 }
 
+TEST(Environment, SeveralSwitchesAreNamedInARow) {
+  ASSERT_EQ(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1), 0);
+  const std::string one = SwitchesThatAreOn("cuda");
+  ASSERT_EQ(setenv("PINION_VERIFY", "1", 1), 0);
+  const std::string both = SwitchesThatAreOn("cuda");
+  ASSERT_EQ(unsetenv("PINION_VERIFY"), 0);
+  ASSERT_EQ(unsetenv("CUDA_DEVICE_MAX_CONNECTIONS"), 0);
+  EXPECT_EQ(one.find("CUDA_DEVICE_MAX_CONNECTIONS=1"), 0u);
+  EXPECT_EQ(both.find("PINION_VERIFY=1"), 0u);
+  EXPECT_TRUE(both.ends_with(" and " + one)) << both;
+}
+
 }  // namespace environment_test
 }  // namespace pinion::testing

@@ -169,6 +169,14 @@ TEST_F(WeightOffloaderTest, TrainingIsTheSameBitForBitAndEachUnitComesAheadOfIts
   EXPECT_GE(stats_.gradient_bytes, 5u * 6 * kLayerBytes);
 }
 
+TEST_F(WeightOffloaderTest, ADeviceWithoutANumberIsTheCurrentOne) {
+  Net net(3);
+  const auto weights = WeightOffloader::Attach(*net, c10::Device(world_.device().type()),
+                                               world_.backend(), Options());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(net->forward(X()).device(), world_.device());
+}
+
 TEST_F(WeightOffloaderTest, AnyWindowGivesTheSameResults) {
   const Trained expected = TrainByHand(5, 3);
   for (const uint64_t window_bytes : {kUnitBytes, 3 * kUnitBytes, 100 * kUnitBytes}) {
