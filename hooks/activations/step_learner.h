@@ -135,7 +135,7 @@ class StepLearner {
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
-  uint64_t told_least_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // in the log, that the target has to be
+  uint64_t told_least_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // the largest least in the log
   bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // in the log
   uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // of plans
   SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
