@@ -94,15 +94,14 @@ absl::Status RamWatermark::Judge(const Observation& now, uint64_t size_bytes,
   }
   if (percent > options_.high_percent) {
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s, would put the host's RAM at %.1f %%, above high_percent (%g): free some "
-        "of it, or raise high_percent",
+        "%s, would put the host's RAM at %.1f %%, above high_percent (%g): free some of it, or "
+        "raise high_percent",
         numbers, percent, options_.high_percent));
   }
   if (now.level == RamLevel::kHigh) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("%s, has to wait: the host was above high_percent (%g) and is not down to "
-                        "low_percent (%g): "
-                        "free some of its RAM, or raise both",
+                        "low_percent (%g): free some of its RAM, or raise both",
                         numbers, options_.high_percent, options_.low_percent));
   }
   if (taken_bytes > sample.headroom_bytes) {

@@ -65,9 +65,9 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
 
   Parcel::Reader reader;  // of the record's parcel, once it has one
   std::atomic<bool> was_cast_again = false;
-  // Where steps are planned: what its only reader was given. It goes with the handle, as the memory
-  // of a tensor does that has stayed, and not as soon as the reader has no use for it: a record
-  // cannot tell what else a node takes from then on, beside a tensor that stays.
+  // Where steps are planned: what its only reader was given. It is freed with the handle, even if
+  // the reader is done before: what a node takes besides was recorded beside memory that stays so
+  // long.
   c10::Storage fetched;
 
  private:

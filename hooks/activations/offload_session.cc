@@ -91,9 +91,11 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
     if (tier_ == nullptr) return absl::OkStatus();  // nothing will be kept
     PINION_ASSIGN_OR_RETURN(const c10::Device device, NumberedDevice(device_type_, device_index));
-    const bool is_new = FindOffloader(device_index) == nullptr;
-    const absl::Status set_up = is_new ? SetUp(device).status() : absl::OkStatus();
-    if (!set_up.ok()) return absl::IsUnimplemented(set_up) ? absl::OkStatus() : set_up;
+    if (FindOffloader(device_index) == nullptr) {
+      const absl::Status set_up = SetUp(device).status();
+      if (absl::IsUnimplemented(set_up)) return absl::OkStatus();  // nor here
+      PINION_RETURN_IF_ERROR(set_up);
+    }
     return tier_->pool().Reserve(size_bytes);
   }
 
@@ -199,7 +201,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   std::array<std::atomic<DeviceOffloader*>, 128> known_ = {};
   mutable Mutex mu_;
   std::map<int, std::shared_ptr<DeviceOffloader>> offloaders_ ABSL_GUARDED_BY(mu_);
-  std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // devices, in this scope
+  std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // devices, in this scope or for good
   std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure is in the log
 };
 
@@ -241,10 +243,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     if (!made.ok()) {
       if (IsFirstToldOf(device)) {
         PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
-                             << (absl::IsUnimplemented(made.status())
-                                     ? ": "
-                                     : ", which cannot be set up now (each scope tries again): ")
-                             << made.status();
+                             << ", which cannot be set up: " << made.status();
       }
       return Keep(&OffloadStats::kept_copy_failed, device);
     }

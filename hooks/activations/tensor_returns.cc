@@ -295,12 +295,13 @@ bool TensorReturns::FetchAhead(Arrivals& wanted, int64_t backward) {
     }
     room_was_made = AllocationRetries(stream.torch.device()) > retries;
     copy = tier_.Fetch(absl::MakeSpan(wanted), stream.native, unneeded);
-  } catch (const std::exception&) {
-    // Out of memory, most likely.
+  } catch (const std::exception&) {  // out of memory, most likely
   }
-  for (size_t i = 0; i < wanted.size() && !copy.ok(); ++i) {
-    wanted[i].memory = DeviceMemory();
-    wanted[i].claim.Fail();
+  if (!copy.ok()) {
+    for (auto& [claim, memory] : wanted) {
+      memory = DeviceMemory();
+      claim.Fail();
+    }
   }
   stats_.Update([&](OffloadStats& stats) {
     copy.ok() ? stats.fetched_bytes += bytes : stats.prefetches_refused += wanted.size();

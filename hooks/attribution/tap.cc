@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -41,20 +42,20 @@ std::shared_ptr<OpenedTaps> Open(TapListener* listener) {
 }  // namespace
 
 at::Tensor Tap(std::string_view name, at::Tensor tensor) {
-  TapListener* const listener = Listener();
-  if (listener == nullptr) return tensor;
+  if (Listener() == nullptr) return tensor;
   std::vector<at::Tensor> tensors;
   tensors.push_back(std::move(tensor));
-  std::vector<at::Tensor> passed = listener->OnTap(name, std::move(tensors));
-  TORCH_CHECK(passed.size() == 1, "Tap(\"", name, "\"): the TapListener returned ", passed.size(),
-              " tensors for one; return as many as it was given");
-  return std::move(passed.front());
+  return std::move(Tap(name, std::move(tensors)).front());
 }
 
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors) {
   TapListener* const listener = Listener();
   if (listener == nullptr) return tensors;
-  return listener->OnTap(name, std::move(tensors));
+  const size_t count = tensors.size();
+  std::vector<at::Tensor> passed = listener->OnTap(name, std::move(tensors));
+  TORCH_CHECK(passed.size() == count, "Tap(\"", name, "\"): the TapListener returned ",
+              passed.size(), " tensors for ", count, ": return as many as it was given");
+  return passed;
 }
 
 TapHandover::TapHandover() : listener_(Listener()) {}

@@ -51,7 +51,7 @@ std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tenso
 class TapListener {
  public:
   virtual ~TapListener() = default;
-  // What the model goes on with.
+  // What the model goes on with: as many as there were.
   virtual std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) = 0;
 };
 

@@ -12,11 +12,11 @@
 //     optimizer.zero_grad();
 //   }
 //
-// The master copy of each parameter is in pinned host memory. A parameter stays the tensor that it
-// was, in module->parameters() as in the optimizer's eyes: it is on the device, and its memory is
-// there while an operator uses its layer, forward and backward, in whatever module or function that
-// operator is called (visiting_tensor.h). Layers come ahead of their use as the step before
-// used them (engine/plan/visit_schedule.h); nothing is copied back but gradients.
+// The master copy of each parameter is in pinned host memory. module->parameters() and the
+// optimizer still have the same tensors, on the device. Such a tensor has memory there while an
+// operator uses its layer, forward or backward; which module or function calls the operator does
+// not matter (visiting_tensor.h). Layers come ahead of their use as the step before used them
+// (engine/plan/visit_schedule.h); nothing is copied back but gradients.
 //
 // Results are those of a model that stays on the device, bit for bit; of an optimizer, those of its
 // arithmetic on the host.
@@ -72,10 +72,10 @@ namespace pinion {
 
 struct WeightOptions {
   HostTierOptions tier;  // shared with all other users of the process's tier
-  // Of the device, for all units of weights that are there at once (weight_units.h). 0: as much as
-  // the two largest ones take, so that one can come while the other is used; with a target, which a
-  // window does not go with, as much as that leaves. Beside it the device holds the gradients of
-  // two units; of three with a window that is larger than the two largest ones.
+  // Device memory for all units of weights that are there at once (weight_units.h). 0: what the two
+  // largest take, so that one can come while the other is used; with a target, what that leaves. A
+  // window and a target exclude each other. The device holds the gradients of two units besides; of
+  // three if the window is larger than the two largest.
   uint64_t window_bytes = 0;
   // All that LibTorch's allocator may have given out on the device while the model is used, beside
   // which units take what is left: give an OffloadSession's OffloadOptions::memory_target_bytes the

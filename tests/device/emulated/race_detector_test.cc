@@ -110,6 +110,16 @@ TEST_F(RaceDetectorTest, AWriteOfWhatIsCopiedOutNamesTheLikelyCauseFirst) {
                                               StartsWith("race on bytes")));
 }
 
+TEST_F(RaceDetectorTest, ACopyThatWritesWhatIsCopiedOutIsNoChangeInPlace) {
+  Order(compute_, out_);
+  Order(compute_, in_);
+  detector_.Begin(out_, "copy D2H");
+  detector_.Read(At(kBase), 1000);
+  detector_.Begin(in_, "copy H2D");
+  detector_.Write(At(kBase), 1000);
+  EXPECT_THAT(Reports(), ElementsAre(StartsWith("race on bytes")));
+}
+
 TEST_F(RaceDetectorTest, AWriteTakesThePlaceOfTheReadsThatItWaitedFor) {
   Order(compute_, out_);
   Read(out_);

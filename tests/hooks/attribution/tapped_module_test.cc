@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <tuple>
@@ -96,6 +97,18 @@ TEST(TapScopeTest, ScopesThatEndInAnyOrderLeaveTheInnermostOfThoseThatAreOpen) {
     const bool is_in_order = order == std::array<size_t, 3>{2, 1, 0};
     EXPECT_EQ(log.text().empty(), is_in_order) << log.text();
   } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(TapScopeTest, AListenerThatReturnsMoreOrFewerTensorsIsRefusedByTheTapsName) {
+  class Dropping : public TapListener {
+   public:
+    Tensors OnTap(std::string_view, Tensors) override { return {}; }
+  } dropping;
+  const TapScope scope(&dropping);
+  const std::string one = ErrorOf([] { Tap("layer", at::ones({1})); });
+  EXPECT_THAT(one, HasSubstr("Tap(\"layer\"): the TapListener returned 0 tensors for 1"));
+  const std::string two = ErrorOf([] { Tap("layer", Tensors{at::ones({1}), at::ones({1})}); });
+  EXPECT_THAT(two, HasSubstr("returned 0 tensors for 2: return as many"));
 }
 
 TEST(TapScopeTest, OneThatEndsOnAnotherThreadIsToldOfAndHearsOfNothing) {
