@@ -1,11 +1,9 @@
 #include "pinion/hooks/activations/device_offloader.h"
 
 #include <c10/core/Storage.h>
-#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <optional>
 #include <utility>
 
@@ -42,7 +40,10 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
  public:
   Handle(std::shared_ptr<DeviceOffloader> owner, RecordView tensor)
       : owner_(std::move(owner)), tensor_(std::move(tensor)) {}
-  ~Handle() override { owner_->Release(*this); }
+  ~Handle() override {
+    owner_->Release(*this);
+    if (owner_->learner_ != nullptr) owner_->learner_->TellOfRefusals();
+  }
 
   at::Tensor Unpack() override {
     HostTimer timer(*owner_->stats_);
@@ -93,8 +94,6 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
                    ? nullptr
                    : std::make_unique<StepLearner>(device_, options_, tier_, state_)) {}
 
-// ---------------------------------------------------------------------------------------- pack
-
 std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
                                                    const GraphPlace& place, bool is_leaf,
                                                    std::unique_ptr<const ParameterCast> cast,
@@ -136,6 +135,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   bool is_new = false;
   Released released;  // let go of after the lock
   const uint64_t device_bytes = state_.DeviceBytes(device_);
+  if (learner_ != nullptr) learner_->NoteDeviceBytes(device_bytes);
   {
     OffloadLock lock(state_);
     state_.TellDeviceBytes(device_bytes);
@@ -216,8 +216,6 @@ void DeviceOffloader::EndScopeNow(ScopeId scope) {
   state_.schedule->OnScopeEnd(scope);
 }
 
-// -------------------------------------------------------------------------- unpack and release
-
 at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   StorageRecord& record = handle.record();
   const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
@@ -238,6 +236,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     Released released;  // let go of after the lock
     NodeId last_saver;
     const uint64_t device_bytes = state_.DeviceBytes(device_);
+    learner_->NoteDeviceBytes(device_bytes);
     {
       OffloadLock lock(state_);
       state_.TellDeviceBytes(device_bytes);

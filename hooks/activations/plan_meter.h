@@ -47,6 +47,7 @@ class PlanMeter {
   bool BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded);
   // Nobody needs a tensor of the step any more. Takes no lock.
   void EndStep() { is_in_step_ = false; }
+  bool IsInStep() const { return is_in_step_; }
   Overshoot overshoot() const { return {steps_over_, most_over_bytes_}; }
   // PlanWatch's, for plans that are made now.
   uint64_t margin_bytes() const;

@@ -67,6 +67,7 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
 std::unique_ptr<SavedTensor> StepLearner::Pack(
     const at::Tensor& tensor, uint64_t place, bool is_leaf,
     absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack) {
+  EndUnobserved();
   if (BeginStepIfNone()) RaisePlans(tensor, place);
   const std::shared_ptr<DeviceRecording> recording = Current();
   if (recording == nullptr) return pack(place);
@@ -103,6 +104,11 @@ void StepLearner::RunAside(absl::FunctionRef<void()> work) {
 
 void StepLearner::BeginUnobserved() {
   if (!state_.planner->memory_bytes().has_value()) return;
+  {
+    // What comes behind a step whose backward was within the scope is none of it.
+    OffloadLock lock(state_);
+    if (!state_.schedule.target->IsInStep()) return;
+  }
   if (const auto recording = Current()) recording->BeginUnobserved();
   observed_peak_bytes_ = AllocatorBytesOf(device_).peak;
 }
@@ -150,6 +156,21 @@ void StepLearner::TellOfOvershoot() {
                        << "). OffloadStats::steps_over_target counts such steps from now on";
 }
 
+void StepLearner::TellOfRefusals() {
+  if (refusals_ == kKnown || meter_.IsInStep()) return;
+  const int64_t before = refusals_.exchange(kKnown);
+  const AllocatorBytes bytes = AllocatorBytesOf(device_);
+  if (bytes.refusals == before) return;
+  PINION_LOG(kError) << "memory ran out on " << device_.str()
+                     << " in a step before which none was known, with "
+                        "all on the host that can leave. OffloadOptions::memory_target_bytes is "
+                     << *state_.planner->memory_bytes() << " ("
+                     << HumanBytes(*state_.planner->memory_bytes()) << "), the device had up to "
+                     << bytes.peak << " (" << HumanBytes(static_cast<uint64_t>(bytes.peak))
+                     << "), and the step needs more: run it once with more memory, and the log "
+                        "names the least, or make the batch smaller";
+}
+
 void StepLearner::BeginStep() {
   std::shared_ptr<DeviceRecording> last;
   {
@@ -184,14 +205,17 @@ void StepLearner::BeginStep() {
   if (last != nullptr && is_as_before) Learn(*last, had_gradients, ran, wanted);
   has_gradients_ = state_.planner->memory_bytes().has_value() && FindGradients();
   TellOfOvershoot();
-  bool wants_record = false;
+  bool wants_record = false, is_any_known = false;
   std::shared_ptr<const KnownStep> followed;
   {
     OffloadLock lock(state_);
     state_.schedule.target->set_begins_with_gradients(has_gradients_);
+    is_any_known = !state_.schedule.target->known().empty();
     wants_record = state_.schedule.target->WantsRecord();
     followed = state_.schedule.target->followed();
   }
+  const bool is_told = is_any_known || !state_.planner->memory_bytes().has_value();
+  refusals_ = is_told ? kKnown : AllocatorBytesOf(device_).refusals;
   if (meter_.BeginStep(followed, wants_record)) {
     // From the next step on: whether this one is observed was decided when its scope was opened.
     OffloadLock lock(state_);

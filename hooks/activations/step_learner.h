@@ -77,20 +77,31 @@ class StepLearner {
   // A scope has ended. What the program does until a backward reads, as with a loss behind the
   // scope, is not told to OnDeviceBytes.
   void BeginUnobserved();
-  // A tensor is about to be read.
+  // A tensor is about to be read, or saved.
   void EndUnobserved();
 
   // The plans of the steps that are known, as OffloadSession::Explain has them.
   std::string Explain(PlanFormat format) const;
 
   // Nobody needs a tensor of the step any more.
-  void EndStep() { meter_.EndStep(); }
+  void EndStep() {
+    meter_.EndStep();
+    observed_peak_bytes_ = kObserved;
+  }
+  // Where a step has ended in which memory ran out, and no step was known by then: in the log, the
+  // target and what the device had.
+  void TellOfRefusals();
   PlanMeter::Overshoot overshoot() const { return meter_.overshoot(); }
 
   // Peaks are of use: there is a target in bytes, a step is recorded or measured, or the next one's
   // record would be of use.
   bool IsCurious() const;
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
+  // At a save or a read, whether somebody observes what lies between them or not.
+  void NoteDeviceBytes(uint64_t allocated_bytes) {
+    meter_.OnDeviceBytes(static_cast<int64_t>(allocated_bytes),
+                         static_cast<int64_t>(share_->visiting_bytes()));
+  }
 
  private:
   // The leaves to which the last backward added first; of the step before, until there is one.
@@ -129,6 +140,10 @@ class StepLearner {
   static constexpr size_t kMostLeaves = 8;
   std::atomic<bool> wants_leaves_ = true;    // fewer were noted since the step began
   std::atomic<bool> has_gradients_ = false;  // when the step began
+
+  static constexpr int64_t kKnown = INT64_MAX;
+  std::atomic<int64_t> refusals_ =
+      kKnown;  // by the allocator, when a step began and none was known
 
   static constexpr int64_t kObserved = INT64_MAX;
   std::atomic<int64_t> observed_peak_bytes_ = kObserved;  // the allocator's, when a scope ended

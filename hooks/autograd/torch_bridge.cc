@@ -84,7 +84,10 @@ AllocatorBytes AllocatorBytesOf(c10::Device device) {
       DeviceAllocatorOf(device.type()).getDeviceStats(device.index());
   const c10::CachingAllocator::Stat& bytes = stats.allocated_bytes[kAll];
   const c10::CachingAllocator::Stat& blocks = stats.allocation[kAll];
-  AllocatorBytes all = {.current = bytes.current, .peak = bytes.peak, .allocated = bytes.allocated};
+  AllocatorBytes all = {.current = bytes.current,
+                        .peak = bytes.peak,
+                        .allocated = bytes.allocated,
+                        .refusals = stats.num_ooms};
   // Some count only what there is now.
   if (blocks.allocated > 0) all.frees = blocks.freed;
   return all;

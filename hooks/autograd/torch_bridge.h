@@ -58,6 +58,7 @@ struct AllocatorBytes {
   int64_t current = 0;
   int64_t peak = 0;       // since the user has reset it
   int64_t allocated = 0;  // from the start, whatever was freed since
+  int64_t refusals = 0;   // from the start: it had no room
   // How often something was freed, from the start or since the user has reset it; nothing where the
   // allocator does not count that.
   std::optional<int64_t> frees = std::nullopt;

@@ -149,7 +149,8 @@ bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
   }
   TORCH_CHECK(false, op.schema.name(), " would change the weight ", name,
               " on the device, where only a copy of it visits: change it in WeightOffloader::Step, "
-              "through host_parameters(), of which an optimizer is made");
+              "through host_parameters(), of which an optimizer is made, or, if it is a buffer, in "
+              "WeightOffloader::WithParametersOnHost");
 }
 
 // --------------------------------------------------------------------------------- on the host

@@ -249,7 +249,8 @@ void HostGradients::Add(size_t index, const at::Tensor& gradient) {
   } else if (weight.staying.defined()) {
     weight.staying.add_(dense);
   } else {
-    weight.staying = dense;
+    // Other parameters may have been given other views of the same memory.
+    weight.staying = dense.storage().use_count() > 1 ? dense.clone() : dense;
   }
 }
 

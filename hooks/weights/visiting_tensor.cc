@@ -127,6 +127,22 @@ void ForEachTensor(const c10::IValue& argument, absl::FunctionRef<void(const at:
   }
 }
 
+// Whether an argument is written. Of running statistics, which normalisation changes in training,
+// schemas do not tell.
+bool IsWritten(const c10::FunctionSchema& schema, size_t index, const torch::jit::Stack& stack) {
+  const std::vector<c10::Argument>& arguments = schema.arguments();
+  if (const c10::AliasInfo* const alias = arguments[index].alias_info()) return alias->isWrite();
+  const std::string& name = arguments[index].name();
+  if (name != "running_mean" && name != "running_var") return false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& flag = arguments[i].name();
+    if (flag == "training" || flag == "use_input_stats") {
+      return torch::jit::peek(stack, i, arguments.size()).toBool();
+    }
+  }
+  return false;  // a backward, which calls it `train`
+}
+
 // A kernel never sees the key: whatever it calls finds the bytes where they are.
 void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
@@ -150,8 +166,7 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   uint64_t argument_bytes = 0;
   at::Tensor done;  // by its keeper
   for (size_t i = 0; i < count; ++i) {
-    const bool is_written = schema.arguments()[i].alias_info() != nullptr &&
-                            schema.arguments()[i].alias_info()->isWrite();
+    const bool is_written = IsWritten(schema, i, *stack);
     ForEachTensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       if (!IsVisiting(tensor)) {

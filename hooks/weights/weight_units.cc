@@ -8,11 +8,17 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
 
 namespace pinion {
 namespace {
 
 constexpr uint64_t kMinBufferBytes = 1 << 20;
+
+// Of normalisation: each forward of a training changes it.
+bool IsStatistic(const std::string& key) {
+  return absl::EndsWith(key, "running_mean") || absl::EndsWith(key, "running_var");
+}
 
 class UnitFinder {
  public:
@@ -61,7 +67,7 @@ class UnitFinder {
       Add(unit, NameIn(name, parameter.key()), parameter.value());
     }
     for (const auto& buffer : module.named_buffers(recurse)) {
-      if (buffer.value().nbytes() < kMinBufferBytes) continue;
+      if (buffer.value().nbytes() < kMinBufferBytes || IsStatistic(buffer.key())) continue;
       Add(frozen, NameIn(name, buffer.key()), buffer.value());
     }
     Keep(std::move(trained));

@@ -30,8 +30,7 @@ struct WeightUnit {
   std::vector<NamedWeight> weights;  // at least one
 };
 
-// Parameters, and buffers of 1 MiB or more, which count as frozen. Running statistics, which
-// operators change without their schemas telling, are far below.
+// Parameters, and buffers of 1 MiB or more, which count as frozen, but for running statistics.
 std::vector<WeightUnit> WeightUnitsOf(const torch::nn::Module& module);
 
 }  // namespace pinion

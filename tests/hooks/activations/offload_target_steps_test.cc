@@ -6,12 +6,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/csrc/profiler/api.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -51,6 +55,16 @@ class OffloadTargetSteps : public ::testing::Test {
                 });
     }
     return y;
+  }
+  static void StartProfiler() {
+    using torch::profiler::impl::ProfilerConfig;
+    using torch::profiler::impl::ProfilerState;
+    const std::set<torch::profiler::impl::ActivityType> cpu = {
+        torch::profiler::impl::ActivityType::CPU};
+    const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/false,
+                                /*profile_memory=*/true);
+    torch::autograd::profiler::prepareProfiler(config, cpu);
+    torch::autograd::profiler::enableProfiler(config, cpu);
   }
   void Backward(at::Tensor y) {
     seen_.clear();
@@ -126,6 +140,34 @@ TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithi
   run_one(session);
   planned_peak(*session, target_bytes);
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
+}
+
+// Nobody is told of what lies between two scopes, but for LibTorch's allocator.
+TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
+  const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
+  at::Tensor y = carrier_;
+  {
+    const OffloadScope scope(session);
+    y = Chain(y, 0, kNodes / 2);
+  }
+  Ones(65 * kTensorBytes);
+  {
+    const OffloadScope scope(session);
+    y = Chain(y, kNodes / 2, kNodes / 2);
+  }
+  Backward(std::move(y));
+  EXPECT_EQ(session->GetStats().steps_over_target, 1u);
+  EXPECT_GE(session->GetStats().most_bytes_over_target, uint64_t{kTensorBytes});
+}
+
+// One that was started before the scope: it hears of the memory, and no one else does.
+TEST_F(OffloadTargetSteps, StepsThatAProfilerHidesAreCountedByTheirSavesAndReads) {
+  const std::shared_ptr<OffloadSession> session = NewSession(1);
+  StartProfiler();
+  RunSteps(session, 3);
+  torch::autograd::profiler::disableProfiler();
+  ExpectOffloaded(*session);
+  EXPECT_EQ(session->GetStats().steps_over_target, 3u);
 }
 
 // Micro-batches that add to the gradients begin with these on the device. That says nothing of the

@@ -324,6 +324,38 @@ TEST(OffloadTarget, ATargetThatCannotBeMetIsToldOfOnceWithTheLeastAndWithWhatASt
   EXPECT_EQ(Count(log.text(), more), 1) << log.text();
 }
 
+TEST(OffloadTarget, AFirstStepThatDiesOfItsTargetTellsItAndWhatTheDeviceHad) {
+  TargetWorld roomy(1);
+  const uint64_t least_bytes = roomy.Run(TestNet(roomy.device(), at::kFloat, kShape)).peak_bytes;
+  int in_forward = 0, in_backward = 0;
+  for (const uint64_t percent : {50, 70, 90, 99}) {
+    SCOPED_TRACE(percent);
+    const uint64_t limit_bytes = least_bytes * percent / 100;
+    const CapturedLog log;
+    TargetWorld world(limit_bytes);
+    const TestNet net(world.device(), at::kFloat, kShape);
+    world.Limit(limit_bytes);
+    EXPECT_THROW(world.Run(net), c10::OutOfMemoryError);
+    ++(world.QuietStats().unpacked > 0 ? in_backward : in_forward);
+    EXPECT_EQ(Count(log.text(), "memory ran out on emu:0"), 1) << log.text();
+    EXPECT_THAT(log.text(), AllOf(HasSubstr(absl::StrCat("memory_target_bytes is ", limit_bytes)),
+                                  HasSubstr(absl::StrCat("up to ", world.peak_device_bytes()))));
+  }
+  EXPECT_GT(in_forward, 0);
+  EXPECT_GT(in_backward, 0);
+}
+
+// What a program does about it is its own affair: a smaller batch, for example.
+TEST(OffloadTarget, MemoryThatRunsOutInAStepBeforeWhichOneWasKnownIsNotExplained) {
+  const CapturedLog log;
+  TargetWorld world(1 << 30);
+  const TestNet net(world.device(), at::kFloat, kShape);
+  for (int i = 0; i < 3; ++i) world.Run(net);
+  world.Limit(world.device_bytes() + 1);
+  EXPECT_THROW(world.Run(net), c10::OutOfMemoryError);
+  EXPECT_EQ(Count(log.text(), "memory ran out"), 0) << log.text();
+}
+
 // What an optimizer keeps from its first step on, for example.
 TEST(OffloadTarget, ALeastThatGrowsIsToldAgain) {
   const CapturedLog log;

@@ -23,6 +23,7 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -33,6 +34,8 @@ constexpr int64_t kRows = 256;
 constexpr int64_t kWidth = 64;
 
 using at::Tensor;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using Tensors = std::vector<Tensor>;
 // A step's forward, which a scope is around, and what runs backward from the loss.
 using Forward = std::function<Tensor(const Tensor& x, const Tensors& weights)>;
@@ -50,6 +53,8 @@ struct Program {
   int steps_between_updates = 1;
   bool verify = false;
   Forward loss = nullptr;  // behind the scope, of what forward returns; none: that is the loss
+  bool scope_is_around_all = false;  // backward as well
+  std::function<void(const Tensor& x)> between_steps = nullptr;
 };
 
 Tensor Layers(Tensor h, const Tensors& weights) {
@@ -187,6 +192,17 @@ Program LossBehindTheScope() {
   return program;
 }
 
+// As a scope around a whole step is, with an evaluation behind it: more than any target in sum, and
+// little at a time.
+Program BackwardWithinTheScope() {
+  Program program = {"BackwardWithinTheScope", Chain, CallBackward, NewAdam};
+  program.scope_is_around_all = true;
+  program.between_steps = [](const Tensor& x) {
+    for (int i = 0; i < 64; ++i) at::ones_like(x);
+  };
+  return program;
+}
+
 struct Ran {
   uint64_t peak_bytes = 0;  // in forward and backward, the most of all steps
   Tensors values;           // losses, then what the weights have become
@@ -215,17 +231,18 @@ class TargetPrograms : public ::testing::TestWithParam<Program> {
     for (int step = 1; step <= kSteps; ++step) {
       world.ResetPeak();
       Tensor loss;
-      {
-        std::optional<OffloadScope> scope;
-        if (target_bytes.has_value()) scope.emplace(world.session());
-        loss = GetParam().forward(x, weights);
-      }
+      std::optional<OffloadScope> scope;
+      if (target_bytes.has_value()) scope.emplace(world.session());
+      loss = GetParam().forward(x, weights);
+      if (!GetParam().scope_is_around_all) scope.reset();
       if (GetParam().loss) loss = GetParam().loss(loss, weights);
       GetParam().backward(loss, weights, step);
+      scope.reset();
       ran.values.push_back(loss.detach().to(at::kCPU));
       loss.reset();
       EXPECT_THAT(world.Synchronize(), IsOk());
       ran.peak_bytes = std::max(ran.peak_bytes, world.peak_device_bytes());
+      if (GetParam().between_steps) GetParam().between_steps(x);
       if (step % GetParam().steps_between_updates != 0) continue;
       if (optimizer != nullptr) optimizer->step();
       for (const Tensor& weight : weights) weight.mutable_grad() = Tensor();
@@ -247,7 +264,12 @@ TEST_P(TargetPrograms, KeepWithinEachTargetFromTheFirstStepOn) {
     const uint64_t target_bytes =
         least.peak_bytes + (plain.peak_bytes - least.peak_bytes) * i / kTargets;
     SCOPED_TRACE(target_bytes);
+    const CapturedLog log;
     const Ran ran = Run(target_bytes, /*is_limit=*/true);
+    // What comes behind the step is none of it.
+    if (i > 0 && GetParam().scope_is_around_all) {
+      EXPECT_THAT(log.text(), Not(HasSubstr("cannot be met")));
+    }
     EXPECT_LE(ran.peak_bytes, target_bytes);
     EXPECT_EQ(ran.stats.steps_over_target, 0u);
     ASSERT_GT(ran.stats.evicted_bytes, 0u);
@@ -266,7 +288,7 @@ INSTANTIATE_TEST_SUITE_P(Programs, TargetPrograms,
                                            OnAnotherThread(), SecondOrder(),
                                            SecondOrderEverySecondStep(), ByGrad(),
                                            ByTheBaseEngine(), Retained(), Verified(),
-                                           LossBehindTheScope()),
+                                           LossBehindTheScope(), BackwardWithinTheScope()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace target_programs_test

@@ -629,6 +629,22 @@ TEST_F(ParameterIdiomsTest, HostCopiesThatOutliveTheModelHaveTheGradientsThatHad
   EXPECT_TRUE(SameBytes(masters[0].grad(), arrived));
 }
 
+// Both get a view of what backward has made once, of other strides than their own.
+TEST_F(ParameterIdiomsTest, TransposedParametersThatAreAddedHaveGradientsOfTheirOwn) {
+  ExpectAsResident([](Model& model) {
+    torch::optim::AdamW optimizer(model.trained());
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      for (int n = 1; n < 3; ++n) {
+        const Tensor ones = at::ones({kWidth, kWidth}, at::TensorOptions(model.device));
+        const Tensor sum = ones + model.parameter(0).t() + model.parameter(2).t();
+        (sum * n).pow(2).sum().backward();
+      }
+      model.Wait();
+    }
+  });
+}
+
 struct KindsImpl : torch::nn::Module {
   KindsImpl()
       : frozen(register_parameter("frozen", at::ones({8}), /*requires_grad=*/false)),
