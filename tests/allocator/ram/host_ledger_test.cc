@@ -721,12 +721,12 @@ TEST_F(HostLedgerTest, AProgramMayCloseAllFilesAndOpenOthers) {
 TEST_F(HostLedgerTest, AFileThatTakesThePlaceOfStandardInputIsALedgersToo) {
   const std::shared_ptr<HostLedger> other = Open();
   ChildProcess child([&] {
-    close(STDIN_FILENO);
-    close(STDOUT_FILENO);
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) close(fd);
     errno = EINTR;  // of a call before
     const std::shared_ptr<HostLedger> ledger = Open();
-    EXPECT_EQ(fcntl(STDIN_FILENO, F_GETFD), -1) << "it was not closed";
-    EXPECT_EQ(fcntl(STDOUT_FILENO, F_GETFD), -1) << "the ledger stays there";
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+      EXPECT_EQ(fcntl(fd, F_GETFD), -1) << "the ledger keeps descriptor " << fd;
+    }
     const Reservation reservation = ledger->Reserve(5).value();
     EXPECT_EQ(other->reserved_bytes(), 5u);
   });

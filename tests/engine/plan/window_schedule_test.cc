@@ -55,7 +55,9 @@ class WindowScheduleTest : public ::testing::Test {
   std::vector<uint64_t> EvictAll() { return Numbers(schedule_.TakeAllEvictions()); }
 
   void Save(ScopeId scope, std::initializer_list<uint64_t> sizes) {
-    for (const uint64_t size_bytes : sizes) schedule_.OnSaved(scope, {size_bytes});
+    for (const uint64_t size_bytes : sizes) {
+      EXPECT_TRUE(schedule_.OnSaved(scope, {size_bytes}).leaves);
+    }
   }
 
   WindowSchedule schedule_;
