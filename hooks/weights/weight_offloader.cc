@@ -165,7 +165,8 @@ void WeightOffloader::CheckAllVisit() const {
 void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
   WaitForGradients();
   weights_->Pause();
-  // What the parameters are again behind it, and meanwhile, where that is no master.
+  // The parameters that live; what each is again behind it, and meanwhile, where that is no master.
+  std::vector<at::Tensor> parameters(all_.size());
   std::vector<at::Tensor> visiting(all_.size());
   std::vector<at::Tensor> widened(all_.size());
   const absl::Cleanup back = [&] {
@@ -175,11 +176,10 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
     for (size_t i = 0; i < all_.size(); ++i) {
       units.push_back(all_[i].unit);
       if (all_[i].watch != nullptr) all_[i].watch->Accept();
-      at::Tensor tensor(all_[i].tensor.lock());
-      if (!tensor.defined() || !visiting[i].defined()) continue;
+      if (!visiting[i].defined()) continue;
       try {
-        tensor.set_data(visiting[i]);
-        tensor.unsafeGetTensorImpl()->bump_version();
+        parameters[i].set_data(visiting[i]);
+        parameters[i].unsafeGetTensorImpl()->bump_version();
       } catch (const std::exception& error) {
         PINION_LOG(kError) << all_[i].name << " does not visit any more: " << error.what();
       }
@@ -192,7 +192,8 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
     const at::NoGradGuard no_grad;
     absl::flat_hash_map<const c10::StorageImpl*, c10::Storage> wide_of;
     for (size_t i = 0; i < all_.size(); ++i) {
-      at::Tensor tensor(all_[i].tensor.lock());
+      at::Tensor& tensor = parameters[i];
+      tensor = at::Tensor(all_[i].tensor.lock());
       if (!tensor.defined()) continue;
       const c10::Storage storage = tensor.storage();
       visiting[i] = MakeVisitingTensor(tensor, tensor.storage_offset(), storage);
@@ -210,7 +211,7 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < all_.size(); ++i) {
     const Weight& weight = all_[i];
-    const at::Tensor tensor(weight.tensor.lock());
+    const at::Tensor& tensor = parameters[i];
     if (!tensor.defined()) continue;
     TORCH_CHECK(tensor.sizes() == visiting[i].sizes() && tensor.dtype() == visiting[i].dtype(),
                 "the parameter ", weight.name, " was given ", tensor.toString(), tensor.sizes(),

@@ -56,6 +56,7 @@
 #include "pinion/tests/hooks/support/footprint.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/hooks/weights/visiting_net.h"
+#include "pinion/tests/support/captured_log.h"
 
 namespace pinion::testing {
 namespace {
@@ -287,6 +288,18 @@ TEST_F(WeightOffloaderTest, AModelIsSavedAndLoadedOnTheHost) {
   EXPECT_TRUE(AsOnCpu(other->forward(X()).cpu(), Net(3)->forward(Input())));
 }
 
+TEST_F(WeightOffloaderTest, WhereABlockHasLeftTheModelTheOthersAreOnTheHostAndVisitAgain) {
+  const auto model = std::make_shared<torch::nn::Module>();
+  const auto block = model->register_module("block", Block());
+  model->register_module("lost", Block());
+  const auto weights = Attach(*model);
+  model->unregister_module("lost");
+  const CapturedLog log;
+  weights->WithParametersOnHost([&] { EXPECT_TRUE(block->linear->weight.is_cpu()); });
+  EXPECT_EQ(block->linear->weight.device(), world_.device());
+  EXPECT_EQ(log.text(), "");
+}
+
 TEST_F(WeightOffloaderTest, SavingFromTheDeviceIsRefusedWhereverTheWeightsAreAndNothingIsWritten) {
   for (const int layers : {2, 6}) {  // of which two fit
     SCOPED_TRACE(layers);
@@ -512,6 +525,33 @@ TEST_F(WeightOffloaderTest, AGraphFromBeforeAStepRaisesAutogradsError) {
     for (Tensor master : weights->host_parameters()) master.mul_(2);
   });
   EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+}
+
+// The host needs 10 ms for reading the gradients of a layer, and for reading and writing its
+// weights.
+EmulatedOptions SlowHost() {
+  EmulatedOptions options = MachineOptions();
+  options.preset.host_memory_gb_per_s = 3 * kLayerBytes / 10e6;
+  return options;
+}
+
+class SlowHostWeightsTest : public WeightOffloaderTest {
+ protected:
+  SlowHostWeightsTest() : WeightOffloaderTest(SlowHost()) {}
+};
+
+TEST_F(SlowHostWeightsTest, AStepTakesTheTimeOfWhatIsTrainedAndOfTheOptimizersState) {
+  Net net(3);
+  for (Tensor& parameter : net->blocks[1]->parameters()) parameter.requires_grad_(false);
+  const auto weights = Attach(*net);
+  EmulatedMachine& machine = world_.machine();
+  const auto step_ms = [&](uint64_t state_bytes) {
+    const double begin_ms = machine.now_ms();
+    weights->Step([] {}, state_bytes);
+    return machine.now_ms() - begin_ms;
+  };
+  EXPECT_NEAR(step_ms(0), 2 * 10, 0.5);
+  EXPECT_NEAR(step_ms(3 * kLayerBytes), 2 * 10 + 2 * 10, 0.5);
 }
 
 TEST_F(WeightOffloaderTest, LayersThatShareAStorageAreRefusedByName) {
