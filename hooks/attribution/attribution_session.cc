@@ -40,11 +40,7 @@ std::vector<LayerResult> AttributionSession::ComputeLayerGradientsAndEval(
     const AttributedForward& forward, const std::vector<std::string>& layers,
     const std::vector<at::Tensor>& inputs, const Target& target, const LayerOptions& options,
     const LayerCallbacks& callbacks) {
-  const std::shared_ptr<HostCopies> copies = NewCopies();
-  PendingLayers pending =
-      StartGradients(copies, forward, layers, inputs, target, options, callbacks);
-  copies->LetGo();
-  return pending.Wait();
+  return StartGradients(NewCopies(), forward, layers, inputs, target, options, callbacks).Wait();
 }
 
 std::vector<LayerResult> AttributionSession::EvalLayers(const AttributedForward& forward,
@@ -52,10 +48,7 @@ std::vector<LayerResult> AttributionSession::EvalLayers(const AttributedForward&
                                                         const std::vector<at::Tensor>& inputs,
                                                         const LayerOptions& options,
                                                         const LayerCallbacks& callbacks) {
-  const std::shared_ptr<HostCopies> copies = NewCopies();
-  PendingLayers pending = StartValues(copies, forward, layers, inputs, options, callbacks);
-  copies->LetGo();
-  return pending.Wait();
+  return StartValues(NewCopies(), forward, layers, inputs, options, callbacks).Wait();
 }
 
 at::Tensor AttributionSession::Concatenate(const std::vector<at::Tensor>& parts) const {

@@ -49,7 +49,11 @@ at::Tensor HostCopy::Wait() const {
 HostCopies::HostCopies(std::shared_ptr<HostTier> tier, c10::DeviceType type)
     : tier_(std::move(tier)), type_(type) {}
 
-HostCopies::~HostCopies() { LetGo(); }
+HostCopies::~HostCopies() {
+  for (const auto& [index, held] : held_) {
+    for (const auto& parcel : held.parcels) const GuardedMemory freed = parcel->Evict();
+  }
+}
 
 bool HostCopies::CanTake(const at::Tensor& tensor) const {
   if (!IsQueued(tensor) || !tensor.has_storage()) return false;
@@ -125,19 +129,6 @@ void HostCopies::MakeRoom(c10::Device device, uint64_t next_bytes) {
     }
   }
   for (const std::shared_ptr<Parcel>& parcel : oldest) const GuardedMemory freed = parcel->Evict();
-}
-
-void HostCopies::LetGo() {
-  std::vector<std::shared_ptr<Parcel>> all;
-  {
-    const MutexLock lock(mu_);
-    for (auto& [index, held] : held_) {
-      all.insert(all.end(), held.parcels.begin(), held.parcels.end());
-      held.parcels.clear();
-      held.bytes = 0;
-    }
-  }
-  for (const std::shared_ptr<Parcel>& parcel : all) const GuardedMemory freed = parcel->Evict();
 }
 
 uint64_t HostCopies::HeldBytes() const {

@@ -63,7 +63,7 @@ class HostCopies {
 
   // `tier`, of devices of this type, may be null.
   HostCopies(std::shared_ptr<HostTier> tier, c10::DeviceType type);
-  ~HostCopies();  // calls the device if memory is held
+  ~HostCopies();  // frees the device memory that is held for copies, in the order of its stream
 
   // Whether no other tensor, view or owner has the memory of `tensor`, and no gradient is asked for
   // it. Then the caller may let a kStays copy read it and go on with a clone. Who has a weak
@@ -71,8 +71,6 @@ class HostCopies {
   bool CanTake(const at::Tensor& tensor) const;
   // The copy comes after the present work of the current stream of the tensor's device.
   HostCopy Start(const at::Tensor& tensor, Source source);
-  // Device memory that is held for copies goes, in the order of its stream.
-  void LetGo();
 
   // Of the device where it is most: what is held there now.
   uint64_t HeldBytes() const;

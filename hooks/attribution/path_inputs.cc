@@ -64,7 +64,6 @@ PathInputs::PathInputs(std::vector<at::Tensor> inputs, std::vector<at::Tensor> b
                 ": it has the input's sizes, or 1 example, or no dimension");
     TORCH_CHECK(baseline.device() == inputs_[i].device(), "a baseline on ", baseline.device(),
                 " for an input on ", inputs_[i].device(), ": put both on one device");
-    inputs_[i] = inputs_[i].detach();
     baseline = baseline.detach().expand(inputs_[i].sizes());
   }
 }

@@ -43,7 +43,7 @@ class PathInputs {
   // Copies of the additional inputs, which a forward function may change in place.
   void AppendAdditional(const PassRows& rows, std::vector<at::Tensor>& to) const;
 
-  // Of one input, for the rows' examples.
+  // Of one input, for the rows' examples. Within at::NoGradGuard.
   at::Tensor Difference(const PassRows& rows, size_t input) const;
 
  private:
