@@ -2,19 +2,31 @@
 
 #include "pinion/hooks/tier/torch_tier.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/weights/weight_offloader.h"
+#include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/captured_log.h"
@@ -56,6 +68,42 @@ TEST_F(OneMemoryTest, WeightsAreNotStreamed) {
       WeightOffloader::Attach(*module, world_.device(), world_.backend(), {.tier = SmallTier()}),
       StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("the host's")));
   EXPECT_TRUE(module->weight.device().is_cpu());
+}
+
+TEST_F(OneMemoryTest, AttributionThatKeepsResultsOnTheDeviceCopiesNothing) {
+  const auto session = AttributionSession::Create(SmallTier(), world_.backend()).value();
+  const at::Tensor x = at::ones({4, 4}).to(world_.device());
+  const auto forward = [](const std::vector<at::Tensor>& in) {
+    return Tap("layer", in[0] * 2).sum(1);
+  };
+  LayerOptions options;
+  for (const bool keeps : {true, false}) {
+    options.keep_on_device = keeps;
+    const at::Tensor value =
+        session->EvalLayers(forward, {"layer"}, {x}, options)[0].tensors[0].activation;
+    EXPECT_EQ(value.device(), keeps ? world_.device() : c10::Device(at::kCPU));
+    EXPECT_TRUE(SameBytes(value.cpu(), at::full({4, 4}, 2.0f)));
+    EXPECT_EQ(world_.session()->GetAllocatorStats().allocations, keeps ? 0u : 1u);
+  }
+}
+
+TEST(IntegratedCudaDeviceTest, HasNoMemoryOfItsOwnAndACoherentOneHas) {
+  EmulatedOptions machine;
+  machine.preset = *FindPreset("gh200_c2c");
+  for (const bool is_integrated : {false, true}) {
+    FakeCuda fake(machine);
+    if (is_integrated) fake.SetIntegrated();
+    const DeviceBackend backend = CudaBackend(FakeCuda::Api());
+    const auto tier =
+        HostTier::OfProcess({}, backend, backend.device(0).value()->pinned_source()).value();
+    const absl::Status status = CheckHasOwnMemory(*tier->ForDevice(0).value());
+    if (is_integrated) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented,
+                                   HasSubstr("the memory of cuda:0 is the host's")));
+    } else {
+      EXPECT_THAT(status, IsOk());
+    }
+  }
 }
 
 }  // namespace torch_tier_test
