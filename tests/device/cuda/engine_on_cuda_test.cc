@@ -246,6 +246,21 @@ TEST_F(EngineOnCudaTest, AMarkOfADestroyedStreamIsNotDoneBecauseItsHandleIsUsedA
   EXPECT_TRUE(before->IsDone());
 }
 
+// As a program's data loader does that has streams of its own in each epoch.
+TEST_F(EngineOnCudaTest, StreamsThatComeAndGoLeaveNothingInTheEngine) {
+  Device& device = world_.engine().device();
+  std::vector<std::weak_ptr<FenceTimeline>> timelines;
+  for (int epoch = 0; epoch < 200; ++epoch) {
+    const StreamHandle stream = device.CreateStream("epoch").value();
+    timelines.push_back(world_.engine().Mark(stream)->timeline);
+    ASSERT_THAT(device.SynchronizeStream(stream), IsOk());
+    ASSERT_THAT(device.DestroyStream(stream), IsOk());
+  }
+  const auto live =
+      std::ranges::count_if(timelines, [](const auto& one) { return !one.expired(); });
+  EXPECT_LE(live, 65);
+}
+
 TEST_F(EngineOnCudaTest, AMarkOfTheStreamPerThreadIsRefused) {
   EXPECT_THAT(world_.engine().Mark(StreamHandle(cudaStreamPerThread)),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaStreamPerThread")));
