@@ -374,8 +374,8 @@ TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
                                  AllOf(HasSubstr("H2D on emu:0"), HasSubstr("submission 1"),
                                        HasSubstr("its copy has not finished")));
 
-  EXPECT_THAT(stuck.Wait(absl::Seconds(1)), says_why);
-  EXPECT_THAT(world.engine().Drain(absl::Seconds(1)), says_why);
+  EXPECT_THAT(stuck.Wait(kLong), says_why);
+  EXPECT_THAT(world.engine().Drain(kLong), says_why);
   // Flow control on a device that knows that it is stuck for ever ends as well, and leaves nothing
   // behind.
   EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), says_why);

@@ -24,8 +24,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/allocation_bytes.h"
@@ -294,11 +292,8 @@ std::string WhatIsLeft(EmulatedMachine& machine, const OffloadSession* session) 
     return absl::StrCat(machine.memory_stats(0).in_use_bytes, " device bytes:\n",
                         machine.MemoryReport(0));
   };
-  std::string left = look();
-  for (int i = 0; i < 2000 && !left.empty(); ++i) {
-    absl::SleepFor(absl::Milliseconds(1));
-    left = look();
-  }
+  std::string left;
+  Soon([&] { return (left = look()).empty(); });
   return left;
 }
 
