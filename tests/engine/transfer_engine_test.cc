@@ -193,7 +193,7 @@ TEST(TransferEngineTest, ABlockIsNotReusedBeforeItsCopiesAreDone) {
   world.WriteDevice(data, Pattern(1, kMiB), world.compute());
   Kernel slow;
   slow.name = "slow";
-  slow.flops = 1e15;  // seconds, so that no copy is done before somebody waits for it
+  slow.flops = 1e14;  // seconds, so that no copy is done before somebody waits for it
   ASSERT_THAT(world.machine().Launch(0, world.compute(), slow), IsOk());
   std::set<void*> in_flight;
   Transfer last;
