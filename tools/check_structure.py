@@ -4,7 +4,11 @@
   * no file has more than 350 lines,
   * no class is implemented in more than one .cc,
   * no class has more than a dozen private methods,
-  * no lock guards more than six fields.
+  * no lock guards more than six fields,
+
+and that no scope ends where it begins, here and in all that uses the library: a class whose name
+ends in Scope, Region or Guard is [[nodiscard]], which clang reads, and so are its constructors,
+which GCC reads. A class that implements an interface of LibTorch's (...Interface) is no scope.
 
 Usage: .venv/bin/python3 -B tools/check_structure.py [DIRECTORY]
 Names what is too large, prints "N passed, N failed", and exits 1 if anything is or if nothing was
@@ -29,12 +33,14 @@ sys.path.insert(0, str(_TOOLS / "mutation"))
 import cpp_source  # which parses C++ with Pinion's macros
 
 LAYERS = ["allocator", "device", "engine", "hooks"]
+USERS = ["programs", "bench", "examples", "shared", "tests"]
 
 MOST_LINES = 350
 MOST_FILES_OF_A_CLASS = 1
 MOST_PRIVATE_METHODS = 12
 MOST_GUARDED_FIELDS = 6
 
+_SCOPE = re.compile(r"(Scope|Region|Guard)$")
 _CLASSES = ("class_specifier", "struct_specifier")
 _GUARDED_BY = re.compile(rb"^(?!\s*//).*\bABSL_(?:PT_)?GUARDED_BY\(([^()]*)\)", re.MULTILINE)
 
@@ -53,6 +59,12 @@ class Checks:
             self.passed += 1
         else:
             self.complaints.append(f"{where}: {number} {text}, {limit} at most")
+
+    def is_true(self, condition, where, text):
+        if condition:
+            self.passed += 1
+        else:
+            self.complaints.append(f"{where}: {text}")
 
 
 def _find(node, types):
@@ -97,6 +109,33 @@ def _private_methods(class_name, is_struct, body):
             private = member.text == b"private"
         elif private and (name := _method_name(member)) and name not in (simple_name, "~" + simple_name):
             yield name
+
+
+def _constructors(class_name, body):
+    """The names in the declarations of those that are not deleted."""
+    for member in body.children:
+        if _method_name(member) != class_name.rpartition("::")[2] or b"= delete" in member.text:
+            continue
+        declared = member.children[-1] if member.type == "template_declaration" else member
+        yield declared.child_by_field_name("declarator").child_by_field_name("declarator")
+
+
+def _check_scopes(name, source, root, checks):
+    def check(node, class_name, text):
+        # The parser does not see attributes, but its offsets are the file's.
+        before = source[max(0, node.start_byte - 40) : node.start_byte]
+        where = f"{name}:{node.start_point[0] + 1}: {class_name}"
+        checks.is_true(re.search(rb"\[\[nodiscard\]\] (explicit )?$", before), where, text)
+
+    for class_name, body in _classes(root):
+        owner = body.parent
+        bases = next((part.text for part in owner.children if part.type == "base_class_clause"), b"")
+        is_class = owner.type == "class_specifier" and not bases.endswith(b"Interface")
+        if not is_class or not _SCOPE.search(class_name):
+            continue
+        check(owner.child_by_field_name("name"), class_name, "a scope that is not [[nodiscard]]")
+        for constructor in _constructors(class_name, body):
+            check(constructor, class_name, "a scope's constructor that is not [[nodiscard]]")
 
 
 def _type_of(field, body):
@@ -165,6 +204,7 @@ def _guarded_fields(source, classes):
 def check_file(name, source, checks):
     checks.at_most(MOST_LINES, source.count(b"\n"), name, "lines")
     root = cpp_source.parse(source).root_node
+    _check_scopes(name, source, root, checks)
     classes = list(_classes(root))
     place = {body: f"{name}:{body.start_point[0] + 1}: {class_name}" for class_name, body in classes}
     for class_name, body in classes:
@@ -203,12 +243,21 @@ def check_locks(checks):
         checks.at_most(MOST_GUARDED_FIELDS, count, where, "fields that it guards")
 
 
+def _sources(directory, folders):
+    """(name, text) of each C++ file."""
+    for folder in folders:
+        for path in sorted((directory / folder).rglob("*")):
+            if path.suffix in (".h", ".cc"):
+                yield str(path.relative_to(directory)), path.read_bytes()
+
+
 def check_library(directory):
     checks = Checks()
-    for layer in LAYERS:
-        for path in sorted((directory / layer).rglob("*")):
-            if path.suffix in (".h", ".cc"):
-                check_file(str(path.relative_to(directory)), path.read_bytes(), checks)
+    for name, source in _sources(directory, LAYERS):
+        check_file(name, source, checks)
+    for name, source in _sources(directory, USERS):
+        if re.search(rb"(Scope|Region|Guard)\b", source):  # most have none, and parsing all takes long
+            _check_scopes(name, source, cpp_source.parse(source).root_node, checks)
     check_implementations(checks)
     check_locks(checks)
     return checks

@@ -71,9 +71,9 @@ class TrlOffload : public SavedTensorPacker {
 
 // TRL's `with` statement. It forgets what was saved before; at its end the host waits for both
 // streams. With a SavedTensorScope in its place neither happens. Not to be nested.
-class TrlScope {
+class [[nodiscard]] TrlScope {
  public:
-  explicit TrlScope(const std::shared_ptr<TrlOffload>& offload);
+  [[nodiscard]] explicit TrlScope(const std::shared_ptr<TrlOffload>& offload);
   ~TrlScope();
   TrlScope(const TrlScope&) = delete;
   TrlScope& operator=(const TrlScope&) = delete;

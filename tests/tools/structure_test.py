@@ -240,6 +240,43 @@ struct State {{
         ):
             self.assertEqual(complaints_about(header, a="void Sample::Method() {}", b=other), [], other)
 
+    def test_a_scope_is_nodiscard_for_clang_and_for_gcc(self):
+        whole, part = "a scope that is not [[nodiscard]]", "a scope's constructor that is not [[nodiscard]]"
+        for name in ("Scope", "SampleScope", "SampleRegion", "SampleGuard"):
+            for class_says, constructor_says in ((1, 1), (0, 1), (1, 0), (0, 0)):
+                source = f"""
+class {"[[nodiscard]] " * class_says}{name} final : public Base {{
+ public:
+  {"[[nodiscard]] " * constructor_says}explicit {name}(int x) : x_(x) {{}}
+  ~{name}();
+  {name}(const {name}&) = delete;
+}};
+"""
+                expected = [] if class_says else [f"engine/sample.h:2: {name}: {whole}"]
+                expected += [] if constructor_says else [f"engine/sample.h:4: {name}: {part}"]
+                self.assertEqual(complaints_about(source), expected, source)
+
+    def test_what_only_has_the_name_of_a_scope_may_be_discarded(self):
+        for source in (
+            "class EmuGuard final : public c10::impl::DeviceGuardImplInterface {\n  EmuGuard();\n};",
+            "struct PackScope {\n  PackScope();\n};",
+            "class Scopes {\n  Scopes();\n};",
+            "class SampleScope;",
+        ):
+            self.assertEqual(complaints_about(source), [], source)
+
+    def test_scopes_of_tests_and_benchmarks_are_checked_too(self):
+        with tempfile.TemporaryDirectory() as directory:
+            for name in ("hooks/a.h", "bench/peers/b.h", "tests/c.cc"):
+                path = pathlib.Path(directory) / name
+                path.parent.mkdir(parents=True)
+                path.write_text("class SampleScope {};\n")
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                self.assertEqual(check_structure.main([directory]), 1)
+        found = [line.partition(": ")[0] for line in output.getvalue().splitlines()]
+        self.assertEqual(found, ["hooks/a.h:1", "bench/peers/b.h:1", "tests/c.cc:1", "2 passed, 3 failed"])
+
     def test_all_files_of_the_layers_are_checked(self):
         with tempfile.TemporaryDirectory() as directory:
             for name in ("allocator/heap/a.h", "hooks/b.cc", "bench/c.cc", "engine/plan/d.txt"):

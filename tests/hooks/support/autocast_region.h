@@ -9,9 +9,9 @@
 
 namespace pinion::testing {
 
-class AutocastRegion {
+class [[nodiscard]] AutocastRegion {
  public:
-  explicit AutocastRegion(c10::DeviceType type) : type_(type) {
+  [[nodiscard]] explicit AutocastRegion(c10::DeviceType type) : type_(type) {
     at::autocast::set_autocast_enabled(type_, true);
     at::autocast::set_autocast_dtype(type_, at::kBFloat16);
     at::autocast::increment_nesting();

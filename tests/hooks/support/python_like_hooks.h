@@ -66,9 +66,9 @@ class PythonLikeEngine : public torch::autograd::Engine {
 };
 
 // While it lives, that is the process's engine.
-class PythonLikeEngineScope {
+class [[nodiscard]] PythonLikeEngineScope {
  public:
-  PythonLikeEngineScope() {
+  [[nodiscard]] PythonLikeEngineScope() {
     Set();
     PythonLikeEngine::Get().packed = 0;
   }
