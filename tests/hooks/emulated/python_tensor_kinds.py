@@ -7,6 +7,7 @@ compile: torch.compile that traces for the first time in a scope, with the gradi
 classes: tensors with Python's class, attributes and identity, which a node sees as with PyTorch's
 own saved-tensor hooks that change nothing.
 compiled_autograd: what compiled autograd says of what a scope has saved.
+nested: what making a nested tensor of the strided layout says, where emu has none.
 """
 
 import contextlib
@@ -315,11 +316,30 @@ def run_compiled_autograd(library):
         yield f"compiled autograd says {message}"
 
 
+# --- nested
+
+
+def run_nested(library):
+    for name, make in [
+        ("as_nested_tensor", torch.nested.as_nested_tensor),
+        ("nested_tensor", torch.nested.nested_tensor),
+    ]:
+        for needs_grad in (False, True):
+            message = "nothing"
+            try:
+                make([values().requires_grad_(needs_grad), values()[1:]], layout=torch.strided)
+            except RuntimeError as error:
+                message = str(error)
+            if "aten::" not in message or "emu has dense tensors only" not in message:
+                yield f"{name}, {'with' if needs_grad else 'without'} a gradient, says {message}"
+
+
 PARTS = {
     "wrappers": lambda library: run_same(WRAPPERS, library),
     "compile": lambda library: run_same(COMPILE, library),
     "classes": run_classes,
     "compiled_autograd": run_compiled_autograd,
+    "nested": run_nested,
 }
 
 

@@ -36,5 +36,9 @@ TEST(PythonTensorKindsTest, CompiledAutogradRefusesWhatAScopeHasSavedByName) {
   RunTensorKinds("compiled_autograd");
 }
 
+TEST(PythonTensorKindsTest, ANestedTensorOfTheStridedLayoutIsRefusedByName) {
+  RunTensorKinds("nested");
+}
+
 }  // namespace
 }  // namespace pinion::testing
