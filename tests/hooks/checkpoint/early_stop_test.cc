@@ -3,17 +3,23 @@
 // their end.
 
 #include <ATen/Functions.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+#include <c10/core/DispatchKey.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -25,9 +31,11 @@
 #include "gtest/gtest.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
@@ -121,10 +129,49 @@ Tensor InPlace(const Tensor& x, void (*change)(Tensor& y)) {
   return y;
 }
 
+// An operator of a program's own, x * cos(x), which saves its noise before its kernel fills it.
+int noisy_kernels = 0;
+
+Tensor NoisyKernel(const Tensor& x, const Tensor& noise) {
+  ++noisy_kernels;
+  noise.copy_(x.cos());
+  return x * noise;
+}
+
+Tensor CallNoisy(const char* name, const Tensor& x, const Tensor& noise) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, "")
+      .typed<Tensor(const Tensor&, const Tensor&)>()
+      .call(x, noise);
+}
+
+template <bool is_declared>
+Tensor NoisyAutograd(const Tensor& x, const Tensor& noise) {
+  const auto multiply = [](const Tensor& gradient, const UnpackSaved& unpack) {
+    return gradient * unpack()[0];
+  };
+  return Probe(x, {noise}, multiply, [&] {
+    return CallNoisy(is_declared ? "pinion_early_stop::noisy" : "pinion_early_stop::undeclared", x,
+                     noise);
+  });
+}
+
+TORCH_LIBRARY(pinion_early_stop, library) {
+  library.def("noisy(Tensor x, Tensor(a!) noise) -> Tensor");
+  library.def("undeclared(Tensor x, Tensor noise) -> Tensor");
+  for (const char* const name : {"noisy", "undeclared"}) {
+    library.impl(name, c10::DispatchKey::CompositeExplicitAutograd, &NoisyKernel);
+  }
+  library.impl("noisy", c10::DispatchKey::Autograd, &NoisyAutograd<true>);
+  library.impl("undeclared", c10::DispatchKey::Autograd, &NoisyAutograd<false>);
+}
+
 // Whatever an operator may do between the moment at which it saves a tensor and the one at which
 // the tensor has its values: it fills an argument, updates statistics, writes in place, draws.
 std::vector<Operator> Operators() {
   return {
+      {"a program's own",
+       [](const Tensor& x) { return CallNoisy("pinion_early_stop::noisy", x, at::empty_like(x)); }},
       {"rrelu", [](const Tensor& x) { return at::rrelu(x, 0.1, 0.9, true); }},
       {"rrelu_",
        [](const Tensor& x) {
@@ -289,6 +336,72 @@ TEST_F(EarlyStopOperators, EachHasRunToItsEndInNestedSegments) {
     const auto inner = [&](const Tensor& in) { return op.run(in.sin()); };
     ExpectSameGradient([&](const Tensor& x) { return inner(x.cos()); },
                        [&](const Tensor& x) { return checkpoint(inner, x.cos()); });
+  }
+}
+
+bool DeclaresAWrite(const c10::FunctionSchema& op) {
+  return std::any_of(op.arguments().begin(), op.arguments().end(),
+                     [](const c10::Argument& argument) {
+                       return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+                     });
+}
+
+// What LibTorch's names promise: add_, sum.out.
+bool HasTheNameOfAWrite(const c10::OperatorName& name) {
+  return (name.name.ends_with('_') && !name.name.ends_with("__")) || name.overload_name == "out" ||
+         name.overload_name.ends_with("_out");
+}
+
+TEST_F(EarlyStopOperators, EachOneOfLibTorchsTableThatDeclaresAWriteRunsItsKernelBehindItsSave) {
+  int runs = 0, writing = 0;
+  const auto stops_at = [](const c10::FunctionSchema& op) {
+    try {
+      BeforeKernel(op);
+    } catch (const std::exception&) {
+      return true;
+    }
+    return false;
+  };
+  const auto walk = [&](bool has_returned) {
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      const std::optional<c10::OperatorHandle> op = dispatcher.findSchema(name);
+      if (!op.has_value()) continue;
+      const bool writes = DeclaresAWrite(op->schema());
+      EXPECT_EQ(stops_at(op->schema()), has_returned || !writes) << name;
+      writing += writes ? 1 : 0;
+      // The collectives of c10d declare nothing of what they write.
+      const bool is_atens = name.name.starts_with("aten::");
+      EXPECT_TRUE(writes || !is_atens || !HasTheNameOfAWrite(name)) << name;
+    }
+  };
+  const auto segment = [&](const Tensor& x) {
+    const Tensor in = x.sin();
+    const auto double_it = [](const Tensor& gradient, const UnpackSaved&) { return gradient * 2; };
+    Tensor y = Probe(in, {in}, double_it, [&] {
+      if (++runs == 2) {  // when it is computed again
+        walk(/*has_returned=*/false);
+        at::sequence_number::get_and_increment();  // the next operator has a node
+        walk(/*has_returned=*/true);
+      }
+      return in * 2;
+    });
+    return y;
+  };
+  GradientOf(segment, /*checkpointed=*/true);
+  EXPECT_EQ(runs, 2);
+  EXPECT_GT(writing, 2 * 1000) << "in two walks";
+}
+
+// As LibTorch's own passes over graphs do, the early stop takes a schema at its word.
+TEST_F(EarlyStopOperators, AWriteThatASchemaDoesNotDeclareIsNotMade) {
+  for (const bool is_declared : {true, false}) {
+    const char* const name =
+        is_declared ? "pinion_early_stop::noisy" : "pinion_early_stop::undeclared";
+    noisy_kernels = 0;
+    GradientOf([&](const Tensor& x) { return CallNoisy(name, x.sin(), at::zeros_like(x)); },
+               /*checkpointed=*/true);
+    EXPECT_EQ(noisy_kernels, is_declared ? 2 : 1) << "in forward, and when it is computed again";
   }
 }
 

@@ -1,5 +1,6 @@
 #include "pinion/tests/hooks/support/probe.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/mul.h>
@@ -43,12 +44,15 @@ class ProbeNode : public torch::autograd::TraceableFunction {
 }  // namespace
 
 at::Tensor Probe(const at::Tensor& carrier, const std::vector<at::Tensor>& saved,
-                 ProbeBackward backward) {
+                 ProbeBackward backward, const std::function<at::Tensor()>& compute) {
   const auto node = std::shared_ptr<ProbeNode>(new ProbeNode(saved, std::move(backward)),
                                                torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(carrier));
   at::Tensor output;
-  {
+  if (compute != nullptr) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = compute();
+  } else {
     const c10::NoGradGuard no_grad;
     output = carrier.clone();
   }

@@ -21,9 +21,11 @@ namespace pinion::testing {
 using UnpackSaved = std::function<std::vector<at::Tensor>()>;
 using ProbeBackward = std::function<at::Tensor(const at::Tensor& grad, const UnpackSaved& unpack)>;
 
-// A copy of `carrier`, which requires a gradient, made by a node that saves `saved`.
+// A copy of `carrier`, which requires a gradient, made by a node that saves `saved`; or the tensor
+// that `compute` returns, which runs below autograd, as the kernel of an operator that saves
+// `saved`.
 at::Tensor Probe(const at::Tensor& carrier, const std::vector<at::Tensor>& saved,
-                 ProbeBackward backward);
+                 ProbeBackward backward, const std::function<at::Tensor()>& compute = nullptr);
 
 // A Probe that keeps what it unpacks: (*seen)[i] is saved[i] once backward has run.
 at::Tensor Observe(const at::Tensor& carrier, const std::vector<at::Tensor>& saved,
