@@ -270,6 +270,31 @@ TEST_F(ParameterIdiomsTest, AHostCopysGradientReadsWholeThoughSomeOfItIsOnItsWay
   }
 }
 
+// Nothing but Put and WaitForGradients adds what has arrived, so that what is seen is exact.
+TEST_F(ParameterIdiomsTest, WhatWasTakenFromAHostCopysGradientIsOldUntilSomebodyWaits) {
+  const Tensors first = Resident([](Model& m) { m.Backward(0); });
+  const Tensors sum = Resident([](Model& m) {
+    m.Backward(0);
+    m.Backward(1);
+  });
+  for (const bool stay : {false, true}) {
+    SCOPED_TRACE(stay);
+    Model model;
+    Attach(model, {.tier = SmallTier(), .gradients_stay = stay});
+    model.Backward(0);
+    model.Wait();
+    const Tensor taken = model.trained()[0].grad();
+    model.Backward(1);
+    EXPECT_TRUE(AsOnCpu(taken, first[0])) << "the layer whose gradient is the last to leave";
+    const Tensor anew = model.trained()[0].grad();
+    EXPECT_THAT(ErrorOf([&] { anew.data_ptr<float>(); }), HasSubstr("not allocated yet"));
+    EXPECT_TRUE(AsOnCpu(anew.clone(), sum[0])) << "an operator waits";
+    model.Wait();
+    EXPECT_TRUE(AsOnCpu(taken, sum[0]));
+    EXPECT_EQ(model.trained()[0].grad().data_ptr<float>(), taken.data_ptr<float>());
+  }
+}
+
 TEST_F(ParameterIdiomsTest, AGradientThatTheHostIsGivenIsItsParameters) {
   Model model;
   Attach(model);
@@ -430,6 +455,25 @@ TEST_F(ParameterIdiomsTest, GradientsWithAGraphAreOnTheHostAsWell) {
     m.net->zero_grad();
     m.Backward(1);
   });
+}
+
+// The gradient's graph is there, and forward's nodes, through which it may go on, are gone.
+TEST_F(ParameterIdiomsTest, AGradientWithAGraphWithoutTheForwardsIsAsThatOfAResidentOne) {
+  const auto without_forward = [](Tensor loss) {
+    loss.backward({}, /*retain_graph=*/false, /*create_graph=*/true);
+  };
+  for (const bool needs_forward : {true, false}) {
+    std::vector<std::string> errors;
+    ExpectAsResident([&](Model& m) {
+      without_forward(needs_forward ? m.Loss(0) : m.parameter().pow(3).sum());
+      errors.push_back(ErrorOf([&] { m.parameter().grad().pow(2).sum().backward(); }));
+      m.Wait();
+      if (needs_forward) m.Backward(1);
+    });
+    EXPECT_THAT(errors, ::testing::Each(needs_forward
+                                            ? HasSubstr("backward through the graph a second time")
+                                            : HasSubstr("no error")));
+  }
 }
 
 TEST_F(ParameterIdiomsTest, AGradientWithAGraphThatOnlyTheHostForgetsIsNamed) {
