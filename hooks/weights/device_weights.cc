@@ -88,7 +88,7 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
                 "capturing it, or keep its weights on the device");
     TORCH_CHECK(!paused_, "the weights of \"", unit.parts.name,
                 "\" are used while WeightOffloader::Step changes weights on the host: run the "
-                "model before or after the step");
+                "model before or after the step, and make optimizers over host_parameters()");
     const MasterWatch* const changed = unit.parts.Changed(use.in_backward);
     TORCH_CHECK(changed == nullptr, "the host's copy of ", changed->name(),
                 " was changed outside WeightOffloader::Step, and the device may have what was "
