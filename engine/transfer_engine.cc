@@ -136,7 +136,8 @@ absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
 absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle later,
                                               const WaitSite& site) {
   PINION_RETURN_IF_ERROR(device_->accepting());
-  if (earlier == later || !site.enabled()) return absl::OkStatus();
+  // An empty handle goes on to the device, which refuses it.
+  if ((earlier == later && earlier.valid()) || !site.enabled()) return absl::OkStatus();
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(earlier));
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(later));
   PINION_ASSIGN_OR_RETURN(const EventRef event, events_->Acquire());

@@ -36,6 +36,7 @@ absl::StatusOr<LinkRates> RatesOf(const LinkCalibration& link) {
   PINION_ASSIGN_OR_RETURN(rates.duplex_out,
                           RateOf("d2h_duplex_gb_per_s", link.d2h_duplex_gb_per_s));
   PINION_ASSIGN_OR_RETURN(rates.duplex_in, RateOf("h2d_duplex_gb_per_s", link.h2d_duplex_gb_per_s));
+  PINION_RETURN_IF_ERROR(link.Validate());  // its costs as well
   return rates;
 }
 

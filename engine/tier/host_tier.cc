@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/status_macros.h"
 
@@ -81,6 +82,7 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
     const HostTierOptions& options, const DeviceBackend& backend,
     std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool) {
   PINION_RETURN_IF_ERROR(options.engine.Validate());
+  PINION_RETURN_IF_ERROR(backend.Validate());
   const PinnedAllocator* const own_pool = pool.get();
   if (own_pool != nullptr) {
     source = nullptr;
@@ -113,7 +115,9 @@ HostTier::HostTier(const HostTierOptions& options, DeviceBackend backend,
     : backend_(std::move(backend)),
       source_(std::move(source)),
       pool_(std::move(pool)),
-      options_(options) {}
+      options_(options) {
+  PINION_CHECK(pool_ != nullptr) << "a HostTier needs a pool: HostTier::OfProcess makes one";
+}
 
 std::string HostTier::Join(const HostTierOptions& options, const PinnedAllocator* pool) {
   if (pool != nullptr && pool != pool_.get()) return "the pool of pinned memory is another one";

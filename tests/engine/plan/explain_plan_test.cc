@@ -1,5 +1,7 @@
 #include "pinion/engine/plan/explain_plan.h"
 
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -14,6 +16,7 @@ namespace explain_plan_test {
 
 using ::pinion::testing::ForwardAndBackward;
 using ::pinion::testing::RoundLink;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -81,6 +84,39 @@ TEST(ExplainPlan, TimesOfTheHostsClockAreCalledThat) {
 
 TEST(ExplainPlan, WithoutALinkItSaysWhatIsMissing) {
   EXPECT_THAT(ExplainPlan(TwoObjects(), StepPlan(), LinkCalibration()), HasSubstr("d2h.gb_per_s"));
+}
+
+// Neither call returns a status: the text is the error, whatever the format.
+TEST(ExplainPlan, WhatIsNoStepNoMoveOrNoLinkIsSaidInEachFormat) {
+  StepRecord no_stretches = TwoObjects();
+  no_stretches.stretches.clear();
+  StepPlan impossible;
+  impossible.moves = {{.object = 7, .drop_at = 1, .fetch_at = 3, .read_at = 3}};
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  StepPlan moves;
+  moves.moves = {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3}};
+  const struct {
+    StepRecord step;
+    StepPlan plan;
+    LinkCalibration link;
+    const char* message;
+  } rows[] = {
+      {no_stretches, {}, RoundLink(), "0 stretches"},
+      {TwoObjects(), impossible, RoundLink(), "object 7 cannot be copied"},
+      {TwoObjects(), moves, RoundLink(1, nan), "fixed_us is nan; it must be finite"},
+      {TwoObjects(), moves, RoundLink(1, infinity), "fixed_us is inf; it must be finite"},
+      {TwoObjects(), moves, RoundLink(1, -1), "fixed_us is -1; it must be finite"},
+      {TwoObjects(), moves, RoundLink(nan), "duplex_gb_per_s is nan"},
+  };
+  for (const auto& row : rows) {
+    EXPECT_THAT(ExplainPlan(row.step, row.plan, row.link), HasSubstr(row.message));
+    for (const PlanFormat format :
+         {PlanFormat::kText, PlanFormat::kSvg, PlanFormat::kChromeTrace}) {
+      EXPECT_THAT(DrawPlan(row.step, row.plan, row.link, UINT64_MAX, format, "a note"),
+                  AllOf(HasSubstr(row.message), HasSubstr("a note")));
+    }
+  }
 }
 
 }  // namespace explain_plan_test

@@ -4,13 +4,16 @@
 #include <unistd.h>
 
 #include <barrier>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -128,10 +131,30 @@ TEST_F(HostTierTest, ManyThreadsThatWantADeviceGetOneTier) {
 
 TEST_F(HostTierTest, ForADeviceThatThereIsNotTheBackendsErrorIsReturned) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> tier, OfProcess());
-  EXPECT_THAT(tier->ForDevice(2),
-              StatusIs(absl::StatusCode::kNotFound,
-                       HasSubstr("no device emu:2; the emulated machine has 2")));
+  for (const int index : {2, -1, INT32_MIN, INT32_MAX}) {
+    EXPECT_THAT(
+        tier->ForDevice(index),
+        StatusIs(absl::StatusCode::kNotFound, HasSubstr("no device emu:" + std::to_string(index) +
+                                                        "; the emulated machine has 2")));
+  }
   EXPECT_THAT(tier->ForDevice(1), IsOk());
+}
+
+// --------------------------------------------------------------------------------------- misuse
+
+TEST_F(HostTierTest, WhatItIsMadeOfMustBeThere) {
+  EXPECT_THAT(HostTier::OfProcess(SmallOptions(), EmulatedBackend(machine_), nullptr),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("source is null")));
+  EXPECT_THAT(HostTier::OfProcess(SmallOptions(), EmulatedBackend(machine_), nullptr, NewPool()),
+              IsOk());
+  EXPECT_THAT(HostTier::OfProcess(SmallOptions(), {"emu", nullptr}, source_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("DeviceBackend::device of \"emu\" is not set: use")));
+  DeviceBackend null = EmulatedBackend(machine_);
+  null.device = [](int) -> absl::StatusOr<std::shared_ptr<Device>> { return nullptr; };
+  EXPECT_THAT(HostTier(SmallOptions(), null, source_, NewPool()).ForDevice(1),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("null for device 1")));
+  EXPECT_DEATH(HostTier(SmallOptions(), null, source_, nullptr), "HostTier::OfProcess makes one");
 }
 
 TEST_F(HostTierTest, ADeviceThatCannotBeSetUpNowIsTriedAgainLater) {
