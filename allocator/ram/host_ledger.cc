@@ -155,7 +155,10 @@ struct HostLedger::Table {
   ino_t inode = 0;
 };
 
-uint64_t HostLedger::Reservation::BytesAhead() const { return table_->BytesBefore(turn_); }
+uint64_t HostLedger::Reservation::BytesAhead() const {
+  PINION_CHECK(table_ != nullptr) << "BytesAhead of a reservation that was moved from or committed";
+  return table_->BytesBefore(turn_);
+}
 
 void HostLedger::Reservation::Release() {
   if (table_ == nullptr) return;
@@ -199,6 +202,12 @@ std::shared_ptr<HostLedger> HostLedger::OpenOrPrivate(const std::string& name) {
 }
 
 absl::StatusOr<std::shared_ptr<HostLedger>> HostLedger::Open(const std::string& name) {
+  if (name.size() < 2 || name.rfind('/') != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the name of the ledger is \"", name,
+                     "\": shm_open takes a slash and a name without one, "
+                     "/pinion for example"));
+  }
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<Table> table, Map({name}, /*current=*/nullptr));
   return std::shared_ptr<HostLedger>(new HostLedger(std::move(table)));
 }

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/read_file.h"
 #include "pinion/allocator/sources/numa.h"
 
@@ -207,6 +208,8 @@ void RamProbe::ApplyNumaNodes(double percent, RamSample* sample) const {
 }
 
 RamSample RamProbe::Sample(double percent) const {
+  PINION_CHECK(percent >= 0 && percent <= 100)
+      << "Sample with " << percent << " % of each limit; it must lie between 0 and 100";
   RamSample sample;
   ReadHost(proc_root_, &sample);
   ApplyNumaNodes(percent, &sample);

@@ -119,6 +119,7 @@ absl::Status CheckNumaNode(int node, const std::string& root, const std::string&
 }
 
 int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
+  PINION_CHECK(stride_bytes > 0) << "NumaNodeOf looks at a page in every 0 bytes";
   std::vector<const void*> pages;
   const char* const begin = static_cast<const char*>(data);
   for (const char* at = begin; at < begin + size_bytes; at += stride_bytes) pages.push_back(at);
@@ -135,6 +136,8 @@ int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
 }
 
 absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {
+  PINION_CHECK(node >= 0 && node < kMostNodes)
+      << "PreferNumaNode " << node << "; it must lie between 0 and " << kMostNodes - 1;
   std::vector<unsigned long> nodes(node / kBitsPerWord + 1);
   nodes.back() = 1ul << (node % kBitsPerWord);
   // The kernel reads one bit less than it is told.

@@ -71,7 +71,9 @@ std::string Remedy(uint64_t size_bytes, int error) {
       if (limited && locked_bytes + size_bytes > limit.rlim_cur) {
         return absl::StrCat(limit_text, kRaiseTheLimit);
       }
-      return absl::StrCat("the process has too many mappings (vm.max_map_count); ", limit_text);
+      return absl::StrCat(
+          "not all of it is mapped, or the process has too many mappings (vm.max_map_count); ",
+          limit_text);
     case EAGAIN:
       return absl::StrCat(
           "not all pages could be had: look at the free memory of the host and of the process's "
@@ -85,6 +87,11 @@ std::string Remedy(uint64_t size_bytes, int error) {
 }  // namespace
 
 absl::Status LockPages(void* data, uint64_t size_bytes, unsigned flags) {
+  if (data == nullptr || (flags & ~unsigned{MLOCK_ONFAULT}) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "LockPages of ", HumanBytes(size_bytes), " at ", reinterpret_cast<uintptr_t>(data),
+        " with flags ", flags, ": give memory that is mapped, and 0 or MLOCK_ONFAULT"));
+  }
   if (mlock2(data, size_bytes, flags) == 0) return absl::OkStatus();
   const int error = errno;
   // The range may be locked already, by the first of MmapSource's two calls. It is unlocked, so

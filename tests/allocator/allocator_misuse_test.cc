@@ -1,21 +1,30 @@
 // Wrong uses of the allocator, a row each: an error that names the value and what to do, and
 // nothing that stays behind. docs/misuse.md says which tests have the others.
 
+#include <sys/mman.h>
+
+#include <climits>
 #include <cstdint>
-#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/fence.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/ram/host_ledger.h"
+#include "pinion/allocator/ram/ram_probe.h"
+#include "pinion/allocator/sources/numa.h"
+#include "pinion/allocator/sources/page_lock.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -85,6 +94,83 @@ TEST(HostLedgerMisuseTest, AnEmptyDirectoryIsRefusedWithTheRemedy) {
   EXPECT_THAT(HostLedger::InDirectory(""),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("the ledger is \"\""), HasSubstr("/run/pinion"))));
+}
+
+TEST(HostLedgerMisuseTest, ANameThatShmOpenDoesNotTakeIsRefusedWithTheRemedy) {
+  for (const std::string name : {"", "/", "pinion", "/pinion/ledger", "//"}) {
+    EXPECT_THAT(HostLedger::Open(name),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("the name of the ledger is \"" + name + "\""),
+                               HasSubstr("/pinion for example"))));
+  }
+}
+
+TEST(HostLedgerMisuseDeathTest, AReservationThatWasMovedFromHasNobodyAhead) {
+  HostLedger::Reservation first = HostLedger::Private()->Reserve(0).value();
+  const HostLedger::Reservation second = std::move(first);
+  EXPECT_EQ(second.BytesAhead(), 0u);
+  EXPECT_DEATH((void)first.BytesAhead(), "a reservation that was moved from or committed");
+}
+
+TEST(RamProbeMisuseTest, APercentageThatIsNoneIsNamed) {
+  const RamProbe probe = FakeHost().Probe();
+  for (const double percent : {-1.0, 100.5, std::numeric_limits<double>::infinity(),
+                               std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_DEATH((void)probe.Sample(percent), "of each limit; it must lie between 0 and 100");
+  }
+  EXPECT_EQ(probe.Sample(0).limited_by, probe.Sample(100).limited_by);
+}
+
+TEST(RamProbeMisuseTest, ReadingsThatAreNoNumbersAreUnknown) {
+  FakeHost host;
+  host.Write("proc/self/cgroup", "0::/pod\n");
+  for (const std::string text : {"nan", "inf", "-nan", "x", ""}) {
+    host.Write("proc/meminfo", "MemTotal: " + text + " kB\nMemAvailable: " + text + " kB\n");
+    host.Write("cgroup/pod/memory.max", text + "\n");
+    host.Write("cgroup/pod/memory.current", text + "\n");
+    const RamSample sample = host.Probe().Sample();
+    EXPECT_EQ(sample.total_bytes, 0u) << text;
+    EXPECT_EQ(sample.percent, 0) << text;
+    EXPECT_EQ(sample.headroom_bytes, UINT64_MAX) << text;
+    EXPECT_EQ(sample.limited_by, "") << text;
+  }
+}
+
+TEST(FenceTicketMisuseTest, ATicketOfNoTimelineIsDoneHoweverLargeItsNumber) {
+  for (const uint64_t value : {uint64_t{0}, UINT64_MAX}) {
+    const FenceTicket none = {nullptr, value};
+    EXPECT_TRUE(none.IsDone());
+    for (const absl::Duration timeout : {-absl::InfiniteDuration(), absl::InfiniteDuration()}) {
+      EXPECT_THAT(none.Wait(timeout), IsOk());
+    }
+  }
+}
+
+TEST(NumaMisuseTest, ANodeOrAStrideThatThereIsNotIsNamed) {
+  char page[1];
+  for (const int node : {-1, -64, 1024, INT_MIN, INT_MAX}) {
+    EXPECT_DEATH((void)PreferNumaNode(page, 1, node),
+                 "PreferNumaNode " + std::to_string(node) + "; it must lie between 0 and 1023");
+    const ScopedNumaThread anywhere(node, "/no/such/directory/");
+  }
+  EXPECT_DEATH((void)NumaNodeOf(page, 1, 0), "a page in every 0 bytes");
+  EXPECT_EQ(NumaNodeOf(nullptr, 1, 1), -1);
+}
+
+TEST(PageLockMisuseTest, MemoryAndFlagsThatThereAreNotAreNamed) {
+  constexpr uint64_t kBytes = 4096;
+  EXPECT_THAT(LockPages(nullptr, kBytes, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("4 KiB at 0 with"), HasSubstr("memory that is mapped"))));
+  void* const data =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(data, MAP_FAILED);
+  EXPECT_THAT(LockPages(data, kBytes, 6),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("flags 6"), HasSubstr("0 or MLOCK_ONFAULT"))));
+  ASSERT_EQ(munmap(data, kBytes), 0);
+  EXPECT_THAT(LockPages(data, kBytes, 0),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("not all of it is mapped")));
 }
 
 TEST(PinnedBlockMisuseTest, AnEmptyBlockIsOfNoSizeAndOnNoNode) {
