@@ -2,6 +2,8 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include "pinion/allocator/base/check.h"
+
 namespace pinion {
 namespace {
 
@@ -14,6 +16,7 @@ nvtxDomainHandle_t Domain() {
 }  // namespace
 
 void NvtxTraceSink::BeginRange(const char* name, uint64_t size_bytes) {
+  PINION_CHECK(name != nullptr) << "a range has a name";
   nvtxEventAttributes_t attributes = {};
   attributes.version = NVTX_VERSION;
   attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;

@@ -231,6 +231,11 @@ class EmulatedDevice : public Device {
     PINION_RETURN_IF_ERROR(Enter(DeviceCall::kQueryEvent));
     PINION_ASSIGN_OR_RETURN(const Event* const first, core_->handles.Find(start));
     PINION_ASSIGN_OR_RETURN(const Event* const second, core_->handles.Find(end));
+    if (first->device != second->device) {
+      return absl::InvalidArgumentError("ElapsedMs: the events are of " +
+                                        EmulatedDeviceName(first->device) + " and " +
+                                        EmulatedDeviceName(second->device) + ", not of one device");
+    }
     for (const Event* event : {first, second}) {
       if (event->time_ms == nullptr || !event->recorded) {
         return absl::InvalidArgumentError(

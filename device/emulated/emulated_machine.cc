@@ -184,9 +184,10 @@ absl::Status EmulatedMachine::RecordStream(const void* data, StreamHandle stream
 }
 
 absl::Status EmulatedMachine::HostAccess(const void* data, uint64_t size_bytes, bool write) {
-  if (size_bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(data)) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+  if (size_bytes > UINTPTR_MAX - begin || (data == nullptr && size_bytes > 0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("HostAccess: no memory has ", size_bytes, " bytes from there on"));
+        absl::StrCat("HostAccess: no memory has ", size_bytes, " bytes from ", begin, " on"));
   }
   MutexLock lock(core_->mu);
   if (const int device = core_->DeviceOf(data); device >= 0) {
@@ -217,14 +218,14 @@ absl::Status EmulatedMachine::RegisterHost(int device, void* data, uint64_t size
       core_->pinned.Find(data, size_bytes) != PinnedRanges::Overlap::kNone) {
     return absl::InvalidArgumentError("RegisterHost: memory of a device, or pinned already");
   }
-  core_->pinned.Add(data, size_bytes);
+  core_->pinned.Add(data, size_bytes, PinnedRanges::Owner::kProgram);
   return absl::OkStatus();
 }
 
 absl::Status EmulatedMachine::UnregisterHost(int device, void* data) {
   MutexLock lock(core_->mu);
   PINION_RETURN_IF_ERROR(core_->faults.Check(device));
-  if (core_->pinned.SizeAt(data) == 0) {
+  if (core_->pinned.SizeAt(data, PinnedRanges::Owner::kProgram) == 0) {
     return absl::InvalidArgumentError("UnregisterHost: this was not registered");
   }
   return core_->pinned.Remove(data);

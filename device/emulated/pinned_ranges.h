@@ -18,20 +18,27 @@ class PinnedRanges {
  public:
   explicit PinnedRanges(Simulation* simulation) : simulation_(simulation) {}
 
-  void Add(void* data, uint64_t size_bytes);
+  // Whose memory it is: a segment of the machine's sources, or what a program has registered.
+  enum class Owner { kMachine, kProgram };
+
+  void Add(void* data, uint64_t size_bytes, Owner owner = Owner::kMachine);
   // Waits for all devices, but orders nothing: who relies on it has a race. Unavailable if a stream
   // is stuck; the range then stays.
   absl::Status Remove(void* data);
 
-  // The size of the range that begins at `data`; 0 if none does.
-  uint64_t SizeAt(const void* data) const;
+  // The size of the range of that owner which begins at `data`; 0 if none does.
+  uint64_t SizeAt(const void* data, Owner owner = Owner::kMachine) const;
   // How [data, data + size_bytes) lies to the ranges: inside of one, across an end, or apart.
   enum class Overlap { kInside, kPartly, kNone };
   Overlap Find(const void* data, uint64_t size_bytes) const;
 
  private:
   Simulation* const simulation_;
-  std::map<uintptr_t, uint64_t> ranges_;  // address, size
+  struct Range {
+    uint64_t size_bytes;
+    Owner owner;
+  };
+  std::map<uintptr_t, Range> ranges_;  // by address
 };
 
 }  // namespace pinion

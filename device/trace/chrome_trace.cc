@@ -95,7 +95,8 @@ absl::Status ChromeTrace::Write(const std::string& path) const {
   file << ToJson() << '\n';
   file.close();
   if (file.good()) return absl::OkStatus();
-  return absl::UnavailableError("cannot write the trace to " + path + ": " + std::strerror(errno));
+  return absl::UnavailableError("cannot write the trace to \"" + path +
+                                "\": " + std::strerror(errno));
 }
 
 }  // namespace pinion

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "pinion/allocator/base/check.h"
+
 namespace pinion {
 namespace {
 
@@ -63,6 +65,7 @@ void ChromeTraceSink::OnTransfer(const TransferRecord& transfer) {
 }
 
 void ChromeTraceSink::OnStall(const StallRecord& stall) {
+  PINION_CHECK(stall.wait_site != nullptr) << "a stall names its wait, or \"\"";
   MutexLock lock(mu_);
   DeviceRows& rows = RowsOf(stall.device);
   const auto [found, added] = rows.streams.try_emplace(stall.stream.native());

@@ -27,6 +27,7 @@ void TraceRecorder::Add(ChromeTrace::Slice slice) {
 }
 
 void TraceRecorder::BeginRange(const char* name, uint64_t size_bytes, double now_ms) {
+  PINION_CHECK(name != nullptr) << "a range has a name";
   CallingThread().open.push_back({name, size_bytes, now_ms});
 }
 

@@ -106,6 +106,10 @@ TEST_F(NvtxTraceSinkTest, RangesArePushedAndPoppedWithTheirBytesInPinionsDomain)
   EXPECT_THAT(TheSeen().domains, ElementsAre("pinion"));
 }
 
+TEST_F(NvtxTraceSinkTest, ARangeThatHasNoNameCannotBeEntered) {
+  EXPECT_DEATH(sink_.BeginRange(nullptr, 0), "a range has a name");
+}
+
 TEST_F(NvtxTraceSinkTest, EveryThreadPopsWhatItPushed) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {

@@ -5,13 +5,16 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/device/allocation_label.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -164,6 +167,77 @@ TEST_F(EmulatedMisuseTest, AKernelCostsAFiniteNumber) {
                          HasSubstr("finite"))));
     }
   }
+}
+
+TEST_F(EmulatedMisuseTest, EventsThatTellNoTimeAreRefusedWithTheReason) {
+  EmulatedOptions options = Options();
+  options.device_count = 2;
+  Start(options);
+  const std::shared_ptr<Device> other = machine_->device(1);
+  const auto recorded = [](Device& device, EventHandle event, StreamHandle stream) {
+    EXPECT_THAT(device.RecordEvent(event, stream), IsOk());
+    EXPECT_THAT(device.SynchronizeStream(stream), IsOk());
+    return event;
+  };
+  const EventHandle timed = recorded(*device_, device_->CreateTimedEvent().value(), compute_);
+  const EventHandle there =
+      recorded(*other, other->CreateTimedEvent().value(), machine_->default_stream(1));
+  const EventHandle untimed = recorded(*device_, device_->CreateEvent().value(), compute_);
+  const EventHandle gone = device_->CreateTimedEvent().value();
+  ASSERT_THAT(device_->DestroyEvent(gone), IsOk());
+  const struct {
+    const char* name;
+    EventHandle event;
+    const char* message;
+  } rows[] = {
+      {"empty", EventHandle(), "the event handle is empty"},
+      {"destroyed", gone, "no such event"},
+      {"without timing", untimed, "an event without timing"},
+      {"never recorded", device_->CreateTimedEvent().value(), "one that was never recorded"},
+      {"of another device", there, "emu:1"},
+  };
+  for (const auto& row : rows) {
+    const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(row.message));
+    EXPECT_THAT(device_->ElapsedMs(timed, row.event), refused) << row.name;
+    EXPECT_THAT(device_->ElapsedMs(row.event, timed), refused) << row.name;
+  }
+  EXPECT_THAT(device_->ElapsedMs(timed, timed), IsOk());
+}
+
+TEST_F(EmulatedMisuseTest, AnEventOrAStreamThatThereIsNotIsNeitherWaitedForNorCaptured) {
+  for (const absl::Duration timeout : {absl::Seconds(-1), absl::InfiniteDuration()}) {
+    EXPECT_THAT(device_->WaitEvent(EventHandle(), timeout),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("handle is empty")));
+  }
+  EXPECT_THAT(machine_->SetCapturing(StreamHandle(), true),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no such stream")));
+}
+
+TEST_F(EmulatedMisuseTest, AHostAccessIsToMemory) {
+  EXPECT_THAT(
+      machine_->HostAccess(nullptr, 8, /*write=*/true),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no memory has 8 bytes from 0 on")));
+  EXPECT_THAT(machine_->HostAccess(nullptr, 0, /*write=*/false), IsOk()) << "an empty tensor's";
+}
+
+TEST_F(EmulatedMisuseTest, ASourcesSegmentIsNotUnregisteredNorRegisteredMemoryFreed) {
+  EXPECT_THAT(machine_->UnregisterHost(0, host_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("was not registered")));
+  EXPECT_TRUE(machine_->IsPinned(host_));
+  alignas(kPage) static uint8_t page[kPage];
+  ASSERT_THAT(machine_->RegisterHost(0, page, kPage), IsOk());
+  EXPECT_DEATH(source_->Free({page, kPage, -1}).IgnoreError(), "did not come from this machine");
+  EXPECT_THAT(machine_->UnregisterHost(0, page), IsOk());
+}
+
+TEST(AllocationLabelMisuseTest, AnEmptyLabelIsNone) {
+  const AllocationLabel empty("");
+  EXPECT_EQ(AllocationLabel::Current(), "");
+  {
+    const AllocationLabel inner("inner");
+    EXPECT_EQ(AllocationLabel::Current(), "inner");
+  }
+  EXPECT_EQ(AllocationLabel::Current(), "");
 }
 
 TEST(EmulatedBackendMisuseTest, ABackendWithoutAMachineSaysSo) {

@@ -407,6 +407,10 @@ TEST_F(EmulatedTraceTest, TraceThatCannotBeWrittenSaysWhy) {
   Start(options);
   EXPECT_THAT(machine_->WriteChromeTrace("/nowhere/x.json"),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/nowhere/x.json")));
+  EXPECT_THAT(
+      machine_->WriteChromeTrace(""),
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot write the trace to \"\"")));
+  EXPECT_DEATH(machine_->trace()->BeginRange(nullptr, 0), "a range has a name");
 }
 
 }  // namespace emulated_trace_test

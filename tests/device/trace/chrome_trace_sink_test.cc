@@ -169,6 +169,10 @@ TEST(ChromeTraceSinkTest, ARangeThatNobodyEnteredCannotBeLeft) {
 TEST(ChromeTraceSinkTest, ARangeThatHasNoNameCannotBeEntered) {
   ChromeTraceSink sink;
   EXPECT_DEATH({ const ScopedRange range(&sink, nullptr); }, "a range has a name");
+  EXPECT_DEATH(sink.BeginRange(nullptr, 0), "a range has a name");
+  StallRecord stall;
+  stall.wait_site = nullptr;
+  EXPECT_DEATH(sink.OnStall(stall), "a stall names its wait");
   const ScopedRange nowhere(nullptr, nullptr);
 }
 
