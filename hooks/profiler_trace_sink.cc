@@ -36,6 +36,7 @@ std::vector<std::unique_ptr<Range>>& Entered() {
 }  // namespace
 
 void ProfilerTraceSink::BeginRange(const char* name, uint64_t size_bytes) {
+  PINION_CHECK(name != nullptr) << "a range has a name";
   std::unique_ptr<Range> range;
   if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
     range = std::make_unique<Range>(*std::move(callbacks), name, size_bytes);

@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
 
+#include <cstddef>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
@@ -53,6 +54,9 @@ std::vector<LayerResult> AttributionSession::EvalLayers(const AttributedForward&
 
 at::Tensor AttributionSession::Concatenate(const std::vector<at::Tensor>& parts) const {
   TORCH_CHECK(!parts.empty(), "there are no tensors to concatenate: give one at least");
+  for (size_t i = 0; i < parts.size(); ++i) {
+    TORCH_CHECK(parts[i].defined(), "tensor ", i, " to concatenate is undefined: leave it out");
+  }
   if (parts.size() == 1) return parts.front();
   return parts.front().is_cpu() ? NewCopies()->Concatenate(parts) : at::cat(parts);
 }

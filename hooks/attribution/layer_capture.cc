@@ -109,6 +109,8 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
     at::Tensor& tensor = tensors[i];
     const LayerPart part = {layer, i};
     if (way_->callbacks.replace) tensor = way_->callbacks.replace(part, tensor);
+    TORCH_CHECK(tensor.defined(), "layer \"", name, "\" was tapped with an undefined tensor, or ",
+                "replaced by one: tap, or return, one that has a value");
     piece.captured_as = way_->NextNumber();
     piece.sizes = tensor.sizes().vec();
     piece.options = tensor.options();

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include "absl/cleanup/cleanup.h"
 
@@ -22,6 +23,9 @@ std::optional<LayerDelivery> LayerWay::Deliver(LayerPart part, const at::Tensor&
   if (callbacks.output_function) {
     const at::NoGradGuard no_grad;
     leaving = callbacks.output_function(part, leaving);
+    TORCH_CHECK(leaving.defined(),
+                "LayerCallbacks::output_function returned an undefined tensor for layer ",
+                part.layer, ": return what is to leave in its place");
     source = HostCopies::Source::kStays;
   }
   LayerDelivery delivery;

@@ -31,11 +31,11 @@
 // segment again first. SavedTensorScopes that the segment opens, an OffloadScope among them, keep
 // what is saved in them. With gradients switched off (NoGradGuard) a checkpoint does nothing.
 //
-// Errors are c10::Error: in backward if what was computed again differs in number, shape, dtype or
-// device from what was saved, if one backward reads a saved tensor twice, or if a tensor was
-// changed in place; whatever the segment throws; in forward, the message of
-// DisableSavedTensorsHooks (saved_tensors_hooks.h), which a backward that needs a segment fails
-// with as well.
+// Errors are c10::Error: in forward if the segment is an empty function or module; in backward if
+// what was computed again differs in number, shape, dtype or device from what was saved, if one
+// backward reads a saved tensor twice, or if a tensor was changed in place; whatever the segment
+// throws; in forward, the message of DisableSavedTensorsHooks (saved_tensors_hooks.h), which a
+// backward that needs a segment fails with as well.
 //
 // Thread safety: as autograd's. Generators of random numbers belong to the process, so the segments
 // of the process that preserve them (CheckpointOptions::preserve_rng_state) are computed again one
@@ -67,6 +67,7 @@
 #include <utility>
 #include <vector>
 
+#include "pinion/hooks/checkpoint/callable.h"
 #include "pinion/hooks/checkpoint/checkpoint_options.h"
 
 namespace pinion {
@@ -150,6 +151,7 @@ template <typename Segment, typename... Inputs>
 requires checkpoint_internal::TakesCopiesOf<Segment, Inputs...>
 auto checkpoint(const CheckpointOptions& options, Segment&& segment, Inputs&&... inputs) {
   std::decay_t<Segment> run(std::forward<Segment>(segment));
+  checkpoint_internal::CheckCallable(run, "the segment of checkpoint()");
   std::tuple<std::decay_t<Inputs>...> values(std::forward<Inputs>(inputs)...);
   if (!c10::GradMode::is_enabled()) return std::apply(run, values);
   std::vector<at::Tensor> tensors;

@@ -27,6 +27,7 @@
 #include <utility>
 
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/checkpoint/callable.h"
 
 namespace pinion {
 namespace checkpoint_internal {
@@ -35,6 +36,12 @@ using UnpackPacked = std::function<at::Tensor()>;
 using PackWithUnpack = std::function<UnpackPacked(const at::Tensor&)>;
 
 std::shared_ptr<SavedTensorPacker> PackerOf(PackWithUnpack pack);
+
+template <typename Function>
+std::shared_ptr<Function> ShareCallable(Function function, const char* name) {
+  CheckCallable(function, name);
+  return std::make_shared<Function>(std::move(function));
+}
 
 // An open DisableSavedTensorsHooks, and those around it (saved_tensors_hooks.cc).
 struct DisabledHooks;
@@ -53,8 +60,10 @@ class [[nodiscard]] SavedTensorsHooks {
   template <typename Pack, typename Unpack>
   [[nodiscard]] SavedTensorsHooks(Pack pack, Unpack unpack)
       : scope_(checkpoint_internal::PackerOf(
-                   [pack = std::make_shared<Pack>(std::move(pack)),
-                    unpack = std::make_shared<Unpack>(std::move(unpack))](
+                   [pack = checkpoint_internal::ShareCallable(
+                        std::move(pack), "the pack function of SavedTensorsHooks"),
+                    unpack = checkpoint_internal::ShareCallable(
+                        std::move(unpack), "the unpack function of SavedTensorsHooks")](
                        const at::Tensor& tensor) -> checkpoint_internal::UnpackPacked {
                      using Packed = std::decay_t<decltype((*pack)(tensor))>;
                      auto packed = std::make_shared<Packed>((*pack)(tensor));

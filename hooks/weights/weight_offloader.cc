@@ -162,7 +162,8 @@ void WeightOffloader::CheckAllVisit() const {
   }
 }
 
-void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
+void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
+  TORCH_CHECK(work != nullptr, "the work of WithParametersOnHost is empty: give a function to run");
   WaitForGradients();
   weights_->Pause();
   // The parameters that live; what each is again behind it, and meanwhile, where that is no master.
@@ -227,7 +228,8 @@ void WeightOffloader::WithParametersOnHost(absl::FunctionRef<void()> work) {
   }
 }
 
-void WeightOffloader::Step(absl::FunctionRef<void()> step, uint64_t state_bytes) {
+void WeightOffloader::Step(const std::function<void()>& step, uint64_t state_bytes) {
+  TORCH_CHECK(step != nullptr, "the step of Step is empty: give a function that changes weights");
   WaitForGradients();
   weights_->Pause();
   // Optimizers write through data(), which raises no version, wherever they find a gradient.

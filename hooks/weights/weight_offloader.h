@@ -53,12 +53,12 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/tier/host_tier.h"
@@ -122,14 +122,14 @@ class WeightOffloader {
   // beside them is `state_bytes`, which it reads and writes as well. Throws where a parameter was
   // given other memory since Attach, as by torch::load into the module: load before, or into
   // host_parameters() within Step; and where a parameter came to the module since then.
-  void Step(absl::FunctionRef<void()> step, uint64_t state_bytes = 0);
+  void Step(const std::function<void()>& step, uint64_t state_bytes = 0);
 
   // Runs `work` while the module's parameters and large buffers are tensors of the host, over the
   // masters: for what reads or writes storages without an operator (torch::save, torch::load), and
   // for initialising. What it gives a parameter for new memory is copied to the master; all counts
   // as changed in place. Weights that rest narrower take their full size there meanwhile, and are
   // narrowed again if they were changed. Errors as those of Step.
-  void WithParametersOnHost(absl::FunctionRef<void()> work);
+  void WithParametersOnHost(const std::function<void()>& work);
 
   // As torch::nn::utils::clip_grad_norm_, on the host: returns the norm before. Errors as those of
   // Step.

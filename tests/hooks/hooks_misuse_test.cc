@@ -2,8 +2,10 @@
 // what to do, and never another end. docs/misuse.md says which tests have the others.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -11,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,16 +25,16 @@
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
+#include "pinion/engine/plan/step_record.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/no_offload_module.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/attribution/attribution_session.h"
-#include "pinion/hooks/attribution/gradient_shap.h"
-#include "pinion/hooks/attribution/layer_methods.h"
-#include "pinion/hooks/attribution/path_methods.h"
 #include "pinion/hooks/attribution/tapped_module.h"
-#include "pinion/hooks/attribution/target.h"
+#include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/hooks/checkpoint/checkpoint_module.h"
+#include "pinion/hooks/checkpoint/checkpoint_options.h"
+#include "pinion/hooks/checkpoint/saved_tensors_hooks.h"
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/hooks/pin_memory/torch_host_allocator.h"
 #include "pinion/hooks/plan/step_recorder.h"
@@ -45,7 +48,6 @@ namespace hooks_misuse_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Tensors = std::vector<at::Tensor>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -120,12 +122,21 @@ TEST(OffloadSessionMisuseTest, ADeviceThatThereIsNotIsRefusedByReserveAndUnknown
   }
   EXPECT_THAT(world.session()->Reserve(0, UINT64_MAX),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 2^47")));
+  for (const uint64_t keep_bytes : {UINT64_MAX, uint64_t{0}}) {
+    EXPECT_THAT(world.session()->Trim(keep_bytes), IsOk());
+  }
 }
 
 TEST(OffloadScopeMisuseDeathTest, NoSessionNoRecorderAndNoHeadAreNamed) {
   EmuWorld world;
   EXPECT_DEATH(OffloadScope{nullptr}, "OffloadScope needs a session");
   EXPECT_DEATH(RecordScope{nullptr}, "RecordScope needs a recorder");
+  struct Foreign : StepRecorder {
+    absl::StatusOr<std::map<int, StepRecord>> Finish() override {
+      return std::map<int, StepRecord>();
+    }
+  };
+  EXPECT_DEATH(RecordScope{std::make_shared<Foreign>()}, "a recorder of StepRecorder::Create");
   torch::nn::Linear linear(4, 4);
   const ModuleHeads heads = {.parts = {{"lm_head", nullptr}}};
   EXPECT_THAT(ErrorOf([&] { const OffloadScope scope(world.session(), *linear, heads); }),
@@ -153,6 +164,60 @@ TEST(ModuleMisuseTest, AWrapperOfNoModuleIsRefused) {
   for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.make), HasSubstr(row.message)) << row.name;
 }
 
+TEST(CallableMisuseTest, AnEmptyFunctionIsRefusedByName) {
+  EmuWorld world;
+  torch::nn::Linear linear(4, 4);
+  const auto weights =
+      WeightOffloader::Attach(*linear, world.device(), world.backend(), {.tier = SmallTier()})
+          .value();
+  const at::Tensor x = at::ones({1}, at::requires_grad());
+  using Segment = std::function<at::Tensor(const at::Tensor&)>;
+  Segment none;
+  at::Tensor (*const null)(const at::Tensor&) = nullptr;
+  const auto same = [](const at::Tensor& tensor) { return tensor.detach(); };
+  const char* const segment = "the segment of checkpoint() is empty: give";
+  const struct {
+    const char* name;
+    std::function<void()> call;
+    const char* message;
+  } rows[] = {
+      {"a function", [&] { checkpoint(none, x); }, segment},
+      {"with options", [&] { checkpoint(CheckpointOptions{.if_planned = true}, none, x); },
+       segment},
+      {"a reference to one", [&] { checkpoint(std::ref(none), x); }, segment},
+      {"a pointer", [&] { checkpoint(null, x); }, segment},
+      {"a module", [&] { checkpoint(torch::nn::Linear(nullptr), x); }, segment},
+      {"without gradients",
+       [&] {
+         const at::NoGradGuard no_grad;
+         checkpoint(none, x);
+       },
+       segment},
+      {"pack", [&] { const SavedTensorsHooks hooks(none, same); },
+       "the pack function of SavedTensorsHooks is empty: give"},
+      {"unpack", [&] { const SavedTensorsHooks hooks(same, none); },
+       "the unpack function of SavedTensorsHooks is empty: give"},
+      {"Step", [&] { weights->Step(std::function<void()>()); }, "the step of Step is empty"},
+      {"WithParametersOnHost", [&] { weights->WithParametersOnHost(std::function<void()>()); },
+       "the work of WithParametersOnHost is empty"},
+  };
+  for (const auto& row : rows) {
+    EXPECT_THAT(ErrorOf(row.call), HasSubstr(row.message)) << row.name;
+  }
+  at::exp(x).backward();  // which nobody packs
+  EXPECT_TRUE(x.grad().equal(at::exp(x.detach())));
+}
+
+TEST(DisableSavedTensorsHooksMisuseTest, AnEmptyMessageDisablesAllTheSame) {
+  const auto same = [](const at::Tensor& tensor) { return tensor.detach(); };
+  const auto open = [&same] { const SavedTensorsHooks hooks(same, same); };
+  {
+    const DisableSavedTensorsHooks off("");
+    EXPECT_NE(ErrorOf(open), "no error");
+  }
+  EXPECT_EQ(ErrorOf(open), "no error");
+}
+
 TEST(WeightOffloaderMisuseTest, ANormThatIsNoneIsRefusedAndNoGradientChanges) {
   EmuWorld world;
   torch::nn::Linear linear(4, 4);
@@ -169,80 +234,6 @@ TEST(WeightOffloaderMisuseTest, ANormThatIsNoneIsRefusedAndNoGradientChanges) {
     EXPECT_TRUE(master.grad().equal(at::ones_like(master) * 2));
   }
   EXPECT_GT(weights->ClipGradNorm(kInfinity), 0);
-}
-
-class AttributionMisuseTest : public ::testing::Test {
- protected:
-  EmuWorld world_;
-  const std::shared_ptr<AttributionSession> session_ =
-      AttributionSession::Create(SmallTier(), world_.backend()).value();
-  const Tensors x_ = {at::ones({2, 3}).to(world_.device())};
-  const std::vector<std::string> layers_ = {"layer"};
-};
-
-TEST_F(AttributionMisuseTest, AnEmptyForwardFunctionIsRefusedByEachMethod) {
-  AttributionSession& session = *session_;
-  const Target first = Target::Class(0);
-  const AttributedForward none;
-  const struct {
-    const char* name;
-    std::function<void()> call;
-  } rows[] = {
-      {"ComputeLayerGradientsAndEval",
-       [&] { session.ComputeLayerGradientsAndEval(none, layers_, x_, first); }},
-      {"EvalLayers", [&] { session.EvalLayers(none, layers_, x_); }},
-      {"LayerActivation", [&] { LayerActivation(session, none, layers_, x_); }},
-      {"LayerGradientXActivation",
-       [&] { LayerGradientXActivation(session, none, layers_, x_, first); }},
-      {"LayerGradCam", [&] { LayerGradCam(session, none, layers_, x_, first); }},
-      {"Saliency", [&] { Saliency(session, none, x_, first); }},
-      {"InputXGradient", [&] { InputXGradient(session, none, x_, first); }},
-      {"IntegratedGradients", [&] { IntegratedGradients(session, none, x_, first); }},
-      {"LayerIntegratedGradients",
-       [&] { LayerIntegratedGradients(session, none, layers_, x_, first); }},
-      {"InternalInfluence", [&] { InternalInfluence(session, none, layers_, x_, first); }},
-      {"LayerConductance", [&] { LayerConductance(session, none, layers_, x_, first); }},
-      {"ConvergenceDelta", [&] { ConvergenceDelta(session, none, {}, x_, first); }},
-      {"LayerGradientShap", [&] { LayerGradientShap(session, none, layers_, x_, x_, first); }},
-  };
-  for (const auto& row : rows) {
-    EXPECT_THAT(ErrorOf(row.call), HasSubstr("the forward function is empty")) << row.name;
-  }
-}
-
-TEST_F(AttributionMisuseTest, TensorsThatAreUndefinedOrMissingAreRefused) {
-  AttributionSession& session = *session_;
-  const Target first = Target::Class(0);
-  const auto nothing = [](const Tensors&) { return at::Tensor(); };
-  const auto same = [](const Tensors& x) { return x[0]; };
-  const struct {
-    const char* name;
-    std::function<void()> call;
-    const char* message;
-  } rows[] = {
-      {"no output", [&] { Saliency(session, nothing, x_, first); },
-       "return one number per example"},
-      {"no inputs", [&] { Saliency(session, same, {}, first); }, "no input to attribute to"},
-      {"no inputs of a path", [&] { IntegratedGradients(session, same, {}, first); },
-       "no input to attribute to"},
-      {"an undefined input", [&] { Saliency(session, same, {at::Tensor()}, first); }, "input 0"},
-      {"an undefined input of a path",
-       [&] { IntegratedGradients(session, same, {at::Tensor()}, first); }, "input"},
-      {"nothing to concatenate", [&] { session.Concatenate({}); }, "no tensors to concatenate"},
-      {"an undefined target", [] { Target::Of(at::Tensor()); }, "a target is one integer"},
-      {"no targets", [&] { Saliency(session, same, x_, Target::PerExample({})); }, "0 targets"},
-      {"a class that there is not", [&] { Saliency(session, same, x_, Target::Class(3)); },
-       "out of range"},
-      {"no classes", [&] { Saliency(session, same, x_, Target::Index({})); }, "selects one"},
-  };
-  for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.call), HasSubstr(row.message)) << row.name;
-}
-
-TEST_F(AttributionMisuseTest, NoiseThatIsNoDeviationIsRefused) {
-  for (const double stdev : {-1.0, kInfinity, kNaN}) {
-    EXPECT_THAT(ErrorOf([&] { DrawShap(x_, 1, {.stdev = stdev}); }),
-                AllOf(HasSubstr("noise of stdev"), HasSubstr("finite and at least 0")));
-  }
 }
 
 }  // namespace hooks_misuse_test

@@ -75,6 +75,7 @@ TEST_F(ProfilerTraceSinkTest, ARangeThatBeganUnobservedEndsUnobserved) {
 
 TEST_F(ProfilerTraceSinkTest, ARangeThatNobodyEnteredCannotBeLeft) {
   EXPECT_DEATH(sink_.EndRange(), "EndRange without BeginRange");
+  EXPECT_DEATH(sink_.BeginRange(nullptr, 0), "a range has a name");
 }
 
 TEST_F(ProfilerTraceSinkTest, LibTorchsProfilerShowsTheOperatorsInsideARange) {

@@ -1,0 +1,39 @@
+// Refuses functions that a program gives and that cannot be called: an empty std::function, a null
+// pointer to a function, an empty module holder, or a reference (std::ref) to one of these.
+//
+//   CheckCallable(segment, "the segment of checkpoint()");
+//
+// Thread safety: functions of their arguments.
+
+#ifndef PINION_HOOKS_CHECKPOINT_CALLABLE_H_
+#define PINION_HOOKS_CHECKPOINT_CALLABLE_H_
+
+#include <c10/util/Exception.h>
+
+#include <functional>
+#include <type_traits>
+
+namespace pinion::checkpoint_internal {
+
+template <typename Function>
+bool IsCallable(const Function& function) {
+  if constexpr (std::is_constructible_v<bool, const Function&>) {
+    return static_cast<bool>(function);
+  } else {
+    return true;
+  }
+}
+template <typename Function>
+bool IsCallable(const std::reference_wrapper<Function>& function) {
+  return IsCallable(function.get());
+}
+
+// Throws c10::Error that begins with `name`.
+template <typename Function>
+void CheckCallable(const Function& function, const char* name) {
+  TORCH_CHECK(IsCallable(function), name, " is empty: give a function or a module to call");
+}
+
+}  // namespace pinion::checkpoint_internal
+
+#endif  // PINION_HOOKS_CHECKPOINT_CALLABLE_H_

@@ -1,0 +1,165 @@
+// Wrong uses of attribution, a row each: an error that names the value and what to do.
+// docs/misuse.md says which tests have the others.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/DeviceType.h>
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/gradient_shap.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/path_methods.h"
+#include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/attribution/target.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
+
+namespace pinion::testing {
+namespace attribution_misuse_test {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class AttributionMisuseTest : public ::testing::Test {
+ protected:
+  EmuWorld world_;
+  const std::shared_ptr<AttributionSession> session_ =
+      AttributionSession::Create(SmallTier(), world_.backend()).value();
+  const Tensors x_ = {at::ones({2, 3}).to(world_.device())};
+  const std::vector<std::string> layers_ = {"layer"};
+};
+
+TEST_F(AttributionMisuseTest, AnEmptyForwardFunctionIsRefusedByEachMethod) {
+  AttributionSession& session = *session_;
+  const Target first = Target::Class(0);
+  const AttributedForward none;
+  const struct {
+    const char* name;
+    std::function<void()> call;
+  } rows[] = {
+      {"ComputeLayerGradientsAndEval",
+       [&] { session.ComputeLayerGradientsAndEval(none, layers_, x_, first); }},
+      {"EvalLayers", [&] { session.EvalLayers(none, layers_, x_); }},
+      {"LayerActivation", [&] { LayerActivation(session, none, layers_, x_); }},
+      {"LayerGradientXActivation",
+       [&] { LayerGradientXActivation(session, none, layers_, x_, first); }},
+      {"LayerGradCam", [&] { LayerGradCam(session, none, layers_, x_, first); }},
+      {"Saliency", [&] { Saliency(session, none, x_, first); }},
+      {"InputXGradient", [&] { InputXGradient(session, none, x_, first); }},
+      {"IntegratedGradients", [&] { IntegratedGradients(session, none, x_, first); }},
+      {"LayerIntegratedGradients",
+       [&] { LayerIntegratedGradients(session, none, layers_, x_, first); }},
+      {"InternalInfluence", [&] { InternalInfluence(session, none, layers_, x_, first); }},
+      {"LayerConductance", [&] { LayerConductance(session, none, layers_, x_, first); }},
+      {"ConvergenceDelta", [&] { ConvergenceDelta(session, none, {}, x_, first); }},
+      {"LayerGradientShap", [&] { LayerGradientShap(session, none, layers_, x_, x_, first); }},
+  };
+  for (const auto& row : rows) {
+    EXPECT_THAT(ErrorOf(row.call), HasSubstr("the forward function is empty")) << row.name;
+  }
+}
+
+TEST_F(AttributionMisuseTest, TensorsThatAreUndefinedOrMissingAreRefused) {
+  AttributionSession& session = *session_;
+  const Target first = Target::Class(0);
+  const auto nothing = [](const Tensors&) { return at::Tensor(); };
+  const auto same = [](const Tensors& x) { return x[0]; };
+  const struct {
+    const char* name;
+    std::function<void()> call;
+    const char* message;
+  } rows[] = {
+      {"no output", [&] { Saliency(session, nothing, x_, first); },
+       "return one number per example"},
+      {"no inputs", [&] { Saliency(session, same, {}, first); }, "no input to attribute to"},
+      {"no inputs of a path", [&] { IntegratedGradients(session, same, {}, first); },
+       "no input to attribute to"},
+      {"an undefined input", [&] { Saliency(session, same, {at::Tensor()}, first); }, "input 0"},
+      {"an undefined input of a path",
+       [&] { IntegratedGradients(session, same, {at::Tensor()}, first); }, "input"},
+      {"nothing to concatenate", [&] { session.Concatenate({}); }, "no tensors to concatenate"},
+      {"an undefined target", [] { Target::Of(at::Tensor()); }, "a target is one integer"},
+      {"no targets", [&] { Saliency(session, same, x_, Target::PerExample({})); }, "0 targets"},
+      {"a class that there is not", [&] { Saliency(session, same, x_, Target::Class(3)); },
+       "out of range"},
+      {"no classes", [&] { Saliency(session, same, x_, Target::Index({})); }, "selects one"},
+  };
+  for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.call), HasSubstr(row.message)) << row.name;
+}
+
+TEST_F(AttributionMisuseTest, ATensorThatIsUndefinedIsRefusedByWhatItIsOf) {
+  AttributionSession& session = *session_;
+  const Target first = Target::Class(0);
+  const auto tapped = [](const Tensors& x) {
+    Tap("layer", at::Tensor());
+    return x[0];
+  };
+  const auto forward = [](const Tensors& x) { return Tap("layer", x[0] * 2); };
+  LayerCallbacks replace, output;
+  replace.replace =
+      output.output_function = [](LayerPart, const at::Tensor&) { return at::Tensor(); };
+  const struct {
+    const char* name;
+    std::function<void()> call;
+    const char* message;
+  } rows[] = {
+      {"the one part", [&] { session.Concatenate({at::Tensor()}); },
+       "tensor 0 to concatenate is undefined"},
+      {"a part of several",
+       [&] {
+         session.Concatenate({x_[0], at::Tensor()});
+       },
+       "tensor 1 to concatenate is undefined"},
+      {"a tap", [&] { session.EvalLayers(tapped, layers_, x_); },
+       "layer \"layer\" was tapped with an undefined tensor"},
+      {"a tap with gradients",
+       [&] { session.ComputeLayerGradientsAndEval(tapped, layers_, x_, first); },
+       "layer \"layer\" was tapped with an undefined tensor"},
+      {"replace", [&] { session.EvalLayers(forward, layers_, x_, {}, replace); },
+       "layer \"layer\" was tapped with an undefined tensor, or replaced by one"},
+      {"output_function", [&] { session.EvalLayers(forward, layers_, x_, {}, output); },
+       "output_function returned an undefined tensor"},
+  };
+  for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.call), HasSubstr(row.message)) << row.name;
+}
+
+TEST_F(AttributionMisuseTest, ANameThatNobodyTapsAndNoListenerAndNoTierAreOfUse) {
+  const auto forward = [](const Tensors& x) { return Tap("", x[0] * 2); };
+  const std::vector<std::string> empty_name = {""};
+  EXPECT_EQ(session_->EvalLayers(forward, empty_name, x_).size(), 1u) << "a name as any";
+  EXPECT_EQ(session_->EvalLayers(forward, {}, x_).size(), 0u);
+  {
+    const TapScope silent(nullptr);
+    EXPECT_TRUE(Tap("layer", x_[0]).is_same(x_[0]));
+    EXPECT_FALSE(Tap("layer", at::Tensor()).defined());
+  }
+  AttributionSession on_cpu(nullptr, c10::DeviceType::CPU);
+  const Tensors ones = {at::ones({2, 3})};
+  EXPECT_TRUE(on_cpu.EvalLayers(forward, empty_name, ones)[0].tensors[0].activation.equal(
+      at::ones({2, 3}) * 2));
+  EXPECT_THAT(ErrorOf([&] { on_cpu.EvalLayers(forward, empty_name, x_); }),
+              HasSubstr("create the session with the backend of that device"));
+}
+
+TEST_F(AttributionMisuseTest, NoiseThatIsNoDeviationIsRefused) {
+  for (const double stdev : {-1.0, kInfinity, kNaN}) {
+    EXPECT_THAT(ErrorOf([&] { DrawShap(x_, 1, {.stdev = stdev}); }),
+                AllOf(HasSubstr("noise of stdev"), HasSubstr("finite and at least 0")));
+  }
+}
+
+}  // namespace attribution_misuse_test
+}  // namespace pinion::testing
