@@ -25,7 +25,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/ram/ram_probe.h"
+#include "pinion/tests/support/fake_host.h"
 
 namespace pinion::testing {
 
@@ -61,6 +64,17 @@ class RealCgroup {
   static void Join(const std::filesystem::path& directory) {
     const absl::Status joined = Write(directory / "cgroup.procs", "0");
     PINION_CHECK(joined.ok()) << joined;
+  }
+
+  // Reads the limits of the calling process's cgroups, on a host with 1 TiB of free RAM, so that
+  // other users of this machine do not decide a test. Keeps its files in `directory`.
+  static RamProbe Probe(const std::filesystem::path& directory) {
+    FakeHost(directory).SetMeminfo(1024 * kGiB, 1024 * kGiB);
+    std::error_code exists_already;
+    std::filesystem::create_directory_symlink("/proc/self", directory / "proc/self",
+                                              exists_already);
+    return RamProbe((directory / "proc").string(), "/sys/fs/cgroup",
+                    (directory / "node/").string());
   }
 
   const std::filesystem::path& directory() const { return directory_; }

@@ -4,8 +4,8 @@
 //   growing_process ROOT LEDGER PROCESS SEED fill   takes as much as it gets, and keeps it
 //   growing_process ROOT LEDGER PROCESS SEED churn  takes and releases at random
 //
-// With the directory of a cgroup behind that, it joins the cgroup, and takes real memory of the
-// real host.
+// With the directory of a cgroup behind that, it joins the cgroup and takes real memory, under the
+// cgroup's limits.
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -110,7 +110,8 @@ int Run(const std::vector<std::string>& arguments) {
   const std::shared_ptr<PinnedAllocator> allocator =
       PinnedAllocator::Create(
           options, std::make_shared<CommittingSource>(std::move(memory), host, process, random),
-          {real ? RamProbe() : host.Probe(), HostLedger::Open(arguments[2]).value()})
+          {real ? RealCgroup::Probe(host.real_cgroup_files()) : host.Probe(),
+           HostLedger::Open(arguments[2]).value()})
           .value();
   if (arguments[5] == "fill") {
     Fill(host, *allocator);

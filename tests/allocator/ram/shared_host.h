@@ -1,5 +1,5 @@
 // A host whose RAM several processes take: a fixture whose /proc/meminfo shows what they have
-// committed. Where they run on the real one, it keeps the same books of them.
+// committed. Where they run in a real cgroup, it keeps the same books of them.
 //
 //   SharedHost host(root, /*make=*/true);      // in the test
 //   SharedHost host(root, /*make=*/false);     // in each process that takes part
@@ -69,6 +69,8 @@ class SharedHost {
 
   State& state() const { return *state_; }
   RamProbe Probe() const { return files_.Probe(); }
+  // For RealCgroup::Probe, in place of the above.
+  std::filesystem::path real_cgroup_files() const { return files_.root() / "real_cgroup"; }
 
   uint64_t committed_bytes() const {
     uint64_t sum = 0;
