@@ -7,6 +7,7 @@
 #include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <cmath>
 #include <cstddef>
@@ -23,6 +24,47 @@
 
 namespace pinion {
 namespace {
+
+int64_t CountRows(const std::vector<at::Tensor>& inputs, int64_t n_samples) {
+  TORCH_CHECK(n_samples > 0, n_samples, " samples: n_samples is at least 1");
+  return n_samples * inputs.front().size(0);
+}
+
+std::vector<int64_t> NoiseSizes(const at::Tensor& input, int64_t rows) {
+  std::vector<int64_t> sizes = input.sizes().vec();
+  sizes.front() = rows;
+  return sizes;
+}
+
+// CUDA answers an index out of range with an assertion, after which no call succeeds.
+void CheckDraws(const ShapDraws& draws, const std::vector<at::Tensor>& inputs, int64_t baselines,
+                int64_t n_samples) {
+  const int64_t rows = CountRows(inputs, n_samples);
+  const auto check = [&](const std::string& name, const at::Tensor& drawn, at::IntArrayRef sizes) {
+    TORCH_CHECK(drawn.defined(), "ShapDraws::", name, " is undefined: take DrawShap's, or a tensor",
+                " of ", sizes);
+    TORCH_CHECK(drawn.is_cpu() && drawn.sizes() == sizes, "ShapDraws::", name, " is of ",
+                drawn.sizes(), " on ", drawn.device(), ": it must be of ", sizes,
+                " on the CPU, one row for each of ", n_samples, " samples of ",
+                inputs.front().size(0), " examples, as DrawShap makes it");
+  };
+  check("baselines", draws.baselines, {rows});
+  check("coefficients", draws.coefficients, {rows});
+  TORCH_CHECK(draws.noise.empty() || draws.noise.size() == inputs.size(),
+              "ShapDraws has noise for ", draws.noise.size(), " inputs and ", inputs.size(),
+              " are given: one each, or none");
+  for (size_t i = 0; i < draws.noise.size(); ++i) {
+    check(c10::str("noise[", i, "]"), draws.noise[i], NoiseSizes(inputs[i], rows));
+  }
+  TORCH_CHECK(draws.baselines.scalar_type() == at::kLong, "ShapDraws::baselines is of ",
+              draws.baselines.scalar_type(), ": indices are of Long");
+  const at::Tensor indices = draws.baselines.contiguous();
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t index = indices.const_data_ptr<int64_t>()[row];
+    TORCH_CHECK(0 <= index && index < baselines, "ShapDraws::baselines has ", index, " in row ",
+                row, ", and there are ", baselines, " baselines: indices are 0 to ", baselines - 1);
+  }
+}
 
 // Of what was drawn for all rows, that of a pass's rows.
 at::Tensor OfPass(const at::Tensor& drawn, const PassRows& rows, int64_t examples) {
@@ -87,21 +129,19 @@ at::Tensor TakeValue(std::vector<LayerResult>& layers, LayerPart part) {
 
 ShapDraws DrawShap(const std::vector<at::Tensor>& inputs, int64_t baselines,
                    const ShapOptions& options) {
-  TORCH_CHECK(options.n_samples > 0, options.n_samples, " samples: n_samples is at least 1");
   TORCH_CHECK(std::isfinite(options.stdev) && options.stdev >= 0, "noise of stdev ", options.stdev,
               ": it must be finite and at least 0");
   TORCH_CHECK(!inputs.empty() && inputs.front().dim() > 0, "there is no input to attribute to");
   TORCH_CHECK(baselines > 0, "a distribution of no baselines: give at least one example");
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
-  const int64_t rows = options.n_samples * inputs.front().size(0);
+  const int64_t rows = CountRows(inputs, options.n_samples);
   ShapDraws draws;
   draws.baselines = at::randint(baselines, {rows}, generator, at::kLong);
   draws.coefficients = at::rand({rows}, generator, at::kDouble);
   for (const at::Tensor& input : inputs) {
     if (options.stdev == 0) break;
-    std::vector<int64_t> sizes = input.sizes().vec();
-    sizes.front() = rows;
-    draws.noise.push_back(at::randn(sizes, generator, at::kDouble) * options.stdev);
+    draws.noise.push_back(at::randn(NoiseSizes(input, rows), generator, at::kDouble) *
+                          options.stdev);
   }
   return draws;
 }
@@ -135,6 +175,7 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
                 "baselines of ", baselines[i].sizes(), " for an input of ", inputs[i].sizes(),
                 ": they are examples like the input's, as many for each input");
   }
+  CheckDraws(draws, inputs, baselines.front().size(0), options.n_samples);
   target.CheckExamples(path.examples());
   PassBudget budget(options.device_budget_bytes, session.device_type());
   budget.CheckResults(options.layers);

@@ -75,7 +75,14 @@ at::Tensor Target::Select(const at::Tensor& output) const {
       TORCH_CHECK(output.dim() == 2, "a class per example needs an output of two dimensions, not ",
                   output.sizes(), ": use Target::IndexPerExample");
       std::vector<int64_t> classes;
-      for (const std::vector<int64_t>& index : indices_) classes.push_back(index.front());
+      for (const std::vector<int64_t>& index : indices_) {
+        // CUDA answers a class out of range with an assertion, after which no call succeeds.
+        TORCH_CHECK(0 <= index.front() && index.front() < output.size(1), "the target of row ",
+                    classes.size(), " is class ", index.front(), ", and the output of ",
+                    output.sizes(), " has classes 0 to ", output.size(1) - 1,
+                    ": give a class that the output has");
+        classes.push_back(index.front());
+      }
       const at::Tensor column = at::tensor(classes, at::kLong).unsqueeze(1);
       selected = at::gather(output, 1, column.to(output.device())).squeeze(-1);
       break;

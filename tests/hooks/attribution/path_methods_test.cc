@@ -460,6 +460,57 @@ TEST_F(PathMethodsTest, WhatDoesNotFitIsAnErrorThatSaysWhy) {
               HasSubstr("they are examples like the input's"));
 }
 
+TEST_F(PathMethodsTest, DrawsThatDoNotFitAreErrorsThatSayWhy) {
+  const Tensor x = Examples();
+  ShapOptions options;
+  options.n_samples = 2;
+  options.stdev = 0.1;
+  const ShapDraws fitting = DrawShap({x}, /*baselines=*/3, options);
+  const auto error = [&](const std::function<void(ShapDraws&)>& change, Tensors inputs = {}) {
+    ShapDraws draws = fitting;
+    change(draws);
+    if (inputs.empty()) inputs = {x};
+    const Tensors baselines(inputs.size(), x.narrow(0, 0, 3));
+    return ErrorOf([&] {
+      LayerGradientShap(*session_, model(), {"late"}, inputs, baselines, Target::Class(0), options,
+                        draws);
+    });
+  };
+  EXPECT_EQ(error([](ShapDraws&) {}), "no error");
+  EXPECT_EQ(error([](ShapDraws& draws) { draws.noise.clear(); }), "no error");
+  EXPECT_THAT(error([](ShapDraws& draws) { draws.noise.push_back(draws.noise[0]); }),
+              HasSubstr("ShapDraws has noise for 2 inputs and 1 are given"));
+  EXPECT_THAT(error([](ShapDraws&) {}, {x, x}),
+              HasSubstr("ShapDraws has noise for 1 inputs and 2 are given"));
+  EXPECT_THAT(error([](ShapDraws& draws) { draws.noise[0] = Tensor(); }),
+              HasSubstr("ShapDraws::noise[0] is undefined"));
+  EXPECT_THAT(
+      error([](ShapDraws& draws) { draws.noise[0] = draws.noise[0].narrow(1, 0, 1); }),
+      HasSubstr("ShapDraws::noise[0] is of [12, 1] on cpu: it must be of [12, 4096] on the CPU"));
+  EXPECT_THAT(error([](ShapDraws& draws) { draws.baselines = Tensor(); }),
+              HasSubstr("ShapDraws::baselines is undefined"));
+  EXPECT_THAT(error([&](ShapDraws& draws) { draws.baselines = draws.baselines.to(x.device()); }),
+              HasSubstr("ShapDraws::baselines is of [12] on " + x.device().str()));
+  EXPECT_THAT(error([](ShapDraws& draws) { draws.baselines = draws.baselines.to(at::kDouble); }),
+              HasSubstr("ShapDraws::baselines is of Double: indices are of Long"));
+  for (const int64_t index : {-1, 3}) {
+    EXPECT_THAT(error([&](ShapDraws& draws) {
+                  draws.baselines = draws.baselines.clone();
+                  draws.baselines[7].fill_(index);
+                }),
+                HasSubstr("ShapDraws::baselines has " + std::to_string(index) +
+                          " in row 7, and there are 3 baselines: indices are 0 to 2"));
+  }
+  EXPECT_THAT(error([&](ShapDraws& draws) { draws.coefficients = Tensor(); }),
+              HasSubstr("ShapDraws::coefficients is undefined"));
+  EXPECT_THAT(
+      error([&](ShapDraws&) { options.n_samples = 3; }),
+      HasSubstr("ShapDraws::baselines is of [12] on cpu: it must be of [18] on the CPU, one row "
+                "for each of 3 samples of 6 examples, as DrawShap makes it"));
+  EXPECT_THAT(error([&](ShapDraws&) { options.n_samples = 0; }),
+              HasSubstr("0 samples: n_samples is at least 1"));
+}
+
 TEST_F(PathMethodsTest, LayersThatNeverRanAreErrorsOrEmptyAsAskedFor) {
   const Tensor x = Examples();
   PathOptions options;
