@@ -85,6 +85,7 @@ absl::StatusOr<HostSegment> TorchPinnedSource::Allocate(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<HostMemorySource> source, SourceToPinWith());
   const internal::Stopwatch stopwatch;
   PINION_ASSIGN_OR_RETURN(const HostSegment segment, source->Allocate(size_bytes));
+  if (!source->pinned()) all_is_pinned_.store(false, std::memory_order_relaxed);
   const int64_t microseconds = absl::ToInt64Microseconds(stopwatch.Elapsed());
   const MutexLock lock(mu_);
   by_segment_[segment.data] = source;

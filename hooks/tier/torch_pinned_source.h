@@ -14,6 +14,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/DeviceType.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -40,7 +41,10 @@ class TorchPinnedSource final : public HostMemorySource {
                                                                    c10::DeviceType type);
 
   std::string name() const override { return first_->name(); }
-  bool pinned() const override { return first_->pinned(); }
+  // Until any device has given memory that is not locked.
+  bool pinned() const override {
+    return first_->pinned() && all_is_pinned_.load(std::memory_order_relaxed);
+  }
   uint64_t granularity_bytes() const override { return first_->granularity_bytes(); }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;
@@ -60,6 +64,7 @@ class TorchPinnedSource final : public HostMemorySource {
   const DeviceBackend backend_;
   const c10::DeviceType type_;
   const std::shared_ptr<HostMemorySource> first_;  // of device 0
+  std::atomic<bool> all_is_pinned_ = true;         // of what was allocated
 
   mutable Mutex mu_;
   std::map<int, std::shared_ptr<HostMemorySource>> by_device_ ABSL_GUARDED_BY(mu_);

@@ -7,6 +7,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -28,6 +29,7 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -35,6 +37,7 @@ namespace {
 
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::SourceAdaptor;
 using ::pinion::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -171,6 +174,51 @@ TEST(TorchPinnedSource, WhatCouldNotBeUnpinnedIsNotCountedAsFreed) {
   EXPECT_EQ(stats.num_host_free, 0);
   EXPECT_EQ(static_cast<uint64_t>(stats.allocated_bytes.current), segment.size_bytes);
   EXPECT_EQ(stats.host_free_time.count, 0);
+}
+
+// The system refuses to lock what it allocates.
+class UnlockedSource final : public SourceAdaptor {
+ public:
+  using SourceAdaptor::SourceAdaptor;
+  bool pinned() const override { return !has_allocated_; }
+  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    has_allocated_ = true;
+    return SourceAdaptor::Allocate(size_bytes);
+  }
+
+ private:
+  std::atomic<bool> has_allocated_ = false;
+};
+
+class UnlockedDevice final : public ForwardingDevice {
+ public:
+  explicit UnlockedDevice(std::shared_ptr<Device> device)
+      : ForwardingDevice(std::move(device)),
+        source_(std::make_shared<UnlockedSource>(ForwardingDevice::pinned_source())) {}
+  std::shared_ptr<HostMemorySource> pinned_source() override { return source_; }
+
+ private:
+  const std::shared_ptr<HostMemorySource> source_;
+};
+
+TEST(TorchPinnedSource, ItIsPinnedUntilAnyDeviceHasGivenMemoryThatIsNotLocked) {
+  const DeviceBackend emulated = Registered(/*device_count=*/2);
+  for (const int unlocked : {0, 1}) {
+    const auto open = [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
+      std::shared_ptr<Device> device = emulated.device(index).value();
+      if (index == unlocked) return std::make_shared<UnlockedDevice>(std::move(device));
+      return device;
+    };
+    const auto source = TorchPinnedSource::Create({"emu", open}, c10::kPrivateUse1).value();
+    for (const int index : {1 - unlocked, unlocked, 1 - unlocked}) {
+      EXPECT_EQ(source->pinned(), source->GetStats().allocations.allocated < 2) << unlocked;
+      const c10::DeviceGuard guard(
+          c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(index)));
+      const HostSegment segment = source->Allocate(source->granularity_bytes()).value();
+      EXPECT_THAT(source->Free(segment), IsOk());
+    }
+    EXPECT_FALSE(source->pinned()) << unlocked;
+  }
 }
 
 // Takes its time.
