@@ -1,8 +1,9 @@
-// Tries again after a refusal, less and less often.
+// Tries again after a refusal, less and less often, but not less than once in 1024 times.
 
 #ifndef PINION_ENGINE_PLAN_BACK_OFF_H_
 #define PINION_ENGINE_PLAN_BACK_OFF_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -16,10 +17,12 @@ class BackOff {
     --pause_;
     return false;
   }
-  void Refused() { pause_ = std::exchange(next_pause_, 2 * next_pause_); }
+  void Refused() { pause_ = std::exchange(next_pause_, std::min(2 * next_pause_, kLongestPause)); }
   void Worked() { next_pause_ = 1; }
 
  private:
+  static constexpr uint64_t kLongestPause = 1024;
+
   uint64_t pause_ = 0;  // attempts that are left out
   uint64_t next_pause_ = 1;
 };

@@ -80,8 +80,8 @@ void DeviceUnits::CountFetch(uint64_t size_bytes, bool is_ahead) {
   stats_.fetched_bytes += size_bytes;
 }
 
-void DeviceUnits::OnFetchRefused(uint32_t index) {
-  ++stats_.fetches_refused;
+void DeviceUnits::OnFetchRefused(uint32_t index, bool was_tried) {
+  stats_.fetches_refused += was_tried ? 1 : 0;
   NoteFailure(index);
 }
 

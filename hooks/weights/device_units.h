@@ -115,8 +115,8 @@ class DeviceUnits {
   // --- copies in ---
 
   void CountFetch(uint64_t size_bytes, bool is_ahead);
-  // Ahead.
-  void OnFetchRefused(uint32_t index);
+  // Ahead, and counted if it was tried.
+  void OnFetchRefused(uint32_t index, bool was_tried);
   // The bytes are at `fetched` for the stream, which waits for them. It is taken, unless another
   // thread was faster. Returns what the storages had before.
   std::vector<c10::DataPtr> OnArrived(uint32_t index, const BoundStream& stream,

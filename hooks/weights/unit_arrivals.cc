@@ -157,21 +157,31 @@ absl::Status UnitArrivals::Fetch(uint32_t index, FetchClaim& claim, WeightMemory
 void UnitArrivals::FetchAhead(uint32_t index, const BoundStream& stream) {
   std::optional<FetchClaim> claim = parcels_[index]->ClaimIfAway();
   if (!claim.has_value()) return;
+  bool may_try = false;
   {
     // What is widened was let go of as it was fetched.
     MutexLock lock(state_.mu);
     const DeviceUnit& unit = state_.units[index];
     if (unit.is_being_widened || unit.wide) return;
+    may_try = back_off_.MayTry();
   }
-  try {
-    WeightMemory memory = Allocate(claim->parcel().size_bytes, stream);
-    if (Fetch(index, *claim, std::move(memory), stream, /*is_ahead=*/true).ok()) return;
-  } catch (const std::exception&) {
-    // Out of memory, most likely.
+  bool is_fetched = false;
+  bool room_was_made = false;
+  if (may_try) {
+    try {
+      const int64_t retries = AllocationRetries(stream.torch.device());
+      WeightMemory memory = Allocate(claim->parcel().size_bytes, stream);
+      room_was_made = AllocationRetries(stream.torch.device()) > retries;
+      is_fetched = Fetch(index, *claim, std::move(memory), stream, /*is_ahead=*/true).ok();
+    } catch (const std::exception&) {
+      // Out of memory, most likely.
+    }
   }
-  claim.reset();  // it has failed: whoever needs the unit tries again
+  if (!is_fetched) claim.reset();  // it has failed: whoever needs the unit tries again
   MutexLock lock(state_.mu);
-  state_.units.OnFetchRefused(index);
+  // An allocation that fails is expensive: LibTorch's allocator for CUDA gives its cache back.
+  if (may_try) is_fetched && !room_was_made ? back_off_.Worked() : back_off_.Refused();
+  if (!is_fetched) state_.units.OnFetchRefused(index, /*was_tried=*/may_try);
 }
 
 }  // namespace pinion

@@ -16,8 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/plan/back_off.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
@@ -50,7 +52,8 @@ class UnitArrivals {
   void Arrive(uint32_t index, const BoundStream& stream);
   // The same, of a unit that rests in a narrower form; what was copied is let go of.
   void ArriveWide(uint32_t index, const BoundStream& stream);
-  // Does not throw: what cannot be fetched now is fetched when needed.
+  // Does not throw: what cannot be fetched now is fetched when needed. After a fetch for which the
+  // device had no free memory, some others are left out.
   void FetchAhead(uint32_t index, const BoundStream& stream);
   // Copies that read masters are done.
   absl::Status WaitForCopies() const;
@@ -69,6 +72,7 @@ class UnitArrivals {
   const std::shared_ptr<Visitor> visitor_;
   const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
   CondVar widened_;
+  BackOff back_off_ ABSL_GUARDED_BY(state_.mu);  // in fetches ahead
 };
 
 }  // namespace pinion

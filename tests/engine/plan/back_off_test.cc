@@ -33,6 +33,12 @@ TEST(BackOffTest, PausesDoubleWithEachRefusal) {
   EXPECT_THAT(PausesOf(back_off, 6), ElementsAre(0, 1, 2, 4, 8, 16));
 }
 
+TEST(BackOffTest, NoPauseIsLongerThanTheLongest) {
+  BackOff back_off;
+  PausesOf(back_off, 11);
+  EXPECT_THAT(PausesOf(back_off, 3), ElementsAre(1024, 1024, 1024));
+}
+
 TEST(BackOffTest, AfterAPauseEveryAttemptMayBeMadeUntilTheNextRefusal) {
   BackOff back_off;
   back_off.Refused();

@@ -51,12 +51,14 @@
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/hooks/tier/torch_tier.h"
 #include "pinion/tests/hooks/support/autocast_region.h"
+#include "pinion/tests/hooks/support/counting_allocator.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/footprint.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/hooks/weights/visiting_net.h"
 #include "pinion/tests/support/captured_log.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 namespace {
@@ -402,6 +404,53 @@ TEST_F(WeightOffloaderTest, AnOutOfMemoryDeviceIsNamedBeforeAKernelRuns) {
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(SameBytes(net->forward(Input().to(world.device())).cpu(), Net(8)->forward(Input())))
       << "nothing is lost";
+}
+
+// LibTorch's allocator for CUDA gives its cache back, and waits for the device, before it refuses.
+TEST_F(WeightOffloaderTest, FetchesAheadForWhichThereIsNoMemoryBecomeRare) {
+  constexpr int kLayers = 16;
+  Net net(kLayers);
+  const auto weights = Attach(*net, 3 * kUnitBytes);
+  const Tensor x = X();
+  const at::NoGradGuard no_grad;
+  const auto run = [&](uint64_t room_bytes, int rounds) {
+    weights->WithParametersOnHost([] {});  // the device has none
+    EXPECT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+    const uint64_t limit_bytes = world_.device_bytes() + room_bytes;
+    EXPECT_THAT(world_.machine().SetMemoryLimit(0, limit_bytes), IsOk());
+    const WeightStats before = weights->GetStats();
+    for (int round = 0; round < rounds; ++round) net->forward(x);
+    WeightStats stats = weights->GetStats();
+    stats.fetches_refused -= before.fetches_refused;
+    stats.fetched_ahead -= before.fetched_ahead;
+    return stats;
+  };
+  EXPECT_EQ(run(kMiB, 8).fetches_refused, 0u);
+  const WeightStats full = run(2 * kUnitBytes - 512, 8);
+  EXPECT_GT(full.fetches_refused, 0u);
+  EXPECT_LE(full.fetches_refused, 12u) << "each pause is twice as long";
+  EXPECT_GT(run(kMiB, 64).fetched_ahead, 8u * kLayers) << "the pause ends";
+}
+
+TEST_F(WeightOffloaderTest, FetchesAheadForWhichTheAllocatorGivesItsCacheBackBecomeRare) {
+  constexpr int kLayers = 16;
+  CountingAllocator allocator(world_.device().type());
+  Net net(kLayers);
+  const auto weights = Attach(*net);
+  const Tensor x = X();
+  const at::NoGradGuard no_grad;
+  const auto fetched_ahead = [&](int rounds) {
+    const uint64_t before = weights->GetStats().fetched_ahead;
+    for (int round = 0; round < rounds; ++round) net->forward(x);
+    return weights->GetStats().fetched_ahead - before;
+  };
+  fetched_ahead(4);  // at first nothing is known
+  EXPECT_GT(fetched_ahead(1), kLayers / 2u);
+  allocator.is_full = true;
+  EXPECT_LE(fetched_ahead(8), 12u) << "each pause is twice as long";
+  allocator.is_full = false;
+  fetched_ahead(64);
+  EXPECT_GT(fetched_ahead(1), kLayers / 2u) << "the pause ends";
 }
 
 TEST_F(WeightOffloaderTest, AWindowBelowTheLargestUnitIsRefusedAndNothingIsAttached) {
