@@ -2,14 +2,17 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <string_view>
+#include <vector>
 
+#include "absl/flags/commandlineflag.h"
 #include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace pinion {
 namespace {
@@ -17,23 +20,42 @@ namespace {
 std::atomic<int> stop_signal = 0;
 static_assert(std::atomic<int>::is_always_lock_free);
 
-bool AsksForHelp(std::string_view argument) {
-  argument.remove_prefix(std::min(argument.find_first_not_of('-'), argument.size()));
-  return argument.substr(0, 4) == "help" || argument == "version";
+// True while Abseil parses a command line that asks for help.
+bool parses_request_for_help = false;
+
+// Whether one of the flags asks for help. The value of another flag does not.
+bool AsksForHelp(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view flag = argv[i];
+    if (flag == "--") return false;
+    if (!absl::ConsumePrefix(&flag, "-")) continue;
+    absl::ConsumePrefix(&flag, "-");
+    const absl::string_view name = flag.substr(0, flag.find('='));
+    for (const char* const request :
+         {"help", "helpfull", "helpshort", "helppackage", "helpmatch", "helpon", "version"}) {
+      if (name == request) return true;
+    }
+    const absl::CommandLineFlag* const known = absl::FindCommandLineFlag(name);
+    const bool has_value_behind = known != nullptr && name == flag && !known->IsOfType<bool>();
+    if (has_value_behind) ++i;
+  }
+  return false;
 }
 
 }  // namespace
 
 std::vector<char*> ParseFlags(int argc, char** argv) {
-  // Abseil ends the program with 1.
-  if (std::any_of(argv + 1, argv + argc, AsksForHelp)) {
-    std::atexit([] {
-      std::cout.flush();
-      std::fflush(nullptr);
-      std::_Exit(0);
-    });
-  }
-  return absl::ParseCommandLine(argc, argv);
+  parses_request_for_help = AsksForHelp(argc, argv);
+  // Abseil ends the program with 1 where help was asked for.
+  std::atexit([] {
+    if (!parses_request_for_help) return;
+    std::cout.flush();
+    std::fflush(nullptr);
+    std::_Exit(0);
+  });
+  std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  parses_request_for_help = false;
+  return arguments;
 }
 
 void StopBySignal() {

@@ -17,7 +17,8 @@
 
 namespace pinion {
 
-// As absl::ParseCommandLine. Exception: the exit status after --help is 0.
+// As absl::ParseCommandLine. Exception: a request for help (--help, --helpfull, --version, ...)
+// ends the program with 0.
 std::vector<char*> ParseFlags(int argc, char** argv);
 
 // From here on the first SIGINT (Ctrl-C) or SIGTERM is for StopSignal to tell. The same one again

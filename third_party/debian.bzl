@@ -43,8 +43,10 @@ _ABSL = {
     },
     "debugging": {"symbolize": ["symbolize", "debugging_internal", "demangle_internal"]},
     "flags": {
+        "commandlineflag": ["flags_commandlineflag"],
         "flag": ["flags_internal", "flags_reflection", "flags_marshalling", "flags_commandlineflag"],
         "parse": ["flags_parse"],
+        "reflection": ["flags_reflection", "flags_commandlineflag"],
         "usage": ["flags_usage"],
     },
     "functional": {"function_ref": []},

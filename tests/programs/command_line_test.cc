@@ -6,15 +6,20 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 ABSL_FLAG(int, number_of_command_line_test, 0, "a number");
+ABSL_FLAG(std::string, text_of_command_line_test, "", "a text");
+ABSL_FLAG(bool, switch_of_command_line_test, false, "on or off");
 
 namespace pinion {
 namespace {
+
+constexpr int kFailedAfterwards = 3;
 
 TEST(CommandLineDeathTest, TheFirstSignalIsToldAndTheSecondKills) {
   for (const int signal : {SIGINT, SIGTERM}) {
@@ -37,18 +42,74 @@ TEST(CommandLineDeathTest, TheFirstSignalIsToldAndTheSecondKills) {
   }
 }
 
+// Parses `arguments` as a program's, which ends as if it had failed afterwards.
+[[noreturn]] void ParseAndFail(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "program");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  ParseFlags(static_cast<int>(argv.size()), argv.data());
+  std::exit(kFailedAfterwards);
+}
+
 TEST(CommandLineDeathTest, AskingForHelpIsNoError) {
-  const auto parse = [](std::string argument) {
-    std::string name = "program";
-    char* argv[] = {name.data(), argument.data(), nullptr};
+  const std::vector<std::string> requests[] = {
+      {"--help"},
+      {"-help"},
+      {"--help=number"},
+      {"--helpfull"},
+      {"--helpshort"},
+      {"--helppackage"},
+      {"--helpmatch=number"},
+      {"--helpon=command_line"},
+      {"--version"},
+      {"stray", "--help"},
+      {"--text_of_command_line_test=x", "--help"},
+      {"--text_of_command_line_test", "x", "--help"},
+      {"--switch_of_command_line_test", "--help"},
+  };
+  for (const std::vector<std::string>& arguments : requests) {
+    EXPECT_EXIT(ParseAndFail(arguments), ::testing::ExitedWithCode(0), "")
+        << ::testing::PrintToString(arguments);
+  }
+}
+
+TEST(CommandLineDeathTest, AnExitStatusStaysWhereNoOneAskedForHelp) {
+  const std::vector<std::string> accepted[] = {
+      {"help"},
+      {"version"},
+      {"--text_of_command_line_test", "help.json"},
+      {"--text_of_command_line_test=--help"},
+      {"--text_of_command_line_test", "--help"},
+      {"--", "--help"},
+  };
+  for (const std::vector<std::string>& arguments : accepted) {
+    EXPECT_EXIT(ParseAndFail(arguments), ::testing::ExitedWithCode(kFailedAfterwards), "")
+        << ::testing::PrintToString(arguments);
+  }
+  const std::vector<std::string> refused[] = {
+      {"--helpx"},
+      {"--help_me"},
+      {"--versions"},
+      {"--number_of_command_line_test=x"},
+      {"--number_of_command_line_test", "--help"},
+      {"--number_of_command_line_test=x", "help"},
+      {"--number_of_command_line_test=x", "--text_of_command_line_test", "--help"},
+      {"--number_of_command_line_test=x", "--", "--help"},
+  };
+  for (const std::vector<std::string>& arguments : refused) {
+    EXPECT_EXIT(ParseAndFail(arguments), ::testing::ExitedWithCode(1), "ERROR")
+        << ::testing::PrintToString(arguments);
+  }
+}
+
+TEST(CommandLineDeathTest, FlagsGetTheirValues) {
+  const auto parse = [] {
+    std::string name = "program", flag = "--number_of_command_line_test=7";
+    char* argv[] = {name.data(), flag.data(), nullptr};
     ParseFlags(2, argv);
     std::_Exit(absl::GetFlag(FLAGS_number_of_command_line_test));
   };
-  for (const char* const help : {"--help", "-help", "--helpfull"}) {
-    EXPECT_EXIT(parse(help), ::testing::ExitedWithCode(0), "") << help;
-  }
-  EXPECT_EXIT(parse("--number_of_command_line_test=7"), ::testing::ExitedWithCode(7), "");
-  EXPECT_EXIT(parse("--number_of_command_line_test=x"), ::testing::ExitedWithCode(1), "x");
+  EXPECT_EXIT(parse(), ::testing::ExitedWithCode(7), "");
 }
 
 }  // namespace
