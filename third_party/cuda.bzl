@@ -52,9 +52,8 @@ def _wheels(ctx):
 
 def _candidates(ctx):
     given = ctx.os.environ.get("CUDA_PATH", "")
-    if given:
-        return [(ctx.path(given), "lib64"), (ctx.path(given), "lib")]
-    return [(ctx.path(root), "lib64") for root in _TOOLKITS] + [(root, "lib") for root in _wheels(ctx)]
+    roots = [ctx.path(given)] if given else [ctx.path(root) for root in _TOOLKITS] + _wheels(ctx)
+    return [(root, lib) for root in roots for lib in ("lib64", "lib")]
 
 # Not every toolkit has them, nor has every program that sets CUDA_PATH.
 def _link_nvtx(ctx):

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds what includes CUDA's headers as on a machine without a CUDA Toolkit: with the wheels that
-# ./bazelw installs. Where there is a toolkit it is hidden meanwhile, which takes a mount namespace:
-# without one the check is skipped, with status 77.
+# Builds what includes CUDA's headers with the wheels that ./bazelw installs: as on a machine whose
+# /usr/local/cuda is a CUDA Toolkit 12 (if this machine has the folder), and as on a machine without a
+# toolkit. A toolkit of this machine is hidden meanwhile, which takes a mount namespace: without one
+# the check is skipped, with status 77.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,7 +28,18 @@ trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
   for folder; do mount -t tmpfs none "$folder"; done
   [[ ! -e /usr/local/cuda/include && ! -e /usr/local/include/crt ]]
   unset CUDA_PATH
-  ./bazelw --batch --output_base="$work/bazel" build --noshow_progress \
-    --compile_one_dependency device/cuda/cuda_api.cc
-  [[ $(readlink -f "$work/bazel/external/local_config_cuda/include") == "$PWD"/.venv/* ]]
+  takes_the_wheels() {
+    ./bazelw --batch --output_base="$work/bazel" build --noshow_progress \
+      --compile_one_dependency device/cuda/cuda_api.cc
+    [[ $(readlink -f "$work/bazel/external/local_config_cuda/include") == "$PWD"/.venv/* ]]
+  }
+  if [[ -d /usr/local/cuda ]]; then
+    # First: what is installed without a toolkit would help here.
+    mkdir -p /usr/local/cuda/include/crt
+    echo "#define __host__" >/usr/local/cuda/include/crt/host_defines.h
+    echo "#define CUDART_VERSION  12080" >/usr/local/cuda/include/cuda_runtime_api.h
+    takes_the_wheels
+    rm -r /usr/local/cuda/include
+  fi
+  takes_the_wheels
 ' hide "$work" "${toolkits[@]}"
