@@ -43,6 +43,15 @@ found=$({
 torch=${TORCH_PATH:-$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)}
 run_with_cmake cmake -DCMAKE_PREFIX_PATH="$work/pinion" -DTORCH_PATH="$torch"
 
+say "headers of CUDA 12 beside CUDA 13's runtime are refused"
+mkdir -p "$work/cuda/lib" "$work/cuda/include/crt"
+touch "$work/cuda/lib/libcudart.so.13" "$work/cuda/include/crt/host_defines.h"
+echo "#define CUDART_VERSION  12080" >"$work/cuda/include/cuda_runtime_api.h"
+! cmake -S examples/consumers/cmake -B "$work/refused" -G Ninja --log-level=WARNING \
+  -DCMAKE_PREFIX_PATH="$work/pinion" -DTORCH_PATH="$torch" -DCUDA_PATH="$work/cuda" 2>"$work/message" ||
+  die "CMake takes CUDA 12's headers"
+grep -q "Pinion's engine needs CUDA 13's runtime" "$work/message" || die "$(cat "$work/message")"
+
 # All objects, also those that the program does not need: none lacks a library, and no two define
 # the same name.
 say "libpinion.a, linked by hand"

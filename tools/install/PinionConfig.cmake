@@ -83,16 +83,24 @@ if(NOT _pinion_CUDA_PATH)
 endif()
 find_library(PINION_CUDART libcudart.so.13
   PATHS ${_pinion_CUDA_PATH} PATH_SUFFIXES lib64 lib NO_DEFAULT_PATH)
-# The runtime's headers include those of the compiler, which are in another package.
-find_path(PINION_CUDA_INCLUDE crt/host_defines.h
-  PATHS ${_pinion_CUDA_PATH} PATH_SUFFIXES include NO_DEFAULT_PATH)
-mark_as_advanced(PINION_CUDART PINION_CUDA_INCLUDE)
+# The runtime's headers include those of the compiler, which are in another package. Those of
+# another CUDA declare another runtime.
+foreach(_pinion_root ${_pinion_CUDA_PATH})
+  set(_pinion_header "${_pinion_root}/include/cuda_runtime_api.h")
+  if(EXISTS "${_pinion_root}/include/crt/host_defines.h" AND EXISTS "${_pinion_header}")
+    file(STRINGS "${_pinion_header}" _pinion_is_13 REGEX "define CUDART_VERSION  13" LIMIT_COUNT 1)
+    if(_pinion_is_13)
+      find_path(PINION_CUDA_INCLUDE crt/host_defines.h PATHS "${_pinion_root}/include" NO_DEFAULT_PATH)
+    endif()
+  endif()
+endforeach()
 if(NOT PINION_CUDART OR NOT PINION_CUDA_INCLUDE)
   list(JOIN _pinion_CUDA_PATH ", " _pinion_CUDA_PATH)
   _pinion_missing("Pinion's engine needs CUDA 13's runtime, and there is no libcudart.so.13 with "
-    "crt/host_defines.h in ${_pinion_CUDA_PATH}. Set CUDA_PATH to a toolkit, or to the folder "
+    "CUDA 13's headers and crt/host_defines.h in ${_pinion_CUDA_PATH}. Set CUDA_PATH to a toolkit, or to the folder "
     "nvidia/cu13 that pip install nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 makes")
 endif()
+mark_as_advanced(PINION_CUDART PINION_CUDA_INCLUDE)
 if(NOT TARGET Pinion::cudart)
   add_library(Pinion::cudart SHARED IMPORTED)
   set_target_properties(Pinion::cudart PROPERTIES
