@@ -63,7 +63,8 @@ ABSL_FLAG(uint64_t, seed, 1, "of the initial weights and the pictures' order");
 ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
 ABSL_FLAG(std::string, resume, "", "checkpoint to take the weights from instead of training");
 ABSL_FLAG(std::string, checkpoint, "",
-          "file to write the weights, the pictures and their maps to, which torch.load reads");
+          "file to write the weights to once they are learned, and at the end the pictures and "
+          "their maps besides; torch.load reads it");
 
 namespace pinion {
 namespace {
@@ -133,6 +134,12 @@ absl::StatusOr<DigitNet> Learn(const DigitTrainingOptions& options,
                resume.empty() ? absl::StrCat("trained on ", options.device) : "from " + resume,
                seconds.count(), 100 * DigitAccuracy(net, held_out), held_out.labels.numel());
   std::fflush(stdout);
+  // What follows may fail or be stopped. Learning is what takes its time.
+  if (const std::string path = absl::GetFlag(FLAGS_checkpoint); resume.empty() && !path.empty()) {
+    Checkpoint weights;
+    weights.tensors = DigitWeights(net);
+    PINION_RETURN_IF_ERROR(WriteCheckpoint(path, weights));
+  }
   return net;
 }
 
@@ -195,6 +202,7 @@ absl::Status Attribute(const std::vector<char*>& arguments) {
   absl::PrintF("data     %d digits of UCI's optdigits, of which %d are held out\n",
                AllDigits().size(), held_out.labels.numel());
   PINION_ASSIGN_OR_RETURN(DigitNet net, Learn(flags.training, held_out));
+  StopBySignal();  // until here it kills the program, which has nothing to write
   const std::vector<int64_t> classes = Read(net, pictures);
 
   const bool limited = options.memory_limit_bytes != UINT64_MAX;
@@ -203,6 +211,10 @@ absl::Status Attribute(const std::vector<char*>& arguments) {
                options.steps);
   std::fflush(stdout);
   const absl::StatusOr<ExplanationRun> run = RunExplanation(options, net, pictures, classes);
+  if (absl::IsCancelled(run.status())) {
+    absl::PrintF("stopped  by a signal, without an explanation\n");
+    return absl::OkStatus();
+  }
   if (absl::IsResourceExhausted(run.status())) {
     return absl::ResourceExhaustedError(
         absl::StrCat(options.device, " ran out of memory ",
@@ -211,7 +223,7 @@ absl::Status Attribute(const std::vector<char*>& arguments) {
                      " or use a higher --memory_limit\n", run.status().message()));
   }
   PINION_RETURN_IF_ERROR(run.status());
-  if (options.with_pinion) {
+  if (options.with_pinion && StopSignal() == 0) {
     PINION_ASSIGN_OR_RETURN(const std::string comparison,
                             CompareWithByHand(options, net, pictures, classes, *run));
     absl::PrintF("%s", comparison);
@@ -241,7 +253,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());
   }
-  if (status.ok()) return 0;
+  if (status.ok()) return pinion::StopSignal() == 0 ? 0 : 128 + pinion::StopSignal();
   std::fprintf(stderr, "attribute: %s\n", std::string(status.message()).c_str());
   return 1;
 }

@@ -23,6 +23,7 @@
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt_config.h"
 #include "pinion/programs/run_options.h"
 
@@ -51,6 +52,11 @@ bool SameBits(const RunResult& a, const RunResult& b) {
                     });
 }
 
+// A signal ends a run early.
+bool IsComplete(const RunResult& result, const RunOptions& options) {
+  return static_cast<int64_t>(result.losses.size()) == options.steps;
+}
+
 // `repetition` is the second run without offload; it is made here if it is empty.
 absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions options,
                                         const TextData& text, const RunAnnouncement& announce,
@@ -61,6 +67,7 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
   const std::string trace_path = std::exchange(options.trace_path, "");
   const bool is_emulated = absl::StartsWith(options.device, "emu:");
   const auto add = [&](ComparedRun run) -> absl::Status {
+    if (StopSignal() != 0) return absl::OkStatus();
     announce(absl::StrCat(name, ", ", run.Name()));
     options.offload = run.offload;
     options.model.checkpoint_blocks = run.checkpoint_blocks;
@@ -73,12 +80,14 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
       options.memory_target_bytes = group.runs.back().result.peak_device_bytes;
     }
     PINION_ASSIGN_OR_RETURN(run.result, Train(options, text, nullptr));
+    if (!IsComplete(run.result, options)) return absl::OkStatus();
     if (!repetition.has_value()) {
       announce(absl::StrCat(name, ", ", run.Name(), " once more"));
-      PINION_ASSIGN_OR_RETURN(repetition, Train(options, text, nullptr));
+      PINION_ASSIGN_OR_RETURN(RunResult again, Train(options, text, nullptr));
+      if (IsComplete(again, options)) repetition = std::move(again);
     }
     if (group.runs.empty()) {
-      run.repeats_itself = SameBits(run.result, *repetition);
+      if (repetition.has_value()) run.repeats_itself = SameBits(run.result, *repetition);
     } else if (!run.offload_weights || is_emulated) {
       run.bit_identical = BitIdentical(run.result, group.runs.front().result, *repetition);
     }
@@ -89,6 +98,7 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
        {OffloadMode::kNone, OffloadMode::kBlocking, OffloadMode::kPinion, OffloadMode::kPlanned}) {
     PINION_RETURN_IF_ERROR(add({.offload = mode}));
   }
+  if (StopSignal() != 0) return group;
   // Within the same target; where the link has time for everything a plan computes nothing again.
   const RunResult& planned = group.runs.back().result;
   if (planned.stall_ms.value_or(planned.step_ms) > kStallThatCounts * planned.step_ms) {
@@ -116,7 +126,15 @@ LinkCalibration LinkOf(const LinkModel& model) {
   return link;
 }
 
+// Leaves a group out that a signal has left without a complete run.
+void AddGroup(ComparedGroup group, std::vector<ComparedGroup>& groups) {
+  if (!group.runs.empty()) groups.push_back(std::move(group));
+}
+
 absl::StatusOr<std::string> LinkVerdict(const ComparedGroup& group, const RunOptions& options) {
+  if (group.runs.size() <= static_cast<size_t>(OffloadMode::kPinion)) {
+    return "a signal has ended the comparison";
+  }
   const RunResult& none = group.runs.front().result;
   const RunResult& pinion = group.runs[static_cast<size_t>(OffloadMode::kPinion)].result;
   // Pinion's peak may be a little below the least that the record foresees, where the bound is
@@ -184,7 +202,7 @@ absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const
     PINION_ASSIGN_OR_RETURN(ComparedGroup group,
                             CompareOn(options.device, options, text, announce, repetition));
     group.description = "times are measured";
-    groups.push_back(std::move(group));
+    AddGroup(std::move(group), groups);
     return groups;
   }
   PINION_ASSIGN_OR_RETURN(const ScaledDevice scaled, ScaledDeviceFor(options.model));
@@ -193,14 +211,14 @@ absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const
                           CompareOn("scaled", options, text, announce, repetition));
   PINION_ASSIGN_OR_RETURN(const std::string verdict, LinkVerdict(group, options));
   group.description = absl::StrCat("stands for ", scaled.stands_for, "; ", verdict);
-  groups.push_back(std::move(group));
+  AddGroup(std::move(group), groups);
   options.trace_path.clear();
   for (const char* name : kRealPresets) {
     PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(name));
     PINION_ASSIGN_OR_RETURN(ComparedGroup real,
                             CompareOn(name, options, text, announce, repetition));
     PINION_ASSIGN_OR_RETURN(real.description, LinkVerdict(real, options));
-    groups.push_back(std::move(real));
+    AddGroup(std::move(real), groups);
   }
   return groups;
 }

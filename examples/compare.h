@@ -61,6 +61,9 @@ using RunAnnouncement = std::function<void(const std::string& run)>;
 // its peak. The first group's run without offload is made twice, since no
 // comparison means anything where it does not repeat itself. FailedPrecondition with
 // PINION_DISABLE=1, which leaves nothing to compare.
+//
+// Ends early when a signal has come (programs/command_line.h). Only complete runs are returned;
+// there may be none.
 absl::StatusOr<std::vector<ComparedGroup>> Compare(const RunOptions& base, const TextData& text,
                                                    const RunAnnouncement& announce);
 

@@ -9,13 +9,17 @@
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/path_methods.h"
 #include "pinion/hooks/attribution/target.h"
+#include "pinion/programs/command_line.h"
 
 namespace pinion {
 
 Explanation ExplainWithPinion(AttributionSession& session, DigitNet& net,
                               const ExplainedPictures& explained, int64_t steps,
                               uint64_t device_budget_bytes) {
-  const auto forward = [&](const std::vector<at::Tensor>& in) { return net->forward(in[0]); };
+  const auto forward = [&](const std::vector<at::Tensor>& in) {
+    if (StopSignal() != 0) throw StoppedBySignal();
+    return net->forward(in[0]);
+  };
   const Target target = Target::PerExample(explained.classes);
 
   const std::vector<LayerAttribution> maps =

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 #include "pinion/examples/digit_net.h"
@@ -27,6 +28,9 @@ struct Explanation {
   at::Tensor grad_cam;              // its positive part, interpolated to the picture's size
   at::Tensor integrated_gradients;  // on the way from paper without ink
 };
+
+// Thrown by ExplainWithPinion when a signal has come (programs/command_line.h).
+class StoppedBySignal : public std::exception {};
 
 // Takes as many of the `steps` at a time as fit into `device_budget_bytes` of device memory, which
 // bounds all that the device's allocator holds; 0: all.

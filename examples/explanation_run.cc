@@ -59,6 +59,8 @@ absl::StatusOr<ExplanationRun> RunExplanation(const ExplanationOptions& options,
                             Explain(options, accelerator, net, pictures, classes, held_bytes));
     result.peak_bytes = accelerator.peak_bytes() - held_bytes;
     return result;
+  } catch (const StoppedBySignal&) {
+    return absl::CancelledError("stopped by a signal");
   } catch (const c10::OutOfMemoryError& error) {
     return absl::ResourceExhaustedError(error.what_without_backtrace());
   } catch (const c10::Error& error) {

@@ -32,6 +32,7 @@ struct ExplanationRun {
 
 // `net` and `pictures` [count, 1, 64, 64] are on the host and stay there. ResourceExhausted where
 // the device's memory does not suffice: a line that says what was asked for, then who holds what.
+// Cancelled where a signal has come while Pinion explained (programs/command_line.h).
 absl::StatusOr<ExplanationRun> RunExplanation(const ExplanationOptions& options, DigitNet& net,
                                               const at::Tensor& pictures,
                                               const std::vector<int64_t>& classes);

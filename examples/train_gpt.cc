@@ -268,13 +268,15 @@ absl::Status WriteJson(const std::vector<ComparedGroup>& groups) {
 }
 
 absl::Status RunComparison(const RunOptions& options, const TextData& text, bool modelled) {
+  StopBySignal();
   PINION_ASSIGN_OR_RETURN(const std::vector<ComparedGroup> groups,
                           Compare(options, text, [](const std::string& run) {
                             absl::PrintF("running  %s\n", run);
                             std::fflush(stdout);
                           }));
-  absl::PrintF("\n%s", ComparisonTable(groups, modelled));
+  if (!groups.empty()) absl::PrintF("\n%s", ComparisonTable(groups, modelled));
   PINION_RETURN_IF_ERROR(WriteJson(groups));
+  if (StopSignal() != 0) absl::PrintF("stopped  by a signal; only complete runs are compared\n");
   return CheckBits(groups);
 }
 

@@ -293,6 +293,21 @@ TEST_F(AttributeTest, APngOfADigitIsReadAsThatDigit) {
   EXPECT_LE((file["pictures"][0] - held_out["pictures"][0]).abs().max().item<double>(), 0.01);
 }
 
+TEST_F(AttributeTest, ASignalWhileItExplainsLeavesTheWeightsThatItHasLearned) {
+  const std::string log = Path("log"), weights = Path("weights");
+  const ProgramOutcome outcome = RunProgram(absl::StrCat(
+      "{ examples/attribute --device=emu:0 --epochs=1 --n_steps=1000 --picture=", OneOfEachClass(),
+      " --out=", Path("stopped.png"), " --checkpoint=", weights, " > ", log,
+      " & id=$!; until grep -q '^explain' ", log,
+      " || ! kill -0 $id; do sleep 0.1; done; kill -INT $id; wait $id; }"));
+  EXPECT_EQ(outcome.exit_code, 130) << outcome.err;
+  EXPECT_THAT(FileContents(log), HasSubstr("stopped  by a signal"));
+  EXPECT_FALSE(std::filesystem::exists(Path("stopped.png")));
+  const ProgramOutcome resumed =
+      Run(absl::StrCat("--n_steps=1 --no_pinion --resume=", weights, " --out=", Path("later.png")));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+}
+
 TEST_F(AttributeTest, BadInputGetsOneLineThatSaysWhatIsWrong) {
   ASSERT_TRUE(WriteCheckpoint(Path("strange"), {}).ok());
   const std::string cases[][2] = {

@@ -44,6 +44,17 @@ class TrainGptTest : public ::testing::Test {
     return Run(absl::StrCat("--device=emu:0 --size=tiny --text=", text_, " ", flags));
   }
 
+  // Sends the signal once the program has printed `text`. The file "log" has its output.
+  ProgramOutcome SignalAfter(const std::string& text, const std::string& signal,
+                             const std::string& flags) const {
+    const std::string log = directory_ + "/log";
+    std::filesystem::remove(log);
+    return RunProgram(absl::StrCat("{ examples/train_gpt --device=emu:0 --size=tiny --text=", text_,
+                                   " ", flags, " > ", log, " & id=$!; until grep -q '", text, "' ",
+                                   log, " || ! kill -0 $id; do sleep 0.1; done; kill -", signal,
+                                   " $id; wait $id; }"));
+  }
+
   nlohmann::json Runs(const std::string& path) const {
     return nlohmann::json::parse(FileContents(path))["runs"];
   }
@@ -189,20 +200,44 @@ TEST_F(TrainGptTest, ATargetThatIsNotKeptIsAnErrorOnceAllIsWritten) {
 TEST_F(TrainGptTest, ASignalEndsTheRunAfterTheStepAndAllIsWritten) {
   for (const auto& [signal, exit_code] : std::map<std::string, int>{{"INT", 130}, {"TERM", 143}}) {
     SCOPED_TRACE(signal);
-    const std::string program =
-        absl::StrCat("examples/train_gpt --device=emu:0 --size=tiny --steps=1000000 --text=", text_,
-                     " --json=", directory_, "/json --trace=", directory_,
-                     "/trace --checkpoint=", directory_, "/checkpoint");
-    const ProgramOutcome outcome = RunProgram(absl::StrCat(
-        "{ ", program, " > ", directory_, "/log & id=$!; until grep -q loss ", directory_,
-        "/log || ! kill -0 $id; do sleep 0.1; done; kill -", signal, " $id; wait $id; }"));
+    const ProgramOutcome outcome = SignalAfter(
+        "loss", signal,
+        absl::StrCat("--steps=1000000 --json=", directory_, "/json --trace=", directory_,
+                     "/trace --checkpoint=", directory_, "/checkpoint"));
     EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
     EXPECT_THAT(FileContents(directory_ + "/log"), HasSubstr("stopped  by a signal, after step "));
     EXPECT_GE(Runs(directory_ + "/json")[0]["losses"].size(), 1u);
     EXPECT_FALSE(nlohmann::json::parse(FileContents(directory_ + "/trace")).empty());
     EXPECT_EQ(Tiny(absl::StrCat("--steps=1 --resume=", directory_, "/checkpoint")).exit_code, 0);
-    for (const char* file : {"/json", "/log"}) std::filesystem::remove(directory_ + file);
+    std::filesystem::remove(directory_ + "/json");
   }
+}
+
+TEST_F(TrainGptTest, AComparisonThatASignalEndsHasTheRunsThatWereComplete) {
+  constexpr size_t kSteps = 40, kAllRuns = 17;
+  const ProgramOutcome outcome =
+      SignalAfter("scaled, blocking", "INT",
+                  absl::StrCat("--compare --steps=", kSteps, " --json=", directory_, "/json"));
+  EXPECT_EQ(outcome.exit_code, 130) << outcome.err;
+  const std::string log = FileContents(directory_ + "/log");
+  EXPECT_THAT(log, AllOf(HasSubstr("stopped  by a signal"), HasSubstr("device peak"),
+                         HasSubstr("a signal has ended the comparison")));
+  const nlohmann::json runs = Runs(directory_ + "/json");
+  ASSERT_GE(runs.size(), 1u);
+  EXPECT_LT(runs.size(), kAllRuns);
+  EXPECT_EQ(runs[0]["name"], "none");
+  EXPECT_EQ(runs[0]["repeats_itself"], true);
+  for (const nlohmann::json& run : runs) EXPECT_EQ(run["losses"].size(), kSteps) << run["name"];
+}
+
+TEST_F(TrainGptTest, AComparisonWithoutACompleteRunWritesThatThereIsNone) {
+  const ProgramOutcome outcome =
+      SignalAfter("scaled, none", "TERM",
+                  absl::StrCat("--compare --steps=1000000 --json=", directory_, "/json"));
+  EXPECT_EQ(outcome.exit_code, 143) << outcome.err;
+  EXPECT_THAT(FileContents(directory_ + "/log"),
+              AllOf(HasSubstr("stopped  by a signal"), Not(HasSubstr("device peak"))));
+  EXPECT_TRUE(Runs(directory_ + "/json").empty());
 }
 
 // The claims that the comparison is there to make, on its default model; of half the batch, for
