@@ -49,7 +49,8 @@ constexpr std::array<absl::string_view, kOpKinds> kNames = {"add",
                                                             "no_offload",
                                                             "checkpoint",
                                                             "planned_checkpoint",
-                                                            "whole_checkpoint"};
+                                                            "whole_checkpoint",
+                                                            "recurrent"};
 
 constexpr Setting kSettings[] = {
     {"seed", &Program::seed},
@@ -65,6 +66,12 @@ constexpr Setting kSettings[] = {
     {"create_graph", &Program::create_graph},
     {"optimizer", &Program::optimizer},
     {"zero_gradients_stay", &Program::zero_gradients_stay},
+    {"module_zero_grad", &Program::module_zero_grad},
+    {"short_gradients", &Program::short_gradients},
+    {"frozen", &Program::frozen},
+    {"thaws", &Program::thaws},
+    {"late_hooks", &Program::late_hooks},
+    {"swaps_weights", &Program::swaps_weights},
     {"autocast", &Program::autocast},
     {"normalises_input", &Program::normalises_input},
     {"input_requires_grad", &Program::input_requires_grad},
@@ -72,9 +79,14 @@ constexpr Setting kSettings[] = {
     {"loss_behind", &Program::loss_behind},
     {"odd_steps_are_short", &Program::odd_steps_are_short},
     {"odd_steps_skip", &Program::odd_steps_skip},
+    {"engine", &Program::engine},
     {"session", &Program::session},
     {"streams_weights", &Program::streams_weights},
+    {"gradients_stay", &Program::gradients_stay},
+    {"late_parameter", &Program::late_parameter},
     {"scope_has_module", &Program::scope_has_module},
+    {"scopes_end", &Program::scopes_end},
+    {"slow_backing", &Program::slow_backing},
     {"window_kib", &Program::window_kib},
     {"window_tensors", &Program::window_tensors},
     {"blocking", &Program::blocking},
@@ -98,6 +110,36 @@ class Draws {
  private:
   std::mt19937_64 random_;
 };
+
+// What programs do besides, each seldom, and most of all where weights are streamed.
+void DrawIdioms(Draws& draws, Program& program) {
+  const bool streams = program.streams_weights != 0;
+  const auto one_in = [&](int n) { return draws.OneIn(streams ? n : 3 * n); };
+  program.module_zero_grad = draws.OneIn(4);
+  if (one_in(4)) program.frozen = 1 + draws.Below(5);
+  if (program.frozen != 0) program.thaws = draws.Below(3);
+  program.short_gradients = one_in(5);
+  if (program.create_graph == 0 && one_in(6)) {
+    program.create_graph = 3;
+    program.micro_batches = program.forwards = program.backwards = 1;
+  }
+  if (program.create_graph != 3 && one_in(4)) program.late_hooks = 1 + draws.Below(3);
+  program.gradients_stay = draws.Below(2);
+  program.late_parameter = draws.OneIn(4);
+  if (draws.OneIn(6)) program.engine = 1 + draws.Below(2);
+  if (draws.OneIn(8)) program.scope_has_module = 2;
+  if (draws.OneIn(8)) program.scopes_end = 1 + draws.Below(2);
+  program.slow_backing = draws.OneIn(12);
+  for (int i = one_in(3) * 3; i > 0; --i) {
+    program.ops[static_cast<size_t>(draws.Below(static_cast<int>(program.ops.size())))].kind =
+        OpKind::kRecurrent;
+  }
+  // Saved again, or cast again, it has its new bytes.
+  const bool saves_once = program.autocast == 0 && program.scope_has_module != 2 &&
+                          std::none_of(program.ops.begin(), program.ops.end(),
+                                       [](const Op& op) { return IsCheckpoint(op.kind); });
+  if (saves_once && !streams) program.swaps_weights = draws.OneIn(4);
+}
 
 // "r2" and "2" are 2.
 bool ReadNumber(absl::string_view word, int* number) {
@@ -162,7 +204,7 @@ Program Program::Draw(uint64_t seed) {
 
   const int ops = 10 + draws.Below(51);
   // Half of the programs have checkpoints.
-  const int kinds = draws.Below(2) ? kOpKinds : static_cast<int>(OpKind::kCheckpoint);
+  const int kinds = static_cast<int>(draws.Below(2) ? OpKind::kRecurrent : OpKind::kCheckpoint);
   for (int i = 0; i < ops; ++i) {
     program.ops.push_back({.kind = static_cast<OpKind>(draws.Below(kinds)),
                            .out = draws.Below(kRegisters),
@@ -171,6 +213,7 @@ Program Program::Draw(uint64_t seed) {
                            .extra = draws.Below(8)});
   }
   program.loss_behind = draws.OneIn(4);
+  DrawIdioms(draws, program);
   return program;
 }
 

@@ -54,8 +54,13 @@ enum class OpKind {
   kCheckpoint,
   kPlannedCheckpoint,
   kWholeCheckpoint,  // early_stop = false
+  kRecurrent,
 };
-inline constexpr int kOpKinds = static_cast<int>(OpKind::kWholeCheckpoint) + 1;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::kRecurrent) + 1;
+
+constexpr bool IsCheckpoint(OpKind kind) {
+  return kind >= OpKind::kCheckpoint && kind <= OpKind::kWholeCheckpoint;
+}
 
 absl::string_view NameOf(OpKind kind);
 
@@ -87,22 +92,34 @@ struct Program {
   int micro_batches = 1;
   int forwards = 1;  // in flight at once, of each micro-batch
   int newest_first = 0;
-  int backwards = 1;     // of each graph: all but the last retain it
-  int create_graph = 0;  // 1: a penalty on the gradients, 2: in odd steps
-  int optimizer = 0;     // 0: SGD, 1: SGD with momentum, 2: Adam
+  int backwards = 1;  // of each graph: all but the last retain it
+  // 1: a penalty on the gradients, 2: in odd steps, 3: on what is in grad() by then
+  int create_graph = 0;
+  int optimizer = 0;  // 0: SGD, 1: SGD with momentum, 2: Adam
   int zero_gradients_stay = 0;
-  int autocast = 0;  // to bfloat16
+  int module_zero_grad = 0;  // in place of the optimizer's
+  int short_gradients = 0;   // in bfloat16
+  int frozen = 0;            // this parameter, of which 0 is always trained
+  int thaws = 0;             // in this step
+  int late_hooks = 0;        // on gradients, from this step on, counted from 1
+  int swaps_weights = 0;     // between forward and backward, by set_data
+  int autocast = 0;          // to bfloat16
   int normalises_input = 0;
   int input_requires_grad = 0;
   int holds_results = 0;        // of forward, until its backward is over
   int loss_behind = 0;          // part of the loss is computed behind the scope
   int odd_steps_are_short = 0;  // half of the rows
   int odd_steps_skip = 0;       // this operator, counted from 1
+  int engine = 0;               // 1: past the process's default one, 2: on another thread
 
   // How it is offloaded.
   int session = 0;
   int streams_weights = 0;
-  int scope_has_module = 0;
+  int gradients_stay = 0;    // until the step's end, where weights are streamed
+  int late_parameter = 0;    // which is refused there
+  int scope_has_module = 0;  // 2: one without parameters
+  int scopes_end = 0;        // 1: two, in the order in which they began, 2: on another thread
+  int slow_backing = 0;
   int window_kib = 0;  // 0: automatic
   int window_tensors = 0;
   int blocking = 0;

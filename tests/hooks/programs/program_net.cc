@@ -7,6 +7,7 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/group_norm.h>
+#include <ATen/ops/gru.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
@@ -41,6 +42,10 @@ constexpr size_t kScale = kKernel + 1;
 constexpr size_t kShift = kScale + 1;
 constexpr int64_t kChannels = 4;  // of convolutions
 constexpr int64_t kGroups = 4;
+// Only in programs with recurrent layers.
+constexpr size_t kInputGates = kShift + 1;
+constexpr size_t kHiddenGates = kInputGates + 1;
+constexpr int64_t kHidden = 32;
 
 // What `a`'s storage begins with, in the shape of `a`. Not of a view that may cover less than half
 // of it: of such a one only its own bytes are saved (docs/limits.md).
@@ -79,11 +84,23 @@ ProgramNet::ProgramNet(const Program& program, bool checkpoints)
     : program_(program), checkpoints_(checkpoints) {
   const int64_t width = program.width;
   const double scale = 1 / std::sqrt(static_cast<double>(width));
-  for (size_t i = 0; i < kMatrices; ++i) parameters_->append(at::randn({width, width}) * scale);
-  parameters_->append(at::randn({kChannels, kChannels, 3, 3}) * 0.2);
-  parameters_->append(at::ones({width}));
-  parameters_->append(at::zeros({width}));
-  for (Tensor& parameter : parameters_->parameters()) parameter.requires_grad_(true);
+  const auto append = [&](size_t number, const Tensor& parameter) {
+    if (program.frozen == 0 || number != static_cast<size_t>(program.frozen)) {
+      parameter.requires_grad_(true);
+      if (program.short_gradients != 0) parameter.set_grad_dtype(at::kBFloat16);
+    }
+    parameters_->append(parameter);
+  };
+  for (size_t i = 0; i < kMatrices; ++i) append(i, at::randn({width, width}) * scale);
+  append(kKernel, at::randn({kChannels, kChannels, 3, 3}) * 0.2);
+  append(kScale, at::ones({width}));
+  append(kShift, at::zeros({width}));
+  const auto is_recurrent = [](const Op& op) { return op.kind == OpKind::kRecurrent; };
+  if (std::any_of(program.ops.begin(), program.ops.end(), is_recurrent)) {
+    for (const size_t gates : {kInputGates, kHiddenGates}) {
+      append(gates, at::randn({3 * kHidden, kHidden}) * 0.2);
+    }
+  }
   running_mean_ = at::zeros({width});
   running_variance_ = at::ones({width});
 }
@@ -110,7 +127,7 @@ void ProgramNet::RunOps(size_t begin, size_t end, bool odd_step, Registers& regi
   for (size_t i = begin; i < end; ++i) {
     const Op& op = program_.ops[i];
     if (odd_step && program_.odd_steps_skip == static_cast<int>(i) + 1) continue;
-    if (op.kind < OpKind::kCheckpoint) {
+    if (!IsCheckpoint(op.kind)) {
       registers[op.out] = Apply(op, registers[op.in], registers[op.other]);
       continue;
     }
@@ -151,6 +168,18 @@ void ProgramNet::RunSegment(OpKind kind, size_t begin, size_t end, bool odd_step
   };
   const std::vector<Tensor> outputs = checkpoint(options, segment, std::move(inputs));
   for (size_t i = 0; i < used.size(); ++i) registers[used[i]] = outputs[i];
+}
+
+// One layer over `width` / kHidden steps.
+Tensor ProgramNet::Recurrent(const Tensor& a) {
+  const int64_t rows = a.size(0), width = a.size(1);
+  const Tensor steps = a.to(at::kFloat).reshape({rows, width / kHidden, kHidden});
+  const std::vector<Tensor> gates = {Parameter(kInputGates), Parameter(kHiddenGates)};
+  const auto [output, last] =
+      at::gru(steps, at::zeros({1, rows, kHidden}, steps.options()), gates, /*has_biases=*/false,
+              /*num_layers=*/1, /*dropout=*/0, /*train=*/true, /*bidirectional=*/false,
+              /*batch_first=*/true);
+  return output.reshape({rows, width});
 }
 
 // Values stay around 1, however many operators there are.
@@ -237,6 +266,9 @@ Tensor ProgramNet::Apply(const Op& op, const Tensor& a, const Tensor& b) {
       const NoOffloadScope stays;
       return a.tanh();
     }
+    case OpKind::kRecurrent:
+      // emu does not differentiate such layers twice.
+      return program_.create_graph != 0 ? a.tanh() : Recurrent(a);
     default:
       return a;  // checkpoints are in RunOps
   }

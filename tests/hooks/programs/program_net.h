@@ -32,6 +32,7 @@ class ProgramNet {
  private:
   at::Tensor Parameter(size_t index);
   at::Tensor Apply(const Op& op, const at::Tensor& a, const at::Tensor& b);
+  at::Tensor Recurrent(const at::Tensor& a);
   void RunOps(size_t begin, size_t end, bool odd_step, Registers& registers);
   void RunSegment(OpKind kind, size_t begin, size_t end, bool odd_step, Registers& registers);
 

@@ -1,0 +1,312 @@
+#include "pinion/tests/hooks/programs/training.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/tests/engine/tier/slow_backing.h"
+#include "pinion/tests/hooks/support/autocast_region.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+
+namespace pinion::testing {
+namespace {
+
+using at::Tensor;
+
+OffloadOptions OptionsOf(const Program& program, const Mode& mode,
+                         const std::shared_ptr<EmulatedMachine>& machine) {
+  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
+  options.min_offload_bytes = static_cast<uint64_t>(program.min_bytes);
+  options.offload_leaves = program.offload_leaves != 0;
+  options.verify = program.verify != 0;
+  options.cast_weights_again = program.copies_casts == 0;
+  if (program.slow_backing != 0) options.backing = std::make_shared<SlowBacking>(*machine);
+  // A target takes the place of windows, of which one in tensors takes the place of one in bytes.
+  if (mode.target_bytes.has_value()) {
+    options.memory_target_bytes = *mode.target_bytes;
+  } else if (program.target == 1) {
+    options.memory_target_bytes = OffloadOptions::kAutoTarget;
+  } else if (program.blocking != 0) {
+    options.overlap = false;
+  } else if (program.window_tensors != 0) {
+    options.eviction_window_tensors = static_cast<uint64_t>(program.window_tensors);
+  } else if (program.window_kib != 0) {
+    options.eviction_window_bytes = static_cast<uint64_t>(program.window_kib) * kKiB;
+    options.prefetch_window_bytes = options.eviction_window_bytes;
+  }
+  return options;
+}
+
+std::unique_ptr<torch::optim::Optimizer> NewOptimizer(int kind,
+                                                      const std::vector<Tensor>& trained) {
+  constexpr double kRate = 0.01;
+  if (kind == 2) return std::make_unique<torch::optim::Adam>(trained, kRate);
+  return std::make_unique<torch::optim::SGD>(
+      trained, torch::optim::SGDOptions(kRate).momentum(kind == 1 ? 0.9 : 0));
+}
+
+WeightOptions WeightOptionsOf(const Program& program, const Mode& mode) {
+  WeightOptions options = {.tier = SmallTier(), .gradients_stay = program.gradients_stay != 0};
+  if (mode.target_bytes == kLeastTarget) {
+    options.window_bytes = static_cast<uint64_t>(program.width * program.width) * sizeof(float);
+  } else if (mode.target_bytes.has_value()) {
+    options.memory_target_bytes = *mode.target_bytes;
+  }
+  return options;
+}
+
+// Autograd adds up gradients in the order of their nodes' numbers, which each thread counts by
+// itself. Those of forward stay ahead of those that a backward makes on its worker, so that equal
+// programs add in equal order.
+void StayAheadOfWorkers() {
+  constexpr int kMoreThanABackwardMakes = 20000;
+  for (int i = 0; i < kMoreThanABackwardMakes; ++i) at::sequence_number::get_and_increment();
+}
+
+// Those that are defined.
+void AddSquares(Tensor& sum, const std::vector<Tensor>& gradients) {
+  for (const Tensor& gradient : gradients) {
+    if (gradient.defined()) sum = sum + gradient.square().mean();
+  }
+}
+
+// Of a gradient, once it is summed.
+struct Halve final : torch::autograd::PostAccumulateGradHook {
+  void operator()(const Tensor& parameter) override {
+    const at::NoGradGuard no_grad;
+    parameter.mutable_grad().mul_(0.5);
+  }
+};
+
+}  // namespace
+
+Training::Training(const Program& program, const Mode& mode,
+                   std::shared_ptr<EmulatedMachine> machine)
+    : program_(program), machine_(std::move(machine)) {
+  SeedFor(-1, 0, 0);
+  net_ = std::make_unique<ProgramNet>(program, /*checkpoints=*/mode.offload);
+  net_->MoveBuffers(device_);
+  const DeviceBackend backend = EmulatedBackend(machine_);
+  if (mode.offload && program.session != 0) {
+    session_ = OffloadSession::Create(OptionsOf(program, mode, machine_), backend).value();
+  }
+  if (mode.offload && program.streams_weights != 0) {
+    weights_ =
+        WeightOffloader::Attach(*net_->module(), device_, backend, WeightOptionsOf(program, mode))
+            .value();
+    trained_ = weights_->host_parameters();
+  } else {
+    net_->module()->to(device_);
+    trained_ = net_->module()->parameters();
+  }
+  optimizer_ = NewOptimizer(program.optimizer, trained_);
+}
+
+std::string Training::place() const { return absl::StrCat("step ", step_, ", ", phase_); }
+
+std::vector<Result> Training::Train() {
+  for (step_ = 0; step_ < program_.steps; ++step_) {
+    BeginStep();
+    for (int micro = 0; micro < program_.micro_batches; ++micro) MicroBatch(micro);
+    Update();
+  }
+  for (size_t i = 0; i < trained_.size(); ++i) Keep("parameter", i, trained_[i]);
+  if (program_.late_parameter != 0) AddParameterTooLate();
+  return std::move(results_);
+}
+
+// At most 64 steps of 8 micro-batches of 8 forwards.
+void Training::SeedFor(int step, int micro_batch, int forward) const {
+  const int place = ((step + 1) * 8 + micro_batch) * 8 + forward;
+  at::manual_seed(static_cast<uint64_t>(program_.seed) * 4096 + static_cast<uint64_t>(place));
+}
+
+void Training::Keep(const char* what, size_t index, const Tensor& value) {
+  results_.push_back({absl::StrCat("step ", step_, ": ", what, " ", index),
+                      value.defined() ? value.detach().cpu().clone() : Tensor()});
+}
+
+void Training::BeginStep() {
+  std::vector<Tensor> parameters = net_->module()->parameters();
+  if (program_.frozen != 0 && program_.thaws != 0 && step_ == program_.thaws) {
+    parameters[static_cast<size_t>(program_.frozen)].requires_grad_(true);
+  }
+  if (program_.late_hooks == 0 || step_ + 1 != program_.late_hooks) return;
+  for (const Tensor& parameter : parameters) {
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Halve>());
+  }
+}
+
+void Training::MicroBatch(int micro) {
+  StayAheadOfWorkers();
+  struct Forward {
+    Tensor input, loss;
+    Registers results;
+  };
+  const bool is_short = step_ % 2 == 1 && program_.odd_steps_are_short != 0;
+  const int64_t rows = is_short ? program_.rows / 2 : program_.rows;
+  std::vector<Forward> forwards(static_cast<size_t>(program_.forwards));
+  for (size_t i = 0; i < forwards.size(); ++i) {
+    phase_ = "forward";
+    SeedFor(step_, micro, static_cast<int>(i));
+    Forward& forward = forwards[i];
+    forward.input = at::randn({rows, program_.width}).to(device_);
+    if (program_.input_requires_grad != 0) forward.input.requires_grad_(true);
+    forward.loss =
+        ForwardInScope(forward.input, program_.holds_results ? &forward.results : nullptr);
+    if (program_.loss_behind) forward.loss = forward.loss + NothingOfMuch(rows);
+  }
+  if (program_.newest_first) std::reverse(forwards.begin(), forwards.end());
+  if (program_.swaps_weights != 0 && program_.streams_weights == 0) SwapWeights();
+  phase_ = "backward";
+  for (Forward& forward : forwards) {
+    Backward(forward.loss);
+    Keep("loss", 0, forward.loss);
+    if (forward.input.grad().defined()) Keep("gradient of the input", 0, forward.input.grad());
+    forward.input.mutable_grad() = Tensor();  // whose graph may hold the input
+    forward = {};
+  }
+}
+
+Tensor Training::ForwardInScope(const Tensor& input, Registers* results) {
+  std::unique_ptr<OffloadScope> scope = NewScope();
+  std::unique_ptr<OffloadScope> inner = program_.scopes_end == 1 ? NewScope() : nullptr;
+  Tensor loss;
+  {
+    std::optional<AutocastRegion> autocast;
+    if (program_.autocast != 0) autocast.emplace(device_.type());
+    loss = net_->Loss(input, /*odd_step=*/step_ % 2 == 1, results);
+  }
+  if (program_.scopes_end == 2) std::thread([&scope] { scope.reset(); }).join();
+  scope.reset();
+  inner.reset();
+  if (CurrentPacker() != nullptr) throw std::logic_error("a scope that has ended packs on");
+  return loss;
+}
+
+std::unique_ptr<OffloadScope> Training::NewScope() const {
+  if (session_ == nullptr) return nullptr;
+  if (program_.scope_has_module == 0) return std::make_unique<OffloadScope>(session_);
+  if (program_.scope_has_module == 1) {
+    return std::make_unique<OffloadScope>(session_, *net_->module());
+  }
+  return std::make_unique<OffloadScope>(session_, torch::nn::Module());
+}
+
+// Zero, by way of temporary memory, of which nothing is saved.
+Tensor Training::NothingOfMuch(int64_t rows) const {
+  const at::NoGradGuard no_grad;
+  return (at::ones({rows, 4 * program_.width}, device_).exp() * 0).sum();
+}
+
+// What is saved of them itself has other bytes from here on.
+void Training::SwapWeights() const {
+  const at::NoGradGuard no_grad;
+  for (const Tensor& parameter : net_->module()->parameters()) parameter.set_data(parameter * 0.75);
+}
+
+void Training::Backward(Tensor loss) const {
+  const std::vector<Tensor> parameters = net_->module()->parameters();
+  if (program_.create_graph == 1 || (program_.create_graph == 2 && step_ % 2 == 1)) {
+    std::vector<Tensor> trained;
+    std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(trained),
+                 [](const Tensor& parameter) { return parameter.requires_grad(); });
+    Tensor penalty = at::zeros({}, loss.options());
+    AddSquares(penalty, torch::autograd::grad({loss}, trained, {}, /*retain_graph=*/true,
+                                              /*create_graph=*/true, /*allow_unused=*/true));
+    loss = loss + penalty;
+  }
+  const bool makes_graph = program_.create_graph == 3;
+  for (int left = program_.backwards - 1; left >= 0; --left) {
+    RunEngine(loss, /*keeps_graph=*/left > 0 || makes_graph, makes_graph);
+  }
+  if (!makes_graph) return;
+  std::vector<Tensor> gradients;
+  for (const Tensor& parameter : parameters) gradients.push_back(parameter.grad());
+  Tensor penalty = at::zeros({}, loss.options());
+  AddSquares(penalty, gradients);
+  RunEngine(penalty, /*keeps_graph=*/false, /*makes_graph=*/false);
+}
+
+void Training::RunEngine(const Tensor& loss, bool keeps_graph, bool makes_graph) const {
+  namespace autograd = torch::autograd;
+  if (program_.engine == 0) {
+    loss.backward({}, keeps_graph, makes_graph);
+  } else if (program_.engine == 1) {  // as Python does
+    autograd::Engine::get_base_engine().execute({autograd::impl::gradient_edge(loss)},
+                                                {at::ones_like(loss)}, keeps_graph, makes_graph,
+                                                /*accumulate_grad=*/true, {});
+  } else {
+    std::exception_ptr error;
+    std::thread([&] {
+      at::init_num_threads();
+      try {
+        loss.backward({}, keeps_graph, makes_graph);
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }).join();
+    if (error != nullptr) std::rethrow_exception(error);
+  }
+}
+
+void Training::Update() {
+  phase_ = "update";
+  if (weights_ != nullptr) weights_->WaitForGradients();
+  for (size_t i = 0; i < trained_.size(); ++i) Keep("gradient", i, trained_[i].grad());
+  if (weights_ != nullptr) {
+    weights_->Step([this] { optimizer_->step(); });
+  } else {
+    optimizer_->step();
+  }
+  // As WeightOffloader::ZeroGrad does: a gradient of -0 that is added to zeros becomes +0.
+  const bool to_none = program_.streams_weights != 0 || program_.zero_gradients_stay == 0;
+  if (program_.module_zero_grad != 0) {
+    net_->module()->zero_grad(to_none);
+  } else if (weights_ != nullptr) {
+    weights_->ZeroGrad();
+  } else {
+    optimizer_->zero_grad(to_none);
+  }
+}
+
+void Training::AddParameterTooLate() {
+  if (weights_ == nullptr) return;
+  net_->module()->append(at::zeros({1}, device_).requires_grad_(true));
+  try {
+    weights_->WaitForGradients();
+  } catch (const c10::Error& error) {
+    if (absl::StrContains(error.what(), "came to the module after WeightOffloader::Attach")) return;
+    throw;
+  }
+  throw std::logic_error("a parameter without a host copy was not refused");
+}
+
+}  // namespace pinion::testing

@@ -1,0 +1,81 @@
+// Trains a Program's net, with offload or without, and keeps what comes of it.
+
+#ifndef PINION_TESTS_HOOKS_PROGRAMS_TRAINING_H_
+#define PINION_TESTS_HOOKS_PROGRAMS_TRAINING_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/weights/weight_offloader.h"
+#include "pinion/tests/hooks/programs/program.h"
+#include "pinion/tests/hooks/programs/program_net.h"
+
+namespace pinion::testing {
+
+inline constexpr uint64_t kLeastTarget = 1;  // everything that can be offloaded is
+
+// How a program runs.
+struct Mode {
+  bool offload = false;
+  // Where the program's target is a number.
+  std::optional<uint64_t> target_bytes = std::nullopt;
+  std::optional<uint64_t> limit_bytes = std::nullopt;  // of the device
+};
+
+struct Result {
+  std::string name;  // "step 2: gradient 3"
+  at::Tensor value;  // on the CPU
+};
+
+class Training {
+ public:
+  Training(const Program& program, const Mode& mode, std::shared_ptr<EmulatedMachine> machine);
+
+  const std::shared_ptr<OffloadSession>& session() const { return session_; }
+  // "step 1, backward": what it is at.
+  std::string place() const;
+
+  // Throws what the program throws, and std::logic_error where the library lets pass what it should
+  // not.
+  std::vector<Result> Train();
+
+ private:
+  void SeedFor(int step, int micro_batch, int forward) const;
+  void Keep(const char* what, size_t index, const at::Tensor& value);
+  void BeginStep();
+  void MicroBatch(int micro);
+  at::Tensor ForwardInScope(const at::Tensor& input, Registers* results);
+  std::unique_ptr<OffloadScope> NewScope() const;
+  at::Tensor NothingOfMuch(int64_t rows) const;
+  void SwapWeights() const;
+  void Backward(at::Tensor loss) const;
+  void RunEngine(const at::Tensor& loss, bool keeps_graph, bool makes_graph) const;
+  void Update();
+  void AddParameterTooLate();
+
+  const Program& program_;
+  const std::shared_ptr<EmulatedMachine> machine_;
+  const at::Device device_{"emu:0"};
+  std::unique_ptr<ProgramNet> net_;
+  std::shared_ptr<OffloadSession> session_;
+  std::unique_ptr<WeightOffloader> weights_;
+  std::vector<at::Tensor> trained_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::vector<Result> results_;
+  int step_ = 0;
+  const char* phase_ = "forward";
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_HOOKS_PROGRAMS_TRAINING_H_
