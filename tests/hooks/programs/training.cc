@@ -6,8 +6,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
@@ -280,7 +282,11 @@ void Training::RunEngine(const Tensor& loss, bool keeps_graph, bool makes_graph)
 void Training::Update() {
   phase_ = "update";
   if (weights_ != nullptr) weights_->WaitForGradients();
-  for (size_t i = 0; i < trained_.size(); ++i) Keep("gradient", i, trained_[i].grad());
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    Keep("gradient", i, trained_[i].grad());
+    const std::optional<c10::ScalarType> type = trained_[i].grad_dtype();
+    if (type.has_value()) Keep("type of gradient", i, at::scalar_tensor(static_cast<int>(*type)));
+  }
   if (weights_ != nullptr) {
     weights_->Step([this] { optimizer_->step(); });
   } else {
