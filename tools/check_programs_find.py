@@ -26,11 +26,11 @@ _INCLUDES = "#include <stdlib.h>\n#include <string.h>\n#line 1\n"
 
 
 def read_rows(text):
-    """[(case, path, code, what takes its place)], from the table whose file is in backticks."""
+    """[(case, path, code, what takes its place)], from the table with files."""
     rows = []
     for line in text.splitlines():
         cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)]
-        if len(cells) == 6 and cells[2].startswith("`") and cells[2].endswith("`"):
+        if len(cells) == 6 and re.fullmatch(r"`[\w/]+\.(cc|h)`", cells[2]):
             rows.append((cells[1], *(cell.strip("`") for cell in cells[2:5])))
     return rows
 

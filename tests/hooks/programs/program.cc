@@ -134,8 +134,10 @@ void DrawIdioms(Draws& draws, Program& program) {
     program.ops[static_cast<size_t>(draws.Below(static_cast<int>(program.ops.size())))].kind =
         OpKind::kRecurrent;
   }
-  // Saved again, or cast again, it has its new bytes.
+  // Saved again, or cast again, it has its new bytes; what counts as a leaf that is no parameter
+  // has its old ones (docs/limits.md).
   const bool saves_once = program.autocast == 0 && program.scope_has_module != 2 &&
+                          program.frozen == 0 &&
                           std::none_of(program.ops.begin(), program.ops.end(),
                                        [](const Op& op) { return IsCheckpoint(op.kind); });
   if (saves_once && !streams) program.swaps_weights = draws.OneIn(4);

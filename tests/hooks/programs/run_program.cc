@@ -163,9 +163,10 @@ Verdict Compare(const Run& plain, const Run& offloaded) {
 uint64_t MostBeyond(const Program& program, uint64_t target_bytes) {
   uint64_t bytes = 0;
   if (program.odd_steps_skip != 0) bytes += std::max(target_bytes / 12, 16 * kKiB);
-  // A matrix gets its first gradient, beside what is added to it.
+  // A matrix gets its first gradient, beside what is added to it; a hook has one on the device.
+  const bool has_new_hooks = program.streams_weights != 0 && program.late_hooks > 1;
   const auto width = static_cast<uint64_t>(program.width);
-  if (program.thaws != 0) bytes += 2 * width * width * sizeof(float);
+  if (program.thaws != 0 || has_new_hooks) bytes += 2 * width * width * sizeof(float);
   return bytes;
 }
 
