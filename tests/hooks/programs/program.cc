@@ -141,6 +141,9 @@ void DrawIdioms(Draws& draws, Program& program) {
                           std::none_of(program.ops.begin(), program.ops.end(),
                                        [](const Op& op) { return IsCheckpoint(op.kind); });
   if (saves_once && !streams) program.swaps_weights = draws.OneIn(4);
+  // A plan that was made for another kind of backward seldom shows.
+  const bool may_alternate = program.target == 2 && program.create_graph == 0 && !streams;
+  if (may_alternate && draws.OneIn(4)) program.create_graph = 2;
 }
 
 // "r2" and "2" are 2.
