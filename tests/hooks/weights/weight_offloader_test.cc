@@ -995,8 +995,13 @@ TEST_F(WeightOffloaderTest, LargeBuffersVisitAndSmallOnesStay) {
 // Kernels change them, and no schema tells.
 TEST_F(WeightOffloaderTest, RunningStatisticsStayAndAreWhatTrainingMakesOfThem) {
   constexpr int64_t kFeatures = 1 << 18;
-  torch::nn::BatchNorm1d layer(kFeatures), copy(kFeatures);
-  torch::nn::Sequential resident(layer), net(copy);
+  // More than the window holds.
+  const auto new_net = [&] {
+    torch::nn::Sequential net;
+    for (int i = 0; i < 3; ++i) net->push_back(torch::nn::BatchNorm1d(kFeatures));
+    return net;
+  };
+  torch::nn::Sequential resident = new_net(), net = new_net();
   const auto weights = Attach(*net);
   const Tensor x = Input(0, 2 * kFeatures / kWidth).view({2, kFeatures});
   for (int step = 0; step < 2; ++step) {
