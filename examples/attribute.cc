@@ -223,7 +223,9 @@ absl::Status Attribute(const std::vector<char*>& arguments) {
                      " or use a higher --memory_limit\n", run.status().message()));
   }
   PINION_RETURN_IF_ERROR(run.status());
-  if (options.with_pinion && StopSignal() == 0) {
+  if (StopSignal() != 0) {
+    absl::PrintF("stopped  by a signal, without a comparison\n");
+  } else if (options.with_pinion) {
     PINION_ASSIGN_OR_RETURN(const std::string comparison,
                             CompareWithByHand(options, net, pictures, classes, *run));
     absl::PrintF("%s", comparison);

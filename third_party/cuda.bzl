@@ -28,7 +28,7 @@ cc_library(
 )
 """
 
-_REMEDY = "Run ./bazelw, which installs the wheels nvidia-cuda-runtime and nvidia-cuda-crt into .venv, or install a CUDA Toolkit 13 and set CUDA_PATH."
+_REMEDY = "Run ./bazelw, which installs the wheels nvidia-cuda-runtime and nvidia-cuda-crt into .venv, or install a CUDA Toolkit 13 and set CUDA_PATH. A CUDA_PATH of another version is in the way: unset it."
 
 _NVTX_REMEDY = "Run ./bazelw, which installs the nvidia-nvtx wheel into .venv, or install the toolkit's NVTX (cuda-nvtx-13-0)."
 

@@ -16,7 +16,15 @@ import re
 import sys
 
 # In which all such names are tests; docs/waits.md has a test of its own.
-DOCUMENTS = ["docs/limits.md", "docs/misuse.md", "docs/peers.md", "docs/trl_parity.md"]
+DOCUMENTS = [
+    "docs/checkpoint.md",
+    "docs/emulated.md",
+    "docs/limits.md",
+    "docs/misuse.md",
+    "docs/peers.md",
+    "docs/trl_parity.md",
+    "docs/weights.md",
+]
 
 _TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
 _NAMED = re.compile(r"`(?:(?P<file>\w+_test)|(?P<suite>[A-Z]\w+)\.(?P<name>[A-Z]\w*\*?|\*))`")

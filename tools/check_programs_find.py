@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Takes fixes out of a copy of the tree, case by case, and reports which random program misses each.
+"""Takes fixes out of a copy of the tree, case by case, and reports the first random program that
+fails without each.
 
 Usage: .venv/bin/python3 -B tools/check_programs_find.py [--case=H7]... [--seeds=500] [--list]
 

@@ -21,15 +21,28 @@ work=$(mktemp -d)
 # Bazel makes folders that cannot be written to.
 trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
 
+# As somebody who is not root where that is possible: in a clone of their own, with an empty home.
+tree=$PWD
+as_user=""
+if [[ $EUID == 0 ]] && command -v setpriv >/dev/null; then
+  tree=$work/pinion
+  git -c safe.directory='*' clone --quiet . "$tree"
+  mkdir "$work/home" "$tree/.venv"
+  chown -R 65534:65534 "$work"
+  as_user="setpriv --reuid=65534 --regid=65534 --clear-groups env HOME=$work/home"
+fi
+
 # A server of its own: the usual one would see the toolkit.
-"${hide[@]}" bash -euo pipefail -c '
-  work=$1
-  shift
+AS_USER=$as_user "${hide[@]}" bash -euo pipefail -c '
+  work=$1 tree=$2
+  shift 2
+  [[ $tree == "$PWD" ]] || mount --bind .venv "$tree/.venv"
+  cd "$tree"
   for folder; do mount -t tmpfs none "$folder"; done
   [[ ! -e /usr/local/cuda/include && ! -e /usr/local/include/crt ]]
   unset CUDA_PATH
   takes_the_wheels() {
-    ./bazelw --batch --output_base="$work/bazel" build --noshow_progress \
+    $AS_USER ./bazelw --batch --output_base="$work/bazel" build --noshow_progress \
       --compile_one_dependency device/cuda/cuda_api.cc
     [[ $(readlink -f "$work/bazel/external/local_config_cuda/include") == "$PWD"/.venv/* ]]
   }
@@ -42,4 +55,4 @@ trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
     rm -r /usr/local/cuda/include
   fi
   takes_the_wheels
-' hide "$work" "${toolkits[@]}"
+' hide "$work" "$tree" "${toolkits[@]}"

@@ -1,4 +1,4 @@
-// Tries again after a refusal, less and less often, but not less than once in 1024 times.
+// Tries again after a refusal: each refusal doubles the attempts that are left out, up to 1024.
 
 #ifndef PINION_ENGINE_PLAN_BACK_OFF_H_
 #define PINION_ENGINE_PLAN_BACK_OFF_H_

@@ -18,7 +18,7 @@ struct LinkRates {
 // one has no more to carry, or one after the other.
 double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates);
 
-// InvalidArgument names the bandwidth that was not measured, or a cost that is none.
+// InvalidArgument names the bandwidth that was not measured, or an invalid cost.
 absl::StatusOr<LinkRates> RatesOf(const LinkCalibration& link);
 
 }  // namespace pinion

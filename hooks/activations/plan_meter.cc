@@ -27,6 +27,10 @@ bool PlanMeter::IsDue() const {
 
 void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t visiting_bytes) {
   RaiseTo(allocated_bytes - visiting_bytes, peak_bytes_);
+  CompareWithTarget(allocated_bytes);
+}
+
+void PlanMeter::CompareWithTarget(int64_t allocated_bytes) {
   if (!target_bytes_.has_value() || !is_in_step_) return;
   const auto all_bytes = static_cast<uint64_t>(allocated_bytes);
   if (all_bytes <= *target_bytes_) return;

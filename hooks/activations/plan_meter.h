@@ -41,6 +41,8 @@ class PlanMeter {
   // What the allocator has given out, whenever that changes; of it, weights have `visiting_bytes`.
   // Takes no lock.
   void OnDeviceBytes(int64_t allocated_bytes, int64_t visiting_bytes);
+  // The same at one moment, whatever there was before: it says nothing of the step's peak.
+  void CompareWithTarget(int64_t allocated_bytes);
 
   // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). One that
   // `is_recorded` is not measured. True: a plan was found to be off, and should be made again.

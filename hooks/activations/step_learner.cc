@@ -157,18 +157,20 @@ void StepLearner::TellOfOvershoot() {
 }
 
 void StepLearner::TellOfRefusals() {
-  if (refusals_ == kKnown || meter_.IsInStep()) return;
-  const int64_t before = refusals_.exchange(kKnown);
+  if (meter_.IsInStep()) return;
+  const int64_t before = refusals_.exchange(kNothingToTell);
+  if (before == kNothingToTell) return;
   const AllocatorBytes bytes = AllocatorBytesOf(device_);
   if (bytes.refusals == before) return;
-  PINION_LOG(kError) << "memory ran out on " << device_.str()
-                     << " in a step before which none was known, with "
-                        "all on the host that can leave. OffloadOptions::memory_target_bytes is "
-                     << *state_.planner->memory_bytes() << " ("
-                     << HumanBytes(*state_.planner->memory_bytes()) << "), the device had up to "
-                     << bytes.peak << " (" << HumanBytes(static_cast<uint64_t>(bytes.peak))
-                     << "), and the step needs more: run it once with more memory, and the log "
-                        "names the least, or make the batch smaller";
+  const uint64_t target_bytes = *state_.planner->memory_bytes();
+  PINION_LOG(kError) << "device memory ran out on " << device_.str()
+                     << " in a first step, with everything offloaded that can be. "
+                        "OffloadOptions::memory_target_bytes is "
+                     << target_bytes << " (" << HumanBytes(target_bytes)
+                     << "), the device had up to " << bytes.peak << " ("
+                     << HumanBytes(static_cast<uint64_t>(bytes.peak))
+                     << ") and refused more. If the step ended there, make the batch smaller, or "
+                        "run it with more memory: then the log names the least";
 }
 
 void StepLearner::BeginStep() {
@@ -214,9 +216,10 @@ void StepLearner::BeginStep() {
     wants_record = state_.schedule.target->WantsRecord();
     followed = state_.schedule.target->followed();
   }
+  const bool is_off = meter_.BeginStep(followed, wants_record);
   const bool is_told = is_any_known || !state_.planner->memory_bytes().has_value();
-  refusals_ = is_told ? kKnown : AllocatorBytesOf(device_).refusals;
-  if (meter_.BeginStep(followed, wants_record)) {
+  refusals_ = is_told ? kNothingToTell : AllocatorBytesOf(device_).refusals;
+  if (is_off) {
     // From the next step on: whether this one is observed was decided when its scope was opened.
     OffloadLock lock(state_);
     state_.schedule.target->RecordAgain();

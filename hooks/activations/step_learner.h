@@ -99,8 +99,7 @@ class StepLearner {
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
   // At a save or a read, whether somebody observes what lies between them or not.
   void NoteDeviceBytes(uint64_t allocated_bytes) {
-    meter_.OnDeviceBytes(static_cast<int64_t>(allocated_bytes),
-                         static_cast<int64_t>(share_->visiting_bytes()));
+    meter_.CompareWithTarget(static_cast<int64_t>(allocated_bytes));
   }
 
  private:
@@ -141,9 +140,9 @@ class StepLearner {
   std::atomic<bool> wants_leaves_ = true;    // fewer were noted since the step began
   std::atomic<bool> has_gradients_ = false;  // when the step began
 
-  static constexpr int64_t kKnown = INT64_MAX;
-  std::atomic<int64_t> refusals_ =
-      kKnown;  // by the allocator, when a step began and none was known
+  static constexpr int64_t kNothingToTell = INT64_MAX;
+  // By the allocator, when a step began before which none was known.
+  std::atomic<int64_t> refusals_ = kNothingToTell;
 
   static constexpr int64_t kObserved = INT64_MAX;
   std::atomic<int64_t> observed_peak_bytes_ = kObserved;  // the allocator's, when a scope ended

@@ -21,6 +21,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
+#include "absl/strings/match.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 
@@ -140,7 +141,7 @@ bool IsWritten(const c10::FunctionSchema& schema, size_t index, const torch::jit
       return torch::jit::peek(stack, i, arguments.size()).toBool();
     }
   }
-  return false;  // a backward, which calls it `train`
+  return !absl::StrContains(schema.name(), "backward");
 }
 
 // A kernel never sees the key: whatever it calls finds the bytes where they are.

@@ -30,7 +30,7 @@ struct WeightUnit {
   std::vector<NamedWeight> weights;  // at least one
 };
 
-// Parameters, and buffers of 1 MiB or more, which count as frozen, but for running statistics.
+// Parameters, and buffers of 1 MiB or more, which count as frozen. Exception: running statistics.
 std::vector<WeightUnit> WeightUnitsOf(const torch::nn::Module& module);
 
 }  // namespace pinion

@@ -170,7 +170,7 @@ TEST(CallableMisuseTest, AnEmptyFunctionIsRefusedByName) {
   const auto weights =
       WeightOffloader::Attach(*linear, world.device(), world.backend(), {.tier = SmallTier()})
           .value();
-  const at::Tensor x = at::ones({1}, at::requires_grad());
+  const at::Tensor x = at::ones({1}).requires_grad_();
   using Segment = std::function<at::Tensor(const at::Tensor&)>;
   Segment none;
   at::Tensor (*const null)(const at::Tensor&) = nullptr;

@@ -170,6 +170,18 @@ TEST_F(OffloadTargetSteps, StepsThatAProfilerHidesAreCountedByTheirSavesAndReads
   EXPECT_EQ(session->GetStats().steps_over_target, 3u);
 }
 
+// What is known of memory at saves and reads is no peak.
+TEST_F(OffloadTargetSteps, PlansStayWhileAProfilerHidesPeaks) {
+  const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - kTensorBytes);
+  RunSteps(session, 20);
+  const std::string planned = session->Explain(0);
+  StartProfiler();
+  RunSteps(session, 4 * PlanWatch::kEvery);
+  torch::autograd::profiler::disableProfiler();
+  EXPECT_EQ(session->Explain(0), planned);
+  EXPECT_EQ(session->GetStats().steps_over_target, 0u);
+}
+
 // Micro-batches that add to the gradients begin with these on the device. That says nothing of the
 // first one, which is planned as where it is the only one.
 TEST_F(OffloadTargetSteps, AFirstMicroBatchLeavesNoRoomForGradientsThatItsSuccessorsBeginWith) {

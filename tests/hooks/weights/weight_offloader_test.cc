@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/batch_norm_update_stats.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -1032,6 +1033,10 @@ TEST_F(WeightOffloaderTest, StatisticsOfAnotherNameAreReadAndWhoChangesThemIsTol
   const auto weights = Attach(*net);
   const Tensor x = Input(0, 2 * kFeatures / kWidth).view({2, kFeatures});
   EXPECT_THAT(ErrorOf([&] { net->forward(x.to(world_.device())); }),
+              AllOf(HasSubstr("mean"), HasSubstr("WithParametersOnHost")));
+  EXPECT_THAT(ErrorOf([&] {
+                at::batch_norm_update_stats(x.to(world_.device()), net->mean, net->variance, 0.1);
+              }),
               AllOf(HasSubstr("mean"), HasSubstr("WithParametersOnHost")));
   net->eval();
   OwnStatistics resident(kFeatures);
