@@ -27,7 +27,8 @@ as_user=""
 if [[ $EUID == 0 ]] && command -v setpriv >/dev/null; then
   tree=$work/pinion
   git -c safe.directory='*' clone --quiet . "$tree"
-  mkdir "$work/home" "$tree/.venv"
+  mkdir "$work/home" "$work/venv"
+  ln -s "$work/venv" "$tree/.venv"
   chown -R 65534:65534 "$work"
   as_user="setpriv --reuid=65534 --regid=65534 --clear-groups env HOME=$work/home"
 fi
@@ -36,7 +37,7 @@ fi
 AS_USER=$as_user "${hide[@]}" bash -euo pipefail -c '
   work=$1 tree=$2
   shift 2
-  [[ $tree == "$PWD" ]] || mount --bind .venv "$tree/.venv"
+  [[ $tree == "$PWD" ]] || mount --bind .venv "$work/venv"
   cd "$tree"
   for folder; do mount -t tmpfs none "$folder"; done
   [[ ! -e /usr/local/cuda/include && ! -e /usr/local/include/crt ]]
@@ -44,7 +45,7 @@ AS_USER=$as_user "${hide[@]}" bash -euo pipefail -c '
   takes_the_wheels() {
     $AS_USER ./bazelw --batch --output_base="$work/bazel" build --noshow_progress \
       --compile_one_dependency device/cuda/cuda_api.cc
-    [[ $(readlink -f "$work/bazel/external/local_config_cuda/include") == "$PWD"/.venv/* ]]
+    [[ $(readlink -f "$work/bazel/external/local_config_cuda/include") == "$(readlink -f .venv)"/* ]]
   }
   if [[ -d /usr/local/cuda ]]; then
     # First: what is installed without a toolkit would help here.
