@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/profiler/api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -171,14 +172,21 @@ TEST_F(OffloadTargetSteps, StepsThatAProfilerHidesAreCountedByTheirSavesAndReads
 }
 
 // What is known of memory at saves and reads is no peak.
-TEST_F(OffloadTargetSteps, PlansStayWhileAProfilerHidesPeaks) {
+TEST_F(OffloadTargetSteps, WhilePeaksAreHiddenByAProfilerPlansMoveWhatTheyMoved) {
   const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - kTensorBytes);
+  // Of 8 objects some move; the times before and behind that may differ.
+  const auto moves = [&] {
+    const std::string text = session->Explain(0);
+    const size_t end = text.find("stalls:"), begin = text.rfind("; ", end);
+    EXPECT_NE(end, std::string::npos) << text;
+    return text.substr(begin, end - begin);
+  };
   RunSteps(session, 20);
-  const std::string planned = session->Explain(0);
+  const std::string planned = moves();
   StartProfiler();
   RunSteps(session, 4 * PlanWatch::kEvery);
   torch::autograd::profiler::disableProfiler();
-  EXPECT_EQ(session->Explain(0), planned);
+  EXPECT_EQ(moves(), planned);
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
 }
 
