@@ -31,11 +31,12 @@
 // segment again first. SavedTensorScopes that the segment opens, an OffloadScope among them, keep
 // what is saved in them. With gradients switched off (NoGradGuard) a checkpoint does nothing.
 //
-// Errors are c10::Error: in forward if the segment is an empty function or module; in backward if
-// what was computed again differs in number, shape, dtype or device from what was saved, if one
-// backward reads a saved tensor twice, or if a tensor was changed in place; whatever the segment
-// throws; in forward, the message of DisableSavedTensorsHooks (saved_tensors_hooks.h), which a
-// backward that needs a segment fails with as well.
+// Errors, besides what the segment throws, are c10::Error:
+//   - in forward: the segment is an empty function or module,
+//   - in forward, and in a backward that needs a segment: the message of DisableSavedTensorsHooks
+//     (saved_tensors_hooks.h),
+//   - in backward: the segment saved other tensors the second time (number, shape, dtype or
+//     device), one backward reads a saved tensor twice, or a tensor was changed in place.
 //
 // Thread safety: as autograd's. Generators of random numbers belong to the process, so the segments
 // of the process that preserve them (CheckpointOptions::preserve_rng_state) are computed again one

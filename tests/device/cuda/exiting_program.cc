@@ -6,13 +6,12 @@
 // that is never destroyed. Who ends the process: main returns, another thread calls exit, or main
 // returns while another thread goes on submitting, or pinning memory and giving it back.
 //
-// The exit code 4 means that the runtime was called after it was unloaded, 5 that it was called at
-// all while globals were destroyed.
+// The exit code 4 means that the runtime was called after it was unloaded (what began before may
+// end), 5 that it was called at all while globals were destroyed.
 
 #include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -44,21 +43,27 @@ using ::pinion::testing::FakeHost;
 
 FakeCuda* runtime = nullptr;  // never destroyed
 std::atomic<uint64_t> calls_before_exit{0};
-// One thread may have been on its way into the runtime when that was unloaded, with a call, or with
-// all those of a growth.
-uint64_t late_calls_allowed = 0;
 bool calls_during_exit_allowed = true;
-// What that thread has done.
+// A thread that may have been on its way into the runtime when that was unloaded, and its rounds.
 bool has_busy_thread = false;
 std::atomic<uint64_t> rounds{0};
+
+void WaitForRounds(uint64_t count) {
+  for (const uint64_t before = rounds; rounds < before + count;) usleep(100);
+}
 
 // The first static of the program, so the last that is destroyed.
 struct Judge {
   ~Judge() {
     if (runtime == nullptr) return;
-    // Rounds that began after the runtime was unloaded.
-    for (const uint64_t before = rounds; has_busy_thread && rounds < before + 3;) usleep(100);
-    if (runtime->calls_after_unload() > late_calls_allowed) _exit(4);
+    uint64_t calls_allowed = 0;
+    if (has_busy_thread) {
+      // Of the round that was under way. Those that begin after it call nothing.
+      WaitForRounds(2);
+      calls_allowed = runtime->calls_after_unload();
+      WaitForRounds(3);
+    }
+    if (runtime->calls_after_unload() > calls_allowed) _exit(4);
     if (!calls_during_exit_allowed && runtime->all_calls() > calls_before_exit) _exit(5);
   }
 } judge;
@@ -123,9 +128,6 @@ int Run(const std::string& holder, const std::string& ender) {
   World& world = HeldBy(holder);
   world.Submit();
   if (ender == "busy" || ender == "pinning") {
-    const uint64_t before = runtime->all_calls();
-    if (ender == "pinning") world.Pin();
-    late_calls_allowed = std::max<uint64_t>(1, runtime->all_calls() - before);
     has_busy_thread = true;
     std::thread([&world, pins = ender == "pinning"] {
       for (;; ++rounds) {

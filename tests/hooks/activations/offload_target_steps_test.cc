@@ -6,14 +6,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
-#include <torch/csrc/profiler/api.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,6 +23,7 @@
 #include "pinion/engine/plan/plan_watch.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/support/cpu_profiler.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -56,16 +54,6 @@ class OffloadTargetSteps : public ::testing::Test {
                 });
     }
     return y;
-  }
-  static void StartProfiler() {
-    using torch::profiler::impl::ProfilerConfig;
-    using torch::profiler::impl::ProfilerState;
-    const std::set<torch::profiler::impl::ActivityType> cpu = {
-        torch::profiler::impl::ActivityType::CPU};
-    const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/false,
-                                /*profile_memory=*/true);
-    torch::autograd::profiler::prepareProfiler(config, cpu);
-    torch::autograd::profiler::enableProfiler(config, cpu);
   }
   void Backward(at::Tensor y) {
     seen_.clear();
@@ -164,9 +152,9 @@ TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
 // One that was started before the scope: it hears of the memory, and no one else does.
 TEST_F(OffloadTargetSteps, StepsThatAProfilerHidesAreCountedByTheirSavesAndReads) {
   const std::shared_ptr<OffloadSession> session = NewSession(1);
-  StartProfiler();
+  StartCpuProfiler();
   RunSteps(session, 3);
-  torch::autograd::profiler::disableProfiler();
+  StopCpuProfiler();
   ExpectOffloaded(*session);
   EXPECT_EQ(session->GetStats().steps_over_target, 3u);
 }
@@ -183,9 +171,9 @@ TEST_F(OffloadTargetSteps, WhilePeaksAreHiddenByAProfilerPlansMoveWhatTheyMoved)
   };
   RunSteps(session, 20);
   const std::string planned = moves();
-  StartProfiler();
+  StartCpuProfiler();
   RunSteps(session, 4 * PlanWatch::kEvery);
-  torch::autograd::profiler::disableProfiler();
+  StopCpuProfiler();
   EXPECT_EQ(moves(), planned);
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
 }

@@ -11,9 +11,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/csrc/profiler/api.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -28,6 +26,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/tests/hooks/support/cpu_profiler.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 
@@ -92,19 +91,9 @@ class MemoryObserverTest : public ::testing::Test {
     }).backward();
   }
 
-  static void StartProfiler() {
-    using torch::profiler::impl::ProfilerConfig;
-    using torch::profiler::impl::ProfilerState;
-    const std::set<torch::profiler::impl::ActivityType> activities = {
-        torch::profiler::impl::ActivityType::CPU};
-    const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/false,
-                                /*profile_memory=*/true);
-    torch::autograd::profiler::prepareProfiler(config, activities);
-    torch::autograd::profiler::enableProfiler(config, activities);
-  }
   // Whether the profiler has seen memory of the device.
   bool StopProfiler() {
-    const auto result = torch::autograd::profiler::disableProfiler();
+    const auto result = StopCpuProfiler();
     return std::any_of(result->events().begin(), result->events().end(), [this](const auto& event) {
       return event.name() == "[memory]" && event.deviceType() == world_.device().type();
     });
@@ -262,7 +251,7 @@ TEST_F(MemoryObserverTest, BackwardsAreObservedOnlyAsLongAsTheObserverLives) {
 }
 
 TEST_F(MemoryObserverTest, InARunningProfilerNothingIsObservedAndTheProfilerSeesAll) {
-  StartProfiler();
+  StartCpuProfiler();
   {
     const MemoryScope scope(peaks_);
     Ones(kTensorBytes);
@@ -273,7 +262,7 @@ TEST_F(MemoryObserverTest, InARunningProfilerNothingIsObservedAndTheProfilerSees
 
 TEST_F(MemoryObserverTest, InARunningProfilerBackwardsAreNotObserved) {
   ObserveBackwards(peaks_);
-  StartProfiler();
+  StartCpuProfiler();
   RunBackward();
   EXPECT_TRUE(StopProfiler());
   EXPECT_EQ(peaks_->Take().calls, 0);
@@ -285,7 +274,7 @@ TEST_F(MemoryObserverTest, AProfilerMayStartBehindAScope) {
     Ones(kTensorBytes);
   }
   peaks_->Take();
-  StartProfiler();
+  StartCpuProfiler();
   Ones(kTensorBytes);
   EXPECT_TRUE(StopProfiler());
   EXPECT_EQ(peaks_->Take().calls, 0);
@@ -295,7 +284,7 @@ TEST_F(MemoryObserverTest, AProfilerMayStartBehindABackwardThatWasObserved) {
   ObserveBackwards(peaks_);
   RunBackward();
   EXPECT_GT(peaks_->Take().calls, 0);
-  StartProfiler();
+  StartCpuProfiler();
   Ones(kTensorBytes);
   EXPECT_TRUE(StopProfiler());
 }
