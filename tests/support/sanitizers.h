@@ -1,4 +1,4 @@
-// What is run less often under a sanitizer that cannot find anything there.
+// Tests that a sanitizer cannot run, or runs less often because it finds nothing there.
 
 #ifndef PINION_TESTS_SUPPORT_SANITIZERS_H_
 #define PINION_TESTS_SUPPORT_SANITIZERS_H_
@@ -18,6 +18,14 @@ constexpr int RoundsWithoutThreads(int rounds) {
   return rounds;
 #endif
 }
+
+// A child of fork() has the heap of its parent. AddressSanitizer's heap before LLVM 17 does not
+// take its locks around fork(): a child whose parent has other threads may wait for them forever.
+#if defined(ABSL_HAVE_ADDRESS_SANITIZER)
+inline constexpr bool kForkBesideThreadsMayHang = true;
+#else
+inline constexpr bool kForkBesideThreadsMayHang = false;
+#endif
 
 }  // namespace pinion::testing
 
