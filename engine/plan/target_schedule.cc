@@ -281,9 +281,15 @@ TargetSchedule::Missing TargetSchedule::MissingFor(uint64_t more_bytes) const {
   const uint64_t growth_bytes =
       progress_.skips() ? followed()->MostGrowthBytes() : followed()->GrowthBytes(progress_.now());
   const uint64_t wanted_bytes = device_bytes_ + growth_bytes + more_bytes;
-  const uint64_t planned_bytes = followed()->plan().peak_bytes + visiting_bytes_;
-  return {.bytes = Beyond(std::max(*options_.memory_bytes, planned_bytes), wanted_bytes),
-          .with_visitors_bytes = Beyond(*options_.memory_bytes, wanted_bytes)};
+  // The plan leaves room for a layer of streamed weights, which the next operator may fetch.
+  const uint64_t visitors_bytes =
+      std::max(visiting_bytes_, Beyond(followed()->memory_bytes(), *options_.memory_bytes));
+  const uint64_t step_bytes = Beyond(visitors_bytes, *options_.memory_bytes);
+  const uint64_t planned_bytes = std::max(step_bytes, followed()->plan().peak_bytes);
+  const uint64_t missing_bytes = Beyond(planned_bytes + visiting_bytes_, wanted_bytes);
+  return {
+      .bytes = missing_bytes,
+      .with_visitors_bytes = std::max(missing_bytes, Beyond(*options_.memory_bytes, wanted_bytes))};
 }
 
 // ---------------------------------------------------------------- what comes back, and stays

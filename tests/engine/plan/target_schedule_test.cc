@@ -532,6 +532,29 @@ TEST(TargetSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
 }
 
+// The next operator may fetch a layer before the schedule is asked again.
+TEST(TargetSchedule, AStepThatHasMoreThanPlannedLeavesStreamedWeightsTheirRoom) {
+  for (const uint64_t visiting_bytes : {uint64_t{0}, kSize, 2 * kSize}) {
+    TargetSchedule schedule(Within(7 * kSize));
+    StepPlan plan;
+    plan.peak_bytes = 4 * kSize;
+    schedule.Learn(std::make_shared<const KnownStep>(Chain({1, 2, 3, 4}), plan, absl::OkStatus(),
+                                                     std::vector<uint32_t>(), 5 * kSize));
+    TargetPlayer player(schedule);
+    player.SetVisitingBytes(visiting_bytes);
+    player.SaveAll({1, 2, 3, 4});
+    player.EndForward();
+    player.SetOtherBytes(kSize);
+    player.Read(3);
+    EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2", "stay 3"));
+    player.Release(3);
+    player.SetOtherBytes(3 * kSize);
+    player.Read(2);
+    EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"))
+        << visiting_bytes << " bytes of weights are there";
+  }
+}
+
 // It would come back at once, as a copy that nobody has counted.
 TEST(TargetSchedule, WhatIsReadNowIsNotDroppedForItsOwnReader) {
   TargetSchedule schedule(Within(5 * kSize));

@@ -93,6 +93,11 @@ constexpr const char* kOnceTooLarge[] = {
     "steps 2; rows 16; forwards 2; session 1; streams_weights 1; target 2; "
     "r0 = group_norm(r0, r0, 0); r0 = gelu(r0, r0, 0); r0 = layer_norm(r0, r0, 0); "
     "r0 = attention(r0, r0, 0); r0 = linear(r0, r0, 1)",
+    // A tensor that is to leave has not left, when an operator fetches a layer.
+    "steps 2; rows 48; micro_batches 2; optimizer 1; input_requires_grad 1; session 1; "
+    "streams_weights 1; gradients_stay 1; target 2; target_percent 35; r0 = where(r0, r0, 0); "
+    "r3 = broadcast(r0, r0, 0); r0 = attention(r0, r3, 0); r0 = as_strided(r0, r0, 0); "
+    "r0 = group_norm(r0, r0, 0); r0 = rrelu(r0, r0, 0); r0 = recurrent(r0, r0, 0)",
     // What is read goes for its own reader, and has to come back.
     "steps 2; backwards 2; session 1; target 2; target_percent 15; r0 = conv(r0, r0, 0); "
     "r3 = slice(r0, r0, 0); r1 = reshape(r0, r0, 0); r0 = broadcast(r3, r0, 0); "
