@@ -1,46 +1,41 @@
 #!/usr/bin/env python3
-"""Checks that the tests which documents name are there, and that each row of a table whose last
+"""Checks that every test named in a Markdown page exists, and that each row of a table whose last
 column is headed "tests" names one.
 
 Usage: python3 -B tools/check_named_tests.py [DIRECTORY]
-Names what is missing, prints "N passed, N failed", and exits 1 if anything is or if nothing was
-checked. DIRECTORY, this repository if none is given, has docs/ and tests/.
+Prints what is missing, then "N passed, N failed". Exits 1 if anything is missing or if no name was
+found. DIRECTORY is this repository by default. The pages are README.md, CONTRIBUTING.md, and all
+pages below docs/ and tests/.
 
-A name is `Suite.Test`, or `Suite.Begin*` for all that begin so, in backticks. With a file before
-it, `rules_test`: `Suite.Test`, the test is in rules_test.cc. A file holds for the names that follow
-it in its table cell or item.
+A name is `Suite.Test` in backticks, or `Suite.Begin*` for all tests that begin so. A file before the
+name, as in `rules_test`: `Suite.Test`, says that the test is in rules_test.cc. The file holds for the
+names that follow it in the same table cell or item.
 """
 
 import pathlib
 import re
 import sys
 
-# In which all such names are tests; docs/waits.md has a test of its own.
-DOCUMENTS = [
-    "docs/checkpoint.md",
-    "docs/emulated.md",
-    "docs/limits.md",
-    "docs/misuse.md",
-    "docs/peers.md",
-    "docs/trl_parity.md",
-    "docs/weights.md",
-]
-
 _TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
-_NAMED = re.compile(r"`(?:(?P<file>\w+_test)|(?P<suite>[A-Z]\w+)\.(?P<name>[A-Z]\w*\*?|\*))`")
+_NAMED = re.compile(r"`(?P<file>\w+_test)`(?=:)|`(?P<suite>[A-Z]\w+)\.(?P<name>[A-Z]\w*\*?|\*)`")
 _RULE = re.compile(r"\|[-:| ]+\|?\s*")  # |---|---|, below a table's head
 
 
 def tests_by_file(directory):
-    """{"rules_test": {"Suite.Test", ...}, ...}, of all files of that name."""
+    """Returns {"rules_test": {"Suite.Test", ...}, ...}. Files of one name are merged."""
     tests = {}
     for path in (directory / "tests").rglob("*.cc"):
         tests.setdefault(path.stem, set()).update(map(".".join, _TEST.findall(path.read_text())))
     return tests
 
 
+def pages_of(directory):
+    pages = [path for folder in ("docs", "tests") for path in (directory / folder).rglob("*.md")]
+    return sorted(pages + list(directory.glob("*.md")))
+
+
 def rows_of(text):
-    """The cells of each row of such tables. All that begins with | is one, but for heads."""
+    """Yields the cells of each row of a table whose last column is headed "tests"."""
     last_column = ""
     lines = text.splitlines()
     for line, below in zip(lines, lines[1:] + [""]):
@@ -57,8 +52,9 @@ def complaints_and_count(directory):
     tests = tests_by_file(directory)
     everywhere = set().union(*tests.values())
     complaints, passed = [], 0
-    for document in DOCUMENTS:
-        for number, line in enumerate((directory / document).read_text().splitlines(), 1):
+    for page in pages_of(directory):
+        document, text = page.relative_to(directory), page.read_text()
+        for number, line in enumerate(text.splitlines(), 1):
             file = None
             for named in re.finditer(_NAMED.pattern + r"| \| ", line):
                 if named.group() == " | ":
@@ -76,7 +72,7 @@ def complaints_and_count(directory):
                 else:
                     inside = f" in {file}.cc" if file and not named["file"] else ""
                     complaints.append(f"{document}:{number}: {named.group()} is no test{inside}")
-        for cells in rows_of((directory / document).read_text()):
+        for cells in rows_of(text):
             if any(named["name"] for named in _NAMED.finditer(cells[-1])):
                 passed += 1
             else:
@@ -90,7 +86,7 @@ def main(arguments):
     for complaint in complaints:
         print(complaint)
     print(f"{passed} passed, {len(complaints)} failed")
-    # Nothing to check is not that nothing is wrong.
+    # A run that checked nothing has proved nothing.
     return 1 if complaints or not passed else 0
 
 

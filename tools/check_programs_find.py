@@ -4,7 +4,7 @@ fails without each.
 
 Usage: .venv/bin/python3 -B tools/check_programs_find.py [--case=H7]... [--seeds=500] [--list]
 
-docs/taken_out.md names the cases, the code of each and what takes its place. All of it is built
+tests/hooks/programs/taken_out.md names the cases, the code of each and what takes its place. All of it is built
 once, under ~/.cache/pinion_taken_out; PINION_TAKEN_OUT switches a case on. Prints a row for each
 case and exits 1 if one is not found. --list only looks whether the code is there, and prints
 "N passed, N failed".
@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 _ROOT = pathlib.Path(__file__).absolute().parent.parent
-_DOCUMENT = "docs/taken_out.md"
+_DOCUMENT = "tests/hooks/programs/taken_out.md"
 _SWITCH = (
     "[] { static const char* const out = ::getenv(\"PINION_TAKEN_OUT\"); "
     "static const bool is_out = out != nullptr && ::strcmp(out, \"%s\") == 0; return is_out; }()"

@@ -1,5 +1,5 @@
 // Wrong uses of the allocator, a row each: an error that names the value and what to do, and
-// nothing that stays behind. docs/misuse.md says which tests have the others.
+// nothing that stays behind. tests/misuse.md says which tests have the others.
 
 #include <sys/mman.h>
 

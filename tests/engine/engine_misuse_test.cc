@@ -1,5 +1,5 @@
 // Wrong uses of the engine, a row each: an error that names the value, and an engine that goes on.
-// docs/misuse.md says which tests have the others.
+// tests/misuse.md says which tests have the others.
 
 #include <cstdint>
 #include <functional>

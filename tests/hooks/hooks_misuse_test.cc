@@ -1,5 +1,5 @@
 // Wrong uses of what programs call beside LibTorch, a row each: an error that names the value and
-// what to do, and never another end. docs/misuse.md says which tests have the others.
+// what to do, and never another end. tests/misuse.md says which tests have the others.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/exp.h>

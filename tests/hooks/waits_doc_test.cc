@@ -1,4 +1,4 @@
-// docs/waits.md lists every wait, and the tests that it names see that very wait missing.
+// tests/hooks/wait_sites.md lists every wait, and the tests that it names see that very wait missing.
 
 #include <map>
 #include <regex>
@@ -19,7 +19,7 @@ namespace {
 // The rows of the table, with their sites.
 std::multimap<std::string, std::string> Rows() {
   std::multimap<std::string, std::string> rows;
-  std::istringstream lines(FileContents("docs/waits.md"));
+  std::istringstream lines(FileContents("tests/hooks/wait_sites.md"));
   const std::regex row("^\\| `(k[A-Za-z]+)` \\|.*");
   for (std::string line; std::getline(lines, line);) {
     std::smatch match;

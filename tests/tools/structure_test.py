@@ -373,18 +373,16 @@ class RoomCirclesTest(unittest.TestCase):
 
 
 class NamedTestsTest(unittest.TestCase):
-    def complaints(self, *rows):
+    def complaints(self, *rows, page="tests/peers.md"):
         with tempfile.TemporaryDirectory() as directory:
             root = pathlib.Path(directory)
-            (root / "docs").mkdir()
+            (root / "docs" / "users").mkdir(parents=True)
             (root / "tests").mkdir()
             (root / "tests" / "rules_test.cc").write_text("TEST(Rules, Hold) {}\n")
             (root / "tests" / "more").mkdir()
             (root / "tests" / "more" / "rules_test.cc").write_text("TEST(Rules, HoldThere) {}\n")
-            for document in check_named_tests.DOCUMENTS:
-                (root / document).write_text("")
             table = ["| TRL | Pinion | tests |", "|---|---|---|", *rows]
-            (root / "docs" / "trl_parity.md").write_text("\n".join(table) + "\n")
+            (root / page).write_text("\n".join(table) + "\n")
             return check_named_tests.complaints_and_count(root)[0]
 
     def test_a_row_with_a_test_that_is_there_is_fine(self):
@@ -398,19 +396,23 @@ class NamedTestsTest(unittest.TestCase):
         for row in ("| a | b | c |", "| TRL does | b | c |", "| a | b | c |  ", "| a | b | c", "|a | b | c|"):
             first = row.split("|")[1].strip()
             self.assertEqual(
-                self.complaints(row), [f"docs/trl_parity.md: a row without a test: {first}"], row
+                self.complaints(row), [f"tests/peers.md: a row without a test: {first}"], row
             )
 
     def test_a_test_in_another_cell_is_not_the_rows(self):
         self.assertEqual(
-            self.complaints("| a | `Rules.Hold` | c |"), ["docs/trl_parity.md: a row without a test: a"]
+            self.complaints("| a | `Rules.Hold` | c |"), ["tests/peers.md: a row without a test: a"]
         )
 
     def test_a_test_that_is_not_there_is_named_with_its_line(self):
         self.assertEqual(
             self.complaints("| a | b | `rules_test`: `Rules.Hold`, `Rules.Break` |"),
-            ["docs/trl_parity.md:3: `Rules.Break` is no test in rules_test.cc"],
+            ["tests/peers.md:3: `Rules.Break` is no test in rules_test.cc"],
         )
+
+    def test_every_page_of_docs_and_tests_is_checked(self):
+        for page in ("README.md", "docs/users/limits.md", "tests/more/notes.md"):
+            self.assertEqual(self.complaints("| a | b | c |", page=page), [f"{page}: a row without a test: a"])
 
     def test_heads_are_no_rows(self):
         self.assertEqual(self.complaints("", "| TRL | Pinion | tests |", "|:---|---|---:|", "| a | b | `Rules.Hold` |"), [])

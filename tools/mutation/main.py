@@ -1,4 +1,4 @@
-"""tools/mutate: see --help and CONTRIBUTING.md."""
+"""tools/mutate: see --help and docs/maintainers/testing.md."""
 
 import argparse
 import concurrent.futures
@@ -14,6 +14,8 @@ import build
 import report
 import runs
 
+# Mutants that change nothing.
+_TABLE = "tools/mutation/equivalent_mutants.md"
 _LAYERS = ["allocator", "device", "engine", "hooks"]
 # A layer's own tests, and those of whatever else is there to test it.
 _TESTS = {
@@ -94,7 +96,7 @@ def main(arguments):
     parser.add_argument("--hardened", action="store_true", help="mutate what hardened builds check, in such a build")
     parser.add_argument("--report", help="write survivors with their diff to this file (markdown)")
     parser.add_argument("--json", help="write all results to this file")
-    parser.add_argument("--list", action="store_true", help="print all mutants and stop; fails if docs/mutation.md names others")
+    parser.add_argument("--list", action="store_true", help="print all mutants and stop; fails if " + _TABLE + " names others")
     parser.add_argument("--scratch", help="where the copy is built (~/.cache/pinion_mutate/...)")
     options = parser.parse_args(arguments)
     if options.seed is None:
@@ -117,10 +119,10 @@ def main(arguments):
     mutants = [m for m in sources.mutants if m.path in wanted]
     if not options.hardened:
         mutants = [m for m in mutants if not m.only_hardened and not m.path.startswith("allocator/heap/hardening.")]
-    known = report.read_equivalents((root / "docs/mutation.md").read_text())
+    known = report.read_equivalents((root / _TABLE).read_text())
     stale = report.rows_without_mutant(known, sources.mutants)
     for path, line, change in stale:
-        print(f"docs/mutation.md has a row that is no mutant's: {path}: {line}: {change}", file=sys.stderr)
+        print(f"{_TABLE} has a row that is no mutant's: {path}: {line}: {change}", file=sys.stderr)
     if options.list:
         print("\n".join(mutant.name for mutant in mutants))
         return 1 if stale else 0

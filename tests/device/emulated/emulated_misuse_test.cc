@@ -1,5 +1,5 @@
 // Wrong uses of the emulated machine, a row each: an error that names the value, and in calls that
-// return none the end of the process with the same words. docs/misuse.md says which tests have the
+// return none the end of the process with the same words. tests/misuse.md says which tests have the
 // others.
 
 #include <cstdint>

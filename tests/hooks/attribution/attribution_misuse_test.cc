@@ -1,5 +1,5 @@
 // Wrong uses of attribution, a row each: an error that names the value and what to do.
-// docs/misuse.md says which tests have the others.
+// tests/misuse.md says which tests have the others.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
