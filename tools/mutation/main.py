@@ -17,7 +17,7 @@ import runs
 # Mutants that change nothing.
 _TABLE = "tools/mutation/equivalent_mutants.md"
 _LAYERS = ["allocator", "device", "engine", "hooks"]
-# A layer's own tests, and those of whatever else is there to test it.
+# The tests of a layer, and other tests that run its code.
 _TESTS = {
     "allocator": ["//tests/allocator/..."],
     "device": ["//tests/device/...", "//tests/engine/..."],
