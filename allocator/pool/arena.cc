@@ -15,7 +15,7 @@ static_assert(kNoOwner != kThreadSlotUnknown);
 
 // How many releases of other threads one allocation enters into the books: few, for its latency.
 // One would keep pace, since a block that is released was allocated once. But what is free and not
-// entered yet is missed, and next to what lives on (docs/decisions/0011).
+// entered yet is missed, and next to what lives on (docs/maintainers/decisions/0011).
 constexpr int kSettlePerAllocation = 4;
 
 // How many batches may wait for the tickets of the oldest. So many batches of other timelines, or

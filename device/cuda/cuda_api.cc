@@ -15,7 +15,7 @@ cudaError_t MemcpyBatch(void* const* dsts, const void* const* srcs, const size_t
   return MemcpyBatchInStreamOrder(&cudaMemcpyBatchAsync, dsts, srcs, sizes, count, stream);
 }
 
-// Drivers are known that die in the batch call (docs/decisions/0041-copies-one-by-one.md).
+// Drivers are known that die in the batch call (docs/maintainers/decisions/0015).
 bool CopyBatchAsked() {
   const char* const value = std::getenv("PINION_COPY_BATCH");
   bool asked = false;

@@ -17,7 +17,7 @@
 //           copies take what the preset's cost model says; links are shared as fluids.
 //
 // There are no threads here: all of it happens inside the calls. All host threads share one host
-// clock (docs/decisions): an order among host threads is taken for granted, TSan's job.
+// clock (docs/maintainers/decisions/0001), so races among host threads are left to ThreadSanitizer.
 //
 // Errors: a device that there is not is InvalidArgument, and ends the process in calls that return
 // no status.

@@ -4,7 +4,7 @@
 //
 // Backward reads a scope from its end, so what comes before the tensor that was just read is
 // fetched next, newest first. The order is not asked for: it is the reverse of saving
-// (docs/decisions/0005).
+// (docs/maintainers/decisions/0002).
 //
 // What is held counts once, for the parcel that lets go of it: where parcels hold the same memory,
 // that is the one that left last, since they are evicted in their order.

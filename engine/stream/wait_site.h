@@ -9,7 +9,7 @@
 // beside the code that waits. A layer lists the names of its sites; a site that its list does not
 // name does not compile. Tests read the lists: they disable one site at a time and must then see a
 // race, wrong bytes or a broken bound (mutation of synchronisation), so that no wait is decoration
-// and none is missing. tests/hooks/wait_sites.md says for each what it orders and which tests see it missing.
+// and none is missing. tests/hooks/wait_sites.md lists what each site orders and its tests.
 //
 // Thread safety: thread-safe.
 

@@ -4,7 +4,7 @@
 // parameter or buffer of the head, or the cast of a parameter that autocast has made. A cast of a
 // frozen parameter has no history, and is not known. A node saves its tensors one by
 // one, in any order; what it has saved before its parameter is still pending then, since nothing
-// leaves before its operator has returned (docs/decisions/0030-heads.md).
+// leaves before its operator has returned (docs/maintainers/decisions/0030).
 //
 // Thread safety: thread-safe.
 

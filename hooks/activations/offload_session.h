@@ -115,7 +115,7 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 // for a head's by a parameter or buffer of it that it saves: heads without parameters, heads whose
 // input needs no gradient, and frozen heads under autocast, whose casts have no link to their
 // parameters, open a NoOffloadScope or are wrapped (no_offload_module.h). With a memory target the
-// plan decides what stays, and heads are no exception (docs/decisions/0030-heads.md).
+// plan decides what stays, and heads are no exception (docs/maintainers/decisions/0030).
 class [[nodiscard]] OffloadScope {
  public:
   [[nodiscard]] explicit OffloadScope(std::shared_ptr<OffloadSession> session);

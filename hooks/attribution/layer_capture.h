@@ -3,9 +3,8 @@
 //
 // What is captured is the value at the tap and the gradient with respect to it, whatever the model
 // does to the tensor later. A tensor whose place in the graph an operator in place would take goes
-// on as a clone (docs/decisions/0032-attribution.md). So does one that
-// has no history and that nobody else has: it leaves itself
-// (docs/decisions/0037-attribution-passes.md).
+// on as a clone. So does a tensor without history and without another owner, which is offloaded
+// itself (docs/maintainers/decisions/0032).
 //
 // Backward runs from the output to the captured tensors and no further; no parameter's .grad is
 // touched. Each gradient is taken by a hook as soon as it is complete, and the graph keeps none of

@@ -1,7 +1,7 @@
 // What an operator costs: its floating-point operations and its traffic to memory.
 //
 // Matrix products, convolutions, attention and recurrent layers are counted; everything else is
-// bound by memory. docs/emulated.md has the formulas.
+// bound by memory. docs/maintainers/emulator.md has the formulas.
 //
 // Thread safety: pure functions.
 

@@ -5,8 +5,8 @@
 //   auto model = Gpt(config); model->to(torch::Device("emu:0"));
 //
 // Operators run on the CPU over the device's memory, without copies, and cost virtual time. Results
-// are bitwise equal to the CPU's; docs/emulated.md lists the exceptions. An operator that would
-// break aliasing, or that is missing, is refused by name.
+// are bitwise equal to the CPU's, with the exceptions of docs/maintainers/emulator.md. An operator
+// that would break aliasing, or that is missing, is refused by name.
 //
 // Registering makes emu *the* accelerator of the process (LibTorch has one): pin_memory() and
 // at::accelerator go to it. So it happens only when a program asks for it.

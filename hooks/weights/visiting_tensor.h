@@ -10,7 +10,7 @@
 // write. Operators that get none of them cost nothing.
 //
 // The key is DispatchKey::DeferredInit, which LibTorch reserves for libraries beside it and which
-// torchdistx alone has used: a process cannot have both (docs/decisions/0033-weights.md).
+// torchdistx alone has used: a process cannot have both (docs/maintainers/decisions/0033).
 //
 // What reads memory without an operator, as a kernel of one's own in an autograd::Function, is not
 // seen: while the weight is away it gets LibTorch's error if it asks by type (data_ptr<float>()),

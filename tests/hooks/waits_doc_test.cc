@@ -1,4 +1,4 @@
-// tests/hooks/wait_sites.md lists every wait, and the tests that it names see that very wait missing.
+// wait_sites.md lists every wait site, with tests that fail without the wait.
 
 #include <map>
 #include <regex>

@@ -285,8 +285,8 @@ TEST(NestedSegmentsInTurns, EachOfFourKindsHasAMixOfItsOwn) {
   EXPECT_THAT(turns.mixed, UnorderedElementsAreArray(turns.runs));
 }
 
-// Which kind comes is not known when the first segment begins (docs/decisions/0031): one of them
-// may stay without a mix.
+// When the first segment begins, the kind of step is unknown, so one kind may stay without a
+// recomputation plan (docs/maintainers/decisions/0031).
 TEST(NestedSegmentsInTurns, KindsThatBeginWithASegmentKeepTheirBitsAndTheirTarget) {
   const Turns turns = RunInTurns({64, 80}, /*begins_with_segment=*/true);
   Runs kept;
