@@ -231,7 +231,8 @@ std::shared_ptr<HostMemorySource> MappedMemory() {
 
 std::shared_ptr<HostMemorySource> SeparateSegments() { return std::make_shared<FakeSource>(); }
 
-// Its segments lie side by side, and blocks may cross from one into the next.
+// verl pinned anew for each offload, and RAM doubled for a moment (verl#6193).
+// Mapped segments lie side by side, and blocks may cross from one into the next.
 TEST_F(VaryingStepsTest, MappedMemoryIsPinnedOnlyWhileDemandRises) {
   Run(MappedMemory, Backward::kOnSameThread, ExpectNoWaste);
 }

@@ -155,6 +155,7 @@ class HostBudgetTest : public ::testing::Test {
   std::array<pid_t, SharedHost::kProcesses> pids_ = {};
 };
 
+// In peers each rank takes all RAM for its own (sglang#29263, DeepSpeed#2841).
 // Each looks at the kernel's numbers before it pins, as ranks of a training job do: without the
 // ledger they pass the mark together; if it charged twice, they would stop short of it.
 TEST_F(HostBudgetTest, ProcessesThatGrowAtOnceFillTheRoomBelowTheMarkAndNoMore) {

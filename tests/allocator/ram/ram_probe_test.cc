@@ -81,6 +81,7 @@ TEST_F(RamProbeCgroupTest, TheProcessesOwnLimitBounds) {
   EXPECT_EQ(sample.percent, 6.2);
 }
 
+// psutil reported 450 GB in a container of 102 GB, and the kernel killed the process (tabicl#145).
 TEST_F(RamProbeCgroupTest, AnAncestorsLimitBounds) {
   host_.Write("cgroup/a/b/memory.max", "max\n");
   host_.Write("cgroup/a/b/memory.current", "1073741824\n");
@@ -134,6 +135,7 @@ TEST_F(RamProbeCgroupTest, APercentageOfTheLimitMayBeAllThatCounts) {
   EXPECT_EQ(half.limited_by, "50 % of cgroup /a memory.max");
 }
 
+// In a peer the file cache of a container counted as used (imp#2070).
 // A container of 70 GiB read 0.45 GiB of headroom while 68.9 GiB were file cache.
 TEST_F(RamProbeCgroupTest, WhatTheKernelCanReclaimIsNotUsed) {
   host_.Write("cgroup/a/b/memory.max", "10000000\n");

@@ -136,6 +136,7 @@ TEST(MmapSourceTest, EveryPageIsThereHoweverManyThreadsTouchThem) {
   }
 }
 
+// TensorRT-LLM touches all pages by one thread (TensorRT-LLM#15430).
 // Which threads come first is chance, so each stays with its stretch until as many others are there
 // as were asked for, and for long enough then that one more would be seen.
 TEST(MmapSourceTest, AsManyThreadsTouchAsWereAskedFor) {

@@ -56,6 +56,7 @@ TEST_F(CudaContextsTest, ADeviceThatIsCurrentAlreadyIsNotSetAgain) {
   EXPECT_EQ(fake_.calls("SetDevice"), calls);
 }
 
+// In LMCache a thread that pins opened a context on device 0 (LMCache#4018).
 TEST_F(CudaContextsTest, AThreadThatNeverChoseADeviceGetsNoContextOnDeviceZero) {
   const StreamHandle stream = device_.CreateStream("s").value();
   const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();

@@ -44,6 +44,7 @@ using ::testing::HasSubstr;
 
 using CudaDeviceTest = testing::CudaDeviceFixture;
 
+// In peers a failed pin shows later, as an error of the GPU (vllm-omni#2748, OneTrainer#820).
 TEST_F(CudaDeviceTest, AFailedPinLeavesNoErrorBehind) {
   fake_.FailNext("HostAlloc", cudaErrorMemoryAllocation);
   EXPECT_THAT(

@@ -260,6 +260,7 @@ TEST_F(DocumentedLimits, AScopeInARecomputationOffloadsNothing) {
 
 // --- Memory that offloading does not free, and orders that it does not foresee ---
 
+// In peers, too, a reference keeps copied memory (TransformerEngine#1514, fairscale#947).
 TEST_F(DocumentedLimits, AnActivationThatTheProgramHoldsIsCopiedAndFreesNothing) {
   const at::Tensor held = activation(1);
   const uint64_t before_bytes = world_.machine().memory_stats(0).in_use_bytes;

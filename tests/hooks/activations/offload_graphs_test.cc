@@ -76,6 +76,7 @@ TEST_F(OffloadGraphs, NothingOfAnOlderGraphIsFetchedAhead) {
   ExpectSameGradients(plain, TakeGradients(older, kept));
 }
 
+// In TRL 5 GB and more stayed on the device between steps (trl#5700).
 TEST_F(OffloadGraphs, AGraphThatIsDroppedWithoutBackwardReturnsEverything) {
   const TestNet net(world_.device(), at::kFloat);
   const uint64_t before = device_bytes();

@@ -102,6 +102,7 @@ class OffloadGroups : public ::testing::Test {
   std::vector<at::Tensor> pushed_;
 };
 
+// Peers make thousands of tiny copies (recsys-examples#48, vLLM#41474).
 TEST_F(OffloadGroups, SmallTensorsShareOneCopyEachWay) {
   at::Tensor y = SaveMany(4 * kPerGroup);
   EXPECT_EQ(stats().groups, 4u);

@@ -64,6 +64,7 @@ TEST(OffloadMemory, ASmallSliceThatHoldsALargeStorageLeavesAtOnce) {
   y.backward();
 }
 
+// TRL keeps the second view of a storage on the device, so the copy of the first one frees nothing.
 TEST(OffloadMemory, AWindowCountsTheWholeStorageOfASliceAndOnceForAllSlices) {
   for (const uint64_t window_kib : {768, 1280}) {
     SCOPED_TRACE(window_kib);
@@ -156,6 +157,7 @@ TEST(OffloadMemory, WhatIsSavedFirstLeavesFirstWhetherItIsLargeOrSmall) {
   EXPECT_EQ(world.stats().evicted_bytes, 4 * kKiB) << world.stats().ToString();
 }
 
+// TRL clones a view on a stream that neither writes the memory nor reuses it (axolotl#3833).
 TEST(OffloadMemory, ALargeSliceOfALargerStorageIsCopiedFromWhereItLies) {
   OffloadWorld world(SmallWindows(2 * kMiB));
   at::Tensor y;

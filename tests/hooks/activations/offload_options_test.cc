@@ -189,6 +189,7 @@ TEST(OffloadSessionCreate, AGraphThatOutlivesItsSessionSharesItsPoolWithTheNext)
   loss.backward();
 }
 
+// torchtune moved CPU tensors to the device (torchtune#2456).
 // The backend was forgotten, where a program moved from one accelerator to another.
 TEST(OffloadSessionScope, ATensorOnAnotherAcceleratorRaisesAndACpuTensorDoesNot) {
   EmuWorld world;

@@ -453,6 +453,7 @@ class OffloadShardedParameters : public ::testing::TestWithParam<bool> {
 // Without the module of the scope, and with it.
 INSTANTIATE_TEST_SUITE_P(, OffloadShardedParameters, ::testing::Bool());
 
+// Under FSDP, TRL takes views of a flat parameter for activations (trl#4247).
 TEST_P(OffloadShardedParameters, ViewsOfAFlatParameterStayWhereverItsMemoryIs) {
   ExpectActivationsAloneCopied(Has::kFlat, /*requires_grad=*/true);
 }

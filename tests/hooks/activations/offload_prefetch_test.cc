@@ -65,6 +65,7 @@ class OffloadPrefetch : public ::testing::Test {
   at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
 };
 
+// Peers fetch a tensor only when backward reads it (torchtune#1905, torchtitan#2379).
 // An attention mask, say, or the target of a loss that is the network's input as well.
 TEST_F(OffloadPrefetch, ATensorThatWasSavedFirstAndLastIsFetchedForItsFirstRead) {
   constexpr uint64_t kNodes = 12;

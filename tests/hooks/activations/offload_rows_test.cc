@@ -1,5 +1,5 @@
 // What TRL's OffloadActivations has an option, a branch or a message for, and no other test shows
-// (docs/trl_parity.md): windows of tensors, copies that are not pinned, leaves, tensors whose
+// (tests/peers.md): windows of tensors, copies that are not pinned, leaves, tensors whose
 // device memory still lives when backward reads them, and the list of what graphs hold.
 
 #include <ATen/core/Tensor.h>

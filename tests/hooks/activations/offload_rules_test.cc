@@ -238,6 +238,7 @@ TEST_F(OffloadRules, AnExpandedScalarIsSmall) {
   EXPECT_EQ(stats().kept_small, 1u);
 }
 
+// TRL offloaded views of parameters as activations (trl#4247).
 // Autograd saves Linear's weight as a view of it, which is no leaf.
 TEST_F(OffloadRules, LinearsWeightStaysAlthoughItArrivesAsAView) {
   const at::Tensor weight =

@@ -131,6 +131,7 @@ TEST(OffloadTarget, WhatNeedNotLeaveIsNotCopied) {
   EXPECT_LT(step.stats.evicted_bytes, (plain.peak_bytes - step.peak_bytes) * 4 / 3);
 }
 
+// DeepSpeed and torchtitan move tensors that would fit (DeepSpeed#8255, torchtitan#3881).
 TEST(OffloadTarget, WhereAllFitsNothingIsCopied) {
   const TargetWorld::Step plain = Plain();
   TargetWorld world(2 * plain.peak_bytes);
@@ -143,6 +144,7 @@ TEST(OffloadTarget, WhereAllFitsNothingIsCopied) {
   EXPECT_EQ(step.peak_bytes, plain.peak_bytes);
 }
 
+// TransformerEngine keeps buffers for the next step, and raises an error if a shape changes.
 TEST(OffloadTarget, StepsOfTwoShapesAreBothKnownAndKeepWithinTheTarget) {
   const TargetWorld::Step plain = Plain();
   const TargetWorld::Step plain_longer = Plain(Longer());

@@ -102,6 +102,7 @@ Step RunStep(uint64_t engine_window_bytes, bool offload) {
   return step;
 }
 
+// In peers copies block the compute (pytorch#106360, DeepSpeed#522, transformers#43597).
 TEST(OffloadTime, TensorsOfFourEngineWindowsNeverMakeTheComputeWait) {
   const Step none = RunStep(kTensorBytes / 4, /*offload=*/false);
   const Step step = RunStep(kTensorBytes / 4, /*offload=*/true);
@@ -162,6 +163,7 @@ uint64_t HostWaits(EmuWorld& world, const TestNet& net, bool offload) {
   return after - before;
 }
 
+// TRL's host waits for two streams at the end of each step.
 TEST(OffloadTime, AStepMakesNoCallThatWaitsForTheDevice) {
   EmuWorld world(MachineOptions(), SmallWindows(4 * kKiB));
   const TestNet net(world.device(), at::kFloat);

@@ -48,6 +48,7 @@ class OneMemoryTest : public ::testing::Test {
   EmuWorld world_{OneMemory()};
 };
 
+// vLLM had to disable offload where device and host share memory (vLLM#37699).
 TEST_F(OneMemoryTest, ASessionCopiesNothingAndSaysSoOnce) {
   const CapturedLog log;
   const TestNet net(world_.device(), at::kFloat);
