@@ -2,7 +2,7 @@
 
 import re
 
-# Nothing in these runs, or nothing in them may depend on what is known at run time only.
+# Code inside these nodes does not run, or must be a constant.
 SKIPPED = {
     "static_assert_declaration",
     "template_argument_list",
