@@ -1,4 +1,4 @@
-// libFuzzer's entry: any bytes are a list of operations. docs/maintainers/testing.md shows how to run it.
+// libFuzzer's entry: any bytes are a list of operations (docs/maintainers/testing.md).
 
 #include <cstddef>
 #include <cstdint>
