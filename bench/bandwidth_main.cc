@@ -1,5 +1,6 @@
 // What a PCIe or NVLink-C2C link can do: nvbandwidth's host-device cases over sizes and kinds of
-// host memory, on CUDA or on the emulated accelerator. docs/bandwidth.md tells how to read it.
+// host memory, on CUDA or on the emulated accelerator. docs/results/benchmarks.md says how
+// to read it.
 //
 //   ./bazelw run --config=opt //bench:bandwidth -- --json=/tmp/bandwidth.json
 

@@ -5,7 +5,7 @@
 //   engine_bench --json=FILE            rows, and the goals that they are judged by
 //   engine_bench --benchmark_filter=pieces/D2H
 //
-// docs/engine_bench.md says how to read it.
+// docs/results/benchmarks.md says how to read it.
 
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>

@@ -5,7 +5,7 @@
 //   hooks_bench --json=FILE             rows, and the goals that they are judged by
 //   hooks_bench --benchmark_filter=1MiB
 //
-// docs/hooks_bench.md says how to read it.
+// docs/results/benchmarks.md says how to read it.
 
 #include <benchmark/benchmark.h>
 #include <c10/core/StreamGuard.h>

@@ -1,5 +1,4 @@
-// What hooks_bench found, and the goals that it is judged by. docs/hooks_bench.md says what the
-// rows are.
+// The rows and goals of hooks_bench. docs/results/benchmarks.md explains them.
 //
 // Thread safety: values.
 

@@ -34,7 +34,7 @@ namespace {
 // cannot. The lower bound in the output says whether they do.
 constexpr const char* kRealPresets[] = {"gh200_c2c", "a100_pcie4"};
 
-// "The link can hide it", as docs/performance.md defines it.
+// "The link can hide it", as docs/results/benchmarks.md defines it.
 constexpr double kHiddenBound = 1.01;
 
 // Of a step.

@@ -13,7 +13,7 @@
 #   --limit=SECONDS        a time limit for each command, instead of its own
 #
 # Leaves a log of each command, what the programs wrote, summary.txt and summary.json. Goes on after
-# a failure; fails if anything failed. docs/first_gpu_run.md says how to read the results.
+# a failure; fails if anything failed. docs/results/first_gpu_run.md says how to read the results.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

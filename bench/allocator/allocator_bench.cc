@@ -57,8 +57,7 @@ constexpr int kRotatingThreads = 4;
 constexpr int kBlocksOfRecords = 4096;
 constexpr int kHeldByOther[] = {kHeldPieces, 100'000};
 
-// The most that was locked over the most that was live, of each trace, when one heap served all
-// threads (docs/performance.md).
+// Peak locked bytes over peak live bytes of each trace with one heap for all threads.
 constexpr std::pair<const char*, double> kLockedByOneHeap[] = {
     {"convnet", 1.22}, {"gpt2_small", 1.12}, {"lstm_512", 1.59}};
 

@@ -6,7 +6,7 @@
 //   attribution_bench --models=unet --presets=a100_pcie4
 //   attribution_bench --json=FILE
 //
-// docs/attribution_bench.md says how to read it.
+// docs/results/benchmarks.md says how to read it.
 
 #include <chrono>
 #include <cstdio>
@@ -70,7 +70,7 @@ absl::Status Main() {
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("what attribution costs; docs/attribution_bench.md");
+  absl::SetProgramUsageMessage("the cost of attribution; docs/results/benchmarks.md");
   pinion::ParseFlags(argc, argv);
   return pinion::ExitCode("attribution_bench", pinion::Main());
 }

@@ -5,7 +5,7 @@
 //   offload_bench --models=unet --presets=a100_pcie4
 //   offload_bench --json=FILE --plot=FILE.svg
 //
-// docs/offload_bench.md says how to read it.
+// docs/results/benchmarks.md says how to read it.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -332,7 +332,7 @@ absl::Status Main() {
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("what offloading costs a step; docs/offload_bench.md");
+  absl::SetProgramUsageMessage("the cost of offloading, by method; docs/results/benchmarks.md");
   pinion::ParseFlags(argc, argv);
   return pinion::ExitCode("offload_bench", pinion::Main());
 }

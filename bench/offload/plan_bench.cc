@@ -5,7 +5,7 @@
 //   plan_bench --json=FILE              rows, and the goals that they are judged by
 //   plan_bench --benchmark_filter=auto
 //
-// docs/plan_bench.md says how to read it.
+// docs/results/benchmarks.md says how to read it.
 
 #include <benchmark/benchmark.h>
 

@@ -7,7 +7,7 @@
 //   step_bench --json=FILE
 //
 // The methods take turns on one model, so that a machine whose speed changes is fair to all.
-// docs/offload_bench.md says how to read it.
+// docs/results/benchmarks.md says how to read it.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -298,7 +298,7 @@ absl::Status Main() {
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("what offloading costs a step on a device; docs/offload_bench.md");
+  absl::SetProgramUsageMessage("the cost of offloading on a device; docs/results/benchmarks.md");
   pinion::ParseFlags(argc, argv);
   absl::Status status;
   try {

@@ -6,7 +6,7 @@
 //   weights_bench --presets=a100_pcie4
 //   weights_bench --json=FILE
 //
-// docs/weights_bench.md says how to read it.
+// docs/results/benchmarks.md says how to read it.
 
 #include <algorithm>
 #include <cstdint>
@@ -197,7 +197,7 @@ absl::Status Main() {
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("what weights that visit the device cost; docs/weights_bench.md");
+  absl::SetProgramUsageMessage("the cost of weights on the host; docs/results/benchmarks.md");
   pinion::ParseFlags(argc, argv);
   return pinion::ExitCode("weights_bench", pinion::Main());
 }

@@ -5,8 +5,8 @@
 //   double efficiency = bound_us / measured_step_us;          // 1 is perfect
 //
 // "The link can hide the transfer" means that the bound is at most 1.01 x the compute alone
-// (docs/performance.md). The bound is the greatest of two (where it comes from:
-// docs/maintainers/decisions/0021):
+// (docs/results/benchmarks.md). The bound is the greatest of two (where it comes from:
+// docs/decisions/0021-a-bound-for-every-order-of-uses.md and 0040-a-bound-for-whole-objects.md):
 //
 //   compute + max over p of (waits for copies out before stretch p + waits for copies in behind it)
 //   what the link takes for the bytes that have to move at least
