@@ -1,5 +1,5 @@
-// What a training program asked of a host allocator, step by step: recorded once, replayed by the
-// allocator's benchmark and its tests.
+// The host allocations and frees of a training program, step by step. Recorded once; replayed by
+// allocator_bench and by tests.
 //
 //   # comment
 //   s             a training step begins
@@ -24,7 +24,7 @@ namespace pinion {
 struct AllocationEvent {
   enum class Kind { kStep, kAllocate, kFree };
   Kind kind = Kind::kStep;
-  uint32_t block = 0;       // of kAllocate and kFree; a number is used again once it was freed
+  uint32_t block = 0;       // of kAllocate and kFree; freed numbers are reused
   uint64_t size_bytes = 0;  // of kAllocate
 
   friend bool operator==(const AllocationEvent&, const AllocationEvent&) = default;
@@ -38,10 +38,11 @@ struct AllocationTrace {
   uint64_t peak_bytes = 0;  // of live blocks
 };
 
-// InvalidArgument names the line: not a line of the above, a block that is allocated twice or freed
-// without being allocated, or one that is still live at the end.
+// InvalidArgument names a line that cannot be parsed, allocates a live block, frees a free block,
+// or leaves a block live at the end.
 absl::StatusOr<AllocationTrace> ParseAllocationTrace(std::string name, std::string_view text);
-// The name is the file's, without folder and ".txt". NotFound, or as ParseAllocationTrace.
+// Names the trace after the file, without folder and ".txt". Errors: NotFound, and those of
+// ParseAllocationTrace.
 absl::StatusOr<AllocationTrace> ReadAllocationTrace(const std::string& path);
 
 std::string FormatAllocationTrace(const AllocationTrace& trace);

@@ -1,11 +1,11 @@
-// Pinion's allocator beside its peers, in one run.
+// Compares Pinion's allocator with its peers, in one process.
 //
 //   allocator_bench --json=FILE [--traces=FOLDER] [--runs=N] [--samples=N]
 //                   [--benchmark_filter=REGEX]
 //
-// Rows are benchmarks of Google Benchmark, whose time is the median nanoseconds of an allocate and
-// a free together. Goals are ratios, so that they mean the same on every machine: each run measures
-// all peers one after the other, and a goal is judged by the median of the runs' ratios.
+// Rows are benchmarks of Google Benchmark. Their time is the median nanoseconds of an allocation
+// and its free. Goals are ratios to peers measured in the same run, judged by the median of the
+// runs.
 
 #include <benchmark/benchmark.h>
 
@@ -61,7 +61,7 @@ constexpr int kHeldByOther[] = {kHeldPieces, 100'000};
 constexpr std::pair<const char*, double> kLockedByOneHeap[] = {
     {"convnet", 1.22}, {"gpt2_small", 1.12}, {"lstm_512", 1.59}};
 
-// Results by the name of the case and of the peer, a run each, as the goals need them.
+// One result per run, by case and peer: the input of the goals.
 using Results = std::map<std::string, std::map<std::string, std::vector<CaseResult>>>;
 
 using Quantity = double CaseResult::*;
@@ -70,8 +70,8 @@ class Run {
  public:
   explicit Run(std::vector<AllocationTrace> traces) : traces_(std::move(traces)) {}
 
-  // The peers of a case are measured side by side. What one thread does comes before any other
-  // thread was started: until then glibc's mutexes, which PyTorch and RMM take, cost half.
+  // Measures the peers of a case side by side. Cases of one thread come first: glibc's mutexes,
+  // which PyTorch and RMM take, cost half until the process starts a thread.
   template <typename... Peers>
   void Register() {
     const int runs = absl::GetFlag(FLAGS_runs);
@@ -86,7 +86,7 @@ class Run {
       AddRecordPageable<PinionInLibTorchPeer>(run);
       AddRecordPageable<LibTorchCachePeer>(run);
     }
-    // The goal is Pinion's alone, and among many holes some peers take seconds.
+    // Peers run once: no goal compares them, and some take seconds among many holes.
     for (int run = 0; run < runs; ++run) {
       for (const uint64_t holes : kHoles) {
         (AddHoles<Peers>(holes, run, /*most_runs=*/std::is_same_v<Peers, PinionPeer> ? runs : 1),
@@ -126,7 +126,7 @@ class Run {
     }
   }
 
-  // Not timed: how much memory a trace costs.
+  // Measures, untimed, how much memory a trace takes.
   template <typename Peer>
   void MeasureWaste() {
     const double worst = WorstRoundingPercent<Peer>();
@@ -152,8 +152,8 @@ class Run {
     }
   }
 
-  // Not timed either: what it costs that each thread has a part of the memory, where two programs
-  // run at once. On one thread they share a heap. Means of several distances between the two.
+  // Measures, untimed, the memory cost of arenas when two programs run at once: on one thread they
+  // share a heap. Takes means over several distances between the programs.
   void MeasureLockedByThreads() {
     constexpr int kDistances = 8;
     for (const AllocationTrace& trace : traces_) {
@@ -174,13 +174,13 @@ class Run {
     }
   }
 
-  // Why a row has no figures, if one has none.
+  // Returns the first error of a case that could not be measured.
   const absl::Status& failed() const { return failed_; }
 
   BenchReport Judge() {
-    // A thread that waits for its turn on a processor is what the p99 would measure otherwise.
+    // With one processor, p99 would measure the wait of a thread for that processor.
     const bool two_processors = OnProcessor::Count() >= 2;
-    // On one processor threads take turns and share its caches: goals are a fifth wider there.
+    // On one processor threads also share its caches.
     const double wider = two_processors ? 1 : 1.2;
     const auto one = [](const AllocationTrace& trace) { return MixedName(trace, 1); };
     const auto two = [](const AllocationTrace& trace) { return MixedName(trace, 2); };
@@ -304,12 +304,12 @@ class Run {
         ->Unit(benchmark::kNanosecond);
   }
 
-  // None where the filter left the case out.
+  // Returns no results if the filter excludes the case.
   const std::vector<CaseResult>& Find(const std::string& name, const std::string& peer) {
     return results_[name][peer];
   }
 
-  // The largest over all traces of Pinion's part of a peer's `quantity`, at the median of the runs.
+  // Returns Pinion's `quantity` over the peer's: the median of the runs, the maximum of the traces.
   template <typename Name>
   std::optional<double> Worst(const Name& name, const std::string& peer, Quantity quantity,
                               const std::string& pinion = kPinion) {
@@ -322,7 +322,7 @@ class Run {
     return worst;
   }
 
-  // Run by run.
+  // Takes the ratio run by run.
   static std::optional<double> MedianRatio(const std::vector<CaseResult>& mine,
                                            const std::vector<CaseResult>& theirs,
                                            Quantity quantity) {
@@ -340,10 +340,10 @@ class Run {
   absl::Status failed_;
   std::optional<double> worst_rounding_;
   std::optional<double> mean_rounding_;
-  std::optional<double> locked_;  // over that of one heap
+  std::optional<double> locked_;  // over locked bytes with one heap
 };
 
-// --traces, else what travels with the program, else the repository's.
+// Returns --traces, else the folder beside the program, else the repository's.
 std::filesystem::path TraceFolder() {
   if (const std::string given = absl::GetFlag(FLAGS_traces); !given.empty()) return given;
   if (const std::string shared = SharedDataPath("allocation_traces"); !shared.empty())
@@ -352,7 +352,7 @@ std::filesystem::path TraceFolder() {
   return std::filesystem::path(repository == nullptr ? "." : repository) / "bench/allocator/traces";
 }
 
-// Every trace of the folder, by name.
+// Returns every trace of the folder, sorted by name.
 absl::StatusOr<std::vector<AllocationTrace>> ReadTraces() {
   const std::filesystem::path folder = TraceFolder();
   std::vector<std::string> paths;

@@ -1,8 +1,7 @@
-// What allocator_bench measures, for any of the peers (peers.h).
+// The cases of allocator_bench, for any peer (peers.h).
 //
-// All times are wall-clock. A result is the median of several samples, each of which is long
-// enough for the clock; the tail (p99) comes from calls that are timed one by one, in runs of their
-// own.
+// All times are wall-clock. A result is the median of several samples, each long enough for the
+// clock. The tail (p99) comes from separate runs that time each call.
 
 #ifndef PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
 #define PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
@@ -31,15 +30,15 @@ struct CaseResult {
   double p99_ns = 0;     // of one call, allocate or free
 };
 
-// How much more than was asked for a trace's blocks keep from others, and what was locked for them.
+// Memory that a trace's blocks take beyond their sizes.
 struct WasteResult {
-  double mean_percent = 0;     // booked over requested, over all allocations by bytes
-  double locked_per_peak = 0;  // locked over the most bytes that were live at once; 0: unknown
+  double mean_percent = 0;     // booked over requested bytes, over all allocations
+  double locked_per_peak = 0;  // locked over peak live bytes; 0: unknown
   uint64_t upstream_bytes = 0;
 };
 
-// Keeps this thread on a processor of its own, where there are so many: otherwise the scheduler may
-// run the threads of a case in turn on one, and nothing is shared that costs anything.
+// Pins this thread to a processor of its own, if there are enough. Otherwise the scheduler may run
+// all threads of a case on one processor, where they share caches at no cost.
 class OnProcessor {
  public:
   explicit OnProcessor(int thread) {
@@ -59,11 +58,11 @@ class OnProcessor {
   OnProcessor(const OnProcessor&) = delete;
   OnProcessor& operator=(const OnProcessor&) = delete;
 
-  // How many there are.
+  // Returns the number of processors this process may use.
   static int Count() { return CPU_COUNT(&Allowed()); }
 
  private:
-  // A thread inherits where its maker may run, which may be on one processor by now.
+  // Read once: a thread inherits its parent's affinity, which may be one processor.
   static const cpu_set_t& Allowed() {
     static const cpu_set_t allowed = Affinity();
     return allowed;
@@ -78,9 +77,8 @@ class OnProcessor {
   cpu_set_t before_;
 };
 
-// For waits that are short where there is a processor for each thread. Where there is one for all
-// of them, whoever spins keeps the other from what is waited for, and would be most of what is
-// measured.
+// Waits by spinning, which is short if each thread has a processor. On one processor it yields: a
+// spinning thread would delay the thread it waits for.
 template <typename Condition>
 void SpinUntil(const Condition& condition) {
   const int most_spins = OnProcessor::Count() > 1 ? 10'000 : 0;
@@ -92,7 +90,7 @@ void SpinUntil(const Condition& condition) {
 template <typename Peer>
 using Blocks = std::vector<std::optional<typename Peer::Block>>;
 
-// Plays the trace once. `around` is called with each call, and makes it.
+// Replays the trace once. `around` makes each call.
 template <typename Peer, typename Around>
 void Replay(Peer& peer, const AllocationTrace& trace, Blocks<Peer>& blocks, const Around& around) {
   for (const AllocationEvent& event : trace.events) {
@@ -107,7 +105,7 @@ void Replay(Peer& peer, const AllocationTrace& trace, Blocks<Peer>& blocks, cons
   }
 }
 
-// How long one replay takes by itself, about.
+// Returns the approximate time of one replay.
 template <typename Peer>
 double ReplayNs(const AllocationTrace& trace) {
   Peer peer(std::make_shared<CopyClock>(0));
@@ -120,21 +118,21 @@ double ReplayNs(const AllocationTrace& trace) {
   return NowNs() - start;
 }
 
-// `threads` threads play the trace at once on one allocator.
+// Measures `threads` threads that replay the trace at once on one allocator.
 template <typename Peer>
 CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   Peer peer(std::make_shared<CopyClock>(0));
   const auto plain = [](const auto& call) { call(); };
-  // Some hundred microseconds at least; some milliseconds, as a turn on a processor lasts, where
-  // threads take turns: whoever comes to run finds cold caches. Peers that take long make less.
+  // With a processor for each thread a sample takes 0.2 ms; otherwise some milliseconds, since each
+  // switch of threads finds cold caches.
   const double least_ns = threads <= OnProcessor::Count() ? 2e5 : 3e6;
   const int replays = static_cast<int>(std::max(1.0, least_ns / ReplayNs<Peer>(trace)));
   std::vector<double> pair_ns(samples);
   CallTimes calls(2 * trace.allocations * replays * threads);
   std::vector<CallTimes> thread_calls(threads, CallTimes(2 * trace.allocations * replays));
   std::barrier barrier(threads);
-  // A sample lasts from the first thread's begin to the last one's end: where processors are few,
-  // whoever comes to the barrier last may be done before another one has left it.
+  // A sample lasts from the first thread's start to the last one's end: with few processors a
+  // thread may finish before another has left the barrier.
   std::vector<double> begin_ns(threads);
   std::vector<double> end_ns(threads);
   const auto play = [&](int thread) {
@@ -165,11 +163,10 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
 }
 
-// What backward does: one thread allocates, another frees with a ticket of the copy that still
-// reads, and copies take 32 submissions. Blocks are handed over 64 at a time, so that what is
-// measured is the allocator and not the queue, and up to 256 are on their way. On one processor
-// these are 2,048: each time that the queue is full or empty another thread comes to run there,
-// which costs as much as dozens of pairs.
+// Measures allocation on one thread and free on another, with a ticket of a copy that still reads,
+// as in backward. Copies take 32 submissions. Batches of 64 blocks keep the queue's cost out of the
+// result. One processor needs a longer queue: each switch of threads costs as much as dozens of
+// pairs.
 template <typename Peer>
 CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
   constexpr uint64_t kBatches = 320;
@@ -183,7 +180,7 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
     if (event.kind == AllocationEvent::Kind::kAllocate) sizes.push_back(event.size_bytes);
   }
 
-  // Batch `i` travels in slot i % queue_batches: full once the producer is past it, empty once the
+  // Batch `i` uses slot i % queue_batches: full once the producer is past it, empty once the
   // consumer is.
   std::vector<std::vector<typename Peer::Block>> queue(queue_batches);
   for (auto& slot : queue) slot.reserve(kBatch);
@@ -233,7 +230,7 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
   return {Summarize(pair_ns).median, allocations.PercentileNs(0.99)};
 }
 
-// Allocate and free 1 KiB beside `holes` free holes of that size that cannot coalesce (rmm#2507).
+// Allocates and frees 1 KiB beside `holes` free holes of that size that cannot coalesce (rmm#2507).
 template <typename Peer>
 CaseResult AmongHoles(uint64_t holes, int samples) {
   constexpr uint64_t kSize = 1024;
@@ -262,8 +259,8 @@ CaseResult AmongHoles(uint64_t holes, int samples) {
   return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
 }
 
-// What LibTorch asks for each copy of pageable memory that does not block, while `held` pinned
-// blocks are live. The median is of one call.
+// Measures the call that LibTorch makes for each non-blocking copy of pageable memory, while `held`
+// pinned blocks are live.
 template <typename Peer>
 CaseResult RecordEventOfPageable(int held, int samples) {
   constexpr int kCalls = 2000;
@@ -303,12 +300,12 @@ WasteResult Waste(const AllocationTrace& trace) {
           peer.locked_bytes()};
 }
 
-// The largest share, in percent, by which a request of 4 KiB to 64 MiB is rounded up.
+// Returns the largest rounding, in percent, of requests of 4 KiB to 64 MiB.
 template <typename Peer>
 double WorstRoundingPercent() {
   Peer peer(std::make_shared<CopyClock>(0));
   double worst = 0;
-  // Just above a size class is where rounding is worst; the finest allocator has 64 of a doubling.
+  // Rounding is worst just above a size class. The finest peer has 64 classes per doubling.
   for (uint64_t doubling = 4096; doubling < uint64_t{64} << 20; doubling *= 2) {
     for (uint64_t edge = doubling; edge < 2 * doubling; edge += doubling / 64) {
       const uint64_t request = edge + 1;

@@ -1,11 +1,9 @@
-// What allocator_bench measures of a thread that allocates beside memory that another thread keeps,
-// for any of the peers (peers.h): as a program does whose loader has all that is locked, with a
-// block that lives on in each piece of it.
+// A case of allocator_bench: a thread allocates while another thread keeps one block in each piece
+// of the locked memory, as the loader of a program may.
 //
-// Of Pinion this is the dearest thing about an arena per thread: nothing can move to the arena of
-// the thread that allocates, so that each of its allocations is a miss, which takes the pool's
-// lock, runs a barrier and looks at the other arena. The thread that keeps the memory sleeps: where
-// it runs on another processor, a barrier has to wait for that, too.
+// This is the worst case of an arena per thread. No piece can move to the allocating thread's
+// arena, so each allocation is a miss that takes the pool's lock, runs a barrier and searches the
+// other arena. The keeping thread sleeps; a barrier would also wait for a running thread.
 
 #ifndef PINION_BENCH_ALLOCATOR_BESIDE_HELD_H_
 #define PINION_BENCH_ALLOCATOR_BESIDE_HELD_H_
@@ -32,18 +30,16 @@
 
 namespace pinion {
 
-// Arenas take free memory from one another in whole pieces, of 2 MiB where segments are as small as
-// the bench's.
+// Arenas exchange free memory in pieces: of 2 MiB for segments as small as the bench's.
 inline constexpr uint64_t kHeldPieceBytes = 2 * kMiB;
-// Of the memory that is kept: 256 MiB. It is a power of two as what is locked is, so that no piece
-// is left over.
+// The kept memory is 256 MiB: a power of two, like the locked memory, so that no piece is left
+// over.
 inline constexpr int kHeldPieces = 128;
 
 inline const void* AddressOf(const PinnedBlock& block) { return block.data(); }
 inline const void* AddressOf(const PlainBlock& block) { return block.data; }
 
-// The same with all sizes divided so that the largest is half of a piece, and fits in what a block
-// leaves of one.
+// Returns the trace with sizes divided so that the largest fits beside the kept block of a piece.
 inline AllocationTrace InPieces(AllocationTrace trace) {
   uint64_t largest_bytes = 0;
   for (const AllocationEvent& event : trace.events) {
@@ -57,12 +53,11 @@ inline AllocationTrace InPieces(AllocationTrace trace) {
   return trace;
 }
 
-// This thread keeps `held` blocks: one of 32 KiB in each piece, and small ones, which lie in slabs.
-// Another thread replays the trace meanwhile. FailedPrecondition if it did so by anything but
-// misses.
+// Keeps `held` blocks on this thread, one of 32 KiB in each piece and the rest in slabs, while
+// another thread replays the trace. FailedPrecondition if an allocation was not a miss.
 template <typename Peer>
 absl::StatusOr<CaseResult> BesideHeld(const AllocationTrace& trace, int held, int samples) {
-  constexpr uint64_t kLeastLargeBytes = 32 * kKiB;  // less would lie in slabs, many in a piece
+  constexpr uint64_t kLeastLargeBytes = 32 * kKiB;  // smaller blocks lie in slabs
   constexpr uint64_t kRedZoneBytes = 128;           // at most, in hardened builds
   constexpr uint64_t kSmallBytes = 256;
   Peer peer(std::make_shared<CopyClock>(0));
@@ -100,9 +95,8 @@ absl::StatusOr<CaseResult> BesideHeld(const AllocationTrace& trace, int held, in
     }
   }).join();
 
-  // Statistics do not tell a hit in another arena from one in the thread's own. But a piece that is
-  // not free stays where it is: with a kept block in each of them the other thread has none, unless
-  // one was pinned for it.
+  // Statistics do not separate the arenas' hits. A piece with a kept block cannot move, so the
+  // other thread has none unless one was pinned for it.
   if constexpr (std::is_same_v<Peer, PinionPeer>) {
     if (pieces.size() * kHeldPieceBytes != locked_bytes || peer.locked_bytes() != locked_bytes) {
       return absl::FailedPreconditionError(

@@ -18,7 +18,7 @@ inline double NowNs() {
       .count();
 }
 
-// What two readings of the clock around nothing say.
+// Returns the time between two consecutive readings of the clock.
 inline double ClockOverheadNs() {
   static const double overhead = [] {
     std::vector<double> samples(10'001);
@@ -31,7 +31,7 @@ inline double ClockOverheadNs() {
   return overhead;
 }
 
-// Times single calls, less what reading the clock costs.
+// Times single calls, without the time of reading the clock.
 class CallTimes {
  public:
   explicit CallTimes(size_t expected) { samples_.reserve(expected); }

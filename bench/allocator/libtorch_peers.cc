@@ -23,7 +23,7 @@ at::HostAllocator* InstalledPinion() {
   static at::HostAllocator* const allocator = [] {
     RegisterNullTorchDevice();
     AllocatorOptions options;
-    // As PinionPeer's.
+    // The same limits as PinionPeer's.
     options.warn_percent = options.high_percent = options.low_percent = 100;
     options.segment_bytes = std::min(config::kChunkBytes, 64 * kMiB);
     const auto device = std::make_shared<NullDevice>(NullDevice::Events::kDone);

@@ -1,8 +1,7 @@
-// What pin_memory() costs: allocators behind LibTorch's interface for them, which hands out a
-// DataPtr and deletes it.
+// Peers (peers.h) behind LibTorch's host allocator interface, which pin_memory() calls: it returns
+// a DataPtr and deletes it.
 //
-// Both are peers as peers.h describes them, with what a trace needs. There is one of each in a
-// process, for LibTorch keeps them for ever.
+// LibTorch keeps host allocators for ever, so a process has one of each.
 
 #ifndef PINION_BENCH_ALLOCATOR_LIBTORCH_PEERS_H_
 #define PINION_BENCH_ALLOCATOR_LIBTORCH_PEERS_H_
@@ -27,7 +26,7 @@ class LibTorchPeer {
 
   Block Allocate(uint64_t size_bytes) { return allocator_->allocate(size_bytes); }
   void Free(Block block) {}
-  // What LibTorch asks for each copy that does not block. `pageable` is nobody's block.
+  // Makes the call that LibTorch makes for each non-blocking copy. `pageable` is in no block.
   void RecordEvent(void* pageable) { allocator_->record_event(pageable, pageable, TheStream()); }
 
  protected:
@@ -38,7 +37,7 @@ class LibTorchPeer {
   at::HostAllocator* const allocator_;
 };
 
-// Pinion's, installed for a device that does nothing.
+// Pinion's allocator, installed for a device that does nothing.
 class PinionInLibTorchPeer : public LibTorchPeer {
  public:
   static constexpr const char* kName = "Pinion in LibTorch";

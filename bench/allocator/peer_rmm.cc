@@ -1,6 +1,6 @@
-// RMM's pool over host memory. librmm calls the CUDA runtime for its events; the few functions that
-// it calls are answered below, so that it runs where there is no driver. They stand in the
-// program itself and therefore come before the shared runtime's.
+// RMM's pool over host memory, without a driver. The functions of the CUDA runtime that librmm
+// calls for events are defined below. The program's own definitions precede those of the shared
+// runtime.
 
 #include <cuda_runtime_api.h>
 

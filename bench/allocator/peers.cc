@@ -18,10 +18,10 @@
 namespace pinion {
 namespace {
 
-// Of Pinion and of the best-fit map: the traces are of small models.
+// For Pinion and the best-fit map: the traces are of small models.
 constexpr uint64_t kSegmentBytes = std::min(config::kChunkBytes, 64 * kMiB);
 
-// Opened at run time and kept to itself: linked, Debian's library would take malloc's place, too.
+// Opened at run time: linked, Debian's library would also replace malloc.
 struct MimallocLibrary {
   MimallocLibrary() {
     void* const library = dlopen("libmimalloc.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -78,7 +78,7 @@ void HostUpstream::Free(void* data, size_t size_bytes) {
 
 PinionPeer::PinionPeer(std::shared_ptr<CopyClock> clock) : clock_(std::move(clock)) {
   AllocatorOptions options;
-  // The traces hold gigabytes that nobody touches: this is not about the host's RAM.
+  // No limit by the host's RAM: the traces' gigabytes are never touched.
   options.warn_percent = options.high_percent = options.low_percent = 100;
   options.segment_bytes = kSegmentBytes;
   allocator_ =

@@ -1,5 +1,5 @@
-// The allocators that allocator_bench compares. Each is a class with the same few functions, found
-// at compile time, so that nothing stands between the benchmark and what it measures:
+// The allocators that allocator_bench compares. Each is a class with these functions, resolved at
+// compile time so that calls have no indirection:
 //
 //   struct Peer {
 //     using Block = ...;                       // movable; what Allocate gives and Free takes
@@ -8,12 +8,12 @@
 //     void Free(Block block);
 //     // Free, but reusable only once the copies up to `number` are done (CopyClock).
 //     void FreeAfter(Block block, uint64_t number);
-//     uint64_t booked_bytes(const Block& block) const;  // what the block keeps from others
-//     uint64_t locked_bytes() const;           // held from the upstream now; 0: not known
+//     uint64_t booked_bytes(const Block& block) const;  // taken from the pool by the block
+//     uint64_t locked_bytes() const;           // held from the upstream; 0: unknown
 //   };
 //
-// All but malloc and mimalloc get their memory from HostUpstream, which takes the place of
-// cudaHostAlloc. Nothing touches the memory.
+// All peers except malloc and mimalloc get memory from HostUpstream, which replaces cudaHostAlloc.
+// Nothing touches the memory.
 //
 // Thread safety: as the allocators promise: all functions from any thread.
 
@@ -40,8 +40,8 @@
 
 namespace pinion {
 
-// How far a stream of copies has come, without a device: copy `number` is done once `lag` later
-// ones were submitted. What a real event or ticket costs on a device comes on top, for everybody.
+// The progress of a copy stream, without a device: copy `number` completes when `lag` later copies
+// were submitted. A device's events and tickets would cost every peer more.
 class CopyClock final : public FenceTimeline {
  public:
   explicit CopyClock(uint64_t lag) : lag_(lag) {}
@@ -65,7 +65,7 @@ class CopyClock final : public FenceTimeline {
   std::atomic<uint64_t> completed_{0};
 };
 
-// Aligned host memory, and how much of it is out.
+// Aligned host memory, with the number of bytes allocated.
 class HostUpstream {
  public:
   static constexpr size_t kAlignment = size_t{2} << 20;
@@ -146,8 +146,8 @@ class RmmPeer {
   std::unique_ptr<Impl> impl_;
 };
 
-// The textbook: free chunks in a multimap by size, best fit, coalesced at once, one mutex. Knows no
-// tickets.
+// The textbook allocator: free chunks in a multimap by size, best fit, immediate coalescing, one
+// mutex, no tickets.
 class BestFitPeer {
  public:
   using Block = PlainBlock;
@@ -173,8 +173,8 @@ class BestFitPeer {
   std::map<char*, uint64_t> segments_ ABSL_GUARDED_BY(mu_);  // chunks do not coalesce across them
 };
 
-// The floor for latency: general-purpose allocators, which know neither pinning nor tickets.
-// `Library` has their functions.
+// The lower limit of latency: general-purpose allocators without pinning or tickets. `Library` has
+// their functions.
 template <typename Library>
 class GeneralPeer {
  public:

@@ -1,4 +1,4 @@
-// PyTorch's host cache, the template behind pin_memory(), on host memory: with a stream and an
+// PyTorch's host cache, the template behind pin_memory(), on host memory, with a stream and an
 // event that need no device.
 //
 // Thread safety: as PyTorch's.
@@ -25,12 +25,12 @@ struct CopyEvent {
   uint64_t number = 0;
 };
 
-// The only one there is.
+// The only stream.
 inline c10::Stream TheStream() {
   return c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::DeviceType::CPU));
 }
 
-// The copy that the calling thread's next event stands for.
+// The number of the copy that the calling thread's next event completes with.
 inline thread_local uint64_t current_copy = 0;
 
 class PyTorchCache final : public at::CachingHostAllocatorImpl<c10::Stream, CopyEvent> {

@@ -1,9 +1,9 @@
-// Records what activation offload asks of a host allocator in a few steps of a training program.
+// Records the host allocations of activation offload in a few steps of a training program.
 //
 //   record_allocation_trace --model=gpt --steps=6 > bench/allocator/traces/gpt2_small.txt
 //
-// Runs on the CPU: the sizes are the same everywhere. Each saved storage of 1 KiB and more that is
-// not a parameter's is one block, from its first save to the end of its last handle.
+// Runs on the CPU: sizes do not depend on the device. A saved storage of at least 1 KiB that is not
+// a parameter's is one block, live from its first save to the end of its last handle.
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>
@@ -45,7 +45,7 @@ namespace {
 
 constexpr uint64_t kMinSavedBytes = 1024;  // OffloadOptions::min_offload_bytes
 
-// Numbers live storages and writes down when they come and go.
+// Numbers live storages and writes their allocations and frees.
 class Recorder : public SavedTensorPacker, public std::enable_shared_from_this<Recorder> {
  public:
   explicit Recorder(ParameterStorages parameters) : parameters_(std::move(parameters)) {}
@@ -103,7 +103,7 @@ class Recorder : public SavedTensorPacker, public std::enable_shared_from_this<R
   }
 
   const ParameterStorages parameters_;
-  Mutex mu_;  // backward runs on the caller's thread for the CPU, handles may go anywhere
+  Mutex mu_;  // handles may be freed on any thread
   AllocationTrace trace_;
   std::map<const c10::StorageImpl*, Block> live_;
   std::vector<uint32_t> free_;
@@ -140,7 +140,7 @@ Model GptModel() {
   return {gpt->parameters(), loss, {1, 2, 3, 4}, {128, 197, 256, 384}};
 }
 
-// Images of changing number and edge through strided convolutions.
+// Batches of varying size and edge length through strided convolutions.
 Model ConvNetModel() {
   torch::nn::Sequential net;
   int64_t channels = 3;

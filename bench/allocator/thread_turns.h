@@ -1,5 +1,5 @@
-// What allocator_bench measures of threads that take turns, for any of the peers (peers.h): as a
-// program does whose steps run on one thread after another, and no two at a time.
+// Cases of allocator_bench in which threads take turns, as in a program whose steps run on one
+// thread after another.
 
 #ifndef PINION_BENCH_ALLOCATOR_THREAD_TURNS_H_
 #define PINION_BENCH_ALLOCATOR_THREAD_TURNS_H_
@@ -22,7 +22,7 @@
 
 namespace pinion {
 
-// Runs `turn(i)` for each i below `turns`, on the next one of `threads` threads. The others sleep
+// Runs `turn(i)` for each i below `turns` on the next of `threads` threads. Other threads sleep
 // meanwhile.
 template <typename Turn>
 void TakeTurns(int threads, int turns, const Turn& turn) {
@@ -41,7 +41,8 @@ void TakeTurns(int threads, int turns, const Turn& turn) {
   }
 }
 
-// Each replay of the trace is the next thread's, which finds free what the others have freed.
+// Measures replays of which each runs on the next thread and reuses memory that the previous thread
+// freed.
 template <typename Peer>
 CaseResult RotatingThreads(const AllocationTrace& trace, int threads, int samples) {
   Peer peer(std::make_shared<CopyClock>(0));
@@ -61,8 +62,8 @@ CaseResult RotatingThreads(const AllocationTrace& trace, int threads, int sample
   return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
 }
 
-// Two programs replay the trace twice each, event by event in turn and the second one `behind`
-// events later, on a thread each or both on one: what is locked over the most that was live.
+// Returns locked over peak live bytes of two programs that replay the trace twice each, event by
+// event in turn, the second `behind` events later. They run on a thread each, or both on one.
 template <typename Peer>
 double LockedPerPeakOfTwo(const AllocationTrace& trace, int threads, int behind) {
   Peer peer(std::make_shared<CopyClock>(0));

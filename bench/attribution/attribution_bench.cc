@@ -1,4 +1,4 @@
-// What attribution to all blocks of a model costs, Captum's ways and Pinion's: device memory, time,
+// Compares attribution to all blocks of a model by Captum and by Pinion: device memory, time,
 // copies.
 //
 //   attribution_bench                       every model on every preset of the emulated device

@@ -33,14 +33,14 @@ namespace {
 using Kind = AttributionWay::Kind;
 using Method = AttributionWay::Method;
 
-// Pools fill; a session learns in what order backward reads.
+// Warm-up fills pools, and a session learns the order of backward's reads.
 constexpr int kWarmupCalls = 1;
 constexpr int kWarmupCallsInScope = 3;
 // A product reads two tensors and writes one.
 constexpr uint64_t kProductTraffic = 3;
 
-// Notes when each tap was called and each gradient complete, by the device's clock, and where the
-// gradient of the first one is.
+// Records the device time of each tap and of each complete gradient, and the first tap's gradient
+// edge.
 class ProbeTaps final : public TapListener {
  public:
   ProbeTaps(EmulatedMachine& machine, Method method) : machine_(machine), method_(method) {
@@ -64,7 +64,7 @@ class ProbeTaps final : public TapListener {
   const torch::autograd::Edge& first() const { return first_; }
   const std::vector<std::string>& layers() const { return layers_; }
 
-  // Once the device is done.
+  // Requires that the device is idle.
   std::vector<ReadyTensor> Captures() {
     std::vector<ReadyTensor> captures;
     for (const auto& [tensor, event] : captures_) {
@@ -92,7 +92,7 @@ class ProbeTaps final : public TapListener {
   torch::autograd::Edge first_;
 };
 
-// The edge to which backward has to go: of the first block that runs.
+// Finds the gradient edge of the first block that runs.
 class FirstEdge final : public TapListener {
  public:
   std::vector<at::Tensor> OnTap(std::string_view, std::vector<at::Tensor> tensors) override {
@@ -105,7 +105,7 @@ class FirstEdge final : public TapListener {
   torch::autograd::Edge edge_;
 };
 
-// What attribution cannot do without: forward, and backward to the first block.
+// Runs the part that every attribution needs: forward, and backward to the first block.
 template <typename Taps>
 void PlainStep(const AttributionWorld& world, const AttributedForward& forward, Method method,
                Taps& taps) {

@@ -1,11 +1,11 @@
-// One call of an attribution method on the emulated device, Captum's way or Pinion's.
+// One call of an attribution method on the emulated device, by Captum or by Pinion.
 //
 //   PINION_ASSIGN_OR_RETURN(const AttributionCase of, AttributionCase::Create(model,
 //   "a100_pcie4")); PINION_ASSIGN_OR_RETURN(const AttributionOutcome outcome, of.Run({.kind =
 //   Kind::kPinion}));
 //
-// Attributed are all blocks of the model, in evaluation mode, whose parameters require gradients as
-// they do after training; the target is one class of each example.
+// Attributes all blocks of the model in evaluation mode. Parameters require gradients, as after
+// training. The target is one class of each example.
 //
 // Thread safety: none: each run registers an emulated machine of its own as "emu".
 
@@ -31,12 +31,12 @@ class AttributionCase {
   static absl::StatusOr<AttributionCase> Create(const OffloadModel& model,
                                                 const std::string& preset);
 
-  // Every way, with the rows of `table`. Results are compared with those of Captum's default.
+  // Runs every way. Compares results with those of Captum's default.
   absl::StatusOr<std::vector<AttributionRow>> RunAll() const;
   absl::StatusOr<AttributionOutcome> Run(const AttributionWay& way) const;
 
  private:
-  // What the plain step of a method tells.
+  // Measured from the plain step of a method.
   struct Step {
     std::vector<std::string> layers;
     std::vector<ReadyTensor> captures;

@@ -15,11 +15,10 @@ namespace {
 using Kind = AttributionWay::Kind;
 using Method = AttributionWay::Method;
 
-// The bound says that the link can hide what has to move.
+// At most this bound over the step: the link can hide the copies.
 constexpr double kHidden = 1.01;
 constexpr double kOfPlainDefault = 1.02;
-// Never slower than who copies as well, and faster wherever copies overlap compute, which they can
-// on every preset.
+// Pinion overlaps copies with compute on every preset, so it is faster than ways that block.
 constexpr double kFaster = 0.99;
 constexpr double kMostMinutes = 10;
 
@@ -57,7 +56,7 @@ std::optional<double> Most(const AttributionTable& table, const Value& value) {
   return most;
 }
 
-// By how much Pinion's peak is above that of the step alone, over the two largest tensors.
+// Pinion's peak above the step's, over the two largest tensors.
 Value PeakOfAllowed(const AttributionTable& table, Method method, bool in_scope) {
   return [&table, method, in_scope](const AttributionRow& row) -> std::optional<double> {
     if (!IsPinion(row) || row.way.method != method || row.way.in_scope != in_scope) {
@@ -69,7 +68,7 @@ Value PeakOfAllowed(const AttributionTable& table, Method method, bool in_scope)
   };
 }
 
-// Pinion's time over that of one of Captum's ways.
+// Pinion's time over the time of one of Captum's ways.
 Value TimeOverCaptum(const AttributionTable& table, Method method, Kind kind) {
   return [&table, method, kind](const AttributionRow& row) -> std::optional<double> {
     if (!IsPinion(row) || row.way.in_scope || row.way.method != method) return std::nullopt;

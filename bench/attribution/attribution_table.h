@@ -1,4 +1,4 @@
-// What attribution_bench has measured: rows, their text, and the goals that they are judged by.
+// Rows and goals of attribution_bench, and their text.
 //
 // Plain data and pure functions.
 
@@ -14,13 +14,13 @@
 
 namespace pinion {
 
-// Who computes what.
+// A method, and the implementation that computes it.
 struct AttributionWay {
   enum class Method { kGradientXActivation, kActivation };
   enum class Kind {
     kPlain,          // the forward, and the backward if there is one, that attribution needs
     kCaptum,         // results stay on the device
-    kCaptumThenCpu,  // and are then brought to the host
+    kCaptumThenCpu,  // results are then copied to the host
     kCaptumMemoryEfficient,  // memory_efficient=True
     kPinion,
   };
@@ -32,12 +32,12 @@ struct AttributionWay {
   std::string name() const;         // "captum, then .cpu()", "pinion, in a scope"
 };
 
-// Of one call, once all memory that later calls need is pinned.
+// The cost of one call after pools have filled.
 struct AttributionCost {
-  double time_us = 0;         // modelled, until results are where they are to be
-  double arithmetic_us = 0;   // of that, what the host's arithmetic was charged
+  double time_us = 0;         // modelled, until the results are complete
+  double arithmetic_us = 0;   // of time_us: charged for host arithmetic
   uint64_t peak_bytes = 0;    // of the device
-  uint64_t held_bytes = 0;    // of the device, more than before the call while results are held
+  uint64_t held_bytes = 0;    // device bytes that live results keep
   uint64_t copied_bytes = 0;  // to the host
 };
 
@@ -46,10 +46,10 @@ struct AttributionRow {
   std::string preset;  // the device's, before it was scaled
   AttributionWay way;
   AttributionCost cost;
-  uint64_t captured_bytes = 0;     // of the layers' values, and of their gradients if there are any
-  uint64_t two_largest_bytes = 0;  // of those tensors
-  double bound_us = 0;             // bench/attribution/copy_bound.h: of who has memory for all,
-  double bound_of_two_us = 0;      // and of who has it for the two largest
+  uint64_t captured_bytes = 0;     // layers' values and gradients
+  uint64_t two_largest_bytes = 0;  // the two largest captures
+  double bound_us = 0;             // bench/attribution/copy_bound.h: memory for all,
+  double bound_of_two_us = 0;      // and memory for the two largest
   bool same_values = true;         // as Captum's
 };
 

@@ -17,7 +17,7 @@
 namespace pinion {
 namespace {
 
-// Autograd's workers let go of the last tensors a moment after their last backward.
+// Autograd's workers release the last tensors shortly after the last backward.
 constexpr int kLooks = 20;
 constexpr absl::Duration kPause = absl::Milliseconds(5);
 
@@ -48,7 +48,7 @@ absl::StatusOr<AttributionWorld> AttributionWorld::Create(const OffloadModel& mo
 
 at::Tensor AttributionWorld::Forward(const at::Tensor& input) const {
   const at::Tensor output = model.forward(input).to(at::kFloat);
-  // Of pictures: how much of each channel there is.
+  // A picture's output becomes one sum per channel.
   return output.dim() > 2 ? output.sum({2, 3}) : output;
 }
 
@@ -71,7 +71,7 @@ AttributionOutcome AttributionWorld::Measure(const AttributionCall& call) {
   outcome.cost.copied_bytes = times.d2h_bytes;
   outcome.cost.peak_bytes = machine().memory_stats(kDevice).peak_bytes;
   outcome.cost.held_bytes = HeldBytes(*this, model_bytes);
-  // The machine goes, and pinned memory with it.
+  // Copied: pinned memory is freed with the machine.
   for (at::Tensor& result : outcome.results) result = result.detach().cpu().clone();
   return outcome;
 }

@@ -1,12 +1,12 @@
-// A model on an emulated machine of its own, ready for attribution, and what one call costs there.
+// A model on its own emulated machine, ready for attribution, and the cost of a call.
 //
 //   PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model, preset));
 //   const AttributionOutcome outcome = world.Measure([&] { return std::vector{...}; });
 //
-// The model is in evaluation mode, and its parameters require gradients as they do after training;
-// the target is one class of each example.
+// The model is in evaluation mode. Parameters require gradients, as after training. The target is
+// one class of each example.
 //
-// Thread safety: none: each world registers its machine as "emu", in the place of the one before.
+// Thread safety: none. Each world replaces the machine registered as "emu".
 
 #ifndef PINION_BENCH_ATTRIBUTION_ATTRIBUTION_WORLD_H_
 #define PINION_BENCH_ATTRIBUTION_ATTRIBUTION_WORLD_H_
@@ -47,22 +47,22 @@ struct AttributionWorld {
   Accelerator accelerator;
   ModelOnDevice model;
   Target target = Target::Class(1);
-  uint64_t model_bytes = 0;  // of the device, for the model and its inputs
+  uint64_t model_bytes = 0;  // on the device: the model and its inputs
 
   EmulatedMachine& machine() const { return *accelerator.machine(); }
   Device& device() const { return *machine().device(kDevice); }
   std::vector<at::Tensor> inputs() const { return {model.input}; }
   // [examples, classes], in float32
   at::Tensor Forward(const at::Tensor& input) const;
-  // The same of the first input; the world outlives it.
+  // Returns Forward of the first input. The world outlives it.
   AttributedForward forward() const;
   uint64_t in_use_bytes() const { return machine().memory_stats(kDevice).in_use_bytes; }
 
-  // Once what calls before it have left is gone.
+  // Waits until memory of earlier calls is freed, then measures `call`.
   AttributionOutcome Measure(const AttributionCall& call);
 };
 
-// `run`, whose exceptions are Internal errors that begin with `what`.
+// Runs `run` and turns exceptions into Internal errors that begin with `what`.
 absl::StatusOr<AttributionOutcome> NoThrow(
     const std::string& what, const std::function<absl::StatusOr<AttributionOutcome>()>& run);
 

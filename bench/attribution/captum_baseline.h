@@ -1,13 +1,12 @@
-// What Captum does with layers, re-implemented for taps (hooks/attribution/tap.h), to compare with:
-// the memory that it holds, the copies that it makes, and when it blocks the host. Semantics are
-// those of captum/_utils/gradient.py and of LayerGradientXActivation, with one device and one
-// tensor a layer.
+// Captum's attribution to layers, re-implemented for taps (hooks/attribution/tap.h) as a baseline:
+// the same memory, copies and waits of the host. Semantics are those of captum/_utils/gradient.py
+// and LayerGradientXActivation, with one device and one tensor a layer.
 //
 //   const CaptumCall call = {.forward = forward, .layers = {"blocks.0"}, .inputs = {x}, ...};
 //   const std::vector<at::Tensor> results = CaptumGradientXActivation(call, CaptumMode::kDefault);
 //
-// Where it is not the same, it is cheaper than Captum: the output's gradient is one tensor of ones,
-// where Captum takes the output apart into one tensor per example.
+// One difference makes the baseline cheaper: the output's gradient is one tensor of ones, not one
+// tensor per example.
 //
 // Thread safety: none. Errors: c10::Error.
 
@@ -31,28 +30,26 @@ struct CaptumCall {
   std::vector<std::string> layers;
   std::vector<at::Tensor> inputs;
   Target target;
-  // Is told of the host's arithmetic: Device::ChargeHostArithmetic.
+  // Reports host arithmetic (Device::ChargeHostArithmetic).
   std::function<void(uint64_t memory_bytes)> charge_host;
 };
 
 enum class CaptumMode {
-  // The layers' values are kept as they are and go on as clones; before backward they are
-  // concatenated on the device, which copies each; one backward returns all gradients, which are
-  // concatenated as well; products are made on the device, and have a history.
+  // Keeps the layers' values and passes clones on. Concatenates the values on the device before
+  // backward, and all gradients after it. Products are made on the device, with autograd history.
   kDefault,
-  // memory_efficient=True: values go to pageable memory one by one before backward, and are
-  // concatenated there; gradients are concatenated on the device and then go, one by one; products
-  // are made on the CPU.
+  // memory_efficient=True: copies values one by one to pageable memory before backward. Copies
+  // gradients after concatenating them on the device. Products are made on the CPU.
   kMemoryEfficient,
 };
 
-// By layer.
+// Returns one result per layer.
 std::vector<at::Tensor> CaptumGradientXActivation(const CaptumCall& call, CaptumMode mode);
 
-// LayerActivation: clones, which are concatenated on the device when forward is over.
+// LayerActivation: clones, concatenated on the device after forward.
 std::vector<at::Tensor> CaptumActivation(const CaptumCall& call);
 
-// What a program does with results that it wants on the host: .cpu(), one by one.
+// Copies each result to the host by .cpu().
 std::vector<at::Tensor> ThenCpu(const std::vector<at::Tensor>& results);
 
 }  // namespace pinion

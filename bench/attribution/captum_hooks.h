@@ -1,4 +1,4 @@
-// Captum's forward hooks, and how it gathers what they save, for taps (hooks/attribution/tap.h).
+// Captum's forward hooks and its reduction of their results, for taps (hooks/attribution/tap.h).
 //
 // Thread safety: none.
 
@@ -18,7 +18,7 @@
 
 namespace pinion {
 
-// The forward hooks of layers that are one tensor each.
+// Forward hooks of layers with one tensor each.
 class CaptumHooks final : public TapListener {
  public:
   enum class Saves { kRawAndGoesOnWithClones, kClones };
@@ -39,7 +39,7 @@ class CaptumHooks final : public TapListener {
     return {saved.clone()};
   }
 
-  // By layer.
+  // Returns the saved tensors by layer.
   std::vector<at::Tensor> TakeSaved() {
     std::vector<at::Tensor> saved;
     for (const std::string& layer : layers_) saved.push_back(saved_.at(layer));
@@ -53,7 +53,7 @@ class CaptumHooks final : public TapListener {
   std::map<std::string, at::Tensor> saved_;
 };
 
-// Captum's gathering of what several devices have, of which there is one: cat copies all the same.
+// Captum's reduction over devices. With one device, cat still copies.
 inline at::Tensor CaptumReduce(const at::Tensor& tensor) { return at::cat({tensor}); }
 
 }  // namespace pinion

@@ -24,7 +24,7 @@ namespace {
 
 using Numbers = absl::Span<const double>;
 
-// The hook of LayerIntegratedGradients: the layer's value is another one.
+// The hook of LayerIntegratedGradients: replaces the layer's value.
 class ReplacingHook final : public TapListener {
  public:
   ReplacingHook(const std::string& layer, at::Tensor value)
@@ -58,7 +58,7 @@ at::Tensor GradientOf(const at::Tensor& output, const at::Tensor& of) {
   return torch::autograd::grad({output}, {of}, {at::ones_like(output)}).front();
 }
 
-// _forward_layer_eval: a clone, which is concatenated.
+// _forward_layer_eval: a concatenated clone.
 at::Tensor LayerValue(const CaptumPathCall& call, const at::Tensor& rows) {
   const at::NoGradGuard no_grad;
   const std::vector<std::string> layers = {call.layer};
@@ -81,7 +81,7 @@ LayerGradient GradientAndValue(const CaptumPathCall& call, const at::Tensor& row
   return {CaptumReduce(GradientOf(output, raw)), std::move(value)};
 }
 
-// Each step's part times its weight, and the sum over them.
+// Returns the sum over the steps of gradient times weight.
 at::Tensor WeightedSum(const at::Tensor& gradients, Numbers weights) {
   const auto steps = static_cast<int64_t>(weights.size());
   std::vector<int64_t> sizes = gradients.sizes().vec();
@@ -147,7 +147,7 @@ at::Tensor LayerGradientShapOf(const CaptumPathCall& call) {
   return products.view(sizes).mean(0);
 }
 
-// _batch_attribution: `attribute` for some steps at a time; the results are added on the device.
+// _batch_attribution: `attribute` for some steps at a time, summed on the device.
 using Attribute = std::function<at::Tensor(Numbers alphas, Numbers weights)>;
 at::Tensor InBatches(const CaptumPathCall& call, bool includes_endpoint,
                      const Attribute& attribute) {

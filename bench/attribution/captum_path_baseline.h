@@ -1,11 +1,11 @@
-// What Captum does along paths from baselines of zeros to inputs, of one layer that is one tensor,
-// re-implemented for taps (hooks/attribution/tap.h), to compare with: the memory that it holds.
-// Semantics are those of captum/attr/_core and of captum/attr/_utils/batching.py.
+// Captum's methods along a path, re-implemented for taps (hooks/attribution/tap.h) as a baseline of
+// memory. Paths lead from zeros to the inputs; the layer is one tensor. Semantics are those of
+// captum/attr/_core and captum/attr/_utils/batching.py.
 //
 //   const CaptumPathCall call = {.forward = forward, .layer = "blocks.3", .input = x, ...};
 //   const at::Tensor result = CaptumPath(PathMethod::kInternalInfluence, call);
 //
-// Where it is not the same, it is cheaper than Captum: the output's gradient is one tensor of ones.
+// One difference makes the baseline cheaper: the output's gradient is one tensor of ones.
 //
 // Thread safety: none. Errors: c10::Error.
 
@@ -30,11 +30,11 @@ struct CaptumPathCall {
   at::Tensor input;
   Target target;
   int64_t n_steps = 0;              // or samples
-  int64_t internal_batch_size = 0;  // 0: one batch. LayerGradientShap has no other way
-  ShapDraws draws = {};             // of LayerGradientShap, out of a distribution of zeros
+  int64_t internal_batch_size = 0;  // 0, and LayerGradientShap: one batch
+  ShapDraws draws = {};             // LayerGradientShap, from zeros
 };
 
-// On the device.
+// Returns the result on the device.
 at::Tensor CaptumPath(PathMethod method, const CaptumPathCall& call);
 
 }  // namespace pinion

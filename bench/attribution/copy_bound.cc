@@ -16,11 +16,11 @@ double TimeUs(uint64_t size_bytes, double gb_per_s) {
 
 double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us, const CopyRates& rates,
                    CopyMemory memory) {
-  double stopped_us = 0;              // the step, so far
+  double stopped_us = 0;              // stalls of the step
   double host_us = 0;                 // when the host is free
-  std::vector<double> link_us = {0};  // when the link is free, before each of them
-  size_t oldest = 0;                  // that may still be on the device
-  uint64_t held_bytes = 0;            // of those, if nothing goes before it has to
+  std::vector<double> link_us = {0};  // when the link is free for each tensor
+  size_t oldest = 0;                  // tensor that may still be on the device
+  uint64_t held_bytes = 0;            // on the device if copies are as late as allowed
   uint64_t largest_bytes = 0, second_bytes = 0;
   for (const ReadyTensor& tensor : tensors) {
     second_bytes = std::max(second_bytes, std::min(largest_bytes, tensor.size_bytes));

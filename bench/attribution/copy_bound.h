@@ -1,9 +1,9 @@
-// What no attribution that brings its results to the host can beat: a pure function.
+// A lower bound on the time of attribution with results on the host. A pure function.
 //
-// Tensors become ready in the course of the step that makes them, cross one link one behind the
-// other, at its bandwidth and without fixed costs, and the host computes with each of them once it
-// has it. Where the device has memory for what waits or is under way that is as large as the two
-// largest tensors so far, the step stops before it makes one for which that has no room.
+// Tensors become ready during the step. They cross one link in order, at its bandwidth and without
+// fixed costs. The host computes with each tensor after its copy. With memory for the two largest
+// tensors only, the step stalls before it makes a tensor for which there is no room beside pending
+// copies.
 
 #ifndef PINION_BENCH_ATTRIBUTION_COPY_BOUND_H_
 #define PINION_BENCH_ATTRIBUTION_COPY_BOUND_H_
@@ -15,7 +15,7 @@ namespace pinion {
 
 struct ReadyTensor {
   double ready_us = 0;            // since the step began
-  uint64_t size_bytes = 0;        // that cross the link
+  uint64_t size_bytes = 0;        // copied over the link
   uint64_t arithmetic_bytes = 0;  // of host memory, read and written once the tensor is there
 };
 
@@ -26,7 +26,7 @@ struct CopyRates {
 
 enum class CopyMemory { kForAll, kForTwoLargest };
 
-// `tensors` in the order in which they become ready; the step by itself takes `step_us`.
+// `tensors` are in the order of ready_us; the step alone takes `step_us`.
 double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us, const CopyRates& rates,
                    CopyMemory memory = CopyMemory::kForAll);
 

@@ -23,16 +23,16 @@
 namespace pinion {
 namespace {
 
-// In the middle of the network.
+// The middle layer.
 constexpr char kLayer[] = "blocks.3";
 constexpr int64_t kExamples = 2;
-// Pictures of 16 x 16, of which a CPU computes some hundred rows in seconds.
+// A CPU computes hundreds of 16 x 16 pictures in seconds.
 constexpr int64_t kSide = 16;
 
-// {steps, steps of the budget}: what fits at once first.
+// {steps, steps of the budget}. Cases that fit at once come first.
 constexpr std::pair<int64_t, int64_t> kSteps[] = {{8, 8}, {32, 32}, {32, 8}, {128, 8}, {128, 32}};
 constexpr int64_t kMostSteps = 128;
-// Of samples, of which Captum knows no batches, and of a quick run.
+// For LayerGradientShap, which Captum does not batch, and for quick runs.
 constexpr int64_t kFewSteps = 32;
 
 at::Tensor RunPinion(AttributionSession& session, const AttributedForward& forward,
@@ -70,7 +70,7 @@ class PathRuns {
   PathRuns(OffloadModel model, std::string preset_name, DevicePreset preset)
       : model_(model), preset_name_(std::move(preset_name)), preset_(std::move(preset)) {}
 
-  // Captum's row, where there is one, and Pinion's.
+  // Adds Captum's row, if Captum has the method, and Pinion's.
   absl::Status Add(const PathWay& way) {
     PathWay captum = way, pinion = way;
     pinion.is_pinion = true;
@@ -132,7 +132,7 @@ class PathRuns {
       run = [&world, &forward, way, call, session, budget_bytes]() -> std::vector<at::Tensor> {
         return {RunPinion(*session, forward, way, call, budget_bytes)};
       };
-      // Pools fill.
+      // Warm-up fills the pools.
       run();
     } else {
       const int64_t overlap = way.method == PathMethod::kLayerConductance ? 1 : 0;
@@ -146,7 +146,7 @@ class PathRuns {
   const OffloadModel model_;
   const std::string preset_name_;
   const DevicePreset preset_;
-  std::map<std::pair<PathMethod, int64_t>, uint64_t> budgets_;     // by the steps of one batch
+  std::map<std::pair<PathMethod, int64_t>, uint64_t> budgets_;     // by steps per batch
   std::map<std::pair<PathMethod, int64_t>, at::Tensor> expected_;  // by steps
   std::vector<PathRow> rows_;
 };

@@ -1,10 +1,10 @@
-// Methods along a path within a budget for device memory, Captum's way and Pinion's, of one layer
-// of a small residual network and a few pictures, on the emulated device.
+// Measures methods along a path within a device budget, by Captum and by Pinion, on the emulated
+// device: one layer of a small residual network.
 //
 //   PINION_ASSIGN_OR_RETURN(const std::vector<PathRow> rows, RunPaths(model, "a100_pcie4", quick));
 //
-// A budget is what Captum takes for one batch of some steps: for more steps, Captum is given the
-// internal_batch_size that just fits it, which its user has to guess, and Pinion the budget alone.
+// A budget is Captum's peak for one batch of some steps. For more steps, Captum gets the largest
+// internal_batch_size that fits. Pinion gets the budget alone.
 //
 // Thread safety: none: each run registers an emulated machine of its own as "emu".
 
@@ -20,10 +20,10 @@
 
 namespace pinion {
 
-// The residual network in float32 has floating-point inputs and sums that can be compared.
+// Returns whether paths are measured: for the float32 residual network, whose sums can be compared.
 bool HasPaths(const OffloadModel& model);
 
-// Of a quick run fewer steps. NotFound names all presets.
+// `quick` measures fewer steps. NotFound names all presets.
 absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model, const std::string& preset,
                                               bool quick);
 

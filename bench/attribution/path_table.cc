@@ -12,12 +12,12 @@
 namespace pinion {
 namespace {
 
-// What Pinion brings to the host crosses the link beside the device's work.
+// Pinion's copies to the host overlap the device's work.
 constexpr double kOverBestGuess = 1.02;
-// Of few steps, what it costs to begin with passes of one row and of eight, since nobody has said
-// what a row takes, and to bring the last pass's results to the host.
+// Few steps do not amortize Pinion's probing passes of one and eight rows, nor the last pass's
+// copies to the host.
 constexpr double kOverOneBatch = 1.1;
-// Passes are of other sizes, and so are sums: float32.
+// Passes of other sizes sum float32 in another order.
 constexpr double kRounding = 1e-5;
 
 double PathMib(uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
@@ -36,7 +36,7 @@ const PathRow* CaptumPathOf(const std::vector<PathRow>& rows, const PathRow& lik
 
 using PathValue = std::function<std::optional<double>(const PathRow&)>;
 
-// Of Pinion's rows.
+// The maximum over Pinion's rows.
 std::optional<double> MostOfPinions(const std::vector<PathRow>& rows, const PathValue& value) {
   std::optional<double> most;
   for (const PathRow& row : rows) {

@@ -1,5 +1,4 @@
-// What attribution_bench has measured of the methods that run a model at many points along a path:
-// rows, their text, and the goals that they are judged by.
+// Rows and goals of attribution_bench for methods along a path, and their text.
 //
 // Plain data and pure functions.
 
@@ -23,29 +22,29 @@ enum class PathMethod {
 };
 std::string PathMethodName(PathMethod method);  // "IntegratedGradients"
 
-// Who computes what.
+// A method, and the implementation that computes it.
 struct PathWay {
   PathMethod method = PathMethod::kIntegratedGradients;
   int64_t n_steps = 0;  // or samples
-  // The memory that it may have: what Captum takes for one batch of so many steps.
+  // The budget: Captum's peak for one batch of this many steps.
   int64_t budget_steps = 0;
-  bool is_pinion =
-      false;  // with that as device_budget_bytes; or Captum in batches of so many steps
+  bool is_pinion = false;  // device_budget_bytes is the budget; else Captum's batches
 
-  // Captum needs no internal_batch_size.
+  // Returns whether Captum needs no internal_batch_size.
   bool fits_at_once() const { return n_steps <= budget_steps; }
 };
 
-// Of one call, once all memory that later calls need is pinned.
+// The cost of one call after pools have filled.
 struct PathRow {
   std::string model;   // OffloadModel::name()
   std::string preset;  // the device's, before it was scaled
   PathWay way;
   uint64_t budget_bytes = 0;
-  uint64_t peak_bytes = 0;  // of the whole device, as the budget is
+  uint64_t peak_bytes = 0;  // of the whole device
   double time_us = 0;       // modelled; Captum's results stay on the device, Pinion's do not
   int64_t forwards = 0;     // calls of the model
-  // From what Captum has computed first for so many steps, over the largest of those values.
+  // Largest difference from Captum's first result for this many steps, relative to its largest
+  // value.
   double difference = 0;
 };
 

@@ -1,5 +1,5 @@
-// What no way to bring weights to the device layer by layer, and gradients back, can beat while it
-// keeps the link busy. Of at least two layers.
+// A lower bound on the time of forward and backward for layer-by-layer weight streaming that keeps
+// the link busy. Needs at least two layers.
 //
 // Pure functions.
 
@@ -12,12 +12,12 @@
 
 namespace pinion {
 
-// What the phase of a step cannot be shorter than.
+// The bound of a step's forward and backward.
 struct PhaseBound {
-  // Beside all else: the first fetch, and the last gradient's way out.
+  // The first fetch and the last gradient's copy, which nothing can hide.
   double ends_us = 0;
-  // Without the ends: each of forward and backward takes at least its compute, and at least the
-  // bytes that it has to move, at the link's rates of both directions together.
+  // Forward and backward without the ends: the larger of compute and transfers, at the link's
+  // duplex rates.
   double overlapped_us = 0;
 
   double total_us() const { return ends_us + overlapped_us; }
@@ -28,19 +28,19 @@ struct ComputeTimes {
   double backward_us = 0;
 };
 
-// Both for `layers` layers of `layer_bytes` each, of which `window_layers` fit on the device.
+// Bounds for `layers` layers of `layer_bytes`, of which `window_layers` fit on the device.
 //
-// A training step begins with no layer on the device, since the optimizer has changed all; at its
-// turn as many as the window holds are there; the first layer's weights are not needed backward.
+// A training step begins with no layer on the device, since the optimizer changed all. When
+// backward begins the window is full. Backward does not need the first layer's weights.
 //
-// In inference, pass by pass, nothing has to be exposed, and of n layers that w have room for no
-// order of drops fetches less than n * (n - w) / (n - 1) (Belady's). A link that never rests has
-// room for one layer under way at all times, so w is the window less one.
+// Inference hides all fetches behind compute. With room for w of n layers every eviction order
+// fetches at least n * (n - w) / (n - 1) layers (Belady). One layer is always in flight on a busy
+// link, so w is the window less one.
 PhaseBound TrainingBound(const LinkModel& link, uint64_t layer_bytes, int layers, int window_layers,
                          const ComputeTimes& compute);
-// The same where `saved_bytes` of activations can leave as well, within so much memory for both.
-// What both have beyond that at the turn comes back in backward, whichever of the two it is; what
-// the activations alone have beyond it, and the layer in use, has left by then.
+// The same if `saved_bytes` of activations can be offloaded within the same memory. Backward
+// fetches the bytes of both beyond that memory. Forward offloads the activations that do not fit
+// beside the layer in use.
 PhaseBound SharedBound(const LinkModel& link, uint64_t layer_bytes, int layers,
                        uint64_t saved_bytes, uint64_t memory_bytes, const ComputeTimes& compute);
 PhaseBound InferenceBound(const LinkModel& link, uint64_t layer_bytes, int layers,

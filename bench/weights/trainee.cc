@@ -78,7 +78,7 @@ class OnDevice final : public Trainee {
   std::unique_ptr<torch::optim::SGD> optimizer_;
 };
 
-// A layer's gradient on its way to pinned memory, while the host waits.
+// Copies a layer's gradient to pinned memory and blocks the host.
 class CopyGradientOut final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit CopyGradientOut(at::Tensor master) : master_(std::move(master)) {}
@@ -93,8 +93,8 @@ class CopyGradientOut final : public torch::autograd::PostAccumulateGradHook {
   at::Tensor master_;
 };
 
-// One layer's weights are on the device at a time. Gradients stay in the pinned memory of the
-// first step, which the later ones fill again.
+// Keeps one layer's weights on the device at a time. Later steps reuse the first step's pinned
+// gradients.
 class ByHand final : public Trainee {
  public:
   explicit ByHand(const Accelerator& accelerator)
@@ -117,7 +117,7 @@ class ByHand final : public Trainee {
       if (!x.requires_grad()) continue;
       x.register_hook([this, layer](const at::Tensor&) {
         if (layer + 1 < kModelLayers) Drop(layer + 1);
-        if (layer > 0) Fetch(layer);  // nobody asks for the gradient of the input
+        if (layer > 0) Fetch(layer);  // the input needs no gradient
       });
     }
     return x;
@@ -139,7 +139,7 @@ class ByHand final : public Trainee {
       const c10::Storage& storage = weights[i].storage();
       storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
           c10::GetAllocator(accelerator_.device().type())->allocate(storage.nbytes()));
-      // Of a version of its own: what autograd has saved of the weight stays valid.
+      // Writes under another version counter, so that autograd's saved weights stay valid.
       weights[i].variable_data().copy_(masters_[layer * weights.size() + i].detach());
     }
   }
@@ -158,7 +158,7 @@ class ByHand final : public Trainee {
 
 class Visiting final : public Trainee {
  public:
-  // `session`: null if activations stay.
+  // `session` is null if activations are not offloaded.
   Visiting(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights,
            std::shared_ptr<OffloadSession> session)
       : layers_(std::move(layers)),
@@ -211,7 +211,7 @@ absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint
     OffloadOptions offload;
     offload.memory_target_bytes = target_bytes;
     PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
-    // Measures the link, which takes memory of its own.
+    // Measures the link, which takes pinned memory.
     PINION_RETURN_IF_ERROR(session->Reserve(kTrainedDevice, kMiB));
   }
   torch::nn::ModuleList layers = MakeModel();

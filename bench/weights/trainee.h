@@ -1,5 +1,5 @@
-// A model of equal layers that is trained or asked with its weights on the device, copied in and
-// out by hand, or visiting.
+// A model of equal layers for training or inference. Its weights are on the device, copied by hand,
+// or streamed by a WeightOffloader.
 //
 //   PINION_ASSIGN_OR_RETURN(const auto trainee, MakeTrainee(way, target_bytes, accelerator));
 //   trainee->Forward(x).sum().backward();
@@ -29,17 +29,17 @@ constexpr int kTrainedDevice = 0;
 
 uint64_t LayerBytes();  // on the device
 
-// The same in every process, and no two phases alike.
+// Returns the same values in every process, and other values for each phase.
 at::Tensor Waves(at::IntArrayRef shape, double phase);
 
-// Who has the weights where.
+// The placement of the weights.
 struct WeightsWay {
   enum class Kind {
     kNone,      // all of them on the device, and so is the optimizer's step
-    kBlocking,  // by hand: each layer's copied in before its use, and its gradient out behind it
+    kBlocking,  // by hand: a copy before each layer's use, and one of its gradient
     kVisiting,  // a WeightOffloader with a window
     kTarget,    // a WeightOffloader with a memory target
-    kShared,    // the same, and an OffloadSession has the same target, so that activations leave
+    kShared,    // the same target also for an OffloadSession's activations
   };
   Kind kind = Kind::kNone;
   int window_layers = 0;   // of kVisiting
@@ -50,11 +50,11 @@ struct WeightsWay {
   std::string name() const;
 };
 
-// A model where its way puts it.
+// A model with a placement of its weights.
 class Trainee {
  public:
   virtual ~Trainee() = default;
-  // Training: until nobody needs the graph any more.
+  // In training, valid until the graph is freed.
   virtual at::Tensor Forward(at::Tensor x) = 0;
   // Blocks until gradients are where the optimizer is.
   virtual void Settle() {}
@@ -62,7 +62,7 @@ class Trainee {
   virtual std::vector<at::Tensor> Weights() const = 0;
 };
 
-// In a memory target of so many bytes, where the way has one. The accelerator outlives it.
+// `target_bytes` is the memory target of kTarget and kShared. The accelerator outlives the trainee.
 absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint64_t target_bytes,
                                                      Accelerator& accelerator);
 

@@ -1,5 +1,5 @@
-// What weights that live on the host and visit the device cost a step, beside a model that stays on
-// the device, and beside copies by hand.
+// Compares the cost of streaming weights from the host with a resident model and with copies by
+// hand.
 //
 //   weights_bench                       three batch sizes on every preset of the emulated device
 //   weights_bench --quick               one batch size, two presets
@@ -56,7 +56,7 @@ const WeightsRow& Find(const Rows& rows, const WeightsRow& like, Kind kind) {
   });
 }
 
-// Of one case.
+// Returns the text of one case.
 std::string TextOf(const Rows& rows) {
   std::string text = absl::StrFormat("%s on %s, a batch of %d (modelled)\n",
                                      ModeOf(rows[0].training), rows[0].preset, rows[0].batch);
@@ -100,7 +100,7 @@ nlohmann::ordered_json JsonOf(const WeightsRow& row) {
   return json;
 }
 
-// Of the visiting rows of one mode that have a value, the greatest one, or the least.
+// The greatest or least value of the rows of one mode with a WeightOffloader.
 struct Worst {
   std::optional<double> value;
   int rows = 0;
@@ -175,7 +175,8 @@ absl::Status Main() {
   if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
   PINION_ASSIGN_OR_RETURN(const std::vector<std::string> presets,
                           PresetsToRun(absl::GetFlag(FLAGS_presets), quick));
-  // The link hides hardly any weights of the smallest, and all of the largest on every preset.
+  // The link hides hardly any weights of the smallest batch, and all of the largest on every
+  // preset.
   const std::vector<int64_t> batches =
       quick ? std::vector<int64_t>{8} : std::vector<int64_t>{4, 16, 64};
   Rows rows;

@@ -22,11 +22,11 @@ namespace {
 using Kind = WeightsWay::Kind;
 using Tensors = std::vector<at::Tensor>;
 
-// A schedule learns, and memory is pinned.
+// Warm-up: the schedule is learned and memory pinned.
 constexpr int kWarmupSteps = 6;
 constexpr int kTrainingSteps = 3;
 constexpr int kInferencePasses = 12;
-// A step that the link hides, by the bound.
+// At most this bound over compute: the link hides the weights.
 constexpr double kHidden = 1.01;
 constexpr int kTargetPercents[] = {50, 75};
 
@@ -42,7 +42,7 @@ absl::StatusOr<WeightsCase> WeightsCase::Create(const std::string& preset, int64
   WeightsCase of;
   of.preset_name_ = preset;
   PINION_ASSIGN_OR_RETURN(const DevicePreset base, FindPreset(preset));
-  // FLOPs of a step per byte of a weight, in proportion to the batch; all tensors shrink alike.
+  // FLOPs per byte of weights, in proportion to the batch.
   of.preset_ = ScalePreset(
       base,
       {.flops_per_saved_byte = kModelScale, .mean_saved_tensor_bytes = kModelScale * kModelScale},
@@ -92,7 +92,7 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
     };
     for (int i = 0; i < kWarmupSteps; ++i) step();
     results.clear();
-    // What forward computes, apart from backward.
+    // Compute of forward alone.
     if (way.kind == Kind::kNone) {
       accelerator.Synchronize();
       machine.ResetTimeStats(kTrainedDevice);
@@ -101,7 +101,7 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
       accelerator.Synchronize();
       outcome.compute.forward_us = computed_ms() * 1e3;
     }
-    // What a step of the optimizer has put on its way for the next forward stays under way.
+    // Training does not synchronize: prefetches that the optimizer's step started remain in flight.
     if (!training_) accelerator.Synchronize();
     machine.ResetPeakMemory(kTrainedDevice);
     machine.ResetTimeStats(kTrainedDevice);
@@ -178,7 +178,7 @@ PhaseBound WeightsCase::BoundOf(const WeightsRow& row, const Outcome& none) cons
   }
   int window_layers = row.way.window_layers;
   if (row.way.kind == Kind::kTarget) {
-    // In training the most of the others is there when forward ends; in inference at any time.
+    // Other memory peaks at the end of forward in training, at any time in inference.
     const uint64_t others_bytes =
         training_ ? none.others_bytes : none.cost.peak_bytes - kModelLayers * LayerBytes();
     const uint64_t left_bytes = row.target_bytes - std::min(row.target_bytes, others_bytes);

@@ -1,12 +1,12 @@
-// A model's steps on the emulated device, with its weights there, copied in and out by hand, or
-// visiting.
+// Steps of a model on the emulated device, with resident weights, copies by hand or streamed
+// weights.
 //
 //   PINION_ASSIGN_OR_RETURN(const WeightsCase of, WeightsCase::Create("a100_pcie4", 32, true));
 //   PINION_ASSIGN_OR_RETURN(const std::vector<WeightsRow> rows, of.RunAll());
 //
-// The model is 24 equal residual layers, x + relu(Linear(x)), whose compute and bytes are those of
-// kModelScale times the width and the batch, on a preset that is scaled to it
-// (device/emulated/cost_model.h): all times are kModelScale^2 times shorter than the large model's.
+// The model is 24 residual layers, x + relu(Linear(x)). They stand for layers of kModelScale times
+// the width and the batch, on a preset scaled to match (device/emulated/cost_model.h). Times are
+// those of the large model divided by kModelScale^2.
 //
 // Thread safety: none: each run registers an emulated machine of its own as "emu".
 
@@ -28,12 +28,12 @@ namespace pinion {
 
 constexpr int64_t kModelScale = 32;
 
-// Of one step, on average over those that were measured: forward and backward until gradients are
-// where the optimizer is, and the optimizer's step.
+// Averages of the measured steps. The phase is forward and backward until the optimizer has the
+// gradients.
 struct WeightsCost {
   double phase_us = 0;
   double host_step_us = 0;
-  double compute_us = 0;  // that kernels ran in the phase
+  double compute_us = 0;  // of kernels in the phase
   uint64_t peak_bytes = 0;
   uint64_t fetched_bytes = 0;   // over the link, step included
   uint64_t gradient_bytes = 0;  // over the link
@@ -46,9 +46,9 @@ struct WeightsRow {
   WeightsWay way;
   WeightsCost cost;
   uint64_t target_bytes = 0;  // 0: none
-  PhaseBound bound;           // of ways by which weights visit
-  bool is_hidden = false;     // the link hides the weights, the two ends aside
-  bool same_values = true;    // losses or outputs, and weights after all steps, as without offload
+  PhaseBound bound;           // for a WeightOffloader
+  bool is_hidden = false;     // the link hides the weights, except for the ends
+  bool same_values = true;    // results and weights equal those without offload
 };
 
 class WeightsCase {
@@ -57,14 +57,14 @@ class WeightsCase {
   static absl::StatusOr<WeightsCase> Create(const std::string& preset, int64_t batch,
                                             bool training);
 
-  // No offload first.
+  // Runs every placement, no offload first.
   absl::StatusOr<std::vector<WeightsRow>> RunAll() const;
 
  private:
   struct Outcome {
     WeightsCost cost;
     ComputeTimes compute;
-    uint64_t others_bytes = 0;       // without offload: beside weights, when forward ends
+    uint64_t others_bytes = 0;       // without offload, at the end of forward
     std::vector<at::Tensor> values;  // in pageable memory
   };
 
